@@ -1,4 +1,4 @@
-/** The client: `generate`, `stream`, `converse`. Streams go on by themselves when their connection breaks. */
+/** The client: `generate`, `stream`, `converse`. Streams are resumed when their connection breaks. */
 
 import { readFileSync } from "node:fs";
 
@@ -128,7 +128,7 @@ export class Stream implements AsyncIterable<Delta> {
     private readonly metadata: () => Metadata,
   ) {}
 
-  /** Times that its connection was lost and it went on. */
+  /** Number of times that its connection was lost and it was resumed. */
   get numBroken(): number {
     return this.attempts.numBroken;
   }
@@ -137,7 +137,7 @@ export class Stream implements AsyncIterable<Delta> {
     while (this.progress.finished === undefined) {
       const lease = (this.avoid = this.pool.lease(this.avoid));
       const call = (this.call = this.open(lease));
-      call.on("error", () => undefined); // the loop below throws it; one that comes after it is nobody's
+      call.on("error", () => undefined); // the loop below throws it; a later one has no reader
       try {
         for await (const message of call) {
           const delta = this.progress.take(message.event);
@@ -154,7 +154,7 @@ export class Stream implements AsyncIterable<Delta> {
     }
   }
 
-  /** End the generation; whoever iterates gets CANCELLED. */
+  /** End the generation; its iterator throws CANCELLED. */
   cancel(): void {
     this.isCancelled = true;
     this.call?.cancel();

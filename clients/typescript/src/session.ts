@@ -1,4 +1,4 @@
-/** Many generations on one Converse call, each with its own credit. What ran on a call that is lost goes on by resuming. */
+/** Many generations on one Converse call, each with its own credit. They are resumed when it is lost. */
 
 import { ClientDuplexStream, Metadata } from "@grpc/grpc-js";
 
@@ -22,7 +22,7 @@ export interface OpenOptions extends GenerateOptions {
 }
 
 export class Session {
-  private wires: Wire[] = []; // the last takes what is opened; those before it come to their end
+  private wires: Wire[] = []; // new generations go to the last; those before it finish
 
   constructor(
     private readonly pool: Pool,
@@ -110,7 +110,7 @@ export class Generation implements AsyncIterable<Delta> {
     this.wake();
   }
 
-  /** Allow so many tokens more. */
+  /** Let the server sample so many more tokens. */
   grant(tokens: number): void {
     this.wire.send({ tag: this.tag, frame: { $case: "grant", value: { tokens } } });
   }
@@ -130,7 +130,7 @@ export class Generation implements AsyncIterable<Delta> {
     this.wire.send({ tag: this.tag, frame: { $case: "update", value: Update.fromPartial(update) } });
   }
 
-  /** End it; whoever iterates gets CANCELLED. */
+  /** End it; its iterator throws CANCELLED. */
   cancel(): void {
     this.wire.send({ tag: this.tag, frame: { $case: "cancel", value: {} } });
     if (this.wire.isLost) this.rest.cancel();

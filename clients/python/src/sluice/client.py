@@ -23,7 +23,7 @@ _T = TypeVar("_T")
 
 
 class Client:
-    """Talks to one or several servers. Thread-safe. Every method raises SluiceError.
+    """A client of one or several servers. Thread-safe. Every method raises SluiceError.
 
     Args:
         target: host:port, or several.
@@ -31,7 +31,7 @@ class Client:
         tls: None is plaintext; Tls() trusts the host's authorities.
         timeout_s: deadline of calls that name none.
         channels: connections at most.
-        retry: how stubborn it is; `sluice.NEVER` repeats and resumes nothing.
+        retry: when failed calls are repeated; `sluice.NEVER` repeats and resumes nothing.
     """
 
     def __init__(
@@ -69,7 +69,7 @@ class Client:
     def generate(
         self, prompt: Prompt, *, timeout_s: float | None = None, **options: Unpack[GenerateOptions]
     ) -> Completion:
-        """The whole answer at once. A call whose server is lost is made again, from the beginning."""
+        """Returns the whole answer at once. A call whose server is lost is repeated from the beginning."""
         request = inference_pb2.GenerateRequest(spec=build(prompt, options))
         metadata = self._settings.metadata()
         found = self._once(
@@ -78,7 +78,7 @@ class Client:
         return Completion(found)
 
     def stream(self, prompt: Prompt, *, timeout_s: float | None = None, **options: Unpack[GenerateOptions]) -> Stream:
-        """The answer as it is made: iterate over it. A broken connection is made good on the way."""
+        """The answer as it is made: iterate over it. It is resumed when its connection is lost."""
         progress = Progress(build(prompt, options))
         return Stream(self._pool, progress, self._attempts(timeout_s, progress), self._settings.metadata())
 
@@ -87,11 +87,11 @@ class Client:
         return Session(self._pool, self._attempts, self._settings.metadata())
 
     def cancel(self, generation_id: str) -> None:
-        """End a generation by its id; one that has ended already is none."""
+        """End a generation by its id; does nothing if it has ended."""
         cancel_generation(self._pool, generation_id, self._settings.metadata())
 
     def tokenize(self, prompt: str | types_pb2.Chat, *, timeout_s: float | None = None) -> list[int]:
-        """Ids of a prompt."""
+        """Returns the token ids of a prompt."""
         request = inference_pb2.TokenizeRequest()
         if isinstance(prompt, str):
             request.text = prompt
@@ -104,7 +104,7 @@ class Client:
         return [token.id for token in found.tokens]
 
     def detokenize(self, token_ids: Sequence[int], *, timeout_s: float | None = None) -> str:
-        """Text of ids."""
+        """Returns the text of token ids."""
         request = inference_pb2.DetokenizeRequest(token_ids=token_ids)
         metadata = self._settings.metadata()
         return self._once(
@@ -112,7 +112,7 @@ class Client:
         ).text
 
     def models(self, *, timeout_s: float | None = None) -> list[control_pb2.Model]:
-        """What is served."""
+        """Returns the models that the server has."""
         request, metadata = control_pb2.ListModelsRequest(), self._settings.metadata()
         found = self._once(
             lambda line, left: line.control.ListModels(request, timeout=left, metadata=metadata), timeout_s
@@ -120,14 +120,14 @@ class Client:
         return list(found.models)
 
     def server_info(self, *, timeout_s: float | None = None) -> control_pb2.GetServerInfoResponse:
-        """Version, features and limits of the server."""
+        """Returns version, features and limits of the server."""
         request, metadata = control_pb2.GetServerInfoRequest(), self._settings.metadata()
         return self._once(
             lambda line, left: line.control.GetServerInfo(request, timeout=left, metadata=metadata), timeout_s
         )
 
     def watch_load(self, interval_s: float = 1.0) -> Generator[control_pb2.Load, None, None]:
-        """The load of a gateway, again and again until the loop is left."""
+        """Yields the load of a gateway every `interval_s` seconds until the loop is left."""
         request = control_pb2.WatchLoadRequest()
         request.interval.FromNanoseconds(int(interval_s * 1e9))
         lease = self._pool.lease()

@@ -1,7 +1,7 @@
 """A request as plain Python values → the GenerationSpec of the contract. Pure.
 
-What is not given stays absent, and takes the model's own default. What has no knob here is set on a GenerationSpec of
-your own, which is a prompt like any other.
+What is not given stays absent, and takes the model's own default. A field without an option here is set on a
+GenerationSpec of your own, which is passed as the prompt.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
@@ -13,7 +13,7 @@ Prompt: TypeAlias = str | Sequence[int] | types_pb2.Chat | types_pb2.GenerationS
 
 
 class GenerateOptions(TypedDict, total=False):
-    """How to generate; the contract says what each may be."""
+    """Options of a generation; the contract gives the range of each."""
 
     model: str
     revision: str
@@ -57,7 +57,7 @@ _ROLES: Mapping[str, "types_pb2.Role.ValueType"] = {
 
 
 def build(prompt: Prompt, options: GenerateOptions) -> types_pb2.GenerationSpec:
-    """The spec. Raises TypeError for a knob that there is not, ValueError for a value that its field cannot carry."""
+    """Returns the spec. Raises TypeError for an unknown option, ValueError for a value that its field cannot hold."""
     unknown = sorted(set(options) - set(GenerateOptions.__annotations__))
     if unknown:
         raise TypeError(
@@ -107,7 +107,7 @@ def _prompted(prompt: Prompt) -> types_pb2.GenerationSpec:
 
 
 def _rest(spec: types_pb2.GenerationSpec, options: GenerateOptions) -> None:
-    """What is not one field of one message."""
+    """Set the options that are not one field of one message."""
     if "stop" in options:
         stop = options["stop"]
         spec.stop.strings.extend([stop] if isinstance(stop, str) else stop)
