@@ -22,6 +22,7 @@ from sluice_server.engine.request import FinishReason, SamplingParams
 from sluice_server.services.messages.details import (
     Admitted,
     Detokenized,
+    Load,
     PromptScores,
     Scored,
     Timings,
@@ -230,21 +231,6 @@ class Probe(msgspec.Struct, frozen=True, gc=False, tag=True, forbid_unknown_fiel
     visits: tuple[Visit, ...] = ()
     epoch: int = 0  # boot of the origin
     is_mixed: bool = False  # the processes serve different revisions: who reads other files by now must start again
-
-
-class Load(msgspec.Struct, frozen=True, gc=False, array_like=True, forbid_unknown_fields=True):
-    """An engine's load."""
-
-    num_waiting: int = 0
-    num_running: int = 0
-    num_blocks: int = 0
-    num_free_blocks: int = 0  # free or reclaimable
-    block_size: int = 0
-    step_s: float = 0.0  # recent mean
-    tokens_per_s: float = 0.0
-    num_preemptions: int = 0
-    prefix_hit_tokens: int = 0
-    prefix_query_tokens: int = 0
 
 
 class Report(msgspec.Struct, frozen=True, gc=False, tag=True, forbid_unknown_fields=True):
