@@ -2,10 +2,10 @@
 
     python -m benchmarks.sampling [--runs 5] [--steps 64] [--threads N]
 
-A step of 32 sequences with every knob in use by some of them, against the same step with all of them greedy; 16
-sequences that follow a schema against 16 that are free, of the same sampling parameters. Prompts are pieces of Python's
-own library, which the demo was trained on. Engines take turns, so that the machine's moods hit both; medians of steps,
-then of runs.
+A step of 32 sequences with every sampling parameter in use by some of them, against the same step with all of them
+greedy; 16 sequences that follow a schema against 16 that are free, of the same sampling parameters. Prompts are pieces
+of Python's own library, which the demo was trained on. Engines take turns, so that the machine's moods hit both;
+medians of steps, then of runs.
 """
 
 import argparse
@@ -36,7 +36,7 @@ DEMO = Path(__file__).parents[1] / "demo" / "target"
 PROMPT = 64
 TURN = 8  # steps of one engine before the other's
 SAMPLED: dict[str, Any] = {"temperature": 0.8, "top_p": 0.95}
-KNOBS: tuple[dict[str, Any], ...] = (
+PARAMETERS: tuple[dict[str, Any], ...] = (
     {"temperature": 0.0},
     SAMPLED,
     {"temperature": 0.7, "top_k": 40},
@@ -117,10 +117,10 @@ def _step(engine: Engine) -> float:
     return (time.perf_counter() - start) * 1e3
 
 
-def knobs(num: int, steps: int) -> list[SamplingParams]:
-    """Every knob in use by some of `num` sequences."""
+def mixed_params(num: int, steps: int) -> list[SamplingParams]:
+    """Every sampling parameter in use by some of `num` sequences."""
     long = SamplingParams(max_tokens=steps + 40, ignore_eos=True)
-    mixed = itertools.islice(itertools.cycle(KNOBS), num)
+    mixed = itertools.islice(itertools.cycle(PARAMETERS), num)
     return [dataclasses.replace(long, seed=at, **one) for at, one in enumerate(mixed)]
 
 
@@ -133,10 +133,12 @@ def main() -> None:
     options = parser.parse_args()
     steps, threads = options.steps, options.threads
     greedy = [SamplingParams(max_tokens=steps + 40, ignore_eos=True, temperature=0.0)] * 32
-    pairs = [compare(greedy, knobs(32, steps), steps, seed, threads) for seed in range(options.runs)]
+    pairs = [compare(greedy, mixed_params(32, steps), steps, seed, threads) for seed in range(options.runs)]
     plain, mixed = (median([pair[at] for pair in pairs]) for at in (0, 1))
     added = median([pair[1] / pair[0] - 1 for pair in pairs])
-    print(f"32 sequences: greedy {plain:.2f} ms, all knobs mixed {mixed:.2f} ms: +{added:.1%}", flush=True)
+    print(
+        f"32 sequences: greedy {plain:.2f} ms, all sampling parameters mixed {mixed:.2f} ms: +{added:.1%}", flush=True
+    )
     grammar = grammar_of(GrammarJob(Constraint(ConstraintForm.JSON_SCHEMA, json.dumps(SCHEMA))))
     free = [SamplingParams(max_tokens=steps + 40, ignore_eos=True, seed=at, **SAMPLED) for at in range(16)]
     bound = [dataclasses.replace(one, ignore_eos=False, grammar=grammar) for one in free]
@@ -146,7 +148,7 @@ def main() -> None:
     print(f"16 sequences: free {loose:.2f} ms, JSON Schema {tight:.2f} ms: {kept:.1%} of the tokens/s", flush=True)
     command = f"python -m benchmarks.sampling --runs {options.runs} --steps {steps} --threads {threads}"
     figures = {
-        "knobs_of_32": {"greedy_ms": round(plain, 3), "mixed_ms": round(mixed, 3), "added": round(added, 4)},
+        "parameters_of_32": {"greedy_ms": round(plain, 3), "mixed_ms": round(mixed, 3), "added": round(added, 4)},
         "json_schema_of_16": {"free_ms": round(loose, 3), "schema_ms": round(tight, 3), "kept": round(kept, 4)},
     }
     write("sampling", command, {"threads": threads or torch.get_num_threads(), **figures})

@@ -50,9 +50,9 @@ def page(files: list[descriptor_pb2.FileDescriptorProto]) -> str:
         "",
         "<!-- Generated from protos/ by `make reference`. Do not edit. -->",
         "",
-        "`sluice.v1` is the public gRPC contract. Each field says its range and what its absence means. Every knob",
-        "is `optional`; the server returns the values it uses. [Adding an endpoint](../adding-an-endpoint.md) says how",
-        "the contract grows.",
+        "`sluice.v1` is the public gRPC contract. Each field says its range and what its absence means. Every",
+        "parameter is `optional`; the server returns the values it uses. [Adding an",
+        "endpoint](../adding-an-endpoint.md) says how the contract grows.",
         "",
     ]
     for file in files:

@@ -23,7 +23,7 @@ PLACES: Mapping[str, frozenset[str]] = {
     "completions": frozenset(one.name for one in msgspec.structs.fields(CompletionRequest)),
     "Open Inference": frozenset(SamplingOptions.__struct_fields__) - {"n"},  # `n` can only be 1 there
     "`sluice generate`": frozenset(inspect.signature(generate).parameters),
-    "Python SDK": frozenset(sluice.Knobs.__annotations__),
+    "Python SDK": frozenset(sluice.GenerateOptions.__annotations__),
 }
 
 
@@ -32,8 +32,8 @@ HEAD = """<!-- Written by tools/sampling_parameters.py, never by hand. -->
 
 Names are the engine's; the fields are those of `protos/sluice/v1/types.proto`. A dot says that a parameter can be given
 there under its own name: in bodies of the HTTP edge's `/v1/chat/completions` and `/v1/completions`, in
-`sampling_parameters` of the Open Inference Protocol, as an option of `sluice generate` (`--top-k`), as a knob of the
-Python SDK. What has none is set on a GenerationSpec. At the edge `logprobs` of a chat is true or false, its number
+`sampling_parameters` of the Open Inference Protocol, as an option of `sluice generate` (`--top-k`), as an option of
+the Python SDK. What has none is set on a GenerationSpec. At the edge `logprobs` of a chat is true or false, its number
 `top_logprobs`.
 """
 TEXTS = f"""

@@ -39,10 +39,10 @@ func (p *Progress) detaches() bool {
 	return p.spec.GetScheduling().GetOnDisconnect() == pb.DisconnectAction_DISCONNECT_ACTION_DETACH
 }
 
-// hasBegun says whether going on means to resume; else it is asked for again.
+// hasBegun says whether to go on by ResumeGenerate; otherwise the request is sent again.
 func (p *Progress) hasBegun() bool { return p.Accepted != nil && (p.LastSeq > 0 || p.detaches()) }
 
-// canGoOn says whether a lost connection can be made good.
+// canGoOn says whether the generation can be resumed after its connection was lost.
 func (p *Progress) canGoOn() bool { return p.LastSeq == 0 || p.detaches() || p.numIDs == p.numTokens }
 
 // take notes an event; the delta in it, unless it was seen before.

@@ -8,13 +8,13 @@ import (
 	"google.golang.org/grpc/codes"
 )
 
-// RetryPolicy says how stubborn a client is.
+// RetryPolicy says when a client repeats and resumes failed calls.
 type RetryPolicy struct {
 	// Attempts are the calls made at most before a generation is accepted.
 	Attempts int
 	// FirstDelay doubles with each attempt, up to MaxDelay.
 	FirstDelay, MaxDelay time.Duration
-	// Patience is how long a broken generation is tried without news, and the longest RetryInfo that is obeyed.
+	// Patience is how long a lost generation is tried without an event, and the longest RetryInfo that is obeyed.
 	Patience time.Duration
 }
 

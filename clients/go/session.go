@@ -14,7 +14,7 @@ import (
 // DefaultWindow is the credit of a generation that names none, in tokens.
 const DefaultWindow = 256
 
-// Session has many generations on one Converse call. What ran on a call that is lost goes on by resuming.
+// Session has many generations on one Converse call. When the call is lost, its generations are resumed.
 type Session struct {
 	client *Client
 	ctx    context.Context
@@ -116,7 +116,7 @@ func (g *Generation) give() {
 	}
 }
 
-// Grant allows so many tokens more.
+// Grant lets the server sample so many more tokens.
 func (g *Generation) Grant(tokens uint32) {
 	g.wire.send(&pb.ConverseRequest{Tag: g.tag, Frame: &pb.ConverseRequest_Grant{Grant: &pb.Grant{Tokens: tokens}}})
 }

@@ -55,7 +55,7 @@ def pack(columns: tuple[Column, ...], owners: Iterable[tuple[SamplingParams, int
     return np.array(rows, dtype=columns[0].dtype)
 
 
-def knob_rows(
+def sampling_rows(
     floats: Table,
     ints: Table,
     biases: LogitBiasRows | None = None,

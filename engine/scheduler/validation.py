@@ -5,6 +5,7 @@ Pure: limits and sizes in, a `SequenceGroup` or a `ServiceError` out; the caller
 
 import dataclasses
 import math
+from collections.abc import Iterator
 
 from sluice_server.engine.checks import (
     check_credit,
@@ -58,23 +59,19 @@ class RequestValidator:
             else None,
         )
         self.check_size(group, len(group.prompt), group.max_tokens)
+        group.sequences += self._sequences(group)
+        group.unforked = group.sequences[1:]
+        group.refresh_hold()
+        return group
+
+    def _sequences(self, group: SequenceGroup) -> Iterator[Sequence]:
+        request, params = group.request, group.request.params
         # A beam search starts from one hypothesis and forks later.
         received = request.resume_ids or ((),) * (1 if params.beam_width else params.num_sequences)
         for index, ids in enumerate(received):
             if ids is not None:
-                tokens = group.prompt + list(ids)
-                group.sequences.append(
-                    Sequence(
-                        group,
-                        index,
-                        tokens,
-                        BlockTable(request.cache_salt, request.bypasses_cache),
-                        drafting=self._drafting(request),
-                    )
-                )
-        group.unforked = group.sequences[1:]
-        group.refresh_hold()
-        return group
+                blocks = BlockTable(request.cache_salt, request.bypasses_cache)
+                yield Sequence(group, index, group.prompt + list(ids), blocks, drafting=self._drafting(request))
 
     def _drafting(self, request: EngineRequest) -> Drafting | None:
         """Returns the draft state of an output; None without drafts, or for beams: their tokens are not sampled."""

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from sluice_server.engine.plan import DraftRequest
 from sluice_server.engine.request import SamplingParams
-from sluice_server.engine.sampling.columns import FLOATS, INTS, knob_rows, pack
+from sluice_server.engine.sampling.columns import FLOATS, INTS, pack, sampling_rows
 from sluice_server.engine.sampling.rows import SamplingParamRows, SamplingRows, allow, bits_of
 from sluice_server.engine.sampling.sampler import Sampler
 from sluice_server.engine.speculation.draft_rows import DraftRow
@@ -69,4 +69,4 @@ def _param_rows(asks: Sequence[DraftRequest], vocab_size: int) -> SamplingParamR
     owners = [(ask.params, ask.output_index) for ask in asks]
     wanted = [(i, params.allowed_token_ids) for i, (params, _) in enumerate(owners) if params.allowed_token_ids]
     allowed = allow([(i, bits_of(ids, vocab_size)) for i, ids in wanted])
-    return knob_rows(pack(FLOATS, owners), pack(INTS, owners), allowed=allowed)
+    return sampling_rows(pack(FLOATS, owners), pack(INTS, owners), allowed=allowed)

@@ -207,7 +207,7 @@ async def _one(plan: BenchPlan, client: "sluice.AsyncClient", prompt: list[int])
     """Send one request and record when its messages arrive."""
     import sluice
 
-    knobs: sluice.Knobs = {
+    options: sluice.GenerateOptions = {
         "max_tokens": plan.output_len,
         "temperature": 0.0,
         "ignore_eos": True,
@@ -216,7 +216,7 @@ async def _one(plan: BenchPlan, client: "sluice.AsyncClient", prompt: list[int])
     start = time.perf_counter()
     arrivals: list[tuple[float, int]] = []
     try:
-        async for delta in client.stream(prompt, **knobs):
+        async for delta in client.stream(prompt, **options):
             arrivals.append((time.perf_counter(), delta.consumed))
     except sluice.SluiceError as error:
         return load.RequestSample(start, tuple(arrivals), time.perf_counter(), error.code.name, error.message)

@@ -44,7 +44,7 @@ def chat(  # noqa: PLR0913 # a command line lists its options
     dialogue = Dialogue(system)
     for name, value in (("max_tokens", max_tokens), ("temperature", temperature)):
         if value is not None:
-            dialogue.knobs[name] = value
+            dialogue.parameters[name] = value
     console = Console()
     with client(address, ConnectionOptions.of(address, tls, (tls_ca, tls_cert, tls_key), token)) as opened:
         talk = ChatSession(console, opened, dialogue, address, model)
@@ -87,11 +87,11 @@ class ChatSession:
 
         from sluice_server.services.cli.client import describe
 
-        knobs: sluice.Knobs = {"model": self._model} if self._model else {}
-        knobs |= self._dialogue.knobs  # type: ignore[typeddict-item] # each value has the type of its field
+        options: sluice.GenerateOptions = {"model": self._model} if self._model else {}
+        options |= self._dialogue.parameters  # type: ignore[typeddict-item] # each value has the type of its field
         texts: list[str] = []
         try:
-            stream = self._client.stream(sluice.chat(*self._dialogue.messages()), **knobs)
+            stream = self._client.stream(sluice.chat(*self._dialogue.messages()), **options)
             self._show(stream, texts)
         except KeyboardInterrupt:
             stream.cancel()

@@ -7,17 +7,17 @@ from collections.abc import Callable, Mapping
 from sluice_server.engine.parameters import CHOICE
 
 Turn = tuple[str, str]  # role, text
-KNOBS: Mapping[str, type[int] | type[float]] = {row.name: row.type for row in CHOICE}
+PARAMETERS: Mapping[str, type[int] | type[float]] = {row.name: row.type for row in CHOICE}
 HELP = f"""/help             this list
 /clear            forget the conversation
 /system TEXT      begin with these instructions; without TEXT: none
-/set KNOB VALUE   how answers are generated; without VALUE: the model's own
+/set NAME VALUE   how answers are generated; without VALUE: the model's own
 /retry            answer the last question again
 /undo             forget the last question and its answer
 /stats            show or hide time to first token, tokens a second and tokens used
 /quit             leave; Ctrl-D does, too
 
-{textwrap.fill("Knobs: " + ", ".join(KNOBS))}
+{textwrap.fill("Parameters: " + ", ".join(PARAMETERS))}
 
 Ctrl-C ends an answer and keeps what there is of it."""
 
@@ -28,13 +28,13 @@ class Dialogue:
 
     Attributes:
         turns: user and assistant messages, without the system message.
-        knobs: sampling parameters given with /set.
+        parameters: sampling parameters given with /set.
         has_ended: /quit was typed.
     """
 
     system: str = ""
     turns: list[Turn] = dataclasses.field(default_factory=list)
-    knobs: dict[str, int | float] = dataclasses.field(default_factory=dict)
+    parameters: dict[str, int | float] = dataclasses.field(default_factory=dict)
     shows_stats: bool = True
     has_ended: bool = False
 
@@ -80,16 +80,16 @@ def _system(dialogue: Dialogue, rest: str) -> str:
 
 def _set(dialogue: Dialogue, rest: str) -> str:
     name, _, value = rest.partition(" ")
-    if name not in KNOBS:
-        return f"{name!r} is no knob; there are {', '.join(KNOBS)}"
+    if name not in PARAMETERS:
+        return f"{name!r} is no parameter; there are {', '.join(PARAMETERS)}"
     if not value.strip():
-        dialogue.knobs.pop(name, None)
+        dialogue.parameters.pop(name, None)
         return f"{name}: the model's own"
     try:
-        dialogue.knobs[name] = KNOBS[name](value)
+        dialogue.parameters[name] = PARAMETERS[name](value)
     except ValueError:
         return f"{value!r} is no number for {name}"
-    return f"{name}: {dialogue.knobs[name]}"
+    return f"{name}: {dialogue.parameters[name]}"
 
 
 def _retry(dialogue: Dialogue, rest: str) -> str | None:

@@ -53,7 +53,7 @@ def generate(  # noqa: PLR0913 # a command line lists its options
     from sluice_server.services.cli.client import client, describe
 
     text = _text(prompt)
-    given = cast("sluice.Knobs", {"ignore_eos": ignore_eos, "stop": stop or [], **choice})
+    given = cast("sluice.GenerateOptions", {"ignore_eos": ignore_eos, "stop": stop or [], **choice})
     if model is not None:
         given["model"] = model
     asked = sluice.chat(("user", text)) if chat else text

@@ -3,8 +3,8 @@
 from sluice_server.engine.engine import Engine
 from sluice_server.engine.plan import TokenLogprob
 from sluice_server.engine.scheduler.events import Sampled
-from sluice_server.services.messages.details import PromptScores, TokenLogprobs
-from sluice_server.services.messages.messages import Load, Prompt
+from sluice_server.services.messages.details import Load, PromptScores, TokenLogprobs
+from sluice_server.services.messages.messages import Prompt
 
 
 def load_of(engine: Engine) -> Load:

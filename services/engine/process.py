@@ -7,6 +7,7 @@ import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 
+from sluice_server.engine.build import BuiltEngine
 from sluice_server.services.engine.figures import figures
 from sluice_server.services.engine.grammar_gate import GrammarGate
 from sluice_server.services.engine.loading import load_engine
@@ -33,15 +34,7 @@ async def run(process: Process) -> int:
     built, process.ring.revision = load_engine(config, process.contents, process.model, process.limits)
     took = time.monotonic() - start
     how = built.computing
-    about = (process.source.name, how.device, how.quantization or how.dtype, how.kernels)
-    cache = (built.num_blocks, how.cache_dtype, took)
-    logger.info("loaded %s on %s in %s (%s kernels) with %d cache blocks in %s in %.2f s", *about, *cache)
-    if how.threads:
-        logger.info(
-            "computing %s on %d threads (%s) with %s", how.mode, how.threads, how.threads_because, how.allocator
-        )
-    for note in how.notes:
-        logger.info(note)
+    _log_start(built, process.source.name, took)
     ring = process.ring
     place = RingMembership(ring.process_id, ring.epoch, ring.leases)
     stage = EngineStage(built.engine, place, ring.emit, process.record, how)
@@ -72,6 +65,19 @@ async def run(process: Process) -> int:
         process.metrics.collect_from(lambda: figures(stage, config.scheduling_policy))
         process.metrics.collect_from(lambda: grammar_figures(gate))
         return await process.run(gate)
+
+
+def _log_start(built: BuiltEngine, name: str, took_s: float) -> None:
+    how = built.computing
+    about = (name, how.device, how.quantization or how.dtype, how.kernels)
+    cache = (built.num_blocks, how.cache_dtype, took_s)
+    logger.info("loaded %s on %s in %s (%s kernels) with %d cache blocks in %s in %.2f s", *about, *cache)
+    if how.threads:
+        logger.info(
+            "computing %s on %d threads (%s) with %s", how.mode, how.threads, how.threads_because, how.allocator
+        )
+    for note in how.notes:
+        logger.info(note)
 
 
 def at_most_every(seconds: float, call: Callable[[], None]) -> Callable[[], None]:

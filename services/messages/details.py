@@ -82,3 +82,18 @@ class Scored(msgspec.Struct, frozen=True, gc=False, tag=True, forbid_unknown_fie
     """A prompt's tokens with their log probabilities."""
 
     tokens: tuple[TokenRecord, ...]
+
+
+class Load(msgspec.Struct, frozen=True, gc=False, array_like=True, forbid_unknown_fields=True):
+    """An engine's load."""
+
+    num_waiting: int = 0
+    num_running: int = 0
+    num_blocks: int = 0
+    num_free_blocks: int = 0  # free or reclaimable
+    block_size: int = 0
+    step_s: float = 0.0  # mean of recent steps
+    tokens_per_s: float = 0.0
+    num_preemptions: int = 0
+    prefix_hit_tokens: int = 0
+    prefix_query_tokens: int = 0

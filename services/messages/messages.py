@@ -21,6 +21,7 @@ from sluice_server.engine.request import FinishReason, SamplingParams
 from sluice_server.services.messages.details import (
     Admitted,
     Detokenized,
+    Load,
     PromptScores,
     Scored,
     Timings,
@@ -226,21 +227,6 @@ class Probe(msgspec.Struct, frozen=True, gc=False, tag=True, forbid_unknown_fiel
     visits: tuple[Visit, ...] = ()
     epoch: int = 0  # boot epoch of the origin
     is_mixed: bool = False  # revisions differ: a process whose files have changed must restart
-
-
-class Load(msgspec.Struct, frozen=True, gc=False, array_like=True, forbid_unknown_fields=True):
-    """An engine's load."""
-
-    num_waiting: int = 0
-    num_running: int = 0
-    num_blocks: int = 0
-    num_free_blocks: int = 0  # free or reclaimable
-    block_size: int = 0
-    step_s: float = 0.0  # mean of recent steps
-    tokens_per_s: float = 0.0
-    num_preemptions: int = 0
-    prefix_hit_tokens: int = 0
-    prefix_query_tokens: int = 0
 
 
 class Report(msgspec.Struct, frozen=True, gc=False, tag=True, forbid_unknown_fields=True):

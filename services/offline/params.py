@@ -15,7 +15,7 @@ from sluice.v1 import types_pb2
 from sluice_server.engine.errors import invalid
 
 
-def _knob(path: str) -> Any:  # noqa: ANN401 # typed as the value, as dataclasses.field itself is
+def _field(path: str) -> Any:  # noqa: ANN401 # typed as the value, as dataclasses.field itself is
     """Defines an optional parameter; `path` is its field in the contract."""
     return dataclasses.field(default=None, metadata={"path": path})
 
@@ -34,45 +34,45 @@ class SamplingParams:
         speculate: False disables drafts for this prompt.
     """
 
-    max_tokens: int | None = _knob("sampling.max_tokens")
-    min_tokens: int | None = _knob("sampling.min_tokens")
-    temperature: float | None = _knob("sampling.temperature")
-    top_k: int | None = _knob("sampling.top_k")
-    top_p: float | None = _knob("sampling.top_p")
-    min_p: float | None = _knob("sampling.min_p")
-    typical_p: float | None = _knob("sampling.typical_p")
-    presence_penalty: float | None = _knob("sampling.presence_penalty")
-    frequency_penalty: float | None = _knob("sampling.frequency_penalty")
-    repetition_penalty: float | None = _knob("sampling.repetition_penalty")
-    logit_bias: Mapping[int, float] | None = _knob("sampling.logit_bias")
-    allowed_token_ids: Sequence[int] | None = _knob("sampling.allowed_token_ids")
-    bad_token_ids: Sequence[int] | None = _knob("sampling.bad_token_ids")
-    bad_words: str | Sequence[str] | None = _knob("sampling.bad_words")
-    seed: int | None = _knob("sampling.seed")
-    n: int | None = _knob("sampling.n")
-    best_of: int | None = _knob("sampling.best_of")
-    beam_width: int | None = _knob("sampling.beam.width")
-    length_penalty: float | None = _knob("sampling.beam.length_penalty")
-    early_stopping: bool | None = _knob("sampling.beam.early_stopping")
-    stop: str | Sequence[str] | None = _knob("stop.strings")
-    stop_token_ids: Sequence[int] | None = _knob("stop.token_ids")
-    include_stop: bool | None = _knob("stop.include")
-    ignore_eos: bool | None = _knob("stop.ignore_eos")
-    logprobs: int | None = _knob("output.logprobs")
-    logprob_token_ids: Sequence[int] | None = _knob("output.logprob_token_ids")
-    prompt_logprobs: int | None = _knob("output.prompt_logprobs")
-    skip_special_tokens: bool | None = _knob("output.skip_special_tokens")
-    split_sections: bool | None = _knob("output.split_sections")
-    json_schema: str | Mapping[str, object] | None = _knob("constraint.json_schema")
-    json_object: bool | None = _knob("constraint.json_object")
-    regex: str | None = _knob("constraint.regex")
-    grammar: str | None = _knob("constraint.grammar")
-    choices: Sequence[str] | None = _knob("constraint.choice.texts")
-    truncate_prompt_tokens: int | None = _knob("truncate_prompt_tokens")
-    bypass_cache: bool | None = _knob("cache.bypass")
-    priority: int | None = _knob("scheduling.priority")
-    speculate: bool | None = _knob("speculation.enabled")
-    max_draft_tokens: int | None = _knob("speculation.max_tokens")
+    max_tokens: int | None = _field("sampling.max_tokens")
+    min_tokens: int | None = _field("sampling.min_tokens")
+    temperature: float | None = _field("sampling.temperature")
+    top_k: int | None = _field("sampling.top_k")
+    top_p: float | None = _field("sampling.top_p")
+    min_p: float | None = _field("sampling.min_p")
+    typical_p: float | None = _field("sampling.typical_p")
+    presence_penalty: float | None = _field("sampling.presence_penalty")
+    frequency_penalty: float | None = _field("sampling.frequency_penalty")
+    repetition_penalty: float | None = _field("sampling.repetition_penalty")
+    logit_bias: Mapping[int, float] | None = _field("sampling.logit_bias")
+    allowed_token_ids: Sequence[int] | None = _field("sampling.allowed_token_ids")
+    bad_token_ids: Sequence[int] | None = _field("sampling.bad_token_ids")
+    bad_words: str | Sequence[str] | None = _field("sampling.bad_words")
+    seed: int | None = _field("sampling.seed")
+    n: int | None = _field("sampling.n")
+    best_of: int | None = _field("sampling.best_of")
+    beam_width: int | None = _field("sampling.beam.width")
+    length_penalty: float | None = _field("sampling.beam.length_penalty")
+    early_stopping: bool | None = _field("sampling.beam.early_stopping")
+    stop: str | Sequence[str] | None = _field("stop.strings")
+    stop_token_ids: Sequence[int] | None = _field("stop.token_ids")
+    include_stop: bool | None = _field("stop.include")
+    ignore_eos: bool | None = _field("stop.ignore_eos")
+    logprobs: int | None = _field("output.logprobs")
+    logprob_token_ids: Sequence[int] | None = _field("output.logprob_token_ids")
+    prompt_logprobs: int | None = _field("output.prompt_logprobs")
+    skip_special_tokens: bool | None = _field("output.skip_special_tokens")
+    split_sections: bool | None = _field("output.split_sections")
+    json_schema: str | Mapping[str, object] | None = _field("constraint.json_schema")
+    json_object: bool | None = _field("constraint.json_object")
+    regex: str | None = _field("constraint.regex")
+    grammar: str | None = _field("constraint.grammar")
+    choices: Sequence[str] | None = _field("constraint.choice.texts")
+    truncate_prompt_tokens: int | None = _field("truncate_prompt_tokens")
+    bypass_cache: bool | None = _field("cache.bypass")
+    priority: int | None = _field("scheduling.priority")
+    speculate: bool | None = _field("speculation.enabled")
+    max_draft_tokens: int | None = _field("speculation.max_tokens")
 
 
 Given = SamplingParams | Mapping[str, Any] | None
@@ -86,12 +86,12 @@ def params_of(given: Given) -> SamplingParams:
     if isinstance(given, SamplingParams):
         return given
     if not isinstance(given, Mapping):
-        raise TypeError(f"{type(given).__name__} is no SamplingParams, and no mapping of its knobs")
+        raise TypeError(f"{type(given).__name__} is no SamplingParams, and no mapping of its fields")
     for name in given:
         if name not in PATHS:
             near = difflib.get_close_matches(str(name), PATHS, n=1)
             hint = f"did you mean {near[0]!r}?" if near else f"there are {', '.join(PATHS)}"
-            raise TypeError(f"{name!r} is no knob of a generation; {hint}")
+            raise TypeError(f"{name!r} is no parameter of a generation; {hint}")
     return SamplingParams(**given)
 
 

@@ -1,4 +1,4 @@
-"""Values of the Python SDK: knobs, errors, settings, trace context, the package itself."""
+"""Values of the Python SDK: options, errors, settings, trace context, the package itself."""
 
 import subprocess
 import sys
@@ -15,15 +15,15 @@ from google.rpc import error_details_pb2
 from opentelemetry.sdk.trace import TracerProvider
 from opentelemetry.trace import use_span
 from sluice.errors import SluiceError, from_failed
-from sluice.knobs import build
 from sluice.settings import Settings, channel_options
+from sluice.spec import build
 from sluice.tracing import current_trace
 from sluice.v1 import inference_pb2, types_pb2
 
 from tests.services.certificates import Authority
 
 
-def test_knobs_go_where_the_contract_has_them() -> None:
+def test_options_go_where_the_contract_has_them() -> None:
     spec = build(
         "a", {"max_tokens": 3, "temperature": 0.0, "stop": "x", "json_schema": "{}", "priority": 2, "detach": True,
               "bad_words": ["b"], "logprobs": 0, "model": "m", "stop_token_ids": [4], "ignore_eos": True}
@@ -41,9 +41,9 @@ def test_what_is_not_given_stays_absent() -> None:
     )
 
 
-def test_every_knob_does_something() -> None:
+def test_every_option_does_something() -> None:
     values: dict[str, object] = {"json_schema": "{}", "regex": "a", "grammar": "a", "choices": ["a"], "stop": "a"}
-    for name, kind in sluice.Knobs.__annotations__.items():
+    for name, kind in sluice.GenerateOptions.__annotations__.items():
         value = values.get(name, {int: 1, float: 0.5, str: "a", bool: True}.get(kind, [1]))
         if name == "bad_words":
             value = ["a"]
@@ -66,8 +66,8 @@ def test_a_chat() -> None:
         sluice.chat(("robot", "x"))
 
 
-def test_a_knob_that_there_is_not() -> None:
-    with pytest.raises(TypeError, match="'heat' is no knob"):
+def test_an_option_that_there_is_not() -> None:
+    with pytest.raises(TypeError, match="'heat' is no option"):
         build("a", {"heat": 1})  # type: ignore[typeddict-unknown-key] # that is the point
 
 

@@ -4,6 +4,7 @@ The folders of the repository have common names (`kernels` is also a package of 
 installed, or imported, under these."""
 
 import ast
+import importlib.util
 import os
 import re
 import shutil
@@ -15,6 +16,10 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from setuptools.config.expand import StaticModule
+
+import sluice_server
+from sluice_server.services import offline
 
 ROOT = Path(__file__).parents[2]
 SPACE = "sluice_server"
@@ -23,12 +28,14 @@ SOURCES = (SPACE, *ROOMS, "setup.py", "pyproject.toml", "MANIFEST.in", "README.m
 CPU = [path for path in (ROOT / "kernels/cpu").iterdir() if path.suffix in (".h", ".cpp")]
 MODULE = re.compile(rf"(?:{'|'.join(ROOMS)})(?:\.\w+)+(?=:|$)")
 NAMED = re.compile(rf"[\"'](?:{'|'.join(ROOMS)})\.")
-EVERY = """
+LEVELS = {path.name.split(".")[0] for path in (ROOT / "kernels/cpu").glob("*.so")}  # some load on other CPUs only
+EVERY = f"""
+LEVELS = {LEVELS}
 import collections, importlib, os, pkgutil, sys
 import sluice_server
 for one in pkgutil.walk_packages(sluice_server.__path__, "sluice_server."):
     # An instruction set of another machine does not load here.
-    if not one.name.endswith("__main__") and not one.name.startswith("sluice_server.kernels.cpu.v"):
+    if not one.name.endswith("__main__") and one.name.split(".")[-1] not in LEVELS:
         importlib.import_module(one.name)
 names = collections.defaultdict(set)
 for name, module in list(sys.modules.items()):
@@ -125,6 +132,37 @@ def test_no_module_has_two_names() -> None:
     assert done.returncode == 0, done.stderr
     num, twice = done.stdout.split(" ", 1)
     assert int(num) > 100 and twice == "[]\n"
+
+
+def test_the_import_alone_loads_neither_torch_nor_numpy() -> None:
+    code = "import sys, sluice_server; print(sorted({'torch', 'numpy'} & set(sys.modules)))"
+    assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout == "[]\n"
+
+
+def test_the_namespace_has_the_names_of_the_offline_api() -> None:
+    from sluice_server import LLM, CompletionOutput, PromptError, RequestOutput, SamplingParams
+
+    names = ["LLM", "CompletionOutput", "PromptError", "RequestOutput", "SamplingParams"]
+    assert sluice_server.__all__ == names
+    found: tuple[type, ...] = (LLM, CompletionOutput, PromptError, RequestOutput, SamplingParams)
+    assert found == (
+        offline.LLM,
+        offline.CompletionOutput,
+        offline.PromptError,
+        offline.RequestOutput,
+        offline.SamplingParams,
+    )
+
+
+def test_another_name_is_an_attribute_error() -> None:
+    with pytest.raises(AttributeError, match="module 'sluice_server' has no attribute 'Robot'"):
+        _ = sluice_server.Robot
+
+
+def test_setuptools_reads_the_version_without_an_import() -> None:
+    spec = importlib.util.spec_from_file_location("unused", ROOT / SPACE / "__init__.py")
+    assert spec is not None
+    assert StaticModule("unused", spec).__version__ == sluice_server.__version__
 
 
 def test_strings_name_modules_in_the_namespace() -> None:

@@ -156,7 +156,7 @@ def test_greedy_equals_transformers_through_all_tiers(checkpoint: tuple[Path, Sh
             file.write_bytes(bytes(data))
 
 
-ALL_KNOBS: dict[str, Any] = {
+ALL_PARAMETERS: dict[str, Any] = {
     **{"temperature": 0.9, "top_p": 0.95, "top_k": 60, "min_p": 0.001, "typical_p": 0.97, "seed": 7},
     **{"presence_penalty": 0.4, "frequency_penalty": 0.3, "repetition_penalty": 1.2, "min_tokens": 5},
     **{"logit_bias": ((5, 4.0), (6, -4.0)), "allowed_token_ids": tuple(range(2, 90)), "logprobs": 2},
@@ -167,8 +167,8 @@ ALL_KNOBS: dict[str, Any] = {
     ("name", "params"),
     [
         *(("llama", one) for one in ({"temperature": 0.0}, {"temperature": 0.9, "top_p": 0.9, "seed": 2**63 + 11})),
-        *(("llama", ALL_KNOBS), ("qwen3-experts", ALL_KNOBS)),
-        pytest.param("gpt-oss", ALL_KNOBS, marks=pytest.mark.long),
+        *(("llama", ALL_PARAMETERS), ("qwen3-experts", ALL_PARAMETERS)),
+        pytest.param("gpt-oss", ALL_PARAMETERS, marks=pytest.mark.long),
     ],
 )
 def test_same_tokens_alone_in_a_batch_and_after_preemption(tmp_path: Path, name: str, params: dict[str, Any]) -> None:

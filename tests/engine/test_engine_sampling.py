@@ -28,7 +28,7 @@ WAYS = {
     ),
     "drafted": dataclasses.replace(LARGE, speculation="ngram", draft_length="fixed"),
 }
-KNOBS: list[dict[str, Any]] = [
+PARAMETERS: list[dict[str, Any]] = [
     {"temperature": 0.0},
     {"temperature": 0.8, "top_p": 0.9},
     {"top_k": 7, "min_p": 0.01},
@@ -51,8 +51,8 @@ def requests() -> dict[str, EngineRequest]:
     rng = random.Random(3)
     made = {}
     for at, (name, prompt) in enumerate(some_prompts(VOCAB, NUM).items()):
-        knobs = {"max_tokens": 24, "ignore_eos": True, "seed": rng.getrandbits(64), **KNOBS[at % len(KNOBS)]}
-        made[name] = EngineRequest(name, tuple(prompt), SamplingParams(**knobs), priority=at % 5)
+        given = {"max_tokens": 24, "ignore_eos": True, "seed": rng.getrandbits(64), **PARAMETERS[at % len(PARAMETERS)]}
+        made[name] = EngineRequest(name, tuple(prompt), SamplingParams(**given), priority=at % 5)
     return made
 
 
@@ -133,8 +133,8 @@ def test_wide_vocabularies(tmp_path: Path) -> None:
     config: EngineConfig = dataclasses.replace(ROOMY, max_num_seqs=8)
     wide: list[dict[str, Any]] = [{}, {"logit_bias": ((32_002, 100.0),)}, {"top_p": 0.9}, {"typical_p": 0.9}]
     asked = [
-        EngineRequest(f"{at}", (1, 2, 3), SamplingParams(max_tokens=12, ignore_eos=True, seed=at, **knobs))
-        for at, knobs in enumerate(wide)
+        EngineRequest(f"{at}", (1, 2, 3), SamplingParams(max_tokens=12, ignore_eos=True, seed=at, **given))
+        for at, given in enumerate(wide)
     ]
     together, failed = run(make_engine(tmp_path, config), asked)
     assert not failed and set(together["1"]) == {32_002}

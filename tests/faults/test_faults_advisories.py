@@ -195,10 +195,10 @@ def test_cve_2026_112266_a_prefix_of_an_id_cancels_nobody(stub: Stub) -> None:
     assert list(call)[-1].HasField("finished")
 
 
-@pytest.mark.parametrize("knob", ["n", "best_of"], ids=["CVE-2026-34756", "CVE-2024-8939"])
-def test_cve_2024_8939_outputs_without_measure(stub: Stub, knob: str) -> None:
+@pytest.mark.parametrize("field", ["n", "best_of"], ids=["CVE-2026-34756", "CVE-2024-8939"])
+def test_cve_2024_8939_outputs_without_measure(stub: Stub, field: str) -> None:
     wanted = spec("x", 4)
-    setattr(wanted.sampling, knob, 2**31 - 1)
+    setattr(wanted.sampling, field, 2**31 - 1)
     assert refusal(stub, wanted)[0] in {grpc.StatusCode.INVALID_ARGUMENT, grpc.StatusCode.FAILED_PRECONDITION}
 
 

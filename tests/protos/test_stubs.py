@@ -17,15 +17,15 @@ def test_a_stale_stub_is_seen() -> None:
     assert generate_stubs.different(changed, generate_stubs.ROOT) == [STALE]
 
 
-def test_every_knob_is_optional() -> None:
-    knobs: list[Descriptor] = [
+def test_every_parameter_is_optional() -> None:
+    messages: list[Descriptor] = [
         types_pb2.SamplingParams.DESCRIPTOR,
         types_pb2.OutputOptions.DESCRIPTOR,
         types_pb2.SchedulingOptions.DESCRIPTOR,
         types_pb2.SpeculationOptions.DESCRIPTOR,
         types_pb2.CacheOptions.DESCRIPTOR,
     ]
-    scalars = [field for one in knobs for field in one.fields if not field.is_repeated]
+    scalars = [field for one in messages for field in one.fields if not field.is_repeated]
     assert [field.full_name for field in scalars if not field.has_presence] == []
 
 

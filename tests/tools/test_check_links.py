@@ -10,6 +10,7 @@ from tools.check_links import ROOT, anchors, pages, problems
 def found(root: Path, text: str) -> list[str]:
     """Problems of a page with this text, without its name, in a repository of two folders and one target."""
     (root / "engine").mkdir()
+    (root / "sluice_server").mkdir()
     (root / "engine" / "plan.py").touch()
     (root / "other.md").write_text("# A `plan`, and more\n")
     (root / "Makefile").write_text("help:\ntest: ## tests\n")

@@ -13,14 +13,14 @@ def test_all_places_state_the_same_version() -> None:
 
 
 def test_it_is_written_everywhere_and_nothing_else_changes(tmp_path: Path) -> None:
-    for name in {*PLACES, REQUIREMENT[0]}:
+    for name in (*PLACES, REQUIREMENT[0]):
         (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
         shutil.copy(ROOT / name, tmp_path / name)
     (old,) = set().union(*versions(ROOT).values())
     write(tmp_path, "9.8.7")
     assert set().union(*versions(tmp_path).values()) == {"9.8.7"}
-    for name in {*PLACES, REQUIREMENT[0]}:
+    for name in (*PLACES, REQUIREMENT[0]):
         assert (tmp_path / name).read_text() != (ROOT / name).read_text()
     write(tmp_path, old)
-    for name in {*PLACES, REQUIREMENT[0]}:
+    for name in (*PLACES, REQUIREMENT[0]):
         assert (tmp_path / name).read_text() == (ROOT / name).read_text()

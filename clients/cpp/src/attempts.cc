@@ -6,8 +6,8 @@
 namespace sluice {
 namespace {
 
-// The door is shut or full for now: asking again, there or elsewhere, may help. A deadline that cannot be met comes with
-// RetryInfo too, but what helps it is more time.
+// The server is stopping or full for now: another attempt, there or elsewhere, may succeed. A deadline that cannot be
+// met comes with RetryInfo too, but only more time helps it.
 bool helps(const Failure& failure, bool begun) {
   switch (failure.code) {
     case grpc::StatusCode::UNAVAILABLE:

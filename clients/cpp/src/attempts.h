@@ -23,7 +23,7 @@ class Attempts {
   // How long to wait before the next attempt; absent when there is none to make. `progress` is that of a generation,
   // nullptr for a call that answers once; `chance` is 0 to 1, and spreads clients that failed together.
   std::optional<Duration> pause(const Failure& failure, const Progress* progress, Clock::time_point now, double chance);
-  // Times that it was lost after it had been accepted, and went on.
+  // Number of times that it was lost after it had been accepted, and was resumed.
   int num_broken() const { return num_broken_; }
 
  private:

@@ -1,4 +1,4 @@
-// The channels of one client: opened as calls overlap, shared out by who has fewest calls.
+// The channels of one client: opened as calls overlap; a call takes the one with fewest calls.
 #pragma once
 
 #include <grpcpp/channel.h>

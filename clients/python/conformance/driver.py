@@ -18,7 +18,7 @@ Asked: TypeAlias = dict[str, Any]
 
 
 class Seen:
-    """What one generation told, and what is to be done at its deltas."""
+    """What was received of one generation, and the next action at each delta."""
 
     def __init__(self, asked: Asked) -> None:
         self._asked = asked
@@ -31,7 +31,7 @@ class Seen:
         self._seqs: list[int] = []
 
     def take(self, delta: types_pb2.Delta) -> tuple[str, int]:
-        """Note it; what to do now: nothing, cancel, pause, or grant so many."""
+        """Note a delta. Returns what to do now: nothing, cancel, pause, or grant a number of tokens."""
         self._text.append(delta.text)
         self._ids.extend(token.id for token in delta.tokens)
         self._num_tokens += delta.consumed
@@ -49,7 +49,7 @@ class Seen:
         return "", 0
 
     def tell(self, progress: Progress, num_broken: int, error: sluice.SluiceError | None) -> None:
-        """The end."""
+        """Print the end of the generation."""
         used = progress.finished.usage if progress.finished is not None else error.usage if error is not None else None
         end = progress.ends.get(0)
         told = {
@@ -67,7 +67,7 @@ class Seen:
 
 
 def say(told: dict[str, object]) -> None:
-    """A line."""
+    """Print one line of JSON."""
     sys.stdout.write(json.dumps(told) + "\n")
     sys.stdout.flush()
 
@@ -97,33 +97,33 @@ def tell_whole(answer: sluice.Completion | None, error: sluice.SluiceError | Non
 
 
 def pause(progress: Progress) -> None:
-    """Until somebody says a line."""
+    """Print that it pauses, and wait for a line on stdin."""
     say({"paused": {"generation_id": progress.accepted.generation_id if progress.accepted else ""}})
     sys.stdin.readline()
 
 
-def knobs_of(asked: Asked) -> dict[str, Any]:
+def options_of(asked: Asked) -> dict[str, Any]:
     """Keyword arguments of the SDK."""
-    knobs: dict[str, Any] = {"temperature": 0.0, "timeout_s": asked.get("timeout_s")}
-    knobs |= {name: asked[name] for name in ("max_tokens", "seed", "choices") if name in asked}
+    options: dict[str, Any] = {"temperature": 0.0, "timeout_s": asked.get("timeout_s")}
+    options |= {name: asked[name] for name in ("max_tokens", "seed", "choices") if name in asked}
     if "choices" not in asked:
-        knobs["ignore_eos"] = True
-    return knobs
+        options["ignore_eos"] = True
+    return options
 
 
-def session_knobs(asked: Asked) -> dict[str, Any]:
+def session_options(asked: Asked) -> dict[str, Any]:
     """Those of a session's open."""
     found: dict[str, Any] = {"window": asked["window"]} if "window" in asked else {}
     return {**found, "grants": "grants" not in asked}
 
 
 def blocking(client: sluice.Client, asked: Asked) -> None:
-    """With threads where there are several at once."""
-    prompt, knobs = asked.get("text", "") * asked.get("repeat", 1), knobs_of(asked)
+    """Run the request with the blocking client, in threads where there are several at once."""
+    prompt, options = asked.get("text", "") * asked.get("repeat", 1), options_of(asked)
 
     def generate() -> None:
         try:
-            tell_whole(client.generate(prompt, **knobs), None)
+            tell_whole(client.generate(prompt, **options), None)
         except sluice.SluiceError as error:
             tell_whole(None, error)
 
@@ -140,10 +140,10 @@ def blocking(client: sluice.Client, asked: Asked) -> None:
     if asked["call"] == "generate":
         together([generate] * count)
     elif asked["call"] == "stream":
-        together([lambda: follow(client.stream(prompt, **knobs))] * count)
+        together([lambda: follow(client.stream(prompt, **options))] * count)
     else:
         with client.converse() as session:
-            together([lambda: follow(session.open(prompt, **session_knobs(asked), **knobs))] * count)
+            together([lambda: follow(session.open(prompt, **session_options(asked), **options))] * count)
 
 
 def act(opened: Any, action: str, num: int) -> None:  # noqa: ANN401 # a stream or a generation of a session
@@ -167,19 +167,19 @@ async def act_aio(opened: Any, action: str, num: int) -> None:  # noqa: ANN401 #
 
 
 def together(jobs: Iterable[Callable[[], None]]) -> None:
-    """All at once."""
+    """Run all jobs at the same time, and wait for them."""
     with ThreadPoolExecutor(16) as pool:
         for done in [pool.submit(job) for job in jobs]:
             done.result()
 
 
 async def waiting(client: sluice.AsyncClient, asked: Asked) -> None:
-    """With tasks where there are several at once."""
-    prompt, knobs = asked.get("text", "") * asked.get("repeat", 1), knobs_of(asked)
+    """Run the request with the asyncio client, in tasks where there are several at once."""
+    prompt, options = asked.get("text", "") * asked.get("repeat", 1), options_of(asked)
 
     async def generate() -> None:
         try:
-            tell_whole(await client.generate(prompt, **knobs), None)
+            tell_whole(await client.generate(prompt, **options), None)
         except sluice.SluiceError as error:
             tell_whole(None, error)
 
@@ -196,10 +196,10 @@ async def waiting(client: sluice.AsyncClient, asked: Asked) -> None:
     if asked["call"] == "generate":
         await asyncio.gather(*(generate() for _ in range(count)))
     elif asked["call"] == "stream":
-        await asyncio.gather(*(follow(client.stream(prompt, **knobs)) for _ in range(count)))
+        await asyncio.gather(*(follow(client.stream(prompt, **options)) for _ in range(count)))
     else:
         async with client.converse() as session:
-            opened = [session.open(prompt, **session_knobs(asked), **knobs) for _ in range(count)]
+            opened = [session.open(prompt, **session_options(asked), **options) for _ in range(count)]
             await asyncio.gather(*map(follow, opened))
 
 

@@ -25,11 +25,11 @@ function failure(error) {
 
 const reason = (end) => (end ? types.FinishReason[end.finishReason].replace("FINISH_REASON_", "").toLowerCase() : "");
 
-async function generate(client, asked, prompt, knobs) {
+async function generate(client, asked, prompt, options) {
   const end = { text: "", token_ids: [], finish_reason: "", completion_tokens: null };
   let error;
   try {
-    const answer = await client.generate(prompt, knobs);
+    const answer = await client.generate(prompt, options);
     const output = answer.outputs[0];
     Object.assign(end, { text: output.text, token_ids: output.tokens.map((one) => one.id) });
     Object.assign(end, { finish_reason: reason(output), completion_tokens: answer.usage.completionTokens });
@@ -80,17 +80,17 @@ async function main() {
   const tls = values["tls-ca"] && { ca: values["tls-ca"], certificate: values["tls-cert"], key: values["tls-key"] };
   const client = new Client(values.address, { tls, token: values.token, retry: values["no-retry"] ? NEVER : undefined });
   const prompt = (asked.text ?? "").repeat(asked.repeat ?? 1);
-  const knobs = { temperature: 0, maxTokens: asked.max_tokens, timeoutS: asked.timeout_s };
-  if (asked.seed !== undefined) knobs.seed = BigInt(asked.seed);
-  if (asked.choices) knobs.choices = asked.choices;
-  else knobs.ignoreEos = true;
+  const options = { temperature: 0, maxTokens: asked.max_tokens, timeoutS: asked.timeout_s };
+  if (asked.seed !== undefined) options.seed = BigInt(asked.seed);
+  if (asked.choices) options.choices = asked.choices;
+  else options.ignoreEos = true;
   const session = client.converse();
   const start = {
-    generate: () => generate(client, asked, prompt, knobs),
-    stream: () => follow(client.stream(prompt, knobs), asked),
+    generate: () => generate(client, asked, prompt, options),
+    stream: () => follow(client.stream(prompt, options), asked),
     converse: () => {
       const more = "window" in asked ? { window: asked.window } : {};
-      return follow(session.open(prompt, { ...knobs, ...more, grants: !asked.grants }), asked);
+      return follow(session.open(prompt, { ...options, ...more, grants: !asked.grants }), asked);
     },
   }[asked.call];
   await Promise.all(Array.from({ length: asked.count ?? 1 }, start));

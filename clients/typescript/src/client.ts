@@ -1,4 +1,4 @@
-/** The client: `generate`, `stream`, `converse`. Streams go on by themselves when their connection breaks. */
+/** The client: `generate`, `stream`, `converse`. Streams are resumed when their connection breaks. */
 
 import { readFileSync } from "node:fs";
 
@@ -11,7 +11,7 @@ import { Lease, Pool } from "./pool";
 import { Progress } from "./progress";
 import { Attempts, DEFAULT_RETRY, RetryPolicy } from "./retry";
 import { Session } from "./session";
-import { Knobs, Prompt, build } from "./spec";
+import { GenerateOptions, Prompt, build } from "./spec";
 
 export interface Tls {
   /** PEM files; without `ca` Node's own authorities are trusted. */
@@ -66,9 +66,9 @@ export class Client {
   }
 
   /** The whole answer at once. */
-  async generate(prompt: Prompt, knobs: Knobs = {}): Promise<GenerateResponse> {
-    const spec = build(prompt, knobs);
-    const attempts = new Attempts(this.retry, knobs.timeoutS ?? this.options.timeoutS);
+  async generate(prompt: Prompt, options: GenerateOptions = {}): Promise<GenerateResponse> {
+    const spec = build(prompt, options);
+    const attempts = new Attempts(this.retry, options.timeoutS ?? this.options.timeoutS);
     let lease: Lease | undefined;
     for (;;) {
       lease = this.pool.lease(lease);
@@ -88,8 +88,8 @@ export class Client {
   }
 
   /** The answer as it is made: `for await` over it. Leaving the loop cancels it. */
-  stream(prompt: Prompt, knobs: Knobs = {}): Stream {
-    return this.streamOf(build(prompt, knobs), knobs.timeoutS);
+  stream(prompt: Prompt, options: GenerateOptions = {}): Stream {
+    return this.streamOf(build(prompt, options), options.timeoutS);
   }
 
   /** Many generations on one stream, each with its own credit. */
@@ -128,7 +128,7 @@ export class Stream implements AsyncIterable<Delta> {
     private readonly metadata: () => Metadata,
   ) {}
 
-  /** Times that its connection was lost and it went on. */
+  /** Number of times that its connection was lost and it was resumed. */
   get numBroken(): number {
     return this.attempts.numBroken;
   }
@@ -137,7 +137,7 @@ export class Stream implements AsyncIterable<Delta> {
     while (this.progress.finished === undefined) {
       const lease = (this.avoid = this.pool.lease(this.avoid));
       const call = (this.call = this.open(lease));
-      call.on("error", () => undefined); // the loop below throws it; one that comes after it is nobody's
+      call.on("error", () => undefined); // the loop below throws it; a later one has no reader
       try {
         for await (const message of call) {
           const delta = this.progress.take(message.event);
@@ -154,7 +154,7 @@ export class Stream implements AsyncIterable<Delta> {
     }
   }
 
-  /** End the generation; whoever iterates gets CANCELLED. */
+  /** End the generation; its iterator throws CANCELLED. */
   cancel(): void {
     this.isCancelled = true;
     this.call?.cancel();

@@ -1,4 +1,4 @@
-/** What a call can end with: gRPC's code, with google.rpc details unpacked. */
+/** The error of a call: gRPC's code, with google.rpc details unpacked. */
 
 import { Metadata, ServiceError, status } from "@grpc/grpc-js";
 
@@ -63,7 +63,7 @@ export class SluiceError extends Error {
   }
 }
 
-/** From what grpc-js threw. */
+/** Returns the error for an exception of grpc-js. */
 export function fromRpc(error: unknown): SluiceError {
   if (error instanceof SluiceError) return error;
   const found = error as Partial<ServiceError>;
@@ -73,7 +73,7 @@ export function fromRpc(error: unknown): SluiceError {
   return new SluiceError(found.code, found.details || String(found.message), details);
 }
 
-/** From the last frame of a generation of Converse. */
+/** Returns the error in the last frame of a generation of Converse. */
 export function fromFailed(failed: Failed): SluiceError {
   const error = new SluiceError(failed.code, failed.message, failed.details);
   error.generationId = failed.generationId;

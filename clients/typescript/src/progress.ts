@@ -1,4 +1,4 @@
-/** What a client has received of one generation, and how to ask for the rest of it. Knows no call. */
+/** What a client has received of one generation, and the request for the rest of it. No I/O. */
 
 import { ConverseResponse, StreamGenerateResponse } from "./gen/sluice/v1/inference";
 import {
@@ -30,12 +30,12 @@ export class Progress {
     return this.spec.scheduling?.onDisconnect === DisconnectAction.DISCONNECT_ACTION_DETACH;
   }
 
-  /** Whether going on means to resume; else it is asked for again. */
+  /** Whether to go on by ResumeGenerate; otherwise the request is sent again. */
   get hasBegun(): boolean {
     return this.accepted !== undefined && (this.lastSeq > 0n || this.detaches);
   }
 
-  /** Whether a lost connection can be made good. */
+  /** Whether the generation can be resumed after its connection was lost. */
   get canGoOn(): boolean {
     return this.lastSeq === 0n || this.detaches || this.hasAllIds;
   }

@@ -10,7 +10,7 @@ export interface RetryPolicy {
   attempts: number;
   firstDelayS: number;
   maxDelayS: number;
-  /** How long a broken generation is tried without news, and the longest RetryInfo that is obeyed. */
+  /** How long a lost generation is tried without an event, and the longest RetryInfo that is obeyed. */
   patienceS: number;
 }
 
@@ -19,7 +19,7 @@ export const NEVER: RetryPolicy = { attempts: 1, firstDelayS: 0, maxDelayS: 0, p
 
 /** The attempts at one call, with its generation's progress if it is one. */
 export class Attempts {
-  /** Times that it was lost after it had been accepted, and went on. */
+  /** Number of times that it was lost after it had been accepted, and was resumed. */
   numBroken = 0;
   private numFailed = 0;
   private newsS = now();

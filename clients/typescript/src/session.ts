@@ -1,4 +1,4 @@
-/** Many generations on one Converse call, each with its own credit. What ran on a call that is lost goes on by resuming. */
+/** Many generations on one Converse call, each with its own credit. They are resumed when it is lost. */
 
 import { ClientDuplexStream, Metadata } from "@grpc/grpc-js";
 
@@ -8,11 +8,11 @@ import { ConverseRequest, ConverseResponse, Update } from "./gen/sluice/v1/infer
 import { Delta, GenerationSpec } from "./gen/sluice/v1/types";
 import { Lease, Pool } from "./pool";
 import { Progress } from "./progress";
-import { Knobs, Prompt, build } from "./spec";
+import { GenerateOptions, Prompt, build } from "./spec";
 
 const DEFAULT_WINDOW = 256;
 
-export interface OpenKnobs extends Knobs {
+export interface OpenOptions extends GenerateOptions {
   /** Tokens that the server may sample ahead of the reader; null is no limit. */
   window?: number | null;
   /** Give back what the reader has taken; true unless said otherwise. */
@@ -22,7 +22,7 @@ export interface OpenKnobs extends Knobs {
 }
 
 export class Session {
-  private wires: Wire[] = []; // the last takes what is opened; those before it come to their end
+  private wires: Wire[] = []; // new generations go to the last; those before it finish
 
   constructor(
     private readonly pool: Pool,
@@ -31,8 +31,8 @@ export class Session {
   ) {}
 
   /** Start a generation: `for await` over it. */
-  open(prompt: Prompt, knobs: OpenKnobs = {}): Generation {
-    const { window = DEFAULT_WINDOW, grants = true, keepInputOpen = false, ...others } = knobs;
+  open(prompt: Prompt, options: OpenOptions = {}): Generation {
+    const { window = DEFAULT_WINDOW, grants = true, keepInputOpen = false, ...others } = options;
     const spec = build(prompt, others);
     spec.creditWindow = window ?? undefined;
     const wire = this.openWire();
@@ -110,7 +110,7 @@ export class Generation implements AsyncIterable<Delta> {
     this.wake();
   }
 
-  /** Allow so many tokens more. */
+  /** Let the server sample so many more tokens. */
   grant(tokens: number): void {
     this.wire.send({ tag: this.tag, frame: { $case: "grant", value: { tokens } } });
   }
@@ -130,7 +130,7 @@ export class Generation implements AsyncIterable<Delta> {
     this.wire.send({ tag: this.tag, frame: { $case: "update", value: Update.fromPartial(update) } });
   }
 
-  /** End it; whoever iterates gets CANCELLED. */
+  /** End it; its iterator throws CANCELLED. */
   cancel(): void {
     this.wire.send({ tag: this.tag, frame: { $case: "cancel", value: {} } });
     if (this.wire.isLost) this.rest.cancel();

@@ -4,7 +4,7 @@ import { Chat, DisconnectAction, GenerationSpec, Role, SamplingParams } from "./
 
 export type Prompt = string | number[] | { chat: [role: "system" | "user" | "assistant", text: string][] } | GenerationSpec;
 
-export interface Knobs extends Partial<SamplingParams> {
+export interface GenerateOptions extends Partial<SamplingParams> {
   model?: string;
   stop?: string[];
   ignoreEos?: boolean;
@@ -20,8 +20,8 @@ export interface Knobs extends Partial<SamplingParams> {
 
 const ROLES = { system: Role.ROLE_SYSTEM, user: Role.ROLE_USER, assistant: Role.ROLE_ASSISTANT };
 
-export function build(prompt: Prompt, knobs: Knobs): GenerationSpec {
-  const { model, stop, ignoreEos, logprobs, jsonSchema, choices, priority, detach, timeoutS, ...sampling } = knobs;
+export function build(prompt: Prompt, options: GenerateOptions): GenerationSpec {
+  const { model, stop, ignoreEos, logprobs, jsonSchema, choices, priority, detach, timeoutS, ...sampling } = options;
   const spec = prompted(prompt);
   spec.model = model ?? spec.model;
   spec.sampling = SamplingParams.fromPartial({ ...spec.sampling, ...sampling });

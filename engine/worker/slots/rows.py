@@ -10,7 +10,7 @@ from typing import Protocol
 import numpy as np
 
 from sluice_server.engine.plan import Placement
-from sluice_server.engine.sampling.columns import FLOATS, INTS, knob_rows, neutral, pack
+from sluice_server.engine.sampling.columns import FLOATS, INTS, neutral, pack, sampling_rows
 from sluice_server.engine.sampling.matchers import SlotMatchers
 from sluice_server.engine.sampling.rows import GrammarMasks, LogprobRows, SamplingParamRows, SamplingRows
 from sluice_server.engine.worker.slots.adjustments import SlotAdjustments
@@ -112,7 +112,7 @@ class SlotRows:
     def _fixed_rows(self, slots: list[int]) -> SamplingParamRows:
         """Returns the parameters that stay as long as the same slots sample."""
         at = np.array(slots)
-        return knob_rows(
+        return sampling_rows(
             self._floats[at],
             self._ints[at],
             biases=self._adjustments.biases(slots),

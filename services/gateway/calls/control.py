@@ -17,8 +17,8 @@ from sluice_server.services.gateway.calls.refusal import refuse
 from sluice_server.services.gateway.calls.responses import duration
 from sluice_server.services.gateway.contract.errors import not_found
 from sluice_server.services.gateway.contract.fields import BUILT, FEATURE_FIELDS
-from sluice_server.services.gateway.contract.knobs import seconds
 from sluice_server.services.gateway.contract.parameters import model_defaults
+from sluice_server.services.gateway.contract.sampling import seconds
 from sluice_server.services.gateway.requests.manager import RequestManager
 
 SCHEMA_REVISION = 4

@@ -64,7 +64,10 @@ def _servers() -> list[dict[str, Any]]:
 def _sockets(server: int) -> list[int]:
     numbers: list[int] = []
     while True:
-        page = json.loads(cygrpc.channelz_get_server_sockets(server, numbers[-1] + 1 if numbers else 0, PAGE))
+        try:
+            page = json.loads(cygrpc.channelz_get_server_sockets(server, numbers[-1] + 1 if numbers else 0, PAGE))
+        except ValueError:  # the server has gone, as at shutdown
+            return []
         numbers += [int(one["socketId"]) for one in page.get("socketRef", [])]
         if page.get("end") or not page.get("socketRef"):
             return numbers

@@ -13,7 +13,7 @@ from sluice_server.engine.errors import invalid, other_revision, unsupported
 from sluice_server.engine.request import Limits, SamplingParams
 from sluice_server.services import text_bound
 from sluice_server.services.gateway.access.admission import BYTES_PER_TOKEN
-from sluice_server.services.gateway.contract import knobs
+from sluice_server.services.gateway.contract import sampling
 from sluice_server.services.gateway.contract.chat import chat_prompt, num_bytes
 from sluice_server.services.gateway.contract.constraint import constraint
 from sluice_server.services.gateway.contract.errors import loading, not_found
@@ -147,27 +147,27 @@ def _generation(
     _check_model(spec, settings.model)
     refuse_unbuilt(spec)
     limits = settings.limits
-    params = knobs.sampling(spec, settings.model.defaults, limits)
+    params = sampling.sampling_params(spec, settings.model.defaults, limits)
     check_params(params, limits)
-    words = knobs.bad_words(spec.sampling, limits)
-    stops = knobs.stops(spec.stop, limits, settings.model.eos_ids)
-    text = knobs.text(spec)
-    scheduling = knobs.scheduling(spec, priority, limits, is_open=is_open)
+    words = sampling.bad_words(spec.sampling, limits)
+    stops = sampling.stops(spec.stop, limits, settings.model.eos_ids)
+    text = sampling.text(spec)
+    scheduling = sampling.scheduling(spec, priority, limits, is_open=is_open)
     keep_last = _keep_last(spec, limits)
     prompt, size = _prompt(spec, params, settings)
     limit = constraint(spec, prompt, params)
     echo = spec.output.echo and params.prompt_logprobs < 0  # prompt_logprobs bring the prompt's tokens
     size = min(size, keep_last or size)
     output = params.max_tokens or max(0, limits.context_length - size)
-    detach_ttl_s = knobs.detach_ttl_s(spec.scheduling)
+    detach_ttl_s = sampling.detach_ttl_s(spec.scheduling)
     return TranslatedRequest(
         work=Generate(prompt, params, stops, text, echo, keep_last, scheduling, constraint=limit, bad_words=words),
         reserve=size + output * params.num_sequences,
         num_outputs=params.n,
-        effective=knobs.effective(params, stops, text, scheduling, spec, detach_ttl_s),
+        effective=sampling.effective(params, stops, text, scheduling, spec, detach_ttl_s),
         token_records=spec.output.token_records if spec.output.HasField("token_records") else True,
         tells_prompt=spec.output.echo or params.prompt_logprobs >= 0,
-        idempotency_key=knobs.idempotency_key(spec),
+        idempotency_key=sampling.idempotency_key(spec),
         detach_ttl_s=detach_ttl_s,
     )
 

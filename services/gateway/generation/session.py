@@ -12,7 +12,7 @@ from sluice_server.engine.checks import check_credit, check_priority
 from sluice_server.engine.errors import Code, ServiceError, invalid, unsupported
 from sluice_server.engine.request import SamplingParams
 from sluice_server.services.gateway.access.admission import BYTES_PER_TOKEN
-from sluice_server.services.gateway.contract import knobs, translate
+from sluice_server.services.gateway.contract import sampling, translate
 from sluice_server.services.gateway.contract.errors import nobody_grants
 from sluice_server.services.gateway.generation.detached import DetachedSessions
 from sluice_server.services.gateway.generation.event_sequence import EventOptions, EventSequence
@@ -85,7 +85,7 @@ class GenerationSession:
         if priority is not None:
             check_priority(priority, self._manager.settings.limits)
         left_s = (
-            knobs.seconds("update.deadline", asked.deadline, MAX_DEADLINE_S) if asked.HasField("deadline") else None
+            sampling.seconds("update.deadline", asked.deadline, MAX_DEADLINE_S) if asked.HasField("deadline") else None
         )
         effective = self.request.asked.effective
         if priority is not None and effective is not None:

@@ -15,9 +15,11 @@ from sluice_server.engine.scheduler.histogram import Histogram
 from sluice_server.services.gateway.access.admission import RequestLimiter
 from sluice_server.services.gateway.access.call import CallMetadata
 from sluice_server.services.gateway.access.quota import Quotas
-from sluice_server.services.gateway.contract.errors import draining, duplicate, loading, not_found, slow_consumer
+from sluice_server.services.gateway.contract.errors import draining, loading, not_found, slow_consumer
 from sluice_server.services.gateway.contract.translate import TranslatedRequest
+from sluice_server.services.gateway.requests.envelope import envelope_of
 from sluice_server.services.gateway.requests.history import History
+from sluice_server.services.gateway.requests.idempotency import IdempotencyKeys
 from sluice_server.services.gateway.requests.open_request import OpenRequest, RequestStatus
 from sluice_server.services.gateway.requests.progress import SlotLimits
 from sluice_server.services.gateway.requests.registry import OpenRequests
@@ -25,7 +27,6 @@ from sluice_server.services.gateway.settings import GatewaySettings
 from sluice_server.services.messages.messages import (
     Cancel,
     Change,
-    Envelope,
     Failed,
     Grant,
     Message,
@@ -69,7 +70,7 @@ class RequestManager:
         self.admission = RequestLimiter(settings.max_open_requests, settings.max_reserved_tokens)
         self.requests = OpenRequests()
         self._quotas = quotas
-        self._keys: dict[tuple[str, str], str] = {}  # (tenant, idempotency key) of open requests → id
+        self._keys = IdempotencyKeys()
         self.refusal: ServiceError | None = loading()
         self.is_draining = False
         self.streams: set[Stream] = set()  # each carries many requests
@@ -90,7 +91,7 @@ class RequestManager:
         if self.refusal is not None:
             raise self.refusal.with_traceback(None)  # shared: drop the frames of earlier raises
         tenant = call.caller.tenant
-        self._check_key(tenant, asked)
+        self._keys.check(tenant, asked.idempotency_key)
         charged = self._quotas.take(tenant, asked.reserve, self.clock())
         try:
             self.admission.reserve(asked.reserve)
@@ -99,8 +100,7 @@ class RequestManager:
             raise
         request = self._add(call, asked, streams=streams)
         request.accounting.charged = charged
-        if asked.idempotency_key:
-            self._keys[tenant, asked.idempotency_key] = request.generation_id
+        self._keys.add(tenant, asked.idempotency_key, request.generation_id)
         if asked.detach_ttl_s is not None:
             most = self.settings.max_history_deltas, self.settings.max_history_bytes
             request.delivery.history = History(*most, after_seq=asked.after_seq)
@@ -144,7 +144,7 @@ class RequestManager:
         request.delivery.detach()
         if not self.requests.remove(request):
             return
-        self._keys.pop((request.envelope.tenant, request.asked.idempotency_key), None)
+        self._keys.remove(request.envelope.tenant, request.asked.idempotency_key)
         if not request.is_own:
             self.admission.release(request.accounting.reserved)
             self._quotas.settle(request.envelope.tenant, request.accounting.charged, request.num_used, self.clock())
@@ -273,27 +273,11 @@ class RequestManager:
         self.change(request, Cancel(envelope=request.envelope, output_index=index))
         return RequestStatus.RUNNING, RequestStatus.CANCELLED
 
-    def _check_key(self, tenant: str, asked: TranslatedRequest) -> None:
-        running = self._keys.get((tenant, asked.idempotency_key)) if asked.idempotency_key else None
-        if running is not None:
-            raise duplicate(running)
-
     def _add(
         self, call: CallMetadata, asked: TranslatedRequest, *, streams: bool = False, is_own: bool = False
     ) -> OpenRequest:
         self._num_opened += 1
-        envelope = Envelope(
-            request_id=self.new_id(),
-            origin=self.settings.gateway_id,
-            tenant=call.caller.tenant,
-            model=self.settings.model.id,
-            revision=self.settings.model.revision,
-            traceparent=call.traceparent,
-            tracestate=call.tracestate,
-            time_left_s=call.time_left_s,
-            epoch=self.settings.epoch,
-            serial=self._num_opened,
-        )
+        envelope = envelope_of(call, self.settings, self.new_id(), self._num_opened)
         request = OpenRequest(envelope, asked, self.clock(), streams=streams, is_own=is_own, gaps=self.gaps)
         self.requests.add(request)
         return request

@@ -13,7 +13,16 @@ from sluice_server.engine.engine import Engine
 from sluice_server.engine.plan import DraftRequest, DraftTree
 from sluice_server.engine.request import EngineRequest, SamplingParams
 from sluice_server.engine.speculation.proposer import Draft
-from tests.engine.test_engine_oracle import ALL_KNOBS, NAMES, ROOMY, SHAPES, TIGHT, make_engine, some_prompts, tight
+from tests.engine.test_engine_oracle import (
+    ALL_PARAMETERS,
+    NAMES,
+    ROOMY,
+    SHAPES,
+    TIGHT,
+    make_engine,
+    some_prompts,
+    tight,
+)
 from tests.oracle.checkpoints import greedy, make_checkpoint, reference
 
 Key = tuple[str, int]  # request id, output
@@ -21,7 +30,7 @@ Outputs = dict[Key, tuple[list[int], list[Any]]]  # tokens, log probabilities
 
 GREEDY: dict[str, Any] = {"temperature": 0.0}
 SAMPLED: dict[str, Any] = {"temperature": 0.9, "top_p": 0.9, "seed": 2**63 + 11}
-SEVERAL: dict[str, Any] = {**ALL_KNOBS, "n": 3}
+SEVERAL: dict[str, Any] = {**ALL_PARAMETERS, "n": 3}
 BEST: dict[str, Any] = {**SAMPLED, "n": 2, "best_of": 3, "presence_penalty": 0.5}
 
 

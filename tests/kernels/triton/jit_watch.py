@@ -103,7 +103,7 @@ def started(form: str) -> Engine:
     return Engine(Scheduler(KVCache(64, 32, True), Limits(LENGTH, SHAPE.vocab_size), (), 8, 256), runner)
 
 
-KNOBS: tuple[dict[str, Any], ...] = (
+PARAMETERS: tuple[dict[str, Any], ...] = (
     {},
     {"top_k": 5},
     {"top_p": 0.9, "min_p": 0.1, "typical_p": 0.9},
@@ -119,10 +119,10 @@ KNOBS: tuple[dict[str, Any], ...] = (
 
 
 def serve(engine: Engine, num: int, more: int) -> None:
-    """Greedy and drawn, with every knob and without."""
+    """Greedy and drawn, with every parameter and without."""
     for i in range(num):
         params = SamplingParams(
-            max_tokens=6, temperature=float(i % 2), seed=i, ignore_eos=True, **KNOBS[i % len(KNOBS)]
+            max_tokens=6, temperature=float(i % 2), seed=i, ignore_eos=True, **PARAMETERS[i % len(PARAMETERS)]
         )
         engine.add(EngineRequest(f"{i}", tuple(range(1, 6 + more + 37 * i)), params))
     while engine.has_work:

@@ -7,7 +7,7 @@ from typer.testing import CliRunner
 
 from sluice_server.engine.parameters import CHOICE
 from sluice_server.services.cli.choice import takes_choice
-from sluice_server.services.cli.dialogue import HELP, KNOBS
+from sluice_server.services.cli.dialogue import HELP, PARAMETERS
 from sluice_server.services.cli.environment import names_of
 from sluice_server.services.cli.main import app as sluice_app
 
@@ -34,8 +34,8 @@ def test_only_what_is_given_is_there() -> None:
 
 
 @pytest.mark.parametrize("name", [row.name for row in CHOICE])
-def test_every_one_is_an_option_a_knob_and_a_variable(name: str) -> None:
+def test_every_one_is_an_option_a_parameter_and_a_variable(name: str) -> None:
     ((choice, _),) = given(f"--{name.replace('_', '-')}", "1")
     assert choice == {name: 1}
-    assert name in sluice.Knobs.__annotations__ and f"SLUICE_{name.upper()}" in names_of(sluice_app)
-    assert name in KNOBS and name in HELP
+    assert name in sluice.GenerateOptions.__annotations__ and f"SLUICE_{name.upper()}" in names_of(sluice_app)
+    assert name in PARAMETERS and name in HELP

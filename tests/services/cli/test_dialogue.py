@@ -42,13 +42,13 @@ def test_undo_takes_one_exchange_back() -> None:
     assert asked("a", "/clear").messages() == []
 
 
-def test_knobs_are_numbers_and_can_be_given_back() -> None:
+def test_parameters_are_numbers_and_can_be_given_back() -> None:
     dialogue = asked("/set temperature 0.5", "/set max_tokens 7")
-    assert dialogue.knobs == {"temperature": 0.5, "max_tokens": 7}
+    assert dialogue.parameters == {"temperature": 0.5, "max_tokens": 7}
     assert dialogue.typed("/set max_tokens many") == "'many' is no number for max_tokens"
-    assert dialogue.typed("/set heat 1") is not None and "no knob" in str(dialogue.typed("/set heat 1"))
+    assert dialogue.typed("/set heat 1") is not None and "no parameter" in str(dialogue.typed("/set heat 1"))
     dialogue.typed("/set temperature")
-    assert dialogue.knobs == {"max_tokens": 7}
+    assert dialogue.parameters == {"max_tokens": 7}
 
 
 @pytest.mark.parametrize(("line", "shown"), [("", ""), ("  ", ""), ("/dance", "/dance is no command"), ("/help", "/q")])

@@ -127,7 +127,7 @@ def test_an_error_names_prompt_field_and_limit_before_any_step(
 ) -> None:
     num_tokens = engine_of(llm).stats.num_tokens
     if index < 0:
-        with pytest.raises(TypeError, match="is no knob of a generation"):
+        with pytest.raises(TypeError, match="is no parameter of a generation"):
             call(llm)
     else:
         with pytest.raises(PromptError, match=rf"^prompts\[{index}\]: ") as caught:

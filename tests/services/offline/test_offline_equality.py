@@ -24,7 +24,7 @@ SCHEMA = {"type": "object", "properties": {"a": {"type": "integer"}}, "required"
 TOOL = {"name": "weather", "description": "It tells.", "parameters": {"type": "object", "additionalProperties": False}}
 Asked = tuple[dict[str, Any], dict[str, Any]]  # here, and as the contract has it
 
-# Knobs, and the spec that asks for the same; all are sampled at 0.9 but where they say otherwise.
+# Parameters, and the spec that asks for the same; all are sampled at 0.9 but where they say otherwise.
 BATCH: dict[str, Asked] = {
     "seed": ({"seed": 11}, {"sampling": {"seed": 11}}),
     "greedy": ({"temperature": 0.0}, {"sampling": {"temperature": 0.0}}),
@@ -119,9 +119,9 @@ def llm(directory: Path) -> Iterator[LLM]:
 
 def asked(name: str) -> Asked:
     """With what all have."""
-    knobs, fields = BATCH[name]
+    params, fields = BATCH[name]
     common = {"temperature": 0.9, "max_tokens": 24, "seed": 0}
-    return {**common, **knobs}, {**fields, "sampling": {**common, **fields.get("sampling", {})}}
+    return {**common, **params}, {**fields, "sampling": {**common, **fields.get("sampling", {})}}
 
 
 def answers(service: Service, specs: list[types_pb2.GenerationSpec]) -> list[inference_pb2.GenerateResponse]:
@@ -172,7 +172,7 @@ def same_logprobs(mine: Any, tokens: list[types_pb2.Token]) -> None:  # noqa: AN
 
 def test_a_mixed_batch(llm: LLM, service: Service) -> None:
     both = [asked(name) for name in BATCH]
-    here = llm.generate([TEXT] * len(both), [knobs for knobs, _ in both])
+    here = llm.generate([TEXT] * len(both), [params for params, _ in both])
     there = answers(service, [types_pb2.GenerationSpec(text=TEXT, **fields) for _, fields in both])
     for name, mine, answer in zip(BATCH, here, there, strict=True):
         print(name)
@@ -182,11 +182,11 @@ def test_a_mixed_batch(llm: LLM, service: Service) -> None:
 
 
 def test_token_ids_and_streams(llm: LLM, service: Service) -> None:
-    knobs, fields = asked("seed")
+    params, fields = asked("seed")
     ids = llm.tokenize(TEXT)
     (there,) = answers(service, [types_pb2.GenerationSpec(token_ids=types_pb2.TokenIds(ids=ids), **fields)])
-    same(llm.generate(ids, knobs)[0], there)
-    assert "".join(llm.stream(ids, knobs)) == there.outputs[0].text
+    same(llm.generate(ids, params)[0], there)
+    assert "".join(llm.stream(ids, params)) == there.outputs[0].text
     with service.stub() as stub:
         parts = stub.Tokenize(inference_pb2.TokenizeRequest(text=TEXT), timeout=60)
         assert ids == [token.id for token in parts.tokens]
@@ -194,8 +194,8 @@ def test_token_ids_and_streams(llm: LLM, service: Service) -> None:
 
 @pytest.mark.parametrize("variables", [{}, {"thinking": True}])
 def test_chats_with_tools_and_reasoning(llm: LLM, service: Service, variables: dict[str, Any]) -> None:
-    knobs, fields = asked("seed")
-    knobs |= {"max_tokens": 100, "seed": 1}
+    params, fields = asked("seed")
+    params |= {"max_tokens": 100, "seed": 1}
     fields["sampling"] |= {"max_tokens": 100, "seed": 1}
     tool = {**TOOL, "parameters": json.dumps(TOOL["parameters"])}
     message = {"role": types_pb2.ROLE_USER, "parts": [{"text": "hello"}]}
@@ -205,11 +205,11 @@ def test_chats_with_tools_and_reasoning(llm: LLM, service: Service, variables: d
     free, called = answers(service, specs)
     given: dict[str, Any] = {"tools": [{"type": "function", "function": TOOL}], "chat_template_kwargs": variables}
     talk = [{"role": "user", "content": "hello"}]
-    (mine,) = llm.chat(talk, knobs, **given)
+    (mine,) = llm.chat(talk, params, **given)
     same(mine, free)
     assert mine.prompt is not None and mine.prompt.startswith("hello") and "weather" in mine.prompt
     assert bool(mine.outputs[0].reasoning) is bool(variables)
-    (calling,) = llm.chat(talk, knobs, tool_choice="required", **given)
+    (calling,) = llm.chat(talk, params, tool_choice="required", **given)
     same(calling, called)
     assert variables or ("weather", "{}") in [(one.name, one.arguments) for one in calling.outputs[0].tool_calls]
-    assert [one.outputs for one in llm.chat([talk, talk], knobs, **given)] == [mine.outputs] * 2
+    assert [one.outputs for one in llm.chat([talk, talk], params, **given)] == [mine.outputs] * 2

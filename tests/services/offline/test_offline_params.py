@@ -24,13 +24,13 @@ ELSEWHERE = (
 )
 
 
-def filled(**knobs: Any) -> types_pb2.GenerationSpec:  # noqa: ANN401 # each of its field's type
+def filled(**given: Any) -> types_pb2.GenerationSpec:  # noqa: ANN401 # each of its field's type
     spec = types_pb2.GenerationSpec()
-    fill(spec, SamplingParams(**knobs))
+    fill(spec, SamplingParams(**given))
     return spec
 
 
-def test_every_field_of_the_contract_is_a_knob_or_said_not_to_be() -> None:
+def test_every_field_of_the_contract_is_a_parameter_or_said_not_to_be() -> None:
     above = {path[:at] for path in PATHS.values() for at, char in enumerate(path) if char == "."}
     below = {name for name in BUILT if any(name.startswith(f"{path}.") for path in PATHS.values())}  # map entries
     others = {name for name in BUILT if any(name == one or name.startswith(f"{one}.") for one in PROMPT + ELSEWHERE)}
@@ -68,7 +68,7 @@ def test_each_kind_of_value() -> None:
 
 
 @pytest.mark.parametrize(
-    ("knobs", "field", "said"),
+    ("given", "field", "said"),
     [
         ({"max_tokens": -1}, "max_tokens", "-1"),
         ({"max_tokens": 1.5}, "max_tokens", "1.5"),
@@ -83,16 +83,16 @@ def test_each_kind_of_value() -> None:
         ({"json_schema": "{}", "json_object": True}, "constraint", "json_schema and json_object exclude each other"),
     ],
 )
-def test_what_a_field_cannot_carry_is_refused_by_name(knobs: dict[str, Any], field: str, said: str) -> None:
+def test_what_a_field_cannot_carry_is_refused_by_name(given: dict[str, Any], field: str, said: str) -> None:
     with pytest.raises(ServiceError, match=said) as caught:
-        filled(**knobs)
+        filled(**given)
     assert (caught.value.reason, caught.value.field) == ("INVALID_PARAMETER", field)
 
 
 def test_a_mapping_is_as_good_and_nothing_else() -> None:
     assert params_of({"seed": 3}) == SamplingParams(seed=3)
     assert params_of(None) == SamplingParams()
-    with pytest.raises(TypeError, match=r"'max_token' is no knob of a generation; did you mean 'max_tokens'\?"):
+    with pytest.raises(TypeError, match=r"'max_token' is no parameter of a generation; did you mean 'max_tokens'\?"):
         params_of({"max_token": 3})
     with pytest.raises(TypeError, match="int is no SamplingParams"):
         params_of(3)  # type: ignore[arg-type] # as a caller without types may

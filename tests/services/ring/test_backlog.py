@@ -10,7 +10,7 @@ import zmq
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from sluice_server.services.messages.details import Tokenized
+from sluice_server.services.messages.details import Load, Tokenized
 from sluice_server.services.messages.messages import (
     Blob,
     BlobChunk,
@@ -18,7 +18,6 @@ from sluice_server.services.messages.messages import (
     Envelope,
     Failed,
     KeepTrace,
-    Load,
     Message,
     OfNoRequest,
     OpenSerials,

@@ -14,14 +14,13 @@ import pytest
 import zmq
 
 from sluice_server.engine.request import SamplingParams
-from sluice_server.services.messages.details import Tokenized
+from sluice_server.services.messages.details import Load, Tokenized
 from sluice_server.services.messages.messages import (
     Blob,
     BlobChunk,
     Cancel,
     Envelope,
     Failed,
-    Load,
     Message,
     OfNoRequest,
     Probe,

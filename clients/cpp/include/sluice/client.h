@@ -16,7 +16,7 @@ namespace sluice {
 
 class Pool;
 
-// Talks to one or several servers, connecting when it is first used. Safe to use from several threads. Streams and
+// A client of one or several servers, connecting when it is first used. Safe to use from several threads. Streams and
 // sessions outlive it.
 class Client {
  public:
@@ -31,7 +31,7 @@ class Client {
   Stream stream(const Request& request);
   // Many generations on one call, each with its own credit.
   Session converse();
-  // Ends a generation by its id, through any gateway; one that has ended is none.
+  // Ends a generation by its id, through any gateway; does nothing if it has ended.
   void cancel(const std::string& generation_id);
 
  private:

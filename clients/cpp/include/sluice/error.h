@@ -15,7 +15,7 @@
 
 namespace sluice {
 
-// A field of the request that is not as it must be.
+// A field of the request whose value is not allowed.
 struct Violation {
   std::string field;
   std::string description;
@@ -24,7 +24,7 @@ struct Violation {
 // How something failed, as a value.
 struct Failure {
   grpc::StatusCode code = grpc::StatusCode::UNKNOWN;
-  // What, with which value, against which limit, and what to do.
+  // What failed, the value, the limit, and what to do.
   std::string message = {};
   // Of ErrorInfo, such as "QUEUE_FULL"; "" where the server sent none (its transport failed).
   std::string reason = {};
@@ -34,7 +34,7 @@ struct Failure {
   std::optional<Duration> retry_after = {};
   std::vector<Violation> violations = {};
   std::string generation_id = {};
-  // Number of the last delta that the server told; 0 without one.
+  // Sequence number of the last delta that the server sent; 0 without one.
   std::uint64_t last_seq = 0;
   // Tokens used until then; absent when it had not begun.
   std::optional<v1::Usage> usage = {};

@@ -1,4 +1,4 @@
-// How a client reaches its servers, and how stubborn it is.
+// How a client reaches its servers, and when it repeats calls.
 #pragma once
 
 #include <chrono>
@@ -29,7 +29,7 @@ struct RetryPolicy {
   // Pause before the second; it doubles with each, up to `max_delay`.
   Duration first_delay = std::chrono::milliseconds(50);
   Duration max_delay = std::chrono::seconds(2);
-  // How long a broken generation is tried without news of it, and the longest RetryInfo that is obeyed; 0 never resumes
+  // How long a lost generation is tried without an event, and the longest RetryInfo that is obeyed; 0 never resumes
   // one.
   Duration patience = std::chrono::seconds(30);
 

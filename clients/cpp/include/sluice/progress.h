@@ -1,4 +1,4 @@
-// What a client has received of one generation, and what it takes to go on with it elsewhere. Knows no call.
+// What a client has received of one generation, and the request for the rest of it. No I/O.
 #pragma once
 
 #include <cstddef>
@@ -32,9 +32,9 @@ struct Progress {
 
   // Whether the server keeps it when its connection is lost.
   bool detaches() const;
-  // Whether going on means to resume; else it is asked for again.
+  // Whether to go on by ResumeGenerate; otherwise the request is sent again.
   bool has_begun() const;
-  // Whether a lost connection can be made good: by ids, from nothing, or as its server keeps it.
+  // Whether it can go on after its connection was lost: by its ids, from the beginning, or kept by its server.
   bool can_go_on() const;
   // The spec of ResumeGenerate. Without all ids it has no prompt, so that no gateway begins again behind what is here.
   v1::GenerationSpec rest() const;

@@ -13,7 +13,7 @@
 
 namespace sluice {
 
-// A prompt and its knobs. What is not set stays absent, and takes the model's own default.
+// A prompt and its options. What is not set stays absent, and takes the model's own default.
 class Request {
  public:
   Request(const char* text);

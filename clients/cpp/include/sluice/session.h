@@ -37,7 +37,7 @@ class Generation : public Deltas<Generation> {
 
   // The next delta, valid until the next call, which gives back its credit; nullptr at the end. Throws Error.
   const v1::Delta* next();
-  // Allows so many tokens more.
+  // Lets the server sample so many more tokens.
   void grant(std::uint32_t tokens);
   // More prompt, while the input is open.
   void append(const std::string& text);
@@ -45,7 +45,7 @@ class Generation : public Deltas<Generation> {
   void close_input();
   // Changes parameters from the next token on.
   void update(const v1::Update& update);
-  // Ends it; whoever reads gets Cancelled.
+  // Ends it; its reader gets Cancelled.
   void cancel();
   const Progress& progress() const;
   int num_broken() const;
@@ -54,7 +54,7 @@ class Generation : public Deltas<Generation> {
   std::unique_ptr<Opened> opened_;
 };
 
-// What ran on a call that is lost goes on by resuming; what comes later is opened on a new call.
+// When the call is lost, its generations are resumed, and later ones are opened on a new call.
 class Session {
  public:
   explicit Session(std::unique_ptr<Wires> wires);

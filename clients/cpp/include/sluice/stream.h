@@ -21,11 +21,11 @@ class Stream : public Deltas<Stream> {
 
   // The next delta, valid until the next call; nullptr at the end. Throws Error.
   const v1::Delta* next();
-  // Ends the generation, from any thread; whoever reads gets Cancelled.
+  // Ends the generation, from any thread; its reader gets Cancelled.
   void cancel();
   // What was received; read it from the thread that reads the stream.
   const Progress& progress() const;
-  // Times that its connection was lost and it went on.
+  // Number of times that its connection was lost and it was resumed.
   int num_broken() const;
 
  private:

@@ -26,12 +26,12 @@ if TYPE_CHECKING:
     from sluice.errors import Unauthenticated as Unauthenticated
     from sluice.errors import Unavailable as Unavailable
     from sluice.errors import Unimplemented as Unimplemented
-    from sluice.knobs import Knobs as Knobs
-    from sluice.knobs import Prompt as Prompt
-    from sluice.knobs import chat as chat
     from sluice.retry import NEVER as NEVER
     from sluice.retry import RetryPolicy as RetryPolicy
     from sluice.settings import Tls as Tls
+    from sluice.spec import GenerateOptions as GenerateOptions
+    from sluice.spec import Prompt as Prompt
+    from sluice.spec import chat as chat
 
 _ERRORS = (
     "Aborted",
@@ -54,12 +54,12 @@ _HOMES = {
     "AsyncClient": "sluice.aio.client",
     "Client": "sluice.client",
     "Completion": "sluice.completion",
-    "Knobs": "sluice.knobs",
+    "GenerateOptions": "sluice.spec",
     "NEVER": "sluice.retry",
-    "Prompt": "sluice.knobs",
+    "Prompt": "sluice.spec",
     "RetryPolicy": "sluice.retry",
     "Tls": "sluice.settings",
-    "chat": "sluice.knobs",
+    "chat": "sluice.spec",
     **dict.fromkeys(_ERRORS, "sluice.errors"),
 }
 __all__ = sorted(_HOMES)

@@ -6,10 +6,10 @@ from sluice.retry import Retries, RetryPolicy
 
 
 class Attempts:
-    """Of a generation with `progress`, or of a call that answers once.
+    """The attempts at a generation with `progress`, or at a call that answers once.
 
     Attributes:
-        num_broken: times that it was lost after it had been accepted, and went on.
+        num_broken: number of times that it was lost after it had been accepted, and was resumed.
     """
 
     def __init__(self, policy: RetryPolicy, timeout_s: float | None, now: float, progress: Progress | None) -> None:

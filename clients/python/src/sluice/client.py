@@ -10,12 +10,12 @@ import grpc
 from sluice.attempts import Attempts
 from sluice.completion import Completion
 from sluice.errors import from_rpc
-from sluice.knobs import Knobs, Prompt, build
 from sluice.pool import Pool
 from sluice.progress import Progress
 from sluice.retry import RetryPolicy
 from sluice.session import Session
 from sluice.settings import Settings, Tls, channel_options, targets_of
+from sluice.spec import GenerateOptions, Prompt, build
 from sluice.stream import Line, Stream, cancel_generation, once
 from sluice.v1 import control_pb2, inference_pb2, types_pb2
 
@@ -23,7 +23,7 @@ _T = TypeVar("_T")
 
 
 class Client:
-    """Talks to one or several servers. Thread-safe. Every method raises SluiceError.
+    """A client of one or several servers. Thread-safe. Every method raises SluiceError.
 
     Args:
         target: host:port, or several.
@@ -31,7 +31,7 @@ class Client:
         tls: None is plaintext; Tls() trusts the host's authorities.
         timeout_s: deadline of calls that name none.
         channels: connections at most.
-        retry: how stubborn it is; `sluice.NEVER` repeats and resumes nothing.
+        retry: when failed calls are repeated; `sluice.NEVER` repeats and resumes nothing.
     """
 
     def __init__(
@@ -66,18 +66,20 @@ class Client:
         for line in self._pool.lines():
             line.channel.close()
 
-    def generate(self, prompt: Prompt, *, timeout_s: float | None = None, **knobs: Unpack[Knobs]) -> Completion:
-        """The whole answer at once. A call whose server is lost is made again, from the beginning."""
-        request = inference_pb2.GenerateRequest(spec=build(prompt, knobs))
+    def generate(
+        self, prompt: Prompt, *, timeout_s: float | None = None, **options: Unpack[GenerateOptions]
+    ) -> Completion:
+        """Returns the whole answer at once. A call whose server is lost is repeated from the beginning."""
+        request = inference_pb2.GenerateRequest(spec=build(prompt, options))
         metadata = self._settings.metadata()
         found = self._once(
             lambda line, left: line.inference.Generate(request, timeout=left, metadata=metadata), timeout_s
         )
         return Completion(found)
 
-    def stream(self, prompt: Prompt, *, timeout_s: float | None = None, **knobs: Unpack[Knobs]) -> Stream:
-        """The answer as it is made: iterate over it. A broken connection is made good on the way."""
-        progress = Progress(build(prompt, knobs))
+    def stream(self, prompt: Prompt, *, timeout_s: float | None = None, **options: Unpack[GenerateOptions]) -> Stream:
+        """The answer as it is made: iterate over it. It is resumed when its connection is lost."""
+        progress = Progress(build(prompt, options))
         return Stream(self._pool, progress, self._attempts(timeout_s, progress), self._settings.metadata())
 
     def converse(self) -> Session:
@@ -85,11 +87,11 @@ class Client:
         return Session(self._pool, self._attempts, self._settings.metadata())
 
     def cancel(self, generation_id: str) -> None:
-        """End a generation by its id; one that has ended already is none."""
+        """End a generation by its id; does nothing if it has ended."""
         cancel_generation(self._pool, generation_id, self._settings.metadata())
 
     def tokenize(self, prompt: str | types_pb2.Chat, *, timeout_s: float | None = None) -> list[int]:
-        """Ids of a prompt."""
+        """Returns the token ids of a prompt."""
         request = inference_pb2.TokenizeRequest()
         if isinstance(prompt, str):
             request.text = prompt
@@ -102,7 +104,7 @@ class Client:
         return [token.id for token in found.tokens]
 
     def detokenize(self, token_ids: Sequence[int], *, timeout_s: float | None = None) -> str:
-        """Text of ids."""
+        """Returns the text of token ids."""
         request = inference_pb2.DetokenizeRequest(token_ids=token_ids)
         metadata = self._settings.metadata()
         return self._once(
@@ -110,7 +112,7 @@ class Client:
         ).text
 
     def models(self, *, timeout_s: float | None = None) -> list[control_pb2.Model]:
-        """What is served."""
+        """Returns the models that the server has."""
         request, metadata = control_pb2.ListModelsRequest(), self._settings.metadata()
         found = self._once(
             lambda line, left: line.control.ListModels(request, timeout=left, metadata=metadata), timeout_s
@@ -118,14 +120,14 @@ class Client:
         return list(found.models)
 
     def server_info(self, *, timeout_s: float | None = None) -> control_pb2.GetServerInfoResponse:
-        """Version, features and limits of the server."""
+        """Returns version, features and limits of the server."""
         request, metadata = control_pb2.GetServerInfoRequest(), self._settings.metadata()
         return self._once(
             lambda line, left: line.control.GetServerInfo(request, timeout=left, metadata=metadata), timeout_s
         )
 
     def watch_load(self, interval_s: float = 1.0) -> Generator[control_pb2.Load, None, None]:
-        """The load of a gateway, again and again until the loop is left."""
+        """Yields the load of a gateway every `interval_s` seconds until the loop is left."""
         request = control_pb2.WatchLoadRequest()
         request.interval.FromNanoseconds(int(interval_s * 1e9))
         lease = self._pool.lease()

@@ -1,4 +1,4 @@
-"""A whole answer."""
+"""The answer of a call that returns a generation as a whole."""
 
 import dataclasses
 
@@ -7,7 +7,7 @@ from sluice.v1 import inference_pb2, types_pb2
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Completion:
-    """What Generate answered. `response` has all of it; the rest are the common short ways."""
+    """The answer of Generate. `response` has all of it; the properties are short ways to its common parts."""
 
     response: inference_pb2.GenerateResponse
 

@@ -11,7 +11,7 @@ class Credit:
         self._taken = 0
 
     def take(self, num_tokens: int) -> int:
-        """The reader took a delta of so many sampled tokens; the grant to send now, 0 for none."""
+        """Note a delta of `num_tokens` sampled tokens that was read. Returns the grant to send now, 0 for none."""
         self._taken += num_tokens
         if not self._step or self._taken < self._step:
             return 0

@@ -1,4 +1,4 @@
-"""What a call can end with: one class per gRPC code, filled from google.rpc details. Knows no channel."""
+"""Errors of a call: one class for each gRPC code, filled from google.rpc details."""
 
 import dataclasses
 from collections.abc import Iterable, Mapping
@@ -17,7 +17,7 @@ _CODES: Mapping[int, grpc.StatusCode] = {code.value[0]: code for code in grpc.St
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Violation:
-    """A field of the request that is not as it must be."""
+    """A field of the request whose value is not allowed."""
 
     field: str
     description: str
@@ -29,12 +29,12 @@ class SluiceError(Exception):
     Attributes:
         code: the gRPC status code.
         reason: of ErrorInfo, such as "QUEUE_FULL"; "" where the server sent none (its transport failed).
-        message: what, with which value, against which limit, and what to do.
+        message: what failed, the value, the limit, and what to do.
         metadata: of ErrorInfo.
         retry_after_s: seconds after which trying again makes sense; None when the server named none.
         violations: the fields at fault.
         generation_id: the generation that failed; "" when it had none.
-        last_seq: sequence number of the last delta that the server told; 0 without one.
+        last_seq: sequence number of the last delta that the server sent; 0 without one.
         usage: tokens used until then; None when it had not begun.
         trace_id: of the server's trace; "" without one.
     """
@@ -89,13 +89,13 @@ class Unauthenticated(SluiceError):
 
 
 class ResourceExhausted(SluiceError):
-    """No room, or the quota is used up: see `retry_after_s`."""
+    """A queue or cache is full, or the quota is used up: see `retry_after_s`."""
 
     code = grpc.StatusCode.RESOURCE_EXHAUSTED
 
 
 class FailedPrecondition(SluiceError):
-    """It cannot be done as the server stands: another revision, or it would never fit."""
+    """The server's state does not allow it: another revision is served, or the request would never fit."""
 
     code = grpc.StatusCode.FAILED_PRECONDITION
 
@@ -119,7 +119,7 @@ class Unimplemented(SluiceError):
 
 
 class InternalError(SluiceError):
-    """The server's own fault."""
+    """An error inside the server."""
 
     code = grpc.StatusCode.INTERNAL
 
@@ -146,7 +146,7 @@ _KINDS: Mapping[grpc.StatusCode, type[SluiceError]] = {kind.code: kind for kind 
 
 
 def from_rpc(error: grpc.RpcError) -> SluiceError:
-    """From what grpc raised, blocking or not."""
+    """Returns the error for an exception of grpc, blocking or asyncio."""
     if not isinstance(error, grpc.Call | grpc.aio.AioRpcError):
         return SluiceError(str(error))
     metadata = {key: value for key, value in error.trailing_metadata() or ()}
@@ -159,7 +159,7 @@ def from_rpc(error: grpc.RpcError) -> SluiceError:
 
 
 def from_failed(failed: inference_pb2.Failed) -> SluiceError:
-    """From the last frame of a generation of Converse."""
+    """Returns the error in the last frame of a generation of Converse."""
     found = _made(_CODES.get(failed.code, grpc.StatusCode.UNKNOWN), failed.message, failed.details)
     found.generation_id = failed.generation_id
     found.last_seq = failed.last_seq

@@ -7,10 +7,10 @@ from sluice.v1 import inference_pb2, types_pb2
 
 
 class Frames:
-    """Under one tag.
+    """Makes the frames of one generation, under its tag.
 
     Attributes:
-        has_appended: its prompt came in pieces, which no resumption can tell again.
+        has_appended: its prompt came in pieces, so that it cannot be resumed by another server.
     """
 
     def __init__(self, tag: int, progress: Progress) -> None:
@@ -21,7 +21,7 @@ class Frames:
     def open(
         self, spec: types_pb2.GenerationSpec, keep_input_open: bool, timeout_s: float | None
     ) -> inference_pb2.ConverseRequest:
-        """Its first."""
+        """The first frame of the generation."""
         opening = inference_pb2.Open(spec=spec, keep_input_open=keep_input_open or None)
         if timeout_s is not None:
             deadline = Duration()
@@ -31,11 +31,11 @@ class Frames:
         return inference_pb2.ConverseRequest(tag=self._tag, open=opening)
 
     def grant(self, tokens: int) -> inference_pb2.ConverseRequest:
-        """More credit."""
+        """A grant of more credit."""
         return inference_pb2.ConverseRequest(tag=self._tag, grant=inference_pb2.Grant(tokens=tokens))
 
     def append(self, piece: str | list[int]) -> inference_pb2.ConverseRequest:
-        """More prompt: text or ids."""
+        """A frame with more prompt: text or ids."""
         append = inference_pb2.Append()
         if isinstance(piece, str):
             append.text = piece
@@ -44,14 +44,14 @@ class Frames:
         return inference_pb2.ConverseRequest(tag=self._tag, append=append)
 
     def close_input(self) -> inference_pb2.ConverseRequest:
-        """The prompt is complete."""
+        """The frame that says that the prompt is complete."""
         return inference_pb2.ConverseRequest(tag=self._tag, close_input=inference_pb2.CloseInput())
 
     def update(self, update: inference_pb2.Update) -> inference_pb2.ConverseRequest:
-        """Other parameters, noted for a resumption."""
+        """A change of parameters, also noted for a resumption."""
         self._progress.update(update)
         return inference_pb2.ConverseRequest(tag=self._tag, update=update)
 
     def cancel(self) -> inference_pb2.ConverseRequest:
-        """The end."""
+        """The frame that cancels the generation."""
         return inference_pb2.ConverseRequest(tag=self._tag, cancel=inference_pb2.Cancel())

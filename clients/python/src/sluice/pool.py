@@ -1,4 +1,4 @@
-"""The channels of one client: opened as calls overlap, shared out by who has fewest calls. Knows no method."""
+"""The channels of one client: opened as calls overlap; a call takes the one with fewest calls."""
 
 import threading
 from collections.abc import Callable, Sequence
@@ -8,7 +8,7 @@ _L = TypeVar("_L")
 
 
 class Lease(Generic[_L]):
-    """A line that a call uses. Release it."""
+    """A line in use by a call, which releases it at its end."""
 
     def __init__(self, line: _L) -> None:
         self.line = line
@@ -16,8 +16,8 @@ class Lease(Generic[_L]):
 
 
 class Pool(Generic[_L]):
-    """Lines by least use. A call that failed on one goes to another: gateways that share a port are told apart by
-    connection only."""
+    """Lends the line with fewest calls. A call that failed on one line goes to another: gateways that share a port
+    differ by connection only."""
 
     def __init__(self, open_line: Callable[[str, int], _L], targets: Sequence[str], size: int) -> None:
         self._open_line = open_line
@@ -40,12 +40,12 @@ class Pool(Generic[_L]):
             return best
 
     def release(self, lease: Lease[_L]) -> None:
-        """A call has ended."""
+        """Give a line back at the end of a call."""
         with self._lock:
             lease.num_calls -= 1
 
     def lines(self) -> list[_L]:
-        """All that are open; the pool forgets them."""
+        """Remove all open lines from the pool and return them, to be closed."""
         with self._lock:
             found, self._leases = [one.line for one in self._leases], []
             return found

@@ -1,6 +1,6 @@
-"""What a client has received of one generation, and how to ask for the rest of it. Pure.
+"""What a client has received of one generation, and the request for the rest of it. Pure: no I/O, no clock.
 
-Events come in (of StreamGenerate, ResumeGenerate or Converse); deltas not seen before go out. Knows no call.
+Events come in (of StreamGenerate, ResumeGenerate or Converse); deltas not seen before go out.
 """
 
 from typing import TypeAlias
@@ -48,7 +48,7 @@ class Progress:
 
     @property
     def can_go_on(self) -> bool:
-        """Whether a lost connection can be made good: by ids, from nothing, or as its server keeps it."""
+        """Whether it can go on after its connection was lost: by its ids, from the beginning, or kept by its server."""
         return not self.last_seq or self.detaches or self._received.has_all_ids
 
     @property

@@ -6,20 +6,20 @@ import grpc
 
 from sluice.errors import SluiceError
 
-# The door is shut or full for now: asking again, there or elsewhere, may help. A deadline that cannot be met also comes
-# with RetryInfo, but what helps it is more time.
+# The server is stopping or full for now: another attempt, there or elsewhere, may succeed. A deadline that cannot be
+# met also comes with RetryInfo, but only more time helps it.
 _NOT_WORTH_IT = frozenset({"DEADLINE_UNATTAINABLE"})
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class RetryPolicy:
-    """How stubborn a client is.
+    """When a client repeats and resumes failed calls.
 
     Attributes:
         attempts: calls made at most before a generation is accepted; 1 never repeats one.
         first_delay_s: pause before the second; it doubles with each.
-        max_delay_s: longest pause of our own choice.
-        patience_s: how long a broken generation is tried without news of it, and the longest wait that a server may
+        max_delay_s: longest pause that the client itself chooses.
+        patience_s: how long a lost generation is tried without an event, and the longest wait that a server may
             ask for (RetryInfo) that is obeyed and not raised. 0 never resumes.
     """
 
@@ -33,7 +33,7 @@ NEVER = RetryPolicy(attempts=1, patience_s=0.0)
 
 
 class Retries:
-    """The failures of one call so far."""
+    """Counts the failures of one call."""
 
     def __init__(self, policy: RetryPolicy, now: float) -> None:
         self._policy = policy
@@ -41,7 +41,7 @@ class Retries:
         self._news_s = now
 
     def progressed(self, now: float) -> None:
-        """There was news: what failed before does not count any more."""
+        """Note that an event arrived: earlier failures no longer count."""
         self._num_failed = 0
         self._news_s = now
 

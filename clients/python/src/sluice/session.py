@@ -1,6 +1,6 @@
 """Many generations on one Converse call, each with its own credit; blocking. A thread reads the call for all of them.
 
-A call that is lost is made good: what ran goes on by ResumeGenerate, what comes later is opened on a new call. Stops
+When the call is lost, its generations go on by ResumeGenerate, and later ones are opened on a new call. Stops
 writing to a call once its server has ended it: grpc reports the status from the read side.
 """
 
@@ -17,9 +17,9 @@ from sluice import errors
 from sluice.attempts import Attempts
 from sluice.credit import DEFAULT_WINDOW, Credit
 from sluice.frames import Frames
-from sluice.knobs import Knobs, Prompt, build
 from sluice.pool import Pool
 from sluice.progress import Progress
+from sluice.spec import GenerateOptions, Prompt, build
 from sluice.stream import Line, Metadata, Stream
 from sluice.v1 import inference_pb2, types_pb2
 
@@ -36,7 +36,7 @@ class Session:
         self._pool = pool
         self._attempts = attempts
         self._metadata = metadata
-        self._wires: list[Wire] = []  # the last takes what is opened; those before it come to their end
+        self._wires: list[Wire] = []  # new generations go to the last; those before it finish
         self._lock = threading.Lock()
 
     def __enter__(self) -> Self:
@@ -54,7 +54,7 @@ class Session:
         grants: bool = True,
         keep_input_open: bool = False,
         timeout_s: float | None = None,
-        **knobs: Unpack[Knobs],
+        **options: Unpack[GenerateOptions],
     ) -> "Generation":
         """Start a generation.
 
@@ -64,7 +64,7 @@ class Session:
             keep_input_open: sampling waits for `close_input`; `append` brings more prompt.
             timeout_s: its deadline.
         """
-        spec = build(prompt, knobs)
+        spec = build(prompt, options)
         if window is not None:
             spec.credit_window = window
         progress = Progress(spec)
@@ -76,7 +76,7 @@ class Session:
         return generation
 
     def ping(self) -> None:
-        """Go to the server and back on the stream. Raises SluiceError when it is lost or does not answer."""
+        """Send a ping on the stream and wait for its answer. Raises SluiceError when it is lost or does not answer."""
         self._open_wire().ping()
 
     def _open_wire(self) -> "Wire":
@@ -103,7 +103,7 @@ class Generation:
 
     @property
     def num_broken(self) -> int:
-        """Times that its connection was lost and it went on."""
+        """Number of times that its connection was lost and it was resumed."""
         return self._rest.num_broken
 
     def __iter__(self) -> Iterator[types_pb2.Delta]:
@@ -123,7 +123,7 @@ class Generation:
         return "".join(delta.text for delta in self if delta.output_index == 0)
 
     def grant(self, tokens: int) -> None:
-        """Allow so many tokens more; 0 does nothing."""
+        """Let the server sample `tokens` more; 0 does nothing."""
         if tokens:
             self._wire.send(self.frames.grant(tokens))
 
@@ -140,14 +140,14 @@ class Generation:
         self._wire.send(self.frames.update(update))
 
     def cancel(self) -> None:
-        """End it; whoever iterates gets Cancelled."""
+        """End it; its iterator raises Cancelled."""
         self._wire.send(self.frames.cancel())
         if self._wire.is_lost:
             self._rest.cancel()
 
 
 class Wire:
-    """One Converse call: who has which tag, and the thread that reads it."""
+    """One Converse call: its generations by tag, and the thread that reads it."""
 
     def __init__(self, pool: Pool[Line], metadata: Metadata) -> None:
         self.takes_more = True
@@ -165,11 +165,11 @@ class Wire:
         self._reading.start()
 
     def next_tag(self) -> int:
-        """Above every tag before it."""
+        """Returns a tag above all tags before it."""
         return next(self._tags)
 
     def start(self, generation: Generation, frame: inference_pb2.ConverseRequest) -> None:
-        """Send its open; the news under its tag are its own from now on."""
+        """Send the open frame of a generation; frames under its tag are delivered to it from now on."""
         with self._lock:
             self._generations[frame.tag] = generation
             if not self.is_lost:

@@ -1,4 +1,4 @@
-"""How a client reaches its servers: addresses, TLS, key, how stubborn it is; and the channel arguments of all that."""
+"""How a client reaches its servers: addresses, TLS, key, retry policy, and the arguments of its channels."""
 
 import dataclasses
 import ipaddress
@@ -28,7 +28,7 @@ class Tls:
     key: str | os.PathLike[str] | None = None
 
     def credentials(self) -> grpc.ChannelCredentials:
-        """Raises OSError for a file that cannot be read, ValueError for half a pair."""
+        """Raises OSError for a file that cannot be read, ValueError for a certificate or key alone."""
         if (self.certificate is None) != (self.key is None):
             raise ValueError("certificate and key are needed together")
         files = [None if path is None else Path(path).read_bytes() for path in (self.ca, self.key, self.certificate)]
@@ -37,7 +37,7 @@ class Tls:
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Settings:
-    """All that a client was told.
+    """The settings of a client.
 
     Attributes:
         targets: host:port of each server, or what else grpc resolves.
@@ -56,7 +56,7 @@ class Settings:
     trace: Trace = current_trace
 
     def __post_init__(self) -> None:
-        """Raises ValueError rather than send a key where others could read it."""
+        """Raises ValueError for a key that would be sent in plaintext to another host."""
         if not self.targets or self.channels < 1:
             raise ValueError("a client needs an address and at least one channel")
         for target in self.targets:
@@ -64,12 +64,12 @@ class Settings:
                 raise ValueError(f"the token would be sent to {target} in plaintext: give tls=sluice.Tls()")
 
     def metadata(self) -> tuple[tuple[str, str], ...]:
-        """What goes with a call made now."""
+        """Returns the metadata of a call made now."""
         return (*([("authorization", f"Bearer {self.token}")] if self.token else []), *self.trace())
 
 
 def targets_of(target: str | Sequence[str]) -> tuple[str, ...]:
-    """One address or several."""
+    """Returns the addresses as a tuple, from one or several."""
     return (target,) if isinstance(target, str) else tuple(target)
 
 

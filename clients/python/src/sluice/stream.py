@@ -1,4 +1,4 @@
-"""One generation, read as it is made; blocking. Goes on by itself when its connection breaks or its gateway dies."""
+"""One generation, read as it is made; blocking. It is resumed when its connection breaks or its gateway ends."""
 
 import random
 import time
@@ -49,7 +49,7 @@ class Stream:
 
     @property
     def num_broken(self) -> int:
-        """Times that its connection was lost and it went on."""
+        """Number of times that its connection was lost and it was resumed."""
         return self._attempts.num_broken
 
     def __iter__(self) -> Iterator[types_pb2.Delta]:
@@ -71,7 +71,7 @@ class Stream:
         return "".join(delta.text for delta in self if delta.output_index == 0)
 
     def cancel(self) -> None:
-        """End the generation, from any thread; whoever iterates gets Cancelled."""
+        """End the generation, from any thread; its iterator raises Cancelled."""
         self._is_cancelled = True
         accepted = self.progress.accepted
         if self.progress.detaches and accepted is not None:
@@ -129,7 +129,7 @@ def once(pool: Pool[Line], attempts: Attempts, ask: Callable[[Line, float | None
 
 
 def cancel_generation(pool: Pool[Line], generation_id: str, metadata: Metadata) -> None:
-    """End a generation by its id, through any gateway; one that has ended is none. Raises SluiceError."""
+    """End a generation by its id, through any gateway; does nothing if it has ended. Raises SluiceError."""
     request = inference_pb2.CancelGenerationRequest(generation_id=generation_id)
     lease = pool.lease()
     try:

@@ -38,7 +38,7 @@ def test_the_cache_gets_what_weights_steps_and_others_leave() -> None:
 
 
 @pytest.mark.parametrize(("available", "peak", "recorded"), [(80, 72, 0), (20, 15, 0), (80, 60, 12)])
-def test_no_room_names_the_knob(available: int, peak: int, recorded: int) -> None:
+def test_no_room_names_the_option(available: int, peak: int, recorded: int) -> None:
     said = rf"--gpu-memory-utilization: 0\.9 of 81920 MiB.* {recorded * 1024} MiB of recorded steps; raise it"
     with pytest.raises(ServiceError, match=said):
         room(80 * GIB, available * GIB, peak * GIB, recorded * GIB, 0.9)
@@ -144,7 +144,7 @@ def full(*arguments: object, **named: object) -> None:
         ("Model.new_cache", r"--kv-cache-tokens: .* for a cache of \d+ MiB; set --kv-cache-tokens lower"),
     ],
 )
-def test_weights_or_a_cache_that_do_not_fit_name_their_knob(
+def test_weights_or_a_cache_that_do_not_fit_name_their_option(
     where: str, said: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     directory = make_checkpoint(tmp_path, Shape(kv_heads=1))
@@ -162,7 +162,7 @@ def test_weights_or_a_cache_that_do_not_fit_name_their_knob(
         ("overlap", "--gpu-memory-utilization: .* for recorded steps of 4 rows beside the cache; lower it"),
     ],
 )
-def test_steps_that_do_not_fit_name_their_knob(where: str, said: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_steps_that_do_not_fit_name_their_option(where: str, said: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """As on a GPU, of which nothing else is asked."""
     for name in ("CudaDevice", "recorded_bytes", "cuda_room", "overlap"):
         monkeypatch.setattr(build, name, full if name == where else lambda *_: 1)

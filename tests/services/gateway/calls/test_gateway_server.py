@@ -29,7 +29,8 @@ from sluice_server.services.gateway.generation.service import GenerationService
 from sluice_server.services.gateway.oip.service import OpenInference
 from sluice_server.services.gateway.recovery.liveness import UNCHANGED, Liveness
 from sluice_server.services.gateway.requests.manager import MAX_FUTILE_ATTEMPTS
-from sluice_server.services.messages.messages import Load, Probe, Report, Role, Visit
+from sluice_server.services.messages.details import Load
+from sluice_server.services.messages.messages import Probe, Report, Role, Visit
 from sluice_server.services.messages.work import pack_ids
 from tests.services.gateway.fake_ring import (
     SETTINGS,

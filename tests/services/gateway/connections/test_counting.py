@@ -3,6 +3,7 @@ import asyncio
 import grpc
 
 from sluice_server.services.gateway.connections.counting import BUSY_BYTES, Counter
+from sluice_server.services.gateway.connections.resets import Counts
 from tests.services.gateway.fake_ring import running
 from tests.services.gateway.raw_http2 import PING, PREFACE, SETTINGS, frame
 
@@ -35,3 +36,13 @@ async def test_a_connection_that_came_later_is_found() -> None:
             await reader.readuntil(PONG)  # core has seen it
         assert writer.get_extra_info("sockname")[:2] in [one.peer for one in counter.counts(rig.port).busy]
         writer.transport.abort()
+
+
+async def test_a_server_that_has_gone_has_no_connections() -> None:
+    async with running() as rig:
+        await rig.channel.channel_ready()
+        counter, port = Counter(), rig.port
+        failed: grpc.aio.UnaryUnaryMultiCallable[bytes, bytes] = rig.channel.unary_unary("/none/None")
+        assert await failed(b"x" * BUSY_BYTES).code() is grpc.StatusCode.UNIMPLEMENTED
+        assert counter.counts(port).numbers
+    assert counter.counts(port) == Counts([], frozenset())

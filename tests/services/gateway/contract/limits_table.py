@@ -41,7 +41,7 @@ class Edge:
     bad: Sequence[Fields] = ()
 
 
-def knob(group: str, name: str, good: Sequence[object], bad: Sequence[object] = (), **rest: object) -> Edge:
+def field(group: str, name: str, good: Sequence[object], bad: Sequence[object] = (), **rest: object) -> Edge:
     """Of a field in a group of the spec; `rest` goes with it."""
 
     def fields(value: object) -> Fields:
@@ -52,7 +52,7 @@ def knob(group: str, name: str, good: Sequence[object], bad: Sequence[object] = 
 
 def constrained(form: str, good: Sequence[object], bad: Sequence[object]) -> Edge:
     """Of a form of constraint."""
-    return knob("constraint", form, good, bad)
+    return field("constraint", form, good, bad)
 
 
 def chat(**fields: Any) -> Fields:  # noqa: ANN401 # any field of a chat
@@ -82,7 +82,7 @@ def json_of(size: int) -> str:
 
 def duration(group: str, name: str, high_s: int, **rest: object) -> Edge:
     """A time above 0, of `high_s` at most."""
-    return knob(
+    return field(
         group,
         name,
         [{"nanos": 1}, {"seconds": high_s - 1}, {"seconds": high_s}],
@@ -178,84 +178,84 @@ SPEC: Mapping[str, Edge] = {
         [chat(template_variables=json_of(size)) for size in (16 * KIB - 1, 16 * KIB)],
         [chat(template_variables=text) for text in (json_of(16 * KIB + 1), "[]", '{"messages": 1}')],
     ),
-    "sampling.max_tokens": knob("sampling", "max_tokens", [1, CONTEXT - 3, CONTEXT], [0, CONTEXT + 1, 2**32 - 1]),
-    "sampling.min_tokens": knob("sampling", "min_tokens", [0, CONTEXT - 1, CONTEXT], [CONTEXT + 1]),
-    "sampling.temperature": knob("sampling", "temperature", [0.0, LEAST, 99.9, 100.0], [-LEAST, *ABOVE_100]),
-    "sampling.top_k": knob("sampling", "top_k", [0, 2**31 - 2, 2**31 - 1], [2**31]),
-    "sampling.top_p": knob("sampling", "top_p", [LEAST, 0.001, 0.999, 1.0], [0.0, *ABOVE_1]),
-    "sampling.min_p": knob("sampling", "min_p", [0.0, LEAST, 0.999, 1.0], [-LEAST, *ABOVE_1]),
-    "sampling.typical_p": knob("sampling", "typical_p", [LEAST, 0.001, 0.999, 1.0], [0.0, *ABOVE_1]),
-    "sampling.presence_penalty": knob("sampling", "presence_penalty", [-2.0, -LEAST, LEAST, 2.0], BEYOND_2),
-    "sampling.frequency_penalty": knob("sampling", "frequency_penalty", [-2.0, -LEAST, LEAST, 2.0], BEYOND_2),
-    "sampling.repetition_penalty": knob(
+    "sampling.max_tokens": field("sampling", "max_tokens", [1, CONTEXT - 3, CONTEXT], [0, CONTEXT + 1, 2**32 - 1]),
+    "sampling.min_tokens": field("sampling", "min_tokens", [0, CONTEXT - 1, CONTEXT], [CONTEXT + 1]),
+    "sampling.temperature": field("sampling", "temperature", [0.0, LEAST, 99.9, 100.0], [-LEAST, *ABOVE_100]),
+    "sampling.top_k": field("sampling", "top_k", [0, 2**31 - 2, 2**31 - 1], [2**31]),
+    "sampling.top_p": field("sampling", "top_p", [LEAST, 0.001, 0.999, 1.0], [0.0, *ABOVE_1]),
+    "sampling.min_p": field("sampling", "min_p", [0.0, LEAST, 0.999, 1.0], [-LEAST, *ABOVE_1]),
+    "sampling.typical_p": field("sampling", "typical_p", [LEAST, 0.001, 0.999, 1.0], [0.0, *ABOVE_1]),
+    "sampling.presence_penalty": field("sampling", "presence_penalty", [-2.0, -LEAST, LEAST, 2.0], BEYOND_2),
+    "sampling.frequency_penalty": field("sampling", "frequency_penalty", [-2.0, -LEAST, LEAST, 2.0], BEYOND_2),
+    "sampling.repetition_penalty": field(
         "sampling", "repetition_penalty", [1e-30, 99.9, 100.0], [LEAST, 9.9e-31, 0.0, -1.0, *ABOVE_100]
     ),
-    "sampling.logit_bias.key": knob(
+    "sampling.logit_bias.key": field(
         "sampling",
         "logit_bias",
         [{0: 1.0}, {VOCAB - 1: 1.0}, dict.fromkeys(range(1023), 1.0), dict.fromkeys(range(1024), 1.0)],
         [{VOCAB: 1.0}, dict.fromkeys(range(1025), 1.0)],
     ),
-    "sampling.logit_bias.value": knob(
+    "sampling.logit_bias.value": field(
         "sampling",
         "logit_bias",
         [{1: -100.0}, {1: LEAST}, {1: 100.0}],
         [{1: value} for value in (*ABOVE_100, -MOST, -100.1)],
     ),
-    "sampling.seed": knob("sampling", "seed", [0, 2**64 - 1]),
-    "sampling.n": knob("sampling", "n", [1, 127, 128], [0, 129]),
-    "sampling.best_of": knob("sampling", "best_of", [1, 127, 128], [0, 129, 2**32 - 1]),
+    "sampling.seed": field("sampling", "seed", [0, 2**64 - 1]),
+    "sampling.n": field("sampling", "n", [1, 127, 128], [0, 129]),
+    "sampling.best_of": field("sampling", "best_of", [1, 127, 128], [0, 129, 2**32 - 1]),
     "sampling.beam.width": Edge([beam(width=n) for n in (2, 31, 32)], [beam(width=n) for n in (0, 1, 33)]),
     "sampling.beam.length_penalty": Edge(
         [beam(length_penalty=value) for value in (-10.0, LEAST, 9.9, 10.0)],
         [beam(length_penalty=value) for value in (-10.1, 10.1, MOST, -MOST, math.nan)],
     ),
     "sampling.beam.early_stopping": Edge([beam(early_stopping=value) for value in (True, False)]),
-    "sampling.allowed_token_ids": knob(
+    "sampling.allowed_token_ids": field(
         "sampling",
         "allowed_token_ids",
         [[], [VOCAB - 1], list(range(4095)), list(range(4096))],
         [[VOCAB], [1, 1], list(range(4097))],
     ),
-    "sampling.bad_token_ids": knob(
+    "sampling.bad_token_ids": field(
         "sampling",
         "bad_token_ids",
         [[], [VOCAB - 1], list(range(4095)), list(range(4096))],
         [[VOCAB], [1, 1], list(range(4097))],
     ),
-    "sampling.bad_words": knob(
+    "sampling.bad_words": field(
         "sampling",
         "bad_words",
         [[], ["a" * 127], ["a" * 128], ["a"] * 63, ["a"] * 64],
         [[""], [" "], ["a" * 129], ["é" * 65], ["a"] * 65],
     ),
-    "stop.strings": knob(
+    "stop.strings": field(
         "stop",
         "strings",
         [[], ["a" * 255], ["a" * 256], ["a"] * 31, ["a"] * 32],
         [[""], ["a" * 257], ["é" * 129], ["a"] * 33],
     ),
-    "stop.token_ids": knob("stop", "token_ids", [[VOCAB - 1], [1] * 63, [1] * 64], [[VOCAB], [1] * 65]),
-    "stop.include": knob("stop", "include", [True, False], [], strings=["a"]),
-    "stop.ignore_eos": knob("stop", "ignore_eos", [True, False]),
-    "output.logprobs": knob("output", "logprobs", [0, 19, 20], [21, 2**32 - 1]),
-    "output.logprob_token_ids": knob(
+    "stop.token_ids": field("stop", "token_ids", [[VOCAB - 1], [1] * 63, [1] * 64], [[VOCAB], [1] * 65]),
+    "stop.include": field("stop", "include", [True, False], [], strings=["a"]),
+    "stop.ignore_eos": field("stop", "ignore_eos", [True, False]),
+    "output.logprobs": field("output", "logprobs", [0, 19, 20], [21, 2**32 - 1]),
+    "output.logprob_token_ids": field(
         "output",
         "logprob_token_ids",
         [[], [VOCAB - 1], list(range(31)), list(range(32))],
         [[VOCAB], [1, 1], list(range(33))],
         logprobs=0,
     ),
-    "output.prompt_logprobs": knob("output", "prompt_logprobs", [], [21, 2**32 - 1]),  # as with echo
-    "output.echo": knob("output", "echo", [False]),  # true needs more of the ring than this walk plays
-    "output.skip_special_tokens": knob("output", "skip_special_tokens", [True, False]),
-    "output.token_records": knob("output", "token_records", [True, False]),
-    "output.split_sections": knob("output", "split_sections", [False], [True]),
-    "cache.bypass": knob("cache", "bypass", [True, False]),
-    "scheduling.priority": knob("scheduling", "priority", [-1000, 999, 1000], [-1001, 1001]),
+    "output.prompt_logprobs": field("output", "prompt_logprobs", [], [21, 2**32 - 1]),  # as with echo
+    "output.echo": field("output", "echo", [False]),  # true needs more of the ring than this walk plays
+    "output.skip_special_tokens": field("output", "skip_special_tokens", [True, False]),
+    "output.token_records": field("output", "token_records", [True, False]),
+    "output.split_sections": field("output", "split_sections", [False], [True]),
+    "cache.bypass": field("cache", "bypass", [True, False]),
+    "scheduling.priority": field("scheduling", "priority", [-1000, 999, 1000], [-1001, 1001]),
     "scheduling.ttft_target.seconds": TTFT,
     "scheduling.ttft_target.nanos": TTFT,
-    "scheduling.on_disconnect": knob("scheduling", "on_disconnect", [0, 1, 2], [3]),
+    "scheduling.on_disconnect": field("scheduling", "on_disconnect", [0, 1, 2], [3]),
     "scheduling.detach_ttl.seconds": TTL,
     "scheduling.detach_ttl.nanos": TTL,
     "idempotency_key": Edge(
@@ -269,8 +269,8 @@ SPEC: Mapping[str, Edge] = {
     ),
     "resume.generation_id": Edge([], [{"text": "a", "resume": {"generation_id": "x"}}]),
     # This gateway's engines draft nothing: to ask for it is refused by name.
-    "speculation.enabled": knob("speculation", "enabled", [False], []),
-    "speculation.max_tokens": knob("speculation", "max_tokens", [1, 63, 64], [0, 65, 2**32 - 1]),
+    "speculation.enabled": field("speculation", "enabled", [False], []),
+    "speculation.max_tokens": field("speculation", "max_tokens", [1, 63, 64], [0, 65, 2**32 - 1]),
     "resume.after_seq": Edge([], [{"text": "a", "resume": {"after_seq": 1}}]),
     "resume.outputs.output_index": Edge([], [{"text": "a", "resume": {"outputs": [{"output_index": 0}]}}]),
     "resume.outputs.token_ids": Edge([], [{"text": "a", "resume": {"outputs": [{"token_ids": [1]}]}}]),

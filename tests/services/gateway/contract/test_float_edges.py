@@ -91,9 +91,9 @@ def answers(engine: Engine, asked: dict[str, SamplingParams]) -> tuple[dict[str,
 
 
 def test_every_float_of_the_contract_is_walked() -> None:
-    knobs = {"temperature", "top_p", "min_p", "typical_p", "presence_penalty", "frequency_penalty"}
-    knobs |= {"repetition_penalty", "logit_bias.value", "beam.length_penalty"}
-    assert set(FIELDS) == {f"sampling.{name}" for name in knobs}
+    names = {"temperature", "top_p", "min_p", "typical_p", "presence_penalty", "frequency_penalty"}
+    names |= {"repetition_penalty", "logit_bias.value", "beam.length_penalty"}
+    assert set(FIELDS) == {f"sampling.{name}" for name in names}
 
 
 @pytest.mark.parametrize("path", FIELDS)
@@ -140,8 +140,8 @@ def test_edges_go_together(engine: Engine) -> None:
 @pytest.mark.parametrize("value", [5e-324, 1e-40, 1e-30])
 def test_next_to_nothing_leaves_the_most_likely_token(name: str, value: float, engine: Engine) -> None:
     greedy = SamplingParams(max_tokens=6, ignore_eos=True, temperature=0.0)
-    knobs = {"temperature": 1.0, "top_p": 1.0, name: value}
-    tiny = dataclasses.replace(greedy, temperature=knobs["temperature"], top_p=knobs["top_p"])
+    values = {"temperature": 1.0, "top_p": 1.0, name: value}
+    tiny = dataclasses.replace(greedy, temperature=values["temperature"], top_p=values["top_p"])
     tokens, failed = answers(engine, {"greedy": greedy, "tiny": tiny})
     assert failed == {}
     assert tokens["tiny"] == tokens["greedy"]

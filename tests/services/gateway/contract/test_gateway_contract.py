@@ -63,8 +63,8 @@ def test_neutral_values_are_accepted() -> None:
     assert translate.generation(spec(sampling=neutral), 0, SETTINGS).effective is not None
 
 
-def knob_spec(group: str, knob: str, value: object) -> types_pb2.GenerationSpec:
-    fields: dict[str, Any] = {group: {knob: value}}
+def field_spec(group: str, name: str, value: object) -> types_pb2.GenerationSpec:
+    fields: dict[str, Any] = {group: {name: value}}
     return spec("hello", **fields)
 
 
@@ -79,7 +79,7 @@ def error_of(asked: types_pb2.GenerationSpec) -> str:
 
 
 @pytest.mark.parametrize(
-    ("group", "knob", "good", "bad"),
+    ("group", "name", "good", "bad"),
     [
         ("sampling", "max_tokens", [1, 999, 1000], [0, 1001]),
         ("sampling", "min_tokens", [0, 999, 1000], [1001]),
@@ -106,11 +106,11 @@ def error_of(asked: types_pb2.GenerationSpec) -> str:
         ("stop", "token_ids", [[], [99], [1] * 64], [[100], [1] * 65]),
     ],
 )
-def test_limits(group: str, knob: str, good: list[object], bad: list[object]) -> None:
+def test_limits(group: str, name: str, good: list[object], bad: list[object]) -> None:
     assert error_of(spec()) == ""
-    assert [error_of(knob_spec(group, knob, value)) for value in good] == [""] * len(good)
-    fields = [error_of(knob_spec(group, knob, value)) for value in bad]
-    assert all(knob in field.replace("stop_token_ids", "token_ids") for field in fields)
+    assert [error_of(field_spec(group, name, value)) for value in good] == [""] * len(good)
+    fields = [error_of(field_spec(group, name, value)) for value in bad]
+    assert all(name in field.replace("stop_token_ids", "token_ids") for field in fields)
 
 
 @pytest.mark.parametrize(
@@ -132,7 +132,7 @@ def test_what_contradicts_itself_is_refused(fields: dict[str, Any], field: str) 
 
 
 @pytest.mark.parametrize(
-    ("group", "knob"),
+    ("group", "name"),
     [
         ("sampling", "allowed_token_ids"),
         ("sampling", "bad_token_ids"),
@@ -140,10 +140,10 @@ def test_what_contradicts_itself_is_refused(fields: dict[str, Any], field: str) 
         ("output", "logprob_token_ids"),
     ],
 )
-def test_sizes_are_looked_at_before_contents(group: str, knob: str) -> None:
+def test_sizes_are_looked_at_before_contents(group: str, name: str) -> None:
     with pytest.raises(ServiceError) as caught:
-        translate.generation(knob_spec(group, knob, [99_999] * 100_000), 0, SETTINGS)
-    assert knob in caught.value.field and "entries that are allowed" in caught.value.message
+        translate.generation(field_spec(group, name, [99_999] * 100_000), 0, SETTINGS)
+    assert name in caught.value.field and "entries that are allowed" in caught.value.message
 
 
 def test_a_million_biases_are_refused_by_their_number() -> None:
@@ -165,7 +165,7 @@ def test_a_prompt_is_measured_as_it_is_kept() -> None:
     assert error_of(kept) == "prompt"
 
 
-def test_absent_knobs_take_the_models_defaults_and_are_echoed() -> None:
+def test_absent_parameters_take_the_models_defaults_and_are_echoed() -> None:
     asked = translate.generation(spec(), 0, SETTINGS)
     assert isinstance(asked.work, Generate) and asked.effective is not None
     assert asked.effective.sampling.temperature == SETTINGS.model.defaults.temperature

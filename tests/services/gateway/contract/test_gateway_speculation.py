@@ -10,7 +10,7 @@ from sluice_server.engine.errors import Code, ServiceError
 from sluice_server.engine.request import Limits
 from sluice_server.services.gateway.calls.control import features
 from sluice_server.services.gateway.contract import translate
-from sluice_server.services.gateway.contract.knobs import max_draft_tokens
+from sluice_server.services.gateway.contract.sampling import max_draft_tokens
 from sluice_server.services.messages.messages import Submit, Text
 from sluice_server.services.messages.work import Generate
 from tests.services.gateway.fake_ring import SETTINGS, generation, running, stream_request, unary_request

@@ -12,18 +12,18 @@ from sluice.aio.stream import AsyncLine, AsyncStream, cancel_generation, once
 from sluice.attempts import Attempts
 from sluice.completion import Completion
 from sluice.errors import from_rpc
-from sluice.knobs import Knobs, Prompt, build
 from sluice.pool import Pool
 from sluice.progress import Progress
 from sluice.retry import RetryPolicy
 from sluice.settings import Settings, Tls, channel_options, targets_of
+from sluice.spec import GenerateOptions, Prompt, build
 from sluice.v1 import control_pb2, inference_pb2, types_pb2
 
 _T = TypeVar("_T")
 
 
 class AsyncClient:
-    """Talks to one or several servers, from the event loop in which it is first used. Its methods raise SluiceError.
+    """A client of one or several servers, from the event loop in which it is first used. Its methods raise SluiceError.
 
     Args:
         target: host:port, or several.
@@ -31,7 +31,7 @@ class AsyncClient:
         tls: None is plaintext; Tls() trusts the host's authorities.
         timeout_s: deadline of calls that name none.
         channels: connections at most.
-        retry: how stubborn it is; `sluice.NEVER` repeats and resumes nothing.
+        retry: when failed calls are repeated; `sluice.NEVER` repeats and resumes nothing.
     """
 
     def __init__(
@@ -68,9 +68,11 @@ class AsyncClient:
         for line in self._pool.lines():
             await line.channel.close()
 
-    async def generate(self, prompt: Prompt, *, timeout_s: float | None = None, **knobs: Unpack[Knobs]) -> Completion:
-        """The whole answer at once. A call whose server is lost is made again, from the beginning."""
-        request = inference_pb2.GenerateRequest(spec=build(prompt, knobs))
+    async def generate(
+        self, prompt: Prompt, *, timeout_s: float | None = None, **options: Unpack[GenerateOptions]
+    ) -> Completion:
+        """Returns the whole answer at once. A call whose server is lost is repeated from the beginning."""
+        request = inference_pb2.GenerateRequest(spec=build(prompt, options))
         metadata = self._settings.metadata()
         return Completion(
             await self._once(
@@ -78,9 +80,11 @@ class AsyncClient:
             )
         )
 
-    def stream(self, prompt: Prompt, *, timeout_s: float | None = None, **knobs: Unpack[Knobs]) -> AsyncStream:
-        """The answer as it is made: `async for` over it. A broken connection is made good on the way."""
-        progress = Progress(build(prompt, knobs))
+    def stream(
+        self, prompt: Prompt, *, timeout_s: float | None = None, **options: Unpack[GenerateOptions]
+    ) -> AsyncStream:
+        """The answer as it is made: `async for` over it. It is resumed when its connection is lost."""
+        progress = Progress(build(prompt, options))
         return AsyncStream(self._pool, progress, self._attempts(timeout_s, progress), self._settings.metadata())
 
     def converse(self) -> AsyncSession:
@@ -88,11 +92,11 @@ class AsyncClient:
         return AsyncSession(self._pool, self._attempts, self._settings.metadata())
 
     async def cancel(self, generation_id: str) -> None:
-        """End a generation by its id; one that has ended already is none."""
+        """End a generation by its id; does nothing if it has ended."""
         await cancel_generation(self._pool, generation_id, self._settings.metadata())
 
     async def tokenize(self, prompt: str | types_pb2.Chat, *, timeout_s: float | None = None) -> list[int]:
-        """Ids of a prompt."""
+        """Returns the token ids of a prompt."""
         request = inference_pb2.TokenizeRequest()
         if isinstance(prompt, str):
             request.text = prompt
@@ -105,7 +109,7 @@ class AsyncClient:
         return [token.id for token in found.tokens]
 
     async def detokenize(self, token_ids: Sequence[int], *, timeout_s: float | None = None) -> str:
-        """Text of ids."""
+        """Returns the text of token ids."""
         request = inference_pb2.DetokenizeRequest(token_ids=token_ids)
         metadata = self._settings.metadata()
         found = await self._once(
@@ -114,7 +118,7 @@ class AsyncClient:
         return found.text
 
     async def models(self, *, timeout_s: float | None = None) -> list[control_pb2.Model]:
-        """What is served."""
+        """Returns the models that the server has."""
         request, metadata = control_pb2.ListModelsRequest(), self._settings.metadata()
         found = await self._once(
             lambda line, left: line.control.ListModels(request, timeout=left, metadata=metadata), timeout_s
@@ -122,14 +126,14 @@ class AsyncClient:
         return list(found.models)
 
     async def server_info(self, *, timeout_s: float | None = None) -> control_pb2.GetServerInfoResponse:
-        """Version, features and limits of the server."""
+        """Returns version, features and limits of the server."""
         request, metadata = control_pb2.GetServerInfoRequest(), self._settings.metadata()
         return await self._once(
             lambda line, left: line.control.GetServerInfo(request, timeout=left, metadata=metadata), timeout_s
         )
 
     async def watch_load(self, interval_s: float = 1.0) -> AsyncGenerator[control_pb2.Load, None]:
-        """The load of a gateway, again and again until the loop is left."""
+        """Yields the load of a gateway every `interval_s` seconds until the loop is left."""
         request = control_pb2.WatchLoadRequest()
         request.interval.FromNanoseconds(int(interval_s * 1e9))
         lease = self._pool.lease()

@@ -1,6 +1,6 @@
 """Many generations on one Converse call, each with its own credit, for asyncio. A task reads the call for all of them.
 
-A call that is lost is made good: what ran goes on by ResumeGenerate, what comes later is opened on a new call. Stops
+When the call is lost, its generations go on by ResumeGenerate, and later ones are opened on a new call. Stops
 writing to a call once its server has ended it: grpc reports the status from the read side.
 """
 
@@ -16,10 +16,10 @@ from sluice import errors
 from sluice.aio.stream import AsyncLine, AsyncStream
 from sluice.credit import DEFAULT_WINDOW, Credit
 from sluice.frames import Frames
-from sluice.knobs import Knobs, Prompt, build
 from sluice.pool import Pool
 from sluice.progress import Progress
 from sluice.session import PONG_TIMEOUT_S, MakeAttempts, News
+from sluice.spec import GenerateOptions, Prompt, build
 from sluice.stream import Metadata
 from sluice.v1 import inference_pb2, types_pb2
 
@@ -31,7 +31,7 @@ class AsyncSession:
         self._pool = pool
         self._attempts = attempts
         self._metadata = metadata
-        self._wires: list[AsyncWire] = []  # the last takes what is opened; those before it come to their end
+        self._wires: list[AsyncWire] = []  # new generations go to the last; those before it finish
 
     async def __aenter__(self) -> Self:
         return self
@@ -50,7 +50,7 @@ class AsyncSession:
         grants: bool = True,
         keep_input_open: bool = False,
         timeout_s: float | None = None,
-        **knobs: Unpack[Knobs],
+        **options: Unpack[GenerateOptions],
     ) -> "AsyncGeneration":
         """Start a generation.
 
@@ -60,7 +60,7 @@ class AsyncSession:
             keep_input_open: sampling waits for `close_input`; `append` brings more prompt.
             timeout_s: its deadline.
         """
-        spec = build(prompt, knobs)
+        spec = build(prompt, options)
         if window is not None:
             spec.credit_window = window
         progress = Progress(spec)
@@ -72,7 +72,7 @@ class AsyncSession:
         return generation
 
     async def ping(self) -> None:
-        """Go to the server and back on the stream. Raises SluiceError when it is lost or does not answer."""
+        """Send a ping on the stream and wait for its answer. Raises SluiceError when it is lost or does not answer."""
         await self._open_wire().ping()
 
     def _open_wire(self) -> "AsyncWire":
@@ -98,7 +98,7 @@ class AsyncGeneration:
 
     @property
     def num_broken(self) -> int:
-        """Times that its connection was lost and it went on."""
+        """Number of times that its connection was lost and it was resumed."""
         return self._rest.num_broken
 
     async def __aiter__(self) -> AsyncGenerator[types_pb2.Delta, None]:
@@ -119,7 +119,7 @@ class AsyncGeneration:
         return "".join([delta.text async for delta in self if delta.output_index == 0])
 
     def grant(self, tokens: int) -> None:
-        """Allow so many tokens more; 0 does nothing."""
+        """Let the server sample `tokens` more; 0 does nothing."""
         if tokens:
             self._wire.send(self.frames.grant(tokens))
 
@@ -136,14 +136,14 @@ class AsyncGeneration:
         self._wire.send(self.frames.update(update))
 
     async def cancel(self) -> None:
-        """End it; whoever iterates gets Cancelled."""
+        """End it; its iterator raises Cancelled."""
         self._wire.send(self.frames.cancel())
         if self._wire.is_lost:
             await self._rest.cancel()
 
 
 class AsyncWire:
-    """One Converse call: who has which tag, the task that reads it and the one that writes it."""
+    """One Converse call: its generations by tag, the task that reads it and the one that writes it."""
 
     def __init__(self, pool: Pool[AsyncLine], metadata: Metadata) -> None:
         self.takes_more = True
@@ -158,11 +158,11 @@ class AsyncWire:
         self._tasks = (asyncio.create_task(self._read()), asyncio.create_task(self._write()))
 
     def next_tag(self) -> int:
-        """Above every tag before it."""
+        """Returns a tag above all tags before it."""
         return next(self._tags)
 
     def start(self, generation: AsyncGeneration, frame: inference_pb2.ConverseRequest) -> None:
-        """Send its open; the news under its tag are its own from now on."""
+        """Send the open frame of a generation; frames under its tag are delivered to it from now on."""
         self._generations[frame.tag] = generation
         self._frames.put_nowait(frame)
 
@@ -188,7 +188,7 @@ class AsyncWire:
         await asyncio.gather(*self._tasks)
 
     async def _write(self) -> None:
-        """A write that fails says nothing: the read side has the status."""
+        """Write frames until None. Errors of a write are ignored: the read side has the status."""
         try:
             while (frame := await self._frames.get()) is not None:
                 await self._call.write(frame)

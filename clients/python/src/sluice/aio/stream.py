@@ -1,4 +1,4 @@
-"""One generation, read as it is made, for asyncio. Goes on by itself when its connection breaks or its gateway dies."""
+"""One generation, read as it is made, for asyncio. It is resumed when its connection breaks or its gateway ends."""
 
 import asyncio
 import random
@@ -49,7 +49,7 @@ class AsyncStream:
 
     @property
     def num_broken(self) -> int:
-        """Times that its connection was lost and it went on."""
+        """Number of times that its connection was lost and it was resumed."""
         return self._attempts.num_broken
 
     async def __aiter__(self) -> AsyncGenerator[types_pb2.Delta, None]:
@@ -84,7 +84,7 @@ class AsyncStream:
         return "".join([delta.text async for delta in self if delta.output_index == 0])
 
     async def cancel(self) -> None:
-        """End the generation; whoever iterates gets Cancelled."""
+        """End the generation; its iterator raises Cancelled."""
         self._is_cancelled = True
         accepted = self.progress.accepted
         if self.progress.detaches and accepted is not None:
@@ -131,7 +131,7 @@ async def once(
 
 
 async def cancel_generation(pool: Pool[AsyncLine], generation_id: str, metadata: Metadata) -> None:
-    """End a generation by its id, through any gateway; one that has ended is none. Raises SluiceError."""
+    """End a generation by its id, through any gateway; does nothing if it has ended. Raises SluiceError."""
     request = inference_pb2.CancelGenerationRequest(generation_id=generation_id)
     lease = pool.lease()
     try:

@@ -28,7 +28,7 @@ final class Attempts {
     return deadline;
   }
 
-  /** Times that it was lost after it had been accepted, and went on. */
+  /** Number of times that it was lost after it had been accepted, and was resumed. */
   synchronized int numBroken() {
     return numBroken;
   }

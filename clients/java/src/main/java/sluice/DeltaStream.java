@@ -16,7 +16,7 @@ import sluice.v1.Types.Delta;
 /**
  * One generation's deltas, in order, each once: to be iterated over or to be subscribed to, once.
  *
- * <p>The network is read only as there is demand. It goes on by itself when its connection breaks. {@link #close} ends a
+ * <p>The network is read only as there is demand. It is resumed when its connection breaks. {@link #close} ends a
  * generation that has not ended, so leave it by try-with-resources.
  */
 public class DeltaStream implements Iterable<Delta>, Flow.Publisher<Delta>, AutoCloseable {
@@ -43,7 +43,7 @@ public class DeltaStream implements Iterable<Delta>, Flow.Publisher<Delta>, Auto
     return progress;
   }
 
-  /** Times that it was lost after it had been accepted, and went on. */
+  /** Number of times that it was lost after it had been accepted, and was resumed. */
   public int numBroken() {
     return attempts.numBroken();
   }

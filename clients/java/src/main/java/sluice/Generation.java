@@ -24,7 +24,7 @@ public final class Generation extends DeltaStream {
     seat.tag = seat.wire.start(feed, open);
   }
 
-  /** Allow so many tokens more. */
+  /** Let the server sample so many more tokens. */
   public void grant(int tokens) {
     seat.send(ConverseRequest.newBuilder().setGrant(Grant.newBuilder().setTokens(tokens)));
   }

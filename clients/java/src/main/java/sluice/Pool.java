@@ -7,11 +7,11 @@ import java.util.List;
 import java.util.concurrent.TimeUnit;
 import java.util.function.Function;
 
-/** The channels of one client: opened as calls overlap, shared out by who has fewest calls. Knows no method. */
+/** The channels of one client: opened as calls overlap; a call takes the one with fewest calls. */
 final class Pool {
   private static final long GRACE_SECONDS = 1;
 
-  /** A channel that a call uses. Release it, once. */
+  /** A channel in use by a call, which releases it once, at its end. */
   static final class Lease {
     final ManagedChannel channel;
     private int numCalls;

@@ -19,7 +19,7 @@ import sluice.v1.Types.PromptInfo;
 import sluice.v1.Types.ResumePoint;
 import sluice.v1.Types.Token;
 
-/** What a client has received of one generation, and how to ask for the rest of it. Knows no call. Thread-safe. */
+/** What a client has received of one generation, and the request for the rest of it. No I/O. Thread-safe. */
 public final class Progress {
   private GenerationSpec spec;
   private Accepted accepted;
@@ -80,12 +80,12 @@ public final class Progress {
     return spec.getScheduling().getOnDisconnect() == DisconnectAction.DISCONNECT_ACTION_DETACH;
   }
 
-  /** Whether going on means to resume; else it is asked for again. */
+  /** Whether to go on by ResumeGenerate; otherwise the request is sent again. */
   synchronized boolean hasBegun() {
     return accepted != null && (lastSeq > 0 || detaches());
   }
 
-  /** Whether a lost connection can be made good. */
+  /** Whether the generation can be resumed after its connection was lost. */
   synchronized boolean canGoOn() {
     return lastSeq == 0 || detaches() || numIds == numTokens;
   }

@@ -2,7 +2,7 @@ package sluice;
 
 import java.time.Duration;
 
-/** How stubborn a client is. Immutable. */
+/** When a client repeats and resumes failed calls. Immutable. */
 public final class RetryPolicy {
   /** Repeats and resumes. */
   public static final RetryPolicy DEFAULT =
@@ -22,7 +22,7 @@ public final class RetryPolicy {
    * @param attempts calls made at most before a generation is accepted; 1 never repeats one
    * @param firstDelay pause before the second; it doubles with each
    * @param maxDelay longest pause of our own choice
-   * @param patience how long a broken generation is tried without news of it, and the longest wait that a server may ask
+   * @param patience how long a lost generation is tried without an event, and the longest wait that a server may ask
    *     for (RetryInfo) that is obeyed and not raised; zero never resumes
    */
   public RetryPolicy(int attempts, Duration firstDelay, Duration maxDelay, Duration patience) {

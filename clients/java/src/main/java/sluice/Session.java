@@ -5,7 +5,7 @@ import io.grpc.Context;
 import sluice.v1.Inference.Open;
 import sluice.v1.Types.GenerationSpec;
 
-/** Many generations on one call, each with its own credit. What ran on a call that is lost goes on by resuming. */
+/** Many generations on one call, each with its own credit. When the call is lost, its generations are resumed. */
 public final class Session implements AutoCloseable {
   private final Caller caller;
   private final Context.CancellableContext context = Context.current().withCancellation();

@@ -22,7 +22,7 @@ import sluice.v1.Inference.GenerateResponse;
 import sluice.v1.InferenceServiceGrpc;
 import sluice.v1.Types.GenerationSpec;
 
-/** Talks to one server, whose gateways may share its port, or to several. Thread-safe. */
+/** A client of one server, whose gateways may share its port, or of several. Thread-safe. */
 public final class SluiceClient implements AutoCloseable {
   private static final int MAX_RECEIVED_BYTES = 64 << 20;
   private static final int HTTP2_WINDOW_BYTES = 65_535; // what a reader that stops lets pile up, a stream
@@ -74,7 +74,7 @@ public final class SluiceClient implements AutoCloseable {
     return new Session(caller);
   }
 
-  /** End a generation by its id; one that has ended already is none. Blocks. */
+  /** End a generation by its id; does nothing if it has ended. Blocks. */
   public void cancel(String generationId) {
     try {
       waited(caller.cancel(generationId));
@@ -103,7 +103,7 @@ public final class SluiceClient implements AutoCloseable {
     }
   }
 
-  /** How a client reaches its servers. */
+  /** Settings of a client: addresses, TLS, key, deadlines. */
   public static final class Builder {
     private final List<String> targets;
     private ChannelCredentials credentials = InsecureChannelCredentials.create();
@@ -146,7 +146,7 @@ public final class SluiceClient implements AutoCloseable {
       return this;
     }
 
-    /** How stubborn it is. */
+    /** When failed calls are repeated. */
     public Builder retry(RetryPolicy policy) {
       retry = policy;
       return this;

@@ -57,7 +57,7 @@ public class SluiceException extends RuntimeException {
     return details.generationId;
   }
 
-  /** Sequence number of the last delta that the server told; 0 without one. */
+  /** Sequence number of the last delta that the server sent; 0 without one. */
   public long lastSeq() {
     return details.lastSeq;
   }
@@ -78,7 +78,7 @@ public class SluiceException extends RuntimeException {
     return getClass().getName() + ": " + told + ": " + getMessage();
   }
 
-  /** From how gRPC ended a call. */
+  /** Returns the error for the status of a call. */
   static SluiceException fromRpc(Status status, Metadata trailers) {
     Metadata found = trailers == null ? new Metadata() : trailers;
     String message = message(status);
@@ -103,7 +103,7 @@ public class SluiceException extends RuntimeException {
     return cause == null || told.contains(cause) ? told : told + ": " + cause;
   }
 
-  /** From the last frame of a generation of Converse. */
+  /** Returns the error in the last frame of a generation of Converse. */
   static SluiceException fromFailed(Failed failed) {
     SluiceException made = of(Status.fromCodeValue(failed.getCode()).getCode(), failed.getMessage());
     failed.getDetailsList().forEach(made.details::take);
@@ -192,7 +192,7 @@ public class SluiceException extends RuntimeException {
     }
   }
 
-  /** No room, or the quota is used up: see retryAfter(). */
+  /** A queue or cache is full, or the quota is used up: see retryAfter(). */
   public static final class ResourceExhausted extends SluiceException {
     private static final long serialVersionUID = 1L;
 
@@ -201,7 +201,7 @@ public class SluiceException extends RuntimeException {
     }
   }
 
-  /** It cannot be done as the server stands: another revision, or it would never fit. */
+  /** The server's state does not allow it: another revision is served, or the request would never fit. */
   public static final class FailedPrecondition extends SluiceException {
     private static final long serialVersionUID = 1L;
 

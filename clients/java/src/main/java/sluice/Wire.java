@@ -12,7 +12,7 @@ import sluice.v1.Inference.ConverseResponse;
 import sluice.v1.Inference.Open;
 import sluice.v1.InferenceServiceGrpc;
 
-/** One Converse call: who has which tag. Nothing is written after its end: the status comes from the read side. */
+/** One Converse call and its generations by tag. No frame is written after its end: the read side has the status. */
 final class Wire extends ClientCall.Listener<ConverseResponse> {
   private final Pool pool;
   private final Pool.Lease lease;
@@ -43,7 +43,7 @@ final class Wire extends ClientCall.Listener<ConverseResponse> {
     return !isGoingAway && lost == null;
   }
 
-  /** Send its open; the news under the tag that it gets are its own. */
+  /** Send the open frame of a generation, under a new tag; frames under that tag are delivered to it. */
   long start(Feed feed, Open open) {
     synchronized (this) {
       tag++;

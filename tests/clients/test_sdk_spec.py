@@ -1,4 +1,4 @@
-"""The knobs that SDKs spell by hand, held to the contract and to the engine's table of sampling parameters."""
+"""The options that SDKs spell by hand, held to the contract and to the engine's table of sampling parameters."""
 
 import re
 from collections.abc import Iterator
@@ -9,15 +9,15 @@ import pytest
 import sluice
 from google.protobuf.descriptor import FieldDescriptor
 from google.protobuf.message import Message
-from sluice.knobs import build
+from sluice.spec import build
 from sluice.v1 import types_pb2
 
 from sluice_server.engine.parameter_kinds import Biases, Parameter
 from sluice_server.engine.parameters import PARAMETERS
 
 CPP = Path(__file__).resolve().parents[2] / "clients/cpp"
-KNOBS = get_type_hints(sluice.Knobs)
-WITHOUT_A_KNOB = {"logit_bias", "beam", "allowed_token_ids", "bad_token_ids"}  # set on a spec of one's own
+OPTIONS = get_type_hints(sluice.GenerateOptions)
+WITHOUT_AN_OPTION = {"logit_bias", "beam", "allowed_token_ids", "bad_token_ids"}  # set on a spec of one's own
 KINDS = {FieldDescriptor.CPPTYPE_DOUBLE: float, FieldDescriptor.CPPTYPE_STRING: str, FieldDescriptor.CPPTYPE_BOOL: bool}
 CPP_TYPES = {
     FieldDescriptor.CPPTYPE_DOUBLE: "double",
@@ -51,19 +51,19 @@ def value_at(spec: Message, path: str) -> object:
     return value
 
 
-def test_every_sampling_parameter_of_the_contract_has_a_knob() -> None:
+def test_every_sampling_parameter_of_the_contract_has_an_option() -> None:
     names = types_pb2.SamplingParams.DESCRIPTOR.fields_by_name.keys()
-    assert names - KNOBS.keys() == WITHOUT_A_KNOB
+    assert names - OPTIONS.keys() == WITHOUT_AN_OPTION
 
 
-@pytest.mark.parametrize("name", sorted(KNOBS.keys() & types_pb2.SamplingParams.DESCRIPTOR.fields_by_name.keys()))
-def test_a_knobs_type_is_its_fields(name: str) -> None:
+@pytest.mark.parametrize("name", sorted(OPTIONS.keys() & types_pb2.SamplingParams.DESCRIPTOR.fields_by_name.keys()))
+def test_an_options_type_is_its_fields(name: str) -> None:
     field = types_pb2.SamplingParams.DESCRIPTOR.fields_by_name[name]
-    assert field.is_repeated or KNOBS[name] is KINDS.get(field.cpp_type, int)
+    assert field.is_repeated or OPTIONS[name] is KINDS.get(field.cpp_type, int)
 
 
-@pytest.mark.parametrize("row", [row for row in PARAMETERS if row.name in KNOBS], ids=lambda row: row.name)
-def test_a_knob_goes_where_the_table_has_it(row: Parameter) -> None:
+@pytest.mark.parametrize("row", [row for row in PARAMETERS if row.name in OPTIONS], ids=lambda row: row.name)
+def test_an_option_goes_where_the_table_has_it(row: Parameter) -> None:
     assert not isinstance(row, Biases)
     value: object = [1] if FIELDS[row.field].is_repeated else 1
     found = value_at(build("p", {row.name: value}), row.field)  # type: ignore[misc] # of its own type

@@ -1,7 +1,7 @@
 """A request as plain Python values → the GenerationSpec of the contract. Pure.
 
-What is not given stays absent, and takes the model's own default. What has no knob here is set on a GenerationSpec of
-your own, which is a prompt like any other.
+What is not given stays absent, and takes the model's own default. A field without an option here is set on a
+GenerationSpec of your own, which is passed as the prompt.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
@@ -12,8 +12,8 @@ from sluice.v1 import types_pb2
 Prompt: TypeAlias = str | Sequence[int] | types_pb2.Chat | types_pb2.GenerationSpec
 
 
-class Knobs(TypedDict, total=False):
-    """How to generate; the contract says what each may be."""
+class GenerateOptions(TypedDict, total=False):
+    """Options of a generation; the contract gives the range of each."""
 
     model: str
     revision: str
@@ -56,14 +56,16 @@ _ROLES: Mapping[str, "types_pb2.Role.ValueType"] = {
 }
 
 
-def build(prompt: Prompt, knobs: Knobs) -> types_pb2.GenerationSpec:
-    """The spec. Raises TypeError for a knob that there is not, ValueError for a value that its field cannot carry."""
-    unknown = sorted(set(knobs) - set(Knobs.__annotations__))
+def build(prompt: Prompt, options: GenerateOptions) -> types_pb2.GenerationSpec:
+    """Returns the spec. Raises TypeError for an unknown option, ValueError for a value that its field cannot hold."""
+    unknown = sorted(set(options) - set(GenerateOptions.__annotations__))
     if unknown:
-        raise TypeError(f"{unknown[0]!r} is no knob of a generation; there are {', '.join(Knobs.__annotations__)}")
+        raise TypeError(
+            f"{unknown[0]!r} is no option of a generation; there are {', '.join(GenerateOptions.__annotations__)}"
+        )
     spec = _prompted(prompt)
     sampling = types_pb2.SamplingParams()
-    for name, value in knobs.items():
+    for name, value in options.items():
         if name in _TOP:
             _set(spec, name, value)
         elif name in _SAMPLING:
@@ -73,7 +75,7 @@ def build(prompt: Prompt, knobs: Knobs) -> types_pb2.GenerationSpec:
         elif name in _FORMS:
             _set(spec.constraint, name, value)
     spec.sampling.MergeFrom(sampling)
-    _rest(spec, knobs)
+    _rest(spec, options)
     return spec
 
 
@@ -104,20 +106,20 @@ def _prompted(prompt: Prompt) -> types_pb2.GenerationSpec:
     return spec
 
 
-def _rest(spec: types_pb2.GenerationSpec, knobs: Knobs) -> None:
-    """What is not one field of one message."""
-    if "stop" in knobs:
-        stop = knobs["stop"]
+def _rest(spec: types_pb2.GenerationSpec, options: GenerateOptions) -> None:
+    """Set the options that are not one field of one message."""
+    if "stop" in options:
+        stop = options["stop"]
         spec.stop.strings.extend([stop] if isinstance(stop, str) else stop)
-    if "stop_token_ids" in knobs:
-        spec.stop.token_ids.extend(knobs["stop_token_ids"])
-    if "ignore_eos" in knobs:
-        spec.stop.ignore_eos = knobs["ignore_eos"]
-    if "choices" in knobs:
-        spec.constraint.choice.texts.extend(knobs["choices"])
-    if "priority" in knobs:
-        spec.scheduling.priority = knobs["priority"]
-    if knobs.get("detach"):
+    if "stop_token_ids" in options:
+        spec.stop.token_ids.extend(options["stop_token_ids"])
+    if "ignore_eos" in options:
+        spec.stop.ignore_eos = options["ignore_eos"]
+    if "choices" in options:
+        spec.constraint.choice.texts.extend(options["choices"])
+    if "priority" in options:
+        spec.scheduling.priority = options["priority"]
+    if options.get("detach"):
         spec.scheduling.on_disconnect = types_pb2.DISCONNECT_ACTION_DETACH
 
 

@@ -24,7 +24,7 @@ _CANCEL = types_pb2.DISCONNECT_ACTION_CANCEL
 _DETACH = types_pb2.DISCONNECT_ACTION_DETACH
 
 
-def sampling(spec: types_pb2.GenerationSpec, defaults: SamplingParams, limits: Limits) -> SamplingParams:
+def sampling_params(spec: types_pb2.GenerationSpec, defaults: SamplingParams, limits: Limits) -> SamplingParams:
     """Returns the effective sampling parameters: absent ones take the model's default; an absent seed is drawn here.
     Raises `ServiceError`.
 
@@ -177,12 +177,17 @@ def effective(
         constraint=spec.constraint if spec.HasField("constraint") else None,
         speculation=spec.speculation if spec.HasField("speculation") else None,
         cache=types_pb2.CacheOptions(bypass=scheduling.bypasses_cache),
-        scheduling=types_pb2.SchedulingOptions(
-            priority=scheduling.priority,
-            ttft_target=spec.scheduling.ttft_target if scheduling.ttft_target_s is not None else None,
-            on_disconnect=_CANCEL if detach_ttl_s is None else _DETACH,
-            detach_ttl=None
-            if detach_ttl_s is None
-            else Duration(seconds=int(detach_ttl_s), nanos=_nanos(detach_ttl_s)),
-        ),
+        scheduling=_told_scheduling(spec, scheduling, detach_ttl_s),
+    )
+
+
+def _told_scheduling(
+    spec: types_pb2.GenerationSpec, scheduling: Scheduling, detach_ttl_s: float | None
+) -> types_pb2.SchedulingOptions:
+    kept = None if detach_ttl_s is None else Duration(seconds=int(detach_ttl_s), nanos=_nanos(detach_ttl_s))
+    return types_pb2.SchedulingOptions(
+        priority=scheduling.priority,
+        ttft_target=spec.scheduling.ttft_target if scheduling.ttft_target_s is not None else None,
+        on_disconnect=_CANCEL if kept is None else _DETACH,
+        detach_ttl=kept,
     )

@@ -1,0 +1,21 @@
+"""Makes the envelopes of requests. Pure: no I/O, no clock."""
+
+from sluice_server.services.gateway.access.call import CallMetadata
+from sluice_server.services.gateway.settings import GatewaySettings
+from sluice_server.services.messages.messages import Envelope
+
+
+def envelope_of(call: CallMetadata, settings: GatewaySettings, request_id: str, serial: int) -> Envelope:
+    """Returns the envelope of a request of `call`; `serial` is its number among the requests of this gateway."""
+    return Envelope(
+        request_id=request_id,
+        origin=settings.gateway_id,
+        tenant=call.caller.tenant,
+        model=settings.model.id,
+        revision=settings.model.revision,
+        traceparent=call.traceparent,
+        tracestate=call.tracestate,
+        time_left_s=call.time_left_s,
+        epoch=settings.epoch,
+        serial=serial,
+    )
