@@ -65,7 +65,7 @@ def _check_beam(params: SamplingParams) -> None:
         raise invalid("n", f"{params.n} is above beam.width {params.beam_width}", limit=params.beam_width)
     if params.best_of > params.n:
         raise invalid("best_of", "a beam search returns its n best hypotheses: leave best_of out")
-    if params.has_penalties or params.logit_bias or params.allowed_token_ids or params.has_bars:
+    if params.has_penalties or params.logit_bias or params.allowed_token_ids or params.has_banned_tokens:
         raise invalid("beam", "a beam search ranks by the model's own probabilities: leave penalties and biases out")
 
 

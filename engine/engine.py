@@ -78,7 +78,7 @@ class Engine:
         self.split = StepSplit()
         self._clock = clock
         self._tuner = tuner
-        self._flights: deque[StepRetry] = deque()  # launched and not collected, oldest first
+        self._in_flight: deque[StepRetry] = deque()  # launched and not collected, oldest first
 
     @property
     def stats(self) -> StepRates:
@@ -88,7 +88,7 @@ class Engine:
     @property
     def has_work(self) -> bool:
         """Whether a step would do anything. A paused request does not count, but its deadline still needs steps."""
-        return bool(self._flights) or self.scheduler.has_work
+        return bool(self._in_flight) or self.scheduler.has_work
 
     def add(self, request: EngineRequest) -> None:
         """Queues a request. Raises ServiceError if it is invalid, cannot be queued, or can never fit."""
@@ -135,7 +135,7 @@ class Engine:
         for move, is_good in self.runner.moved():
             self.scheduler.cache.moved(move, is_good)
         events = StepEvents(*self.scheduler.expire(start), [])
-        plan = self.scheduler.plan_ahead(start) if self._flights else None
+        plan = self.scheduler.plan_ahead(start) if self._in_flight else None
         self._move()
         if plan is None:
             self._collect(0, events)
@@ -174,14 +174,14 @@ class Engine:
     def _launch(self, plan: StepPlan) -> None:
         start = self._clock()
         self.runner.place(plan)
-        self._flights.append(StepRetry(self.runner, plan, self._flights[-1] if self._flights else None))
+        self._in_flight.append(StepRetry(self.runner, plan, self._in_flight[-1] if self._in_flight else None))
         self.split.compute_s += self._clock() - start
 
     def _collect(self, most: int, events: StepEvents) -> None:
         """Applies the oldest steps until `most` are in flight, or all if the newest has already been waited for."""
-        while self._flights and (len(self._flights) > most or self._flights[-1].is_done):
+        while self._in_flight and (len(self._in_flight) > most or self._in_flight[-1].is_done):
             start = self._clock()
-            attempt = self._flights.popleft()
+            attempt = self._in_flight.popleft()
             result = attempt.result()
             computed = self._clock()
             if attempt.ran_out:

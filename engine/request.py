@@ -106,7 +106,7 @@ class SamplingParams:
         return bool(self.presence_penalty or self.frequency_penalty) or self.repetition_penalty != 1.0
 
     @property
-    def has_bars(self) -> bool:
+    def has_banned_tokens(self) -> bool:
         """Whether any tokens are banned."""
         return bool(self.bad_token_ids or self.bad_words)
 

@@ -1,14 +1,15 @@
 """Records what happened to one request inside the engine, as plain numbers. The tracing service makes span events of
 them.
 
-A timeline comes with a request that is traced, and the scheduler adds to it. Bounded: events after `MAX_MARKS` are only
+A timeline comes with a request that is traced, and the scheduler adds to it. Bounded: events after `MAX_EVENTS` are
+only
 counted. Stdlib only; the clock is an argument.
 """
 
 import enum
 from typing import NamedTuple
 
-MAX_MARKS = 128
+MAX_EVENTS = 128
 
 
 class EventKind(enum.StrEnum):
@@ -33,19 +34,19 @@ class TimelineEvent(NamedTuple):
 class RequestTimeline:
     """The events of one request in order of time."""
 
-    __slots__ = ("marks", "num_dropped")
+    __slots__ = ("timeline_events", "num_dropped")
 
     def __init__(self) -> None:
-        self.marks: list[TimelineEvent] = []
+        self.timeline_events: list[TimelineEvent] = []
         self.num_dropped = 0
 
     def note(self, mark: TimelineEvent) -> None:
-        """Adds an event. ADMITTED and FIRST_TOKEN are kept beyond `MAX_MARKS`: they separate a request's phases."""
-        if len(self.marks) < MAX_MARKS or mark.kind in (EventKind.ADMITTED, EventKind.FIRST_TOKEN):
-            self.marks.append(mark)
+        """Adds an event. ADMITTED and FIRST_TOKEN are kept beyond `MAX_EVENTS`: they separate a request's phases."""
+        if len(self.timeline_events) < MAX_EVENTS or mark.kind in (EventKind.ADMITTED, EventKind.FIRST_TOKEN):
+            self.timeline_events.append(mark)
         else:
             self.num_dropped += 1
 
     def time_of(self, kind: EventKind) -> float | None:
         """Returns the time of the first event of that kind; None if there is none."""
-        return next((mark.at_s for mark in self.marks if mark.kind is kind), None)
+        return next((mark.at_s for mark in self.timeline_events if mark.kind is kind), None)

@@ -14,7 +14,7 @@ from sluice_server.engine.models.config import ModelConfig
 from sluice_server.engine.models.fields import MENDING, invalid_model
 from sluice_server.engine.models.layers.decoder import DecoderLayer, LayerLoader, Pack
 from sluice_server.engine.models.layers.mlp_weights import make_mlp
-from sluice_server.engine.models.registry import style_of
+from sluice_server.engine.models.registry import traits_of
 from sluice_server.engine.models.rope import rope_table
 from sluice_server.engine.models.weights import Checkpoint, PlannedWeights, WeightSource
 from sluice_server.kernels import gpu, ops
@@ -59,7 +59,7 @@ class Model:
         self.on_layer: Callable[[], None] = _nothing  # called after each layer
         self.hidden_state_hooks: HiddenStateHooks = {}  # copy hidden states for an EAGLE-3 head
         self.is_fixed = False  # set by `fix`
-        traits = style_of(config)
+        traits = traits_of(config)
         self.has_full_attention = None in traits.windows
         loader = LayerLoader(source, dtype, pack, is_stored=config.stored is not None, norm_offset=traits.norm_offset)
         hidden, vocab = config.hidden_size, config.vocab_size
@@ -184,7 +184,7 @@ def load_model(
     `num_positions` bounds the rotary table; 0 is the model's context. `pack` packs each weight. Raises ServiceError
     MODEL_INVALID naming file and tensor, or UNIMPLEMENTED for an architecture.
     """
-    style_of(config)  # raises before any weight is read
+    traits_of(config)  # raises before any weight is read
     source = Checkpoint(directory, dtype, device, config.stored)
     check_layers(directory, config, source)
     model = Model(config, source, dtype, device, num_positions or config.context_length, pack)

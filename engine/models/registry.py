@@ -23,7 +23,7 @@ ARCHITECTURES: dict[str, Callable[[ModelConfig], ArchitectureTraits]] = {
 }
 
 
-def style_of(config: ModelConfig) -> ArchitectureTraits:
+def traits_of(config: ModelConfig) -> ArchitectureTraits:
     """Returns the traits of a checkpoint's architecture.
 
     Raises ServiceError UNIMPLEMENTED listing what is supported.
@@ -49,8 +49,8 @@ def style_of(config: ModelConfig) -> ArchitectureTraits:
 def read_served(directory: Path) -> ModelConfig:
     """Reads the config of a checkpoint with a supported architecture.
 
-    Raises ServiceError like `read_config`, `style_of`.
+    Raises ServiceError like `read_config`, `traits_of`.
     """
     config = read_config(directory)
-    style_of(config)
+    traits_of(config)
     return config

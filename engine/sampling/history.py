@@ -10,7 +10,7 @@ import numpy as np
 
 from sluice_server.engine.sampling.rows import Floats, Ints
 
-ROOM = 64  # initial capacity in distinct ids
+CAPACITY = 64  # initial capacity in distinct ids
 
 
 class TokenHistories:
@@ -39,24 +39,24 @@ class TokenHistories:
         """Frees the history's entries."""
         del self._open[history]
 
-    def place(self, size: int, first: int, room: int) -> int:
-        """Returns the first index of `room` entries; the `size` entries at `first` are copied there."""
-        if self._end + room > len(self.ids):
-            moved = self._gather(room, size, first)
+    def place(self, size: int, first: int, capacity: int) -> int:
+        """Returns the first index of `capacity` entries; the `size` entries at `first` are copied there."""
+        if self._end + capacity > len(self.ids):
+            moved = self._gather(capacity, size, first)
         else:
             moved = self._end
             for values in (self.ids, self.counts):
                 values[moved : moved + size] = values[first : first + size]
-        self._end = moved + room
+        self._end = moved + capacity
         self.num_moves += 1
         return moved
 
-    def _gather(self, room: int, size: int, first: int) -> int:
+    def _gather(self, capacity: int, size: int, first: int) -> int:
         """Replaces the arrays by new ones, without gaps and twice as large as needed.
 
-        Returns the first index of `room` entries behind all others; the `size` entries at `first` are copied there.
+        Returns the first index of `capacity` entries behind all others; the `size` entries at `first` are copied there.
         """
-        num = 2 * (room + sum(one.room for one in self._open))
+        num = 2 * (capacity + sum(one.capacity for one in self._open))
         ids, counts = self.ids, self.counts
         self.ids, self.counts = np.empty(num, dtype=np.int64), np.empty(num, dtype=np.float32)
         end = 0
@@ -64,7 +64,7 @@ class TokenHistories:
             self.ids[end : end + one.size] = ids[one.first : one.first + one.size]
             self.counts[end : end + one.size] = counts[one.first : one.first + one.size]
             one.first = end
-            end += one.room
+            end += one.capacity
         self.ids[end : end + size] = ids[first : first + size]
         self.counts[end : end + size] = counts[first : first + size]
         return end
@@ -83,8 +83,8 @@ class TokenHistory:
         self._table = table
         self._at: dict[int, int] = {}
         self.num_tokens = num_prompt
-        self.size, self.room = 0, ROOM
-        self.first = table.place(0, 0, ROOM)
+        self.size, self.capacity = 0, CAPACITY
+        self.first = table.place(0, 0, CAPACITY)
         for token in tokens[:num_prompt]:
             self._index(token)
         self.append(tokens[num_prompt:])
@@ -125,9 +125,9 @@ class TokenHistory:
         at = self._at.get(token)
         if at is not None:
             return at
-        if self.size == self.room:
-            self.first = self._table.place(self.size, self.first, 2 * self.room)
-            self.room *= 2
+        if self.size == self.capacity:
+            self.first = self._table.place(self.size, self.first, 2 * self.capacity)
+            self.capacity *= 2
         at = self._at[token] = self.size
         self._table.ids[self.first + at] = token
         self._table.counts[self.first + at] = 0

@@ -14,7 +14,7 @@ from sluice_server.engine.plan import TokenLogprob
 from sluice_server.engine.sampling.rows import LogprobRows
 from sluice_server.kernels import ops
 from sluice_server.kernels.reference.choice import ScoredRows
-from sluice_server.kernels.reference.scores import ScoreRequest, Scores, room
+from sluice_server.kernels.reference.scores import ScoreRequest, Scores, score_buffer
 
 
 @torch.inference_mode()
@@ -40,7 +40,7 @@ def want(asked: LogprobRows, vocab: int, device: torch.device) -> ScoredRows:
     pairs = torch.tensor([rows, others], dtype=torch.int64, device=device)
     at, wanted = (torch.from_numpy(values).to(device) for values in (asked.rows, nums))
     width = int(nums.max(initial=0))
-    return ScoredRows(at, wanted, pairs[0], pairs[1], width, room(len(nums), width, len(rows)))
+    return ScoredRows(at, wanted, pairs[0], pairs[1], width, score_buffer(len(nums), width, len(rows)))
 
 
 class Span(NamedTuple):

@@ -30,7 +30,7 @@ WRITERS: Mapping[str, tuple[str, ...]] = MappingProxyType(
         "num_preemptions": ("state", "outputs"),  # a beam inherits its parent's
         "sequences": ("validation", "state", "outputs"),  # created, ended, replaced by the live beams
         "unforked": ("validation", "state"),
-        "room": ("async_planner", "drafts", "state", "planner"),  # each module that lets the cache grow the table
+        "capacity": ("async_planner", "drafts", "state", "planner"),  # each module that lets the cache grow the table
         "num_blocks_told": ("async_planner", "state", "planner"),
         # Progress
         "num_computed": ("drafts", "in_flight", "state"),

@@ -45,10 +45,10 @@ class AdmissionControl:
         state.looked(has_more=False)
         self._begin(step)
         long = sum(one.num_missing > budget for one in prefills)
-        room = budget - sum(one.num_missing for one in prefills if one.num_missing <= budget)
+        remaining = budget - sum(one.num_missing for one in prefills if one.num_missing <= budget)
         passed: list[SequenceGroup] = []
         for sequence in state.waiting.in_order():
-            if room <= 0 or self._is_over():
+            if remaining <= 0 or self._is_over():
                 state.looked(has_more=bool(state.free_slots))  # without free slots, the next sequence that ends sets it
                 return
             is_long = sequence.group.num_ready(sequence) > budget
@@ -57,7 +57,7 @@ class AdmissionControl:
                 continue
             if self._try(sequence, now, step):
                 long += sequence.num_missing > budget
-                room -= sequence.num_missing if sequence.num_missing <= budget else 0
+                remaining -= sequence.num_missing if sequence.num_missing <= budget else 0
                 if sequence.num_missing > 0:
                     prefills.append(sequence)
                 if self._overtake(passed):

@@ -63,12 +63,12 @@ class AsyncPlanner:
     def _make_room(self, rows: list[tuple[Sequence, int]]) -> bool:
         """Gives one more block to each row that needs one. Returns False, and takes none, when too few are free."""
         cache = self._state.cache
-        full = [(one, position) for one, position in rows if position >= one.room]
+        full = [(one, position) for one, position in rows if position >= one.capacity]
         if len(full) > cache.pool.num_free:
             return False
         for one, position in full:
             has_grown = cache.grow(one.table, position + 1)
             assert has_grown, "a row takes one block at most"
-            one.room = len(one.table.blocks) * cache.block_size
+            one.capacity = len(one.table.blocks) * cache.block_size
             one.num_blocks_told = min(one.num_blocks_told, position // cache.block_size)
         return True

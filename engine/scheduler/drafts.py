@@ -67,8 +67,8 @@ class DraftScheduler:
         step."""
         self._asked = []
         missing = [one.num_missing for one in self._state.running if one.num_missing > 0]
-        room = budget - sum(missing)
-        due = [one for one in self._state.running if _is_due(one)] if room > 0 else []
+        remaining = budget - sum(missing)
+        due = [one for one in self._state.running if _is_due(one)] if remaining > 0 else []
         asks: list[DraftRequest] = []
         if not due:
             return asks
@@ -80,7 +80,7 @@ class DraftScheduler:
         for one, wish in zip(able, wishes, strict=True):
             limit = _limit(one) if wish else 0
             wide = _width(one, width, limit)
-            num = min(wish, limit // wide, room)
+            num = min(wish, limit // wide, remaining)
             if grow and num > 0:
                 num, taken = self._grow_ahead(one, num, spare)
                 spare -= taken
@@ -106,7 +106,7 @@ class DraftScheduler:
                 self.offered.append(one)
         self._asked = []
 
-    def take(self, room: int, step: int) -> dict[Sequence, int]:
+    def take(self, remaining: int, step: int) -> dict[Sequence, int]:
         """Returns how many drafts each row of the step verifies, `room` tokens at most in all. Spends credit for all of
         them, as all may be kept."""
         nums: dict[Sequence, int] = {}
@@ -115,7 +115,7 @@ class DraftScheduler:
             drafting = one.drafting
             assert drafting is not None
             is_row = one.state is SequenceStatus.RUNNING and one.last_step == step
-            num = min(len(drafting.ids), room, _limit(one)) if is_row else 0
+            num = min(len(drafting.ids), remaining, _limit(one)) if is_row else 0
             if num > 0:
                 num = self._grow(one, num)
             del drafting.ids[num:], drafting.parents[num:]
@@ -123,7 +123,7 @@ class DraftScheduler:
                 drafting.parents.clear()
             if num > 0:
                 nums[one] = num
-                room -= num
+                remaining -= num
                 if one.group.credit is not None:
                     one.group.credit -= num
         grown, self._grown = self._grown, []
@@ -215,7 +215,7 @@ class DraftScheduler:
         cache, first = self._state.cache, sequence.num_computed + 1
         if not cache.grow(sequence.table, first + num):
             num = min(num, len(sequence.table.blocks) * cache.block_size - first)
-        sequence.room = len(sequence.table.blocks) * cache.block_size
+        sequence.capacity = len(sequence.table.blocks) * cache.block_size
         return num
 
 

@@ -116,7 +116,7 @@ class Planner:
         if len(decodes) > self._state.cache.pool.num_free:  # blocks may run out: serve in order
             decodes.sort(key=_key)
         for one in decodes:
-            if one.num_computed < one.room and one.group.credit is None:
+            if one.num_computed < one.capacity and one.group.credit is None:
                 one.last_step = self.step
                 self.rows.append(one)
             elif one.state is SequenceStatus.RUNNING and one.num_missing == 1:  # not preempted or held by now
@@ -156,7 +156,7 @@ class Planner:
     def _enrol(self, sequence: Sequence, num: int) -> None:
         group = sequence.group
         sequence.num_blocks_told = min(sequence.num_blocks_told, sequence.num_computed // self._state.cache.block_size)
-        sequence.room = len(sequence.table.blocks) * self._state.cache.block_size
+        sequence.capacity = len(sequence.table.blocks) * self._state.cache.block_size
         sequence.last_step = self.step
         self.rows.append(sequence)
         samples = not group.holds_back and num == sequence.num_missing
@@ -165,8 +165,8 @@ class Planner:
 
     def _draft(self) -> None:
         """Extends decode rows by drafts, as far as budget, credit and blocks are left over."""
-        room = 0 if self._is_short else self.budget - sum(self._lens)
-        nums = self._drafts.take(room, self.step)
+        remaining = 0 if self._is_short else self.budget - sum(self._lens)
+        nums = self._drafts.take(remaining, self.step)
         for one in nums:
             self._hold_if_spent(one.group)
         if nums:

@@ -60,7 +60,7 @@ class Sequence:
     state: SequenceStatus = SequenceStatus.WAITING
     slot: int = NO_SLOT
     num_computed: int = 0
-    room: int = 0  # tokens that its blocks hold without a call of the cache
+    capacity: int = 0  # tokens that its blocks hold without a call of the cache
     num_blocks_told: int = 0  # blocks of the table that plans have carried to the runner
     num_places: int = 0  # times that it got a slot and started its table
     num_once_computed: int = 0  # tokens computed before it was preempted

@@ -83,7 +83,7 @@ class SchedulerState:
         """Starts `child` from what its parent has computed, in one of the group's spare slots."""
         child.slot = parent.group.spare_slots.pop()
         child.table = self.cache.fork(parent.table, parent.num_computed)
-        parent.room = parent.num_computed  # the partial last block is shared now: the next write needs `grow`
+        parent.capacity = parent.num_computed  # the partial last block is shared now: the next write needs `grow`
         self._start(child, parent.num_computed)
 
     def fork_all(self, group: SequenceGroup) -> None:
@@ -147,7 +147,7 @@ class SchedulerState:
         """Frees the blocks behind the first `num_tokens` tokens: they held drafts that were rejected or unverified."""
         self.cache.shrink(sequence.table, num_tokens)
         sequence.num_blocks_told = min(sequence.num_blocks_told, len(sequence.table.blocks))
-        sequence.room = min(sequence.room, len(sequence.table.blocks) * self.cache.block_size)
+        sequence.capacity = min(sequence.capacity, len(sequence.table.blocks) * self.cache.block_size)
 
     @contextlib.contextmanager
     def requeued(self, group: SequenceGroup) -> Iterator[None]:
@@ -228,7 +228,7 @@ class SchedulerState:
 
     def _start(self, sequence: Sequence, num_computed: int) -> None:
         sequence.state = SequenceStatus.RUNNING
-        sequence.num_computed = sequence.room = num_computed
+        sequence.num_computed = sequence.capacity = num_computed
         sequence.num_places += 1
         if sequence.drafting is not None:
             sequence.drafting.num_seen = 0
@@ -264,7 +264,7 @@ class SchedulerState:
         self.running.remove(sequence)
         (sequence.group.spare_slots if reuse else self.free_slots).append(sequence.slot)
         sequence.slot = NO_SLOT
-        sequence.num_computed = sequence.room = sequence.num_blocks_told = 0
+        sequence.num_computed = sequence.capacity = sequence.num_blocks_told = 0
         sequence.candidates = None
         if sequence.drafting is not None:
             sequence.drafting.ids.clear()

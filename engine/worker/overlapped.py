@@ -258,6 +258,6 @@ def may_share(model: Model) -> bool:
 def wants_only_sampling(placement: Placement) -> bool:
     """Returns whether the request uses the logits unchanged and reports nothing about them."""
     params = placement.params
-    is_restricted = params.has_bars or params.needs_tokens or params.allowed_token_ids or params.min_tokens
+    is_restricted = params.has_banned_tokens or params.needs_tokens or params.allowed_token_ids or params.min_tokens
     has_reports = params.logprobs >= 0 or params.prompt_logprobs >= 0 or params.is_search
     return not (is_restricted or has_reports or params.logit_bias)

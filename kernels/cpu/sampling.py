@@ -11,7 +11,7 @@ from sluice_server.kernels.cpu import builds
 from sluice_server.kernels.reference.adjust import NO_CHANGES, LogitAdjustments
 from sluice_server.kernels.reference.choice import ChosenTokens, ScoredRows
 from sluice_server.kernels.reference.sampling import Rows
-from sluice_server.kernels.reference.scores import ScoreRequest, Scores, addresses, room
+from sluice_server.kernels.reference.scores import ScoreRequest, Scores, addresses, score_buffer
 
 MODULE = builds.MODULE
 NOT_WANTED = (0,) * 13
@@ -47,12 +47,12 @@ def choose(logits: Tensor, rows: Rows, changes: LogitAdjustments, wanted: Scored
         *changes.addresses,
         *(NOT_WANTED if wanted is None else wanted.addresses),
     )
-    return ChosenTokens(ids, None if wanted is None else wanted.room)
+    return ChosenTokens(ids, None if wanted is None else wanted.score_buffer)
 
 
 def score(logits: Tensor, asked: ScoreRequest) -> Scores:
     """Returns log probabilities and ranks; see `kernels.reference.scores.score`."""
     assert MODULE is not None
-    scores = room(len(logits), asked.width, len(asked.rows))
+    scores = score_buffer(len(logits), asked.width, len(asked.rows))
     MODULE.score(logits.data_ptr(), *logits.shape, asked.ids.data_ptr(), *addresses(asked, scores))
     return scores

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 MAX_MASKS = 2  # as in kernels/cpu/adjust.h
-NO_MASK, NO_BARS, NO_BIASES, NO_PENALTIES = (0,) * 4, (0,) * 3, (0,) * 4, (0,) * 9  # addresses and sizes
+NO_MASK, NO_BANNED_TOKENS, NO_BIASES, NO_PENALTIES = (0,) * 4, (0,) * 3, (0,) * 4, (0,) * 9  # addresses and sizes
 
 
 class TokenMask(NamedTuple):
@@ -86,7 +86,7 @@ class LogitAdjustments:
         for rows, bits in self.masks:
             found += (rows.data_ptr(), len(rows), bits.data_ptr(), bits.shape[1])
         found += NO_MASK * (MAX_MASKS - len(self.masks))
-        lists = ((self.banned_tokens, NO_BARS), (self.biases, NO_BIASES), (self.penalties, NO_PENALTIES))
+        lists = ((self.banned_tokens, NO_BANNED_TOKENS), (self.biases, NO_BIASES), (self.penalties, NO_PENALTIES))
         for some, nothing in lists:
             found += nothing if some is None else (some[0].data_ptr(), len(some[0]), *map(Tensor.data_ptr, some[1:]))
         return tuple(found)

@@ -14,7 +14,7 @@ from sluice_server.kernels.reference.scores import ScoreRequest, Scores, address
 
 @dataclasses.dataclass(frozen=True)
 class ScoredRows:
-    """Rows that are scored, step after step. All tensors but those of `room` are int64 and contiguous.
+    """Rows that are scored, step after step. All tensors but those of `score_buffer` are int64 and contiguous.
 
     Attributes:
         at: [L], ascending, each once.
@@ -28,13 +28,13 @@ class ScoredRows:
     rows: Tensor
     others: Tensor
     width: int
-    room: Scores
+    score_buffer: Scores
 
     @functools.cached_property
     def addresses(self) -> tuple[int, ...]:
         """Addresses and sizes for the CPU kernels: the rows, what is scored, and the buffer."""
         asked = ScoreRequest(self.at, self.nums, self.rows, self.others, self.width)
-        return (self.at.data_ptr(), len(self.at), *addresses(asked, self.room))
+        return (self.at.data_ptr(), len(self.at), *addresses(asked, self.score_buffer))
 
 
 class ChosenTokens(NamedTuple):

@@ -114,7 +114,7 @@ def from_candidates(scaled: Tensor, rows: Rows, width: int) -> tuple[Tensor, Ten
         ids int64 [R], and sure bool [R]: whether the whole row would give the same id.
     """
     top, top_ids = scaled.topk(width, dim=1)  # [R, width], descending
-    floor, holds_k = _floor(scaled, top, rows)
+    floor, holds_k = _state(scaled, top, rows)
     score = gumbel(uniforms(rows.seeds, rows.positions, rows.outputs, top_ids)).add_(top)
     score.masked_fill_(top < floor, -torch.inf)
     best = score.amax(1, keepdim=True)
@@ -130,7 +130,7 @@ def from_whole_row(scaled: Tensor, rows: Rows) -> Tensor:
     ranked = _where((rows.top_k > 0) | (rows.top_p < 1))
     if len(ranked):
         part = _take(scaled, ranked)
-        floor[ranked] = _floor(part, part.sort(dim=1, descending=True).values, rows.take(ranked))[0]
+        floor[ranked] = _state(part, part.sort(dim=1, descending=True).values, rows.take(ranked))[0]
     score = gumbel(row_uniforms(rows.seeds, rows.positions, rows.outputs, scaled.shape[1])).add_(scaled)
     score.masked_fill_(scaled < floor, -torch.inf)
     typical = _where(rows.typical_p < 1)
@@ -157,7 +157,7 @@ def _typical(scaled: Tensor, rows: Rows) -> Tensor:
     return torch.zeros_like(within).scatter_(1, order, within)
 
 
-def _floor(scaled: Tensor, top: Tensor, rows: Rows) -> tuple[Tensor, Tensor]:
+def _state(scaled: Tensor, top: Tensor, rows: Rows) -> tuple[Tensor, Tensor]:
     """Returns the lowest scaled logit that each row keeps, [R, 1], and whether the candidates suffice for top-k.
 
     Computed from the row's most likely values `top` [R, K], descending. The floor is correct if it is above top[:, -1]

@@ -51,7 +51,7 @@ def addresses(asked: ScoreRequest, scores: Scores) -> tuple[int, ...]:
     return (asked.nums.data_ptr(), asked.width, *pairs, *(one.data_ptr() for one in scores))
 
 
-def room(num: int, width: int, pairs: int) -> Scores:
+def score_buffer(num: int, width: int, pairs: int) -> Scores:
     """Allocates buffers for scores, uninitialised, into which a CPU kernel writes."""
     return Scores(
         torch.empty(num),

@@ -40,7 +40,7 @@ def _mask(logits: Tensor, mask: TokenMask) -> None:
 def _bar(logits: Tensor, banned_tokens: BannedTokens) -> None:
     num = len(banned_tokens.ids)
     if num:
-        bar_kernel[triton.cdiv(num, PAIRS),](logits, logits.stride(0), num, *_dense(*banned_tokens), PAIRS)
+        ban_kernel[triton.cdiv(num, PAIRS),](logits, logits.stride(0), num, *_dense(*banned_tokens), PAIRS)
 
 
 def _bias(logits: Tensor, biases: LogitBiases) -> None:
@@ -114,7 +114,7 @@ def bias_kernel(
 
 
 @triton.jit
-def bar_kernel(
+def ban_kernel(
     logits_ptr,  # float32 [R, V], rows `stride` apart
     stride,
     num,
@@ -167,6 +167,6 @@ NO_VECTORS: frozenset[str] = frozenset()  # each thread loads one pair or word
 CASES = (
     _case("penalise", penalise_kernel, PAIRS=PAIRS),
     _case("bias", bias_kernel, PAIRS=PAIRS),
-    _case("bar", bar_kernel, PAIRS=PAIRS),
+    _case("bar", ban_kernel, PAIRS=PAIRS),
     _case("mask", mask_kernel, WORDS=WORDS),
 )

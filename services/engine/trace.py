@@ -92,7 +92,7 @@ def phases_of(arrival_s: float, timeline: RequestTimeline, steps: Sequence[Phase
     ]
     begun = [(name, at_s) for name, at_s in bounds if at_s is not None]
     ends = [*(at_s for _, at_s in begun[1:]), end.at_s]
-    told = [_happening(mark) for mark in timeline.marks if mark.kind in _EVENTS]
+    told = [_happening(mark) for mark in timeline.timeline_events if mark.kind in _EVENTS]
     happenings = sorted([*told, *steps], key=lambda one: one.at_s) if steps else told
     made: list[Phase] = []
     for (name, start_s), end_s in zip(begun, ends, strict=True):
@@ -112,7 +112,7 @@ def _attributes(name: str, timeline: RequestTimeline, end: RequestEnd | None) ->
     found: dict[str, Value] = {}
     if name == names.SPAN_PREFILL:
         found[names.NUM_CACHED] = next(
-            (mark.num_tokens for mark in timeline.marks if mark.kind is EventKind.ADMITTED), 0
+            (mark.num_tokens for mark in timeline.timeline_events if mark.kind is EventKind.ADMITTED), 0
         )
     if end is not None:
         found |= end.attributes

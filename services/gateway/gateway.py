@@ -75,8 +75,8 @@ class Gateway:
         self._peers = PeerGateways(settings.gateway_id, settings.peers, settings.peer_secret)
         self._control = Control(self.manager, self.drain)
         self._nudge = asyncio.Event()  # set when a change is to be published at once
-        senses = WatchInputs(lambda: self._control.loads.step_s, lost_frames, read_model, self._nudge.set)
-        self._watch = RingWatch(self.manager, settings, emit, clock, senses)
+        inputs = WatchInputs(lambda: self._control.loads.step_s, lost_frames, read_model, self._nudge.set)
+        self._watch = RingWatch(self.manager, settings, emit, clock, inputs)
         self.progress = 0
         self._handlers: dict[type, Callable[[Any], None]] = {
             Grant: self.manager.take_back,

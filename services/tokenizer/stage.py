@@ -74,7 +74,7 @@ class TokenizerStage:
         self._constraints = constraints
         self._limits = limits
         self._answers = Answers(encoder, limits)
-        self._ways = EncodingRoutes(self._answers, threads.executor, threads.chats, threads.apart)
+        self._routes = EncodingRoutes(self._answers, threads.executor, threads.chats, threads.apart)
         self._at_once = InlineExecutor()
         self._emit = emit
         self._on_loop = threads.on_loop
@@ -116,7 +116,7 @@ class TokenizerStage:
         if is_brief(message):
             encoding = self._at_once.submit(self._answers.answer, message, start)
         else:
-            encoding = self._ways.begin(message, start)
+            encoding = self._routes.begin(message, start)
         return chained(encoding, self._constraints.executor, self._with_known, self._constrain)
 
     def _watch(self, message: Submit | Append, future: Future[EncodedMessage]) -> None:

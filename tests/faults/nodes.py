@@ -126,8 +126,8 @@ class Front:
         quotas = Quotas(lambda tenant: TenantLimits(), 1)
         self.manager = RequestManager(settings, node.emit, Unobserved(), world.clock, quotas)
         self.manager.new_id = lambda: f"{world.rng.getrandbits(128):032x}"
-        senses = WatchInputs(lambda: 0.01, lambda: node.receipts.counts["lost"], lambda revision: None, lambda: None)
-        self.watch = RingWatch(self.manager, settings, node.emit, world.clock, senses)
+        inputs = WatchInputs(lambda: 0.01, lambda: node.receipts.counts["lost"], lambda revision: None, lambda: None)
+        self.watch = RingWatch(self.manager, settings, node.emit, world.clock, inputs)
 
     def handle(self, message: Message) -> None:
         if isinstance(message, Probe):

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from sluice_server.kernels.layout.ragged import AttentionOptions, Ragged, SharedPrefixRows
 from sluice_server.kernels.layout.trees import masks_of, tree_of
-from sluice_server.kernels.reference import definitions as twins
+from sluice_server.kernels.reference import definitions
 from sluice_server.kernels.triton.attention import paged_attention
 from tests.kernels.triton.harness import Pages
 
@@ -58,7 +58,7 @@ def test_error_is_at_most_twice_that_of_torch(name: str, heads: int, kv_heads: i
     q, cache, batch = step(BATCHES[name], heads, kv_heads, dim, block)
     options = AttentionOptions(dim**-0.5)
     got = paged_attention(q, cache, batch, options)
-    want = twins.ragged_attention(q, cache, batch, options)
+    want = definitions.ragged_attention(q, cache, batch, options)
     error = (got.double() - want).abs().max().item()
     assert error <= 2 * torch_error(q, cache, batch, dim**-0.5, want) + 1e-3
     assert torch.equal(got, paged_attention(q, cache, batch, options))
@@ -69,7 +69,7 @@ def test_error_is_at_most_twice_that_of_torch(name: str, heads: int, kv_heads: i
 def test_options(name: str, options: str) -> None:
     q, cache, batch = step(BATCHES[name], 8, 2, 128, 16)
     chosen = dataclasses.replace(OPTIONS[options], sinks=torch.randn(8, device="cuda"))
-    want = twins.ragged_attention(q, cache, batch, chosen)
+    want = definitions.ragged_attention(q, cache, batch, chosen)
     assert torch.allclose(paged_attention(q, cache, batch, chosen).double(), want, atol=1.5e-2, rtol=1e-2)
 
 
@@ -81,7 +81,7 @@ def test_quantised_caches(name: str, kept_as: torch.dtype) -> None:
     q, cache, batch = step(BATCHES[name], 8, 2, 128, 16)
     small = (cache.float().nan_to_num(0.0) * 20).to(kept_as)
     scales = torch.rand(cache.shape[:4], device="cuda") / 20
-    want = twins.ragged_attention(q, small, batch, AttentionOptions(128**-0.5), scales)
+    want = definitions.ragged_attention(q, small, batch, AttentionOptions(128**-0.5), scales)
     got = paged_attention(q, small, batch, AttentionOptions(128**-0.5), scales)
     assert torch.allclose(got.double(), want, atol=1.5e-2, rtol=1e-2)
 
@@ -108,7 +108,7 @@ def test_trees_of_drafts(window: int | None) -> None:
     masks = torch.from_numpy(masks_of(np.array(counts), trees)).cuda()
     batch, options = dataclasses.replace(batch, tree=masks), AttentionOptions(128**-0.5, window=window)
     got = paged_attention(q, cache, batch, options)
-    want = twins.ragged_attention(q, cache, batch, options)
+    want = definitions.ragged_attention(q, cache, batch, options)
     assert torch.allclose(got.double(), want, atol=1.5e-2, rtol=1e-2)
     assert torch.equal(got, paged_attention(q, cache, batch, options))
 
@@ -135,5 +135,5 @@ def test_shared_prefixes(num: int, prefix: int, kept_as: torch.dtype) -> None:
     shared = SharedPrefixRows(starts, lengths, batch.tables[groups], prefixes, num + 2, 4096)
     options = AttentionOptions(128**-0.5)
     got = paged_attention(q, cache, dataclasses.replace(batch, shared=shared), options, scales)
-    want = twins.ragged_attention(q, cache, batch, options, scales)
+    want = definitions.ragged_attention(q, cache, batch, options, scales)
     assert torch.allclose(got.double(), want, atol=1.5e-2, rtol=1e-2)

@@ -10,9 +10,8 @@ from sluice_server.kernels.formats import packed_weights
 from sluice_server.kernels.formats.gpu_linear import round_groups
 from sluice_server.kernels.layout import slots
 from sluice_server.kernels.layout.layout import new_layers
-from sluice_server.kernels.reference import definitions as twins
+from sluice_server.kernels.reference import definitions, sampling
 from sluice_server.kernels.reference import moe as moe_twin
-from sluice_server.kernels.reference import sampling
 from sluice_server.kernels.reference.moe import ExpertStack
 from sluice_server.kernels.reference.sampling import Rows
 from sluice_server.kernels.triton import activation, kv_write, linear4, linear8, linear16, moe, norm
@@ -36,12 +35,12 @@ def test_norms(tokens: int, width: int) -> None:
     x, weight = numbers(tokens, width), numbers(width, seed=1)
     x[0] = 0.0
     found = norm.rms_norm(x, weight, 1e-5)
-    assert_close(found, twins.rms_norm(x.double(), weight.double(), 1e-5).double(), BF16)
+    assert_close(found, definitions.rms_norm(x.double(), weight.double(), 1e-5).double(), BF16)
     residual = torch.randn(tokens, width, device="cuda")
     wanted = residual + x.float()
     found = norm.add_rms_norm_(residual, x, weight, 1e-5)
     assert torch.equal(residual, wanted)
-    assert_close(found, twins.rms_norm(wanted.double(), weight.double(), 1e-5).double(), BF16)
+    assert_close(found, definitions.rms_norm(wanted.double(), weight.double(), 1e-5).double(), BF16)
 
 
 @pytest.mark.parametrize("width", [1, 111, 4096, 14_336])
@@ -67,7 +66,7 @@ def test_rotation_and_write(dim: int, block: int, kept: torch.dtype) -> None:
     cache = new_layers(
         num, 3, block, keys, width, lambda shape: torch.zeros(shape, dtype=kept, device="cuda"), is_whole=True
     )
-    wanted = twins.rope_(x.double(), cis.to(torch.complex128))
+    wanted = definitions.rope_(x.double(), cis.to(torch.complex128))
     wanted[:, heads + keys :] = x[:, heads + keys :].double()
     kv_write.rotate_and_write(x, cis, *swapped(slots.parts(cache[1], dim), places))
     assert_close(x[:, :heads], wanted[:, :heads], BF16)

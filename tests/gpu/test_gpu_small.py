@@ -9,7 +9,7 @@ from benchmarks import gpu_kernels
 from benchmarks.gpu_cases import Case, Place, Sizes, disagreement
 from benchmarks.gpu_command import FP8_SINCE
 from sluice_server.kernels.layout.ragged import AttentionOptions, Ragged
-from sluice_server.kernels.reference import definitions as twins
+from sluice_server.kernels.reference import definitions
 from sluice_server.kernels.triton import linear16
 from sluice_server.kernels.triton.attention import paged_attention
 from tests.kernels.triton.harness import Pages
@@ -34,7 +34,7 @@ def test_attention(rows: list[tuple[int, int]], gpu: torch.device) -> None:
     q = torch.randn(int(counts.sum()), 4, 64, dtype=torch.bfloat16, device=gpu)
     cache, batch = pages.cache.to(gpu), Ragged.of(counts, contexts, pages.tables.numpy(), gpu)
     options = AttentionOptions(0.125)
-    want = twins.ragged_attention(q, cache, batch, options)
+    want = definitions.ragged_attention(q, cache, batch, options)
     assert torch.allclose(paged_attention(q, cache, batch, options).double(), want, atol=1.5e-2, rtol=1e-2)
 
 

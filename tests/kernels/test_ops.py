@@ -15,7 +15,7 @@ from sluice_server.kernels.cpu import builds
 from sluice_server.kernels.layout.layout import new_layers
 from sluice_server.kernels.layout.metadata import AttentionMetadata
 from sluice_server.kernels.layout.slots import slot_width
-from sluice_server.kernels.reference import definitions as twins
+from sluice_server.kernels.reference import definitions
 
 CPU = torch.device("cpu")
 BATCHES = {
@@ -68,7 +68,7 @@ def test_paged_attention_equals_its_twin(
 ) -> None:
     q, cache, meta = make(BATCHES[name], heads, kv_heads, dim, block)
     got = ops.paged_attention(q, cache, meta, dim**-0.5, window)
-    want = twins.paged_attention(q, cache, meta, dim**-0.5, window)
+    want = definitions.paged_attention(q, cache, meta, dim**-0.5, window)
     assert torch.allclose(got, want, atol=2e-5)
 
 
@@ -80,7 +80,7 @@ def test_scores_are_capped(name: str, heads: int, kv_heads: int, dim: int, windo
     q, cache, meta = make(BATCHES[name], heads, kv_heads, dim, 16)
     q[:, ::2] *= 5.0
     got = ops.paged_attention(q, cache, meta, dim**-0.5, window, cap)
-    assert torch.allclose(got, twins.paged_attention(q, cache, meta, dim**-0.5, window, cap), atol=2e-5)
+    assert torch.allclose(got, definitions.paged_attention(q, cache, meta, dim**-0.5, window, cap), atol=2e-5)
     assert not torch.allclose(got, ops.paged_attention(q, cache, meta, dim**-0.5, window), atol=1e-2)
 
 
@@ -95,7 +95,7 @@ def test_sinks_take_their_part(name: str, heads: int, kv_heads: int, dim: int, w
     plain = ops.paged_attention(q, cache, meta, dim**-0.5, window)
     for cap in (0.0, 1.5):
         got = ops.paged_attention(q, cache, meta, dim**-0.5, window, cap, sinks)
-        want = twins.paged_attention(q, cache, meta, dim**-0.5, window, cap, sinks)
+        want = definitions.paged_attention(q, cache, meta, dim**-0.5, window, cap, sinks)
         assert torch.allclose(got, want, atol=2e-5)
         assert got[:, :dim].abs().max() < 1e-20
         assert cap or torch.allclose(got[:, dim : 2 * dim], plain[:, dim : 2 * dim], atol=2e-5)
@@ -124,7 +124,7 @@ def test_padding_rows_are_zero() -> None:
     padded = torch.cat([q, torch.full((1, 4, 64), float("nan"))])
     got = ops.paged_attention(padded, cache, meta, 0.125, None)
     assert torch.equal(got[-1], torch.zeros(256))
-    assert torch.allclose(got[:-1], twins.paged_attention(q, cache, meta, 0.125, None), atol=2e-5)
+    assert torch.allclose(got[:-1], definitions.paged_attention(q, cache, meta, 0.125, None), atol=2e-5)
 
 
 def test_keys_and_values_go_to_their_slots_only() -> None:
@@ -133,7 +133,7 @@ def test_keys_and_values_go_to_their_slots_only() -> None:
     heads = torch.randn(meta.num_tokens + 2, 8, 64)  # two padding rows
     cis = torch.polar(torch.ones(len(heads), 1, 32), torch.randn(len(heads), 1, 32))
     want = heads.clone()
-    twins.rope_(want[:, :6], cis)
+    definitions.rope_(want[:, :6], cis)
     ops.rotate_and_write(heads, cis, cache, meta)
     assert torch.allclose(heads[: meta.num_tokens], want[: meta.num_tokens], atol=1e-5)
     slots = cache.flatten(0, 1)
@@ -160,17 +160,17 @@ def test_a_step_in_bfloat16_equals_its_twin() -> None:
     heads = torch.randn(meta.num_tokens, 8, 64).bfloat16()
     cis = torch.polar(torch.ones(len(heads), 1, 32), torch.randn(len(heads), 1, 32))
     want, narrow = heads.clone(), cache.bfloat16()
-    twins.rope_(want[:, :6], cis)
+    definitions.rope_(want[:, :6], cis)
     ops.rotate_and_write(heads, cis, narrow, meta)
     assert torch.allclose(heads.float(), want.float(), atol=0.05)
     got = ops.paged_attention(q.bfloat16(), narrow, meta, 0.125, None)
-    assert torch.allclose(got.float(), twins.paged_attention(q, narrow.float(), meta, 0.125, None), atol=0.05)
+    assert torch.allclose(got.float(), definitions.paged_attention(q, narrow.float(), meta, 0.125, None), atol=0.05)
 
 
 def test_elementwise_ops_equal_their_twins() -> None:
     x, weight = torch.randn(9, 96) * 3, torch.randn(96)
-    assert torch.allclose(ops.rms_norm(x, weight, 1e-5), twins.rms_norm(x, weight, 1e-5), atol=1e-5)
-    assert torch.allclose(ops.rms_norm(x, None, 1e-5), twins.rms_norm(x, None, 1e-5), atol=1e-5)
+    assert torch.allclose(ops.rms_norm(x, weight, 1e-5), definitions.rms_norm(x, weight, 1e-5), atol=1e-5)
+    assert torch.allclose(ops.rms_norm(x, None, 1e-5), definitions.rms_norm(x, None, 1e-5), atol=1e-5)
 
 
 @pytest.mark.parametrize("num", [1, 37, 9001])
@@ -179,7 +179,7 @@ def test_soft_caps_equal_their_twin(num: int) -> None:
     torch.manual_seed(6)
     x = torch.randn(3, num) * torch.logspace(-6, 4, 3)[:, None]
     x[2, 0], x[1, -1], x[0, 0] = float("inf"), float("nan"), -18.75  # 0.625 caps
-    want = twins.soft_cap_(x.clone(), 30.0)
+    want = definitions.soft_cap_(x.clone(), 30.0)
     assert torch.allclose(ops.soft_cap_(x.clone(), 30.0), want, rtol=5e-7, atol=0.0, equal_nan=True)
     assert want[2, 0] == 30.0 and want[1, -1].isnan()
 
@@ -192,23 +192,27 @@ def test_fused_linears_equal_their_parts(rows: int, features: int, inputs: int, 
     x, weight, norm = torch.randn(rows, inputs) * 2, torch.randn(features, inputs) * 0.2, torch.rand(inputs) + 0.5
     bias = torch.randn(features) if has_bias else None
     for scale in (None, norm):
-        plain = F.linear(twins.rms_norm(x, scale, 1e-5), weight, bias)
+        plain = F.linear(definitions.rms_norm(x, scale, 1e-5), weight, bias)
         normed = ops.linear_normed(x, scale, 1e-5, ops.pack_linear(weight, bias))
         assert torch.allclose(normed, plain, atol=1e-3)
         packed = ops.pack_linear(weight, bias, gated=True)
-        assert torch.allclose(ops.linear_gated(x, scale, 1e-5, packed), twins.silu_mul(plain), atol=1e-2)
+        assert torch.allclose(ops.linear_gated(x, scale, 1e-5, packed), definitions.silu_mul(plain), atol=1e-2)
         gelu = ops.linear_gated(x, scale, 1e-5, packed, "gelu_tanh")
-        assert torch.allclose(gelu, twins.gelu_tanh_mul(plain), atol=1e-2)
+        assert torch.allclose(gelu, definitions.gelu_tanh_mul(plain), atol=1e-2)
         clamped = ops.linear_gated(x, scale, 1e-5, packed, "clamped")
-        assert torch.allclose(clamped, twins.clamped_mul(plain), atol=1e-2)
+        assert torch.allclose(clamped, definitions.clamped_mul(plain), atol=1e-2)
 
 
 def test_large_and_broken_numbers_stay_what_they_are() -> None:
     """Activations far out on both sides, infinities and NaN: as the twin has them, row by row."""
     rows = [[200.0, 1.0], [-200.0, 1.0], [88.0, 3.0], [float("inf"), 1.0], [float("nan"), 1.0]]
     packed = ops.pack_linear(torch.eye(2), gated=True)
-    normed = twins.rms_norm(torch.tensor(rows), None, 1e-30)
-    for name, twin in (("silu", twins.silu_mul), ("gelu_tanh", twins.gelu_tanh_mul), ("clamped", twins.clamped_mul)):
+    normed = definitions.rms_norm(torch.tensor(rows), None, 1e-30)
+    for name, twin in (
+        ("silu", definitions.silu_mul),
+        ("gelu_tanh", definitions.gelu_tanh_mul),
+        ("clamped", definitions.clamped_mul),
+    ):
         got = ops.linear_gated(torch.tensor(rows), torch.ones(2), 1e-30, packed, name)
         assert torch.allclose(got, twin(normed), equal_nan=True)
 
@@ -224,7 +228,7 @@ def test_linear_and_its_in_place_form(dtype: torch.dtype) -> None:
     assert torch.allclose(ops.linear_add_(residual.clone(), x, ops.pack_linear(weight)), residual + want, atol=error)
     norm = torch.randn(33)
     normed = ops.linear_add_(residual.clone(), x, ops.pack_linear(weight), norm, 1e-6)
-    assert torch.allclose(normed, residual + twins.rms_norm(want, norm, 1e-6), atol=error)
+    assert torch.allclose(normed, residual + definitions.rms_norm(want, norm, 1e-6), atol=error)
 
 
 @pytest.mark.parametrize(("features", "inputs"), [(704, 2050), (34, 37), (130, 300)])

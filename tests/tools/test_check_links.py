@@ -11,6 +11,7 @@ def found(root: Path, text: str) -> list[str]:
     """Problems of a page with this text, without its name, in a repository of two folders and one target."""
     (root / "engine").mkdir()
     (root / "sluice_server").mkdir()
+    (root / "sluice_server" / "engine").symlink_to(root / "engine")
     (root / "engine" / "plan.py").touch()
     (root / "other.md").write_text("# A `plan`, and more\n")
     (root / "Makefile").write_text("help:\ntest: ## tests\n")

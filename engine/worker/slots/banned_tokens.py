@@ -81,13 +81,13 @@ class SlotBannedTokens:
             masks: grammar masks; a row whose grammar is complete may end before min_tokens.
         """
         if self._banned is None or self._banned.slots != slots:
-            self._banned = self._find_barred(slots)
+            self._banned = self._find_banned(slots)
         banned = self._banned
         if not ahead and any(positions[row] >= until for row, _, (until, _) in banned.ends):
             for row, slot, (until, _) in banned.ends:
                 if positions[row] >= until:
                     del self._ends[slot]  # positions of a slot only rise
-            banned = self._banned = self._find_barred(slots)
+            banned = self._banned = self._find_banned(slots)
         at_end = masks.ends if masks is not None and banned.ends else frozenset()
         words = [(row, one.banned(ahead.get(row, ()))) for row, one in banned.words]
         completing = [(row, np.array(ids, dtype=np.int64)) for row, ids in words if ids]
@@ -96,7 +96,7 @@ class SlotBannedTokens:
         ends = [(row, ids) for row, _, (until, ids) in banned.ends if positions[row] < until and row not in at_end]
         return join([*ends, *banned.ids, *completing])
 
-    def _find_barred(self, slots: Sequence[int]) -> "BannedTokenRows":
+    def _find_banned(self, slots: Sequence[int]) -> "BannedTokenRows":
         rows = list(enumerate(slots))
         ends = [(row, slot, self._ends[slot]) for row, slot in rows if slot in self._ends]
         bad_ids = [(row, self._bad_ids[slot]) for row, slot in rows if slot in self._bad_ids]

@@ -40,9 +40,9 @@ class Converse:
     async def converse(self, requests: object, context: Context) -> None:
         """Converse: runs many generations on one stream."""
         failure: ServiceError | None = cancelled()  # the default, replaced below
-        talk: _Talk | None = None
+        talk: _ConverseCall | None = None
         try:
-            talk = _Talk(self._service, self._rate(), context, read_call("Converse", context))
+            talk = _ConverseCall(self._service, self._rate(), context, read_call("Converse", context))
             await talk.run()
             failure = None
             return
@@ -64,7 +64,7 @@ class Converse:
         await refuse(context, failure)
 
 
-class _Talk:
+class _ConverseCall:
     """One running call of Converse."""
 
     def __init__(self, service: GenerationService, rate: Rate, context: Context, call: CallMetadata) -> None:

@@ -15,7 +15,7 @@ MAX_REST_S = 0.05
 Later = Callable[[float, Callable[[], None]], object]
 
 
-class LargeLane:
+class LargeRequestQueue:
     """The queue of large requests, on one event loop."""
 
     def __init__(

@@ -23,7 +23,7 @@ from sluice_server.services.gateway.calls.control import Control
 from sluice_server.services.gateway.calls.converse import Converse
 from sluice_server.services.gateway.calls.guard import Guard
 from sluice_server.services.gateway.calls.inference import Inference
-from sluice_server.services.gateway.calls.large import LargeLane
+from sluice_server.services.gateway.calls.large import LargeRequestQueue
 from sluice_server.services.gateway.calls.refusal import turn_away
 from sluice_server.services.gateway.connections import acceptor
 from sluice_server.services.gateway.connections.threads import yielding_threads
@@ -103,7 +103,7 @@ def build(
         (CONTROL, control_table(handlers.control)),
         (OIP, handlers.adapter.table()),
     )
-    most, lane = wire.bounds(settings), LargeLane(time.thread_time)
+    most, lane = wire.bounds(settings), LargeRequestQueue(time.thread_time)
     for descriptor, table in tables:
         server.add_registered_method_handlers(
             descriptor.full_name, _service(descriptor, table, handlers.observer, most, lane)
@@ -169,7 +169,7 @@ def _service(
     behaviours: Mapping[str, Behaviour],
     observer: Observer,
     most: Mapping[str, int],
-    lane: LargeLane,
+    lane: LargeRequestQueue,
 ) -> dict[str, "grpc.RpcMethodHandler[Any, Any]"]:
     handlers = {}
     for method in descriptor.methods:
@@ -214,8 +214,9 @@ def _later(parse: Parse) -> Callable[[bytes], Message | MalformedRequest | bytes
     return lambda data: data if len(data) > wire.LARGE else parse(data)
 
 
-def guarded(behaviour: Behaviour, type_name: str, away: TurnAway, parse: Parse, lane: LargeLane) -> Behaviour:
-    """Wraps a handler: rejects malformed requests, and parses large ones when the `LargeLane` admits them. They come as
+def guarded(behaviour: Behaviour, type_name: str, away: TurnAway, parse: Parse, lane: LargeRequestQueue) -> Behaviour:
+    """Wraps a handler: rejects malformed requests, and parses large ones when the `LargeRequestQueue` admits them.
+    They come as
     bytes. The wrapper is a real coroutine function, because grpc inspects the kind of its handlers."""
 
     async def handle(request: object, context: Context) -> object:

@@ -56,13 +56,13 @@ class RingWatch:
         settings: GatewaySettings,
         emit: Callable[[Message], None],
         clock: Callable[[], float],
-        senses: WatchInputs,
+        inputs: WatchInputs,
     ) -> None:
         self._manager = manager
         self._settings = settings
         self._emit = emit
         self._clock = clock
-        self._senses = senses
+        self._inputs = inputs
         self._liveness = Liveness(settings.gateway_id, settings.epoch, settings.stages, settings.probe_timeout_s)
         self._recovery = Recovery(self._way_of, settings.recovery_timeout_s)
         self._num_lost_frames = 0
@@ -76,11 +76,11 @@ class RingWatch:
         """Sends probes and evaluates earlier ones; `elapsed_s`: seconds that this process ran since the last call."""
         for probe in self._liveness.send(elapsed_s, is_mixed=self._is_mixed):
             self._emit(probe)
-        if self._is_warm and self._liveness.is_lost(self._senses.step_s()):
+        if self._is_warm and self._liveness.is_lost(self._inputs.step_s()):
             self.stage_lost()
         if self._recovery.is_overdue(self._clock()):
             self._manager.fail_all(self._why())
-        num_lost = self._senses.num_lost_frames()
+        num_lost = self._inputs.num_lost_frames()
         if num_lost != self._num_lost_frames:  # any request may have lost a message
             self._num_lost_frames = num_lost
             self._recovery.again([one for one in self._manager.requests if one.outcome is None and not one.is_own])
@@ -123,12 +123,12 @@ class RingWatch:
         self._give_up_warm_up()
         if not self._manager.is_draining:
             self._manager.refusal = self._why()
-        self._senses.on_change()
+        self._inputs.on_change()
 
     def _missed(self) -> None:
         """Reacts to lost frames: the warm-up or a Cancel may have been in one."""
         self._give_up_warm_up()
-        self._manager.take_census()
+        self._manager.announce_open()
 
     def _why(self) -> ServiceError:
         """Returns the error for requests while the ring does not work."""
@@ -161,7 +161,7 @@ class RingWatch:
         """
         revision, was_mixed = self._liveness.revision, self._is_mixed
         before = self._manager.settings.model.revision
-        found = self._senses.read_model(revision) if revision is not None and revision != before else None
+        found = self._inputs.read_model(revision) if revision is not None and revision != before else None
         if found is not None:
             logger.info("requests are of revision %s from now on%s", revision, f"; it was {before}" if before else "")
             self._adopt(*found)
@@ -193,10 +193,10 @@ class RingWatch:
         if not self._is_warm:
             return
         self._recovery.restored()
-        self._manager.take_census()
+        self._manager.announce_open()
         if not self._manager.is_draining:
             self._manager.refusal = None
-        self._senses.on_change()
+        self._inputs.on_change()
 
 
 def one_token(settings: GatewaySettings) -> TranslatedRequest:

@@ -131,7 +131,7 @@ class RequestManager:
         for cancel in request.cancels():
             self._emit(cancel)
 
-    def take_census(self) -> None:
+    def announce_open(self) -> None:
         """Sends the ring the serials of all open requests, because Cancels may have been lost."""
         serials = frozenset(request.envelope.serial for request in self.requests if request.outcome is None)
         self._emit(OpenSerials(self.settings.gateway_id, self.settings.epoch, self._num_opened + 1, serials))

@@ -11,7 +11,7 @@ from sluice_server.engine.build import sliding_window
 from sluice_server.engine.errors import Code, ServiceError
 from sluice_server.engine.models.config import read_config
 from sluice_server.engine.models.model import load_model, plan_model
-from sluice_server.engine.models.registry import style_of
+from sluice_server.engine.models.registry import traits_of
 from tests.oracle.checkpoints import Shape, make_checkpoint
 
 GEMMA_2B = {
@@ -61,7 +61,7 @@ def test_what_a_file_leaves_unsaid(tmp_path: Path) -> None:
         usual = {name: value for name, value in USUAL.items() if name in values}
         whole = read_config(written(tmp_path, {**values, **usual}))
         few = read_config(written(tmp_path, {name: values[name] for name in said}))
-        assert style_of(few) == style_of(whole) and few.activation == whole.activation == "gelu_tanh"
+        assert traits_of(few) == traits_of(whole) and few.activation == whole.activation == "gelu_tanh"
         assert (few.head_dim, few.rope, few.local_rope) == (whole.head_dim, whole.rope, whole.local_rope)
 
 
@@ -73,7 +73,7 @@ def test_layers_take_turns(tmp_path: Path) -> None:
     assert third.local_rope is not None and (third.rope.theta, third.local_rope.theta) == (1e6, 1e4)
     for config in (second, third):  # a layer that sees all needs every block
         assert sliding_window(config, 512) is None
-    traits = style_of(second)
+    traits = traits_of(second)
     assert (traits.query_scalar, traits.score_cap, traits.logit_cap) == (224, 50.0, 30.0)
 
 
@@ -102,7 +102,7 @@ REFUSED: dict[str, tuple[dict[str, Any], dict[str, Any], str]] = {
 def test_what_is_not_built_is_refused_by_name(name: str, tmp_path: Path) -> None:
     values, changes, message = REFUSED[name]
     with pytest.raises(ServiceError, match=message) as caught:
-        style_of(read_config(written(tmp_path, {**values, **changes})))
+        traits_of(read_config(written(tmp_path, {**values, **changes})))
     assert caught.value.code in (Code.FAILED_PRECONDITION, Code.UNIMPLEMENTED)
 
 

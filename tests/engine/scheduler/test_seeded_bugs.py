@@ -286,17 +286,17 @@ def tell_parents_of_before(self: Planner) -> StepPlan:
     return dataclasses.replace(plan, parents={i: (-1, *ones[:-1]) for i, ones in plan.parents.items()})
 
 
-def cut_a_tree_and_not_its_parents(self: DraftScheduler, room: int, step: int) -> dict[Row, int]:
+def cut_a_tree_and_not_its_parents(self: DraftScheduler, remaining: int, step: int) -> dict[Row, int]:
     parents = {one: list(one.drafting.parents) for one in self.offered if one.drafting is not None}
-    nums = take(self, room, step)
+    nums = take(self, remaining, step)
     for one in nums:
         if one.drafting is not None and one.drafting.parents:
             one.drafting.parents = parents[one]
     return nums
 
 
-def draft_on_credit(self: DraftScheduler, room: int, step: int) -> dict[Row, int]:
-    nums = take(self, room, step)
+def draft_on_credit(self: DraftScheduler, remaining: int, step: int) -> dict[Row, int]:
+    nums = take(self, remaining, step)
     for one, num in nums.items():
         if one.group.credit is not None:
             one.group.credit += num
@@ -352,8 +352,8 @@ def draft_without_room(self: DraftScheduler, sequence: Row, num: int) -> int:
     return num
 
 
-def draft_beyond_the_budget(self: DraftScheduler, room: int, step: int) -> dict[Row, int]:
-    return take(self, room + 1, step)
+def draft_beyond_the_budget(self: DraftScheduler, remaining: int, step: int) -> dict[Row, int]:
+    return take(self, remaining + 1, step)
 
 
 grow, commit, name_block = KVCache.grow, KVCache.commit, prefix.name_block

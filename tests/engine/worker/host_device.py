@@ -11,8 +11,7 @@ import torch
 from torch import Tensor
 
 from sluice_server.kernels.layout.ragged import AttentionOptions, Ragged, SharedPrefixRows
-from sluice_server.kernels.reference import adjust, elementwise, inputs, moe, sampling, scores, speculation
-from sluice_server.kernels.reference import definitions as twins
+from sluice_server.kernels.reference import adjust, definitions, elementwise, inputs, moe, sampling, scores, speculation
 
 
 class HostDevice:
@@ -92,7 +91,7 @@ def _attend(q: Tensor, cache: Tensor, batch: Ragged, options: AttentionOptions, 
     if batch.shared is not None:
         _check_shared(batch, batch.shared, cache.shape[1])
     out = torch.zeros(len(q), q.shape[1] * q.shape[2])
-    out[: batch.num_tokens] = twins.ragged_attention(q, cache, batch, options).float()
+    out[: batch.num_tokens] = definitions.ragged_attention(q, cache, batch, options).float()
     return out
 
 
@@ -112,7 +111,7 @@ def _check_shared(batch: Ragged, shared: SharedPrefixRows, block: int) -> None:
 def _write(heads: Tensor, cis: Tensor, cache: Tensor, slots: Tensor, scales: Tensor | None = None) -> None:
     assert scales is None
     _, block, _, kv_heads, dim = cache.shape
-    twins.rope_(heads[:, :-kv_heads], cis)
+    definitions.rope_(heads[:, :-kv_heads], cis)
     for token, slot in enumerate(slots.tolist()):
         if slot >= 0:
             cache[slot // block, slot % block] = heads[token, -2 * kv_heads :].view(2, kv_heads, dim)

@@ -17,7 +17,7 @@ from sluice_server.kernels import ops
 from sluice_server.kernels.cpu import builds, native
 from sluice_server.kernels.formats import weight_formats as kinds
 from sluice_server.kernels.layout.metadata import AttentionMetadata
-from sluice_server.kernels.reference import definitions as twins
+from sluice_server.kernels.reference import definitions
 
 pytestmark = pytest.mark.long  # compiles for half a minute each
 
@@ -100,7 +100,7 @@ def test_attention_over_bfloat16_is_that_of_its_twin(emulated: ModuleType, monke
     meta = AttentionMetadata.build([70], [70], tables, 16, torch.device("cpu"))
     whole = ops.paged_attention(q, cache, meta, 0.125, None)
     error = 0.01 if "amx" in emulated.__name__ else 2e-5
-    assert torch.allclose(whole, twins.paged_attention(q, cache, meta, 0.125, None), atol=error)
+    assert torch.allclose(whole, definitions.paged_attention(q, cache, meta, 0.125, None), atol=error)
     for num in (1, 9):
         last = AttentionMetadata.build([num], [70], tables, 16, torch.device("cpu"))
         assert torch.equal(ops.paged_attention(q[-num:], cache, last, 0.125, None), whole[-num:])

@@ -11,7 +11,7 @@ from sluice_server.kernels.formats import quantised
 from sluice_server.kernels.formats.quantised import IntegerLinear, NativeIntegerLinear, QuantisedWeight, round_weight
 from sluice_server.kernels.layout import slots
 from sluice_server.kernels.layout.metadata import AttentionMetadata
-from sluice_server.kernels.reference import definitions as twins
+from sluice_server.kernels.reference import definitions
 
 CPU = torch.device("cpu")
 SHAPES = [(2, 5), (96, 48), (130, 1030), (64, 704)]
@@ -76,11 +76,11 @@ def test_what_is_fused_around_them_equals_its_parts(bits: int) -> None:
     x, weight, bias = torch.randn(9, 260) * 3, torch.randn(96, 260) * 0.2, torch.randn(96)
     plain = IntegerLinear(round_weight(weight, bits), bias)
     packed, gated = (ops.pack_linear(weight, bias, gated=is_gated, weights=f"int{bits}") for is_gated in (False, True))
-    normed = plain.apply(twins.rms_norm(x, None, 1e-5))
+    normed = plain.apply(definitions.rms_norm(x, None, 1e-5))
     assert torch.allclose(ops.linear_normed(x, None, 1e-5, packed), normed, atol=2e-2)
-    assert torch.allclose(ops.linear_gated(x, None, 1e-5, gated), twins.silu_mul(normed), atol=5e-2)
+    assert torch.allclose(ops.linear_gated(x, None, 1e-5, gated), definitions.silu_mul(normed), atol=5e-2)
     gelu = ops.linear_gated(x, None, 1e-5, gated, "gelu_tanh")
-    assert torch.allclose(gelu, twins.gelu_tanh_mul(normed), atol=5e-2)
+    assert torch.allclose(gelu, definitions.gelu_tanh_mul(normed), atol=5e-2)
     residual = torch.randn(9, 96)
     assert torch.allclose(ops.linear_add_(residual.clone(), x, packed), residual + plain.apply(x), atol=1e-3)
 
@@ -145,7 +145,7 @@ def test_attention_over_a_rounded_cache_equals_its_twin(dtype: torch.dtype, wind
     heads = torch.randn(meta.num_tokens, 8, 64)
     cis = torch.polar(torch.ones(len(heads), 1, 32), torch.randn(len(heads), 1, 32))
     want = heads.clone()
-    twins.rope_(want[:, :6], cis)
+    definitions.rope_(want[:, :6], cis)
     ops.rotate_and_write(heads, cis, cache, meta)
     written = cache.view(-1, *cache.shape[2:])[meta.write_slots]
     kept = want[:, 4:].reshape(-1, 2, 2, 64)
@@ -154,7 +154,7 @@ def test_attention_over_a_rounded_cache_equals_its_twin(dtype: torch.dtype, wind
     got = ops.paged_attention(heads[:, :4], cache, meta, 0.125, window)
     rounds = dtype is torch.bfloat16 and builds.multiplies("amx_bf16")  # queries and softmax's weights, too
     error = 0.01 if rounds else 2e-5
-    assert torch.allclose(got, twins.paged_attention(heads[:, :4], cache, meta, 0.125, window), atol=error)
+    assert torch.allclose(got, definitions.paged_attention(heads[:, :4], cache, meta, 0.125, window), atol=error)
 
 
 def test_a_broken_key_is_nan_in_eight_bits() -> None:

@@ -13,7 +13,7 @@ from sluice_server.kernels.layout.metadata import AttentionMetadata
 from sluice_server.kernels.layout.ragged import MAX_TREE, AttentionOptions
 from sluice_server.kernels.layout.slots import slot_width
 from sluice_server.kernels.layout.trees import Tree, masks_of
-from sluice_server.kernels.reference import definitions as twins
+from sluice_server.kernels.reference import definitions
 
 CPU = torch.device("cpu")
 DIM, BLOCK, HEADS, KV_HEADS = 64, 5, 4, 2
@@ -108,9 +108,9 @@ def test_equals_its_twin(window: int | None, kernels: str) -> None:
     cache, q = torch.randn(100, BLOCK, 2, KV_HEADS, DIM), torch.randn(sum(lens), HEADS, DIM)
     meta = AttentionMetadata.build(lens, contexts, tables, BLOCK, CPU, trees)
     got = ops.paged_attention(q, cache, meta, 0.125, window)
-    assert torch.allclose(got, twins.paged_attention(q, cache, meta, 0.125, window), atol=2e-5)
+    assert torch.allclose(got, definitions.paged_attention(q, cache, meta, 0.125, window), atol=2e-5)
     if window is None:  # the twin of a device's kernels, which go by masks
-        wide = twins.ragged_attention(q, cache, meta.ragged, AttentionOptions(0.125))
+        wide = definitions.ragged_attention(q, cache, meta.ragged, AttentionOptions(0.125))
         assert torch.allclose(got, wide.float(), atol=2e-5)
 
 

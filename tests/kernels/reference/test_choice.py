@@ -13,7 +13,7 @@ from sluice_server.kernels.reference import sampling
 from sluice_server.kernels.reference.adjust import NO_CHANGES, BannedTokens, LogitAdjustments, adjust_
 from sluice_server.kernels.reference.choice import ChosenTokens, ScoredRows
 from sluice_server.kernels.reference.sampling import Rows
-from sluice_server.kernels.reference.scores import ScoreRequest, room, score
+from sluice_server.kernels.reference.scores import ScoreRequest, score, score_buffer
 from tests.kernels.reference.test_adjust import random_changes
 from tests.kernels.reference.test_sampling import mixed_rows, random_logits
 
@@ -34,7 +34,7 @@ def wanted() -> ScoredRows:
     pairs = torch.tensor([[0, 0, 3, 5], [7, 4000, 11, 9]])
     nums = torch.arange(len(at)) % 4
     width = int(nums.max())
-    return ScoredRows(at, nums, pairs[0].contiguous(), pairs[1].contiguous(), width, room(len(at), width, 4))
+    return ScoredRows(at, nums, pairs[0].contiguous(), pairs[1].contiguous(), width, score_buffer(len(at), width, 4))
 
 
 def lists(chosen: ChosenTokens) -> tuple[list[int], list[tuple[object, ...]]]:
@@ -95,7 +95,7 @@ def test_what_is_scored_is_not_what_was_changed() -> None:
     logits = torch.zeros(1, 8)
     logits[0, 3] = 5.0
     nobody = torch.empty(0, dtype=torch.int64)
-    want = ScoredRows(torch.tensor([0]), torch.tensor([1]), nobody, nobody, 1, room(1, 1, 0))
+    want = ScoredRows(torch.tensor([0]), torch.tensor([1]), nobody, nobody, 1, score_buffer(1, 1, 0))
     banned_tokens = BannedTokens(torch.tensor([0] * 7), torch.tensor([0, 1, 2, 3, 4, 5, 6]))
     found = ops.choose(logits, mixed_rows(1), LogitAdjustments(banned_tokens=banned_tokens), want)
     assert found.ids.tolist() == [7] and found.scores is not None

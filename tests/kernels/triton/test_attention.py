@@ -11,7 +11,7 @@ from torch import Tensor
 from sluice_server.kernels.layout.metadata import AttentionMetadata
 from sluice_server.kernels.layout.ragged import MAX_TREE, AttentionOptions, Ragged, SharedPrefixRows
 from sluice_server.kernels.layout.trees import Tree
-from sluice_server.kernels.reference import definitions as twins
+from sluice_server.kernels.reference import definitions
 from sluice_server.kernels.triton import attention, configs
 from sluice_server.kernels.triton.attention import GpuTraits, paged_attention
 from tests.kernels.triton.harness import Pages, assert_close, in_one_order, poisoned
@@ -36,7 +36,7 @@ def step(
 
 def check(q: Tensor, cache: Tensor, batch: Ragged, options: AttentionOptions, scales: Tensor | None = None) -> Tensor:
     got = paged_attention(q, cache, batch, options, scales, GPU)
-    assert_close(got, twins.ragged_attention(q, cache, batch, options, scales), q.dtype)
+    assert_close(got, definitions.ragged_attention(q, cache, batch, options, scales), q.dtype)
     return got
 
 
@@ -122,7 +122,7 @@ def test_trees_of_a_step() -> None:
     tables = pages.tables.numpy()
     meta = AttentionMetadata.build([1, 6, 8], [20, 26, 8], tables, 16, CPU, {1: Tree((-1, 0, 0, 1, 2, 2))})
     got = paged_attention(q, pages.cache, meta.ragged, AttentionOptions(0.125), None, GPU)
-    want = twins.paged_attention(q.contiguous(), pages.cache.contiguous(), meta, 0.125, None)
+    want = definitions.paged_attention(q.contiguous(), pages.cache.contiguous(), meta, 0.125, None)
     assert torch.allclose(got, want, atol=1e-4)
 
 
@@ -134,7 +134,7 @@ def test_a_window_reaches_as_far_behind_a_tree_as_behind_its_paths(context: int)
     meta = AttentionMetadata.build([6, 3], [context, 66], pages.tables.numpy(), 16, CPU, trees)
     options = AttentionOptions(0.125, window=MAX_TREE)
     got = check(q, pages.cache, meta.ragged, options)
-    want = twins.paged_attention(q.contiguous(), pages.cache.contiguous(), meta, 0.125, MAX_TREE)
+    want = definitions.paged_attention(q.contiguous(), pages.cache.contiguous(), meta, 0.125, MAX_TREE)
     assert torch.allclose(got, want, atol=1e-4)
 
 

@@ -8,8 +8,7 @@ from torch import Tensor
 
 from sluice_server.kernels import gpu, ops
 from sluice_server.kernels.formats import linear
-from sluice_server.kernels.reference import blocks, elementwise, inputs
-from sluice_server.kernels.reference import definitions as twins
+from sluice_server.kernels.reference import blocks, definitions, elementwise, inputs
 from sluice_server.kernels.triton import activation, embedding, norm
 from sluice_server.kernels.triton import copy_blocks as block_kernel
 from sluice_server.kernels.triton import inputs as input_kernels
@@ -35,15 +34,15 @@ def test_rms_norm(rows: int, width: int, dtype: torch.dtype, monkeypatch: pytest
     x[0] = 0.0  # a row of zeros stays one
     x[-1, 0] = 1e4  # whose square no float16 holds
     norm.rms_norm(x, weight, 1e-6)
-    assert_close(made[0].check(), twins.rms_norm(x.double(), weight.double(), 1e-6).double(), dtype)
+    assert_close(made[0].check(), definitions.rms_norm(x.double(), weight.double(), 1e-6).double(), dtype)
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
 def test_norms_of_heads_have_a_weight_each_and_may_have_none(dtype: torch.dtype) -> None:
     x, weight = numbers(5, 6, 64, dtype=dtype)[:, :3], torch.randn(3, 64)
     y = norm.rms_norm(x, weight, 1e-5, torch.float32)
-    assert_close(y, twins.rms_norm(x.double(), weight.double(), 1e-5).double(), dtype)
-    assert_close(norm.rms_norm(x, None, 1e-5), twins.rms_norm(x.double(), None, 1e-5).double(), dtype)
+    assert_close(y, definitions.rms_norm(x.double(), weight.double(), 1e-5).double(), dtype)
+    assert_close(norm.rms_norm(x, None, 1e-5), definitions.rms_norm(x.double(), None, 1e-5).double(), dtype)
     assert norm.rms_norm(x[:0], weight, 1e-5).shape == (0, 3, 64)
 
 
@@ -58,7 +57,7 @@ def test_the_norm_of_a_sum_leaves_the_sum(width: int, dtype: torch.dtype, monkey
     wanted = elementwise.add_rms_norm_(expected, x, weight, 1e-6)
     norm.add_rms_norm_(residual.tensor, x, weight, 1e-6)
     assert torch.equal(residual.check(), expected) and wanted.dtype is dtype
-    assert_close(made[0].check(), twins.rms_norm(expected.double(), weight.double(), 1e-6).double(), dtype)
+    assert_close(made[0].check(), definitions.rms_norm(expected.double(), weight.double(), 1e-6).double(), dtype)
 
 
 def test_rows_that_no_program_could_hold_are_refused() -> None:
@@ -97,7 +96,7 @@ def test_soft_cap(rows: int, width: int) -> None:
     logits = Guarded.of((rows, width), torch.float32)
     logits.tensor.copy_(torch.randn(rows, width) * 40)
     logits.tensor[0, 0], logits.tensor[-1, -1] = 3e38, -3e38
-    want = twins.soft_cap_(logits.tensor.double(), 30.0)
+    want = definitions.soft_cap_(logits.tensor.double(), 30.0)
     assert activation.soft_cap_(logits.tensor, 30.0) is logits.tensor
     assert_close(logits.check(), want, torch.float32)
     logits.tensor[0, 0] = float("nan")

@@ -6,7 +6,7 @@ from sluice_server.engine.request import Limits, SamplingParams
 from sluice_server.engine.scheduler.events import RequestTimes
 from sluice_server.engine.scheduler.scheduler import Scheduler
 from sluice_server.engine.scheduler.settings import SchedulerSettings
-from sluice_server.engine.timeline import MAX_MARKS, EventKind, RequestTimeline, TimelineEvent
+from sluice_server.engine.timeline import MAX_EVENTS, EventKind, RequestTimeline, TimelineEvent
 from sluice_server.services.engine.stage import EngineStage, RingMembership
 from sluice_server.services.engine.trace import STEP_INTERVAL_S, RequestEnd, by_position, phases_of
 from sluice_server.services.messages.messages import Cancel, Envelope, Message, Preempted, Prompt
@@ -18,9 +18,9 @@ from tests.services.test_stage_attempts import Nines
 PARENT = f"00-{'1' * 32}-{'2' * 16}-01"
 
 
-def timeline(*marks: TimelineEvent) -> RequestTimeline:
+def timeline(*timeline_events: TimelineEvent) -> RequestTimeline:
     made = RequestTimeline()
-    for mark in marks:
+    for mark in timeline_events:
         made.note(mark)
     return made
 
@@ -61,10 +61,10 @@ def test_a_request_that_ends_early_says_where() -> None:
 
 def test_a_trail_is_bounded_and_keeps_what_tells_phases_apart() -> None:
     noted = timeline(
-        *(TimelineEvent(EventKind.CHUNK, float(i), 1) for i in range(MAX_MARKS + 5)),
+        *(TimelineEvent(EventKind.CHUNK, float(i), 1) for i in range(MAX_EVENTS + 5)),
         TimelineEvent(EventKind.FIRST_TOKEN, 999.0),
     )
-    assert len(noted.marks) == MAX_MARKS + 1 and noted.num_dropped == 5
+    assert len(noted.timeline_events) == MAX_EVENTS + 1 and noted.num_dropped == 5
     assert noted.time_of(EventKind.FIRST_TOKEN) == 999.0 and noted.time_of(EventKind.ADMITTED) is None
     (*_, last) = phases_of(0.0, noted, [], RequestEnd(1000.0))
     assert last.attributes[names.NUM_EVENTS_DROPPED] == 5

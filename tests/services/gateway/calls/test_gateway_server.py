@@ -20,7 +20,7 @@ from sluice_server.services.gateway.calls import server
 from sluice_server.services.gateway.calls.control import Control
 from sluice_server.services.gateway.calls.converse import Converse
 from sluice_server.services.gateway.calls.inference import Inference
-from sluice_server.services.gateway.calls.large import LargeLane
+from sluice_server.services.gateway.calls.large import LargeRequestQueue
 from sluice_server.services.gateway.calls.peers import PeerGateways
 from sluice_server.services.gateway.calls.refusal import turn_away
 from sluice_server.services.gateway.contract.status import to_rpc
@@ -335,7 +335,7 @@ async def test_a_large_request_beyond_what_may_wait_is_turned_away_unparsed() ->
         parsed.append(data)
         return server.MalformedRequest()
 
-    lane = LargeLane(lambda: 0.0, max_bytes=10)
+    lane = LargeRequestQueue(lambda: 0.0, max_bytes=10)
     CALLER.set(LOCAL)
     handle = server.guarded(behaviour, "Request", away, parse, lane)
     async with lane.turn(LOCAL.tenant, 1):

@@ -6,7 +6,7 @@ from collections.abc import Callable
 import pytest
 
 from sluice_server.engine.errors import ServiceError
-from sluice_server.services.gateway.calls.large import MAX_REST_S, LargeLane
+from sluice_server.services.gateway.calls.large import MAX_REST_S, LargeRequestQueue
 
 
 class Clock:
@@ -25,13 +25,13 @@ async def turns(loops: int) -> None:
         await asyncio.sleep(0)
 
 
-async def read(lane: LargeLane, done: list[str], name: str, size: int = 1) -> None:
+async def read(lane: LargeRequestQueue, done: list[str], name: str, size: int = 1) -> None:
     async with lane.turn(name[0], size):
         done.append(name)
 
 
 async def test_one_is_read_in_a_turn_of_the_loop_and_tenants_take_turns() -> None:
-    lane, done = LargeLane(Clock()), list[str]()
+    lane, done = LargeRequestQueue(Clock()), list[str]()
     names = ("a1", "a2", "a3", "b1", "b2", "c1")
     tasks = [asyncio.create_task(read(lane, done, name)) for name in names]
     counts = []
@@ -45,7 +45,7 @@ async def test_one_is_read_in_a_turn_of_the_loop_and_tenants_take_turns() -> Non
 
 async def test_as_long_as_it_took_nobody_else_is_read() -> None:
     clock, done, due = Clock(), list[str](), list[tuple[float, Callable[[], None]]]()
-    lane = LargeLane(clock, lambda *one: due.append(one))
+    lane = LargeRequestQueue(clock, lambda *one: due.append(one))
     for took_s, rest_s in ((0.03, 0.03), (1e9, MAX_REST_S), (-1.0, 0.0)):  # bounded, whatever the clock says
         async with lane.turn("a", 1):
             clock.now_s += took_s
@@ -61,7 +61,7 @@ async def test_as_long_as_it_took_nobody_else_is_read() -> None:
 
 
 async def test_who_gives_up_waits_no_more_and_passes_its_turn_on() -> None:
-    lane, done = LargeLane(Clock(), max_bytes=10), list[str]()
+    lane, done = LargeRequestQueue(Clock(), max_bytes=10), list[str]()
     async with lane.turn("a", 1):
         tasks = [asyncio.create_task(read(lane, done, name, 10)) for name in ("b1", "c1", "d1")]
         await turns(1)
@@ -79,7 +79,7 @@ async def test_who_gives_up_waits_no_more_and_passes_its_turn_on() -> None:
 
 
 async def test_a_turn_that_came_to_one_who_gave_up_is_passed_on() -> None:
-    lane, done = LargeLane(Clock()), list[str]()
+    lane, done = LargeRequestQueue(Clock()), list[str]()
     async with lane.turn("a", 1):
         second, third = (asyncio.create_task(read(lane, done, name)) for name in ("b1", "c1"))
         await turns(1)
@@ -91,7 +91,7 @@ async def test_a_turn_that_came_to_one_who_gave_up_is_passed_on() -> None:
 
 
 async def test_more_bytes_of_one_tenant_are_refused_and_others_are_let_in() -> None:
-    lane, done = LargeLane(Clock(), max_bytes=10), list[str]()
+    lane, done = LargeRequestQueue(Clock(), max_bytes=10), list[str]()
     async with lane.turn("a", 100):
         waiting = [asyncio.create_task(read(lane, done, name, size)) for name, size in (("a1", 100), ("b1", 4))]
         await turns(1)
@@ -105,7 +105,7 @@ async def test_more_bytes_of_one_tenant_are_refused_and_others_are_let_in() -> N
 
 
 async def test_an_error_in_its_turn_ends_it() -> None:
-    lane, done = LargeLane(Clock()), list[str]()
+    lane, done = LargeRequestQueue(Clock()), list[str]()
     with pytest.raises(ValueError, match="broken"):
         async with lane.turn("a", 1):
             raise ValueError("broken")
