@@ -5,6 +5,7 @@ PYTHON_FITS = import ensurepip, sys, venv; sys.exit(not (3, 11) <= sys.version_i
 VENV := .venv
 BIN := $(VENV)/bin
 PYTEST := $(BIN)/python -m pytest
+CPP := $(wildcard kernels/cpu/*.h kernels/cpu/*.cpp)
 # Two compute threads of one test must not fight those of its children for the cores.
 export OMP_WAIT_POLICY ?= passive
 export TOKENIZERS_PARALLELISM ?= false
@@ -21,7 +22,7 @@ $(VENV)/bin/python:
 	echo "sluice needs Python 3.11 to 3.14 with its venv module (Debian: package python3-venv); looked for: $(PYTHON)." \
 		"Install one of them, or set PYTHON=/path/to/python" >&2; exit 1
 
-$(VENV)/.run: constraints.txt pyproject.toml setup.py clients/python/pyproject.toml $(wildcard kernels/cpu/*.h kernels/cpu/*.cpp) | $(VENV)/bin/python
+$(VENV)/.run: constraints.txt pyproject.toml setup.py clients/python/pyproject.toml $(CPP) | $(VENV)/bin/python
 	$(BIN)/pip install --quiet --disable-pip-version-check -c constraints.txt -e clients/python -e .
 	@touch $@
 
@@ -51,6 +52,11 @@ lint: $(VENV)/.dev
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/lint-imports
+	$(BIN)/clang-format --dry-run -Werror $(CPP)
+
+.PHONY: format-cpp
+format-cpp: $(VENV)/.dev ## write the C++ kernels in the style of .clang-format; `make lint` checks it
+	$(BIN)/clang-format -i $(CPP)
 
 types: $(VENV)/.dev
 	$(BIN)/mypy

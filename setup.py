@@ -8,7 +8,7 @@ from pathlib import Path
 
 from setuptools import Extension, setup
 
-ROOM = Path("sluice_server/kernels/cpu")
+FOLDER = Path("sluice_server/kernels/cpu")
 SOURCES = ("module.cpp", "automaton.cpp", "sampling.cpp")
 LEVELS = {
     "x86_64": {
@@ -27,8 +27,8 @@ def kernels() -> list[Extension]:
     return [
         Extension(
             f"sluice_server.kernels.cpu.{name}",
-            sources=[str(ROOM / source) for source in SOURCES],
-            depends=[str(header) for header in sorted(ROOM.glob("*.h"))],
+            sources=[str(FOLDER / source) for source in SOURCES],
+            depends=[str(header) for header in sorted(FOLDER.glob("*.h"))],
             define_macros=[("SLUICE_MODULE", name)],
             extra_compile_args=[*FLAGS, *level],
             extra_link_args=["-pthread"],

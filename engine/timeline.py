@@ -34,7 +34,7 @@ class TimelineEvent(NamedTuple):
 class RequestTimeline:
     """The events of one request in order of time."""
 
-    __slots__ = ("timeline_events", "num_dropped")
+    __slots__ = ("num_dropped", "timeline_events")
 
     def __init__(self) -> None:
         self.timeline_events: list[TimelineEvent] = []

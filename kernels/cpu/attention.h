@@ -3,8 +3,8 @@
 //
 // A query meets its keys in blocks of KEYS that start at multiples of KEYS, with a running maximum (Milakov &
 // Gimelshein 2018; FlashAttention). What one query computes is the same in decode, in any chunk and in any batch, to
-// the bit: a block that a neighbour sees and it does not is passed over. In a tree of drafts a query meets the tokens of
-// its path at the positions that they would have in a chain, and so computes what it would there.
+// the bit: a block that a neighbour sees and it does not is passed over. In a tree of drafts a query meets the tokens
+// of its path at the positions that they would have in a chain, and so computes what it would there.
 #pragma once
 
 #include <algorithm>
@@ -18,7 +18,7 @@
 
 namespace sluice {
 
-// What the queries of a tile have of their softmax so far; behind the last one room for a whole vector.
+// What the queries of a tile have of their softmax so far; behind the last one space for a whole vector.
 struct Running {
   alignas(64) float acc[QUERIES * MAX_DIM];  // [QUERIES, dim]
   float peak[QUERIES + LANES], total[QUERIES + LANES];
@@ -76,8 +76,7 @@ struct ByVectors {
     sluice::score(job, tile, first, last, block, scores);
   }
 
-  void add_values(int first, int last, const KeyBlock<Element>& block, const float (*weights)[KEYS],
-                  float* acc) const {
+  void add_values(int first, int last, const KeyBlock<Element>& block, const float (*weights)[KEYS], float* acc) const {
     sluice::add_values(last - first, block, job.dim, weights + first, acc + first * job.dim);
   }
 };
@@ -94,7 +93,9 @@ inline void hide(float* scores, int64_t from, int64_t begin, int64_t end) {
 inline void weigh(const QueryTile& tile, int first, int count, int64_t from, float (*scores)[KEYS], Running& running,
                   int64_t dim) {
   const Vec none = broadcast(-std::numeric_limits<float>::infinity());
-  const auto sees = [&](int r) { return r < count && from + KEYS > tile.begin[first + r] && from < tile.end[first + r]; };
+  const auto sees = [&](int r) {
+    return r < count && from + KEYS > tile.begin[first + r] && from < tile.end[first + r];
+  };
   Vec best[LANES], added[LANES];
   for (int r = 0; r < LANES; ++r) {
     best[r] = none, added[r] = Vec{};

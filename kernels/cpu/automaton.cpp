@@ -91,7 +91,9 @@ PyType_Slot slots[] = {
 
 PyType_Spec spec = {
     .name = "sluice_server.kernels.cpu.SuffixAutomaton",
-    .basicsize = sizeof(Object), .itemsize = 0, .flags = Py_TPFLAGS_DEFAULT,
+    .basicsize = sizeof(Object),
+    .itemsize = 0,
+    .flags = Py_TPFLAGS_DEFAULT,
     .slots = slots,
 };
 

@@ -40,9 +40,9 @@ class Automaton {
   struct State {
     int32_t length;  // of its longest string
     int32_t link;
-    int32_t end;  // behind an occurrence
+    int32_t end;            // behind an occurrence
     int32_t token, target;  // of the only, or first, transition
-    int32_t further;  // the last added of the others
+    int32_t further;        // the last added of the others
   };
 
   struct Transition {

@@ -33,33 +33,33 @@ struct Given {
 };
 
 // What a thread keeps from row to row.
-struct Room {
+struct ChoiceWorkspace {
   Scratch scratch;
   Heap heap;
   std::vector<float> raw;
 
-  static Room& own() {
-    thread_local Room room;
-    return room;
+  static ChoiceWorkspace& own() {
+    thread_local ChoiceWorkspace workspace;
+    return workspace;
   }
 };
 
 inline void choose_row(const Choice& job, int64_t row) {
-  Room& room = Room::own();
+  ChoiceWorkspace& workspace = ChoiceWorkspace::own();
   float* logits = job.logits + row * job.vocab;
   const int64_t at = job.asked.find(row);
   const float* raw = logits;
   Norm norm = {};
   if (at >= 0) {
     norm = norm_of(logits, job.vocab);
-    score_rivals(job.scoring, at, logits, job.vocab, norm, room.heap);
+    score_rivals(job.scoring, at, logits, job.vocab, norm, workspace.heap);
     if (touches(job.changes, row)) {
-      room.raw.assign(logits, logits + job.vocab);
-      raw = room.raw.data();
+      workspace.raw.assign(logits, logits + job.vocab);
+      raw = workspace.raw.data();
     }
   }
   adjust(job.changes, row, logits, job.vocab);
-  const int64_t id = sample_row(job.sampling, row, logits, job.vocab, room.scratch);
+  const int64_t id = sample_row(job.sampling, row, logits, job.vocab, workspace.scratch);
   job.sampling.ids[row] = id;
   if (at >= 0) score_own(job.scoring, at, raw, job.vocab, norm, id);
 }
@@ -98,7 +98,7 @@ inline void run(const Given& job) {
   each_row(count(job.rows), job.vocab, [&](int64_t row) {
     const float* logits = job.logits + row * job.vocab;
     const Norm norm = norm_of(logits, job.vocab);
-    score_rivals(job.scoring, row, logits, job.vocab, norm, Room::own().heap);
+    score_rivals(job.scoring, row, logits, job.vocab, norm, ChoiceWorkspace::own().heap);
     score_own(job.scoring, row, logits, job.vocab, norm, job.ids[row]);
   });
 }

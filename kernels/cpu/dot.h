@@ -1,8 +1,9 @@
 // Integer dot products: unsigned bytes (weights) times signed bytes (activations), four of each to a 32-bit lane.
 //
-// With VNNI that is one instruction. Without it, weights of 8 bits are split into their even and odd bytes and multiplied
-// in 16 bits; those of 4 bits are so small that eight sums of two products fit into 16 bits, which takes half as many
-// instructions. No intermediate saturates: the sum is the exact integer, and every instruction set gives the same bits.
+// With VNNI that is one instruction. Without it, weights of 8 bits are split into their even and odd bytes and
+// multiplied in 16 bits; those of 4 bits are so small that eight sums of two products fit into 16 bits, which takes
+// half as many instructions. No intermediate saturates: the sum is the exact integer, and every instruction set gives
+// the same bits.
 #pragma once
 
 #include "vector.h"
@@ -97,8 +98,7 @@ inline Narrow swap_middles(Narrow v, std::integer_sequence<int, LANE...>) {
 }
 
 inline void store_quads(WordQuad* to, IntVec levels) {
-  const Narrow narrow =
-      swap_middles(__builtin_convertvector(levels, Narrow), std::make_integer_sequence<int, LANES>());
+  const Narrow narrow = swap_middles(__builtin_convertvector(levels, Narrow), std::make_integer_sequence<int, LANES>());
   std::memcpy(to, &narrow, sizeof narrow);
 }
 

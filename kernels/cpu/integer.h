@@ -14,17 +14,17 @@
 
 namespace sluice {
 
-constexpr int LEVELS = 127;       // of a quantised activation, to either side
-constexpr int GROUP_QUADS = 32;   // with 4 bits: 128 inputs share a scale
+constexpr int LEVELS = 127;             // of a quantised activation, to either side
+constexpr int GROUP_QUADS = 32;         // with 4 bits: 128 inputs share a scale
 constexpr int PART = DOT_VECS * LANES;  // columns at once
 
 template <int BITS>
 struct Integer {
   const float* x;  // [M, K], rows x_stride apart
   int64_t x_stride, k;
-  const uint8_t* weight;         // packed
-  const float* scales;           // packed [panel][group][column]
-  const int64_t* outliers;       // [num_outliers] input columns, ascending
+  const uint8_t* weight;    // packed
+  const float* scales;      // packed [panel][group][column]
+  const int64_t* outliers;  // [num_outliers] input columns, ascending
   int64_t num_outliers;
   const float* outlier_weights;  // packed [panel][outlier][column]
   float norm_eps;                // negative: none; else rows of x are divided by their root mean square
@@ -80,19 +80,20 @@ inline int64_t quads_stride(int64_t k) {
 }
 
 template <int BITS>
-inline Activations<BITS> room_for(const Integer<BITS>& job) {
-  static thread_local Room<typename Dot<BITS>::Quad> quads;
-  static thread_local Room<int32_t> zeros;
-  static thread_local Room<float> scales, norms;
+inline Activations<BITS> activations_for(const Integer<BITS>& job) {
+  static thread_local Workspace<typename Dot<BITS>::Quad> quads;
+  static thread_local Workspace<int32_t> zeros;
+  static thread_local Workspace<float> scales, norms;
   const int64_t m = job.to.m;
-  return {quads.fit(m * quads_stride<BITS>(job.k)), zeros.fit(m * num_groups<BITS>(job.k)), scales.fit(m), norms.fit(m)};
+  return {quads.fit(m * quads_stride<BITS>(job.k)), zeros.fit(m * num_groups<BITS>(job.k)), scales.fit(m),
+          norms.fit(m)};
 }
 
 template <int BITS>
 inline void quantise_row(const Integer<BITS>& job, int64_t row, const Activations<BITS>& to) {
   const int64_t width = quads_stride<BITS>(job.k) * 4, groups = num_groups<BITS>(job.k);
-  static thread_local Room<float> room;
-  float* x = room.fit(width);
+  static thread_local Workspace<float> workspace;
+  float* x = workspace.fit(width);
   std::copy_n(job.x + row * job.x_stride, job.k, x);
   std::fill(x + job.k, x + width, 0.0f);
   to.norms[row] = job.norm_eps < 0.0f ? 1.0f : norm_scale(x, job.k, job.norm_eps);
@@ -156,15 +157,15 @@ inline void multiply_group(const typename Dot<BITS>::Quad* x, int64_t x_stride, 
 
 template <int BITS, int ROWS>
 inline void multiply_integers(int rows, const typename Dot<BITS>::Quad* x, int64_t x_stride, const uint8_t* weight,
-                              int64_t quads, const int32_t* zeros, int64_t zeros_stride, const float* scales, float* sums) {
-  if (rows == ROWS)
-    return multiply_group<BITS, ROWS>(x, x_stride, weight, quads, zeros, zeros_stride, scales, sums);
+                              int64_t quads, const int32_t* zeros, int64_t zeros_stride, const float* scales,
+                              float* sums) {
+  if (rows == ROWS) return multiply_group<BITS, ROWS>(x, x_stride, weight, quads, zeros, zeros_stride, scales, sums);
   if constexpr (ROWS > 1)
     multiply_integers<BITS, ROWS - 1>(rows, x, x_stride, weight, quads, zeros, zeros_stride, scales, sums);
 }
 
-// What becomes of one row's integers' sums of a panel, scaled by its columns: they are scaled by the row, and its outliers
-// are added.
+// What becomes of one row's integers' sums of a panel, scaled by its columns: they are scaled by the row, and its
+// outliers are added.
 template <int BITS>
 inline void finish_integers(const Integer<BITS>& job, const Activations<BITS>& x, int64_t panel, int64_t row,
                             Sums sums) {
@@ -190,12 +191,11 @@ inline void multiply_by_dots(const Integer<BITS>& job, const Activations<BITS>& 
     for (int64_t group = 0; group < groups; ++group)
       for (int64_t t = 0; t < tiles; ++t) {
         const int64_t first = begin + (end - begin) * t / tiles, last = begin + (end - begin) * (t + 1) / tiles;
-        multiply_integers<BITS, DOT_ROWS>(
-            static_cast<int>(last - first), x.quads + first * stride + group * each, stride,
-            weight + group * each * PART * BITS / 2, std::min(each, quads - group * each),
-            x.zeros + first * groups + group, groups,
-            job.scales + (panel * groups + group) * PANEL + part * PART,
-            sums + (first - begin) * PANEL + part * PART);
+        multiply_integers<BITS, DOT_ROWS>(static_cast<int>(last - first), x.quads + first * stride + group * each,
+                                          stride, weight + group * each * PART * BITS / 2,
+                                          std::min(each, quads - group * each), x.zeros + first * groups + group,
+                                          groups, job.scales + (panel * groups + group) * PANEL + part * PART,
+                                          sums + (first - begin) * PANEL + part * PART);
       }
   }
 }
@@ -228,8 +228,8 @@ inline void compute_by_tiles(const Integer<8>& job, const Activations<8>& x, int
   const auto finish = [&](int64_t row, const float* words) {
     finish_integers(job, x, panel, row, scaled(words, x.zeros[row], job.scales + panel * PANEL));
   };
-  multiply_tiles<SignedByUnsigned>(x.quads, quads_stride<8>(job.k) * 4, begin, end,
-                                   job.weight + panel * PITCH * quads, quads / TILE_ROWS, fetch, finish);
+  multiply_tiles<SignedByUnsigned>(x.quads, quads_stride<8>(job.k) * 4, begin, end, job.weight + panel * PITCH * quads,
+                                   quads / TILE_ROWS, fetch, finish);
 }
 
 // Rows [begin, end) of one panel.
@@ -244,7 +244,7 @@ inline void compute_piece(const Integer<BITS>& job, const Activations<BITS>& x, 
 template <int BITS>
 inline void run(const Integer<BITS>& job) {
   const int64_t m = job.to.m;
-  const Activations<BITS> x = room_for(job);
+  const Activations<BITS> x = activations_for(job);
   each_row(m, job.k, [&](int64_t row) { quantise_row<BITS>(job, row, x); });
   each_piece(job.to, job.k,
              [&](int64_t panel, int64_t begin, int64_t end) { compute_piece<BITS>(job, x, panel, begin, end); });

@@ -32,7 +32,8 @@ inline uint32_t bits_of(IntVec lanes) {
 // 64-bit products of the low words of pairs.
 inline Wide multiply_low(Wide a, Wide b) {
 #if defined(__AVX512F__)
-  return reinterpret_cast<Wide>(_mm512_maskz_mul_epu32(0xff, reinterpret_cast<__m512i>(a), reinterpret_cast<__m512i>(b)));
+  return reinterpret_cast<Wide>(
+      _mm512_maskz_mul_epu32(0xff, reinterpret_cast<__m512i>(a), reinterpret_cast<__m512i>(b)));
 #elif defined(__AVX2__)
   return reinterpret_cast<Wide>(_mm256_mul_epu32(reinterpret_cast<__m256i>(a), reinterpret_cast<__m256i>(b)));
 #else

@@ -6,7 +6,7 @@
 #include "attention.h"
 #include "integer.h"
 #include "pairs.h"
-#include "room.h"
+#include "workspace.h"
 
 namespace sluice {
 
@@ -100,13 +100,13 @@ inline int64_t keep_wanted(const Layer<Element>& job, Rows seen, Rows h) {
   return job.num_kept;
 }
 
-// Room for rows of several kinds of so many tokens, and where each kind lies in it.
+// A buffer for rows of several kinds of so many tokens, and where each kind lies in it.
 template <int KINDS>
 inline std::array<Rows, KINDS> rows_of(int64_t tokens, const std::array<int64_t, KINDS>& widths) {
-  static thread_local Room<float> room;
+  static thread_local Workspace<float> workspace;
   int64_t all = 0;
   for (const int64_t width : widths) all += tokens * row_stride(width);
-  float* first = room.fit(all);
+  float* first = workspace.fit(all);
   std::array<Rows, KINDS> found;
   for (int kind = 0; kind < KINDS; ++kind) {
     found[kind] = {first, row_stride(widths[kind])};

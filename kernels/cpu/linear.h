@@ -25,7 +25,9 @@ struct Linear {
 
 // Elements of a packed weight [rows, k].
 template <typename Weight>
-inline int64_t packed_size(int64_t rows, int64_t k, bool gated) { return panels_of(rows, gated) * PANEL * k; }
+inline int64_t packed_size(int64_t rows, int64_t k, bool gated) {
+  return panels_of(rows, gated) * PANEL * k;
+}
 
 template <typename Weight>
 inline void pack(const Weight* weight, Weight* packed, int64_t rows, int64_t k, bool gated) {

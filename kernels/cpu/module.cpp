@@ -1,5 +1,5 @@
-// The kernels as a Python module. Addresses and sizes come in as integers; kernels/cpu/native.py says what they mean and
-// checks them: nothing here may be called from anywhere else. The interpreter's lock is released while computing.
+// The kernels as a Python module. Addresses and sizes come in as integers; kernels/cpu/native.py says what they mean
+// and checks them: nothing here may be called from anywhere else. The interpreter's lock is released while computing.
 #include "call.h"
 
 #include "attention.h"
@@ -265,8 +265,15 @@ PyMethodDef methods[] = {
 };
 
 PyModuleDef definition = {
-    .m_base = PyModuleDef_HEAD_INIT, .m_name = NAME(SLUICE_MODULE), .m_doc = nullptr, .m_size = 0, .m_methods = methods,
-    .m_slots = nullptr, .m_traverse = nullptr, .m_clear = nullptr, .m_free = nullptr,
+    .m_base = PyModuleDef_HEAD_INIT,
+    .m_name = NAME(SLUICE_MODULE),
+    .m_doc = nullptr,
+    .m_size = 0,
+    .m_methods = methods,
+    .m_slots = nullptr,
+    .m_traverse = nullptr,
+    .m_clear = nullptr,
+    .m_free = nullptr,
 };
 
 }  // namespace

@@ -49,7 +49,7 @@ inline void philox(Words calls, const Key& key, Words c[4]) {
 inline Vec gumbel(Words word) {
   Vec u = __builtin_convertvector(word, Vec) * 0x1p-32f + 0x1p-33f;
   u = u > 1.0f - 0x1p-24f ? broadcast(1.0f - 0x1p-24f) : u;
-  const Vec rest = 1.0f - u;                                   // rounded: what is lost is put back by the quotient
+  const Vec rest = 1.0f - u;  // rounded: what is lost is put back by the quotient
   const Vec part = rest == 1.0f ? broadcast(1.0f) : 1.0f - rest;
   const Vec e = rest == 1.0f ? u : -log(rest) * (u / part);
   return -log(e);

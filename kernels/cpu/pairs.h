@@ -1,8 +1,8 @@
 // x [M, K] times a packed weight [N, K] of bfloat16, x rounded to bfloat16 as well: for processors that multiply such
 // numbers, two by two (AVX-512 BF16) or by tiles. Elsewhere linear.h widens the weight.
 //
-// Products and sums are exact to float32, and of one order for each output, whatever M: a row's bits depend on nothing but
-// the row. Layout: [panel][pair of k][column][2].
+// Products and sums are exact to float32, and of one order for each output, whatever M: a row's bits depend on nothing
+// but the row. Layout: [panel][pair of k][column][2].
 #pragma once
 
 #include "linear.h"
@@ -98,8 +98,8 @@ inline void compute_piece(const Linear<uint16_t>& job, const uint32_t* x, int64_
 
 template <>
 inline void run(Linear<uint16_t> job) {
-  static thread_local Room<uint32_t> words;
-  static thread_local Room<float> norms;
+  static thread_local Workspace<uint32_t> words;
+  static thread_local Workspace<float> norms;
   const int64_t stride = pairs_stride(job.k), m = job.to.m;
   uint32_t* x = words.fit(m * stride);
   float* scales = job.norm_eps < 0.0f ? nullptr : norms.fit(m);

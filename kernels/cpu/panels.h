@@ -43,7 +43,7 @@ struct Output {
   const float* bias;  // [N] or null; with a gate [2 N], the gates' first
   float* y;           // [M, N], rows y_stride apart; with ADD it is added to
   int64_t y_stride;
-  int64_t m, n;       // with a gate, n counts outputs: the packed weight has 2 n columns
+  int64_t m, n;  // with a gate, n counts outputs: the packed weight has 2 n columns
   Finish finish;
 };
 
@@ -129,8 +129,8 @@ inline void finish_row(const Output& to, int64_t row, int64_t panel, const Sums&
   }
 }
 
-// Has the lines brought into the cache, to be written, that one row's sums of one panel go to: rows lie pages apart, and
-// what is written there waits for memory line by line (512 rows of int8, 1024 by 4096: 10.8 ms; 6.3 so).
+// Has the lines brought into the cache, to be written, that one row's sums of one panel go to: rows lie pages apart,
+// and what is written there waits for memory line by line (512 rows of int8, 1024 by 4096: 10.8 ms; 6.3 so).
 inline void fetch_results(const Output& to, int64_t row, int64_t panel) {
   const int64_t width = is_gate(to.finish) ? GATES : PANEL;
   const float* y = to.y + row * to.y_stride + panel * width;

@@ -47,8 +47,8 @@ class Pool {
 
   int threads() const { return limit_.load(std::memory_order_relaxed); }
 
-  // Calls work(piece) once for each piece in [0, pieces), begun in ascending order; returns when all are done. One caller
-  // at a time.
+  // Calls work(piece) once for each piece in [0, pieces), begun in ascending order; returns when all are done. One
+  // caller at a time.
   template <typename Work>
   void run(int pieces, const Work& work) {
     if (pieces <= 1 || threads() == 1) {

@@ -11,11 +11,11 @@ namespace sluice {
 
 constexpr int KEYS = 32;
 constexpr int MAX_DIM = 256;
-constexpr int QUERIES = 16;  // query rows that share a look-up of keys and values
-constexpr int SHARING = 4;   // of these, rows that share a load of values
+constexpr int QUERIES = 16;                  // query rows that share a look-up of keys and values
+constexpr int SHARING = 4;                   // of these, rows that share a load of values
 constexpr int WIDEST = LANES == 16 ? 8 : 4;  // vectors of values that one or two rows share at once; more rows half
-constexpr int PAIR = 2;      // and rows that share a load of keys
-constexpr int TURNING = 6;   // queries from which on it pays to lay keys side by side first
+constexpr int PAIR = 2;                      // and rows that share a load of keys
+constexpr int TURNING = 6;                   // queries from which on it pays to lay keys side by side first
 
 template <typename Element>
 struct Attention {
@@ -25,18 +25,18 @@ struct Attention {
   int64_t kv_heads, heads, dim;
   const int32_t* tables;  // [rows, table_width]
   int64_t table_width;
-  const int64_t* firsts;  // [rows] first token of each row
-  const int64_t* counts;  // [rows] its tokens in this step
+  const int64_t* firsts;    // [rows] first token of each row
+  const int64_t* counts;    // [rows] its tokens in this step
   const int64_t* contexts;  // [rows] tokens that exist after this step's write
   int64_t rows;
   const int64_t* positions;  // [T] of each token in its sequence
   const int32_t* paths;  // of rows with a tree: [counts, counts] each, by depth the tokens that each one sees; or null
   const int64_t* path_begins;  // [rows] where a row's paths begin, -1 without; or null
-  int64_t window;  // keys visible to a query, itself included; 0: all
+  int64_t window;              // keys visible to a query, itself included; 0: all
   float scale;
-  float cap;  // scores become cap · tanh(score / cap); 0: as they are
+  float cap;                     // scores become cap · tanh(score / cap); 0: as they are
   const float* sinks = nullptr;  // [heads] scores of a key that each query sees and that has no value; or null
-  float* out;  // [T, heads, dim], tokens out_stride apart
+  float* out;                    // [T, heads, dim], tokens out_stride apart
   int64_t out_stride;
 };
 
@@ -46,8 +46,8 @@ struct QueryTile {
   const float* q[QUERIES];
   float* out[QUERIES];
   int64_t begin[QUERIES], end[QUERIES];  // visible keys
-  const int32_t* path[QUERIES];  // where there is a tree, from position `start` on: see Attention
-  float sink[QUERIES];  // of its head; minus infinity without
+  const int32_t* path[QUERIES];          // where there is a tree, from position `start` on: see Attention
+  float sink[QUERIES];                   // of its head; minus infinity without
   int64_t start;  // of all keys before it, and of none behind it, queries with a path see the same
 };
 
@@ -60,8 +60,8 @@ struct KeyBlock {
   int num;
 
   // Positions [from, from + KEYS) of a sequence, of which [begin, end) exist. The others repeat a neighbour: keys
-  // before a window may lie in blocks that were given back, and none of these is to be looked at. With a path what is at
-  // `start` and behind it lies where the path says, in ascending order too.
+  // before a window may lie in blocks that were given back, and none of these is to be looked at. With a path what is
+  // at `start` and behind it lies where the path says, in ascending order too.
   void find(const Attention<Element>& job, const int32_t* table, int64_t kv_head, int64_t from, int64_t begin,
             int64_t end, const int32_t* path, int64_t start) {
     const int64_t size = job.cache.block_size;
@@ -88,8 +88,8 @@ inline void fetch(const Element* from, int64_t at) {
   if (at * sizeof(Element) % LINE == 0) __builtin_prefetch(from + at);
 }
 
-// Scores of ROWS queries, a power of two; fetches the values. Each is a dot product in LANES chains whose ends are added
-// by `sums`, whether the vectors of one call belong to LANES keys of one query or to fewer keys of several.
+// Scores of ROWS queries, a power of two; fetches the values. Each is a dot product in LANES chains whose ends are
+// added by `sums`, whether the vectors of one call belong to LANES keys of one query or to fewer keys of several.
 template <int ROWS, typename Element>
 inline void score_keys(const float* const* q, const KeyBlock<Element>& block, int64_t dim, float scale,
                        float (*scores)[KEYS]) {
@@ -124,8 +124,8 @@ inline void turn(const KeyBlock<Element>& block, int64_t dim, float* turned) {
     }
 }
 
-// Products of ROWS queries with two vectors of turned keys: LANES chains, whose ends are added in the order of `sums`, so
-// that the result is that of `score_keys` to the bit. STEP and lane: of the chains that are added here.
+// Products of ROWS queries with two vectors of turned keys: LANES chains, whose ends are added in the order of `sums`,
+// so that the result is that of `score_keys` to the bit. STEP and lane: of the chains that are added here.
 template <int ROWS, int STEP = 1>
 [[gnu::always_inline]] inline void multiply_turned(const float* const* q, const float* turned, int64_t dim, int lane,
                                                    Vec (*to)[2]) {

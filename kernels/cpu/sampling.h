@@ -155,7 +155,8 @@ inline int64_t sample_row(const Sampling& job, int64_t row, const float* logits,
     find_typical(s, floor, job.typical_p[row]);
   } else {
     s.kept.clear();
-    each_above(s.scaled.data(), static_cast<int64_t>(s.scaled.size()), floor, [&](int64_t id) { s.kept.push_back(id); });
+    each_above(s.scaled.data(), static_cast<int64_t>(s.scaled.size()), floor,
+               [&](int64_t id) { s.kept.push_back(id); });
   }
   return draw_from_kept(key, s);
 }

@@ -1,5 +1,5 @@
-// Log probabilities and ranks of tokens and their rivals, row by row, as kernels/reference/scores.py has them. Ranks are of
-// the logits; equal ones are listed lowest id first.
+// Log probabilities and ranks of tokens and their rivals, row by row, as kernels/reference/scores.py has them. Ranks
+// are of the logits; equal ones are listed lowest id first.
 #pragma once
 
 #include <algorithm>

@@ -74,9 +74,8 @@ inline void put(int8_t* to, const float* from, int64_t dim) {
   const bool is_broken = sum(odd) != 0.0f;
   const float scale = is_broken ? std::numeric_limits<float>::quiet_NaN() : peak / 127.0f;
   const float by = !is_broken && peak > 1e-30f ? 127.0f / peak : 0.0f;
-  each_vector(from, dim, [&](Vec v, int64_t d) {
-    store_first(to + d, is_broken ? IntVec{} : nearest(v * by), dim - d);
-  });
+  each_vector(from, dim,
+              [&](Vec v, int64_t d) { store_first(to + d, is_broken ? IntVec{} : nearest(v * by), dim - d); });
   std::memcpy(to + dim, &scale, sizeof scale);
 }
 
@@ -96,13 +95,13 @@ inline void run(const Keep& job) {
 
 template <typename Element>
 struct RotateAndWrite {
-  float* heads;  // [T, num_heads + kv_heads (keys) + kv_heads (values), dim]: queries and keys rotated in place
-  int64_t stride;  // of tokens
+  float* heads;      // [T, num_heads + kv_heads (keys) + kv_heads (values), dim]: queries and keys rotated in place
+  int64_t stride;    // of tokens
   const float* cis;  // [T, dim / 2] complex
   int64_t tokens, num_heads, kv_heads, dim;
   Cache<Element> cache;
-  const int64_t* slots;  // [T] where each token's keys and values go
-  const float* norms = nullptr;  // [num_heads + kv_heads, dim]: queries and keys are normed head by head before; or null
+  const int64_t* slots;          // [T] where each token's keys and values go
+  const float* norms = nullptr;  // [num_heads + kv_heads, dim] or null: queries and keys are normed by it before
   float eps = 0.0f;
 };
 

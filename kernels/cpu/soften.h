@@ -30,9 +30,8 @@ struct SoftCap {
 
 inline void run(const SoftCap& job) {
   constexpr int64_t part = 4096;
-  each_row((job.num + part - 1) / part, part, [&](int64_t at) {
-    soften(job.x + at * part, std::min(part, job.num - at * part), job.cap);
-  });
+  each_row((job.num + part - 1) / part, part,
+           [&](int64_t at) { soften(job.x + at * part, std::min(part, job.num - at * part), job.cap); });
 }
 
 }  // namespace sluice

@@ -1,7 +1,8 @@
-// Attention's products by tiles, over keys and values in bfloat16: queries and softmax's weights are rounded to it, too.
+// Attention's products by tiles, over keys and values in bfloat16: queries and softmax's weights are rounded to it,
+// too.
 //
-// Scores come as keys by queries, since keys lie in the cache as a tile wants its rows; values are laid two by two. What
-// one query computes depends on no other, as rows and columns of tiles do not mix.
+// Scores come as keys by queries, since keys lie in the cache as a tile wants its rows; values are laid two by two.
+// What one query computes depends on no other, as rows and columns of tiles do not mix.
 #pragma once
 
 #include "queries.h"

@@ -8,7 +8,7 @@
 
 #include "amx.h"
 #include "panels.h"
-#include "room.h"
+#include "workspace.h"
 
 namespace sluice {
 
@@ -18,10 +18,10 @@ constexpr bool HAS_TILES = true;
 constexpr bool HAS_TILES = false;
 #endif
 
-constexpr int TILE_ROWS = 16;                  // of x, and words of a line
-constexpr int BLOCK = 2 * TILE_ROWS;           // rows of x that share what is read of a weight
-constexpr int PITCH = PANEL * 4;               // bytes from one word of a panel to the next
-constexpr int STEP_BYTES = TILE_ROWS * PITCH;  // of a panel that meet a line of x
+constexpr int TILE_ROWS = 16;                                // of x, and words of a line
+constexpr int BLOCK = 2 * TILE_ROWS;                         // rows of x that share what is read of a weight
+constexpr int PITCH = PANEL * 4;                             // bytes from one word of a panel to the next
+constexpr int STEP_BYTES = TILE_ROWS * PITCH;                // of a panel that meet a line of x
 constexpr int64_t WORDS_A_STEP = HAS_TILES ? TILE_ROWS : 1;  // packed weights and rows of x are padded to whole steps
 
 // The eight tiles of a thread, of so many rows each and a line wide. Given back when this ends: what a thread holds is
@@ -44,15 +44,17 @@ class Tiles {
   ~Tiles() { release_tiles(); }
 };
 
-// Tiles 0 to 3 hold sums, 4 and 5 rows of x, 6 and 7 columns of a weight; where all rows fit into 4, 5 has columns, too.
+// Tiles 0 to 3 hold sums, 4 and 5 rows of x, 6 and 7 columns of a weight; where all rows fit into 4, 5 has columns,
+// too.
 inline std::array<int, 8> shape_of(int rows) {
   if (rows <= TILE_ROWS) return {rows, rows, rows, rows, rows, TILE_ROWS, TILE_ROWS, TILE_ROWS};
   const int second = rows - TILE_ROWS;
   return {TILE_ROWS, TILE_ROWS, second, second, TILE_ROWS, second, TILE_ROWS, TILE_ROWS};
 }
 
-// Has a quarter of what comes two steps later brought into the cache, so many lines of each word. All at once they would
-// stand before this step's own loads (one Sapphire Rapids core, weights in memory: 9.6 GB/s; 10.6 so; 11.8 is all it has).
+// Has a quarter of what comes two steps later brought into the cache, so many lines of each word. All at once they
+// would stand before this step's own loads (one Sapphire Rapids core, weights in memory: 9.6 GB/s; 10.6 so; 11.8 is all
+// it has).
 template <int QUARTER, int LINES>
 inline void fetch_words(const uint8_t* weight) {
   for (int word = QUARTER * TILE_ROWS / 4; word < (QUARTER + 1) * TILE_ROWS / 4; ++word)

@@ -15,7 +15,7 @@
 namespace sluice {
 
 constexpr float INFINITE = std::numeric_limits<float>::infinity();
-constexpr int64_t FEW = 64;          // are sorted
+constexpr int64_t FEW = 64;         // are sorted
 constexpr float NEAR = 16.0f;       // where nearly all of the mass is
 constexpr float FARTHEST = 104.0f;  // e to the power of what is lower is 0
 constexpr int64_t HEAP = 128;       // up to so many are found by one pass with a heap
@@ -64,8 +64,9 @@ inline std::pair<double, int64_t> within(const Scratch& s, float reach) {
   return {sums.all(), count};
 }
 
-// The distance up to which all ids are kept, where `share` of the weight is to be reached with the nearest. Those beyond
-// it that are kept too are left in `band`, nearest first, the lowest id of equals first. Bisection leaves few to sort.
+// The distance up to which all ids are kept, where `share` of the weight is to be reached with the nearest. Those
+// beyond it that are kept too are left in `band`, nearest first, the lowest id of equals first. Bisection leaves few to
+// sort.
 inline float nearest(Scratch& s, double share) {
   const double enough = share * total(s.weights.data(), static_cast<int64_t>(s.weights.size()));
   float low = -1.0f, high = NEAR;
@@ -78,10 +79,8 @@ inline float nearest(Scratch& s, double share) {
     const float middle = 0.5f * (low + high);
     if (!(low < middle && middle < high)) break;  // as many equals
     const auto [mass, count] = within(s, middle);
-    if (mass < enough)
-      low = middle, before = mass, num_low = count;
-    else
-      high = middle, num_high = count;
+    if (mass < enough) low = middle, before = mass, num_low = count;
+    else high = middle, num_high = count;
   }
   s.band.clear();
   for (int64_t at = 0; at < static_cast<int64_t>(s.distances.size()); at += LANES) {
@@ -116,8 +115,8 @@ inline float top_p_floor(Scratch& s, float floor, double share) {
   return -(s.band.empty() ? all : s.band.back().first);
 }
 
-// Leaves in `kept` what is locally typical (Meister et al. 2022) of the ids at `floor` or above: those whose surprise is
-// nearest to the entropy of them all, until their mass reaches `share`.
+// Leaves in `kept` what is locally typical (Meister et al. 2022) of the ids at `floor` or above: those whose surprise
+// is nearest to the entropy of them all, until their mass reaches `share`.
 inline void find_typical(Scratch& s, float floor, double share) {
   weigh_from(s, std::max(floor, -FARTHEST));
   const int64_t num = static_cast<int64_t>(s.scaled.size());

@@ -1,8 +1,8 @@
 // One vector type of the instruction set that this file is compiled for, and what the kernels do with it.
 //
 // GCC's vector extension, which clang shares, so that the same source is built once for each instruction set;
-// intrinsics only where numbers are widened or narrowed, which GCC 12 takes apart lane by lane. Every sum has one fixed order,
-// whatever is computed beside it.
+// intrinsics only where numbers are widened or narrowed, which GCC 12 takes apart lane by lane. Every sum has one fixed
+// order, whatever is computed beside it.
 #pragma once
 
 #include <immintrin.h>
@@ -90,8 +90,8 @@ inline IntVec nearest(Vec x) {
   return bits - base;
 }
 
-// A load from memory does it all. `Vec{} + x` would be a sum, for the sake of -0, and a shuffle besides: both in the ports
-// that products need.
+// A load from memory does it all. `Vec{} + x` would be a sum, for the sake of -0, and a shuffle besides: both in the
+// ports that products need.
 inline Vec broadcast(float x) {
 #if defined(__AVX512F__)
   return (Vec)_mm512_set1_ps(x);

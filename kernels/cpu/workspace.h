@@ -24,12 +24,12 @@ inline int64_t row_stride(int64_t width) {
 
 // For one caller at a time. Grows only, and loses what it held when it does.
 template <typename Item>
-class Room {
+class Workspace {
  public:
-  Room() = default;
-  Room(const Room&) = delete;
-  Room& operator=(const Room&) = delete;
-  ~Room() { std::free(items_); }
+  Workspace() = default;
+  Workspace(const Workspace&) = delete;
+  Workspace& operator=(const Workspace&) = delete;
+  ~Workspace() { std::free(items_); }
 
   Item* fit(int64_t num) {
     if (num <= num_) return items_;
