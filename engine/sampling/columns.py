@@ -15,7 +15,7 @@ from sluice_server.engine.sampling.rows import AllowedTokenRows, LogitBiasRows, 
 Table: TypeAlias = "np.ndarray[Any, np.dtype[Any]]"
 
 
-class Column(NamedTuple):
+class SlotColumn(NamedTuple):
     """One sampling parameter as a column.
 
     Attributes:
@@ -37,19 +37,19 @@ def _of_parameters(value: Callable[[SamplingParams], float]) -> Callable[[Sampli
 
 DTYPES: dict[str, type[np.float32] | type[np.int64]] = {"float32": np.float32, "int64": np.int64}
 COLUMNS = (
-    *(Column(one.name, DTYPES[one.dtype], one.neutral, _of_parameters(one.of)) for one in parameters.COLUMNS),
-    Column("output", np.int64, 0, lambda _, output_index: output_index),
+    *(SlotColumn(one.name, DTYPES[one.dtype], one.neutral, _of_parameters(one.of)) for one in parameters.COLUMNS),
+    SlotColumn("output", np.int64, 0, lambda _, output_index: output_index),
 )
 FLOATS = tuple(column for column in COLUMNS if column.dtype is np.float32)
 INTS = tuple(column for column in COLUMNS if column.dtype is np.int64)
 
 
-def neutral(columns: tuple[Column, ...], num: int) -> Table:
+def neutral(columns: tuple[SlotColumn, ...], num: int) -> Table:
     """Returns `num` rows without outputs, [num, columns]; columns of one dtype."""
     return np.array([[column.neutral for column in columns]] * num, dtype=columns[0].dtype)
 
 
-def pack(columns: tuple[Column, ...], owners: Iterable[tuple[SamplingParams, int]]) -> Table:
+def pack(columns: tuple[SlotColumn, ...], owners: Iterable[tuple[SamplingParams, int]]) -> Table:
     """Returns the rows of outputs, [owners, columns]; columns of one dtype."""
     rows = [[column.value(params, output_index) for column in columns] for params, output_index in owners]
     return np.array(rows, dtype=columns[0].dtype)

@@ -14,7 +14,7 @@ from sluice_server.services.checkpoint.model_source import CheckpointFiles, reso
 from sluice_server.services.engine.loading import load_engine
 from sluice_server.services.gateway.model import model_info
 from sluice_server.services.gateway.settings import GatewaySettings
-from sluice_server.services.offline.options import Settings
+from sluice_server.services.offline.options import OfflineConfig
 from sluice_server.services.tokenizer.constraints import Constraints
 from sluice_server.services.tokenizer.encoding import TextEncoder
 from sluice_server.services.tokenizer.loading import load_encoder
@@ -24,7 +24,7 @@ NUM_COMPILERS = 2  # child processes that test constraints
 MAX_OPEN = sys.maxsize  # a batch is admitted as a whole
 
 
-class Loaded(NamedTuple):
+class LoadedPipeline(NamedTuple):
     """The parts of a pipeline; `closing` releases them."""
 
     gateway: GatewaySettings
@@ -34,7 +34,7 @@ class Loaded(NamedTuple):
     closing: contextlib.ExitStack
 
 
-def load(settings: Settings) -> Loaded:
+def load(settings: OfflineConfig) -> LoadedPipeline:
     """Loads all parts. Raises ServiceError saying what is wrong and what to do, and releases everything then."""
     engine, service = settings
     source = resolve_model(service.model, service.revision)
@@ -54,7 +54,7 @@ def load(settings: Settings) -> Loaded:
         raise
     info = model_info(source.name, revision, source.label, directory, model, limits)
     gateway = GatewaySettings(NAME, info, limits, max_open_requests=MAX_OPEN, max_reserved_tokens=MAX_OPEN)
-    return Loaded(gateway, encoder, constraints, built, stack)
+    return LoadedPipeline(gateway, encoder, constraints, built, stack)
 
 
 def _give_back() -> None:

@@ -15,7 +15,7 @@ OF_SERVICE = frozenset({"model", "revision", "max_prompt_bytes"})  # others: pro
 OF_QUEUE: dict[str, Any] = {"max_queued_requests": sys.maxsize, "max_queued_tokens": sys.maxsize}
 
 
-class Settings(NamedTuple):
+class OfflineConfig(NamedTuple):
     """The engine's and the service's configuration, validated."""
 
     engine: EngineConfig
@@ -29,7 +29,7 @@ def fields() -> dict[str, "dataclasses.Field[Any]"]:
     return {field.name: field for field in (*own, *engines)}
 
 
-def settings_of(options: Mapping[str, object]) -> Settings:
+def settings_of(options: Mapping[str, object]) -> OfflineConfig:
     """Builds and checks the settings.
 
     Raises TypeError for an unknown name or a value of the wrong type, ServiceError for a value out of range.
@@ -42,7 +42,7 @@ def settings_of(options: Mapping[str, object]) -> Settings:
     engine = EngineConfig(**OF_QUEUE, **{name: value for name, value in given.items() if name not in OF_SERVICE})
     service = ServiceConfig(**{name: value for name, value in given.items() if name in OF_SERVICE})
     check(engine, service)
-    return Settings(engine, service)
+    return OfflineConfig(engine, service)
 
 
 def _typed(field: "dataclasses.Field[Any]", value: object) -> Any:  # noqa: ANN401 # of the field's type

@@ -21,7 +21,7 @@ from sluice_server.services.gateway.requests.manager import RequestManager
 from sluice_server.services.gateway.requests.open_request import OpenRequest
 from sluice_server.services.messages.messages import Envelope, Failed, Grant, Message, Preempted, Result, Role, Text
 from sluice_server.services.offline.interrupts import held
-from sluice_server.services.offline.loading import NAME, Loaded
+from sluice_server.services.offline.loading import NAME, LoadedPipeline
 from sluice_server.services.telemetry.logs import about
 from sluice_server.services.telemetry.observed import Unobserved
 from sluice_server.services.telemetry.phases import Phase
@@ -37,7 +37,7 @@ class Pipeline:
     For use by one thread at a time.
     """
 
-    def __init__(self, loaded: Loaded) -> None:
+    def __init__(self, loaded: LoadedPipeline) -> None:
         self.settings = loaded.gateway
         self.encoder = loaded.encoder
         self.engine = loaded.built.engine

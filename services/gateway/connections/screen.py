@@ -31,7 +31,7 @@ class Held:
 
 
 @dataclasses.dataclass(slots=True)
-class _Waiting:
+class _PeekedConnection:
     num_bytes: int
     num_looks: int
 
@@ -55,13 +55,15 @@ class Screen:
     def __init__(self, is_suspect: Callable[[str], bool]) -> None:
         """`is_suspect` returns whether an address is on probation."""
         self._is_suspect = is_suspect
-        self._waiting: dict[Peer, _Waiting] = {}
+        self._waiting: dict[Peer, _PeekedConnection] = {}
         self._tokens: dict[str, tuple[float, float]] = {}  # by address: tokens left, and when they were counted
 
     def judge(self, held: Sequence[Held], now_s: float) -> tuple[list[Peer], list[Peer]]:
         """Returns the connections to release and those to cut. The others stay held."""
         self._waiting = {
-            one.peer: self._waiting.get(one.peer, _Waiting(-1, 0)) for one in held if self._is_suspect(one.peer[0])
+            one.peer: self._waiting.get(one.peer, _PeekedConnection(-1, 0))
+            for one in held
+            if self._is_suspect(one.peer[0])
         }
         go: list[Peer] = []
         cut: list[Peer] = []

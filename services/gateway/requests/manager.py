@@ -43,7 +43,7 @@ MAX_FUTILE_ATTEMPTS = 10
 GAP_S = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.075, 0.1, 0.15, 0.2, 0.3, 0.4, 0.5, 0.75, 1.0, 2.5)
 
 
-class Stream(Protocol):
+class RequestStream(Protocol):
     """A stream that can carry many requests and is notified about the server's state."""
 
     def go_away(self, message: str) -> None:
@@ -73,7 +73,7 @@ class RequestManager:
         self._keys = IdempotencyKeys()
         self.refusal: ServiceError | None = loading()
         self.is_draining = False
-        self.streams: set[Stream] = set()  # each carries many requests
+        self.streams: set[RequestStream] = set()  # each carries many requests
         self.on_empty: Callable[[], None] = lambda: None
         self.gaps = Histogram(GAP_S)  # seconds between two messages with tokens of one output
         self._num_opened = 0
