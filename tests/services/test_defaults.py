@@ -22,7 +22,7 @@ OTHER_MEANING = {
     ("engine/request.py", "max_draft_tokens"),
     ("engine/scheduler/validation.py", "max_draft_tokens"),
     ("engine/scheduler/settings.py", "max_draft_tokens"),
-    ("services/messages/messages.py", "block_size"),
+    ("services/messages/details.py", "block_size"),
 }
 
 
