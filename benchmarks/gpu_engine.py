@@ -87,7 +87,7 @@ def step_bytes(config: ModelConfig, num: int, context: int, kept: Kept = PLAIN) 
 
 
 def busy(config: ModelConfig, num: int, context: int, device: torch.device) -> Row:
-    """Share of the time in which a kernel or a copy runs, of steady decode; whoever traces that slows the host."""
+    """Returns the share of steady decode in which a kernel or a copy runs; the tracing slows the host."""
     rig = steady(config, num, context, device)
     kind = DeviceType.CUDA if device.type == "cuda" else DeviceType.CPU
     activity = torch.profiler.ProfilerActivity.CUDA if device.type == "cuda" else torch.profiler.ProfilerActivity.CPU
@@ -144,7 +144,7 @@ def own_throughput(config: ModelConfig, sizes: list[tuple[int, int]], device: to
 
 
 def free(device: torch.device) -> None:
-    """Give back the memory of what nobody holds any more."""
+    """Frees the memory of objects without references."""
     gc.collect()
     if device.type == "cuda":
         torch.cuda.empty_cache()

@@ -59,7 +59,7 @@ class Bench:
         return first, time.perf_counter() - start
 
     def pair(self, rng: random.Random) -> tuple[float, float]:
-        """Seconds for prompts that nobody has sent before, without and with a prefix cache; who is first changes."""
+        """Seconds for new prompts, without and with a prefix cache, in alternating order."""
         took = {}
         for has_cache in rng.sample((False, True), 2):
             prompts = [random_prompt(rng, 512) for _ in range(4)]
@@ -68,7 +68,7 @@ class Bench:
 
 
 def random_prompt(rng: random.Random, length: int) -> list[int]:
-    """Token ids that nobody has sent before."""
+    """Token ids of a new prompt."""
     return rng.choices(range(9, CONFIG.vocab_size), k=length)
 
 

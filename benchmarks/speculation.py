@@ -178,7 +178,7 @@ def ideal(load: Load, kind: str) -> dict[str, object]:
 
 
 def idle(load: Load, pairs: int) -> dict[str, object]:
-    """What the controller costs when it drafts nothing, as nobody can guess what comes."""
+    """Measures the controller's cost on text without predictable tokens, where it drafts nothing."""
     engines = {kind: make(KINDS[kind]) for kind in KINDS}
     found = paired(engines, load, pairs)
     return {kind: found[kind] for kind in KINDS if kind != "none"}

@@ -65,7 +65,7 @@ def bench(  # noqa: PLR0913 # a command line lists its options
     import uvloop
     from rich.progress import MofNCompleteColumn, Progress, TimeElapsedColumn
 
-    levels = _levels(sweep, plot)
+    levels = _levels(sweep, plot, is_rate=rate > 0)
     for flag, path in (("--json", json_file), ("--plot", plot)):
         _check_place(flag, path)
     plan = BenchPlan(address, concurrency, rate, input_len, output_len, requests, warmup, seed)
@@ -91,7 +91,7 @@ def bench(  # noqa: PLR0913 # a command line lists its options
         raise typer.Exit(EXIT_FAILED)
 
 
-def _levels(sweep: str, plot: Path | None) -> list[float]:
+def _levels(sweep: str, plot: Path | None, *, is_rate: bool) -> list[float]:
     """Returns the loads, ascending. Raises BadParameter for an invalid list."""
     try:
         levels = sorted(float(one) for one in sweep.split(",") if one)
@@ -99,6 +99,8 @@ def _levels(sweep: str, plot: Path | None) -> list[float]:
         levels = [0.0]
     if levels and levels[0] <= 0:
         raise typer.BadParameter(f"--sweep: {sweep!r} is no list of numbers above 0, such as 1,2,4,8")
+    if not is_rate and any(level != int(level) for level in levels):
+        raise typer.BadParameter(f"--sweep: {sweep!r} has part of a stream: give whole numbers, or --rate for arrivals")
     if plot is not None and not levels:
         raise typer.BadParameter("--plot draws the loads of --sweep: give both")
     return levels

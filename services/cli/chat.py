@@ -90,11 +90,13 @@ class ChatSession:
         options: sluice.GenerateOptions = {"model": self._model} if self._model else {}
         options |= self._dialogue.parameters  # type: ignore[typeddict-item] # each value has the type of its field
         texts: list[str] = []
+        stream: sluice.stream.Stream | None = None
         try:
             stream = self._client.stream(sluice.chat(*self._dialogue.messages()), **options)
             self._show(stream, texts)
         except KeyboardInterrupt:
-            stream.cancel()
+            if stream is not None:  # else the interrupt came before the call was made
+                stream.cancel()
             self._console.print("[dim]cancelled[/dim]")
         except (sluice.SluiceError, ValueError) as error:
             said = describe(error, self._address) if isinstance(error, sluice.SluiceError) else str(error)

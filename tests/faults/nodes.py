@@ -107,7 +107,7 @@ def new_engine(clock: Callable[[], float], rng: random.Random) -> Engine:
 
 
 def unrecorded(*_: object) -> None:
-    """Nobody traces."""
+    """Records no phase."""
 
 
 class Front:

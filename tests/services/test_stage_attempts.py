@@ -41,7 +41,7 @@ def envelope(attempt: int, name: str = "a") -> Envelope:
 
 
 def unrecorded(*_: object) -> None:
-    """Nobody traces."""
+    """Records no phase."""
 
 
 @pytest.fixture

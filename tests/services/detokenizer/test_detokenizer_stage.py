@@ -16,7 +16,7 @@ ENVELOPE = Envelope("a", "g")
 
 
 def unrecorded(*_: object) -> None:
-    """Nobody traces."""
+    """Records no phase."""
 
 
 @pytest.fixture
