@@ -1,6 +1,6 @@
-// Changes of a row's single logits before sampling, in place, as kernels/reference/adjust.py has them.
+// Adjusts logits of a row in place before sampling, as in kernels/reference/adjust.py.
 //
-// Lists are of all rows of a step, rows ascending: those of one row lie together.
+// Each list holds the entries of all rows of a step, with rows ascending: the entries of one row are adjacent.
 #pragma once
 
 #include <algorithm>
@@ -12,18 +12,18 @@
 
 namespace sluice {
 
-// The rows of a list's entries.
+// The row of each entry of a list.
 struct Listed {
   const int64_t* rows;  // [num], ascending
   int64_t num;
 
-  // First and last entry of `row`.
+  // Returns the range [first, last) of the entries of `row`.
   std::pair<int64_t, int64_t> of(int64_t row) const {
     const auto [first, last] = std::equal_range(rows, rows + num, row);
     return {first - rows, last - rows};
   }
 
-  // Where an entry of `row` is, -1 if it has none.
+  // Returns the index of the first entry of `row`, -1 if it has none.
   int64_t find(int64_t row) const {
     const auto [first, last] = of(row);
     return first < last ? first : -1;
@@ -49,7 +49,7 @@ struct Biases {
 
 struct Penalties {
   Listed at;
-  const int64_t *firsts, *sizes;  // [num], where each row's ids lie
+  const int64_t *firsts, *sizes;  // [num], offset and number of each row's ids
   const int64_t* ids;
   const float* counts;
   const float *repetition, *presence, *frequency;  // [num]

@@ -1,5 +1,5 @@
-// The instructions of Intel AMX, on tiles by number: up to 16 rows of 64 bytes. GCC 12's intrinsics take no template's
-// number as that of a tile.
+// The instructions of Intel AMX on numbered tiles of up to 16 rows of 64 bytes. Written in assembly, since GCC 12's
+// intrinsics do not accept a template argument as the tile's number.
 #pragma once
 
 #include <sys/syscall.h>
@@ -11,11 +11,11 @@ namespace sluice {
 
 struct alignas(64) TileShapes {
   uint8_t palette = 1, start = 0, reserved[14] = {};
-  uint16_t bytes[16] = {};  // of a row
+  uint16_t bytes[16] = {};  // bytes of a row
   uint8_t rows[16] = {};
 };
 
-// The operating system keeps tiles only for those who asked. Whether it does; once for the process.
+// Requests the operating system's permission to use tiles, once for the process. Returns whether it was granted.
 inline bool request_tiles() {
   constexpr int REQUEST_PERMISSION = 0x1023, TILE_DATA = 18;  // <asm/prctl.h> of Linux 5.16
   return syscall(SYS_arch_prctl, REQUEST_PERMISSION, TILE_DATA) == 0;

@@ -1,10 +1,10 @@
-// Attention of ragged queries over a paged cache, in float32 over keys and values of any of the cache's number formats;
-// where there are tiles, those in bfloat16 meet queries that are rounded to it (tile_attention.h).
+// Attention of ragged queries over a paged cache, in float32, for each number format of the cache. On processors with
+// AMX, bfloat16 keys are multiplied by queries rounded to bfloat16 (tile_attention.h).
 //
-// A query meets its keys in blocks of KEYS that start at multiples of KEYS, with a running maximum (Milakov &
-// Gimelshein 2018; FlashAttention). What one query computes is the same in decode, in any chunk and in any batch, to
-// the bit: a block that a neighbour sees and it does not is passed over. In a tree of drafts a query meets the tokens
-// of its path at the positions that they would have in a chain, and so computes what it would there.
+// A query attends to its keys in blocks of KEYS that start at multiples of KEYS, with a running maximum (Milakov &
+// Gimelshein 2018; FlashAttention). A query's result is the same in decode, in any chunk and in any batch, to the bit:
+// a block that only other queries of the tile see changes nothing for it. In a draft tree, the tokens of a query's path
+// take the positions that they would have in a chain, so that the result equals that of the chain.
 #pragma once
 
 #include <algorithm>
@@ -18,14 +18,14 @@
 
 namespace sluice {
 
-// What the queries of a tile have of their softmax so far; behind the last one space for a whole vector.
+// The running softmax of a tile's queries. `peak` and `total` are padded by a vector.
 struct Running {
   alignas(64) float acc[QUERIES * MAX_DIM];  // [QUERIES, dim]
   float peak[QUERIES + LANES], total[QUERIES + LANES];
 };
 
-// acc [COUNT, dim] += weights · values, WIDE vectors of it from `d` on. The order of keys is the same for each row,
-// however many there are. Fetches the keys that are met next.
+// acc [COUNT, dim] += weights · values, for the WIDE vectors from `d` on. The order of keys does not depend on COUNT.
+// Prefetches the keys of the next block.
 template <int COUNT, int WIDE, typename Element>
 inline void add_vectors(const KeyBlock<Element>& block, int64_t dim, int64_t d, const float (*weights)[KEYS],
                         float* acc) {
@@ -47,7 +47,7 @@ inline void add_vectors(const KeyBlock<Element>& block, int64_t dim, int64_t d, 
     for (int v = 0; v < WIDE; ++v) store(acc + r * dim + d + v * LANES, sums[r][v]);
 }
 
-// The same from `d` on to the end.
+// acc [COUNT, dim] += weights · values, from `d` to the end.
 template <int COUNT, int WIDE, typename Element>
 inline void add_values(const KeyBlock<Element>& block, int64_t dim, int64_t d, const float (*weights)[KEYS],
                        float* acc) {
@@ -66,7 +66,7 @@ inline void add_values(int count, const KeyBlock<Element>& block, int64_t dim, c
     }
 }
 
-// Attention's products in float32, by vectors.
+// The matrix products of attention in float32 vectors.
 template <typename Element>
 struct ByVectors {
   const Attention<Element>& job;
@@ -81,15 +81,15 @@ struct ByVectors {
   }
 };
 
-// Takes from scores of keys [from, from + KEYS) those that are not in [begin, end).
+// Sets the scores of keys [from, from + KEYS) outside [begin, end) to minus infinity.
 inline void hide(float* scores, int64_t from, int64_t begin, int64_t end) {
   if (from >= begin && from + KEYS <= end) return;
   for (int64_t j = 0; j < KEYS; ++j)
     if (from + j < begin || from + j >= end) scores[j] = -std::numeric_limits<float>::infinity();
 }
 
-// Turns the scores of LANES queries at most, from `first` on, of keys [from, from + KEYS) into weights; rescales what
-// they have where a peak rises. A query that sees none of the keys keeps what it has.
+// Turns the scores of keys [from, from + KEYS) into softmax weights, for up to LANES queries from `first` on. Where the
+// maximum rises, rescales the query's sums. The sums of a query that sees none of the keys stay unchanged.
 inline void weigh(const QueryTile& tile, int first, int count, int64_t from, float (*scores)[KEYS], Running& running,
                   int64_t dim) {
   const Vec none = broadcast(-std::numeric_limits<float>::infinity());
@@ -120,8 +120,8 @@ inline void weigh(const QueryTile& tile, int first, int count, int64_t from, flo
   store(running.total + first, load(running.total + first) * shrink + sums(added));
 }
 
-// Multiplies scores of so many queries by the scales of keys or of values, where the format has them. Called when these
-// have been fetched.
+// Multiplies the scores of `count` queries by the scales of keys or of values, in formats that have scales. Called
+// after the keys or values have been prefetched, since the scales lie behind them.
 template <typename Element>
 inline void scale(const Element* const* from, int64_t dim, int count, float (*scores)[KEYS]) {
   if constexpr (IS_SCALED<Element>) {
@@ -132,7 +132,7 @@ inline void scale(const Element* const* from, int64_t dim, int count, float (*sc
   }
 }
 
-// Queries [first, last) of a tile meet the keys [from, from + KEYS) of a block.
+// Adds the keys [from, from + KEYS) of a block to the running softmax of queries [first, last) of a tile.
 template <typename Element, typename Products>
 inline void meet(const Attention<Element>& job, const QueryTile& tile, Products& products, int first, int last,
                  const KeyBlock<Element>& block, int64_t from, Running& running) {
@@ -147,7 +147,7 @@ inline void meet(const Attention<Element>& job, const QueryTile& tile, Products&
   products.add_values(first, last, block, scores, running.acc);
 }
 
-// The same where their paths part: each token's queries meet what lies on its own.
+// Does the same in a draft tree, token by token: each token's queries attend to the keys on its own path.
 template <typename Element, typename Products>
 inline void meet_paths(const Attention<Element>& job, const QueryTile& tile, Products& products, const int32_t* table,
                        int64_t kv_head, KeyBlock<Element>& block, int64_t from, Running& running) {
@@ -171,7 +171,7 @@ inline void attend(const Attention<Element>& job, const QueryTile& tile, const i
     begin = std::min(begin, tile.begin[r]), end = std::max(end, tile.end[r]);
   }
   const bool has_tree = tile.path[0] != nullptr;
-  KeyBlock<Element> blocks[2];  // one is met while the other is fetched
+  KeyBlock<Element> blocks[2];  // one is computed while the other is prefetched
   const auto find = [&](int64_t from) {
     blocks[from / KEYS % 2].find(job, table, kv_head, from, begin, end, nullptr, 0);
   };
@@ -195,7 +195,7 @@ inline void attend(const Attention<Element>& job, const QueryTile& tile, const i
   }
 }
 
-// Piece `at` of one row: a tile of its query heads that share a head of keys.
+// Computes piece `at` of one row: a tile of query heads that share a key head.
 template <typename Element>
 inline void attend(const Attention<Element>& job, int64_t row, int64_t at) {
   const int64_t group = job.heads / job.kv_heads, first = at / job.kv_heads * QUERIES;
@@ -223,13 +223,13 @@ inline void attend(const Attention<Element>& job, int64_t row, int64_t at) {
 
 template <typename Element>
 inline void run(const Attention<Element>& job) {
-  std::vector<int64_t> ends(job.rows);  // pieces of the rows up to and including each
+  std::vector<int64_t> ends(job.rows);  // number of pieces of rows 0 to `row`, inclusive
   int64_t pieces = 0;
   const int64_t group = job.heads / job.kv_heads;
   for (int64_t row = 0; row < job.rows; ++row)
     ends[row] = pieces += (job.counts[row] * group + QUERIES - 1) / QUERIES * job.kv_heads;
   Pool::instance().run(static_cast<int>(pieces), [&](int64_t at) {
-    const int64_t piece = pieces - 1 - at;  // the last rows have most queries, and their last queries most keys
+    const int64_t piece = pieces - 1 - at;  // longest first: late rows have most queries, late queries most keys
     const int64_t row = std::upper_bound(ends.begin(), ends.end(), piece) - ends.begin();
     attend(job, row, piece - (row == 0 ? 0 : ends[row - 1]));
   });

@@ -34,7 +34,7 @@ void destroy(PyObject* object) {
   Py_DECREF(type);
 }
 
-// Reads items [num_tokens, end) of a list or tuple. False with an error set.
+// Reads items [num_tokens, end) of a list or tuple. Returns false with an exception set if an item is no token.
 bool read(Object* self, PyObject* tokens, Py_ssize_t end) {
   for (Py_ssize_t i = self->automaton->num_tokens(); i < end; ++i) {
     const long token = PyLong_AsLong(PySequence_Fast_GET_ITEM(tokens, i));

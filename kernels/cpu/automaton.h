@@ -1,8 +1,8 @@
-// The suffix automaton of a growing sequence, as kernels/reference/automaton.py has it: that says what it is for.
-// Knows no Python.
+// The suffix automaton of a growing sequence; kernels/reference/automaton.py says what it is for. Independent of
+// Python.
 //
-// A state's first transition lies in the state. Further ones, which few states have, are found by a hash of state and
-// token, as the first state may have as many as there are tokens, and are chained for the copies that a split makes.
+// A state holds its first transition. The others, which few states have, lie in a hash table by state and token, as
+// the initial state may have one for each token; they are also chained by state, for the copy that `split` makes.
 #pragma once
 
 #include <cstddef>
@@ -38,16 +38,16 @@ class Automaton {
   static constexpr int32_t NONE = -1;
 
   struct State {
-    int32_t length;  // of its longest string
-    int32_t link;
-    int32_t end;            // behind an occurrence
-    int32_t token, target;  // of the only, or first, transition
-    int32_t further;        // the last added of the others
+    int32_t length;         // of the state's longest string
+    int32_t link;           // suffix link
+    int32_t end;            // position behind an occurrence
+    int32_t token, target;  // the first transition
+    int32_t further;        // index of the last added of the other transitions
   };
 
   struct Transition {
     int32_t state, token, target;
-    int32_t further;  // of the same state, the one added before
+    int32_t further;  // index of the transition of the same state that was added before
   };
 
   int32_t add(const State& state) {
@@ -55,14 +55,14 @@ class Automaton {
     return static_cast<int32_t>(states_.size()) - 1;
   }
 
-  // The shorter strings of `target` end in one place more now: they become a state of their own.
+  // Moves the shorter strings of `target`, which now occur at one position more, to a state of their own.
   int32_t split(int32_t at, int32_t token, int32_t target) {
     State copy = states_[target];
     copy.length = states_[at].length + 1;
     copy.further = NONE;
     const int32_t clone = add(copy);
     for (int32_t i = states_[target].further; i != NONE; i = further_[i].further) {
-      const Transition one = further_[i];  // as the next line may move them
+      const Transition one = further_[i];  // a copy: the next line may reallocate the vector
       lead(clone, one.token, one.target);
     }
     states_[target].link = clone;
@@ -96,7 +96,7 @@ class Automaton {
     if (2 * further_.size() > places_.size()) widen();
   }
 
-  // Where that transition is, or would be.
+  // Returns the index of a transition in the hash table, or the free index where it would be.
   size_t place(int32_t state, int32_t token) const {
     const uint64_t key = static_cast<uint64_t>(state) << 32 | static_cast<uint32_t>(token);
     const size_t mask = places_.size() - 1;
@@ -116,7 +116,7 @@ class Automaton {
 
   std::vector<State> states_{{0, NONE, 0, NONE, NONE, NONE}};
   std::vector<Transition> further_;
-  std::vector<int32_t> places_ = std::vector<int32_t>(32, NONE);  // of `further_`, by hash; a power of two, half empty
+  std::vector<int32_t> places_ = std::vector<int32_t>(32, NONE);  // hash table of indices; a power of two, half empty
   int32_t last_ = 0;
   int32_t num_tokens_ = 0, match_len_ = 0, match_end_ = 0;
 };

@@ -1,11 +1,11 @@
-// What automaton.cpp adds to the module.
+// The type that automaton.cpp adds to the module.
 #pragma once
 
 #include "call.h"
 
 namespace sluice {
 
-// A new reference to the type SuffixAutomaton; nullptr with an error set.
+// Returns a new reference to the type SuffixAutomaton, or nullptr with an exception set.
 PyObject* automaton_type();
 
 }  // namespace sluice

@@ -1,4 +1,4 @@
-// How Python calls the kernels of a module: addresses and sizes come in as integers.
+// The calling convention from Python to the kernels of a module: addresses and sizes are passed as integers.
 #pragma once
 
 #define PY_SSIZE_T_CLEAN
@@ -8,7 +8,8 @@
 
 namespace sluice {
 
-// Reads one call's arguments in order; `ok` says whether all were numbers and all were read.
+// Reads the arguments of one call in order. `ok` returns whether all were numbers and all were read; if not, an
+// exception is set.
 class Arguments {
  public:
   Arguments(PyObject* const* values, Py_ssize_t num) : values_(values), num_(num) {}
@@ -50,7 +51,7 @@ PyMethodDef method(const char* name) {
 
 }  // namespace sluice
 
-// The build names a module after what it holds and its instruction set: v4, v4_vnni, …
+// The build names a module after its instruction set: v4, v4_vnni, …
 #define TEXT(name) #name
 #define NAME(name) TEXT(name)
 #define JOIN(prefix, name) prefix##name

@@ -1,5 +1,6 @@
-// All that a row's logits go through in one step, while they are in the cache: rivals are scored, logits adjusted, a
-// token drawn, and that token scored. Rows are the pieces of the pool's job: threads change nothing but time.
+// The whole path from a row's logits to its token, while the logits are in the processor's cache: scores alternatives,
+// adjusts logits, samples a token and scores it. Each row is one piece of a thread pool's job; results do not depend on
+// the number of threads.
 #pragma once
 
 #include <algorithm>
@@ -20,11 +21,11 @@ struct Choice {
   int64_t rows, vocab;
   Sampling sampling;
   Changes changes;
-  Listed asked;  // the rows that are scored, under their logits as they came
+  Listed asked;  // the rows to score, by their logits before adjustment
   Scoring scoring;
 };
 
-// Log probabilities of ids that are given.
+// Scores given ids.
 struct Given {
   const float* logits;  // [rows, vocab]
   int64_t rows, vocab;
@@ -32,7 +33,7 @@ struct Given {
   Scoring scoring;
 };
 
-// What a thread keeps from row to row.
+// Buffers of one thread, reused from row to row.
 struct ChoiceWorkspace {
   Scratch scratch;
   Heap heap;
@@ -64,7 +65,7 @@ inline void choose_row(const Choice& job, int64_t row) {
   if (at >= 0) score_own(job.scoring, at, raw, job.vocab, norm, id);
 }
 
-// Calls work(row) for each row in the order of `rows`, on as many threads as that is worth.
+// Calls work(row) for each row in the order of `rows`, on several threads unless there is little work.
 template <typename Work>
 void each_row(const std::vector<int64_t>& rows, int64_t vocab, const Work& work) {
   if (static_cast<int64_t>(rows.size()) * vocab < SMALL) {
@@ -80,7 +81,7 @@ inline std::vector<int64_t> count(int64_t num) {
   return rows;
 }
 
-// The dearest rows come first, so that threads end together.
+// Samples all rows. The most expensive rows come first, so that the threads end at about the same time.
 inline void run(Choice& job) {
   const Sampling& by = job.sampling;
   std::vector<int64_t> costs(job.rows);

@@ -1,4 +1,4 @@
-// What the sampler needs of vectors besides vector.h: masks of lanes as bits, sums in double, logarithms.
+// Vector operations of the sampler besides vector.h: lane masks as bits, sums in double precision, logarithms.
 #pragma once
 
 #if defined(__x86_64__)
@@ -12,11 +12,11 @@
 
 namespace sluice {
 
-typedef double Doubles __attribute__((vector_size(LANES * 4)));  // of half the lanes
+typedef double Doubles __attribute__((vector_size(LANES * 4)));  // LANES / 2 numbers
 typedef uint32_t Words __attribute__((vector_size(LANES * 4)));
-typedef uint64_t Wide __attribute__((vector_size(LANES * 4)));  // a pair of lanes in each
+typedef uint64_t Wide __attribute__((vector_size(LANES * 4)));  // LANES / 2 words, each a pair of lanes
 
-// Bit i says whether lane i, all ones or all zeros, is true.
+// Returns a mask: bit i is set if lane i is true. Lanes are all ones or all zeros.
 inline uint32_t bits_of(IntVec lanes) {
 #if defined(__AVX512DQ__)
   return _mm512_movepi32_mask(reinterpret_cast<__m512i>(lanes));
@@ -29,7 +29,7 @@ inline uint32_t bits_of(IntVec lanes) {
 #endif
 }
 
-// 64-bit products of the low words of pairs.
+// Multiplies the low words of each pair of lanes to 64-bit products.
 inline Wide multiply_low(Wide a, Wide b) {
 #if defined(__AVX512F__)
   return reinterpret_cast<Wide>(
@@ -41,7 +41,7 @@ inline Wide multiply_low(Wide a, Wide b) {
 #endif
 }
 
-// Calls `take` with each index of `from` [num, padded with -inf] whose value is `floor` at least and above -inf.
+// Calls take(index) for each value of `from` [num, padded with -inf] that is at least `floor` and above -inf.
 template <typename Take>
 inline void each_above(const float* from, int64_t num, float floor, Take take) {
   for (int64_t at = 0; at < num; at += LANES) {
@@ -51,8 +51,8 @@ inline void each_above(const float* from, int64_t num, float floor, Take take) {
   }
 }
 
-// Sums in double, lane by lane and then over the lanes: one fixed order. In halves: GCC 12 keeps what is wider than a
-// register in memory.
+// A sum in double precision, lane by lane and then over the lanes: one fixed order. It is kept in two halves, since GCC
+// 12 keeps vectors wider than a register in memory.
 struct Sums {
   Doubles lower = {}, upper = {};
 

@@ -1,5 +1,5 @@
-// Gumbel noise keyed by (seed, position, output, id): the words of kernels/reference/philox.py to the bit,
-// their logarithms not.
+// Gumbel noise keyed by (seed, position, output, id). The random words equal those of kernels/reference/philox.py to
+// the bit; their logarithms may differ in the last places.
 #pragma once
 
 #include <algorithm>
@@ -9,13 +9,13 @@
 
 namespace sluice {
 
-// What one row's noise is keyed by besides the id.
+// The key of one row's noise; the id is the counter.
 struct Key {
   uint64_t seed;
   uint32_t position, output;
 };
 
-// High and low words of a * m.
+// Computes the high and low words of a * m.
 inline void multiply(Words a, uint64_t m, Words* high, Words* low) {
   Wide pairs;
   std::memcpy(&pairs, &a, sizeof pairs);
@@ -25,7 +25,8 @@ inline void multiply(Words a, uint64_t m, Words* high, Words* low) {
   std::memcpy(low, &lows, sizeof lows);
 }
 
-// Philox4x32-10 (Salmon et al., 2011) of LANES counters: the words of ids 4 * call .. 4 * call + 3, for each call.
+// Philox4x32-10 (Salmon et al., 2011) of LANES counters: the random words of ids 4 * call to 4 * call + 3, for each
+// call.
 inline void philox(Words calls, const Key& key, Words c[4]) {
   c[0] = calls;
   c[1] = Words{} + key.position;
@@ -49,20 +50,21 @@ inline void philox(Words calls, const Key& key, Words c[4]) {
 inline Vec gumbel(Words word) {
   Vec u = __builtin_convertvector(word, Vec) * 0x1p-32f + 0x1p-33f;
   u = u > 1.0f - 0x1p-24f ? broadcast(1.0f - 0x1p-24f) : u;
-  const Vec rest = 1.0f - u;  // rounded: what is lost is put back by the quotient
+  const Vec rest = 1.0f - u;  // rounded; the factor u / part below corrects the error
   const Vec part = rest == 1.0f ? broadcast(1.0f) : 1.0f - rest;
   const Vec e = rest == 1.0f ? u : -log(rest) * (u / part);
   return -log(e);
 }
 
-// Words above these give less noise than `least`; of those that are not, one in 1e5 may too.
+// Returns bounds of random words: a word above its bound gives less noise than `least`. About one in 1e5 of the words
+// below the bound does too.
 inline Words greatest_words(Vec least) {
-  const Vec e = exp(-least), exact = 1.0f - exp(-e) + 1e-6f;  // which is e nearly, and never more, where e is small
+  const Vec e = exp(-least), exact = 1.0f - exp(-e) + 1e-6f;  // nearly e, and never more, if e is small
   const Vec scaled = (e < exact ? e : exact) * (1.0f + 1e-5f) * 0x1p32f + 1.0f;
   return __builtin_convertvector(scaled < 4294967040.0f ? scaled : broadcast(4294967040.0f), Words);
 }
 
-// Noise of ids[i], for `num` ids, rounded up to LANES.
+// Writes the noise of `num` ids, rounded up to a multiple of LANES.
 inline void fill_noise(const Key& key, const int64_t* ids, int64_t num, float* noise) {
   for (int64_t at = 0; at < num; at += LANES) {
     Words calls, which, c[4];

@@ -1,9 +1,8 @@
-// Threads that share out the pieces of one job at a time.
+// A thread pool that runs the pieces of one job at a time.
 //
-// The caller works too and waits for pieces, never for threads: a helper that the operating system has taken off its
-// core costs nothing unless it holds a piece. OpenMP's barrier waits for every thread, and with other busy processes on
-// the machine that took milliseconds. Helpers spin for a moment, so that the kernels of one step find them awake, then
-// sleep and leave their core to others.
+// The caller works too and waits for pieces, never for threads: a helper thread without a core delays the job only if
+// it holds a piece. OpenMP's barrier waits for every thread, which takes milliseconds when other processes are busy on
+// the machine. Helpers spin for a moment, so that they are awake for the next kernel of the step, and then sleep.
 #pragma once
 
 #include <atomic>
@@ -17,7 +16,7 @@
 
 namespace sluice {
 
-constexpr int64_t SMALL = 1 << 15;  // multiply-adds that are not worth another thread's attention
+constexpr int64_t SMALL = 1 << 15;  // multiply-adds below which one thread is faster than several
 
 inline void breathe() {
 #if defined(__x86_64__)
@@ -29,13 +28,13 @@ inline void breathe() {
 
 class Pool {
  public:
-  // The pool of this process. Its threads end with the process: nothing of theirs needs to be saved.
+  // Returns the pool of this process. Its threads end with the process.
   static Pool& instance() {
     static Pool* pool = new Pool();
     return *pool;
   }
 
-  // Threads that take part, the caller's among them. Grows only: a helper above the limit sleeps on.
+  // Sets the number of threads, the caller's included. Threads are never ended: helpers above the limit stay asleep.
   void set_threads(int threads) {
     limit_.store(threads < 1 ? 1 : threads);
     while (static_cast<int>(helpers_.size()) + 1 < threads) {
@@ -47,22 +46,22 @@ class Pool {
 
   int threads() const { return limit_.load(std::memory_order_relaxed); }
 
-  // Calls work(piece) once for each piece in [0, pieces), begun in ascending order; returns when all are done. One
-  // caller at a time.
+  // Calls work(piece) once for each piece in [0, pieces), started in ascending order; returns when all are done. Only
+  // one thread may call it at a time.
   template <typename Work>
   void run(int pieces, const Work& work) {
     if (pieces <= 1 || threads() == 1) {
       for (int piece = 0; piece < pieces; ++piece) work(piece);
       return;
     }
-    const auto ascending = [&](int left) { work(pieces - 1 - left); };  // a ticket counts down
+    const auto ascending = [&](int left) { work(pieces - 1 - left); };  // tickets count down
     call_ = [](const void* context, int left) { (*static_cast<decltype(&ascending)>(context))(left); };
     context_ = &ascending;
     done_.store(0, std::memory_order_relaxed);
     const uint64_t job = (ticket_.load(std::memory_order_relaxed) >> 32) + 1;
     ticket_.store(job << 32 | static_cast<uint64_t>(pieces), std::memory_order_release);
     bell_.fetch_add(1);
-    bell_.notify_all();  // a system call only when somebody sleeps
+    bell_.notify_all();  // a system call only when a helper sleeps
     work_on(job & 0xffffffffu);
     for (int waited = 0; done_.load(std::memory_order_acquire) < pieces; ++waited) {
       if (waited < SPINS) breathe();
@@ -73,8 +72,8 @@ class Pool {
  private:
   static constexpr int SPINS = 4000;  // about 100 µs
 
-  // Takes pieces of `job` while there are any. The count is part of the ticket, so that a helper that wakes late can
-  // never take a piece of another job than the one it looked at.
+  // Takes pieces of `job` until none is left. The job's number is part of the ticket, so that a helper that wakes late
+  // never takes a piece of a later job.
   void work_on(uint64_t job) {
     uint64_t ticket = ticket_.load(std::memory_order_acquire);
     while (ticket >> 32 == job && (ticket & 0xffffffffu) != 0) {

@@ -1,6 +1,7 @@
-// Queries of one sequence, where the keys and values that they see lie in the paged cache, and the scores of the keys.
+// Tiles of queries of one sequence, the addresses of their keys and values in the paged cache, and the scores of keys.
 //
-// A score is one sum in one order, whether few queries meet the keys as they lie or many meet them laid side by side.
+// Each score is one sum in one fixed order. Few queries read the keys from the cache; for many queries the keys are
+// transposed first. Both ways give the same bits.
 #pragma once
 
 #include <algorithm>
@@ -11,11 +12,11 @@ namespace sluice {
 
 constexpr int KEYS = 32;
 constexpr int MAX_DIM = 256;
-constexpr int QUERIES = 16;                  // query rows that share a look-up of keys and values
-constexpr int SHARING = 4;                   // of these, rows that share a load of values
-constexpr int WIDEST = LANES == 16 ? 8 : 4;  // vectors of values that one or two rows share at once; more rows half
-constexpr int PAIR = 2;                      // and rows that share a load of keys
-constexpr int TURNING = 6;                   // queries from which on it pays to lay keys side by side first
+constexpr int QUERIES = 16;                  // query rows of a tile: they share a look-up of keys and values
+constexpr int SHARING = 4;                   // query rows that share a load of values
+constexpr int WIDEST = LANES == 16 ? 8 : 4;  // vectors of values in registers for one or two rows; half for more rows
+constexpr int PAIR = 2;                      // query rows that share a load of keys
+constexpr int TURNING = 6;                   // the fewest queries for which transposing the keys first is faster
 
 template <typename Element>
 struct Attention {
@@ -25,49 +26,49 @@ struct Attention {
   int64_t kv_heads, heads, dim;
   const int32_t* tables;  // [rows, table_width]
   int64_t table_width;
-  const int64_t* firsts;    // [rows] first token of each row
-  const int64_t* counts;    // [rows] its tokens in this step
-  const int64_t* contexts;  // [rows] tokens that exist after this step's write
+  const int64_t* firsts;    // [rows] index of the row's first token
+  const int64_t* counts;    // [rows] number of the row's tokens in this step
+  const int64_t* contexts;  // [rows] length of the sequence after this step's write
   int64_t rows;
-  const int64_t* positions;  // [T] of each token in its sequence
-  const int32_t* paths;  // of rows with a tree: [counts, counts] each, by depth the tokens that each one sees; or null
-  const int64_t* path_begins;  // [rows] where a row's paths begin, -1 without; or null
-  int64_t window;              // keys visible to a query, itself included; 0: all
+  const int64_t* positions;    // [T] position of each token in its sequence
+  const int32_t* paths;        // [counts, counts] for each row with a draft tree: by depth, the visible tokens; or null
+  const int64_t* path_begins;  // [rows] offset of the row's paths, -1 without a tree; or null
+  int64_t window;              // keys visible to a query, its own included; 0: all
   float scale;
-  float cap;                     // scores become cap · tanh(score / cap); 0: as they are
-  const float* sinks = nullptr;  // [heads] scores of a key that each query sees and that has no value; or null
+  float cap;                     // scores become cap · tanh(score / cap); 0: no cap
+  const float* sinks = nullptr;  // [heads] score of an extra key without a value, visible to each query; or null
   float* out;                    // [T, heads, dim], tokens out_stride apart
   int64_t out_stride;
 };
 
-// Up to QUERIES query heads of one sequence that use one head of keys: consecutive in (token, head of the group).
+// Up to QUERIES query heads of one sequence that use the same key head, consecutive in (token, head of the group).
 struct QueryTile {
   int count;
   const float* q[QUERIES];
   float* out[QUERIES];
   int64_t begin[QUERIES], end[QUERIES];  // visible keys
-  const int32_t* path[QUERIES];          // where there is a tree, from position `start` on: see Attention
-  float sink[QUERIES];                   // of its head; minus infinity without
-  int64_t start;  // of all keys before it, and of none behind it, queries with a path see the same
+  const int32_t* path[QUERIES];          // the query's path from position `start` on (Attention.paths); or null
+  float sink[QUERIES];                   // the sink of the query's head; minus infinity without one
+  int64_t start;                         // the row's first position in this step: paths differ from here on only
 };
 
-// Where the keys and values of one head lie, KEYS of them at a time.
+// The addresses of KEYS consecutive keys and values of one head.
 template <typename Element>
 struct KeyBlock {
   const Element* keys[KEYS];
   const Element* values[KEYS];
-  const Element* const* ahead;  // the keys that are met after these; if there are none, these
+  const Element* const* ahead;  // the keys of the next block, to prefetch; these keys if there is no next block
   int num;
 
-  // Positions [from, from + KEYS) of a sequence, of which [begin, end) exist. The others repeat a neighbour: keys
-  // before a window may lie in blocks that were given back, and none of these is to be looked at. With a path what is
-  // at `start` and behind it lies where the path says, in ascending order too.
+  // Finds positions [from, from + KEYS) of a sequence, of which [begin, end) are readable. The others repeat the
+  // nearest readable position, since keys before a window may lie in blocks that were freed. With a path, the path
+  // gives the positions from `start` on; they ascend too.
   void find(const Attention<Element>& job, const int32_t* table, int64_t kv_head, int64_t from, int64_t begin,
             int64_t end, const int32_t* path, int64_t start) {
     const int64_t size = job.cache.block_size;
     num = static_cast<int>(std::min<int64_t>(KEYS, end - from));
     ahead = keys;
-    int64_t first = 0, past = 0;  // positions of the block that `of` is in
+    int64_t first = 0, past = 0;  // positions [first, past) of the cache block that starts at `of`
     const Element* of = nullptr;
     for (int j = 0; j < KEYS; ++j) {
       int64_t position = std::min(std::max(from + j, begin), end - 1);
@@ -82,14 +83,14 @@ struct KeyBlock {
   }
 };
 
-// Has the line that numbers begin brought into the cache; what is not the first vector of a line does nothing.
+// Prefetches the cache line at from + at; does nothing unless `at` is the start of a line.
 template <typename Element>
 inline void fetch(const Element* from, int64_t at) {
   if (at * sizeof(Element) % LINE == 0) __builtin_prefetch(from + at);
 }
 
-// Scores of ROWS queries, a power of two; fetches the values. Each is a dot product in LANES chains whose ends are
-// added by `sums`, whether the vectors of one call belong to LANES keys of one query or to fewer keys of several.
+// Computes the scores of ROWS queries, a power of two, and prefetches the values. Each score is a dot product in LANES
+// chains, which `sums` adds; one call of `sums` takes LANES keys of one query, or LANES / ROWS keys of each.
 template <int ROWS, typename Element>
 inline void score_keys(const float* const* q, const KeyBlock<Element>& block, int64_t dim, float scale,
                        float (*scores)[KEYS]) {
@@ -112,7 +113,7 @@ inline void score_keys(const float* const* q, const KeyBlock<Element>& block, in
   }
 }
 
-// A block's keys with their positions side by side: turned [dim, KEYS].
+// Transposes the keys of a block: turned [dim, KEYS].
 template <typename Element>
 inline void turn(const KeyBlock<Element>& block, int64_t dim, float* turned) {
   for (int from = 0; from < KEYS; from += LANES)
@@ -124,8 +125,8 @@ inline void turn(const KeyBlock<Element>& block, int64_t dim, float* turned) {
     }
 }
 
-// Products of ROWS queries with two vectors of turned keys: LANES chains, whose ends are added in the order of `sums`,
-// so that the result is that of `score_keys` to the bit. STEP and lane: of the chains that are added here.
+// Multiplies ROWS queries by two vectors of transposed keys: LANES chains, which are added in the order of `sums`, so
+// that the result equals that of `score_keys` to the bit. Computes the sum of chains lane, lane + STEP, …
 template <int ROWS, int STEP = 1>
 [[gnu::always_inline]] inline void multiply_turned(const float* const* q, const float* turned, int64_t dim, int lane,
                                                    Vec (*to)[2]) {
@@ -157,7 +158,7 @@ inline void score_turned(const float* const* q, const float* turned, int64_t dim
   }
 }
 
-// Scores of queries [first, last) of a tile.
+// Computes the scores of queries [first, last) of a tile.
 template <typename Element>
 inline void score(const Attention<Element>& job, const QueryTile& tile, int first, int last,
                   const KeyBlock<Element>& block, float (*scores)[KEYS]) {

@@ -1,4 +1,4 @@
-// The sampler's part of the module; kernels/cpu/sampling.py says what its arguments mean and checks them.
+// The sampler's methods of the module; kernels/cpu/sampling.py documents and checks their arguments.
 #include "sampling_methods.h"
 
 #include "choice.h"

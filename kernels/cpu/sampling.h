@@ -1,9 +1,9 @@
-// Logits to tokens, row by row: truncation and Gumbel-max as kernels/reference/sampling.py has them, noise as
+// Samples one token per row of logits: truncation and Gumbel-max as in kernels/reference/sampling.py, noise as in
 // kernels/reference/philox.py.
 //
-// A row's token depends on that row alone, which is computed in one fixed order. Noise words are those of the twin to
-// the bit; logarithms are not, so that tokens may differ where the two best scores differ by less than 1e-5. Ids that
-// cannot win with the noise that their word gives are left out before any logarithm is taken.
+// A row's token depends on that row alone, which is computed in one fixed order. The random words equal those of the
+// reference to the bit; the logarithms do not, so that tokens may differ where the two best scores differ by less than
+// 1e-5. Ids whose random word cannot make them win are skipped before any logarithm is computed.
 #pragma once
 
 #include <algorithm>
@@ -15,17 +15,17 @@
 
 namespace sluice {
 
-constexpr int64_t GROUP = 4 * LANES;  // ids whose words one turn of Philox gives
+constexpr int64_t GROUP = 4 * LANES;  // ids whose random words one call of `philox` computes
 
 struct Sampling {
   const float *temperature, *top_p, *min_p, *typical_p;  // [rows]
   const int64_t *top_k, *seeds, *positions, *outputs;    // [rows]
-  int64_t* ids;                                          // [rows], -1 for a row of no usable number
+  int64_t* ids;                                          // [rows], -1 for a row without a usable logit
 };
 
 inline int64_t padded(int64_t num, int64_t to) { return (num + to - 1) / to * to; }
 
-// The best of what was met so far; the lowest id of equals.
+// The best score so far and its id; the lowest id of equal scores.
 struct Best {
   float score = -INFINITE;
   int64_t id = -1;
@@ -35,7 +35,7 @@ struct Best {
   }
 };
 
-// Scores of the ids of group `group` whose words are not above `most`.
+// Compares `best` with the ids of group `group` whose random words are at most `most`.
 inline void meet_group(const Key& key, const float* scaled, int64_t group, uint32_t most, Best& best) {
   Words calls, c[4];
   for (int lane = 0; lane < LANES; ++lane) calls[lane] = static_cast<uint32_t>(group * LANES + lane);
@@ -52,10 +52,10 @@ inline void meet_group(const Key& key, const float* scaled, int64_t group, uint3
   }
 }
 
-// Gumbel-max over all ids: first where the likeliest is, then wherever a score could be better than the best so far.
+// Gumbel-max over all ids: first the group with the greatest logit, then each group that could beat the best so far.
 inline int64_t draw_from_all(const Key& key, Scratch& s) {
   const int64_t groups = static_cast<int64_t>(s.scaled.size()) / GROUP;
-  s.values.assign(padded(groups, LANES), -INFINITE);  // greatest of each group
+  s.values.assign(padded(groups, LANES), -INFINITE);  // greatest scaled logit of each group
   int64_t first = 0;
   for (int64_t group = 0; group < groups; ++group) {
     const float* from = s.scaled.data() + group * GROUP;
@@ -85,7 +85,7 @@ inline int64_t draw_from_kept(const Key& key, Scratch& s) {
   return best.id;
 }
 
-// The greatest logit; NaN if one is NaN or infinite.
+// Returns the greatest logit; NaN if any logit is NaN or plus infinity.
 inline float peak_of(const float* logits, int64_t num) {
   Vec peak = broadcast(-INFINITE);
   IntVec bad = {};
@@ -104,12 +104,12 @@ inline float peak_of(const float* logits, int64_t num) {
   return is_bad ? std::numeric_limits<float>::quiet_NaN() : found;
 }
 
-// What is left of logits when the peak is 0 and the temperature 1, and e to the power of it where that is asked for.
+// Computes scaled = (logits - peak) / temperature, and weights = e^scaled if `weighs`.
 inline void scale(const float* logits, int64_t num, float peak, float temperature, bool weighs, Scratch& s) {
   s.scaled.resize(padded(num, GROUP));
   float* scaled = s.scaled.data();
   const float by = 1.0f / temperature;
-  if (by < INFINITE) {  // a product is ten times as fast as a quotient
+  if (by < INFINITE) {  // a multiplication is ten times as fast as a division
     int64_t i = 0;
     for (; i + LANES <= num; i += LANES) store(scaled + i, (load(logits + i) - peak) * by);
     for (; i < num; ++i) scaled[i] = (logits[i] - peak) * by;
@@ -123,7 +123,7 @@ inline void scale(const float* logits, int64_t num, float peak, float temperatur
     store(s.weights.data() + i, exp(load(scaled + i)));
 }
 
-// The first of `num` logits that is `peak`, which one is.
+// Returns the first index whose logit equals `peak`; there must be one.
 inline int64_t first_of(const float* logits, int64_t num, float peak) {
   int64_t i = 0;
   for (; i + LANES <= num; i += LANES)
@@ -132,7 +132,7 @@ inline int64_t first_of(const float* logits, int64_t num, float peak) {
   return i;
 }
 
-// The least scaled logit that top-k, top-p and min-p keep.
+// Returns the least scaled logit that top-k, top-p and min-p keep.
 inline float floor_of(const Sampling& job, int64_t row, int64_t vocab, Scratch& s) {
   const int64_t top_k = job.top_k[row] < vocab ? job.top_k[row] : 0;
   float floor = top_k > 0 ? kth(s, top_k, vocab) : -INFINITE;
@@ -140,7 +140,7 @@ inline float floor_of(const Sampling& job, int64_t row, int64_t vocab, Scratch& 
   return job.min_p[row] > 0.0f ? std::max(floor, std::log(job.min_p[row])) : floor;
 }
 
-// The token of logits [vocab] by the parameters of `row`; -1 if there is no usable number.
+// Samples a token from logits [vocab] with the parameters of `row`; -1 if no logit is usable.
 inline int64_t sample_row(const Sampling& job, int64_t row, const float* logits, int64_t vocab, Scratch& s) {
   const float peak = peak_of(logits, vocab);
   if (!(peak > -INFINITE)) return -1;

@@ -1,4 +1,4 @@
-// What sampling.cpp adds to the module, which thereby has one pool of threads.
+// The methods that sampling.cpp adds to the module, so that sampling shares the module's thread pool.
 #pragma once
 
 #include "call.h"

@@ -1,5 +1,5 @@
-// Log probabilities and ranks of tokens and their rivals, row by row, as kernels/reference/scores.py has them. Ranks
-// are of the logits; equal ones are listed lowest id first.
+// Log probabilities and ranks of tokens and of their alternatives, row by row, as in kernels/reference/scores.py. Ranks
+// order the logits; of equal logits the lowest id comes first.
 #pragma once
 
 #include <algorithm>
@@ -15,10 +15,10 @@
 namespace sluice {
 
 struct Scoring {
-  const int64_t* nums;    // [rows]
+  const int64_t* nums;    // [rows] how many of the likeliest ids to return
   int64_t width;          // the greatest of nums
-  Listed pairs;           // of a row and an id
-  const int64_t* others;  // [pairs]
+  Listed pairs;           // rows of the ids in `others`
+  const int64_t* others;  // [pairs] further ids to score
   float* logprobs;        // [rows]
   int64_t* ranks;         // [rows]
   int64_t* top_ids;       // [rows, width]
@@ -29,7 +29,7 @@ struct Scoring {
 
 using Heap = std::vector<std::pair<float, int64_t>>;
 
-// log of the sum of e^logit: its largest part, and what comes on top of that.
+// log of the sum of e^logit, as the greatest logit plus a rest.
 struct Norm {
   float peak, rest;
 
@@ -58,7 +58,7 @@ inline int64_t rank_of(const float* logits, int64_t num, float value) {
   return rank;
 }
 
-// The k likeliest: a heap with the least likely in front, passed by whatever is no better.
+// Finds the k likeliest ids with a heap whose front is the least likely of them.
 inline void find_top(const float* logits, int64_t num, int64_t k, Heap& heap) {
   const auto better = [](const auto& a, const auto& b) {
     return a.first > b.first || (a.first == b.first && a.second < b.second);
@@ -80,7 +80,7 @@ inline void find_top(const float* logits, int64_t num, int64_t k, Heap& heap) {
   std::sort_heap(heap.begin(), heap.end(), better);
 }
 
-// The likeliest ids of row `at`, and those that it asks for.
+// Scores the likeliest ids of row `at` and the ids that its request names.
 inline void score_rivals(const Scoring& job, int64_t at, const float* logits, int64_t vocab, Norm norm, Heap& heap) {
   if (job.nums[at] > 0) {
     find_top(logits, vocab, job.nums[at], heap);
@@ -97,7 +97,7 @@ inline void score_rivals(const Scoring& job, int64_t at, const float* logits, in
   }
 }
 
-// The token of row `at`; nothing if it has none.
+// Scores the token of row `at`; minus infinity and rank 0 if it has none (id < 0).
 inline void score_own(const Scoring& job, int64_t at, const float* logits, int64_t vocab, Norm norm, int64_t id) {
   job.logprobs[at] = id < 0 ? BARRED : norm.logprob(logits[id]);
   job.ranks[at] = id < 0 ? 0 : rank_of(logits, vocab, logits[id]);

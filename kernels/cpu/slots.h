@@ -1,7 +1,7 @@
-// The cache: where keys and values lie, in which number formats, and how those of a step get there.
+// The paged cache of keys and values: its layout, its number formats, and the writing of a step's keys and values.
 //
-// float32; bfloat16, rounded to the nearest; 8 bits, whose scale (float32: the head's greatest number / 127) lies in
-// the four bytes behind the levels, so that whatever moves a slot moves its scale.
+// The formats are float32, bfloat16 (rounded to nearest) and int8. The scale of an int8 head (float32, the greatest
+// magnitude / 127) lies in the four bytes behind its numbers, so that a copy of a slot copies the scale too.
 #pragma once
 
 #include <algorithm>
@@ -15,20 +15,20 @@ namespace sluice {
 template <typename Element>
 constexpr bool IS_SCALED = sizeof(Element) == 1;
 
-// Elements of one head's key or value.
+// Returns the number of elements of one head's key or value.
 template <typename Element>
 constexpr int64_t width(int64_t dim) {
   return dim + (IS_SCALED<Element> ? sizeof(float) : 0);
 }
 
-// A layer's blocks, in whatever order of bytes kernels/layout/layout.py chose. Strides are of elements.
+// The blocks of one layer, in the layout that kernels/layout/layout.py chose. Strides count elements.
 template <typename Element>
 struct Cache {
   Element* first;
   int64_t block_size;                // tokens
   int64_t block, token, half, head;  // strides; half: from a key to its value
 
-  // The key of one head; its value lies `half` behind it.
+  // Returns the key of one head; its value lies `half` elements behind it.
   Element* key(int64_t block_id, int64_t within, int64_t head_id) const {
     return first + block_id * block + within * token + head_id * head;
   }
@@ -42,7 +42,7 @@ inline float scale_of(const int8_t* levels, int64_t dim) {
 
 inline void put(float* to, const float* from, int64_t dim) { std::memcpy(to, from, dim * sizeof(float)); }
 
-// Calls work(vector, at) for each vector of `num` numbers; what is missing of the last is zeros.
+// Calls work(vector, at) for each vector of `num` numbers; the last one is padded with zeros.
 template <typename Work>
 inline void each_vector(const float* from, int64_t num, const Work& work) {
   int64_t at = 0;
@@ -53,7 +53,7 @@ inline void each_vector(const float* from, int64_t num, const Work& work) {
   work(load(rest), at);
 }
 
-// Vectors of Element, the last of which may have lanes too many.
+// Stores the first `num` lanes of a vector, or all lanes if `num` is greater.
 template <typename Element, typename Lanes>
 inline void store_first(Element* to, Lanes v, int64_t num) {
   if (num >= LANES) return store(to, v);
@@ -66,7 +66,7 @@ inline void put(uint16_t* to, const float* from, int64_t dim) {
   each_vector(from, dim, [&](Vec v, int64_t d) { store_first(to + d, v, dim - d); });
 }
 
-// A NaN or an infinity makes the scale NaN: whoever attends to it learns that something is broken.
+// A NaN or an infinity makes the scale NaN, so that attention to this slot gives NaN instead of a wrong number.
 inline void put(int8_t* to, const float* from, int64_t dim) {
   Vec most{}, odd{};
   each_vector(from, dim, [&](Vec v, int64_t) { most = greater(most, absolute(v)), odd += v * 0.0f; });
@@ -79,11 +79,11 @@ inline void put(int8_t* to, const float* from, int64_t dim) {
   std::memcpy(to + dim, &scale, sizeof scale);
 }
 
-// Rows of states into their slots, rounded to bfloat16.
+// Writes rows of hidden states to their slots, rounded to bfloat16.
 struct Keep {
   const float* states;  // [T, width]
   int64_t tokens, width;
-  uint16_t* table;  // [slots, stride], from the column where they go
+  uint16_t* table;  // [slots, stride], starting at the first column to write
   int64_t stride;
   const int64_t* slots;  // [T]
 };
@@ -96,12 +96,12 @@ inline void run(const Keep& job) {
 template <typename Element>
 struct RotateAndWrite {
   float* heads;      // [T, num_heads + kv_heads (keys) + kv_heads (values), dim]: queries and keys rotated in place
-  int64_t stride;    // of tokens
+  int64_t stride;    // from one token to the next
   const float* cis;  // [T, dim / 2] complex
   int64_t tokens, num_heads, kv_heads, dim;
   Cache<Element> cache;
-  const int64_t* slots;          // [T] where each token's keys and values go
-  const float* norms = nullptr;  // [num_heads + kv_heads, dim] or null: queries and keys are normed by it before
+  const int64_t* slots;          // [T] the slot of each token's keys and values
+  const float* norms = nullptr;  // [num_heads + kv_heads, dim] weights of RMS norms applied before rotation; or null
   float eps = 0.0f;
 };
 
@@ -113,7 +113,7 @@ inline void norm_heads(float* x, const float* norms, int64_t heads, int64_t dim,
   }
 }
 
-// The first or the second lane of each pair, twice; pairs the other way round.
+// `firsts` and `seconds` repeat the first or second lane of each pair; `turned_round` swaps the lanes of each pair.
 template <int... LANE>
 inline Vec firsts(Vec v, std::integer_sequence<int, LANE...>) {
   return __builtin_shufflevector(v, v, (LANE & ~1)...);
@@ -134,7 +134,7 @@ inline Vec signs(std::integer_sequence<int, LANE...>) {
   return Vec{(LANE % 2 == 0 ? -1.0f : 1.0f)...};
 }
 
-// Heads [heads, dim], whose pairs are complex numbers, times cis [dim / 2].
+// Multiplies heads [heads, dim], whose pairs are complex numbers, by cis [dim / 2] in place.
 inline void rotate(float* x, const float* cis, int64_t heads, int64_t dim) {
   constexpr auto lanes = std::make_integer_sequence<int, LANES>();
   int64_t d = 0;

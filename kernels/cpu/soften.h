@@ -1,6 +1,6 @@
-// Soft-caps (Bello et al. 2016; Gemma 2): x becomes cap · tanh(x / cap), of attention's scores and of logits.
+// Soft-capping (Bello et al. 2016; Gemma 2) of attention scores and logits: x becomes cap · tanh(x / cap).
 //
-// What becomes of a number depends on nothing but itself: the end of a row is computed as a whole vector, too.
+// The result of a number depends on that number only: the end of a row is computed as a whole vector, too.
 #pragma once
 
 #include <algorithm>
@@ -11,7 +11,7 @@ namespace sluice {
 
 inline Vec softened(Vec x, float cap) { return tanh(x / cap) * cap; }
 
-// In place. Not inlined: without a cap the code around it stays as it is.
+// Caps `num` numbers in place. Not inlined, so that models without a cap keep the same code around the call.
 [[gnu::noinline]] inline void soften(float* x, int64_t num, float cap) {
   int64_t i = 0;
   for (; i + LANES <= num; i += LANES) store(x + i, softened(load(x + i), cap));

@@ -1,8 +1,8 @@
-// Attention's products by tiles, over keys and values in bfloat16: queries and softmax's weights are rounded to it,
-// too.
+// The matrix products of attention in AMX tiles, over bfloat16 keys and values. Queries and softmax weights are
+// rounded to bfloat16 too.
 //
-// Scores come as keys by queries, since keys lie in the cache as a tile wants its rows; values are laid two by two.
-// What one query computes depends on no other, as rows and columns of tiles do not mix.
+// Scores are computed as [keys, queries], since keys lie in the cache as rows of a tile; values are interleaved in
+// pairs. A query's result depends on no other query, as rows and columns of tiles are independent.
 #pragma once
 
 #include "queries.h"
@@ -12,7 +12,7 @@ namespace sluice {
 
 #if defined(__AMX_BF16__)
 
-constexpr int64_t NUMBERS = LINE / 2;  // of a line: head sizes must be multiples of it
+constexpr int64_t NUMBERS = LINE / 2;  // bfloat16 numbers of a cache line; head sizes must be multiples of it
 
 static_assert(KEYS == BLOCK && QUERIES == TILE_ROWS && LANES == TILE_ROWS);
 
@@ -30,7 +30,7 @@ class ByTiles {
     }
   }
 
-  // Scores of queries [first, last); fetches the values.
+  // Computes the scores of queries [first, last) and prefetches the values.
   void score(int first, int last, const KeyBlock<uint16_t>& block, float (*scores)[KEYS]) {
     const KeyRows lower = rows(block.keys), upper = rows(block.keys + TILE_ROWS);
     clear_tile<SCORES>(), clear_tile<SCORES + 1>();
@@ -50,7 +50,7 @@ class ByTiles {
     }
   }
 
-  // acc [QUERIES, dim] += weights of queries [first, last) · values. Fetches the keys that are met next.
+  // acc [QUERIES, dim] += weights of queries [first, last) · values. Prefetches the keys of the next block.
   void add_values(int first, int last, const KeyBlock<uint16_t>& block, const float (*weights)[KEYS], float* acc) {
     alignas(64) float narrow[QUERIES * LANES] = {};
     for (int r = first; r < last; ++r) store(narrow + r * LANES, rounded(weights[r], weights[r] + LANES));
@@ -63,7 +63,7 @@ class ByTiles {
   }
 
  private:
-  static constexpr int WEIGHT = 2, VALUE = 3, SCORES = 4, KEY = 6, QUERY = 7;  // tiles; 0 and 1 are sums of values
+  static constexpr int WEIGHT = 2, VALUE = 3, SCORES = 4, KEY = 6, QUERY = 7;  // tiles; 0 and 1 hold sums of values
 
   struct KeyRows {
     const uint16_t* first;
@@ -74,12 +74,12 @@ class ByTiles {
     return {count, count, count, TILE_ROWS, TILE_ROWS, TILE_ROWS, TILE_ROWS, TILE_ROWS};
   }
 
-  // Two vectors as the 32 numbers of a line.
+  // Rounds two vectors to the 32 bfloat16 numbers of a cache line.
   static Vec rounded(const float* lower, const float* upper) {
     return (Vec)_mm512_cvtne2ps_pbh((__m512)load(upper), (__m512)load(lower));
   }
 
-  // A tile's rows of keys; where they do not lie at even distances, side by side.
+  // Returns the keys as rows of a tile; copies them side by side unless they lie at a constant stride.
   KeyRows rows(const uint16_t* const* keys) {
     bool is_even = true;
     for (int j = 1; j < TILE_ROWS; ++j) is_even &= keys[j] - keys[j - 1] == token_;
@@ -89,7 +89,7 @@ class ByTiles {
     return {to, dim_ * 2};
   }
 
-  // Numbers of two rows in turn.
+  // Interleaves the numbers of two rows.
   void lay(const uint16_t* one, const uint16_t* other, uint16_t* to) const {
     alignas(64) static constexpr uint16_t TURNS[2][NUMBERS] = {
         {0, 32, 1, 33, 2,  34, 3,  35, 4,  36, 5,  37, 6,  38, 7,  39,
@@ -104,7 +104,7 @@ class ByTiles {
     }
   }
 
-  // From number `d` of the heads on.
+  // Adds weights · values for the LANES columns from `d` on.
   template <int SUM>
   void add(float* acc, int64_t d) const {
     load_tile<SUM>(acc + d, dim_ * 4), load_tile<VALUE>(values_ + d * 2, dim_ * 4);
@@ -117,8 +117,8 @@ class ByTiles {
   int64_t token_;
   int laid_ = 0;
   Tiles tiles_;
-  alignas(64) float queries_[MAX_DIM / 2 * LANES];      // [dim / 2, QUERIES] words
-  alignas(64) uint16_t keys_[2 * TILE_ROWS * MAX_DIM];  // of two tiles, where they had to be laid out
+  alignas(64) float queries_[MAX_DIM / 2 * LANES];      // [dim / 2, QUERIES] pairs of bfloat16
+  alignas(64) uint16_t keys_[2 * TILE_ROWS * MAX_DIM];  // copies of the keys of two tiles, if `rows` made them
   alignas(64) uint16_t values_[KEYS * MAX_DIM];         // [KEYS / 2, dim, 2]
 };
 

@@ -1,5 +1,5 @@
-// Which ids a row keeps: top-k, top-p and min-p as a floor under its scaled logits, typical-p as a band, as
-// kernels/reference/sampling.py has them. Only the likely ids are looked at as long as these decide.
+// Truncation of one row, as in kernels/reference/sampling.py: top-k, top-p and min-p give a least scaled logit that is
+// kept, typical-p a band of them. Unlikely ids are examined only if the likely ones do not decide.
 #pragma once
 
 #include <algorithm>
@@ -15,20 +15,20 @@
 namespace sluice {
 
 constexpr float INFINITE = std::numeric_limits<float>::infinity();
-constexpr int64_t FEW = 64;         // are sorted
-constexpr float NEAR = 16.0f;       // where nearly all of the mass is
-constexpr float FARTHEST = 104.0f;  // e to the power of what is lower is 0
-constexpr int64_t HEAP = 128;       // up to so many are found by one pass with a heap
+constexpr int64_t FEW = 64;         // up to this many candidates are sorted; more are bisected first
+constexpr float NEAR = 16.0f;       // distance within which nearly all of the mass lies
+constexpr float FARTHEST = 104.0f;  // distance beyond which e^-distance is 0 in float32
+constexpr int64_t HEAP = 128;       // greatest k for which `kth` uses a heap
 
-// What one row needs in passing; kept from row to row.
+// Buffers of one row, reused for the next.
 struct Scratch {
-  std::vector<float> scaled, weights, distances;  // padded to whole vectors: -inf, 0, inf
+  std::vector<float> scaled, weights, distances;  // padded to whole vectors with -inf, 0 and inf
   std::vector<float> values, noise;
   std::vector<int64_t> kept;
   std::vector<std::pair<float, int64_t>> band;  // distances and ids
 };
 
-// The k-th largest scaled logit, 0 < k < num.
+// Returns the k-th largest scaled logit, 0 < k < num.
 inline float kth(Scratch& s, int64_t k, int64_t num) {
   const float* from = s.scaled.data();
   if (k > HEAP) {
@@ -52,7 +52,7 @@ inline float kth(Scratch& s, int64_t k, int64_t num) {
   return s.values.front();
 }
 
-// How much weight, and how many ids, lie within `reach`.
+// Returns the weight and the number of the ids whose distance is at most `reach`.
 inline std::pair<double, int64_t> within(const Scratch& s, float reach) {
   Sums sums;
   int64_t count = 0;
@@ -64,8 +64,8 @@ inline std::pair<double, int64_t> within(const Scratch& s, float reach) {
   return {sums.all(), count};
 }
 
-// The distance up to which all ids are kept, where `share` of the weight is to be reached with the nearest. Those
-// beyond it that are kept too are left in `band`, nearest first, the lowest id of equals first. Bisection leaves few to
+// Keeps the nearest ids until they hold `share` of the weight. Returns the distance up to which all ids are kept, and
+// leaves the kept ids beyond it in `band`, nearest first, the lowest id of equals first. Bisection leaves few ids to
 // sort.
 inline float nearest(Scratch& s, double share) {
   const double enough = share * total(s.weights.data(), static_cast<int64_t>(s.weights.size()));
@@ -77,7 +77,7 @@ inline float nearest(Scratch& s, double share) {
   if (mass_high < enough) high = FARTHEST, num_high = within(s, high).second;
   while (num_high - num_low > FEW) {
     const float middle = 0.5f * (low + high);
-    if (!(low < middle && middle < high)) break;  // as many equals
+    if (!(low < middle && middle < high)) break;  // the ids left have the same distance
     const auto [mass, count] = within(s, middle);
     if (mass < enough) low = middle, before = mass, num_low = count;
     else high = middle, num_high = count;
@@ -97,13 +97,13 @@ inline float nearest(Scratch& s, double share) {
   return low;
 }
 
-// Drops the weight of whatever is below `floor`.
+// Sets the weights of ids below `floor` to 0.
 inline void weigh_from(Scratch& s, float floor) {
   for (int64_t at = 0; at < static_cast<int64_t>(s.scaled.size()); at += LANES)
     store(s.weights.data() + at, load(s.scaled.data() + at) >= floor ? load(s.weights.data() + at) : Vec{});
 }
 
-// The least scaled logit of the nucleus of what is at `floor` or above; equals of the last are kept by it too.
+// Returns the least scaled logit of the nucleus (top-p) of the ids at `floor` or above; ids equal to it are kept too.
 inline float top_p_floor(Scratch& s, float floor, double share) {
   if (floor > -INFINITE) weigh_from(s, floor);
   s.distances.resize(s.scaled.size());
@@ -115,8 +115,8 @@ inline float top_p_floor(Scratch& s, float floor, double share) {
   return -(s.band.empty() ? all : s.band.back().first);
 }
 
-// Leaves in `kept` what is locally typical (Meister et al. 2022) of the ids at `floor` or above: those whose surprise
-// is nearest to the entropy of them all, until their mass reaches `share`.
+// Leaves in `kept` the locally typical ids (Meister et al. 2022) at `floor` or above: those whose surprise is nearest
+// to the entropy, until their mass reaches `share`.
 inline void find_typical(Scratch& s, float floor, double share) {
   weigh_from(s, std::max(floor, -FARTHEST));
   const int64_t num = static_cast<int64_t>(s.scaled.size());
@@ -125,7 +125,7 @@ inline void find_typical(Scratch& s, float floor, double share) {
     const Vec weights = load(s.weights.data() + at), scaled = load(s.scaled.data() + at);
     sums.add(weights > 0.0f ? weights * scaled : Vec{});
   }
-  const float centre = static_cast<float>(sums.all() / total(s.weights.data(), num));  // of the mean surprise
+  const float centre = static_cast<float>(sums.all() / total(s.weights.data(), num));  // scaled logit of mean surprise
   s.distances.resize(num);
   for (int64_t at = 0; at < num; at += LANES) {
     const Vec here = load(s.scaled.data() + at), off = here - centre;

@@ -1,8 +1,8 @@
-// One vector type of the instruction set that this file is compiled for, and what the kernels do with it.
+// The vector type of the instruction set that this file is compiled for, and the operations on it.
 //
-// GCC's vector extension, which clang shares, so that the same source is built once for each instruction set;
-// intrinsics only where numbers are widened or narrowed, which GCC 12 takes apart lane by lane. Every sum has one fixed
-// order, whatever is computed beside it.
+// Uses the vector extension of GCC and clang, so that one source is built once for each instruction set. Intrinsics
+// stand only where numbers are widened or narrowed, which GCC 12 otherwise compiles lane by lane. Every sum has one
+// fixed order, which does not depend on the rest of the batch.
 #pragma once
 
 #include <immintrin.h>
@@ -16,12 +16,12 @@ namespace sluice {
 
 #if defined(__AVX512F__)
 constexpr int LANES = 16;
-constexpr uint16_t ALL = 0xffff;  // lanes; forms without a mask make GCC 12 warn of what is not so
+constexpr uint16_t ALL = 0xffff;  // mask of all lanes; intrinsics without a mask cause false warnings of GCC 12
 #else
 constexpr int LANES = 8;
 #endif
 
-constexpr int64_t LINE = 64;  // bytes that one fetch from memory brings
+constexpr int64_t LINE = 64;  // bytes of a cache line
 
 typedef float Vec __attribute__((vector_size(LANES * 4)));
 typedef int32_t IntVec __attribute__((vector_size(LANES * 4)));
@@ -32,7 +32,7 @@ inline Vec load(const float* from) {
   return v;
 }
 
-// bfloat16: the upper half of a float32.
+// Loads bfloat16 numbers: each is the upper half of a float32.
 inline Vec load(const uint16_t* from) {
 #if defined(__AVX512F__)
   const __m256i halves = _mm256_loadu_si256(reinterpret_cast<const __m256i*>(from));
@@ -57,7 +57,7 @@ inline Vec load(const int8_t* from) {
 
 inline void store(float* to, Vec v) { std::memcpy(to, &v, sizeof v); }
 
-// Rounded to bfloat16, halves to even. NaN stays NaN.
+// Rounds to bfloat16, ties to even, and stores. NaN stays NaN.
 inline void store(uint16_t* to, Vec v) {
   IntVec bits;
   std::memcpy(&bits, &v, sizeof bits);
@@ -70,7 +70,7 @@ inline void store(uint16_t* to, Vec v) {
 #endif
 }
 
-// The lower bytes.
+// Stores the low byte of each lane.
 inline void store(int8_t* to, IntVec v) {
 #if defined(__AVX512F__)
   _mm_storeu_si128(reinterpret_cast<__m128i*>(to), _mm512_maskz_cvtepi32_epi8(ALL, (__m512i)v));
@@ -81,7 +81,7 @@ inline void store(int8_t* to, IntVec v) {
 #endif
 }
 
-// The nearest integers of numbers below 2^22, halves to even: the sum's last bit is the unit there.
+// Rounds numbers below 2^22 to the nearest integers, ties to even: adding 1.5 · 2^23 leaves no bits below the unit.
 inline IntVec nearest(Vec x) {
   const Vec unit = Vec{} + 12582912.0f, shifted = x + unit;
   IntVec bits, base;
@@ -90,8 +90,8 @@ inline IntVec nearest(Vec x) {
   return bits - base;
 }
 
-// A load from memory does it all. `Vec{} + x` would be a sum, for the sake of -0, and a shuffle besides: both in the
-// ports that products need.
+// Compiles to one broadcasting load. `Vec{} + x` would compile to an addition (because of -0) and a shuffle, on the
+// ports that multiplications need.
 inline Vec broadcast(float x) {
 #if defined(__AVX512F__)
   return (Vec)_mm512_set1_ps(x);
@@ -100,7 +100,8 @@ inline Vec broadcast(float x) {
 #endif
 }
 
-// Lane `lane` of the lower or upper halves of groups of 2 * WIDTH lanes of two vectors, side by side.
+// Returns the source of lane `lane` when the lower (or upper) halves of each group of 2 * WIDTH lanes of two vectors
+// are concatenated.
 template <int WIDTH>
 constexpr int half_of(int lane, bool upper) {
   return lane / WIDTH * 2 * WIDTH + lane % WIDTH + (upper ? WIDTH : 0);
@@ -112,7 +113,7 @@ inline Vec add_halves(Vec a, Vec b, std::integer_sequence<int, LANE...>) {
          __builtin_shufflevector(a, b, half_of<WIDTH>(LANE, true)...);
 }
 
-// Sums of the lanes of LANES vectors: lane i of the result is that of v[i]. Halves are added to halves, as in `sum`.
+// Sums the lanes of LANES vectors: lane i of the result is the sum of v[i], added in the order of `sum`.
 template <int WIDTH = LANES / 2>
 inline Vec sums(Vec* v) {
   for (int i = 0; i < WIDTH; ++i)
@@ -128,7 +129,7 @@ inline Vec greater_halves(Vec a, Vec b, std::integer_sequence<int, LANE...>) {
   return lower > upper ? lower : upper;
 }
 
-// The greatest lanes of LANES vectors, likewise.
+// The maxima of LANES vectors: lane i of the result is the greatest lane of v[i].
 template <int WIDTH = LANES / 2>
 inline Vec greatests(Vec* v) {
   for (int i = 0; i < WIDTH; ++i)
@@ -137,7 +138,8 @@ inline Vec greatests(Vec* v) {
   return v[0];
 }
 
-// Swaps what lies off the diagonal of squares of 2 * WIDTH lanes of two vectors that are WIDTH apart.
+// One step of a transposition: swaps the blocks off the diagonal in squares of 2 * WIDTH lanes, of two rows that are
+// WIDTH apart.
 template <int WIDTH, int... LANE>
 inline void swap_halves(Vec& a, Vec& b, std::integer_sequence<int, LANE...>) {
   const Vec first = __builtin_shufflevector(a, b, (LANE & WIDTH ? LANES + LANE - WIDTH : LANE)...);
@@ -145,7 +147,7 @@ inline void swap_halves(Vec& a, Vec& b, std::integer_sequence<int, LANE...>) {
   a = first;
 }
 
-// LANES vectors as columns of a square become its rows.
+// Transposes a square of LANES vectors in place.
 template <int WIDTH = LANES / 2>
 inline void transpose(Vec* v) {
   for (int i = 0; i < LANES; ++i)
@@ -153,7 +155,7 @@ inline void transpose(Vec* v) {
   if constexpr (WIDTH > 1) transpose<WIDTH / 2>(v);
 }
 
-// Sum of the lanes, always halved in the same way.
+// Sums the lanes: the upper half is added to the lower, until one lane is left.
 inline float sum(Vec v) {
   float lanes[LANES];
   store(lanes, v);
@@ -171,7 +173,7 @@ inline Vec greater_halves(Vec v, std::integer_sequence<int, LANE...>) {
   return greater(v, __builtin_shufflevector(v, v, (LANE ^ WIDTH)...));
 }
 
-// The greatest of the lanes.
+// Returns the greatest lane.
 template <int WIDTH = LANES / 2>
 inline float greatest(Vec v) {
   v = greater_halves<WIDTH>(v, std::make_integer_sequence<int, LANES>());
@@ -179,7 +181,7 @@ inline float greatest(Vec v) {
   return v[0];
 }
 
-// e^x to two units in the last place (Cephes' polynomial); 0 below -87, as softmax wants it. NaN stays NaN.
+// e^x to two units in the last place (Cephes' polynomial); 0 below -87, as softmax needs. NaN stays NaN.
 inline Vec exp(Vec x) {
   const Vec clamped = x < -87.0f ? broadcast(-87.0f) : (x > 88.0f ? broadcast(88.0f) : x);
   const Vec scaled = clamped * 1.44269504088896341f;
@@ -214,7 +216,7 @@ inline Vec tanh(Vec x) {
   return size < 0.625f ? small : (x < 0.0f ? -large : large);
 }
 
-// 1 / root mean square of a row.
+// Returns 1 / sqrt(mean square + eps) of a row.
 inline float norm_scale(const float* x, int64_t k, float eps) {
   Vec squares{};
   int64_t i = 0;

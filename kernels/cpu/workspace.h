@@ -1,6 +1,6 @@
-// Memory between the operations of a step: kept from call to call, in large pages where the system gives them.
+// Buffers for results between the operations of a step: kept from call to call, in large pages if the system has them.
 //
-// Taken anew for each layer of a prompt it would come from the system, page by page, and be cleared each time.
+// Buffers allocated for each layer of a prompt would come from the system, page by page, and be cleared each time.
 #pragma once
 
 #include <sys/mman.h>
@@ -15,14 +15,14 @@ namespace sluice {
 
 constexpr int64_t LARGE_PAGE = 2 << 20;  // bytes
 
-// Floats, or what is as wide, from one row to the next: an odd number of lines, as rows at a power of two would share a
-// few sets of the caches.
+// Returns the stride of rows of `width` 4-byte numbers: an odd number of cache lines, since rows at a stride of a power
+// of two would share few cache sets.
 inline int64_t row_stride(int64_t width) {
   constexpr int64_t each = LINE / 4;
   return ((width + each - 1) / each | 1) * each;
 }
 
-// For one caller at a time. Grows only, and loses what it held when it does.
+// A buffer for one thread at a time. It only grows; growing loses its contents.
 template <typename Item>
 class Workspace {
  public:
@@ -39,7 +39,7 @@ class Workspace {
     const int64_t size = (bytes + page - 1) / page * page;
     void* found = std::aligned_alloc(page, size);
     if (found == nullptr) throw std::bad_alloc();
-    if (page == LARGE_PAGE) madvise(found, size, MADV_HUGEPAGE);  // if the system has none, small ones serve
+    if (page == LARGE_PAGE) madvise(found, size, MADV_HUGEPAGE);  // without large pages, small ones are used
     items_ = static_cast<Item*>(found), num_ = num;
     return items_;
   }
