@@ -19,12 +19,12 @@ import (
 
 const maxReceiveBytes = 64 << 20
 
-// Options of a client; the zero value is plaintext, no token, four connections and DefaultRetry.
+// Options of a client. The zero value means plaintext, no token, four connections and DefaultRetry.
 type Options struct {
-	// TLS credentials, of credentials.NewTLS.
+	// TLS are credentials made by credentials.NewTLS.
 	TLS   credentials.TransportCredentials
 	Token string
-	// Channels are the connections at most.
+	// Channels is the most connections.
 	Channels int
 	Retry    *RetryPolicy
 }
@@ -39,14 +39,15 @@ type Client struct {
 	lines []*line
 }
 
-// line is a connection, and the calls on it.
+// line is a connection and the number of calls on it.
 type line struct {
 	connection *grpc.ClientConn
 	stub       pb.InferenceServiceClient
 	numCalls   int
 }
 
-// NewClient connects when it is first used. It refuses a token that would be sent to another host in plaintext.
+// NewClient makes a client, which connects on first use. It returns an error if a token would be sent to another host
+// in plaintext.
 func NewClient(target string, options Options) (*Client, error) {
 	if options.Token != "" && options.TLS == nil && !isLocal(target) {
 		return nil, fmt.Errorf("the token would be sent to %s in plaintext: set TLS", target)
@@ -71,7 +72,7 @@ func (c *Client) Close() {
 	c.lines = nil
 }
 
-// Generate gives the whole answer at once. The deadline of ctx is that of the generation.
+// Generate returns the whole answer at once. The deadline of ctx is that of the generation.
 func (c *Client) Generate(ctx context.Context, spec *pb.GenerationSpec) (*pb.GenerateResponse, error) {
 	tries := newAttempts(c.retry, nil)
 	var used *line
@@ -91,7 +92,7 @@ func (c *Client) Generate(ctx context.Context, spec *pb.GenerationSpec) (*pb.Gen
 	}
 }
 
-// Stream gives the answer as it is made; see Stream.Recv. Cancelling ctx ends the generation.
+// Stream returns the answer as a stream; see Stream.Recv. Cancelling ctx ends the generation.
 func (c *Client) Stream(ctx context.Context, spec *pb.GenerationSpec) *Stream {
 	ctx, cancel := context.WithCancel(ctx)
 	progress := newProgress(spec)
@@ -105,7 +106,7 @@ func (c *Client) outgoing(ctx context.Context) context.Context {
 	return metadata.AppendToOutgoingContext(ctx, "authorization", "Bearer "+c.options.Token)
 }
 
-// lease gives the line with fewest calls, a new one where all have some, and not the one that has just failed.
+// lease returns the line with fewest calls, or a new one if all are in use, but not the one that has just failed.
 func (c *Client) lease(avoid *line) (*line, error) {
 	c.mutex.Lock()
 	defer c.mutex.Unlock()
@@ -144,7 +145,7 @@ func (c *Client) dial() (*grpc.ClientConn, error) {
 	slow := backoff.Config{BaseDelay: 100 * time.Millisecond, Multiplier: 1.6, Jitter: 0.2, MaxDelay: time.Second}
 	return grpc.Dial(c.target, transport,
 		grpc.WithDefaultCallOptions(grpc.MaxCallRecvMsgSize(maxReceiveBytes)),
-		// Small windows: a reader that stops must not let thousands of messages pile up.
+		// Small windows: when a reader stops, thousands of messages would otherwise pile up.
 		grpc.WithInitialWindowSize(65536), grpc.WithInitialConnWindowSize(65536),
 		grpc.WithConnectParams(grpc.ConnectParams{Backoff: slow, MinConnectTimeout: time.Second}),
 		grpc.WithKeepaliveParams(keepalive.ClientParameters{Time: 30 * time.Second, Timeout: 10 * time.Second}))

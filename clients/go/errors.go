@@ -12,21 +12,21 @@ import (
 	pb "example.com/sluice/go/sluicev1"
 )
 
-// Error is what a call or a generation failed with.
+// Error is the failure of a call or a generation.
 type Error struct {
 	Code    codes.Code
 	Message string
-	// Reason of ErrorInfo, such as "QUEUE_FULL"; "" where the server sent none.
+	// Reason is that of ErrorInfo, such as "QUEUE_FULL"; "" if the server sent none.
 	Reason string
-	// Metadata of ErrorInfo.
+	// Metadata is that of ErrorInfo.
 	Metadata map[string]string
-	// RetryAfter is when trying again makes sense; nil when the server named no time.
+	// RetryAfter is how long to wait before another attempt; nil if the server named no time.
 	RetryAfter *time.Duration
-	// Fields at fault.
+	// Fields are those whose values are not allowed.
 	Fields       []string
 	GenerationID string
 	LastSeq      uint64
-	// Usage until then; nil when it had not begun.
+	// Usage is the tokens used before the failure; nil if the generation had not begun.
 	Usage *pb.Usage
 }
 

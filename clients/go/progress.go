@@ -11,9 +11,9 @@ type Progress struct {
 	Accepted   *pb.Accepted
 	PromptInfo *pb.PromptInfo
 	Finished   *pb.Finished
-	// Ends of outputs, by index.
+	// Ends says how each output ended, by index.
 	Ends map[uint32]*pb.OutputFinished
-	// LastSeq is the number of the last delta.
+	// LastSeq is the sequence number of the last delta.
 	LastSeq uint64
 
 	spec      *pb.GenerationSpec
@@ -22,7 +22,7 @@ type Progress struct {
 	ids       map[uint32][]uint32
 }
 
-// event is any message that tells of a generation; one of these is set.
+// event is any message about a generation; one of its fields is set.
 type event interface {
 	GetAccepted() *pb.Accepted
 	GetPromptInfo() *pb.PromptInfo
@@ -39,13 +39,13 @@ func (p *Progress) detaches() bool {
 	return p.spec.GetScheduling().GetOnDisconnect() == pb.DisconnectAction_DISCONNECT_ACTION_DETACH
 }
 
-// hasBegun says whether to go on by ResumeGenerate; otherwise the request is sent again.
+// hasBegun says whether the generation is continued by ResumeGenerate; otherwise the request is sent again.
 func (p *Progress) hasBegun() bool { return p.Accepted != nil && (p.LastSeq > 0 || p.detaches()) }
 
 // canGoOn says whether the generation can be resumed after its connection was lost.
 func (p *Progress) canGoOn() bool { return p.LastSeq == 0 || p.detaches() || p.numIDs == p.numTokens }
 
-// take notes an event; the delta in it, unless it was seen before.
+// take records an event and returns its delta, unless it has none or the delta was received before.
 func (p *Progress) take(e event) *pb.Delta {
 	if delta := e.GetDelta(); delta != nil {
 		return p.takeDelta(delta)
@@ -75,7 +75,8 @@ func (p *Progress) takeDelta(delta *pb.Delta) *pb.Delta {
 	return delta
 }
 
-// rest is the spec of ResumeGenerate. Without all ids it has no prompt, so that no gateway begins again.
+// rest returns the spec for ResumeGenerate. Unless all ids are known it has no prompt, so that no gateway starts the
+// generation again from the beginning.
 func (p *Progress) rest() *pb.GenerationSpec {
 	rest := &pb.GenerationSpec{}
 	if p.numIDs == p.numTokens {
@@ -101,7 +102,7 @@ func (p *Progress) effective(rest *pb.GenerationSpec) {
 	rest.Constraint, rest.Cache = params.Constraint, params.Cache
 	rest.Scheduling, rest.Speculation = params.Scheduling, params.Speculation
 	if asked > 0 && rest.Sampling != nil && rest.Sampling.MaxTokens == nil {
-		// Converse accepts before it is settled.
+		// Converse accepts a generation before its max_tokens is known.
 		rest.Sampling = proto.Clone(rest.Sampling).(*pb.SamplingParams)
 		rest.Sampling.MaxTokens = proto.Uint32(asked)
 	}

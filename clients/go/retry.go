@@ -10,11 +10,12 @@ import (
 
 // RetryPolicy says when a client repeats and resumes failed calls.
 type RetryPolicy struct {
-	// Attempts are the calls made at most before a generation is accepted.
+	// Attempts is the most calls made before a generation is accepted.
 	Attempts int
 	// FirstDelay doubles with each attempt, up to MaxDelay.
 	FirstDelay, MaxDelay time.Duration
-	// Patience is how long a lost generation is tried without an event, and the longest RetryInfo that is obeyed.
+	// Patience is how long the client tries to resume a lost generation without receiving an event, and the longest
+	// delay in RetryInfo that it waits for.
 	Patience time.Duration
 }
 
@@ -26,7 +27,7 @@ var (
 
 type attempts struct {
 	policy    RetryPolicy
-	progress  *Progress // nil for a call that answers once
+	progress  *Progress // nil for a unary call
 	numFailed int
 	numBroken int
 	news      time.Time
@@ -37,7 +38,7 @@ func newAttempts(policy RetryPolicy, progress *Progress) *attempts {
 	return &attempts{policy: policy, progress: progress, news: time.Now()}
 }
 
-// pause waits before the next attempt; the error when there is none to make.
+// pause waits before the next attempt; it returns the error if there is to be none.
 func (a *attempts) pause(ctx context.Context, err *Error) error {
 	begun := a.progress != nil && a.progress.Accepted != nil
 	if a.progress != nil && a.progress.LastSeq > a.seen {

@@ -11,7 +11,7 @@ import (
 	pb "example.com/sluice/go/sluicev1"
 )
 
-// DefaultWindow is the credit of a generation that names none, in tokens.
+// DefaultWindow is the default of OpenOptions.Window, in tokens.
 const DefaultWindow = 256
 
 // Session has many generations on one Converse call. When the call is lost, its generations are resumed.
@@ -25,19 +25,19 @@ type Session struct {
 
 // OpenOptions of a generation of a session.
 type OpenOptions struct {
-	// Window of tokens that the server may sample ahead of the reader; 0 is DefaultWindow.
+	// Window is how many tokens the server may sample ahead of the reader; 0 means DefaultWindow.
 	Window uint32
-	// NoGrants leaves granting to Generation.Grant.
+	// NoGrants says that the program grants credit itself, by Generation.Grant.
 	NoGrants bool
 }
 
-// Converse opens a session; cancelling ctx or Close ends what runs on it.
+// Converse opens a session. Cancelling ctx, or Close, ends the generations that run on it.
 func (c *Client) Converse(ctx context.Context) *Session {
 	ctx, cancel := context.WithCancel(ctx)
 	return &Session{client: c, ctx: ctx, cancel: cancel}
 }
 
-// Close cancels what still runs.
+// Close cancels the generations that still run.
 func (s *Session) Close() { s.cancel() }
 
 // Open starts a generation. Cancelling ctx does not end it: Generation.Cancel does.
@@ -66,15 +66,15 @@ func (s *Session) Open(spec *pb.GenerationSpec, options OpenOptions) (*Generatio
 	return generation, nil
 }
 
-// Generation is one of a session.
+// Generation is one generation of a session.
 type Generation struct {
-	// Progress is what was received; read it from the goroutine that calls Recv.
+	// Progress is what was received so far; read it from the goroutine that calls Recv.
 	Progress *Progress
 
 	rest     *Stream
 	wire     *wire
 	tag      uint64
-	news     chan news // as many as its credit allows, and its other frames: the reader of the call never waits
+	news     chan news // large enough for its credit and its other frames, so that the call's reader never blocks
 	step     uint32
 	taken    uint32
 	isOnRest bool
@@ -85,10 +85,11 @@ type news struct {
 	err   *Error
 }
 
-// NumBroken counts how often its connection was lost and it went on.
+// NumBroken returns how often the connection was lost and the generation resumed.
 func (g *Generation) NumBroken() int { return g.rest.NumBroken() }
 
-// Recv gives the next delta, each once; io.EOF at the end, else an *Error. Calling it again gives back the credit.
+// Recv returns the next delta, each once; io.EOF at the end, otherwise an *Error. Calling it again grants the credit of
+// the delta before.
 func (g *Generation) Recv() (*pb.Delta, error) {
 	g.give()
 	for g.Progress.Finished == nil {
@@ -116,12 +117,12 @@ func (g *Generation) give() {
 	}
 }
 
-// Grant lets the server sample so many more tokens.
+// Grant lets the server sample that many more tokens.
 func (g *Generation) Grant(tokens uint32) {
 	g.wire.send(&pb.ConverseRequest{Tag: g.tag, Frame: &pb.ConverseRequest_Grant{Grant: &pb.Grant{Tokens: tokens}}})
 }
 
-// Cancel ends it; Recv then gives CANCELLED.
+// Cancel ends the generation; Recv then returns CANCELLED.
 func (g *Generation) Cancel() {
 	g.wire.send(&pb.ConverseRequest{Tag: g.tag, Frame: &pb.ConverseRequest_Cancel{Cancel: &pb.Cancel{}}})
 	if g.isOnRest {
@@ -129,7 +130,7 @@ func (g *Generation) Cancel() {
 	}
 }
 
-// wire is one Converse call. Nothing is written after its end: the status comes from the read side.
+// wire is one Converse call. No frame is written after its end; the read side gets the status.
 type wire struct {
 	client      *Client
 	line        *line
@@ -179,7 +180,7 @@ func (w *wire) send(frame *pb.ConverseRequest) {
 	w.mutex.Lock()
 	defer w.mutex.Unlock()
 	if w.lost == nil && w.generations[frame.Tag] != nil {
-		_ = w.call.Send(frame) // the read side has the status
+		_ = w.call.Send(frame) // the read side gets the status
 	}
 }
 
@@ -227,6 +228,6 @@ func (w *wire) deliver(frame *pb.ConverseResponse) {
 	}
 	generation.news <- told
 	if w.isGoingAway && len(w.generations) == 0 {
-		_ = w.call.CloseSend() // the server waits for it
+		_ = w.call.CloseSend() // the server waits for the half-close
 	}
 }

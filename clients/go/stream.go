@@ -9,9 +9,9 @@ import (
 	pb "example.com/sluice/go/sluicev1"
 )
 
-// Stream is one generation, read as it is made. Recv and Cancel may be called from different goroutines.
+// Stream is the stream of one generation's deltas. Recv and Cancel may be called from different goroutines.
 type Stream struct {
-	// Progress is what was received; read it from the goroutine that calls Recv.
+	// Progress is what was received so far; read it from the goroutine that calls Recv.
 	Progress *Progress
 
 	client   *Client
@@ -19,13 +19,13 @@ type Stream struct {
 	cancel   context.CancelFunc
 	attempts *attempts
 	line     *line
-	call     func() (event, error) // the next event of the running call; nil without one
+	call     func() (event, error) // reads the next event of the running call; nil without a call
 }
 
-// NumBroken counts how often its connection was lost and it went on.
+// NumBroken returns how often the connection was lost and the generation resumed.
 func (s *Stream) NumBroken() int { return s.attempts.numBroken }
 
-// Recv gives the next delta, each once; io.EOF at the end, else an *Error.
+// Recv returns the next delta, each once; io.EOF at the end, otherwise an *Error.
 func (s *Stream) Recv() (*pb.Delta, error) {
 	for {
 		if s.Progress.Finished != nil {
@@ -50,12 +50,12 @@ func (s *Stream) Recv() (*pb.Delta, error) {
 	}
 }
 
-// Cancel ends the generation; Recv then gives CANCELLED.
+// Cancel ends the generation; Recv then returns CANCELLED.
 func (s *Stream) Cancel() {
 	if accepted := s.Progress.Accepted; accepted != nil && s.Progress.detaches() {
 		if used, err := s.client.lease(nil); err == nil {
 			request := &pb.CancelGenerationRequest{GenerationId: accepted.GenerationId}
-			_, _ = used.stub.CancelGeneration(s.client.outgoing(s.ctx), request) // one that has ended is none
+			_, _ = used.stub.CancelGeneration(s.client.outgoing(s.ctx), request) // fails if it has ended
 			s.client.release(used)
 		}
 	}
@@ -68,7 +68,7 @@ func (s *Stream) after(err *Error, used *line, canGoOn bool) error {
 		return err
 	}
 	s.line = used
-	s.Progress.spec.CreditWindow = nil // there are no grants from here on
+	s.Progress.spec.CreditWindow = nil // ResumeGenerate takes no grants
 	return s.attempts.pause(s.ctx, err)
 }
 

@@ -6,7 +6,7 @@ version=$(sed -n 's:^  <version>\(.*\)</version>:\1:p' pom.xml)
 path=$(sh classpath.sh geronimo-annotation-1.3-spec error-prone-annotations)
 sh stubs.sh
 rm -rf build/classes && mkdir -p build/classes
-# javac goes over the generated stubs, of which there are 110,000 lines, without its linter.
+# The generated stubs, 110,000 lines, are compiled without the linter.
 javac --release 11 -nowarn -cp "$path" -d build/classes $(find build/stubs -name '*.java')
 javac --release 11 -Xlint:all,-processing -Werror -cp "build/classes:$path" -d build/classes src/main/java/sluice/*.java
 printf 'Automatic-Module-Name: sluice\nImplementation-Version: %s\n' "$version" >build/manifest

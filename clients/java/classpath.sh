@@ -1,8 +1,9 @@
 #!/bin/sh
-# Prints the class path of the client's dependencies: Debian's jars, which hold the floor. Exits 3 and says which is missing.
+# Prints the class path of the client's dependencies: Debian's jars, the oldest versions supported. If one is missing,
+# names it and exits with status 3.
 #
-# Debian's netty cannot do ALPN, hence not HTTP/2, with the TLS of the JDK. OpenSSL's can, by netty-tcnative, once its
-# library has the name that netty looks for: build/native is for java.library.path.
+# Debian's netty has no ALPN, and so no HTTP/2, with the TLS of the JDK. It has both with OpenSSL (netty-tcnative), if
+# the library has the name that netty looks for: add build/native to java.library.path.
 set -e
 cd "$(dirname "$0")"
 packages="libgrpc-java libnetty-java libnetty-tcnative-java libprotobuf-java libperfmark-java libgoogle-gson-java"

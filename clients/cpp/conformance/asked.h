@@ -1,4 +1,4 @@
-// What the suite asks, and what it is told: JSON by way of protobuf's Struct.
+// The suite's requests and the driver's answers: JSON by way of protobuf's Struct.
 #pragma once
 
 #include <google/protobuf/struct.pb.h>

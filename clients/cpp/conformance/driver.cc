@@ -51,7 +51,8 @@ void generate(sluice::Client& client, const Asked& asked) {
   say(told(end));
 }
 
-// Grants what is asked for, whenever all so far is consumed; then cancels. A stream has no credit.
+// Makes the grants of the case one after the other, each when the credit so far is used up; then cancels. A stream has
+// no credit.
 class Granting {
  public:
   explicit Granting(const Asked& asked) : allowed_(asked.window.value_or(0)), grants_(asked.grants) {}

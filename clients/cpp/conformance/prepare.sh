@@ -1,5 +1,5 @@
 #!/bin/sh
-# Builds the client and its driver against the system's gRPC, two jobs at a time, in build/: what has not changed is not
+# Builds the client and its driver against the system's gRPC in build/, two jobs at a time. Unchanged files are not
 # built again.
 set -e
 if [ ! -f /usr/include/grpcpp/grpcpp.h ] || ! command -v grpc_cpp_plugin >/dev/null; then

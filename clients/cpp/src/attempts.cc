@@ -6,8 +6,8 @@
 namespace sluice {
 namespace {
 
-// The server is stopping or full for now: another attempt, there or elsewhere, may succeed. A deadline that cannot be
-// met comes with RetryInfo too, but only more time helps it.
+// Reasons for which another attempt, at this or another server, may succeed: the server is stopping or full. The error
+// for a deadline that cannot be met has RetryInfo too, but only a longer deadline helps.
 bool helps(const Failure& failure, bool begun) {
   switch (failure.code) {
     case grpc::StatusCode::UNAVAILABLE:

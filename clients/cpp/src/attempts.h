@@ -1,4 +1,4 @@
-// Whether and when a call that failed is made again, within its deadline. Time and chance come in as arguments.
+// Decides whether and when a failed call is repeated within its deadline. Time and random numbers are arguments.
 #pragma once
 
 #include <chrono>
@@ -18,12 +18,13 @@ class Attempts {
  public:
   Attempts(const RetryPolicy& policy, std::optional<Duration> timeout, Clock::time_point now);
 
-  // Until the deadline; absent without one.
+  // Time left until the deadline; absent without one.
   std::optional<Duration> left(Clock::time_point now) const;
-  // How long to wait before the next attempt; absent when there is none to make. `progress` is that of a generation,
-  // nullptr for a call that answers once; `chance` is 0 to 1, and spreads clients that failed together.
+  // Returns how long to wait before the next attempt; absent if there is to be none. `progress` belongs to a
+  // generation, nullptr for a unary call; `chance` is a random number from 0 to 1, which spreads clients that failed
+  // together.
   std::optional<Duration> pause(const Failure& failure, const Progress* progress, Clock::time_point now, double chance);
-  // Number of times that it was lost after it had been accepted, and was resumed.
+  // How often the generation was lost after it had been accepted, and was resumed.
   int num_broken() const { return num_broken_; }
 
  private:
@@ -31,9 +32,9 @@ class Attempts {
 
   RetryPolicy policy_;
   std::optional<Clock::time_point> end_;
-  Clock::time_point news_;  // when there was some
+  Clock::time_point news_;  // time of the last event
   std::uint64_t seen_seq_ = 0;
-  int num_failed_ = 0;  // since then
+  int num_failed_ = 0;  // failures since then
   int num_broken_ = 0;
 };
 

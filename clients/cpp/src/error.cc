@@ -36,7 +36,7 @@ std::string described(const Failure& failure) {
   return name_of(failure.code) + reason + ": " + failure.message;
 }
 
-// Detail `packed` as `message`, when it is of the google.rpc or sluice type `name`.
+// Unpacks detail `packed` into `message` if it has the google.rpc or sluice type `name`.
 template <typename Message>
 bool unpacked(const google::protobuf::Any& packed, const char* name, Message& message) {
   const std::string& url = packed.type_url();
@@ -79,7 +79,7 @@ Failure failure_of(const grpc::Status& status, const grpc::ClientContext& contex
   Failure failure;
   failure.code = status.error_code();
   failure.message = status.error_message();
-  v1::Failed packed;  // its first fields are those of google.rpc.Status
+  v1::Failed packed;  // has the fields of google.rpc.Status under the same numbers
   if (packed.ParseFromString(status.error_details())) {
     for (const auto& detail : packed.details()) take(failure, detail);
   }

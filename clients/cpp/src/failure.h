@@ -1,4 +1,4 @@
-// Failures from what gRPC and the server say, and their exceptions.
+// Makes failures of gRPC statuses and of the server's messages, and throws them.
 #pragma once
 
 #include <grpcpp/client_context.h>
@@ -15,7 +15,7 @@ Failure failure_of(const grpc::Status& status, const grpc::ClientContext& contex
 Failure failure_of(const v1::Failed& failed);
 Failure failure_of(grpc::StatusCode code, std::string message);
 
-// Throws it as the class of its code.
+// Throws the failure as the exception class of its code.
 [[noreturn]] void raise(Failure failure);
 
 }  // namespace sluice

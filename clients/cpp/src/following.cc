@@ -34,7 +34,7 @@ Following::~Following() {
   if (!call_) return;
   try {
     cancel();
-  } catch (const Error&) {  // a detached generation that nobody can reach ends by its own deadline
+  } catch (const Error&) {  // a detached generation that cannot be reached ends by its own deadline
   }
   while (call_->read()) {
   }
@@ -71,7 +71,7 @@ void Following::cancel() {
 void Following::after(const Failure& failure, const Line* line, bool can_go_on) {
   avoid_ = line;
   if (!can_go_on && !progress_.detaches()) fail(failure);
-  progress_.spec.clear_credit_window();  // there are no grants from here on
+  progress_.spec.clear_credit_window();  // ResumeGenerate takes no grants
   note_id();
   pause(failure);
 }

@@ -1,4 +1,4 @@
-// One generation, followed over the calls that it takes.
+// Reads one generation over all the calls that it takes.
 #pragma once
 
 #include <grpcpp/client_context.h>
@@ -20,14 +20,14 @@ namespace sluice {
 class Call {
  public:
   virtual ~Call() = default;
-  // The next event; false at the end.
+  // Reads the next event; returns false at the end.
   virtual bool read() = 0;
-  // The delta of the event read last, unless it is none or old.
+  // Returns the delta of the last event; nullptr if it has none or the delta was received before.
   virtual const v1::Delta* take(Progress& progress) = 0;
   virtual grpc::Status finish() = 0;
 };
 
-// `cancel` is for any thread, the rest for the reader's.
+// `cancel` may be called from any thread, the other methods from the reading thread only.
 class Following {
  public:
   Following(std::shared_ptr<Pool> pool, v1::GenerationSpec spec, std::optional<Duration> timeout);
@@ -57,10 +57,10 @@ class Following {
   std::unique_ptr<Call> call_;
 
   std::mutex mutex_;
-  std::condition_variable woken_;                 // by a cancel
-  bool is_cancelled_ = false;                     // guarded, as what follows
+  std::condition_variable woken_;                 // notified by `cancel`
+  bool is_cancelled_ = false;                     // guarded, as are the members below
   std::unique_ptr<grpc::ClientContext> context_;  // of call_
-  std::string detached_id_;                       // by which it is cancelled; "" until it is accepted
+  std::string detached_id_;                       // the id to cancel by; "" until the generation is accepted
 };
 
 }  // namespace sluice

@@ -14,7 +14,7 @@
 namespace sluice {
 namespace {
 
-constexpr int kMaxReceiveBytes = 64 << 20;  // what a server sends in one message at most
+constexpr int kMaxReceiveBytes = 64 << 20;  // the largest message that a server sends
 constexpr auto kCancelTimeout = std::chrono::seconds(10);
 
 bool starts_with(const std::string& text, const char* start) { return text.rfind(start, 0) == 0; }
@@ -61,7 +61,7 @@ grpc::ChannelArguments arguments(int number) {
   grpc::ChannelArguments made;
   made.SetMaxReceiveMessageSize(kMaxReceiveBytes);
   made.SetMaxSendMessageSize(-1);
-  // Small windows, as a reader that stops would else let thousands of messages pile up in the transport.
+  // Small windows: when a reader stops, thousands of messages would otherwise pile up in the transport.
   made.SetInt(GRPC_ARG_HTTP2_BDP_PROBE, 0);
   made.SetInt(GRPC_ARG_HTTP2_STREAM_LOOKAHEAD_BYTES, 65536);
   made.SetInt(GRPC_ARG_USE_LOCAL_SUBCHANNEL_POOL, 1);
@@ -70,7 +70,7 @@ grpc::ChannelArguments arguments(int number) {
   made.SetInt(GRPC_ARG_MAX_RECONNECT_BACKOFF_MS, 1000);
   made.SetInt(GRPC_ARG_KEEPALIVE_TIME_MS, 30'000);
   made.SetInt(GRPC_ARG_KEEPALIVE_TIMEOUT_MS, 10'000);
-  // Not gRPC's: channels that are alike in all arguments would share connections.
+  // Unknown to gRPC. It makes the channels' arguments differ, since equal channels would share a connection.
   made.SetInt("sluice.connection", number);
   return made;
 }

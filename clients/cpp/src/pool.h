@@ -1,4 +1,4 @@
-// The channels of one client: opened as calls overlap; a call takes the one with fewest calls.
+// The channels of one client. They are opened as calls overlap; a call takes the channel with fewest calls.
 #pragma once
 
 #include <grpcpp/channel.h>
@@ -26,7 +26,7 @@ struct Line {
 
 class Pool;
 
-// A line that a call uses, until its end of life.
+// A line in use by a call; the destructor gives it back.
 class Lease {
  public:
   Lease(std::shared_ptr<Pool> pool, Line* line) : pool_(std::move(pool)), line_(line) {}
@@ -38,20 +38,21 @@ class Lease {
   const Line* line() const { return line_; }
 
  private:
-  std::shared_ptr<Pool> pool_;  // empty in one that was moved from
+  std::shared_ptr<Pool> pool_;  // empty after a move
   Line* line_;
 };
 
-// A call that failed on one line goes to another: gateways that share a port are told apart by connection only.
+// Lends lines to calls. A call that failed on one line takes another, since gateways that share a port differ by
+// connection only.
 class Pool : public std::enable_shared_from_this<Pool> {
  public:
   Pool(std::vector<std::string> targets, Options options);
 
-  // The line with fewest calls, a new one where all have some and there may be more.
+  // Returns the line with fewest calls; a new one if all are in use and the limit allows it.
   Lease lease(const Line* avoid);
-  // Attempts at a call with this deadline of its own.
+  // Returns the attempts at a call with this timeout.
   Attempts attempts(std::optional<Duration> timeout) const;
-  // A context with the key, the trace and the deadline of a call made now.
+  // Returns a context with the key, the trace context and the deadline of a call made now.
   std::unique_ptr<grpc::ClientContext> context(std::optional<Duration> left) const;
 
  private:
@@ -65,7 +66,7 @@ class Pool : public std::enable_shared_from_this<Pool> {
   std::vector<std::unique_ptr<Line>> lines_;
 };
 
-// Ends a generation by its id; one that has ended is none. Throws Error.
+// Cancels a generation by its id; does nothing if it has ended. Throws Error.
 void cancel_generation(Pool& pool, const std::string& generation_id);
 
 }  // namespace sluice

@@ -39,7 +39,7 @@ v1::GenerationSpec Progress::rest() const {
     if (params.has_cache()) *rest.mutable_cache() = params.cache();
     if (params.has_scheduling()) *rest.mutable_scheduling() = params.scheduling();
     if (params.has_speculation()) *rest.mutable_speculation() = params.speculation();
-    // Converse accepts before max_tokens is settled.
+    // Converse accepts a generation before its max_tokens is known.
     if (spec.sampling().has_max_tokens() && !rest.sampling().has_max_tokens()) {
       rest.mutable_sampling()->set_max_tokens(spec.sampling().max_tokens());
     }

@@ -10,7 +10,7 @@
 
 namespace sluice {
 
-// A generation of a session: read from its call, and when that is lost by its `rest`.
+// A generation of a session: read from the session's call, and by ResumeGenerate after that call is lost.
 class Opened {
  public:
   Opened(std::shared_ptr<Wire> wire, std::unique_ptr<Following> rest, const Opening& opening, v1::ConverseRequest open)
@@ -67,16 +67,16 @@ class Opened {
 
   const std::shared_ptr<Wire> wire_;
   const std::unique_ptr<Following> rest_;
-  const std::uint32_t step_;  // tokens taken after which they are granted again; 0 is never
-  const bool is_in_pieces_;   // its prompt, which no resumption can tell again
+  const std::uint32_t step_;  // tokens read after which as many are granted; 0: never
+  const bool is_in_pieces_;   // whether the prompt was appended to, so that it cannot be resumed
   const std::shared_ptr<Inbox> inbox_;
   const std::uint64_t tag_;
-  v1::ConverseResponse frame_;  // holds the delta given out last
+  v1::ConverseResponse frame_;  // owns the delta returned last
   std::uint32_t taken_ = 0;
   bool is_on_rest_ = false;
 };
 
-// The calls of a session: the one that takes more, and those before it that still run.
+// The calls of a session: the one that new generations use, and earlier ones that still run.
 class Wires {
  public:
   explicit Wires(std::shared_ptr<Pool> pool) : pool_(std::move(pool)) {}

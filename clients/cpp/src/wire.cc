@@ -26,7 +26,7 @@ std::shared_ptr<Wire> Wire::open(Pool& pool) {
   const std::shared_ptr<Wire> wire(new Wire(pool.lease(nullptr), pool.context({})));
   wire->self_ = wire;
   wire->lease_.stub().async()->Converse(wire->context_.get(), wire.get());
-  wire->AddHold();  // until nothing more comes: frames are written from any thread
+  wire->AddHold();  // released after the last frame, since frames are written from any thread
   wire->StartRead(&wire->read_);
   wire->StartCall();
   return wire;
@@ -95,7 +95,7 @@ void Wire::OnWriteDone(bool ok) {
 void Wire::OnDone(const grpc::Status& status) {
   Failure failure = status.ok() ? failure_of(grpc::StatusCode::UNAVAILABLE, "the server ended the session's stream")
                                 : failure_of(status, *context_);
-  std::shared_ptr<Wire> self;  // outlives the lock
+  std::shared_ptr<Wire> self;  // destroyed after the lock
   const std::lock_guard lock(mutex_);
   self = std::move(self_);
   for (const auto& [tag, inbox] : inboxes_) inbox->put(failure);
@@ -116,7 +116,8 @@ void Wire::deliver() {
   write();
 }
 
-// Under the lock: writes the next frame, or half-closes a call that will end, as its server waits for that.
+// Called with the lock held. Writes the next frame, or half-closes a call without further frames, which the server
+// waits for.
 void Wire::write() {
   if (is_writing_ || is_lost_ || is_half_closed_) return;
   if (!frames_.empty()) {

@@ -1,4 +1,4 @@
-// One Converse call: who has which tag, and what is still to be written.
+// One Converse call: its generations by tag, and the frames still to be written.
 #pragma once
 
 #include <grpcpp/client_context.h>
@@ -20,7 +20,7 @@ namespace sluice {
 
 using News = std::variant<v1::ConverseResponse, Failure>;
 
-// The news of one generation, in order: as many as its credit allows, and its few other frames.
+// The received frames of one generation, in order. Credit bounds the number of deltas; other frames are few.
 class Inbox {
  public:
   void put(News news);
@@ -32,15 +32,15 @@ class Inbox {
   std::deque<News> news_;
 };
 
-// gRPC's threads read and write it; nobody waits in them. Nothing is written after its end: the status comes from the
-// read side. Keeps itself alive until then.
+// One Converse call. gRPC's threads run its callbacks, none of which blocks. No frame is written after the call's end;
+// the read side gets the status. The object keeps itself alive until then.
 class Wire : public grpc::ClientBidiReactor<v1::ConverseRequest, v1::ConverseResponse> {
  public:
   static std::shared_ptr<Wire> open(Pool& pool);
 
-  // Sends the open of a generation; what comes under its tag, which is returned, is put into its inbox from now on.
+  // Sends the open frame of a generation and returns its tag. Frames with this tag are put into the inbox from now on.
   std::uint64_t start(std::shared_ptr<Inbox> inbox, v1::ConverseRequest open);
-  // Sends a frame; one for a generation that has ended is dropped.
+  // Sends a frame; drops it if its generation has ended.
   void send(v1::ConverseRequest frame);
   // Cancels the call and waits for its end.
   void close();
@@ -60,19 +60,19 @@ class Wire : public grpc::ClientBidiReactor<v1::ConverseRequest, v1::ConverseRes
 
   const Lease lease_;
   const std::unique_ptr<grpc::ClientContext> context_;
-  v1::ConverseResponse read_;  // of the read that runs
+  v1::ConverseResponse read_;  // target of the running read
 
   std::mutex mutex_;
   std::condition_variable ended_;
-  std::deque<v1::ConverseRequest> frames_;  // guarded, as what follows; the first is being written while is_writing_
+  std::deque<v1::ConverseRequest> frames_;  // guarded, as are the members below; while is_writing_ the first is in use
   std::map<std::uint64_t, std::shared_ptr<Inbox>> inboxes_;
   std::uint64_t last_tag_ = 0;
   bool is_writing_ = false;
   bool is_going_away_ = false;
   bool is_half_closed_ = false;
   bool is_lost_ = false;
-  std::optional<Failure> lost_;  // how; set with the end
-  std::shared_ptr<Wire> self_;   // until the end
+  std::optional<Failure> lost_;  // how the call ended; set at its end
+  std::shared_ptr<Wire> self_;   // released at the end
 };
 
 }  // namespace sluice

@@ -1,4 +1,4 @@
-// What the client starts a session with.
+// The start of a session.
 #pragma once
 
 #include <memory>
@@ -9,7 +9,7 @@ namespace sluice {
 
 class Pool;
 
-// A session on these lines.
+// Opens a session on the lines of this pool.
 Session session_of(std::shared_ptr<Pool> pool);
 
 }  // namespace sluice

@@ -1,5 +1,5 @@
 #!/bin/sh
-# Builds the driver against Debian's Go packages: they hold the floor, grpc-go 1.33 and protobuf-go 1.28.
+# Builds the driver against Debian's Go packages: the oldest versions supported, grpc-go 1.33 and protobuf-go 1.28.
 set -e
 if [ ! -d /usr/share/gocode/src/google.golang.org/protobuf ]; then
   echo "golang-google-grpc-dev or golang-google-protobuf-dev is not installed" >&2

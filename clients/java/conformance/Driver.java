@@ -52,7 +52,7 @@ final class Driver {
     int pause_after;
   }
 
-  /** What is told of a generation, likewise. */
+  /** The driver's report on a generation; the names are those of its JSON. */
   private static final class End {
     final StringBuilder text = new StringBuilder();
     final List<Integer> token_ids = new ArrayList<>();
@@ -179,7 +179,7 @@ final class Driver {
     }
   }
 
-  /** Grants by the list, if there is one. */
+  /** Makes the grants of the list, if there is one. */
   private final class Credit {
     private int allowed = asked.window == null ? 0 : asked.window;
     private int consumed;

@@ -1,4 +1,4 @@
-"""The driver of the Python client, `--aio` of its asyncio face; tests/conformance/README.md has the contract."""
+"""The driver of the Python client, with `--aio` of the asyncio one; tests/conformance/README.md has the contract."""
 
 import argparse
 import asyncio
@@ -31,7 +31,7 @@ class Seen:
         self._seqs: list[int] = []
 
     def take(self, delta: types_pb2.Delta) -> tuple[str, int]:
-        """Note a delta. Returns what to do now: nothing, cancel, pause, or grant a number of tokens."""
+        """Records a delta. Returns what to do now: nothing, cancel, pause, or grant a number of tokens."""
         self._text.append(delta.text)
         self._ids.extend(token.id for token in delta.tokens)
         self._num_tokens += delta.consumed
@@ -49,7 +49,7 @@ class Seen:
         return "", 0
 
     def tell(self, progress: Progress, num_broken: int, error: sluice.SluiceError | None) -> None:
-        """Print the end of the generation."""
+        """Prints the end of the generation."""
         used = progress.finished.usage if progress.finished is not None else error.usage if error is not None else None
         end = progress.ends.get(0)
         told = {
@@ -67,13 +67,13 @@ class Seen:
 
 
 def say(told: dict[str, object]) -> None:
-    """Print one line of JSON."""
+    """Prints one line of JSON."""
     sys.stdout.write(json.dumps(told) + "\n")
     sys.stdout.flush()
 
 
 def failure(error: sluice.SluiceError | None) -> dict[str, object] | None:
-    """An error as the contract has it."""
+    """Returns an error in the form of the drivers' contract."""
     if error is None:
         return None
     return {
@@ -88,7 +88,7 @@ def failure(error: sluice.SluiceError | None) -> dict[str, object] | None:
 
 
 def tell_whole(answer: sluice.Completion | None, error: sluice.SluiceError | None) -> None:
-    """The end of a call that answers once."""
+    """Prints the end of a unary call."""
     told: dict[str, object] = {"text": "", "token_ids": [], "finish_reason": "", "completion_tokens": None}
     if answer is not None:
         told |= {"text": answer.text, "token_ids": answer.token_ids, "finish_reason": answer.finish_reason}
@@ -97,13 +97,13 @@ def tell_whole(answer: sluice.Completion | None, error: sluice.SluiceError | Non
 
 
 def pause(progress: Progress) -> None:
-    """Print that it pauses, and wait for a line on stdin."""
+    """Prints that the driver pauses, and waits for a line on stdin."""
     say({"paused": {"generation_id": progress.accepted.generation_id if progress.accepted else ""}})
     sys.stdin.readline()
 
 
 def options_of(asked: Asked) -> dict[str, Any]:
-    """Keyword arguments of the SDK."""
+    """Returns the keyword arguments of the SDK."""
     options: dict[str, Any] = {"temperature": 0.0, "timeout_s": asked.get("timeout_s")}
     options |= {name: asked[name] for name in ("max_tokens", "seed", "choices") if name in asked}
     if "choices" not in asked:
@@ -112,7 +112,7 @@ def options_of(asked: Asked) -> dict[str, Any]:
 
 
 def session_options(asked: Asked) -> dict[str, Any]:
-    """Those of a session's open."""
+    """Returns the keyword arguments of a session's `open`."""
     found: dict[str, Any] = {"window": asked["window"]} if "window" in asked else {}
     return {**found, "grants": "grants" not in asked}
 
@@ -147,7 +147,7 @@ def blocking(client: sluice.Client, asked: Asked) -> None:
 
 
 def act(opened: Any, action: str, num: int) -> None:  # noqa: ANN401 # a stream or a generation of a session
-    """What is to be done at a delta."""
+    """Performs the action at a delta."""
     if action == "pause":
         pause(opened.progress)
     elif action == "cancel":
@@ -157,7 +157,7 @@ def act(opened: Any, action: str, num: int) -> None:  # noqa: ANN401 # a stream 
 
 
 async def act_aio(opened: Any, action: str, num: int) -> None:  # noqa: ANN401 # as above
-    """The same for asyncio."""
+    """Performs the action at a delta, for asyncio."""
     if action == "pause":
         await asyncio.to_thread(pause, opened.progress)
     elif action == "cancel":
@@ -167,7 +167,7 @@ async def act_aio(opened: Any, action: str, num: int) -> None:  # noqa: ANN401 #
 
 
 def together(jobs: Iterable[Callable[[], None]]) -> None:
-    """Run all jobs at the same time, and wait for them."""
+    """Runs all jobs at the same time and waits for them."""
     with ThreadPoolExecutor(16) as pool:
         for done in [pool.submit(job) for job in jobs]:
             done.result()
@@ -204,7 +204,7 @@ async def waiting(client: sluice.AsyncClient, asked: Asked) -> None:
 
 
 def main() -> None:
-    """Read the request, do it."""
+    """Reads the request and runs it."""
     parser = argparse.ArgumentParser()
     for name in ("--address", "--tls-ca", "--tls-cert", "--tls-key", "--token"):
         parser.add_argument(name)

@@ -14,7 +14,7 @@ import { Session } from "./session";
 import { GenerateOptions, Prompt, build } from "./spec";
 
 export interface Tls {
-  /** PEM files; without `ca` Node's own authorities are trusted. */
+  /** Paths of PEM files; without `ca` Node's own authorities are trusted. */
   ca?: string;
   certificate?: string;
   key?: string;
@@ -23,12 +23,12 @@ export interface Tls {
 export interface ClientOptions {
   token?: string;
   tls?: Tls;
-  /** Deadline of calls that name none. */
+  /** Timeout in seconds of requests without one of their own. */
   timeoutS?: number;
-  /** Connections at most, opened as calls overlap. */
+  /** The most connections; they are opened as calls overlap. */
   channels?: number;
   retry?: RetryPolicy;
-  /** W3C trace context to send along, asked for at each call. */
+  /** Called for each call; returns the W3C trace context to send. */
   trace?: () => Record<string, string>;
 }
 
@@ -45,7 +45,7 @@ const CHANNEL_OPTIONS = {
 export class Client {
   private readonly pool: Pool;
 
-  /** Throws for a token that would be sent in plaintext to another host. */
+  /** Throws if a token would be sent in plaintext to another host. */
   constructor(
     target: string | string[] = "127.0.0.1:50051",
     private readonly options: ClientOptions = {},
@@ -60,12 +60,12 @@ export class Client {
     );
   }
 
-  /** Close the connections. */
+  /** Closes the connections. */
   close(): void {
     this.pool.close();
   }
 
-  /** The whole answer at once. */
+  /** Returns the whole answer at once. */
   async generate(prompt: Prompt, options: GenerateOptions = {}): Promise<GenerateResponse> {
     const spec = build(prompt, options);
     const attempts = new Attempts(this.retry, options.timeoutS ?? this.options.timeoutS);
@@ -87,12 +87,12 @@ export class Client {
     }
   }
 
-  /** The answer as it is made: `for await` over it. Leaving the loop cancels it. */
+  /** Returns the answer as a stream: `for await` over its deltas. Leaving the loop cancels it. */
   stream(prompt: Prompt, options: GenerateOptions = {}): Stream {
     return this.streamOf(build(prompt, options), options.timeoutS);
   }
 
-  /** Many generations on one stream, each with its own credit. */
+  /** Opens a session: many generations on one call, each with its own credit. */
   converse(): Session {
     return new Session(this.pool, () => this.metadata(), (spec, timeoutS) => this.streamOf(spec, timeoutS));
   }
@@ -115,7 +115,7 @@ export class Client {
   }
 }
 
-/** One generation: `for await` gives its deltas, each once; throws SluiceError as it fails. */
+/** One generation: `for await` yields its deltas, each once, and throws SluiceError if it fails. */
 export class Stream implements AsyncIterable<Delta> {
   private call: { cancel(): void } | undefined;
   private isCancelled = false;
@@ -128,7 +128,7 @@ export class Stream implements AsyncIterable<Delta> {
     private readonly metadata: () => Metadata,
   ) {}
 
-  /** Number of times that its connection was lost and it was resumed. */
+  /** How often the connection was lost and the generation resumed. */
   get numBroken(): number {
     return this.attempts.numBroken;
   }
@@ -154,7 +154,7 @@ export class Stream implements AsyncIterable<Delta> {
     }
   }
 
-  /** End the generation; its iterator throws CANCELLED. */
+  /** Cancels the generation; its iterator throws CANCELLED. */
   cancel(): void {
     this.isCancelled = true;
     this.call?.cancel();
@@ -166,11 +166,11 @@ export class Stream implements AsyncIterable<Delta> {
     });
   }
 
-  /** Take over a generation whose own call, on `lease`, ended with `error`. Throws it when it cannot go on. */
+  /** Takes over a generation whose own call, on `lease`, ended with `error`; throws `error` if it cannot be resumed. */
   async after(error: SluiceError, lease: Lease, canGoOn: boolean): Promise<void> {
     this.avoid = lease;
     if (!canGoOn && !this.progress.detaches) throw error;
-    this.progress.spec = { ...this.progress.spec, creditWindow: undefined }; // there are no grants from here on
+    this.progress.spec = { ...this.progress.spec, creditWindow: undefined }; // ResumeGenerate takes no grants
     await this.pause(error);
   }
 

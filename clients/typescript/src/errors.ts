@@ -9,13 +9,13 @@ import { Failed } from "./gen/sluice/v1/inference";
 import { Usage } from "./gen/sluice/v1/types";
 
 export class SluiceError extends Error {
-  /** Of ErrorInfo, such as "QUEUE_FULL"; "" where the server sent none. */
+  /** The reason in ErrorInfo, such as "QUEUE_FULL"; "" if the server sent none. */
   reason = "";
-  /** Of ErrorInfo. */
+  /** The metadata in ErrorInfo. */
   metadata: Record<string, string> = {};
-  /** Seconds after which trying again makes sense; undefined when the server named none. */
+  /** Seconds to wait before another attempt; undefined if the server named none. */
   retryAfterS: number | undefined;
-  /** The fields at fault. */
+  /** The fields whose values are not allowed. */
   fields: string[] = [];
   generationId = "";
   lastSeq = 0n;

@@ -1,4 +1,4 @@
-/** Client of sluice. `Client` is the way in; `v1` holds the generated types of the contract. */
+/** The client of sluice. `Client` is the entry point; `v1` holds the generated types of the contract. */
 
 export { Client, ClientOptions, Stream, Tls } from "./client";
 export { SluiceError } from "./errors";

@@ -1,4 +1,4 @@
-/** The channels of one client: opened as calls overlap; a call takes the one with fewest calls. */
+/** The channels of one client. They are opened as calls overlap; a call takes the channel with fewest calls. */
 
 import { InferenceServiceClient } from "./gen/sluice/v1/inference";
 
@@ -19,7 +19,7 @@ export class Pool {
     this.size = Math.max(size, targets.length);
   }
 
-  /** The channel with fewest calls, a new one where all have some; not the one of a call that has just failed. */
+  /** Returns the channel with fewest calls, or a new one if all are in use; never the channel of the failed call. */
   lease(avoid?: Lease): Lease {
     const others = this.leases.filter((one) => one !== avoid).sort((a, b) => a.numCalls - b.numCalls);
     let best = others[0];

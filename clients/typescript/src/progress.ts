@@ -25,12 +25,12 @@ export class Progress {
 
   constructor(public spec: GenerationSpec) {}
 
-  /** Whether the server keeps it when its connection is lost. */
+  /** Whether the server keeps the generation when its connection is lost. */
   get detaches(): boolean {
     return this.spec.scheduling?.onDisconnect === DisconnectAction.DISCONNECT_ACTION_DETACH;
   }
 
-  /** Whether to go on by ResumeGenerate; otherwise the request is sent again. */
+  /** Whether the generation is continued by ResumeGenerate; otherwise the request is sent again. */
   get hasBegun(): boolean {
     return this.accepted !== undefined && (this.lastSeq > 0n || this.detaches);
   }
@@ -44,7 +44,7 @@ export class Progress {
     return [...this.ids.values()].reduce((sum, ids) => sum + ids.length, 0) === this.numTokens;
   }
 
-  /** Note an event; the delta in it, unless it was seen before. */
+  /** Records an event. Returns its delta, unless it has none or the delta was received before. */
   take(event: Event): Delta | undefined {
     switch (event?.$case) {
       case "delta":
@@ -66,7 +66,7 @@ export class Progress {
     }
   }
 
-  /** The spec of ResumeGenerate. Without all ids it has no prompt, so that no gateway begins again. */
+  /** Returns the spec for ResumeGenerate; without a prompt if ids are missing, so that no gateway starts it again. */
   rest(): GenerationSpec {
     const accepted = this.accepted!;
     const outputs = [...this.ids].map(([outputIndex, tokenIds]) => ({ outputIndex, tokenIds }));
@@ -74,7 +74,7 @@ export class Progress {
     if (!this.hasAllIds) return GenerationSpec.fromPartial({ resume });
     const { model, revision, params } = accepted;
     const rest = { ...this.spec, ...params, model, revision, resume, creditWindow: undefined };
-    // Converse accepts before max_tokens is settled.
+    // Converse accepts a generation before its max_tokens is known.
     const maxTokens = params?.sampling?.maxTokens ?? this.spec.sampling?.maxTokens;
     if (params?.sampling) rest.sampling = { ...params.sampling, maxTokens };
     return rest;

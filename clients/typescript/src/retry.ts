@@ -1,4 +1,4 @@
-/** Whether and when a call that failed is made again, within its deadline. */
+/** Decides whether and when a failed call is repeated within its deadline. */
 
 import { status } from "@grpc/grpc-js";
 
@@ -6,20 +6,20 @@ import { SluiceError } from "./errors";
 import { Progress } from "./progress";
 
 export interface RetryPolicy {
-  /** Calls made at most before a generation is accepted. */
+  /** The most calls made before a generation is accepted. */
   attempts: number;
   firstDelayS: number;
   maxDelayS: number;
-  /** How long a lost generation is tried without an event, and the longest RetryInfo that is obeyed. */
+  /** Seconds to try to resume a lost generation without an event, and the longest RetryInfo delay that is respected. */
   patienceS: number;
 }
 
 export const DEFAULT_RETRY: RetryPolicy = { attempts: 4, firstDelayS: 0.05, maxDelayS: 2, patienceS: 30 };
 export const NEVER: RetryPolicy = { attempts: 1, firstDelayS: 0, maxDelayS: 0, patienceS: 0 };
 
-/** The attempts at one call, with its generation's progress if it is one. */
+/** The attempts at one call; with `progress` if it is a generation. */
 export class Attempts {
-  /** Number of times that it was lost after it had been accepted, and was resumed. */
+  /** How often the generation was lost after it had been accepted, and was resumed. */
   numBroken = 0;
   private numFailed = 0;
   private newsS = now();
@@ -34,12 +34,12 @@ export class Attempts {
     this.endS = timeoutS === undefined ? undefined : now() + timeoutS;
   }
 
-  /** grpc's deadline for the next attempt. */
+  /** The deadline to give to grpc for the next attempt. */
   get deadline(): Date | undefined {
     return this.endS === undefined ? undefined : new Date(this.endS * 1000);
   }
 
-  /** Wait before the next attempt. Throws `error` when there is none to make. */
+  /** Waits before the next attempt. Throws `error` if there is to be none. */
   async pause(error: SluiceError): Promise<void> {
     const begun = this.progress?.accepted !== undefined;
     if (this.progress && this.progress.lastSeq > this.seenSeq) {

@@ -1,4 +1,4 @@
-/** Many generations on one Converse call, each with its own credit. They are resumed when it is lost. */
+/** Sessions: many generations on one Converse call, each with its own credit. They are resumed when it is lost. */
 
 import { ClientDuplexStream, Metadata } from "@grpc/grpc-js";
 
@@ -13,11 +13,11 @@ import { GenerateOptions, Prompt, build } from "./spec";
 const DEFAULT_WINDOW = 256;
 
 export interface OpenOptions extends GenerateOptions {
-  /** Tokens that the server may sample ahead of the reader; null is no limit. */
+  /** How many tokens the server may sample ahead of the reader; null is no limit. */
   window?: number | null;
-  /** Give back what the reader has taken; true unless said otherwise. */
+  /** Whether the client grants credit for the tokens that were read. Default: true. */
   grants?: boolean;
-  /** Sampling waits for `closeInput`. */
+  /** Whether sampling waits for `closeInput`. */
   keepInputOpen?: boolean;
 }
 
@@ -30,7 +30,7 @@ export class Session {
     private readonly streamOf: (spec: GenerationSpec, timeoutS: number | undefined) => Stream,
   ) {}
 
-  /** Start a generation: `for await` over it. */
+  /** Starts a generation: `for await` over its deltas. */
   open(prompt: Prompt, options: OpenOptions = {}): Generation {
     const { window = DEFAULT_WINDOW, grants = true, keepInputOpen = false, ...others } = options;
     const spec = build(prompt, others);
@@ -43,7 +43,7 @@ export class Session {
     return generation;
   }
 
-  /** Cancel what still runs. */
+  /** Cancels the generations that still run. */
   close(): void {
     for (const wire of this.wires) wire.close();
   }
@@ -104,40 +104,40 @@ export class Generation implements AsyncIterable<Delta> {
     }
   }
 
-  /** News from its session. */
+  /** Receives an event from the session's call. */
   deliver(news: News): void {
     this.news.push(news);
     this.wake();
   }
 
-  /** Let the server sample so many more tokens. */
+  /** Grants credit: the server may sample `tokens` more tokens. */
   grant(tokens: number): void {
     this.wire.send({ tag: this.tag, frame: { $case: "grant", value: { tokens } } });
   }
 
-  /** More prompt, while the input is open. */
+  /** Appends to the prompt while the input is open. */
   append(text: string): void {
     this.wire.send({ tag: this.tag, frame: { $case: "append", value: { piece: { $case: "text", value: text } } } });
   }
 
-  /** The prompt is complete. */
+  /** Completes the prompt: sampling starts. */
   closeInput(): void {
     this.wire.send({ tag: this.tag, frame: { $case: "closeInput", value: {} } });
   }
 
-  /** Change parameters from the next token on. */
+  /** Changes sampling parameters from the next token on. */
   update(update: Partial<Update>): void {
     this.wire.send({ tag: this.tag, frame: { $case: "update", value: Update.fromPartial(update) } });
   }
 
-  /** End it; its iterator throws CANCELLED. */
+  /** Cancels the generation; its iterator throws CANCELLED. */
   cancel(): void {
     this.wire.send({ tag: this.tag, frame: { $case: "cancel", value: {} } });
     if (this.wire.isLost) this.rest.cancel();
   }
 }
 
-/** One Converse call. Nothing is written after its end: the status comes from the read side. */
+/** One Converse call. No frame is written after its end; the read side gets the status. */
 class Wire {
   takesMore = true;
   isLost = false;

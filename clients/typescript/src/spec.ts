@@ -1,4 +1,4 @@
-/** A request as plain values → the GenerationSpec of the contract. What is not given stays absent. */
+/** Makes a GenerationSpec of plain values. Options that are not given stay absent. */
 
 import { Chat, DisconnectAction, GenerationSpec, Role, SamplingParams } from "./gen/sluice/v1/types";
 
@@ -12,9 +12,9 @@ export interface GenerateOptions extends Partial<SamplingParams> {
   jsonSchema?: string;
   choices?: string[];
   priority?: number;
-  /** Keep it running when the connection is lost. */
+  /** Whether the server keeps the generation running when the connection is lost. */
   detach?: boolean;
-  /** Its deadline. */
+  /** The timeout of the request. */
   timeoutS?: number;
 }
 

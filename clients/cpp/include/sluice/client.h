@@ -16,20 +16,19 @@ namespace sluice {
 
 class Pool;
 
-// A client of one or several servers, connecting when it is first used. Safe to use from several threads. Streams and
-// sessions outlive it.
+// A client of one or several servers. It connects on first use and is thread-safe. Streams and sessions may outlive it.
 class Client {
  public:
-  // Throws std::invalid_argument for a token that would be sent to another host in plaintext, and for no address;
-  // std::runtime_error for a file of TLS that cannot be read.
+  // Throws std::invalid_argument if there is no address, or if a token would be sent to another host in plaintext;
+  // std::runtime_error if a TLS file cannot be read.
   explicit Client(const std::string& target, Options options = {});
   explicit Client(std::vector<std::string> targets, Options options = {});
 
-  // The whole answer at once. Throws Error, as all that follows does.
+  // Returns the whole answer at once. This and all methods below throw Error.
   v1::GenerateResponse generate(const Request& request);
-  // The answer as it is made.
+  // Returns a stream of the answer's deltas.
   Stream stream(const Request& request);
-  // Many generations on one call, each with its own credit.
+  // Opens a session: many generations on one call, each with its own credit.
   Session converse();
   // Ends a generation by its id, through any gateway; does nothing if it has ended.
   void cancel(const std::string& generation_id);

@@ -1,4 +1,4 @@
-// Range-for over what has `next`.
+// Support for range-for over a source that has `next`.
 #pragma once
 
 #include <cstddef>
@@ -9,7 +9,7 @@
 
 namespace sluice {
 
-// Gives `Source`, which has `const v1::Delta* next()`, a range that is read once.
+// Makes `Source`, which has `const v1::Delta* next()`, a range that is read once.
 template <typename Source>
 class Deltas {
  public:
@@ -41,7 +41,7 @@ class Deltas {
   iterator begin() { return iterator(static_cast<Source*>(this)); }
   iterator end() { return {}; }
 
-  // The rest of the first output's text.
+  // Reads to the end and returns the rest of the first output's text.
   std::string text() {
     std::string all;
     for (const v1::Delta& delta : *this) {

@@ -1,4 +1,4 @@
-// What a call or a generation fails with: one class per gRPC code, filled from google.rpc's error details.
+// The errors of calls and generations: one class per gRPC code, filled from google.rpc's error details.
 #pragma once
 
 #include <grpcpp/support/status_code_enum.h>
@@ -21,28 +21,28 @@ struct Violation {
   std::string description;
 };
 
-// How something failed, as a value.
+// A failure of a call or a generation, as a value.
 struct Failure {
   grpc::StatusCode code = grpc::StatusCode::UNKNOWN;
   // What failed, the value, the limit, and what to do.
   std::string message = {};
-  // Of ErrorInfo, such as "QUEUE_FULL"; "" where the server sent none (its transport failed).
+  // The reason in ErrorInfo, such as "QUEUE_FULL"; "" if the server sent none (its transport failed).
   std::string reason = {};
-  // Of ErrorInfo.
+  // The metadata in ErrorInfo.
   std::map<std::string, std::string> metadata = {};
-  // When trying again makes sense; absent when the server named no time.
+  // How long to wait before another attempt; absent when the server named no time.
   std::optional<Duration> retry_after = {};
   std::vector<Violation> violations = {};
   std::string generation_id = {};
   // Sequence number of the last delta that the server sent; 0 without one.
   std::uint64_t last_seq = 0;
-  // Tokens used until then; absent when it had not begun.
+  // Tokens used before the failure; absent if the generation had not begun.
   std::optional<v1::Usage> usage = {};
-  // Of the server's trace; "" without one.
+  // Id of the server's trace; "" without one.
   std::string trace_id = {};
 };
 
-// "INVALID_ARGUMENT" and so on.
+// Returns the code's name, such as "INVALID_ARGUMENT".
 const char* name_of(grpc::StatusCode code);
 
 class Error : public std::runtime_error, public Failure {

@@ -13,10 +13,10 @@ namespace sluice {
 
 using Duration = std::chrono::nanoseconds;
 
-// Pairs of lower-case key and value that go along with a call.
+// Metadata sent with a call: pairs of a lower-case key and a value.
 using Metadata = std::vector<std::pair<std::string, std::string>>;
 
-// Paths of PEM files. Without `ca` the host's authorities are trusted; `certificate` and `key` together are mTLS.
+// Paths of PEM files. Without `ca` the host's authorities are trusted; `certificate` and `key` together enable mTLS.
 struct Tls {
   std::string ca = {};
   std::string certificate = {};
@@ -24,13 +24,13 @@ struct Tls {
 };
 
 struct RetryPolicy {
-  // Calls made at most before a generation is accepted; 1 never repeats one.
+  // The most calls made before a generation is accepted; 1 never repeats a call.
   int attempts = 4;
-  // Pause before the second; it doubles with each, up to `max_delay`.
+  // Pause before the second call; it doubles with each further one, up to `max_delay`.
   Duration first_delay = std::chrono::milliseconds(50);
   Duration max_delay = std::chrono::seconds(2);
-  // How long a lost generation is tried without an event, and the longest RetryInfo that is obeyed; 0 never resumes
-  // one.
+  // How long the client tries to resume a lost generation without receiving an event, and the longest delay in
+  // RetryInfo that it waits for; 0 never resumes.
   Duration patience = std::chrono::seconds(30);
 
   static RetryPolicy never() { return {1, Duration(0), Duration(0), Duration(0)}; }
@@ -39,14 +39,14 @@ struct RetryPolicy {
 struct Options {
   // Sent as a bearer token with each call.
   std::string token = {};
-  // Absent: plaintext.
+  // Plaintext if absent.
   std::optional<Tls> tls = {};
-  // Deadline of calls that name none.
+  // Timeout of requests without one of their own.
   std::optional<Duration> timeout = {};
-  // Connections at most, opened as calls overlap, so that gateways which share a port share the work.
+  // The most connections. They are opened as calls overlap, so that gateways which share a port share the work.
   std::size_t channels = 4;
   RetryPolicy retry = {};
-  // Asked at each call for the W3C trace context of the caller: traceparent, and tracestate where there is one.
+  // Called for each call; returns the caller's W3C trace context: traceparent, and tracestate if there is one.
   std::function<Metadata()> trace = {};
 };
 

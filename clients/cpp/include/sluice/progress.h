@@ -21,27 +21,29 @@ struct Progress {
   std::optional<v1::PromptInfo> prompt_info = {};
   // How each output ended.
   std::map<std::uint32_t, v1::OutputFinished> ends = {};
-  // The last message; absent before it.
+  // The last message; absent until it has come.
   std::optional<v1::Finished> finished = {};
-  // Number of the last delta.
+  // Sequence number of the last delta.
   std::uint64_t last_seq = 0;
   // Tokens received, over all outputs.
   std::size_t num_tokens = 0;
-  // Their ids, by output; fewer where token_records is false.
+  // Ids of the tokens received, by output; fewer than tokens if token_records is false.
   std::map<std::uint32_t, std::vector<std::uint32_t>> ids = {};
 
-  // Whether the server keeps it when its connection is lost.
+  // Whether the server keeps the generation when its connection is lost.
   bool detaches() const;
-  // Whether to go on by ResumeGenerate; otherwise the request is sent again.
+  // Whether the generation is continued by ResumeGenerate; otherwise the request is sent again.
   bool has_begun() const;
-  // Whether it can go on after its connection was lost: by its ids, from the beginning, or kept by its server.
+  // Whether the generation can continue after its connection was lost: with the ids received, from the beginning, or
+  // because its server keeps it.
   bool can_go_on() const;
-  // The spec of ResumeGenerate. Without all ids it has no prompt, so that no gateway begins again behind what is here.
+  // Returns the spec for ResumeGenerate. If not all ids are known it has no prompt, so that no gateway starts the
+  // generation again from the beginning.
   v1::GenerationSpec rest() const;
-  // Notes what was changed on the way, so that a resumption keeps it.
+  // Records an update of parameters, so that a resumption keeps it.
   void note(const v1::Update& update);
 
-  // Notes an event of any call; the delta in it, unless it was seen before.
+  // Records an event of any call. Returns its delta, or nullptr if it has none or the delta was received before.
   template <typename Event>
   const v1::Delta* take(const Event& event) {
     if (event.has_delta()) return take_delta(event.delta()) ? &event.delta() : nullptr;

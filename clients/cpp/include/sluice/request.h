@@ -1,4 +1,4 @@
-// What is asked, in the common short ways; `spec` has all of the contract.
+// A request with setters for the common fields; `spec` has every field of the contract.
 #pragma once
 
 #include <cstdint>
@@ -13,7 +13,7 @@
 
 namespace sluice {
 
-// A prompt and its options. What is not set stays absent, and takes the model's own default.
+// A prompt and its options. Options that are not set stay absent and take the model's default.
 class Request {
  public:
   Request(const char* text);
@@ -21,7 +21,8 @@ class Request {
   Request(v1::GenerationSpec spec);
 
   static Request of_tokens(const std::vector<std::uint32_t>& ids);
-  // Pairs of role (system, developer, user, assistant, tool) and text. Throws std::invalid_argument for another role.
+  // A chat of (role, text) pairs; roles are system, developer, user, assistant and tool. Throws std::invalid_argument
+  // for another role.
   static Request chat(std::initializer_list<std::pair<std::string, std::string>> messages);
 
   Request& model(const std::string& id);
@@ -37,9 +38,9 @@ class Request {
   Request& json_schema(const std::string& schema);
   Request& choices(const std::vector<std::string>& texts);
   Request& priority(std::int32_t value);
-  // The server keeps it running when the connection is lost.
+  // Whether the server keeps the generation running when the connection is lost.
   Request& detach();
-  // Its deadline.
+  // The timeout of the request.
   Request& timeout(Duration time);
 
   v1::GenerationSpec& spec() { return spec_; }

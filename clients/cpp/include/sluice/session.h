@@ -1,4 +1,4 @@
-// Many generations on one Converse call, each with its own credit.
+// Sessions: many generations on one Converse call, each with its own credit.
 #pragma once
 
 #include <cstdint>
@@ -15,37 +15,38 @@ namespace sluice {
 class Opened;
 class Wires;
 
-// How a generation of a session is opened.
+// Options with which a generation of a session is opened.
 struct Opening {
-  // Tokens that the server may sample ahead of the reader; 0 is no limit.
+  // How many tokens the server may sample ahead of the reader; 0 is no limit.
   std::uint32_t window = 256;
-  // Give back what the reader has taken, half a window at a time; else `Generation::grant` does.
+  // Whether the client grants credit for the tokens that were read, half a window at a time; if not, the program calls
+  // `Generation::grant`.
   bool grants = true;
-  // Sampling waits for `close_input`; `append` brings more prompt.
+  // Whether sampling waits for `close_input`; `append` extends the prompt until then.
   bool keep_input_open = false;
 };
 
-// A range of its deltas, like Stream. Its reader alone may call next, the range, update and progress; the rest is for
-// any thread.
+// A generation of a session: a range of its deltas, like Stream. Only the reading thread may call next, update and
+// progress or iterate; the other methods may be called from any thread.
 class Generation : public Deltas<Generation> {
  public:
   explicit Generation(std::unique_ptr<Opened> opened);
   Generation(Generation&&) noexcept;
   Generation& operator=(Generation&&) noexcept;
-  // Ends it, unless it has ended.
+  // Cancels the generation if it has not ended.
   ~Generation();
 
-  // The next delta, valid until the next call, which gives back its credit; nullptr at the end. Throws Error.
+  // Returns the next delta, valid until the next call, which grants its credit again; nullptr at the end. Throws Error.
   const v1::Delta* next();
-  // Lets the server sample so many more tokens.
+  // Grants credit: the server may sample `tokens` more tokens.
   void grant(std::uint32_t tokens);
-  // More prompt, while the input is open.
+  // Appends to the prompt while the input is open.
   void append(const std::string& text);
-  // The prompt is complete.
+  // Completes the prompt: sampling starts.
   void close_input();
-  // Changes parameters from the next token on.
+  // Changes sampling parameters from the next token on.
   void update(const v1::Update& update);
-  // Ends it; its reader gets Cancelled.
+  // Cancels the generation; its reader gets Cancelled.
   void cancel();
   const Progress& progress() const;
   int num_broken() const;
@@ -54,13 +55,13 @@ class Generation : public Deltas<Generation> {
   std::unique_ptr<Opened> opened_;
 };
 
-// When the call is lost, its generations are resumed, and later ones are opened on a new call.
+// A session. When its call is lost, its generations are resumed, and later ones are opened on a new call.
 class Session {
  public:
   explicit Session(std::unique_ptr<Wires> wires);
   Session(Session&&) noexcept;
   Session& operator=(Session&&) noexcept;
-  // Cancels what still runs.
+  // Cancels the generations that still run.
   ~Session();
 
   Generation open(const Request& request, Opening opening = {});

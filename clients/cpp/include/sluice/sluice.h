@@ -1,4 +1,4 @@
-// All of the C++ client of sluice. The stubs of the contract are in sluice/v1.
+// Includes all headers of the C++ client of sluice. The stubs of the contract are in sluice/v1.
 #pragma once
 
 #include "sluice/client.h"

@@ -1,4 +1,4 @@
-// One generation, read as it is made.
+// The stream of one generation's deltas.
 #pragma once
 
 #include <memory>
@@ -10,8 +10,8 @@ namespace sluice {
 
 class Following;
 
-// A range of its deltas, each once: `for (const auto& delta : stream)`. Goes on by itself when its connection breaks or
-// its gateway dies. Its end of life ends the generation.
+// A range of a generation's deltas, each once: `for (const auto& delta : stream)`. Resumes by itself when its
+// connection breaks or its gateway fails. The destructor ends the generation.
 class Stream : public Deltas<Stream> {
  public:
   explicit Stream(std::unique_ptr<Following> following);
@@ -19,13 +19,13 @@ class Stream : public Deltas<Stream> {
   Stream& operator=(Stream&&) noexcept;
   ~Stream();
 
-  // The next delta, valid until the next call; nullptr at the end. Throws Error.
+  // Returns the next delta, valid until the next call; nullptr at the end. Throws Error.
   const v1::Delta* next();
-  // Ends the generation, from any thread; its reader gets Cancelled.
+  // Cancels the generation, from any thread; its reader gets Cancelled.
   void cancel();
-  // What was received; read it from the thread that reads the stream.
+  // What was received so far. Call it from the thread that reads the stream.
   const Progress& progress() const;
-  // Number of times that its connection was lost and it was resumed.
+  // How often the connection was lost and the generation resumed.
   int num_broken() const;
 
  private:

@@ -1,7 +1,6 @@
 """Python client of sluice. `Client` blocks, `AsyncClient` is for asyncio; `sluice.v1` holds the generated stubs.
 
-Names are imported when they are first used, so that a program that only needs the stubs, as a server does, pays for
-nothing else.
+Names are imported on first use, so that a program which needs only the stubs, such as a server, imports nothing else.
 """
 
 import importlib
@@ -66,7 +65,7 @@ __all__ = sorted(_HOMES)
 
 
 def __getattr__(name: str) -> object:
-    """Import a public name from where it lives (PEP 562)."""
+    """Imports a public name from its module (PEP 562)."""
     if name not in _HOMES:
         raise AttributeError(f"module 'sluice' has no attribute {name!r}")
     return getattr(importlib.import_module(_HOMES[name]), name)

@@ -1,4 +1,4 @@
-"""The attempts at one call: time left, and the pause after a failure. Pure: time and chance come in as arguments."""
+"""The attempts at one call: time left, and the pause after a failure. Pure: time and random numbers are arguments."""
 
 from sluice.errors import SluiceError
 from sluice.progress import Progress
@@ -6,10 +6,10 @@ from sluice.retry import Retries, RetryPolicy
 
 
 class Attempts:
-    """The attempts at a generation with `progress`, or at a call that answers once.
+    """The attempts at a generation, which has `progress`, or at a unary call.
 
     Attributes:
-        num_broken: number of times that it was lost after it had been accepted, and was resumed.
+        num_broken: how often the generation was lost after it had been accepted, and was resumed.
     """
 
     def __init__(self, policy: RetryPolicy, timeout_s: float | None, now: float, progress: Progress | None) -> None:
@@ -24,7 +24,7 @@ class Attempts:
         return None if self._end_s is None else max(self._end_s - now, 0.0)
 
     def pause_s(self, error: SluiceError, now: float, chance: float) -> float:
-        """Seconds to wait before the next attempt. Raises `error` when there is none to make."""
+        """Returns the seconds to wait before the next attempt. Raises `error` if there is to be none."""
         progress = self._progress
         begun = progress is not None and progress.accepted is not None
         if progress is not None and progress.last_seq > self._seen_seq:

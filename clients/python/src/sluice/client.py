@@ -29,8 +29,8 @@ class Client:
         target: host:port, or several.
         token: key to authenticate with.
         tls: None is plaintext; Tls() trusts the host's authorities.
-        timeout_s: deadline of calls that name none.
-        channels: connections at most.
+        timeout_s: timeout of calls without one of their own.
+        channels: the most connections.
         retry: when failed calls are repeated; `sluice.NEVER` repeats and resumes nothing.
     """
 
@@ -62,7 +62,7 @@ class Client:
         self.close()
 
     def close(self) -> None:
-        """Close the connections; calls that run are cancelled."""
+        """Closes the connections and cancels running calls."""
         for line in self._pool.lines():
             line.channel.close()
 
@@ -78,16 +78,16 @@ class Client:
         return Completion(found)
 
     def stream(self, prompt: Prompt, *, timeout_s: float | None = None, **options: Unpack[GenerateOptions]) -> Stream:
-        """The answer as it is made: iterate over it. It is resumed when its connection is lost."""
+        """Returns the answer as a stream: iterate over its deltas. It is resumed when its connection is lost."""
         progress = Progress(build(prompt, options))
         return Stream(self._pool, progress, self._attempts(timeout_s, progress), self._settings.metadata())
 
     def converse(self) -> Session:
-        """Many generations on one stream, each with its own credit: `with client.converse() as session`."""
+        """Opens a session of many generations, each with its own credit: `with client.converse() as session`."""
         return Session(self._pool, self._attempts, self._settings.metadata())
 
     def cancel(self, generation_id: str) -> None:
-        """End a generation by its id; does nothing if it has ended."""
+        """Cancels a generation by its id; does nothing if it has ended."""
         cancel_generation(self._pool, generation_id, self._settings.metadata())
 
     def tokenize(self, prompt: str | types_pb2.Chat, *, timeout_s: float | None = None) -> list[int]:

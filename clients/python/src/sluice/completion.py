@@ -7,7 +7,7 @@ from sluice.v1 import inference_pb2, types_pb2
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Completion:
-    """The answer of Generate. `response` has all of it; the properties are short ways to its common parts."""
+    """The answer of Generate. `response` is the whole message; the properties return its common parts."""
 
     response: inference_pb2.GenerateResponse
 
@@ -18,7 +18,7 @@ class Completion:
 
     @property
     def token_ids(self) -> list[int]:
-        """Ids of the first output; none where token_records is false."""
+        """Token ids of the first output; empty if token_records is false."""
         return [token.id for token in self.response.outputs[0].tokens]
 
     @property

@@ -28,15 +28,15 @@ class SluiceError(Exception):
 
     Attributes:
         code: the gRPC status code.
-        reason: of ErrorInfo, such as "QUEUE_FULL"; "" where the server sent none (its transport failed).
+        reason: the reason in ErrorInfo, such as "QUEUE_FULL"; "" if the server sent none (its transport failed).
         message: what failed, the value, the limit, and what to do.
-        metadata: of ErrorInfo.
-        retry_after_s: seconds after which trying again makes sense; None when the server named none.
-        violations: the fields at fault.
+        metadata: the metadata in ErrorInfo.
+        retry_after_s: seconds to wait before another attempt; None if the server named none.
+        violations: the fields whose values are not allowed.
         generation_id: the generation that failed; "" when it had none.
         last_seq: sequence number of the last delta that the server sent; 0 without one.
-        usage: tokens used until then; None when it had not begun.
-        trace_id: of the server's trace; "" without one.
+        usage: tokens used before the failure; None if the generation had not begun.
+        trace_id: id of the server's trace; "" without one.
     """
 
     code: grpc.StatusCode = grpc.StatusCode.UNKNOWN
@@ -77,7 +77,7 @@ class AlreadyExists(SluiceError):
 
 
 class PermissionDenied(SluiceError):
-    """The key or certificate is known and may not do this."""
+    """The key or certificate is known, but not allowed to do this."""
 
     code = grpc.StatusCode.PERMISSION_DENIED
 

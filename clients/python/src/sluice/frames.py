@@ -10,7 +10,7 @@ class Frames:
     """Makes the frames of one generation, under its tag.
 
     Attributes:
-        has_appended: its prompt came in pieces, so that it cannot be resumed by another server.
+        has_appended: the prompt was appended to, so that another server cannot resume the generation.
     """
 
     def __init__(self, tag: int, progress: Progress) -> None:

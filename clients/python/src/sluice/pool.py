@@ -1,4 +1,4 @@
-"""The channels of one client: opened as calls overlap; a call takes the one with fewest calls."""
+"""The channels of one client. They are opened as calls overlap; a call takes the channel with fewest calls."""
 
 import threading
 from collections.abc import Callable, Sequence
@@ -16,7 +16,7 @@ class Lease(Generic[_L]):
 
 
 class Pool(Generic[_L]):
-    """Lends the line with fewest calls. A call that failed on one line goes to another: gateways that share a port
+    """Lends the line with fewest calls. A call that failed on one line takes another, since gateways that share a port
     differ by connection only."""
 
     def __init__(self, open_line: Callable[[str, int], _L], targets: Sequence[str], size: int) -> None:
@@ -27,7 +27,7 @@ class Pool(Generic[_L]):
         self._lock = threading.Lock()
 
     def lease(self, avoid: Lease[_L] | None = None) -> Lease[_L]:
-        """The line with fewest calls, a new one where all have some and there may be more."""
+        """Returns the line with fewest calls; a new one if all are in use and the limit allows it."""
         with self._lock:
             others = [one for one in self._leases if one is not avoid]
             best = min(others, key=lambda one: one.num_calls, default=None)
@@ -40,12 +40,12 @@ class Pool(Generic[_L]):
             return best
 
     def release(self, lease: Lease[_L]) -> None:
-        """Give a line back at the end of a call."""
+        """Gives a line back at the end of a call."""
         with self._lock:
             lease.num_calls -= 1
 
     def lines(self) -> list[_L]:
-        """Remove all open lines from the pool and return them, to be closed."""
+        """Removes all open lines from the pool and returns them, to be closed."""
         with self._lock:
             found, self._leases = [one.line for one in self._leases], []
             return found

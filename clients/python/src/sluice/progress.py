@@ -1,6 +1,6 @@
 """What a client has received of one generation, and the request for the rest of it. Pure: no I/O, no clock.
 
-Events come in (of StreamGenerate, ResumeGenerate or Converse); deltas not seen before go out.
+It takes the events of StreamGenerate, ResumeGenerate or Converse and returns the deltas not received before.
 """
 
 from typing import TypeAlias
@@ -15,15 +15,15 @@ _EFFECTIVE = ("sampling", "stop", "output", "constraint", "cache", "scheduling",
 
 
 class Progress:
-    """One generation as its client has it.
+    """The state of one generation at its client.
 
     Attributes:
-        spec: what was asked.
-        accepted: the first message; None before it.
-        prompt_info: with echo or prompt_logprobs.
+        spec: the request.
+        accepted: the first message; None until it has come.
+        prompt_info: facts about the prompt; only with echo or prompt_logprobs.
         ends: how each output ended, by its index.
-        finished: the last message; None before it.
-        last_seq: sequence number of the last delta; 0 before it.
+        finished: the last message; None until it has come.
+        last_seq: sequence number of the last delta; 0 without one.
     """
 
     def __init__(self, spec: types_pb2.GenerationSpec) -> None:
@@ -34,21 +34,21 @@ class Progress:
         self.finished: types_pb2.Finished | None = None
         self.last_seq = 0
         self._received = Received()
-        self._throttled: tuple[int, inference_pb2.Throttled] | None = None  # behind which delta
+        self._throttled: tuple[int, inference_pb2.Throttled] | None = None  # with the number of the delta before it
 
     @property
     def detaches(self) -> bool:
-        """Whether the server keeps it when its connection is lost."""
+        """Whether the server keeps the generation when its connection is lost."""
         return self.spec.scheduling.on_disconnect == types_pb2.DISCONNECT_ACTION_DETACH
 
     @property
     def has_begun(self) -> bool:
-        """Whether going on means to resume; else it is asked for again from the beginning."""
+        """Whether the generation is continued by ResumeGenerate; otherwise the request is sent again."""
         return self.accepted is not None and (self.last_seq > 0 or self.detaches)
 
     @property
     def can_go_on(self) -> bool:
-        """Whether it can go on after its connection was lost: by its ids, from the beginning, or kept by its server."""
+        """Whether it can continue after a lost connection: by its ids, from the beginning, or kept by its server."""
         return not self.last_seq or self.detaches or self._received.has_all_ids
 
     @property
@@ -58,14 +58,14 @@ class Progress:
 
     @property
     def throttled(self) -> inference_pb2.Throttled | None:
-        """What it waits for, if the last news was that it does."""
+        """What the generation waits for; None while it is running."""
         seq, throttled = self._throttled or (self.last_seq, None)
         return throttled if seq == self.last_seq else None
 
     def take(self, event: Event) -> types_pb2.Delta | None:
-        """Note an event; the delta in it, unless it was seen before."""
+        """Records an event. Returns its delta, unless it has none or the delta was received before."""
         delta = event.delta
-        seq = delta.seq  # 0 where the event is none
+        seq = delta.seq  # 0 if the event is no delta
         if seq > self.last_seq:
             self.last_seq = seq
             self._received.note(delta)
@@ -89,7 +89,7 @@ class Progress:
                 self._throttled = (self.last_seq, event.throttled)
 
     def update(self, update: inference_pb2.Update) -> None:
-        """Note what was changed on the way, so that a resumption keeps it."""
+        """Records an update of parameters, so that a resumption keeps it."""
         for params in (self.spec, self.accepted.params if self.accepted is not None else self.spec):
             if update.HasField("max_tokens"):
                 params.sampling.max_tokens = update.max_tokens
@@ -99,10 +99,10 @@ class Progress:
                 params.stop.CopyFrom(update.stop)
 
     def rest(self) -> types_pb2.GenerationSpec:
-        """The spec of ResumeGenerate: to any gateway, as it has all that was received.
+        """Returns the spec for ResumeGenerate, for any gateway: it holds everything that was received.
 
-        Where ids are not known the prompt is left out: a gateway that does not know the generation then says so, and
-        does not begin again behind what the client already has.
+        If ids are missing the prompt is left out, so that a gateway without the generation answers with an error
+        instead of starting it again from the beginning.
         """
         assert self.accepted is not None
         rest = types_pb2.GenerationSpec()
@@ -115,7 +115,7 @@ class Progress:
                 if params.HasField(name):  # type: ignore[arg-type] # each a field of it
                     getattr(rest, name).CopyFrom(getattr(params, name))
             if self.spec.sampling.max_tokens and not rest.sampling.max_tokens:
-                rest.sampling.max_tokens = self.spec.sampling.max_tokens  # Converse accepts before it is settled
+                rest.sampling.max_tokens = self.spec.sampling.max_tokens  # Converse accepts before it is known
         rest.resume.generation_id, rest.resume.after_seq = self.accepted.generation_id, self.last_seq
         for index, ids in self._received.ids.items():
             rest.resume.outputs.add(output_index=index, token_ids=ids)

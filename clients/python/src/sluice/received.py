@@ -1,7 +1,7 @@
 """The token ids that a client has received, by output, with which another gateway can go on. Pure.
 
-Deltas are noted as they come and unpacked a batch at a time: between two messages of a stream the processor has done
-other things, and what runs once for many of them runs several times faster than once for each.
+Deltas are recorded as they come and unpacked in batches: unpacking many at once is several times faster than unpacking
+each between two messages of a stream, when the processor's caches hold other data.
 """
 
 from collections import defaultdict
@@ -13,7 +13,7 @@ BATCH = 64
 
 
 class Received:
-    """Ids of the deltas noted so far."""
+    """The token ids of the deltas recorded so far."""
 
     def __init__(self) -> None:
         self._num_tokens = 0
@@ -21,7 +21,7 @@ class Received:
         self._packed: list[types_pb2.Delta] = []
 
     def note(self, delta: types_pb2.Delta) -> None:
-        """One more, that was not seen before."""
+        """Records a delta that was not received before."""
         self._packed.append(delta)
         if len(self._packed) >= BATCH:
             self._unpack()
@@ -34,7 +34,7 @@ class Received:
 
     @property
     def ids(self) -> Mapping[int, list[int]]:
-        """By output; fewer than the tokens where token_records is false."""
+        """Token ids by output; fewer than tokens if token_records is false."""
         self._unpack()
         return self._ids
 
@@ -46,7 +46,7 @@ class Received:
     def _unpack(self) -> None:
         for delta in self._packed:
             self._num_tokens += delta.consumed
-            tokens = delta.tokens[:]  # iterating over protobuf's own container ends in an exception each time
+            tokens = delta.tokens[:]  # a list: iterating over protobuf's container raises an exception at its end
             if tokens:
                 ids = self._ids[delta.output_index]
                 for token in tokens:

@@ -1,4 +1,4 @@
-"""Whether and when a call that failed is made again. Pure: time and chance come in as arguments."""
+"""Decides whether and when a failed call is repeated. Pure: time and random numbers are arguments."""
 
 import dataclasses
 
@@ -6,8 +6,8 @@ import grpc
 
 from sluice.errors import SluiceError
 
-# The server is stopping or full for now: another attempt, there or elsewhere, may succeed. A deadline that cannot be
-# met also comes with RetryInfo, but only more time helps it.
+# Reasons for which another attempt, at this or another server, may succeed: the server is stopping or full. The error
+# for a deadline that cannot be met has RetryInfo too, but only a longer deadline helps.
 _NOT_WORTH_IT = frozenset({"DEADLINE_UNATTAINABLE"})
 
 
@@ -16,11 +16,11 @@ class RetryPolicy:
     """When a client repeats and resumes failed calls.
 
     Attributes:
-        attempts: calls made at most before a generation is accepted; 1 never repeats one.
-        first_delay_s: pause before the second; it doubles with each.
-        max_delay_s: longest pause that the client itself chooses.
-        patience_s: how long a lost generation is tried without an event, and the longest wait that a server may
-            ask for (RetryInfo) that is obeyed and not raised. 0 never resumes.
+        attempts: the most calls made before a generation is accepted; 1 never repeats a call.
+        first_delay_s: pause before the second call; it doubles with each further one.
+        max_delay_s: the longest pause that the client itself chooses.
+        patience_s: how long the client tries to resume a lost generation without receiving an event, and the longest
+            delay in a server's RetryInfo that it waits for instead of raising. 0 never resumes.
     """
 
     attempts: int = 4
@@ -37,22 +37,22 @@ class Retries:
 
     def __init__(self, policy: RetryPolicy, now: float) -> None:
         self._policy = policy
-        self._num_failed = 0  # since there was news
+        self._num_failed = 0  # since the last event
         self._news_s = now
 
     def progressed(self, now: float) -> None:
-        """Note that an event arrived: earlier failures no longer count."""
+        """Records that an event arrived: earlier failures no longer count."""
         self._num_failed = 0
         self._news_s = now
 
     def delay_s(self, error: SluiceError, now: float, chance: float, *, begun: bool) -> float | None:
-        """Seconds to wait before the next attempt; None when there is none to make.
+        """Returns the seconds to wait before the next attempt; None if there is to be none.
 
         Args:
             error: how the last attempt ended.
             now: seconds on any clock that does not go back.
-            chance: 0 to 1, spreads clients that failed together.
-            begun: the generation was accepted, so that it is resumed and not repeated.
+            chance: a random number from 0 to 1, which spreads clients that failed together.
+            begun: the generation was accepted, so that it is resumed instead of repeated.
         """
         self._num_failed += 1
         policy = self._policy

@@ -1,7 +1,7 @@
-"""Many generations on one Converse call, each with its own credit; blocking. A thread reads the call for all of them.
+"""Blocking sessions: many generations on one Converse call, each with its own credit. One thread reads the call.
 
-When the call is lost, its generations go on by ResumeGenerate, and later ones are opened on a new call. Stops
-writing to a call once its server has ended it: grpc reports the status from the read side.
+When the call is lost, its generations continue by ResumeGenerate, and later ones are opened on a new call. Nothing is
+written to a call after its server has ended it: grpc reports the status on the read side.
 """
 
 import itertools
@@ -30,7 +30,7 @@ PONG_TIMEOUT_S = 10.0
 
 
 class Session:
-    """`with client.converse() as session`: leaving the block cancels what still runs."""
+    """A session. Leaving its `with` block cancels the generations that still run."""
 
     def __init__(self, pool: Pool[Line], attempts: MakeAttempts, metadata: Metadata) -> None:
         self._pool = pool
@@ -56,13 +56,13 @@ class Session:
         timeout_s: float | None = None,
         **options: Unpack[GenerateOptions],
     ) -> "Generation":
-        """Start a generation.
+        """Starts a generation.
 
         Args:
-            window: tokens that the server may sample ahead of the reader; None is no limit.
-            grants: give back what the reader has taken; else `grant` does.
-            keep_input_open: sampling waits for `close_input`; `append` brings more prompt.
-            timeout_s: its deadline.
+            window: how many tokens the server may sample ahead of the reader; None is no limit.
+            grants: whether the client grants credit for tokens that were read; if not, call `grant`.
+            keep_input_open: sampling waits for `close_input`; `append` extends the prompt until then.
+            timeout_s: timeout of the generation.
         """
         spec = build(prompt, options)
         if window is not None:
@@ -76,7 +76,7 @@ class Session:
         return generation
 
     def ping(self) -> None:
-        """Send a ping on the stream and wait for its answer. Raises SluiceError when it is lost or does not answer."""
+        """Sends a ping and waits for the answer. Raises SluiceError if the call is lost or no answer comes."""
         self._open_wire().ping()
 
     def _open_wire(self) -> "Wire":
@@ -87,10 +87,10 @@ class Session:
 
 
 class Generation:
-    """One of a session: iterate for its deltas. Raises SluiceError as it fails.
+    """One generation of a session: iterate over its deltas. Raises SluiceError if it fails.
 
     Attributes:
-        progress: what was received: `accepted`, `prompt_info`, `ends` by output, `finished`.
+        progress: what was received so far: `accepted`, `prompt_info`, `ends` by output, `finished`.
     """
 
     def __init__(self, wire: "Wire", rest: Stream, credit: Credit) -> None:
@@ -103,7 +103,7 @@ class Generation:
 
     @property
     def num_broken(self) -> int:
-        """Number of times that its connection was lost and it was resumed."""
+        """How often the connection was lost and the generation resumed."""
         return self._rest.num_broken
 
     def __iter__(self) -> Iterator[types_pb2.Delta]:
@@ -119,28 +119,28 @@ class Generation:
                 self.grant(self._credit.take(delta.consumed))
 
     def text(self) -> str:
-        """The rest of the first output's text."""
+        """Reads to the end and returns the rest of the first output's text."""
         return "".join(delta.text for delta in self if delta.output_index == 0)
 
     def grant(self, tokens: int) -> None:
-        """Let the server sample `tokens` more; 0 does nothing."""
+        """Grants credit: the server may sample `tokens` more tokens; 0 does nothing."""
         if tokens:
             self._wire.send(self.frames.grant(tokens))
 
     def append(self, piece: str | list[int]) -> None:
-        """More prompt, while the input is open."""
+        """Appends to the prompt while the input is open."""
         self._wire.send(self.frames.append(piece))
 
     def close_input(self) -> None:
-        """The prompt is complete: sampling starts."""
+        """Completes the prompt: sampling starts."""
         self._wire.send(self.frames.close_input())
 
     def update(self, update: inference_pb2.Update) -> None:
-        """Change parameters from the next token on."""
+        """Changes sampling parameters from the next token on."""
         self._wire.send(self.frames.update(update))
 
     def cancel(self) -> None:
-        """End it; its iterator raises Cancelled."""
+        """Cancels the generation; its iterator raises Cancelled."""
         self._wire.send(self.frames.cancel())
         if self._wire.is_lost:
             self._rest.cancel()
@@ -169,7 +169,7 @@ class Wire:
         return next(self._tags)
 
     def start(self, generation: Generation, frame: inference_pb2.ConverseRequest) -> None:
-        """Send the open frame of a generation; frames under its tag are delivered to it from now on."""
+        """Sends the open frame of a generation; frames with its tag are delivered to it from now on."""
         with self._lock:
             self._generations[frame.tag] = generation
             if not self.is_lost:
@@ -178,13 +178,13 @@ class Wire:
         generation.news.put(errors.Unavailable("the stream of this session was lost"))
 
     def send(self, frame: inference_pb2.ConverseRequest) -> None:
-        """Send a frame; one for a generation that has ended is dropped, as nothing is written after the end."""
+        """Sends a frame; drops it if its generation has ended, as nothing is written after the end."""
         with self._lock:
             if not self.is_lost and frame.tag in self._generations:
                 self._frames.put(frame)
 
     def ping(self) -> None:
-        """Wait for a pong."""
+        """Sends a ping and waits for its pong."""
         self._frames.put(inference_pb2.ConverseRequest(ping=inference_pb2.Ping()))
         try:
             lost = self._pongs.get(timeout=PONG_TIMEOUT_S)
@@ -194,8 +194,8 @@ class Wire:
             raise lost
 
     def close(self) -> None:
-        """Cancel the call, and wait for the thread that reads it: one that is still inside grpc when the interpreter
-        ends may keep the process from ending."""
+        """Cancels the call and waits for the thread that reads it: a thread still inside grpc when the interpreter ends
+        may keep the process from ending."""
         self._frames.put(None)
         self._call.cancel()
         self._reading.join(CLOSE_TIMEOUT_S)

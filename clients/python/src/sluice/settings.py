@@ -12,7 +12,7 @@ import grpc
 from sluice.retry import RetryPolicy
 from sluice.tracing import Trace, current_trace
 
-MAX_RECEIVE_BYTES = 64 << 20  # what a server sends in one message at most
+MAX_RECEIVE_BYTES = 64 << 20  # the largest message that a server sends
 _READS = {
     "sluice.v1.InferenceService": ("Tokenize", "Detokenize", "Embed", "CancelGeneration"),
     "sluice.v1.ControlService": ("ListModels", "GetModel", "GetServerInfo", "GetLoad"),
@@ -21,7 +21,7 @@ _READS = {
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Tls:
-    """Files of TLS, PEM. Absent `ca`: the host's authorities. `certificate` and `key` together: mTLS."""
+    """Paths of PEM files. Without `ca` the host's authorities are trusted; `certificate` and `key` enable mTLS."""
 
     ca: str | os.PathLike[str] | None = None
     certificate: str | os.PathLike[str] | None = None
@@ -40,11 +40,11 @@ class Settings:
     """The settings of a client.
 
     Attributes:
-        targets: host:port of each server, or what else grpc resolves.
+        targets: host:port of each server, or another address that grpc resolves.
         tls: None is plaintext.
         token: sent as a bearer token with each call.
-        channels: connections at most; opened as calls overlap, so that gateways that share a port share the work.
-        timeout_s: deadline of calls that name none.
+        channels: the most connections; opened as calls overlap, so that gateways that share a port share the work.
+        timeout_s: timeout of calls without one of their own.
     """
 
     targets: tuple[str, ...]
@@ -56,7 +56,7 @@ class Settings:
     trace: Trace = current_trace
 
     def __post_init__(self) -> None:
-        """Raises ValueError for a key that would be sent in plaintext to another host."""
+        """Raises ValueError if a key would be sent in plaintext to another host."""
         if not self.targets or self.channels < 1:
             raise ValueError("a client needs an address and at least one channel")
         for target in self.targets:
@@ -76,7 +76,7 @@ def targets_of(target: str | Sequence[str]) -> tuple[str, ...]:
 def channel_options(number: int) -> tuple[tuple[str, int | str], ...]:
     """Arguments of the channel of this number. grpc ignores unknown keys silently; a test looks each up in its binary.
 
-    Small HTTP/2 windows, as a reader that stops would else let thousands of messages pile up in the transport.
+    HTTP/2 windows are small: when a reader stops, thousands of messages would otherwise pile up in the transport.
     """
     return (
         ("grpc.max_receive_message_length", MAX_RECEIVE_BYTES),
@@ -90,12 +90,12 @@ def channel_options(number: int) -> tuple[tuple[str, int | str], ...]:
         ("grpc.keepalive_time_ms", 30_000),
         ("grpc.keepalive_timeout_ms", 10_000),
         ("grpc.service_config", SERVICE_CONFIG),
-        ("sluice.connection", number),  # not grpc's: channels that are alike in all arguments would share connections
+        ("sluice.connection", number),  # unknown to grpc: channels with equal arguments would share a connection
     )
 
 
 def _service_config() -> str:
-    """Calls that change nothing are repeated by grpc itself; a generation is repeated or resumed by its stream."""
+    """Lets grpc itself repeat calls that change nothing; a generation is repeated or resumed by its stream."""
     policy = {
         "maxAttempts": 4,
         "initialBackoff": "0.05s",

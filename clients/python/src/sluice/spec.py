@@ -1,7 +1,7 @@
-"""A request as plain Python values → the GenerationSpec of the contract. Pure.
+"""Makes a GenerationSpec of the contract of plain Python values. Pure.
 
-What is not given stays absent, and takes the model's own default. A field without an option here is set on a
-GenerationSpec of your own, which is passed as the prompt.
+Options that are not given stay absent and take the model's default. To set a field without an option here, pass a
+GenerationSpec as the prompt.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
@@ -80,7 +80,7 @@ def build(prompt: Prompt, options: GenerateOptions) -> types_pb2.GenerationSpec:
 
 
 def chat(*messages: tuple[str, str]) -> types_pb2.Chat:
-    """A conversation from (role, text) pairs; roles are system, developer, user, assistant and tool.
+    """Makes a chat of (role, text) pairs; roles are system, developer, user, assistant and tool.
 
     Raises ValueError for another role.
     """
@@ -107,7 +107,7 @@ def _prompted(prompt: Prompt) -> types_pb2.GenerationSpec:
 
 
 def _rest(spec: types_pb2.GenerationSpec, options: GenerateOptions) -> None:
-    """Set the options that are not one field of one message."""
+    """Sets the options that do not correspond to one field of one message."""
     if "stop" in options:
         stop = options["stop"]
         spec.stop.strings.extend([stop] if isinstance(stop, str) else stop)

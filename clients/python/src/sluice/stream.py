@@ -1,4 +1,4 @@
-"""One generation, read as it is made; blocking. It is resumed when its connection breaks or its gateway ends."""
+"""The blocking stream of one generation's deltas. Resumed when its connection breaks or its gateway ends."""
 
 import random
 import time
@@ -32,10 +32,10 @@ class Line:
 
 
 class Stream:
-    """Iterate for the deltas, each once. Raises SluiceError as it fails; leaving the loop cancels the generation.
+    """Iterating yields the deltas, each once. Raises SluiceError on failure; leaving the loop cancels the generation.
 
     Attributes:
-        progress: what was received: `accepted`, `prompt_info`, `ends` by output, `finished`.
+        progress: what was received so far: `accepted`, `prompt_info`, `ends` by output, `finished`.
     """
 
     def __init__(self, pool: Pool[Line], progress: Progress, attempts: Attempts, metadata: Metadata) -> None:
@@ -49,7 +49,7 @@ class Stream:
 
     @property
     def num_broken(self) -> int:
-        """Number of times that its connection was lost and it was resumed."""
+        """How often the connection was lost and the generation resumed."""
         return self._attempts.num_broken
 
     def __iter__(self) -> Iterator[types_pb2.Delta]:
@@ -67,11 +67,11 @@ class Stream:
             time.sleep(pause_s)
 
     def text(self) -> str:
-        """The rest of the first output's text."""
+        """Reads to the end and returns the rest of the first output's text."""
         return "".join(delta.text for delta in self if delta.output_index == 0)
 
     def cancel(self) -> None:
-        """End the generation, from any thread; its iterator raises Cancelled."""
+        """Cancels the generation, from any thread; its iterator raises Cancelled."""
         self._is_cancelled = True
         accepted = self.progress.accepted
         if self.progress.detaches and accepted is not None:
@@ -80,11 +80,11 @@ class Stream:
             self._call.cancel()
 
     def after(self, error: errors.SluiceError, lease: Lease[Line], *, can_go_on: bool) -> None:
-        """Take over a generation whose own call, on `lease`, ended with `error`. Raises it when it cannot go on."""
+        """Takes over a generation whose call, on `lease`, ended with `error`. Raises `error` if it cannot resume."""
         self._avoid = lease
         if not can_go_on and not self.progress.detaches:
             raise error
-        self.progress.spec.ClearField("credit_window")  # there are no grants from here on
+        self.progress.spec.ClearField("credit_window")  # ResumeGenerate takes no grants
         time.sleep(self._pause_s(error))
 
     def _read(self, line: Line) -> Iterator[types_pb2.Delta]:
@@ -115,7 +115,7 @@ class Stream:
 
 
 def once(pool: Pool[Line], attempts: Attempts, ask: Callable[[Line, float | None], _T]) -> _T:
-    """A call that answers once, repeated where that is safe. Raises SluiceError."""
+    """Makes a unary call and repeats it where that is safe. Raises SluiceError."""
     lease: Lease[Line] | None = None
     while True:
         lease = pool.lease(avoid=lease)
@@ -129,7 +129,7 @@ def once(pool: Pool[Line], attempts: Attempts, ask: Callable[[Line, float | None
 
 
 def cancel_generation(pool: Pool[Line], generation_id: str, metadata: Metadata) -> None:
-    """End a generation by its id, through any gateway; does nothing if it has ended. Raises SluiceError."""
+    """Cancels a generation by its id, through any gateway; does nothing if it has ended. Raises SluiceError."""
     request = inference_pb2.CancelGenerationRequest(generation_id=generation_id)
     lease = pool.lease()
     try:

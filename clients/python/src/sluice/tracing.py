@@ -1,6 +1,6 @@
-"""W3C trace context of a call: that of the application's current OpenTelemetry span, if it has one.
+"""The W3C trace context of a call: that of the application's current OpenTelemetry span, if it has one.
 
-OpenTelemetry is no dependency: an application that uses it has imported it.
+OpenTelemetry is no dependency: it is used only if the application has imported it.
 """
 
 import sys
@@ -11,7 +11,7 @@ Trace: TypeAlias = Callable[[], tuple[tuple[str, str], ...]]  # traceparent, and
 
 
 def current_trace() -> tuple[tuple[str, str], ...]:
-    """traceparent and tracestate of the current span; nothing without one."""
+    """Returns traceparent and tracestate of the current span; nothing without one."""
     api: Any = sys.modules.get("opentelemetry.trace")
     if api is None:
         return ()

@@ -36,7 +36,7 @@ import sluice.v1.Types.SamplingParams;
 import sluice.v1.Types.SchedulingOptions;
 import sluice.v1.Types.StopConditions;
 
-/** What the conformance suite cannot see: demand, threads and the ways out. `java Behaviour HOST:PORT` prints what held. */
+/** Tests of demand, threads and early ends, besides the conformance suite. `java Behaviour HOST:PORT` runs them. */
 final class Behaviour {
   private static final GenerationSpec LONG = GenerationSpec.newBuilder()
       .setText("Once upon a time")
@@ -52,7 +52,7 @@ final class Behaviour {
           SchedulingOptions.newBuilder().setOnDisconnect(DisconnectAction.DISCONNECT_ACTION_DETACH))
       .build();
 
-  /** A subscriber that keeps what it is told. */
+  /** A subscriber that records its calls. */
   private static class Kept implements Flow.Subscriber<Delta> {
     final BlockingQueue<Object> told = new LinkedBlockingQueue<>();
     Flow.Subscription subscription;
@@ -121,7 +121,7 @@ final class Behaviour {
     System.out.println(name);
   }
 
-  /** Wait until the server says so: that it has ended means something then. */
+  /** Waits until the server reports an open request, so that a later report of none proves that it ended. */
   private void running() {
     while (numOpen() == 0) {
       Thread.onSpinWait();

@@ -1,1 +1,1 @@
-"""The client for asyncio: the same as its blocking twin in everything that is not waiting."""
+"""The client for asyncio: the same behaviour as the blocking client."""

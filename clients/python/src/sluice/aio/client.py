@@ -29,8 +29,8 @@ class AsyncClient:
         target: host:port, or several.
         token: key to authenticate with.
         tls: None is plaintext; Tls() trusts the host's authorities.
-        timeout_s: deadline of calls that name none.
-        channels: connections at most.
+        timeout_s: timeout of calls without one of their own.
+        channels: the most connections.
         retry: when failed calls are repeated; `sluice.NEVER` repeats and resumes nothing.
     """
 
@@ -64,7 +64,7 @@ class AsyncClient:
         await self.close()
 
     async def close(self) -> None:
-        """Close the connections; calls that run are cancelled."""
+        """Closes the connections and cancels running calls."""
         for line in self._pool.lines():
             await line.channel.close()
 
@@ -83,16 +83,16 @@ class AsyncClient:
     def stream(
         self, prompt: Prompt, *, timeout_s: float | None = None, **options: Unpack[GenerateOptions]
     ) -> AsyncStream:
-        """The answer as it is made: `async for` over it. It is resumed when its connection is lost."""
+        """Returns the answer as a stream: `async for` over its deltas. It is resumed when its connection is lost."""
         progress = Progress(build(prompt, options))
         return AsyncStream(self._pool, progress, self._attempts(timeout_s, progress), self._settings.metadata())
 
     def converse(self) -> AsyncSession:
-        """Many generations on one stream, each with its own credit: `async with client.converse() as session`."""
+        """Opens a session of many generations, each with its own credit: `async with client.converse() as session`."""
         return AsyncSession(self._pool, self._attempts, self._settings.metadata())
 
     async def cancel(self, generation_id: str) -> None:
-        """End a generation by its id; does nothing if it has ended."""
+        """Cancels a generation by its id; does nothing if it has ended."""
         await cancel_generation(self._pool, generation_id, self._settings.metadata())
 
     async def tokenize(self, prompt: str | types_pb2.Chat, *, timeout_s: float | None = None) -> list[int]:

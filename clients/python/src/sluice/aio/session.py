@@ -1,7 +1,7 @@
-"""Many generations on one Converse call, each with its own credit, for asyncio. A task reads the call for all of them.
+"""Sessions for asyncio: many generations on one Converse call, each with its own credit. One task reads the call.
 
-When the call is lost, its generations go on by ResumeGenerate, and later ones are opened on a new call. Stops
-writing to a call once its server has ended it: grpc reports the status from the read side.
+When the call is lost, its generations continue by ResumeGenerate, and later ones are opened on a new call. Nothing is
+written to a call after its server has ended it: grpc reports the status on the read side.
 """
 
 import asyncio
@@ -25,7 +25,7 @@ from sluice.v1 import inference_pb2, types_pb2
 
 
 class AsyncSession:
-    """`async with client.converse() as session`: leaving the block cancels what still runs."""
+    """A session. Leaving its `async with` block cancels the generations that still run."""
 
     def __init__(self, pool: Pool[AsyncLine], attempts: MakeAttempts, metadata: Metadata) -> None:
         self._pool = pool
@@ -52,13 +52,13 @@ class AsyncSession:
         timeout_s: float | None = None,
         **options: Unpack[GenerateOptions],
     ) -> "AsyncGeneration":
-        """Start a generation.
+        """Starts a generation.
 
         Args:
-            window: tokens that the server may sample ahead of the reader; None is no limit.
-            grants: give back what the reader has taken; else `grant` does.
-            keep_input_open: sampling waits for `close_input`; `append` brings more prompt.
-            timeout_s: its deadline.
+            window: how many tokens the server may sample ahead of the reader; None is no limit.
+            grants: whether the client grants credit for tokens that were read; if not, call `grant`.
+            keep_input_open: sampling waits for `close_input`; `append` extends the prompt until then.
+            timeout_s: timeout of the generation.
         """
         spec = build(prompt, options)
         if window is not None:
@@ -72,7 +72,7 @@ class AsyncSession:
         return generation
 
     async def ping(self) -> None:
-        """Send a ping on the stream and wait for its answer. Raises SluiceError when it is lost or does not answer."""
+        """Sends a ping and waits for the answer. Raises SluiceError if the call is lost or no answer comes."""
         await self._open_wire().ping()
 
     def _open_wire(self) -> "AsyncWire":
@@ -82,10 +82,10 @@ class AsyncSession:
 
 
 class AsyncGeneration:
-    """One of a session: `async for` gives its deltas. Raises SluiceError as it fails.
+    """One generation of a session: `async for` yields its deltas. Raises SluiceError if it fails.
 
     Attributes:
-        progress: what was received: `accepted`, `prompt_info`, `ends` by output, `finished`.
+        progress: what was received so far: `accepted`, `prompt_info`, `ends` by output, `finished`.
     """
 
     def __init__(self, wire: "AsyncWire", rest: AsyncStream, credit: Credit) -> None:
@@ -98,7 +98,7 @@ class AsyncGeneration:
 
     @property
     def num_broken(self) -> int:
-        """Number of times that its connection was lost and it was resumed."""
+        """How often the connection was lost and the generation resumed."""
         return self._rest.num_broken
 
     async def __aiter__(self) -> AsyncGenerator[types_pb2.Delta, None]:
@@ -115,28 +115,28 @@ class AsyncGeneration:
                 self.grant(self._credit.take(delta.consumed))
 
     async def text(self) -> str:
-        """The rest of the first output's text."""
+        """Reads to the end and returns the rest of the first output's text."""
         return "".join([delta.text async for delta in self if delta.output_index == 0])
 
     def grant(self, tokens: int) -> None:
-        """Let the server sample `tokens` more; 0 does nothing."""
+        """Grants credit: the server may sample `tokens` more tokens; 0 does nothing."""
         if tokens:
             self._wire.send(self.frames.grant(tokens))
 
     def append(self, piece: str | list[int]) -> None:
-        """More prompt, while the input is open."""
+        """Appends to the prompt while the input is open."""
         self._wire.send(self.frames.append(piece))
 
     def close_input(self) -> None:
-        """The prompt is complete: sampling starts."""
+        """Completes the prompt: sampling starts."""
         self._wire.send(self.frames.close_input())
 
     def update(self, update: inference_pb2.Update) -> None:
-        """Change parameters from the next token on."""
+        """Changes sampling parameters from the next token on."""
         self._wire.send(self.frames.update(update))
 
     async def cancel(self) -> None:
-        """End it; its iterator raises Cancelled."""
+        """Cancels the generation; its iterator raises Cancelled."""
         self._wire.send(self.frames.cancel())
         if self._wire.is_lost:
             await self._rest.cancel()
@@ -162,17 +162,17 @@ class AsyncWire:
         return next(self._tags)
 
     def start(self, generation: AsyncGeneration, frame: inference_pb2.ConverseRequest) -> None:
-        """Send the open frame of a generation; frames under its tag are delivered to it from now on."""
+        """Sends the open frame of a generation; frames with its tag are delivered to it from now on."""
         self._generations[frame.tag] = generation
         self._frames.put_nowait(frame)
 
     def send(self, frame: inference_pb2.ConverseRequest) -> None:
-        """Send a frame; one for a generation that has ended is dropped, as nothing is written after the end."""
+        """Sends a frame; drops it if its generation has ended, as nothing is written after the end."""
         if not self.is_lost and frame.tag in self._generations:
             self._frames.put_nowait(frame)
 
     async def ping(self) -> None:
-        """Wait for a pong."""
+        """Sends a ping and waits for its pong."""
         self._frames.put_nowait(inference_pb2.ConverseRequest(ping=inference_pb2.Ping()))
         try:
             lost = await asyncio.wait_for(self._pongs.get(), PONG_TIMEOUT_S)
@@ -188,7 +188,7 @@ class AsyncWire:
         await asyncio.gather(*self._tasks)
 
     async def _write(self) -> None:
-        """Write frames until None. Errors of a write are ignored: the read side has the status."""
+        """Writes frames until None. Errors of a write are ignored, since the read side gets the status."""
         try:
             while (frame := await self._frames.get()) is not None:
                 await self._call.write(frame)

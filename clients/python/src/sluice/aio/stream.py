@@ -1,4 +1,4 @@
-"""One generation, read as it is made, for asyncio. It is resumed when its connection breaks or its gateway ends."""
+"""The stream of one generation's deltas, for asyncio. Resumed when its connection breaks or its gateway ends."""
 
 import asyncio
 import random
@@ -32,10 +32,10 @@ class AsyncLine:
 
 
 class AsyncStream:
-    """`async for` gives the deltas, each once. Raises SluiceError as it fails; leaving the loop cancels the generation.
+    """`async for` yields the deltas, each once. Raises SluiceError on failure; leaving the loop cancels the generation.
 
     Attributes:
-        progress: what was received: `accepted`, `prompt_info`, `ends` by output, `finished`.
+        progress: what was received so far: `accepted`, `prompt_info`, `ends` by output, `finished`.
     """
 
     def __init__(self, pool: Pool[AsyncLine], progress: Progress, attempts: Attempts, metadata: Metadata) -> None:
@@ -49,7 +49,7 @@ class AsyncStream:
 
     @property
     def num_broken(self) -> int:
-        """Number of times that its connection was lost and it was resumed."""
+        """How often the connection was lost and the generation resumed."""
         return self._attempts.num_broken
 
     async def __aiter__(self) -> AsyncGenerator[types_pb2.Delta, None]:
@@ -58,7 +58,7 @@ class AsyncStream:
             lease = self._avoid = self._pool.lease(avoid=self._avoid)
             call = self._call = self._asked(lease.line)
             try:
-                # Not a generator of its own: each would cost every delta one more task switch in Python.
+                # Written inline: each further async generator costs every delta one more switch in Python.
                 async for event in call:
                     delta = take(event)
                     if delta is not None:
@@ -80,11 +80,11 @@ class AsyncStream:
             await asyncio.sleep(pause_s)
 
     async def text(self) -> str:
-        """The rest of the first output's text."""
+        """Reads to the end and returns the rest of the first output's text."""
         return "".join([delta.text async for delta in self if delta.output_index == 0])
 
     async def cancel(self) -> None:
-        """End the generation; its iterator raises Cancelled."""
+        """Cancels the generation; its iterator raises Cancelled."""
         self._is_cancelled = True
         accepted = self.progress.accepted
         if self.progress.detaches and accepted is not None:
@@ -93,11 +93,11 @@ class AsyncStream:
             self._call.cancel()
 
     async def after(self, error: errors.SluiceError, lease: Lease[AsyncLine], *, can_go_on: bool) -> None:
-        """Take over a generation whose own call, on `lease`, ended with `error`. Raises it when it cannot go on."""
+        """Takes over a generation whose call, on `lease`, ended with `error`. Raises `error` if it cannot resume."""
         self._avoid = lease
         if not can_go_on and not self.progress.detaches:
             raise error
-        self.progress.spec.ClearField("credit_window")  # there are no grants from here on
+        self.progress.spec.ClearField("credit_window")  # ResumeGenerate takes no grants
         await asyncio.sleep(self._pause_s(error))
 
     def _asked(self, line: AsyncLine) -> Call:
@@ -117,7 +117,7 @@ class AsyncStream:
 async def once(
     pool: Pool[AsyncLine], attempts: Attempts, ask: Callable[[AsyncLine, float | None], Awaitable[_T]]
 ) -> _T:
-    """A call that answers once, repeated where that is safe. Raises SluiceError."""
+    """Makes a unary call and repeats it where that is safe. Raises SluiceError."""
     lease: Lease[AsyncLine] | None = None
     while True:
         lease = pool.lease(avoid=lease)
@@ -131,7 +131,7 @@ async def once(
 
 
 async def cancel_generation(pool: Pool[AsyncLine], generation_id: str, metadata: Metadata) -> None:
-    """End a generation by its id, through any gateway; does nothing if it has ended. Raises SluiceError."""
+    """Cancels a generation by its id, through any gateway; does nothing if it has ended. Raises SluiceError."""
     request = inference_pb2.CancelGenerationRequest(generation_id=generation_id)
     lease = pool.lease()
     try:

@@ -6,7 +6,7 @@ import java.time.Duration;
 import java.util.Optional;
 import java.util.concurrent.TimeUnit;
 
-/** The attempts at one call: its deadline, and the pause after a failure. Time and chance come in as arguments. */
+/** The attempts at one call: its deadline, and the pause after a failure. Time and random numbers are arguments. */
 final class Attempts {
   private final RetryPolicy policy;
   private final Deadline deadline;
@@ -16,7 +16,7 @@ final class Attempts {
   private long newsNanos;
   private long seenSeq;
 
-  /** Of a generation with progress, or, with null, of a call that answers once; deadline null is none. */
+  /** The attempts at a generation, or, with progress null, at a unary call. A null deadline means none. */
   Attempts(RetryPolicy policy, Deadline deadline, Progress progress, long nowNanos) {
     this.policy = policy;
     this.deadline = deadline;
@@ -28,12 +28,12 @@ final class Attempts {
     return deadline;
   }
 
-  /** Number of times that it was lost after it had been accepted, and was resumed. */
+  /** How often the generation was lost after it had been accepted, and was resumed. */
   synchronized int numBroken() {
     return numBroken;
   }
 
-  /** The pause before the next attempt; empty when there is none to make. `chance` is 0 to 1. */
+  /** Returns the pause before the next attempt; empty if there is none. `chance` is a random number from 0 to 1. */
   synchronized Optional<Duration> pause(SluiceException error, long nowNanos, double chance) {
     boolean begun = progress != null && progress.accepted().isPresent();
     if (progress != null && progress.lastSeq() > seenSeq) {

@@ -8,13 +8,13 @@ import java.util.concurrent.Flow;
 import java.util.concurrent.LinkedBlockingQueue;
 import sluice.v1.Types.Delta;
 
-/** A subscriber that demands one delta when its thread wants one, and waits for it. */
+/** A subscriber that requests one delta when the reading thread needs it, and blocks until it comes. */
 final class BlockingDeltas implements Iterator<Delta>, Flow.Subscriber<Delta> {
   private static final Object END = new Object();
 
   private final BlockingQueue<Object> told = new LinkedBlockingQueue<>();
   private volatile Flow.Subscription subscription;
-  private Object next; // a delta, END or an error; null: to be asked for
+  private Object next; // a delta, END or an error; null: not requested yet
 
   @Override
   public boolean hasNext() {
@@ -24,7 +24,7 @@ final class BlockingDeltas implements Iterator<Delta>, Flow.Subscriber<Delta> {
     }
     if (next instanceof RuntimeException) {
       RuntimeException error = (RuntimeException) next;
-      error.fillInStackTrace(); // of the thread that reads, not of gRPC's
+      error.fillInStackTrace(); // the stack of the reading thread instead of gRPC's
       throw error;
     }
     return next != END;

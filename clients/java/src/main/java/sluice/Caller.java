@@ -18,7 +18,7 @@ import sluice.v1.Inference.CancelGenerationRequest;
 import sluice.v1.Inference.CancelGenerationResponse;
 import sluice.v1.InferenceServiceGrpc;
 
-/** Makes calls: on which channel, with which headers, and again where that helps. */
+/** Makes calls: chooses the channel, adds headers, and repeats calls where that helps. */
 final class Caller {
   final Pool pool;
   final RetryPolicy retry;
@@ -34,7 +34,7 @@ final class Caller {
     this.trace = trace;
   }
 
-  /** What goes along with every attempt at a call. */
+  /** Returns the headers of an attempt at a call: the token and the trace context. */
   Metadata headers() {
     Metadata headers = new Metadata();
     if (token != null) {
@@ -44,7 +44,7 @@ final class Caller {
     return headers;
   }
 
-  /** The attempts at a call whose own timeout is null or this; the client's, and that of gRPC's context, hold too. */
+  /** The attempts at a call with this timeout; null: the client's. The deadline of gRPC's context applies too. */
   Attempts attempts(Duration own, Progress progress) {
     Duration chosen = own == null ? timeout : own;
     Deadline ends = chosen == null ? null : Deadline.after(chosen.toNanos(), TimeUnit.NANOSECONDS);
@@ -55,7 +55,7 @@ final class Caller {
     return new Attempts(retry, ends, progress, System.nanoTime());
   }
 
-  /** Does it again after a pause; false, and nothing, when there is no attempt to make. */
+  /** Runs the attempt after a pause. Returns false, and does nothing, if there is to be none. */
   boolean again(Attempts attempts, SluiceException error, Runnable attempt) {
     double chance = ThreadLocalRandom.current().nextDouble();
     Optional<Duration> pause = pool.isClosed() ? Optional.empty() : attempts.pause(error, System.nanoTime(), chance);
@@ -64,14 +64,14 @@ final class Caller {
     return pause.isPresent();
   }
 
-  /** A call that answers once, made again where that helps. Cancelling the future cancels the call. */
+  /** Makes a unary call and repeats it where that helps. Cancelling the future cancels the call. */
   <Q, A> CompletableFuture<A> once(MethodDescriptor<Q, A> method, Q request, Duration own) {
     CompletableFuture<A> answer = new CompletableFuture<>();
     new Once<>(method, request, attempts(own, null), answer).begin(null);
     return answer;
   }
 
-  /** End a generation by its id. */
+  /** Cancels a generation by its id. */
   CompletableFuture<CancelGenerationResponse> cancel(String generationId) {
     CancelGenerationRequest request = CancelGenerationRequest.newBuilder().setGenerationId(generationId).build();
     return once(InferenceServiceGrpc.getCancelGenerationMethod(), request, null);
@@ -143,7 +143,7 @@ final class Caller {
     }
   }
 
-  /** gRPC adds to the headers that it is given. */
+  /** Returns a copy of the headers, since gRPC adds its own to the object that it is given. */
   static Metadata copy(Metadata headers) {
     Metadata made = new Metadata();
     made.merge(headers);

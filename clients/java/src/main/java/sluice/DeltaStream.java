@@ -14,10 +14,10 @@ import sluice.v1.InferenceServiceGrpc;
 import sluice.v1.Types.Delta;
 
 /**
- * One generation's deltas, in order, each once: to be iterated over or to be subscribed to, once.
+ * The deltas of one generation, in order, each once. A stream can be iterated over or subscribed to, once.
  *
- * <p>The network is read only as there is demand. It is resumed when its connection breaks. {@link #close} ends a
- * generation that has not ended, so leave it by try-with-resources.
+ * <p>Messages are read from the network only on demand. The generation is resumed when its connection breaks. {@link
+ * #close} ends a generation that has not ended, so use try-with-resources.
  */
 public class DeltaStream implements Iterable<Delta>, Flow.Publisher<Delta>, AutoCloseable {
   final Progress progress;
@@ -43,12 +43,12 @@ public class DeltaStream implements Iterable<Delta>, Flow.Publisher<Delta>, Auto
     return progress;
   }
 
-  /** Number of times that it was lost after it had been accepted, and was resumed. */
+  /** How often the generation was lost after it had been accepted, and was resumed. */
   public int numBroken() {
     return attempts.numBroken();
   }
 
-  /** Blocks in hasNext and next, which throw SluiceException. Asked for again it is the same one. */
+  /** Returns the iterator, always the same one. Its hasNext and next block and throw SluiceException. */
   @Override
   public synchronized Iterator<Delta> iterator() {
     if (blocking == null) {
@@ -59,7 +59,7 @@ public class DeltaStream implements Iterable<Delta>, Flow.Publisher<Delta>, Auto
     return blocking;
   }
 
-  /** The rest of the first output's text. Blocks. */
+  /** Reads to the end and returns the rest of the first output's text. Blocks. */
   public String text() {
     StringBuilder text = new StringBuilder();
     for (Delta delta : this) {
@@ -68,7 +68,7 @@ public class DeltaStream implements Iterable<Delta>, Flow.Publisher<Delta>, Auto
     return text.toString();
   }
 
-  /** On gRPC's threads, one at a time. What the subscriber throws ends the generation. Only one can. */
+  /** Accepts one subscriber, called on gRPC's threads, one at a time. If it throws, the generation ends. */
   @Override
   public void subscribe(Flow.Subscriber<? super Delta> subscriber) {
     if (isRead.getAndSet(true)) {
@@ -77,12 +77,12 @@ public class DeltaStream implements Iterable<Delta>, Flow.Publisher<Delta>, Auto
     feed.subscribe(subscriber);
   }
 
-  /** End the generation; its reader gets Cancelled. */
+  /** Cancels the generation; its reader gets Cancelled. */
   public void cancel() {
     feed.end();
   }
 
-  /** End the generation if it has not ended. */
+  /** Ends the generation if it has not ended. */
   @Override
   public void close() {
     feed.end();

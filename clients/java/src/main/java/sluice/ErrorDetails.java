@@ -12,7 +12,7 @@ import sluice.rpc.RetryInfo;
 import sluice.rpc.Status;
 import sluice.v1.Types.Usage;
 
-/** What a program reads of google.rpc details. What is malformed is passed over: the code and the message still tell. */
+/** The error details of google.rpc that a program reads. Malformed ones are ignored: code and message remain. */
 final class ErrorDetails implements Serializable {
   private static final long serialVersionUID = 1L;
 
@@ -25,7 +25,7 @@ final class ErrorDetails implements Serializable {
   Usage usage;
   String traceId = "";
 
-  /** Of grpc-status-details-bin. */
+  /** Reads the details from the header grpc-status-details-bin. */
   void takeAll(byte[] packed) {
     try {
       Status.parseFrom(packed).getDetailsList().forEach(this::take);

@@ -4,7 +4,7 @@ import sluice.v1.Inference.ConverseResponse;
 import sluice.v1.Inference.ResumeGenerateResponse;
 import sluice.v1.Inference.StreamGenerateResponse;
 
-/** The event in a message that tells of a generation; the message itself where this client knows none. */
+/** Returns the event in a message about a generation; the message itself if this client does not know the event. */
 final class Events {
   private Events() {}
 

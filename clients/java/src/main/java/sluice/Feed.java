@@ -11,10 +11,11 @@ import sluice.v1.Types.Delta;
 import sluice.v1.Types.Finished;
 
 /**
- * Brings the news of one generation to its one subscriber as it demands them, from one upstream after another.
+ * Passes the events of one generation to its one subscriber on demand, from one upstream after another.
  *
- * <p>News, demand and cancellation come from any thread. Whichever brings one handles all there are, unless another
- * thread is at it: `work` counts what was brought meanwhile. Fields that are neither final nor volatile belong to it.
+ * <p>Events, demand and cancellation come from any thread. The thread that adds one handles all pending ones, unless
+ * another thread does so already: `work` counts them. Only the handling thread uses fields that are neither final nor
+ * volatile.
  */
 final class Feed implements Flow.Subscription {
   private static final Object AGAIN = new Object(); // the pause is over
@@ -29,15 +30,15 @@ final class Feed implements Flow.Subscription {
   private final AtomicLong demand = new AtomicLong();
   private volatile boolean isCancelled;
   private volatile boolean isDone;
-  private volatile Flow.Subscriber<? super Delta> subscriber; // null: nobody listens (any more)
+  private volatile Flow.Subscriber<? super Delta> subscriber; // null: there is no subscriber, or no longer
 
   private Upstream upstream; // null: none yet, or a pause
   private boolean isPaused;
   private boolean hasCancelled;
-  private int numUntaken; // tokens that the reader was given last
+  private int numUntaken; // tokens of the last delta that the reader received
   private Pool.Lease avoid;
 
-  /** `open` gives the next upstream, on another channel than the one given. */
+  /** Makes a feed. `open` returns the next upstream, on another channel than the one given. */
   Feed(Progress progress, Caller caller, Attempts attempts, Function<Pool.Lease, Upstream> open) {
     this.progress = progress;
     this.caller = caller;
@@ -45,7 +46,7 @@ final class Feed implements Flow.Subscription {
     this.open = open;
   }
 
-  /** The first upstream, before anything else, where it is there already. */
+  /** Sets the first upstream if it exists already; called before all other methods. */
   void begin(Upstream first) {
     upstream = first;
   }
@@ -55,7 +56,7 @@ final class Feed implements Flow.Subscription {
     wanted.onSubscribe(this);
   }
 
-  /** An event of the contract; a SluiceException when the upstream has ended without Finished. */
+  /** Adds an event of the contract, or a SluiceException if the upstream has ended without Finished. */
   void tell(Object told) {
     news.add(told);
     drain();
@@ -77,7 +78,7 @@ final class Feed implements Flow.Subscription {
     end();
   }
 
-  /** End the generation; its reader is told. */
+  /** Cancels the generation; its reader gets Cancelled. */
   void end() {
     isCancelled = true;
     drain();
@@ -100,7 +101,7 @@ final class Feed implements Flow.Subscription {
     } while (seen != 0);
   }
 
-  /** Handle one thing; whether there may be another. */
+  /** Handles one pending item; returns whether there may be another. */
   private boolean step() {
     if (isDone) {
       news.clear();
@@ -128,7 +129,7 @@ final class Feed implements Flow.Subscription {
 
   private void cancelUpstream() {
     if (progress.detaches()) {
-      progress.accepted().ifPresent(one -> caller.cancel(one.getGenerationId())); // the server would keep it
+      progress.accepted().ifPresent(one -> caller.cancel(one.getGenerationId())); // the server keeps a detached one
     }
     if (upstream != null) {
       upstream.cancel();
@@ -188,11 +189,11 @@ final class Feed implements Flow.Subscription {
     }
   }
 
-  /** The end, with an error or null. */
+  /** Ends the feed with an error or null. */
   private void finish(Throwable error) {
     isDone = true;
     if (upstream != null && error == null) {
-      upstream.more(); // its end, so that its channel is given back
+      upstream.more(); // reads the call's end, so that its channel is given back
     } else if (upstream != null && !hasCancelled) {
       hasCancelled = true;
       cancelUpstream();

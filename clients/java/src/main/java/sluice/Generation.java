@@ -10,7 +10,7 @@ import sluice.v1.Inference.Open;
 import sluice.v1.Inference.Update;
 import sluice.v1.Types.TokenIds;
 
-/** One generation of a session: its deltas, and what can be said to it while it runs. */
+/** One generation of a session: its deltas, and the frames that can be sent to it while it runs. */
 public final class Generation extends DeltaStream {
   private final Seat seat;
 
@@ -24,33 +24,33 @@ public final class Generation extends DeltaStream {
     seat.tag = seat.wire.start(feed, open);
   }
 
-  /** Let the server sample so many more tokens. */
+  /** Grants credit: the server may sample `tokens` more tokens. */
   public void grant(int tokens) {
     seat.send(ConverseRequest.newBuilder().setGrant(Grant.newBuilder().setTokens(tokens)));
   }
 
-  /** More prompt, while the input is open. */
+  /** Appends to the prompt while the input is open. */
   public void append(String text) {
     seat.send(ConverseRequest.newBuilder().setAppend(Append.newBuilder().setText(text)));
   }
 
-  /** More prompt, while the input is open. */
+  /** Appends to the prompt while the input is open. */
   public void append(TokenIds ids) {
     seat.send(ConverseRequest.newBuilder().setAppend(Append.newBuilder().setTokenIds(ids)));
   }
 
-  /** The prompt is complete: sampling starts. */
+  /** Completes the prompt: sampling starts. */
   public void closeInput() {
     seat.send(ConverseRequest.newBuilder().setCloseInput(CloseInput.getDefaultInstance()));
   }
 
-  /** Change parameters from the next token on. */
+  /** Changes sampling parameters from the next token on. */
   public void update(Update update) {
     progress.update(update);
     seat.send(ConverseRequest.newBuilder().setUpdate(update));
   }
 
-  /** Its place on the call of the session. The call is read as news come: its credit bounds what waits here. */
+  /** The generation's part of the session's call, which is read as frames come. Credit bounds the buffered frames. */
   private final class Seat implements Upstream {
     private final Wire wire;
     private final int step;
@@ -87,7 +87,7 @@ public final class Generation extends DeltaStream {
 
     @Override
     public boolean canBeFollowed() {
-      progress.dropCredit(); // there are no grants from here on
+      progress.dropCredit(); // ResumeGenerate takes no grants
       return !isAppended || progress.detaches();
     }
 

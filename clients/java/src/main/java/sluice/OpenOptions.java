@@ -3,9 +3,9 @@ package sluice;
 import java.time.Duration;
 import java.util.OptionalInt;
 
-/** How a generation of a session is opened. Immutable. */
+/** Options with which a generation of a session is opened. Immutable. */
 public final class OpenOptions {
-  /** A window of 256 tokens, granted again as they are read. */
+  /** A window of 256 tokens, which are granted again as they are read. */
   public static final OpenOptions DEFAULT = new OpenOptions(256, true, false, null);
 
   private final int window;
@@ -20,27 +20,27 @@ public final class OpenOptions {
     this.timeout = timeout;
   }
 
-  /** Tokens that the server may sample ahead of the reader. */
+  /** How many tokens the server may sample ahead of the reader. */
   public OpenOptions window(int tokens) {
     return new OpenOptions(tokens, isGranted, keepsInputOpen, timeout);
   }
 
-  /** No bound on what is sampled ahead of the reader, and kept for it in this process. */
+  /** No limit on the tokens that are sampled ahead of the reader and buffered in this process. */
   public OpenOptions withoutWindow() {
     return new OpenOptions(-1, isGranted, keepsInputOpen, timeout);
   }
 
-  /** Leaves granting to {@link Generation#grant}. */
+  /** The program grants credit itself, by {@link Generation#grant}. */
   public OpenOptions withoutGrants() {
     return new OpenOptions(window, false, keepsInputOpen, timeout);
   }
 
-  /** More prompt will come by {@link Generation#append}; sampling waits for {@link Generation#closeInput}. */
+  /** The prompt is extended by {@link Generation#append}; sampling waits for {@link Generation#closeInput}. */
   public OpenOptions keepInputOpen() {
     return new OpenOptions(window, isGranted, true, timeout);
   }
 
-  /** Its deadline, from its opening. */
+  /** The timeout of the generation, from its opening. */
   public OpenOptions timeout(Duration time) {
     return new OpenOptions(window, isGranted, keepsInputOpen, time);
   }
@@ -49,7 +49,7 @@ public final class OpenOptions {
     return window < 0 ? OptionalInt.empty() : OptionalInt.of(window);
   }
 
-  /** Tokens to grant at a time: half a window; 0 grants none. */
+  /** How many tokens to grant at a time: half a window; 0 grants none. */
   int step() {
     return isGranted && window > 0 ? (window + 1) / 2 : 0;
   }

@@ -7,11 +7,11 @@ import java.util.List;
 import java.util.concurrent.TimeUnit;
 import java.util.function.Function;
 
-/** The channels of one client: opened as calls overlap; a call takes the one with fewest calls. */
+/** The channels of one client. They are opened as calls overlap; a call takes the channel with fewest calls. */
 final class Pool {
   private static final long GRACE_SECONDS = 1;
 
-  /** A channel in use by a call, which releases it once, at its end. */
+  /** A channel in use by a call. The call releases it once, at its end. */
   static final class Lease {
     final ManagedChannel channel;
     private int numCalls;
@@ -33,7 +33,7 @@ final class Pool {
     this.open = open;
   }
 
-  /** The channel with fewest calls, a new one where all have some; not the one of a call that has just failed. */
+  /** Returns the channel with fewest calls, or a new one if all are in use; never the channel of the failed call. */
   synchronized Lease lease(Lease avoid) {
     if (isClosed) {
       throw SluiceException.of(Status.Code.CANCELLED, "the client is closed");
@@ -51,7 +51,7 @@ final class Pool {
     best = best == null ? avoid : best;
     best.numCalls++;
     if (avoid != null) {
-      // The pause before another attempt is ours: gRPC's own, of 1 to 120 s, would only fail it at once.
+      // The client itself pauses between attempts: during gRPC's own pause of 1 to 120 s an attempt would fail at once.
       best.channel.resetConnectBackoff();
     }
     return best;
@@ -65,7 +65,7 @@ final class Pool {
     return isClosed;
   }
 
-  /** Calls that have been cancelled get to say so; what still runs after that is cut off. */
+  /** Lets cancelled calls end in order, then cuts off those that still run. */
   void close() {
     List<Lease> open;
     synchronized (this) {

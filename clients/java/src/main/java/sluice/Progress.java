@@ -36,12 +36,12 @@ public final class Progress {
     this.spec = spec;
   }
 
-  /** The server let it in: its id, model, revision and effective parameters. */
+  /** The server's acceptance: id, model, revision and effective parameters of the generation. */
   public synchronized Optional<Accepted> accepted() {
     return Optional.ofNullable(accepted);
   }
 
-  /** What was learnt about the prompt, where it was asked for. */
+  /** Facts about the prompt, if the request asked for them. */
   public synchronized Optional<PromptInfo> promptInfo() {
     return Optional.ofNullable(promptInfo);
   }
@@ -51,17 +51,17 @@ public final class Progress {
     return Optional.ofNullable(finished);
   }
 
-  /** How an output ended. */
+  /** How the output of this index ended. */
   public synchronized Optional<OutputFinished> end(int outputIndex) {
     return Optional.ofNullable(ends.get(outputIndex));
   }
 
-  /** What it waits for, in a session; empty when it goes on. */
+  /** What a generation of a session waits for; empty while it is running. */
   public synchronized Optional<Throttled> throttled() {
     return Optional.ofNullable(throttled);
   }
 
-  /** Number of the last delta; 0 without one. */
+  /** Sequence number of the last delta; 0 without one. */
   public synchronized long lastSeq() {
     return lastSeq;
   }
@@ -70,17 +70,17 @@ public final class Progress {
     return spec;
   }
 
-  /** From here on there are no grants. */
+  /** Removes the credit window, since ResumeGenerate takes no grants. */
   synchronized void dropCredit() {
     spec = spec.toBuilder().clearCreditWindow().build();
   }
 
-  /** Whether the server keeps it when its connection is lost. */
+  /** Whether the server keeps the generation when its connection is lost. */
   synchronized boolean detaches() {
     return spec.getScheduling().getOnDisconnect() == DisconnectAction.DISCONNECT_ACTION_DETACH;
   }
 
-  /** Whether to go on by ResumeGenerate; otherwise the request is sent again. */
+  /** Whether the generation is continued by ResumeGenerate; otherwise the request is sent again. */
   synchronized boolean hasBegun() {
     return accepted != null && (lastSeq > 0 || detaches());
   }
@@ -90,7 +90,7 @@ public final class Progress {
     return lastSeq == 0 || detaches() || numIds == numTokens;
   }
 
-  /** Note an event; the delta in it, null if it has none or was seen before. */
+  /** Records an event. Returns its delta; null if it has none or the delta was received before. */
   synchronized Delta take(Object event) {
     if (event instanceof Delta) {
       return takeDelta((Delta) event);
@@ -124,7 +124,7 @@ public final class Progress {
     return delta;
   }
 
-  /** Note what was changed on the way, so that a resumption keeps it. */
+  /** Records an update of parameters, so that a resumption keeps it. */
   synchronized void update(Update update) {
     GenerationSpec.Builder changed = spec.toBuilder();
     Accepted known = accepted == null ? Accepted.getDefaultInstance() : accepted;
@@ -145,7 +145,7 @@ public final class Progress {
     accepted = accepted == null ? null : accepted.toBuilder().setParams(params).build();
   }
 
-  /** The spec of ResumeGenerate. Without all ids it has no prompt, so that no gateway begins again. */
+  /** Returns the spec for ResumeGenerate; without a prompt if ids are missing, so that no gateway starts it again. */
   synchronized GenerationSpec rest() {
     GenerationSpec.Builder rest = numIds == numTokens ? whole() : GenerationSpec.newBuilder();
     ResumePoint.Builder point =
@@ -181,7 +181,7 @@ public final class Progress {
       rest.setSpeculation(params.getSpeculation());
     }
     if (spec.getSampling().hasMaxTokens() && !rest.getSampling().hasMaxTokens()) {
-      // Converse accepts before it is settled.
+      // Converse accepts a generation before its max_tokens is known.
       rest.getSamplingBuilder().setMaxTokens(spec.getSampling().getMaxTokens());
     }
     return rest;

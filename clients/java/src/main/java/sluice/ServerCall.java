@@ -6,7 +6,7 @@ import io.grpc.Status;
 import java.util.function.Consumer;
 import java.util.function.Function;
 
-/** One StreamGenerate or ResumeGenerate: a message is read when one is wanted, no sooner. */
+/** One call of StreamGenerate or ResumeGenerate. It reads a message only when one is requested. */
 final class ServerCall<Q, A> extends ClientCall.Listener<A> implements Upstream {
   private final ClientCall<Q, A> call;
   private final Pool pool;

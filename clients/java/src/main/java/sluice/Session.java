@@ -5,7 +5,7 @@ import io.grpc.Context;
 import sluice.v1.Inference.Open;
 import sluice.v1.Types.GenerationSpec;
 
-/** Many generations on one call, each with its own credit. When the call is lost, its generations are resumed. */
+/** A session: many generations on one call, each with its own credit. They are resumed when the call is lost. */
 public final class Session implements AutoCloseable {
   private final Caller caller;
   private final Context.CancellableContext context = Context.current().withCancellation();
@@ -15,12 +15,12 @@ public final class Session implements AutoCloseable {
     this.caller = caller;
   }
 
-  /** Start a generation with {@link OpenOptions#DEFAULT}. */
+  /** Starts a generation with {@link OpenOptions#DEFAULT}. */
   public Generation open(GenerationSpec spec) {
     return open(spec, OpenOptions.DEFAULT);
   }
 
-  /** Start a generation, at once. */
+  /** Starts a generation at once. */
   public Generation open(GenerationSpec spec, OpenOptions options) {
     GenerationSpec.Builder bounded = spec.toBuilder();
     options.creditWindow().ifPresent(bounded::setCreditWindow);
@@ -44,7 +44,7 @@ public final class Session implements AutoCloseable {
     return wire;
   }
 
-  /** Cancel what still runs. */
+  /** Cancels the generations that still run. */
   @Override
   public void close() {
     context.cancel(null);

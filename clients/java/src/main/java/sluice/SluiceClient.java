@@ -25,56 +25,56 @@ import sluice.v1.Types.GenerationSpec;
 /** A client of one server, whose gateways may share its port, or of several. Thread-safe. */
 public final class SluiceClient implements AutoCloseable {
   private static final int MAX_RECEIVED_BYTES = 64 << 20;
-  private static final int HTTP2_WINDOW_BYTES = 65_535; // what a reader that stops lets pile up, a stream
+  private static final int HTTP2_WINDOW_BYTES = 65_535; // most bytes of a stream that pile up when its reader stops
   private final Caller caller;
 
   private SluiceClient(Caller caller) {
     this.caller = caller;
   }
 
-  /** A client of these, host:port each. It connects when it is first used. */
+  /** Returns a builder of a client of these servers, each host:port. The client connects on first use. */
   public static Builder builder(String... targets) {
     return new Builder(List.of(targets));
   }
 
-  /** The whole answer at once. Blocks. Throws SluiceException. */
+  /** Returns the whole answer at once. Blocks. Throws SluiceException. */
   public GenerateResponse generate(GenerationSpec spec) {
     return waited(generateAsync(spec));
   }
 
-  /** The same, with a deadline of its own. */
+  /** Does the same with a timeout of its own. */
   public GenerateResponse generate(GenerationSpec spec, Duration timeout) {
     return waited(generateAsync(spec, timeout));
   }
 
-  /** The whole answer at once. Ends with SluiceException; cancelling it ends the generation. */
+  /** Returns a future of the whole answer. It fails with SluiceException; cancelling it ends the generation. */
   public CompletableFuture<GenerateResponse> generateAsync(GenerationSpec spec) {
     return generateAsync(spec, null);
   }
 
-  /** The same, with a deadline of its own. */
+  /** Does the same with a timeout of its own. */
   public CompletableFuture<GenerateResponse> generateAsync(GenerationSpec spec, Duration timeout) {
     GenerateRequest request = GenerateRequest.newBuilder().setSpec(spec).build();
     return caller.once(InferenceServiceGrpc.getGenerateMethod(), request, timeout);
   }
 
-  /** The answer as it is made. It begins when it is first read. */
+  /** Returns the answer as a stream. The call starts when the stream is first read. */
   public DeltaStream stream(GenerationSpec spec) {
     return stream(spec, null);
   }
 
-  /** The same, with a deadline of its own, from now on. */
+  /** Does the same with a timeout of its own, which starts now. */
   public DeltaStream stream(GenerationSpec spec, Duration timeout) {
     Progress progress = new Progress(spec);
     return new DeltaStream(caller, progress, caller.attempts(timeout, progress), Context.current());
   }
 
-  /** Many generations on one call, each with its own credit. */
+  /** Opens a session: many generations on one call, each with its own credit. */
   public Session converse() {
     return new Session(caller);
   }
 
-  /** End a generation by its id; does nothing if it has ended. Blocks. */
+  /** Cancels a generation by its id; does nothing if it has ended. Blocks. */
   public void cancel(String generationId) {
     try {
       waited(caller.cancel(generationId));
@@ -83,7 +83,7 @@ public final class SluiceClient implements AutoCloseable {
     }
   }
 
-  /** Close the connections. What still runs is cut off after a second. */
+  /** Closes the connections. Calls that still run are cut off after a second. */
   @Override
   public void close() {
     caller.pool.close();
@@ -98,7 +98,7 @@ public final class SluiceClient implements AutoCloseable {
       throw SluiceException.of(Status.Code.CANCELLED, "the thread that waited was interrupted");
     } catch (ExecutionException failed) {
       SluiceException error = (SluiceException) failed.getCause();
-      error.fillInStackTrace(); // of the thread that asked, not of gRPC's
+      error.fillInStackTrace(); // the stack of the calling thread instead of gRPC's
       throw error;
     }
   }
@@ -122,55 +122,55 @@ public final class SluiceClient implements AutoCloseable {
       this.targets = targets;
     }
 
-    /** gRPC's own, such as TlsChannelCredentials.create(); plaintext without. */
+    /** Credentials of gRPC, such as TlsChannelCredentials.create(). Default: plaintext. */
     public Builder credentials(ChannelCredentials chosen) {
       credentials = chosen;
       return this;
     }
 
-    /** Key to authenticate with. */
+    /** The key to authenticate with. */
     public Builder token(String key) {
       token = key;
       return this;
     }
 
-    /** Deadline of calls that name none. */
+    /** Timeout of calls without one of their own. */
     public Builder timeout(Duration time) {
       timeout = time;
       return this;
     }
 
-    /** Connections at most, opened as calls overlap; 4 without. */
+    /** The most connections; they are opened as calls overlap. Default: 4. */
     public Builder channels(int num) {
       channels = num;
       return this;
     }
 
-    /** When failed calls are repeated. */
+    /** The policy by which failed calls are repeated. */
     public Builder retry(RetryPolicy policy) {
       retry = policy;
       return this;
     }
 
-    /** W3C trace context to send along (traceparent, tracestate), asked for at each call on the caller's thread. */
+    /** Supplies the W3C trace context (traceparent, tracestate); called for each call on the caller's thread. */
     public Builder trace(Supplier<Map<String, String>> headers) {
       trace = headers;
       return this;
     }
 
-    /** Around every call, the last added the outermost. */
+    /** Adds an interceptor around every call; the last one added is the outermost. */
     public Builder intercept(ClientInterceptor interceptor) {
       interceptors.add(interceptor);
       return this;
     }
 
-    /** Another transport than grpc-netty: a channel builder of a target and credentials. */
+    /** Sets another transport than grpc-netty: a function of target and credentials that returns a channel builder. */
     public Builder transport(BiFunction<String, ChannelCredentials, ManagedChannelBuilder<?>> chosen) {
       transport = chosen;
       return this;
     }
 
-    /** Throws IllegalArgumentException for a token that would be sent in plaintext to another host. */
+    /** Builds the client. Throws IllegalArgumentException if a token would be sent in plaintext to another host. */
     public SluiceClient build() {
       if (token != null && credentials instanceof InsecureChannelCredentials) {
         targets.forEach(Builder::checkLocal);

@@ -9,7 +9,7 @@ import java.util.Optional;
 import sluice.v1.Inference.Failed;
 import sluice.v1.Types.Usage;
 
-/** A call or a generation failed: gRPC's code, with google.rpc details unpacked. One class a code that sluice uses. */
+/** The failure of a call or a generation, with its google.rpc details. Each code that sluice uses has a class. */
 public class SluiceException extends RuntimeException {
   private static final long serialVersionUID = 1L;
   private static final Metadata.Key<byte[]> DETAILS =
@@ -32,22 +32,22 @@ public class SluiceException extends RuntimeException {
     return code;
   }
 
-  /** Of ErrorInfo, such as "QUEUE_FULL"; "" where the server sent none (its transport failed). */
+  /** The reason in ErrorInfo, such as "QUEUE_FULL"; "" if the server sent none (its transport failed). */
   public String reason() {
     return details.reason;
   }
 
-  /** Of ErrorInfo. */
+  /** The metadata in ErrorInfo. */
   public Map<String, String> metadata() {
     return Map.copyOf(details.metadata);
   }
 
-  /** After which trying again makes sense; empty when the server named none. */
+  /** How long to wait before another attempt; empty if the server named no time. */
   public Optional<Duration> retryAfter() {
     return Optional.ofNullable(details.retryAfter);
   }
 
-  /** The fields at fault. */
+  /** The fields whose values are not allowed. */
   public List<String> fields() {
     return List.copyOf(details.fields);
   }
@@ -62,12 +62,12 @@ public class SluiceException extends RuntimeException {
     return details.lastSeq;
   }
 
-  /** Tokens used until then; empty when it had not begun. */
+  /** Tokens used before the failure; empty if the generation had not begun. */
   public Optional<Usage> usage() {
     return Optional.ofNullable(details.usage);
   }
 
-  /** Of the server's trace; "" without one. */
+  /** Id of the server's trace; "" without one. */
   public String traceId() {
     return details.traceId;
   }
@@ -113,7 +113,7 @@ public class SluiceException extends RuntimeException {
     return made;
   }
 
-  /** Of the class that its code has. */
+  /** Makes an exception of the class that belongs to the code. */
   static SluiceException of(Status.Code code, String message) {
     switch (code) {
       case INVALID_ARGUMENT:
@@ -174,7 +174,7 @@ public class SluiceException extends RuntimeException {
     }
   }
 
-  /** The key or certificate is known and may not do this. */
+  /** The key or certificate is known, but not allowed to do this. */
   public static final class PermissionDenied extends SluiceException {
     private static final long serialVersionUID = 1L;
 

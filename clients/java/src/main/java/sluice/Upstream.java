@@ -1,19 +1,19 @@
 package sluice;
 
-/** Where the news of one generation come from. Used by one thread at a time. */
+/** A source of one generation's events: a call, or a part of a session's call. Used by one thread at a time. */
 interface Upstream {
-  /** All news were taken, and more are wanted. */
+  /** Requests the next event, after all earlier ones were taken. */
   void more();
 
-  /** The reader has taken so many sampled tokens, and wants more. */
+  /** Notes that the reader has read `tokens` sampled tokens, so that as many can be granted. */
   void taken(int numTokens);
 
-  /** End the generation there. What it ends with comes as news. */
+  /** Cancels the generation at the server. Its end comes as an event. */
   void cancel();
 
-  /** It has failed and another one follows; false when none can. */
+  /** Notes that it has failed and another upstream follows; returns false if none can. */
   boolean canBeFollowed();
 
-  /** The channel that it used. */
+  /** The channel that it uses. */
   Pool.Lease lease();
 }

@@ -12,7 +12,7 @@ import sluice.v1.Inference.ConverseResponse;
 import sluice.v1.Inference.Open;
 import sluice.v1.InferenceServiceGrpc;
 
-/** One Converse call and its generations by tag. No frame is written after its end: the read side has the status. */
+/** One Converse call and its generations by tag. No frame is written after its end; the read side gets the status. */
 final class Wire extends ClientCall.Listener<ConverseResponse> {
   private final Pool pool;
   private final Pool.Lease lease;
@@ -20,7 +20,7 @@ final class Wire extends ClientCall.Listener<ConverseResponse> {
   private final Map<Long, Feed> feeds = new HashMap<>();
   private long tag;
   private boolean isGoingAway;
-  private SluiceException lost; // null: it runs
+  private SluiceException lost; // null while the call runs
 
   Wire(Caller caller, Context context) {
     pool = caller.pool;
@@ -43,7 +43,7 @@ final class Wire extends ClientCall.Listener<ConverseResponse> {
     return !isGoingAway && lost == null;
   }
 
-  /** Send the open frame of a generation, under a new tag; frames under that tag are delivered to it. */
+  /** Sends the open frame of a generation with a new tag; frames with that tag are delivered to it. */
   long start(Feed feed, Open open) {
     synchronized (this) {
       tag++;
@@ -57,7 +57,7 @@ final class Wire extends ClientCall.Listener<ConverseResponse> {
     return 0;
   }
 
-  /** Send a frame; one for a generation that has ended is dropped. */
+  /** Sends a frame; drops it if its generation has ended. */
   synchronized void send(ConverseRequest frame) {
     if (lost == null && feeds.containsKey(frame.getTag())) {
       call.sendMessage(frame);
@@ -73,7 +73,7 @@ final class Wire extends ClientCall.Listener<ConverseResponse> {
       feed = isLast ? feeds.remove(frame.getTag()) : feeds.get(frame.getTag());
       if (isGoingAway && feeds.isEmpty() && lost == null) {
         lost = SluiceException.of(Status.Code.UNAVAILABLE, "the server ends the stream of this session");
-        call.halfClose(); // the server waits for it
+        call.halfClose(); // the server waits for the half-close
       }
     }
     if (feed != null) {
