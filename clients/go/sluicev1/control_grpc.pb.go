@@ -27,13 +27,13 @@ type ControlServiceClient interface {
 	UnloadModel(ctx context.Context, in *UnloadModelRequest, opts ...grpc.CallOption) (*UnloadModelResponse, error)
 	// Describes the server: version, limits and what it supports.
 	GetServerInfo(ctx context.Context, in *GetServerInfoRequest, opts ...grpc.CallOption) (*GetServerInfoResponse, error)
-	// Says how loaded the server is now.
+	// Returns the load of the server now.
 	GetLoad(ctx context.Context, in *GetLoadRequest, opts ...grpc.CallOption) (*GetLoadResponse, error)
-	// Says so again and again.
+	// Streams the load of the server at an interval.
 	WatchLoad(ctx context.Context, in *WatchLoadRequest, opts ...grpc.CallOption) (ControlService_WatchLoadClient, error)
-	// Has the gateway that it reaches refuse new work, and reports until the running work has ended. Once begun it goes
-	// on, whether anybody listens or not; the health of InferenceService is NOT_SERVING from then on. The process stays
-	// until it is told to end.
+	// Makes the gateway that receives the call refuse new work, and reports until the running work has ended. Draining
+	// continues if the call ends. The health of InferenceService is NOT_SERVING from then on. The process runs until it
+	// is stopped.
 	Drain(ctx context.Context, in *DrainRequest, opts ...grpc.CallOption) (ControlService_DrainClient, error)
 }
 
@@ -177,13 +177,13 @@ type ControlServiceServer interface {
 	UnloadModel(context.Context, *UnloadModelRequest) (*UnloadModelResponse, error)
 	// Describes the server: version, limits and what it supports.
 	GetServerInfo(context.Context, *GetServerInfoRequest) (*GetServerInfoResponse, error)
-	// Says how loaded the server is now.
+	// Returns the load of the server now.
 	GetLoad(context.Context, *GetLoadRequest) (*GetLoadResponse, error)
-	// Says so again and again.
+	// Streams the load of the server at an interval.
 	WatchLoad(*WatchLoadRequest, ControlService_WatchLoadServer) error
-	// Has the gateway that it reaches refuse new work, and reports until the running work has ended. Once begun it goes
-	// on, whether anybody listens or not; the health of InferenceService is NOT_SERVING from then on. The process stays
-	// until it is told to end.
+	// Makes the gateway that receives the call refuse new work, and reports until the running work has ended. Draining
+	// continues if the call ends. The health of InferenceService is NOT_SERVING from then on. The process runs until it
+	// is stopped.
 	Drain(*DrainRequest, ControlService_DrainServer) error
 }
 

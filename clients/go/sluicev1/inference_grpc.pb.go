@@ -17,43 +17,44 @@ const _ = grpc.SupportPackageIsVersion7
 //
 // For semantics around ctx use and closing/ending streaming RPCs, please refer to https://pkg.go.dev/google.golang.org/grpc/?tab=doc#ClientConn.NewStream.
 type InferenceServiceClient interface {
-	// Generates all outputs and answers once.
+	// Generates all outputs and returns them in one answer.
 	Generate(ctx context.Context, in *GenerateRequest, opts ...grpc.CallOption) (*GenerateResponse, error)
 	// Generates and streams: accepted, then deltas, one output_finished per output, and finished.
 	StreamGenerate(ctx context.Context, in *StreamGenerateRequest, opts ...grpc.CallOption) (InferenceService_StreamGenerateClient, error)
-	// Many generations on one stream, with credit, appending and cancelling. Each ends with its own finished or failed;
-	// the stream itself fails only for its own faults.
+	// Runs many generations on one stream, with credit, appended prompts and cancellation. Each generation ends with its
+	// own finished or failed; the stream itself fails only for errors of the stream.
 	//
 	//   - Order. Frames of one generation take effect in the order in which they were sent. Its answers come in this order:
-	//     accepted, prompt_info, deltas and output_finished, at last one finished or failed; nothing follows under its tag.
-	//     Generations are not ordered among each other; those that have something to say take turns.
-	//   - Tags rise. An open whose tag is not above every tag named before, a frame under tag 0 that is no ping, and a
-	//     frame of no known kind are refused by a failed under tag 0, whose ErrorInfo has the `tag`. It ends nothing.
-	//   - A frame for a generation that has ended does nothing: it may have crossed the end. A frame under a tag above
-	//     every one named before, other than an open, is answered by a failed with NOT_FOUND under that tag, which is then
-	//     used.
-	//   - A frame that is out of range, or that cannot be carried out, fails its generation: what comes later may rest on
-	//     it.
-	//   - Half-close: no further frame comes. Inputs that are open are closed, running generations go on to their ends, and
-	//     one whose credit is spent fails with ABORTED, as nobody can grant it more. The stream ends with the last, OK.
-	//   - Abrupt close (the call is cancelled, the connection lost, the deadline of the call past): each generation is
-	//     treated as its on_disconnect says.
+	//     accepted, prompt_info, deltas and output_finished, and at last one finished or failed; no frame follows with its
+	//     tag. There is no order between generations; those with frames to send are served in turn.
+	//   - Tags ascend. Three frames are refused with a failed of tag 0, whose ErrorInfo has the `tag`: an open whose tag is
+	//     not above every earlier tag, a frame with tag 0 that is not a ping, and a frame of an unknown kind. The refusal
+	//     ends no generation.
+	//   - A frame for a generation that has ended has no effect, since it may have been sent before the end arrived. A
+	//     frame other than an open with a tag above every earlier one is answered with a failed (NOT_FOUND) with that tag,
+	//     which counts as used from then on.
+	//   - A frame that is out of range or cannot be carried out fails its generation, since later frames may depend on it.
+	//   - Half-close: the client sends no further frame. Open inputs are closed, and running generations continue to their
+	//     ends. A generation whose credit is used up fails with ABORTED, since no grant can follow. The stream ends with OK
+	//     after the last generation.
+	//   - Abrupt close (the call is cancelled, the connection is lost, or the deadline of the call passes): each generation
+	//     is treated as its on_disconnect says.
 	//   - The stream itself fails with INVALID_ARGUMENT for a message that is not a ConverseRequest, and with ABORTED and
-	//     SLOW_CONSUMER when nobody reads it while there is news (ServerLimits.stall_timeout). Each generation is then
-	//     treated as its on_disconnect says.
+	//     SLOW_CONSUMER when the client does not read frames that are ready (ServerLimits.stall_timeout). Each generation
+	//     is then treated as its on_disconnect says.
 	//   - Beyond ServerLimits.max_stream_generations an open fails with RESOURCE_EXHAUSTED. Frames beyond
-	//     max_stream_frames_per_second wait unread; so do frames whose answers wait for a slow reader.
+	//     max_stream_frames_per_second are read later; so are frames while a slow reader holds back their answers.
 	//   - A server that drains sends going_away, lets running generations end, refuses opens with UNAVAILABLE, and ends the
-	//     stream when nothing runs. The client then half-closes.
+	//     stream when no generation runs. The client then half-closes.
 	Converse(ctx context.Context, opts ...grpc.CallOption) (InferenceService_ConverseClient, error)
-	// Goes on with a generation that was opened with DISCONNECT_ACTION_DETACH, after the last delta that the caller has:
-	// accepted, then every delta after that one with its own sequence number, and so on to the end. The end of an output
-	// that lay right behind that delta is told again. What is no longer kept is OUT_OF_RANGE, whose ErrorInfo has the
-	// `oldest_seq`. A call that still reads the generation loses it, and ends with ABORTED (on Converse: its failed
-	// frame). How this call ends is for the generation like the end of the one before. There are no grants
-	// here: a generation of Converse that had a credit_window has no limit any more.
+	// Resumes a generation that was opened with DISCONNECT_ACTION_DETACH, after the last delta that the caller has. It
+	// sends accepted, then every later delta with its own sequence number, and so on to the end. An output_finished that
+	// directly followed the caller's last delta is sent again. If a delta is no longer kept, the call fails with
+	// OUT_OF_RANGE, whose ErrorInfo has the `oldest_seq`. Another call that still reads the generation ends with ABORTED
+	// (on Converse: a failed frame). If this call breaks, on_disconnect applies again. There are no grants: a generation
+	// of Converse with a credit_window continues without a limit.
 	ResumeGenerate(ctx context.Context, in *ResumeGenerateRequest, opts ...grpc.CallOption) (InferenceService_ResumeGenerateClient, error)
-	// Ends a generation. Idempotent: it says what it found.
+	// Ends a generation. Idempotent: the answer has the state in which the generation was found.
 	CancelGeneration(ctx context.Context, in *CancelGenerationRequest, opts ...grpc.CallOption) (*CancelGenerationResponse, error)
 	// Turns a prompt into tokens.
 	Tokenize(ctx context.Context, in *TokenizeRequest, opts ...grpc.CallOption) (*TokenizeResponse, error)
@@ -215,43 +216,44 @@ func (c *inferenceServiceClient) Embed(ctx context.Context, in *EmbedRequest, op
 // All implementations should embed UnimplementedInferenceServiceServer
 // for forward compatibility
 type InferenceServiceServer interface {
-	// Generates all outputs and answers once.
+	// Generates all outputs and returns them in one answer.
 	Generate(context.Context, *GenerateRequest) (*GenerateResponse, error)
 	// Generates and streams: accepted, then deltas, one output_finished per output, and finished.
 	StreamGenerate(*StreamGenerateRequest, InferenceService_StreamGenerateServer) error
-	// Many generations on one stream, with credit, appending and cancelling. Each ends with its own finished or failed;
-	// the stream itself fails only for its own faults.
+	// Runs many generations on one stream, with credit, appended prompts and cancellation. Each generation ends with its
+	// own finished or failed; the stream itself fails only for errors of the stream.
 	//
 	//   - Order. Frames of one generation take effect in the order in which they were sent. Its answers come in this order:
-	//     accepted, prompt_info, deltas and output_finished, at last one finished or failed; nothing follows under its tag.
-	//     Generations are not ordered among each other; those that have something to say take turns.
-	//   - Tags rise. An open whose tag is not above every tag named before, a frame under tag 0 that is no ping, and a
-	//     frame of no known kind are refused by a failed under tag 0, whose ErrorInfo has the `tag`. It ends nothing.
-	//   - A frame for a generation that has ended does nothing: it may have crossed the end. A frame under a tag above
-	//     every one named before, other than an open, is answered by a failed with NOT_FOUND under that tag, which is then
-	//     used.
-	//   - A frame that is out of range, or that cannot be carried out, fails its generation: what comes later may rest on
-	//     it.
-	//   - Half-close: no further frame comes. Inputs that are open are closed, running generations go on to their ends, and
-	//     one whose credit is spent fails with ABORTED, as nobody can grant it more. The stream ends with the last, OK.
-	//   - Abrupt close (the call is cancelled, the connection lost, the deadline of the call past): each generation is
-	//     treated as its on_disconnect says.
+	//     accepted, prompt_info, deltas and output_finished, and at last one finished or failed; no frame follows with its
+	//     tag. There is no order between generations; those with frames to send are served in turn.
+	//   - Tags ascend. Three frames are refused with a failed of tag 0, whose ErrorInfo has the `tag`: an open whose tag is
+	//     not above every earlier tag, a frame with tag 0 that is not a ping, and a frame of an unknown kind. The refusal
+	//     ends no generation.
+	//   - A frame for a generation that has ended has no effect, since it may have been sent before the end arrived. A
+	//     frame other than an open with a tag above every earlier one is answered with a failed (NOT_FOUND) with that tag,
+	//     which counts as used from then on.
+	//   - A frame that is out of range or cannot be carried out fails its generation, since later frames may depend on it.
+	//   - Half-close: the client sends no further frame. Open inputs are closed, and running generations continue to their
+	//     ends. A generation whose credit is used up fails with ABORTED, since no grant can follow. The stream ends with OK
+	//     after the last generation.
+	//   - Abrupt close (the call is cancelled, the connection is lost, or the deadline of the call passes): each generation
+	//     is treated as its on_disconnect says.
 	//   - The stream itself fails with INVALID_ARGUMENT for a message that is not a ConverseRequest, and with ABORTED and
-	//     SLOW_CONSUMER when nobody reads it while there is news (ServerLimits.stall_timeout). Each generation is then
-	//     treated as its on_disconnect says.
+	//     SLOW_CONSUMER when the client does not read frames that are ready (ServerLimits.stall_timeout). Each generation
+	//     is then treated as its on_disconnect says.
 	//   - Beyond ServerLimits.max_stream_generations an open fails with RESOURCE_EXHAUSTED. Frames beyond
-	//     max_stream_frames_per_second wait unread; so do frames whose answers wait for a slow reader.
+	//     max_stream_frames_per_second are read later; so are frames while a slow reader holds back their answers.
 	//   - A server that drains sends going_away, lets running generations end, refuses opens with UNAVAILABLE, and ends the
-	//     stream when nothing runs. The client then half-closes.
+	//     stream when no generation runs. The client then half-closes.
 	Converse(InferenceService_ConverseServer) error
-	// Goes on with a generation that was opened with DISCONNECT_ACTION_DETACH, after the last delta that the caller has:
-	// accepted, then every delta after that one with its own sequence number, and so on to the end. The end of an output
-	// that lay right behind that delta is told again. What is no longer kept is OUT_OF_RANGE, whose ErrorInfo has the
-	// `oldest_seq`. A call that still reads the generation loses it, and ends with ABORTED (on Converse: its failed
-	// frame). How this call ends is for the generation like the end of the one before. There are no grants
-	// here: a generation of Converse that had a credit_window has no limit any more.
+	// Resumes a generation that was opened with DISCONNECT_ACTION_DETACH, after the last delta that the caller has. It
+	// sends accepted, then every later delta with its own sequence number, and so on to the end. An output_finished that
+	// directly followed the caller's last delta is sent again. If a delta is no longer kept, the call fails with
+	// OUT_OF_RANGE, whose ErrorInfo has the `oldest_seq`. Another call that still reads the generation ends with ABORTED
+	// (on Converse: a failed frame). If this call breaks, on_disconnect applies again. There are no grants: a generation
+	// of Converse with a credit_window continues without a limit.
 	ResumeGenerate(*ResumeGenerateRequest, InferenceService_ResumeGenerateServer) error
-	// Ends a generation. Idempotent: it says what it found.
+	// Ends a generation. Idempotent: the answer has the state in which the generation was found.
 	CancelGeneration(context.Context, *CancelGenerationRequest) (*CancelGenerationResponse, error)
 	// Turns a prompt into tokens.
 	Tokenize(context.Context, *TokenizeRequest) (*TokenizeResponse, error)

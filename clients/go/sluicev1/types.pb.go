@@ -1,8 +1,8 @@
-// What a generation is asked for with, and what it answers with. Shared by every RPC of sluice.v1.
+// The requests and the answers of generations. Shared by all RPCs of sluice.v1.
 //
 // Rules that hold everywhere:
-// - A knob that is absent takes the model's own default; the effective value is echoed. Zero never means "default".
-// - A field that a server does not support is refused with UNIMPLEMENTED naming it; none is accepted and ignored.
+// - An absent sampling parameter takes the model's default; the effective value is echoed. Zero never means "default".
+// - A field that the server does not support is refused with UNIMPLEMENTED, naming it; no field is silently ignored.
 // - A value outside its limit is refused with INVALID_ARGUMENT naming field, value and limit. The limits written here
 //   are the defaults of a server; ControlService.GetServerInfo returns the ones in force.
 // - Token ids are below the vocabulary size of the model. Strings are UTF-8; lengths are in bytes.
@@ -34,13 +34,13 @@ const (
 type ToolMode int32
 
 const (
-	// Not given: as it likes.
+	// Not given: the model decides.
 	ToolMode_TOOL_MODE_UNSPECIFIED ToolMode = 0
-	// As it likes.
+	// The model decides.
 	ToolMode_TOOL_MODE_AUTO ToolMode = 1
-	// It is not told of the tools.
+	// The prompt does not mention the tools.
 	ToolMode_TOOL_MODE_NONE ToolMode = 2
-	// It must call one.
+	// The model must call a tool.
 	ToolMode_TOOL_MODE_REQUIRED ToolMode = 3
 )
 
@@ -87,21 +87,21 @@ func (ToolMode) EnumDescriptor() ([]byte, []int) {
 	return file_sluice_v1_types_proto_rawDescGZIP(), []int{0}
 }
 
-// Who speaks a chat message.
+// The author of a chat message.
 type Role int32
 
 const (
 	// Not given: refused.
 	Role_ROLE_UNSPECIFIED Role = 0
-	// Instructions that hold for the whole conversation.
+	// Instructions for the whole conversation.
 	Role_ROLE_SYSTEM Role = 1
-	// The person asking.
+	// The user.
 	Role_ROLE_USER Role = 2
 	// The model.
 	Role_ROLE_ASSISTANT Role = 3
 	// The answer of a tool.
 	Role_ROLE_TOOL Role = 4
-	// Instructions of the application's author, for templates that tell them from the system's.
+	// Instructions of the application's developer, for templates that distinguish them from the system's.
 	Role_ROLE_DEVELOPER Role = 5
 )
 
@@ -152,7 +152,7 @@ func (Role) EnumDescriptor() ([]byte, []int) {
 	return file_sluice_v1_types_proto_rawDescGZIP(), []int{1}
 }
 
-// What becomes of a generation whose connection is lost.
+// What happens to a generation whose connection is lost.
 type DisconnectAction int32
 
 const (
@@ -160,8 +160,8 @@ const (
 	DisconnectAction_DISCONNECT_ACTION_UNSPECIFIED DisconnectAction = 0
 	// It is cancelled.
 	DisconnectAction_DISCONNECT_ACTION_CANCEL DisconnectAction = 1
-	// It goes on, and ResumeGenerate picks it up; it does not survive the death of its gateway. Only on StreamGenerate
-	// and Converse. Of what it has told the server keeps a bounded part: the last deltas.
+	// It continues, and ResumeGenerate resumes it; it does not survive the end of its gateway's process. Only on
+	// StreamGenerate and Converse. The server keeps a limited number of its last deltas.
 	DisconnectAction_DISCONNECT_ACTION_DETACH DisconnectAction = 2
 )
 
@@ -206,11 +206,11 @@ func (DisconnectAction) EnumDescriptor() ([]byte, []int) {
 	return file_sluice_v1_types_proto_rawDescGZIP(), []int{2}
 }
 
-// Why an output ended well.
+// Why an output ended without an error.
 type FinishReason int32
 
 const (
-	// Unknown to this reader.
+	// A value that the reader's version does not know.
 	FinishReason_FINISH_REASON_UNSPECIFIED FinishReason = 0
 	// max_tokens or the end of the context.
 	FinishReason_FINISH_REASON_LENGTH FinishReason = 1
@@ -220,7 +220,7 @@ const (
 	FinishReason_FINISH_REASON_STOP_TOKEN FinishReason = 3
 	// A text of stop.strings.
 	FinishReason_FINISH_REASON_STOP_STRING FinishReason = 4
-	// This output was cancelled, others went on.
+	// This output was cancelled; others continued.
 	FinishReason_FINISH_REASON_CANCELLED FinishReason = 5
 )
 
@@ -320,16 +320,16 @@ func (x *TokenIds) GetIds() []uint32 {
 	return nil
 }
 
-// All that a client asks of one generation.
+// The request of one generation.
 type GenerationSpec struct {
 	state         protoimpl.MessageState
 	sizeCache     protoimpl.SizeCache
 	unknownFields protoimpl.UnknownFields
 
-	// Id of the model. Absent: the server's only model; INVALID_ARGUMENT where it serves several. At most 256 bytes.
+	// Id of the model. Absent: the server's only model; INVALID_ARGUMENT if it serves several. At most 256 bytes.
 	Model *string `protobuf:"bytes,1,opt,name=model,proto3,oneof" json:"model,omitempty"`
-	// Revision of the model that must answer; NOT_FOUND if another one is served. Absent: whichever is served. At most
-	// 128 bytes.
+	// The revision of the model that must answer; NOT_FOUND if another one is served. Absent: the one that is served. At
+	// most 128 bytes.
 	Revision *string `protobuf:"bytes,2,opt,name=revision,proto3,oneof" json:"revision,omitempty"`
 	// Id of an adapter of the model. At most 256 bytes.
 	Adapter *string `protobuf:"bytes,3,opt,name=adapter,proto3,oneof" json:"adapter,omitempty"`
@@ -345,13 +345,13 @@ type GenerationSpec struct {
 	Sampling *SamplingParams `protobuf:"bytes,7,opt,name=sampling,proto3" json:"sampling,omitempty"`
 	// When to stop before max_tokens.
 	Stop *StopConditions `protobuf:"bytes,8,opt,name=stop,proto3" json:"stop,omitempty"`
-	// What to report besides text.
+	// What to report in addition to text.
 	Output *OutputOptions `protobuf:"bytes,9,opt,name=output,proto3" json:"output,omitempty"`
-	// What the output must look like.
+	// The format of the output.
 	Constraint *Constraint `protobuf:"bytes,10,opt,name=constraint,proto3" json:"constraint,omitempty"`
 	// Use of the prefix cache.
 	Cache *CacheOptions `protobuf:"bytes,11,opt,name=cache,proto3" json:"cache,omitempty"`
-	// Order among other requests.
+	// The order among requests.
 	Scheduling *SchedulingOptions `protobuf:"bytes,12,opt,name=scheduling,proto3" json:"scheduling,omitempty"`
 	// Use of speculative decoding.
 	Speculation *SpeculationOptions `protobuf:"bytes,13,opt,name=speculation,proto3" json:"speculation,omitempty"`
@@ -363,7 +363,7 @@ type GenerationSpec struct {
 	// Tokens that may be sampled, over all outputs, before the first grant. Absent: unlimited. 0 to 1,048,576. Only on
 	// Converse, where there are grants.
 	CreditWindow *uint32 `protobuf:"varint,16,opt,name=credit_window,json=creditWindow,proto3,oneof" json:"credit_window,omitempty"`
-	// Keep only the last so many tokens of the prompt, special tokens counted. 1 up to the context. Absent: all.
+	// Number of tokens of the prompt to keep, the last ones, special tokens included. 1 up to the context. Absent: all.
 	TruncatePromptTokens *uint32 `protobuf:"varint,17,opt,name=truncate_prompt_tokens,json=truncatePromptTokens,proto3,oneof" json:"truncate_prompt_tokens,omitempty"`
 }
 
@@ -540,7 +540,7 @@ type GenerationSpec_TokenIds struct {
 }
 
 type GenerationSpec_Chat struct {
-	// A conversation, laid out by the model's chat template. At most 1 MiB of text in all.
+	// A conversation, formatted by the model's chat template. At most 1 MiB of text in all.
 	Chat *Chat `protobuf:"bytes,6,opt,name=chat,proto3,oneof"`
 }
 
@@ -556,13 +556,13 @@ type Chat struct {
 	sizeCache     protoimpl.SizeCache
 	unknownFields protoimpl.UnknownFields
 
-	// The turns, oldest first. 1 to 4,096 messages.
+	// The messages, oldest first. 1 to 4,096 messages.
 	Messages []*ChatMessage `protobuf:"bytes,1,rep,name=messages,proto3" json:"messages,omitempty"`
 	// Whether the prompt ends with the opening of the assistant's turn. Absent: true.
 	AddGenerationPrompt *bool `protobuf:"varint,2,opt,name=add_generation_prompt,json=addGenerationPrompt,proto3,oneof" json:"add_generation_prompt,omitempty"`
 	// Functions that the model may call, passed to the template. At most 128.
 	Tools []*Tool `protobuf:"bytes,3,rep,name=tools,proto3" json:"tools,omitempty"`
-	// Whether it may, or must. Absent: it may where there are tools.
+	// Whether the model may or must call tools. Absent: it may if there are tools.
 	ToolChoice *ToolChoice `protobuf:"bytes,4,opt,name=tool_choice,json=toolChoice,proto3" json:"tool_choice,omitempty"`
 	// A JSON object: further variables of the template, such as {"enable_thinking": false}. At most 16 KiB. Absent: none.
 	TemplateVariables *string `protobuf:"bytes,5,opt,name=template_variables,json=templateVariables,proto3,oneof" json:"template_variables,omitempty"`
@@ -641,9 +641,9 @@ type Tool struct {
 	sizeCache     protoimpl.SizeCache
 	unknownFields protoimpl.UnknownFields
 
-	// What the model calls it. 1 to 64 of A-Z, a-z, 0-9, _, - and the dot.
+	// Its name. 1 to 64 of A-Z, a-z, 0-9, _, - and the dot.
 	Name string `protobuf:"bytes,1,opt,name=name,proto3" json:"name,omitempty"`
-	// What it does, for the model. At most 16 KiB.
+	// A description of what it does, for the model. At most 16 KiB.
 	Description *string `protobuf:"bytes,2,opt,name=description,proto3,oneof" json:"description,omitempty"`
 	// JSON Schema of its arguments, an object. At most 64 KiB. Absent: it takes none.
 	Parameters *string `protobuf:"bytes,3,opt,name=parameters,proto3,oneof" json:"parameters,omitempty"`
@@ -775,12 +775,12 @@ type isToolChoice_Choice interface {
 }
 
 type ToolChoice_Mode struct {
-	// In general.
+	// Whether the model calls any tool.
 	Mode ToolMode `protobuf:"varint,1,opt,name=mode,proto3,enum=sluice.v1.ToolMode,oneof"`
 }
 
 type ToolChoice_Name struct {
-	// It must call the tool of this name. 1 to 64 bytes.
+	// The model must call the tool of this name. 1 to 64 bytes.
 	Name string `protobuf:"bytes,2,opt,name=name,proto3,oneof"`
 }
 
@@ -794,7 +794,7 @@ type ToolCall struct {
 	sizeCache     protoimpl.SizeCache
 	unknownFields protoimpl.UnknownFields
 
-	// Names the call, for its answer. Made by the server: 9 letters and digits. In a prompt: at most 64 bytes.
+	// Id of the call, for its answer. Made by the server: 9 letters and digits. In a prompt: at most 64 bytes.
 	Id string `protobuf:"bytes,1,opt,name=id,proto3" json:"id,omitempty"`
 	// The tool. 1 to 64 bytes.
 	Name string `protobuf:"bytes,2,opt,name=name,proto3" json:"name,omitempty"`
@@ -855,23 +855,23 @@ func (x *ToolCall) GetArguments() string {
 	return ""
 }
 
-// One turn.
+// One message of a chat.
 type ChatMessage struct {
 	state         protoimpl.MessageState
 	sizeCache     protoimpl.SizeCache
 	unknownFields protoimpl.UnknownFields
 
-	// Who speaks. Required.
+	// The author's role. Required.
 	Role Role `protobuf:"varint,1,opt,name=role,proto3,enum=sluice.v1.Role" json:"role,omitempty"`
-	// What is said, in order. 1 to 256 parts, or none where an assistant only called tools.
+	// The contents, in order. 1 to 256 parts, or none if an assistant only called tools.
 	Parts []*ContentPart `protobuf:"bytes,2,rep,name=parts,proto3" json:"parts,omitempty"`
-	// Of an assistant: the tools that it called. At most 128.
+	// In an assistant's message: its tool calls. At most 128.
 	ToolCalls []*ToolCall `protobuf:"bytes,10,rep,name=tool_calls,json=toolCalls,proto3" json:"tool_calls,omitempty"`
-	// Of a tool's answer: the call that it answers. At most 64 bytes.
+	// In a tool's message: the id of the call that it answers. At most 64 bytes.
 	ToolCallId *string `protobuf:"bytes,11,opt,name=tool_call_id,json=toolCallId,proto3,oneof" json:"tool_call_id,omitempty"`
-	// Of a tool's answer: the tool. At most 64 bytes.
+	// In a tool's message: the name of the tool. At most 64 bytes.
 	Name *string `protobuf:"bytes,12,opt,name=name,proto3,oneof" json:"name,omitempty"`
-	// Of an assistant: how it reasoned before it spoke, for templates that want it back. At most 1 MiB.
+	// In an assistant's message: its reasoning before the text, for templates that use it. At most 1 MiB.
 	Reasoning *string `protobuf:"bytes,13,opt,name=reasoning,proto3,oneof" json:"reasoning,omitempty"`
 }
 
@@ -1093,16 +1093,16 @@ func (x *Image) GetMediaType() string {
 	return ""
 }
 
-// How the next token is chosen. Randomness is counter-based: the same seed, prompt, model revision and parameters
-// choose the same tokens, whoever else is being served.
+// How the next token is chosen. Randomness is counter-based: the same seed, prompt, model revision and parameters give
+// the same tokens, whatever other requests are served at the same time.
 type SamplingParams struct {
 	state         protoimpl.MessageState
 	sizeCache     protoimpl.SizeCache
 	unknownFields protoimpl.UnknownFields
 
-	// Tokens to generate at most, per output. 1 up to the model's context. Absent: all that the context leaves.
+	// The most tokens to generate per output. 1 up to the model's context. Absent: as many as the context leaves.
 	MaxTokens *uint32 `protobuf:"varint,1,opt,name=max_tokens,json=maxTokens,proto3,oneof" json:"max_tokens,omitempty"`
-	// End-of-sequence and stop ids are barred until so many tokens exist. 0 to max_tokens. Absent: 0.
+	// The fewest tokens per output: before, no end-of-sequence or stop id is sampled. 0 to max_tokens. Absent: 0.
 	MinTokens *uint32 `protobuf:"varint,2,opt,name=min_tokens,json=minTokens,proto3,oneof" json:"min_tokens,omitempty"`
 	// 0 is greedy; higher is flatter. 0 to 100. Absent: the model's default.
 	Temperature *float64 `protobuf:"fixed64,3,opt,name=temperature,proto3,oneof" json:"temperature,omitempty"`
@@ -1114,9 +1114,9 @@ type SamplingParams struct {
 	MinP *float64 `protobuf:"fixed64,6,opt,name=min_p,json=minP,proto3,oneof" json:"min_p,omitempty"`
 	// Keep the locally typical set of mass p; 1 keeps all. Above 0, at most 1. Absent: the model's default.
 	TypicalP *float64 `protobuf:"fixed64,7,opt,name=typical_p,json=typicalP,proto3,oneof" json:"typical_p,omitempty"`
-	// Taken off the logit of every token that the output has. -2 to 2. Absent: 0.
+	// Subtracted from the logit of every token that the output contains. -2 to 2. Absent: 0.
 	PresencePenalty *float64 `protobuf:"fixed64,8,opt,name=presence_penalty,json=presencePenalty,proto3,oneof" json:"presence_penalty,omitempty"`
-	// Taken off the logit once per occurrence in the output. -2 to 2. Absent: 0.
+	// Subtracted from the logit once per occurrence in the output. -2 to 2. Absent: 0.
 	FrequencyPenalty *float64 `protobuf:"fixed64,9,opt,name=frequency_penalty,json=frequencyPenalty,proto3,oneof" json:"frequency_penalty,omitempty"`
 	// Divides positive and multiplies negative logits of tokens in prompt or output. 1e-30 to 100. Absent: the
 	// model's default, in a beam search 1.
@@ -1129,14 +1129,15 @@ type SamplingParams struct {
 	N *uint32 `protobuf:"varint,13,opt,name=n,proto3,oneof" json:"n,omitempty"`
 	// Outputs to generate, of which the n with the highest mean log probability are returned. n to 128. Absent: n.
 	BestOf *uint32 `protobuf:"varint,14,opt,name=best_of,json=bestOf,proto3,oneof" json:"best_of,omitempty"`
-	// Set to search instead of sample.
+	// Set to use beam search instead of sampling.
 	Beam *BeamSearch `protobuf:"bytes,15,opt,name=beam,proto3" json:"beam,omitempty"`
 	// The only ids that may be sampled. At most 4,096. Absent: all.
 	AllowedTokenIds []uint32 `protobuf:"varint,16,rep,packed,name=allowed_token_ids,json=allowedTokenIds,proto3" json:"allowed_token_ids,omitempty"`
 	// Ids that may not be sampled. At most 4,096. Absent: none.
 	BadTokenIds []uint32 `protobuf:"varint,17,rep,packed,name=bad_token_ids,json=badTokenIds,proto3" json:"bad_token_ids,omitempty"`
-	// Words that the output must not contain, as the tokenizer writes them, with a space before them and without: the id
-	// that would complete one is not sampled. Other spellings of a word are not found. At most 64, each 1 to 128 bytes.
+	// Words that the output must not contain, as the tokenizer encodes them, with and without a leading space: the id
+	// that would complete a word is not sampled. Other spellings of a word are not found. At most 64, each 1 to 128
+	// bytes.
 	BadWords []string `protobuf:"bytes,18,rep,name=bad_words,json=badWords,proto3" json:"bad_words,omitempty"`
 }
 
@@ -1298,7 +1299,7 @@ func (x *SamplingParams) GetBadWords() []string {
 	return nil
 }
 
-// Beam search. Its outputs appear at the end, so nothing is streamed before.
+// Beam search. Its outputs are sent at the end; nothing is streamed before.
 type BeamSearch struct {
 	state         protoimpl.MessageState
 	sizeCache     protoimpl.SizeCache
@@ -1441,7 +1442,7 @@ func (x *StopConditions) GetIgnoreEos() bool {
 	return false
 }
 
-// What is reported besides text.
+// What is reported in addition to text.
 type OutputOptions struct {
 	state         protoimpl.MessageState
 	sizeCache     protoimpl.SizeCache
@@ -1450,7 +1451,7 @@ type OutputOptions struct {
 	// Most likely candidates to report at each generated token; 0 reports the chosen token's log probability only.
 	// 0 to 20. Absent: no log probabilities.
 	Logprobs *uint32 `protobuf:"varint,1,opt,name=logprobs,proto3,oneof" json:"logprobs,omitempty"`
-	// Ids to report the log probability of at each generated token, likely or not. At most 32. Needs `logprobs`.
+	// Ids whose log probability is reported at each generated token, likely or not. At most 32. Needs `logprobs`.
 	LogprobTokenIds []uint32 `protobuf:"varint,2,rep,packed,name=logprob_token_ids,json=logprobTokenIds,proto3" json:"logprob_token_ids,omitempty"`
 	// Most likely candidates to report at each prompt token (PromptInfo). 0 to 20. Absent: none.
 	PromptLogprobs *uint32 `protobuf:"varint,3,opt,name=prompt_logprobs,json=promptLogprobs,proto3,oneof" json:"prompt_logprobs,omitempty"`
@@ -1458,10 +1459,9 @@ type OutputOptions struct {
 	Echo *bool `protobuf:"varint,4,opt,name=echo,proto3,oneof" json:"echo,omitempty"`
 	// Leave special tokens out of the text. Absent: true.
 	SkipSpecialTokens *bool `protobuf:"varint,5,opt,name=skip_special_tokens,json=skipSpecialTokens,proto3,oneof" json:"skip_special_tokens,omitempty"`
-	// Send a record for every token, besides the text. Not false together with `logprobs`. Absent: true.
+	// Send a record of every token in addition to the text. Not false together with `logprobs`. Absent: true.
 	TokenRecords *bool `protobuf:"varint,6,opt,name=token_records,json=tokenRecords,proto3,oneof" json:"token_records,omitempty"`
-	// Only with a chat: tell reasoning and tool calls apart from the text, where the model's format is known. Absent:
-	// true.
+	// Only with a chat: separate reasoning and tool calls from the text, if the model's format is known. Absent: true.
 	SplitSections *bool `protobuf:"varint,7,opt,name=split_sections,json=splitSections,proto3,oneof" json:"split_sections,omitempty"`
 }
 
@@ -1546,7 +1546,7 @@ func (x *OutputOptions) GetSplitSections() bool {
 	return false
 }
 
-// What the output must look like. Tokens that would break it are never chosen.
+// The format of the output. Tokens that would violate it are never sampled.
 type Constraint struct {
 	state         protoimpl.MessageState
 	sizeCache     protoimpl.SizeCache
@@ -1771,7 +1771,7 @@ type CacheOptions struct {
 	sizeCache     protoimpl.SizeCache
 	unknownFields protoimpl.UnknownFields
 
-	// Neither use what others computed nor leave anything behind. Absent: false.
+	// Neither read the prefix cache nor write to it. Absent: false.
 	Bypass *bool `protobuf:"varint,1,opt,name=bypass,proto3,oneof" json:"bypass,omitempty"`
 }
 
@@ -1814,21 +1814,21 @@ func (x *CacheOptions) GetBypass() bool {
 	return false
 }
 
-// Order among other requests.
+// The order among requests.
 type SchedulingOptions struct {
 	state         protoimpl.MessageState
 	sizeCache     protoimpl.SizeCache
 	unknownFields protoimpl.UnknownFields
 
-	// Higher is sooner. -1,000 to 1,000. Absent: the x-sluice-priority metadata, else 0.
+	// Higher is served first. -1,000 to 1,000. Absent: the x-sluice-priority metadata, else 0.
 	Priority *int32 `protobuf:"varint,1,opt,name=priority,proto3,oneof" json:"priority,omitempty"`
-	// Time to first token that the caller hopes for; orders requests of one priority. Above 0, at most 1 hour.
+	// The time to first token that the caller aims at; orders requests of one priority. Above 0, at most 1 hour.
 	TtftTarget *durationpb.Duration `protobuf:"bytes,2,opt,name=ttft_target,json=ttftTarget,proto3" json:"ttft_target,omitempty"`
-	// What becomes of the generation when the call that streams it ends before it: the connection was lost, the call
-	// cancelled, or not read for too long. A server cannot tell the first two apart: end a generation that detaches by
-	// CancelGeneration. Its deadline holds without a reader too. Absent: cancel.
+	// What happens to the generation when the call that streams it ends first: the connection was lost, or the call was
+	// cancelled or not read for too long. The server cannot distinguish the first two: to end a generation that detaches,
+	// use CancelGeneration. Its deadline applies without a reader too. Absent: cancel.
 	OnDisconnect *DisconnectAction `protobuf:"varint,3,opt,name=on_disconnect,json=onDisconnect,proto3,enum=sluice.v1.DisconnectAction,oneof" json:"on_disconnect,omitempty"`
-	// How long a generation is kept for ResumeGenerate after its stream has ended, whatever ended that. Above 0, at most
+	// How long a generation is kept for ResumeGenerate after its stream has ended for any reason. Above 0, at most
 	// 10 minutes. Only with DISCONNECT_ACTION_DETACH. Absent: 1 minute.
 	DetachTtl *durationpb.Duration `protobuf:"bytes,4,opt,name=detach_ttl,json=detachTtl,proto3" json:"detach_ttl,omitempty"`
 }
@@ -1893,7 +1893,7 @@ func (x *SchedulingOptions) GetDetachTtl() *durationpb.Duration {
 	return nil
 }
 
-// Use of speculative decoding. It changes time, never tokens.
+// Use of speculative decoding. It changes the speed, never the tokens.
 type SpeculationOptions struct {
 	state         protoimpl.MessageState
 	sizeCache     protoimpl.SizeCache
@@ -1901,7 +1901,7 @@ type SpeculationOptions struct {
 
 	// Whether to speculate. Absent: as the server decides.
 	Enabled *bool `protobuf:"varint,1,opt,name=enabled,proto3,oneof" json:"enabled,omitempty"`
-	// Tokens to draft at most per step. 1 to 64. Absent: as the server decides.
+	// The most tokens to draft per step. 1 to 64. Absent: as the server decides.
 	MaxTokens *uint32 `protobuf:"varint,2,opt,name=max_tokens,json=maxTokens,proto3,oneof" json:"max_tokens,omitempty"`
 }
 
@@ -1951,19 +1951,19 @@ func (x *SpeculationOptions) GetMaxTokens() uint32 {
 	return 0
 }
 
-// The point after which a generation goes on. Tokens do not depend on the server that continues it, as long as the
-// rest of the spec is the effective one that Accepted returned.
+// The point from which a generation is resumed. The tokens do not depend on the server that continues it if the rest of
+// the spec is the effective one that Accepted returned.
 type ResumePoint struct {
 	state         protoimpl.MessageState
 	sizeCache     protoimpl.SizeCache
 	unknownFields protoimpl.UnknownFields
 
-	// The generation, as named by Accepted. 1 to 128 bytes.
+	// Id of the generation, from Accepted. 1 to 128 bytes.
 	GenerationId string `protobuf:"bytes,1,opt,name=generation_id,json=generationId,proto3" json:"generation_id,omitempty"`
-	// Sequence number of the last delta received; 0 when none was.
+	// Sequence number of the last delta received; 0 if none was.
 	AfterSeq uint64 `protobuf:"varint,2,opt,name=after_seq,json=afterSeq,proto3" json:"after_seq,omitempty"`
-	// What was received of each output, needed when the gateway that owned the generation is gone. At most 128. An output
-	// that is not here begins from nothing.
+	// What was received of each output; needed if the gateway that owned the generation is gone. At most 128. An output
+	// that is missing here starts from the beginning.
 	Outputs []*OutputPrefix `protobuf:"bytes,3,rep,name=outputs,proto3" json:"outputs,omitempty"`
 }
 
@@ -2026,9 +2026,9 @@ type OutputPrefix struct {
 	sizeCache     protoimpl.SizeCache
 	unknownFields protoimpl.UnknownFields
 
-	// Which output.
+	// Index of the output.
 	OutputIndex uint32 `protobuf:"varint,1,opt,name=output_index,json=outputIndex,proto3" json:"output_index,omitempty"`
-	// Its token ids so far: of all deltas received, held-back ones included. At most 262,144.
+	// The token ids of all deltas received, including those whose text was held back. At most 262,144.
 	TokenIds []uint32 `protobuf:"varint,2,rep,packed,name=token_ids,json=tokenIds,proto3" json:"token_ids,omitempty"`
 }
 
@@ -2084,7 +2084,7 @@ type EffectiveParams struct {
 	sizeCache     protoimpl.SizeCache
 	unknownFields protoimpl.UnknownFields
 
-	// As in the spec. `seed` is always set: with it the generation can be repeated or resumed anywhere.
+	// As in the spec. `seed` is always set, so that any server can repeat or resume the generation.
 	Sampling *SamplingParams `protobuf:"bytes,1,opt,name=sampling,proto3" json:"sampling,omitempty"`
 	// As in the spec.
 	Stop *StopConditions `protobuf:"bytes,2,opt,name=stop,proto3" json:"stop,omitempty"`
@@ -2181,13 +2181,13 @@ func (x *EffectiveParams) GetSpeculation() *SpeculationOptions {
 	return nil
 }
 
-// The generation was admitted. First message of its stream.
+// The generation was admitted. The first message of its stream.
 type Accepted struct {
 	state         protoimpl.MessageState
 	sizeCache     protoimpl.SizeCache
 	unknownFields protoimpl.UnknownFields
 
-	// Made by the server. 32 to 128 bytes.
+	// Id of the generation, made by the server. 32 to 128 bytes.
 	GenerationId string `protobuf:"bytes,1,opt,name=generation_id,json=generationId,proto3" json:"generation_id,omitempty"`
 	// The model that answers. At most 256 bytes.
 	Model string `protobuf:"bytes,2,opt,name=model,proto3" json:"model,omitempty"`
@@ -2257,8 +2257,7 @@ func (x *Accepted) GetParams() *EffectiveParams {
 	return nil
 }
 
-// What was learnt about the prompt. Sent once, before the first delta, where echo, prompt_logprobs or the stream's kind
-// (Converse) ask for it.
+// Facts about the prompt. Sent once, before the first delta, with echo or prompt_logprobs, and always on Converse.
 type PromptInfo struct {
 	state         protoimpl.MessageState
 	sizeCache     protoimpl.SizeCache
@@ -2268,7 +2267,7 @@ type PromptInfo struct {
 	GenerationId string `protobuf:"bytes,1,opt,name=generation_id,json=generationId,proto3" json:"generation_id,omitempty"`
 	// Tokens of the prompt.
 	PromptTokens uint32 `protobuf:"varint,2,opt,name=prompt_tokens,json=promptTokens,proto3" json:"prompt_tokens,omitempty"`
-	// Those of them whose computation the prefix cache saved.
+	// How many of them came from the prefix cache.
 	CachedTokens uint32 `protobuf:"varint,3,opt,name=cached_tokens,json=cachedTokens,proto3" json:"cached_tokens,omitempty"`
 	// With echo or prompt_logprobs: the prompt's tokens. As many as `prompt_tokens`, or none.
 	Tokens []*Token `protobuf:"bytes,4,rep,name=tokens,proto3" json:"tokens,omitempty"`
@@ -2346,9 +2345,9 @@ type Token struct {
 	Piece []byte `protobuf:"bytes,2,opt,name=piece,proto3" json:"piece,omitempty"`
 	// Natural log of its probability, before temperature and truncation. With `logprobs` only.
 	Logprob *float32 `protobuf:"fixed32,3,opt,name=logprob,proto3,oneof" json:"logprob,omitempty"`
-	// 1 when it was the most likely. With `logprobs` only.
+	// Its rank; 1 is the most likely. With `logprobs` only.
 	Rank *uint32 `protobuf:"varint,4,opt,name=rank,proto3,oneof" json:"rank,omitempty"`
-	// The most likely tokens at this place, best first, then the ids asked for. At most 52.
+	// The most likely tokens at this position, best first, then those of `logprob_token_ids`. At most 52.
 	Candidates []*Candidate `protobuf:"bytes,5,rep,name=candidates,proto3" json:"candidates,omitempty"`
 }
 
@@ -2495,7 +2494,7 @@ func (x *Candidate) GetRank() uint32 {
 	return 0
 }
 
-// News of one output. Deltas never overlap and never repeat: the texts of an output's deltas concatenate to its text.
+// New text and tokens of one output. Deltas never overlap: the texts of an output's deltas concatenate to its text.
 type Delta struct {
 	state         protoimpl.MessageState
 	sizeCache     protoimpl.SizeCache
@@ -2503,28 +2502,29 @@ type Delta struct {
 
 	// The generation. At most 128 bytes.
 	GenerationId string `protobuf:"bytes,1,opt,name=generation_id,json=generationId,proto3" json:"generation_id,omitempty"`
-	// 1 for the generation's first delta, then one more each, over all its outputs.
+	// 1 for the generation's first delta, then one more for each, over all its outputs.
 	Seq uint64 `protobuf:"varint,2,opt,name=seq,proto3" json:"seq,omitempty"`
-	// Which output. 0 when there is one.
+	// Index of the output. 0 if there is only one.
 	OutputIndex uint32 `protobuf:"varint,3,opt,name=output_index,json=outputIndex,proto3" json:"output_index,omitempty"`
-	// Text that became certain: whole code points, and nothing that could still become a stop string. At most 1 MiB.
+	// Text that is final: whole code points, and nothing that could still become a stop string. At most 1 MiB.
 	Text string `protobuf:"bytes,4,opt,name=text,proto3" json:"text,omitempty"`
-	// The tokens consumed since the previous delta of this output, those held back included. `consumed` of them, or none
-	// where token_records is false. At most 4,096.
+	// The tokens sampled since the previous delta of this output, including those whose text is held back. `consumed` of
+	// them, or none if token_records is false. At most 4,096.
 	Tokens []*Token `protobuf:"bytes,5,rep,name=tokens,proto3" json:"tokens,omitempty"`
-	// Tokens sampled since the previous delta of this output, those held back included: what credit is spent on.
+	// Number of tokens sampled since the previous delta of this output, including those whose text is held back. Credit
+	// is spent on these.
 	Consumed uint32 `protobuf:"varint,6,opt,name=consumed,proto3" json:"consumed,omitempty"`
-	// Steps of the engine whose tokens were merged into this delta: its server was busy, or the reader or the network was
-	// slower than the engine.
+	// Number of engine steps whose tokens were merged into this delta, because the server was busy or because the reader
+	// or the network was slower than the engine.
 	CoalescedSteps uint32 `protobuf:"varint,7,opt,name=coalesced_steps,json=coalescedSteps,proto3" json:"coalesced_steps,omitempty"`
 	// Tokens drafted for these.
 	DraftedTokens uint32 `protobuf:"varint,8,opt,name=drafted_tokens,json=draftedTokens,proto3" json:"drafted_tokens,omitempty"`
 	// Drafted tokens that were accepted.
 	AcceptedTokens uint32 `protobuf:"varint,9,opt,name=accepted_tokens,json=acceptedTokens,proto3" json:"accepted_tokens,omitempty"`
-	// Reasoning that became certain, without its marks. At most 1 MiB.
+	// Reasoning that is final, without its delimiters. At most 1 MiB.
 	Reasoning string `protobuf:"bytes,10,opt,name=reasoning,proto3" json:"reasoning,omitempty"`
-	// Calls that became complete: each comes whole, once, and is no text. What looked like a call but is none is text.
-	// At most 64.
+	// Tool calls that are complete: each comes whole and once, and is not part of the text. Text that only resembles a
+	// call is sent as text. At most 64.
 	ToolCalls []*ToolCall `protobuf:"bytes,11,rep,name=tool_calls,json=toolCalls,proto3" json:"tool_calls,omitempty"`
 }
 
@@ -2731,7 +2731,7 @@ type OutputFinished struct {
 
 	// The generation. At most 128 bytes.
 	GenerationId string `protobuf:"bytes,1,opt,name=generation_id,json=generationId,proto3" json:"generation_id,omitempty"`
-	// Which output.
+	// Index of the output.
 	OutputIndex uint32 `protobuf:"varint,2,opt,name=output_index,json=outputIndex,proto3" json:"output_index,omitempty"`
 	// Why it ended.
 	FinishReason FinishReason `protobuf:"varint,3,opt,name=finish_reason,json=finishReason,proto3,enum=sluice.v1.FinishReason" json:"finish_reason,omitempty"`
@@ -2808,7 +2808,7 @@ func (x *OutputFinished) GetCompletionTokens() uint32 {
 	return 0
 }
 
-// All outputs are complete: the one terminal message of a generation that did not fail.
+// All outputs are complete: the last message of a generation that did not fail.
 type Finished struct {
 	state         protoimpl.MessageState
 	sizeCache     protoimpl.SizeCache
@@ -2816,11 +2816,11 @@ type Finished struct {
 
 	// The generation. At most 128 bytes.
 	GenerationId string `protobuf:"bytes,1,opt,name=generation_id,json=generationId,proto3" json:"generation_id,omitempty"`
-	// Sequence number of its last delta; 0 when there was none.
+	// Sequence number of its last delta; 0 without one.
 	LastSeq uint64 `protobuf:"varint,2,opt,name=last_seq,json=lastSeq,proto3" json:"last_seq,omitempty"`
-	// What was used.
+	// Tokens used.
 	Usage *Usage `protobuf:"bytes,3,opt,name=usage,proto3" json:"usage,omitempty"`
-	// Where the time went.
+	// How long each part took.
 	Timings *Timings `protobuf:"bytes,4,opt,name=timings,proto3" json:"timings,omitempty"`
 	// Every parameter as it was used.
 	Params *EffectiveParams `protobuf:"bytes,5,opt,name=params,proto3" json:"params,omitempty"`
@@ -2901,20 +2901,20 @@ type Usage struct {
 
 	// Tokens of the prompt.
 	PromptTokens uint32 `protobuf:"varint,1,opt,name=prompt_tokens,json=promptTokens,proto3" json:"prompt_tokens,omitempty"`
-	// Those of them whose computation the prefix cache saved.
+	// How many of them came from the prefix cache.
 	CachedTokens uint32 `protobuf:"varint,2,opt,name=cached_tokens,json=cachedTokens,proto3" json:"cached_tokens,omitempty"`
 	// Tokens generated, over all outputs.
 	CompletionTokens uint32 `protobuf:"varint,3,opt,name=completion_tokens,json=completionTokens,proto3" json:"completion_tokens,omitempty"`
-	// Those of them that were reasoning.
+	// How many of them were reasoning.
 	ReasoningTokens uint32 `protobuf:"varint,4,opt,name=reasoning_tokens,json=reasoningTokens,proto3" json:"reasoning_tokens,omitempty"`
 	// Tokens drafted by speculation.
 	DraftedTokens uint32 `protobuf:"varint,5,opt,name=drafted_tokens,json=draftedTokens,proto3" json:"drafted_tokens,omitempty"`
 	// Drafted tokens that were accepted.
 	AcceptedTokens uint32 `protobuf:"varint,6,opt,name=accepted_tokens,json=acceptedTokens,proto3" json:"accepted_tokens,omitempty"`
-	// Drafted tokens by their place in the draft: first those that were first in theirs. Their sum is drafted_tokens. None,
-	// or at most as many numbers as the longest draft had tokens.
+	// Drafted tokens by their position in the draft, first position first. Their sum is drafted_tokens. Empty, or at most
+	// as many numbers as the longest draft had tokens.
 	DraftedTokensByPosition []uint32 `protobuf:"varint,7,rep,packed,name=drafted_tokens_by_position,json=draftedTokensByPosition,proto3" json:"drafted_tokens_by_position,omitempty"`
-	// Those of them that were accepted: at most as many numbers. Their sum is accepted_tokens.
+	// Accepted tokens by their position in the draft: at most as many numbers. Their sum is accepted_tokens.
 	AcceptedTokensByPosition []uint32 `protobuf:"varint,8,rep,packed,name=accepted_tokens_by_position,json=acceptedTokensByPosition,proto3" json:"accepted_tokens_by_position,omitempty"`
 }
 
@@ -3006,7 +3006,7 @@ func (x *Usage) GetAcceptedTokensByPosition() []uint32 {
 	return nil
 }
 
-// Where the time went.
+// How long each part of a generation took.
 type Timings struct {
 	state         protoimpl.MessageState
 	sizeCache     protoimpl.SizeCache
@@ -3022,9 +3022,9 @@ type Timings struct {
 	Decode *durationpb.Duration `protobuf:"bytes,4,opt,name=decode,proto3" json:"decode,omitempty"`
 	// Turning ids into text.
 	Detokenize *durationpb.Duration `protobuf:"bytes,5,opt,name=detokenize,proto3" json:"detokenize,omitempty"`
-	// From the arrival of the call to its first token, as the gateway saw it.
+	// From the arrival of the call to its first token, measured at the gateway.
 	Ttft *durationpb.Duration `protobuf:"bytes,6,opt,name=ttft,proto3" json:"ttft,omitempty"`
-	// Times that the generation lost its place in the cache and was computed again.
+	// How often the generation was preempted and computed again.
 	Preemptions uint32 `protobuf:"varint,7,opt,name=preemptions,proto3" json:"preemptions,omitempty"`
 }
 
@@ -3115,11 +3115,11 @@ type Output struct {
 	sizeCache     protoimpl.SizeCache
 	unknownFields protoimpl.UnknownFields
 
-	// Which output. 0 when there is one.
+	// Index of the output. 0 if there is only one.
 	Index uint32 `protobuf:"varint,1,opt,name=index,proto3" json:"index,omitempty"`
 	// Its text. At most 64 MiB, the limit of the whole message.
 	Text string `protobuf:"bytes,2,opt,name=text,proto3" json:"text,omitempty"`
-	// Its tokens; none where token_records is false. At most as many as the model's context.
+	// Its tokens; empty if token_records is false. At most as many as the model's context.
 	Tokens []*Token `protobuf:"bytes,3,rep,name=tokens,proto3" json:"tokens,omitempty"`
 	// Why it ended.
 	FinishReason FinishReason `protobuf:"varint,4,opt,name=finish_reason,json=finishReason,proto3,enum=sluice.v1.FinishReason" json:"finish_reason,omitempty"`
@@ -3127,9 +3127,9 @@ type Output struct {
 	StopMatch *StopMatch `protobuf:"bytes,5,opt,name=stop_match,json=stopMatch,proto3" json:"stop_match,omitempty"`
 	// Tokens of this output.
 	CompletionTokens uint32 `protobuf:"varint,6,opt,name=completion_tokens,json=completionTokens,proto3" json:"completion_tokens,omitempty"`
-	// How the model reasoned, without its marks. At most 64 MiB.
+	// The model's reasoning, without its delimiters. At most 64 MiB.
 	Reasoning string `protobuf:"bytes,7,opt,name=reasoning,proto3" json:"reasoning,omitempty"`
-	// The tools that it called, in order. At most 4,096.
+	// Its tool calls, in order. At most 4,096.
 	ToolCalls []*ToolCall `protobuf:"bytes,8,rep,name=tool_calls,json=toolCalls,proto3" json:"tool_calls,omitempty"`
 }
 

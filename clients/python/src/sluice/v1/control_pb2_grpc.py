@@ -26,7 +26,7 @@ if _version_not_supported:
 
 
 class ControlServiceStub:
-    """Models, load and life of a server.
+    """Models, load and draining of a server.
     """
 
     def __init__(self, channel):
@@ -78,7 +78,7 @@ class ControlServiceStub:
 
 
 class ControlServiceServicer:
-    """Models, load and life of a server.
+    """Models, load and draining of a server.
     """
 
     def ListModels(self, request, context):
@@ -117,23 +117,23 @@ class ControlServiceServicer:
         raise NotImplementedError('Method not implemented!')
 
     def GetLoad(self, request, context):
-        """Says how loaded the server is now.
+        """Returns the load of the server now.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def WatchLoad(self, request, context):
-        """Says so again and again.
+        """Streams the load of the server at an interval.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def Drain(self, request, context):
-        """Has the gateway that it reaches refuse new work, and reports until the running work has ended. Once begun it goes
-        on, whether anybody listens or not; the health of InferenceService is NOT_SERVING from then on. The process stays
-        until it is told to end.
+        """Makes the gateway that receives the call refuse new work, and reports until the running work has ended. Draining
+        continues if the call ends. The health of InferenceService is NOT_SERVING from then on. The process runs until it
+        is stopped.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -191,7 +191,7 @@ def add_ControlServiceServicer_to_server(servicer, server):
 
  # This class is part of an EXPERIMENTAL API.
 class ControlService:
-    """Models, load and life of a server.
+    """Models, load and draining of a server.
     """
 
     @staticmethod

@@ -4,10 +4,11 @@ isort:skip_file
 Generation, embedding and tokenisation.
 
 Errors are gRPC statuses with google.rpc details: ErrorInfo (domain "sluice") always; BadRequest, RetryInfo and
-others where they apply; of a generation that had begun its Usage until then, and in ErrorInfo its `generation_id`
-and the `last_seq` that it told. No RPC but Converse reports a generation's failure inside a message.
+others where they apply. The error of a generation that had begun also has the Usage until then and, in ErrorInfo,
+its `generation_id` and the `last_seq` that was sent. Only Converse reports the failure of a generation inside a
+message.
 
-Metadata in, at most one value each: traceparent, tracestate, x-sluice-priority. Trailing metadata out:
+Request metadata, at most one value each: traceparent, tracestate, x-sluice-priority. Trailing metadata:
 x-sluice-generation-id, x-sluice-trace-id. The deadline of the call is the deadline of the generation.
 """
 
@@ -37,29 +38,29 @@ class _ThrottleReason:
 class _ThrottleReasonEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_ThrottleReason.ValueType], _builtins.type):
     DESCRIPTOR: _descriptor.EnumDescriptor
     THROTTLE_REASON_UNSPECIFIED: _ThrottleReason.ValueType  # 0
-    """Unknown to this reader."""
+    """A value that the reader's version does not know."""
     THROTTLE_REASON_CREDIT: _ThrottleReason.ValueType  # 1
-    """A grant: the last token that its credit allows has been sent. While it waits it computes nothing; it keeps what it
-    has computed in the cache for a while, and later computes again what others have displaced meanwhile.
+    """A grant: the last token that its credit allows has been sent. While it waits nothing is computed for it. Its cache
+    blocks are kept for a while; those that other requests have displaced are computed again later.
     """
     THROTTLE_REASON_PREEMPTED: _ThrottleReason.ValueType  # 2
-    """Its place in the engine, which it lost to others."""
+    """Cache blocks in the engine: it was preempted by other requests."""
     THROTTLE_REASON_RECOVERY: _ThrottleReason.ValueType  # 3
-    """A process of the server that is coming back."""
+    """A process of the server that is restarting."""
 
 class ThrottleReason(_ThrottleReason, metaclass=_ThrottleReasonEnumTypeWrapper):
     """What a generation waits for."""
 
 THROTTLE_REASON_UNSPECIFIED: ThrottleReason.ValueType  # 0
-"""Unknown to this reader."""
+"""A value that the reader's version does not know."""
 THROTTLE_REASON_CREDIT: ThrottleReason.ValueType  # 1
-"""A grant: the last token that its credit allows has been sent. While it waits it computes nothing; it keeps what it
-has computed in the cache for a while, and later computes again what others have displaced meanwhile.
+"""A grant: the last token that its credit allows has been sent. While it waits nothing is computed for it. Its cache
+blocks are kept for a while; those that other requests have displaced are computed again later.
 """
 THROTTLE_REASON_PREEMPTED: ThrottleReason.ValueType  # 2
-"""Its place in the engine, which it lost to others."""
+"""Cache blocks in the engine: it was preempted by other requests."""
 THROTTLE_REASON_RECOVERY: ThrottleReason.ValueType  # 3
-"""A process of the server that is coming back."""
+"""A process of the server that is restarting."""
 Global___ThrottleReason: _TypeAlias = ThrottleReason  # noqa: Y015
 
 class _GenerationState:
@@ -69,7 +70,7 @@ class _GenerationState:
 class _GenerationStateEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_GenerationState.ValueType], _builtins.type):
     DESCRIPTOR: _descriptor.EnumDescriptor
     GENERATION_STATE_UNSPECIFIED: _GenerationState.ValueType  # 0
-    """Unknown to this reader."""
+    """A value that the reader's version does not know."""
     GENERATION_STATE_RUNNING: _GenerationState.ValueType  # 1
     """Not ended."""
     GENERATION_STATE_FINISHED: _GenerationState.ValueType  # 2
@@ -80,10 +81,10 @@ class _GenerationStateEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_Gener
     """Ended by its client."""
 
 class GenerationState(_GenerationState, metaclass=_GenerationStateEnumTypeWrapper):
-    """Where a generation stands."""
+    """The state of a generation."""
 
 GENERATION_STATE_UNSPECIFIED: GenerationState.ValueType  # 0
-"""Unknown to this reader."""
+"""A value that the reader's version does not know."""
 GENERATION_STATE_RUNNING: GenerationState.ValueType  # 1
 """Not ended."""
 GENERATION_STATE_FINISHED: GenerationState.ValueType  # 2
@@ -101,7 +102,7 @@ class _Pooling:
 class _PoolingEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_Pooling.ValueType], _builtins.type):
     DESCRIPTOR: _descriptor.EnumDescriptor
     POOLING_UNSPECIFIED: _Pooling.ValueType  # 0
-    """Not given: the model's own."""
+    """Not given: as the model defines."""
     POOLING_MEAN: _Pooling.ValueType  # 1
     """Their mean."""
     POOLING_FIRST: _Pooling.ValueType  # 2
@@ -110,10 +111,10 @@ class _PoolingEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_Pooling.Value
     """The last token's."""
 
 class Pooling(_Pooling, metaclass=_PoolingEnumTypeWrapper):
-    """How token vectors become one."""
+    """How the vectors of tokens are pooled to one."""
 
 POOLING_UNSPECIFIED: Pooling.ValueType  # 0
-"""Not given: the model's own."""
+"""Not given: as the model defines."""
 POOLING_MEAN: Pooling.ValueType  # 1
 """Their mean."""
 POOLING_FIRST: Pooling.ValueType  # 2
@@ -124,14 +125,14 @@ Global___Pooling: _TypeAlias = Pooling  # noqa: Y015
 
 @_typing.final
 class GenerateRequest(_message.Message):
-    """Asks for a generation."""
+    """The request of Generate."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
     SPEC_FIELD_NUMBER: _builtins.int
     @_builtins.property
     def spec(self) -> _types_pb2.GenerationSpec:
-        """What is asked. Required."""
+        """The generation to run. Required."""
 
     def __init__(
         self,
@@ -161,7 +162,7 @@ class GenerateResponse(_message.Message):
     PARAMS_FIELD_NUMBER: _builtins.int
     PROMPT_INFO_FIELD_NUMBER: _builtins.int
     generation_id: _builtins.str
-    """Made by the server. At most 128 bytes."""
+    """Id of the generation, made by the server. At most 128 bytes."""
     model: _builtins.str
     """The model that answered. At most 256 bytes."""
     revision: _builtins.str
@@ -172,11 +173,11 @@ class GenerateResponse(_message.Message):
 
     @_builtins.property
     def usage(self) -> _types_pb2.Usage:
-        """What was used."""
+        """Tokens used."""
 
     @_builtins.property
     def timings(self) -> _types_pb2.Timings:
-        """Where the time went."""
+        """How long each part took."""
 
     @_builtins.property
     def params(self) -> _types_pb2.EffectiveParams:
@@ -208,14 +209,14 @@ Global___GenerateResponse: _TypeAlias = GenerateResponse  # noqa: Y015
 
 @_typing.final
 class StreamGenerateRequest(_message.Message):
-    """Asks for a generation as a stream."""
+    """The request of StreamGenerate."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
     SPEC_FIELD_NUMBER: _builtins.int
     @_builtins.property
     def spec(self) -> _types_pb2.GenerationSpec:
-        """What is asked. Required."""
+        """The generation to run. Required."""
 
     def __init__(
         self,
@@ -243,7 +244,7 @@ class StreamGenerateResponse(_message.Message):
     PROMPT_INFO_FIELD_NUMBER: _builtins.int
     @_builtins.property
     def accepted(self) -> _types_pb2.Accepted:
-        """Admitted; the first message."""
+        """The generation was admitted; the first message."""
 
     @_builtins.property
     def delta(self) -> _types_pb2.Delta:
@@ -255,7 +256,7 @@ class StreamGenerateResponse(_message.Message):
 
     @_builtins.property
     def finished(self) -> _types_pb2.Finished:
-        """All are complete; the last message."""
+        """All outputs are complete; the last message."""
 
     @_builtins.property
     def prompt_info(self) -> _types_pb2.PromptInfo:
@@ -295,8 +296,8 @@ class ConverseRequest(_message.Message):
     PING_FIELD_NUMBER: _builtins.int
     CLOSE_INPUT_FIELD_NUMBER: _builtins.int
     tag: _builtins.int
-    """Names a generation on this stream, chosen by the client with its open: above every tag before it. 0 is the stream
-    itself: ping.
+    """Number of a generation on this stream, chosen by the client in its open, above every earlier tag. 0 is the stream
+    itself, for a ping.
     """
     @_builtins.property
     def open(self) -> Global___Open:
@@ -304,7 +305,7 @@ class ConverseRequest(_message.Message):
 
     @_builtins.property
     def append(self) -> Global___Append:
-        """More prompt."""
+        """Appends to the prompt."""
 
     @_builtins.property
     def update(self) -> Global___Update:
@@ -312,7 +313,7 @@ class ConverseRequest(_message.Message):
 
     @_builtins.property
     def grant(self) -> Global___Grant:
-        """More credit."""
+        """Grants more credit."""
 
     @_builtins.property
     def cancel(self) -> Global___Cancel:
@@ -358,17 +359,17 @@ class Open(_message.Message):
     KEEP_INPUT_OPEN_FIELD_NUMBER: _builtins.int
     DEADLINE_FIELD_NUMBER: _builtins.int
     keep_input_open: _builtins.bool
-    """More prompt will come by append; sampling waits for close_input, while the prompt is computed. Not with a chat,
-    echo or truncate_prompt_tokens, which concern the whole prompt. Absent: false.
+    """Whether append extends the prompt: the prompt is computed as it comes, and sampling waits for close_input. Not with
+    a chat, echo or truncate_prompt_tokens, which concern the whole prompt. Absent: false.
     """
     @_builtins.property
     def spec(self) -> _types_pb2.GenerationSpec:
-        """What is asked. Required."""
+        """The generation to run. Required."""
 
     @_builtins.property
     def deadline(self) -> _duration_pb2.Duration:
-        """Time from its arrival after which it fails with DEADLINE_EXCEEDED. Above 0, at most 24 hours. Absent: none but the
-        deadline of the call, which holds in any case.
+        """Time after its arrival at which the generation fails with DEADLINE_EXCEEDED. Above 0, at most 24 hours. Absent:
+        only the deadline of the call, which applies in any case.
         """
 
     def __init__(
@@ -390,7 +391,7 @@ Global___Open: _TypeAlias = Open  # noqa: Y015
 
 @_typing.final
 class Append(_message.Message):
-    """More prompt for a generation whose input is open; FAILED_PRECONDITION when it is not."""
+    """Appends to the prompt of a generation whose input is open; FAILED_PRECONDITION if it is closed."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -398,7 +399,7 @@ class Append(_message.Message):
     TOKEN_IDS_FIELD_NUMBER: _builtins.int
     MESSAGE_FIELD_NUMBER: _builtins.int
     text: _builtins.str
-    """Text, turned into tokens for itself, without special tokens: no token spans two pieces. 1 byte to 1 MiB; with the
+    """Text, tokenised by itself and without special tokens: no token spans two pieces. 1 byte to 1 MiB; with the
     text of the open and of all other pieces at most 1 MiB.
     """
     @_builtins.property
@@ -428,7 +429,7 @@ Global___Append: _TypeAlias = Append  # noqa: Y015
 
 @_typing.final
 class Update(_message.Message):
-    """Changes parameters of a running generation, from the next token on. What is absent stays."""
+    """Changes parameters of a running generation from the next token on. Absent fields stay as they are."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -437,8 +438,8 @@ class Update(_message.Message):
     STOP_FIELD_NUMBER: _builtins.int
     DEADLINE_FIELD_NUMBER: _builtins.int
     max_tokens: _builtins.int
-    """New bound on the tokens of each output; one that has as many or more ends as it stands. min_tokens (at least 1) up
-    to the model's context.
+    """New limit of the tokens of each output; an output that has reached it ends. min_tokens (at least 1) up to the
+    model's context.
     """
     priority: _builtins.int
     """New priority. -1,000 to 1,000."""
@@ -475,7 +476,7 @@ Global___Update: _TypeAlias = Update  # noqa: Y015
 
 @_typing.final
 class Grant(_message.Message):
-    """More credit, for a generation that was opened with a credit_window."""
+    """Grants credit to a generation that was opened with a credit_window."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -543,7 +544,7 @@ Global___Ping: _TypeAlias = Ping  # noqa: Y015
 
 @_typing.final
 class CloseInput(_message.Message):
-    """The prompt is complete. A second one does nothing."""
+    """Completes the prompt. A second one has no effect."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -575,11 +576,11 @@ class ConverseResponse(_message.Message):
     PONG_FIELD_NUMBER: _builtins.int
     GOING_AWAY_FIELD_NUMBER: _builtins.int
     tag: _builtins.int
-    """The generation, as its open named it. 0: the stream itself."""
+    """The tag of the generation's open. 0: the stream itself."""
     @_builtins.property
     def accepted(self) -> _types_pb2.Accepted:
-        """Let in; the first frame of a generation. It comes before the engine has seen the prompt, so its max_tokens is set
-        only if the open set it; finished has it in any case.
+        """The generation was admitted; its first frame. The engine has not seen the prompt yet, so max_tokens is set only
+        if the open set it; finished always has it.
         """
 
     @_builtins.property
@@ -596,15 +597,15 @@ class ConverseResponse(_message.Message):
 
     @_builtins.property
     def finished(self) -> _types_pb2.Finished:
-        """All are complete; the last frame of a generation."""
+        """All outputs are complete; the last frame of a generation."""
 
     @_builtins.property
     def failed(self) -> Global___Failed:
-        """It failed; the last frame of a generation. Under tag 0: a frame was refused."""
+        """The generation failed; its last frame. With tag 0: a frame was refused."""
 
     @_builtins.property
     def throttled(self) -> Global___Throttled:
-        """It waits. It has not ended, and goes on when what it waits for has come."""
+        """The generation waits. It has not ended; it continues when the reason for waiting is gone."""
 
     @_builtins.property
     def pong(self) -> Global___Pong:
@@ -612,7 +613,7 @@ class ConverseResponse(_message.Message):
 
     @_builtins.property
     def going_away(self) -> Global___GoingAway:
-        """The stream will end; nothing new is opened."""
+        """The stream will end; it accepts no new generations."""
 
     def __init__(
         self,
@@ -640,9 +641,7 @@ Global___ConverseResponse: _TypeAlias = ConverseResponse  # noqa: Y015
 
 @_typing.final
 class Failed(_message.Message):
-    """A generation ended without success; the stream lives on. The first three of its own fields are those of
-    google.rpc.Status.
-    """
+    """A generation ended without success; the stream continues. The first three fields are those of google.rpc.Status."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -655,7 +654,7 @@ class Failed(_message.Message):
     code: _builtins.int
     """A google.rpc.Code."""
     message: _builtins.str
-    """What, with which value, against which limit, and what to do. At most 4,096 bytes."""
+    """What failed, the value, the limit, and what to do. At most 4,096 bytes."""
     generation_id: _builtins.str
     """The generation; empty if it was refused before it had an id. At most 128 bytes."""
     last_seq: _builtins.int
@@ -666,7 +665,7 @@ class Failed(_message.Message):
 
     @_builtins.property
     def usage(self) -> _types_pb2.Usage:
-        """What was used until then."""
+        """Tokens used until then."""
 
     def __init__(
         self,
@@ -720,7 +719,7 @@ class Pong(_message.Message):
 
     NONCE_FIELD_NUMBER: _builtins.int
     nonce: _builtins.int
-    """Of the ping."""
+    """The nonce of the ping."""
     def __init__(
         self,
         *,
@@ -736,13 +735,13 @@ Global___Pong: _TypeAlias = Pong  # noqa: Y015
 
 @_typing.final
 class GoingAway(_message.Message):
-    """The stream will end when its running generations have: open new ones elsewhere."""
+    """The stream ends after its running generations: open new ones on another call."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
     MESSAGE_FIELD_NUMBER: _builtins.int
     message: _builtins.str
-    """Why, for a person. At most 256 bytes."""
+    """The reason, for people. At most 256 bytes."""
     def __init__(
         self,
         *,
@@ -758,18 +757,18 @@ Global___GoingAway: _TypeAlias = GoingAway  # noqa: Y015
 
 @_typing.final
 class ResumeGenerateRequest(_message.Message):
-    """Asks to go on with a generation."""
+    """The request of ResumeGenerate."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
     SPEC_FIELD_NUMBER: _builtins.int
     @_builtins.property
     def spec(self) -> _types_pb2.GenerationSpec:
-        """`resume` is required. While the gateway that owned the generation knows it, nothing else is read. Otherwise, and
-        only with the original prompt, the generation goes on from what the client has: the effective spec with the
-        revision and seed of Accepted, and the ids received of each output. It is then a generation of its own, with a new
-        id, whose deltas are numbered behind `after_seq` and whose usage counts the tokens received before; best_of and
-        beam search cannot. Without a prompt: NOT_FOUND.
+        """`resume` is required. If the gateway that owned the generation still has it, all other fields are ignored.
+        Otherwise the generation continues from what the client has, which needs the original prompt: the effective spec
+        with the revision and seed of Accepted, and the ids received of each output. It is then a new generation with a new
+        id; its deltas are numbered from `after_seq` + 1 and its usage counts the tokens received before. best_of and beam
+        search cannot continue this way. Without a prompt: NOT_FOUND.
         """
 
     def __init__(
@@ -798,11 +797,11 @@ class ResumeGenerateResponse(_message.Message):
     PROMPT_INFO_FIELD_NUMBER: _builtins.int
     @_builtins.property
     def accepted(self) -> _types_pb2.Accepted:
-        """Admitted; the first message."""
+        """The generation was admitted; the first message."""
 
     @_builtins.property
     def delta(self) -> _types_pb2.Delta:
-        """Text and tokens, after the point given."""
+        """Text and tokens after the resume point."""
 
     @_builtins.property
     def output_finished(self) -> _types_pb2.OutputFinished:
@@ -810,7 +809,7 @@ class ResumeGenerateResponse(_message.Message):
 
     @_builtins.property
     def finished(self) -> _types_pb2.Finished:
-        """All are complete; the last message."""
+        """All outputs are complete; the last message."""
 
     @_builtins.property
     def prompt_info(self) -> _types_pb2.PromptInfo:
@@ -837,7 +836,7 @@ Global___ResumeGenerateResponse: _TypeAlias = ResumeGenerateResponse  # noqa: Y0
 
 @_typing.final
 class CancelGenerationRequest(_message.Message):
-    """Asks to end a generation."""
+    """The request of CancelGeneration."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -865,7 +864,7 @@ Global___CancelGenerationRequest: _TypeAlias = CancelGenerationRequest  # noqa: 
 
 @_typing.final
 class CancelGenerationResponse(_message.Message):
-    """What became of it. A generation that this server does not know, or has forgotten, is NOT_FOUND."""
+    """The result of a cancellation. NOT_FOUND if this server does not know the generation, or no longer."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -874,7 +873,7 @@ class CancelGenerationResponse(_message.Message):
     found: Global___GenerationState.ValueType
     """The state in which it was found."""
     state: Global___GenerationState.ValueType
-    """The state it is in now."""
+    """Its state now."""
     def __init__(
         self,
         *,
@@ -891,7 +890,7 @@ Global___CancelGenerationResponse: _TypeAlias = CancelGenerationResponse  # noqa
 
 @_typing.final
 class TokenizeRequest(_message.Message):
-    """Asks for the tokens of a prompt."""
+    """The request of Tokenize."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -903,14 +902,14 @@ class TokenizeRequest(_message.Message):
     model: _builtins.str
     """Id of the model. Absent: the server's only model. At most 256 bytes."""
     revision: _builtins.str
-    """Revision that must answer. Absent: whichever is served. At most 128 bytes."""
+    """The revision that must answer. Absent: the one that is served. At most 128 bytes."""
     text: _builtins.str
     """Text. At most 1 MiB."""
     add_special_tokens: _builtins.bool
     """Add the special tokens of the tokenizer's own template, for text. Absent: true."""
     @_builtins.property
     def chat(self) -> _types_pb2.Chat:
-        """A conversation, laid out by the model's chat template. At most 1 MiB of text in all."""
+        """A conversation, formatted by the model's chat template. At most 1 MiB of text in all."""
 
     def __init__(
         self,
@@ -978,7 +977,7 @@ Global___TokenizeResponse: _TypeAlias = TokenizeResponse  # noqa: Y015
 
 @_typing.final
 class DetokenizeRequest(_message.Message):
-    """Asks for the text of token ids."""
+    """The request of Detokenize."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -989,7 +988,7 @@ class DetokenizeRequest(_message.Message):
     model: _builtins.str
     """Id of the model. Absent: the server's only model. At most 256 bytes."""
     revision: _builtins.str
-    """Revision that must answer. Absent: whichever is served. At most 128 bytes."""
+    """The revision that must answer. Absent: the one that is served. At most 128 bytes."""
     skip_special_tokens: _builtins.bool
     """Leave special tokens out of the text. Absent: true."""
     @_builtins.property
@@ -1055,7 +1054,7 @@ Global___DetokenizeResponse: _TypeAlias = DetokenizeResponse  # noqa: Y015
 
 @_typing.final
 class EmbedRequest(_message.Message):
-    """Asks for vectors."""
+    """The request of Embed."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -1069,15 +1068,15 @@ class EmbedRequest(_message.Message):
     model: _builtins.str
     """Id of the model. Absent: the server's only model. At most 256 bytes."""
     revision: _builtins.str
-    """Revision that must answer. Absent: whichever is served. At most 128 bytes."""
+    """The revision that must answer. Absent: the one that is served. At most 128 bytes."""
     adapter: _builtins.str
     """Id of an adapter of the model. At most 256 bytes."""
     pooling: Global___Pooling.ValueType
-    """How token vectors become one. Absent: the model's own."""
+    """How token vectors are pooled. Absent: as the model defines."""
     normalize: _builtins.bool
-    """Scale vectors to length 1. Absent: the model's own."""
+    """Scale vectors to length 1. Absent: as the model defines."""
     dimensions: _builtins.int
-    """Keep so many leading components. 1 up to the model's width. Absent: all."""
+    """Number of leading components to keep. 1 up to the model's width. Absent: all."""
     @_builtins.property
     def inputs(self) -> _containers.RepeatedCompositeFieldContainer[Global___EmbedInput]:
         """The inputs. 1 to 2,048, at most 1 MiB of text in all."""
@@ -1174,7 +1173,7 @@ class EmbedResponse(_message.Message):
 
     @_builtins.property
     def usage(self) -> _types_pb2.Usage:
-        """What was used."""
+        """Tokens used."""
 
     def __init__(
         self,

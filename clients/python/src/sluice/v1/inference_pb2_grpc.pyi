@@ -4,10 +4,11 @@ isort:skip_file
 Generation, embedding and tokenisation.
 
 Errors are gRPC statuses with google.rpc details: ErrorInfo (domain "sluice") always; BadRequest, RetryInfo and
-others where they apply; of a generation that had begun its Usage until then, and in ErrorInfo its `generation_id`
-and the `last_seq` that it told. No RPC but Converse reports a generation's failure inside a message.
+others where they apply. The error of a generation that had begun also has the Usage until then and, in ErrorInfo,
+its `generation_id` and the `last_seq` that was sent. Only Converse reports the failure of a generation inside a
+message.
 
-Metadata in, at most one value each: traceparent, tracestate, x-sluice-priority. Trailing metadata out:
+Request metadata, at most one value each: traceparent, tracestate, x-sluice-priority. Trailing metadata:
 x-sluice-generation-id, x-sluice-trace-id. The deadline of the call is the deadline of the generation.
 """
 
@@ -35,52 +36,53 @@ GRPC_GENERATED_VERSION: str
 GRPC_VERSION: str
 
 class InferenceServiceStub:
-    """What a model is asked to do."""
+    """Generation, tokenisation and embedding."""
 
     @_typing.overload
     def __new__(cls, channel: _grpc.Channel) -> _Self: ...
     @_typing.overload
     def __new__(cls, channel: _aio.Channel) -> InferenceServiceAsyncStub: ...
     Generate: _grpc.UnaryUnaryMultiCallable[_inference_pb2.GenerateRequest, _inference_pb2.GenerateResponse]
-    """Generates all outputs and answers once."""
+    """Generates all outputs and returns them in one answer."""
     StreamGenerate: _grpc.UnaryStreamMultiCallable[_inference_pb2.StreamGenerateRequest, _inference_pb2.StreamGenerateResponse]
     """Generates and streams: accepted, then deltas, one output_finished per output, and finished."""
     Converse: _grpc.StreamStreamMultiCallable[_inference_pb2.ConverseRequest, _inference_pb2.ConverseResponse]
-    """Many generations on one stream, with credit, appending and cancelling. Each ends with its own finished or failed;
-    the stream itself fails only for its own faults.
+    """Runs many generations on one stream, with credit, appended prompts and cancellation. Each generation ends with its
+    own finished or failed; the stream itself fails only for errors of the stream.
 
     - Order. Frames of one generation take effect in the order in which they were sent. Its answers come in this order:
-      accepted, prompt_info, deltas and output_finished, at last one finished or failed; nothing follows under its tag.
-      Generations are not ordered among each other; those that have something to say take turns.
-    - Tags rise. An open whose tag is not above every tag named before, a frame under tag 0 that is no ping, and a
-      frame of no known kind are refused by a failed under tag 0, whose ErrorInfo has the `tag`. It ends nothing.
-    - A frame for a generation that has ended does nothing: it may have crossed the end. A frame under a tag above
-      every one named before, other than an open, is answered by a failed with NOT_FOUND under that tag, which is then
-      used.
-    - A frame that is out of range, or that cannot be carried out, fails its generation: what comes later may rest on
-      it.
-    - Half-close: no further frame comes. Inputs that are open are closed, running generations go on to their ends, and
-      one whose credit is spent fails with ABORTED, as nobody can grant it more. The stream ends with the last, OK.
-    - Abrupt close (the call is cancelled, the connection lost, the deadline of the call past): each generation is
-      treated as its on_disconnect says.
+      accepted, prompt_info, deltas and output_finished, and at last one finished or failed; no frame follows with its
+      tag. There is no order between generations; those with frames to send are served in turn.
+    - Tags ascend. Three frames are refused with a failed of tag 0, whose ErrorInfo has the `tag`: an open whose tag is
+      not above every earlier tag, a frame with tag 0 that is not a ping, and a frame of an unknown kind. The refusal
+      ends no generation.
+    - A frame for a generation that has ended has no effect, since it may have been sent before the end arrived. A
+      frame other than an open with a tag above every earlier one is answered with a failed (NOT_FOUND) with that tag,
+      which counts as used from then on.
+    - A frame that is out of range or cannot be carried out fails its generation, since later frames may depend on it.
+    - Half-close: the client sends no further frame. Open inputs are closed, and running generations continue to their
+      ends. A generation whose credit is used up fails with ABORTED, since no grant can follow. The stream ends with OK
+      after the last generation.
+    - Abrupt close (the call is cancelled, the connection is lost, or the deadline of the call passes): each generation
+      is treated as its on_disconnect says.
     - The stream itself fails with INVALID_ARGUMENT for a message that is not a ConverseRequest, and with ABORTED and
-      SLOW_CONSUMER when nobody reads it while there is news (ServerLimits.stall_timeout). Each generation is then
-      treated as its on_disconnect says.
+      SLOW_CONSUMER when the client does not read frames that are ready (ServerLimits.stall_timeout). Each generation
+      is then treated as its on_disconnect says.
     - Beyond ServerLimits.max_stream_generations an open fails with RESOURCE_EXHAUSTED. Frames beyond
-      max_stream_frames_per_second wait unread; so do frames whose answers wait for a slow reader.
+      max_stream_frames_per_second are read later; so are frames while a slow reader holds back their answers.
     - A server that drains sends going_away, lets running generations end, refuses opens with UNAVAILABLE, and ends the
-      stream when nothing runs. The client then half-closes.
+      stream when no generation runs. The client then half-closes.
     """
     ResumeGenerate: _grpc.UnaryStreamMultiCallable[_inference_pb2.ResumeGenerateRequest, _inference_pb2.ResumeGenerateResponse]
-    """Goes on with a generation that was opened with DISCONNECT_ACTION_DETACH, after the last delta that the caller has:
-    accepted, then every delta after that one with its own sequence number, and so on to the end. The end of an output
-    that lay right behind that delta is told again. What is no longer kept is OUT_OF_RANGE, whose ErrorInfo has the
-    `oldest_seq`. A call that still reads the generation loses it, and ends with ABORTED (on Converse: its failed
-    frame). How this call ends is for the generation like the end of the one before. There are no grants
-    here: a generation of Converse that had a credit_window has no limit any more.
+    """Resumes a generation that was opened with DISCONNECT_ACTION_DETACH, after the last delta that the caller has. It
+    sends accepted, then every later delta with its own sequence number, and so on to the end. An output_finished that
+    directly followed the caller's last delta is sent again. If a delta is no longer kept, the call fails with
+    OUT_OF_RANGE, whose ErrorInfo has the `oldest_seq`. Another call that still reads the generation ends with ABORTED
+    (on Converse: a failed frame). If this call breaks, on_disconnect applies again. There are no grants: a generation
+    of Converse with a credit_window continues without a limit.
     """
     CancelGeneration: _grpc.UnaryUnaryMultiCallable[_inference_pb2.CancelGenerationRequest, _inference_pb2.CancelGenerationResponse]
-    """Ends a generation. Idempotent: it says what it found."""
+    """Ends a generation. Idempotent: the answer has the state in which the generation was found."""
     Tokenize: _grpc.UnaryUnaryMultiCallable[_inference_pb2.TokenizeRequest, _inference_pb2.TokenizeResponse]
     """Turns a prompt into tokens."""
     Detokenize: _grpc.UnaryUnaryMultiCallable[_inference_pb2.DetokenizeRequest, _inference_pb2.DetokenizeResponse]
@@ -90,49 +92,50 @@ class InferenceServiceStub:
 
 @_typing.type_check_only
 class InferenceServiceAsyncStub(InferenceServiceStub):
-    """What a model is asked to do."""
+    """Generation, tokenisation and embedding."""
 
     def __init__(self, channel: _aio.Channel) -> None: ...
     Generate: _aio.UnaryUnaryMultiCallable[_inference_pb2.GenerateRequest, _inference_pb2.GenerateResponse]  # type: ignore[assignment]
-    """Generates all outputs and answers once."""
+    """Generates all outputs and returns them in one answer."""
     StreamGenerate: _aio.UnaryStreamMultiCallable[_inference_pb2.StreamGenerateRequest, _inference_pb2.StreamGenerateResponse]  # type: ignore[assignment]
     """Generates and streams: accepted, then deltas, one output_finished per output, and finished."""
     Converse: _aio.StreamStreamMultiCallable[_inference_pb2.ConverseRequest, _inference_pb2.ConverseResponse]  # type: ignore[assignment]
-    """Many generations on one stream, with credit, appending and cancelling. Each ends with its own finished or failed;
-    the stream itself fails only for its own faults.
+    """Runs many generations on one stream, with credit, appended prompts and cancellation. Each generation ends with its
+    own finished or failed; the stream itself fails only for errors of the stream.
 
     - Order. Frames of one generation take effect in the order in which they were sent. Its answers come in this order:
-      accepted, prompt_info, deltas and output_finished, at last one finished or failed; nothing follows under its tag.
-      Generations are not ordered among each other; those that have something to say take turns.
-    - Tags rise. An open whose tag is not above every tag named before, a frame under tag 0 that is no ping, and a
-      frame of no known kind are refused by a failed under tag 0, whose ErrorInfo has the `tag`. It ends nothing.
-    - A frame for a generation that has ended does nothing: it may have crossed the end. A frame under a tag above
-      every one named before, other than an open, is answered by a failed with NOT_FOUND under that tag, which is then
-      used.
-    - A frame that is out of range, or that cannot be carried out, fails its generation: what comes later may rest on
-      it.
-    - Half-close: no further frame comes. Inputs that are open are closed, running generations go on to their ends, and
-      one whose credit is spent fails with ABORTED, as nobody can grant it more. The stream ends with the last, OK.
-    - Abrupt close (the call is cancelled, the connection lost, the deadline of the call past): each generation is
-      treated as its on_disconnect says.
+      accepted, prompt_info, deltas and output_finished, and at last one finished or failed; no frame follows with its
+      tag. There is no order between generations; those with frames to send are served in turn.
+    - Tags ascend. Three frames are refused with a failed of tag 0, whose ErrorInfo has the `tag`: an open whose tag is
+      not above every earlier tag, a frame with tag 0 that is not a ping, and a frame of an unknown kind. The refusal
+      ends no generation.
+    - A frame for a generation that has ended has no effect, since it may have been sent before the end arrived. A
+      frame other than an open with a tag above every earlier one is answered with a failed (NOT_FOUND) with that tag,
+      which counts as used from then on.
+    - A frame that is out of range or cannot be carried out fails its generation, since later frames may depend on it.
+    - Half-close: the client sends no further frame. Open inputs are closed, and running generations continue to their
+      ends. A generation whose credit is used up fails with ABORTED, since no grant can follow. The stream ends with OK
+      after the last generation.
+    - Abrupt close (the call is cancelled, the connection is lost, or the deadline of the call passes): each generation
+      is treated as its on_disconnect says.
     - The stream itself fails with INVALID_ARGUMENT for a message that is not a ConverseRequest, and with ABORTED and
-      SLOW_CONSUMER when nobody reads it while there is news (ServerLimits.stall_timeout). Each generation is then
-      treated as its on_disconnect says.
+      SLOW_CONSUMER when the client does not read frames that are ready (ServerLimits.stall_timeout). Each generation
+      is then treated as its on_disconnect says.
     - Beyond ServerLimits.max_stream_generations an open fails with RESOURCE_EXHAUSTED. Frames beyond
-      max_stream_frames_per_second wait unread; so do frames whose answers wait for a slow reader.
+      max_stream_frames_per_second are read later; so are frames while a slow reader holds back their answers.
     - A server that drains sends going_away, lets running generations end, refuses opens with UNAVAILABLE, and ends the
-      stream when nothing runs. The client then half-closes.
+      stream when no generation runs. The client then half-closes.
     """
     ResumeGenerate: _aio.UnaryStreamMultiCallable[_inference_pb2.ResumeGenerateRequest, _inference_pb2.ResumeGenerateResponse]  # type: ignore[assignment]
-    """Goes on with a generation that was opened with DISCONNECT_ACTION_DETACH, after the last delta that the caller has:
-    accepted, then every delta after that one with its own sequence number, and so on to the end. The end of an output
-    that lay right behind that delta is told again. What is no longer kept is OUT_OF_RANGE, whose ErrorInfo has the
-    `oldest_seq`. A call that still reads the generation loses it, and ends with ABORTED (on Converse: its failed
-    frame). How this call ends is for the generation like the end of the one before. There are no grants
-    here: a generation of Converse that had a credit_window has no limit any more.
+    """Resumes a generation that was opened with DISCONNECT_ACTION_DETACH, after the last delta that the caller has. It
+    sends accepted, then every later delta with its own sequence number, and so on to the end. An output_finished that
+    directly followed the caller's last delta is sent again. If a delta is no longer kept, the call fails with
+    OUT_OF_RANGE, whose ErrorInfo has the `oldest_seq`. Another call that still reads the generation ends with ABORTED
+    (on Converse: a failed frame). If this call breaks, on_disconnect applies again. There are no grants: a generation
+    of Converse with a credit_window continues without a limit.
     """
     CancelGeneration: _aio.UnaryUnaryMultiCallable[_inference_pb2.CancelGenerationRequest, _inference_pb2.CancelGenerationResponse]  # type: ignore[assignment]
-    """Ends a generation. Idempotent: it says what it found."""
+    """Ends a generation. Idempotent: the answer has the state in which the generation was found."""
     Tokenize: _aio.UnaryUnaryMultiCallable[_inference_pb2.TokenizeRequest, _inference_pb2.TokenizeResponse]  # type: ignore[assignment]
     """Turns a prompt into tokens."""
     Detokenize: _aio.UnaryUnaryMultiCallable[_inference_pb2.DetokenizeRequest, _inference_pb2.DetokenizeResponse]  # type: ignore[assignment]
@@ -141,7 +144,7 @@ class InferenceServiceAsyncStub(InferenceServiceStub):
     """Turns inputs into vectors."""
 
 class InferenceServiceServicer(metaclass=_abc_1.ABCMeta):
-    """What a model is asked to do."""
+    """Generation, tokenisation and embedding."""
 
     @_abc_1.abstractmethod
     def Generate(
@@ -149,7 +152,7 @@ class InferenceServiceServicer(metaclass=_abc_1.ABCMeta):
         request: _inference_pb2.GenerateRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_inference_pb2.GenerateResponse, _abc.Awaitable[_inference_pb2.GenerateResponse]]:
-        """Generates all outputs and answers once."""
+        """Generates all outputs and returns them in one answer."""
 
     @_abc_1.abstractmethod
     def StreamGenerate(
@@ -165,30 +168,31 @@ class InferenceServiceServicer(metaclass=_abc_1.ABCMeta):
         request_iterator: _MaybeAsyncIterator[_inference_pb2.ConverseRequest],
         context: _ServicerContext,
     ) -> _typing.Union[_abc.Iterator[_inference_pb2.ConverseResponse], _abc.AsyncIterator[_inference_pb2.ConverseResponse]]:
-        """Many generations on one stream, with credit, appending and cancelling. Each ends with its own finished or failed;
-        the stream itself fails only for its own faults.
+        """Runs many generations on one stream, with credit, appended prompts and cancellation. Each generation ends with its
+        own finished or failed; the stream itself fails only for errors of the stream.
 
         - Order. Frames of one generation take effect in the order in which they were sent. Its answers come in this order:
-          accepted, prompt_info, deltas and output_finished, at last one finished or failed; nothing follows under its tag.
-          Generations are not ordered among each other; those that have something to say take turns.
-        - Tags rise. An open whose tag is not above every tag named before, a frame under tag 0 that is no ping, and a
-          frame of no known kind are refused by a failed under tag 0, whose ErrorInfo has the `tag`. It ends nothing.
-        - A frame for a generation that has ended does nothing: it may have crossed the end. A frame under a tag above
-          every one named before, other than an open, is answered by a failed with NOT_FOUND under that tag, which is then
-          used.
-        - A frame that is out of range, or that cannot be carried out, fails its generation: what comes later may rest on
-          it.
-        - Half-close: no further frame comes. Inputs that are open are closed, running generations go on to their ends, and
-          one whose credit is spent fails with ABORTED, as nobody can grant it more. The stream ends with the last, OK.
-        - Abrupt close (the call is cancelled, the connection lost, the deadline of the call past): each generation is
-          treated as its on_disconnect says.
+          accepted, prompt_info, deltas and output_finished, and at last one finished or failed; no frame follows with its
+          tag. There is no order between generations; those with frames to send are served in turn.
+        - Tags ascend. Three frames are refused with a failed of tag 0, whose ErrorInfo has the `tag`: an open whose tag is
+          not above every earlier tag, a frame with tag 0 that is not a ping, and a frame of an unknown kind. The refusal
+          ends no generation.
+        - A frame for a generation that has ended has no effect, since it may have been sent before the end arrived. A
+          frame other than an open with a tag above every earlier one is answered with a failed (NOT_FOUND) with that tag,
+          which counts as used from then on.
+        - A frame that is out of range or cannot be carried out fails its generation, since later frames may depend on it.
+        - Half-close: the client sends no further frame. Open inputs are closed, and running generations continue to their
+          ends. A generation whose credit is used up fails with ABORTED, since no grant can follow. The stream ends with OK
+          after the last generation.
+        - Abrupt close (the call is cancelled, the connection is lost, or the deadline of the call passes): each generation
+          is treated as its on_disconnect says.
         - The stream itself fails with INVALID_ARGUMENT for a message that is not a ConverseRequest, and with ABORTED and
-          SLOW_CONSUMER when nobody reads it while there is news (ServerLimits.stall_timeout). Each generation is then
-          treated as its on_disconnect says.
+          SLOW_CONSUMER when the client does not read frames that are ready (ServerLimits.stall_timeout). Each generation
+          is then treated as its on_disconnect says.
         - Beyond ServerLimits.max_stream_generations an open fails with RESOURCE_EXHAUSTED. Frames beyond
-          max_stream_frames_per_second wait unread; so do frames whose answers wait for a slow reader.
+          max_stream_frames_per_second are read later; so are frames while a slow reader holds back their answers.
         - A server that drains sends going_away, lets running generations end, refuses opens with UNAVAILABLE, and ends the
-          stream when nothing runs. The client then half-closes.
+          stream when no generation runs. The client then half-closes.
         """
 
     @_abc_1.abstractmethod
@@ -197,12 +201,12 @@ class InferenceServiceServicer(metaclass=_abc_1.ABCMeta):
         request: _inference_pb2.ResumeGenerateRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_abc.Iterator[_inference_pb2.ResumeGenerateResponse], _abc.AsyncIterator[_inference_pb2.ResumeGenerateResponse]]:
-        """Goes on with a generation that was opened with DISCONNECT_ACTION_DETACH, after the last delta that the caller has:
-        accepted, then every delta after that one with its own sequence number, and so on to the end. The end of an output
-        that lay right behind that delta is told again. What is no longer kept is OUT_OF_RANGE, whose ErrorInfo has the
-        `oldest_seq`. A call that still reads the generation loses it, and ends with ABORTED (on Converse: its failed
-        frame). How this call ends is for the generation like the end of the one before. There are no grants
-        here: a generation of Converse that had a credit_window has no limit any more.
+        """Resumes a generation that was opened with DISCONNECT_ACTION_DETACH, after the last delta that the caller has. It
+        sends accepted, then every later delta with its own sequence number, and so on to the end. An output_finished that
+        directly followed the caller's last delta is sent again. If a delta is no longer kept, the call fails with
+        OUT_OF_RANGE, whose ErrorInfo has the `oldest_seq`. Another call that still reads the generation ends with ABORTED
+        (on Converse: a failed frame). If this call breaks, on_disconnect applies again. There are no grants: a generation
+        of Converse with a credit_window continues without a limit.
         """
 
     @_abc_1.abstractmethod
@@ -211,7 +215,7 @@ class InferenceServiceServicer(metaclass=_abc_1.ABCMeta):
         request: _inference_pb2.CancelGenerationRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_inference_pb2.CancelGenerationResponse, _abc.Awaitable[_inference_pb2.CancelGenerationResponse]]:
-        """Ends a generation. Idempotent: it says what it found."""
+        """Ends a generation. Idempotent: the answer has the state in which the generation was found."""
 
     @_abc_1.abstractmethod
     def Tokenize(
