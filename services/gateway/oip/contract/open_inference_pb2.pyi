@@ -5,8 +5,8 @@ The Open Inference Protocol (KServe v2) with Triton's streaming extension: the p
 
 A third-party contract, separate from sluice.v1: names and numbers are those of Triton's clients and do not follow
 the rules of sluice.v1. Source: https://github.com/triton-inference-server/common, protobuf/grpc_service.proto
-(BSD-3-Clause), and https://github.com/kserve/open-inference-protocol (Apache-2.0). Calls and fields that are left out
-are answered with UNIMPLEMENTED.
+(BSD-3-Clause), and https://github.com/kserve/open-inference-protocol (Apache-2.0). Calls and fields not served are
+answered with UNIMPLEMENTED.
 """
 
 from collections import abc as _abc
