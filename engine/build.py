@@ -43,7 +43,7 @@ from sluice_server.engine.worker.slots.state import Slots
 from sluice_server.engine.worker.startup.device_support import check_gpu, check_invariance
 from sluice_server.engine.worker.startup.formats import Formats, check_stored, choose_formats, name_of
 from sluice_server.engine.worker.startup.identity import Digests, identity_of
-from sluice_server.engine.worker.startup.memory import at_start, cuda_room, give_back_unused
+from sluice_server.engine.worker.startup.memory import at_start, cuda_cache_bytes, give_back_unused
 from sluice_server.engine.worker.startup.rates import measure_costs, one_token
 from sluice_server.engine.worker.startup.trial import check_trial
 from sluice_server.kernels import ops
@@ -232,13 +232,15 @@ def choose_device(name: str) -> torch.device:
     return torch.device("cuda")
 
 
-def cache_blocks(config: EngineConfig, size: int, limits: Limits, room_bytes: int | None) -> int:
+def cache_blocks(config: EngineConfig, size: int, limits: Limits, gpu_cache_bytes: int | None) -> int:
     """Returns the number of cache blocks, of `size` bytes per token. It covers the tokens configured, else all
-    sequences at full length as far as memory allows. `room_bytes`: a GPU's memory for the cache, None without one.
+    sequences at full length as far as memory allows. `gpu_cache_bytes`: a GPU's memory for the cache, None without one.
     Raises ServiceError INVALID_SETTING for less than one block, or more than the memory that exists."""
-    room = (int(_memory("SC_AVPHYS_PAGES") * CPU_CACHE_SHARE) if room_bytes is None else room_bytes) // size
-    most = (_memory("SC_PHYS_PAGES") if room_bytes is None else room_bytes) // size
-    tokens = config.kv_cache_tokens or min(config.max_num_seqs * limits.context_length, room)
+    available = (
+        int(_memory("SC_AVPHYS_PAGES") * CPU_CACHE_SHARE) if gpu_cache_bytes is None else gpu_cache_bytes
+    ) // size
+    most = (_memory("SC_PHYS_PAGES") if gpu_cache_bytes is None else gpu_cache_bytes) // size
+    tokens = config.kv_cache_tokens or min(config.max_num_seqs * limits.context_length, available)
     if tokens > most:
         raise _unusable(f"--kv-cache-tokens: {tokens} tokens need {tokens * size >> 20} MiB; {most} tokens fit")
     if tokens < config.block_size:
@@ -256,7 +258,7 @@ def cache_room(config: EngineConfig, model: Model, formats: Formats, limits: Lim
         recorded = recorded_bytes(model, formats.cache, CudaDevice(model.device), *recorded_for(config, limits))
     with at_start("--max-num-batched-tokens", f"a step of {tokens} tokens beside the weights; lower it"):
         sizes = tokens, (rows, config.block_size), recorded
-        return cuda_room(model, formats.cache, *sizes, config.gpu_memory_utilization)
+        return cuda_cache_bytes(model, formats.cache, *sizes, config.gpu_memory_utilization)
 
 
 def runner_for(config: EngineConfig, plain: Runner, model: Model, store: BlockStore, limits: Limits) -> StepRunner:

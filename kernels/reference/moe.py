@@ -11,7 +11,7 @@ from torch import Tensor
 
 from sluice_server.kernels.reference.elementwise import GATES
 
-NOBODY = -1  # marks an unused place of a group, and the expert of an unused group
+UNUSED = -1  # marks an unused place of a group, and the expert of an unused group
 
 
 class ExpertStack(NamedTuple):
@@ -36,8 +36,8 @@ class ExpertGroups(NamedTuple):
     """Choices (token, expert) in groups that have one expert each.
 
     Attributes:
-        choices: int32 [G · size], indices of choices, NOBODY after an expert's last choice.
-        experts: int32 [G], expert of each group, NOBODY after the last group.
+        choices: int32 [G · size], indices of choices, UNUSED after an expert's last choice.
+        experts: int32 [G], expert of each group, UNUSED after the last group.
         size: number of choices in a group.
     """
 
@@ -61,8 +61,8 @@ def route(logits: Tensor, per_token: int, *, renormalises: bool) -> tuple[Tensor
 def group(experts: Tensor, num_experts: int, size: int) -> ExpertGroups:
     """Puts choices int64 [C] of experts in groups of `size`. Allocates as many groups as any choices could need."""
     num = num_groups(len(experts), num_experts, size)
-    choices = torch.full((num * size,), NOBODY, dtype=torch.int32, device=experts.device)
-    owners = torch.full((num,), NOBODY, dtype=torch.int32, device=experts.device)
+    choices = torch.full((num * size,), UNUSED, dtype=torch.int32, device=experts.device)
+    owners = torch.full((num,), UNUSED, dtype=torch.int32, device=experts.device)
     at = 0
     for expert in range(num_experts):
         own = (experts == expert).nonzero()[:, 0].int()
@@ -96,7 +96,7 @@ def grouped_linear(
     y = x.new_zeros(num_choices, weight.shape[1])
     for at, expert in enumerate(groups.experts.tolist()):
         own = groups.choices[at * groups.size : (at + 1) * groups.size].long()
-        own = own[own != NOBODY]
+        own = own[own != UNUSED]
         if len(own):
             product = x[own // per_token].float() @ weight[expert].float().t()
             y[own] = (product if scales is None else product * scales[expert]).to(x.dtype)

@@ -24,7 +24,7 @@ WARPS = 8
 ROW_WARPS = 32  # of kernels with one program a row, which mostly wait for memory; with fewer, floor_kernel spills
 MAX_SPLITS = 64
 MAX_VOCAB = 1 << 19  # see `truncation.ONE`
-NOBODY = tl.constexpr(0x7FFFFFFF)  # larger than any id
+NO_ID = tl.constexpr(0x7FFFFFFF)  # larger than any id
 
 
 def sample(logits: Tensor, rows: Rows) -> tuple[Tensor, Tensor]:
@@ -120,7 +120,7 @@ def draw_kernel(
     last = tl.load(lasts_ptr + row)
     seed, position, output = tl.load(seeds_ptr + row), tl.load(positions_ptr + row), tl.load(outputs_ptr + row)
     best = tl.full([CALLS, 4], float("-inf"), tl.float32)
-    pick = tl.full([CALLS, 4], NOBODY, tl.int32)
+    pick = tl.full([CALLS, 4], NO_ID, tl.int32)
     for first in range(part * CALLS, tl.cdiv(vocab, 4), SPLITS * CALLS):
         calls = first + tl.arange(0, CALLS)
         at = calls[:, None] * 4 + tl.arange(0, 4)[None, :]
@@ -136,7 +136,7 @@ def draw_kernel(
             best = tl.where(better, score, best)
             pick = tl.where(better, at, pick)
     top = tl.max(tl.max(best, 1), 0)
-    lowest = tl.min(tl.min(tl.where(best == top, pick, NOBODY), 1), 0)
+    lowest = tl.min(tl.min(tl.where(best == top, pick, NO_ID), 1), 0)
     tl.store(scores_ptr + row * SPLITS + part, top)
     tl.store(picks_ptr + row * SPLITS + part, lowest)
 
@@ -153,7 +153,7 @@ def merge_kernel(
     row = tl.program_id(0).to(tl.int64)  # grid: R
     at = row * SPLITS + tl.arange(0, SPLITS)
     scores = tl.load(scores_ptr + at)
-    pick = tl.min(tl.where(scores == tl.max(scores, 0), tl.load(picks_ptr + at), NOBODY), 0)
+    pick = tl.min(tl.where(scores == tl.max(scores, 0), tl.load(picks_ptr + at), NO_ID), 0)
     is_usable = tl.abs(peak_of(peaks_ptr, row, SPLITS)) < float("inf")
     tl.store(ids_ptr + row, tl.where(is_usable, pick, -1).to(tl.int64))
 

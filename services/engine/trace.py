@@ -17,7 +17,7 @@ from sluice_server.services.telemetry.phases import Phase, PhaseEvent, Record, V
 STEP_INTERVAL_S = 1.0  # between two sampled steps
 MAX_LINKS = 32  # links of a sampled step
 MAX_STEPS = 32  # sampled steps that a request's phases list
-NOBODY = Envelope("", "")  # the envelope of a step's span, which belongs to no request
+NO_REQUEST = Envelope("", "")  # the envelope of a step's span, which belongs to no request
 
 _EVENTS = {
     EventKind.CHUNK: names.EVENT_CHUNK,
@@ -80,7 +80,7 @@ class EngineTrace:
             if len(one.steps) < MAX_STEPS:
                 one.steps.append(PhaseEvent(names.EVENT_STEP, end_s, attributes))
         links = tuple(one.envelope.traceparent for one in traced[:MAX_LINKS])
-        self._record(NOBODY, Phase(names.SPAN_STEP, start_s, end_s, attributes, links=links))
+        self._record(NO_REQUEST, Phase(names.SPAN_STEP, start_s, end_s, attributes, links=links))
 
 
 def phases_of(arrival_s: float, timeline: RequestTimeline, steps: Sequence[PhaseEvent], end: RequestEnd) -> list[Phase]:

@@ -1,7 +1,7 @@
 """Measures once at start how much GPU memory is left for the cache, by computing the largest possible step.
 
-`room` is the arithmetic, `cuda_room` measures a device. `at_start` turns a lack of memory into a ServiceError that
-names the setting.
+`cache_bytes` is the arithmetic, `cuda_cache_bytes` measures a device. `at_start` turns a lack of memory into a
+ServiceError that names the setting.
 """
 
 import contextlib
@@ -19,7 +19,7 @@ from sluice_server.engine.worker.slots.prompts import CHUNK
 from sluice_server.kernels.layout.metadata import AttentionMetadata
 
 
-def cuda_room(
+def cuda_cache_bytes(
     model: Model, cache_dtype: torch.dtype, max_tokens: int, rows: tuple[int, int], recorded: int, utilization: float
 ) -> int:
     """Returns the bytes for the cache beside a loaded model and `recorded` bytes of steps that are recorded later.
@@ -35,7 +35,7 @@ def cuda_room(
     torch.cuda.synchronize(device)
     peak, reserved = torch.cuda.max_memory_allocated(device), torch.cuda.memory_reserved(device)
     free, total = torch.cuda.mem_get_info(device)
-    return room(total, free + reserved, peak, recorded, utilization)
+    return cache_bytes(total, free + reserved, peak, recorded, utilization)
 
 
 def give_back_unused() -> None:
@@ -77,7 +77,7 @@ def whole_step(model: Model, cache_dtype: torch.dtype, max_tokens: int, max_rows
     score(model.logits(told), [0] * len(told), 1)
 
 
-def room(total: int, available: int, peak: int, recorded: int, utilization: float) -> int:
+def cache_bytes(total: int, available: int, peak: int, recorded: int, utilization: float) -> int:
     """Returns the bytes for the cache.
 
     Args:

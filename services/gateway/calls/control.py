@@ -14,11 +14,10 @@ from sluice_server.engine.request import Limits
 from sluice_server.services.gateway.access.metadata import Context
 from sluice_server.services.gateway.calls.load import Loads
 from sluice_server.services.gateway.calls.refusal import refuse
-from sluice_server.services.gateway.calls.responses import duration
+from sluice_server.services.gateway.contract.durations import to_duration, to_seconds
 from sluice_server.services.gateway.contract.errors import not_found
 from sluice_server.services.gateway.contract.fields import BUILT, FEATURE_FIELDS
 from sluice_server.services.gateway.contract.parameters import model_defaults
-from sluice_server.services.gateway.contract.sampling import seconds
 from sluice_server.services.gateway.requests.manager import RequestManager
 
 SCHEMA_REVISION = 4
@@ -95,7 +94,7 @@ class Control:
         interval_s = 1.0
         try:
             if request.HasField("interval"):
-                interval_s = seconds("interval", request.interval, MAX_INTERVAL_S, MIN_INTERVAL_S)
+                interval_s = to_seconds("interval", request.interval, MAX_INTERVAL_S, MIN_INTERVAL_S)
         except ServiceError as error:
             await refuse(context, error)
         while True:
@@ -107,7 +106,7 @@ class Control:
         grace_s = self._manager.settings.grace_s
         try:
             if request.HasField("grace"):
-                grace_s = seconds("grace", request.grace, MAX_GRACE_S, 0.0)
+                grace_s = to_seconds("grace", request.grace, MAX_GRACE_S, 0.0)
         except ServiceError as error:
             await refuse(context, error)
         if self._draining is None:
@@ -153,7 +152,7 @@ class Control:
             max_open_requests=settings.max_open_requests,
             max_reserved_tokens=settings.max_reserved_tokens,
             max_chat_messages=settings.max_chat_messages,
-            stall_timeout=duration(settings.stall_timeout_s),
+            stall_timeout=to_duration(settings.stall_timeout_s),
             max_stream_generations=settings.max_stream_generations,
             max_stream_frames_per_second=settings.max_stream_frames_per_s,
             max_credit=limits.max_credit,

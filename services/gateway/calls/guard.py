@@ -31,7 +31,7 @@ from sluice_server.services.telemetry.logs import about_trace
 from sluice_server.services.telemetry.observed import Observer
 
 REFRESH_S = 1.0
-NOBODY: frozenset[Scope] = frozenset()
+NO_SCOPES: frozenset[Scope] = frozenset()
 GENERATE = frozenset({Scope.GENERATE})
 ANY = frozenset(Scope)
 CONTROL = frozenset({Scope.CONTROL, Scope.ADMIN})
@@ -50,10 +50,10 @@ SCOPES: Mapping[str, frozenset[Scope]] = {  # any one of them is enough; an empt
     **_methods(_CONTROL, ANY, "ListModels", "GetModel", "GetServerInfo"),
     **_methods(_CONTROL, CONTROL, "GetLoad", "WatchLoad"),
     **_methods(_CONTROL, ADMIN, "LoadModel", "UnloadModel", "Drain"),
-    **_methods(_OIP, NOBODY, "ServerLive", "ServerReady", "ModelReady"),
+    **_methods(_OIP, NO_SCOPES, "ServerLive", "ServerReady", "ModelReady"),
     **_methods(_OIP, ANY, "ServerMetadata", "ModelMetadata"),
     **_methods(_OIP, GENERATE, "ModelInfer", "ModelStreamInfer"),
-    **_methods("grpc.health.v1.Health", NOBODY, "Check", "Watch", "List"),
+    **_methods("grpc.health.v1.Health", NO_SCOPES, "Check", "Watch", "List"),
     **_methods("grpc.reflection.v1.ServerReflection", ANY, "ServerReflectionInfo"),
     **_methods("grpc.reflection.v1alpha.ServerReflection", ANY, "ServerReflectionInfo"),
 }

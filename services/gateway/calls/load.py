@@ -5,7 +5,7 @@ from collections.abc import Iterable
 
 from sluice.v1 import control_pb2
 
-from sluice_server.services.gateway.calls.responses import duration
+from sluice_server.services.gateway.contract.durations import to_duration
 from sluice_server.services.gateway.requests.manager import RequestManager
 from sluice_server.services.gateway.requests.open_request import OpenRequest
 from sluice_server.services.messages.messages import Report
@@ -89,12 +89,12 @@ def _engine_load(heard: EngineReport, now_s: float) -> control_pb2.EngineLoad:
         total_blocks=load.num_blocks,
         free_blocks=load.num_free_blocks,
         block_size=load.block_size,
-        step_time=duration(load.step_s),
+        step_time=to_duration(load.step_s),
         tokens_per_second=load.tokens_per_s,
         preemptions=load.num_preemptions,
         prefix_hit_tokens=load.prefix_hit_tokens,
         prefix_query_tokens=load.prefix_query_tokens,
-        age=duration(now_s - heard.at_s),
+        age=to_duration(now_s - heard.at_s),
     )
 
 

@@ -3,11 +3,11 @@
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import TypeVar
 
-from google.protobuf.duration_pb2 import Duration
 from sluice.v1 import inference_pb2, types_pb2
 
 from sluice_server.engine.errors import ServiceError
 from sluice_server.engine.request import FinishReason
+from sluice_server.services.gateway.contract.durations import to_duration
 from sluice_server.services.gateway.contract.status import to_rpc
 from sluice_server.services.gateway.generation.events import (
     AcceptedEvent,
@@ -268,20 +268,14 @@ def timings(spent: RequestUsage) -> types_pb2.Timings:
     """Converts a request's timings; times in seconds become Durations."""
     phases = spent.timings or Timings()
     return types_pb2.Timings(
-        queue=duration(phases.queue_s),
-        tokenize=duration(phases.tokenize_s),
-        prefill=duration(phases.prefill_s),
-        decode=duration(phases.decode_s),
-        detokenize=duration(phases.detokenize_s),
-        ttft=duration(spent.ttft_s),
+        queue=to_duration(phases.queue_s),
+        tokenize=to_duration(phases.tokenize_s),
+        prefill=to_duration(phases.prefill_s),
+        decode=to_duration(phases.decode_s),
+        detokenize=to_duration(phases.detokenize_s),
+        ttft=to_duration(spent.ttft_s),
         preemptions=phases.num_preemptions,
     )
-
-
-def duration(seconds: float) -> Duration:
-    """Converts seconds to a Duration; negative values become 0."""
-    whole_s, nanos = divmod(int(max(0.0, seconds) * 1e9), 10**9)
-    return Duration(seconds=whole_s, nanos=nanos)
 
 
 def reason(last: Text) -> "types_pb2.FinishReason.ValueType":

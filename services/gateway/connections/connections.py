@@ -15,7 +15,7 @@ import stat
 import struct
 from collections.abc import Callable, Iterable, Iterator, Sequence
 
-from sluice_server.services.gateway.connections.crowds import Peer
+from sluice_server.services.gateway.connections.address_limiter import Peer
 from sluice_server.services.gateway.connections.screen import Held, held
 
 FILES = "/proc/self/fd"

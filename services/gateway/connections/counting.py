@@ -9,7 +9,7 @@ from typing import Any
 from grpc._cython import cygrpc
 
 from sluice_server.services.gateway.connections import connections
-from sluice_server.services.gateway.connections.crowds import Peer
+from sluice_server.services.gateway.connections.address_limiter import Peer
 from sluice_server.services.gateway.connections.resets import ConnectionCalls, Counts
 
 PAGE = 500  # sockets that core lists at once

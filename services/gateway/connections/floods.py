@@ -14,8 +14,8 @@ from collections.abc import Callable, Iterable, Sequence
 from typing import Protocol, TypeVar
 
 from sluice_server.services.gateway.connections import connections
+from sluice_server.services.gateway.connections.address_limiter import AddressLimiter, Peer
 from sluice_server.services.gateway.connections.counting import Counter
-from sluice_server.services.gateway.connections.crowds import AddressLimiter, Peer
 from sluice_server.services.gateway.connections.resets import Counts, ResetLimiter
 from sluice_server.services.gateway.connections.screen import Held, Screen
 
@@ -64,20 +64,20 @@ class FloodGuard:
     def __init__(
         self,
         resets: ResetLimiter,
-        crowds: AddressLimiter,
+        addresses: AddressLimiter,
         clock: Callable[[], float],
         on_cut: Callable[[], None],
         counter: Counting,
-        door: ConnectionControl,
+        control: ConnectionControl,
     ) -> None:
         """`on_cut` is called for each connection that is cut."""
         self._resets = resets
         self._screen = Screen(resets.is_suspect)
-        self._crowds = crowds
+        self._addresses = addresses
         self._clock = clock
         self._on_cut = on_cut
         self._counter = counter
-        self._door = door
+        self._control = control
         self._port = 0
         self._num_given_up = 0  # since the last beat, or since connections were counted
         self._count_s = clock()  # when connections may be counted again
@@ -101,7 +101,7 @@ class FloodGuard:
         if self._watching is None or self._watching.done():
             self._num_given_up = 0
         if self._clock() >= self._list_s and (self._listing is None or self._listing.done()):
-            self._listing = asyncio.create_task(self._list(port), name="gateway crowds")
+            self._listing = asyncio.create_task(self._list(port), name="gateway connections")
 
     async def close(self) -> None:
         """Cancels running tasks and waits for their end."""
@@ -112,12 +112,12 @@ class FloodGuard:
 
     async def _list(self, port: int) -> None:
         try:
-            peers = await asyncio.to_thread(self._door.peers, port)
+            peers = await asyncio.to_thread(self._control.peers, port)
             self._list_s = self._clock() + LIST_EVERY_S * max(1.0, len(peers) / FEW)
-            await self._cut(self._crowds.judge(peers))
+            await self._cut(self._addresses.judge(peers))
             if self._has_held and not self._is_holding:
                 self._has_held = False
-                await asyncio.to_thread(self._door.release, port)  # a connection may have come as the last hold ended
+                await asyncio.to_thread(self._control.release, port)  # one may have come as the last hold ended
         except Exception:
             log.exception("looking after the connections failed")
 
@@ -139,7 +139,7 @@ class FloodGuard:
         finally:
             self._hold_until_s = 0.0
             if self._has_held:
-                self._door.release(self._port)  # at once: no connection may stay held
+                self._control.release(self._port)  # at once: no connection may stay held
 
     async def _count(self) -> None:
         await asyncio.sleep(self._count_s - self._clock())
@@ -155,14 +155,14 @@ class FloodGuard:
         over = [one.peer for one in self._resets.judge(self._counter.counts(self._port), self._clock())]
         if over:
             self._has_held = True
-            self._door.hold(self._port)  # before the cut, because a cut client connects again at once
-            self._door.cut(over)
+            self._control.hold(self._port)  # before the cut, because a cut client connects again at once
+            self._control.cut(over)
         return over
 
     async def _look_at_new(self) -> float:
         """Screens held connections; returns the seconds that it took."""
         now_s = self._clock()
-        look = functools.partial(self._door.screen, self._port, lambda held: self._screen.judge(held, now_s))
+        look = functools.partial(self._control.screen, self._port, lambda held: self._screen.judge(held, now_s))
         over, took_s = await asyncio.to_thread(_timed, look)
         if over:
             for host, _ in over:
@@ -174,7 +174,7 @@ class FloodGuard:
     async def _cut(self, peers: Sequence[Peer]) -> None:
         if not peers:
             return
-        await asyncio.to_thread(self._door.cut, peers)
+        await asyncio.to_thread(self._control.cut, peers)
         self._tell(peers)
 
     def _tell(self, peers: Sequence[Peer]) -> None:
@@ -200,9 +200,9 @@ def floods(
     clock: Callable[[], float],
     on_cut: Callable[[], None],
     counter: Counting | None = None,
-    door: ConnectionControl = connections,
+    control: ConnectionControl = connections,
 ) -> FloodGuard:
     """Returns a `FloodGuard`. A connection may cancel `max_streams` calls at once; an address may have `max_per_host`
     connections."""
     resets = ResetLimiter(max_streams, RESETS_PER_S, clock())
-    return FloodGuard(resets, AddressLimiter(max_per_host), clock, on_cut, counter or Counter(), door)
+    return FloodGuard(resets, AddressLimiter(max_per_host), clock, on_cut, counter or Counter(), control)

@@ -8,7 +8,7 @@ second indefinitely. After a cut, new connections of the same address get a smal
 import dataclasses
 from collections.abc import Sequence
 
-from sluice_server.services.gateway.connections.crowds import Peer
+from sluice_server.services.gateway.connections.address_limiter import Peer
 
 PROBATION_S = 60.0
 PROBATION_BURST = 128

@@ -10,7 +10,7 @@ Connections of all other addresses are released at once.
 import dataclasses
 from collections.abc import Callable, Sequence
 
-from sluice_server.services.gateway.connections.crowds import Peer
+from sluice_server.services.gateway.connections.address_limiter import Peer
 
 PREFACE = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n"
 FRAME_HEADER = 9

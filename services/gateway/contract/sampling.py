@@ -14,6 +14,7 @@ from sluice_server.engine.checks import check_draft_tokens, check_num, check_pri
 from sluice_server.engine.errors import invalid, unsupported
 from sluice_server.engine.request import Limits, SamplingParams
 from sluice_server.services.gateway.contract import parameters
+from sluice_server.services.gateway.contract.durations import to_seconds
 from sluice_server.services.messages.work import Scheduling, Stops, TextOptions
 
 MAX_TTFT_TARGET_S = 3600.0
@@ -97,7 +98,7 @@ def scheduling(spec: types_pb2.GenerationSpec, priority: int, limits: Limits, *,
     check_priority(priority, limits)
     target_s: float | None = None
     if asked.HasField("ttft_target"):
-        target_s = seconds("scheduling.ttft_target", asked.ttft_target, MAX_TTFT_TARGET_S)
+        target_s = to_seconds("scheduling.ttft_target", asked.ttft_target, MAX_TTFT_TARGET_S)
     credit = spec.credit_window if spec.HasField("credit_window") else None
     drafts = max_draft_tokens(spec.speculation, limits)
     return Scheduling(priority, target_s, spec.cache.bypass, credit, is_open, drafts)
@@ -123,7 +124,7 @@ def detach_ttl_s(asked: types_pb2.SchedulingOptions) -> float | None:
     if asked.on_disconnect == types_pb2.DISCONNECT_ACTION_DETACH:
         if not asked.HasField("detach_ttl"):
             return DEFAULT_DETACH_TTL_S
-        return seconds("scheduling.detach_ttl", asked.detach_ttl, MAX_DETACH_TTL_S)
+        return to_seconds("scheduling.detach_ttl", asked.detach_ttl, MAX_DETACH_TTL_S)
     if asked.HasField("detach_ttl"):
         raise invalid("scheduling.detach_ttl", "is of no use without DISCONNECT_ACTION_DETACH: leave it out")
     known = (types_pb2.DISCONNECT_ACTION_UNSPECIFIED, types_pb2.DISCONNECT_ACTION_CANCEL)
@@ -138,16 +139,6 @@ def idempotency_key(spec: types_pb2.GenerationSpec) -> str:
     if spec.HasField("idempotency_key") and not 1 <= size <= MAX_KEY_BYTES:
         raise invalid("idempotency_key", f"has {size} bytes; 1 to {MAX_KEY_BYTES} are allowed", limit=MAX_KEY_BYTES)
     return spec.idempotency_key
-
-
-def seconds(field: str, asked: Duration, high_s: float, low_s: float | None = None) -> float:
-    """Converts a Duration in [`low_s`, `high_s`], or in (0, `high_s`] where `low_s` is None. Raises `ServiceError`."""
-    found = asked.seconds + asked.nanos / 1e9
-    is_low = found <= 0 if low_s is None else found < low_s
-    if is_low or found > high_s:
-        bounds = f"(0, {high_s:g}]" if low_s is None else f"[{low_s:g}, {high_s:g}]"
-        raise invalid(field, f"{found} s is not in {bounds}", limit=low_s or 0 if is_low else high_s)
-    return found
 
 
 def _nanos(time_s: float) -> int:

@@ -13,7 +13,8 @@ from sluice.v1 import inference_pb2
 from sluice_server.engine.errors import Code, ServiceError, invalid
 from sluice_server.services.faults import fault
 from sluice_server.services.gateway.access.call import CallMetadata, sooner
-from sluice_server.services.gateway.contract import sampling, translate
+from sluice_server.services.gateway.contract import translate
+from sluice_server.services.gateway.contract.durations import to_seconds
 from sluice_server.services.gateway.contract.errors import bare, not_found, slow_consumer
 from sluice_server.services.gateway.generation.detached import DetachedSessions
 from sluice_server.services.gateway.generation.events import GoingAwayEvent, PongEvent, RefusedEvent, TaggedEvent
@@ -201,7 +202,7 @@ class ConverseSession:
             raise _stream_full(settings.max_stream_generations)
         call = self._call()
         if asked.HasField("deadline"):
-            call = sooner(call, sampling.seconds("open.deadline", asked.deadline, MAX_DEADLINE_S))
+            call = sooner(call, to_seconds("open.deadline", asked.deadline, MAX_DEADLINE_S))
         return self._manager.open(call, translate.opening(asked, call.priority, settings), streams=True)
 
     def _change(self, tag: int, kind: str, act: Callable[[GenerationSession], None]) -> None:

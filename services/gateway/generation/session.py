@@ -12,7 +12,8 @@ from sluice_server.engine.checks import check_credit, check_priority
 from sluice_server.engine.errors import Code, ServiceError, invalid, unsupported
 from sluice_server.engine.request import SamplingParams
 from sluice_server.services.gateway.access.admission import BYTES_PER_TOKEN
-from sluice_server.services.gateway.contract import sampling, translate
+from sluice_server.services.gateway.contract import translate
+from sluice_server.services.gateway.contract.durations import to_seconds
 from sluice_server.services.gateway.contract.errors import nobody_grants
 from sluice_server.services.gateway.generation.detached import DetachedSessions
 from sluice_server.services.gateway.generation.event_sequence import EventOptions, EventSequence
@@ -84,9 +85,7 @@ class GenerationSession:
         priority = asked.priority if asked.HasField("priority") else None
         if priority is not None:
             check_priority(priority, self._manager.settings.limits)
-        left_s = (
-            sampling.seconds("update.deadline", asked.deadline, MAX_DEADLINE_S) if asked.HasField("deadline") else None
-        )
+        left_s = to_seconds("update.deadline", asked.deadline, MAX_DEADLINE_S) if asked.HasField("deadline") else None
         effective = self.request.asked.effective
         if priority is not None and effective is not None:
             effective.scheduling.priority = priority

@@ -18,10 +18,10 @@ STRICT_PATIENCE_S = 5.0  # the same while requests are sent one by one
 class Recovery:
     """The losses of the ring, and the requests that must be sent again."""
 
-    def __init__(self, way_of: Callable[[str], tuple[str, str, str]], timeout_s: float) -> None:
-        """`way_of` returns the tokenizer, engine and detokenizer of a request id. `timeout_s`: how long requests may
+    def __init__(self, route_of: Callable[[str], tuple[str, str, str]], timeout_s: float) -> None:
+        """`route_of` returns the tokenizer, engine and detokenizer of a request id. `timeout_s`: how long requests may
         wait."""
-        self._way_of = way_of
+        self._route_of = route_of
         self._timeout_s = timeout_s
         self._lost_s: float | None = None
         self._is_planned = False
@@ -61,7 +61,7 @@ class Recovery:
         suspects = [one for one in ran if one.is_unproven]
         if not self._is_planned:
             for request in ran:
-                request.replay.losses.update(ids & set(self._way_of(request.envelope.request_id)))
+                request.replay.losses.update(ids & set(self._route_of(request.envelope.request_id)))
         self.again(affected)
         repeated = [one for one in suspects if any(one.replay.losses[name] > 1 for name in ids)]
         if len(suspects) > 1:
@@ -99,7 +99,7 @@ class Recovery:
     def _is_affected(self, request: OpenRequest, ids: Set[str]) -> bool:
         if request.is_own or request.outcome is not None:
             return False
-        tokenizer, engine, detokenizer = self._way_of(request.envelope.request_id)
+        tokenizer, engine, detokenizer = self._route_of(request.envelope.request_id)
         if engine in ids or detokenizer in ids:
             return True
         # A tokenizer keeps no state of a request that has brought tokens, but its client's changes pass through there.

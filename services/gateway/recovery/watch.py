@@ -64,7 +64,7 @@ class RingWatch:
         self._clock = clock
         self._inputs = inputs
         self._liveness = Liveness(settings.gateway_id, settings.epoch, settings.stages, settings.probe_timeout_s)
-        self._recovery = Recovery(self._way_of, settings.recovery_timeout_s)
+        self._recovery = Recovery(self._route_of, settings.recovery_timeout_s)
         self._num_lost_frames = 0
         self._warm_up: OpenRequest | None = None
         self._is_warm = False
@@ -138,15 +138,15 @@ class RingWatch:
 
     def _ended_twice(self, request: OpenRequest) -> ServiceError:
         """Returns the error of a request with which a process has ended twice; it names the role of that process."""
-        way = zip(NEXT.values(), self._way_of(request.envelope.request_id), strict=False)
-        role = next((role for role, name in way if request.replay.losses[name] > 1), Role.ENGINE)
+        route = zip(NEXT.values(), self._route_of(request.envelope.request_id), strict=False)
+        role = next((role for role, name in route if request.replay.losses[name] > 1), Role.ENGINE)
         return fault(role, about(request.envelope), "ended twice while it worked on this request")
 
     def _give_up_warm_up(self) -> None:
         if self._warm_up is not None:
             self._warm_up.end(stage_lost("serving"))
 
-    def _way_of(self, request_id: str) -> tuple[str, str, str]:
+    def _route_of(self, request_id: str) -> tuple[str, str, str]:
         tokenizers, engines, detokenizers = self._settings.stages
         return peer_of(request_id, tokenizers), peer_of(request_id, engines), peer_of(request_id, detokenizers)
 

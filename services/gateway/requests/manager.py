@@ -283,8 +283,8 @@ class RequestManager:
         return request
 
     def _cancel_in_ring(self, request: OpenRequest) -> None:
-        if not request.ring_knows_end:
-            request.ring_knows_end = True
+        if not request.is_ended_in_ring:
+            request.is_ended_in_ring = True
             self._emit(Cancel(envelope=request.envelope))
 
 

@@ -49,7 +49,7 @@ class OpenRequest:
         prompt: the prompt's tokens, if the client asked for them and they have come.
         max_tokens: as the engine settled it or the client changed it; 0 before.
         is_preempted: whether it was preempted and its client has not been told yet.
-        ring_knows_end: whether the ring has ended the request itself, so that no Cancel is needed.
+        is_ended_in_ring: whether the ring has ended the request itself, so that no Cancel is needed.
     """
 
     def __init__(
@@ -72,7 +72,7 @@ class OpenRequest:
         self.outcome: Outcome | None = None
         self.prompt: Tokenized | Scored | None = None
         self.max_tokens = 0
-        self.is_cancelled = self.is_preempted = self.ring_knows_end = False
+        self.is_cancelled = self.is_preempted = self.is_ended_in_ring = False
         self.outputs = [OutputState() for _ in range(asked.num_outputs)]
         for output, received in zip(self.outputs, asked.resume, strict=False):
             output.ids.extend(unpack_ids(received))
@@ -130,7 +130,7 @@ class OpenRequest:
             self.is_preempted = True
             self.delivery.on_news()
         else:
-            self.ring_knows_end = message.code not in _OUR_FAULT  # after a fault, other stages may still work on it
+            self.is_ended_in_ring = message.code not in _OUR_FAULT  # after a fault, other stages may still work on it
             self.end(from_failed(message))
         return ""
 
@@ -197,7 +197,7 @@ class OpenRequest:
         """Ends the request when its last output has ended."""
         if all([output.last is not None for output in self.outputs]):
             # The detokenizer found the stop string; the engine still computes and needs the Cancel.
-            self.ring_knows_end = not any(_by_stop_string(output.last) for output in self.outputs)
+            self.is_ended_in_ring = not any(_by_stop_string(output.last) for output in self.outputs)
             self.end(text)
 
     def _resolve(self, result: Result) -> str:
@@ -208,7 +208,7 @@ class OpenRequest:
             self.prompt = value
             self.delivery.on_news()
             return ""
-        self.ring_knows_end = True
+        self.is_ended_in_ring = True
         if not isinstance(value, Scored):
             self.end(value)
         return ""

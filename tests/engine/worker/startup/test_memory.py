@@ -23,7 +23,7 @@ from sluice_server.engine.worker.runner import Runner
 from sluice_server.engine.worker.slots.state import Slots
 from sluice_server.engine.worker.startup import memory
 from sluice_server.engine.worker.startup.formats import Formats
-from sluice_server.engine.worker.startup.memory import at_start, room
+from sluice_server.engine.worker.startup.memory import at_start, cache_bytes
 from sluice_server.engine.worker.steps import RecordedStep, UniformSteps
 from sluice_server.kernels import gpu
 from tests.engine.worker.host_device import HostDevice, twin_family
@@ -33,15 +33,15 @@ GIB = 1 << 30
 
 
 def test_the_cache_gets_what_weights_steps_and_others_leave() -> None:
-    assert room(80 * GIB, 80 * GIB, 20 * GIB, 0, 0.9) == 52 * GIB
-    assert room(80 * GIB, 70 * GIB, 20 * GIB, 3 * GIB, 0.9) == 39 * GIB
+    assert cache_bytes(80 * GIB, 80 * GIB, 20 * GIB, 0, 0.9) == 52 * GIB
+    assert cache_bytes(80 * GIB, 70 * GIB, 20 * GIB, 3 * GIB, 0.9) == 39 * GIB
 
 
 @pytest.mark.parametrize(("available", "peak", "recorded"), [(80, 72, 0), (20, 15, 0), (80, 60, 12)])
 def test_no_room_names_the_option(available: int, peak: int, recorded: int) -> None:
     said = rf"--gpu-memory-utilization: 0\.9 of 81920 MiB.* {recorded * 1024} MiB of recorded steps; raise it"
     with pytest.raises(ServiceError, match=said):
-        room(80 * GIB, available * GIB, peak * GIB, recorded * GIB, 0.9)
+        cache_bytes(80 * GIB, available * GIB, peak * GIB, recorded * GIB, 0.9)
 
 
 class Pooled(HostDevice):
@@ -158,13 +158,13 @@ def test_weights_or_a_cache_that_do_not_fit_name_their_option(
     ("where", "said"),
     [
         ("recorded_bytes", "--max-num-seqs: .* for recorded steps of 4 rows beside the weights; lower it, or use a"),
-        ("cuda_room", "--max-num-batched-tokens: .* for a step of 512 tokens beside the weights; lower it"),
+        ("cuda_cache_bytes", "--max-num-batched-tokens: .* for a step of 512 tokens beside the weights; lower it"),
         ("overlap", "--gpu-memory-utilization: .* for recorded steps of 4 rows beside the cache; lower it"),
     ],
 )
 def test_steps_that_do_not_fit_name_their_option(where: str, said: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """As on a GPU, of which nothing else is asked."""
-    for name in ("CudaDevice", "recorded_bytes", "cuda_room", "overlap"):
+    for name in ("CudaDevice", "recorded_bytes", "cuda_cache_bytes", "overlap"):
         monkeypatch.setattr(build, name, full if name == where else lambda *_: 1)
     on_gpu: Any = types.SimpleNamespace(device=torch.device("cuda"))
     formats, limits, other = Formats(torch.bfloat16, "", torch.bfloat16), Limits(64, 1000), cast(Any, None)

@@ -6,7 +6,7 @@ from collections.abc import Iterator, Sequence
 import pytest
 
 from sluice_server.services.gateway.connections import connections
-from sluice_server.services.gateway.connections.crowds import Peer
+from sluice_server.services.gateway.connections.address_limiter import Peer
 from sluice_server.services.gateway.connections.screen import Held
 from tests.services.gateway.raw_http2 import END_HEADERS, HEADERS, PREFACE, RST_STREAM, SETTINGS, frame
 

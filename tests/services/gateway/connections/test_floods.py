@@ -11,7 +11,7 @@ import pytest
 from sluice.v1 import inference_pb2_grpc
 
 from sluice_server.services.gateway.connections import connections
-from sluice_server.services.gateway.connections.crowds import Peer
+from sluice_server.services.gateway.connections.address_limiter import Peer
 from sluice_server.services.gateway.connections.floods import ALARM, HOLD_S, LIST_EVERY_S, FloodGuard, floods
 from sluice_server.services.gateway.connections.resets import ConnectionCalls, Counts
 from sluice_server.services.gateway.connections.screen import Held
