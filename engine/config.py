@@ -29,39 +29,39 @@ class EngineConfig:
     )
     batch_invariant: bool = option(
         False,
-        "tokens depend on nothing else that is computed: on CUDA by slower kernels, with one order of summation; "
-        "on a CPU it is so in any case, or refused",
+        "tokens do not depend on the other requests of a step: on CUDA by slower kernels with one order of summation; "
+        "on a CPU they never do, or the setting is refused",
     )
     max_model_len: int = option(0, "context length in tokens; 0 is the model's own")
-    max_num_seqs: int = option(64, "sequences that run at once at most")
-    max_num_batched_tokens: int = option(512, "tokens computed in one step at most (chunked prefill)")
+    max_num_seqs: int = option(64, "the most sequences that run at once")
+    max_num_batched_tokens: int = option(512, "the most tokens computed in one step (chunked prefill)")
     block_size: int = option(32, "tokens in a KV cache block")
     gpu_memory_utilization: float = option(0.9, "share of a GPU's memory that may be used: weights, steps and cache")
     kv_cache_tokens: int = option(0, "tokens the KV cache holds; 0 sizes it from memory and max_num_seqs")
     prefix_caching: bool = option(True, "share the KV cache of equal prompt prefixes of one tenant")
     host_cache_bytes: int = option(0, "host memory for cache blocks that were evicted or preempted; 0 is off")
     disk_cache_dir: str = option("", "directory for cache blocks that host memory evicts; needs --host-cache-bytes")
-    disk_cache_bytes: int = option(0, "bytes in --disk-cache-dir at most")
-    threads: int = option(0, "compute threads, 4 a core at most; 0 takes the cores that the process may use")
-    scheduling_policy: str = option("priority", "who goes first: priority (with ageing), fcfs, sjf, fair or deadline")
+    disk_cache_bytes: int = option(0, "the most bytes in --disk-cache-dir")
+    threads: int = option(0, "compute threads, at most 4 per core; 0 takes the cores that the process may use")
+    scheduling_policy: str = option("priority", "order of requests: priority (with ageing), fcfs, sjf, fair, deadline")
     priority_ageing_s: float = option(5.0, "policy priority: seconds of waiting that outweigh one level of priority")
-    starvation_bound_s: float = option(30.0, "policy sjf: nobody is overtaken by what arrives so many seconds later")
+    starvation_bound_s: float = option(30.0, "policy sjf: seconds after which no newer request overtakes one")
     tenant_weights: str = option("", "policy fair: tenant=weight, comma-separated; 1 for every other tenant")
     admission_watermark: float = option(
-        0.01, "share of the cache that predictions leave free at admission; below 0 more is admitted than may fit"
+        0.01, "share of the cache that admission keeps free by its prediction; below 0 it admits more than may fit"
     )
-    max_queued_requests: int = option(4096, "requests waiting in the engine at most; more are refused")
-    max_queued_tokens: int = option(1 << 24, "prompt tokens waiting in the engine at most; more are refused")
-    pause_hold_s: float = option(5.0, "seconds that a paused generation keeps its cache blocks when nobody needs them")
+    max_queued_requests: int = option(4096, "the most requests waiting in the engine; more are refused")
+    max_queued_tokens: int = option(1 << 24, "the most prompt tokens waiting in the engine; more are refused")
+    pause_hold_s: float = option(5.0, "seconds that a paused generation keeps cache blocks that no other request needs")
     speculation: str = option(
         "none",
-        "who drafts tokens to be verified: none, ngram (prompt look-up), draft (a model) or eagle (a head)",
+        "proposer of draft tokens: none, ngram (prompt look-up), draft (a model) or eagle (a head)",
     )
     draft_model: str = option(
         "", "speculation draft: a smaller model of the same vocabulary; eagle: an EAGLE-3 head; named as in --model"
     )
-    draft_length: str = option("adaptive", "adaptive: as many drafts as pay, none included; fixed: always the most")
-    max_draft_tokens: int = option(8, "tokens drafted for one sequence in one step at most, 1 to 64")
+    draft_length: str = option("adaptive", "adaptive: as many as make it faster, or none; fixed: always the most")
+    max_draft_tokens: int = option(8, "the most tokens drafted for one sequence in one step, 1 to 64")
     max_draft_width: int = option(
         1, "speculation draft or eagle: drafts that may follow the same token, 1 to 8; 1 is a chain"
     )

@@ -124,7 +124,7 @@ def constraint_lost() -> ServiceError:
     return ServiceError(
         Code.INVALID_ARGUMENT,
         "CONSTRAINT_TOO_COMPLEX",
-        "constraint: to follow it any further takes more than a token may cost here: make it simpler",
+        "constraint: finding the tokens that it allows next takes longer than this server permits: make it simpler",
         field="constraint",
     )
 
@@ -134,7 +134,7 @@ def nothing_left() -> ServiceError:
     return ServiceError(
         Code.INVALID_ARGUMENT,
         "NO_TOKEN_LEFT",
-        "no token is left that the request allows at this place: bar fewer ids and words, or allow more",
+        "the request allows no token at this position: ban fewer ids and words, or allow more",
         field="sampling",
     )
 

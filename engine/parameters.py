@@ -13,7 +13,7 @@ CHOICE: tuple[Number, ...] = (
     Number(
         "max_tokens",
         lambda params: params.max_tokens,
-        "tokens to generate at most",
+        "the most tokens to generate",
         low=0,
         high=lambda _, limits: limits.context_length,
         off=0,
@@ -22,7 +22,7 @@ CHOICE: tuple[Number, ...] = (
     Number(
         "min_tokens",
         lambda params: params.min_tokens,
-        "end-of-sequence and stop ids are barred until so many tokens exist; at most max_tokens",
+        "the fewest tokens to generate: before, no end-of-sequence or stop id is sampled; at most max_tokens",
         low=0,
         high=lambda _, limits: limits.context_length,
     ),
@@ -79,21 +79,21 @@ CHOICE: tuple[Number, ...] = (
     Number(
         "presence_penalty",
         lambda params: params.presence_penalty,
-        "taken off the logit of every token that the output has",
+        "subtracted from the logit of every token that the output contains",
         low=lambda _, limits: -limits.max_penalty,
         high=lambda _, limits: limits.max_penalty,
     ),
     Number(
         "frequency_penalty",
         lambda params: params.frequency_penalty,
-        "taken off the logit once for each occurrence in the output",
+        "subtracted from the logit once for each occurrence in the output",
         low=lambda _, limits: -limits.max_penalty,
         high=lambda _, limits: limits.max_penalty,
     ),
     Number(
         "repetition_penalty",
         lambda params: params.repetition_penalty,
-        "divides positive and multiplies negative logits of tokens in prompt or output; 1 is none",
+        "divides positive and multiplies negative logits of tokens in prompt or output; 1 has no effect",
         low=lambda _, limits: limits.min_repetition_penalty,
         high=lambda _, limits: limits.max_repetition_penalty,
         from_model=True,
@@ -104,7 +104,7 @@ CHOICE: tuple[Number, ...] = (
         "key of the random numbers",
         low=0,
         high=2**64 - 1,
-        absent="drawn, and told",
+        absent="drawn by the server and reported",
         dtype="int64",
         kept=signed,
     ),
@@ -155,7 +155,7 @@ OUTPUTS: tuple[Number, ...] = (
     Number(
         "length_penalty",
         lambda params: params.length_penalty,
-        "of a beam search: exponent of the length by which a hypothesis' score is divided",
+        "beam search: exponent of the length by which a hypothesis' score is divided",
         low=lambda _, limits: -limits.max_length_penalty,
         high=lambda _, limits: limits.max_length_penalty,
         path="sampling.beam.length_penalty",
@@ -163,7 +163,7 @@ OUTPUTS: tuple[Number, ...] = (
     Number(
         "beam_width",
         lambda params: params.beam_width,
-        "hypotheses kept per step of a beam search",
+        "beam search: hypotheses kept per step",
         low=2,
         high=lambda _, limits: limits.max_beam_width,
         path="sampling.beam.width",
@@ -177,13 +177,13 @@ FLAGS: tuple[Flag, ...] = (
     Flag(
         "early_stopping",
         lambda params: params.early_stopping,
-        "end a beam search as soon as its width of hypotheses is complete",
+        "beam search: end as soon as width hypotheses are complete",
         "sampling.beam.early_stopping",
     ),
     Flag(
         "ignore_eos",
         lambda params: params.ignore_eos,
-        "go on after the model's end-of-sequence ids",
+        "continue after the model's end-of-sequence ids",
         "stop.ignore_eos",
     ),
 )

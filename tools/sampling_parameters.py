@@ -37,7 +37,7 @@ the Python SDK. What has none is set on a GenerationSpec. At the edge `logprobs`
 `top_logprobs`.
 """
 TEXTS = f"""
-Besides them, what is asked as text:
+Parameters that are text:
 `stop.strings`, at most {LIMITS.max_stop_strings}, each 1 to {LIMITS.max_stop_bytes} bytes, and
 `sampling.bad_words`, at most {LIMITS.max_bad_words}, each 1 to {LIMITS.max_bad_word_bytes} bytes.
 """
@@ -47,7 +47,7 @@ DEFAULTS = f"""
 What a checkpoint's generation_config.json says of these holds where a request does not say:
 {", ".join(f"`{row.name}`" for row in FROM_MODEL)}.
 `do_sample: false` is a temperature of 0, and a `top_k` of -1 is 0. A file with values that no request may have is
-refused at start. `GetModel` tells the defaults, and `Accepted` what a request runs with. A beam search takes no
+refused at start. `GetModel` returns the defaults, and `Accepted` what a request runs with. A beam search takes no
 penalties: there `repetition_penalty` is 1 unless the request says otherwise.
 """
 

@@ -27,8 +27,8 @@ def score(logits: Tensor, ids: Sequence[int], num: int) -> list[TokenLogprob]:
     """
     num, device = min(num, logits.shape[1]), logits.device
     own = torch.tensor(ids, dtype=torch.int64, device=device)
-    nobody = own.new_empty(0)
-    found = ops.score(logits, ScoreRequest(own, torch.full_like(own, num), nobody, nobody, num))
+    no_ids = own.new_empty(0)
+    found = ops.score(logits, ScoreRequest(own, torch.full_like(own, num), no_ids, no_ids, num))
     return read(found, spans([num] * len(ids), {}))
 
 

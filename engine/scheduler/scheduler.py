@@ -252,7 +252,7 @@ class Scheduler:
 
     def plan(self, now: float) -> StepPlan | None:
         """Returns the next step; None when there is nothing to do. Requires that no step is in flight."""
-        assert not self._in_flight, "who comes next depends on what is in flight"
+        assert not self._in_flight, "the next plan depends on steps in flight"
         return self._begin(self._planner.plan(now), now)
 
     def plan_ahead(self, now: float) -> StepPlan | None:

@@ -42,7 +42,7 @@ def bench(  # noqa: PLR0913 # a command line lists its options
     input_len: Annotated[int, typer.Option(envvar="SLUICE_INPUT_LEN", min=1, help="prompt tokens")] = 64,
     output_len: Annotated[int, typer.Option(envvar="SLUICE_OUTPUT_LEN", min=1, help="output tokens")] = 64,
     requests: Annotated[int, typer.Option(envvar="SLUICE_REQUESTS", min=1, help="requests to count")] = 64,
-    warmup: Annotated[int, typer.Option(envvar="SLUICE_WARMUP", min=0, help="requests before those")] = 4,
+    warmup: Annotated[int, typer.Option(envvar="SLUICE_WARMUP", min=0, help="warm-up requests before those")] = 4,
     seed: Annotated[int, typer.Option(envvar="SLUICE_SEED", help="seed of prompts and arrivals")] = 0,
     sweep: Annotated[
         str,

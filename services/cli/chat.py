@@ -26,8 +26,10 @@ FRAMES_PER_SECOND = 12
 def chat(  # noqa: PLR0913 # a command line lists its options
     address: Annotated[str, typer.Option(envvar="SLUICE_ADDRESS", help="host:port of the server")] = "127.0.0.1:50051",
     model: Annotated[str | None, typer.Option(envvar="SLUICE_CHAT_MODEL", help="default: the server's")] = None,
-    system: Annotated[str, typer.Option(envvar="SLUICE_SYSTEM", help="instructions to begin with")] = "",
-    max_tokens: Annotated[int | None, typer.Option(envvar="SLUICE_MAX_TOKENS", help="of an answer at most")] = None,
+    system: Annotated[str, typer.Option(envvar="SLUICE_SYSTEM", help="system message of the conversation")] = "",
+    max_tokens: Annotated[
+        int | None, typer.Option(envvar="SLUICE_MAX_TOKENS", help="the most tokens of an answer")
+    ] = None,
     temperature: Annotated[float | None, typer.Option(envvar="SLUICE_TEMPERATURE", help="0 is greedy")] = None,
     tls: TlsOption = False,
     tls_ca: TlsCaOption = None,

@@ -21,10 +21,10 @@ TlsCaOption: TypeAlias = Annotated[
 ]
 TlsCertOption: TypeAlias = Annotated[
     Path | None,
-    typer.Option(envvar="SLUICE_CLIENT_TLS_CERT", help="PEM certificate to show (mTLS)", rich_help_panel=PANEL),
+    typer.Option(envvar="SLUICE_CLIENT_TLS_CERT", help="PEM certificate of this client (mTLS)", rich_help_panel=PANEL),
 ]
 TlsKeyOption: TypeAlias = Annotated[
-    Path | None, typer.Option(envvar="SLUICE_CLIENT_TLS_KEY", help="PEM key of it", rich_help_panel=PANEL)
+    Path | None, typer.Option(envvar="SLUICE_CLIENT_TLS_KEY", help="PEM key of --tls-cert", rich_help_panel=PANEL)
 ]
 TokenOption: TypeAlias = Annotated[
     str | None, typer.Option(envvar="SLUICE_TOKEN", help="key to authenticate with", rich_help_panel=PANEL)

@@ -28,7 +28,9 @@ def edge(  # noqa: PLR0913 # a command line lists its options
     https_cert: Annotated[
         Path | None, typer.Option(envvar="SLUICE_EDGE_HTTPS_CERT", help="PEM certificate of the HTTP side")
     ] = None,
-    https_key: Annotated[Path | None, typer.Option(envvar="SLUICE_EDGE_HTTPS_KEY", help="PEM key of it")] = None,
+    https_key: Annotated[
+        Path | None, typer.Option(envvar="SLUICE_EDGE_HTTPS_KEY", help="PEM key of --https-cert")
+    ] = None,
     insecure: Annotated[
         bool, typer.Option("--insecure", envvar="SLUICE_EDGE_INSECURE", help="serve other hosts in plaintext")
     ] = False,

@@ -36,7 +36,9 @@ def generate(  # noqa: PLR0913 # a command line lists its options
     ] = None,
     choice: Mapping[str, int | float],
     stop: Annotated[list[str] | None, typer.Option(envvar="SLUICE_STOP", help="stop string; may be repeated")] = None,
-    ignore_eos: Annotated[bool, typer.Option(envvar="SLUICE_IGNORE_EOS", help="go on after end-of-sequence")] = False,
+    ignore_eos: Annotated[
+        bool, typer.Option(envvar="SLUICE_IGNORE_EOS", help="continue after end-of-sequence tokens")
+    ] = False,
     chat: Annotated[bool, typer.Option(envvar="SLUICE_CHAT", help="send the prompt as a user's chat message")] = False,
     as_json: Annotated[bool, typer.Option("--json", envvar="SLUICE_JSON", help="print one JSON object")] = False,
     timeout: Annotated[float | None, typer.Option(envvar="SLUICE_TIMEOUT", help="deadline in seconds")] = None,
@@ -61,7 +63,7 @@ def generate(  # noqa: PLR0913 # a command line lists its options
         try:
             _show(opened.stream(asked, timeout_s=timeout, **given), as_json)
         except ValueError as error:
-            raise typer.BadParameter(f"an option is outside what its field can carry: {error}") from error
+            raise typer.BadParameter(f"an option has a value that its field cannot hold: {error}") from error
         except sluice.SluiceError as error:
             print(f"error: {describe(error, address)}", file=sys.stderr)
             raise typer.Exit(EXIT_FAILED) from error

@@ -15,11 +15,14 @@ EXIT_SICK = 1
 
 def healthcheck(
     role: Annotated[str, typer.Option(envvar="SLUICE_ROLE", help="gateway, tokenizer, engine or detokenizer")],
-    heartbeat_dir: Annotated[Path, typer.Option(envvar="SLUICE_HEARTBEAT_DIR", help="that of the process")],
+    heartbeat_dir: Annotated[
+        Path, typer.Option(envvar="SLUICE_HEARTBEAT_DIR", help="directory of the process's heartbeat files")
+    ],
     process_id: Annotated[str, typer.Option(envvar="SLUICE_PROCESS_ID", help="default: <role>-0")] = "",
 ) -> None:
-    """Say whether a process lives; exit status 1 if not. Busy is alive: it is stuck when no layer has moved for five
-    seconds, or for ten of its steps if that is longer. Whether requests are let in is told by grpc.health.v1."""
+    """Report whether a process is alive; exit status 1 if not. A busy process is alive. It counts as stuck when it has
+    computed no layer for five seconds, or for ten of its steps if that is longer. Use grpc.health.v1 to learn whether
+    the service accepts requests."""
     if role not in tuple(Role):
         raise bad_setting("role", f"{role!r} is not one of {', '.join(Role)}")
     name = process_id or f"{role}-0"

@@ -9,12 +9,14 @@ from sluice_server.services.config import bad_setting
 
 
 def keys(
-    directory: Annotated[Path, typer.Argument(help="where to write; made if it is not there")],
-    process_ids: Annotated[list[str], typer.Argument(metavar="PROCESS_ID...", help="gateway-0 tokenizer-0 …")],
+    directory: Annotated[Path, typer.Argument(help="directory for the keys; created if it is missing")],
+    process_ids: Annotated[
+        list[str], typer.Argument(metavar="PROCESS_ID...", help="ids of the processes: gateway-0 tokenizer-0 …")
+    ],
 ) -> None:
     """Write a key pair for each process of a ring over TCP; existing ones are kept.
 
-    Give each process its own .key_secret and everybody's .key, with --ring-keys.
+    Give each process its own .key_secret file and the .key files of all processes, with --ring-keys.
     """
     from sluice_server.services.ring.keys import make_keys
 

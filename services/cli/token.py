@@ -14,11 +14,13 @@ def group() -> None:
 
 @token.command()
 def new(
-    tenant: Annotated[str, typer.Option(help="whose key it is")],
-    scopes: Annotated[str, typer.Option(help="generate, control, admin; comma-separated")] = "generate",
+    tenant: Annotated[str, typer.Option(help="the tenant that the key belongs to")],
+    scopes: Annotated[
+        str, typer.Option(help="what the key permits: generate, control, admin; comma-separated")
+    ] = "generate",
 ) -> None:
-    """Make a key, shown once, on standard error. Its block goes to standard output, to be appended (`>>`) to the file
-    of `sluice serve --access-file`."""
+    """Make a key and print it once, on standard error. The block for the server is printed on standard output: append
+    it (`>>`) to the file of `sluice serve --access-file`."""
     # Imported here, so that the other commands start without it.
     import msgspec
 

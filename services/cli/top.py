@@ -29,8 +29,10 @@ STALE_S = 2.0  # an engine reports four times a second
 
 def top(  # noqa: PLR0913 # a command line lists its options
     address: Annotated[str, typer.Option(envvar="SLUICE_ADDRESS", help="host:port of the server")] = "127.0.0.1:50051",
-    interval: Annotated[float, typer.Option(envvar="SLUICE_INTERVAL", min=0.1, max=3600, help="seconds")] = 1.0,
-    once: Annotated[bool, typer.Option("--once", envvar="SLUICE_ONCE", help="show it once and end")] = False,
+    interval: Annotated[
+        float, typer.Option(envvar="SLUICE_INTERVAL", min=0.1, max=3600, help="seconds between updates")
+    ] = 1.0,
+    once: Annotated[bool, typer.Option("--once", envvar="SLUICE_ONCE", help="print the load once and exit")] = False,
     tls: TlsOption = False,
     tls_ca: TlsCaOption = None,
     tls_cert: TlsCertOption = None,

@@ -52,7 +52,7 @@ def chat_spec(request: ChatRequest) -> types_pb2.GenerationSpec:
     if request.tools is not None and not request.tools:
         raise bad_request("tools", "is empty: leave it out")
     if request.parallel_tool_calls is False:
-        raise unsupported("parallel_tool_calls", "this server cannot hold a model to one call: leave it out")
+        raise unsupported("parallel_tool_calls", "this server cannot limit a model to one call: leave it out")
     variables = request.chat_template_kwargs
     spec.chat.MergeFrom(
         types_pb2.Chat(
@@ -106,7 +106,7 @@ def _spec(request: Common, max_tokens: int | None, logprobs: int | None) -> type
             constraint=_constraint(request.response_format),
         )
     except ValueError as error:
-        raise bad_request("", f"a number is outside what its field can carry: {error}") from None
+        raise bad_request("", f"a number has a value that its field cannot hold: {error}") from None
 
 
 def _sampling(request: Common, max_tokens: int | None) -> types_pb2.SamplingParams:
@@ -161,7 +161,7 @@ def _message(at: int, message: Message) -> types_pb2.ChatMessage:
 
 def _tool(at: int, function: Function) -> types_pb2.Tool:
     if function.strict:
-        raise unsupported(f"tools[{at}].function.strict", "this server cannot hold arguments to their schema")
+        raise unsupported(f"tools[{at}].function.strict", "this server cannot enforce the schema of arguments")
     schema = function.parameters
     parameters = None if schema is None else encode(f"tools[{at}].function.parameters", schema)
     return types_pb2.Tool(name=function.name, description=function.description, parameters=parameters)

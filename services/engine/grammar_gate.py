@@ -149,7 +149,7 @@ class GrammarGate:
             self._emit(failed(envelope, error))
         except Exception as error:
             self._stage.handle(Cancel(envelope))  # the engine may have accepted part of it
-            what = "failed while it compiled the grammar of this request and let it in"
+            what = "failed while it compiled the grammar of this request and admitted it"
             self._emit(failed(envelope, fault(Role.ENGINE, about(envelope), what, error)))
 
     def _drop(self, request_id: str) -> None:

@@ -72,7 +72,7 @@ class RequestOutput:
 def output_of(request: OpenRequest, prompt: str | None) -> RequestOutput:
     """Builds the result of a generation that has finished."""
     work, told = request.asked.work, request.prompt
-    assert isinstance(work, Generate) and told is not None, "it is a generation that tells its prompt"
+    assert isinstance(work, Generate) and told is not None, "the request is a generation and its prompt was reported"
     return RequestOutput(
         request_id=request.envelope.request_id,
         prompt=prompt,
@@ -126,7 +126,7 @@ def _sum(tokens: Sequence[TokenRecord]) -> float:
 
 def _logprobs(token: TokenRecord) -> Logprobs:
     scores = token.logprobs
-    assert scores is not None, "they were asked for"
+    assert scores is not None, "log probabilities were requested"
     found = {token.id: Logprob(scores.logprob, scores.rank, _shown(token.piece))}
     tops = zip(scores.top_ids, scores.top_logprobs, range(1, len(scores.top_ids) + 1), strict=True)
     asked = zip(scores.asked_ids, scores.asked_logprobs, scores.asked_ranks, strict=True)

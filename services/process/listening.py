@@ -50,5 +50,5 @@ def check_plaintext(setting: str, listen: str, has_tls: bool, is_insecure: bool)
     raise bad_setting(
         setting,
         f"{listen} can be reached from other hosts and would be served in plaintext: give a certificate and its key "
-        "(TLS), listen on 127.0.0.1 or unix:/path, or say --insecure if the network itself is protected",
+        "(TLS), listen on 127.0.0.1 or unix:/path, or set --insecure if the network itself is protected",
     )

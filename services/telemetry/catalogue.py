@@ -57,20 +57,22 @@ def _histogram(name: str, text: str, buckets: tuple[float, ...] = (), *labels: s
 # The gateway, as clients see it. Tokens of requests are counted only here.
 REQUESTS = _counter(
     "sluice.requests",
-    "Requests that were let in and have ended; the reason is that of the error, or why generating ended",
+    "Admitted requests that have ended; the reason is that of the error, or why generating ended",
     "operation",
     "code",
     "reason",
 )
-REFUSALS = _counter("sluice.refusals", "Requests that were not let in", "reason")
+REFUSALS = _counter("sluice.refusals", "Requests that were refused", "reason")
 TOKENS = _counter(
     "sluice.tokens", "Tokens of ended requests; cached, reasoning and accepted are parts of others", "kind"
 )
 DURATION = _histogram("gen_ai.server.request.duration", "Request duration", DURATION_S, "operation", "code")
 TTFT = _histogram("gen_ai.server.time_to_first_token", "Time to first token", TTFT_S)
 TPOT = _histogram("gen_ai.server.time_per_output_token", "Time per output token after the first", TPOT_S)
-PREFILL_TIME = _histogram("sluice.prefill.time", "From first scheduled to first token, of what ended well", DURATION_S)
-DECODE_TIME = _histogram("sluice.decode.time", "From first token to last, of what ended well", DURATION_S)
+PREFILL_TIME = _histogram(
+    "sluice.prefill.time", "From first scheduled to first token, of requests without an error", DURATION_S
+)
+DECODE_TIME = _histogram("sluice.decode.time", "From first token to last, of requests without an error", DURATION_S)
 PROMPT_LENGTH = _histogram("sluice.request.prompt_tokens", "Prompt tokens of a request", LENGTHS, unit="")
 OUTPUT_LENGTH = _histogram("sluice.request.output_tokens", "Output tokens of a request, all outputs", LENGTHS, unit="")
 GAP = _histogram("sluice.inter_token_latency", "Time between two messages with tokens of one output")
@@ -79,19 +81,19 @@ RESERVED = _gauge("sluice.reserved_tokens", "Tokens that open requests may use")
 
 # Every process.
 OPEN = _gauge("sluice.requests.open", "Requests with state in this process")
-RING_IN = _counter("sluice.ring.in", "Frames from the ring, and those of them that were not as they should be", "what")
-RING_OUT = _counter("sluice.ring.out", "Frames to the ring, and what happened to messages on their way out", "what")
+RING_IN = _counter("sluice.ring.in", "Frames from the ring, and those of them that were invalid", "what")
+RING_OUT = _counter("sluice.ring.out", "Frames to the ring, and what happened to outgoing messages", "what")
 RING = _counter("sluice.ring.events", "Messages handled and lost by this process", "what")
 LAG = _histogram(
     "sluice.ring.lag",
     "From a frame's departure to its arrival in the loop, on one host",
 )
-SPANS = _counter("sluice.spans", "Spans by what became of them", "outcome")
+SPANS = _counter("sluice.spans", "Spans by outcome", "outcome")
 
 # The engine: its queue and its steps.
 WAITING = _gauge("sluice.requests.waiting", "Sequences that wait for a slot")
 RUNNING = _gauge("sluice.requests.running", "Sequences with a slot")
-QUEUE_DEPTH = _gauge("sluice.queue.depth", "Sequences that wait for a slot, by whose they are", "policy", "tenant")
+QUEUE_DEPTH = _gauge("sluice.queue.depth", "Sequences that wait for a slot, by tenant", "policy", "tenant")
 QUEUE_TIME = _histogram("sluice.queue.time", "From arrival to first scheduled", TTFT_S, "policy", "tenant")
 ENGINE_ENDS = _counter("sluice.engine.requests", "Requests by their end in the engine", "end")
 ENGINE_ERRORS = _counter("sluice.engine.errors", "Requests that failed in the engine", "reason")
@@ -100,7 +102,7 @@ STEP_TIME = _histogram(
     "sluice.engine.step.time",
     "Time of a step",
 )
-STEP_SPLIT = _counter("sluice.engine.step.part", "Time of steps by what it went to", "part", unit="s")
+STEP_SPLIT = _counter("sluice.engine.step.part", "Time of steps by activity", "part", unit="s")
 STEP_SIZE = _histogram("sluice.engine.step.tokens", "Tokens computed in a step", unit="")
 COMPUTED = _counter("sluice.engine.tokens_computed", "Tokens computed, prompt and output")
 AWAITING_GRAMMAR = _gauge("sluice.grammar.waiting", "Requests whose grammar is being compiled")
@@ -110,16 +112,16 @@ WITH_GRAMMAR = _gauge("sluice.grammar.open", "Open requests with a grammar")
 BLOCKS = _gauge(
     "sluice.cache.blocks", "Cache blocks on the device by state, and those in use on lower tiers", "tier", "state"
 )
-PREFIX_QUERIES = _counter("sluice.prefix.query_tokens", "Tokens looked for in the prefix cache")
+PREFIX_QUERIES = _counter("sluice.prefix.query_tokens", "Tokens looked up in the prefix cache")
 PREFIX_HITS = _counter("sluice.prefix.hit_tokens", "Tokens found there")
 EVICTIONS = _counter("sluice.cache.evictions", "Cached blocks that were overwritten")
 MOVES = _counter("sluice.cache.moves", "Blocks moved between tiers", "what")
-PREEMPTIONS = _counter("sluice.preemptions", "Preempted sequences by what becomes of their blocks", "way")
+PREEMPTIONS = _counter("sluice.preemptions", "Preempted sequences by what happens to their blocks", "way")
 RECOMPUTED = _counter("sluice.recomputed_tokens", "Tokens computed once more after a preemption")
-DRAFTED = _counter("sluice.drafted_tokens", "Drafted tokens by their place in the draft", "place")
-ACCEPTED = _counter("sluice.accepted_tokens", "Those of them that were kept", "place")
+DRAFTED = _counter("sluice.drafted_tokens", "Drafted tokens by their position in the draft", "place")
+ACCEPTED = _counter("sluice.accepted_tokens", "Drafted tokens that were accepted, by their position", "place")
 
 # The detokenizer.
-LATE_TOKENS = _counter("sluice.late_tokens", "Tokens behind their output's end")
+LATE_TOKENS = _counter("sluice.late_tokens", "Tokens sampled after their output's end")
 
 ALL: tuple[Metric, ...] = tuple(value for value in tuple(globals().values()) if isinstance(value, Metric))

@@ -72,7 +72,7 @@ def test_commands_against_a_service(tmp_path: Path) -> None:
     [
         (("generate",), "Missing argument"),
         (("generate", "x", "--max-tokens", "many"), "--max-tokens"),
-        (("generate", "x", "--max-tokens", "-1"), "outside what its field can carry"),
+        (("generate", "x", "--max-tokens", "-1"), "has a value that its field cannot hold"),
         (("generate", "x", "--no-such-flag"), "No such option"),
         (("generate", "\udcff\udcfe"), "is not UTF-8 (byte 0xff at"),
         (("bench", "--concurrency", "0"), "--concurrency"),

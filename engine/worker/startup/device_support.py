@@ -54,7 +54,7 @@ def check_invariance(config: EngineConfig, head_dim: int, device: torch.device) 
         return ()
     claims = is_batch_invariant(device, head_dim, is_fixed=True)
     if broken := [name for name, is_kept in claims.items() if not is_kept]:
-        text = f"{', '.join(broken)} depend on the batch on {device} without kernels of our own for heads of {head_dim}"
+        text = f"{', '.join(broken)} depend on the batch on {device} without sluice's kernels for heads of {head_dim}"
         advice = (
             "leave it out" if builds.is_available() else "install sluice again beside a C++ compiler, or leave it out"
         )

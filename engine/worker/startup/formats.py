@@ -116,11 +116,14 @@ def _machine_notes(weights: str) -> Iterator[str]:
     """Yields what this machine lacks."""
     known = builds.best_known()
     if not known:
-        yield "this CPU has no AVX2, which the least of our kernels needs: torch's operators serve, slower"
+        yield "this CPU has no AVX2, which sluice's kernels need: torch's slower operators are used"
     elif not builds.is_available():
-        yield f"no CPU kernels for {known} are installed: slower; install a C++ compiler, then install sluice again"
+        yield (
+            f"no CPU kernels for {known} are installed: torch's slower operators are used; install a C++ compiler and "
+            "reinstall sluice"
+        )
     elif not known.startswith("v4"):
-        yield "this CPU has no AVX-512: our kernels for AVX2 serve, with half the numbers an instruction"
+        yield "this CPU has no AVX-512: the kernels for AVX2 are used, with half as many numbers per instruction"
     elif builds.instruction_set() != known:
         yield f"the CPU kernels for {known} cannot be used here ({builds.why_not(known)}): slower"
     elif not builds.multiplies("avx512_vnni"):
@@ -135,7 +138,7 @@ def _bfloat16_notes() -> Iterator[str]:
         yield "this CPU has no bfloat16 arithmetic: weights are kept in bfloat16 and widened as they are read"
     is_needed = not builds.multiplies("avx512_bf16") if able else not has_own
     if is_needed and (why := private.fault(private.PACKED_LINEAR[torch.bfloat16])):
-        instead = "our own" if has_own else "its plain one"
+        instead = "sluice's own" if has_own else "its plain one"
         yield f"torch's packed bfloat16 linear {why}: {instead} is used"
 
 

@@ -150,7 +150,7 @@ def _exceeded(tenant: str, used_up: _UsedUp, whole: TenantLimits, num_gateways: 
     limit = getattr(whole, name)
     here, details = "", {"quota": name, "limit": str(limit), "tenant": tenant}
     if num_gateways > 1:
-        here = f" at this gateway, one of {num_gateways} that may each give away {share} of it"
+        here = f" at this gateway, one of {num_gateways} with a share of {share} each"
         details["share"] = str(share)
     return ServiceError(
         Code.RESOURCE_EXHAUSTED,

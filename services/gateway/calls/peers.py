@@ -18,7 +18,7 @@ SOCKET_SUFFIX = ".grpc"  # appended to the path of the gateway's inbox: its Unix
 PEER_KEY = "x-sluice-peer"
 TENANT_KEY = "x-sluice-tenant"
 CANCEL_TIMEOUT_S = 5.0
-_GONE = "it is not known to its gateway, or that is gone: go on with the effective spec and the ids that you have"
+_GONE = "its gateway no longer has it, or is gone: resume with the effective spec and the ids received"
 
 
 class PeerGateways:

@@ -98,4 +98,4 @@ async def _end(old: grpc.aio.Server, grace_s: float) -> None:
     try:
         await old.stop(grace_s)
     except UnicodeDecodeError:
-        log.debug("a gRPC server that had stopped by itself says so again")
+        log.debug("a gRPC server that had stopped by itself reports it again")

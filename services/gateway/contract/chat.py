@@ -117,7 +117,7 @@ def _tools(chat: types_pb2.Chat) -> tuple[Tool, ...]:
         field = f"chat.tools[{at}]"
         _check_name(f"{field}.name", tool.name)
         if tool.name in names:
-            raise invalid(f"{field}.name", f"{tool.name!r} is there twice")
+            raise invalid(f"{field}.name", f"{tool.name!r} is given twice")
         names.add(tool.name)
         _check_size(f"{field}.description", tool.description, MAX_DESCRIPTION_BYTES)
         parameters = tool.parameters if tool.HasField("parameters") else _NO_PARAMETERS

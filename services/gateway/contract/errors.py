@@ -82,12 +82,12 @@ def slow_consumer(last_seq: int | None = None) -> ServiceError:
     )
 
 
-def nobody_grants(last_seq: int) -> ServiceError:
-    """SLOW_CONSUMER: the credit is spent, and the half-closed stream can bring no more grants."""
+def credit_exhausted(last_seq: int) -> ServiceError:
+    """Returns the error for a generation whose credit is used up on a half-closed stream: no grant can follow."""
     return ServiceError(
         Code.ABORTED,
         "SLOW_CONSUMER",
-        "the credit of this generation is spent and its stream is half-closed, so that nobody can grant more; "
+        "the credit of this generation is used up and its stream is half-closed, so no grant can follow; "
         f"delta {last_seq} is the last that was sent",
         details={"last_seq": str(last_seq)},
     )

@@ -129,7 +129,7 @@ def detach_ttl_s(asked: types_pb2.SchedulingOptions) -> float | None:
         raise invalid("scheduling.detach_ttl", "is of no use without DISCONNECT_ACTION_DETACH: leave it out")
     known = (types_pb2.DISCONNECT_ACTION_UNSPECIFIED, types_pb2.DISCONNECT_ACTION_CANCEL)
     if asked.on_disconnect not in known:
-        raise invalid("scheduling.on_disconnect", f"{asked.on_disconnect} is no action that this server knows")
+        raise invalid("scheduling.on_disconnect", f"{asked.on_disconnect} is not an action of this server")
     return None
 
 

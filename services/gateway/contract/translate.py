@@ -88,7 +88,7 @@ def continuation(spec: types_pb2.GenerationSpec, priority: int, settings: Gatewa
     `ServiceError`."""
     for field, is_there in (("revision", spec.HasField("revision")), ("seed", spec.sampling.HasField("seed"))):
         if not is_there:
-            raise invalid(field, "is needed, as Accepted named it: the owner of the generation is gone")
+            raise invalid(field, "is needed, as in Accepted: the gateway that owned the generation is gone")
     if spec.HasField("credit_window"):
         raise invalid("credit_window", "is for Converse, where there are grants: leave it out")
     if settings.model.revision and spec.revision != settings.model.revision:  # a label is not exact
@@ -100,7 +100,7 @@ def continuation(spec: types_pb2.GenerationSpec, priority: int, settings: Gatewa
     named: set[int] = set()
     for at, one in enumerate(spec.resume.outputs):
         if one.output_index >= asked.num_outputs or one.output_index in named:
-            limit = f"is not below {asked.num_outputs}, or there twice"
+            limit = f"is not below {asked.num_outputs}, or is given twice"
             raise invalid(f"resume.outputs[{at}].output_index", f"{one.output_index} {limit}")
         named.add(one.output_index)
         received[one.output_index] = pack_checked(f"resume.outputs[{at}].token_ids", one.token_ids, settings)
@@ -125,10 +125,10 @@ def opening(frame: inference_pb2.Open, priority: int, settings: GatewaySettings)
         raise unsupported("keep_input_open", "a chat cannot be appended to: send text or token_ids")
     for field in ("echo", "prompt_logprobs"):
         if is_open and spec.output.HasField(field):
-            message = "tells a whole prompt, and the input of this one stays open: leave it out"
+            message = "reports on the whole prompt, and the input of this generation stays open: leave it out"
             raise invalid(f"output.{field}", message)
     if is_open and spec.HasField("truncate_prompt_tokens"):
-        raise invalid("truncate_prompt_tokens", "needs a whole prompt, and the input of this one stays open")
+        raise invalid("truncate_prompt_tokens", "needs the whole prompt, and the input of this generation stays open")
     return _generation(spec, priority, settings, is_open=is_open)
 
 

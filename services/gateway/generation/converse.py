@@ -67,7 +67,7 @@ class ConverseSession:
     def open(self, tag: int, asked: inference_pb2.Open) -> None:
         """Opens a generation. Tags must increase."""
         if tag <= self._highest_tag:
-            self._refuse(0, invalid("tag", f"{tag} is not above {self._highest_tag}, which was named before"), tag)
+            self._refuse(0, invalid("tag", f"{tag} is not above {self._highest_tag}, the highest tag so far"), tag)
             return
         self._highest_tag = tag
         try:
@@ -239,7 +239,7 @@ class ConverseSession:
         self._news.set()
 
 
-_MISPLACED = "is missing, of a kind that this server does not know, or not for its tag: 0 is for ping, others are not"
+_MISPLACED = "is missing, of an unknown kind, or has the wrong tag: 0 is for ping only"
 
 
 def _stream_full(limit: int) -> ServiceError:

@@ -15,7 +15,7 @@ from sluice_server.services.gateway.requests.open_request import OpenRequest
 
 HINT = (
     "it ran here without DISCONNECT_ACTION_DETACH, ended long ago, or never ran here: "
-    "go on with the effective spec and the ids that you have"
+    "resume with the effective spec and the ids received"
 )
 
 

@@ -119,7 +119,7 @@ def completed_event(request: OpenRequest) -> CompletedEvent:
     """Returns a generation that has finished successfully as one event."""
     outputs = []
     for index, output in enumerate(request.outputs):
-        assert output.last is not None, "the request has ended well"
+        assert output.last is not None, "the request has ended without an error"
         outputs.append(CompletedOutput(request.delivery.take_all(index), output.last, output.num_tokens))
     prompt = prompt_event(request) if request.asked.tells_prompt else None
     return CompletedEvent(accepted_event(request), prompt, outputs, request.used, request.asked.token_records)

@@ -14,7 +14,7 @@ from sluice_server.engine.request import SamplingParams
 from sluice_server.services.gateway.access.admission import BYTES_PER_TOKEN
 from sluice_server.services.gateway.contract import translate
 from sluice_server.services.gateway.contract.durations import to_seconds
-from sluice_server.services.gateway.contract.errors import nobody_grants
+from sluice_server.services.gateway.contract.errors import credit_exhausted
 from sluice_server.services.gateway.generation.detached import DetachedSessions
 from sluice_server.services.gateway.generation.event_sequence import EventOptions, EventSequence
 from sluice_server.services.gateway.generation.events import FailedEvent, SessionEvent, ThrottledEvent, ThrottleReason
@@ -121,7 +121,7 @@ class GenerationSession:
             return event
         request = self.request
         if request.outcome is None and request.is_spent and not can_grant:
-            request.end(nobody_grants(request.delivery.last_seq))
+            request.end(credit_exhausted(request.delivery.last_seq))
         if isinstance(request.outcome, ServiceError) and not self.is_over:
             return self._fail(request.outcome)
         reason = self._why_throttled() if request.outcome is None else None

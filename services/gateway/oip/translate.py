@@ -128,7 +128,7 @@ def _spec(model: str, text: str, parameters: str) -> types_pb2.GenerationSpec:
             output=types_pb2.OutputOptions(token_records=False, skip_special_tokens=asked.skip_special_tokens),
         )
     except ValueError as error:
-        raise invalid(SAMPLING.name, f"a number is outside what its field can carry: {error}") from None
+        raise invalid(SAMPLING.name, f"a number has a value that its field cannot hold: {error}") from None
 
 
 def _choice(asked: Plain) -> dict[str, Any]:

@@ -167,7 +167,7 @@ class RingWatch:
             self._adopt(*found)
         self._is_mixed = revision != self._manager.settings.model.revision
         if self._is_mixed and not was_mixed:
-            text = "the processes serve or read here different revisions (%s): no request is let in until they are one"
+            text = "the processes serve or read different revisions (%s): no request is admitted until they agree"
             logger.warning(text, self._liveness.revisions)
         return not self._is_mixed
 

@@ -41,7 +41,7 @@ class History:
         Raises ServiceError RESUME_WINDOW_EXPIRED, and INVALID_ARGUMENT for a delta that has not been sent yet.
         """
         if after_seq > self.last_seq:
-            raise invalid("resume.after_seq", f"{after_seq} was not told yet; {self.last_seq} is the last")
+            raise invalid("resume.after_seq", f"{after_seq} was not sent yet; {self.last_seq} is the last")
         if after_seq < self._evicted_seq:
             raise _evicted(after_seq, self._evicted_seq + 1)
         told = [*self._ends, *((seq, texts) for seq, texts, _ in self._told)]

@@ -56,5 +56,5 @@ def test_what_is_written_otherwise() -> None:
 
 @pytest.mark.parametrize("name", ["max_tokens", "min_tokens", "n", "top_k", "best_of", "logprobs"])
 def test_a_number_that_its_field_cannot_carry_is_refused(name: str) -> None:
-    with pytest.raises(EdgeError, match="a number is outside what its field can carry"):
+    with pytest.raises(EdgeError, match="a number has a value that its field cannot hold"):
         completion(**{name: -1})

@@ -41,7 +41,7 @@ OF_NO_REQUEST = {
         "connections were cut that reset their calls as they began, or were too many: %s",
     ),
     ("gateway/connections/floods.py", "looking after the connections failed"),
-    ("gateway/connections/listener.py", "a gRPC server that had stopped by itself says so again"),
+    ("gateway/connections/listener.py", "a gRPC server that had stopped by itself reports it again"),
     ("telemetry/queue.py", "spans do not reach the collector: until they do they are dropped and counted"),
     ("telemetry/queue.py", "%d spans cannot be sent"),
     ("process/watched.py", "%s; the one read before stays in force"),

@@ -98,7 +98,7 @@ def test_what_is_slower_than_it_could_be_is_said(monkeypatch: pytest.MonkeyPatch
     machine(monkeypatch, "v4_vnni", "v4", "v3")
     assert notes(quantization="int8") == notes(dtype="float32") == ""
     machine(monkeypatch, "v3")
-    assert re.search("no AVX-512: our kernels for AVX2", notes(dtype="float32"))
+    assert re.search("no AVX-512: the kernels for AVX2", notes(dtype="float32"))
     monkeypatch.setattr(builds, "is_available", lambda: False)
     assert "install a C++ compiler" in notes(dtype="float32")
     machine(monkeypatch)

@@ -82,7 +82,7 @@ def test_what_is_used_up_is_told_as_the_tenants_quota_and_the_share_of_one_gatew
     assert error.details == {"quota": "requests_per_minute", "limit": "4", "tenant": "a"}
     shared = refusal(one_of_two, 0, 0.0)
     assert "requests_per_minute of 4 of tenant 'a' is used up at this gateway, one of 2" in shared.message
-    assert "may each give away 2 of it" in shared.message
+    assert "with a share of 2 each" in shared.message
     assert shared.details == {"quota": "requests_per_minute", "limit": "4", "tenant": "a", "share": "2"}
 
 

@@ -180,7 +180,7 @@ def typed(name: str, datatype: str, *shape: int) -> oip.ModelInferRequest:
         (request(sampling="[]"), "Expected `object`"),
         (request(sampling='{"beam": 1}'), "unknown field `beam`"),
         (request(sampling='{"temperature": "hot"}'), "temperature"),
-        (request(sampling='{"max_tokens": -1}'), "outside what its field"),
+        (request(sampling='{"max_tokens": -1}'), "that its field cannot hold"),
         (request(sampling='{"n": 2}'), "one output"),
         (request(stream=True, exclude_input_in_output=False), "cannot be false"),
         (request(return_logprobs=True), "not an input"),
