@@ -151,10 +151,16 @@ def paged_attention(
     *,
     is_fixed: bool = False,
 ) -> Tensor:
-    """Computes attention of ragged queries q [T, heads, D] over the paged cache; returns [T, heads * D].
+    """Computes attention of every query over the cached keys of its own sequence, itself included.
 
-    See `AttentionOptions` for the options. With `is_fixed`, a row's bits depend on that row alone; on a GPU this uses
-    another, slower schedule.
+    Args:
+        q: [T or more, heads, D]; rows beyond `meta.num_tokens` are padding.
+        cache: [num_blocks, block_size, 2, kv_heads, slot_width(D)], with this step's keys and values already written.
+        scale, window, cap, sinks: see `AttentionOptions`.
+        is_fixed: a row's bits depend on that row alone; on a GPU this uses another, slower schedule.
+
+    Returns:
+        [q's rows, heads * D]. Padding rows are zero on a CPU and undefined on a GPU.
     """
     if gpu.takes(cache):
         numbers, scales = slots.parts(cache, q.shape[2])

@@ -217,10 +217,7 @@ def paged_attention(
     cap: float = 0.0,
     sinks: Tensor | None = None,
 ) -> Tensor:
-    """Computes attention over the paged cache; see `kernels.ops.paged_attention`.
-
-    q is [T or more, heads, D] with contiguous heads; padding rows of the result are zero.
-    """
+    """Computes attention over the paged cache; see `kernels.ops.paged_attention`. The heads of q must be contiguous."""
     assert builds.MODULE is not None and q.stride(1) == q.shape[2] and q.stride(2) == 1
     kv_heads, dim = cache.shape[3], q.shape[2]
     make = torch.empty if len(q) == meta.num_tokens else torch.zeros

@@ -31,18 +31,7 @@ def paged_attention(
     cap: float = 0.0,
     sinks: Tensor | None = None,
 ) -> Tensor:
-    """Computes attention of every query over its own sequence's cached keys, itself included.
-
-    Args:
-        q: [T or more, heads, head_dim]; rows beyond `meta.num_tokens` are padding.
-        cache: [num_blocks, block_size, 2, kv_heads, slot_width(head_dim)], with this step's keys already written.
-        window: number of keys visible to a query, itself included; None for all.
-        cap: scores become cap · tanh(score / cap); 0 leaves them as they are.
-        sinks: float32 [heads], score of a key without a value for each head; None for none.
-
-    Returns:
-        [q's rows, heads * head_dim]; padding rows are zero.
-    """
+    """Computes attention over the paged cache; see `kernels.ops.paged_attention`. Padding rows are zero."""
     options = AttentionOptions(scale, window, cap, sinks)
     if len(meta.decodes) == 1 and not meta.chunks and len(q) == meta.num_tokens:  # the most common step, without a copy
         return _decode_group(q, cache, meta, 0, options).view(len(q), -1)

@@ -50,11 +50,11 @@ def paged_attention(
     scales: Tensor | None = None,
     gpu: GpuTraits | None = None,
 ) -> Tensor:
-    """Computes attention of every query over its own row's cached keys, itself included.
+    """Computes attention over the paged cache; see `kernels.ops.paged_attention`.
 
     Args:
         q: [T or more, heads, D], the last dimension contiguous.
-        cache: [num_blocks, block_size, 2, kv_heads, D], any strides but the last; this step's keys already written.
+        cache: [num_blocks, block_size, 2, kv_heads, D] without scales; any strides but the last.
         scales: float32 [num_blocks, block_size, 2, kv_heads] of a quantised cache, any strides.
         gpu: the GPU for which schedules are chosen; by default the one that computes.
 
