@@ -3,9 +3,9 @@
     python -m benchmarks.cpu.decode SHAPE [--runs 5] [--steps 24] [--only NAME,…] [--threads 2] [--clock wall]
 
 Each run asks every contestant in turn, so that changes of the machine's speed affect all of them; a figure is the
-median over runs of the run's median step. --clock cpu, with --threads 1, measures processor time instead of wall time: use it on a
-machine with other users, where a barrier of two threads waits for a thread that has lost its core. Peers have
-environments of their own; see `benchmarks/cpu/README.md`.
+median over runs of the run's median step. --clock cpu, with --threads 1, measures processor time instead of wall time:
+use it on a machine with other users, where a barrier of two threads waits for a thread that has lost its core. Peers
+have environments of their own; see `benchmarks/cpu/README.md`.
 """
 
 import argparse
