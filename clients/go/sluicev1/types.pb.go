@@ -328,8 +328,8 @@ type GenerationSpec struct {
 
 	// Id of the model. Absent: the server's only model; INVALID_ARGUMENT if it serves several. At most 256 bytes.
 	Model *string `protobuf:"bytes,1,opt,name=model,proto3,oneof" json:"model,omitempty"`
-	// The revision of the model that must answer; NOT_FOUND if another one is served. Absent: the one that is served. At
-	// most 128 bytes.
+	// The revision of the model that must answer; NOT_FOUND if another one is served. Absent: the one that is served.
+	// At most 128 bytes.
 	Revision *string `protobuf:"bytes,2,opt,name=revision,proto3,oneof" json:"revision,omitempty"`
 	// Id of an adapter of the model. At most 256 bytes.
 	Adapter *string `protobuf:"bytes,3,opt,name=adapter,proto3,oneof" json:"adapter,omitempty"`

@@ -153,7 +153,7 @@ def test_a_torch_without_the_private_operator_is_told_of(
     monkeypatch.setattr(torch.ops.mkldnn, "_linear_pointwise", linear)
     notes = " ".join(choose_formats(asked({"dtype": "bfloat16"}), CPU).notes)
     assert re.search(f"packed bfloat16 linear .*{text}", notes)
-    assert ("our own is used" if has_own else "its plain one is used") in notes
+    assert ("sluice's own is used" if has_own else "its plain one is used") in notes
     monkeypatch.setattr(builds, "instruction_set", lambda: "v4_bf16")  # its kernels have such products
     assert "packed bfloat16 linear" not in " ".join(choose_formats(asked({"dtype": "bfloat16"}), CPU).notes)
 

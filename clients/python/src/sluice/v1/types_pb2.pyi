@@ -206,8 +206,8 @@ class GenerationSpec(_message.Message):
     model: _builtins.str
     """Id of the model. Absent: the server's only model; INVALID_ARGUMENT if it serves several. At most 256 bytes."""
     revision: _builtins.str
-    """The revision of the model that must answer; NOT_FOUND if another one is served. Absent: the one that is served. At
-    most 128 bytes.
+    """The revision of the model that must answer; NOT_FOUND if another one is served. Absent: the one that is served.
+    At most 128 bytes.
     """
     adapter: _builtins.str
     """Id of an adapter of the model. At most 256 bytes."""
