@@ -333,7 +333,7 @@ type GenerationSpec struct {
 	Revision *string `protobuf:"bytes,2,opt,name=revision,proto3,oneof" json:"revision,omitempty"`
 	// Id of an adapter of the model. At most 256 bytes.
 	Adapter *string `protobuf:"bytes,3,opt,name=adapter,proto3,oneof" json:"adapter,omitempty"`
-	// What to go on from. Required.
+	// The prompt. Required.
 	//
 	// Types that are assignable to Prompt:
 	//
