@@ -190,7 +190,12 @@ def _int4_on_gpu(packed: Packed, bias: Tensor | None, dtype: torch.dtype, gated:
     return Int4OnGpu(packed, bias, dtype)
 
 
-def _fp8_on_gpu(packed: Packed, bias: Tensor | None, dtype: torch.dtype, gated: bool) -> PackedLinear:
+def _is(packed: Packed, dtype: torch.dtype) -> bool:
+    """Returns whether a weight has 8 bits of that dtype and a scale for each row."""
+    return isinstance(packed, Int8Weight) and packed.weight.dtype is dtype
+
+
+def _eight_bits_on_gpu(packed: Packed, bias: Tensor | None, dtype: torch.dtype, gated: bool) -> PackedLinear:
     assert isinstance(packed, Int8Weight)
     return EightBitsOnGpu(packed, bias, dtype)
 
@@ -213,13 +218,24 @@ STORED = (
         "groups that no kernel here takes are widened when they are loaded: they take the memory of the dtype",
     ),
     StoredWeightFormat(
-        lambda packed, device: _multiplies_fp8(device),
-        _fp8_on_gpu,
+        lambda packed, device: _is(packed, torch.int8) and _on_gpu(device),
+        _eight_bits_on_gpu,
+        "activations are rounded to int8 row by row: scales of activations in the checkpoint are not used",
+    ),
+    StoredWeightFormat(
+        lambda packed, device: _is(packed, torch.float8_e4m3fn) and _multiplies_fp8(device),
+        _eight_bits_on_gpu,
         "activations are rounded to fp8 row by row: scales of activations in the checkpoint are not used",
+    ),
+    StoredWeightFormat(
+        lambda packed, device: _is(packed, torch.float8_e4m3fn),
+        _widened,
+        "this device multiplies no fp8: weights are widened when they are loaded, and take the memory of the dtype",
     ),
     StoredWeightFormat(
         lambda packed, device: True,
         _widened,
-        "this device multiplies no fp8: weights are widened when they are loaded, and take the memory of the dtype",
+        "no kernel here takes the form in which weights are stored: they are widened when they are loaded, and take "
+        "the memory of the dtype",
     ),
 )

@@ -34,21 +34,66 @@ from sluice_server.kernels.formats.quantised import IntegerLinear, NativeInteger
 from sluice_server.kernels.layout.metadata import AttentionMetadata
 from tests.oracle import published
 from tests.oracle.checkpoints import make_checkpoint, reference
-from tests.oracle.published import AWQ, FBGEMM, GPTQ, SHAPE, Published, compressed, publish
+from tests.oracle.published import (
+    AWQ,
+    FBGEMM,
+    FP8_BLOCKS,
+    GPTQ,
+    MODELOPT,
+    SHAPE,
+    Published,
+    compressed,
+    compressed_float4,
+    compressed_int8,
+    compressed_packed,
+    publish,
+    publish_mxfp4,
+)
 
 CPU, CUDA = torch.device("cpu"), torch.device("cuda")
 IDS = [5, 9, 77, 3, 40, 41, 8]
 Quantise = Callable[[Tensor], tuple[dict[str, Tensor], Tensor]]
+WIDENED = "no kernel here takes the form"
+GPTQ8 = {**GPTQ, "bits": 8}
 FORMS: dict[str, tuple[dict[str, Any], Quantise, str]] = {
     "awq": (AWQ, published.awq, "zero points or groups"),
     "awq-32": ({**AWQ, "group_size": 32}, functools.partial(published.awq, group=32), "zero points or groups"),
     "awq-one": ({**AWQ, "group_size": -1}, functools.partial(published.awq, group=-1), "zero points or groups"),
     "gptq": (GPTQ, published.gptq, "activations rounded to 8 bits"),
     "gptq-zeros": ({**GPTQ, "sym": False}, functools.partial(published.gptq, symmetric=False), "zero points"),
+    "gptq-order": ({**GPTQ, "desc_act": True, "group_size": 64}, functools.partial(published.gptq, group=64, mixed=True), WIDENED),
+    "gptq-v2": (
+        {**GPTQ, "checkpoint_format": "gptq_v2"},
+        functools.partial(published.gptq, symmetric=False, shift=0),
+        "zero points",
+    ),
+    "gptq-8": (GPTQ8, functools.partial(published.gptq, bits=8), WIDENED),
+    "gptq-8-zeros": (GPTQ8, functools.partial(published.gptq, bits=8, symmetric=False), WIDENED),
     "fbgemm": (FBGEMM, published.fp8, "multiplies no fp8"),
     "channel": (compressed("channel"), published.fp8, "multiplies no fp8"),
     "tensor": (compressed("tensor"), functools.partial(published.fp8, per_row=False, shape=(1,)), "no fp8"),
     "scalar": (compressed("tensor"), functools.partial(published.fp8, per_row=False, shape=()), "no fp8"),
+    "blocks": (FP8_BLOCKS, published.fp8_blocks, WIDENED),
+    "compressed-blocks": (compressed("block"), functools.partial(published.fp8_blocks, name="weight_scale"), WIDENED),
+    "w8a8": (compressed_int8(), published.int8, WIDENED),
+    "w4a16": (compressed_packed(), published.packed, "activations rounded to 8 bits"),
+    "w4a16-zeros": (
+        compressed_packed(group=32, symmetric=False),
+        functools.partial(published.packed, group=32, symmetric=False),
+        "zero points",
+    ),
+    "w4a16-order": (
+        compressed_packed(group=64, actorder="group"),
+        functools.partial(published.packed, group=64, mixed=True),
+        WIDENED,
+    ),
+    "w8a16": (compressed_packed(8, -1), functools.partial(published.packed, bits=8, group=-1), WIDENED),
+    "nvfp4": (MODELOPT, published.nvfp4, WIDENED),
+    "compressed-nvfp4": (
+        compressed_float4(),
+        functools.partial(published.nvfp4, names=("weight_packed", "weight_global_scale")),
+        WIDENED,
+    ),
 }
 
 
