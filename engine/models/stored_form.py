@@ -138,7 +138,7 @@ def _compressed_int(group: Fields, weights: Fields) -> StoredForm:
     for side in (weights, group.within("input_activations")):
         _demand(side, "num_bits", 8)
         _demand(side, "type", "int")
-        _demand(side, "symmetric", True, default=True)
+    _demand(weights, "symmetric", True, default=True)
     _demand(weights, "strategy", "tensor", "channel")
     return StoredForm("w8a8", bits=8)
 

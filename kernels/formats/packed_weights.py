@@ -160,4 +160,4 @@ def pack_nibbles(values: Tensor) -> Tensor:
     """Packs numbers 0 … 15 [N, K] into uint8 [N, ⌈K / UNIT⌉ · UNIT / 2], see UNIT."""
     padding = -values.shape[1] % UNIT
     units = torch.nn.functional.pad(values.to(torch.uint8), (0, padding)).view(len(values), -1, 2, UNIT // 2)
-    return (units[:, :, 0] | units[:, :, 1] << 4).flatten(1)
+    return (units[:, :, 0] | units[:, :, 1] << 4).flatten(1).contiguous()

@@ -176,7 +176,9 @@ def int8(weight: Tensor) -> tuple[Tensors, Tensor]:
     return {"weight": small.to(torch.int8), "weight_scale": scales}, small * scales
 
 
-def fp8_blocks(weight: Tensor, name: str = "weight_scale_inv", sides: tuple[int, int] = (48, 40)) -> tuple[Tensors, Tensor]:
+def fp8_blocks(
+    weight: Tensor, name: str = "weight_scale_inv", sides: tuple[int, int] = (48, 40)
+) -> tuple[Tensors, Tensor]:
     """float8 with a scale a block, the last ones smaller."""
     small, meant = torch.empty_like(weight, dtype=torch.float8_e4m3fn), torch.empty_like(weight)
     scales = torch.empty([-(-size // side) for size, side in zip(weight.shape, sides, strict=True)])

@@ -18,7 +18,7 @@ from sluice_server.engine.models.weights import WeightSource
 from sluice_server.kernels import ops
 from sluice_server.kernels.formats.linear import PackedLinear
 from sluice_server.kernels.formats.packed_weights import Packed, dequantise, stack, take_rows
-from sluice_server.kernels.formats.weight_formats import stored_kind
+from sluice_server.kernels.formats.weight_formats import Place, pack_stored
 from sluice_server.kernels.layout.metadata import AttentionMetadata
 
 
@@ -112,10 +112,10 @@ class LayerLoader:
 
     def _keep(self, packed: Packed, bias: Tensor | None, gated: bool) -> PackedLinear:
         """Packs a weight from a quantised checkpoint."""
-        kind = stored_kind(packed, packed[0].device)
-        if kind.note:
-            self.notes[kind.note] = None
-        return kind.make(packed, bias, self._dtype, gated)
+        layer, note = pack_stored(packed, Place(packed[0].device, bias, self._dtype, gated))
+        if note:
+            self.notes[note] = None
+        return layer
 
     def vector(self, name: str, size: int) -> Tensor:
         """Returns a vector, float32 [size]."""
