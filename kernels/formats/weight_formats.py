@@ -188,18 +188,21 @@ def _as_ours(packed: Packed, place: Place) -> PackedLinear | None:
 
 
 def _int4_on_gpu(packed: Packed, place: Place) -> PackedLinear | None:
-    fits = isinstance(packed, Int4Weight) and _on_gpu(place.device)
-    return Int4OnGpu(packed, place.bias, place.dtype) if fits else None
+    if not isinstance(packed, Int4Weight) or not _on_gpu(place.device):
+        return None
+    return Int4OnGpu(packed, place.bias, place.dtype)
 
 
 def _int8_on_gpu(packed: Packed, place: Place) -> PackedLinear | None:
-    fits = _is(packed, torch.int8) and _on_gpu(place.device)
-    return EightBitsOnGpu(packed, place.bias, place.dtype) if fits else None
+    if not _is(packed, torch.int8) or not _on_gpu(place.device):
+        return None
+    return EightBitsOnGpu(packed, place.bias, place.dtype)
 
 
 def _fp8_on_gpu(packed: Packed, place: Place) -> PackedLinear | None:
-    fits = _is(packed, torch.float8_e4m3fn) and _on_gpu(place.device)
-    if not fits or torch.cuda.get_device_capability(place.device) < divmod(FP8_SINCE, 10):
+    if not _is(packed, torch.float8_e4m3fn) or not _on_gpu(place.device):
+        return None
+    if torch.cuda.get_device_capability(place.device) < divmod(FP8_SINCE, 10):
         return None
     return EightBitsOnGpu(packed, place.bias, place.dtype)
 
