@@ -93,6 +93,9 @@ class RandomWeights:
     def stored(self, name: str, rows: int, width: int) -> None:
         """Nothing is quantised."""
 
+    def stored_experts(self, name: str, shape: tuple[int, int, int]) -> None:
+        """None, as `stored`."""
+
     def has(self, name: str) -> bool:
         """Everything is there."""
         return True

@@ -12,12 +12,22 @@ import torch
 from torch import Tensor
 
 from sluice_server.engine.models.stored_form import StoredForm
-from sluice_server.kernels.formats.packed_weights import Int8Weight, Packed, from_awq, from_gptq
+from sluice_server.kernels.formats.packed_weights import Int8Weight, Packed
+from sluice_server.kernels.formats.published import (
+    from_awq,
+    from_blocks,
+    from_gptq,
+    from_mxfp4,
+    from_nvfp4,
+    from_words,
+)
 
-NIBBLES = 8  # 4-bit values in a word
+WORD = 32  # bits of a word
 WORDS = (torch.int32,)
+BYTES = (torch.uint8,)
 SCALES = (torch.float16, torch.bfloat16, torch.float32)
 FP8 = (torch.float8_e4m3fn,)
+ONE = ((), (1,))  # shapes of a single number
 
 
 class RawTensors(Protocol):
@@ -35,51 +45,124 @@ class StoredWeightReader:
     """Reads projections of one layout.
 
     Attributes:
-        mark: suffix of a tensor that only quantised projections have.
-        read: reads a projection [N, K] by its name. Raises ValueError for shapes that the kernels do not take.
+        marks: suffixes of tensors; a projection is quantised if it has one of them.
+        read: reads a projection [N, K] by its name. Raises ValueError for shapes that the format does not have.
     """
 
-    mark: str
+    marks: tuple[str, ...]
     read: Callable[[RawTensors, str, tuple[int, int], StoredForm], Packed]
 
 
 def _awq(source: RawTensors, name: str, shape: tuple[int, int], form: StoredForm) -> Packed:
     rows, width = shape
-    num, words = _groups(shape, form), rows // NIBBLES
+    words, num, group = _words(rows, 4, "rows"), *_groups(width, form)
     weight = source.raw(f"{name}.qweight", [(width, words)], WORDS)
     zeros = source.raw(f"{name}.qzeros", [(num, words)], WORDS)
-    return from_awq(weight, zeros, source.raw(f"{name}.scales", [(num, rows)], SCALES))
+    return from_awq(weight, zeros, source.raw(f"{name}.scales", [(num, rows)], SCALES), group)
 
 
 def _gptq(source: RawTensors, name: str, shape: tuple[int, int], form: StoredForm) -> Packed:
     rows, width = shape
-    num = _groups(shape, form)
-    weight = source.raw(f"{name}.qweight", [(width // NIBBLES, rows)], WORDS)
-    zeros = source.raw(f"{name}.qzeros", [(num, rows // NIBBLES)], WORDS)
+    num, group = _groups(width, form)
+    weight = source.raw(f"{name}.qweight", [(_words(width, form.bits, "inputs"), rows)], WORDS)
+    zeros = source.raw(f"{name}.qzeros", [(num, _words(rows, form.bits, "rows"))], WORDS)
     scales = source.raw(f"{name}.scales", [(num, rows)], SCALES)
-    order = source.raw(f"{name}.g_idx", [(width,)], WORDS) if source.has(f"{name}.g_idx") else None
-    return from_gptq(weight, zeros, scales, order)
+    return from_gptq(weight, zeros, scales, group, form.bits, form.zero_shift, _order(source, f"{name}.g_idx", width))
+
+
+def _packed_integers(source: RawTensors, name: str, shape: tuple[int, int], form: StoredForm) -> Packed:
+    rows, width = shape
+    num, group = _groups(width, form)
+    weight = source.raw(f"{name}.weight_packed", [(rows, _words(width, form.bits, "inputs"))], WORDS)
+    scales = source.raw(f"{name}.weight_scale", [(rows, num)], SCALES)
+    words = None if form.is_symmetric else (_words(rows, form.bits, "rows"), num)
+    zeros = None if words is None else source.raw(f"{name}.weight_zero_point", [words], WORDS)
+    return from_words(weight, scales, zeros, group, form.bits, _order(source, f"{name}.weight_g_idx", width))
+
+
+def _eight_bits(source: RawTensors, name: str, shape: tuple[int, int], dtypes: Sequence[torch.dtype]) -> Packed:
+    """Reads a weight of 8 bits. A single scale is repeated for each row: rows of several projections are joined."""
+    rows = shape[0]
+    scales = source.raw(f"{name}.weight_scale", [(rows, 1), (rows,), *ONE], SCALES)
+    return Int8Weight(source.raw(f"{name}.weight", [shape], dtypes), scales.float().flatten().expand(rows).contiguous())
 
 
 def _fp8(source: RawTensors, name: str, shape: tuple[int, int], form: StoredForm) -> Packed:
-    """Reads an fp8 weight. A single scale is repeated for each row, as the rows of several projections are joined."""
-    rows = shape[0]
-    scales = source.raw(f"{name}.weight_scale", [(rows, 1), (rows,), (1,), ()], SCALES)
+    return _eight_bits(source, name, shape, FP8)
+
+
+def _w8a8(source: RawTensors, name: str, shape: tuple[int, int], form: StoredForm) -> Packed:
+    return _eight_bits(source, name, shape, (torch.int8,))
+
+
+def _fp8_blocks(source: RawTensors, name: str, shape: tuple[int, int], form: StoredForm) -> Packed:
+    """Reads fp8 with a scale per block; what one publisher calls the inverse of a scale is a factor, too."""
+    assert form.block is not None
+    blocks = tuple(-(-size // side) for size, side in zip(shape, form.block, strict=True))
+    scale = next(mark for mark in READERS["fp8 blocks"].marks if source.has(f"{name}.{mark}"))
     weight = source.raw(f"{name}.weight", [shape], FP8)
-    return Int8Weight(weight, scales.float().flatten().expand(rows).contiguous())
+    return from_blocks(weight, source.raw(f"{name}.{scale}", [blocks], SCALES), form.block)
 
 
-def _groups(shape: tuple[int, int], form: StoredForm) -> int:
-    """Returns the number of input groups. Raises ValueError if sizes are not divisible."""
+def _nvfp4(source: RawTensors, name: str, shape: tuple[int, int], form: StoredForm) -> Packed:
+    """Reads NVFP4: ModelOpt stores a factor of the whole weight, compressed-tensors its inverse."""
     rows, width = shape
+    num, is_packed = _even(width, form.group), source.has(f"{name}.weight_packed")
+    weight = source.raw(f"{name}.weight_packed" if is_packed else f"{name}.weight", [(rows, width // 2)], BYTES)
+    scales = source.raw(f"{name}.weight_scale", [(rows, num)], FP8)
+    if is_packed:
+        return from_nvfp4(weight, scales, 1 / source.raw(f"{name}.weight_global_scale", ONE, SCALES).float())
+    return from_nvfp4(weight, scales, source.raw(f"{name}.weight_scale_2", ONE, SCALES))
+
+
+def _order(source: RawTensors, name: str, width: int) -> Tensor | None:
+    """Returns the group of each input, where the checkpoint has it."""
+    return source.raw(name, [(width,)], WORDS) if source.has(name) else None
+
+
+def _groups(width: int, form: StoredForm) -> tuple[int, int]:
+    """Returns the number of input groups and their size; the last one may be smaller."""
     group = width if form.group == -1 else form.group
-    if width % group or width % NIBBLES or rows % NIBBLES:
-        raise ValueError(f"{rows} x {width}: rows of {NIBBLES} n and inputs of {group} n are supported")
+    return -(-width // group), group
+
+
+def _words(size: int, bits: int, what: str) -> int:
+    """Returns the number of words that so many numbers take. Raises ValueError if they do not fill them."""
+    each = WORD // bits
+    if size % each:
+        raise ValueError(f"{size} {what} of {bits} bits fill no words of {WORD}: multiples of {each} are supported")
+    return size // each
+
+
+def _even(width: int, group: int) -> int:
+    """Returns the number of groups. Raises ValueError if they do not divide the inputs."""
+    if width % group:
+        raise ValueError(f"{width} inputs: multiples of {group} are supported")
     return width // group
 
 
+def read_experts(
+    source: RawTensors, name: str, shape: tuple[int, int, int], form: StoredForm
+) -> Sequence[Packed] | None:
+    """Reads the quantised weights [num, N, K] of the experts of a layer, or returns None if they are not quantised.
+
+    MXFP4 is the one layout with a tensor for all of them. Raises ValueError for shapes that it does not have.
+    """
+    num, rows, width = shape
+    if form.method != "mxfp4" or not source.has(f"{name}_blocks"):
+        return None
+    groups = _even(width, form.group)
+    blocks = source.raw(f"{name}_blocks", [(num, rows, groups, form.group // 2)], BYTES)
+    scales = source.raw(f"{name}_scales", [(num, rows, groups)], BYTES)
+    return [from_mxfp4(*one) for one in zip(blocks, scales, strict=True)]
+
+
 READERS: Mapping[str, StoredWeightReader] = {
-    "awq": StoredWeightReader("qweight", _awq),
-    "gptq": StoredWeightReader("qweight", _gptq),
-    "fp8": StoredWeightReader("weight_scale", _fp8),
+    "awq": StoredWeightReader(("qweight",), _awq),
+    "fp8": StoredWeightReader(("weight_scale",), _fp8),
+    "fp8 blocks": StoredWeightReader(("weight_scale_inv", "weight_scale"), _fp8_blocks),
+    "gptq": StoredWeightReader(("qweight",), _gptq),
+    "nvfp4": StoredWeightReader(("weight_packed", "weight_scale_2"), _nvfp4),
+    "packed integers": StoredWeightReader(("weight_packed",), _packed_integers),
+    "w8a8": StoredWeightReader(("weight_scale",), _w8a8),
 }

@@ -4,9 +4,10 @@ Both implement `get(name, shape)`. Files are memory-mapped and read tensor by te
 packed is in memory twice. Pickle checkpoints raise ServiceError: reading one can run code.
 """
 
+import contextlib
 import math
 import os
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Protocol
 
@@ -16,7 +17,7 @@ from torch import Tensor
 
 from sluice_server.engine.errors import ServiceError
 from sluice_server.engine.models.fields import MENDING, Fields, invalid_model, is_file, read_json, shown
-from sluice_server.engine.models.stored import READERS
+from sluice_server.engine.models.stored import READERS, read_experts
 from sluice_server.engine.models.stored_form import StoredForm
 from sluice_server.kernels.formats.packed_weights import Packed
 
@@ -32,6 +33,9 @@ class WeightSource(Protocol):
 
     def stored(self, name: str, rows: int, width: int) -> Packed | None:
         """Returns the quantised weight [rows, width] of the projection `name`, or None if it is not quantised."""
+
+    def stored_experts(self, name: str, shape: tuple[int, int, int]) -> Sequence[Packed] | None:
+        """Returns the quantised weights [experts, rows, width] of the tensor `name`, or None if it is not quantised."""
 
     def has(self, name: str) -> bool:
         """Returns whether the tensor exists."""
@@ -56,6 +60,9 @@ class PlannedWeights:
 
     def stored(self, name: str, rows: int, width: int) -> None:
         """Returns None: a plan has the shapes of unquantised weights."""
+
+    def stored_experts(self, name: str, shape: tuple[int, int, int]) -> None:
+        """Returns None, as `stored` does."""
 
     def has(self, name: str) -> bool:
         """Returns True: a plan has every tensor."""
@@ -92,14 +99,29 @@ class Checkpoint:
 
     def stored(self, name: str, rows: int, width: int) -> Packed | None:
         """Implements `WeightSource.stored`. Raises ServiceError naming file, tensor and what is supported."""
-        reader = READERS[self._form.method] if self._form is not None else None
-        if self._form is None or reader is None or not self.has(f"{name}.{reader.mark}"):
+        reader = READERS.get(self._form.method) if self._form is not None else None
+        mark = next((mark for mark in reader.marks if self.has(f"{name}.{mark}")), None) if reader else None
+        if self._form is None or reader is None or mark is None:
             return None
         self._sizes[name] = rows * width
-        try:
+        with self._supported(f"{name}.{mark}", name):
             return reader.read(self, name, (rows, width), self._form)
+
+    def stored_experts(self, name: str, shape: tuple[int, int, int]) -> Sequence[Packed] | None:
+        """Implements `WeightSource.stored_experts`. Raises ServiceError naming file, tensor and what is supported."""
+        if self._form is None or not self.has(f"{name}_blocks"):
+            return None
+        self._sizes[name] = math.prod(shape)
+        with self._supported(f"{name}_blocks", name):
+            return read_experts(self, name, shape, self._form)
+
+    @contextlib.contextmanager
+    def _supported(self, tensor: str, name: str) -> Iterator[None]:
+        """A context in which a ValueError becomes a ServiceError that names the file of `tensor`, and `name`."""
+        try:
+            yield
         except ValueError as error:
-            raise invalid_model(self._file_of[f"{name}.{reader.mark}"], f"{name}: {error}") from error
+            raise invalid_model(self._file_of[tensor], f"{name}: {error}") from error
 
     def raw(self, name: str, shapes: Sequence[tuple[int, ...]], dtypes: Sequence[torch.dtype]) -> Tensor:
         """Returns a tensor as it is stored, of one of these shapes and dtypes, on the device. Raises like `get`."""

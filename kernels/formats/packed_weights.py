@@ -5,14 +5,13 @@ for each group of inputs. The reference implementations compute in float32 from 
 checkpoint's tensor names.
 """
 
-from typing import NamedTuple
+from collections.abc import Sequence
+from typing import NamedTuple, TypeGuard, TypeVar
 
 import torch
 from torch import Tensor
 
 UNIT = 64  # inputs whose nibbles share bytes: byte j holds input j in its low and input j + 32 in its high nibble
-AWQ_ORDER = (0, 2, 4, 6, 1, 3, 5, 7)  # column of each nibble of a word, from the lowest nibble
-GROUPS = (32, 64, 128)  # group sizes that checkpoints use, beside one group for all inputs
 LARGEST = {torch.int8: 127.0, torch.float8_e4m3fn: 448.0}
 
 
@@ -30,7 +29,7 @@ class Int4Weight(NamedTuple):
         nibbles: uint8 [N, ⌈K / UNIT⌉ · UNIT / 2], see UNIT.
         scales, zeros: [⌈K / group⌉, N], zeros in the dtype of scales.
         inputs: K.
-        group: number of inputs that share a scale, one of GROUPS or K.
+        group: number of inputs that share a scale; the last group may have fewer.
     """
 
     nibbles: Tensor
@@ -40,7 +39,28 @@ class Int4Weight(NamedTuple):
     group: int
 
 
-Packed = Int4Weight | Int8Weight
+class GroupedWeight(NamedTuple):
+    """An 8-bit weight, (level - zero) · scale for each group of inputs.
+
+    Attributes:
+        levels: uint8 [N, K].
+        scales, zeros: float32 [⌈K / group⌉, N].
+        group: number of inputs that share a scale; the last group may have fewer.
+    """
+
+    levels: Tensor
+    scales: Tensor
+    zeros: Tensor
+    group: int
+
+
+class WideWeight(NamedTuple):
+    """The values of a quantised weight in a form that no kernel takes: float32 [N, K]."""
+
+    values: Tensor
+
+
+Packed = Int4Weight | Int8Weight | GroupedWeight | WideWeight
 
 
 def quantise_rows(x: Tensor, dtype: torch.dtype) -> Int8Weight:
@@ -74,11 +94,20 @@ def _biased(y: Tensor, bias: Tensor | None, dtype: torch.dtype) -> Tensor:
 
 def dequantise(packed: Packed) -> Tensor:
     """Returns the values of a quantised weight: float32 [N, K]."""
-    if isinstance(packed, Int8Weight):
-        return packed.weight.float() * packed.scales[:, None]
-    values = unpack_nibbles(packed).float()
-    groups = torch.arange(packed.inputs, device=values.device) // packed.group
-    return (values - packed.zeros.float()[groups].t()) * packed.scales.float()[groups].t()
+    match packed:
+        case WideWeight(values):
+            return values
+        case Int8Weight(weight, scales):
+            return weight.float() * scales[:, None]
+        case GroupedWeight(levels, scales, zeros, group):
+            return _values(levels, scales, zeros, group)
+        case Int4Weight(_, scales, zeros, _, group):
+            return _values(unpack_nibbles(packed), scales, zeros, group)
+
+
+def _values(levels: Tensor, scales: Tensor, zeros: Tensor, group: int) -> Tensor:
+    groups = torch.arange(levels.shape[1], device=levels.device) // group
+    return (levels.float() - zeros.float()[groups].t()) * scales.float()[groups].t()
 
 
 def unpack_nibbles(packed: Int4Weight) -> Tensor:
@@ -89,72 +118,46 @@ def unpack_nibbles(packed: Int4Weight) -> Tensor:
 
 def take_rows(packed: Packed, order: Tensor) -> Packed:
     """Returns the rows `order` int64 [M] of a weight, in that order."""
-    if isinstance(packed, Int8Weight):  # indexed as bytes, because not every device can index float8
-        bits = packed.weight.view(torch.uint8)[order]
-        return Int8Weight(bits.view(packed.weight.dtype), packed.scales[order])
-    scales, zeros = packed.scales[:, order], packed.zeros[:, order]
-    return Int4Weight(packed.nibbles[order], scales, zeros, packed.inputs, packed.group)
+    match packed:
+        case WideWeight(values):
+            return WideWeight(values[order])
+        case Int8Weight(weight, scales):  # indexed as bytes, because not every device can index float8
+            return Int8Weight(weight.view(torch.uint8)[order].view(weight.dtype), scales[order])
+        case GroupedWeight(levels, scales, zeros, group):
+            return GroupedWeight(levels[order], scales[:, order], zeros[:, order], group)
+        case Int4Weight(nibbles, scales, zeros, inputs, group):
+            return Int4Weight(nibbles[order], scales[:, order], zeros[:, order], inputs, group)
 
 
-def stack(weights: list[Packed]) -> Packed:
-    """Stacks weights of the same form along their rows."""
-    first = weights[0]
-    if isinstance(first, Int8Weight):
-        eight = [one for one in weights if isinstance(one, Int8Weight)]
-        bits = torch.cat([one.weight.view(torch.uint8) for one in eight])
-        return Int8Weight(bits.view(first.weight.dtype), torch.cat([one.scales for one in eight]))
-    four = [one for one in weights if isinstance(one, Int4Weight)]
-    nibbles = torch.cat([one.nibbles for one in four])
-    scales, zeros = torch.cat([one.scales for one in four], 1), torch.cat([one.zeros for one in four], 1)
-    return Int4Weight(nibbles, scales, zeros, first.inputs, first.group)
+def stack(weights: Sequence[Packed]) -> Packed:
+    """Stacks weights along their rows, as values if their forms differ."""
+    if len(weights) == 1:
+        return weights[0]
+    match list(weights):
+        case [Int8Weight(), *_] as eight if _are(eight, Int8Weight):
+            bits = torch.cat([one.weight.view(torch.uint8) for one in eight])
+            return Int8Weight(bits.view(eight[0].weight.dtype), torch.cat([one.scales for one in eight]))
+        case [GroupedWeight(group=group), *_] as each if _are(each, GroupedWeight):
+            return GroupedWeight(torch.cat([one.levels for one in each]), *_by_group(each), group)
+        case [Int4Weight(inputs=inputs, group=group), *_] as four if _are(four, Int4Weight):
+            return Int4Weight(torch.cat([one.nibbles for one in four]), *_by_group(four), inputs, group)
+    return WideWeight(torch.cat([dequantise(one) for one in weights]))
+
+
+Form = TypeVar("Form", bound=Packed)
+
+
+def _are(weights: Sequence[Packed], form: type[Form]) -> TypeGuard[Sequence[Form]]:
+    return all(isinstance(one, form) for one in weights)
+
+
+def _by_group(weights: Sequence[Int4Weight] | Sequence[GroupedWeight]) -> tuple[Tensor, Tensor]:
+    """Returns the scales and zeros of stacked weights."""
+    return torch.cat([one.scales for one in weights], 1), torch.cat([one.zeros for one in weights], 1)
 
 
 def pack_nibbles(values: Tensor) -> Tensor:
     """Packs numbers 0 … 15 [N, K] into uint8 [N, ⌈K / UNIT⌉ · UNIT / 2], see UNIT."""
     padding = -values.shape[1] % UNIT
     units = torch.nn.functional.pad(values.to(torch.uint8), (0, padding)).view(len(values), -1, 2, UNIT // 2)
-    return (units[:, :, 0] | units[:, :, 1] << 4).flatten(1)
-
-
-def from_awq(qweight: Tensor, qzeros: Tensor, scales: Tensor) -> Int4Weight:
-    """Converts AutoAWQ's layout: qweight int32 [K, N / 8], qzeros int32 [K / group, N / 8], scales [K / group, N].
-
-    Raises ValueError for a group size outside GROUPS.
-    """
-    inputs, group = len(qweight), _group(len(qweight), len(scales))
-    values, zeros = (_nibbles(words, AWQ_ORDER) for words in (qweight, qzeros))
-    return Int4Weight(pack_nibbles(values.t()), scales, zeros.to(scales.dtype), inputs, group)
-
-
-def from_gptq(qweight: Tensor, qzeros: Tensor, scales: Tensor, g_idx: Tensor | None = None) -> Int4Weight:
-    """Converts AutoGPTQ's layout.
-
-    That is qweight int32 [K / 8, N], qzeros int32 [K / group, N / 8] of zero points less one, scales [K / group, N].
-    Raises ValueError for inputs that are not in the order of their groups (`desc_act`) or a group size outside GROUPS.
-    """
-    inputs = len(qweight) * 8
-    group = _group(inputs, len(scales))
-    in_order = torch.arange(inputs, device=qweight.device) // group
-    if g_idx is not None and not torch.equal(g_idx.long(), in_order):
-        raise ValueError("GPTQ weights with desc_act are not supported: quantise with desc_act=False")
-    values = _nibbles(qweight.t().contiguous(), range(8))  # [N, K]
-    zeros = _nibbles(qzeros, range(8)) + 1
-    return Int4Weight(pack_nibbles(values), scales, zeros.to(scales.dtype), inputs, group)
-
-
-def _group(inputs: int, num: int) -> int:
-    group = inputs if num == 1 else -(-inputs // num)
-    if group != inputs and (group not in GROUPS or inputs % group):
-        sizes = ", ".join(map(str, GROUPS))
-        raise ValueError(f"{num} groups of {inputs} inputs are not supported: groups of {sizes}, or one for all")
-    return group
-
-
-def _nibbles(words: Tensor, order: tuple[int, ...] | range) -> Tensor:
-    """Unpacks int32 [A, B] into numbers 0 … 15 [A, 8 B]; nibble i of a word is number order[i] of its eight."""
-    shifts = torch.tensor([4 * place for place in _inverse(order)], dtype=torch.int32, device=words.device)
-    return ((words[:, :, None] >> shifts) & 15).flatten(1)
-
-
-def _inverse(order: tuple[int, ...] | range) -> list[int]:
-    return [list(order).index(number) for number in range(len(order))]
+    return (units[:, :, 0] | units[:, :, 1] << 4).flatten(1).contiguous()

@@ -1,12 +1,13 @@
 """Chooses the linear layer for a weight: a table from weight formats to implementations, best first.
 
 Formats: float32 and bfloat16 keep the weight's values; int8 and int4 quantise them; on a GPU, w8a8 and fp8 quantise the
-activations too. A second table, STORED, chooses the implementation for weights that came in 4 bits or float8.
+activations too. A second table, STORED, chooses the implementation for weights that came quantised.
 """
 
 import dataclasses
 import functools
 from collections.abc import Callable, Mapping
+from typing import NamedTuple, TypeGuard
 
 import torch
 from torch import Tensor
@@ -14,6 +15,7 @@ from torch import Tensor
 from sluice_server.kernels.cpu import builds
 from sluice_server.kernels.formats import private_operators as private
 from sluice_server.kernels.formats.gpu_linear import EightBitsOnGpu, Int4OnGpu, Int8OnGpu
+from sluice_server.kernels.formats.integer_linear import IntegerLinear
 from sluice_server.kernels.formats.linear import (
     BlockedLinear,
     GpuLinear,
@@ -23,13 +25,7 @@ from sluice_server.kernels.formats.linear import (
     TransposedLinear,
 )
 from sluice_server.kernels.formats.packed_weights import Int4Weight, Int8Weight, Packed, dequantise, quantise_rows
-from sluice_server.kernels.formats.quantised import (
-    IntegerLinear,
-    NativeIntegerLinear,
-    is_like_ours,
-    round_weight,
-    rounded_of,
-)
+from sluice_server.kernels.formats.quantised import from_packed, round_weight
 from sluice_server.kernels.triton.support import FP8_SINCE
 
 Make = Callable[[Tensor, Tensor | None, bool], PackedLinear]
@@ -81,9 +77,6 @@ def serves_onednn() -> bool:
 
 def _integers(bits: int, on_gpu: Callable[[Tensor, Tensor | None], PackedLinear]) -> tuple[WeightFormat, ...]:
     return (
-        WeightFormat(
-            _own, lambda weight, bias, gated: NativeIntegerLinear(round_weight(weight.float(), bits), bias, gated)
-        ),
         WeightFormat(_on_cpu, lambda weight, bias, gated: IntegerLinear(round_weight(weight.float(), bits), bias)),
         WeightFormat(_on_gpu, lambda weight, bias, gated: on_gpu(weight, bias)),
     )
@@ -154,72 +147,99 @@ def pack(
     return kind.make(weight, bias, gated)
 
 
+class Place(NamedTuple):
+    """Where a quantised weight of a checkpoint is to serve.
+
+    Attributes:
+        device: where it is computed.
+        bias: [N] or None.
+        dtype: of unquantised tensors.
+        gated: whether only `apply_gated` will be used.
+    """
+
+    device: torch.device
+    bias: Tensor | None
+    dtype: torch.dtype
+    gated: bool
+
+
 @dataclasses.dataclass(frozen=True, slots=True)
 class StoredWeightFormat:
     """An implementation for weights that are quantised in the checkpoint.
 
     Attributes:
-        fits: whether it can serve this weight on that device.
-        make: builds the layer from the weight, a bias [N], the dtype of unquantised tensors, and whether the layer is
-            gated.
+        make: builds the layer of a weight; returns None if it cannot serve this weight on that device.
         note: a notice for the operator; empty if there is none.
     """
 
-    fits: Callable[[Packed, torch.device], bool]
-    make: Callable[[Packed, Tensor | None, torch.dtype, bool], PackedLinear]
+    make: Callable[[Packed, Place], PackedLinear | None]
     note: str = ""
 
 
-def stored_kind(packed: Packed, device: torch.device) -> StoredWeightFormat:
-    """Returns the best implementation for a quantised weight on that device."""
-    return next(kind for kind in STORED if kind.fits(packed, device))
+def pack_stored(packed: Packed, place: Place) -> tuple[PackedLinear, str]:
+    """Returns the layer of a quantised weight in the best implementation on its device, and the notice of that."""
+    made = ((kind.make(packed, place), kind.note) for kind in STORED)
+    return next((layer, note) for layer, note in made if layer is not None)
 
 
-def _multiplies_fp8(device: torch.device) -> bool:
-    return _on_gpu(device) and torch.cuda.get_device_capability(device) >= divmod(FP8_SINCE, 10)
+def _as_ours(packed: Packed, place: Place) -> PackedLinear | None:
+    weight = from_packed(packed) if _on_cpu(place.device) else None
+    return None if weight is None else IntegerLinear(weight, place.bias)
 
 
-def _as_ours(packed: Packed, bias: Tensor | None, dtype: torch.dtype, gated: bool) -> PackedLinear:
-    assert isinstance(packed, Int4Weight)
-    weight = rounded_of(packed)
-    return NativeIntegerLinear(weight, bias, gated) if builds.is_available() else IntegerLinear(weight, bias)
+def _int4_on_gpu(packed: Packed, place: Place) -> PackedLinear | None:
+    if not isinstance(packed, Int4Weight) or not _on_gpu(place.device):
+        return None
+    return Int4OnGpu(packed, place.bias, place.dtype)
 
 
-def _int4_on_gpu(packed: Packed, bias: Tensor | None, dtype: torch.dtype, gated: bool) -> PackedLinear:
-    assert isinstance(packed, Int4Weight)
-    return Int4OnGpu(packed, bias, dtype)
+def _int8_on_gpu(packed: Packed, place: Place) -> PackedLinear | None:
+    if not _is(packed, torch.int8) or not _on_gpu(place.device):
+        return None
+    return EightBitsOnGpu(packed, place.bias, place.dtype)
 
 
-def _fp8_on_gpu(packed: Packed, bias: Tensor | None, dtype: torch.dtype, gated: bool) -> PackedLinear:
-    assert isinstance(packed, Int8Weight)
-    return EightBitsOnGpu(packed, bias, dtype)
+def _fp8_on_gpu(packed: Packed, place: Place) -> PackedLinear | None:
+    if not _is(packed, torch.float8_e4m3fn) or not _on_gpu(place.device):
+        return None
+    if torch.cuda.get_device_capability(place.device) < divmod(FP8_SINCE, 10):
+        return None
+    return EightBitsOnGpu(packed, place.bias, place.dtype)
 
 
-def _widened(packed: Packed, bias: Tensor | None, dtype: torch.dtype, gated: bool) -> PackedLinear:
-    return pack(dequantise(packed).to(dtype), bias, gated=gated)
+def _is(packed: Packed, dtype: torch.dtype) -> TypeGuard[Int8Weight]:
+    """Returns whether a weight has 8 bits of that dtype and a scale for each row."""
+    return isinstance(packed, Int8Weight) and packed.weight.dtype is dtype
+
+
+def _widened_fp8(packed: Packed, place: Place) -> PackedLinear | None:
+    return _widened(packed, place) if _is(packed, torch.float8_e4m3fn) else None
+
+
+def _widened(packed: Packed, place: Place) -> PackedLinear:
+    return pack(dequantise(packed).to(place.dtype), place.bias, gated=place.gated)
 
 
 STORED = (
-    StoredWeightFormat(lambda packed, device: isinstance(packed, Int4Weight) and _on_gpu(device), _int4_on_gpu),
+    StoredWeightFormat(_int4_on_gpu),
     StoredWeightFormat(
-        lambda packed, device: isinstance(packed, Int4Weight) and _on_cpu(device) and is_like_ours(packed),
-        _as_ours,
-        "symmetric 4-bit weights are multiplied as they are, by activations rounded to 8 bits",
+        _int8_on_gpu,
+        "activations are rounded to int8 row by row: scales of activations in the checkpoint are not used",
     ),
     StoredWeightFormat(
-        lambda packed, device: isinstance(packed, Int4Weight),
-        _widened,
-        "4-bit weights with zero points or "
-        "groups that no kernel here takes are widened when they are loaded: they take the memory of the dtype",
-    ),
-    StoredWeightFormat(
-        lambda packed, device: _multiplies_fp8(device),
         _fp8_on_gpu,
         "activations are rounded to fp8 row by row: scales of activations in the checkpoint are not used",
     ),
     StoredWeightFormat(
-        lambda packed, device: True,
-        _widened,
+        _as_ours, "weights of 4 and 8 bits are multiplied as they are, by activations rounded to 8 bits"
+    ),
+    StoredWeightFormat(
+        _widened_fp8,
         "this device multiplies no fp8: weights are widened when they are loaded, and take the memory of the dtype",
+    ),
+    StoredWeightFormat(
+        _widened,
+        "no kernel here takes the form in which weights are stored: they are widened when they are loaded, and take "
+        "the memory of the dtype",
     ),
 )

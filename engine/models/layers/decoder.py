@@ -18,7 +18,7 @@ from sluice_server.engine.models.weights import WeightSource
 from sluice_server.kernels import ops
 from sluice_server.kernels.formats.linear import PackedLinear
 from sluice_server.kernels.formats.packed_weights import Packed, dequantise, stack, take_rows
-from sluice_server.kernels.formats.weight_formats import stored_kind
+from sluice_server.kernels.formats.weight_formats import Place, pack_stored
 from sluice_server.kernels.layout.metadata import AttentionMetadata
 
 
@@ -112,10 +112,10 @@ class LayerLoader:
 
     def _keep(self, packed: Packed, bias: Tensor | None, gated: bool) -> PackedLinear:
         """Packs a weight from a quantised checkpoint."""
-        kind = stored_kind(packed, packed[0].device)
-        if kind.note:
-            self.notes[kind.note] = None
-        return kind.make(packed, bias, self._dtype, gated)
+        layer, note = pack_stored(packed, Place(packed[0].device, bias, self._dtype, gated))
+        if note:
+            self.notes[note] = None
+        return layer
 
     def vector(self, name: str, size: int) -> Tensor:
         """Returns a vector, float32 [size]."""
@@ -140,13 +140,18 @@ class LayerLoader:
     ) -> list[PackedLinear]:
         """Returns the packed matrices of a tensor [number, width, rows] with biases [number, rows]; see `linear`.
 
-        If `gated`, rows of gate and up are interleaved in both.
+        If `gated`, rows of gate and up are interleaved in both. Quantised weights are stored as [number, rows, width].
         """
-        whole, biases = self._source.get(name, shape), self._source.get(f"{name}_bias", (shape[0], shape[2]))
-        order = torch.arange(shape[2], device=whole.device).view(-1, 2 if gated else 1).t().flatten()
+        num, width, rows = shape
+        biases = self._source.get(f"{name}_bias", (num, rows))
+        order = torch.arange(rows, device=biases.device).view(-1, 2 if gated else 1).t().flatten()
+        stored = self._source.stored_experts(name, (num, rows, width))
+        if stored is not None:
+            pairs = zip(stored, biases, strict=True)
+            return [self._keep(take_rows(one, order), bias[order], gated) for one, bias in pairs]
         return [
             self._pack(self._folded(one.t()[order], norm), bias[order], gated=gated)
-            for one, bias in zip(whole, biases, strict=True)
+            for one, bias in zip(self._source.get(name, shape), biases, strict=True)
         ]
 
     def has(self, name: str) -> bool:

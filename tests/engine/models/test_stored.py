@@ -5,7 +5,7 @@ import copy
 import dataclasses
 import functools
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -28,27 +28,75 @@ from sluice_server.engine.request import EngineRequest, SamplingParams
 from sluice_server.kernels.cpu import builds
 from sluice_server.kernels.formats import weight_formats as kinds
 from sluice_server.kernels.formats.gpu_linear import EightBitsOnGpu, Int4OnGpu
+from sluice_server.kernels.formats.integer_linear import IntegerLinear
 from sluice_server.kernels.formats.linear import PackedLinear
 from sluice_server.kernels.formats.packed_weights import Packed, dequantise
-from sluice_server.kernels.formats.quantised import IntegerLinear, NativeIntegerLinear
 from sluice_server.kernels.layout.metadata import AttentionMetadata
 from tests.oracle import published
-from tests.oracle.checkpoints import make_checkpoint, reference
-from tests.oracle.published import AWQ, FBGEMM, GPTQ, SHAPE, Published, compressed, publish
+from tests.oracle.checkpoints import Shape, make_checkpoint, reference
+from tests.oracle.published import (
+    AWQ,
+    FBGEMM,
+    FP8_BLOCKS,
+    GPTQ,
+    MODELOPT,
+    SHAPE,
+    Published,
+    compressed,
+    compressed_float4,
+    compressed_int8,
+    compressed_packed,
+    publish,
+)
 
 CPU, CUDA = torch.device("cpu"), torch.device("cuda")
 IDS = [5, 9, 77, 3, 40, 41, 8]
 Quantise = Callable[[Tensor], tuple[dict[str, Tensor], Tensor]]
+WIDENED, ROUNDS = "no kernel here takes the form", "activations rounded to 8 bits"
+GPTQ8 = {**GPTQ, "bits": 8}
 FORMS: dict[str, tuple[dict[str, Any], Quantise, str]] = {
-    "awq": (AWQ, published.awq, "zero points or groups"),
-    "awq-32": ({**AWQ, "group_size": 32}, functools.partial(published.awq, group=32), "zero points or groups"),
-    "awq-one": ({**AWQ, "group_size": -1}, functools.partial(published.awq, group=-1), "zero points or groups"),
-    "gptq": (GPTQ, published.gptq, "activations rounded to 8 bits"),
-    "gptq-zeros": ({**GPTQ, "sym": False}, functools.partial(published.gptq, symmetric=False), "zero points"),
+    "awq": (AWQ, published.awq, ROUNDS),
+    "awq-32": ({**AWQ, "group_size": 32}, functools.partial(published.awq, group=32), ROUNDS),
+    "awq-one": ({**AWQ, "group_size": -1}, functools.partial(published.awq, group=-1), ROUNDS),
+    "gptq": (GPTQ, published.gptq, ROUNDS),
+    "gptq-zeros": ({**GPTQ, "sym": False}, functools.partial(published.gptq, symmetric=False), ROUNDS),
+    "gptq-order": (
+        {**GPTQ, "desc_act": True, "group_size": 64},
+        functools.partial(published.gptq, group=64, mixed=True),
+        WIDENED,
+    ),
+    "gptq-v2": (
+        {**GPTQ, "checkpoint_format": "gptq_v2"},
+        functools.partial(published.gptq, symmetric=False, shift=0),
+        ROUNDS,
+    ),
+    "gptq-8": (GPTQ8, functools.partial(published.gptq, bits=8), ROUNDS),
+    "gptq-8-zeros": (GPTQ8, functools.partial(published.gptq, bits=8, symmetric=False), WIDENED),
     "fbgemm": (FBGEMM, published.fp8, "multiplies no fp8"),
     "channel": (compressed("channel"), published.fp8, "multiplies no fp8"),
     "tensor": (compressed("tensor"), functools.partial(published.fp8, per_row=False, shape=(1,)), "no fp8"),
     "scalar": (compressed("tensor"), functools.partial(published.fp8, per_row=False, shape=()), "no fp8"),
+    "blocks": (FP8_BLOCKS, published.fp8_blocks, WIDENED),
+    "compressed-blocks": (compressed("block"), functools.partial(published.fp8_blocks, name="weight_scale"), WIDENED),
+    "w8a8": (compressed_int8(), published.int8, ROUNDS),
+    "w4a16": (compressed_packed(), published.packed, ROUNDS),
+    "w4a16-zeros": (
+        compressed_packed(group=32, symmetric=False),
+        functools.partial(published.packed, group=32, symmetric=False),
+        ROUNDS,
+    ),
+    "w4a16-order": (
+        compressed_packed(group=64, actorder="group"),
+        functools.partial(published.packed, group=64, mixed=True),
+        WIDENED,
+    ),
+    "w8a16": (compressed_packed(8, -1), functools.partial(published.packed, bits=8, group=-1), ROUNDS),
+    "nvfp4": (MODELOPT, published.nvfp4, WIDENED),
+    "compressed-nvfp4": (
+        compressed_float4(),
+        functools.partial(published.nvfp4, names=("weight_packed", "weight_global_scale")),
+        WIDENED,
+    ),
 }
 
 
@@ -77,7 +125,7 @@ def test_logits_are_those_of_what_weights_mean(name: str, tmp_path: Path) -> Non
     config, quantise, note = FORMS[name]
     found = publish(tmp_path, config, quantise)
     model = load(found.directory)
-    assert_near(logits_of(model), meant(found), 0.1 if name == "gptq" else 1e-5)
+    assert_near(logits_of(model), meant(found), 0.1 if note == ROUNDS else 1e-5)
     assert len(model.notes) == 1 and note in model.notes[0]
     assert model.num_parameters == load(found.meant).num_parameters
 
@@ -109,7 +157,9 @@ def test_what_a_gpu_without_fp8_does(monkeypatch: pytest.MonkeyPatch, tmp_path: 
 def on_gpu(monkeypatch: pytest.MonkeyPatch, capability: tuple[int, int]) -> None:
     """Weights are kept as on a GPU of that compute capability."""
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: capability)
-    monkeypatch.setattr(layers, "stored_kind", lambda packed, device: kinds.stored_kind(packed, CUDA))
+    monkeypatch.setattr(
+        layers, "pack_stored", lambda packed, place: kinds.pack_stored(packed, place._replace(device=CUDA))
+    )
 
 
 def watch(monkeypatch: pytest.MonkeyPatch) -> list[tuple[PackedLinear, Tensor]]:
@@ -135,16 +185,14 @@ def test_symmetric_groups_of_128_are_multiplied_in_4_bits(
         monkeypatch.setattr(builds, "MODULE", None)
     kept = watch(monkeypatch)
     logits = logits_of(load(found.directory))
-    assert {type(layer) for layer, _ in kept} == {
-        NativeIntegerLinear if ours and builds.is_available() else IntegerLinear
-    }
+    assert {type(layer) for layer, _ in kept} == {IntegerLinear}
     x = torch.randn(5, 128)
     heads, weight = next(one for one in kept if one[1].shape == (256, 128))
     assert_near(heads.apply(x), x @ weight.t(), 0.01)
     assert_near(logits, meant(found), 0.1)
 
 
-@pytest.mark.parametrize(("name", "share"), [("awq", 1e-5), ("gptq", 0.2), ("channel", 1e-5)])
+@pytest.mark.parametrize(("name", "share"), [("awq", 0.2), ("gptq", 0.2), ("channel", 1e-5)])
 def test_experts_are_read_in_any_of_these_forms(name: str, share: float, tmp_path: Path) -> None:
     """Their router is what nobody quantises."""
     config, quantise, _ = FORMS[name]
@@ -159,7 +207,7 @@ def test_experts_are_read_in_any_of_these_forms(name: str, share: float, tmp_pat
 @pytest.mark.parametrize("architecture", ["qwen2", "qwen3"])
 def test_biases_and_head_norms_stay_what_they_are(architecture: str, tmp_path: Path) -> None:
     found = publish(tmp_path, AWQ, published.awq, dataclasses.replace(SHAPE, architecture=architecture, tied=True))
-    assert_near(logits_of(load(found.directory)), meant(found), 1e-5)
+    assert_near(logits_of(load(found.directory)), meant(found), 0.05)
 
 
 def test_in_bfloat16_too(tmp_path: Path) -> None:
@@ -177,36 +225,41 @@ def test_a_layer_that_was_left_out_is_taken_as_it_is(tmp_path: Path) -> None:
             weights.pop(f"model.{name}.{end}")
         weights[f"model.{name}.weight"] = plain[f"model.{name}.weight"]
     save_file(weights, path)
-    assert_near(logits_of(load(found.directory)), meant(found), 1e-5)
+    assert_near(logits_of(load(found.directory)), meant(found), 0.05)
 
 
+METHODS = "supported are awq, compressed-tensors, fb"
 REFUSED: list[tuple[str, str, object, str]] = [
-    (
-        "awq",
-        "quant_method",
-        "bitsandbytes",
-        "quant_method is 'bitsandbytes'; supported are awq, compressed-tensors, fb",
-    ),
-    ("awq", "quant_method", "fp8", "quant_method is 'fp8'; supported are awq"),
+    ("awq", "quant_method", "bitsandbytes", rf"is 'bitsandbytes'; its blocks are not read: take .*; {METHODS}"),
+    ("awq", "quant_method", "exl2", f"quant_method is 'exl2'; {METHODS}"),
     ("awq", "quant_method", None, "quant_method is None"),
     ("awq", "bits", 8, r"quantization_config\.bits is 8; supported is 4"),
     ("awq", "bits", True, "bits is True; supported is 4"),
     ("awq", "group_size", 256, "group_size is 256; supported are 32, 64, 128, -1"),
     ("awq", "version", "gemv", "version is 'gemv'; supported are 'gemm', 'GEMM'"),
     ("awq", "zero_point", False, "zero_point is False; supported is True"),
-    ("gptq", "bits", 3, "bits is 3; supported is 4"),
-    ("gptq", "desc_act", True, "desc_act is True; supported is False"),
-    ("gptq", "checkpoint_format", "gptq_v2", "checkpoint_format is 'gptq_v2'; supported is 'gptq'"),
-    ("gptq", "format", "marlin", "format is 'marlin'; supported is 'gptq'"),
+    ("gptq", "bits", 3, "bits is 3; supported are 4, 8"),
+    ("gptq", "desc_act", 1, "desc_act is 1; supported are True, False"),
+    ("gptq", "checkpoint_format", "marlin", "checkpoint_format is 'marlin'; supported are 'gptq', 'gptq_v2'"),
+    ("gptq", "format", "marlin", "format is 'marlin'; supported are 'gptq', 'gptq_v2'"),
     ("gptq", "lm_head", True, "lm_head is True; supported is False"),
     ("gptq", "dynamic", {"-:.*mlp.*": {}}, "dynamic is .*; supported are None, {}"),
-    ("channel", "format", "pack-quantized", "format is 'pack-quantized'; supported is 'float-quantized'"),
+    ("blocks", "fmt", "e5m2", "fmt is 'e5m2'; supported are 'e4m3', 'float8_e4m3fn'"),
+    ("blocks", "weight_block_size", [128], r"weight_block_size is \[128\]; it must be two sizes, such as"),
+    ("blocks", "weight_block_size", [0, 128], r"weight_block_size is \[0, 128\]; it must be two sizes, such as"),
+    ("nvfp4", "quant_algo", "W4A8_AWQ", "quant_algo is 'W4A8_AWQ'; supported are 'NVFP4', 'FP8'"),
+    ("channel", "format", "marlin-24", "format is 'marlin-24'; supported are 'float-quantized', 'int-quantized'"),
     ("channel", "kv_cache_scheme", {"num_bits": 8}, "kv_cache_scheme is .*; supported is None"),
     ("channel", "config_groups", {}, "config_groups has 0 groups; supported is 1"),
     ("channel", "config_groups.group_0.targets", ["re:.*"], r"config_groups\.group_0\.targets is .*'Linear'"),
     ("channel", "config_groups.group_0.weights.num_bits", 4, r"group_0\.weights\.num_bits is 4; supported is 8"),
-    ("channel", "config_groups.group_0.weights.strategy", "block", "strategy is 'block'; .* 'tensor', 'channel'"),
+    ("channel", "config_groups.group_0.weights.strategy", "group", "is 'group'; .* 'tensor', 'channel', 'block'"),
     ("channel", "config_groups.group_0.input_activations", None, "input_activations is None; it must be an object"),
+    ("w8a8", "config_groups.group_0.weights.symmetric", False, "symmetric is False; supported is True"),
+    ("w4a16", "config_groups.group_0.weights.num_bits", 3, "num_bits is 3; supported are 4, 8"),
+    ("w4a16", "config_groups.group_0.weights.group_size", 16, "group_size is 16; supported are 32, 64, 128, -1"),
+    ("w4a16", "config_groups.group_0.input_activations", {"num_bits": 8}, "input_activations is .*; supported is None"),
+    ("compressed-nvfp4", "config_groups.group_0.weights.group_size", 32, "group_size is 32; supported is 16"),
 ]
 
 
@@ -237,7 +290,7 @@ def test_tensors_that_are_not_what_the_config_says_are_refused(tmp_path: Path) -
     whole = load_file(path)
     name = "model.layers.0.self_attn.q_proj"
     for end, tensor, said in (
-        ("g_idx", whole[f"{name}.g_idx"].flip(0) + torch.arange(128).int(), "desc_act are not supported"),
+        ("g_idx", whole[f"{name}.g_idx"].flip(0) + torch.arange(128).int(), "g_idx names group 127, and there are 1"),
         ("qweight", whole[f"{name}.qweight"][:8], r"has shape \[8, 128\]; config\.json implies \[16, 128\]"),
         ("scales", whole[f"{name}.scales"].double(), "has dtype torch.float64; config.json implies torch.float16 or"),
         ("qzeros", None, f"no safetensors file holds the tensor {name}.qzeros"),
@@ -248,12 +301,52 @@ def test_tensors_that_are_not_what_the_config_says_are_refused(tmp_path: Path) -
             load(found.directory)
 
 
-def test_sizes_that_groups_do_not_divide_are_refused(tmp_path: Path) -> None:
-    found = publish(tmp_path, {**AWQ, "group_size": 64}, functools.partial(published.awq, group=64))
-    with pytest.raises(ServiceError, match="down_proj: 128 x 192: rows of 8 n and inputs of 128 n are supported"):
-        Checkpoint(found.directory, torch.float32, CPU, StoredForm("awq", 128)).stored(
-            "model.layers.0.mlp.down_proj", 128, 192
-        )
+@pytest.mark.parametrize("name", ["awq", "gptq", "w4a16"])
+def test_groups_need_not_divide_the_inputs(name: str, tmp_path: Path) -> None:
+    """192 inputs in groups of 128: the last one has 64."""
+    config, quantise, _ = FORMS[name]
+    found = publish(tmp_path, config, quantise, dataclasses.replace(SHAPE, intermediate=192))
+    model = load(found.directory)
+    assert ROUNDS in model.notes[0] and len(model.notes) == 1
+    assert_near(logits_of(model), meant(found), 0.1)
+
+
+@pytest.mark.parametrize(
+    ("name", "shape", "said"),
+    [
+        ("awq", (252, 128), "up_proj: 252 rows of 4 bits fill no words of 32: multiples of 8 are supported"),
+        ("gptq", (256, 124), "up_proj: 124 inputs of 4 bits fill no words of 32: multiples of 8 are supported"),
+        ("nvfp4", (256, 120), "up_proj: 120 inputs: multiples of 16 are supported"),
+    ],
+)
+def test_sizes_that_a_layout_does_not_have_are_refused(
+    name: str, shape: tuple[int, int], said: str, tmp_path: Path
+) -> None:
+    found = publish(tmp_path, *FORMS[name][:2], dataclasses.replace(SHAPE, layers=1))
+    source = Checkpoint(found.directory, torch.float32, CPU, read_config(found.directory).stored)
+    with pytest.raises(ServiceError, match=said):
+        source.stored("model.layers.0.mlp.up_proj", *shape)
+
+
+def test_experts_in_floats_of_4_bits(tmp_path: Path) -> None:
+    """As gpt-oss is published; levels of 8 bits hold their weights without rounding."""
+    options = (("num_local_experts", 4), ("num_experts_per_tok", 2), ("sliding_window", 10))
+    shape = Shape("gpt_oss", hidden=64, head_dim=32, intermediate=96, options=options)
+    found = published.publish_mxfp4(tmp_path, shape)
+    kept = [dequantise(packed) for packed in read_experts_of(found.directory, 64, 192)]
+    wanted = load_file(found.meant / "model.safetensors")["model.layers.0.mlp.experts.gate_up_proj"]
+    assert torch.equal(torch.stack(kept), wanted.transpose(1, 2))
+    model = load(found.directory)
+    assert ROUNDS in model.notes[0] and len(model.notes) == 1
+    assert_near(logits_of(model), meant(found), 0.1)
+    assert model.num_parameters == load(found.meant).num_parameters
+
+
+def read_experts_of(directory: Path, width: int, rows: int) -> Sequence[Packed]:
+    source = Checkpoint(directory, torch.float32, CPU, StoredForm("mxfp4", 32))
+    found = source.stored_experts("model.layers.0.mlp.experts.gate_up_proj", (4, rows, width))
+    assert found is not None
+    return found
 
 
 def test_float8_without_its_scales_is_refused(tmp_path: Path) -> None:

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from sluice_server.kernels.formats import packed_weights as twin
-from sluice_server.kernels.formats.packed_weights import AWQ_ORDER, Int4Weight, Int8Weight
+from sluice_server.kernels.formats.packed_weights import Int4Weight, Int8Weight
 from sluice_server.kernels.triton import gemm, linear4, linear8, linear16
 from sluice_server.kernels.triton.gemm import DECODE, LARGE, MEDIUM, SMALL
 from tests.kernels.triton.harness import assert_close, caught, in_one_order, poisoned
@@ -145,30 +145,6 @@ def test_tiles_and_splits_follow_the_shape() -> None:
     assert gemm.splits_of(DECODE, 1, 4096, 512) == 1  # nothing to split
     assert gemm.splits_of(DECODE, 1, 64, 1 << 20) == gemm.MAX_SPLITS
     assert gemm.splits_of(LARGE, 4096, 4096, 4096) == 1
-
-
-def words(values: Tensor, order: tuple[int, ...] | range) -> Tensor:
-    """0 … 15 [A, 8 B] → int32 [A, B], nibble i of a word being number order[i] of its eight."""
-    eights = values.view(len(values), -1, 8).long()
-    packed = sum(eights[:, :, number] << 4 * place for place, number in enumerate(order))
-    assert isinstance(packed, Tensor)
-    return (packed - (packed >= 1 << 31).long() * (1 << 32)).int()
-
-
-@pytest.mark.parametrize("group", [32, 128, 256])
-def test_layouts_of_checkpoints(group: int) -> None:
-    torch.manual_seed(group)
-    values, zeros = torch.randint(0, 16, (256, 24)), torch.randint(0, 15, (256 // group, 24))  # [K, N]
-    scales, of = torch.rand(256 // group, 24).half(), torch.arange(256) // group
-    awq = twin.from_awq(words(values, AWQ_ORDER), words(zeros, AWQ_ORDER), scales)
-    assert torch.equal(twin.dequantise(awq), ((values - zeros[of]) * scales[of].float()).t())
-    down = words(values.t().contiguous(), range(8)).t().contiguous()
-    gptq = twin.from_gptq(down, words(zeros, range(8)), scales, of.int())
-    assert torch.equal(twin.dequantise(gptq), ((values - zeros[of] - 1) * scales[of].float()).t())
-    with pytest.raises(ValueError, match="desc_act"):
-        twin.from_gptq(down, words(zeros, range(8)), scales, of.flip(0) + (group == 256) * torch.arange(256))
-    with pytest.raises(ValueError, match="groups of 32, 64, 128, or one for all"):
-        twin.from_awq(words(values[:96], AWQ_ORDER), words(zeros[:1].repeat(2, 1), AWQ_ORDER), scales[:1].repeat(2, 1))
 
 
 @pytest.mark.long
