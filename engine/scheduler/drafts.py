@@ -195,7 +195,7 @@ class DraftScheduler:
         for one in self._state.running:
             end = cache.blocks_for(one.num_computed + max(0, one.num_missing))
             wanted += max(0, end - len(one.table.blocks)) + (one.table.shared_tail >= 0)
-        return cache.pool.num_free - wanted
+        return cache.num_free - wanted
 
     def _grow_ahead(self, sequence: Sequence, num: int, spare: int) -> tuple[int, int]:
         """Allocates blocks for `num` drafts but the last before they are made, from `spare` blocks. Returns the number
@@ -290,6 +290,6 @@ def _ask(sequence: Sequence, num: int, width: int) -> DraftRequest:
         memory=sequence.drafting.memory,
         names=sequence.table.names,
         place=sequence.num_places,
-        is_trimmed=sequence.table.num_trimmed > 0,
+        is_trimmed=sequence.table.trimmed[0] > 0,
         width=width,
     )
