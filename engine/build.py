@@ -18,10 +18,11 @@ from sluice_server.engine.errors import Code, ServiceError
 from sluice_server.engine.executor.computing import Computing
 from sluice_server.engine.executor.step_runner import StepRunner
 from sluice_server.engine.kv_cache.block_store import BlockStore
-from sluice_server.engine.kv_cache.cache import KVCache, Window
+from sluice_server.engine.kv_cache.cache import KVCache
 from sluice_server.engine.kv_cache.disk import names_on_disk
 from sluice_server.engine.kv_cache.groups import LayerGroups, layer_groups, one_group
 from sluice_server.engine.kv_cache.identity import CacheIdentity
+from sluice_server.engine.kv_cache.sizes import Window
 from sluice_server.engine.kv_cache.tiers import Tiers
 from sluice_server.engine.models.config import ModelConfig
 from sluice_server.engine.models.limits import check_tables

@@ -11,6 +11,7 @@ from collections.abc import Iterable, Sequence
 
 from sluice_server.engine.kv_cache.pool import BlockPool, EvictionClass
 from sluice_server.engine.kv_cache.prefix import PrefixIndex, name_block, name_in
+from sluice_server.engine.kv_cache.sizes import CacheSizes, Window
 from sluice_server.engine.kv_cache.table import BlockTable, CachedPrefix
 from sluice_server.engine.kv_cache.tiers import Move, MoveKind, Tiers
 
@@ -22,14 +23,6 @@ class CacheStats:
     query_tokens: int = 0
     hit_tokens: int = 0
     evictions: int = 0
-
-
-@dataclasses.dataclass(frozen=True, slots=True)
-class Window:
-    """The sliding window of a group of layers: `size` tokens, computed in chunks up to `max_chunk`."""
-
-    size: int
-    max_chunk: int
 
 
 MAX_READS = 2  # after so many, blocks evicted again before use are computed
@@ -54,39 +47,27 @@ class KVCache:
         self.index = PrefixIndex()
         self.stats = CacheStats()
         self.tiers = tiers
-        self._windows = tuple(windows)
+        self.sizes = CacheSizes(block_size, tuple(windows))
         self._is_worthless = bytearray(num_blocks)  # cheaper to compute again than to move
         self._moves: list[Move] = []
 
     @property
     def num_groups(self) -> int:
         """Number of groups of layers."""
-        return len(self._windows)
+        return len(self.sizes.windows)
 
     @property
     def num_free(self) -> int:
         """Number of blocks that every group could take."""
-        return self.pool.num_free // len(self._windows)
-
-    def blocks_for(self, num_tokens: int) -> int:
-        """Returns the blocks that `num_tokens` tokens take in each group."""
-        return -(-num_tokens // self.block_size)
-
-    def most_blocks(self, num_tokens: int, num_sequences: int = 1, num_shared: int = 0) -> int:
-        """Returns the most blocks that all groups hold while so many sequences grow to `num_tokens` each.
-
-        `num_shared`: blocks of each group that they share, except where a window bounds what they hold.
-        """
-        most = num_shared + num_sequences * (self.blocks_for(num_tokens) - num_shared)
-        return sum(min(most, num_sequences * self._most_within(window)) for window in self._windows)
+        return self.pool.num_free // self.num_groups
 
     def match(self, table: BlockTable, tokens: Sequence[int]) -> CachedPrefix:
         """Returns the longest cached prefix of `tokens`, leaving at least one token to compute. Takes no reference, but
         restores blocks from host memory, as far as device blocks are free."""
         if not self.prefix_caching or table.is_private:
             return self.no_prefix()
-        full = [group for group, window in enumerate(self._windows) if window is None] or [0]
-        found: list[list[int]] = [[] for _ in self._windows]
+        full = [group for group, window in enumerate(self.sizes.windows) if window is None] or [0]
+        found: list[list[int]] = [[] for _ in self.sizes.windows]
         for i in range((len(tokens) - 1) // self.block_size):
             blocks = self._find(table, tokens, i, full)
             if blocks is None:
@@ -101,21 +82,17 @@ class KVCache:
         self, table: BlockTable, tokens: Sequence[int], found: list[list[int]], num_full: int
     ) -> CachedPrefix:
         """Returns the longest part of what the first `num_full` groups `found` whose windows are cached, too."""
-        num, rest = len(found[0]), range(num_full, len(self._windows))
+        num, rest = len(found[0]), range(num_full, self.num_groups)
         i = num
-        while rest and i > self._num_passed_in(rest, num):
+        while rest and i > min(self.sizes.num_passed(group, num * self.block_size) for group in rest):
             i -= 1
             if self._find(table, tokens, i, rest) is None:
                 num = i
         for group in rest:
-            first = self._num_passed(group, num * self.block_size)
+            first = self.sizes.num_passed(group, num * self.block_size)
             own = [self._find(table, tokens, at, (group,)) for at in range(first, num)]
             found[group] = [self.pool.null] * first + [block for one in own if one is not None for block in one]
         return CachedPrefix(num, [blocks[:num] for blocks in found])
-
-    def _num_passed_in(self, groups: Iterable[int], num: int) -> int:
-        """Returns the number of leading blocks that no group reads behind a prefix of `num` blocks."""
-        return min(self._num_passed(group, num * self.block_size) for group in groups)
 
     def _find(self, table: BlockTable, tokens: Sequence[int], i: int, groups: Iterable[int]) -> list[int] | None:
         """Returns the i-th block of these groups as it is cached; None if one of them is not."""
@@ -155,7 +132,7 @@ class KVCache:
         first time that a table starts, not after a preemption."""
         assert not table.blocks, "a table adopts a prefix only when it is empty"
         num_computed = found.num * self.block_size
-        table.trimmed = [self._num_passed(group, num_computed) for group in range(len(self._windows))]
+        table.trimmed = [self.sizes.num_passed(group, num_computed) for group in range(self.num_groups)]
         table.groups = [
             [self.pool.null] * passed + blocks[passed:]
             for passed, blocks in zip(table.trimmed, found.groups, strict=True)
@@ -171,16 +148,11 @@ class KVCache:
 
     def no_prefix(self) -> CachedPrefix:
         """Returns a prefix of no blocks."""
-        return CachedPrefix(0, [[] for _ in self._windows])
+        return CachedPrefix(0, [[] for _ in self.sizes.windows])
 
     def num_own(self, table: BlockTable) -> int:
         """Returns how many of a table's blocks no other table holds, in all groups."""
         return sum(self.pool.refs(block) == 1 for own in table.groups for block in own if block != self.pool.null)
-
-    def blocks_within(self, num_tokens: int, num_sequences: int) -> int:
-        """Returns the most blocks that all groups hold for so many sequences with `num_tokens` together."""
-        most = self.blocks_for(num_tokens)
-        return sum(min(most, num_sequences * self._most_within(window)) for window in self._windows)
 
     def num_shared(self, found: CachedPrefix) -> int:
         """Returns how many of a prefix's blocks other tables hold, in all groups."""
@@ -190,18 +162,18 @@ class KVCache:
     def can_take(self, found: CachedPrefix, num_tokens: int, spare: int) -> bool:
         """Whether a table that starts with a prefix could grow to `num_tokens` and leave `spare` free in each group."""
         most = 0
-        for group, window in enumerate(self._windows):
-            passed = self._num_passed(group, found.num * self.block_size)
+        for group, window in enumerate(self.sizes.windows):
+            passed = self.sizes.num_passed(group, found.num * self.block_size)
             held = sum(self.pool.refs(block) > 0 for block in found.groups[group][passed:])
-            most += min(self.blocks_for(num_tokens) - passed, self._most_within(window)) - held
-        return most + spare * len(self._windows) <= self.pool.num_free
+            most += self.sizes.most_within(window, self.sizes.blocks_for(num_tokens) - passed) - held
+        return most + spare * self.num_groups <= self.pool.num_free
 
     def grow(self, table: BlockTable, num_tokens: int) -> bool:
         """Gives the table blocks for `num_tokens`, all or nothing. Returns False when too few are free."""
-        missing = self.blocks_for(num_tokens) - len(table.blocks)
+        missing = self.sizes.blocks_for(num_tokens) - len(table.blocks)
         tail = table.shared_tail
         copied = [own for own in table.groups if tail >= 0 and self.pool.refs(own[tail]) > 1]
-        if missing * len(self._windows) + len(copied) > self.pool.num_free:
+        if missing * self.num_groups + len(copied) > self.pool.num_free:
             return False
         for own in copied:
             self._moves.append(Move(MoveKind.COPY, own[tail], self._allocate()))
@@ -216,7 +188,7 @@ class KVCache:
     def fork(self, table: BlockTable, num_tokens: int) -> BlockTable:
         """Returns a table that shares the blocks of the first `num_tokens`, all computed; allocates none. `grow` copies
         a partial last block for the table that writes to it first."""
-        groups = [own[: self.blocks_for(num_tokens)] for own in table.groups]
+        groups = [own[: self.sizes.blocks_for(num_tokens)] for own in table.groups]
         child = BlockTable(table.root, table.is_private, groups, list(table.names), trimmed=list(table.trimmed))
         child.num_named = min(table.num_named, num_tokens // self.block_size)
         for own in groups:
@@ -253,7 +225,7 @@ class KVCache:
         """
         freed = []
         for group, own in enumerate(table.groups):
-            first, end = table.trimmed[group], self._num_passed(group, num_computed)
+            first, end = table.trimmed[group], self.sizes.num_passed(group, num_computed)
             if end <= first:
                 continue
             for i in range(first, end):
@@ -267,7 +239,7 @@ class KVCache:
     def shrink(self, table: BlockTable, num_tokens: int) -> None:
         """Frees the blocks behind the first `num_tokens` tokens: none of them is named or shared."""
         for own in table.groups:
-            while len(own) > self.blocks_for(num_tokens):
+            while len(own) > self.sizes.blocks_for(num_tokens):
                 self.pool.release(own.pop(), EvictionClass.NOT)
 
     def disown(self, table: BlockTable) -> None:
@@ -288,8 +260,8 @@ class KVCache:
                 if block != self.pool.null:
                     self._is_worthless[block] = is_worthless
                 self._let_go(block, keep)
-        table.groups = [[] for _ in self._windows]
-        table.trimmed = [0] * len(self._windows)
+        table.groups = [[] for _ in self.sizes.windows]
+        table.trimmed = [0] * self.num_groups
         table.num_named, table.shared_tail = 0, -1
 
     def check(self, tables: Sequence[BlockTable]) -> None:
@@ -342,19 +314,6 @@ class KVCache:
         for block in reversed(found + restored):
             self._let_go(block, EvictionClass.NORMAL)
         return restored
-
-    def _num_passed(self, group: int, num_computed: int) -> int:
-        """Returns the number of leading full blocks of a group that no token from `num_computed` on reads."""
-        window = self._windows[group]
-        if window is None:
-            return 0
-        return max(0, num_computed - window.size + 1) // self.block_size
-
-    def _most_within(self, window: Window | None) -> int:
-        """Returns the most blocks that one sequence holds in a group."""
-        if window is None:
-            return self.pool.num_blocks + 1  # more than there are: no bound
-        return self.blocks_for(window.size + window.max_chunk) + 1
 
     def _name(self, table: BlockTable, tokens: Sequence[int], i: int) -> bytes:
         """Returns the name of the i-th block; hashed once, kept on the table. A sequence's tokens never change."""

@@ -174,7 +174,7 @@ class AdmissionControl:
         state, group = self._state, sequence.group
         cache, num_slots = state.cache, group.num_slots(sequence)
         slots = num_slots - len(state.free_slots)
-        blocks = cache.blocks_for(group.num_ready(sequence)) + num_slots - found.num + len(state.running)
+        blocks = cache.sizes.blocks_for(group.num_ready(sequence)) + num_slots - found.num + len(state.running)
         blocks = blocks * cache.num_groups - cache.pool.num_free
         leaving: list[Sequence] = []
         for victim in victims.below(state.running, sequence, step, self._settings.max_preemptions):

@@ -193,7 +193,7 @@ class DraftScheduler:
         cache = self._state.cache
         wanted = 0
         for one in self._state.running:
-            end = cache.blocks_for(one.num_computed + max(0, one.num_missing))
+            end = cache.sizes.blocks_for(one.num_computed + max(0, one.num_missing))
             wanted += max(0, end - len(one.table.blocks)) + (one.table.shared_tail >= 0)
         return cache.num_free - wanted
 
@@ -201,8 +201,8 @@ class DraftScheduler:
         """Allocates blocks for `num` drafts but the last before they are made, from `spare` blocks. Returns the number
         of drafts that fit, and the blocks taken beside the sequence's own next one."""
         cache, num_tokens = self._state.cache, len(sequence.tokens)
-        own = cache.blocks_for(num_tokens)
-        more = cache.blocks_for(num_tokens + num - 1) - own
+        own = cache.sizes.blocks_for(num_tokens)
+        more = cache.sizes.blocks_for(num_tokens + num - 1) - own
         if more > spare:
             more, num = 0, min(num, own * cache.block_size - num_tokens + 1)
         if spare < 0 or not cache.grow(sequence.table, num_tokens + num - 1):

@@ -52,7 +52,7 @@ class RunningStats:
             self._loads = [load for one in self._running for load in self._loads_of(one, 0)]
         shared = cache.num_shared(found) // cache.num_groups
         loads = self._loads + self._loads_of(sequence, shared * cache.block_size)
-        return cache.blocks_within(peak(loads), len(loads)) - max(0, self._num_blocks - cache.pool.num_held)
+        return cache.sizes.blocks_within(peak(loads), len(loads)) - max(0, self._num_blocks - cache.pool.num_held)
 
     def _loads_of(self, sequence: Sequence, shared: int) -> list[Load]:
         """Returns (tokens still to come, tokens to hold) of the sequence and of each one to be forked from it."""

@@ -85,7 +85,7 @@ class RequestValidator:
         check_prompt(num_prompt, dataclasses.replace(group.request.params, max_tokens=max_tokens), self.limits)
         # The last token is sampled but never computed, hence -1. Sequences share the full blocks of the prompt.
         num_sequences, shared = group.request.params.num_sequences, (num_prompt - 1) // self.cache.block_size
-        needed = self.cache.most_blocks(num_prompt + max_tokens - 1, num_sequences, shared)
+        needed = self.cache.sizes.most_blocks(num_prompt + max_tokens - 1, num_sequences, shared)
         if needed > self.cache.pool.num_blocks:
             raise never_fits(needed, self.cache.pool.num_blocks)
 

@@ -5,10 +5,11 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
-from sluice_server.engine.kv_cache.cache import KVCache, Window
+from sluice_server.engine.kv_cache.cache import KVCache
 from sluice_server.engine.kv_cache.identity import UNNAMED
 from sluice_server.engine.kv_cache.pool import BlockPool, EvictionClass
 from sluice_server.engine.kv_cache.prefix import name_block, root
+from sluice_server.engine.kv_cache.sizes import Window
 from sluice_server.engine.kv_cache.table import BlockTable
 from sluice_server.engine.kv_cache.tiers import MoveKind, Tiers
 
@@ -147,7 +148,7 @@ def test_blocks_behind_the_window_are_given_back() -> None:
         first_seen = max(0, num - 6 + 1)
         assert table.trimmed == [first_seen // SIZE]
         assert all(block == cache.pool.null for block in table.blocks[: table.trimmed[0]])
-    assert cache.pool.num_held <= cache.most_blocks(40) < cache.blocks_for(40)
+    assert cache.pool.num_held <= cache.sizes.most_blocks(40) < cache.sizes.blocks_for(40)
     found = cache.match(BlockTable(root(UNNAMED)), tokens[:9])
     later = BlockTable(root(UNNAMED))
     cache.adopt(later, found, 9)

@@ -2,10 +2,11 @@
 
 import pytest
 
-from sluice_server.engine.kv_cache.cache import KVCache, Window
+from sluice_server.engine.kv_cache.cache import KVCache
 from sluice_server.engine.kv_cache.groups import MAX_WASTE, LayerGroups, layer_groups, one_group
 from sluice_server.engine.kv_cache.identity import UNNAMED
 from sluice_server.engine.kv_cache.prefix import root
+from sluice_server.engine.kv_cache.sizes import Window
 from sluice_server.engine.kv_cache.table import BlockTable
 
 GEMMA3 = ((512,) * 5 + (None,)) * 4 + (512, 512)
@@ -45,7 +46,7 @@ def test_a_long_context_holds_less_than_a_third_on_the_pattern_of_gemma_3() -> N
         assert cache.grow(table, end)
         most = max(most, cache.pool.num_held)
         cache.trim(table, end)
-    assert most <= cache.most_blocks(context)
+    assert most <= cache.sizes.most_blocks(context)
     whole = context // SIZE * len(GEMMA3)  # blocks of one layer, where no layer gives any back
     assert most * groups.size <= 0.3 * whole
     cache.check([table])

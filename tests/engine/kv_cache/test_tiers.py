@@ -6,10 +6,11 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
-from sluice_server.engine.kv_cache.cache import KVCache, Window
+from sluice_server.engine.kv_cache.cache import KVCache
 from sluice_server.engine.kv_cache.identity import UNNAMED
 from sluice_server.engine.kv_cache.pool import EvictionClass
 from sluice_server.engine.kv_cache.prefix import root
+from sluice_server.engine.kv_cache.sizes import Window
 from sluice_server.engine.kv_cache.table import BlockTable
 from sluice_server.engine.kv_cache.tiers import Move, MoveKind, Tiers
 

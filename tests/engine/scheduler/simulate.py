@@ -19,7 +19,8 @@ from collections import deque
 from typing import Any
 
 from sluice_server.engine.errors import Code, ServiceError
-from sluice_server.engine.kv_cache.cache import KVCache, Window
+from sluice_server.engine.kv_cache.cache import KVCache
+from sluice_server.engine.kv_cache.sizes import Window
 from sluice_server.engine.kv_cache.tiers import Tiers
 from sluice_server.engine.plan import StepPlan, StepResult
 from sluice_server.engine.request import EngineRequest, Limits, SamplingParams
@@ -332,7 +333,7 @@ class Simulation:
         for one in running:
             num = one.num_computed + under_way.get(one, (0, 0))[0]
             is_drafted = bool(one.drafting and one.drafting.ids)  # there may be room for more drafts than came
-            is_exact = len(one.table.blocks) == self.cache.blocks_for(num)
+            is_exact = len(one.table.blocks) == self.cache.sizes.blocks_for(num)
             assert is_exact or is_drafted, "blocks hold nothing of use"
             assert one in under_way or not is_drafted, "drafts outlive their step"
         self.ledger.check()

@@ -12,6 +12,7 @@ from sluice_server.engine.kv_cache import prefix
 from sluice_server.engine.kv_cache.cache import KVCache
 from sluice_server.engine.kv_cache.pool import BlockPool
 from sluice_server.engine.kv_cache.prefix import PrefixIndex
+from sluice_server.engine.kv_cache.sizes import CacheSizes
 from sluice_server.engine.kv_cache.table import BlockTable, CachedPrefix
 from sluice_server.engine.kv_cache.tiers import Move, MoveKind, Tiers
 from sluice_server.engine.plan import StepPlan, VerifiedDrafts, num_accepted
@@ -132,7 +133,7 @@ def forget_the_disk_budget(self: Tiers, name: bytes, slot: int) -> list[Move]:
     return [Move(MoveKind.WRITE, slot, name=name)]
 
 
-def trim_a_block_too_many(self: KVCache, group: int, num_computed: int) -> int:
+def trim_a_block_too_many(self: CacheSizes, group: int, num_computed: int) -> int:
     return passed(self, group, num_computed + self.block_size) if num_computed else 0
 
 
@@ -385,7 +386,7 @@ shrink = SchedulerState.shrink
 begin = InFlightSteps.begin
 decode_ahead = Planner.decode_ahead
 verify, take, grow_ahead = DraftScheduler.verify, DraftScheduler.take, DraftScheduler._grow_ahead
-tier_ended, read, save, passed = Tiers.ended, Tiers.read, Tiers.save, KVCache._num_passed
+tier_ended, read, save, passed = Tiers.ended, Tiers.read, Tiers.save, CacheSizes.num_passed
 BUGS: list[Bug] = [
     (KVCache, "release", skip_release),
     (KVCache, "release", release_twice),
@@ -405,7 +406,7 @@ BUGS: list[Bug] = [
     (Tiers, "read", reuse_a_slot_that_is_read_into),
     (Tiers, "save", save_under_the_slot_of_another),
     (Tiers, "_to_disk", forget_the_disk_budget),
-    (KVCache, "_num_passed", trim_a_block_too_many),
+    (CacheSizes, "num_passed", trim_a_block_too_many),
     (KVCache, "trim", trim_without_telling),
     (KVCache, "_within_windows", match_without_windows),
     (cache_module, "name_in", name_groups_alike),
