@@ -18,9 +18,11 @@ from sluice_server.engine.errors import Code, ServiceError
 from sluice_server.engine.executor.computing import Computing
 from sluice_server.engine.executor.step_runner import StepRunner
 from sluice_server.engine.kv_cache.block_store import BlockStore
-from sluice_server.engine.kv_cache.cache import KVCache, Window
+from sluice_server.engine.kv_cache.cache import KVCache
 from sluice_server.engine.kv_cache.disk import names_on_disk
+from sluice_server.engine.kv_cache.groups import LayerGroups, layer_groups, one_group
 from sluice_server.engine.kv_cache.identity import CacheIdentity
+from sluice_server.engine.kv_cache.sizes import Window
 from sluice_server.engine.kv_cache.tiers import Tiers
 from sluice_server.engine.models.config import ModelConfig
 from sluice_server.engine.models.limits import check_tables
@@ -94,15 +96,18 @@ def build_engine(  # noqa: PLR0913 # all that an engine is made of
     """
     device, formats, notes = chosen(config, model_config, limits)
     model, drafter = loaded(config, model_config, directory, limits, draft, formats, device)
+    groups = groups_for(config, model, drafter)
     size = sum(one.token_bytes(formats.cache) for one in (model, drafter) if one is not None)
-    num_blocks = cache_blocks(config, size, limits, cache_room(config, model, formats, limits))
-    what = f"a cache of {num_blocks * config.block_size * size >> 20} MiB; set --kv-cache-tokens lower"
+    num_whole = cache_blocks(config, size, limits, cache_room(config, model, formats, limits))
+    num_blocks = num_whole * model_config.num_layers // groups.size  # each holds so many layers
+    what = f"a cache of {num_whole * config.block_size * size >> 20} MiB; set --kv-cache-tokens lower"
     with at_start("--kv-cache-tokens" if device.type == "cpu" else "--gpu-memory-utilization", what):
         beside = [] if drafter is None else drafter.new_cache(num_blocks, config.block_size, formats.cache)
-        cache = model.new_cache(num_blocks, config.block_size, formats.cache)
+        cache = model.new_cache(num_blocks, config.block_size, formats.cache, groups.size)
     identity = identity_of(config, formats, model, digests())
     store, tiers = make_store(config, cache, beside, identity)
-    check_trial(directory, ModelDrafter(model), cache, config.block_size, next(iter(model_config.eos_ids), 0))
+    by_layer = [cache[place] for place in groups.place_of]
+    check_trial(directory, ModelDrafter(model), by_layer, config.block_size, next(iter(model_config.eos_ids), 0))
     if draft is not None and drafter is not None:
         check_trial(draft, drafter, beside, config.block_size)
     tuner = None
@@ -110,9 +115,10 @@ def build_engine(  # noqa: PLR0913 # all that an engine is made of
         own = model.new_cache(1, config.block_size, formats.cache)  # the engine's cache is in use meanwhile
         tuner = tune_threads(config, one_token(model, own, config.block_size))
     costs = measure_costs(model, store, config.block_size) if tiers is not None else None
-    window = sliding_window(model_config, config.max_num_batched_tokens)
+    chunk = config.max_num_batched_tokens
+    windows = [None if size is None else Window(size, chunk) for size in groups.windows]
     scheduler = Scheduler(
-        KVCache(num_blocks, config.block_size, config.prefix_caching, tiers, window),
+        KVCache(num_blocks, config.block_size, config.prefix_caching, tiers, windows),
         limits,
         model_config.eos_ids,
         config.max_num_seqs,
@@ -120,7 +126,7 @@ def build_engine(  # noqa: PLR0913 # all that an engine is made of
         settings_of(config, costs),
     )
     grammars = grammars or Grammars(None)
-    plain = Runner(model, store, config.block_size, config.max_num_seqs, limits.context_length, grammars)
+    plain = Runner(model, store, config.block_size, config.max_num_seqs, limits.context_length, grammars, groups)
     runner = runner_for(config, plain, model, store, limits)
     return BuiltEngine(
         engine=Engine(
@@ -215,10 +221,14 @@ def make_store(
     return BlockStore(cache, num_host, directory, beside, identity), Tiers(num_host, num_disk, on_disk)
 
 
-def sliding_window(model: ModelConfig, max_chunk: int) -> Window | None:
-    """Returns the window after which cache blocks are freed; None if any layer has full attention."""
-    sizes = [size for size in model.windows if size is not None]
-    return Window(max(sizes), max_chunk) if len(sizes) == len(model.windows) else None
+def groups_for(config: EngineConfig, model: Model, drafter: Drafter | None) -> LayerGroups:
+    """Returns the groups of layers that have block tables of their own.
+
+    There is one for all layers on a GPU, whose recorded steps know one table, and where a drafter shares the blocks or
+    lower tiers take them.
+    """
+    is_whole = model.device.type != "cpu" or drafter is not None or config.host_cache_bytes > 0
+    return (one_group if is_whole else layer_groups)(model.config.windows)
 
 
 def choose_device(name: str) -> torch.device:

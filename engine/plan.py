@@ -9,6 +9,7 @@ from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
 from sluice_server.engine.errors import ServiceError
+from sluice_server.engine.kv_cache.table import BlockRun
 from sluice_server.engine.request import SamplingParams
 
 IN_FLIGHT = -1  # placeholder for a token that a step in flight samples: its value is only on the device
@@ -50,7 +51,7 @@ class StepPlan:
             samples in a step that is not collected yet.
         samples: per row, whether its last token is the newest that exists, so that one is sampled after it.
         placements: slots newly assigned since the last plan, applied first.
-        new_blocks: (slot, index in its block table, block ids) added since the last plan.
+        new_blocks: what has changed in block tables since the last plan, to be applied in this order.
         drafts: number of drafts by row, for rows that end in drafts: a token is sampled before the first and behind
             each.
         parents: of rows whose drafts are a tree and not a chain; see `engine.speculation.trees`.
@@ -63,7 +64,7 @@ class StepPlan:
     token_ids: list[int]
     samples: list[bool]
     placements: list[Placement]
-    new_blocks: list[tuple[int, int, list[int]]]
+    new_blocks: list[BlockRun]
     drafts: dict[int, int] = dataclasses.field(default_factory=dict)
     parents: dict[int, tuple[int, ...]] = dataclasses.field(default_factory=dict)
 

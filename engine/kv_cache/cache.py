@@ -7,31 +7,13 @@ parameters, no scheduling.
 """
 
 import dataclasses
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 from sluice_server.engine.kv_cache.pool import BlockPool, EvictionClass
-from sluice_server.engine.kv_cache.prefix import PrefixIndex, name_block
+from sluice_server.engine.kv_cache.prefix import PrefixIndex, name_block, name_in
+from sluice_server.engine.kv_cache.sizes import CacheSizes, Window
+from sluice_server.engine.kv_cache.table import BlockTable, CachedPrefix
 from sluice_server.engine.kv_cache.tiers import Move, MoveKind, Tiers
-
-
-@dataclasses.dataclass(slots=True)
-class BlockTable:
-    """The blocks of one sequence, in position order, and the names of its full blocks as far as they were computed.
-
-    Attributes:
-        root: start of the chain of names (see `prefix.root`).
-        is_private: shares no blocks with others through the prefix index.
-    """
-
-    root: bytes
-    is_private: bool = False
-    blocks: list[int] = dataclasses.field(default_factory=list)
-    names: list[bytes] = dataclasses.field(default_factory=list)
-    num_named: int = 0  # leading blocks that were added to the index, or found in it
-    shared_tail: int = -1  # index of the partial block that a fork shares until one of the two writes to it
-    num_trimmed: int = 0  # leading blocks that left the attention window and were freed
-    is_counted: bool = False  # its hits are in the statistics
-    num_reads: int = 0  # times that it waited for blocks from disk
 
 
 @dataclasses.dataclass(slots=True)
@@ -41,14 +23,6 @@ class CacheStats:
     query_tokens: int = 0
     hit_tokens: int = 0
     evictions: int = 0
-
-
-@dataclasses.dataclass(frozen=True, slots=True)
-class Window:
-    """The sliding window of a model whose layers all have one: `size` tokens, computed in chunks up to `max_chunk`."""
-
-    size: int
-    max_chunk: int
 
 
 MAX_READS = 2  # after so many, blocks evicted again before use are computed
@@ -63,38 +37,70 @@ class KVCache:
         block_size: int,
         prefix_caching: bool,
         tiers: Tiers | None = None,
-        window: Window | None = None,
+        windows: Sequence[Window | None] = (None,),
     ) -> None:
+        """`windows`: that of each group of layers, those without first; several groups go with no tiers."""
+        assert tiers is None or len(windows) == 1, "lower tiers hold the blocks of one group"
         self.block_size = block_size
         self.prefix_caching = prefix_caching
         self.pool = BlockPool(num_blocks)
         self.index = PrefixIndex()
         self.stats = CacheStats()
         self.tiers = tiers
-        self._window = window
+        self.sizes = CacheSizes(block_size, tuple(windows))
         self._is_worthless = bytearray(num_blocks)  # cheaper to compute again than to move
         self._moves: list[Move] = []
 
-    def blocks_for(self, num_tokens: int) -> int:
-        """Returns the blocks that `num_tokens` tokens take."""
-        return -(-num_tokens // self.block_size)
+    @property
+    def num_groups(self) -> int:
+        """Number of groups of layers."""
+        return len(self.sizes.windows)
 
-    def most_blocks(self, num_tokens: int) -> int:
-        """Returns the most blocks that a sequence holds while it grows to `num_tokens`."""
-        if self._window is None:
-            return self.blocks_for(num_tokens)
-        return min(self.blocks_for(num_tokens), self.blocks_for(self._window.size + self._window.max_chunk) + 1)
+    @property
+    def num_free(self) -> int:
+        """Number of blocks that every group could take."""
+        return self.pool.num_free // self.num_groups
 
-    def match(self, table: BlockTable, tokens: Sequence[int]) -> list[int]:
-        """Returns the blocks of the longest cached prefix of `tokens`, leaving at least one token to compute. Takes no
-        reference, but restores blocks from host memory, as far as device blocks are free."""
+    def match(self, table: BlockTable, tokens: Sequence[int]) -> CachedPrefix:
+        """Returns the longest cached prefix of `tokens`, leaving at least one token to compute. Takes no reference, but
+        restores blocks from host memory, as far as device blocks are free."""
         if not self.prefix_caching or table.is_private:
-            return []
-        found: list[int] = []
+            return self.no_prefix()
+        full = [group for group, window in enumerate(self.sizes.windows) if window is None] or [0]
+        found: list[list[int]] = [[] for _ in self.sizes.windows]
         for i in range((len(tokens) - 1) // self.block_size):
-            block = self.index.find(self._name(table, tokens, i))
+            blocks = self._find(table, tokens, i, full)
+            if blocks is None:
+                break
+            for group, block in zip(full, blocks, strict=True):
+                found[group].append(block)
+        if self.tiers is not None and len(found[0]) < (len(tokens) - 1) // self.block_size:
+            found[0] += self._restore(self.tiers, table, tokens, found[0])
+        return self._within_windows(table, tokens, found, len(full))
+
+    def _within_windows(
+        self, table: BlockTable, tokens: Sequence[int], found: list[list[int]], num_full: int
+    ) -> CachedPrefix:
+        """Returns the longest part of what the first `num_full` groups `found` whose windows are cached, too."""
+        num, rest = len(found[0]), range(num_full, self.num_groups)
+        i = num
+        while rest and i > min(self.sizes.num_passed(group, num * self.block_size) for group in rest):
+            i -= 1
+            if self._find(table, tokens, i, rest) is None:
+                num = i
+        for group in rest:
+            first = self.sizes.num_passed(group, num * self.block_size)
+            own = [self._find(table, tokens, at, (group,)) for at in range(first, num)]
+            found[group] = [self.pool.null] * first + [block for one in own if one is not None for block in one]
+        return CachedPrefix(num, [blocks[:num] for blocks in found])
+
+    def _find(self, table: BlockTable, tokens: Sequence[int], i: int, groups: Iterable[int]) -> list[int] | None:
+        """Returns the i-th block of these groups as it is cached; None if one of them is not."""
+        name, found = self._name(table, tokens, i), []
+        for group in groups:
+            block = self.index.find(name_in(name, group))
             if block is None:
-                return found if self.tiers is None else found + self._restore(self.tiers, table, tokens, found)
+                return None
             found.append(block)
         return found
 
@@ -121,52 +127,73 @@ class KVCache:
         table.num_reads += has_begun
         return has_begun
 
-    def adopt(self, table: BlockTable, blocks: list[int], num_tokens: int) -> None:
-        """Starts an empty table with the shared `blocks` that `match` found for `num_tokens`. Counts hits only the
+    def adopt(self, table: BlockTable, found: CachedPrefix, num_tokens: int) -> None:
+        """Starts an empty table with the shared blocks that `match` found for `num_tokens`. Counts hits only the
         first time that a table starts, not after a preemption."""
         assert not table.blocks, "a table adopts a prefix only when it is empty"
-        passed = self._num_passed(len(blocks) * self.block_size)
-        table.blocks.extend([self.pool.null] * passed + blocks[passed:])
-        for block in table.blocks:
-            self.pool.share(block)
-        table.num_named = len(blocks)
-        table.num_trimmed = passed
+        num_computed = found.num * self.block_size
+        table.trimmed = [self.sizes.num_passed(group, num_computed) for group in range(self.num_groups)]
+        table.groups = [
+            [self.pool.null] * passed + blocks[passed:]
+            for passed, blocks in zip(table.trimmed, found.groups, strict=True)
+        ]
+        for blocks in table.groups:
+            for block in blocks:
+                self.pool.share(block)
+        table.num_named = found.num
         if not table.is_counted:
             table.is_counted = True
             self.stats.query_tokens += num_tokens
-            self.stats.hit_tokens += len(blocks) * self.block_size
+            self.stats.hit_tokens += num_computed
 
-    def can_take(self, blocks: list[int], num_tokens: int, spare: int) -> bool:
-        """Whether a table starting with shared `blocks` could grow to `num_tokens` and leave `spare` blocks free."""
-        passed = self._num_passed(len(blocks) * self.block_size)
-        shared = sum(1 for block in blocks[passed:] if self.pool.refs(block) > 0)
-        most = min(self.blocks_for(num_tokens) - passed, self.most_blocks(num_tokens))
-        return most - shared + spare <= self.pool.num_free
+    def no_prefix(self) -> CachedPrefix:
+        """Returns a prefix of no blocks."""
+        return CachedPrefix(0, [[] for _ in self.sizes.windows])
+
+    def num_own(self, table: BlockTable) -> int:
+        """Returns how many of a table's blocks no other table holds, in all groups."""
+        return sum(self.pool.refs(block) == 1 for own in table.groups for block in own if block != self.pool.null)
+
+    def num_shared(self, found: CachedPrefix) -> int:
+        """Returns how many of a prefix's blocks other tables hold, in all groups."""
+        null, refs = self.pool.null, self.pool.refs
+        return sum(block != null and refs(block) > 0 for blocks in found.groups for block in blocks)
+
+    def can_take(self, found: CachedPrefix, num_tokens: int, spare: int) -> bool:
+        """Whether a table that starts with a prefix could grow to `num_tokens` and leave `spare` free in each group."""
+        most = 0
+        for group, window in enumerate(self.sizes.windows):
+            passed = self.sizes.num_passed(group, found.num * self.block_size)
+            held = sum(self.pool.refs(block) > 0 for block in found.groups[group][passed:])
+            most += self.sizes.most_within(window, self.sizes.blocks_for(num_tokens) - passed) - held
+        return most + spare * self.num_groups <= self.pool.num_free
 
     def grow(self, table: BlockTable, num_tokens: int) -> bool:
         """Gives the table blocks for `num_tokens`, all or nothing. Returns False when too few are free."""
-        missing = self.blocks_for(num_tokens) - len(table.blocks)
+        missing = self.sizes.blocks_for(num_tokens) - len(table.blocks)
         tail = table.shared_tail
-        copies = tail >= 0 and self.pool.refs(table.blocks[tail]) > 1
-        if missing + copies > self.pool.num_free:
+        copied = [own for own in table.groups if tail >= 0 and self.pool.refs(own[tail]) > 1]
+        if missing * self.num_groups + len(copied) > self.pool.num_free:
             return False
-        if copies:
-            self._moves.append(Move(MoveKind.COPY, table.blocks[tail], self._allocate()))
-            self.pool.release(table.blocks[tail], EvictionClass.NOT)
-            table.blocks[tail] = self._moves[-1].target
+        for own in copied:
+            self._moves.append(Move(MoveKind.COPY, own[tail], self._allocate()))
+            self.pool.release(own[tail], EvictionClass.NOT)
+            own[tail] = self._moves[-1].target
         table.shared_tail = -1
-        for _ in range(missing):
-            table.blocks.append(self._allocate())
+        for own in table.groups:
+            for _ in range(missing):
+                own.append(self._allocate())
         return True
 
     def fork(self, table: BlockTable, num_tokens: int) -> BlockTable:
         """Returns a table that shares the blocks of the first `num_tokens`, all computed; allocates none. `grow` copies
         a partial last block for the table that writes to it first."""
-        blocks = table.blocks[: self.blocks_for(num_tokens)]
-        child = BlockTable(table.root, table.is_private, blocks, list(table.names), num_trimmed=table.num_trimmed)
+        groups = [own[: self.sizes.blocks_for(num_tokens)] for own in table.groups]
+        child = BlockTable(table.root, table.is_private, groups, list(table.names), trimmed=list(table.trimmed))
         child.num_named = min(table.num_named, num_tokens // self.block_size)
-        for block in child.blocks:
-            self.pool.share(block)
+        for own in groups:
+            for block in own:
+                self.pool.share(block)
         if num_tokens % self.block_size:
             child.shared_tail = table.shared_tail = num_tokens // self.block_size
         return child
@@ -186,31 +213,40 @@ class KVCache:
         if not self.prefix_caching or table.is_private:
             return
         for i in range(table.num_named, num_computed // self.block_size):
-            self.index.add(self._name(table, tokens, i), table.blocks[i])
+            name = self._name(table, tokens, i)
+            for group, own in enumerate(table.groups):
+                self.index.add(name_in(name, group), own[i])
             table.num_named = i + 1
 
-    def trim(self, table: BlockTable, num_computed: int) -> int | None:
-        """Frees the blocks that no token from position `num_computed` on will read. Returns the index of the first of
-        them, or None if there were none."""
-        first, end = table.num_trimmed, self._num_passed(num_computed)
-        if end <= first:
-            return None
-        for i in range(first, end):
-            self._let_go(table.blocks[i], EvictionClass.NORMAL)
-            table.blocks[i] = self.pool.null
-            self.pool.share(self.pool.null)
-        table.num_trimmed = end
-        return first
+    def trim(self, table: BlockTable, num_computed: int) -> list[tuple[int, int, int]]:
+        """Frees the blocks that no token from position `num_computed` on will read.
+
+        Returns, for each group that had some, the group, the index of the first of them and how many there were.
+        """
+        freed = []
+        for group, own in enumerate(table.groups):
+            first, end = table.trimmed[group], self.sizes.num_passed(group, num_computed)
+            if end <= first:
+                continue
+            for i in range(first, end):
+                self._let_go(own[i], EvictionClass.NORMAL)
+                own[i] = self.pool.null
+                self.pool.share(self.pool.null)
+            table.trimmed[group] = end
+            freed.append((group, first, end - first))
+        return freed
 
     def shrink(self, table: BlockTable, num_tokens: int) -> None:
         """Frees the blocks behind the first `num_tokens` tokens: none of them is named or shared."""
-        while len(table.blocks) > self.blocks_for(num_tokens):
-            self.pool.release(table.blocks.pop(), EvictionClass.NOT)
+        for own in table.groups:
+            while len(own) > self.sizes.blocks_for(num_tokens):
+                self.pool.release(own.pop(), EvictionClass.NOT)
 
     def disown(self, table: BlockTable) -> None:
         """Removes the table's blocks from the prefix index, so that values of a failed request are never reused."""
-        for block in table.blocks:
-            self.index.forget(block)
+        for own in table.groups:
+            for block in own:
+                self.index.forget(block)
 
     def release(
         self, table: BlockTable, keep: EvictionClass = EvictionClass.NORMAL, *, is_worthless: bool = False
@@ -219,13 +255,14 @@ class KVCache:
 
         `is_worthless`: computing these tokens again is cheaper than moving them to a lower tier and back.
         """
-        for block in reversed(table.blocks):
-            if block != self.pool.null:
-                self._is_worthless[block] = is_worthless
-            self._let_go(block, keep)
-        table.blocks.clear()
-        table.num_named = table.num_trimmed = 0
-        table.shared_tail = -1
+        for own in table.groups:
+            for block in reversed(own):
+                if block != self.pool.null:
+                    self._is_worthless[block] = is_worthless
+                self._let_go(block, keep)
+        table.groups = [[] for _ in self.sizes.windows]
+        table.trimmed = [0] * self.num_groups
+        table.num_named, table.shared_tail = 0, -1
 
     def check(self, tables: Sequence[BlockTable]) -> None:
         """Asserts invariant I3: the given tables are all that hold blocks, and each reference has its holder."""
@@ -235,9 +272,11 @@ class KVCache:
             self.tiers.check()
         holders = [0] * self.pool.num_blocks + [1]
         for table in tables:
-            assert table.num_trimmed == table.blocks.count(self.pool.null), "a block is missing inside the window"
-            for block in table.blocks:
-                holders[block] += 1
+            assert len({len(own) for own in table.groups}) == 1, "groups of different length"
+            for own, trimmed in zip(table.groups, table.trimmed, strict=True):
+                assert trimmed == own.count(self.pool.null), "a block is missing inside the window"
+                for block in own:
+                    holders[block] += 1
         for block, count in enumerate(holders):
             assert self.pool.refs(block) == count, f"block {block}: {self.pool.refs(block)} references, {count} holders"
 
@@ -275,12 +314,6 @@ class KVCache:
         for block in reversed(found + restored):
             self._let_go(block, EvictionClass.NORMAL)
         return restored
-
-    def _num_passed(self, num_computed: int) -> int:
-        """Returns the number of leading full blocks that no token from position `num_computed` on reads."""
-        if self._window is None:
-            return 0
-        return max(0, num_computed - self._window.size + 1) // self.block_size
 
     def _name(self, table: BlockTable, tokens: Sequence[int], i: int) -> bytes:
         """Returns the name of the i-th block; hashed once, kept on the table. A sequence's tokens never change."""

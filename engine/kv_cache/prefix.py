@@ -23,6 +23,11 @@ def name_block(parent: bytes, tokens: Sequence[int]) -> bytes:
     return hashlib.sha256(parent + array("i", tokens).tobytes()).digest()
 
 
+def name_in(name: bytes, group: int) -> bytes:
+    """Returns the name of a block in a group of layers, for the `name` of that block in the first group."""
+    return name + bytes([group]) if group else name
+
+
 class PrefixIndex:
     """Maps name ↔ block in both directions. A block has one name at most, and a name one block at most."""
 

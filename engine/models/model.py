@@ -97,8 +97,10 @@ class Model:
         """Returns the bytes per token of a `new_cache` of that dtype."""
         return token_bytes(self.config, cache, self.slot_align)
 
-    def new_cache(self, num_blocks: int, block_size: int, dtype: torch.dtype | None = None) -> list[Tensor]:
-        """Returns one cache tensor per layer, all zero.
+    def new_cache(
+        self, num_blocks: int, block_size: int, dtype: torch.dtype | None = None, num_layers: int = 0
+    ) -> list[Tensor]:
+        """Returns one cache tensor per layer (0: of the model), all zero.
 
         Each is [num_blocks + 1, block_size, 2, kv_heads, slot_width(head_dim)] of `dtype` (None: the model's). Garbage
         could be NaN, and a masked NaN is still NaN. The last block is never written: it stands for blocks that were
@@ -107,7 +109,7 @@ class Model:
         config, kept_as = self.config, dtype or self.dtype
         return new_layers(
             num_blocks + 1,
-            config.num_layers,
+            num_layers or config.num_layers,
             block_size,
             config.num_kv_heads,
             slot_width(config.head_dim, kept_as, self.slot_align),
@@ -129,7 +131,7 @@ class Model:
         for num, (layer, layer_cache) in enumerate(zip(self._layers, cache, strict=True), 1):
             # A hook needs the hidden states of all tokens.
             is_last = num == len(self._layers) and num not in hidden_state_hooks
-            layer.forward(h, cis[layer.rope], layer_cache, meta, kept if is_last else None)
+            layer.forward(h, cis[layer.rope], layer_cache, meta.of_layer(num - 1), kept if is_last else None)
             if num in hidden_state_hooks:
                 hidden_state_hooks[num](h, meta.write_slots, meta.num_tokens)
             self.layers_done += 1

@@ -5,6 +5,7 @@ number of times. Fit is predicted: the blocks that all running outputs will hold
 the watermark. A wrong prediction costs a preemption, never a result. The prompt budget of the step is an argument.
 """
 
+from sluice_server.engine.kv_cache.table import CachedPrefix
 from sluice_server.engine.scheduler import victims
 from sluice_server.engine.scheduler.group import SequenceGroup
 from sluice_server.engine.scheduler.lengths import OutputLengths
@@ -93,7 +94,7 @@ class AdmissionControl:
 
     def _remember(self, sequence: Sequence) -> None:
         """Records the cause of a refusal, slots being free: too few blocks, or too high a predicted peak."""
-        if self._has_blocks(sequence, []):
+        if self._has_blocks(sequence, self._state.cache.no_prefix()):
             sequence.retry_step = self._step + PEAK_STEPS
         else:
             sequence.refused_free = self._state.cache.pool.num_free
@@ -141,7 +142,7 @@ class AdmissionControl:
             state.fork_all(group)
         return True
 
-    def _fits(self, sequence: Sequence, found: list[int]) -> bool:
+    def _fits(self, sequence: Sequence, found: CachedPrefix) -> bool:
         """Whether slots, blocks and the predicted peak allow it. Alone, a validated sequence always fits."""
         if not self._has_blocks(sequence, found):
             return False
@@ -150,7 +151,7 @@ class AdmissionControl:
         limit = int(self._state.cache.pool.num_blocks * (1 - self._settings.watermark))
         return self._running_stats.peak_with(sequence, found) <= limit
 
-    def _has_blocks(self, sequence: Sequence, found: list[int]) -> bool:
+    def _has_blocks(self, sequence: Sequence, found: CachedPrefix) -> bool:
         """Whether there are slots for its group, blocks for its tokens, and one block more for each active sequence."""
         state, group = self._state, sequence.group
         num_slots = group.num_slots(sequence)
@@ -159,7 +160,7 @@ class AdmissionControl:
         spare = num_slots - 1 + self._running_stats.num_active
         return state.cache.can_take(found, max(group.num_ready(sequence), 1), spare)
 
-    def _evict_idle(self, sequence: Sequence, found: list[int], step: int) -> bool:
+    def _evict_idle(self, sequence: Sequence, found: CachedPrefix, step: int) -> bool:
         """Preempts paused sequences until the sequence fits; returns whether it does."""
         while (victim := victims.idle(self._state.running, step)) is not None:
             self._state.evict(victim)
@@ -168,19 +169,20 @@ class AdmissionControl:
                 return True
         return False
 
-    def _displace(self, sequence: Sequence, found: list[int], step: int) -> bool:
+    def _displace(self, sequence: Sequence, found: CachedPrefix, step: int) -> bool:
         """Preempts sequences of lower priority, but only if that makes enough room."""
         state, group = self._state, sequence.group
-        slots = group.num_slots(sequence) - len(state.free_slots)
-        blocks = state.cache.blocks_for(group.num_ready(sequence)) + group.num_slots(sequence) - len(found)
-        blocks += len(state.running) - state.cache.pool.num_free
+        cache, num_slots = state.cache, group.num_slots(sequence)
+        slots = num_slots - len(state.free_slots)
+        blocks = cache.sizes.blocks_for(group.num_ready(sequence)) + num_slots - found.num + len(state.running)
+        blocks = blocks * cache.num_groups - cache.pool.num_free
         leaving: list[Sequence] = []
         for victim in victims.below(state.running, sequence, step, self._settings.max_preemptions):
             if slots <= 0 and blocks <= 0:
                 break
             leaving.append(victim)
             slots -= 1
-            blocks -= 1 + sum(state.cache.pool.refs(block) == 1 for block in victim.table.blocks)
+            blocks -= cache.num_groups + cache.num_own(victim.table)
         if slots > 0 or blocks > 0:
             return False
         for victim in leaving:

@@ -64,7 +64,7 @@ class AsyncPlanner:
         """Gives one more block to each row that needs one. Returns False, and takes none, when too few are free."""
         cache = self._state.cache
         full = [(one, position) for one, position in rows if position >= one.capacity]
-        if len(full) > cache.pool.num_free:
+        if len(full) > cache.num_free:
             return False
         for one, position in full:
             has_grown = cache.grow(one.table, position + 1)

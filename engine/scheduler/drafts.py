@@ -193,16 +193,16 @@ class DraftScheduler:
         cache = self._state.cache
         wanted = 0
         for one in self._state.running:
-            end = cache.blocks_for(one.num_computed + max(0, one.num_missing))
+            end = cache.sizes.blocks_for(one.num_computed + max(0, one.num_missing))
             wanted += max(0, end - len(one.table.blocks)) + (one.table.shared_tail >= 0)
-        return cache.pool.num_free - wanted
+        return cache.num_free - wanted
 
     def _grow_ahead(self, sequence: Sequence, num: int, spare: int) -> tuple[int, int]:
         """Allocates blocks for `num` drafts but the last before they are made, from `spare` blocks. Returns the number
         of drafts that fit, and the blocks taken beside the sequence's own next one."""
         cache, num_tokens = self._state.cache, len(sequence.tokens)
-        own = cache.blocks_for(num_tokens)
-        more = cache.blocks_for(num_tokens + num - 1) - own
+        own = cache.sizes.blocks_for(num_tokens)
+        more = cache.sizes.blocks_for(num_tokens + num - 1) - own
         if more > spare:
             more, num = 0, min(num, own * cache.block_size - num_tokens + 1)
         if spare < 0 or not cache.grow(sequence.table, num_tokens + num - 1):
@@ -290,6 +290,6 @@ def _ask(sequence: Sequence, num: int, width: int) -> DraftRequest:
         memory=sequence.drafting.memory,
         names=sequence.table.names,
         place=sequence.num_places,
-        is_trimmed=sequence.table.num_trimmed > 0,
+        is_trimmed=sequence.table.trimmed[0] > 0,
         width=width,
     )

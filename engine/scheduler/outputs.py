@@ -7,7 +7,7 @@ import dataclasses
 from collections.abc import Sequence as Ids
 
 from sluice_server.engine.errors import ServiceError
-from sluice_server.engine.kv_cache.cache import BlockTable
+from sluice_server.engine.kv_cache.table import BlockTable
 from sluice_server.engine.plan import TokenLogprob
 from sluice_server.engine.request import FinishReason
 from sluice_server.engine.scheduler.beam import BeamExtension

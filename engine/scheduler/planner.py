@@ -6,6 +6,7 @@ budget. `victims` explains why every request makes progress. Independent of toke
 
 from collections.abc import Iterator
 
+from sluice_server.engine.kv_cache.table import BlockRun
 from sluice_server.engine.plan import IN_FLIGHT, StepPlan
 from sluice_server.engine.scheduler import victims
 from sluice_server.engine.scheduler.admission import AdmissionControl
@@ -113,7 +114,7 @@ class Planner:
 
     def _decode(self, decodes: list[Sequence]) -> None:
         """Adds rows for the sequences that are one token behind."""
-        if len(decodes) > self._state.cache.pool.num_free:  # blocks may run out: serve in order
+        if len(decodes) > self._state.cache.num_free:  # blocks may run out: serve in order
             decodes.sort(key=_key)
         for one in decodes:
             if one.num_computed < one.capacity and one.group.credit is None:
@@ -251,14 +252,18 @@ class Planner:
             parents=parents,
         )
 
-    def _new_blocks(self) -> list[tuple[int, int, list[int]]]:
+    def _new_blocks(self) -> list[BlockRun]:
         """Returns the parts of the rows' block tables that no plan has carried to the runner yet."""
-        found: list[tuple[int, int, list[int]]] = []
+        found: list[BlockRun] = []
         for one in self.rows:
-            told, blocks = one.num_blocks_told, one.table.blocks
-            if told < len(blocks):
-                found.append((one.slot, told, blocks[told:]))
-                one.num_blocks_told = len(blocks)
+            told, num = one.num_blocks_told, len(one.table.blocks)
+            if told < num:
+                found += [BlockRun(one.slot, told, own[told:], group) for group, own in enumerate(one.table.groups)]
+                one.num_blocks_told = num
+            if one.freed:
+                null = self._state.cache.pool.null
+                found += [BlockRun(one.slot, first, [null] * length, group) for group, first, length in one.freed]
+                one.freed.clear()
         return found
 
 

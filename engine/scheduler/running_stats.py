@@ -7,6 +7,7 @@ from collections.abc import Iterable
 from collections.abc import Sequence as Several
 
 from sluice_server.engine.kv_cache.cache import KVCache
+from sluice_server.engine.kv_cache.table import CachedPrefix
 from sluice_server.engine.scheduler.lengths import OutputLengths
 from sluice_server.engine.scheduler.sequence import Sequence
 
@@ -35,23 +36,23 @@ class RunningStats:
         else:
             self.num_active += 1
         self.lowest_priority = min(self.lowest_priority, sequence.group.priority)
-        self._num_blocks += len(sequence.table.blocks)
+        self._num_blocks += sequence.table.num_held
         self._running.append(sequence)
         if self._loads is not None:
             self._loads += self._loads_of(sequence, 0)
 
-    def peak_with(self, sequence: Sequence, found: list[int]) -> int:
+    def peak_with(self, sequence: Sequence, found: CachedPrefix) -> int:
         """Returns the blocks held at the predicted common peak of all running sequences and `sequence`.
 
         `found`: its blocks in the prefix cache. Each sequence counts half a block more, for rounding. Blocks shared now
         are assumed to stay shared.
         """
-        pool, size = self._cache.pool, self._cache.block_size
+        cache = self._cache
         if self._loads is None:
             self._loads = [load for one in self._running for load in self._loads_of(one, 0)]
-        shared = sum(pool.refs(block) > 0 for block in found)
-        tokens = peak(self._loads + self._loads_of(sequence, shared * size))
-        return -(-tokens // size) - max(0, self._num_blocks - pool.num_held)
+        shared = cache.num_shared(found) // cache.num_groups
+        loads = self._loads + self._loads_of(sequence, shared * cache.block_size)
+        return cache.sizes.blocks_within(peak(loads), len(loads)) - max(0, self._num_blocks - cache.pool.num_held)
 
     def _loads_of(self, sequence: Sequence, shared: int) -> list[Load]:
         """Returns (tokens still to come, tokens to hold) of the sequence and of each one to be forked from it."""

@@ -8,7 +8,7 @@ import dataclasses
 import enum
 from typing import TYPE_CHECKING
 
-from sluice_server.engine.kv_cache.cache import BlockTable
+from sluice_server.engine.kv_cache.table import BlockTable
 from sluice_server.engine.plan import ProposerMemory, TokenLogprob
 from sluice_server.engine.speculation.controller import AcceptanceRecord
 
@@ -62,6 +62,8 @@ class Sequence:
     num_computed: int = 0
     capacity: int = 0  # tokens that its blocks hold without a call of the cache
     num_blocks_told: int = 0  # blocks of the table that plans have carried to the runner
+    # (group, first index, number) of blocks that were freed since, behind a window
+    freed: list[tuple[int, int, int]] = dataclasses.field(default_factory=list)
     num_places: int = 0  # times that it got a slot and started its table
     num_once_computed: int = 0  # tokens computed before it was preempted
     last_step: int = 0

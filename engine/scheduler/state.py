@@ -14,6 +14,7 @@ from collections.abc import Iterator
 
 from sluice_server.engine.kv_cache.cache import KVCache
 from sluice_server.engine.kv_cache.pool import EvictionClass
+from sluice_server.engine.kv_cache.table import CachedPrefix
 from sluice_server.engine.plan import Placement
 from sluice_server.engine.scheduler.costs import PreemptionCosts
 from sluice_server.engine.scheduler.group import SequenceGroup
@@ -67,14 +68,14 @@ class SchedulerState:
             sequence.state = SequenceStatus.UNFORKED
         self._await(group.sequences[0])
 
-    def place(self, sequence: Sequence, found: list[int]) -> None:
+    def place(self, sequence: Sequence, found: CachedPrefix) -> None:
         """Gives a waiting sequence a slot and the cached blocks `found`, and reserves slots for its forks."""
         group = sequence.group
         self.waiting.remove(sequence)
         taken = [self.free_slots.pop() for _ in range(group.num_slots(sequence))]
         sequence.slot, group.spare_slots = taken[0], taken[1:] + group.spare_slots
         self.cache.adopt(sequence.table, found, len(sequence.tokens))
-        self._start(sequence, len(found) * self.cache.block_size)
+        self._start(sequence, found.num * self.cache.block_size)
         self.num_recomputed += max(0, sequence.num_once_computed - sequence.num_computed)
         if sequence.num_once_computed:
             group.note(EventKind.RESUMED, self.now_s, sequence.num_computed, sequence.index)
@@ -139,9 +140,7 @@ class SchedulerState:
     def fill(self, sequence: Sequence) -> None:
         """Names the blocks that became full, and frees those that have left the attention window."""
         self.cache.commit(sequence.table, sequence.tokens, sequence.num_computed)
-        trimmed = self.cache.trim(sequence.table, sequence.num_computed)
-        if trimmed is not None:
-            sequence.num_blocks_told = min(sequence.num_blocks_told, trimmed)
+        sequence.freed += self.cache.trim(sequence.table, sequence.num_computed)
 
     def shrink(self, sequence: Sequence, num_tokens: int) -> None:
         """Frees the blocks behind the first `num_tokens` tokens: they held drafts that were rejected or unverified."""
@@ -239,6 +238,7 @@ class SchedulerState:
         """Adds a placement, so that the runner resets the slot's row."""
         group = sequence.group
         sequence.num_blocks_told = 0
+        sequence.freed.clear()
         min_position = len(group.prompt) + group.params.min_tokens
         self.placements.append(
             Placement(
@@ -265,6 +265,7 @@ class SchedulerState:
         (sequence.group.spare_slots if reuse else self.free_slots).append(sequence.slot)
         sequence.slot = NO_SLOT
         sequence.num_computed = sequence.capacity = sequence.num_blocks_told = 0
+        sequence.freed.clear()
         sequence.candidates = None
         if sequence.drafting is not None:
             sequence.drafting.ids.clear()

@@ -17,7 +17,8 @@ from sluice_server.engine.checks import (
     effective_max_tokens,
 )
 from sluice_server.engine.errors import Code, ServiceError, invalid, never_fits
-from sluice_server.engine.kv_cache.cache import BlockTable, KVCache
+from sluice_server.engine.kv_cache.cache import KVCache
+from sluice_server.engine.kv_cache.table import BlockTable
 from sluice_server.engine.request import EngineRequest, Limits, SamplingParams
 from sluice_server.engine.scheduler.beam import BeamSearch
 from sluice_server.engine.scheduler.group import SequenceGroup
@@ -82,14 +83,9 @@ class RequestValidator:
     def check_size(self, group: SequenceGroup, num_prompt: int, max_tokens: int) -> None:
         """Raises ServiceError if the group, grown to so many tokens, fits neither context nor cache."""
         check_prompt(num_prompt, dataclasses.replace(group.request.params, max_tokens=max_tokens), self.limits)
-        # The last token is sampled but never computed, hence -1. Sequences share the full blocks of the prompt, but no
-        # blocks of a sliding window.
-        num_tokens, num_sequences = num_prompt + max_tokens - 1, group.request.params.num_sequences
-        shared = (num_prompt - 1) // self.cache.block_size
-        needed = min(
-            shared + num_sequences * (self.cache.blocks_for(num_tokens) - shared),
-            num_sequences * self.cache.most_blocks(num_tokens),
-        )
+        # The last token is sampled but never computed, hence -1. Sequences share the full blocks of the prompt.
+        num_sequences, shared = group.request.params.num_sequences, (num_prompt - 1) // self.cache.block_size
+        needed = self.cache.sizes.most_blocks(num_prompt + max_tokens - 1, num_sequences, shared)
         if needed > self.cache.pool.num_blocks:
             raise never_fits(needed, self.cache.pool.num_blocks)
 

@@ -146,8 +146,8 @@ class OverlappedRunner:
             self._state.place(placement)
         if plan.placements and self._prefixes is not None:
             self._prefixes.forget()
-        for slot, first, blocks in plan.new_blocks:
-            self._state.extend(slot, first, blocks)
+        for run in plan.new_blocks:
+            self._state.extend(run.slot, run.first, run.blocks)
 
     def launch(self, plan: StepPlan) -> "LaunchedStep | CompletedStep":
         """Begins a step; it may be launched before the one before it is collected."""

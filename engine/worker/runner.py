@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from sluice_server.engine.kv_cache.block_store import BlockStore
+from sluice_server.engine.kv_cache.groups import LayerGroups, one_group
 from sluice_server.engine.kv_cache.tiers import Move
 from sluice_server.engine.models.model import Model
 from sluice_server.engine.plan import StepPlan, StepResult
@@ -46,7 +47,7 @@ class Runner:
 
     depth = 0  # `launch` returns when the step is done
 
-    def __init__(
+    def __init__(  # noqa: PLR0913 # all that a step needs
         self,
         model: Model,
         store: BlockStore,
@@ -54,18 +55,23 @@ class Runner:
         max_num_seqs: int,
         max_model_len: int,
         grammars: Grammars | None = None,
+        groups: LayerGroups | None = None,
     ) -> None:
+        """`groups` of the model's layers share the blocks of `store`; None: a block holds all layers."""
         self._model = model
         self._store = store
         self._block_size = block_size
         matchers = SlotMatchers(grammars or Grammars(None), model.config.vocab_size, model.config.eos_ids)
-        self._rows = SlotRows(max_num_seqs, -(-max_model_len // block_size), model.config.vocab_size, matchers)
+        self._groups = groups or one_group(model.config.windows)
+        self._cache = [store.cache[place] for place in self._groups.place_of]
+        max_blocks = -(-max_model_len // block_size)
+        self._rows = SlotRows(max_num_seqs, max_blocks, model.config.vocab_size, matchers, self._groups.num)
         self._sampler = Sampler()
 
     @property
     def block_tables(self) -> Tables:
-        """The block tables of all slots, int32 [slots, blocks]; a view of the current state."""
-        return self._rows.block_tables
+        """The block tables of all slots in the first group, int32 [slots, blocks]; a view of the current state."""
+        return self._rows.block_tables[0]
 
     @property
     def progress(self) -> int:
@@ -88,8 +94,8 @@ class Runner:
         """Resets newly taken slots, then appends new blocks to the block tables."""
         for placement in plan.placements:
             self._rows.reset(placement)
-        for slot, first, blocks in plan.new_blocks:
-            self._rows.extend(slot, first, blocks)
+        for run in plan.new_blocks:
+            self._rows.extend(run)
 
     def idle(self) -> bool:
         """Returns False: there is nothing to prepare."""
@@ -114,7 +120,7 @@ class Runner:
             ids = torch.from_numpy(np.array(plan.token_ids, dtype=np.int64)).to(self._model.device)
             at = self._places(plan, sample_positions, meta)
             kept = None if len(at) == plan.num_tokens or self._rows.prompts.is_asked else at
-            hidden = self._model.forward(ids, meta.positions, self._store.cache, meta, kept)
+            hidden = self._model.forward(ids, meta.positions, self._cache, meta, kept)
         finally:
             filled = masks.result()
         prompts = self._rows.prompts.score(plan, hidden, self._model.logits)
@@ -123,9 +129,12 @@ class Runner:
 
     def _layout(self, plan: StepPlan) -> AttentionMetadata:
         contexts = [start + num for start, num in zip(plan.starts, plan.query_lens, strict=True)]
-        tables = self._rows.block_tables[plan.slots]
-        trees = trees_of(plan)
-        return AttentionMetadata.build(plan.query_lens, contexts, tables, self._block_size, self._model.device, trees)
+        size, device, trees = self._block_size, self._model.device, trees_of(plan)
+        first, *others = (
+            AttentionMetadata.build(plan.query_lens, contexts, tables[plan.slots], size, device, trees)
+            for tables in self._rows.block_tables
+        )
+        return first.with_groups((first, *others), self._groups.group_of) if others else first
 
     def _places(self, plan: StepPlan, sample_positions: SamplePositions, meta: AttentionMetadata) -> Tensor:
         """Returns the indices of the step's tokens behind which something is sampled: int64, ascending."""
@@ -161,7 +170,7 @@ class Runner:
             return
         slots, sources, targets = np.array(moves, dtype=np.int64).T
         tables, size = self._rows.block_tables, self._block_size
-        places = [tables[slots, at // size] * np.int64(size) + at % size for at in (sources, targets)]
+        places = [(tables[:, slots, at // size] * np.int64(size) + at % size).ravel() for at in (sources, targets)]
         self._store.move_slots(*(torch.from_numpy(place).to(self._model.device) for place in places))
 
     def _note_tokens(self, plan: StepPlan, sample_positions: SamplePositions) -> None:

@@ -98,6 +98,7 @@ class AttentionMetadata:
         last_tokens: int64 [rows], index of each row's last token.
         on_device: the rows in the form that GPU kernels use, if they are on the device already.
         trees: draft trees of the rows that have one.
+        by_layer: the metadata of each layer, where not all of them have the same block tables.
     """
 
     num_tokens: int
@@ -110,6 +111,7 @@ class AttentionMetadata:
     last_tokens: Tensor
     on_device: Ragged | None = None
     trees: Trees = dataclasses.field(default_factory=dict)
+    by_layer: "tuple[AttentionMetadata, ...]" = ()
     _masks: dict[tuple[int, int | None], Tensor | None] = dataclasses.field(default_factory=dict)
 
     @classmethod
@@ -154,6 +156,14 @@ class AttentionMetadata:
             last_tokens=torch.from_numpy(last).to(device),
             trees=trees,
         )
+
+    def with_groups(self, groups: "Sequence[AttentionMetadata]", group_of: Sequence[int]) -> "AttentionMetadata":
+        """Returns the metadata of a step whose layers have the block tables of their group; `group_of` each layer."""
+        return dataclasses.replace(self, by_layer=tuple(groups[group] for group in group_of))
+
+    def of_layer(self, layer: int) -> "AttentionMetadata":
+        """Returns the metadata of one layer."""
+        return self.by_layer[layer] if self.by_layer else self
 
     @functools.cached_property
     def firsts(self) -> Longs:

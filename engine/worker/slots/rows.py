@@ -9,6 +9,7 @@ from typing import Protocol
 
 import numpy as np
 
+from sluice_server.engine.kv_cache.table import BlockRun
 from sluice_server.engine.plan import Placement
 from sluice_server.engine.sampling.columns import FLOATS, INTS, neutral, pack, sampling_rows
 from sluice_server.engine.sampling.matchers import SlotMatchers
@@ -39,9 +40,11 @@ class TokenListener(Protocol):
 class SlotRows:
     """Block tables and sampling parameters of `num_slots` slots."""
 
-    def __init__(self, num_slots: int, max_blocks: int, vocab_size: int, matchers: SlotMatchers) -> None:
+    def __init__(
+        self, num_slots: int, max_blocks: int, vocab_size: int, matchers: SlotMatchers, num_groups: int = 1
+    ) -> None:
         self.matchers = matchers
-        self.block_tables = np.zeros((num_slots, max_blocks), dtype=np.int32)
+        self.block_tables = np.zeros((num_groups, num_slots, max_blocks), dtype=np.int32)
         self._floats = neutral(FLOATS, num_slots)
         self._ints = neutral(INTS, num_slots)
         self._num_logprobs = np.full(num_slots, -1, dtype=np.int64)
@@ -58,7 +61,7 @@ class SlotRows:
         """Replaces the state of the slot's former sequence."""
         slot, params = placement.slot, placement.params
         self._fixed.clear()
-        self.block_tables[slot] = 0
+        self.block_tables[:, slot] = 0
         owner = [(params, placement.output_index)]
         self._floats[slot] = pack(FLOATS, owner)
         self._ints[slot] = pack(INTS, owner)
@@ -75,9 +78,9 @@ class SlotRows:
         if listeners:
             self.listening[slot] = listeners
 
-    def extend(self, slot: int, first: int, blocks: Sequence[int]) -> None:
-        """Writes `blocks` to the slot's block table, from index `first` on."""
-        self.block_tables[slot, first : first + len(blocks)] = blocks
+    def extend(self, run: BlockRun) -> None:
+        """Writes a part of a slot's block table."""
+        self.block_tables[run.group, run.slot, run.first : run.first + len(run.blocks)] = run.blocks
 
     def note(self, slot: int, position: int, computed: Sequence[int]) -> None:
         """Records that the slot now samples the token at `position`; `computed` are the tokens right before it."""

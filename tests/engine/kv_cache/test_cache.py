@@ -5,10 +5,12 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
-from sluice_server.engine.kv_cache.cache import BlockTable, KVCache, Window
+from sluice_server.engine.kv_cache.cache import KVCache
 from sluice_server.engine.kv_cache.identity import UNNAMED
 from sluice_server.engine.kv_cache.pool import BlockPool, EvictionClass
 from sluice_server.engine.kv_cache.prefix import name_block, root
+from sluice_server.engine.kv_cache.sizes import Window
+from sluice_server.engine.kv_cache.table import BlockTable
 from sluice_server.engine.kv_cache.tiers import MoveKind, Tiers
 
 SIZE = 4
@@ -56,9 +58,9 @@ def test_a_prefix_is_shared_but_never_its_last_token() -> None:
     assert cache.grow(first, 8)
     cache.commit(first, tokens, 8)
     second = BlockTable(root(UNNAMED, b"t"))
-    assert cache.match(second, tokens) == first.blocks[:1]  # all 8 are cached, but one must be computed
-    assert cache.match(BlockTable(root(UNNAMED, b"t")), [*tokens, 9]) == first.blocks[:2]
-    assert cache.match(BlockTable(root(UNNAMED, b"other tenant")), tokens) == []
+    assert cache.match(second, tokens).groups == [first.blocks[:1]]  # all 8 are cached, but one must be computed
+    assert cache.match(BlockTable(root(UNNAMED, b"t")), [*tokens, 9]).groups == [first.blocks[:2]]
+    assert cache.match(BlockTable(root(UNNAMED, b"other tenant")), tokens).num == 0
 
 
 def test_disowned_blocks_are_not_found() -> None:
@@ -67,18 +69,18 @@ def test_disowned_blocks_are_not_found() -> None:
     cache.grow(table, 9)
     cache.commit(table, tokens, 9)
     cache.disown(table)
-    assert cache.match(BlockTable(root(UNNAMED)), tokens) == []
+    assert cache.match(BlockTable(root(UNNAMED)), tokens).num == 0
 
 
 def test_a_private_table_neither_finds_nor_leaves_anything() -> None:
     cache, tokens = KVCache(8, SIZE, prefix_caching=True), list(range(9))
     public, private = BlockTable(root(UNNAMED)), BlockTable(root(UNNAMED), is_private=True)
     for table in (private, public):
-        assert cache.match(table, tokens) == []
+        assert cache.match(table, tokens).num == 0
         cache.grow(table, 9)
         cache.commit(table, tokens, 9)
-    assert cache.match(private, tokens) == []
-    assert cache.match(BlockTable(root(UNNAMED)), tokens) == public.blocks[:2]
+    assert cache.match(private, tokens).num == 0
+    assert cache.match(BlockTable(root(UNNAMED)), tokens).groups == [public.blocks[:2]]
 
 
 def filled(cache: KVCache, tokens: list[int]) -> BlockTable:
@@ -103,7 +105,7 @@ def test_an_evicted_block_is_saved_and_comes_back_without_costing_what_was_found
     # `first` and `second` are now the oldest of all, but must not be overwritten by what follows them.
     found = cache.match(BlockTable(root(UNNAMED)), tokens)
     (restore,) = cache.take_moves()
-    assert found == [first, second, restore.target] and restore.target not in (first, second)
+    assert found.groups == [[first, second, restore.target]] and restore.target not in (first, second)
     assert (restore.kind, restore.source) == (MoveKind.RESTORE, save.target)
     cache.check([])
 
@@ -123,7 +125,7 @@ def test_blocks_come_from_disk_while_others_go_on() -> None:
     for move in written:
         cache.moved(move, is_good=True)
     table = BlockTable(root(UNNAMED))
-    assert cache.match(table, tokens) == []
+    assert cache.match(table, tokens).num == 0
     assert cache.is_awaited(table, tokens) and cache.is_awaited(table, tokens)
     reads = [move for move in cache.take_moves() if move.kind is MoveKind.READ]
     assert [move.name for move in reads] == [move.name for move in reversed(written)]  # its end left first
@@ -131,12 +133,12 @@ def test_blocks_come_from_disk_while_others_go_on() -> None:
     assert cache.is_awaited(table, tokens)
     cache.moved(reads[1], is_good=False)  # damaged: it is not found, not used, and read no more
     assert not cache.is_awaited(table, tokens)
-    assert len(cache.match(table, tokens)) == 1
+    assert cache.match(table, tokens).num == 1
     cache.check([])
 
 
 def test_blocks_behind_the_window_are_given_back() -> None:
-    cache = KVCache(8, SIZE, prefix_caching=True, window=Window(size=6, max_chunk=4))
+    cache = KVCache(8, SIZE, prefix_caching=True, windows=(Window(size=6, max_chunk=4),))
     table, tokens = BlockTable(root(UNNAMED)), list(range(40))
     for num in range(SIZE, 40, SIZE):
         assert cache.grow(table, num)
@@ -144,9 +146,9 @@ def test_blocks_behind_the_window_are_given_back() -> None:
         cache.trim(table, num)
         cache.check([table])
         first_seen = max(0, num - 6 + 1)
-        assert table.num_trimmed == first_seen // SIZE
-        assert all(block == cache.pool.null for block in table.blocks[: table.num_trimmed])
-    assert cache.pool.num_held <= cache.most_blocks(40) < cache.blocks_for(40)
+        assert table.trimmed == [first_seen // SIZE]
+        assert all(block == cache.pool.null for block in table.blocks[: table.trimmed[0]])
+    assert cache.pool.num_held <= cache.sizes.most_blocks(40) < cache.sizes.blocks_for(40)
     found = cache.match(BlockTable(root(UNNAMED)), tokens[:9])
     later = BlockTable(root(UNNAMED))
     cache.adopt(later, found, 9)

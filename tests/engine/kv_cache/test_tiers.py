@@ -6,10 +6,12 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
-from sluice_server.engine.kv_cache.cache import BlockTable, KVCache, Window
+from sluice_server.engine.kv_cache.cache import KVCache
 from sluice_server.engine.kv_cache.identity import UNNAMED
 from sluice_server.engine.kv_cache.pool import EvictionClass
 from sluice_server.engine.kv_cache.prefix import root
+from sluice_server.engine.kv_cache.sizes import Window
+from sluice_server.engine.kv_cache.table import BlockTable
 from sluice_server.engine.kv_cache.tiers import Move, MoveKind, Tiers
 
 SIZE = 4
@@ -25,7 +27,7 @@ class TierMachine(RuleBasedStateMachine):
     )
     def make(self, window: int | None, num_host: int, num_disk: int) -> None:
         self.tiers = Tiers(num_host, num_disk)
-        self.cache = KVCache(5, SIZE, True, self.tiers, Window(window, 24) if window else None)
+        self.cache = KVCache(5, SIZE, True, self.tiers, (Window(window, 24) if window else None,))
         self.device = [NOTHING] * 6
         self.host = [NOTHING] * num_host
         self.disk: dict[bytes, Content] = {}
@@ -48,11 +50,11 @@ class TierMachine(RuleBasedStateMachine):
             return
         self.cache.adopt(table, found, len(tokens))
         self.carry_out()
-        for i, block in enumerate(found):
+        for i, block in enumerate(found.groups[0]):
             if table.blocks[i] != self.cache.pool.null:
                 assert self.device[block] == (table.root, tuple(tokens[: (i + 1) * SIZE])), "found something else"
         assert self.cache.grow(table, len(tokens))
-        self.compute(table, tokens, len(found))
+        self.compute(table, tokens, found.num)
         self.tables.append((table, tokens))
 
     @precondition(lambda self: self.tables)

@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 import torch
 
-from sluice_server.engine.build import sliding_window
 from sluice_server.engine.errors import Code, ServiceError
+from sluice_server.engine.kv_cache.groups import layer_groups
 from sluice_server.engine.models.config import read_config
 from sluice_server.engine.models.model import load_model, plan_model
 from sluice_server.engine.models.registry import traits_of
@@ -71,8 +71,8 @@ def test_layers_take_turns(tmp_path: Path) -> None:
     third = read_config(written(tmp_path, GEMMA_3_1B))
     assert third.windows == (*((512,) * 5 + (None,)) * 4, 512, 512)
     assert third.local_rope is not None and (third.rope.theta, third.local_rope.theta) == (1e6, 1e4)
-    for config in (second, third):  # a layer that sees all needs every block
-        assert sliding_window(config, 512) is None
+    assert layer_groups(second.windows).windows == (None, 4096)
+    assert layer_groups(third.windows).windows == (None, *[512] * 6)
     traits = traits_of(second)
     assert (traits.query_scalar, traits.score_cap, traits.logit_cap) == (224, 50.0, 30.0)
 

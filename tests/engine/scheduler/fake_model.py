@@ -112,7 +112,9 @@ class FakeProposer:
 class FakeRunner:
     """Computes plans and moves blocks; its disk is slow and now and then loses or damages what it has."""
 
-    def __init__(self, num_slots: int, num_blocks: int, block_size: int, num_host: int, rng: random.Random) -> None:
+    def __init__(
+        self, num_slots: int, num_blocks: int, block_size: int, num_host: int, rng: random.Random, num_groups: int = 1
+    ) -> None:
         self._size = block_size
         self._cells: list[int] = [0] * ((num_blocks + 1) * block_size)
         self._null = num_blocks
@@ -120,7 +122,8 @@ class FakeRunner:
         self._disk: dict[bytes, list[int]] = {}
         self._under_way: deque[tuple[Move, list[int]]] = deque()
         self._rng = rng
-        self._tables: list[list[int]] = [[] for _ in range(num_slots)]
+        self._groups = range(num_groups)
+        self._tables: list[list[list[int]]] = [self._no_blocks() for _ in range(num_slots)]
         self._rows: list[tuple[SamplingParams, int]] = [(SamplingParams(), 0)] * num_slots
         self._sampled = [-1] * num_slots  # what each slot sampled last
 
@@ -162,12 +165,12 @@ class FakeRunner:
     def place(self, plan: StepPlan) -> None:
         """Reset and extend the rows of slots."""
         for placement in plan.placements:
-            self._tables[placement.slot] = []
+            self._tables[placement.slot] = self._no_blocks()
             self._rows[placement.slot] = (placement.params, placement.output_index)
-        for slot, first, blocks in plan.new_blocks:
-            table = self._tables[slot]
-            assert first <= len(table), "a hole in a block table"
-            table[first:] = blocks
+        for run in plan.new_blocks:
+            table = self._tables[run.slot][run.group]
+            assert run.first <= len(table), "a hole in a block table"
+            table[run.first : run.first + len(run.blocks)] = run.blocks
 
     def compute(self, plan: StepPlan, failed: frozenset[int]) -> StepResult:
         """Write the cells of the plan's rows, then sample."""
@@ -187,15 +190,12 @@ class FakeRunner:
                 self._sampled[slot] = ids[-1]
                 at += num
                 continue
-            chain = self._cells[self._cell(slot, start - 1)] if start else 0
+            chain = self._read(slot, start - 1) if start else 0
             run: list[tuple[int, TokenLogprob]] = []
             for position in range(start, start + num):
                 chain = hash((chain, self._sampled[slot] if plan.token_ids[at] == IN_FLIGHT else plan.token_ids[at]))
                 at += 1
-                cell = self._cell(slot, position)
-                assert cell not in written, "two rows write one cell"
-                written.add(cell)
-                self._cells[cell] = chain
+                self._write(slot, position, chain, written)
                 if plan.samples[i] and position >= start + num - 1 - drafted:
                     run.append(self._sample(slot, chain, position + 1))
             ids.append(run[0][0] if run else -1)
@@ -211,19 +211,16 @@ class FakeRunner:
         self, slot: int, start: int, tokens: list[int], parents: tuple[int, ...], written: set[int]
     ) -> VerifiedDrafts:
         """Cells in the order of the tokens, each behind its parent's; then those that stand one behind the other."""
-        before = self._cells[self._cell(slot, start - 1)] if start else 0
+        before = self._read(slot, start - 1) if start else 0
         chains = [extend(before, tokens[0])]
         for token, parent in zip(tokens[1:], parents, strict=True):
             chains.append(extend(chains[1 + parent], token))
         for i, chain in enumerate(chains):
-            cell = self._cell(slot, start + i)
-            assert cell not in written, "two rows write one cell"
-            written.add(cell)
-            self._cells[cell] = chain
+            self._write(slot, start + i, chain, written)
         run, at = [self._sample(slot, chains[0], start + 1)], 0
         for i, parent in enumerate(parents, 1):
             if 1 + parent == at and tokens[i] == run[-1][0]:
-                self._cells[self._cell(slot, start + len(run))] = chains[i]
+                self._write(slot, start + len(run), chains[i], set())
                 run.append(self._sample(slot, chains[i], start + len(run) + 1))
                 at = i
         found = tuple(logprob for _, logprob in run) if self._rows[slot][0].logprobs >= 0 else ()
@@ -236,9 +233,25 @@ class FakeRunner:
             return token, candidates_after(chain, params.logprobs)
         return token, TokenLogprob(logprob_after(chain, token), 1)
 
-    def chains(self, slot: int, first: int, end: int) -> list[int]:
-        """What the slot's cells of positions [first, end) hold."""
-        return [self._cells[self._cell(slot, position)] for position in range(first, end)]
+    def chains(self, slot: int, first: int, end: int, group: int = 0) -> list[int]:
+        """What the slot's cells of positions [first, end) hold in a group."""
+        return [self._cells[self._cell(slot, position, group)] for position in range(first, end)]
+
+    def _no_blocks(self) -> list[list[int]]:
+        return [[] for _ in self._groups]
+
+    def _read(self, slot: int, position: int) -> int:
+        """What the slot's cells of that position hold: the same in all groups."""
+        first, *others = (self._cells[self._cell(slot, position, group)] for group in self._groups)
+        assert all(one == first for one in others), "groups of layers disagree"
+        return first
+
+    def _write(self, slot: int, position: int, chain: int, written: set[int]) -> None:
+        for group in self._groups:
+            cell = self._cell(slot, position, group)
+            assert cell not in written, "two rows write one cell"
+            written.add(cell)
+            self._cells[cell] = chain
 
     def _block(self, block: int) -> list[int]:
         return self._cells[block * self._size : (block + 1) * self._size]
@@ -246,8 +259,8 @@ class FakeRunner:
     def _put(self, block: int, cells: list[int]) -> None:
         self._cells[block * self._size : (block + 1) * self._size] = cells
 
-    def _cell(self, slot: int, position: int) -> int:
-        table = self._tables[slot]
+    def _cell(self, slot: int, position: int, group: int) -> int:
+        table = self._tables[slot][group]
         assert position // self._size < len(table), "computes in a block that it does not have"
         assert table[position // self._size] != self._null, "touches a block that was given back"
         return table[position // self._size] * self._size + position % self._size

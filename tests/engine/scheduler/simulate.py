@@ -19,7 +19,8 @@ from collections import deque
 from typing import Any
 
 from sluice_server.engine.errors import Code, ServiceError
-from sluice_server.engine.kv_cache.cache import KVCache, Window
+from sluice_server.engine.kv_cache.cache import KVCache
+from sluice_server.engine.kv_cache.sizes import Window
 from sluice_server.engine.kv_cache.tiers import Tiers
 from sluice_server.engine.plan import StepPlan, StepResult
 from sluice_server.engine.request import EngineRequest, Limits, SamplingParams
@@ -47,8 +48,9 @@ class Simulation:
         num_host, num_disk = rng.choice(((0, 0), (6, 0), (6, 40)))
         window = Window(rng.choice((5, 9, 30)), self.budget) if rng.random() < 0.25 else None
         tiers = Tiers(num_host, num_disk) if num_host else None
-        num_blocks = rng.choice((10, num_blocks)) if window else num_blocks
-        self.cache = KVCache(num_blocks, SIZE, rng.random() < 0.8, tiers, window)
+        windows = (window,) if window is None or tiers else (*rng.choice(((), (None,), (None, None))), window, window)
+        num_blocks = len(windows) * (rng.choice((10, num_blocks)) if window else num_blocks)
+        self.cache = KVCache(num_blocks, SIZE, rng.random() < 0.8, tiers, windows)
         self.settings = SchedulerSettings(
             costs=PreemptionCosts(1, 10.0, rng.choice((1.0, 10.0, 100.0))) if tiers else None,
             policy=rng.choice(sorted(POLICIES)),
@@ -64,7 +66,7 @@ class Simulation:
             adapts_drafts=rng.random() < 0.3,
         )
         self.scheduler = Scheduler(self.cache, LIMITS, (EOS,), num_slots, self.budget, self.settings)
-        self.runner = FakeRunner(num_slots, num_blocks, SIZE, num_host, rng)
+        self.runner = FakeRunner(num_slots, num_blocks, SIZE, num_host, rng, len(windows))
         self.proposer = FakeProposer(rng, rng.choice((0.3, 0.8, 1.0)))
         self.ledger = Ledger(SIZE)
         self.depth = seed % 3  # steps in flight while the next one is planned
@@ -324,14 +326,14 @@ class Simulation:
     def check_cheaply(self) -> None:
         """Counts, in time that does not grow with history."""
         pool, running = self.cache.pool, self.scheduler._state.running
-        held = {block for one in running for block in one.table.blocks} - {pool.null}
+        held = {block for one in running for own in one.table.groups for block in own} - {pool.null}
         assert pool.num_held == len(held), "blocks are held by nobody, or twice"
         assert len(running) <= self.num_slots
         under_way = self.scheduler._in_flight.under_way()
         for one in running:
             num = one.num_computed + under_way.get(one, (0, 0))[0]
             is_drafted = bool(one.drafting and one.drafting.ids)  # there may be room for more drafts than came
-            is_exact = len(one.table.blocks) == self.cache.blocks_for(num)
+            is_exact = len(one.table.blocks) == self.cache.sizes.blocks_for(num)
             assert is_exact or is_drafted, "blocks hold nothing of use"
             assert one in under_way or not is_drafted, "drafts outlive their step"
         self.ledger.check()
@@ -343,17 +345,18 @@ class Simulation:
         open_here = {request_id for request_id, one in self.ledger.open.items() if not one.is_ending}
         assert set(self.scheduler._state.groups) == open_here, "the books differ"
         for one in self.scheduler._state.running:
-            if one.num_blocks_told == len(one.table.blocks):
+            if one.num_blocks_told == len(one.table.blocks) and not one.freed:
                 self.check_cells(one)
         assert all(one.state is SequenceStatus.RUNNING for one in self.scheduler._state.running)
 
     def check_cells(self, one: Sequence) -> None:
         """The sequence's cells hold the chains of its tokens, as far as they were not given back."""
-        first, chain = one.table.num_trimmed * SIZE, 0
-        cells = self.runner.chains(one.slot, first, one.num_computed)
-        for position, token in enumerate(one.tokens[: one.num_computed]):
-            chain = extend(chain, token)
-            assert position < first or cells[position - first] == chain, "a stale cell"
+        for group, trimmed in enumerate(one.table.trimmed):
+            first, chain = trimmed * SIZE, 0
+            cells = self.runner.chains(one.slot, first, one.num_computed, group)
+            for position, token in enumerate(one.tokens[: one.num_computed]):
+                chain = extend(chain, token)
+                assert position < first or cells[position - first] == chain, "a stale cell"
 
 
 def play(seed: int, events: int) -> str:

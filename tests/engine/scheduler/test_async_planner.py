@@ -47,7 +47,7 @@ def test_the_next_token_is_computed_behind_one_that_nobody_knows_yet() -> None:
     assert second is not None
     assert (first.starts, first.token_ids) == ([3], [1])
     assert (second.starts, second.token_ids, second.samples) == ([4], [IN_FLIGHT], [True])
-    assert second.new_blocks == [(second.slots[0], 1, second.new_blocks[0][2])]  # the fifth token's
+    assert second.new_blocks == [(second.slots[0], 1, second.new_blocks[0].blocks, 0)]  # the fifth token's
     assert apply(scheduler, first, 2) == [(2,)] and apply(scheduler, second, 3) == [(3,)]
     scheduler.check()
 

@@ -9,9 +9,11 @@ import pytest
 from sluice_server.engine.errors import ServiceError
 from sluice_server.engine.kv_cache import cache as cache_module
 from sluice_server.engine.kv_cache import prefix
-from sluice_server.engine.kv_cache.cache import BlockTable, KVCache
+from sluice_server.engine.kv_cache.cache import KVCache
 from sluice_server.engine.kv_cache.pool import BlockPool
 from sluice_server.engine.kv_cache.prefix import PrefixIndex
+from sluice_server.engine.kv_cache.sizes import CacheSizes
+from sluice_server.engine.kv_cache.table import BlockTable, CachedPrefix
 from sluice_server.engine.kv_cache.tiers import Move, MoveKind, Tiers
 from sluice_server.engine.plan import StepPlan, VerifiedDrafts, num_accepted
 from sluice_server.engine.request import FinishReason
@@ -39,14 +41,16 @@ Bug = tuple[object, str, Callable[..., Any]]
 
 
 def skip_release(self: KVCache, table: BlockTable, *_: object, **__: object) -> None:
-    table.blocks.clear()
+    for own in table.groups:
+        own.clear()
     table.num_named = 0
 
 
 def release_twice(self: KVCache, table: BlockTable, *_: object, **__: object) -> None:
-    for block in table.blocks * 2:
-        self.pool.release(block)
-    table.blocks.clear()
+    for own in table.groups:
+        for block in own * 2:
+            self.pool.release(block)
+        own.clear()
 
 
 def share_without_counting(self: BlockPool, block: int) -> None:
@@ -129,13 +133,24 @@ def forget_the_disk_budget(self: Tiers, name: bytes, slot: int) -> list[Move]:
     return [Move(MoveKind.WRITE, slot, name=name)]
 
 
-def trim_a_block_too_many(self: KVCache, num_computed: int) -> int:
-    return passed(self, num_computed + self.block_size) if num_computed else 0
+def trim_a_block_too_many(self: CacheSizes, group: int, num_computed: int) -> int:
+    return passed(self, group, num_computed + self.block_size) if num_computed else 0
 
 
-def trim_without_telling(self: KVCache, table: BlockTable, num_computed: int) -> int | None:
+def trim_without_telling(self: KVCache, table: BlockTable, num_computed: int) -> list[tuple[int, int, int]]:
     self.pool.release(table.blocks[0])
-    return None
+    return []
+
+
+def match_without_windows(
+    self: KVCache, table: BlockTable, tokens: Sequence[int], found: list[list[int]], num_full: int
+) -> CachedPrefix:
+    num = len(found[0])
+    return CachedPrefix(num, [*found[:num_full], *([self.pool.null] * num for _ in found[num_full:])])
+
+
+def name_groups_alike(name: bytes, group: int) -> bytes:
+    return name
 
 
 def same_noise_for_all(self: SchedulerState, sequence: Row) -> None:
@@ -371,7 +386,7 @@ shrink = SchedulerState.shrink
 begin = InFlightSteps.begin
 decode_ahead = Planner.decode_ahead
 verify, take, grow_ahead = DraftScheduler.verify, DraftScheduler.take, DraftScheduler._grow_ahead
-tier_ended, read, save, passed = Tiers.ended, Tiers.read, Tiers.save, KVCache._num_passed
+tier_ended, read, save, passed = Tiers.ended, Tiers.read, Tiers.save, CacheSizes.num_passed
 BUGS: list[Bug] = [
     (KVCache, "release", skip_release),
     (KVCache, "release", release_twice),
@@ -391,8 +406,10 @@ BUGS: list[Bug] = [
     (Tiers, "read", reuse_a_slot_that_is_read_into),
     (Tiers, "save", save_under_the_slot_of_another),
     (Tiers, "_to_disk", forget_the_disk_budget),
-    (KVCache, "_num_passed", trim_a_block_too_many),
+    (CacheSizes, "num_passed", trim_a_block_too_many),
     (KVCache, "trim", trim_without_telling),
+    (KVCache, "_within_windows", match_without_windows),
+    (cache_module, "name_in", name_groups_alike),
     (SchedulerState, "_tell", same_noise_for_all),
     (SchedulerState, "fork", fork_a_token_late),
     (SchedulerState, "_give_spares", lose_a_spare_slot),
