@@ -128,6 +128,23 @@ def test_greedy_equals_transformers_with_everything_on(checkpoint: tuple[Path, S
     assert roomy.scheduler.cache.stats.hit_tokens > 0
 
 
+def test_a_context_that_the_cache_could_not_hold_without_windows(tmp_path: Path) -> None:
+    """Five of six layers keep 10 tokens: 240 tokens pass through a cache of 100, and 100 with the start in common."""
+    pattern = (("sliding_window", 10), ("sliding_window_pattern", 6))
+    shape = Shape("gemma3", layers=6, heads=2, kv_heads=1, tied=True, options=pattern)
+    directory = make_checkpoint(tmp_path, shape)
+    rng = random.Random(3)
+    long = [rng.randrange(shape.vocab) for _ in range(220)]
+    prompts = {"a" * 32: long, "b" * 32: [*long[:40], *(rng.randrange(shape.vocab) for _ in range(60))]}
+    oracle = reference(directory)
+    want = {name: greedy(oracle, prompt, 20) for name, prompt in prompts.items()}
+    engine = make_engine(directory, dataclasses.replace(ROOMY, kv_cache_tokens=104, max_num_batched_tokens=16))
+    assert engine.scheduler.cache.num_groups == 6
+    for name, prompt in prompts.items():
+        assert run(engine, {name: prompt}) == {name: want[name]}
+    assert run(engine, prompts) == want
+
+
 # Tiers move bytes, whatever the architecture.
 @pytest.mark.parametrize("checkpoint", [name for name in SHAPES if "gemma" not in name], indirect=True)
 def test_greedy_equals_transformers_through_all_tiers(checkpoint: tuple[Path, Shape], tmp_path: Path) -> None:
