@@ -61,7 +61,7 @@ class BuiltEngine:
 
     Attributes:
         computing: a description of device, formats and kernels.
-        num_blocks: blocks of its cache.
+        num_blocks: blocks of its cache, for each group of layers.
         grammars: the grammars that outputs follow, so that the caller can compile them ahead.
         tuner: measures how many threads pay off while the engine is idle; None on CUDA.
         store: the cache's memory.
@@ -133,7 +133,7 @@ def build_engine(  # noqa: PLR0913 # all that an engine is made of
             scheduler, runner, proposer=make_proposer(config, drafter, beside), identity=identity, tuner=tuner
         ),
         computing=computing_of(device, formats, model, tuner, notes),
-        num_blocks=num_blocks,
+        num_blocks=scheduler.cache.num_blocks,
         grammars=grammars,
         tuner=tuner,
         store=store,

@@ -57,6 +57,11 @@ class KVCache:
         return len(self.sizes.windows)
 
     @property
+    def num_blocks(self) -> int:
+        """Number of blocks that every group could hold at once."""
+        return self.pool.num_blocks // self.num_groups
+
+    @property
     def num_free(self) -> int:
         """Number of blocks that every group could take."""
         return self.pool.num_free // self.num_groups

@@ -10,13 +10,13 @@ from sluice_server.services.messages.messages import Prompt
 def load_of(engine: Engine) -> Load:
     """Returns the engine's load as a ring record."""
     scheduler = engine.scheduler
-    pool, stats = scheduler.cache.pool, scheduler.cache.stats
+    cache, stats = scheduler.cache, scheduler.cache.stats
     return Load(
         num_waiting=scheduler.num_waiting,
         num_running=scheduler.num_running,
-        num_blocks=pool.num_blocks,
-        num_free_blocks=pool.num_free,
-        block_size=scheduler.cache.block_size,
+        num_blocks=cache.num_blocks,
+        num_free_blocks=cache.num_free,
+        block_size=cache.block_size,
         step_s=engine.stats.mean_step_s,
         tokens_per_s=engine.stats.tokens_per_s,
         num_preemptions=scheduler.num_preemptions,
