@@ -106,16 +106,14 @@ def _symmetric_levels(groups: Tensor, scales: Tensor) -> Tensor:
 
 
 def from_packed(packed: Packed) -> QuantisedWeight | None:
-    """Converts a weight of a checkpoint; None if it has no such form, see `QuantisedWeight.from_groups`.
-
-    8-bit weights with zero points have none.
-    """
+    """Converts a weight of a checkpoint; None if it has no such form, see `QuantisedWeight.from_groups`."""
     match packed:
         case Int8Weight(weight, scales) if weight.dtype is torch.int8:
             levels = (weight.to(torch.int16) + (LEVELS + 1)).to(torch.uint8)
             return _from_groups(8, levels, scales[None], None, levels.shape[1])
-        case GroupedWeight(levels, scales, zeros, group) if bool((zeros == LEVELS + 1).all()):
-            return _from_groups(8, levels, scales, None, group)
+        case GroupedWeight(levels, scales, zeros, group):
+            symmetric = bool((zeros == LEVELS + 1).all())
+            return _from_groups(8, levels, scales, None if symmetric else zeros, group)
         case Int4Weight(_, scales, zeros, _, group):
             symmetric = bool((zeros == 8).all())
             return _from_groups(4, unpack_nibbles(packed), scales, None if symmetric else zeros, group)

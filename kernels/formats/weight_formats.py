@@ -15,7 +15,7 @@ from torch import Tensor
 from sluice_server.kernels.cpu import builds
 from sluice_server.kernels.formats import private_operators as private
 from sluice_server.kernels.formats.gpu_linear import EightBitsOnGpu, Int4OnGpu, Int8OnGpu
-from sluice_server.kernels.formats.integer_linear import IntegerLinear
+from sluice_server.kernels.formats.integer_linear import integer_linear
 from sluice_server.kernels.formats.linear import (
     BlockedLinear,
     GpuLinear,
@@ -77,7 +77,9 @@ def serves_onednn() -> bool:
 
 def _integers(bits: int, on_gpu: Callable[[Tensor, Tensor | None], PackedLinear]) -> tuple[WeightFormat, ...]:
     return (
-        WeightFormat(_on_cpu, lambda weight, bias, gated: IntegerLinear(round_weight(weight.float(), bits), bias)),
+        WeightFormat(
+            _on_cpu, lambda weight, bias, gated: integer_linear(round_weight(weight.float(), bits), bias, gated)
+        ),
         WeightFormat(_on_gpu, lambda weight, bias, gated: on_gpu(weight, bias)),
     )
 
@@ -184,7 +186,7 @@ def pack_stored(packed: Packed, place: Place) -> tuple[PackedLinear, str]:
 
 def _as_ours(packed: Packed, place: Place) -> PackedLinear | None:
     weight = from_packed(packed) if _on_cpu(place.device) else None
-    return None if weight is None else IntegerLinear(weight, place.bias)
+    return None if weight is None else integer_linear(weight, place.bias, place.gated)
 
 
 def _int4_on_gpu(packed: Packed, place: Place) -> PackedLinear | None:

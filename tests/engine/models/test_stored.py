@@ -71,7 +71,7 @@ FORMS: dict[str, tuple[dict[str, Any], Quantise, str]] = {
         ROUNDS,
     ),
     "gptq-8": (GPTQ8, functools.partial(published.gptq, bits=8), ROUNDS),
-    "gptq-8-zeros": (GPTQ8, functools.partial(published.gptq, bits=8, symmetric=False), WIDENED),
+    "gptq-8-zeros": (GPTQ8, functools.partial(published.gptq, bits=8, symmetric=False), ROUNDS),
     "fbgemm": (FBGEMM, published.fp8, "multiplies no fp8"),
     "channel": (compressed("channel"), published.fp8, "multiplies no fp8"),
     "tensor": (compressed("tensor"), functools.partial(published.fp8, per_row=False, shape=(1,)), "no fp8"),
