@@ -14,12 +14,17 @@ ARCHITECTURES: dict[str, Callable[[ModelConfig], ArchitectureTraits]] = {
     "Gemma2ForCausalLM": architectures.gemma2,
     "Gemma3ForCausalLM": architectures.gemma3,
     "GptOssForCausalLM": architectures.gpt_oss,
+    "GraniteForCausalLM": architectures.granite,
     "LlamaForCausalLM": architectures.llama,
     "MistralForCausalLM": architectures.mistral,
     "MixtralForCausalLM": architectures.mixtral,
+    "Olmo2ForCausalLM": architectures.olmo2,
+    "Phi3ForCausalLM": architectures.phi3,
     "Qwen2ForCausalLM": architectures.qwen2,
+    "Qwen2MoeForCausalLM": architectures.qwen2_moe,
     "Qwen3ForCausalLM": architectures.qwen3,
     "Qwen3MoeForCausalLM": architectures.qwen3_moe,
+    "SmolLM3ForCausalLM": architectures.smollm3,
 }
 
 
@@ -43,6 +48,9 @@ def traits_of(config: ModelConfig) -> ArchitectureTraits:
     if (traits.experts is None) is not (config.experts is None):
         named = "no" if config.experts is None else config.experts.num
         raise unsupported("experts", f"config.json names {named} experts: {config.architecture!r} is not served so")
+    if config.rope.partial != 1.0 and not traits.is_partly_rotated:
+        text = f"partial_rotary_factor is {config.rope.partial}; {config.architecture} is supported with 1.0"
+        raise unsupported("partial_rotary_factor", text)
     return traits
 
 

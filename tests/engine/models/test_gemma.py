@@ -74,7 +74,7 @@ def test_layers_take_turns(tmp_path: Path) -> None:
     for config in (second, third):  # a layer that sees all needs every block
         assert sliding_window(config, 512) is None
     traits = traits_of(second)
-    assert (traits.query_scalar, traits.score_cap, traits.logit_cap) == (224, 50.0, 30.0)
+    assert (traits.score_scale, traits.score_cap, traits.logit_cap) == (224**-0.5, 50.0, 30.0)
 
 
 REFUSED: dict[str, tuple[dict[str, Any], dict[str, Any], str]] = {
