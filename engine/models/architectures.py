@@ -57,10 +57,8 @@ def qwen2_moe(config: ModelConfig) -> ArchitectureTraits:
     """
     renormalises = config.experts is not None and config.experts.renormalises
     if config.experts is not None and not config.experts.shared_size:
-        raise unsupported("shared_expert_intermediate_size", "shared_expert_intermediate_size is 0; it must be above")
-    experts = ExpertTraits(
-        renormalises=renormalises, shared="mlp.shared_expert", shared_gate="mlp.shared_expert_gate"
-    )
+        raise unsupported("shared_expert_intermediate_size", "shared_expert_intermediate_size is 0; supported is above")
+    experts = ExpertTraits(renormalises=renormalises, shared="mlp.shared_expert", shared_gate="mlp.shared_expert_gate")
     return ArchitectureTraits(windows=config.windows, qkv_bias=config.qkv_bias, experts=experts)
 
 

@@ -15,8 +15,8 @@ from sluice_server.engine.errors import ServiceError
 from sluice_server.engine.models.assumed import ASSUMED
 from sluice_server.engine.models.by_layer import RopeConfig, check_rotary, read_ropes, read_rotated, read_windows
 from sluice_server.engine.models.expert_fields import ExpertsConfig, read_experts
-from sluice_server.engine.models.not_built import check_built
 from sluice_server.engine.models.fields import MENDING, Fields, Json, invalid_model, read_json, shown
+from sluice_server.engine.models.not_built import check_built
 from sluice_server.engine.models.stored_form import StoredForm, read_stored_form
 from sluice_server.engine.parameter_kinds import Number
 from sluice_server.engine.parameters import FROM_MODEL

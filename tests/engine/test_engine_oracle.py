@@ -216,7 +216,11 @@ def test_same_tokens_alone_in_a_batch_and_after_preemption(tmp_path: Path, name:
         ("gemma2", {"dtype": "bfloat16"}),
         pytest.param("gemma2", {"quantization": "int8", "kv_cache_dtype": "int8"}, marks=pytest.mark.long),
         pytest.param("gemma2", {"quantization": "int4", "kv_cache_dtype": "bfloat16"}, marks=pytest.mark.long),
-        *(("qwen2-experts", {"dtype": "bfloat16"}), ("olmo2", {"dtype": "bfloat16"}), ("granite", {"dtype": "bfloat16"})),
+        *(
+            ("qwen2-experts", {"dtype": "bfloat16"}),
+            ("olmo2", {"dtype": "bfloat16"}),
+            ("granite", {"dtype": "bfloat16"}),
+        ),
         *(("phi3", {"quantization": "int8"}), ("smollm3", {"quantization": "int4"})),
         pytest.param("olmo2", {"quantization": "int8", "kv_cache_dtype": "int8"}, marks=pytest.mark.long),
         pytest.param("qwen2-experts", {"quantization": "int4"}, marks=pytest.mark.long),

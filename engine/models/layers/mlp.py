@@ -1,4 +1,4 @@
-"""The protocol of what follows a layer's attention, and its plain forms: one MLP for all tokens, with a norm or without.
+"""The protocol of what follows a layer's attention, and its plain forms: one MLP for all tokens, normed or not.
 
 Takes packed linears; `engine.models.layers.experts` has the other forms.
 """
