@@ -6,7 +6,7 @@ Depends on the standard library only, as processes without torch read it too. No
 
 import dataclasses
 import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from pathlib import Path
 from typing import Any, cast
 
@@ -106,8 +106,11 @@ ACTIVATIONS: Mapping[str, str] = {
 }  # name in files → name in `kernels.reference.elementwise`
 
 
-def read_config(directory: Path) -> ModelConfig:
-    """Reads a checkpoint directory. Raises ServiceError MODEL_INVALID naming file, field and value."""
+def read_config(directory: Path, plugged: Collection[str] = ()) -> ModelConfig:
+    """Reads a checkpoint directory; `plugged` are the architectures of plugins.
+
+    Raises ServiceError MODEL_INVALID naming file, field and value.
+    """
     path = directory / "config.json"
     values = read_json(path)
     generation_path = directory / "generation_config.json"
@@ -116,7 +119,8 @@ def read_config(directory: Path) -> ModelConfig:
     if not isinstance(architectures, list) or not architectures or not isinstance(architectures[0], str):
         raise Fields(path, values).wrong("architectures", f"is missing; it names the model class: {MENDING}")
     architecture = architectures[0]
-    check_built(architecture)
+    if architecture not in plugged:
+        check_built(architecture)
     raw = Fields(path, {**ASSUMED.get(architecture, {}), **values})
     hidden, (heads, kv_heads) = raw.integer("hidden_size"), _heads(raw)
     layers, vocab = raw.integer("num_hidden_layers"), raw.integer("vocab_size")

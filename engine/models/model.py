@@ -5,7 +5,7 @@
 
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import TypeAlias
+from typing import Protocol, TypeAlias
 
 import torch
 from torch import Tensor
@@ -15,7 +15,7 @@ from sluice_server.engine.models.config import ModelConfig
 from sluice_server.engine.models.fields import MENDING, invalid_model
 from sluice_server.engine.models.layers.decoder import DecoderLayer, LayerLoader, Pack, stream_eps
 from sluice_server.engine.models.layers.mlp_weights import make_mlp
-from sluice_server.engine.models.registry import traits_of
+from sluice_server.engine.models.registry import Traits, traits_of
 from sluice_server.engine.models.rope import no_rotation, rope_table, uses_long_factors
 from sluice_server.engine.models.traits import ArchitectureTraits
 from sluice_server.engine.models.weights import Checkpoint, PlannedWeights, WeightSource
@@ -48,7 +48,7 @@ def hooks_of(behind: tuple[int, ...], states: Tensor) -> HiddenStateHooks:
 class Model:
     """The weights of one model, packed for one device."""
 
-    def __init__(
+    def __init__(  # noqa: PLR0913 # all that a model is made of
         self,
         config: ModelConfig,
         source: WeightSource,
@@ -56,7 +56,9 @@ class Model:
         device: torch.device,
         num_positions: int,
         pack: Pack = ops.pack_linear,
+        traits: ArchitectureTraits | None = None,
     ) -> None:
+        """`traits`: of a plugin's architecture; None looks them up."""
         self.config = config
         self.dtype = dtype
         self.device = device
@@ -65,7 +67,7 @@ class Model:
         self.on_layer: Callable[[], None] = _nothing  # called after each layer
         self.hidden_state_hooks: HiddenStateHooks = {}  # copy hidden states for an EAGLE-3 head
         self.is_fixed = False  # set by `fix`
-        traits = traits_of(config)
+        traits = traits or traits_of(config)
         self.has_full_attention = None in traits.windows
         loader = LayerLoader(source, dtype, pack, is_stored=config.stored is not None, norm_offset=traits.norm_offset)
         hidden, vocab = config.hidden_size, config.vocab_size
@@ -174,6 +176,18 @@ def _rotary_tables(
     return [table.unsqueeze(1) for table in tables]
 
 
+class ModelCode(Protocol):
+    """The code of an architecture that is not this package's own."""
+
+    @property
+    def traits(self) -> Traits:
+        """Returns the traits of a checkpoint."""
+
+    @property
+    def model(self) -> type[Model]:
+        """The class of the model."""
+
+
 def owned(read: Tensor) -> Tensor:
     """Returns the tensor in its own memory, as one read from a file may be mapped and the file overwritten."""
     return read.clone() if read.device.type == "cpu" else read
@@ -195,23 +209,26 @@ def zeros(shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> T
     return memory.zeros(torch.Size(shape).numel(), dtype).view(shape)
 
 
-def load_model(
+def load_model(  # noqa: PLR0913 # all that a model is made of
     directory: Path,
     config: ModelConfig,
     dtype: torch.dtype,
     device: torch.device,
     num_positions: int = 0,
     pack: Pack = ops.pack_linear,
+    code: ModelCode | None = None,
 ) -> Model:
     """Loads a checkpoint.
 
-    `num_positions` bounds the rotary table; 0 is the model's context. `pack` packs each weight. Raises ServiceError
-    MODEL_INVALID naming file and tensor, or UNIMPLEMENTED for an architecture.
+    `num_positions` bounds the rotary table; 0 is the model's context. `pack` packs each weight. `code` is
+    that of a plugin's architecture. Raises ServiceError MODEL_INVALID naming file and tensor, or
+    UNIMPLEMENTED for an architecture.
     """
-    traits_of(config)  # raises before any weight is read
+    traits = traits_of(config, None if code is None else code.traits)  # raises before any weight is read
     source = Checkpoint(directory, dtype, device, config.stored)
     check_layers(directory, config, source)
-    model = Model(config, source, dtype, device, num_positions or config.context_length, pack)
+    make = Model if code is None else code.model
+    model = make(config, source, dtype, device, num_positions or config.context_length, pack, traits)
     model.num_parameters = source.num_parameters
     return model
 

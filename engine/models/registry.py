@@ -1,7 +1,8 @@
 """The supported architectures: a table from the name in config.json to a function that returns the traits."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from pathlib import Path
+from typing import TypeAlias
 
 from sluice_server.engine.errors import unsupported
 from sluice_server.engine.models import architectures
@@ -28,12 +29,15 @@ ARCHITECTURES: dict[str, Callable[[ModelConfig], ArchitectureTraits]] = {
 }
 
 
-def traits_of(config: ModelConfig) -> ArchitectureTraits:
-    """Returns the traits of a checkpoint's architecture.
+Traits: TypeAlias = Callable[[ModelConfig], ArchitectureTraits]
+
+
+def traits_of(config: ModelConfig, own: Traits | None = None) -> ArchitectureTraits:
+    """Returns the traits of a checkpoint's architecture; `own`: the function of a plugin.
 
     Raises ServiceError UNIMPLEMENTED listing what is supported.
     """
-    make = ARCHITECTURES.get(config.architecture)
+    make = own or ARCHITECTURES.get(config.architecture)
     if make is None:
         known = ", ".join(sorted(ARCHITECTURES))
         raise unsupported(
@@ -54,11 +58,13 @@ def traits_of(config: ModelConfig) -> ArchitectureTraits:
     return traits
 
 
-def read_served(directory: Path) -> ModelConfig:
+def read_served(directory: Path, plugged: Collection[str] = ()) -> ModelConfig:
     """Reads the config of a checkpoint with a supported architecture.
 
-    Raises ServiceError like `read_config`, `traits_of`.
+    Those of plugins (`plugged`) are checked where these are loaded. Raises ServiceError like `read_config`,
+    `traits_of`.
     """
-    config = read_config(directory)
-    traits_of(config)
+    config = read_config(directory, plugged)
+    if config.architecture not in plugged:
+        traits_of(config)
     return config

@@ -16,12 +16,14 @@ from sluice_server.engine.kv_cache.block_store import BlockStore
 from sluice_server.engine.kv_cache.tiers import Move
 from sluice_server.engine.models.model import Model
 from sluice_server.engine.plan import StepPlan, StepResult
+from sluice_server.engine.plugins.processors import NO_PROCESSORS, LogitsProcessors
 from sluice_server.engine.sampling.grammars import Grammars
 from sluice_server.engine.sampling.matchers import SlotMatchers
 from sluice_server.engine.sampling.rows import GrammarMasks
 from sluice_server.engine.sampling.sampler import Sampler
 from sluice_server.engine.worker.faults import device_faults
 from sluice_server.engine.worker.sample_positions import SamplePositions
+from sluice_server.engine.worker.slots.processors import with_errors
 from sluice_server.engine.worker.slots.rows import SlotRows
 from sluice_server.kernels.layout.metadata import AttentionMetadata
 from sluice_server.kernels.layout.ragged import Tables
@@ -46,7 +48,7 @@ class Runner:
 
     depth = 0  # `launch` returns when the step is done
 
-    def __init__(
+    def __init__(  # noqa: PLR0913 # the parts and sizes of a runner
         self,
         model: Model,
         store: BlockStore,
@@ -54,12 +56,14 @@ class Runner:
         max_num_seqs: int,
         max_model_len: int,
         grammars: Grammars | None = None,
+        processors: LogitsProcessors = NO_PROCESSORS,
     ) -> None:
         self._model = model
         self._store = store
         self._block_size = block_size
         matchers = SlotMatchers(grammars or Grammars(None), model.config.vocab_size, model.config.eos_ids)
-        self._rows = SlotRows(max_num_seqs, -(-max_model_len // block_size), model.config.vocab_size, matchers)
+        max_blocks, vocab_size = -(-max_model_len // block_size), model.config.vocab_size
+        self._rows = SlotRows(max_num_seqs, max_blocks, vocab_size, matchers, processors)
         self._sampler = Sampler()
 
     @property
@@ -144,10 +148,11 @@ class Runner:
         if not sample_positions.rows:
             return StepResult([-1] * len(plan.slots))
         logits = self._model.logits(hidden)
+        errors = self._rows.processors.apply(logits, sample_positions.slots, sample_positions.ahead)
         rows = self._rows.sampling_rows(
             sample_positions.slots, sample_positions.positions, sample_positions.ahead, masks
         )
-        sampled = self._sampler.sample(logits, rows)
+        sampled = with_errors(self._sampler.sample(logits, rows), errors)
         if plan.drafts and self._rows.listening:
             for slot, position, drafts in sample_positions.kept(sampled):
                 self._rows.note(slot, position, drafts)

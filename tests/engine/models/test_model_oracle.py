@@ -43,7 +43,7 @@ SHARED = (*EXPERTS, ("shared_expert_intermediate_size", 56))
 SPARSE_SHARED = (*SPARSE, ("shared_expert_intermediate_size", 24), ("use_sliding_window", True), ("sliding_window", 9))
 GRANITE = (
     *(("embedding_multiplier", 12.0), ("residual_multiplier", 0.22)),
-    *(("attention_multiplier", 0.4), ("logits_scaling", 3.0)),
+    *(("attention_multiplier", 0.4), ("logits_scaling", 3.0), ("rms_norm_eps", 0.01)),
 )
 
 
