@@ -235,11 +235,11 @@ def test_rounded_weights_and_caches_do_not_depend_on_company_either(
 ) -> None:
     """Batches, chunks, prefix hits and preemption: the tokens are those of a request alone, to the last."""
     shape = SHAPES[name]
-    wide = {"hidden": 128} if shape.architecture in ("phi3", "granite") else {}
+    hidden = 128 if shape.architecture in ("phi3", "granite") else shape.hidden  # which heads of 32 divide
     if shape.architecture == "phi3":  # twice as many pairs
         rope = {**LONGROPE, "short_factor": [1.0] * 12, "long_factor": [1.0 + i for i in range(12)]}
         shape = dataclasses.replace(shape, options=(PHI3[0], ("rope_parameters", rope)))
-    make_checkpoint(tmp_path, dataclasses.replace(shape, head_dim=32, **wide))
+    make_checkpoint(tmp_path, dataclasses.replace(shape, head_dim=32, hidden=hidden))
     prompts = some_prompts(shape.vocab, 12)
     together = run(make_engine(tmp_path, dataclasses.replace(ROOMY, **formats)), prompts)
     tight_engine = make_engine(tmp_path, dataclasses.replace(TIGHT, **formats))

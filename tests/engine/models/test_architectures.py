@@ -191,9 +191,11 @@ def test_an_operator_is_told_which_factors_serve(tmp_path: Path) -> None:
 
 
 def test_residual_scale_needs_norms_that_undo_it() -> None:
-    for changes in ({"qk_norm": True}, {"post_norms": True}):
-        with pytest.raises(ValueError, match="residual_scale is built for norms before attention and MLP alone"):
-            ArchitectureTraits(windows=(None,), residual_scale=0.5, **changes)
+    message = "residual_scale is built for norms before attention and MLP alone"
+    with pytest.raises(ValueError, match=message):
+        ArchitectureTraits(windows=(None,), residual_scale=0.5, qk_norm=True)
+    with pytest.raises(ValueError, match=message):
+        ArchitectureTraits(windows=(None,), residual_scale=0.5, post_norms=True)
     with pytest.raises(ValueError, match="without pre_norms there must be post_norms"):
         ArchitectureTraits(windows=(None,), pre_norms=False)
 
