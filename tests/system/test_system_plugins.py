@@ -1,4 +1,4 @@
-"""The example package, installed as its users do, through the real service: a model, processors, and what is refused."""
+"""The example package, installed as its users do, through the real service."""
 
 import os
 import subprocess
