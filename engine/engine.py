@@ -11,6 +11,7 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from typing import Protocol
 
+from sluice_server.engine.checks import check_params
 from sluice_server.engine.errors import ServiceError
 from sluice_server.engine.executor.step_retry import StepRetry
 from sluice_server.engine.executor.step_runner import StepRunner
@@ -95,7 +96,9 @@ class Engine:
 
     def add(self, request: EngineRequest) -> None:
         """Queues a request. Raises ServiceError if it is invalid, cannot be queued, or can never fit."""
-        self._processors.check(request.params.logits_processors)
+        if request.params.logits_processors:
+            check_params(request.params, self.scheduler.limits)  # before another package reads them
+            self._processors.check(request.params.logits_processors)
         self.scheduler.add(request)
 
     def cancel(self, request_id: str, output_index: int | None = None) -> bool:

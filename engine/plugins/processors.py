@@ -24,7 +24,8 @@ class LogitsProcessors:
         self._each = each
 
     def check(self, calls: Sequence[ProcessorCall]) -> None:
-        """Raises ServiceError for arguments that a processor refuses; INTERNAL if it fails otherwise."""
+        """Raises ServiceError for arguments that a processor refuses; INTERNAL if it fails otherwise. Names and sizes
+        must have been checked."""
         for at, call in enumerate(calls):
             try:
                 self._each[call.name].check(dict(call.arguments))
