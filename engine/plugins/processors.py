@@ -1,15 +1,16 @@
 """The logits processors of an engine: refuses arguments, changes logits, and names the processor that fails.
 
-A processor's exception ends the request that asked for it and no other; its text is in the log alone.
+A processor's exception ends the request that asked for it and no other; its text is for the log alone.
 """
 
 import logging
+import traceback
 from collections.abc import Mapping, Sequence
 
 import torch
 from torch import Tensor
 
-from sluice_server.engine.errors import Code, ServiceError, invalid
+from sluice_server.engine.errors import ServiceError, invalid, processor_failed
 from sluice_server.engine.plugins.interface import LogitsProcessor
 from sluice_server.engine.request import ProcessorCall
 
@@ -34,7 +35,7 @@ class LogitsProcessors:
                 raise invalid(f"{FIELD}[{at}].arguments", text) from error
             except Exception as error:
                 logger.exception("logits processor %r failed to check its arguments", call.name)
-                raise failed(call.name, f"raised {type(error).__name__}") from error
+                raise processor_failed(call.name, f"raised {type(error).__name__}") from error
 
     def apply(
         self, calls: Sequence[ProcessorCall], prompt: Sequence[int], output: Sequence[int], logits: Tensor
@@ -47,18 +48,14 @@ class LogitsProcessors:
             try:
                 self._each[call.name].apply(dict(call.arguments), prompt, output, logits)
             except Exception as error:
-                logger.exception("logits processor %r failed", call.name)
-                return failed(call.name, f"raised {type(error).__name__}")
+                traceback.clear_frames(error.__traceback__)  # the frames' locals hold tensors
+                made = processor_failed(call.name, f"raised {type(error).__name__}")
+                made.__cause__ = error  # for the caller's log, which has the request's name
+                return made
             # Of those that ask for one: NaN would be drawn as any other number.
             if not bool(torch.isfinite(logits).any()) or bool(torch.isnan(logits).any()):
-                return failed(call.name, "left no number to choose a token by")
+                return processor_failed(call.name, "left no number to choose a token by")
         return None
-
-
-def failed(name: str, what: str) -> ServiceError:
-    """Returns the error for a request whose logits processor failed."""
-    text = f"logits processor {name!r} {what}; the server's log has the details"
-    return ServiceError(Code.INTERNAL, "LOGITS_PROCESSOR_FAILED", text, details={"processor": name})
 
 
 NO_PROCESSORS = LogitsProcessors({})
