@@ -11,7 +11,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from sluice_server.engine.models.config import ModelConfig
-from sluice_server.engine.models.layers.decoder import LayerLoader
+from sluice_server.engine.models.layers.decoder import LayerLoader, pair_order
 from sluice_server.engine.models.rope import rope_table
 from sluice_server.engine.models.weights import WeightSource
 from sluice_server.kernels.formats.linear import PackedLinear, TransposedLinear
@@ -59,7 +59,7 @@ class BareModel:
                 [(q, rows[0]), (k, rows[1]), (v, rows[1])],
                 c.hidden_size,
                 norm=loader.norm(f"{at}.input_layernorm", c.hidden_size),
-                rotated={q: c.head_dim, k: c.head_dim},
+                orders={q: pair_order(rows[0], c.head_dim), k: pair_order(rows[1], c.head_dim)},
             ).weight,
             output=loader.linear([(f"{at}.self_attn.o_proj", c.hidden_size)], rows[0]).weight,
             gate_up=loader.linear(

@@ -27,6 +27,8 @@ from sluice_server.engine.kv_cache.tiers import Tiers
 from sluice_server.engine.models.config import ModelConfig
 from sluice_server.engine.models.limits import check_tables
 from sluice_server.engine.models.model import Model, load_model
+from sluice_server.engine.plugins.interface import ModelPlugin
+from sluice_server.engine.plugins.loading import load_plugins
 from sluice_server.engine.request import Limits
 from sluice_server.engine.sampling.grammars import Grammars
 from sluice_server.engine.scheduler.scheduler import Scheduler
@@ -95,7 +97,8 @@ def build_engine(  # noqa: PLR0913 # all that an engine is made of
     every constraint is refused. Raises ServiceError naming what is wrong and what to do.
     """
     device, formats, notes = chosen(config, model_config, limits)
-    model, drafter = loaded(config, model_config, directory, limits, draft, formats, device)
+    plugins = load_plugins(config.plugins, model_config)
+    model, drafter = loaded(config, model_config, directory, limits, draft, formats, device, plugins.model)
     groups = groups_for(config, model, drafter)
     size = sum(one.token_bytes(formats.cache) for one in (model, drafter) if one is not None)
     num_whole = cache_blocks(config, size, limits, cache_room(config, model, formats, limits))
@@ -104,7 +107,7 @@ def build_engine(  # noqa: PLR0913 # all that an engine is made of
     with at_start("--kv-cache-tokens" if device.type == "cpu" else "--gpu-memory-utilization", what):
         beside = [] if drafter is None else drafter.new_cache(num_blocks, config.block_size, formats.cache)
         cache = model.new_cache(num_blocks, config.block_size, formats.cache, groups.size)
-    identity = identity_of(config, formats, model, digests())
+    identity = identity_of(config, formats, model, digests(), plugins.identity)
     store, tiers = make_store(config, cache, beside, identity)
     by_layer = [cache[place] for place in groups.place_of]
     check_trial(directory, ModelDrafter(model), by_layer, config.block_size, next(iter(model_config.eos_ids), 0))
@@ -126,13 +129,19 @@ def build_engine(  # noqa: PLR0913 # all that an engine is made of
         settings_of(config, costs),
     )
     grammars = grammars or Grammars(None)
-    plain = Runner(model, store, config.block_size, config.max_num_seqs, limits.context_length, grammars, groups)
+    sizes = config.block_size, config.max_num_seqs, limits.context_length
+    plain = Runner(model, store, *sizes, grammars, groups, plugins.processors)
     runner = runner_for(config, plain, model, store, limits)
     return BuiltEngine(
         engine=Engine(
-            scheduler, runner, proposer=make_proposer(config, drafter, beside), identity=identity, tuner=tuner
+            scheduler,
+            runner,
+            proposer=make_proposer(config, drafter, beside),
+            identity=identity,
+            tuner=tuner,
+            processors=plugins.processors,
         ),
-        computing=computing_of(device, formats, model, tuner, notes),
+        computing=computing_of(device, formats, model, tuner, (*notes, *plugins.notes)),
         num_blocks=scheduler.cache.num_blocks,
         grammars=grammars,
         tuner=tuner,
@@ -162,13 +171,15 @@ def loaded(  # noqa: PLR0913 # all that is loaded
     draft: Path | None,
     formats: Formats,
     device: torch.device,
+    plugin: ModelPlugin | None = None,
 ) -> tuple[Model, Drafter | None]:
-    """Loads the model, and the drafter if there is one."""
+    """Loads the model, and the drafter if there is one; `plugin` has the model's class and traits if they are not this
+    package's own."""
     if device.type == "cpu":
         set_threads(config)
     pack = functools.partial(ops.pack_linear, weights=formats.weights)
     with at_start("--model", f"its weights in {formats.weights or name_of(formats.dtype)}; try --quantization int4"):
-        model = load_model(directory, model_config, formats.dtype, device, limits.context_length, pack)
+        model = load_model(directory, model_config, formats.dtype, device, limits.context_length, pack, plugin)
         drafter = load_drafter(config.speculation, draft, model, limits, pack) if draft is not None else None
     give_back()
     if config.batch_invariant:

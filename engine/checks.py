@@ -21,6 +21,7 @@ def check_params(params: SamplingParams, limits: Limits) -> None:
         raise invalid("min_tokens", f"{params.min_tokens} is above max_tokens {params.max_tokens}")
     _check_logprobs(params)
     _check_beam(params)
+    _check_processors(params, limits)
     if params.grammar:
         check_constrained(params)
         size, most = len(params.grammar), limits.max_grammar_bytes
@@ -55,6 +56,27 @@ def _check_bad_words(params: SamplingParams, limits: Limits) -> None:
         if not 1 <= len(ids) <= limits.max_bad_word_bytes + 1:
             raise invalid(f"bad_words[{at}]", f"has {len(ids)} ids; 1 to {limits.max_bad_word_bytes + 1} are allowed")
         check_ids(f"bad_words[{at}]", ids, limits)
+
+
+def _check_processors(params: SamplingParams, limits: Limits) -> None:
+    """Checks which logits processors are asked for, and the size of their arguments."""
+    field, calls = "sampling.logits_processors", params.logits_processors
+    if not calls:
+        return
+    if not limits.logits_processors:
+        raise unsupported(field, f"{field}: this server was started without any (--plugins): leave it out")
+    check_num(field, len(calls), limits.max_logits_processors)
+    for at, call in enumerate(calls):
+        if call.name not in limits.logits_processors:
+            known = ", ".join(limits.logits_processors)
+            raise invalid(f"{field}[{at}].name", f"{call.name[:80]!r} is not served; there are {known}")
+        check_num(f"{field}[{at}].arguments", len(call.arguments), limits.max_processor_arguments)
+        size = sum(len(name.encode()) + len(value.encode()) for name, value in call.arguments)
+        most = limits.max_processor_argument_bytes
+        if size > most:
+            raise invalid(f"{field}[{at}].arguments", f"have {size} bytes; at most {most}", limit=most, actual=size)
+    if params.beam_width:
+        raise invalid("beam", "a beam search ranks by the model's own probabilities: leave logits_processors out")
 
 
 def _check_beam(params: SamplingParams) -> None:

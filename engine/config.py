@@ -62,6 +62,9 @@ class EngineConfig:
     )
     draft_length: str = option("adaptive", "adaptive: as many as make it faster, or none; fixed: always the most")
     max_draft_tokens: int = option(8, "the most tokens drafted for one sequence in one step, 1 to 64")
+    plugins: str = option(
+        "", "entry points of installed packages, comma-separated: the models and logits processors that may be used"
+    )
     max_draft_width: int = option(
         1, "speculation draft or eagle: drafts that may follow the same token, 1 to 8; 1 is a chain"
     )

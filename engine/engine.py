@@ -11,11 +11,13 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from typing import Protocol
 
+from sluice_server.engine.checks import check_params
 from sluice_server.engine.errors import ServiceError
 from sluice_server.engine.executor.step_retry import StepRetry
 from sluice_server.engine.executor.step_runner import StepRunner
 from sluice_server.engine.kv_cache.identity import UNNAMED, CacheIdentity
 from sluice_server.engine.plan import StepPlan
+from sluice_server.engine.plugins.processors import NO_PROCESSORS, LogitsProcessors
 from sluice_server.engine.request import EngineRequest
 from sluice_server.engine.scheduler.events import Sampled
 from sluice_server.engine.scheduler.scheduler import Scheduler
@@ -61,7 +63,7 @@ class StepSplit:
 class Engine:
     """One model, one scheduler and one runner, with a proposer of drafts if there is one."""
 
-    def __init__(
+    def __init__(  # noqa: PLR0913 # the parts of an engine
         self,
         scheduler: Scheduler,
         runner: StepRunner,
@@ -69,8 +71,10 @@ class Engine:
         proposer: Proposer | None = None,
         identity: CacheIdentity = UNNAMED,
         tuner: Tuner | None = None,
+        processors: LogitsProcessors = NO_PROCESSORS,
     ) -> None:
         """`identity`: the identity of the cache's blocks, used for the salt of requests."""
+        self._processors = processors
         self.identity = identity
         self.scheduler = scheduler
         self.runner = runner
@@ -92,6 +96,9 @@ class Engine:
 
     def add(self, request: EngineRequest) -> None:
         """Queues a request. Raises ServiceError if it is invalid, cannot be queued, or can never fit."""
+        if request.params.logits_processors:
+            check_params(request.params, self.scheduler.limits)  # before another package reads them
+            self._processors.check(request.params.logits_processors)
         self.scheduler.add(request)
 
     def cancel(self, request_id: str, output_index: int | None = None) -> bool:

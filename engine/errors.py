@@ -26,6 +26,9 @@ class Code(enum.IntEnum):
     UNAUTHENTICATED = 16
 
 
+PROCESSOR_FAILED = "LOGITS_PROCESSOR_FAILED"
+
+
 class ServiceError(Exception):
     """The error of a request that ends without a result. Programs read `code` and `reason`, people read the message.
 
@@ -152,6 +155,12 @@ def cancelled() -> ServiceError:
 def engine_fault(message: str = "the engine failed while computing this request") -> ServiceError:
     """Returns the error for a fault of the engine. Its text is fixed, so that nothing internal leaks."""
     return ServiceError(Code.INTERNAL, "ENGINE_FAULT", message)
+
+
+def processor_failed(name: str, what: str) -> ServiceError:
+    """Returns the error for a request whose logits processor failed; `what` it did, without its exception's text."""
+    text = f"logits processor {name!r} {what}; the server's log has the details"
+    return ServiceError(Code.INTERNAL, PROCESSOR_FAILED, text, details={"processor": name})
 
 
 def stage_lost(role: str) -> ServiceError:

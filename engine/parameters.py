@@ -2,8 +2,8 @@
 
 Derived are: their checks (`engine.checks`), defaults from a model (`engine.models`), the conversion of request fields
 (the gateway, its adapters and the command line), the columns of a slot (`COLUMNS`), and their documentation. Other
-defaults are those of `SamplingParams`. `grammar` and `bad_words`, which the tokenizer makes from texts, have no row.
-Stdlib only.
+defaults are those of `SamplingParams`. `grammar` and `bad_words`, which the tokenizer makes from texts, and
+`logits_processors` have no row. Stdlib only.
 """
 
 from sluice_server.engine.parameter_kinds import Biases, Flag, Ids, Number, Parameter, above_zero, signed

@@ -32,6 +32,8 @@ class Limits:
         context_length: tokens of prompt plus output that the model and the server's setting allow.
         vocab_size: width of the logits; every token id is below it.
         max_draft_tokens: drafts per sequence and step; 0 without speculation.
+        logits_processors: names of those that requests may ask for.
+        max_processor_arguments, max_processor_argument_bytes: of one processor.
     """
 
     context_length: int
@@ -60,6 +62,18 @@ class Limits:
     max_bad_word_bytes: int = 128
     max_logprob_token_ids: int = 32
     max_prompt_candidates: int = 1 << 20  # log probabilities of prompt tokens per request, in all
+    logits_processors: tuple[str, ...] = ()
+    max_logits_processors: int = 8
+    max_processor_arguments: int = 32
+    max_processor_argument_bytes: int = 4096
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class ProcessorCall:
+    """A logits processor that a request asks for, with its arguments in the order of their names."""
+
+    name: str
+    arguments: tuple[tuple[str, str], ...] = ()
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -71,6 +85,7 @@ class SamplingParams:
     Attributes:
         bad_words: sequences of ids that may not be sampled as a whole; made by the tokenizer.
         grammar: constraint of the output in llguidance's form; made by the tokenizer. Empty for none.
+        logits_processors: what changes the logits before anything else does, in this order.
     """
 
     max_tokens: int = 0
@@ -99,6 +114,7 @@ class SamplingParams:
     bad_words: tuple[tuple[int, ...], ...] = ()
     logprob_token_ids: tuple[int, ...] = ()
     prompt_logprobs: int = -1
+    logits_processors: tuple[ProcessorCall, ...] = ()
 
     @property
     def has_penalties(self) -> bool:
@@ -113,7 +129,8 @@ class SamplingParams:
     @property
     def needs_tokens(self) -> bool:
         """Whether sampling depends on more than the logits and the position."""
-        return self.has_penalties or bool(self.grammar or self.bad_words) or self.prompt_logprobs >= 0
+        asks = bool(self.grammar or self.bad_words or self.logits_processors)
+        return self.has_penalties or asks or self.prompt_logprobs >= 0
 
     @property
     def is_search(self) -> bool:

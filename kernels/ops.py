@@ -67,6 +67,13 @@ def linear_gated(x: Tensor, norm: Tensor | None, eps: float, weight: PackedLinea
     return weight.apply_gated(x, norm, eps, activation)
 
 
+def gate(gate_up: Tensor, activation: str = "silu") -> Tensor:
+    """Returns activation(first half) · second half of [M, 2 N]: [M, N]."""
+    gates = gpu.family("activation").GATES if gpu.takes(gate_up) else elementwise.GATES
+    gated: Tensor = gates[activation](gate_up)
+    return gated
+
+
 def linear_add_(
     residual: Tensor, x: Tensor, weight: PackedLinear, norm: Tensor | None = None, eps: float = 0.0
 ) -> Tensor:

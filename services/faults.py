@@ -12,6 +12,7 @@ from sluice_server.engine.errors import ServiceError, engine_fault
 from sluice_server.services.messages.messages import Role
 from sluice_server.services.telemetry.logs import FIELDS
 
+NAMES = ("trace_id", "request_id")  # what to look for in the log, the first that there is
 logger = logging.getLogger(__name__)
 
 
@@ -26,9 +27,17 @@ def fault(
     return _told(role, what, told[FIELDS])
 
 
+def plugin_fault(role: Role, told: Mapping[str, Mapping[str, object]], error: ServiceError) -> ServiceError:
+    """Log the failure of a plugin and return its error, whose text names the plugin, with the request to look for."""
+    line = {FIELDS: {**told[FIELDS], "role": str(role)}}
+    logger.error("%s", error.message, exc_info=error.__cause__, extra=line, stacklevel=2)
+    error.details |= {"role": str(role), **{name: str(told[FIELDS][name]) for name in NAMES if name in told[FIELDS]}}
+    return error
+
+
 def _told(role: Role, what: str, about: Mapping[str, object]) -> ServiceError:
     """Returns the error for the client."""
-    for name in ("trace_id", "request_id"):
+    for name in NAMES:
         if name in about:
             found = str(about[name])
             error = engine_fault(f"the {role} {what} ({name.removesuffix('_id')} {found})")

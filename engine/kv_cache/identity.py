@@ -19,6 +19,7 @@ class CacheIdentity:
         dtype: number format of the computation.
         cache_dtype: number format of keys and values.
         kernels: the kernels that compute, by contract and build.
+        plugin: the package, version and code of the model, if that is a plugin's; empty otherwise.
     """
 
     weights: bytes = b""
@@ -27,6 +28,7 @@ class CacheIdentity:
     dtype: str = ""
     cache_dtype: str = ""
     kernels: str = ""
+    plugin: str = ""
 
     def encoded(self) -> bytes:
         """Returns bytes that are equal only for equal identities."""

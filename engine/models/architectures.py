@@ -50,6 +50,18 @@ def qwen2(config: ModelConfig) -> ArchitectureTraits:
     return ArchitectureTraits(windows=config.windows, qkv_bias=True)
 
 
+def qwen2_moe(config: ModelConfig) -> ArchitectureTraits:
+    """Qwen2 with experts (Qwen Team 2024): all or some MLPs are routed experts and one that every token goes through.
+
+    The sigmoid of a projection weights the shared expert; the others' weights add up to 1 if the checkpoint says so.
+    """
+    renormalises = config.experts is not None and config.experts.renormalises
+    if config.experts is not None and not config.experts.shared_size:
+        raise unsupported("shared_expert_intermediate_size", "shared_expert_intermediate_size is 0; supported is above")
+    experts = ExpertTraits(renormalises=renormalises, shared="mlp.shared_expert", shared_gate="mlp.shared_expert_gate")
+    return ArchitectureTraits(windows=config.windows, qkv_bias=config.qkv_bias, experts=experts)
+
+
 def qwen3(config: ModelConfig) -> ArchitectureTraits:
     """Qwen3 (Yang et al. 2025): Llama with a norm on each query and key head.
 
@@ -82,7 +94,7 @@ def gemma(config: ModelConfig) -> ArchitectureTraits:
         qkv_bias=config.attention_bias,
         output_bias=config.attention_bias,
         norm_offset=1.0,
-        scales_embeddings=True,
+        embedding_scale=config.hidden_size**0.5,
     )
 
 
@@ -94,7 +106,7 @@ def gemma2(config: ModelConfig) -> ArchitectureTraits:
     return dataclasses.replace(
         gemma(config),
         post_norms=True,
-        query_scalar=config.query_scalar,
+        score_scale=None if config.query_scalar is None else config.query_scalar**-0.5,
         score_cap=config.score_cap,
         logit_cap=config.logit_cap,
     )
@@ -120,3 +132,50 @@ def gpt_oss(config: ModelConfig) -> ArchitectureTraits:
     experts = ExpertTraits(router="mlp.router", renormalises=True, activation="clamped", is_turned=True)
     bias = config.attention_bias
     return ArchitectureTraits(windows=config.windows, qkv_bias=bias, output_bias=bias, experts=experts, sinks=True)
+
+
+def olmo2(config: ModelConfig) -> ArchitectureTraits:
+    """OLMo 2 (Team OLMo 2024, arXiv 2501.00656): Llama with norms behind attention and MLP and none before.
+
+    One norm of all queries, and one of all keys.
+    """
+    return ArchitectureTraits(
+        windows=(None,) * config.num_layers,
+        qkv_bias=config.attention_bias,
+        output_bias=config.attention_bias,
+        qk_norm=True,
+        norms_all_heads=True,
+        pre_norms=False,
+        post_norms=True,
+    )
+
+
+def phi3(config: ModelConfig) -> ArchitectureTraits:
+    """Phi-3 and Phi-4 (Microsoft 2024, arXiv 2404.14219 and 2412.08905): Llama with fused projections.
+
+    A window in all layers if the checkpoint has one; longrope; a part of each head may stay unrotated. For another
+    scaling it raises ServiceError UNIMPLEMENTED, as the reference implementation refuses it.
+    """
+    if config.rope.kind not in ("default", "longrope"):
+        text = f"rope_type is {config.rope.kind!r}; Phi-3 is supported with default and longrope"
+        raise unsupported("rope_type", text)
+    return ArchitectureTraits(windows=config.windows, is_fused=True, is_partly_rotated=True)
+
+
+def granite(config: ModelConfig) -> ArchitectureTraits:
+    """Granite 3 (IBM 2024): Llama with factors of embeddings, scores, residuals and logits."""
+    return dataclasses.replace(
+        llama(config),
+        embedding_scale=config.embedding_multiplier,
+        residual_scale=config.residual_multiplier,
+        score_scale=config.attention_multiplier,
+        logit_scale=1.0 / config.logits_scaling,
+    )
+
+
+def smollm3(config: ModelConfig) -> ArchitectureTraits:
+    """SmolLM3 (Hugging Face 2025): Llama in which every fourth layer, or each that the file names, does not rotate.
+
+    A window where it is enabled.
+    """
+    return dataclasses.replace(llama(config), windows=config.windows, rotated=config.rotated)

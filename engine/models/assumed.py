@@ -25,5 +25,20 @@ ASSUMED: Mapping[str, dict[str, Json]] = {
         "sliding_window": 4096,
         "sliding_window_pattern": 6,
     },
+    "Olmo2ForCausalLM": {"rms_norm_eps": 1e-5},
+    "Phi3ForCausalLM": {"rms_norm_eps": 1e-5, "original_max_position_embeddings": 4096},
+    "Qwen2MoeForCausalLM": {
+        "use_sliding_window": False,
+        "sliding_window": 4096,
+        "max_window_layers": 28,
+        "shared_expert_intermediate_size": 5632,
+    },
+    "SmolLM3ForCausalLM": {
+        "rope_theta": 2_000_000.0,
+        "tie_word_embeddings": True,
+        "num_key_value_heads": 4,
+        "use_sliding_window": False,
+        "no_rope_layer_interval": 4,
+    },
     "GptOssForCausalLM": {"attention_bias": True, "sliding_window": 128, "sliding_window_pattern": 2},
 }

@@ -6,16 +6,17 @@ Depends on the standard library only, as processes without torch read it too. No
 
 import dataclasses
 import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from pathlib import Path
 from typing import Any, cast
 
 from sluice_server.engine.checks import check_params
 from sluice_server.engine.errors import ServiceError
 from sluice_server.engine.models.assumed import ASSUMED
-from sluice_server.engine.models.by_layer import RopeConfig, read_ropes, read_windows
+from sluice_server.engine.models.by_layer import RopeConfig, check_rotary, read_ropes, read_rotated, read_windows
 from sluice_server.engine.models.expert_fields import ExpertsConfig, read_experts
 from sluice_server.engine.models.fields import MENDING, Fields, Json, invalid_model, read_json, shown
+from sluice_server.engine.models.not_built import check_built
 from sluice_server.engine.models.stored_form import StoredForm, read_stored_form
 from sluice_server.engine.parameter_kinds import Number
 from sluice_server.engine.parameters import FROM_MODEL
@@ -37,8 +38,12 @@ class ModelConfig:
         activation: of the MLP's gate: silu, gelu_tanh for GELU's tanh approximation, or an unsupported name as it is.
         local_rope: rotary embedding of layers with a window, if it differs from `rope`.
         query_scalar: attention scores are divided by its root; None if the file has none.
-        score_cap, logit_cap: soft-caps of attention scores and of logits; 0 for none. These and the scalar are read
-            from any file, and used where the architecture does.
+        score_cap, logit_cap: soft-caps of attention scores and of logits; 0 for none. These, the scalar and what
+            follows are read from any file, and used where the architecture does.
+        rotated: per layer, whether queries and keys are rotated.
+        qkv_bias: whether query, key and value have biases, where attention_bias is not the field for it.
+        embedding_multiplier, residual_multiplier, attention_multiplier, logits_scaling: factors of embeddings, of what
+            joins the residual stream and of attention scores, and a divisor of logits.
     """
 
     architecture: str
@@ -66,6 +71,17 @@ class ModelConfig:
     query_scalar: float | None = None
     score_cap: float = 0.0
     logit_cap: float = 0.0
+    rotated: tuple[bool, ...] = ()
+    qkv_bias: bool = True
+    embedding_multiplier: float = 1.0
+    residual_multiplier: float = 1.0
+    attention_multiplier: float = 1.0
+    logits_scaling: float = 1.0
+
+    @property
+    def rotary_dim(self) -> int:
+        """The numbers of a head that are rotated."""
+        return int(self.head_dim * self.rope.partial)
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -90,8 +106,11 @@ ACTIVATIONS: Mapping[str, str] = {
 }  # name in files → name in `kernels.reference.elementwise`
 
 
-def read_config(directory: Path) -> ModelConfig:
-    """Reads a checkpoint directory. Raises ServiceError MODEL_INVALID naming file, field and value."""
+def read_config(directory: Path, plugged: Collection[str] = ()) -> ModelConfig:
+    """Reads a checkpoint directory; `plugged` are the architectures of plugins.
+
+    Raises ServiceError MODEL_INVALID naming file, field and value.
+    """
     path = directory / "config.json"
     values = read_json(path)
     generation_path = directory / "generation_config.json"
@@ -100,11 +119,16 @@ def read_config(directory: Path) -> ModelConfig:
     if not isinstance(architectures, list) or not architectures or not isinstance(architectures[0], str):
         raise Fields(path, values).wrong("architectures", f"is missing; it names the model class: {MENDING}")
     architecture = architectures[0]
+    if architecture not in plugged:
+        check_built(architecture)
     raw = Fields(path, {**ASSUMED.get(architecture, {}), **values})
     hidden, (heads, kv_heads) = raw.integer("hidden_size"), _heads(raw)
     layers, vocab = raw.integer("num_hidden_layers"), raw.integer("vocab_size")
     context = raw.integer("max_position_embeddings")
     rope, local_rope = read_ropes(raw)
+    head_dim = raw.integer("head_dim", hidden // heads)
+    for one in (rope, local_rope or rope):
+        check_rotary(raw, one, head_dim)
     return ModelConfig(
         architecture=architecture,
         vocab_size=vocab,
@@ -112,11 +136,11 @@ def read_config(directory: Path) -> ModelConfig:
         num_layers=layers,
         num_heads=heads,
         num_kv_heads=kv_heads,
-        head_dim=raw.integer("head_dim", hidden // heads),
+        head_dim=head_dim,
         intermediate_size=raw.integer("intermediate_size"),
         norm_eps=raw.number("rms_norm_eps", 1e-6),
         rope=rope,
-        windows=read_windows(raw, layers),
+        windows=read_windows(raw, layers, architecture),
         context_length=context,
         tied_embeddings=raw.boolean("tie_word_embeddings", False),
         attention_bias=raw.boolean("attention_bias", False),
@@ -131,6 +155,12 @@ def read_config(directory: Path) -> ModelConfig:
         query_scalar=raw.maybe("query_pre_attn_scalar"),
         score_cap=raw.maybe("attn_logit_softcapping") or 0.0,
         logit_cap=raw.maybe("final_logit_softcapping") or 0.0,
+        rotated=read_rotated(raw, layers),
+        qkv_bias=raw.boolean("qkv_bias", True),
+        embedding_multiplier=raw.number("embedding_multiplier", 1.0),
+        residual_multiplier=raw.number("residual_multiplier", 1.0),
+        attention_multiplier=raw.number("attention_multiplier", 1.0),
+        logits_scaling=raw.number("logits_scaling", 1.0),
     )
 
 
@@ -143,6 +173,8 @@ def read_head_config(directory: Path) -> HeadConfig:
     if layer.stored is not None:
         text = f"is {layer.stored.method!r}; an EAGLE-3 head must not be quantised"
         raise raw.wrong("quantization_config.quant_method", text)
+    if layer.rope.partial != 1.0:
+        raise raw.wrong("partial_rotary_factor", f"is {layer.rope.partial}; an EAGLE-3 head is supported with 1.0")
     if layer.activation not in ACTIVATIONS.values():
         raise raw.wrong("hidden_act", f"is {shown(layer.activation)}; supported are {', '.join(ACTIVATIONS)}")
     return HeadConfig(layer, raw.integer("draft_vocab_size", layer.vocab_size), _behind(raw))

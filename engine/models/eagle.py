@@ -13,7 +13,7 @@ from torch import Tensor
 
 from sluice_server.engine.models.config import HeadConfig, read_head_config
 from sluice_server.engine.models.fields import MENDING
-from sluice_server.engine.models.layers.decoder import LayerLoader, Pack
+from sluice_server.engine.models.layers.decoder import LayerLoader, Pack, pair_order
 from sluice_server.engine.models.model import Model, owned, token_bytes, zeros
 from sluice_server.engine.models.rope import rope_table
 from sluice_server.engine.models.weights import Checkpoint
@@ -49,7 +49,8 @@ class EagleHead:
         q, k, v = (f"midlayer.self_attn.{name}_proj" for name in "qkv")
         queries, keys = self._heads * self._dim, self._kv_heads * self._dim
         parts = [(q, queries), (k, keys), (v, keys)]
-        self._qkv = loader.linear(parts, 2 * hidden, rotated={q: self._dim, k: self._dim})
+        orders = {q: pair_order(queries, self._dim), k: pair_order(keys, self._dim)}
+        self._qkv = loader.linear(parts, 2 * hidden, orders=orders)
         self._output = loader.linear([("midlayer.self_attn.o_proj", hidden)], queries)
         norm = loader.norm("midlayer.post_attention_layernorm", hidden)
         self._mlp_norm = loader.kept(norm)

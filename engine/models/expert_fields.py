@@ -18,6 +18,8 @@ class ExpertsConfig:
         intermediate_size: of one expert.
         renormalises: whether a token's expert weights are scaled to add up to 1, where the architecture leaves it open.
         layers: per layer, whether it has experts; the others are dense.
+        shared_size: intermediate size of the expert that every token goes through, where the architecture has one; 0
+            without.
     """
 
     num: int
@@ -25,6 +27,7 @@ class ExpertsConfig:
     intermediate_size: int
     renormalises: bool
     layers: tuple[bool, ...]
+    shared_size: int = 0
 
 
 def read_experts(raw: Fields, num_layers: int) -> ExpertsConfig | None:
@@ -44,6 +47,7 @@ def read_experts(raw: Fields, num_layers: int) -> ExpertsConfig | None:
         intermediate_size=raw.integer("moe_intermediate_size", raw.integer("intermediate_size")),
         renormalises=raw.boolean("norm_topk_prob", False),
         layers=_layers(raw, num_layers),
+        shared_size=int(raw.maybe("shared_expert_intermediate_size") or 0),
     )
 
 

@@ -3,6 +3,8 @@
 Depends on the standard library only, as every stage needs it.
 """
 
+from collections.abc import Iterable
+
 from sluice_server.engine.config import EngineConfig
 from sluice_server.engine.errors import Code, ServiceError
 from sluice_server.engine.models.config import ModelConfig
@@ -24,8 +26,13 @@ def check_tables(model: ModelConfig, limits: Limits, memory_bytes: int) -> None:
         )
 
 
-def limits_of(config: EngineConfig, model: ModelConfig, max_prompt_bytes: int) -> Limits:
-    """Returns the limits. Raises ServiceError INVALID_SETTING if --max-model-len exceeds the model's context."""
+def limits_of(
+    config: EngineConfig, model: ModelConfig, max_prompt_bytes: int, logits_processors: Iterable[str] = ()
+) -> Limits:
+    """Returns the limits; requests may ask for `logits_processors`.
+
+    Raises ServiceError INVALID_SETTING if --max-model-len exceeds the model's context.
+    """
     if config.max_model_len > model.context_length:
         raise ServiceError(
             Code.INVALID_ARGUMENT,
@@ -37,4 +44,5 @@ def limits_of(config: EngineConfig, model: ModelConfig, max_prompt_bytes: int) -
         vocab_size=model.vocab_size,
         max_prompt_bytes=max_prompt_bytes,
         max_draft_tokens=0 if config.speculation == "none" else config.max_draft_tokens,
+        logits_processors=tuple(logits_processors),
     )

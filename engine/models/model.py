@@ -5,17 +5,19 @@
 
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import TypeAlias
+from typing import Protocol, TypeAlias
 
 import torch
 from torch import Tensor
 
+from sluice_server.engine.models.by_layer import ORIGINAL
 from sluice_server.engine.models.config import ModelConfig
 from sluice_server.engine.models.fields import MENDING, invalid_model
-from sluice_server.engine.models.layers.decoder import DecoderLayer, LayerLoader, Pack
+from sluice_server.engine.models.layers.decoder import DecoderLayer, LayerLoader, Pack, stream_eps
 from sluice_server.engine.models.layers.mlp_weights import make_mlp
-from sluice_server.engine.models.registry import traits_of
-from sluice_server.engine.models.rope import rope_table
+from sluice_server.engine.models.registry import Traits, traits_of
+from sluice_server.engine.models.rope import no_rotation, rope_table, uses_long_factors
+from sluice_server.engine.models.traits import ArchitectureTraits
 from sluice_server.engine.models.weights import Checkpoint, PlannedWeights, WeightSource
 from sluice_server.kernels import gpu, ops
 from sluice_server.kernels.cpu import memory
@@ -25,6 +27,10 @@ from sluice_server.kernels.layout.metadata import AttentionMetadata
 from sluice_server.kernels.layout.slots import GPU_ALIGN, SCALE_BYTES, slot_width
 
 LAYERS = "model.layers."  # prefix of the tensor names of layers
+LONG_FACTORS = (
+    "longrope: the factors for long contexts serve all requests, as {} positions are served and the model was first "
+    "trained with {}; --max-model-len of that number takes the others"
+)
 HiddenStateHooks: TypeAlias = Mapping[
     int, Callable[[Tensor, Tensor, int], None]
 ]  # by layer: stores its hidden states by slot
@@ -42,7 +48,7 @@ def hooks_of(behind: tuple[int, ...], states: Tensor) -> HiddenStateHooks:
 class Model:
     """The weights of one model, packed for one device."""
 
-    def __init__(
+    def __init__(  # noqa: PLR0913 # all that a model is made of
         self,
         config: ModelConfig,
         source: WeightSource,
@@ -50,7 +56,9 @@ class Model:
         device: torch.device,
         num_positions: int,
         pack: Pack = ops.pack_linear,
+        traits: ArchitectureTraits | None = None,
     ) -> None:
+        """`traits`: of a plugin's architecture; None looks them up."""
         self.config = config
         self.dtype = dtype
         self.device = device
@@ -59,17 +67,22 @@ class Model:
         self.on_layer: Callable[[], None] = _nothing  # called after each layer
         self.hidden_state_hooks: HiddenStateHooks = {}  # copy hidden states for an EAGLE-3 head
         self.is_fixed = False  # set by `fix`
-        traits = traits_of(config)
+        traits = traits or traits_of(config)
         self.has_full_attention = None in traits.windows
         loader = LayerLoader(source, dtype, pack, is_stored=config.stored is not None, norm_offset=traits.norm_offset)
         hidden, vocab = config.hidden_size, config.vocab_size
         self.embeddings = owned(source.get("model.embed_tokens.weight", (vocab, hidden)))
-        self._scale = torch.tensor(hidden**0.5, dtype=dtype, device=device) if traits.scales_embeddings else None
+        scale = traits.embedding_scale
+        self._scale = torch.tensor(scale, dtype=dtype, device=device) if scale != 1.0 else None
+        self._stream_scale = 1.0 / traits.residual_scale
+        self._eps = stream_eps(config, traits)
         self._layers = [
             DecoderLayer(config, traits, i, loader, make_mlp(config, traits, i, loader))
             for i in range(config.num_layers)
         ]
         norm = loader.norm("model.norm", hidden)
+        if traits.logit_scale != 1.0:  # of the logits, where it costs nothing
+            norm = norm.float() * traits.logit_scale
         self._norm = loader.kept(norm)
         # A checkpoint may leave out a head that is tied.
         tied = config.tied_embeddings or not source.has("lm_head.weight")
@@ -77,9 +90,10 @@ class Model:
         self._logit_cap = traits.logit_cap
         gather(linear for layer in self._layers for linear in layer.linears)
         self.kernel = self._head.kernel  # name of the kernel that multiplies
-        self.notes = tuple(loader.notes)  # for the operator, about weight formats
-        ropes = (config.rope,) if config.local_rope is None else (config.rope, config.local_rope)
-        self._cis = [rope_table(config, num_positions, device, rope).unsqueeze(1) for rope in ropes]
+        self.notes = tuple(loader.notes)  # for the operator, about weight formats and rotary factors
+        if uses_long_factors(config, num_positions):
+            self.notes += (LONG_FACTORS.format(num_positions, int(config.rope.get(ORIGINAL))),)
+        self._cis = _rotary_tables(config, traits, num_positions, device)
 
     def fix(self) -> None:
         """Makes the model batch-invariant: no bit of a row depends on the other rows. Slower where schedules change."""
@@ -143,13 +157,37 @@ class Model:
     def _embed(self, ids: Tensor) -> Tensor:
         """Returns embeddings [T, hidden] (float32) of ids, scaled in their dtype if the architecture does so."""
         found = ops.embedding(ids, self.embeddings)
-        return (found if self._scale is None else found.mul_(self._scale)).float()
+        wide = (found if self._scale is None else found.mul_(self._scale)).float()
+        return wide if self._stream_scale == 1.0 else wide.mul_(self._stream_scale)
 
     @torch.inference_mode()
     def logits(self, hidden: Tensor) -> Tensor:
         """Returns logits float32 [R, vocab] of hidden [R, hidden]."""
-        logits = ops.linear_normed(hidden, self._norm, self.config.norm_eps, self._head).float()
+        logits = ops.linear_normed(hidden, self._norm, self._eps, self._head).float()
         return ops.soft_cap_(logits, self._logit_cap) if self._logit_cap else logits
+
+
+def _rotary_tables(
+    config: ModelConfig, traits: ArchitectureTraits, num_positions: int, device: torch.device
+) -> list[Tensor]:
+    """Returns the rotary tables [num_positions, 1, head_dim / 2], in the order of `rotary_index`."""
+    ropes = (config.rope,) if config.local_rope is None else (config.rope, config.local_rope)
+    tables = [rope_table(config, num_positions, device, rope) for rope in ropes]
+    if not all(traits.rotated):
+        tables.append(no_rotation(config, num_positions, device))
+    return [table.unsqueeze(1) for table in tables]
+
+
+class ModelCode(Protocol):
+    """The code of an architecture that is not this package's own."""
+
+    @property
+    def traits(self) -> Traits:
+        """Returns the traits of a checkpoint."""
+
+    @property
+    def model(self) -> type[Model]:
+        """The class of the model."""
 
 
 def owned(read: Tensor) -> Tensor:
@@ -173,23 +211,26 @@ def zeros(shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> T
     return memory.zeros(torch.Size(shape).numel(), dtype).view(shape)
 
 
-def load_model(
+def load_model(  # noqa: PLR0913 # all that a model is made of
     directory: Path,
     config: ModelConfig,
     dtype: torch.dtype,
     device: torch.device,
     num_positions: int = 0,
     pack: Pack = ops.pack_linear,
+    code: ModelCode | None = None,
 ) -> Model:
     """Loads a checkpoint.
 
-    `num_positions` bounds the rotary table; 0 is the model's context. `pack` packs each weight. Raises ServiceError
-    MODEL_INVALID naming file and tensor, or UNIMPLEMENTED for an architecture.
+    `num_positions` bounds the rotary table; 0 is the model's context. `pack` packs each weight. `code` is
+    that of a plugin's architecture. Raises ServiceError MODEL_INVALID naming file and tensor, or
+    UNIMPLEMENTED for an architecture.
     """
-    traits_of(config)  # raises before any weight is read
+    traits = traits_of(config, None if code is None else code.traits)  # raises before any weight is read
     source = Checkpoint(directory, dtype, device, config.stored)
     check_layers(directory, config, source)
-    model = Model(config, source, dtype, device, num_positions or config.context_length, pack)
+    make = Model if code is None else code.model
+    model = make(config, source, dtype, device, num_positions or config.context_length, pack, traits)
     model.num_parameters = source.num_parameters
     return model
 

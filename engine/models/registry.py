@@ -1,7 +1,8 @@
 """The supported architectures: a table from the name in config.json to a function that returns the traits."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from pathlib import Path
+from typing import TypeAlias
 
 from sluice_server.engine.errors import unsupported
 from sluice_server.engine.models import architectures
@@ -14,21 +15,29 @@ ARCHITECTURES: dict[str, Callable[[ModelConfig], ArchitectureTraits]] = {
     "Gemma2ForCausalLM": architectures.gemma2,
     "Gemma3ForCausalLM": architectures.gemma3,
     "GptOssForCausalLM": architectures.gpt_oss,
+    "GraniteForCausalLM": architectures.granite,
     "LlamaForCausalLM": architectures.llama,
     "MistralForCausalLM": architectures.mistral,
     "MixtralForCausalLM": architectures.mixtral,
+    "Olmo2ForCausalLM": architectures.olmo2,
+    "Phi3ForCausalLM": architectures.phi3,
     "Qwen2ForCausalLM": architectures.qwen2,
+    "Qwen2MoeForCausalLM": architectures.qwen2_moe,
     "Qwen3ForCausalLM": architectures.qwen3,
     "Qwen3MoeForCausalLM": architectures.qwen3_moe,
+    "SmolLM3ForCausalLM": architectures.smollm3,
 }
 
 
-def traits_of(config: ModelConfig) -> ArchitectureTraits:
-    """Returns the traits of a checkpoint's architecture.
+Traits: TypeAlias = Callable[[ModelConfig], ArchitectureTraits]
+
+
+def traits_of(config: ModelConfig, own: Traits | None = None) -> ArchitectureTraits:
+    """Returns the traits of a checkpoint's architecture; `own`: the function of a plugin.
 
     Raises ServiceError UNIMPLEMENTED listing what is supported.
     """
-    make = ARCHITECTURES.get(config.architecture)
+    make = own or ARCHITECTURES.get(config.architecture)
     if make is None:
         known = ", ".join(sorted(ARCHITECTURES))
         raise unsupported(
@@ -43,14 +52,19 @@ def traits_of(config: ModelConfig) -> ArchitectureTraits:
     if (traits.experts is None) is not (config.experts is None):
         named = "no" if config.experts is None else config.experts.num
         raise unsupported("experts", f"config.json names {named} experts: {config.architecture!r} is not served so")
+    if config.rope.partial != 1.0 and not traits.is_partly_rotated:
+        text = f"partial_rotary_factor is {config.rope.partial}; {config.architecture} is supported with 1.0"
+        raise unsupported("partial_rotary_factor", text)
     return traits
 
 
-def read_served(directory: Path) -> ModelConfig:
+def read_served(directory: Path, plugged: Collection[str] = ()) -> ModelConfig:
     """Reads the config of a checkpoint with a supported architecture.
 
-    Raises ServiceError like `read_config`, `traits_of`.
+    Those of plugins (`plugged`) are checked where these are loaded. Raises ServiceError like `read_config`,
+    `traits_of`.
     """
-    config = read_config(directory)
-    traits_of(config)
+    config = read_config(directory, plugged)
+    if config.architecture not in plugged:
+        traits_of(config)
     return config

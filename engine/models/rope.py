@@ -1,14 +1,16 @@
 """Rotary position embedding tables (Su et al. 2021) with the scalings that checkpoints use.
 
-The frequencies equal `transformers`' `ROPE_INIT_FUNCTIONS`: default, linear, llama3, yarn (Peng et al. 2023).
+The frequencies equal `transformers`' `ROPE_INIT_FUNCTIONS`: default, linear, llama3, yarn (Peng et al. 2023), longrope
+(Ding et al. 2024).
 """
 
 import math
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
-from sluice_server.engine.models.by_layer import RopeConfig
+from sluice_server.engine.models.by_layer import ORIGINAL, RopeConfig
 from sluice_server.engine.models.config import ModelConfig
 
 PART = 1024  # positions computed at a time
@@ -17,11 +19,13 @@ PART = 1024  # positions computed at a time
 def rope_table(config: ModelConfig, num_positions: int, device: torch.device, rope: RopeConfig | None = None) -> Tensor:
     """Returns complex64 [num_positions, head_dim / 2]: scale · exp(i · position · frequency).
 
-    `rope` None is the model's own.
+    `rope` None is the model's own. Numbers of a head that are not rotated have the factor 1, as of frequency 0.
     """
-    frequencies, scale = _frequencies(config, rope or config.rope)
+    rotated, scale = _frequencies(config, rope or config.rope, num_positions)
+    frequencies = F.pad(rotated, (0, config.head_dim // 2 - len(rotated)))
     table = torch.empty(num_positions, len(frequencies), dtype=torch.complex64)
-    scales = torch.full((min(num_positions, PART), len(frequencies)), scale)
+    scales = torch.ones(min(num_positions, PART), len(frequencies))
+    scales[:, : len(rotated)] = scale
     # In parts that fit the CPU's cache: the table of a long context takes gigabytes.
     for first in range(0, num_positions, PART):
         part = table[first : first + PART]
@@ -30,8 +34,21 @@ def rope_table(config: ModelConfig, num_positions: int, device: torch.device, ro
     return table.to(device)
 
 
-def _frequencies(config: ModelConfig, rope: RopeConfig) -> tuple[Tensor, float]:
-    dim = config.head_dim
+def no_rotation(config: ModelConfig, num_positions: int, device: torch.device) -> Tensor:
+    """Returns the table of layers without positions, which takes no memory: every factor is 1."""
+    one = torch.ones(1, config.head_dim // 2, dtype=torch.complex64, device=device)
+    return one.expand(num_positions, -1)
+
+
+def uses_long_factors(config: ModelConfig, num_positions: int) -> bool:
+    """Returns whether longrope's factors for long contexts are in use: where more positions are served than the model
+    was first trained with. One set serves all requests, because they share cached keys."""
+    original = config.rope.get(ORIGINAL, float(config.context_length))
+    return config.rope.kind == "longrope" and num_positions > original
+
+
+def _frequencies(config: ModelConfig, rope: RopeConfig, num_positions: int) -> tuple[Tensor, float]:
+    dim = int(config.head_dim * rope.partial)
     base = 1.0 / rope.theta ** (torch.arange(0, dim, 2, dtype=torch.int64).float() / dim)
     if rope.kind == "linear":
         return base / rope.get("factor"), 1.0
@@ -39,7 +56,18 @@ def _frequencies(config: ModelConfig, rope: RopeConfig) -> tuple[Tensor, float]:
         return _llama3(base, rope, config.context_length), 1.0
     if rope.kind == "yarn":
         return _yarn(base, rope, dim, config.context_length)
+    if rope.kind == "longrope":
+        return _longrope(base, rope, config.context_length, num_positions)
     return base, 1.0
+
+
+def _longrope(base: Tensor, rope: RopeConfig, context_length: int, num_positions: int) -> tuple[Tensor, float]:
+    """Divides each frequency by its own factor; also returns the attention temperature as a scale of the table."""
+    original = rope.get(ORIGINAL, float(context_length))
+    factors = rope.long_factors if num_positions > original else rope.short_factors
+    factor = rope.get("factor", context_length / original)
+    scale = math.sqrt(1 + math.log(factor) / math.log(original)) if factor > 1 and original > 1 else 1.0
+    return base / torch.tensor(factors), rope.get("attention_factor", scale)
 
 
 def _llama3(base: Tensor, rope: RopeConfig, context_length: int) -> Tensor:

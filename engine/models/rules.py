@@ -52,6 +52,7 @@ _EXPERTS = _whole(1, 1 << 14)
 _BASE = Rule(2.0, 1e12)
 _BEND = Rule(1e-6, 1e6)
 _SOFT = Rule(1e-6, 1e9)
+_SCALE = Rule(1e-4, 1e4)
 _OR_OFF = _whole(-1, (1 << 31) - 1)  # -1 keeps all, as 0 does
 _FINITE = Rule(-sys.float_info.max, sys.float_info.max)
 
@@ -74,6 +75,12 @@ RULES: Mapping[str, Rule] = {
     "num_local_experts": _EXPERTS,
     "num_experts_per_tok": _EXPERTS,
     "decoder_sparse_step": _LAYERS,
+    "shared_expert_intermediate_size": _whole(0, 1 << 22),
+    "no_rope_layer_interval": _LAYERS,
+    "embedding_multiplier": _SCALE,
+    "residual_multiplier": _SCALE,
+    "attention_multiplier": _SCALE,
+    "logits_scaling": _SCALE,
     "swiglu_alpha": _SOFT,
     "swiglu_limit": _SOFT,
     "query_pre_attn_scalar": _SOFT,
@@ -81,13 +88,15 @@ RULES: Mapping[str, Rule] = {
     "final_logit_softcapping": _SOFT,
     "rope_theta": _BASE,
     "rope_local_base_freq": _BASE,
-    "partial_rotary_factor": Rule(1.0, 1.0),  # partial rotation is not supported
+    "partial_rotary_factor": Rule(1e-3, 1.0),
     "factor": Rule(1.0, 1e6),
     "low_freq_factor": _BEND,
     "high_freq_factor": _BEND,
     "beta_fast": _BEND,
     "beta_slow": _BEND,
     "attention_factor": _BEND,
+    "short_factor": _BEND,
+    "long_factor": _BEND,
     "mscale": Rule(0.0, 1e6),
     "mscale_all_dim": Rule(0.0, 1e6),
     "original_max_position_embeddings": Rule(1.0, 1 << 24),

@@ -13,6 +13,8 @@ class ExpertTraits:
         gate, up, down: projections of an expert.
         renormalises: whether a token's expert weights are scaled to add up to 1.
         activation: of the gate, one of `kernels.reference.elementwise.GATES`.
+        shared, shared_gate: names of an expert that every token goes through, and of the projection whose sigmoid
+            weights its output; empty without.
         is_turned: whether a layer's experts are two weight tensors with inputs before outputs, gate and up interleaved,
             and two bias tensors; the router then has a bias too.
     """
@@ -25,6 +27,8 @@ class ExpertTraits:
     renormalises: bool = False
     activation: str = "silu"
     is_turned: bool = False
+    shared: str = ""
+    shared_gate: str = ""
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -35,13 +39,20 @@ class ArchitectureTraits:
         qkv_bias, output_bias: whether attention projections have biases.
         mlp_bias: whether gate, up and down have biases.
         qk_norm: whether each query and key head has an RMSNorm before the rotation.
+        norms_all_heads: whether that is one norm of all query heads and one of all key heads.
+        is_fused: whether qkv_proj and gate_up_proj are one tensor each, not a tensor for each projection.
+        rotated: per layer, whether queries and keys are rotated; empty for all.
+        is_partly_rotated: whether only a part of each head may be rotated, as the config says.
         windows: per layer, the sliding window in tokens, or None.
         experts: of layers that have experts; None if no layer has.
         sinks: whether each head has a sink: a score for a key without a value.
         norm_offset: what norms add to their stored weights.
+        pre_norms: whether norms precede attention and MLP.
         post_norms: whether norms also follow attention and MLP, before their results join the residual stream.
-        scales_embeddings: whether embeddings are scaled by the root of the hidden size, rounded to their dtype.
-        query_scalar: scores are divided by its root; None for the head size.
+        embedding_scale: the factor of embeddings, rounded to their dtype.
+        residual_scale: the factor of what joins the residual stream; not with `qk_norm` or `post_norms`.
+        score_scale: the factor of attention scores; None for 1 / root of the head size.
+        logit_scale: the factor of logits.
         score_cap, logit_cap: attention scores, or logits, become cap · tanh(x / cap); 0 for no cap.
     """
 
@@ -54,7 +65,21 @@ class ArchitectureTraits:
     sinks: bool = False
     norm_offset: float = 0.0
     post_norms: bool = False
-    scales_embeddings: bool = False
-    query_scalar: float | None = None
+    embedding_scale: float = 1.0
+    score_scale: float | None = None
     score_cap: float = 0.0
     logit_cap: float = 0.0
+    norms_all_heads: bool = False
+    is_fused: bool = False
+    rotated: tuple[bool, ...] = ()
+    is_partly_rotated: bool = False
+    pre_norms: bool = True
+    residual_scale: float = 1.0
+    logit_scale: float = 1.0
+
+    def __post_init__(self) -> None:
+        """Raises ValueError for traits that exclude one another."""
+        if self.residual_scale != 1.0 and (self.qk_norm or self.post_norms or not self.pre_norms):
+            raise ValueError("residual_scale is built for norms before attention and MLP alone")
+        if not self.pre_norms and (self.experts is not None or not self.post_norms):
+            raise ValueError("without pre_norms there must be post_norms, and no experts")

@@ -16,7 +16,7 @@ from sluice_server.engine.checks import (
     check_prompt,
     effective_max_tokens,
 )
-from sluice_server.engine.errors import Code, ServiceError, invalid, never_fits
+from sluice_server.engine.errors import Code, ServiceError, invalid, never_fits, unsupported
 from sluice_server.engine.kv_cache.cache import KVCache
 from sluice_server.engine.kv_cache.table import BlockTable
 from sluice_server.engine.request import EngineRequest, Limits, SamplingParams
@@ -107,6 +107,8 @@ class RequestValidator:
                 raise invalid("credit_window", "best_of and beam search answer at their end only: leave it out")
         if request.max_draft_tokens is not None:
             check_draft_tokens(request.max_draft_tokens)
+        if request.is_open and params.logits_processors:
+            raise unsupported("keep_input_open", "logits_processors see a whole prompt: leave one of the two out")
         self._check_resume(request)
 
     def _check_resume(self, request: EngineRequest) -> None:

@@ -17,12 +17,14 @@ from sluice_server.engine.kv_cache.groups import LayerGroups, one_group
 from sluice_server.engine.kv_cache.tiers import Move
 from sluice_server.engine.models.model import Model
 from sluice_server.engine.plan import StepPlan, StepResult
+from sluice_server.engine.plugins.processors import NO_PROCESSORS, LogitsProcessors
 from sluice_server.engine.sampling.grammars import Grammars
 from sluice_server.engine.sampling.matchers import SlotMatchers
 from sluice_server.engine.sampling.rows import GrammarMasks
 from sluice_server.engine.sampling.sampler import Sampler
 from sluice_server.engine.worker.faults import device_faults
 from sluice_server.engine.worker.sample_positions import SamplePositions
+from sluice_server.engine.worker.slots.processors import with_errors
 from sluice_server.engine.worker.slots.rows import SlotRows
 from sluice_server.kernels.layout.metadata import AttentionMetadata
 from sluice_server.kernels.layout.ragged import Tables
@@ -47,7 +49,7 @@ class Runner:
 
     depth = 0  # `launch` returns when the step is done
 
-    def __init__(  # noqa: PLR0913 # all that a step needs
+    def __init__(  # noqa: PLR0913 # the parts and sizes of a runner
         self,
         model: Model,
         store: BlockStore,
@@ -56,6 +58,7 @@ class Runner:
         max_model_len: int,
         grammars: Grammars | None = None,
         groups: LayerGroups | None = None,
+        processors: LogitsProcessors = NO_PROCESSORS,
     ) -> None:
         """`groups` of the model's layers share the blocks of `store`; None: a block holds all layers."""
         self._model = model
@@ -64,8 +67,8 @@ class Runner:
         matchers = SlotMatchers(grammars or Grammars(None), model.config.vocab_size, model.config.eos_ids)
         self._groups = groups or one_group(model.config.windows)
         self._cache = [store.cache[place] for place in self._groups.place_of]
-        max_blocks = -(-max_model_len // block_size)
-        self._rows = SlotRows(max_num_seqs, max_blocks, model.config.vocab_size, matchers, self._groups.num)
+        max_blocks, vocab_size = -(-max_model_len // block_size), model.config.vocab_size
+        self._rows = SlotRows(max_num_seqs, max_blocks, vocab_size, matchers, processors, self._groups.num)
         self._sampler = Sampler()
 
     @property
@@ -153,10 +156,11 @@ class Runner:
         if not sample_positions.rows:
             return StepResult([-1] * len(plan.slots))
         logits = self._model.logits(hidden)
+        errors = self._rows.processors.apply(logits, sample_positions.slots, sample_positions.ahead)
         rows = self._rows.sampling_rows(
             sample_positions.slots, sample_positions.positions, sample_positions.ahead, masks
         )
-        sampled = self._sampler.sample(logits, rows)
+        sampled = with_errors(self._sampler.sample(logits, rows), errors)
         if plan.drafts and self._rows.listening:
             for slot, position, drafts in sample_positions.kept(sampled):
                 self._rows.note(slot, position, drafts)

@@ -38,8 +38,8 @@ inline void store_quads(ByteQuad* to, IntVec levels) { store(to->at, levels); }
 constexpr int DOT_VECS = 4;  // vectors of weights at once, and rows of x: what the registers hold
 constexpr int DOT_ROWS = 6;
 
-// How products of BITS are summed: a form of the activations, one of the weights, and a sum of up to 8 quads that begins
-// with a number, which both of its ends are told.
+// How products of BITS are summed: a form of the activations, one of the weights, and a sum of up to 8 quads that
+// begins with a number, which both of its ends are told.
 template <int BITS>
 struct Dot {
   using Quad = ByteQuad;
@@ -102,8 +102,8 @@ inline void store_quads(WordQuad* to, IntVec levels) {
   std::memcpy(to, &narrow, sizeof narrow);
 }
 
-// How products of BITS are summed: a form of the activations, one of the weights, and a sum of up to 8 quads that begins
-// with a number, which both of its ends are told.
+// How products of BITS are summed: a form of the activations, one of the weights, and a sum of up to 8 quads that
+// begins with a number, which both of its ends are told.
 template <int BITS>
 struct Dot {
   using Quad = WordQuad;

@@ -1,13 +1,13 @@
-// x [M, K] times a weight [N, K] of 8 or 4 bits. Inputs share scales in groups of 32: a weight's column has one for each
-// group, and rows of x are quantised here to 8 bits with one for each group.
+// x [M, K] times a weight [N, K] of 8 or 4 bits. Inputs share scales in groups of 32: a weight's column has one for
+// each group, and rows of x are quantised here to 8 bits with one for each group.
 //
 //   y[m, n] = Σ_g a[m, g] · (scale[n, g] · Σ_k q[m, k] · level[n, k] + minimum[n, g] · Σ_k q[m, k])
 //
-// The sums over a group are exact integers and are added in float32 in ascending order of groups, so a row's bits depend
-// on nothing but the row. Levels are unsigned. A symmetric weight's minimum is -2^(BITS - 1) · scale: sums then begin
-// with that many times the sum of q, and no minima are stored.
-// Layout: [panel][DOT_VECS columns' part][group], of which each has levels [quad, two to a byte with 4 bits][column][4],
-// scales float16 [column] and, if there are any, minima likewise.
+// The sums over a group are exact integers and are added in float32 in ascending order of groups, so a row's bits
+// depend on nothing but the row. Levels are unsigned. A symmetric weight's minimum is -2^(BITS - 1) · scale: sums then
+// begin with that many times the sum of q, and no minima are stored. Layout: [panel][DOT_VECS columns' part][group], of
+// which each has levels [quad, two to a byte with 4 bits][column][4], scales float16 [column] and, if there are any,
+// minima likewise.
 #pragma once
 
 #include <limits>
@@ -89,16 +89,16 @@ struct Activations {
   using Quad = typename Dot<BITS>::Quad;
   Quad* quads;
   int64_t stride, groups;
-  float* scales;     // NaN in a group that holds one
-  int32_t* starts;   // what a symmetric weight's sums begin with
-  float *totals;     // sums of the integers, scaled: what minima are multiplied by
-  float *norms;      // [M]
+  float* scales;    // NaN in a group that holds one
+  int32_t* starts;  // what a symmetric weight's sums begin with
+  float* totals;    // sums of the integers, scaled: what minima are multiplied by
+  float* norms;     // [M]
 
   // From a row and group on.
   Activations from(int64_t row, int64_t group) const {
     const int64_t at = row * groups + group;
-    return {quads + row * stride + group * GROUP_QUADS, stride, groups, scales + at, starts + at, totals + at,
-            norms + row};
+    return {
+        quads + row * stride + group * GROUP_QUADS, stride, groups, scales + at, starts + at, totals + at, norms + row};
   }
 };
 
@@ -109,8 +109,7 @@ inline Activations<BITS> activations_for(const Integer<BITS, MINIMA>& job) {
   static thread_local Workspace<int32_t> starts;
   const int64_t m = job.to.m, groups = (num_groups(job.k) + LANES - 1) / LANES * LANES;
   const int64_t stride = row_stride(groups * GROUP_QUADS), all = m * groups;
-  return {quads.fit(m * stride), stride,          groups,     scales.fit(all), starts.fit(all),
-          totals.fit(all),       norms.fit(m)};
+  return {quads.fit(m * stride), stride, groups, scales.fit(all), starts.fit(all), totals.fit(all), norms.fit(m)};
 }
 
 // The numbers of a row of x, normed but for their root mean square, which is a factor of the whole row, and zeros up to
@@ -127,8 +126,8 @@ inline const float* numbers_of(const Integer<BITS, MINIMA>& job, int64_t row, in
   return x;
 }
 
-// Scales and integers of LANES groups of a row, one in each lane. Bits of magnitudes are in order as integers, and those
-// of an infinity and a NaN are above all others.
+// Scales and integers of LANES groups of a row, one in each lane. Bits of magnitudes are in order as integers, and
+// those of an infinity and a NaN are above all others.
 template <int BITS, bool MINIMA>
 inline void quantise_groups(const float* x, const Activations<BITS>& to) {
   constexpr int VECTORS = GROUP / LANES, INFINITE = 0x7f800000;
@@ -249,8 +248,8 @@ inline void widen_nibbles(const uint8_t* from, int64_t size, int64_t groups, uin
       }
 }
 
-// Lines of a group that are fetched with each of its quads: all of them, by a single tile; half as many, by two of two or
-// three tiles; or one, by the first of many.
+// Lines of a group that are fetched with each of its quads: all of them, by a single tile; half as many, by two of two
+// or three tiles; or one, by the first of many.
 template <int BITS, bool MINIMA>
 constexpr int LINES_A_QUAD = (GROUP_SIZE<BITS, MINIMA> / LINE + GROUP_QUADS - 1) / GROUP_QUADS;
 template <int BITS, bool MINIMA>
@@ -270,7 +269,8 @@ inline auto tile_product(int64_t t, int64_t tiles) {
 // sums [rows, PANEL] += so many rows by one part, over so many groups that stay in the cache. What lies behind these is
 // met next and fetched meanwhile.
 template <int BITS, bool MINIMA>
-inline void multiply_pass(const Activations<BITS>& x, int64_t rows, const uint8_t* weight, int64_t groups, float* sums) {
+inline void multiply_pass(const Activations<BITS>& x, int64_t rows, const uint8_t* weight, int64_t groups,
+                          float* sums) {
   constexpr int64_t SIZE = GROUP_SIZE<BITS, MINIMA>;
   const int64_t tiles = (rows + DOT_ROWS - 1) / DOT_ROWS, lines = tiles < 4 ? HALF_A_QUAD<BITS, MINIMA> : 1;
   const uint8_t* behind = weight + (tiles == 1 ? AHEAD : groups * SIZE);
@@ -327,8 +327,8 @@ inline void add_scaled(const Activations<BITS>& x, int64_t rows, const int32_t* 
 
 // By tiles, a group at a time; the bits are those of dots.
 template <int BITS, bool MINIMA>
-inline void compute_by_tiles(const Integer<BITS, MINIMA>& job, const Activations<BITS>& x, int64_t panel,
-                             int64_t begin, int64_t end) {
+inline void compute_by_tiles(const Integer<BITS, MINIMA>& job, const Activations<BITS>& x, int64_t panel, int64_t begin,
+                             int64_t end) {
   static_assert(!HAS_TILES || PART == PANEL);
   constexpr int64_t SIZE = GROUP_SIZE<BITS, MINIMA>;
   alignas(64) float sums[BLOCK * PANEL];

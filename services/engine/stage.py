@@ -9,7 +9,7 @@ from collections import Counter
 from collections.abc import Callable
 
 from sluice_server.engine.engine import Engine
-from sluice_server.engine.errors import Code, ServiceError
+from sluice_server.engine.errors import PROCESSOR_FAILED, Code, ServiceError
 from sluice_server.engine.executor.computing import UNKNOWN, Computing
 from sluice_server.engine.kv_cache.prefix import root
 from sluice_server.engine.request import EngineRequest
@@ -17,7 +17,7 @@ from sluice_server.engine.scheduler.events import RequestTimes, Sampled
 from sluice_server.services.engine.answers import load_of, logprobs_of, scores_of
 from sluice_server.services.engine.changes import carry_out
 from sluice_server.services.engine.trace import EngineTrace, RequestEnd, TracedRequest, by_position
-from sluice_server.services.faults import fault
+from sluice_server.services.faults import fault, plugin_fault
 from sluice_server.services.messages.details import Admitted, Timings
 from sluice_server.services.messages.messages import (
     Append,
@@ -272,7 +272,9 @@ class EngineStage:
 
     def _fail(self, request_id: str, error: ServiceError) -> None:
         opened = self._open.pop(request_id)
-        if error.code is Code.INTERNAL:
+        if error.reason == PROCESSOR_FAILED:
+            error = plugin_fault(Role.ENGINE, about(opened.prompt.envelope), error)
+        elif error.code is Code.INTERNAL:
             told = about(opened.prompt.envelope)
             error = fault(Role.ENGINE, told, "failed while computing this request", error.__cause__)
         self._count("failed", error.reason)

@@ -100,14 +100,14 @@ def model_of(process: Process, directory: Path, model: ModelConfig, revision: st
 
 def limits_for(process: Process, model: ModelConfig) -> Limits:
     """Returns the limits of requests to a model."""
-    return limits_of(process.engine_config, model, process.config.max_prompt_bytes)
+    return limits_of(process.engine_config, model, process.config.max_prompt_bytes, process.plugins.processors)
 
 
 def read_model(process: Process, revision: str) -> tuple[ModelInfo, Limits] | None:
     """Returns the model and limits from this process's files as they are now; None if they are not of that revision."""
     try:
         contents = CheckpointFiles(process.source, remembered())
-        model = read_served(contents.directory)
+        model = read_served(contents.directory, process.plugins.models)
         found = model_of(process, contents.directory, model, revision)
         contents.check()
     except ServiceError as error:  # the files are being replaced

@@ -7,6 +7,7 @@ from typing import NamedTuple
 from sluice_server.engine.build import BuiltEngine
 from sluice_server.engine.models.limits import limits_of
 from sluice_server.engine.models.registry import read_served
+from sluice_server.engine.plugins.entry_points import find_plugins
 from sluice_server.engine.worker.host.allocator import give_back
 from sluice_server.engine.worker.startup.memory import give_back_unused
 from sluice_server.services.checkpoint.digests import remembered
@@ -39,8 +40,9 @@ def load(settings: OfflineConfig) -> LoadedPipeline:
     engine, service = settings
     source = resolve_model(service.model, service.revision)
     contents = CheckpointFiles(source, remembered(), with_weights=True)
-    directory, model = contents.directory, read_served(contents.directory)
-    limits = limits_of(engine, model, service.max_prompt_bytes)
+    plugins = find_plugins(engine.plugins)
+    directory, model = contents.directory, read_served(contents.directory, plugins.models)
+    limits = limits_of(engine, model, service.max_prompt_bytes, plugins.processors)
     stack = contextlib.ExitStack()
     try:
         stack.callback(_give_back)

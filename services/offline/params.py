@@ -29,6 +29,7 @@ class SamplingParams:
     Attributes:
         max_tokens: None generates until the context is full.
         stop: texts that end an output; a single one may be given as a string.
+        logits_processors: names of plugins, in their order, with the arguments of each.
         json_schema: JSON, or a mapping.
         bypass_cache: neither use nor fill the prefix cache.
         speculate: False disables drafts for this prompt.
@@ -48,6 +49,7 @@ class SamplingParams:
     allowed_token_ids: Sequence[int] | None = _field("sampling.allowed_token_ids")
     bad_token_ids: Sequence[int] | None = _field("sampling.bad_token_ids")
     bad_words: str | Sequence[str] | None = _field("sampling.bad_words")
+    logits_processors: Mapping[str, Mapping[str, str]] | None = _field("sampling.logits_processors")
     seed: int | None = _field("sampling.seed")
     n: int | None = _field("sampling.n")
     best_of: int | None = _field("sampling.best_of")
@@ -107,8 +109,10 @@ def fill(spec: types_pb2.GenerationSpec, params: SamplingParams) -> None:
         try:
             if name == "json_schema" and not isinstance(value, str):
                 value = msgspec.json.encode(value).decode()
+            if name == "logits_processors":
+                value = [types_pb2.LogitsProcessor(name=one, arguments=more) for one, more in value.items()]
             _set(spec, path, value)
-        except (TypeError, ValueError, RecursionError) as error:
+        except (AttributeError, TypeError, ValueError, RecursionError) as error:
             raise invalid(name, f"{_short(value)} is no value of it: {error}") from None
 
 
@@ -119,13 +123,13 @@ def _set(spec: types_pb2.GenerationSpec, path: str, value: Any) -> None:  # noqa
         _check_alone(message, step)
         message = getattr(message, step)
     field = message.DESCRIPTOR.fields_by_name[name]
-    if field.message_type is not None and not field.message_type.GetOptions().map_entry:
+    if field.message_type is not None and not field.is_repeated:
         if value:  # JsonObject, an empty message: only its presence counts
             _check_alone(message, name)
             getattr(message, name).SetInParent()
         return
     _check_alone(message, name)
-    if field.message_type is not None:
+    if field.message_type is not None and field.message_type.GetOptions().map_entry:
         getattr(message, name).update(value)
     elif field.is_repeated:
         getattr(message, name).extend([value] if isinstance(value, str) else value)

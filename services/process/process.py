@@ -7,6 +7,7 @@ import time
 
 from sluice_server.engine.config import EngineConfig
 from sluice_server.engine.models.config import ModelConfig
+from sluice_server.engine.plugins.entry_points import NO_PLUGINS, Plugins
 from sluice_server.engine.request import Limits
 from sluice_server.services.checkpoint.model_source import CheckpointFiles, ModelSource
 from sluice_server.services.config import ServiceConfig
@@ -29,6 +30,7 @@ class Process:
         contents: the model files that this process reads, with their state before the first read.
         heart: writes a heartbeat while the loop turns.
         stopping: set by SIGTERM or SIGINT.
+        plugins: what the settings allow; only an engine loads them.
     """
 
     engine_config: EngineConfig
@@ -43,6 +45,7 @@ class Process:
     metrics: Metrics
     heart: Heartbeat
     stopping: asyncio.Event
+    plugins: Plugins = NO_PLUGINS
 
     def record(self, envelope: Envelope, phase: Phase) -> None:
         """Record a span for a phase of a request."""

@@ -17,6 +17,7 @@ import zmq
 from sluice_server.engine.config import EngineConfig
 from sluice_server.engine.models.limits import limits_of
 from sluice_server.engine.models.registry import read_served
+from sluice_server.engine.plugins.entry_points import find_plugins
 from sluice_server.services.checkpoint.digests import remembered
 from sluice_server.services.checkpoint.model_source import CheckpointFiles, resolve_model
 from sluice_server.services.config import ServiceConfig, bad_setting, parse_peers
@@ -64,7 +65,8 @@ async def _run(engine_config: EngineConfig, config: ServiceConfig, role: Role, p
         loop.add_signal_handler(number, stopping.set)
     source = resolve_model(config.model, config.revision)
     contents = CheckpointFiles(source, remembered(), with_weights=role is Role.ENGINE)
-    model = read_served(contents.directory)
+    plugins = find_plugins(engine_config.plugins)
+    model = read_served(contents.directory, plugins.models)
     ring = join_ring(config, role, process_id)
     ring.revision = contents.configuration
     ring.on_mixed = lambda: leave_if_changed(contents)
@@ -76,7 +78,7 @@ async def _run(engine_config: EngineConfig, config: ServiceConfig, role: Role, p
         source=source,
         contents=contents,
         model=model,
-        limits=limits_of(engine_config, model, config.max_prompt_bytes),
+        limits=limits_of(engine_config, model, config.max_prompt_bytes, plugins.processors),
         ring=ring,
         tracer=Tracer.create(
             resource, config.otlp_endpoint, TraceSampling(config.trace_sample_ratio, config.trace_slow_s)
@@ -84,6 +86,7 @@ async def _run(engine_config: EngineConfig, config: ServiceConfig, role: Role, p
         metrics=Metrics(role, process_id),
         heart=open_heart(config, process_id),
         stopping=stopping,
+        plugins=plugins,
     )
     try:
         process.metrics.collect_from(lambda: ring_figures(ring))

@@ -17,7 +17,13 @@ from sluice_server.engine.parameters import PARAMETERS
 
 CPP = Path(__file__).resolve().parents[2] / "clients/cpp"
 OPTIONS = get_type_hints(sluice.GenerateOptions)
-WITHOUT_AN_OPTION = {"logit_bias", "beam", "allowed_token_ids", "bad_token_ids"}  # set on a spec of one's own
+WITHOUT_AN_OPTION = {
+    "logit_bias",
+    "beam",
+    "allowed_token_ids",
+    "bad_token_ids",
+    "logits_processors",
+}  # set on a spec of one's own
 KINDS = {FieldDescriptor.CPPTYPE_DOUBLE: float, FieldDescriptor.CPPTYPE_STRING: str, FieldDescriptor.CPPTYPE_BOOL: bool}
 CPP_TYPES = {
     FieldDescriptor.CPPTYPE_DOUBLE: "double",

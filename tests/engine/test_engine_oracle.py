@@ -23,6 +23,17 @@ from tests.oracle.checkpoints import Shape, greedy, make_checkpoint, reference
 EXPERTS = (("num_experts", 4), ("num_experts_per_tok", 2), ("moe_intermediate_size", 40), ("norm_topk_prob", True))
 GPT_OSS = (("num_local_experts", 5), ("num_experts_per_tok", 2), ("sliding_window", 10))
 GEMMA2 = (("sliding_window", 10), ("attn_logit_softcapping", 3.0), ("final_logit_softcapping", 8.0))
+SHARED = (*EXPERTS, ("shared_expert_intermediate_size", 56))
+# With factors for long contexts from the second token on: no request is served by both sets.
+LONGROPE = {
+    **{"rope_type": "longrope", "rope_theta": 10000.0, "attention_factor": 1.1, "partial_rotary_factor": 0.75},
+    **{"short_factor": [1.0] * 6, "long_factor": [1.0, 1.5, 2.0, 3.0, 5.0, 8.0]},
+}
+PHI3 = (("original_max_position_embeddings", 1), ("rope_parameters", LONGROPE))
+GRANITE = (
+    *(("embedding_multiplier", 12.0), ("residual_multiplier", 0.22)),
+    *(("attention_multiplier", 0.4), ("logits_scaling", 3.0)),
+)
 SHAPES = {
     "llama": Shape("llama"),
     "llama-tied-wide-heads": Shape("llama", vocab=1023, head_dim=24, tied=True),
@@ -31,12 +42,18 @@ SHAPES = {
     "qwen3": Shape("qwen3", head_dim=32, kv_heads=1),
     "qwen3-experts": Shape("qwen3_moe", head_dim=32, options=EXPERTS),
     "mixtral-window": Shape("mixtral", options=(("num_local_experts", 4), ("sliding_window", 10))),
+    "qwen2-experts": Shape("qwen2_moe", options=SHARED),
+    "olmo2": Shape("olmo2"),
+    "phi3": Shape("phi3", hidden=64, options=PHI3),
+    "phi3-window": Shape("phi3", hidden=64, options=(("sliding_window", 10),)),
+    "granite": Shape("granite", hidden=64, options=GRANITE),
+    "smollm3": Shape("smollm3", layers=4, tied=True),
     "gpt-oss": Shape("gpt_oss", head_dim=32, options=GPT_OSS),
     "gemma2": Shape("gemma2", tied=True, options=GEMMA2),
     "gemma3": Shape("gemma3", layers=3, tied=True, options=(("sliding_window", 10), ("sliding_window_pattern", 2))),
 }
 # Mixtral is the window of one and the experts of another, Gemma 3 mostly Gemma 2.
-LONG = {"mixtral-window", "gpt-oss", "gemma3"}
+LONG = {"mixtral-window", "gpt-oss", "gemma3", "phi3-window"}
 NAMES = [pytest.param(name, marks=pytest.mark.long) if name in LONG else name for name in SHAPES]
 ROOMY = EngineConfig(device="cpu", dtype="float32", block_size=8, kv_cache_tokens=4096, threads=1)
 # 14 blocks of 8 hold two of the prompts below at full length: everything else waits, is preempted and comes back.
@@ -59,7 +76,8 @@ def named() -> Digests:
 
 def tight(shape: Shape) -> EngineConfig:
     """A pool that forces preemption; where all layers have a window blocks are given back: it takes a smaller one."""
-    return dataclasses.replace(TIGHT, kv_cache_tokens=40) if shape.architecture in ("mistral", "mixtral") else TIGHT
+    gives_back = shape.architecture in ("mistral", "mixtral", "phi3") and ("sliding_window", 10) in shape.options
+    return dataclasses.replace(TIGHT, kv_cache_tokens=40) if gives_back else TIGHT
 
 
 def make_engine(directory: Path, config: EngineConfig) -> Engine:
@@ -146,7 +164,10 @@ def test_a_context_that_the_cache_could_not_hold_without_windows(tmp_path: Path)
 
 
 # Tiers move bytes, whatever the architecture.
-@pytest.mark.parametrize("checkpoint", [name for name in SHAPES if "gemma" not in name], indirect=True)
+TIERED = [name for name in SHAPES if not name.startswith(("gemma", "olmo", "phi", "granite", "smollm"))]
+
+
+@pytest.mark.parametrize("checkpoint", TIERED, indirect=True)
 def test_greedy_equals_transformers_through_all_tiers(checkpoint: tuple[Path, Shape], tmp_path: Path) -> None:
     """As above, with blocks that go to host memory and on to disk, and come back; then by a process after it."""
     directory, shape = checkpoint
@@ -185,6 +206,7 @@ ALL_PARAMETERS: dict[str, Any] = {
     [
         *(("llama", one) for one in ({"temperature": 0.0}, {"temperature": 0.9, "top_p": 0.9, "seed": 2**63 + 11})),
         *(("llama", ALL_PARAMETERS), ("qwen3-experts", ALL_PARAMETERS)),
+        *(("qwen2-experts", ALL_PARAMETERS), ("olmo2", ALL_PARAMETERS)),
         pytest.param("gpt-oss", ALL_PARAMETERS, marks=pytest.mark.long),
     ],
 )
@@ -211,6 +233,14 @@ def test_same_tokens_alone_in_a_batch_and_after_preemption(tmp_path: Path, name:
         ("gemma2", {"dtype": "bfloat16"}),
         pytest.param("gemma2", {"quantization": "int8", "kv_cache_dtype": "int8"}, marks=pytest.mark.long),
         pytest.param("gemma2", {"quantization": "int4", "kv_cache_dtype": "bfloat16"}, marks=pytest.mark.long),
+        *(
+            ("qwen2-experts", {"dtype": "bfloat16"}),
+            ("olmo2", {"dtype": "bfloat16"}),
+            ("granite", {"dtype": "bfloat16"}),
+        ),
+        *(("phi3", {"quantization": "int8"}), ("smollm3", {"quantization": "int4"})),
+        pytest.param("olmo2", {"quantization": "int8", "kv_cache_dtype": "int8"}, marks=pytest.mark.long),
+        pytest.param("qwen2-experts", {"quantization": "int4"}, marks=pytest.mark.long),
         pytest.param("qwen3-experts", {"quantization": "int8"}, marks=pytest.mark.long),
         pytest.param("gpt-oss", {"quantization": "int8", "kv_cache_dtype": "int8"}, marks=pytest.mark.long),
         pytest.param("qwen3-experts", {"quantization": "int4"}, marks=pytest.mark.long),
@@ -222,7 +252,11 @@ def test_rounded_weights_and_caches_do_not_depend_on_company_either(
 ) -> None:
     """Batches, chunks, prefix hits and preemption: the tokens are those of a request alone, to the last."""
     shape = SHAPES[name]
-    make_checkpoint(tmp_path, dataclasses.replace(shape, head_dim=32))
+    hidden = 128 if shape.architecture in ("phi3", "granite") else shape.hidden  # which heads of 32 divide
+    if shape.architecture == "phi3":  # twice as many pairs
+        rope = {**LONGROPE, "short_factor": [1.0] * 12, "long_factor": [1.0 + i for i in range(12)]}
+        shape = dataclasses.replace(shape, options=(PHI3[0], ("rope_parameters", rope)))
+    make_checkpoint(tmp_path, dataclasses.replace(shape, head_dim=32, hidden=hidden))
     prompts = some_prompts(shape.vocab, 12)
     together = run(make_engine(tmp_path, dataclasses.replace(ROOMY, **formats)), prompts)
     tight_engine = make_engine(tmp_path, dataclasses.replace(TIGHT, **formats))
@@ -233,9 +267,10 @@ def test_rounded_weights_and_caches_do_not_depend_on_company_either(
         assert run(alone, {name: prompts[name]})[name] == together[name]
 
 
-def test_bfloat16_stays_close(tmp_path: Path) -> None:
+@pytest.mark.parametrize("name", ["llama", "qwen2-experts", "olmo2", "phi3", "granite", "smollm3"])
+def test_bfloat16_stays_close(name: str, tmp_path: Path) -> None:
     """Stated error: hidden logits of bf16 weights and cache within 0.25 of float32 ones that reach about 5."""
-    shape = SHAPES["llama"]
+    shape = SHAPES[name]
     make_checkpoint(tmp_path, shape)
     wide = make_engine(tmp_path, ROOMY)
     narrow = make_engine(tmp_path, EngineConfig(device="cpu", dtype="bfloat16", block_size=8, kv_cache_tokens=4096))

@@ -5,6 +5,7 @@ architecture has one. Query, key and value are one matrix, gate and up another. 
 into the matrix behind them. Independent of batching and sampling.
 """
 
+from collections.abc import Mapping
 from typing import Protocol
 
 import torch
@@ -12,7 +13,7 @@ from torch import Tensor
 
 from sluice_server.engine.models.config import ModelConfig
 from sluice_server.engine.models.layers.layer import Layer, decoder_layer_
-from sluice_server.engine.models.layers.mlp import DenseMlp, Mlp
+from sluice_server.engine.models.layers.mlp import DenseMlp, Mlp, UnnormedMlp
 from sluice_server.engine.models.traits import ArchitectureTraits
 from sluice_server.engine.models.weights import WeightSource
 from sluice_server.kernels import ops
@@ -76,24 +77,23 @@ class LayerLoader:
         *,
         bias: bool = False,
         norm: Tensor | None = None,
-        rotated: dict[str, int] | None = None,
+        orders: Mapping[str, Tensor] | None = None,
         gated: bool = False,
     ) -> PackedLinear:
         """Returns one packed matrix of the projections `parts` [(name, rows)], stacked by rows, with `width` inputs.
 
         Args:
             gated: whether they are gate and up of an MLP.
-            rotated: names of projections under rotary embedding → head size. Their rows are permuted so that the two
-                halves of a rotated pair become neighbours. Scores do not change, as queries and keys are permuted
-                alike.
+            orders: names of projections → order of their rows, int64 [rows]; see `pair_order`. Scores do not change if
+                queries and keys are permuted alike.
         """
         weights, biases = [], []
         for name, rows in parts:
-            dim = rotated.get(name, 0) if rotated else 0
-            weights.append(self._weight(name, rows, width, dim))
+            order = orders.get(name) if orders else None
+            weights.append(self._weight(name, rows, width, order))
             if bias:
                 vector = self._source.get(f"{name}.bias", (rows,))
-                biases.append(vector[pair_order(rows, dim, vector.device)] if dim else vector)
+                biases.append(vector if order is None else vector[order.to(vector.device)])
         vectors = torch.cat(biases) if biases else None
         stored = [weight for weight in weights if not isinstance(weight, Tensor)]
         if len(stored) == len(weights):
@@ -102,13 +102,13 @@ class LayerLoader:
         weight = plain[0] if len(plain) == 1 else torch.cat(plain)
         return self._pack(self._folded(weight, norm), vectors, gated=gated)
 
-    def _weight(self, name: str, rows: int, width: int, dim: int) -> Tensor | Packed:
-        """Returns a projection. If `dim` is not 0 its rows are permuted for rotary heads of that size."""
+    def _weight(self, name: str, rows: int, width: int, order: Tensor | None = None) -> Tensor | Packed:
+        """Returns a projection, with its rows in `order` if that is given."""
         packed = self._source.stored(name, rows, width)
         if packed is None:
             weight = self._source.get(f"{name}.weight", (rows, width))
-            return weight[pair_order(rows, dim, weight.device)] if dim else weight
-        return take_rows(packed, pair_order(rows, dim, packed[0].device)) if dim else packed
+            return weight if order is None else weight[order.to(weight.device)]
+        return packed if order is None else take_rows(packed, order.to(packed[0].device))
 
     def _keep(self, packed: Packed, bias: Tensor | None, gated: bool) -> PackedLinear:
         """Packs a weight from a quantised checkpoint."""
@@ -167,52 +167,55 @@ class LayerLoader:
 
         It is `precise`, as its errors reach the logits directly.
         """
-        weight = self._weight(name, *shape, 0)
+        weight = self._weight(name, *shape)
         if not isinstance(weight, Tensor):
             return self._keep(weight, None, gated=False)
         return self._pack(weight * norm if self._folds else weight, precise=True)
 
 
-def pair_order(rows: int, head_dim: int, device: torch.device) -> Tensor:
-    """Returns the row order that makes (i, i + head_dim / 2) of every head neighbours: int64 [rows]."""
-    one = torch.arange(head_dim, device=device).view(2, -1).t().reshape(-1)
-    return (torch.arange(0, rows, head_dim, device=device).unsqueeze(1) + one).view(-1)
+def pair_order(rows: int, head_dim: int, rotary_dim: int | None = None) -> Tensor:
+    """Returns the row order that makes the two halves of a rotated pair, (i, i + rotary_dim / 2) of every head,
+    neighbours: int64 [rows]. `rotary_dim` None rotates whole heads; rows behind it stay where they are."""
+    one = torch.arange(head_dim)
+    rotary = rotary_dim or head_dim
+    one[:rotary] = one[:rotary].view(2, -1).t().reshape(-1)
+    return (torch.arange(0, rows, head_dim).unsqueeze(1) + one).view(-1)
 
 
 class DecoderLayer:
     """One layer: h += attention(norm(h)); h += mlp(norm(h)), in place.
 
     Attributes:
-        rope: index of its rotary table in the model: 1 for a layer with a window if these have their own, else 0.
+        rope: index of its rotary table in the model; see `rotary_index`.
     """
 
     def __init__(
         self, config: ModelConfig, traits: ArchitectureTraits, index: int, loader: LayerLoader, mlp: Mlp
     ) -> None:
         at, hidden, dim = f"model.layers.{index}", config.hidden_size, config.head_dim
-        queries, keys = config.num_heads * dim, config.num_kv_heads * dim
-        q, k, v = (f"{at}.self_attn.{name}_proj" for name in "qkv")
-        parts = [(q, queries), (k, keys), (v, keys)]
-        self.rope = int(config.local_rope is not None and traits.windows[index] is not None)
-        norm = loader.norm(f"{at}.input_layernorm", hidden)
-        qkv = loader.linear(parts, hidden, bias=traits.qkv_bias, norm=norm, rotated={q: dim, k: dim})
-        head_norms = _head_norms(config, loader, at) if traits.qk_norm else None
+        self.rope = rotary_index(config, traits, index)
+        norm = loader.norm(f"{at}.input_layernorm", hidden) if traits.pre_norms else None
+        qkv = _qkv(config, traits, loader, at, norm)
+        head_norms = _head_norms(config, traits, loader, at) if traits.qk_norm else None
+        queries = config.num_heads * dim
         output = loader.linear([(f"{at}.self_attn.o_proj", hidden)], queries, bias=traits.output_bias)
         output_norm = loader.norm(f"{at}.post_attention_layernorm", hidden) if traits.post_norms else None
         self._layer = Layer(
             qkv=qkv,
             output=output,
             mlp=mlp,
-            attention_norm=loader.kept(norm),
+            attention_norm=None if norm is None else loader.kept(norm),
             head_norms=head_norms,
             heads=config.num_heads,
             kv_heads=config.num_kv_heads,
             dim=dim,
-            eps=config.norm_eps,
+            eps=stream_eps(config, traits),
             window=traits.windows[index],
             output_norm=output_norm,
-            query_scalar=traits.query_scalar,
+            score_scale=traits.score_scale,
             score_cap=traits.score_cap,
+            pre_norms=traits.pre_norms,
+            norms_all_heads=traits.norms_all_heads,
             sinks=loader.vector(f"{at}.self_attn.sinks", config.num_heads) if traits.sinks else None,
         )
 
@@ -220,7 +223,7 @@ class DecoderLayer:
     def linears(self) -> tuple[PackedLinear, ...]:
         """The linears that every token goes through, in their order."""
         layer = self._layer
-        own = (layer.mlp.gate_up, layer.mlp.down) if isinstance(layer.mlp, DenseMlp) else ()
+        own = (layer.mlp.gate_up, layer.mlp.down) if isinstance(layer.mlp, DenseMlp | UnnormedMlp) else ()
         return (layer.qkv, layer.output, *own)
 
     def fix(self) -> None:
@@ -234,10 +237,49 @@ class DecoderLayer:
         decoder_layer_(h, self._layer, cis, cache, meta, kept)
 
 
-def _head_norms(config: ModelConfig, loader: LayerLoader, at: str) -> Tensor:
+def stream_eps(config: ModelConfig, traits: ArchitectureTraits) -> float:
+    """Returns what norms of the residual stream add to its mean square.
+
+    The stream is kept divided by `residual_scale`, so that what joins it needs no factor; norms undo the division.
+    """
+    return config.norm_eps / traits.residual_scale**2
+
+
+def rotary_index(config: ModelConfig, traits: ArchitectureTraits, index: int) -> int:
+    """Returns the index of a layer's rotary table among a model's.
+
+    First the model's own, then that of layers with a window if these have their own, last that of layers that do not
+    rotate.
+    """
+    has_local = config.local_rope is not None
+    if traits.rotated and not traits.rotated[index]:
+        return 1 + has_local
+    return int(has_local and traits.windows[index] is not None)
+
+
+def _qkv(
+    config: ModelConfig, traits: ArchitectureTraits, loader: LayerLoader, at: str, norm: Tensor | None
+) -> PackedLinear:
+    """Returns the projection to queries, keys and values, from one tensor or three."""
+    dim, rotary = config.head_dim, config.rotary_dim
+    queries, keys = config.num_heads * dim, config.num_kv_heads * dim
+    q, k, v = (f"{at}.self_attn.{name}_proj" for name in "qkv")
+    parts = [(q, queries), (k, keys), (v, keys)]
+    orders = {q: pair_order(queries, dim, rotary), k: pair_order(keys, dim, rotary)}
+    if traits.is_fused:
+        rotated, all_rows = queries + keys, queries + 2 * keys
+        name = f"{at}.self_attn.qkv_proj"
+        parts = [(name, all_rows)]
+        orders = {name: torch.cat([pair_order(rotated, dim, rotary), torch.arange(rotated, all_rows)])}
+    return loader.linear(parts, config.hidden_size, bias=traits.qkv_bias, norm=norm, orders=orders)
+
+
+def _head_norms(config: ModelConfig, traits: ArchitectureTraits, loader: LayerLoader, at: str) -> Tensor:
     """Returns the weights of query and key head norms: float32 [heads + kv_heads, head_dim], in rotated order."""
-    q = loader.norm(f"{at}.self_attn.q_norm", config.head_dim)
-    k = loader.norm(f"{at}.self_attn.k_norm", config.head_dim)
-    order = pair_order(config.head_dim, config.head_dim, q.device)
-    each = [q[order].expand(config.num_heads, -1), k[order].expand(config.num_kv_heads, -1)]
+    dim = config.head_dim
+    order = pair_order(dim, dim, config.rotary_dim)
+    each = []
+    for name, num in (("q", config.num_heads), ("k", config.num_kv_heads)):
+        own = loader.norm(f"{at}.self_attn.{name}_norm", num * dim if traits.norms_all_heads else dim)
+        each.append(own.view(-1, dim)[:, order.to(own.device)].expand(num, -1))
     return torch.cat(each).float()

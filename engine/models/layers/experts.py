@@ -11,6 +11,7 @@ import dataclasses
 from collections.abc import Callable, Mapping, Sequence
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 from sluice_server.engine.models.layers.mlp import DenseMlp, Mlp
@@ -71,6 +72,36 @@ class SeparateExperts:
         """Returns x [M, hidden] after one expert."""
         inner = ops.linear_gated(x, expert.norm, eps, expert.gate_up, expert.activation)
         return ops.linear(inner, expert.down)
+
+
+@dataclasses.dataclass(frozen=True)
+class SharedExpert:
+    """Routed experts beside one that every token goes through.
+
+    Attributes:
+        routed: the routed experts, behind the same norm.
+        shared: the expert of all tokens.
+        gate: projection to one number, whose sigmoid weights the shared expert's output.
+    """
+
+    routed: Mlp
+    shared: DenseMlp
+    gate: PackedLinear
+
+    def add_to(self, h: Tensor, eps: float) -> Tensor:
+        """Implements `Mlp.add_to`."""
+        own = self.shared
+        inner = ops.linear_gated(h, own.norm, eps, own.gate_up, own.activation)
+        logits = ops.linear_normed(h, own.norm, eps, self.gate).float()
+        # A softmax over the logit and 0 is its sigmoid. Torch computes it row by row, a sigmoid over all rows at once:
+        # there a row's last bit depends on its place.
+        share = F.softmax(F.pad(logits, (0, 1)), dim=-1)[:, :1]
+        found = ops.linear(inner, own.down).float() * share
+        return self.routed.add_to(h, eps).add_(found)
+
+    def fixed(self) -> "SharedExpert":
+        """Implements `Mlp.fixed`."""
+        return SharedExpert(self.routed.fixed(), self.shared.fixed(), self.gate.fixed())
 
 
 @dataclasses.dataclass(frozen=True)

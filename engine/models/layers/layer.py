@@ -29,9 +29,11 @@ class Layer:
         is_fixed: whether attention's schedule is batch-invariant too; see `PackedLinear.fixed`.
         output_norm: [hidden], weight of the norm on attention's output before it joins the residual stream; None
             without.
-        query_scalar: scores are divided by its root; None for dim.
+        score_scale: the factor of scores; None for 1 / root of dim.
         score_cap: scores then become cap · tanh(score / cap); 0 for no cap.
         sinks: float32 [heads], scores of a key without a value; None without.
+        pre_norms: whether there is a norm before qkv.
+        norms_all_heads: whether `head_norms` is one norm of all query heads and one of all key heads.
     """
 
     qkv: PackedLinear
@@ -46,9 +48,11 @@ class Layer:
     window: int | None
     is_fixed: bool = False
     output_norm: Tensor | None = None
-    query_scalar: float | None = None
+    score_scale: float | None = None
     score_cap: float = 0.0
     sinks: Tensor | None = None
+    pre_norms: bool = True
+    norms_all_heads: bool = False
 
     def fixed(self) -> "Layer":
         """Returns the batch-invariant form: no row's bits depend on other rows. Slower where schedules change."""
@@ -63,7 +67,7 @@ class Layer:
     @property
     def scale(self) -> float:
         """The factor of attention scores."""
-        return float((self.query_scalar or self.dim) ** -0.5)
+        return float(self.dim**-0.5 if self.score_scale is None else self.score_scale)
 
     @functools.cached_property
     def _norms(self) -> tuple[Tensor | None, ...]:
@@ -79,7 +83,7 @@ class Layer:
         None if a part of the layer has no kernel of ours.
         """
         mlp = self.mlp
-        if not isinstance(mlp, DenseMlp) or self.sinks is not None:
+        if not isinstance(mlp, DenseMlp) or self.sinks is not None or not self.pre_norms or self.norms_all_heads:
             return None
         before, between, output, down = self._norms
         parts = ((self.qkv, before), (self.output, None), (mlp.gate_up, between), (mlp.down, None))
@@ -104,11 +108,9 @@ def decoder_layer_(
     if is_one_call(layer, h, cache):
         forward_(h, layer, cis, cache, meta, kept)
         return
-    heads = ops.linear_normed(h, layer.attention_norm, layer.eps, layer.qkv)
-    heads = heads.view(len(h), layer.heads + 2 * layer.kv_heads, layer.dim)
+    heads = _heads(h, layer)
     if layer.head_norms is not None:
-        normed = heads[:, : layer.heads + layer.kv_heads]
-        normed.copy_(ops.rms_norm(normed.float(), layer.head_norms, layer.eps))
+        _norm_heads_(heads, layer, layer.head_norms)
     ops.rotate_and_write(heads, cis, cache, meta)
     queries, options = heads[:, : layer.heads], (layer.scale, layer.window, layer.score_cap, layer.sinks)
     seen = ops.paged_attention(queries, cache, meta, *options, is_fixed=layer.is_fixed)
@@ -116,6 +118,28 @@ def decoder_layer_(
     layer.mlp.add_to(h, layer.eps)
     if kept is not None:
         h[: len(kept)] = h[kept]
+
+
+def _heads(h: Tensor, layer: Layer) -> Tensor:
+    """Returns queries, keys and values [T, heads + 2 kv_heads, dim] of h."""
+    if layer.pre_norms:
+        found = ops.linear_normed(h, layer.attention_norm, layer.eps, layer.qkv)
+    else:
+        found = ops.linear(h, layer.qkv)
+    return found.view(len(h), layer.heads + 2 * layer.kv_heads, layer.dim)
+
+
+def _norm_heads_(heads: Tensor, layer: Layer, weights: Tensor) -> None:
+    """Replaces queries and keys by their norms: of each head, or of all of either kind."""
+    both = layer.heads + layer.kv_heads
+    if not layer.norms_all_heads:
+        normed = heads[:, :both]
+        normed.copy_(ops.rms_norm(normed.float(), weights, layer.eps))
+        return
+    for kind in (slice(layer.heads), slice(layer.heads, both)):
+        own = heads[:, kind]
+        normed = ops.rms_norm(own.flatten(1).float(), weights[kind].flatten(), layer.eps)
+        own.copy_(normed.view(own.shape))
 
 
 def is_one_call(layer: Layer, h: Tensor, cache: Tensor) -> bool:

@@ -1,4 +1,4 @@
-"""The protocol of what follows a layer's attention, and its plain form: one MLP for all tokens.
+"""The protocol of what follows a layer's attention, and its plain forms: one MLP for all tokens, normed or not.
 
 Takes packed linears; `engine.models.layers.experts` has the other forms.
 """
@@ -8,6 +8,7 @@ from typing import Protocol, Self
 
 from torch import Tensor
 
+from sluice_server.kernels import ops
 from sluice_server.kernels.formats.linear import PackedLinear
 
 
@@ -43,6 +44,30 @@ class DenseMlp:
         gated = self.gate_up.apply_gated(h, self.norm, eps, self.activation)
         if self.down_norm is None:
             return self.down.add_to(h, gated)
+        return self.down.add_normed_to(h, gated, self.down_norm, eps)
+
+    def fixed(self) -> Self:
+        """Implements `Mlp.fixed`."""
+        return dataclasses.replace(self, gate_up=self.gate_up.fixed(), down=self.down.fixed())
+
+
+@dataclasses.dataclass(frozen=True)
+class UnnormedMlp:
+    """One MLP for all tokens, without a norm before it.
+
+    Attributes:
+        gate_up: gate and up, stacked by rows, not packed as gated: the fused kernels norm what they read.
+        down, down_norm, activation: as in `DenseMlp`, with a norm.
+    """
+
+    gate_up: PackedLinear
+    down: PackedLinear
+    down_norm: Tensor
+    activation: str = "silu"
+
+    def add_to(self, h: Tensor, eps: float) -> Tensor:
+        """Implements `Mlp.add_to`."""
+        gated = ops.gate(ops.linear(h, self.gate_up), self.activation)
         return self.down.add_normed_to(h, gated, self.down_norm, eps)
 
     def fixed(self) -> Self:

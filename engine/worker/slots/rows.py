@@ -11,11 +11,13 @@ import numpy as np
 
 from sluice_server.engine.kv_cache.table import BlockRun
 from sluice_server.engine.plan import Placement
+from sluice_server.engine.plugins.processors import NO_PROCESSORS, LogitsProcessors
 from sluice_server.engine.sampling.columns import FLOATS, INTS, neutral, pack, sampling_rows
 from sluice_server.engine.sampling.matchers import SlotMatchers
 from sluice_server.engine.sampling.rows import GrammarMasks, LogprobRows, SamplingParamRows, SamplingRows
 from sluice_server.engine.worker.slots.adjustments import SlotAdjustments
 from sluice_server.engine.worker.slots.banned_tokens import SlotBannedTokens
+from sluice_server.engine.worker.slots.processors import SlotProcessors
 from sluice_server.engine.worker.slots.prompts import SlotPrompts
 
 MAX_KEPT = 16  # combinations of slots: rows with drafts of several lengths alternate
@@ -41,9 +43,16 @@ class SlotRows:
     """Block tables and sampling parameters of `num_slots` slots."""
 
     def __init__(
-        self, num_slots: int, max_blocks: int, vocab_size: int, matchers: SlotMatchers, num_groups: int = 1
+        self,
+        num_slots: int,
+        max_blocks: int,
+        vocab_size: int,
+        matchers: SlotMatchers,
+        processors: LogitsProcessors = NO_PROCESSORS,
+        num_groups: int = 1,
     ) -> None:
         self.matchers = matchers
+        self.processors = SlotProcessors(processors)
         self.block_tables = np.zeros((num_groups, num_slots, max_blocks), dtype=np.int32)
         self._floats = neutral(FLOATS, num_slots)
         self._ints = neutral(INTS, num_slots)
@@ -52,7 +61,7 @@ class SlotRows:
         self.prompts = SlotPrompts()
         self._adjustments = SlotAdjustments(vocab_size)
         self._banned_tokens = SlotBannedTokens()
-        self._listeners: tuple[TokenListener, ...] = (self._adjustments, self._banned_tokens, matchers)
+        self._listeners: tuple[TokenListener, ...] = (self._adjustments, self._banned_tokens, matchers, self.processors)
         self.listening: dict[int, list[TokenListener]] = {}  # by slot: listeners that follow its tokens
         # By slots that sampled; cleared by `reset`.
         self._fixed: dict[tuple[int, ...], SamplingParamRows] = {}
@@ -73,6 +82,7 @@ class SlotRows:
         self._banned_tokens.reset(placement)
         self.prompts.reset(placement)
         self.matchers.reset(placement)
+        self.processors.reset(placement)
         self.listening.pop(slot, None)
         listeners = [one for one in self._listeners if one.listens(slot)]
         if listeners:

@@ -17,8 +17,11 @@ class Digests:
     draft: bytes = b""
 
 
-def identity_of(config: EngineConfig, formats: Formats, model: Model, digests: Digests) -> CacheIdentity:
-    """Returns everything that the bits of this engine's cache blocks depend on."""
+def identity_of(
+    config: EngineConfig, formats: Formats, model: Model, digests: Digests, plugin: str = ""
+) -> CacheIdentity:
+    """Returns everything that the bits of this engine's cache blocks depend on; `plugin` names what computes the
+    model."""
     stored = model.config.stored
     order = "fixed" if model.is_fixed else "free"  # order of summation
     return CacheIdentity(
@@ -28,4 +31,5 @@ def identity_of(config: EngineConfig, formats: Formats, model: Model, digests: D
         dtype=name_of(formats.dtype),
         cache_dtype=name_of(formats.cache),
         kernels=f"{computes_as(model.device)}, {model.kernel}, {order} order",
+        plugin=plugin,
     )

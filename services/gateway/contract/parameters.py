@@ -62,7 +62,10 @@ def taken(spec: types_pb2.GenerationSpec, limits: Limits) -> dict[str, Any]:
 def told_sampling(params: SamplingParams, bad_words: Iterable[str]) -> types_pb2.SamplingParams:
     """Returns all sampling parameters in effect, except `max_tokens`."""
     beam = types_pb2.BeamSearch(**_told(BEAM, params)) if params.beam_width else None
-    return types_pb2.SamplingParams(**_told(SAMPLING, params), bad_words=bad_words, beam=beam)
+    made = types_pb2.SamplingParams(**_told(SAMPLING, params), bad_words=bad_words, beam=beam)
+    for call in params.logits_processors:
+        made.logits_processors.add(name=call.name, arguments=dict(call.arguments))
+    return made
 
 
 def told_stop(params: SamplingParams, strings: Iterable[str], *, include: bool) -> types_pb2.StopConditions:

@@ -12,7 +12,7 @@ from sluice.v1 import types_pb2
 
 from sluice_server.engine.checks import check_draft_tokens, check_num, check_priority
 from sluice_server.engine.errors import invalid, unsupported
-from sluice_server.engine.request import Limits, SamplingParams
+from sluice_server.engine.request import Limits, ProcessorCall, SamplingParams
 from sluice_server.services.gateway.contract import parameters
 from sluice_server.services.gateway.contract.durations import to_seconds
 from sluice_server.services.messages.work import Scheduling, Stops, TextOptions
@@ -39,11 +39,19 @@ def sampling_params(spec: types_pb2.GenerationSpec, defaults: SamplingParams, li
     if asked.HasField("beam") and not asked.beam.width:
         raise invalid("beam.width", "is needed for a beam search: 2 or more hypotheses", limit=2)
     values = parameters.taken(spec, limits)
+    if asked.logits_processors:
+        values["logits_processors"] = logits_processors(asked, limits)
     if not asked.HasField("seed"):
         values["seed"] = secrets.randbits(64)
     if asked.HasField("beam") and not asked.HasField("repetition_penalty"):
         values["repetition_penalty"] = 1.0  # the model's default is for sampling; a search uses plain probabilities
     return dataclasses.replace(defaults, **values)
+
+
+def logits_processors(asked: types_pb2.SamplingParams, limits: Limits) -> tuple[ProcessorCall, ...]:
+    """Returns the logits processors that a request asks for. Raises `ServiceError` for too many."""
+    check_num("sampling.logits_processors", len(asked.logits_processors), limits.max_logits_processors)
+    return tuple(ProcessorCall(one.name, tuple(sorted(one.arguments.items()))) for one in asked.logits_processors)
 
 
 def stops(stop: types_pb2.StopConditions, limits: Limits, eos_ids: tuple[int, ...]) -> Stops:

@@ -30,6 +30,7 @@ EXPERTS: Values = {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate
 GPT_OSS: Values = {"num_local_experts": 4, "num_experts_per_tok": 2}
 LLAMA3 = {"rope_type": "llama3", "factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0}
 YARN = {"rope_type": "yarn", "factor": 4.0, "beta_fast": 32.0, "beta_slow": 1.0, "truncate": True}
+LONGROPE = {"rope_type": "longrope", "short_factor": [1.0] * 8, "long_factor": [2.0] * 8}
 TRUTHFUL: dict[str, Values] = {
     "LlamaForCausalLM": {"rope_parameters": LLAMA3},
     "MistralForCausalLM": {"sliding_window": 10},
@@ -41,6 +42,11 @@ TRUTHFUL: dict[str, Values] = {
     "MixtralForCausalLM": {"num_local_experts": 4, "num_experts_per_tok": 2},
     "Qwen3MoeForCausalLM": {**EXPERTS, "norm_topk_prob": True, "decoder_sparse_step": 1, "mlp_only_layers": []},
     "GptOssForCausalLM": {**GPT_OSS, "swiglu_limit": 7.0},
+    "GraniteForCausalLM": {"residual_multiplier": 0.22, "logits_scaling": 8.0},
+    "Olmo2ForCausalLM": {},
+    "Phi3ForCausalLM": {"rope_scaling": LONGROPE, "partial_rotary_factor": 1.0},
+    "Qwen2MoeForCausalLM": {**EXPERTS, "shared_expert_intermediate_size": 32},
+    "SmolLM3ForCausalLM": {},
 }
 OTHERS = [  # beside the numbers
     "architectures",
@@ -51,7 +57,9 @@ OTHERS = [  # beside the numbers
     "layer_types",
     "mlp_bias",
     "mlp_only_layers",
+    "no_rope_layers",
     "norm_topk_prob",
+    "qkv_bias",
     "quantization_config",
     "rope_parameters",
     "rope_scaling",
@@ -76,6 +84,8 @@ IN_ROPES = [
     "mscale_all_dim",
     "original_max_position_embeddings",
     "partial_rotary_factor",
+    "short_factor",
+    "long_factor",
     "truncate",
 ]
 FIELDS = [

@@ -74,7 +74,7 @@ def test_layers_take_turns(tmp_path: Path) -> None:
     assert layer_groups(second.windows).windows == (None, 4096)
     assert layer_groups(third.windows).windows == (None, *[512] * 6)
     traits = traits_of(second)
-    assert (traits.query_scalar, traits.score_cap, traits.logit_cap) == (224, 50.0, 30.0)
+    assert (traits.score_scale, traits.score_cap, traits.logit_cap) == (224**-0.5, 50.0, 30.0)
 
 
 REFUSED: dict[str, tuple[dict[str, Any], dict[str, Any], str]] = {

@@ -149,7 +149,7 @@ RELATED = [
     ({"rope_parameters": {"rope_type": "llama3", "factor": 2, "low_freq_factor": 4}}, "high_freq_factor is 4.0; it mu"),
     ({"rope_scaling": {"type": "linear", "factor": "2"}}, "factor is '2'; it must be a number from 1"),
     ({"rope_scaling": {"type": "linear", "factor": 0}}, "factor is 0; it must be a number from 1"),
-    ({"rope_parameters": {"partial_rotary_factor": 0.5}}, "partial_rotary_factor is 0.5; it must be a number from 1 t"),
+    ({"rope_parameters": {"partial_rotary_factor": 1.5}}, "partial_rotary_factor is 1.5; it must be a number from 0."),
     ({"use_sliding_window": "false"}, "use_sliding_window is 'false'; it must be true or false"),
     ({"eos_token_id": list(range(111)) * 2 + [111]}, "eos_token_id is .*; it must be one or more ids from 0 to 110"),
     ({"max_position_embeddings": 10**7 * 2}, "max_position_embeddings is 20000000; it must be a whole number from 1"),

@@ -39,6 +39,23 @@ GEMMA3 = (
     ("layer_types", [WINDOWED, FULL, WINDOWED]),
     ("rope_parameters", {FULL: {**ROPES["linear"], "rope_theta": 1e6}, WINDOWED: {"rope_type": "default"}}),
 )
+SHARED = (*EXPERTS, ("shared_expert_intermediate_size", 56))
+SPARSE_SHARED = (*SPARSE, ("shared_expert_intermediate_size", 24), ("use_sliding_window", True), ("sliding_window", 9))
+GRANITE = (
+    *(("embedding_multiplier", 12.0), ("residual_multiplier", 0.22)),
+    *(("attention_multiplier", 0.4), ("logits_scaling", 3.0), ("rms_norm_eps", 0.01)),
+)
+
+
+def longrope(original: int, pairs: int, **more: object) -> tuple[tuple[str, object], ...]:
+    """Fields of a model that was first trained with `original` positions, with divisors of so many frequencies."""
+    factors = {"short_factor": [1.0 + i / 8 for i in range(pairs)], "long_factor": [1.5 + i for i in range(pairs)]}
+    scaling = {"rope_type": "longrope", "rope_theta": 10000.0, **factors, **more}
+    return ("original_max_position_embeddings", original), ("rope_parameters", scaling)
+
+
+# Below its first length transformers takes other factors than above: no prompt is, or all are.
+PARTIAL = {"partial_rotary_factor": 0.75, "rope_theta": 10000.0, "rope_type": "default"}
 SHAPES = {
     "llama": Shape("llama"),
     "llama-tied-odd": Shape("llama", tied=True, head_dim=24, vocab=1023),
@@ -54,6 +71,25 @@ SHAPES = {
     "qwen3-few-experts-fused": Shape("qwen3_moe", layers=4, tied=True, is_fused=True, options=SPARSE),
     "mixtral-window": Shape("mixtral", options=(("num_local_experts", 5), ("sliding_window", 10))),
     "mixtral-fused": Shape("mixtral", is_fused=True, options=(("num_local_experts", 4), ("num_experts_per_tok", 3))),
+    "qwen2-experts": Shape("qwen2_moe", options=SHARED),
+    "qwen2-few-experts-fused": Shape("qwen2_moe", layers=4, tied=True, is_fused=True, options=SPARSE_SHARED),
+    "olmo2": Shape("olmo2"),
+    "olmo2-mqa-biases": Shape("olmo2", kv_heads=1, tied=True, options=(("attention_bias", True),)),
+    "phi3": Shape("phi3", hidden=64, options=(("sliding_window", 10),)),
+    "phi3-partial-tied": Shape("phi3", hidden=64, tied=True, options=(("rope_parameters", PARTIAL),)),
+    "phi3-short-factors": Shape("phi3", hidden=64, options=longrope(256, 8)),
+    "phi3-long-factors": Shape("phi3", hidden=64, options=longrope(40, 6, partial_rotary_factor=0.75)),
+    "granite": Shape("granite", hidden=64, options=GRANITE),
+    "granite-tied-biases": Shape(
+        "granite", hidden=64, tied=True, options=(*GRANITE, ("attention_bias", True), ("mlp_bias", True))
+    ),
+    "smollm3": Shape("smollm3", layers=5, options=(("attention_bias", True), ("mlp_bias", True))),
+    "smollm3-window-tied": Shape(
+        "smollm3",
+        layers=3,
+        tied=True,
+        options=(("no_rope_layers", [0, 1, 0]), ("use_sliding_window", True), ("sliding_window", 9)),
+    ),
     "gpt-oss": Shape("gpt_oss", head_dim=32, options=GPT_OSS),
     "gemma": Shape("gemma", tied=True),
     # Caps that scores and logits of this size reach; full attention in the second layer.

@@ -64,6 +64,8 @@ def test_each_kind_of_value() -> None:
     assert spec == want
     assert filled(json_schema="{}", json_object=False).constraint.json_schema == "{}"
     assert filled(json_object=True).constraint.WhichOneof("form") == "json_object"
+    (call,) = filled(logits_processors={"a": {"b": "c"}}).sampling.logits_processors
+    assert (call.name, dict(call.arguments)) == ("a", {"b": "c"})
     assert filled(choices=["a"]).constraint.choice.texts == ["a"]
 
 
@@ -76,6 +78,8 @@ def test_each_kind_of_value() -> None:
         ({"stop": [3]}, "stop", r"\[3\]"),
         ({"stop": "\ud800"}, "stop", "surrogate"),
         ({"logit_bias": [3]}, "logit_bias", r"\[3\]"),
+        ({"logits_processors": ["a"]}, "logits_processors", r"\['a'\]"),
+        ({"logits_processors": {"a": {"b": 3}}}, "logits_processors", r"\{'a': \{'b': 3\}\}"),
         ({"seed": 1 << 64}, "seed", "18446744073709551616"),
         ({"json_schema": {"a": {1j}}}, "json_schema", "1j"),
         ({"regex": "a" * 99, "stop_token_ids": 3}, "stop_token_ids", "3"),

@@ -123,7 +123,7 @@ def test_norms_of_rows_and_of_heads(form: str, monkeypatch: pytest.MonkeyPatch) 
 
 def test_activation_scale_and_cap_to_the_bit(monkeypatch: pytest.MonkeyPatch) -> None:
     plain = both(make("float32"), torch.float32, monkeypatch)[0][0]
-    for changes in ({"activation": "gelu_tanh"}, {"query_scalar": 3.0}, {"score_cap": 0.3}):
+    for changes in ({"activation": "gelu_tanh"}, {"score_scale": 0.6}, {"score_cap": 0.3}):
         layer = replaced(make("float32"), **changes)
         one, other = both(layer, torch.float32, monkeypatch)
         assert torch.equal(one[0], other[0])

@@ -20,7 +20,11 @@ Fields = dict[str, Any]
 CONTEXT, VOCAB, PROMPT_BYTES, TOKEN_IDS, MESSAGES = 50_000, 60_000, 300_000, 40, 8
 SMALL = settings(
     limits=dataclasses.replace(
-        settings().limits, context_length=CONTEXT, vocab_size=VOCAB, max_prompt_bytes=PROMPT_BYTES
+        settings().limits,
+        context_length=CONTEXT,
+        vocab_size=VOCAB,
+        max_prompt_bytes=PROMPT_BYTES,
+        logits_processors=("counting",),
     ),
     max_token_ids=TOKEN_IDS,
     max_chat_messages=MESSAGES,
@@ -48,6 +52,10 @@ def field(group: str, name: str, good: Sequence[object], bad: Sequence[object] =
         return {"text": "hello", group: {name: value, **rest}}
 
     return Edge([fields(value) for value in good], [fields(value) for value in bad])
+
+
+def processor(arguments: Mapping[str, str] | None = None, name: str = "counting") -> types_pb2.LogitsProcessor:
+    return types_pb2.LogitsProcessor(name=name, arguments=arguments)
 
 
 def constrained(form: str, good: Sequence[object], bad: Sequence[object]) -> Edge:
@@ -228,6 +236,24 @@ SPEC: Mapping[str, Edge] = {
         "bad_words",
         [[], ["a" * 127], ["a" * 128], ["a"] * 63, ["a"] * 64],
         [[""], [" "], ["a" * 129], ["é" * 65], ["a"] * 65],
+    ),
+    "sampling.logits_processors.name": field(
+        "sampling",
+        "logits_processors",
+        [[], [processor()], [processor()] * 7, [processor()] * 8],
+        [[processor(name="")], [processor(name="other")], [processor()] * 9],
+    ),
+    "sampling.logits_processors.arguments.key": field(
+        "sampling",
+        "logits_processors",
+        [[processor({"a": "b"})], [processor({str(at): "" for at in range(32)})], [processor({"a" * 4096: ""})]],
+        [[processor({str(at): "" for at in range(33)})], [processor({"a" * 4097: ""})]],
+    ),
+    "sampling.logits_processors.arguments.value": field(
+        "sampling",
+        "logits_processors",
+        [[processor({"a": "b" * 4094})], [processor({"a": "b" * 4095})]],
+        [[processor({"a": "b" * 4096})], [processor({"a": "é" * 2048})]],
     ),
     "stop.strings": field(
         "stop",

@@ -60,6 +60,7 @@ ROWS = [  # error, code, reason, kinds of details besides ErrorInfo, keys of its
     (_evicted(), 11, "RESUME_WINDOW_EXPIRED", set(), {"oldest_seq"}),
     (identity.unauthenticated("m"), 16, "CREDENTIALS_INVALID", set(), set()),
     (identity.not_allowed("Drain", [identity.Scope.ADMIN]), 7, "NOT_ALLOWED", set(), set()),
+    (errors.processor_failed("a", "raised"), 13, "LOGITS_PROCESSOR_FAILED", set(), {"processor"}),
     (errors.engine_fault(), 13, "ENGINE_FAULT", set(), set()),
 ]
 

@@ -1,11 +1,12 @@
 import dataclasses
 
 import pytest
-from sluice.v1 import control_pb2, types_pb2
+from sluice.v1 import control_pb2, inference_pb2, types_pb2
 
+from sluice_server.engine.errors import Code, ServiceError
 from sluice_server.engine.parameter_kinds import Biases, Ids, Number
 from sluice_server.engine.parameters import CHOICE, FROM_MODEL, PARAMETERS
-from sluice_server.engine.request import SamplingParams
+from sluice_server.engine.request import ProcessorCall, SamplingParams
 from sluice_server.services.gateway.contract import translate
 from sluice_server.services.gateway.contract.parameters import taken, told_output, told_sampling, told_stop
 from sluice_server.services.messages.work import Generate
@@ -101,3 +102,31 @@ async def test_a_model_tells_its_defaults() -> None:
 def test_a_beam_search_is_not_refused_for_the_models_penalty() -> None:
     params, effective = params_of(spec(sampling={"beam": {"width": 2}}))
     assert params.repetition_penalty == effective.repetition_penalty == 1.0
+
+
+def test_logits_processors_come_and_go_as_they_are() -> None:
+    calls = (ProcessorCall("b", (("x", "1"), ("y", ""))), ProcessorCall("a"))
+    limits = dataclasses.replace(SETTINGS.limits, logits_processors=("a", "b"))
+    asked = spec(sampling=told_sampling(SamplingParams(logits_processors=calls, max_tokens=3), []))
+    found = translate.generation(asked, 0, settings(limits=limits))
+    assert isinstance(found.work, Generate) and found.effective is not None
+    assert found.work.params.logits_processors == calls
+    assert found.effective.sampling.logits_processors == asked.sampling.logits_processors
+
+
+@pytest.mark.parametrize("names", [(), ("a",)])
+def test_logits_processors_that_are_not_served_are_refused(names: tuple[str, ...]) -> None:
+    limits = dataclasses.replace(SETTINGS.limits, logits_processors=names)
+    asked = spec(sampling=types_pb2.SamplingParams(logits_processors=[types_pb2.LogitsProcessor(name="b")]))
+    said = "'b' is not served; there are a" if names else "was started without any"
+    with pytest.raises(ServiceError, match=said) as caught:
+        translate.generation(asked, 0, settings(limits=limits))
+    assert caught.value.code is (Code.INVALID_ARGUMENT if names else Code.UNIMPLEMENTED)
+
+
+def test_logits_processors_see_a_whole_prompt() -> None:
+    limits = dataclasses.replace(SETTINGS.limits, logits_processors=("a",))
+    asked = spec(sampling=types_pb2.SamplingParams(logits_processors=[types_pb2.LogitsProcessor(name="a")]))
+    frame = inference_pb2.Open(spec=asked, keep_input_open=True)
+    with pytest.raises(ServiceError, match="logits_processors see a whole prompt: leave one of the two out"):
+        translate.opening(frame, 0, settings(limits=limits))

@@ -1,0 +1,1 @@
+"""Models and logits processors of other packages."""

@@ -1,0 +1,113 @@
+"""Imports the allowed plugins when an engine is built, and checks that they are what this version expects.
+
+Every failure is a ServiceError INVALID_SETTING that names plugin and package: an engine starts with all of its plugins,
+or not at all.
+"""
+
+import dataclasses
+import hashlib
+import inspect
+import logging
+from pathlib import Path
+from typing import Any, cast
+
+from sluice_server.engine.errors import ServiceError
+from sluice_server.engine.models.config import ModelConfig
+from sluice_server.engine.models.model import Model
+from sluice_server.engine.models.registry import ARCHITECTURES
+from sluice_server.engine.plugins.entry_points import MODELS, NO_PLUGINS, Plugin, find_plugins, wrong
+from sluice_server.engine.plugins.interface import API, LogitsProcessor, ModelPlugin, ProcessorContext
+from sluice_server.engine.plugins.processors import NO_PROCESSORS, LogitsProcessors
+
+logger = logging.getLogger(__name__)
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class LoadedPlugins:
+    """The plugins of one engine.
+
+    Attributes:
+        model: of the checkpoint's architecture; None if that is one of this package's own.
+        identity: names the plugin that computes the model: its package, version and code; empty without one.
+        processors: all logits processors.
+        notes: for the operator, a line for each plugin.
+    """
+
+    model: ModelPlugin | None = None
+    identity: str = ""
+    processors: LogitsProcessors = NO_PROCESSORS
+    notes: tuple[str, ...] = ()
+
+
+def load_plugins(allowed: str, config: ModelConfig) -> LoadedPlugins:
+    """Imports the plugins with these names. Raises ServiceError for one that is missing, incompatible or broken."""
+    found = find_plugins(allowed)
+    if found is NO_PLUGINS:
+        return LoadedPlugins()
+    models = {name: _model(one) for name, one in found.models.items()}
+    context = ProcessorContext(config.vocab_size, config.eos_ids)
+    processors = {name: _processor(one, context) for name, one in found.processors.items()}
+    own = models.get(config.architecture)
+    return LoadedPlugins(
+        model=own,
+        identity="" if own is None else _identity(found.models[config.architecture], own),
+        processors=LogitsProcessors(processors),
+        notes=tuple(_note(one, config) for one in (*found.models.values(), *found.processors.values())),
+    )
+
+
+def _note(plugin: Plugin, config: ModelConfig) -> str:
+    if plugin.group == MODELS and plugin.name != config.architecture:
+        return f"{plugin} is loaded, and not in use: config.json names {config.architecture!r}"
+    return f"{plugin} is loaded"
+
+
+def _model(plugin: Plugin) -> ModelPlugin:
+    if plugin.name in ARCHITECTURES:
+        raise wrong(f"{plugin} names an architecture that this server has itself: rename it, in config.json too")
+    made = _imported(plugin)
+    if not isinstance(made, ModelPlugin):
+        raise wrong(f"{plugin} is a {type(made).__name__}, and no ModelPlugin")
+    _check_api(plugin, made)
+    if not (isinstance(made.model, type) and issubclass(made.model, Model)):
+        raise wrong(f"{plugin}: its model is no subclass of Model")
+    return made
+
+
+def _processor(plugin: Plugin, context: ProcessorContext) -> LogitsProcessor:
+    factory = _imported(plugin)
+    try:
+        made = factory(context)
+    except Exception as error:
+        raise _failed(plugin, "could not be made", error) from error
+    _check_api(plugin, made)
+    for name in ("check", "apply"):
+        if not callable(getattr(made, name, None)):
+            raise wrong(f"{plugin} has no method {name}")
+    return cast("LogitsProcessor", made)
+
+
+def _imported(plugin: Plugin) -> Any:  # noqa: ANN401 # whatever another package has there
+    try:
+        return plugin.entry.load()
+    except Exception as error:
+        raise _failed(plugin, "could not be imported", error) from error
+
+
+def _check_api(plugin: Plugin, made: object) -> None:
+    api = getattr(made, "api", None)
+    if api != API:
+        raise wrong(f"{plugin} was written for version {api!r} of the interface; this server has {API}")
+
+
+def _failed(plugin: Plugin, what: str, error: Exception) -> ServiceError:
+    logger.error("%s %s", plugin, what, exc_info=error)
+    return wrong(f"{plugin} {what}: {type(error).__name__}: {error}".splitlines()[0])
+
+
+def _identity(plugin: Plugin, model: ModelPlugin) -> str:
+    """Names package, version and the code of the module that computes: what a package's version leaves open."""
+    digest = hashlib.sha256()
+    for one in dict.fromkeys((inspect.getsourcefile(model.model), inspect.getsourcefile(model.traits))):
+        digest.update(b"" if one is None else Path(one).read_bytes())
+    return f"{plugin.package} {digest.hexdigest()[:16]}"

@@ -1,0 +1,1 @@
+"""An example of plugins: a model and two logits processors."""
