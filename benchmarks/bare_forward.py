@@ -1,4 +1,4 @@
-"""A bare torch decode step: what a good engineer writes straight, without an engine. The yardstick of `engine_step`.
+"""A torch decode step without an engine, as one would write it by hand: the yardstick of `engine_step`.
 
 Llama with contiguous keys and values per sequence, preallocated; weights packed for BLAS (transposed,
 query-key-value and gate-up concatenated, norms folded); greedy argmax on the logits.

@@ -1,4 +1,4 @@
-"""A gRPC server that does nothing but write: what a message costs grpc.aio itself, here and now.
+"""A gRPC server that only writes: measures what a message costs in grpc.aio itself.
 
     python -m benchmarks.bare_grpc ADDRESS STREAMS INTERVAL_S
 

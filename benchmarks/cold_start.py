@@ -1,4 +1,4 @@
-"""Cold `sluice serve --model demo` to its first token over gRPC, and the memory of all its processes together.
+"""Measures `sluice serve --model demo` from a cold start to its first token over gRPC, and its processes' memory.
 
 python -m benchmarks.cold_start [--runs 5]
 """

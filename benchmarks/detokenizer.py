@@ -1,4 +1,4 @@
-"""What a token costs in the detokenizer: decoding and matching alone, the stage, and the whole process in its ring.
+"""Measures the cost of a token in the detokenizer: decoding and matching alone, the stage, and the whole process.
 
     python -m benchmarks.detokenizer [--streams 32] [--steps 500] [--runs 5]
 

@@ -1,4 +1,4 @@
-"""What naming a checkpoint by its content costs a start: the first time, and when its digests are remembered.
+"""Measures how long a start takes to hash a checkpoint: the first time, and with remembered digests.
 
     python -m benchmarks.digest --gigabytes 16
 

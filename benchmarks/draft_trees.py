@@ -1,4 +1,4 @@
-"""Trees of drafts against chains and plain decoding on the demo pair, in CPU seconds of one thread: see `speculation`.
+"""Compares trees of drafts with chains and plain decoding on the demo pair, in CPU seconds of one thread.
 
     python -m benchmarks.draft_trees [--concurrency 1] [--tokens 160] [--runs 3] [--who draft eagle]
 

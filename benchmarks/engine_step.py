@@ -1,4 +1,4 @@
-"""Engine decode step (scheduler, cache, forward, sampler) against a bare torch forward of the same model, interleaved.
+"""Compares the engine's decode step with a bare torch forward pass of the same model, interleaved.
 
     python -m benchmarks.engine_step [--runs 5] [--steps 48] [--threads N]
 

@@ -1,4 +1,4 @@
-"""An engine process whose runner computes nothing: a step takes FAKE_STEP_S, whatever is in it. All else is real.
+"""An engine process whose runner computes nothing: each step takes FAKE_STEP_S. Everything else is real.
 
     FAKE_STEP_S=0.001 FAKE_LOG=engine.json python -m benchmarks.fake_engine      (with the environment of an engine)
 

@@ -1,4 +1,4 @@
-"""Where the time of a first token goes, hop by hop, for one stream at rest: closed loop, 64 random tokens in, 64 out.
+"""Measures where the time of a first token goes, hop by hop, for one stream: closed loop, 64 random tokens in, 64 out.
 
     python -m benchmarks.first_token [--shape 6.5M] [--form float32] [--trees PATH,…] [--requests 300] [--pause 0]
 

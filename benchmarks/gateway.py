@@ -1,4 +1,4 @@
-"""The front door's figures: real processes, of which only the runner is replaced by one that takes a fixed time a step.
+"""Measures the gateway with real processes, in which the runner is replaced by one that takes a fixed time a step.
 
     python -m benchmarks.gateway [--only NAME …]
 

@@ -1,4 +1,4 @@
-"""What cancelled requests leave behind in a gateway: growth a request, once its bounded memories are full.
+"""Measures what cancelled requests leave behind in a gateway: growth per request, once its bounded memories are full.
 
 Three figures, each with its limit: bytes that malloc has given out, blocks that Python's allocator has, and the size of
 the process. The size alone says little: holes between what is in use make it grow for a long while.

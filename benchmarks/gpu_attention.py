@@ -1,4 +1,4 @@
-"""Attention on one GPU against its roofline and against what else there is: torch's SDPA, FlexAttention, FlashInfer.
+"""Compares attention on one GPU with its roofline and with torch's SDPA, FlexAttention and FlashInfer.
 
     python -m benchmarks.gpu_attention [--parts decode,prefill,cascade] [--fresh] [--seconds N] [--out DIR] [--dry-run]
 

@@ -1,4 +1,4 @@
-"""Time on one GPU, and what the GPU could do at best: every GPU benchmark measures with these.
+"""Times work on one GPU and gives the GPU's limits; every GPU benchmark uses it.
 
 Medians of 100 runs between CUDA events, the L2 cache flushed before each. A figure is compared with what the GPU is
 specified with, and with the bandwidth that a copy reaches here.

@@ -1,4 +1,4 @@
-"""What the commands of the GPU benchmarks share: where they measure, their options, and how they end.
+"""The frame of the GPU benchmarks' commands: device, options and exit.
 
 `--dry-run` goes the same ways without a GPU: kernels are interpreted over tiny tensors on the CPU, everything is called
 once, and no figure means anything. So that no command fails on its first line where a GPU is there for half an hour.

@@ -1,4 +1,4 @@
-"""Everything that wants a GPU, in stages of less than ten minutes each, for a machine that is there for half an hour.
+"""Runs everything that needs a GPU, in stages of less than ten minutes, for a machine that is rented for half an hour.
 
     python -m benchmarks.gpu_day STAGE... [--out DIR] [--seconds N] [--dry-run]
 

@@ -1,4 +1,4 @@
-"""Kernels other than attention on one GPU, each beside its equivalent in torch and against the roofline.
+"""Compares the kernels other than attention on one GPU with torch's equivalents and with the roofline.
 
     python -m benchmarks.gpu_kernels [--parts sample,norm,write,silu,copy,linear,experts] [--fresh] [--seconds N]
         [--out DIR] [--dry-run]

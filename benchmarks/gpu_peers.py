@@ -1,4 +1,4 @@
-"""What else computes attention on one GPU, beside ours: torch's SDPA and its backends, FlexAttention, FlashInfer.
+"""Other implementations of attention on one GPU: torch's SDPA and its backends, FlexAttention, FlashInfer.
 
 All but FlashInfer get keys and values that are contiguous already, which ours are not. A peer that is not here, or that
 fails, costs its own figure only and says why.

@@ -1,4 +1,4 @@
-"""Draws how near to the roofline each kernel comes: results by part in, one SVG a part out. Needs no GPU.
+"""Draws how near each kernel comes to the roofline: takes results by part, writes one SVG per part. Needs no GPU.
 
     python -m benchmarks.gpu_plots
 

@@ -1,4 +1,4 @@
-"""What is measured of the kernels of matrix products: linears over weights of 8 and 4 bits, and experts.
+"""The measured cases of matrix products: linear layers over weights of 8 and 4 bits, and experts.
 
 Beside each, torch's product with the same weights in the activations' format. Roofline: bytes of weights, inputs and
 outputs, or operations, whichever takes longer.

@@ -1,4 +1,4 @@
-"""An engine over random weights, as the engine's GPU benchmark drives it, and who watches how long the host waits.
+"""An engine over random weights for the engine's GPU benchmark, and a watch on how long the host waits.
 
 On a CUDA device steps are recorded and overlapped; on any other a plain runner computes them, which is how tests run
 the benchmark.

@@ -1,4 +1,4 @@
-"""What a service says of its health, asked all the time: since when it serves, since when it does not."""
+"""Polls a service's health and notes since when it serves, or does not serve."""
 
 import collections
 import contextlib

@@ -1,4 +1,4 @@
-"""What every result says of where it was measured, and how results are written."""
+"""Describes the machine in every result, and writes results."""
 
 import json
 import os

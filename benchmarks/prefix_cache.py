@@ -1,4 +1,4 @@
-"""The prefix cache: what it costs where nothing is ever found, and what it saves a prompt of 10,000 tokens.
+"""Measures the prefix cache: its cost where nothing is found, and what it saves on a prompt of 10,000 tokens.
 
     python -m benchmarks.prefix_cache [--runs 5]
 

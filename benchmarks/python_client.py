@@ -1,4 +1,4 @@
-"""What the Python client adds to a message over bare grpc.aio, and its first call from a cold process.
+"""Measures what the Python client adds to a message over bare grpc.aio, and its first call from a cold process.
 
 `python -m benchmarks.python_client`. The server of the first figure is a bare one in a process of its own that writes
 deltas made beforehand, so that only the client's side differs; the two take turns, and the median of the differences

@@ -1,4 +1,4 @@
-"""What clients notice when processes of the ring are killed, hang, or have more to do than they can.
+"""Measures what clients notice when processes of the ring are killed, hang or are overloaded.
 
     python -m benchmarks.recovery [--seeds 20] [--hangs 5] [--saturated-s 60] [--streams 32] [--tokens 64]
 

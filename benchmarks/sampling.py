@@ -1,4 +1,4 @@
-"""What sampling adds to a decode step, and what following a JSON Schema costs, on the demo model.
+"""Measures what sampling adds to a decode step, and what following a JSON Schema costs, on the demo model.
 
     python -m benchmarks.sampling [--runs 5] [--steps 64] [--threads N]
 

@@ -1,4 +1,4 @@
-"""A simulated engine for the scheduler's figures: the real scheduler, a device that takes time by a cost formula.
+"""A simulated engine for the scheduler's figures: the real scheduler, and a device whose steps cost simulated time.
 
 Requests carry their number as seed, so that the device knows how long each output is to be. Time is simulated.
 """

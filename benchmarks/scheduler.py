@@ -1,4 +1,4 @@
-"""The scheduler's figures: cost per step, recomputed share, fairness, time to first token behind long prompts, waste.
+"""Measures the scheduler: cost per step, recomputed share, fairness, time to first token behind long prompts, waste.
 
     python -m benchmarks.scheduler [--runs 5]
 

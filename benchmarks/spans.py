@@ -1,4 +1,4 @@
-"""What tracing costs a request in processor time: its spans in all four roles, made and sent at a service's pace.
+"""Measures the processor time of a request's spans in all four roles, made and sent at a service's pace.
 
     python -m benchmarks.spans [--rate 70] [--seconds 5] [--rounds 3]
 

@@ -1,4 +1,4 @@
-"""What the benchmark of speculation decodes: two kinds of prompts, and what to know of the outputs.
+"""The prompts of the speculation benchmark, of two kinds, and statistics of their outputs.
 
 *Edits*: code to be written out again with changes. The demo model has never learnt to copy (asked to go on with a text
 that it was given, it ends an eighth of its tokens behind five that the prompt has), so a grammar stands in for that

@@ -1,4 +1,4 @@
-"""What a benchmark has measured so far, kept part by part in a file, so that it can be stopped and goes on."""
+"""Keeps the results of a benchmark part by part in a file, so that a stopped run can go on."""
 
 import json
 from collections.abc import Mapping

@@ -1,4 +1,4 @@
-"""Many streams of one service at once: what each received, how it ended, and a moment to do harm at."""
+"""Reads many streams of one service at once: what each received, how it ended, and a moment to inject a fault at."""
 
 import asyncio
 import dataclasses

@@ -1,4 +1,4 @@
-"""The whole service against its engine alone, closed loop, and the CPU that the other stages take for a token.
+"""Compares the whole service with its engine alone, closed loop, and measures the CPU time of the other stages.
 
     python -m benchmarks.whole_service [--runs 5] [--streams 32] [--requests 96]
 

@@ -1,4 +1,4 @@
-"""The whole-service benchmark: its HTTP load against a server of a few lines, its table, and going on where it was."""
+"""The whole-service benchmark: its HTTP load against a small server, its table, and resuming a stopped run."""
 
 import asyncio
 import json

@@ -1,4 +1,4 @@
-"""The stages of a day with a GPU: what they run, that one failure costs nobody else, and that time is kept."""
+"""The stages of a GPU day: the commands they run, isolation of a failure, and the time limit."""
 
 import json
 from pathlib import Path

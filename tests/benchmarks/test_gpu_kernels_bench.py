@@ -1,4 +1,4 @@
-"""The benchmark of GPU kernels without one: every case small, in the interpreter; going on where it was; its plots."""
+"""The benchmark of GPU kernels without a GPU: every case small in the interpreter, resuming, and its plots."""
 
 import dataclasses
 import json

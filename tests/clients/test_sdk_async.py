@@ -1,4 +1,4 @@
-"""The asyncio client against a real gateway before a ring that is played by hand."""
+"""The asyncio client against a real gateway, whose ring the test plays."""
 
 import asyncio
 import contextlib

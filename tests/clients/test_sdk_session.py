@@ -1,4 +1,4 @@
-"""How a session of the Python SDK is left: nothing of it stays, on either side."""
+"""Closing a session of the Python SDK: no call and no thread is left on either side."""
 
 import asyncio
 import threading

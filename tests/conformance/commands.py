@@ -1,4 +1,4 @@
-"""Runs a tool of another language."""
+"""Runs a command-line tool of another language."""
 
 import subprocess
 from pathlib import Path

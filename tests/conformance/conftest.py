@@ -1,4 +1,4 @@
-"""The servers of the conformance suite, one of a kind for all cases, and the SDKs."""
+"""The SDKs of the conformance suite, and the servers that all cases share."""
 
 import dataclasses
 import functools

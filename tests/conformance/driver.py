@@ -1,4 +1,4 @@
-"""Runs one driver: a request in, lines out, as README.md has it."""
+"""Runs the driver of an SDK: a request in, lines out, as README.md describes."""
 
 import contextlib
 import json

@@ -1,4 +1,4 @@
-"""A TCP proxy that does harm at a known byte: cuts a connection, or holds it until told. Knows nothing of HTTP/2."""
+"""A TCP proxy that cuts or holds a connection at a given byte. It forwards bytes without parsing them."""
 
 import contextlib
 import socket

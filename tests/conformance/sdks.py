@@ -1,4 +1,4 @@
-"""The SDKs that take part: how each driver is started, and what it needs. A row each."""
+"""The table of SDKs in the suite: how each driver is started, and what it needs."""
 
 import dataclasses
 import shutil

@@ -1,4 +1,4 @@
-"""What every SDK does, whatever its language. One test a case; README.md has the contract of the drivers."""
+"""The behaviour that every SDK must have, one test per case; README.md has the contract of the drivers."""
 
 import contextlib
 import signal

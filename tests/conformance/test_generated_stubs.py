@@ -1,4 +1,4 @@
-"""The stubs of other languages are those of the contract: made again, they are the same. Python has its own test."""
+"""The generated stubs of other languages are up to date with the contract. Python has its own test."""
 
 import os
 import shutil

@@ -1,4 +1,4 @@
-"""The Java client as its users get it: the jar on a class path with its dependencies, and every example of its page."""
+"""The packaged Java client: its jar on a class path with its dependencies, and every example of its page."""
 
 import re
 import shutil

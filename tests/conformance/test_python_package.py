@@ -1,4 +1,4 @@
-"""The Python client as its users get it: the wheel, alone, and every example of its page."""
+"""The packaged Python client: its wheel alone, and every example of its page."""
 
 import re
 import subprocess

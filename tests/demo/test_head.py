@@ -1,4 +1,4 @@
-"""A head learns its target, is exported in the published layout, and is measured."""
+"""A drafting head learns its target, is exported in the published layout, and is measured."""
 
 import dataclasses
 import json

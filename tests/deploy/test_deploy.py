@@ -1,5 +1,5 @@
-"""What is deployed beside the code: compose, Kubernetes, Prometheus and Grafana, held to the settings and metrics that
-there are. None of it is started here."""
+r"""The deployment files: compose, Kubernetes, Prometheus and Grafana name existing settings and metrics. Starts
+nothing."""
 
 import dataclasses
 import json

@@ -1,5 +1,5 @@
-"""What is installed fits together on an ordinary machine: constraints with torch's ordinary wheel, the Pythons that are
-supported with each other. Whether an index has it all is `make check-install`'s question."""
+r"""The installation on an ordinary machine: constraints fit torch's ordinary wheel and the supported Pythons. Whether
+an index has all of it is checked by `make check-install`."""
 
 import json
 import shutil

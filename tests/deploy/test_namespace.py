@@ -1,4 +1,4 @@
-"""What is installed is one package, `sluice_server`, and no module of it is loaded under two names.
+"""The installed package is `sluice_server` alone, and no module of it is loaded under two names.
 
 The folders of the repository have common names (`kernels` is also a package of Hugging Face), so that nothing may be
 installed, or imported, under these."""

@@ -1,4 +1,4 @@
-"""The compose profiles: each is valid, what is mounted is there and fits what is said to whom, without any image."""
+"""The compose profiles: each is valid, and its mounts and addresses exist and fit. Uses no image."""
 
 import json
 import shutil

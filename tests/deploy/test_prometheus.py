@@ -1,4 +1,4 @@
-"""A real Prometheus on a real service: rules and alerts are sound, and every query of every panel returns data."""
+"""A real Prometheus beside a real service: rules and alerts are valid, and every query of every panel returns data."""
 
 import contextlib
 import json

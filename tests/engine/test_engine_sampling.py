@@ -1,5 +1,5 @@
-"""A request's tokens are a function of itself: alone, among 64, in any order, in chunks, preempted, drafted, resumed,
-and beside one whose logits are no numbers."""
+r"""A request's tokens depend on the request alone: in any batch, order, chunks, preempted, drafted, resumed, and beside
+a request whose logits are NaN."""
 
 import dataclasses
 import math

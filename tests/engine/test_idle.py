@@ -1,4 +1,4 @@
-"""What an engine does while it is idle: it measures how many threads pay, beside everything that requests left."""
+"""An idle engine measures how many threads pay, without disturbing requests or the cache."""
 
 import dataclasses
 import itertools

@@ -1,4 +1,4 @@
-"""`--batch-invariant`: refused where it cannot be, said where it is, and carried down to the kernels of a GPU."""
+"""`--batch-invariant`: refused where it is impossible, reported where it is on, and passed to the kernels of a GPU."""
 
 import dataclasses
 from pathlib import Path

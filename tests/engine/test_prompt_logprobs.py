@@ -1,4 +1,4 @@
-"""Log probabilities of a prompt's tokens against `transformers`, with chunks, hits, preemptions and company."""
+"""Log probabilities of a prompt's tokens against `transformers`, with chunks, cache hits, preemption and other rows."""
 
 import dataclasses
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""Output that follows a JSON Schema, from a model of random weights: valid whatever schema, seed and company are."""
+"""Output that follows a JSON Schema, from a model of random weights: valid for any schema, seed and batch."""
 
 import dataclasses
 import json

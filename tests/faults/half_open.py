@@ -1,4 +1,4 @@
-"""A client that its test freezes: connections of their own, a generation on each that waits for credit. F6.
+"""A client process that its test freezes: each of its connections has a generation that waits for credit (F6).
 
     python -m tests.faults.half_open ADDRESS CONNECTIONS
 

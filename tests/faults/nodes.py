@@ -1,7 +1,6 @@
-"""The processes of a ring in one: real stages and a real gateway's requests, a model that is a hash, links of frames.
+r"""The processes of a ring in one process: real stages, a real gateway's requests, a hash as model, links of frames.
 
-Each is up with a boot of its own, or down; what it has for peers that are down waits.
-"""
+Each node is up, with an epoch of its own, or down; frames for a node that is down wait."""
 
 import dataclasses
 import functools

@@ -1,4 +1,4 @@
-"""The whole ring in one process on a clock of its own: real gateways' desks, real stages, a model that is a hash, links
+"""The whole ring in one process on a simulated clock: real request managers and stages, a hash as model, links
 that lose, repeat and delay frames, processes that die and come back.
 
     python -m tests.faults.pipeline --seed 1 --events 20000

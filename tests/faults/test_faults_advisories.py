@@ -1,7 +1,6 @@
-"""One test for each class of advisory that servers of language models have had, named after one of it.
+r"""One test for each class of security advisory that servers of language models have had, named after an example.
 
-Each ends with a good request: whatever was asked, the service is alive and answers as before.
-"""
+Each ends with a good request: the service is alive and answers as before."""
 
 import ast
 import re

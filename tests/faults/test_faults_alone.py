@@ -1,4 +1,4 @@
-"""Processes without a supervisor, as in containers: whoever restarts them, streams go on."""
+"""Processes without a supervisor, as in containers: streams go on after a process was replaced from outside."""
 
 import signal
 from collections.abc import Iterator

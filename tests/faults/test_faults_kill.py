@@ -1,4 +1,4 @@
-"""Processes killed under load: every stream goes on where it was, as if nothing had happened."""
+"""Processes killed under load: every stream goes on where it was, without a visible gap."""
 
 import itertools
 import shutil

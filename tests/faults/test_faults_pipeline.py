@@ -1,4 +1,4 @@
-"""The ring on a clock of its own, through crashes, lost and repeated frames: nobody notices. S2."""
+"""The ring on a simulated clock, through crashes and lost or repeated frames: no client notices (S2)."""
 
 import concurrent.futures
 import multiprocessing

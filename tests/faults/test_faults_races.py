@@ -1,4 +1,4 @@
-"""Races, forced: at each named point the code takes its time, and a cancel, a deadline or a death meets it there."""
+"""Forced races: named points of the code are slowed down, and a cancel, a deadline or a death happens there."""
 
 import asyncio
 import contextlib

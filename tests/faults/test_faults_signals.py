@@ -1,4 +1,4 @@
-"""The service stopped, politely and not: streams end as they should, and nothing is left behind."""
+"""The service stopped by each signal: streams end as they should, and no process or file is left."""
 
 import signal
 import threading

@@ -1,4 +1,4 @@
-"""Hours in short: very many requests, a fifth of them cancelled, some past their deadline; nothing grows. L4."""
+"""A short soak test: very many requests, a fifth of them cancelled, some past their deadline; nothing grows (L4)."""
 
 import asyncio
 import random

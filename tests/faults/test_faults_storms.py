@@ -1,4 +1,4 @@
-"""Storms and garbage: deadlines that pass at once, frames of nonsense, too many connections, a deaf collector."""
+"""Storms and garbage: expired deadlines, nonsense frames, too many connections, a collector that does not answer."""
 
 import asyncio
 import contextlib

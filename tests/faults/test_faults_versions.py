@@ -1,4 +1,4 @@
-"""Processes of a ring that are of two releases: who has which version is said once, by name, and nothing hangs."""
+"""Processes of two releases in one ring: each version is reported once, by name, and no request hangs."""
 
 import json
 from collections.abc import Iterator

@@ -1,4 +1,4 @@
-"""Attention in bf16 and fp8 on a GPU: no further from float64 than twice what torch is, and reproducible to the bit."""
+"""Attention in bf16 and fp8 on a GPU: at most twice torch's distance from float64, and reproducible to the bit."""
 
 import dataclasses
 import random

@@ -1,5 +1,5 @@
-"""A whole engine on a GPU: likely tokens by transformers' own account, recorded steps equal to computed ones, nothing
-compiled and nobody waited for once it is warm."""
+"""A whole engine on a GPU: likely tokens according to transformers, recorded steps equal to computed ones, no kernel
+compiled and no wait of the host once it is warm."""
 
 import dataclasses
 import gc

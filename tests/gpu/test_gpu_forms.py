@@ -1,5 +1,5 @@
-"""What an engine on a GPU can be asked for beyond plain decoding in bfloat16: weights, activations and cache in 8 bits,
-drafts that branch, prefixes that are looked at once. Tokens are likely ones by transformers' account."""
+r"""Features of an engine on a GPU beyond plain decoding in bfloat16: weights, activations and cache in 8 bits, trees of
+drafts, shared prefixes. Tokens are likely ones according to transformers."""
 
 import dataclasses
 from pathlib import Path

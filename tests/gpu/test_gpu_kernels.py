@@ -1,4 +1,4 @@
-"""Kernels other than attention in bf16 and fp8 on a GPU: near their float64 twins, reproducible to the bit."""
+"""Kernels other than attention in bf16 and fp8 on a GPU: near their float64 references, reproducible to the bit."""
 
 from collections.abc import Callable
 

@@ -1,5 +1,5 @@
-"""Every kernel once or twice on a GPU, small: what `make test-gpu-sanitized` runs under compute-sanitizer, which takes
-a hundred times as long."""
+r"""Small runs of every kernel on a GPU: `make test-gpu-sanitized` runs them under compute-sanitizer, which takes a
+hundred times as long."""
 
 import numpy as np
 import pytest

@@ -1,4 +1,4 @@
-"""What may differ from CPU to CPU, tested under each instruction set that this machine can be held to.
+"""Runs the tests whose results may differ between CPUs, under each instruction set that can be forced here.
 
     python -m tests.isa.run [--only WORDS] [--list]
 

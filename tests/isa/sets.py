@@ -1,4 +1,4 @@
-"""Instruction sets that a machine can be held to: what each takes of the environment, and which of our own kernels.
+"""The instruction sets that can be forced: the environment variables of each, and our kernels that it may use.
 
 A set is seen by torch, by oneDNN, by MKL, by NumPy's OpenBLAS, or by us; each reads its own variable when it is loaded,
 so that a set holds for a process. Of a processor's own arithmetic only that processor tells.

@@ -1,4 +1,4 @@
-"""Every op against its plain twin, and the claims of batch invariance bit by bit."""
+"""Every op against its plain reference, and the claims of batch invariance bit by bit."""
 
 import contextlib
 import random

@@ -1,4 +1,4 @@
-"""Random checkpoints in the layouts that quantisers publish, and beside each the same one with what its weights mean.
+"""Random checkpoints in the layouts of published quantisers, each with a float32 copy of the weights it represents.
 
 Written after the formats' own packers, with none of our code.
 """

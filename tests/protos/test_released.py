@@ -1,4 +1,4 @@
-"""What `make proto-breaking` checks whole with buf, in its most important part and without a network."""
+"""The main rules of `make proto-breaking`, checked without buf and without a network."""
 
 from collections.abc import Iterator
 

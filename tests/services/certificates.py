@@ -1,4 +1,4 @@
-"""Authorities and certificates for tests, made on the spot."""
+"""Certificate authorities and certificates that tests create."""
 
 import dataclasses
 import datetime

@@ -1,4 +1,4 @@
-"""An executor for tests of what runs beside the loop."""
+"""An executor whose jobs a test runs one by one."""
 
 from collections.abc import Callable
 from concurrent.futures import Executor, Future

@@ -1,4 +1,4 @@
-"""A chat through tokenizer, engine and detokenizer: what the model writes comes out as text, reasoning and calls."""
+"""A chat through tokenizer, engine and detokenizer: the model's output becomes text, reasoning and calls."""
 
 from collections.abc import Callable, Iterator
 from concurrent.futures import Executor, Future

@@ -1,4 +1,4 @@
-"""A default is stated once: on the command line. What else has one of the same meaning has that."""
+"""A default is stated once, on the command line; everything else with the same meaning takes it from there."""
 
 import ast
 import dataclasses

@@ -1,4 +1,4 @@
-"""Every role and every kind of work with an exception in it: one terminal status that names the role and leaks nothing,
+"""An exception in every role and every kind of work: one terminal status that names the role and leaks nothing, and
 one line in the log that has request, trace, role and traceback."""
 
 import ast

@@ -1,4 +1,4 @@
-"""Each inner stage lets only the newest attempt of a request speak."""
+"""Each inner stage answers for the newest attempt of a request only."""
 
 from collections.abc import Callable
 from pathlib import Path

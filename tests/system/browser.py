@@ -1,4 +1,4 @@
-"""A real headless Chromium, driven over its debugging pipe: no driver program and no library needed."""
+"""A real headless Chromium, driven over its debugging pipe without a driver or a library."""
 
 import base64
 import contextlib

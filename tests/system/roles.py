@@ -1,4 +1,4 @@
-"""The four roles each by itself over TCP with CURVE, as containers run them: started, stopped, replaced by hand."""
+"""The four roles in processes of their own over TCP with CURVE, as containers run them: started, stopped, replaced."""
 
 import contextlib
 import os

@@ -1,4 +1,4 @@
-"""A real service for tests: `sluice serve` as its users run it, on a free port, and typed stubs to talk to it."""
+"""A real service for tests: `sluice serve` on a free port, and typed stubs for it."""
 
 import contextlib
 import dataclasses

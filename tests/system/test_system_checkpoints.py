@@ -1,4 +1,4 @@
-"""Checkpoints that lie, given to real processes: each start ends, with a line that says why, not with status 0."""
+"""Broken checkpoints in real processes: each start ends with a line that says why, and a status other than 0."""
 
 import json
 import shutil

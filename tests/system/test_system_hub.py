@@ -1,4 +1,4 @@
-"""A model named by its hub id: fetched from a hub that speaks the real protocol, then served; and a hub without it."""
+"""A model named by its hub id: fetched from a hub that speaks the real protocol, then served; and an unknown id."""
 
 import contextlib
 import hashlib

@@ -1,4 +1,4 @@
-"""What computed a token is named by its content: no cached block and no stream is of two checkpoints."""
+"""Revisions are named by content: no cached block and no stream mixes two checkpoints."""
 
 import json
 import signal

@@ -1,4 +1,4 @@
-"""Log probabilities of prompts and of chosen ids, and words that may not be said, from the whole service."""
+"""Log probabilities of prompts and of chosen ids, and bad words, from the whole service."""
 
 from collections.abc import Iterator
 

@@ -1,4 +1,4 @@
-"""A step that takes longer than a probe may: busy is not dead."""
+"""A step that takes longer than a probe's timeout is not taken for a dead process."""
 
 from pathlib import Path
 

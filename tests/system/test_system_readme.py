@@ -1,4 +1,4 @@
-"""README: what it tells a first reader to type is typed here, and it stays short."""
+"""The README: its commands run as written, and it stays short."""
 
 import re
 import shlex

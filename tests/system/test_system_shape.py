@@ -1,4 +1,4 @@
-"""Two gateways on one port, two tokenizers and two detokenizers; and the refusals a user meets first."""
+"""Two gateways on one port, two tokenizers and two detokenizers; and the errors that a new user meets first."""
 
 import json
 import os

@@ -1,4 +1,4 @@
-"""Checkpoints of the demo model's shape with other weights, in directories of their own or in place of each other."""
+"""Checkpoints of the demo model's shape with other weights, in new directories or replaced in place."""
 
 import shutil
 from collections.abc import Iterable

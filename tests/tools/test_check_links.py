@@ -1,4 +1,4 @@
-"""The checker of the documents: what it finds, what it passes over, and that it finds nothing in this repository."""
+"""The link checker of the documents: what it finds and skips, and no finding in this repository."""
 
 from pathlib import Path
 

@@ -1,4 +1,4 @@
-"""The generation that the compose check interrupts: it is interrupted for sure, however fast the machine."""
+"""The generation that the compose check interrupts is really interrupted, on a machine of any speed."""
 
 import functools
 

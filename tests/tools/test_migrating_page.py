@@ -1,4 +1,4 @@
-"""The page for those who come from vLLM: what it names on our side is there."""
+"""The migration page for users of vLLM: every name of ours on it exists."""
 
 import re
 

@@ -1,4 +1,4 @@
-"""The operations page: every reason that an error of the service can have, and every option that it names."""
+"""The operations page: every error reason of the service, and every option that it names."""
 
 import ast
 import re

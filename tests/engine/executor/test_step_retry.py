@@ -1,4 +1,4 @@
-"""A plan carried out whatever happens: whole, row by row, piece by piece."""
+"""The retry of a failed step: the whole plan, then row by row, then in pieces."""
 
 import dataclasses
 

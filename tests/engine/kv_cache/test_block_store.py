@@ -1,4 +1,4 @@
-"""Bytes of cache blocks through host memory and real files, and every way in which a disk can go wrong."""
+"""Cache blocks in host memory and in real files, and every failure of the disk."""
 
 import os
 import threading

@@ -1,4 +1,4 @@
-"""Pool, prefix index and block tables: unit cases, and a state machine that checks I3 after every rule."""
+"""Pool, prefix index and block tables: unit cases, and a state machine that checks invariant I3 after every rule."""
 
 import pytest
 from hypothesis import settings

@@ -1,4 +1,4 @@
-"""The tiers under a cache that does anything at any time: what a name finds is what was put there, faults or not."""
+"""The tiers under a cache that does anything at any time: a name finds the content that was stored under it."""
 
 from collections import deque
 

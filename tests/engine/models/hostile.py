@@ -1,5 +1,5 @@
-"""Config files that lie: a small truthful one of each architecture, and every field of it with values that no file
-should have."""
+r"""Config files with wrong values: a small correct one of each architecture, and every field of it with values that no
+file should have."""
 
 import copy
 import json

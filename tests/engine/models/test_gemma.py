@@ -1,4 +1,4 @@
-"""What published Gemmas say of themselves, field by field, and what of it is refused."""
+"""The config files of published Gemma models, field by field, and the refused ones."""
 
 import json
 from pathlib import Path

@@ -1,5 +1,5 @@
-"""Config files that lie: each read as what it says or refused by one line that names the file, with no memory taken for
-what it claims. What is read and not what the tensors are is refused when these are loaded, or computes numbers."""
+r"""Config files with wrong values: each is read as it says, or refused by one line that names the file, without taking
+the memory it claims. A value that the tensors contradict is refused when they are loaded, or the model computes."""
 
 import copy
 import json

@@ -1,5 +1,5 @@
-"""Weights that lie: no numbers, tensors that config.json knows nothing of, files that are none. Each is refused by a
-line that names file and tensor, before anything waits for it."""
+r"""Weights that are wrong: NaN, tensors that config.json does not have, files of another kind. Each is refused by a
+line that names file and tensor, before the service starts."""
 
 import json
 import os

@@ -1,5 +1,5 @@
-"""Published quantised checkpoints: logits of what their weights mean, on CPU and on the GPU's kernels, interpreted; and
-what is not supported, refused by field, value and what is."""
+r"""Published quantised checkpoints: logits of the weights they represent, on CPU and on the interpreted GPU kernels;
+unsupported ones are refused with field, value and the supported values."""
 
 import copy
 import dataclasses

@@ -1,4 +1,4 @@
-"""Broken checkpoints: each a ServiceError that names the file and what is wrong with it."""
+"""Broken checkpoints: each gives a ServiceError that names the file and its fault."""
 
 import json
 import weakref

@@ -1,4 +1,4 @@
-"""What is loaded is the model's own: a file that is written over in place changes nothing that is being served."""
+"""Loaded weights are copies: a file that is overwritten in place changes nothing that is being served."""
 
 import gc
 import shutil

@@ -1,4 +1,4 @@
-"""What grammars take, held to what is said of it, and what is kept of those that came and went."""
+"""The memory of grammars stays within its stated limit, and so does the cache of earlier ones."""
 
 import gc
 import random

@@ -1,4 +1,4 @@
-"""Masks of grammars: exactly the ids that may follow, row by row, behind drafts too; slots forget whoever had them."""
+"""Token masks of grammars: exactly the allowed ids, row by row and behind drafts; a reused slot has no old state."""
 
 from pathlib import Path
 

@@ -1,8 +1,7 @@
-"""What every request of a simulation must bring: the oracle beside the scheduler, and its books.
+r"""The oracle of a simulation: what every request must receive, and what it has received.
 
-Tokens are recomputed from the request alone; each request ends once; indices have no gap; a prefix hit is of one's own
-tenant. Knows nothing of slots, blocks or steps.
-"""
+Tokens are recomputed from the request alone; each request ends once; indices have no gap; a prefix hit is of the
+same tenant. Depends on requests and events only, not on slots, blocks or steps."""
 
 import dataclasses
 import hashlib

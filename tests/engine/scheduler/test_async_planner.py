@@ -1,4 +1,4 @@
-"""Steps that are planned before the last one is applied: which there are, and what comes of rows that were in vain."""
+"""Steps that are planned before the last one is applied: which are planned, and what happens to discarded rows."""
 
 from collections.abc import Callable
 from typing import Any

@@ -1,4 +1,4 @@
-"""Beam search without an engine: who goes on, who completes, when it ends. Equality is in test_engine_search."""
+"""Beam search without an engine: which beams continue, complete and end the search. Equality: test_engine_search."""
 
 from sluice_server.engine.plan import TokenLogprob
 from sluice_server.engine.scheduler.beam import BeamSearch

@@ -1,4 +1,4 @@
-"""Drafts in the scheduler, case by case: what is verified, kept, paid for and given back."""
+"""Drafts in the scheduler, case by case: verified, kept, charged and returned."""
 
 import pytest
 

@@ -1,4 +1,4 @@
-"""The policies: who goes first, who is refused, who starves nobody."""
+"""The scheduling policies: order, refusals, and freedom from starvation."""
 
 import pytest
 

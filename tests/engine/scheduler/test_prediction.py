@@ -1,4 +1,4 @@
-"""What admission and deadlines go by: output lengths, the common peak, the pace of steps."""
+"""The predictions behind admission and deadlines: output lengths, the common peak, the pace of steps."""
 
 import itertools
 import random

@@ -1,4 +1,4 @@
-"""Who gets which part of a step's budget among prompts."""
+"""How the prompts share a step's budget."""
 
 import dataclasses
 from typing import cast

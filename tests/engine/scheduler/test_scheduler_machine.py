@@ -1,4 +1,4 @@
-"""The same rules as the simulator's, chosen by hypothesis, which shrinks what fails to a few of them."""
+"""The simulator's rules as a hypothesis state machine, which shrinks a failure to a few rules."""
 
 import random
 

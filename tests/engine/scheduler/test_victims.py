@@ -1,4 +1,4 @@
-"""Who gives way: least loss first, never who is in the step, seldom who gave way before."""
+"""The choice of a preemption's victim: least loss first, none of the current step, few preemptions of one sequence."""
 
 import pytest
 

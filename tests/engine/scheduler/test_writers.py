@@ -1,4 +1,4 @@
-"""Who writes which field of the scheduler's shared records: what the code does is what the room's table says."""
+"""Each field of the scheduler's shared records is written by the modules that the documented table names."""
 
 import ast
 from collections.abc import Iterator

@@ -1,4 +1,4 @@
-"""The controller in simulated time: near the best fixed length, whatever that is, and never much below none."""
+"""The draft-length controller in simulated time: near the best fixed length, and hardly below plain decoding."""
 
 import dataclasses
 

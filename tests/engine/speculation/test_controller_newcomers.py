@@ -1,4 +1,4 @@
-"""The controller and sequences that a proposer has not read yet, probes, newcomers: in simulated time, too."""
+"""The draft-length controller in simulated time with unread sequences, probes and new arrivals."""
 
 from sluice_server.engine.speculation.controller import AcceptanceRecord, SpeculationController
 from tests.engine.speculation.world import MOST, World, affine, choices, free, model

@@ -1,4 +1,4 @@
-"""The controller where drafts may branch: in simulated time, as wide as pays and no wider."""
+"""The draft-length controller in simulated time where drafts may branch: as wide as pays and no wider."""
 
 import dataclasses
 import random

@@ -1,4 +1,4 @@
-"""A draft model: what it computes is what the target would, wherever its blocks have been."""
+"""The draft model: its numbers are those of the model in plain use, after any movement of its blocks."""
 
 import dataclasses
 import os

@@ -1,4 +1,4 @@
-"""Trees of drafts in a whole engine: what would be wrong if one thing about them were."""
+"""Trees of drafts in a whole engine: the tokens of plain decoding, in cases that single out one mistake each."""
 
 import dataclasses
 from collections.abc import Callable

@@ -1,4 +1,4 @@
-"""An EAGLE-3 head: what it drafts is what the plain model of `demo` would, wherever its blocks have been."""
+"""An EAGLE-3 head: it drafts what the plain model of `demo` would, after any movement of its blocks."""
 
 import dataclasses
 from collections.abc import Sequence

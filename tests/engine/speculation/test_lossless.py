@@ -1,4 +1,4 @@
-"""Drafts beside everything that a request may ask for at once: grammars, log probabilities, penalties, ends, several
+"""Drafts together with everything that a request may ask for: grammars, log probabilities, penalties, ends, several
 outputs, prefix hits, preemption, chunks, credit; and outputs that go on behind what was received."""
 
 import dataclasses

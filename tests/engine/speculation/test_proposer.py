@@ -1,4 +1,4 @@
-"""A proposer that fails loses its turn, and nobody else anything."""
+"""A proposer that fails is skipped for that step and affects no other."""
 
 import dataclasses
 from collections.abc import Sequence

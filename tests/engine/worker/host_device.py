@@ -1,5 +1,5 @@
-"""A device of CPU tensors: the same protocol, with a log of what was begun in which order. Work is done when it is
-begun; what is downloaded has to be waited for."""
+r"""A device of CPU tensors with the device protocol and a log of what was begun in which order. Work is done when it is
+begun; a download has to be waited for."""
 
 import contextlib
 import types

@@ -1,4 +1,4 @@
-"""A whole engine with steps in flight says what one without says: every kind of request at once, under pressure."""
+"""A whole engine with steps in flight gives the outputs of one without: all kinds of requests, under pressure."""
 
 import dataclasses
 import random

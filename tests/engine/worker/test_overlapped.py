@@ -1,4 +1,4 @@
-"""The runner of a device, on CPU tensors: rows, recorded steps, overlap, and the order of swaps."""
+"""A device's runner on CPU tensors: rows, recorded steps, overlap, and the order of swaps."""
 
 import dataclasses
 from collections.abc import Sequence

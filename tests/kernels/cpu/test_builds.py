@@ -1,4 +1,4 @@
-"""Which kernels were built and whether they can be used."""
+"""The compiled builds of our CPU kernels, and whether each can be used here."""
 
 import importlib.machinery
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""Memory for weights and cache: of the size asked for, and with or without large pages the same to its user."""
+"""Memory for weights and cache, with and without large pages: the requested size and the same contents."""
 
 import mmap
 

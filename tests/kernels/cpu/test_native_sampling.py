@@ -1,4 +1,4 @@
-"""The sampler in C++ against its torch twin, for each instruction set: equal tokens unless two scores nearly tie."""
+"""The C++ sampler against its torch reference, for each instruction set: equal tokens unless two scores nearly tie."""
 
 import math
 

@@ -1,4 +1,4 @@
-"""Rounded weights and caches: our own kernels against torch's, and both against what the numbers stand for."""
+"""Rounded weights and caches: our kernels against torch's, and both against the represented numbers."""
 
 import numpy as np
 import pytest

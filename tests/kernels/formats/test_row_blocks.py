@@ -1,4 +1,4 @@
-"""Products in blocks of rows: the same bits for a row in any company, whatever the library chooses its kernels by."""
+"""Products in blocks of rows: a row has the same bits beside any other rows, for any library kernel."""
 
 from collections.abc import Callable
 

@@ -1,4 +1,4 @@
-"""The order of the cache's bytes: the same shape on every device, whole blocks for copies."""
+"""The order of the cache's bytes: one shape on every device, whole blocks for copies."""
 
 import pytest
 import torch

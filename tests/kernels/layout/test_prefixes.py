@@ -1,4 +1,4 @@
-"""Which rows share a prefix: by their block tables, as one group or as several, and only where it is worth it."""
+"""Groups of rows that share a prefix: found by their block tables, and only where sharing pays."""
 
 import numpy as np
 import pytest

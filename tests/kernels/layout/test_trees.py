@@ -1,4 +1,4 @@
-"""Trees of drafts: each token sees what was there before the tree and its own path, as it would in a chain."""
+"""Attention in trees of drafts: each token attends to the context before the tree and to its own path."""
 
 import random
 

@@ -1,5 +1,5 @@
-"""Changes of logits, by the twin and by each instruction set's kernel: penalties against Hugging Face and vLLM's
-definition; masks, bars and biases touch what they name and nothing else."""
+r"""Changes of logits, by the reference and by each instruction set's kernel: penalties as Hugging Face and vLLM define
+them; masks, bans and biases change only the ids they name."""
 
 import numpy as np
 import pytest

@@ -1,4 +1,4 @@
-"""A step's logits to tokens and scores in one op: the same as one op after the other, for any number of threads."""
+"""Sampling and scoring in one op: the same as one op after the other, for any number of threads."""
 
 import math
 

@@ -1,4 +1,4 @@
-"""The sampling twin: its distribution, its truncation rule, and that a row's token depends on that row alone."""
+"""The reference sampler: its distribution, its truncation rule, and independence of a row's token from other rows."""
 
 import math
 

@@ -1,4 +1,4 @@
-"""Log probabilities, ranks and rivals, by the twin and by each instruction set's kernel, against a plain definition."""
+"""Log probabilities, ranks and top ids, by the reference and by each instruction set's kernel, against a definition."""
 
 import math
 

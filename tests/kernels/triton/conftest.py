@@ -1,4 +1,4 @@
-"""What tests of Triton kernels share: they run interpreted here, on a GPU with `make test-gpu`."""
+"""Checks that the Triton kernels of these tests are interpreted; `make test-gpu` runs them on a GPU."""
 
 import pytest
 import triton

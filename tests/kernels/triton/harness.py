@@ -1,5 +1,5 @@
-"""Memory that shows what a kernel does wrong: poisoned outputs between guard rows, NaN in blocks that nobody owns; and
-how far from a float64 twin a result may be.
+"""Memory that reveals a kernel's errors: poisoned outputs between guard rows, NaN in blocks without an owner; and
+the tolerance of a result against a float64 reference.
 
 The interpreter runs programs in order and reads out of bounds without complaint, so only contents can tell.
 Inputs are float16 or float32: it computes wrongly in bfloat16, which only a GPU's run covers. It also makes an integer

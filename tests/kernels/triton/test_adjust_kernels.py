@@ -1,4 +1,4 @@
-"""Changes of logits and log probabilities: equal to their twins, and nothing else touched."""
+"""Changes of logits and log probabilities: equal to their references, and nothing else is written."""
 
 import pytest
 import torch

@@ -1,4 +1,4 @@
-"""Attention over the paged cache on a GPU's kernels: every schedule against its twin in float64."""
+"""The GPU's attention kernels over the paged cache: every schedule against its reference in float64."""
 
 import dataclasses
 from typing import Any

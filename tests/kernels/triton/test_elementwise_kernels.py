@@ -1,4 +1,4 @@
-"""Norms, activation, embedding, copies of blocks and a step's inputs: against their twins in float64."""
+"""Norms, activation, embedding, copies of blocks and a step's inputs: against their references in float64."""
 
 import random
 

@@ -1,4 +1,4 @@
-"""Rotation and write of keys and values: against the definition in float64, nothing else touched."""
+"""Rotation and write of keys and values: against the definition in float64; nothing else is written."""
 
 import pytest
 import torch

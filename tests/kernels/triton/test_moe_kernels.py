@@ -1,4 +1,4 @@
-"""Experts: choices in groups of one expert, products with each one's weights, and their sum."""
+"""Experts: choices grouped by expert, products with each expert's weights, and their sum."""
 
 import pytest
 import torch

@@ -1,4 +1,4 @@
-"""Products with quantised weights: against what the numbers mean in float64, for all kinds of edges of tiles.
+"""Products with quantised weights: against the represented numbers in float64, for all edges of tiles.
 
 Inputs are float16 and float32; shapes are small, as the interpreter takes milliseconds for a tile.
 """

@@ -1,4 +1,4 @@
-"""Linear layers over weights that are rounded when they are loaded, as on a GPU: interpreted here."""
+"""Linear layers over weights that are rounded when loaded, as on a GPU, interpreted here."""
 
 import pytest
 import torch

@@ -1,4 +1,4 @@
-"""The sampling kernels against their torch twin: words to the bit, tokens unless two scores nearly tie.
+"""The sampling kernels against their torch reference: random words to the bit, tokens unless two scores nearly tie.
 
 A row costs the interpreter a quarter of a second, so that rows of all kinds go together.
 """

@@ -1,4 +1,4 @@
-"""Which drafts of trees stand: the kernel against its twin, and the twin against the walk of the engine."""
+"""Accepted drafts of trees: the kernel against its reference, and the reference against the engine's walk."""
 
 import random
 

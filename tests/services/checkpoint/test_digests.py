@@ -1,4 +1,4 @@
-"""Digests of files: by content, read once, and never of anything but what was there."""
+"""Digests of files: by content, read once, and never stale."""
 
 import logging
 import os

@@ -1,4 +1,4 @@
-"""What a checkpoint is called: by its content, wherever it lies and whatever else lies beside it."""
+"""The name of a checkpoint depends on its content, not on its path or the files beside it."""
 
 import shutil
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""The detokenizer stage by hand: several outputs, their ends, what is dropped."""
+"""The detokenizer stage alone: several outputs, their ends, and dropped messages."""
 
 from pathlib import Path
 

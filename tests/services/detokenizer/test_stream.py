@@ -1,4 +1,4 @@
-"""Streamed text is whole decoding, whatever the ids; stop strings are found wherever they lie."""
+"""Streamed text equals the text decoded at once, for any ids; stop strings are found at any position."""
 
 import random
 

@@ -1,4 +1,4 @@
-"""The edge on a real port before a gateway whose ring is played by hand, and OpenAI's own client in front of it."""
+"""The HTTP edge on a real port before a gateway whose ring the test plays, with OpenAI's own client."""
 
 import asyncio
 import contextlib

@@ -1,4 +1,4 @@
-"""The engine's place in the ring: what a client says of its running request, and how much of it is computed ahead."""
+"""The engine stage: a client's changes of its running request, and steps computed ahead of them."""
 
 import msgspec
 

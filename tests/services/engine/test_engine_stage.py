@@ -1,4 +1,4 @@
-"""The engine's place in the ring: several outputs of one request, each with its own end."""
+"""The engine stage: several outputs of one request, each with its own end."""
 
 import collections
 

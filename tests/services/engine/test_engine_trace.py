@@ -1,4 +1,4 @@
-"""Phases of a request in the engine, told from its trail: by hand, and through a stage that preempts and fails."""
+"""Phases of a request in the engine, from its timeline: by hand, and through a stage that preempts and fails."""
 
 from sluice_server.engine.engine import Engine
 from sluice_server.engine.kv_cache.cache import KVCache

@@ -1,4 +1,4 @@
-"""Requests that wait for their grammar in front of the engine: order, cancels, attempts, failures; others pass."""
+"""Requests that wait for their grammar before the engine: order, cancels, attempts, failures; others pass them."""
 
 import threading
 from collections.abc import Iterator

@@ -1,4 +1,4 @@
-"""A gateway on a loopback port before a ring that is played by hand: what the gateway emits is listed and answered."""
+"""A gateway on a loopback port with a ring that the test plays: it lists and answers what the gateway emits."""
 
 import asyncio
 import contextlib

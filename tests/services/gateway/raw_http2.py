@@ -1,4 +1,4 @@
-"""HTTP/2 by hand, as no client library would send it: frames as bytes, headers without compression."""
+"""HTTP/2 frames as bytes, with uncompressed headers, for requests that no client library sends."""
 
 import asyncio
 import contextlib

@@ -1,4 +1,4 @@
-"""A client of Converse for tests: sends frames, reads frames, each when told."""
+"""A client of Converse for tests: sends and reads single frames."""
 
 from typing import Any
 

@@ -1,4 +1,4 @@
-"""An exception in a gateway: in the handler of any RPC, behind it, and while a message of the ring is taken."""
+"""An exception in a gateway: in the handler of any RPC, behind it, and while a message of the ring is handled."""
 
 import inspect
 import logging

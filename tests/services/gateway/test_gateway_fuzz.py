@@ -1,7 +1,6 @@
-"""Bad input of every kind: the gateway lives, says only what it states, and serves the next good request.
+r"""Bad input of every kind: the gateway stays up, answers with documented errors, and serves the next good request.
 
-A small part runs always; the `long` ones do it by the ten thousand.
-"""
+A small part always runs; the `long` tests repeat it ten thousand times."""
 
 import asyncio
 import contextlib

@@ -1,4 +1,4 @@
-"""However a generation ends, what the gateway made for it goes with it: with the collector off, nothing is left.
+"""The objects of a generation are freed at its end, however it ends, with the garbage collector off.
 
 The collector runs seldom in a gateway (`services.process.process`), and what a cycle holds is kept until then.
 """

@@ -1,4 +1,4 @@
-"""A ^C is heard when what it came in is over."""
+"""A ^C takes effect when the guarded block ends."""
 
 import signal
 import threading

@@ -1,4 +1,4 @@
-"""`LLM` on the embedded model: batches, streams, errors before any work, ^C, and the end of everything."""
+"""`LLM` on the embedded model: batches, streams, errors before any work, ^C, and release of everything at the end."""
 
 import io
 import signal

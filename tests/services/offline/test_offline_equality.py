@@ -1,4 +1,4 @@
-"""The same tokens and text in one process as through gRPC and the real processes, for all that may be asked."""
+"""Tokens and text of `LLM` in one process equal those through gRPC and the real processes, for every option."""
 
 import json
 from collections.abc import Iterator

@@ -1,4 +1,4 @@
-"""Files that another user can plant are not opened, waited for, or emptied."""
+"""Files that another user can create are not opened, waited for or emptied."""
 
 import os
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""Turns of threads: taken, inherited, and left alone where the system knows none."""
+"""Time slices of threads: set, inherited, and left alone where the system does not support them."""
 
 import ctypes
 import os

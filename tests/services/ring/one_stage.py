@@ -1,4 +1,4 @@
-"""One stage in its place in a ring of real sockets: what is sent to it, and what it sends on until a probe follows."""
+"""One stage in a ring of real sockets: sends it messages and collects what it emits, until a probe follows."""
 
 import asyncio
 from collections.abc import Callable, Sequence

@@ -1,4 +1,4 @@
-"""What waits for a peer that takes nothing: encoded once, in order, bounded, and rid of what nobody waits for."""
+"""The queue for a peer that does not read: encoded once, in order, bounded, and without cancelled requests."""
 
 from collections import Counter
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""What every version of the schema can read of a frame, and what is none."""
+"""The part of a frame that every version of the schema can read, and malformed frames."""
 
 import contextlib
 import struct

@@ -1,4 +1,4 @@
-"""Which of the next role's processes a message goes to."""
+"""The process of the next role that a message is sent to."""
 
 from sluice_server.services.messages.details import Load
 from sluice_server.services.messages.messages import (

@@ -1,4 +1,4 @@
-"""Requests that a process's place in the ring ends: what it cannot send, and neighbours of another version."""
+"""Requests that the ring loop of a process ends: unsendable messages, and peers of another version."""
 
 import asyncio
 import logging

@@ -1,4 +1,4 @@
-"""CURVE on the ring's TCP sockets: who is on the list gets in, nobody else does."""
+"""CURVE on the ring's TCP sockets: only peers with a listed key can connect."""
 
 import asyncio
 from collections.abc import Iterator

@@ -1,4 +1,4 @@
-"""What each stage refuses of a revision that is not its own, and whom a mixed ring concerns."""
+"""What each stage refuses of a revision other than its own, and which requests a mixed ring affects."""
 
 from collections.abc import Iterator
 from pathlib import Path

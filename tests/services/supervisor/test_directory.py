@@ -1,4 +1,4 @@
-"""The run directory: private, nobody's trap, and back when something removes it."""
+"""The run directory: private, safe against planted files, and created again when something removes it."""
 
 import fcntl
 import os

@@ -1,4 +1,4 @@
-"""Restarts that are asked for, with children of a few lines: those that succeed, and all the ways not to."""
+"""Requested restarts, with children of a few lines: those that succeed, and every way of failing."""
 
 import re
 import signal

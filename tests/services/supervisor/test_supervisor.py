@@ -1,4 +1,4 @@
-"""The supervisor with children of a few lines: what it starts, how it ends, what it leaves."""
+"""The supervisor with children of a few lines: what it starts, how it ends, and what it leaves behind."""
 
 import sys
 from pathlib import Path

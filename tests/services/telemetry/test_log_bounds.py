@@ -1,4 +1,4 @@
-"""A fault that repeats does not fill the log: the first few of a kind in a minute are written, others counted."""
+"""A fault that repeats does not fill the log: the first few of a kind per minute are written, others are counted."""
 
 import io
 import json

@@ -1,4 +1,4 @@
-"""Every log call of the services: it says what it is about, or is in the table of those that are about no request."""
+"""Every log call of the services names its request, or is in the table of calls without a request."""
 
 import ast
 import logging

@@ -1,4 +1,4 @@
-"""What is refused at the door, by whatever door: a failed span under its caller's, a count, a trace in its trailers."""
+"""Refused requests on every transport: a failed span under its caller's, a count, and a trace id in the trailers."""
 
 from collections.abc import Awaitable, Callable, Iterator
 from pathlib import Path

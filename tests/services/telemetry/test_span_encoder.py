@@ -1,4 +1,4 @@
-"""What is written for a span: as the SDK writes it, field by field, within the limits that its variables set."""
+"""The encoded form of a span equals the SDK's, field by field, within the limits of its variables."""
 
 import time
 

@@ -1,4 +1,4 @@
-"""Spans on their way: a collector that is dead, slow, fickle or broken costs spans and nothing else."""
+"""The queue of spans: a dead, slow or broken collector costs spans and nothing else."""
 
 from collections.abc import Callable, Iterator, Sequence
 from threading import Event, Semaphore

@@ -1,4 +1,4 @@
-"""Spans of one process at a real OTLP receiver: what they tell, what is held back, what is kept."""
+"""Spans of one process at a real OTLP receiver: their content, sampling, and spans that are kept on failure."""
 
 from collections.abc import Iterator
 

@@ -1,4 +1,4 @@
-"""Constraints for tests of stages that need none."""
+"""A constraint compiler for tests of stages without constraints."""
 
 from pathlib import Path
 

@@ -1,4 +1,4 @@
-"""Templates of the wild, rendered as transformers does; where templates and special tokens are found."""
+"""Published chat templates, rendered as transformers does; where templates and special tokens are found."""
 
 import json
 import subprocess

@@ -1,5 +1,5 @@
-"""Constraints in every form become grammars; what is wrong is refused by field and place, what takes too long at a
-limit, and the next one is served."""
+r"""Constraints in every form become grammars; wrong ones are refused by field and position, slow ones at a time limit,
+and the next one is served."""
 
 import json
 from collections.abc import Iterator

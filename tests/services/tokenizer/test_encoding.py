@@ -1,4 +1,4 @@
-"""Prompts to ids: every form, every refusal; chat templates as Hugging Face renders them."""
+"""Prompts to ids: every form and every refusal; chat templates as Hugging Face renders them."""
 
 import json
 from collections.abc import Callable, Iterator

@@ -1,4 +1,4 @@
-"""Jobs before an executor: small ones pass large ones, tenants take turns, what waits is bounded, nothing is lost."""
+"""The queue of jobs before an executor: small jobs pass large ones, tenants take turns, the queue is bounded."""
 
 from concurrent.futures import Future
 

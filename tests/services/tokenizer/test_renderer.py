@@ -1,4 +1,4 @@
-"""Templates that loop, fill memory or dig: refused at a stated limit, and the next request is served."""
+"""Templates that loop, fill memory or recurse are refused at a stated limit, and the next request is served."""
 
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor

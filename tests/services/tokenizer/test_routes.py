@@ -1,4 +1,4 @@
-"""Long texts are encoded apart from short ones, in processes of their own, and become what they would have become."""
+"""Long texts are encoded in processes of their own, apart from short ones, with the same result."""
 
 import contextlib
 import time

@@ -1,4 +1,4 @@
-"""The tokenizer stage by hand: the prompt's echo, truncation, and what is refused on exact tokens."""
+"""The tokenizer stage alone: the prompt's echo, truncation, and refusals by exact token counts."""
 
 from collections.abc import Callable, Iterator
 from concurrent.futures import Executor, Future

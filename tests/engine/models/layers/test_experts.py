@@ -1,4 +1,4 @@
-"""Experts: who is chosen, that no token's numbers depend on who else chose the same, and both forms alike."""
+"""Experts: their choice, independence of a token's numbers from other tokens, and equality of both forms."""
 
 from collections.abc import Callable
 from typing import Any

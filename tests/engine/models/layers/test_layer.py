@@ -1,4 +1,4 @@
-"""A decoder layer as one call against the same layer operation by operation."""
+"""A decoder layer as one call, compared with the same layer operation by operation."""
 
 import dataclasses
 from typing import Any

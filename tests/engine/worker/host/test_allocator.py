@@ -1,4 +1,4 @@
-"""Which allocator serves is read from the libraries that are mapped; what the C library keeps goes back."""
+"""The active allocator is read from the mapped libraries; memory that the C library keeps is returned."""
 
 import ctypes
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""Threads are measured with a clock that a step moves."""
+"""The measurement of compute threads, with a clock that each step advances."""
 
 import itertools
 

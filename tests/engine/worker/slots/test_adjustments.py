@@ -1,4 +1,4 @@
-"""What slots want changed in their logits: nothing of one request reaches the next, counts follow the tokens."""
+"""The logit adjustments of slots: a reused slot has nothing of its earlier request, and counts follow the tokens."""
 
 import random
 

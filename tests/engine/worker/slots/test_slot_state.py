@@ -1,4 +1,4 @@
-"""What both paths of a runner keep of a slot's sampling parameters: the host's arrays and the device's rows."""
+"""A slot's sampling parameters on both paths of a runner: the host's arrays and the device's rows."""
 
 import dataclasses
 

@@ -1,4 +1,4 @@
-"""Number formats that an engine takes: what goes together, and what is refused at start by flag, value and remedy."""
+"""The number formats of an engine: valid combinations, and refusals at start by flag, value and remedy."""
 
 import dataclasses
 import re

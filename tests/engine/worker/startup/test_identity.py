@@ -1,4 +1,4 @@
-"""Blocks of one identity are never taken for those of another: on a disk that several engines have used in turn."""
+"""Cache blocks of one identity are never used for another, on a disk that several engines have used in turn."""
 
 import dataclasses
 import os

@@ -1,4 +1,4 @@
-"""What is left of a GPU's memory for the cache, and who is named where there is none."""
+"""The share of a GPU's memory that is left for the cache, and the option that is named where there is none."""
 
 import dataclasses
 import types

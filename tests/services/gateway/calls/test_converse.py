@@ -1,4 +1,4 @@
-"""Converse: each behaviour that the contract states, against a ring that is played by hand."""
+"""Converse: each behaviour that the contract states, against a ring that the test plays."""
 
 import asyncio
 import dataclasses

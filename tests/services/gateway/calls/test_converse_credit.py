@@ -1,4 +1,4 @@
-"""Credit on Converse: who has none left is told so and waits; frames and their answers are bounded too."""
+"""Credit on Converse: a generation without credit reports it and waits; frames and their answers are bounded too."""
 
 import asyncio
 

@@ -1,4 +1,4 @@
-"""Large requests: one at a time, tenants in turn, others between them, and none that waits for ever."""
+"""Large requests: admitted one at a time, tenants in turn, small requests between them, and without starvation."""
 
 import asyncio
 from collections.abc import Callable

@@ -1,4 +1,4 @@
-"""Generations that outlive their reader: detached, resumed, taken over, let go in the end."""
+"""Generations without a connected reader: detached, resumed, taken over, and released at the end."""
 
 import asyncio
 from typing import Any

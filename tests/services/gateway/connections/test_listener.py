@@ -1,4 +1,4 @@
-"""A gRPC server that stops by itself is replaced; at the end all are stopped. What did that to a real one."""
+"""A gRPC server that stops by itself is replaced; at the end all are stopped. Includes the cause of a real stop."""
 
 import asyncio
 from typing import Any

@@ -1,4 +1,4 @@
-"""What every field of every request may hold: values at its limits, just inside and just outside. Used by the walk.
+"""The limits of every field of every request: values at, just inside and just outside them. Used by test_limits_walk.
 
 One entry for each leaf of a request's descriptor that the server acts on. `good` and `bad` are whole messages' fields:
 a value alone means little where fields depend on each other. The limits are those of `SMALL`, so that what is one too

@@ -1,5 +1,5 @@
-"""Every float of a generation at the edges of its range, of float32 and of float64, before a real engine: served or
-refused by its name, never a fault of ours. Values are checked in double precision and computed in single."""
+r"""Every float of a generation at the edges of float32 and float64, before a real engine: served or refused by name,
+without an internal error. Values are checked in double precision and computed in single precision."""
 
 import dataclasses
 import math

@@ -1,4 +1,4 @@
-"""Several outputs of one generation, told apart in stream and answer, each with one end; the prompt's echo."""
+"""Several outputs of one generation, separate in stream and answer, each with one end; the prompt's echo."""
 
 import grpc
 import pytest

@@ -1,4 +1,4 @@
-"""Speculation at the gateway: what may be asked for, what is echoed, and what is told of it."""
+"""Speculation at the gateway: its options, their echo, and the statistics in the answer."""
 
 import dataclasses
 

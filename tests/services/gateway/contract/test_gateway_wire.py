@@ -1,4 +1,4 @@
-"""Requests cut short before they are parsed: what is within its bounds is left alone, what is not is found."""
+"""Oversized requests are cut before they are parsed: within limits nothing changes, beyond them the field is found."""
 
 from collections.abc import Callable
 

@@ -1,4 +1,4 @@
-"""Every field of every request at its limits: what is inside is served, what is outside is refused by its name."""
+"""Every field of every request at its limits: values inside are served, values outside are refused by field name."""
 
 import asyncio
 from collections.abc import Iterator, Mapping

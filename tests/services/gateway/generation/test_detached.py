@@ -1,4 +1,4 @@
-"""Generations without a reader: who takes them over, and when they are let go."""
+"""Generations without a reader: taken over by another reader, or released in time."""
 
 from collections.abc import Callable
 from typing import Any

@@ -1,4 +1,4 @@
-"""The order of a generation's events, for readers that want it in different ways."""
+"""The order of a generation's events, for readers with different options."""
 
 import pytest
 

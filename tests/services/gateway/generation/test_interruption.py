@@ -1,4 +1,4 @@
-"""A task that reads is ended in an error of ours; a cancellation from elsewhere stays one."""
+"""A reading task is ended by one of our errors; a cancellation from elsewhere stays a cancellation."""
 
 import asyncio
 

@@ -1,4 +1,4 @@
-"""The generation service by itself: a ring played by hand before it, and no transport at all."""
+"""The generation service alone, without a transport, before a ring that the test plays."""
 
 import asyncio
 import contextlib

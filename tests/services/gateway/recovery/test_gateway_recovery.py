@@ -1,4 +1,4 @@
-"""What is sent again after a loss, in which order, and what is not."""
+"""The replay after a loss: which requests are sent again, in which order."""
 
 import dataclasses
 

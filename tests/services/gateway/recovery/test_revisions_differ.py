@@ -1,4 +1,4 @@
-"""A ring that comes back with another revision, or with several: the door, open requests, what clients are told."""
+"""A ring that returns with another revision, or with several: admission, open requests, and errors of clients."""
 
 import dataclasses
 from typing import Any

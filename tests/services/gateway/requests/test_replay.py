@@ -1,4 +1,4 @@
-"""What a request asks for by the time it is sent again."""
+"""The request that is sent again after a loss, with the progress so far."""
 
 from sluice_server.engine.request import FinishReason, SamplingParams
 from sluice_server.services.gateway.contract.translate import TranslatedRequest
