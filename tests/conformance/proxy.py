@@ -31,7 +31,7 @@ class Proxy:
         threading.Thread(target=self._accept, daemon=True).start()
 
     def release(self) -> None:
-        """Let what is held go on."""
+        """Lets held connections go on."""
         self._released.set()
 
     def close(self) -> None:

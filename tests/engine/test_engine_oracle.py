@@ -53,12 +53,12 @@ TIGHT = EngineConfig(
 
 
 def named() -> Digests:
-    """Of some content, so that blocks can be kept on disk."""
+    """The config with an identity, so that blocks can be kept on disk."""
     return Digests(b"weights", b"draft")
 
 
 def tight(shape: Shape) -> EngineConfig:
-    """A pool that forces preemption; where all layers have a window blocks are given back: it takes a smaller one."""
+    """A pool that forces preemption. It is smaller where all layers have a window, as blocks are freed there."""
     return dataclasses.replace(TIGHT, kv_cache_tokens=40) if shape.architecture in ("mistral", "mixtral") else TIGHT
 
 
@@ -203,7 +203,7 @@ def test_same_tokens_alone_in_a_batch_and_after_preemption(tmp_path: Path, name:
 def test_rounded_weights_and_caches_do_not_depend_on_company_either(
     tmp_path: Path, name: str, formats: dict[str, Any]
 ) -> None:
-    """Batches, chunks, prefix hits and preemption: the tokens are those of a request alone, to the last."""
+    """Batches, chunks, prefix hits and preemption: the tokens are exactly those of a request alone."""
     shape = SHAPES[name]
     make_checkpoint(tmp_path, dataclasses.replace(shape, head_dim=32))
     prompts = some_prompts(shape.vocab, 12)

@@ -27,7 +27,7 @@ def directory(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathF
 
 
 def expected(directory: Path, prompts: dict[str, list[int]]) -> dict[str, torch.Tensor]:
-    """Log probabilities at every place of every prompt but the last: [P - 1, V]."""
+    """The log probabilities at every position of every prompt but the last: [P - 1, V]."""
     model = reference(directory)
     with torch.inference_mode():
         return {name: model(torch.tensor([ids])).logits[0, :-1].log_softmax(-1) for name, ids in prompts.items()}
@@ -36,7 +36,7 @@ def expected(directory: Path, prompts: dict[str, list[int]]) -> dict[str, torch.
 def scored(
     directory: Path, prompts: dict[str, list[int]], config: EngineConfig, n: int = 1, warm: bool = False
 ) -> tuple[dict[str, tuple[TokenLogprob, ...]], int]:
-    """What is told of each prompt, exactly once, and how often somebody was preempted."""
+    """The scores of each prompt, reported exactly once, and the number of preemptions."""
     engine = make_engine(directory, config)
     asked = SamplingParams(max_tokens=8, temperature=0.0, ignore_eos=True, n=n, prompt_logprobs=NUM)
     if warm:  # others computed the same before

@@ -1,4 +1,4 @@
-r"""One test for each class of security advisory that servers of language models have had, named after an example.
+"""One test for each class of security advisory that servers of language models have had, named after an example.
 
 Each ends with a good request: the service is alive and answers as before."""
 

@@ -35,7 +35,7 @@ def test_streams_survive_a_process_that_somebody_replaces(roles: Roles, undistur
 
 @pytest.mark.long
 def test_an_engine_that_was_asleep_goes_on_and_repeats_nothing(roles: Roles, undisturbed: list[Received]) -> None:
-    """F2: nobody restarts it; it is found silent, and found again."""
+    """F2: the process is not restarted; it is found silent, and found again."""
     engine = roles.processes["engine"]
     seen: list[bool] = []
 

@@ -49,7 +49,7 @@ def service(place: Path, first_port: int) -> Iterator[Service]:
 
 
 def deadline_storm(service: Service, num: int) -> Counter[grpc.StatusCode]:
-    """Many requests whose deadlines are over within 50 ms; how they ended."""
+    """Sends many requests whose deadlines pass within 50 ms; returns how they ended."""
     rng, ends = random.Random(5), Counter[grpc.StatusCode]()
 
     async def one(stub: "inference_pb2_grpc.InferenceServiceAsyncStub") -> None:
@@ -106,7 +106,7 @@ def garbage(rng: random.Random, num: int) -> Iterator[bytes]:
 
 @pytest.mark.parametrize("num", [2000, pytest.param(10_000, marks=pytest.mark.long)])
 def test_garbage_on_the_ring_is_dropped_and_counted(service: Service, place: Path, first_port: int, num: int) -> None:
-    """F8."""
+    """Garbage frames are dropped (F8)."""
     (run,) = place.glob("sluice-run-*")
     before = service.children()
     with zmq.Context() as context:
@@ -146,7 +146,7 @@ def test_a_gateway_without_file_descriptors_recovers(service: Service) -> None:
 
 
 def test_a_collector_that_is_deaf_holds_up_nobody() -> None:
-    """F13: it accepts connections and answers nothing."""
+    """A collector that accepts connections and answers nothing delays no request (F13)."""
     with socket.create_server(("127.0.0.1", 0)) as deaf:
         accepted: list[socket.socket] = []
 

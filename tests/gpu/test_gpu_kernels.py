@@ -115,7 +115,7 @@ def test_linears_over_8_bits_on_both_sides(kind: torch.dtype, outputs: int, inpu
 
 @pytest.mark.parametrize(("outputs", "inputs"), WIDTHS)
 def test_linears_of_one_order(outputs: int, inputs: int) -> None:
-    """Near what they stand for; a row has the same bits alone, in a few and in many."""
+    """Near the represented numbers; a row has the same bits alone, in a few and in many."""
     x, weight, bias = numbers(1000, inputs), numbers(outputs, inputs, seed=1), numbers(outputs, seed=2)
     eight, four = packed_weights.quantise_rows(weight, torch.int8), round_groups(weight)
     whole = linear16.linear(x, weight, bias)

@@ -49,7 +49,7 @@ def make(
 
 @pytest.fixture(params=[*builds.KNOWN, "torch"], autouse=True)
 def kernels(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
-    """Every test with our own kernels, of each instruction set that this machine has, and without."""
+    """Runs every test with our kernels of each instruction set of this machine, and without."""
     name: str = request.param
     module = builds.load(name) if name in builds.runnable() else None
     if module is None and name != "torch":
@@ -76,7 +76,7 @@ def test_paged_attention_equals_its_twin(
 @pytest.mark.parametrize(("heads", "kv_heads", "dim"), [(4, 2, 256), (5, 1, 80)])
 @pytest.mark.parametrize("name", ["decode", "mixed"])
 def test_scores_are_capped(name: str, heads: int, kv_heads: int, dim: int, window: int | None, cap: float) -> None:
-    """Of scores far beyond the cap, and of small ones."""
+    """Scores far beyond the cap, and small ones."""
     q, cache, meta = make(BATCHES[name], heads, kv_heads, dim, 16)
     q[:, ::2] *= 5.0
     got = ops.paged_attention(q, cache, meta, dim**-0.5, window, cap)
@@ -88,7 +88,7 @@ def test_scores_are_capped(name: str, heads: int, kv_heads: int, dim: int, windo
 @pytest.mark.parametrize(("heads", "kv_heads", "dim"), [(4, 2, 64), (5, 1, 80)])
 @pytest.mark.parametrize("name", ["decode", "mixed"])
 def test_sinks_take_their_part(name: str, heads: int, kv_heads: int, dim: int, window: int | None) -> None:
-    """Of heads that look at nothing else, at nothing but keys, and at both."""
+    """Heads that attend to the sink only, to keys only, and to both."""
     q, cache, meta = make(BATCHES[name], heads, kv_heads, dim, 16)
     sinks = torch.linspace(-1.0, 3.0, heads)
     sinks[0], sinks[1] = 200.0, float("-inf")
@@ -104,7 +104,7 @@ def test_sinks_take_their_part(name: str, heads: int, kv_heads: int, dim: int, w
 @pytest.mark.parametrize("name", list(BATCHES))
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.int8])
 def test_the_order_of_the_caches_bytes_changes_no_bit(dtype: torch.dtype, name: str) -> None:
-    """Head by head, as it is kept, and token by token; written and read."""
+    """Head by head, as the cache is kept, and token by token; written and read."""
     q, shape, meta = make(BATCHES[name], 4, 2, 64, 16)
     by_head = new_layers(
         len(shape), 1, 16, 2, slot_width(64, dtype), lambda sizes: torch.zeros(sizes, dtype=dtype), is_whole=False
@@ -175,7 +175,7 @@ def test_elementwise_ops_equal_their_twins() -> None:
 
 @pytest.mark.parametrize("num", [1, 37, 9001])
 def test_soft_caps_equal_their_twin(num: int) -> None:
-    """On both sides of where the approximation changes; infinities come to the cap, and a NaN stays one."""
+    """On both sides of the point where the approximation changes; infinities become the cap, and a NaN stays NaN."""
     torch.manual_seed(6)
     x = torch.randn(3, num) * torch.logspace(-6, 4, 3)[:, None]
     x[2, 0], x[1, -1], x[0, 0] = float("inf"), float("nan"), -18.75  # 0.625 caps
@@ -204,7 +204,7 @@ def test_fused_linears_equal_their_parts(rows: int, features: int, inputs: int, 
 
 
 def test_large_and_broken_numbers_stay_what_they_are() -> None:
-    """Activations far out on both sides, infinities and NaN: as the twin has them, row by row."""
+    """Large activations of both signs, infinities and NaN: as in the reference, row by row."""
     rows = [[200.0, 1.0], [-200.0, 1.0], [88.0, 3.0], [float("inf"), 1.0], [float("nan"), 1.0]]
     packed = ops.pack_linear(torch.eye(2), gated=True)
     normed = definitions.rms_norm(torch.tensor(rows), None, 1e-30)
@@ -303,7 +303,7 @@ def test_attention_bits_depend_neither_on_chunks_nor_on_company(
 
 @contextlib.contextmanager
 def threads_of(num: int) -> Iterator[None]:
-    """Compute with `num` threads."""
+    """Computes with `num` threads within the block."""
     before = torch.get_num_threads()
     torch.set_num_threads(num)
     builds.set_threads(num)

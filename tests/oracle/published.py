@@ -24,7 +24,7 @@ Tensors = dict[str, Tensor]
 
 
 def compressed(strategy: str) -> dict[str, Any]:
-    """What compressed-tensors says of fp8 weights with a scale a `channel` or a `tensor`."""
+    """The compressed-tensors description of fp8 weights with one scale per `channel` or per `tensor`."""
     side = {"num_bits": 8, "type": "float", "symmetric": True}
     weights = {**side, "strategy": strategy, "dynamic": False, "group_size": None}
     activations = {**side, "strategy": "token", "dynamic": True}
@@ -41,7 +41,7 @@ def compressed(strategy: str) -> dict[str, Any]:
 
 @dataclasses.dataclass(frozen=True)
 class Published:
-    """A checkpoint, and one in float32 whose weights are what those of the first mean."""
+    """A quantised checkpoint, and a float32 one with the weights that it represents."""
 
     directory: Path
     meant: Path
@@ -50,7 +50,7 @@ class Published:
 def publish(
     path: Path, config: dict[str, Any], quantise: Callable[[Tensor], tuple[Tensors, Tensor]], shape: Shape = SHAPE
 ) -> Published:
-    """Every projection of a layer quantised: `quantise` gives tensors by the end of their name, and what they mean."""
+    """Quantises every projection of a layer: `quantise` returns tensors by name suffix, and what they represent."""
     found = Published(make_checkpoint(path / "quantised", shape), make_checkpoint(path / "meant", shape))
     weights, meant = (load_file(one / "model.safetensors") for one in (found.directory, found.meant))
     for name in [name for name in weights if name.endswith("_proj.weight")]:
@@ -64,7 +64,7 @@ def publish(
 
 
 def rounded(weight: Tensor, group: int, symmetric: bool) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """Levels [K, N], zero points and scales [K / group, N] of a weight [N, K], and what they mean, [N, K]."""
+    """Levels [K, N], zero points and scales [K / group, N] of a weight [N, K], and the numbers represented, [N, K]."""
     columns = weight.t().reshape(-1, group, len(weight))
     if symmetric:
         scales = (columns.abs().amax(1) / 7.5).half()
@@ -80,26 +80,26 @@ def rounded(weight: Tensor, group: int, symmetric: bool) -> tuple[Tensor, Tensor
 
 
 def words(nibbles: list[Tensor]) -> Tensor:
-    """int32 of eight numbers 0 … 15, the first lowest."""
+    """int32 words of eight numbers 0 … 15, the first one lowest."""
     whole = sum(one.long() << 4 * at for at, one in enumerate(nibbles))
     assert isinstance(whole, Tensor)
     return torch.where(whole >= 1 << 31, whole - (1 << 32), whole).int()
 
 
 def across(x: Tensor, order: tuple[int, ...] = tuple(range(8))) -> Tensor:
-    """Eight neighbouring columns a word."""
+    """Eight neighbouring columns per word."""
     return words([x[:, at::8] for at in order])
 
 
 def awq(weight: Tensor, group: int = 128) -> tuple[Tensors, Tensor]:
-    """As AutoAWQ's GEMM layout has it: [K, N / 8], columns interleaved."""
+    """AutoAWQ's GEMM layout: [K, N / 8], columns interleaved."""
     levels, zeros, scales, meant = rounded(weight, group if group > 0 else weight.shape[1], symmetric=False)
     order = (0, 2, 4, 6, 1, 3, 5, 7)
     return {"qweight": across(levels, order), "qzeros": across(zeros, order), "scales": scales}, meant
 
 
 def gptq(weight: Tensor, group: int = 128, symmetric: bool = True) -> tuple[Tensors, Tensor]:
-    """As AutoGPTQ has it: [K / 8, N], zero points less one, the group of each input."""
+    """AutoGPTQ's layout: [K / 8, N], zero points less one, the group of each input."""
     levels, zeros, scales, meant = rounded(weight, group, symmetric)
     order = (torch.arange(len(levels)) // group).int()
     tensors = {"qweight": words([levels[at::8] for at in range(8)]), "qzeros": across(zeros - 1), "scales": scales}
@@ -107,7 +107,7 @@ def gptq(weight: Tensor, group: int = 128, symmetric: bool = True) -> tuple[Tens
 
 
 def fp8(weight: Tensor, per_row: bool = True, shape: tuple[int, ...] | None = None) -> tuple[Tensors, Tensor]:
-    """float8 with a scale a row [N, 1], or one in all."""
+    """float8 with a scale per row [N, 1], or one in all."""
     peak = weight.abs().amax(1, keepdim=True) if per_row else weight.abs().max().view(1, 1)
     scales = peak / LARGEST
     small = (weight / scales).to(torch.float8_e4m3fn)

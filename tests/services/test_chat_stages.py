@@ -31,7 +31,7 @@ ASK = (ChatMessage("user", "weather?"),)
 
 
 class Script(Nines):
-    """A model that says what it is told."""
+    """A model that generates the given text."""
 
     def __init__(self, ids: list[int]) -> None:
         super().__init__()
@@ -43,7 +43,7 @@ class Script(Nines):
 
 
 class Now(Executor):
-    """Does what it is given at once."""
+    """An executor that runs each job at once."""
 
     def submit(self, fn: Callable[..., Any], /, *args: Any, **kwargs: Any) -> "Future[Any]":  # noqa: ANN401 # as Executor has it
         future: Future[Any] = Future()
@@ -52,7 +52,7 @@ class Now(Executor):
 
 
 def load(directory: Path, template: str) -> TextEncoder:
-    """A tokenizer that has the marks of the formats as tokens, one of them special."""
+    """A tokenizer with the marks of the formats as tokens, one of them special."""
     tokenizer: Tokenizer = byte_level_bpe(directory)
     tokenizer.add_special_tokens([AddedToken("<|python_tag|>", special=True)])
     tokenizer.add_tokens(["<tool_call>", "</tool_call>", "<think>", "</think>"])
@@ -83,7 +83,7 @@ def deepseek(tmp_path_factory: pytest.TempPathFactory) -> Iterator[TextEncoder]:
 
 
 def answer(encoder: TextEncoder, said: str, work: Generate) -> list[Text]:
-    """What the gateway would get if the model said `said` and ended."""
+    """The gateway's answer if the model generated `said` and ended."""
     ids = encoder.tokenizer.encode(said, add_special_tokens=False).ids
     texts: list[Message] = []
     detokenizer = DetokenizerStage(encoder, texts.append, unrecorded)

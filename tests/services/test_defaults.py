@@ -61,7 +61,7 @@ def defaults_in(tree: ast.AST) -> Iterator[tuple[str, ast.expr]]:
 
 
 def is_number(value: ast.expr) -> bool:
-    """Whether it is written out, as 5.0 or 1 << 20."""
+    """Whether it is a literal number, as 5.0 or 1 << 20."""
     parts = (value.left, value.right) if isinstance(value, ast.BinOp) else (value,)
     return all(isinstance(one, ast.Constant) and type(one.value) in (int, float) for one in parts)
 

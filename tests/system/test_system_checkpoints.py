@@ -16,7 +16,7 @@ TIMEOUT_S = 60.0
 
 
 def start(*options: str) -> "subprocess.CompletedProcess[str]":
-    """`sluice serve` until it ends by itself."""
+    """Runs `sluice serve` until it ends by itself."""
     command = [sys.executable, "-m", "sluice_server", "serve", "--log-level", "warning", "--threads", "1", *options]
     return subprocess.run(command, capture_output=True, text=True, timeout=TIMEOUT_S, check=False)
 
@@ -74,7 +74,7 @@ SAID_BY_THE_ENGINE = {
 
 @pytest.mark.parametrize("name", ["too large", pytest.param("no number", marks=pytest.mark.long)])
 def test_weights_that_give_no_numbers_end_the_service(name: str, tmp_path: Path) -> None:
-    """Which would otherwise never be ready, nor say why."""
+    """Such a service would otherwise never become ready, nor report why."""
     change, said = SAID_BY_THE_ENGINE[name]
     ended = start("--model", str(spoil(copied(tmp_path), change)), "--listen", f"unix:{tmp_path}/s")
     assert ended.returncode != 0

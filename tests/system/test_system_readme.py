@@ -20,7 +20,7 @@ def test_it_is_short() -> None:
 
 
 def run(*command: str) -> str:
-    """Standard output."""
+    """The command's standard output."""
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=100, check=False)
     assert done.returncode == 0, done.stderr
     return done.stdout

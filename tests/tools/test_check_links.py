@@ -8,7 +8,7 @@ from tools.check_links import ROOT, anchors, pages, problems
 
 
 def found(root: Path, text: str) -> list[str]:
-    """Problems of a page with this text, without its name, in a repository of two folders and one target."""
+    """The problems found in a page of this text, without its name, in a repository of two folders and one target."""
     (root / "engine").mkdir()
     (root / "sluice_server").mkdir()
     (root / "sluice_server" / "engine").symlink_to(root / "engine")

@@ -15,7 +15,7 @@ TOLD = {1: PromptLogprobs(1, tuple(TokenLogprob(float(at), 1) for at in range(5)
 
 @dataclasses.dataclass
 class Fragile:
-    """Computes at most so many tokens at once, fails on one token id, and is lost at another."""
+    """A runner that computes a limited number of tokens at once, fails on one token id, and is lost at another."""
 
     is_done = True
     most: int = 100
@@ -34,7 +34,7 @@ class Fragile:
         return self
 
     def collect(self) -> StepResult:
-        """Row 1 tells of its prompt: of each of its tokens, the token."""
+        """The results; row 1 returns its prompt's tokens as their log probabilities."""
         plan, ends = self.computed[-1], 0
         tokens = []
         told = {

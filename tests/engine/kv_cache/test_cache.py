@@ -154,7 +154,7 @@ def test_blocks_behind_the_window_are_given_back() -> None:
 
 
 class CacheMachine(RuleBasedStateMachine):
-    """Tables that begin with what matches, grow, are committed and released in any order."""
+    """A state machine: tables start with a matching prefix, grow, are committed and released in any order."""
 
     def __init__(self) -> None:
         super().__init__()

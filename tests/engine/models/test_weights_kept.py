@@ -16,7 +16,7 @@ from tests.oracle.checkpoints import make_checkpoint
 
 
 def mapped(directory: Path) -> list[str]:
-    """Files of the directory that this process has mapped."""
+    """The files of the directory that this process has mapped."""
     lines = Path("/proc/self/maps").read_text().splitlines()
     return [line for line in lines if f"{directory}/" in line]
 

@@ -24,7 +24,7 @@ def add(scheduler: Scheduler, name: str, num_prompt: int = 3, credit: int | None
 
 
 def begun(scheduler: Scheduler) -> StepPlan:
-    """A decode step in flight, behind a prompt that is computed."""
+    """A decode step in flight after a computed prompt."""
     apply(scheduler, planned(scheduler), 1)
     return planned(scheduler)
 

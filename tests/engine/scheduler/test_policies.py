@@ -26,7 +26,7 @@ def group(number: int, max_tokens: int = 10, **fields: object) -> SequenceGroup:
 def ordered(
     policy: str, groups: list[SequenceGroup], lengths: OutputLengths | None = None, **settings: float
 ) -> list[int]:
-    """Arrival numbers in the order of the policy."""
+    """The arrival numbers in the order of the policy."""
     chosen = make_policy(SchedulerSettings(policy=policy, **settings), lengths or OutputLengths(), 256)  # type: ignore[arg-type] # mixed
     for one in groups:
         chosen.enter(one)

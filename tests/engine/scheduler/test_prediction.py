@@ -11,7 +11,7 @@ from sluice_server.engine.scheduler.step_rates import StepRates
 
 
 def brute_peak(loads: list[tuple[int, int]]) -> int:
-    """Token by token: everybody grows by one a step until done."""
+    """The peak, computed token by token: every sequence grows by one a step until it is done."""
     most = 0
     for step in range(max(remaining for remaining, _ in loads) + 1):
         most = max(most, sum(now + step for remaining, now in loads if remaining >= step))

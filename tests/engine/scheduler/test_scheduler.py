@@ -22,7 +22,7 @@ def request(number: int, num_prompt: int = 5, priority: int = 0, **params: objec
 
 
 def run_all(scheduler: Scheduler, token: int = 9) -> dict[str, list[FinishReason]]:
-    """Steps until nothing is left, every sampled token being `token`; how each request finished."""
+    """Runs steps until all requests have ended, sampling `token` each time. Returns how each request finished."""
     ends: dict[str, list[FinishReason]] = {}
     while (plan := scheduler.plan(0.0)) is not None:
         events, _ = scheduler.apply(plan, StepResult([token] * len(plan.slots)), 0.0)

@@ -44,7 +44,7 @@ def simulate(*options: str, hash_seed: str = "0") -> list[str]:
 
 @pytest.mark.parametrize("name", ["simulate.py", "ledger.py", "fake_model.py"])
 def test_the_simulator_drives_the_very_classes_that_the_engine_imports(name: str) -> None:
-    """It may neither subclass nor patch them: what it proves would be about something else."""
+    """The simulator may neither subclass nor patch them, or it would test other classes."""
     tree = ast.parse((HERE / name).read_text())
     ours = {
         alias.name
@@ -67,7 +67,7 @@ def test_the_simulator_drives_the_very_classes_that_the_engine_imports(name: str
 
 
 def test_the_histories_reach_everything() -> None:
-    """A simulator that proves nothing about preemption because nothing was ever preempted would be green too."""
+    """The histories contain preemptions, hits and the rest, or the simulation would prove nothing about them."""
     ends: dict[str, int] = {}
     drafted = accepted = preemptions = recomputed = hits = evictions = resorts = swaps = ahead = trees = 0
     tiers = TierStats()

@@ -18,7 +18,7 @@ DOOR = RequestValidator(KVCache(256, 4, prefix_caching=True), LIMITS, (7,), 8)
 def sequence(
     order: int, priority: int = 0, computed: int = 4, preempted: int = 0, n: int = 1, **fields: object
 ) -> Sequence:
-    """A running one. The later it came, the further behind."""
+    """A running sequence; a later arrival is further behind."""
     params = SamplingParams(max_tokens=9)
     group = DOOR.open(EngineRequest(f"{order:032x}", (1, 2, 3, 4, 5), params, priority, **fields), order)  # type: ignore[arg-type] # mixed
     group.measure = float(order)

@@ -27,7 +27,7 @@ OTHER = dataclasses.replace(TWIN, hidden=32, layers=1, heads=2, kv_heads=1)
 
 @pytest.fixture(scope="module")
 def models(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
-    """A target, and a draft that has little in common with it."""
+    """A target, and a draft model that has little in common with it."""
     target = make_checkpoint(tmp_path_factory.mktemp("target"), TWIN)
     return target, make_checkpoint(tmp_path_factory.mktemp("draft"), OTHER, seed=3)
 
@@ -46,7 +46,7 @@ def plain(target: Path, prompts: dict[str, list[int]], **params: Any) -> Outputs
 
 @pytest.mark.parametrize("params", [GREEDY, SAMPLED, {**SAMPLED, "n": 3}], ids=["greedy", "sampled", "several"])
 def test_a_model_that_drafts_for_itself_is_always_right(models: tuple[Path, Path], params: dict[str, Any]) -> None:
-    """Equal noise, equal keys and values: in parts, after prefix hits, forks and preemption."""
+    """Noise, keys and values are equal: in parts, after prefix hits, forks and preemption."""
     target, _ = models
     prompts = some_prompts(TWIN.vocab, 6)
     want = plain(target, prompts, **params)
@@ -62,7 +62,7 @@ def test_a_model_that_drafts_for_itself_is_always_right(models: tuple[Path, Path
 
 @pytest.fixture
 def swift_disk(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Every read and write has ended before the next step: how fast the disk is decides nothing."""
+    """Ends every read and write before the next step, so that nothing depends on the disk's speed."""
     ended: dict[BlockStore, list[tuple[Move, bool]]] = {}
     move, moved = BlockStore.move, BlockStore.moved
 
@@ -136,7 +136,7 @@ def test_a_draft_that_cannot_draft_is_refused_with_both_numbers(
 
 @pytest.mark.parametrize("params", [GREEDY, {**SAMPLED, "temperature": 1.5}], ids=["greedy", "sampled"])
 def test_alternatives_are_what_else_would_have_been_sampled(models: tuple[Path, Path], params: dict[str, Any]) -> None:
-    """A model that drafts for itself: were its first guess barred, the target would say the second."""
+    """A model that drafts for itself: with its first guess banned, the target would sample the second."""
     target, _ = models
     prompt = some_prompts(TWIN.vocab, 1)
     config = dataclasses.replace(ROOMY, max_draft_width=3)
@@ -158,7 +158,7 @@ def test_alternatives_are_what_else_would_have_been_sampled(models: tuple[Path, 
 
 
 def test_a_prompt_too_long_for_one_time_is_read_in_parts(models: tuple[Path, Path]) -> None:
-    """And whoever is ready is drafted for meanwhile; both say what was read of them, and what was not."""
+    """Sequences that are ready are drafted for meanwhile; both report what was read of them and what was not."""
     target, _ = models
     config = dataclasses.replace(ROOMY, max_num_batched_tokens=64, max_model_len=256)
     engine = drafting(target, target, config)
@@ -181,7 +181,7 @@ def test_a_prompt_too_long_for_one_time_is_read_in_parts(models: tuple[Path, Pat
 
 
 def test_company_that_comes_and_goes_changes_no_draft(models: tuple[Path, Path]) -> None:
-    """What is kept of the rows that drew last is of those alone: others have other temperatures, seeds and lengths."""
+    """The kept state of the last rows is theirs alone: others have other temperatures, seeds and lengths."""
     target, _ = models
     prompts = some_prompts(TWIN.vocab, 6)
     engine = drafting(target, target, ROOMY)

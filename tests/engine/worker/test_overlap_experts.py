@@ -24,7 +24,7 @@ def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(autouse=True)
 def as_on_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
-    """With the linears of a GPU, whose experts are stacked."""
+    """Gives CPU tensors the linear layers of a GPU, whose experts are stacked."""
     kind = dataclasses.replace(kinds.GPU, fits=lambda _: True)
     monkeypatch.setattr(kinds, "KINDS", {**kinds.KINDS, "float32": (kind,)})
     monkeypatch.setattr(gpu, "takes", lambda _: True)

@@ -25,7 +25,7 @@ def instruction_set(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPa
 
 
 def score(logits: Tensor, rows: Rows, row: int, token: int) -> float:
-    """What a kept id competes with."""
+    """The score by which a kept id is chosen."""
     one = rows.take(torch.tensor([row]))
     noise = gumbel(uniforms(one.seeds, one.positions, one.outputs, torch.tensor([[token]])))
     return float((logits[row, token] - logits[row].amax()) / one.temperature[0] + noise[0, 0])

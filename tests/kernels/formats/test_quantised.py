@@ -20,7 +20,7 @@ CACHES = [torch.float32, torch.bfloat16, torch.int8]
 
 @pytest.fixture(params=[*builds.KNOWN, "torch"], autouse=True)
 def kernels(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
-    """Every test with our own kernels, of each instruction set that this machine has, and without."""
+    """Runs every test with our kernels of each instruction set of this machine, and without."""
     name: str = request.param
     module = builds.load(name) if name in builds.runnable() else None
     if module is None and name != "torch":
@@ -30,7 +30,7 @@ def kernels(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> 
 
 
 def exact(x: Tensor, weight: QuantisedWeight) -> Tensor:
-    """x rounded row by row to 8 bits, times the weight that `weight` stands for, in float64."""
+    """x rounded row by row to 8 bits, times the weight that `weight` represents, in float64."""
     rest = x.index_fill(1, weight.outliers, 0.0)
     scale = rest.abs().amax(1, keepdim=True).double() / quantised.LEVELS
     seen = (rest / scale).round() * scale
@@ -55,7 +55,7 @@ def test_products_are_those_of_the_rounded_numbers(rows: int, features: int, inp
 @pytest.mark.parametrize("bits", [8, 4])
 @pytest.mark.parametrize("sign", [1.0, -1.0])
 def test_the_greatest_sums_do_not_saturate(bits: int, sign: float) -> None:
-    """All weights and activations at an end of their range, over more inputs than any sum is kept of in 16 bits."""
+    """All weights and activations are at an end of their range, over more inputs than a 16-bit sum could hold."""
     inputs = 300
     levels = torch.full((64, inputs), (1 << bits) - 1, dtype=torch.uint8)
     weight = QuantisedWeight(bits, levels, torch.ones(64, -(-inputs // 128) if bits == 4 else 1), *no_outliers(64))
@@ -66,7 +66,7 @@ def test_the_greatest_sums_do_not_saturate(bits: int, sign: float) -> None:
 
 
 def no_outliers(rows: int) -> tuple[Tensor, Tensor]:
-    """Of a weight without any."""
+    """The outliers of a weight without any."""
     return torch.empty(0, dtype=torch.int64), torch.empty(rows, 0)
 
 
@@ -87,7 +87,7 @@ def test_what_is_fused_around_them_equals_its_parts(bits: int) -> None:
 
 @pytest.mark.parametrize("bits", [8, 4])
 def test_rounding_costs_what_it_should(bits: int) -> None:
-    """Of normal weights and activations: the error of a product is a small part of it, with an outlier column too."""
+    """For normal weights and activations the error of a product is a small part of it, with an outlier column too."""
     torch.manual_seed(3)
     weight, x = torch.randn(200, 512), torch.randn(64, 512)
     weight[:, 7] *= 100.0

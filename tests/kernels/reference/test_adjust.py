@@ -1,4 +1,4 @@
-r"""Changes of logits, by the reference and by each instruction set's kernel: penalties as Hugging Face and vLLM define
+"""Changes of logits, by the reference and by each instruction set's kernel: penalties as Hugging Face and vLLM define
 them; masks, bans and biases change only the ids they name."""
 
 import numpy as np
@@ -38,7 +38,7 @@ def change(logits: Tensor, changes: LogitAdjustments) -> None:
 def penalties(
     tokens: list[list[int]], counts: list[float], strengths: list[tuple[float, float, float]]
 ) -> LogitAdjustments:
-    """Distinct ids of each row, from row 0 on."""
+    """Random penalties on distinct ids of each row, from row 0 on."""
     ids = [sorted(set(own)) for own in tokens]
     columns = torch.tensor(strengths).T.contiguous()
     sizes = torch.tensor([len(own) for own in ids])
@@ -100,7 +100,7 @@ def test_masks_bar_what_has_no_bit(vocab: int, rows: list[int]) -> None:
 
 
 def random_changes(rows: int, vocab: int) -> LogitAdjustments:
-    """Everything at once, of most rows."""
+    """All kinds of changes at once, on most rows."""
     rng = np.random.default_rng(rows)
     some = np.flatnonzero(rng.random(rows) < 0.7)
     ids = [np.unique(rng.integers(vocab, size=9)) for _ in some]

@@ -29,7 +29,7 @@ def implementation(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPat
 
 
 def wanted() -> ScoredRows:
-    """Of every third row, some with ids of their own."""
+    """Scores wanted of every third row, some with ids of their own."""
     at = torch.arange(1, ROWS, 3)
     pairs = torch.tensor([[0, 0, 3, 5], [7, 4000, 11, 9]])
     nums = torch.arange(len(at)) % 4
@@ -38,7 +38,7 @@ def wanted() -> ScoredRows:
 
 
 def lists(chosen: ChosenTokens) -> tuple[list[int], list[tuple[object, ...]]]:
-    """Ids, and what is meant by the scores: of each wanted row, then of the pairs."""
+    """Ids, and the valid part of the scores: of each wanted row, then of the pairs."""
     assert chosen.scores is not None
     logprobs, ranks, top_ids, tops, others, other_ranks = (one.tolist() for one in chosen.scores)
     nums = wanted().nums.tolist()
@@ -47,7 +47,7 @@ def lists(chosen: ChosenTokens) -> tuple[list[int], list[tuple[object, ...]]]:
 
 
 def apart(logits: Tensor, rows: Rows, changes: LogitAdjustments) -> ChosenTokens:
-    """By the twins, one after the other."""
+    """The same by the reference ops, one after the other."""
     want, raw = wanted(), logits[wanted().at]
     adjust_(logits, changes)
     ids, _ = sampling.sample(logits, rows)

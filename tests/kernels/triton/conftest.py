@@ -6,5 +6,5 @@ import triton
 
 @pytest.fixture(scope="session", autouse=True)
 def interpreted() -> None:
-    """Fail at once, and in words, where kernels would look for a driver."""
+    """Fails at once, with the remedy, where kernels would look for a driver."""
     assert triton.knobs.runtime.interpret, "set TRITON_INTERPRET=1 before anything imports Triton"

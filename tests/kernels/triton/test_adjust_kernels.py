@@ -29,7 +29,7 @@ def pairs_of(rows: int, vocab: int, num: int) -> tuple[Tensor, Tensor]:
 
 
 def penalties_of(rows: int, vocab: int, num: int) -> Penalties:
-    """Of every other row; the first of them has no id."""
+    """Random penalties of every other row; the first of them has no id."""
     generator = torch.Generator().manual_seed(num)
     chosen = torch.arange(0, rows, 2)
     sizes = torch.tensor([0, *[num] * (len(chosen) - 1)])
@@ -43,7 +43,7 @@ def penalties_of(rows: int, vocab: int, num: int) -> Penalties:
 
 
 def changed(logits: Guarded, changes: LogitAdjustments) -> None:
-    """The kernels and the twin make the same of logits, and the kernels nothing else."""
+    """Checks that kernels and reference change logits equally, and that kernels write nothing else."""
     expected = logits.tensor.clone()
     twin.adjust_(expected, changes)
     adjust.adjust_(logits.tensor, changes)

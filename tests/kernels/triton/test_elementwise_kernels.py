@@ -18,7 +18,7 @@ DTYPES = [torch.float32, torch.float16]
 
 
 def numbers(*shape: int, dtype: torch.dtype, scale: float = 3.0) -> Tensor:
-    """Of a view into poison: what lies between the rows is no number."""
+    """A view into poison, so that there is NaN between its rows."""
     torch.manual_seed(sum(shape))
     whole = poisoned((*shape[:-1], shape[-1] + 3), dtype)
     view = whole[..., : shape[-1]]

@@ -16,7 +16,7 @@ DTYPES = [torch.float32, torch.float16]
 
 
 def chosen(tokens: int, num_experts: int, per_token: int) -> Tensor:
-    """Distinct experts of each token, int64 [tokens, per_token]; the last expert is chosen by nobody."""
+    """Distinct experts of each token, int64 [tokens, per_token]; no token chooses the last expert."""
     torch.manual_seed(tokens)
     return torch.rand(tokens, max(1, num_experts - 1)).argsort(dim=1)[:, :per_token]
 

@@ -22,14 +22,14 @@ SHAPES = [(1, 16, 64), (7, 70, 200), (16, 64, 128), (17, 33, 65), (40, 130, 96),
 
 
 def inputs(num: int, width: int, dtype: torch.dtype) -> Tensor:
-    """Rows of a view into poison."""
+    """Random rows of a view into poison."""
     torch.manual_seed(num + width)
     view = poisoned((num, width + 16), dtype)[:, :width]
     return view.copy_(torch.randn(num, width))
 
 
 def weights8(outputs: int, width: int, kind: torch.dtype) -> Int8Weight:
-    """Among them the largest numbers, a row of zeros and a scale that is barely one."""
+    """Random 8-bit weights, among them the largest numbers, a row of zeros and a nearly denormal scale."""
     packed = twin.quantise_rows(torch.randn(outputs, width + 16), kind)
     packed.weight[0] = 0
     packed.scales[1] = 1e-38
@@ -37,7 +37,7 @@ def weights8(outputs: int, width: int, kind: torch.dtype) -> Int8Weight:
 
 
 def weights4(outputs: int, width: int, group: int) -> tuple[Int4Weight, Tensor]:
-    """And what they are, float64 [N, K]."""
+    """Random 4-bit weights, and the numbers they represent, float64 [N, K]."""
     num = -(-width // group)
     values, zeros = torch.randint(0, 16, (outputs, width)), torch.randint(0, 17, (num, outputs))
     scales = torch.rand(num, outputs).half()
@@ -210,7 +210,7 @@ Apply = Callable[[Tensor], Tensor]
 
 
 def fixed_linears(outputs: int, width: int) -> dict[str, Apply]:
-    """Of each kind, over weights that are multiplied in several parts."""
+    """Linear layers of each kind, over weights that are multiplied in several parts."""
     eight, four = weights8(outputs, width, torch.int8), weights4(outputs, width, 64)[0]
     float8, weight = weights8(outputs, width, torch.float8_e4m3fn), torch.randn(outputs, width).half()
     return {
@@ -224,7 +224,7 @@ def fixed_linears(outputs: int, width: int) -> dict[str, Apply]:
 
 @pytest.mark.parametrize("name", ["w8a16", "w8a8", "fp8", "w4a16", "16 bits"])
 def test_the_bits_of_a_row_depend_on_that_row_alone(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Alone, in twos and among more than a tile of others, where otherwise the schedule would be another."""
+    """Alone, in twos and among more rows than a tile has, where the schedule would otherwise differ."""
     monkeypatch.setattr(np, "matmul", in_one_order)  # which the interpreter takes for products
     apply, x = fixed_linears(33, 1100)[name], inputs(70, 1100, torch.float16)
     assert gemm.schedule_of(1, 33, 1100, is_fixed=False) != gemm.schedule_of(70, 33, 1100, is_fixed=False)

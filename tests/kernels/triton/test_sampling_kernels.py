@@ -25,7 +25,7 @@ SEEDS = [0, 1, -1, 2**63 - 1, -(2**63), 0x1234567890ABCDEF]
 
 
 def check_equal(logits: Tensor, rows: Rows) -> Tensor:
-    """Tokens of the kernels; ids that lie beyond a row of `logits` are better than all in it, and never seen."""
+    """Checks the kernels' tokens; ids beyond a row of `logits` have larger values and must never be seen."""
     wide = torch.full((len(logits), logits.shape[1] + 5), 1e9)
     given = wide[:, : logits.shape[1]].copy_(logits)
     expected, bad = twin.sample(logits, rows)
@@ -38,7 +38,7 @@ def check_equal(logits: Tensor, rows: Rows) -> Tensor:
 
 
 def every_kind() -> Rows:
-    """One row of each of the parameters that the twin is tested with, greedy too."""
+    """One row of each of the reference's test parameters, greedy too."""
     kinds: list[Params] = [*ALL, (0.0, 5, 0.5, 0.1, 0.5)]
     one = [rows_of(1, *params, seed=13 * at) for at, params in enumerate(kinds)]
     return Rows(*(torch.cat(columns) for columns in zip(*one, strict=True)))

@@ -71,7 +71,7 @@ def test_a_trail_is_bounded_and_keeps_what_tells_phases_apart() -> None:
 
 
 class Rig:
-    """A stage with a clock of its own: a step takes a second."""
+    """A stage with a clock of its own, by which a step takes a second."""
 
     def __init__(self, num_blocks: int = 40, budget: int = 40) -> None:
         self.now = 0.0

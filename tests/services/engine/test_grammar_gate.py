@@ -39,7 +39,7 @@ class Stage:
 
 
 class SlowGrammars(Grammars):
-    """Grammars that compile when they are told to."""
+    """Grammars that compile when the test says so."""
 
     def __init__(self) -> None:
         super().__init__(None)
@@ -67,7 +67,7 @@ class Rig:
         self.gate = GrammarGate(self.stage, self.grammars, pool, self.woken.release, self.sent.append)  # type: ignore[arg-type] # as far as it is used
 
     def compile(self, num: int = 1) -> None:
-        """Let the grammars compile, and a turn come after each of `num`."""
+        """Lets `num` grammars compile, with a turn of the loop after each."""
         self.grammars.go.set()
         for _ in range(num):
             assert self.woken.acquire(timeout=10)

@@ -58,7 +58,7 @@ def frame(seq: int, epoch: int = 5, sender: str = "x", messages: Sequence[Messag
 
 
 async def drained(inbox: Inbox, num_frames: int) -> list[Message]:
-    """What comes until `num_frames` frames have been seen."""
+    """The messages that arrive until `num_frames` frames have been received."""
     messages: list[Message] = []
     async with asyncio.timeout(10):
         while inbox.counts["frames"] < num_frames:
@@ -68,7 +68,7 @@ async def drained(inbox: Inbox, num_frames: int) -> list[Message]:
 
 
 async def sent(outbox: Outbox, messages: list[Message]) -> list[Envelope]:
-    """Queue and flush until nothing waits; whose messages were refused."""
+    """Queues and flushes until the backlog is empty; returns the envelopes of refused messages."""
     refused: list[Envelope] = []
     for message in messages:
         if outbox.put(message) is not None and not isinstance(message, OfNoRequest):

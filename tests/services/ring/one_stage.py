@@ -21,7 +21,7 @@ async def passed_on(
     directory: Path,
     is_done: Callable[[list[Message]], bool],
 ) -> list[Message]:
-    """What a stage sends on to the next until `is_done`, and what comes before a probe that is sent then."""
+    """The messages that a stage emits until `is_done`, and those before a probe that is sent then."""
     context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
     before, behind = f"ipc://{directory}/in", f"ipc://{directory}/out"
     sink = Inbox(context, behind, LIMIT)

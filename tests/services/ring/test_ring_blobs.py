@@ -60,7 +60,7 @@ async def test_a_lost_blob_ends_its_request(net: Net, tmp_path: Path, damage: st
 
 
 class Between:
-    """An inbox that passes large answers on, with one before it and one behind it."""
+    """An inbox that forwards large answers, between an outbox before it and an inbox after it."""
 
     def __init__(self, net: Net, place: Path, role: Role = Role.DETOKENIZER) -> None:
         self.inbox, self.last = net.inbox(f"ipc://{place}/in", role), net.inbox(f"ipc://{place}/last")
@@ -68,13 +68,13 @@ class Between:
         self.num_frames = 0
 
     async def came(self, message: Message) -> Message:
-        """What there is for the stage of a message that was sent to it."""
+        """Sends a message and returns what the stage receives."""
         await sent(self.first, [message])
         (found,) = await drained(self.inbox, self.first.counts["frames"])
         return found
 
     async def arrived(self, message: Message) -> list[Message]:
-        """What comes to the last one of what is sent on."""
+        """Forwards a message and returns what the last inbox receives."""
         assert await sent(self.outbox, [message]) == []
         return await drained(self.last, self.outbox.counts["frames"])
 

@@ -25,7 +25,7 @@ def context() -> Iterator["zmq.Context[zmq.Socket[bytes]]"]:
 
 
 def refusal(socket: "zmq.Socket[bytes]") -> int:
-    """Wait for the end of the handshake of a socket that has begun to connect."""
+    """Waits for the end of the handshake of a socket that has begun to connect."""
     monitor = socket.get_monitor_socket(zmq.EVENT_HANDSHAKE_FAILED_AUTH | zmq.EVENT_HANDSHAKE_SUCCEEDED)
     assert monitor.poll(10_000), "no handshake"
     event = int(recv_monitor_message(monitor)["event"])

@@ -25,7 +25,7 @@ from tests.services.ring.net import ENVELOPE, LIMIT, Net, drained
 
 
 class Echo:
-    """A stage that passes everything on, and breaks on results."""
+    """A stage that forwards everything, and raises on results."""
 
     def __init__(self, ring: RingLoop) -> None:
         self.progress = 3
@@ -43,7 +43,7 @@ class Echo:
         return False
 
     def reap(self) -> None:
-        """Nothing."""
+        """Does nothing."""
 
 
 async def test_a_ring_of_four_loops(tmp_path: Path) -> None:
@@ -79,7 +79,7 @@ async def test_a_ring_of_four_loops(tmp_path: Path) -> None:
 
 
 class Busy(Echo):
-    """A stage whose first turn lasts until a probe that came meanwhile has been answered."""
+    """A stage whose first turn lasts until a probe that arrives meanwhile has been answered."""
 
     def __init__(self, ring: RingLoop, sender: Outbox, answers: Inbox) -> None:
         super().__init__(ring)
@@ -99,11 +99,11 @@ class Busy(Echo):
         return False
 
     def reap(self) -> None:
-        """Nothing."""
+        """Does nothing."""
 
 
 async def test_probes_are_answered_while_a_stage_computes(net: Net, tmp_path: Path) -> None:
-    """What else comes is neither handled in the middle of the turn nor lost, nor does its order change."""
+    """Other messages are neither handled during the turn nor lost, and keep their order."""
     address = f"ipc://{tmp_path}/e"
     ring = RingLoop(Role.ENGINE, "e", address, {"d": f"ipc://{tmp_path}/d"}, LIMIT)
     sender = net.outbox(address)
@@ -141,7 +141,7 @@ async def test_work_for_another_model_revision_fails(net: Net, tmp_path: Path) -
 
 
 async def test_a_cancel_leaves_at_once(net: Net, tmp_path: Path) -> None:
-    """Not at the end of the loop's next turn: until then others may do much."""
+    """It does not wait for the end of the loop's next turn, which may be long."""
     ring = RingLoop(Role.ENGINE, "e", f"ipc://{tmp_path}/e", {"d": f"ipc://{tmp_path}/d"}, LIMIT)
     answers = net.inbox(f"ipc://{tmp_path}/d")
     ring.start(Echo(ring))

@@ -70,7 +70,7 @@ while True: signal.pause()
 def supervise(
     directory: Path, restarts: Restarts, on_loss: str = "", at_ready: Sequence[signal.Signals] = (), **plans: str
 ) -> tuple[int, list[str]]:
-    """Exit status and lines for people. `at_ready` are signals that come all at once when the service is ready."""
+    """Exit status and the operator's messages. `at_ready` are signals that arrive at once when the service is ready."""
     directory.chmod(0o700)
     said: list[str] = []
     inner = ",".join(role for role in plans if role != "gateway")

@@ -60,7 +60,7 @@ signal.pause()
 def supervise(
     script: str, directory: Path, max_restarts: int | Restarts = 8, **environment: str
 ) -> tuple[int, list[str], list[str]]:
-    """Exit status, addresses said to be ready, lines for people."""
+    """Exit status, announced addresses, and the operator's messages."""
     restarts = max_restarts if isinstance(max_restarts, Restarts) else Restarts(max_restarts)
     directory.chmod(0o700)
     ready: list[str] = []

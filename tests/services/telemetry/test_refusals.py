@@ -35,7 +35,7 @@ class Watch:
         self.observer = GatewayObserver(self.tracer, self.metrics, self.keep)
 
     def keep(self, envelope: Envelope) -> None:
-        """Nothing is held here."""
+        """Does nothing: no spans are kept here."""
 
     def refusals(self) -> dict[str, float]:
         samples = [one for one in self.metrics.samples() if one.metric is catalogue.REFUSALS]

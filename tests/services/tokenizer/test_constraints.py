@@ -1,4 +1,4 @@
-r"""Constraints in every form become grammars; wrong ones are refused by field and position, slow ones at a time limit,
+"""Constraints in every form become grammars; wrong ones are refused by field and position, slow ones at a time limit,
 and the next one is served."""
 
 import json
@@ -237,7 +237,7 @@ def test_reasoning_may_come_before(
 
 
 def test_marks_may_be_special_tokens(constraints: Constraints, tokenizer: LLTokenizer) -> None:
-    """No text can be one."""
+    """No text can be a special token."""
     grammar = constraints.compile(
         GrammarJob(Constraint(REGEX, "7"), reasoning=Reasoning(True, "<[0]>", "<[2]>")),
     )

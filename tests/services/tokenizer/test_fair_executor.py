@@ -20,7 +20,7 @@ class Rig:
         return self.request.submit(tenant, size, lambda: self.done.append(name))
 
     def run(self, num: int = 100) -> list[str]:
-        """What is done by so many calls of the executor."""
+        """Runs that many jobs of the executor."""
         self.done.clear()
         for call in self.pool.waiting[:num]:
             call()

@@ -22,7 +22,7 @@ TEXT = "hello world, the quick brown fox"
 
 
 class Now(Executor):
-    """Does what it is given at once."""
+    """An executor that runs each job at once."""
 
     def submit(self, fn: Callable[..., Any], /, *args: Any, **kwargs: Any) -> "Future[Any]":  # noqa: ANN401 # as Executor has it
         future: Future[Any] = Future()
@@ -90,7 +90,7 @@ def test_a_cancel_of_one_output_leaves_the_encoding(encoder: TextEncoder) -> Non
 
 
 class Later(Executor):
-    """Does what it is given when it is told to."""
+    """An executor that runs its jobs when the test says so."""
 
     def __init__(self) -> None:
         self.waiting: list[Callable[[], None]] = []

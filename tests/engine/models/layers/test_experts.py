@@ -25,7 +25,7 @@ FORMATS = ["float32", "bfloat16", "int8", "int4"]
 
 @pytest.fixture(params=[*builds.KNOWN, "torch"])
 def kernels(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
-    """With our own kernels, of each instruction set that this machine has, and without."""
+    """Runs a test with our kernels of each instruction set of this machine, and without."""
     name: str = request.param
     module = builds.load(name) if name in builds.runnable() else None
     if module is None and name != "torch":
@@ -36,7 +36,7 @@ def kernels(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> 
 
 
 def weights(seed: int = 5) -> list[tuple[Tensor, Tensor]]:
-    """Of each expert: gate and up, and down."""
+    """The random weights of each expert: gate and up, and down."""
     torch.manual_seed(seed)
     return [(torch.randn(2 * INNER, HIDDEN) / 7, torch.randn(HIDDEN, INNER) / 6) for _ in range(NUM)]
 
@@ -68,7 +68,7 @@ def test_the_likeliest_are_chosen_and_shares_follow_the_softmax(renormalises: bo
 
 @pytest.mark.parametrize("num", [6, 60, 300])
 def test_of_experts_that_are_alike_the_first_are_chosen(num: int) -> None:
-    """However many there are, and of some that are all alike in any row."""
+    """For any number of experts, and for rows in which some experts are equal."""
     logits = torch.zeros(3, num)
     logits[1, num // 2 :], logits[2, 1::2] = 1.0, -1.0
     experts, _ = ops.route(logits, 3, renormalises=True)
@@ -85,7 +85,7 @@ def test_a_broken_row_chooses_somebody_and_harms_nobody() -> None:
 @pytest.mark.parametrize("form", FORMATS)
 @pytest.mark.parametrize("num", [1, 2, 6])
 def test_no_bit_depends_on_company(form: str, num: int, kernels: str) -> None:
-    """On who chose the same expert, on how many tokens there are, in which order, and on threads."""
+    """The bits do not depend on other tokens of the same expert, the number and order of tokens, or threads."""
     mlp, h = make(form, num=num), tokens()
     with threads_of(2):
         whole = mlp.add_to(h.clone(), EPS)
@@ -104,7 +104,7 @@ def test_experts_apart_compute_what_the_twin_does(norm: Tensor | None, kernels: 
 
 
 def wanted(router: Router, norm: Tensor | None, h: Tensor) -> Tensor:
-    """By the definition: each token's experts one after the other."""
+    """The result by definition: each token's experts one after the other."""
     x = ops.rms_norm(h, norm, EPS)
     experts, shares = router.choose(ops.linear(torch.cat([x, x[:4]]), router.linear)[: len(x)])
     found = h.clone()
@@ -121,7 +121,7 @@ def wanted(router: Router, norm: Tensor | None, h: Tensor) -> Tensor:
 def test_stacked_experts_compute_the_same(
     form: type[GpuLinear], is_twin: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Through the twins, and through the Triton kernels, interpreted."""
+    """By the reference implementations, and by the interpreted Triton kernels."""
     monkeypatch.setattr(gpu, "takes", lambda _: True)
     if is_twin:
         monkeypatch.setattr(gpu, "family", twin_family)
@@ -134,7 +134,7 @@ def test_stacked_experts_compute_the_same(
 @pytest.mark.parametrize("form", [GpuLinear, Int8OnGpu])
 @pytest.mark.parametrize("is_twin", [True, False])
 def test_biases_and_another_gate(form: type[GpuLinear], is_twin: bool, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Stacked, as one by one."""
+    """Stacked experts give the result of single ones."""
 
     def each(pack: Callable[..., PackedLinear]) -> list[DenseMlp]:
         torch.manual_seed(8)
@@ -163,7 +163,7 @@ def stacked(form: type[GpuLinear]) -> Mlp:
 
 
 class NobodyLooks(TorchDispatchMode):
-    """Fails at whatever would make the host wait for a number of the device."""
+    """A mode that fails at any op which makes the host wait for a value of the device."""
 
     def __init__(self) -> None:
         super().__init__()  # type: ignore[no-untyped-call] # has no types
@@ -175,7 +175,7 @@ class NobodyLooks(TorchDispatchMode):
 
 
 def test_no_choice_is_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
-    """So that a step can be recorded: neither in torch's operators nor in what surrounds our kernels."""
+    """No op waits, so that a step can be recorded: neither in torch's operators nor around our kernels."""
     monkeypatch.setattr(gpu, "takes", lambda _: True)
     mlp, h = stacked(GpuLinear), tokens(1)
     with NobodyLooks():

@@ -33,7 +33,7 @@ def test_else_the_c_library_is(tmp_path: Path, library: str) -> None:
 
 
 def own_mib() -> float:
-    """Resident memory of this process alone."""
+    """Private resident memory of this process."""
     line = next(line for line in Path("/proc/self/status").read_text().splitlines() if line.startswith("RssAnon"))
     return int(line.split()[1]) / 1024
 

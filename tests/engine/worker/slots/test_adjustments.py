@@ -39,7 +39,7 @@ def entries(found: PenaltyRows | None, at: int) -> dict[int, float]:
 
 
 def test_histories_move_and_stay_what_they_are() -> None:
-    """Slots come, grow at different rates, and go: some beyond their place, some beyond all places."""
+    """Slots are taken, grow at different rates, and are freed: some beyond their row, some beyond all rows."""
     rng, slots, counts = random.Random(2), SlotAdjustments(5000), dict[int, dict[int, float]]()
     ends: dict[int, int] = {}
     for step in range(1500):

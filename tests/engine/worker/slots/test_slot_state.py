@@ -28,7 +28,7 @@ PARAMS = {
 
 
 def place(params: dict[int, SamplingParams]) -> tuple[SlotRows, DeviceState]:
-    """Both paths, when these have their slots."""
+    """Places requests in these slots on both paths."""
     host = SlotRows(NUM, LENGTH // BLOCK, VOCAB, SlotMatchers(Grammars(None), VOCAB, ()))
     device = DeviceState(HostDevice(), CPU, Slots(NUM, LENGTH, BLOCK))
     for slot, asked in params.items():
@@ -40,7 +40,7 @@ def place(params: dict[int, SamplingParams]) -> tuple[SlotRows, DeviceState]:
 
 
 def both(host: SlotRows, device: DeviceState, slots: list[int]) -> tuple[Rows, Rows]:
-    """What rows of these slots are sampled by."""
+    """The sampling parameters of these slots' rows on both paths."""
     positions = list(range(7, 7 + len(slots)))
     sampled = host.sampling_rows(slots, positions)
     fixed = FixedRows(sampled.param_rows, VOCAB, CPU).rows(sampled.position)

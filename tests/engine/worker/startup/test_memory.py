@@ -45,7 +45,7 @@ def test_no_room_names_the_option(available: int, peak: int, recorded: int) -> N
 
 
 class Pooled(HostDevice):
-    """Its graphs share one pool, which is as large as the largest of them; each takes a little beside it."""
+    """A device whose graphs share one pool, as large as the largest of them; each adds a little of its own."""
 
     POOL, EACH = 1000, 7
 
@@ -62,7 +62,7 @@ class Pooled(HostDevice):
 
 
 def watch(device: Pooled, monkeypatch: pytest.MonkeyPatch) -> list[GraphKey]:
-    """Tell the device what is recorded; the keys in their order."""
+    """Reports to the device what is recorded; returns the keys in order."""
     keys: list[GraphKey] = []
     record = UniformSteps.record
 
@@ -89,7 +89,7 @@ def model(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Model:
 def test_recorded_steps_take_what_was_said_before_there_was_a_cache(
     model: Model, drafts: InFlightDrafts, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """All of them: those that are recorded when there is no work, too. Few are recorded to find that out."""
+    """This includes steps that are recorded while idle. Few are recorded for the estimate."""
     slots = Slots(20, 64, 8)
     device = Pooled()
     keys = watch(device, monkeypatch)
@@ -163,7 +163,7 @@ def test_weights_or_a_cache_that_do_not_fit_name_their_option(
     ],
 )
 def test_steps_that_do_not_fit_name_their_option(where: str, said: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """As on a GPU, of which nothing else is asked."""
+    """The device answers as a GPU does, and only this question."""
     for name in ("CudaDevice", "recorded_bytes", "cuda_room", "overlap"):
         monkeypatch.setattr(build, name, full if name == where else lambda *_: 1)
     on_gpu: Any = types.SimpleNamespace(device=torch.device("cuda"))

@@ -16,7 +16,7 @@ from tests.services.gateway.fake_ring import FakeRing, running, settings, stream
 
 
 async def ask(port: int, authority: bytes, client: Pair | None = None) -> str:
-    """The gateway's id over a fresh TLS connection."""
+    """The gateway's id, requested over a fresh TLS connection."""
     pair = (client.key, client.certificate) if client else (None, None)
     credentials = grpc.ssl_channel_credentials(authority, *pair)
     options = (("grpc.use_local_subchannel_pool", 1),)

@@ -19,7 +19,7 @@ PING = {"ping": inference_pb2.Ping(nonce=7)}
 
 
 async def assert_alive(talk: Talker) -> None:
-    """Whatever was wrong with a generation, the stream goes on."""
+    """Checks that the stream goes on after a failed generation."""
     await talk.send(0, **PING)
     assert (await talk.read()).pong.nonce == 7
 

@@ -38,7 +38,7 @@ async def test_who_has_spent_its_credit_is_told_once_and_goes_on_with_a_grant() 
 
 
 async def test_credit_that_brought_nothing_goes_back_to_the_engine() -> None:
-    """Tokens behind a stop string spend credit that the client never hears of."""
+    """Tokens after a stop string spend credit and never reach the client."""
     async with running() as rig:
         talk = Talker(rig)
         submit = await talk.open(1, credit_window=4, sampling={"n": 2})

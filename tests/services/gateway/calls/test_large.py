@@ -10,7 +10,7 @@ from sluice_server.services.gateway.calls.large import MAX_REST_S, LargeRequestQ
 
 
 class Clock:
-    """Tells what it is told."""
+    """A clock that the test sets."""
 
     def __init__(self) -> None:
         self.now_s = 0.0
@@ -20,7 +20,7 @@ class Clock:
 
 
 async def turns(loops: int) -> None:
-    """So many of the loop's."""
+    """Waits for that many turns of the loop."""
     for _ in range(loops):
         await asyncio.sleep(0)
 

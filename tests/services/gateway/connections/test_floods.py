@@ -23,7 +23,7 @@ CANCEL = struct.pack(">I", 8)
 
 
 class Door:
-    """Connections as they are told: both what core and what the system knows of them."""
+    """The connections as reported by grpc's core and by the system."""
 
     def __init__(self) -> None:
         self.all: list[ConnectionCalls] = []
@@ -60,7 +60,7 @@ class Door:
 
 
 class Clock:
-    """Time that passes as it is asked for."""
+    """A clock that advances whenever it is read."""
 
     def __init__(self) -> None:
         self.now_s = 0.0

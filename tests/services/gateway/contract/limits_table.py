@@ -35,14 +35,14 @@ USER, ASSISTANT, TOOL = types_pb2.ROLE_USER, types_pb2.ROLE_ASSISTANT, types_pb2
 
 @dataclasses.dataclass(frozen=True)
 class Edge:
-    """Messages that are accepted and messages that are refused, for one field."""
+    """Accepted and refused messages for one field."""
 
     good: Sequence[Fields]
     bad: Sequence[Fields] = ()
 
 
 def field(group: str, name: str, good: Sequence[object], bad: Sequence[object] = (), **rest: object) -> Edge:
-    """Of a field in a group of the spec; `rest` goes with it."""
+    """The edge of a field in a group of the spec; `rest` are other fields that it needs."""
 
     def fields(value: object) -> Fields:
         return {"text": "hello", group: {name: value, **rest}}
@@ -51,7 +51,7 @@ def field(group: str, name: str, good: Sequence[object], bad: Sequence[object] =
 
 
 def constrained(form: str, good: Sequence[object], bad: Sequence[object]) -> Edge:
-    """Of a form of constraint."""
+    """The edge of a form of constraint."""
     return field("constraint", form, good, bad)
 
 
@@ -76,12 +76,12 @@ def tool(**fields: Any) -> Fields:  # noqa: ANN401 # any field of a tool
 
 
 def json_of(size: int) -> str:
-    """A JSON object of so many bytes."""
+    """A JSON object of that many bytes."""
     return '{"a":"' + "x" * (size - 8) + '"}'
 
 
 def duration(group: str, name: str, high_s: int, **rest: object) -> Edge:
-    """A time above 0, of `high_s` at most."""
+    """The edge of a time above 0, of at most `high_s`."""
     return field(
         group,
         name,
@@ -305,7 +305,7 @@ MAX_CREDIT = 1 << 20
 
 
 def frame(kind: str, name: str, good: Sequence[object], bad: Sequence[object] = ()) -> Edge:
-    """Of a field in a frame of Converse."""
+    """The edge of a field in a frame of Converse."""
     return Edge([{kind: {name: value}} for value in good], [{kind: {name: value}} for value in bad])
 
 

@@ -84,7 +84,7 @@ async def test_a_stop_string_of_the_last_output_cancels_all() -> None:
 
 
 async def test_a_stop_string_of_an_attempt_that_was_given_up_ends_nothing() -> None:
-    """What comes behind a gap is found again by the attempt that replaces it, which must not be cancelled for it."""
+    """Text after a gap is found again by the attempt that replaces it, which must not be cancelled."""
     async with running() as rig:
         call = rig.stub.StreamGenerate(stream_request())
         submit = await rig.ring.next_submit()

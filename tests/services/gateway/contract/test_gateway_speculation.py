@@ -57,7 +57,7 @@ def test_it_is_a_feature_where_somebody_drafts() -> None:
 
 
 def drafted(submit: Submit) -> list[Text]:
-    """Three tokens, of which the second and the third came of drafts."""
+    """Three tokens, of which the second and third were drafts."""
     texts = generation(submit, ["a", "b", "c"])
     return [msgspec.structs.replace(text, drafts=((3 * i, i),) if i else ()) for i, text in enumerate(texts)]
 

@@ -30,7 +30,7 @@ DETACH = types_pb2.SchedulingOptions(on_disconnect=types_pb2.DISCONNECT_ACTION_D
 
 
 class ServiceBench:
-    """A service, and what it sends round the ring."""
+    """A generation service, and the messages it sends to the ring."""
 
     def __init__(self) -> None:
         self.emitted: list[Message] = []
@@ -42,16 +42,16 @@ class ServiceBench:
 
     @property
     def submit(self) -> Submit:
-        """The last."""
+        """The last submitted request."""
         return [one for one in self.emitted if isinstance(one, Submit)][-1]
 
     def play(self, *words: str) -> None:
-        """A whole generation comes."""
+        """Delivers a whole generation."""
         for text in generation(self.submit, list(words)):
             self.manager.handle(text)
 
     def begin(self) -> None:
-        """Its first token comes."""
+        """Delivers the first token of a generation."""
         self.manager.handle(text_of(self.submit, 0, "a", first=True))
 
 

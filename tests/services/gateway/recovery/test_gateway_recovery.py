@@ -24,7 +24,7 @@ def opened(name: str, what: TranslatedRequest | None = None, time_left_s: float 
 
 
 def bring(request: OpenRequest, *ids: int, output: int = 0, finish: FinishReason | None = None) -> None:
-    """Tokens of one output come."""
+    """Delivers tokens of one output."""
     records = tuple(TokenRecord(one, b"x") for one in ids)
     first = request.outputs[output].num_tokens
     assert request.handle(Text(request.envelope, first, records, "x" * len(ids), output, finish=finish), 0.0) == ""
@@ -35,7 +35,7 @@ def recovery(timeout_s: float = 10.0) -> Recovery:
 
 
 def lose(found: Recovery, requests: list[OpenRequest], ids: frozenset[str] = ALL) -> OpenRequest | None:
-    """A process dies and comes back."""
+    """Replaces a process of the ring by a new one."""
     found.lost(0.0)
     blamed = found.replaced(ids, requests)
     found.restored()
