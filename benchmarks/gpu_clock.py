@@ -21,7 +21,7 @@ FLUSHED = 256 << 20  # bytes: more than any L2
 class Peaks:
     """Attributes:
     bandwidth: bytes a second.
-    products: dense FLOP/s on tensor cores by bytes of a number, 2 and 1; 0 where nobody has written it down here.
+    products: dense FLOP/s on tensor cores by bytes of a number, 2 and 1; 0 where it is not stated here.
     """
 
     bandwidth: float

@@ -74,7 +74,7 @@ def _linear(ours: Callable[[], Tensor], x: Tensor, meant: Tensor, weights: int) 
 
 
 def mlp(at: Place, tokens: int, num_experts: int, sizes: Sizes) -> Work:
-    """A layer of experts; of those weights are counted that anybody chose."""
+    """A layer of experts; the weights of chosen experts are counted."""
     x, hidden, inner = at.randn(tokens, sizes.hidden), sizes.hidden, sizes.inner
     gate_up = at.randn(num_experts, 2 * inner, hidden) * hidden**-0.5
     down = at.randn(num_experts, hidden, inner) * inner**-0.5

@@ -51,7 +51,7 @@ class Results:
                 continue
             try:
                 self.rows[key] = call()
-            except Exception as error:  # of one kernel: the others are measured, and whoever runs this is told
+            except Exception as error:  # of one kernel: the others are measured, and the error is reported
                 self.errors[key] = f"{type(error).__name__}: {error}"
             took = time.monotonic() - begun
             print(f"[{at}/{len(todo)}] {key}: {self._said(key)} ({took:.1f} s)", flush=True)

@@ -9,7 +9,7 @@ import grpc
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 POLL_S = 0.02
-ANSWERS_WITHIN_S = 2.0  # a gateway that takes longer serves nobody
+ANSWERS_WITHIN_S = 2.0  # a gateway that takes longer is of no use
 
 
 class Watch(threading.Thread):
@@ -24,7 +24,7 @@ class Watch(threading.Thread):
         with grpc.insecure_channel(self._address) as channel:
             stub = health_pb2_grpc.HealthStub(channel)
             while True:
-                serving = False  # also while nobody answers
+                serving = False  # also while there is no answer
                 with contextlib.suppress(grpc.RpcError):
                     answer = stub.Check(health_pb2.HealthCheckRequest(), timeout=ANSWERS_WITHIN_S)
                     serving = answer.status == health_pb2.HealthCheckResponse.SERVING

@@ -53,7 +53,7 @@ PARAMETERS: tuple[dict[str, Any], ...] = (
     {"temperature": 0.8, "bad_token_ids": (1, 2, 3), "bad_words": ((5, 6), (7, 8, 9))},
     {"temperature": 0.8, "allowed_token_ids": tuple(range(300, 4000))},
 )
-SCHEMA = {  # long enough that nobody comes to its end
+SCHEMA = {  # long enough that no output reaches its end
     "type": "array",
     "minItems": 500,
     "items": {

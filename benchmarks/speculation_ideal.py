@@ -18,7 +18,7 @@ class Costs:
     Attributes:
         step_s: of a step that verifies so many drafts a row, without making them.
         draft_s: of making so many for all rows.
-        reading_s: of all prompts together by whoever drafts.
+        reading_s: of all prompts together by the proposer.
     """
 
     step_s: Mapping[int, float]

@@ -45,7 +45,7 @@ class Prompt:
 
 @dataclass(frozen=True)
 class Load:
-    """Prompts of which `concurrency` are decoded at any time: whoever ends is followed by the next. Two thirds are
+    """Prompts of which `concurrency` are decoded at any time: the next follows one that ends. Two thirds are
     sampled at temperature 0.7, the rest greedily, unless `temperature` says otherwise."""
 
     prompts: Sequence[Prompt]

@@ -30,7 +30,7 @@ from sluice_server.kernels.cpu import builds
 from sluice_server.kernels.formats import weight_formats as kinds
 from sluice_server.kernels.layout.ragged import AttentionOptions, Ragged
 from tests.engine.worker import host_device
-from tests.engine.worker.host_device import HostDevice, twin_family
+from tests.engine.worker.host_device import HostDevice, reference_family
 from tests.oracle.checkpoints import Shape, make_checkpoint
 
 CPU, CUDA = torch.device("cpu"), torch.device("cuda")
@@ -84,7 +84,7 @@ class Seen:
 
     def family(self, name: str) -> object:
         """See `kernels.gpu.family`."""
-        return self if name in ("attention", "linear16") else twin_family(name)
+        return self if name in ("attention", "linear16") else reference_family(name)
 
     def paged_attention(
         self, q: Tensor, cache: Tensor, batch: Ragged, options: AttentionOptions, scales: Tensor | None = None

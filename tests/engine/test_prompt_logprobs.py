@@ -73,7 +73,7 @@ def test_they_are_the_models_own(directory: Path, config: EngineConfig, n: int, 
             assert abs(found.rank - 1 - int((place > place[token]).sum())) <= 1  # near ties
 
 
-def test_nobody_else_is_told_and_others_use_what_was_computed(directory: Path) -> None:
+def test_only_the_requests_that_ask_get_them_and_others_reuse_the_blocks(directory: Path) -> None:
     engine = make_engine(directory, CHUNKED)
     ids = tuple(range(1, 40))
     cached = []

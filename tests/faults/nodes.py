@@ -191,7 +191,7 @@ class Node:
                 self.emit(Probe(message.origin, message.nonce, message.route, (*message.visits, visit), message.epoch))
             else:
                 self.stage.handle(message)
-        if self.role is Role.DETOKENIZER:  # whoever else turns has an event of its own
+        if self.role is Role.DETOKENIZER:  # the turns of other roles are events of their own
             self.stage.turn()
         self.flush()
 

@@ -221,7 +221,7 @@ class World:
         self.num_ended += 1
         self.num_replayed += bool(request.envelope.attempt)
         for ids, expected in zip(client.ids, client.expected, strict=True):
-            assert ids == expected.ids[: len(ids)], "somebody else's token"
+            assert ids == expected.ids[: len(ids)], "another request's token"
         self.trace.update(f"{request.envelope.request_id} {request.state.name} {client.ids}\n".encode())
         if request.state is RequestStatus.FAILED:
             assert isinstance(request.outcome, ServiceError)

@@ -27,7 +27,7 @@ def undisturbed(roles: Roles) -> list[Received]:
 
 
 @pytest.mark.parametrize("role", ["tokenizer", "engine", "detokenizer"])
-def test_streams_survive_a_process_that_somebody_replaces(roles: Roles, undisturbed: list[Received], role: str) -> None:
+def test_streams_survive_a_process_that_is_replaced(roles: Roles, undisturbed: list[Received], role: str) -> None:
     answers = stream_all(roles.service.address, SPECS, at_phase("decode", 1, lambda: roles.replace(role)))
     assert [one.answer for one in answers] == [one.answer for one in undisturbed]
     wait_until(roles.is_serving, 60, "the service did not recover")

@@ -84,7 +84,7 @@ def test_deadlines_that_pass_at_once_leave_nothing(service: Service, num: int) -
 
 
 def garbage(rng: random.Random, num: int) -> Iterator[bytes]:
-    """Random bytes, frames with bytes changed, well-formed frames about nobody, frames of the wrong kind for a role,
+    """Random bytes, frames with changed bytes, frames of unknown requests, frames of the wrong kind for a role,
     and one that is too large."""
     envelope = Envelope("0" * 32, "gateway-9")
     messages: list[Message] = [Cancel(envelope), Tokens(envelope, 0, (1, 2)), Probe("x", 1, ("y",))]
@@ -101,7 +101,7 @@ def garbage(rng: random.Random, num: int) -> Iterator[bytes]:
                     changed[rng.randrange(len(changed))] = rng.randrange(256)
                 yield bytes(changed)
             case 2:
-                yield FrameWriter(f"nobody-{at}", 1).frame(at, encoded)
+                yield FrameWriter(f"unknown-{at}", 1).frame(at, encoded)
 
 
 @pytest.mark.parametrize("num", [2000, pytest.param(10_000, marks=pytest.mark.long)])
@@ -145,7 +145,7 @@ def test_a_gateway_without_file_descriptors_recovers(service: Service) -> None:
         assert generate(stub, spec("import os", 8)).completion_tokens == 8
 
 
-def test_a_collector_that_is_deaf_holds_up_nobody() -> None:
+def test_a_collector_that_does_not_answer_delays_no_request() -> None:
     """A collector that accepts connections and answers nothing delays no request (F13)."""
     with socket.create_server(("127.0.0.1", 0)) as deaf:
         accepted: list[socket.socket] = []

@@ -140,7 +140,7 @@ def decode(start: int, token: int) -> StepPlan:
     return StepPlan(9, [0], [1], [start], [token], [True], [], [])
 
 
-def test_nobody_waits_in_steady_decode(engine: Engine) -> None:
+def test_the_host_does_not_wait_in_steady_decode(engine: Engine) -> None:
     """Recorded steps are launched one after the other without any synchronisation."""
     params = SamplingParams(max_tokens=24, temperature=1.0, seed=1, ignore_eos=True)
     engine.add(EngineRequest("a", prompt_of(3), params))

@@ -63,7 +63,7 @@ def kernels(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> 
     ("heads", "kv_heads", "dim", "block"), [(4, 2, 64, 16), (8, 1, 80, 5), (5, 5, 96, 32), (4, 4, 128, 1)]
 )
 @pytest.mark.parametrize("name", list(BATCHES))
-def test_paged_attention_equals_its_twin(
+def test_paged_attention_equals_its_reference(
     name: str, heads: int, kv_heads: int, dim: int, block: int, window: int | None
 ) -> None:
     q, cache, meta = make(BATCHES[name], heads, kv_heads, dim, block)
@@ -155,7 +155,7 @@ def test_states_go_to_their_rows_and_columns_only(rows: int, dtype: torch.dtype)
     assert torch.equal(table.nan_to_num(7.0), want.nan_to_num(7.0))
 
 
-def test_a_step_in_bfloat16_equals_its_twin() -> None:
+def test_a_step_in_bfloat16_equals_its_reference() -> None:
     q, cache, meta = make(BATCHES["mixed"], 4, 2, 64, 16)
     heads = torch.randn(meta.num_tokens, 8, 64).bfloat16()
     cis = torch.polar(torch.ones(len(heads), 1, 32), torch.randn(len(heads), 1, 32))
@@ -167,14 +167,14 @@ def test_a_step_in_bfloat16_equals_its_twin() -> None:
     assert torch.allclose(got.float(), definitions.paged_attention(q, narrow.float(), meta, 0.125, None), atol=0.05)
 
 
-def test_elementwise_ops_equal_their_twins() -> None:
+def test_elementwise_ops_equal_their_reference() -> None:
     x, weight = torch.randn(9, 96) * 3, torch.randn(96)
     assert torch.allclose(ops.rms_norm(x, weight, 1e-5), definitions.rms_norm(x, weight, 1e-5), atol=1e-5)
     assert torch.allclose(ops.rms_norm(x, None, 1e-5), definitions.rms_norm(x, None, 1e-5), atol=1e-5)
 
 
 @pytest.mark.parametrize("num", [1, 37, 9001])
-def test_soft_caps_equal_their_twin(num: int) -> None:
+def test_soft_caps_equal_their_reference(num: int) -> None:
     """On both sides of the point where the approximation changes; infinities become the cap, and a NaN stays NaN."""
     torch.manual_seed(6)
     x = torch.randn(3, num) * torch.logspace(-6, 4, 3)[:, None]
@@ -208,13 +208,13 @@ def test_large_and_broken_numbers_stay_what_they_are() -> None:
     rows = [[200.0, 1.0], [-200.0, 1.0], [88.0, 3.0], [float("inf"), 1.0], [float("nan"), 1.0]]
     packed = ops.pack_linear(torch.eye(2), gated=True)
     normed = definitions.rms_norm(torch.tensor(rows), None, 1e-30)
-    for name, twin in (
+    for name, reference in (
         ("silu", definitions.silu_mul),
         ("gelu_tanh", definitions.gelu_tanh_mul),
         ("clamped", definitions.clamped_mul),
     ):
         got = ops.linear_gated(torch.tensor(rows), torch.ones(2), 1e-30, packed, name)
-        assert torch.allclose(got, twin(normed), equal_nan=True)
+        assert torch.allclose(got, reference(normed), equal_nan=True)
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])

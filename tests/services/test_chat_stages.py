@@ -134,7 +134,7 @@ def test_reasoning_and_calls_are_told_apart(qwen: TextEncoder) -> None:
     assert [call.id for text in again for call in text.tool_calls] == ids  # a replay repeats them
 
 
-def test_sections_are_text_where_nobody_asked_for_them(qwen: TextEncoder) -> None:
+def test_sections_are_text_unless_they_are_asked_for(qwen: TextEncoder) -> None:
     said = f"<think>why</think>{CALL}"
     assert whole(answer(qwen, said, chat(text=TextOptions(split_sections=False)))) == (said, "", [])
     assert whole(answer(qwen, said, chat(tools=()))) == (CALL, "why", [])

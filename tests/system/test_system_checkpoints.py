@@ -51,7 +51,7 @@ SAID_AT_ONCE: dict[str, tuple[dict[str, object], str]] = {
     "base of 0": ({"rope_theta": 0}, "rope_theta is 0; it must be a number from 2 to"),
     "no such end": ({"eos_token_id": -1}, "eos_token_id is -1; it must be one or more ids from 0 to 4095"),
     "layers without end": ({"num_hidden_layers": 10**9}, "num_hidden_layers is 1000000000; it must be a whole number"),
-    "of nobody": ({"architectures": ["GPT2LMHeadModel"]}, "architecture 'GPT2LMHeadModel' is not supported"),
+    "unknown": ({"architectures": ["GPT2LMHeadModel"]}, "architecture 'GPT2LMHeadModel' is not supported"),
 }
 
 

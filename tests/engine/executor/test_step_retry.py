@@ -84,7 +84,7 @@ def test_a_device_without_any_memory_fails_requests_and_does_not_hang() -> None:
 
 
 @pytest.mark.parametrize(("most", "bad"), [(100, -1), (1, -1), (100, 0)])
-def test_a_lost_device_is_nobodys_fault(most: int, bad: int) -> None:
+def test_a_lost_device_fails_no_request(most: int, bad: int) -> None:
     with pytest.raises(DeviceLost):
         StepRetry(Fragile(most=most, bad=bad, deadly=7), PLAN).result()
 

@@ -117,7 +117,7 @@ def test_behind_a_draft_that_is_not_allowed_rows_are_not_broken(matchers: SlotMa
     assert not filled(matchers, [0]).lost  # type: ignore[union-attr] # it follows one
 
 
-def test_a_slot_forgets_whoever_had_it(matchers: SlotMatchers) -> None:
+def test_a_reused_slot_has_no_old_state(matchers: SlotMatchers) -> None:
     matchers.reset(place(0, choice("aa")))
     matchers.reset(place(1, choice("bb")))
     assert matchers.listens(0) and filled(matchers, [0, 1]) is not None

@@ -34,7 +34,7 @@ from tests.engine.scheduler.ledger import EOS, Ledger, Open
 LIMITS = Limits(context_length=96, vocab_size=VOCAB)
 SIZE = 4
 FULL_CHECK_EVENTS = 1000
-PATIENCE_STEPS = 3000  # in which a request without deadline must have moved: nobody starves
+PATIENCE_STEPS = 3000  # in which a request without deadline must have moved: no request starves
 
 
 class Simulation:
@@ -325,7 +325,7 @@ class Simulation:
         """Checks counts, in time that does not grow with history."""
         pool, running = self.cache.pool, self.scheduler._state.running
         held = {block for one in running for block in one.table.blocks} - {pool.null}
-        assert pool.num_held == len(held), "blocks are held by nobody, or twice"
+        assert pool.num_held == len(held), "blocks are held without an owner, or twice"
         assert len(running) <= self.num_slots
         under_way = self.scheduler._in_flight.under_way()
         for one in running:

@@ -39,7 +39,7 @@ def apply(scheduler: Scheduler, plan: StepPlan, token: int) -> list[tuple[int, .
     return [event.token_ids for event in scheduler.apply(plan, StepResult([token] * len(plan.slots)), 0.0)[0]]
 
 
-def test_the_next_token_is_computed_behind_one_that_nobody_knows_yet() -> None:
+def test_the_next_token_is_computed_after_one_that_is_still_on_the_device() -> None:
     scheduler = make()
     add(scheduler, "a")
     first = begun(scheduler)
@@ -106,7 +106,7 @@ def test_without_blocks_nothing_is_taken_and_it_waits() -> None:
     scheduler.check()
 
 
-def test_who_drafts_waits_unless_nobody_is_worth_a_draft() -> None:
+def test_drafting_waits_for_the_step_before_unless_no_draft_is_worth_it() -> None:
     scheduler = make(max_draft_tokens=2)
     add(scheduler, "a", max_tokens=20)
     plan = begun(scheduler)

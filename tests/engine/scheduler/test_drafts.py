@@ -160,7 +160,7 @@ def test_rows_of_one_token_come_first() -> None:
 
 
 @pytest.mark.parametrize("grow", [False, True])
-def test_drafts_displace_nobody(grow: bool) -> None:
+def test_drafts_preempt_no_sequence(grow: bool) -> None:
     scheduler = make(num_blocks=5)
     begin(scheduler, request(1, num_prompt=10, max_tokens=6), request(2, num_prompt=4, max_tokens=4))
     plan, _ = step(scheduler, [11] * 4, [40] * 5, grow=grow)
@@ -168,7 +168,7 @@ def test_drafts_displace_nobody(grow: bool) -> None:
     assert plan.query_lens == [2, 3]  # the fifth block is the second's, for its own token
 
 
-def test_drafts_that_nobody_planned_are_forgotten() -> None:
+def test_drafts_that_no_plan_took_are_dropped() -> None:
     scheduler = make()
     begin(scheduler, request(1))
     scheduler.offer(scheduler.asks(), [[11, 12]], 0.0)
@@ -194,7 +194,7 @@ def test_blocks_can_be_had_before_drafts_are_made_and_go_back_unused() -> None:
     assert plan is not None
     assert scheduler.cache.pool.num_held == 2
     scheduler.apply(plan, StepResult([9]), 0.0)
-    scheduler.asks(grow=True)  # and nobody answers
+    scheduler.asks(grow=True)  # and no proposer answers
     scheduler.cancel(f"{1:032x}")
     assert scheduler.plan(0.0) is None
     assert scheduler.cache.pool.num_held == 0
@@ -207,7 +207,7 @@ def test_a_model_is_not_asked_to_read_a_long_prompt_for_a_few_tokens() -> None:
     assert [len(ask.tokens) for ask in scheduler.asks(grow=True)] == [11]
 
 
-def test_the_controller_is_told_when_nobody_can_be_drafted_for(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_controller_learns_that_no_sequence_can_have_drafts(monkeypatch: pytest.MonkeyPatch) -> None:
     """Otherwise the controller would be asked at every step."""
     told = []
 

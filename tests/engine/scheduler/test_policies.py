@@ -62,7 +62,7 @@ def test_shortest_first_by_limit_then_by_what_the_tenant_is_known_for() -> None:
     assert ordered("sjf", [group(1, max_tokens=20), group(2, max_tokens=200, tenant="brief")], lengths) == [2, 1]
 
 
-def test_nobody_is_overtaken_by_what_comes_a_starvation_bound_later() -> None:
+def test_no_request_is_overtaken_by_one_that_comes_a_starvation_bound_later() -> None:
     long, short = group(1, max_tokens=253), group(2, max_tokens=1, arrival_s=31.0)
     assert ordered("sjf", [long, short], starvation_s=30.0) == [1, 2]
 
@@ -118,7 +118,7 @@ def test_backlogged_tenants_share_by_weight(weight: float, ratio: float) -> None
 
 
 @pytest.mark.parametrize("policy", sorted(POLICIES))
-def test_every_policy_serves_everybody(policy: str) -> None:
+def test_every_policy_serves_every_request(policy: str) -> None:
     scheduler = Scheduler(KVCache(12, 4, True), LIMITS, (), 4, 16, SchedulerSettings(policy=policy))
     for number in range(20):
         params = SamplingParams(max_tokens=1 + number % 9)

@@ -18,7 +18,7 @@ def brute_peak(loads: list[tuple[int, int]]) -> int:
     return most
 
 
-def test_the_peak_is_that_of_letting_everybody_grow() -> None:
+def test_the_peak_is_that_of_growing_every_sequence() -> None:
     rng = random.Random(1)
     for _ in range(200):
         loads = [(rng.randrange(1, 12), rng.randrange(20)) for _ in range(rng.randrange(1, 6))]

@@ -33,7 +33,7 @@ def run_all(scheduler: Scheduler, token: int = 9) -> dict[str, list[FinishReason
     return ends
 
 
-def test_budget_smaller_than_the_batch_starves_nobody() -> None:
+def test_a_budget_smaller_than_the_batch_starves_no_sequence() -> None:
     scheduler = make(max_num_seqs=32, num_blocks=200, budget=7)
     for number in range(32):
         scheduler.add(request(number, num_prompt=1, max_tokens=3))

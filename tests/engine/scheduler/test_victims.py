@@ -61,7 +61,7 @@ def test_the_longest_paused_gives_way_first_wherever_it_stands() -> None:
     assert victims.idle([sequence(3)], step=9) is None
 
 
-def test_the_last_resort_takes_from_anybody_the_youngest_first() -> None:
+def test_the_last_resort_preempts_any_sequence_the_youngest_first() -> None:
     running = [sequence(1), sequence(2, priority=9, preempted=5), FIRST]
     assert victims.last_resort(running, FIRST) is running[1]
     assert victims.last_resort([FIRST], FIRST) is None

@@ -95,7 +95,7 @@ def test_it_drafts_beside_prompts_that_never_end() -> None:
     assert all(controller.choose(records, 5, is_alone=False))
 
 
-def test_a_probe_that_nobody_answers_is_soon_made_again() -> None:
+def test_a_probe_without_an_answer_is_soon_repeated() -> None:
     """The probe is repeated on another sequence: the first one was nearly at its end."""
     world = World(affine(1e-3, 1e-3), model(1e-3), [0.1] * 8)
     controller = SpeculationController(MOST)
@@ -147,7 +147,7 @@ def test_newcomers_are_looked_at_before_they_are_read() -> None:
     assert waits[2] == 0
 
 
-def test_where_nobody_can_be_drafted_for_it_rests() -> None:
+def test_it_rests_where_no_sequence_can_have_drafts() -> None:
     world = World(affine(1e-3, 1e-3), model(1e-3), [0.1] * 8)
     controller = SpeculationController(MOST)
     world.run(controller, 500)

@@ -137,7 +137,7 @@ def see_the_one_before(num: int, parents: tuple[int, ...]) -> Tree:
     return Tree.chain(num + len(parents))
 
 
-def accept_behind_anybody(ids: Any, parents: Any, sampled: Any) -> list[int]:  # noqa: ANN401 # as of `walk`
+def accept_after_any_token(ids: Any, parents: Any, sampled: Any) -> list[int]:  # noqa: ANN401 # as of `walk`
     return walk(ids, [min(i - 1, 0) for i in range(len(ids))], sampled)
 
 
@@ -152,7 +152,7 @@ BUGS: list[tuple[Any, str, Callable[..., object]]] = [
     (Runner, "_close_ranks", move_one_too_far),
     (runner_module, "tree_of", wrong_parents),
     (runner_module, "tree_of", see_the_one_before),
-    (spots_module, "walk", accept_behind_anybody),
+    (spots_module, "walk", accept_after_any_token),
     (spots_module, "paths_of", count_all_before),
 ]
 

@@ -69,7 +69,7 @@ class Judge:
     def propose(self, asks: Sequence[DraftRequest]) -> Sequence[Draft]:
         answers = self._proposer.propose(asks)
         for ask, answer in zip(asks, answers, strict=True):
-            assert not isinstance(answer, DraftTree), "nobody asked for one"
+            assert not isinstance(answer, DraftTree), "no tree was asked for"
             self.num_right += answer == self._drafts(ask.tokens, len(answer))
             self.num_asked += 1
         return answers

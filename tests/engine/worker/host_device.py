@@ -68,7 +68,7 @@ class HostArrival:
         return self._values.numpy().copy()
 
 
-def twin_family(name: str) -> object:
+def reference_family(name: str) -> object:
     """The torch reference implementations in place of a family of Triton kernels, with the interface of a GPU."""
     families: dict[str, object] = {
         "attention": types.SimpleNamespace(paged_attention=_attend),

@@ -27,7 +27,7 @@ from sluice_server.engine.worker.runner import CompletedStep, Runner
 from sluice_server.engine.worker.slots.state import Slots
 from sluice_server.kernels import gpu
 from tests.engine.test_engine_oracle import GEMMA2, some_prompts
-from tests.engine.worker.host_device import HostDevice, twin_family
+from tests.engine.worker.host_device import HostDevice, reference_family
 from tests.oracle.checkpoints import Shape, greedy, make_checkpoint, reference
 
 CONFIG = EngineConfig(
@@ -62,7 +62,7 @@ def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(autouse=True)
 def as_on_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(gpu, "takes", lambda _: True)
-    monkeypatch.setattr(gpu, "family", twin_family)
+    monkeypatch.setattr(gpu, "family", reference_family)
 
 
 def load(checkpoint: Path) -> Model:

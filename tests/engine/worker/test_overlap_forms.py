@@ -25,7 +25,7 @@ from sluice_server.kernels import gpu
 from sluice_server.kernels.reference import speculation
 from tests.engine.speculation.test_verification import Outputs, Prophet, run
 from tests.engine.test_engine_oracle import SHAPES, some_prompts
-from tests.engine.worker.host_device import HostDevice, twin_family
+from tests.engine.worker.host_device import HostDevice, reference_family
 from tests.engine.worker.test_overlapped import decode
 from tests.oracle.checkpoints import Shape, make_checkpoint
 from tests.oracle.heads import make_head
@@ -58,7 +58,7 @@ def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(autouse=True)
 def as_on_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(gpu, "takes", lambda _: True)
-    monkeypatch.setattr(gpu, "family", twin_family)
+    monkeypatch.setattr(gpu, "family", reference_family)
 
 
 def make(checkpoint: Path, config: EngineConfig, drafts: InFlightDrafts | None) -> Engine:
@@ -80,7 +80,7 @@ def make(checkpoint: Path, config: EngineConfig, drafts: InFlightDrafts | None) 
 def plain(checkpoint: Path) -> Outputs:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(gpu, "takes", lambda _: True)
-        patch.setattr(gpu, "family", twin_family)
+        patch.setattr(gpu, "family", reference_family)
         return run(make(checkpoint, CONFIG, None), PROMPTS, **PARAMS)
 
 

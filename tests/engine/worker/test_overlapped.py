@@ -32,7 +32,7 @@ from sluice_server.engine.worker.overlapped import (
 from sluice_server.engine.worker.runner import Runner
 from sluice_server.engine.worker.slots.state import Slots
 from sluice_server.kernels import gpu, ops
-from tests.engine.worker.host_device import HostDevice, twin_family
+from tests.engine.worker.host_device import HostDevice, reference_family
 from tests.oracle.checkpoints import Shape, make_checkpoint
 
 CONFIG = EngineConfig(
@@ -56,7 +56,7 @@ def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def as_on_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
     """Dispatches operations as on a GPU, to the reference implementations."""
     monkeypatch.setattr(gpu, "takes", lambda _: True)
-    monkeypatch.setattr(gpu, "family", twin_family)
+    monkeypatch.setattr(gpu, "family", reference_family)
 
 
 def make(checkpoint: Path, drafts: tuple[int, ...] = ()) -> tuple[Engine, Engine, HostDevice]:

@@ -91,7 +91,7 @@ def test_products_of_bfloat16_are_those_of_rounded_activations(
         assert torch.equal(ops.linear(x[:rows], packed), whole[:rows])
 
 
-def test_attention_over_bfloat16_is_that_of_its_twin(emulated: ModuleType, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_attention_over_bfloat16_equals_its_reference(emulated: ModuleType, monkeypatch: pytest.MonkeyPatch) -> None:
     """All tokens at once, and the last ones alone."""
     torch.manual_seed(4)
     monkeypatch.setattr(builds, "MODULE", emulated)

@@ -136,7 +136,7 @@ def test_in_four_bits_what_reaches_the_logits_undiluted_has_eight() -> None:
 
 @pytest.mark.parametrize("dtype", CACHES)
 @pytest.mark.parametrize("window", [None, 6])
-def test_attention_over_a_rounded_cache_equals_its_twin(dtype: torch.dtype, window: int | None) -> None:
+def test_attention_over_a_rounded_cache_equals_its_reference(dtype: torch.dtype, window: int | None) -> None:
     torch.manual_seed(6)
     lens, contexts = [1, 1, 13], [9, 70, 50]
     tables = np.array([[3, 0, 0, 0, 0], [1, 4, 6, 8, 2], [5, 7, 9, 10, 0]], dtype=np.int32)

@@ -98,7 +98,7 @@ def test_a_path_is_computed_as_plain_tokens_are(dtype: torch.dtype, window: int 
 
 
 @pytest.mark.parametrize("window", [None, 6])
-def test_equals_its_twin(window: int | None, kernels: str) -> None:
+def test_equals_its_reference(window: int | None, kernels: str) -> None:
     rng = random.Random(window)
     torch.manual_seed(2)
     trees = {0: random_tree(rng, 12), 1: FORKED, 2: random_tree(rng, 33)}
@@ -109,7 +109,7 @@ def test_equals_its_twin(window: int | None, kernels: str) -> None:
     meta = AttentionMetadata.build(lens, contexts, tables, BLOCK, CPU, trees)
     got = ops.paged_attention(q, cache, meta, 0.125, window)
     assert torch.allclose(got, definitions.paged_attention(q, cache, meta, 0.125, window), atol=2e-5)
-    if window is None:  # the twin of a device's kernels, which go by masks
+    if window is None:  # the reference of a device's kernels, which go by masks
         wide = definitions.ragged_attention(q, cache, meta.ragged, AttentionOptions(0.125))
         assert torch.allclose(got, wide.float(), atol=2e-5)
 

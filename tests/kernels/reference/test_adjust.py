@@ -23,10 +23,10 @@ from tests.kernels.reference.test_sampling import rows_of
 VOCAB = 40
 
 
-@pytest.fixture(params=["twin", "v3", "v4", "v4_vnni"], autouse=True)
+@pytest.fixture(params=["reference", "v3", "v4", "v4_vnni"], autouse=True)
 def implementation(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
     module = builds.load(request.param) if request.param in builds.runnable() else None
-    if module is None and request.param != "twin":
+    if module is None and request.param != "reference":
         pytest.skip(f"no {request.param} here")
     monkeypatch.setattr(native_sampling, "MODULE", module)
 
@@ -120,7 +120,7 @@ def random_changes(rows: int, vocab: int) -> LogitAdjustments:
 
 
 @pytest.mark.parametrize("vocab", [17, 500, 4096])
-def test_all_at_once_is_as_the_twin_has_it(vocab: int) -> None:
+def test_all_at_once_is_as_the_reference_has_it(vocab: int) -> None:
     logits: Tensor = torch.randn(20, vocab, generator=torch.Generator().manual_seed(vocab)) * 3
     want, changes = logits.clone(), random_changes(20, vocab)
     adjust_(want, changes)

@@ -20,10 +20,10 @@ from tests.kernels.reference.test_sampling import mixed_rows, random_logits
 ROWS, VOCAB = 20, 4096  # worth several threads
 
 
-@pytest.fixture(params=["twin", "v3", "v4", "v4_vnni"], autouse=True)
+@pytest.fixture(params=["reference", "v3", "v4", "v4_vnni"], autouse=True)
 def implementation(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
     module = builds.load(request.param) if request.param in builds.runnable() else None
-    if module is None and request.param != "twin":
+    if module is None and request.param != "reference":
         pytest.skip(f"no {request.param} here")
     monkeypatch.setattr(native_sampling, "MODULE", module)
 
@@ -71,7 +71,7 @@ def test_all_at_once_is_one_after_the_other(changes: LogitAdjustments) -> None:
 
 def test_threads_change_nothing() -> None:
     if native_sampling.MODULE is None:
-        pytest.skip("the twin has torch's threads")
+        pytest.skip("the reference has torch's threads")
     rows, changes, found = mixed_rows(ROWS), random_changes(ROWS, VOCAB), []
     for num in (1, 2, 3, 5):
         native_sampling.MODULE.set_threads(num)

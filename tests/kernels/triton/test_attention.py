@@ -53,7 +53,7 @@ def check(q: Tensor, cache: Tensor, batch: Ragged, options: AttentionOptions, sc
     ],
 )
 @pytest.mark.parametrize("rows", [SINGLES, MIXED], ids=["decode", "mixed"])
-def test_equals_its_twin(rows: list[tuple[int, int]], heads: int, kv_heads: int, dim: int, block: int) -> None:
+def test_equals_its_reference(rows: list[tuple[int, int]], heads: int, kv_heads: int, dim: int, block: int) -> None:
     q, pages, batch = step(rows, heads, kv_heads, dim, block)
     check(q, pages.cache, batch, AttentionOptions(dim**-0.5))
 
@@ -163,7 +163,7 @@ def test_shared_prefixes_are_looked_at_once(prefix: int, cap: float, monkeypatch
     q, pages, batch = step([(1, 90), (1, 97), (1, 81), (1, 33)], 4, 2, 64, 16)
     tables = pages.tables.clone()
     tables[1:3, : prefix // 16] = tables[0, : prefix // 16]
-    # What the rows had there before is nobody's now.
+    # The rows no longer own what they had there before.
     lost = pages.tables[1:3, : prefix // 16].reshape(-1).long()
     pages.cache[lost] = torch.nan
     shared = SharedPrefixRows(

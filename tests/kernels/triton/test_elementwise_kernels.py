@@ -175,8 +175,8 @@ def test_inputs_of_a_step(lens: list[int], block_size: int, monkeypatch: pytest.
         assert torch.equal(found.write_slots[at : at + num], block * block_size + positions % block_size)
         at += num
     assert [column[total:].tolist() for column in found] == [[0] * 3, [0] * 3, [-1] * 3]
-    twin = inputs.build_inputs(tokens, tables, slots, starts, ends, block_size, total + 3)
-    assert all(map(torch.equal, found, twin))
+    reference = inputs.build_inputs(tokens, tables, slots, starts, ends, block_size, total + 3)
+    assert all(map(torch.equal, found, reference))
 
 
 def test_what_is_on_a_gpu_comes_here(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -27,13 +27,13 @@ def test_every_choice_is_in_a_group_of_its_expert_once(num: int, num_experts: in
     experts = torch.randint(0, num_experts, (num,), generator=torch.Generator().manual_seed(num))
     if num == 33:
         experts[:] = 3  # all of one
-    found, twin = kernels.group(experts, num_experts, size), moe.group(experts, num_experts, size)
+    found, reference = kernels.group(experts, num_experts, size), moe.group(experts, num_experts, size)
     assert found.size == size and len(found.experts) == moe.num_groups(num, num_experts, size)
-    assert torch.equal(found.experts, twin.experts)
-    every = [groups.choices.view(-1, size).sort(dim=1).values for groups in (found, twin)]
+    assert torch.equal(found.experts, reference.experts)
+    every = [groups.choices.view(-1, size).sort(dim=1).values for groups in (found, reference)]
     by_expert = [
         [groups.choices.view(-1, size)[groups.experts == expert] for expert in range(num_experts)]
-        for groups in (found, twin)
+        for groups in (found, reference)
     ]
     for own, wanted in zip(*by_expert, strict=True):
         assert torch.equal(own.flatten().sort().values, wanted.flatten().sort().values)

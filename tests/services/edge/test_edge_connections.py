@@ -88,7 +88,7 @@ async def idle(rig: EdgeRig, number: int) -> AsyncIterator[list[asyncio.StreamRe
             writer.close()
 
 
-async def test_idle_connections_of_one_byte_close_the_door_to_nobody() -> None:
+async def test_idle_connections_of_one_byte_keep_no_client_out() -> None:
     async with edge(bounds=Bounds(most=8, most_of_address=8)) as rig, idle(rig, 20):
         assert (await rig.client.models.list()).data[0].id == "toy"
 

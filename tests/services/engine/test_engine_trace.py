@@ -131,7 +131,7 @@ def test_steps_are_looked_at_now_and_then_and_linked() -> None:
     steps = [phase for request, phase in rig.phases if not request]
     assert steps and all(step.name == names.SPAN_STEP and step.links == (PARENT,) for step in steps)
     assert steps[0].attributes == {names.NUM_ROWS: 2, names.NUM_TOKENS: 2}
-    assert rig.of("b") == {}, "nobody traces it"
+    assert rig.of("b") == {}, "it is not traced"
     told = [one for phase in rig.of("a").values() for one in phase.happenings if one.name == names.EVENT_STEP]
     assert len(told) == len(steps)
 

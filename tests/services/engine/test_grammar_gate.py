@@ -87,7 +87,7 @@ def prompt(name: str, grammar: str = "", attempt: int = 0, **fields: Any) -> Pro
     return Prompt(envelope, pack_ids([1]), SamplingParams(grammar=grammar), Stops(), Scheduling(), 0.0)
 
 
-def test_who_waits_holds_up_nobody_and_order_holds_behind(rig: Rig) -> None:
+def test_a_waiting_request_delays_no_other_and_its_messages_keep_their_order(rig: Rig) -> None:
     slow, free = prompt("slow", "x"), prompt("free")
     behind = Cancel(slow.envelope, 1)
     for message in (slow, behind, free):

@@ -144,7 +144,7 @@ def test_number_is_bounded_too(monkeypatch: pytest.MonkeyPatch) -> None:
     assert [rig.outbox.put(Cancel(envelope(100 + at))) for at in range(11)] == [None] * 10 + [Refusal.FULL]
 
 
-def test_what_nobody_waits_for_leaves() -> None:
+def test_messages_of_cancelled_requests_leave() -> None:
     rig = Rig()
     for attempt in (0, 1):
         for at in range(3):

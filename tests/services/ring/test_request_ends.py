@@ -90,7 +90,7 @@ async def test_at_the_bound_a_request_ends_and_nothing_blocks(tmp_path: Path, ro
         assert left == [(Submit, B), (Cancel, A)]
     else:
         assert told == Cancel(A)
-        # A detokenizer has nobody to send a Cancel to.
+        # A detokenizer has no next stage for a Cancel.
         ends = [(Failed, A)] if role is Role.DETOKENIZER else [(Cancel, A), (Failed, A)]
         assert [one for one in left if one[1] is B] and left[1:][-len(ends) :] == ends
 

@@ -139,7 +139,7 @@ async def test_an_answer_that_comes_in_pieces_is_read(net: Net, tmp_path: Path) 
 async def test_a_blob_that_is_not_sent_leaves_no_file(net: Net, tmp_path: Path) -> None:
     ring, large = Between(net, tmp_path), result(1_000_000)
     (tmp_path / "late.blobs").mkdir(mode=0o700)
-    late = net.outbox(f"ipc://{tmp_path}/late")  # where nobody listens
+    late = net.outbox(f"ipc://{tmp_path}/late")  # without a listener
     for ends in (Cancel(large.envelope), msgspec.structs.replace(large, envelope=later(large.envelope)), None):
         blob = await ring.came(large)
         assert isinstance(blob, Blob) and ring.inbox.hand_on(blob, late) is blob

@@ -80,7 +80,7 @@ def test_a_share_is_chosen_by_the_trace_id() -> None:
     [
         ("01", TraceSampling(0.0, 99.0), 0, True, False),  # the caller wants it
         ("00", TraceSampling(1.0, 99.0), 0, False, False),  # the caller does not
-        ("", TraceSampling(1.0, 99.0), 0, True, False),  # nobody says, all are taken
+        ("", TraceSampling(1.0, 99.0), 0, True, False),  # the caller does not say, all are taken
         ("", TraceSampling(0.0, 99.0), 0, False, False),
         ("", TraceSampling(0.0, 99.0), 1, False, False),  # clients cancel all the time
         ("", TraceSampling(0.0, 99.0), 13, True, True),  # failed

@@ -157,7 +157,7 @@ def test_what_was_compiled_is_remembered_within_bytes(
     assert constraints.known(first) is None and constraints.known(job(REGEX, "x" * 50 + "29")) is not None
 
 
-def test_one_that_takes_long_holds_up_nobody(path: Path) -> None:
+def test_one_that_takes_long_delays_no_other(path: Path) -> None:
     constraints = Constraints(path, VOCAB, (EOS,), 2, CpuTimeLimit(job_s=30.0))
     before = set(psutil.Process().children())
     try:

@@ -111,7 +111,7 @@ def constraints(tmp_path: Path, encoder: TextEncoder) -> Iterator[Constraints]:
     constraints.close()
 
 
-def test_a_prompt_waits_for_its_grammar_and_nobody_else_does(encoder: TextEncoder, constraints: Constraints) -> None:
+def test_a_prompt_waits_for_its_grammar_and_no_other_does(encoder: TextEncoder, constraints: Constraints) -> None:
     out: list[Message] = []
     limits, compiling = Limits(context_length=100, vocab_size=404), constraints.executor
     assert isinstance(compiling, Later)

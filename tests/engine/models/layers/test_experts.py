@@ -16,7 +16,7 @@ from sluice_server.kernels.formats.gpu_linear import EightBitsOnGpu, Int4OnGpu, 
 from sluice_server.kernels.formats.linear import GpuLinear, PackedLinear
 from sluice_server.kernels.formats.packed_weights import quantise_rows
 from sluice_server.kernels.reference import moe
-from tests.engine.worker.host_device import twin_family
+from tests.engine.worker.host_device import reference_family
 from tests.kernels.test_ops import threads_of
 
 HIDDEN, INNER, NUM, PER_TOKEN, EPS = 48, 40, 6, 2, 1e-5
@@ -75,7 +75,7 @@ def test_of_experts_that_are_alike_the_first_are_chosen(num: int) -> None:
     assert experts.tolist() == [[0, 1, 2], [num // 2 + i for i in range(3)], [0, 2, 4]]
 
 
-def test_a_broken_row_chooses_somebody_and_harms_nobody() -> None:
+def test_a_row_of_nan_chooses_valid_experts_and_changes_no_other() -> None:
     h = tokens(5)
     h[2] = float("nan")
     whole, alone = make().add_to(h.clone(), EPS), make().add_to(h[:2].clone(), EPS)
@@ -97,7 +97,7 @@ def test_no_bit_depends_on_company(form: str, num: int, kernels: str) -> None:
 
 
 @pytest.mark.parametrize("norm", [None, torch.linspace(0.5, 1.5, HIDDEN)])
-def test_experts_apart_compute_what_the_twin_does(norm: Tensor | None, kernels: str) -> None:
+def test_single_experts_compute_what_the_reference_does(norm: Tensor | None, kernels: str) -> None:
     mlp, h = make(norm=norm), tokens(9)
     assert isinstance(mlp, SeparateExperts)
     assert torch.allclose(mlp.add_to(h.clone(), EPS), wanted(mlp._router, norm, h), atol=1e-4)
@@ -117,14 +117,14 @@ def wanted(router: Router, norm: Tensor | None, h: Tensor) -> Tensor:
 
 
 @pytest.mark.parametrize("form", [GpuLinear, Int8OnGpu])
-@pytest.mark.parametrize("is_twin", [True, False])
+@pytest.mark.parametrize("is_reference", [True, False])
 def test_stacked_experts_compute_the_same(
-    form: type[GpuLinear], is_twin: bool, monkeypatch: pytest.MonkeyPatch
+    form: type[GpuLinear], is_reference: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """By the reference implementations, and by the interpreted Triton kernels."""
     monkeypatch.setattr(gpu, "takes", lambda _: True)
-    if is_twin:
-        monkeypatch.setattr(gpu, "family", twin_family)
+    if is_reference:
+        monkeypatch.setattr(gpu, "family", reference_family)
     mlp, h = stacked(form), tokens(9)
     assert isinstance(mlp, StackedExperts)
     limit = 1e-4 if form is GpuLinear else 0.05
@@ -132,8 +132,8 @@ def test_stacked_experts_compute_the_same(
 
 
 @pytest.mark.parametrize("form", [GpuLinear, Int8OnGpu])
-@pytest.mark.parametrize("is_twin", [True, False])
-def test_biases_and_another_gate(form: type[GpuLinear], is_twin: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("is_reference", [True, False])
+def test_biases_and_another_gate(form: type[GpuLinear], is_reference: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     """Stacked experts give the result of single ones."""
 
     def each(pack: Callable[..., PackedLinear]) -> list[DenseMlp]:
@@ -147,8 +147,8 @@ def test_biases_and_another_gate(form: type[GpuLinear], is_twin: bool, monkeypat
     apart = pack_experts(Router(ops.pack_linear(weight, bias), PER_TOKEN, True), each(ops.pack_linear))
     found = apart.add_to(h.clone(), EPS)
     monkeypatch.setattr(gpu, "takes", lambda _: True)
-    if is_twin:
-        monkeypatch.setattr(gpu, "family", twin_family)
+    if is_reference:
+        monkeypatch.setattr(gpu, "family", reference_family)
     together = pack_experts(
         Router(GpuLinear(weight, bias), PER_TOKEN, True), each(lambda w, b, gated=False: form(w, b))
     )
@@ -162,7 +162,7 @@ def stacked(form: type[GpuLinear]) -> Mlp:
     return pack_experts(Router(GpuLinear(torch.randn(NUM, HIDDEN), None), PER_TOKEN, True), each)
 
 
-class NobodyLooks(TorchDispatchMode):
+class NoHostSync(TorchDispatchMode):
     """A mode that fails at any op which makes the host wait for a value of the device."""
 
     def __init__(self) -> None:
@@ -178,10 +178,10 @@ def test_no_choice_is_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
     """No op waits, so that a step can be recorded: neither in torch's operators nor around our kernels."""
     monkeypatch.setattr(gpu, "takes", lambda _: True)
     mlp, h = stacked(GpuLinear), tokens(1)
-    with NobodyLooks():
+    with NoHostSync():
         mlp.add_to(h, EPS)
-    monkeypatch.setattr(gpu, "family", lambda name: moe if name == "moe" else twin_family(name))
-    with pytest.raises(AssertionError, match=r"nonzero|_local_scalar"), NobodyLooks():  # the twin does look
+    monkeypatch.setattr(gpu, "family", lambda name: moe if name == "moe" else reference_family(name))
+    with pytest.raises(AssertionError, match=r"nonzero|_local_scalar"), NoHostSync():  # the reference does
         mlp.add_to(h, EPS)
 
 

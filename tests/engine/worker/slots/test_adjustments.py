@@ -92,7 +92,7 @@ def test_rows_follow_the_order_of_the_slots() -> None:
     assert allowed is not None and (allowed.rows.tolist(), allowed.bits.tolist()) == ([1], [[0b11000, 0]])
 
 
-def test_a_slot_forgets_whoever_had_it() -> None:
+def test_a_reused_slot_has_no_old_state() -> None:
     slots = SlotAdjustments(40)
     for params in (PENALISED, BIASED, SamplingParams()):
         slots.reset(placement(0, params, (1, 2), 1))

@@ -59,13 +59,13 @@ def test_host_and_device_sample_a_slot_by_the_same_numbers() -> None:
     assert on_host.temperature.tolist() == np.array([1.0, LEAST, 0.7, 0.0], dtype=np.float32).tolist()
 
 
-def test_slots_that_nobody_has_are_neutral() -> None:
+def test_free_slots_are_neutral() -> None:
     on_host, on_device = both(*place({}), [0, NUM - 1])
     assert_same(on_device, on_host)
     assert on_host.top_k.tolist() == [0, 0] and on_host.top_p.tolist() == [1.0, 1.0]
 
 
-def test_whoever_has_a_slot_next_has_nothing_of_the_last_one() -> None:
+def test_the_next_request_of_a_slot_has_nothing_of_the_last_one() -> None:
     host, device = place(PARAMS)
     plain = Placement(slot=4, params=dataclasses.replace(PARAMS[1], seed=3), banned_ids=(), min_position=0)
     host.reset(plain)

@@ -26,7 +26,7 @@ from sluice_server.engine.worker.startup.formats import Formats
 from sluice_server.engine.worker.startup.memory import at_start, room
 from sluice_server.engine.worker.steps import RecordedStep, UniformSteps
 from sluice_server.kernels import gpu
-from tests.engine.worker.host_device import HostDevice, twin_family
+from tests.engine.worker.host_device import HostDevice, reference_family
 from tests.oracle.checkpoints import Shape, make_checkpoint
 
 GIB = 1 << 30
@@ -79,7 +79,7 @@ def watch(device: Pooled, monkeypatch: pytest.MonkeyPatch) -> list[GraphKey]:
 def model(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Model:
     directory = make_checkpoint(tmp_path, Shape(kv_heads=1))
     monkeypatch.setattr(gpu, "takes", lambda _: True)
-    monkeypatch.setattr(gpu, "family", twin_family)
+    monkeypatch.setattr(gpu, "family", reference_family)
     return load_model(directory, read_config(directory), torch.float32, torch.device("cpu"), 64)
 
 

@@ -104,7 +104,7 @@ async def test_an_open_that_is_refused_fails_and_uses_its_tag() -> None:
         assert await talk.end() == grpc.StatusCode.OK
 
 
-async def test_a_tag_that_is_not_above_all_before_is_refused_and_disturbs_nobody() -> None:
+async def test_a_tag_that_is_not_above_all_before_is_refused_and_the_stream_goes_on() -> None:
     async with running() as rig:
         talk = Talker(rig)
         submit = await talk.open(4)

@@ -121,7 +121,7 @@ async def test_unlimited_credit_takes_no_grants_and_other_rpcs_have_no_window() 
         assert error.code() == grpc.StatusCode.INVALID_ARGUMENT
 
 
-async def test_answers_that_nobody_reads_hold_back_the_frames_behind_them() -> None:
+async def test_unread_answers_hold_back_the_frames_behind_them() -> None:
     options = (("grpc.http2.bdp_probe", 0), ("grpc.http2.lookahead_bytes", 4096))
     async with running(settings(max_stream_frames_per_s=1 << 20), channel_options=options) as rig:
         talk = Talker(rig)

@@ -130,7 +130,7 @@ async def test_after_a_silence_of_the_ring_streams_go_on_as_they_were() -> None:
         assert caught.value.code() == grpc.StatusCode.UNAVAILABLE
         rig.ring.answers_probes = True
         await rig.ring.until(lambda: rig.gateway.is_serving)
-        rig.ring.play(text_of(submit, 0, "a", first=True, last=True))  # nobody was replaced: it is the same attempt
+        rig.ring.play(text_of(submit, 0, "a", first=True, last=True))  # no process was replaced: it is the same attempt
         assert [event.WhichOneof("event") async for event in call][-1] == "finished"
         assert len(rig.ring.submits) == 1
 

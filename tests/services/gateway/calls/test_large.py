@@ -43,7 +43,7 @@ async def test_one_is_read_in_a_turn_of_the_loop_and_tenants_take_turns() -> Non
     await asyncio.gather(*tasks)
 
 
-async def test_as_long_as_it_took_nobody_else_is_read() -> None:
+async def test_no_other_large_request_is_read_for_as_long_as_the_first_took() -> None:
     clock, done, due = Clock(), list[str](), list[tuple[float, Callable[[], None]]]()
     lane = LargeRequestQueue(clock, lambda *one: due.append(one))
     for took_s, rest_s in ((0.03, 0.03), (1e9, MAX_REST_S), (-1.0, 0.0)):  # bounded, whatever the clock says

@@ -60,7 +60,7 @@ async def lose_after(rig: Rig, words: int, **fields: Any) -> Submit:  # noqa: AN
 
 
 async def until_detached(rig: Rig, submit: Submit) -> None:
-    session = rig.gateway._detached._sessions[submit.envelope.request_id]  # who reads it is nobody's business outside
+    session = rig.gateway._detached._sessions[submit.envelope.request_id]  # its reader is not public
     while session.reader is not None:
         await asyncio.sleep(0.001)
 

@@ -124,7 +124,7 @@ async def test_after_a_cut_new_connections_are_held_and_looked_at_until_there_is
     await some.close()
 
 
-async def test_nobody_is_left_waiting_when_the_gateway_stops_or_looking_fails(
+async def test_no_call_is_left_waiting_when_the_gateway_stops_or_the_check_fails(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     door = Door()

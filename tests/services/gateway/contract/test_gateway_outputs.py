@@ -70,7 +70,7 @@ async def test_a_stop_string_of_one_output_leaves_the_others() -> None:
             if event.HasField("output_finished")
         }
         assert ended == {0: types_pb2.FINISH_REASON_LENGTH, 1: types_pb2.FINISH_REASON_STOP_STRING}
-        assert output_cancels(rig) == [1, None]  # idempotent: the second one says that nobody listens any more
+        assert output_cancels(rig) == [1, None]  # idempotent: the second one says that the stream has no reader
 
 
 async def test_a_stop_string_of_the_last_output_cancels_all() -> None:

@@ -51,7 +51,7 @@ def test_it_is_echoed_as_it_was_asked_for() -> None:
     assert asked.work.scheduling.max_draft_tokens == 3
 
 
-def test_it_is_a_feature_where_somebody_drafts() -> None:
+def test_it_is_a_feature_where_a_proposer_is_configured() -> None:
     assert control_pb2.FEATURE_SPECULATION in features(DRAFTING)
     assert control_pb2.FEATURE_SPECULATION not in features(PLAIN)
 

@@ -181,7 +181,7 @@ async def test_a_conversation_is_credit_and_changes_by_tag(bench: ServiceBench) 
     session.open(1, asked)
     session.append(1, inference_pb2.Append(text="more"))
     session.grant(1, 4)
-    session.append(2, inference_pb2.Append(text="to nobody"))
+    session.append(2, inference_pb2.Append(text="too late"))
     session.close_input(1)
     session.half_close()
     assert [type(one).__name__ for one in bench.emitted] == ["Submit", "Append", "Grant", "CloseInput"]

@@ -21,7 +21,7 @@ def token(output: int, finish: FinishReason | None = None) -> Text:
     return Text(ENVELOPE, 0, (TokenRecord(1, b"x"),), "x", output, finish=finish)
 
 
-def test_a_request_that_nobody_changed_asks_the_same() -> None:
+def test_an_unchanged_request_asks_the_same() -> None:
     request = opened()
     assert request.work_now() == request.asked.work
     other = OpenRequest(ENVELOPE, TranslatedRequest(Tokenize(TextPrompt("a"))), 0.0)
