@@ -11,7 +11,7 @@ from sluice_server.kernels.formats.gpu_linear import round_groups
 from sluice_server.kernels.layout import slots
 from sluice_server.kernels.layout.layout import new_layers
 from sluice_server.kernels.reference import definitions, sampling
-from sluice_server.kernels.reference import moe as moe_reference
+from sluice_server.kernels.reference import moe as plain_moe
 from sluice_server.kernels.reference.moe import ExpertStack
 from sluice_server.kernels.reference.sampling import Rows
 from sluice_server.kernels.triton import activation, kv_write, linear4, linear8, linear16, moe, norm
@@ -139,9 +139,7 @@ def test_experts(experts: int, chosen: int, tokens: int) -> None:
     gate_up, down = numbers(experts, 192, 256, seed=1) / 16, numbers(experts, 256, 96, seed=2) / 10
     choice = torch.rand(tokens, experts, device="cuda").argsort(dim=1)[:, :chosen]
     shares = torch.rand(tokens, chosen, device="cuda").softmax(1)
-    wanted = moe_reference.experts_mlp(
-        x.float(), ExpertStack(gate_up.float()), ExpertStack(down.float()), choice, shares
-    )
+    wanted = plain_moe.experts_mlp(x.float(), ExpertStack(gate_up.float()), ExpertStack(down.float()), choice, shares)
     found = moe.experts_mlp(x, ExpertStack(gate_up), ExpertStack(down), choice, shares)
     assert_close(found, wanted.double(), BF16)
     assert torch.equal(found, moe.experts_mlp(x, ExpertStack(gate_up), ExpertStack(down), choice, shares))

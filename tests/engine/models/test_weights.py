@@ -63,7 +63,7 @@ FAULTS: dict[str, tuple[Callable[[Path], object], str]] = {
     "garbage": (lambda d: (d / WEIGHTS).write_bytes(b"\xff" * 500), "corrupt or cut short"),
     "tensor missing": (replace_weights, "no safetensors file holds the tensor model.layers.0."),
     "wrong shape": (edit_config(intermediate_size=64), r"has shape \[88, 48\]; config\.json implies \[64, 48\]"),
-    "experts of a dense model": (
+    "dense with experts": (
         edit_config(num_experts=8, num_experts_per_tok=2),
         "names 8 experts: .LlamaForCausalLM.",
     ),

@@ -10,7 +10,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from sluice_server.kernels.formats import packed_weights as reference
+from sluice_server.kernels.formats import packed_weights as plain
 from sluice_server.kernels.formats.packed_weights import AWQ_ORDER, Int4Weight, Int8Weight
 from sluice_server.kernels.triton import gemm, linear4, linear8, linear16
 from sluice_server.kernels.triton.gemm import DECODE, LARGE, MEDIUM, SMALL
@@ -30,7 +30,7 @@ def inputs(num: int, width: int, dtype: torch.dtype) -> Tensor:
 
 def weights8(outputs: int, width: int, kind: torch.dtype) -> Int8Weight:
     """Random 8-bit weights, among them the largest numbers, a row of zeros and a nearly denormal scale."""
-    packed = reference.quantise_rows(torch.randn(outputs, width + 16), kind)
+    packed = plain.quantise_rows(torch.randn(outputs, width + 16), kind)
     packed.weight[0] = 0
     packed.scales[1] = 1e-38
     return Int8Weight(packed.weight[:, :width], packed.scales)
@@ -44,7 +44,7 @@ def weights4(outputs: int, width: int, group: int) -> tuple[Int4Weight, Tensor]:
     scales[:, 0] = 0.0
     of = torch.arange(width) // group
     exact = (values - zeros[of].t()).double() * scales[of].t().double()
-    return Int4Weight(reference.pack_nibbles(values), scales, zeros.half(), width, group), exact
+    return Int4Weight(plain.pack_nibbles(values), scales, zeros.half(), width, group), exact
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
@@ -58,7 +58,7 @@ def test_w8a16(shape: tuple[int, int, int], dtype: torch.dtype, monkeypatch: pyt
     made = caught(monkeypatch, linear8)
     linear8.linear_w8a16(x, packed, bias)
     assert_close(made[0].check(), wanted, dtype)
-    assert_close(reference.linear_w8a16(x, packed, bias), wanted, dtype)
+    assert_close(plain.linear_w8a16(x, packed, bias), wanted, dtype)
 
 
 @pytest.mark.parametrize("kind", [torch.int8, torch.float8_e4m3fn])
@@ -79,7 +79,7 @@ def test_w8a8(shape: tuple[int, int, int], kind: torch.dtype) -> None:
 def test_rows_are_quantised_as_the_reference_does(kind: torch.dtype) -> None:
     x = inputs(9, 111, torch.float32)
     x[0], x[1, 3], x[2] = 0.0, 1e30, x[2] * 1e-20
-    found, wanted = linear8.quantise_rows(x, kind), reference.quantise_rows(x, kind)
+    found, wanted = linear8.quantise_rows(x, kind), plain.quantise_rows(x, kind)
     assert torch.allclose(found.scales, wanted.scales, rtol=1e-6)
     if kind is torch.int8:
         assert torch.equal(found.weight, wanted.weight)
@@ -103,8 +103,8 @@ def test_w4a16(shape: tuple[int, int, int], group: int, monkeypatch: pytest.Monk
     made = caught(monkeypatch, linear4)
     linear4.linear_w4a16(x, packed, bias)
     assert_close(made[0].check(), wanted, torch.float16)
-    assert_close(reference.linear_w4a16(x, packed, bias), wanted, torch.float16)
-    assert torch.equal(reference.dequantise(packed).double(), exact.float().double())
+    assert_close(plain.linear_w4a16(x, packed, bias), wanted, torch.float16)
+    assert torch.equal(plain.dequantise(packed).double(), exact.float().double())
 
 
 def test_4_bit_weights_in_float32() -> None:
@@ -160,17 +160,15 @@ def test_layouts_of_checkpoints(group: int) -> None:
     torch.manual_seed(group)
     values, zeros = torch.randint(0, 16, (256, 24)), torch.randint(0, 15, (256 // group, 24))  # [K, N]
     scales, of = torch.rand(256 // group, 24).half(), torch.arange(256) // group
-    awq = reference.from_awq(words(values, AWQ_ORDER), words(zeros, AWQ_ORDER), scales)
-    assert torch.equal(reference.dequantise(awq), ((values - zeros[of]) * scales[of].float()).t())
+    awq = plain.from_awq(words(values, AWQ_ORDER), words(zeros, AWQ_ORDER), scales)
+    assert torch.equal(plain.dequantise(awq), ((values - zeros[of]) * scales[of].float()).t())
     down = words(values.t().contiguous(), range(8)).t().contiguous()
-    gptq = reference.from_gptq(down, words(zeros, range(8)), scales, of.int())
-    assert torch.equal(reference.dequantise(gptq), ((values - zeros[of] - 1) * scales[of].float()).t())
+    gptq = plain.from_gptq(down, words(zeros, range(8)), scales, of.int())
+    assert torch.equal(plain.dequantise(gptq), ((values - zeros[of] - 1) * scales[of].float()).t())
     with pytest.raises(ValueError, match="desc_act"):
-        reference.from_gptq(down, words(zeros, range(8)), scales, of.flip(0) + (group == 256) * torch.arange(256))
+        plain.from_gptq(down, words(zeros, range(8)), scales, of.flip(0) + (group == 256) * torch.arange(256))
     with pytest.raises(ValueError, match="groups of 32, 64, 128, or one for all"):
-        reference.from_awq(
-            words(values[:96], AWQ_ORDER), words(zeros[:1].repeat(2, 1), AWQ_ORDER), scales[:1].repeat(2, 1)
-        )
+        plain.from_awq(words(values[:96], AWQ_ORDER), words(zeros[:1].repeat(2, 1), AWQ_ORDER), scales[:1].repeat(2, 1))
 
 
 @pytest.mark.long
