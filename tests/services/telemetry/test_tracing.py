@@ -10,13 +10,12 @@ from sluice_server.services.messages.messages import Envelope
 from sluice_server.services.messages.work import Generate, TextPrompt
 from sluice_server.services.telemetry import names
 from sluice_server.services.telemetry.collector import Collector
-from sluice_server.services.telemetry.held import HeldSpans
 from sluice_server.services.telemetry.metrics import Metrics
 from sluice_server.services.telemetry.observed import RequestUsage, StartedRequest
 from sluice_server.services.telemetry.observer import GatewayObserver
 from sluice_server.services.telemetry.phases import Phase, PhaseEvent
 from sluice_server.services.telemetry.spans import Parent
-from sluice_server.services.telemetry.tracing import Tracer, TraceSampling
+from sluice_server.services.telemetry.tracing import HeldSpans, Tracer, TraceSampling
 
 TRACE, SPAN = "ab" * 16, "cd" * 8
 YES, NO = Parent(f"00-{TRACE}-{SPAN}-01", ""), Parent(f"00-{TRACE}-{SPAN}-00", "")
