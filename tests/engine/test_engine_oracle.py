@@ -9,13 +9,17 @@ from typing import Any
 import pytest
 import torch
 
-from sluice_server.engine.build import build_engine
+from sluice_server.engine import build
 from sluice_server.engine.config import EngineConfig
 from sluice_server.engine.engine import Engine
+from sluice_server.engine.kv_cache.block_store import BlockStore
 from sluice_server.engine.models.config import read_config
 from sluice_server.engine.models.limits import limits_of
+from sluice_server.engine.models.model import Model
 from sluice_server.engine.request import EngineRequest, SamplingParams
+from sluice_server.engine.scheduler.costs import PreemptionCosts
 from sluice_server.engine.worker.startup.identity import Digests
+from sluice_server.engine.worker.startup.rates import measure_costs
 from sluice_server.kernels.cpu import builds
 from sluice_server.services.checkpoint.grammar_ids import grammars_of
 from tests.oracle.checkpoints import Shape, greedy, make_checkpoint, reference
@@ -66,7 +70,14 @@ def make_engine(directory: Path, config: EngineConfig) -> Engine:
     model_config = read_config(directory)
     limits = limits_of(config, model_config, 1 << 20)
     grammars = grammars_of(directory, model_config.vocab_size, model_config.eos_ids)
-    return build_engine(config, model_config, directory, limits, digests=named, grammars=grammars).engine
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(build, "measure_costs", fast_copies)
+        return build.build_engine(config, model_config, directory, limits, digests=named, grammars=grammars).engine
+
+
+def fast_copies(model: Model, store: BlockStore, block_size: int) -> PreemptionCosts:
+    """Costs by which blocks always go to host memory: what is measured while the machine is busy says otherwise."""
+    return dataclasses.replace(measure_costs(model, store, block_size), bytes_per_s=1e15)
 
 
 def run(engine: Engine, prompts: dict[str, list[int]], **params: Any) -> dict[str, list[int]]:  # noqa: ANN401 # of SamplingParams' types

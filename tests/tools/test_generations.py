@@ -8,7 +8,7 @@ import pytest
 from tests.system.service import Service, serve, wait_until
 from tools.generations import Interrupted, stream
 
-NUM = 1000
+NUM = 300
 
 
 def kill(service: Service, name: str) -> None:

@@ -71,7 +71,7 @@ def test_the_histories_reach_everything() -> None:
     ends: dict[str, int] = {}
     drafted = accepted = preemptions = recomputed = hits = evictions = resorts = swaps = ahead = trees = 0
     tiers = TierStats()
-    for seed in range(30):
+    for seed in range(15):
         simulation = Simulation(seed)
         simulation.run(3000)
         for how, num in simulation.ledger.ends.items():
@@ -91,7 +91,7 @@ def test_the_histories_reach_everything() -> None:
                 own = getattr(simulation.cache.tiers.stats, field.name)
                 setattr(tiers, field.name, getattr(tiers, field.name) + own)
     assert min(ends.values()) > 10, ends
-    assert preemptions > 300 and recomputed > 1000 and hits > 1000 and evictions > 1000, (preemptions, recomputed)
-    assert resorts > 0 and swaps > 100 and ahead > 3000 and trees > 1000
-    assert accepted > 1000 and drafted - accepted > 1000
+    assert preemptions > 150 and recomputed > 500 and hits > 500 and evictions > 500, (preemptions, recomputed)
+    assert resorts > 0 and swaps > 50 and ahead > 1500 and trees > 500
+    assert accepted > 500 and drafted - accepted > 500
     assert min(dataclasses.astuple(tiers)) > 100, tiers
