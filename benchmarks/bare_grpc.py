@@ -21,7 +21,7 @@ MESSAGE.delta.seq = MESSAGE.delta.consumed = MESSAGE.delta.coalesced_steps = 1
 
 
 async def serve(address: str, num_streams: int, interval_s: float) -> None:
-    """Until killed."""
+    """Serves until it is killed."""
     due: dict[asyncio.Event, None] = {}
     has_begun = False
 

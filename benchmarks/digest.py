@@ -26,7 +26,7 @@ print(time.perf_counter() - start, revision)
 
 
 def main() -> None:
-    """Print the figures as JSON."""
+    """Prints the figures as JSON."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--gigabytes", type=int, default=16)
     gigabytes: int = parser.parse_args().gigabytes

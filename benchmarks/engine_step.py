@@ -52,15 +52,15 @@ class RandomWeights:
     """Seeded normal weights of any name."""
 
     def get(self, name: str, shape: tuple[int, ...]) -> torch.Tensor:
-        """A tensor."""
+        """Returns a tensor."""
         torch.manual_seed(hash(name) % 1000)
         return torch.ones(shape) if len(shape) == 1 else torch.randn(shape) * 0.05
 
     def stored(self, name: str, rows: int, width: int) -> None:
-        """Nothing is quantised."""
+        """Returns None: nothing is quantised."""
 
     def has(self, name: str) -> bool:
-        """Everything is there."""
+        """Returns True: every tensor exists."""
         return True
 
 
@@ -85,7 +85,7 @@ def fill(engine: Engine, num: int, steps: int, seed: int) -> None:
 
 
 def measure(num: int, steps: int, seed: int) -> tuple[float, float]:
-    """Median step in ms of (engine, bare), taken in turn, BLOCK steps each, so that the machine's moods hit both."""
+    """Median step in ms of (engine, bare), alternating after BLOCK steps, so that other load affects both."""
     engine = make_engine(num)
     fill(engine, num, steps, seed)
     bare = BareModel(CONFIG, RandomWeights(), num, CONFIG.context_length)

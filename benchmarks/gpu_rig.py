@@ -85,16 +85,16 @@ class RandomWeights:
         self._dtype, self._device = dtype, device
 
     def get(self, name: str, shape: tuple[int, ...]) -> Tensor:
-        """A tensor."""
+        """Returns a tensor."""
         if len(shape) == 1:
             return torch.ones(shape, dtype=self._dtype, device=self._device)
         return torch.randn(shape, dtype=self._dtype, device=self._device) * 0.02
 
     def stored(self, name: str, rows: int, width: int) -> None:
-        """Nothing is quantised."""
+        """Returns None: nothing is quantised."""
 
     def has(self, name: str) -> bool:
-        """Everything is there."""
+        """Returns True: every tensor exists."""
         return True
 
 
@@ -128,7 +128,7 @@ class Watched:
         return self._device.taken()
 
     def time(self, wait: Callable[[], "np.ndarray[Any, Any]"]) -> "np.ndarray[Any, Any]":
-        """What is waited for, its time added."""
+        """Runs a wait and adds its time."""
         begun = self._clock()
         try:
             return wait()
@@ -155,12 +155,12 @@ class Rig:
 
     @property
     def waited_s(self) -> float:
-        """So far."""
+        """The seconds waited so far."""
         return 0.0 if self.watched is None else self.watched.waited_s
 
 
 def make_rig(config: ModelConfig, num: int, num_blocks: int, device: torch.device, kept: Kept = PLAIN) -> Rig:
-    """An engine for `num` sequences; every size of a step that can be recorded is."""
+    """An engine for `num` sequences; every size of a step that can be recorded is recorded."""
     dtype = torch.bfloat16 if device.type == "cuda" else torch.float32
     pack = functools.partial(ops.pack_linear, weights=kept.weights)
     model = Model(config, RandomWeights(dtype, device), dtype, device, config.context_length, pack)
@@ -179,12 +179,12 @@ def make_rig(config: ModelConfig, num: int, num_blocks: int, device: torch.devic
 
 
 def prompts_of(sizes: list[int]) -> list[tuple[int, ...]]:
-    """Random prompts of so many tokens."""
+    """Random prompts of that many tokens."""
     rng = random.Random(0)
     return [tuple(rng.randrange(1, 10_000) for _ in range(size)) for size in sizes]
 
 
 def add(engine: Engine, sizes: list[tuple[int, int]]) -> None:
-    """Requests of so many tokens in and out."""
+    """Adds requests of that many tokens in and out."""
     for i, (prompt, (_, num_out)) in enumerate(zip(prompts_of([num for num, _ in sizes]), sizes, strict=True)):
         engine.add(EngineRequest(f"{i}", prompt, SamplingParams(max_tokens=num_out, temperature=0.6, ignore_eos=True)))

@@ -47,7 +47,7 @@ class Bench:
         )
 
     def run(self, engine: Engine, prompts: list[list[int]], num: int) -> tuple[float, float]:
-        """Seconds to the first token of any, and to the last of all."""
+        """Seconds to the first token of any request, and to the last of all."""
         params = SamplingParams(max_tokens=num, temperature=0.0, ignore_eos=True)
         for prompt in prompts:
             self._num_requests += 1

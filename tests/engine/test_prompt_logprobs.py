@@ -84,4 +84,4 @@ def test_only_the_requests_that_ask_get_them_and_others_reuse_the_blocks(directo
                 if event.admission is not None:
                     assert (event.admission.prompt_scores is None) == (num < 0)
                     cached.append(event.admission.num_cached)
-    assert cached == [0, 36, 0]  # who asks computes the whole prompt
+    assert cached == [0, 36, 0]  # a request for them computes its whole prompt

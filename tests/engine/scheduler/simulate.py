@@ -54,7 +54,7 @@ class Simulation:
             policy=rng.choice(sorted(POLICIES)),
             max_queued_requests=rng.choice((8, 1000)),
             watermark=rng.choice((0.01, -3.0)),  # the second admits far more than will fit: preemption is the rule
-            max_preemptions=rng.choice((0, 2)),  # none: who wants blocks sits out, up to the last resort
+            max_preemptions=rng.choice((0, 2)),  # none: a sequence without blocks waits, up to the last resort
             max_overtakes=rng.choice((0, 3, 64)),
             max_long_prefills=rng.choice((1, 4)),
             pause_hold_s=rng.choice((0.0, 5.0, 50.0)),

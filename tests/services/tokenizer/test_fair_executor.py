@@ -46,7 +46,7 @@ def test_tenants_take_turns_by_what_they_have_had() -> None:
     rig.add("b0", 300, "b")
     rig.add("b1", 10, "b")
     assert rig.run(4) == ["a0", "b1", "b0", "a1"]
-    rig.add("c0", 100, "c")  # who comes late has no credit for the time before
+    rig.add("c0", 100, "c")  # a late tenant has no credit for the time before
     assert rig.run() == ["a2", "c0", "a3"] or rig.done == ["c0", "a2", "a3"]
 
 
