@@ -33,8 +33,11 @@ $(VENV)/.dev: $(VENV)/.run
 demo: $(VENV)/.run ## start the ring on the embedded model and stream a completion
 	$(BIN)/sluice demo
 
-test: $(VENV)/.dev ## all tests that CI runs
-	$(PYTEST) -m "not long"
+# Processes that share the tests: one runs those that start services, the others all else (tests/conftest.py).
+TEST_WORKERS ?= 2
+
+test: $(VENV)/.dev ## all tests that CI runs, in TEST_WORKERS processes (2; 0: in one)
+	$(PYTEST) -m "not long" -n $(TEST_WORKERS)
 
 test-long: $(VENV)/.dev ## all tests, the long ones too
 	$(PYTEST) --timeout 3600

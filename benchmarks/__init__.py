@@ -1,1 +1,1 @@
-"""What is measured, how, and the results."""
+"""The benchmarks and their results."""

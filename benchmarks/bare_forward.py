@@ -1,4 +1,4 @@
-"""A bare torch decode step: what a good engineer writes straight, without an engine. The yardstick of `engine_step`.
+"""A torch decode step without an engine, as one would write it by hand: the yardstick of `engine_step`.
 
 Llama with contiguous keys and values per sequence, preallocated; weights packed for BLAS (transposed,
 query-key-value and gate-up concatenated, norms folded); greedy argmax on the logits.
@@ -19,7 +19,7 @@ from sluice_server.kernels.formats.linear import PackedLinear, TransposedLinear
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class BareLayer:
-    """Packed weights [in, out] of one layer."""
+    """The packed weights [in, out] of one layer."""
 
     qkv: Tensor
     output: Tensor
@@ -30,12 +30,12 @@ class BareLayer:
 def transposed(
     weight: Tensor, bias: Tensor | None = None, *, gated: bool = False, precise: bool = False
 ) -> PackedLinear:
-    """The fastest form that torch's own operators take in float32, whatever it is for."""
+    """The weight in the fastest form that torch's own operators take in float32."""
     return TransposedLinear(weight, bias)
 
 
 class BareModel:
-    """Decode only; `step` advances every sequence by one token."""
+    """A model that only decodes; `step` advances every sequence by one token."""
 
     def __init__(self, config: ModelConfig, source: WeightSource, num: int, length: int) -> None:
         self._config = config

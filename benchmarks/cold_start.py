@@ -1,4 +1,4 @@
-"""Cold `sluice serve --model demo` to its first token over gRPC, and the memory of all its processes together.
+"""Measures `sluice serve --model demo` from a cold start to its first token over gRPC, and its processes' memory.
 
 python -m benchmarks.cold_start [--runs 5]
 """
@@ -19,7 +19,7 @@ COMMAND = (sys.executable, "-m", "sluice_server", "serve", "--listen", "127.0.0.
 
 
 def measure() -> tuple[float, float, float]:
-    """Seconds to ready, seconds to the first token, MB resident (proportional shares) of all processes."""
+    """Seconds until ready, seconds to the first token, and resident MB (proportional shares) of all processes."""
     start = time.perf_counter()
     with subprocess.Popen(COMMAND, stdout=subprocess.PIPE, text=True) as service:
         assert service.stdout is not None
@@ -40,7 +40,7 @@ def measure() -> tuple[float, float, float]:
 
 
 def main() -> None:
-    """Measure and write the result."""
+    """Measures and writes the result."""
     end_as_asked()
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--runs", type=int, default=5)

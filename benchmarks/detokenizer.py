@@ -1,4 +1,4 @@
-"""What a token costs in the detokenizer: decoding and matching alone, the stage, and the whole process in its ring.
+"""Measures the cost of a token in the detokenizer: decoding and matching alone, the stage, and the whole process.
 
     python -m benchmarks.detokenizer [--streams 32] [--steps 500] [--runs 5]
 
@@ -44,7 +44,7 @@ def ids_of(encoder: TextEncoder, num: int) -> list[int]:
 
 
 def frames(encoder: TextEncoder, streams: int, steps: int, stops: Stops) -> list[tuple[Tokens, ...]]:
-    """What an engine sends: a token of every stream at each step."""
+    """The frames of an engine: a token of every stream at each step."""
     ids = ids_of(encoder, streams * steps)
     trace = f"00-{'a' * 32}-{'b' * 16}-01"
     envelopes = [
@@ -61,7 +61,7 @@ def frames(encoder: TextEncoder, streams: int, steps: int, stops: Stops) -> list
 
 
 def matching(encoder: TextEncoder, num: int) -> float:
-    """Microseconds a token of decoding and matching the stop strings."""
+    """Microseconds per token of decoding and matching the stop strings."""
     ids = [(token,) for token in ids_of(encoder, num)]
     output = OutputText(encoder, STOPS)
     start = time.perf_counter()
@@ -72,7 +72,7 @@ def matching(encoder: TextEncoder, num: int) -> float:
 
 
 def stage(encoder: TextEncoder, streams: int, steps: int, stops: Stops) -> float:
-    """Microseconds a token of the stage: from its message to the one it emits."""
+    """Microseconds per token of the stage: from its message to the one it emits."""
     sent: list[Message] = []
     made = DetokenizerStage(encoder, sent.append, lambda *_: None)
     messages = frames(encoder, streams, steps, stops)
@@ -87,7 +87,7 @@ def stage(encoder: TextEncoder, streams: int, steps: int, stops: Stops) -> float
 
 
 async def process(encoder: TextEncoder, streams: int, steps: int, stops: Stops) -> float:
-    """Microseconds a token of CPU time of a process in its ring."""
+    """Microseconds of CPU time per token of a process in its ring."""
     with tempfile.TemporaryDirectory() as directory:
         inbox, outbox = f"ipc://{directory}/in", f"ipc://{directory}/out"
         ring = RingLoop(Role.DETOKENIZER, "detokenizer-0", inbox, {"gateway-0": outbox}, MAX_BYTES)
@@ -106,7 +106,7 @@ async def process(encoder: TextEncoder, streams: int, steps: int, stops: Stops) 
 
 
 def feed(inbox: str, outbox: str, messages: list[tuple[Tokens, ...]]) -> None:
-    """Play the engine before and the gateway behind a detokenizer, in lock step."""
+    """Plays the engine before and the gateway behind a detokenizer, in lock step."""
     context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
     source, sink = context.socket(zmq.PUSH), context.socket(zmq.PULL)
     sink.bind(outbox)
@@ -125,12 +125,12 @@ def feed(inbox: str, outbox: str, messages: list[tuple[Tokens, ...]]) -> None:
 
 
 def in_ring(encoder: TextEncoder, streams: int, steps: int, stops: Stops) -> float:
-    """`process` on a loop of its own."""
+    """Runs `process` on a loop of its own."""
     return uvloop.run(process(encoder, streams, steps, stops))
 
 
 def least(runs: int, measure: Callable[[], float]) -> float:
-    """Of several runs: what else the machine does only adds."""
+    """The minimum of several runs: other load of the machine only adds."""
     return round(min(measure() for _ in range(runs)), 2)
 
 

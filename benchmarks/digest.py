@@ -1,4 +1,4 @@
-"""What naming a checkpoint by its content costs a start: the first time, and when its digests are remembered.
+"""Measures how long a start takes to hash a checkpoint: the first time, and with remembered digests.
 
     python -m benchmarks.digest --gigabytes 16
 
@@ -26,7 +26,7 @@ print(time.perf_counter() - start, revision)
 
 
 def main() -> None:
-    """Print the figures as JSON."""
+    """Prints the figures as JSON."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--gigabytes", type=int, default=16)
     gigabytes: int = parser.parse_args().gigabytes

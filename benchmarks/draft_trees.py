@@ -1,4 +1,4 @@
-"""Trees of drafts against chains and plain decoding on the demo pair, in CPU seconds of one thread: see `speculation`.
+"""Compares trees of drafts with chains and plain decoding on the demo pair, in CPU seconds of one thread.
 
     python -m benchmarks.draft_trees [--concurrency 1] [--tokens 160] [--runs 3] [--who draft eagle]
 
@@ -16,7 +16,7 @@ from sluice_server.engine.config import EngineConfig
 
 
 def forms_of(who: str) -> dict[str, EngineConfig]:
-    """Settings by name: with drafts of every form, as the controller says and fixed."""
+    """The measured settings by name: drafts of every form, fixed and chosen by the controller."""
     chain = KINDS[who]
     fixed = dataclasses.replace(chain, draft_length="fixed", max_draft_tokens=4)
     return {
@@ -29,7 +29,7 @@ def forms_of(who: str) -> dict[str, EngineConfig]:
 
 
 def compare(who: str, load: Load, num_runs: int) -> dict[str, dict[str, float]]:
-    """All forms, taking turns step by step."""
+    """Measures all forms, alternating step by step."""
     engines = {name: make(config) for name, config in forms_of(who).items()}
     decode(engines, load)
     runs = [decode(engines, load) for _ in range(num_runs)]

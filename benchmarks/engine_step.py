@@ -1,4 +1,4 @@
-"""Engine decode step (scheduler, cache, forward, sampler) against a bare torch forward of the same model, interleaved.
+"""Compares the engine's decode step with a bare torch forward pass of the same model, interleaved.
 
     python -m benchmarks.engine_step [--runs 5] [--steps 48] [--threads N]
 
@@ -52,18 +52,18 @@ class RandomWeights:
     """Seeded normal weights of any name."""
 
     def get(self, name: str, shape: tuple[int, ...]) -> torch.Tensor:
-        """A tensor."""
+        """Returns a tensor."""
         torch.manual_seed(hash(name) % 1000)
         return torch.ones(shape) if len(shape) == 1 else torch.randn(shape) * 0.05
 
     def stored(self, name: str, rows: int, width: int) -> None:
-        """Nothing is quantised."""
+        """Returns None: nothing is quantised."""
 
     def stored_experts(self, name: str, shape: tuple[int, int, int]) -> None:
         """None, as `stored`."""
 
     def has(self, name: str) -> bool:
-        """Everything is there."""
+        """Returns True: every tensor exists."""
         return True
 
 
@@ -88,7 +88,7 @@ def fill(engine: Engine, num: int, steps: int, seed: int) -> None:
 
 
 def measure(num: int, steps: int, seed: int) -> tuple[float, float]:
-    """Median step in ms of (engine, bare), taken in turn, BLOCK steps each, so that the machine's moods hit both."""
+    """Median step in ms of (engine, bare), alternating after BLOCK steps, so that other load affects both."""
     engine = make_engine(num)
     fill(engine, num, steps, seed)
     bare = BareModel(CONFIG, RandomWeights(), num, CONFIG.context_length)

@@ -1,4 +1,4 @@
-"""An engine process whose runner computes nothing: a step takes FAKE_STEP_S, whatever is in it. All else is real.
+"""An engine process whose runner computes nothing: each step takes FAKE_STEP_S. Everything else is real.
 
     FAKE_STEP_S=0.001 FAKE_LOG=engine.json python -m benchmarks.fake_engine      (with the environment of an engine)
 
@@ -34,7 +34,7 @@ FIRST_ID, NUM_IDS = 300, 1000  # ordinary words of the demo model's vocabulary
 
 
 class FakeStep:
-    """A step in flight; over when its time is."""
+    """A step in flight, which ends after its time."""
 
     is_done = False
 
@@ -43,7 +43,7 @@ class FakeStep:
         self._end_s = end_s
 
     def collect(self) -> StepResult:
-        """Wait, and make up tokens."""
+        """Waits for the end, and returns made-up tokens."""
         time.sleep(max(0.0, self._end_s - time.monotonic()))
         plan = self._plan
         tokens = [FIRST_ID + (start + 7 * slot) % NUM_IDS for start, slot in zip(plan.starts, plan.slots, strict=True)]
@@ -51,7 +51,7 @@ class FakeStep:
 
 
 class FakeRunner:
-    """Takes `step_s` a step."""
+    """A runner whose steps take `step_s`."""
 
     depth = 0
 
@@ -61,32 +61,32 @@ class FakeRunner:
         self._on_layer: Callable[[], None] = lambda: None
 
     def watch(self, on_layer: Callable[[], None]) -> None:
-        """It has one layer."""
+        """Does nothing: there are no layers to watch."""
         self._on_layer = on_layer
 
     def move(self, moves: list[Move]) -> None:
-        """It has no blocks."""
+        """Does nothing: there are no blocks."""
 
     def moved(self) -> list[tuple[Move, bool]]:
-        """None."""
+        """Returns no transfers."""
         return []
 
     def place(self, plan: StepPlan) -> None:
-        """It has no state."""
+        """Does nothing: there is no state of slots."""
 
     def idle(self) -> bool:
-        """It has nothing to prepare."""
+        """Does nothing: there is nothing to prepare."""
         return False
 
     def launch(self, plan: StepPlan) -> FakeStep:
-        """Begin."""
+        """Begins a step."""
         self.progress += 1
         self._on_layer()
         return FakeStep(plan, time.monotonic() + self._step_s)
 
 
 async def run(process: Process) -> int:
-    """As the engine process does, around the fake."""
+    """Runs the engine's process around the fake runner."""
     config = process.engine_config
     num_blocks = config.kv_cache_tokens // config.block_size
     cache = KVCache(num_blocks, config.block_size, config.prefix_caching)
@@ -125,7 +125,7 @@ async def run(process: Process) -> int:
 
 @takes_settings
 def main(engine: EngineConfig, service: ServiceConfig) -> None:
-    """Run one engine of a ring."""
+    """Runs one engine of a ring."""
     engine_process.run = run  # what the role's own body calls: only the runner is another
     raise typer.Exit(run_role(engine, service))
 

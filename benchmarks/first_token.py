@@ -1,4 +1,4 @@
-"""Where the time of a first token goes, hop by hop, for one stream at rest: closed loop, 64 random tokens in, 64 out.
+"""Measures where the time of a first token goes, hop by hop, for one stream: closed loop, 64 random tokens in, 64 out.
 
     python -m benchmarks.first_token [--shape 6.5M] [--form float32] [--trees PATH,…] [--requests 300] [--pause 0]
 
@@ -67,7 +67,7 @@ class Server:
     asked: list[tuple[float, float, float]] = dataclasses.field(default_factory=list)
 
     async def ask(self, rng: random.Random) -> None:
-        """One request."""
+        """Sends one request."""
         prompt = random_prompt(rng, 1000, LENGTH)
         start, first = time.monotonic(), 0.0
         stream = self.client.stream(prompt, max_tokens=LENGTH, temperature=0.0, ignore_eos=True, token_records=False)
@@ -78,7 +78,7 @@ class Server:
 
 @contextlib.contextmanager
 def serving(tree: Path, options: argparse.Namespace) -> Iterator[Server]:
-    """A service of that tree, until the end; its marks are there then."""
+    """Runs a service of that tree; its marks can be read after the block."""
     flag = "--quantization" if options.form.startswith("int") else "--dtype"
     line = [sys.executable, "-m", "sluice_server", "serve", "--model", str(served(options.shape))]
     line += ["--listen", "127.0.0.1:0", flag, options.form, "--max-num-seqs", "64", "--log-level", "warning"]
@@ -95,7 +95,7 @@ def serving(tree: Path, options: argparse.Namespace) -> Iterator[Server]:
 
 
 async def ask_all(servers: Sequence[Server], options: argparse.Namespace) -> None:
-    """Requests to each, one after the other; the first ones do not count."""
+    """Sends requests to each service, one after the other; the first ones are not counted."""
     rng = random.Random(options.seed)
     for number in range(options.warmup + options.requests):
         if number == options.warmup:
@@ -109,13 +109,13 @@ async def ask_all(servers: Sequence[Server], options: argparse.Namespace) -> Non
 
 
 def read(path: Path) -> tuple[list[float], list[str]]:
-    """A process's marks in their order."""
+    """The marks of a process, in order."""
     found = sorted((float(at), name) for at, _, name in (line.partition(" ") for line in path.read_text().splitlines()))
     return [at for at, _ in found], [name for _, name in found]
 
 
 def spans(server: Server) -> dict[str, list[float]]:
-    """Seconds of each hop, of every request whose marks are all there."""
+    """The seconds of each hop, of every request with all its marks."""
     marks = {path.name: read(path) for path in server.marks.iterdir()}
     found: dict[str, list[float]] = {}
     for start, first, _ in server.asked:
@@ -139,7 +139,7 @@ def spans(server: Server) -> dict[str, list[float]]:
 
 
 def figures(values: Sequence[float]) -> dict[str, int]:
-    """Microseconds."""
+    """The figures in microseconds."""
     ordered = sorted(values)
     return {
         "p50": round(median(ordered) * 1e6),
@@ -149,7 +149,7 @@ def figures(values: Sequence[float]) -> dict[str, int]:
 
 
 def table(server: Server) -> dict[str, object]:
-    """What was found of one server."""
+    """The results of one server."""
     return {
         "ttft_us": figures([first - start for start, first, _ in server.asked]),
         "tokens_per_s": round(median([LENGTH / (end - start) for start, _, end in server.asked]), 1),
@@ -158,7 +158,7 @@ def table(server: Server) -> dict[str, object]:
 
 
 def show(tables: dict[str, dict[str, object]]) -> None:
-    """Hops as lines, servers as columns."""
+    """Prints hops as lines, servers as columns."""
     for name, found in tables.items():
         print(f"{name}: TTFT {found['ttft_us']} µs, {found['tokens_per_s']} tokens/s")
     columns = [found["hops_us"] for found in tables.values()]

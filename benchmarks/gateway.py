@@ -1,4 +1,4 @@
-"""The front door's figures: real processes, of which only the runner is replaced by one that takes a fixed time a step.
+"""Measures the gateway with real processes, in which the runner is replaced by one that takes a fixed time a step.
 
     python -m benchmarks.gateway [--only NAME …]
 
@@ -30,13 +30,13 @@ LEAKS = (1024, 32)  # bytes kept of a request by gateways that leak: one of mall
 
 
 def percentile(values: Sequence[float], share: float) -> float:
-    """Nearest rank, in milliseconds."""
+    """A percentile by nearest rank, in milliseconds."""
     ordered = sorted(values)
     return round(ordered[min(len(ordered) - 1, int(share * len(ordered)))] * 1e3, 2)
 
 
 async def paced() -> Figures:
-    """256 streams of 20 tokens a second: gaps between messages, and the gateway's CPU for a message of one token."""
+    """256 streams of 20 tokens per second: gaps between messages, and the gateway's CPU for a message of one token."""
     p99s, costs, bare, errors = [], [], [], 0
     with service(0.05, max_open_requests=512) as rig:
         async with client.connected(rig.address) as stubs:
@@ -61,7 +61,7 @@ async def paced() -> Figures:
 
 
 async def bare_cost(num: int, interval_s: float, num_messages: int) -> float:
-    """Microseconds of CPU that a message costs a gRPC server which does nothing else, in the same rhythm."""
+    """Microseconds of CPU per message in a gRPC server that only writes, at the same rate."""
     with bare_server(num, interval_s) as rig:
         before = rig.cpu_s("bare")
         await client.read_bare(rig.address, num, num_messages)
@@ -95,7 +95,7 @@ async def idle() -> Figures:
 
 
 async def coalesced() -> Figures:
-    """64 streams as fast as the ring goes, steps of 1 ms: the gateway's CPU for a token."""
+    """64 streams as fast as the ring delivers, steps of 1 ms: the gateway's CPU per token."""
     costs, rates, sizes = [], [], []
     with service(0.001, max_open_requests=128) as rig:
         async with client.connected(rig.address) as stubs:
@@ -116,7 +116,7 @@ async def coalesced() -> Figures:
 
 
 async def cancels() -> Figures:
-    """12,000 random cancels: from the client's cancel to the free slot; nothing stays behind, a leak would be seen."""
+    """12,000 random cancels: time from the client's cancel to the free slot, and a check that finds leaks."""
     with service(0.001, watched=True, max_open_requests=128) as rig:
         cancelled, growth = await rounds_of_cancels(rig, 7, 1000)
         last = await client.until_idle(rig.address)
@@ -147,18 +147,18 @@ async def cancels() -> Figures:
 
 
 def times_to_free_slots(rig: Rig, cancelled: Sequence[tuple[str, float]]) -> list[float]:
-    """Seconds from the client's cancel until the engine, which has ended, had let go of the request."""
+    """Seconds from the client's cancel until the engine freed the slot, from the log of the ended engine."""
     told: dict[str, float] = rig.engine_log["cancelled"]
     return [told[name] - at_s for name, at_s in cancelled if name in told]
 
 
 def rounded(growth: Growth) -> Figures:
-    """For the result."""
+    """The value rounded for the result."""
     return {name: round(value, 2) for name, value in dataclasses.asdict(growth).items()}
 
 
 async def credit() -> Figures:
-    """A reader with a credit of 64 that grants no more: what it gets, and what the engine computes."""
+    """A reader with a credit of 64 that grants no more: what it receives, and what the engine computes."""
     with service(0.001) as rig:
         async with client.connected(rig.address) as stubs:
             call = stubs[0].Converse()
@@ -179,7 +179,7 @@ async def credit() -> Figures:
 
 
 async def stalled() -> Figures:
-    """64 streams, and then one of them does not read: what that costs the others."""
+    """64 streams of which one stops reading: the cost for the others."""
     alone, beside = [], []
     with service(0.02, max_open_requests=128) as rig:
         async with client.connected(rig.address) as stubs, client.connected(rig.address) as others:
@@ -194,12 +194,12 @@ async def stalled() -> Figures:
 
 
 def p99_gap(seen: Sequence[client.Seen]) -> float:
-    """Over all streams."""
+    """The 99th percentile of gaps over all streams."""
     return percentile([gap for one in seen for gap in one.gaps_s], 0.99)
 
 
 async def overload() -> Figures:
-    """Ten times what the service can do: how soon the rest is refused, and what is still done."""
+    """Ten times the service's capacity: how soon the rest is refused, and the remaining throughput."""
     num_tokens, seconds = 32, 10.0
     with service(0.02, max_num_seqs=16, max_open_requests=24) as rig:
         async with client.connected(rig.address) as stubs:
@@ -226,7 +226,7 @@ async def overload() -> Figures:
 
 
 async def closed_loop(stubs: Sequence[client.Stub], at_once: int, num_tokens: int, seconds: float) -> float:
-    """Tokens a second when `at_once` clients each ask again at once."""
+    """Tokens per second when each of `at_once` clients sends its next request at once."""
     end_s, rng, done = time.monotonic() + seconds, random.Random(1), 0
 
     async def work(stub: client.Stub) -> None:

@@ -22,7 +22,7 @@ StreamCall: TypeAlias = (
 
 @dataclasses.dataclass
 class Seen:
-    """One stream as its client saw it."""
+    """One stream as its client received it."""
 
     start_s: float
     arrivals_s: list[float] = dataclasses.field(default_factory=list)  # of messages with tokens
@@ -32,7 +32,7 @@ class Seen:
 
     @property
     def gaps_s(self) -> list[float]:
-        """Between its messages."""
+        """The seconds between its messages."""
         return [later - earlier for earlier, later in zip(self.arrivals_s, self.arrivals_s[1:], strict=False)]
 
 
@@ -49,7 +49,7 @@ async def connected(address: str, options: Sequence[tuple[str, int]] = ()) -> As
 
 
 def spec(num_tokens: int, rng: random.Random) -> types_pb2.GenerationSpec:
-    """A short random prompt, so many tokens, text only."""
+    """A short random prompt with that many tokens out, text only."""
     ids = [rng.randrange(300, 1300) for _ in range(8)]
     return types_pb2.GenerationSpec(
         token_ids=types_pb2.TokenIds(ids=ids),
@@ -66,7 +66,7 @@ def start(stub: Stub, num_tokens: int, rng: random.Random) -> StreamCall:
 
 
 async def read(stub: Stub, num_tokens: int, rng: random.Random) -> Seen:
-    """One stream, to its end."""
+    """Reads one stream to its end."""
     seen = Seen(time.monotonic())
     try:
         async for event in start(stub, num_tokens, rng):
@@ -80,13 +80,13 @@ async def read(stub: Stub, num_tokens: int, rng: random.Random) -> Seen:
 
 
 async def read_many(stubs: Sequence[Stub], num: int, num_tokens: int, seed: int = 0) -> list[Seen]:
-    """So many streams at once."""
+    """Reads that many streams at once."""
     rng = random.Random(seed)
     return await asyncio.gather(*[read(stubs[at % len(stubs)], num_tokens, rng) for at in range(num)])
 
 
 async def cancel_one(stub: Stub, rng: random.Random) -> tuple[str, float] | None:
-    """Open a stream and cancel it at some moment; its id, if it was told, and when it was cancelled."""
+    """Opens a stream and cancels it at a random moment. Returns its id, if it arrived, and the time of the cancel."""
     call = start(stub, 1000, rng)
     name = ""
     stop_after, patience_s = rng.randrange(12), rng.uniform(0.0, 0.3)
@@ -108,7 +108,7 @@ async def cancel_one(stub: Stub, rng: random.Random) -> tuple[str, float] | None
 
 
 async def cancel_many(stubs: Sequence[Stub], num: int, at_once: int, seed: int) -> list[tuple[str, float]]:
-    """So many cancels, `at_once` at a time; those whose id is known."""
+    """Makes that many cancels, `at_once` at a time. Returns those whose id is known."""
     rng, left, found = random.Random(seed), iter(range(num)), list[tuple[str, float]]()
 
     async def work() -> None:
@@ -122,7 +122,7 @@ async def cancel_many(stubs: Sequence[Stub], num: int, at_once: int, seed: int) 
 
 
 async def read_bare(address: str, num: int, num_messages: int) -> None:
-    """Streams of a bare server, to their ends."""
+    """Reads streams of a bare server to their ends."""
     local = (("grpc.use_local_subchannel_pool", 1),)
     channels = [grpc.aio.insecure_channel(address, options=local) for _ in range(NUM_CHANNELS)]
 
@@ -137,7 +137,7 @@ async def read_bare(address: str, num: int, num_messages: int) -> None:
 
 
 async def load(address: str) -> control_pb2.Load:
-    """What the server says of itself."""
+    """The load that the server reports."""
     async with grpc.aio.insecure_channel(address) as channel:
         stub = control_pb2_grpc.ControlServiceStub(channel)
         answer = await stub.GetLoad(control_pb2.GetLoadRequest())
@@ -145,7 +145,7 @@ async def load(address: str) -> control_pb2.Load:
 
 
 async def until_idle(address: str) -> control_pb2.Load:
-    """Wait until nothing is open, and the engine has told so."""
+    """Waits until no request is open according to gateway and engine."""
     while True:
         now = await load(address)
         if not now.open_requests and all(not one.running_requests + one.waiting_requests for one in now.engines):

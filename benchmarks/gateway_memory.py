@@ -1,4 +1,4 @@
-"""What cancelled requests leave behind in a gateway: growth a request, once its bounded memories are full.
+"""Measures what cancelled requests leave behind in a gateway: growth per request, once its bounded memories are full.
 
 Three figures, each with its limit: bytes that malloc has given out, blocks that Python's allocator has, and the size of
 the process. The size alone says little: holes between what is in use make it grow for a long while.
@@ -17,7 +17,7 @@ NUM_WARM = 5000  # requests, after which nothing grows by right: a gateway remem
 
 @dataclasses.dataclass(frozen=True)
 class Growth:
-    """A request's."""
+    """The growth per request."""
 
     malloc_bytes: float
     python_blocks: float
@@ -31,7 +31,7 @@ class Growth:
 
 
 async def rounds_of_cancels(rig: Rig, num_rounds: int, num: int) -> tuple[list[tuple[str, float]], Growth]:
-    """`num` cancels a round, the warm-up before; ids and times of the cancels, and what they left behind."""
+    """Runs `num` cancels per round after the warm-up. Returns their ids and times, and the memory after each round."""
     cancelled: list[tuple[str, float]] = []
     seen: list[tuple[float, float, float]] = []
     async with client.connected(rig.address) as stubs:
@@ -45,7 +45,7 @@ async def rounds_of_cancels(rig: Rig, num_rounds: int, num: int) -> tuple[list[t
 
 
 def slope(values: Sequence[float]) -> float:
-    """Rise from one value to the next, by least squares."""
+    """The rise from one value to the next, by least squares."""
     mean_x, mean_y = (len(values) - 1) / 2, sum(values) / len(values)
     rise = sum((x - mean_x) * (y - mean_y) for x, y in enumerate(values))
     return rise / sum((x - mean_x) ** 2 for x in range(len(values)))

@@ -40,16 +40,16 @@ class Rig:
     watch: Path = Path()  # where a watched gateway tells what memory is in use
 
     def cpu_s(self, name: str) -> float:
-        """Seconds of CPU that a process has used."""
+        """Seconds of CPU time of a process."""
         times = self.processes[name].cpu_times()
         return float(times.user + times.system)
 
     def rss(self, name: str) -> int:
-        """Bytes of memory that a process has."""
+        """Bytes of resident memory of a process."""
         return int(self.processes[name].memory_info().rss)
 
     async def in_use(self, name: str) -> dict[str, int]:
-        """What a watched gateway says of its memory."""
+        """The memory that a watched gateway reports."""
         self.watch.unlink(missing_ok=True)
         self.processes[name].send_signal(signal.SIGHUP)
         async with asyncio.timeout(ANSWER_TIMEOUT_S):
@@ -107,7 +107,7 @@ def service(
 
 
 def wait_until_serving(address: str) -> None:
-    """Until its health says so."""
+    """Waits until the service's health is SERVING."""
     end = time.monotonic() + START_TIMEOUT_S
     with grpc.insecure_channel(address) as channel:
         stub = health_pb2_grpc.HealthStub(channel)
@@ -122,7 +122,7 @@ def wait_until_serving(address: str) -> None:
 
 @contextlib.contextmanager
 def bare_server(num_streams: int, interval_s: float) -> Iterator[Rig]:
-    """A gRPC server that does nothing but write."""
+    """Runs a gRPC server that only writes."""
     address = free_address("127.0.0.1:0")
     command = [sys.executable, "-m", "benchmarks.bare_grpc", address, str(num_streams), str(interval_s)]
     with subprocess.Popen(command, stdout=subprocess.PIPE) as process:

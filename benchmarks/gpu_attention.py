@@ -1,4 +1,4 @@
-"""Attention on one GPU against its roofline and against what else there is: torch's SDPA, FlexAttention, FlashInfer.
+"""Compares attention on one GPU with its roofline and with torch's SDPA, FlexAttention and FlashInfer.
 
     python -m benchmarks.gpu_attention [--parts decode,prefill,cascade] [--fresh] [--seconds N] [--out DIR] [--dry-run]
 
@@ -29,7 +29,7 @@ PARTS = ("decode", "prefill", "cascade")
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Sizes:
-    """Heads, and what is measured: (rows, keys of each); of a cascade (rows, keys that all share), beside `own`."""
+    """Heads, and the measured sizes: (rows, keys of each); of a cascade (rows, shared keys), beside `own`."""
 
     heads: int = 32
     kv_heads: int = 8
@@ -60,7 +60,7 @@ DRY = Sizes(4, 2, 64, 16, ((2, 40), (1, 20)), ((1, 20),), ((2, 32),), 8)
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Measure what is not there yet, and say what failed."""
+    """Measures what has no result yet, and reports failures."""
     given = asked("gpu_attention", __doc__, PARTS, arguments)
     sizes = DRY if given.ground.is_dry else SIZES
     return given.run([(key, call) for key, call in todo(given.ground, sizes) if key.split(":")[0] in given.parts])
@@ -80,12 +80,12 @@ def todo(ground: Ground, sizes: Sizes) -> list[tuple[str, Callable[[], Row]]]:
 
 
 def name_of(dtype: torch.dtype) -> str:
-    """As results write it."""
+    """The name of a number format in results."""
     return str(dtype).removeprefix("torch.")
 
 
 def kept_as(ground: Ground) -> list[torch.dtype]:
-    """Number formats of caches there."""
+    """The number formats of caches on that device."""
     return [ground.at.dtype, *([torch.float8_e4m3fn] if ground.has_fp8 else []), torch.int8]
 
 
@@ -149,7 +149,7 @@ def prefill(ground: Ground, sizes: Sizes, batch: int, length: int) -> Row:
 
 
 def cascade(ground: Ground, sizes: Sizes, batch: int, prefix: int) -> Row:
-    """One token of each of `batch` rows that share a prefix, looked at once; beside the same without."""
+    """One token of each of `batch` rows that share a prefix, attended to once, beside the same without sharing."""
     q, cache, rows, _ = paged(ground.at, sizes, batch, prefix + sizes.own, 1, ground.at.dtype)
     rows.tables[:, : prefix // sizes.block] = rows.tables[0, : prefix // sizes.block]
     each = torch.full_like(rows.contexts, prefix)
@@ -171,7 +171,7 @@ def cascade(ground: Ground, sizes: Sizes, batch: int, prefix: int) -> Row:
 
 
 def shares(least: float, took: float, others: Mapping[str, object]) -> Row:
-    """Of the roofline, ours and SDPA's; and what is known of others."""
+    """The shares of the roofline of ours and of SDPA, and the times of other implementations."""
     found: Row = {"of_roofline": least / took, **others}
     return found | ({"torch_of_roofline": least * 1e6 / float(str(others["sdpa_us"]))} if "sdpa_us" in others else {})
 

@@ -26,7 +26,7 @@ EPS = 1e-6
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Sizes:
-    """How large everything is: by default as on the models that are served."""
+    """The sizes of all cases; the defaults are those of served models."""
 
     batches: tuple[int, ...] = (1, 256)
     vocab: int = 128_256
@@ -48,7 +48,7 @@ class Sizes:
 
 
 class Place(NamedTuple):
-    """Where tensors are, and the number format of activations."""
+    """The device of tensors, and the number format of activations."""
 
     device: torch.device
     dtype: torch.dtype
@@ -93,17 +93,17 @@ class Case:
 
     @property
     def key(self) -> str:
-        """Its name in results."""
+        """The name of the case in results."""
         return f"{self.part}: {self.group}, {self.size}"
 
 
 def pure(ours: Callable[[], Tensor], peer: Callable[[], Tensor], num_bytes: int, tolerance: float = 0.02) -> Work:
-    """Work that changes nothing."""
+    """Work that changes none of its inputs."""
     return Work(ours, peer, num_bytes, lambda: (ours(), peer()), tolerance)
 
 
 def disagreement(work: Work) -> float:
-    """By how much ours and torch's differ, of torch's largest number; 0 where each draws for itself."""
+    """The difference of ours and torch's results, relative to torch's largest number; 0 where results are random."""
     if work.check is None:
         work.ours(), work.torch()
         return 0.0
@@ -112,7 +112,7 @@ def disagreement(work: Work) -> float:
 
 
 def cases(sizes: Sizes) -> Iterator[Case]:
-    """All of this file, part by part."""
+    """All cases of this file, part by part."""
     for batch, (name, truncation) in itertools.product(sizes.batches, TRUNCATIONS.items()):
         yield Case("sample", name, batch, partial(sample, batch=batch, vocab=sizes.vocab, truncation=truncation))
     for num in sizes.tokens:
@@ -130,7 +130,7 @@ TRUNCATIONS = {"greedy": (0.0, 0, 1.0), "all": (0.8, 0, 1.0), "top-k 50, top-p 0
 
 
 def sample(at: Place, batch: int, vocab: int, truncation: tuple[float, int, float]) -> Work:
-    """A token of each of `batch` rows. Other than ours, torch's draws hang on the batch."""
+    """Samples a token of each of `batch` rows. Unlike ours, torch's draws depend on the batch."""
     temperature, top_k, top_p = truncation
     logits = torch.randn(batch, vocab, device=at.device) * 4
 
@@ -151,7 +151,7 @@ def sample(at: Place, batch: int, vocab: int, truncation: tuple[float, int, floa
 
 
 def drawn(scaled: Tensor, top_k: int, top_p: float) -> Tensor:
-    """Ids [R] of scaled logits, as torch users truncate and draw."""
+    """Ids [R] drawn from scaled logits, with truncation as torch users write it."""
     if not top_k and top_p == 1.0:
         weights = scaled.softmax(1)
         return weights.div_(torch.empty_like(weights).exponential_()).argmax(1)
@@ -175,7 +175,7 @@ def rms_norm(at: Place, tokens: int, width: int) -> Work:
 
 
 def add_rms_norm(at: Place, tokens: int, width: int) -> Work:
-    """The norm of the residual stream, in float32, behind an addition to it."""
+    """The norm of the residual stream, in float32, after an addition to it."""
     x, weight = at.randn(tokens, width), at.randn(width)
     residual = torch.randn(tokens, width, device=at.device)
     other = residual.clone()
@@ -188,7 +188,7 @@ def add_rms_norm(at: Place, tokens: int, width: int) -> Work:
 
 
 def write(at: Place, tokens: int, kept: str, sizes: Sizes) -> Work:
-    """Queries and keys turned, keys and values put into a cache of the activations' format or of 8 bits."""
+    """Rotates queries and keys, and writes keys and values into a cache of the activations' format or of 8 bits."""
     dtype = torch.int8 if kept == "int8" else at.dtype
     width, keys = slots.slot_width(sizes.dim, dtype), sizes.kv_heads
     heads = at.randn(tokens, sizes.heads + 2 * keys, sizes.dim)
@@ -229,14 +229,14 @@ def write(at: Place, tokens: int, kept: str, sizes: Sizes) -> Work:
 
 
 def silu(at: Place, tokens: int, width: int) -> Work:
-    """Between the halves of an MLP."""
+    """The activation between the halves of an MLP."""
     gate_up = at.randn(tokens, 2 * width)
     num_bytes = gate_up.nbytes + gate_up.nbytes // 2
     return pure(lambda: activation.silu_mul(gate_up), lambda: elementwise.silu_mul(gate_up), num_bytes)
 
 
 def copy(at: Place, num: int, sizes: Sizes) -> Work:
-    """`num` blocks of all layers, as a fork copies them. Its launch carries addresses, which no graph can hold."""
+    """Copies `num` blocks of all layers, as a fork does. Its launch carries addresses, which no graph can hold."""
     shape = (2 * num, sizes.layers, sizes.block, sizes.kv_heads, sizes.dim)
 
     def new() -> list[Tensor]:

@@ -1,4 +1,4 @@
-"""Time on one GPU, and what the GPU could do at best: every GPU benchmark measures with these.
+"""Times work on one GPU and gives the GPU's limits; every GPU benchmark uses it.
 
 Medians of 100 runs between CUDA events, the L2 cache flushed before each. A figure is compared with what the GPU is
 specified with, and with the bandwidth that a copy reaches here.
@@ -28,7 +28,7 @@ class Peaks:
     products: Mapping[int, float]
 
     def least_seconds(self, num_bytes: int, flops: int, size: int) -> float:
-        """What the roofline allows for so many bytes and operations on numbers of `size` bytes."""
+        """The roofline's time for that many bytes, and operations on numbers of `size` bytes."""
         rate = self.products[size]
         return max(num_bytes / self.bandwidth, flops / rate if rate else 0.0)
 
@@ -38,7 +38,7 @@ SPECIFIED = {"NVIDIA H200": Peaks(4.8e12, HOPPER), "NVIDIA H100 80GB HBM3": Peak
 
 
 def peaks_of(gpu: str, copied: float) -> Peaks:
-    """Of a GPU by its name; of an unknown one, a bandwidth of which a copy reaches 90 %."""
+    """The limits of a GPU by its name; for an unknown GPU, a bandwidth of which a copy reaches 90 %."""
     return SPECIFIED.get(gpu, Peaks(copied / 0.9, {2: 0.0, 1: 0.0}))
 
 
@@ -71,14 +71,14 @@ def _recorded(call: Callable[[], object]) -> Callable[[], object]:
 
 @functools.cache
 def copy_bandwidth() -> float:
-    """Bytes a second of a copy of 2 GiB, read and written."""
+    """Bytes per second of a copy of 2 GiB, read and written."""
     source = torch.empty(1 << 31, dtype=torch.uint8, device="cuda")
     target = torch.empty_like(source)
     return 2 * source.numel() / seconds(lambda: target.copy_(source))
 
 
 def about_gpu() -> dict[str, object]:
-    """What every result on a GPU says of where it was measured."""
+    """The description of the GPU in every result."""
     versions = {one: metadata.version(one) for one in ("torch", "triton")}
     driver = {"cuda": torch.version.cuda}
     return {"gpu": torch.cuda.get_device_name(), **versions, **driver}

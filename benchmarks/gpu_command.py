@@ -1,4 +1,4 @@
-"""What the commands of the GPU benchmarks share: where they measure, their options, and how they end.
+"""The frame of the GPU benchmarks' commands: device, options and exit.
 
 `--dry-run` goes the same ways without a GPU: kernels are interpreted over tiny tensors on the CPU, everything is called
 once, and no figure means anything. So that no command fails on its first line where a GPU is there for half an hour.
@@ -53,7 +53,7 @@ def gpu_ground() -> Ground:
 
 
 def dry_ground() -> Ground:
-    """Tensors on the CPU; in float16, as bfloat16 is computed wrongly in the interpreter."""
+    """Tensors on the CPU; in float16, as the interpreter computes bfloat16 wrongly."""
     place, peaks = Place(torch.device("cpu"), torch.float16), Peaks(1e12, {2: 1e12, 1: 2e12})
     return Ground(place, once, peaks, 1e12, {"gpu": "none: a dry run"}, has_fp8=True, is_dry=True)
 
@@ -66,7 +66,7 @@ def once(call: Callable[[], object], *, is_recorded: bool = True) -> float:
 
 
 class Asked(NamedTuple):
-    """What a command line says: where, which parts, and where results go on."""
+    """The parsed command line: ground, parts, and the results file."""
 
     ground: Ground
     parts: list[str]
@@ -74,7 +74,7 @@ class Asked(NamedTuple):
     seconds: float
 
     def run(self, todo: Sequence[tuple[str, Callable[[], Row]]]) -> int:
-        """Measure what is not there yet; 1 where something failed."""
+        """Measures what has no result yet; returns 1 if something failed."""
         self.results.measure(todo, self.seconds)
         for key in self.results.left:
             print(f"no time for: {key}", file=sys.stderr)
@@ -84,7 +84,7 @@ class Asked(NamedTuple):
 
 
 def asked(name: str, about: str | None, parts: Sequence[str], arguments: Sequence[str] | None) -> Asked:
-    """Of `python -m benchmarks.NAME`. Ends the process where there is no GPU and no dry run."""
+    """The command line of `python -m benchmarks.NAME`. Ends the process where there is no GPU and no dry run."""
     options = parsed(name, about, parts, arguments)
     ground = dry_ground() if options.dry_run else gpu_ground()
     folder = options.out or (Path(tempfile.mkdtemp(prefix="dry-run-")) if options.dry_run else None)

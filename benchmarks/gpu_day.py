@@ -1,4 +1,4 @@
-"""Everything that wants a GPU, in stages of less than ten minutes each, for a machine that is there for half an hour.
+"""Runs everything that needs a GPU, in stages of less than ten minutes, for a machine that is rented for half an hour.
 
     python -m benchmarks.gpu_day STAGE... [--out DIR] [--seconds N] [--dry-run]
 
@@ -81,7 +81,7 @@ STAGES: dict[str, tuple[Step, ...]] = {
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run the stages; 1 if any of their commands failed."""
+    """Runs the stages; returns 1 if any of their commands failed."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("stages", nargs="+", choices=list(STAGES), metavar="STAGE", help=", ".join(STAGES))
     parser.add_argument("--out", type=Path, default=ROOT / "benchmarks" / "out")
@@ -99,7 +99,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def run(stage: str, out: Path, end: float, *, is_dry: bool) -> dict[str, Row]:
-    """How each command of a stage ended, and after how long."""
+    """How each command of a stage ended, and its duration."""
     ended: dict[str, Row] = {}
     with (out / f"{stage}.log").open("w") as log:
         for step in STAGES[stage]:
@@ -114,7 +114,7 @@ def run(stage: str, out: Path, end: float, *, is_dry: bool) -> dict[str, Row]:
 
 
 def carry_out(step: Step, out: Path, seconds: float, log: int, *, is_dry: bool) -> object:
-    """The exit status of one command, or in a word why there is none."""
+    """The exit status of one command, or a word that says why there is none."""
     if step.tool and shutil.which(step.tool[0]) is None:
         return "skipped" if is_dry else f"{step.tool[0]} is not here"
     words = [*step.tool, sys.executable, *step.command]
@@ -135,7 +135,7 @@ def carry_out(step: Step, out: Path, seconds: float, log: int, *, is_dry: bool) 
 
 
 def environment(step: Step, *, is_dry: bool) -> dict[str, str]:
-    """This process's, kernels being compiled, or in a benchmark's dry run interpreted."""
+    """The environment of a command: kernels are compiled, or in a benchmark's dry run interpreted."""
     is_interpreted = is_dry and step.is_benchmark
     more = {"TRITON_INTERPRET": "1" if is_interpreted else "0", "PYTHONUNBUFFERED": "1"}
     if step.tool:  # without torch's pool every tensor is an allocation of its own, and an access beside it is seen

@@ -37,14 +37,14 @@ Rows = Mapping[str, Row]
 
 
 class Limits(NamedTuple):
-    """What a GPU is specified with, and bytes a second that a copy reaches."""
+    """The GPU's specified limits, and the bytes per second that a copy reaches."""
 
     peaks: Peaks
     copied: float
 
 
 def steady(config: ModelConfig, num: int, context: int, device: torch.device, kept: Kept = PLAIN) -> Rig:
-    """`num` rows of `context` tokens each, all of which decode."""
+    """A rig with `num` rows of `context` tokens each, all of which decode."""
     rig = make_rig(config, num, num * (context + STEPS + BLOCK) // BLOCK + num, device, kept)
     add(rig.engine, [(context, STEPS + 8)] * num)
     while len(rig.engine.step().sampled) < num:  # until all prompts are computed
@@ -55,7 +55,7 @@ def steady(config: ModelConfig, num: int, context: int, device: torch.device, ke
 def decode_step(
     config: ModelConfig, num: int, context: int, device: torch.device, limits: Limits, kept: Kept = PLAIN
 ) -> Row:
-    """Median step, how long its bytes take, and what of it the host does other than wait."""
+    """The median step, the time its bytes take, and the host's time without waiting."""
     rig = steady(config, num, context, device, kept)
     times, hosts = [], []
     for _ in range(STEPS // 2):
@@ -121,7 +121,7 @@ def sizes_of(num: int, lengths: tuple[int, int]) -> list[tuple[int, int]]:
 
 
 def peer_throughput(config: ModelConfig, sizes: list[tuple[int, int]], device: torch.device, rows: Rows) -> Row:
-    """transformers', and ours over it where that was measured before."""
+    """The throughput of transformers, and the ratio to ours where that was measured before."""
     model = make_model(config, torch.bfloat16 if device.type == "cuda" else torch.float32, device)
     found = continuous_batching(model, prompts_of([size for size, _ in sizes]), [size for _, size in sizes])
     if OURS in rows:
@@ -130,7 +130,7 @@ def peer_throughput(config: ModelConfig, sizes: list[tuple[int, int]], device: t
 
 
 def own_throughput(config: ModelConfig, sizes: list[tuple[int, int]], device: torch.device) -> Row:
-    """Ours. Raises RuntimeError where a request is cut short."""
+    """Our throughput. Raises RuntimeError if a request is cut short."""
     blocks = sum(-(-sum(size) // BLOCK) + 1 for size in sizes)
     engine = make_rig(config, len(sizes), blocks, device).engine
     add(engine, sizes)
@@ -183,7 +183,7 @@ DRY = Loads(TINY, TINY, (1,), (3,), (8, 5), 4, (5, 12))
 
 
 def todo(given: Asked) -> list[tuple[str, Callable[[], Row]]]:
-    """What these parts measure, each from free memory."""
+    """The measurements of these parts, each from free memory."""
     ground, loads = given.ground, DRY if given.ground.is_dry else Loads()
     device, (long, short) = ground.at.device, loads.contexts
     step = functools.partial(decode_step, device=device, limits=Limits(ground.peaks, ground.copied))
@@ -203,13 +203,13 @@ def todo(given: Asked) -> list[tuple[str, Callable[[], Row]]]:
 
 
 def freed(call: Callable[[], Row], device: torch.device) -> Row:
-    """What it measures, nothing of what was measured before being held."""
+    """Measures after freeing what earlier measurements held."""
     free(device)
     return call()
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Measure what is not there yet; 1 where something failed."""
+    """Measures what has no result yet; returns 1 if something failed."""
     given = asked("gpu_engine", __doc__, PARTS, arguments)
     return given.run(todo(given))
 

@@ -1,4 +1,4 @@
-"""Kernels other than attention on one GPU, each beside its equivalent in torch and against the roofline.
+"""Compares the kernels other than attention on one GPU with torch's equivalents and with the roofline.
 
     python -m benchmarks.gpu_kernels [--parts sample,norm,write,silu,copy,linear,experts] [--fresh] [--seconds N]
         [--out DIR] [--dry-run]
@@ -23,13 +23,13 @@ DRY = Sizes((1,), 300, (5,), 96, 4, 2, 32, 4, 2, (1,), (3,), (128,), (5,), (4,),
 
 
 def all_cases(sizes: Sizes, parts: Sequence[str], *, has_fp8: bool) -> list[Case]:
-    """Of these parts, on a GPU with or without float8."""
+    """The cases of these parts, on a GPU with or without float8."""
     found: Iterable[Case] = itertools.chain(gpu_cases.cases(sizes), gpu_products.cases(sizes))
     return [case for case in found if case.part in parts and (has_fp8 or not case.needs_fp8)]
 
 
 def measure(case: Case, ground: Ground) -> Row:
-    """A row of results. Raises ValueError where ours and torch's differ."""
+    """One row of results. Raises ValueError if ours and torch's differ."""
     work, peaks = case.make(ground.at), ground.peaks
     off = disagreement(work)
     if not off <= work.tolerance:  # NaN, too
@@ -54,7 +54,7 @@ def measure(case: Case, ground: Ground) -> Row:
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Measure what is not there yet, and say how many failed."""
+    """Measures what has no result yet, and reports the number of failures."""
     given = asked("gpu_kernels", __doc__, PARTS, arguments)
     ground = given.ground
     chosen = all_cases(DRY if ground.is_dry else Sizes(), given.parts, has_fp8=ground.has_fp8)

@@ -1,4 +1,4 @@
-"""transformers' continuous batching over random weights of a shape: the same requests, in the same process, as ours.
+"""Runs transformers' continuous batching over random weights of a shape, with the same requests as our engine.
 
 Its own settings: what it finds for memory, graphs and attention is taken, and its warm-up is not counted.
 """

@@ -1,4 +1,4 @@
-"""What else computes attention on one GPU, beside ours: torch's SDPA and its backends, FlexAttention, FlashInfer.
+"""Other implementations of attention on one GPU: torch's SDPA and its backends, FlexAttention, FlashInfer.
 
 All but FlashInfer get keys and values that are contiguous already, which ours are not. A peer that is not here, or that
 fails, costs its own figure only and says why.
@@ -56,7 +56,7 @@ def figures(problem: Problem, ground: Ground, took: float, work: int = 0) -> Row
 
 
 def timed(call: Call, clock: Clock) -> float:
-    """From a recorded graph, or launched where no graph holds it."""
+    """The time from a recorded graph, or from launches where no graph can hold the call."""
     try:
         return clock(call)
     except RuntimeError:
@@ -64,14 +64,14 @@ def timed(call: Call, clock: Clock) -> float:
 
 
 def keys_and_values(problem: Problem) -> tuple[Tensor, Tensor]:
-    """Random ones, [batch, kv_heads, length, dim] each."""
+    """Random keys and values, [batch, kv_heads, length, dim] each."""
     shape = problem.batch, problem.kv_heads, problem.length, problem.q.shape[2]
     k, v = (torch.randn(shape, device=problem.q.device, dtype=problem.q.dtype) for _ in range(2))
     return k, v
 
 
 def sdpa(problem: Problem, ground: Ground, backend: SDPBackend | None = None) -> Call:
-    """torch's, by the backend that it chooses, or by one."""
+    """torch's SDPA, by the backend that it chooses, or by a given one."""
     q, (k, v), is_causal = problem.queries, keys_and_values(problem), problem.num > 1
 
     def call() -> Tensor:

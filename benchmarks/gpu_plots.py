@@ -1,4 +1,4 @@
-"""Draws how near to the roofline each kernel comes: results by part in, one SVG a part out. Needs no GPU.
+"""Draws how near each kernel comes to the roofline: takes results by part, writes one SVG per part. Needs no GPU.
 
     python -m benchmarks.gpu_plots
 
@@ -22,7 +22,7 @@ DRAWN = ("gpu_attention", "gpu_kernels")
 
 
 def main() -> None:
-    """Draw what results there are."""
+    """Draws the available results."""
     for name in DRAWN:
         path = RESULTS / f"{name}.json"
         if path.exists():
@@ -31,7 +31,7 @@ def main() -> None:
 
 
 def draw(name: str, rows: Mapping[str, Mapping[str, Any]]) -> list[Path]:
-    """Write benchmarks/results/NAME_PART.svg of each part that there is something of."""
+    """Writes benchmarks/results/NAME_PART.svg of each part with results."""
     written = []
     for part in dict.fromkeys(row["part"] for row in rows.values()):
         own = [row for row in rows.values() if row["part"] == part]

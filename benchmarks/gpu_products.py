@@ -1,4 +1,4 @@
-"""What is measured of the kernels of matrix products: linears over weights of 8 and 4 bits, and experts.
+"""The measured cases of matrix products: linear layers over weights of 8 and 4 bits, and experts.
 
 Beside each, torch's product with the same weights in the activations' format. Roofline: bytes of weights, inputs and
 outputs, or operations, whichever takes longer.
@@ -24,11 +24,11 @@ class Linear(Protocol):
     """Makes a square product of inputs [rows, width]."""
 
     def __call__(self, at: Place, rows: int, width: int) -> Work:
-        """The work."""
+        """Makes the work."""
 
 
 def cases(sizes: Sizes) -> Iterator[Case]:
-    """All of this file: linears by kind and width over numbers of rows, experts over numbers of tokens."""
+    """All cases of this file: linear layers by kind and width over numbers of rows, experts over numbers of tokens."""
     for (name, make), width, num in itertools.product(LINEARS.items(), sizes.squares, sizes.rows):
         yield Case("linear", f"{name}, {width} x {width}", num, partial(make, rows=num, width=width), name == "fp8")
     for experts, num in itertools.product(sizes.experts, sizes.expert_tokens):
@@ -51,7 +51,7 @@ def w4a16(at: Place, rows: int, width: int) -> Work:
 
 
 def w8a8(at: Place, rows: int, width: int, dtype: torch.dtype = torch.int8) -> Work:
-    """Both of 8 bits, inputs rounded row by row within what is timed."""
+    """Weights and inputs of 8 bits; rounding the inputs row by row is part of the measured time."""
     x, packed = at.randn(rows, width), quantise_rows(at.randn(width, width), dtype)
     meant = (packed.weight.float() * packed.scales[:, None]).to(at.dtype)
     weights = packed.weight.nbytes + packed.scales.nbytes
@@ -83,7 +83,7 @@ def mlp(at: Place, tokens: int, num_experts: int, sizes: Sizes) -> Work:
     owned = [(one, *torch.where(experts == one)) for one in experts.unique().tolist()]
 
     def peer() -> Tensor:
-        """An expert after the other, its tokens being known already: better than torch users have it."""
+        """One expert after the other with known tokens: faster than torch users can have it."""
         y = torch.zeros(tokens, hidden, device=at.device)
         for one, rows, columns in owned:
             gate, up = F.linear(x[rows], gate_up[one]).chunk(2, dim=1)

@@ -40,7 +40,7 @@ class Results:
                 self.rows = dict(found.get("rows", {}))
 
     def measure(self, todo: Sequence[tuple[str, Callable[[], Row]]], seconds: float = float("inf")) -> None:
-        """What has no row yet, in turn; nothing is begun after so many seconds."""
+        """Measures what has no row yet, in turn; begins nothing after that many seconds."""
         end = time.monotonic() + seconds
         for at, (key, call) in enumerate(todo, 1):
             if key in self.rows:

@@ -1,4 +1,4 @@
-"""An engine over random weights, as the engine's GPU benchmark drives it, and who watches how long the host waits.
+"""An engine over random weights for the engine's GPU benchmark, and a watch on how long the host waits.
 
 On a CUDA device steps are recorded and overlapped; on any other a plain runner computes them, which is how tests run
 the benchmark.
@@ -85,19 +85,19 @@ class RandomWeights:
         self._dtype, self._device = dtype, device
 
     def get(self, name: str, shape: tuple[int, ...]) -> Tensor:
-        """A tensor."""
+        """Returns a tensor."""
         if len(shape) == 1:
             return torch.ones(shape, dtype=self._dtype, device=self._device)
         return torch.randn(shape, dtype=self._dtype, device=self._device) * 0.02
 
     def stored(self, name: str, rows: int, width: int) -> None:
-        """Nothing is quantised."""
+        """Returns None: nothing is quantised."""
 
     def stored_experts(self, name: str, shape: tuple[int, int, int]) -> None:
         """None, as `stored`."""
 
     def has(self, name: str) -> bool:
-        """Everything is there."""
+        """Returns True: every tensor exists."""
         return True
 
 
@@ -131,7 +131,7 @@ class Watched:
         return self._device.taken()
 
     def time(self, wait: Callable[[], "np.ndarray[Any, Any]"]) -> "np.ndarray[Any, Any]":
-        """What is waited for, its time added."""
+        """Runs a wait and adds its time."""
         begun = self._clock()
         try:
             return wait()
@@ -158,12 +158,12 @@ class Rig:
 
     @property
     def waited_s(self) -> float:
-        """So far."""
+        """The seconds waited so far."""
         return 0.0 if self.watched is None else self.watched.waited_s
 
 
 def make_rig(config: ModelConfig, num: int, num_blocks: int, device: torch.device, kept: Kept = PLAIN) -> Rig:
-    """An engine for `num` sequences; every size of a step that can be recorded is."""
+    """An engine for `num` sequences; every size of a step that can be recorded is recorded."""
     dtype = torch.bfloat16 if device.type == "cuda" else torch.float32
     pack = functools.partial(ops.pack_linear, weights=kept.weights)
     model = Model(config, RandomWeights(dtype, device), dtype, device, config.context_length, pack)
@@ -182,12 +182,12 @@ def make_rig(config: ModelConfig, num: int, num_blocks: int, device: torch.devic
 
 
 def prompts_of(sizes: list[int]) -> list[tuple[int, ...]]:
-    """Random prompts of so many tokens."""
+    """Random prompts of that many tokens."""
     rng = random.Random(0)
     return [tuple(rng.randrange(1, 10_000) for _ in range(size)) for size in sizes]
 
 
 def add(engine: Engine, sizes: list[tuple[int, int]]) -> None:
-    """Requests of so many tokens in and out."""
+    """Adds requests of that many tokens in and out."""
     for i, (prompt, (_, num_out)) in enumerate(zip(prompts_of([num for num, _ in sizes]), sizes, strict=True)):
         engine.add(EngineRequest(f"{i}", prompt, SamplingParams(max_tokens=num_out, temperature=0.6, ignore_eos=True)))

@@ -31,7 +31,7 @@ DRY_EVERY = (32,), (4,), (2, 3)
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Try what is not in the table yet."""
+    """Tries the shapes that are not in the table yet."""
     given = asked("gpu_tune", __doc__, tuple(TRIED), arguments)
     ground, is_dry = given.ground, given.ground.is_dry
     sizes, tried, every = (DRY, DRY_TRIED, DRY_EVERY) if is_dry else (SIZES, TRIED, EVERY)
@@ -53,7 +53,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 def best(
     gpu: str, table: Path, key: str, call: Callable[[], object], tiles: Sequence[AttentionTiles], clock: Clock
 ) -> Row:
-    """The fastest, which is written to the table."""
+    """The fastest tiles, which are written to the table."""
     times = {one: tried(gpu, key, call, one, clock) for one in tiles}
     found = min(times, key=lambda one: times[one])
     configs.tuned_for(gpu)[key] = found

@@ -1,4 +1,4 @@
-"""What a service says of its health, asked all the time: since when it serves, since when it does not."""
+"""Polls a service's health and notes since when it serves, or does not serve."""
 
 import collections
 import contextlib
@@ -13,7 +13,7 @@ ANSWERS_WITHIN_S = 2.0  # a gateway that takes longer counts as not serving
 
 
 class Watch(threading.Thread):
-    """Asks for the service's health all the time; notes when it changed."""
+    """Polls the service's health, and notes its changes."""
 
     def __init__(self, address: str) -> None:
         super().__init__(daemon=True)
@@ -33,11 +33,11 @@ class Watch(threading.Thread):
                 time.sleep(POLL_S)
 
     def after(self, at_s: float, serving: bool) -> float | None:
-        """Seconds from `at_s` until it was first so; None while it was not."""
+        """Seconds from `at_s` until health was so for the first time; None if it never was."""
         return next((when - at_s for when, what in tuple(self.changes) if what is serving and when >= at_s), None)
 
     def lost_and_found(self, at_s: float, within_s: float) -> tuple[float, float]:
-        """Wait until health was lost and found after `at_s`: seconds to each, `within_s` for what did not happen."""
+        """Waits until health was lost and regained after `at_s`: seconds to each, `within_s` for what never happened."""
         end = time.monotonic() + within_s
         while True:
             lost = self.after(at_s, serving=False)

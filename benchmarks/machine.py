@@ -1,4 +1,4 @@
-"""What every result says of where it was measured, and how results are written."""
+"""Describes the machine in every result, and writes results."""
 
 import json
 import os
@@ -14,7 +14,7 @@ RESULTS = Path(__file__).parent / "results"
 
 
 def machine() -> dict[str, object]:
-    """Processor, cores, versions."""
+    """Processor, cores and versions."""
     model = next(
         (line.split(":")[1].strip() for line in Path("/proc/cpuinfo").read_text().splitlines() if "model name" in line),
         platform.processor(),
@@ -24,7 +24,7 @@ def machine() -> dict[str, object]:
 
 
 def version_of(package: str) -> str:
-    """What is installed of it: engines are measured where not everything is that a service needs."""
+    """The version of an installed distribution, or "not installed", as where only an engine is measured."""
     try:
         return metadata.version(package)
     except metadata.PackageNotFoundError:
@@ -32,7 +32,7 @@ def version_of(package: str) -> str:
 
 
 def end_as_asked() -> None:
-    """SIGTERM raises SystemExit from now on: what a run has started ends with it, as at Ctrl-C."""
+    """Makes SIGTERM raise SystemExit, so that what a run has started ends with it, as at Ctrl-C."""
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))
 
 
@@ -42,7 +42,7 @@ def median(values: Sequence[float]) -> float:
 
 
 def save(name: str, command: str, figures: dict[str, object], folder: Path | None = None) -> str:
-    """Write NAME.json, in benchmarks/results if nowhere else, and return what it holds."""
+    """Writes NAME.json, in benchmarks/results unless told otherwise, and returns its contents."""
     folder = folder or RESULTS
     folder.mkdir(parents=True, exist_ok=True)
     text = json.dumps({"command": command, "machine": machine(), **figures}, indent=2)
@@ -51,5 +51,5 @@ def save(name: str, command: str, figures: dict[str, object], folder: Path | Non
 
 
 def write(name: str, command: str, figures: dict[str, object]) -> None:
-    """Write benchmarks/results/NAME.json and show it."""
+    """Writes benchmarks/results/NAME.json and prints it."""
     print(save(name, command, figures))

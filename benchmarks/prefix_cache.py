@@ -1,4 +1,4 @@
-"""The prefix cache: what it costs where nothing is ever found, and what it saves a prompt of 10,000 tokens.
+"""Measures the prefix cache: its cost where nothing is found, and what it saves on a prompt of 10,000 tokens.
 
     python -m benchmarks.prefix_cache [--runs 5]
 
@@ -47,7 +47,7 @@ class Bench:
         )
 
     def run(self, engine: Engine, prompts: list[list[int]], num: int) -> tuple[float, float]:
-        """Seconds to the first token of any, and to the last of all."""
+        """Seconds to the first token of any request, and to the last of all."""
         params = SamplingParams(max_tokens=num, temperature=0.0, ignore_eos=True)
         for prompt in prompts:
             self._num_requests += 1

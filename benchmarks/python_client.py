@@ -1,4 +1,4 @@
-"""What the Python client adds to a message over bare grpc.aio, and its first call from a cold process.
+"""Measures what the Python client adds to a message over bare grpc.aio, and its first call from a cold process.
 
 `python -m benchmarks.python_client`. The server of the first figure is a bare one in a process of its own that writes
 deltas made beforehand, so that only the client's side differs; the two take turns, and the median of the differences
@@ -36,7 +36,7 @@ async def stream(
     request: inference_pb2.StreamGenerateRequest,
     context: "grpc.aio.ServicerContext[inference_pb2.StreamGenerateRequest, inference_pb2.StreamGenerateResponse]",
 ) -> None:
-    """Accepted, deltas that cost nothing to make, finished."""
+    """The messages of a stream: accepted, prepared deltas, finished."""
     await context.write(inference_pb2.StreamGenerateResponse(accepted=types_pb2.Accepted(generation_id="g")))
     for seq in range(1, NUM_MESSAGES + 1):
         delta = types_pb2.Delta(generation_id="g", seq=seq, text=" word", consumed=1)
@@ -46,7 +46,7 @@ async def stream(
 
 
 async def serve_fake() -> None:
-    """Until standard input ends."""
+    """Serves until standard input ends."""
     server = grpc.aio.server()
     handler = grpc.unary_stream_rpc_method_handler(
         stream,
@@ -62,7 +62,7 @@ async def serve_fake() -> None:
 
 
 async def bare(stub: "inference_pb2_grpc.InferenceServiceAsyncStub") -> float:
-    """Microseconds of this process's time a message, with the stub alone."""
+    """Microseconds of this process's time per message, with the stub alone."""
     request, start = inference_pb2.StreamGenerateRequest(), time.process_time()
     num = 0
     async for event in stub.StreamGenerate(request):
@@ -81,7 +81,7 @@ async def ours(client: sluice.AsyncClient) -> float:
 
 
 async def per_message(port: int) -> dict[str, float]:
-    """Both in turns."""
+    """Both, alternating."""
     address, found = f"127.0.0.1:{port}", []
     async with grpc.aio.insecure_channel(address) as channel, sluice.AsyncClient(address) as client:
         stub: inference_pb2_grpc.InferenceServiceAsyncStub = inference_pb2_grpc.InferenceServiceStub(channel)

@@ -1,4 +1,4 @@
-"""What clients notice when processes of the ring are killed, hang, or have more to do than they can.
+"""Measures what clients notice when processes of the ring are killed, hang or are overloaded.
 
     python -m benchmarks.recovery [--seeds 20] [--hangs 5] [--saturated-s 60] [--streams 32] [--tokens 64]
 
@@ -42,7 +42,7 @@ Harm = Callable[[psutil.Process], None]
 
 @contextlib.contextmanager
 def served() -> Iterator[tuple[str, psutil.Process]]:
-    """A service: its address, its supervisor."""
+    """A running service: its address and its supervisor."""
     with subprocess.Popen([*SERVE, *OPTIONS], stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True) as process:
         try:
             assert process.stdout is not None
@@ -58,7 +58,7 @@ def child(supervisor: psutil.Process, role: str) -> psutil.Process:
 
 @dataclasses.dataclass
 class Outcome:
-    """What came of the harm done to one role, over all times that it was done."""
+    """The results of all faults of one role."""
 
     num_harmed: int = 0
     num_lost: int = 0
@@ -70,7 +70,7 @@ class Outcome:
     back_s: list[float] = dataclasses.field(default_factory=list)
 
     def figures(self) -> dict[str, object]:
-        """As they are written down; seconds to hundredths, percentiles by nearest rank."""
+        """The figures as they are written; seconds to hundredths, percentiles by nearest rank."""
         return {
             "times": self.num_harmed,
             "streams": len(self.pauses_s),
@@ -87,7 +87,7 @@ class Outcome:
 
 
 class Campaign:
-    """Harm done to one service under load, and what came of it."""
+    """Faults in one service under load, and their results."""
 
     def __init__(self, address: str, supervisor: psutil.Process, num_streams: int, num_tokens: int) -> None:
         self._address = address
@@ -99,7 +99,7 @@ class Campaign:
         self._back_at_s: dict[str, float] = {}
 
     def do(self, harm: Harm, role: str, phase: str, seed: int, outcome: Outcome) -> None:
-        """Harm a process once under load; returns when the service serves again."""
+        """Makes a fault once under load; returns when the service serves again."""
         harmed_at = 0.0
         self._let_live(role)
 
@@ -123,7 +123,7 @@ class Campaign:
             outcome.pauses_s.append(answer.longest_gap_s)
 
     def start_s(self) -> float:
-        """How long the engine takes to start, with nothing else to do: from its death until a token went round."""
+        """The engine's start time without load: from its death until a token went round the ring."""
         times = []
         for _ in range(NUM_STARTS):
             self._let_live("engine")
@@ -134,7 +134,7 @@ class Campaign:
         return statistics.median(times)
 
     def saturate(self, seconds: float, num_tokens: int) -> dict[str, object]:
-        """More work than can be done, for a while: which processes were replaced, what was lost, what health said."""
+        """Overloads the service for a while: which processes were replaced, what was lost, and the reported health."""
         num_streams, prompt_length = SATURATED
         specs = varied(num_streams, num_tokens, prompt_length)
         before, num_changes = self._processes(), len(self._watch.changes)
@@ -156,7 +156,7 @@ class Campaign:
         return {one.pid for one in self._supervisor.children()}
 
     def _let_live(self, role: str) -> None:
-        """What ends as soon as it is back is made to wait by its supervisor: no pause that this is about."""
+        """Waits so long that the supervisor does not delay the next restart."""
         time.sleep(max(0.0, self._back_at_s.get(role, 0.0) + SOON_S - time.monotonic()))
 
 
@@ -169,7 +169,7 @@ def at(values: list[float], share: float) -> float:
 def run(
     campaign: Campaign, roles: list[str], what: str, harm: Harm, moments: list[tuple[str, int]]
 ) -> dict[str, object]:
-    """Harm every one of `roles` at every moment (phase, seed), in turn; its figures by role."""
+    """Makes a fault in each of `roles` at every moment (phase, seed), in turn; returns the figures by role."""
     outcomes = {role: Outcome() for role in roles}
     for number, ((phase, seed), role) in enumerate(itertools.product(moments, roles), start=1):
         campaign.do(harm, role, phase, seed, outcomes[role])

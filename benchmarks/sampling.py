@@ -1,4 +1,4 @@
-"""What sampling adds to a decode step, and what following a JSON Schema costs, on the demo model.
+"""Measures what sampling adds to a decode step, and what following a JSON Schema costs, on the demo model.
 
     python -m benchmarks.sampling [--runs 5] [--steps 64] [--threads N]
 
@@ -71,7 +71,7 @@ SCHEMA = {  # long enough that no output reaches its end
 
 
 def make_engine(num: int, threads: int) -> Engine:
-    """The demo's, with room for `num` sequences of its whole context."""
+    """An engine of the demo model, with capacity for `num` sequences of its whole context."""
     config = EngineConfig(device="cpu", dtype="float32", max_num_seqs=num, threads=threads)
     model = read_config(DEMO)
     grammars = grammars_of(DEMO, model.vocab_size, model.eos_ids)
@@ -79,7 +79,7 @@ def make_engine(num: int, threads: int) -> Engine:
 
 
 def prompts(num: int, seed: int) -> list[list[int]]:
-    """Beginnings of modules, others for each seed, as far as there are."""
+    """Beginnings of modules, different for each seed as far as there are enough."""
     tokenizer = Tokenizer.from_file(str(DEMO / "tokenizer.json"))
     paths = sorted(Path(sysconfig.get_path("stdlib")).glob("*.py"))
     ids = (tokenizer.encode(path.read_text(encoding="utf-8")[:4000]).ids[:PROMPT] for path in paths)

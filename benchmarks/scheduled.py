@@ -1,4 +1,4 @@
-"""A simulated engine for the scheduler's figures: the real scheduler, a device that takes time by a cost formula.
+"""A simulated engine for the scheduler's figures: the real scheduler, and a device whose steps cost simulated time.
 
 Requests carry their number as seed, so that the device knows how long each output is to be. Time is simulated.
 """
@@ -21,7 +21,7 @@ BLOCK = 32
 
 @dataclasses.dataclass(frozen=True)
 class Job:
-    """One request to come."""
+    """One future request."""
 
     at_s: float
     num_prompt: int
@@ -39,14 +39,14 @@ class Cost:
     c: float = 0.0
 
     def __call__(self, plan: StepPlan) -> float:
-        """Of this plan."""
+        """The seconds of this plan."""
         attended = sum(num * (start + num / 2) for num, start in zip(plan.query_lens, plan.starts, strict=True))
         return self.a + self.b * plan.num_tokens + self.c * attended
 
 
 @dataclasses.dataclass
 class Run:
-    """What happened."""
+    """The events of a run."""
 
     first_token_s: dict[int, float] = dataclasses.field(default_factory=dict)  # from arrival
     tokens: list[tuple[float, int]] = dataclasses.field(default_factory=list)  # (time, job) of every output token
@@ -55,7 +55,7 @@ class Run:
 
 
 class Simulated:
-    """Drives a scheduler through jobs."""
+    """Drives a scheduler through jobs in simulated time."""
 
     def __init__(
         self,
@@ -74,7 +74,7 @@ class Simulated:
         self._slots: dict[int, int] = {}  # slot → job
 
     def run(self, until_s: float = math.inf, watch: Callable[[], None] = lambda: None) -> Run:
-        """Until all is done, or the time has come; `watch` is called after each step."""
+        """Runs until all jobs are done or the time is over; calls `watch` after each step."""
         coming = [(job.at_s, number) for number, job in enumerate(self.jobs)]
         heapq.heapify(coming)
         now, run = 0.0, Run()

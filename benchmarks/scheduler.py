@@ -1,4 +1,4 @@
-"""The scheduler's figures: cost per step, recomputed share, fairness, time to first token behind long prompts, waste.
+"""Measures the scheduler: cost per step, recomputed share, fairness, time to first token behind long prompts, waste.
 
     python -m benchmarks.scheduler [--runs 5]
 
@@ -82,7 +82,7 @@ def fitted_cost() -> Cost:
 
 
 def recomputed(seed: int) -> dict[str, float]:
-    """Share of computed tokens that a preemption had dropped, the pool being 40 % of what 256 requests want."""
+    """The share of computed tokens that a preemption had dropped, in a pool of 40 % of what 256 requests need."""
     jobs = chat_jobs(800, seed)
     wanted = sum(-(-(job.num_prompt + job.num_output) // BLOCK) for job in jobs[:256])
     simulated = Simulated(jobs, int(wanted * 0.4), SETTINGS, Cost(), num_seqs=256)
@@ -157,7 +157,7 @@ def waste(seed: int) -> dict[str, float]:
 
 
 def medians(runs: list[dict[str, float]]) -> dict[str, float]:
-    """Per figure, of all runs."""
+    """The median of each figure over all runs."""
     return {name: round(median([run[name] for run in runs]), 4) for name in runs[0]}
 
 

@@ -1,4 +1,4 @@
-"""What tracing costs a request in processor time: its spans in all four roles, made and sent at a service's pace.
+"""Measures the processor time of a request's spans in all four roles, made and sent at a service's pace.
 
     python -m benchmarks.spans [--rate 70] [--seconds 5] [--rounds 3]
 
@@ -39,7 +39,7 @@ RESOURCE = {"service.name": "sluice", "service.instance.id": "all-0"}
 
 
 class Ring:
-    """The four roles' telemetry of a request, without the rest of them."""
+    """The telemetry of a request in the four roles, without the rest of them."""
 
     def __init__(self, endpoint: str) -> None:
         self.tracer = Tracer.create(RESOURCE, endpoint)
@@ -47,7 +47,7 @@ class Ring:
         self._engine = EngineTrace(self._record)
 
     def request(self) -> None:
-        """One request from its start to its end."""
+        """Records one request from its start to its end."""
         asked = Envelope(secrets.token_hex(16), "all-0", tenant="t", model="demo", revision="r")
         trace = self._observer.request_started(StartedRequest(asked, "StreamGenerate", WORK, is_streamed=True))
         envelope = Envelope(asked.request_id, "all-0", model="demo", traceparent=trace.traceparent)
@@ -71,7 +71,7 @@ class Ring:
 
 
 def measured(endpoint: str, rate: float, seconds: float) -> tuple[float, float]:
-    """Milliseconds of the process and of this thread for a request."""
+    """Milliseconds per request of the process and of this thread."""
     ring = Ring(endpoint)
     ring.request()
     time.sleep(1.5)  # for the first call to the collector
@@ -87,7 +87,7 @@ def measured(endpoint: str, rate: float, seconds: float) -> tuple[float, float]:
 
 @contextlib.contextmanager
 def other_process() -> Iterator[str]:
-    """The endpoint of a collector whose work is not counted here."""
+    """The endpoint of a collector in another process, whose work is not measured."""
     context = multiprocessing.get_context("spawn")
     is_over, endpoints = context.Event(), context.SimpleQueue()
     process = context.Process(target=collect, args=(endpoints, is_over), daemon=True)
@@ -100,7 +100,7 @@ def other_process() -> Iterator[str]:
 
 
 def collect(endpoints: "multiprocessing.SimpleQueue[str]", is_over: Event) -> None:
-    """Take everything until it is over."""
+    """Accepts everything until the end."""
     with collector() as (endpoint, _):
         endpoints.put(endpoint)
         is_over.wait()

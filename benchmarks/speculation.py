@@ -46,7 +46,7 @@ KINDS = {
 FOLDERS = {"draft": "draft", "eagle": "head"}  # of demo/
 PARTS = Path(__file__).parent / "out" / "speculation.json"
 LENGTHS = (1, 2, 3, 4, 6, 8)  # fixed ones that the controller is compared with
-PLAIN, ADAPTIVE = 0, -1  # who drafts nothing, and as the controller says
+PLAIN, ADAPTIVE = 0, -1  # without drafts, and as the controller says
 WARM_UPS, LARGE = 2, 16  # the controller learns costs at each concurrency; from so many sequences on one run is enough
 Outputs = dict[str, list[int]]
 Key = TypeVar("Key")
@@ -55,7 +55,7 @@ Decode = Callable[[Mapping[str, Engine], Load], dict[str, "Run"]]
 
 @dataclasses.dataclass(frozen=True)
 class Run:
-    """What one batch of requests took."""
+    """The cost of one batch of requests."""
 
     seconds: float
     outputs: Outputs
@@ -67,7 +67,7 @@ class Run:
 
 
 def make(config: EngineConfig) -> Engine:
-    """An engine of the demo pair that keeps CPU time."""
+    """An engine of the demo pair that counts CPU time."""
     model = read_config(DEMO / "target")
     folder = FOLDERS.get(config.speculation)
     draft = DEMO / folder if folder is not None else None
@@ -106,7 +106,7 @@ def decode(
 
 
 def apart(engines: Mapping[Key, Engine], load: Load) -> dict[Key, Run]:
-    """All of a load by each engine, one behind the other; who is first is drawn by whom the last run was."""
+    """Runs a load on each engine, one after the other; the order is drawn from the number of the run."""
     order = list(engines)
     random.Random(sum(engine.stats.num_steps for engine in engines.values())).shuffle(order)
     runs = {key: decode({key: engines[key]}, load)[key] for key in order}
@@ -114,7 +114,7 @@ def apart(engines: Mapping[Key, Engine], load: Load) -> dict[Key, Run]:
 
 
 def paired(engines: Mapping[str, Engine], load: Load, pairs: int, run: Decode = decode) -> dict[str, object]:
-    """Each kind beside plain decoding, after runs of each to learn from."""
+    """Compares each kind with plain decoding, after runs of each to learn from."""
     for _ in range(WARM_UPS if load.concurrency < LARGE else 1):
         run(engines, load)
     before = {kind: _counts(engine) for kind, engine in engines.items()}
@@ -139,7 +139,7 @@ def _counts(engine: Engine) -> tuple[int, int, int]:
 def _summary(
     engine: Engine, before: tuple[int, int, int], ratios: Sequence[float], num_tokens: int
 ) -> dict[str, object]:
-    """Of runs that gave `num_tokens`, all together."""
+    """The summary of runs with `num_tokens` tokens in all."""
     drafted, accepted, drafts = (now - then for now, then in zip(_counts(engine), before, strict=True))
     return {
         "speed_up": round(statistics.median(ratios), 3),
@@ -152,7 +152,7 @@ def _summary(
 
 
 def ideal(load: Load, kind: str) -> dict[str, object]:
-    """What the controller makes of a load, beside the best that measured costs and acceptance allow, both stated."""
+    """The controller's result on a load, beside the best that measured costs and acceptance allow."""
     fixed = {num: dataclasses.replace(KINDS[kind], draft_length="fixed", max_draft_tokens=num) for num in LENGTHS}
     engines = {PLAIN: make(KINDS["none"]), ADAPTIVE: make(KINDS[kind])}
     engines |= {num: make(config) for num, config in fixed.items()}
@@ -185,7 +185,7 @@ def idle(load: Load, pairs: int) -> dict[str, object]:
 
 
 def parts_of(options: argparse.Namespace) -> dict[str, Callable[[], object]]:
-    """What there is to measure, by name, each for itself."""
+    """The parts of the measurement, by name."""
     num_tokens, pairs = options.tokens, options.pairs
     parts: dict[str, Callable[[], object]] = {}
     for name, prompts in (("edits", edits), ("continuations", continuations)):
@@ -193,7 +193,7 @@ def parts_of(options: argparse.Namespace) -> dict[str, Callable[[], object]]:
             load = Load(prompts(size_of(num)), num, num_tokens)
             parts[f"look_up_{name}/{num}"] = functools.partial(look_up, load, pairs)
     for num in (num for num in (1, 4, 16) if num <= options.most):
-        for kind in ("draft", "eagle"):  # who always has a draft
+        for kind in ("draft", "eagle"):  # proposers that always have a draft
             parts[f"{kind}_ideal/{num}"] = functools.partial(
                 ideal, Load(continuations(size_of(num)), num, num_tokens), kind
             )
@@ -207,7 +207,7 @@ def parts_of(options: argparse.Namespace) -> dict[str, Callable[[], object]]:
 
 
 def size_of(concurrency: int) -> int:
-    """Prompts of a load."""
+    """The number of prompts of a load."""
     return max(6, concurrency + concurrency // 2)
 
 
@@ -221,7 +221,7 @@ def look_up(load: Load, pairs: int) -> dict[str, object]:
 
 
 def together(load: Load, pairs: int) -> dict[str, object]:
-    """All kinds at one concurrency, new engines."""
+    """All kinds at one concurrency, with new engines."""
     return paired({kind: make(config) for kind, config in KINDS.items()}, load, pairs)
 
 

@@ -27,7 +27,7 @@ class Costs:
 
 
 class Watch:
-    """Notes what the steps of one engine cost, of those in which all of `num_rows` decode and verify alike."""
+    """Notes the cost of an engine's steps in which all of `num_rows` decode and verify alike."""
 
     def __init__(self, split: StepSplit, num_rows: int) -> None:
         self.step_s: dict[int, list[float]] = defaultdict(list)
@@ -37,7 +37,7 @@ class Watch:
         self._num_rows = num_rows
 
     def note(self, events: StepEvents) -> None:
-        """The engine has made a step."""
+        """Notes a step of the engine."""
         now = dict(self._split.parts())
         took = {part: seconds - self._before[part] for part, seconds in now.items()}
         self._before = now
@@ -49,7 +49,7 @@ class Watch:
 
 
 def costs(plain: Watch, fixed: Mapping[int, Watch]) -> Costs:
-    """Of plain decoding and of engines that always draft as many."""
+    """The costs of plain decoding, and of engines with a fixed number of drafts."""
     of_length = {num: watch for num, watch in fixed.items() if watch.step_s[num]}
     draft_s = {num: statistics.median(watch.draft_s[num]) for num, watch in of_length.items()}
     steps = {num: statistics.median(watch.step_s[num]) for num, watch in of_length.items()}
@@ -60,7 +60,7 @@ def costs(plain: Watch, fixed: Mapping[int, Watch]) -> Costs:
 
 
 def acceptance(stats: Sequence[DraftStats]) -> list[float]:
-    """By position: the share of drafts that were right there and before."""
+    """Acceptance by position: the share of drafts that were right there and at all earlier positions."""
     most = max(len(one.drafted_at) for one in stats)
     drafted = [sum(one.drafted_at[i] for one in stats if i < len(one.drafted_at)) for i in range(most)]
     kept = [sum(one.accepted_at[i] for one in stats if i < len(one.accepted_at)) for i in range(most)]

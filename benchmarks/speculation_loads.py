@@ -1,4 +1,4 @@
-"""What the benchmark of speculation decodes: two kinds of prompts, and what to know of the outputs.
+"""The prompts of the speculation benchmark, of two kinds, and statistics of their outputs.
 
 *Edits*: code to be written out again with changes. The demo model has never learnt to copy (asked to go on with a text
 that it was given, it ends an eighth of its tokens behind five that the prompt has), so a grammar stands in for that
@@ -54,7 +54,7 @@ class Load:
     temperature: float | None = None
 
     def requests(self) -> Iterator[EngineRequest]:
-        """In order."""
+        """The requests, in order."""
         for i, prompt in enumerate(self.prompts):
             warmth = self.temperature if self.temperature is not None else 0.7 * (i % 3 > 0)
             is_free = not prompt.grammar  # an output that follows a grammar is longer than what is asked for
@@ -65,7 +65,7 @@ class Load:
 
 
 def continuations(num: int) -> list[Prompt]:
-    """Texts, each begun again."""
+    """Texts to be continued."""
     tokenizer = Tokenizer.from_file(str(DEMO / "target" / "tokenizer.json"))
     prompts = []
     for i in range(num):
@@ -90,7 +90,7 @@ def edits(num: int) -> list[Prompt]:
 
 
 def edited(lines: Sequence[str], rng: random.Random, *, renames: bool) -> list[str | None]:
-    """Lines with changes: what is kept, and None where something new is to be written, up to the end of its line."""
+    """Lines with changes: kept lines, and None where new text is to be written, up to the end of its line."""
     if renames:
         names = Counter(re.findall(r"\b[a-z_]\w{3,}(?=[(),.= ])", "".join(lines)))
         name = next((one for one, _ in names.most_common() if not keyword.iskeyword(one)), "self")
@@ -109,7 +109,7 @@ def edited(lines: Sequence[str], rng: random.Random, *, renames: bool) -> list[s
 
 
 def grammar_of(parts: Sequence[str | None]) -> str:
-    """Of an output that is made of these."""
+    """The grammar of an output of these lines."""
     ends = [i for i, part in enumerate(parts) if part is None]
     runs = [parts[first:last] for first, last in zip([0, *(i + 1 for i in ends)], [*ends, len(parts)], strict=True)]
     kept = [json.dumps("".join(part for part in run if part), ensure_ascii=False) for run in runs]

@@ -1,4 +1,4 @@
-"""What a benchmark has measured so far, kept part by part in a file, so that it can be stopped and goes on."""
+"""Keeps the results of a benchmark part by part in a file, so that a stopped run can go on."""
 
 import json
 from collections.abc import Mapping
@@ -6,7 +6,7 @@ from pathlib import Path
 
 
 class Kept:
-    """What has been measured so far with the same options, in a file that is replaced whole."""
+    """Results so far with the same options, in a file that is replaced as a whole."""
 
     def __init__(self, path: Path, options: dict[str, int], *, is_fresh: bool) -> None:
         self._path = path
@@ -15,7 +15,7 @@ class Kept:
         self.parts: dict[str, object] = found["parts"] if found.get("options") == options else {}
 
     def add(self, name: str, figures: object) -> None:
-        """One part more."""
+        """Adds the figures of one part."""
         self.parts[name] = json.loads(json.dumps(figures))
         self._path.parent.mkdir(exist_ok=True)
         beside = self._path.with_suffix(".new")
@@ -24,7 +24,7 @@ class Kept:
 
 
 def figures_of(parts: Mapping[str, object]) -> dict[str, object]:
-    """Parts named a/b become b of a."""
+    """The figures in groups: a part named a/b becomes b of a."""
     figures: dict[str, object] = {}
     for name, found in parts.items():
         group, _, member = name.partition("/")

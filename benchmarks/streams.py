@@ -1,4 +1,4 @@
-"""Many streams of one service at once: what each received, how it ended, and a moment to do harm at."""
+"""Reads many streams of one service at once: what each received, how it ended, and a moment to inject a fault at."""
 
 import asyncio
 import dataclasses
@@ -33,7 +33,7 @@ class Received:
 
     @property
     def answer(self) -> tuple[object, ...]:
-        """What must not depend on what happened to the service."""
+        """The part of the answer that must not depend on faults of the service."""
         return (self.ids, self.text, self.ends, self.num_completion, self.error)
 
     def take(self, delta: types_pb2.Delta) -> None:
@@ -67,7 +67,7 @@ class Client:
         self._num_ended = 0
 
     async def run(self, specs: Sequence[types_pb2.GenerationSpec]) -> list[Received]:
-        """Stream all `specs` at once."""
+        """Streams all `specs` at once."""
         async with sluice.AsyncClient(self._address, retry=self._retry, timeout_s=TIMEOUT_S) as client:
             return list(await asyncio.gather(*(self._one(client, spec) for spec in specs)))
 
@@ -94,7 +94,7 @@ def stream_all(
     *,
     persists: bool = True,
 ) -> list[Received]:
-    """Stream all `specs` at once, from where there is no loop."""
+    """Streams all `specs` at once, for callers without an event loop."""
     return asyncio.run(Client(address, on_delta, persists=persists).run(specs))
 
 
@@ -129,7 +129,7 @@ def varied(num: int, num_tokens: int, prompt_length: int = 40) -> list[types_pb2
 
 
 def at_phase(phase: str, seed: int, harm: Callable[[], None]) -> OnDelta:
-    """Do `harm` once: while prompts are computed, somewhere between, or when the first stream has ended."""
+    """Calls `harm` once: while prompts are computed, during decoding, or when the first stream has ended."""
     moment = random.Random(seed).randrange(*MOMENTS)
     done = False
 

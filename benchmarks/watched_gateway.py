@@ -39,7 +39,7 @@ class Heap(ctypes.Structure):
 
 
 def in_use() -> dict[str, int]:
-    """Bytes that malloc, and blocks that Python's allocator has given out, when the collector has freed what it can."""
+    """Bytes that malloc and blocks that Python's allocator have given out, after a garbage collection."""
     gc.collect()
     mallinfo2 = ctypes.CDLL(None).mallinfo2
     mallinfo2.restype = Heap
@@ -48,7 +48,7 @@ def in_use() -> dict[str, int]:
 
 
 async def run(process: Process) -> int:
-    """As the gateway process does, watched."""
+    """Runs the gateway's process with the watch."""
     path = Path(os.environ["WATCH_FILE"])
 
     def tell() -> None:
@@ -62,7 +62,7 @@ async def run(process: Process) -> int:
 
 @takes_settings
 def main(engine: EngineConfig, service: ServiceConfig) -> None:
-    """Run one gateway of a ring."""
+    """Runs one gateway of a ring."""
     num_bytes = int(os.environ.get("LEAK_BYTES", "0"))
     kept: list[bytes] = []
     close = RequestManager.close

@@ -1,4 +1,4 @@
-"""The whole service against its engine alone, closed loop, and the CPU that the other stages take for a token.
+"""Compares the whole service with its engine alone, closed loop, and measures the CPU time of the other stages.
 
     python -m benchmarks.whole_service [--runs 5] [--streams 32] [--requests 96]
 
@@ -27,7 +27,7 @@ ENGINE_ALONE = "--engine-alone"
 
 
 def engine_alone(streams: int, requests: int) -> float:
-    """Output tokens a second of the engine without any service, in this process."""
+    """Output tokens per second of the engine alone, in this process."""
     from sluice_server.engine.build import build_engine
     from sluice_server.engine.config import EngineConfig
     from sluice_server.engine.models.config import read_config
@@ -56,7 +56,7 @@ def engine_alone(streams: int, requests: int) -> float:
 
 
 def whole_service(streams: int, requests: int) -> tuple[float, dict[str, float]]:
-    """Output tokens a second, and microseconds of CPU a token of each process."""
+    """Output tokens per second, and microseconds of CPU per token of each process."""
     with (
         subprocess.Popen(SERVE, stdout=subprocess.PIPE, text=True) as service,
         tempfile.TemporaryDirectory() as scratch,

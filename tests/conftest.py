@@ -1,12 +1,16 @@
-"""What holds for every test, before anything is imported.
+"""Settings of every test process, and how tests are shared among several of them.
 
-Triton kernels are interpreted in this process, unless a GPU is to run them (`make test-gpu` says so): settled before
-anybody imports Triton, which transformers does. And SIGINT is heard: a shell starts what it puts into the background
-deaf to it, and what the tests start would be so too.
+Triton kernels are interpreted, unless `make test-gpu` says that a GPU runs them: this is set before Triton is imported,
+and transformers imports it. SIGINT gets Python's handler back: a shell ignores it in what it starts in the background,
+and the children of a test would inherit that.
 """
 
 import os
 import signal
+import sys
+from typing import Any
+
+import pytest
 
 os.environ.setdefault("TRITON_INTERPRET", "1")
 os.environ.setdefault("TRITON_DEFAULT_FP_FUSION", "1")
@@ -15,3 +19,46 @@ os.environ.pop("XDG_RUNTIME_DIR", None)  # what services keep in a test's TMPDIR
 
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
+
+# Tests that start whole services and kill processes. They run in one worker, one after the other: their time limits
+# are those of a machine with one service, and they wait as much as they compute, beside the worker that computes.
+SERVICES = (
+    "tests/conformance/",
+    "tests/deploy/test_prometheus.py",
+    "tests/faults/",
+    "tests/services/offline/test_offline_equality.py",
+    "tests/system/",
+    "tests/tools/test_generations.py",
+)
+
+
+def unit_of(nodeid: str) -> str:
+    """The unit of work that a test belongs to: all services are one, every other file is one."""
+    return "services" if nodeid.startswith(SERVICES) else nodeid.partition("::")[0]
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> object:  # noqa: ANN401 # a type of xdist
+    """Gives each worker whole units, in the order of collection."""
+    from xdist.scheduler import LoadScopeScheduling  # not on a machine that runs tests/gpu only
+
+    class Units(LoadScopeScheduling):
+        def _split_scope(self, nodeid: str) -> str:
+            return unit_of(nodeid)
+
+    config.option.loadscopereorder = False
+    return Units(config, log)
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Puts the longest unit first where several workers share the tests."""
+    if "PYTEST_XDIST_WORKER" in os.environ:
+        items.sort(key=lambda item: not item.nodeid.startswith(SERVICES))
+
+
+def pytest_collection_finish() -> None:
+    """Gives each of several workers its share of the cores: a test that is about threads sets their number itself."""
+    torch = sys.modules.get("torch")
+    if torch is not None and "PYTEST_XDIST_WORKER_COUNT" in os.environ:
+        torch.set_num_threads(max(1, len(os.sched_getaffinity(0)) // int(os.environ["PYTEST_XDIST_WORKER_COUNT"])))

@@ -33,12 +33,12 @@ marks: list[tuple[float, str]] = []
 
 
 def note(name: str) -> None:
-    """It is now."""
+    """Notes a mark with the present time."""
     marks.append((time.monotonic(), name))
 
 
 def follow(owner: type, method: str) -> None:
-    """Note the begin of a method, and its end, if this tree has it."""
+    """Notes the begin and end of a method, if this tree has it."""
     plain = vars(owner).get(method)
     if plain is None:
         return
@@ -64,7 +64,7 @@ def follow(owner: type, method: str) -> None:
 
 
 def follow_sockets(inbox: "type[Inbox]", outbox: "type[Outbox]") -> None:
-    """Note what comes and what has been handed to ZeroMQ."""
+    """Notes received messages, and those handed to ZeroMQ."""
     drain, put, send = inbox.drain, outbox.put, outbox._send
     waiting: set[str] = set()  # in any outbox: a role whose first tokens are followed has one peer
 
@@ -92,7 +92,7 @@ def follow_sockets(inbox: "type[Inbox]", outbox: "type[Outbox]") -> None:
 
 
 def begin(process_id: str) -> None:
-    """Once all modules of a role are there."""
+    """Begins once all modules of a role are loaded."""
     sockets = sys.modules["sluice_server.services.ring.sockets"]
     follow_sockets(sockets.Inbox, sockets.Outbox)
     for (module, owner), methods in PLACES.items():
@@ -104,7 +104,7 @@ def begin(process_id: str) -> None:
 
 
 def watch(ring: "type[RingLoop]") -> None:
-    """Begin when a process starts to turn in the ring."""
+    """Begins when a process starts its loop."""
     start = ring.start
 
     def started(self: "RingLoop", stage: "Stage") -> None:

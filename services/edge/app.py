@@ -7,6 +7,7 @@ import asyncio
 import contextlib
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable
+from importlib import resources
 from typing import Any, TypeVar
 
 import grpc
@@ -16,13 +17,12 @@ from sluice.v1 import control_pb2, control_pb2_grpc, inference_pb2, inference_pb
 from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect, Request
-from starlette.responses import Response, StreamingResponse
+from starlette.responses import HTMLResponse, Response, StreamingResponse
 from starlette.routing import Route
 
 from sluice_server.services.edge import answers
 from sluice_server.services.edge.answers import CHAT, COMPLETION, Dialect, Json
 from sluice_server.services.edge.errors import EdgeError, bad_request, from_rpc, unsupported
-from sluice_server.services.edge.page import page
 from sluice_server.services.edge.stream import Chunks
 from sluice_server.services.edge.translate import chat_spec, completion_specs
 from sluice_server.services.edge.wire import ChatRequest, Common, CompletionRequest, decode
@@ -33,6 +33,17 @@ PASSED_ON = ("authorization", "traceparent", "tracestate", "x-sluice-priority")
 
 GONE = EdgeError(499, "cancelled", "the client closed its connection before it was answered")
 BROKEN = EdgeError(500, "server_error", "the edge failed at this request; its log has the reason")
+
+# Script and style are inline and nothing else is loaded. Other sites cannot frame the page or read its key.
+PAGE_HEADERS = {
+    "content-security-policy": (
+        "default-src 'none'; connect-src 'self'; script-src 'unsafe-inline'; style-src 'unsafe-inline'; "
+        "base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
+    ),
+    "referrer-policy": "no-referrer",
+    "x-content-type-options": "nosniff",
+}
+_PAGE = resources.files("sluice_server.services.edge").joinpath("page.html").read_text("utf-8")
 
 _T = TypeVar("_T")
 Metadata = tuple[tuple[str, str], ...]
@@ -237,3 +248,8 @@ def refusal(error: EdgeError) -> Response:
 def _first(group: ExceptionGroup[Exception]) -> Exception:
     found = group.exceptions[0]
     return _first(found) if isinstance(found, ExceptionGroup) else found
+
+
+async def page(request: Request) -> HTMLResponse:
+    """GET /: the web page, a single file that calls the HTTP API of its own origin."""
+    return HTMLResponse(_PAGE, headers=PAGE_HEADERS)

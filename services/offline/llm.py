@@ -1,7 +1,9 @@
 """Defines `LLM`, the class for offline inference. Combines options, prompts, pipeline and outputs."""
 
+import contextlib
 import os
-from collections.abc import Iterator, Mapping, Sequence
+import sys
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from types import TracebackType
 from typing import Any
 
@@ -21,7 +23,6 @@ from sluice_server.services.offline.options import settings_of
 from sluice_server.services.offline.outputs import RequestOutput, output_of, prompt_ids
 from sluice_server.services.offline.params import Given
 from sluice_server.services.offline.pipeline import Pipeline, closed
-from sluice_server.services.offline.progress import bar
 from sluice_server.services.offline.prompts import (
     Conversation,
     Prompt,
@@ -132,7 +133,7 @@ class LLM:
     def _run(self, specs: Specs, progress: bool) -> list[RequestOutput]:
         pipeline = self._open()
         asked = _asked(specs, pipeline.settings)
-        with bar(len(specs), is_on=progress) as tell:
+        with _progress(len(specs), is_on=progress) as tell:
             ended = batch.run(pipeline, asked, tell)
         return [output_of(one, _text(spec, one, pipeline)) for spec, one in zip(specs, ended, strict=True)]
 
@@ -156,3 +157,28 @@ def _text(spec: types_pb2.GenerationSpec, request: OpenRequest, pipeline: Pipeli
         return None
     ids = pack_ids(prompt_ids(request.prompt))
     return pipeline.encoder.decode(ids, pipeline.settings.limits, skip_special_tokens=False)
+
+
+@contextlib.contextmanager
+def _progress(total: int, *, is_on: bool) -> Iterator[Callable[[int, int], None]]:
+    """Shows a progress bar on stderr, unless that is no terminal.
+
+    Gives a function that takes the number of ended prompts and of their tokens.
+    """
+    if not is_on or not sys.stderr.isatty():
+        yield lambda num_ended, num_tokens: None
+        return
+    # Imported here, so that calls without a bar do not wait for the import.
+    from rich.console import Console
+    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+
+    columns = (
+        TextColumn("{task.description}"),
+        BarColumn(),
+        MofNCompleteColumn(),
+        TextColumn("{task.fields[tokens]} tokens"),
+        TimeElapsedColumn(),
+    )
+    with Progress(*columns, console=Console(stderr=True), refresh_per_second=4) as progress:
+        task = progress.add_task("prompts", total=total, tokens=0)
+        yield lambda num_ended, num_tokens: progress.update(task, completed=num_ended, tokens=num_tokens)

@@ -1,16 +1,16 @@
 """Makes the spans of one process from completed phases, and sends them to an OTLP collector.
 
 Without an endpoint nothing is imported and nothing happens. Phases are put into a bounded queue as they are; the thread
-that sends them encodes the spans. Phases of unsampled requests are held (`held`) until they are wanted or too old.
+that sends them encodes the spans. Phases of unsampled requests are held until they are wanted or too old.
 """
 
+import collections
 import dataclasses
 import os
 from collections.abc import Mapping
 
 from sluice_server.engine.errors import Code, ServiceError
 from sluice_server.services.telemetry import catalogue
-from sluice_server.services.telemetry.held import HeldSpans
 from sluice_server.services.telemetry.metrics import MetricSample
 from sluice_server.services.telemetry.phases import Phase
 from sluice_server.services.telemetry.queue import DELAY_S, SpanQueue
@@ -19,6 +19,8 @@ from sluice_server.services.telemetry.spans import Ended, Parent, SpanPlacement,
 ENDPOINT_VARIABLES = ("OTEL_EXPORTER_OTLP_TRACES_ENDPOINT", "OTEL_EXPORTER_OTLP_ENDPOINT")
 DISABLED_VARIABLE = "OTEL_SDK_DISABLED"
 DELAY_VARIABLE = "OTEL_BSP_SCHEDULE_DELAY"  # ms
+MAX_HELD_REQUESTS = 2048
+MAX_HELD_PHASES = 64  # kept per request
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -39,6 +41,34 @@ class TraceSampling:
 
 
 EVERYTHING = TraceSampling()
+
+
+class HeldSpans:
+    """Phases of unsampled requests, held for a while in case a request turns out to be slow or failed.
+
+    Bounded: the oldest request's phases are dropped first. Pure: no I/O, no clock.
+    """
+
+    def __init__(self, max_requests: int = MAX_HELD_REQUESTS) -> None:
+        self.num_dropped = 0  # requests whose phases were dropped before they were taken
+        self._max = max_requests
+        self._phases: collections.OrderedDict[str, list[tuple[Parent, Phase]]] = collections.OrderedDict()
+
+    def __len__(self) -> int:
+        return len(self._phases)
+
+    def add(self, request_id: str, parent: Parent, phase: Phase) -> None:
+        """Hold one phase."""
+        phases = self._phases.setdefault(request_id, [])
+        if len(phases) < MAX_HELD_PHASES:
+            phases.append((parent, phase))
+        if len(self._phases) > self._max:
+            self._phases.popitem(last=False)
+            self.num_dropped += 1
+
+    def take(self, request_id: str) -> list[tuple[Parent, Phase]]:
+        """Remove and return the held phases of a request."""
+        return self._phases.pop(request_id, [])
 
 
 class Tracer:

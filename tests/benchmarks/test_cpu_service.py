@@ -1,4 +1,4 @@
-"""The whole-service benchmark: its HTTP load against a server of a few lines, its table, and going on where it was."""
+"""The whole-service benchmark: its HTTP load against a small server, its table, and resuming a stopped run."""
 
 import asyncio
 import json
@@ -14,7 +14,7 @@ EVENTS = (b'data: {"choices": []}\n\n', b"data: [DONE]\n\n")
 
 
 class Completions:
-    """Answers completions with two events in three chunks, the last one torn."""
+    """A server that answers completions with two events in three chunks, the last one torn."""
 
     def __init__(self, status: str = "200 OK", events: tuple[bytes, ...] = EVENTS) -> None:
         self.bodies: list[dict[str, object]] = []
@@ -39,7 +39,7 @@ class Completions:
 
 
 async def ask(server: Completions, streams: int, requests: int) -> list[int]:
-    """Tokens of each request."""
+    """Sends the requests and returns the tokens of each."""
     async with await asyncio.start_server(server, "127.0.0.1", 0) as listening:
         port = listening.sockets[0].getsockname()[1]
         samples = await closed_loop(Ask(port, "bench", 50, 6), streams, requests, seed=3)

@@ -1,4 +1,4 @@
-"""The stages of a day with a GPU: what they run, that one failure costs nobody else, and that time is kept."""
+"""The stages of a GPU day: the commands they run, isolation of a failure, and the time limit."""
 
 import json
 from pathlib import Path
@@ -22,7 +22,7 @@ def ended(out: Path) -> list[object]:
     return [one["ended"] for one in json.loads((out / "engines.json").read_text()).values()]
 
 
-def test_one_command_that_fails_costs_nobody_else(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_failing_command_does_not_stop_the_others(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     code = "import os; print('interpreted', os.environ['TRITON_INTERPRET'])"
     stage(monkeypatch, Step("a", ("-c", "raise SystemExit(3)")), Step("b", ("-c", code)))
     assert gpu_day.main(["engines", "--out", str(tmp_path / "new" / "out")]) == 1

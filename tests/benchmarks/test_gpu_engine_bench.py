@@ -26,7 +26,7 @@ def test_bytes_of_a_step_are_those_of_the_model() -> None:
 def test_a_step_is_measured(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(gpu_engine, "STEPS", 8)
     row = gpu_engine.decode_step(TINY, 3, 5, CPU, gpu_engine.Limits(Peaks(1e9, {2: 0.0, 1: 0.0}), 2e9))
-    assert (row["rows"], row["context"]) == (3, 5) and row["host_ms"] == row["ms"]  # nobody is waited for
+    assert (row["rows"], row["context"]) == (3, 5) and row["host_ms"] == row["ms"]  # nothing is waited for
     assert float(str(row["of_specified"])) == pytest.approx(2 * float(str(row["of_copy"])))
 
 

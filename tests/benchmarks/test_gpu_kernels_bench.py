@@ -1,4 +1,4 @@
-"""The benchmark of GPU kernels without one: every case small, in the interpreter; going on where it was; its plots."""
+"""The benchmark of GPU kernels without a GPU: every case small in the interpreter, resuming, and its plots."""
 
 import dataclasses
 import json
@@ -31,7 +31,7 @@ CASES = gpu_kernels.all_cases(SMALL, gpu_kernels.PARTS, has_fp8=True)
 
 
 def clock(call: object, *, is_recorded: bool = True) -> float:
-    """Every call takes a millisecond."""
+    """A clock by which every call takes a millisecond."""
     return 1e-3
 
 
@@ -129,7 +129,7 @@ def test_attention_is_measured_at_every_place_of_its_plots(results: Path) -> Non
 
 
 def test_a_peer_that_fails_costs_its_own_figure_only(monkeypatch: pytest.MonkeyPatch) -> None:
-    """And one that no graph holds is launched."""
+    """A peer that no CUDA graph can hold is launched."""
     calls: list[bool] = []
 
     def picky(call: object, *, is_recorded: bool = True) -> float:

@@ -1,4 +1,4 @@
-"""The loads of the speculation benchmark: what of a text is kept, and what is told of the outputs."""
+"""The loads of the speculation benchmark: which part of a text is kept, and the statistics of outputs."""
 
 import json
 import random

@@ -1,4 +1,4 @@
-"""The asyncio client against a real gateway before a ring that is played by hand."""
+"""The asyncio client against a real gateway, whose ring the test plays."""
 
 import asyncio
 import contextlib
@@ -42,7 +42,7 @@ async def test_leaving_the_loop_cancels_the_generation() -> None:
         await rig.ring.until(lambda: rig.ring.cancels)
 
 
-async def test_cancel_ends_it_for_whoever_reads() -> None:
+async def test_cancel_ends_the_stream_of_every_reader() -> None:
     async with running() as rig, client_of(rig) as client:
         rig.ring.script = lambda submit: rig.ring.play(text_of(submit, 0, "a", first=True))
         stream = client.stream("hello")

@@ -1,4 +1,4 @@
-"""What a client has received, and how it asks for the rest."""
+"""The client's record of what it has received, and its request for the rest."""
 
 from sluice.progress import Event, Progress
 from sluice.received import BATCH

@@ -1,4 +1,4 @@
-"""How a session of the Python SDK is left: nothing of it stays, on either side."""
+"""Closing a session of the Python SDK: no call and no thread is left on either side."""
 
 import asyncio
 import threading
@@ -14,7 +14,7 @@ TIMEOUT_S = 20
 
 
 class Server:
-    """Accepts every open, goes on for ever, and takes one generation a stream."""
+    """A server that accepts every open, never ends a call, and takes one generation per stream."""
 
     def __init__(self) -> None:
         self.num_running = 0
@@ -34,7 +34,7 @@ class Server:
                 yield answer
 
     def wait_for(self, num: int) -> bool:
-        """Until so many calls run."""
+        """Waits until that many calls run."""
         with self._changed:
             return self._changed.wait_for(lambda: self.num_running == num, TIMEOUT_S)
 

@@ -36,7 +36,7 @@ CPP_TYPES = {
 
 
 def fields() -> Iterator[tuple[str, FieldDescriptor]]:
-    """Fields of a spec and of its parts, by path."""
+    """The fields of a spec and of its parts, by path."""
     for field in types_pb2.GenerationSpec.DESCRIPTOR.fields:
         yield field.name, field
         if field.message_type is not None and not field.is_repeated:
@@ -47,7 +47,7 @@ FIELDS = dict(fields())
 
 
 def value_at(spec: Message, path: str) -> object:
-    """Of a field that is set; None for one that is not."""
+    """The value of a set field; None for an unset one."""
     value: object = spec
     for name in path.split("."):
         assert isinstance(value, Message)

@@ -108,7 +108,7 @@ def test_a_key_is_not_sent_in_plaintext(target: str) -> None:
 
 
 @pytest.mark.parametrize("target", ["127.0.0.1:1", "localhost:1", "[::1]:1", "unix:/tmp/x", "dns:///localhost:1"])
-def test_a_key_may_be_sent_where_nobody_else_reads(target: str) -> None:
+def test_a_key_may_be_sent_to_this_machine(target: str) -> None:
     assert Settings((target,), token="k").metadata() == (("authorization", "Bearer k"),)
 
 

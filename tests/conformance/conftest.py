@@ -1,4 +1,4 @@
-"""The servers of the conformance suite, one of a kind for all cases, and the SDKs."""
+"""The SDKs of the conformance suite, and the servers that all cases share."""
 
 import dataclasses
 import functools
@@ -22,12 +22,12 @@ MODEL = ("--model", "demo", "--dtype", "float32")  # a resumed generation must n
 
 @functools.cache
 def why_not(sdk: Sdk) -> str:
-    """Why it cannot take part; built once."""
+    """The reason why an SDK cannot take part. Builds its driver once."""
     return sdk.build()
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """`make test` has the Python client's cases that need one server only and wait for nothing; the rest is long."""
+    """Marks as long all cases but those of the Python client that need one server and do not wait."""
     for item in items:
         if not isinstance(item, pytest.Function) or "sdk" not in item.fixturenames:
             continue
@@ -39,7 +39,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 @pytest.fixture(params=SDKS, ids=[sdk.name for sdk in SDKS])
 def sdk(request: pytest.FixtureRequest) -> Sdk:
-    """Each in turn; skipped, with the reason, where it cannot be built."""
+    """Each SDK in turn; skipped, with the reason, where it cannot be built."""
     chosen = request.param
     assert isinstance(chosen, Sdk)
     if reason := why_not(chosen):
@@ -49,14 +49,14 @@ def sdk(request: pytest.FixtureRequest) -> Sdk:
 
 @pytest.fixture(scope="session")
 def service() -> Iterator[Service]:
-    """Two gateways, no TLS. One client after another kills them: that is no flapping."""
+    """A service with two gateways and without TLS. Cases kill its gateways in turn, within the restart limit."""
     with serve(*MODEL, "--gateways", "2", "--max-restarts", "1000") as running:
         yield running
 
 
 @pytest.fixture(scope="session")
 def expected(service: Service) -> str:
-    """What 200 tokens after the prompt are."""
+    """The text of 200 tokens after the prompt."""
     with service.stub() as stub:
         return generate(stub, spec(PROMPT, 200)).text
 
@@ -74,7 +74,7 @@ class Secured:
 
 @pytest.fixture(scope="session")
 def keyed(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Secured]:
-    """TLS, and the key "k"."""
+    """A server with TLS and the API key "k"."""
     folder = tmp_path_factory.mktemp("keyed")
     access = folder / "access.toml"
     access.write_text(f'[[keys]]\nsha256 = "{digest_of("k").hex()}"\ntenant = "acme"\nscopes = ["generate"]\n')
@@ -83,7 +83,7 @@ def keyed(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Secured]:
 
 @pytest.fixture(scope="session")
 def mutual(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Secured]:
-    """TLS that asks clients for a certificate."""
+    """A server with TLS that requires client certificates."""
     folder = tmp_path_factory.mktemp("mutual")
     yield from _secured(folder, "--tls-client-ca", str(folder / "ca.pem"))
 

@@ -1,4 +1,4 @@
-"""Runs one driver: a request in, lines out, as README.md has it."""
+"""Runs the driver of an SDK: a request in, lines out, as README.md describes."""
 
 import contextlib
 import json
@@ -13,7 +13,7 @@ LINE_TIMEOUT_S = 60.0
 
 
 class Driver:
-    """A driver that has been asked."""
+    """A driver process that has received its request."""
 
     def __init__(self, process: "subprocess.Popen[str]", asked: dict[str, Any]) -> None:
         self._process = process
@@ -22,24 +22,24 @@ class Driver:
         self._say(json.dumps(asked))
 
     def paused(self) -> str:
-        """Wait until it waits; the id of its generation."""
+        """Waits until the driver pauses, and returns the id of its generation."""
         line = self._line()
         assert "paused" in line, line
         return str(line["paused"]["generation_id"])
 
     def go_on(self) -> None:
-        """Let it read on."""
+        """Lets the driver read on."""
         self._say("")
 
     def all_ends(self) -> list[dict[str, Any]]:
-        """Wait for the ends of all generations, and for its own."""
+        """Waits for the ends of all generations, and for the end of the driver."""
         while len(self.ends) < self._num_ends:
             self.ends.append(self._line()["end"])
         assert self._process.wait(LINE_TIMEOUT_S) == 0
         return self.ends
 
     def end(self) -> dict[str, Any]:
-        """Of its only generation."""
+        """The end of the driver's only generation."""
         (end,) = self.all_ends()
         return end
 
@@ -62,7 +62,7 @@ class Driver:
 
 @contextlib.contextmanager
 def asking(sdk: Sdk, address: str, *options: str, **asked: Any) -> Iterator[Driver]:  # noqa: ANN401 # fields of JSON
-    """A driver at work."""
+    """Runs a driver with one request."""
     command = [*sdk.driver, "--address", address, *options]
     process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, bufsize=1)
     try:
@@ -77,6 +77,6 @@ def asking(sdk: Sdk, address: str, *options: str, **asked: Any) -> Iterator[Driv
 
 
 def told(sdk: Sdk, address: str, *options: str, **asked: Any) -> dict[str, Any]:  # noqa: ANN401 # as above
-    """The end of one request."""
+    """Runs a driver with one request and returns how the request ended."""
     with asking(sdk, address, *options, **asked) as driver:
         return driver.end()

@@ -30,7 +30,7 @@ class Consumer:
         (folder / "go.mod").write_text(f"module example.com/consumer\n\ngo 1.19\n\nrequire (\n{lines})\n")
 
     def run(self, program: str, name: str) -> str:
-        """What the program says."""
+        """Builds and runs the program, and returns its output."""
         place = self._folder / name
         place.mkdir()
         (place / "main.go").write_text(program)
@@ -40,7 +40,7 @@ class Consumer:
 
 
 def vendor(place: Path, versions: Mapping[str, str]) -> None:
-    """The packages that the client is made of, and the list of them."""
+    """Vendors the client's packages, and writes their list."""
     packages = sorted(packages_needed(), key=lambda package: (module_of(package, versions), package))
     listed = []
     for module, group in itertools.groupby(packages, lambda package: module_of(package, versions)):
@@ -53,21 +53,21 @@ def vendor(place: Path, versions: Mapping[str, str]) -> None:
 
 
 def packages_needed() -> list[str]:
-    """All that is not in the standard library, as the driver's own tree of sources has it."""
+    """The packages outside the standard library that the driver's own source tree needs."""
     environment = ("env", "GO111MODULE=off", f"GOPATH={SOURCE / 'build' / 'gopath'}:{DEBIAN.parent}")
     listing = ("go", "list", "-deps", "-f", "{{if not .Standard}}{{.ImportPath}}{{end}}", SDK)
     return run(*environment, *listing, cwd=SOURCE).split()
 
 
 def module_of(package: str, versions: Mapping[str, str]) -> str:
-    """The module that has it."""
+    """The module that contains a package."""
     found = [module for module in versions if f"{package}/".startswith(f"{module}/")]
     assert found, f"go.mod names no module with {package}"
     return max(found, key=len)
 
 
 def copy(source: Path, place: Path) -> None:
-    """The files of one package."""
+    """Copies the files of one package."""
     place.mkdir(parents=True)
     for file in source.iterdir():
         if file.is_file() and not file.name.endswith("_test.go"):

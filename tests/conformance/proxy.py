@@ -1,4 +1,4 @@
-"""A TCP proxy that does harm at a known byte: cuts a connection, or holds it until told. Knows nothing of HTTP/2."""
+"""A TCP proxy that cuts or holds a connection at a given byte. It forwards bytes without parsing them."""
 
 import contextlib
 import socket
@@ -31,7 +31,7 @@ class Proxy:
         threading.Thread(target=self._accept, daemon=True).start()
 
     def release(self) -> None:
-        """Let what is held go on."""
+        """Lets held connections go on."""
         self._released.set()
 
     def close(self) -> None:

@@ -34,7 +34,7 @@ def main() -> int:
 
 
 def placed(page: str, found: str) -> str:
-    """The page with the table in its place. Raises ValueError where a page has no place for it."""
+    """The page with the table in its place. Raises ValueError if the page has no markers for it."""
     written, num = PLACE.subn(lambda match: f"{match[1]}{found}{match[2]}", page)
     if num != 1:
         raise ValueError(f"{num} places for the table of the suite; there must be one")
@@ -42,7 +42,7 @@ def placed(page: str, found: str) -> str:
 
 
 def read(cases: Iterable[ElementTree.Element]) -> tuple[Cells, dict[str, str]]:
-    """Cells, and why an SDK was left out. A case of several calls holds when all of them do."""
+    """The table's cells, and why SDKs were left out. A case of several calls holds if all of them do."""
     cells: Cells = {}
     reasons: dict[str, str] = {}
     names = "|".join(sorted((sdk.name for sdk in SDKS), key=len, reverse=True))
@@ -61,7 +61,7 @@ def read(cases: Iterable[ElementTree.Element]) -> tuple[Cells, dict[str, str]]:
 
 
 def table(cells: Cells, reasons: dict[str, str]) -> str:
-    """Markdown."""
+    """The table in Markdown."""
     sdks = [sdk.name for sdk in SDKS]
     cases = list(dict.fromkeys(case for case, _ in cells))
     rows = [["case", *sdks], ["---"] * (len(sdks) + 1)]

@@ -1,4 +1,4 @@
-"""The SDKs that take part: how each driver is started, and what it needs. A row each."""
+"""The table of SDKs in the suite: how each driver is started, and what it needs."""
 
 import dataclasses
 import shutil
@@ -29,12 +29,12 @@ class Sdk:
 
     @property
     def missing(self) -> str:
-        """Why it cannot take part; "" when it can."""
+        """The reason why the SDK cannot take part; "" if it can."""
         lacking = [tool for tool in self.tools if shutil.which(tool) is None]
         return f"{', '.join(lacking)} is not installed" if lacking else ""
 
     def build(self) -> str:
-        """Build its driver; why it cannot take part, "" when it can."""
+        """Builds the SDK's driver. Returns the reason why it cannot take part, or ""."""
         if self.missing or not self.prepare:
             return self.missing
         folder = CLIENTS / self.name

@@ -1,4 +1,4 @@
-"""What every SDK does, whatever its language. One test a case; README.md has the contract of the drivers."""
+"""The behaviour that every SDK must have, one test per case; README.md has the contract of the drivers."""
 
 import contextlib
 import signal
@@ -18,14 +18,14 @@ MANY_BYTES = 3000  # of HTTP/2 from the server: in the midst of 200 tokens
 
 
 def num_open(service: Service) -> int:
-    """Requests open at the engine, whichever gateway answers."""
+    """The number of requests open at the engine, over all gateways."""
     with service.control() as control:
         engines = control.GetLoad(control_pb2.GetLoadRequest(), timeout=10).load.engines
         return sum(one.running_requests + one.waiting_requests for one in engines)
 
 
 def cancel(service: Service, generation_id: str) -> None:
-    """As somebody else would."""
+    """Cancels a generation by its id, from another client."""
     with service.stub() as stub:
         stub.CancelGeneration(inference_pb2.CancelGenerationRequest(generation_id=generation_id), timeout=10)
 
@@ -99,7 +99,7 @@ def test_fields_at_fault(sdk: Sdk, service: Service) -> None:
 
 
 def test_prompt_over_4_mib(sdk: Sdk, service: Service) -> None:
-    """It arrives, and is refused by the server's own limit and not by a transport."""
+    """The prompt arrives, and is refused by the server's own limit, not by a transport's."""
     error = told(sdk, service.address, call="stream", text="word ", repeat=1 << 20)["error"]
     assert (error["code"], error["reason"]) == ("INVALID_ARGUMENT", "INVALID_PARAMETER")
     assert error["fields"] == ["prompt"] and str(5 << 20) in error["message"].replace(",", "")
@@ -152,7 +152,7 @@ class Draining:
         self._call = control.Drain(control_pb2.DrainRequest(), timeout=60)
 
     def begun(self) -> None:
-        """Wait until it has."""
+        """Waits until the drain has begun."""
         next(self._call)
 
     def close(self) -> None:

@@ -1,4 +1,4 @@
-"""Where the suite's table goes, and what it says."""
+"""The page and the content of the suite's table."""
 
 from xml.etree import ElementTree
 

@@ -1,4 +1,4 @@
-"""The C++ client as its users get it: installed, found by CMake, and every example of its page."""
+"""The installed C++ client: CMake finds it, and every example of its page runs."""
 
 import re
 import shutil

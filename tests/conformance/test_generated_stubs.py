@@ -1,4 +1,4 @@
-"""The stubs of other languages are those of the contract: made again, they are the same. Python has its own test."""
+"""The generated stubs of other languages are up to date with the contract. Python has its own test."""
 
 import os
 import shutil
@@ -32,7 +32,7 @@ def test_stubs_made_again_are_the_same(name: str, tmp_path: Path) -> None:
 
 
 def texts(folder: Path) -> dict[str, str]:
-    """Of all files, by path."""
+    """The texts of all files, by path."""
     found = {str(path.relative_to(folder)): path.read_text() for path in folder.rglob("*") if path.is_file()}
     assert found
     return found

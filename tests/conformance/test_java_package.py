@@ -1,4 +1,4 @@
-"""The Java client as its users get it: the jar on a class path with its dependencies, and every example of its page."""
+"""The packaged Java client: its jar on a class path with its dependencies, and every example of its page."""
 
 import re
 import shutil
@@ -19,7 +19,7 @@ POM = "{http://maven.apache.org/POM/4.0.0}"
 
 @pytest.fixture(scope="module")
 def class_path(tmp_path_factory: pytest.TempPathFactory) -> str:
-    """The jar, away from its sources, and Debian's jars."""
+    """The class path: a copy of the jar away from its sources, and Debian's jars."""
     (sdk,) = (one for one in SDKS if one.name == "java")
     if reason := sdk.build():
         pytest.skip(reason)
@@ -49,7 +49,7 @@ def test_demand_threads_and_the_ways_out(class_path: str, tmp_path: Path, servic
 
 
 def ran(source: Path, class_path: str, folder: Path, *arguments: str) -> str:
-    """What a program of one file prints."""
+    """The output of a program of one file."""
     compiled = ["javac", "--release", "11", "-cp", class_path, "-d", str(folder), str(source)]
     subprocess.run(compiled, check=True, capture_output=True)
     run = ["java", "-XX:TieredStopAtLevel=1", f"-Djava.library.path={FOLDER / 'build' / 'native'}"]
@@ -60,7 +60,7 @@ def ran(source: Path, class_path: str, folder: Path, *arguments: str) -> str:
 
 
 def test_the_pom_names_the_versions_of_the_floor() -> None:
-    """Those that Debian's own repository of poms has, where it is."""
+    """The versions are those of Debian's own repository of poms, where it is installed."""
     project = ElementTree.parse(FOLDER / "pom.xml").getroot()
     found = {}
     for one in project.iter(f"{POM}dependency"):

@@ -1,4 +1,4 @@
-"""The Python client as its users get it: the wheel, alone, and every example of its page."""
+"""The packaged Python client: its wheel alone, and every example of its page."""
 
 import re
 import subprocess
@@ -17,7 +17,7 @@ EXAMPLES = re.findall(r"```python\n(.*?)```", (FOLDER / "README.md").read_text()
 
 @pytest.mark.long
 def test_the_examples_run_against_the_wheel(tmp_path: Path, service: Service) -> None:
-    """Its dependencies come from the environment, itself from the wheel and nowhere else."""
+    """The dependencies come from the environment, the client from the wheel alone."""
     wheels, place = tmp_path / "wheels", tmp_path / "place"
     copy = tmp_path / "source"
     subprocess.run(["cp", "-r", str(FOLDER), str(copy)], check=True)  # building writes into its folder

@@ -13,7 +13,7 @@ from tests.system.service import Service
 
 @pytest.mark.long
 def test_the_typescript_examples_run(service: Service) -> None:
-    """Beside the driver, where the tarball is installed; its own compiler and node's types are found above."""
+    """The examples run beside the driver, where the tarball is installed with its own compiler and node's types."""
     prepare("typescript")
     folder = CLIENTS / "typescript" / "build" / "examples"
     folder.mkdir(exist_ok=True)
@@ -33,14 +33,14 @@ def test_the_go_examples_run(tmp_path: Path, service: Service) -> None:
 
 
 def prepare(name: str) -> None:
-    """Build its driver, and with it its package; skip where that cannot be."""
+    """Builds the SDK's driver, and with it its package; skips if that fails."""
     (sdk,) = (one for one in SDKS if one.name == name)
     if reason := sdk.build():
         pytest.skip(reason)
 
 
 def examples(name: str, block: str, service: Service) -> list[str]:
-    """Of its page, for this server."""
+    """The examples of the SDK's page, with this server's address."""
     found = re.findall(rf"```{block}\n(.*?)```", (CLIENTS / name / "README.md").read_text(), re.S)
     assert found
     return [example.replace("127.0.0.1:50051", service.address) for example in found]

@@ -1,4 +1,4 @@
-"""Any text round-trips, and the stream keeps documents apart."""
+"""The tokenizer's training: any text round-trips, and the stream keeps documents apart."""
 
 import numpy as np
 

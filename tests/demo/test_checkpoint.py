@@ -1,4 +1,4 @@
-"""A checkpoint comes back as it went, and a killed write leaves the one before."""
+"""Training checkpoints round-trip, and a killed write leaves the previous one."""
 
 from pathlib import Path
 

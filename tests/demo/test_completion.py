@@ -1,4 +1,4 @@
-"""Prompts are openings of functions, completion goes on row by row, and trimming ends with the function."""
+"""The completion benchmark: prompts are openings of functions, rows are completed, and text ends with the function."""
 
 import pytest
 import torch

@@ -1,4 +1,4 @@
-"""The split is a function of the paths alone, and takes source only."""
+"""The split of the corpus depends on paths alone, and takes Python source only."""
 
 from pathlib import Path
 

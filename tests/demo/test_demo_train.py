@@ -1,4 +1,4 @@
-"""A run that was stopped and goes on ends where one that was never stopped ends, to the bit."""
+"""A training run that was stopped and resumed ends with the same bits as an uninterrupted one."""
 
 import dataclasses
 from pathlib import Path

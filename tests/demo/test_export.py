@@ -1,4 +1,4 @@
-"""What is exported loads in transformers, agrees with the model that was trained, and comes with its tokenizer."""
+"""An exported model loads in transformers, agrees with the trained one, and comes with its tokenizer."""
 
 import dataclasses
 import json

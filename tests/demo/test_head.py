@@ -1,4 +1,4 @@
-"""A head learns its target, is exported in the published layout, and is measured."""
+"""A drafting head learns its target, is exported in the published layout, and is measured."""
 
 import dataclasses
 import json
@@ -76,7 +76,7 @@ def test_what_is_exported_is_what_was_trained(
 
 
 def test_a_later_guess_sees_nothing_of_the_target_behind_its_first(target: Llama, ids: Tensor) -> None:
-    """Guess k at a place depends on features k places before it, and on none nearer."""
+    """Guess k at a position depends on features that are at least k positions earlier."""
     head = HeadPupil(PLAN, target, common_ids(ids, 64), CPU).model
     for weight in head.parameters():
         torch.nn.init.normal_(weight, std=0.4, generator=torch.Generator().manual_seed(weight.numel()))

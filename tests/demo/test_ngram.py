@@ -1,4 +1,4 @@
-"""Interpolated Kneser-Ney against numbers worked out by hand, and against its own promise to sum to one."""
+"""Interpolated Kneser-Ney against numbers worked out by hand; its probabilities sum to one."""
 
 import numpy as np
 import pytest

@@ -1,4 +1,4 @@
-"""Muon's directions are near orthogonal, AdamW's first step is one rate long, and all of its state has a name."""
+"""Muon's directions are near orthogonal, AdamW's first step is one rate long, and all optimiser state has a name."""
 
 import pytest
 import torch

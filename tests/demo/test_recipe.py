@@ -1,4 +1,4 @@
-"""Rates and batches follow from the step alone; a longer run begins as a shorter one does."""
+"""Rates and batches depend on the step alone; a longer run begins as a shorter one does."""
 
 import dataclasses
 

@@ -1,4 +1,4 @@
-"""Each token is scored once, whatever the windows; two models are compared at the same places."""
+"""Each token is scored once, for any windows; two models are compared at the same positions."""
 
 import math
 

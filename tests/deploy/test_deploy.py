@@ -1,5 +1,5 @@
-"""What is deployed beside the code: compose, Kubernetes, Prometheus and Grafana, held to the settings and metrics that
-there are. None of it is started here."""
+"""The deployment files: compose, Kubernetes, Prometheus and Grafana name existing settings and metrics. Starts
+nothing."""
 
 import dataclasses
 import json
@@ -41,7 +41,7 @@ def load(path: str) -> Any:  # noqa: ANN401 # as YAML has it
 
 
 def documents() -> list[dict[str, Any]]:
-    """The resources, rendered by kubectl where there is one."""
+    """The Kubernetes resources, rendered by kubectl if it is installed."""
     if shutil.which("kubectl"):
         command = ["kubectl", "kustomize", str(KUBERNETES)]
         text = subprocess.run(command, capture_output=True, text=True, timeout=60, check=True).stdout
@@ -51,7 +51,7 @@ def documents() -> list[dict[str, Any]]:
 
 
 def sample_names() -> set[str]:
-    """Names under which samples of our metrics can be asked for."""
+    """The names under which samples of our metrics can be queried."""
     found = set()
     for metric in catalogue.ALL:
         ends = ("_bucket", "_sum", "_count") if metric.kind is MetricKind.HISTOGRAM else ("",)

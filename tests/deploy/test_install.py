@@ -1,5 +1,5 @@
-"""What is installed fits together on an ordinary machine: constraints with torch's ordinary wheel, the Pythons that are
-supported with each other. Whether an index has it all is `make check-install`'s question."""
+"""The installation on an ordinary machine: constraints fit torch's ordinary wheel and the supported Pythons. Whether
+an index has all of it is checked by `make check-install`."""
 
 import json
 import shutil
@@ -35,7 +35,7 @@ def test_constraints_are_what_torch_for_cuda_asks_for() -> None:
 
 
 def test_no_version_that_torch_for_cuda_needs_is_left_open() -> None:
-    """What torch asks for exactly is left to torch, so that there are no two pins that must change together."""
+    """Versions that torch pins exactly are left to torch, so that no two pins must change together."""
     asked = [one for each in ASKED.values() for one in each]
     settled = {canonicalize_name(one.name) for one in asked if is_exact(one)} | constraints().keys()
     assert {canonicalize_name(one.name) for one in asked} <= settled
@@ -49,7 +49,7 @@ def test_images_install_nothing_that_is_not_pinned(name: str) -> None:
 
 
 def pretend(directory: Path, name: str, fits: bool) -> None:
-    """A Python of that name that says whether it fits, and as what it was asked for an environment."""
+    """Writes a fake Python of that name that answers the version check and notes how an environment was requested."""
     python = directory / name
     made = f'mkdir -p "$3/bin" && echo {name} > "$3/bin/python"'
     python.write_text(f"#!/bin/sh\ncase $1 in -c) exit {0 if fits else 1};; *) {made};; esac\n")
@@ -57,7 +57,7 @@ def pretend(directory: Path, name: str, fits: bool) -> None:
 
 
 def environment(directory: Path, *settings: str) -> "subprocess.CompletedProcess[str]":
-    """`make` of the environment, with no other commands than those in the directory, and those it cannot do without."""
+    """Runs make's environment target with only the commands of the directory and the indispensable ones."""
     for needed in ("mkdir", "sort", "grep"):
         (directory / needed).symlink_to(shutil.which(needed) or "")
     shutil.copy(ROOT / "Makefile", directory)

@@ -1,4 +1,4 @@
-"""What is installed is one package, `sluice_server`, and no module of it is loaded under two names.
+"""The installed package is `sluice_server` alone, and no module of it is loaded under two names.
 
 The folders of the repository have common names (`kernels` is also a package of Hugging Face), so that nothing may be
 installed, or imported, under these."""
@@ -77,7 +77,7 @@ def wheel(sdist: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def strings(path: Path) -> Iterator[str]:
-    """Those that are no docstrings, of a file where any looks like a module's name."""
+    """The string literals that are not docstrings, of a file that has one like a module's name."""
     text = path.read_text()
     tree = ast.parse(text if NAMED.search(text) else "")
     alone = {id(node.value) for node in ast.walk(tree) if isinstance(node, ast.Expr)}

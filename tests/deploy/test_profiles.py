@@ -1,4 +1,4 @@
-"""The compose profiles: each is valid, what is mounted is there and fits what is said to whom, without any image."""
+"""The compose profiles: each is valid, and its mounts and addresses exist and fit. Uses no image."""
 
 import json
 import shutil
@@ -28,7 +28,7 @@ SERVICES: dict[str, dict[str, Any]] = load("compose.yaml")["services"]
 
 
 def compose() -> list[str]:
-    """The command, with the plugin or without; skips where there is neither."""
+    """The compose command, as plugin or program; skips if there is neither."""
     if shutil.which("docker") and not subprocess.run(["docker", "compose", "version"], capture_output=True).returncode:
         return ["docker", "compose"]
     if shutil.which("docker-compose"):
@@ -51,7 +51,7 @@ def networks(name: str) -> set[str]:
 
 
 def mounts(name: str) -> dict[str, Path]:
-    """Files and folders of the repository by their place in the container."""
+    """The mounted files and folders of the repository, by their path in the container."""
     found = {}
     for volume in SERVICES[name].get("volumes", ()):
         source, target = volume.split(":")[:2]

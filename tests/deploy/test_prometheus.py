@@ -1,4 +1,4 @@
-"""A real Prometheus on a real service: rules and alerts are sound, and every query of every panel returns data."""
+"""A real Prometheus beside a real service: rules and alerts are valid, and every query of every panel returns data."""
 
 import contextlib
 import json
@@ -80,7 +80,7 @@ def test_alerts_fire_when_they_should(tmp_path: Path) -> None:
 
 @contextlib.contextmanager
 def prometheus(directory: Path, targets: list[str]) -> Iterator[str]:
-    """A Prometheus that scrapes `targets` every second and evaluates our rules; its address."""
+    """Runs a Prometheus that scrapes `targets` every second and evaluates our rules; yields its address."""
     config = yaml.safe_load((DEPLOY / "prometheus.yml").read_text())
     config["global"] = {"scrape_interval": "1s", "evaluation_interval": "1s"}
     config["rule_files"] = [str(DEPLOY / name) for name in config["rule_files"]]
@@ -103,7 +103,7 @@ def prometheus(directory: Path, targets: list[str]) -> Iterator[str]:
 
 
 def ask(address: str, query: str) -> list[dict[str, object]]:
-    """Series that a query gives now; those without a number are none."""
+    """The series that a query returns now, without those that are NaN."""
     url = f"http://{address}/api/v1/query?{urllib.parse.urlencode({'query': query.replace(dashboards.WINDOW, WINDOW)})}"
     with contextlib.suppress(OSError):
         answer = json.loads(urllib.request.urlopen(url, timeout=10).read())
@@ -113,7 +113,7 @@ def ask(address: str, query: str) -> list[dict[str, object]]:
 
 
 def load(service: Service) -> None:
-    """Requests that end in every way that a panel shows."""
+    """Sends requests that end in every way that a panel shows."""
     with service.stub() as stub:
         for i in range(6):
             generate(stub, spec("def f(x):\n    return x\n" * (1 + i), 24))

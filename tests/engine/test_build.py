@@ -1,4 +1,4 @@
-"""How large a cache is made. Engines that are built whole are everywhere else."""
+"""The size of the cache that an engine is built with."""
 
 import os
 

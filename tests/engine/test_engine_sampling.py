@@ -1,5 +1,5 @@
-"""A request's tokens are a function of itself: alone, among 64, in any order, in chunks, preempted, drafted, resumed,
-and beside one whose logits are no numbers."""
+"""A request's tokens depend on the request alone: in any batch, order, chunks, preempted, drafted, resumed, and beside
+a request whose logits are NaN."""
 
 import dataclasses
 import math
@@ -72,7 +72,7 @@ def run(engine: Engine, asked: list[EngineRequest]) -> tuple[dict[str, list[int]
 
 @pytest.fixture(scope="module")
 def expected(directory: Path) -> dict[str, list[int]]:
-    """One after the other, each alone."""
+    """The outputs of each request alone, one after the other."""
     engine, out = make_engine(directory, ROOMY), {}
     for name, request in requests().items():
         out[name] = run(engine, [request])[0][name]

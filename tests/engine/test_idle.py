@@ -1,4 +1,4 @@
-"""What an engine does while it is idle: it measures how many threads pay, beside everything that requests left."""
+"""An idle engine measures how many threads pay, without disturbing requests or the cache."""
 
 import dataclasses
 import itertools
@@ -28,7 +28,7 @@ def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def built_by_a_clock(checkpoint: Path, config: EngineConfig, monkeypatch: pytest.MonkeyPatch) -> BuiltEngine:
-    """An engine of two cores whose clock goes on by a second each time it is read."""
+    """An engine of two cores with a clock that advances by a second each time it is read."""
     seconds = itertools.count()
     monkeypatch.setattr(time, "perf_counter", lambda: float(next(seconds)))
     monkeypatch.setattr(compute_threads, "find_cores", lambda: Cores(2, None))
@@ -37,7 +37,7 @@ def built_by_a_clock(checkpoint: Path, config: EngineConfig, monkeypatch: pytest
 
 
 def measured(built: BuiltEngine) -> int:
-    """Layers computed in a long time without requests."""
+    """The number of layers computed in a long time without requests."""
     before = built.engine.runner.progress
     for _ in range(2000):
         built.engine.idle()

@@ -1,4 +1,4 @@
-"""`--batch-invariant`: refused where it cannot be, said where it is, and carried down to the kernels of a GPU."""
+"""`--batch-invariant`: refused where it is impossible, reported where it is on, and passed to the kernels of a GPU."""
 
 import dataclasses
 from pathlib import Path
@@ -30,7 +30,7 @@ from sluice_server.kernels.cpu import builds
 from sluice_server.kernels.formats import weight_formats as kinds
 from sluice_server.kernels.layout.ragged import AttentionOptions, Ragged
 from tests.engine.worker import host_device
-from tests.engine.worker.host_device import HostDevice, twin_family
+from tests.engine.worker.host_device import HostDevice, reference_family
 from tests.oracle.checkpoints import Shape, make_checkpoint
 
 CPU, CUDA = torch.device("cpu"), torch.device("cuda")
@@ -50,7 +50,7 @@ def test_a_gpu_does_it_by_other_schedules_but_not_for_trees() -> None:
 
 
 def test_a_cpu_does_it_anyhow_or_names_what_does_not(monkeypatch: pytest.MonkeyPatch) -> None:
-    """In bfloat16 by oneDNN, too, whose products are in blocks of rows."""
+    """Also in bfloat16 by oneDNN, whose products are computed in blocks of rows."""
     monkeypatch.setattr(builds, "is_available", lambda: True)
     monkeypatch.setattr(kinds, "serves_onednn", lambda: True)
     assert check_invariance(dataclasses.replace(ASKED, dtype="bfloat16"), 64, CPU) == (ON_CPU,)
@@ -76,7 +76,7 @@ def test_an_operator_is_told(checkpoint: Path) -> None:
 
 
 class Seen:
-    """What the kernels of a GPU were asked for; they compute with their twins."""
+    """Records the calls of a GPU's kernels, which compute with their reference implementations."""
 
     def __init__(self) -> None:
         self.attention: list[bool] = []
@@ -84,24 +84,24 @@ class Seen:
 
     def family(self, name: str) -> object:
         """See `kernels.gpu.family`."""
-        return self if name in ("attention", "linear16") else twin_family(name)
+        return self if name in ("attention", "linear16") else reference_family(name)
 
     def paged_attention(
         self, q: Tensor, cache: Tensor, batch: Ragged, options: AttentionOptions, scales: Tensor | None = None
     ) -> Tensor:
-        """Attention's twin."""
+        """Attention by its reference implementation."""
         self.attention.append(options.is_batch_invariant)
         return host_device._attend(q, cache, batch, options, scales)
 
     def linear(self, x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
-        """The twin of products in one order."""
+        """Products in one order by their reference implementation."""
         self.products += 1
         return F.linear(x, weight, bias)
 
 
 @pytest.fixture
 def seen(monkeypatch: pytest.MonkeyPatch) -> Seen:
-    """As on a GPU, products with what a GPU has for them."""
+    """The recorded calls of an engine set up as on a GPU."""
     found = Seen()
     on_gpu = {name: tuple(one for one in table if one.fits(CUDA)) for name, table in kinds.KINDS.items()}
     table = {name: tuple(dataclasses.replace(one, fits=lambda _: True) for one in own) for name, own in on_gpu.items()}
@@ -119,7 +119,7 @@ def load(checkpoint: Path, *, is_fixed: bool) -> Model:
 
 
 def run(checkpoint: Path, model: Model, **params: Any) -> list[int]:  # noqa: ANN401 # of SamplingParams' types
-    """Tokens of a prompt, chunked, then decoded by recorded steps of a device."""
+    """The tokens of a prompt that is computed in chunks and decoded by recorded steps of a device."""
     config = read_config(checkpoint)
     store = BlockStore(model.new_cache(32, 8))
     plain = Runner(model, store, 8, 4, 64)

@@ -1,4 +1,4 @@
-"""The engine reads no tokenizer: what compiles grammars is given to it."""
+"""The engine imports no tokenizer: the compiler of grammars is passed to it."""
 
 import ast
 from pathlib import Path

@@ -16,7 +16,7 @@ EXTRA: dict[str, Any] = {"logprob_token_ids": {"logprobs": 0}, "length_penalty":
 
 
 def refused(**values: Any) -> tuple[str, str]:  # noqa: ANN401 # any parameter's
-    """Field and message of the error, or "" when it is accepted."""
+    """Field and message of the error, or "" if the value is accepted."""
     try:
         check_params(SamplingParams(**values), LIMITS)
     except ServiceError as error:
@@ -26,7 +26,7 @@ def refused(**values: Any) -> tuple[str, str]:  # noqa: ANN401 # any parameter's
 
 
 def example(row: Parameter) -> object:
-    """A value that is not the neutral one and in range."""
+    """A valid value other than the neutral one."""
     match row:
         case Number():
             low, high = row.bounds(SamplingParams(), LIMITS)
@@ -72,7 +72,7 @@ def test_a_number_is_refused_by_its_name_value_and_range(row: Number) -> None:
 
 
 def test_what_a_model_may_say() -> None:
-    """What transformers and vLLM read of generation_config.json; tokens at most are the request's own."""
+    """The fields of generation_config.json that transformers and vLLM read; max tokens come from the request."""
     assert [row.name for row in FROM_MODEL] == [
         *("temperature", "top_k", "top_p", "min_p", "typical_p", "repetition_penalty")
     ]

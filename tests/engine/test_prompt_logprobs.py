@@ -1,4 +1,4 @@
-"""Log probabilities of a prompt's tokens against `transformers`, with chunks, hits, preemptions and company."""
+"""Log probabilities of a prompt's tokens against `transformers`, with chunks, cache hits, preemption and other rows."""
 
 import dataclasses
 from pathlib import Path
@@ -27,7 +27,7 @@ def directory(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathF
 
 
 def expected(directory: Path, prompts: dict[str, list[int]]) -> dict[str, torch.Tensor]:
-    """Log probabilities at every place of every prompt but the last: [P - 1, V]."""
+    """The log probabilities at every position of every prompt but the last: [P - 1, V]."""
     model = reference(directory)
     with torch.inference_mode():
         return {name: model(torch.tensor([ids])).logits[0, :-1].log_softmax(-1) for name, ids in prompts.items()}
@@ -36,7 +36,7 @@ def expected(directory: Path, prompts: dict[str, list[int]]) -> dict[str, torch.
 def scored(
     directory: Path, prompts: dict[str, list[int]], config: EngineConfig, n: int = 1, warm: bool = False
 ) -> tuple[dict[str, tuple[TokenLogprob, ...]], int]:
-    """What is told of each prompt, exactly once, and how often somebody was preempted."""
+    """The scores of each prompt, reported exactly once, and the number of preemptions."""
     engine = make_engine(directory, config)
     asked = SamplingParams(max_tokens=8, temperature=0.0, ignore_eos=True, n=n, prompt_logprobs=NUM)
     if warm:  # others computed the same before
@@ -73,7 +73,7 @@ def test_they_are_the_models_own(directory: Path, config: EngineConfig, n: int, 
             assert abs(found.rank - 1 - int((place > place[token]).sum())) <= 1  # near ties
 
 
-def test_nobody_else_is_told_and_others_use_what_was_computed(directory: Path) -> None:
+def test_only_the_requests_that_ask_get_them_and_others_reuse_the_blocks(directory: Path) -> None:
     engine = make_engine(directory, CHUNKED)
     ids = tuple(range(1, 40))
     cached = []
@@ -84,4 +84,4 @@ def test_nobody_else_is_told_and_others_use_what_was_computed(directory: Path) -
                 if event.admission is not None:
                     assert (event.admission.prompt_scores is None) == (num < 0)
                     cached.append(event.admission.num_cached)
-    assert cached == [0, 36, 0]  # who asks computes the whole prompt
+    assert cached == [0, 36, 0]  # a request for them computes its whole prompt

@@ -1,4 +1,4 @@
-"""Output that follows a JSON Schema, from a model of random weights: valid whatever schema, seed and company are."""
+"""Output that follows a JSON Schema, from a model of random weights: valid for any schema, seed and batch."""
 
 import dataclasses
 import json
@@ -31,7 +31,7 @@ HEAT = (1.0, 0.0, 3.0)
 
 @dataclasses.dataclass(frozen=True)
 class Model:
-    """A checkpoint, and what its ids are."""
+    """A checkpoint and its vocabulary."""
 
     directory: Path
     tokenizer: Tokenizer
@@ -66,7 +66,7 @@ Outputs = dict[tuple[str, int], tuple[list[int], FinishReason]]
 
 
 def run(engine: Engine, requests: dict[str, SamplingParams], **fields: Any) -> Outputs:  # noqa: ANN401 # of EngineRequest
-    """Ids and end of each output of each request; later ones are of higher priority, so that a full engine preempts."""
+    """Ids and end of each output of each request; later requests have higher priority, so a full engine preempts."""
     for priority, (name, asked) in enumerate(requests.items()):
         engine.add(EngineRequest(name, PROMPT, asked, min(priority, 1000), **fields))
     ids: dict[tuple[str, int], list[int]] = {}
@@ -172,7 +172,7 @@ def fails_in(owner: type, name: str, monkeypatch: pytest.MonkeyPatch, rows_of: C
 def test_steps_that_are_computed_again_change_nothing(
     model: Model, monkeypatch: pytest.MonkeyPatch, where: str
 ) -> None:
-    """In the middle, while masks are being filled; and when all is done."""
+    """Steps fail while masks are being filled, and after they are done."""
     asked = {
         name: params(seed=at, grammar=schema_grammar(SCHEMAS[name]), max_tokens=40, presence_penalty=0.5)
         for at, name in enumerate(["person", "order", "array"])
@@ -187,7 +187,7 @@ def test_steps_that_are_computed_again_change_nothing(
 
 
 def test_slots_are_taken_from_those_who_followed_another_grammar(model: Model) -> None:
-    """Cancelled between two steps; whoever comes next gets what it would get alone."""
+    """Requests are cancelled between two steps; the next ones in their slots get what they would get alone."""
     engine = model.engine(dataclasses.replace(CONFIG, max_num_seqs=2))
     asked = {name: params(seed=3, grammar=schema_grammar(SCHEMAS[name])) for name in ("person", "array")}
     expected = {name: run(model.engine(), {name: one}) for name, one in asked.items()}
@@ -236,7 +236,7 @@ def test_an_output_cut_short_is_the_beginning_of_one_that_follows_it(model: Mode
 
 
 def test_log_probabilities_are_the_models_own(model: Model) -> None:
-    """A constraint does not make a token likely."""
+    """A constraint does not change the reported log probabilities."""
     engine = model.engine()
     engine.add(EngineRequest("r", PROMPT, params(seed=1, logprobs=3, grammar=grammar(ConstraintForm.REGEX, "zz"))))
     ranks = []

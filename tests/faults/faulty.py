@@ -8,6 +8,6 @@ INJECTED = Path(__file__).parent / "injected"
 
 
 def faults(**wanted: object) -> dict[str, str]:
-    """Environment of a service with these faults; see `injected/sitecustomize.py`."""
+    """The environment of a service with these faults; see `injected/sitecustomize.py`."""
     path = os.pathsep.join(filter(None, (str(INJECTED), os.environ.get("PYTHONPATH", ""))))
     return {"PYTHONPATH": path, "SLUICE_TEST_FAULTS": json.dumps(wanted)}

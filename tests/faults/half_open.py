@@ -1,4 +1,4 @@
-"""A client that its test freezes: connections of their own, a generation on each that waits for credit. F6.
+"""A client process that its test freezes: each of its connections has a generation that waits for credit (F6).
 
     python -m tests.faults.half_open ADDRESS CONNECTIONS
 
@@ -17,7 +17,7 @@ WINDOW = 4
 
 
 async def spend(address: str) -> object:
-    """Open one and read until it waits for credit; the call and its channel, which must live on."""
+    """Opens a generation and reads until it waits for credit. The returned call and channel must be kept alive."""
     channel = grpc.aio.insecure_channel(address, options=(("grpc.use_local_subchannel_pool", 1),))
     stub: inference_pb2_grpc.InferenceServiceAsyncStub = inference_pb2_grpc.InferenceServiceStub(channel)
     call = stub.Converse()
@@ -32,7 +32,7 @@ async def spend(address: str) -> object:
 
 
 async def main(address: str, num: int) -> None:
-    """Open all, say so, wait."""
+    """Opens all, prints a line, and waits."""
     kept = await asyncio.gather(*(spend(address) for _ in range(num)))
     print("spent", len(kept), flush=True)
     await asyncio.Event().wait()

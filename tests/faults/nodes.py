@@ -1,7 +1,6 @@
-"""The processes of a ring in one: real stages and a real gateway's requests, a model that is a hash, links of frames.
+"""The processes of a ring in one process: real stages, a real gateway's requests, a hash as model, links of frames.
 
-Each is up with a boot of its own, or down; what it has for peers that are down waits.
-"""
+Each node is up, with an epoch of its own, or down; frames for a node that is down wait."""
 
 import dataclasses
 import functools
@@ -48,19 +47,19 @@ IDS = {
 
 
 class World(Protocol):
-    """What a process sees of the world."""
+    """What a process gets from its environment: clock, epochs, links."""
 
     rng: random.Random
     nodes: "dict[str, Node]"
 
     def clock(self) -> float:
-        """The time."""
+        """The simulated time."""
 
     def next_epoch(self) -> int:
-        """Of a boot."""
+        """The epoch of a new process."""
 
     def link(self, sender: str, receiver: str) -> "Link":
-        """Frames on their way."""
+        """The frames in transit between two processes."""
 
 
 @functools.cache
@@ -72,16 +71,16 @@ def encoder() -> TextEncoder:
 
 
 class Device(FakeRunner):
-    """The model as an engine's runner, which may compute a step while the next is planned."""
+    """The model as an engine's runner, which can compute a step while the next is planned."""
 
     progress = 0
     depth = 0
 
     def watch(self, on_layer: Callable[[], None]) -> None:
-        """It has no layers."""
+        """Does nothing: the model has no layers."""
 
     def idle(self) -> bool:
-        """It has nothing to prepare."""
+        """Does nothing: there is nothing to prepare."""
         return False
 
     def launch(self, plan: StepPlan) -> "Done":
@@ -98,7 +97,7 @@ class Done:
 
 
 def new_engine(clock: Callable[[], float], rng: random.Random) -> Engine:
-    """Small enough that preemption is common."""
+    """A small engine in which preemption is common."""
     num_blocks, size, slots = 40, 4, 6
     scheduler = Scheduler(KVCache(num_blocks, size, prefix_caching=True), LIMITS, (EOS,), slots, 16)
     device = Device(slots, num_blocks, size, 0, rng)
@@ -111,7 +110,7 @@ def unrecorded(*_: object) -> None:
 
 
 class Front:
-    """A gateway's place in the ring: its requests and its watch."""
+    """A gateway's part of the ring: its requests and its watch."""
 
     def __init__(self, world: World, node: "Node") -> None:
         self.progress = 0
@@ -142,11 +141,11 @@ class Front:
         return False
 
     def reap(self) -> None:
-        """The requests are its own."""
+        """Does nothing: the requests are the gateway's own."""
 
 
 class Node:
-    """A process: up with a boot of its own, or down. Holds back what it has for peers that are down."""
+    """A process: up with an epoch of its own, or down. It keeps messages for peers that are down."""
 
     def __init__(self, world: World, role: Role, name: str) -> None:
         self.world, self.role, self.id = world, role, name
@@ -182,7 +181,7 @@ class Node:
             self._waiting.setdefault(peer, []).append(message)
 
     def receive(self, epoch: int, seq: int, messages: tuple[Message, ...], sender: str) -> None:
-        """What the ring's loop does with a frame."""
+        """Handles a frame as the ring's loop does."""
         if not self.receipts.accept(sender, epoch, seq):
             return
         for message in messages:
@@ -192,12 +191,12 @@ class Node:
                 self.emit(Probe(message.origin, message.nonce, message.route, (*message.visits, visit), message.epoch))
             else:
                 self.stage.handle(message)
-        if self.role is Role.DETOKENIZER:  # whoever else turns has an event of its own
+        if self.role is Role.DETOKENIZER:  # the turns of other roles are events of their own
             self.stage.turn()
         self.flush()
 
     def flush(self) -> None:
-        """Frames for everybody who is up."""
+        """Sends the frames for all peers that are up."""
         for peer, messages in self._waiting.items():
             if messages and self.world.nodes[peer].is_up:
                 self._seq[peer] = self._seq.get(peer, 0) + 1
@@ -209,12 +208,12 @@ Link = deque[tuple[int, int, tuple[Message, ...], str]]
 
 
 def independent(prompt: tuple[int, ...], params: SamplingParams) -> list[list[int]]:
-    """Each output by itself."""
+    """The expected tokens of each output by itself."""
     return [sample(prompt, params, output, EOS) for output in range(params.n)]
 
 
 def search(prompt: tuple[int, ...], params: SamplingParams) -> list[list[int]]:
-    """What a search finds that nothing disturbs."""
+    """The expected results of an undisturbed search."""
     engine, found = new_engine(lambda: 0.0, random.Random(0)), [list[int]() for _ in range(params.n)]
     engine.add(EngineRequest("0" * 32, prompt, params))
     while engine.has_work:
@@ -224,7 +223,7 @@ def search(prompt: tuple[int, ...], params: SamplingParams) -> list[list[int]]:
 
 
 class Alone(NamedTuple):
-    """What one output is when nothing disturbs it."""
+    """The expected content of an undisturbed output."""
 
     ids: list[int]
     text: str
@@ -232,7 +231,7 @@ class Alone(NamedTuple):
 
 
 def alone(ids: list[int], stop: str) -> Alone:
-    """An output whose model says `ids` and that ends with the first token which completes `stop`, "" for never."""
+    """An output of the tokens `ids` that ends with the first token which completes `stop`, "" for never."""
     decode = encoder().tokenizer.decode
     for end in range(1, len(ids) + 1) if stop else ():
         before, found, _ = decode(ids[:end]).partition(stop)

@@ -1,4 +1,4 @@
-"""The whole ring in one process on a clock of its own: real gateways' desks, real stages, a model that is a hash, links
+"""The whole ring in one process on a simulated clock: real request managers and stages, a hash as model, links
 that lose, repeat and delay frames, processes that die and come back.
 
     python -m tests.faults.pipeline --seed 1 --events 20000
@@ -34,7 +34,7 @@ DRAIN_ROUNDS = 4000
 
 @dataclasses.dataclass
 class Client:
-    """One reader: what it must get, and what it has got."""
+    """One reader: what it must receive, and what it has received."""
 
     front: Front
     request: OpenRequest
@@ -46,7 +46,7 @@ class Client:
 
 
 class World:
-    """One seed's history."""
+    """The history of one seed."""
 
     def __init__(self, seed: int) -> None:
         self.rng = random.Random(seed)
@@ -86,14 +86,14 @@ class World:
         return self._links.setdefault((sender, receiver), deque())
 
     def run(self, events: int) -> str:
-        """Play, then let everything come to rest; the trace's hash."""
+        """Runs the events, drains, and returns the trace's hash."""
         for _ in range(events):
             self.event()
         self.drain()
         return self.trace.hexdigest()
 
     def event(self) -> None:
-        """One random thing."""
+        """Runs one random event."""
         self.now += 0.001
         (happen,) = self.rng.choices(list(self._events), list(self._events.values()))
         happen()
@@ -190,7 +190,7 @@ class World:
         self.nodes[client.request.envelope.origin].flush()
 
     def say(self, client: Client) -> None:
-        """What a client that converses has to say now."""
+        """Sends the next frame of a client of Converse."""
         request, manager = client.request, client.front.manager
         work = request.asked.work
         if request.outcome is not None or not isinstance(work, Generate):
@@ -204,7 +204,7 @@ class World:
             manager.grant(request, 2)
 
     def take(self, client: Client) -> None:
-        """What has come for a client, and its end."""
+        """Takes what has arrived for a client, and its end."""
         request = client.request
         while texts := request.delivery.take():
             for text in texts:
@@ -221,7 +221,7 @@ class World:
         self.num_ended += 1
         self.num_replayed += bool(request.envelope.attempt)
         for ids, expected in zip(client.ids, client.expected, strict=True):
-            assert ids == expected.ids[: len(ids)], "somebody else's token"
+            assert ids == expected.ids[: len(ids)], "another request's token"
         self.trace.update(f"{request.envelope.request_id} {request.state.name} {client.ids}\n".encode())
         if request.state is RequestStatus.FAILED:
             assert isinstance(request.outcome, ServiceError)
@@ -243,7 +243,7 @@ class World:
             self.nodes[client.request.envelope.origin].flush()
 
     def crash(self) -> None:
-        """A process ends: what was on its way to it is lost, of what is on its way from it the end may be."""
+        """Ends a process: frames to it are lost; of frames from it, the last ones may be."""
         node = self.rng.choice(list(self.nodes.values()))
         if not node.is_up:
             return
@@ -270,7 +270,7 @@ class World:
             self.rng.choice(down).boot()
 
     def lose(self) -> None:
-        """A connection breaks: the last frames on it are gone."""
+        """Breaks a connection: the last frames on it are lost."""
         loaded = [frames for frames in self._links.values() if frames]
         if loaded:
             frames = self.rng.choice(loaded)
@@ -278,7 +278,7 @@ class World:
                 frames.pop()
 
     def repeat(self) -> None:
-        """A frame comes twice."""
+        """Repeats a frame."""
         loaded = [frames for frames in self._links.values() if frames]
         if loaded:
             frames = self.rng.choice(loaded)
@@ -286,7 +286,7 @@ class World:
             frames.insert(self.rng.randint(at, len(frames)), frames[at])
 
     def drain(self) -> None:
-        """Nothing breaks any more: everybody gets their answer, and nothing is left anywhere."""
+        """Runs without faults until every client has its answer, and checks that no process holds anything."""
         for node in self.nodes.values():
             if not node.is_up:
                 node.boot()

@@ -1,7 +1,6 @@
-"""One test for each class of advisory that servers of language models have had, named after one of it.
+"""One test for each class of security advisory that servers of language models have had, named after an example.
 
-Each ends with a good request: whatever was asked, the service is alive and answers as before.
-"""
+Each ends with a good request: the service is alive and answers as before."""
 
 import ast
 import re
@@ -182,7 +181,7 @@ def test_cve_2026_105755_two_requests_under_one_client_id_stay_apart(stub: Stub)
     assert [answers[0], answers[1]] == alone
 
 
-def test_cve_2026_112266_a_prefix_of_an_id_cancels_nobody(stub: Stub) -> None:
+def test_cve_2026_112266_a_prefix_of_an_id_cancels_no_request(stub: Stub) -> None:
     call = stub.StreamGenerate(inference_pb2.StreamGenerateRequest(spec=spec("import", 64)))
     generation_id = next(iter(call)).accepted.generation_id
     for wrong in (generation_id[:16], generation_id[:-1], generation_id + "0", generation_id.upper()):
@@ -250,7 +249,7 @@ def test_cve_2026_22778_errors_tell_nothing_of_the_inside(stub: Stub) -> None:
 def test_cve_2025_4565_protobuf_is_not_the_recursive_one(service: Service, stub: Stub) -> None:
     assert api_implementation.Type() == "upb"
     deep = b""
-    for _ in range(5000):  # chat → messages → parts …: unknown groups nest as deep as somebody likes
+    for _ in range(5000):  # chat → messages → parts …: unknown groups nest to any depth
         deep = b"\x0b" + deep + b"\x0c"
     raw = grpc.insecure_channel(service.address)
     call: grpc.UnaryUnaryMultiCallable[bytes, bytes] = raw.unary_unary("/sluice.v1.InferenceService/Generate")

@@ -1,4 +1,4 @@
-"""Processes without a supervisor, as in containers: whoever restarts them, streams go on."""
+"""Processes without a supervisor, as in containers: streams go on after a process was replaced from outside."""
 
 import signal
 from collections.abc import Iterator
@@ -27,7 +27,7 @@ def undisturbed(roles: Roles) -> list[Received]:
 
 
 @pytest.mark.parametrize("role", ["tokenizer", "engine", "detokenizer"])
-def test_streams_survive_a_process_that_somebody_replaces(roles: Roles, undisturbed: list[Received], role: str) -> None:
+def test_streams_survive_a_process_that_is_replaced(roles: Roles, undisturbed: list[Received], role: str) -> None:
     answers = stream_all(roles.service.address, SPECS, at_phase("decode", 1, lambda: roles.replace(role)))
     assert [one.answer for one in answers] == [one.answer for one in undisturbed]
     wait_until(roles.is_serving, 60, "the service did not recover")
@@ -35,7 +35,7 @@ def test_streams_survive_a_process_that_somebody_replaces(roles: Roles, undistur
 
 @pytest.mark.long
 def test_an_engine_that_was_asleep_goes_on_and_repeats_nothing(roles: Roles, undisturbed: list[Received]) -> None:
-    """F2: nobody restarts it; it is found silent, and found again."""
+    """F2: the process is not restarted; it is found silent, and found again."""
     engine = roles.processes["engine"]
     seen: list[bool] = []
 

@@ -1,4 +1,4 @@
-"""Faults of computing: one request's bug, a device without memory, a device that is gone."""
+"""Faults during computation: a bug in one request's rows, a device out of memory, a lost device."""
 
 from pathlib import Path
 

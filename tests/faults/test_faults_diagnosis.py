@@ -1,4 +1,4 @@
-"""What is left of an exception in a real process: a status that names the role, a line that says the rest."""
+"""An exception in a real process: a status that names the role, and one log line with the rest."""
 
 import json
 

@@ -1,4 +1,4 @@
-"""Clients that vanish without a word: their connections stay up, nothing answers on them. F6."""
+"""Clients that vanish while their connections stay up without an answer (F6)."""
 
 import signal
 import subprocess

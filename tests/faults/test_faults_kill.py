@@ -1,4 +1,4 @@
-"""Processes killed under load: every stream goes on where it was, as if nothing had happened."""
+"""Processes killed under load: every stream goes on where it was, without a visible gap."""
 
 import itertools
 import shutil
@@ -39,7 +39,7 @@ def service() -> Iterator[Service]:
 
 @pytest.fixture(scope="module")
 def undisturbed(service: Service) -> list[Received]:
-    """The answers of a service that nothing happens to."""
+    """The answers of an undisturbed service."""
     answers = stream_all(service.address, SPECS)
     assert [answer.error for answer in answers] == [""] * NUM_STREAMS
     return answers

@@ -1,4 +1,4 @@
-"""The ring on a clock of its own, through crashes, lost and repeated frames: nobody notices. S2."""
+"""The ring on a simulated clock, through crashes and lost or repeated frames: no client notices (S2)."""
 
 import concurrent.futures
 import multiprocessing
@@ -15,7 +15,7 @@ JOBS = len(os.sched_getaffinity(0))
 
 
 def play(seed: int) -> tuple[int, int, int]:
-    """Ended, replayed, crashes."""
+    """The numbers of requests that ended, of replays and of crashes."""
     world = World(seed)
     try:
         world.run(EVENTS)
@@ -38,7 +38,7 @@ def test_a_history_can_be_played_again() -> None:
 
 
 def fails(seeds: range) -> bool:
-    """Whether one of these histories breaks."""
+    """Whether one of these histories fails."""
     for seed in seeds:
         try:
             World(seed).run(EVENTS)
@@ -48,7 +48,7 @@ def fails(seeds: range) -> bool:
 
 
 def test_a_ring_that_takes_no_census_is_found_out(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The simulation can fail: planted bugs do not pass it."""
+    """The simulation can fail: it finds planted bugs."""
     monkeypatch.setattr(OpenSerials, "has_ended", lambda self, envelope: False)
     assert fails(range(72, 90))
 

@@ -1,4 +1,4 @@
-"""Races, forced: at each named point the code takes its time, and a cancel, a deadline or a death meets it there."""
+"""Forced races: named points of the code are slowed down, and a cancel, a deadline or a death happens there."""
 
 import asyncio
 import contextlib
@@ -35,7 +35,7 @@ LONG = [pytest.param(point, id=point, marks=() if point in QUICK else pytest.mar
 
 
 async def ask(service: Service, act: Callable[[grpc.aio.Call, int], None], timeout_s: float) -> list[str]:
-    """Some streams at once; `act` may do something to each as soon as it was sent. How they ended."""
+    """How some concurrent streams ended; `act` may disturb each as soon as it was sent."""
 
     async def one(stub: "inference_pb2_grpc.InferenceServiceAsyncStub", at: int) -> str:
         request = inference_pb2.StreamGenerateRequest(spec=spec([60 + at, 61, 62], 6))
@@ -56,7 +56,7 @@ async def ask(service: Service, act: Callable[[grpc.aio.Call, int], None], timeo
 
 
 def cancels(rng: random.Random) -> Callable[[grpc.aio.Call, int], None]:
-    """Cancel each within a quarter of a second."""
+    """Cancels each within a quarter of a second."""
 
     def act(call: grpc.aio.Call, at: int) -> None:
         asyncio.get_running_loop().call_later(rng.random() * 0.25, call.cancel)
@@ -65,7 +65,7 @@ def cancels(rng: random.Random) -> Callable[[grpc.aio.Call, int], None]:
 
 
 def leave(call: grpc.aio.Call, at: int) -> None:
-    """Do nothing."""
+    """Does nothing."""
 
 
 @pytest.mark.parametrize("point", LONG)

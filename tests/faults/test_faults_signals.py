@@ -1,4 +1,4 @@
-"""The service stopped, politely and not: streams end as they should, and nothing is left behind."""
+"""The service stopped by each signal: streams end as they should, and no process or file is left."""
 
 import signal
 import threading
@@ -70,7 +70,7 @@ def test_second_signal_is_fast() -> None:
 
 
 def refuses(service: Service) -> bool:
-    """Whether a new request is told that the server drains."""
+    """Whether a new request is refused because the server drains."""
     with service.stub() as stub:
         try:
             generate(stub, spec([5], 1))

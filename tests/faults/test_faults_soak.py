@@ -1,4 +1,4 @@
-"""Hours in short: very many requests, a fifth of them cancelled, some past their deadline; nothing grows. L4."""
+"""A short soak test: very many requests, a fifth of them cancelled, some past their deadline; nothing grows (L4)."""
 
 import asyncio
 import random
@@ -21,12 +21,12 @@ MIB = 1 << 20
 
 
 def memory(service: Service) -> dict[str, float]:
-    """MiB of each process's own."""
+    """MiB of private memory of each process."""
     return {name: child.memory_full_info().uss / MIB for name, child in service.children().items()}
 
 
 def things(child: psutil.Process) -> tuple[int, int]:
-    """Threads and file descriptors."""
+    """The numbers of threads and file descriptors."""
     return child.num_threads(), child.num_fds()
 
 
@@ -58,7 +58,7 @@ async def many(service: Service, num: int, seed: int) -> None:
 
 
 def growth(service: Service, num: int) -> dict[str, float]:
-    """MiB for 10,000 requests, after the warm-up, of each process."""
+    """Growth in MiB per 10,000 requests after the warm-up, of each process."""
     asyncio.run(many(service, int(num * WARM_UP), 1))
     wait_until(lambda: nothing_is_left(service), 30, "something is held after the warm-up")
     before, had = memory(service), {name: things(child) for name, child in service.children().items()}
@@ -83,7 +83,7 @@ def test_nothing_grows_over_a_hundred_thousand_requests() -> None:
 @pytest.mark.long
 @pytest.mark.timeout(3600)
 def test_a_gateway_that_leaks_is_found_out() -> None:
-    """The check can fail."""
+    """The check finds a planted leak."""
     with serve(*SMALL_POOL, environment=faults(leak=512)) as service:
         grown = growth(service, 20_000)
     assert grown["gateway-0"] > MIB_PER_10K, grown

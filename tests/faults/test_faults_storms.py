@@ -1,4 +1,4 @@
-"""Storms and garbage: deadlines that pass at once, frames of nonsense, too many connections, a deaf collector."""
+"""Storms and garbage: expired deadlines, nonsense frames, too many connections, a collector that does not answer."""
 
 import asyncio
 import contextlib
@@ -49,7 +49,7 @@ def service(place: Path, first_port: int) -> Iterator[Service]:
 
 
 def deadline_storm(service: Service, num: int) -> Counter[grpc.StatusCode]:
-    """Many requests whose deadlines are over within 50 ms; how they ended."""
+    """Sends many requests whose deadlines pass within 50 ms; returns how they ended."""
     rng, ends = random.Random(5), Counter[grpc.StatusCode]()
 
     async def one(stub: "inference_pb2_grpc.InferenceServiceAsyncStub") -> None:
@@ -84,7 +84,7 @@ def test_deadlines_that_pass_at_once_leave_nothing(service: Service, num: int) -
 
 
 def garbage(rng: random.Random, num: int) -> Iterator[bytes]:
-    """Random bytes, frames with bytes changed, well-formed frames about nobody, frames of the wrong kind for a role,
+    """Random bytes, frames with changed bytes, frames of unknown requests, frames of the wrong kind for a role,
     and one that is too large."""
     envelope = Envelope("0" * 32, "gateway-9")
     messages: list[Message] = [Cancel(envelope), Tokens(envelope, 0, (1, 2)), Probe("x", 1, ("y",))]
@@ -101,12 +101,12 @@ def garbage(rng: random.Random, num: int) -> Iterator[bytes]:
                     changed[rng.randrange(len(changed))] = rng.randrange(256)
                 yield bytes(changed)
             case 2:
-                yield FrameWriter(f"nobody-{at}", 1).frame(at, encoded)
+                yield FrameWriter(f"unknown-{at}", 1).frame(at, encoded)
 
 
 @pytest.mark.parametrize("num", [2000, pytest.param(10_000, marks=pytest.mark.long)])
 def test_garbage_on_the_ring_is_dropped_and_counted(service: Service, place: Path, first_port: int, num: int) -> None:
-    """F8."""
+    """Garbage frames are dropped (F8)."""
     (run,) = place.glob("sluice-run-*")
     before = service.children()
     with zmq.Context() as context:
@@ -145,8 +145,8 @@ def test_a_gateway_without_file_descriptors_recovers(service: Service) -> None:
         assert generate(stub, spec("import os", 8)).completion_tokens == 8
 
 
-def test_a_collector_that_is_deaf_holds_up_nobody() -> None:
-    """F13: it accepts connections and answers nothing."""
+def test_a_collector_that_does_not_answer_delays_no_request() -> None:
+    """A collector that accepts connections and answers nothing delays no request (F13)."""
     with socket.create_server(("127.0.0.1", 0)) as deaf:
         accepted: list[socket.socket] = []
 

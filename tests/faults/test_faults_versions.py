@@ -1,4 +1,4 @@
-"""Processes of a ring that are of two releases: who has which version is said once, by name, and nothing hangs."""
+"""Processes of two releases in one ring: each version is reported once, by name, and no request hangs."""
 
 import json
 from collections.abc import Iterator
@@ -21,7 +21,7 @@ NEIGHBOURS = {"tokenizer": "engine", "engine": "detokenizer", "detokenizer": "ga
 
 @pytest.fixture(scope="module")
 def roles(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Roles]:
-    """Begins with a tokenizer of another release."""
+    """The four roles, starting with a tokenizer of another release."""
     directory = tmp_path_factory.mktemp("ring")
     environment = {
         "SLUICE_RECOVERY_TIMEOUT_S": "2",
@@ -33,7 +33,7 @@ def roles(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Roles]:
 
 
 def refusal(roles: Roles) -> tuple[str, str, str]:
-    """Code, reason and message of a call now."""
+    """Code, reason and message of a call that fails now."""
     with roles.service.stub() as stub:
         try:
             for _ in stub.StreamGenerate(inference_pb2.StreamGenerateRequest(spec=spec("a", 8)), timeout=60):
@@ -52,20 +52,20 @@ def told(error: grpc.RpcError) -> tuple[str, str, str]:
 
 
 def is_named(roles: Roles, role: str) -> bool:
-    """Whether a client is told who has which version: as the next process sees it, or as this one does."""
+    """Whether an error names both processes and versions, as the next process or this one sees them."""
     code, reason, message = refusal(roles)
     versions = f"version {OTHER}" in message and f"version {SCHEMA_VERSION}" in message
     return (code, reason) == ("UNAVAILABLE", "SCHEMA_MISMATCH") and f"{role}-0" in message and versions
 
 
 def lines(roles: Roles, role: str) -> list[str]:
-    """What a process said of a neighbour's version."""
+    """The log lines of a process about a peer's version."""
     written = [json.loads(line) for line in roles.log(role).read_text().splitlines() if line.startswith("{")]
     return [one["message"] for one in written if "are refused" in one["message"]]
 
 
 def is_noted(roles: Roles) -> bool:
-    """Whether healthcheck of the engine tells of its neighbour. It lives: to restart it would mend nothing."""
+    """Whether the engine's healthcheck reports its peer's version. It stays healthy: a restart would mend nothing."""
     health = sluice("healthcheck", "--role", "engine", "--heartbeat-dir", str(roles.log("engine").parent / "alive"))
     assert health.returncode == 0
     return f"refuses frames of tokenizer-0 (version {OTHER}); it reads version {SCHEMA_VERSION}" in health.stdout

@@ -1,4 +1,4 @@
-"""Attention in bf16 and fp8 on a GPU: no further from float64 than twice what torch is, and reproducible to the bit."""
+"""Attention in bf16 and fp8 on a GPU: at most twice torch's distance from float64, and reproducible to the bit."""
 
 import dataclasses
 import random
@@ -39,7 +39,7 @@ def step(rows: list[tuple[int, int]], heads: int, kv_heads: int, dim: int, block
 
 
 def torch_error(q: Tensor, cache: Tensor, batch: Ragged, scale: float, want: Tensor) -> float:
-    """How far torch's own attention in bfloat16 is from float64, over the rows' last queries."""
+    """The distance of torch's own attention in bfloat16 from float64, over the rows' last queries."""
     worst, starts, block = 0.0, batch.starts.tolist(), cache.shape[1]
     for row, context in enumerate(batch.contexts.tolist()):
         owned = batch.tables[row, : -(-context // block)].long()
@@ -100,7 +100,7 @@ def test_bits_depend_neither_on_company_nor_on_chunks() -> None:
 
 @pytest.mark.parametrize("window", [None, 64, 100])
 def test_trees_of_drafts(window: int | None) -> None:
-    """Of every size up to the largest, beside plain rows; a window reaches as far behind a tree as behind its paths."""
+    """Trees of every size up to the largest, beside plain rows; a window reaches as far behind them as behind paths."""
     rng = random.Random(1)
     counts, contexts = [1, 2, 9, 64], [700, 65, 1030, 64]
     q, cache, batch = step(list(zip(counts, contexts, strict=True)), 8, 2, 128, 16)
@@ -116,7 +116,7 @@ def test_trees_of_drafts(window: int | None) -> None:
 @pytest.mark.parametrize("kept_as", [torch.bfloat16, torch.int8, torch.float8_e4m3fn])
 @pytest.mark.parametrize(("num", "prefix"), [(2, 16), (3, 2048), (40, 1024)])
 def test_shared_prefixes(num: int, prefix: int, kept_as: torch.dtype) -> None:
-    """Rows of two groups, one of which may be all that there is, and rows of none."""
+    """Rows of two groups, one of which may have all rows, and rows without a group."""
     if kept_as is torch.float8_e4m3fn and torch.cuda.get_device_capability() < (8, 9):
         pytest.skip("this GPU has no fp8")
     q, cache, batch = step([(1, prefix + 1 + 7 * i) for i in range(num)] + [(1, 33), (1, 700)], 8, 2, 128, 16)

@@ -1,5 +1,5 @@
-"""A whole engine on a GPU: likely tokens by transformers' own account, recorded steps equal to computed ones, nothing
-compiled and nobody waited for once it is warm."""
+"""A whole engine on a GPU: likely tokens according to transformers, recorded steps equal to computed ones, no kernel
+compiled and no wait of the host once it is warm."""
 
 import dataclasses
 import gc
@@ -64,7 +64,7 @@ def prompt_of(i: int) -> tuple[int, ...]:
 
 @torch.inference_mode()
 def behind(checkpoint: Path, found: dict[str, list[int]]) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
-    """Of each answer its tokens [L], and the logits [L, V] from which transformers would choose them, in float32."""
+    """The tokens [L] of each answer, and the logits [L, V] from which transformers would choose them, in float32."""
     model: torch.nn.Module = reference(checkpoint)
     model.cuda()
     for i, (_, tokens) in enumerate(found.items()):
@@ -97,7 +97,7 @@ def test_a_recorded_step_equals_a_computed_one(
 
 
 def test_nothing_compiles_once_it_is_warm(engine: Engine) -> None:
-    """Which it is at start: no request has been seen."""
+    """An engine is warm after its start, before any request."""
 
     def fail(*arguments: object, **named: object) -> None:
         raise AssertionError(f"compiled on the request path: {arguments} {named}")
@@ -112,7 +112,7 @@ def test_nothing_compiles_once_it_is_warm(engine: Engine) -> None:
 
 
 def test_tokens_do_not_depend_on_company_where_that_was_asked(checkpoint: Path) -> None:
-    """Alone, computed one by one or recorded, and beside others, in chunks of other sizes."""
+    """Alone, computed directly or recorded, and beside others, in chunks of other sizes."""
     config = read_config(checkpoint)
     asked = dataclasses.replace(CONFIG, batch_invariant=True, prefix_caching=False)
     engine = build_engine(asked, config, checkpoint, limits_of(asked, config, 1 << 20)).engine
@@ -136,12 +136,12 @@ def test_the_share_of_memory_holds(checkpoint: Path) -> None:
 
 
 def decode(start: int, token: int) -> StepPlan:
-    """One row of slot 0."""
+    """A decode plan of one row in slot 0."""
     return StepPlan(9, [0], [1], [start], [token], [True], [], [])
 
 
-def test_nobody_waits_in_steady_decode(engine: Engine) -> None:
-    """Launches of recorded steps, one after the other, without any synchronisation."""
+def test_the_host_does_not_wait_in_steady_decode(engine: Engine) -> None:
+    """Recorded steps are launched one after the other without any synchronisation."""
     params = SamplingParams(max_tokens=24, temperature=1.0, seed=1, ignore_eos=True)
     engine.add(EngineRequest("a", prompt_of(3), params))
     for _ in range(4):

@@ -1,4 +1,4 @@
-"""Layers of experts on a GPU: likely tokens by transformers' own account, recorded steps equal to computed ones."""
+"""Layers of experts on a GPU: likely tokens according to transformers, recorded steps equal to computed ones."""
 
 import dataclasses
 from pathlib import Path

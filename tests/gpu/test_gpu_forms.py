@@ -1,5 +1,5 @@
-"""What an engine on a GPU can be asked for beyond plain decoding in bfloat16: weights, activations and cache in 8 bits,
-drafts that branch, prefixes that are looked at once. Tokens are likely ones by transformers' account."""
+"""Features of an engine on a GPU beyond plain decoding in bfloat16: weights, activations and cache in 8 bits, trees of
+drafts, shared prefixes. Tokens are likely ones according to transformers."""
 
 import dataclasses
 from pathlib import Path
@@ -55,7 +55,7 @@ def run(engine: Engine) -> list[list[int]]:
 
 @torch.inference_mode()
 def assert_likely(checkpoint: Path, found: list[list[int]], missed: float) -> None:
-    """No token's logit is below the largest by more than that share of its size."""
+    """Checks that no token's logit is below the largest by more than that share of its size."""
     model: torch.nn.Module = reference(checkpoint)
     model.cuda()
     for prompt, tokens in zip(PROMPTS, found, strict=True):
@@ -82,7 +82,7 @@ def test_8_bits(checkpoint: Path, changes: dict[str, Any], missed: float) -> Non
 
 @pytest.mark.parametrize("changes", [{}, {"kv_cache_dtype": "int8"}], ids=str)
 def test_trees_of_drafts(checkpoint: Path, changes: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
-    """Half of whose tokens are right: what stands has been moved."""
+    """Half of the drafts are right: accepted ones are moved."""
     plain = run(make(checkpoint, **changes))
     settings = {"speculation": "draft", "draft_model": "x", "draft_length": "fixed", "max_draft_width": 3}
     engine, forms = make(checkpoint, **settings, **changes), watch(monkeypatch)
@@ -104,7 +104,7 @@ def test_shared_prefixes(checkpoint: Path, monkeypatch: pytest.MonkeyPatch) -> N
 
 
 def watch(monkeypatch: pytest.MonkeyPatch) -> list[RowShape]:
-    """The forms of the steps that are launched."""
+    """Records the forms of the launched steps."""
     forms: list[RowShape] = []
     launch = UniformSteps.launch
 

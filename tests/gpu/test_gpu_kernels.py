@@ -1,4 +1,4 @@
-"""Kernels other than attention in bf16 and fp8 on a GPU: near their float64 twins, reproducible to the bit."""
+"""Kernels other than attention in bf16 and fp8 on a GPU: near their float64 references, reproducible to the bit."""
 
 from collections.abc import Callable
 
@@ -11,7 +11,7 @@ from sluice_server.kernels.formats.gpu_linear import round_groups
 from sluice_server.kernels.layout import slots
 from sluice_server.kernels.layout.layout import new_layers
 from sluice_server.kernels.reference import definitions, sampling
-from sluice_server.kernels.reference import moe as moe_twin
+from sluice_server.kernels.reference import moe as plain_moe
 from sluice_server.kernels.reference.moe import ExpertStack
 from sluice_server.kernels.reference.sampling import Rows
 from sluice_server.kernels.triton import activation, kv_write, linear4, linear8, linear16, moe, norm
@@ -115,7 +115,7 @@ def test_linears_over_8_bits_on_both_sides(kind: torch.dtype, outputs: int, inpu
 
 @pytest.mark.parametrize(("outputs", "inputs"), WIDTHS)
 def test_linears_of_one_order(outputs: int, inputs: int) -> None:
-    """Near what they stand for; a row has the same bits alone, in a few and in many."""
+    """Near the represented numbers; a row has the same bits alone, in a few and in many."""
     x, weight, bias = numbers(1000, inputs), numbers(outputs, inputs, seed=1), numbers(outputs, seed=2)
     eight, four = packed_weights.quantise_rows(weight, torch.int8), round_groups(weight)
     whole = linear16.linear(x, weight, bias)
@@ -139,7 +139,7 @@ def test_experts(experts: int, chosen: int, tokens: int) -> None:
     gate_up, down = numbers(experts, 192, 256, seed=1) / 16, numbers(experts, 256, 96, seed=2) / 10
     choice = torch.rand(tokens, experts, device="cuda").argsort(dim=1)[:, :chosen]
     shares = torch.rand(tokens, chosen, device="cuda").softmax(1)
-    wanted = moe_twin.experts_mlp(x.float(), ExpertStack(gate_up.float()), ExpertStack(down.float()), choice, shares)
+    wanted = plain_moe.experts_mlp(x.float(), ExpertStack(gate_up.float()), ExpertStack(down.float()), choice, shares)
     found = moe.experts_mlp(x, ExpertStack(gate_up), ExpertStack(down), choice, shares)
     assert_close(found, wanted.double(), BF16)
     assert torch.equal(found, moe.experts_mlp(x, ExpertStack(gate_up), ExpertStack(down), choice, shares))

@@ -1,5 +1,5 @@
-"""Every kernel once or twice on a GPU, small: what `make test-gpu-sanitized` runs under compute-sanitizer, which takes
-a hundred times as long."""
+"""Small runs of every kernel on a GPU: `make test-gpu-sanitized` runs them under compute-sanitizer, which takes a
+hundred times as long."""
 
 import numpy as np
 import pytest
@@ -40,7 +40,7 @@ def test_attention(rows: list[tuple[int, int]], gpu: torch.device) -> None:
 
 @pytest.mark.parametrize("rows", [1, 70])
 def test_linears_of_one_order(rows: int, gpu: torch.device) -> None:
-    """Of one part, and of several that are added."""
+    """Products of one part, and of several parts that are added."""
     for inputs in (96, 1100):
         x, weight = (torch.randn(num, inputs, device=gpu).bfloat16() for num in (rows, 130))
         want = x.double() @ weight.double().t()

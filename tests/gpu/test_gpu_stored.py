@@ -1,4 +1,4 @@
-"""Published quantised checkpoints on a GPU: a whole engine's tokens are likely ones of what the weights mean."""
+"""Published quantised checkpoints on a GPU: an engine's tokens are likely ones of the weights that they represent."""
 
 from collections.abc import Callable
 from pathlib import Path

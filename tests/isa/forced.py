@@ -1,4 +1,4 @@
-"""A plugin for pytest, `-p tests.isa.forced`: holds the process to the kernels of our own that a set names."""
+"""A pytest plugin, `-p tests.isa.forced`: restricts the process to our kernels of one instruction set."""
 
 import os
 

@@ -1,4 +1,4 @@
-"""What may differ from CPU to CPU, tested under each instruction set that this machine can be held to.
+"""Runs the tests whose results may differ between CPUs, under each instruction set that can be forced here.
 
     python -m tests.isa.run [--only WORDS] [--list]
 
@@ -34,13 +34,13 @@ TRITON = "kernels/triton/"  # interpreted: of the sets only OpenBLAS's concern i
 
 
 def tests_of(forced: Forced) -> list[str]:
-    """Files that a set may change something in."""
+    """The test files that a set may affect."""
     is_blas = "OPENBLAS_CORETYPE" in forced.environment
     return [f"tests/{name}" for name in TESTS if name.startswith(TRITON) is is_blas]
 
 
 def run(forced: Forced, tests: list[str], marks: str) -> tuple[bool, str]:
-    """Whether tests pass under a set, and pytest's last line or, if they fail, all it says."""
+    """Whether tests pass under a set, and pytest's last line or, if they fail, its whole output."""
     words = [sys.executable, "-m", "pytest", "-p", "tests.isa.forced", "--timeout", "600", "-m", marks, *tests]
     done = subprocess.run(words, cwd=ROOT, env=forced.variables(), capture_output=True, text=True, check=False)
     text = (done.stdout + done.stderr).strip()
@@ -48,7 +48,7 @@ def run(forced: Forced, tests: list[str], marks: str) -> tuple[bool, str]:
 
 
 def main() -> None:
-    """Run and say what was green."""
+    """Runs the sets and prints which passed."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--only", default="", help="sets whose name has this in it")
     parser.add_argument("--list", action="store_true", help="list the sets and run none")

@@ -1,4 +1,4 @@
-"""Instruction sets that a machine can be held to: what each takes of the environment, and which of our own kernels.
+"""The instruction sets that can be forced: the environment variables of each, and our kernels that it may use.
 
 A set is seen by torch, by oneDNN, by MKL, by NumPy's OpenBLAS, or by us; each reads its own variable when it is loaded,
 so that a set holds for a process. Of a processor's own arithmetic only that processor tells.
@@ -28,12 +28,12 @@ class Forced:
 
     @property
     def name(self) -> str:
-        """As a person writes it before a command."""
+        """The set as one writes it before a command."""
         own = (f"kernels={self.kernels}",) if self.kernels else ()
         return " ".join((*(f"{key}={value}" for key, value in self.environment.items()), *own))
 
     def why_not(self) -> str:
-        """Why this machine cannot be held to it; empty where it can."""
+        """The reason why this machine cannot be restricted to the set; "" if it can."""
         if self.kernels in ("", NONE):
             return ""
         if self.kernels not in builds.runnable():
@@ -41,7 +41,7 @@ class Forced:
         return builds.why_not(self.kernels)
 
     def variables(self) -> dict[str, str]:
-        """The environment of a process that is held to it."""
+        """The environment of a process that is restricted to the set."""
         # As in the Makefile: threads that spin for one another take what the other one needs.
         return {"OMP_WAIT_POLICY": "passive", **os.environ, **self.environment, KERNELS: self.kernels}
 

@@ -1,4 +1,4 @@
-"""Every op against its plain twin, and the claims of batch invariance bit by bit."""
+"""Every op against its plain reference, and the claims of batch invariance bit by bit."""
 
 import contextlib
 import random
@@ -49,7 +49,7 @@ def make(
 
 @pytest.fixture(params=[*builds.KNOWN, "torch"], autouse=True)
 def kernels(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
-    """Every test with our own kernels, of each instruction set that this machine has, and without."""
+    """Runs every test with our kernels of each instruction set of this machine, and without."""
     name: str = request.param
     module = builds.load(name) if name in builds.runnable() else None
     if module is None and name != "torch":
@@ -63,7 +63,7 @@ def kernels(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> 
     ("heads", "kv_heads", "dim", "block"), [(4, 2, 64, 16), (8, 1, 80, 5), (5, 5, 96, 32), (4, 4, 128, 1)]
 )
 @pytest.mark.parametrize("name", list(BATCHES))
-def test_paged_attention_equals_its_twin(
+def test_paged_attention_equals_its_reference(
     name: str, heads: int, kv_heads: int, dim: int, block: int, window: int | None
 ) -> None:
     q, cache, meta = make(BATCHES[name], heads, kv_heads, dim, block)
@@ -76,7 +76,7 @@ def test_paged_attention_equals_its_twin(
 @pytest.mark.parametrize(("heads", "kv_heads", "dim"), [(4, 2, 256), (5, 1, 80)])
 @pytest.mark.parametrize("name", ["decode", "mixed"])
 def test_scores_are_capped(name: str, heads: int, kv_heads: int, dim: int, window: int | None, cap: float) -> None:
-    """Of scores far beyond the cap, and of small ones."""
+    """Scores far beyond the cap, and small ones."""
     q, cache, meta = make(BATCHES[name], heads, kv_heads, dim, 16)
     q[:, ::2] *= 5.0
     got = ops.paged_attention(q, cache, meta, dim**-0.5, window, cap)
@@ -88,7 +88,7 @@ def test_scores_are_capped(name: str, heads: int, kv_heads: int, dim: int, windo
 @pytest.mark.parametrize(("heads", "kv_heads", "dim"), [(4, 2, 64), (5, 1, 80)])
 @pytest.mark.parametrize("name", ["decode", "mixed"])
 def test_sinks_take_their_part(name: str, heads: int, kv_heads: int, dim: int, window: int | None) -> None:
-    """Of heads that look at nothing else, at nothing but keys, and at both."""
+    """Heads that attend to the sink only, to keys only, and to both."""
     q, cache, meta = make(BATCHES[name], heads, kv_heads, dim, 16)
     sinks = torch.linspace(-1.0, 3.0, heads)
     sinks[0], sinks[1] = 200.0, float("-inf")
@@ -104,7 +104,7 @@ def test_sinks_take_their_part(name: str, heads: int, kv_heads: int, dim: int, w
 @pytest.mark.parametrize("name", list(BATCHES))
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.int8])
 def test_the_order_of_the_caches_bytes_changes_no_bit(dtype: torch.dtype, name: str) -> None:
-    """Head by head, as it is kept, and token by token; written and read."""
+    """Head by head, as the cache is kept, and token by token; written and read."""
     q, shape, meta = make(BATCHES[name], 4, 2, 64, 16)
     by_head = new_layers(
         len(shape), 1, 16, 2, slot_width(64, dtype), lambda sizes: torch.zeros(sizes, dtype=dtype), is_whole=False
@@ -155,7 +155,7 @@ def test_states_go_to_their_rows_and_columns_only(rows: int, dtype: torch.dtype)
     assert torch.equal(table.nan_to_num(7.0), want.nan_to_num(7.0))
 
 
-def test_a_step_in_bfloat16_equals_its_twin() -> None:
+def test_a_step_in_bfloat16_equals_its_reference() -> None:
     q, cache, meta = make(BATCHES["mixed"], 4, 2, 64, 16)
     heads = torch.randn(meta.num_tokens, 8, 64).bfloat16()
     cis = torch.polar(torch.ones(len(heads), 1, 32), torch.randn(len(heads), 1, 32))
@@ -167,15 +167,15 @@ def test_a_step_in_bfloat16_equals_its_twin() -> None:
     assert torch.allclose(got.float(), definitions.paged_attention(q, narrow.float(), meta, 0.125, None), atol=0.05)
 
 
-def test_elementwise_ops_equal_their_twins() -> None:
+def test_elementwise_ops_equal_their_reference() -> None:
     x, weight = torch.randn(9, 96) * 3, torch.randn(96)
     assert torch.allclose(ops.rms_norm(x, weight, 1e-5), definitions.rms_norm(x, weight, 1e-5), atol=1e-5)
     assert torch.allclose(ops.rms_norm(x, None, 1e-5), definitions.rms_norm(x, None, 1e-5), atol=1e-5)
 
 
 @pytest.mark.parametrize("num", [1, 37, 9001])
-def test_soft_caps_equal_their_twin(num: int) -> None:
-    """On both sides of where the approximation changes; infinities come to the cap, and a NaN stays one."""
+def test_soft_caps_equal_their_reference(num: int) -> None:
+    """On both sides of the point where the approximation changes; infinities become the cap, and a NaN stays NaN."""
     torch.manual_seed(6)
     x = torch.randn(3, num) * torch.logspace(-6, 4, 3)[:, None]
     x[2, 0], x[1, -1], x[0, 0] = float("inf"), float("nan"), -18.75  # 0.625 caps
@@ -204,17 +204,17 @@ def test_fused_linears_equal_their_parts(rows: int, features: int, inputs: int, 
 
 
 def test_large_and_broken_numbers_stay_what_they_are() -> None:
-    """Activations far out on both sides, infinities and NaN: as the twin has them, row by row."""
+    """Large activations of both signs, infinities and NaN: as in the reference, row by row."""
     rows = [[200.0, 1.0], [-200.0, 1.0], [88.0, 3.0], [float("inf"), 1.0], [float("nan"), 1.0]]
     packed = ops.pack_linear(torch.eye(2), gated=True)
     normed = definitions.rms_norm(torch.tensor(rows), None, 1e-30)
-    for name, twin in (
+    for name, reference in (
         ("silu", definitions.silu_mul),
         ("gelu_tanh", definitions.gelu_tanh_mul),
         ("clamped", definitions.clamped_mul),
     ):
         got = ops.linear_gated(torch.tensor(rows), torch.ones(2), 1e-30, packed, name)
-        assert torch.allclose(got, twin(normed), equal_nan=True)
+        assert torch.allclose(got, reference(normed), equal_nan=True)
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
@@ -303,7 +303,7 @@ def test_attention_bits_depend_neither_on_chunks_nor_on_company(
 
 @contextlib.contextmanager
 def threads_of(num: int) -> Iterator[None]:
-    """Compute with `num` threads."""
+    """Computes with `num` threads within the block."""
     before = torch.get_num_threads()
     torch.set_num_threads(num)
     builds.set_threads(num)

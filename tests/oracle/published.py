@@ -1,4 +1,4 @@
-"""Random checkpoints in the layouts that quantisers publish, and beside each the same one with what its weights mean.
+"""Random checkpoints in the layouts of published quantisers, each with a float32 copy of the weights it represents.
 
 Written after the formats' own packers, with none of our code.
 """
@@ -30,14 +30,14 @@ MXFP4 = {"quant_method": "mxfp4", "modules_to_not_convert": ["model.layers.*.sel
 
 
 def compressed(strategy: str) -> dict[str, Any]:
-    """What compressed-tensors says of fp8 weights with a scale a `channel`, a `tensor` or a `block`."""
+    """The compressed-tensors description of fp8 weights with a scale a `channel`, a `tensor` or a `block`."""
     side = {"num_bits": 8, "type": "float", "symmetric": True}
     weights = {**side, "strategy": strategy, "group_size": None, "block_structure": [48, 40]}
     return compressed_of("float-quantized", weights, {**side, "strategy": "token", "dynamic": True})
 
 
 def compressed_int8() -> dict[str, Any]:
-    """What compressed-tensors says of W8A8 in integers."""
+    """The compressed-tensors description of W8A8 in integers."""
     side = {"num_bits": 8, "type": "int", "symmetric": True}
     return compressed_of(
         "int-quantized", {**side, "strategy": "channel"}, {**side, "strategy": "token", "dynamic": True}
@@ -45,13 +45,13 @@ def compressed_int8() -> dict[str, Any]:
 
 
 def compressed_packed(bits: int = 4, group: int = 128, **others: object) -> dict[str, Any]:
-    """What compressed-tensors says of packed integers, W4A16 and W8A16."""
+    """The compressed-tensors description of packed integers, W4A16 and W8A16."""
     size = {"strategy": "group", "group_size": group} if group > 0 else {"strategy": "channel", "group_size": None}
     return compressed_of("pack-quantized", {"num_bits": bits, "type": "int", "symmetric": True, **size, **others}, None)
 
 
 def compressed_float4() -> dict[str, Any]:
-    """What compressed-tensors says of NVFP4."""
+    """The compressed-tensors description of NVFP4."""
     side = {"num_bits": 4, "type": "float", "symmetric": True, "strategy": "tensor_group", "group_size": 16}
     return compressed_of("nvfp4-pack-quantized", side, {**side, "dynamic": "local"})
 
@@ -72,7 +72,7 @@ def compressed_of(form: str, weights: dict[str, Any], activations: dict[str, Any
 
 @dataclasses.dataclass(frozen=True)
 class Published:
-    """A checkpoint, and one in float32 whose weights are what those of the first mean."""
+    """A quantised checkpoint, and a float32 one with the weights that it represents."""
 
     directory: Path
     meant: Path
@@ -81,7 +81,7 @@ class Published:
 def publish(
     path: Path, config: dict[str, Any], quantise: Callable[[Tensor], tuple[Tensors, Tensor]], shape: Shape = SHAPE
 ) -> Published:
-    """Every projection of a layer quantised: `quantise` gives tensors by the end of their name, and what they mean."""
+    """Quantises every projection of a layer: `quantise` returns tensors by name suffix, and what they represent."""
     found = Published(make_checkpoint(path / "quantised", shape), make_checkpoint(path / "meant", shape))
     weights, meant = (load_file(one / "model.safetensors") for one in (found.directory, found.meant))
     for name in [name for name in weights if name.endswith("_proj.weight")]:
@@ -99,7 +99,7 @@ def _write(found: Published, weights: Tensors, meant: Tensors, config: dict[str,
 
 
 def rounded(weight: Tensor, group: int, symmetric: bool, bits: int = 4) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """Levels [K, N], zero points and scales [⌈K / group⌉, N] of a weight [N, K], and what they mean, [N, K]."""
+    """Levels [K, N], zero points and scales [⌈K / group⌉, N] of a weight [N, K], and the numbers represented, [N, K]."""
     middle, top = 1 << bits - 1, (1 << bits) - 1
     parts = []
     for columns in torch.split(weight.t(), group):
@@ -130,7 +130,7 @@ def across(x: Tensor, order: tuple[int, ...] = tuple(range(8))) -> Tensor:
 
 
 def awq(weight: Tensor, group: int = 128) -> tuple[Tensors, Tensor]:
-    """As AutoAWQ's GEMM layout has it: [K, N / 8], columns interleaved."""
+    """AutoAWQ's GEMM layout: [K, N / 8], columns interleaved."""
     levels, zeros, scales, meant = rounded(weight, group if group > 0 else weight.shape[1], symmetric=False)
     order = (0, 2, 4, 6, 1, 3, 5, 7)
     return {"qweight": across(levels, order), "qzeros": across(zeros, order), "scales": scales}, meant
@@ -194,7 +194,7 @@ FLOATS = torch.tensor([0, 0.5, 1, 1.5, 2, 3, 4, 6, 0, -0.5, -1, -1.5, -2, -3, -4
 
 
 def float4(values: Tensor) -> tuple[Tensor, Tensor]:
-    """The nearest floats of 4 bits of [N, K]: two in a byte, the first lower, and what they mean."""
+    """The nearest floats of 4 bits of [N, K]: two in a byte, the first lower, and the numbers represented."""
     bits = (values.unsqueeze(2) - FLOATS).abs().argmin(2)
     return (bits[:, ::2] | bits[:, 1::2] << 4).to(torch.uint8), FLOATS[bits]
 
@@ -212,7 +212,7 @@ def nvfp4(weight: Tensor, names: tuple[str, str] = ("weight", "weight_scale_2"))
 
 
 def mxfp4(weight: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """Blocks [.., K / 32, 16] and exponents [.., K / 32] of a weight [.., K], and what they mean."""
+    """Blocks [.., K / 32, 16] and exponents [.., K / 32] of a weight [.., K], and the numbers represented."""
     groups = weight.unflatten(-1, (-1, 32))
     exponents = (groups.abs().amax(-1) / 6).log2().ceil().clamp(-127, 127)
     wide = exponents.exp2().unsqueeze(-1)
@@ -233,7 +233,7 @@ def publish_mxfp4(path: Path, shape: Shape) -> Published:
 
 
 def fp8(weight: Tensor, per_row: bool = True, shape: tuple[int, ...] | None = None) -> tuple[Tensors, Tensor]:
-    """float8 with a scale a row [N, 1], or one in all."""
+    """float8 with a scale per row [N, 1], or one in all."""
     peak = weight.abs().amax(1, keepdim=True) if per_row else weight.abs().max().view(1, 1)
     scales = peak / LARGEST
     small = (weight / scales).to(torch.float8_e4m3fn)

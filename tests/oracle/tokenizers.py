@@ -14,7 +14,7 @@ SPECIALS = ["<s>", "</s>", "<|user|>"]
 
 
 def byte_level_bpe(directory: Path) -> Tokenizer:
-    """As GPT-2, Llama 3 and Qwen have it."""
+    """A byte-level BPE as in GPT-2, Llama 3 and Qwen."""
     tokenizer = Tokenizer(models.BPE())
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     tokenizer.decoder = decoders.ByteLevel()
@@ -28,7 +28,7 @@ def byte_level_bpe(directory: Path) -> Tokenizer:
 
 
 def metaspace_byte_fallback(directory: Path) -> Tokenizer:
-    """As Llama 1 and 2 and Mistral have it."""
+    """A BPE with byte fallback as in Llama 1, Llama 2 and Mistral."""
     tokenizer = Tokenizer(models.BPE(byte_fallback=True))
     tokenizer.pre_tokenizer = pre_tokenizers.Metaspace()
     strip = decoders.Strip(" ", 1, 0)
@@ -45,7 +45,7 @@ def metaspace_byte_fallback(directory: Path) -> Tokenizer:
 
 
 def unigram(directory: Path) -> Tokenizer:
-    """As T5 and ALBERT have it."""
+    """A unigram model as in T5 and ALBERT."""
     tokenizer = Tokenizer(models.Unigram())
     tokenizer.pre_tokenizer = pre_tokenizers.Metaspace()
     tokenizer.decoder = decoders.Metaspace()

@@ -1,4 +1,4 @@
-"""What `make proto-breaking` checks whole with buf, in its most important part and without a network."""
+"""The main rules of `make proto-breaking`, checked without buf and without a network."""
 
 from collections.abc import Iterator
 
@@ -24,7 +24,7 @@ def current() -> list[FileDescriptorProto]:
 
 
 def facts(files: list[FileDescriptorProto]) -> set[Fact]:
-    """Everything that a client which was built earlier relies on."""
+    """Everything that an older client relies on."""
     return {fact for file in files for fact in _of_file(file)}
 
 

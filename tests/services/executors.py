@@ -1,4 +1,4 @@
-"""An executor for tests of what runs beside the loop."""
+"""An executor whose jobs a test runs one by one."""
 
 from collections.abc import Callable
 from concurrent.futures import Executor, Future
@@ -6,7 +6,7 @@ from typing import Any
 
 
 class OnDemand(Executor):
-    """Does what it is given when the test says so, by calling what waits."""
+    """An executor that runs its jobs when the test says so, and their callbacks then."""
 
     def __init__(self) -> None:
         self.waiting: list[Callable[[], None]] = []

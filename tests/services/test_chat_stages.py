@@ -1,4 +1,4 @@
-"""A chat through tokenizer, engine and detokenizer: what the model writes comes out as text, reasoning and calls."""
+"""A chat through tokenizer, engine and detokenizer: the model's output becomes text, reasoning and calls."""
 
 from collections.abc import Callable, Iterator
 from concurrent.futures import Executor, Future
@@ -31,7 +31,7 @@ ASK = (ChatMessage("user", "weather?"),)
 
 
 class Script(Nines):
-    """A model that says what it is told."""
+    """A model that generates the given text."""
 
     def __init__(self, ids: list[int]) -> None:
         super().__init__()
@@ -43,7 +43,7 @@ class Script(Nines):
 
 
 class Now(Executor):
-    """Does what it is given at once."""
+    """An executor that runs each job at once."""
 
     def submit(self, fn: Callable[..., Any], /, *args: Any, **kwargs: Any) -> "Future[Any]":  # noqa: ANN401 # as Executor has it
         future: Future[Any] = Future()
@@ -52,7 +52,7 @@ class Now(Executor):
 
 
 def load(directory: Path, template: str) -> TextEncoder:
-    """A tokenizer that has the marks of the formats as tokens, one of them special."""
+    """A tokenizer with the marks of the formats as tokens, one of them special."""
     tokenizer: Tokenizer = byte_level_bpe(directory)
     tokenizer.add_special_tokens([AddedToken("<|python_tag|>", special=True)])
     tokenizer.add_tokens(["<tool_call>", "</tool_call>", "<think>", "</think>"])
@@ -83,7 +83,7 @@ def deepseek(tmp_path_factory: pytest.TempPathFactory) -> Iterator[TextEncoder]:
 
 
 def answer(encoder: TextEncoder, said: str, work: Generate) -> list[Text]:
-    """What the gateway would get if the model said `said` and ended."""
+    """The gateway's answer if the model generated `said` and ended."""
     ids = encoder.tokenizer.encode(said, add_special_tokens=False).ids
     texts: list[Message] = []
     detokenizer = DetokenizerStage(encoder, texts.append, unrecorded)
@@ -134,7 +134,7 @@ def test_reasoning_and_calls_are_told_apart(qwen: TextEncoder) -> None:
     assert [call.id for text in again for call in text.tool_calls] == ids  # a replay repeats them
 
 
-def test_sections_are_text_where_nobody_asked_for_them(qwen: TextEncoder) -> None:
+def test_sections_are_text_unless_they_are_asked_for(qwen: TextEncoder) -> None:
     said = f"<think>why</think>{CALL}"
     assert whole(answer(qwen, said, chat(text=TextOptions(split_sections=False)))) == (said, "", [])
     assert whole(answer(qwen, said, chat(tools=()))) == (CALL, "why", [])

@@ -1,4 +1,4 @@
-"""A default is stated once: on the command line. What else has one of the same meaning has that."""
+"""A default is stated once, on the command line; everything else with the same meaning takes it from there."""
 
 import ast
 import dataclasses
@@ -61,7 +61,7 @@ def defaults_in(tree: ast.AST) -> Iterator[tuple[str, ast.expr]]:
 
 
 def is_number(value: ast.expr) -> bool:
-    """Whether it is written out, as 5.0 or 1 << 20."""
+    """Whether it is a literal number, as 5.0 or 1 << 20."""
     parts = (value.left, value.right) if isinstance(value, ast.BinOp) else (value,)
     return all(isinstance(one, ast.Constant) and type(one.value) in (int, float) for one in parts)
 

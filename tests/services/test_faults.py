@@ -1,4 +1,4 @@
-"""Every role and every kind of work with an exception in it: one terminal status that names the role and leaks nothing,
+"""An exception in every role and every kind of work: one terminal status that names the role and leaks nothing, and
 one line in the log that has request, trace, role and traceback."""
 
 import ast
@@ -81,7 +81,7 @@ def encoder(tmp_path: Path) -> TextEncoder:
 
 @dataclasses.dataclass(frozen=True)
 class Case:
-    """What is replaced by something that raises, and what reaches the stage then."""
+    """A method that is replaced by one that raises, and the messages that the stage gets then."""
 
     role: Role
     owner: object
@@ -141,14 +141,14 @@ def stage_of(role: Role, ring: RingLoop, encoder: TextEncoder, pool: ThreadPoolE
 
 
 def ring_loop_call(ring: RingLoop, call: Callable[[], None]) -> None:
-    """As the tokenizer's process does."""
+    """Calls the stage as the tokenizer's process does."""
     loop = ring._loop
     assert loop is not None
     loop.call_soon_threadsafe(call)
 
 
 def faults_of(caplog: pytest.LogCaptureFixture) -> list[logging.LogRecord]:
-    """Lines about the request."""
+    """The log lines about the request."""
     return [one for one in caplog.records if vars(one).get(FIELDS, {}).get("request_id") == ENVELOPE.request_id]
 
 
@@ -157,7 +157,7 @@ def failures(came: list[Message]) -> list[Failed]:
 
 
 def assert_told(failed: Failed, role: Role) -> None:
-    """Status of a client: the role at fault and the trace, nothing of the exception."""
+    """Checks a client's status: the role at fault and the trace, without the exception's text."""
     assert failed.code == 13 and failed.message.startswith(f"the {role} ") and TRACE in failed.message
     assert failed.details == {"role": str(role), "trace_id": TRACE}
     assert SECRET not in str(failed) and "RuntimeError" not in str(failed)

@@ -1,4 +1,4 @@
-"""Settings: each bad value names its flag; children get the same settings through their environment."""
+"""Settings: each bad value names its flag; child processes get the same settings through their environment."""
 
 import dataclasses
 

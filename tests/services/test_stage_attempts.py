@@ -1,4 +1,4 @@
-"""Each inner stage lets only the newest attempt of a request speak."""
+"""Each inner stage answers for the newest attempt of a request only."""
 
 from collections.abc import Callable
 from pathlib import Path
@@ -82,16 +82,16 @@ class Nines:
         self._plan: StepPlan | None = None
 
     def watch(self, on_layer: Callable[[], None]) -> None:
-        """It has no layers."""
+        """Does nothing: the model has no layers."""
 
     def move(self, moves: list[Move]) -> None:
-        """It has no blocks."""
+        """Does nothing: the model has no blocks."""
 
     def moved(self) -> list[tuple[Move, bool]]:
         return []
 
     def place(self, plan: StepPlan) -> None:
-        """It has no state."""
+        """Does nothing: the model has no state."""
 
     def idle(self) -> bool:
         return False
@@ -212,7 +212,7 @@ def test_stages_let_go_of_what_a_gateway_that_is_gone_asked_for(encoder: TextEnc
 
 
 def test_stages_let_go_of_what_a_census_does_not_name(encoder: TextEncoder) -> None:
-    """A Cancel was lost on its way; what was asked for later is not known to the census."""
+    """A Cancel was lost; later requests are not in the census yet."""
     engine = Engine(Scheduler(KVCache(20, 4, prefix_caching=True), LIMITS, (2,), 4, 40), Nines())
     computes = EngineStage(engine, RingMembership("engine-0", 1), unrecorded, unrecorded)
     decodes = DetokenizerStage(encoder, unrecorded, unrecorded)
@@ -237,7 +237,7 @@ def test_stages_let_go_of_what_a_census_does_not_name(encoder: TextEncoder) -> N
 
 
 def test_an_output_that_had_ended_by_a_stop_string_ends_again_without_a_token(encoder: TextEncoder) -> None:
-    """A client goes on from what it has: one output was over, others were not."""
+    """A client resumes: one output was finished, others were not."""
     ids = encoder.tokenizer.encode("one stop").ids
     sent: list[Message] = []
     stage = DetokenizerStage(encoder, sent.append, unrecorded)

@@ -1,4 +1,4 @@
-"""The least number of tokens by bytes: never more than there are, and unknown wherever a byte may have none."""
+"""The lower bound of a text's tokens by its bytes: never above the real number, and unknown for other tokenizers."""
 
 import json
 import random

@@ -1,4 +1,4 @@
-"""A real headless Chromium, driven over its debugging pipe: no driver program and no library needed."""
+"""A real headless Chromium, driven over its debugging pipe without a driver or a library."""
 
 import base64
 import contextlib
@@ -15,7 +15,7 @@ from tests.system.service import wait_until
 
 
 class Page:
-    """One page of it."""
+    """One page of the browser."""
 
     def __init__(self, reading: int, writing: int) -> None:
         self._reading = os.fdopen(reading, "rb", buffering=0)
@@ -32,17 +32,17 @@ class Page:
         wait_until(lambda: self.run("document.readyState") == "complete", 30, "the page does not load")
 
     def run(self, script: str) -> Any:  # noqa: ANN401 # of JSON
-        """The value of an expression in the page; a promise is waited for."""
+        """The value of an expression in the page; promises are awaited."""
         found = self._ask("Runtime.evaluate", expression=script, returnByValue=True, awaitPromise=True)
         assert "exceptionDetails" not in found, found
         return found["result"].get("value")
 
     def screenshot(self, path: Path) -> None:
-        """A PNG of what is seen."""
+        """A PNG of the page."""
         path.write_bytes(base64.b64decode(self._ask("Page.captureScreenshot", format="png")["data"]))
 
     def close(self) -> None:
-        """Let go of the pipe; the browser ends with it."""
+        """Closes the pipe, at which the browser ends."""
         self._writing.close()
         self._reading.close()
 
@@ -72,7 +72,7 @@ class Page:
 
 
 def chromium() -> str | None:
-    """Where it is; None when it is not installed."""
+    """The path of Chromium; None if it is not installed."""
     return shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
 
 

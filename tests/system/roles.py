@@ -1,4 +1,4 @@
-"""The four roles each by itself over TCP with CURVE, as containers run them: started, stopped, replaced by hand."""
+"""The four roles in processes of their own over TCP with CURVE, as containers run them: started, stopped, replaced."""
 
 import contextlib
 import os
@@ -26,8 +26,9 @@ def sluice(*arguments: str) -> "subprocess.CompletedProcess[str]":
 
 
 def free_ports(num: int) -> list[int]:
-    """Neighbouring ports that nobody uses now, below those that the kernel gives to whoever connects somewhere: one of
-    these may be taken between now and their use."""
+    """Consecutive free ports, below the range from which the kernel picks ports of outgoing connections.
+
+    A port of that range may be taken between now and its use."""
     while True:
         first = random.randrange(LOWEST_PORT, EPHEMERAL_PORT - num)
         with contextlib.ExitStack() as stack, contextlib.suppress(OSError):
@@ -57,7 +58,7 @@ class Roles:
         return Service(self.processes["gateway"], f"127.0.0.1:{self._front}")
 
     def log(self, role: str) -> Path:
-        """What all that had this role have written."""
+        """The log file of all processes that had this role."""
         return self._logs / f"{role}.log"
 
     def start(self, role: str, environment: Mapping[str, str] | None = None) -> None:
@@ -69,13 +70,13 @@ class Roles:
             self.processes[role] = subprocess.Popen(command, env=env, text=True, stderr=log)
 
     def replace(self, role: str, environment: Mapping[str, str] | None = None) -> None:
-        """Kill one and start another."""
+        """Kills one and starts another."""
         self.processes[role].kill()
         self.processes[role].wait()
         self.start(role, environment)
 
     def is_serving(self) -> bool:
-        """Whether health says so."""
+        """Whether the health service reports SERVING."""
         with grpc.insecure_channel(f"127.0.0.1:{self._front}") as channel:
             stub = health_pb2_grpc.HealthStub(channel)
             try:

@@ -1,4 +1,4 @@
-"""A real service for tests: `sluice serve` as its users run it, on a free port, and typed stubs to talk to it."""
+"""A real service for tests: `sluice serve` on a free port, and typed stubs for it."""
 
 import contextlib
 import dataclasses
@@ -53,7 +53,7 @@ class Service:
 
 @contextlib.contextmanager
 def serve(*options: str, environment: dict[str, str] | None = None) -> Iterator[Service]:
-    """Run a service until the block ends; it must then leave within its time, status 0 unless it was broken."""
+    """Runs a service until the block ends; it must then exit in time, with status 0 unless it was broken."""
     command = [sys.executable, "-m", "sluice_server", "serve", "--listen", "127.0.0.1:0", "--log-level", "warning"]
     process = subprocess.Popen(
         [*command, "--threads", "1", *options],

@@ -28,7 +28,7 @@ Stub: TypeAlias = "inference_pb2_grpc.InferenceServiceAsyncStub"  # only the stu
 
 
 class Seen:
-    """What clients saw."""
+    """What the clients received."""
 
     def __init__(self) -> None:
         self.ends: Counter[str] = Counter()  # of requests that were let in, by code
@@ -49,7 +49,7 @@ WAYS = ("well", "well", "stops", "several", "by id", "too long", "refused", "tok
 
 
 async def one(stub: Stub, way: str, rng: random.Random, seen: Seen) -> None:
-    """A call that ends in one of many ways."""
+    """Makes a call that ends in one of many ways."""
     if way == "tokenize":
         await unary(stub.Tokenize(inference_pb2.TokenizeRequest(text="import os")), seen)
     elif way == "detokenize":
@@ -61,7 +61,7 @@ async def one(stub: Stub, way: str, rng: random.Random, seen: Seen) -> None:
 
 
 async def unary(call: Awaitable[object], seen: Seen) -> None:
-    """Work that generates nothing."""
+    """Makes a call that generates nothing."""
     try:
         await call
         seen.ends["OK"] += 1
@@ -70,7 +70,7 @@ async def unary(call: Awaitable[object], seen: Seen) -> None:
 
 
 def asked(way: str, rng: random.Random) -> types_pb2.GenerationSpec:
-    """What ends in this way."""
+    """A spec that ends in this way."""
     prompt = [rng.randrange(4000) for _ in range(rng.choice((1, 30, 200)))]
     wanted = spec(prompt, 300 if way == "by id" else rng.randrange(1, 12))
     if way == "stops":
@@ -85,7 +85,7 @@ def asked(way: str, rng: random.Random) -> types_pb2.GenerationSpec:
 
 
 async def streamed(stub: Stub, way: str, wanted: types_pb2.GenerationSpec, seen: Seen) -> None:
-    """Read to the end; "by id" cancels it as soon as it is accepted."""
+    """Reads a stream to its end; "by id" cancels it as soon as it is accepted."""
     call = stub.StreamGenerate(inference_pb2.StreamGenerateRequest(spec=wanted), timeout=60)
     try:
         async for event in call:
@@ -100,7 +100,7 @@ async def streamed(stub: Stub, way: str, wanted: types_pb2.GenerationSpec, seen:
 
 
 async def talk(stub: Stub, rng: random.Random, seen: Seen) -> None:
-    """Four generations on one stream: one ends well, one is too late, one is cancelled, one is not let in."""
+    """Four generations on one stream: one succeeds, one misses its deadline, one is cancelled, one is refused."""
     call = stub.Converse(timeout=60)
     late, wrong = inference_pb2.Open(spec=spec([1, 2], 1500)), inference_pb2.Open(spec=spec([1], 4, top_p=7.0))
     late.deadline.FromMilliseconds(rng.choice((1, 60)))
@@ -132,14 +132,14 @@ def grpc_name(code: int) -> str:
 
 
 def reason_of(details: Iterable[any_pb2.Any]) -> str:
-    """Of its ErrorInfo."""
+    """The reason in the error's ErrorInfo."""
     info = error_details_pb2.ErrorInfo()
     assert next(iter(details)).Unpack(info)
     return str(info.reason)
 
 
 def failed(error: grpc.aio.AioRpcError, seen: Seen) -> None:
-    """Count an error: one that was let in has its generation in its trailers."""
+    """Counts an error; an admitted request has its generation id in the trailers."""
     trailers = {key: value for key, value in error.trailing_metadata() or ()}
     details = list(rpc_status.from_call(error).details)
     if "x-sluice-generation-id" not in trailers:
@@ -168,7 +168,7 @@ async def storm(service: Service, seen: Seen) -> None:
 
 
 def scraped(port: int) -> dict[str, Counter[tuple[str, ...]]]:
-    """Values at an endpoint by sample name and labels, those of the process itself left out."""
+    """Values at an endpoint by sample name and labels, without the metrics of the process itself."""
     text = urllib.request.urlopen(f"http://127.0.0.1:{port}/metrics", timeout=10).read().decode()
     found: dict[str, Counter[tuple[str, ...]]] = {}
     for family in text_string_to_metric_families(text):

@@ -1,4 +1,4 @@
-"""`sluice chat` as people use it: commands, answers, and a Ctrl-C that ends an answer and not the program."""
+"""`sluice chat` in a terminal: commands, answers, and a Ctrl-C that ends an answer and not the program."""
 
 import signal
 import subprocess

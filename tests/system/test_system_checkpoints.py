@@ -1,4 +1,4 @@
-"""Checkpoints that lie, given to real processes: each start ends, with a line that says why, not with status 0."""
+"""Broken checkpoints in real processes: each start ends with a line that says why, and a status other than 0."""
 
 import json
 import shutil
@@ -16,7 +16,7 @@ TIMEOUT_S = 60.0
 
 
 def start(*options: str) -> "subprocess.CompletedProcess[str]":
-    """`sluice serve` until it ends by itself."""
+    """Runs `sluice serve` until it ends by itself."""
     command = [sys.executable, "-m", "sluice_server", "serve", "--log-level", "warning", "--threads", "1", *options]
     return subprocess.run(command, capture_output=True, text=True, timeout=TIMEOUT_S, check=False)
 
@@ -51,7 +51,7 @@ SAID_AT_ONCE: dict[str, tuple[dict[str, object], str]] = {
     "base of 0": ({"rope_theta": 0}, "rope_theta is 0; it must be a number from 2 to"),
     "no such end": ({"eos_token_id": -1}, "eos_token_id is -1; it must be one or more ids from 0 to 4095"),
     "layers without end": ({"num_hidden_layers": 10**9}, "num_hidden_layers is 1000000000; it must be a whole number"),
-    "of nobody": ({"architectures": ["GPT2LMHeadModel"]}, "architecture 'GPT2LMHeadModel' is not supported"),
+    "unknown": ({"architectures": ["GPT2LMHeadModel"]}, "architecture 'GPT2LMHeadModel' is not supported"),
 }
 
 
@@ -74,7 +74,7 @@ SAID_BY_THE_ENGINE = {
 
 @pytest.mark.parametrize("name", ["too large", pytest.param("no number", marks=pytest.mark.long)])
 def test_weights_that_give_no_numbers_end_the_service(name: str, tmp_path: Path) -> None:
-    """Which would otherwise never be ready, nor say why."""
+    """Such a service would otherwise never become ready, nor report why."""
     change, said = SAID_BY_THE_ENGINE[name]
     ended = start("--model", str(spoil(copied(tmp_path), change)), "--listen", f"unix:{tmp_path}/s")
     assert ended.returncode != 0

@@ -1,4 +1,4 @@
-"""The commands as people type them: environment, standard input, Ctrl-C, a load that ends well, and wrong flags."""
+"""The commands in real processes: environment, standard input, Ctrl-C, a load that ends well, and wrong flags."""
 
 import json
 import os

@@ -1,4 +1,4 @@
-"""Constrained output from the whole service: it follows, what is wrong is refused by name, and the next is served."""
+"""Constrained output from the whole service: it follows; wrong constraints are refused, and the next one is served."""
 
 import json
 from collections.abc import Iterator

@@ -31,7 +31,7 @@ class Talk:
         self._frames.put(None)
 
     def until(self, kind: str) -> list[Frame]:
-        """Frames up to the next of that kind."""
+        """The frames up to the next one of that kind."""
         frames: list[Frame] = []
         while not frames or frames[-1].WhichOneof("frame") != kind:
             frames.append(next(self.answers))

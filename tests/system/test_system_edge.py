@@ -21,7 +21,7 @@ PROMPT = "def add(a, b):\n"
 
 @contextlib.contextmanager
 def edge(*options: str, said: list[str] | None = None) -> Iterator[str]:
-    """A real `sluice edge`; gives its base URL. It must leave at SIGTERM; what it wrote to stderr goes to `said`."""
+    """A real `sluice edge`; yields its base URL. It must exit at SIGTERM; its stderr goes to `said`."""
     command = [sys.executable, "-m", "sluice_server", "edge", "--listen", "127.0.0.1:0", *options]
     errors = None if said is None else subprocess.PIPE
     with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=errors, text=True) as process:

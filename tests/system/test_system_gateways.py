@@ -1,4 +1,4 @@
-"""Two gateways on one port: what one owns is cancelled and resumed through the other."""
+"""Two gateways on one port: each cancels and resumes generations of the other."""
 
 import contextlib
 

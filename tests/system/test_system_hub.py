@@ -1,4 +1,4 @@
-"""A model named by its hub id: fetched from a hub that speaks the real protocol, then served; and a hub without it."""
+"""A model named by its hub id: fetched from a hub that speaks the real protocol, then served; and an unknown id."""
 
 import contextlib
 import hashlib
@@ -24,7 +24,7 @@ NAME = "some-org/tiny"
 
 @contextlib.contextmanager
 def hub(directory: Path) -> Iterator[str]:
-    """A hub with one repository; its address."""
+    """A hub with one repository; yields its address."""
 
     class Handler(BaseHTTPRequestHandler):
         protocol_version = "HTTP/1.1"
@@ -36,7 +36,7 @@ def hub(directory: Path) -> Iterator[str]:
             self._answer(with_body=True)
 
         def log_message(self, *_: object) -> None:
-            """Nobody reads it."""
+            """Writes no log."""
 
         def _answer(self, with_body: bool) -> None:
             path = self.path.partition("?")[0]

@@ -1,4 +1,4 @@
-"""What computed a token is named by its content: no cached block and no stream is of two checkpoints."""
+"""Revisions are named by content: no cached block and no stream mixes two checkpoints."""
 
 import json
 import signal
@@ -45,7 +45,7 @@ class Stream(threading.Thread):
                 self.end = end_of(error)
 
     def begun(self) -> "Stream":
-        """Started, with its first token."""
+        """The stream, started and with its first token."""
         self.start()
         assert self.first.wait(30)
         return self
@@ -59,7 +59,7 @@ def end_of(error: grpc.RpcError) -> str:
 
 
 def whole(service: Service, *, bypass: bool = False) -> inference_pb2.GenerateResponse:
-    """An answer, as soon as requests are let in."""
+    """An answer, as soon as requests are admitted."""
     asked = spec(PROMPT, 12)
     asked.cache.bypass = bypass
     found: list[inference_pb2.GenerateResponse] = []
@@ -108,7 +108,7 @@ def long_stream(action: types_pb2.DisconnectAction.ValueType) -> types_pb2.Gener
 def test_streams_of_replaced_files_end_and_new_ones_name_the_new_revision(
     tmp_path: Path, lose: Callable[[Service], None], names: tuple[str, ...]
 ) -> None:
-    """Also where tokenizer and detokenizer, which live on, have read other files than the engine: they start again."""
+    """Also if tokenizer and detokenizer, which keep running, read other files than the engine: they are restarted."""
     model, other = copied(tmp_path / "model"), fine_tuned(tmp_path / "other")
     with (other / "tokenizer.json").open("a") as tokenizer:
         tokenizer.write("\n")
@@ -165,7 +165,7 @@ def test_a_cache_on_disk_is_of_one_content(tmp_path: Path) -> None:
 
 @pytest.mark.long
 def test_roles_that_run_alone_end_when_they_are_outdated(tmp_path: Path) -> None:
-    """A role that has read other files than the engine leaves with a status of its own, to be started again."""
+    """A role that has read other files than the engine exits with a status of its own, to be started again."""
     model, other = copied(tmp_path / "model"), fine_tuned(tmp_path / "other")
     with (other / "tokenizer.json").open("a") as tokenizer:
         tokenizer.write("\n")

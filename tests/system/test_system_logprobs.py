@@ -1,4 +1,4 @@
-"""Log probabilities of prompts and of chosen ids, and words that may not be said, from the whole service."""
+"""Log probabilities of prompts and of chosen ids, and bad words, from the whole service."""
 
 from collections.abc import Iterator
 
@@ -41,7 +41,7 @@ def test_a_prompt_is_told_with_its_log_probabilities_cached_or_not(stub: Stub) -
 
 
 def test_a_long_prompts_log_probabilities_travel_too(stub: Stub) -> None:
-    """More than a frame of the ring holds."""
+    """They are larger than a frame of the ring."""
     asked = spec([7 + at % 300 for at in range(1500)], 1)
     asked.output.prompt_logprobs = 20
     answer = whole(stub, asked)

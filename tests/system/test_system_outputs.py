@@ -18,7 +18,7 @@ def wanted(num: int = 12, **sampling: float) -> types_pb2.GenerationSpec:
 
 
 class Streamed:
-    """What a stream brought, by output."""
+    """The content of a stream, by output."""
 
     def __init__(
         self,

@@ -1,4 +1,4 @@
-"""The edge's page in a real browser: tokens appear as they are made, a stop ends the generation, errors are shown."""
+"""The edge's page in a real browser: tokens appear as they come, a stop ends the generation, errors are shown."""
 
 import os
 from pathlib import Path

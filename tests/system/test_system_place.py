@@ -1,4 +1,4 @@
-"""Where a service keeps its sockets: a second one takes nothing, and what is removed under it comes back."""
+"""The files of a service's sockets: a second service takes none of them, and removed ones are created again."""
 
 import shutil
 import signal

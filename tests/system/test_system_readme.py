@@ -1,4 +1,4 @@
-"""README: what it tells a first reader to type is typed here, and it stays short."""
+"""The README: its commands run as written, and it stays short."""
 
 import re
 import shlex
@@ -20,7 +20,7 @@ def test_it_is_short() -> None:
 
 
 def run(*command: str) -> str:
-    """Standard output."""
+    """The command's standard output."""
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=100, check=False)
     assert done.returncode == 0, done.stderr
     return done.stdout

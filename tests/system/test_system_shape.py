@@ -1,4 +1,4 @@
-"""Two gateways on one port, two tokenizers and two detokenizers; and the refusals a user meets first."""
+"""Two gateways on one port, two tokenizers and two detokenizers; and the errors that a new user meets first."""
 
 import json
 import os
@@ -96,7 +96,7 @@ def test_a_checkpoint_that_cannot_be_served_ends_the_start(tmp_path: Path) -> No
     assert os.path.exists("/dev/nvidia0") or "no CUDA device is usable here" in result.stderr
 
 
-def test_nobody_listens() -> None:
+def test_no_server_listens() -> None:
     result = sluice("generate", "x", "--address", "127.0.0.1:1")
     assert (result.returncode, result.stdout) == (1, "")
     assert "no server answers at 127.0.0.1:1; start one with `sluice serve`" in result.stderr

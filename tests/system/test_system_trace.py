@@ -22,7 +22,7 @@ PROMPT = "def f(x):\n    return x\n" * 12
 
 
 class Rig(NamedTuple):
-    """A service that samples nothing by itself, and what its processes send."""
+    """A service without sampling of its own, and the spans that its processes send."""
 
     collector: Collector
     stub: inference_pb2_grpc.InferenceServiceStub
@@ -55,7 +55,7 @@ def rig() -> Iterator[Rig]:
 def ask(  # noqa: PLR0913 # of a request
     rig: Rig, prompt: str, num: int, flags: str, awaited: set[str], timeout_s: float = 60.0, n: int = 1
 ) -> Trace:
-    """Stream, and wait for the spans."""
+    """Streams, and waits for the spans."""
     trace_id, caller = secrets.token_hex(16), secrets.token_hex(8)
     request = inference_pb2.StreamGenerateRequest(spec=spec(prompt, num, n=n))
     metadata = (("traceparent", f"00-{trace_id}-{caller}-{flags}"),)
@@ -94,7 +94,7 @@ def test_one_tree_across_four_processes(rig: Rig) -> None:
 
 
 def test_steps_are_linked_to_their_requests(rig: Rig) -> None:
-    """A step in every second is looked at: ask until one of them was ours."""
+    """One step per second is traced: requests are sent until one of them was in such a step."""
     for _ in range(10):
         spans = ask(rig, "import os", 400, "01", WHOLE).spans
         work, decode = spans[WORK], spans["decode"]
@@ -112,7 +112,7 @@ def test_steps_are_linked_to_their_requests(rig: Rig) -> None:
 
 
 def test_durations_add_up(rig: Rig) -> None:
-    """The parts that follow each other make up the whole, within 2 %: the best of a few, as others use the machine."""
+    """The consecutive parts make up the whole, within 2 %: the best of a few, as the machine may be busy."""
     missing = []
     for _ in range(4):
         spans = ask(rig, PROMPT, 400, "01", WHOLE).spans

@@ -1,4 +1,4 @@
-"""Checkpoints of the demo model's shape with other weights, in directories of their own or in place of each other."""
+"""Checkpoints of the demo model's shape with other weights, in new directories or replaced in place."""
 
 import shutil
 from collections.abc import Iterable
@@ -18,7 +18,7 @@ def copied(path: Path, source: Path = DEMO) -> Path:
 
 
 def fine_tuned(path: Path, source: Path = DEMO) -> Path:
-    """A copy with other weights: as many, of the same names, shapes and dtypes; and the same file sizes."""
+    """A copy with other weights: the same number, names, shapes, dtypes and file sizes."""
     copied(path, source)
     weights = load_file(path / WEIGHTS)
     torch.manual_seed(5)
@@ -29,7 +29,7 @@ def fine_tuned(path: Path, source: Path = DEMO) -> Path:
 
 
 def replace(directory: Path, other: Path, names: Iterable[str] = (WEIGHTS,)) -> None:
-    """Put files of `other` in place of those of `directory`, each at once as a whole."""
+    """Replaces files of `directory` by those of `other`, each atomically."""
     for name in names:
         part = directory / f".{name}"
         shutil.copyfile(other / name, part)

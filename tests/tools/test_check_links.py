@@ -1,4 +1,4 @@
-"""The checker of the documents: what it finds, what it passes over, and that it finds nothing in this repository."""
+"""The link checker of the documents: what it finds and skips, and no finding in this repository."""
 
 from pathlib import Path
 
@@ -8,7 +8,7 @@ from tools.check_links import ROOT, anchors, pages, problems
 
 
 def found(root: Path, text: str) -> list[str]:
-    """Problems of a page with this text, without its name, in a repository of two folders and one target."""
+    """The problems found in a page of this text, without its name, in a repository of two folders and one target."""
     (root / "engine").mkdir()
     (root / "sluice_server").mkdir()
     (root / "sluice_server" / "engine").symlink_to(root / "engine")

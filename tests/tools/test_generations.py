@@ -1,4 +1,4 @@
-"""The generation that the compose check interrupts: it is interrupted for sure, however fast the machine."""
+"""The generation that the compose check interrupts is really interrupted, on a machine of any speed."""
 
 import functools
 
@@ -8,11 +8,11 @@ import pytest
 from tests.system.service import Service, serve, wait_until
 from tools.generations import Interrupted, stream
 
-NUM = 1000
+NUM = 300
 
 
 def kill(service: Service, name: str) -> None:
-    """Kill a process of the ring; return when another one has its name."""
+    """Kills a process of the ring; returns when another one has its name."""
     old = service.children()[name]
     old.kill()
     wait_until(lambda: service.children().get(name, old).pid != old.pid, 30, f"{name} does not come back")
@@ -23,7 +23,7 @@ def test_a_generation_is_interrupted_before_its_end() -> None:
         whole = stream(service.address, NUM)
 
         def late() -> None:
-            """So late that all could have been told."""
+            """Kills so late that a generation without credit would have ended."""
             stream(service.address, NUM)
             wait_until(lambda: service.num_running() == 1, 30, "what is to be interrupted has ended")
             kill(service, "engine-0")

@@ -1,4 +1,4 @@
-"""The page for those who come from vLLM: what it names on our side is there."""
+"""The migration page for users of vLLM: every name of ours on it exists."""
 
 import re
 
@@ -11,7 +11,7 @@ OPTIONS = (ROOT / "docs/reference/options.md").read_text()
 
 
 def rows(heading: str) -> list[list[str]]:
-    """Cells of the table under a heading, without its head."""
+    """The cells of the table under a heading, without its head."""
     section = PAGE.split(f"\n## {heading}\n")[1].split("\n## ")[0]
     lines = [line for line in section.splitlines() if line.startswith("|")][2:]
     return [[cell.strip() for cell in line.strip("|").split("|")] for line in lines]

@@ -1,4 +1,4 @@
-"""The operations page: every reason that an error of the service can have, and every option that it names."""
+"""The operations page: every error reason of the service, and every option that it names."""
 
 import ast
 import re
@@ -14,7 +14,7 @@ FAMILIES = {"INVALID_SETTING", "LISTEN_FAILED", "DUPLICATE_ID"}
 
 
 def errors(path: Path) -> Iterator[tuple[str, str]]:
-    """Reason and code of each `ServiceError(...)` of a file, where both are written there."""
+    """Reason and code of each `ServiceError(...)` of a file, where both are literals."""
     for node in ast.walk(ast.parse(path.read_text())):
         if not (isinstance(node, ast.Call) and getattr(node.func, "id", "") == "ServiceError" and len(node.args) > 1):
             continue
@@ -45,7 +45,7 @@ def test_every_option_that_it_names_is_one() -> None:
 
 
 def warnings(path: Path) -> Iterator[str]:
-    """The format of each line that a file logs at warning or above, where it is written there."""
+    """The format of each line that a file logs at warning or above, where it is a literal."""
     levels = {"warning", "error", "critical", "exception"}
     calls = (node for node in ast.walk(ast.parse(path.read_text())) if isinstance(node, ast.Call))
     for call in calls:
@@ -55,7 +55,7 @@ def warnings(path: Path) -> Iterator[str]:
 
 
 def test_every_warning_of_the_log_is_explained() -> None:
-    """By the longest piece of it that has no value in it."""
+    """Found by its longest piece without a value."""
     files = [path for room in ("engine", "services") for path in (ROOT / room).rglob("*.py")]
     pieces = {max(re.split(r"%[sd.]", line), key=len).strip(" ;:()") for path in files for line in warnings(path)}
     assert len(pieces) > 15

@@ -1,4 +1,4 @@
-"""The generated pages of the documentation: up to date, and whole."""
+"""The generated pages of the documentation: up to date and complete."""
 
 from pathlib import Path
 

@@ -1,4 +1,4 @@
-"""The version is the same wherever it is stated, and is written everywhere at once."""
+"""The version is the same wherever it is stated, and one command writes it everywhere."""
 
 import shutil
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""A plan carried out whatever happens: whole, row by row, piece by piece."""
+"""The retry of a failed step: the whole plan, then row by row, then in pieces."""
 
 import dataclasses
 
@@ -15,7 +15,7 @@ TOLD = {1: PromptLogprobs(1, tuple(TokenLogprob(float(at), 1) for at in range(5)
 
 @dataclasses.dataclass
 class Fragile:
-    """Computes at most so many tokens at once, fails on one token id, and is lost at another."""
+    """A runner that computes a limited number of tokens at once, fails on one token id, and is lost at another."""
 
     is_done = True
     most: int = 100
@@ -34,7 +34,7 @@ class Fragile:
         return self
 
     def collect(self) -> StepResult:
-        """Row 1 tells of its prompt: of each of its tokens, the token."""
+        """The results; row 1 returns its prompt's tokens as their log probabilities."""
         plan, ends = self.computed[-1], 0
         tokens = []
         told = {
@@ -84,7 +84,7 @@ def test_a_device_without_any_memory_fails_requests_and_does_not_hang() -> None:
 
 
 @pytest.mark.parametrize(("most", "bad"), [(100, -1), (1, -1), (100, 0)])
-def test_a_lost_device_is_nobodys_fault(most: int, bad: int) -> None:
+def test_a_lost_device_fails_no_request(most: int, bad: int) -> None:
     with pytest.raises(DeviceLost):
         StepRetry(Fragile(most=most, bad=bad, deadly=7), PLAN).result()
 

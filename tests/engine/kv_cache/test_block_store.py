@@ -1,4 +1,4 @@
-"""Bytes of cache blocks through host memory and real files, and every way in which a disk can go wrong."""
+"""Cache blocks in host memory and in real files, and every failure of the disk."""
 
 import os
 import threading
@@ -23,7 +23,7 @@ def make_store(directory: Path | None, dtype: torch.dtype = torch.float32, layer
 
 
 def finished(store: BlockStore, num: int) -> list[tuple[MoveKind, bool]]:
-    """Ends of `num` transfers, in order."""
+    """The ends of `num` transfers, in order."""
     ended: list[tuple[MoveKind, bool]] = []
     while len(ended) < num:
         ended += [(move.kind, is_good) for move, is_good in store.moved()]
@@ -114,7 +114,7 @@ def test_a_directory_that_cannot_be_used_says_so(tmp_path: Path) -> None:
 def test_a_slot_is_read_and_filled_only_when_copies_begun_before_have_ended(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """On a device copies are under way when `move` returns: here they end when somebody waits."""
+    """On a device, copies are still running when `move` returns: here they end when they are waited for."""
     under_way: list[Callable[[], None]] = []
 
     def later(target: torch.Tensor, source: torch.Tensor, *, non_blocking: bool) -> torch.Tensor:

@@ -1,4 +1,4 @@
-"""Pool, prefix index and block tables: unit cases, and a state machine that checks I3 after every rule."""
+"""Pool, prefix index and block tables: unit cases, and a state machine that checks invariant I3 after every rule."""
 
 import pytest
 from hypothesis import settings
@@ -156,7 +156,7 @@ def test_blocks_behind_the_window_are_given_back() -> None:
 
 
 class CacheMachine(RuleBasedStateMachine):
-    """Tables that begin with what matches, grow, are committed and released in any order."""
+    """A state machine: tables start with a matching prefix, grow, are committed and released in any order."""
 
     def __init__(self) -> None:
         super().__init__()

@@ -1,4 +1,4 @@
-"""The tiers under a cache that does anything at any time: what a name finds is what was put there, faults or not."""
+"""The tiers under a cache that does anything at any time: a name finds the content that was stored under it."""
 
 from collections import deque
 
@@ -20,7 +20,7 @@ NOTHING: Content = (b"", ())
 
 
 class TierMachine(RuleBasedStateMachine):
-    """Tables over tiers whose moves are carried out on contents, so that a wrong one shows as a wrong content."""
+    """A state machine: tables over tiers whose moves are executed on contents, so that a wrong move shows."""
 
     @initialize(
         window=st.sampled_from([None, 3, 9]), num_host=st.sampled_from([1, 2, 4]), num_disk=st.sampled_from([0, 12])
@@ -96,7 +96,7 @@ class TierMachine(RuleBasedStateMachine):
         self.cache.check([table for table, _ in self.tables])
 
     def compute(self, table: BlockTable, tokens: list[int], first: int) -> None:
-        """Write the blocks from index `first` on, name the full ones, give back those behind the window."""
+        """Writes the blocks from index `first` on, names the full ones, and frees those before the window."""
         self.carry_out()
         for i in range(first, len(table.blocks)):
             assert self.cache.pool.refs(table.blocks[i]) == 1, "a write meets a shared block"
@@ -105,7 +105,7 @@ class TierMachine(RuleBasedStateMachine):
         self.cache.trim(table, len(tokens))
 
     def carry_out(self) -> None:
-        """What was decided, in order; the disk takes its time."""
+        """Executes the moves in order; the disk's ones end later."""
         for move in self.cache.take_moves():
             if move.kind is MoveKind.COPY:
                 self.device[move.target] = self.device[move.source]

@@ -1,5 +1,5 @@
-"""Config files that lie: a small truthful one of each architecture, and every field of it with values that no file
-should have."""
+"""Config files with wrong values: a small correct one of each architecture, and every field of it with values that no
+file should have."""
 
 import copy
 import json
@@ -108,7 +108,7 @@ def truthful(architecture: str) -> Values:
 
 
 def lies(values: Values, fields: list[str]) -> Iterator[tuple[str, Values]]:
-    """Each with one field replaced, and what was done in words."""
+    """Configs with one field replaced each, and a description of the change."""
     for path in fields:
         *outer, name = path.split(".")
         for value in HOSTILE:

@@ -1,4 +1,4 @@
-"""What published Gemmas say of themselves, field by field, and what of it is refused."""
+"""The config files of published Gemma models, field by field, and the refused ones."""
 
 import json
 from pathlib import Path
@@ -48,7 +48,7 @@ def written(path: Path, values: dict[str, Any]) -> Path:
 
 @pytest.mark.parametrize("name", list(PUBLISHED))
 def test_published_shapes_are_planned_to_the_last_parameter(name: str, tmp_path: Path) -> None:
-    """Heads are tied where a file does not say so."""
+    """Embeddings are tied unless a file says otherwise."""
     values, num = PUBLISHED[name]
     plan = plan_model(read_config(written(tmp_path, values)), torch.bfloat16)
     assert plan.num_parameters == num and "lm_head.weight" not in plan.shapes
@@ -107,7 +107,7 @@ def test_what_is_not_built_is_refused_by_name(name: str, tmp_path: Path) -> None
 
 
 def test_a_norm_that_is_missing_is_named(tmp_path: Path) -> None:
-    """As of a Gemma whose file says that it is a Gemma 2."""
+    """The checkpoint of a Gemma whose config says Gemma 2."""
     make_checkpoint(tmp_path, Shape("gemma", tied=True))
     values = json.loads((tmp_path / "config.json").read_text())
     written(tmp_path, {**values, "architectures": ["Gemma2ForCausalLM"]})

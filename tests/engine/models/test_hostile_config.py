@@ -1,5 +1,5 @@
-"""Config files that lie: each read as what it says or refused by one line that names the file, with no memory taken for
-what it claims. What is read and not what the tensors are is refused when these are loaded, or computes numbers."""
+"""Config files with wrong values: each is read as it says, or refused by one line that names the file, without taking
+the memory it claims. A value that the tensors contradict is refused when they are loaded, or the model computes."""
 
 import copy
 import json
@@ -27,7 +27,7 @@ CPU = torch.device("cpu")
 
 
 def refusal(read: Callable[[], object]) -> str:
-    """The one line that it is refused with, if it is."""
+    """The one line of the refusal; "" if the config is accepted."""
     try:
         read()
     except ServiceError as error:
@@ -67,7 +67,7 @@ def test_what_a_file_claims_takes_no_memory(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("name", sorted(RULES.keys() - {row.name for row in FROM_MODEL}))
 def test_every_rule_is_asked(name: str, tmp_path: Path) -> None:
-    """A number of the table that no file is checked by is none."""
+    """Every limit of the table is used by a check."""
     said = set()
     for architecture in TRUTHFUL:
         base = truthful(architecture)
@@ -164,7 +164,7 @@ def test_fields_that_do_not_go_together_are_named(changes: Values, said: str, tm
 
 
 def computes(directory: Path, config: ModelConfig) -> bool:
-    """Whether it loads to what computes numbers; False where it is refused."""
+    """Whether the checkpoint loads and computes; False if it is refused."""
     try:
         model = load_model(directory, config, torch.float32, CPU, min(config.context_length, 64))
     except ServiceError as error:

@@ -1,5 +1,5 @@
-"""Weights that lie: no numbers, tensors that config.json knows nothing of, files that are none. Each is refused by a
-line that names file and tensor, before anything waits for it."""
+"""Weights that are wrong: NaN, tensors that config.json does not have, files of another kind. Each is refused by a
+line that names file and tensor, before the service starts."""
 
 import json
 import os
@@ -74,7 +74,7 @@ def test_it_is_found_wherever_it_is(name: str, tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16, torch.float8_e4m3fn])
 def test_large_numbers_are_numbers(dtype: torch.dtype) -> None:
-    """Also where their sum is none."""
+    """Large finite weights are accepted, also if their sum overflows."""
     most = torch.full((40, 40), torch.finfo(dtype).max).to(dtype)
     assert is_finite(most)
     assert is_finite(most[:0])
@@ -118,7 +118,7 @@ def test_as_many_layers_are_said_as_held(said: int, held: str, tmp_path: Path, m
 
 
 def instead(make: Callable[[Path], object], name: str = FILE) -> Callable[[Path], None]:
-    """Something else in place of a file."""
+    """Puts something else in place of a file."""
 
     def fault(directory: Path) -> None:
         (directory / name).unlink(missing_ok=True)

@@ -108,7 +108,7 @@ CUTS = {"whole": [50], "sevens": [7] * 7 + [1], "mixed": [7, 7, 1, 1, 20, 14]}
 def test_logits_equal_transformers(
     name: str, cut: str, ours: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """With our own kernels where there are some, and with torch's operators alone."""
+    """With our own kernels where they exist, and with torch's operators alone."""
     if not ours:
         monkeypatch.setattr(builds, "MODULE", None)
     shape, rng = SHAPES[name], random.Random(name)

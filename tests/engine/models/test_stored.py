@@ -1,5 +1,5 @@
-"""Published quantised checkpoints: logits of what their weights mean, on CPU and on the GPU's kernels, interpreted; and
-what is not supported, refused by field, value and what is."""
+"""Published quantised checkpoints: logits of the weights they represent, on CPU and on the interpreted GPU kernels;
+unsupported ones are refused with field, value and the supported values."""
 
 import copy
 import dataclasses
@@ -132,7 +132,7 @@ def test_logits_are_those_of_what_weights_mean(name: str, tmp_path: Path) -> Non
 
 @pytest.mark.parametrize("name", ["awq", "gptq", "channel", "tensor"])
 def test_logits_on_the_kernels_of_a_gpu(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Interpreted, over CPU tensors."""
+    """The kernels are interpreted over CPU tensors."""
     config, quantise, _ = FORMS[name]
     found = publish(tmp_path, config, quantise, dataclasses.replace(SHAPE, layers=1))
     on_gpu(monkeypatch, (9, 0))
@@ -155,7 +155,7 @@ def test_what_a_gpu_without_fp8_does(monkeypatch: pytest.MonkeyPatch, tmp_path: 
 
 
 def on_gpu(monkeypatch: pytest.MonkeyPatch, capability: tuple[int, int]) -> None:
-    """Weights are kept as on a GPU of that compute capability."""
+    """Keeps weights as on a GPU of that compute capability."""
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: capability)
     monkeypatch.setattr(
         layers, "pack_stored", lambda packed, place: kinds.pack_stored(packed, place._replace(device=CUDA))
@@ -163,7 +163,7 @@ def on_gpu(monkeypatch: pytest.MonkeyPatch, capability: tuple[int, int]) -> None
 
 
 def watch(monkeypatch: pytest.MonkeyPatch) -> list[tuple[PackedLinear, Tensor]]:
-    """Layers made of weights that came quantised, and what these mean."""
+    """Collects layers of quantised weights and the weights they represent."""
     kept: list[tuple[PackedLinear, Tensor]] = []
     keep = layers.LayerLoader._keep
 
@@ -179,7 +179,7 @@ def watch(monkeypatch: pytest.MonkeyPatch) -> list[tuple[PackedLinear, Tensor]]:
 def test_symmetric_groups_of_128_are_multiplied_in_4_bits(
     ours: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """By our own kernel, and by torch's operators where there is none: alike but for the order of sums."""
+    """By our own kernel, and by torch's operators where there is none: equal but for the order of sums."""
     found = publish(tmp_path, *FORMS["gptq"][:2])
     if not ours:
         monkeypatch.setattr(builds, "MODULE", None)
@@ -194,7 +194,7 @@ def test_symmetric_groups_of_128_are_multiplied_in_4_bits(
 
 @pytest.mark.parametrize(("name", "share"), [("awq", 0.2), ("gptq", 0.2), ("channel", 1e-5)])
 def test_experts_are_read_in_any_of_these_forms(name: str, share: float, tmp_path: Path) -> None:
-    """Their router is what nobody quantises."""
+    """The router is not quantised."""
     config, quantise, _ = FORMS[name]
     options = (("num_experts", 4), ("num_experts_per_tok", 2), ("moe_intermediate_size", 128))
     shape = dataclasses.replace(SHAPE, architecture="qwen3_moe", layers=1, options=options)
@@ -216,7 +216,7 @@ def test_in_bfloat16_too(tmp_path: Path) -> None:
 
 
 def test_a_layer_that_was_left_out_is_taken_as_it_is(tmp_path: Path) -> None:
-    """Of three projections in one product one is not quantised; and in another layer none."""
+    """One of three fused projections is not quantised; in another layer none is."""
     found = publish(tmp_path, AWQ, published.awq)
     path = found.directory / "model.safetensors"
     weights, plain = load_file(path), load_file(found.meant / "model.safetensors")
@@ -265,7 +265,7 @@ REFUSED: list[tuple[str, str, object, str]] = [
 
 @pytest.fixture(scope="module")
 def plain(tmp_path_factory: pytest.TempPathFactory) -> str:
-    """config.json of a checkpoint that nobody has quantised."""
+    """config.json of a checkpoint that is not quantised."""
     return (make_checkpoint(tmp_path_factory.mktemp("plain"), SHAPE) / "config.json").read_text()
 
 
@@ -273,7 +273,7 @@ def plain(tmp_path_factory: pytest.TempPathFactory) -> str:
 def test_what_is_not_supported_is_refused(
     form: str, field: str, value: object, said: str, tmp_path: Path, plain: str
 ) -> None:
-    """Before a weight is read. A name with dots is of what is within."""
+    """The refusal comes before any weight is read. A dotted name is a field within a field."""
     own = copy.deepcopy(FORMS[form][0])
     at, (*path, last) = own, field.split(".")
     for one in path:

@@ -1,4 +1,4 @@
-"""Broken checkpoints: each a ServiceError that names the file and what is wrong with it."""
+"""Broken checkpoints: each gives a ServiceError that names the file and its fault."""
 
 import json
 import weakref
@@ -63,7 +63,10 @@ FAULTS: dict[str, tuple[Callable[[Path], object], str]] = {
     "garbage": (lambda d: (d / WEIGHTS).write_bytes(b"\xff" * 500), "corrupt or cut short"),
     "tensor missing": (replace_weights, "no safetensors file holds the tensor model.layers.0."),
     "wrong shape": (edit_config(intermediate_size=64), r"has shape \[88, 48\]; config\.json implies \[64, 48\]"),
-    "experts of nobody": (edit_config(num_experts=8, num_experts_per_tok=2), "names 8 experts: .LlamaForCausalLM."),
+    "dense with experts": (
+        edit_config(num_experts=8, num_experts_per_tok=2),
+        "names 8 experts: .LlamaForCausalLM.",
+    ),
     "index names nothing": (index("gone.safetensors"), r"gone\.safetensors: is missing"),
     "index leaves the directory": (index("../x.safetensors"), "names a file outside the checkpoint directory"),
 }

@@ -1,4 +1,4 @@
-"""What is loaded is the model's own: a file that is written over in place changes nothing that is being served."""
+"""Loaded weights are copies: a file that is overwritten in place changes nothing that is being served."""
 
 import gc
 import shutil
@@ -16,7 +16,7 @@ from tests.oracle.checkpoints import make_checkpoint
 
 
 def mapped(directory: Path) -> list[str]:
-    """Files of the directory that this process has mapped."""
+    """The files of the directory that this process has mapped."""
     lines = Path("/proc/self/maps").read_text().splitlines()
     return [line for line in lines if f"{directory}/" in line]
 

@@ -1,4 +1,4 @@
-"""Bad words against a search through everything that an output has."""
+"""Bad words, compared with a search through the whole output."""
 
 import random
 

@@ -1,4 +1,4 @@
-"""What grammars take, held to what is said of it, and what is kept of those that came and went."""
+"""The memory of grammars stays within its stated limit, and so does the cache of earlier ones."""
 
 import gc
 import random
@@ -26,12 +26,12 @@ def grammars(tmp_path_factory: pytest.TempPathFactory) -> Grammars:
 
 
 def hostile(number: int) -> str:
-    """Few bytes whose automaton grows with every token."""
+    """A short grammar whose automaton grows with every token."""
     return f"start: /(.*a.{{0,12}}){{3}}{number:06d}/"
 
 
 def follow(matchers: SlotMatchers, source: str, rng: random.Random) -> None:
-    """An output at random."""
+    """Follows the grammar with random tokens."""
     matchers.reset(Placement(0, SamplingParams(grammar=source), (), 0, tokens=(), num_prompt=0))
     for position in range(TOKENS):
         masks = matchers.start([0], {}).result()
@@ -48,7 +48,7 @@ def resident() -> int:
 
 
 def test_grammars_take_no_more_than_is_said(grammars: Grammars) -> None:
-    """All are held, so that what they take is seen: some megabytes, or nothing was measured."""
+    """All grammars are held at once, so that their memory is some megabytes and can be measured."""
     matchers, rng = SlotMatchers(grammars, VOCAB, (EOS,)), random.Random(1)
     follow(matchers, hostile(0), rng)
     before = resident()

@@ -1,4 +1,4 @@
-"""Masks of grammars: exactly the ids that may follow, row by row, behind drafts too; slots forget whoever had them."""
+"""Token masks of grammars: exactly the allowed ids, row by row and behind drafts; a reused slot has no old state."""
 
 from pathlib import Path
 
@@ -60,7 +60,7 @@ def filled(matchers: SlotMatchers, slots: list[int], ahead: dict[int, list[int]]
 
 
 def may_follow(tokenizer: Tokenizer, written: str, words: tuple[str, ...]) -> set[int]:
-    """By trying every id."""
+    """The allowed ids, found by trying every id."""
     found = {EOS} if written in words else set()
     for token in range(tokenizer.get_vocab_size()):
         piece = tokenizer.decode([token], skip_special_tokens=False)
@@ -70,7 +70,7 @@ def may_follow(tokenizer: Tokenizer, written: str, words: tuple[str, ...]) -> se
 
 
 def test_masks_hold_what_may_follow_and_nothing_else(matchers: SlotMatchers, known: Tokenizer) -> None:
-    """Where the text is certain, the ids are those that the tokenizer writes it with."""
+    """Where the text is fixed, the allowed ids are those that the tokenizer gives for it."""
     for word in WORDS:
         ids = [*known.encode(word).ids, EOS]
         for num in range(len(ids)):
@@ -117,7 +117,7 @@ def test_behind_a_draft_that_is_not_allowed_rows_are_not_broken(matchers: SlotMa
     assert not filled(matchers, [0]).lost  # type: ignore[union-attr] # it follows one
 
 
-def test_a_slot_forgets_whoever_had_it(matchers: SlotMatchers) -> None:
+def test_a_reused_slot_has_no_old_state(matchers: SlotMatchers) -> None:
     matchers.reset(place(0, choice("aa")))
     matchers.reset(place(1, choice("bb")))
     assert matchers.listens(0) and filled(matchers, [0, 1]) is not None
@@ -145,7 +145,7 @@ def test_a_grammar_that_cannot_be_had_is_lost_and_says_so(matchers: SlotMatchers
 
 
 def test_an_endless_search_is_lost_at_its_limit(matchers: SlotMatchers, known: Tokenizer) -> None:
-    """Every token has ever more meanings."""
+    """A grammar whose number of parses doubles with every token."""
     (token,) = known.encode("a").ids
     matchers.reset(place(0, 'start: s\ns: s s s | s s | "a" | "aa" | "aaa" | "b"'))
     lost = 0

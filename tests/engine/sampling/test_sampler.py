@@ -1,4 +1,4 @@
-"""The sampler of the runner: barred ids, logprobs, bad rows, the short way of all-greedy batches."""
+"""The runner's sampler: banned ids, log probabilities, rows without numbers, and all-greedy batches."""
 
 import math
 from collections.abc import Sequence

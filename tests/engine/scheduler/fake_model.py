@@ -1,8 +1,7 @@
-"""A model that is a hash, behind a runner that knows nothing but plans: slots, block tables and a memory of blocks.
+"""A model that is a hash function, with a runner that executes plans: slots, block tables and a memory of blocks.
 
-A cell of the memory holds the chain of all tokens up to its position, as whoever wrote it read it from the cell before.
-A token is H(chain, seed, output, position): if any cell was lost, stale or somebody else's, the token is wrong.
-"""
+A cell of the memory holds the hash chain of all tokens up to its position, computed from the cell before it. A token
+is H(chain, seed, output, position): if a cell was lost, stale or another sequence's, the token is wrong."""
 
 import random
 from collections import deque
@@ -24,12 +23,12 @@ VOCAB = 50
 
 
 def extend(chain: int, token: int) -> int:
-    """The chain behind one more token."""
+    """The hash chain after one more token."""
     return hash((chain, token))
 
 
 def chain_of(tokens: Sequence[int]) -> int:
-    """The chain behind all of them."""
+    """The hash chain after all tokens."""
     chain = 0
     for token in tokens:
         chain = hash((chain, token))
@@ -37,17 +36,17 @@ def chain_of(tokens: Sequence[int]) -> int:
 
 
 def token_after(chain: int, seed: int, output: int, position: int) -> int:
-    """The token that the model samples at `position` behind the chain."""
+    """The token that the model samples at `position` after the chain."""
     return hash((chain, seed, output, position)) % VOCAB
 
 
 def logprob_after(chain: int, token: int) -> float:
-    """A log probability of the token behind the chain."""
+    """A log probability of the token after the chain."""
     return -1.0 - (hash((chain, token, 1)) % 1009) / 500
 
 
 def candidates_after(chain: int, num: int) -> TokenLogprob:
-    """The `num` likeliest tokens behind the chain."""
+    """The `num` likeliest tokens after the chain."""
     first = hash((chain, 77)) % VOCAB
     ids = tuple((first + 7 * i) % VOCAB for i in range(min(num, VOCAB)))
     return TokenLogprob(0.0, 1, ids, tuple(-0.3 - 0.37 * i for i in range(len(ids))))
@@ -65,20 +64,20 @@ def sample(prompt: tuple[int, ...], params: SamplingParams, output: int, eos: in
 
 
 class FakeProposer:
-    """Drafts what the model will say, and something else now and then."""
+    """A proposer that drafts the model's tokens, and sometimes other ones."""
 
     def __init__(self, rng: random.Random, quality: float) -> None:
         self.quality = quality  # probability that a draft is right
         self._rng = rng
 
     def propose(self, ask: DraftRequest) -> list[int] | DraftTree:
-        """As many drafts as are asked for, or fewer; often a tree where that may be."""
+        """At most as many drafts as requested; often a tree if trees are allowed."""
         if ask.width > 1 and self._rng.random() < 0.8:
             return self._branch(ask)
         return self._chain(ask)
 
     def _branch(self, ask: DraftRequest) -> DraftTree:
-        """A tree of any form, right and wrong in all places."""
+        """A random tree with right and wrong drafts anywhere."""
         ids, parents, chains = list[int](), list[int](), [chain_of(ask.tokens)]
         depths = [0]
         for i in range(self._rng.randrange(ask.num * ask.width + 1)):
@@ -110,7 +109,7 @@ class FakeProposer:
 
 
 class FakeRunner:
-    """Computes plans and moves blocks; its disk is slow and now and then loses or damages what it has."""
+    """Executes plans and moves blocks; its disk is slow, and sometimes loses or damages blocks."""
 
     def __init__(
         self, num_slots: int, num_blocks: int, block_size: int, num_host: int, rng: random.Random, num_groups: int = 1
@@ -133,7 +132,7 @@ class FakeRunner:
         return bool(self._under_way)
 
     def move(self, moves: list[Move]) -> None:
-        """Carry out what needs no disk; the rest is under way from now on."""
+        """Executes the moves that need no disk and begins the others."""
         for move in moves:
             if move.kind is MoveKind.COPY:
                 self._put(move.target, self._block(move.source))
@@ -145,7 +144,7 @@ class FakeRunner:
                 self._under_way.append((move, list(self._host[move.source]) if move.kind is MoveKind.WRITE else []))
 
     def moved(self) -> list[tuple[Move, bool]]:
-        """Some of the transfers under way have ended, in order."""
+        """The transfers that have ended since the last call, in order."""
         ended = []
         for _ in range(self._rng.randrange(len(self._under_way) + 1)):
             move, cells = self._under_way.popleft()
@@ -210,7 +209,7 @@ class FakeRunner:
     def _compute_tree(
         self, slot: int, start: int, tokens: list[int], parents: tuple[int, ...], written: set[int]
     ) -> VerifiedDrafts:
-        """Cells in the order of the tokens, each behind its parent's; then those that stand one behind the other."""
+        """Writes the cells of a tree in token order, each after its parent's; then moves the accepted ones together."""
         before = self._read(slot, start - 1) if start else 0
         chains = [extend(before, tokens[0])]
         for token, parent in zip(tokens[1:], parents, strict=True):
@@ -234,14 +233,14 @@ class FakeRunner:
         return token, TokenLogprob(logprob_after(chain, token), 1)
 
     def chains(self, slot: int, first: int, end: int, group: int = 0) -> list[int]:
-        """What the slot's cells of positions [first, end) hold in a group."""
+        """The contents of a group's cells of the slot at positions [first, end)."""
         return [self._cells[self._cell(slot, position, group)] for position in range(first, end)]
 
     def _no_blocks(self) -> list[list[int]]:
         return [[] for _ in self._groups]
 
     def _read(self, slot: int, position: int) -> int:
-        """What the slot's cells of that position hold: the same in all groups."""
+        """The contents of the slot's cells at a position, which are the same in all groups."""
         first, *others = (self._cells[self._cell(slot, position, group)] for group in self._groups)
         assert all(one == first for one in others), "groups of layers disagree"
         return first

@@ -1,8 +1,7 @@
-"""What every request of a simulation must bring: the oracle beside the scheduler, and its books.
+"""The oracle of a simulation: what every request must receive, and what it has received.
 
-Tokens are recomputed from the request alone; each request ends once; indices have no gap; a prefix hit is of one's own
-tenant. Knows nothing of slots, blocks or steps.
-"""
+Tokens are recomputed from the request alone; each request ends once; indices have no gap; a prefix hit is of the
+same tenant. Depends on requests and events only, not on slots, blocks or steps."""
 
 import dataclasses
 import hashlib
@@ -17,7 +16,7 @@ EOS = 7
 
 @dataclasses.dataclass
 class Open:
-    """A request that has not ended, as its client knows it."""
+    """A request that has not ended, from its client's view."""
 
     request: EngineRequest
     prompt: list[int]
@@ -33,7 +32,7 @@ class Open:
 
 
 class Ledger:
-    """Books of all requests."""
+    """The records of all requests."""
 
     def __init__(self, block_size: int) -> None:
         self.open: dict[str, Open] = {}
@@ -44,7 +43,7 @@ class Ledger:
         self._prefixes: dict[bytes, dict[int, int]] = {}  # salt → chain at a block's end → requests that had it
 
     def accept(self, request: EngineRequest) -> None:
-        """The scheduler took it."""
+        """Records a request that the scheduler has accepted."""
         params = request.params
         self.num_accepted += 1
         one = Open(
@@ -67,14 +66,14 @@ class Ledger:
         self._note_prefix(one.request.cache_salt, one.prompt)
 
     def append(self, request_id: str, ids: list[int]) -> None:
-        """More prompt."""
+        """Records an appended part of a prompt."""
         one = self.open[request_id]
         one.prompt += ids
         one.chains = {index: chain_of(one.prompt) for index in one.chains}
         self._note_prefix(one.request.cache_salt, one.prompt)
 
     def take(self, event: Sampled, now: float) -> None:
-        """An event of the scheduler."""
+        """Checks and records an event of the scheduler."""
         one = self.open.get(event.request_id)
         assert one is not None, "an event of a request that has ended"
         self._note(f"{event.request_id}.{event.output_index}@{event.first_index}{event.token_ids}{event.finish}")
@@ -96,14 +95,14 @@ class Ledger:
             self.end(event.request_id, "finished")
 
     def end(self, request_id: str, how: str) -> None:
-        """Exactly one terminal."""
+        """Records the single terminal status of a request."""
         assert request_id in self.open, "a second terminal"
         del self.open[request_id]
         self.ends[how] += 1
         self._note(f"{request_id}{how}")
 
     def check(self) -> None:
-        """I1: what was accepted is open or has ended."""
+        """Checks I1: every accepted request is open or has ended."""
         assert self.num_accepted == len(self.open) + sum(self.ends.values()), "a request was lost"
 
     def _check_tokens(self, one: Open, event: Sampled) -> None:
@@ -137,7 +136,7 @@ class Ledger:
         assert event.finish is not None
 
     def _check_hit(self, one: Open, event: Sampled) -> None:
-        """A hit is of blocks that another request of the same salt had."""
+        """Checks that a hit's blocks were computed by a request of the same salt."""
         if event.admission is None or not event.admission.num_cached:
             return
         known = self._prefixes[one.request.cache_salt]

@@ -35,11 +35,11 @@ from tests.engine.scheduler.ledger import EOS, Ledger, Open
 LIMITS = Limits(context_length=96, vocab_size=VOCAB)
 SIZE = 4
 FULL_CHECK_EVENTS = 1000
-PATIENCE_STEPS = 3000  # in which a request without deadline must have moved: nobody starves
+PATIENCE_STEPS = 3000  # in which a request without deadline must have moved: no request starves
 
 
 class Simulation:
-    """One seed's history."""
+    """The history of one seed."""
 
     def __init__(self, seed: int) -> None:
         self.rng = rng = random.Random(seed)
@@ -56,7 +56,7 @@ class Simulation:
             policy=rng.choice(sorted(POLICIES)),
             max_queued_requests=rng.choice((8, 1000)),
             watermark=rng.choice((0.01, -3.0)),  # the second admits far more than will fit: preemption is the rule
-            max_preemptions=rng.choice((0, 2)),  # none: who wants blocks sits out, up to the last resort
+            max_preemptions=rng.choice((0, 2)),  # none: a sequence without blocks waits, up to the last resort
             max_overtakes=rng.choice((0, 3, 64)),
             max_long_prefills=rng.choice((1, 4)),
             pause_hold_s=rng.choice((0.0, 5.0, 50.0)),
@@ -78,7 +78,7 @@ class Simulation:
         self.num_submitted = 0
 
     def run(self, num_events: int) -> str:
-        """Play, then drain; the trace's hash."""
+        """Runs the events, drains, and returns the trace's hash."""
         while self.num_events < num_events:
             self.event()
             if self.num_events % FULL_CHECK_EVENTS == 0:
@@ -87,7 +87,7 @@ class Simulation:
         return self.ledger.trace.hexdigest()
 
     def event(self) -> None:
-        """One random thing, and the cheap checks."""
+        """Runs one random event and the cheap checks."""
         self.num_events += 1
         choice = self.rng.random()
         if choice < 0.80:
@@ -103,7 +103,7 @@ class Simulation:
         self.check_cheaply()
 
     def drain(self) -> None:
-        """Everybody gets what they wait for, and ends."""
+        """Runs until every request has received its tokens and has ended."""
         for request_id, one in self.ledger.open.items():
             if one.is_ending:
                 continue
@@ -124,8 +124,8 @@ class Simulation:
         assert not self.scheduler.has_work
 
     def preempt(self) -> None:
-        """Take somebody's blocks for no reason, as a tier or a device out of memory might; it does not count towards
-        the bound on preemptions."""
+        """Preempts a random sequence, as after a device ran out of memory. It does not count towards the bound on
+        preemptions."""
         running = self.scheduler._state.running
         if running:
             sequence = self.rng.choice(running)
@@ -134,7 +134,7 @@ class Simulation:
                 one.num_preemptions = 0
 
     def submit(self) -> None:
-        """A request, often with a prefix that others have too."""
+        """Submits a request, often with a prefix of earlier ones."""
         request = self.request()
         try:
             self.scheduler.add(request)
@@ -145,7 +145,7 @@ class Simulation:
         self.ledger.accept(request)
 
     def request(self) -> EngineRequest:
-        """Of every kind."""
+        """A random request of any kind."""
         rng = self.rng
         self.num_submitted += 1
         prefix = [rng.choice((1, 2)) for _ in range(rng.choice((0, 4, 9, 16)))]
@@ -169,7 +169,7 @@ class Simulation:
         )
 
     def outputs(self) -> dict[str, Any]:
-        """How many outputs, and how they are searched for."""
+        """The number of outputs and the kind of search."""
         rng = self.rng
         kind = rng.random()
         if kind < 0.7:
@@ -181,7 +181,7 @@ class Simulation:
         return {"n": 2, "beam_width": rng.randrange(2, 5), "early_stopping": rng.random() < 0.5}
 
     def extras(self, prompt: tuple[int, ...], params: SamplingParams) -> dict[str, Any]:
-        """Credit, open input, or a prefix that was received before."""
+        """Credit, open input, or a prefix that was received earlier."""
         rng = self.rng
         kind = rng.randrange(3)
         if kind == 0 and not params.is_search:
@@ -193,7 +193,7 @@ class Simulation:
         return {}
 
     def received(self, prompt: tuple[int, ...], params: SamplingParams) -> tuple[tuple[int, ...] | None, ...]:
-        """What the client of a request may have received before its engine died."""
+        """Tokens that the client may have received before its engine died."""
         rng = self.rng
         outputs: list[tuple[int, ...] | None] = []
         for index in range(params.n):
@@ -202,7 +202,7 @@ class Simulation:
         return tuple(outputs)
 
     def disturb(self, request_id: str, one: Open) -> None:
-        """Something happens to an open request."""
+        """Changes a random open request."""
         rng, scheduler = self.rng, self.scheduler
         kind = rng.randrange(6)
         if kind == 0:
@@ -224,7 +224,7 @@ class Simulation:
             self.update(request_id, one)
 
     def append_or_close(self, request_id: str, one: Open) -> None:
-        """The client goes on with its prompt, or is done with it."""
+        """Appends to the prompt of a request, or closes it."""
         rng = self.rng
         if rng.random() < 0.5:
             self.scheduler.close_input(request_id, self.now)
@@ -239,7 +239,7 @@ class Simulation:
         self.ledger.append(request_id, ids)
 
     def update(self, request_id: str, one: Open) -> None:
-        """Another limit, priority or deadline."""
+        """Changes the limit, priority or deadline."""
         rng = self.rng
         max_tokens = rng.choice((None, rng.randrange(1, one.max_tokens + 1)))
         if one.request.params.is_search:
@@ -250,7 +250,7 @@ class Simulation:
         one.deadline_s = one.deadline_s if deadline is None else deadline
 
     def step(self) -> None:
-        """One step of the fake model; now and then a row fails."""
+        """Runs one step of the fake model; sometimes a row fails."""
         self.now += 1
         events, failures = self.scheduler.expire(self.now)
         for event in events:
@@ -276,7 +276,7 @@ class Simulation:
         self.land(self.depth)
 
     def draft(self) -> None:
-        """Somebody proposes; often nobody does."""
+        """Offers drafts to some sequences, often to none."""
         if self.scheduler.rests():
             return
         asks = self.scheduler.asks(grow=self.rng.random() < 0.5)
@@ -284,7 +284,7 @@ class Simulation:
             self.scheduler.offer(asks, [self.proposer.propose(ask) for ask in asks], 0.1 * len(asks))
 
     def launch(self, plan: StepPlan) -> None:
-        """Compute a plan; nobody is told the result yet."""
+        """Computes a plan without applying its result."""
         assert plan.num_tokens == sum(plan.query_lens) <= max(self.budget, len(plan.slots)), "over budget"
         failed = frozenset(i for i in range(len(plan.slots)) if self.rng.random() < 0.002)
         self.num_trees += len(plan.parents)
@@ -292,7 +292,7 @@ class Simulation:
         self.in_flight.append((plan, self.runner.compute(plan, failed)))
 
     def land(self, most: int) -> None:
-        """Apply the oldest results until `most` are in flight."""
+        """Applies the oldest results until at most `most` are in flight."""
         self.scheduler.take_preempted()
         while len(self.in_flight) > most:
             plan, result = self.in_flight.popleft()
@@ -303,20 +303,20 @@ class Simulation:
                 self.ledger.end(request_id, "failed")
 
     def check_writes(self, plan: StepPlan) -> None:
-        """I3: nobody writes into a block that has its name: others may read it at any time."""
+        """Checks I3: no row writes into a named block, which other sequences may read at any time."""
         named = {one.slot: one.table.num_named for one in self.scheduler._state.running}
         for slot, start in zip(plan.slots, plan.starts, strict=True):
             assert start // SIZE >= named[slot], "writes into a block that was named"
 
     def check_preemptions(self, plan: StepPlan) -> None:
-        """I6: nobody is preempted once more than the bound while another row could go on."""
+        """Checks I6: no sequence is preempted more often than the bound plus one while another row could go on."""
         spared = [one for one in self.scheduler._state.waiting if one.num_preemptions > self.settings.max_preemptions]
         for one in spared:
             one.num_preemptions = self.settings.max_preemptions
         assert not spared or len(plan.slots) == 1, "preempted more often than is allowed while others run"
 
     def check_idle(self) -> None:
-        """I6: no idle step with work, unless the disk is waited for."""
+        """Checks I6: no step is idle with work left, unless the disk is waited for."""
         if self.runner.is_moving:
             return
         assert not self.scheduler.has_work, "an idle step with work"
@@ -324,10 +324,10 @@ class Simulation:
             assert one.is_open or one.credit == 0, f"{request_id} waits for nothing"
 
     def check_cheaply(self) -> None:
-        """Counts, in time that does not grow with history."""
+        """Checks counts, in time that does not grow with history."""
         pool, running = self.cache.pool, self.scheduler._state.running
         held = {block for one in running for own in one.table.groups for block in own} - {pool.null}
-        assert pool.num_held == len(held), "blocks are held by nobody, or twice"
+        assert pool.num_held == len(held), "blocks are held without an owner, or twice"
         assert len(running) <= self.num_slots
         under_way = self.scheduler._in_flight.under_way()
         for one in running:
@@ -340,7 +340,7 @@ class Simulation:
         assert all(one.deadline_s > self.now for one in self.ledger.open.values()), "a deadline was lost"
 
     def check(self) -> None:
-        """Everything: I3 in full, and that every cell holds what its sequence's tokens say (I4)."""
+        """Checks I3 in full, and that every cell holds the chain of its sequence's tokens (I4)."""
         self.scheduler.check()
         open_here = {request_id for request_id, one in self.ledger.open.items() if not one.is_ending}
         assert set(self.scheduler._state.groups) == open_here, "the books differ"
@@ -350,7 +350,7 @@ class Simulation:
         assert all(one.state is SequenceStatus.RUNNING for one in self.scheduler._state.running)
 
     def check_cells(self, one: Sequence) -> None:
-        """The sequence's cells hold the chains of its tokens, as far as they were not given back."""
+        """Checks that the sequence's cells hold the chains of its tokens, except for freed blocks."""
         for group, trimmed in enumerate(one.table.trimmed):
             first, chain = trimmed * SIZE, 0
             cells = self.runner.chains(one.slot, first, one.num_computed, group)
@@ -360,7 +360,7 @@ class Simulation:
 
 
 def play(seed: int, events: int) -> str:
-    """One seed's trace hash; what goes wrong names the seed that replays it."""
+    """The trace hash of one seed. A failure names the seed that replays it."""
     try:
         return Simulation(seed).run(events)
     except Exception as error:

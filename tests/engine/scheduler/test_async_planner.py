@@ -1,4 +1,4 @@
-"""Steps that are planned before the last one is applied: which there are, and what comes of rows that were in vain."""
+"""Steps that are planned before the last one is applied: which are planned, and what happens to discarded rows."""
 
 from collections.abc import Callable
 from typing import Any
@@ -24,7 +24,7 @@ def add(scheduler: Scheduler, name: str, num_prompt: int = 3, credit: int | None
 
 
 def begun(scheduler: Scheduler) -> StepPlan:
-    """A decode step in flight, behind a prompt that is computed."""
+    """A decode step in flight after a computed prompt."""
     apply(scheduler, planned(scheduler), 1)
     return planned(scheduler)
 
@@ -39,7 +39,7 @@ def apply(scheduler: Scheduler, plan: StepPlan, token: int) -> list[tuple[int, .
     return [event.token_ids for event in scheduler.apply(plan, StepResult([token] * len(plan.slots)), 0.0)[0]]
 
 
-def test_the_next_token_is_computed_behind_one_that_nobody_knows_yet() -> None:
+def test_the_next_token_is_computed_after_one_that_is_still_on_the_device() -> None:
     scheduler = make()
     add(scheduler, "a")
     first = begun(scheduler)
@@ -106,7 +106,7 @@ def test_without_blocks_nothing_is_taken_and_it_waits() -> None:
     scheduler.check()
 
 
-def test_who_drafts_waits_unless_nobody_is_worth_a_draft() -> None:
+def test_drafting_waits_for_the_step_before_unless_no_draft_is_worth_it() -> None:
     scheduler = make(max_draft_tokens=2)
     add(scheduler, "a", max_tokens=20)
     plan = begun(scheduler)

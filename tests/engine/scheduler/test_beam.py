@@ -1,4 +1,4 @@
-"""Beam search without an engine: who goes on, who completes, when it ends. Equality is in test_engine_search."""
+"""Beam search without an engine: which beams continue, complete and end the search. Equality: test_engine_search."""
 
 from sluice_server.engine.plan import TokenLogprob
 from sluice_server.engine.scheduler.beam import BeamSearch
@@ -33,7 +33,7 @@ def test_length_is_divided_out() -> None:
     assert advance.complete[0][0] == -4.5 / 9
 
 
-def test_early_stopping_ends_with_enough_hypotheses_others_when_nobody_can_win() -> None:
+def test_early_stopping_ends_with_enough_hypotheses_others_when_no_beam_can_win() -> None:
     first = [(0.0, found((0, -0.1), (5, -0.2), (6, -9.0)))]
     second = [(-0.2, found((0, -0.1), (5, -0.01), (6, -9.0)))]
     for early, live in ((True, 0), (False, 2)):

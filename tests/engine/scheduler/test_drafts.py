@@ -1,4 +1,4 @@
-"""Drafts in the scheduler, case by case: what is verified, kept, paid for and given back."""
+"""Drafts in the scheduler, case by case: verified, kept, charged and returned."""
 
 import pytest
 
@@ -30,7 +30,7 @@ def request(number: int = 1, num_prompt: int = 5, credit: int | None = None, **p
 def step(
     scheduler: Scheduler, drafts: list[int], sampled: list[int], logprobs: int = 0, grow: bool = False
 ) -> tuple[StepPlan, list[Sampled]]:
-    """Offer the same drafts to all who ask; each row samples `sampled`, as far as it samples."""
+    """Offers the same drafts to all sequences; each row samples `sampled`, as far as it samples."""
     asks = scheduler.asks(grow=grow)
     scheduler.offer(asks, [drafts[: ask.num] for ask in asks], 0.0)
     plan = scheduler.plan(0.0)
@@ -44,7 +44,7 @@ def step(
 
 
 def begin(scheduler: Scheduler, *requests: EngineRequest) -> None:
-    """Each has its prompt computed and its first token sampled."""
+    """Computes the prompts and samples the first token of each sequence."""
     for one in requests:
         scheduler.add(one)
     step(scheduler, [], [1])
@@ -160,7 +160,7 @@ def test_rows_of_one_token_come_first() -> None:
 
 
 @pytest.mark.parametrize("grow", [False, True])
-def test_drafts_displace_nobody(grow: bool) -> None:
+def test_drafts_preempt_no_sequence(grow: bool) -> None:
     scheduler = make(num_blocks=5)
     begin(scheduler, request(1, num_prompt=10, max_tokens=6), request(2, num_prompt=4, max_tokens=4))
     plan, _ = step(scheduler, [11] * 4, [40] * 5, grow=grow)
@@ -168,7 +168,7 @@ def test_drafts_displace_nobody(grow: bool) -> None:
     assert plan.query_lens == [2, 3]  # the fifth block is the second's, for its own token
 
 
-def test_drafts_that_nobody_planned_are_forgotten() -> None:
+def test_drafts_that_no_plan_took_are_dropped() -> None:
     scheduler = make()
     begin(scheduler, request(1))
     scheduler.offer(scheduler.asks(), [[11, 12]], 0.0)
@@ -194,7 +194,7 @@ def test_blocks_can_be_had_before_drafts_are_made_and_go_back_unused() -> None:
     assert plan is not None
     assert scheduler.cache.pool.num_held == 2
     scheduler.apply(plan, StepResult([9]), 0.0)
-    scheduler.asks(grow=True)  # and nobody answers
+    scheduler.asks(grow=True)  # and no proposer answers
     scheduler.cancel(f"{1:032x}")
     assert scheduler.plan(0.0) is None
     assert scheduler.cache.pool.num_held == 0
@@ -207,8 +207,8 @@ def test_a_model_is_not_asked_to_read_a_long_prompt_for_a_few_tokens() -> None:
     assert [len(ask.tokens) for ask in scheduler.asks(grow=True)] == [11]
 
 
-def test_the_controller_is_told_when_nobody_can_be_drafted_for(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Or it would be asked at every step."""
+def test_the_controller_learns_that_no_sequence_can_have_drafts(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Otherwise the controller would be asked at every step."""
     told = []
 
     def choose(self: SpeculationController, records: list[AcceptanceRecord], *_: object, **__: object) -> list[int]:
@@ -233,7 +233,7 @@ TREE = DraftTree((11, 12, 21, 22, 23), (-1, 0, -1, 0, 2))
 
 
 def grow_tree(scheduler: Scheduler, tree: DraftTree, run: tuple[int, ...]) -> tuple[StepPlan, list[Sampled]]:
-    """Offer a tree to the one that asks, of which `run` is what is sampled behind the drafts that stand."""
+    """Offers a tree to the only sequence; `run` is sampled after the accepted drafts."""
     (ask,) = scheduler.asks()
     scheduler.offer([ask], [tree], 0.0)
     plan = scheduler.plan(0.0)
@@ -289,7 +289,7 @@ def test_how_wide_a_tree_is_asked_for(params: dict[str, int], width: int, num: i
 
 
 def test_who_has_not_been_read_to_the_end_is_still_new(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A model reads in parts: neither the cost of a draft nor what is left to read may be taken from such a step."""
+    """A model reads in parts: such a step says nothing about the cost of a draft or about what is left to read."""
     settings = SchedulerSettings(max_draft_tokens=4, watermark=-3.0)
     scheduler = Scheduler(KVCache(40, 4, prefix_caching=True), LIMITS, (EOS,), 8, 64, settings)
     begin(scheduler, request(1, num_prompt=40), request(2, num_prompt=10))
@@ -309,7 +309,7 @@ def test_who_has_not_been_read_to_the_end_is_still_new(monkeypatch: pytest.Monke
 
 
 def test_while_all_rest_steps_may_be_planned_ahead_and_count(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Nobody is asked in steps planned ahead, yet they pass: the controller looks again no later than without them."""
+    """Steps that are planned ahead ask no proposer but count: the controller tries again no later than without them."""
     settings = SchedulerSettings(max_draft_tokens=4, watermark=-3.0)
     scheduler = Scheduler(KVCache(40, 4, prefix_caching=True), LIMITS, (EOS,), 8, 64, settings)
     passed: list[int] = []

@@ -78,7 +78,7 @@ def test_a_pause_keeps_its_blocks_for_a_while_then_gives_them_back_and_resumes_a
     assert [event.first_index for event in rig.run()] == [2, 3, 4]
 
 
-def test_a_paused_request_makes_room_at_once_when_somebody_needs_it() -> None:
+def test_a_paused_request_is_preempted_at_once_for_another() -> None:
     rig = Rig(num_blocks=3, pause_hold_s=1000.0)
     rig.add(credit=1)
     rig.run()

@@ -1,4 +1,4 @@
-"""The policies: who goes first, who is refused, who starves nobody."""
+"""The scheduling policies: order, refusals, and freedom from starvation."""
 
 import pytest
 
@@ -26,7 +26,7 @@ def group(number: int, max_tokens: int = 10, **fields: object) -> SequenceGroup:
 def ordered(
     policy: str, groups: list[SequenceGroup], lengths: OutputLengths | None = None, **settings: float
 ) -> list[int]:
-    """Arrival numbers in the order of the policy."""
+    """The arrival numbers in the order of the policy."""
     chosen = make_policy(SchedulerSettings(policy=policy, **settings), lengths or OutputLengths(), 256)  # type: ignore[arg-type] # mixed
     for one in groups:
         chosen.enter(one)
@@ -62,7 +62,7 @@ def test_shortest_first_by_limit_then_by_what_the_tenant_is_known_for() -> None:
     assert ordered("sjf", [group(1, max_tokens=20), group(2, max_tokens=200, tenant="brief")], lengths) == [2, 1]
 
 
-def test_nobody_is_overtaken_by_what_comes_a_starvation_bound_later() -> None:
+def test_no_request_is_overtaken_by_one_that_comes_a_starvation_bound_later() -> None:
     long, short = group(1, max_tokens=253), group(2, max_tokens=1, arrival_s=31.0)
     assert ordered("sjf", [long, short], starvation_s=30.0) == [1, 2]
 
@@ -118,7 +118,7 @@ def test_backlogged_tenants_share_by_weight(weight: float, ratio: float) -> None
 
 
 @pytest.mark.parametrize("policy", sorted(POLICIES))
-def test_every_policy_serves_everybody(policy: str) -> None:
+def test_every_policy_serves_every_request(policy: str) -> None:
     scheduler = Scheduler(KVCache(12, 4, True), LIMITS, (), 4, 16, SchedulerSettings(policy=policy))
     for number in range(20):
         params = SamplingParams(max_tokens=1 + number % 9)

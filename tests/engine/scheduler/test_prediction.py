@@ -1,4 +1,4 @@
-"""What admission and deadlines go by: output lengths, the common peak, the pace of steps."""
+"""The predictions behind admission and deadlines: output lengths, the common peak, the pace of steps."""
 
 import itertools
 import random
@@ -11,14 +11,14 @@ from sluice_server.engine.scheduler.step_rates import StepRates
 
 
 def brute_peak(loads: list[tuple[int, int]]) -> int:
-    """Token by token: everybody grows by one a step until done."""
+    """The peak, computed token by token: every sequence grows by one a step until it is done."""
     most = 0
     for step in range(max(remaining for remaining, _ in loads) + 1):
         most = max(most, sum(now + step for remaining, now in loads if remaining >= step))
     return most
 
 
-def test_the_peak_is_that_of_letting_everybody_grow() -> None:
+def test_the_peak_is_that_of_growing_every_sequence() -> None:
     rng = random.Random(1)
     for _ in range(200):
         loads = [(rng.randrange(1, 12), rng.randrange(20)) for _ in range(rng.randrange(1, 6))]

@@ -1,4 +1,4 @@
-"""Who gets which part of a step's budget among prompts."""
+"""How the prompts share a step's budget."""
 
 import dataclasses
 from typing import cast
@@ -9,14 +9,14 @@ from sluice_server.engine.scheduler.sequence import Sequence
 
 @dataclasses.dataclass
 class Fake:
-    """As much of a sequence as a turn goes by."""
+    """The fields of a sequence that the shares depend on."""
 
     num_missing: int
     last_step: int = 0
 
 
 def share(prefill_shares: PrefillRoundRobin, prompts: list[Fake], budget: int) -> list[int]:
-    """Tokens per prompt, in the order of `prompts`."""
+    """The tokens of each prompt, in the order of `prompts`."""
     shares = prefill_shares.share(cast(list[Sequence], prompts), budget)
     assert sum(num for _, num in shares) <= budget and all(num > 0 for _, num in shares)
     given = {id(one): num for one, num in shares}

@@ -22,7 +22,7 @@ def request(number: int, num_prompt: int = 5, priority: int = 0, **params: objec
 
 
 def run_all(scheduler: Scheduler, token: int = 9) -> dict[str, list[FinishReason]]:
-    """Steps until nothing is left, every sampled token being `token`; how each request finished."""
+    """Runs steps until all requests have ended, sampling `token` each time. Returns how each request finished."""
     ends: dict[str, list[FinishReason]] = {}
     while (plan := scheduler.plan(0.0)) is not None:
         events, _ = scheduler.apply(plan, StepResult([token] * len(plan.slots)), 0.0)
@@ -33,7 +33,7 @@ def run_all(scheduler: Scheduler, token: int = 9) -> dict[str, list[FinishReason
     return ends
 
 
-def test_budget_smaller_than_the_batch_starves_nobody() -> None:
+def test_a_budget_smaller_than_the_batch_starves_no_sequence() -> None:
     scheduler = make(max_num_seqs=32, num_blocks=200, budget=7)
     for number in range(32):
         scheduler.add(request(number, num_prompt=1, max_tokens=3))

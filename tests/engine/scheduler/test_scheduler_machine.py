@@ -1,4 +1,4 @@
-"""The same rules as the simulator's, chosen by hypothesis, which shrinks what fails to a few of them."""
+"""The simulator's rules as a hypothesis state machine, which shrinks a failure to a few rules."""
 
 import random
 
@@ -10,7 +10,7 @@ from tests.engine.scheduler.simulate import Simulation
 
 
 class SchedulerMachine(RuleBasedStateMachine):
-    """Histories of one scheduler; the full check after every rule."""
+    """A state machine over one scheduler; the full check runs after every rule."""
 
     @initialize(seed=st.integers(0, 1000), rng=st.randoms(use_true_random=False))
     def begin(self, seed: int, rng: random.Random) -> None:
@@ -33,13 +33,13 @@ class SchedulerMachine(RuleBasedStateMachine):
 
     @rule(quality=st.sampled_from((0.0, 0.5, 1.0)))
     def draft(self, quality: float) -> None:
-        """From now on all drafts are wrong, half of them, or none."""
+        """Sets the share of wrong drafts: all, half or none."""
         self.simulation.proposer.quality = quality
 
     @precondition(lambda self: self.simulation.ledger.open)
     @rule(which=st.integers(0, 11))
     def disturb(self, which: int) -> None:
-        """Cancel, cancel one output, grant, append, close or update."""
+        """Cancels, cancels one output, grants, appends, closes or updates."""
         ids = list(self.simulation.ledger.open)
         request_id = ids[which % len(ids)]
         self.simulation.disturb(request_id, self.simulation.ledger.open[request_id])

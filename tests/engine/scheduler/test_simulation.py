@@ -1,4 +1,4 @@
-"""The engine's own classes through random histories: nothing lost, nothing leaked, nobody starved, all reproducible."""
+"""Random histories of the engine's own classes: nothing is lost or leaked, no request starves, all is reproducible."""
 
 import ast
 import dataclasses
@@ -10,17 +10,22 @@ from pathlib import Path
 import pytest
 
 from sluice_server.engine.kv_cache.tiers import TierStats
-from tests.engine.scheduler.simulate import Simulation
+from tests.engine.scheduler.simulate import Simulation, play
 
 HERE = Path(__file__).parent
 ROOT = HERE.parents[2]
 
 
-@pytest.mark.timeout(600)  # 40 s on two free cores
-def test_a_million_events() -> None:
+@pytest.mark.parametrize("seeds", [range(first, first + 10) for first in range(0, 50, 10)], ids=str)
+def test_a_million_events(seeds: range) -> None:
     """Fifty histories of 20,000 events; a failure names the seed that replays it."""
-    done = simulate("--seeds", "50", "--events", "1000000", "--jobs", "2")
-    assert done[0] == "50 seeds of 20000 events"
+    for seed in seeds:
+        play(seed, 20_000)
+
+
+def test_histories_run_in_several_processes() -> None:
+    done = simulate("--seeds", "4", "--events", "4000", "--jobs", "2")
+    assert done[0] == "4 seeds of 1000 events"
 
 
 def test_equal_seeds_give_equal_traces_in_every_process() -> None:
@@ -39,7 +44,7 @@ def simulate(*options: str, hash_seed: str = "0") -> list[str]:
 
 @pytest.mark.parametrize("name", ["simulate.py", "ledger.py", "fake_model.py"])
 def test_the_simulator_drives_the_very_classes_that_the_engine_imports(name: str) -> None:
-    """It may neither subclass nor patch them: what it proves would be about something else."""
+    """The simulator may neither subclass nor patch them, or it would test other classes."""
     tree = ast.parse((HERE / name).read_text())
     ours = {
         alias.name
@@ -62,11 +67,11 @@ def test_the_simulator_drives_the_very_classes_that_the_engine_imports(name: str
 
 
 def test_the_histories_reach_everything() -> None:
-    """A simulator that proves nothing about preemption because nothing was ever preempted would be green too."""
+    """The histories contain preemptions, hits and the rest, or the simulation would prove nothing about them."""
     ends: dict[str, int] = {}
     drafted = accepted = preemptions = recomputed = hits = evictions = resorts = swaps = ahead = trees = 0
     tiers = TierStats()
-    for seed in range(30):
+    for seed in range(15):
         simulation = Simulation(seed)
         simulation.run(3000)
         for how, num in simulation.ledger.ends.items():
@@ -86,7 +91,7 @@ def test_the_histories_reach_everything() -> None:
                 own = getattr(simulation.cache.tiers.stats, field.name)
                 setattr(tiers, field.name, getattr(tiers, field.name) + own)
     assert min(ends.values()) > 10, ends
-    assert preemptions > 300 and recomputed > 1000 and hits > 1000 and evictions > 1000, (preemptions, recomputed)
-    assert resorts > 0 and swaps > 100 and ahead > 3000 and trees > 1000
-    assert accepted > 1000 and drafted - accepted > 1000
+    assert preemptions > 150 and recomputed > 500 and hits > 500 and evictions > 500, (preemptions, recomputed)
+    assert resorts > 0 and swaps > 50 and ahead > 1500 and trees > 500
+    assert accepted > 500 and drafted - accepted > 500
     assert min(dataclasses.astuple(tiers)) > 100, tiers

@@ -1,4 +1,4 @@
-"""Who gives way: least loss first, never who is in the step, seldom who gave way before."""
+"""The choice of a preemption's victim: least loss first, none of the current step, few preemptions of one sequence."""
 
 import pytest
 
@@ -18,7 +18,7 @@ DOOR = RequestValidator(KVCache(256, 4, prefix_caching=True), LIMITS, (7,), 8)
 def sequence(
     order: int, priority: int = 0, computed: int = 4, preempted: int = 0, n: int = 1, **fields: object
 ) -> Sequence:
-    """A running one. The later it came, the further behind."""
+    """A running sequence; a later arrival is further behind."""
     params = SamplingParams(max_tokens=9)
     group = DOOR.open(EngineRequest(f"{order:032x}", (1, 2, 3, 4, 5), params, priority, **fields), order)  # type: ignore[arg-type] # mixed
     group.measure = float(order)
@@ -61,7 +61,7 @@ def test_the_longest_paused_gives_way_first_wherever_it_stands() -> None:
     assert victims.idle([sequence(3)], step=9) is None
 
 
-def test_the_last_resort_takes_from_anybody_the_youngest_first() -> None:
+def test_the_last_resort_preempts_any_sequence_the_youngest_first() -> None:
     running = [sequence(1), sequence(2, priority=9, preempted=5), FIRST]
     assert victims.last_resort(running, FIRST) is running[1]
     assert victims.last_resort([FIRST], FIRST) is None

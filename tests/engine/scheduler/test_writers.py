@@ -1,4 +1,4 @@
-"""Who writes which field of the scheduler's shared records: what the code does is what the room's table says."""
+"""Each field of the scheduler's shared records is written by the modules that the documented table names."""
 
 import ast
 from collections.abc import Iterator
@@ -11,7 +11,7 @@ MUTATORS = {"add", "append", "clear", "discard", "extend", "insert", "pop", "pop
 
 
 def written(source: str) -> set[str]:
-    """Fields of other objects that the source assigns, deletes, or changes in place; not by way of another name."""
+    """Fields of other objects that the source assigns, deletes or changes in place, not through another name."""
     return {one.attr for one in _targets(ast.parse(source)) if ast.unparse(one.value) != "self"}
 
 

@@ -1,4 +1,4 @@
-"""The controller in simulated time: near the best fixed length, whatever that is, and never much below none."""
+"""The draft-length controller in simulated time: near the best fixed length, and hardly below plain decoding."""
 
 import dataclasses
 
@@ -81,7 +81,7 @@ def test_drafting_nothing_costs_next_to_nothing() -> None:
 
     rate = world.play(choose, 5000, controller)
     assert drafted <= 60
-    assert rested >= 0.95 * 5000  # hardly a step looks at anybody
+    assert rested >= 0.95 * 5000  # hardly a step tries a draft
     assert rate >= 0.98 * world.best()[0]
 
 

@@ -1,4 +1,4 @@
-"""The controller and sequences that a proposer has not read yet, probes, newcomers: in simulated time, too."""
+"""The draft-length controller in simulated time with unread sequences, probes and new arrivals."""
 
 from sluice_server.engine.speculation.controller import AcceptanceRecord, SpeculationController
 from tests.engine.speculation.world import MOST, World, affine, choices, free, model
@@ -19,8 +19,8 @@ def test_reading_that_never_pays_is_given_up() -> None:
 
 
 def rested(unread: list[float]) -> SpeculationController:
-    """Which has seen good drafts, and then nothing but bad ones; reading a token takes it 0.1 ms. After many steps of
-    sequences of which so much is unread, and whose drafts were all right."""
+    """A controller that saw good drafts, then only bad ones; reading a token costs it 0.1 ms. It has run many steps of
+    sequences with that many unread tokens and right drafts."""
     world = World(affine(10e-3, 0.02e-3), model(0.5e-3), [0.9] * 4)
     controller = SpeculationController(MOST)
     world.run(controller, 50)
@@ -62,7 +62,7 @@ def test_probes_that_have_to_read_come_seldom() -> None:
 
 
 def test_those_who_wait_to_be_read_say_nothing_about_drafting() -> None:
-    """Two can be drafted for, the others are read in parts: neither costs nor yield are learnt from them."""
+    """Two sequences have drafts, the others are read in parts: these teach neither cost nor yield."""
     world = World(affine(10e-3, 0.02e-3), free, [0.9] * 4)
     found = []
     for asked in ([4, 4], []):
@@ -75,7 +75,7 @@ def test_those_who_wait_to_be_read_say_nothing_about_drafting() -> None:
 
 
 def test_what_a_step_takes_without_drafts_is_measured_and_not_guessed() -> None:
-    """More sequences come while all are drafted for: short steps of so many rows have never been seen."""
+    """More sequences arrive while all have drafts: short steps of that many rows have never been measured."""
     world = World(affine(10e-3, 0.02e-3), model(0.2e-3), [0.6])
     controller = SpeculationController(MOST)
     world.run(controller, 300)
@@ -86,7 +86,7 @@ def test_what_a_step_takes_without_drafts_is_measured_and_not_guessed() -> None:
 
 
 def test_it_drafts_beside_prompts_that_never_end() -> None:
-    """No step can be measured then: that must not make it wait for one."""
+    """No step can be measured then, and the controller must not wait for one."""
     world = World(affine(10e-3, 0.02e-3), model(0.2e-3), [0.9])
     controller = SpeculationController(MOST)
     world.run(controller, 300)
@@ -95,8 +95,8 @@ def test_it_drafts_beside_prompts_that_never_end() -> None:
     assert all(controller.choose(records, 5, is_alone=False))
 
 
-def test_a_probe_that_nobody_answers_is_soon_made_again() -> None:
-    """Of another sequence: the first one was nearly at its end, say."""
+def test_a_probe_without_an_answer_is_soon_repeated() -> None:
+    """The probe is repeated on another sequence: the first one was nearly at its end."""
     world = World(affine(1e-3, 1e-3), model(1e-3), [0.1] * 8)
     controller = SpeculationController(MOST)
     world.run(controller, 500)
@@ -109,12 +109,12 @@ def test_a_probe_that_nobody_answers_is_soon_made_again() -> None:
 
 
 def looked(controller: SpeculationController, most: int) -> int:
-    """Steps until it looks at anybody again."""
+    """The number of steps until the controller tries any sequence again."""
     return next(i for i in range(most) if not controller.rests())
 
 
 def test_newcomers_are_looked_at_at_once() -> None:
-    """Others were not worth a draft: nothing is known of these."""
+    """Earlier sequences were not worth a draft, which says nothing about the new ones."""
     world = World(affine(1e-3, 1e-3), model(1e-3), [0.1] * 8)
     waits = []
     for num_new in (0, 1, 2):
@@ -131,7 +131,7 @@ def test_newcomers_are_looked_at_at_once() -> None:
 
 
 def test_newcomers_are_looked_at_before_they_are_read() -> None:
-    """A few were worth drafts; what others would have to be read for is no reason to draft for them unseen."""
+    """A few sequences were worth drafts; that is no reason to read others without a probe."""
     waits = []
     for num_new in (0, 1, 4):
         world = World(affine(10e-3, 0.02e-3), model(0.5e-3), [0.9] * 4)
@@ -147,14 +147,14 @@ def test_newcomers_are_looked_at_before_they_are_read() -> None:
     assert waits[2] == 0
 
 
-def test_where_nobody_can_be_drafted_for_it_rests() -> None:
+def test_it_rests_where_no_sequence_can_have_drafts() -> None:
     world = World(affine(1e-3, 1e-3), model(1e-3), [0.1] * 8)
     controller = SpeculationController(MOST)
     world.run(controller, 500)
     assert controller.floor == 0
 
     def asked(records: list[AcceptanceRecord], steps: int) -> list[int]:
-        """Drafts wanted, each time that it did not rest."""
+        """The drafts wanted, each time that the controller did not rest."""
         found = []
         for _ in range(steps):
             if not controller.rests():
@@ -168,7 +168,7 @@ def test_where_nobody_can_be_drafted_for_it_rests() -> None:
 
 
 def test_whose_drafts_are_seldom_found_says_nothing_of_newcomers() -> None:
-    """Steps are dear and nothing of one sequence's text comes again: whoever comes next is drafted for all the same."""
+    """Steps are expensive and one sequence's text never repeats: the next sequence is drafted for all the same."""
     world = World(affine(3e-3, 0.3e-3), free, [0.9])
     controller = SpeculationController(MOST)
     world.run(controller, 300)
@@ -193,7 +193,7 @@ def test_what_is_not_found_for_long_is_hardly_asked_for_until_it_is_found() -> N
     record = AcceptanceRecord()
 
     def asked(*, is_found: bool, most: int) -> int:
-        """How often in so many steps."""
+        """How often drafts were wanted in that many steps."""
         times = 0
         for _ in range(most):
             num = 0 if controller.rests() else controller.choose([record], 1)[0]

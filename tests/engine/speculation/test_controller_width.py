@@ -1,4 +1,4 @@
-"""The controller where drafts may branch: in simulated time, as wide as pays and no wider."""
+"""The draft-length controller in simulated time where drafts may branch: as wide as pays and no wider."""
 
 import dataclasses
 import random
@@ -14,7 +14,7 @@ MOST, WIDTH = 12, 3
 
 @dataclasses.dataclass
 class World:
-    """One that branches: a wrong draft's place is taken by an alternative with chance `rescue`."""
+    """A machine with branching drafts: an alternative replaces a wrong draft with probability `rescue`."""
 
     step: Callable[[int], float]  # tokens → seconds
     draft: Callable[[int, int], float]  # length, width → seconds
@@ -45,7 +45,7 @@ class World:
         return tokens / seconds
 
     def verify(self, controller: SpeculationController, i: int, num: int, width: int) -> int:
-        """Tokens that a sequence goes on by."""
+        """The number of tokens that a sequence advances by."""
         right = 0
         while right < num and self.rng.random() < self.chance:
             right += 1
@@ -72,7 +72,7 @@ def compute_bound(tokens: int) -> float:
 
 
 def rate(world: World, width: int) -> float:
-    """With drafts of that width at most, once all is learnt."""
+    """The rate with drafts of that width at most, after learning."""
     world = dataclasses.replace(world)
     controller = SpeculationController(MOST, width)
     world.run(controller, 600)

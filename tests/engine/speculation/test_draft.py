@@ -1,4 +1,4 @@
-"""A draft model: what it computes is what the target would, wherever its blocks have been."""
+"""The draft model: its numbers are those of the model in plain use, after any movement of its blocks."""
 
 import dataclasses
 import os
@@ -21,14 +21,14 @@ from tests.engine.speculation.test_verification import GREEDY, SAMPLED, Outputs,
 from tests.engine.test_engine_oracle import ROOMY, SHAPES, TIGHT, make_engine, named, some_prompts
 from tests.oracle.checkpoints import Shape, make_checkpoint
 
-TWIN = SHAPES["llama"]
-OTHER = dataclasses.replace(TWIN, hidden=32, layers=1, heads=2, kv_heads=1)
+TARGET = SHAPES["llama"]
+OTHER = dataclasses.replace(TARGET, hidden=32, layers=1, heads=2, kv_heads=1)
 
 
 @pytest.fixture(scope="module")
 def models(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
-    """A target, and a draft that has little in common with it."""
-    target = make_checkpoint(tmp_path_factory.mktemp("target"), TWIN)
+    """A target, and a draft model that has little in common with it."""
+    target = make_checkpoint(tmp_path_factory.mktemp("target"), TARGET)
     return target, make_checkpoint(tmp_path_factory.mktemp("draft"), OTHER, seed=3)
 
 
@@ -46,9 +46,9 @@ def plain(target: Path, prompts: dict[str, list[int]], **params: Any) -> Outputs
 
 @pytest.mark.parametrize("params", [GREEDY, SAMPLED, {**SAMPLED, "n": 3}], ids=["greedy", "sampled", "several"])
 def test_a_model_that_drafts_for_itself_is_always_right(models: tuple[Path, Path], params: dict[str, Any]) -> None:
-    """Equal noise, equal keys and values: in parts, after prefix hits, forks and preemption."""
+    """Noise, keys and values are equal: in parts, after prefix hits, forks and preemption."""
     target, _ = models
-    prompts = some_prompts(TWIN.vocab, 6)
+    prompts = some_prompts(TARGET.vocab, 6)
     want = plain(target, prompts, **params)
     narrow = dataclasses.replace(TIGHT, kv_cache_tokens=128 if "n" in params else 112, max_num_seqs=8)
     for config, num in ((ROOMY, 4), (ROOMY, 1), (narrow, 3)):
@@ -62,7 +62,7 @@ def test_a_model_that_drafts_for_itself_is_always_right(models: tuple[Path, Path
 
 @pytest.fixture
 def swift_disk(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Every read and write has ended before the next step: how fast the disk is decides nothing."""
+    """Ends every read and write before the next step, so that nothing depends on the disk's speed."""
     ended: dict[BlockStore, list[tuple[Move, bool]]] = {}
     move, moved = BlockStore.move, BlockStore.moved
 
@@ -81,9 +81,9 @@ def swift_disk(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.usefixtures("swift_disk")
 def test_its_blocks_go_through_all_tiers(models: tuple[Path, Path], tmp_path: Path) -> None:
     target, _ = models
-    prompts = some_prompts(TWIN.vocab, 9)
+    prompts = some_prompts(TARGET.vocab, 9)
     want = plain(target, prompts, temperature=0.0)
-    block_bytes = 2 * 2 * 8 * TWIN.layers * TWIN.kv_heads * TWIN.head_dim * 4
+    block_bytes = 2 * 2 * 8 * TARGET.layers * TARGET.kv_heads * TARGET.head_dim * 4
     tiers = {"host_cache_bytes": 6 * block_bytes, "disk_cache_bytes": 60 * block_bytes, "disk_cache_dir": str(tmp_path)}
     config = dataclasses.replace(TIGHT, **tiers)  # type: ignore[arg-type] # mixed values
     engine = drafting(target, target, config)
@@ -99,7 +99,7 @@ def test_its_blocks_go_through_all_tiers(models: tuple[Path, Path], tmp_path: Pa
 @pytest.mark.parametrize("params", [GREEDY, {**SAMPLED, "temperature": 2.0, "top_p": 1.0}], ids=["greedy", "sampled"])
 def test_a_draft_that_is_often_wrong_changes_nothing(models: tuple[Path, Path], params: dict[str, Any]) -> None:
     target, draft = models
-    prompts = some_prompts(TWIN.vocab, 6)
+    prompts = some_prompts(TARGET.vocab, 6)
     want = plain(target, prompts, **params)
     for config in (ROOMY, TIGHT):
         engine = drafting(target, draft, config)
@@ -123,7 +123,7 @@ def test_behind_a_sliding_window_it_drafts_as_long_as_it_sees_all(tmp_path: Path
     ("shape", "message"),
     [
         (dataclasses.replace(OTHER, vocab=112), r"has a vocabulary of 112 ids, the model 111"),
-        (dataclasses.replace(TWIN, layers=3), r"has \d+ parameters, the model \d+"),
+        (dataclasses.replace(TARGET, layers=3), r"has \d+ parameters, the model \d+"),
     ],
     ids=["vocabulary", "size"],
 )
@@ -136,9 +136,9 @@ def test_a_draft_that_cannot_draft_is_refused_with_both_numbers(
 
 @pytest.mark.parametrize("params", [GREEDY, {**SAMPLED, "temperature": 1.5}], ids=["greedy", "sampled"])
 def test_alternatives_are_what_else_would_have_been_sampled(models: tuple[Path, Path], params: dict[str, Any]) -> None:
-    """A model that drafts for itself: were its first guess barred, the target would say the second."""
+    """A model that drafts for itself: with its first guess banned, the target would sample the second."""
     target, _ = models
-    prompt = some_prompts(TWIN.vocab, 1)
+    prompt = some_prompts(TARGET.vocab, 1)
     config = dataclasses.replace(ROOMY, max_draft_width=3)
     engine = drafting(target, target, config, num=9)
     name, ids = next(iter(prompt.items()))
@@ -158,7 +158,7 @@ def test_alternatives_are_what_else_would_have_been_sampled(models: tuple[Path, 
 
 
 def test_a_prompt_too_long_for_one_time_is_read_in_parts(models: tuple[Path, Path]) -> None:
-    """And whoever is ready is drafted for meanwhile; both say what was read of them, and what was not."""
+    """Sequences that are ready are drafted for meanwhile; both report what was read of them and what was not."""
     target, _ = models
     config = dataclasses.replace(ROOMY, max_num_batched_tokens=64, max_model_len=256)
     engine = drafting(target, target, config)
@@ -181,9 +181,9 @@ def test_a_prompt_too_long_for_one_time_is_read_in_parts(models: tuple[Path, Pat
 
 
 def test_company_that_comes_and_goes_changes_no_draft(models: tuple[Path, Path]) -> None:
-    """What is kept of the rows that drew last is of those alone: others have other temperatures, seeds and lengths."""
+    """The kept state of the last rows is theirs alone: others have other temperatures, seeds and lengths."""
     target, _ = models
-    prompts = some_prompts(TWIN.vocab, 6)
+    prompts = some_prompts(TARGET.vocab, 6)
     engine = drafting(target, target, ROOMY)
     for i, (name, ids) in enumerate(prompts.items()):
         params = SamplingParams(max_tokens=6 + 9 * i, temperature=0.4 * i, seed=i, ignore_eos=True)

@@ -1,4 +1,4 @@
-"""Trees of drafts as numbers: which of them stand, and where."""
+"""The arithmetic of draft trees: which drafts are accepted, and their positions."""
 
 import pytest
 

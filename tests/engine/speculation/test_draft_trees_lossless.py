@@ -1,4 +1,4 @@
-"""Trees of drafts in a whole engine: what would be wrong if one thing about them were."""
+"""Trees of drafts in a whole engine: the tokens of plain decoding, in cases that single out one mistake each."""
 
 import dataclasses
 from collections.abc import Callable
@@ -51,7 +51,7 @@ def branching(checkpoint: Path, config: EngineConfig = ROOMY, **changes: Any) ->
 
 
 def guessed(checkpoint: Path, plain: Outputs, config: EngineConfig = ROOMY) -> Engine:
-    """With trees of all forms, half of whose tokens are right."""
+    """An engine with trees of all forms, half of whose tokens are right."""
     engine = branching(checkpoint, config)
     return Engine(engine.scheduler, engine.runner, proposer=Prophet(plain, 0.5))
 
@@ -95,7 +95,7 @@ def test_in_every_number_format(checkpoint: Path, plain: Outputs, changes: dict[
 
 @pytest.mark.parametrize("name", ["mistral-window", "qwen3", "gemma2", pytest.param("gemma3", marks=pytest.mark.long)])
 def test_other_models(name: str, tmp_path: Path) -> None:
-    """A window of keys among them, which goes by positions."""
+    """Among them is a model with a window of keys, which depends on positions."""
     made = make_checkpoint(tmp_path, SHAPES[name])
     prompts = some_prompts(SHAPES[name].vocab, 4)
     want = run(make_engine(made, ROOMY), prompts, **SAMPLED)
@@ -121,7 +121,7 @@ def test_a_step_that_fails_with_a_tree_is_computed_without(
 
 
 def forget_to_move(self: Runner, moves: list[tuple[int, int, int]]) -> None:
-    """Accepted drafts stay where they lie."""
+    """A bug: accepted drafts stay where they are."""
 
 
 def move_one_too_far(self: Runner, moves: list[tuple[int, int, int]]) -> None:
@@ -133,16 +133,16 @@ def wrong_parents(num: int, parents: tuple[int, ...]) -> Tree:
 
 
 def see_the_one_before(num: int, parents: tuple[int, ...]) -> Tree:
-    """Whoever that is: siblings too."""
+    """A bug: each draft attends to the one before it, siblings too."""
     return Tree.chain(num + len(parents))
 
 
-def accept_behind_anybody(ids: Any, parents: Any, sampled: Any) -> list[int]:  # noqa: ANN401 # as of `walk`
+def accept_after_any_token(ids: Any, parents: Any, sampled: Any) -> list[int]:  # noqa: ANN401 # as of `walk`
     return walk(ids, [min(i - 1, 0) for i in range(len(ids))], sampled)
 
 
 def count_all_before(ids: Any, parents: Any) -> list[list[int]]:  # noqa: ANN401 # as of `paths_of`
-    """The history of a draft, as if its tree were a chain."""
+    """A bug: the history of a draft is counted as if its tree were a chain."""
     return [list(ids[: i + 1]) for i in range(len(ids))]
 
 
@@ -152,7 +152,7 @@ BUGS: list[tuple[Any, str, Callable[..., object]]] = [
     (Runner, "_close_ranks", move_one_too_far),
     (runner_module, "tree_of", wrong_parents),
     (runner_module, "tree_of", see_the_one_before),
-    (spots_module, "walk", accept_behind_anybody),
+    (spots_module, "walk", accept_after_any_token),
     (spots_module, "paths_of", count_all_before),
 ]
 

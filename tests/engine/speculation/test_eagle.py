@@ -1,4 +1,4 @@
-"""An EAGLE-3 head: what it drafts is what the plain model of `demo` would, wherever its blocks have been."""
+"""An EAGLE-3 head: it drafts what the plain model of `demo` would, after any movement of its blocks."""
 
 import dataclasses
 from collections.abc import Sequence
@@ -45,7 +45,7 @@ def drafting(target: Path, head: Path, config: EngineConfig, num: int = NUM_DRAF
 
 
 class Judge:
-    """Compares what a proposer drafts greedily with what the plain head makes of the same tokens."""
+    """Compares greedy drafts of a proposer with those of the plain head for the same tokens."""
 
     writes_cache = True
 
@@ -69,7 +69,7 @@ class Judge:
     def propose(self, asks: Sequence[DraftRequest]) -> Sequence[Draft]:
         answers = self._proposer.propose(asks)
         for ask, answer in zip(asks, answers, strict=True):
-            assert not isinstance(answer, DraftTree), "nobody asked for one"
+            assert not isinstance(answer, DraftTree), "no tree was asked for"
             self.num_right += answer == self._drafts(ask.tokens, len(answer))
             self.num_asked += 1
         return answers
@@ -88,7 +88,7 @@ class Judge:
 
 @pytest.mark.parametrize("config", [ROOMY, TIGHT], ids=["roomy", "tight"])
 def test_drafts_are_those_of_the_plain_head(models: tuple[Path, Path], config: EngineConfig) -> None:
-    """In chunks, and after preemption; a shared block's last entry may be another's, so nothing is shared."""
+    """In chunks and after preemption; without shared blocks, whose last entry may be another sequence's."""
     target, head = models
     config = dataclasses.replace(config, prefix_caching=False, max_num_batched_tokens=32)
     prompts = some_prompts(TARGET.vocab, 5)
@@ -118,7 +118,7 @@ def test_it_drafts_in_every_number_format(models: tuple[Path, Path], formats: di
 def test_it_changes_no_token(
     models: tuple[Path, Path], tmp_path: Path, params: dict[str, Any], caplog: pytest.LogCaptureFixture
 ) -> None:
-    """Through all tiers, after prefix hits, forks and preemption; and where it can propose none of what may be said."""
+    """Through all tiers, after hits, forks and preemption; also where none of the allowed tokens can be proposed."""
     target, head = models
     prompts = some_prompts(TARGET.vocab, 6)
     want = run(make_engine(target, ROOMY), prompts, **params)

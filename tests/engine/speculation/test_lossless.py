@@ -1,4 +1,4 @@
-"""Drafts beside everything that a request may ask for at once: grammars, log probabilities, penalties, ends, several
+"""Drafts together with everything that a request may ask for: grammars, log probabilities, penalties, ends, several
 outputs, prefix hits, preemption, chunks, credit; and outputs that go on behind what was received."""
 
 import dataclasses
@@ -41,7 +41,7 @@ Key = tuple[str, int]  # request id, output
 
 @dataclasses.dataclass
 class Output:
-    """What a client would have of one output."""
+    """An output as its client receives it."""
 
     ids: list[int] = dataclasses.field(default_factory=list)
     logprobs: list[Any] = dataclasses.field(default_factory=list)
@@ -53,7 +53,7 @@ def grammar(form: ConstraintForm, source: str) -> str:
 
 
 def asked() -> dict[str, EngineRequest]:
-    """Requests that have little in common but a prefix, which takes two blocks."""
+    """Requests that have only a prefix of two blocks in common."""
     person = grammar(ConstraintForm.JSON_SCHEMA, json.dumps(SCHEMAS["person"]))
     digits = grammar(ConstraintForm.REGEX, r"([a-c]{2}-){3,6}[0-9]{2}")
     penalties = {"presence_penalty": 0.7, "frequency_penalty": -0.4, "repetition_penalty": 1.3}
@@ -84,7 +84,7 @@ def asked() -> dict[str, EngineRequest]:
 
 
 def run(engine: Engine, requests: list[EngineRequest]) -> dict[Key, Output]:
-    """All at once; whoever has credit gets more now and then."""
+    """Runs all at once; requests with credit get more from time to time."""
     for request in requests:
         engine.add(request)
     outputs: dict[Key, Output] = {}
@@ -102,7 +102,7 @@ def run(engine: Engine, requests: list[EngineRequest]) -> dict[Key, Output]:
 
 
 def check_logprobs(found: list[TokenLogprob], wanted: list[TokenLogprob]) -> None:
-    """The same bits where attention is batch-invariant; else the same order, and numbers up to rounding."""
+    """The same bits where attention is batch-invariant; else the same order, and numbers equal up to rounding."""
     if is_batch_invariant(torch.device("cpu"), SHAPE.head_dim)["paged_attention"]:
         assert found == wanted
         return
@@ -131,7 +131,7 @@ def directory(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
 
 @pytest.fixture(scope="module")
 def plain(directory: Path) -> dict[Key, Output]:
-    """Each alone, drafting nothing."""
+    """The outputs of each request alone, without drafts."""
     engine = make_engine(directory, WIDE)
     outputs: dict[Key, Output] = {}
     for request in asked().values():
@@ -143,7 +143,7 @@ def plain(directory: Path) -> dict[Key, Output]:
 
 
 def drafting(directory: Path, config: EngineConfig, who: str, plain: dict[Key, Output], width: int = 1) -> Engine:
-    """An engine whose drafts are as `who` makes them; of some width trees."""
+    """An engine whose drafts are made by `who`; with a width above one they are trees."""
     draft = {"draft": directory, "eagle": directory / "head"}.get(who)
     config = dataclasses.replace(
         config,
@@ -188,7 +188,7 @@ def test_everything_at_once_is_as_alone_and_without_drafts(
 def test_outputs_go_on_behind_what_was_received(
     directory: Path, plain: dict[Key, Output], who: str, share: float
 ) -> None:
-    """As after a replay or a client's resumption: under drafts a message may have ended anywhere."""
+    """As after a replay or a client's resumption: with drafts a message may end anywhere."""
     resumed: list[EngineRequest] = []
     had: dict[Key, list[int]] = {}
     for name, request in asked().items():

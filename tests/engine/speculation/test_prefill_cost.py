@@ -1,4 +1,4 @@
-"""What reading costs: on average while something is drafted, by what is to be read while nothing is."""
+"""The predicted cost of reading a prompt for a drafter: an average while drafting, by length otherwise."""
 
 import pytest
 

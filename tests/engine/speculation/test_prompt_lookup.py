@@ -1,4 +1,4 @@
-"""Prompt look-up: what is drafted."""
+"""Prompt look-up: the tokens it drafts."""
 
 import pytest
 

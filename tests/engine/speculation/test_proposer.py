@@ -1,4 +1,4 @@
-"""A proposer that fails loses its turn, and nobody else anything."""
+"""A proposer that fails is skipped for that step and affects no other."""
 
 import dataclasses
 from collections.abc import Sequence
@@ -12,7 +12,7 @@ from sluice_server.engine.speculation.proposer import Draft, proposals
 
 @dataclasses.dataclass
 class Faulty:
-    """Answers by the first token of a sequence."""
+    """A proposer whose answer depends on the first token of a sequence."""
 
     answers: dict[int, list[object]]
     writes_cache = False
@@ -57,7 +57,7 @@ def test_too_few_answers_are_none() -> None:
 
 @dataclasses.dataclass
 class Branching:
-    """Answers everybody with the same tree."""
+    """A proposer that answers with the same tree for every sequence."""
 
     tree: DraftTree
     writes_cache = False

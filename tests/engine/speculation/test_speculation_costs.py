@@ -1,4 +1,4 @@
-"""What was measured of steps, and what is read from it."""
+"""The measured costs of steps, and what is derived from them."""
 
 from sluice_server.engine.speculation.costs import CostTable, coarse
 

@@ -1,4 +1,4 @@
-"""The bound that the benchmark compares with: what measured costs and acceptance allow, worked out by hand."""
+"""The bound that the benchmark compares with, worked out by hand from costs and acceptance."""
 
 import pytest
 

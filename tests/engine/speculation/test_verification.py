@@ -35,7 +35,7 @@ BEST: dict[str, Any] = {**SAMPLED, "n": 2, "best_of": 3, "presence_penalty": 0.5
 
 
 class Prophet:
-    """Drafts what was sampled without it; now and then something else."""
+    """A proposer that drafts the tokens sampled without it, and sometimes other ones."""
 
     writes_cache = False
 
@@ -48,7 +48,7 @@ class Prophet:
         return [self._branch(ask) if ask.width > 1 else self._guess(ask) for ask in asks]
 
     def _branch(self, ask: DraftRequest) -> DraftTree:
-        """Where the first guess is wrong another may be right, and others stand behind each of them."""
+        """A tree: where the first guess is wrong another may be right, and others follow each of them."""
         ids, parents = self._guess(ask), list(range(-1, ask.num - 1))
         del parents[len(ids) :]
         num = len(ids)
@@ -105,7 +105,7 @@ def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.mark.parametrize("params", [GREEDY, SAMPLED, SEVERAL, BEST], ids=["greedy", "sampled", "several", "best"])
 def test_tokens_and_log_probabilities_are_those_of_plain_decoding(checkpoint: Path, params: dict[str, Any]) -> None:
-    """Equal to the bit: on CPU in float32 no row's arithmetic depends on its company."""
+    """Equal to the bit: on CPU in float32 no row's arithmetic depends on the other rows."""
     prompts = some_prompts(SHAPES["llama"].vocab, 6)
     plain = run(make_engine(checkpoint, ROOMY), prompts, **params)
     # More is let in than will fit, so that preemption is the rule; one request of three outputs alone takes 16 blocks.

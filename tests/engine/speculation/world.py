@@ -28,7 +28,7 @@ class World:
     def play(
         self, choose: Callable[[], list[int]], steps: int, controller: SpeculationController | None = None
     ) -> float:
-        """Tokens per second of so many steps."""
+        """The tokens per second of that many steps."""
         seconds = tokens = 0.0
         rows = len(self.chances)
         for _ in range(steps):
@@ -49,11 +49,11 @@ class World:
         return tokens / seconds
 
     def run(self, controller: SpeculationController, steps: int) -> float:
-        """With the controller choosing."""
+        """The tokens per second with the controller's choices."""
         return self.play(lambda: choices(controller, self.records, len(self.chances)), steps, controller)
 
     def best(self, steps: int = 400) -> tuple[float, int]:
-        """Of all fixed lengths: the rate, and the length."""
+        """The best rate of all fixed lengths, and its length."""
         quiet = dataclasses.replace(self, noise=0.0)
         return max((quiet.play(functools.partial(_all, num, len(self.chances)), steps), num) for num in range(MOST + 1))
 
@@ -70,14 +70,14 @@ class World:
         return right
 
     def _jitter(self) -> float:
-        """Mostly a little; now and then something else has the machine."""
+        """A factor on the time of a step: mostly small, sometimes large, as when another process has the machine."""
         if not self.noise:
             return 1.0
         return 4.0 if self.rng.random() < 0.02 else 1.0 + self.noise * self.rng.random()
 
 
 def choices(controller: SpeculationController, records: list[AcceptanceRecord], num_rows: int) -> list[int]:
-    """Of one step."""
+    """The choices of one step."""
     return [0] * len(records) if controller.rests() else controller.choose(records, num_rows)
 
 
@@ -94,5 +94,5 @@ def free(rows: int, length: int) -> float:
 
 
 def model(fixed: float) -> Draft:
-    """A draft model: so much for each of its steps."""
+    """The cost of a draft model: a price for each of its steps."""
     return lambda rows, length: fixed * length

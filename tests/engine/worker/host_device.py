@@ -1,5 +1,5 @@
-"""A device of CPU tensors: the same protocol, with a log of what was begun in which order. Work is done when it is
-begun; what is downloaded has to be waited for."""
+"""A device of CPU tensors with the device protocol and a log of what was begun in which order. Work is done when it is
+begun; a download has to be waited for."""
 
 import contextlib
 import types
@@ -26,7 +26,7 @@ class HostDevice:
         return torch.from_numpy(values.copy())
 
     def download(self, values: Tensor) -> "HostArrival":
-        """As on a real device there is memory for two: the third overwrites the first."""
+        """As on a real device there is memory for two downloads: the third overwrites the first."""
         memory = values.clone()
         self._pinned.append(memory)
         if len(self._pinned) > 2:
@@ -68,8 +68,8 @@ class HostArrival:
         return self._values.numpy().copy()
 
 
-def twin_family(name: str) -> object:
-    """The torch twins in place of a family of Triton kernels: as a GPU is addressed, at the speed of a test."""
+def reference_family(name: str) -> object:
+    """The torch reference implementations in place of a family of Triton kernels, with the interface of a GPU."""
     families: dict[str, object] = {
         "attention": types.SimpleNamespace(paged_attention=_attend),
         "kv_write": types.SimpleNamespace(rotate_and_write=_write),
@@ -96,7 +96,7 @@ def _attend(q: Tensor, cache: Tensor, batch: Ragged, options: AttentionOptions, 
 
 
 def _check_shared(batch: Ragged, shared: SharedPrefixRows, block: int) -> None:
-    """Whether rows have what they are said to share, in the order and for as long as it is said."""
+    """Checks that rows have the blocks that they are said to share, in order."""
     lengths = torch.zeros(batch.num_rows, dtype=torch.int32)
     for group, length in enumerate(shared.lengths.tolist()):
         first, end = shared.starts[group : group + 2].tolist()

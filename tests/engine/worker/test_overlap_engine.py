@@ -1,4 +1,4 @@
-"""A whole engine with steps in flight says what one without says: every kind of request at once, under pressure."""
+"""A whole engine with steps in flight gives the outputs of one without: all kinds of requests, under pressure."""
 
 import dataclasses
 import random
@@ -27,7 +27,7 @@ from sluice_server.engine.worker.runner import CompletedStep, Runner
 from sluice_server.engine.worker.slots.state import Slots
 from sluice_server.kernels import gpu
 from tests.engine.test_engine_oracle import GEMMA2, some_prompts
-from tests.engine.worker.host_device import HostDevice, twin_family
+from tests.engine.worker.host_device import HostDevice, reference_family
 from tests.oracle.checkpoints import Shape, greedy, make_checkpoint, reference
 
 CONFIG = EngineConfig(
@@ -62,7 +62,7 @@ def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(autouse=True)
 def as_on_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(gpu, "takes", lambda _: True)
-    monkeypatch.setattr(gpu, "family", twin_family)
+    monkeypatch.setattr(gpu, "family", reference_family)
 
 
 def load(checkpoint: Path) -> Model:
@@ -89,7 +89,7 @@ def make(checkpoint: Path, model: Model, *, is_overlapped: bool, drafts: bool = 
 
 
 def requests(seed: int, kinds: list[dict[str, Any]]) -> list[EngineRequest]:
-    """Of these kinds, some with credit."""
+    """Requests of these kinds, some with credit."""
     rng = random.Random(seed)
     found = []
     for i in range(9):
@@ -103,7 +103,7 @@ def requests(seed: int, kinds: list[dict[str, Any]]) -> list[EngineRequest]:
 
 
 def run(engine: Engine, seed: int, kinds: list[dict[str, Any]] = PLAIN) -> dict[tuple[str, int], tuple[list[int], str]]:
-    """Tokens and end of each output; requests come, are paused and go on."""
+    """Tokens and end of each output; requests arrive, pause and go on."""
     rng, waiting = random.Random(seed), requests(seed, kinds)
     out: dict[tuple[str, int], tuple[list[int], str]] = {}
     owed = {one.request_id for one in waiting if one.credit is not None}
@@ -150,7 +150,7 @@ def test_the_same_tokens_and_ends_as_without_overlap(
 
 
 class Counted:
-    """How often a call gave something."""
+    """Counts how often a call returned something."""
 
     def __init__(self, call: Callable[..., Any]) -> None:
         self._call = call
@@ -163,7 +163,7 @@ class Counted:
 
 
 def test_the_same_tokens_as_transformers_of_a_model_with_caps(tmp_path: Path) -> None:
-    """Norms on both sides, caps, and windows in some layers; in chunks, recorded steps and drafts."""
+    """Norms on both sides, soft caps, and windows in some layers; in chunks, recorded steps and drafts."""
     made = make_checkpoint(tmp_path, Shape("gemma2", tied=True, options=GEMMA2))
     own = make(made, load(made), is_overlapped=True, drafts=True)
     oracle, prompts = reference(made), some_prompts(111, 4)
@@ -185,7 +185,7 @@ def test_the_same_tokens_as_transformers_of_a_model_with_caps(tmp_path: Path) ->
 def test_a_step_that_fails_is_computed_again_and_with_it_what_rests_on_it(
     checkpoint: Path, at: str, error: type[Exception], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Every third uniform step of several rows."""
+    """Every third uniform step of several rows fails."""
     model = load(checkpoint)
     expected = run(make(checkpoint, model, is_overlapped=False, drafts=False), 4)
     own = make(checkpoint, model, is_overlapped=True, drafts=False)
@@ -216,7 +216,7 @@ def test_a_step_that_fails_is_computed_again_and_with_it_what_rests_on_it(
 def test_a_device_that_runs_out_of_memory_takes_smaller_steps_from_then_on(
     checkpoint: Path, is_overlapped: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Nobody fails, and what there is no room for is not asked again and again."""
+    """No request fails, and a size that did not fit is not tried again and again."""
     model, most, refused = load(checkpoint), 7, list[int]()
     expected = run(make(checkpoint, model, is_overlapped=False), 5)
     own = make(checkpoint, model, is_overlapped=is_overlapped)

@@ -10,7 +10,7 @@ from sluice_server.engine.models.layers.experts import StackedExperts
 from sluice_server.engine.worker.overlapped import OverlappedRunner
 from sluice_server.kernels import gpu
 from sluice_server.kernels.formats import weight_formats as kinds
-from tests.engine.worker.host_device import HostDevice, twin_family
+from tests.engine.worker.host_device import HostDevice, reference_family
 from tests.engine.worker.test_overlap_engine import MIXED, PLAIN, load, make, run
 from tests.oracle.checkpoints import Shape, make_checkpoint
 
@@ -24,11 +24,11 @@ def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(autouse=True)
 def as_on_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
-    """With the linears of a GPU, whose experts are stacked."""
+    """Gives CPU tensors the linear layers of a GPU, whose experts are stacked."""
     kind = dataclasses.replace(kinds.GPU, fits=lambda _: True)
     monkeypatch.setattr(kinds, "KINDS", {**kinds.KINDS, "float32": (kind,)})
     monkeypatch.setattr(gpu, "takes", lambda _: True)
-    monkeypatch.setattr(gpu, "family", twin_family)
+    monkeypatch.setattr(gpu, "family", reference_family)
 
 
 @pytest.mark.parametrize(

@@ -25,7 +25,7 @@ from sluice_server.kernels import gpu
 from sluice_server.kernels.reference import speculation
 from tests.engine.speculation.test_verification import Outputs, Prophet, run
 from tests.engine.test_engine_oracle import SHAPES, some_prompts
-from tests.engine.worker.host_device import HostDevice, twin_family
+from tests.engine.worker.host_device import HostDevice, reference_family
 from tests.engine.worker.test_overlapped import decode
 from tests.oracle.checkpoints import Shape, make_checkpoint
 from tests.oracle.heads import make_head
@@ -58,11 +58,11 @@ def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(autouse=True)
 def as_on_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(gpu, "takes", lambda _: True)
-    monkeypatch.setattr(gpu, "family", twin_family)
+    monkeypatch.setattr(gpu, "family", reference_family)
 
 
 def make(checkpoint: Path, config: EngineConfig, drafts: InFlightDrafts | None) -> Engine:
-    """An engine; with `drafts` on a device."""
+    """An engine on a device, with `drafts` if given."""
     model, draft = read_config(checkpoint), None
     if config.draft_model:
         draft = checkpoint / "head" if config.speculation == "eagle" else checkpoint
@@ -80,12 +80,12 @@ def make(checkpoint: Path, config: EngineConfig, drafts: InFlightDrafts | None) 
 def plain(checkpoint: Path) -> Outputs:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(gpu, "takes", lambda _: True)
-        patch.setattr(gpu, "family", twin_family)
+        patch.setattr(gpu, "family", reference_family)
         return run(make(checkpoint, CONFIG, None), PROMPTS, **PARAMS)
 
 
 class Log:
-    """The forms of the steps that were launched, and how many tokens moved within them."""
+    """The forms of the launched steps, and the number of tokens moved within them."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.forms: list[RowShape] = []
@@ -117,7 +117,7 @@ def test_trees_are_verified_by_recorded_steps(
     monkeypatch: pytest.MonkeyPatch,
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    """Of all forms, half of whose tokens are right; what stands moves on the device."""
+    """Trees of all forms, half of whose tokens are right; accepted tokens are moved on the device."""
     engine = make(checkpoint, config, InFlightDrafts((4, 9), may_branch=True))
     engine.proposer, log = Prophet(plain, 0.5), Log(monkeypatch)
     assert run(engine, PROMPTS, **PARAMS) == plain
@@ -135,7 +135,7 @@ def test_models_and_heads_branch(
     monkeypatch: pytest.MonkeyPatch,
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    """Their own cache, and the states that a head reads, move along."""
+    """The draft model's cache and the hidden states of a head are moved along."""
     config, log = dataclasses.replace(BRANCHING, speculation=speculation), Log(monkeypatch)
     engine = make(checkpoint, config, InFlightDrafts((9,), may_branch=True))
     assert run(engine, PROMPTS, **PARAMS) == plain
@@ -158,7 +158,7 @@ def test_it_would_be_seen(checkpoint: Path, plain: Outputs, bug: str, monkeypatc
 
 
 def test_of_a_tree_only_what_stands_counts() -> None:
-    """Row 0 goes on with its third draft, row 1 with none, row 2 has lost its numbers where it would."""
+    """Row 0 accepts its third draft, row 1 none, and row 2 has NaN logits where it would."""
     plan = dataclasses.replace(
         decode([0, 1, 2], [5] * 3, [1, 7, 8, 9, 2, 7, 8, 9, 3, 7, 8, 9]),
         query_lens=[4] * 3,
@@ -187,7 +187,7 @@ def test_steps_of_trees_are_recorded_at_start_and_those_of_prefixes_later() -> N
 def test_forks_and_common_prompts_are_looked_at_once(
     checkpoint: Path, is_recorded: bool, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """Rows change their order on the device, and nobody sees it; what is not recorded yet is computed without."""
+    """Rows change their order on the device without effect; forms that are not recorded yet are computed directly."""
     common = list(range(20))
     prompts = {"a": [*common, 30], "b": [7, 8], "c": [*common, 31, 32, 33], "d": [*common, 34]}
     params = {**PARAMS, "max_tokens": 9}

@@ -1,4 +1,4 @@
-"""The runner of a device, on CPU tensors: rows, recorded steps, overlap, and the order of swaps."""
+"""A device's runner on CPU tensors: rows, recorded steps, overlap, and the order of swaps."""
 
 import dataclasses
 from collections.abc import Sequence
@@ -32,7 +32,7 @@ from sluice_server.engine.worker.overlapped import (
 from sluice_server.engine.worker.runner import Runner
 from sluice_server.engine.worker.slots.state import Slots
 from sluice_server.kernels import gpu, ops
-from tests.engine.worker.host_device import HostDevice, twin_family
+from tests.engine.worker.host_device import HostDevice, reference_family
 from tests.oracle.checkpoints import Shape, make_checkpoint
 
 CONFIG = EngineConfig(
@@ -54,13 +54,13 @@ def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(autouse=True)
 def as_on_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Operations go where those of a GPU go, and find the twins there."""
+    """Dispatches operations as on a GPU, to the reference implementations."""
     monkeypatch.setattr(gpu, "takes", lambda _: True)
-    monkeypatch.setattr(gpu, "family", twin_family)
+    monkeypatch.setattr(gpu, "family", reference_family)
 
 
 def make(checkpoint: Path, drafts: tuple[int, ...] = ()) -> tuple[Engine, Engine, HostDevice]:
-    """Two engines on one model: with the runner of a device, and with the plain one."""
+    """Two engines on one model: one with a device's runner, one with the plain runner."""
     config = read_config(checkpoint)
     limits = limits_of(CONFIG, config, 1 << 20)
     model = load_model(checkpoint, config, torch.float32, torch.device("cpu"), 64)
@@ -95,7 +95,7 @@ def run(engine: Engine, **params: Any) -> dict[str, list[int]]:  # noqa: ANN401 
 
 @pytest.mark.parametrize("params", [{}, {"temperature": 1.0, "top_k": 20, "top_p": 0.9}, {"logprobs": 2}], ids=str)
 def test_the_same_tokens_as_the_plain_runner(checkpoint: Path, params: dict[str, Any]) -> None:
-    """Rows that want more than sampling are computed by that one, in between."""
+    """Rows that need more than sampling are computed by the plain runner in between."""
     own, plain, device = make(checkpoint)
     captured = device.log.count("capture")
     assert captured == len(sizes(CONFIG.max_num_seqs)[0])
@@ -105,7 +105,7 @@ def test_the_same_tokens_as_the_plain_runner(checkpoint: Path, params: dict[str,
 
 
 def test_drafts_are_verified_by_recorded_steps(checkpoint: Path) -> None:
-    """Rows with as many drafts each: right ones and wrong ones."""
+    """Rows with the same number of drafts each, right and wrong."""
     own, plain, device = make(checkpoint, (2,))
     expected = run(plain)
     own.proposer = Oracle(expected)
@@ -114,7 +114,7 @@ def test_drafts_are_verified_by_recorded_steps(checkpoint: Path) -> None:
 
 
 class Oracle:
-    """Drafts two tokens: of every third ask both right, else the second wrong."""
+    """Drafts two tokens: both right in every third call, else the second one is wrong."""
 
     writes_cache = False
 
@@ -123,7 +123,7 @@ class Oracle:
         self._asks = 0
 
     def propose(self, asks: Sequence[DraftRequest]) -> list[list[int]]:
-        """Of each sequence."""
+        """The drafts of each sequence."""
         drafts = []
         for ask in asks:
             self._asks += 1

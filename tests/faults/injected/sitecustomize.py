@@ -21,7 +21,7 @@ WANTED: dict[str, Any] = json.loads(os.environ.get("SLUICE_TEST_FAULTS", "{}"))
 
 
 def poison(module: Any, token: int) -> None:  # noqa: ANN401  # a module, here and below
-    """An engine that is given a prompt with this id dies at once."""
+    """The engine process exits at once when a prompt has this id."""
     add = module.Scheduler.add
 
     def deadly(self: object, request: Any) -> None:  # noqa: ANN401  # an EngineRequest
@@ -33,12 +33,12 @@ def poison(module: Any, token: int) -> None:  # noqa: ANN401  # a module, here a
 
 
 def row_error(module: Any, token: int) -> None:  # noqa: ANN401
-    """Computing this id raises."""
+    """Computing a row with this id raises."""
     _before_launch(module, lambda plan: _raise(ValueError("a bug")) if token in plan.token_ids else None)
 
 
 def out_of_memory(module: Any, most: int) -> None:  # noqa: ANN401
-    """The device has room for so many tokens a step."""
+    """The device has memory for that many tokens a step."""
     import torch
 
     _before_launch(module, lambda plan: _raise(torch.OutOfMemoryError("injected")) if plan.num_tokens > most else None)
@@ -62,7 +62,7 @@ def device_lost(module: Any, marker: str) -> None:  # noqa: ANN401
 
 
 def leak(module: Any, num_bytes: int) -> None:  # noqa: ANN401
-    """A gateway keeps so many bytes of every request for ever."""
+    """A gateway keeps that many bytes of every request for ever."""
     close, kept = module.RequestManager.close, []
 
     def leaking(self: object, request: object, error: object = None) -> None:
@@ -73,12 +73,12 @@ def leak(module: Any, num_bytes: int) -> None:  # noqa: ANN401
 
 
 def schema(module: Any, version: int) -> None:  # noqa: ANN401
-    """This process is of a release whose messages have another version."""
+    """This process's messages have another schema version."""
     module.SCHEMA_VERSION = version
 
 
 def slow(module: Any, place: str) -> None:  # noqa: ANN401
-    """Named point "module:Class.function" takes 50 ms more, before its work."""
+    """The named function "module:Class.function" is delayed by 50 ms."""
     owner_name, _, name = place.partition(":")[2].rpartition(".")
     owner = getattr(module, owner_name) if owner_name else module
     function = getattr(owner, name)
@@ -92,7 +92,7 @@ def slow(module: Any, place: str) -> None:  # noqa: ANN401
 
 
 def bug(module: Any, place: str) -> None:  # noqa: ANN401
-    """Named method "module:Class.method" raises, with a text that no client may see."""
+    """The named method "module:Class.method" raises, with a text that no client may see."""
     owner_name, _, name = place.partition(":")[2].rpartition(".")
 
     def broken(*_: object, **__: object) -> None:
@@ -152,7 +152,7 @@ class Injector(importlib.abc.MetaPathFinder):
 
 
 def no_pickle(report: str) -> None:
-    """Unpickling anything, at any time, is written to the file `report` and raises."""
+    """Any unpickling is written to the file `report` and raises."""
 
     def refuse(*_: object, **__: object) -> None:
         with Path(report).open("a") as file:

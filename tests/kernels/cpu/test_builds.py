@@ -1,4 +1,4 @@
-"""Which kernels were built and whether they can be used."""
+"""The compiled builds of our CPU kernels, and whether each can be used here."""
 
 import importlib.machinery
 from pathlib import Path
@@ -12,7 +12,7 @@ REFUSED = "the operating system does not let this process use AMX"
 
 
 def built() -> list[str]:
-    """Instruction sets of which there is a module, in the order of `builds.KNOWN`."""
+    """The instruction sets with a built module, in the order of `builds.KNOWN`."""
     rooms = [Path(room) for room in sluice_server.kernels.cpu.__path__]
     suffixes = importlib.machinery.EXTENSION_SUFFIXES
     return [name for name in builds.KNOWN if any((room / (name + end)).exists() for room in rooms for end in suffixes)]

@@ -96,8 +96,8 @@ def test_products_of_bfloat16_are_those_of_rounded_activations(
         assert torch.equal(ops.linear(x[:rows], packed), whole[:rows])
 
 
-def test_attention_over_bfloat16_is_that_of_its_twin(emulated: ModuleType, monkeypatch: pytest.MonkeyPatch) -> None:
-    """At once, and its last tokens alone."""
+def test_attention_over_bfloat16_equals_its_reference(emulated: ModuleType, monkeypatch: pytest.MonkeyPatch) -> None:
+    """All tokens at once, and the last ones alone."""
     torch.manual_seed(4)
     monkeypatch.setattr(builds, "MODULE", emulated)
     cache, q = torch.randn(12, 16, 2, 2, 64).bfloat16(), torch.randn(70, 4, 64)

@@ -1,4 +1,4 @@
-"""Memory for weights and cache: of the size asked for, and with or without large pages the same to its user."""
+"""Memory for weights and cache, with and without large pages: the requested size and the same contents."""
 
 import mmap
 
@@ -34,7 +34,7 @@ def test_zeros_are_zeros_whatever_was_there_before(num: int) -> None:
 
 
 def test_a_system_without_large_pages_serves(monkeypatch: pytest.MonkeyPatch) -> None:
-    """One that does not know the advice, and one that refuses it."""
+    """A system without the advice, and one that refuses it."""
     monkeypatch.setattr(mmap, "MADV_HUGEPAGE", 255)
     assert memory.empty(memory.HUGE, torch.float32).fill_(1).sum() == memory.HUGE
     monkeypatch.delattr(mmap, "MADV_HUGEPAGE")
@@ -43,7 +43,7 @@ def test_a_system_without_large_pages_serves(monkeypatch: pytest.MonkeyPatch) ->
 
 
 def test_small_ones_share_large_pages() -> None:
-    """With the same content, none over another."""
+    """Small tensors keep their contents and do not overlap."""
     vectors = [torch.arange(700_000).float(), torch.arange(5).to(torch.uint8), torch.arange(300_000).bfloat16()]
     copies = memory.side_by_side(vectors)
     assert copies[0].data_ptr() % memory.HUGE == 0

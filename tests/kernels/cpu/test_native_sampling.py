@@ -1,4 +1,4 @@
-"""The sampler in C++ against its torch twin, for each instruction set: equal tokens unless two scores nearly tie."""
+"""The C++ sampler against its torch reference, for each instruction set: equal tokens unless two scores nearly tie."""
 
 import math
 
@@ -25,7 +25,7 @@ def instruction_set(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPa
 
 
 def score(logits: Tensor, rows: Rows, row: int, token: int) -> float:
-    """What a kept id competes with."""
+    """The score by which a kept id is chosen."""
     one = rows.take(torch.tensor([row]))
     noise = gumbel(uniforms(one.seeds, one.positions, one.outputs, torch.tensor([[token]])))
     return float((logits[row, token] - logits[row].amax()) / one.temperature[0] + noise[0, 0])
@@ -42,7 +42,7 @@ def check_equal(logits: Tensor, rows: Rows) -> None:
 
 @pytest.mark.parametrize("vocab", [1, 7, 111, 4096, 32_003])
 @pytest.mark.parametrize("params", ALL)
-def test_tokens_are_those_of_the_twin(vocab: int, params: Params) -> None:
+def test_tokens_are_those_of_the_reference(vocab: int, params: Params) -> None:
     for scale in (0.3, 3.0, 20.0):
         logits = random_logits(12, vocab, scale, seed=vocab)
         check_equal(logits, rows_of(12, *params))
@@ -89,7 +89,7 @@ def test_minus_infinity_is_never_drawn(params: Params) -> None:
     assert set(ops.sample(logits, rows_of(200, *params))[0].tolist()) <= {5, 70}
 
 
-def test_other_logits_go_to_the_twin() -> None:
+def test_other_logits_go_to_the_reference() -> None:
     logits = random_logits(8, 222)[:, ::2]
     rows = mixed_rows(8)
     assert not native_sampling.takes(logits)

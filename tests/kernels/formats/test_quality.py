@@ -1,4 +1,4 @@
-"""Rounded weights and caches on the demo model and text it never saw: nothing is worse than the benchmark says.
+"""The quality of rounded weights and caches on the demo model and unseen text: no worse than documented.
 
 `benchmarks/cpu/quality.py` measures the same over more text: perplexity +0.1 % in int8, +2.4 % in int4.
 """

@@ -1,4 +1,4 @@
-"""Rounded weights and caches: our own kernels against torch's, and both against what the numbers stand for."""
+"""Rounded weights and caches: our kernels against torch's, and both against the represented numbers."""
 
 import numpy as np
 import pytest
@@ -35,7 +35,7 @@ CACHES = [torch.float32, torch.bfloat16, torch.int8]
 
 @pytest.fixture(params=[*builds.KNOWN, "torch"], autouse=True)
 def kernels(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
-    """Every test with our own kernels, of each instruction set that this machine has, and without."""
+    """Runs every test with our kernels of each instruction set of this machine, and without."""
     name: str = request.param
     module = builds.load(name) if name in builds.runnable() else None
     if module is None and name != "torch":
@@ -45,7 +45,7 @@ def kernels(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> 
 
 
 def exact(x: Tensor, weight: QuantisedWeight) -> Tensor:
-    """x rounded to 8 bits by groups of its rows, times the weight that `weight` stands for, in float64."""
+    """x rounded to 8 bits by groups of its rows, times the weight that `weight` represents, in float64."""
     groups = F.pad(x, (0, -x.shape[1] % GROUP)).view(len(x), -1, GROUP)
     scale = groups.abs().amax(2, keepdim=True).double() / LEVELS
     seen = torch.where(scale == 0, 0.0, (groups / scale).round() * scale).flatten(1)[:, : x.shape[1]]
@@ -80,7 +80,7 @@ def test_products_are_those_of_the_rounded_numbers(
 @pytest.mark.parametrize(("bits", "has_minima"), FORMS)
 @pytest.mark.parametrize("sign", [1.0, -1.0])
 def test_the_greatest_sums_do_not_saturate(bits: int, has_minima: bool, sign: float) -> None:
-    """All weights and activations at an end of their range."""
+    """All weights and activations are at an end of their range, over more inputs than a 16-bit sum could hold."""
     inputs, highest = 300, (1 << bits) - 1
     groups = -(-inputs // GROUP)
     levels = torch.full((64, inputs), highest, dtype=torch.uint8)
@@ -201,7 +201,7 @@ def test_a_packed_weight_takes_its_bits_and_those_of_its_scales(kernels: str, bi
 
 @pytest.mark.parametrize("bits", [8, 4])
 def test_rounding_costs_what_it_should(bits: int) -> None:
-    """Of normal weights and activations: the error of a product is a small part of it, also where one input of a few
+    """For normal weights and activations the error of a product is a small part of it, also where one input of a few
     groups is far greater than the others."""
     torch.manual_seed(3)
     weight, x = torch.randn(200, 512), torch.randn(64, 512)
@@ -280,7 +280,7 @@ def test_in_four_bits_what_reaches_the_logits_undiluted_has_eight() -> None:
 
 @pytest.mark.parametrize("dtype", CACHES)
 @pytest.mark.parametrize("window", [None, 6])
-def test_attention_over_a_rounded_cache_equals_its_twin(dtype: torch.dtype, window: int | None) -> None:
+def test_attention_over_a_rounded_cache_equals_its_reference(dtype: torch.dtype, window: int | None) -> None:
     torch.manual_seed(6)
     lens, contexts = [1, 1, 13], [9, 70, 50]
     tables = np.array([[3, 0, 0, 0, 0], [1, 4, 6, 8, 2], [5, 7, 9, 10, 0]], dtype=np.int32)

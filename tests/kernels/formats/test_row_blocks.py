@@ -1,4 +1,4 @@
-"""Products in blocks of rows: the same bits for a row in any company, whatever the library chooses its kernels by."""
+"""Products in blocks of rows: a row has the same bits beside any other rows, for any library kernel."""
 
 from collections.abc import Callable
 
@@ -13,10 +13,10 @@ INPUTS, FEATURES = 40, 24
 
 
 class Library:
-    """Products that are off by what a library may choose its kernel by, and the rows that it was asked for."""
+    """Products with the differences by which a library may choose its kernels, and a record of the requested rows."""
 
     def __init__(self, off: Callable[[int, int], Tensor]) -> None:
-        """`off` of rows and threads: [rows], what each row's numbers differ by."""
+        """`off` of rows and threads: [rows], the difference of each row's numbers."""
         self._weight = torch.randn(INPUTS, FEATURES, generator=torch.Generator().manual_seed(1), dtype=torch.float64)
         self._off = off
         self.asked: list[tuple[int, int]] = []
@@ -30,36 +30,36 @@ class Library:
 
 
 def same(rows: int, threads: int) -> Tensor:
-    """Rows that are alike."""
+    """A library without differences between rows."""
     return torch.zeros(rows, dtype=torch.float64)
 
 
 def by_rows(rows: int, threads: int) -> Tensor:
-    """Other kernels for few rows, and for the last ones where they fill no tile."""
+    """Other kernels for few rows, and for the last rows of an incomplete tile."""
     off = same(rows, threads) + (rows < 4)
     off[rows // 4 * 4 :] += 2.0
     return off
 
 
 def by_many(rows: int, threads: int) -> Tensor:
-    """Another kernel for many."""
+    """Another kernel for many rows."""
     return same(rows, threads) + (rows >= 32)
 
 
 def by_place(rows: int, threads: int) -> Tensor:
-    """Another for every other row, but for one row alone."""
+    """Another kernel for every other row, except for a single row."""
     off = same(rows, threads)
     off[1::2] = 1.0
     return off
 
 
 def by_threads(rows: int, threads: int) -> Tensor:
-    """Another for each thread, of which each has a part of the rows."""
+    """Another kernel for each thread, which has a part of the rows."""
     return torch.arange(rows, dtype=torch.float64) * threads // rows
 
 
 def by_sum(rows: int, threads: int) -> Tensor:
-    """Sums over inputs that are shared by threads."""
+    """Sums over inputs that are divided among threads."""
     return same(rows, threads) + (threads > 1)
 
 
@@ -82,7 +82,7 @@ def test_a_rows_bits_are_its_own(off: Callable[[int, int], Tensor], dtype: torch
 
 
 def served(off: Callable[[int, int], Tensor], rows: int, threads: int) -> list[tuple[int, int]]:
-    """Blocks and threads of a product, all sizes having been tried before."""
+    """Blocks and threads of a product after all sizes were tried."""
     library = Library(off)
     blocks, x = RowBlocks(library, INPUTS, torch.float32), torch.randn(rows, INPUTS)
     with threads_of(threads):

@@ -1,4 +1,4 @@
-"""The order of the cache's bytes: the same shape on every device, whole blocks for copies."""
+"""The order of the cache's bytes: one shape on every device, whole blocks for copies."""
 
 import pytest
 import torch
@@ -41,7 +41,7 @@ def test_blocks_of_one_memory_go_to_host_memory_and_come_back() -> None:
 @pytest.mark.parametrize("is_whole", [False, True])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float8_e4m3fn])
 def test_single_tokens_move_in_all_layers(dtype: torch.dtype, is_whole: bool) -> None:
-    """All are read before one is written; -1 for both is nothing."""
+    """All are read before one is written; -1 for both means no move."""
     torch.manual_seed(3)
     layers = new_layers(5, 3, 4, 2, 8, lambda shape: torch.zeros(shape).to(dtype), is_whole=is_whole)
     for layer in layers:

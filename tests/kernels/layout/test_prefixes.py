@@ -1,4 +1,4 @@
-"""Which rows share a prefix: by their block tables, as one group or as several, and only where it is worth it."""
+"""Groups of rows that share a prefix: found by their block tables, and only where sharing pays."""
 
 import numpy as np
 import pytest
@@ -48,7 +48,7 @@ def test_what_saves_too_little_is_left_alone() -> None:
 
 
 def test_no_more_groups_than_a_step_has_room_for() -> None:
-    """Those that save most."""
+    """The groups that save most are kept."""
     rows = [[10 * pair + i for i in range(1 + pair)] + [900 + 2 * pair + one] for pair in range(12) for one in range(2)]
     prefixes = found(rows, [4 * len(row) - 1 for row in rows])
     assert prefixes is not None and len(prefixes.sizes) == MOST_GROUPS

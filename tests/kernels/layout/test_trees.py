@@ -1,4 +1,4 @@
-"""Trees of drafts: each token sees what was there before the tree and its own path, as it would in a chain."""
+"""Attention in trees of drafts: each token attends to the context before the tree and to its own path."""
 
 import random
 
@@ -23,7 +23,7 @@ FORMATS = [torch.float32, torch.bfloat16, torch.int8]
 
 @pytest.fixture(params=["v4", "v3", "torch"])
 def kernels(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
-    """Our own kernels, of each instruction set that this machine has, and none."""
+    """Our own kernels of each instruction set of this machine, and none."""
     name: str = request.param
     module = builds.load(name) if name in builds.runnable() else None
     if module is None and name != "torch":
@@ -33,13 +33,13 @@ def kernels(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> 
 
 
 def random_tree(rng: random.Random, num: int) -> Tree:
-    """Of any form: a chain, a star, or something between."""
+    """A random tree: a chain, a star, or something between."""
     reach = rng.choice([1, 3, num])
     return Tree((-1, *(rng.randrange(max(0, i - reach), i) for i in range(1, num))))
 
 
 def tables_of(contexts: list[int], rng: random.Random) -> np.ndarray[tuple[int, int], np.dtype[np.int32]]:
-    """Scattered blocks of each row; 0 is nobody's."""
+    """Scattered blocks of each row; block 0 belongs to no row."""
     widths = [-(-context // BLOCK) for context in contexts]
     blocks = rng.sample(range(1, sum(widths) + 1), sum(widths))
     tables = np.zeros((len(contexts), max(widths) + 8), dtype=np.int32)
@@ -54,7 +54,7 @@ def new_cache(contexts: list[int], dtype: torch.dtype) -> Tensor:
 
 
 def write(cache: Tensor, meta: AttentionMetadata, keys_values: Tensor) -> None:
-    """Put keys_values [T, 2 kv_heads, D] into the cache as they are."""
+    """Writes keys_values [T, 2 kv_heads, D] into the cache as they are."""
     heads = torch.cat([torch.zeros(len(keys_values), HEADS, DIM), keys_values], dim=1)
     ops.rotate_and_write(heads, torch.ones(len(heads), 1, DIM // 2, dtype=torch.complex64), cache, meta)
 
@@ -62,7 +62,7 @@ def write(cache: Tensor, meta: AttentionMetadata, keys_values: Tensor) -> None:
 def attend_along(
     path: list[int], start: int, q: Tensor, keys_values: Tensor, dtype: torch.dtype, window: int | None
 ) -> Tensor:
-    """The last of a path's tokens as plain decoding computes it: what was there before the tree and the path."""
+    """The last token of a path as plain decoding computes it: the context before the tree, then the path."""
     num = start + len(path)
     tables = np.arange(1, 1 + -(-num // BLOCK), dtype=np.int32)[None]
     cache = new_cache([num], dtype)
@@ -75,7 +75,7 @@ def attend_along(
 @pytest.mark.parametrize("dtype", FORMATS)
 @pytest.mark.parametrize("window", [None, 6, 40])
 def test_a_path_is_computed_as_plain_tokens_are(dtype: torch.dtype, window: int | None, kernels: str) -> None:
-    """To the bit where attention is batch-invariant; between rows of one token and a prompt without a tree."""
+    """Equal to the bit where attention is batch-invariant; beside rows of one token and a prompt without a tree."""
     rng = random.Random(str((dtype, window)))
     torch.manual_seed(1)
     for start, num in ((0, 9), (30, 7), (61, 40), (97, MAX_TREE), (5, 2)):
@@ -98,7 +98,7 @@ def test_a_path_is_computed_as_plain_tokens_are(dtype: torch.dtype, window: int 
 
 
 @pytest.mark.parametrize("window", [None, 6])
-def test_equals_its_twin(window: int | None, kernels: str) -> None:
+def test_equals_its_reference(window: int | None, kernels: str) -> None:
     rng = random.Random(window)
     torch.manual_seed(2)
     trees = {0: random_tree(rng, 12), 1: FORKED, 2: random_tree(rng, 33)}
@@ -109,7 +109,7 @@ def test_equals_its_twin(window: int | None, kernels: str) -> None:
     meta = AttentionMetadata.build(lens, contexts, tables, BLOCK, CPU, trees)
     got = ops.paged_attention(q, cache, meta, 0.125, window)
     assert torch.allclose(got, definitions.paged_attention(q, cache, meta, 0.125, window), atol=2e-5)
-    if window is None:  # the twin of a device's kernels, which go by masks
+    if window is None:  # the reference of a device's kernels, which go by masks
         wide = definitions.ragged_attention(q, cache, meta.ragged, AttentionOptions(0.125))
         assert torch.allclose(got, wide.float(), atol=2e-5)
 

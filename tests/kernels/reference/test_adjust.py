@@ -1,5 +1,5 @@
-"""Changes of logits, by the twin and by each instruction set's kernel: penalties against Hugging Face and vLLM's
-definition; masks, bars and biases touch what they name and nothing else."""
+"""Changes of logits, by the reference and by each instruction set's kernel: penalties as Hugging Face and vLLM define
+them; masks, bans and biases change only the ids they name."""
 
 import numpy as np
 import pytest
@@ -23,10 +23,10 @@ from tests.kernels.reference.test_sampling import rows_of
 VOCAB = 40
 
 
-@pytest.fixture(params=["twin", "v3", "v4", "v4_vnni"], autouse=True)
+@pytest.fixture(params=["reference", "v3", "v4", "v4_vnni"], autouse=True)
 def implementation(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
     module = builds.load(request.param) if request.param in builds.runnable() else None
-    if module is None and request.param != "twin":
+    if module is None and request.param != "reference":
         pytest.skip(f"no {request.param} here")
     monkeypatch.setattr(native_sampling, "MODULE", module)
 
@@ -38,7 +38,7 @@ def change(logits: Tensor, changes: LogitAdjustments) -> None:
 def penalties(
     tokens: list[list[int]], counts: list[float], strengths: list[tuple[float, float, float]]
 ) -> LogitAdjustments:
-    """Distinct ids of each row, from row 0 on."""
+    """Random penalties on distinct ids of each row, from row 0 on."""
     ids = [sorted(set(own)) for own in tokens]
     columns = torch.tensor(strengths).T.contiguous()
     sizes = torch.tensor([len(own) for own in ids])
@@ -100,7 +100,7 @@ def test_masks_bar_what_has_no_bit(vocab: int, rows: list[int]) -> None:
 
 
 def random_changes(rows: int, vocab: int) -> LogitAdjustments:
-    """Everything at once, of most rows."""
+    """All kinds of changes at once, on most rows."""
     rng = np.random.default_rng(rows)
     some = np.flatnonzero(rng.random(rows) < 0.7)
     ids = [np.unique(rng.integers(vocab, size=9)) for _ in some]
@@ -120,7 +120,7 @@ def random_changes(rows: int, vocab: int) -> LogitAdjustments:
 
 
 @pytest.mark.parametrize("vocab", [17, 500, 4096])
-def test_all_at_once_is_as_the_twin_has_it(vocab: int) -> None:
+def test_all_at_once_is_as_the_reference_has_it(vocab: int) -> None:
     logits: Tensor = torch.randn(20, vocab, generator=torch.Generator().manual_seed(vocab)) * 3
     want, changes = logits.clone(), random_changes(20, vocab)
     adjust_(want, changes)

@@ -1,4 +1,4 @@
-"""The suffix automaton, in Python and in C++: both against a plain search, and against one another."""
+"""The suffix automaton in Python and in C++, both compared with a plain search."""
 
 import random
 

@@ -1,4 +1,4 @@
-"""A step's logits to tokens and scores in one op: the same as one op after the other, for any number of threads."""
+"""Sampling and scoring in one op: the same as one op after the other, for any number of threads."""
 
 import math
 
@@ -20,16 +20,16 @@ from tests.kernels.reference.test_sampling import mixed_rows, random_logits
 ROWS, VOCAB = 20, 4096  # worth several threads
 
 
-@pytest.fixture(params=["twin", "v3", "v4", "v4_vnni"], autouse=True)
+@pytest.fixture(params=["reference", "v3", "v4", "v4_vnni"], autouse=True)
 def implementation(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
     module = builds.load(request.param) if request.param in builds.runnable() else None
-    if module is None and request.param != "twin":
+    if module is None and request.param != "reference":
         pytest.skip(f"no {request.param} here")
     monkeypatch.setattr(native_sampling, "MODULE", module)
 
 
 def wanted() -> ScoredRows:
-    """Of every third row, some with ids of their own."""
+    """Scores wanted of every third row, some with ids of their own."""
     at = torch.arange(1, ROWS, 3)
     pairs = torch.tensor([[0, 0, 3, 5], [7, 4000, 11, 9]])
     nums = torch.arange(len(at)) % 4
@@ -38,7 +38,7 @@ def wanted() -> ScoredRows:
 
 
 def lists(chosen: ChosenTokens) -> tuple[list[int], list[tuple[object, ...]]]:
-    """Ids, and what is meant by the scores: of each wanted row, then of the pairs."""
+    """Ids, and the valid part of the scores: of each wanted row, then of the pairs."""
     assert chosen.scores is not None
     logprobs, ranks, top_ids, tops, others, other_ranks = (one.tolist() for one in chosen.scores)
     nums = wanted().nums.tolist()
@@ -47,7 +47,7 @@ def lists(chosen: ChosenTokens) -> tuple[list[int], list[tuple[object, ...]]]:
 
 
 def apart(logits: Tensor, rows: Rows, changes: LogitAdjustments) -> ChosenTokens:
-    """By the twins, one after the other."""
+    """The same by the reference ops, one after the other."""
     want, raw = wanted(), logits[wanted().at]
     adjust_(logits, changes)
     ids, _ = sampling.sample(logits, rows)
@@ -71,7 +71,7 @@ def test_all_at_once_is_one_after_the_other(changes: LogitAdjustments) -> None:
 
 def test_threads_change_nothing() -> None:
     if native_sampling.MODULE is None:
-        pytest.skip("the twin has torch's threads")
+        pytest.skip("the reference has torch's threads")
     rows, changes, found = mixed_rows(ROWS), random_changes(ROWS, VOCAB), []
     for num in (1, 2, 3, 5):
         native_sampling.MODULE.set_threads(num)

@@ -1,4 +1,4 @@
-"""The sampling twin: its distribution, its truncation rule, and that a row's token depends on that row alone."""
+"""The reference sampler: its distribution, its truncation rule, and independence of a row's token from other rows."""
 
 import math
 
@@ -77,7 +77,7 @@ def mixed_rows(count: int) -> Rows:
 def hugging_face(
     logits: Tensor, temperature: float, top_k: int, top_p: float, min_p: float, typical_p: float = 1.0
 ) -> Tensor:
-    """Probabilities [V] of one row [V]."""
+    """Hugging Face's probabilities [V] of one row [V]."""
     warpers = LogitsProcessorList([TemperatureLogitsWarper(temperature)])
     if top_k:
         warpers.append(TopKLogitsWarper(top_k))

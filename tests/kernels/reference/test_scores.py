@@ -1,4 +1,4 @@
-"""Log probabilities, ranks and rivals, by the twin and by each instruction set's kernel, against a plain definition."""
+"""Log probabilities, ranks and top ids, by the reference and by each instruction set's kernel, against a definition."""
 
 import math
 
@@ -12,10 +12,10 @@ from sluice_server.kernels.cpu import sampling as native_sampling
 from sluice_server.kernels.reference.scores import ScoreRequest
 
 
-@pytest.fixture(params=["twin", "v3", "v4", "v4_vnni"], autouse=True)
+@pytest.fixture(params=["reference", "v3", "v4", "v4_vnni"], autouse=True)
 def implementation(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
     module = builds.load(request.param) if request.param in builds.runnable() else None
-    if module is None and request.param != "twin":
+    if module is None and request.param != "reference":
         pytest.skip(f"no {request.param} here")
     monkeypatch.setattr(native_sampling, "MODULE", module)
 

@@ -1,4 +1,4 @@
-"""What tests of Triton kernels share: they run interpreted here, on a GPU with `make test-gpu`."""
+"""Checks that the Triton kernels of these tests are interpreted; `make test-gpu` runs them on a GPU."""
 
 import pytest
 import triton
@@ -6,5 +6,5 @@ import triton
 
 @pytest.fixture(scope="session", autouse=True)
 def interpreted() -> None:
-    """Fail at once, and in words, where kernels would look for a driver."""
+    """Fails at once, with the remedy, where kernels would look for a driver."""
     assert triton.knobs.runtime.interpret, "set TRITON_INTERPRET=1 before anything imports Triton"

@@ -1,5 +1,5 @@
-"""Memory that shows what a kernel does wrong: poisoned outputs between guard rows, NaN in blocks that nobody owns; and
-how far from a float64 twin a result may be.
+"""Memory that reveals a kernel's errors: poisoned outputs between guard rows, NaN in blocks without an owner; and
+the tolerance of a result against a float64 reference.
 
 The interpreter runs programs in order and reads out of bounds without complaint, so only contents can tell.
 Inputs are float16 or float32: it computes wrongly in bfloat16, which only a GPU's run covers. It also makes an integer
@@ -27,7 +27,7 @@ TOLERANCE = {torch.float32: 2e-6, torch.float16: 2e-3, torch.bfloat16: 1.5e-2}
 
 @dataclasses.dataclass(frozen=True)
 class Guarded:
-    """An output that a kernel has to fill, and must not leave."""
+    """An output that a kernel must fill and must not write beyond."""
 
     tensor: Tensor  # of the asked shape, contiguous
     whole: Tensor  # with the guard rows around it
@@ -39,7 +39,7 @@ class Guarded:
         return cls(whole[GUARD : GUARD + shape[0]], whole)
 
     def check(self) -> Tensor:
-        """What was written; fails if something was written around it, or poison was left."""
+        """The written output; fails if something was written around it, or poison is left."""
         outside = torch.cat([self.whole[:GUARD], self.whole[-GUARD:]])
         assert is_poison(outside).all(), "written outside of the output"
         assert not is_poison(self.tensor).any(), f"{int(is_poison(self.tensor).sum())} numbers were never written"
@@ -54,7 +54,7 @@ def poisoned(shape: Sequence[int], dtype: torch.dtype) -> Tensor:
 
 
 def is_poison(x: Tensor) -> Tensor:
-    """Which elements are as `poisoned` left them."""
+    """Which elements are still as `poisoned` made them."""
     if x.dtype.is_floating_point and x.dtype.itemsize > 1:
         return x.isnan()
     return (x.view(torch.uint8) if x.dtype.itemsize == 1 else x) == POISON
@@ -85,7 +85,7 @@ class Pages:
     def of(
         cls, contexts: Sequence[int], block: int, kv_heads: int, dim: int, dtype: torch.dtype, seed: int = 0
     ) -> "Pages":
-        """Random keys and values for `contexts` tokens of each row; what is behind them in their last block is NaN."""
+        """Random keys and values for `contexts` tokens of each row; the rest of their last block is NaN."""
         rng = random.Random(seed)
         generator = torch.Generator().manual_seed(seed)
         widths = [-(-context // block) for context in contexts]
@@ -103,7 +103,7 @@ class Pages:
         return cls(cache, torch.from_numpy(tables), list(contexts))
 
     def keys_values(self, row: int) -> Tensor:
-        """Of a row, in order: [context, 2, kv_heads, dim]."""
+        """The keys and values of a row, in order: [context, 2, kv_heads, dim]."""
         block = self.cache.shape[1]
         context = self.contexts[row]
         owned = self.tables[row, : -(-context // block)].long()
@@ -111,7 +111,7 @@ class Pages:
 
 
 def caught(monkeypatch: pytest.MonkeyPatch, module: object) -> list[Guarded]:
-    """Outputs that a launcher makes with `torch.empty` lie in guarded, poisoned memory from here on."""
+    """Puts the outputs that a launcher makes with `torch.empty` into guarded, poisoned memory from here on."""
     made: list[Guarded] = []
 
     def empty(*shape: int | torch.Size, dtype: torch.dtype, device: torch.device) -> Tensor:

@@ -52,7 +52,7 @@ LOADS = ((11, 0), (8, 0), (8, 1), (3, 2), (5, 90), (1, 0), (2, 33))  # requests 
 
 
 class Hopper:
-    """A driver of a GPU that is not there."""
+    """A driver for a GPU that does not exist."""
 
     def get_current_target(self) -> GPUTarget:
         return GPUTarget("cuda", 90, 32)
@@ -65,7 +65,7 @@ class Hopper:
 
 
 def pretend() -> None:
-    """CPU tensors are a GPU's, kernels are compiled and not run, memory is zero."""
+    """Presents CPU tensors as a GPU's; kernels are compiled and not run, memory is zero."""
     driver.set_active(Hopper())
     run = JITFunction.run
     JITFunction.run = lambda self, *given, grid=None, warmup=False, **named: run(
@@ -87,7 +87,7 @@ def _zero(make: Any, *given: Any, **named: Any) -> Any:  # noqa: ANN401 # as tor
 
 
 def started(form: str) -> Engine:
-    """As `engine.build` starts one on a GPU."""
+    """An engine that was started as `engine.build` starts one on a GPU."""
     weights, cache = FORMS[form]
     pack = functools.partial(ops.pack_linear, weights=weights)
     model = Model(SHAPE, RandomWeights(torch.bfloat16, CPU), torch.bfloat16, CPU, LENGTH, pack)
@@ -119,7 +119,7 @@ PARAMETERS: tuple[dict[str, Any], ...] = (
 
 
 def serve(engine: Engine, num: int, more: int) -> None:
-    """Greedy and drawn, with every parameter and without."""
+    """Serves greedy and sampled requests, with every parameter and without."""
     for i in range(num):
         params = SamplingParams(
             max_tokens=6, temperature=float(i % 2), seed=i, ignore_eos=True, **PARAMETERS[i % len(PARAMETERS)]
@@ -130,7 +130,7 @@ def serve(engine: Engine, num: int, more: int) -> None:
 
 
 def main(form: str) -> list[str]:
-    """The kernels that compiled behind the start."""
+    """Prints the kernels that compiled after the start."""
     pretend()
     engine, late = started(form), list[str]()
     triton.knobs.runtime.jit_cache_hook = lambda **named: late.append(named["fn"].name)

@@ -1,12 +1,12 @@
-"""Changes of logits and log probabilities: equal to their twins, and nothing else touched."""
+"""Changes of logits and log probabilities: equal to their references, and nothing else is written."""
 
 import pytest
 import torch
 from torch import Tensor
 
 from sluice_server.kernels import gpu, ops
-from sluice_server.kernels.reference import adjust as twin
-from sluice_server.kernels.reference import scores as score_twin
+from sluice_server.kernels.reference import adjust as reference
+from sluice_server.kernels.reference import scores as score_reference
 from sluice_server.kernels.reference.adjust import BannedTokens, LogitAdjustments, LogitBiases, Penalties, TokenMask
 from sluice_server.kernels.reference.scores import ScoreRequest
 from sluice_server.kernels.triton import adjust, scores
@@ -29,7 +29,7 @@ def pairs_of(rows: int, vocab: int, num: int) -> tuple[Tensor, Tensor]:
 
 
 def penalties_of(rows: int, vocab: int, num: int) -> Penalties:
-    """Of every other row; the first of them has no id."""
+    """Random penalties of every other row; the first of them has no id."""
     generator = torch.Generator().manual_seed(num)
     chosen = torch.arange(0, rows, 2)
     sizes = torch.tensor([0, *[num] * (len(chosen) - 1)])
@@ -43,21 +43,21 @@ def penalties_of(rows: int, vocab: int, num: int) -> Penalties:
 
 
 def changed(logits: Guarded, changes: LogitAdjustments) -> None:
-    """The kernels and the twin make the same of logits, and the kernels nothing else."""
+    """Checks that kernels and reference change logits equally, and that kernels write nothing else."""
     expected = logits.tensor.clone()
-    twin.adjust_(expected, changes)
+    reference.adjust_(expected, changes)
     adjust.adjust_(logits.tensor, changes)
     assert torch.allclose(logits.check(), expected, rtol=1e-6, atol=1e-6)  # a GPU fuses products and sums
     assert torch.equal(logits.tensor.isneginf(), expected.isneginf())
 
 
 @pytest.mark.parametrize("num", [1, 111, 300])
-def test_penalties_are_the_twins(num: int) -> None:
+def test_penalties_are_those_of_the_reference(num: int) -> None:
     changed(logits_of(5, 400), LogitAdjustments(penalties=penalties_of(5, 400, num)))
 
 
 @pytest.mark.parametrize("num", [0, 1, 300])
-def test_biases_and_bars_are_the_twins(num: int) -> None:
+def test_biases_and_banned_ids_are_those_of_the_reference(num: int) -> None:
     (rows, ids), values = pairs_of(3, 200, num), torch.randn(num)
     twice = BannedTokens(torch.cat((rows, rows[:50])), torch.cat((ids, ids[:50])))
     changed(logits_of(3, 200), LogitAdjustments(banned_tokens=twice))
@@ -65,13 +65,13 @@ def test_biases_and_bars_are_the_twins(num: int) -> None:
 
 
 @pytest.mark.parametrize("vocab", VOCABS)
-def test_masks_are_the_twins(vocab: int) -> None:
+def test_masks_are_those_of_the_reference(vocab: int) -> None:
     bits = torch.randint(-(2**31), 2**31, (2, -(-vocab // 32)), dtype=torch.int64).int()
     nobody = TokenMask(torch.empty(0, dtype=torch.int64), bits[:0])
     changed(logits_of(4, vocab), LogitAdjustments(masks=(TokenMask(torch.tensor([0, 3]), bits), nobody)))
 
 
-def test_changes_are_made_in_the_twins_order() -> None:
+def test_changes_are_made_in_the_order_of_the_reference() -> None:
     rows, ids = pairs_of(4, 64, 30)
     mask = TokenMask(torch.tensor([1]), torch.tensor([[-2, 5]], dtype=torch.int32))
     changes = LogitAdjustments(
@@ -81,13 +81,13 @@ def test_changes_are_made_in_the_twins_order() -> None:
 
 
 @pytest.mark.parametrize("vocab", [40, 111, 8200])
-def test_scores_are_the_twins(vocab: int) -> None:
+def test_scores_are_those_of_the_reference(vocab: int) -> None:
     logits = logits_of(3, vocab).tensor
     logits[1, 5:] = -torch.inf
     logits[2, 7] = logits[2, 9] = 30.0
     pairs = torch.tensor([0, 0, 2]), torch.tensor([8, 2, 9])
     asked = ScoreRequest(torch.tensor([1, 3, 7]), torch.tensor([3, 0, 1]), *pairs, 3)
-    found, wanted = scores.score(logits, asked), score_twin.score(logits, asked)
+    found, wanted = scores.score(logits, asked), score_reference.score(logits, asked)
     exact = logits.double().log_softmax(1)
     assert torch.allclose(found.logprobs.double(), exact[torch.arange(3), asked.ids], atol=2e-6, rtol=1e-6)
     assert torch.allclose(found.other_logprobs.double(), exact[pairs], atol=2e-6, rtol=1e-6)

@@ -1,4 +1,4 @@
-"""Attention over the paged cache on a GPU's kernels: every schedule against its twin in float64."""
+"""The GPU's attention kernels over the paged cache: every schedule against its reference in float64."""
 
 import dataclasses
 from typing import Any
@@ -26,7 +26,7 @@ LONG = pytest.mark.long
 def step(
     rows: list[tuple[int, int]], heads: int, kv_heads: int, dim: int, block: int, dtype: torch.dtype = torch.float32
 ) -> tuple[Tensor, Pages, Ragged]:
-    """Queries, pages and rows of (tokens, context) each; queries are a part of wider memory."""
+    """Queries, pages and rows of (tokens, context) each; queries are a view into wider memory."""
     counts, contexts = (np.array(column, dtype=np.int64) for column in zip(*rows, strict=True))
     pages = Pages.of(contexts.tolist(), block, kv_heads, dim, dtype, seed=dim + block)
     generator = torch.Generator().manual_seed(len(rows))
@@ -53,7 +53,7 @@ def check(q: Tensor, cache: Tensor, batch: Ragged, options: AttentionOptions, sc
     ],
 )
 @pytest.mark.parametrize("rows", [SINGLES, MIXED], ids=["decode", "mixed"])
-def test_equals_its_twin(rows: list[tuple[int, int]], heads: int, kv_heads: int, dim: int, block: int) -> None:
+def test_equals_its_reference(rows: list[tuple[int, int]], heads: int, kv_heads: int, dim: int, block: int) -> None:
     q, pages, batch = step(rows, heads, kv_heads, dim, block)
     check(q, pages.cache, batch, AttentionOptions(dim**-0.5))
 
@@ -96,7 +96,7 @@ def test_quantised_caches(kept_as: torch.dtype, is_per_token: bool) -> None:
 @pytest.mark.parametrize("rows", [[(1, 1), (1, 300)], [(4, 5), (4, 300)]], ids=["one", "drafts"])
 @pytest.mark.parametrize("sinks", [None, torch.tensor([0.5, -2.0, 50.0, 0.0])], ids=["", "sinks"])
 def test_splits_are_merged(rows: list[tuple[int, int]], sinks: Tensor | None) -> None:
-    """Also those that have nothing to look at."""
+    """Splits without any key are merged too."""
     q, pages, batch = step(rows, 4, 2, 64, 16)
     assert configs.num_splits(2 * 2, batch.max_context, GPU.num_multiprocessors) > 1
     check(q, pages.cache, batch, AttentionOptions(0.125, sinks=sinks))
@@ -104,7 +104,7 @@ def test_splits_are_merged(rows: list[tuple[int, int]], sinks: Tensor | None) ->
 
 @pytest.mark.parametrize("cap", [0.0, 1.5])
 def test_trees_of_drafts(cap: float) -> None:
-    """A token sees its ancestors and what was there before the tree."""
+    """A token attends to its ancestors and to the context before the tree."""
     q, pages, batch = step([(1, 20), (6, 26), (8, 8)], 4, 2, 64, 16)
     parents = [[-1], [-1, 0, 0, 1, 2, 2], [-1, 0, 1, 2, 3, 4, 5, 6]]
     masks: list[int] = []
@@ -117,7 +117,7 @@ def test_trees_of_drafts(cap: float) -> None:
 
 
 def test_trees_of_a_step() -> None:
-    """As they are laid out for kernels of every device, beside rows without."""
+    """Trees in the layout for kernels of every device, beside rows without a tree."""
     q, pages, _ = step([(1, 20), (6, 26), (8, 8)], 4, 2, 64, 16)
     tables = pages.tables.numpy()
     meta = AttentionMetadata.build([1, 6, 8], [20, 26, 8], tables, 16, CPU, {1: Tree((-1, 0, 0, 1, 2, 2))})
@@ -128,7 +128,7 @@ def test_trees_of_a_step() -> None:
 
 @pytest.mark.parametrize("context", [70, 200])
 def test_a_window_reaches_as_far_behind_a_tree_as_behind_its_paths(context: int) -> None:
-    """Laid out for kernels of every device, as a step of rows with a window."""
+    """In the layout for kernels of every device, as a step of rows with a window."""
     q, pages, _ = step([(6, context), (3, 66)], 4, 2, 64, 16)
     trees = {0: Tree((-1, 0, 0, 1, 2, 2)), 1: Tree((-1, 0, 0))}
     meta = AttentionMetadata.build([6, 3], [context, 66], pages.tables.numpy(), 16, CPU, trees)
@@ -147,7 +147,7 @@ def test_a_tree_has_no_window_within_it() -> None:
 
 
 def poison_what_is_made(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Memory for parts that are merged holds NaN until something is written."""
+    """Fills the memory of parts that are merged with NaN until it is written."""
     new_empty = torch.Tensor.new_empty
 
     def made(x: Tensor, shape: Any, **named: Any) -> Tensor:  # noqa: ANN401 # as torch has it
@@ -158,12 +158,12 @@ def poison_what_is_made(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.parametrize(("prefix", "cap"), [(16, 0.0), (16, 1.5), pytest.param(80, 0.0, marks=LONG)])
 def test_shared_prefixes_are_looked_at_once(prefix: int, cap: float, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Rows 0 to 2 share their first blocks, row 3 is in no group, and of two groups one has no row."""
+    """Rows 0 to 2 share their first blocks, row 3 is in no group, and one of two groups has no row."""
     poison_what_is_made(monkeypatch)
     q, pages, batch = step([(1, 90), (1, 97), (1, 81), (1, 33)], 4, 2, 64, 16)
     tables = pages.tables.clone()
     tables[1:3, : prefix // 16] = tables[0, : prefix // 16]
-    # What the rows had there before is nobody's now.
+    # The rows no longer own what they had there before.
     lost = pages.tables[1:3, : prefix // 16].reshape(-1).long()
     pages.cache[lost] = torch.nan
     shared = SharedPrefixRows(

@@ -19,7 +19,7 @@ BLOCKS, SIZE, HEADS, KEYS, DIM = 6, 4, 4, 2, 64
 def test_the_same_numbers_as_in_torch(
     is_whole: bool, align: int, kept: torch.dtype, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """But for the interpreter's rounding to fp8, a step of which is an eighth."""
+    """Except for the interpreter's rounding to fp8, a step of which is an eighth."""
     torch.manual_seed(1)
     cpu = torch.device("cpu")
     own, other = (
@@ -63,7 +63,7 @@ def test_the_same_numbers_as_in_torch(
 @pytest.mark.parametrize("align", [SCALE_BYTES, GPU_ALIGN])
 @pytest.mark.parametrize("kept", [torch.int8, torch.float8_e4m3fn])
 def test_a_slot_is_as_near_as_its_format(kept: torch.dtype, align: int) -> None:
-    """Whatever lies behind its scale; what holds no number becomes none."""
+    """With any bytes after its scale; NaN stays NaN."""
     x = torch.randn(5, 3, DIM) * torch.tensor([1e-3, 1.0, 1e4])[None, :, None]
     x[0, 0], x[4, 1, 7] = 0.0, float("inf")
     slots = encode(x, kept, align)

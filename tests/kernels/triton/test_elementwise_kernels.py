@@ -1,4 +1,4 @@
-"""Norms, activation, embedding, copies of blocks and a step's inputs: against their twins in float64."""
+"""Norms, activation, embedding, copies of blocks and a step's inputs: against their references in float64."""
 
 import random
 
@@ -18,7 +18,7 @@ DTYPES = [torch.float32, torch.float16]
 
 
 def numbers(*shape: int, dtype: torch.dtype, scale: float = 3.0) -> Tensor:
-    """Of a view into poison: what lies between the rows is no number."""
+    """A view into poison, so that there is NaN between its rows."""
     torch.manual_seed(sum(shape))
     whole = poisoned((*shape[:-1], shape[-1] + 3), dtype)
     view = whole[..., : shape[-1]]
@@ -175,8 +175,8 @@ def test_inputs_of_a_step(lens: list[int], block_size: int, monkeypatch: pytest.
         assert torch.equal(found.write_slots[at : at + num], block * block_size + positions % block_size)
         at += num
     assert [column[total:].tolist() for column in found] == [[0] * 3, [0] * 3, [-1] * 3]
-    twin = inputs.build_inputs(tokens, tables, slots, starts, ends, block_size, total + 3)
-    assert all(map(torch.equal, found, twin))
+    reference = inputs.build_inputs(tokens, tables, slots, starts, ends, block_size, total + 3)
+    assert all(map(torch.equal, found, reference))
 
 
 def test_what_is_on_a_gpu_comes_here(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -35,7 +35,7 @@ def build(directory: Path) -> BuiltEngine:
 
 
 def tokens(built: BuiltEngine) -> dict[str, list[int]]:
-    """Greedy tokens of two prompts at once, of which one takes two chunks."""
+    """Greedy tokens of two prompts at once, one of which takes two chunks."""
     engine = built.engine
     for name, prompt in PROMPTS.items():
         engine.add(EngineRequest(name, prompt, SamplingParams(max_tokens=3, temperature=0.0, ignore_eos=True)))
@@ -85,7 +85,7 @@ def test_experts_are_multiplied_all_at_once(
 
 
 class Calls:
-    """How often something was called, and with what."""
+    """Counts the calls of a function and keeps their arguments."""
 
     def __init__(self, call: Callable[..., Any]) -> None:
         self._call = call
@@ -134,7 +134,7 @@ def test_8_bits_on_both_sides_and_in_the_cache(
 
 
 def as_on_a_gpu(monkeypatch: pytest.MonkeyPatch, formats: Formats) -> None:
-    """What is chosen for a GPU is chosen for CPU tensors, which its kernels are interpreted over."""
+    """Chooses for CPU tensors what is chosen for a GPU, whose kernels are interpreted over them."""
     cuda = torch.device("cuda")
     table = {
         name: tuple(dataclasses.replace(kind, fits=lambda _: True) for kind in kinds.KINDS[name] if kind.fits(cuda))

@@ -1,4 +1,4 @@
-"""Nothing compiles once an engine has started: seen in a process that compiles, as this one interprets."""
+"""No kernel compiles once an engine has started; checked in a process that compiles, as this one interprets."""
 
 import os
 import subprocess

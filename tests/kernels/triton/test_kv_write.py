@@ -1,4 +1,4 @@
-"""Rotation and write of keys and values: against the definition in float64, nothing else touched."""
+"""Rotation and write of keys and values: against the definition in float64; nothing else is written."""
 
 import pytest
 import torch
@@ -11,7 +11,7 @@ TOKENS, QUERIES, KEYS, BLOCKS = 5, 5, 2, 4
 
 
 def rotated(heads: Tensor, cis: Tensor) -> Tensor:
-    """Queries and keys turned, values as they are, in float64."""
+    """Rotated queries and keys, unchanged values, in float64."""
     wide = heads.double()
     even, odd = wide[:, : QUERIES + KEYS, 0::2], wide[:, : QUERIES + KEYS, 1::2]
     cosine, sine = cis.real.double(), cis.imag.double()
@@ -31,7 +31,7 @@ def step(dim: int, block: int, dtype: torch.dtype) -> tuple[Guarded, Tensor, Ten
 
 
 def new_cache(block: int, dim: int, dtype: torch.dtype) -> Tensor:
-    """Poisoned, with the kv heads outside of the offsets, the second of two layers."""
+    """A poisoned cache with the kv heads outside of the offsets, the second of two layers."""
     return poisoned((max(BLOCKS, TOKENS), 2, 2, KEYS, block, dim), dtype)[:, 1].permute(0, 3, 1, 2, 4)
 
 
@@ -81,7 +81,7 @@ def test_what_is_beyond_a_given_scale_saturates(kept_as: torch.dtype, largest: f
 
 
 def test_a_block_beyond_what_32_bits_address() -> None:
-    """Block 40,000 of 65,536 bytes each: its offset wraps in 32 bits. Of the memory only what is written is taken."""
+    """Block 40,000 of 65,536 bytes each: its offset overflows 32 bits. Only the written memory is used."""
     heads, cis, slots = step(64, 16, torch.float32)
     memory = torch.empty(40_001 * 65_536, dtype=torch.int8)
     cache = torch.as_strided(memory, (40_001, 16, 2, KEYS, 64), (65_536, 2 * KEYS * 64, KEYS * 64, 64, 1))

@@ -1,4 +1,4 @@
-"""Experts: choices in groups of one expert, products with each one's weights, and their sum."""
+"""Experts: choices grouped by expert, products with each expert's weights, and their sum."""
 
 import pytest
 import torch
@@ -16,7 +16,7 @@ DTYPES = [torch.float32, torch.float16]
 
 
 def chosen(tokens: int, num_experts: int, per_token: int) -> Tensor:
-    """Distinct experts of each token, int64 [tokens, per_token]; the last expert is chosen by nobody."""
+    """Distinct experts of each token, int64 [tokens, per_token]; no token chooses the last expert."""
     torch.manual_seed(tokens)
     return torch.rand(tokens, max(1, num_experts - 1)).argsort(dim=1)[:, :per_token]
 
@@ -27,13 +27,13 @@ def test_every_choice_is_in_a_group_of_its_expert_once(num: int, num_experts: in
     experts = torch.randint(0, num_experts, (num,), generator=torch.Generator().manual_seed(num))
     if num == 33:
         experts[:] = 3  # all of one
-    found, twin = kernels.group(experts, num_experts, size), moe.group(experts, num_experts, size)
+    found, reference = kernels.group(experts, num_experts, size), moe.group(experts, num_experts, size)
     assert found.size == size and len(found.experts) == moe.num_groups(num, num_experts, size)
-    assert torch.equal(found.experts, twin.experts)
-    every = [groups.choices.view(-1, size).sort(dim=1).values for groups in (found, twin)]
+    assert torch.equal(found.experts, reference.experts)
+    every = [groups.choices.view(-1, size).sort(dim=1).values for groups in (found, reference)]
     by_expert = [
         [groups.choices.view(-1, size)[groups.experts == expert] for expert in range(num_experts)]
-        for groups in (found, twin)
+        for groups in (found, reference)
     ]
     for own, wanted in zip(*by_expert, strict=True):
         assert torch.equal(own.flatten().sort().values, wanted.flatten().sort().values)

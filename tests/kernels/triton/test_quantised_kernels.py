@@ -1,4 +1,4 @@
-"""Products with quantised weights: against what the numbers mean in float64, for all kinds of edges of tiles.
+"""Products with quantised weights: against the represented numbers in float64, for all edges of tiles.
 
 Inputs are float16 and float32; shapes are small, as the interpreter takes milliseconds for a tile.
 """
@@ -10,7 +10,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from sluice_server.kernels.formats import packed_weights as twin
+from sluice_server.kernels.formats import packed_weights as plain
 from sluice_server.kernels.formats.packed_weights import Int4Weight, Int8Weight
 from sluice_server.kernels.triton import gemm, linear4, linear8, linear16
 from sluice_server.kernels.triton.gemm import DECODE, LARGE, MEDIUM, SMALL
@@ -22,29 +22,29 @@ SHAPES = [(1, 16, 64), (7, 70, 200), (16, 64, 128), (17, 33, 65), (40, 130, 96),
 
 
 def inputs(num: int, width: int, dtype: torch.dtype) -> Tensor:
-    """Rows of a view into poison."""
+    """Random rows of a view into poison."""
     torch.manual_seed(num + width)
     view = poisoned((num, width + 16), dtype)[:, :width]
     return view.copy_(torch.randn(num, width))
 
 
 def weights8(outputs: int, width: int, kind: torch.dtype) -> Int8Weight:
-    """Among them the largest numbers, a row of zeros and a scale that is barely one."""
-    packed = twin.quantise_rows(torch.randn(outputs, width + 16), kind)
+    """Random 8-bit weights, among them the largest numbers, a row of zeros and a nearly denormal scale."""
+    packed = plain.quantise_rows(torch.randn(outputs, width + 16), kind)
     packed.weight[0] = 0
     packed.scales[1] = 1e-38
     return Int8Weight(packed.weight[:, :width], packed.scales)
 
 
 def weights4(outputs: int, width: int, group: int) -> tuple[Int4Weight, Tensor]:
-    """And what they are, float64 [N, K]."""
+    """Random 4-bit weights, and the numbers they represent, float64 [N, K]."""
     num = -(-width // group)
     values, zeros = torch.randint(0, 16, (outputs, width)), torch.randint(0, 17, (num, outputs))
     scales = torch.rand(num, outputs).half()
     scales[:, 0] = 0.0
     of = torch.arange(width) // group
     exact = (values - zeros[of].t()).double() * scales[of].t().double()
-    return Int4Weight(twin.pack_nibbles(values), scales, zeros.half(), width, group), exact
+    return Int4Weight(plain.pack_nibbles(values), scales, zeros.half(), width, group), exact
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
@@ -58,7 +58,7 @@ def test_w8a16(shape: tuple[int, int, int], dtype: torch.dtype, monkeypatch: pyt
     made = caught(monkeypatch, linear8)
     linear8.linear_w8a16(x, packed, bias)
     assert_close(made[0].check(), wanted, dtype)
-    assert_close(twin.linear_w8a16(x, packed, bias), wanted, dtype)
+    assert_close(plain.linear_w8a16(x, packed, bias), wanted, dtype)
 
 
 @pytest.mark.parametrize("kind", [torch.int8, torch.float8_e4m3fn])
@@ -76,10 +76,10 @@ def test_w8a8(shape: tuple[int, int, int], kind: torch.dtype) -> None:
 
 
 @pytest.mark.parametrize("kind", [torch.int8, torch.float8_e4m3fn])
-def test_rows_are_quantised_as_the_twin_does(kind: torch.dtype) -> None:
+def test_rows_are_quantised_as_the_reference_does(kind: torch.dtype) -> None:
     x = inputs(9, 111, torch.float32)
     x[0], x[1, 3], x[2] = 0.0, 1e30, x[2] * 1e-20
-    found, wanted = linear8.quantise_rows(x, kind), twin.quantise_rows(x, kind)
+    found, wanted = linear8.quantise_rows(x, kind), plain.quantise_rows(x, kind)
     assert torch.allclose(found.scales, wanted.scales, rtol=1e-6)
     if kind is torch.int8:
         assert torch.equal(found.weight, wanted.weight)
@@ -103,8 +103,8 @@ def test_w4a16(shape: tuple[int, int, int], group: int, monkeypatch: pytest.Monk
     made = caught(monkeypatch, linear4)
     linear4.linear_w4a16(x, packed, bias)
     assert_close(made[0].check(), wanted, torch.float16)
-    assert_close(twin.linear_w4a16(x, packed, bias), wanted, torch.float16)
-    assert torch.equal(twin.dequantise(packed).double(), exact.float().double())
+    assert_close(plain.linear_w4a16(x, packed, bias), wanted, torch.float16)
+    assert torch.equal(plain.dequantise(packed).double(), exact.float().double())
 
 
 def test_4_bit_weights_in_float32() -> None:
@@ -186,7 +186,7 @@ Apply = Callable[[Tensor], Tensor]
 
 
 def fixed_linears(outputs: int, width: int) -> dict[str, Apply]:
-    """Of each kind, over weights that are multiplied in several parts."""
+    """Linear layers of each kind, over weights that are multiplied in several parts."""
     eight, four = weights8(outputs, width, torch.int8), weights4(outputs, width, 64)[0]
     float8, weight = weights8(outputs, width, torch.float8_e4m3fn), torch.randn(outputs, width).half()
     return {
@@ -200,7 +200,7 @@ def fixed_linears(outputs: int, width: int) -> dict[str, Apply]:
 
 @pytest.mark.parametrize("name", ["w8a16", "w8a8", "fp8", "w4a16", "16 bits"])
 def test_the_bits_of_a_row_depend_on_that_row_alone(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Alone, in twos and among more than a tile of others, where otherwise the schedule would be another."""
+    """Alone, in twos and among more rows than a tile has, where the schedule would otherwise differ."""
     monkeypatch.setattr(np, "matmul", in_one_order)  # which the interpreter takes for products
     apply, x = fixed_linears(33, 1100)[name], inputs(70, 1100, torch.float16)
     assert gemm.schedule_of(1, 33, 1100, is_fixed=False) != gemm.schedule_of(70, 33, 1100, is_fixed=False)

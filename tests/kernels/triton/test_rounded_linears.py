@@ -1,4 +1,4 @@
-"""Linear layers over weights that are rounded when they are loaded, as on a GPU: interpreted here."""
+"""Linear layers over weights that are rounded when loaded, as on a GPU, interpreted here."""
 
 import pytest
 import torch
@@ -11,7 +11,7 @@ from sluice_server.kernels.reference.elementwise import rms_norm, silu_mul
 
 
 def meant(weight: torch.Tensor, bits: int) -> torch.Tensor:
-    """What the rounded weight stands for."""
+    """The numbers that the rounded weight represents."""
     if bits == 4:
         return dequantise(round_groups(weight))
     rows = quantise_rows(weight, torch.int8)
@@ -60,7 +60,7 @@ def test_a_weight_of_zeros_stays_one() -> None:
 
 @pytest.mark.parametrize(("name", "dtype", "off"), [("w8a8", torch.int8, 0.02), ("fp8", torch.float8_e4m3fn, 0.12)])
 def test_activations_are_rounded_row_by_row_where_weights_are(name: str, dtype: torch.dtype, off: float) -> None:
-    """A row of great numbers takes nothing from the others; what comes out has the activations' format."""
+    """A row of large numbers costs the others no precision; the output has the activations' format."""
     torch.manual_seed(1)
     weight, bias = torch.randn(32, 96), torch.randn(32)
     x = torch.randn(4, 96) * torch.tensor([[1.0], [1000.0], [1e-3], [1.0]])

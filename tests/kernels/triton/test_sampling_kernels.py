@@ -1,4 +1,4 @@
-"""The sampling kernels against their torch twin: words to the bit, tokens unless two scores nearly tie.
+"""The sampling kernels against their torch reference: random words to the bit, tokens unless two scores nearly tie.
 
 A row costs the interpreter a quarter of a second, so that rows of all kinds go together.
 """
@@ -13,7 +13,7 @@ from torch import Tensor
 
 from sluice_server.kernels import gpu, ops
 from sluice_server.kernels.reference import philox
-from sluice_server.kernels.reference import sampling as twin
+from sluice_server.kernels.reference import sampling as reference
 from sluice_server.kernels.reference.sampling import Rows
 from sluice_server.kernels.triton import sampling
 from sluice_server.kernels.triton.noise import gumbel, uniform_words
@@ -25,10 +25,10 @@ SEEDS = [0, 1, -1, 2**63 - 1, -(2**63), 0x1234567890ABCDEF]
 
 
 def check_equal(logits: Tensor, rows: Rows) -> Tensor:
-    """Tokens of the kernels; ids that lie beyond a row of `logits` are better than all in it, and never seen."""
+    """Checks the kernels' tokens; ids beyond a row of `logits` have larger values and must never be seen."""
     wide = torch.full((len(logits), logits.shape[1] + 5), 1e9)
     given = wide[:, : logits.shape[1]].copy_(logits)
-    expected, bad = twin.sample(logits, rows)
+    expected, bad = reference.sample(logits, rows)
     found, found_bad = sampling.sample(given, rows)
     assert torch.equal(found_bad, bad) and torch.equal(given.nan_to_num(7.0), logits.nan_to_num(7.0))
     for row in (found != expected).nonzero()[:, 0].tolist():
@@ -38,7 +38,7 @@ def check_equal(logits: Tensor, rows: Rows) -> Tensor:
 
 
 def every_kind() -> Rows:
-    """One row of each of the parameters that the twin is tested with, greedy too."""
+    """One row of each of the reference's test parameters, greedy too."""
     kinds: list[Params] = [*ALL, (0.0, 5, 0.5, 0.1, 0.5)]
     one = [rows_of(1, *params, seed=13 * at) for at, params in enumerate(kinds)]
     return Rows(*(torch.cat(columns) for columns in zip(*one, strict=True)))
@@ -71,7 +71,7 @@ def test_noise_is_that_of_the_cpu_to_the_bit() -> None:
 
 
 @pytest.mark.parametrize("vocab", [1, 111])
-def test_tokens_are_those_of_the_twin(vocab: int) -> None:
+def test_tokens_are_those_of_the_reference(vocab: int) -> None:
     check_equal(random_logits(11, vocab, 3.0, seed=vocab), every_kind())
 
 
@@ -131,7 +131,7 @@ def test_few_rows_are_split(num: int, vocab: int, splits: int) -> None:
 @pytest.mark.timeout(1800)
 @pytest.mark.parametrize("vocab", [7, 4096, 32_003, 151_936])
 @pytest.mark.parametrize("scale", [0.3, 3.0, 20.0])
-def test_tokens_are_those_of_the_twin_at_any_width(vocab: int, scale: float) -> None:
+def test_tokens_are_those_of_the_reference_at_any_width(vocab: int, scale: float) -> None:
     check_equal(random_logits(11, vocab, scale), every_kind())
     check_equal(random_logits(24, vocab, scale), mixed_rows(24))
 

@@ -1,4 +1,4 @@
-"""Which drafts of trees stand: the kernel against its twin, and the twin against the walk of the engine."""
+"""Accepted drafts of trees: the kernel against its reference, and the reference against the engine's walk."""
 
 import random
 
@@ -15,7 +15,7 @@ Rows = list[tuple[list[int], tuple[int, ...], list[int]]]  # drafts, parents, wh
 
 
 def some_rows(seed: int, sizes: list[int]) -> Rows:
-    """Drafts of few different tokens, so that many stand."""
+    """Drafts of few different tokens, so that many are accepted."""
     rng = random.Random(seed)
     rows: Rows = []
     for num in sizes:
@@ -55,7 +55,7 @@ def test_the_same_as_the_walk(seed: int) -> None:
 
 
 def test_what_has_no_token_stands_behind_nothing() -> None:
-    """A row whose logits held no number, and one whose first draft is right."""
+    """A row whose logits are NaN, and one whose first draft is right."""
     given = tensors([([2, 2], (-1, 0), [-1, 2, 2]), ([1, 2], (-1, -1), [2, 0, 0])], 2, 6)
     assert speculation.standing(*given).tolist() == [0, 1, 2, 3, 5, 5]
     assert on_gpu.standing(*given).tolist() == [0, 1, 2, 3, 5, 5]

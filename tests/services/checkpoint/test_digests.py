@@ -1,4 +1,4 @@
-"""Digests of files: by content, read once, and never of anything but what was there."""
+"""Digests of files: by content, read once, and never stale."""
 
 import logging
 import os
@@ -15,7 +15,7 @@ LARGE = digests.SMALL_BYTES + digests.READ_BYTES // 2
 
 @pytest.fixture
 def reads(monkeypatch: pytest.MonkeyPatch) -> list[int]:
-    """Pieces that were read."""
+    """Counts the pieces that are read."""
     found: list[int] = []
     piece = digests._piece
 
@@ -63,7 +63,7 @@ def test_a_file_is_read_once(tmp_path: Path, reads: list[int]) -> None:
 
 @pytest.mark.parametrize("is_whole", [True, False], ids=["replaced", "in place"])
 def test_other_content_of_the_same_size_and_time_is_seen(tmp_path: Path, is_whole: bool) -> None:
-    """As `cp --preserve` and `rsync --times` leave it: the change time tells."""
+    """As after `cp --preserve` or `rsync --times`: the change time differs."""
     path, memory = tmp_path / "weights", Remembered(tmp_path / "cache")
     path.write_bytes(b"a" * LARGE)
     found, first = path.stat(), of(path, memory)

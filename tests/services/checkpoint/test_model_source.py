@@ -1,4 +1,4 @@
-"""What a checkpoint is called: by its content, wherever it lies and whatever else lies beside it."""
+"""The name of a checkpoint depends on its content, not on its path or the files beside it."""
 
 import shutil
 from pathlib import Path
@@ -104,7 +104,7 @@ def test_a_snapshot_of_the_hub_is_named_by_its_commit(model: Path, tmp_path: Pat
     assert commit_of(snapshot) == revision(snapshot) == contents(snapshot).configuration == COMMIT
     assert contents(snapshot).named().digest == COMMIT.encode()
     (snapshot / "config.json").unlink()
-    (snapshot / "config.json").write_bytes(b"{  }")  # somebody has edited it
+    (snapshot / "config.json").write_bytes(b"{  }")  # edited by hand
     assert commit_of(snapshot) == "" and COMMIT not in revision(snapshot)
 
 

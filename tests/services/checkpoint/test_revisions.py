@@ -1,4 +1,4 @@
-"""Which revisions go together."""
+"""Which revisions are compatible."""
 
 import pytest
 

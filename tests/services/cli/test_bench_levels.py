@@ -1,4 +1,4 @@
-"""The loads of a sweep: streams are whole numbers, arrivals a second need not be."""
+"""The loads of a sweep: streams are whole numbers; arrival rates may be fractions."""
 
 import pytest
 import typer

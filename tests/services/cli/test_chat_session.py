@@ -1,4 +1,4 @@
-"""A chat session on a console, with a client that is a stand-in."""
+"""A chat session on a console, with a stand-in client."""
 
 import io
 from typing import cast

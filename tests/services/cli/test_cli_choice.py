@@ -13,7 +13,7 @@ from sluice_server.services.cli.main import app as sluice_app
 
 
 def given(*options: str, **environment: str) -> list[tuple[Mapping[str, int | float], bool]]:
-    """What a command is called with."""
+    """The arguments that a command is called with."""
     seen: list[tuple[Mapping[str, int | float], bool]] = []
     app = typer.Typer()
 

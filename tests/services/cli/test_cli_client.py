@@ -1,4 +1,4 @@
-"""What the CLI makes of the contract's answers."""
+"""The CLI's view of the contract's answers."""
 
 import json
 

@@ -1,4 +1,4 @@
-"""Variables that look like settings: a misspelt one is told, all that are ours or Kubernetes' are not."""
+"""Environment variables that look like settings: a misspelt one is reported, ours and Kubernetes' are not."""
 
 import os
 import subprocess

@@ -1,4 +1,4 @@
-"""What a container's probe says."""
+"""The answers of a container's health check."""
 
 import struct
 from pathlib import Path

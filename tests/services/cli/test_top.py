@@ -1,4 +1,4 @@
-"""What `sluice top` draws from two answers of WatchLoad."""
+"""The screen of `sluice top`, drawn from two answers of WatchLoad."""
 
 from rich.console import Console, Group
 from sluice.v1 import control_pb2

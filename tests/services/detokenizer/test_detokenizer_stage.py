@@ -1,4 +1,4 @@
-"""The detokenizer stage by hand: several outputs, their ends, what is dropped."""
+"""The detokenizer stage alone: several outputs, their ends, and dropped messages."""
 
 from pathlib import Path
 
@@ -26,7 +26,7 @@ def encoder(tmp_path: Path) -> TextEncoder:
 
 
 class Rig:
-    """A stage, and what it sent."""
+    """A stage, and the messages it has sent."""
 
     def __init__(self, encoder: TextEncoder, stops: Stops) -> None:
         self.encoder = encoder
@@ -36,7 +36,7 @@ class Rig:
         self._next: dict[int, int] = {}
 
     def say(self, output: int, text: str, finish: FinishReason | None = None) -> None:
-        """The engine sends the tokens of `text`."""
+        """Sends the tokens of `text` as the engine would."""
         ids = tuple(self.encoder.tokenizer.encode(text, add_special_tokens=False).ids)
         first = self._next.get(output, 0)
         self._next[output] = first + len(ids)
@@ -69,7 +69,7 @@ def test_a_stop_string_ends_its_own_output_only(encoder: TextEncoder) -> None:
 
 
 def test_credit_for_tokens_behind_a_stop_string_goes_back(encoder: TextEncoder) -> None:
-    """The client is told of two tokens and grants no more; its other output must not wait for the rest for ever."""
+    """The client hears of two tokens and grants no more; its other output must not wait for the remaining credit."""
     rig = Rig(encoder, Stops(("wor",)))
     rig.say(0, "hello")
     rig.say(1, "quick")

@@ -1,4 +1,4 @@
-"""When text leaves: pure, with a clock and a timer of the test's own."""
+"""When text is flushed: pure logic with a clock and a timer of the test."""
 
 import itertools
 from collections.abc import Callable

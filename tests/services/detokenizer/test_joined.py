@@ -1,4 +1,4 @@
-"""Several messages as one: nothing lost, the ends in their places."""
+"""Several messages joined into one: nothing is lost, ends keep their places."""
 
 from sluice_server.engine.request import FinishReason
 from sluice_server.services.detokenizer.joined import joined

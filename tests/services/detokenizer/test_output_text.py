@@ -1,4 +1,4 @@
-"""What ordinary text does not show: ids without a token, runs of byte tokens, stops found at once, ends."""
+"""Text of unusual ids: ids without a token, runs of byte tokens, stops found at once, ends."""
 
 import random
 

@@ -1,4 +1,4 @@
-"""Reasoning and tool calls told apart from the text: whatever the pieces, nothing half streamed, nothing lost."""
+"""Reasoning and tool calls separated from the text, for any division into pieces; no half marker is streamed."""
 
 import random
 

@@ -1,4 +1,4 @@
-"""Streamed text is whole decoding, whatever the ids; stop strings are found wherever they lie."""
+"""Streamed text equals the text decoded at once, for any ids; stop strings are found at any position."""
 
 import random
 
@@ -20,7 +20,7 @@ def encoder(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFac
 
 
 def stream(encoder: TextEncoder, ids: list[int], rng: random.Random, skip: bool = True) -> str:
-    """Text of ids pushed in random pieces."""
+    """The text of ids that are pushed in random pieces."""
     output, text, at = OutputText(encoder, skip_special_tokens=skip), "", 0
     while at < len(ids):
         num = rng.randrange(1, 5)
@@ -70,7 +70,7 @@ def test_a_stop_string_over_token_boundaries_ends_the_output(encoder: TextEncode
 
 
 def naive(text: str, stops: list[str], include: bool) -> tuple[str, str | None]:
-    """The first position where some stop string ends, the longest of those that end there."""
+    """The first position where a stop string ends, and the longest of those that end there."""
     for end in range(1, len(text) + 1):
         ending = [stop for stop in stops if text[:end].endswith(stop)]
         if ending:

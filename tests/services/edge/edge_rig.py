@@ -1,4 +1,4 @@
-"""The edge on a real port before a gateway whose ring is played by hand, and OpenAI's own client in front of it."""
+"""The HTTP edge on a real port before a gateway whose ring the test plays, with OpenAI's own client."""
 
 import asyncio
 import contextlib
@@ -19,7 +19,7 @@ BOUNDS = Bounds(most=100, most_of_address=100)
 
 @dataclasses.dataclass
 class EdgeRig(Rig):
-    """A gateway's rig and clients of the edge before it."""
+    """A gateway's rig, with clients of the edge in front of it."""
 
     client: openai.AsyncOpenAI
     url: str

@@ -112,7 +112,7 @@ async def test_models_and_health() -> None:
 
 
 def raw(url: str, head: str, body: bytes = b"") -> tuple[int, bytes]:
-    """Status and all that follows of one bare request."""
+    """Status and body of one raw request."""
     host, port = url.removeprefix("http://").split(":")
     with socket.create_connection((host, int(port)), timeout=10) as opened:
         opened.sendall(

@@ -12,7 +12,7 @@ from tests.services.edge.edge_rig import BOUNDS, EdgeRig, edge
 
 
 class Held:
-    """A connection as the ledger sees it."""
+    """A connection as the connection limiter sees it."""
 
     def __init__(self, name: str) -> None:
         self.name = name
@@ -79,7 +79,7 @@ async def opened(rig: EdgeRig, sent: bytes) -> tuple[asyncio.StreamReader, async
 
 @contextlib.asynccontextmanager
 async def idle(rig: EdgeRig, number: int) -> AsyncIterator[list[asyncio.StreamReader]]:
-    """So many connections that have sent one byte each."""
+    """Opens that many connections that have sent one byte each."""
     made = [await opened(rig, b"G") for _ in range(number)]
     try:
         yield [reader for reader, _ in made]
@@ -88,7 +88,7 @@ async def idle(rig: EdgeRig, number: int) -> AsyncIterator[list[asyncio.StreamRe
             writer.close()
 
 
-async def test_idle_connections_of_one_byte_close_the_door_to_nobody() -> None:
+async def test_idle_connections_of_one_byte_keep_no_client_out() -> None:
     async with edge(bounds=Bounds(most=8, most_of_address=8)) as rig, idle(rig, 20):
         assert (await rig.client.models.list()).data[0].id == "toy"
 

@@ -1,4 +1,4 @@
-"""The page of the edge, without a browser."""
+"""The edge's page, without a browser."""
 
 import httpx2
 

@@ -19,7 +19,7 @@ CALLS = (ToolCall("weather", '{"city":"é"}', "id1"), ToolCall("weather", "{}", 
 
 
 def calling(rig: EdgeRig) -> None:
-    """The model reasons, speaks, calls twice, and ends."""
+    """An output that reasons, writes text, calls twice, and ends."""
 
     def play(submit: Submit) -> None:
         envelope, record = submit.envelope, (TokenRecord(1, b"x"),)

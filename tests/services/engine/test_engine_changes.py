@@ -1,4 +1,4 @@
-"""The engine's place in the ring: what a client says of its running request, and how much of it is computed ahead."""
+"""The engine stage: a client's changes of its running request, and steps computed ahead of them."""
 
 import msgspec
 
@@ -28,7 +28,7 @@ ENVELOPE = Envelope("a", "g")
 
 
 class Rig:
-    """A stage whose model says 9, and what it emits beside reports."""
+    """A stage whose model samples 9, and the messages it emits apart from reports."""
 
     def __init__(self, **scheduling: object) -> None:
         self.sent: list[Message] = []
@@ -44,7 +44,7 @@ class Rig:
             self.sent.append(message)
 
     def run(self, *messages: Message) -> None:
-        """Changes are numbered as a gateway does."""
+        """Sends changes with the numbers that a gateway gives them."""
         for message in messages:
             if isinstance(message, Grant | Append | Update | CloseInput) and message.envelope == ENVELOPE:
                 message = msgspec.structs.replace(message, index=self.num_changes)
@@ -113,7 +113,7 @@ def test_changes_of_other_attempts_and_of_ended_requests_do_nothing() -> None:
 
 
 def test_a_change_that_was_lost_is_not_passed_over() -> None:
-    """What came behind it would be taken for the whole: a replay has all of it."""
+    """Changes after a lost one would be taken for all of them: the replay has all of them."""
     rig = Rig(is_open=True)
     rig.num_changes = 1  # an Append was on a frame that never came
     rig.run(CloseInput(ENVELOPE))

@@ -1,4 +1,4 @@
-"""The engine's place in the ring: several outputs of one request, each with its own end."""
+"""The engine stage: several outputs of one request, each with its own end."""
 
 import collections
 
@@ -15,7 +15,7 @@ LIMITS = Limits(context_length=100, vocab_size=400)
 
 
 def make() -> tuple[EngineStage, list[Message]]:
-    """A stage whose model says 9, and what it emits beside reports."""
+    """A stage whose model samples 9, and the messages it emits apart from reports."""
     sent: list[Message] = []
     scheduler = Scheduler(KVCache(40, 4, prefix_caching=True), LIMITS, (2,), 4, 40)
     emit = lambda message: None if isinstance(message, Report) else sent.append(message)  # noqa: E731 # shorter so
@@ -33,7 +33,7 @@ def run(stage: EngineStage) -> None:
 
 
 class Steps:
-    """A measurement of so many steps, each of which is written down."""
+    """A measurement of that many steps, each of which is noted."""
 
     def __init__(self, left: int) -> None:
         self.left = left

@@ -1,4 +1,4 @@
-"""Phases of a request in the engine, told from its trail: by hand, and through a stage that preempts and fails."""
+"""Phases of a request in the engine, from its timeline: by hand, and through a stage that preempts and fails."""
 
 from sluice_server.engine.engine import Engine
 from sluice_server.engine.kv_cache.cache import KVCache
@@ -71,7 +71,7 @@ def test_a_trail_is_bounded_and_keeps_what_tells_phases_apart() -> None:
 
 
 class Rig:
-    """A stage with a clock of its own: a step takes a second."""
+    """A stage with a clock of its own, by which a step takes a second."""
 
     def __init__(self, num_blocks: int = 40, budget: int = 40) -> None:
         self.now = 0.0
@@ -131,7 +131,7 @@ def test_steps_are_looked_at_now_and_then_and_linked() -> None:
     steps = [phase for request, phase in rig.phases if not request]
     assert steps and all(step.name == names.SPAN_STEP and step.links == (PARENT,) for step in steps)
     assert steps[0].attributes == {names.NUM_ROWS: 2, names.NUM_TOKENS: 2}
-    assert rig.of("b") == {}, "nobody traces it"
+    assert rig.of("b") == {}, "it is not traced"
     told = [one for phase in rig.of("a").values() for one in phase.happenings if one.name == names.EVENT_STEP]
     assert len(told) == len(steps)
 

@@ -1,4 +1,4 @@
-"""Requests that wait for their grammar in front of the engine: order, cancels, attempts, failures; others pass."""
+"""Requests that wait for their grammar before the engine: order, cancels, attempts, failures; others pass them."""
 
 import threading
 from collections.abc import Iterator
@@ -39,7 +39,7 @@ class Stage:
 
 
 class SlowGrammars(Grammars):
-    """Grammars that compile when they are told to."""
+    """Grammars that compile when the test says so."""
 
     def __init__(self) -> None:
         super().__init__(None)
@@ -67,7 +67,7 @@ class Rig:
         self.gate = GrammarGate(self.stage, self.grammars, pool, self.woken.release, self.sent.append)  # type: ignore[arg-type] # as far as it is used
 
     def compile(self, num: int = 1) -> None:
-        """Let the grammars compile, and a turn come after each of `num`."""
+        """Lets `num` grammars compile, with a turn of the loop after each."""
         self.grammars.go.set()
         for _ in range(num):
             assert self.woken.acquire(timeout=10)
@@ -87,7 +87,7 @@ def prompt(name: str, grammar: str = "", attempt: int = 0, **fields: Any) -> Pro
     return Prompt(envelope, pack_ids([1]), SamplingParams(grammar=grammar), Stops(), Scheduling(), 0.0)
 
 
-def test_who_waits_holds_up_nobody_and_order_holds_behind(rig: Rig) -> None:
+def test_a_waiting_request_delays_no_other_and_its_messages_keep_their_order(rig: Rig) -> None:
     slow, free = prompt("slow", "x"), prompt("free")
     behind = Cancel(slow.envelope, 1)
     for message in (slow, behind, free):

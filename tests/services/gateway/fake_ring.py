@@ -1,4 +1,4 @@
-"""A gateway on a loopback port before a ring that is played by hand: what the gateway emits is listed and answered."""
+"""A gateway on a loopback port with a ring that the test plays: it lists and answers what the gateway emits."""
 
 import asyncio
 import contextlib
@@ -35,7 +35,7 @@ def settings(**changes: Any) -> GatewaySettings:  # noqa: ANN401  # any field of
 
 
 def text_of(submit: Submit, index: int, text: str, *, first: bool = False, last: bool = False) -> Text:
-    """One token of a generation as the detokenizer would send it."""
+    """One token of a generation, as the detokenizer would send it."""
     return Text(
         envelope=submit.envelope,
         first_index=index,
@@ -78,7 +78,7 @@ class FakeRing:
 
     @property
     def submits(self) -> list[Submit]:
-        """What clients asked for: not the gateway's own warm-up."""
+        """The submitted requests of clients, without the gateway's own warm-up."""
         return [one for one in self.emitted if isinstance(one, Submit) and not is_warm_up(one)]
 
     @property
@@ -112,7 +112,7 @@ class FakeRing:
 
 
 def public(submit: Submit) -> str:
-    """The id that clients know."""
+    """The generation id that clients see."""
     return f"{submit.envelope.request_id}.{submit.envelope.origin}"
 
 

@@ -1,4 +1,4 @@
-"""HTTP/2 by hand, as no client library would send it: frames as bytes, headers without compression."""
+"""HTTP/2 frames as bytes, with uncompressed headers, for requests that no client library sends."""
 
 import asyncio
 import contextlib
@@ -11,12 +11,12 @@ END_STREAM, END_HEADERS = 1, 4
 
 
 def frame(kind: int, flags: int, stream: int, payload: bytes = b"") -> bytes:
-    """One frame."""
+    """One encoded frame."""
     return struct.pack(">I", len(payload))[1:] + bytes([kind, flags]) + struct.pack(">I", stream) + payload
 
 
 def headers(stream: int, method: str, extra: Sequence[tuple[str, str]] = ()) -> bytes:
-    """The HEADERS of a gRPC call: literals, neither indexed nor Huffman-coded."""
+    """The HEADERS frame of a gRPC call: literals, neither indexed nor Huffman-coded."""
     fields = [
         (":method", "POST"),
         (":scheme", "http"),
@@ -30,7 +30,7 @@ def headers(stream: int, method: str, extra: Sequence[tuple[str, str]] = ()) -> 
 
 
 def message(stream: int, data: bytes, claims: int | None = None) -> bytes:
-    """DATA with one gRPC message, which may claim another length than it has."""
+    """A DATA frame with one gRPC message, whose stated length may be wrong."""
     prefix = struct.pack(">BI", 0, len(data) if claims is None else claims)
     return frame(DATA, END_STREAM if claims is None else 0, stream, prefix + data)
 
@@ -40,7 +40,7 @@ def _literal(name: str, value: str) -> bytes:
 
 
 async def send(port: int, data: bytes, wait_s: float = 0.02, until: bytes = b"") -> bytes:
-    """Send bytes on a connection of their own and hang up; what came back until then, or up to `until`."""
+    """Sends bytes on a new connection and closes it; returns what was received until then, or up to `until`."""
     answer = b""
     with contextlib.suppress(ConnectionError):
         reader, writer = await asyncio.open_connection("127.0.0.1", port)

@@ -1,4 +1,4 @@
-"""A client of Converse for tests: sends frames, reads frames, each when told."""
+"""A client of Converse for tests: sends and reads single frames."""
 
 from typing import Any
 
@@ -11,7 +11,7 @@ from tests.services.gateway.fake_ring import Rig, spec
 
 
 class Talker:
-    """One stream."""
+    """One stream of Converse."""
 
     def __init__(self, rig: Rig, timeout: float | None = None) -> None:
         self.rig = rig
@@ -21,7 +21,7 @@ class Talker:
         await self.call.write(inference_pb2.ConverseRequest(tag=tag, **frame))
 
     async def open(self, tag: int, *, keep_input_open: bool = False, **fields: Any) -> Submit:  # noqa: ANN401 # of a spec
-        """Open a generation; what reached the ring of it."""
+        """Opens a generation; returns the message that reached the ring."""
         num = len(self.rig.ring.submits)
         opened = inference_pb2.Open(spec=spec(**fields), keep_input_open=keep_input_open or None)
         await self.send(tag, open=opened)
@@ -34,36 +34,36 @@ class Talker:
         return frame
 
     async def kinds(self, num: int) -> list[tuple[int, str | None]]:
-        """(tag, kind) of the next frames."""
+        """The (tag, kind) of the next frames."""
         frames = [await self.read() for _ in range(num)]
         return [(frame.tag, frame.WhichOneof("frame")) for frame in frames]
 
     async def failure(self) -> tuple[int, inference_pb2.Failed, error_details_pb2.ErrorInfo]:
-        """The next frame, a failed: its tag, itself and its ErrorInfo."""
+        """The next frame, which is a failure: its tag, its error and its ErrorInfo."""
         frame = await self.read()
         info = error_details_pb2.ErrorInfo()
         assert frame.WhichOneof("frame") == "failed" and frame.failed.details[0].Unpack(info), frame
         return frame.tag, frame.failed, info
 
     async def rest(self) -> list[inference_pb2.ConverseResponse]:
-        """Everything to the end, after half-closing."""
+        """Half-closes, and returns all frames to the end."""
         await self.call.done_writing()
         return await self.remaining()
 
     async def remaining(self) -> list[inference_pb2.ConverseResponse]:
-        """Everything to the end. Raises the error that ended the stream."""
+        """All frames to the end. Raises the error that ended the stream."""
         frames = []
         while isinstance(frame := await self.call.read(), inference_pb2.ConverseResponse):
             frames.append(frame)
         return frames
 
     async def end(self) -> grpc.StatusCode:
-        """Half-close, read to the end."""
+        """Half-closes and reads to the end."""
         await self.rest()
         return await self.call.code()
 
     async def emitted(self, kind: type[Message], num: int = 1) -> list[Any]:
-        """Messages of that kind for the ring, as soon as there are so many."""
+        """The messages of that kind for the ring, as soon as there are that many."""
         found: list[Any] = []
 
         def enough() -> bool:

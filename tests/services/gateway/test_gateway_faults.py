@@ -1,4 +1,4 @@
-"""An exception in a gateway: in the handler of any RPC, behind it, and while a message of the ring is taken."""
+"""An exception in a gateway: in the handler of any RPC, behind it, and while a message of the ring is handled."""
 
 import inspect
 import logging
@@ -107,7 +107,7 @@ async def test_what_raises_behind_a_handler_is_one_status_and_one_line(
 
 
 class Home:
-    """A gateway's stage that breaks on text."""
+    """A gateway's stage that raises on text."""
 
     progress = 0
 
@@ -123,7 +123,7 @@ class Home:
         return False
 
     def reap(self) -> None:
-        """Nothing."""
+        """Does nothing."""
 
 
 async def test_a_message_that_a_gateway_cannot_take_ends_its_request_there(
@@ -144,7 +144,7 @@ async def test_a_message_that_a_gateway_cannot_take_ends_its_request_there(
 
 @pytest.mark.parametrize(("code", "is_cancelled"), [(Code.INTERNAL, True), (Code.INVALID_ARGUMENT, False)])
 async def test_what_broke_in_the_ring_is_cancelled_everywhere(code: Code, *, is_cancelled: bool) -> None:
-    """A stage that fails on a request knows nothing of those before it, which go on with it."""
+    """The stages before the failing one go on with the request unless it is cancelled."""
     async with running() as rig:
         call = rig.stub.StreamGenerate(stream_request())
         submit = await rig.ring.next_submit()

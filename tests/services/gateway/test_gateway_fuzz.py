@@ -1,7 +1,6 @@
-"""Bad input of every kind: the gateway lives, says only what it states, and serves the next good request.
+"""Bad input of every kind: the gateway stays up, answers with documented errors, and serves the next good request.
 
-A small part runs always; the `long` ones do it by the ten thousand.
-"""
+A small part always runs; the `long` tests repeat it ten thousand times."""
 
 import asyncio
 import contextlib
@@ -39,7 +38,7 @@ AT_ONCE = 32
 
 
 def corpus() -> list[bytes]:
-    """Requests that use every field, good and bad, of a size that mutates well."""
+    """Requests that use every field, good and bad, of a size that is good to mutate."""
     fields = [one for edge in SPEC.values() for one in (*edge.good, *edge.bad)]
     specs = [types_pb2.GenerationSpec(**one) for one in fields]
     found = [inference_pb2.GenerateRequest(spec=one).SerializeToString() for one in specs]
@@ -47,7 +46,7 @@ def corpus() -> list[bytes]:
 
 
 def mutated(rng: random.Random, data: bytes, also: bytes = b"") -> bytes:
-    """Some bytes changed, lost, doubled or taken from elsewhere."""
+    """A message with some bytes changed, lost, doubled or taken from elsewhere."""
     out = bytearray(data)
     for _ in range(rng.randrange(1, 6)):
         at = rng.randrange(len(out) + 1)
@@ -67,7 +66,7 @@ def mutated(rng: random.Random, data: bytes, also: bytes = b"") -> bytes:
 
 
 async def served(rig: Rig) -> None:
-    """The next good request, and nothing left of those before."""
+    """Sends a good request, and checks that nothing is left of those before."""
     async with asyncio.timeout(20):
         reply = await rig.stub.Generate(unary_request())
         assert reply.outputs[0].text == "a"
@@ -76,7 +75,7 @@ async def served(rig: Rig) -> None:
 
 
 async def throw(rig: Rig, num: int, one: Callable[[int], Awaitable[object]]) -> None:
-    """So many, some at once; a good request after each hundred."""
+    """Sends that many messages, some at once, with a good request after each hundred."""
     for start in range(0, num, 100):
         for at in range(start, min(start + 100, num), AT_ONCE):
             await asyncio.gather(*[one(i) for i in range(at, min(at + AT_ONCE, start + 100, num))])

@@ -1,4 +1,4 @@
-"""However a generation ends, what the gateway made for it goes with it: with the collector off, nothing is left.
+"""The objects of a generation are freed at its end, however it ends, with the garbage collector off.
 
 The collector runs seldom in a gateway (`services.process.process`), and what a cycle holds is kept until then.
 """
@@ -48,7 +48,7 @@ DETACHED: dict[str, Any] = {"scheduling": DETACH}
 
 
 def left() -> Counter[str]:
-    """Objects of these kinds that are alive."""
+    """The live objects of these kinds."""
     return Counter(type(one).__name__ for one in gc.get_objects() if type(one) in KINDS)
 
 
@@ -69,7 +69,7 @@ async def rig(uncollected: None) -> AsyncIterator[Rig]:
 
 
 async def started(rig: Rig, **fields: Any) -> tuple[Any, str]:  # noqa: ANN401 # a call
-    """A stream that has told its first token, and its id."""
+    """A stream that has received its first token, and its id."""
     num = len(rig.ring.submits)
     call: Any = rig.stub.StreamGenerate(stream_request(**fields))
     await rig.ring.until(lambda: len(rig.ring.submits) > num)
@@ -134,7 +134,7 @@ async def left_then_failed(rig: Rig) -> None:
 
 
 async def detached(rig: Rig) -> None:
-    """Until the gateway has seen that its reader is gone."""
+    """Waits until the gateway has noticed that the reader is gone."""
     sessions = detached_of(rig.gateway)
     while any(session.reader is not None for session in sessions.values()):
         await asyncio.sleep(0)
@@ -145,7 +145,7 @@ def detached_of(gateway: Gateway) -> dict[str, DetachedSession]:
 
 
 async def resumed(rig: Rig) -> None:
-    """Its first reader leaves, a second takes it over while a third does, and reads to the end."""
+    """The first reader leaves, a second and a third resume at the same time, and one reads to the end."""
     call, name = await started(rig, **DETACHED)
     point = types_pb2.ResumePoint(generation_id=name)
     again = inference_pb2.ResumeGenerateRequest(spec=types_pb2.GenerationSpec(resume=point))
@@ -231,7 +231,7 @@ async def test_nothing_is_left_of_a_generation(rig: Rig, way: Way) -> None:
 
 
 async def settled(rig: Rig) -> None:
-    """What is open has ended, and its tasks have run to their ends."""
+    """Waits until all requests have ended and their tasks are done."""
     while len(rig.gateway.manager.requests) or any(task.get_name() == "gRPC call" for task in asyncio.all_tasks()):
         await asyncio.sleep(0)
     for _ in range(5):

@@ -1,4 +1,4 @@
-"""What is said of a model: its own files' defaults, where they have any."""
+"""The description of a model: the defaults of its own files, where they exist."""
 
 import dataclasses
 from pathlib import Path

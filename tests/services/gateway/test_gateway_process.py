@@ -1,4 +1,4 @@
-"""A gateway's place among processes: connections that it may hold, and its end with the service."""
+"""A gateway process: the number of connections it may hold, and its end with the service."""
 
 import asyncio
 

@@ -1,4 +1,4 @@
-"""A ^C is heard when what it came in is over."""
+"""A ^C takes effect when the guarded block ends."""
 
 import signal
 import threading
@@ -28,7 +28,7 @@ def test_a_second_one_is_heard_at_once() -> None:
     assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
 
 
-def test_whoever_hears_it_otherwise_hears_it_once() -> None:
+def test_another_handler_is_called_once() -> None:
     heard: list[int] = []
     before = signal.signal(signal.SIGINT, lambda number, frame: heard.append(number))
     try:

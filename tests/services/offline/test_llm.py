@@ -1,4 +1,4 @@
-"""`LLM` on the embedded model: batches, streams, errors before any work, ^C, and the end of everything."""
+"""`LLM` on the embedded model: batches, streams, errors before any work, ^C, and release of everything at the end."""
 
 import io
 import signal
@@ -142,7 +142,7 @@ def test_parameters_must_be_one_or_as_many(llm: LLM) -> None:
 
 
 def test_an_error_of_one_prompt_while_it_runs(llm: LLM, monkeypatch: pytest.MonkeyPatch) -> None:
-    """It ends the batch, and names the prompt."""
+    """The error ends the batch, and names the prompt."""
     engine = engine_of(llm)
     real, steps = engine.step, iter(range(100))
 
@@ -241,7 +241,7 @@ def test_the_end_gives_everything_back() -> None:
 
 
 def test_options_reach_the_engine(llm: LLM, tmp_path: Path) -> None:
-    """Drafts and a cache on disk change no token, and leave no thread behind."""
+    """Drafts and a disk cache change no token, and leave no thread behind."""
     threads = set(threading.enumerate())
     cache = {"host_cache_bytes": 1 << 22, "disk_cache_dir": tmp_path, "disk_cache_bytes": 1 << 22}
     with LLM("demo", threads=1, speculation="draft", draft_model="demo", draft_length="fixed", **cache) as other:

@@ -1,4 +1,4 @@
-"""The same tokens and text in one process as through gRPC and the real processes, for all that may be asked."""
+"""Tokens and text of `LLM` in one process equal those through gRPC and the real processes, for every option."""
 
 import json
 from collections.abc import Iterator
@@ -118,21 +118,21 @@ def llm(directory: Path) -> Iterator[LLM]:
 
 
 def asked(name: str) -> Asked:
-    """With what all have."""
+    """The arguments with those that all requests have."""
     params, fields = BATCH[name]
     common = {"temperature": 0.9, "max_tokens": 24, "seed": 0}
     return {**common, **params}, {**fields, "sampling": {**common, **fields.get("sampling", {})}}
 
 
 def answers(service: Service, specs: list[types_pb2.GenerationSpec]) -> list[inference_pb2.GenerateResponse]:
-    """All at once."""
+    """The answers to all requests at once."""
     with service.stub() as stub, ThreadPoolExecutor(8) as pool:
         requests = [inference_pb2.GenerateRequest(spec=spec) for spec in specs]
         return list(pool.map(lambda request: stub.Generate(request, timeout=60), requests))
 
 
 def same(here: RequestOutput, there: inference_pb2.GenerateResponse) -> None:
-    """Everything that both tell."""
+    """Checks everything that both answers have."""
     assert len(here.outputs) == len(there.outputs)
     for mine, output in zip(here.outputs, there.outputs, strict=True):
         assert mine.token_ids == [token.id for token in output.tokens]
@@ -152,7 +152,7 @@ def same(here: RequestOutput, there: inference_pb2.GenerateResponse) -> None:
 
 
 def same_stop(mine: CompletionOutput, output: types_pb2.Output) -> None:
-    """What ended it: here an end of sequence is said by the reason alone."""
+    """Checks the stop; an end of sequence is reported by the reason alone offline."""
     if mine.finish_reason == "stop_string":
         assert mine.stop_reason == output.stop_match.text
     else:
@@ -160,7 +160,7 @@ def same_stop(mine: CompletionOutput, output: types_pb2.Output) -> None:
 
 
 def same_logprobs(mine: Any, tokens: list[types_pb2.Token]) -> None:  # noqa: ANN401 # of tokens or a prompt
-    """Of each token, and of those beside it."""
+    """Checks the log probabilities of each token, and of its alternatives."""
     if mine is None:
         assert not any(token.HasField("logprob") for token in tokens)
         return

@@ -1,4 +1,4 @@
-"""Options of `LLM` are the service's own, by the same names, types and limits."""
+"""Options of `LLM` are those of `sluice serve`, with the same names, types and limits."""
 
 import dataclasses
 from pathlib import Path

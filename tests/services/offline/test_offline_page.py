@@ -1,4 +1,4 @@
-"""The page about `LLM`: its example runs as it is written, and it names everything that may be given."""
+"""The page about `LLM`: its example runs as written, and it names every parameter."""
 
 import inspect
 import re

@@ -1,4 +1,4 @@
-"""Parameters of a generation: all that the contract has, under one name each."""
+"""Parameters of a generation: everything in the contract, under one name each."""
 
 import dataclasses
 from typing import Any

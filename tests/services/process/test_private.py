@@ -1,4 +1,4 @@
-"""Files that another user can plant are not opened, waited for, or emptied."""
+"""Files that another user can create are not opened, waited for or emptied."""
 
 import os
 from pathlib import Path
@@ -11,7 +11,7 @@ from sluice_server.services.process.heartbeat import Heartbeat
 
 
 def plant(kind: str, path: Path, victim: Path) -> None:
-    """What an attacker, or chance, leaves at `path`."""
+    """Creates what an attacker, or chance, leaves at `path`."""
     if kind == "link":
         path.symlink_to(victim)
     elif kind == "second name":

@@ -1,4 +1,4 @@
-"""Turns of threads: taken, inherited, and left alone where the system knows none."""
+"""Time slices of threads: set, inherited, and left alone where the system does not support them."""
 
 import ctypes
 import os
@@ -13,7 +13,7 @@ from sluice_server.services.process.slices import LONG_S, SHORT_S, take_turns_of
 
 
 def elsewhere(call: Callable[[], None]) -> None:
-    """In a thread of its own: this one keeps its turns. Raises what the call raised."""
+    """Calls in a new thread, so that this one keeps its time slice. Raises what the call raised."""
     raised: list[BaseException] = []
 
     def run() -> None:

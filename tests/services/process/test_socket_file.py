@@ -1,4 +1,4 @@
-"""One server has a Unix socket at a time; what a killed one left is taken; only one's own is removed."""
+"""A Unix socket has one server at a time; one left by a killed server is taken over; a server removes only its own."""
 
 import os
 import socket

@@ -1,4 +1,4 @@
-"""One stage in its place in a ring of real sockets: what is sent to it, and what it sends on until a probe follows."""
+"""One stage in a ring of real sockets: sends it messages and collects what it emits, until a probe follows."""
 
 import asyncio
 from collections.abc import Callable, Sequence
@@ -21,7 +21,7 @@ async def passed_on(
     directory: Path,
     is_done: Callable[[list[Message]], bool],
 ) -> list[Message]:
-    """What a stage sends on to the next until `is_done`, and what comes before a probe that is sent then."""
+    """The messages that a stage emits until `is_done`, and those before a probe that is sent then."""
     context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
     before, behind = f"ipc://{directory}/in", f"ipc://{directory}/out"
     sink = Inbox(context, behind, LIMIT)

@@ -1,4 +1,4 @@
-"""What waits for a peer that takes nothing: encoded once, in order, bounded, and rid of what nobody waits for."""
+"""The queue for a peer that does not read: encoded once, in order, bounded, and without cancelled requests."""
 
 from collections import Counter
 from pathlib import Path
@@ -36,7 +36,7 @@ DECODER = msgspec.msgpack.Decoder(tuple[Message | Blob | BlobChunk, ...])
 
 
 class Peerless:
-    """A socket, and the context that makes it, that takes so many frames and then says EAGAIN."""
+    """A fake socket, and its context, that takes that many frames and then raises EAGAIN."""
 
     def __init__(self) -> None:
         self.room = 0
@@ -46,10 +46,10 @@ class Peerless:
         return self
 
     def setsockopt(self, option: int, value: int) -> None:
-        """It has none."""
+        """Does nothing: there are no options."""
 
     def connect(self, address: str) -> None:
-        """To nobody."""
+        """Does nothing: there is no peer."""
 
     def send(self, data: bytes, flags: int) -> None:
         if not self.room:
@@ -63,7 +63,7 @@ class Peerless:
 
 
 class Rig:
-    """An outbox before such a socket, which counts what is encoded."""
+    """An outbox on such a socket, which counts what is encoded."""
 
     def __init__(self, address: str = "tcp://x:1", max_bytes: int = backlog.MAX_BYTES) -> None:
         self.socket = Peerless()
@@ -144,7 +144,7 @@ def test_number_is_bounded_too(monkeypatch: pytest.MonkeyPatch) -> None:
     assert [rig.outbox.put(Cancel(envelope(100 + at))) for at in range(11)] == [None] * 10 + [Refusal.FULL]
 
 
-def test_what_nobody_waits_for_leaves() -> None:
+def test_messages_of_cancelled_requests_leave() -> None:
     rig = Rig()
     for attempt in (0, 1):
         for at in range(3):
@@ -190,7 +190,7 @@ ops = st.one_of(
 
 
 def is_replaced(old: Message, new: Message) -> bool:
-    """What makes a message that waits pointless, said plainly."""
+    """Whether a later message makes a waiting one obsolete, by a plain definition."""
     if isinstance(old, OfNoRequest):
         return isinstance(old, OpenSerials) and isinstance(new, OpenSerials)
     if isinstance(old, KeepTrace):
@@ -234,7 +234,7 @@ def size_of(messages: list[Message]) -> int:
 
 
 def settled(waiting: list[Message], num_fresh: int) -> list[Message]:
-    """Without what the last `num_fresh` make pointless."""
+    """The list without what the last `num_fresh` messages make obsolete."""
     kept = waiting[: len(waiting) - num_fresh]
     for new in waiting[len(waiting) - num_fresh :]:
         kept = [one for one in kept if not is_replaced(one, new)] + [new]

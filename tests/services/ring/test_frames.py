@@ -1,4 +1,4 @@
-"""What every version of the schema can read of a frame, and what is none."""
+"""The part of a frame that every version of the schema can read, and malformed frames."""
 
 import contextlib
 import struct
@@ -25,7 +25,7 @@ def test_messages_are_one_array_behind_the_header(num: int) -> None:
 
 
 def test_who_sent_a_frame_of_another_version_is_known_whatever_follows() -> None:
-    """This layout never changes."""
+    """The layout of the sender never changes."""
     data = MAGIC + struct.pack("<HQB", 999, 123, 5) + b"\xff" * 20 + b"tok-0" + b"\xff what version 999 says"
     assert read_header(data) == Header("tok-0", 123, 999)
 

@@ -1,4 +1,4 @@
-"""A Keep goes behind its request to every stage, and not back to the gateway that sent it."""
+"""A Keep message follows its request to every stage, and does not return to the gateway that sent it."""
 
 from sluice_server.services.messages.messages import Cancel, Envelope, KeepTrace, Role
 from sluice_server.services.ring.peers import NextHop

@@ -1,4 +1,4 @@
-"""Whether anybody still waits for a request."""
+"""Leases: whether a request still has a waiting gateway."""
 
 from sluice_server.services.messages.messages import Envelope
 from sluice_server.services.ring.leases import Leases

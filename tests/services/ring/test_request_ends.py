@@ -1,4 +1,4 @@
-"""Requests that a process's place in the ring ends: what it cannot send, and neighbours of another version."""
+"""Requests that the ring loop of a process ends: unsendable messages, and peers of another version."""
 
 import asyncio
 import logging
@@ -36,7 +36,7 @@ PARAMS = SamplingParams()
 
 
 def sent_by(role: Role, envelope: Envelope) -> Message:
-    """What a role sends of a request."""
+    """The messages that a role sends for a request."""
     match role:
         case Role.GATEWAY:
             return Submit(envelope, Generate(TextPrompt("a" * 100), PARAMS))
@@ -49,7 +49,7 @@ def sent_by(role: Role, envelope: Envelope) -> Message:
 
 
 class Noting:
-    """A stage that notes what it is given, and sends a Cancel on as all do."""
+    """A stage that notes its messages, and forwards a Cancel as all stages do."""
 
     progress = 0
 
@@ -66,12 +66,12 @@ class Noting:
         return False
 
     def reap(self) -> None:
-        """Nothing."""
+        """Does nothing."""
 
 
 @pytest.mark.parametrize("role", Role)
 async def test_at_the_bound_a_request_ends_and_nothing_blocks(tmp_path: Path, role: Role) -> None:
-    """Its peer takes nothing. What the request has in the backlog leaves that, for its end."""
+    """The peer does not read. The request's messages are removed from the backlog, to make room for its end."""
     ring = RingLoop(role, "x-0", f"ipc://{tmp_path}/in", {NEXT: f"ipc://{tmp_path}/nobody"}, LIMIT)
     outbox, stage = ring.outboxes[NEXT], Noting(ring)
     outbox._backlog = Backlog(msgspec.msgpack.Encoder().encode, LIMIT, 3000)
@@ -90,7 +90,7 @@ async def test_at_the_bound_a_request_ends_and_nothing_blocks(tmp_path: Path, ro
         assert left == [(Submit, B), (Cancel, A)]
     else:
         assert told == Cancel(A)
-        # A detokenizer has nobody to send a Cancel to.
+        # A detokenizer has no next stage for a Cancel.
         ends = [(Failed, A)] if role is Role.DETOKENIZER else [(Cancel, A), (Failed, A)]
         assert [one for one in left if one[1] is B] and left[1:][-len(ends) :] == ends
 
@@ -113,7 +113,7 @@ async def test_a_message_that_is_too_large_ends_its_request(tmp_path: Path, capl
 async def test_a_stranger_is_told_of_once_in_the_log_and_forward(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """Others' frames pass meanwhile."""
+    """Frames of other processes are delivered meanwhile."""
     stranger, context = FrameWriter("tokenizer-1", 5), zmq.Context[zmq.Socket[bytes]]()
     data = bytearray(stranger.frame(1, [b"what no other version can read"]))
     data[4:6] = (SCHEMA_VERSION + 1).to_bytes(2, "little")

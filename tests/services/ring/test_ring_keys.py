@@ -1,4 +1,4 @@
-"""CURVE on the ring's TCP sockets: who is on the list gets in, nobody else does."""
+"""CURVE on the ring's TCP sockets: only peers with a listed key can connect."""
 
 import asyncio
 from collections.abc import Iterator
@@ -25,7 +25,7 @@ def context() -> Iterator["zmq.Context[zmq.Socket[bytes]]"]:
 
 
 def refusal(socket: "zmq.Socket[bytes]") -> int:
-    """Wait for the end of the handshake of a socket that has begun to connect."""
+    """Waits for the end of the handshake of a socket that has begun to connect."""
     monitor = socket.get_monitor_socket(zmq.EVENT_HANDSHAKE_FAILED_AUTH | zmq.EVENT_HANDSHAKE_SUCCEEDED)
     assert monitor.poll(10_000), "no handshake"
     event = int(recv_monitor_message(monitor)["event"])

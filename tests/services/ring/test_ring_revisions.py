@@ -1,4 +1,4 @@
-"""What each stage refuses of a revision that is not its own, and whom a mixed ring concerns."""
+"""What each stage refuses of a revision other than its own, and which requests a mixed ring affects."""
 
 from collections.abc import Iterator
 from pathlib import Path
@@ -28,7 +28,7 @@ ENVELOPE = Envelope("0000000500000000000000000000000a", "g")
 
 
 class Quiet:
-    """A stage that notes what it gets."""
+    """A stage that notes its messages."""
 
     progress = 0
 
@@ -42,11 +42,11 @@ class Quiet:
         return False
 
     def reap(self) -> None:
-        """Nothing."""
+        """Does nothing."""
 
 
 class Place:
-    """One role's loop, fed by hand; its outbox is looked into."""
+    """One role's loop, which the test feeds; its outbox is inspected."""
 
     def __init__(self, role: Role, served: str, directory: Path) -> None:
         self.ring = RingLoop(role, str(role), f"ipc://{directory}/{role}", {NEXT[role]: "ipc://nowhere"}, 1 << 20)
@@ -71,7 +71,7 @@ def place(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Place]:
 
 
 def work(revision: str) -> list[Message]:
-    """What tells a stage of something new."""
+    """The messages that give a stage new work."""
     envelope = msgspec.structs.replace(ENVELOPE, revision=revision)
     params = SamplingParams()
     admitted = Admitted(num_prompt=1, num_cached=0, max_tokens=1, stops=Stops(), text=TextOptions())

@@ -1,4 +1,4 @@
-"""One child: how its end is told, and whose silence counts."""
+"""One child process: how its end is described, and which silence counts as a hang."""
 
 import struct
 import sys

@@ -1,4 +1,4 @@
-"""The run directory: private, nobody's trap, and back when something removes it."""
+"""The run directory: private, safe against planted files, and created again when something removes it."""
 
 import fcntl
 import os
@@ -7,6 +7,7 @@ import subprocess
 import sys
 import tempfile
 import time
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -16,11 +17,12 @@ from sluice_server.services.supervisor.directory import LOCK, RUN_DIRECTORY_PREF
 
 
 @pytest.fixture(autouse=True)
-def base(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """The temporary directory of this test alone."""
-    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+def base(monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    """The temporary directory of this test alone. Its path is short, unlike `tmp_path`: a socket's path has a limit."""
     monkeypatch.delenv("XDG_RUNTIME_DIR", raising=False)
-    return tmp_path
+    with tempfile.TemporaryDirectory(dir="/tmp") as base:
+        monkeypatch.setattr(tempfile, "tempdir", base)
+        yield Path(base)
 
 
 def made(base: Path, name: str, mode: int = 0o700) -> Path:

@@ -1,5 +1,6 @@
-"""Restarts that are asked for, with children of a few lines: those that succeed, and all the ways not to."""
+"""Requested restarts, with children of a few lines: those that succeed, and every way of failing."""
 
+import os
 import re
 import signal
 import sys
@@ -14,9 +15,10 @@ from sluice_server.services.supervisor.restarts import Restarts
 from sluice_server.services.supervisor.supervisor import Supervisor
 
 # Inner processes do at each start what their plan has next. The gateway says that it is ready whenever all of them are
-# up, and then sends the signal that its own plan has next to the supervisor, or kills the process that it names.
+# up, and then sends the signal that its own plan has next to the supervisor, or kills the process that it names. An
+# inner one that does "hup" is up only after the supervisor has taken its SIGHUP: the FIFO `heard` has then been opened.
 CHILD = """
-import os, signal, sys, time
+import os, signal, sys
 runs, me, parent = os.environ["RUNS"], os.environ["ME"], os.getppid()
 def path(name): return os.path.join(runs, name)
 def note(name, text):
@@ -60,17 +62,30 @@ if act == "hangs":
     signal.pause()
 if act == "hup":
     os.kill(parent, signal.SIGHUP)
-    time.sleep(0.2)
+    open(path("heard")).close()
 signal.signal(signal.SIGTERM, signal.SIG_IGN if act == "deaf" else lambda *_: os._exit(0))
 with open(path("up-" + me), "w") as file: file.write(str(os.getpid()))
 while True: signal.pause()
 """
 
 
+class Signals(list[int]):
+    """The signals that a supervisor has received; opens the FIFO `heard`, if there is one, when it takes one."""
+
+    def __init__(self, heard: Path) -> None:
+        super().__init__()
+        self._heard = heard
+
+    def remove(self, number: int) -> None:
+        super().remove(number)
+        if self._heard.exists():
+            self._heard.open("w").close()
+
+
 def supervise(
     directory: Path, restarts: Restarts, on_loss: str = "", at_ready: Sequence[signal.Signals] = (), **plans: str
 ) -> tuple[int, list[str]]:
-    """Exit status and lines for people. `at_ready` are signals that come all at once when the service is ready."""
+    """Exit status and the operator's messages. `at_ready` are signals that arrive at once when the service is ready."""
     directory.chmod(0o700)
     said: list[str] = []
     inner = ",".join(role for role in plans if role != "gateway")
@@ -79,6 +94,9 @@ def supervise(
     children = [Child(f"{role}-0", Role(role), {**common, "ME": role}) for role in plans]
     command = (sys.executable, "-c", CHILD)
     way_back = ("the model", "start again")
+    heard = directory / "heard"
+    if any("hup" in plan.split(",") for plan in plans.values()):
+        os.mkfifo(heard)
     supervisor = Supervisor(children, command, RunDirectory(directory), restarts, said.append, way_back)
 
     def on_ready(address: str) -> None:
@@ -86,7 +104,7 @@ def supervise(
         for number in at_ready:
             signal.raise_signal(number)
 
-    return supervisor.run(on_ready, grace_s=10.0), said
+    return supervisor.run(on_ready, grace_s=10.0, signals=Signals(heard)), said
 
 
 def num_starts(directory: Path, role: str = "engine") -> int:

@@ -1,4 +1,4 @@
-"""The supervisor with children of a few lines: what it starts, how it ends, what it leaves."""
+"""The supervisor with children of a few lines: what it starts, how it ends, and what it leaves behind."""
 
 import sys
 from pathlib import Path
@@ -60,7 +60,7 @@ signal.pause()
 def supervise(
     script: str, directory: Path, max_restarts: int | Restarts = 8, **environment: str
 ) -> tuple[int, list[str], list[str]]:
-    """Exit status, addresses said to be ready, lines for people."""
+    """Exit status, announced addresses, and the operator's messages."""
     restarts = max_restarts if isinstance(max_restarts, Restarts) else Restarts(max_restarts)
     directory.chmod(0o700)
     ready: list[str] = []

@@ -1,4 +1,4 @@
-"""A fault that repeats does not fill the log: the first few of a kind in a minute are written, others counted."""
+"""A fault that repeats does not fill the log: the first few of a kind per minute are written, others are counted."""
 
 import io
 import json
@@ -13,7 +13,7 @@ ENVELOPE = Envelope("0a", "g", traceparent=f"00-{'ab' * 16}-{'cd' * 8}-01")
 
 
 class Log:
-    """A process's log, and a clock that is set by hand."""
+    """A process's log, and a clock that the test sets."""
 
     def __init__(self) -> None:
         self._stream = io.StringIO()

@@ -1,4 +1,4 @@
-"""Every log call of the services: it says what it is about, or is in the table of those that are about no request."""
+"""Every log call of the services names its request, or is in the table of calls without a request."""
 
 import ast
 import logging
@@ -60,7 +60,7 @@ OF_NO_REQUEST = {
 
 
 def calls() -> Iterator[tuple[str, str, bool]]:
-    """File, message, and whether it says what it is about, of every log call."""
+    """File, message, and whether it names its subject, of every log call."""
     for path in sorted(SERVICES.rglob("*.py")):
         for node in ast.walk(ast.parse(path.read_text())):
             if not (isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) and node.func.attr in LEVELS):
@@ -92,7 +92,7 @@ def about(caplog: pytest.LogCaptureFixture) -> dict[str, object]:
 
 
 async def failing(monkeypatch: pytest.MonkeyPatch, method: str) -> str:
-    """The generation that was open on a stream when `method` of its session broke."""
+    """The generation that was open on a stream when `method` of its session raised."""
     async with running() as rig:
         call = rig.stub.Converse(metadata=PARENT)
         await call.write(inference_pb2.ConverseRequest(tag=1, open=inference_pb2.Open(spec=spec())))

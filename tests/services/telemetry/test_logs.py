@@ -1,4 +1,4 @@
-"""Log lines: JSON and console, the trace's id in every line about a request, prompts only where they are asked for."""
+"""Log lines: JSON and console, the trace's id in every line about a request, prompts only if enabled."""
 
 import json
 import logging

@@ -19,7 +19,7 @@ from sluice_server.services.telemetry.push import pushing
 
 
 def filled() -> Metrics:
-    """One of each kind."""
+    """A registry with one metric of each kind."""
     metrics = Metrics("gateway", "gateway-0")
     metrics.count(catalogue.REFUSALS, "QUEUE_FULL")
     metrics.count(catalogue.REFUSALS, "QUEUE_FULL", num=2)

@@ -1,4 +1,4 @@
-"""Names that leave the service are those of the conventions in force."""
+"""Exported names follow the current conventions of OpenTelemetry."""
 
 import re
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""What is refused at the door, by whatever door: a failed span under its caller's, a count, a trace in its trailers."""
+"""Refused requests on every transport: a failed span under its caller's, a count, and a trace id in the trailers."""
 
 from collections.abc import Awaitable, Callable, Iterator
 from pathlib import Path
@@ -35,7 +35,7 @@ class Watch:
         self.observer = GatewayObserver(self.tracer, self.metrics, self.keep)
 
     def keep(self, envelope: Envelope) -> None:
-        """Nothing is held here."""
+        """Does nothing: no spans are kept here."""
 
     def refusals(self) -> dict[str, float]:
         samples = [one for one in self.metrics.samples() if one.metric is catalogue.REFUSALS]

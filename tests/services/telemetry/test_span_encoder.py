@@ -1,4 +1,4 @@
-"""What is written for a span: as the SDK writes it, field by field, within the limits that its variables set."""
+"""The encoded form of a span equals the SDK's, field by field, within the limits of its variables."""
 
 import time
 
@@ -143,7 +143,7 @@ def test_what_cannot_be_an_attribute_is_refused() -> None:
 
 
 def test_values_that_are_equal_keep_their_kind_and_others_their_value() -> None:
-    """Attributes that come again are written as they were before."""
+    """Repeated attributes are encoded as the first time."""
     values: list[Attribute] = [1, True, 1.0, "1", 1, ("1",), True]
     told = [
         Ended(Phase("x", 1.0, 2.0, {"key": one, names.GEN_AI_REQUEST_SEED: str(one)}), Parent("")) for one in values

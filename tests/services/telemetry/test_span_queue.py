@@ -1,4 +1,4 @@
-"""Spans on their way: a collector that is dead, slow, fickle or broken costs spans and nothing else."""
+"""The queue of spans: a dead, slow or broken collector costs spans and nothing else."""
 
 from collections.abc import Callable, Iterator, Sequence
 from threading import Event, Semaphore
@@ -16,7 +16,7 @@ NEVER = 1000.0  # lest something is sent before its time on a machine that other
 
 
 class Collector:
-    """Takes what `answer` says; notes how many spans came at a time."""
+    """A collector that answers `answer` and notes the number of spans in each call."""
 
     def __init__(self, answer: Callable[[], bool]) -> None:
         self.answer = answer
@@ -35,7 +35,7 @@ class Collector:
 
 @pytest.fixture
 def stuck() -> Iterator[tuple[Collector, Event]]:
-    """A collector that takes nothing until it is let go."""
+    """A collector that takes nothing until it is released."""
     is_free = Event()
     yield Collector(lambda: is_free.wait(60)), is_free
     is_free.set()
@@ -77,7 +77,7 @@ def test_a_full_batch_is_sent_before_its_time() -> None:
 def test_a_collector_that_fails_is_tried_with_single_spans_and_batches_grow_when_it_is_back(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    """A step that runs while spans are encoded waits for the interpreter: a dead collector must not cost that."""
+    """A step that runs while spans are encoded waits for the interpreter: a dead collector must not cause that."""
     answers = iter([True, True, True, False, False, False])
     is_free = Event()
     collector = Collector(lambda: is_free.wait(60) and next(answers, True))

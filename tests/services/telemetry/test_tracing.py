@@ -1,4 +1,4 @@
-"""Spans of one process at a real OTLP receiver: what they tell, what is held back, what is kept."""
+"""Spans of one process at a real OTLP receiver: their content, sampling, and spans that are kept on failure."""
 
 from collections.abc import Iterator
 
@@ -10,13 +10,12 @@ from sluice_server.services.messages.messages import Envelope
 from sluice_server.services.messages.work import Generate, TextPrompt
 from sluice_server.services.telemetry import names
 from sluice_server.services.telemetry.collector import Collector
-from sluice_server.services.telemetry.held import HeldSpans
 from sluice_server.services.telemetry.metrics import Metrics
 from sluice_server.services.telemetry.observed import RequestUsage, StartedRequest
 from sluice_server.services.telemetry.observer import GatewayObserver
 from sluice_server.services.telemetry.phases import Phase, PhaseEvent
 from sluice_server.services.telemetry.spans import Parent
-from sluice_server.services.telemetry.tracing import Tracer, TraceSampling
+from sluice_server.services.telemetry.tracing import HeldSpans, Tracer, TraceSampling
 
 TRACE, SPAN = "ab" * 16, "cd" * 8
 YES, NO = Parent(f"00-{TRACE}-{SPAN}-01", ""), Parent(f"00-{TRACE}-{SPAN}-00", "")
@@ -80,7 +79,7 @@ def test_a_share_is_chosen_by_the_trace_id() -> None:
     [
         ("01", TraceSampling(0.0, 99.0), 0, True, False),  # the caller wants it
         ("00", TraceSampling(1.0, 99.0), 0, False, False),  # the caller does not
-        ("", TraceSampling(1.0, 99.0), 0, True, False),  # nobody says, all are taken
+        ("", TraceSampling(1.0, 99.0), 0, True, False),  # the caller does not say, all are taken
         ("", TraceSampling(0.0, 99.0), 0, False, False),
         ("", TraceSampling(0.0, 99.0), 1, False, False),  # clients cancel all the time
         ("", TraceSampling(0.0, 99.0), 13, True, True),  # failed

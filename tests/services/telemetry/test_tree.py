@@ -1,4 +1,4 @@
-"""Spans as a tree."""
+"""Spans form a tree."""
 
 from sluice_server.services.telemetry.collector import ReceivedSpan
 from sluice_server.services.telemetry.tree import tree_lines

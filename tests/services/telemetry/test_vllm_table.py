@@ -1,4 +1,4 @@
-"""The table of metrics for those who come from vLLM: whole, and of names and labels that there are."""
+"""The table of metrics for users of vLLM: complete, with existing names and labels."""
 
 import re
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""Constraints for tests of stages that need none."""
+"""A constraint compiler for tests of stages without constraints."""
 
 from pathlib import Path
 
@@ -6,5 +6,5 @@ from sluice_server.services.tokenizer.constraints import Constraints
 
 
 def idle_constraints() -> Constraints:
-    """Those of a model that has no tokenizer: nothing is started unless something is compiled."""
+    """The constraints of a model without a tokenizer: no process is started unless something is compiled."""
     return Constraints(Path("/nonexistent"), 400, (1,))

@@ -1,4 +1,4 @@
-"""A child process with a bug: every job raises what no job should."""
+"""A child process with a bug: every job raises an unexpected exception."""
 
 from sluice_server.services.tokenizer.child_pipe import Ready, begin, receive, send, serve
 from sluice_server.services.tokenizer.render_frames import Rendered, RenderJob, RenderSetup

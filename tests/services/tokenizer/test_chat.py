@@ -1,4 +1,4 @@
-"""Templates of the wild, rendered as transformers does; where templates and special tokens are found."""
+"""Published chat templates, rendered as transformers does; where templates and special tokens are found."""
 
 import json
 import subprocess
@@ -78,7 +78,7 @@ def template(request: pytest.FixtureRequest) -> Iterator[ChatTemplate]:
 
 
 def as_dicts(messages: tuple[ChatMessage, ...]) -> list[dict[str, Any]]:
-    """As users of transformers write them."""
+    """Messages as users of transformers write them."""
     turns = []
     for one in messages:
         turn: dict[str, Any] = {"role": one.role, "content": one.content}

@@ -1,5 +1,5 @@
-"""Constraints in every form become grammars; what is wrong is refused by field and place, what takes too long at a
-limit, and the next one is served."""
+"""Constraints in every form become grammars; wrong ones are refused by field and position, slow ones at a time limit,
+and the next one is served."""
 
 import json
 from collections.abc import Iterator
@@ -157,7 +157,7 @@ def test_what_was_compiled_is_remembered_within_bytes(
     assert constraints.known(first) is None and constraints.known(job(REGEX, "x" * 50 + "29")) is not None
 
 
-def test_one_that_takes_long_holds_up_nobody(path: Path) -> None:
+def test_one_that_takes_long_delays_no_other(path: Path) -> None:
     constraints = Constraints(path, VOCAB, (EOS,), 2, CpuTimeLimit(job_s=30.0))
     before = set(psutil.Process().children())
     try:
@@ -237,7 +237,7 @@ def test_reasoning_may_come_before(
 
 
 def test_marks_may_be_special_tokens(constraints: Constraints, tokenizer: LLTokenizer) -> None:
-    """No text can be one."""
+    """No text can be a special token."""
     grammar = constraints.compile(
         GrammarJob(Constraint(REGEX, "7"), reasoning=Reasoning(True, "<[0]>", "<[2]>")),
     )

@@ -1,4 +1,4 @@
-"""Prompts to ids: every form, every refusal; chat templates as Hugging Face renders them."""
+"""Prompts to ids: every form and every refusal; chat templates as Hugging Face renders them."""
 
 import json
 from collections.abc import Callable, Iterator
@@ -22,7 +22,7 @@ MESSAGES = (ChatMessage("user", " hi <b> "), ChatMessage("assistant", "yes"), Ch
 
 @pytest.fixture
 def with_template(tmp_path: Path) -> Iterator[Callable[[str], TextEncoder]]:
-    """Makes an encoder with a template; children that rendered end with the test."""
+    """An encoder with a template; its rendering children end with the test."""
     made: list[TextEncoder] = []
 
     def make(template: str) -> TextEncoder:

@@ -1,4 +1,4 @@
-"""Jobs before an executor: small ones pass large ones, tenants take turns, what waits is bounded, nothing is lost."""
+"""The queue of jobs before an executor: small jobs pass large ones, tenants take turns, the queue is bounded."""
 
 from concurrent.futures import Future
 
@@ -20,7 +20,7 @@ class Rig:
         return self.request.submit(tenant, size, lambda: self.done.append(name))
 
     def run(self, num: int = 100) -> list[str]:
-        """What is done by so many calls of the executor."""
+        """Runs that many jobs of the executor."""
         self.done.clear()
         for call in self.pool.waiting[:num]:
             call()
@@ -46,7 +46,7 @@ def test_tenants_take_turns_by_what_they_have_had() -> None:
     rig.add("b0", 300, "b")
     rig.add("b1", 10, "b")
     assert rig.run(4) == ["a0", "b1", "b0", "a1"]
-    rig.add("c0", 100, "c")  # who comes late has no credit for the time before
+    rig.add("c0", 100, "c")  # a late tenant has no credit for the time before
     assert rig.run() == ["a2", "c0", "a3"] or rig.done == ["c0", "a2", "a3"]
 
 

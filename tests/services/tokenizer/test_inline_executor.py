@@ -1,4 +1,4 @@
-"""What the tokenizer does at once: ids are checked where they come in, text is left to a thread."""
+"""Work that the tokenizer does inline: ids are checked on arrival, text goes to a thread."""
 
 from pathlib import Path
 

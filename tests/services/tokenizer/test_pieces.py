@@ -1,4 +1,4 @@
-"""Pieces joined are the bytes of the text; decoders that are not understood are refused."""
+"""Joined token pieces are the bytes of the text; unsupported decoders are refused."""
 
 import random
 from pathlib import Path

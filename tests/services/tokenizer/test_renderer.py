@@ -1,4 +1,4 @@
-"""Templates that loop, fill memory or dig: refused at a stated limit, and the next request is served."""
+"""Templates that loop, fill memory or recurse are refused at a stated limit, and the next request is served."""
 
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -141,7 +141,7 @@ def test_a_child_inherits_no_secret(monkeypatch: pytest.MonkeyPatch) -> None:
         template.close()
 
 
-def test_a_loop_holds_up_nobody_while_another_child_is_free() -> None:
+def test_a_loop_delays_no_other_while_another_child_is_free() -> None:
     template, before = ChatTemplate(TemplateSource(TEMPLATE), 2, CpuTimeLimit(job_s=30.0)), children()
     try:
         render(template, "hello")

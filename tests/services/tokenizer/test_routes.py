@@ -1,4 +1,4 @@
-"""Long texts are encoded apart from short ones, in processes of their own, and become what they would have become."""
+"""Long texts are encoded in processes of their own, apart from short ones, with the same result."""
 
 import contextlib
 import time
@@ -79,7 +79,7 @@ class Rig:
         return {name: len(pool.waiting) for name, pool in self.pools.items() if pool.waiting}
 
     def run(self) -> list[str]:
-        """What comes out once all has run."""
+        """The results after all jobs have run."""
         for pool in self.pools.values():
             while pool.waiting:
                 pool.waiting.pop(0)()
@@ -98,7 +98,7 @@ def test_each_size_has_its_place(encoder: TextEncoder, encoders: Encoders) -> No
 
 
 def test_a_short_text_passes_longer_ones(encoder: TextEncoder) -> None:
-    """Also where there is but one thread."""
+    """Also with a single thread."""
     out: list[Message] = []
     pool = OnDemand()
     threads = EncodingThreads(pool, lambda call: call())

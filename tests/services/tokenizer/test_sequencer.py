@@ -1,4 +1,4 @@
-"""What follows a request through the tokenizer keeps its order, however long the encoding takes."""
+"""Messages of one request keep their order through the tokenizer, however long the encoding takes."""
 
 from pathlib import Path
 

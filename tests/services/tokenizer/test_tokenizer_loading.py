@@ -1,4 +1,4 @@
-"""A checkpoint's tokenizer and template are both looked at when they are loaded."""
+"""A checkpoint's tokenizer and template are both validated when they are loaded."""
 
 from pathlib import Path
 

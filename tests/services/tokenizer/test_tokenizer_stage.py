@@ -1,4 +1,4 @@
-"""The tokenizer stage by hand: the prompt's echo, truncation, and what is refused on exact tokens."""
+"""The tokenizer stage alone: the prompt's echo, truncation, and refusals by exact token counts."""
 
 from collections.abc import Callable, Iterator
 from concurrent.futures import Executor, Future
@@ -22,7 +22,7 @@ TEXT = "hello world, the quick brown fox"
 
 
 class Now(Executor):
-    """Does what it is given at once."""
+    """An executor that runs each job at once."""
 
     def submit(self, fn: Callable[..., Any], /, *args: Any, **kwargs: Any) -> "Future[Any]":  # noqa: ANN401 # as Executor has it
         future: Future[Any] = Future()
@@ -90,7 +90,7 @@ def test_a_cancel_of_one_output_leaves_the_encoding(encoder: TextEncoder) -> Non
 
 
 class Later(Executor):
-    """Does what it is given when it is told to."""
+    """An executor that runs its jobs when the test says so."""
 
     def __init__(self) -> None:
         self.waiting: list[Callable[[], None]] = []
@@ -111,7 +111,7 @@ def constraints(tmp_path: Path, encoder: TextEncoder) -> Iterator[Constraints]:
     constraints.close()
 
 
-def test_a_prompt_waits_for_its_grammar_and_nobody_else_does(encoder: TextEncoder, constraints: Constraints) -> None:
+def test_a_prompt_waits_for_its_grammar_and_no_other_does(encoder: TextEncoder, constraints: Constraints) -> None:
     out: list[Message] = []
     limits, compiling = Limits(context_length=100, vocab_size=404), constraints.executor
     assert isinstance(compiling, Later)

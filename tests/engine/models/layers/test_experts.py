@@ -1,4 +1,4 @@
-"""Experts: who is chosen, that no token's numbers depend on who else chose the same, and both forms alike."""
+"""Experts: their choice, independence of a token's numbers from other tokens, and equality of both forms."""
 
 from collections.abc import Callable
 from typing import Any
@@ -16,7 +16,7 @@ from sluice_server.kernels.formats.gpu_linear import EightBitsOnGpu, Int4OnGpu, 
 from sluice_server.kernels.formats.linear import GpuLinear, PackedLinear
 from sluice_server.kernels.formats.packed_weights import quantise_rows
 from sluice_server.kernels.reference import moe
-from tests.engine.worker.host_device import twin_family
+from tests.engine.worker.host_device import reference_family
 from tests.kernels.test_ops import threads_of
 
 HIDDEN, INNER, NUM, PER_TOKEN, EPS = 48, 40, 6, 2, 1e-5
@@ -25,7 +25,7 @@ FORMATS = ["float32", "bfloat16", "int8", "int4"]
 
 @pytest.fixture(params=[*builds.KNOWN, "torch"])
 def kernels(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
-    """With our own kernels, of each instruction set that this machine has, and without."""
+    """Runs a test with our kernels of each instruction set of this machine, and without."""
     name: str = request.param
     module = builds.load(name) if name in builds.runnable() else None
     if module is None and name != "torch":
@@ -36,7 +36,7 @@ def kernels(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> 
 
 
 def weights(seed: int = 5) -> list[tuple[Tensor, Tensor]]:
-    """Of each expert: gate and up, and down."""
+    """The random weights of each expert: gate and up, and down."""
     torch.manual_seed(seed)
     return [(torch.randn(2 * INNER, HIDDEN) / 7, torch.randn(HIDDEN, INNER) / 6) for _ in range(NUM)]
 
@@ -68,14 +68,14 @@ def test_the_likeliest_are_chosen_and_shares_follow_the_softmax(renormalises: bo
 
 @pytest.mark.parametrize("num", [6, 60, 300])
 def test_of_experts_that_are_alike_the_first_are_chosen(num: int) -> None:
-    """However many there are, and of some that are all alike in any row."""
+    """For any number of experts, and for rows in which some experts are equal."""
     logits = torch.zeros(3, num)
     logits[1, num // 2 :], logits[2, 1::2] = 1.0, -1.0
     experts, _ = ops.route(logits, 3, renormalises=True)
     assert experts.tolist() == [[0, 1, 2], [num // 2 + i for i in range(3)], [0, 2, 4]]
 
 
-def test_a_broken_row_chooses_somebody_and_harms_nobody() -> None:
+def test_a_row_of_nan_chooses_valid_experts_and_changes_no_other() -> None:
     h = tokens(5)
     h[2] = float("nan")
     whole, alone = make().add_to(h.clone(), EPS), make().add_to(h[:2].clone(), EPS)
@@ -85,7 +85,7 @@ def test_a_broken_row_chooses_somebody_and_harms_nobody() -> None:
 @pytest.mark.parametrize("form", FORMATS)
 @pytest.mark.parametrize("num", [1, 2, 6])
 def test_no_bit_depends_on_company(form: str, num: int, kernels: str) -> None:
-    """On who chose the same expert, on how many tokens there are, in which order, and on threads."""
+    """The bits do not depend on other tokens of the same expert, the number and order of tokens, or threads."""
     mlp, h = make(form, num=num), tokens()
     with threads_of(2):
         whole = mlp.add_to(h.clone(), EPS)
@@ -97,14 +97,14 @@ def test_no_bit_depends_on_company(form: str, num: int, kernels: str) -> None:
 
 
 @pytest.mark.parametrize("norm", [None, torch.linspace(0.5, 1.5, HIDDEN)])
-def test_experts_apart_compute_what_the_twin_does(norm: Tensor | None, kernels: str) -> None:
+def test_single_experts_compute_what_the_reference_does(norm: Tensor | None, kernels: str) -> None:
     mlp, h = make(norm=norm), tokens(9)
     assert isinstance(mlp, SeparateExperts)
     assert torch.allclose(mlp.add_to(h.clone(), EPS), wanted(mlp._router, norm, h), atol=1e-4)
 
 
 def wanted(router: Router, norm: Tensor | None, h: Tensor) -> Tensor:
-    """By the definition: each token's experts one after the other."""
+    """The result by definition: each token's experts one after the other."""
     x = ops.rms_norm(h, norm, EPS)
     experts, shares = router.choose(ops.linear(torch.cat([x, x[:4]]), router.linear)[: len(x)])
     found = h.clone()
@@ -117,14 +117,14 @@ def wanted(router: Router, norm: Tensor | None, h: Tensor) -> Tensor:
 
 
 @pytest.mark.parametrize("form", [GpuLinear, Int8OnGpu])
-@pytest.mark.parametrize("is_twin", [True, False])
+@pytest.mark.parametrize("is_reference", [True, False])
 def test_stacked_experts_compute_the_same(
-    form: type[GpuLinear], is_twin: bool, monkeypatch: pytest.MonkeyPatch
+    form: type[GpuLinear], is_reference: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Through the twins, and through the Triton kernels, interpreted."""
+    """By the reference implementations, and by the interpreted Triton kernels."""
     monkeypatch.setattr(gpu, "takes", lambda _: True)
-    if is_twin:
-        monkeypatch.setattr(gpu, "family", twin_family)
+    if is_reference:
+        monkeypatch.setattr(gpu, "family", reference_family)
     mlp, h = stacked(form), tokens(9)
     assert isinstance(mlp, StackedExperts)
     limit = 1e-4 if form is GpuLinear else 0.05
@@ -132,9 +132,9 @@ def test_stacked_experts_compute_the_same(
 
 
 @pytest.mark.parametrize("form", [GpuLinear, Int8OnGpu])
-@pytest.mark.parametrize("is_twin", [True, False])
-def test_biases_and_another_gate(form: type[GpuLinear], is_twin: bool, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Stacked, as one by one."""
+@pytest.mark.parametrize("is_reference", [True, False])
+def test_biases_and_another_gate(form: type[GpuLinear], is_reference: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Stacked experts give the result of single ones."""
 
     def each(pack: Callable[..., PackedLinear]) -> list[DenseMlp]:
         torch.manual_seed(8)
@@ -147,8 +147,8 @@ def test_biases_and_another_gate(form: type[GpuLinear], is_twin: bool, monkeypat
     apart = pack_experts(Router(ops.pack_linear(weight, bias), PER_TOKEN, True), each(ops.pack_linear))
     found = apart.add_to(h.clone(), EPS)
     monkeypatch.setattr(gpu, "takes", lambda _: True)
-    if is_twin:
-        monkeypatch.setattr(gpu, "family", twin_family)
+    if is_reference:
+        monkeypatch.setattr(gpu, "family", reference_family)
     together = pack_experts(
         Router(GpuLinear(weight, bias), PER_TOKEN, True), each(lambda w, b, gated=False: form(w, b))
     )
@@ -162,8 +162,8 @@ def stacked(form: type[GpuLinear]) -> Mlp:
     return pack_experts(Router(GpuLinear(torch.randn(NUM, HIDDEN), None), PER_TOKEN, True), each)
 
 
-class NobodyLooks(TorchDispatchMode):
-    """Fails at whatever would make the host wait for a number of the device."""
+class NoHostSync(TorchDispatchMode):
+    """A mode that fails at any op which makes the host wait for a value of the device."""
 
     def __init__(self) -> None:
         super().__init__()  # type: ignore[no-untyped-call] # has no types
@@ -175,13 +175,13 @@ class NobodyLooks(TorchDispatchMode):
 
 
 def test_no_choice_is_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
-    """So that a step can be recorded: neither in torch's operators nor in what surrounds our kernels."""
+    """No op waits, so that a step can be recorded: neither in torch's operators nor around our kernels."""
     monkeypatch.setattr(gpu, "takes", lambda _: True)
     mlp, h = stacked(GpuLinear), tokens(1)
-    with NobodyLooks():
+    with NoHostSync():
         mlp.add_to(h, EPS)
-    monkeypatch.setattr(gpu, "family", lambda name: moe if name == "moe" else twin_family(name))
-    with pytest.raises(AssertionError, match=r"nonzero|_local_scalar"), NobodyLooks():  # the twin does look
+    monkeypatch.setattr(gpu, "family", lambda name: moe if name == "moe" else reference_family(name))
+    with pytest.raises(AssertionError, match=r"nonzero|_local_scalar"), NoHostSync():  # the reference does
         mlp.add_to(h, EPS)
 
 

@@ -1,4 +1,4 @@
-"""A decoder layer as one call against the same layer operation by operation."""
+"""A decoder layer as one call, compared with the same layer operation by operation."""
 
 import dataclasses
 from typing import Any
@@ -28,7 +28,7 @@ LENS, CONTEXTS = [1, 1, 5, 3], [3, 18, 5, 9]  # of rows in a step
 
 @pytest.fixture(params=builds.KNOWN, autouse=True)
 def kernels(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Every test with the kernels of each instruction set that this machine has."""
+    """Runs every test with the kernels of each instruction set of this machine."""
     module = builds.load(request.param) if request.param in builds.runnable() else None
     if module is None:
         pytest.skip(f"no {request.param}: not an instruction set of this machine, or installed without a C++ compiler")
@@ -37,7 +37,7 @@ def kernels(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> 
 
 
 def make(form: str, *, bias: bool = False, norms: bool = False, window: int | None = None) -> Layer:
-    """A layer of random weights; `norms`: of heads, and of rows where they are not folded in."""
+    """A layer of random weights; `norms`: of heads, and of rows where they are not folded into the weights."""
     torch.manual_seed(5)
     dtype = torch.bfloat16 if form == "bfloat16" else torch.float32
 
@@ -64,7 +64,7 @@ def make(form: str, *, bias: bool = False, norms: bool = False, window: int | No
 
 
 def replaced(layer: Layer, **changes: Any) -> Layer:  # noqa: ANN401 # of several types
-    """The layer with other values; of its MLP those that are the MLP's."""
+    """The layer with other values; the MLP's values go to its MLP."""
     assert isinstance(layer.mlp, DenseMlp)
     own = {name: changes.pop(name) for name in ("activation", "down_norm") if name in changes}
     return dataclasses.replace(layer, mlp=dataclasses.replace(layer.mlp, **own), **changes)
@@ -91,7 +91,7 @@ def step(dtype: torch.dtype, trees: dict[int, Tree] | None = None) -> tuple[Tens
 def both(
     layer: Layer, dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch, trees: dict[int, Tree] | None = None
 ) -> list[tuple[Tensor, Tensor]]:
-    """Residuals and cache behind one call, and behind the operations."""
+    """Residuals and cache after one call, and after the separate operations."""
     found = []
     for is_one in (True, False):
         h, cis, cache, meta = step(dtype, trees)

@@ -1,4 +1,4 @@
-"""Which allocator serves is read from the libraries that are mapped; what the C library keeps goes back."""
+"""The active allocator is read from the mapped libraries; memory that the C library keeps is returned."""
 
 import ctypes
 from pathlib import Path
@@ -33,7 +33,7 @@ def test_else_the_c_library_is(tmp_path: Path, library: str) -> None:
 
 
 def own_mib() -> float:
-    """Resident memory of this process alone."""
+    """Private resident memory of this process."""
     line = next(line for line in Path("/proc/self/status").read_text().splitlines() if line.startswith("RssAnon"))
     return int(line.split()[1]) / 1024
 

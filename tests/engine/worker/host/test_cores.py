@@ -1,4 +1,4 @@
-"""CPU quotas of containers, as the files of both versions of control groups say them."""
+"""CPU quotas of containers, read from the files of both versions of control groups."""
 
 import os
 from pathlib import Path

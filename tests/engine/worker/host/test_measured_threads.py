@@ -1,4 +1,4 @@
-"""Threads are measured with a clock that a step moves."""
+"""The measurement of compute threads, with a clock that each step advances."""
 
 import itertools
 
@@ -20,7 +20,7 @@ NOISY = {8: 0.005, 4: 0.003}  # others take time from some of the threads
 
 
 class Machine:
-    """Steps take what the number of threads says; the first of each number takes longer."""
+    """A machine whose step time depends on the number of threads; the first step of each number takes longer."""
 
     def __init__(self, step_s: dict[int, float], counts: tuple[int, ...] = ()) -> None:
         self.now = 0.0
@@ -44,7 +44,7 @@ class Machine:
         self.now += self.step_s[count] * (10.0 if self._steps[count] == 1 else 1.0)
 
     def idle_for(self, seconds: float, poll_s: float = 0.25) -> None:
-        """Turns as an idle engine has them, some seconds long."""
+        """Runs an idle engine's loop for that many seconds."""
         end = self.now + seconds
         while self.now < end:
             if not self.tuner.idle():
@@ -132,7 +132,7 @@ def test_measuring_takes_a_hundredth_of_idle_time_at_most_and_backs_off(step_s: 
 
 
 def test_each_call_is_one_step_and_leaves_the_number_in_use() -> None:
-    """A request waits for one step at most, and is computed with the threads that were chosen."""
+    """A request waits for at most one step, and is computed with the chosen number of threads."""
     machine = Machine(NOISY)
     machine.tuner.start()
     machine.now += FIRST_S + 10.0

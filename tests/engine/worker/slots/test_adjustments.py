@@ -1,4 +1,4 @@
-"""What slots want changed in their logits: nothing of one request reaches the next, counts follow the tokens."""
+"""The logit adjustments of slots: a reused slot has nothing of its earlier request, and counts follow the tokens."""
 
 import random
 
@@ -39,7 +39,7 @@ def entries(found: PenaltyRows | None, at: int) -> dict[int, float]:
 
 
 def test_histories_move_and_stay_what_they_are() -> None:
-    """Slots come, grow at different rates, and go: some beyond their place, some beyond all places."""
+    """Slots are taken, grow at different rates, and are freed: some beyond their row, some beyond all rows."""
     rng, slots, counts = random.Random(2), SlotAdjustments(5000), dict[int, dict[int, float]]()
     ends: dict[int, int] = {}
     for step in range(1500):
@@ -92,7 +92,7 @@ def test_rows_follow_the_order_of_the_slots() -> None:
     assert allowed is not None and (allowed.rows.tolist(), allowed.bits.tolist()) == ([1], [[0b11000, 0]])
 
 
-def test_a_slot_forgets_whoever_had_it() -> None:
+def test_a_reused_slot_has_no_old_state() -> None:
     slots = SlotAdjustments(40)
     for params in (PENALISED, BIASED, SamplingParams()):
         slots.reset(placement(0, params, (1, 2), 1))

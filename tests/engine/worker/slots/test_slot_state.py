@@ -1,4 +1,4 @@
-"""What both paths of a runner keep of a slot's sampling parameters: the host's arrays and the device's rows."""
+"""A slot's sampling parameters on both paths of a runner: the host's arrays and the device's rows."""
 
 import dataclasses
 
@@ -28,7 +28,7 @@ PARAMS = {
 
 
 def place(params: dict[int, SamplingParams]) -> tuple[SlotRows, DeviceState]:
-    """Both paths, when these have their slots."""
+    """Places requests in these slots on both paths."""
     host = SlotRows(NUM, LENGTH // BLOCK, VOCAB, SlotMatchers(Grammars(None), VOCAB, ()))
     device = DeviceState(HostDevice(), CPU, Slots(NUM, LENGTH, BLOCK))
     for slot, asked in params.items():
@@ -40,7 +40,7 @@ def place(params: dict[int, SamplingParams]) -> tuple[SlotRows, DeviceState]:
 
 
 def both(host: SlotRows, device: DeviceState, slots: list[int]) -> tuple[Rows, Rows]:
-    """What rows of these slots are sampled by."""
+    """The sampling parameters of these slots' rows on both paths."""
     positions = list(range(7, 7 + len(slots)))
     sampled = host.sampling_rows(slots, positions)
     fixed = FixedRows(sampled.param_rows, VOCAB, CPU).rows(sampled.position)
@@ -59,13 +59,13 @@ def test_host_and_device_sample_a_slot_by_the_same_numbers() -> None:
     assert on_host.temperature.tolist() == np.array([1.0, LEAST, 0.7, 0.0], dtype=np.float32).tolist()
 
 
-def test_slots_that_nobody_has_are_neutral() -> None:
+def test_free_slots_are_neutral() -> None:
     on_host, on_device = both(*place({}), [0, NUM - 1])
     assert_same(on_device, on_host)
     assert on_host.top_k.tolist() == [0, 0] and on_host.top_p.tolist() == [1.0, 1.0]
 
 
-def test_whoever_has_a_slot_next_has_nothing_of_the_last_one() -> None:
+def test_the_next_request_of_a_slot_has_nothing_of_the_last_one() -> None:
     host, device = place(PARAMS)
     plain = Placement(slot=4, params=dataclasses.replace(PARAMS[1], seed=3), banned_ids=(), min_position=0)
     host.reset(plain)

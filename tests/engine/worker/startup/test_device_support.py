@@ -1,4 +1,4 @@
-"""What GPUs do not run is refused at start, with what they do."""
+"""Features that GPUs do not support are refused at start, with the supported ones."""
 
 import dataclasses
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""Number formats that an engine takes: what goes together, and what is refused at start by flag, value and remedy."""
+"""The number formats of an engine: valid combinations, and refusals at start by flag, value and remedy."""
 
 import dataclasses
 import re
@@ -63,7 +63,7 @@ def test_formats_follow_the_settings(settings: dict[str, str], dtype: torch.dtyp
 def test_rounding_weights_does_not_change_the_cache(
     monkeypatch: pytest.MonkeyPatch, able: bool, cache: torch.dtype
 ) -> None:
-    """It is that of the same machine without: what is between rounded weights on a CPU is another thing."""
+    """The cache format is that of an engine without rounding; activations between rounded weights are separate."""
     monkeypatch.setattr("sluice_server.engine.worker.startup.formats.computes_bfloat16", lambda: able)
     formats = choose_formats(asked({"quantization": "int8"}), CPU)
     assert (formats.dtype, formats.cache) == (torch.float32, cache)
@@ -84,7 +84,7 @@ def test_a_cache_in_fp8_is_e4m3() -> None:
 
 
 def test_what_is_slower_than_it_could_be_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Of a machine with own kernels but neither VNNI nor bfloat16, and of one without any."""
+    """On a machine with our kernels but neither VNNI nor bfloat16, and on one without our kernels."""
     monkeypatch.setattr("sluice_server.engine.worker.startup.formats.computes_bfloat16", lambda: False)
     monkeypatch.setattr(builds, "is_available", lambda: True)
     machine(monkeypatch, "v4")
@@ -116,7 +116,7 @@ def test_an_operating_system_without_tiles_is_told_of(monkeypatch: pytest.Monkey
 
 
 def machine(monkeypatch: pytest.MonkeyPatch, *runnable: str) -> None:
-    """Make this machine one that can run these instruction sets, and has the kernels for the first."""
+    """Gives this machine these instruction sets, and kernels for the first of them."""
     monkeypatch.setattr(builds, "runnable", lambda: runnable)
     monkeypatch.setattr(builds, "instruction_set", lambda: next(iter(runnable), "none"))
 
@@ -139,7 +139,7 @@ needs_packed = pytest.mark.skipif(not HAS_PACKED, reason="this CPU's oneDNN has 
 def test_a_torch_without_the_private_operator_is_told_of(
     monkeypatch: pytest.MonkeyPatch, lost: torch.Tensor | Exception, text: str, has_own: bool
 ) -> None:
-    """Missing, with other arguments, or giving something else: said at start, with what serves instead."""
+    """If the operator is missing, has other arguments or other results, the start reports it and its replacement."""
 
     def linear(*arguments: object) -> torch.Tensor:
         if isinstance(lost, torch.Tensor):
@@ -160,7 +160,7 @@ def test_a_torch_without_the_private_operator_is_told_of(
 
 @needs_packed
 def test_a_private_operator_is_used_only_when_it_agrees(monkeypatch: pytest.MonkeyPatch) -> None:
-    """oneDNN's packed linear gone, or giving something else: another kind serves."""
+    """If oneDNN's packed linear is gone or gives other results, another kind is used."""
     weight, x = torch.randn(16, 32).bfloat16(), torch.randn(5, 32)
     want = x @ weight.float().t()
     monkeypatch.setattr(kinds, "computes_bfloat16", lambda: True)

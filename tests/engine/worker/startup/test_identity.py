@@ -1,4 +1,4 @@
-"""Blocks of one identity are never taken for those of another: on a disk that several engines have used in turn."""
+"""Cache blocks of one identity are never used for another, on a disk that several engines have used in turn."""
 
 import dataclasses
 import os
@@ -47,7 +47,7 @@ def make(checkpoint: Path, disk: Path, digests: Digests = V1, **settings: Any) -
 
 
 def ask(engine: Engine, prompt: tuple[int, ...], *, bypasses_cache: bool = False) -> tuple[int, tuple[int, ...]]:
-    """Tokens that the cache saved, and the answer."""
+    """The number of cached tokens, and the answer."""
     salt, params = root(engine.identity), SamplingParams(max_tokens=6, temperature=0.0, ignore_eos=True)
     engine.add(EngineRequest("0" * 32, prompt, params, cache_salt=salt, bypasses_cache=bypasses_cache))
     cached, ids = 0, list[int]()
@@ -59,7 +59,7 @@ def ask(engine: Engine, prompt: tuple[int, ...], *, bypasses_cache: bool = False
 
 
 def leave_on_disk(engine: Engine) -> None:
-    """Push the blocks of the prompt out of device and host, and wait for their files."""
+    """Pushes the blocks of the prompt out of device and host, and waits for their files."""
     books = engine.scheduler.cache.tiers
     assert books is not None
     ask(engine, PROMPT)

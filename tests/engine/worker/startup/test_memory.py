@@ -1,4 +1,4 @@
-"""What is left of a GPU's memory for the cache, and who is named where there is none."""
+"""The share of a GPU's memory that is left for the cache, and the option that is named where there is none."""
 
 import dataclasses
 import types
@@ -26,7 +26,7 @@ from sluice_server.engine.worker.startup.formats import Formats
 from sluice_server.engine.worker.startup.memory import at_start, cache_bytes
 from sluice_server.engine.worker.steps import RecordedStep, UniformSteps
 from sluice_server.kernels import gpu
-from tests.engine.worker.host_device import HostDevice, twin_family
+from tests.engine.worker.host_device import HostDevice, reference_family
 from tests.oracle.checkpoints import Shape, make_checkpoint
 
 GIB = 1 << 30
@@ -45,7 +45,7 @@ def test_no_room_names_the_option(available: int, peak: int, recorded: int) -> N
 
 
 class Pooled(HostDevice):
-    """Its graphs share one pool, which is as large as the largest of them; each takes a little beside it."""
+    """A device whose graphs share one pool, as large as the largest of them; each adds a little of its own."""
 
     POOL, EACH = 1000, 7
 
@@ -62,7 +62,7 @@ class Pooled(HostDevice):
 
 
 def watch(device: Pooled, monkeypatch: pytest.MonkeyPatch) -> list[GraphKey]:
-    """Tell the device what is recorded; the keys in their order."""
+    """Reports to the device what is recorded; returns the keys in order."""
     keys: list[GraphKey] = []
     record = UniformSteps.record
 
@@ -79,7 +79,7 @@ def watch(device: Pooled, monkeypatch: pytest.MonkeyPatch) -> list[GraphKey]:
 def model(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Model:
     directory = make_checkpoint(tmp_path, Shape(kv_heads=1))
     monkeypatch.setattr(gpu, "takes", lambda _: True)
-    monkeypatch.setattr(gpu, "family", twin_family)
+    monkeypatch.setattr(gpu, "family", reference_family)
     return load_model(directory, read_config(directory), torch.float32, torch.device("cpu"), 64)
 
 
@@ -89,7 +89,7 @@ def model(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Model:
 def test_recorded_steps_take_what_was_said_before_there_was_a_cache(
     model: Model, drafts: InFlightDrafts, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """All of them: those that are recorded when there is no work, too. Few are recorded to find that out."""
+    """This includes steps that are recorded while idle. Few are recorded for the estimate."""
     slots = Slots(20, 64, 8)
     device = Pooled()
     keys = watch(device, monkeypatch)
@@ -163,7 +163,7 @@ def test_weights_or_a_cache_that_do_not_fit_name_their_option(
     ],
 )
 def test_steps_that_do_not_fit_name_their_option(where: str, said: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """As on a GPU, of which nothing else is asked."""
+    """The device answers as a GPU does, and only this question."""
     for name in ("CudaDevice", "recorded_bytes", "cuda_cache_bytes", "overlap"):
         monkeypatch.setattr(build, name, full if name == where else lambda *_: 1)
     on_gpu: Any = types.SimpleNamespace(device=torch.device("cuda"))

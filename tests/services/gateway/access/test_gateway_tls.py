@@ -16,7 +16,7 @@ from tests.services.gateway.fake_ring import FakeRing, running, settings, stream
 
 
 async def ask(port: int, authority: bytes, client: Pair | None = None) -> str:
-    """The gateway's id over a fresh TLS connection."""
+    """The gateway's id, requested over a fresh TLS connection."""
     pair = (client.key, client.certificate) if client else (None, None)
     credentials = grpc.ssl_channel_credentials(authority, *pair)
     options = (("grpc.use_local_subchannel_pool", 1),)
@@ -137,7 +137,7 @@ async def test_streams_of_one_connection_beyond_the_limit_wait_their_turn() -> N
         await rig.ring.until(lambda: len(rig.ring.submits) == 3)
 
 
-async def test_noise_and_silence_at_the_door_disturb_nobody(tmp_path: Path) -> None:
+async def test_noise_and_silence_before_the_handshake_disturb_no_client(tmp_path: Path) -> None:
     authority = Authority()
     async with running(settings(tls=written(tmp_path, authority)), wait=False) as rig:
         address = ("127.0.0.1", rig.port)

@@ -1,4 +1,4 @@
-"""A generation whose gateway is gone goes on from what its client has."""
+"""A client continues a generation whose gateway is gone from the tokens it has received."""
 
 import dataclasses
 from typing import Any

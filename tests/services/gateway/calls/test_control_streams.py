@@ -1,4 +1,4 @@
-"""WatchLoad and Drain: the streams of ControlService."""
+"""The streams of ControlService: WatchLoad and Drain."""
 
 import grpc
 import pytest

@@ -1,4 +1,4 @@
-"""Converse: each behaviour that the contract states, against a ring that is played by hand."""
+"""Converse: each behaviour that the contract states, against a ring that the test plays."""
 
 import asyncio
 import dataclasses
@@ -19,7 +19,7 @@ PING = {"ping": inference_pb2.Ping(nonce=7)}
 
 
 async def assert_alive(talk: Talker) -> None:
-    """Whatever was wrong with a generation, the stream goes on."""
+    """Checks that the stream goes on after a failed generation."""
     await talk.send(0, **PING)
     assert (await talk.read()).pong.nonce == 7
 
@@ -104,7 +104,7 @@ async def test_an_open_that_is_refused_fails_and_uses_its_tag() -> None:
         assert await talk.end() == grpc.StatusCode.OK
 
 
-async def test_a_tag_that_is_not_above_all_before_is_refused_and_disturbs_nobody() -> None:
+async def test_a_tag_that_is_not_above_all_before_is_refused_and_the_stream_goes_on() -> None:
     async with running() as rig:
         talk = Talker(rig)
         submit = await talk.open(4)

@@ -1,4 +1,4 @@
-"""Credit on Converse: who has none left is told so and waits; frames and their answers are bounded too."""
+"""Credit on Converse: a generation without credit reports it and waits; frames and their answers are bounded too."""
 
 import asyncio
 
@@ -38,7 +38,7 @@ async def test_who_has_spent_its_credit_is_told_once_and_goes_on_with_a_grant() 
 
 
 async def test_credit_that_brought_nothing_goes_back_to_the_engine() -> None:
-    """Tokens behind a stop string spend credit that the client never hears of."""
+    """Tokens after a stop string spend credit and never reach the client."""
     async with running() as rig:
         talk = Talker(rig)
         submit = await talk.open(1, credit_window=4, sampling={"n": 2})
@@ -121,7 +121,7 @@ async def test_unlimited_credit_takes_no_grants_and_other_rpcs_have_no_window() 
         assert error.code() == grpc.StatusCode.INVALID_ARGUMENT
 
 
-async def test_answers_that_nobody_reads_hold_back_the_frames_behind_them() -> None:
+async def test_unread_answers_hold_back_the_frames_behind_them() -> None:
     options = (("grpc.http2.bdp_probe", 0), ("grpc.http2.lookahead_bytes", 4096))
     async with running(settings(max_stream_frames_per_s=1 << 20), channel_options=options) as rig:
         talk = Talker(rig)

@@ -218,12 +218,12 @@ async def test_a_long_text_is_told_in_slices_and_others_have_their_turns() -> No
 
 
 def num_errors() -> int:
-    """That are still held, each with the frames of its traceback."""
+    """The number of errors that are still held, each with the frames of its traceback."""
     return sum(issubclass(type(one), ServiceError) for one in gc.get_objects())  # asking some for their class warns
 
 
 async def test_a_refused_request_is_gone_when_its_call_has_ended() -> None:
-    """Large ones that are refused again and again must not pile up until the garbage collector runs."""
+    """Large refused requests must not pile up until the garbage collector runs."""
     async with running() as rig:
         too_long = inference_pb2.GenerateRequest(
             spec=types_pb2.GenerationSpec(token_ids=types_pb2.TokenIds(ids=[1] * 5000))

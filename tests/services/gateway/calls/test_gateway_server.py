@@ -130,7 +130,7 @@ async def test_after_a_silence_of_the_ring_streams_go_on_as_they_were() -> None:
         assert caught.value.code() == grpc.StatusCode.UNAVAILABLE
         rig.ring.answers_probes = True
         await rig.ring.until(lambda: rig.gateway.is_serving)
-        rig.ring.play(text_of(submit, 0, "a", first=True, last=True))  # nobody was replaced: it is the same attempt
+        rig.ring.play(text_of(submit, 0, "a", first=True, last=True))  # no process was replaced: it is the same attempt
         assert [event.WhichOneof("event") async for event in call][-1] == "finished"
         assert len(rig.ring.submits) == 1
 
@@ -301,7 +301,7 @@ def test_liveness_waits_longer_for_slow_engines() -> None:
 
 
 async def test_calls_that_the_loop_has_not_taken_yet_are_not_cancelled() -> None:
-    """Where more than 1,000 wait grpc ends calls at random, as CANCELLED: nobody's fault, and no status of ours."""
+    """With more than 1,000 waiting calls, grpc ends random ones as CANCELLED, which is not a status of ours."""
     async with running() as rig:
         stub = health_pb2_grpc.HealthStub(rig.channel)
         calls = [stub.Check(health_pb2.HealthCheckRequest()) for _ in range(2000)]

@@ -181,7 +181,7 @@ async def test_a_tenant_beyond_its_quota_is_refused_and_others_are_not(tmp_path:
 
 
 async def ended(rig: Rig) -> None:
-    """Until nothing is open."""
+    """Waits until no request is open."""
     async with asyncio.timeout(10):
         await rig.ring.until(lambda: rig.ring.cancels)
 

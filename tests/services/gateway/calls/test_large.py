@@ -1,4 +1,4 @@
-"""Large requests: one at a time, tenants in turn, others between them, and none that waits for ever."""
+"""Large requests: admitted one at a time, tenants in turn, small requests between them, and without starvation."""
 
 import asyncio
 from collections.abc import Callable
@@ -10,7 +10,7 @@ from sluice_server.services.gateway.calls.large import MAX_REST_S, LargeRequestQ
 
 
 class Clock:
-    """Tells what it is told."""
+    """A clock that the test sets."""
 
     def __init__(self) -> None:
         self.now_s = 0.0
@@ -20,7 +20,7 @@ class Clock:
 
 
 async def turns(loops: int) -> None:
-    """So many of the loop's."""
+    """Waits for that many turns of the loop."""
     for _ in range(loops):
         await asyncio.sleep(0)
 
@@ -43,7 +43,7 @@ async def test_one_is_read_in_a_turn_of_the_loop_and_tenants_take_turns() -> Non
     await asyncio.gather(*tasks)
 
 
-async def test_as_long_as_it_took_nobody_else_is_read() -> None:
+async def test_no_other_large_request_is_read_for_as_long_as_the_first_took() -> None:
     clock, done, due = Clock(), list[str](), list[tuple[float, Callable[[], None]]]()
     lane = LargeRequestQueue(clock, lambda *one: due.append(one))
     for took_s, rest_s in ((0.03, 0.03), (1e9, MAX_REST_S), (-1.0, 0.0)):  # bounded, whatever the clock says

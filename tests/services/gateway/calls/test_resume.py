@@ -1,4 +1,4 @@
-"""Generations that outlive their reader: detached, resumed, taken over, let go in the end."""
+"""Generations without a connected reader: detached, resumed, taken over, and released at the end."""
 
 import asyncio
 from typing import Any
@@ -35,7 +35,7 @@ def resume(rig: Rig, generation_id: str, after_seq: int = 0) -> Any:  # noqa: AN
 
 
 async def told(call: Any) -> list[tuple[str, str]]:  # noqa: ANN401 # a call
-    """Kinds of the events, and text of the deltas with their numbers."""
+    """The kinds of the events, and the text of the deltas with their numbers."""
     return [
         (event.WhichOneof("event"), f"{event.delta.seq}{event.delta.text}" if event.HasField("delta") else "")
         async for event in call
@@ -43,7 +43,7 @@ async def told(call: Any) -> list[tuple[str, str]]:  # noqa: ANN401 # a call
 
 
 async def lose_after(rig: Rig, words: int, **fields: Any) -> Submit:  # noqa: ANN401 # of a spec
-    """Open a stream, read so many words (and deltas) of it, lose it."""
+    """Opens a stream, reads that many words (and deltas) of it, and drops it."""
     num = len(rig.ring.submits)
     call = rig.stub.StreamGenerate(stream_request(**{**detached(), **fields}))
     await rig.ring.until(lambda: len(rig.ring.submits) > num)
@@ -60,7 +60,7 @@ async def lose_after(rig: Rig, words: int, **fields: Any) -> Submit:  # noqa: AN
 
 
 async def until_detached(rig: Rig, submit: Submit) -> None:
-    session = rig.gateway._detached._sessions[submit.envelope.request_id]  # who reads it is nobody's business outside
+    session = rig.gateway._detached._sessions[submit.envelope.request_id]  # its reader is not public
     while session.reader is not None:
         await asyncio.sleep(0.001)
 

@@ -27,7 +27,7 @@ def port_of(listening: socket.socket) -> int:
 
 @contextlib.contextmanager
 def connected(listening: socket.socket, data: bytes) -> Iterator[tuple[socket.socket, Peer, socket.socket]]:
-    """A client that has sent something, its name, and the server's end."""
+    """A client that has sent something, its name, and the server's socket."""
     with socket.create_connection(listening.getsockname()) as client:
         client.sendall(data)
         with listening.accept()[0] as served:
@@ -44,12 +44,12 @@ def waiting(served: socket.socket) -> int:
 
 
 def wakes(served: socket.socket) -> bool:
-    """Whether the system tells its reader that something has come."""
+    """Whether the system wakes the reader of a socket."""
     return bool(select.select([served], [], [], 0.0)[0])
 
 
 def look(port: int, go: Sequence[Peer] = (), over: Sequence[Peer] = ()) -> list[Held]:
-    """What is held, of which some goes on and some is cut."""
+    """The table of held connections, some of which go on and some are cut."""
     found: list[Held] = []
 
     def judge(told: Sequence[Held]) -> tuple[Sequence[Peer], Sequence[Peer]]:

@@ -23,7 +23,7 @@ CANCEL = struct.pack(">I", 8)
 
 
 class Door:
-    """Connections as they are told: both what core and what the system knows of them."""
+    """The connections as reported by grpc's core and by the system."""
 
     def __init__(self) -> None:
         self.all: list[ConnectionCalls] = []
@@ -60,7 +60,7 @@ class Door:
 
 
 class Clock:
-    """Time that passes as it is asked for."""
+    """A clock that advances whenever it is read."""
 
     def __init__(self) -> None:
         self.now_s = 0.0
@@ -124,7 +124,7 @@ async def test_after_a_cut_new_connections_are_held_and_looked_at_until_there_is
     await some.close()
 
 
-async def test_nobody_is_left_waiting_when_the_gateway_stops_or_looking_fails(
+async def test_no_call_is_left_waiting_when_the_gateway_stops_or_the_check_fails(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     door = Door()

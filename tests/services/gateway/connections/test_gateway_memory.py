@@ -1,4 +1,4 @@
-"""One heap for the threads of a gateway, counted by malloc itself in a process of its own."""
+"""The threads of a gateway share one malloc heap, counted by malloc itself in a process of its own."""
 
 import platform
 import subprocess

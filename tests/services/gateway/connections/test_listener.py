@@ -1,4 +1,4 @@
-"""A gRPC server that stops by itself is replaced; at the end all are stopped. What did that to a real one."""
+"""A gRPC server that stops by itself is replaced; at the end all are stopped. Includes the cause of a real stop."""
 
 import asyncio
 from typing import Any
@@ -17,7 +17,7 @@ LOCAL = (("grpc.use_local_subchannel_pool", 1),)
 
 
 class Server:
-    """Stands for grpc's."""
+    """A stand-in for grpc's server."""
 
     def __init__(self, *, port: int = 1234) -> None:
         self.port = port
@@ -78,7 +78,7 @@ async def test_a_port_that_is_not_free_yet_is_tried_again() -> None:
 
 
 def path_frames(path: bytes) -> bytes:
-    """A whole call of a method of that name."""
+    """The frames of a whole call of that method."""
     known = b"/sluice.v1.InferenceService/Generate"
     assert len(path) == len(known)
     return PREFACE + frame(HTTP2_SETTINGS, 0, 0) + headers(1, "Generate").replace(known, path) + message(1, b"")

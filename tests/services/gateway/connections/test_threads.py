@@ -1,4 +1,4 @@
-"""The policy of threads that start in the block, and of those that are there already."""
+"""The scheduling policy of threads that start within the block, and of existing threads."""
 
 import os
 import sys

@@ -1,4 +1,4 @@
-"""What every field of every request may hold: values at its limits, just inside and just outside. Used by the walk.
+"""The limits of every field of every request: values at, just inside and just outside them. Used by test_limits_walk.
 
 One entry for each leaf of a request's descriptor that the server acts on. `good` and `bad` are whole messages' fields:
 a value alone means little where fields depend on each other. The limits are those of `SMALL`, so that what is one too
@@ -39,14 +39,14 @@ USER, ASSISTANT, TOOL = types_pb2.ROLE_USER, types_pb2.ROLE_ASSISTANT, types_pb2
 
 @dataclasses.dataclass(frozen=True)
 class Edge:
-    """Messages that are accepted and messages that are refused, for one field."""
+    """Accepted and refused messages for one field."""
 
     good: Sequence[Fields]
     bad: Sequence[Fields] = ()
 
 
 def field(group: str, name: str, good: Sequence[object], bad: Sequence[object] = (), **rest: object) -> Edge:
-    """Of a field in a group of the spec; `rest` goes with it."""
+    """The edge of a field in a group of the spec; `rest` are other fields that it needs."""
 
     def fields(value: object) -> Fields:
         return {"text": "hello", group: {name: value, **rest}}
@@ -59,7 +59,7 @@ def processor(arguments: Mapping[str, str] | None = None, name: str = "counting"
 
 
 def constrained(form: str, good: Sequence[object], bad: Sequence[object]) -> Edge:
-    """Of a form of constraint."""
+    """The edge of a form of constraint."""
     return field("constraint", form, good, bad)
 
 
@@ -84,12 +84,12 @@ def tool(**fields: Any) -> Fields:  # noqa: ANN401 # any field of a tool
 
 
 def json_of(size: int) -> str:
-    """A JSON object of so many bytes."""
+    """A JSON object of that many bytes."""
     return '{"a":"' + "x" * (size - 8) + '"}'
 
 
 def duration(group: str, name: str, high_s: int, **rest: object) -> Edge:
-    """A time above 0, of `high_s` at most."""
+    """The edge of a time above 0, of at most `high_s`."""
     return field(
         group,
         name,
@@ -331,7 +331,7 @@ MAX_CREDIT = 1 << 20
 
 
 def frame(kind: str, name: str, good: Sequence[object], bad: Sequence[object] = ()) -> Edge:
-    """Of a field in a frame of Converse."""
+    """The edge of a field in a frame of Converse."""
     return Edge([{kind: {name: value}} for value in good], [{kind: {name: value}} for value in bad])
 
 

@@ -1,4 +1,4 @@
-"""Every condition has its code, its reason and its details; what was used until then comes with the end of a stream."""
+"""Every error condition has its code, its reason and its details; the usage so far comes with the end of a stream."""
 
 import grpc
 import pytest

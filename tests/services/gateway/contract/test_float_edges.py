@@ -1,5 +1,5 @@
-"""Every float of a generation at the edges of its range, of float32 and of float64, before a real engine: served or
-refused by its name, never a fault of ours. Values are checked in double precision and computed in single."""
+"""Every float of a generation at the edges of float32 and float64, before a real engine: served or refused by name,
+without an internal error. Values are checked in double precision and computed in single precision."""
 
 import dataclasses
 import math
@@ -32,7 +32,7 @@ PROMPT = (3, 4, 5, 6, 7)
 
 
 def floats(descriptor: Descriptor, prefix: str = "") -> Iterator[str]:
-    """Paths of the fields that hold floats."""
+    """The paths of the fields that hold floats."""
     for field in descriptor.fields:
         if field.message_type is not None:
             yield from floats(field.message_type, f"{prefix}{field.name}.")
@@ -77,7 +77,7 @@ def spec(path: str, value: float) -> types_pb2.GenerationSpec:
 
 
 def answers(engine: Engine, asked: dict[str, SamplingParams]) -> tuple[dict[str, list[int]], dict[str, str]]:
-    """Tokens of each, and the reasons of those that failed."""
+    """The tokens of each request, and the reasons of those that failed."""
     for name, params in asked.items():
         engine.add(EngineRequest(name, PROMPT, params))
     tokens: dict[str, list[int]] = {name: [] for name in asked}
@@ -114,7 +114,7 @@ def test_each_edge_is_served_or_refused_by_name(path: str, engine: Engine, gatew
 
 
 def test_edges_go_together(engine: Engine) -> None:
-    """Each alone is well; so are they with each other, with bars and with penalties."""
+    """Each value alone is served; so are they together, and with banned ids and penalties."""
     asked = {
         f"{temperature} {share} {repetition} {min_p}": SamplingParams(
             max_tokens=4,

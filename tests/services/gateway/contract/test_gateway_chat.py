@@ -1,4 +1,4 @@
-"""Chats of the contract: tools, calls and their answers, each checked and passed on; sections in the answers."""
+"""Chats of the contract: tools, calls and their answers, each checked and forwarded; sections in the answers."""
 
 from typing import Any
 

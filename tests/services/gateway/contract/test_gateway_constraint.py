@@ -1,4 +1,4 @@
-"""Constraints at the gateway: every form and its limits, what does not go with one, and what is echoed."""
+"""Constraints at the gateway: every form and its limits, incompatible options, and the echo."""
 
 from typing import Any
 

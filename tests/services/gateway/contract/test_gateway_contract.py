@@ -69,7 +69,7 @@ def field_spec(group: str, name: str, value: object) -> types_pb2.GenerationSpec
 
 
 def error_of(asked: types_pb2.GenerationSpec) -> str:
-    """Field of the error, or "" when it is accepted."""
+    """The field of the error, or "" if the request is accepted."""
     try:
         translate.generation(asked, 0, SETTINGS)
     except ServiceError as error:

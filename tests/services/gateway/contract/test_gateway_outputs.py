@@ -1,4 +1,4 @@
-"""Several outputs of one generation, told apart in stream and answer, each with one end; the prompt's echo."""
+"""Several outputs of one generation, separate in stream and answer, each with one end; the prompt's echo."""
 
 import grpc
 import pytest
@@ -70,7 +70,7 @@ async def test_a_stop_string_of_one_output_leaves_the_others() -> None:
             if event.HasField("output_finished")
         }
         assert ended == {0: types_pb2.FINISH_REASON_LENGTH, 1: types_pb2.FINISH_REASON_STOP_STRING}
-        assert output_cancels(rig) == [1, None]  # idempotent: the second one says that nobody listens any more
+        assert output_cancels(rig) == [1, None]  # idempotent: the second one says that the stream has no reader
 
 
 async def test_a_stop_string_of_the_last_output_cancels_all() -> None:
@@ -84,7 +84,7 @@ async def test_a_stop_string_of_the_last_output_cancels_all() -> None:
 
 
 async def test_a_stop_string_of_an_attempt_that_was_given_up_ends_nothing() -> None:
-    """What comes behind a gap is found again by the attempt that replaces it, which must not be cancelled for it."""
+    """Text after a gap is found again by the attempt that replaces it, which must not be cancelled."""
     async with running() as rig:
         call = rig.stub.StreamGenerate(stream_request())
         submit = await rig.ring.next_submit()

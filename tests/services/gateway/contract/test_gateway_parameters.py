@@ -43,7 +43,7 @@ FULL = SamplingParams(
 
 
 def params_of(asked: types_pb2.GenerationSpec) -> tuple[SamplingParams, types_pb2.SamplingParams]:
-    """As the engine gets them, and as they are told."""
+    """The parameters as the engine gets them, and as they are echoed."""
     found = translate.generation(asked, 0, MODELLED)
     assert isinstance(found.work, Generate) and found.effective is not None
     return found.work.params, found.effective.sampling

@@ -1,4 +1,4 @@
-"""Speculation at the gateway: what may be asked for, what is echoed, and what is told of it."""
+"""Speculation at the gateway: its options, their echo, and the statistics in the answer."""
 
 import dataclasses
 
@@ -51,13 +51,13 @@ def test_it_is_echoed_as_it_was_asked_for() -> None:
     assert asked.work.scheduling.max_draft_tokens == 3
 
 
-def test_it_is_a_feature_where_somebody_drafts() -> None:
+def test_it_is_a_feature_where_a_proposer_is_configured() -> None:
     assert control_pb2.FEATURE_SPECULATION in features(DRAFTING)
     assert control_pb2.FEATURE_SPECULATION not in features(PLAIN)
 
 
 def drafted(submit: Submit) -> list[Text]:
-    """Three tokens, of which the second and the third came of drafts."""
+    """Three tokens, of which the second and third were drafts."""
     texts = generation(submit, ["a", "b", "c"])
     return [msgspec.structs.replace(text, drafts=((3 * i, i),) if i else ()) for i, text in enumerate(texts)]
 

@@ -1,4 +1,4 @@
-"""Requests cut short before they are parsed: what is within its bounds is left alone, what is not is found."""
+"""Oversized requests are cut before they are parsed: within limits nothing changes, beyond them the field is found."""
 
 from collections.abc import Callable
 
@@ -67,7 +67,7 @@ def varint(value: int) -> bytes:
 
 
 def field(number: int, value: bytes) -> bytes:
-    """A field that holds bytes."""
+    """An encoded field that holds bytes."""
     return bytes([number << 3 | 2]) + varint(len(value)) + value
 
 
@@ -98,7 +98,7 @@ async def test_a_million_fields_are_no_request(method: str) -> None:
 
 @given(st.binary(max_size=200), st.integers(0, 3))
 def test_any_bytes_come_through(data: bytes, depth: int) -> None:
-    """What is within its bounds, or broken, is the parser's alone: nothing is changed and nothing raised."""
+    """Bytes within the limits, or malformed ones, are left to the parser: nothing is changed or raised."""
     for number in (7, 1, 1)[:depth]:
         data = field(number, data)
     with pytest.MonkeyPatch.context() as patch:

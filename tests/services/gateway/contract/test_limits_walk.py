@@ -1,4 +1,4 @@
-"""Every field of every request at its limits: what is inside is served, what is outside is refused by its name."""
+"""Every field of every request at its limits: values inside are served, values outside are refused by field name."""
 
 import asyncio
 from collections.abc import Iterator, Mapping
@@ -40,7 +40,7 @@ REFUSALS = {
 
 
 def leaves(descriptor: Descriptor, prefix: str = "") -> Iterator[str]:
-    """Paths of the fields that hold values, without those that are refused as a whole."""
+    """The paths of the fields that hold values, without those that are refused as a whole."""
     for field in descriptor.fields:
         name = prefix + field.name
         if name in NOT_BUILT:
@@ -69,7 +69,7 @@ def test_every_field_has_its_place_in_the_table() -> None:
 
 
 def answer(rig: Rig, submit: Submit) -> None:
-    """What a ring says to any request."""
+    """The ring's answer to any request."""
     match submit.work:
         case Tokenize():
             rig.gateway.handle(Result(submit.envelope, Tokenized(b"", {})))
@@ -87,7 +87,7 @@ def _of_output(text: Any, index: int) -> Any:  # noqa: ANN401 # a Text
 
 
 class Walk:
-    """Asks for one thing after the other and looks at the answers."""
+    """Sends one request after the other and checks the answers."""
 
     def __init__(self, rig: Rig, path: str, ask: Any) -> None:  # noqa: ANN401 # any unary call
         self.rig, self.path, self.ask = rig, path, ask

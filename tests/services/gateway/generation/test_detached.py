@@ -1,4 +1,4 @@
-"""Generations without a reader: who takes them over, and when they are let go."""
+"""Generations without a reader: taken over by another reader, or released in time."""
 
 from collections.abc import Callable
 from typing import Any
@@ -23,7 +23,7 @@ DETACH = types_pb2.SchedulingOptions(
 
 
 class WoundTimer:
-    """One that is wound by hand."""
+    """A timer that the test advances."""
 
     def __init__(self, callback: Callable[[], None]) -> None:
         self.callback = callback
@@ -34,7 +34,7 @@ class WoundTimer:
 
 
 class NotingReader:
-    """One that notes why it lost its generation."""
+    """A reader that notes why it lost its generation."""
 
     def __init__(self) -> None:
         self.lost: list[str] = []
@@ -44,7 +44,7 @@ class NotingReader:
 
 
 class SessionBench:
-    """Sessions whose timers are wound by hand."""
+    """Detached sessions whose timers the test advances."""
 
     def __init__(self, max_detached: int = 4) -> None:
         self.timers: list[tuple[float, WoundTimer]] = []
@@ -59,7 +59,7 @@ class SessionBench:
         return timer
 
     def left(self, **fields: Any) -> OpenRequest:  # noqa: ANN401 # of a spec
-        """A request whose reader has gone."""
+        """A request whose reader has left."""
         asked = translate.generation(spec(**fields), 0, SETTINGS)
         request, reader = self.manager.open(CallMetadata("StreamGenerate"), asked, streams=True), NotingReader()
         self.sessions.attach(request, reader)

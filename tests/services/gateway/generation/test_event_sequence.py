@@ -1,4 +1,4 @@
-"""The order of a generation's events, for readers that want it in different ways."""
+"""The order of a generation's events, for readers with different options."""
 
 import pytest
 
@@ -30,7 +30,7 @@ def bring(request: OpenRequest, first_index: int, word: str, finish: FinishReaso
 
 
 def told(sequence: EventSequence) -> list[str]:
-    """Names of all that is there now; texts of deltas."""
+    """The names of all events that are ready now; texts of deltas."""
     found = []
     while (event := sequence.next()) is not None:
         is_delta = isinstance(event, DeltaEvent)

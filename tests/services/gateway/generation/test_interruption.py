@@ -1,4 +1,4 @@
-"""A task that reads is ended in an error of ours; a cancellation from elsewhere stays one."""
+"""A reading task is ended by one of our errors; a cancellation from elsewhere stays a cancellation."""
 
 import asyncio
 
@@ -44,7 +44,7 @@ async def test_a_cancellation_from_elsewhere_is_raised_on() -> None:
         await task
 
 
-async def test_nobody_is_interrupted_outside_the_block() -> None:
+async def test_no_task_is_interrupted_outside_the_block() -> None:
     interruption = Interruption()
     with interruption.scope():
         pass

@@ -1,4 +1,4 @@
-"""The generation service by itself: a ring played by hand before it, and no transport at all."""
+"""The generation service alone, without a transport, before a ring that the test plays."""
 
 import asyncio
 import contextlib
@@ -30,7 +30,7 @@ DETACH = types_pb2.SchedulingOptions(on_disconnect=types_pb2.DISCONNECT_ACTION_D
 
 
 class ServiceBench:
-    """A service, and what it sends round the ring."""
+    """A generation service, and the messages it sends to the ring."""
 
     def __init__(self) -> None:
         self.emitted: list[Message] = []
@@ -42,16 +42,16 @@ class ServiceBench:
 
     @property
     def submit(self) -> Submit:
-        """The last."""
+        """The last submitted request."""
         return [one for one in self.emitted if isinstance(one, Submit)][-1]
 
     def play(self, *words: str) -> None:
-        """A whole generation comes."""
+        """Delivers a whole generation."""
         for text in generation(self.submit, list(words)):
             self.manager.handle(text)
 
     def begin(self) -> None:
-        """Its first token comes."""
+        """Delivers the first token of a generation."""
         self.manager.handle(text_of(self.submit, 0, "a", first=True))
 
 
@@ -181,7 +181,7 @@ async def test_a_conversation_is_credit_and_changes_by_tag(bench: ServiceBench) 
     session.open(1, asked)
     session.append(1, inference_pb2.Append(text="more"))
     session.grant(1, 4)
-    session.append(2, inference_pb2.Append(text="to nobody"))
+    session.append(2, inference_pb2.Append(text="too late"))
     session.close_input(1)
     session.half_close()
     assert [type(one).__name__ for one in bench.emitted] == ["Submit", "Append", "Grant", "CloseInput"]

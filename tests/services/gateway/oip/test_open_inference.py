@@ -39,7 +39,7 @@ def text_of_raw(response: oip.ModelInferResponse) -> str:
 
 
 async def run_client(rig: Rig) -> dict[str, Any]:
-    """What Triton's own client finds."""
+    """The findings of Triton's own client."""
     command = (sys.executable, str(CLIENT), f"127.0.0.1:{rig.port}", "toy")
     process = await asyncio.create_subprocess_exec(*command, stdout=asyncio.subprocess.PIPE)
     output, _ = await process.communicate()

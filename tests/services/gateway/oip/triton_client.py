@@ -1,4 +1,4 @@
-"""A program, not a test: Triton's own client against the address given, its findings as JSON on standard output.
+"""A program, not a test: runs Triton's own client against an address and prints its findings as JSON.
 
 A process of its own, as its messages and ours have the same names and one process has one registry of them.
 """

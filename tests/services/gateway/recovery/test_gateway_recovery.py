@@ -1,4 +1,4 @@
-"""What is sent again after a loss, in which order, and what is not."""
+"""The replay after a loss: which requests are sent again, in which order."""
 
 import dataclasses
 
@@ -24,7 +24,7 @@ def opened(name: str, what: TranslatedRequest | None = None, time_left_s: float 
 
 
 def bring(request: OpenRequest, *ids: int, output: int = 0, finish: FinishReason | None = None) -> None:
-    """Tokens of one output come."""
+    """Delivers tokens of one output."""
     records = tuple(TokenRecord(one, b"x") for one in ids)
     first = request.outputs[output].num_tokens
     assert request.handle(Text(request.envelope, first, records, "x" * len(ids), output, finish=finish), 0.0) == ""
@@ -35,7 +35,7 @@ def recovery(timeout_s: float = 10.0) -> Recovery:
 
 
 def lose(found: Recovery, requests: list[OpenRequest], ids: frozenset[str] = ALL) -> OpenRequest | None:
-    """A process dies and comes back."""
+    """Replaces a process of the ring by a new one."""
     found.lost(0.0)
     blamed = found.replaced(ids, requests)
     found.restored()
@@ -120,7 +120,7 @@ def test_several_suspects_go_one_by_one_until_the_one_is_found() -> None:
     assert lose(found, requests) is requests[1]
 
 
-def test_a_death_before_it_was_sent_again_is_nobodys() -> None:
+def test_a_death_before_it_was_sent_again_does_not_count() -> None:
     found, request = recovery(), opened("a")
     assert lose(found, [request]) is None
     assert lose(found, [request]) is None  # it was not there
@@ -128,7 +128,7 @@ def test_a_death_before_it_was_sent_again_is_nobodys() -> None:
     assert request.replay.losses == {"t": 1, "e": 1, "d": 1}
 
 
-def test_planned_restarts_are_nobodys_fault() -> None:
+def test_planned_restarts_blame_no_request() -> None:
     found, request = recovery(), opened("a")
     for _ in range(3):
         found.lost(0.0, planned=True)
@@ -138,7 +138,7 @@ def test_planned_restarts_are_nobodys_fault() -> None:
     assert not request.replay.losses
 
 
-def test_frames_that_were_lost_cost_a_replay_and_are_nobodys_fault() -> None:
+def test_lost_frames_cost_a_replay_and_blame_no_request() -> None:
     found, request = recovery(), opened("a")
     lose(found, [request], frozenset({"e"}))
     assert resend(found) == ["a"]
@@ -147,9 +147,9 @@ def test_frames_that_were_lost_cost_a_replay_and_are_nobodys_fault() -> None:
     assert request.replay.losses == {"e": 1}
 
 
-def test_deaths_of_different_processes_blame_nobody() -> None:
+def test_deaths_of_different_processes_blame_no_request() -> None:
     found, request = recovery(), opened("a")
-    for name in ("t", "e", "d"):  # somebody restarts one after the other
+    for name in ("t", "e", "d"):  # an operator restarts one after the other
         assert lose(found, [request], frozenset({name})) is None
         assert resend(found) == ["a"]
     assert lose(found, [request], frozenset({"e"})) is request

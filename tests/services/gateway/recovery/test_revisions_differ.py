@@ -1,4 +1,4 @@
-"""A ring that comes back with another revision, or with several: the door, open requests, what clients are told."""
+"""A ring that returns with another revision, or with several: admission, open requests, and errors of clients."""
 
 import dataclasses
 from typing import Any
@@ -26,13 +26,13 @@ NEW = ModelInfo(id="toy", revision="r2", context_length=500, architecture="Toy")
 
 
 def returns_with(rig: Rig, **of_roles: str) -> None:
-    """All processes are new ones, and serve this."""
+    """Replaces all processes by new ones of that revision."""
     rig.ring.of_roles = {**{str(role): "r2" for role in Role}, **of_roles}
     rig.ring.epoch += 1
 
 
 def holding(ring: FakeRing, *revisions: str) -> None:
-    """This gateway's files are of these."""
+    """Sets the revisions of this gateway's own files."""
     found = {one: (dataclasses.replace(NEW, revision=one), SETTINGS.limits) for one in revisions}
     ring.read_model = found.get
 
@@ -74,7 +74,7 @@ async def test_the_same_revision_goes_on() -> None:
 
 
 async def test_no_request_is_let_in_while_revisions_differ() -> None:
-    """Also not the gateway's own; and what is open is not sent again."""
+    """Neither clients' nor the gateway's own requests are admitted; open ones are not sent again."""
     async with running() as rig:
         holding(rig.ring, "r2")
         call = rig.stub.StreamGenerate(stream_request())

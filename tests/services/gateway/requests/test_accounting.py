@@ -1,4 +1,4 @@
-"""What a request has used: the first token, gaps, drafts, and all of it at any time."""
+"""The usage of a request: first token, gaps, drafts, and the total at any time."""
 
 from sluice_server.engine.request import FinishReason
 from sluice_server.engine.scheduler.histogram import Histogram, HistogramSnapshot

@@ -1,4 +1,4 @@
-"""How many tokens a request may have."""
+"""The number of tokens that a request may receive."""
 
 from sluice_server.services.gateway.requests.credit import GrantedCredit
 

@@ -1,4 +1,4 @@
-"""What waits for a reader: which messages leave together, who is woken, and who is let go."""
+"""The queue of a reader: which messages are sent together, which reader is woken, and when a reader is dropped."""
 
 import msgspec
 import pytest

@@ -1,4 +1,4 @@
-"""What a generation has told, as far as it is kept."""
+"""The kept history of a generation's events."""
 
 import pytest
 

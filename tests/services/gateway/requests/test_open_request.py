@@ -1,4 +1,4 @@
-"""One request: what it takes of the ring's messages, and its one end."""
+"""One request: its handling of the ring's messages, and its single end."""
 
 import msgspec
 from hypothesis import given

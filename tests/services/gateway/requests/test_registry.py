@@ -1,4 +1,4 @@
-"""All open requests, and how others ended."""
+"""The registry of open requests, and how earlier ones ended."""
 
 from sluice_server.engine.errors import stage_lost
 from sluice_server.services.gateway.contract.translate import TranslatedRequest

@@ -1,4 +1,4 @@
-"""What a request asks for by the time it is sent again."""
+"""The request that is sent again after a loss, with the progress so far."""
 
 from sluice_server.engine.request import FinishReason, SamplingParams
 from sluice_server.services.gateway.contract.translate import TranslatedRequest
@@ -21,7 +21,7 @@ def token(output: int, finish: FinishReason | None = None) -> Text:
     return Text(ENVELOPE, 0, (TokenRecord(1, b"x"),), "x", output, finish=finish)
 
 
-def test_a_request_that_nobody_changed_asks_the_same() -> None:
+def test_an_unchanged_request_asks_the_same() -> None:
     request = opened()
     assert request.work_now() == request.asked.work
     other = OpenRequest(ENVELOPE, TranslatedRequest(Tokenize(TextPrompt("a"))), 0.0)

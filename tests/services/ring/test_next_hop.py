@@ -1,0 +1,24 @@
+"""The process of the next role that a message is sent to."""
+
+from sluice_server.services.messages.details import Load
+from sluice_server.services.messages.messages import (
+    Cancel,
+    Probe,
+    Report,
+    Role,
+    Text,
+)
+from sluice_server.services.ring.peers import NextHop
+from tests.services.ring.net import ENVELOPE
+
+
+def test_routing() -> None:
+    text = Text(ENVELOPE, 0, (), "")
+    assert NextHop(Role.DETOKENIZER, ("gateway-0", "gateway-1")).targets(text) == ("gateway-1",)
+    assert NextHop(Role.DETOKENIZER, ("gateway-0",)).targets(text) == ()
+    assert NextHop(Role.GATEWAY, ("t0", "t1", "t2")).targets(Cancel(ENVELOPE)) == ("t2",)  # 5 mod 3
+    assert NextHop(Role.DETOKENIZER, ("gateway-1",)).targets(Cancel(ENVELOPE)) == ()
+    report = Report("e", 1, Load(), served_token=True)
+    assert NextHop(Role.ENGINE, ("d0", "d1")).targets(report) == ("d0",)
+    assert NextHop(Role.DETOKENIZER, ("g0", "g1")).targets(report) == ("g0", "g1")
+    assert NextHop(Role.GATEWAY, ("t0", "t1")).targets(Probe("g0", 1, ("t1", "e0", "d0"))) == ("t1",)

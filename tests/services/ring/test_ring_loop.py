@@ -1,0 +1,152 @@
+"""Ring loops over real ipc: order of messages, probes during a step, and refused revisions."""
+
+import asyncio
+import time
+from pathlib import Path
+
+import msgspec
+
+from sluice_server.engine.request import SamplingParams
+from sluice_server.services.messages.details import Tokenized
+from sluice_server.services.messages.messages import (
+    Cancel,
+    Envelope,
+    Failed,
+    Message,
+    Probe,
+    Result,
+    Role,
+    Submit,
+)
+from sluice_server.services.messages.work import Generate, TextPrompt
+from sluice_server.services.ring.loop import RingLoop
+from sluice_server.services.ring.sockets import Inbox, Outbox
+from tests.services.ring.net import ENVELOPE, LIMIT, Net, drained
+
+
+class Echo:
+    """A stage that forwards everything, and raises on results."""
+
+    def __init__(self, ring: RingLoop) -> None:
+        self.progress = 3
+        self.seen: list[Message] = []
+        self._ring = ring
+
+    def handle(self, message: Message) -> None:
+        self.seen.append(message)
+        if isinstance(message, Result):
+            raise ValueError("a bug")
+        if self._ring.process_id != "gateway-1":
+            self._ring.emit(message)
+
+    def turn(self) -> bool:
+        return False
+
+    def reap(self) -> None:
+        """Does nothing."""
+
+
+async def test_a_ring_of_four_loops(tmp_path: Path) -> None:
+    ids = {Role.GATEWAY: "gateway-1", Role.TOKENIZER: "t", Role.ENGINE: "e", Role.DETOKENIZER: "d"}
+    order = list(Role)
+    rings = {
+        role: RingLoop(
+            role,
+            ids[role],
+            f"ipc://{tmp_path}/{ids[role]}",
+            {ids[order[(i + 1) % 4]]: f"ipc://{tmp_path}/{ids[order[(i + 1) % 4]]}"},
+            LIMIT,
+        )
+        for i, role in enumerate(order)
+    }
+    stages = {role: Echo(ring) for role, ring in rings.items()}
+    for role, ring in rings.items():
+        ring.start(stages[role])
+    home = stages[Role.GATEWAY].seen
+    rings[Role.GATEWAY].emit(Probe("gateway-1", 1, ("t", "e", "d")))
+    rings[Role.GATEWAY].emit(Result(ENVELOPE, Tokenized(b"", {})))
+    async with asyncio.timeout(10):
+        while len(home) < 2:
+            await asyncio.sleep(0.01)
+    probe = next(message for message in home if isinstance(message, Probe))
+    assert [(visit.role, visit.id, visit.progress) for visit in probe.visits] == [
+        (role, ids[role], 3) for role in order[1:]
+    ]
+    broken = next(message for message in home if isinstance(message, Failed))
+    assert (broken.reason, broken.envelope) == ("ENGINE_FAULT", ENVELOPE)
+    for ring in rings.values():
+        ring.stop()
+
+
+class Busy(Echo):
+    """A stage whose first turn lasts until a probe that arrives meanwhile has been answered."""
+
+    def __init__(self, ring: RingLoop, sender: Outbox, answers: Inbox) -> None:
+        super().__init__(ring)
+        self.answered: list[Message] = []
+        self.seen_in_turn: list[Message] | None = None
+        self._sender = sender
+        self._answers = answers
+
+    def turn(self) -> bool:
+        deadline = time.monotonic() + 10
+        while self.seen_in_turn is None:
+            self._sender.flush()
+            self._ring.attend()
+            self.answered += self._answers.drain()
+            if self.answered or time.monotonic() > deadline:
+                self.seen_in_turn = list(self.seen)
+        return False
+
+    def reap(self) -> None:
+        """Does nothing."""
+
+
+async def test_probes_are_answered_while_a_stage_computes(net: Net, tmp_path: Path) -> None:
+    """Other messages are neither handled during the turn nor lost, and keep their order."""
+    address = f"ipc://{tmp_path}/e"
+    ring = RingLoop(Role.ENGINE, "e", address, {"d": f"ipc://{tmp_path}/d"}, LIMIT)
+    sender = net.outbox(address)
+    stage = Busy(ring, sender, net.inbox(f"ipc://{tmp_path}/d"))
+    other = Envelope("0000000600000000000000000000000b", "gateway-1")
+    for message in (Cancel(ENVELOPE), Probe("gateway-1", 1, ("e", "d")), Cancel(other)):
+        sender.put(message)
+    ring.start(stage)
+    async with asyncio.timeout(20):
+        while len(stage.seen) < 2:
+            await asyncio.sleep(0.01)
+    assert [type(message) for message in stage.answered] == [Probe]
+    assert stage.seen_in_turn == [] and stage.seen == [Cancel(ENVELOPE), Cancel(other)]
+    ring.stop()
+
+
+async def test_work_for_another_model_revision_fails(net: Net, tmp_path: Path) -> None:
+    address = f"ipc://{tmp_path}/e"
+    ring = RingLoop(Role.ENGINE, "e", address, {"d": f"ipc://{tmp_path}/d"}, LIMIT)
+    ring.revision = "new"
+    sender, answers, stage = net.outbox(address), net.inbox(f"ipc://{tmp_path}/d"), Echo(ring)
+    work = Generate(TextPrompt("a"), SamplingParams())
+    for revision in ("old", "new"):
+        sender.put(Submit(msgspec.structs.replace(ENVELOPE, revision=revision), work))
+    ring.start(stage)
+    seen: list[Message] = []
+    async with asyncio.timeout(20):
+        while len(stage.seen) < 1 or not seen:
+            sender.flush()
+            seen += answers.drain()
+            await asyncio.sleep(0.01)
+    ring.stop()
+    assert [one.envelope.revision for one in stage.seen if isinstance(one, Submit)] == ["new"]
+    assert isinstance(seen[0], Failed) and seen[0].reason == "REVISION_CHANGED"
+
+
+async def test_a_cancel_leaves_at_once(net: Net, tmp_path: Path) -> None:
+    """It does not wait for the end of the loop's next turn, which may be long."""
+    ring = RingLoop(Role.ENGINE, "e", f"ipc://{tmp_path}/e", {"d": f"ipc://{tmp_path}/d"}, LIMIT)
+    answers = net.inbox(f"ipc://{tmp_path}/d")
+    ring.start(Echo(ring))
+    ring.emit(Cancel(ENVELOPE))  # connects, and arrives in some turn
+    assert await drained(answers, 1) == [Cancel(ENVELOPE)]
+    ring.emit(Cancel(ENVELOPE))
+    assert ring.outboxes["d"].backlog == 0
+    ring.stop()
