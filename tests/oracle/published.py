@@ -99,7 +99,7 @@ def _write(found: Published, weights: Tensors, meant: Tensors, config: dict[str,
 
 
 def rounded(weight: Tensor, group: int, symmetric: bool, bits: int = 4) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """Levels [K, N], zero points and scales [⌈K / group⌉, N] of a weight [N, K], and the numbers represented, [N, K]."""
+    """Levels [K, N], zero points and scales [⌈K / group⌉, N] of a weight [N, K], and what they represent, [N, K]."""
     middle, top = 1 << bits - 1, (1 << bits) - 1
     parts = []
     for columns in torch.split(weight.t(), group):
