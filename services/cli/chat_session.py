@@ -126,7 +126,7 @@ class ChatSession:
 
     def _say(self, text: str) -> None:
         """Print a line beside the answer; where the answer is all that is wanted, on standard error."""
-        (self._console if self._is_typed else self._beside).print(text, style="dim", markup=False)
+        (self._console if self._is_typed else self._beside).print(text, style="dim", markup=False, soft_wrap=True)
 
     def _described(self, error: sluice.SluiceError | ValueError) -> str:
         """Returns one line."""
