@@ -74,8 +74,9 @@ def make_generation_config(header: Header) -> dict[str, Json]:
     metadata = Metadata(header)
     ends = [metadata.integer(f"tokenizer.ggml.{key}") for key in END_KEYS if metadata.has(f"tokenizer.ggml.{key}")]
     if metadata.has("tokenizer.ggml.tokens") and metadata.has("tokenizer.ggml.token_type"):
-        pairs = zip(metadata.strings("tokenizer.ggml.tokens"), metadata.integers("tokenizer.ggml.token_type"))
-        ends += [token for token, (text, kind) in enumerate(pairs) if kind == CONTROL and text in ENDS]
+        tokens, types = metadata.strings("tokenizer.ggml.tokens"), metadata.integers("tokenizer.ggml.token_type")
+        pairs = enumerate(zip(tokens, types, strict=False))
+        ends += [number for number, (token, kind) in pairs if kind == CONTROL and token in ENDS]
     found: dict[str, Json] = {name: metadata.number(key) for key, name in SAMPLING.items() if metadata.has(key)}
     if "top_k" in found:
         found["top_k"] = metadata.integer("general.sampling.top_k")
