@@ -17,7 +17,7 @@ class StoredForm:
     """The format of a quantised checkpoint.
 
     Attributes:
-        method: awq, gptq or fp8: the layout, and the name that clients see.
+        method: awq, gptq, gguf or fp8: the layout, and the name that clients see.
         group: for awq and gptq, inputs that share a scale; -1 for all.
     """
 
@@ -89,10 +89,16 @@ def _compressed_tensors(own: Fields) -> StoredForm:
     return StoredForm("fp8")
 
 
+def _gguf(own: Fields) -> StoredForm:
+    """Accepts what is made for a GGUF file, whose tensors name their types themselves."""
+    return StoredForm("gguf")
+
+
 METHODS: Mapping[str, Callable[[Fields], StoredForm]] = {
     "awq": _awq,
     "compressed-tensors": _compressed_tensors,
     "fbgemm_fp8": _fbgemm,
+    "gguf": _gguf,
     "gptq": _gptq,
 }
 

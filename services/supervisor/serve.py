@@ -67,7 +67,7 @@ def check_models(directory: Path, engine: EngineConfig, service: ServiceConfig) 
     limits_of(engine, read_served(directory), service.max_prompt_bytes)
     if engine.draft_model:
         draft = resolve_draft(engine.draft_model, engine.speculation)
-        (read_head_config if engine.speculation == "eagle" else read_served)(draft.path)
+        (read_head_config if engine.speculation == "eagle" else read_served)(draft.directory)
 
 
 def way_back(model: Path) -> tuple[str, str]:
