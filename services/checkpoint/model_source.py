@@ -17,6 +17,7 @@ from sluice_server.engine.errors import Code, ServiceError
 from sluice_server.services.checkpoint.digests import FileKey, Remembered, changed, digest_of
 from sluice_server.services.checkpoint.gguf.choice import DEFAULT_TAG, choose_file, patterns_of, stem_of
 from sluice_server.services.checkpoint.gguf.folder import open_folder
+from sluice_server.services.checkpoint.packaged import HOW, SMOLLM2, smollm2_file
 from sluice_server.services.checkpoint.revisions import whole
 
 DEMO = "demo"
@@ -135,10 +136,12 @@ def resolve_model(model: str, revision: str) -> ModelSource:
         return ModelSource(path.absolute(), stem_of(path), _label(revision))
     if path.exists():
         raise _not_found(f"--model {model} is a file; give the checkpoint's directory, or a GGUF file (*.gguf)")
+    if model == SMOLLM2:
+        return _packaged(revision)
     match = HUB_ID.fullmatch(model)
     if match is None:
         raise _not_found(
-            f"--model {model}: no such directory; give a directory, a GGUF file, a hub id (org/name), or demo"
+            f"--model {model}: no such directory; give a directory, a GGUF file, a hub id (org/name), smollm2, or demo"
         )
     return _from_hub(model, match["repository"], match["tag"] or "", revision)
 
@@ -181,6 +184,13 @@ def _label(revision: str) -> str:
         text = f"--revision: {revision!r} is not of at most 64 letters, digits and _ . + -"
         raise ServiceError(Code.INVALID_ARGUMENT, "INVALID_SETTING", text, field="revision")
     return revision
+
+
+def _packaged(revision: str) -> ModelSource:
+    path = smollm2_file()
+    if path is None:
+        raise _not_found(f"--model {SMOLLM2} is in a package that is not installed: {HOW}")
+    return ModelSource(path.absolute(), SMOLLM2, _label(revision))
 
 
 def _from_hub(model: str, repository: str, tag: str, revision: str) -> ModelSource:

@@ -26,7 +26,8 @@ SEED = 7
 ANSWER_TIMEOUT_S = 120.0
 SPANS = {"tokenize", "queue", "prefill", "decode", "detokenize", "sluice.v1.InferenceService/StreamGenerate"}
 FALLING_BACK = (
-    f"{SMOLLM2} is not installed ({HOW}): the embedded model of 4 million parameters runs, which completes Python, badly"
+    f"{SMOLLM2} is not installed ({HOW}), so the embedded model runs: 4 million parameters, which "
+    "complete Python, badly"
 )
 
 
@@ -63,7 +64,9 @@ def demo(
         _memory(console, service.pid)
         _spans(console, collector, trace_id)
         if prompt is None:
-            console.print(f"\nNext: sluice serve --model {model}, and in another terminal: sluice chat", markup=False)
+            command = sys.argv[0] if sys.argv[0].endswith("sluice") else "sluice"
+            next_steps = f"\nnow talk to it: {command} serve --model {model}, and in another terminal: {command} chat"
+            console.print(next_steps, markup=False, soft_wrap=True)
     except KeyboardInterrupt as error:
         raise typer.Exit(130) from error
     finally:
