@@ -63,10 +63,12 @@ class GgufCheckpoint:
         if whole != shape or (place.expert or 0) >= info.shape[0]:
             text = f"tensor {place.name} has shape {list(info.shape)}; the metadata implies {list(shape)}"
             raise invalid_model(header.path, text if place.expert is None else f"{text} for each expert")
+        if len(shape) == 1 and info.type.is_quantised:
+            text = f"tensor {place.name} is a vector of {info.type.name}; vectors must be of F32, F16 or BF16"
+            raise invalid_model(header.path, text)
         size = info.size // (1 if place.expert is None else info.shape[0])
         start = info.start + size * (place.expert or 0)
-        rows = torch.frombuffer(data, dtype=torch.uint8, count=size, offset=start)
-        rows = rows.view(-1 if len(shape) > 1 else 1, size // (shape[0] if len(shape) > 1 else 1))
+        rows = torch.frombuffer(data, dtype=torch.uint8, count=size, offset=start).view(shape[0], -1)
         return rows[self._halves(place, shape[0])] if place.turned else rows
 
     def _halves(self, place: Place, rows: int) -> Tensor:
