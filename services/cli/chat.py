@@ -101,14 +101,11 @@ def _found(client: "sluice.Client", name: str | None, address: str) -> "control_
 def _dialogue(model: "control_pb2.Model", system: str, choice: Mapping[str, int | float]) -> "Dialogue":
     """Returns an empty conversation. Raises ServiceError naming the flag of a value out of range."""
     from sluice_server.services.cli.chat_model import defaults_for, limits_of
-    from sluice_server.services.cli.dialogue import Dialogue, check_parameter
+    from sluice_server.services.cli.dialogue import Dialogue, check_option
 
     limits = limits_of(model)
     for name, value in choice.items():
-        try:
-            check_parameter(name, value, limits)
-        except ServiceError as error:
-            raise bad_setting(name, error.message.removeprefix(f"{name}: ")) from error
+        check_option(name, value, limits)
     return Dialogue(system, defaults=defaults_for(model), parameters=dict(choice), limits=limits)
 
 

@@ -12,6 +12,7 @@ import typer
 
 from sluice_server.services.checkpoint.model_source import DEMO
 from sluice_server.services.checkpoint.packaged import HOW, SMOLLM2, smollm2_file
+from sluice_server.services.cli.dialogue import UNBOUNDED, check_option
 from sluice_server.services.cli.environment import CHECKED
 
 if TYPE_CHECKING:
@@ -80,18 +81,17 @@ def _prompt(model: str) -> str:
 
 
 def _spec(model: str, prompt: str | None, max_tokens: int, temperature: float) -> "types_pb2.GenerationSpec":
-    """Returns the request. Raises BadParameter for a value that its field cannot carry."""
+    """Returns the request. Raises ServiceError naming the flag of a value out of range."""
     import sluice
     from sluice.spec import build
 
+    for name, value in (("max_tokens", max_tokens), ("temperature", temperature)):
+        check_option(name, value, UNBOUNDED)
     text = prompt or _prompt(model)
-    try:
-        return build(
-            text if model == DEMO else sluice.chat(("user", text)),
-            {"max_tokens": max_tokens, "temperature": temperature, "seed": SEED},
-        )
-    except ValueError as error:
-        raise typer.BadParameter(f"an option is outside what its field can carry: {error}") from error
+    return build(
+        text if model == DEMO else sluice.chat(("user", text)),
+        {"max_tokens": max_tokens, "temperature": temperature, "seed": SEED},
+    )
 
 
 def _start(model: str, endpoint: str) -> "subprocess.Popen[str]":

@@ -8,6 +8,7 @@ from sluice_server.engine.errors import ServiceError, invalid
 from sluice_server.engine.parameter_kinds import Number
 from sluice_server.engine.parameters import CHOICE
 from sluice_server.engine.request import Limits, SamplingParams
+from sluice_server.services.config import bad_setting
 
 Turn = tuple[str, str]  # role, text
 Values = Mapping[str, int | float]
@@ -101,6 +102,14 @@ def check_parameter(name: str, value: float, limits: Limits) -> None:
     if row.off is not None and value == row.off:
         raise invalid(name, f"{value} is below 1; leave it out for the default", limit=1)
     row.check(dataclasses.replace(SamplingParams(), **{name: value}), limits)
+
+
+def check_option(name: str, value: float, limits: Limits) -> None:
+    """Raise ServiceError naming the flag for a value that the server would refuse."""
+    try:
+        check_parameter(name, value, limits)
+    except ServiceError as error:
+        raise bad_setting(name, error.message.removeprefix(f"{name}: ")) from error
 
 
 def _help(dialogue: Dialogue, rest: str) -> str:
