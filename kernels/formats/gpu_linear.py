@@ -6,12 +6,15 @@ read. The reference implementations are in `kernels.formats.packed_weights`.
 """
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 from sluice_server.kernels import gpu
 from sluice_server.kernels.formats.linear import GpuLinear
 from sluice_server.kernels.formats.packed_weights import Int4Weight, Int8Weight, pack_nibbles, quantise_rows
-from sluice_server.kernels.formats.quantised import GROUP, round_rows
+
+GROUP = 128  # inputs that share a scale in 4 bits
+CLIPS = (1.0, 0.93, 0.86, 0.8)  # factors of a group's greatest weight; the one of least squared error is taken
 
 
 class Int8OnGpu(GpuLinear):
@@ -73,8 +76,29 @@ class EightBitsOnGpu(GpuLinear):
 
 def round_groups(weight: Tensor) -> Int4Weight:
     """Quantises a weight [N, K] to 4 bits. `GROUP` inputs share a scale, which is kept in the weight's dtype."""
-    inputs = weight.shape[1]
-    levels, scales = round_rows(weight.float(), 4)
-    scales = scales.t().contiguous().to(weight.dtype)
+    rows, inputs = weight.shape
+    groups = -(-inputs // GROUP)
+    grouped = F.pad(weight.float(), (0, groups * GROUP - inputs)).view(rows, groups, GROUP)
+    scales = _scales(grouped)
+    levels = _levels(grouped, scales).view(rows, -1)[:, :inputs].contiguous()
+    scales = scales.squeeze(2).t().contiguous().to(weight.dtype)
     group = GROUP if inputs > GROUP else inputs
     return Int4Weight(pack_nibbles(levels), scales, torch.full_like(scales, 8.0), inputs, group)
+
+
+def _scales(grouped: Tensor) -> Tensor:
+    """Returns scales [N, groups, 1], with the sign that maps a group's greatest weight to -8, as there is no level 8
+    above zero."""
+    extreme = grouped.gather(2, grouped.abs().argmax(2, keepdim=True)) / -8
+    best, error = extreme, torch.full_like(extreme, float("inf"))
+    for clip in CLIPS:
+        scales = extreme * clip
+        off = ((_levels(grouped, scales).float() - 8) * scales - grouped).square().sum(2, keepdim=True)
+        best, error = torch.where(off < error, scales, best), torch.minimum(off, error)
+    return best
+
+
+def _levels(weight: Tensor, scales: Tensor) -> Tensor:
+    """Returns the uint8 levels of weights; the zero level where the scale is 0, as all weights are 0 there."""
+    scaled = torch.where(scales == 0, 0.0, weight / scales)
+    return scaled.round_().add_(8).clamp_(0, 15).to(torch.uint8)

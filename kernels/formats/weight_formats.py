@@ -14,6 +14,7 @@ from torch import Tensor
 from sluice_server.kernels.cpu import builds
 from sluice_server.kernels.formats import private_operators as private
 from sluice_server.kernels.formats.gpu_linear import EightBitsOnGpu, Int4OnGpu, Int8OnGpu
+from sluice_server.kernels.formats.integer_linear import integer_linear
 from sluice_server.kernels.formats.linear import (
     BlockedLinear,
     GpuLinear,
@@ -23,13 +24,7 @@ from sluice_server.kernels.formats.linear import (
     TransposedLinear,
 )
 from sluice_server.kernels.formats.packed_weights import Int4Weight, Int8Weight, Packed, dequantise, quantise_rows
-from sluice_server.kernels.formats.quantised import (
-    IntegerLinear,
-    NativeIntegerLinear,
-    is_like_ours,
-    round_weight,
-    rounded_of,
-)
+from sluice_server.kernels.formats.quantised import from_int4, round_weight, takes_int4
 from sluice_server.kernels.triton.support import FP8_SINCE
 
 Make = Callable[[Tensor, Tensor | None, bool], PackedLinear]
@@ -82,9 +77,8 @@ def serves_onednn() -> bool:
 def _integers(bits: int, on_gpu: Callable[[Tensor, Tensor | None], PackedLinear]) -> tuple[WeightFormat, ...]:
     return (
         WeightFormat(
-            _own, lambda weight, bias, gated: NativeIntegerLinear(round_weight(weight.float(), bits), bias, gated)
+            _on_cpu, lambda weight, bias, gated: integer_linear(round_weight(weight.float(), bits), bias, gated)
         ),
-        WeightFormat(_on_cpu, lambda weight, bias, gated: IntegerLinear(round_weight(weight.float(), bits), bias)),
         WeightFormat(_on_gpu, lambda weight, bias, gated: on_gpu(weight, bias)),
     )
 
@@ -181,8 +175,7 @@ def _multiplies_fp8(device: torch.device) -> bool:
 
 def _as_ours(packed: Packed, bias: Tensor | None, dtype: torch.dtype, gated: bool) -> PackedLinear:
     assert isinstance(packed, Int4Weight)
-    weight = rounded_of(packed)
-    return NativeIntegerLinear(weight, bias, gated) if builds.is_available() else IntegerLinear(weight, bias)
+    return integer_linear(from_int4(packed), bias, gated)
 
 
 def _int4_on_gpu(packed: Packed, bias: Tensor | None, dtype: torch.dtype, gated: bool) -> PackedLinear:
@@ -202,15 +195,15 @@ def _widened(packed: Packed, bias: Tensor | None, dtype: torch.dtype, gated: boo
 STORED = (
     StoredWeightFormat(lambda packed, device: isinstance(packed, Int4Weight) and _on_gpu(device), _int4_on_gpu),
     StoredWeightFormat(
-        lambda packed, device: isinstance(packed, Int4Weight) and _on_cpu(device) and is_like_ours(packed),
+        lambda packed, device: isinstance(packed, Int4Weight) and _on_cpu(device) and takes_int4(packed),
         _as_ours,
-        "symmetric 4-bit weights are multiplied as they are, by activations rounded to 8 bits",
+        "4-bit weights are multiplied as they are, by activations rounded to 8 bits",
     ),
     StoredWeightFormat(
         lambda packed, device: isinstance(packed, Int4Weight),
         _widened,
-        "4-bit weights with zero points or "
-        "groups that no kernel here takes are widened when they are loaded: they take the memory of the dtype",
+        "4-bit weights in groups that no kernel here takes are widened when they are loaded: they take the memory of "
+        "the dtype",
     ),
     StoredWeightFormat(
         lambda packed, device: _multiplies_fp8(device),

@@ -108,7 +108,9 @@ def write_gguf(
     for name, weight in _tensors(checkpoint, config).items():
         found = names.get_name(name, try_suffixes=(".weight", ".bias"))
         assert found is not None, name
-        wanted = "F32" if weight.ndim == 1 or "ffn_gate_inp" in found else kind if isinstance(kind, str) else kind(found)
+        wanted = (
+            "F32" if weight.ndim == 1 or "ffn_gate_inp" in found else kind if isinstance(kind, str) else kind(found)
+        )
         write_tensor(writer, found, weight, wanted)
     factors = _factors(config)
     if factors is not None:

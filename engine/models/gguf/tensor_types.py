@@ -65,6 +65,7 @@ REFUSED: Mapping[int, str] = {
     35: "TQ2_0",
     39: "MXFP4",
     40: "NVFP4",
+    41: "Q1_0",
 }  # types that exist and cannot be read here
 SUPPORTED = ", ".join(one.name for one in TYPES.values())
 

@@ -22,7 +22,7 @@ def choose_file(directory: Path, tag: str, what: str) -> Path:
 
     Raises ServiceError NOT_FOUND listing the files; `what` is the setting.
     """
-    found = [one for one in sorted(directory.rglob("*.gguf")) if _is_model(one)]
+    found = [one for one in sorted(directory.rglob("*.gguf") if tag else directory.glob("*.gguf")) if _is_model(one)]
     fitting = [one for one in found if not tag or _fits(one, tag)]
     if len(fitting) == 1:
         return fitting[0]

@@ -72,7 +72,7 @@ def make_configuration(header: Header, *, is_widened: bool = False) -> dict[str,
     }
     with tempfile.TemporaryDirectory() as scratch:
         try:
-            _dump(Path(scratch), {name: found[name] for name in ("config.json", "generation_config.json")})
+            dump(Path(scratch), {name: found[name] for name in ("config.json", "generation_config.json")})
             read_served(Path(scratch))
         except ServiceError as error:
             message = error.message.replace(f"{scratch}/", "")
@@ -101,7 +101,7 @@ def _write(folder: Path, configuration: dict[str, dict[str, Json]], links: dict[
     folder.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
     part = Path(tempfile.mkdtemp(dir=folder.parent, prefix="."))
     try:
-        _dump(part, configuration)
+        dump(part, configuration)
         for name, file in links.items():
             (part / name).symlink_to(file)
         try:
@@ -113,7 +113,8 @@ def _write(folder: Path, configuration: dict[str, dict[str, Json]], links: dict[
         shutil.rmtree(part, ignore_errors=True)
 
 
-def _dump(folder: Path, configuration: dict[str, dict[str, Json]]) -> None:
+def dump(folder: Path, configuration: dict[str, dict[str, Json]]) -> None:
+    """Writes configuration files into a directory."""
     for name, content in configuration.items():
         indent = None if name == "tokenizer.json" else 2
         (folder / name).write_text(json.dumps(content, ensure_ascii=False, indent=indent) + "\n", encoding="utf-8")

@@ -28,9 +28,9 @@ from sluice_server.engine.request import EngineRequest, SamplingParams
 from sluice_server.kernels.cpu import builds
 from sluice_server.kernels.formats import weight_formats as kinds
 from sluice_server.kernels.formats.gpu_linear import EightBitsOnGpu, Int4OnGpu
+from sluice_server.kernels.formats.integer_linear import IntegerLinear
 from sluice_server.kernels.formats.linear import PackedLinear
 from sluice_server.kernels.formats.packed_weights import Packed, dequantise
-from sluice_server.kernels.formats.quantised import IntegerLinear, NativeIntegerLinear
 from sluice_server.kernels.layout.metadata import AttentionMetadata
 from tests.oracle import published
 from tests.oracle.checkpoints import make_checkpoint, reference
@@ -39,12 +39,13 @@ from tests.oracle.published import AWQ, FBGEMM, GPTQ, SHAPE, Published, compress
 CPU, CUDA = torch.device("cpu"), torch.device("cuda")
 IDS = [5, 9, 77, 3, 40, 41, 8]
 Quantise = Callable[[Tensor], tuple[dict[str, Tensor], Tensor]]
+ROUNDS = "activations rounded to 8 bits"
 FORMS: dict[str, tuple[dict[str, Any], Quantise, str]] = {
-    "awq": (AWQ, published.awq, "zero points or groups"),
-    "awq-32": ({**AWQ, "group_size": 32}, functools.partial(published.awq, group=32), "zero points or groups"),
-    "awq-one": ({**AWQ, "group_size": -1}, functools.partial(published.awq, group=-1), "zero points or groups"),
-    "gptq": (GPTQ, published.gptq, "activations rounded to 8 bits"),
-    "gptq-zeros": ({**GPTQ, "sym": False}, functools.partial(published.gptq, symmetric=False), "zero points"),
+    "awq": (AWQ, published.awq, ROUNDS),
+    "awq-32": ({**AWQ, "group_size": 32}, functools.partial(published.awq, group=32), ROUNDS),
+    "awq-one": ({**AWQ, "group_size": -1}, functools.partial(published.awq, group=-1), ROUNDS),
+    "gptq": (GPTQ, published.gptq, ROUNDS),
+    "gptq-zeros": ({**GPTQ, "sym": False}, functools.partial(published.gptq, symmetric=False), ROUNDS),
     "fbgemm": (FBGEMM, published.fp8, "multiplies no fp8"),
     "channel": (compressed("channel"), published.fp8, "multiplies no fp8"),
     "tensor": (compressed("tensor"), functools.partial(published.fp8, per_row=False, shape=(1,)), "no fp8"),
@@ -77,7 +78,7 @@ def test_logits_are_those_of_what_weights_mean(name: str, tmp_path: Path) -> Non
     config, quantise, note = FORMS[name]
     found = publish(tmp_path, config, quantise)
     model = load(found.directory)
-    assert_near(logits_of(model), meant(found), 0.1 if name == "gptq" else 1e-5)
+    assert_near(logits_of(model), meant(found), 0.1 if note == ROUNDS else 1e-5)
     assert len(model.notes) == 1 and note in model.notes[0]
     assert model.num_parameters == load(found.meant).num_parameters
 
@@ -135,16 +136,14 @@ def test_symmetric_groups_of_128_are_multiplied_in_4_bits(
         monkeypatch.setattr(builds, "MODULE", None)
     kept = watch(monkeypatch)
     logits = logits_of(load(found.directory))
-    assert {type(layer) for layer, _ in kept} == {
-        NativeIntegerLinear if ours and builds.is_available() else IntegerLinear
-    }
+    assert {type(layer) for layer, _ in kept} == {IntegerLinear}
     x = torch.randn(5, 128)
     heads, weight = next(one for one in kept if one[1].shape == (256, 128))
     assert_near(heads.apply(x), x @ weight.t(), 0.01)
     assert_near(logits, meant(found), 0.1)
 
 
-@pytest.mark.parametrize(("name", "share"), [("awq", 1e-5), ("gptq", 0.2), ("channel", 1e-5)])
+@pytest.mark.parametrize(("name", "share"), [("awq", 0.2), ("gptq", 0.2), ("channel", 1e-5)])
 def test_experts_are_read_in_any_of_these_forms(name: str, share: float, tmp_path: Path) -> None:
     """Their router is what nobody quantises."""
     config, quantise, _ = FORMS[name]
@@ -159,7 +158,7 @@ def test_experts_are_read_in_any_of_these_forms(name: str, share: float, tmp_pat
 @pytest.mark.parametrize("architecture", ["qwen2", "qwen3"])
 def test_biases_and_head_norms_stay_what_they_are(architecture: str, tmp_path: Path) -> None:
     found = publish(tmp_path, AWQ, published.awq, dataclasses.replace(SHAPE, architecture=architecture, tied=True))
-    assert_near(logits_of(load(found.directory)), meant(found), 1e-5)
+    assert_near(logits_of(load(found.directory)), meant(found), 0.05)
 
 
 def test_in_bfloat16_too(tmp_path: Path) -> None:
@@ -177,7 +176,7 @@ def test_a_layer_that_was_left_out_is_taken_as_it_is(tmp_path: Path) -> None:
             weights.pop(f"model.{name}.{end}")
         weights[f"model.{name}.weight"] = plain[f"model.{name}.weight"]
     save_file(weights, path)
-    assert_near(logits_of(load(found.directory)), meant(found), 1e-5)
+    assert_near(logits_of(load(found.directory)), meant(found), 0.05)
 
 
 REFUSED: list[tuple[str, str, object, str]] = [

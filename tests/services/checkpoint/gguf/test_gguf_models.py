@@ -42,8 +42,8 @@ SHAPES = {
     "llama-llama3": Shape("llama", head_dim=32, options=(("rope_parameters", LLAMA3),)),
     "mistral": Shape("mistral", options=(("sliding_window", None),)),
     "mixtral": Shape("mixtral", options=(("num_local_experts", 4), ("num_experts_per_tok", 2))),
-    "qwen2": Shape("qwen2"),
-    "qwen2-tied": Shape("qwen2", tied=True),
+    "qwen2": Shape("qwen2", head_dim=12),  # llama.cpp has no other size than that of hidden by heads
+    "qwen2-tied": Shape("qwen2", tied=True, head_dim=12),
     "qwen3": Shape("qwen3", head_dim=32),
     "qwen3-experts": Shape("qwen3_moe", head_dim=32, options=EXPERTS),
     "gemma": Shape("gemma", tied=True),
