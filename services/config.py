@@ -26,8 +26,8 @@ class ServiceConfig:
 
     model: str = option(
         "demo",
-        "smollm2, a checkpoint directory, a GGUF file, a hub id (org/name, or org/name:Q4_K_M for a GGUF file), or demo, "
-        "the embedded model",
+        "smollm2, a checkpoint directory, a GGUF file, a hub id (org/name, or org/name:Q4_K_M for a GGUF file), or "
+        "demo, the embedded model",
     )
     revision: str = option("", "branch, tag or commit of a hub model; of a directory a label before its content's name")
     served_model_name: str = option("", "the name clients ask for; default: as in --model")
