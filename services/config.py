@@ -24,7 +24,11 @@ ENV_PREFIX = "SLUICE_"
 class ServiceConfig:
     """Settings of a service: addresses of its processes, access, limits, restarts and telemetry."""
 
-    model: str = option("demo", "a checkpoint directory, a Hugging Face hub id, or demo, the embedded model")
+    model: str = option(
+        "demo",
+        "smollm2, a checkpoint directory, a GGUF file, a hub id (org/name, or org/name:Q4_K_M for a GGUF file), or "
+        "demo, the embedded model",
+    )
     revision: str = option("", "branch, tag or commit of a hub model; of a directory a label before its content's name")
     served_model_name: str = option("", "model name in requests; default: as in --model")
     listen: str = option("127.0.0.1:50051", "host:port of the gRPC server, or unix:/path; port 0 takes a free one")

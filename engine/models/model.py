@@ -13,6 +13,7 @@ from torch import Tensor
 from sluice_server.engine.models.by_layer import ORIGINAL
 from sluice_server.engine.models.config import ModelConfig
 from sluice_server.engine.models.fields import MENDING, invalid_model
+from sluice_server.engine.models.gguf.checkpoint import GgufCheckpoint, gguf_files
 from sluice_server.engine.models.layers.decoder import DecoderLayer, LayerLoader, Pack, stream_eps
 from sluice_server.engine.models.layers.mlp_weights import make_mlp
 from sluice_server.engine.models.registry import Traits, traits_of
@@ -227,15 +228,26 @@ def load_model(  # noqa: PLR0913 # all that a model is made of
     UNIMPLEMENTED for an architecture.
     """
     traits = traits_of(config, None if code is None else code.traits)  # raises before any weight is read
-    source = Checkpoint(directory, dtype, device, config.stored)
+    source = open_checkpoint(directory, config, dtype, device)
     check_layers(directory, config, source)
     make = Model if code is None else code.model
     model = make(config, source, dtype, device, num_positions or config.context_length, pack, traits)
     model.num_parameters = source.num_parameters
+    model.notes += source.notes
     return model
 
 
-def check_layers(directory: Path, config: ModelConfig, source: Checkpoint) -> None:
+def open_checkpoint(
+    directory: Path, config: ModelConfig, dtype: torch.dtype, device: torch.device
+) -> Checkpoint | GgufCheckpoint:
+    """Opens the weights of a directory, in safetensors or GGUF."""
+    files = gguf_files(directory)
+    if not files and config.stored is not None and config.stored.method == "gguf":
+        raise invalid_model(directory, f"holds no model*.gguf, which its quantization_config names: {MENDING}")
+    return GgufCheckpoint(files, dtype, device) if files else Checkpoint(directory, dtype, device, config.stored)
+
+
+def check_layers(directory: Path, config: ModelConfig, source: Checkpoint | GgufCheckpoint) -> None:
     """Raises ServiceError if the files hold more or fewer layers than config.json says; reads no tensor."""
     held, said = source.layers(LAYERS), config.num_layers
     missing = next((num for num in range(said) if num not in held), None)

@@ -171,11 +171,19 @@ COMPRESSED: Mapping[str, Callable[[Fields, Fields], StoredForm]] = {
     "nvfp4-pack-quantized": _compressed_float4,
     "pack-quantized": _compressed_packed,
 }
+
+
+def _gguf(own: Fields) -> StoredForm:
+    """Accepts what is made for a GGUF file, whose tensors name their types themselves."""
+    return StoredForm("gguf")
+
+
 METHODS: Mapping[str, Callable[[Fields], StoredForm]] = {
     "awq": _awq,
     "compressed-tensors": _compressed_tensors,
     "fbgemm_fp8": _fbgemm,
     "fp8": _fp8,
+    "gguf": _gguf,
     "gptq": _gptq,
     "modelopt": _modelopt,
     "mxfp4": _mxfp4,

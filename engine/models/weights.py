@@ -175,6 +175,11 @@ class Checkpoint:
         """The number of elements of all tensors read so far."""
         return sum(self._sizes.values())
 
+    @property
+    def notes(self) -> tuple[str, ...]:
+        """For the operator: nothing, as tensors are used as they are stored."""
+        return ()
+
     def has(self, name: str) -> bool:
         """Returns whether a file holds the tensor."""
         return name in self._file_of

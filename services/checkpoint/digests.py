@@ -52,15 +52,15 @@ class Remembered:
     """A cache of digests, each in a file in `folder`, which is created on the first write. None: nothing is cached."""
 
     def __init__(self, folder: Path | None) -> None:
-        self._folder = folder
+        self.folder = folder
         self._has_complained = False
 
     def find(self, key: FileKey) -> bytes | None:
         """Returns the cached digest of the content with that key, or None."""
-        if self._folder is None:
+        if self.folder is None:
             return None
         try:
-            text = (self._folder / _name(key)).read_text()
+            text = (self.folder / _name(key)).read_text()
         except (OSError, UnicodeDecodeError):
             return None
         return bytes.fromhex(text) if HEX.fullmatch(text) else None
@@ -68,17 +68,17 @@ class Remembered:
     def keep(self, key: FileKey, digest: bytes) -> None:
         """Stores a digest. Logs one warning if that fails."""
         try:
-            if self._folder is None:
+            if self.folder is None:
                 raise FileNotFoundError(2, "there is no home directory")
-            self._folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-            with tempfile.NamedTemporaryFile("w", dir=self._folder, prefix=".", delete=False) as part:
+            self.folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+            with tempfile.NamedTemporaryFile("w", dir=self.folder, prefix=".", delete=False) as part:
                 part.write(digest.hex())
-            Path(part.name).rename(self._folder / _name(key))
-            self._trim(self._folder)
+            Path(part.name).rename(self.folder / _name(key))
+            self._trim(self.folder)
         except OSError as error:
             if not self._has_complained:
                 text = "%s cannot be written to (%s): weights are read twice at every start; set XDG_CACHE_HOME"
-                logger.warning(text, self._folder or "~/.cache", error.strerror)
+                logger.warning(text, self.folder or "~/.cache", error.strerror)
             self._has_complained = True
 
     def _trim(self, folder: Path) -> None:

@@ -1,4 +1,4 @@
-"""Finds a model's directory (a path, a Hugging Face hub id, or the embedded demo model) and names its contents.
+"""Finds a model's files (a path, a Hugging Face hub id, or the embedded demo model) and names their contents.
 
 The name is a digest of the contents, computed once and cached (`services.checkpoint.digests`); for a snapshot in the
 hub's cache it is the commit.
@@ -15,15 +15,18 @@ from blake3 import blake3
 
 from sluice_server.engine.errors import Code, ServiceError
 from sluice_server.services.checkpoint.digests import FileKey, Remembered, changed, digest_of
+from sluice_server.services.checkpoint.gguf.choice import DEFAULT_TAG, choose_file, patterns_of, stem_of
+from sluice_server.services.checkpoint.gguf.folder import open_folder
+from sluice_server.services.checkpoint.packaged import HOW, SMOLLM2, smollm2_file
 from sluice_server.services.checkpoint.revisions import whole
 
 DEMO = "demo"
-HUB_ID = re.compile(r"[\w.-]+/[\w.-]+")
+HUB_ID = re.compile(r"(?P<repository>[\w.-]+/[\w.-]+)(:(?P<tag>[\w.-]+))?")
 COMMIT = re.compile(r"[0-9a-f]{40}")
 LABEL = re.compile(r"[\w.+-]{0,64}")
-WEIGHTS = ("*.safetensors",)
+WEIGHTS = ("*.safetensors", "model*.gguf")
 CONFIGURATION = ("*.json", "*.jinja", "additional_chat_templates/*.jinja", "tokenizer.model")
-HUB_FILES = [*WEIGHTS, *CONFIGURATION]
+HUB_FILES = ["*.safetensors", *CONFIGURATION]
 SHOWN = 12  # hex digits of a digest that a revision shows
 
 
@@ -32,7 +35,7 @@ class ModelSource:
     """Where a model's files are, and its names.
 
     Attributes:
-        path: the directory as given; may be a link that is changed to another directory later.
+        path: the directory or the GGUF file as given; may be a link that is changed to another one later.
         name: the model name for clients, unless another is configured.
         label: the operator's prefix of the revision, before the digest.
     """
@@ -44,7 +47,7 @@ class ModelSource:
     @property
     def directory(self) -> Path:
         """The directory that `path` leads to now."""
-        return self.path.resolve()
+        return directory_of(self.path)
 
 
 class CheckpointName(NamedTuple):
@@ -95,11 +98,11 @@ class CheckpointFiles:
             raise changed(self.path)
 
     def _look(self) -> dict[str, FileKey]:
-        directory = self.path.resolve()
         try:
+            directory = directory_of(self.path)
             return {_name(path, directory): FileKey.of(path.stat()) for path in _matching(directory, self._patterns)}
         except OSError as error:
-            raise changed(directory) from error
+            raise changed(self.path) from error
 
     def _digest(self, patterns: Iterable[str]) -> bytes:
         """Hashes names and contents of the files."""
@@ -112,8 +115,13 @@ class CheckpointFiles:
         return state.digest()
 
 
+def directory_of(path: Path) -> Path:
+    """Returns the directory with a model's files: for a GGUF file the one that is made for it."""
+    return open_folder(path) if path.is_file() else path.resolve()
+
+
 def resolve_model(model: str, revision: str) -> ModelSource:
-    """Finds a model. `revision` is the hub's revision to fetch, or for a directory the label of its revision.
+    """Finds a model. `revision` is the hub's revision to fetch, or for other models the label of its revision.
 
     Raises ServiceError NOT_FOUND saying what was tried and what to do.
     """
@@ -121,12 +129,21 @@ def resolve_model(model: str, revision: str) -> ModelSource:
         return ModelSource(Path(str(resources.files("sluice_server.demo"))) / "target", DEMO, _label(revision))
     path = Path(model).expanduser()
     if path.is_dir():
-        return ModelSource(path.absolute(), path.resolve().name, _label(revision))
+        is_gguf = not any(path.glob("*.safetensors")) and any(path.glob("*.gguf"))
+        found = choose_file(path, "", f"--model {model}") if is_gguf else path
+        return ModelSource(found.absolute(), path.resolve().name, _label(revision))
+    if path.is_file() and path.suffix == ".gguf":
+        return ModelSource(path.absolute(), stem_of(path), _label(revision))
     if path.exists():
-        raise _not_found(f"--model {model} is a file; give the checkpoint's directory")
-    if not HUB_ID.fullmatch(model):
-        raise _not_found(f"--model {model}: no such directory; give a directory, a hub id (org/name), or demo")
-    return _from_hub(model, revision)
+        raise _not_found(f"--model {model} is a file; give the checkpoint's directory, or a GGUF file (*.gguf)")
+    if model == SMOLLM2:
+        return _packaged(revision)
+    match = HUB_ID.fullmatch(model)
+    if match is None:
+        raise _not_found(
+            f"--model {model}: no such directory; give a directory, a GGUF file, a hub id (org/name), smollm2, or demo"
+        )
+    return _from_hub(model, match["repository"], match["tag"] or "", revision)
 
 
 def resolve_draft(model: str, kind: str) -> ModelSource:
@@ -169,20 +186,42 @@ def _label(revision: str) -> str:
     return revision
 
 
-def _from_hub(model: str, revision: str) -> ModelSource:
+def _packaged(revision: str) -> ModelSource:
+    path = smollm2_file()
+    if path is None:
+        raise _not_found(f"--model {SMOLLM2} is in a package that is not installed: {HOW}")
+    return ModelSource(path.absolute(), SMOLLM2, _label(revision))
+
+
+def _from_hub(model: str, repository: str, tag: str, revision: str) -> ModelSource:
+    """Downloads a model, or finds it in the hub's cache; `tag` names one of a repository's GGUF files."""
+    if not tag:
+        found = _download(model, repository, revision, HUB_FILES)
+        if any(found.glob("*.safetensors")):
+            return ModelSource(found, model)
+        try:  # a repository of GGUF files, of which a quantisation is the usual one
+            found = _download(model, repository, revision, patterns_of(DEFAULT_TAG))
+            return ModelSource(choose_file(found, DEFAULT_TAG, f"--model {model}"), model)
+        except ServiceError as error:
+            text = f"{error.message}; a repository of GGUF files may have another, as in {repository}:Q8_0"
+            raise _not_found(text) from error
+    found = _download(model, repository, revision, patterns_of(tag))
+    return ModelSource(choose_file(found, tag, f"--model {model}"), model)
+
+
+def _download(model: str, repository: str, revision: str, patterns: list[str]) -> Path:
     # Imported here because most starts need no hub, and the import takes time.
     import httpx2
     from huggingface_hub import snapshot_download
     from huggingface_hub.errors import HfHubHTTPError, LocalEntryNotFoundError
 
     try:
-        found = Path(snapshot_download(model, revision=revision or None, allow_patterns=HUB_FILES))
+        return Path(snapshot_download(repository, revision=revision or None, allow_patterns=patterns))
     except (HfHubHTTPError, LocalEntryNotFoundError, httpx2.HTTPError, OSError) as error:
         raise _not_found(
             f"--model {model}: no such directory here, and the hub gave {type(error).__name__}; check the id and the "
             "network, or download the checkpoint elsewhere and give its directory"
         ) from error
-    return ModelSource(found, model)
 
 
 def _not_found(message: str) -> ServiceError:

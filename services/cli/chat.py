@@ -1,11 +1,14 @@
-"""`sluice chat`: a conversation on the terminal. Answers stream as Markdown; Ctrl-C ends an answer, not the program."""
+"""`sluice chat`: a conversation on the terminal, or one question from standard input. Ctrl-C ends an answer, not the
+program."""
 
 import sys
-import time
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from sluice_server.engine.errors import Code, ServiceError
+from sluice_server.services.cli.choice import takes_choice
 from sluice_server.services.cli.connection_options import (
     ConnectionOptions,
     TlsCaOption,
@@ -14,111 +17,132 @@ from sluice_server.services.cli.connection_options import (
     TlsOption,
     TokenOption,
 )
-from sluice_server.services.cli.dialogue import Dialogue
+from sluice_server.services.config import bad_setting
 
 if TYPE_CHECKING:
     import sluice
-    from rich.console import Console
+    from sluice.v1 import control_pb2
 
-FRAMES_PER_SECOND = 12
+    from sluice_server.services.cli.chat_session import ChatSession
+    from sluice_server.services.cli.dialogue import Dialogue
+
+EXIT_FAILED = 1
+EXIT_INTERRUPTED = 130
 
 
+@takes_choice
 def chat(  # noqa: PLR0913 # a command line lists its options
+    *,
     address: Annotated[str, typer.Option(envvar="SLUICE_ADDRESS", help="host:port of the server")] = "127.0.0.1:50051",
     model: Annotated[str | None, typer.Option(envvar="SLUICE_CHAT_MODEL", help="default: the server's")] = None,
     system: Annotated[str, typer.Option(envvar="SLUICE_SYSTEM", help="system message of the conversation")] = "",
-    max_tokens: Annotated[
-        int | None, typer.Option(envvar="SLUICE_MAX_TOKENS", help="the most tokens of an answer")
-    ] = None,
-    temperature: Annotated[float | None, typer.Option(envvar="SLUICE_TEMPERATURE", help="0 is greedy")] = None,
+    choice: Mapping[str, int | float],
     tls: TlsOption = False,
     tls_ca: TlsCaOption = None,
     tls_cert: TlsCertOption = None,
     tls_key: TlsKeyOption = None,
     token: TokenOption = None,
 ) -> None:
-    """Talk to a model; /help lists what else can be typed."""
+    """Talk to a model; /help lists what else can be typed. Text piped to standard input is one question."""
     # Imported here, so that the other commands start without them.
-    from rich.console import Console
+    import sluice
 
-    from sluice_server.services.cli.client import client
+    from sluice_server.services.cli.chat_session import ChatSession
+    from sluice_server.services.cli.client import client, describe
 
-    dialogue = Dialogue(system)
-    for name, value in (("max_tokens", max_tokens), ("temperature", temperature)):
-        if value is not None:
-            dialogue.parameters[name] = value
-    console = Console()
+    sys.stdout.reconfigure(errors="replace")  # type: ignore[union-attr] # a terminal may not have all characters
+    question = None if sys.stdin.isatty() else _piped()
     with client(address, ConnectionOptions.of(address, tls, (tls_ca, tls_cert, tls_key), token)) as opened:
-        talk = ChatSession(console, opened, dialogue, address, model)
-        console.print("[dim]/help lists the commands[/dim]")
-        while not dialogue.has_ended:
-            talk.turn()
-
-
-class ChatSession:
-    """One conversation on one console."""
-
-    def __init__(
-        self, console: "Console", client: "sluice.Client", dialogue: Dialogue, address: str, model: str | None
-    ) -> None:
-        self._console = console
-        self._client = client
-        self._dialogue = dialogue
-        self._address = address
-        self._model = model
-
-    def turn(self) -> None:
-        """Read a line and handle it. Ctrl-C while reading discards the line."""
         try:
-            line = self._console.input("[bold cyan]> [/bold cyan]")
+            found = _found(opened, model, address)
+            dialogue = _dialogue(found, system, choice)
+            opened.tokenize(sluice.chat(*dialogue.messages(), ("user", "hello")), timeout_s=30.0)
+            _say_header(found, dialogue, question is None)
+            session = ChatSession(opened, dialogue, address, found.id)
+            is_answered = _talk(session, dialogue) if question is None else session.ask(question)
+        except sluice.SluiceError as error:
+            print(f"error: {describe(error, address)}{_hint(error)}", file=sys.stderr)
+            raise typer.Exit(EXIT_FAILED) from error
+        except KeyboardInterrupt as error:
+            raise typer.Exit(EXIT_INTERRUPTED) from error
+        except BrokenPipeError as error:
+            sys.stdout = None  # the reader is gone: the interpreter must not flush at exit
+            raise typer.Exit(EXIT_FAILED) from error
+    raise typer.Exit(0 if is_answered else EXIT_FAILED)
+
+
+def _piped() -> str:
+    """Returns standard input as a question. Raises ServiceError if it is empty or not UTF-8."""
+    raw = sys.stdin.buffer.read()
+    try:
+        text = raw.decode("utf-8")
+    except UnicodeDecodeError as error:
+        found = f"byte 0x{raw[error.start]:02x} at position {error.start}"
+        raise _bad_input(f"is not UTF-8 ({found}); convert it, for example with iconv") from error
+    if not text.strip():
+        raise _bad_input("is no terminal and has no text; pipe a question, or use a terminal (docker: -it)")
+    return text
+
+
+def _bad_input(message: str) -> ServiceError:
+    return ServiceError(Code.INVALID_ARGUMENT, "INVALID_INPUT", f"standard input {message}")
+
+
+def _found(client: "sluice.Client", name: str | None, address: str) -> "control_pb2.Model":
+    """Returns the model with that id, or the server's first. Raises ServiceError naming --model."""
+    models = client.models(timeout_s=30.0)
+    for model in models:
+        if name in (None, "", model.id):
+            return model
+    served = ", ".join(model.id for model in models) or "none"
+    raise bad_setting("model", f"{name!r} is not served at {address}; it serves {served}")
+
+
+def _dialogue(model: "control_pb2.Model", system: str, choice: Mapping[str, int | float]) -> "Dialogue":
+    """Returns an empty conversation. Raises ServiceError naming the flag of a value out of range."""
+    from sluice_server.services.cli.chat_model import defaults_for, limits_of
+    from sluice_server.services.cli.dialogue import Dialogue, check_option
+
+    limits = limits_of(model)
+    for name, value in choice.items():
+        check_option(name, value, limits)
+    return Dialogue(system, defaults=defaults_for(model), parameters=dict(choice), limits=limits)
+
+
+def _say_header(model: "control_pb2.Model", dialogue: "Dialogue", is_typed: bool) -> None:
+    """Print what answers, and how; beside the answer of a piped question on standard error."""
+    from sluice_server.services.cli.chat_model import header
+
+    print(header(model, dialogue.parameters), file=sys.stdout if is_typed else sys.stderr)
+    if is_typed:
+        print("/help lists the commands; Ctrl-C stops an answer, and leaves when pressed twice at the prompt")
+
+
+def _talk(session: "ChatSession", dialogue: "Dialogue") -> bool:
+    """Read and answer until the user leaves. Returns True."""
+    from sluice_server.services.cli.line_reader import LineReader
+
+    reader = LineReader()
+    is_interrupted = False
+    while not dialogue.has_ended:
+        try:
+            line = reader.read()
         except EOFError:
-            self._dialogue.has_ended = True
-            return
+            print()
+            break
         except KeyboardInterrupt:
-            self._console.print()
-            return
-        shown = self._dialogue.typed(line)
-        if shown is None:
-            self._dialogue.answered(self._answer())
-        elif shown:
-            self._console.print(shown, markup=False, highlight=False)
+            print()
+            if is_interrupted:
+                break
+            print("Ctrl-C again leaves, as /exit and Ctrl-D do")
+            is_interrupted = True
+            continue
+        is_interrupted = False
+        session.turn(line)
+    return True
 
-    def _answer(self) -> str:
-        """Stream the answer. Returns the received text, however the stream ended."""
-        import sluice
 
-        from sluice_server.services.cli.client import describe
-
-        options: sluice.GenerateOptions = {"model": self._model} if self._model else {}
-        options |= self._dialogue.parameters  # type: ignore[typeddict-item] # each value has the type of its field
-        texts: list[str] = []
-        stream: sluice.stream.Stream | None = None
-        try:
-            stream = self._client.stream(sluice.chat(*self._dialogue.messages()), **options)
-            self._show(stream, texts)
-        except KeyboardInterrupt:
-            if stream is not None:  # else the interrupt came before the call was made
-                stream.cancel()
-            self._console.print("[dim]cancelled[/dim]")
-        except (sluice.SluiceError, ValueError) as error:
-            said = describe(error, self._address) if isinstance(error, sluice.SluiceError) else str(error)
-            print(f"error: {said}", file=sys.stderr)
-        return "".join(texts)
-
-    def _show(self, stream: "sluice.stream.Stream", texts: list[str]) -> None:
-        from rich.live import Live
-        from rich.markdown import Markdown
-
-        start, first_s, num_tokens = time.perf_counter(), 0.0, 0
-        live = Live(console=self._console, refresh_per_second=FRAMES_PER_SECOND, vertical_overflow="visible")
-        with live:
-            for delta in stream:
-                num_tokens += delta.consumed
-                first_s = first_s or time.perf_counter() - start
-                texts.append(delta.text)
-                live.update(Markdown("".join(texts)))
-        took_s = time.perf_counter() - start
-        if self._dialogue.shows_stats and num_tokens > 1:
-            rate = (num_tokens - 1) / (took_s - first_s)
-            first = f"first token after {first_s * 1e3:.0f} ms"
-            self._console.print(f"{num_tokens} tokens, {first}, {rate:.0f} tokens/s", style="dim", highlight=False)
+def _hint(error: "sluice.SluiceError") -> str:
+    if error.reason != "NO_CHAT_TEMPLATE":
+        return ""
+    return " with `sluice generate`, or serve a model for chats (`sluice serve --model smollm2`)"

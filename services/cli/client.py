@@ -54,6 +54,8 @@ def describe(error: sluice.SluiceError, address: str) -> str:
     """Returns an error as one line for users: code, reason, message and what to do."""
     if error.code is grpc.StatusCode.UNAVAILABLE and "failed to connect" in error.message.lower():
         return f"no server answers at {address}; start one with `sluice serve`, or give --address"
+    if error.code is grpc.StatusCode.UNAVAILABLE and "errors resolving" in error.message:
+        return f"--address: no host of the name in {address} is known"
     return str(error)
 
 

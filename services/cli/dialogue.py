@@ -4,22 +4,30 @@ import dataclasses
 import textwrap
 from collections.abc import Callable, Mapping
 
+from sluice_server.engine.errors import ServiceError, invalid
+from sluice_server.engine.parameter_kinds import Number
 from sluice_server.engine.parameters import CHOICE
+from sluice_server.engine.request import Limits, SamplingParams
+from sluice_server.services.config import bad_setting
 
 Turn = tuple[str, str]  # role, text
-PARAMETERS: Mapping[str, type[int] | type[float]] = {row.name: row.type for row in CHOICE}
+Values = Mapping[str, int | float]
+PARAMETERS: Mapping[str, Number] = {row.name: row for row in CHOICE}
+UNBOUNDED = Limits(context_length=2**31 - 1, vocab_size=2**31 - 1)
 HELP = f"""/help             this list
 /clear            forget the conversation
 /system TEXT      begin with these instructions; without TEXT: none
-/set NAME VALUE   how answers are generated; without VALUE: the model's own
+/set NAME VALUE   how answers are generated; without VALUE: the default; without NAME: what is in effect
 /retry            answer the last question again
 /undo             forget the last question and its answer
 /stats            show or hide time to first token, tokens a second and tokens used
-/quit             leave; Ctrl-D does, too
+/exit             leave; /quit and Ctrl-D do, too
+
+\"\"\"               on a line of its own begins and ends a message of several lines; pasted lines need none
 
 {textwrap.fill("Parameters: " + ", ".join(PARAMETERS))}
 
-Ctrl-C ends an answer and keeps what there is of it."""
+Ctrl-C ends an answer and keeps what there is of it. At the prompt it discards the line; pressed twice it leaves."""
 
 
 @dataclasses.dataclass(slots=True)
@@ -28,13 +36,19 @@ class Dialogue:
 
     Attributes:
         turns: user and assistant messages, without the system message.
-        parameters: sampling parameters given with /set.
-        has_ended: /quit was typed.
+        defaults: sampling parameters that hold unless given.
+        parameters: sampling parameters given as options or with /set.
+        limits: of the model.
+        unanswered: the last question if it got no answer; "" without one.
+        has_ended: /exit was typed.
     """
 
     system: str = ""
     turns: list[Turn] = dataclasses.field(default_factory=list)
+    defaults: Values = dataclasses.field(default_factory=dict)
     parameters: dict[str, int | float] = dataclasses.field(default_factory=dict)
+    limits: Limits = UNBOUNDED
+    unanswered: str = ""
     shows_stats: bool = True
     has_ended: bool = False
 
@@ -44,24 +58,58 @@ class Dialogue:
         if not line:
             return ""
         if not line.startswith("/"):
-            self.turns.append(("user", line))
-            return None
+            return self.asked(line)
         name, _, rest = line[1:].partition(" ")
         command = _COMMANDS.get(name)
         if command is None:
             return f"/{name} is no command; /help lists them"
         return command(self, rest.strip())
 
-    def messages(self) -> list[Turn]:
-        """Returns the messages for the model."""
-        return [*([("system", self.system)] if self.system else []), *self.turns]
+    def asked(self, text: str) -> None:
+        """Add a question, whatever it begins with."""
+        self.turns.append(("user", text))
+
+    def sampling(self) -> dict[str, int | float]:
+        """Returns the sampling parameters of the next answer; absent ones are left to the server."""
+        return {**self.defaults, **self.parameters}
+
+    def messages(self, num_dropped: int = 0) -> list[Turn]:
+        """Returns the messages for the model, without the oldest turns."""
+        return [*([("system", self.system)] if self.system else []), *self.turns[num_dropped:]]
+
+    def more_dropped(self, num_dropped: int) -> int:
+        """Returns how many of the oldest turns to leave out where leaving out `num_dropped` is not enough: a quarter of
+        the rest, whole exchanges. Returns `num_dropped` if the question alone is left."""
+        exchanges = [at for at in range(num_dropped + 1, len(self.turns)) if self.turns[at][0] == "user"]
+        return exchanges[(len(exchanges) - 1) // 4] if exchanges else num_dropped
+
+    def drop(self, num_dropped: int) -> None:
+        """Forget the oldest turns."""
+        del self.turns[:num_dropped]
 
     def answered(self, text: str) -> None:
-        """Add the model's answer, complete or cut short; without a text, remove the question."""
+        """Add the model's answer, complete or cut short; without a text, take the question back until /retry."""
+        self.unanswered = ""
         if text:
             self.turns.append(("assistant", text))
         elif self.turns:
-            self.turns.pop()
+            self.unanswered = self.turns.pop()[1]
+
+
+def check_parameter(name: str, value: float, limits: Limits) -> None:
+    """Raise ServiceError for a value that the server would refuse."""
+    row = PARAMETERS[name]
+    if row.off is not None and value == row.off:
+        raise invalid(name, f"{value} is below 1; leave it out for the default", limit=1)
+    row.check(dataclasses.replace(SamplingParams(), **{name: value}), limits)
+
+
+def check_option(name: str, value: float, limits: Limits) -> None:
+    """Raise ServiceError naming the flag for a value that the server would refuse."""
+    try:
+        check_parameter(name, value, limits)
+    except ServiceError as error:
+        raise bad_setting(name, error.message.removeprefix(f"{name}: ")) from error
 
 
 def _help(dialogue: Dialogue, rest: str) -> str:
@@ -70,6 +118,7 @@ def _help(dialogue: Dialogue, rest: str) -> str:
 
 def _clear(dialogue: Dialogue, rest: str) -> str:
     dialogue.turns.clear()
+    dialogue.unanswered = ""
     return "forgotten"
 
 
@@ -80,19 +129,28 @@ def _system(dialogue: Dialogue, rest: str) -> str:
 
 def _set(dialogue: Dialogue, rest: str) -> str:
     name, _, value = rest.partition(" ")
+    if not name:
+        shown = ", ".join(f"{name} {value:g}" for name, value in dialogue.sampling().items())
+        return f"{shown or 'nothing is set'}; the model's defaults for the rest"
     if name not in PARAMETERS:
         return f"{name!r} is no parameter; there are {', '.join(PARAMETERS)}"
     if not value.strip():
         dialogue.parameters.pop(name, None)
-        return f"{name}: the model's own"
+        return f"{name}: {dialogue.defaults.get(name, 'the default of the model')}"
     try:
-        dialogue.parameters[name] = PARAMETERS[name](value)
+        number = PARAMETERS[name].type(value)
+        check_parameter(name, number, dialogue.limits)
     except ValueError:
         return f"{value!r} is no number for {name}"
-    return f"{name}: {dialogue.parameters[name]}"
+    except ServiceError as error:
+        return error.message
+    dialogue.parameters[name] = number
+    return f"{name}: {number}"
 
 
 def _retry(dialogue: Dialogue, rest: str) -> str | None:
+    if dialogue.unanswered:
+        return dialogue.asked(dialogue.unanswered)
     if dialogue.turns and dialogue.turns[-1][0] == "assistant":
         dialogue.turns.pop()
     return None if dialogue.turns else "nothing was asked yet"
@@ -111,7 +169,7 @@ def _stats(dialogue: Dialogue, rest: str) -> str:
     return "shown" if dialogue.shows_stats else "hidden"
 
 
-def _quit(dialogue: Dialogue, rest: str) -> str:
+def _exit(dialogue: Dialogue, rest: str) -> str:
     dialogue.has_ended = True
     return ""
 
@@ -124,5 +182,6 @@ _COMMANDS: Mapping[str, Callable[[Dialogue, str], str | None]] = {
     "retry": _retry,
     "undo": _undo,
     "stats": _stats,
-    "quit": _quit,
+    "exit": _exit,
+    "quit": _exit,
 }

@@ -15,6 +15,7 @@ from sluice_server.services.cli.edge import edge
 from sluice_server.services.cli.environment import complaints
 from sluice_server.services.cli.generate import generate
 from sluice_server.services.cli.healthcheck import healthcheck
+from sluice_server.services.cli.import_gguf import import_gguf
 from sluice_server.services.cli.keys import keys
 from sluice_server.services.cli.options import takes_settings
 from sluice_server.services.cli.token import token
@@ -62,6 +63,7 @@ app.command()(chat)
 app.command()(demo)
 app.command()(edge)
 app.command()(healthcheck)
+app.command("import-gguf")(import_gguf)
 app.command()(keys)
 app.command()(top)
 app.add_typer(token, name="token")

@@ -12,7 +12,8 @@ from sluice_server.engine.models.config import read_head_config
 from sluice_server.engine.models.limits import limits_of
 from sluice_server.engine.models.registry import read_served
 from sluice_server.engine.plugins.entry_points import find_plugins
-from sluice_server.services.checkpoint.model_source import resolve_draft, resolve_model
+from sluice_server.services.checkpoint.model_source import DEMO, resolve_draft, resolve_model
+from sluice_server.services.checkpoint.packaged import SMOLLM2
 from sluice_server.services.config import ServiceConfig, bad_setting, check
 from sluice_server.services.process.listening import UNIX, check_plaintext
 from sluice_server.services.supervisor.directory import run_directory
@@ -21,6 +22,10 @@ from sluice_server.services.supervisor.restarts import Restarts
 from sluice_server.services.supervisor.supervisor import Supervisor
 from sluice_server.services.supervisor.wakeups import STOP, wakeups
 
+EMBEDDED = (
+    f"\nsluice: {DEMO} is the embedded model, which completes Python, badly; --model takes {SMOLLM2}, a checkpoint "
+    "directory, a GGUF file or a hub id"
+)
 COMMAND = (sys.executable, "-m", "sluice_server", "serve")
 
 
@@ -31,7 +36,7 @@ def supervise(engine: EngineConfig, service: ServiceConfig) -> int:
     check_plaintext("listen", service.listen, bool(service.tls_cert), service.insecure)
     if service.listen.startswith(UNIX) and service.gateways > 1:
         raise bad_setting("gateways", f"{service.gateways} processes cannot share {service.listen}; use host:port")
-    source = resolve_model(service.model, service.revision)
+    source, is_embedded = resolve_model(service.model, service.revision), service.model == DEMO
     check_models(source.directory, engine, service)
     service = dataclasses.replace(
         service,
@@ -46,8 +51,8 @@ def supervise(engine: EngineConfig, service: ServiceConfig) -> int:
     def on_ready(told: str) -> None:
         address, revision = told.split()
         took = time.monotonic() - start
-        name = service.served_model_name
-        print(f"sluice: serving {name} (revision {revision}) on {address}, ready in {took:.1f} s", flush=True)
+        line = f"sluice: serving {service.served_model_name} (revision {revision}) on {address}, ready in {took:.1f} s"
+        print(line + (EMBEDDED if is_embedded else ""), flush=True)  # at once: who waits may read one line and leave
 
     def complain(text: str) -> None:
         print(text, file=sys.stderr, flush=True)
@@ -68,7 +73,7 @@ def check_models(directory: Path, engine: EngineConfig, service: ServiceConfig) 
     limits_of(engine, read_served(directory, find_plugins(engine.plugins).models), service.max_prompt_bytes)
     if engine.draft_model:
         draft = resolve_draft(engine.draft_model, engine.speculation)
-        (read_head_config if engine.speculation == "eagle" else read_served)(draft.path)
+        (read_head_config if engine.speculation == "eagle" else read_served)(draft.directory)
 
 
 def way_back(model: Path) -> tuple[str, str]:

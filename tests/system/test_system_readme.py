@@ -1,12 +1,12 @@
 """The README: its commands run as written, and it stays short."""
 
 import re
-import shlex
 import subprocess
 import sys
 from pathlib import Path
 
-from sluice_server.services.edge.wire import CompletionRequest, decode
+from sluice_server.services.checkpoint.packaged import SMOLLM2
+from sluice_server.services.edge.wire import ChatRequest, decode
 from tests.system.service import serve
 
 ROOT = Path(__file__).parents[2]
@@ -26,16 +26,18 @@ def run(*command: str) -> str:
     return done.stdout
 
 
-def test_its_examples_run() -> None:
+def test_its_example_runs() -> None:
     (example,) = re.findall(r"```python\n(.*?)```", README, re.DOTALL)
-    (generate,) = re.findall(r"^\.venv/bin/sluice (generate .*)$", README, re.MULTILINE)
     with serve("--model", "demo") as service:
         assert "length 40" in run(sys.executable, "-c", example.replace("127.0.0.1:50051", service.address))
-        words = shlex.split(generate)
-        assert run(sys.executable, "-m", "sluice_server", *words, "--address", service.address).strip()
+
+
+def test_its_commands_name_what_there_is() -> None:
+    (options,) = re.findall(r"^\.venv/bin/sluice serve (\S+ \S+)", README, re.MULTILINE)
+    assert options.split() == ["--model", SMOLLM2]
+    assert "demo: $(VENV)/.run $(VENV)/.smollm2 ##" in (ROOT / "Makefile").read_text()
 
 
 def test_the_body_that_it_sends_to_the_edge_is_a_request() -> None:
     (body,) = re.findall(r"-d '(.*?)'", README)
-    request = decode(body.encode(), CompletionRequest)
-    assert (request.model, request.prompt, request.max_tokens) == ("demo", "def mean(values):", 40)
+    assert decode(body.encode(), ChatRequest).model == SMOLLM2

@@ -1,5 +1,6 @@
 import pytest
 
+from sluice_server.engine.request import Limits
 from sluice_server.services.cli.dialogue import Dialogue
 
 
@@ -59,3 +60,54 @@ def test_what_is_no_question_is_answered_here(line: str, shown: str) -> None:
 
 def test_quit_ends_it() -> None:
     assert asked("/quit").has_ended and not asked("/stats").shows_stats
+
+
+def test_exit_ends_it() -> None:
+    assert asked("/exit").has_ended
+
+
+def test_a_value_that_the_server_would_refuse_is_refused_here() -> None:
+    dialogue = Dialogue(limits=Limits(context_length=100, vocab_size=9))
+    assert dialogue.typed("/set max_tokens 101") == "max_tokens: 101 is not in [0, 100]"
+    assert dialogue.typed("/set max_tokens 0") == "max_tokens: 0 is below 1; leave it out for the default"
+    assert dialogue.typed("/set temperature nan") == "temperature: nan is not in [0.0, 100.0]"
+    assert dialogue.parameters == {}
+
+
+def test_defaults_hold_until_something_is_set_and_again_when_it_is_given_back() -> None:
+    dialogue = Dialogue(defaults={"temperature": 0.7})
+    assert dialogue.typed("/set") == "temperature 0.7; the model's defaults for the rest"
+    dialogue.typed("/set temperature 0")
+    assert dialogue.sampling() == {"temperature": 0.0}
+    assert dialogue.typed("/set temperature") == "temperature: 0.7" and dialogue.sampling() == {"temperature": 0.7}
+    assert dialogue.typed("/set seed") == "seed: the default of the model"
+
+
+def test_a_question_without_an_answer_can_be_asked_again_until_the_next() -> None:
+    dialogue = Dialogue()
+    dialogue.typed("a")
+    dialogue.answered("")
+    assert dialogue.typed("/retry") is None and dialogue.messages() == [("user", "a")]
+    dialogue.answered("yes")
+    assert dialogue.unanswered == ""
+    dialogue.typed("b")
+    dialogue.answered("")
+    dialogue.typed("/clear")
+    assert dialogue.typed("/retry") == "nothing was asked yet"
+
+
+def test_turns_are_left_out_by_whole_exchanges_and_never_the_question() -> None:
+    dialogue = asked(*"abcdefgh")
+    dialogue.typed("i")
+    dropped = [0]
+    while (more := dialogue.more_dropped(dropped[-1])) != dropped[-1]:
+        dropped.append(more)
+        assert dialogue.messages(more)[0][0] == "user" and dialogue.messages(more)[-1] == ("user", "i")
+    assert dropped == [0, 4, 8, 10, 12, 14, 16]
+    assert Dialogue().more_dropped(0) == 0
+
+
+def test_a_question_that_is_not_typed_has_no_commands() -> None:
+    dialogue = Dialogue()
+    dialogue.asked("/etc/passwd")
+    assert dialogue.messages() == [("user", "/etc/passwd")]

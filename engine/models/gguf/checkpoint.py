@@ -1,0 +1,123 @@
+"""The weights of GGUF files as a `WeightSource`: tensors by their Hugging Face names, widened to the model's dtype.
+
+Files are memory-mapped and read tensor by tensor, as those of `Checkpoint` are.
+"""
+
+import mmap
+from collections import Counter
+from collections.abc import Sequence
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from sluice_server.engine.models.fields import invalid_model
+from sluice_server.engine.models.gguf.architectures import Place, architecture_of
+from sluice_server.engine.models.gguf.blocks import widen
+from sluice_server.engine.models.gguf.reader import Header, TensorInfo, mapped, parse_header
+
+
+class GgufCheckpoint:
+    """The GGUF files of one model: one, or shards in their order."""
+
+    def __init__(self, paths: Sequence[Path], dtype: torch.dtype, device: torch.device) -> None:
+        self._dtype = dtype
+        self._device = device
+        self._files: dict[str, tuple[Header, mmap.mmap, TensorInfo]] = {}  # by the file's name of a tensor
+        self._sizes: dict[str, int] = {}  # elements of each tensor read
+        self._widened: Counter[str] = Counter()  # tensors of each quantised type
+        self._stored_bytes = self._widened_bytes = 0
+        headers = [self._open(path.resolve()) for path in paths]
+        self._header = headers[0]
+        self._architecture = architecture_of(self._header)
+
+    def _open(self, path: Path) -> Header:
+        data = mapped(path)
+        header = parse_header(path, data)
+        for name, info in header.tensors.items():
+            if name in self._files:
+                raise invalid_model(path, f"holds the tensor {name}, as another shard does: download them again")
+            self._files[name] = (header, data, info)
+        return header
+
+    def get(self, name: str, shape: tuple[int, ...]) -> Tensor:
+        """Reads, checks and converts one tensor. Raises ServiceError naming file and tensor."""
+        place = self._architecture.place(name)
+        if place is None or place.name not in self._files:
+            file_name = name if place is None else place.name
+            raise invalid_model(self._header.path, f"holds no tensor {file_name}: its metadata asks for one")
+        header, _, info = self._files[place.name]
+        rows = self._rows(place, shape)
+        found = widen(rows, info.type, torch.float32 if place.offset else self._dtype).view(shape)
+        if place.offset:
+            found = (found - place.offset).to(self._dtype)
+        self._count(name, info, found)
+        if not torch.isfinite(found.sum()) and not torch.isfinite(found).all():
+            raise invalid_model(header.path, f"tensor {place.name} holds NaN or infinity: download the file again")
+        return found.to(self._device, copy=found.dim() == 1)  # vectors are kept, and must not be mapped from the file
+
+    def _rows(self, place: Place, shape: tuple[int, ...]) -> Tensor:
+        """Returns the stored bytes of a tensor, uint8 [rows, bytes], in the order of Hugging Face's rows."""
+        header, data, info = self._files[place.name]
+        whole = info.shape if place.expert is None else info.shape[1:]
+        if whole != shape or (place.expert or 0) >= info.shape[0]:
+            text = f"tensor {place.name} has shape {list(info.shape)}; the metadata implies {list(shape)}"
+            raise invalid_model(header.path, text if place.expert is None else f"{text} for each expert")
+        if len(shape) == 1 and info.type.is_quantised:
+            text = f"tensor {place.name} is a vector of {info.type.name}; vectors must be of F32, F16 or BF16"
+            raise invalid_model(header.path, text)
+        size = info.size // (1 if place.expert is None else info.shape[0])
+        start = info.start + size * (place.expert or 0)
+        rows = torch.frombuffer(data, dtype=torch.uint8, count=size, offset=start).view(shape[0], -1)
+        return rows[self._halves(place, shape[0])] if place.turned else rows
+
+    def _halves(self, place: Place, rows: int) -> Tensor:
+        """Returns the order of rows that puts the even ones of each head before the odd ones: int64 [rows]."""
+        metadata, name = self._header.metadata, self._header.metadata["general.architecture"]
+        heads = metadata.get(f"{name}.attention.{place.turned}", metadata.get(f"{name}.attention.head_count"))
+        if type(heads) is not int or heads < 1 or rows % (2 * heads):
+            text = f"tensor {place.name} has {rows} rows, which are not of {heads} heads of an even size"
+            raise invalid_model(self._header.path, text)
+        return torch.arange(rows).view(heads, -1, 2).transpose(1, 2).reshape(-1)
+
+    def _count(self, name: str, info: TensorInfo, found: Tensor) -> None:
+        if name not in self._sizes and info.type.is_quantised:
+            self._widened[info.type.name] += 1
+            self._stored_bytes += found.numel() // info.type.block * info.type.size
+            self._widened_bytes += found.numel() * found.itemsize
+        self._sizes[name] = found.numel()
+
+    def stored(self, name: str, rows: int, width: int) -> None:
+        """Returns None: weights are widened."""
+
+    def has(self, name: str) -> bool:
+        """Returns whether a file holds the tensor."""
+        place = self._architecture.place(name)
+        return place is not None and place.name in self._files
+
+    def layers(self, before: str) -> set[int]:
+        """Returns the numbers of layers that have tensors."""
+        names = (name.split(".") for name in self._files if name.startswith("blk."))
+        return {int(parts[1]) for parts in names if parts[1].isdecimal() and len(parts[1]) < 10}
+
+    @property
+    def num_parameters(self) -> int:
+        """The number of elements of all tensors read so far."""
+        return sum(self._sizes.values())
+
+    @property
+    def notes(self) -> tuple[str, ...]:
+        """For the operator: which types were widened, and what memory that takes."""
+        if not self._widened:
+            return ()
+        types = ", ".join(f"{num} of {name}" for name, num in self._widened.items())
+        dtype = str(self._dtype).removeprefix("torch.")
+        sizes = f"{self._widened_bytes >> 20} MiB instead of {self._stored_bytes >> 20}"
+        return (f"quantised tensors are widened to {dtype} when they are loaded ({types}): {sizes}",)
+
+
+def gguf_files(directory: Path) -> list[Path]:
+    """Returns the GGUF files of a checkpoint directory, in the order of their shards; none if it has safetensors."""
+    if any(directory.glob("*.safetensors")):
+        return []
+    return sorted(directory.glob("model*.gguf"))
