@@ -26,7 +26,7 @@ class ServiceConfig:
 
     model: str = option(
         "demo",
-        "a checkpoint directory, a GGUF file, a Hugging Face hub id (org/name, or org/name:Q4_K_M for a GGUF file), or demo, the embedded model",
+        "a checkpoint directory, a GGUF file, a Hugging Face hub id (org/name; org/name:Q4_K_M for a GGUF), or demo",
     )
     revision: str = option("", "branch, tag or commit of a hub model; of a directory a label before its content's name")
     served_model_name: str = option("", "the name clients ask for; default: as in --model")

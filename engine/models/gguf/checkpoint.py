@@ -142,8 +142,8 @@ class Widened:
         if not self._types:
             return ()
         types = ", ".join(f"{num} of {name}" for name, num in self._types.items())
-        sizes = f"{self._widened_bytes >> 20} MiB instead of {self._stored_bytes >> 20}"
-        return (f"quantised tensors are widened to {str(dtype)[6:]} when they are loaded ({types}): {sizes}",)
+        sizes = f"{self._widened_bytes >> 20} instead of {self._stored_bytes >> 20}"
+        return (f"quantised tensors are widened to {str(dtype)[6:]} when they are loaded ({types}): {sizes} MiB",)
 
 
 def gguf_files(directory: Path) -> list[Path]:

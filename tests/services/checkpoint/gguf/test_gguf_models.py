@@ -120,7 +120,7 @@ def test_a_type_is_widened_to_the_numbers_that_it_stands_for(
     assert float((got - want).abs().max()) < 1e-4 * float(want.abs().max())
     assert torch.equal(got.argmax(-1), want.argmax(-1))
     assert len(model.notes) == (kind not in ("F16", "BF16"))
-    assert all(f"9 of {kind}" in note and "MiB instead of" in note for note in model.notes)
+    assert all(f"9 of {kind}" in note and "MiB" in note for note in model.notes)
 
 
 @pytest.mark.parametrize("ours", [True, False])
