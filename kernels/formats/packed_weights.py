@@ -1,8 +1,8 @@
 """Forms of quantised weights, conversions between them, and the reference implementations of their linear layers.
 
 Symmetric 8-bit weights (int8 or float8_e4m3fn) have one scale for each row; 4-bit weights have a scale and a zero point
-for each group of inputs. The reference implementations compute in float32 from the dequantised values. Depends on no
-checkpoint's tensor names.
+for each group of inputs; weights of GGUF files have a scale and a minimum for each 32. The reference implementations
+compute in float32 from the dequantised values. Depends on no checkpoint's tensor names.
 """
 
 from collections.abc import Sequence
@@ -39,7 +39,7 @@ class Int4Weight(NamedTuple):
     group: int
 
 
-class GroupedWeight(NamedTuple):
+class Int8GroupedWeight(NamedTuple):
     """An 8-bit weight, (level - zero) · scale for each group of inputs.
 
     Attributes:
@@ -54,13 +54,34 @@ class GroupedWeight(NamedTuple):
     group: int
 
 
+class AffineWeight(NamedTuple):
+    """A weight whose inputs share a scale in groups of 32, level · scale + minimum.
+
+    Attributes:
+        levels: uint8 [N, K], below 2^bits.
+        scales: float16 [N, K / 32].
+        minima: likewise; None if they are -2^(bits - 1) · scale.
+        bits: 8 or 4.
+    """
+
+    levels: Tensor
+    scales: Tensor
+    minima: Tensor | None
+    bits: int
+
+    def widest(self) -> "AffineWeight":
+        """Returns the same weight with 8 bits and minima, which every such weight can have."""
+        minima = -(1 << self.bits - 1) * self.scales if self.minima is None else self.minima
+        return AffineWeight(self.levels, self.scales, minima, 8)
+
+
 class WideWeight(NamedTuple):
     """The values of a quantised weight in a form that no kernel takes: float32 [N, K]."""
 
     values: Tensor
 
 
-Packed = Int4Weight | Int8Weight | GroupedWeight | WideWeight
+Packed = Int4Weight | Int8Weight | Int8GroupedWeight | AffineWeight | WideWeight
 
 
 def quantise_rows(x: Tensor, dtype: torch.dtype) -> Int8Weight:
@@ -99,8 +120,13 @@ def dequantise(packed: Packed) -> Tensor:
             return values
         case Int8Weight(weight, scales):
             return weight.float() * scales[:, None]
-        case GroupedWeight(levels, scales, zeros, group):
+        case Int8GroupedWeight(levels, scales, zeros, group):
             return _values(levels, scales, zeros, group)
+        case AffineWeight():
+            levels, scales, minima, _ = packed.widest()
+            assert minima is not None
+            grouped = levels.float().view(*scales.shape, -1)
+            return (grouped * scales.float()[:, :, None] + minima.float()[:, :, None]).flatten(1)
         case Int4Weight(_, scales, zeros, _, group):
             return _values(unpack_nibbles(packed), scales, zeros, group)
 
@@ -123,8 +149,10 @@ def take_rows(packed: Packed, order: Tensor) -> Packed:
             return WideWeight(values[order])
         case Int8Weight(weight, scales):  # indexed as bytes, because not every device can index float8
             return Int8Weight(weight.view(torch.uint8)[order].view(weight.dtype), scales[order])
-        case GroupedWeight(levels, scales, zeros, group):
-            return GroupedWeight(levels[order], scales[:, order], zeros[:, order], group)
+        case Int8GroupedWeight(levels, scales, zeros, group):
+            return Int8GroupedWeight(levels[order], scales[:, order], zeros[:, order], group)
+        case AffineWeight(levels, scales, minima, bits):
+            return AffineWeight(levels[order], scales[order], None if minima is None else minima[order], bits)
         case Int4Weight(nibbles, scales, zeros, inputs, group):
             return Int4Weight(nibbles[order], scales[:, order], zeros[:, order], inputs, group)
 
@@ -137,11 +165,22 @@ def stack(weights: Sequence[Packed]) -> Packed:
         case [Int8Weight(), *_] as eight if _are(eight, Int8Weight):
             bits = torch.cat([one.weight.view(torch.uint8) for one in eight])
             return Int8Weight(bits.view(eight[0].weight.dtype), torch.cat([one.scales for one in eight]))
-        case [GroupedWeight(group=group), *_] as each if _are(each, GroupedWeight):
-            return GroupedWeight(torch.cat([one.levels for one in each]), *_by_group(each), group)
+        case [Int8GroupedWeight(group=group), *_] as each if _are(each, Int8GroupedWeight):
+            return Int8GroupedWeight(torch.cat([one.levels for one in each]), *_by_group(each), group)
         case [Int4Weight(inputs=inputs, group=group), *_] as four if _are(four, Int4Weight):
             return Int4Weight(torch.cat([one.nibbles for one in four]), *_by_group(four), inputs, group)
+        case [AffineWeight(), *_] as affine if _are(affine, AffineWeight):
+            return _stack_affine(affine)
     return WideWeight(torch.cat([dequantise(one) for one in weights]))
+
+
+def _stack_affine(weights: Sequence[AffineWeight]) -> AffineWeight:
+    """Stacks weights that may differ in bits and symmetry."""
+    if len({(one.bits, one.minima is None) for one in weights}) > 1:
+        weights = [one.widest() for one in weights]
+    minima = [one.minima for one in weights if one.minima is not None]
+    levels, scales = torch.cat([one.levels for one in weights]), torch.cat([one.scales for one in weights])
+    return AffineWeight(levels, scales, torch.cat(minima) if minima else None, weights[0].bits)
 
 
 Form = TypeVar("Form", bound=Packed)
@@ -151,7 +190,7 @@ def _are(weights: Sequence[Packed], form: type[Form]) -> TypeGuard[Sequence[Form
     return all(isinstance(one, form) for one in weights)
 
 
-def _by_group(weights: Sequence[Int4Weight] | Sequence[GroupedWeight]) -> tuple[Tensor, Tensor]:
+def _by_group(weights: Sequence[Int4Weight] | Sequence[Int8GroupedWeight]) -> tuple[Tensor, Tensor]:
     """Returns the scales and zeros of stacked weights."""
     return torch.cat([one.scales for one in weights], 1), torch.cat([one.zeros for one in weights], 1)
 

@@ -10,8 +10,8 @@ import torch
 from torch import Tensor
 
 from sluice_server.kernels.formats.packed_weights import (
-    GroupedWeight,
     Int4Weight,
+    Int8GroupedWeight,
     Packed,
     WideWeight,
     pack_nibbles,
@@ -84,7 +84,7 @@ def grouped(values: Tensor, zeros: Tensor, scales: Tensor, group: int, bits: int
     """Returns the weight (values [N, K] - zeros [groups, N]) · scales [groups, N] with levels of 4 or 8 bits."""
     if bits == 4:
         return Int4Weight(pack_nibbles(values), scales, zeros.to(scales.dtype), values.shape[1], group)
-    return GroupedWeight(values.to(torch.uint8), scales.float(), zeros.float(), group)
+    return Int8GroupedWeight(values.to(torch.uint8), scales.float(), zeros.float(), group)
 
 
 def from_mxfp4(blocks: Tensor, scales: Tensor) -> Packed:
@@ -94,7 +94,7 @@ def from_mxfp4(blocks: Tensor, scales: Tensor) -> Packed:
     """
     levels = _float4(blocks.flatten(1)) * 2 + MIDDLE
     by_group = torch.exp2(scales.float() - EXPONENT_BIAS - 1).t().contiguous()
-    return GroupedWeight(levels.to(torch.uint8), by_group, torch.full_like(by_group, MIDDLE), 32)
+    return Int8GroupedWeight(levels.to(torch.uint8), by_group, torch.full_like(by_group, MIDDLE), 32)
 
 
 def from_nvfp4(packed: Tensor, scales: Tensor, factor: Tensor) -> Packed:

@@ -11,7 +11,14 @@ import torch
 from torch import Tensor
 
 from sluice_server.kernels.formats.grid import grid_of, levels_of
-from sluice_server.kernels.formats.packed_weights import GroupedWeight, Int4Weight, Int8Weight, Packed, unpack_nibbles
+from sluice_server.kernels.formats.packed_weights import (
+    AffineWeight,
+    Int4Weight,
+    Int8GroupedWeight,
+    Int8Weight,
+    Packed,
+    unpack_nibbles,
+)
 
 GROUP = 32  # inputs that share a scale, of weights and of activations
 LEVELS = 127  # on each side of zero, of an activation and of an 8-bit weight that is rounded here
@@ -111,9 +118,11 @@ def from_packed(packed: Packed) -> QuantisedWeight | None:
         case Int8Weight(weight, scales) if weight.dtype is torch.int8:
             levels = (weight.to(torch.int16) + (LEVELS + 1)).to(torch.uint8)
             return _from_groups(8, levels, scales[None], None, levels.shape[1])
-        case GroupedWeight(levels, scales, zeros, group):
+        case Int8GroupedWeight(levels, scales, zeros, group):
             symmetric = bool((zeros == LEVELS + 1).all())
             return _from_groups(8, levels, scales, None if symmetric else zeros, group)
+        case AffineWeight(levels, scales, minima, bits):
+            return QuantisedWeight(bits, levels, scales, minima)
         case Int4Weight(_, scales, zeros, _, group):
             symmetric = bool((zeros == 8).all())
             return _from_groups(4, unpack_nibbles(packed), scales, None if symmetric else zeros, group)

@@ -9,8 +9,8 @@ from torch import Tensor
 
 from sluice_server.kernels.formats import published
 from sluice_server.kernels.formats.packed_weights import (
-    GroupedWeight,
     Int4Weight,
+    Int8GroupedWeight,
     Int8Weight,
     Packed,
     WideWeight,
@@ -46,7 +46,7 @@ LAYOUTS: dict[str, tuple[Callable[[Tensor], tuple[dict[str, Tensor], Tensor]], R
         f"gptq-{bits}-{group}-{shift}-{mixed}": (
             functools.partial(oracle.gptq, group=group, symmetric=False, bits=bits, shift=shift, mixed=mixed),
             functools.partial(gptq, bits, group, shift),
-            WideWeight if mixed else {4: Int4Weight, 8: GroupedWeight}[bits],
+            WideWeight if mixed else {4: Int4Weight, 8: Int8GroupedWeight}[bits],
         )
         for bits, group, shift, mixed in [(4, 64, 1, False), (4, 128, 0, False), (8, 64, 1, False), (8, 32, 1, True)]
     },
@@ -54,7 +54,7 @@ LAYOUTS: dict[str, tuple[Callable[[Tensor], tuple[dict[str, Tensor], Tensor]], R
         f"words-{bits}-{group}-{symmetric}-{mixed}": (
             functools.partial(oracle.packed, group=group, symmetric=symmetric, bits=bits, mixed=mixed),
             functools.partial(words, bits, group),
-            WideWeight if mixed else {4: Int4Weight, 8: GroupedWeight}[bits],
+            WideWeight if mixed else {4: Int4Weight, 8: Int8GroupedWeight}[bits],
         )
         for bits, group, symmetric, mixed in [(4, 128, True, False), (4, 32, False, False), (8, 64, False, True)]
     },
@@ -89,7 +89,7 @@ def test_floats_of_4_bits_are_levels_of_8() -> None:
     torch.manual_seed(2)
     blocks, scales, meant = oracle.mxfp4(torch.randn(40, 192))
     packed = published.from_mxfp4(blocks, scales)
-    assert isinstance(packed, GroupedWeight) and packed.group == 32
+    assert isinstance(packed, Int8GroupedWeight) and packed.group == 32
     assert torch.equal(dequantise(packed), meant)
 
 

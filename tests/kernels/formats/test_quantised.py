@@ -10,8 +10,8 @@ from sluice_server.kernels import ops
 from sluice_server.kernels.cpu import builds, native
 from sluice_server.kernels.formats.integer_linear import IntegerLinear, NativeIntegerLinear, integer_linear
 from sluice_server.kernels.formats.packed_weights import (
-    GroupedWeight,
     Int4Weight,
+    Int8GroupedWeight,
     Int8Weight,
     WideWeight,
     dequantise,
@@ -140,7 +140,7 @@ def test_groups_that_no_kernel_takes_are_refused() -> None:
 def test_weights_of_8_bits_that_were_published_are_taken_as_they_are() -> None:
     torch.manual_seed(9)
     levels = torch.randint(256, (20, 160), dtype=torch.uint8)
-    grouped = GroupedWeight(levels, torch.randn(3, 20).half().float(), torch.full((3, 20), 128.0), 64)
+    grouped = Int8GroupedWeight(levels, torch.randn(3, 20).half().float(), torch.full((3, 20), 128.0), 64)
     by_row = Int8Weight(torch.randint(-128, 128, (20, 160), dtype=torch.int8), torch.rand(20).half().float())
     for packed in (grouped, by_row):
         weight = from_packed(packed)
