@@ -34,7 +34,7 @@ class LogitsProcessors:
                 text = f"{call.name!r} refuses them: {error}".splitlines()[0]
                 raise invalid(f"{FIELD}[{at}].arguments", text) from error
             except Exception as error:
-                logger.exception("logits processor %r failed to check its arguments", call.name)
+                logger.exception("logits processor %s failed to check its arguments", call.name)
                 raise processor_failed(call.name, f"raised {type(error).__name__}") from error
 
     def apply(

@@ -18,7 +18,7 @@ from sluice_server.engine.models.config import read_config
 from sluice_server.engine.models.limits import limits_of
 from sluice_server.engine.models.model import load_model
 from sluice_server.engine.plan import IN_FLIGHT, DraftRequest, Placement, StepPlan
-from sluice_server.engine.request import EngineRequest, SamplingParams
+from sluice_server.engine.request import EngineRequest, ProcessorCall, SamplingParams
 from sluice_server.engine.scheduler.scheduler import Scheduler
 from sluice_server.engine.scheduler.settings import settings_of
 from sluice_server.engine.worker.graphs import GraphKey, Graphs, RowShape, sizes
@@ -257,7 +257,10 @@ def test_a_device_without_memory_to_record_more_goes_on_with_what_it_has(
 
 @pytest.mark.parametrize(
     "params",
-    [{"logprobs": 0}, {"min_tokens": 2}, {"bad_token_ids": (1,)}, {"grammar": "g"}, {"presence_penalty": 0.5}],
+    [
+        *({"logprobs": 0}, {"min_tokens": 2}, {"bad_token_ids": (1,)}, {"grammar": "g"}, {"presence_penalty": 0.5}),
+        {"logits_processors": (ProcessorCall("a"),)},
+    ],
     ids=str,
 )
 def test_what_wants_more_than_sampling_is_known(params: dict[str, Any]) -> None:

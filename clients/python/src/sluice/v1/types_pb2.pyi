@@ -793,7 +793,7 @@ class LogitsProcessor(_message.Message):
     NAME_FIELD_NUMBER: _builtins.int
     ARGUMENTS_FIELD_NUMBER: _builtins.int
     name: _builtins.str
-    """Its name, as the server was started with (--plugins)."""
+    """Its name, one of those that the server was started with (--plugins). At most 128 bytes."""
     @_builtins.property
     def arguments(self) -> _containers.ScalarMap[_builtins.str, _builtins.str]:
         """What it is asked, in its own words. At most 32 entries and 4,096 bytes."""

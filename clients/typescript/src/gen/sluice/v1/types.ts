@@ -134,11 +134,22 @@ export interface SamplingParams {
   allowedTokenIds: number[];
   badTokenIds: number[];
   badWords: string[];
+  logitsProcessors: LogitsProcessor[];
 }
 
 export interface SamplingParams_LogitBiasEntry {
   key: number;
   value: number;
+}
+
+export interface LogitsProcessor {
+  name: string;
+  arguments: { [key: string]: string };
+}
+
+export interface LogitsProcessor_ArgumentsEntry {
+  key: string;
+  value: string;
 }
 
 export interface BeamSearch {
@@ -1313,6 +1324,7 @@ function createBaseSamplingParams(): SamplingParams {
     allowedTokenIds: [],
     badTokenIds: [],
     badWords: [],
+    logitsProcessors: [],
   };
 }
 
@@ -1382,6 +1394,9 @@ export const SamplingParams: MessageFns<SamplingParams> = {
     }
     for (const v of message.badWords) {
       writer.uint32(146).string(v!);
+    }
+    for (const v of message.logitsProcessors) {
+      LogitsProcessor.encode(v!, writer.uint32(154).fork()).join();
     }
     return writer;
   },
@@ -1566,6 +1581,14 @@ export const SamplingParams: MessageFns<SamplingParams> = {
             message.badWords.push(reader.string());
             continue;
           }
+          case 19: {
+            if (tag !== 154) {
+              break;
+            }
+
+            message.logitsProcessors.push(LogitsProcessor.decode(reader, reader.uint32()));
+            continue;
+          }
         }
         if ((tag & 7) === 4 || tag === 0) {
           break;
@@ -1611,6 +1634,7 @@ export const SamplingParams: MessageFns<SamplingParams> = {
     message.allowedTokenIds = object.allowedTokenIds?.map((e) => e) || [];
     message.badTokenIds = object.badTokenIds?.map((e) => e) || [];
     message.badWords = object.badWords?.map((e) => e) || [];
+    message.logitsProcessors = object.logitsProcessors?.map((e) => LogitsProcessor.fromPartial(e)) || [];
     return message;
   },
 };
@@ -1678,6 +1702,151 @@ export const SamplingParams_LogitBiasEntry: MessageFns<SamplingParams_LogitBiasE
     const message = createBaseSamplingParams_LogitBiasEntry();
     message.key = object.key ?? 0;
     message.value = object.value ?? 0;
+    return message;
+  },
+};
+
+function createBaseLogitsProcessor(): LogitsProcessor {
+  return { name: "", arguments: {} };
+}
+
+export const LogitsProcessor: MessageFns<LogitsProcessor> = {
+  encode(message: LogitsProcessor, writer: BinaryWriter = new BinaryWriter()): BinaryWriter {
+    if (message.name !== "") {
+      writer.uint32(10).string(message.name);
+    }
+    globalThis.Object.entries(message.arguments).forEach(([key, value]: [string, string]) => {
+      LogitsProcessor_ArgumentsEntry.encode({ key: key as any, value }, writer.uint32(18).fork()).join();
+    });
+    return writer;
+  },
+
+  decode(input: BinaryReader | Uint8Array, length?: number): LogitsProcessor {
+    const reader = input instanceof BinaryReader ? input : new BinaryReader(input);
+    const previousRecursionDepth = (reader as any).__tsProtoDecodeDepth ?? 0;
+    if (previousRecursionDepth >= 100) {
+      throw new globalThis.Error("protobuf decode recursion limit exceeded");
+    }
+    (reader as any).__tsProtoDecodeDepth = previousRecursionDepth + 1;
+    try {
+      const end = length === undefined ? reader.len : reader.pos + length;
+      const message = createBaseLogitsProcessor();
+      while (reader.pos < end) {
+        const tag = reader.uint32();
+        switch (tag >>> 3) {
+          case 1: {
+            if (tag !== 10) {
+              break;
+            }
+
+            message.name = reader.string();
+            continue;
+          }
+          case 2: {
+            if (tag !== 18) {
+              break;
+            }
+
+            const entry2 = LogitsProcessor_ArgumentsEntry.decode(reader, reader.uint32());
+            if (entry2.value !== undefined) {
+              message.arguments[entry2.key] = entry2.value;
+            }
+            continue;
+          }
+        }
+        if ((tag & 7) === 4 || tag === 0) {
+          break;
+        }
+        reader.skip(tag & 7);
+      }
+      return message;
+    } finally {
+      (reader as any).__tsProtoDecodeDepth = previousRecursionDepth;
+    }
+  },
+
+  create(base?: DeepPartial<LogitsProcessor>): LogitsProcessor {
+    return LogitsProcessor.fromPartial(base ?? {});
+  },
+  fromPartial(object: DeepPartial<LogitsProcessor>): LogitsProcessor {
+    const message = createBaseLogitsProcessor();
+    message.name = object.name ?? "";
+    message.arguments = (globalThis.Object.entries(object.arguments ?? {}) as [string, string][]).reduce(
+      (acc: { [key: string]: string }, [key, value]: [string, string]) => {
+        if (value !== undefined) {
+          acc[key] = globalThis.String(value);
+        }
+        return acc;
+      },
+      {},
+    );
+    return message;
+  },
+};
+
+function createBaseLogitsProcessor_ArgumentsEntry(): LogitsProcessor_ArgumentsEntry {
+  return { key: "", value: "" };
+}
+
+export const LogitsProcessor_ArgumentsEntry: MessageFns<LogitsProcessor_ArgumentsEntry> = {
+  encode(message: LogitsProcessor_ArgumentsEntry, writer: BinaryWriter = new BinaryWriter()): BinaryWriter {
+    if (message.key !== "") {
+      writer.uint32(10).string(message.key);
+    }
+    if (message.value !== "") {
+      writer.uint32(18).string(message.value);
+    }
+    return writer;
+  },
+
+  decode(input: BinaryReader | Uint8Array, length?: number): LogitsProcessor_ArgumentsEntry {
+    const reader = input instanceof BinaryReader ? input : new BinaryReader(input);
+    const previousRecursionDepth = (reader as any).__tsProtoDecodeDepth ?? 0;
+    if (previousRecursionDepth >= 100) {
+      throw new globalThis.Error("protobuf decode recursion limit exceeded");
+    }
+    (reader as any).__tsProtoDecodeDepth = previousRecursionDepth + 1;
+    try {
+      const end = length === undefined ? reader.len : reader.pos + length;
+      const message = createBaseLogitsProcessor_ArgumentsEntry();
+      while (reader.pos < end) {
+        const tag = reader.uint32();
+        switch (tag >>> 3) {
+          case 1: {
+            if (tag !== 10) {
+              break;
+            }
+
+            message.key = reader.string();
+            continue;
+          }
+          case 2: {
+            if (tag !== 18) {
+              break;
+            }
+
+            message.value = reader.string();
+            continue;
+          }
+        }
+        if ((tag & 7) === 4 || tag === 0) {
+          break;
+        }
+        reader.skip(tag & 7);
+      }
+      return message;
+    } finally {
+      (reader as any).__tsProtoDecodeDepth = previousRecursionDepth;
+    }
+  },
+
+  create(base?: DeepPartial<LogitsProcessor_ArgumentsEntry>): LogitsProcessor_ArgumentsEntry {
+    return LogitsProcessor_ArgumentsEntry.fromPartial(base ?? {});
+  },
+  fromPartial(object: DeepPartial<LogitsProcessor_ArgumentsEntry>): LogitsProcessor_ArgumentsEntry {
+    const message = createBaseLogitsProcessor_ArgumentsEntry();
+    message.key = object.key ?? "";
+    message.value = object.value ?? "";
     return message;
   },
 };
