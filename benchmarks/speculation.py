@@ -106,7 +106,7 @@ def decode(
 
 
 def apart(engines: Mapping[Key, Engine], load: Load) -> dict[Key, Run]:
-    """Runs a load on each engine, one after the other; the order is drawn from the number of the run."""
+    """Runs a load on each engine, one after the other; the order is drawn from the steps so far."""
     order = list(engines)
     random.Random(sum(engine.stats.num_steps for engine in engines.values())).shuffle(order)
     runs = {key: decode({key: engines[key]}, load)[key] for key in order}
