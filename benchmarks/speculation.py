@@ -1,5 +1,5 @@
-"""Speculation against plain decoding on the demo pair: speed-up by concurrency, how near it comes to the ideal, what it
-costs where it drafts nothing. Every pair of runs must give equal tokens.
+"""Compares speculation with plain decoding on the demo pair: speed-up by concurrency, distance from the ideal, and the
+cost where nothing is drafted. Every pair of runs must give equal tokens.
 
     python -m benchmarks.speculation [--pairs 7] [--tokens 96] [--most 64] [--fresh]
 
