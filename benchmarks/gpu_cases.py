@@ -1,5 +1,5 @@
-"""What is measured of the kernels that no attention is in: sampling, norms, rotation with the write of keys and values,
-activation, copies of blocks; those of matrix products are in `benchmarks.gpu_products`.
+"""The measured cases of kernels without attention: sampling, norms, rotation with the write of keys and values,
+activation, copies of blocks. Those of matrix products are in `benchmarks.gpu_products`.
 
 A case makes its tensors when it is measured, on any device: tests run the same cases, small, in the interpreter.
 """

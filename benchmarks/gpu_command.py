@@ -26,7 +26,7 @@ Clock = Callable[..., float]
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Ground:
-    """Where is measured, and by what.
+    """The device that is measured, and its clock and limits.
 
     Attributes:
         at: device and the number format of activations.

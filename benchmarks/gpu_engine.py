@@ -76,8 +76,8 @@ def decode_step(
 
 
 def step_bytes(config: ModelConfig, num: int, context: int, kept: Kept = PLAIN) -> int:
-    """That a decode step in bfloat16, or in 8 bits what is so, reads: weights but the embedding, which is gathered; the
-    rows' keys and values."""
+    """Bytes that a decode step reads, in bfloat16 or partly in 8 bits: the weights without the embedding, which is
+    gathered, and the rows' keys and values."""
     hidden, heads = config.hidden_size, config.num_heads * config.head_dim
     kv = config.num_kv_heads * config.head_dim
     layer = hidden * (heads + 2 * kv) + heads * hidden + 3 * hidden * config.intermediate_size

@@ -38,8 +38,8 @@ Call = Callable[[], object]
 
 
 def figures(problem: Problem, ground: Ground, took: float, work: int = 0) -> Row:
-    """Of each peer its time, or why there is none; how ours, which `took` so many seconds, is to the fastest; with
-    `work`, rates."""
+    """The time of each peer, or the reason why there is none, and the ratio of ours (`took` seconds) to the fastest;
+    with `work`, rates."""
     times, found = dict[str, float](), Row()
     for name, make in PEERS.items():
         try:

@@ -1,6 +1,6 @@
-"""Results that a benchmark on a GPU has so far: kept after each, so that one that was stopped goes on where it was.
+"""Keeps the results of a GPU benchmark, after each one, so that a stopped run goes on where it was.
 
-What another GPU or other versions have measured does not count. An error is told and tried again next time. Knows no
+Results of another GPU or of other versions do not count. An error is reported and tried again next time. Uses no
 device.
 """
 

@@ -37,7 +37,7 @@ class Watch(threading.Thread):
         return next((when - at_s for when, what in tuple(self.changes) if what is serving and when >= at_s), None)
 
     def lost_and_found(self, at_s: float, within_s: float) -> tuple[float, float]:
-        """Waits until health was lost and regained after `at_s`; returns seconds to each, `within_s` for neither."""
+        """Waits until health was lost and regained after `at_s`: seconds to each, `within_s` if it never was."""
         end = time.monotonic() + within_s
         while True:
             lost = self.after(at_s, serving=False)

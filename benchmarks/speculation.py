@@ -1,5 +1,5 @@
-"""Speculation against plain decoding on the demo pair: speed-up by concurrency, how near it comes to the ideal, what it
-costs where it drafts nothing. Every pair of runs must give equal tokens.
+"""Compares speculation with plain decoding on the demo pair: speed-up by concurrency, distance from the ideal, and the
+cost where nothing is drafted. Every pair of runs must give equal tokens.
 
     python -m benchmarks.speculation [--pairs 7] [--tokens 96] [--most 64] [--fresh]
 
@@ -106,7 +106,7 @@ def decode(
 
 
 def apart(engines: Mapping[Key, Engine], load: Load) -> dict[Key, Run]:
-    """Runs a load on each engine, one after the other; the order is drawn from the number of the run."""
+    """Runs a load on each engine, one after the other; the order is drawn from the steps so far."""
     order = list(engines)
     random.Random(sum(engine.stats.num_steps for engine in engines.values())).shuffle(order)
     runs = {key: decode({key: engines[key]}, load)[key] for key in order}

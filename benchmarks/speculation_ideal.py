@@ -1,5 +1,5 @@
-"""What speculation could gain at best, from what was measured: cost of a step by drafts verified, of drafting them, of
-reading prompts, and acceptance by position. Numbers in, numbers out: it runs no engine and keeps no clock.
+"""The best possible gain of speculation, from measured costs of steps by drafts verified, of drafting and of reading
+prompts, and from acceptance by position. Pure arithmetic: it runs no engine and keeps no clock.
 """
 
 import dataclasses

@@ -1,5 +1,5 @@
-"""What telemetry costs: throughput with every request traced, and steps with a collector that takes everything and
-answers nothing.
+"""Measures the cost of telemetry: throughput with every request traced, and steps with a collector that accepts
+connections and does not answer.
 
     python -m benchmarks.telemetry [--rounds 20] [--streams 64] [--requests 128]
 

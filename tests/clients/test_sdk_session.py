@@ -66,8 +66,8 @@ def readers() -> list[threading.Thread]:
 
 
 def test_leaving_ends_all_its_calls_and_threads(served: tuple[Server, str]) -> None:
-    """Also the call whose server takes nothing more, while a generation runs on it. A thread that was still inside grpc
-    when the interpreter ended kept a process from ending."""
+    """This includes a call whose server reads no more while a generation runs on it. A thread that was inside grpc when
+    the interpreter ended would keep the process alive."""
     server, address = served
     with Client(address) as client, client.converse() as session:
         for _ in range(2):

@@ -29,7 +29,8 @@ def directory(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathF
 def run(engine: Engine, prompts: dict[str, list[int]], **params: object) -> dict[str, dict[int, list[int]]]:
     """Tokens of every output of every prompt; each output and each request ends once.
 
-    Each request has a higher priority than those before, so that a full engine must preempt."""
+    Each request has a higher priority than those before, so that a full engine must preempt.
+    """
     out: dict[str, dict[int, list[int]]] = {name: {} for name in prompts}
     finished: list[tuple[str, int]] = []
     last: list[str] = []

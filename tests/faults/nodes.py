@@ -1,6 +1,7 @@
 """The processes of a ring in one process: real stages, a real gateway's requests, a hash as model, links of frames.
 
-Each node is up, with an epoch of its own, or down; frames for a node that is down wait."""
+Each node is up, with an epoch of its own, or down; frames for a node that is down wait.
+"""
 
 import dataclasses
 import functools

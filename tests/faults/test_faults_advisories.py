@@ -1,6 +1,7 @@
 """One test for each class of security advisory that servers of language models have had, named after an example.
 
-Each ends with a good request: the service is alive and answers as before."""
+Each ends with a good request: the service is alive and answers as before.
+"""
 
 import ast
 import re

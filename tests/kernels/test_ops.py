@@ -234,7 +234,7 @@ def test_linear_and_its_in_place_form(dtype: torch.dtype) -> None:
 @pytest.mark.parametrize(("features", "inputs"), [(704, 2050), (34, 37), (130, 300)])
 @pytest.mark.parametrize("threads", [1, 2, 3])
 def test_row_bits_do_not_depend_on_company(threads: int, features: int, inputs: int) -> None:
-    """Of every op that claims it: rows, few or many, equal, to the bit, the same rows of a batch that several threads
+    """Every op that claims it: few or many rows equal, to the bit, the same rows of a batch that several threads
     share."""
     torch.manual_seed(2)
     most = 20_000 // features + 60

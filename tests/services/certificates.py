@@ -46,7 +46,8 @@ class Authority:
     def issue(self, name: str, from_h: int = 0, to_h: int = 24) -> Pair:
         """A certificate that is valid from `from_h` hours from now (less one) to `to_h`, with names of this host.
 
-        `name` is its CN and not among its host names."""
+        `name` is its CN and not among its host names.
+        """
         key = ec.generate_private_key(ec.SECP256R1())
         names = x509.SubjectAlternativeName(
             [x509.DNSName("localhost"), x509.IPAddress(ipaddress.ip_address("127.0.0.1"))]

@@ -28,7 +28,8 @@ def sluice(*arguments: str) -> "subprocess.CompletedProcess[str]":
 def free_ports(num: int) -> list[int]:
     """Consecutive free ports, below the range from which the kernel picks ports of outgoing connections.
 
-    A port of that range may be taken between now and its use."""
+    A port of that range may be taken between now and its use.
+    """
     while True:
         first = random.randrange(LOWEST_PORT, EPHEMERAL_PORT - num)
         with contextlib.ExitStack() as stack, contextlib.suppress(OSError):

@@ -144,8 +144,8 @@ def test_logits_equal_transformers(
 def test_of_experts_that_are_alike_the_first_are_chosen(
     alike: list[int], ours: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Whose rows of the router are one and the same. Elsewhere such experts may differ in the last bit by their place,
-    and which of equal ones `torch.topk` takes is its own affair: the oracle is told the definition."""
+    """The rows of the router are equal. Elsewhere such experts may differ in the last bit by their position, and
+    `torch.topk` does not define which of equal ones it takes: the oracle gets the definition."""
     if not ours:
         monkeypatch.setattr(builds, "MODULE", None)
     make_checkpoint(tmp_path, SHAPES["qwen3-experts"])

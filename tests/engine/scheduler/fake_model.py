@@ -1,7 +1,8 @@
 """A model that is a hash function, with a runner that executes plans: slots, block tables and a memory of blocks.
 
 A cell of the memory holds the hash chain of all tokens up to its position, computed from the cell before it. A token
-is H(chain, seed, output, position): if a cell was lost, stale or another sequence's, the token is wrong."""
+is H(chain, seed, output, position): if a cell was lost, stale or another sequence's, the token is wrong.
+"""
 
 import random
 from collections import deque

@@ -1,7 +1,8 @@
 """The oracle of a simulation: what every request must receive, and what it has received.
 
 Tokens are recomputed from the request alone; each request ends once; indices have no gap; a prefix hit is of the
-same tenant. Depends on requests and events only, not on slots, blocks or steps."""
+same tenant. Depends on requests and events only, not on slots, blocks or steps.
+"""
 
 import dataclasses
 import hashlib

@@ -1,6 +1,7 @@
 """Bad input of every kind: the gateway stays up, answers with documented errors, and serves the next good request.
 
-A small part always runs; the `long` tests repeat it ten thousand times."""
+A small part always runs; the `long` tests repeat it ten thousand times.
+"""
 
 import asyncio
 import contextlib

@@ -206,8 +206,10 @@ def is_replaced(old: Message, new: Message) -> bool:
 @settings(max_examples=150, deadline=None)
 @given(st.lists(ops, max_size=40))
 def test_against_a_plain_list(history: list[tuple[str, object, object, object]]) -> None:
-    """Whatever is sent, cancelled and tried again: what leaves is what a list would have, in its order. What can leave
-    in the turn in which it came is not looked at before."""
+    """For any messages, cancels and retries, the backlog sends what a plain list would, in its order.
+
+    Messages that leave in the turn in which they came are not merged before.
+    """
     rig, waiting, left, num_fresh = Rig(), list[Message](), list[Message](), 0
     for number, (what, *how) in enumerate([*history, ("flush", 1000, None, None)]):
         if what != "flush":
