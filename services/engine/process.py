@@ -12,7 +12,6 @@ from sluice_server.services.engine.figures import figures
 from sluice_server.services.engine.grammar_gate import GrammarGate
 from sluice_server.services.engine.loading import load_engine
 from sluice_server.services.engine.stage import EngineStage, RingMembership
-from sluice_server.services.process.background import lower_thread
 from sluice_server.services.process.process import Process
 from sluice_server.services.process.slices import LONG_S, take_turns_of
 from sluice_server.services.telemetry import catalogue
@@ -61,17 +60,11 @@ async def run(process: Process) -> int:
         loop.call_soon_threadsafe(ring.schedule)
 
     built.engine.runner.watch(at_most_every(ATTEND_S, attend))
-    with grammar_threads() as compilers:
+    with ThreadPoolExecutor(NUM_COMPILERS, thread_name_prefix="grammar") as compilers:
         gate = GrammarGate(stage, built.grammars, compilers, wake, ring.emit)
         process.metrics.collect_from(lambda: figures(stage, config.scheduling_policy))
         process.metrics.collect_from(lambda: grammar_figures(gate))
         return await process.run(gate)
-
-
-def grammar_threads() -> ThreadPoolExecutor:
-    """Returns the threads that compile grammars. Steps go first: a client that sends ever new grammars must not delay
-    them."""
-    return ThreadPoolExecutor(NUM_COMPILERS, thread_name_prefix="grammar", initializer=lower_thread)
 
 
 def _log_start(built: BuiltEngine, name: str, took_s: float) -> None:

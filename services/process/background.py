@@ -1,12 +1,11 @@
-"""Lowers the priority of work that must not delay stages and steps: encoding long texts, compiling grammars.
+"""Lowers the priority of processes that must not delay stages and steps: they encode long texts and try out grammars.
 
-Such work gets all of an idle processor, and a tenth of a busy one. Linux shares processors between control groups
+They get all of an idle processor, and a tenth of a busy one. Linux shares processors between control groups
 first, and in none of these between sessions (autogroup, sched(7)); niceness counts only within one. So such a process
-needs a session of its own, which is lowered too. In the session of a stage, its time is charged to the stage.
+needs a session of its own, which is lowered too: in that of a stage, its time would be charged to the stage.
 """
 
 import os
-import sys
 import time
 from pathlib import Path
 
@@ -21,12 +20,6 @@ def lower_process() -> None:
     os.nice(NICENESS)
     if os.getsid(0) == os.getpid():
         _lower_session()
-
-
-def lower_thread() -> None:
-    """Lowers the priority of this thread; on Linux only, as elsewhere a process has one priority."""
-    if sys.platform == "linux":
-        os.nice(NICENESS)
 
 
 def _lower_session() -> None:

@@ -3,13 +3,12 @@
 import os
 import subprocess
 import sys
-import threading
 import time
 
 import pytest
 
 from sluice_server.services.process import background
-from sluice_server.services.process.background import AUTOGROUP, NICENESS, lower_process, lower_thread
+from sluice_server.services.process.background import AUTOGROUP, NICENESS, lower_process
 
 LOWERED = (
     "import os; from sluice_server.services.process.background import AUTOGROUP, lower_process; lower_process();"
@@ -42,21 +41,6 @@ def test_the_session_of_another_process_is_left_alone() -> None:
     nice, session = lowered(CHILD)
     assert nice == min(19, niceness() + NICENESS)
     assert not session or session.endswith("nice 0")
-
-
-def test_a_thread_is_lowered_and_no_other() -> None:
-    found: list[int] = []
-
-    def lower() -> None:
-        lower_thread()
-        found.append(niceness())
-
-    before = niceness()
-    thread = threading.Thread(target=lower)
-    thread.start()
-    thread.join()
-    assert niceness() == before
-    assert found == [min(19, before + NICENESS) if sys.platform == "linux" else before]
 
 
 class Autogroup:
