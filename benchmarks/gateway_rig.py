@@ -66,10 +66,12 @@ def service(
     watched: bool = False,
     leak_bytes: int = 0,
     max_num_seqs: int = 256,
+    authority: bytes = b"",
     **settings: Any,  # noqa: ANN401 # of ServiceConfig
 ) -> Iterator[Rig]:
     """Run a service whose engine takes `step_s` a step; after the block it has ended, and its engine's log is there.
-    A `watched` gateway tells of its memory, and keeps `leak_bytes` of every request."""
+    A `watched` gateway tells of its memory, and keeps `leak_bytes` of every request.
+    `authority` is that of the certificate in `settings`."""
     engine = EngineConfig(max_num_seqs=max_num_seqs, max_num_batched_tokens=8192, kv_cache_tokens=CACHE_TOKENS)
     source = resolve_model("demo", "")
     config = ServiceConfig(
@@ -96,7 +98,7 @@ def service(
         }
         rig = Rig(config.listen, {name: psutil.Process(one.pid) for name, one in running.items()}, watch=watch)
         try:
-            wait_until_serving(config.listen)
+            wait_until_serving(config.listen, authority)
             yield rig
         finally:
             for one in running.values():
@@ -106,10 +108,12 @@ def service(
             rig.engine_log = json.loads(log.read_text()) if log.exists() else {}
 
 
-def wait_until_serving(address: str) -> None:
-    """Waits until the service's health is SERVING."""
+def wait_until_serving(address: str, authority: bytes = b"") -> None:
+    """Waits until the service's health is SERVING; over TLS if there is an authority."""
     end = time.monotonic() + START_TIMEOUT_S
-    with grpc.insecure_channel(address) as channel:
+    credentials = grpc.ssl_channel_credentials(authority)
+    made = grpc.secure_channel(address, credentials) if authority else grpc.insecure_channel(address)
+    with made as channel:
         stub = health_pb2_grpc.HealthStub(channel)
         while time.monotonic() < end:
             with contextlib.suppress(grpc.RpcError):

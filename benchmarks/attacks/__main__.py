@@ -10,17 +10,22 @@ rate.
 
 import argparse
 import asyncio
+import contextlib
 import json
 import math
 import subprocess
 import sys
+import tempfile
 import time
+from collections.abc import Iterator
+from pathlib import Path
 
 from benchmarks.attacks import neighbour
 from benchmarks.attacks.table import ATTACKS
 from benchmarks.gateway_memory import GATEWAY
 from benchmarks.gateway_rig import Rig, service
 from benchmarks.machine import end_as_asked, write
+from tests.services.certificates import Authority
 
 ATTACKER = "benchmarks.attacks.attacker"
 STEP_S = 0.001
@@ -29,8 +34,22 @@ MIB = 1 << 20
 SETTLE_S = 1.0
 
 
+@contextlib.contextmanager
+def attackable(over_tls: bool) -> Iterator[tuple[Rig, bytes]]:
+    """A service, and the authority of its certificate if it has one."""
+    if not over_tls:
+        with service(STEP_S) as rig:
+            yield rig, b""
+        return
+    authority = Authority()
+    with tempfile.TemporaryDirectory(prefix="bench") as directory:
+        certificate, key = authority.issue("gateway").write(Path(directory))
+        with service(STEP_S, authority=authority.pem, tls_cert=str(certificate), tls_key=str(key)) as rig:
+            yield rig, authority.pem
+
+
 async def beside(
-    rig: Rig, name: str, where: str, seconds: float, num: int = 1
+    rig: Rig, name: str, where: str, seconds: float, num: int = 1, authority: bytes = b""
 ) -> tuple[dict[str, object], dict[str, float], int]:
     """What the neighbour sees beside `num` processes of the attacker, what the last says, and the gateway's most
     memory."""
@@ -47,7 +66,7 @@ async def beside(
     measuring = asyncio.create_task(measure())
     await asyncio.sleep(SETTLE_S)
     try:
-        seen = await neighbour.watch(rig.address, seconds)
+        seen = await neighbour.watch(rig.address, seconds, authority)
         said = [(await process.communicate())[0] for process in processes][-1]
     finally:
         measuring.cancel()
@@ -64,19 +83,19 @@ async def calm(rig: Rig, most: int) -> float:
 
 async def attacked(name: str, seconds: float) -> dict[str, object]:
     """One attack on a service of its own."""
-    with service(STEP_S) as rig:
-        await neighbour.watch(rig.address, 2.0)
+    with attackable(ATTACKS[name].over_tls) as (rig, authority):
+        await neighbour.watch(rig.address, 2.0, authority)
         before, cpu_s = rig.rss(GATEWAY), rig.cpu_s(GATEWAY)
-        alone = (await neighbour.watch(rig.address, seconds)).figures()
+        alone = (await neighbour.watch(rig.address, seconds, authority)).figures()
         own_cpu_s = rig.cpu_s(GATEWAY) - cpu_s
         cpu_s = rig.cpu_s(GATEWAY)
-        during, did, most = await beside(rig, name, rig.address, seconds)
+        during, did, most = await beside(rig, name, rig.address, seconds, authority=authority)
         gateway_cpu_s = rig.cpu_s(GATEWAY) - cpu_s
         calm_s = await calm(rig, 2 * before)
         after = rig.rss(GATEWAY)
         share = (did["cpu_s"] + max(0.0, gateway_cpu_s - own_cpu_s)) / did["seconds"]
         num = max(1, math.ceil(share))
-        control, _, _ = await beside(rig, "burn", f"{share / num:.3f}", seconds, num)
+        control, _, _ = await beside(rig, "burn", f"{share / num:.3f}", seconds, num, authority)
     return {
         "does": ATTACKS[name].says,
         "rate": ATTACKS[name].rate,

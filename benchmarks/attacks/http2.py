@@ -7,6 +7,7 @@ import contextlib
 import dataclasses
 import random
 import socket
+import ssl
 import struct
 import time
 from collections.abc import Callable, Iterator
@@ -175,29 +176,57 @@ def repeated(data: bytes, num: int, opening: bytes = b"") -> Callable[[Target, f
 
 def connections(target: Target, num: float) -> None:
     """So many that say nothing more, and stay."""
-    held = []
-    with contextlib.suppress(OSError):
-        for _ in range(int(num)):
-            held.append(target.connect())
-            target.num_sent += 1
-    while not target.is_over:
-        time.sleep(0.05)
-    for one in held:
-        one.close()
+    _hold(target, int(num), target.connect)
 
 
 def silent(target: Target, num: float) -> None:
-    """So many connections on which nothing is ever said, as many half-open handshakes of TLS are."""
-    held = []
-    with contextlib.suppress(OSError):
-        for _ in range(int(num)):
-            held.append(socket.create_connection((target.host, target.port), 5.0))
-            target.num_connections += 1
-            target.num_sent += 1
+    """So many connections on which nothing is ever said."""
+    _hold(target, int(num), lambda: socket.create_connection((target.host, target.port), 5.0))
+
+
+def half_open_tls(target: Target, num: float) -> None:
+    """So many handshakes of TLS that end with the client's first message."""
+    hello = _client_hello()
+
+    def begin() -> socket.socket:
+        made = socket.create_connection((target.host, target.port), 5.0)
+        made.sendall(hello)
+        return made
+
+    _hold(target, int(num), begin)
+
+
+def _hold(target: Target, num: int, begin: Callable[[], socket.socket]) -> None:
+    """Hold so many connections until time is over; one that is closed is opened again."""
+    held: list[socket.socket] = []
     while not target.is_over:
+        held = [one for one in held if not _is_closed(one)]
+        with contextlib.suppress(OSError):
+            while len(held) < num and not target.is_over:
+                held.append(begin())
+                target.num_sent += 1
         time.sleep(0.05)
     for one in held:
         one.close()
+
+
+def _is_closed(connection: socket.socket) -> bool:
+    connection.settimeout(None)  # else Python itself waits where MSG_DONTWAIT says not to
+    try:
+        _swallow(connection)
+    except OSError:
+        connection.close()
+        return True
+    return False
+
+
+def _client_hello() -> bytes:
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+    context.set_alpn_protocols(["h2"])
+    sent = ssl.MemoryBIO()
+    with contextlib.suppress(ssl.SSLWantReadError):
+        context.wrap_bio(ssl.MemoryBIO(), sent, server_hostname="localhost").do_handshake()
+    return sent.read()
 
 
 def _fields(prefix: bytes, path: bytes = b"/sluice.v1.InferenceService/Generate") -> bytes:

@@ -41,8 +41,9 @@ def at(values: list[float], share: float) -> float:
     return round(ordered[min(len(ordered) - 1, int(share * len(ordered)))] * 1e3, 2) if ordered else -1.0
 
 
-async def watch(address: str, seconds: float) -> Seen:
-    """Ask for so long, one request after the other and some on fresh connections beside them."""
+async def watch(address: str, seconds: float, authority: bytes = b"") -> Seen:
+    """Ask for so long, one request after the other and some on fresh connections beside them; over TLS if there is an
+    authority."""
     seen, end_s, rng = Seen(), time.monotonic() + seconds, random.Random(1)
 
     async def ask(channel: grpc.aio.Channel, into: list[float]) -> None:
@@ -59,16 +60,22 @@ async def watch(address: str, seconds: float) -> Seen:
             into.append(time.monotonic() - start_s)
 
     async def connected() -> None:
-        async with grpc.aio.insecure_channel(address, options=LOCAL) as channel:
+        async with _channel(address, authority) as channel:
             while time.monotonic() < end_s:
                 await ask(channel, seen.connected_s)
                 await asyncio.sleep(EVERY_S)
 
     async def fresh() -> None:
         while time.monotonic() < end_s:
-            async with grpc.aio.insecure_channel(address, options=LOCAL) as channel:
+            async with _channel(address, authority) as channel:
                 await ask(channel, seen.fresh_s)
             await asyncio.sleep(FRESH_EVERY_S)
 
     await asyncio.gather(connected(), fresh())
     return seen
+
+
+def _channel(address: str, authority: bytes) -> grpc.aio.Channel:
+    if not authority:
+        return grpc.aio.insecure_channel(address, options=LOCAL)
+    return grpc.aio.secure_channel(address, grpc.ssl_channel_credentials(authority), options=LOCAL)

@@ -14,6 +14,7 @@ class Attack:
     says: str
     rate: float  # a second, or how many
     does: Callable[[Target, float], None]
+    over_tls: bool = False  # the gateway has a certificate, and the neighbour calls it over TLS
 
     def run(self, target: Target) -> None:
         """Do it until the target's time is over."""
@@ -35,4 +36,7 @@ ATTACKS = {
     "connections": Attack("connections that only begin HTTP/2, held", 500, http2.connections),
     "detached": Attack("generations with DETACH, left after a token", 100, http2.detached),
     "silent": Attack("connections on which nothing is said, held", 500, http2.silent),
+    "half_open_tls": Attack(
+        "handshakes of TLS that stop behind the client's first message, held", 500, http2.half_open_tls, over_tls=True
+    ),
 }

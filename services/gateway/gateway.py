@@ -48,6 +48,7 @@ from sluice_server.services.process.watched import WatchedFile
 from sluice_server.services.telemetry.observed import Observer, Unobserved
 
 OF_REQUESTS = (Text, Failed, Result, Preempted)
+MOST_RESETS = 1024  # calls that an address may cancel at once, or twice as many as may be open
 FLUSH_S = 1.0  # to send the last statuses; also ends health watchers, which never end by themselves
 
 
@@ -85,7 +86,7 @@ class Gateway:
             Mismatch: self._watch.mismatched,
         }
         self._health = health.aio.HealthServicer()
-        most = settings.max_concurrent_streams, settings.max_connections_per_address
+        most = max(MOST_RESETS, 2 * settings.max_open_requests), settings.max_connections_per_address
         self._floods = floods(*most, clock, lambda: self.manager.observer.count("connection_cut"))
         self._spare = MallocTrim(clock)
         self._listener: PortListener | None = None

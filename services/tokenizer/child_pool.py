@@ -152,7 +152,12 @@ class _Child(Generic[_Answer]):
         environment = {name: value for name, value in os.environ.items() if name in INHERITED}
         try:
             process = self._process = subprocess.Popen(
-                self._command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, env=environment, bufsize=0
+                self._command,
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                env=environment,
+                bufsize=0,
+                start_new_session=True,  # else its CPU time is counted as that of this process's session
             )
         except OSError as error:
             raise UnstartedError from error

@@ -3,11 +3,11 @@
 Its priority is lower than that of the engine and the other stages, which run on the same cores.
 """
 
-import os
 from pathlib import Path
 
 from sluice_server.engine.errors import ServiceError
 from sluice_server.engine.worker.host.allocator import give_back
+from sluice_server.services.process.background import lower_process
 from sluice_server.services.tokenizer.answers import Answers
 from sluice_server.services.tokenizer.chat import ChatTemplate, TemplateSource
 from sluice_server.services.tokenizer.child_pipe import Ready, Unready, begin, receive, send, serve
@@ -21,7 +21,7 @@ def main() -> None:
     setup = receive(EncoderSetup)
     if setup is None:
         return
-    os.nice(setup.niceness)
+    lower_process()
     try:
         path = Path(setup.directory) / "tokenizer.json"
         encoder = TextEncoder(load_tokenizer(path), ChatTemplate(TemplateSource()), path)  # chats arrive rendered

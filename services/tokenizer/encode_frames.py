@@ -12,7 +12,6 @@ class EncoderSetup(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
     directory: str
     limits: Limits
-    niceness: int  # added to the process's nice value
 
 
 class Task(msgspec.Struct, frozen=True, forbid_unknown_fields=True):

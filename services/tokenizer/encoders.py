@@ -16,7 +16,6 @@ from sluice_server.services.tokenizer.encode_frames import EncoderSetup, Task
 from sluice_server.services.tokenizer.encoding import RenderedChat
 
 MODULE = "sluice_server.services.tokenizer.encode_child"
-NICENESS = 10  # a tenth of the CPU share of processes with normal priority; it is not starved
 START_S = 10.0  # of CPU time: a vocabulary of 256,000 takes 2
 JOB_S_PER_MIB = 10.0  # of CPU time; the slowest text measured took 1.8
 
@@ -28,7 +27,7 @@ class Encoders:
         job_s = JOB_S_PER_MIB * max(1.0, limits.max_prompt_bytes / (1 << 20))
         self._children: ChildPool[EncodedMessage] = ChildPool(
             MODULE,
-            EncoderSetup(str(directory), limits, NICENESS),
+            EncoderSetup(str(directory), limits),
             _decode,
             num,
             patience or CpuTimeLimit(START_S, job_s),

@@ -13,6 +13,7 @@ from llguidance import LLMatcher, LLTokenizer
 from sluice_server.engine.sampling.grammars import compile_grammar
 from sluice_server.services.checkpoint.grammar_ids import load_tokenizer
 from sluice_server.services.messages.work import ConstraintForm
+from sluice_server.services.process.background import lower_process
 from sluice_server.services.tokenizer.child_pipe import Ready, Unready, begin, confine, receive, send, serve
 from sluice_server.services.tokenizer.grammar_forms import FormError, grammar_of, place_of, schema_of
 from sluice_server.services.tokenizer.grammar_frames import (
@@ -34,6 +35,7 @@ _LARK_PLACE = re.compile(r"^at \d+\(\d+\): ")
 def main() -> None:
     """Serves the parent at the other end of stdin and stdout."""
     begin()
+    lower_process()
     setup = receive(GrammarSetup)
     if setup is None:
         return

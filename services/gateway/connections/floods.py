@@ -18,6 +18,7 @@ from sluice_server.services.gateway.connections.address_limiter import AddressLi
 from sluice_server.services.gateway.connections.counting import Counter
 from sluice_server.services.gateway.connections.resets import Counts, ResetLimiter
 from sluice_server.services.gateway.connections.screen import Held, Screen
+from sluice_server.services.gateway.connections.threads import short_turns
 
 log = logging.getLogger(__name__)
 T = TypeVar("T")
@@ -128,12 +129,13 @@ class FloodGuard:
     async def _watch(self) -> None:
         """Counts calls and cuts connections; after a cut, screens new connections until none was cut for `HOLD_S`."""
         try:
-            await self._count()
-            while self._is_holding:
-                took_s = await self._look_at_new()
-                if self._clock() >= self._count_s:  # by time: a starved loop sees few cancelled calls
-                    await self._count()
-                await asyncio.sleep(max(SCREEN_S, PAUSES * took_s))
+            with short_turns():
+                await self._count()
+                while self._is_holding:
+                    took_s = await self._look_at_new()
+                    if self._clock() >= self._count_s:  # by time: a starved loop sees few cancelled calls
+                        await self._count()
+                    await asyncio.sleep(max(SCREEN_S, PAUSES * took_s))
         except Exception:
             log.exception("looking after the connections failed")
         finally:
@@ -195,14 +197,14 @@ def _timed(does: Callable[[], T]) -> tuple[T, float]:
 
 
 def floods(
-    max_streams: int,
+    max_resets: int,
     max_per_host: int,
     clock: Callable[[], float],
     on_cut: Callable[[], None],
     counter: Counting | None = None,
     control: ConnectionControl = connections,
 ) -> FloodGuard:
-    """Returns a `FloodGuard`. A connection may cancel `max_streams` calls at once; an address may have `max_per_host`
-    connections."""
-    resets = ResetLimiter(max_streams, RESETS_PER_S, clock())
+    """Returns a `FloodGuard`. The connections of an address may cancel `max_resets` calls at once; it may have
+    `max_per_host` of them."""
+    resets = ResetLimiter(max_resets, RESETS_PER_S, clock())
     return FloodGuard(resets, AddressLimiter(max_per_host), clock, on_cut, counter or Counter(), control)

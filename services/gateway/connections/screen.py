@@ -16,7 +16,7 @@ PREFACE = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n"
 FRAME_HEADER = 9
 HEADERS, RST_STREAM = 1, 3
 MOST_RESETS = 16  # in the first data of a connection; normal clients have nothing to reset yet
-PER_SECOND, BURST = 20.0, 20.0  # released connections of an address on probation
+PER_SECOND, BURST = 8.0, 8.0  # released connections of an address on probation; each may flood once, for 15 ms
 MOST_LOOKS = 4  # at a connection that sends more each time
 
 
@@ -59,7 +59,9 @@ class Screen:
         self._tokens: dict[str, tuple[float, float]] = {}  # by address: tokens left, and when they were counted
 
     def judge(self, held: Sequence[Held], now_s: float) -> tuple[list[Peer], list[Peer]]:
-        """Returns the connections to release and those to cut. The others stay held."""
+        """Returns the connections to release and those to cut. The others stay held; the first to come goes first."""
+        places = {peer: place for place, peer in enumerate(self._waiting)}
+        held = sorted(held, key=lambda one: places.get(one.peer, len(places)))
         self._waiting = {
             one.peer: self._waiting.get(one.peer, _PeekedConnection(-1, 0))
             for one in held

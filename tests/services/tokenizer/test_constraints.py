@@ -2,6 +2,7 @@
 and the next one is served."""
 
 import json
+import os
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -15,6 +16,7 @@ from sluice_server.engine.errors import Code, ServiceError
 from sluice_server.engine.sampling.grammars import compile_grammar
 from sluice_server.services.checkpoint.grammar_ids import load_tokenizer
 from sluice_server.services.messages.work import Constraint, ConstraintForm
+from sluice_server.services.process.background import NICENESS
 from sluice_server.services.tokenizer import constraints as constraints_module
 from sluice_server.services.tokenizer.child_pool import CpuTimeLimit
 from sluice_server.services.tokenizer.constraints import Constraints
@@ -218,6 +220,17 @@ def test_a_tool_that_cannot_be_followed_is_refused(constraints: Constraints) -> 
     for parameters in ('{"type": "array"}', '{"type": "object", "properties": {"a": {"type": "foo"}}}'):
         error = refusal(constraints, GrammarJob(calls=Calls((("f", parameters),), "arguments", "", "", "")))
         assert error.field == "chat.tools" and error.code is Code.INVALID_ARGUMENT
+
+
+def test_grammars_are_tried_out_in_the_background(path: Path) -> None:
+    before = set(psutil.Process().children())
+    constraints = Constraints(path, VOCAB, (EOS,))
+    try:
+        constraints.compile(job(REGEX, "7"))
+        (child,) = set(psutil.Process().children()) - before
+        assert child.nice() == min(19, psutil.Process().nice() + NICENESS) and os.getsid(child.pid) == child.pid
+    finally:
+        constraints.close()
 
 
 @pytest.mark.parametrize(

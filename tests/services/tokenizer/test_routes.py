@@ -1,10 +1,12 @@
 """Long texts are encoded in processes of their own, apart from short ones, with the same result."""
 
 import contextlib
+import os
 import time
 from collections.abc import Iterator
 from pathlib import Path
 
+import psutil
 import pytest
 
 from sluice_server.engine.request import Limits, SamplingParams
@@ -22,6 +24,7 @@ from sluice_server.services.messages.work import (
     pack_ids,
     unpack_ids,
 )
+from sluice_server.services.process.background import NICENESS
 from sluice_server.services.tokenizer.answers import Answers
 from sluice_server.services.tokenizer.child_pool import CpuTimeLimit
 from sluice_server.services.tokenizer.encoders import Encoders
@@ -155,6 +158,14 @@ def test_a_piece_that_follows_is_encoded_there_too(encoder: TextEncoder, encoder
     message = Append(Envelope("a", "g"), TextPrompt(" more"), 3)
     there = encoders.answer(message, 0.0, None)
     assert there.answer == Answers(encoder, LIMITS).answer(message, 0.0).answer
+
+
+def test_it_is_encoded_in_the_background(directory: Path) -> None:
+    before = set(psutil.Process().children())
+    with contextlib.closing(Encoders(directory, LIMITS)) as encoders:
+        encoders.answer(Submit(Envelope("a", "g"), WORKS["tokenize"]), 0.0, None)
+        (child,) = set(psutil.Process().children()) - before
+        assert child.nice() == min(19, psutil.Process().nice() + NICENESS) and os.getsid(child.pid) == child.pid
 
 
 def test_what_takes_too_long_ends_its_request_and_no_other(directory: Path) -> None:

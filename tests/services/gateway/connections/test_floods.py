@@ -4,6 +4,7 @@ import asyncio
 import contextlib
 import itertools
 import struct
+import sys
 from collections.abc import AsyncIterator, Callable, Iterable, Sequence
 
 import grpc
@@ -15,6 +16,7 @@ from sluice_server.services.gateway.connections.address_limiter import Peer
 from sluice_server.services.gateway.connections.floods import ALARM, HOLD_S, LIST_EVERY_S, FloodGuard, floods
 from sluice_server.services.gateway.connections.resets import ConnectionCalls, Counts
 from sluice_server.services.gateway.connections.screen import Held
+from sluice_server.services.gateway.connections.threads import TURN_S, USUAL_S
 from sluice_server.services.telemetry.observed import Unobserved
 from tests.services.gateway.fake_ring import generation, running, settings, stream_request, unary_request
 from tests.services.gateway.raw_http2 import PREFACE, RST_STREAM, SETTINGS, frame, headers
@@ -28,6 +30,7 @@ class Door:
     def __init__(self) -> None:
         self.all: list[ConnectionCalls] = []
         self.num_counted = 0
+        self.turns_s: set[float] = set()
         self.listed: list[Peer] = []
         self.was_cut: list[Peer] = []
         self.held: list[Held] = []
@@ -36,6 +39,7 @@ class Door:
 
     def counts(self, port: int) -> Counts:
         self.num_counted += 1
+        self.turns_s.add(round(sys.getswitchinterval(), 4))
         return Counts(self.all, frozenset(one.number for one in self.all))
 
     def peers(self, port: int) -> list[Peer]:
@@ -50,6 +54,7 @@ class Door:
         self.is_holding = True
 
     def screen(self, port: int, judge: Callable[[Sequence[Held]], tuple[Sequence[Peer], Sequence[Peer]]]) -> list[Peer]:
+        self.turns_s.add(round(sys.getswitchinterval(), 4))
         go, over = judge(self.held)
         self.held = [one for one in self.held if one.peer not in (*go, *over)]
         return list(over)
@@ -113,6 +118,7 @@ async def test_after_a_cut_new_connections_are_held_and_looked_at_until_there_is
     clock.now_s = HOLD_S + 0.1
     await settled(some)
     assert not door.is_holding and door.num_released == 1
+    assert door.turns_s == {TURN_S} and sys.getswitchinterval() == pytest.approx(USUAL_S)
     for _ in range(2):
         clock.now_s += LIST_EVERY_S
         some.beat(50051)

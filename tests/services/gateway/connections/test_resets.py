@@ -20,7 +20,33 @@ def seen(*busy: ConnectionCalls, others: frozenset[int] = frozenset()) -> Counts
 def test_as_many_as_may_be_open_may_be_given_up_at_once() -> None:
     resets = ResetLimiter(BURST, PER_S, 0.0)
     assert resets.judge(seen(one(1, BURST), one(2, 0)), 0.0) == []
-    assert resets.judge(seen(one(1, BURST + 1), one(2, BURST)), 0.0) == [one(1, BURST + 1)]
+    assert resets.judge(seen(one(1, BURST + 1), one(2, PROBATION_BURST)), 0.0) == [one(1, BURST + 1)]
+
+
+def test_a_flood_on_many_connections_is_found_by_its_sum_and_those_that_reset_few_stay() -> None:
+    resets = ResetLimiter(BURST, PER_S, 0.0)
+    num, few = BURST // 4, one(5, PROBATION_BURST)
+    flood = [one(number, num) for number in range(1, 5)]
+    other = one(9, BURST, "10.0.0.2")
+    assert resets.judge(seen(*flood, other), 0.0) == []
+    more = [one(number, num + PROBATION_BURST + 1) for number in range(1, 5)]
+    assert resets.judge(seen(*more, few, other), 0.0) == more
+
+
+def test_the_bucket_of_an_address_fills_again_as_that_of_a_connection() -> None:
+    resets = ResetLimiter(BURST, PER_S, 0.0)
+    assert resets.judge(seen(one(1, BURST // 2), one(2, BURST // 2)), 0.0) == []
+    full_s = BURST / PER_S
+    assert resets.judge(seen(one(1, BURST), one(2, BURST)), full_s) == []  # as fast as each may for ever
+    at_once = [one(1, BURST + 2 * PROBATION_BURST), one(2, BURST + BURST - PROBATION_BURST)]
+    assert resets.judge(seen(*at_once), full_s) == at_once
+
+
+def test_an_address_whose_connections_reset_much_is_no_longer_in_debt_when_its_bucket_is_full_again() -> None:
+    resets = ResetLimiter(BURST, PER_S, 0.0)
+    assert resets.judge(seen(one(1, 100 * BURST), one(2, 0)), 0.0) == [one(1, 100 * BURST)]
+    assert resets.judge(seen(one(2, 0)), 2 * BURST / PER_S) == []
+    assert resets.judge(seen(one(2, BURST)), 2 * BURST / PER_S) == []
 
 
 def test_some_a_second_may_be_given_up_for_ever() -> None:

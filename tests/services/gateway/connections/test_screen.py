@@ -77,3 +77,14 @@ def test_so_many_of_an_address_on_probation_go_on_a_second() -> None:
     rest = [one for one in held if one.peer not in gone]
     assert screen.judge(rest, 0.0) == ([], [])
     assert len(screen.judge(rest, 1.0)[0]) == PER_SECOND
+
+
+def test_of_those_that_wait_the_first_to_come_goes_first() -> None:
+    screen = Screen(lambda host: host == BAD)
+    first = [Held((BAD, number), 50, 1, 0) for number in range(int(BURST) + 3)]
+    screen.judge(first, 0.0)
+    gone = screen.judge(first, 0.0)[0]
+    rest = [one for one in first if one.peer not in gone]
+    late = [Held((BAD, 1000 + number), 50, 1, 0) for number in range(20)]
+    screen.judge([*late, *rest], 0.0)
+    assert screen.judge([*late, *rest], 3 / PER_SECOND)[0] == [one.peer for one in rest]

@@ -1,4 +1,4 @@
-"""The scheduling policy of threads that start within the block, and of existing threads."""
+"""The scheduling policy of threads that start within a block, and of existing ones; turns at the interpreter."""
 
 import os
 import sys
@@ -6,9 +6,9 @@ import threading
 
 import pytest
 
-from sluice_server.services.gateway.connections.threads import yielding_threads
+from sluice_server.services.gateway.connections.threads import TURN_S, USUAL_S, short_turns, yielding_threads
 
-pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="other systems have no such policy")
+linux = pytest.mark.skipif(sys.platform != "linux", reason="other systems have no such policy")
 
 
 def policy_of_new_thread() -> int:
@@ -19,6 +19,7 @@ def policy_of_new_thread() -> int:
     return found[0]
 
 
+@linux
 def test_threads_of_the_block_yield_and_no_others() -> None:
     before = os.sched_getscheduler(0)
     with yielding_threads():
@@ -26,6 +27,7 @@ def test_threads_of_the_block_yield_and_no_others() -> None:
     assert os.sched_getscheduler(0) == policy_of_new_thread() == before
 
 
+@linux
 def test_what_was_set_is_set_again_when_the_block_fails() -> None:
     before = os.sched_getscheduler(0)
     with pytest.raises(ValueError, match="the server"), yielding_threads():
@@ -33,6 +35,7 @@ def test_what_was_set_is_set_again_when_the_block_fails() -> None:
     assert os.sched_getscheduler(0) == before
 
 
+@linux
 def test_nothing_changes_where_it_is_forbidden(monkeypatch: pytest.MonkeyPatch) -> None:
     def forbid(*_: object) -> None:
         raise PermissionError
@@ -41,3 +44,11 @@ def test_nothing_changes_where_it_is_forbidden(monkeypatch: pytest.MonkeyPatch) 
     monkeypatch.setattr(os, "sched_setscheduler", forbid)
     with yielding_threads():
         assert policy_of_new_thread() == before
+
+
+def test_turns_at_the_interpreter_are_short_in_the_block_only() -> None:
+    assert sys.getswitchinterval() == pytest.approx(USUAL_S)
+    with pytest.raises(ValueError, match="a count"), short_turns():
+        assert sys.getswitchinterval() == pytest.approx(TURN_S)
+        raise ValueError("a count")
+    assert sys.getswitchinterval() == pytest.approx(USUAL_S)
