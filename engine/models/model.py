@@ -10,10 +10,12 @@ from typing import TypeAlias
 import torch
 from torch import Tensor
 
+from sluice_server.engine.models.balanced import BalancedWeights, channel_pairs
 from sluice_server.engine.models.config import ModelConfig
 from sluice_server.engine.models.fields import MENDING, invalid_model
 from sluice_server.engine.models.layers.decoder import DecoderLayer, LayerLoader, Pack
 from sluice_server.engine.models.layers.mlp_weights import make_mlp
+from sluice_server.engine.models.observed import Observer, observed_layers, random_ids
 from sluice_server.engine.models.registry import traits_of
 from sluice_server.engine.models.rope import rope_table
 from sluice_server.engine.models.weights import Checkpoint, PlannedWeights, WeightSource
@@ -24,6 +26,7 @@ from sluice_server.kernels.layout.layout import new_layers
 from sluice_server.kernels.layout.metadata import AttentionMetadata
 from sluice_server.kernels.layout.slots import GPU_ALIGN, SCALE_BYTES, slot_width
 
+OBSERVED_BLOCK = 16  # tokens in a cache block while weights are observed
 LAYERS = "model.layers."  # prefix of the tensor names of layers
 HiddenStateHooks: TypeAlias = Mapping[
     int, Callable[[Tensor, Tensor, int], None]
@@ -49,7 +52,7 @@ class Model:
         dtype: torch.dtype,
         device: torch.device,
         num_positions: int,
-        pack: Pack = ops.pack_linear,
+        pack: Pack = ops.PLAIN,
     ) -> None:
         self.config = config
         self.dtype = dtype
@@ -61,14 +64,27 @@ class Model:
         self.is_fixed = False  # set by `fix`
         traits = traits_of(config)
         self.has_full_attention = None in traits.windows
-        loader = LayerLoader(source, dtype, pack, is_stored=config.stored is not None, norm_offset=traits.norm_offset)
+        is_stored = config.stored is not None
+        if pack.rounds and not is_stored:
+            source = BalancedWeights(source, channel_pairs(config, traits))
+
+        def loader_of(pack: Pack) -> LayerLoader:
+            return LayerLoader(source, dtype, pack, is_stored=is_stored, norm_offset=traits.norm_offset)
+
+        def make(index: int, loader: LayerLoader) -> DecoderLayer:
+            return DecoderLayer(config, traits, index, loader, make_mlp(config, traits, index, loader))
+
+        loader = loader_of(pack)
         hidden, vocab = config.hidden_size, config.vocab_size
         self.embeddings = owned(source.get("model.embed_tokens.weight", (vocab, hidden)))
         self._scale = torch.tensor(hidden**0.5, dtype=dtype, device=device) if traits.scales_embeddings else None
-        self._layers = [
-            DecoderLayer(config, traits, i, loader, make_mlp(config, traits, i, loader))
-            for i in range(config.num_layers)
-        ]
+        ropes = (config.rope,) if config.local_rope is None else (config.rope, config.local_rope)
+        self._cis = [rope_table(config, num_positions, device, rope).unsqueeze(1) for rope in ropes]
+        if pack.weighs and not is_stored and device.type == "cpu":
+            observer = self._observer(num_positions)
+            self._layers = [*observed_layers(make, loader_of, config.num_layers, observer, pack)]
+        else:
+            self._layers = [make(i, loader) for i in range(config.num_layers)]
         norm = loader.norm("model.norm", hidden)
         self._norm = loader.kept(norm)
         # A checkpoint may leave out a head that is tied.
@@ -78,8 +94,12 @@ class Model:
         gather(linear for layer in self._layers for linear in layer.linears)
         self.kernel = self._head.kernel  # name of the kernel that multiplies
         self.notes = tuple(loader.notes)  # for the operator, about weight formats
-        ropes = (config.rope,) if config.local_rope is None else (config.rope, config.local_rope)
-        self._cis = [rope_table(config, num_positions, device, rope).unsqueeze(1) for rope in ropes]
+
+    def _observer(self, num_positions: int) -> Observer:
+        """Returns what computes random ids through layers as they are loaded."""
+        ids = random_ids(self.config.vocab_size, num_positions).to(self.device)
+        cache = self.new_cache(-(-len(ids) // OBSERVED_BLOCK), OBSERVED_BLOCK, torch.float32)[0]
+        return Observer(self._embed(ids), [table[: len(ids)] for table in self._cis], cache, OBSERVED_BLOCK)
 
     def fix(self) -> None:
         """Makes the model batch-invariant: no bit of a row depends on the other rows. Slower where schedules change."""
@@ -177,7 +197,7 @@ def load_model(
     dtype: torch.dtype,
     device: torch.device,
     num_positions: int = 0,
-    pack: Pack = ops.pack_linear,
+    pack: Pack = ops.PLAIN,
 ) -> Model:
     """Loads a checkpoint.
 
