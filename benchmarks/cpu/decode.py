@@ -21,10 +21,11 @@ from benchmarks.machine import end_as_asked, median, write
 
 PEERS = Path(__file__).parent / "peers"
 VENVS = CACHE.parent / "peers"
+ROUNDED = ("llama.cpp q8_0", "llama.cpp q4_0")
 CONTESTANTS = {
     "6.5M": ("float32", "bfloat16", "int8", "bare", "llama.cpp f32", "llama.cpp q8_0", "vLLM float32"),
-    "61M": ("float32", "bfloat16", "int8", "llama.cpp bf16", "llama.cpp q8_0", "vLLM bfloat16"),
-    "474M": ("bfloat16", "int8", "int8+", "int4", "llama.cpp bf16", "llama.cpp q8_0", "vLLM bfloat16"),
+    "61M": ("float32", "bfloat16", "int8", "int4", "llama.cpp bf16", *ROUNDED, "vLLM bfloat16"),
+    "474M": ("bfloat16", "int8", "int8+", "int4", "llama.cpp bf16", *ROUNDED, "vLLM bfloat16"),
 }
 
 

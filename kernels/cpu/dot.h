@@ -19,7 +19,7 @@ inline Bytes load_bytes(const uint8_t* from) {
   return v;
 }
 
-constexpr int UNBOUNDED = 1 << 30;
+inline void store_bytes(uint8_t* to, Bytes v) { std::memcpy(to, &v, sizeof v); }
 
 struct ByteQuad {  // four activations
   int8_t at[4];
@@ -38,20 +38,20 @@ inline void store_quads(ByteQuad* to, IntVec levels) { store(to->at, levels); }
 constexpr int DOT_VECS = 4;  // vectors of weights at once, and rows of x: what the registers hold
 constexpr int DOT_ROWS = 6;
 
-// How products of BITS are summed: a form of the activations, one of the weights, and a sum that may be added to RUN
-// times before it is folded.
+// How products of BITS are summed: a form of the activations, one of the weights, and a sum of up to 8 quads that begins
+// with a number, which both of its ends are told.
 template <int BITS>
 struct Dot {
   using Quad = ByteQuad;
   using Weights = Bytes;
-  static constexpr int RUN = UNBOUNDED;
 
   struct Sum {
-    IntVec total{};
+    IntVec total;
+    void begin(int32_t start) { total = (IntVec)_mm512_set1_epi32(start); }
     void add(Weights w, Quad x) {
       total = (IntVec)_mm512_dpbusd_epi32((__m512i)total, (__m512i)w, _mm512_set1_epi32(word(x)));
     }
-    void fold() {}
+    IntVec all(int32_t) const { return total; }
   };
 };
 
@@ -102,12 +102,11 @@ inline void store_quads(WordQuad* to, IntVec levels) {
   std::memcpy(to, &narrow, sizeof narrow);
 }
 
-// How products of BITS are summed: a form of the activations, one of the weights, and a sum that may be added to RUN
-// times before it is folded.
+// How products of BITS are summed: a form of the activations, one of the weights, and a sum of up to 8 quads that begins
+// with a number, which both of its ends are told.
 template <int BITS>
 struct Dot {
   using Quad = WordQuad;
-  static constexpr int RUN = UNBOUNDED;
 
   struct Weights {
     Words even, odd;
@@ -115,11 +114,12 @@ struct Dot {
   };
 
   struct Sum {
-    IntVec total{};
+    IntVec total;
+    void begin(int32_t start) { total = IntVec{} + start; }
     void add(const Weights& w, const Quad& x) {
       total = total + multiply_pairs(w.even, x.pair(0)) + multiply_pairs(w.odd, x.pair(2));
     }
-    void fold() {}
+    IntVec all(int32_t) const { return total; }
   };
 };
 
@@ -127,16 +127,12 @@ template <>
 struct Dot<4> {
   using Quad = ByteQuad;
   using Weights = Bytes;
-  static constexpr int RUN = 8;  // 8 * 2 * 15 * 127 = 30480 < 2^15
 
   struct Sum {
-    IntVec total{};
-    Shorts part{};
+    Shorts part;  // 8 * 2 * 15 * 127 = 30480 < 2^15
+    void begin(int32_t) { part = Shorts{}; }
     void add(Weights w, Quad x) { part += multiply_bytes(w, word(x)); }
-    void fold() {
-      total += multiply_pairs((Words)part, 0x00010001);
-      part = Shorts{};
-    }
+    IntVec all(int32_t start) const { return multiply_pairs((Words)part, 0x00010001) + start; }
   };
 };
 

@@ -1,10 +1,13 @@
-// x [M, K] times a weight [N, K] of 8 or 4 bits. Rows of x are quantised here to 8 bits with a scale each; the products
-// are exact integers, so a row's bits depend on nothing but the row.
+// x [M, K] times a weight [N, K] of 8 or 4 bits. Inputs share scales in groups of 32: a weight's column has one for each
+// group, and rows of x are quantised here to 8 bits with one for each group.
 //
-// Weights are unsigned with their zero at 2^(BITS - 1): what that adds is the zero times the sum of the row's integers,
-// one number a row and group, taken off at the end. A scale belongs to a column and a group of inputs. Input columns
-// named as outliers are left out of the integers (their weights there are zero) and multiplied in float32.
-// Layout: [panel][DOT_VECS columns' part][quads, two to a byte with 4 bits][column][4].
+//   y[m, n] = Σ_g a[m, g] · (scale[n, g] · Σ_k q[m, k] · level[n, k] + minimum[n, g] · Σ_k q[m, k])
+//
+// The sums over a group are exact integers and are added in float32 in ascending order of groups, so a row's bits depend
+// on nothing but the row. Levels are unsigned. A symmetric weight's minimum is -2^(BITS - 1) · scale: sums then begin
+// with that many times the sum of q, and no minima are stored.
+// Layout: [panel][DOT_VECS columns' part][group], of which each has levels [quad, two to a byte with 4 bits][column][4],
+// scales float16 [column] and, if there are any, minima likewise.
 #pragma once
 
 #include <limits>
@@ -15,239 +18,343 @@
 namespace sluice {
 
 constexpr int LEVELS = 127;             // of a quantised activation, to either side
-constexpr int GROUP_QUADS = 32;         // with 4 bits: 128 inputs share a scale
+constexpr int GROUP = 32;               // inputs that share scales
+constexpr int GROUP_QUADS = GROUP / 4;  // of them
 constexpr int PART = DOT_VECS * LANES;  // columns at once
+// Groups that all rows of a piece meet before the next ones: so much of a weight stays in the first-level cache.
+constexpr int64_t GROUPS_A_PASS = 4;
 
-template <int BITS>
+template <int BITS, bool MINIMA>
 struct Integer {
   const float* x;  // [M, K], rows x_stride apart
   int64_t x_stride, k;
-  const uint8_t* weight;    // packed
-  const float* scales;      // packed [panel][group][column]
-  const int64_t* outliers;  // [num_outliers] input columns, ascending
-  int64_t num_outliers;
-  const float* outlier_weights;  // packed [panel][outlier][column]
-  float norm_eps;                // negative: none; else rows of x are divided by their root mean square
+  const uint8_t* weight;  // packed
+  float norm_eps;         // negative: none; else rows of x are divided by their root mean square
+  const float* norm;      // [K] or null: and multiplied by this
   Output to;
 };
 
-// Quads of a row: K rounded up; with 4 bits to two quads, which share a byte.
-template <int BITS>
-inline int64_t num_quads(int64_t k) {
-  return BITS == 8 ? ((k + 3) / 4 + WORDS_A_STEP - 1) / WORDS_A_STEP * WORDS_A_STEP : (k + 7) / 8 * 2;
-}
+inline int64_t num_groups(int64_t k) { return (k + GROUP - 1) / GROUP; }
 
+// Bytes of one group of a part, and of its levels, which come first.
 template <int BITS>
-inline int64_t num_groups(int64_t k) {
-  return BITS == 8 ? 1 : (num_quads<4>(k) + GROUP_QUADS - 1) / GROUP_QUADS;
-}
+constexpr int64_t LEVELS_SIZE = PART * GROUP * BITS / 8;
+template <int BITS, bool MINIMA>
+constexpr int64_t GROUP_SIZE = LEVELS_SIZE<BITS> + PART * 2 * (MINIMA ? 2 : 1);
 
-template <int BITS>
+template <int BITS, bool MINIMA>
 inline int64_t integer_size(int64_t rows, int64_t k, bool gated) {
-  return panels_of(rows, gated) * PANEL * num_quads<BITS>(k) * BITS / 2;
+  return panels_of(rows, gated) * (PANEL / PART) * num_groups(k) * GROUP_SIZE<BITS, MINIMA>;
 }
 
-// levels: uint8 [rows, k].
-template <int BITS>
-inline void pack_levels(const uint8_t* levels, uint8_t* packed, int64_t rows, int64_t k, bool gated) {
-  const int64_t quads = num_quads<BITS>(k), part_size = PART * quads * BITS / 2;
-  Pool::instance().run(static_cast<int>(panels_of(rows, gated) * PANEL / PART), [&](int64_t part) {
-    uint8_t* to = packed + part * part_size;
-    std::memset(to, 0, part_size);
+// A weight as it comes: levels [rows, k] and for each row and group a scale and a minimum, of float16.
+struct Quantised {
+  const uint8_t* levels;
+  const uint16_t *scales, *minima;
+  int64_t rows, k;
+  bool gated;
+};
+
+// One column of a part's group.
+template <int BITS, bool MINIMA>
+inline void pack_column(const Quantised& weight, int64_t row, int64_t group, int64_t column, uint8_t* to) {
+  for (int64_t i = group * GROUP; i < std::min(weight.k, (group + 1) * GROUP); ++i) {
+    const int64_t quad = i % GROUP / 4, within = column * 4 + i % 4;
+    const uint8_t level = weight.levels[row * weight.k + i];
+    if (BITS == 8) to[quad * PART * 4 + within] = level;
+    else to[quad / 2 * PART * 4 + within] |= static_cast<uint8_t>(level << quad % 2 * 4);
+  }
+  const int64_t from = row * num_groups(weight.k) + group;
+  std::memcpy(to + LEVELS_SIZE<BITS> + column * 2, weight.scales + from, 2);
+  if (MINIMA) std::memcpy(to + LEVELS_SIZE<BITS> + (PART + column) * 2, weight.minima + from, 2);
+}
+
+template <int BITS, bool MINIMA>
+inline void pack_integers(const Quantised& weight, uint8_t* packed) {
+  const int64_t groups = num_groups(weight.k), size = GROUP_SIZE<BITS, MINIMA>;
+  Pool::instance().run(static_cast<int>(panels_of(weight.rows, weight.gated) * PANEL / PART), [&](int64_t part) {
+    uint8_t* to = packed + part * groups * size;
+    std::memset(to, 0, groups * size);
     for (int64_t column = 0; column < PART; ++column) {
-      const int64_t row = source_row(part * PART + column, rows, gated);
-      for (int64_t i = 0; row >= 0 && i < k; ++i) {
-        const int64_t quad = i / 4, within = column * 4 + i % 4;
-        if (BITS == 8) to[quad * PART * 4 + within] = levels[row * k + i];
-        else to[quad / 2 * PART * 4 + within] |= static_cast<uint8_t>(levels[row * k + i] << quad % 2 * 4);
-      }
+      const int64_t row = source_row(part * PART + column, weight.rows, weight.gated);
+      for (int64_t group = 0; row >= 0 && group < groups; ++group)
+        pack_column<BITS, MINIMA>(weight, row, group, column, to + group * size);
     }
   });
 }
 
-// A step's activations as integers.
+// A step's activations as integers, rows `stride` quads or `groups` groups apart: x = scale · integer.
 template <int BITS>
 struct Activations {
-  typename Dot<BITS>::Quad* quads;  // [M, quads, padded]
-  int32_t* zeros;                   // [M, groups] sums of the integers times the weights' zero
-  float *scales, *norms;            // [M]: x = scale · integer; NaN for a row that holds one
+  using Quad = typename Dot<BITS>::Quad;
+  Quad* quads;
+  int64_t stride, groups;
+  float* scales;     // NaN in a group that holds one
+  int32_t* starts;   // what a symmetric weight's sums begin with
+  float *totals;     // sums of the integers, scaled: what minima are multiplied by
+  float *norms;      // [M]
+
+  // From a row and group on.
+  Activations from(int64_t row, int64_t group) const {
+    const int64_t at = row * groups + group;
+    return {quads + row * stride + group * GROUP_QUADS, stride, groups, scales + at, starts + at, totals + at,
+            norms + row};
+  }
 };
 
-// Quads from one row to the next.
-template <int BITS>
-inline int64_t quads_stride(int64_t k) {
-  return row_stride(num_quads<BITS>(k));
-}
-
-template <int BITS>
-inline Activations<BITS> activations_for(const Integer<BITS>& job) {
+template <int BITS, bool MINIMA>
+inline Activations<BITS> activations_for(const Integer<BITS, MINIMA>& job) {
   static thread_local Workspace<typename Dot<BITS>::Quad> quads;
-  static thread_local Workspace<int32_t> zeros;
-  static thread_local Workspace<float> scales, norms;
-  const int64_t m = job.to.m;
-  return {quads.fit(m * quads_stride<BITS>(job.k)), zeros.fit(m * num_groups<BITS>(job.k)), scales.fit(m),
-          norms.fit(m)};
+  static thread_local Workspace<float> scales, totals, norms;
+  static thread_local Workspace<int32_t> starts;
+  const int64_t m = job.to.m, groups = (num_groups(job.k) + LANES - 1) / LANES * LANES;
+  const int64_t stride = row_stride(groups * GROUP_QUADS), all = m * groups;
+  return {quads.fit(m * stride), stride,          groups,     scales.fit(all), starts.fit(all),
+          totals.fit(all),       norms.fit(m)};
 }
 
-template <int BITS>
-inline void quantise_row(const Integer<BITS>& job, int64_t row, const Activations<BITS>& to) {
-  const int64_t width = quads_stride<BITS>(job.k) * 4, groups = num_groups<BITS>(job.k);
+// The numbers of a row of x, normed but for their root mean square, which is a factor of the whole row, and zeros up to
+// `width`.
+template <int BITS, bool MINIMA>
+inline const float* numbers_of(const Integer<BITS, MINIMA>& job, int64_t row, int64_t width) {
   static thread_local Workspace<float> workspace;
   float* x = workspace.fit(width);
-  std::copy_n(job.x + row * job.x_stride, job.k, x);
+  const float* from = job.x + row * job.x_stride;
+  if (job.norm == nullptr) std::copy_n(from, job.k, x);
+  else
+    for (int64_t i = 0; i < job.k; ++i) x[i] = from[i] * job.norm[i];
   std::fill(x + job.k, x + width, 0.0f);
-  to.norms[row] = job.norm_eps < 0.0f ? 1.0f : norm_scale(x, job.k, job.norm_eps);
-  for (int64_t i = 0; i < job.num_outliers; ++i) x[job.outliers[i]] = 0.0f;
-  Vec most{}, odd{};
-  for (int64_t i = 0; i < width; i += LANES) {
-    const Vec v = load(x + i);
-    most = greater(most, absolute(v));
-    odd += v * 0.0f;  // not 0 if there is an infinity or a NaN
-  }
-  const float peak = greatest(most);
-  const bool broken = sum(odd) != 0.0f;
-  const float by = peak > std::numeric_limits<float>::min() * LEVELS && !broken ? LEVELS / peak : 0.0f;
-  to.scales[row] = broken ? std::numeric_limits<float>::quiet_NaN() : peak / LEVELS;
-  typename Dot<BITS>::Quad* quads = to.quads + row * width / 4;
-  const int64_t each = BITS == 8 ? width : GROUP_QUADS * 4;
-  for (int64_t group = 0; group < groups; ++group) {
-    IntVec total{};
-    for (int64_t i = group * each; i < std::min(width, (group + 1) * each); i += LANES) {
-      const IntVec levels = nearest(load(x + i) * by);
-      total += levels;
-      store_quads(quads + i / 4, levels);
-    }
-    int32_t lanes[LANES], zeros = 0;
-    std::memcpy(lanes, &total, sizeof lanes);
-    for (const int32_t lane : lanes) zeros += lane;
-    to.zeros[row * groups + group] = zeros * (1 << (BITS - 1));
-  }
+  return x;
 }
 
-// sums [ROWS, PANEL] += ROWS rows × DOT_VECS vectors of columns over one group of `quads` quads.
-template <int BITS, int ROWS>
-inline void multiply_group(const typename Dot<BITS>::Quad* x, int64_t x_stride, const uint8_t* weight, int64_t quads,
-                           const int32_t* zeros, int64_t zeros_stride, const float* scales, float* sums) {
+// Scales and integers of LANES groups of a row, one in each lane. Bits of magnitudes are in order as integers, and those
+// of an infinity and a NaN are above all others.
+template <int BITS, bool MINIMA>
+inline void quantise_groups(const float* x, const Activations<BITS>& to) {
+  constexpr int VECTORS = GROUP / LANES, INFINITE = 0x7f800000;
+  IntVec lanes[LANES];
+  for (int group = 0; group < LANES; ++group) {
+    lanes[group] = magnitude_bits(load(x + group * GROUP));
+    for (int v = 1; v < VECTORS; ++v)
+      lanes[group] = greater(lanes[group], magnitude_bits(load(x + group * GROUP + v * LANES)));
+  }
+  const IntVec bits = greatests(lanes);
+  Vec peak;
+  std::memcpy(&peak, &bits, sizeof peak);
+  const IntVec broken = bits >= INFINITE;
+  const Vec by = peak > std::numeric_limits<float>::min() * LEVELS ? LEVELS / peak : Vec{};
+  const Vec scale = broken ? broadcast(std::numeric_limits<float>::quiet_NaN()) : peak / LEVELS;
+  float each[LANES];
+  store(each, broken ? Vec{} : by);
+  for (int group = 0; group < LANES; ++group) {
+    lanes[group] = IntVec{};
+    for (int v = 0; v < VECTORS; ++v) {
+      const IntVec levels = nearest(load(x + group * GROUP + v * LANES) * each[group]);
+      lanes[group] += levels;
+      store_quads(to.quads + (group * GROUP + v * LANES) / 4, levels);
+    }
+  }
+  const IntVec total = sums(lanes);
+  store(to.scales, scale);
+  if (MINIMA) store(to.totals, __builtin_convertvector(total, Vec) * scale);
+  else store(to.starts, total * -(1 << (BITS - 1)));
+}
+
+template <int BITS, bool MINIMA>
+inline void quantise_row(const Integer<BITS, MINIMA>& job, int64_t row, const Activations<BITS>& to) {
+  const float* x = numbers_of(job, row, to.groups * GROUP);
+  to.norms[row] = job.norm_eps < 0.0f ? 1.0f : norm_scale(job.x + row * job.x_stride, job.k, job.norm_eps);
+  for (int64_t group = 0; group < to.groups; group += LANES)
+    quantise_groups<BITS, MINIMA>(x + group * GROUP, to.from(row, group));
+}
+
+// A part's groups: levels as they lie in the weight, or with 4 bits as bytes of their own, for rows that are many.
+struct Source {
+  const uint8_t *levels, *scales, *ahead;  // what is brought into the cache meanwhile
+  int64_t levels_size, size;               // from one group to the next: of levels, and of the others
+};
+
+// Products of one quad, or with nibbles of two.
+template <int BITS, bool NIBBLES, int ROWS>
+inline void multiply_quads(const typename Dot<BITS>::Quad* x, int64_t x_stride, const uint8_t* levels,
+                           typename Dot<BITS>::Sum (&sums)[ROWS][DOT_VECS]) {
   using Weights = typename Dot<BITS>::Weights;
-  typename Dot<BITS>::Sum acc[ROWS][DOT_VECS];
-  for (int64_t from = 0; from < quads; from += Dot<BITS>::RUN) {
-    for (int64_t q = from; q < std::min<int64_t>(quads, from + Dot<BITS>::RUN); q += 8 / BITS) {
-      for (int v = 0; v < DOT_VECS; ++v) {
-        const Bytes bytes = load_bytes(weight + (v * LANES) * 4);
-        fetch_ahead(weight + (v * LANES) * 4);
-        const Weights first(BITS == 8 ? bytes : bytes & 0x0f);
-        for (int r = 0; r < ROWS; ++r) acc[r][v].add(first, x[r * x_stride + q]);
-        if constexpr (BITS == 4) {
-          const Weights second((Bytes)((Words)bytes >> 4) & 0x0f);
-          for (int r = 0; r < ROWS; ++r) acc[r][v].add(second, x[r * x_stride + q + 1]);
-        }
-      }
-      weight += PART * 4;
+  for (int v = 0; v < DOT_VECS; ++v) {
+    const Bytes bytes = load_bytes(levels + v * LANES * 4);
+    const Weights first(NIBBLES ? bytes & 0x0f : bytes);
+    for (int r = 0; r < ROWS; ++r) sums[r][v].add(first, x[r * x_stride]);
+    if constexpr (NIBBLES) {
+      const Weights second((Bytes)((Words)bytes >> 4) & 0x0f);
+      for (int r = 0; r < ROWS; ++r) sums[r][v].add(second, x[r * x_stride + 1]);
     }
+  }
+}
+
+// Has lines brought into the second-level cache.
+template <int LINES>
+inline void fetch_lines(const uint8_t* from) {
+  for (int line = 0; line < LINES; ++line) __builtin_prefetch(from + line * LINE, 0, 2);
+}
+
+// sums [ROWS, PANEL] += ROWS rows by one part, over so many groups. With each quad, FETCH lines are fetched ahead.
+template <int BITS, bool MINIMA, bool NIBBLES, int FETCH, int ROWS>
+inline void multiply_part(const Activations<BITS>& x, Source weight, int64_t groups, float* sums) {
+  constexpr int STEP = NIBBLES ? 2 : 1;
+  const int64_t stride = x.groups;
+  const float *scales = x.scales, *totals = x.totals;
+  const int32_t* starts = x.starts;
+  for (int64_t group = 0; group < groups; ++group) {
+    const auto start = [&](int r) { return MINIMA ? 0 : starts[r * stride]; };
+    typename Dot<BITS>::Sum acc[ROWS][DOT_VECS];
     for (int r = 0; r < ROWS; ++r)
-      for (int v = 0; v < DOT_VECS; ++v) acc[r][v].fold();
-  }
-  for (int r = 0; r < ROWS; ++r)
-    for (int v = 0; v < DOT_VECS; ++v) {
-      const Vec product = __builtin_convertvector(acc[r][v].total - zeros[r * zeros_stride], Vec);
-      float* sum = sums + r * PANEL + v * LANES;
-      store(sum, load(sum) + product * load(scales + v * LANES));
+      for (int v = 0; v < DOT_VECS; ++v) acc[r][v].begin(start(r));
+    for (int q = 0; q < GROUP_QUADS; q += STEP) {
+      fetch_lines<FETCH * STEP>(weight.ahead + q * FETCH * LINE);
+      multiply_quads<BITS, NIBBLES>(x.quads + group * GROUP_QUADS + q, x.stride, weight.levels + q * PART * 4 / STEP,
+                                    acc);
     }
-}
-
-template <int BITS, int ROWS>
-inline void multiply_integers(int rows, const typename Dot<BITS>::Quad* x, int64_t x_stride, const uint8_t* weight,
-                              int64_t quads, const int32_t* zeros, int64_t zeros_stride, const float* scales,
-                              float* sums) {
-  if (rows == ROWS) return multiply_group<BITS, ROWS>(x, x_stride, weight, quads, zeros, zeros_stride, scales, sums);
-  if constexpr (ROWS > 1)
-    multiply_integers<BITS, ROWS - 1>(rows, x, x_stride, weight, quads, zeros, zeros_stride, scales, sums);
-}
-
-// What becomes of one row's integers' sums of a panel, scaled by its columns: they are scaled by the row, and its
-// outliers are added.
-template <int BITS>
-inline void finish_integers(const Integer<BITS>& job, const Activations<BITS>& x, int64_t panel, int64_t row,
-                            Sums sums) {
-  const float* values = job.x + row * job.x_stride;
-  const float* weight = job.outlier_weights + panel * job.num_outliers * PANEL;
-  for (int v = 0; v < VECS; ++v) {
-    sums.at[v] *= x.scales[row];
-    for (int64_t i = 0; i < job.num_outliers; ++i)
-      sums.at[v] += values[job.outliers[i]] * load(weight + i * PANEL + v * LANES);
-  }
-  finish_row(job.to, row, panel, sums, x.norms[row]);
-}
-
-// sums [end - begin, PANEL] of rows [begin, end) by one panel, scaled by its columns.
-template <int BITS>
-inline void multiply_by_dots(const Integer<BITS>& job, const Activations<BITS>& x, int64_t panel, int64_t begin,
-                             int64_t end, float* sums) {
-  std::fill_n(sums, (end - begin) * PANEL, 0.0f);
-  const int64_t quads = num_quads<BITS>(job.k), groups = num_groups<BITS>(job.k), stride = quads_stride<BITS>(job.k);
-  const int64_t each = BITS == 8 ? quads : GROUP_QUADS, tiles = (end - begin + DOT_ROWS - 1) / DOT_ROWS;
-  for (int64_t part = 0; part < PANEL / PART; ++part) {
-    const uint8_t* weight = job.weight + (panel * PANEL / PART + part) * PART * quads * BITS / 2;
-    for (int64_t group = 0; group < groups; ++group)
-      for (int64_t t = 0; t < tiles; ++t) {
-        const int64_t first = begin + (end - begin) * t / tiles, last = begin + (end - begin) * (t + 1) / tiles;
-        multiply_integers<BITS, DOT_ROWS>(static_cast<int>(last - first), x.quads + first * stride + group * each,
-                                          stride, weight + group * each * PART * BITS / 2,
-                                          std::min(each, quads - group * each), x.zeros + first * groups + group,
-                                          groups, job.scales + (panel * groups + group) * PANEL + part * PART,
-                                          sums + (first - begin) * PANEL + part * PART);
+#pragma GCC unroll 4
+    for (int v = 0; v < DOT_VECS; ++v) {  // unrolled: registers have no index
+      const Vec scale = load_half(weight.scales + v * LANES * 2);
+      Vec minimum;
+      if (MINIMA) minimum = load_half(weight.scales + (PART + v * LANES) * 2);
+#pragma GCC unroll 8
+      for (int r = 0; r < ROWS; ++r) {
+        float* sum = sums + r * PANEL + v * LANES;
+        Vec value = load(sum) + __builtin_convertvector(acc[r][v].all(start(r)), Vec) * (scale * scales[r * stride]);
+        if (MINIMA) value += minimum * totals[r * stride];
+        store(sum, value);
       }
+    }
+    asm volatile("" : : : "memory");  // GCC 12 would carry the sums to the next group through the stack as well
+    ++scales, ++totals, ++starts;
+    weight.levels += weight.levels_size, weight.scales += weight.size, weight.ahead += weight.size;
   }
 }
 
-template <int BITS>
-inline void compute_by_dots(const Integer<BITS>& job, const Activations<BITS>& x, int64_t panel, int64_t begin,
-                            int64_t end) {
-  alignas(64) float sums[ROWS_A_PIECE * PANEL];  // of which few rows use little
-  multiply_by_dots(job, x, panel, begin, end, sums);
-  for (int64_t row = begin; row < end; ++row)
-    finish_integers(job, x, panel, row, load_sums(sums + (row - begin) * PANEL));
+template <int BITS, bool MINIMA, bool NIBBLES, int FETCH, int ROWS = DOT_ROWS>
+inline void multiply_rows(int64_t rows, const Activations<BITS>& x, const Source& weight, int64_t groups, float* sums) {
+  if (rows == ROWS) return multiply_part<BITS, MINIMA, NIBBLES, FETCH, ROWS>(x, weight, groups, sums);
+  if constexpr (ROWS > 1) multiply_rows<BITS, MINIMA, NIBBLES, FETCH, ROWS - 1>(rows, x, weight, groups, sums);
 }
 
-// Integers of one row and panel, of which the zeros' share is taken, times what the columns are worth.
-inline Sums scaled(const float* words, int32_t zeros, const float* scales) {
-  Sums sums;
-  for (int v = 0; v < VECS; ++v) {
-    IntVec total;
-    std::memcpy(&total, words + v * LANES, sizeof total);
-    sums.at[v] = __builtin_convertvector(total - zeros, Vec) * load(scales + v * LANES);
+// Levels of 4 bits of so many groups, `size` bytes apart, as bytes.
+inline void widen_nibbles(const uint8_t* from, int64_t size, int64_t groups, uint8_t* to) {
+  for (int64_t group = 0; group < groups; ++group, from += size)
+    for (int64_t pair = 0; pair < GROUP_QUADS / 2; ++pair, to += 2 * PART * 4)
+      for (int64_t at = 0; at < PART * 4; at += LANES * 4) {
+        const Bytes bytes = load_bytes(from + pair * PART * 4 + at);
+        store_bytes(to + at, bytes & 0x0f);
+        store_bytes(to + PART * 4 + at, (Bytes)((Words)bytes >> 4) & 0x0f);
+      }
+}
+
+// sums [rows, PANEL] += so many rows by one part, over so many groups that stay in the cache. What lies behind these is
+// met next: tiles fetch it, a part each.
+template <int BITS, bool MINIMA>
+inline void multiply_pass(const Activations<BITS>& x, int64_t rows, const uint8_t* weight, int64_t groups, float* sums) {
+  constexpr int64_t SIZE = GROUP_SIZE<BITS, MINIMA>, LINES = SIZE / LINE;
+  constexpr int LINES_A_QUAD = (LINES + GROUP_QUADS - 1) / GROUP_QUADS;
+  const int64_t tiles = (rows + DOT_ROWS - 1) / DOT_ROWS;
+  Source source{weight, weight + LEVELS_SIZE<BITS>, weight + AHEAD, SIZE, SIZE};
+  if (tiles == 1) return multiply_rows<BITS, MINIMA, BITS == 4, LINES_A_QUAD>(rows, x, source, groups, sums);
+  alignas(64) uint8_t bytes[BITS == 4 ? GROUPS_A_PASS * LEVELS_SIZE<8> : 1];
+  if (BITS == 4) {
+    widen_nibbles(weight, SIZE, groups, bytes);
+    source.levels = bytes, source.levels_size = LEVELS_SIZE<8>;
   }
-  return sums;
-}
-
-// By tiles, which have the whole of K as their group; the bits are those of dots.
-inline void compute_by_tiles(const Integer<8>& job, const Activations<8>& x, int64_t panel, int64_t begin,
-                             int64_t end) {
-  const int64_t quads = num_quads<8>(job.k);
-  const auto fetch = [&](int64_t row) { fetch_results(job.to, row, panel); };
-  const auto finish = [&](int64_t row, const float* words) {
-    finish_integers(job, x, panel, row, scaled(words, x.zeros[row], job.scales + panel * PANEL));
-  };
-  multiply_tiles<SignedByUnsigned>(x.quads, quads_stride<8>(job.k) * 4, begin, end, job.weight + panel * PITCH * quads,
-                                   quads / TILE_ROWS, fetch, finish);
+  constexpr int FEW = (LINES_A_QUAD + 1) / 2;  // lines of a tile's quad, of two or three tiles; above, one each
+  for (int64_t t = 0; t < tiles; ++t) {  // tiles of even height: six and six and one would waste the last
+    const int64_t first = rows * t / tiles, height = rows * (t + 1) / tiles - first;
+    const int each = tiles < 4 ? FEW : 1;
+    source.ahead = weight + groups * SIZE + t * each * GROUP_QUADS * LINE;
+    const auto multiply = t * each >= LINES_A_QUAD ? multiply_rows<BITS, MINIMA, false, 0>
+                          : each == 1              ? multiply_rows<BITS, MINIMA, false, 1>
+                                                   : multiply_rows<BITS, MINIMA, false, FEW>;
+    multiply(height, x.from(first, 0), source, groups, sums + first * PANEL);
+  }
 }
 
 // Rows [begin, end) of one panel.
-template <int BITS>
-inline void compute_piece(const Integer<BITS>& job, const Activations<BITS>& x, int64_t panel, int64_t begin,
+template <int BITS, bool MINIMA>
+inline void compute_by_dots(const Integer<BITS, MINIMA>& job, const Activations<BITS>& x, int64_t panel, int64_t begin,
+                            int64_t end) {
+  alignas(64) float sums[ROWS_A_PIECE * PANEL];  // of which few rows use little
+  std::fill_n(sums, (end - begin) * PANEL, 0.0f);
+  const int64_t groups = num_groups(job.k), a_pass = end - begin > DOT_ROWS ? GROUPS_A_PASS : groups;
+  const uint8_t* weight = job.weight + panel * (PANEL / PART) * groups * GROUP_SIZE<BITS, MINIMA>;
+  for (int64_t part = 0; part < PANEL / PART; ++part)
+    for (int64_t group = 0; group < groups; group += a_pass) {
+      const int64_t num = std::min(a_pass, groups - group);
+      multiply_pass<BITS, MINIMA>(x.from(begin, group), end - begin, weight, num, sums + part * PART);
+      weight += num * GROUP_SIZE<BITS, MINIMA>;
+    }
+  for (int64_t row = begin; row < end; ++row)
+    finish_row(job.to, row, panel, load_sums(sums + (row - begin) * PANEL), x.norms[row]);
+}
+
+// Adds a group's integers [rows, PANEL] of one panel, scaled, to sums likewise.
+template <int BITS, bool MINIMA>
+inline void add_scaled(const Activations<BITS>& x, int64_t rows, const int32_t* words, const uint8_t* scales,
+                       float* sums) {
+  for (int v = 0; v < VECS; ++v) {
+    const Vec scale = load_half(scales + v * LANES * 2);
+    Vec minimum;
+    if (MINIMA) minimum = load_half(scales + (PANEL + v * LANES) * 2);
+    for (int64_t r = 0; r < rows; ++r) {
+      IntVec total;
+      std::memcpy(&total, words + r * PANEL + v * LANES, sizeof total);
+      if (!MINIMA) total += x.starts[r * x.groups];
+      float* sum = sums + r * PANEL + v * LANES;
+      Vec value = load(sum) + __builtin_convertvector(total, Vec) * (scale * x.scales[r * x.groups]);
+      if (MINIMA) value += minimum * x.totals[r * x.groups];
+      store(sum, value);
+    }
+  }
+}
+
+// By tiles, a group at a time; the bits are those of dots.
+template <int BITS, bool MINIMA>
+inline void compute_by_tiles(const Integer<BITS, MINIMA>& job, const Activations<BITS>& x, int64_t panel,
+                             int64_t begin, int64_t end) {
+  constexpr int64_t SIZE = GROUP_SIZE<BITS, MINIMA>;
+  alignas(64) float sums[BLOCK * PANEL];
+  alignas(64) int32_t words[BLOCK * PANEL];
+  alignas(64) uint8_t bytes[BITS == 4 ? LEVELS_SIZE<8> : 1];
+  const int64_t groups = num_groups(job.k);
+  Tiles tiles(group_shape(static_cast<int>(std::min<int64_t>(end - begin, BLOCK))), GROUP);
+  for (int64_t row = begin; row < end; row += BLOCK) {
+    const int rows = static_cast<int>(std::min<int64_t>(end - row, BLOCK));
+    if (row > begin && rows < BLOCK) tiles.shape(group_shape(rows), GROUP);
+    std::fill_n(sums, rows * PANEL, 0.0f);
+    for (int64_t group = 0; group < groups; ++group) {
+      const uint8_t* weight = job.weight + (panel * groups + group) * SIZE;
+      if (BITS == 4) widen_nibbles(weight, SIZE, 1, bytes);
+      const Activations<BITS> seen = x.from(row, group);
+      multiply_group(seen.quads, x.stride * 4, rows, BITS == 4 ? bytes : weight, words);
+      add_scaled<BITS, MINIMA>(seen, rows, words, weight + LEVELS_SIZE<BITS>, sums);
+      if (group < rows) fetch_results(job.to, row + group, panel);
+    }
+    for (int64_t r = 0; r < rows; ++r)
+      finish_row(job.to, row + r, panel, load_sums(sums + r * PANEL), x.norms[row + r]);
+  }
+}
+
+// Rows [begin, end) of one panel.
+template <int BITS, bool MINIMA>
+inline void compute_piece(const Integer<BITS, MINIMA>& job, const Activations<BITS>& x, int64_t panel, int64_t begin,
                           int64_t end) {
-  if constexpr (HAS_TILES && BITS == 8)
+  if constexpr (HAS_TILES)
     if (end - begin > DOT_ROWS) return compute_by_tiles(job, x, panel, begin, end);  // fewer are not worth a tile
   compute_by_dots(job, x, panel, begin, end);
 }
 
-template <int BITS>
-inline void run(const Integer<BITS>& job) {
-  const int64_t m = job.to.m;
+template <int BITS, bool MINIMA>
+inline void run(const Integer<BITS, MINIMA>& job) {
   const Activations<BITS> x = activations_for(job);
-  each_row(m, job.k, [&](int64_t row) { quantise_row<BITS>(job, row, x); });
+  each_row(job.to.m, job.k, [&](int64_t row) { quantise_row(job, row, x); });
   each_piece(job.to, job.k,
-             [&](int64_t panel, int64_t begin, int64_t end) { compute_piece<BITS>(job, x, panel, begin, end); });
+             [&](int64_t panel, int64_t begin, int64_t end) { compute_piece(job, x, panel, begin, end); });
 }
 
 }  // namespace sluice

@@ -10,19 +10,16 @@
 
 namespace sluice {
 
-enum class Format { FLOAT32, BFLOAT16, INT8, INT4 };  // of a weight; as in kernels/cpu/native.py
+// Of a weight; as in kernels/cpu/native.py. AFFINE: with minima.
+enum class Format { FLOAT32, BFLOAT16, INT8, INT8_AFFINE, INT4, INT4_AFFINE };
 
-// A linear of any format. Pointers that a format has no use for are null.
+// A linear of any format.
 struct Packed {
   Format format;
   const void* weight;
   const float* bias;
   int64_t inputs, outputs;  // outputs: columns of the weight
   const float* norm;        // [inputs] of the norm before it, or null
-  const float* scales;      // from here on see Integer
-  const int64_t* outliers;
-  int64_t num_outliers;
-  const float* outlier_weights;
 };
 
 // Numbers of each token, rows `stride` apart.
@@ -38,10 +35,10 @@ inline void apply_floats(const Packed& layer, Rows x, float eps, const Output& t
   run(Linear<Weight>{x.first, x.stride, layer.inputs, static_cast<const Weight*>(layer.weight), eps, layer.norm, to});
 }
 
-template <int BITS>
+template <int BITS, bool MINIMA>
 inline void apply_integers(const Packed& layer, Rows x, float eps, const Output& to) {
-  run(Integer<BITS>{x.first, x.stride, layer.inputs, static_cast<const uint8_t*>(layer.weight), layer.scales,
-                    layer.outliers, layer.num_outliers, layer.outlier_weights, eps, to});
+  run(Integer<BITS, MINIMA>{x.first, x.stride, layer.inputs, static_cast<const uint8_t*>(layer.weight), eps, layer.norm,
+                            to});
 }
 
 // y [m, ..] = or += what `finish` makes of x [m, inputs]; x is normed before if eps is not negative.
@@ -50,8 +47,10 @@ inline void apply(const Packed& layer, Rows x, int64_t m, float eps, Finish fini
   switch (layer.format) {
     case Format::FLOAT32: return apply_floats<float>(layer, x, eps, to);
     case Format::BFLOAT16: return apply_floats<uint16_t>(layer, x, eps, to);
-    case Format::INT8: return apply_integers<8>(layer, x, eps, to);
-    case Format::INT4: return apply_integers<4>(layer, x, eps, to);
+    case Format::INT8: return apply_integers<8, false>(layer, x, eps, to);
+    case Format::INT8_AFFINE: return apply_integers<8, true>(layer, x, eps, to);
+    case Format::INT4: return apply_integers<4, false>(layer, x, eps, to);
+    case Format::INT4_AFFINE: return apply_integers<4, true>(layer, x, eps, to);
   }
 }
 

@@ -23,6 +23,7 @@ using sluice::method;
 using sluice::Output;
 using sluice::Packed;
 using sluice::Pool;
+using sluice::Quantised;
 using sluice::RotateAndWrite;
 
 PyObject* set_threads(PyObject*, PyObject* const* values, Py_ssize_t num) {
@@ -42,13 +43,13 @@ PyObject* packed_size(PyObject*, PyObject* const* values, Py_ssize_t num) {
   return PyLong_FromLongLong(sluice::packed_size<Weight>(rows, k, gated));
 }
 
-template <int BITS>
+template <int BITS, bool MINIMA>
 PyObject* integer_size(PyObject*, PyObject* const* values, Py_ssize_t num) {
   Arguments arguments(values, num);
   const int64_t rows = arguments.integer(), k = arguments.integer();
   const bool gated = arguments.integer() != 0;
   if (!arguments.ok()) return nullptr;
-  return PyLong_FromLongLong(sluice::integer_size<BITS>(rows, k, gated));
+  return PyLong_FromLongLong(sluice::integer_size<BITS, MINIMA>(rows, k, gated));
 }
 
 template <typename Element, void (*PACK)(const Element*, Element*, int64_t, int64_t, bool)>
@@ -61,6 +62,24 @@ PyObject* pack(PyObject*, PyObject* const* values, Py_ssize_t num) {
   if (!arguments.ok()) return nullptr;
   Py_BEGIN_ALLOW_THREADS;
   PACK(weight, packed, rows, k, gated);
+  Py_END_ALLOW_THREADS;
+  Py_RETURN_NONE;
+}
+
+template <int BITS, bool MINIMA>
+PyObject* pack_integers(PyObject*, PyObject* const* values, Py_ssize_t num) {
+  Arguments arguments(values, num);
+  Quantised weight;
+  weight.levels = arguments.address<const uint8_t>();
+  weight.scales = arguments.address<const uint16_t>();
+  weight.minima = arguments.address<const uint16_t>();
+  uint8_t* packed = arguments.address<uint8_t>();
+  weight.rows = arguments.integer();
+  weight.k = arguments.integer();
+  weight.gated = arguments.integer() != 0;
+  if (!arguments.ok()) return nullptr;
+  Py_BEGIN_ALLOW_THREADS;
+  sluice::pack_integers<BITS, MINIMA>(weight, packed);
   Py_END_ALLOW_THREADS;
   Py_RETURN_NONE;
 }
@@ -89,19 +108,16 @@ PyObject* linear(PyObject*, PyObject* const* values, Py_ssize_t num) {
   return arguments.ok() ? compute(job) : nullptr;
 }
 
-template <int BITS>
+template <int BITS, bool MINIMA>
 PyObject* integer(PyObject*, PyObject* const* values, Py_ssize_t num) {
   Arguments arguments(values, num);
-  Integer<BITS> job;
+  Integer<BITS, MINIMA> job;
   job.x = arguments.address<const float>();
   job.x_stride = arguments.integer();
   job.k = arguments.integer();
   job.norm_eps = arguments.real();
+  job.norm = arguments.address<const float>();
   job.weight = arguments.address<const uint8_t>();
-  job.scales = arguments.address<const float>();
-  job.outliers = arguments.address<const int64_t>();
-  job.num_outliers = arguments.integer();
-  job.outlier_weights = arguments.address<const float>();
   job.to = output(arguments);
   return arguments.ok() ? compute(job) : nullptr;
 }
@@ -174,10 +190,6 @@ Packed packed(Arguments& arguments) {
   layer.bias = arguments.address<const float>();
   layer.inputs = arguments.integer();
   layer.outputs = arguments.integer();
-  layer.scales = arguments.address<const float>();
-  layer.outliers = arguments.address<const int64_t>();
-  layer.num_outliers = arguments.integer();
-  layer.outlier_weights = arguments.address<const float>();
   layer.norm = arguments.address<const float>();
   return layer;
 }
@@ -240,16 +252,22 @@ PyMethodDef methods[] = {
     method<set_threads>("set_threads"),
     method<packed_size<float>>("packed_size_float32"),
     method<packed_size<uint16_t>>("packed_size_bfloat16"),
-    method<integer_size<8>>("integer_size_8"),
-    method<integer_size<4>>("integer_size_4"),
+    method<integer_size<8, false>>("packed_size_int8"),
+    method<integer_size<8, true>>("packed_size_int8_affine"),
+    method<integer_size<4, false>>("packed_size_int4"),
+    method<integer_size<4, true>>("packed_size_int4_affine"),
     method<pack<float, sluice::pack<float>>>("pack_float32"),
     method<pack<uint16_t, sluice::pack<uint16_t>>>("pack_bfloat16"),
-    method<pack<uint8_t, sluice::pack_levels<8>>>("pack_levels_8"),
-    method<pack<uint8_t, sluice::pack_levels<4>>>("pack_levels_4"),
+    method<pack_integers<8, false>>("pack_int8"),
+    method<pack_integers<8, true>>("pack_int8_affine"),
+    method<pack_integers<4, false>>("pack_int4"),
+    method<pack_integers<4, true>>("pack_int4_affine"),
     method<linear<float>>("linear_float32"),
     method<linear<uint16_t>>("linear_bfloat16"),
-    method<integer<8>>("integer_8"),
-    method<integer<4>>("integer_4"),
+    method<integer<8, false>>("linear_int8"),
+    method<integer<8, true>>("linear_int8_affine"),
+    method<integer<4, false>>("linear_int4"),
+    method<integer<4, true>>("linear_int4_affine"),
     method<attention<float>>("attention_float32"),
     method<attention<uint16_t>>("attention_bfloat16"),
     method<attention<int8_t>>("attention_int8"),

@@ -17,7 +17,8 @@ NO_NORM = -1.0
 ALL_TOKENS = -1  # as in kernels/cpu/layer.h
 STORE, ADD = 0, 1  # whether a product is stored or added; as in kernels/cpu/panels.h
 GATES = {"silu": 2, "gelu_tanh": 3, "clamped": 4}  # values of `finish` for gated products, by activation
-FLOAT32, BFLOAT16, INT8, INT4 = 0, 1, 2, 3  # formats of a weight; as in kernels/cpu/layer.h
+# Formats of a weight; as in kernels/cpu/layer.h. Affine: with a minimum for each group of inputs.
+FLOAT32, BFLOAT16, INT8, INT8_AFFINE, INT4, INT4_AFFINE = range(6)
 LANES = 16  # head sizes must be multiples of this
 MAX_HEAD_DIM = 256
 SCALE_BYTES = 4  # of the float32 scale behind the levels of one head's key or value in an 8-bit cache
@@ -55,17 +56,29 @@ def pack(weight: Tensor, gated: bool) -> Tensor:
     return packed
 
 
-def pack_levels(levels: Tensor, bits: int, gated: bool) -> Tensor:
-    """Packs levels uint8 [N, K] below 2^bits in panels: uint8 [packed size]."""
+def integer_format(bits: int, has_minima: bool) -> int:
+    """Returns the format of a quantised weight, see `kernels.formats.quantised`."""
+    return {(8, False): INT8, (8, True): INT8_AFFINE, (4, False): INT4, (4, True): INT4_AFFINE}[bits, has_minima]
+
+
+def pack_integers(levels: Tensor, scales: Tensor, minima: Tensor | None, form: int, gated: bool) -> Tensor:
+    """Packs a quantised weight in panels, levels and what belongs to them side by side: uint8 [packed size].
+
+    Levels are uint8 [N, K] below 2^bits; scales and minima float16 [N, ⌈K / 32⌉].
+    """
     assert builds.MODULE is not None
-    levels = levels.contiguous()
-    rows, inputs = levels.shape
+    (rows, inputs), module = levels.shape, builds.MODULE
     size, call = {
-        8: (builds.MODULE.integer_size_8, builds.MODULE.pack_levels_8),
-        4: (builds.MODULE.integer_size_4, builds.MODULE.pack_levels_4),
-    }[bits]
+        INT8: (module.packed_size_int8, module.pack_int8),
+        INT8_AFFINE: (module.packed_size_int8_affine, module.pack_int8_affine),
+        INT4: (module.packed_size_int4, module.pack_int4),
+        INT4_AFFINE: (module.packed_size_int4_affine, module.pack_int4_affine),
+    }[form]
+    levels, scales = levels.contiguous(), scales.contiguous()
+    minima = None if minima is None else minima.contiguous()
     packed = memory.empty(size(rows, inputs, int(gated)), torch.uint8)
-    call(levels.data_ptr(), packed.data_ptr(), rows, inputs, int(gated))
+    low = 0 if minima is None else minima.data_ptr()
+    call(levels.data_ptr(), scales.data_ptr(), low, packed.data_ptr(), rows, inputs, int(gated))
     return packed
 
 
@@ -106,34 +119,31 @@ def linear(
 def integer_linear(
     x: Tensor,
     weight: Tensor,
-    scales: Tensor,
-    outliers: Tensor,
-    outlier_weights: Tensor,
-    bits: int,
+    form: int,
     bias: Tensor | None,
     y: Tensor,
     inputs: int,
     eps: float,
     finish: int,
+    norm: Tensor | None = None,
 ) -> None:
-    """Computes the same as `linear` with a quantised weight; see `kernels.formats.quantised`.
-
-    The weight comes from `pack_levels`; scales [N, groups] and outlier_weights [N, outliers] are packed by `pack`;
-    `outliers` is int64.
-    """
+    """Computes the same as `linear` with a weight from `pack_integers` of the format `form`."""
     assert builds.MODULE is not None
     _check(x, y, inputs)
-    call = builds.MODULE.integer_4 if bits == 4 else builds.MODULE.integer_8
+    module = builds.MODULE
+    call = {
+        INT8: module.linear_int8,
+        INT8_AFFINE: module.linear_int8_affine,
+        INT4: module.linear_int4,
+        INT4_AFFINE: module.linear_int4_affine,
+    }[form]
     call(
         x.data_ptr(),
         x.stride(0),
         inputs,
         eps,
+        0 if norm is None else norm.data_ptr(),
         weight.data_ptr(),
-        scales.data_ptr(),
-        outliers.data_ptr(),
-        len(outliers),
-        outlier_weights.data_ptr(),
         0 if bias is None else bias.data_ptr(),
         y.data_ptr(),
         len(x),

@@ -28,14 +28,14 @@ constexpr int64_t WORDS_A_STEP = HAS_TILES ? TILE_ROWS : 1;  // packed weights a
 // saved whenever it is taken off its core.
 class Tiles {
  public:
-  explicit Tiles(std::array<int, 8> rows) { shape(rows); }
+  explicit Tiles(std::array<int, 8> rows, int depth = LINE) { shape(rows, depth); }
 
-  // A tenth of a microsecond, as long as a dozen products.
-  void shape(std::array<int, 8> rows) {
+  // A tenth of a microsecond, as long as a dozen products. `depth`: bytes of a row of x.
+  void shape(std::array<int, 8> rows, int depth = LINE) {
     TileShapes shapes;
     for (int tile = 0; tile < 8; ++tile) {
       shapes.rows[tile] = static_cast<uint8_t>(rows[tile]);
-      shapes.bytes[tile] = LINE;
+      shapes.bytes[tile] = static_cast<uint16_t>(tile == 4 || tile == 5 ? depth : LINE);
     }
     load_shapes(shapes);
   }
@@ -50,6 +50,13 @@ inline std::array<int, 8> shape_of(int rows) {
   if (rows <= TILE_ROWS) return {rows, rows, rows, rows, rows, TILE_ROWS, TILE_ROWS, TILE_ROWS};
   const int second = rows - TILE_ROWS;
   return {TILE_ROWS, TILE_ROWS, second, second, TILE_ROWS, second, TILE_ROWS, TILE_ROWS};
+}
+
+// The same of groups of 32 bytes: 4 and 5 hold rows of x, and nothing else. Of no second half there is one row that
+// nobody reads.
+inline std::array<int, 8> group_shape(int rows) {
+  const int first = std::min(rows, TILE_ROWS), second = std::max(rows - TILE_ROWS, 1), words = 8;
+  return {first, first, second, second, first, second, words, words};
 }
 
 // Has a quarter of what comes two steps later brought into the cache, so many lines of each word. All at once they
@@ -109,6 +116,25 @@ inline void multiply_high(const uint8_t* x, int64_t x_stride, const uint8_t* wei
   }
   store_tile<0>(to, PITCH), store_tile<1>(to + LINE, PITCH);
   store_tile<2>(to + TILE_ROWS * PITCH, PITCH), store_tile<3>(to + TILE_ROWS * PITCH + LINE, PITCH);
+}
+
+// sums [rows, PANEL] of up to BLOCK rows of x, `x_stride` bytes apart, by a group of one panel. As shaped by
+// `group_shape`.
+inline void multiply_group(const void* x, int64_t x_stride, int rows, const uint8_t* weight, int32_t* sums) {
+  const auto* from = static_cast<const uint8_t*>(x);
+  const bool is_high = rows > TILE_ROWS;
+  load_tile<4>(from, x_stride);
+  if (is_high) load_tile<5>(from + TILE_ROWS * x_stride, x_stride);
+  for (int half = 0; half < 2; ++half, weight += 2 * LINE) {
+    auto* to = reinterpret_cast<uint8_t*>(sums) + half * 2 * LINE;
+    load_tile<6>(weight, PITCH), load_tile<7>(weight + LINE, PITCH);
+    clear_tile<0>(), SignedByUnsigned::add<0, 4, 6>(), store_tile<0>(to, PITCH);
+    clear_tile<1>(), SignedByUnsigned::add<1, 4, 7>(), store_tile<1>(to + LINE, PITCH);
+    if (!is_high) continue;
+    to += TILE_ROWS * PITCH;
+    clear_tile<2>(), SignedByUnsigned::add<2, 5, 6>(), store_tile<2>(to, PITCH);
+    clear_tile<3>(), SignedByUnsigned::add<3, 5, 7>(), store_tile<3>(to + LINE, PITCH);
+  }
 }
 
 // Rows [begin, end) of x, `x_stride` bytes apart, by one panel of so many steps. `finish(row, sums)` is called for each

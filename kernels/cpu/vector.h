@@ -55,6 +55,15 @@ inline Vec load(const int8_t* from) {
   return __builtin_convertvector(levels, Vec);
 }
 
+// float16, two bytes each.
+inline Vec load_half(const uint8_t* from) {
+#if defined(__AVX512F__)
+  return (Vec)_mm512_maskz_cvtph_ps(ALL, _mm256_loadu_si256(reinterpret_cast<const __m256i*>(from)));
+#else
+  return (Vec)_mm256_cvtph_ps(_mm_loadu_si128(reinterpret_cast<const __m128i*>(from)));
+#endif
+}
+
 inline void store(float* to, Vec v) { std::memcpy(to, &v, sizeof v); }
 
 // Rounded to bfloat16, halves to even. NaN stays NaN.
@@ -69,6 +78,8 @@ inline void store(uint16_t* to, Vec v) {
   _mm_storeu_si128(reinterpret_cast<__m128i*>(to), _mm256_castsi256_si128(_mm256_permute4x64_epi64(pairs, 0x08)));
 #endif
 }
+
+inline void store(int32_t* to, IntVec v) { std::memcpy(to, &v, sizeof v); }
 
 // The lower bytes.
 inline void store(int8_t* to, IntVec v) {
@@ -106,31 +117,31 @@ constexpr int half_of(int lane, bool upper) {
   return lane / WIDTH * 2 * WIDTH + lane % WIDTH + (upper ? WIDTH : 0);
 }
 
-template <int WIDTH, int... LANE>
-inline Vec add_halves(Vec a, Vec b, std::integer_sequence<int, LANE...>) {
+template <int WIDTH, typename Lanes, int... LANE>
+inline Lanes add_halves(Lanes a, Lanes b, std::integer_sequence<int, LANE...>) {
   return __builtin_shufflevector(a, b, half_of<WIDTH>(LANE, false)...) +
          __builtin_shufflevector(a, b, half_of<WIDTH>(LANE, true)...);
 }
 
 // Sums of the lanes of LANES vectors: lane i of the result is that of v[i]. Halves are added to halves, as in `sum`.
-template <int WIDTH = LANES / 2>
-inline Vec sums(Vec* v) {
+template <int WIDTH = LANES / 2, typename Lanes>
+inline Lanes sums(Lanes* v) {
   for (int i = 0; i < WIDTH; ++i)
     v[i] = add_halves<WIDTH>(v[2 * i], v[2 * i + 1], std::make_integer_sequence<int, LANES>());
   if constexpr (WIDTH > 1) return sums<WIDTH / 2>(v);
   return v[0];
 }
 
-template <int WIDTH, int... LANE>
-inline Vec greater_halves(Vec a, Vec b, std::integer_sequence<int, LANE...>) {
-  const Vec lower = __builtin_shufflevector(a, b, half_of<WIDTH>(LANE, false)...);
-  const Vec upper = __builtin_shufflevector(a, b, half_of<WIDTH>(LANE, true)...);
+template <int WIDTH, typename Lanes, int... LANE>
+inline Lanes greater_halves(Lanes a, Lanes b, std::integer_sequence<int, LANE...>) {
+  const Lanes lower = __builtin_shufflevector(a, b, half_of<WIDTH>(LANE, false)...);
+  const Lanes upper = __builtin_shufflevector(a, b, half_of<WIDTH>(LANE, true)...);
   return lower > upper ? lower : upper;
 }
 
 // The greatest lanes of LANES vectors, likewise.
-template <int WIDTH = LANES / 2>
-inline Vec greatests(Vec* v) {
+template <int WIDTH = LANES / 2, typename Lanes>
+inline Lanes greatests(Lanes* v) {
   for (int i = 0; i < WIDTH; ++i)
     v[i] = greater_halves<WIDTH>(v[2 * i], v[2 * i + 1], std::make_integer_sequence<int, LANES>());
   if constexpr (WIDTH > 1) return greatests<WIDTH / 2>(v);
@@ -165,6 +176,15 @@ inline float sum(Vec v) {
 inline Vec absolute(Vec x) { return x > -x ? x : -x; }
 
 inline Vec greater(Vec a, Vec b) { return a > b ? a : b; }
+
+inline IntVec greater(IntVec a, IntVec b) { return a > b ? a : b; }
+
+// Of a number without its sign: in the order of magnitudes, an infinity above all numbers and NaN above that.
+inline IntVec magnitude_bits(Vec x) {
+  IntVec bits;
+  std::memcpy(&bits, &x, sizeof bits);
+  return bits & 0x7fffffff;
+}
 
 template <int WIDTH, int... LANE>
 inline Vec greater_halves(Vec v, std::integer_sequence<int, LANE...>) {

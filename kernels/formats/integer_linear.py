@@ -11,7 +11,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from sluice_server.kernels.formats.linear import PackedLinear
+from sluice_server.kernels.cpu import builds, native
+from sluice_server.kernels.formats.linear import NativeLinear, PackedLinear
 from sluice_server.kernels.formats.quantised import GROUP, LEVELS, QuantisedWeight
 
 
@@ -49,3 +50,25 @@ def round_activations(x: Tensor) -> tuple[Tensor, Tensor]:
     by = torch.where(broken | (peak <= torch.finfo(torch.float32).tiny * LEVELS), 0.0, LEVELS / peak)
     integers = torch.where(broken[:, :, None], 0.0, (groups * by[:, :, None]).round_())
     return integers, torch.where(broken, float("nan"), peak / LEVELS)
+
+
+class NativeIntegerLinear(NativeLinear):
+    """Linear layer with quantised weights and activations by the C++ kernels, with AMX or VNNI if available."""
+
+    def __init__(self, weight: QuantisedWeight, bias: Tensor | None, gated: bool) -> None:
+        super().__init__(weight.levels, bias, gated)
+        self._format = native.integer_format(weight.bits, weight.minima is not None)
+        self.weight = native.pack_integers(weight.levels, weight.scales, weight.minima, self._format, gated)
+
+    @property
+    def arguments(self) -> tuple[int, ...]:
+        return (self._format, *self._addresses())
+
+    def multiply(self, x: Tensor, y: Tensor, norm: Tensor | None, eps: float, finish: int) -> None:
+        norm = None if norm is None else norm.float()
+        native.integer_linear(x, self.weight, self._format, self.bias, y, self._inputs, eps, finish, norm)
+
+
+def integer_linear(weight: QuantisedWeight, bias: Tensor | None, gated: bool) -> PackedLinear:
+    """Returns the best layer that this machine has for a quantised weight."""
+    return NativeIntegerLinear(weight, bias, gated) if builds.is_available() else IntegerLinear(weight, bias)

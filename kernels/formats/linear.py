@@ -159,14 +159,9 @@ class NativeLinear(PackedLinear):
     def arguments(self) -> tuple[int, ...]:
         """Arguments that describe this layer to a kernel which runs several linear layers.
 
-        In the order that kernels/cpu/module.cpp reads: format, addresses of weight and bias, inputs, outputs, and for
-        quantised weights the addresses and sizes of their scales and outliers.
+        In the order that kernels/cpu/module.cpp reads: format, addresses of weight and bias, inputs, outputs.
         """
         raise NotImplementedError
-
-    def takes_norm(self, norm: Tensor | None) -> bool:
-        """Returns whether the kernel itself applies a norm's weights, where these are not folded in."""
-        return True
 
     def multiply(self, x: Tensor, y: Tensor, norm: Tensor | None, eps: float, finish: int) -> None:
         """Multiplies x by the weight and stores or adds the result in y, as `finish` says.
@@ -219,7 +214,7 @@ class NativePanels(NativeLinear):
     @property
     def arguments(self) -> tuple[int, ...]:
         form = native.BFLOAT16 if self.weight.dtype is torch.bfloat16 else native.FLOAT32
-        return (form, *self._addresses(), 0, 0, 0, 0)
+        return (form, *self._addresses())
 
     def multiply(self, x: Tensor, y: Tensor, norm: Tensor | None, eps: float, finish: int) -> None:
         norm = None if norm is None else norm.float()

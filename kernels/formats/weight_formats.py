@@ -14,7 +14,7 @@ from torch import Tensor
 from sluice_server.kernels.cpu import builds
 from sluice_server.kernels.formats import private_operators as private
 from sluice_server.kernels.formats.gpu_linear import EightBitsOnGpu, Int4OnGpu, Int8OnGpu
-from sluice_server.kernels.formats.integer_linear import IntegerLinear
+from sluice_server.kernels.formats.integer_linear import integer_linear
 from sluice_server.kernels.formats.linear import (
     BlockedLinear,
     GpuLinear,
@@ -76,7 +76,9 @@ def serves_onednn() -> bool:
 
 def _integers(bits: int, on_gpu: Callable[[Tensor, Tensor | None], PackedLinear]) -> tuple[WeightFormat, ...]:
     return (
-        WeightFormat(_on_cpu, lambda weight, bias, gated: IntegerLinear(round_weight(weight.float(), bits), bias)),
+        WeightFormat(
+            _on_cpu, lambda weight, bias, gated: integer_linear(round_weight(weight.float(), bits), bias, gated)
+        ),
         WeightFormat(_on_gpu, lambda weight, bias, gated: on_gpu(weight, bias)),
     )
 
@@ -173,7 +175,7 @@ def _multiplies_fp8(device: torch.device) -> bool:
 
 def _as_ours(packed: Packed, bias: Tensor | None, dtype: torch.dtype, gated: bool) -> PackedLinear:
     assert isinstance(packed, Int4Weight)
-    return IntegerLinear(from_int4(packed), bias)
+    return integer_linear(from_int4(packed), bias, gated)
 
 
 def _int4_on_gpu(packed: Packed, bias: Tensor | None, dtype: torch.dtype, gated: bool) -> PackedLinear:

@@ -1,7 +1,7 @@
 """llama.cpp's decode step and prefill through its low-level batch API; answers one JSON line for each it reads.
 
 Runs in the peer's own environment: python llama_cpp_worker.py CONFIG_JSON FORMAT GGUF_FILE. The GGUF file is written
-when it is missing: random weights of the shape in config.json, FORMAT one of f32, bf16, q8_0.
+when it is missing: random weights of the shape in config.json, FORMAT one of f32, bf16, q8_0, q4_0.
 """
 
 import ctypes
@@ -48,6 +48,7 @@ def write_gguf(shape: dict, form: str, path: Path) -> None:
         "f32": gguf.GGMLQuantizationType.F32,
         "bf16": gguf.GGMLQuantizationType.BF16,
         "q8_0": gguf.GGMLQuantizationType.Q8_0,
+        "q4_0": gguf.GGMLQuantizationType.Q4_0,
     }
 
     def matrix(name: str, rows: int, columns: int) -> None:
@@ -128,7 +129,7 @@ def main() -> None:
     lc.llama_backend_init()
     params = lc.llama_model_default_params()
     # With AMX its own layout of rounded weights ends the first decode in a segmentation fault (llama.cpp#20824).
-    params.use_extra_bufts = not (form == "q8_0" and b"AMX_INT8 = 1" in lc.llama_print_system_info())
+    params.use_extra_bufts = not (form in ("q8_0", "q4_0") and b"AMX_INT8 = 1" in lc.llama_print_system_info())
     model = lc.llama_model_load_from_file(str(path).encode(), params)
     assert model, path
     print(json.dumps({"ready": True, "about": lc.llama_print_system_info().decode()}), flush=True)

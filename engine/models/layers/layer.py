@@ -85,7 +85,7 @@ class Layer:
         parts = ((self.qkv, before), (self.output, None), (mlp.gate_up, between), (mlp.down, None))
         found: list[float] = []
         for linear, norm in parts:
-            if not isinstance(linear, NativeLinear) or not linear.takes_norm(norm):
+            if not isinstance(linear, NativeLinear):
                 return None
             found += (*linear.arguments, _address(norm))
         sizes = (self.heads, self.kv_heads, self.dim, self.window or 0)

@@ -8,8 +8,7 @@ from torch import Tensor
 
 from sluice_server.kernels import ops
 from sluice_server.kernels.cpu import builds
-from sluice_server.kernels.formats.integer_linear import IntegerLinear
-from sluice_server.kernels.formats.linear import PackedLinear
+from sluice_server.kernels.formats.integer_linear import IntegerLinear, integer_linear
 from sluice_server.kernels.formats.packed_weights import Int4Weight, dequantise, pack_nibbles
 from sluice_server.kernels.formats.quantised import (
     GROUP,
@@ -68,7 +67,7 @@ def test_products_are_those_of_the_rounded_numbers(
     torch.manual_seed(1)
     weight, x = random_weight(features, inputs, bits, has_minima), torch.randn(rows, inputs)
     x[:, inputs // 3] *= 40.0
-    want, got = exact(x, weight), linear(weight, None).apply(x)
+    want, got = exact(x, weight), integer_linear(weight, None, False).apply(x)
     assert torch.allclose(got.double(), want, rtol=1e-5, atol=1e-5 * float(want.abs().max()))
 
 
@@ -82,13 +81,8 @@ def test_the_greatest_sums_do_not_saturate(bits: int, has_minima: bool, sign: fl
     minima = torch.full((64, groups), -3.0).half() if has_minima else None
     weight = QuantisedWeight(bits, levels, torch.ones(64, groups).half(), minima)
     value = highest - 3 if has_minima else highest - (1 << bits - 1)
-    got = linear(weight, None).apply(torch.full((9, inputs), sign * LEVELS))
+    got = integer_linear(weight, None, False).apply(torch.full((9, inputs), sign * LEVELS))
     assert torch.equal(got, torch.full((9, 64), sign * LEVELS * inputs * value))
-
-
-def linear(weight: QuantisedWeight, bias: Tensor | None, gated: bool = False) -> PackedLinear:
-    """By our own kernels if there are any."""
-    return IntegerLinear(weight, bias)
 
 
 @pytest.mark.parametrize("bits", [8, 4])
