@@ -16,7 +16,7 @@ from pathlib import Path
 from benchmarks.cpu.shapes import SHAPES, checkpoint, tensors_of
 from benchmarks.machine import write
 
-BYTES = {"float32": 4.0, "bfloat16": 2.0, "int8": 1.0, "int4": 0.5 + 4 / 128}
+BYTES = {"float32": 4.0, "bfloat16": 2.0, "int8": 8.5 / 8, "int4": 5 / 8}  # with scales and minima
 CACHE_BYTES = {"int8+": 1}
 MIB = 1 << 20
 

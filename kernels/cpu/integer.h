@@ -317,6 +317,7 @@ inline void add_scaled(const Activations<BITS>& x, int64_t rows, const int32_t* 
 template <int BITS, bool MINIMA>
 inline void compute_by_tiles(const Integer<BITS, MINIMA>& job, const Activations<BITS>& x, int64_t panel,
                              int64_t begin, int64_t end) {
+  static_assert(PART == PANEL);
   constexpr int64_t SIZE = GROUP_SIZE<BITS, MINIMA>;
   alignas(64) float sums[BLOCK * PANEL];
   alignas(64) int32_t words[BLOCK * PANEL];
@@ -329,6 +330,7 @@ inline void compute_by_tiles(const Integer<BITS, MINIMA>& job, const Activations
     std::fill_n(sums, rows * PANEL, 0.0f);
     for (int64_t group = 0; group < groups; ++group) {
       const uint8_t* weight = job.weight + (panel * groups + group) * SIZE;
+      if (row == begin) fetch_lines<SIZE / LINE>(weight + GROUPS_A_PASS * SIZE);
       if (BITS == 4) widen_nibbles(weight, SIZE, 1, bytes);
       const Activations<BITS> seen = x.from(row, group);
       multiply_group(seen.quads, x.stride * 4, rows, BITS == 4 ? bytes : weight, words);

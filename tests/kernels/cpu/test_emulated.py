@@ -16,6 +16,8 @@ import torch
 from sluice_server.kernels import ops
 from sluice_server.kernels.cpu import builds, native
 from sluice_server.kernels.formats import weight_formats as kinds
+from sluice_server.kernels.formats.integer_linear import integer_linear
+from sluice_server.kernels.formats.quantised import GROUP, QuantisedWeight
 from sluice_server.kernels.layout.metadata import AttentionMetadata
 from sluice_server.kernels.reference import definitions
 
@@ -55,20 +57,23 @@ def emulated(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFa
     return module
 
 
-@pytest.mark.parametrize("weights", ["int8", "int4"])
+@pytest.mark.parametrize(("bits", "has_minima"), [(8, False), (8, True), (4, False), (4, True)])
 @pytest.mark.parametrize(("features", "inputs"), [(96, 48), (130, 1030), (704, 260)])
 def test_products_of_integers_have_the_same_bits(
-    weights: str, features: int, inputs: int, emulated: ModuleType, monkeypatch: pytest.MonkeyPatch
+    bits: int, has_minima: bool, features: int, inputs: int, emulated: ModuleType, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     torch.manual_seed(1)
-    weight, bias = torch.randn(features, inputs), torch.randn(features)
-    weight[:, 3] *= 50.0
+    groups = -(-inputs // GROUP)
+    levels = torch.randint(1 << bits, (features, inputs), dtype=torch.uint8)
+    scales, minima = torch.randn(features, groups).half(), torch.randn(features, groups).half()
+    weight = QuantisedWeight(bits, levels, scales, minima if has_minima else None)
+    bias, norm = torch.randn(features), torch.rand(inputs)
     for rows in (1, 7, 20, 40):
         x, found = torch.randn(rows, inputs), []
         for module in (builds.load("v4"), emulated):
             monkeypatch.setattr(builds, "MODULE", module)
-            packed, gated = (ops.pack_linear(weight, bias, gated=g, weights=weights) for g in (False, True))
-            found.append((ops.linear_normed(x, None, 1e-5, packed), ops.linear_gated(x, None, 1e-5, gated)))
+            packed, gated = (integer_linear(weight, bias, is_gated) for is_gated in (False, True))
+            found.append((ops.linear_normed(x, norm, 1e-5, packed), ops.linear_gated(x, None, 1e-5, gated)))
         for one, other in zip(*found, strict=True):
             assert torch.equal(one, other)
 
