@@ -9,6 +9,7 @@ is what it was. The text is the Lee corpus, 300 news items that the package `gen
 """
 
 import hashlib
+import importlib
 import json
 import subprocess
 import sys
@@ -16,7 +17,7 @@ import tempfile
 import zipfile
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 import torch
@@ -46,6 +47,14 @@ PROJECTIONS = {
     "ffn_down": "mlp.down_proj",
 }
 OUTLIERS, OUTLIER = 8, 128.0  # inner channels of each MLP that are made larger, and by how much
+
+
+class Stored(Protocol):
+    """A tensor of a GGUF file."""
+
+    name: str
+    data: Any
+    tensor_type: Any
 
 
 def checkpoint(variant: str = "published") -> Path:
@@ -147,7 +156,7 @@ def _make(folder: Path) -> Path:
     if not (CACHE / "lib" / "gguf").exists():  # a folder of its own: nothing else here needs the package
         _pip("install", "--no-deps", "--target", str(CACHE / "lib"), READER)
     sys.path.append(str(CACHE / "lib"))
-    import gguf  # noqa: PLC0415 # installed just now
+    gguf = importlib.import_module("gguf")  # installed just now
 
     folder.mkdir(parents=True, exist_ok=True)
     with tempfile.NamedTemporaryFile(suffix=".gguf") as file:
@@ -161,7 +170,7 @@ def _make(folder: Path) -> Path:
     return folder
 
 
-def _tensor(one: Any, heads: Mapping[str, int], dequantize: Callable[..., Any]) -> tuple[str, Tensor]:
+def _tensor(one: Stored, heads: Mapping[str, int], dequantize: Callable[..., Any]) -> tuple[str, Tensor]:
     """A tensor with its name in a Hugging Face folder. GGUF interleaves the halves of rotated heads."""
     weight = np.array(dequantize(one.data, one.tensor_type), dtype=np.float32)
     outside = {"token_embd.weight": "model.embed_tokens.weight", "output_norm.weight": "model.norm.weight"}

@@ -80,9 +80,7 @@ class LinearPacker:
         importance: Tensor | None = None,
     ) -> PackedLinear:
         """Packs a weight [N, K] and a bias [N]; `importance` [K] is the mean square of each input, or None."""
-        return kinds.pack(
-            weight, bias, gated=gated, precise=precise, weights=self.weights, importance=importance
-        )
+        return kinds.pack(weight, bias, gated=gated, precise=precise, weights=self.weights, importance=importance)
 
 
 PLAIN = LinearPacker()

@@ -46,6 +46,4 @@ def compare(windows: Sequence[Sequence[int]], logits: Iterable[Array], reference
         same += int((own.argmax(1) == right.argmax(1)).sum())
         num += len(ids)
     told = num - len(windows)
-    return Quality(
-        math.exp(surprise / told), math.exp((surprise - expected) / told) - 1, divergence / num, same / num
-    )
+    return Quality(math.exp(surprise / told), math.exp((surprise - expected) / told) - 1, divergence / num, same / num)

@@ -23,12 +23,14 @@ from torch import Tensor
 from benchmarks import real_model
 from benchmarks.cpu.divergence import Array, Quality, compare, log_softmax
 from benchmarks.machine import RESULTS, write
+from sluice_server import demo
 from sluice_server.engine.models.config import read_config
 from sluice_server.engine.models.model import Model, load_model
 from sluice_server.kernels import ops
 from sluice_server.kernels.cpu import builds
 from sluice_server.kernels.layout.metadata import AttentionMetadata
 
+TINY = Path(demo.__file__).parent / "target"  # the embedded model
 WINDOW = 512
 BLOCK = 32
 CPU = torch.device("cpu")
@@ -75,9 +77,9 @@ def _window(model: Model, cache: list[Tensor], ids: Sequence[int]) -> Tensor:
     return model.logits(model.forward(torch.tensor(ids), meta.positions, cache, meta))
 
 
-def write_reference(folder: Path, windows: Sequence[Sequence[int]], to: Path) -> Sequence[Array]:
+def write_reference(folder: Path, windows: Sequence[Sequence[int]], to: Path) -> Array:
     """Log probabilities of transformers in float32, written to a file that peers read."""
-    from transformers import AutoModelForCausalLM  # noqa: PLC0415 # of the tests' environment, and needed only here
+    from transformers import AutoModelForCausalLM  # of the tests' environment, and needed only here
 
     model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32, attn_implementation="eager")
     shape = (len(windows), WINDOW, model.config.vocab_size)
@@ -91,7 +93,8 @@ def write_reference(folder: Path, windows: Sequence[Sequence[int]], to: Path) ->
 def of_peer(variant: str, forms: Sequence[str], windows: Path, reference: Path) -> Iterator[tuple[str, Quality]]:
     """llama.cpp on the same ids, in its own environment, with weights that its own library has rounded."""
     folder = real_model.checkpoint(variant)
-    command = [PEER, "-m", "benchmarks.cpu.peers.llama_cpp_quality", folder, windows, reference, ",".join(forms)]
+    worker = "benchmarks.cpu.peers.llama_cpp_quality"
+    command = [str(PEER), "-m", worker, str(folder), str(windows), str(reference), ",".join(forms)]
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, cwd=RESULTS.parents[1]) as process:
         assert process.stdout is not None
         for line in process.stdout:
@@ -109,10 +112,10 @@ def measure(windows: list[list[int]], names: Sequence[str], *, has_peers: bool) 
         reference = write_reference(real_model.checkpoint(), windows, file)
         for name in names:
             form = FORMATS[name]
-            yield name, compare(windows, logits_of(real_model.checkpoint(form.variant), form, windows), reference)
+            yield name, compare(windows, logits_of(real_model.checkpoint(form.variant), form, windows), list(reference))
         for variant, forms in PEERS.items() if has_peers else ():
-            for form, quality in of_peer(variant, forms, ids, file):
-                yield f"llama.cpp {form}" + ("" if variant == "permuted" else f", {variant}"), quality
+            for peer, quality in of_peer(variant, forms, ids, file):
+                yield f"llama.cpp {peer}" + ("" if variant == "permuted" else f", {variant}"), quality
 
 
 def rounded(quality: Quality) -> Mapping[str, float]:

@@ -46,24 +46,24 @@ class ChannelPair:
 
 def channel_pairs(config: ModelConfig, traits: ArchitectureTraits) -> Iterator[ChannelPair]:
     """Yields the pairs of all layers whose projections may be tensors of their own."""
-    hidden, size, dim = config.hidden_size, config.intermediate_size, config.head_dim
+    hidden, dim = config.hidden_size, config.head_dim
     repeats = config.num_heads // config.num_kv_heads
     for index in range(config.num_layers):
         at = f"model.layers.{index}"
         v, o = f"{at}.self_attn.v_proj", f"{at}.self_attn.o_proj"
         yield ChannelPair(v, o, config.num_kv_heads * dim, hidden, hidden, dim, repeats)
-        for up, down in _inner(config, traits, index):
+        for up, down, size in _inner(config, traits, index):
             yield ChannelPair(f"{at}.{up}", f"{at}.{down}", size, hidden, hidden, size)
 
 
-def _inner(config: ModelConfig, traits: ArchitectureTraits, index: int) -> Iterator[tuple[str, str]]:
-    """Yields the names of `up` and `down` of a layer's MLP, or of its experts."""
+def _inner(config: ModelConfig, traits: ArchitectureTraits, index: int) -> Iterator[tuple[str, str, int]]:
+    """Yields the names of `up` and `down` of a layer's MLP, or of its experts, and their inner channels."""
     own, names = config.experts, traits.experts
     if own is None or names is None or not own.layers[index]:
-        yield "mlp.up_proj", "mlp.down_proj"
+        yield "mlp.up_proj", "mlp.down_proj", config.intermediate_size
     elif names.activation != "clamped":
         for i in range(own.num):
-            yield f"{names.experts}.{i}.{names.up}", f"{names.experts}.{i}.{names.down}"
+            yield f"{names.experts}.{i}.{names.up}", f"{names.experts}.{i}.{names.down}", own.intermediate_size
 
 
 class BalancedWeights:

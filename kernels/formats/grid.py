@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 HIGHEST = 15.0  # level of 4 bits
-FITS = 3
+FITS = 2
 LEAST_IMPORTANCE = 0.01  # of an input, as a share of the middle one: what was never seen may still come
 AT_ONCE = 1 << 17  # weights whose grids are searched together: a core's second-level cache holds them
 ROUNDING = 1e-6  # of float32 in the sums of a fit; a smaller spread of levels is none

@@ -1,8 +1,8 @@
 """The decoder layer that all supported architectures share, over packed weights and the paged cache.
 
 Attention and gated MLP on a residual stream in float32, each behind a norm, and with a norm behind it if the
-architecture has one. Query, key and value are one matrix, gate and up another. In float32, without rounding, the norms' weights
-are folded into the matrix behind them. Independent of batching and sampling.
+architecture has one. Query, key and value are one matrix, gate and up another. In float32,
+unless it is rounded, the norms' weights are folded into the matrix behind them. Independent of batching and sampling.
 """
 
 from typing import Protocol
