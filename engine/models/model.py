@@ -15,7 +15,7 @@ from sluice_server.engine.models.config import ModelConfig
 from sluice_server.engine.models.fields import MENDING, invalid_model
 from sluice_server.engine.models.layers.decoder import DecoderLayer, LayerLoader, Pack
 from sluice_server.engine.models.layers.mlp_weights import make_mlp
-from sluice_server.engine.models.observed import Observer, observed_layers, random_ids
+from sluice_server.engine.models.observed import Observer, WeighingPack, observed_layers, random_ids
 from sluice_server.engine.models.registry import traits_of
 from sluice_server.engine.models.rope import rope_table
 from sluice_server.engine.models.weights import Checkpoint, PlannedWeights, WeightSource
@@ -62,6 +62,7 @@ class Model:
         self.on_layer: Callable[[], None] = _nothing  # called after each layer
         self.hidden_state_hooks: HiddenStateHooks = {}  # copy hidden states for an EAGLE-3 head
         self.is_fixed = False  # set by `fix`
+        self.observed = ""  # names the observations by which weights were rounded; empty if there were none
         traits = traits_of(config)
         self.has_full_attention = None in traits.windows
         is_stored = config.stored is not None
@@ -81,8 +82,9 @@ class Model:
         ropes = (config.rope,) if config.local_rope is None else (config.rope, config.local_rope)
         self._cis = [rope_table(config, num_positions, device, rope).unsqueeze(1) for rope in ropes]
         if pack.weighs and not is_stored and device.type == "cpu":
-            observer = self._observer(num_positions)
-            self._layers = [*observed_layers(make, loader_of, config.num_layers, observer, pack)]
+            observer, weighing = self._observer(num_positions), WeighingPack(pack)
+            self._layers = [*observed_layers(make, loader_of, config.num_layers, observer, weighing)]
+            self.observed = weighing.digest
         else:
             self._layers = [make(i, loader) for i in range(config.num_layers)]
         norm = loader.norm("model.norm", hidden)

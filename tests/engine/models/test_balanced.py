@@ -58,7 +58,8 @@ def test_balanced_weights_are_the_same_model(architecture: str, tmp_path: Path) 
     assert torch.allclose(found, plain, rtol=1e-4, atol=1e-4)
     if architecture != "gpt_oss":
         at = "mlp.experts.0" if architecture == "qwen3_moe" else "mlp"
-        name, shape = f"model.layers.1.{at}.up_proj.weight", (config.intermediate_size, config.hidden_size)
+        size = config.intermediate_size if config.experts is None else config.experts.intermediate_size
+        name, shape = f"model.layers.1.{at}.up_proj.weight", (size, config.hidden_size)
         great = float(source.get(name, shape)[3].norm()), float(balanced.get(name, shape)[3].norm())
         assert great[1] < great[0] / 100
 

@@ -97,3 +97,14 @@ def test_norms_are_not_folded_into_weights_that_are_rounded(tmp_path: Path) -> N
         logits_of(load_model(tmp_path, config, torch.float32, CPU, 64, how)) for how in (ops.PLAIN, Unfolded())
     )
     assert not torch.equal(folded, apart) and torch.allclose(folded, apart, rtol=1e-4, atol=1e-4)
+
+
+def test_what_was_observed_is_named(tmp_path: Path) -> None:
+    """Caches of models that are rounded by other observations must not mix."""
+    config, names = None, []
+    for seed in (0, 0, 1):
+        make_checkpoint(tmp_path, Shape(), seed)
+        config = config or read_config(tmp_path)
+        names.append(load_model(tmp_path, config, torch.float32, CPU, 64, ops.LinearPacker("int4")).observed)
+    assert config is not None and names[0] == names[1] != names[2]
+    assert load_model(tmp_path, config, torch.float32, CPU, 64, ops.LinearPacker("int8")).observed == ""
