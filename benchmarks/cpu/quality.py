@@ -1,119 +1,150 @@
-"""What each number format costs in quality: logits and perplexity of the demo model on text it was never trained on.
+"""What each number format costs in quality: perplexity and divergence from float32 of a published model, on news.
 
-    python -m benchmarks.cpu.quality [--windows 64]
+    python -m benchmarks.cpu.quality [--windows 16] [--only "int8;int4"]
 
-Held-out tenth of the standard library, in windows of 512 tokens, each token predicted once from what is before it in
-its window. Reference: float32. Logit error: root mean square of the difference over that of the centred logits.
+Reference: transformers in float32. Each token is predicted once from what is before it in its window of 512 tokens; all
+formats, and llama.cpp's, get the same ids. See `benchmarks.real_model` for model and text: formats are measured on the
+`permuted` model, whose weights are on no grid, and once on the `published` one, whose weights came in Q4_1. `outliers`
+has 8 inner channels in each MLP that are 128 times as large.
 """
 
 import argparse
 import dataclasses
-import functools
-import math
-from collections.abc import Iterator, Sequence
+import json
+import subprocess
+import tempfile
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
 import numpy as np
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 
-from benchmarks.machine import write
+from benchmarks import real_model
+from benchmarks.cpu.divergence import Array, Quality, compare, log_softmax
+from benchmarks.machine import RESULTS, write
 from sluice_server import demo
-from sluice_server.demo import bpe, corpus
 from sluice_server.engine.models.config import read_config
 from sluice_server.engine.models.model import Model, load_model
 from sluice_server.kernels import ops
 from sluice_server.kernels.cpu import builds
 from sluice_server.kernels.layout.metadata import AttentionMetadata
 
-DIRECTORY = Path(demo.__file__).parent / "target"
+TINY = Path(demo.__file__).parent / "target"  # the embedded model
 WINDOW = 512
+BLOCK = 32
 CPU = torch.device("cpu")
+PEER = Path.home() / ".cache" / "sluice" / "peers" / "llama" / "bin" / "python"
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Format:
-    """Of weights and cache."""
+    """Of weights and cache, and the variant of the model that is measured."""
 
     dtype: torch.dtype = torch.float32
     weights: str = ""
     cache: torch.dtype = torch.float32
+    variant: str = "permuted"
 
 
 FORMATS = {
     "float32": Format(),
     "bfloat16": Format(torch.bfloat16, cache=torch.bfloat16),
-    "int8": Format(weights="int8"),
-    "int8, bfloat16 cache": Format(weights="int8", cache=torch.bfloat16),
-    "int4": Format(weights="int4"),
     "float32, int8 cache": Format(cache=torch.int8),
+    "int8": Format(weights="int8"),
     "int8, int8 cache": Format(weights="int8", cache=torch.int8),
+    "int8, outliers": Format(weights="int8", variant="outliers"),
+    "int8, as published": Format(weights="int8", variant="published"),
+    "int4": Format(weights="int4"),
     "int4, int8 cache": Format(weights="int4", cache=torch.int8),
+    "int4, outliers": Format(weights="int4", variant="outliers"),
+    "int4, as published": Format(weights="int4", variant="published"),
 }
+PEERS = {"permuted": ("f32", "q8_0", "q4_1", "q4_0"), "outliers": ("q8_0",), "published": ("q4_1",)}
 
 
-def held_out(num: int) -> list[list[int]]:
-    """`num` windows of ids, of as many documents as it takes."""
-    split = corpus.collect(corpus.stdlib_root())
-    documents = bpe.encode_documents(bpe.load_tokenizer(DIRECTORY / "tokenizer.json"), split.held_out)
-    windows = [ids[at : at + WINDOW].tolist() for ids in documents for at in range(0, len(ids) - WINDOW, WINDOW)]
-    return windows[:: max(1, len(windows) // num)][:num]
-
-
-def logits_of(form: Format, windows: Sequence[Sequence[int]]) -> Iterator[Tensor]:
+def logits_of(folder: Path, form: Format, windows: Sequence[Sequence[int]]) -> Iterator[Array]:
     """float32 [window, vocabulary] of each window, through the paged cache as the engine goes."""
-    pack = functools.partial(ops.pack_linear, weights=form.weights)
-    model = load_model(DIRECTORY, read_config(DIRECTORY), form.dtype, CPU, WINDOW, pack)
-    cache = model.new_cache(WINDOW // 32, 32, form.cache)
+    model = load_model(folder, read_config(folder), form.dtype, CPU, WINDOW, ops.LinearPacker(form.weights))
+    cache = model.new_cache(WINDOW // BLOCK, BLOCK, form.cache)
     for window in windows:
-        yield _window(model, cache, window)
+        yield _window(model, cache, window).numpy()
 
 
 def _window(model: Model, cache: list[Tensor], ids: Sequence[int]) -> Tensor:
-    tables = np.arange(WINDOW // 32, dtype=np.int32)[None]
-    meta = AttentionMetadata.build([len(ids)], [len(ids)], tables, 32, CPU)
+    tables = np.arange(WINDOW // BLOCK, dtype=np.int32)[None]
+    meta = AttentionMetadata.build([len(ids)], [len(ids)], tables, BLOCK, CPU)
     return model.logits(model.forward(torch.tensor(ids), meta.positions, cache, meta))
 
 
-@dataclasses.dataclass(frozen=True, slots=True)
-class Quality:
-    """Attributes:
-    perplexity: e to the mean surprise of a token.
-    logit_error: see the module.
-    agreement: share of positions whose likeliest token is that of the reference.
-    """
+def write_reference(folder: Path, windows: Sequence[Sequence[int]], to: Path) -> Array:
+    """Log probabilities of transformers in float32, written to a file that peers read."""
+    from transformers import AutoModelForCausalLM  # of the tests' environment, and needed only here
 
-    perplexity: float
-    logit_error: float
-    agreement: float
+    model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32, attn_implementation="eager")
+    shape = (len(windows), WINDOW, model.config.vocab_size)
+    found: Array = np.lib.format.open_memmap(to, mode="w+", dtype=np.float32, shape=shape)
+    with torch.inference_mode():
+        for at, ids in enumerate(windows):
+            found[at] = log_softmax(model(torch.tensor([ids])).logits[0].float().numpy())
+    return found
 
 
-def compare(form: Format, windows: Sequence[Sequence[int]]) -> Quality:
-    """One format against float32."""
-    nats, off, size, agreed, num = 0.0, 0.0, 0.0, 0, 0
-    for ids, got, want in zip(windows, logits_of(form, windows), logits_of(Format(), windows), strict=True):
-        nats += F.cross_entropy(got[:-1], torch.tensor(ids[1:]), reduction="sum").item()
-        off += (got - want).square().sum().item()
-        size += (want - want.mean(1, keepdim=True)).square().sum().item()
-        agreed += int((got.argmax(1) == want.argmax(1)).sum())
-        num += len(ids)
-    return Quality(math.exp(nats / (num - len(windows))), math.sqrt(off / size), agreed / num)
+def of_peer(variant: str, forms: Sequence[str], windows: Path, reference: Path) -> Iterator[tuple[str, Quality]]:
+    """llama.cpp on the same ids, in its own environment, with weights that its own library has rounded."""
+    folder = real_model.checkpoint(variant)
+    worker = "benchmarks.cpu.peers.llama_cpp_quality"
+    command = [str(PEER), "-m", worker, str(folder), str(windows), str(reference), ",".join(forms)]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, cwd=RESULTS.parents[1]) as process:
+        assert process.stdout is not None
+        for line in process.stdout:
+            found = json.loads(line)
+            yield found.pop("format"), Quality(**found)
+    if process.returncode:
+        raise RuntimeError(f"llama.cpp's process ended with {process.returncode}")
+
+
+def measure(windows: list[list[int]], names: Sequence[str], *, has_peers: bool) -> Iterator[tuple[str, Quality]]:
+    """Every format against the reference."""
+    with tempfile.TemporaryDirectory() as scratch:
+        ids, file = Path(scratch, "ids.json"), Path(scratch, "reference.npy")
+        ids.write_text(json.dumps(windows))
+        reference = write_reference(real_model.checkpoint(), windows, file)
+        for name in names:
+            form = FORMATS[name]
+            yield name, compare(windows, logits_of(real_model.checkpoint(form.variant), form, windows), list(reference))
+        for variant, forms in PEERS.items() if has_peers else ():
+            for peer, quality in of_peer(variant, forms, ids, file):
+                yield f"llama.cpp {peer}" + ("" if variant == "permuted" else f", {variant}"), quality
+
+
+def rounded(quality: Quality) -> Mapping[str, float]:
+    """The figures as they are written."""
+    return {name: round(value, 5) for name, value in dataclasses.asdict(quality).items()}
 
 
 def main() -> None:
     """Measure every format and write the table."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--windows", type=int, default=64)
+    parser.add_argument("--windows", type=int, default=16)
+    parser.add_argument("--only", default="", help="formats, separated by semicolons; the table is then not written")
     options = parser.parse_args()
     builds.set_threads(torch.get_num_threads())
-    windows = held_out(options.windows)
+    names = options.only.split(";") if options.only else list(FORMATS)
     table: dict[str, object] = {}
-    for name, form in FORMATS.items():
-        quality = compare(form, windows)
-        table[name] = {key: round(value, 5) for key, value in dataclasses.asdict(quality).items()}
+    has_peers = PEER.exists() and not options.only
+    for name, quality in measure(real_model.windows(options.windows, WINDOW), names, has_peers=has_peers):
+        table[name] = rounded(quality)
         print(name, table[name], flush=True)
-    about = {"windows": len(windows), "tokens_each": WINDOW, "kernels": builds.instruction_set()}
+    if options.only:
+        return
+    about = {
+        "model": real_model.PACKAGES["model"][0],
+        "text": real_model.PACKAGES["text"],
+        "windows": options.windows,
+        "tokens_each": WINDOW,
+        "kernels": builds.instruction_set(),
+    }
     write("cpu_quality", f"python -m benchmarks.cpu.quality --windows {options.windows}", {**about, "by_format": table})
 
 

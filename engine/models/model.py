@@ -10,12 +10,14 @@ from typing import Protocol, TypeAlias
 import torch
 from torch import Tensor
 
+from sluice_server.engine.models.balanced import BalancedWeights, channel_pairs
 from sluice_server.engine.models.by_layer import ORIGINAL
 from sluice_server.engine.models.config import ModelConfig
 from sluice_server.engine.models.fields import MENDING, invalid_model
 from sluice_server.engine.models.gguf.checkpoint import GgufCheckpoint, gguf_files
 from sluice_server.engine.models.layers.decoder import DecoderLayer, LayerLoader, Pack, stream_eps
 from sluice_server.engine.models.layers.mlp_weights import make_mlp
+from sluice_server.engine.models.observed import Observer, WeighingPack, observed_layers, random_ids
 from sluice_server.engine.models.registry import Traits, traits_of
 from sluice_server.engine.models.rope import no_rotation, rope_table, uses_long_factors
 from sluice_server.engine.models.traits import ArchitectureTraits
@@ -27,6 +29,7 @@ from sluice_server.kernels.layout.layout import new_layers
 from sluice_server.kernels.layout.metadata import AttentionMetadata
 from sluice_server.kernels.layout.slots import GPU_ALIGN, SCALE_BYTES, slot_width
 
+OBSERVED_BLOCK = 16  # tokens in a cache block while weights are observed
 LAYERS = "model.layers."  # prefix of the tensor names of layers
 LONG_FACTORS = (
     "longrope: the factors for long contexts serve all requests, as {} positions are served and the model was first "
@@ -56,7 +59,7 @@ class Model:
         dtype: torch.dtype,
         device: torch.device,
         num_positions: int,
-        pack: Pack = ops.pack_linear,
+        pack: Pack = ops.PLAIN,
         traits: ArchitectureTraits | None = None,
     ) -> None:
         """`traits`: of a plugin's architecture; None looks them up."""
@@ -68,19 +71,26 @@ class Model:
         self.on_layer: Callable[[], None] = _nothing  # called after each layer
         self.hidden_state_hooks: HiddenStateHooks = {}  # copy hidden states for an EAGLE-3 head
         self.is_fixed = False  # set by `fix`
+        self.observed = ""  # names the observations by which weights were rounded; empty if there were none
         traits = traits or traits_of(config)
         self.has_full_attention = None in traits.windows
-        loader = LayerLoader(source, dtype, pack, is_stored=config.stored is not None, norm_offset=traits.norm_offset)
+        is_stored = config.stored is not None
+        if pack.rounds and not is_stored:
+            source = BalancedWeights(source, channel_pairs(config, traits))
+
+        def loader_of(pack: Pack) -> LayerLoader:
+            return LayerLoader(source, dtype, pack, is_stored=is_stored, norm_offset=traits.norm_offset)
+
+        loader = loader_of(pack)
         hidden, vocab = config.hidden_size, config.vocab_size
         self.embeddings = owned(source.get("model.embed_tokens.weight", (vocab, hidden)))
         scale = traits.embedding_scale
         self._scale = torch.tensor(scale, dtype=dtype, device=device) if scale != 1.0 else None
         self._stream_scale = 1.0 / traits.residual_scale
         self._eps = stream_eps(config, traits)
-        self._layers = [
-            DecoderLayer(config, traits, i, loader, make_mlp(config, traits, i, loader))
-            for i in range(config.num_layers)
-        ]
+        self._cis = _rotary_tables(config, traits, num_positions, device)
+        is_weighed = pack.weighs and not is_stored and device.type == "cpu"
+        self._layers = self._load_layers(traits, loader_of, WeighingPack(pack) if is_weighed else None, loader)
         norm = loader.norm("model.norm", hidden)
         if traits.logit_scale != 1.0:  # of the logits, where it costs nothing
             norm = norm.float() * traits.logit_scale
@@ -94,7 +104,31 @@ class Model:
         self.notes = tuple(loader.notes)  # for the operator, about weight formats and rotary factors
         if uses_long_factors(config, num_positions):
             self.notes += (LONG_FACTORS.format(num_positions, int(config.rope.get(ORIGINAL))),)
-        self._cis = _rotary_tables(config, traits, num_positions, device)
+
+    def _load_layers(
+        self,
+        traits: ArchitectureTraits,
+        loader_of: Callable[[Pack], LayerLoader],
+        weighing: WeighingPack | None,
+        loader: LayerLoader,
+    ) -> list[DecoderLayer]:
+        """Loads the layers, each behind an observation of its inputs if `weighing` is to round its weights by that."""
+        config = self.config
+
+        def make(index: int, loader: LayerLoader) -> DecoderLayer:
+            return DecoderLayer(config, traits, index, loader, make_mlp(config, traits, index, loader))
+
+        if weighing is None:
+            return [make(i, loader) for i in range(config.num_layers)]
+        found = [*observed_layers(make, loader_of, config.num_layers, self._observer(), weighing)]
+        self.observed = weighing.digest
+        return found
+
+    def _observer(self) -> Observer:
+        """Returns what computes random ids through layers as they are loaded."""
+        ids = random_ids(self.config.vocab_size, len(self._cis[0])).to(self.device)
+        cache = self.new_cache(-(-len(ids) // OBSERVED_BLOCK), OBSERVED_BLOCK, torch.float32)[0]
+        return Observer(self._embed(ids), [table[: len(ids)] for table in self._cis], cache, OBSERVED_BLOCK)
 
     def fix(self) -> None:
         """Makes the model batch-invariant: no bit of a row depends on the other rows. Slower where schedules change."""
@@ -218,7 +252,7 @@ def load_model(  # noqa: PLR0913 # all that a model is made of
     dtype: torch.dtype,
     device: torch.device,
     num_positions: int = 0,
-    pack: Pack = ops.pack_linear,
+    pack: Pack = ops.PLAIN,
     code: ModelCode | None = None,
 ) -> Model:
     """Loads a checkpoint.

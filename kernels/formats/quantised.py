@@ -80,14 +80,18 @@ class QuantisedWeight:
         return values if minima is None else values + minima
 
 
-def round_weight(weight: Tensor, bits: int) -> QuantisedWeight:
-    """Rounds a weight float32 [N, K] to the nearest levels: symmetric in 8 bits, with minima in 4."""
-    pieces = [_round_rows(piece, bits) for piece in torch.split(weight, ROWS_AT_ONCE)]
+def round_weight(weight: Tensor, bits: int, importance: Tensor | None = None) -> QuantisedWeight:
+    """Rounds a weight float32 [N, K] to the nearest levels: symmetric in 8 bits, with minima in 4.
+
+    In 4 bits, `importance` float32 [K] says how much an error counts; see `kernels.formats.grid`.
+    """
+    counts = None if importance is None else _grouped(importance[None])[0]
+    pieces = [_round_rows(piece, bits, counts) for piece in torch.split(weight, ROWS_AT_ONCE)]
     levels, scales, minima = (torch.cat(parts) for parts in zip(*pieces, strict=True))
     return QuantisedWeight(bits, levels, scales, None if bits == 8 else minima)
 
 
-def _round_rows(weight: Tensor, bits: int) -> tuple[Tensor, Tensor, Tensor]:
+def _round_rows(weight: Tensor, bits: int, importance: Tensor | None) -> tuple[Tensor, Tensor, Tensor]:
     """Returns levels, scales and minima of some rows."""
     rows, inputs = weight.shape
     grouped = _grouped(weight)
@@ -95,7 +99,7 @@ def _round_rows(weight: Tensor, bits: int) -> tuple[Tensor, Tensor, Tensor]:
         scales = (grouped.abs().amax(2, keepdim=True) / LEVELS).half()
         minima, levels = scales, _symmetric_levels(grouped, scales.float())
     else:
-        scales, minima = grid_of(grouped)
+        scales, minima = grid_of(grouped, importance)
         levels = levels_of(grouped, scales, minima)
     return levels.to(torch.uint8).view(rows, -1)[:, :inputs], scales.squeeze(2), minima.squeeze(2)
 

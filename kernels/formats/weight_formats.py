@@ -28,7 +28,7 @@ from sluice_server.kernels.formats.packed_weights import Int4Weight, Int8Weight,
 from sluice_server.kernels.formats.quantised import from_packed, round_weight
 from sluice_server.kernels.triton.support import FP8_SINCE
 
-Make = Callable[[Tensor, Tensor | None, bool], PackedLinear]
+Make = Callable[[Tensor, Tensor | None, bool, Tensor | None], PackedLinear]
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -37,7 +37,7 @@ class WeightFormat:
 
     Attributes:
         fits: whether it can serve a weight on that device; called when a weight is packed.
-        make: builds the layer from weight [N, K], bias [N] and whether the layer is gated.
+        make: builds the layer from weight [N, K], bias [N], whether the layer is gated, and how large inputs are [K].
     """
 
     fits: Callable[[torch.device], bool]
@@ -78,33 +78,36 @@ def serves_onednn() -> bool:
 def _integers(bits: int, on_gpu: Callable[[Tensor, Tensor | None], PackedLinear]) -> tuple[WeightFormat, ...]:
     return (
         WeightFormat(
-            _on_cpu, lambda weight, bias, gated: integer_linear(round_weight(weight.float(), bits), bias, gated)
+            _on_cpu,
+            lambda weight, bias, gated, importance: integer_linear(
+                round_weight(weight.float(), bits, importance), bias, gated
+            ),
         ),
-        WeightFormat(_on_gpu, lambda weight, bias, gated: on_gpu(weight, bias)),
+        WeightFormat(_on_gpu, lambda weight, bias, gated, importance: on_gpu(weight, bias)),
     )
 
 
 def _both(kept: torch.dtype) -> tuple[WeightFormat, ...]:
     """Returns the implementations with weights and activations in `kept`."""
 
-    def make(weight: Tensor, bias: Tensor | None, gated: bool) -> PackedLinear:
+    def make(weight: Tensor, bias: Tensor | None, gated: bool, importance: Tensor | None) -> PackedLinear:
         return EightBitsOnGpu(quantise_rows(weight, kept), bias, weight.dtype)
 
     return (WeightFormat(_on_gpu, make),)
 
 
-ANY = WeightFormat(lambda device: True, lambda weight, bias, gated: PackedLinear(weight, bias))
-GPU = WeightFormat(_on_gpu, lambda weight, bias, gated: GpuLinear(weight, bias))
-OWN = WeightFormat(_own, NativePanels)
+ANY = WeightFormat(lambda device: True, lambda weight, bias, gated, importance: PackedLinear(weight, bias))
+GPU = WeightFormat(_on_gpu, lambda weight, bias, gated, importance: GpuLinear(weight, bias))
+OWN = WeightFormat(_own, lambda weight, bias, gated, importance: NativePanels(weight, bias, gated))
 ONEDNN, ONEDNN32 = (
-    WeightFormat(functools.partial(_onednn, dtype), lambda weight, bias, gated: OneDnnLinear(weight, bias))
+    WeightFormat(functools.partial(_onednn, dtype), lambda weight, bias, gated, importance: OneDnnLinear(weight, bias))
     for dtype in (torch.bfloat16, torch.float32)
 )
 KINDS: Mapping[str, tuple[WeightFormat, ...]] = {
     "float32": (
         OWN,
         ONEDNN32,
-        WeightFormat(_on_cpu, lambda weight, bias, gated: TransposedLinear(weight, bias)),
+        WeightFormat(_on_cpu, lambda weight, bias, gated, importance: TransposedLinear(weight, bias)),
         GPU,
         ANY,
     ),
@@ -115,7 +118,7 @@ KINDS: Mapping[str, tuple[WeightFormat, ...]] = {
         OWN,
         ONEDNN,
         # A copy: a weight as it was read is mapped from the file, and would change if the file were overwritten.
-        WeightFormat(_on_cpu, lambda weight, bias, gated: BlockedLinear(weight.clone(), bias)),
+        WeightFormat(_on_cpu, lambda weight, bias, gated, importance: BlockedLinear(weight.clone(), bias)),
         GPU,
         ANY,
     ),
@@ -127,16 +130,25 @@ KINDS: Mapping[str, tuple[WeightFormat, ...]] = {
     "w8a8": _both(torch.int8),
     "fp8": _both(torch.float8_e4m3fn),
 }
+# Formats whose rounding takes the `importance` of inputs.
+WEIGHED = frozenset({"int4"})
 # More precise formats for layers whose errors directly affect the logits. On a GPU, int8 does not round activations.
 PRECISE = {"int4": "int8", "w8a8": "int8", "fp8": "int8"}
 
 
 def pack(
-    weight: Tensor, bias: Tensor | None = None, *, gated: bool = False, precise: bool = False, weights: str = ""
+    weight: Tensor,
+    bias: Tensor | None = None,
+    *,
+    gated: bool = False,
+    precise: bool = False,
+    weights: str = "",
+    importance: Tensor | None = None,
 ) -> PackedLinear:
     """Packs a weight [N, K] and bias [N] in the format `weights` (empty: its own dtype) for the device that it is on.
 
-    `gated` if only `apply_gated` will be used; `precise` selects the format in PRECISE. Raises ValueError if no
+    `gated` if only `apply_gated` will be used; `precise` selects the format in PRECISE; `importance` float32 [K] is how
+    large each input is, squared, which formats in WEIGHED use. Raises ValueError if no
     implementation multiplies that format on the device.
     """
     name = weights or str(weight.dtype).removeprefix("torch.")
@@ -146,7 +158,7 @@ def pack(
     kind = next((kind for kind in KINDS[name] if kind.fits(weight.device)), None)
     if kind is None:
         raise ValueError(f"nothing multiplies weights of {name} on {weight.device}")
-    return kind.make(weight, bias, gated)
+    return kind.make(weight, bias, gated, importance)
 
 
 class Place(NamedTuple):

@@ -1,8 +1,8 @@
 """The decoder layer that all supported architectures share, over packed weights and the paged cache.
 
 Attention and gated MLP on a residual stream in float32, each behind a norm, and with a norm behind it if the
-architecture has one. Query, key and value are one matrix, gate and up another. In float32 the norms' weights are folded
-into the matrix behind them. Independent of batching and sampling.
+architecture has one. Query, key and value are one matrix, gate and up another. In float32,
+unless it is rounded, the norms' weights are folded into the matrix behind them. Independent of batching and sampling.
 """
 
 from collections.abc import Mapping
@@ -24,15 +24,30 @@ from sluice_server.kernels.layout.metadata import AttentionMetadata
 
 
 class Pack(Protocol):
-    """A function that packs a weight [N, K] and bias [N]."""
+    """A function that packs a weight [N, K] and bias [N]. `ops.LinearPacker` is the usual one."""
+
+    @property
+    def rounds(self) -> bool:
+        """Whether it rounds weights."""
+
+    @property
+    def weighs(self) -> bool:
+        """Whether it rounds better when it knows how large inputs are."""
 
     def __call__(
-        self, weight: Tensor, bias: Tensor | None = None, *, gated: bool = False, precise: bool = False
+        self,
+        weight: Tensor,
+        bias: Tensor | None = None,
+        *,
+        gated: bool = False,
+        precise: bool = False,
+        importance: Tensor | None = None,
     ) -> PackedLinear:
         """Returns the packed layer.
 
         Args:
             gated: whether only `ops.linear_gated` will use it.
+            importance: float32 [K], how large each input is, squared; None if that is not known.
             precise: whether it should be rounded less.
         """
 
@@ -47,7 +62,7 @@ class LayerLoader:
         self,
         source: WeightSource,
         dtype: torch.dtype,
-        pack: Pack = ops.pack_linear,
+        pack: Pack = ops.PLAIN,
         *,
         is_stored: bool = False,
         norm_offset: float = 0.0,
@@ -57,8 +72,9 @@ class LayerLoader:
         self._dtype = dtype
         self._norm_offset = norm_offset
         # Folding multiplies weights once instead of activations at each step. In bfloat16 it would round them again,
-        # and nothing can be folded into weights that are quantised already.
-        self._folds = dtype is torch.float32 and not is_stored
+        # and nothing can be folded into weights that are quantised already. Those that are going to be are left as
+        # well: norms differ by a factor of 1000 within a layer, and groups of inputs share a scale.
+        self._folds = dtype is torch.float32 and not is_stored and not pack.rounds
         self.notes: dict[str, None] = {}  # for the operator, in the order found
 
     def norm(self, name: str, size: int) -> Tensor:
@@ -170,7 +186,7 @@ class LayerLoader:
         weight = self._weight(name, *shape)
         if not isinstance(weight, Tensor):
             return self._keep(weight, None, gated=False)
-        return self._pack(weight * norm if self._folds else weight, precise=True)
+        return self._pack(self._folded(weight, norm), precise=True)
 
 
 def pair_order(rows: int, head_dim: int, rotary_dim: int | None = None) -> Tensor:

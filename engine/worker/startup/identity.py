@@ -27,7 +27,9 @@ def identity_of(
     return CacheIdentity(
         weights=digests.weights,
         draft=f"{config.speculation} ".encode() + digests.draft if config.draft_model else b"",
-        weights_format=" ".join(filter(None, ("" if stored is None else f"stored {stored.method}", formats.weights))),
+        weights_format=" ".join(
+            filter(None, ("" if stored is None else f"stored {stored.method}", formats.weights, model.observed))
+        ),
         dtype=name_of(formats.dtype),
         cache_dtype=name_of(formats.cache),
         kernels=f"{computes_as(model.device)}, {model.kernel}, {order} order",

@@ -223,7 +223,7 @@ def test_a_head_proposes_ids_that_there_are(value: int, tmp_path: Path) -> None:
     change(head, lambda found: found["d2t"].__setitem__(0, value))
     model = load_model(target, read_config(target), torch.float32, CPU)
     with pytest.raises(ServiceError, match="tensor d2t does not name 50 different ids from 0 to 110"):
-        load_head(head, model, 64, ops.pack_linear)
+        load_head(head, model, 64, ops.PLAIN)
 
 
 def test_tables_that_a_machine_has_no_room_for_name_the_flag(tmp_path: Path) -> None:

@@ -89,7 +89,7 @@ def _zero(make: Any, *given: Any, **named: Any) -> Any:  # noqa: ANN401 # as tor
 def started(form: str) -> Engine:
     """An engine that was started as `engine.build` starts one on a GPU."""
     weights, cache = FORMS[form]
-    pack = functools.partial(ops.pack_linear, weights=weights)
+    pack = ops.LinearPacker(weights)
     model = Model(SHAPE, RandomWeights(torch.bfloat16, CPU), torch.bfloat16, CPU, LENGTH, pack)
     if form == "fixed":
         model.fix()

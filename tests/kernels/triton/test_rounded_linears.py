@@ -50,7 +50,7 @@ KINDS = [
 @pytest.mark.parametrize(("name", "kind"), KINDS)
 def test_a_gpu_is_given_its_own_kinds(name: str, kind: type[GpuLinear]) -> None:
     chosen = next(one for one in kinds.KINDS[name] if one.fits(torch.device("cuda")))
-    assert type(chosen.make(torch.randn(32, 64), None, False)) is kind
+    assert type(chosen.make(torch.randn(32, 64), None, False, None)) is kind
 
 
 def test_a_weight_of_zeros_stays_one() -> None:
@@ -65,12 +65,12 @@ def test_activations_are_rounded_row_by_row_where_weights_are(name: str, dtype: 
     weight, bias = torch.randn(32, 96), torch.randn(32)
     x = torch.randn(4, 96) * torch.tensor([[1.0], [1000.0], [1e-3], [1.0]])
     (kind,) = kinds.KINDS[name]
-    layer = kind.make(weight, bias, False)
+    layer = kind.make(weight, bias, False, None)
     want = x @ weight.t()
     assert layer.weight.dtype is dtype and layer.kernel == ("Triton W8A8" if name == "w8a8" else "Triton fp8")
     found = layer.apply(x) - bias
     assert ((found - want).norm(dim=1) <= off * want.norm(dim=1) + 1e-5).all()
-    half = kind.make(weight.half(), None, False)
+    half = kind.make(weight.half(), None, False, None)
     assert half.apply(torch.randn(2, 96)).dtype is torch.float16
 
 
@@ -78,7 +78,7 @@ def test_activations_are_rounded_row_by_row_where_weights_are(name: str, dtype: 
 def test_the_head_is_rounded_less(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     table = {
         **kinds.KINDS,
-        "int8": (kinds.WeightFormat(lambda _: True, lambda weight, bias, _: Int8OnGpu(weight, bias)),),
+        "int8": (kinds.WeightFormat(lambda _: True, lambda weight, bias, *_: Int8OnGpu(weight, bias)),),
     }
     monkeypatch.setattr(kinds, "KINDS", table)
     assert type(kinds.pack(torch.randn(32, 64), precise=True, weights=name)) is Int8OnGpu
