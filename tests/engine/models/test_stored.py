@@ -28,7 +28,7 @@ from sluice_server.engine.request import EngineRequest, SamplingParams
 from sluice_server.kernels.cpu import builds
 from sluice_server.kernels.formats import weight_formats as kinds
 from sluice_server.kernels.formats.gpu_linear import EightBitsOnGpu, Int4OnGpu
-from sluice_server.kernels.formats.integer_linear import IntegerLinear
+from sluice_server.kernels.formats.integer_linear import IntegerLinear, NativeIntegerLinear
 from sluice_server.kernels.formats.linear import PackedLinear
 from sluice_server.kernels.formats.packed_weights import Packed, dequantise
 from sluice_server.kernels.layout.metadata import AttentionMetadata
@@ -185,7 +185,9 @@ def test_symmetric_groups_of_128_are_multiplied_in_4_bits(
         monkeypatch.setattr(builds, "MODULE", None)
     kept = watch(monkeypatch)
     logits = logits_of(load(found.directory))
-    assert {type(layer) for layer, _ in kept} == {IntegerLinear}
+    assert {type(layer) for layer, _ in kept} == {
+        NativeIntegerLinear if ours and builds.is_available() else IntegerLinear
+    }
     x = torch.randn(5, 128)
     heads, weight = next(one for one in kept if one[1].shape == (256, 128))
     assert_near(heads.apply(x), x @ weight.t(), 0.01)
