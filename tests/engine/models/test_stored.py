@@ -175,12 +175,13 @@ def watch(monkeypatch: pytest.MonkeyPatch) -> list[tuple[PackedLinear, Tensor]]:
     return kept
 
 
+@pytest.mark.parametrize("name", ["awq", "gptq", "gptq-zeros"])
 @pytest.mark.parametrize("ours", [True, False])
-def test_symmetric_groups_of_128_are_multiplied_in_4_bits(
-    ours: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+def test_weights_of_4_bits_are_multiplied_as_they_are(
+    ours: bool, name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """By our own kernel, and by torch's operators where there is none: equal but for the order of sums."""
-    found = publish(tmp_path, *FORMS["gptq"][:2])
+    """By our own kernel, and by torch's operators where there is none: alike but for the order of sums."""
+    found = publish(tmp_path, *FORMS[name][:2])
     if not ours:
         monkeypatch.setattr(builds, "MODULE", None)
     kept = watch(monkeypatch)
