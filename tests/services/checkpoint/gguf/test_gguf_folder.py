@@ -5,6 +5,7 @@ import os
 import random
 import struct
 from collections.abc import Iterator
+from fnmatch import fnmatchcase as fnmatch
 from pathlib import Path
 from typing import Any
 
@@ -285,10 +286,8 @@ class Hub:
         self._files = files
 
     def download(self, repository: str, revision: str | None, allow_patterns: list[str]) -> str:
-        from huggingface_hub.utils import filter_repo_objects
-
         self.asked.append(allow_patterns)
-        for name in filter_repo_objects(self._files, allow_patterns=allow_patterns):
+        for name in (one for one in self._files if any(fnmatch(one, pattern) for pattern in allow_patterns)):
             (self._directory / name).parent.mkdir(parents=True, exist_ok=True)
             if not (self._directory / name).exists():
                 (self._directory / name).symlink_to(self._files[name])
