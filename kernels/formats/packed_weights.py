@@ -1,8 +1,8 @@
 """Forms of quantised weights, conversions between them, and the reference implementations of their linear layers.
 
 Symmetric 8-bit weights (int8 or float8_e4m3fn) have one scale for each row; 4-bit weights have a scale and a zero point
-for each group of inputs. The reference implementations compute in float32 from the dequantised values. Depends on no
-checkpoint's tensor names.
+for each group of inputs; weights of GGUF files have a scale and a minimum for each 32. The reference implementations
+compute in float32 from the dequantised values. Depends on no checkpoint's tensor names.
 """
 
 from typing import NamedTuple
@@ -40,7 +40,28 @@ class Int4Weight(NamedTuple):
     group: int
 
 
-Packed = Int4Weight | Int8Weight
+class GroupWeight(NamedTuple):
+    """A weight whose inputs share a scale in groups of 32, level · scale + minimum.
+
+    Attributes:
+        levels: uint8 [N, K], below 2^bits.
+        scales: float16 [N, K / 32].
+        minima: likewise; None if they are -2^(bits - 1) · scale.
+        bits: 8 or 4.
+    """
+
+    levels: Tensor
+    scales: Tensor
+    minima: Tensor | None
+    bits: int
+
+    def affine(self) -> "GroupWeight":
+        """Returns the same weight with 8 bits and minima, which every such weight can have."""
+        minima = -(1 << self.bits - 1) * self.scales if self.minima is None else self.minima
+        return GroupWeight(self.levels, self.scales, minima, 8)
+
+
+Packed = Int4Weight | Int8Weight | GroupWeight
 
 
 def quantise_rows(x: Tensor, dtype: torch.dtype) -> Int8Weight:
@@ -76,6 +97,11 @@ def dequantise(packed: Packed) -> Tensor:
     """Returns the values of a quantised weight: float32 [N, K]."""
     if isinstance(packed, Int8Weight):
         return packed.weight.float() * packed.scales[:, None]
+    if isinstance(packed, GroupWeight):
+        levels, scales, minima, _ = packed.affine()
+        assert minima is not None
+        grouped = levels.float().view(*scales.shape, -1)
+        return (grouped * scales.float()[:, :, None] + minima.float()[:, :, None]).flatten(1)
     values = unpack_nibbles(packed).float()
     groups = torch.arange(packed.inputs, device=values.device) // packed.group
     return (values - packed.zeros.float()[groups].t()) * packed.scales.float()[groups].t()
@@ -92,13 +118,18 @@ def take_rows(packed: Packed, order: Tensor) -> Packed:
     if isinstance(packed, Int8Weight):  # indexed as bytes, because not every device can index float8
         bits = packed.weight.view(torch.uint8)[order]
         return Int8Weight(bits.view(packed.weight.dtype), packed.scales[order])
+    if isinstance(packed, GroupWeight):
+        minima = None if packed.minima is None else packed.minima[order]
+        return GroupWeight(packed.levels[order], packed.scales[order], minima, packed.bits)
     scales, zeros = packed.scales[:, order], packed.zeros[:, order]
     return Int4Weight(packed.nibbles[order], scales, zeros, packed.inputs, packed.group)
 
 
 def stack(weights: list[Packed]) -> Packed:
-    """Stacks weights of the same form along their rows."""
+    """Stacks weights of the same form along their rows; of groups, with different bits, too."""
     first = weights[0]
+    if isinstance(first, GroupWeight):
+        return _stack_groups([one for one in weights if isinstance(one, GroupWeight)])
     if isinstance(first, Int8Weight):
         eight = [one for one in weights if isinstance(one, Int8Weight)]
         bits = torch.cat([one.weight.view(torch.uint8) for one in eight])
@@ -107,6 +138,14 @@ def stack(weights: list[Packed]) -> Packed:
     nibbles = torch.cat([one.nibbles for one in four])
     scales, zeros = torch.cat([one.scales for one in four], 1), torch.cat([one.zeros for one in four], 1)
     return Int4Weight(nibbles, scales, zeros, first.inputs, first.group)
+
+
+def _stack_groups(weights: list[GroupWeight]) -> GroupWeight:
+    if len({(one.bits, one.minima is None) for one in weights}) > 1:
+        weights = [one.affine() for one in weights]
+    minima = [one.minima for one in weights if one.minima is not None]
+    levels, scales = torch.cat([one.levels for one in weights]), torch.cat([one.scales for one in weights])
+    return GroupWeight(levels, scales, torch.cat(minima) if minima else None, weights[0].bits)
 
 
 def pack_nibbles(values: Tensor) -> Tensor:

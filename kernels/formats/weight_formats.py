@@ -23,8 +23,15 @@ from sluice_server.kernels.formats.linear import (
     PackedLinear,
     TransposedLinear,
 )
-from sluice_server.kernels.formats.packed_weights import Int4Weight, Int8Weight, Packed, dequantise, quantise_rows
-from sluice_server.kernels.formats.quantised import from_int4, round_weight, takes_int4
+from sluice_server.kernels.formats.packed_weights import (
+    GroupWeight,
+    Int4Weight,
+    Int8Weight,
+    Packed,
+    dequantise,
+    quantise_rows,
+)
+from sluice_server.kernels.formats.quantised import QuantisedWeight, from_int4, round_weight, takes_int4
 from sluice_server.kernels.triton.support import FP8_SINCE
 
 Make = Callable[[Tensor, Tensor | None, bool], PackedLinear]
@@ -178,6 +185,11 @@ def _as_ours(packed: Packed, bias: Tensor | None, dtype: torch.dtype, gated: boo
     return integer_linear(from_int4(packed), bias, gated)
 
 
+def _in_groups(packed: Packed, bias: Tensor | None, dtype: torch.dtype, gated: bool) -> PackedLinear:
+    assert isinstance(packed, GroupWeight)
+    return integer_linear(QuantisedWeight(packed.bits, packed.levels, packed.scales, packed.minima), bias, gated)
+
+
 def _int4_on_gpu(packed: Packed, bias: Tensor | None, dtype: torch.dtype, gated: bool) -> PackedLinear:
     assert isinstance(packed, Int4Weight)
     return Int4OnGpu(packed, bias, dtype)
@@ -193,6 +205,12 @@ def _widened(packed: Packed, bias: Tensor | None, dtype: torch.dtype, gated: boo
 
 
 STORED = (
+    StoredWeightFormat(
+        lambda packed, device: isinstance(packed, GroupWeight) and _on_cpu(device),
+        _in_groups,
+        "weights in groups of 32 are multiplied as they are, by activations rounded to 8 bits",
+    ),
+    StoredWeightFormat(lambda packed, device: isinstance(packed, GroupWeight), _widened),
     StoredWeightFormat(lambda packed, device: isinstance(packed, Int4Weight) and _on_gpu(device), _int4_on_gpu),
     StoredWeightFormat(
         lambda packed, device: isinstance(packed, Int4Weight) and _on_cpu(device) and takes_int4(packed),

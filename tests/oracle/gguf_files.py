@@ -203,7 +203,7 @@ def _tensors(checkpoint: Path, config: dict[str, Any]) -> dict[str, Array]:
     found: dict[str, Array] = {}
     experts: dict[str, dict[int, Array]] = {}
     for name, tensor in load_file(checkpoint / "model.safetensors").items():
-        weight = tensor.numpy()
+        weight = tensor.float().numpy()
         if config["model_type"] in ("llama", "mistral", "mixtral"):
             for part, heads in (("q_proj", "num_attention_heads"), ("k_proj", "num_key_value_heads")):
                 if f".{part}." in name:

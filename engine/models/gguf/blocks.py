@@ -10,8 +10,19 @@ import torch
 from torch import Tensor
 
 from sluice_server.engine.models.gguf.tensor_types import TensorType
+from sluice_server.kernels.formats.packed_weights import GroupWeight
 
 PLAIN = {"F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16}
+# Types in groups of 32: bits of the kernels' form of them, and the level that means zero; None if they have minima.
+IN_GROUPS: Mapping[str, tuple[int, int | None]] = {
+    "Q4_0": (4, 8),
+    "Q4_1": (4, None),
+    "Q5_0": (8, 16),
+    "Q5_1": (8, None),
+    "Q8_0": (8, 128),
+    "Q4_K": (4, None),
+    "Q5_K": (8, None),
+}
 NUMBERS_AT_ONCE = 1 << 15  # widened in one go: torch computes these on one thread, within the CPU's caches
 
 
@@ -48,6 +59,28 @@ def widen(data: Tensor, kind: TensorType, dtype: torch.dtype) -> Tensor:
     for part, into in zip(parts, found.split(NUMBERS_AT_ONCE // kind.block), strict=True):
         into.copy_(unpack(part, kind).widened())
     return found.view(len(data), -1)
+
+
+def in_groups(data: Tensor, kind: TensorType) -> GroupWeight:
+    """Returns rows uint8 [rows, bytes of a row] of a type in IN_GROUPS in the form that kernels multiply.
+
+    Scales and minima of Q4_K and Q5_K are rounded to float16, which changes them by 1 in 2000 at most.
+    """
+    (bits, zero), rows = IN_GROUPS[kind.name], len(data)
+    levels = torch.empty(data.numel() // kind.size, kind.block, dtype=torch.uint8)
+    scales = torch.empty(len(levels), kind.block // 32, dtype=torch.float16)
+    minima = torch.empty_like(scales)
+    step = NUMBERS_AT_ONCE // kind.block
+    parts = (data.reshape(-1, kind.size).split(step), levels.split(step), scales.split(step), minima.split(step))
+    for part, *into in zip(*parts, strict=True):
+        found = unpack(part, kind)
+        into[0].copy_(found.levels.flatten(1))
+        into[1].copy_(found.scales)
+        into[2].copy_(found.minima)
+    if zero is not None:
+        levels += (1 << bits - 1) - zero
+    levels, scales, minima = levels.view(rows, -1), scales.view(rows, -1), minima.view(rows, -1)
+    return GroupWeight(levels, scales, minima if zero is None else None, bits)
 
 
 def _half(data: Tensor, at: int) -> Tensor:

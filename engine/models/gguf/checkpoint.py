@@ -13,8 +13,11 @@ from torch import Tensor
 
 from sluice_server.engine.models.fields import invalid_model
 from sluice_server.engine.models.gguf.architectures import Place, architecture_of
-from sluice_server.engine.models.gguf.blocks import widen
+from sluice_server.engine.models.gguf.blocks import IN_GROUPS, in_groups, widen
 from sluice_server.engine.models.gguf.reader import Header, TensorInfo, mapped, parse_header
+from sluice_server.engine.models.gguf.tensor_types import TensorType
+from sluice_server.engine.models.weights import is_finite
+from sluice_server.kernels.formats.packed_weights import GroupWeight
 
 
 class GgufCheckpoint:
@@ -25,8 +28,7 @@ class GgufCheckpoint:
         self._device = device
         self._files: dict[str, tuple[Header, mmap.mmap, TensorInfo]] = {}  # by the file's name of a tensor
         self._sizes: dict[str, int] = {}  # elements of each tensor read
-        self._widened: Counter[str] = Counter()  # tensors of each quantised type
-        self._stored_bytes = self._widened_bytes = 0
+        self._widened = Widened()
         headers = [self._open(path.resolve()) for path in paths]
         self._header = headers[0]
         self._architecture = architecture_of(self._header)
@@ -46,15 +48,36 @@ class GgufCheckpoint:
         if place is None or place.name not in self._files:
             file_name = name if place is None else place.name
             raise invalid_model(self._header.path, f"holds no tensor {file_name}: its metadata asks for one")
-        header, _, info = self._files[place.name]
-        rows = self._rows(place, shape)
-        found = widen(rows, info.type, torch.float32 if place.offset else self._dtype).view(shape)
+        kind = self._files[place.name][2].type
+        found = widen(self._rows(place, shape), kind, torch.float32 if place.offset else self._dtype).view(shape)
         if place.offset:
             found = (found - place.offset).to(self._dtype)
-        self._count(name, info, found)
-        if not torch.isfinite(found.sum()) and not torch.isfinite(found).all():
-            raise invalid_model(header.path, f"tensor {place.name} holds NaN or infinity: download the file again")
+        self._check(place, found)
+        self._sizes[name] = found.numel()
+        if kind.is_quantised:
+            self._widened.add(kind, found.numel(), found.numel() * found.itemsize)
         return found.to(self._device, copy=found.dim() == 1)  # vectors are kept, and must not be mapped from the file
+
+    def stored(self, name: str, rows: int, width: int) -> GroupWeight | None:
+        """Returns a projection in groups of 32 inputs, for the CPU's kernels, or None for one that is to be widened."""
+        place = self._architecture.place(f"{name}.weight")
+        if place is None or place.name not in self._files or self._device.type != "cpu":
+            return None
+        kind = self._files[place.name][2].type
+        if kind.name not in IN_GROUPS:
+            return None
+        found = in_groups(self._rows(place, (rows, width)), kind)
+        for numbers in (found.scales, found.minima):
+            if numbers is not None:
+                self._check(place, numbers)
+        self._sizes[f"{name}.weight"] = rows * width
+        return found
+
+    def _check(self, place: Place, found: Tensor) -> None:
+        """Raises ServiceError for numbers that are not finite."""
+        if not is_finite(found):
+            text = f"tensor {place.name} holds NaN or infinity: download the file again"
+            raise invalid_model(self._files[place.name][0].path, text)
 
     def _rows(self, place: Place, shape: tuple[int, ...]) -> Tensor:
         """Returns the stored bytes of a tensor, uint8 [rows, bytes], in the order of Hugging Face's rows."""
@@ -80,16 +103,6 @@ class GgufCheckpoint:
             raise invalid_model(self._header.path, text)
         return torch.arange(rows).view(heads, -1, 2).transpose(1, 2).reshape(-1)
 
-    def _count(self, name: str, info: TensorInfo, found: Tensor) -> None:
-        if name not in self._sizes and info.type.is_quantised:
-            self._widened[info.type.name] += 1
-            self._stored_bytes += found.numel() // info.type.block * info.type.size
-            self._widened_bytes += found.numel() * found.itemsize
-        self._sizes[name] = found.numel()
-
-    def stored(self, name: str, rows: int, width: int) -> None:
-        """Returns None: weights are widened."""
-
     def has(self, name: str) -> bool:
         """Returns whether a file holds the tensor."""
         place = self._architecture.place(name)
@@ -108,12 +121,29 @@ class GgufCheckpoint:
     @property
     def notes(self) -> tuple[str, ...]:
         """For the operator: which types were widened, and what memory that takes."""
-        if not self._widened:
+        return self._widened.notes(self._dtype)
+
+
+class Widened:
+    """What was widened: tensors of each type, and bytes before and after."""
+
+    def __init__(self) -> None:
+        self._types: Counter[str] = Counter()
+        self._stored_bytes = self._widened_bytes = 0
+
+    def add(self, kind: TensorType, num: int, size: int) -> None:
+        """Counts a tensor of `num` numbers that takes `size` bytes now."""
+        self._types[kind.name] += 1
+        self._stored_bytes += num // kind.block * kind.size
+        self._widened_bytes += size
+
+    def notes(self, dtype: torch.dtype) -> tuple[str, ...]:
+        """Returns a line for the operator; none if nothing was widened."""
+        if not self._types:
             return ()
-        types = ", ".join(f"{num} of {name}" for name, num in self._widened.items())
-        dtype = str(self._dtype).removeprefix("torch.")
-        sizes = f"{self._widened_bytes >> 20} MiB instead of {self._stored_bytes >> 20}"
-        return (f"quantised tensors are widened to {dtype} when they are loaded ({types}): {sizes}",)
+        types = ", ".join(f"{num} of {name}" for name, num in self._types.items())
+        sizes = f"{self._widened_bytes >> 20} instead of {self._stored_bytes >> 20}"
+        return (f"quantised tensors are widened to {str(dtype)[6:]} when they are loaded ({types}): {sizes} MiB",)
 
 
 def gguf_files(directory: Path) -> list[Path]:

@@ -86,8 +86,11 @@ def _refuse_on_cpu(config: EngineConfig) -> None:
 
 
 def check_stored(model: ModelConfig, formats: Formats) -> None:
-    """Raises ServiceError if the weights of a checkpoint that is quantised already are to be rounded again."""
-    if formats.weights and model.stored is not None:
+    """Raises ServiceError if the weights of a checkpoint that is quantised already are to be rounded again.
+
+    Of a GGUF file only those are that would be widened.
+    """
+    if formats.weights and model.stored is not None and model.stored.method != "gguf":
         text = f"{formats.weights}: the checkpoint is quantised already, with {model.stored.method}: leave it out"
         raise unusable("quantization", text)
 

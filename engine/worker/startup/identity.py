@@ -24,7 +24,7 @@ def identity_of(config: EngineConfig, formats: Formats, model: Model, digests: D
     return CacheIdentity(
         weights=digests.weights,
         draft=f"{config.speculation} ".encode() + digests.draft if config.draft_model else b"",
-        weights_format=formats.weights if stored is None else f"stored {stored.method}",
+        weights_format=" ".join(filter(None, ("" if stored is None else f"stored {stored.method}", formats.weights))),
         dtype=name_of(formats.dtype),
         cache_dtype=name_of(formats.cache),
         kernels=f"{computes_as(model.device)}, {model.kernel}, {order} order",

@@ -1,5 +1,6 @@
 """GGUF headers: what a good one holds, and that a damaged or hostile one is refused in one line, in bounded memory."""
 
+import contextlib
 import random
 import struct
 import tracemalloc
@@ -61,9 +62,11 @@ def test_a_header_is_read_as_the_package_reads_it(tmp_path: Path) -> None:
     found, want = read_header(path), gguf.GGUFReader(path)
     keys = {name: field.contents() for name, field in want.fields.items() if not name.startswith("GGUF.")}
     assert dict(found.metadata) == keys
-    assert {one.name: (one.tensor_type.name, tuple(map(int, one.shape[::-1])), one.data_offset, one.n_bytes) for one in want.tensors} == {
-        name: (one.type.name, one.shape, one.start, one.size) for name, one in found.tensors.items()
-    }  # fmt: skip
+    placed = {
+        one.name: (one.tensor_type.name, tuple(map(int, one.shape[::-1])), one.data_offset, one.n_bytes)
+        for one in want.tensors
+    }
+    assert {name: (one.type.name, one.shape, one.start, one.size) for name, one in found.tensors.items()} == placed
 
 
 def test_types_are_those_of_the_package() -> None:
@@ -79,7 +82,7 @@ def array(kind: int, count: int, values: bytes = b"") -> bytes:
 
 
 REFUSALS: dict[str, tuple[Callable[[Path], Path], str]] = {
-    "empty": (lambda p: p.write_bytes(b"") and p or p, r"cannot be read \(ValueError\)"),
+    "empty": (lambda p: (p.write_bytes(b""), p)[1], r"cannot be read \(ValueError\)"),
     "other magic": (lambda p: file_of(p, magic=b"GGML"), "does not begin with GGUF"),
     "cut in the magic": (lambda p: p.write_bytes(b"GG") and p, "the magic number has 4 bytes from byte 0"),
     "version 1": (lambda p: file_of(p, version=1), "has version 1; supported are versions 2 and 3"),
@@ -238,10 +241,8 @@ def test_no_damage_takes_much_memory(whole: bytes, tmp_path: Path) -> None:
     try:
         for _ in range(300):
             path.write_bytes(damaged(whole, rng))
-            try:
+            with contextlib.suppress(ServiceError):
                 read_header(path)
-            except ServiceError:
-                pass
         assert tracemalloc.get_traced_memory()[1] < 4 << 20
     finally:
         tracemalloc.stop()

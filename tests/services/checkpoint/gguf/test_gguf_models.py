@@ -9,8 +9,12 @@ import pytest
 import torch
 from safetensors.torch import save_file
 
+from sluice_server.engine.models.gguf import checkpoint
+from sluice_server.engine.models.gguf.blocks import IN_GROUPS
 from sluice_server.engine.models.model import Model, load_model
 from sluice_server.engine.models.registry import read_served
+from sluice_server.kernels.cpu import builds
+from sluice_server.kernels.formats.packed_weights import dequantise
 from sluice_server.kernels.layout.metadata import AttentionMetadata
 from sluice_server.services.checkpoint import digests
 from sluice_server.services.checkpoint.gguf.folder import open_folder
@@ -91,24 +95,82 @@ def test_logits_equal_those_of_the_converted_checkpoint(name: str, tmp_path: Pat
     assert model.notes == ()
 
 
-@pytest.mark.parametrize("kind", TYPES)
-def test_a_type_is_widened_to_the_numbers_that_it_stands_for(kind: str, tmp_path: Path) -> None:
-    """Where rows are permuted, too: the oracle gets what the `gguf` package reads."""
-    make_checkpoint(tmp_path, Shape("llama", vocab=112, layers=1, **WIDE))
-    path = write_gguf(tmp_path, tmp_path / "x.gguf", kind)
-    model = load(path)
-    rounded = tmp_path / "rounded"
+def of_type(kind: str, directory: Path) -> tuple[Path, torch.Tensor, torch.Tensor]:
+    """A file of that type, ids, and the logits of what the `gguf` package reads."""
+    make_checkpoint(directory, Shape("llama", vocab=112, layers=1, **WIDE))
+    path = write_gguf(directory, directory / "x.gguf", kind)
+    rounded = directory / "rounded"
     rounded.mkdir()
-    (rounded / "config.json").write_text((tmp_path / "config.json").read_text())
+    (rounded / "config.json").write_text((directory / "config.json").read_text())
     save_file(back(widened(path)), rounded / "model.safetensors", {"format": "pt"})
     ids = some_ids(112)
     with torch.inference_mode():
-        want = reference(rounded)(ids[None]).logits[0]
+        return path, ids, reference(rounded)(ids[None]).logits[0]
+
+
+@pytest.mark.parametrize("kind", TYPES)
+def test_a_type_is_widened_to_the_numbers_that_it_stands_for(
+    kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Where rows are permuted, too. All types, as on a GPU."""
+    monkeypatch.setattr(checkpoint, "IN_GROUPS", {})
+    path, ids, want = of_type(kind, tmp_path)
+    model = load(path)
     got = logits_of(model, ids)
     assert float((got - want).abs().max()) < 1e-4 * float(want.abs().max())
     assert torch.equal(got.argmax(-1), want.argmax(-1))
     assert len(model.notes) == (kind not in ("F16", "BF16"))
-    assert all(f"9 of {kind}" in note and "MiB instead of" in note for note in model.notes)
+    assert all(f"9 of {kind}" in note and "MiB" in note for note in model.notes)
+
+
+@pytest.mark.parametrize("ours", [True, False])
+@pytest.mark.parametrize("kind", list(IN_GROUPS))
+def test_a_type_in_groups_of_32_is_computed_as_it_is(
+    kind: str, ours: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if not ours:
+        monkeypatch.setattr(builds, "MODULE", None)
+    path, ids, want = of_type(kind, tmp_path)
+    model = load(path)
+    logs, others = logits_of(model, ids).log_softmax(-1), want.log_softmax(-1)
+    assert float((others.exp() * (others - logs)).sum(-1).mean()) < 0.02, "activations are rounded"
+    assert any("are multiplied as they are" in note for note in model.notes)
+    assert any(f"(1 of {kind})" in note for note in model.notes), "only the embeddings are widened"
+    source = checkpoint.GgufCheckpoint([path], torch.float32, CPU)
+    for name, tensor in back(widened(path)).items():
+        if tensor.dim() == 2:
+            packed = source.stored(name.removesuffix(".weight"), *tensor.shape)
+            assert packed is not None and packed.bits == IN_GROUPS[kind][0]
+            off = float((dequantise(packed) - tensor).abs().max())
+            assert off == 0 if kind.endswith(("_0", "_1")) else off < 1e-3 * float(tensor.abs().max())
+
+
+def test_projections_of_several_types_are_one_matrix(tmp_path: Path) -> None:
+    """As files have them whose values of attention are of a better type."""
+    make_checkpoint(tmp_path, Shape("llama", vocab=112, layers=1, **WIDE))
+    kinds = {"blk.0.attn_v.weight": "Q8_0", "blk.0.attn_k.weight": "Q4_1", "blk.0.ffn_up.weight": "Q6_K"}
+    path = write_gguf(tmp_path, tmp_path / "x.gguf", lambda name: kinds.get(name, "Q4_0"))
+    ids, model = some_ids(112), load(path)
+    (tmp_path / "config.json").rename(tmp_path / "own.json")
+    rounded = tmp_path / "rounded"
+    rounded.mkdir()
+    (rounded / "config.json").write_text((tmp_path / "own.json").read_text())
+    save_file(back(widened(path)), rounded / "model.safetensors", {"format": "pt"})
+    with torch.inference_mode():
+        want = reference(rounded)(ids[None]).logits[0].log_softmax(-1)
+    got = logits_of(model, ids).log_softmax(-1)
+    assert float((want.exp() * (want - got)).sum(-1).mean()) < 0.02
+    assert any("1 of Q6_K" in note for note in model.notes)
+
+
+def test_experts_in_groups_of_32_are_computed_as_they_are(tmp_path: Path) -> None:
+    shape = Shape("mixtral", hidden=64, intermediate=96, options=SHAPES["mixtral"].options)
+    make_checkpoint(tmp_path, shape)
+    exact, ids = load(write_gguf(tmp_path, tmp_path / "x.gguf")), some_ids(shape.vocab)
+    rounded = load(write_gguf(tmp_path, tmp_path / "y.gguf", "Q8_0"))
+    want, got = logits_of(exact, ids).log_softmax(-1), logits_of(rounded, ids).log_softmax(-1)
+    assert float((want.exp() * (want - got)).sum(-1).mean()) < 0.02
+    assert any("(1 of Q8_0)" in note for note in rounded.notes)
 
 
 def back(tensors: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:

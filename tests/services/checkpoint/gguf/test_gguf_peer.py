@@ -1,7 +1,7 @@
 """The same GGUF files in llama.cpp, where it is installed: ids of texts, greedy ids and logits.
 
-llama.cpp lives in an environment of its own, see benchmarks/cpu/README.md. It looks up GELU in a table of float16, rounds
-activations where weights are quantised, and knows no combining marks in some splits.
+llama.cpp lives in an environment of its own, see benchmarks/cpu/README.md. It looks up GELU in a table of float16,
+rounds activations where weights are quantised, and knows no combining marks in some splits.
 """
 
 import dataclasses
