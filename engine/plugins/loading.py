@@ -15,6 +15,7 @@ from sluice_server.engine.errors import ServiceError
 from sluice_server.engine.models.config import ModelConfig
 from sluice_server.engine.models.model import Model
 from sluice_server.engine.models.registry import ARCHITECTURES
+from sluice_server.engine.models.traits import ArchitectureTraits
 from sluice_server.engine.plugins.entry_points import MODELS, NO_PLUGINS, Plugin, find_plugins, wrong
 from sluice_server.engine.plugins.interface import API, LogitsProcessor, ModelPlugin, ProcessorContext
 from sluice_server.engine.plugins.processors import NO_PROCESSORS, LogitsProcessors
@@ -48,6 +49,8 @@ def load_plugins(allowed: str, config: ModelConfig) -> LoadedPlugins:
     context = ProcessorContext(config.vocab_size, config.eos_ids)
     processors = {name: _processor(one, context) for name, one in found.processors.items()}
     own = models.get(config.architecture)
+    if own is not None:
+        _check_traits(found.models[config.architecture], own, config)
     return LoadedPlugins(
         model=own,
         identity="" if own is None else _identity(found.models[config.architecture], own),
@@ -72,6 +75,20 @@ def _model(plugin: Plugin) -> ModelPlugin:
     if not (isinstance(made.model, type) and issubclass(made.model, Model)):
         raise wrong(f"{plugin}: its model is no subclass of Model")
     return made
+
+
+def _check_traits(plugin: Plugin, model: ModelPlugin, config: ModelConfig) -> None:
+    """Raises ServiceError if there are no traits of this checkpoint: its own, or one that names the plugin."""
+    try:
+        traits = model.traits(config)
+    except ServiceError:
+        raise
+    except Exception as error:
+        raise _failed(plugin, "has no traits for this checkpoint", error) from error
+    if not isinstance(traits, ArchitectureTraits) or len(traits.windows) != config.num_layers:
+        raise wrong(
+            f"{plugin}: its traits must be ArchitectureTraits with a window for each of {config.num_layers} layers"
+        )
 
 
 def _processor(plugin: Plugin, context: ProcessorContext) -> LogitsProcessor:
@@ -105,9 +122,16 @@ def _failed(plugin: Plugin, what: str, error: Exception) -> ServiceError:
     return wrong(f"{plugin} {what}: {type(error).__name__}: {error}".splitlines()[0])
 
 
+def loading_failed(architecture: str, error: Exception) -> ServiceError:
+    """Returns the error for a plugin's model that raised `error` when it was made of a checkpoint."""
+    logger.error("the plugin %s failed to load the checkpoint", architecture, exc_info=error)
+    return wrong(f"{architecture!r} failed to load the checkpoint: {type(error).__name__}: {error}".splitlines()[0])
+
+
 def _identity(plugin: Plugin, model: ModelPlugin) -> str:
     """Names package, version and the code of the module that computes: what a package's version leaves open."""
     digest = hashlib.sha256()
-    for one in dict.fromkeys((inspect.getsourcefile(model.model), inspect.getsourcefile(model.traits))):
-        digest.update(b"" if one is None else Path(one).read_bytes())
+    for module in dict.fromkeys((inspect.getmodule(model.model), inspect.getmodule(model.traits))):
+        file = getattr(module, "__file__", None)
+        digest.update(b"" if file is None else Path(file).read_bytes())
     return f"{plugin.package} {digest.hexdigest()[:16]}"

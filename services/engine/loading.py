@@ -28,7 +28,7 @@ def load_engine(config: EngineConfig, contents: CheckpointFiles, model: ModelCon
     with Naming(contents, drafting(config)) as naming:
         grammars = grammars_of(directory, limits.vocab_size, model.eos_ids)
         built = build_engine(config, model, directory, limits, naming.draft, digests=naming.digests, grammars=grammars)
-        revision, plugin = naming.check(), built.engine.identity.plugin
+        revision, plugin = naming.check(), built.engine.identity.plugin  # which ends in the digest of its code
         return Loaded(built, f"{revision}-{plugin.rpartition(' ')[2]}" if plugin else revision)
 
 

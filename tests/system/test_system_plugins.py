@@ -1,6 +1,7 @@
 """The example package, installed as its users do, through the real service."""
 
 import os
+import re
 import subprocess
 import sys
 from concurrent.futures import ThreadPoolExecutor
@@ -82,6 +83,7 @@ def test_a_model_and_processors_of_another_package_serve(
         error = refusal(service, asking(prompts[0], 3, other={}))
         assert error.code() is grpc.StatusCode.INVALID_ARGUMENT and "'other' is not served" in str(error.details())
     said = capfd.readouterr().err
+    assert re.search(r"serving revision \w{12}-\w{12}-[0-9a-f]{16} on", said)  # the model's code is part of it
     assert "sluice.models plugin 'BiasedLlamaForCausalLM' of sluice-plugin-example 1.0 is loaded" in said
     assert "sluice.logits_processors plugin 'counting' of sluice-plugin-example 1.0 is loaded" in said
 

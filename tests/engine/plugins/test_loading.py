@@ -44,6 +44,16 @@ BROKEN = {
         f"{HEAD}MODEL = ModelPlugin(api=API, traits=architectures.llama, model=int)",
         "its model is no subclass of Model",
     ),
+    "traits that raise": (
+        "OddForCausalLM",
+        f"{HEAD}def bad(config): return config.nothing\nMODEL = ModelPlugin(api=API, traits=bad)",
+        "has no traits for this checkpoint: AttributeError",
+    ),
+    "traits of too few layers": (
+        "OddForCausalLM",
+        f"{HEAD}MODEL = ModelPlugin(api=API, traits=lambda config: ArchitectureTraits(windows=()))",
+        "its traits must be ArchitectureTraits with a window for each of 2 layers",
+    ),
     "a model of ours": (
         "LlamaForCausalLM",
         "MODEL = 3",

@@ -1,6 +1,7 @@
 """Logits processors in an engine: each output as if it ran alone, with everything else on, and failures kept to one."""
 
 import dataclasses
+import shutil
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -127,6 +128,17 @@ def test_each_output_counts_for_itself(checkpoint: Path) -> None:
     assert len({tuple(alone["a" * 32, index]) for index in range(3)}) == 3
 
 
+def test_an_output_goes_on_behind_what_was_received(checkpoint: Path, wanted: dict[str, list[int]]) -> None:
+    """As after the death of an engine: what a client has is part of the output that processors see."""
+    prompts = some_prompts(SHAPE.vocab, 8)
+    name = list(prompts)[3]
+    engine = make_engine(checkpoint, TIGHT)
+    ids = tuple(wanted[name][:5])
+    engine.add(EngineRequest(name, tuple(prompts[name]), params(BY_THREE), resume_ids=(ids,)))
+    found, failed = run(engine, {})
+    assert not failed and found[name, 0] == wanted[name][5:]
+
+
 def test_a_grammar_has_the_last_word(checkpoint: Path) -> None:
     grammar = '{"grammars":[{"lark_grammar":"start: /[a-z ]{6,9}/"}]}'
     bound = params(BY_THREE, grammar=grammar, ignore_eos=False, temperature=0.9, seed=1)
@@ -204,6 +216,24 @@ def test_a_model_of_a_plugin_computes_and_names_its_blocks(tmp_path: Path, check
     found, _ = run(engine, {name: (one, params()) for name, one in prompts.items()})
     for name, one in prompts.items():
         assert found[name, 0] == counted(checkpoint, one, 14, 0, bias)
+    broken = tmp_path / "broken"
+    shutil.copytree(checkpoint, broken)
+    shutil.copy(tmp_path / "config.json", broken)
+    with pytest.raises(ServiceError, match=r"no safetensors file holds the tensor lm_head\.bias"):
+        make_engine(broken, TIGHT, "BiasedLlamaForCausalLM")
     plain = make_engine(checkpoint, TIGHT, "BiasedLlamaForCausalLM,counting")
     assert "sluice_plugin_example" in engine.identity.plugin and not plain.identity.plugin
     assert engine.identity.encoded() != dataclasses.replace(engine.identity, plugin="").encoded()
+
+
+def test_a_model_that_raises_at_load_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    make_biased(tmp_path, SHAPE)
+
+    def fails(*_: object) -> None:
+        raise KeyError("nothing\nelse")
+
+    monkeypatch.setattr("sluice_plugin_example.models.BiasedLlama.__init__", fails)
+    said = r"--plugins: 'BiasedLlamaForCausalLM' failed to load the checkpoint: KeyError: "
+    with pytest.raises(ServiceError, match=said) as caught:
+        make_engine(tmp_path, TIGHT, "BiasedLlamaForCausalLM")
+    assert "\n" not in caught.value.message

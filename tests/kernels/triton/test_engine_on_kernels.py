@@ -58,19 +58,34 @@ EXPERTS = Shape(
 )
 SINKS = Shape("gpt_oss", layers=2, kv_heads=1, options=(("num_local_experts", 4), ("sliding_window", 10)))
 CAPPED = Shape("gemma2", layers=1, tied=True, options=(("attn_logit_softcapping", 3.0), ("sliding_window", 10)))
-SHAPES = [CAPPED, *(pytest.param(shape, marks=pytest.mark.long) for shape in (QWEN, WINDOWED))]
+SHARED = Shape(
+    "qwen2_moe",
+    layers=1,
+    kv_heads=1,
+    options=(*EXPERTS.options, ("shared_expert_intermediate_size", 24)),
+)
+PARTIAL = {"rope_type": "default", "rope_theta": 10000.0, "partial_rotary_factor": 0.75}
+LATER = {
+    "qwen3": QWEN,
+    "mistral": WINDOWED,
+    "olmo2": Shape("olmo2", layers=1),
+    "phi3": Shape("phi3", layers=1, hidden=64, options=(("rope_parameters", PARTIAL),)),
+    "smollm3": Shape("smollm3", layers=2, options=(("no_rope_layers", [0, 1]),)),
+}
+SHAPES = {"gemma2": CAPPED, **LATER}
+NAMES = [pytest.param(name, marks=pytest.mark.long) if name in LATER else name for name in SHAPES]
 
 
-@pytest.mark.parametrize("shape", SHAPES, ids=["gemma2", "qwen3", "mistral"])
-def test_the_same_tokens_as_on_the_cpu(shape: Shape, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    directory = make_checkpoint(tmp_path, shape)
+@pytest.mark.parametrize("name", NAMES)
+def test_the_same_tokens_as_on_the_cpu(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    directory = make_checkpoint(tmp_path, SHAPES[name])
     want = tokens(build(directory))
     monkeypatch.setattr(gpu, "takes", lambda _: True)
     assert tokens(build(directory)) == want
 
 
 @pytest.mark.long
-@pytest.mark.parametrize(("shape", "weights"), [(EXPERTS, ""), (EXPERTS, "int8"), (SINKS, "")])
+@pytest.mark.parametrize(("shape", "weights"), [(EXPERTS, ""), (EXPERTS, "int8"), (SINKS, ""), (SHARED, "")])
 def test_experts_are_multiplied_all_at_once(
     shape: Shape, weights: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
