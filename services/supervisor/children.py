@@ -62,7 +62,9 @@ class Running:
         self._process = subprocess.Popen(
             self._command,
             env={**os.environ, **self.child.environment, **own},
-            start_new_session=True,  # a terminal's Ctrl-C and Ctrl-Z reach the supervisor only
+            # A terminal's Ctrl-C and Ctrl-Z reach the supervisor only. No session of its own: Linux shares processors
+            # between sessions first, where a stage's wake-ups and slices (`services.process.slices`) count for less.
+            process_group=0,
             pass_fds=[self._ready_fd] if self.is_gateway else [],
         )
 
@@ -115,6 +117,6 @@ class Running:
             process.wait()
 
     def _sweep(self, process: "subprocess.Popen[bytes]") -> None:
-        """Kill the process's group: itself and its own children."""
+        """Kill the process's group: itself and its own children. Those that lead sessions end with it."""
         with contextlib.suppress(ProcessLookupError):
             os.killpg(process.pid, signal.SIGKILL)

@@ -1,5 +1,6 @@
 """One child process: how its end is described, and which silence counts as a hang."""
 
+import os
 import struct
 import sys
 import time
@@ -29,6 +30,14 @@ def test_silence_while_the_supervisor_was_stopped_is_not_counted(tmp_path: Path)
     assert child.ended(awake_since_s=time.monotonic()) == "" and child.is_running
     how = child.ended() or end_of(child)  # the system may take a moment to end it
     assert how.startswith("engine-0 was stuck for 1")
+
+
+def test_processes_have_a_group_of_their_own_and_share_a_session(tmp_path: Path) -> None:
+    """A terminal's signals reach the supervisor only, and the system shares processors between threads, not stages."""
+    child = running(tmp_path, "import os; raise SystemExit(os.getpgrp() != os.getpid() or os.getsid(0) == os.getpid())")
+    assert end_of(child) == "engine-0 ended with exit status 0"
+    child = running(tmp_path, f"import os; raise SystemExit(os.getsid(0) != {os.getsid(0)})")
+    assert end_of(child) == "engine-0 ended with exit status 0"
 
 
 def test_exit_reason_are_of_this_life(tmp_path: Path) -> None:

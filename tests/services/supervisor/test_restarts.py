@@ -17,6 +17,7 @@ from sluice_server.services.supervisor.supervisor import Supervisor
 # Inner processes do at each start what their plan has next. The gateway says that it is ready whenever all of them are
 # up, and then sends the signal that its own plan has next to the supervisor, or kills the process that it names. An
 # inner one that does "hup" is up only after the supervisor has taken its SIGHUP: the FIFO `heard` has then been opened.
+# With a plus the gateway sends its signal before it says that it is ready: the supervisor may act on "ready" at once.
 CHILD = """
 import os, signal, sys
 runs, me, parent = os.environ["RUNS"], os.environ["ME"], os.getppid()
@@ -49,8 +50,10 @@ if me == "gateway":
                 is_leaving = is_leaving or got.si_signo in (signal.SIGTERM, signal.SIGQUIT)
                 if got.si_signo == signal.SIGQUIT: sys.exit()
         if is_leaving: sys.exit()
+        step = next(steps)
+        if step.startswith("+"): ask(step[1:])
         os.write(int(os.environ["SLUICE_READY_FD"]), b"ready gateway-0 127.0.0.1:7\\n")
-        ask(next(steps))
+        if not step.startswith("+"): ask(step)
         number = signal.sigwait([*told])
         note("told", told[number])
         if number in (signal.SIGTERM, signal.SIGQUIT): sys.exit()
@@ -156,7 +159,7 @@ def test_asked_twice_at_once_each_is_restarted_once(tmp_path: Path) -> None:
 
 
 def test_asked_again_in_the_middle_what_was_restarted_is_so_again(tmp_path: Path) -> None:
-    status, _ = supervise(tmp_path, Restarts(0), engine="serves", tokenizer="serves", gateway="HUP,HUP,,TERM")
+    status, _ = supervise(tmp_path, Restarts(0), engine="serves", tokenizer="serves", gateway="HUP,+HUP,,TERM")
     assert status == 0 and [num_starts(tmp_path, role) for role in ("engine", "tokenizer")] == [3, 2]
 
 
