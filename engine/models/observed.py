@@ -123,7 +123,7 @@ class Observer:
     @one_thread()
     @torch.inference_mode()
     def advance(self, layer: DecoderLayer) -> None:
-        """Computes a layer, whose linears observe, in an order of sums that does not depend on the number of threads."""
+        """Computes a layer, whose linears observe, with sums whose order does not depend on the number of threads."""
         layer.forward(self._h, self._cis[layer.rope], self._cache, self._meta)
 
 
