@@ -23,8 +23,8 @@ class EngineConfig:
     dtype: str = option("auto", "auto, float32 or bfloat16; auto takes bfloat16 where the device computes in it")
     quantization: str = option(
         "none",
-        "none, int8 or int4: weights rounded when loaded, on a CPU also activations, to 8 bits in each step; on CUDA also "
-        "w8a8 (int8) or fp8: activations as well",
+        "none, int8 or int4: weights rounded when loaded, on a CPU also activations, to 8 bits in each step; on CUDA "
+        "also w8a8 (int8) or fp8: activations as well",
     )
     kv_cache_dtype: str = option(
         "auto", "auto, float32, bfloat16, int8, or on CUDA fp8 (e4m3); auto is --dtype, also beside --quantization"
