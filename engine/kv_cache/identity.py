@@ -15,7 +15,8 @@ class CacheIdentity:
     Attributes:
         weights: names the content of the checkpoint; empty where blocks do not outlive their engine.
         draft: the kind of speculation and the content of the drafter, whose blocks lie beside; empty without one.
-        weights_format: how weights are rounded, and by which observations, or the checkpoint's own quantisation method.
+        weights_format: how weights are rounded, and by which observations of their inputs; or the method that the
+            checkpoint was quantised with.
         dtype: number format of the computation.
         cache_dtype: number format of keys and values.
         kernels: the kernels that compute, by contract and build.
