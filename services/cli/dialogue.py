@@ -3,6 +3,7 @@
 import dataclasses
 import textwrap
 from collections.abc import Callable, Mapping
+from typing import Any
 
 from sluice_server.engine.errors import ServiceError, invalid
 from sluice_server.engine.parameter_kinds import Number
@@ -58,7 +59,8 @@ class Dialogue:
         if not line:
             return ""
         if not line.startswith("/"):
-            return self.asked(line)
+            self.asked(line)
+            return None
         name, _, rest = line[1:].partition(" ")
         command = _COMMANDS.get(name)
         if command is None:
@@ -101,7 +103,8 @@ def check_parameter(name: str, value: float, limits: Limits) -> None:
     row = PARAMETERS[name]
     if row.off is not None and value == row.off:
         raise invalid(name, f"{value} is below 1; leave it out for the default", limit=1)
-    row.check(dataclasses.replace(SamplingParams(), **{name: value}), limits)
+    given: dict[str, Any] = {name: value}
+    row.check(dataclasses.replace(SamplingParams(), **given), limits)
 
 
 def check_option(name: str, value: float, limits: Limits) -> None:
@@ -150,7 +153,8 @@ def _set(dialogue: Dialogue, rest: str) -> str:
 
 def _retry(dialogue: Dialogue, rest: str) -> str | None:
     if dialogue.unanswered:
-        return dialogue.asked(dialogue.unanswered)
+        dialogue.asked(dialogue.unanswered)
+        return None
     if dialogue.turns and dialogue.turns[-1][0] == "assistant":
         dialogue.turns.pop()
     return None if dialogue.turns else "nothing was asked yet"

@@ -21,7 +21,7 @@ def test_a_model_that_names_no_parameters_gets_those_of_the_chat() -> None:
 
 
 @pytest.mark.parametrize("own", [{"temperature": 0.6, "top_k": 20}, {"temperature": 0.0}, {"repetition_penalty": 1.05}])
-def test_the_parameters_of_a_model_are_left_to_its_server(own: dict[str, float]) -> None:
+def test_the_parameters_of_a_model_are_left_to_its_server(own: dict[str, Any]) -> None:
     assert defaults_for(model(**own)) == {"max_tokens": 1024}
 
 
@@ -42,7 +42,7 @@ def test_half_of_a_small_context_is_left_for_questions() -> None:
     ],
 )
 def test_the_header_says_what_holds_and_where_it_is_from(
-    own: dict[str, float], given: dict[str, float], said: str
+    own: dict[str, Any], given: dict[str, float], said: str
 ) -> None:
     line = header(model(**own), given)
     assert line.startswith("m: context 8,192 tokens, answers of ") and line.endswith(said)
