@@ -74,7 +74,8 @@ class Runner:
     @property
     def block_tables(self) -> Tables:
         """The block tables of all slots in the first group, int32 [slots, blocks]; a view of the current state."""
-        return self._rows.block_tables[0]
+        first: Tables = self._rows.block_tables[0]
+        return first
 
     @property
     def progress(self) -> int:

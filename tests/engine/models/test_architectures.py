@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 import torch
 
-from sluice_server.engine.build import sliding_window
 from sluice_server.engine.errors import Code, ServiceError
+from sluice_server.engine.kv_cache.groups import layer_groups
 from sluice_server.engine.models.config import read_config, read_head_config
 from sluice_server.engine.models.model import load_model, plan_model
 from sluice_server.engine.models.not_built import NOT_BUILT
@@ -171,7 +171,7 @@ def test_what_smollm3_and_phi_leave_unsaid(tmp_path: Path) -> None:
 
 
 def test_windows_of_all_layers_give_blocks_back(tmp_path: Path) -> None:
-    assert sliding_window(read_config(write(tmp_path, PHI3_MINI_4K)), 512) is not None
+    assert layer_groups(read_config(write(tmp_path, PHI3_MINI_4K)).windows).windows == (2047,)
 
 
 @pytest.mark.parametrize("kind", ["longrope", "su", "yarn"])

@@ -13,6 +13,7 @@ from sluice_server.engine.config import EngineConfig
 from sluice_server.engine.engine import Engine
 from sluice_server.engine.kv_cache.block_store import BlockStore
 from sluice_server.engine.kv_cache.cache import KVCache
+from sluice_server.engine.kv_cache.table import BlockRun
 from sluice_server.engine.kv_cache.tiers import Move, MoveKind
 from sluice_server.engine.models.config import read_config
 from sluice_server.engine.models.limits import limits_of
@@ -139,7 +140,7 @@ def prefilled(engine: Engine, temperature: float) -> tuple[list[int], list[int],
         Placement(i, SamplingParams(temperature=temperature, seed=i), (), 0, tokens=()) for i in range(len(PROMPTS))
     ]
     lens = [len(prompt) for prompt in PROMPTS.values()]
-    blocks = [(i, 0, list(range(1 + 6 * i, 7 + 6 * i))) for i in range(len(lens))]
+    blocks = [BlockRun(i, 0, list(range(1 + 6 * i, 7 + 6 * i))) for i in range(len(lens))]
     ids = [token for prompt in PROMPTS.values() for token in prompt]
     plan = StepPlan(1, list(range(len(lens))), lens, [0] * len(lens), ids, [True] * len(lens), placements, blocks)
     engine.runner.place(plan)
