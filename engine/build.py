@@ -27,7 +27,7 @@ from sluice_server.engine.models.config import ModelConfig
 from sluice_server.engine.models.limits import check_tables
 from sluice_server.engine.models.model import Model, load_model
 from sluice_server.engine.plugins.interface import ModelPlugin
-from sluice_server.engine.plugins.loading import load_plugins, loading_failed
+from sluice_server.engine.plugins.loading import load_plugins, loading
 from sluice_server.engine.request import Limits
 from sluice_server.engine.sampling.grammars import Grammars
 from sluice_server.engine.scheduler.scheduler import Scheduler
@@ -178,14 +178,8 @@ def loaded(  # noqa: PLR0913 # all that is loaded
         set_threads(config)
     pack = ops.LinearPacker(formats.weights)
     with at_start("--model", f"its weights in {formats.weights or name_of(formats.dtype)}; try --quantization int4"):
-        try:
+        with loading(plugin, model_config.architecture):
             model = load_model(directory, model_config, formats.dtype, device, limits.context_length, pack, plugin)
-        except (ServiceError, MemoryError, torch.OutOfMemoryError):
-            raise
-        except Exception as error:
-            if plugin is None:
-                raise
-            raise loading_failed(model_config.architecture, error) from error
         drafter = load_drafter(config.speculation, draft, model, limits, pack) if draft is not None else None
     give_back()
     if config.batch_invariant:

@@ -4,12 +4,16 @@ Every failure is a ServiceError INVALID_SETTING that names plugin and package: a
 or not at all.
 """
 
+import contextlib
 import dataclasses
 import hashlib
 import inspect
 import logging
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, cast
+
+import torch
 
 from sluice_server.engine.errors import ServiceError
 from sluice_server.engine.models.config import ModelConfig
@@ -122,10 +126,19 @@ def _failed(plugin: Plugin, what: str, error: Exception) -> ServiceError:
     return wrong(f"{plugin} {what}: {type(error).__name__}: {error}".splitlines()[0])
 
 
-def loading_failed(architecture: str, error: Exception) -> ServiceError:
-    """Returns the error for a plugin's model that raised `error` when it was made of a checkpoint."""
-    logger.error("the plugin %s failed to load the checkpoint", architecture, exc_info=error)
-    return wrong(f"{architecture!r} failed to load the checkpoint: {type(error).__name__}: {error}".splitlines()[0])
+@contextlib.contextmanager
+def loading(plugin: ModelPlugin | None, architecture: str) -> Iterator[None]:
+    """Names the plugin in errors of its code while a checkpoint is loaded; does nothing without one."""
+    try:
+        yield
+    except (ServiceError, MemoryError, torch.OutOfMemoryError):
+        raise
+    except Exception as error:
+        if plugin is None:
+            raise
+        logger.error("the plugin %s failed to load the checkpoint", architecture, exc_info=error)
+        text = f"{architecture!r} failed to load the checkpoint: {type(error).__name__}: {error}"
+        raise wrong(text.splitlines()[0]) from error
 
 
 def _identity(plugin: Plugin, model: ModelPlugin) -> str:
