@@ -249,29 +249,41 @@ inline void widen_nibbles(const uint8_t* from, int64_t size, int64_t groups, uin
       }
 }
 
+// Lines of a group that are fetched with each of its quads: all of them, by a single tile; half as many, by two of two or
+// three tiles; or one, by the first of many.
+template <int BITS, bool MINIMA>
+constexpr int LINES_A_QUAD = (GROUP_SIZE<BITS, MINIMA> / LINE + GROUP_QUADS - 1) / GROUP_QUADS;
+template <int BITS, bool MINIMA>
+constexpr int HALF_A_QUAD = (LINES_A_QUAD<BITS, MINIMA> + 1) / 2;
+
+// What multiplies tile `t` of so many.
+template <int BITS, bool MINIMA>
+inline auto tile_product(int64_t t, int64_t tiles) {
+  constexpr int ALL = LINES_A_QUAD<BITS, MINIMA>, HALF = HALF_A_QUAD<BITS, MINIMA>;
+  if (tiles == 1) return multiply_rows<BITS, MINIMA, BITS == 4, ALL>;
+  if (tiles <= TILES_WIDENED) return multiply_rows<BITS, MINIMA, BITS == 4, HALF>;
+  if (tiles == 3 && t < 2) return multiply_rows<BITS, MINIMA, false, HALF>;
+  if (tiles > 3 && t < ALL) return multiply_rows<BITS, MINIMA, false, 1>;
+  return multiply_rows<BITS, MINIMA, false, 0>;
+}
+
 // sums [rows, PANEL] += so many rows by one part, over so many groups that stay in the cache. What lies behind these is
-// met next: tiles fetch it, a part each.
+// met next and fetched meanwhile.
 template <int BITS, bool MINIMA>
 inline void multiply_pass(const Activations<BITS>& x, int64_t rows, const uint8_t* weight, int64_t groups, float* sums) {
-  constexpr int64_t SIZE = GROUP_SIZE<BITS, MINIMA>, LINES = SIZE / LINE;
-  constexpr int LINES_A_QUAD = (LINES + GROUP_QUADS - 1) / GROUP_QUADS;
-  const int64_t tiles = (rows + DOT_ROWS - 1) / DOT_ROWS;
-  Source source{weight, weight + LEVELS_SIZE<BITS>, weight + AHEAD, SIZE, SIZE};
-  if (tiles == 1) return multiply_rows<BITS, MINIMA, BITS == 4, LINES_A_QUAD>(rows, x, source, groups, sums);
+  constexpr int64_t SIZE = GROUP_SIZE<BITS, MINIMA>;
+  const int64_t tiles = (rows + DOT_ROWS - 1) / DOT_ROWS, lines = tiles < 4 ? HALF_A_QUAD<BITS, MINIMA> : 1;
+  const uint8_t* behind = weight + (tiles == 1 ? AHEAD : groups * SIZE);
+  Source source{weight, weight + LEVELS_SIZE<BITS>, behind, SIZE, SIZE};
   alignas(64) uint8_t bytes[BITS == 4 ? GROUPS_A_PASS * LEVELS_SIZE<8> : 1];
-  if (BITS == 4) {
+  if (BITS == 4 && tiles > TILES_WIDENED) {
     widen_nibbles(weight, SIZE, groups, bytes);
     source.levels = bytes, source.levels_size = LEVELS_SIZE<8>;
   }
-  constexpr int FEW = (LINES_A_QUAD + 1) / 2;  // lines of a tile's quad, of two or three tiles; above, one each
   for (int64_t t = 0; t < tiles; ++t) {  // tiles of even height: six and six and one would waste the last
     const int64_t first = rows * t / tiles, height = rows * (t + 1) / tiles - first;
-    const int each = tiles < 4 ? FEW : 1;
-    source.ahead = weight + groups * SIZE + t * each * GROUP_QUADS * LINE;
-    const auto multiply = t * each >= LINES_A_QUAD ? multiply_rows<BITS, MINIMA, false, 0>
-                          : each == 1              ? multiply_rows<BITS, MINIMA, false, 1>
-                                                   : multiply_rows<BITS, MINIMA, false, FEW>;
-    multiply(height, x.from(first, 0), source, groups, sums + first * PANEL);
+    source.ahead = behind + t * lines * GROUP_QUADS * LINE;
+    tile_product<BITS, MINIMA>(t, tiles)(height, x.from(first, 0), source, groups, sums + first * PANEL);
   }
 }
 
@@ -317,7 +329,7 @@ inline void add_scaled(const Activations<BITS>& x, int64_t rows, const int32_t* 
 template <int BITS, bool MINIMA>
 inline void compute_by_tiles(const Integer<BITS, MINIMA>& job, const Activations<BITS>& x, int64_t panel,
                              int64_t begin, int64_t end) {
-  static_assert(PART == PANEL);
+  static_assert(!HAS_TILES || PART == PANEL);
   constexpr int64_t SIZE = GROUP_SIZE<BITS, MINIMA>;
   alignas(64) float sums[BLOCK * PANEL];
   alignas(64) int32_t words[BLOCK * PANEL];

@@ -76,8 +76,6 @@ inline void multiply_rows(int rows, const float* x, int64_t x_stride, const Weig
   if constexpr (ROWS > 1) multiply_rows<ROWS - 1, FETCHED>(rows, x, x_stride, panel, depth, ahead, sums);
 }
 
-constexpr int64_t TILES_WIDENED = 2;  // above, a part of a panel is widened once rather than by every tile
-
 // A panel's part in float32.
 inline const float* widened(const float* panel, int64_t) { return panel; }
 

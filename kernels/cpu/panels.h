@@ -24,6 +24,8 @@ constexpr int GATES = PANEL / 2;  // of a gated panel: as many columns of the ga
 constexpr int ROWS_A_PIECE = 16 * TILE;
 constexpr int64_t RUNS_A_THREAD = 8;  // of neighbouring panels, if rows are few: what is fetched ahead is then used
 
+constexpr int64_t TILES_WIDENED = 2;  // above, a part of a panel is widened once rather than by every tile of rows
+
 constexpr int64_t AHEAD = 4096;  // bytes: the processor's own prefetching stops at the end of each page
 
 // Has the weights that come AHEAD bytes later brought into the cache; past the end it does nothing.

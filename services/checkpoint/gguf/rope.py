@@ -16,6 +16,7 @@ from sluice_server.services.checkpoint.gguf.metadata import Metadata, shortest
 FREQUENCIES = "rope_freqs.weight"
 KINDS = "none, linear, yarn"
 PUBLISHED = (1.0, 4.0, 8192.0)  # low and high frequency factor, original context: of every published Llama 3
+MAX_BASE = 1e12
 CLOSE = 1e-4  # relative error of a factor computed from the parameters found
 YARN = {"yarn_beta_fast": "beta_fast", "yarn_beta_slow": "beta_slow"}
 
@@ -66,6 +67,8 @@ def _llama3(metadata: Metadata, dim: int) -> dict[str, Json] | None:
     if factor == 1:
         return None
     base = metadata.number(".rope.freq_base", 10_000.0)
+    if not 1 < base <= MAX_BASE:
+        raise metadata.must_be(".rope.freq_base", f"above 1 and at most {MAX_BASE:.0f}")
     frequencies = [base ** (-2 * i / dim) / (2 * math.pi) for i in range(dim // 2)]
     for bounds in (PUBLISHED, *_fitted(factors, frequencies, factor)):
         if _explains(factors, frequencies, factor, bounds):
@@ -92,7 +95,7 @@ def _fitted(factors: list[float], frequencies: list[float], factor: float) -> li
     (first, upper), (last, lower) = smooth[0], smooth[-1]
     slope = (upper - lower) / (first - last)
     offset = slope * last - lower
-    if offset <= 0:
+    if not 1e-3 < offset < 1e3:
         return []
     high = round(1 + 1 / offset, 4)
     return [(1.0, high, slope * (high - 1))]

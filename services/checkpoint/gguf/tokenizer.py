@@ -60,6 +60,8 @@ def _vocab(metadata: Metadata) -> dict[str, int]:
         if len(token) > MAX_TOKEN_BYTES:
             text = f"tokenizer.ggml.tokens, element {number}, has {len(token)} characters; at most {MAX_TOKEN_BYTES}"
             raise metadata.wrong(f"{text} are read: {MENDING}")
+    if not found:
+        raise metadata.must_be("tokenizer.ggml.tokens", "an array of one string or more")
     return found
 
 
@@ -95,8 +97,9 @@ def _sentencepiece(metadata: Metadata, vocab: dict[str, int]) -> tuple[dict[str,
     if long is not None:
         text = f"{shown(long)}, which has {len(long)} characters; at most {LONGEST} are merged"
         raise metadata.wrong(f"tokenizer.ggml.tokens holds {text}: {MENDING}")
-    unknown = list(vocab)[metadata.integer("tokenizer.ggml.unknown_token_id", 0) % len(vocab)]
-    model = _bpe(vocab, merges_of(vocab, scores, types), unknown=unknown)
+    tokens = list(vocab)
+    unknown = _text(metadata, tokens, "unk_token")
+    model = _bpe(vocab, merges_of(vocab, scores, types), unknown=tokens[0] if unknown is None else unknown)
     prefix = metadata.boolean("tokenizer.ggml.add_space_prefix", True)
     return {**sentencepiece_steps(prefix), "model": model}, True
 

@@ -82,9 +82,9 @@ def array(kind: int, count: int, values: bytes = b"") -> bytes:
 
 
 REFUSALS: dict[str, tuple[Callable[[Path], Path], str]] = {
-    "empty": (lambda p: (p.write_bytes(b""), p)[1], r"cannot be read \(ValueError\)"),
+    "empty": (lambda p: (p, p.write_bytes(b""))[0], r"cannot be read \(ValueError\)"),
     "other magic": (lambda p: file_of(p, magic=b"GGML"), "does not begin with GGUF"),
-    "cut in the magic": (lambda p: p.write_bytes(b"GG") and p, "the magic number has 4 bytes from byte 0"),
+    "cut in the magic": (lambda p: (p, p.write_bytes(b"GG"))[0], "the magic number has 4 bytes from byte 0"),
     "version 1": (lambda p: file_of(p, version=1), "has version 1; supported are versions 2 and 3"),
     "big-endian": (lambda p: file_of(p, version=3 << 24), "is big-endian"),
     "2^60 keys": (lambda p: file_of(p, counts=(0, HUGE)), f"kv_count is {HUGE}; at most 65536"),

@@ -5,6 +5,7 @@ import os
 import random
 import struct
 from collections.abc import Iterator
+from fnmatch import fnmatchcase as fnmatch
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +19,7 @@ from sluice_server.engine.models.registry import read_served
 from sluice_server.services.checkpoint import digests, model_source
 from sluice_server.services.checkpoint.gguf.folder import make_configuration, open_folder
 from sluice_server.services.checkpoint.model_source import CheckpointFiles, resolve_draft, resolve_model
+from tests.oracle import gguf_files
 from tests.oracle.checkpoints import Shape, make_checkpoint
 from tests.oracle.gguf_files import Vocabulary, plain, write_gguf
 
@@ -184,6 +186,11 @@ VOCABULARIES: dict[str, tuple[Vocabulary, str]] = {
         Vocabulary(model="llama", tokens=plain(64).tokens, types=plain(64).types, scores=(0.0,)),
         "hold 1 scores and 64 types for 64 tokens",
     ),
+    "no token": (Vocabulary(tokens=(), types=(), merges=("a a",)), "tokenizer.ggml.tokens is missing"),
+    "an unknown token outside": (
+        Vocabulary("llama", "", plain(64).tokens, (1,) * 64, (), (0.0,) * 64, (("unknown_token_id", 64),)),
+        "tokenizer.ggml.unknown_token_id is 64; it must be from 0 to 63",
+    ),
     "a long piece": (
         Vocabulary(model="llama", tokens=("x" * 200, *plain(63).tokens), types=(1,) * 64, scores=(0.0,) * 64),
         "which has 200 characters; at most 128 are merged",
@@ -195,6 +202,32 @@ VOCABULARIES: dict[str, tuple[Vocabulary, str]] = {
 def test_a_vocabulary_that_is_none_is_refused(name: str, checkpoint: Path, tmp_path: Path) -> None:
     vocabulary, message = VOCABULARIES[name]
     path = write_gguf(checkpoint, tmp_path / "x.gguf", vocabulary=vocabulary)
+    with pytest.raises(ServiceError, match=message):
+        open_folder(path)
+
+
+FACTORS: dict[str, tuple[list[float], dict[str, Any], str]] = {
+    "of another number": ([1.0], {}, r"tensor rope_freqs\.weight must hold 4 numbers from 1 to 1000000"),
+    "below 1": ([1.0, 1.0, 0.5, 2.0], {}, "must hold 4 numbers from 1 to 1000000"),
+    "not finite": ([1.0, 1.0, 1.0, float("nan")], {}, "must hold 4 numbers from 1 to 1000000"),
+    "of another kind": ([1.0, 7.0, 2.0, 8.0], {}, r"rope_freqs\.weight, which is not Llama 3's, is not supported"),
+    "beside a scaling": ([1.0, 1.0, 1.0, 8.0], {"*.rope.scaling.type": "linear"}, r"linear scaling beside rope_freqs"),
+    "on a base of 0": (
+        [1.0, 1.0, 1.0, 8.0],
+        {"*.rope.freq_base": 0.0},
+        "llama.rope.freq_base is 0.0; it must be above 1",
+    ),
+    "on a base below 0": ([1.0, 2.0, 4.0, 8.0], {"*.rope.freq_base": -3.0}, "freq_base is -3.0; it must be above 1"),
+}
+
+
+@pytest.mark.parametrize("name", list(FACTORS))
+def test_factors_of_frequencies_that_are_none_are_refused(
+    name: str, checkpoint: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    factors, more, message = FACTORS[name]
+    monkeypatch.setattr(gguf_files, "_factors", lambda config: np.array(factors, dtype=np.float32))
+    path = write_gguf(checkpoint, tmp_path / "x.gguf", more=more)
     with pytest.raises(ServiceError, match=message):
         open_folder(path)
 
@@ -253,10 +286,8 @@ class Hub:
         self._files = files
 
     def download(self, repository: str, revision: str | None, allow_patterns: list[str]) -> str:
-        from huggingface_hub.utils import filter_repo_objects
-
         self.asked.append(allow_patterns)
-        for name in filter_repo_objects(self._files, allow_patterns=allow_patterns):
+        for name in (one for one in self._files if any(fnmatch(one, pattern) for pattern in allow_patterns)):
             (self._directory / name).parent.mkdir(parents=True, exist_ok=True)
             if not (self._directory / name).exists():
                 (self._directory / name).symlink_to(self._files[name])

@@ -36,7 +36,8 @@ GEMMA3 = (
     ("layer_types", [WINDOWED] * 5 + [FULL, WINDOWED]),
     ("rope_parameters", {FULL: {**LINEAR, "rope_theta": 1e6}, WINDOWED: {"rope_type": "default"}}),
 )
-WIDE = {"hidden": 256, "intermediate": 256, "head_dim": 64}  # rows of whole blocks of 256
+# Rows of whole blocks of 256.
+WIDE = Shape("llama", vocab=112, layers=1, hidden=256, intermediate=256, head_dim=64)
 SHAPES = {
     "llama": Shape("llama"),
     "llama-tied": Shape("llama", tied=True, head_dim=24),
@@ -97,7 +98,7 @@ def test_logits_equal_those_of_the_converted_checkpoint(name: str, tmp_path: Pat
 
 def of_type(kind: str, directory: Path) -> tuple[Path, torch.Tensor, torch.Tensor]:
     """A file of that type, ids, and the logits of what the `gguf` package reads."""
-    make_checkpoint(directory, Shape("llama", vocab=112, layers=1, **WIDE))
+    make_checkpoint(directory, WIDE)
     path = write_gguf(directory, directory / "x.gguf", kind)
     rounded = directory / "rounded"
     rounded.mkdir()
@@ -147,7 +148,7 @@ def test_a_type_in_groups_of_32_is_computed_as_it_is(
 
 def test_projections_of_several_types_are_one_matrix(tmp_path: Path) -> None:
     """As files have them whose values of attention are of a better type."""
-    make_checkpoint(tmp_path, Shape("llama", vocab=112, layers=1, **WIDE))
+    make_checkpoint(tmp_path, WIDE)
     kinds = {"blk.0.attn_v.weight": "Q8_0", "blk.0.attn_k.weight": "Q4_1", "blk.0.ffn_up.weight": "Q6_K"}
     path = write_gguf(tmp_path, tmp_path / "x.gguf", lambda name: kinds.get(name, "Q4_0"))
     ids, model = some_ids(112), load(path)

@@ -1,7 +1,7 @@
 """The same GGUF files in llama.cpp, where it is installed: ids of texts, greedy ids and logits.
 
 llama.cpp lives in an environment of its own, see benchmarks/cpu/README.md. It looks up GELU in a table of float16,
-rounds activations where weights are quantised, and knows no combining marks in some splits.
+rounds activations to the type of the weights, or to 8 bits, and knows no combining marks in some splits.
 """
 
 import dataclasses
@@ -16,7 +16,7 @@ from tokenizers import Tokenizer
 from benchmarks.cpu.gguf_peer import NUM_GREEDY, PYTHON, ask, compare
 from sluice_server.services.checkpoint.gguf.folder import open_folder
 from sluice_server.services.checkpoint.gguf.pre_tokenizers import KINDS
-from tests.oracle.checkpoints import Shape, make_checkpoint
+from tests.oracle.checkpoints import make_checkpoint
 from tests.oracle.gguf_files import of_tokenizer, write_gguf
 from tests.oracle.tokenizers import byte_level_bpe
 from tests.services.checkpoint.gguf.test_gguf_models import SHAPES, TYPES, WIDE, cache
@@ -45,9 +45,10 @@ def test_logits_equal_those_of_llama_cpp(name: str, tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("kind", TYPES)
 def test_a_type_is_read_as_llama_cpp_reads_it(kind: str, tmp_path: Path) -> None:
-    make_checkpoint(tmp_path, Shape("llama", vocab=112, layers=1, **WIDE))
+    make_checkpoint(tmp_path, WIDE)
     found = compare(write_gguf(tmp_path, tmp_path / "x.gguf", kind), torch.float32, windows(112))
-    assert found.divergence < (1e-7 if kind in ("F16", "BF16") else 2e-2), "it rounds activations, too"
+    assert found.divergence < {"F16": 1e-4, "BF16": 2e-3}.get(kind, 2e-2), "it rounds activations, too"
+    assert found.greedy == NUM_GREEDY or kind not in ("F16", "BF16")
 
 
 @pytest.mark.parametrize("pre", list(KINDS))

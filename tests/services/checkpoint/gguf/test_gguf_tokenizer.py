@@ -139,6 +139,22 @@ def test_sentencepiece_ids_are_those_of_the_library(
     assert longest_token(tmp_path / "made.json") > 0
 
 
+def test_scores_order_the_merges_and_not_ids(trained: sentencepiece.SentencePieceProcessor, tmp_path: Path) -> None:
+    own, rng = of_sentencepiece(trained), random.Random(0)
+    order = [*range(3), *rng.sample(range(3, len(own.tokens)), len(own.tokens) - 3)]
+    mixed = dataclasses.replace(
+        own,
+        tokens=tuple(own.tokens[i] for i in order),
+        types=tuple(own.types[i] for i in order),
+        scores=tuple(own.scores[i] for i in order),
+    )
+    got = made(mixed, tmp_path)
+    for text in texts():
+        if text and not any(mark in text for mark in ("<s>", "</s>", "▁")):
+            found = got.encode(text, add_special_tokens=False).tokens
+            assert found == [trained.id_to_piece(one) for one in trained.encode(text)]
+
+
 def test_a_vocabulary_without_a_space_before_text(
     trained: sentencepiece.SentencePieceProcessor, tmp_path: Path
 ) -> None:
