@@ -42,7 +42,7 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> object:  # n
     """Gives each worker whole units, in the order of collection."""
     from xdist.scheduler import LoadScopeScheduling  # not on a machine that runs tests/gpu only
 
-    class Units(LoadScopeScheduling):  # type: ignore[misc] # shipped without types
+    class Units(LoadScopeScheduling):  # type: ignore[misc] # without types
         def _split_scope(self, nodeid: str) -> str:
             return unit_of(nodeid)
 
