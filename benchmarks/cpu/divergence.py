@@ -30,7 +30,7 @@ class Quality:
 
 def log_softmax(logits: Array) -> Array:
     """Log probabilities of logits [T, V]."""
-    shifted = logits - logits.max(1, keepdims=True)
+    shifted: Array = logits - logits.max(1, keepdims=True)
     shifted -= np.log(np.exp(shifted).sum(1, keepdims=True, dtype=np.float64)).astype(np.float32)
     return shifted
 
