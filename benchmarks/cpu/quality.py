@@ -22,7 +22,7 @@ from torch import Tensor
 
 from benchmarks import real_model
 from benchmarks.cpu.divergence import Array, Quality, compare, log_softmax
-from benchmarks.machine import RESULTS, write
+from benchmarks.machine import RESULTS, save
 from sluice_server import demo
 from sluice_server.engine.models.config import read_config
 from sluice_server.engine.models.model import Model, load_model
@@ -131,21 +131,24 @@ def main() -> None:
     options = parser.parse_args()
     builds.set_threads(torch.get_num_threads())
     names = options.only.split(";") if options.only else list(FORMATS)
-    table: dict[str, object] = {}
     has_peers = PEER.exists() and not options.only
-    for name, quality in measure(real_model.windows(options.windows, WINDOW), names, has_peers=has_peers):
-        table[name] = rounded(quality)
-        print(name, table[name], flush=True)
-    if options.only:
-        return
-    about = {
+    about: dict[str, object] = {
         "model": real_model.PACKAGES["model"][0],
         "text": real_model.PACKAGES["text"],
         "windows": options.windows,
         "tokens_each": WINDOW,
         "kernels": builds.instruction_set(),
     }
-    write("cpu_quality", f"python -m benchmarks.cpu.quality --windows {options.windows}", {**about, "by_format": table})
+    table: dict[str, Mapping[str, float]] = {}
+    for name, quality in measure(real_model.windows(options.windows, WINDOW), names, has_peers=has_peers):
+        table[name] = rounded(quality)
+        print(name, table[name], flush=True)
+        if not options.only:  # after each: a run that is stopped keeps what it has
+            save(
+                "cpu_quality",
+                f"python -m benchmarks.cpu.quality --windows {options.windows}",
+                about | {"by_format": table},
+            )
 
 
 if __name__ == "__main__":
