@@ -84,13 +84,16 @@ def piped(service: Service, text: str, *options: str) -> "subprocess.CompletedPr
 
 
 def test_a_conversation(service: Service) -> None:
-    with terminal("--address", service.address, "--max-tokens", "2000") as chat:
-        assert "answers of at most 2,000; temperature 0.7, top_p 0.9 (as the model names none)" in chat.seen(b"> ")
+    # Without min_tokens the answer may end by itself before it is stopped.
+    with terminal("--address", service.address, "--max-tokens", "2000", "--min-tokens", "2000") as chat:
+        assert "answers of at most 2,000; min_tokens 2000, temperature 0.7, top_p 0.9 (as the model" in chat.seen(b"> ")
         chat.type_in(b"hello\n")
         wait_until(lambda: service.num_running() == 1, 30, "the answer does not begin")
         chat.type_in(CTRL_C)
         chat.seen(b"stopped", b"> ")
         wait_until(lambda: service.num_running() == 0, 30, "the engine works on for an answer that was stopped")
+        chat.type_in(b"/set min_tokens\n")
+        chat.seen(b"min_tokens: ", b"> ")
         chat.type_in(b"/set max_tokens 3\n")
         chat.seen(b"max_tokens: 3", b"> ")
         chat.type_in(b"again\n")
