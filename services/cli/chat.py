@@ -85,7 +85,7 @@ def _piped() -> str:
 
 
 def _bad_input(message: str) -> ServiceError:
-    return ServiceError(Code.INVALID_ARGUMENT, "INVALID_INPUT", f"standard input {message}")
+    return ServiceError(Code.INVALID_ARGUMENT, "INVALID_PARAMETER", f"standard input {message}")
 
 
 def _found(client: "sluice.Client", name: str | None, address: str) -> "control_pb2.Model":

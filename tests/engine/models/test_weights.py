@@ -81,7 +81,7 @@ OF_EXPERTS: dict[str, tuple[Callable[[Path], object], str]] = {
     "a word for a switch": (edit_config(norm_topk_prob="yes"), "norm_topk_prob is 'yes'; it must be true or false"),
     "no step": (edit_config(decoder_sparse_step=-1), "decoder_sparse_step is -1; it must be a whole number"),
     "another gate": (edit_config(swiglu_limit=5.0), r"swiglu_limit is 5\.0; supported is 7\.0"),
-    "another method": (edit_config(quantization_config={"quant_method": "exl3"}), "quant_method is 'exl3'; supported are"),
+    "exl3": (edit_config(quantization_config={"quant_method": "exl3"}), "quant_method is 'exl3'; supported are awq"),
     "another width": (edit_config(moe_intermediate_size=32), r"experts\.0\.gate_proj\.weight has shape \[24, 48\]"),
     "dense after all": (edit_config(mlp_only_layers=[0]), r"holds the tensor model\.layers\.0\.mlp\.gate_proj\.weight"),
 }
