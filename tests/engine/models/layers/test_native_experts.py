@@ -38,31 +38,29 @@ def pack(rows: int, inputs: int, form: str, *, bias: bool = False, gated: bool =
     return ops.pack_linear(weight, vector, gated=gated, weights=form)
 
 
-def make(
-    form: str = "float32",
-    *,
-    num: int = 6,
-    per_token: int = 2,
-    renormalises: bool = True,
-    bias: bool = False,
-    norm: bool = False,
-    activation: str = "silu",
-    logits: Tensor | None = None,
-) -> NativeExperts:
-    """Experts of random weights; `logits`: the router's for every token, in the place of random weights."""
+def experts(
+    form: str = "float32", num: int = 6, *, bias: bool = False, norm: bool = False, activation: str = "silu"
+) -> list[DenseMlp]:
+    """Experts of random weights behind one norm."""
     torch.manual_seed(5)
-    weight, norms = torch.randn(num, HIDDEN) if logits is None else torch.zeros(num, HIDDEN), torch.rand(HIDDEN)
-    router = Router(ops.pack_linear(weight, logits), per_token, renormalises)
-    each = [
+    norms = torch.rand(HIDDEN) if norm else None
+    return [
         DenseMlp(
             pack(2 * INNER, HIDDEN, form, bias=bias, gated=True),
             pack(HIDDEN, INNER, form, bias=bias),
-            norms if norm else None,
+            norms,
             activation,
         )
         for _ in range(num)
     ]
-    found = pack_experts(router, each)
+
+
+def make(
+    each: list[DenseMlp], per_token: int = 2, *, renormalises: bool = True, logits: Tensor | None = None
+) -> NativeExperts:
+    """Experts behind a router of random weights, or with the same `logits` for every token."""
+    weight = torch.randn(len(each), HIDDEN) if logits is None else torch.zeros(len(each), HIDDEN)
+    found = pack_experts(Router(ops.pack_linear(weight, logits), per_token, renormalises), each)
     assert isinstance(found, NativeExperts)
     return found
 
@@ -80,7 +78,7 @@ def one_by_one(mlp: NativeExperts, h: Tensor) -> Tensor:
 @pytest.mark.parametrize(("num", "per_token"), [(4, 1), (4, 4), (6, 2), (17, 3), (64, 8)])
 def test_the_sum_is_that_of_experts_one_by_one(form: str, num: int, per_token: int) -> None:
     for renormalises in (True, False):
-        mlp = make(form, num=num, per_token=per_token, renormalises=renormalises)
+        mlp = make(experts(form, num), per_token, renormalises=renormalises)
         for count in (*range(1, 41, 3), 40, 300):
             h = rows(count)
             found, want = mlp.add_to(h.clone(), EPS), one_by_one(mlp, h)
@@ -93,7 +91,7 @@ def test_the_sum_is_that_of_experts_one_by_one(form: str, num: int, per_token: i
 def test_shares_of_one_half_give_the_same_bits(form: str, norm: bool) -> None:
     """And of a single expert: products are those of a dense layer, and of equal experts the first are chosen."""
     for per_token, logits in ((1, None), (2, torch.zeros(4))):
-        mlp = make(form, num=4, per_token=per_token, logits=logits, bias=True, norm=norm)
+        mlp = make(experts(form, 4, bias=True, norm=norm), per_token, logits=logits)
         for count in (1, 2, 7, 33, 300):
             h = rows(count)
             assert torch.equal(mlp.add_to(h.clone(), EPS), one_by_one(mlp, h)), (per_token, count)
@@ -102,7 +100,7 @@ def test_shares_of_one_half_give_the_same_bits(form: str, norm: bool) -> None:
 @pytest.mark.parametrize("form", ["float32", "int4"])
 @pytest.mark.parametrize("activation", list(GATES))
 def test_biases_gates_and_norms(form: str, activation: str) -> None:
-    mlp, plain = (make(form, bias=bias, norm=True, activation=activation) for bias in (True, False))
+    mlp, plain = (make(experts(form, bias=bias, norm=True, activation=activation)) for bias in (True, False))
     h = rows(9)
     found = mlp.add_to(h.clone(), EPS)
     assert torch.allclose(found, one_by_one(mlp, h), rtol=1e-5, atol=1e-5)
@@ -113,17 +111,17 @@ def test_biases_gates_and_norms(form: str, activation: str) -> None:
 def test_experts_of_all_rows_and_of_none(form: str) -> None:
     """A hundred rows and more are several pieces of one expert, beside experts of few."""
     h, logits = rows(200), torch.tensor([0.0, 0.0, 50.0, -50.0, 0.0, 0.0])
-    mlp = make(form, per_token=3)
+    mlp = make(experts(form), 3)
     mlp._router.linear.bias = logits
     assert torch.allclose(mlp.add_to(h.clone(), EPS), one_by_one(mlp, h), rtol=1e-5, atol=1e-5)
-    experts, _ = mlp._router.choose(ops.linear_normed(h, None, EPS, mlp._router.linear))
-    assert experts.flatten().bincount(minlength=6)[[2, 3]].tolist() == [200, 0]
+    chosen, _ = mlp._router.choose(ops.linear_normed(h, None, EPS, mlp._router.linear))
+    assert chosen.flatten().bincount(minlength=6)[[2, 3]].tolist() == [200, 0]
 
 
 @pytest.mark.parametrize("form", FORMATS)
 def test_a_row_depends_on_itself_alone(form: str) -> None:
     """Neither on other rows, of which one is broken, nor on threads."""
-    mlp, h = make(form, num=16, per_token=4), rows(300)
+    mlp, h = make(experts(form, 16), 4), rows(300)
     h[2] = float("nan")
     with threads_of(2):
         whole = mlp.add_to(h.clone(), EPS)
@@ -137,18 +135,18 @@ def test_a_row_depends_on_itself_alone(form: str) -> None:
 def test_broken_logits_choose_the_first(value: float) -> None:
     logits = torch.zeros(6)
     logits[4] = value
-    mlp, h = make(logits=logits), rows(3)
+    mlp, h = make(experts(), logits=logits), rows(3)
     found, want = mlp.add_to(h.clone(), EPS), one_by_one(mlp, h)
     assert torch.allclose(found, want, rtol=1e-5, atol=1e-5, equal_nan=True)
     assert found.isnan().all() == (value != -float("inf"))
 
 
 def test_no_rows_are_no_work() -> None:
-    assert make().add_to(torch.empty(0, HIDDEN), EPS).shape == (0, HIDDEN)
+    assert make(experts()).add_to(torch.empty(0, HIDDEN), EPS).shape == (0, HIDDEN)
 
 
 def test_experts_that_differ_in_format_are_computed_one_by_one() -> None:
-    mlp = make("int8")
-    other, unknown = make("float32"), PackedLinear(torch.randn(6, HIDDEN), None)
+    mlp = make(experts("int8"))
+    other, unknown = make(experts()), PackedLinear(torch.randn(6, HIDDEN), None)
     assert isinstance(pack_experts(mlp._router, [mlp._each[0], other._each[1]]), SeparateExperts)
     assert isinstance(pack_experts(Router(unknown, 2, True), mlp._each), SeparateExperts)
