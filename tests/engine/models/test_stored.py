@@ -28,7 +28,7 @@ from sluice_server.engine.request import EngineRequest, SamplingParams
 from sluice_server.kernels.cpu import builds
 from sluice_server.kernels.formats import weight_formats as kinds
 from sluice_server.kernels.formats.gpu_linear import EightBitsOnGpu, Int4OnGpu
-from sluice_server.kernels.formats.integer_linear import IntegerLinear
+from sluice_server.kernels.formats.integer_linear import IntegerLinear, NativeIntegerLinear
 from sluice_server.kernels.formats.linear import PackedLinear
 from sluice_server.kernels.formats.packed_weights import Packed, dequantise
 from sluice_server.kernels.layout.metadata import AttentionMetadata
@@ -126,17 +126,20 @@ def watch(monkeypatch: pytest.MonkeyPatch) -> list[tuple[PackedLinear, Tensor]]:
     return kept
 
 
+@pytest.mark.parametrize("name", ["awq", "gptq", "gptq-zeros"])
 @pytest.mark.parametrize("ours", [True, False])
-def test_symmetric_groups_of_128_are_multiplied_in_4_bits(
-    ours: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+def test_weights_of_4_bits_are_multiplied_as_they_are(
+    ours: bool, name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """By our own kernel, and by torch's operators where there is none: alike but for the order of sums."""
-    found = publish(tmp_path, *FORMS["gptq"][:2])
+    found = publish(tmp_path, *FORMS[name][:2])
     if not ours:
         monkeypatch.setattr(builds, "MODULE", None)
     kept = watch(monkeypatch)
     logits = logits_of(load(found.directory))
-    assert {type(layer) for layer, _ in kept} == {IntegerLinear}
+    assert {type(layer) for layer, _ in kept} == {
+        NativeIntegerLinear if ours and builds.is_available() else IntegerLinear
+    }
     x = torch.randn(5, 128)
     heads, weight = next(one for one in kept if one[1].shape == (256, 128))
     assert_near(heads.apply(x), x @ weight.t(), 0.01)

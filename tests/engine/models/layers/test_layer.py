@@ -120,10 +120,11 @@ def test_one_call_computes_what_the_operations_do_to_the_bit(
         assert float((one[0] - step(dtype)[0][:-1]).abs().mean()) > 0.1
 
 
-@pytest.mark.parametrize("form", ["float32", "bfloat16"])
-def test_norms_of_rows_and_of_heads(form: str, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(("form", "off"), [("float32", 1e-4), ("bfloat16", 1e-4), ("int8", 0.05), ("int4", 0.05)])
+def test_norms_of_rows_and_of_heads(form: str, off: float, monkeypatch: pytest.MonkeyPatch) -> None:
+    """With integers a sum in another order may end in another level of an activation."""
     one, other = both(make(form, norms=True), torch.float32, monkeypatch)
-    assert torch.allclose(one[0], other[0], atol=1e-4) and torch.allclose(one[1], other[1], atol=1e-5)
+    assert torch.allclose(one[0], other[0], atol=off) and torch.allclose(one[1], other[1], atol=1e-5)
 
 
 def test_activation_scale_and_cap_to_the_bit(monkeypatch: pytest.MonkeyPatch) -> None:
