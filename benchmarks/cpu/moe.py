@@ -38,14 +38,14 @@ def dense(hidden: int, inner: int, form: str) -> DenseMlp:
 
 
 def contestants(options: argparse.Namespace, form: str) -> tuple[dict[str, list[Mlp]], Router]:
-    """Layers by name, of which those of experts share their weights, and the last router."""
+    """Layers by name, each with weights of its own, so that nobody finds them in a cache; and the last router."""
     found: dict[str, list[Mlp]] = {"dense": [], "one by one": [], "one call": []}
     for _ in range(options.layers):
         router = Router(ops.pack_linear(torch.randn(options.experts, options.hidden)), options.per_token, True)
-        each = [dense(options.hidden, options.inner, form) for _ in range(options.experts)]
         found["dense"].append(dense(options.hidden, options.inner * options.per_token, form))
-        found["one call"].append(NativeExperts(router, each))
-        found["one by one"].append(SeparateExperts(router, each))
+        for name, kind in (("one by one", SeparateExperts), ("one call", NativeExperts)):
+            each = [dense(options.hidden, options.inner, form) for _ in range(options.experts)]
+            found[name].append(kind(router, each))
     return found, router
 
 
