@@ -10,6 +10,8 @@
 
 namespace sluice {
 
+constexpr int64_t TOKENS_A_PASS = 1024;  // of which each has a row for every expert of its: what is kept between passes
+
 // A weight and its bias or null.
 struct Matrix {
   const void* weight;
@@ -179,10 +181,10 @@ inline void add_shares(const Sources& to, const float* shares, Rows y, int64_t w
   });
 }
 
-inline void run(const Experts& job) {
+// Of so many tokens at once.
+inline void add_experts(const Experts& job) {
   static thread_local Workspace<int32_t> chosen;
   static thread_local Workspace<float> weighed;
-  if (job.tokens == 0) return;
   constexpr float no_norm = -1.0f;
   const Router& router = *job.router;
   const int64_t hidden = router.inputs, choices = job.tokens * router.per_token;
@@ -195,6 +197,15 @@ inline void run(const Experts& job) {
   apply_each({job.gate_up, &Expert::gate_up, router.each(), groups}, tokens, job.eps, job.gate, gated);
   apply_each({job.down, &Expert::down, router.each(), groups}, rows, no_norm, Finish::STORE, found);
   add_shares(tokens, shares, found, hidden);
+}
+
+inline void run(const Experts& job) {
+  for (int64_t first = 0; first < job.tokens; first += TOKENS_A_PASS) {
+    Experts part = job;
+    part.h += first * job.router->inputs;
+    part.tokens = std::min(job.tokens - first, TOKENS_A_PASS);
+    add_experts(part);
+  }
 }
 
 }  // namespace sluice
