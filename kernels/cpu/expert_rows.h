@@ -34,8 +34,8 @@ inline void each_piece(const std::vector<Group>& groups, const Output& to, int64
   const int64_t runs = is_few ? std::min(units, most) : units;
   const auto run = [&](int64_t at) {
     const int64_t begin = units * at / runs, end = units * (at + 1) / runs;
-    auto group = std::upper_bound(groups.begin(), groups.end(), begin / panels,
-                                  [](int64_t piece, const Group& one) { return piece < one.first; }) - 1;
+    const auto is_before = [](int64_t piece, const Group& one) { return piece < one.first; };
+    auto group = std::upper_bound(groups.begin(), groups.end(), begin / panels, is_before) - 1;
     for (int64_t unit = begin; unit < end; ++unit) {
       if (unit == (group->first + group->pieces()) * panels) ++group;
       const int64_t own = unit - group->first * panels, piece = own % group->pieces();  // a panel's pieces together

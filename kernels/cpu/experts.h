@@ -1,8 +1,8 @@
-// A layer's experts as one call (mixture of experts, Shazeer et al. 2017): a router chooses some of them for each token,
-// and the sum of their results, weighted by their shares, is added to the residual stream.
+// A layer's experts as one call (mixture of experts, Shazeer et al. 2017): a router chooses some of them for each
+// token, and the sum of their results, weighted by their shares, is added to the residual stream.
 //
 // Rows of one expert lie side by side, and one pass shares out the panels of all experts that have rows. A row is
-// prepared for products once, whoever multiplies it, and gives what its expert alone as a dense layer gives, to the bit.
+// prepared for products once, whoever multiplies it, and gives to the bit what its expert gives as a dense layer.
 #pragma once
 
 #include "expert_rows.h"
@@ -33,9 +33,7 @@ struct Router {
   // The experts' matrices follow.
   const Expert* each() const { return reinterpret_cast<const Expert*>(this + 1); }
 
-  Packed linear() const {
-    return {static_cast<Format>(format), matrix.weight, matrix.bias, inputs, experts, norm};
-  }
+  Packed linear() const { return {static_cast<Format>(format), matrix.weight, matrix.bias, inputs, experts, norm}; }
 };
 
 struct Experts {
@@ -121,7 +119,7 @@ struct Sources {
 // A linear of each expert that has rows.
 struct Each {
   const Packed& first;
-  Matrix Expert::*which;
+  Matrix Expert::* which;
   const Expert* experts;
   const std::vector<Group>& groups;
 };
