@@ -4,55 +4,9 @@
 #pragma once
 
 #include "attention.h"
-#include "integer.h"
-#include "pairs.h"
-#include "workspace.h"
+#include "experts.h"
 
 namespace sluice {
-
-// Of a weight; as in kernels/cpu/native.py. AFFINE: with minima.
-enum class Format { FLOAT32, BFLOAT16, INT8, INT8_AFFINE, INT4, INT4_AFFINE };
-
-// A linear of any format.
-struct Packed {
-  Format format;
-  const void* weight;
-  const float* bias;
-  int64_t inputs, outputs;  // outputs: columns of the weight
-  const float* norm;        // [inputs] of the norm before it, or null
-};
-
-// Numbers of each token, rows `stride` apart.
-struct Rows {
-  float* first;
-  int64_t stride;
-
-  float* operator[](int64_t token) const { return first + token * stride; }
-};
-
-template <typename Weight>
-inline void apply_floats(const Packed& layer, Rows x, float eps, const Output& to) {
-  run(Linear<Weight>{x.first, x.stride, layer.inputs, static_cast<const Weight*>(layer.weight), eps, layer.norm, to});
-}
-
-template <int BITS, bool MINIMA>
-inline void apply_integers(const Packed& layer, Rows x, float eps, const Output& to) {
-  run(Integer<BITS, MINIMA>{x.first, x.stride, layer.inputs, static_cast<const uint8_t*>(layer.weight), eps, layer.norm,
-                            to});
-}
-
-// y [m, ..] = or += what `finish` makes of x [m, inputs]; x is normed before if eps is not negative.
-inline void apply(const Packed& layer, Rows x, int64_t m, float eps, Finish finish, Rows y) {
-  const Output to{layer.bias, y.first, y.stride, m, is_gate(finish) ? layer.outputs / 2 : layer.outputs, finish};
-  switch (layer.format) {
-    case Format::FLOAT32: return apply_floats<float>(layer, x, eps, to);
-    case Format::BFLOAT16: return apply_floats<uint16_t>(layer, x, eps, to);
-    case Format::INT8: return apply_integers<8, false>(layer, x, eps, to);
-    case Format::INT8_AFFINE: return apply_integers<8, true>(layer, x, eps, to);
-    case Format::INT4: return apply_integers<4, false>(layer, x, eps, to);
-    case Format::INT4_AFFINE: return apply_integers<4, true>(layer, x, eps, to);
-  }
-}
 
 // h [k] += x [k] divided by its root mean square, times its weights.
 inline void add_normed(const float* x, const float* norm, int64_t k, float eps, float* h) {
@@ -64,8 +18,9 @@ inline void add_normed(const float* x, const float* norm, int64_t k, float eps, 
 
 template <typename Element>
 struct Layer {
-  Packed qkv, output, gate_up, down;
+  Packed qkv, output, gate_up, down;  // with experts, the latter are those of the first
   Finish gate;
+  const Router* router;      // of experts, or null
   const float* output_norm;  // [hidden] or null: what is added to h is normed before
   const float* down_norm;
   float eps;
@@ -99,21 +54,6 @@ inline int64_t keep_wanted(const Layer<Element>& job, Rows seen, Rows h) {
   return job.num_kept;
 }
 
-// A buffer for rows of several kinds of so many tokens, and where each kind lies in it.
-template <int KINDS>
-inline std::array<Rows, KINDS> rows_of(int64_t tokens, const std::array<int64_t, KINDS>& widths) {
-  static thread_local Workspace<float> workspace;
-  int64_t all = 0;
-  for (const int64_t width : widths) all += tokens * row_stride(width);
-  float* first = workspace.fit(all);
-  std::array<Rows, KINDS> found;
-  for (int kind = 0; kind < KINDS; ++kind) {
-    found[kind] = {first, row_stride(widths[kind])};
-    first += tokens * found[kind].stride;
-  }
-  return found;
-}
-
 template <typename Element>
 inline void run(Layer<Element>& job) {
   const int64_t tokens = job.write.tokens, hidden = job.output.outputs;
@@ -129,6 +69,7 @@ inline void run(Layer<Element>& job) {
   run(job.attention);
   const int64_t wanted = keep_wanted(job, seen, h);
   add(job.output, job.output_norm, job.eps, seen, between, h, wanted);
+  if (job.router != nullptr) return run(Experts{job.gate_up, job.down, job.gate, job.eps, job.router, job.h, wanted});
   apply(job.gate_up, h, wanted, job.eps, job.gate, gated);
   add(job.down, job.down_norm, job.eps, gated, between, h, wanted);
 }

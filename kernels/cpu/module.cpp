@@ -14,6 +14,7 @@ using sluice::Arguments;
 using sluice::Attention;
 using sluice::Cache;
 using sluice::compute;
+using sluice::Experts;
 using sluice::Finish;
 using sluice::Format;
 using sluice::Integer;
@@ -25,6 +26,7 @@ using sluice::Packed;
 using sluice::Pool;
 using sluice::Quantised;
 using sluice::RotateAndWrite;
+using sluice::Router;
 
 PyObject* set_threads(PyObject*, PyObject* const* values, Py_ssize_t num) {
   Arguments arguments(values, num);
@@ -203,6 +205,7 @@ PyObject* layer(PyObject*, PyObject* const* values, Py_ssize_t num) {
   job.gate_up = packed(arguments);
   job.down = packed(arguments);
   job.gate = static_cast<Finish>(arguments.integer());
+  job.router = arguments.address<const Router>();
   job.output_norm = arguments.address<const float>();
   job.down_norm = arguments.address<const float>();
   RotateAndWrite<Element>& write = job.write;
@@ -223,6 +226,19 @@ PyObject* layer(PyObject*, PyObject* const* values, Py_ssize_t num) {
   rows(arguments, attention);
   job.kept = arguments.address<const int64_t>();
   job.num_kept = arguments.integer();
+  return arguments.ok() ? compute(job) : nullptr;
+}
+
+PyObject* experts(PyObject*, PyObject* const* values, Py_ssize_t num) {
+  Arguments arguments(values, num);
+  Experts job;
+  job.gate_up = packed(arguments);
+  job.down = packed(arguments);
+  job.gate = static_cast<Finish>(arguments.integer());
+  job.router = arguments.address<const Router>();
+  job.eps = arguments.real();
+  job.h = arguments.address<float>();
+  job.tokens = arguments.integer();
   return arguments.ok() ? compute(job) : nullptr;
 }
 
@@ -277,6 +293,7 @@ PyMethodDef methods[] = {
     method<layer<float>>("layer_float32"),
     method<layer<uint16_t>>("layer_bfloat16"),
     method<layer<int8_t>>("layer_int8"),
+    method<experts>("experts"),
     method<keep>("keep"),
     method<soft_cap>("soft_cap"),
     {nullptr, nullptr, 0, nullptr},

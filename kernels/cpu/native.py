@@ -285,3 +285,14 @@ def layer(
         0 if kept is None else kept.data_ptr(),
         ALL_TOKENS if kept is None else len(kept),
     )
+
+
+def experts_(arguments: Sequence[float], eps: float, h: Tensor) -> None:
+    """Computes h [T, hidden] += the weighted sum of the results of each row's experts.
+
+    `arguments` are those of `engine.models.layers.experts.NativeExperts.arguments`. Raises ValueError for an h that
+    does not fit.
+    """
+    assert builds.MODULE is not None
+    _check(h, h, int(arguments[3]))
+    builds.MODULE.experts(*arguments, eps, h.data_ptr(), len(h))

@@ -16,6 +16,7 @@ TESTS = (
     "kernels/formats/test_row_blocks.py",
     "kernels/test_ops.py",
     "engine/models/layers/test_experts.py",
+    "engine/models/layers/test_native_experts.py",
     "kernels/formats/test_quantised.py",
     "engine/models/layers/test_layer.py",
     "kernels/formats/test_quality.py",

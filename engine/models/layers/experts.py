@@ -2,12 +2,14 @@
 
 2017): a router chooses experts per token; their outputs are weighted and added.
 
-Two forms. `SeparateExperts` multiplies expert by expert with the linears of a dense layer, whose rows do not depend on
-other tokens. `StackedExperts` uses kernels that take all experts at once, so that the host does not wait for the
-routing. Takes packed linears and numbers; tensor names are in `mlp_weights`.
+Three forms. `NativeExperts` is one call of the C++ kernels. `SeparateExperts` multiplies expert by expert with the
+linears of a dense layer, whose rows do not depend on other tokens; it is the reference implementation of the former and
+its fallback. `StackedExperts` uses a GPU's kernels, which take all experts at once, so that the host does not wait for
+the routing. Takes packed linears and numbers; tensor names are in `mlp_weights`.
 """
 
 import dataclasses
+import functools
 from collections.abc import Callable, Mapping, Sequence
 
 import torch
@@ -16,8 +18,9 @@ from torch import Tensor
 
 from sluice_server.engine.models.layers.mlp import DenseMlp, Mlp
 from sluice_server.kernels import ops
+from sluice_server.kernels.cpu import native
 from sluice_server.kernels.formats.gpu_linear import Int8OnGpu
-from sluice_server.kernels.formats.linear import GpuLinear, PackedLinear
+from sluice_server.kernels.formats.linear import GpuLinear, NativeLinear, PackedLinear, gather
 from sluice_server.kernels.reference import moe
 from sluice_server.kernels.reference.moe import ExpertStack
 
@@ -72,6 +75,64 @@ class SeparateExperts:
         """Returns x [M, hidden] after one expert."""
         inner = ops.linear_gated(x, expert.norm, eps, expert.gate_up, expert.activation)
         return ops.linear(inner, expert.down)
+
+
+class NativeExperts:
+    """Computes routing and experts in one call, which can be a part of a decoder layer's call.
+
+    All experts have the same format and sizes, and all of their linears are `NativeLinear`, as is the router's; see
+    `takes`.
+    """
+
+    def __init__(self, router: Router, each: Sequence[DenseMlp]) -> None:
+        self._router = router
+        self._each = each
+        gather(self._linears)  # a layer at a time: for a moment these weights are there twice
+
+    @staticmethod
+    def takes(router: Router, each: Sequence[DenseMlp]) -> bool:
+        """Returns whether one call can compute these experts."""
+        forms = {(_form(one.gate_up), _form(one.down)) for one in each}
+        is_native = None not in (*next(iter(forms)), _form(router.linear))
+        return is_native and len(forms) == 1 and all(one.down_norm is None for one in each)
+
+    def add_to(self, h: Tensor, eps: float) -> Tensor:
+        """Implements `Mlp.add_to`."""
+        native.experts_(self.arguments, eps, h)
+        return h
+
+    def fixed(self) -> "NativeExperts":
+        """Implements `Mlp.fixed`: the kernels are batch-invariant."""
+        return self
+
+    @property
+    def _linears(self) -> tuple[PackedLinear, ...]:
+        """The linears of all experts, in their order."""
+        return tuple(linear for one in self._each for linear in (one.gate_up, one.down))
+
+    @functools.cached_property
+    def arguments(self) -> tuple[int, ...]:
+        """The arguments that stay from call to call, in the order that kernels/cpu/module.cpp reads.
+
+        The linears of the first expert, the gate, and the address of the router's numbers.
+        """
+        first, norm = self._each[0], 0 if self._norm is None else self._norm.data_ptr()
+        gate = native.GATES[first.activation]
+        return (*_numbers(first.gate_up), norm, *_numbers(first.down), 0, gate, self._table.data_ptr())
+
+    @functools.cached_property
+    def _norm(self) -> Tensor | None:
+        """The norm before router and experts, in float32."""
+        norm = self._each[0].norm
+        return None if norm is None else norm.float()
+
+    @functools.cached_property
+    def _table(self) -> Tensor:
+        """The router's numbers, then weight and bias of each expert's linears: int64, as in kernels/cpu/experts.h."""
+        router, norm = self._router, 0 if self._norm is None else self._norm.data_ptr()
+        own = (*_numbers(router.linear), norm, min(router.per_token, len(self._each)), int(router.renormalises))
+        addresses = [address for linear in self._linears for address in _numbers(linear)[1:3]]
+        return torch.tensor([*own, *addresses], dtype=torch.int64)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -134,12 +195,25 @@ def pack_experts(router: Router, each: Sequence[DenseMlp]) -> Mlp:
     """
     forms = {type(linear) for one in each for linear in (one.gate_up, one.down)}
     if not any(issubclass(form, GpuLinear) for form in forms):
-        return SeparateExperts(router, each)
+        return (NativeExperts if NativeExperts.takes(router, each) else SeparateExperts)(router, each)
     stack = STACKS.get(forms.pop()) if len(forms) == 1 else None
     if stack is None:
         raise ValueError(f"no kernel takes experts of {each[0].gate_up.kernel}")
     gate_up, down = stack([one.gate_up for one in each]), stack([one.down for one in each])
     return StackedExperts(router, each[0].norm, gate_up, down, each[0].activation)
+
+
+def _form(linear: PackedLinear) -> tuple[int, int, int] | None:
+    """Returns format, inputs and outputs of a linear of the C++ kernels, None of another one."""
+    if not isinstance(linear, NativeLinear):
+        return None
+    form, _, _, inputs, outputs = linear.arguments
+    return form, inputs, outputs
+
+
+def _numbers(linear: PackedLinear) -> tuple[int, ...]:
+    assert isinstance(linear, NativeLinear)
+    return linear.arguments
 
 
 def _plain(each: Sequence[PackedLinear]) -> ExpertStack:

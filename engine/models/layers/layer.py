@@ -5,10 +5,12 @@ Takes packed linears, norms and numbers; independent of tensor names and batchin
 
 import dataclasses
 import functools
+from collections.abc import Iterable
 
 import torch
 from torch import Tensor
 
+from sluice_server.engine.models.layers.experts import NativeExperts
 from sluice_server.engine.models.layers.mlp import DenseMlp, Mlp
 from sluice_server.kernels import gpu, ops
 from sluice_server.kernels.cpu import builds, native
@@ -82,19 +84,27 @@ class Layer:
 
         None if a part of the layer has no kernel of ours.
         """
-        mlp = self.mlp
-        if not isinstance(mlp, DenseMlp) or self.sinks is not None or not self.pre_norms or self.norms_all_heads:
+        mlp = self._mlp_arguments
+        if mlp is None or self.sinks is not None or not self.pre_norms or self.norms_all_heads:
             return None
-        before, between, output, down = self._norms
-        parts = ((self.qkv, before), (self.output, None), (mlp.gate_up, between), (mlp.down, None))
-        found: list[float] = []
-        for linear, norm in parts:
-            if not isinstance(linear, NativeLinear):
-                return None
-            found += (*linear.arguments, _address(norm))
+        before, _, output, down = self._norms
+        own = _linears(((self.qkv, before), (self.output, None)))
+        if own is None:
+            return None
         sizes = (self.heads, self.kv_heads, self.dim, self.window or 0)
-        own = (native.GATES[mlp.activation], _address(output), _address(down), _address(self.head_norms))
-        return (*found, *own, self.eps, *sizes, self.scale, self.score_cap)
+        norms = (_address(output), _address(down), _address(self.head_norms))
+        return (*own, *mlp, *norms, self.eps, *sizes, self.scale, self.score_cap)
+
+    @property
+    def _mlp_arguments(self) -> tuple[float, ...] | None:
+        """The MLP's linears, its gate, and the address of a router's numbers or 0; None if it has no kernel of ours."""
+        mlp = self.mlp
+        if isinstance(mlp, NativeExperts):
+            return mlp.arguments
+        if not isinstance(mlp, DenseMlp):
+            return None
+        linears = _linears(((mlp.gate_up, self._norms[1]), (mlp.down, None)))
+        return None if linears is None else (*linears, native.GATES[mlp.activation], 0)
 
 
 def decoder_layer_(
@@ -160,6 +170,16 @@ def forward_(
     """Computes `decoder_layer_` in one call; requires `is_one_call`."""
     assert layer.arguments is not None and h.is_contiguous() and cis.is_contiguous()
     native.layer(layer.arguments, h, cis, cache, meta, kept)
+
+
+def _linears(parts: Iterable[tuple[PackedLinear, Tensor | None]]) -> tuple[int, ...] | None:
+    """Returns the arguments of linears, each behind its norm; None if one has no kernel of ours."""
+    found: list[int] = []
+    for linear, norm in parts:
+        if not isinstance(linear, NativeLinear):
+            return None
+        found += (*linear.arguments, _address(norm))
+    return tuple(found)
 
 
 def _address(values: Tensor | None) -> int:

@@ -20,6 +20,8 @@ from sluice_server.kernels.formats.integer_linear import integer_linear
 from sluice_server.kernels.formats.quantised import GROUP, QuantisedWeight
 from sluice_server.kernels.layout.metadata import AttentionMetadata
 from sluice_server.kernels.reference import definitions
+from tests.engine.models.layers.test_native_experts import experts, make, one_by_one
+from tests.engine.models.layers.test_native_experts import rows as residuals
 
 pytestmark = pytest.mark.long  # compiles for half a minute each
 
@@ -94,6 +96,19 @@ def test_products_of_bfloat16_are_those_of_rounded_activations(
     assert torch.allclose(whole.double(), want, atol=1e-5 * float(want.abs().max()))
     for rows in (1, 7, 20):
         assert torch.equal(ops.linear(x[:rows], packed), whole[:rows])
+
+
+@pytest.mark.parametrize("form", ["float32", "bfloat16", "int8", "int8 affine", "int4", "int4 symmetric"])
+def test_experts_in_one_call_have_the_bits_of_their_linears(
+    form: str, emulated: ModuleType, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One for each token, and two alike."""
+    monkeypatch.setattr(builds, "MODULE", emulated)
+    monkeypatch.setattr(kinds, "computes_bfloat16", lambda: False)
+    for per_token, logits in ((1, None), (2, torch.zeros(4))):
+        mlp = make(experts(form, 4, bias=True, norm=True), per_token, logits=logits)
+        for num in (1, 7, 33, 200):
+            assert torch.equal(mlp.add_to(residuals(num), 1e-5), one_by_one(mlp, residuals(num))), (per_token, num)
 
 
 def test_attention_over_bfloat16_equals_its_reference(emulated: ModuleType, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -36,7 +36,9 @@ def kernels(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> 
     monkeypatch.setattr("sluice_server.kernels.formats.weight_formats.computes_bfloat16", lambda: False)
 
 
-def make(form: str, *, bias: bool = False, norms: bool = False, window: int | None = None) -> Layer:
+def make(
+    form: str, *, bias: bool = False, norms: bool = False, window: int | None = None, num_experts: int = 0
+) -> Layer:
     """A layer of random weights; `norms`: of heads, and of rows where they are not folded into the weights."""
     torch.manual_seed(5)
     dtype = torch.bfloat16 if form == "bfloat16" else torch.float32
@@ -45,14 +47,17 @@ def make(form: str, *, bias: bool = False, norms: bool = False, window: int | No
         weight, vector = torch.randn(rows, inputs) * inputs**-0.5, torch.randn(rows)
         return ops.pack_linear(weight.to(dtype), vector.to(dtype) if bias else None, gated=gated, weights=form)
 
+    norm = torch.rand(HIDDEN).to(dtype) if norms else None
+
+    def mlp() -> DenseMlp:
+        return DenseMlp(linear(2 * INNER, HIDDEN, gated=True), linear(HIDDEN, INNER), norm)
+
     return Layer(
         qkv=linear((HEADS + 2 * KV_HEADS) * DIM, HIDDEN),
         output=linear(HIDDEN, HEADS * DIM),
-        mlp=DenseMlp(
-            gate_up=linear(2 * INNER, HIDDEN, gated=True),
-            down=linear(HIDDEN, INNER),
-            norm=torch.rand(HIDDEN).to(dtype) if norms else None,
-        ),
+        mlp=pack_experts(Router(linear(num_experts, HIDDEN), 2, True), [mlp() for _ in range(num_experts)])
+        if num_experts
+        else mlp(),
         attention_norm=torch.rand(HIDDEN).to(dtype) if norms else None,
         head_norms=torch.rand(HEADS + KV_HEADS, DIM) if norms else None,
         heads=HEADS,
@@ -141,12 +146,20 @@ def test_norms_of_what_is_added(form: str, monkeypatch: pytest.MonkeyPatch) -> N
         assert float((one[0] - plain).abs().mean()) > 0.1
 
 
+@pytest.mark.parametrize("norms", [False, True])
+@pytest.mark.parametrize("form", FORMATS)
+def test_experts_are_part_of_the_call(form: str, norms: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    one, other = both(make(form, norms=norms, num_experts=5), torch.float32, monkeypatch)
+    assert torch.allclose(one[0], other[0], atol=1e-4) if norms else torch.equal(one[0], other[0])
+    assert float((one[0] - both(make(form, norms=norms), torch.float32, monkeypatch)[0][0]).abs().mean()) > 0.05
+
+
 @pytest.mark.parametrize("kept", [[], [1, 4], [0, 1, 6, 9], list(range(10))])
-@pytest.mark.parametrize("form", ["float32", "int8"])
+@pytest.mark.parametrize(("form", "num_experts"), [("float32", 0), ("int8", 0), ("float32", 5), ("int4", 5)])
 def test_tokens_that_are_wanted_come_first_as_they_would_among_all(
-    form: str, kept: list[int], monkeypatch: pytest.MonkeyPatch
+    form: str, num_experts: int, kept: list[int], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    layer = make(form)
+    layer = make(form, num_experts=num_experts)
     all_of_them = both(layer, torch.float32, monkeypatch)[0]
     for is_one in (True, False):
         h, cis, cache, meta = step(torch.float32)
