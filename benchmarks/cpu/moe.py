@@ -31,7 +31,7 @@ def dense(hidden: int, inner: int, form: str) -> DenseMlp:
     dtype = torch.bfloat16 if form == "bfloat16" else torch.float32
 
     def weight(rows: int, inputs: int) -> Tensor:
-        return (torch.randn(rows, inputs) * inputs**-0.5).to(dtype)
+        return (torch.randn(rows, inputs) * float(inputs**-0.5)).to(dtype)
 
     gate_up = ops.pack_linear(weight(2 * inner, hidden), gated=True, weights=form)
     return DenseMlp(gate_up, ops.pack_linear(weight(hidden, inner), weights=form), None)
