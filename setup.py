@@ -3,7 +3,6 @@
 They are optional: without a compiler the installation goes on and torch's own operators serve, more slowly.
 """
 
-import os
 import platform
 from pathlib import Path
 
@@ -39,5 +38,4 @@ def kernels() -> list[Extension]:
     ]
 
 
-cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else 1  # each takes half a minute
-setup(ext_modules=kernels(), options={"build_ext": {"parallel": cores}})
+setup(ext_modules=kernels())

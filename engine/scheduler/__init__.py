@@ -32,6 +32,7 @@ WRITERS: Mapping[str, tuple[str, ...]] = MappingProxyType(
         "unforked": ("validation", "state"),
         "capacity": ("async_planner", "drafts", "state", "planner"),  # each module that lets the cache grow the table
         "num_blocks_told": ("async_planner", "state", "planner"),
+        "freed": ("state", "planner"),
         # Progress
         "num_computed": ("drafts", "in_flight", "state"),
         "last_step": ("planner",),

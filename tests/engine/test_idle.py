@@ -48,8 +48,8 @@ def test_measuring_leaves_what_requests_have_cached(checkpoint: Path, monkeypatc
     caches: list[list[Tensor]] = []
     new_cache = Model.new_cache
 
-    def kept(model: Model, num_blocks: int, block_size: int, dtype: torch.dtype) -> list[Tensor]:
-        caches.append(new_cache(model, num_blocks, block_size, dtype))
+    def kept(model: Model, num_blocks: int, block_size: int, dtype: torch.dtype, num_layers: int = 0) -> list[Tensor]:
+        caches.append(new_cache(model, num_blocks, block_size, dtype, num_layers))
         return caches[-1]
 
     monkeypatch.setattr(Model, "new_cache", kept)

@@ -235,14 +235,14 @@ class FakeRunner:
 
     def chains(self, slot: int, first: int, end: int, group: int = 0) -> list[int]:
         """The contents of a group's cells of the slot at positions [first, end)."""
-        return [self._cells[self._cell(slot, position, group)] for position in range(first, end)]
+        return [self._cells[self._cell(slot, position, group)] - group for position in range(first, end)]
 
     def _no_blocks(self) -> list[list[int]]:
         return [[] for _ in self._groups]
 
     def _read(self, slot: int, position: int) -> int:
         """The contents of the slot's cells at a position, which are the same in all groups."""
-        first, *others = (self._cells[self._cell(slot, position, group)] for group in self._groups)
+        first, *others = (self.chains(slot, position, position + 1, group)[0] for group in self._groups)
         assert all(one == first for one in others), "groups of layers disagree"
         return first
 
@@ -251,7 +251,7 @@ class FakeRunner:
             cell = self._cell(slot, position, group)
             assert cell not in written, "two rows write one cell"
             written.add(cell)
-            self._cells[cell] = chain
+            self._cells[cell] = chain + group  # each group holds something else
 
     def _block(self, block: int) -> list[int]:
         return self._cells[block * self._size : (block + 1) * self._size]
