@@ -128,7 +128,8 @@ class Model:
         """Returns what computes random ids through layers as they are loaded."""
         ids = random_ids(self.config.vocab_size, len(self._cis[0])).to(self.device)
         cache = self.new_cache(-(-len(ids) // OBSERVED_BLOCK), OBSERVED_BLOCK, torch.float32)[0]
-        return Observer(self._embed(ids), [table[: len(ids)].contiguous() for table in self._cis], cache, OBSERVED_BLOCK)
+        cis = [table[: len(ids)].contiguous() for table in self._cis]
+        return Observer(self._embed(ids), cis, cache, OBSERVED_BLOCK)
 
     def fix(self) -> None:
         """Makes the model batch-invariant: no bit of a row depends on the other rows. Slower where schedules change."""
