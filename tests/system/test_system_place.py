@@ -2,9 +2,12 @@
 
 import shutil
 import signal
+import tempfile
+from collections.abc import Iterator
 from pathlib import Path
 
 import grpc
+import pytest
 from sluice.v1 import inference_pb2, inference_pb2_grpc
 
 from tests.system.roles import sluice
@@ -21,8 +24,15 @@ def serves(stub: inference_pb2_grpc.InferenceServiceStub) -> bool:
         return False
 
 
-def test_a_service_keeps_its_place(tmp_path: Path) -> None:
-    tmp, door = tmp_path / "tmp", tmp_path / "door"
+@pytest.fixture
+def folder() -> Iterator[Path]:
+    """A folder of this test alone. Its path is short, unlike `tmp_path`: a socket's path has a limit."""
+    with tempfile.TemporaryDirectory(dir="/tmp") as path:
+        yield Path(path)
+
+
+def test_a_service_keeps_its_place(folder: Path) -> None:
+    tmp, door = folder / "tmp", folder / "door"
     tmp.mkdir()
     listen = ("--listen", f"unix:{door}")
     place = {"TMPDIR": str(tmp), "XDG_RUNTIME_DIR": ""}
@@ -53,4 +63,4 @@ def test_a_service_keeps_its_place(tmp_path: Path) -> None:
         wait_until(lambda: not any(child.is_running() for child in children), 10, "children outlive it")
     with serve(*listen, environment=place) as second, second.stub() as stub:
         assert generate(stub, spec("a", 2)).text
-    assert sorted(path.name for path in tmp_path.iterdir()) == ["tmp"] and not list(tmp.iterdir())
+    assert sorted(path.name for path in folder.iterdir()) == ["tmp"] and not list(tmp.iterdir())
