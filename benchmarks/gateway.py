@@ -148,8 +148,8 @@ async def cancels() -> Figures:
 
 def times_to_free_slots(rig: Rig, cancelled: Sequence[tuple[str, float]]) -> list[float]:
     """Seconds from the client's cancel until the engine freed the slot, from the log of the ended engine."""
-    told: dict[str, float] = rig.engine_log["cancelled"]
-    return [told[name] - at_s for name, at_s in cancelled if name in told]
+    ended_s: dict[str, float] = rig.engine_log["cancelled"]
+    return [ended_s[name] - at_s for name, at_s in cancelled if name in ended_s]
 
 
 def rounded(growth: Growth) -> Figures:

@@ -55,8 +55,8 @@ class Rig:
         async with asyncio.timeout(ANSWER_TIMEOUT_S):
             while not self.watch.exists():
                 await asyncio.sleep(0.01)
-        told: dict[str, int] = json.loads(self.watch.read_text())
-        return told
+        figures: dict[str, int] = json.loads(self.watch.read_text())
+        return figures
 
 
 @contextlib.contextmanager
@@ -83,7 +83,7 @@ def service(
     )
     with tempfile.TemporaryDirectory(prefix="bench") as directory:
         log = Path(directory) / "engine.json"
-        modules = {Role.ENGINE: ("benchmarks.fake_engine",)}
+        modules: dict[Role | None, tuple[str, ...]] = {Role.ENGINE: ("benchmarks.fake_engine",)}
         if watched:
             modules[Role.GATEWAY] = ("benchmarks.watched_gateway",)
         watch = Path(directory) / "watch.json"
@@ -91,7 +91,7 @@ def service(
         own["LEAK_BYTES"] = str(leak_bytes)
         running = {
             child.process_id: subprocess.Popen(
-                [sys.executable, "-m", *modules.get(child.role, (SERVE, "serve"))],
+                [sys.executable, "-m", *modules.get(child.role, (SERVE, child.command))],
                 env={**os.environ, **child.environment, **own},
             )
             for child in plan_children(engine, config, Path(directory))

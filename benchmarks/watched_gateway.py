@@ -51,12 +51,12 @@ async def run(process: Process) -> int:
     """Runs the gateway's process with the watch."""
     path = Path(os.environ["WATCH_FILE"])
 
-    def tell() -> None:
+    def write() -> None:
         new = path.with_suffix(".new")
         new.write_text(json.dumps(in_use()))
         new.replace(path)
 
-    asyncio.get_running_loop().add_signal_handler(signal.SIGHUP, tell)
+    asyncio.get_running_loop().add_signal_handler(signal.SIGHUP, write)
     return await serve(process)
 
 

@@ -114,6 +114,15 @@ def check_prompt(num_tokens: int, params: SamplingParams, limits: Limits) -> Non
         )
 
 
+def check_pooled(num_tokens: int, limits: Limits, field: str = "prompt") -> None:
+    """Raises `ServiceError` if a prompt of `num_tokens` after which nothing is generated is empty or too long."""
+    if num_tokens == 0:
+        raise invalid(field, "has no tokens; send at least one")
+    if num_tokens > limits.context_length:
+        text = f"{field} has {num_tokens} tokens; this model allows {limits.context_length}"
+        raise context_exceeded(num_tokens, limits.context_length, text, field)
+
+
 def check_priority(priority: int, limits: Limits) -> None:
     """Raises `ServiceError` if the priority is outside ±`limits.max_priority`."""
     in_range("priority", priority, -limits.max_priority, limits.max_priority)

@@ -41,6 +41,7 @@ class EngineConfig:
     gpu_memory_utilization: float = option(0.9, "share of a GPU's memory that may be used: weights, steps and cache")
     kv_cache_tokens: int = option(0, "tokens the KV cache holds; 0 sizes it from memory and max_num_seqs")
     prefix_caching: bool = option(True, "share the KV cache of equal prompt prefixes of one tenant")
+    kv_events: bool = option(False, "report what the prefix cache holds to gateways, for routers in front of several")
     host_cache_bytes: int = option(0, "host memory for cache blocks that were evicted or preempted; 0 is off")
     disk_cache_dir: str = option("", "directory for cache blocks that host memory evicts; needs --host-cache-bytes")
     disk_cache_bytes: int = option(0, "the most bytes in --disk-cache-dir")

@@ -2,7 +2,7 @@
 
 Steps are launched first and collected later. As many stay in flight as the runner computes asynchronously: none on a
 CPU. Requests in, events out: `Sampled` tokens and failures. Each request ends in exactly one of a `Sampled` with a
-finish or a failure; a cancelled request ends without an event. Independent of sockets, text and spans.
+finish, a `Pooled` or a failure; a cancelled request ends without an event. Independent of sockets, text and spans.
 """
 
 import dataclasses
@@ -19,7 +19,7 @@ from sluice_server.engine.kv_cache.identity import UNNAMED, CacheIdentity
 from sluice_server.engine.plan import StepPlan
 from sluice_server.engine.plugins.processors import NO_PROCESSORS, LogitsProcessors
 from sluice_server.engine.request import EngineRequest
-from sluice_server.engine.scheduler.events import Sampled
+from sluice_server.engine.scheduler.events import Pooled, Sampled
 from sluice_server.engine.scheduler.scheduler import Scheduler
 from sluice_server.engine.scheduler.step_rates import StepRates
 from sluice_server.engine.speculation.proposer import Proposer, proposals
@@ -34,11 +34,13 @@ class Tuner(Protocol):
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class StepEvents:
-    """The events of one step: sampled tokens, requests that failed, and ids of requests that were preempted."""
+    """The events of one step: sampled tokens, requests that failed, ids of requests that were preempted, and vectors of
+    pooled prompts."""
 
     sampled: list[Sampled]
     failed: list[tuple[str, ServiceError]]
     preempted: list[str]
+    pooled: list[Pooled] = dataclasses.field(default_factory=list)
 
 
 @dataclasses.dataclass(slots=True)
@@ -155,6 +157,7 @@ class Engine:
             self._launch(plan)
         events.preempted.extend(self.scheduler.take_preempted())
         self._collect(self.runner.depth, events)
+        events.pooled.extend(self.scheduler.take_pooled())
         return events
 
     def _draft(self, proposer: Proposer) -> None:

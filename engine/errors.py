@@ -66,13 +66,13 @@ def invalid(field: str, message: str, **details: object) -> ServiceError:
     return ServiceError(Code.INVALID_ARGUMENT, "INVALID_PARAMETER", f"{field}: {message}", field=field, details=text)
 
 
-def context_exceeded(actual: int, limit: int, message: str) -> ServiceError:
+def context_exceeded(actual: int, limit: int, message: str, field: str = "prompt") -> ServiceError:
     """Returns the error for a prompt and output that together exceed the model's context."""
     return ServiceError(
         Code.INVALID_ARGUMENT,
         "CONTEXT_LENGTH_EXCEEDED",
         message,
-        field="prompt",
+        field=field,
         details={"limit": str(limit), "actual": str(actual)},
     )
 

@@ -10,7 +10,7 @@ from typing import NamedTuple
 
 from sluice_server.engine.errors import ServiceError
 from sluice_server.engine.kv_cache.table import BlockRun
-from sluice_server.engine.request import SamplingParams
+from sluice_server.engine.request import Pooling, SamplingParams
 
 IN_FLIGHT = -1  # placeholder for a token that a step in flight samples: its value is only on the device
 
@@ -27,6 +27,7 @@ class Placement:
         output_index: index of the output within its request; part of the key of its noise.
         tokens: prompt and output so far, where sampling depends on them; else empty.
         num_prompt: how many of `tokens` are the prompt's.
+        pooling: how hidden states are pooled; None where tokens are sampled.
     """
 
     slot: int
@@ -36,6 +37,7 @@ class Placement:
     output_index: int = 0
     tokens: tuple[int, ...] = ()
     num_prompt: int = 0
+    pooling: Pooling | None = None
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -55,6 +57,7 @@ class StepPlan:
         drafts: number of drafts by row, for rows that end in drafts: a token is sampled before the first and behind
             each.
         parents: of rows whose drafts are a tree and not a chain; see `engine.speculation.trees`.
+        pools: rows whose hidden states are pooled, each with whether its prompt ends in this step.
     """
 
     step: int
@@ -67,6 +70,7 @@ class StepPlan:
     new_blocks: list[BlockRun]
     drafts: dict[int, int] = dataclasses.field(default_factory=dict)
     parents: dict[int, tuple[int, ...]] = dataclasses.field(default_factory=dict)
+    pools: dict[int, bool] = dataclasses.field(default_factory=dict)
 
     @property
     def num_tokens(self) -> int:
@@ -87,6 +91,7 @@ class StepPlan:
             new_blocks=[],
             drafts={0: self.drafts[i]} if i in self.drafts else {},
             parents={0: self.parents[i]} if i in self.parents else {},
+            pools={0: self.pools[i]} if i in self.pools else {},
         )
 
     def known(self, sampled: Mapping[int, int]) -> "StepPlan":
@@ -108,7 +113,13 @@ class StepPlan:
     def halves(self) -> "tuple[StepPlan, StepPlan]":
         """Splits a plan of one row without drafts: its first tokens, after which nothing is sampled, and the rest."""
         num = self.num_tokens // 2
-        first = dataclasses.replace(self, query_lens=[num], token_ids=self.token_ids[:num], samples=[False])
+        first = dataclasses.replace(
+            self,
+            query_lens=[num],
+            token_ids=self.token_ids[:num],
+            samples=[False],
+            pools=dict.fromkeys(self.pools, False),
+        )
         rest = dataclasses.replace(
             self,
             query_lens=[self.num_tokens - num],
@@ -177,6 +188,7 @@ class StepResult:
         runs: tokens of the rows with drafts.
         errors: errors of failed rows, where the cause is known.
         prompts: log probabilities of prompt tokens, for rows that requested them.
+        pooled: vectors (float32, little-endian) of the rows whose pooled prompts ended.
     """
 
     token_ids: list[int]
@@ -185,6 +197,7 @@ class StepResult:
     runs: dict[int, VerifiedDrafts] = dataclasses.field(default_factory=dict)
     errors: dict[int, ServiceError] = dataclasses.field(default_factory=dict)
     prompts: dict[int, PromptLogprobs] = dataclasses.field(default_factory=dict)
+    pooled: dict[int, bytes] = dataclasses.field(default_factory=dict)
 
 
 class ProposerMemory:

@@ -22,6 +22,18 @@ class FinishReason(enum.StrEnum):
     STOP_TOKEN = "stop_token"
     STOP_STRING = "stop_string"
     CANCELLED = "cancelled"  # this output was cancelled; others of its request continued
+    TOOL_CALL = "tool_call"  # its first tool call, of a request that allows one
+
+
+ENDED_BY_TEXT = frozenset([FinishReason.STOP_STRING, FinishReason.TOOL_CALL])  # found in the text; the engine goes on
+
+
+class Pooling(enum.StrEnum):
+    """How the hidden states of a prompt's tokens are pooled to one vector."""
+
+    LAST = "last"  # the last token's
+    MEAN = "mean"  # their mean
+    CLASSES = "classes"  # what the classification head makes of the last token's
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -163,6 +175,7 @@ class EngineRequest:
         resume_ids: per output, the tokens that the client already received: the output continues behind them and does
             not emit them again; None for an output that has ended. Empty: every output starts from nothing.
         max_draft_tokens: drafts per step at most, 0 for none; None leaves it to the server.
+        pooling: how its hidden states are pooled: the answer is a vector, and nothing is sampled. None: tokens are.
         timeline: receives the request's events from the scheduler; None when it is not traced.
     """
 
@@ -180,4 +193,5 @@ class EngineRequest:
     is_open: bool = False
     resume_ids: tuple[tuple[int, ...] | None, ...] = ()
     max_draft_tokens: int | None = None
+    pooling: Pooling | None = None
     timeline: RequestTimeline | None = None

@@ -34,7 +34,7 @@ from sluice_server.kernels.reference import (
 from sluice_server.kernels.reference.adjust import NO_CHANGES, LogitAdjustments
 from sluice_server.kernels.reference.automaton import SuffixAutomaton
 from sluice_server.kernels.reference.choice import ChosenTokens, ScoredRows
-from sluice_server.kernels.reference.inputs import Inputs
+from sluice_server.kernels.reference.inputs import StepInputs
 from sluice_server.kernels.reference.moe import ExpertStack
 from sluice_server.kernels.reference.sampling import Rows
 from sluice_server.kernels.reference.scores import ScoreRequest, Scores
@@ -253,10 +253,10 @@ def write_runs_(table: Tensor, rows: Tensor, firsts: Tensor, offsets: Tensor, va
 
 def build_inputs(
     tokens: Tensor, tables: Tensor, slots: Tensor, starts: Tensor, ends: Tensor, block_size: int, num_tokens: int
-) -> Inputs:
+) -> StepInputs:
     """Builds a step's inputs from the state of its slots; see `kernels.reference.inputs.build_inputs`."""
     chosen = gpu.family("inputs") if gpu.takes(tokens) else inputs
-    found: Inputs = chosen.build_inputs(tokens, tables, slots, starts, ends, block_size, num_tokens)
+    found: StepInputs = chosen.build_inputs(tokens, tables, slots, starts, ends, block_size, num_tokens)
     return found
 
 

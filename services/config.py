@@ -16,6 +16,7 @@ from sluice_server.engine.scheduler.policies import POLICIES
 from sluice_server.engine.scheduler.settings import parse_weights
 from sluice_server.engine.worker.host.cores import THREADS_A_CORE, find_cores
 from sluice_server.services.messages.messages import Role
+from sluice_server.services.sections import reasoning, tools
 
 ENV_PREFIX = "SLUICE_"
 
@@ -32,12 +33,30 @@ class ServiceConfig:
     revision: str = option("", "branch, tag or commit of a hub model; of a directory a label before its content's name")
     served_model_name: str = option("", "model name in requests; default: as in --model")
     listen: str = option("127.0.0.1:50051", "host:port of the gRPC server, or unix:/path; port 0 takes a free one")
-    tls_cert: str = option("", "PEM certificate chain of the gRPC server; read again when it changes")
+    http: str = option("", "host:port of an HTTP server with OpenAI's API beside the gRPC server; empty is off")
+    tls_cert: str = option("", "PEM certificate chain of the gRPC and HTTP servers; read again when it changes")
     tls_key: str = option("", "PEM key of --tls-cert")
     tls_client_ca: str = option("", "PEM authorities of clients' certificates; clients must then show one (mTLS)")
+    api_key: tuple[str, ...] = option(
+        (),
+        "key that clients must send; may be repeated; all are one tenant. Others of this host can read a command line: "
+        "better the variable (keys separated by spaces), --config, or sha256:HEX in place of a key",
+    )
     access_file: str = option("", "TOML file of tenants, hashed keys and quotas; read again when it changes")
     insecure: bool = option(False, "serve an address that other hosts reach in plaintext")
+    vllm_listen: str = option(
+        "", "address for a Shepherd Model Gateway, which brings no key: loopback, unix:/path, any with --tls-client-ca"
+    )
+    vllm_tenant: str = option("default", "tenant of all callers of --vllm-listen without a certificate of their own")
     reflection: bool = option(True, "serve the contract by gRPC reflection")
+    allowed_origins: str = option("", "web origins whose pages may call HTTP, comma-separated, https://host; * is all")
+    allowed_hosts: str = option(
+        "",
+        "names in the Host header of HTTP beside localhost and addresses, comma-separated; *.name, or * for all, which "
+        "is the default where other hosts reach the server",
+    )
+    root_path: str = option("", "path below which a proxy serves HTTP, as /llm")
+    access_log: bool = option(False, "one log line, at info, for each HTTP request")
     role: str = option("", "run one process alone: gateway, tokenizer, engine or detokenizer")
     process_id: str = option("", "this process's name in the peer tables; default: <role>-0")
     inbox: str = option("", "where this process listens for ring messages: tcp://host:port or ipc://path")
@@ -53,6 +72,10 @@ class ServiceConfig:
     encoding_threads: int = option(1, "threads of a tokenizer process that encode prompts")
     max_open_requests: int = option(256, "requests admitted at once; more are refused with RESOURCE_EXHAUSTED")
     max_prompt_bytes: int = option(MAX_PROMPT_BYTES, "the most bytes of a prompt")
+    chat_template: str = option("", "file of a Jinja template, or its text, in place of the checkpoint's own")
+    tool_call_parser: str = option(tools.AUTO, f"how the model writes tool calls: {', '.join(tools.NAMES)}")
+    reasoning_parser: str = option(tools.AUTO, f"how the model marks reasoning: {', '.join(reasoning.NAMES)}")
+    trust_chat_content: bool = option(False, "content of chats may write control tokens, such as <|im_end|>")
     probe_interval_s: float = option(0.25, "seconds between health probes round the ring")
     probe_timeout_s: float = option(5.0, "seconds without a probe's return after which the ring counts as stuck")
     max_connection_age_s: float = option(1800.0, "seconds after which clients must reconnect, so that load spreads")
@@ -79,7 +102,8 @@ DEFAULTS = ServiceConfig()  # the single source of defaults; other modules take 
 def to_environment(engine: EngineConfig, service: ServiceConfig) -> dict[str, str]:
     """Returns the settings as environment variables, by which a supervisor passes them to its children."""
     fields = {**dataclasses.asdict(engine), **dataclasses.asdict(service)}
-    return {ENV_PREFIX + name.upper(): _as_text(value) for name, value in fields.items()}
+    made = {ENV_PREFIX + name.upper(): as_text(value) for name, value in fields.items()}
+    return {**made, f"{ENV_PREFIX}CONFIG": ""}  # its values are among these; a child must not read it again
 
 
 def parse_peers(role: Role, text: str) -> dict[str, str]:
@@ -125,7 +149,18 @@ def check(engine: EngineConfig, service: ServiceConfig) -> None:
     _one_of("quantization", engine.quantization, QUANTIZATIONS)
     _one_of("kv_cache_dtype", engine.kv_cache_dtype, ("auto", *CACHE_DTYPES))
     _one_of("role", service.role, ("", *Role))
+    check_keys(service)
+    _one_of("tool_call_parser", service.tool_call_parser, tools.NAMES)
+    _one_of("reasoning_parser", service.reasoning_parser, reasoning.NAMES)
     _check_telemetry(service)
+
+
+def check_keys(service: ServiceConfig) -> None:
+    """Raise ServiceError for keys that no client could send, and beside an access file."""
+    if service.api_key and service.access_file:
+        raise bad_setting("api_key", "and --access-file exclude each other: `sluice token new` makes keys for the file")
+    if any(not key or not key.isascii() or not key.isprintable() or " " in key for key in service.api_key):
+        raise bad_setting("api_key", "a key is empty, or has a character that is a space or not printable ASCII")
 
 
 def _check_telemetry(service: ServiceConfig) -> None:
@@ -210,5 +245,8 @@ def _one_of(name: str, value: str, allowed: tuple[str, ...]) -> None:
         raise bad_setting(name, f"{value!r} is not one of {', '.join(filter(None, allowed))}")
 
 
-def _as_text(value: object) -> str:
+def as_text(value: object) -> str:
+    """Returns a setting's value as the text of its environment variable."""
+    if isinstance(value, tuple):
+        return " ".join(value)
     return str(int(value)) if isinstance(value, bool) else str(value)

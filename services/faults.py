@@ -17,25 +17,25 @@ logger = logging.getLogger(__name__)
 
 
 def fault(
-    role: Role, told: Mapping[str, Mapping[str, object]], what: str, cause: BaseException | None = None
+    role: Role, extra: Mapping[str, Mapping[str, object]], what: str, cause: BaseException | None = None
 ) -> ServiceError:
-    """Log a fault, and return the error that its request ends with. `told` is the log line's `extra` (see
+    """Log a fault, and return the error that its request ends with. `extra` is the log line's `extra` (see
     `logs.about`); `what` is a fixed text that follows the role: "failed while …"."""
-    line = {FIELDS: {**told[FIELDS], "role": str(role)}}
+    line = {FIELDS: {**extra[FIELDS], "role": str(role)}}
     # Logged with the caller's line, by which kinds of errors are distinguished.
     logger.error("the %s %s", role, what, exc_info=cause, extra=line, stacklevel=2)
-    return _told(role, what, told[FIELDS])
+    return _failure(role, what, extra[FIELDS])
 
 
-def plugin_fault(role: Role, told: Mapping[str, Mapping[str, object]], error: ServiceError) -> ServiceError:
+def plugin_fault(role: Role, extra: Mapping[str, Mapping[str, object]], error: ServiceError) -> ServiceError:
     """Log the failure of a plugin and return its error, whose text names the plugin, with the request to look for."""
-    line = {FIELDS: {**told[FIELDS], "role": str(role)}}
+    line = {FIELDS: {**extra[FIELDS], "role": str(role)}}
     logger.error("%s", error.message, exc_info=error.__cause__, extra=line, stacklevel=2)
-    error.details |= {"role": str(role), **{name: str(told[FIELDS][name]) for name in NAMES if name in told[FIELDS]}}
+    error.details |= {"role": str(role), **{name: str(extra[FIELDS][name]) for name in NAMES if name in extra[FIELDS]}}
     return error
 
 
-def _told(role: Role, what: str, about: Mapping[str, object]) -> ServiceError:
+def _failure(role: Role, what: str, about: Mapping[str, object]) -> ServiceError:
     """Returns the error for the client."""
     for name in NAMES:
         if name in about:

@@ -8,15 +8,29 @@ torch nor numpy.
 import importlib
 from typing import TYPE_CHECKING
 
+from sluice_server.version import VERSION
+
 if TYPE_CHECKING:
     from sluice_server.services.offline import LLM as LLM
+    from sluice_server.services.offline import ClassificationOutput as ClassificationOutput
     from sluice_server.services.offline import CompletionOutput as CompletionOutput
+    from sluice_server.services.offline import EmbeddingOutput as EmbeddingOutput
     from sluice_server.services.offline import PromptError as PromptError
+    from sluice_server.services.offline import RankedOutput as RankedOutput
     from sluice_server.services.offline import RequestOutput as RequestOutput
     from sluice_server.services.offline import SamplingParams as SamplingParams
 
-__version__ = "0.1.0"
-__all__ = ["LLM", "CompletionOutput", "PromptError", "RequestOutput", "SamplingParams"]
+__version__ = VERSION
+__all__ = [
+    "LLM",
+    "ClassificationOutput",
+    "CompletionOutput",
+    "EmbeddingOutput",
+    "PromptError",
+    "RankedOutput",
+    "RequestOutput",
+    "SamplingParams",
+]
 
 
 def __getattr__(name: str) -> object:

@@ -25,6 +25,7 @@ if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
 SERVICES = (
     "tests/conformance/",
     "tests/deploy/test_prometheus.py",
+    "tests/ecosystem/",
     "tests/faults/",
     "tests/services/offline/test_offline_equality.py",
     "tests/system/",

@@ -19,4 +19,4 @@ def test_services_are_one_unit_and_other_files_one_each() -> None:
     assert all((ROOT / path).exists() for path in SERVICES)
     files = [file.relative_to(ROOT).as_posix() for file in (ROOT / "tests").rglob("test_*.py") if starts_services(file)]
     assert len(files) > 30 and {unit_of(f"{file}::test_it[1]") for file in files} == {"services"}
-    assert unit_of("tests/engine/test_build.py::test_it[a::b]") == "tests/engine/test_build.py"
+    assert unit_of("tests/engine/test_idle.py::test_it[a::b]") == "tests/engine/test_idle.py"

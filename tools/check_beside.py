@@ -30,7 +30,7 @@ for module in (kernels, sluice_server):
 assert kernels.get_kernel and is_kernels_available()
 config = transformers.LlamaConfig(hidden_size=16, intermediate_size=16, num_hidden_layers=1, num_attention_heads=2)
 model = transformers.AutoModelForCausalLM.from_config(config)
-packages = ("kernels", "sluice", "sluice-client")
+packages = ("kernels", "sluice-server", "sluice-client")
 files = [{str(one) for one in importlib.metadata.files(name) if one.parts[0] != ".."} for name in packages]
 assert sum(map(len, files)) == len(set.union(*files)), "a file belongs to two packages"
 print(*(f"{name} {importlib.metadata.version(name)}" for name in ("transformers", *packages)), type(model).__name__)

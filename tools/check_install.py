@@ -24,7 +24,7 @@ from packaging.utils import canonicalize_name
 ROOT = Path(__file__).resolve().parent.parent
 CONSTRAINTS = ROOT / "constraints.txt"
 KEPT = ROOT / "tests/deploy/torch_requires.json"
-OWN = ("sluice", "sluice-client")
+OWN = ("sluice-server", "sluice-client")
 # pip reads metadata out of wheels by range requests if the index does not serve it separately
 PIP = ("install", "--dry-run", "--ignore-installed", "--quiet", "--use-feature=fast-deps", "--only-binary=:all:")
 

@@ -2,7 +2,7 @@
 
 `python -m tools.generate_stubs` writes, `--check` compares and exits 1 on a difference. Needs the `dev` extra. Stubs of
 sluice.v1 go into the Python SDK, where the folder layout makes `sluice/v1/x.proto` importable as `sluice.v1.x_pb2`
-without edits. Stubs of the Open Inference Protocol, of which only messages are needed, go beside its adapter.
+without edits. Stubs of protocols of others, of which only messages are needed, go beside their adapters.
 """
 
 import argparse
@@ -17,6 +17,7 @@ from grpc_tools import protoc
 
 ROOT = Path(__file__).resolve().parent.parent
 PROTOS = ROOT / "protos"
+VLLM = "sluice_server/services/gateway/vllm/contract"  # as its stubs import each other
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -24,17 +25,27 @@ class Contract:
     """The location of a contract and of its stubs, relative to the root of the repository."""
 
     name: str
-    protos: Path  # the root of its imports
+    protos: Path  # the folder of its files, or the root of its imports
     sources: str  # pattern of its files
     target: Path  # root of the generated packages
     package: Path  # below the target; holds generated files only
     has_clients: bool
+    imported_as: str = ""  # the path of `protos` in imports, where its files import each other
 
 
 CONTRACTS = (
     Contract("sluice.v1", PROTOS, "sluice/v1/*.proto", Path("clients/python/src"), Path("sluice/v1"), True),
     Contract(
         "inference", PROTOS / "inference", "*.proto", Path("services/gateway/oip/contract"), Path(), has_clients=False
+    ),
+    Contract(
+        "vllm.grpc.engine",
+        PROTOS / "vllm",
+        "*.proto",
+        Path(),
+        Path(VLLM),
+        has_clients=False,
+        imported_as=VLLM,
     ),
 )
 
@@ -65,7 +76,10 @@ def generate() -> dict[str, bytes]:
 
 
 def _generated(contract: Contract) -> dict[str, bytes]:
-    sources = sorted(str(path.relative_to(contract.protos)) for path in contract.protos.glob(contract.sources))
+    found_at = Path(contract.imported_as)
+    sources = sorted(
+        str(found_at / path.relative_to(contract.protos)) for path in contract.protos.glob(contract.sources)
+    )
     with tempfile.TemporaryDirectory() as folder:
         status = protoc.main(["protoc", *options(contract, folder), *sources])
         if status:
@@ -85,7 +99,8 @@ def options(contract: Contract, folder: str) -> list[str]:
     outputs = [f"--python_out={folder}", f"--mypy_out=quiet:{folder}"]
     if contract.has_clients:
         outputs += [f"--grpc_python_out={folder}", f"--mypy_grpc_out=quiet:{folder}"]
-    includes = [f"-I{contract.protos}", f"-I{importlib.resources.files('grpc_tools') / '_proto'}"]
+    where = f"{contract.imported_as}={contract.protos}" if contract.imported_as else f"{contract.protos}"
+    includes = [f"-I{where}", f"-I{importlib.resources.files('grpc_tools') / '_proto'}"]
     return [*includes, *plugins, *outputs]
 
 

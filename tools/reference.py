@@ -7,7 +7,7 @@ import argparse
 import sys
 from pathlib import Path
 
-from tools import reference_contract, reference_metrics, reference_settings
+from tools import reference_contract, reference_fields, reference_metrics, reference_settings
 
 ROOT = Path(__file__).resolve().parent.parent
 FOLDER = Path("docs/reference")
@@ -36,6 +36,7 @@ def pages() -> dict[Path, str]:
         FOLDER / "contract.md": reference_contract.page(reference_contract.descriptors()),
         FOLDER / "options.md": reference_settings.page(),
         FOLDER / "metrics.md": reference_metrics.page(),
+        FOLDER / "http-fields.md": reference_fields.page(),
     }
 
 

@@ -77,8 +77,8 @@ class _File:
             yield from (f"### {service.name}", "", self._comment((SERVICES, i)), "")
             for k, method in enumerate(service.method):
                 asked = _streamed(method.client_streaming, method.input_type)
-                told = _streamed(method.server_streaming, method.output_type)
-                yield from (f"#### {method.name}", "", f"{asked} → {told}", "")
+                answer = _streamed(method.server_streaming, method.output_type)
+                yield from (f"#### {method.name}", "", f"{asked} → {answer}", "")
                 yield from (self._comment((SERVICES, i, METHODS, k)), "")
         for i, message in enumerate(self._file.message_type):
             yield from self._message(message, (MESSAGES, i), "")

@@ -15,9 +15,9 @@ def page() -> str:
         "",
         "<!-- Generated from the command line by `make reference`. Do not edit. -->",
         "",
-        "Each option is also an environment variable. The command line wins over the environment. A switch is 1 or 0",
-        "in the environment. `sluice COMMAND --help` prints the same texts. [Operations](../operations.md) says which",
-        "of them matter.",
+        "Each option is also an environment variable. The command line wins over the environment, and that over the",
+        "file of `sluice serve --config`. A switch is 1 or 0 in the environment. `sluice COMMAND --help` has the same",
+        "texts. [Operations](../operations.md) says which of them matter.",
         "",
     ]
     for name, command in _commands("sluice", get_command(app)):
@@ -54,7 +54,8 @@ def _command(name: str, command: TyperCommand) -> Iterator[str]:
 
 def _row(option: TyperOption) -> str:
     names = ", ".join(f"`{one}`" for one in (*option.opts, *option.secondary_opts))
-    variable = f"`{option.envvar}`" if option.envvar else ""
+    variables = [option.envvar] if isinstance(option.envvar, str) else option.envvar or []
+    variable = ", ".join(f"`{one}`" for one in variables)
     return f"| {names} | {variable} | {_default(option)} | {_text(option.help)} |"
 
 

@@ -1,7 +1,7 @@
-"""Checks or writes the version: stated in sluice_server/__init__.py, and repeated in files that other tools read.
+"""Checks or writes the version: stated in sluice_server/version.py, and repeated in files that other tools read.
 
 `python -m tools.version` checks that all places agree, `python -m tools.version 0.2.0` writes that version to all of
-them. The Go module has no file for it: its version is a tag (see docs/releasing.md).
+them. The Go module is fetched by a tag (see docs/releasing.md); the version in its source is what it tells a server.
 """
 
 import re
@@ -12,12 +12,15 @@ ROOT = Path(__file__).resolve().parent.parent
 NUMBER = r"\d+\.\d+\.\d+"
 # File → patterns before and after the version; every occurrence counts.
 PLACES = {
-    "sluice_server/__init__.py": (r'^__version__ = "', r'"'),
+    "sluice_server/version.py": (r'^VERSION = "', r'"'),
     "clients/python/pyproject.toml": (r'^version = "', r'"'),
     "clients/typescript/package.json": (r'^  "version": "', r'"'),
     "clients/typescript/package-lock.json": (r'"name": "sluice-client",\n +"version": "', r'"'),
     "clients/cpp/CMakeLists.txt": (r"^project\(sluice VERSION ", r" "),
+    "clients/go/client.go": (r'^const Version = "', r'"'),
     "clients/java/pom.xml": (r"^  <version>", r"</version>"),
+    "clients/java/README.md": (r"sluice-client-", r"\.jar"),
+    "tests/conformance/go_module.py": (r'^VERSION = "v', r'"'),
     "services/gateway/settings.py": (r'^    version: str = "', r'"'),
     "deploy/kubernetes/kustomization.yaml": (r"newTag: ", r"\}"),
     "compose.yaml": (r"-sluice-(?:text|engine):", r"[-}]"),

@@ -25,7 +25,8 @@ OPENED_A_SECOND = 1000
 SETTLE_S = 5.0
 BODY = b'{"model": "demo", "prompt": "a", "max_tokens": 1}'
 REQUEST = (
-    b"POST /v1/completions HTTP/1.1\r\nhost: x\r\nconnection: close\r\ncontent-length: %d\r\n\r\n" % len(BODY) + BODY
+    b"POST /v1/completions HTTP/1.1\r\nhost: localhost\r\nconnection: close\r\n"
+    b"content-type: application/json\r\ncontent-length: %d\r\n\r\n" % len(BODY) + BODY
 )
 
 

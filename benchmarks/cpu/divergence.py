@@ -45,5 +45,7 @@ def compare(windows: Sequence[Sequence[int]], logits: Iterable[Array], reference
         divergence += float((np.exp(right) * (right - own)).sum(dtype=np.float64))
         same += int((own.argmax(1) == right.argmax(1)).sum())
         num += len(ids)
-    told = num - len(windows)
-    return Quality(math.exp(surprise / told), math.exp((surprise - expected) / told) - 1, divergence / num, same / num)
+    scored = num - len(windows)
+    return Quality(
+        math.exp(surprise / scored), math.exp((surprise - expected) / scored) - 1, divergence / num, same / num
+    )

@@ -38,7 +38,7 @@ def dense(hidden: int, inner: int, form: str) -> DenseMlp:
 
 
 def contestants(options: argparse.Namespace, form: str) -> tuple[dict[str, list[Mlp]], Router]:
-    """Layers by name, each with weights of its own, so that nobody finds them in a cache; and the last router."""
+    """Layers by name, each with weights of its own, which no cache holds when they are used; and the last router."""
     found: dict[str, list[Mlp]] = {"dense": [], "one by one": [], "one call": []}
     for _ in range(options.layers):
         router = Router(ops.pack_linear(torch.randn(options.experts, options.hidden)), options.per_token, True)

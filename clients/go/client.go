@@ -17,6 +17,9 @@ import (
 	pb "example.com/sluice/go/sluicev1"
 )
 
+// Version is the client's version: that of the server it was released with.
+const Version = "0.1.0"
+
 const maxReceiveBytes = 64 << 20
 
 // Options of a client. The zero value means plaintext, no token, four connections and DefaultRetry.
@@ -145,6 +148,7 @@ func (c *Client) dial() (*grpc.ClientConn, error) {
 	slow := backoff.Config{BaseDelay: 100 * time.Millisecond, Multiplier: 1.6, Jitter: 0.2, MaxDelay: time.Second}
 	return grpc.Dial(c.target, transport,
 		grpc.WithDefaultCallOptions(grpc.MaxCallRecvMsgSize(maxReceiveBytes)),
+		grpc.WithUserAgent("sluice-go/"+Version),
 		// Small windows: when a reader stops, thousands of messages would otherwise pile up.
 		grpc.WithInitialWindowSize(65536), grpc.WithInitialConnWindowSize(65536),
 		grpc.WithConnectParams(grpc.ConnectParams{Backoff: slow, MinConnectTimeout: time.Second}),

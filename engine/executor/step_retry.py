@@ -105,9 +105,9 @@ def behind(before: StepResult, rest: StepResult) -> StepResult:
     """Returns the result of a row from those of its halves, with the prompt log probabilities of both."""
     if not before.prompts:
         return rest
-    told, more = before.prompts[0], rest.prompts.get(0)
-    scores = told.scores + (more.scores if more is not None else ())
-    return dataclasses.replace(rest, prompts={0: PromptLogprobs(told.first, scores)})
+    first_half, more = before.prompts[0], rest.prompts.get(0)
+    scores = first_half.scores + (more.scores if more is not None else ())
+    return dataclasses.replace(rest, prompts={0: PromptLogprobs(first_half.first, scores)})
 
 
 def merge(results: list[StepResult]) -> StepResult:
@@ -119,4 +119,5 @@ def merge(results: list[StepResult]) -> StepResult:
         runs={i: result.runs[0] for i, result in enumerate(results) if result.runs},
         errors={i: result.errors[0] for i, result in enumerate(results) if result.errors},
         prompts={i: result.prompts[0] for i, result in enumerate(results) if result.prompts},
+        pooled={i: result.pooled[0] for i, result in enumerate(results) if result.pooled},
     )

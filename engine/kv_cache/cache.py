@@ -9,8 +9,9 @@ parameters, no scheduling.
 import dataclasses
 from collections.abc import Iterable, Sequence
 
+from sluice_server.engine.kv_cache.log import CacheLog, NamedBlock
 from sluice_server.engine.kv_cache.pool import BlockPool, EvictionClass
-from sluice_server.engine.kv_cache.prefix import PrefixIndex, name_block, name_in
+from sluice_server.engine.kv_cache.prefix import PrefixIndex, name_in
 from sluice_server.engine.kv_cache.sizes import CacheSizes, Window
 from sluice_server.engine.kv_cache.table import BlockTable, CachedPrefix
 from sluice_server.engine.kv_cache.tiers import Move, MoveKind, Tiers
@@ -50,6 +51,11 @@ class KVCache:
         self.sizes = CacheSizes(block_size, tuple(windows))
         self._is_worthless = bytearray(num_blocks)  # cheaper to compute again than to move
         self._moves: list[Move] = []
+
+    def start_log(self) -> CacheLog:
+        """Returns the log of the prefix index, which is kept from now on: before any block has a name."""
+        self.index.log = CacheLog()
+        return self.index.log
 
     @property
     def num_groups(self) -> int:
@@ -101,7 +107,7 @@ class KVCache:
 
     def _find(self, table: BlockTable, tokens: Sequence[int], i: int, groups: Iterable[int]) -> list[int] | None:
         """Returns the i-th block of these groups as it is cached; None if one of them is not."""
-        name, found = self._name(table, tokens, i), []
+        name, found = table.name(tokens, i, self.block_size), []
         for group in groups:
             block = self.index.find(name_in(name, group))
             if block is None:
@@ -116,7 +122,7 @@ class KVCache:
             return False
         num_host, has_begun = 0, False
         for i in range((len(tokens) - 1) // self.block_size):
-            name = self._name(table, tokens, i)
+            name = table.name(tokens, i, self.block_size)
             if self.index.find(name) is not None:
                 continue
             num_host += 1
@@ -194,8 +200,9 @@ class KVCache:
         """Returns a table that shares the blocks of the first `num_tokens`, all computed; allocates none. `grow` copies
         a partial last block for the table that writes to it first."""
         groups = [own[: self.sizes.blocks_for(num_tokens)] for own in table.groups]
-        child = BlockTable(table.root, table.is_private, groups, list(table.names), trimmed=list(table.trimmed))
-        child.num_named = min(table.num_named, num_tokens // self.block_size)
+        full = num_tokens // self.block_size  # names behind these are of tokens that the child need not have
+        child = BlockTable(table.root, table.is_private, groups, table.names[:full], trimmed=list(table.trimmed))
+        child.num_named = min(table.num_named, full)
         for own in groups:
             for block in own:
                 self.pool.share(block)
@@ -218,9 +225,9 @@ class KVCache:
         if not self.prefix_caching or table.is_private:
             return
         for i in range(table.num_named, num_computed // self.block_size):
-            name = self._name(table, tokens, i)
+            name = table.name(tokens, i, self.block_size)
             for group, own in enumerate(table.groups):
-                self.index.add(name_in(name, group), own[i])
+                self.index.add(name_in(name, group), own[i], None if group else self._logged(table, tokens, i))
             table.num_named = i + 1
 
     def trim(self, table: BlockTable, num_computed: int) -> list[tuple[int, int, int]]:
@@ -305,7 +312,7 @@ class KVCache:
             self.pool.share(block)
         restored: list[int] = []
         for i in range(len(found), (len(tokens) - 1) // self.block_size):
-            name = self._name(table, tokens, i)
+            name = table.name(tokens, i, self.block_size)
             if not self.pool.num_free or self.index.find(name) is not None or not tiers.touch(name):
                 break
             block = self._allocate()
@@ -313,18 +320,13 @@ class KVCache:
                 self.pool.release(block, EvictionClass.NOT)
                 break
             self._moves.append(tiers.restore(name, block))
-            self.index.add(name, block)
+            self.index.add(name, block, self._logged(table, tokens, i))
             self._is_worthless[block] = False
             restored.append(block)
         for block in reversed(found + restored):
             self._let_go(block, EvictionClass.NORMAL)
         return restored
 
-    def _name(self, table: BlockTable, tokens: Sequence[int], i: int) -> bytes:
-        """Returns the name of the i-th block; hashed once, kept on the table. A sequence's tokens never change."""
-        size = self.block_size
-        while len(table.names) <= i:
-            at = len(table.names)
-            parent = table.names[-1] if at else table.root
-            table.names.append(name_block(parent, tokens[at * size : (at + 1) * size]))
-        return table.names[i]
+    def _logged(self, table: BlockTable, tokens: Sequence[int], i: int) -> NamedBlock | None:
+        """Returns the i-th block as the log has it; None without a log."""
+        return None if self.index.log is None else table.named(tokens, i, self.block_size)

@@ -11,6 +11,7 @@ from array import array
 from collections.abc import Sequence
 
 from sluice_server.engine.kv_cache.identity import CacheIdentity, framed
+from sluice_server.engine.kv_cache.log import CacheLog, NamedBlock
 
 
 def root(identity: CacheIdentity, *fields: bytes) -> bytes:
@@ -23,15 +24,20 @@ def name_block(parent: bytes, tokens: Sequence[int]) -> bytes:
     return hashlib.sha256(parent + array("i", tokens).tobytes()).digest()
 
 
+NAME_BYTES = 32  # of a block of the first group; those of others have one more
+
+
 def name_in(name: bytes, group: int) -> bytes:
     """Returns the name of a block in a group of layers, for the `name` of that block in the first group."""
     return name + bytes([group]) if group else name
 
 
 class PrefixIndex:
-    """Maps name ↔ block in both directions. A block has one name at most, and a name one block at most."""
+    """Maps name ↔ block in both directions. A block has one name at most, and a name one block at most. `log`: if there
+    is one, it gets every change."""
 
     def __init__(self) -> None:
+        self.log: CacheLog | None = None
         self._block_of: dict[bytes, int] = {}
         self._name_of: dict[int, bytes] = {}
 
@@ -42,17 +48,22 @@ class PrefixIndex:
         """Returns the block of that name, held or reclaimable; None if there is none."""
         return self._block_of.get(name)
 
-    def add(self, name: bytes, block: int) -> None:
-        """Names a full block. If another block already has the name, this one stays unnamed (its owner keeps it)."""
+    def add(self, name: bytes, block: int, logged: NamedBlock | None = None) -> None:
+        """Names a full block. If another block already has the name, this one stays unnamed (its owner keeps it).
+        `logged`: the block as the log has it."""
         if name not in self._block_of:
             self._block_of[name] = block
             self._name_of[block] = name
+            if self.log is not None and logged is not None:
+                self.log.add(logged)
 
     def forget(self, block: int) -> bytes | None:
         """Removes a block's name, before the block is overwritten, and returns it; None if it had none."""
         name = self._name_of.pop(block, None)
         if name is not None:
             del self._block_of[name]
+            if self.log is not None:
+                self.log.remove(name)
         return name
 
     def has(self, block: int) -> bool:
@@ -64,3 +75,5 @@ class PrefixIndex:
         assert len(self._block_of) == len(self._name_of)
         for name, block in self._block_of.items():
             assert self._name_of[block] == name
+        if self.log is not None:
+            assert self.log.names == {name for name in self._block_of if len(name) == NAME_BYTES}

@@ -1,7 +1,11 @@
 """The block tables of sequences: for each group of layers, the blocks that hold a sequence's keys and values."""
 
 import dataclasses
+from collections.abc import Sequence
 from typing import NamedTuple
+
+from sluice_server.engine.kv_cache.log import NamedBlock
+from sluice_server.engine.kv_cache.prefix import name_block
 
 
 @dataclasses.dataclass(slots=True)
@@ -33,6 +37,19 @@ class BlockTable:
     def num_held(self) -> int:
         """Number of blocks in all groups, without those that were freed."""
         return len(self.groups) * len(self.groups[0]) - sum(self.trimmed)
+
+    def name(self, tokens: Sequence[int], i: int, size: int) -> bytes:
+        """Returns the name of the i-th block of `size` tokens; hashed once, as a sequence's tokens never change."""
+        while len(self.names) <= i:
+            at = len(self.names)
+            parent = self.names[-1] if at else self.root
+            self.names.append(name_block(parent, tokens[at * size : (at + 1) * size]))
+        return self.names[i]
+
+    def named(self, tokens: Sequence[int], i: int, size: int) -> NamedBlock:
+        """Returns the i-th block with its name, its parent's and its tokens."""
+        name, parent = self.name(tokens, i, size), self.names[i - 1] if i else self.root
+        return NamedBlock(name, parent, self.root, tuple(tokens[i * size : (i + 1) * size]))
 
 
 @dataclasses.dataclass(frozen=True, slots=True)

@@ -79,6 +79,8 @@ def _rope(raw: Fields, scaling: Json, name: str, theta_field: str) -> RopeConfig
     kind = own.values.get("rope_type", own.values.get("type", "default"))
     if kind == "su" or (kind == "yarn" and SHORT in own.values):  # names of longrope in the first files of Phi-3
         kind = "longrope"
+    if kind == "mrope":  # three positions for each token of an image, which are equal for text
+        kind = "default"
     if kind not in ROPE_KINDS:
         raise own.wrong("rope_type", f"is {shown(kind)}; supported are {', '.join(ROPE_KINDS)}")
     theta = own.maybe("rope_theta")

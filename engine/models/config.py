@@ -13,11 +13,15 @@ from typing import Any, cast
 from sluice_server.engine.checks import check_params
 from sluice_server.engine.errors import ServiceError
 from sluice_server.engine.models.assumed import ASSUMED
+from sluice_server.engine.models.bare import CLASSIFIERS, HEADLESS, check_causal
 from sluice_server.engine.models.by_layer import RopeConfig, check_rotary, read_ropes, read_rotated, read_windows
 from sluice_server.engine.models.expert_fields import ExpertsConfig, read_experts
 from sluice_server.engine.models.fields import MENDING, Fields, Json, invalid_model, read_json, shown
+from sluice_server.engine.models.labels import LabelsConfig, read_labels
 from sluice_server.engine.models.not_built import check_built
 from sluice_server.engine.models.stored_form import StoredForm, read_stored_form
+from sluice_server.engine.models.text_model import text_fields
+from sluice_server.engine.models.word_labels import read_words
 from sluice_server.engine.parameter_kinds import Number
 from sluice_server.engine.parameters import FROM_MODEL
 from sluice_server.engine.request import Limits, SamplingParams
@@ -28,6 +32,7 @@ class ModelConfig:
     """The configuration of a decoder-only transformer.
 
     Attributes:
+        architecture: of the text model, in a checkpoint that also takes images.
         head_dim: may differ from hidden_size / num_heads.
         windows: per layer, the sliding window in tokens, or None for full attention.
         eos_ids: ids that end an output, of both files.
@@ -44,6 +49,8 @@ class ModelConfig:
         qkv_bias: whether query, key and value have biases, where attention_bias is not the field for it.
         embedding_multiplier, residual_multiplier, attention_multiplier, logits_scaling: factors of embeddings, of what
             joins the residual stream and of attention scores, and a divisor of logits.
+        generates: whether the checkpoint is of a model with a head; else it is for vectors or classes only.
+        labels: of the classification head, also one that is two rows of the head for logits; None without one.
     """
 
     architecture: str
@@ -77,6 +84,8 @@ class ModelConfig:
     residual_multiplier: float = 1.0
     attention_multiplier: float = 1.0
     logits_scaling: float = 1.0
+    generates: bool = True
+    labels: LabelsConfig | None = None
 
     @property
     def rotary_dim(self) -> int:
@@ -111,17 +120,15 @@ def read_config(directory: Path, plugged: Collection[str] = ()) -> ModelConfig:
 
     Raises ServiceError MODEL_INVALID naming file, field and value.
     """
-    path = directory / "config.json"
-    values = read_json(path)
+    whole = Fields(directory / "config.json", read_json(directory / "config.json"))
+    named = named_architecture(whole)
+    if named not in plugged:
+        check_built(named)
+    architecture, values = text_fields(HEADLESS.get(named, named), whole)
+    raw = Fields(whole.path, {**ASSUMED.get(architecture, {}), **values})
     generation_path = directory / "generation_config.json"
     generation = Fields(generation_path, read_json(generation_path) if os.path.lexists(generation_path) else {})
-    architectures = values.get("architectures")
-    if not isinstance(architectures, list) or not architectures or not isinstance(architectures[0], str):
-        raise Fields(path, values).wrong("architectures", f"is missing; it names the model class: {MENDING}")
-    architecture = architectures[0]
-    if architecture not in plugged:
-        check_built(architecture)
-    raw = Fields(path, {**ASSUMED.get(architecture, {}), **values})
+    check_causal(raw)
     hidden, (heads, kv_heads) = raw.integer("hidden_size"), _heads(raw)
     layers, vocab = raw.integer("num_hidden_layers"), raw.integer("vocab_size")
     context = raw.integer("max_position_embeddings")
@@ -161,7 +168,17 @@ def read_config(directory: Path, plugged: Collection[str] = ()) -> ModelConfig:
         residual_multiplier=raw.number("residual_multiplier", 1.0),
         attention_multiplier=raw.number("attention_multiplier", 1.0),
         logits_scaling=raw.number("logits_scaling", 1.0),
+        generates=named not in HEADLESS,
+        labels=read_labels(raw) if named in CLASSIFIERS else read_words(directory, vocab),
     )
+
+
+def named_architecture(whole: Fields) -> str:
+    """Returns the architecture that a config.json names. Raises ServiceError MODEL_INVALID if it names none."""
+    found = whole.values.get("architectures")
+    if not isinstance(found, list) or not found or not isinstance(found[0], str):
+        raise whole.wrong("architectures", f"is missing; it names the model class: {MENDING}")
+    return found[0]
 
 
 def read_head_config(directory: Path) -> HeadConfig:

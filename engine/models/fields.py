@@ -88,6 +88,14 @@ class Fields:
 
 def read_json(path: Path) -> dict[str, Json]:
     """Returns the object in a JSON file. Raises ServiceError MODEL_INVALID if it is missing or holds anything else."""
+    value = read_any_json(path)
+    if not isinstance(value, dict):
+        raise invalid_model(path, f"does not hold a JSON object: {MENDING}")
+    return value
+
+
+def read_any_json(path: Path) -> Json:
+    """Returns the value in a JSON file. Raises ServiceError MODEL_INVALID if it is missing or cannot be read."""
     if not os.path.lexists(path):
         raise invalid_model(
             path, "is missing; a checkpoint directory holds config.json, tokenizer.json and *.safetensors"
@@ -98,14 +106,11 @@ def read_json(path: Path) -> dict[str, Json]:
     if size > MAX_JSON_BYTES:
         raise invalid_model(path, f"has {size} bytes; at most {MAX_JSON_BYTES} are read: {MENDING}")
     try:
-        value = json.loads(path.read_text(encoding="utf-8"))
+        return cast("Json", json.loads(path.read_text(encoding="utf-8")))
     except RecursionError:
         raise invalid_model(path, f"is nested too deeply: {MENDING}") from None
     except (OSError, ValueError) as error:  # ValueError: not JSON, not UTF-8, or a number with thousands of digits
         raise invalid_model(path, f"cannot be read as JSON ({type(error).__name__}): {MENDING}") from error
-    if not isinstance(value, dict):
-        raise invalid_model(path, f"does not hold a JSON object: {MENDING}")
-    return cast("dict[str, Json]", value)
 
 
 def is_file(path: Path) -> bool:

@@ -12,12 +12,13 @@ from torch import Tensor
 
 from sluice_server.engine.models.balanced import BalancedWeights, channel_pairs
 from sluice_server.engine.models.by_layer import ORIGINAL
+from sluice_server.engine.models.class_head import classification_head
 from sluice_server.engine.models.config import ModelConfig
 from sluice_server.engine.models.fields import MENDING, invalid_model
 from sluice_server.engine.models.gguf.checkpoint import GgufCheckpoint, gguf_files
 from sluice_server.engine.models.layers.decoder import DecoderLayer, LayerLoader, Pack, stream_eps
 from sluice_server.engine.models.layers.mlp_weights import make_mlp
-from sluice_server.engine.models.observed import Observer, WeighingPack, observed_layers, random_ids
+from sluice_server.engine.models.observed import InputObserver, WeighingPack, observed_layers, random_ids
 from sluice_server.engine.models.registry import Traits, traits_of
 from sluice_server.engine.models.rope import no_rotation, rope_table, uses_long_factors
 from sluice_server.engine.models.traits import ArchitectureTraits
@@ -91,14 +92,16 @@ class Model:
         self._cis = _rotary_tables(config, traits, num_positions, device)
         is_weighed = pack.weighs and not is_stored and device.type == "cpu"
         self._layers = self._load_layers(traits, loader_of, WeighingPack(pack) if is_weighed else None, loader)
-        norm = loader.norm("model.norm", hidden)
+        norm = self._plain_norm = loader.norm("model.norm", hidden)
         if traits.logit_scale != 1.0:  # of the logits, where it costs nothing
             norm = norm.float() * traits.logit_scale
         self._norm = loader.kept(norm)
         # A checkpoint may leave out a head that is tied.
         tied = config.tied_embeddings or not source.has("lm_head.weight")
-        self._head = loader.head("model.embed_tokens" if tied else "lm_head", (vocab, hidden), norm)
+        head = "model.embed_tokens" if tied else "lm_head"
+        self._head = loader.head(head, (vocab, hidden), norm)
         self._logit_cap = traits.logit_cap
+        self._classes = classification_head(config, source, traits, head)
         gather(linear for layer in self._layers for linear in layer.linears)
         self.kernel = self._head.kernel  # name of the kernel that multiplies
         self.notes = tuple(loader.notes)  # for the operator, about weight formats and rotary factors
@@ -124,12 +127,12 @@ class Model:
         self.observed = weighing.digest
         return found
 
-    def _observer(self) -> Observer:
+    def _observer(self) -> InputObserver:
         """Returns what computes random ids through layers as they are loaded."""
         ids = random_ids(self.config.vocab_size, len(self._cis[0])).to(self.device)
         cache = self.new_cache(-(-len(ids) // OBSERVED_BLOCK), OBSERVED_BLOCK, torch.float32)[0]
         cis = [table[: len(ids)].contiguous() for table in self._cis]
-        return Observer(self._embed(ids), cis, cache, OBSERVED_BLOCK)
+        return InputObserver(self._embed(ids), cis, cache, OBSERVED_BLOCK)
 
     def fix(self) -> None:
         """Makes the model batch-invariant: no bit of a row depends on the other rows. Slower where schedules change."""
@@ -195,6 +198,17 @@ class Model:
         found = ops.embedding(ids, self.embeddings)
         wide = (found if self._scale is None else found.mul_(self._scale)).float()
         return wide if self._stream_scale == 1.0 else wide.mul_(self._stream_scale)
+
+    @torch.inference_mode()
+    def normed(self, hidden: Tensor) -> Tensor:
+        """Returns the final norm of hidden [R, hidden], in float32: what the head sees, unscaled."""
+        return ops.rms_norm(hidden, self._plain_norm, self._eps, torch.float32)
+
+    @torch.inference_mode()
+    def classes(self, normed: Tensor) -> Tensor:
+        """Returns what the classification head makes of normed [R, hidden]: [R, classes], float32."""
+        assert self._classes is not None, "the gateway asks models with such a head only"
+        return normed @ self._classes.T
 
     @torch.inference_mode()
     def logits(self, hidden: Tensor) -> Tensor:

@@ -109,7 +109,7 @@ class WeighingPack:
         return self._pack(weight, bias, gated=gated, precise=precise, importance=importance)
 
 
-class Observer:
+class InputObserver:
     """Advances the hidden states of random ids layer by layer."""
 
     def __init__(self, h: Tensor, cis: list[Tensor], cache: Tensor, block_size: int) -> None:
@@ -137,7 +137,7 @@ def observed_layers(
     make: Callable[[int, LayerLoader], DecoderLayer],
     loader_of: Callable[[Pack], LayerLoader],
     num: int,
-    observer: Observer,
+    observer: InputObserver,
     weighing: WeighingPack,
 ) -> Iterator[DecoderLayer]:
     """Yields the layers 0 … num - 1 that `make` makes, each rounded by what its inputs were."""

@@ -6,8 +6,11 @@ from typing import TypeAlias
 
 from sluice_server.engine.errors import unsupported
 from sluice_server.engine.models import architectures
-from sluice_server.engine.models.config import ACTIVATIONS, ModelConfig, read_config
-from sluice_server.engine.models.fields import shown
+from sluice_server.engine.models.bare import HEADLESS
+from sluice_server.engine.models.config import ACTIVATIONS, ModelConfig, named_architecture, read_config
+from sluice_server.engine.models.fields import Fields, read_json, shown
+from sluice_server.engine.models.not_built import check_built
+from sluice_server.engine.models.text_model import WITH_TEXT
 from sluice_server.engine.models.traits import ArchitectureTraits
 
 ARCHITECTURES: dict[str, Callable[[ModelConfig], ArchitectureTraits]] = {
@@ -37,13 +40,7 @@ def traits_of(config: ModelConfig, own: Traits | None = None) -> ArchitectureTra
 
     Raises ServiceError UNIMPLEMENTED listing what is supported.
     """
-    make = own or ARCHITECTURES.get(config.architecture)
-    if make is None:
-        known = ", ".join(sorted(ARCHITECTURES))
-        raise unsupported(
-            "architecture", f"architecture {shown(config.architecture)} is not supported; supported are {known}"
-        )
-    traits = make(config)
+    traits = (own or _supported(config.architecture))(config)
     known_here = ACTIVATIONS.values() if traits.experts is None else ("silu",)
     if config.activation not in known_here:
         known = ", ".join(name for name, one in ACTIVATIONS.items() if one in known_here)
@@ -58,12 +55,25 @@ def traits_of(config: ModelConfig, own: Traits | None = None) -> ArchitectureTra
     return traits
 
 
+def _supported(architecture: str) -> Traits:
+    make = ARCHITECTURES.get(architecture)
+    if make is None:
+        known = ", ".join(sorted([*ARCHITECTURES, *WITH_TEXT]))
+        raise unsupported("architecture", f"architecture {shown(architecture)} is not supported; supported are {known}")
+    return make
+
+
 def read_served(directory: Path, plugged: Collection[str] = ()) -> ModelConfig:
     """Reads the config of a checkpoint with a supported architecture.
 
     Those of plugins (`plugged`) are checked where these are loaded. Raises ServiceError like `read_config`,
     `traits_of`.
     """
+    path = directory / "config.json"
+    named = named_architecture(Fields(path, read_json(path)))
+    if named not in plugged and named not in WITH_TEXT:
+        check_built(named)
+        _supported(HEADLESS.get(named, named))  # before its fields are read: they may be of another kind of model
     config = read_config(directory, plugged)
     if config.architecture not in plugged:
         traits_of(config)

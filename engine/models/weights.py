@@ -16,12 +16,20 @@ from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
 from sluice_server.engine.errors import ServiceError
+from sluice_server.engine.models.bare import full_name, is_bare
 from sluice_server.engine.models.fields import MENDING, Fields, invalid_model, is_file, read_json, shown
 from sluice_server.engine.models.stored import READERS, read_experts
 from sluice_server.engine.models.stored_form import StoredForm
 from sluice_server.kernels.formats.packed_weights import Packed
 
 INDEX = "model.safetensors.index.json"
+# Of a text model within one that takes images, in the spellings that exist, and without it.
+TEXT_PREFIXES = (
+    ("model.language_model.", "model."),
+    ("model.text_model.", "model."),
+    ("language_model.model.", "model."),
+    ("language_model.lm_head.", "lm_head."),
+)
 FP8_NAN = 0x7F  # bits of a NaN in float8_e4m3fn, without the sign
 
 
@@ -80,11 +88,17 @@ class Checkpoint:
         self._dtype = dtype
         self._device = device
         self._file_of: dict[str, Path] = {}
+        self._name_of: dict[str, str] = {}  # in the file
         self._sizes: dict[str, int] = {}  # elements of each tensor read
         self._files: dict[Path, safe_open] = {}
         for path in _files(directory):
             self._files[path] = _open(path)
-            self._file_of.update(dict.fromkeys(self._files[path].keys(), path))
+            for name in self._files[path].keys():  # noqa: SIM118 # not a mapping
+                self._name_of[known := _known_name(name)] = name
+                self._file_of[known] = path
+        if is_bare(self._name_of):
+            self._name_of = {full_name(name): stored for name, stored in self._name_of.items()}
+            self._file_of = {full_name(name): path for name, path in self._file_of.items()}
 
     def get(self, name: str, shape: tuple[int, ...]) -> Tensor:
         """Reads, checks and converts one tensor. Raises ServiceError naming file and tensor."""
@@ -126,7 +140,7 @@ class Checkpoint:
     def raw(self, name: str, shapes: Sequence[tuple[int, ...]], dtypes: Sequence[torch.dtype]) -> Tensor:
         """Returns a tensor as it is stored, of one of these shapes and dtypes, on the device. Raises like `get`."""
         path = self._path(name)
-        found: Tensor = self._files[path].get_tensor(name)
+        found: Tensor = self._files[path].get_tensor(self._name_of[name])
         for what, value, allowed in (("shape", tuple(found.shape), shapes), ("dtype", found.dtype, dtypes)):
             if value not in allowed:
                 wanted = " or ".join(str(list(one) if isinstance(one, tuple) else one) for one in allowed)
@@ -158,10 +172,10 @@ class Checkpoint:
 
     def _read(self, name: str, shape: tuple[int, ...]) -> Tensor:
         path = self._path(name)
-        found = tuple(self._files[path].get_slice(name).get_shape())
+        found = tuple(self._files[path].get_slice(self._name_of[name]).get_shape())
         if found != shape:
             raise invalid_model(path, f"tensor {name} has shape {list(found)}; config.json implies {list(shape)}")
-        tensor: Tensor = self._files[path].get_tensor(name)
+        tensor: Tensor = self._files[path].get_tensor(self._name_of[name])
         return tensor
 
     def _path(self, name: str) -> Path:
@@ -183,6 +197,14 @@ class Checkpoint:
     def has(self, name: str) -> bool:
         """Returns whether a file holds the tensor."""
         return name in self._file_of
+
+
+def _known_name(name: str) -> str:
+    """Returns the name of a tensor as in a checkpoint of text alone; those of a text model within another differ."""
+    for before, known in TEXT_PREFIXES:
+        if name.startswith(before):
+            return known + name.removeprefix(before)
+    return name
 
 
 def _files(directory: Path) -> Iterable[Path]:

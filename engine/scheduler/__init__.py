@@ -31,7 +31,7 @@ WRITERS: Mapping[str, tuple[str, ...]] = MappingProxyType(
         "sequences": ("validation", "state", "outputs"),  # created, ended, replaced by the live beams
         "unforked": ("validation", "state"),
         "capacity": ("async_planner", "drafts", "state", "planner"),  # each module that lets the cache grow the table
-        "num_blocks_told": ("async_planner", "state", "planner"),
+        "num_blocks_planned": ("async_planner", "state", "planner"),
         "freed": ("state", "planner"),
         # Progress
         "num_computed": ("drafts", "in_flight", "state"),

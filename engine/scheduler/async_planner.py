@@ -70,5 +70,5 @@ class AsyncPlanner:
             has_grown = cache.grow(one.table, position + 1)
             assert has_grown, "a row takes one block at most"
             one.capacity = len(one.table.blocks) * cache.block_size
-            one.num_blocks_told = min(one.num_blocks_told, position // cache.block_size)
+            one.num_blocks_planned = min(one.num_blocks_planned, position // cache.block_size)
         return True

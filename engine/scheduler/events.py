@@ -56,6 +56,23 @@ class AdmissionReport:
     prompt_scores: tuple[TokenLogprob, ...] | None = None
 
 
+@dataclasses.dataclass(frozen=True, slots=True)
+class Pooled:
+    """Event: a request ended with the vector of its prompt.
+
+    Attributes:
+        vector: float32, little-endian; neither scaled nor cut.
+        num_prompt: tokens of the prompt.
+        num_cached: prompt tokens found in the prefix cache.
+    """
+
+    request_id: str
+    vector: bytes
+    num_prompt: int
+    num_cached: int
+    times: RequestTimes
+
+
 class Sampled(NamedTuple):
     """Event: tokens of one output, contiguous from `first_index` (0 is its first token).
 

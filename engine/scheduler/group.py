@@ -7,7 +7,7 @@ computes itself, as the token sampled after it is its own. Pure state: no cache,
 import dataclasses
 
 from sluice_server.engine.plan import PromptLogprobs, TokenLogprob
-from sluice_server.engine.request import EngineRequest, FinishReason, SamplingParams
+from sluice_server.engine.request import EngineRequest, FinishReason, Pooling, SamplingParams
 from sluice_server.engine.scheduler.beam import BeamSearch
 from sluice_server.engine.scheduler.draft_stats import DraftStats
 from sluice_server.engine.scheduler.sequence import Sequence
@@ -62,7 +62,8 @@ class SequenceGroup:
     needs_host: bool = dataclasses.field(init=False)  # its next token depends on the last one on the host
 
     def __post_init__(self) -> None:
-        self.needs_host = self.params.needs_tokens or self.params.is_search
+        pools = self.request.pooling is not None  # no token is sampled that a step planned ahead could compute
+        self.needs_host = self.params.needs_tokens or self.params.is_search or pools
 
     @property
     def can_fork(self) -> bool:
@@ -83,7 +84,10 @@ class SequenceGroup:
 
     @property
     def num_findable(self) -> int:
-        """Leading tokens that may come from the prefix cache: none that are still to be scored."""
+        """Leading tokens that may come from the prefix cache: none that are still to be scored, and none of a mean, as
+        cached tokens have no hidden states."""
+        if self.request.pooling is Pooling.MEAN:
+            return 0
         scores = self.prompt_scores
         if scores is None or len(scores) >= len(self.prompt) - 1:
             return len(self.prompt) + self.max_tokens

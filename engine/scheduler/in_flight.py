@@ -90,9 +90,16 @@ class InFlightSteps:
                     sequence.group.note(EventKind.CHUNK, now, num, sequence.index)
             if samples:
                 advance(sequence, token, logprobs.get(i), now, events)
-            elif sequence.group.can_fork:
-                self._state.fork_all(sequence.group)
+            else:
+                self._leave_unsampled(sequence, result.pooled.get(i), now)
         return events, failures
+
+    def _leave_unsampled(self, sequence: Sequence, vector: bytes | None, now: float) -> None:
+        """Advances a row that samples nothing: a part of a prompt, or the end of one that is pooled."""
+        if vector is not None:
+            self._outputs.pool(sequence, vector, now)
+        elif sequence.group.can_fork:
+            self._state.fork_all(sequence.group)
 
     def _break(self, group: SequenceGroup, error: ServiceError | None) -> Failure:
         """Fails the request and removes its blocks from the prefix index, as their values may be the cause."""

@@ -11,7 +11,7 @@ from sluice_server.engine.kv_cache.table import BlockTable
 from sluice_server.engine.plan import TokenLogprob
 from sluice_server.engine.request import FinishReason
 from sluice_server.engine.scheduler.beam import BeamExtension
-from sluice_server.engine.scheduler.events import AdmissionReport, Failure, RequestTimes, Sampled
+from sluice_server.engine.scheduler.events import AdmissionReport, Failure, Pooled, RequestTimes, Sampled
 from sluice_server.engine.scheduler.group import CompletedBeam, SequenceGroup
 from sluice_server.engine.scheduler.lengths import OutputLengths
 from sluice_server.engine.scheduler.policies import Policy
@@ -36,6 +36,7 @@ class Outputs:
         self._state = state
         self._policy = policy
         self._lengths = lengths
+        self._pooled: list[Pooled] = []  # not reported yet
 
     def advance(
         self, sequence: Sequence, token: int, logprob: TokenLogprob | None, now: float, events: list[Sampled]
@@ -96,6 +97,19 @@ class Outputs:
         """Ends the request with an error."""
         self.forget(group)
         return group.request_id, error
+
+    def pool(self, sequence: Sequence, vector: bytes, now: float) -> None:
+        """Ends a request with the vector of its prompt."""
+        group = sequence.group
+        group.has_token(now)
+        admission, times = _admission(group), _times(group, now)
+        self._pooled.append(Pooled(group.request_id, vector, admission.num_prompt, admission.num_cached, times))
+        self.forget(group)
+
+    def take_pooled(self) -> list[Pooled]:
+        """Returns the events of `pool` since the last call."""
+        taken, self._pooled = self._pooled, []
+        return taken
 
     def forget(self, group: SequenceGroup) -> None:
         """Ends the request without an event."""

@@ -156,7 +156,9 @@ class Planner:
 
     def _enrol(self, sequence: Sequence, num: int) -> None:
         group = sequence.group
-        sequence.num_blocks_told = min(sequence.num_blocks_told, sequence.num_computed // self._state.cache.block_size)
+        sequence.num_blocks_planned = min(
+            sequence.num_blocks_planned, sequence.num_computed // self._state.cache.block_size
+        )
         sequence.capacity = len(sequence.table.blocks) * self._state.cache.block_size
         sequence.last_step = self.step
         self.rows.append(sequence)
@@ -239,6 +241,7 @@ class Planner:
                     drafts[i] = self._num_drafts[one]
                     if one.drafting.parents:
                         parents[i] = tuple(one.drafting.parents)
+        pools = self._pools(samples) if self._state.num_pooling else {}
         return StepPlan(
             step=self.step,
             slots=[one.slot for one in rows],
@@ -250,16 +253,26 @@ class Planner:
             new_blocks=self._new_blocks(),
             drafts=drafts,
             parents=parents,
+            pools=pools,
         )
+
+    def _pools(self, samples: list[bool]) -> dict[int, bool]:
+        """Returns the rows that are pooled, each with whether its prompt ends, and has none of them sample."""
+        pools = {i: samples[i] for i, one in enumerate(self.rows) if one.group.request.pooling is not None}
+        for i in pools:
+            samples[i] = False
+        return pools
 
     def _new_blocks(self) -> list[BlockRun]:
         """Returns the parts of the rows' block tables that no plan has carried to the runner yet."""
         found: list[BlockRun] = []
         for one in self.rows:
-            told, num = one.num_blocks_told, len(one.table.blocks)
-            if told < num:
-                found += [BlockRun(one.slot, told, own[told:], group) for group, own in enumerate(one.table.groups)]
-                one.num_blocks_told = num
+            planned, num = one.num_blocks_planned, len(one.table.blocks)
+            if planned < num:
+                found += [
+                    BlockRun(one.slot, planned, own[planned:], group) for group, own in enumerate(one.table.groups)
+                ]
+                one.num_blocks_planned = num
             if one.freed:
                 null = self._state.cache.pool.null
                 found += [BlockRun(one.slot, first, [null] * length, group) for group, first, length in one.freed]

@@ -17,7 +17,7 @@ from sluice_server.engine.scheduler.admission import AdmissionControl
 from sluice_server.engine.scheduler.async_planner import AsyncPlanner
 from sluice_server.engine.scheduler.draft_stats import DraftStats
 from sluice_server.engine.scheduler.drafts import DraftScheduler
-from sluice_server.engine.scheduler.events import Failure, Sampled
+from sluice_server.engine.scheduler.events import Failure, Pooled, Sampled
 from sluice_server.engine.scheduler.group import SequenceGroup
 from sluice_server.engine.scheduler.in_flight import InFlightSteps
 from sluice_server.engine.scheduler.lengths import OutputLengths
@@ -146,13 +146,13 @@ class Scheduler:
 
     def cancel(self, request_id: str) -> bool:
         """Removes a request and its undelivered events, and frees what it holds at once. False if it is not open."""
-        untold = [event for event in self._ended if event.request_id == request_id]
+        unreported = [event for event in self._ended if event.request_id == request_id]
         self._ended = [event for event in self._ended if event.request_id != request_id]
         group = self._state.groups.get(request_id)
         if group is not None:
             self._due = [one for one in self._due if one is not group]
             self._outputs.forget(group)
-        return group is not None or bool(untold)
+        return group is not None or bool(unreported)
 
     def cancel_output(self, request_id: str, index: int, now: float) -> bool:
         """Ends one output; the next step emits its event. Returns False if it is not open, or is part of a search."""
@@ -262,6 +262,14 @@ class Scheduler:
     def take_preempted(self) -> list[str]:
         """Returns the ids of requests preempted since the last call, which now wait for another slot."""
         return self._state.take_preempted()
+
+    def take_pooled(self) -> list[Pooled]:
+        """Returns the events of requests that ended with a vector since the last call."""
+        return self._outputs.take_pooled()
+
+    def validate(self, request: EngineRequest) -> None:
+        """Raises ServiceError: bad parameters, or never fits. Queues nothing."""
+        self._validator.open(request, self._num_added)
 
     def apply(self, plan: StepPlan, result: StepResult, now: float) -> tuple[list[Sampled], list[Failure]]:
         """Advances the rows of `plan`; returns events and failures. Rows that were cancelled meanwhile are skipped."""

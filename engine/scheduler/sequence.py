@@ -61,7 +61,7 @@ class Sequence:
     slot: int = NO_SLOT
     num_computed: int = 0
     capacity: int = 0  # tokens that its blocks hold without a call of the cache
-    num_blocks_told: int = 0  # blocks of the table that plans have carried to the runner
+    num_blocks_planned: int = 0  # blocks of the table that plans have carried to the runner
     # (group, first index, number) of blocks that were freed since, behind a window
     freed: list[tuple[int, int, int]] = dataclasses.field(default_factory=list)
     num_places: int = 0  # times that it got a slot and started its table

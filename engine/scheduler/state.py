@@ -36,6 +36,7 @@ class SchedulerState:
         self.running: list[Sequence] = []
         self.free_slots = list(range(num_slots - 1, -1, -1))
         self.placements: list[Placement] = []  # not carried by a plan yet
+        self.num_pooling = 0  # open groups whose prompts are pooled
         self.num_preemptions = 0
         self.preempted: list[str] = []  # ids of requests preempted while they had work, not reported yet
         self.num_swaps = 0  # preempted sequences whose blocks are worth moving
@@ -64,6 +65,7 @@ class SchedulerState:
     def enter(self, group: SequenceGroup) -> None:
         """Opens a group. Its first sequence is queued; the others wait to be forked from it."""
         self.groups[group.request_id] = group
+        self.num_pooling += group.request.pooling is not None
         for sequence in group.unforked:
             sequence.state = SequenceStatus.UNFORKED
         self._await(group.sequences[0])
@@ -145,7 +147,7 @@ class SchedulerState:
     def shrink(self, sequence: Sequence, num_tokens: int) -> None:
         """Frees the blocks behind the first `num_tokens` tokens: they held drafts that were rejected or unverified."""
         self.cache.shrink(sequence.table, num_tokens)
-        sequence.num_blocks_told = min(sequence.num_blocks_told, len(sequence.table.blocks))
+        sequence.num_blocks_planned = min(sequence.num_blocks_planned, len(sequence.table.blocks))
         sequence.capacity = min(sequence.capacity, len(sequence.table.blocks) * self.cache.block_size)
 
     @contextlib.contextmanager
@@ -159,7 +161,7 @@ class SchedulerState:
             self.waiting.add(sequence)
         for sequence in group.sequences:
             if sequence.state is SequenceStatus.RUNNING:
-                self._tell(sequence)
+                self._report(sequence)
         self.has_changed = True
 
     def end(self, sequence: Sequence) -> None:
@@ -191,7 +193,8 @@ class SchedulerState:
             sequence.state = SequenceStatus.ENDED
         group.sequences.clear()
         self._give_spares(group)
-        self.groups.pop(group.request_id, None)
+        if self.groups.pop(group.request_id, None) is not None:
+            self.num_pooling -= group.request.pooling is not None
         self.has_changed = True
 
     def check(self) -> None:
@@ -202,6 +205,7 @@ class SchedulerState:
         slots = [sequence.slot for sequence in self.running] + self.free_slots
         slots += [slot for group in self.groups.values() for slot in group.spare_slots]
         assert sorted(slots) == list(range(len(slots))), "a slot is used twice or lost"
+        assert self.num_pooling == sum(group.request.pooling is not None for group in self.groups.values())
         by_state = {state: [one for one in every if one.state is state] for state in SequenceStatus}
         assert set(by_state[SequenceStatus.RUNNING]) == set(self.running) and not by_state[SequenceStatus.ENDED]
         assert set(by_state[SequenceStatus.WAITING]) == set(self.waiting)
@@ -232,12 +236,12 @@ class SchedulerState:
         if sequence.drafting is not None:
             sequence.drafting.num_seen = 0
         self.running.append(sequence)
-        self._tell(sequence)
+        self._report(sequence)
 
-    def _tell(self, sequence: Sequence) -> None:
+    def _report(self, sequence: Sequence) -> None:
         """Adds a placement, so that the runner resets the slot's row."""
         group = sequence.group
-        sequence.num_blocks_told = 0
+        sequence.num_blocks_planned = 0
         sequence.freed.clear()
         min_position = len(group.prompt) + group.params.min_tokens
         self.placements.append(
@@ -249,6 +253,7 @@ class SchedulerState:
                 output_index=sequence.index,
                 tokens=tuple(sequence.tokens) if group.params.needs_tokens else (),
                 num_prompt=len(group.prompt),
+                pooling=group.request.pooling,
             )
         )
 
@@ -264,7 +269,7 @@ class SchedulerState:
         self.running.remove(sequence)
         (sequence.group.spare_slots if reuse else self.free_slots).append(sequence.slot)
         sequence.slot = NO_SLOT
-        sequence.num_computed = sequence.capacity = sequence.num_blocks_told = 0
+        sequence.num_computed = sequence.capacity = sequence.num_blocks_planned = 0
         sequence.freed.clear()
         sequence.candidates = None
         if sequence.drafting is not None:

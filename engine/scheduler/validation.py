@@ -12,6 +12,7 @@ from sluice_server.engine.checks import (
     check_draft_tokens,
     check_ids,
     check_params,
+    check_pooled,
     check_priority,
     check_prompt,
     effective_max_tokens,
@@ -47,7 +48,8 @@ class RequestValidator:
             prompt=list(request.prompt_ids),
             params=_for_runner(params, len(set(end_ids)), self.limits),
             asked_tokens=params.max_tokens,
-            max_tokens=effective_max_tokens(len(request.prompt_ids), params, self.limits),
+            # A vector takes the place of a token that is sampled and not computed.
+            max_tokens=1 if request.pooling else effective_max_tokens(len(request.prompt_ids), params, self.limits),
             priority=request.priority,
             deadline_s=request.deadline_s,
             banned_ids=tuple(dict.fromkeys(end_ids)),
@@ -75,14 +77,15 @@ class RequestValidator:
                 yield Sequence(group, index, group.prompt + list(ids), blocks, drafting=self._drafting(request))
 
     def _drafting(self, request: EngineRequest) -> Drafting | None:
-        """Returns the draft state of an output; None without drafts, or for beams: their tokens are not sampled."""
+        """Returns the draft state of an output; None without drafts, for beams and for what is pooled, whose tokens are
+        not sampled."""
         asked = request.max_draft_tokens
         limit = self.max_draft_tokens if asked is None else min(asked, self.max_draft_tokens)
-        return Drafting(limit) if limit > 0 and not request.params.beam_width else None
+        return Drafting(limit) if limit > 0 and not (request.params.beam_width or request.pooling) else None
 
     def check_size(self, group: SequenceGroup, num_prompt: int, max_tokens: int) -> None:
         """Raises ServiceError if the group, grown to so many tokens, fits neither context nor cache."""
-        check_prompt(num_prompt, dataclasses.replace(group.request.params, max_tokens=max_tokens), self.limits)
+        self._check_length(group.request, num_prompt, max_tokens)
         # The last token is sampled but never computed, hence -1. Sequences share the full blocks of the prompt.
         num_sequences, shared = group.request.params.num_sequences, (num_prompt - 1) // self.cache.block_size
         needed = self.cache.sizes.most_blocks(num_prompt + max_tokens - 1, num_sequences, shared)
@@ -94,7 +97,7 @@ class RequestValidator:
         check_params(params, limits)
         check_priority(request.priority, limits)
         check_ids("prompt", request.prompt_ids, limits)
-        check_prompt(len(request.prompt_ids), params, limits)
+        self._check_length(request, len(request.prompt_ids), params.max_tokens)
         if not request.ttft_target_s > 0:
             raise invalid("ttft_target", f"{request.ttft_target_s} s is not above 0")
         if math.isnan(request.deadline_s):
@@ -110,6 +113,12 @@ class RequestValidator:
         if request.is_open and params.logits_processors:
             raise unsupported("keep_input_open", "logits_processors see a whole prompt: leave one of the two out")
         self._check_resume(request)
+
+    def _check_length(self, request: EngineRequest, num_prompt: int, max_tokens: int) -> None:
+        if request.pooling is not None:
+            check_pooled(num_prompt, self.limits)
+        else:
+            check_prompt(num_prompt, dataclasses.replace(request.params, max_tokens=max_tokens), self.limits)
 
     def _check_resume(self, request: EngineRequest) -> None:
         received, params = request.resume_ids, request.params

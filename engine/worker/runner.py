@@ -24,6 +24,7 @@ from sluice_server.engine.sampling.rows import GrammarMasks
 from sluice_server.engine.sampling.sampler import Sampler
 from sluice_server.engine.worker.faults import device_faults
 from sluice_server.engine.worker.sample_positions import SamplePositions
+from sluice_server.engine.worker.slots.pooling import with_vectors
 from sluice_server.engine.worker.slots.processors import with_errors
 from sluice_server.engine.worker.slots.rows import SlotRows
 from sluice_server.kernels.layout.metadata import AttentionMetadata
@@ -123,12 +124,15 @@ class Runner:
             meta = self._layout(plan)
             ids = torch.from_numpy(np.array(plan.token_ids, dtype=np.int64)).to(self._model.device)
             at = self._places(plan, sample_positions, meta)
-            kept = None if len(at) == plan.num_tokens or self._rows.prompts.is_asked else at
+            is_whole = len(at) == plan.num_tokens or self._rows.prompts.is_asked or bool(plan.pools)
+            kept = None if is_whole else at
             hidden = self._model.forward(ids, meta.positions, self._cache, meta, kept)
         finally:
             filled = masks.result()
         prompts = self._rows.prompts.score(plan, hidden, self._model.logits)
         result = self._sample(plan, sample_positions, hidden if len(at) == len(hidden) else hidden[at], filled)
+        if plan.pools:
+            result = with_vectors(result, self._rows.pooling.pool(plan, hidden, self._model))
         return CompletedStep(dataclasses.replace(result, prompts=prompts) if prompts else result)
 
     def _layout(self, plan: StepPlan) -> AttentionMetadata:

@@ -1,8 +1,8 @@
 """Computes steps on the device alone: inputs, forward pass and sampling.
 
-The rows of such a step compute few tokens each and sample behind every one. Inputs are on the device already or staged
-beforehand; the step's shape selects the recorded step. Sampled tokens are written to the slots' rows at once, so the
-next step can be launched before the host reads them. In trees, the keys and values of accepted drafts move to the
+The rows of such a step compute few tokens each and sample behind every one. Their inputs are on the device already or
+staged beforehand; the step's shape selects the recorded step. Sampled tokens are written to the slots' rows at once, so
+the next step can be launched before the host reads them. In trees, the keys and values of accepted drafts move to the
 positions that they would have in a chain. Takes slots and numbers, not requests.
 """
 
@@ -23,7 +23,7 @@ from sluice_server.kernels.layout.metadata import AttentionMetadata
 from sluice_server.kernels.layout.prefixes import MOST_GROUPS, PrefixGroups
 from sluice_server.kernels.layout.ragged import Longs, Ragged, SharedPrefixRows
 from sluice_server.kernels.layout.trees import Trees, numbers_of
-from sluice_server.kernels.reference.inputs import Inputs
+from sluice_server.kernels.reference.inputs import StepInputs
 
 NO_LONGS = np.empty(0, dtype=np.int64)
 NO_TABLES = np.empty((0, 0), dtype=np.int32)
@@ -166,7 +166,7 @@ class UniformSteps:
             max_length=self._state.slots.max_len,
         )
 
-    def _metadata(self, inputs: Inputs, rows: Ragged, ends: Tensor) -> AttentionMetadata:
+    def _metadata(self, inputs: StepInputs, rows: Ragged, ends: Tensor) -> AttentionMetadata:
         return AttentionMetadata(
             num_tokens=rows.num_tokens,
             counts=NO_LONGS,

@@ -36,7 +36,7 @@ struct Masks {
   int64_t words;
 };
 
-struct Bars {
+struct Bans {
   Listed at;
   const int64_t* ids;  // [num]
 };
@@ -57,12 +57,12 @@ struct Penalties {
 
 struct Changes {
   Masks masks[2];
-  Bars bars;
+  Bans bans;
   Biases biases;
   Penalties penalties;
 };
 
-constexpr float BARRED = -std::numeric_limits<float>::infinity();
+constexpr float BANNED = -std::numeric_limits<float>::infinity();
 
 inline void mask(const uint32_t* words, float* logits, int64_t vocab) {
   IntVec lane_bits = {};
@@ -70,10 +70,10 @@ inline void mask(const uint32_t* words, float* logits, int64_t vocab) {
   int64_t id = 0;
   for (; id + LANES <= vocab; id += LANES) {
     const IntVec own = IntVec{} + static_cast<int32_t>(words[id / 32] >> (id % 32));
-    store(logits + id, (own & lane_bits) != 0 ? load(logits + id) : broadcast(BARRED));
+    store(logits + id, (own & lane_bits) != 0 ? load(logits + id) : broadcast(BANNED));
   }
   for (; id < vocab; ++id)
-    if (!(words[id / 32] >> (id % 32) & 1)) logits[id] = BARRED;
+    if (!(words[id / 32] >> (id % 32) & 1)) logits[id] = BANNED;
 }
 
 inline void penalise(const Penalties& from, int64_t i, float* logits) {
@@ -88,14 +88,14 @@ inline void penalise(const Penalties& from, int64_t i, float* logits) {
 inline bool touches(const Changes& changes, int64_t row) {
   for (const Masks& one : changes.masks)
     if (one.at.find(row) >= 0) return true;
-  return changes.bars.at.find(row) >= 0 || changes.biases.at.find(row) >= 0 || changes.penalties.at.find(row) >= 0;
+  return changes.bans.at.find(row) >= 0 || changes.biases.at.find(row) >= 0 || changes.penalties.at.find(row) >= 0;
 }
 
 inline void adjust(const Changes& changes, int64_t row, float* logits, int64_t vocab) {
   for (const Masks& one : changes.masks)
     if (const int64_t at = one.at.find(row); at >= 0) mask(one.bits + at * one.words, logits, vocab);
-  const auto [bar, last_bar] = changes.bars.at.of(row);
-  for (int64_t i = bar; i < last_bar; ++i) logits[changes.bars.ids[i]] = BARRED;
+  const auto [ban, last_ban] = changes.bans.at.of(row);
+  for (int64_t i = ban; i < last_ban; ++i) logits[changes.bans.ids[i]] = BANNED;
   const auto [bias, last_bias] = changes.biases.at.of(row);
   for (int64_t i = bias; i < last_bias; ++i) logits[changes.biases.ids[i]] += changes.biases.values[i];
   if (const int64_t at = changes.penalties.at.find(row); at >= 0) penalise(changes.penalties, at, logits);

@@ -99,21 +99,8 @@ def linear(
     ValueError for an x that does not fit.
     """
     assert builds.MODULE is not None
-    _check(x, y, inputs)
     call = builds.MODULE.linear_bfloat16 if weight.dtype is torch.bfloat16 else builds.MODULE.linear_float32
-    call(
-        x.data_ptr(),
-        x.stride(0),
-        inputs,
-        eps,
-        0 if norm is None else norm.data_ptr(),
-        weight.data_ptr(),
-        0 if bias is None else bias.data_ptr(),
-        y.data_ptr(),
-        len(x),
-        y.shape[1],
-        finish,
-    )
+    _multiply(call, (x, norm, inputs, eps), weight, bias, (y, finish))
 
 
 def integer_linear(
@@ -129,7 +116,6 @@ def integer_linear(
 ) -> None:
     """Computes the same as `linear` with a weight from `pack_integers` of the format `form`."""
     assert builds.MODULE is not None
-    _check(x, y, inputs)
     module = builds.MODULE
     call = {
         INT8: module.linear_int8,
@@ -137,6 +123,19 @@ def integer_linear(
         INT4: module.linear_int4,
         INT4_AFFINE: module.linear_int4_affine,
     }[form]
+    _multiply(call, (x, norm, inputs, eps), weight, bias, (y, finish))
+
+
+def _multiply(
+    call: Callable[..., None],
+    rows: tuple[Tensor, Tensor | None, int, float],
+    weight: Tensor,
+    bias: Tensor | None,
+    to: tuple[Tensor, int],
+) -> None:
+    """Calls a module's `linear_…` on `rows` (x, its norm, the weight's inputs, eps), writing `to` (y, finish)."""
+    (x, norm, inputs, eps), (y, finish) = rows, to
+    _check(x, y, inputs)
     call(
         x.data_ptr(),
         x.stride(0),

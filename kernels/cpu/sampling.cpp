@@ -36,8 +36,8 @@ sluice::Changes changes(Arguments& arguments) {
     masks.bits = arguments.address<const uint32_t>();
     masks.words = arguments.integer();
   }
-  found.bars.at = listed(arguments);
-  found.bars.ids = arguments.address<const int64_t>();
+  found.bans.at = listed(arguments);
+  found.bans.ids = arguments.address<const int64_t>();
   found.biases.at = listed(arguments);
   found.biases.ids = arguments.address<const int64_t>();
   found.biases.values = arguments.address<const float>();

@@ -99,7 +99,7 @@ inline void score_rivals(const Scoring& job, int64_t at, const float* logits, in
 
 // Scores the token of row `at`; minus infinity and rank 0 if it has none (id < 0).
 inline void score_own(const Scoring& job, int64_t at, const float* logits, int64_t vocab, Norm norm, int64_t id) {
-  job.logprobs[at] = id < 0 ? BARRED : norm.logprob(logits[id]);
+  job.logprobs[at] = id < 0 ? BANNED : norm.logprob(logits[id]);
   job.ranks[at] = id < 0 ? 0 : rank_of(logits, vocab, logits[id]);
 }
 

@@ -161,7 +161,7 @@ def pack(
     return kind.make(weight, bias, gated, importance)
 
 
-class Place(NamedTuple):
+class WeightPlacement(NamedTuple):
     """Where a quantised weight of a checkpoint is to serve.
 
     Attributes:
@@ -186,34 +186,34 @@ class StoredWeightFormat:
         note: a notice for the operator; empty if there is none.
     """
 
-    make: Callable[[Packed, Place], PackedLinear | None]
+    make: Callable[[Packed, WeightPlacement], PackedLinear | None]
     note: str = ""
 
 
-def pack_stored(packed: Packed, place: Place) -> tuple[PackedLinear, str]:
+def pack_stored(packed: Packed, place: WeightPlacement) -> tuple[PackedLinear, str]:
     """Returns the layer of a quantised weight in the best implementation on its device, and the notice of that."""
     made = ((kind.make(packed, place), kind.note) for kind in STORED)
     return next((layer, note) for layer, note in made if layer is not None)
 
 
-def _as_ours(packed: Packed, place: Place) -> PackedLinear | None:
+def _as_ours(packed: Packed, place: WeightPlacement) -> PackedLinear | None:
     weight = from_packed(packed) if _on_cpu(place.device) else None
     return None if weight is None else integer_linear(weight, place.bias, place.gated)
 
 
-def _int4_on_gpu(packed: Packed, place: Place) -> PackedLinear | None:
+def _int4_on_gpu(packed: Packed, place: WeightPlacement) -> PackedLinear | None:
     if not isinstance(packed, Int4Weight) or not _on_gpu(place.device):
         return None
     return Int4OnGpu(packed, place.bias, place.dtype)
 
 
-def _int8_on_gpu(packed: Packed, place: Place) -> PackedLinear | None:
+def _int8_on_gpu(packed: Packed, place: WeightPlacement) -> PackedLinear | None:
     if not _is(packed, torch.int8) or not _on_gpu(place.device):
         return None
     return EightBitsOnGpu(packed, place.bias, place.dtype)
 
 
-def _fp8_on_gpu(packed: Packed, place: Place) -> PackedLinear | None:
+def _fp8_on_gpu(packed: Packed, place: WeightPlacement) -> PackedLinear | None:
     if not _is(packed, torch.float8_e4m3fn) or not _on_gpu(place.device):
         return None
     if torch.cuda.get_device_capability(place.device) < divmod(FP8_SINCE, 10):
@@ -226,11 +226,11 @@ def _is(packed: Packed, dtype: torch.dtype) -> TypeGuard[Int8Weight]:
     return isinstance(packed, Int8Weight) and packed.weight.dtype is dtype
 
 
-def _widened_fp8(packed: Packed, place: Place) -> PackedLinear | None:
+def _widened_fp8(packed: Packed, place: WeightPlacement) -> PackedLinear | None:
     return _widened(packed, place) if _is(packed, torch.float8_e4m3fn) else None
 
 
-def _widened(packed: Packed, place: Place) -> PackedLinear:
+def _widened(packed: Packed, place: WeightPlacement) -> PackedLinear:
     return pack(dequantise(packed).to(place.dtype), place.bias, gated=place.gated)
 
 

@@ -12,7 +12,7 @@ from torch import Tensor
 NOWHERE = -1  # cache slot of padding tokens, which are not written
 
 
-class Inputs(NamedTuple):
+class StepInputs(NamedTuple):
     """Inputs of a step's tokens, padded to T: token ids, positions in their sequences, cache slots; int64 [T] each."""
 
     ids: Tensor
@@ -36,7 +36,7 @@ def write_runs_(table: Tensor, rows: Tensor, firsts: Tensor, offsets: Tensor, va
 
 def build_inputs(
     tokens: Tensor, tables: Tensor, slots: Tensor, starts: Tensor, ends: Tensor, block_size: int, num_tokens: int
-) -> Inputs:
+) -> StepInputs:
     """Builds the inputs of a step in which row i computes tokens from position starts[i] on.
 
     Args:
@@ -53,7 +53,7 @@ def build_inputs(
     firsts = torch.cat((ends.new_zeros(1), ends[:-1]))
     positions = torch.where(is_padding, 0, starts[rows] + at - firsts[rows])
     blocks = tables[slots[rows], positions // block_size].long()
-    return Inputs(
+    return StepInputs(
         torch.where(is_padding, 0, tokens[slots[rows], positions]),
         positions,
         torch.where(is_padding, NOWHERE, blocks * block_size + positions % block_size),

@@ -8,7 +8,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from sluice_server.kernels.reference.inputs import Inputs
+from sluice_server.kernels.reference.inputs import StepInputs
 from sluice_server.kernels.triton.aot import AotCase
 
 RUN = 128  # elements of a run that are copied at once
@@ -23,9 +23,9 @@ def write_runs_(table: Tensor, rows: Tensor, firsts: Tensor, offsets: Tensor, va
 
 def build_inputs(
     tokens: Tensor, tables: Tensor, slots: Tensor, starts: Tensor, ends: Tensor, block_size: int, num_tokens: int
-) -> Inputs:
+) -> StepInputs:
     """Builds the inputs of a step; see `kernels.reference.inputs.build_inputs`."""
-    found = Inputs(*torch.empty(3, num_tokens, dtype=torch.int64, device=tokens.device))
+    found = StepInputs(*torch.empty(3, num_tokens, dtype=torch.int64, device=tokens.device))
     grid = (triton.cdiv(num_tokens, TOKENS),)
     rows = (slots, starts, ends, len(slots))
     build_inputs_kernel[grid](

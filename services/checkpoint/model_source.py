@@ -25,7 +25,10 @@ HUB_ID = re.compile(r"(?P<repository>[\w.-]+/[\w.-]+)(:(?P<tag>[\w.-]+))?")
 COMMIT = re.compile(r"[0-9a-f]{40}")
 LABEL = re.compile(r"[\w.+-]{0,64}")
 WEIGHTS = ("*.safetensors", "model*.gguf")
-CONFIGURATION = ("*.json", "*.jinja", "additional_chat_templates/*.jinja", "tokenizer.model")
+CONFIGURATION = (
+    *("*.json", "*.jinja", "additional_chat_templates/*.jinja", "tokenizer.model"),
+    *("*_Pooling/config.json", "*_LogitScore/config.json"),
+)
 HUB_FILES = ["*.safetensors", *CONFIGURATION]
 SHOWN = 12  # hex digits of a digest that a revision shows
 
@@ -91,6 +94,11 @@ class CheckpointFiles:
     def is_changed(self) -> bool:
         """Returns True if the files have changed since construction."""
         return self._look() != self._files
+
+    @property
+    def written_s(self) -> int:
+        """When the newest of the files was written, in seconds since 1970; 0 without files."""
+        return max((one.mtime_ns for one in self._files.values()), default=0) // 10**9
 
     def check(self) -> None:
         """Raises ServiceError MODEL_CHANGED if the files have changed since construction."""

@@ -132,7 +132,8 @@ class ChatSession:
         """Returns one line."""
         text = describe(error, self._address) if isinstance(error, sluice.SluiceError) else str(error)
         if isinstance(error, sluice.SluiceError) and error.reason in TOO_LONG:
-            text += "; shorten the question, or lower --max-tokens (/set max_tokens)"
+            commands = ", forget the conversation (/clear)" if self._is_typed else ""
+            text += f"; shorten the question{commands}, or lower --max-tokens (/set max_tokens)"
         return " ".join(text.split())
 
 

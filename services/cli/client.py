@@ -56,6 +56,8 @@ def describe(error: sluice.SluiceError, address: str) -> str:
         return f"no server answers at {address}; start one with `sluice serve`, or give --address"
     if error.code is grpc.StatusCode.UNAVAILABLE and "errors resolving" in error.message:
         return f"--address: no host of the name in {address} is known"
+    if error.code is grpc.StatusCode.UNAUTHENTICATED:
+        return f"{error}; --api-key or SLUICE_API_KEY gives the key"
     return str(error)
 
 

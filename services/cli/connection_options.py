@@ -8,9 +8,9 @@ from typing import Annotated, TypeAlias
 import typer
 
 from sluice_server.services.config import bad_setting
-from sluice_server.services.process.listening import is_local
+from sluice_server.services.process.listening import UNIX, is_local
 
-PANEL = "ConnectionOptions"
+PANEL = "Connection"
 # The variables differ from those of `serve`, which name the server's own files.
 TlsOption: TypeAlias = Annotated[
     bool, typer.Option("--tls", envvar="SLUICE_CLIENT_TLS", help="use TLS", rich_help_panel=PANEL)
@@ -27,7 +27,14 @@ TlsKeyOption: TypeAlias = Annotated[
     Path | None, typer.Option(envvar="SLUICE_CLIENT_TLS_KEY", help="PEM key of --tls-cert", rich_help_panel=PANEL)
 ]
 TokenOption: TypeAlias = Annotated[
-    str | None, typer.Option(envvar="SLUICE_TOKEN", help="key to authenticate with", rich_help_panel=PANEL)
+    str | None,
+    typer.Option(
+        "--api-key",
+        "--token",
+        envvar=["SLUICE_API_KEY", "SLUICE_TOKEN"],
+        help="key to authenticate with; of several, separated by spaces, the first",
+        rich_help_panel=PANEL,
+    ),
 ]
 
 
@@ -46,13 +53,16 @@ class ConnectionOptions:
         address: str, tls: bool, files: tuple[Path | None, Path | None, Path | None], token: str | None
     ) -> "ConnectionOptions":
         """Returns the value of the options; a file implies TLS. Raises ServiceError if a key would be sent in
-        plaintext to another host."""
+        plaintext to another host, or the address has no port."""
+        if not address.startswith(UNIX) and not address.rpartition(":")[2].isdecimal():
+            raise bad_setting("address", f"{address!r} has no port: give host:port, such as 127.0.0.1:50051")
         ca, certificate, key = files
         if (certificate is None) != (key is None):
             raise bad_setting("tls_cert", "and --tls-key are needed together")
         has_tls = tls or any(files)
+        token = token.split()[0] if token and token.strip() else None
         if token and not has_tls and not is_local(address):
-            raise bad_setting("token", f"would be sent to {address} in plaintext: add --tls or --tls-ca")
+            raise bad_setting("api_key", f"would be sent to {address} in plaintext: add --tls or --tls-ca")
         return ConnectionOptions(has_tls, ca, certificate, key, token)
 
     @property

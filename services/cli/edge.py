@@ -1,89 +1,68 @@
-"""`sluice edge`: serves OpenAI's HTTP API and a web page on a separate address, in front of a running service."""
+"""`sluice edge`: serves OpenAI's HTTP API and a web page on a separate address, in front of a running service.
 
-from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+Its options are made from `EdgeSettings`, so that each is defined once.
+"""
+
+import dataclasses
+import inspect
+import os
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
 
 import typer
 
-from sluice_server.services.cli.connection_options import (
-    ConnectionOptions,
-    TlsCaOption,
-    TlsCertOption,
-    TlsKeyOption,
-    TlsOption,
-)
+from sluice_server.services.cli.connection_options import PANEL, ConnectionOptions
+from sluice_server.services.cli.options import parameter
+from sluice_server.services.process import exit_reason
+from sluice_server.services.process.edge_settings import SHARED, EdgeSettings, check, path_of, variable
+from sluice_server.services.process.listening import check_plaintext, is_local
 
 if TYPE_CHECKING:
-    from sluice_server.services.edge.connections import Bounds
+    import grpc
 
-GRACE_S = 30
-MAX_CONNECTIONS = 4096
-OTHER_FILES = 64  # files that the process has open besides its clients' connections
-SHARE_OF_ADDRESS = 4  # one address may take a quarter of the connections
+# The groups of the help, in order; a setting that is in none stands last.
+GROUPS = {
+    "Usual options": ("address", "listen", "https_cert", "https_key"),
+    "HTTP": ("https_client_ca", "insecure", "allowed_origins", "allowed_hosts", "root_path", "access_log"),
+    PANEL: tuple(name for name in SHARED if name != "address"),
+    "Process": (),
+}
 
 
-def edge(  # noqa: PLR0913 # a command line lists its options
-    address: Annotated[str, typer.Option(envvar="SLUICE_ADDRESS", help="host:port of the server")] = "127.0.0.1:50051",
-    listen: Annotated[str, typer.Option(envvar="SLUICE_EDGE_LISTEN", help="host:port for HTTP")] = "127.0.0.1:8000",
-    https_cert: Annotated[
-        Path | None, typer.Option(envvar="SLUICE_EDGE_HTTPS_CERT", help="PEM certificate of the HTTP side")
-    ] = None,
-    https_key: Annotated[
-        Path | None, typer.Option(envvar="SLUICE_EDGE_HTTPS_KEY", help="PEM key of --https-cert")
-    ] = None,
-    insecure: Annotated[
-        bool, typer.Option("--insecure", envvar="SLUICE_EDGE_INSECURE", help="serve other hosts in plaintext")
-    ] = False,
-    tls: TlsOption = False,
-    tls_ca: TlsCaOption = None,
-    tls_cert: TlsCertOption = None,
-    tls_key: TlsKeyOption = None,
-) -> None:
-    """Serve /v1/chat/completions, /v1/completions, /v1/models and a page at / over HTTP; API keys are passed on."""
+def _takes_settings(command: Callable[[EdgeSettings], None]) -> Callable[..., None]:
+    """Wrap a command that takes the settings into one with an option for every field."""
+
+    def run(**values: Any) -> None:  # noqa: ANN401 # types are in the signature below
+        command(EdgeSettings(**values))
+
+    fields = {field.name: field for field in dataclasses.fields(EdgeSettings)}
+    placed = [name for names in GROUPS.values() for name in names]
+    groups = {**GROUPS, [*GROUPS][-1]: tuple(name for name in fields if name not in placed)}
+    options = [parameter(fields[name], group, variable(name)) for group, names in groups.items() for name in names]
+    run.__signature__ = inspect.Signature(options)  # type: ignore[attr-defined] # typer reads it
+    run.__doc__ = command.__doc__
+    run.__name__ = command.__name__
+    return run
+
+
+@_takes_settings
+def edge(settings: EdgeSettings) -> None:
+    """Serve OpenAI's API, vLLM's small routes and a page at / over HTTP, in front of a server; API keys are passed on.
+    `sluice serve --http` starts one beside the server."""
     # Imported here, so that the other commands start without it.
-    import uvloop
-
-    from sluice_server.services.process.listening import check_plaintext, is_local
-
-    check_plaintext("listen", listen, https_cert is not None, insecure)
-    access = ConnectionOptions.of(address, tls, (tls_ca, tls_cert, tls_key), None)
-    if not access.has_tls and not is_local(address) and not insecure:
-        check_plaintext("address", address, False, False)
-    uvloop.run(_serve(address, listen, access, (https_cert, https_key)))
-
-
-async def _serve(address: str, listen: str, access: ConnectionOptions, files: tuple[Path | None, Path | None]) -> None:
-    import socket
-
     from sluice_server.services.cli.client import aio_channel
-    from sluice_server.services.config import bad_setting
-    from sluice_server.services.edge.app import build
-    from sluice_server.services.edge.server import server_of
-    from sluice_server.services.process.listening import bound, split
+    from sluice_server.services.process.edge import run_edge
 
-    host, port = split("listen", listen)
-    async with aio_channel(address, access) as channel:
-        try:
-            server = server_of(build(channel), _bounds(), grace_s=GRACE_S, files=files)
-        except OSError as error:
-            raise bad_setting("https_cert", f"{files[0]} and {files[1]} cannot be used: {error.strerror}") from None
-        try:
-            opened = socket.create_server((host, port), family=socket.AF_INET6 if ":" in host else socket.AF_INET)
-        except OSError as error:
-            raise bad_setting("listen", f"cannot listen on {listen}: {error.strerror}") from None
-        with opened:
-            scheme = "https" if files[0] else "http"
-            print(f"sluice: edge on {scheme}://{bound(listen, opened.getsockname()[1])} for {address}", flush=True)
-            await server.serve(sockets=[opened])
+    is_supervised = "SLUICE_SUPERVISOR_PID" in os.environ
+    with exit_reason.recorded_in(settings.heartbeat_dir, settings.process_id, is_supervised=is_supervised):
+        check(settings)
+        files = (path_of(settings.tls_ca), path_of(settings.tls_cert), path_of(settings.tls_key))
+        access = ConnectionOptions.of(settings.address, settings.tls, files, None)
+        if not access.has_tls and not is_local(settings.address) and not settings.insecure:
+            check_plaintext("address", settings.address, False, False)
 
+        def open_channel() -> "grpc.aio.Channel":
+            return aio_channel(settings.address, access)
 
-def _bounds() -> "Bounds":
-    """Raise the limit of open files to the system's hard limit, and return the number of connections that it allows."""
-    import resource
-
-    from sluice_server.services.edge.connections import Bounds
-
-    hard = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
-    resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
-    most = MAX_CONNECTIONS if hard == resource.RLIM_INFINITY else min(MAX_CONNECTIONS, max(1, hard - OTHER_FILES))
-    return Bounds(most, max(1, most // SHARE_OF_ADDRESS))
+        status = run_edge(settings, open_channel)
+    raise typer.Exit(status)

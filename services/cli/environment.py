@@ -20,6 +20,7 @@ OTHERS = frozenset(
         "SLUICE_SUPERVISOR_PID",
         "SLUICE_READY_FD",
         "SLUICE_PORT",
+        "SLUICE_HTTP_PORT",
         "SLUICE_TEXT_IMAGE",
         "SLUICE_ENGINE_IMAGE",
         "SLUICE_CUDA_IMAGE",

@@ -1,4 +1,4 @@
-"""`sluice healthcheck`: reports whether a process of the ring is alive. The exec probe of containers."""
+"""`sluice healthcheck`: reports whether a process is alive. The exec probe of containers."""
 
 import time
 from pathlib import Path
@@ -9,12 +9,14 @@ import typer
 from sluice_server.services.config import bad_setting
 from sluice_server.services.messages.messages import Role
 from sluice_server.services.process import heartbeat
+from sluice_server.services.process.edge_settings import EDGE
 
 EXIT_SICK = 1
+ROLES = (*Role, EDGE)
 
 
 def healthcheck(
-    role: Annotated[str, typer.Option(envvar="SLUICE_ROLE", help="gateway, tokenizer, engine or detokenizer")],
+    role: Annotated[str, typer.Option(envvar="SLUICE_ROLE", help="gateway, tokenizer, engine, detokenizer or edge")],
     heartbeat_dir: Annotated[
         Path, typer.Option(envvar="SLUICE_HEARTBEAT_DIR", help="directory of the process's heartbeat files")
     ],
@@ -23,8 +25,8 @@ def healthcheck(
     """Report whether a process is alive; exit status 1 if not. A busy process is alive. It counts as stuck when it has
     computed no layer for five seconds, or for ten of its steps if that is longer. Use grpc.health.v1 to learn whether
     the service accepts requests."""
-    if role not in tuple(Role):
-        raise bad_setting("role", f"{role!r} is not one of {', '.join(Role)}")
+    if role not in ROLES:
+        raise bad_setting("role", f"{role!r} is not one of {', '.join(ROLES)}")
     name = process_id or f"{role}-0"
     sign = heartbeat.read(heartbeat_dir, name)
     if sign is None:

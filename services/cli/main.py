@@ -2,7 +2,7 @@
 
 import os
 import sys
-from importlib import metadata
+from typing import Annotated
 
 import typer
 
@@ -15,26 +15,45 @@ from sluice_server.services.cli.edge import edge
 from sluice_server.services.cli.environment import complaints
 from sluice_server.services.cli.generate import generate
 from sluice_server.services.cli.healthcheck import healthcheck
+from sluice_server.services.cli.help import CommandList, GroupedCommand
 from sluice_server.services.cli.import_gguf import import_gguf
 from sluice_server.services.cli.keys import keys
 from sluice_server.services.cli.options import takes_settings
+from sluice_server.services.cli.run_batch import run_batch
 from sluice_server.services.cli.token import token
 from sluice_server.services.cli.top import top
 from sluice_server.services.config import ServiceConfig, check_threads
 from sluice_server.services.process import exit_reason
+from sluice_server.version import VERSION
 
-EXIT_USAGE = 2
+EXIT_INTERRUPTED = 130
 
 app = typer.Typer(
     name="sluice",
-    help="Serve language models over gRPC. Every option is also an environment variable, SLUICE_<OPTION>.",
+    cls=CommandList,
     no_args_is_help=True,
     pretty_exceptions_enable=False,
+    rich_markup_mode=None,  # plain text, of which nothing is cut
     context_settings={"help_option_names": ["-h", "--help"]},
 )
 
 
-@app.command()
+def _say_version(is_asked: bool) -> None:
+    if is_asked:
+        typer.echo(VERSION)
+        raise typer.Exit
+
+
+@app.callback()
+def group(
+    shows_version: Annotated[
+        bool, typer.Option("--version", "-V", help="print the version", callback=_say_version, is_eager=True)
+    ] = False,
+) -> None:
+    """Serve language models over gRPC. Every option is also an environment variable, SLUICE_<OPTION>."""
+
+
+@app.command(cls=GroupedCommand)
 @takes_settings
 def serve(engine: EngineConfig, service: ServiceConfig) -> None:
     """Serve a model: gateway, tokenizer, engine and detokenizer under one supervisor, or one of them with --role."""
@@ -42,7 +61,8 @@ def serve(engine: EngineConfig, service: ServiceConfig) -> None:
         # Imported here: a supervisor does not need the code of the roles.
         from sluice_server.services.process.roles import run_role
 
-        with exit_reason.recorded_in(service.heartbeat_dir, service.process_id or f"{service.role}-0"):
+        name, is_supervised = service.process_id or f"{service.role}-0", "SLUICE_SUPERVISOR_PID" in os.environ
+        with exit_reason.recorded_in(service.heartbeat_dir, name, is_supervised=is_supervised):
             check_threads(engine, service)
             status = run_role(engine, service)
         raise typer.Exit(status)
@@ -51,33 +71,28 @@ def serve(engine: EngineConfig, service: ServiceConfig) -> None:
     raise typer.Exit(supervise(engine, service))
 
 
-@app.command()
+@app.command(cls=GroupedCommand)
 def version() -> None:
     """Print the version."""
-    typer.echo(metadata.version("sluice"))
+    typer.echo(VERSION)
 
 
-app.command()(generate)
-app.command()(bench)
-app.command()(chat)
-app.command()(demo)
-app.command()(edge)
-app.command()(healthcheck)
-app.command("import-gguf")(import_gguf)
-app.command()(keys)
-app.command()(top)
+for command in (generate, chat, bench, run_batch, top, edge, demo, healthcheck, import_gguf, keys):
+    app.command(command.__name__.replace("_", "-"), cls=GroupedCommand)(command)
 app.add_typer(token, name="token")
 
 
 def main() -> None:
     """Run the command line."""
-    for complaint in complaints(os.environ, app):
-        print(complaint, file=sys.stderr)
     try:
+        for complaint in complaints(os.environ, app):
+            print(complaint, file=sys.stderr)
         app()
     except ServiceError as error:
         print(f"error: {error.message}", file=sys.stderr)
-        sys.exit(EXIT_USAGE)
+        sys.exit(exit_reason.EXIT_REFUSED)
+    except KeyboardInterrupt:  # before or behind the command, which ends by itself
+        sys.exit(EXIT_INTERRUPTED)
 
 
 if __name__ == "__main__":

@@ -26,6 +26,7 @@ def joined(texts: Sequence[Text]) -> Text:
         reasoning="".join([one.reasoning for one in texts]),
         num_reasoning=sum([one.num_reasoning for one in texts]),
         tool_calls=tuple([call for one in texts for call in one.tool_calls]),
+        tool_call_parts=tuple([part for one in texts for part in one.tool_call_parts]),
         num_steps=sum([one.num_steps for one in texts]),
         drafts=tuple([draft for one in texts for draft in one.drafts]),
     )

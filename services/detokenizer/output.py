@@ -10,12 +10,13 @@ from collections.abc import Iterable, Iterator, Sequence
 import msgspec
 
 from sluice_server.engine.request import FinishReason
-from sluice_server.services.detokenizer.sections import NOTHING, SectionSplitter
 from sluice_server.services.detokenizer.stream import OutputText
-from sluice_server.services.messages.work import Sections, Stops, TextOptions, ToolCall
+from sluice_server.services.messages.work import Stops, TextOptions, ToolCall, ToolCallPart
+from sluice_server.services.sections.split import NOTHING, SplitCall, SplitPart, Splitter
+from sluice_server.services.sections.splitters import marks_of, splitter_of
 from sluice_server.services.tokenizer.encoding import TextEncoder
-from sluice_server.services.tokenizer.tool_formats import FORMATS
 
+FIRST_SIGN = 0xFDD0  # of 32 code points that Unicode assigns to no character, for use within a program
 ID_LENGTH = 9  # of a call's id; some templates reject another length
 
 
@@ -29,6 +30,7 @@ class OutputProgress(msgspec.Struct, frozen=True, gc=False):
     reasoning: str = ""
     num_reasoning: int = 0
     tool_calls: tuple[ToolCall, ...] = ()
+    tool_call_parts: tuple[ToolCallPart, ...] = ()
 
 
 class Output:
@@ -37,19 +39,18 @@ class Output:
     def __init__(self, encoder: TextEncoder, name: str, stops: Stops, options: TextOptions) -> None:
         """`name` is unique for the output: the ids of its calls are derived from it, so that a replay repeats them."""
         self._name = name
-        self._num_calls = 0
-        marks = _marks(encoder, options.sections)
+        marks = _marks(encoder, options)
         self._text = OutputText(
             encoder,
             stops.strings,
             include_stop=stops.include,
             skip_special_tokens=options.skip_special_tokens,
-            shown=marks,
+            marks={token: sign for token, (_, sign) in marks.items()},
         )
-        self._splitter: SectionSplitter | None = None
+        self._sends_parts = options.call_parts
+        self._splitter: Splitter | None = None
         if options.sections is not None:
-            shows = not (marks and options.skip_special_tokens)
-            self._splitter = SectionSplitter(options.sections, shows_opening=shows)
+            self._splitter = splitter_of(options.sections, dict(marks.values()))
 
     def push(self, ids: Sequence[int], finish: FinishReason | None) -> OutputProgress:
         """Processes the next tokens; `finish` is the engine's reason if the output ends with them."""
@@ -79,39 +80,54 @@ class Output:
             return OutputProgress(text, num_consumed, FinishReason.STOP_STRING, self._text.stopped)
         return OutputProgress(text, num_consumed, finish)
 
-    def _split_one(self, splitter: SectionSplitter, text: str) -> OutputProgress:
+    def _split_one(self, splitter: Splitter, text: str) -> OutputProgress:
         """Splits the text of one token that is not the last."""
         was_reasoning = splitter.is_reasoning
         split = splitter.feed(text)
         num_reasoning = 1 if was_reasoning or splitter.is_reasoning else 0
-        calls = tuple([self._named(*call) for call in split.calls])
-        return OutputProgress(split.text, 1, None, "", split.reasoning, num_reasoning, calls)
+        calls = tuple([self._named(call) for call in split.calls])
+        finish = FinishReason.TOOL_CALL if splitter.has_ended else None
+        parts = tuple([self._piece(part) for part in split.parts]) if self._sends_parts else ()
+        return OutputProgress(split.text, 1, finish, "", split.reasoning, num_reasoning, calls, parts)
 
-    def _split(self, splitter: SectionSplitter, steps: Iterable[OutputProgress]) -> OutputProgress:
+    def _split(self, splitter: Splitter, steps: Iterable[OutputProgress]) -> OutputProgress:
         """Splits the text of several tokens, or of the last ones."""
         advance = OutputProgress("", 0)
         for step in steps:
             part = self._split_one(splitter, step.text)
-            rest = splitter.flush() if step.finish is not None else NOTHING
+            finish = part.finish or step.finish
+            rest = splitter.flush() if finish is not None else NOTHING
             advance = OutputProgress(
                 advance.text + part.text + rest.text,
                 advance.num_consumed + step.num_consumed,
-                step.finish,
-                step.stop_match,
+                finish,
+                step.stop_match if finish is FinishReason.STOP_STRING else "",
                 advance.reasoning + part.reasoning + rest.reasoning,
                 advance.num_reasoning + part.num_reasoning * step.num_consumed,
                 advance.tool_calls + part.tool_calls,
+                advance.tool_call_parts + part.tool_call_parts,
             )
+            if finish is not None:
+                break
         return advance
 
-    def _named(self, name: str, arguments: str) -> ToolCall:
-        digest = hashlib.sha256(f"{self._name}/{self._num_calls}".encode()).hexdigest()
-        self._num_calls += 1
-        return ToolCall(name, arguments, digest[:ID_LENGTH])
+    def _named(self, call: SplitCall) -> ToolCall:
+        return ToolCall(call.name, call.arguments, self._id(call.number))
+
+    def _piece(self, part: SplitPart) -> ToolCallPart:
+        if not part.name:
+            return ToolCallPart(part.number, part.arguments)
+        return ToolCallPart(part.number, part.arguments, self._id(part.number), part.name)
+
+    def _id(self, number: int) -> str:
+        return hashlib.sha256(f"{self._name}/{number}".encode()).hexdigest()[:ID_LENGTH]
 
 
-def _marks(encoder: TextEncoder, sections: Sections | None) -> frozenset[int]:
-    """Returns the special tokens that open calls; they must stay in the text to be found."""
-    known = FORMATS.get(sections.tools) if sections is not None else None
-    token = encoder.tokenizer.token_to_id(known.opening) if known is not None else None
-    return frozenset([token]) & encoder.pieces.special_ids if token is not None else frozenset()
+def _marks(encoder: TextEncoder, options: TextOptions) -> dict[int, tuple[str, str]]:
+    """Returns the special tokens that the splitter must see although they are left out of the text: their texts, and
+    signs that stand for them. No text can spell a sign, and each is one character."""
+    if options.sections is None or not options.skip_special_tokens:
+        return {}
+    found = {mark: encoder.tokenizer.token_to_id(mark) for mark in marks_of(options.sections)}
+    special = [(mark, token) for mark, token in found.items() if token in encoder.pieces.special_ids]
+    return {token: (mark, chr(FIRST_SIGN + at)) for at, (mark, token) in enumerate(special)}

@@ -161,6 +161,7 @@ class DetokenizerStage:
             reasoning=advance.reasoning,
             num_reasoning=advance.num_reasoning,
             tool_calls=advance.tool_calls,
+            tool_call_parts=advance.tool_call_parts,
             drafts=((message.num_drafted, message.num_accepted),) if message.num_drafted else (),
         )
 

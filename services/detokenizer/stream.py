@@ -8,7 +8,7 @@ fallback, and while nothing is emitted it decodes everything again at each token
 
 import codecs
 import copy
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
 from sluice_server.services.detokenizer.stops import StopMatcher
@@ -32,11 +32,13 @@ class OutputText:
         *,
         include_stop: bool = False,
         skip_special_tokens: bool = True,
-        shown: frozenset[int] = frozenset(),
+        marks: Mapping[int, str] | None = None,
     ) -> None:
-        """`shown`: special tokens that are not skipped."""
+        """`marks`: special tokens that leave a character in the text although they are skipped. It is no part of the
+        text for stop strings."""
         self._pieces = encoder.pieces
-        self._left_out = encoder.pieces.special_ids - shown if skip_special_tokens else frozenset()
+        self._left_out = encoder.pieces.special_ids if skip_special_tokens else frozenset()
+        self._marks = marks or {}
         self._sink = _Sink(StopMatcher(stops, include_stop), encoder.pieces.lead)
         self._utf8 = codecs.getincrementaldecoder("utf-8")("replace")
         self._run: _Run | None = None
@@ -76,9 +78,15 @@ class OutputText:
 
     def _step(self, token: int) -> str:
         if token in self._left_out:
-            return ""
+            return self._mark(self._marks[token]) if token in self._marks else ""
         text = None if self._depends else self._whole_texts[token]
         return self._decode(token) if text is None else self._sink.feed(text)
+
+    def _mark(self, sign: str) -> str:
+        """Returns the text that was held back, and the sign: nothing goes on over a mark."""
+        before = self._end_run() + self._sink.feed(self._utf8.decode(b"", final=True))
+        self._depends = self._first
+        return before if self._sink.stopped is not None else before + self._sink.flush() + sign
 
     def _decode(self, token: int) -> str:
         """Decodes a token whose text depends on more than its own bytes."""

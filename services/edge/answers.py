@@ -2,11 +2,11 @@
 
 import dataclasses
 from collections.abc import Callable, Sequence
-from typing import Any, TypeAlias
 
 from sluice.v1 import control_pb2, inference_pb2, types_pb2
 
-Json: TypeAlias = dict[str, Any]  # an object of OpenAI's API reference
+from sluice_server.services.edge.report import AnswerReport, Json, echo_offset, text_of
+
 _REASONS = {types_pb2.FINISH_REASON_LENGTH: "length"}
 
 
@@ -15,19 +15,21 @@ class Dialect:
     """The differences between chat completions and completions.
 
     Attributes:
-        choice: makes a choice of a complete output and its logprobs.
+        choice: makes a choice of the text before an output, the complete output and its logprobs.
         opening: makes the choice of an output's first chunk from its index; None if there is no such chunk.
         piece: makes a chunk's choice of index, text, other parts of the output (see `sections`) and logprobs.
         logprobs: makes the logprobs object of tokens and the length of the text before them.
+        prompt_in_choice: whether the fields about a prompt are in its choices, and not beside them.
     """
 
     prefix: str
     whole_object: str
     chunk_object: str
-    choice: Callable[[types_pb2.Output, Json | None], Json]
+    choice: Callable[[str, types_pb2.Output, Json | None], Json]
     opening: Callable[[int], Json] | None
     piece: Callable[[int, str, Json, Json | None], Json]
-    logprobs: Callable[[Sequence[types_pb2.Token], int], Json]
+    logprobs: Callable[[Sequence[types_pb2.Token], int, AnswerReport], Json]
+    prompt_in_choice: bool
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -52,30 +54,56 @@ class ResponseHead:
         }
 
 
-def whole(dialect: Dialect, answers: Sequence[inference_pb2.GenerateResponse], created: int, scored: bool) -> Json:
+def whole(
+    dialect: Dialect, answers: Sequence[inference_pb2.GenerateResponse], created: int, report: AnswerReport
+) -> Json:
     """Returns the answer of a request without streaming: the outputs of all its prompts, in order."""
-    first = answers[0]
-    outputs = [output for answer in answers for output in answer.outputs]
-    choices = []
-    for index, output in enumerate(outputs):
-        choice = dialect.choice(output, dialect.logprobs(output.tokens, 0) if scored else None)
-        choices.append(
-            {**choice, "index": index, "finish_reason": reason(output.finish_reason, called=bool(output.tool_calls))}
-        )
-    total = types_pb2.Usage()
-    for answer in answers:
-        for name in ("prompt_tokens", "cached_tokens", "completion_tokens", "reasoning_tokens"):
-            setattr(total, name, getattr(total, name) + getattr(answer.usage, name))
+    first, total = answers[0], types_pb2.Usage()
+    choices: list[Json] = []
+    beside: Json = {}
+    for at, answer in enumerate(answers):
+        about_prompt = report.of_prompt(answer.prompt_info)
+        beside = beside if dialect.prompt_in_choice else about_prompt
+        for output in answer.outputs:
+            choice = _choice(dialect, answer.prompt_info, output, at, report)
+            choices.append({**choice, "index": len(choices), **(about_prompt if dialect.prompt_in_choice else {})})
+        add_usage(total, answer.usage)
     head = ResponseHead(dialect.prefix + first.generation_id, created, first.model, first.revision)
-    return head.of(dialect.whole_object, choices, usage(total))
+    return {**head.of(dialect.whole_object, choices, usage(total, report)), **beside}
 
 
-def usage(spent: types_pb2.Usage) -> Json:
-    """Returns OpenAI's usage object."""
+def _choice(
+    dialect: Dialect, prompt: types_pb2.PromptInfo, output: types_pb2.Output, at: int, report: AnswerReport
+) -> Json:
+    """Returns the choice of an output of prompt `at`, without its index."""
+    if report.prompt_only:
+        output = types_pb2.Output(finish_reason=output.finish_reason)
+    text = report.echo(at, prompt)
+    tokens = [*prompt.tokens, *output.tokens] if report.echoed else output.tokens
+    offset = echo_offset(text, prompt.tokens) if report.echoed else 0
+    logprobs = dialect.logprobs(tokens, offset, report) if report.scored else None
+    return {
+        **dialect.choice(text, output, logprobs),
+        **report.of_tokens(output.tokens),
+        "finish_reason": reason(output.finish_reason, called=bool(output.tool_calls)),
+    }
+
+
+def add_usage(total: types_pb2.Usage, spent: types_pb2.Usage) -> None:
+    """Adds the numbers of OpenAI's usage object to `total`."""
+    total.prompt_tokens += spent.prompt_tokens
+    total.cached_tokens += spent.cached_tokens
+    total.completion_tokens += spent.completion_tokens
+    total.reasoning_tokens += spent.reasoning_tokens
+
+
+def usage(spent: types_pb2.Usage, report: AnswerReport) -> Json:
+    """Returns OpenAI's usage object. Without the token sampled where the answer is about the prompt only."""
+    completion_tokens = 0 if report.prompt_only else spent.completion_tokens
     return {
         "prompt_tokens": spent.prompt_tokens,
-        "completion_tokens": spent.completion_tokens,
-        "total_tokens": spent.prompt_tokens + spent.completion_tokens,
+        "completion_tokens": completion_tokens,
+        "total_tokens": spent.prompt_tokens + completion_tokens,
         "prompt_tokens_details": {"cached_tokens": spent.cached_tokens},
         "completion_tokens_details": {"reasoning_tokens": spent.reasoning_tokens},
     }
@@ -86,36 +114,45 @@ def reason(finish: "types_pb2.FinishReason.ValueType", *, called: bool) -> str:
     return _REASONS.get(finish, "tool_calls" if called else "stop")
 
 
-def sections(part: types_pb2.Delta | types_pb2.Output, num_calls: int | None) -> Json:
-    """Returns the parts of a chat answer besides its text: reasoning and tool calls. In a stream tool calls have an
-    index; `num_calls` came before. None: not a stream."""
+def sections(part: types_pb2.Delta | types_pb2.Output) -> Json:
+    """Returns the parts of a chat answer besides its text: reasoning and tool calls, in a stream as they come."""
     found: Json = {"reasoning_content": part.reasoning} if part.reasoning else {}
-    if part.tool_calls:
-        found["tool_calls"] = [
-            {
-                **({} if num_calls is None else {"index": num_calls + at}),
-                "id": call.id,
-                "type": "function",
-                "function": {"name": call.name, "arguments": call.arguments},
-            }
-            for at, call in enumerate(part.tool_calls)
-        ]
-    return found
+    if isinstance(part, types_pb2.Delta):
+        calls = [_call_part(one) for one in part.tool_call_parts]
+    else:
+        calls = [_call(one.id, one.name, one.arguments) for one in part.tool_calls]
+    return {**found, "tool_calls": calls} if calls else found
+
+
+def _call_part(part: types_pb2.ToolCallPart) -> Json:
+    if part.name:
+        return {"index": part.index, **_call(part.id, part.name, part.arguments)}
+    return {"index": part.index, "function": {"arguments": part.arguments}}
+
+
+def _call(call_id: str, name: str, arguments: str) -> Json:
+    return {"id": call_id, "type": "function", "function": {"name": name, "arguments": arguments}}
 
 
 def model(found: control_pb2.Model) -> Json:
     """Returns one entry of /v1/models."""
-    return {"id": found.id, "object": "model", "created": 0, "owned_by": "sluice"}
+    return {
+        "id": found.id,
+        "object": "model",
+        "created": found.create_time.seconds,
+        "owned_by": "sluice",
+        "max_model_len": found.context_length,  # an extension, as in vLLM
+    }
 
 
-def _chat_choice(output: types_pb2.Output, logprobs: Json | None) -> Json:
+def _chat_choice(before: str, output: types_pb2.Output, logprobs: Json | None) -> Json:
     text = output.text or (None if output.tool_calls else "")
-    message = {"role": "assistant", "content": text, "refusal": None, **sections(output, None)}
+    message = {"role": "assistant", "content": text, "refusal": None, **sections(output)}
     return {"message": message, "logprobs": logprobs}
 
 
-def _completion_choice(output: types_pb2.Output, logprobs: Json | None) -> Json:
-    return {"text": output.text, "logprobs": logprobs}
+def _completion_choice(before: str, output: types_pb2.Output, logprobs: Json | None) -> Json:
+    return {"text": before + output.text, "logprobs": logprobs}
 
 
 def _chat_opening(index: int) -> Json:
@@ -135,31 +172,35 @@ def _chunk_choice(index: int, content: Json) -> Json:
     return {"index": index, **content, "finish_reason": None}
 
 
-def _chat_logprobs(tokens: Sequence[types_pb2.Token], offset: int) -> Json:
+def _chat_logprobs(tokens: Sequence[types_pb2.Token], offset: int, report: AnswerReport) -> Json:
     content = []
     for token in tokens:
-        top = [_scored(one.piece, one.logprob) for one in token.candidates]
-        content.append({**_scored(token.piece, token.logprob), "top_logprobs": top})
+        top = [_scored(one, report) for one in token.candidates]
+        content.append({**_scored(token, report), "top_logprobs": top})
     return {"content": content, "refusal": None}
 
 
-def _scored(piece: bytes, logprob: float) -> Json:
-    return {"token": _text(piece), "logprob": logprob, "bytes": list(piece)}
+def _scored(token: types_pb2.Token | types_pb2.Candidate, report: AnswerReport) -> Json:
+    return {"token": report.name(token), "logprob": token.logprob, "bytes": list(token.piece)}
 
 
-def _completion_logprobs(tokens: Sequence[types_pb2.Token], offset: int) -> Json:
-    texts = [_text(token.piece) for token in tokens]
-    offsets = [offset + sum(map(len, texts[:at])) for at in range(len(texts))]
+def _completion_logprobs(tokens: Sequence[types_pb2.Token], offset: int, report: AnswerReport) -> Json:
+    offsets = []
+    for token in tokens:
+        offsets.append(max(offset, 0))
+        offset += len(text_of(token))
+    scored = [token.HasField("logprob") for token in tokens]  # the first token of a prompt follows nothing
     return {
-        "tokens": texts,
-        "token_logprobs": [token.logprob for token in tokens],
-        "top_logprobs": [{_text(one.piece): one.logprob for one in token.candidates} for token in tokens],
+        "tokens": [report.name(token) for token in tokens],
+        "token_logprobs": [token.logprob if has else None for token, has in zip(tokens, scored, strict=True)],
+        "top_logprobs": [_top(token, report) if has else None for token, has in zip(tokens, scored, strict=True)],
         "text_offset": offsets,
     }
 
 
-def _text(piece: bytes) -> str:
-    return piece.decode("utf-8", "replace")
+def _top(token: types_pb2.Token, report: AnswerReport) -> Json:
+    """Returns the candidates of a token by name: of those with one name, such as halves of code points, the best."""
+    return {report.name(one): one.logprob for one in reversed(token.candidates)}
 
 
 CHAT = Dialect(
@@ -170,6 +211,7 @@ CHAT = Dialect(
     opening=_chat_opening,
     piece=_chat_piece,
     logprobs=_chat_logprobs,
+    prompt_in_choice=False,
 )
 COMPLETION = Dialect(
     prefix="cmpl-",
@@ -179,4 +221,5 @@ COMPLETION = Dialect(
     opening=None,
     piece=_completion_piece,
     logprobs=_completion_logprobs,
+    prompt_in_choice=True,
 )

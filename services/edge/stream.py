@@ -1,6 +1,6 @@
-"""Converts the events of one gRPC stream to OpenAI's chunk objects, in order. Independent of HTTP.
+"""Converts the events of a request's gRPC streams to OpenAI's chunk objects, in order, as server-sent events.
 
-The caller cancels the gRPC call when its client disconnects.
+There is one stream for each prompt. The caller cancels the gRPC calls when its client disconnects.
 """
 
 import dataclasses
@@ -8,73 +8,121 @@ from collections import Counter
 from collections.abc import AsyncGenerator, AsyncIterator, Iterator
 from typing import assert_never
 
-from sluice.v1 import inference_pb2, types_pb2
+import msgspec
+from sluice.v1 import types_pb2
 
-from sluice_server.services.edge.answers import Dialect, Json, ResponseHead, reason, sections, usage
+from sluice_server.services.edge.answers import Dialect, ResponseHead, add_usage, reason, sections, usage
+from sluice_server.services.edge.report import AnswerReport, Json, echo_offset
+from sluice_server.services.edge.resumed import Event
 
 
 @dataclasses.dataclass(slots=True)
 class Chunks:
-    """The state between events: the head, and per output the length of its text (for logprobs) and its number of
-    tool calls."""
+    """The state between events.
+
+    Attributes:
+        head: the bytes with which all chunks begin, from the first stream that was accepted; b"" before.
+        prompts: what is known of each stream's prompt.
+        lengths: by choice the length of its text, for log probabilities; num_calls: its tool calls.
+        running: usage until now; spent: usage of the streams that have ended.
+    """
 
     dialect: Dialect
     created: int
-    scored: bool
-    include_usage: bool
-    head: ResponseHead | None = None
+    report: AnswerReport
+    head: bytes = b""
+    prompts: dict[int, types_pb2.PromptInfo] = dataclasses.field(default_factory=dict)
     lengths: dict[int, int] = dataclasses.field(default_factory=dict)
     num_calls: Counter[int] = dataclasses.field(default_factory=Counter)
+    running: types_pb2.Usage = dataclasses.field(default_factory=types_pb2.Usage)
+    spent: types_pb2.Usage = dataclasses.field(default_factory=types_pb2.Usage)
+    num_ended: int = 0
 
     async def of(
         self,
-        events: AsyncIterator[inference_pb2.StreamGenerateResponse],
-    ) -> AsyncGenerator[Json, None]:
-        """Yields the chunks of `events`."""
-        async for event in events:
-            for chunk in self._chunks(event):
-                yield chunk
+        events: AsyncIterator[tuple[int, Event]],
+    ) -> AsyncGenerator[bytes, None]:
+        """Yields the chunks of each of `events`, which have the number of their stream, as one piece: one write."""
+        async for source, event in events:
+            if made := b"".join(self._chunks(source, event)):
+                yield made
 
-    def _chunks(self, event: inference_pb2.StreamGenerateResponse) -> Iterator[Json]:
+    def _chunks(self, source: int, event: Event) -> Iterator[bytes]:
         match event.WhichOneof("event"):
             case "accepted":
                 one = event.accepted
-                self.head = ResponseHead(self.dialect.prefix + one.generation_id, self.created, one.model, one.revision)
+                name = self.dialect.prefix + one.generation_id
+                self.head = self.head or self._head(ResponseHead(name, self.created, one.model, one.revision))
+            case "prompt_info":
+                self.prompts[source] = event.prompt_info
+                self.running.prompt_tokens += event.prompt_info.prompt_tokens
+                self.running.cached_tokens += event.prompt_info.cached_tokens
             case "delta":
-                yield from self._delta(event.delta)
+                yield from self._delta(source, event.delta)
             case "output_finished":
-                index = event.output_finished.output_index
-                yield from self._opened(index)
-                why = reason(event.output_finished.finish_reason, called=self.num_calls[index] > 0)
-                yield self._chunk([{**self.dialect.piece(index, "", {}, None), "finish_reason": why}])
+                yield from self._output_finished(source, event.output_finished)
             case "finished":
-                if self.include_usage:
-                    yield self._chunk([], usage(event.finished.usage))
-            case "prompt_info" | None:
+                add_usage(self.spent, event.finished.usage)
+                self.num_ended += 1
+                if self.report.include_usage and self.num_ended == self.report.num_prompts:
+                    yield self._chunk([], {}, usage(self.spent, self.report))
+            case None:
                 return
             case unknown:
                 assert_never(unknown)
 
-    def _delta(self, delta: types_pb2.Delta) -> Iterator[Json]:
-        index = delta.output_index
-        yield from self._opened(index)
-        logprobs = self.dialect.logprobs(delta.tokens, self.lengths[index]) if self.scored else None
-        self.lengths[index] += len(delta.text)
-        others = sections(delta, self.num_calls[index])
+    def _delta(self, source: int, delta: types_pb2.Delta) -> Iterator[bytes]:
+        index = self._index(source, delta.output_index)
+        yield from self._opened(source, index)
+        if self.report.prompt_only:
+            return
+        self.running.completion_tokens += delta.consumed
+        others = sections(delta)
         self.num_calls[index] += len(delta.tool_calls)
-        if delta.text or others or (self.scored and delta.tokens):
-            yield self._chunk([self.dialect.piece(index, delta.text, others, logprobs)])
+        extra = self.report.of_tokens(delta.tokens)
+        logprobs = None
+        if self.report.scored:
+            logprobs = self.dialect.logprobs(delta.tokens, self.lengths[index], self.report)
+        self.lengths[index] += len(delta.text)
+        if delta.text or others or ((logprobs or extra) and delta.tokens):
+            yield self._chunk([{**self.dialect.piece(index, delta.text, others, logprobs), **extra}])
 
-    def _opened(self, index: int) -> Iterator[Json]:
+    def _output_finished(self, source: int, ended: types_pb2.OutputFinished) -> Iterator[bytes]:
+        index = self._index(source, ended.output_index)
+        yield from self._opened(source, index)
+        why = reason(ended.finish_reason, called=self.num_calls[index] > 0)
+        yield self._chunk([{**self.dialect.piece(index, "", {}, None), "finish_reason": why}])
+
+    def _opened(self, source: int, index: int) -> Iterator[bytes]:
+        """Yields the first chunks of a choice, once: its role, and the fields about the prompt."""
         if index in self.lengths:
             return
-        self.lengths[index] = 0
+        prompt = self.prompts.get(source, types_pb2.PromptInfo())
+        extra, text = self.report.of_prompt(prompt), self.report.echo(source, prompt)
+        self.lengths[index] = len(text)
         if self.dialect.opening is not None:
-            yield self._chunk([self.dialect.opening(index)])
+            yield self._chunk([self.dialect.opening(index)], extra)
+        elif text or extra:
+            logprobs = None
+            if self.report.scored:
+                tokens = prompt.tokens if text else ()
+                logprobs = self.dialect.logprobs(tokens, echo_offset(text, tokens), self.report)
+            yield self._chunk([{**self.dialect.piece(index, text, {}, logprobs), **extra}])
 
-    def _chunk(self, choices: list[Json], spent: Json | None = None) -> Json:
-        assert self.head is not None, "the contract sends accepted first"
-        made = self.head.of(self.dialect.chunk_object, choices, spent)
-        if not self.include_usage:
-            del made["usage"]
-        return made
+    def _index(self, source: int, output_index: int) -> int:
+        return source * self.report.num_outputs + output_index
+
+    def _head(self, head: ResponseHead) -> bytes:
+        fields = head.of(self.dialect.chunk_object, [])
+        del fields["choices"], fields["usage"]
+        return b"data: " + msgspec.json.encode(fields)[:-1] + b',"choices":'
+
+    def _chunk(self, choices: list[Json], extra: Json | None = None, spent: Json | None = None) -> bytes:
+        assert self.head, "the contract sends accepted first"
+        encoded = self.head + msgspec.json.encode(choices)
+        if not (self.report.include_usage or extra):
+            return encoded + b"}\n\n"
+        if spent is None and self.report.continuous_usage:
+            spent = usage(self.running, self.report)
+        rest = {**({"usage": spent} if self.report.include_usage else {}), **(extra or {})}
+        return encoded + b"," + msgspec.json.encode(rest)[1:] + b"\n\n"

@@ -1,172 +1,76 @@
-"""OpenAI's requests as structs, by which JSON is validated: names and types of the fields.
+"""The bodies of OpenAI's requests as structs, by which JSON is validated. `field_table` has most of their fields.
 
-A field that is not listed is refused, never ignored. A few fields without effect on a server are accepted.
+A field that is not listed is refused, never ignored.
 """
 
-from typing import Any, Literal, TypeAlias, TypeVar
+from collections.abc import Mapping
+from typing import Any, Literal, TypeVar, cast
 
 import msgspec
 
 from sluice_server.services.edge.errors import bad_request
+from sluice_server.services.edge.field_table import ROWS
+from sluice_server.services.edge.fields import CHAT, COMPLETION, Own, Row
+from sluice_server.services.edge.wire_parts import ChosenTool, FunctionTool, Message, StreamOptions
 
 _T = TypeVar("_T")
-
-
-class StreamOptions(msgspec.Struct, forbid_unknown_fields=True, frozen=True):
-    """Options of a stream."""
-
-    include_usage: bool = False
-    include_obfuscation: bool = False  # padding against traffic analysis; accepted without effect
-
-
-class JsonSchema(msgspec.Struct, forbid_unknown_fields=True, frozen=True):
-    """A schema and its name."""
-
-    name: str = ""
-    description: str | None = None
-    schema: dict[str, Any] = {}
-    strict: bool | None = None
-
-
-class ResponseFormat(msgspec.Struct, forbid_unknown_fields=True, frozen=True):
-    """The required format of the answer."""
-
-    type: Literal["text", "json_object", "json_schema"]
-    json_schema: JsonSchema | None = None
+_PATHS = {CHAT: "chat/completions", COMPLETION: "completions"}
 
 
 class Common(msgspec.Struct, forbid_unknown_fields=True, frozen=True, kw_only=True):
-    """Fields of both kinds of requests. None: absent."""
+    """Fields of both kinds of requests that code reads. None: absent."""
 
-    model: str
-    temperature: float | None = None
-    top_p: float | None = None
-    n: int | None = None
-    seed: int | None = None
-    stop: str | list[str] | None = None
     stream: bool | None = None
     stream_options: StreamOptions | None = None
-    presence_penalty: float | None = None
-    frequency_penalty: float | None = None
-    logit_bias: dict[str, float] | None = None
-    max_tokens: int | None = None
-    response_format: ResponseFormat | None = None
-    # Extensions of sluice, for `extra_body`.
-    top_k: int | None = None
-    min_p: float | None = None
-    repetition_penalty: float | None = None
-    min_tokens: int | None = None
-    stop_token_ids: list[int] | None = None
-    ignore_eos: bool | None = None
-    # Accepted without effect: labels and storage on OpenAI's side.
-    user: str | None = None
-    metadata: dict[str, str] | None = None
-    store: bool | None = None
-    safety_identifier: str | None = None
-    prompt_cache_key: str | None = None
+    use_beam_search: bool | None = None
+    length_penalty: float | None = None
+    early_stopping: bool | None = None
+    prompt_logprobs: int | None = None
+    return_token_ids: bool | None = None
+    return_tokens_as_token_ids: bool | None = None
+
+    def values(self) -> Mapping[str, Any]:
+        """Returns every field's value by its name, those of the table included."""
+        return msgspec.structs.asdict(self)
 
 
-class CompletionRequest(Common, frozen=True, kw_only=True):
-    """The body of /v1/completions."""
+class Completion(Common, frozen=True, kw_only=True):
+    """Fields of /v1/completions that code reads."""
 
     prompt: str | list[str | int | list[int]]
     logprobs: int | None = None
-    best_of: int | None = None
+    echo: bool | None = None
 
 
-class ImageUrl(msgspec.Struct, forbid_unknown_fields=True, frozen=True):
-    """The URL of an image."""
-
-    url: str
-    detail: str | None = None
-
-
-class TextPart(msgspec.Struct, tag_field="type", tag="text", forbid_unknown_fields=True, frozen=True):
-    """A text part of a message."""
-
-    text: str
-
-
-class ImagePart(msgspec.Struct, tag_field="type", tag="image_url", forbid_unknown_fields=True, frozen=True):
-    """An image part of a message."""
-
-    image_url: ImageUrl
-
-
-Part: TypeAlias = TextPart | ImagePart
-
-
-class FunctionCall(msgspec.Struct, forbid_unknown_fields=True, frozen=True):
-    """The called function, with its arguments as JSON text."""
-
-    name: str
-    arguments: str
-
-
-class AssistantToolCall(msgspec.Struct, forbid_unknown_fields=True, frozen=True):
-    """A tool call that an assistant made."""
-
-    id: str
-    function: FunctionCall
-    type: Literal["function"] = "function"
-
-
-class Function(msgspec.Struct, forbid_unknown_fields=True, frozen=True):
-    """A function that may be called."""
-
-    name: str
-    description: str | None = None
-    parameters: dict[str, Any] | None = None
-    strict: bool | None = None
-
-
-class FunctionTool(msgspec.Struct, forbid_unknown_fields=True, frozen=True):
-    """A tool; functions are the only kind."""
-
-    type: Literal["function"]
-    function: Function
-
-
-class ChosenFunction(msgspec.Struct, forbid_unknown_fields=True, frozen=True):
-    """The name of a function."""
-
-    name: str
-
-
-class ChosenTool(msgspec.Struct, forbid_unknown_fields=True, frozen=True):
-    """The tool that must be called."""
-
-    type: Literal["function"]
-    function: ChosenFunction
-
-
-class Message(msgspec.Struct, forbid_unknown_fields=True, frozen=True):
-    """A message of the conversation. The fields that are always null occur in our own answers, which clients send
-    back."""
-
-    role: Literal["system", "developer", "user", "assistant", "tool"]
-    content: str | list[Part] | None = None
-    refusal: None = None
-    tool_calls: list[AssistantToolCall] | None = None
-    tool_call_id: str | None = None
-    name: str | None = None
-    reasoning_content: str | None = None  # not OpenAI's; a common extension of servers for reasoning models
-    function_call: None = None
-    audio: None = None
-    annotations: None = None
-
-
-class ChatRequest(Common, frozen=True, kw_only=True):
-    """The body of /v1/chat/completions."""
+class Chat(Common, frozen=True, kw_only=True):
+    """Fields of /v1/chat/completions that code reads."""
 
     messages: list[Message]
-    max_completion_tokens: int | None = None
     logprobs: bool | None = None
     top_logprobs: int | None = None
     tools: list[FunctionTool] | None = None
     tool_choice: Literal["none", "auto", "required"] | ChosenTool | None = None
     parallel_tool_calls: bool | None = None
+    reasoning_effort: str | None = None
     chat_template_kwargs: dict[str, Any] | None = None  # an extension, as in vLLM
+
+
+def rows_of(route: str) -> tuple[Row, ...]:
+    """Returns the rows of the fields that a route takes."""
+    return tuple(row for row in ROWS if route in row.routes)
+
+
+def _with_rows(base: type[_T], route: str) -> type[_T]:
+    """Returns `base` with the fields of the table in addition to its own."""
+    fields = [(row.name, cast(Any, row.kind) | None, None) for row in rows_of(route) if not isinstance(row, Own)]
+    name, space = f"{base.__name__}Request", {"__doc__": f"The body of /v1/{_PATHS[route]}."}
+    bases = (cast(type[msgspec.Struct], base),)
+    made = msgspec.defstruct(name, fields, bases=bases, namespace=space, frozen=True, kw_only=True)
+    return cast(type[_T], made)
+
+
+ChatRequest = _with_rows(Chat, CHAT)
+CompletionRequest = _with_rows(Completion, COMPLETION)
 
 
 def decode(body: bytes, kind: type[_T]) -> _T:
@@ -180,14 +84,6 @@ def decode(body: bytes, kind: type[_T]) -> _T:
         raise bad_request("", "the body is not valid JSON in UTF-8") from None
     except RecursionError:
         raise bad_request("", "the body's JSON is nested too deeply") from None
-
-
-def encode(field: str, value: dict[str, Any]) -> str:
-    """Returns the JSON of a value in `field` of the request. Raises EdgeError if it is nested too deeply."""
-    try:
-        return msgspec.json.encode(value).decode()
-    except RecursionError:
-        raise bad_request(field, "is nested too deeply") from None
 
 
 def _unknown(text: str) -> str:

@@ -1,6 +1,6 @@
-"""The engine stage of the ring: takes Prompt, gives Tokens or Failed; one step per turn; reports its load.
+"""The engine stage of the ring: takes Prompt and Inputs, gives Tokens, Result or Failed; one step per turn.
 
-This is the place where ring messages become engine requests and engine results become messages.
+Reports its load. This is the place where ring messages become engine requests and engine results become messages.
 """
 
 import dataclasses
@@ -9,38 +9,39 @@ from collections import Counter
 from collections.abc import Callable
 
 from sluice_server.engine.engine import Engine
-from sluice_server.engine.errors import PROCESSOR_FAILED, Code, ServiceError
+from sluice_server.engine.errors import ServiceError
 from sluice_server.engine.executor.computing import UNKNOWN, Computing
-from sluice_server.engine.kv_cache.prefix import root
-from sluice_server.engine.request import EngineRequest
 from sluice_server.engine.scheduler.events import RequestTimes, Sampled
 from sluice_server.services.engine.answers import load_of, logprobs_of, scores_of
+from sluice_server.services.engine.cache_reports import CacheReports
 from sluice_server.services.engine.changes import carry_out
+from sluice_server.services.engine.failures import told_to_client
+from sluice_server.services.engine.requests import request_of
 from sluice_server.services.engine.trace import EngineTrace, RequestEnd, TracedRequest, by_position
-from sluice_server.services.faults import fault, plugin_fault
+from sluice_server.services.engine.vectors import VectorRequests
 from sluice_server.services.messages.details import Admitted, Timings
 from sluice_server.services.messages.messages import (
     Append,
+    CacheQuery,
     Cancel,
     Change,
     CloseInput,
+    Envelope,
     Failed,
     Grant,
+    Inputs,
     Message,
     OpenSerials,
     Preempted,
     Prompt,
     Report,
     Result,
-    Role,
     Tokens,
     Update,
     failed,
 )
-from sluice_server.services.messages.work import unpack_ids
 from sluice_server.services.ring.leases import Leases
 from sluice_server.services.telemetry import names
-from sluice_server.services.telemetry.logs import about
 from sluice_server.services.telemetry.phases import Record, Value
 
 REPORT_INTERVAL_S = 0.25
@@ -86,8 +87,10 @@ class EngineStage:
         self._emit = emit
         self._trace = EngineTrace(record)
         self._open: dict[str, _Open] = {}
+        self._vectors = VectorRequests(engine, place.leases, place.clock, emit, self._count)
         self._served_token = False
         self._reported_at = 0.0
+        self._cache = CacheReports(engine, place.id, place.epoch, emit)
 
     @property
     def progress(self) -> int:
@@ -97,34 +100,40 @@ class EngineStage:
     @property
     def num_open(self) -> int:
         """The number of requests with state in this process."""
-        return len(self._open)
+        return len(self._open) + len(self._vectors)
 
     def is_open(self, request_id: str) -> bool:
         """Returns True if the engine is working on the request."""
         return request_id in self._open
 
     def handle(self, message: Message) -> None:
-        """Handles Prompt, Cancel, OpenSerials and changes; forwards Cancel, OpenSerials, Failed and Result.
+        """Handles Prompt, Inputs, Cancel, OpenSerials, CacheQuery and changes; forwards Cancel, OpenSerials, Failed and
+        Result.
 
         Raises TypeError for any other message.
         """
         match message:
             case Prompt():
+                self._cache.know(message.envelope)
                 self._add(message)
+            case Inputs():
+                self._cache.know(message.envelope)
+                self._vectors.add(message)
             case Grant() | Append() | Update() | CloseInput():
                 self._change(message)
             case Cancel():
                 opened = self._open.get(message.envelope.request_id)
                 if opened is not None and message.envelope.attempt >= opened.prompt.envelope.attempt:
                     self._cancel(message)
+                self._vectors.cancel(message)
                 self._emit(message)
             case OpenSerials():
-                for request_id, opened in list(self._open.items()):
-                    if message.has_ended(opened.prompt.envelope):
-                        self._drop(request_id)
+                self._drop_ended(message.has_ended)
                 self._emit(message)
             case Failed() | Result():
                 self._emit(message)
+            case CacheQuery():
+                self._cache.start_again()
             case _:
                 raise TypeError(f"an engine takes no {type(message).__name__}")
 
@@ -134,6 +143,7 @@ class EngineStage:
         Paused requests need steps too, because a deadline may pass.
         """
         again = self._step() if self._open or self.engine.has_work else self.engine.idle()
+        self._cache.report()
         self._report()
         return again
 
@@ -145,7 +155,7 @@ class EngineStage:
             self._trace.step(start, self._place.clock(), inside, sum(len(one.token_ids) for one in events.sampled))
         for sampled in events.sampled:
             self._emit(self._tokens(sampled))
-        for request_id, error in events.failed:
+        for request_id, error in self._vectors.take(events):
             self._fail(request_id, error)
         for request_id in events.preempted:
             if request_id in self._open:
@@ -154,9 +164,13 @@ class EngineStage:
 
     def reap(self) -> None:
         """Drops requests whose gateway is gone."""
+        self._drop_ended(self._place.leases.is_over)
+
+    def _drop_ended(self, has_ended: Callable[[Envelope], bool]) -> None:
         for request_id, opened in list(self._open.items()):
-            if self._place.leases.is_over(opened.prompt.envelope):
+            if has_ended(opened.prompt.envelope):
                 self._drop(request_id)
+        self._vectors.drop(has_ended)
 
     def _cancel(self, message: Cancel) -> None:
         """Drops the whole request silently, or cancels one output, which then ends by an engine event."""
@@ -196,25 +210,9 @@ class EngineStage:
                 self._count("stale")
                 return
             self._drop(envelope.request_id)  # only one attempt may send tokens
-        now, scheduling = self._place.clock(), prompt.scheduling
+        now = self._place.clock()
         traced = self._trace.begin(envelope, now)
-        request = EngineRequest(
-            request_id=envelope.request_id,
-            prompt_ids=tuple(unpack_ids(prompt.ids)),
-            params=prompt.params,
-            priority=scheduling.priority,
-            ttft_target_s=float("inf") if scheduling.ttft_target_s is None else scheduling.ttft_target_s,
-            bypasses_cache=scheduling.bypasses_cache,
-            tenant=envelope.tenant,
-            arrival_s=now,
-            deadline_s=float("inf") if envelope.time_left_s is None else now + envelope.time_left_s,
-            credit=scheduling.credit,
-            is_open=scheduling.is_open,
-            cache_salt=root(self.engine.identity, envelope.adapter.encode(), envelope.tenant.encode()),
-            max_draft_tokens=scheduling.max_draft_tokens,
-            timeline=None if traced is None else traced.timeline,
-            resume_ids=tuple(None if ids is None else tuple(unpack_ids(ids)) for ids in prompt.resume),
-        )
+        request = request_of(prompt, now, self.engine.identity, None if traced is None else traced.timeline)
         try:
             self.engine.add(request)
         except ServiceError as error:
@@ -272,11 +270,7 @@ class EngineStage:
 
     def _fail(self, request_id: str, error: ServiceError) -> None:
         opened = self._open.pop(request_id)
-        if error.reason == PROCESSOR_FAILED:
-            error = plugin_fault(Role.ENGINE, about(opened.prompt.envelope), error)
-        elif error.code is Code.INTERNAL:
-            told = about(opened.prompt.envelope)
-            error = fault(Role.ENGINE, told, "failed while computing this request", error.__cause__)
+        error = told_to_client(opened.prompt.envelope, error)
         self._count("failed", error.reason)
         self._trace.end(opened.traced, RequestEnd(self._place.clock(), error.reason))
         self._emit(failed(opened.prompt.envelope, error))

@@ -62,8 +62,8 @@ class EngineTrace:
             return
         attempt = traced.envelope.attempt
         for phase in phases_of(traced.arrival_s, traced.timeline, traced.steps, end):
-            told = phase._replace(attributes={**phase.attributes, names.ATTEMPT: attempt}) if attempt else phase
-            self._record(traced.envelope, told)
+            numbered = phase._replace(attributes={**phase.attributes, names.ATTEMPT: attempt}) if attempt else phase
+            self._record(traced.envelope, numbered)
 
     def wants_step(self, start_s: float) -> bool:
         """Returns True if the step that began at `start_s` is to be sampled."""
@@ -92,15 +92,15 @@ def phases_of(arrival_s: float, timeline: RequestTimeline, steps: Sequence[Phase
     ]
     begun = [(name, at_s) for name, at_s in bounds if at_s is not None]
     ends = [*(at_s for _, at_s in begun[1:]), end.at_s]
-    told = [_happening(mark) for mark in timeline.timeline_events if mark.kind in _EVENTS]
-    happenings = sorted([*told, *steps], key=lambda one: one.at_s) if steps else told
+    marked = [_span_event(mark) for mark in timeline.timeline_events if mark.kind in _EVENTS]
+    span_events = sorted([*marked, *steps], key=lambda one: one.at_s) if steps else marked
     made: list[Phase] = []
     for (name, start_s), end_s in zip(begun, ends, strict=True):
         is_last = len(made) == len(begun) - 1
         # A chunk ends with the step whose sample is the first token: it belongs to the prefill.
         inside = tuple(
             one
-            for one in happenings
+            for one in span_events
             if (start_s < one.at_s or name == names.SPAN_QUEUE) and (one.at_s <= end_s or is_last)
         )
         attributes = _attributes(name, timeline, end) if is_last else _attributes(name, timeline, None)
@@ -123,7 +123,7 @@ def _attributes(name: str, timeline: RequestTimeline, end: RequestEnd | None) ->
     return found
 
 
-def _happening(mark: TimelineEvent) -> PhaseEvent:
+def _span_event(mark: TimelineEvent) -> PhaseEvent:
     attributes: dict[str, Value] = {names.NUM_TOKENS: mark.num_tokens}
     if mark.output_index:
         attributes[names.OUTPUT] = mark.output_index

@@ -9,14 +9,14 @@ import contextlib
 import functools
 import time
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 from grpc_health.v1 import health, health_pb2
 
-from sluice_server.services.gateway.access.identity import AccessPolicy, read_access
+from sluice_server.services.gateway.access.identity import AccessPolicy, access_of, read_access
 from sluice_server.services.gateway.access.quota import Quotas, TenantLimits
 from sluice_server.services.gateway.access.rate import Rate
+from sluice_server.services.gateway.cache_events import CacheEvents
 from sluice_server.services.gateway.calls import server
 from sluice_server.services.gateway.calls.control import Control
 from sluice_server.services.gateway.calls.converse import Converse
@@ -30,10 +30,15 @@ from sluice_server.services.gateway.contract.errors import draining
 from sluice_server.services.gateway.generation.detached import DetachedSessions
 from sluice_server.services.gateway.generation.service import GenerationService
 from sluice_server.services.gateway.oip.service import OpenInference
+from sluice_server.services.gateway.oip.statistics import GenerationCounts
 from sluice_server.services.gateway.recovery.watch import ReadModel, RingWatch, WatchInputs
 from sluice_server.services.gateway.requests.manager import RequestManager
 from sluice_server.services.gateway.settings import GatewaySettings
+from sluice_server.services.gateway.vllm.listening import listener as vllm_listener
+from sluice_server.services.gateway.vllm.service import SERVICE as VLLM
+from sluice_server.services.gateway.vllm.service import VllmEngine
 from sluice_server.services.messages.messages import (
+    CacheChanges,
     Failed,
     Grant,
     Message,
@@ -68,13 +73,14 @@ class Gateway:
         `ServiceError` for an access file that cannot be used."""
         self._settings = settings
         self._clock = clock
-        access = _access(settings.access_file)
-        observer = observer or Unobserved()
+        self._access = access = _access(settings)
+        observer = self._counts = GenerationCounts(observer or Unobserved(), clock)
         self._guard = Guard(access, clock, observer, settings.peer_secret)
         self.manager = RequestManager(settings, emit, observer, clock, _quotas(access, settings.num_gateways))
         self._detached = DetachedSessions(self.manager, _call_later, settings.max_open_requests)
         self._peers = PeerGateways(settings.gateway_id, settings.peers, settings.peer_secret)
-        self._control = Control(self.manager, self.drain)
+        self._cache_events = CacheEvents(settings.gateway_id, emit, clock)
+        self._control = Control(self.manager, self.drain, self._cache_events)
         self._nudge = asyncio.Event()  # set when a change is to be published at once
         inputs = WatchInputs(lambda: self._control.loads.step_s, lost_frames, read_model, self._nudge.set)
         self._watch = RingWatch(self.manager, settings, emit, clock, inputs)
@@ -82,18 +88,20 @@ class Gateway:
         self._handlers: dict[type, Callable[[Any], None]] = {
             Grant: self.manager.take_back,
             Probe: self._watch.returned,
-            Report: self._control.loads.report,
+            Report: self._reported,
+            CacheChanges: self._cache_events.handle,
             Mismatch: self._watch.mismatched,
         }
         self._health = health.aio.HealthServicer()
         most = max(MOST_RESETS, 2 * settings.max_open_requests), settings.max_connections_per_address
         self._floods = floods(*most, clock, lambda: self.manager.observer.count("connection_cut"))
         self._spare = MallocTrim(clock)
-        self._listener: PortListener | None = None
+        self._listeners: list[PortListener] = []
         self._pulse: asyncio.Task[None] | None = None
         self._was_serving: bool | None = None
         self._has_said_so = False
         self._port = 0
+        self.vllm_port = 0  # of `vllm_listen`
         self.on_serving: Callable[[int], None] = lambda port: None  # on admitting requests, also after a loss
 
     @property
@@ -106,21 +114,24 @@ class Gateway:
         service, observer = GenerationService(self.manager, self._detached), self.manager.observer
         inference = Inference(service, self._peers, observer)
         converse = Converse(service, observer, lambda: Rate(self._settings.max_stream_frames_per_s, self._clock))
-        adapter = OpenInference(service, self.manager)
+        adapter = OpenInference(service, self.manager, self._counts)
         handlers = server.Handlers(inference, converse, self._control, adapter, observer)
         given_up = self._floods.given_up
-        build = functools.partial(server.build, self._settings, self._guard, handlers, self._health, given_up)
-        self._listener = PortListener(self._settings, build)
+        services = handlers.services()
+        build = functools.partial(server.build, self._settings, self._guard, services, self._health, given_up)
+        self._listeners = [PortListener(self._settings, build)]
+        if self._settings.vllm_listen:
+            self._listeners.append(self._vllm_listener(service))
         await self._publish()
-        self._port = await self._listener.start()
+        self._port, *others = [await listener.start() for listener in self._listeners]
+        self.vllm_port = others[0] if others else 0
         self._pulse = asyncio.create_task(self._beat(), name="gateway pulse")
         return self._port
 
     async def stop(self, grace_s: float) -> None:
         """Refuses new requests, waits up to `grace_s` for the running ones, then shuts down."""
         await self.drain(grace_s)
-        if self._listener is not None:
-            await self._listener.stop(FLUSH_S)
+        await asyncio.gather(*[listener.stop(FLUSH_S) for listener in self._listeners])
         await self._peers.close()
         if self._pulse is not None:
             self._pulse.cancel()
@@ -134,6 +145,15 @@ class Gateway:
         await self._publish()
         await self._emptied(grace_s)
         self.manager.fail_all(draining())
+
+    def _reported(self, report: Report) -> None:
+        self._control.loads.report(report)
+        self._cache_events.take_report(report)
+
+    def _vllm_listener(self, service: GenerationService) -> PortListener:
+        engine = VllmEngine(service, self.manager, self._control.loads, self._control.artifacts)
+        observer = self.manager.observer
+        return vllm_listener(self._settings, self._access, self._clock, engine, self._health, observer)
 
     def handle(self, message: Message) -> None:
         """Handles a message from the ring, without waiting. Raises TypeError for a type that gateways do not take."""
@@ -172,8 +192,9 @@ class Gateway:
             await self._publish()
             self._floods.beat(self._port)
             self._spare.beat()
-            if self._listener is not None and await self._listener.look_after():
-                self.manager.observer.count("listener_replaced")
+            for listener in self._listeners:
+                if await listener.look_after():
+                    self.manager.observer.count("listener_replaced")
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(interval_s):
                     await self._nudge.wait()
@@ -188,10 +209,10 @@ class Gateway:
         self._was_serving = serving
         status = health_pb2.HealthCheckResponse
         now = status.SERVING if serving else status.NOT_SERVING
-        for name in ("", server.INFERENCE.full_name):
-            await self._health.set(name, now)
         alive = status.NOT_SERVING if self.manager.is_draining else status.SERVING
-        await self._health.set(server.CONTROL.full_name, alive)
+        of_vllm = (VLLM.full_name,) if self._settings.vllm_listen else ()
+        for name in ("", *server.LISTED, *of_vllm):
+            await self._health.set(name, alive if name in server.WHILE_NOT_SERVING else now)
 
     async def _emptied(self, grace_s: float) -> None:
         empty = asyncio.Event()
@@ -208,8 +229,12 @@ def _call_later(delay_s: float, callback: Callable[[], None]) -> asyncio.TimerHa
     return asyncio.get_running_loop().call_later(delay_s, callback)
 
 
-def _access(path: Path | None) -> WatchedFile[AccessPolicy] | None:
-    return WatchedFile((path,), lambda: read_access(path)) if path is not None else None
+def _access(settings: GatewaySettings) -> WatchedFile[AccessPolicy] | None:
+    path = settings.access_file
+    if path is not None:
+        return WatchedFile((path,), lambda: read_access(path))
+    keys = settings.api_keys
+    return WatchedFile((), lambda: access_of(keys)) if keys else None
 
 
 def _quotas(access: WatchedFile[AccessPolicy] | None, num_gateways: int) -> Quotas:

@@ -4,7 +4,9 @@ from pathlib import Path
 
 from sluice_server.engine.models.config import ModelConfig
 from sluice_server.engine.request import Limits
+from sluice_server.services.checkpoint.pooling_files import read_instruction, read_pooling
 from sluice_server.services.gateway.settings import ModelInfo
+from sluice_server.services.gateway.tokenizer_files import TokenizerFiles
 from sluice_server.services.text_bound import longest_token
 
 
@@ -19,4 +21,10 @@ def model_info(name: str, revision: str, label: str, directory: Path, model: Mod
         architecture=model.architecture,
         label=label,
         longest_token=longest_token(directory / "tokenizer.json"),
+        vectors=read_pooling(directory),
+        vector_width=model.hidden_size,
+        generates=model.generates,
+        tokenizer=TokenizerFiles.of(directory),
+        labels=model.labels,
+        instruction=read_instruction(directory),
     )

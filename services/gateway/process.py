@@ -1,11 +1,10 @@
 """The gateway process: builds the settings from the configuration and runs the server until it is drained."""
 
 import asyncio
+import dataclasses
 import logging
-import os
 import resource
 import signal
-from importlib import metadata
 from pathlib import Path
 
 from sluice_server.engine.errors import ServiceError, stage_lost
@@ -16,24 +15,24 @@ from sluice_server.engine.request import Limits
 from sluice_server.services.checkpoint.digests import remembered
 from sluice_server.services.checkpoint.model_source import CheckpointFiles
 from sluice_server.services.checkpoint.revisions import fits
-from sluice_server.services.config import ServiceConfig, parse_peers
+from sluice_server.services.config import ServiceConfig, check_keys, parse_peers
 from sluice_server.services.gateway.access.tls_files import files_of
-from sluice_server.services.gateway.calls.peers import SOCKET_SUFFIX
 from sluice_server.services.gateway.connections.memory import share_one_heap
 from sluice_server.services.gateway.gateway import Gateway
 from sluice_server.services.gateway.model import model_info
 from sluice_server.services.gateway.settings import GatewaySettings, ModelInfo
 from sluice_server.services.messages.messages import KeepTrace, Role
-from sluice_server.services.process.listening import bound
+from sluice_server.services.process.listening import SOCKET_SUFFIX, bound
 from sluice_server.services.process.process import Process
+from sluice_server.services.process.supervised import say_ready
 from sluice_server.services.telemetry import catalogue
 from sluice_server.services.telemetry.metrics import MetricSample
 from sluice_server.services.telemetry.observer import GatewayObserver
 from sluice_server.services.telemetry.request_log import RequestLog
+from sluice_server.version import VERSION
 
 logger = logging.getLogger(__name__)
 
-READY_FD = "SLUICE_READY_FD"  # file number of an inherited pipe; gets a line whenever requests are admitted again
 IPC = "ipc://"
 OTHER_FILES = 256  # reserved for the ring, logs and files that are read again
 
@@ -52,7 +51,7 @@ async def run(process: Process) -> int:
         lost_frames=lambda: ring.inbox.counts["lost"],
         read_model=lambda revision: read_model(process, revision),
     )
-    gateway.on_serving = lambda port: say_ready(
+    gateway.on_serving = lambda port: say_serving(
         ring.process_id, bound(config.listen, port), gateway.manager.settings.model.revision
     )
     loop = asyncio.get_running_loop()
@@ -85,17 +84,18 @@ def figures(gateway: Gateway) -> list[MetricSample]:
     ]
 
 
-def say_ready(process_id: str, address: str, revision: str) -> None:
+def say_serving(process_id: str, address: str, revision: str) -> None:
     """Reports to the log, and to the supervisor if there is one, that requests of a revision are admitted."""
     logger.info("serving revision %s on %s", revision, address)
-    if READY_FD in os.environ:
-        os.write(int(os.environ[READY_FD]), f"ready {process_id} {address} {revision}\n".encode())
+    say_ready(process_id, f"{address} {revision}")
 
 
-def model_of(process: Process, directory: Path, model: ModelConfig, revision: str) -> ModelInfo:
-    """Returns the `ModelInfo` of the model whose files are in `directory`."""
+def model_of(process: Process, contents: CheckpointFiles, model: ModelConfig, revision: str) -> ModelInfo:
+    """Returns the `ModelInfo` of the model whose files are `contents`."""
     name = process.config.served_model_name or process.source.name
-    return model_info(name, revision, process.source.label, directory, model, limits_for(process, model))
+    limits = limits_for(process, model)
+    found = model_info(name, revision, process.source.label, contents.directory, model, limits)
+    return dataclasses.replace(found, created_s=contents.written_s)
 
 
 def limits_for(process: Process, model: ModelConfig) -> Limits:
@@ -108,7 +108,7 @@ def read_model(process: Process, revision: str) -> tuple[ModelInfo, Limits] | No
     try:
         contents = CheckpointFiles(process.source, remembered())
         model = read_served(contents.directory, process.plugins.models)
-        found = model_of(process, contents.directory, model, revision)
+        found = model_of(process, contents, model, revision)
         contents.check()
     except ServiceError as error:  # the files are being replaced
         logger.warning("%s", error.message)
@@ -121,15 +121,20 @@ def read_model(process: Process, revision: str) -> tuple[ModelInfo, Limits] | No
 def settings_of(process: Process) -> GatewaySettings:
     """Builds the gateway's settings from the configuration and the model."""
     config = process.config
+    check_keys(config)
     max_connections = most_connections(resource.getrlimit(resource.RLIMIT_NOFILE)[0])
     return GatewaySettings(
         gateway_id=process.ring.process_id,
-        model=model_of(process, process.contents.directory, process.model, ""),
+        model=model_of(process, process.contents, process.model, ""),
         limits=process.limits,
         listen=config.listen,
         tls=files_of(config.tls_cert, config.tls_key, config.tls_client_ca),
         insecure=config.insecure,
+        vllm_listen=config.vllm_listen,
+        vllm_tenant=config.vllm_tenant,
+        kv_events=process.engine_config.kv_events,
         access_file=Path(config.access_file) if config.access_file else None,
+        api_keys=config.api_key,
         num_gateways=config.gateways,
         peers={name: f"unix:{path}" for name, path in _peer_sockets(config).items()},
         peer_socket=_peer_sockets(config).get(process.ring.process_id, ""),
@@ -138,7 +143,8 @@ def settings_of(process: Process) -> GatewaySettings:
         epoch=process.ring.epoch,
         stages=stages_of(config),
         recovery_timeout_s=config.recovery_timeout_s,
-        version=metadata.version("sluice"),
+        version=VERSION,
+        trust_chat_content=config.trust_chat_content,
         max_open_requests=config.max_open_requests,
         max_concurrent_streams=max(2048, 2 * config.max_open_requests),  # admission refuses, streams do not queue
         max_connections=max_connections,
@@ -157,13 +163,13 @@ def most_connections(max_files: int) -> int:
 
 
 def _peer_sockets(config: ServiceConfig) -> dict[str, str]:
-    """Returns the Unix sockets on which gateways of one host reach each other. They lie beside the inboxes, in a
-    private directory."""
+    """Returns the Unix sockets on which gateways of one host reach each other, and edges reach them. They lie beside
+    the inboxes, in a private directory."""
     peers = parse_peers(Role.GATEWAY, config.gateway_peers)
     return {
         name: address.removeprefix(IPC) + SOCKET_SUFFIX
         for name, address in peers.items()
-        if address.startswith(IPC) and config.peer_secret
+        if address.startswith(IPC) and (config.peer_secret or config.http)
     }
 
 

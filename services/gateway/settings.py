@@ -4,9 +4,12 @@ import dataclasses
 from collections.abc import Mapping
 from pathlib import Path
 
+from sluice_server.engine.models.labels import LabelsConfig
 from sluice_server.engine.request import Limits, SamplingParams
+from sluice_server.services.checkpoint.pooling_files import PoolingFiles
 from sluice_server.services.config import DEFAULTS
 from sluice_server.services.gateway.access.tls_files import TlsFiles
+from sluice_server.services.gateway.tokenizer_files import NO_FILES, TokenizerFiles
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -22,6 +25,13 @@ class ModelInfo:
         architecture: name of the architecture, for display.
         label: the operator's name of the revision. Requests may use it in place of `revision`, except to continue one.
         longest_token: bytes of text that one token stands for at most; 0 if unknown.
+        created_s: when the newest of its configuration files was written, in seconds since 1970; 0 if unknown.
+        vectors: how Embed pools where a request does not say it.
+        vector_width: components of a vector.
+        generates: whether it generates text; else it is for vectors or classes only.
+        tokenizer: the files that its tokenizer is read from.
+        labels: of its classification head; None without one.
+        instruction: the first turn of what a model reads that answers with a word; "" for none.
     """
 
     id: str
@@ -32,6 +42,13 @@ class ModelInfo:
     architecture: str = ""
     label: str = ""
     longest_token: int = 0
+    created_s: int = 0
+    vectors: PoolingFiles = dataclasses.field(default_factory=PoolingFiles)
+    vector_width: int = 0
+    generates: bool = True
+    tokenizer: TokenizerFiles = NO_FILES
+    labels: LabelsConfig | None = None
+    instruction: str = ""
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -42,14 +59,19 @@ class GatewaySettings:
         gateway_id: key of the peer table; the `origin` of every request.
         listen: host:port or unix:/path; port 0 takes a free one.
         tls: files of the certificate; None is plaintext, which is allowed on this host only, unless `insecure`.
+        vllm_listen: where `vllm.grpc.engine` is served, whose callers bring no key; "" is nowhere.
+        vllm_tenant: the tenant of all its callers, unless their certificates name others.
+        kv_events: whether engines report what their prefix caches hold.
         access_file: file of tenants, keys and quotas; None admits every caller as one tenant.
+        api_keys: keys of the one tenant where there is no access file, or their digests; () admits every caller.
         num_gateways: gateways that share the quotas.
         peers: gRPC targets of all gateways by id, for calls about generations that another gateway owns.
-        peer_socket: path of the Unix socket on which other gateways reach this one; "" for none.
+        peer_socket: path of the Unix socket on which other gateways and edges reach this one; "" for none.
         peer_secret: proves that a call was forwarded by another gateway; "" accepts no forwarded calls.
         epoch: number of this boot of the gateway, in the envelope of every request.
         stages: ids of the tokenizers, engines and detokenizers, each sorted.
         recovery_timeout_s: how long open requests wait for a lost process to come back.
+        trust_chat_content: content of chats may write control tokens, for all tenants.
         max_open_requests, max_reserved_tokens: admission limits; tokens are the estimated prompt plus max_tokens.
         probe_timeout_s: silence after which the ring counts as lost; ten engine steps if that is longer.
         stall_timeout_s: a reader that takes nothing for so long, while deltas wait for it, is broken off.
@@ -67,7 +89,11 @@ class GatewaySettings:
     listen: str = DEFAULTS.listen
     tls: TlsFiles | None = None
     insecure: bool = DEFAULTS.insecure
+    vllm_listen: str = DEFAULTS.vllm_listen
+    vllm_tenant: str = DEFAULTS.vllm_tenant
+    kv_events: bool = False
     access_file: Path | None = None
+    api_keys: tuple[str, ...] = ()
     num_gateways: int = DEFAULTS.gateways
     peers: Mapping[str, str] = dataclasses.field(default_factory=dict)
     peer_socket: str = ""
@@ -76,10 +102,12 @@ class GatewaySettings:
     stages: tuple[tuple[str, ...], ...] = ((), (), ())
     recovery_timeout_s: float = DEFAULTS.recovery_timeout_s
     version: str = "0.1.0"
+    trust_chat_content: bool = DEFAULTS.trust_chat_content
     max_open_requests: int = DEFAULTS.max_open_requests
     max_reserved_tokens: int = 1 << 22
     max_chat_messages: int = 4096
     max_token_ids: int = 1 << 18
+    max_embed_inputs: int = 2048
     probe_interval_s: float = DEFAULTS.probe_interval_s
     probe_timeout_s: float = DEFAULTS.probe_timeout_s
     stall_timeout_s: float = 10.0

@@ -84,6 +84,24 @@ class Scored(msgspec.Struct, frozen=True, gc=False, tag=True, forbid_unknown_fie
     tokens: tuple[TokenRecord, ...]
 
 
+class Embedded(msgspec.Struct, frozen=True, gc=False, tag=True, forbid_unknown_fields=True):
+    """The answer to `Embed`: for each input its vector, encoded as asked for, and its number of tokens."""
+
+    vectors: tuple[bytes, ...]
+    num_tokens: tuple[int, ...]
+    num_cached: int  # tokens of all inputs whose keys and values were in the prefix cache
+    timings: Timings
+
+
+class CachedBlock(msgspec.Struct, frozen=True, gc=False, array_like=True, forbid_unknown_fields=True):
+    """A full block of an engine's prefix cache."""
+
+    name: bytes
+    parent: bytes  # name of the block before it; b"" for the first of a prompt
+    tenant: str  # whose requests may use it
+    ids: bytes  # its tokens (int32)
+
+
 class Load(msgspec.Struct, frozen=True, gc=False, array_like=True, forbid_unknown_fields=True):
     """An engine's load."""
 

@@ -1,11 +1,12 @@
 """Defines the messages of the ring: msgspec tagged structs, checked against their schema on arrival.
 
-Forward, each to the next stage: Submit → Prompt → Tokens → Text. Behind their request on the same route: Cancel, the
-client's changes to a running request (Grant, Append, Update, CloseInput), and KeepTrace. To the gateway only:
+Forward, each to the next stage: Submit → Prompt → Tokens → Text; for vectors Submit → Inputs → Result. Behind their
+request on the same route: Cancel, the client's changes to a running request (Grant, Append, Update, CloseInput), and
+KeepTrace. To the gateway only:
 Preempted, and the detokenizer's Grant, which returns credit. To all: Failed (a request's end, from any stage), Result
-(an answer that later stages forward unchanged), Probe, Report, OpenSerials, Mismatch. `services.ring.frames` sends
-them, without pickle and extension types. Every change in this file requires another SCHEMA_VERSION: a process rejects
-frames of another version by name.
+(an answer that later stages forward unchanged), Probe, Report, CacheChanges, OpenSerials, Mismatch. To all engines:
+CacheQuery. `services.ring.frames` sends them, without pickle and extension types. Every change in this file requires
+another SCHEMA_VERSION: a process rejects frames of another version by name.
 
 All structs are `gc=False`: none can be part of a cycle, and without tracking decoding takes half the time.
 """
@@ -20,7 +21,9 @@ from sluice_server.engine.executor.computing import UNKNOWN, Computing
 from sluice_server.engine.request import FinishReason, SamplingParams
 from sluice_server.services.messages.details import (
     Admitted,
+    CachedBlock,
     Detokenized,
+    Embedded,
     Load,
     PromptScores,
     Scored,
@@ -29,9 +32,19 @@ from sluice_server.services.messages.details import (
     TokenLogprobs,
     TokenRecord,
 )
-from sluice_server.services.messages.work import Scheduling, Stops, TextOptions, TextPrompt, TokenPrompt, ToolCall, Work
+from sluice_server.services.messages.work import (
+    Scheduling,
+    Stops,
+    TextOptions,
+    TextPrompt,
+    TokenPrompt,
+    ToolCall,
+    ToolCallPart,
+    VectorOptions,
+    Work,
+)
 
-SCHEMA_VERSION = 2  # version 1 had frames without a header
+SCHEMA_VERSION = 4  # version 1 had frames without a header
 
 
 class Role(enum.StrEnum):
@@ -85,6 +98,17 @@ class Prompt(msgspec.Struct, frozen=True, gc=False, tag=True, forbid_unknown_fie
     resume: Resume = ()
 
 
+class Inputs(msgspec.Struct, frozen=True, gc=False, tag=True, forbid_unknown_fields=True):
+    """Tokenizer → engine: inputs as token ids (little-endian int32), each of which becomes a vector."""
+
+    envelope: Envelope
+    ids: tuple[bytes, ...]
+    options: VectorOptions
+    scheduling: Scheduling
+    tokenize_s: float  # from arrival at the tokenizer to this message
+    field: str = "inputs"  # their name in errors
+
+
 class Tokens(msgspec.Struct, frozen=True, gc=False, tag=True, forbid_unknown_fields=True, omit_defaults=True):
     """Engine → detokenizer: tokens of one output, contiguous from `first_index`."""
 
@@ -116,6 +140,7 @@ class Text(msgspec.Struct, frozen=True, gc=False, tag=True, forbid_unknown_field
     reasoning: str = ""
     num_reasoning: int = 0  # how many of the tokens are reasoning
     tool_calls: tuple[ToolCall, ...] = ()  # calls that became complete
+    tool_call_parts: tuple[ToolCallPart, ...] = ()  # pieces of calls, if requested
     num_steps: int = 1  # engine steps that made these tokens
     drafts: tuple[tuple[int, int], ...] = ()  # (drafted, accepted) of each step that had drafts
 
@@ -204,7 +229,7 @@ class Result(msgspec.Struct, frozen=True, gc=False, tag=True, forbid_unknown_fie
     """An answer that later stages forward unchanged. Tokenized and Scored do not end their generation."""
 
     envelope: Envelope
-    value: Tokenized | Detokenized | Scored
+    value: Tokenized | Detokenized | Scored | Embedded
 
 
 class Visit(msgspec.Struct, frozen=True, gc=False, array_like=True, forbid_unknown_fields=True):
@@ -239,6 +264,23 @@ class Report(msgspec.Struct, frozen=True, gc=False, tag=True, forbid_unknown_fie
     computing: Computing = UNKNOWN
 
 
+class CacheChanges(msgspec.Struct, frozen=True, gc=False, tag=True, forbid_unknown_fields=True, omit_defaults=True):
+    """Engine → every gateway, round the ring: what its prefix cache holds. Removals come before additions."""
+
+    engine_id: str
+    epoch: int
+    number: int  # of the message since the engine started: a gap means loss
+    is_whole: bool = False  # nothing that was reported before holds
+    removed: tuple[bytes, ...] = ()  # names
+    added: tuple[CachedBlock, ...] = ()
+
+
+class CacheQuery(msgspec.Struct, frozen=True, gc=False, tag=True, forbid_unknown_fields=True):
+    """Gateway → every engine: say all that the prefix cache holds."""
+
+    origin: str
+
+
 class Mismatch(msgspec.Struct, frozen=True, gc=False, tag=True, forbid_unknown_fields=True):
     """Any process → every gateway: `reader` rejects frames of `sender`, because their schema versions differ. Repeated
     while such frames arrive."""
@@ -268,8 +310,10 @@ class BlobChunk(msgspec.Struct, frozen=True, gc=False, tag=True, forbid_unknown_
 
 Change: TypeAlias = Grant | Append | Update | CloseInput  # a client's change to a running request
 Ending: TypeAlias = Failed | Result
-RequestMessage: TypeAlias = Submit | Prompt | Tokens | Text | Cancel | KeepTrace | Change | Ending | Preempted | Blob
-OfNoRequest: TypeAlias = Probe | Report | OpenSerials | Mismatch
+RequestMessage: TypeAlias = (
+    Submit | Prompt | Inputs | Tokens | Text | Cancel | KeepTrace | Change | Ending | Preempted | Blob
+)
+OfNoRequest: TypeAlias = Probe | Report | OpenSerials | Mismatch | CacheChanges | CacheQuery
 Message: TypeAlias = RequestMessage | OfNoRequest
 
 

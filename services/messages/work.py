@@ -11,7 +11,7 @@ from typing import TypeAlias
 
 import msgspec
 
-from sluice_server.engine.request import SamplingParams
+from sluice_server.engine.request import Pooling, SamplingParams
 
 
 class TextPrompt(msgspec.Struct, frozen=True, gc=False, tag=True, forbid_unknown_fields=True):
@@ -34,8 +34,17 @@ class ToolCall(msgspec.Struct, frozen=True, gc=False, forbid_unknown_fields=True
     id: str = ""
 
 
+class ToolCallPart(msgspec.Struct, frozen=True, gc=False, array_like=True, forbid_unknown_fields=True):
+    """A piece of a tool call that is being written; id and name with the first piece only."""
+
+    index: int  # number of the call within its output
+    arguments: str
+    id: str = ""
+    name: str = ""
+
+
 class ChatMessage(msgspec.Struct, frozen=True, gc=False, forbid_unknown_fields=True):
-    """One turn of a conversation, with its text parts joined. The template gets no field that is None or empty."""
+    """One turn, its text parts joined by newlines. The template gets no other field that is None or empty."""
 
     role: str
     content: str | None
@@ -51,6 +60,7 @@ class Tool(msgspec.Struct, frozen=True, gc=False, forbid_unknown_fields=True):
     name: str
     description: str | None
     parameters: str  # a JSON Schema
+    strict: bool = False  # calls are held to the schema
 
 
 class ConstraintForm(enum.StrEnum):
@@ -78,6 +88,8 @@ class ChatPrompt(msgspec.Struct, frozen=True, gc=False, tag=True, forbid_unknown
     tools: tuple[Tool, ...] = ()
     variables: str = "{}"  # a JSON object: additional variables for the template
     must_call: tuple[str, ...] = ()  # tools of which the output must call at least one; empty: no call is required
+    parallel: bool = True  # one output may have several calls
+    trusts_content: bool = False  # content may write control tokens
 
 
 PromptInput: TypeAlias = TextPrompt | TokenPrompt | ChatPrompt
@@ -93,9 +105,12 @@ class Stops(msgspec.Struct, frozen=True, gc=False, forbid_unknown_fields=True):
 class Sections(msgspec.Struct, frozen=True, gc=False, array_like=True, forbid_unknown_fields=True):
     """The sections of a chat's output, as the tokenizer derives them from the chat template."""
 
-    has_reasoning: bool = False  # the output may begin with <think>
-    is_reasoning: bool = False  # the prompt ended inside <think>
-    tools: str = ""  # name of the tool-call format; "": tool calls are not parsed
+    reasoning: str = ""  # key of the form of reasoning; "": none is looked for
+    is_reasoning: bool = False  # the prompt ended inside reasoning
+    tools: str = ""  # key of the tool-call format; "": tool calls are not parsed
+    parallel: bool = True  # False: the first call ends the output
+    names: tuple[str, ...] = ()  # of the tools
+    typed: tuple[tuple[str, str], ...] = ()  # (tool, argument): those that are no texts, for formats that need it
 
 
 class TextOptions(msgspec.Struct, frozen=True, gc=False, array_like=True, forbid_unknown_fields=True):
@@ -104,6 +119,7 @@ class TextOptions(msgspec.Struct, frozen=True, gc=False, array_like=True, forbid
     skip_special_tokens: bool = True
     split_sections: bool = True  # split a chat's output into its sections
     sections: Sections | None = None  # filled in by the tokenizer
+    call_parts: bool = False  # send calls in parts as well, while they are written
 
 
 class Scheduling(msgspec.Struct, frozen=True, gc=False, forbid_unknown_fields=True):
@@ -146,7 +162,50 @@ class Detokenize(msgspec.Struct, frozen=True, gc=False, tag=True, forbid_unknown
     skip_special_tokens: bool = True
 
 
-Work: TypeAlias = Generate | Tokenize | Detokenize
+class PairPrompt(msgspec.Struct, frozen=True, gc=False, tag=True, forbid_unknown_fields=True):
+    """Two texts that the tokenizer encodes as one pair."""
+
+    first: str
+    second: str
+
+
+class VectorEncoding(enum.StrEnum):
+    """How the components of a vector are encoded."""
+
+    FLOAT = "float"  # float32, little-endian
+    BFLOAT16 = "bfloat16"  # little-endian
+    BINARY = "binary"  # a bit for each component, the first is the highest
+
+
+class Truncation(enum.StrEnum):
+    """What is dropped of an input that is longer than the model's context."""
+
+    NONE = "none"  # the request is refused
+    LEFT = "left"
+    RIGHT = "right"
+
+
+class VectorOptions(msgspec.Struct, frozen=True, gc=False, array_like=True, forbid_unknown_fields=True):
+    """How a vector is made of hidden states."""
+
+    pooling: Pooling
+    normalize: bool
+    dimensions: int  # leading components that are kept
+    encoding: VectorEncoding = VectorEncoding.FLOAT
+
+
+class Embed(msgspec.Struct, frozen=True, gc=False, tag=True, forbid_unknown_fields=True):
+    """Work: return a vector for each input."""
+
+    inputs: tuple[PromptInput | PairPrompt, ...]  # a ChatPrompt: a query and a document for the chat template
+    options: VectorOptions
+    truncation: Truncation = Truncation.NONE
+    instruction: str = ""  # put before every text
+    scheduling: Scheduling = Scheduling()
+    field: str = "inputs"  # the inputs' name in errors
+
+
+Work: TypeAlias = Generate | Tokenize | Detokenize | Embed
 
 
 def pack_ids(ids: Sequence[int]) -> bytes:

@@ -9,6 +9,7 @@ class PromptError(ServiceError):
 
     Attributes:
         index: the prompt's place in the batch.
+        error: the error without its place.
         limit: the limit that was exceeded, or "".
     """
 
@@ -22,6 +23,7 @@ class PromptError(ServiceError):
             retry_after_s=error.retry_after_s,
         )
         self.index = index
+        self.error = error
         self.limit = error.details.get("limit", "")
 
 

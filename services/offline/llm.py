@@ -5,17 +5,29 @@ import os
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from types import TracebackType
-from typing import Any
+from typing import Any, TypeVar
 
 from sluice.v1 import inference_pb2, types_pb2
 
 from sluice_server.engine.errors import ServiceError
 from sluice_server.services.gateway.contract import translate
+from sluice_server.services.gateway.contract.classification import classification, ranking, scoring
+from sluice_server.services.gateway.contract.embedding import embedding
 from sluice_server.services.gateway.requests.open_request import OpenRequest
 from sluice_server.services.gateway.settings import GatewaySettings
 from sluice_server.services.messages.details import Detokenized, Tokenized
 from sluice_server.services.messages.work import pack_ids, unpack_ids
 from sluice_server.services.offline import batch
+from sluice_server.services.offline.classes import (
+    ClassificationOutput,
+    RankedOutput,
+    classification_outputs,
+    classify_requests,
+    ranked,
+    rerank_requests,
+    score_outputs,
+    score_requests,
+)
 from sluice_server.services.offline.errors import PromptError
 from sluice_server.services.offline.interrupts import held
 from sluice_server.services.offline.loading import load
@@ -34,6 +46,15 @@ from sluice_server.services.offline.prompts import (
     prompts_of,
     specs_of,
 )
+from sluice_server.services.offline.vectors import (
+    EmbeddingOptions,
+    EmbeddingOutput,
+    embedding_outputs,
+    of_prompt,
+    requests_of,
+)
+
+_Asked = TypeVar("_Asked")
 
 
 class LLM:
@@ -100,6 +121,42 @@ class LLM:
         (asked,) = _asked(specs_of([prompt], [params]), pipeline.settings)
         yield from batch.stream(pipeline, asked)
 
+    def embed(
+        self,
+        prompts: Prompt | Sequence[Prompt],
+        **options: Any,  # noqa: ANN401 # the fields' types
+    ) -> list[EmbeddingOutput]:
+        """Returns a vector for each prompt, in order; `options` are the fields of `EmbeddingOptions`.
+
+        Raises PromptError for an invalid prompt or option, before anything is computed.
+        """
+        pipeline = self._open()
+        requests = requests_of(prompts_of(prompts), EmbeddingOptions(**options), pipeline.settings.max_embed_inputs)
+        return [one for found in _each(pipeline, requests, embedding) for one in embedding_outputs(found)]
+
+    def classify(self, prompts: Prompt | Sequence[Prompt], *, truncate: str = "none") -> list[ClassificationOutput]:
+        """Returns the scores of all classes for each prompt, in order. Raises as `embed`."""
+        pipeline = self._open()
+        requests = classify_requests(prompts_of(prompts), truncate, pipeline.settings.max_embed_inputs)
+        ended = _each(pipeline, requests, classification)
+        return [one for found in ended for one in classification_outputs(found, pipeline.settings.model.labels)]
+
+    def rerank(
+        self, query: str, documents: Sequence[str], *, top_n: int | None = None, instruction: str | None = None
+    ) -> list[RankedOutput]:
+        """Returns the documents that answer the query best, the best first. Raises as `embed`."""
+        pipeline = self._open()
+        requests = rerank_requests(query, documents, top_n, instruction, pipeline.settings.max_embed_inputs)
+        ended = _each(pipeline, requests, ranking)
+        return ranked([one for found in ended for one in score_outputs(found, pipeline.settings.model.labels)], top_n)
+
+    def score(self, pairs: Sequence[tuple[str, str]], *, instruction: str | None = None) -> list[float]:
+        """Returns how well the two texts of each pair go together, in order. Raises as `embed`."""
+        pipeline = self._open()
+        requests = score_requests(pairs, instruction, pipeline.settings.max_embed_inputs)
+        ended = _each(pipeline, requests, scoring)
+        return [one for found in ended for one in score_outputs(found, pipeline.settings.model.labels)]
+
     def tokenize(self, text: str, *, add_special_tokens: bool = True) -> list[int]:
         """Returns the token ids of a text. Raises ServiceError."""
         pipeline = self._open()
@@ -133,9 +190,27 @@ class LLM:
     def _run(self, specs: Specs, progress: bool) -> list[RequestOutput]:
         pipeline = self._open()
         asked = _asked(specs, pipeline.settings)
-        with _progress(len(specs), is_on=progress) as tell:
-            ended = batch.run(pipeline, asked, tell)
+        with _progress(len(specs), is_on=progress) as advance:
+            ended = batch.run(pipeline, asked, advance)
         return [output_of(one, _text(spec, one, pipeline)) for spec, one in zip(specs, ended, strict=True)]
+
+
+def _each(
+    pipeline: Pipeline,
+    requests: Sequence[_Asked],
+    translated: Callable[[_Asked, int, GatewaySettings], translate.TranslatedRequest],
+) -> list[OpenRequest]:
+    """Runs requests for vectors, each of at most `max_embed_inputs` inputs. Raises PromptError naming the input."""
+    asked, most = [], pipeline.settings.max_embed_inputs
+    for at, request in enumerate(requests):
+        try:
+            asked.append(translated(request, 0, pipeline.settings))
+        except ServiceError as error:
+            raise of_prompt(error, at, most) from None
+    try:
+        return batch.run(pipeline, asked, lambda num_ended, num_tokens: None)
+    except PromptError as error:
+        raise of_prompt(error.error, error.index, most) from None
 
 
 def _asked(specs: Specs, settings: GatewaySettings) -> list[translate.TranslatedRequest]:

@@ -18,6 +18,7 @@ from sluice_server.services.gateway.settings import GatewaySettings
 from sluice_server.services.offline.options import OfflineConfig
 from sluice_server.services.tokenizer.constraints import Constraints
 from sluice_server.services.tokenizer.encoding import TextEncoder
+from sluice_server.services.tokenizer.found_sections import Parsers
 from sluice_server.services.tokenizer.loading import load_encoder
 
 NAME = "offline"  # of the gateway, the client and the engine
@@ -43,10 +44,12 @@ def load(settings: OfflineConfig) -> LoadedPipeline:
     plugins = find_plugins(engine.plugins)
     directory, model = contents.directory, read_served(contents.directory, plugins.models)
     limits = limits_of(engine, model, service.max_prompt_bytes, plugins.processors)
+    parsers = Parsers(service.tool_call_parser, service.reasoning_parser)
     stack = contextlib.ExitStack()
     try:
         stack.callback(_give_back)
-        encoder = stack.enter_context(contextlib.closing(load_encoder(directory)))
+        loaded = load_encoder(directory, chat_template=service.chat_template, parsers=parsers)
+        encoder = stack.enter_context(contextlib.closing(loaded))
         compilers = Constraints(directory / "tokenizer.json", limits.vocab_size, model.eos_ids, NUM_COMPILERS)
         constraints = stack.enter_context(contextlib.closing(compilers))
         built, revision = load_engine(engine, contents, model, limits)
@@ -55,7 +58,14 @@ def load(settings: OfflineConfig) -> LoadedPipeline:
         stack.close()
         raise
     info = model_info(source.name, revision, source.label, directory, model, limits)
-    gateway = GatewaySettings(NAME, info, limits, max_open_requests=MAX_OPEN, max_reserved_tokens=MAX_OPEN)
+    gateway = GatewaySettings(
+        NAME,
+        info,
+        limits,
+        trust_chat_content=service.trust_chat_content,
+        max_open_requests=MAX_OPEN,
+        max_reserved_tokens=MAX_OPEN,
+    )
     return LoadedPipeline(gateway, encoder, constraints, built, stack)
 
 

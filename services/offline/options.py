@@ -10,9 +10,20 @@ from typing import Any, NamedTuple
 from sluice_server.engine.config import EngineConfig
 from sluice_server.services.config import ServiceConfig, check
 
-OF_SERVICE = frozenset({"model", "revision", "max_prompt_bytes"})  # others: processes, network, telemetry
-# The limits of an engine's queue, for servers only: here a batch is queued as a whole, in the order of the policy.
-OF_QUEUE: dict[str, Any] = {"max_queued_requests": sys.maxsize, "max_queued_tokens": sys.maxsize}
+OF_SERVICE = frozenset(
+    {
+        "model",
+        "revision",
+        "max_prompt_bytes",
+        "chat_template",
+        "tool_call_parser",
+        "reasoning_parser",
+        "trust_chat_content",
+    }
+)  # others: processes, network, telemetry
+# Options of an engine that are for servers alone, and their values here: a batch is queued as a whole, in the order of
+# the policy, and no router reads what the cache holds.
+OF_SERVER: dict[str, Any] = {"max_queued_requests": sys.maxsize, "max_queued_tokens": sys.maxsize, "kv_events": False}
 
 
 class OfflineConfig(NamedTuple):
@@ -25,7 +36,7 @@ class OfflineConfig(NamedTuple):
 def fields() -> dict[str, "dataclasses.Field[Any]"]:
     """Returns every option by name."""
     own = [field for field in dataclasses.fields(ServiceConfig) if field.name in OF_SERVICE]
-    engines = [field for field in dataclasses.fields(EngineConfig) if field.name not in OF_QUEUE]
+    engines = [field for field in dataclasses.fields(EngineConfig) if field.name not in OF_SERVER]
     return {field.name: field for field in (*own, *engines)}
 
 
@@ -39,7 +50,7 @@ def settings_of(options: Mapping[str, object]) -> OfflineConfig:
         if name not in known:
             raise TypeError(_unknown(name, known))
     given = {name: _typed(known[name], value) for name, value in options.items()}
-    engine = EngineConfig(**OF_QUEUE, **{name: value for name, value in given.items() if name not in OF_SERVICE})
+    engine = EngineConfig(**OF_SERVER, **{name: value for name, value in given.items() if name not in OF_SERVICE})
     service = ServiceConfig(**{name: value for name, value in given.items() if name in OF_SERVICE})
     check(engine, service)
     return OfflineConfig(engine, service)
@@ -57,7 +68,7 @@ def _typed(field: "dataclasses.Field[Any]", value: object) -> Any:  # noqa: ANN4
 
 
 def _unknown(name: str, known: Mapping[str, object]) -> str:
-    if name in OF_QUEUE or name in {field.name for field in dataclasses.fields(ServiceConfig)}:
+    if name in OF_SERVER or name in {field.name for field in dataclasses.fields(ServiceConfig)}:
         return f"{name!r} is an option of `sluice serve` alone: it concerns no model, tokenizer or engine"
     near = difflib.get_close_matches(name, known, n=1)
     hint = f"did you mean {near[0]!r}?" if near else f"there are {', '.join(known)}"

@@ -71,28 +71,28 @@ class RequestOutput:
 
 def output_of(request: OpenRequest, prompt: str | None) -> RequestOutput:
     """Builds the result of a generation that has finished."""
-    work, told = request.asked.work, request.prompt
-    assert isinstance(work, Generate) and told is not None, "the request is a generation and its prompt was reported"
+    work, report = request.asked.work, request.prompt
+    assert isinstance(work, Generate) and report is not None, "the request is a generation and its prompt was reported"
     return RequestOutput(
         request_id=request.envelope.request_id,
         prompt=prompt,
-        prompt_token_ids=prompt_ids(told),
+        prompt_token_ids=prompt_ids(report),
         outputs=[_output(request, index) for index in range(len(request.outputs))],
         seed=work.params.seed,
-        prompt_logprobs=_prompt_logprobs(told),
+        prompt_logprobs=_prompt_logprobs(report),
         num_cached_tokens=request.accounting.admitted.num_cached if request.accounting.admitted is not None else 0,
     )
 
 
-def prompt_ids(told: Tokenized | Scored) -> list[int]:
+def prompt_ids(report: Tokenized | Scored) -> list[int]:
     """Returns the token ids of a prompt's result."""
-    return unpack_ids(told.ids) if isinstance(told, Tokenized) else [token.id for token in told.tokens]
+    return unpack_ids(report.ids) if isinstance(report, Tokenized) else [token.id for token in report.tokens]
 
 
-def _prompt_logprobs(told: Tokenized | Scored) -> list[Logprobs | None] | None:
-    if isinstance(told, Tokenized):
+def _prompt_logprobs(report: Tokenized | Scored) -> list[Logprobs | None] | None:
+    if isinstance(report, Tokenized):
         return None
-    return [None, *(_logprobs(token) for token in told.tokens[1:])]
+    return [None, *(_logprobs(token) for token in report.tokens[1:])]
 
 
 def _output(request: OpenRequest, index: int) -> CompletionOutput:

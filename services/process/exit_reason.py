@@ -1,6 +1,6 @@
 """Records why a process of the ring ended by itself, as one line in a file that its supervisor reads.
 
-The line is also written to standard error, which a supervisor passes on without reading it.
+A supervisor prints the line. Its processes therefore do not print a ServiceError that they have recorded.
 """
 
 import contextlib
@@ -11,18 +11,20 @@ from pathlib import Path
 from sluice_server.engine.errors import ServiceError
 from sluice_server.services.process import private
 
-MAX_BYTES = 500
+MAX_BYTES = 4096
+EXIT_REFUSED = 2  # exit status after a ServiceError
 
 
 @contextlib.contextmanager
-def recorded_in(directory: str, process_id: str) -> Iterator[None]:
-    """Record the error that ends the block, if there is one and `directory` is set. The error is raised again."""
+def recorded_in(directory: str, process_id: str, *, is_supervised: bool = False) -> Iterator[None]:
+    """Record the error that ends the block, if there is one and `directory` is set. The error is raised again; a
+    ServiceError that was recorded for a supervisor as SystemExit, since the supervisor prints it."""
     try:
         yield
     except BaseException as error:
-        if directory and (line := _line(error)):
-            with contextlib.suppress(OSError):  # the error is on standard error in any case
-                _write(path_of(directory, process_id), line)
+        is_told = _record(directory, process_id, error) and is_supervised
+        if is_told and isinstance(error, ServiceError):
+            raise SystemExit(EXIT_REFUSED) from error
         raise
 
 
@@ -39,6 +41,18 @@ def read(directory: str | Path, process_id: str) -> str:
         return ""
     with os.fdopen(file, "rb") as opened:
         return opened.read(MAX_BYTES).decode(errors="replace")
+
+
+def _record(directory: str, process_id: str, error: BaseException) -> bool:
+    """Write the file. Returns whether there is one now."""
+    line = _line(error)
+    if not directory or not line:
+        return False
+    try:
+        _write(path_of(directory, process_id), line)
+    except OSError:
+        return False
+    return True
 
 
 def _line(error: BaseException) -> str:

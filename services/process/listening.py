@@ -6,16 +6,17 @@ Pure: opens no socket. An address is `host:port`, `[ipv6]:port` or `unix:/path`.
 import ipaddress
 from pathlib import Path
 
-from sluice_server.services.config import bad_setting
+from sluice_server.services.config import ServiceConfig, bad_setting
 
 UNIX = "unix:"
+SOCKET_SUFFIX = ".grpc"  # appended to the path of a gateway's inbox: the Unix socket for its peers and edges
 
 
 def split(setting: str, listen: str) -> tuple[str, int]:
     """Returns host and port of `listen`. Raises ServiceError naming `setting` if it is malformed."""
     host, _, port = listen.rpartition(":")
     if not host or not port.isdecimal() or int(port) > 65535:
-        raise bad_setting(setting, f"{listen!r} is not host:port")
+        raise bad_setting(setting, f"{listen!r} is not host:port, such as 127.0.0.1:50051")
     return host.strip("[]"), int(port)
 
 
@@ -39,6 +40,27 @@ def is_local(listen: str) -> bool:
         return ipaddress.ip_address(host).is_loopback
     except ValueError:
         return host == "localhost"  # other names are not resolved here
+
+
+def check_keyless(setting: str, listen: str, has_client_ca: bool) -> None:
+    """Raise ServiceError unless `listen`, whose callers bring no key, is for this host or for known certificates."""
+    if not listen.startswith(UNIX):
+        split(setting, listen)
+    if not has_client_ca and not is_local(listen):
+        raise bad_setting(
+            setting,
+            f"{listen} can be reached from other hosts, and its callers bring no key: listen on 127.0.0.1 or "
+            "unix:/path, or set --tls-cert, --tls-key and --tls-client-ca, so that callers must show a certificate",
+        )
+
+
+def check_vllm(service: ServiceConfig) -> None:
+    """Raise ServiceError for a `--vllm-listen` that is not allowed, or with several gateways."""
+    if not service.vllm_listen:
+        return
+    check_keyless("vllm_listen", service.vllm_listen, bool(service.tls_client_ca))
+    if service.gateways > 1:  # Abort and the numbers of events belong to one process
+        raise bad_setting("gateways", f"{service.gateways} processes cannot share --vllm-listen: run one gateway")
 
 
 def check_plaintext(setting: str, listen: str, has_tls: bool, is_insecure: bool) -> None:

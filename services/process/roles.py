@@ -4,9 +4,7 @@ This is what `sluice serve --role …` runs, under a supervisor or alone in a co
 """
 
 import asyncio
-import ctypes
 import logging
-import os
 import signal
 from typing import assert_never
 
@@ -25,6 +23,7 @@ from sluice_server.services.messages.messages import Role
 from sluice_server.services.process.heartbeat import Heartbeat
 from sluice_server.services.process.process import Process
 from sluice_server.services.process.slices import SHORT_S, take_turns_of
+from sluice_server.services.process.supervised import die_with_supervisor
 from sluice_server.services.ring.figures import figures as ring_figures
 from sluice_server.services.ring.keys import load_keys
 from sluice_server.services.ring.loop import RingLoop
@@ -37,8 +36,6 @@ from sluice_server.services.telemetry.tracing import Tracer, TraceSampling
 
 logger = logging.getLogger(__name__)
 
-SUPERVISOR_PID = "SLUICE_SUPERVISOR_PID"  # set by a supervisor; this process must end when it ends
-PR_SET_PDEATHSIG = 1
 LOSSES = (signal.SIGUSR1, signal.SIGUSR2)  # sent to gateways when a process died, or restarts as planned
 EXIT_OUTDATED = 75  # EX_TEMPFAIL: exit status of a process that is to be started again
 MIN_MESSAGE_BYTES = 4 << 20  # for headers, and for what a prompt of the smallest allowed size can become
@@ -167,12 +164,3 @@ def open_heart(config: ServiceConfig, process_id: str) -> Heartbeat:
         return Heartbeat(config.heartbeat_dir, process_id)
     except OSError as error:
         raise bad_setting("heartbeat_dir", f"cannot write to {config.heartbeat_dir}: {error.strerror}") from error
-
-
-def die_with_supervisor() -> None:
-    """Let the kernel kill this process when its supervisor dies; exit now if it is dead already."""
-    if SUPERVISOR_PID not in os.environ:
-        return
-    ctypes.CDLL(None, use_errno=True).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
-    if os.getppid() != int(os.environ[SUPERVISOR_PID]):
-        raise SystemExit(1)

@@ -12,6 +12,8 @@ from collections.abc import Callable
 from sluice_server.services.messages.messages import (
     Blob,
     BlobChunk,
+    CacheChanges,
+    CacheQuery,
     Cancel,
     Envelope,
     Failed,
@@ -27,9 +29,9 @@ from sluice_server.services.messages.messages import (
 
 MAX_MESSAGES = 100_000
 MAX_BYTES = 64 << 20
-_OF_NO_REQUEST = frozenset({Probe, Report, OpenSerials, Mismatch})
+_OF_NO_REQUEST = frozenset({Probe, Report, OpenSerials, Mismatch, CacheChanges, CacheQuery})
 # Small, and at most a few per request. They free memory elsewhere, so they are accepted even when the queue is full.
-_ALWAYS = _OF_NO_REQUEST | {Cancel, Failed, KeepTrace, Preempted}
+_ALWAYS = _OF_NO_REQUEST - {CacheChanges} | {Cancel, Failed, KeepTrace, Preempted}
 _SLACK = 64  # dropped entries that may stay in the queue before it is rebuilt
 
 
@@ -216,7 +218,11 @@ def _name(message: OfNoRequest) -> str:
             return f"probe {message.origin} {' '.join(message.route)}"
         case Report():
             return f"report {message.engine_id}"
+        case CacheChanges():  # none replaces another
+            return f"cache {message.engine_id} {message.epoch} {message.number}"
+        case CacheQuery():
+            return f"query {message.origin}"
         case OpenSerials():
-            return f"census {message.origin}"
+            return f"open serials {message.origin}"
         case Mismatch():
             return f"mismatch {message.reader} {message.sender}"

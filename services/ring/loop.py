@@ -21,6 +21,7 @@ from sluice_server.services.messages.messages import (
     Append,
     Blob,
     Cancel,
+    Inputs,
     KeepTrace,
     Message,
     Mismatch,
@@ -106,11 +107,12 @@ class RingLoop:
         self._is_turning = False
         self._later: list[Message] = []  # messages that came while the stage was computing
         self._ends = RequestEnds(role, process_id, self.emit, self.counts)
-        self._strangers = SchemaMismatches(process_id, SCHEMA_VERSION)
+        self._schema_mismatches = SchemaMismatches(process_id, SCHEMA_VERSION)
         self._apart: dict[type, Callable[[Stage, Any], bool]] = {  # handlers that run before the stage's; True: handled
             KeepTrace: self._pass_keep,
             Submit: self._refuse_revision,
             Prompt: self._refuse_revision,
+            Inputs: self._refuse_revision,
             Append: self._refuse_revision,
             Tokens: self._refuse_first_tokens,
             Blob: self._hand_on,
@@ -122,7 +124,7 @@ class RingLoop:
     @property
     def mismatch(self) -> str:
         """Returns one line about neighbours with another schema version, for operators; "" if none was heard lately."""
-        return self._strangers.told(time.monotonic())
+        return self._schema_mismatches.summary(time.monotonic())
 
     def start(self, stage: Stage) -> None:
         """Start to run `stage` on the running asyncio loop."""
@@ -198,7 +200,7 @@ class RingLoop:
             for message in (*later, *came):
                 self._take(self._stage, message)
             again = self._work(self._stage)
-            self._look_for_strangers(self._stage)
+            self._report_other_versions(self._stage)
             self._ends.end_unsent(self._stage)
         finally:
             self._is_turning = False
@@ -244,7 +246,7 @@ class RingLoop:
         """Check the revision of an output's first Tokens only: it creates the state that the later ones need."""
         return tokens.admitted is not None and self._refuse_revision(stage, tokens)
 
-    def _refuse_revision(self, stage: Stage, message: Submit | Prompt | Append | Tokens) -> bool:
+    def _refuse_revision(self, stage: Stage, message: Submit | Prompt | Inputs | Append | Tokens) -> bool:
         """Fail a message for another revision. Returns whether it was one."""
         wanted = message.envelope.revision
         if not wanted or fits(wanted, self.revision):
@@ -262,12 +264,12 @@ class RingLoop:
         self.emit(message)
         return True
 
-    def _look_for_strangers(self, stage: Stage) -> None:
+    def _report_other_versions(self, stage: Stage) -> None:
         """Report neighbours whose frames are refused to the log and to the gateways."""
-        if not self.inbox.strangers:
+        if not self.inbox.other_versions:
             return
-        headers, self.inbox.strangers = list(self.inbox.strangers.values()), {}
-        for found, is_new in self._strangers.heard(headers, time.monotonic()):
+        headers, self.inbox.other_versions = list(self.inbox.other_versions.values()), {}
+        for found, is_new in self._schema_mismatches.record(headers, time.monotonic()):
             if is_new:
                 error = schema_mismatch(found.reader, found.reader_schema, found.sender, found.sender_schema)
                 logger.error("frames of %s are refused: %s", found.sender, error.message)

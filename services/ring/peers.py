@@ -10,10 +10,13 @@ from typing import assert_never
 from sluice_server.services.messages.messages import (
     Append,
     Blob,
+    CacheChanges,
+    CacheQuery,
     Cancel,
     CloseInput,
     Failed,
     Grant,
+    Inputs,
     KeepTrace,
     Message,
     Mismatch,
@@ -45,6 +48,7 @@ _OF_ONE = (  # sent to the one peer that has their request
     Prompt,
     Failed,
     Result,
+    Inputs,
     Grant,
     Append,
     Update,
@@ -81,7 +85,9 @@ class NextHop:
                 return () if self.role is Role.DETOKENIZER else self.ids
             case Mismatch():  # to all, as any of them may be gone
                 return self.ids
-            case Report():
+            case CacheQuery():
+                return self.ids[:1] if self.role is Role.GATEWAY else self.ids
+            case Report() | CacheChanges():
                 # One detokenizer forwards an engine's report to every gateway.
                 return self.ids if self.role is Role.DETOKENIZER else self.ids[:1]
             case _:

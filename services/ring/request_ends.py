@@ -50,8 +50,8 @@ class RequestEnds:
         if isinstance(message, OfNoRequest):
             logger.error("%s could not handle a %s", self._process_id, kind, exc_info=error)
             return
-        told = about(message.envelope, message=kind)
-        self._end(stage, message.envelope, fault(self._role, told, "failed on a message of this request", error))
+        extra = about(message.envelope, message=kind)
+        self._end(stage, message.envelope, fault(self._role, extra, "failed on a message of this request", error))
 
     def not_sent(self, message: Message, refusal: Refusal, num_bytes: int) -> None:
         """Note that a message could not be queued, so that its request fails. Messages that end a request, or belong

@@ -22,7 +22,7 @@ class SchemaMismatches:
         self._schema = schema
         self._known: dict[str, tuple[Header, float]] = {}  # and the time of its last report
 
-    def heard(self, headers: Iterable[Header], now_s: float) -> Iterator[tuple[Mismatch, bool]]:
+    def record(self, headers: Iterable[Header], now_s: float) -> Iterator[tuple[Mismatch, bool]]:
         """Yields the mismatches to report now, each with whether it is new, and so is to be logged."""
         for header in headers:
             known, told_s = self._known.get(header.sender, (None, float("-inf")))
@@ -33,7 +33,7 @@ class SchemaMismatches:
                 self._known[header.sender] = header, now_s
                 yield Mismatch(self._reader, self._schema, header.sender, header.schema), is_new
 
-    def told(self, now_s: float) -> str:
+    def summary(self, now_s: float) -> str:
         """Returns one line about the neighbours heard lately; "" if there are none."""
         fresh = [header for header, told_s in self._known.values() if now_s - told_s <= FRESH_S]
         named = ", ".join(f"{header.sender} (version {header.schema})" for header in fresh)

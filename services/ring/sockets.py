@@ -47,7 +47,7 @@ AHEAD_NS = 24 * 3600 * 10**9  # how far the clock of another host may be ahead
 _OF_BLOBS = frozenset({Blob, BlobChunk})
 _PASSED_ON = Result.__name__  # forwarded unread by the stages in `_BETWEEN`
 _BETWEEN = frozenset({Role.ENGINE, Role.DETOKENIZER})
-MAX_STRANGERS = 32  # senders of another version that are kept by name until they are reported
+MAX_OTHER_VERSIONS = 32  # senders of another version that are kept by name until they are reported
 BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
 HOST = int(BOOT_ID.read_text()[:8], 16) if BOOT_ID.exists() else secrets.randbits(32)
 
@@ -89,7 +89,7 @@ class Inbox:
         self.counts = self._receipts.counts
         self.lag = Histogram(LAG_S)  # seconds from sending to receipt, of frames from this machine
         self.has_more = False  # the last drain stopped before the socket was empty
-        self.strangers: dict[str, Header] = {}  # senders of another version heard since the last report
+        self.other_versions: dict[str, Header] = {}  # senders of another version heard since the last report
 
     @property
     def fd(self) -> int:
@@ -168,8 +168,8 @@ class Inbox:
     def _refuse(self, header: Header) -> None:
         """Count a frame of another version. Its contents cannot be read, but its sender can."""
         self.counts["other_schema"] += 1
-        if len(self.strangers) < MAX_STRANGERS:
-            self.strangers[header.sender] = header
+        if len(self.other_versions) < MAX_OTHER_VERSIONS:
+            self.other_versions[header.sender] = header
 
     def _joined(self, sender: str, messages: tuple[Message | Blob | BlobChunk, ...]) -> Iterator[Message]:
         """Yields the messages of a frame, those sent as blobs included."""

@@ -1,4 +1,4 @@
-"""One process of the ring, as its supervisor handles it: start, signals, detection of its end or of a hang, kill."""
+"""One process, as its supervisor handles it: start, signals, detection of its end or of a hang, kill."""
 
 import contextlib
 import dataclasses
@@ -15,22 +15,25 @@ from sluice_server.services.process import exit_reason, heartbeat
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Child:
-    """What to run: a process id, its role and its environment."""
+    """What to run: a process id, its role in the ring (None: outside of it, an edge), its environment, and the
+    command of `sluice`."""
 
     process_id: str
-    role: Role
+    role: Role | None
     environment: Mapping[str, str]
+    command: str = "serve"
 
 
 class Running:
     """One child and its current process."""
 
     def __init__(self, child: Child, command: tuple[str, ...], directory: Path, ready_fd: int) -> None:
-        """`directory` has the heartbeat files. A gateway writes to `ready_fd` when it admits requests."""
+        """`command` is what starts `sluice`. `directory` has the heartbeat files. A gateway writes to `ready_fd` when
+        it admits requests, an edge when it listens."""
         self.child = child
         self.start_at_s: float | None = None  # set after an end: when to start it again
         self.started_s = 0.0  # when the current process was started
-        self._command = command
+        self._command = (*command, child.command)
         self._directory = directory
         self._ready_fd = ready_fd
         self._process: subprocess.Popen[bytes] | None = None
@@ -45,6 +48,11 @@ class Running:
     def is_gateway(self) -> bool:
         """Whether it is a gateway."""
         return self.child.role is Role.GATEWAY
+
+    @property
+    def is_edge(self) -> bool:
+        """Whether it is an HTTP edge: outside of the ring, in front of a gateway."""
+        return self.child.role is None
 
     @property
     def is_running(self) -> bool:
@@ -65,7 +73,7 @@ class Running:
             # A terminal's Ctrl-C and Ctrl-Z reach the supervisor only. No session of its own: Linux shares processors
             # between sessions first, where a stage's wake-ups and slices (`services.process.slices`) count for less.
             process_group=0,
-            pass_fds=[self._ready_fd] if self.is_gateway else [],
+            pass_fds=[self._ready_fd] if self.is_gateway or self.is_edge else [],
         )
 
     def ended(self, awake_since_s: float = 0.0) -> str:

@@ -8,7 +8,9 @@ from sluice_server.engine.config import EngineConfig
 from sluice_server.engine.errors import Code, ServiceError
 from sluice_server.services.config import ServiceConfig, to_environment
 from sluice_server.services.messages.messages import Role
-from sluice_server.services.process.listening import bound, socket_path, split
+from sluice_server.services.process.edge_settings import EDGE, edge_of
+from sluice_server.services.process.edge_settings import to_environment as edge_environment
+from sluice_server.services.process.listening import SOCKET_SUFFIX, UNIX, bound, socket_path, split
 from sluice_server.services.process.socket_file import SocketFile
 from sluice_server.services.supervisor.children import Child
 
@@ -40,19 +42,31 @@ def plan_children(engine: EngineConfig, service: ServiceConfig, directory: Path)
                 detokenizer_peers=peers[Role.DETOKENIZER],
             )
             children.append(Child(name, role, to_environment(engine, own)))
-    return children
+    return [*children, *_edges(service, directory, len(children))]
 
 
-def free_address(listen: str) -> str:
-    """Returns the address to listen on, with port 0 replaced by a free port. Raises ServiceError LISTEN_FAILED if it
-    is taken."""
+def _edges(service: ServiceConfig, directory: Path, num_before: int) -> list[Child]:
+    """Returns an edge in front of each gateway, which it reaches by the gateway's Unix socket."""
+    own = dataclasses.replace(service, heartbeat_dir=str(directory))
+    made = []
+    for at in range(service.gateways if service.http else 0):
+        address, name = f"{UNIX}{directory}/{Role.GATEWAY}-{at}{SOCKET_SUFFIX}", f"{EDGE}-{at}"
+        metrics_port = service.metrics_port and service.metrics_port + num_before + at
+        settings = edge_of(own, address, name, metrics_port=metrics_port)
+        made.append(Child(name, None, edge_environment(settings), EDGE))
+    return made
+
+
+def free_address(listen: str, setting: str = "listen") -> str:
+    """Returns the address to listen on, with port 0 replaced by a free port. Raises ServiceError LISTEN_FAILED naming
+    `setting` if it is taken."""
     path = socket_path(listen)
     if path is not None:
         file = SocketFile(path)
         file.claim()  # the gateway claims it too; this reports a conflict before anything starts
         file.release()
         return listen
-    host, port = split("listen", listen)
+    host, port = split(setting, listen)
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     with socket.socket(family) as probe:
         probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
@@ -62,7 +76,7 @@ def free_address(listen: str) -> str:
             raise ServiceError(
                 Code.FAILED_PRECONDITION,
                 "LISTEN_FAILED",
-                f"--listen: cannot listen on {listen} ({error.strerror}); stop what uses it or choose another port",
-                field="listen",
+                f"--{setting}: cannot listen on {listen} ({error.strerror}); stop what uses it or choose another port",
+                field=setting,
             ) from error
         return bound(listen, probe.getsockname()[1])

@@ -15,7 +15,10 @@ from sluice_server.engine.plugins.entry_points import find_plugins
 from sluice_server.services.checkpoint.model_source import DEMO, resolve_draft, resolve_model
 from sluice_server.services.checkpoint.packaged import SMOLLM2
 from sluice_server.services.config import ServiceConfig, bad_setting, check
-from sluice_server.services.process.listening import UNIX, check_plaintext
+from sluice_server.services.gateway.access.identity import access_of, as_digest, read_access
+from sluice_server.services.gateway.access.tls_files import files_of
+from sluice_server.services.process.edge_settings import check_http, url
+from sluice_server.services.process.listening import UNIX, check_plaintext, check_vllm, split
 from sluice_server.services.supervisor.directory import run_directory
 from sluice_server.services.supervisor.plan import free_address, plan_children
 from sluice_server.services.supervisor.restarts import Restarts
@@ -26,16 +29,22 @@ EMBEDDED = (
     f"\nsluice: {DEMO} is the embedded model, which completes Python, badly; --model takes {SMOLLM2}, a checkpoint "
     "directory, a GGUF file or a hub id"
 )
-COMMAND = (sys.executable, "-m", "sluice_server", "serve")
+COMMAND = (sys.executable, "-m", "sluice_server")
 
 
 def supervise(engine: EngineConfig, service: ServiceConfig) -> int:
     """Run the whole ring until it is asked to stop. Returns the exit status. Raises ServiceError before any process
     starts."""
     check(engine, service)
+    check_access(service)
     check_plaintext("listen", service.listen, bool(service.tls_cert), service.insecure)
+    check_http(service)
+    if service.http:
+        split("http", service.http)
+        check_plaintext("http", service.http, bool(service.tls_cert), service.insecure)
     if service.listen.startswith(UNIX) and service.gateways > 1:
         raise bad_setting("gateways", f"{service.gateways} processes cannot share {service.listen}; use host:port")
+    check_vllm(service)
     source, is_embedded = resolve_model(service.model, service.revision), service.model == DEMO
     check_models(source.directory, engine, service)
     service = dataclasses.replace(
@@ -44,14 +53,19 @@ def supervise(engine: EngineConfig, service: ServiceConfig) -> int:
         revision=source.label,
         served_model_name=service.served_model_name or source.name,
         listen=free_address(service.listen),
+        http=free_address(service.http, "http") if service.http else "",
+        vllm_listen=free_address(service.vllm_listen) if service.vllm_listen else "",
+        api_key=tuple(map(as_digest, service.api_key)),  # the processes need no key itself
         peer_secret=service.peer_secret or (secrets.token_hex(32) if service.gateways > 1 else ""),
     )
     start = time.monotonic()
 
-    def on_ready(told: str) -> None:
-        address, revision = told.split()
+    def on_ready(ready: str) -> None:
+        address, revision = ready.split()
         took = time.monotonic() - start
-        line = f"sluice: serving {service.served_model_name} (revision {revision}) on {address}, ready in {took:.1f} s"
+        http = f", on {url(service.http, has_tls=bool(service.tls_cert))}" if service.http else ""
+        line = f"sluice: serving {service.served_model_name} (revision {revision}) on {address}{http}"
+        line += f", ready in {took:.1f} s"
         print(line + (EMBEDDED if is_embedded else ""), flush=True)  # at once: who waits may read one line and leave
 
     def complain(text: str) -> None:
@@ -67,6 +81,18 @@ def supervise(engine: EngineConfig, service: ServiceConfig) -> int:
         return supervisor.run(on_ready, service.grace_s, signals)
 
 
+def check_access(service: ServiceConfig) -> None:
+    """Check keys, access file and certificate once, before any process starts. Raises ServiceError."""
+    access_of(service.api_key)
+    if service.access_file:
+        read_access(Path(service.access_file))
+    files = files_of(service.tls_cert, service.tls_key, service.tls_client_ca)
+    if files is not None:
+        from sluice_server.services.gateway.access.tls import read  # loads grpc, which a supervisor needs for this only
+
+        read(files)
+
+
 def check_models(directory: Path, engine: EngineConfig, service: ServiceConfig) -> None:
     """Check the configuration files of the checkpoint and of the draft once, before any process starts. Raises
     ServiceError."""
@@ -79,6 +105,6 @@ def check_models(directory: Path, engine: EngineConfig, service: ServiceConfig) 
 def way_back(model: Path) -> tuple[str, str]:
     """Returns what to put back, and the command to type, if a requested restart does not succeed."""
     words = ["sluice", *sys.argv[1:]]
-    if any(word.startswith("--peer-secret") for word in words):
+    if any(word.startswith(("--peer-secret", "--api-key")) for word in words):
         return f"what was changed (the model is in {model})", "start the service again"
     return f"what was changed (the model is in {model})", f"type: {shlex.join(words)}"

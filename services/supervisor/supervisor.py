@@ -1,9 +1,10 @@
-"""Watches the ring's processes: starts them, reports when they serve, restarts those that ended, and stops them all.
+"""Watches the service's processes: starts them, reports when they serve, restarts those that ended, and stops them all.
 
 A child that dies or hangs breaks the ring: gateways get SIGUSR1 and stop admitting requests, the child is started
 again, and gateways replay the open requests. SIGHUP restarts tokenizers, engine and detokenizers one after another;
 gateways get SIGUSR2, which marks a planned restart. Only the exit that was requested does not count as a restart; every
-later end counts. It handles processes and signals only.
+later end counts. HTTP edges are outside of the ring: one that dies is started again, and no other is told. It handles
+processes and signals only.
 """
 
 import contextlib
@@ -46,7 +47,11 @@ class Supervisor:
         self._say = say
         self._way_back = way_back
         self._signals: list[int] = []
-        self._serving: set[str] = set()  # gateways that admit requests
+        self._gateways = [child for child in self._children if child.is_gateway]
+        self._edges = [child for child in self._children if child.is_edge]
+        self._inner = [child for child in self._children if not child.is_gateway and not child.is_edge]
+        self._serving: set[str] = set()  # gateways that admit requests, edges that listen
+        self._address = ""  # and revision, as the gateway said that served last
         self._lost_at_s: float | None = None
         self._was_ready = False
         self._started_s = time.monotonic()
@@ -59,8 +64,8 @@ class Supervisor:
 
     def run(self, on_ready: Callable[[str], None], grace_s: float, signals: list[int] | None = None) -> int:
         """Start all processes and wait for the end. Returns the exit status. `on_ready` gets the line of the last
-        gateway, its address and its model's revision, once all gateways serve. `signals` has the signals that came
-        before."""
+        gateway, its address and its model's revision, once all gateways and edges serve. `signals` has the signals that
+        came before."""
         self._signals = self._signals if signals is None else signals
         with (
             wakeups(self._signals) as wake,
@@ -96,23 +101,25 @@ class Supervisor:
         if now_s - self._looked_s > PAUSED_S:
             self._awake_since_s = now_s
         self._looked_s = now_s
-        told = self._directory.mend()
-        if told:
-            self._say(f"sluice: {told}")
+        mended = self._directory.mend()
+        if mended:
+            self._say(f"sluice: {mended}")
 
     def _heard(self, lines: str, on_ready: Callable[[str], None]) -> None:
-        """Handle lines of gateways, which report that they admit requests: at first, and after every loss of a
-        process."""
+        """Handle lines of gateways, which report that they admit requests, at first and after every loss of a process
+        of the ring; and of edges, when they listen."""
         now_s = time.monotonic()
         for line in lines.splitlines():
-            _, name, told = line.split(maxsplit=2)
+            _, name, ready = line.split(maxsplit=2)
             self._serving.add(name)
-            if len(self._serving) < len(self._of(is_gateway=True)):
+            if any(name == gateway.name for gateway in self._gateways):
+                self._address = ready
+            if len(self._serving) < len(self._gateways) + len(self._edges):
                 continue
             if not self._was_ready:
                 self._was_ready = True
                 self._restarts.began(now_s - self._started_s)
-                on_ready(told)
+                on_ready(self._address)
             elif self._lost_at_s is not None:
                 self._say(f"sluice: serving again after {now_s - self._lost_at_s:.1f} s")
             self._restarts.served(now_s)
@@ -151,20 +158,20 @@ class Supervisor:
             return False
         else:
             wait_s = self._restarts.wait_s(child.name, now_s)
-            self._say(self._told(child, how, wait_s))
+            self._say(self._exit_message(child, how, wait_s))
             if wait_s is None:
                 return False
             child.start_at_s = now_s + wait_s
         self._lost_at_s = now_s if self._lost_at_s is None else self._lost_at_s
-        if child.is_gateway:
-            self._serving.discard(child.name)
-        else:
-            self._serving.clear()
-            for gateway in self._of(is_gateway=True):
+        if child in self._inner:
+            self._serving -= {gateway.name for gateway in self._gateways}
+            for gateway in self._gateways:
                 gateway.signal(signal.SIGUSR2 if is_planned else signal.SIGUSR1)
+        else:
+            self._serving.discard(child.name)
         return True
 
-    def _told(self, child: Running, how: str, wait_s: float | None) -> str:
+    def _exit_message(self, child: Running, how: str, wait_s: float | None) -> str:
         """Returns the line for operators about an unplanned end."""
         soon = f" in {wait_s:.1f} s" if wait_s else ""
         if child is not self._returning:
@@ -183,7 +190,8 @@ class Supervisor:
         end."""
         if self._lost_at_s is None or not self._was_ready:
             return
-        newest = max(self._children, key=lambda child: child.started_s)
+        listening = [edge for edge in self._edges if edge.name in self._serving]
+        newest = max((one for one in self._children if one not in listening), key=lambda child: child.started_s)
         if newest.started_s < self._lost_at_s:
             return  # no process was started since the loss
         if time.monotonic() - max(newest.started_s, self._awake_since_s) > self._restarts.return_s:
@@ -199,7 +207,7 @@ class Supervisor:
             return
         if not self._was_ready or self._lost_at_s is not None:
             return
-        for child in self._of(is_gateway=False):
+        for child in self._inner:
             if child.started_s < self._asked_s and child.is_running:
                 self._say(f"sluice: restarting {child.name}")
                 self._leaving, self._leave_by_s = child, now_s + self._restarts.leave_s
@@ -207,29 +215,30 @@ class Supervisor:
                 return
 
     def _give_up(self) -> int:
-        """Let gateways end open requests as UNAVAILABLE, then end everything."""
-        self._end(self._of(is_gateway=True), LAST_WORDS_S, signal.SIGQUIT)
+        """Let gateways end open requests as UNAVAILABLE, and edges tell their clients; then end everything."""
+        self._end(self._gateways, LAST_WORDS_S, signal.SIGQUIT)
+        self._end(self._edges, LAST_WORDS_S, signal.SIGTERM)
         return 1
 
     def _drain(self, selector: selectors.BaseSelector, grace_s: float) -> int:
-        """Stop the service: gateways finish running requests while the ring is kept working, then the other
+        """Stop the service: gateways and edges finish running requests while the ring is kept working, then the other
         processes exit. A second signal stops at once."""
-        gateways, others = self._of(is_gateway=True), self._of(is_gateway=False)
+        fronts = [*self._edges, *self._gateways]
         num_signals = self._num_stops()
         self._asked_s = NEVER_S
         end_s = time.monotonic() + grace_s + TERMINATE_S
-        for gateway in gateways:
-            gateway.start_at_s = None
-            gateway.signal(signal.SIGTERM)
-        while any(gateway.is_running for gateway in gateways) and time.monotonic() < end_s:
+        for front in fronts:
+            front.start_at_s = None
+            front.signal(signal.SIGTERM)
+        while any(front.is_running for front in fronts) and time.monotonic() < end_s:
             self._look(selector, lambda address: None)
             if self._num_stops() > num_signals:
                 return 0
             if self._was_ready:
-                if not self._mend(others):
+                if not self._mend(self._inner):
                     return self._give_up()
                 self._roll()
-        self._end(others, TERMINATE_S, signal.SIGTERM)
+        self._end(self._inner, TERMINATE_S, signal.SIGTERM)
         return 0
 
     def _end(self, children: list[Running], seconds: float, number: signal.Signals) -> None:
@@ -244,9 +253,6 @@ class Supervisor:
 
     def _num_stops(self) -> int:
         return sum(number in STOP for number in self._signals)
-
-    def _of(self, *, is_gateway: bool) -> list[Running]:
-        return [child for child in self._children if child.is_gateway is is_gateway]
 
     def _kill_all(self) -> None:
         for child in self._children:

@@ -121,6 +121,17 @@ RECOMPUTED = _counter("sluice.recomputed_tokens", "Tokens computed once more aft
 DRAFTED = _counter("sluice.drafted_tokens", "Drafted tokens by their position in the draft", "place")
 ACCEPTED = _counter("sluice.accepted_tokens", "Drafted tokens that were accepted, by their position", "place")
 
+# The HTTP edge. Names are those of OpenTelemetry's HTTP conventions.
+HTTP_DURATION = _histogram(
+    "http.server.request.duration",
+    "From an HTTP request's head to the end of its answer; status 499 where the client left first",
+    DURATION_S,
+    "route",
+    "method",
+    "status",
+)
+HTTP_ACTIVE = _gauge("http.server.active_requests", "HTTP requests that are being answered")
+
 # The detokenizer.
 LATE_TOKENS = _counter("sluice.late_tokens", "Tokens sampled after their output's end")
 

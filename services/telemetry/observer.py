@@ -57,9 +57,11 @@ class GatewayObserver:
         if not tracer.is_on or tracer.num_waiting >= MAX_WAITING:
             return refused.traceparent
         rpc = under(Parent(refused.traceparent, refused.tracestate))
-        tracer.tell(inside(rpc), Phase(names.SPAN_ADMISSION, now, now, {names.TENANT: refused.tenant}, error=reason))
+        tracer.record_placed(
+            inside(rpc), Phase(names.SPAN_ADMISSION, now, now, {names.TENANT: refused.tenant}, error=reason)
+        )
         code = _CODE_NAMES.get(int(refused.error.code), "UNKNOWN")
-        tracer.tell(rpc, _rpc_phase(refused.method, (now, now), code, reason), is_server=True)
+        tracer.record_placed(rpc, _rpc_phase(refused.method, (now, now), code, reason), is_server=True)
         return rpc.header()
 
 
@@ -81,7 +83,7 @@ class _Trace:
         self._started = started
         self._start = time.monotonic()
         self._ttft_s = 0.0
-        self._happenings: list[PhaseEvent] = []
+        self._span_events: list[PhaseEvent] = []
         self._operation = _operation(started)
         self.traceparent = caller = started.envelope.traceparent
         self._work: SpanPlacement | None = None
@@ -97,14 +99,14 @@ class _Trace:
 
     def happened(self, name: str, **attributes: int) -> None:
         """Add an event to the generation's span."""
-        told = {f"sluice.{key}": value for key, value in attributes.items()}
-        self._happenings.append(PhaseEvent(_EVENTS[name], time.monotonic(), told))
+        prefixed = {f"sluice.{key}": value for key, value in attributes.items()}
+        self._span_events.append(PhaseEvent(_EVENTS[name], time.monotonic(), prefixed))
 
     def ended(self, status_code: int, reason: str, used: RequestUsage) -> None:
         """Make both spans, log and count."""
         took = time.monotonic() - self._start
         code = _CODE_NAMES.get(status_code, "UNKNOWN")
-        self._tell(code, reason, used, took)
+        self._record(code, reason, used, took)
         self._log.ended(self._started, self.traceparent, (code, reason), used, took)
         self._count(code, reason or used.finish_reason, used, took)
 
@@ -132,7 +134,7 @@ class _Trace:
             metrics.observe(catalogue.PREFILL_TIME, used.timings.prefill_s)
             metrics.observe(catalogue.DECODE_TIME, used.timings.decode_s)
 
-    def _tell(self, code: str, reason: str, used: RequestUsage, took_s: float) -> None:
+    def _record(self, code: str, reason: str, used: RequestUsage, took_s: float) -> None:
         """Make the spans, unless the request was neither sampled nor slow nor failed."""
         if self._work is None:
             return
@@ -144,8 +146,12 @@ class _Trace:
         error = "" if code == "OK" else (reason or code)
         name, end = f"{self._operation} {started.envelope.model}", self._start + took_s
         attributes = {**_asked(self._operation, started), **_used(used, self._ttft_s)}
-        self._tracer.tell(self._work, Phase(name, self._start, end, attributes, tuple(self._happenings), error))
-        self._tracer.tell(self._rpc, _rpc_phase(started.method, (self._start, end), code, error), is_server=True)
+        self._tracer.record_placed(
+            self._work, Phase(name, self._start, end, attributes, tuple(self._span_events), error)
+        )
+        self._tracer.record_placed(
+            self._rpc, _rpc_phase(started.method, (self._start, end), code, error), is_server=True
+        )
 
 
 def _rpc_phase(method: str, times: tuple[float, float], code: str, error: str) -> Phase:

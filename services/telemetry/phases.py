@@ -27,7 +27,7 @@ class Phase(NamedTuple):  # a NamedTuple takes a third of a frozen dataclass's t
     start_s: float
     end_s: float
     attributes: Mapping[str, Attribute] = {}
-    happenings: tuple[PhaseEvent, ...] = ()
+    span_events: tuple[PhaseEvent, ...] = ()
     error: str = ""
     links: tuple[str, ...] = ()
 

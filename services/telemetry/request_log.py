@@ -2,7 +2,16 @@
 
 import logging
 
-from sluice_server.services.messages.work import ChatPrompt, Detokenize, TextPrompt, Work, unpack_ids
+from sluice_server.services.messages.work import (
+    ChatPrompt,
+    Detokenize,
+    Embed,
+    PairPrompt,
+    PromptInput,
+    TextPrompt,
+    Work,
+    unpack_ids,
+)
 from sluice_server.services.telemetry import logs
 from sluice_server.services.telemetry.observed import RefusedRequest, RequestUsage, StartedRequest
 
@@ -53,7 +62,15 @@ def prompt_of(work: Work) -> object:
     """Returns the prompt, or the token ids to detokenize, as plain values."""
     if isinstance(work, Detokenize):
         return unpack_ids(work.ids)
-    prompt = work.prompt
+    if isinstance(work, Embed):
+        return [plain(one) for one in work.inputs]
+    return plain(work.prompt)
+
+
+def plain(prompt: PromptInput | PairPrompt) -> object:
+    """Returns one prompt as plain values."""
+    if isinstance(prompt, PairPrompt):
+        return [prompt.first, prompt.second]
     if isinstance(prompt, TextPrompt):
         return prompt.text
     if isinstance(prompt, ChatPrompt):

@@ -71,8 +71,8 @@ class SpanEncoder:
             attributes = {**attributes, names.ERROR_TYPE: phase.error}
             span.status.CopyFrom(Status(code=Status.STATUS_CODE_ERROR, message=phase.error))
         self._write_attributes(span, attributes)
-        if phase.happenings:
-            self._write_events(span, phase.happenings)
+        if phase.span_events:
+            self._write_events(span, phase.span_events)
         if phase.links:
             self._write_links(span, phase.links)
 
@@ -88,10 +88,10 @@ class SpanEncoder:
                 known.append(self._known(key, value, length))
         span.MergeFromString(b"".join(known))
 
-    def _write_events(self, span: Span, happenings: Sequence[PhaseEvent]) -> None:
+    def _write_events(self, span: Span, span_events: Sequence[PhaseEvent]) -> None:
         limits = self._limits
-        span.dropped_events_count = _excess(happenings, limits.max_events)
-        for one in _last(happenings, limits.max_events):
+        span.dropped_events_count = _excess(span_events, limits.max_events)
+        for one in _last(span_events, limits.max_events):
             event = span.events.add(name=one.name, time_unix_nano=self._wall_ns(one.at_s))
             event.dropped_attributes_count = _excess(one.attributes, limits.max_event_attributes)
             for key, value in _last(one.attributes.items(), limits.max_event_attributes):

@@ -118,7 +118,7 @@ class Tracer:
             for parent, phase in self.held.take(request_id):
                 self._queue.put(Ended(phase, parent))
 
-    def tell(self, place: SpanPlacement, phase: Phase, *, is_server: bool = False) -> None:
+    def record_placed(self, place: SpanPlacement, phase: Phase, *, is_server: bool = False) -> None:
         """Take an ended span whose place is already fixed, as other processes may refer to it."""
         if self._queue is not None:
             self._queue.put(Ended(phase, place, is_server))

@@ -10,14 +10,15 @@ from collections.abc import Sequence
 
 import msgspec
 
-from sluice_server.engine.checks import check_params, check_prompt
+from sluice_server.engine.checks import check_params, check_pooled, check_prompt
 from sluice_server.engine.errors import ServiceError
 from sluice_server.engine.request import Limits, SamplingParams
 from sluice_server.services.messages.details import Detokenized, Tokenized
-from sluice_server.services.messages.messages import Append, Failed, Prompt, Result, Submit, failed
+from sluice_server.services.messages.messages import Append, Envelope, Failed, Inputs, Prompt, Result, Submit, failed
 from sluice_server.services.messages.work import (
     ChatPrompt,
     Detokenize,
+    Embed,
     Generate,
     Sections,
     TextOptions,
@@ -37,8 +38,8 @@ from sluice_server.services.tokenizer.grammar_frames import GrammarJob
 class EncodedMessage(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """The result of encoding one message."""
 
-    answer: Prompt | Result | Append | Failed
-    told: Result | None = None  # the prompt's tokens, sent ahead of the answer
+    answer: Prompt | Inputs | Result | Append | Failed
+    prompt_report: Result | None = None  # the prompt's tokens, sent ahead of the answer
     job: GrammarJob | None = None  # the grammar that the prompt still needs
 
 
@@ -88,6 +89,8 @@ class Answers:
                 else:
                     ids = self.encoder.encode(work.prompt, self._limits, work.add_special_tokens)
                 return EncodedMessage(Result(envelope, self._tokenized(ids)))
+            case Embed():
+                return EncodedMessage(self._inputs(envelope, work, start))
             case Detokenize():
                 decoded = self.encoder.decode(work.ids, self._limits, work.skip_special_tokens)
                 return EncodedMessage(Result(envelope, Detokenized(decoded)))
@@ -99,12 +102,23 @@ class Answers:
         for piece in work.more:
             ids = ids + self._encode_more(piece)
         check_prompt(len(ids), work.params, self._limits)
-        told = Result(submit.envelope, self._tokenized(ids)) if work.echo else None
+        prompt_report = Result(submit.envelope, self._tokenized(ids)) if work.echo else None
         params = self._params(work)
         took = time.monotonic() - start
         envelope, text = later(submit.envelope, took), _text(work.text, sections)
         prompt = Prompt(envelope, pack_ids(ids), params, work.stops, work.scheduling, took, text, submit.resume)
-        return EncodedMessage(prompt, told, job_of(work, sections, self.encoder.mark))
+        return EncodedMessage(prompt, prompt_report, job_of(work, sections, self.encoder.mark))
+
+    def _inputs(self, envelope: Envelope, work: Embed, start: float) -> Inputs:
+        """Encodes all inputs; an error names the input."""
+        packed = []
+        for at, one in enumerate(work.inputs):
+            field = f"{work.field}[{at}]"
+            ids = self.encoder.encode_input(one, self._limits, field, work.instruction, work.truncation)
+            check_pooled(len(ids), self._limits, field)
+            packed.append(pack_ids(ids))
+        took = time.monotonic() - start
+        return Inputs(later(envelope, took), tuple(packed), work.options, work.scheduling, took, work.field)
 
     def _encode(self, work: Generate, rendered: RenderedChat | None) -> tuple[list[int], Sections]:
         """Returns the token ids of a prompt, and the sections that its output may have."""
@@ -142,5 +156,5 @@ class Answers:
 
 def _text(asked: TextOptions, sections: Sections) -> TextOptions:
     """Returns the text options with the sections that are to be split, or None for no split."""
-    found = sections if asked.split_sections and (sections.has_reasoning or sections.tools) else None
+    found = sections if asked.split_sections and (sections.reasoning or sections.tools) else None
     return msgspec.structs.replace(asked, sections=found)

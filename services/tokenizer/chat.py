@@ -5,17 +5,24 @@ Files are read at start. Templates are rendered in the child processes of `rende
 
 import dataclasses
 import os
+import types
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 from sluice_server.engine.errors import Code, ServiceError, invalid
 from sluice_server.engine.models.fields import is_file, read_json
 from sluice_server.services.messages.work import ChatPrompt, Sections
+from sluice_server.services.sections.splitters import section_marks
 from sluice_server.services.tokenizer.child_pool import PATIENCE, CpuTimeLimit
-from sluice_server.services.tokenizer.renderer import Renderers, setup_of
-from sluice_server.services.tokenizer.tool_formats import has_reasoning, is_reasoning, tool_format
+from sluice_server.services.tokenizer.control_tokens import control_tokens
+from sluice_server.services.tokenizer.found_sections import DETECTED, Parsers, placed_format, sections_of
+from sluice_server.services.tokenizer.placing import placement_of
+from sluice_server.services.tokenizer.render_frames import Rendered, RenderSetup
+from sluice_server.services.tokenizer.renderer import MEMORY_BYTES, Renderers
 
 MAX_SOURCE = 1 << 20  # characters
+_NO_TOKENS: Mapping[str, bool] = types.MappingProxyType({})
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -36,19 +43,23 @@ class TemplateSource:
 class ChatTemplate:
     """Renders conversations with a checkpoint's template. Without a template `render` raises NO_CHAT_TEMPLATE."""
 
-    def __init__(self, source: TemplateSource, num_renderers: int = 1, patience: CpuTimeLimit = PATIENCE) -> None:
+    def __init__(
+        self,
+        source: TemplateSource,
+        num_renderers: int = 1,
+        patience: CpuTimeLimit = PATIENCE,
+        added_tokens: Mapping[str, bool] = _NO_TOKENS,
+        parsers: Parsers = DETECTED,
+    ) -> None:
+        """`added_tokens`: the tokenizer's, with whether they are special."""
         self.source = source
+        self._parsers = parsers
         self._renderers: Renderers | None = None
         if source.default is not None:
-            setup = setup_of(source.default, source.tool_use or "", source.special_tokens)
+            setup = _setup(source.default, source, added_tokens, parsers)
             self._renderers = Renderers(setup, num_renderers, patience)
 
-    @classmethod
-    def load(cls, directory: Path, num_renderers: int = 1) -> "ChatTemplate":
-        """Reads the template from the checkpoint's files. Raises ServiceError MODEL_INVALID."""
-        return cls(read_template(directory), num_renderers)
-
-    def render(self, prompt: ChatPrompt, max_bytes: int) -> str:
+    def render(self, prompt: ChatPrompt, max_bytes: int) -> Rendered:
         """Returns the prompt as text. Raises ServiceError: no template, rejected messages, or a limit exceeded."""
         if self._renderers is None:
             raise ServiceError(
@@ -62,14 +73,10 @@ class ChatTemplate:
         except UnicodeEncodeError as error:
             raise invalid("prompt.chat", "is not valid Unicode: it has a lone surrogate") from error
 
-    def sections(self, prompt: ChatPrompt, rendered: str) -> Sections:
-        """Returns the sections that an output for the prompt may have; `rendered` is the prompt as text."""
+    def sections(self, prompt: ChatPrompt, rendered: Rendered) -> Sections:
+        """Returns the sections that an output for a rendered prompt may have."""
         source = (prompt.tools and self.source.tool_use) or self.source.default or ""
-        return Sections(
-            has_reasoning=has_reasoning(source),
-            is_reasoning=has_reasoning(source) and is_reasoning(rendered),
-            tools=tool_format(source) if prompt.tools else "",
-        )
+        return sections_of(source, prompt, rendered, self._parsers)
 
     def close(self) -> None:
         """Ends the renderer processes."""
@@ -77,14 +84,26 @@ class ChatTemplate:
             self._renderers.close()
 
 
+def _setup(default: str, source: TemplateSource, added_tokens: Mapping[str, bool], parsers: Parsers) -> RenderSetup:
+    """Builds the first frame for a renderer process."""
+    tool_use = source.tool_use or ""
+    control = control_tokens(added_tokens, (default, tool_use))
+    written = tuple(one for one in section_marks() if one in control and not added_tokens[one])
+    known = placed_format(tool_use or default, parsers)
+    placement = None if known is None else placement_of(known)
+    return RenderSetup(default, tool_use, source.special_tokens, control, written, MEMORY_BYTES, placement)
+
+
 def read_template(directory: Path) -> TemplateSource:
     """Reads chat_template.jinja and additional_chat_templates/tool_use.jinja, else tokenizer_config.json.
 
-    Raises ServiceError MODEL_INVALID.
+    Without a template there, chat_template.json is read, in which models that take images were published. Raises
+    ServiceError MODEL_INVALID.
     """
     try:
         config = _read(directory / "tokenizer_config.json")
-        named = _named(config.get("chat_template"))
+        value = config.get("chat_template") or _read(directory / "chat_template.json").get("chat_template")
+        named = _named(value)
         for name, path in (
             ("default", directory / "chat_template.jinja"),
             ("tool_use", directory / "additional_chat_templates" / "tool_use.jinja"),
@@ -102,9 +121,10 @@ def read_template(directory: Path) -> TemplateSource:
         raise unreadable(directory) from error
 
 
-def unreadable(directory: Path) -> ServiceError:
+def unreadable(directory: Path, why: str = "") -> ServiceError:
     """Builds the error for a chat template whose files cannot be read."""
-    return ServiceError(Code.FAILED_PRECONDITION, "MODEL_INVALID", f"{directory}: the chat template cannot be read")
+    text = f"{directory}: the chat template cannot be read{f': {why}' if why else ''}"
+    return ServiceError(Code.FAILED_PRECONDITION, "MODEL_INVALID", text)
 
 
 def _read(path: Path) -> dict[str, Any]:

@@ -5,6 +5,7 @@ state between calls.
 """
 
 import functools
+import itertools
 import json
 import os
 from collections.abc import Sequence
@@ -15,20 +16,38 @@ import msgspec
 from tokenizers import Tokenizer
 
 from sluice_server.engine.checks import check_ids
-from sluice_server.engine.errors import Code, ServiceError, invalid
+from sluice_server.engine.errors import Code, ServiceError, invalid, unsupported
 from sluice_server.engine.models.fields import is_file
 from sluice_server.engine.request import Limits
-from sluice_server.services.messages.work import ChatPrompt, Sections, TextPrompt, TokenPrompt, unpack_ids
+from sluice_server.services.messages.work import (
+    ChatMessage,
+    ChatPrompt,
+    PairPrompt,
+    PromptInput,
+    Sections,
+    TextPrompt,
+    TokenPrompt,
+    Truncation,
+    unpack_ids,
+)
 from sluice_server.services.text_bound import longest_token
-from sluice_server.services.tokenizer.chat import ChatTemplate
+from sluice_server.services.tokenizer.chat import ChatTemplate, TemplateSource, read_template
+from sluice_server.services.tokenizer.found_sections import DETECTED, Parsers
 from sluice_server.services.tokenizer.pieces import Pieces
+
+_PROBE_BYTES = 1 << 20
 
 
 class RenderedChat(msgspec.Struct, frozen=True, gc=False, forbid_unknown_fields=True):
-    """A conversation as text, and the sections that its output may have."""
+    """A conversation as text, and the sections that its output may have.
+
+    Attributes:
+        cuts: places at which the text is cut before it is encoded, so that content makes no control token.
+    """
 
     text: str
     sections: Sections
+    cuts: tuple[int, ...] = ()
 
 
 class TextEncoder:
@@ -47,13 +66,24 @@ class TextEncoder:
         return longest_token(self._path) if self._path is not None else 0
 
     @classmethod
-    def load(cls, directory: Path, num_renderers: int = 1) -> "TextEncoder":
+    def load(
+        cls,
+        directory: Path,
+        num_renderers: int = 1,
+        source: TemplateSource | None = None,
+        parsers: Parsers = DETECTED,
+    ) -> "TextEncoder":
         """Reads tokenizer.json and the chat template. Raises ServiceError MODEL_INVALID naming the file.
 
-        At most `num_renderers` chats are rendered at once. Call `close` if any was rendered.
+        At most `num_renderers` chats are rendered at once. `source` is the chat template if it is read already. Call
+        `close` if any chat was rendered.
         """
         path = directory / "tokenizer.json"
-        return cls(load_tokenizer(path), ChatTemplate.load(directory, num_renderers), path)
+        tokenizer = load_tokenizer(path)
+        added = {token.content: token.special for token in tokenizer.get_added_tokens_decoder().values()}
+        source = source or read_template(directory)
+        template = ChatTemplate(source, num_renderers, added_tokens=added, parsers=parsers)
+        return cls(tokenizer, template, path)
 
     def close(self) -> None:
         """Ends the renderer processes."""
@@ -76,15 +106,68 @@ class TextEncoder:
         """
         return self._encode(text, limits, "append.text", add_special_tokens=False)
 
+    def encode_input(
+        self,
+        prompt: PromptInput | PairPrompt,
+        limits: Limits,
+        field: str,
+        instruction: str,
+        truncation: Truncation,
+    ) -> list[int]:
+        """Returns the token ids of one input of Embed, no longer than the context if it may be truncated. Raises as
+        `encode`; `field` names the input."""
+        if isinstance(prompt, TokenPrompt):
+            ids = unpack_checked(prompt.ids, limits, field)
+            return ids if truncation is Truncation.NONE else _kept(ids, limits.context_length, truncation)
+        if isinstance(prompt, PairPrompt):
+            return self._encode_pair(prompt, limits, field)
+        if isinstance(prompt, ChatPrompt):
+            return self._encode_ranked(prompt, limits, field)
+        text = instruction + prompt.text
+        if truncation is Truncation.NONE:
+            return self._encode(text, limits, field, add_special_tokens=True)
+        check_text(text, limits, field)
+        (encoding,) = self.tokenizer.encode_batch_fast([text], add_special_tokens=False)
+        room = limits.context_length - self.tokenizer.num_special_tokens_to_add(is_pair=False)
+        encoding.truncate(max(0, room), direction=truncation.value)
+        ids = self.tokenizer.post_process(encoding).ids
+        check_ids(field, ids, limits)
+        return ids
+
+    def _encode_pair(self, prompt: PairPrompt, limits: Limits, field: str) -> list[int]:
+        check_text(prompt.first, limits, field)
+        check_text(prompt.second, limits, field)
+        (encoding,) = self.tokenizer.encode_batch_fast([(prompt.first, prompt.second)], add_special_tokens=True)
+        ids: list[int] = encoding.ids
+        check_ids(field, ids, limits)
+        return ids
+
+    def _encode_ranked(self, prompt: ChatPrompt, limits: Limits, field: str) -> list[int]:
+        """Returns the token ids of a query and a document, each a turn of its own role in the chat template."""
+        if not self._ranks:
+            text = f"{field}: the model's chat template has no place for turns of the roles query and document"
+            raise unsupported(field, text)
+        rendered = self._template.render(prompt, limits.max_prompt_bytes)
+        return self._encode(rendered.text, limits, field, add_special_tokens=False, cuts=rendered.cuts)
+
+    @functools.cached_property
+    def _ranks(self) -> bool:
+        """Whether the chat template writes the turns of a query and of a document."""
+        if self._template.source.default is None:
+            return False
+        turns = ChatMessage("query", "where"), ChatMessage("document", "there")
+        text = self._template.render(ChatPrompt(turns), _PROBE_BYTES).text
+        return all(one.content is not None and one.content in text for one in turns)
+
     def render(self, prompt: ChatPrompt, limits: Limits) -> RenderedChat:
         """Returns a conversation as text. Raises ServiceError: no template, rejected messages, or a limit exceeded."""
-        text = self._template.render(prompt, limits.max_prompt_bytes)
-        return RenderedChat(text, self._template.sections(prompt, text))
+        rendered = self._template.render(prompt, limits.max_prompt_bytes)
+        return RenderedChat(rendered.text, self._template.sections(prompt, rendered), rendered.cuts)
 
     def encode_chat(self, chat: RenderedChat, limits: Limits) -> list[int]:
         """Returns the token ids of a rendered conversation. Raises as `encode`."""
         # A template writes the special tokens itself.
-        return self._encode(chat.text, limits, "prompt.chat", add_special_tokens=False)
+        return self._encode(chat.text, limits, "prompt.chat", add_special_tokens=False, cuts=chat.cuts)
 
     def encode_words(self, words: Sequence[str], limits: Limits) -> tuple[tuple[int, ...], ...]:
         """Returns the token ids of each word with a leading space and without."""
@@ -104,19 +187,27 @@ class TextEncoder:
         text: str = self.tokenizer.decode(unpack_checked(ids, limits, "token_ids"), skip_special_tokens)
         return text
 
-    def _encode(self, text: str, limits: Limits, field: str, add_special_tokens: bool) -> list[int]:
-        try:
-            size = len(text.encode())
-        except UnicodeEncodeError as error:
-            raise invalid(field, f"is not valid Unicode: lone surrogate at character {error.start}") from error
-        if size > limits.max_prompt_bytes:
-            raise invalid(field, f"has {size} bytes; at most {limits.max_prompt_bytes}", limit=limits.max_prompt_bytes)
-        # A batch of one text: only the batch call omits the offsets of tokens, which take longer than the encoding.
-        (encoding,) = self.tokenizer.encode_batch_fast([text], add_special_tokens=add_special_tokens)
-        ids: list[int] = encoding.ids
+    def _encode(
+        self, text: str, limits: Limits, field: str, add_special_tokens: bool, cuts: tuple[int, ...] = ()
+    ) -> list[int]:
+        check_text(text, limits, field)
+        pieces = [text[start:end] for start, end in itertools.pairwise((0, *cuts, len(text)))]
+        # A batch, often of one text: only the batch call omits the offsets of tokens, which take longer than the ids.
+        encodings = self.tokenizer.encode_batch_fast(pieces, add_special_tokens=add_special_tokens)
+        ids: list[int] = encodings[0].ids if not cuts else [one for encoding in encodings for one in encoding.ids]
         # A tokenizer may have more ids than the model has logits.
         check_ids(field, ids, limits)
         return ids
+
+
+def check_text(text: str, limits: Limits, field: str) -> None:
+    """Raises ServiceError INVALID_ARGUMENT for a text that is too large, or not Unicode."""
+    try:
+        size = len(text.encode())
+    except UnicodeEncodeError as error:
+        raise invalid(field, f"is not valid Unicode: lone surrogate at character {error.start}") from error
+    if size > limits.max_prompt_bytes:
+        raise invalid(field, f"has {size} bytes; at most {limits.max_prompt_bytes}", limit=limits.max_prompt_bytes)
 
 
 def load_tokenizer(path: Path) -> Tokenizer:
@@ -142,6 +233,11 @@ def unpack_checked(data: bytes, limits: Limits, field: str) -> list[int]:
     ids = unpack_ids(data)
     check_ids(field, ids, limits)
     return ids
+
+
+def _kept(ids: list[int], num: int, truncation: Truncation) -> list[int]:
+    """Returns `num` of the ids at most, without those that truncation drops."""
+    return ids[-num:] if truncation is Truncation.LEFT else ids[:num]
 
 
 def _invalid(path: Path, message: str) -> ServiceError:

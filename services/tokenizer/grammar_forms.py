@@ -12,25 +12,18 @@ from llguidance import LLMatcher, regex_to_lark
 from llguidance.gbnf_to_lark import gbnf_to_lark
 
 from sluice_server.services.messages.work import Constraint, ConstraintForm
-from sluice_server.services.tokenizer.grammar_frames import Calls, GrammarJob, Reasoning
+from sluice_server.services.tokenizer.call_grammars import calls_grammars, until
+from sluice_server.services.tokenizer.grammar_errors import FormError
+from sluice_server.services.tokenizer.grammar_frames import GrammarJob, Reasoning
 
 # Between JSON's tokens: nothing, a space, or line ends and an indent. JSON allows more; weak models then never stop.
 WHITE_SPACE = r"( |\n{1,2}[ \t]{0,20})?"
 _ESCAPE = re.compile(r"\\u([0-9A-Fa-f]{4})|\\U([0-9A-Fa-f]{8})")
 
 
-class FormError(Exception):
-    """The source is not valid in its form; `place` says where, or is empty."""
-
-    def __init__(self, message: str, place: str = "") -> None:
-        super().__init__(message)
-        self.message = message
-        self.place = place
-
-
 def grammar_of(job: GrammarJob) -> str:
     """Returns the grammar of a job as llguidance's JSON. Raises FormError, RecursionError."""
-    grammars = calls_grammars(job.calls) if job.calls is not None else [constraint_grammar(job.constraint)]
+    grammars = calls_grammars(job.calls, schema_of) if job.calls is not None else [constraint_grammar(job.constraint)]
     if job.reasoning is not None:
         grammars = [{"lark_grammar": _reasoning(job.reasoning)}, {**grammars[0], "name": "body"}, *grammars[1:]]
     return json.dumps({"grammars": grammars})
@@ -68,31 +61,14 @@ def schema_of(text: str, *, is_object: bool = False) -> dict[str, Any]:
     return {**schema, "x-guidance": {"whitespace_pattern": WHITE_SPACE}}
 
 
-def calls_grammars(calls: Calls) -> list[dict[str, Any]]:
-    """Returns a grammar of one or more tool calls, then a grammar for the arguments of each tool."""
-    begins = [f'{{"name": {json.dumps(name)}, "{calls.key}": ' for name, _ in calls.tools]
-    one = " | ".join(f'{_literal(begin)} @tool_{at} "}}"' for at, begin in enumerate(begins))
-    opening = f"{calls.opening} /\\n?/" if calls.opening else ""
-    closing = f"/\\n?/ {calls.closing}" if calls.closing else ""
-    separator = f"{_literal(calls.separator)} /[ \\n]?/" if calls.separator else "/\\n?/"
-    lark = f"start: call ({separator} call)*\ncall: {opening} ({one}) {closing}\n"
-    schemas = [schema_of(parameters, is_object=True) for _, parameters in calls.tools]
-    return [{"lark_grammar": lark}, *({"name": f"tool_{at}", "json_schema": one} for at, one in enumerate(schemas))]
-
-
 def _reasoning(reasoning: Reasoning) -> str:
     """Returns a grammar of free text up to the closing mark of reasoning, then the constrained body."""
-    inside = f"start: reasoning @body\nreasoning: inside /\\n{{0,2}}/\n{_until(reasoning.closing)}\n"
+    closing, *more = reasoning.closing
+    body = f"{reasoning.answer} @body"
+    inside = f"reasoning: inside {' '.join(more)} /\\n{{0,2}}/\n{until(closing, 'inside')}\n"
     if reasoning.is_open:
-        return inside
-    return inside.replace("start: reasoning", f"start: ({reasoning.opening} reasoning)?")
-
-
-def _until(closing: str) -> str:
-    """Returns a rule for any text up to a mark, which is a literal or a special token that text cannot spell."""
-    if closing.startswith("<["):
-        return f"inside: /(.|\\n)*/ {closing}"
-    return f"inside[suffix={closing}]: /(.|\\n)*/"
+        return f"start: reasoning {body}\n{inside}"
+    return f"start: ({reasoning.opening} reasoning)? {body}\n{inside}"
 
 
 def _lark(gbnf: str) -> str:

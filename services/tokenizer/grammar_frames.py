@@ -21,17 +21,32 @@ class Reasoning(msgspec.Struct, frozen=True, gc=False, forbid_unknown_fields=Tru
 
     is_open: bool  # the prompt ended inside reasoning; else the output may open it
     opening: str
-    closing: str
+    closing: tuple[str, ...]  # the first of them ends it, the others follow
+    answer: str = ""  # what precedes the constrained text
+
+
+class ToolRule(msgspec.Struct, frozen=True, gc=False, forbid_unknown_fields=True):
+    """A call of one tool: two rules, and the arguments between them."""
+
+    begin: str
+    parameters: str  # JSON Schema of the arguments
+    end: str
 
 
 class Calls(msgspec.Struct, frozen=True, gc=False, forbid_unknown_fields=True):
-    """Tool calls instead of text. Marks are in a grammar's notation; an empty one is omitted."""
+    """Tool calls, instead of text or in it. Marks are in a grammar's notation."""
 
-    tools: tuple[tuple[str, str], ...]  # name, and JSON Schema of the arguments
-    key: str  # the key of the arguments in a call
-    opening: str
-    closing: str
+    tools: tuple[ToolRule, ...]
+    opening: tuple[str, ...]  # before each call
+    first: tuple[str, ...]  # before all calls
+    last: str  # behind them
     separator: str  # between two calls
+    arguments: str = "json"  # or "xml": a parameter each
+    parallel: bool = True  # several calls are allowed
+    is_required: bool = True  # nothing but calls; False: any text, in which calls are held to the schemas
+    openings: tuple[tuple[str, str], ...] = ()  # marks that begin a call in any text, and in a grammar's notation
+    answer: str = ""  # before a text without calls, where the two are messages of their own
+    starts: str = ""  # characters with which a call without an opening begins, at the start of an output
 
 
 class GrammarJob(msgspec.Struct, frozen=True, gc=False, forbid_unknown_fields=True):

@@ -12,6 +12,7 @@ from sluice_server.services.telemetry import catalogue
 from sluice_server.services.telemetry.metrics import MetricSample
 from sluice_server.services.tokenizer.constraints import Constraints
 from sluice_server.services.tokenizer.encoders import Encoders
+from sluice_server.services.tokenizer.found_sections import Parsers
 from sluice_server.services.tokenizer.loading import load_encoder
 from sluice_server.services.tokenizer.routes import MIDDLE_BYTES, EncodingPool
 from sluice_server.services.tokenizer.stage import EncodingThreads, TokenizerStage
@@ -32,7 +33,9 @@ async def run(process: Process) -> int:
     with contextlib.ExitStack() as stack:
         sizes = (MIDDLE_BYTES, max(limits.max_prompt_bytes, MIDDLE_BYTES))
         apart = tuple(_apart(stack, directory, limits, size, num_threads) for size in sizes)
-        encoder = stack.enter_context(contextlib.closing(load_encoder(directory, num_threads * (1 + len(apart)))))
+        parsers = Parsers(process.config.tool_call_parser, process.config.reasoning_parser)
+        loaded = load_encoder(directory, num_threads * (1 + len(apart)), process.config.chat_template, parsers)
+        encoder = stack.enter_context(contextlib.closing(loaded))
         constraints = stack.enter_context(
             contextlib.closing(Constraints(path, limits.vocab_size, process.model.eos_ids, NUM_COMPILERS))
         )

@@ -3,12 +3,11 @@
 Takes prompts, gives text or a `ServiceError`. Thread-safe.
 """
 
-from collections.abc import Mapping
 from typing import assert_never
 
 import msgspec
 
-from sluice_server.engine.errors import Code, ServiceError, invalid
+from sluice_server.engine.errors import Code, ServiceError, invalid, unsupported
 from sluice_server.services.messages.work import ChatPrompt
 from sluice_server.services.tokenizer.child_pool import (
     PATIENCE,
@@ -20,6 +19,7 @@ from sluice_server.services.tokenizer.child_pool import (
 )
 from sluice_server.services.tokenizer.render_frames import (
     Answer,
+    NoPlaceForTools,
     Rendered,
     RenderJob,
     RenderSetup,
@@ -41,12 +41,12 @@ class Renderers:
     def __init__(self, setup: RenderSetup, num: int = 1, patience: CpuTimeLimit = PATIENCE) -> None:
         self._children: ChildPool[Answer] = ChildPool(MODULE, setup, _decode, num, patience)
 
-    def render(self, prompt: ChatPrompt, max_bytes: int) -> str:
+    def render(self, prompt: ChatPrompt, max_bytes: int) -> Rendered:
         """Returns the prompt as text. Raises ServiceError INVALID_ARGUMENT: rejected by the template, or a limit."""
         answer = self._ask(RenderJob(prompt, max_bytes))
         match answer:
             case Rendered():
-                return answer.text
+                return answer
             case TemplateRefusal():
                 raise invalid(FIELD, f"the model's chat template refuses: {answer.message[:MAX_REFUSAL]}")
             case TooLong():
@@ -56,7 +56,11 @@ class Renderers:
                     limit=max_bytes,
                 )
             case TemplateError():
-                raise invalid(FIELD, _CANNOT)
+                raise invalid(FIELD, f"{_CANNOT}: {answer.message}")
+            case NoPlaceForTools():
+                raise unsupported(
+                    "chat.tools", "chat.tools: the model's chat template has no place for tools: leave them out"
+                )
             case _:
                 assert_never(answer)
 
@@ -85,8 +89,3 @@ class Renderers:
 def _decode(answer: bytes) -> Answer:
     decoded: Answer = msgspec.msgpack.decode(answer, type=Answer)
     return decoded
-
-
-def setup_of(default: str, tool_use: str, special_tokens: Mapping[str, str]) -> RenderSetup:
-    """Builds the first frame for a renderer process."""
-    return RenderSetup(default, tool_use, dict(special_tokens), MEMORY_BYTES)

@@ -15,7 +15,9 @@ from sluice_server.services.messages.messages import Append, Submit, failed
 from sluice_server.services.messages.work import (
     ChatPrompt,
     Detokenize,
+    Embed,
     Generate,
+    PairPrompt,
     PromptInput,
     TextPrompt,
     Tokenize,
@@ -68,7 +70,7 @@ class EncodingRoutes:
             return refused
 
     def _of(self, message: Submit | Append, size: int) -> tuple[EncodingPool | None, FairExecutor[EncodedMessage]]:
-        if size <= SHORT_BYTES or not self._apart:
+        if size <= SHORT_BYTES or not self._apart or _is_ranking(message):
             return None, self._chats if _is_chat(message) else self._short
         return next((one for one in self._apart if size <= one[0].max_bytes), self._apart[-1])
 
@@ -93,12 +95,16 @@ def size_of(message: Submit | Append) -> int:
             return sum(map(_num_bytes, (work.prompt, *work.more))) + sum(map(len, work.bad_words))
         case Tokenize():
             return _num_bytes(work.prompt)
+        case Embed():
+            return sum(_num_bytes(one) + len(work.instruction) for one in work.inputs)
         case Detokenize():
             return round(len(work.ids) * BYTES_PER_DECODED_ID_BYTE)
 
 
-def _num_bytes(prompt: PromptInput) -> int:
+def _num_bytes(prompt: PromptInput | PairPrompt) -> int:
     match prompt:
+        case PairPrompt():
+            return len(prompt.first.encode(errors="replace")) + len(prompt.second.encode(errors="replace"))
         case TextPrompt():
             return len(prompt.text) if prompt.text.isascii() else len(prompt.text.encode(errors="replace"))
         case TokenPrompt():
@@ -109,4 +115,11 @@ def _num_bytes(prompt: PromptInput) -> int:
 
 def _is_chat(message: Submit | Append) -> bool:
     work = message.work if isinstance(message, Submit) else None
-    return isinstance(work, Generate | Tokenize) and isinstance(work.prompt, ChatPrompt)
+    is_chat = isinstance(work, Generate | Tokenize) and isinstance(work.prompt, ChatPrompt)
+    return is_chat or _is_ranking(message)
+
+
+def _is_ranking(message: Submit | Append) -> bool:
+    """Returns whether the inputs are chats, which a process for longer texts cannot render."""
+    work = message.work if isinstance(message, Submit) else None
+    return isinstance(work, Embed) and any(isinstance(one, ChatPrompt) for one in work.inputs)

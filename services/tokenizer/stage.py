@@ -1,4 +1,4 @@
-"""The tokenizer stage of the ring: takes Submit and Append; gives Prompt, Result, Append or Failed.
+"""The tokenizer stage of the ring: takes Submit and Append; gives Prompt, Inputs, Result, Append or Failed.
 
 Brief work runs inline. Other encodings run elsewhere (`routes`), so that probes and other requests' messages pass
 meanwhile; constraints are compiled on threads of their own. Order holds for each request: a Cancel drops the request's
@@ -19,6 +19,7 @@ from sluice_server.services.messages.messages import (
     CloseInput,
     Failed,
     Grant,
+    Inputs,
     Message,
     OpenSerials,
     Prompt,
@@ -134,8 +135,8 @@ class TokenizerStage:
         made = EncodedMessage(_broken(message, error)) if (error := future.exception()) is not None else future.result()
         if isinstance(message, Submit):
             self._record(message.envelope, _phase(start, made.answer))
-        if made.told is not None:
-            self._emit(made.told)
+        if made.prompt_report is not None:
+            self._emit(made.prompt_report)
         self._open.finish(message.envelope, made.answer)
 
     def _with_known(self, made: EncodedMessage) -> EncodedMessage | None:
@@ -157,7 +158,7 @@ class TokenizerStage:
         if not grammar or not isinstance(made.answer, Prompt):
             return made
         try:
-            return EncodedMessage(with_grammar(made.answer, grammar, self._limits, took), made.told)
+            return EncodedMessage(with_grammar(made.answer, grammar, self._limits, took), made.prompt_report)
         except ServiceError as error:
             return EncodedMessage(failed(made.answer.envelope, error))
 
@@ -165,12 +166,13 @@ class TokenizerStage:
 def _broken(message: Submit | Append, error: BaseException) -> Failed:
     """Builds the Failed message of a request on which encoding raised an unexpected exception."""
     work = type(message.work if isinstance(message, Submit) else message).__name__
-    told = about(message.envelope, work=work)
-    return failed(message.envelope, fault(Role.TOKENIZER, told, "failed while encoding this request", error))
+    extra = about(message.envelope, work=work)
+    return failed(message.envelope, fault(Role.TOKENIZER, extra, "failed while encoding this request", error))
 
 
 def _phase(start: float, answer: Message) -> Phase:
     """Builds the trace phase of a Submit."""
-    num_tokens = len(answer.ids) // 4 if isinstance(answer, Prompt) else 0
+    packed = (answer.ids,) if isinstance(answer, Prompt) else answer.ids if isinstance(answer, Inputs) else ()
+    num_tokens = sum(map(len, packed)) // 4
     error = answer.reason if isinstance(answer, Failed) else ""
     return Phase(names.SPAN_TOKENIZE, start, time.monotonic(), {names.NUM_PROMPT: num_tokens}, error=error)

@@ -1,13 +1,18 @@
 """Renders a chat template as Hugging Face does, in jinja2's immutable sandbox, with a limit on the text's length.
 
+A chat is rendered once more with its content marked (see `control_tokens`) if it could write a control token.
+
 The template is data from a model repository: it can neither access the internals of Python objects nor change its
 input. It can loop and exhaust memory, so the caller must limit both (see `renderer`).
 """
 
+import functools
 import json
+import re
+import traceback
 from collections.abc import Mapping
 from datetime import datetime
-from typing import Any, NoReturn
+from typing import Any, NamedTuple, NoReturn
 
 from jinja2 import TemplateError, TemplateSyntaxError, nodes
 from jinja2.ext import Extension, loopcontrols
@@ -15,9 +20,21 @@ from jinja2.parser import Parser
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 
 from sluice_server.services.messages.work import ChatMessage, ChatPrompt, Tool, ToolCall
+from sluice_server.services.tokenizer.control_tokens import STAND_INS, ContentMarker, in_variables
+from sluice_server.services.tokenizer.template_forms import MessageForms, Messages, find_forms
 
 # Exceptions that a template can cause: errors of template and messages, not of this server.
 FAULTS = (TemplateError, TypeError, ValueError, LookupError, ArithmeticError, AttributeError, RecursionError)
+
+
+_MAX_PROBE_BYTES = 1 << 20
+_PROBE_OF_TOOLS = ChatPrompt(
+    (ChatMessage("user", "a"),), tools=(Tool("f", "b", '{"type": "object", "properties": {}}'),)
+)
+_MAX_REASON = 200  # characters
+_ADDRESS = re.compile(r" at 0x[0-9a-f]+")
+_STAND_IN_BYTES = 3  # in place of one
+_NOT_ASCII = re.compile(f"[^\\x00-\\x7f{STAND_INS}]")
 
 
 class RefusedError(TemplateError):
@@ -28,32 +45,99 @@ class TooLongError(Exception):
     """A template wrote more than `max_bytes`."""
 
 
-class Template:
-    """A compiled template."""
+class RenderedText(NamedTuple):
+    """A prompt as text.
 
-    def __init__(self, source: str, special_tokens: Mapping[str, str]) -> None:
+    Attributes:
+        cuts: places at which the text is cut before it is encoded, so that content makes no control token.
+    """
+
+    text: str
+    cuts: tuple[int, ...] = ()
+
+
+class Template:
+    """A compiled template, and the forms of messages that it reads."""
+
+    def __init__(self, source: str, special_tokens: Mapping[str, str], marker: ContentMarker) -> None:
         """Raises one of `FAULTS` for a source that cannot be compiled. Compiling computes constant expressions."""
         self._template = environment().from_string(source)
         self._special_tokens = special_tokens
+        self._marker = marker
+        self._has_calls = "tool_calls" in source
+        self.forms = MessageForms()
+        self.forms = find_forms(self._written)
 
-    def render(self, prompt: ChatPrompt, max_bytes: int) -> str:
+    def render(self, prompt: ChatPrompt, max_bytes: int) -> RenderedText:
         """Returns the prompt as text. Raises RefusedError, TooLongError or one of `FAULTS`."""
-        given = {**self._special_tokens, **json.loads(prompt.variables), **_variables(prompt)}
+        if not self._has_calls and any(one.tool_calls for one in prompt.messages):
+            raise RefusedError("it has no place for tool calls of earlier turns")
+        given = {**json.loads(prompt.variables), **_variables(prompt)}
+        text = self._write(given, max_bytes)
+        return RenderedText(text) if prompt.trusts_content else self._cut(given, text, max_bytes)
+
+    def _written(self, messages: Messages, tools: list[dict[str, Any]] | None) -> str:
+        """Returns what the template writes for messages as they are given; "" if it fails."""
+        try:
+            given = {"messages": messages, "tools": tools, "add_generation_prompt": True}
+            return self._write(given, _MAX_PROBE_BYTES)
+        except (*FAULTS, TooLongError):
+            return ""
+
+    @functools.cached_property
+    def shows_tools(self) -> bool:
+        """False if the template writes the same with tools and without. Some show them with certain turns only."""
+        given = _variables(_PROBE_OF_TOOLS)
+        text = self._written(given["messages"], given["tools"])
+        return not text or text != self._written(given["messages"], None)
+
+    def _cut(self, given: dict[str, Any], text: str, max_bytes: int) -> RenderedText:
+        """Returns the text with its cuts; `given` has all content, and `text` is what the template writes for it."""
+        marker = self._marker
+        wide = in_variables(given, marker, marker.wide)
+        if wide == given:
+            return RenderedText(text)
+        try:
+            marked = self._write_marked(wide, max_bytes)
+        except (*FAULTS, TooLongError):
+            marked = ""
+        if marker.restore(marked) != text:  # the template looks for brackets in content
+            try:
+                marked = self._write_marked(in_variables(given, marker, marker.narrow), max_bytes)
+            except RefusedError as error:
+                raise RefusedError(marker.restore(str(error))) from error
+            text = marker.restore(marked)
+        return RenderedText(text, marker.cuts(marked, text))
+
+    def _write_marked(self, given: Mapping[str, Any], max_bytes: int) -> str:
+        return self._write(given, max_bytes * _STAND_IN_BYTES, "surrogatepass")
+
+    def _write(self, given: Mapping[str, Any], max_bytes: int, errors: str = "strict") -> str:
+        messages = [self.forms.of(one) for one in given["messages"]]
         pieces, size = [], 0
-        for piece in self._template.generate(given):
+        for piece in self._template.generate({**self._special_tokens, **given, "messages": messages}):
             pieces.append(piece)
-            size += len(piece.encode())
+            size += len(piece.encode(errors=errors))
             if size > max_bytes:
                 raise TooLongError
         return "".join(pieces)
 
 
 def check_syntax(source: str) -> None:
-    """Raises ValueError for a source that is not a template. Runs none of it."""
+    """Raises ValueError saying line and reason for a source that is not a template. Runs none of it."""
     try:
         environment().parse(source)
     except (TemplateSyntaxError, RecursionError) as error:
-        raise ValueError(source[:80]) from error
+        raise ValueError(explained(error)) from error
+
+
+def explained(error: BaseException) -> str:
+    """Returns the line of a template at which one of `FAULTS` was raised, where that is known, and why."""
+    lines = [line for frame, line in traceback.walk_tb(error.__traceback__) if frame.f_code.co_filename == "<template>"]
+    line = error.lineno if isinstance(error, TemplateSyntaxError) else lines[-1] if lines else None
+    why = "it is nested too deeply" if isinstance(error, RecursionError) else _ADDRESS.sub("", str(error))
+    text = why.encode(errors="replace").decode()[:_MAX_REASON]
+    return text if line is None else f"line {line}: {text}"
 
 
 def environment() -> ImmutableSandboxedEnvironment:
@@ -91,7 +175,8 @@ def _tojson(
     sort_keys: bool = False,
 ) -> str:
     """Encodes JSON without the HTML escapes of Jinja's own filter, because a prompt is not HTML."""
-    return json.dumps(value, ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys)
+    text = json.dumps(value, ensure_ascii=False, indent=indent, separators=separators, sort_keys=sort_keys)
+    return _NOT_ASCII.sub(lambda match: json.dumps(match[0])[1:-1], text) if ensure_ascii else text
 
 
 def _refuse(message: str) -> NoReturn:
@@ -109,11 +194,11 @@ def _variables(prompt: ChatPrompt) -> dict[str, Any]:
 
 
 def _message(message: ChatMessage) -> dict[str, Any]:
-    """Returns a message as templates expect it: reasoning under two names, absent fields undefined and not None."""
+    """Returns a message as templates expect it: reasoning under two names, absent fields undefined and not None, and an
+    empty content beside tool calls."""
     given: dict[str, Any] = {} if message.reasoning is None else {"thinking": message.reasoning}
     given["role"] = message.role
-    if message.content is not None:
-        given["content"] = message.content
+    given["content"] = message.content or ""
     if message.tool_calls:
         given["tool_calls"] = [_tool_call(one) for one in message.tool_calls]
     if message.tool_call_id:

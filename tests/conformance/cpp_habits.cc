@@ -29,6 +29,8 @@ void refused_before_it_is_sent() {
   throws<std::invalid_argument>([&] { sluice::Client("192.0.2.1:1", options); }, "a token in plaintext");
   options.tls = sluice::Tls{"/nowhere.pem"};
   throws<std::runtime_error>([&] { sluice::Client("192.0.2.1:1", options); }, "a file that is not there");
+  throws<std::invalid_argument>([] { sluice::Client("192.0.2.1:1").tokenize(sluice::Request::of_tokens({1})); },
+                                "ids that are to be tokenized");
   throws<std::invalid_argument>([] { sluice::Request::chat({{"nobody", "Hello"}}); }, "a role that there is not");
 }
 

@@ -48,6 +48,7 @@ def test_the_examples_run_against_the_installed_package(tmp_path: Path, service:
     run("cmake", "-S", str(consumer), "-B", build, f"-DCMAKE_PREFIX_PATH={prefix}", "-DCMAKE_CXX_FLAGS=-Wall -Werror")
     run("nice", "-n", "15", "cmake", "--build", build, "--parallel", "2")
     told = [run(f"{build}/example{number}") for number in range(len(EXAMPLES))]
+    assert any(one.endswith("tokens: Once upon a time\n") for one in told)
     assert all(told) and told[-1].startswith("INVALID_PARAMETER: max_tokens")
     assert run(f"{build}/cpp_habits", service.address) == "all as it must be\n"
     wait_until(lambda: num_open(service) == 0, 10, "the engine goes on with what has no reader")

@@ -16,6 +16,7 @@ import yaml
 
 from sluice_server.engine.config import EngineConfig
 from sluice_server.services.config import ServiceConfig
+from sluice_server.services.process.edge_settings import EDGE, EdgeSettings, variable
 from sluice_server.services.telemetry import catalogue
 from sluice_server.services.telemetry.catalogue import MetricKind
 from tools import dashboards
@@ -25,9 +26,10 @@ KUBERNETES = ROOT / "deploy/kubernetes"
 VERSION = "1.34"  # of Kubernetes, whose schemas are asked
 SETTINGS = {
     f"SLUICE_{field.name.upper()}" for config in (EngineConfig, ServiceConfig) for field in dataclasses.fields(config)
-}
+} | {variable(field.name) for field in dataclasses.fields(EdgeSettings)}
 OWN = {  # of compose.yaml itself
     "SLUICE_PORT",
+    "SLUICE_HTTP_PORT",
     "SLUICE_TEXT_IMAGE",
     "SLUICE_ENGINE_IMAGE",
     "SLUICE_CUDA_IMAGE",
@@ -94,8 +96,9 @@ def test_the_pod_is_probed_locked_down_and_scaled_by_its_queue() -> None:
     }
     pod = by_kind["Deployment"]["template"]["spec"]
     containers = {container["name"]: container for container in pod["containers"]}
-    assert set(containers) == {"gateway", "tokenizer", "engine", "detokenizer"}
+    assert set(containers) == {"gateway", "tokenizer", "engine", "detokenizer", EDGE}
     assert containers["gateway"]["readinessProbe"]["grpc"]["port"] == 50051
+    assert containers[EDGE]["readinessProbe"]["httpGet"] == {"path": "/health/ready", "port": "http"}
     assert pod["securityContext"]["runAsNonRoot"] is True
     for container in containers.values():
         assert container["livenessProbe"]["exec"]["command"] == ["sluice", "healthcheck"]
@@ -106,6 +109,12 @@ def test_the_pod_is_probed_locked_down_and_scaled_by_its_queue() -> None:
     assert metric["pods"]["metric"]["name"] in sample_names()
     labels = by_kind["Deployment"]["template"].get("metadata", {}).get("labels", {})
     assert by_kind["PodDisruptionBudget"]["selector"]["matchLabels"].items() <= labels.items()
+    open_ports = {
+        one["port"]: one.get("endPort") for rule in by_kind["NetworkPolicy"]["ingress"] for one in rule["ports"]
+    }
+    ports = {one["name"]: one["containerPort"] for container in containers.values() for one in container["ports"]}
+    metrics = sorted(port for name, port in ports.items() if name.startswith("metrics"))
+    assert open_ports == {"grpc": None, "http": None, metrics[0]: metrics[-1]}
     grace_s = ServiceConfig().grace_s
     assert pod["terminationGracePeriodSeconds"] > grace_s
 
@@ -119,6 +128,11 @@ def test_compose_runs_every_role_locked_down_with_settings_that_exist() -> None:
         assert service["mem_limit"] and service["cpus"] and service["pids_limit"] and service["healthcheck"]
         assert service["depends_on"]["keys"]["condition"] == "service_completed_successfully"
         assert any(volume.startswith(f"keys-{role}:/keys:ro") for volume in service["volumes"])
+    edge = services["edge"]
+    assert edge["profiles"] == ["http"] and edge["environment"]["SLUICE_ROLE"] == EDGE and "volumes" not in edge
+    assert edge["read_only"] is True and edge["cap_drop"] == ["ALL"] and edge["mem_limit"] and edge["healthcheck"]
+    beat = edge["environment"][variable("heartbeat_dir")]
+    assert f"SLUICE_HEARTBEAT_DIR={beat}" in (ROOT / "Dockerfile").read_text()  # where its health check looks
     assert services["engine-gpu"]["profiles"] == ["gpu"]
     observed = {name for name, service in services.items() if service.get("profiles") == ["observability"]}
     assert observed == {"otel-collector", "tempo", "prometheus", "grafana"}

@@ -11,12 +11,14 @@ import jsonschema
 import pytest
 import yaml
 
+from sluice_server.services.process.edge_settings import variable
 from tools import dashboards
 
 ROOT = Path(__file__).parents[2]
 CORE = {"keys", "gateway", "tokenizer", "engine", "detokenizer"}
 WATCHERS = {"otel-collector", "tempo", "prometheus", "grafana"}
-PROFILES = {"": CORE, "gpu": CORE | {"engine-gpu"}, "observability": CORE | WATCHERS}
+PROFILES = {"": CORE, "http": CORE | {"edge"}, "gpu": CORE | {"engine-gpu"}, "observability": CORE | WATCHERS}
+PROFILES["smg"] = CORE | {"smg"}
 OTLP, METRICS = 4317, 9464
 
 
@@ -90,6 +92,9 @@ def test_prometheus_scrapes_every_role_where_it_is() -> None:
     for role in CORE - {"keys"}:
         assert SERVICES[role]["environment"]["SLUICE_METRICS_PORT"] == str(METRICS)
         assert networks(role) & networks("prometheus"), f"{role} cannot be reached"
+    (found,) = job["dns_sd_configs"]
+    assert (found["names"], found["port"]) == (["edge"], METRICS) and networks("edge") & networks("prometheus")
+    assert SERVICES["edge"]["environment"][variable("metrics_port")] == str(METRICS)
 
 
 def test_the_other_engine_is_found_under_the_name_of_the_first() -> None:
@@ -167,3 +172,13 @@ def test_every_watcher_has_a_pinned_image_and_limits() -> None:
         tag = service["image"].rpartition(":")[2]
         assert service["profiles"] == ["observability"] and tag.lstrip("v").count(".") == 2
         assert service["mem_limit"] and service["cap_drop"] == ["ALL"]
+
+
+def test_smg_reaches_the_gateway_on_its_loopback_and_needs_keys() -> None:
+    smg, gateway = SERVICES["smg"], SERVICES["gateway"]
+    assert smg["network_mode"] == "service:gateway" and "networks" not in smg
+    assert all(port.startswith("127.0.0.1:") for port in gateway["ports"])
+    entry = (ROOT / smg["build"]["context"] / "Dockerfile").read_text()
+    for flag in ("--host ", "--prometheus-host 127.0.0.1", "--tenant-api-key ${SMG_TENANT_KEY:?"):
+        assert flag in entry
+    assert "--control-plane-api-keys ${SMG_CONTROL_KEY:?" in entry

@@ -37,11 +37,15 @@ def service() -> Iterator[Service]:
 
 @pytest.fixture
 def stub(service: Service) -> Iterator[Stub]:
-    """A client; after the test the service must answer a good request, by the same processes."""
+    """A client; after the test the service must answer a good request of another one, by the same processes.
+
+    The connection of the first may have been cut for what it did.
+    """
     before = service.children()
     with service.stub() as made:
         yield made
-        assert generate(made, spec("import os", 4)).completion_tokens == 4
+    with service.stub() as other:
+        assert generate(other, spec("import os", 4)).completion_tokens == 4
     assert service.children() == before
 
 

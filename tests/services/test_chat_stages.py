@@ -1,17 +1,19 @@
 """A chat through tokenizer, engine and detokenizer: the model's output becomes text, reasoning and calls."""
 
+import json
 from collections.abc import Callable, Iterator
 from concurrent.futures import Executor, Future
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 from tokenizers import AddedToken, Tokenizer
 
 from sluice_server.engine.engine import Engine
 from sluice_server.engine.kv_cache.cache import KVCache
 from sluice_server.engine.plan import StepResult
-from sluice_server.engine.request import FinishReason, Limits, SamplingParams
+from sluice_server.engine.request import ENDED_BY_TEXT, FinishReason, Limits, SamplingParams
 from sluice_server.engine.scheduler.scheduler import Scheduler
 from sluice_server.services.detokenizer.stage import DetokenizerStage
 from sluice_server.services.engine.stage import EngineStage, RingMembership
@@ -28,6 +30,11 @@ LIMITS = Limits(context_length=4096, vocab_size=500)
 EOS = 1
 TOOLS = (Tool("weather", "It tells.", '{"type": "object", "properties": {}}'),)
 ASK = (ChatMessage("user", "weather?"),)
+
+
+SPECIAL = ["<|python_tag|>", "[TOOL_CALLS]", "[ARGS]", "<|start|>", "<|channel|>", "<|message|>", "<|end|>", "<|call|>"]
+MISTRAL = "{{ messages[0].content }}{% if tools %}[TOOL_CALLS][ARGS]{% endif %}"
+CHANNELS = "{{ messages[0].content }}{{ tools }}<|start|>assistant{# <|channel|> #}"
 
 
 class Script(Nines):
@@ -54,10 +61,10 @@ class Now(Executor):
 def load(directory: Path, template: str) -> TextEncoder:
     """A tokenizer with the marks of the formats as tokens, one of them special."""
     tokenizer: Tokenizer = byte_level_bpe(directory)
-    tokenizer.add_special_tokens([AddedToken("<|python_tag|>", special=True)])
+    tokenizer.add_special_tokens([AddedToken(text, special=True) for text in SPECIAL])
     tokenizer.add_tokens(["<tool_call>", "</tool_call>", "<think>", "</think>"])
     tokenizer.save(str(directory / "tokenizer.json"))
-    (directory / "chat_template.jinja").write_text(TEMPLATES[template])
+    (directory / "chat_template.jinja").write_text(TEMPLATES.get(template, template))
     return TextEncoder.load(directory)
 
 
@@ -103,7 +110,8 @@ def answer(encoder: TextEncoder, said: str, work: Generate) -> list[Text]:
         pass
     found = [one for one in texts if isinstance(one, Text)]
     others = [type(one) for one in texts if not isinstance(one, Text)]
-    assert others == ([Grant] if found[-1].stop_match else [])  # for what was sampled behind the stop string
+    ended_here = found[-1].finish in ENDED_BY_TEXT
+    assert others == ([Grant] if ended_here else [])  # for what was sampled behind the end
     assert detokenizer.num_open == engine.num_open == 0
     return found
 
@@ -134,6 +142,27 @@ def test_reasoning_and_calls_are_told_apart(qwen: TextEncoder) -> None:
     assert [call.id for text in again for call in text.tool_calls] == ids  # a replay repeats them
 
 
+def test_one_call_ends_the_output_where_one_is_allowed(qwen: TextEncoder) -> None:
+    work = chat()
+    assert isinstance(work.prompt, ChatPrompt)
+    one = msgspec.structs.replace(work, prompt=msgspec.structs.replace(work.prompt, parallel=False))
+    texts = answer(qwen, f"<think>why</think>Look.\n{CALL}\n{CALL} more", one)
+    assert whole(texts) == ("Look.", "why", [SAID]) and texts[-1].finish is FinishReason.TOOL_CALL
+    texts = answer(qwen, "none needed", one)
+    assert whole(texts) == ("none needed", "", []) and texts[-1].finish is FinishReason.EOS
+
+
+def test_calls_come_in_parts_where_that_is_asked_for(qwen: TextEncoder) -> None:
+    texts = answer(qwen, f"so\n{CALL}\n{CALL}", chat(text=TextOptions(call_parts=True)))
+    parts = [part for text in texts for part in text.tool_call_parts]
+    calls = [call for text in texts for call in text.tool_calls]
+    assert [(part.id, part.name) for part in parts if part.name] == [(call.id, call.name) for call in calls]
+    for index in (0, 1):
+        written = "".join(part.arguments for part in parts if part.index == index)
+        assert json.loads(written) == json.loads(SAID[1]) and sum(part.index == index for part in parts) > 3
+    assert not any(text.tool_call_parts for text in answer(qwen, CALL, chat()))
+
+
 def test_sections_are_text_unless_they_are_asked_for(qwen: TextEncoder) -> None:
     said = f"<think>why</think>{CALL}"
     assert whole(answer(qwen, said, chat(text=TextOptions(split_sections=False)))) == (said, "", [])
@@ -158,6 +187,32 @@ def test_a_special_token_opens_a_call(llama: TextEncoder) -> None:
     assert whole(answer(llama, "<|python_tag|>print(1)", chat())) == ("print(1)", "", [])
     shown = chat(text=TextOptions(skip_special_tokens=False))
     assert whole(answer(llama, "<|python_tag|>print(1)", shown)) == ("<|python_tag|>print(1)</s>", "", [])
+
+
+def test_marks_that_are_special_tokens_are_read_and_not_shown(tmp_path: Path) -> None:
+    encoder = load(tmp_path, MISTRAL)
+    try:
+        said = '[TOOL_CALLS]weather[ARGS]{"city": "Zürich 😀"}'
+        assert whole(answer(encoder, f"é {said}{said}", chat())) == ("é ", "", [SAID, SAID])
+        assert whole(answer(encoder, "[TOOL_CALLS]hm", chat())) == ("hm", "", [])
+        stopped = answer(encoder, f"one [ARGS] two{said}", chat(stops=Stops(("two",))))
+        assert whole(stopped) == ("one  ", "", []) and stopped[-1].stop_match == "two"
+        shown = chat(text=TextOptions(skip_special_tokens=False))
+        assert whole(answer(encoder, f"{said}[ARGS]", shown)) == ("[ARGS]</s>", "", [SAID])
+    finally:
+        encoder.close()
+
+
+def test_channels_become_sections(tmp_path: Path) -> None:
+    encoder = load(tmp_path, CHANNELS)
+    try:
+        said = "<|channel|>analysis<|message|>why<|end|><|start|>assistant<|channel|>"
+        assert whole(answer(encoder, f"{said}final<|message|>so", chat(tools=()))) == ("so", "why", [])
+        call = 'commentary to=functions.weather <|message|>{"city": "Zürich 😀"}<|call|>'
+        texts = answer(encoder, said + call, chat())
+        assert whole(texts) == ("", "why", [SAID]) and sum(one.num_reasoning for one in texts) > 0
+    finally:
+        encoder.close()
 
 
 def test_a_stop_string_ends_a_section(qwen: TextEncoder) -> None:

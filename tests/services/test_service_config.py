@@ -74,7 +74,9 @@ def test_environment_carries_every_setting() -> None:
     environment = to_environment(EngineConfig(prefix_caching=False), ServiceConfig(role="engine"))
     assert environment["SLUICE_PREFIX_CACHING"] == "0"
     assert environment["SLUICE_ROLE"] == "engine"
-    assert len(environment) == len(dataclasses.fields(EngineConfig)) + len(dataclasses.fields(ServiceConfig))
+    fields = (*dataclasses.fields(EngineConfig), *dataclasses.fields(ServiceConfig))
+    assert set(environment) == {f"SLUICE_{field.name.upper()}" for field in fields} | {"SLUICE_CONFIG"}
+    assert environment["SLUICE_CONFIG"] == "", "a child does not read the file again"
 
 
 def test_peer_tables() -> None:

@@ -23,6 +23,7 @@ class Service:
 
     process: "subprocess.Popen[str]"
     address: str
+    http: str = ""  # the base URL of its edges
 
     def children(self) -> dict[str, psutil.Process]:
         """Its ring processes by id, from their titles."""
@@ -63,7 +64,7 @@ def serve(*options: str, environment: dict[str, str] | None = None) -> Iterator[
         start_new_session=True,
     )
     try:
-        yield Service(process, _address(process))
+        yield Service(process, *_addresses(process))
     finally:
         if process.poll() is None:
             process.send_signal(signal.SIGTERM)
@@ -103,11 +104,12 @@ def wait_until(condition: "object", timeout_s: float, what: str) -> float:
     return time.monotonic() - start
 
 
-def _address(process: "subprocess.Popen[str]") -> str:
+def _addresses(process: "subprocess.Popen[str]") -> list[str]:
+    """Reads the ready line; the address of gRPC, and the URL of HTTP if it is served."""
     assert process.stdout is not None
     with selectors.DefaultSelector() as selector:
         selector.register(process.stdout, selectors.EVENT_READ)
         assert selector.select(START_TIMEOUT_S), "the service did not become ready"
     line = process.stdout.readline()
     assert " on " in line, f"the service said {line!r} instead of becoming ready"
-    return line.split(" on ")[1].split(",")[0]
+    return [one.split(",")[0] for one in line.split(" on ")[1:]]

@@ -24,6 +24,21 @@ def sluice(
     )
 
 
+def check_batch(folder: Path, env: dict[str, str], expected: str) -> None:
+    """A batch is answered as single requests are, and what was answered is not asked again."""
+    batch, answers = folder / "in.jsonl", folder / "out.jsonl"
+    body = {"model": "demo", "prompt": "def mean(values):", "max_tokens": 6, "temperature": 0}
+    request = {"method": "POST", "url": "/v1/completions"}
+    batch.write_text("".join(json.dumps({"custom_id": str(at), **request, "body": body}) + "\n" for at in range(5)))
+    ran = sluice("run-batch", str(batch), str(answers), "--concurrency", "2", environment=env)
+    assert (ran.returncode, ran.stdout.split(": ")[1]) == (0, "5 answered, 0 failed, 0 stood there before\n")
+    lines = [json.loads(line) for line in answers.read_text().splitlines()]
+    found = [one["response"]["body"]["choices"][0]["text"] for one in lines]
+    assert [text + "\n" for text in found] == [expected] * 5
+    again = sluice("run-batch", str(batch), str(answers), environment=env)
+    assert again.stdout.split(": ")[1] == "0 answered, 0 failed, 5 stood there before\n"
+
+
 def test_commands_against_a_service(tmp_path: Path) -> None:
     with serve() as service:
         env = {"SLUICE_ADDRESS": service.address, "SLUICE_MAX_TOKENS": "6", "SLUICE_TEMPERATURE": "0"}
@@ -52,6 +67,8 @@ def test_commands_against_a_service(tmp_path: Path) -> None:
         assert [(one["load"], one["output_tokens"]) for one in levels] == [(1, 27), (2, 27)]
         assert picture.read_text().count("<polyline") == 7
 
+        check_batch(tmp_path, env, plain.stdout)
+
         failed = sluice("bench", "--requests", "2", "--warmup", "0", "--input-len", "5000", environment=env)
         assert failed.returncode == 1 and "2 x INVALID_ARGUMENT, first: prompt" in failed.stdout
 
@@ -67,6 +84,44 @@ def test_commands_against_a_service(tmp_path: Path) -> None:
         wait_until(lambda: service.num_running() == 0, 10, "the engine works on for a client that went away")
 
 
+def test_a_service_with_keys_answers_those_who_have_one() -> None:
+    with serve(environment={"SLUICE_API_KEY": "one two"}) as service:
+        ask = ("generate", "x = ", "--max-tokens", "2", "--address", service.address)
+        without = sluice(*ask)
+        assert without.returncode == 1 and "--api-key or SLUICE_API_KEY gives the key" in without.stderr
+        assert "Traceback" not in without.stderr
+        assert sluice(*ask, "--api-key", "wrong").returncode == 1
+        assert sluice(*ask, "--api-key", "one").returncode == 0
+        assert sluice(*ask, environment={"SLUICE_API_KEY": "two one"}).returncode == 0
+        assert sluice("top", "--once", "--address", service.address, "--token", "two").returncode == 0
+
+
+def test_a_mistake_that_several_processes_find_is_told_once() -> None:
+    elsewhere = ("--metrics-host", "192.0.2.1", "--metrics-port", "9000")  # an address that no host has
+    result = sluice("serve", "demo", "--listen", "127.0.0.1:0", "--http", "127.0.0.1:0", "--threads", "1", *elsewhere)
+    assert result.returncode == 1 and result.stderr.count("cannot listen on 192.0.2.1") == 1, result.stderr
+
+
+INTERRUPTED_IMPORT = """
+import os, signal, sys
+
+class Interrupting:
+    def find_spec(self, name, path=None, target=None):
+        if name == "typer":
+            os.kill(os.getpid(), signal.SIGINT)
+
+sys.meta_path.insert(0, Interrupting())
+from sluice_server.__main__ import main
+main()
+"""
+
+
+def test_ctrl_c_during_the_imports_leaves_no_traceback() -> None:
+    command = [sys.executable, "-c", INTERRUPTED_IMPORT]
+    ran = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+    assert (ran.returncode, ran.stderr) == (-signal.SIGINT, "")
+
+
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [
@@ -79,6 +134,16 @@ def test_commands_against_a_service(tmp_path: Path) -> None:
         (("bench", "--json", "/nowhere/at/all.json"), "there is no directory"),
         (("bench", "--sweep", "1,many"), "is no list of numbers"),
         (("bench", "--plot", "load.svg"), "give both"),
+        (("serve", "demo", "--model", "demo"), "--model: the model is given as 'demo' too"),
+        (("serve", "--access-file", "/nowhere"), "error: --access-file: cannot read /nowhere"),
+        (("serve", "--tls-cert", "/nowhere", "--tls-key", "/nowhere"), "error: --tls-cert: cannot read /nowhere"),
+        (("serve", "--tls-cert", "/nowhere"), "error: --tls-key: is needed with --tls-cert"),
+        (("serve", "--api-key", "a key"), "--api-key: a key is empty, or has"),
+        (("serve", "--api-key", "sha256:12"), "is not 64 hex digits"),
+        (("serve", "--api-key", "k", "--access-file", "a"), "--access-file exclude each other"),
+        (("generate", "x", "--address", "127.0.0.1"), "--address: '127.0.0.1' has no port: give host:port"),
+        (("generate", "x", "--address", "10.0.0.1:1", "--token", "k"), "--api-key: would be sent"),
+        (("run-batch", "/nowhere", "/nowhere"), "INPUT: cannot read /nowhere"),
         (("keys", "somewhere", "../up"), "is not a process id"),
         (("keys", "/proc/nowhere", "engine-0"), "cannot write keys"),
         (("unheard-of",), "No such command"),

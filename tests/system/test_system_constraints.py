@@ -92,7 +92,7 @@ def calling(choice: dict[str, Any]) -> inference_pb2.GenerateRequest:
 
 
 def test_calls_that_are_required_are_made(tmp_path: Path) -> None:
-    make_checkpoint(tmp_path, Shape(vocab=400, context=1024))
+    make_checkpoint(tmp_path, Shape(vocab=400, context=2048))
     byte_level_bpe(tmp_path)
     (tmp_path / "chat_template.jinja").write_text(CHAT)
     with serve("--model", str(tmp_path), "--dtype", "float32") as service, service.stub() as stub:

@@ -33,11 +33,11 @@ def test_its_example_runs() -> None:
 
 
 def test_its_commands_name_what_there_is() -> None:
-    (options,) = re.findall(r"^\.venv/bin/sluice serve (\S+ \S+)", README, re.MULTILINE)
-    assert options.split() == ["--model", SMOLLM2]
+    (model,) = re.findall(r"^\.venv/bin/sluice serve (\S+) --http \S+ ", README, re.MULTILINE)
+    assert model == SMOLLM2
     assert "demo: $(VENV)/.run $(VENV)/.smollm2 ##" in (ROOT / "Makefile").read_text()
 
 
 def test_the_body_that_it_sends_to_the_edge_is_a_request() -> None:
     (body,) = re.findall(r"-d '(.*?)'", README)
-    assert decode(body.encode(), ChatRequest).model == SMOLLM2
+    assert decode(body.encode(), ChatRequest).values()["model"] == SMOLLM2

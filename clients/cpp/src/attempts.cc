@@ -10,14 +10,10 @@ namespace {
 // for a deadline that cannot be met has RetryInfo too, but only a longer deadline helps.
 bool helps(const Failure& failure, bool begun) {
   switch (failure.code) {
-    case grpc::StatusCode::UNAVAILABLE:
-      return true;
-    case grpc::StatusCode::RESOURCE_EXHAUSTED:
-      return failure.retry_after && failure.reason != "DEADLINE_UNATTAINABLE";
-    case grpc::StatusCode::ABORTED:
-      return begun && failure.reason == "SLOW_CONSUMER";
-    default:
-      return false;
+    case grpc::StatusCode::UNAVAILABLE: return true;
+    case grpc::StatusCode::RESOURCE_EXHAUSTED: return failure.retry_after && failure.reason != "DEADLINE_UNATTAINABLE";
+    case grpc::StatusCode::ABORTED: return begun && failure.reason == "SLOW_CONSUMER";
+    default: return false;
   }
 }
 

@@ -7,23 +7,10 @@ namespace sluice {
 namespace {
 
 constexpr const char* kNames[] = {
-    "OK",
-    "CANCELLED",
-    "UNKNOWN",
-    "INVALID_ARGUMENT",
-    "DEADLINE_EXCEEDED",
-    "NOT_FOUND",
-    "ALREADY_EXISTS",
-    "PERMISSION_DENIED",
-    "RESOURCE_EXHAUSTED",
-    "FAILED_PRECONDITION",
-    "ABORTED",
-    "OUT_OF_RANGE",
-    "UNIMPLEMENTED",
-    "INTERNAL",
-    "UNAVAILABLE",
-    "DATA_LOSS",
-    "UNAUTHENTICATED",
+    "OK",        "CANCELLED",       "UNKNOWN",           "INVALID_ARGUMENT",   "DEADLINE_EXCEEDED",
+    "NOT_FOUND", "ALREADY_EXISTS",  "PERMISSION_DENIED", "RESOURCE_EXHAUSTED", "FAILED_PRECONDITION",
+    "ABORTED",   "OUT_OF_RANGE",    "UNIMPLEMENTED",     "INTERNAL",           "UNAVAILABLE",
+    "DATA_LOSS", "UNAUTHENTICATED",
 };
 constexpr int kNumCodes = sizeof(kNames) / sizeof(*kNames);
 
@@ -108,36 +95,21 @@ Failure failure_of(grpc::StatusCode code, std::string message) {
 
 void raise(Failure failure) {
   switch (failure.code) {
-    case grpc::StatusCode::CANCELLED:
-      throw Cancelled(std::move(failure));
-    case grpc::StatusCode::INVALID_ARGUMENT:
-      throw InvalidArgument(std::move(failure));
-    case grpc::StatusCode::DEADLINE_EXCEEDED:
-      throw DeadlineExceeded(std::move(failure));
-    case grpc::StatusCode::NOT_FOUND:
-      throw NotFound(std::move(failure));
-    case grpc::StatusCode::ALREADY_EXISTS:
-      throw AlreadyExists(std::move(failure));
-    case grpc::StatusCode::PERMISSION_DENIED:
-      throw PermissionDenied(std::move(failure));
-    case grpc::StatusCode::UNAUTHENTICATED:
-      throw Unauthenticated(std::move(failure));
-    case grpc::StatusCode::RESOURCE_EXHAUSTED:
-      throw ResourceExhausted(std::move(failure));
-    case grpc::StatusCode::FAILED_PRECONDITION:
-      throw FailedPrecondition(std::move(failure));
-    case grpc::StatusCode::ABORTED:
-      throw Aborted(std::move(failure));
-    case grpc::StatusCode::OUT_OF_RANGE:
-      throw OutOfRange(std::move(failure));
-    case grpc::StatusCode::UNIMPLEMENTED:
-      throw Unimplemented(std::move(failure));
-    case grpc::StatusCode::INTERNAL:
-      throw InternalError(std::move(failure));
-    case grpc::StatusCode::UNAVAILABLE:
-      throw Unavailable(std::move(failure));
-    default:
-      throw Error(std::move(failure));
+    case grpc::StatusCode::CANCELLED: throw Cancelled(std::move(failure));
+    case grpc::StatusCode::INVALID_ARGUMENT: throw InvalidArgument(std::move(failure));
+    case grpc::StatusCode::DEADLINE_EXCEEDED: throw DeadlineExceeded(std::move(failure));
+    case grpc::StatusCode::NOT_FOUND: throw NotFound(std::move(failure));
+    case grpc::StatusCode::ALREADY_EXISTS: throw AlreadyExists(std::move(failure));
+    case grpc::StatusCode::PERMISSION_DENIED: throw PermissionDenied(std::move(failure));
+    case grpc::StatusCode::UNAUTHENTICATED: throw Unauthenticated(std::move(failure));
+    case grpc::StatusCode::RESOURCE_EXHAUSTED: throw ResourceExhausted(std::move(failure));
+    case grpc::StatusCode::FAILED_PRECONDITION: throw FailedPrecondition(std::move(failure));
+    case grpc::StatusCode::ABORTED: throw Aborted(std::move(failure));
+    case grpc::StatusCode::OUT_OF_RANGE: throw OutOfRange(std::move(failure));
+    case grpc::StatusCode::UNIMPLEMENTED: throw Unimplemented(std::move(failure));
+    case grpc::StatusCode::INTERNAL: throw InternalError(std::move(failure));
+    case grpc::StatusCode::UNAVAILABLE: throw Unavailable(std::move(failure));
+    default: throw Error(std::move(failure));
   }
 }
 

@@ -156,8 +156,6 @@ Session::Session(Session&&) noexcept = default;
 Session& Session::operator=(Session&&) noexcept = default;
 Session::~Session() = default;
 
-Generation Session::open(const Request& request, Opening opening) {
-  return Generation(wires_->open(request, opening));
-}
+Generation Session::open(const Request& request, Opening opening) { return Generation(wires_->open(request, opening)); }
 
 }  // namespace sluice

@@ -31,6 +31,12 @@ type ControlServiceClient interface {
 	GetLoad(ctx context.Context, in *GetLoadRequest, opts ...grpc.CallOption) (*GetLoadResponse, error)
 	// Streams the load of the server at an interval.
 	WatchLoad(ctx context.Context, in *WatchLoadRequest, opts ...grpc.CallOption) (ControlService_WatchLoadClient, error)
+	// Streams the files of a model's tokenizer, its chat template included: a zip, in chunks.
+	GetTokenizer(ctx context.Context, in *GetTokenizerRequest, opts ...grpc.CallOption) (ControlService_GetTokenizerClient, error)
+	// Streams what the prefix caches of the engines hold, for routers in front: a snapshot or what followed a sequence
+	// number, then changes as they come. UNIMPLEMENTED where the server was not told to keep events. Tells the tokens of
+	// all tenants' prompts.
+	SubscribeKvEvents(ctx context.Context, in *SubscribeKvEventsRequest, opts ...grpc.CallOption) (ControlService_SubscribeKvEventsClient, error)
 	// Makes the gateway that receives the call refuse new work, and reports until the running work has ended. Draining
 	// continues if the call ends. The health of InferenceService is NOT_SERVING from then on. The process runs until it
 	// is stopped.
@@ -131,8 +137,72 @@ func (x *controlServiceWatchLoadClient) Recv() (*WatchLoadResponse, error) {
 	return m, nil
 }
 
+func (c *controlServiceClient) GetTokenizer(ctx context.Context, in *GetTokenizerRequest, opts ...grpc.CallOption) (ControlService_GetTokenizerClient, error) {
+	stream, err := c.cc.NewStream(ctx, &_ControlService_serviceDesc.Streams[1], "/sluice.v1.ControlService/GetTokenizer", opts...)
+	if err != nil {
+		return nil, err
+	}
+	x := &controlServiceGetTokenizerClient{stream}
+	if err := x.ClientStream.SendMsg(in); err != nil {
+		return nil, err
+	}
+	if err := x.ClientStream.CloseSend(); err != nil {
+		return nil, err
+	}
+	return x, nil
+}
+
+type ControlService_GetTokenizerClient interface {
+	Recv() (*GetTokenizerResponse, error)
+	grpc.ClientStream
+}
+
+type controlServiceGetTokenizerClient struct {
+	grpc.ClientStream
+}
+
+func (x *controlServiceGetTokenizerClient) Recv() (*GetTokenizerResponse, error) {
+	m := new(GetTokenizerResponse)
+	if err := x.ClientStream.RecvMsg(m); err != nil {
+		return nil, err
+	}
+	return m, nil
+}
+
+func (c *controlServiceClient) SubscribeKvEvents(ctx context.Context, in *SubscribeKvEventsRequest, opts ...grpc.CallOption) (ControlService_SubscribeKvEventsClient, error) {
+	stream, err := c.cc.NewStream(ctx, &_ControlService_serviceDesc.Streams[2], "/sluice.v1.ControlService/SubscribeKvEvents", opts...)
+	if err != nil {
+		return nil, err
+	}
+	x := &controlServiceSubscribeKvEventsClient{stream}
+	if err := x.ClientStream.SendMsg(in); err != nil {
+		return nil, err
+	}
+	if err := x.ClientStream.CloseSend(); err != nil {
+		return nil, err
+	}
+	return x, nil
+}
+
+type ControlService_SubscribeKvEventsClient interface {
+	Recv() (*SubscribeKvEventsResponse, error)
+	grpc.ClientStream
+}
+
+type controlServiceSubscribeKvEventsClient struct {
+	grpc.ClientStream
+}
+
+func (x *controlServiceSubscribeKvEventsClient) Recv() (*SubscribeKvEventsResponse, error) {
+	m := new(SubscribeKvEventsResponse)
+	if err := x.ClientStream.RecvMsg(m); err != nil {
+		return nil, err
+	}
+	return m, nil
+}
+
 func (c *controlServiceClient) Drain(ctx context.Context, in *DrainRequest, opts ...grpc.CallOption) (ControlService_DrainClient, error) {
-	stream, err := c.cc.NewStream(ctx, &_ControlService_serviceDesc.Streams[1], "/sluice.v1.ControlService/Drain", opts...)
+	stream, err := c.cc.NewStream(ctx, &_ControlService_serviceDesc.Streams[3], "/sluice.v1.ControlService/Drain", opts...)
 	if err != nil {
 		return nil, err
 	}
@@ -181,6 +251,12 @@ type ControlServiceServer interface {
 	GetLoad(context.Context, *GetLoadRequest) (*GetLoadResponse, error)
 	// Streams the load of the server at an interval.
 	WatchLoad(*WatchLoadRequest, ControlService_WatchLoadServer) error
+	// Streams the files of a model's tokenizer, its chat template included: a zip, in chunks.
+	GetTokenizer(*GetTokenizerRequest, ControlService_GetTokenizerServer) error
+	// Streams what the prefix caches of the engines hold, for routers in front: a snapshot or what followed a sequence
+	// number, then changes as they come. UNIMPLEMENTED where the server was not told to keep events. Tells the tokens of
+	// all tenants' prompts.
+	SubscribeKvEvents(*SubscribeKvEventsRequest, ControlService_SubscribeKvEventsServer) error
 	// Makes the gateway that receives the call refuse new work, and reports until the running work has ended. Draining
 	// continues if the call ends. The health of InferenceService is NOT_SERVING from then on. The process runs until it
 	// is stopped.
@@ -211,6 +287,12 @@ func (UnimplementedControlServiceServer) GetLoad(context.Context, *GetLoadReques
 }
 func (UnimplementedControlServiceServer) WatchLoad(*WatchLoadRequest, ControlService_WatchLoadServer) error {
 	return status.Errorf(codes.Unimplemented, "method WatchLoad not implemented")
+}
+func (UnimplementedControlServiceServer) GetTokenizer(*GetTokenizerRequest, ControlService_GetTokenizerServer) error {
+	return status.Errorf(codes.Unimplemented, "method GetTokenizer not implemented")
+}
+func (UnimplementedControlServiceServer) SubscribeKvEvents(*SubscribeKvEventsRequest, ControlService_SubscribeKvEventsServer) error {
+	return status.Errorf(codes.Unimplemented, "method SubscribeKvEvents not implemented")
 }
 func (UnimplementedControlServiceServer) Drain(*DrainRequest, ControlService_DrainServer) error {
 	return status.Errorf(codes.Unimplemented, "method Drain not implemented")
@@ -356,6 +438,48 @@ func (x *controlServiceWatchLoadServer) Send(m *WatchLoadResponse) error {
 	return x.ServerStream.SendMsg(m)
 }
 
+func _ControlService_GetTokenizer_Handler(srv interface{}, stream grpc.ServerStream) error {
+	m := new(GetTokenizerRequest)
+	if err := stream.RecvMsg(m); err != nil {
+		return err
+	}
+	return srv.(ControlServiceServer).GetTokenizer(m, &controlServiceGetTokenizerServer{stream})
+}
+
+type ControlService_GetTokenizerServer interface {
+	Send(*GetTokenizerResponse) error
+	grpc.ServerStream
+}
+
+type controlServiceGetTokenizerServer struct {
+	grpc.ServerStream
+}
+
+func (x *controlServiceGetTokenizerServer) Send(m *GetTokenizerResponse) error {
+	return x.ServerStream.SendMsg(m)
+}
+
+func _ControlService_SubscribeKvEvents_Handler(srv interface{}, stream grpc.ServerStream) error {
+	m := new(SubscribeKvEventsRequest)
+	if err := stream.RecvMsg(m); err != nil {
+		return err
+	}
+	return srv.(ControlServiceServer).SubscribeKvEvents(m, &controlServiceSubscribeKvEventsServer{stream})
+}
+
+type ControlService_SubscribeKvEventsServer interface {
+	Send(*SubscribeKvEventsResponse) error
+	grpc.ServerStream
+}
+
+type controlServiceSubscribeKvEventsServer struct {
+	grpc.ServerStream
+}
+
+func (x *controlServiceSubscribeKvEventsServer) Send(m *SubscribeKvEventsResponse) error {
+	return x.ServerStream.SendMsg(m)
+}
+
 func _ControlService_Drain_Handler(srv interface{}, stream grpc.ServerStream) error {
 	m := new(DrainRequest)
 	if err := stream.RecvMsg(m); err != nil {
@@ -410,6 +534,16 @@ var _ControlService_serviceDesc = grpc.ServiceDesc{
 		{
 			StreamName:    "WatchLoad",
 			Handler:       _ControlService_WatchLoad_Handler,
+			ServerStreams: true,
+		},
+		{
+			StreamName:    "GetTokenizer",
+			Handler:       _ControlService_GetTokenizer_Handler,
+			ServerStreams: true,
+		},
+		{
+			StreamName:    "SubscribeKvEvents",
+			Handler:       _ControlService_SubscribeKvEvents_Handler,
 			ServerStreams: true,
 		},
 		{

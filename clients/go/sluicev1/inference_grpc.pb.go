@@ -60,8 +60,14 @@ type InferenceServiceClient interface {
 	Tokenize(ctx context.Context, in *TokenizeRequest, opts ...grpc.CallOption) (*TokenizeResponse, error)
 	// Turns token ids into text.
 	Detokenize(ctx context.Context, in *DetokenizeRequest, opts ...grpc.CallOption) (*DetokenizeResponse, error)
-	// Turns inputs into vectors.
+	// Turns inputs into vectors. Either every input gets one, or the call fails and names the input at fault.
 	Embed(ctx context.Context, in *EmbedRequest, opts ...grpc.CallOption) (*EmbedResponse, error)
+	// Tells the classes of inputs. For models with a classification head, see Model.tasks.
+	Classify(ctx context.Context, in *ClassifyRequest, opts ...grpc.CallOption) (*ClassifyResponse, error)
+	// Ranks documents by how well they answer a query. For models with a classification head of one class.
+	Rerank(ctx context.Context, in *RerankRequest, opts ...grpc.CallOption) (*RerankResponse, error)
+	// Tells how well the texts of pairs go together. For the models of Rerank.
+	Score(ctx context.Context, in *ScoreRequest, opts ...grpc.CallOption) (*ScoreResponse, error)
 }
 
 type inferenceServiceClient struct {
@@ -212,6 +218,33 @@ func (c *inferenceServiceClient) Embed(ctx context.Context, in *EmbedRequest, op
 	return out, nil
 }
 
+func (c *inferenceServiceClient) Classify(ctx context.Context, in *ClassifyRequest, opts ...grpc.CallOption) (*ClassifyResponse, error) {
+	out := new(ClassifyResponse)
+	err := c.cc.Invoke(ctx, "/sluice.v1.InferenceService/Classify", in, out, opts...)
+	if err != nil {
+		return nil, err
+	}
+	return out, nil
+}
+
+func (c *inferenceServiceClient) Rerank(ctx context.Context, in *RerankRequest, opts ...grpc.CallOption) (*RerankResponse, error) {
+	out := new(RerankResponse)
+	err := c.cc.Invoke(ctx, "/sluice.v1.InferenceService/Rerank", in, out, opts...)
+	if err != nil {
+		return nil, err
+	}
+	return out, nil
+}
+
+func (c *inferenceServiceClient) Score(ctx context.Context, in *ScoreRequest, opts ...grpc.CallOption) (*ScoreResponse, error) {
+	out := new(ScoreResponse)
+	err := c.cc.Invoke(ctx, "/sluice.v1.InferenceService/Score", in, out, opts...)
+	if err != nil {
+		return nil, err
+	}
+	return out, nil
+}
+
 // InferenceServiceServer is the server API for InferenceService service.
 // All implementations should embed UnimplementedInferenceServiceServer
 // for forward compatibility
@@ -259,8 +292,14 @@ type InferenceServiceServer interface {
 	Tokenize(context.Context, *TokenizeRequest) (*TokenizeResponse, error)
 	// Turns token ids into text.
 	Detokenize(context.Context, *DetokenizeRequest) (*DetokenizeResponse, error)
-	// Turns inputs into vectors.
+	// Turns inputs into vectors. Either every input gets one, or the call fails and names the input at fault.
 	Embed(context.Context, *EmbedRequest) (*EmbedResponse, error)
+	// Tells the classes of inputs. For models with a classification head, see Model.tasks.
+	Classify(context.Context, *ClassifyRequest) (*ClassifyResponse, error)
+	// Ranks documents by how well they answer a query. For models with a classification head of one class.
+	Rerank(context.Context, *RerankRequest) (*RerankResponse, error)
+	// Tells how well the texts of pairs go together. For the models of Rerank.
+	Score(context.Context, *ScoreRequest) (*ScoreResponse, error)
 }
 
 // UnimplementedInferenceServiceServer should be embedded to have forward compatible implementations.
@@ -290,6 +329,15 @@ func (UnimplementedInferenceServiceServer) Detokenize(context.Context, *Detokeni
 }
 func (UnimplementedInferenceServiceServer) Embed(context.Context, *EmbedRequest) (*EmbedResponse, error) {
 	return nil, status.Errorf(codes.Unimplemented, "method Embed not implemented")
+}
+func (UnimplementedInferenceServiceServer) Classify(context.Context, *ClassifyRequest) (*ClassifyResponse, error) {
+	return nil, status.Errorf(codes.Unimplemented, "method Classify not implemented")
+}
+func (UnimplementedInferenceServiceServer) Rerank(context.Context, *RerankRequest) (*RerankResponse, error) {
+	return nil, status.Errorf(codes.Unimplemented, "method Rerank not implemented")
+}
+func (UnimplementedInferenceServiceServer) Score(context.Context, *ScoreRequest) (*ScoreResponse, error) {
+	return nil, status.Errorf(codes.Unimplemented, "method Score not implemented")
 }
 
 // UnsafeInferenceServiceServer may be embedded to opt out of forward compatibility for this service.
@@ -461,6 +509,60 @@ func _InferenceService_Embed_Handler(srv interface{}, ctx context.Context, dec f
 	return interceptor(ctx, in, info, handler)
 }
 
+func _InferenceService_Classify_Handler(srv interface{}, ctx context.Context, dec func(interface{}) error, interceptor grpc.UnaryServerInterceptor) (interface{}, error) {
+	in := new(ClassifyRequest)
+	if err := dec(in); err != nil {
+		return nil, err
+	}
+	if interceptor == nil {
+		return srv.(InferenceServiceServer).Classify(ctx, in)
+	}
+	info := &grpc.UnaryServerInfo{
+		Server:     srv,
+		FullMethod: "/sluice.v1.InferenceService/Classify",
+	}
+	handler := func(ctx context.Context, req interface{}) (interface{}, error) {
+		return srv.(InferenceServiceServer).Classify(ctx, req.(*ClassifyRequest))
+	}
+	return interceptor(ctx, in, info, handler)
+}
+
+func _InferenceService_Rerank_Handler(srv interface{}, ctx context.Context, dec func(interface{}) error, interceptor grpc.UnaryServerInterceptor) (interface{}, error) {
+	in := new(RerankRequest)
+	if err := dec(in); err != nil {
+		return nil, err
+	}
+	if interceptor == nil {
+		return srv.(InferenceServiceServer).Rerank(ctx, in)
+	}
+	info := &grpc.UnaryServerInfo{
+		Server:     srv,
+		FullMethod: "/sluice.v1.InferenceService/Rerank",
+	}
+	handler := func(ctx context.Context, req interface{}) (interface{}, error) {
+		return srv.(InferenceServiceServer).Rerank(ctx, req.(*RerankRequest))
+	}
+	return interceptor(ctx, in, info, handler)
+}
+
+func _InferenceService_Score_Handler(srv interface{}, ctx context.Context, dec func(interface{}) error, interceptor grpc.UnaryServerInterceptor) (interface{}, error) {
+	in := new(ScoreRequest)
+	if err := dec(in); err != nil {
+		return nil, err
+	}
+	if interceptor == nil {
+		return srv.(InferenceServiceServer).Score(ctx, in)
+	}
+	info := &grpc.UnaryServerInfo{
+		Server:     srv,
+		FullMethod: "/sluice.v1.InferenceService/Score",
+	}
+	handler := func(ctx context.Context, req interface{}) (interface{}, error) {
+		return srv.(InferenceServiceServer).Score(ctx, req.(*ScoreRequest))
+	}
+	return interceptor(ctx, in, info, handler)
+}
+
 var _InferenceService_serviceDesc = grpc.ServiceDesc{
 	ServiceName: "sluice.v1.InferenceService",
 	HandlerType: (*InferenceServiceServer)(nil),
@@ -484,6 +586,18 @@ var _InferenceService_serviceDesc = grpc.ServiceDesc{
 		{
 			MethodName: "Embed",
 			Handler:    _InferenceService_Embed_Handler,
+		},
+		{
+			MethodName: "Classify",
+			Handler:    _InferenceService_Classify_Handler,
+		},
+		{
+			MethodName: "Rerank",
+			Handler:    _InferenceService_Rerank_Handler,
+		},
+		{
+			MethodName: "Score",
+			Handler:    _InferenceService_Score_Handler,
 		},
 	},
 	Streams: []grpc.StreamDesc{

@@ -9,7 +9,7 @@ from collections.abc import Mapping
 
 from sluice_server.engine.errors import ServiceError, unsupported
 from sluice_server.engine.models.fields import shown
-from sluice_server.engine.models.gguf.reader import Header
+from sluice_server.engine.models.gguf.reader import GgufHeader
 
 TOP: Mapping[str, str] = {
     "model.embed_tokens": "token_embd",
@@ -54,7 +54,7 @@ ROTATED = ("attn_q", "attn_k")
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
-class Place:
+class TensorPlace:
     """Where a tensor lies in a file.
 
     Attributes:
@@ -89,13 +89,13 @@ class GgufArchitecture:
     permutes: bool = False
     norm_offset: float = 0.0
 
-    def place(self, name: str) -> Place | None:
+    def place(self, name: str) -> TensorPlace | None:
         """Returns where the tensor with this Hugging Face name lies, or None if the architecture has no such one."""
         match = NAME.fullmatch(name)
         if match is None:
             stem, _, suffix = name.rpartition(".")
             found = TOP.get(stem)
-            return None if found is None else Place(f"{found}.{suffix}", offset=self._offset(found))
+            return None if found is None else TensorPlace(f"{found}.{suffix}", offset=self._offset(found))
         number, stem, suffix = match.groups()
         expert = EXPERT.search(stem)
         found = self.layer.get(EXPERT.sub("*", stem))
@@ -103,7 +103,7 @@ class GgufArchitecture:
             return None
         heads = {"attn_q": "head_count", "attn_k": "head_count_kv"}.get(found, "") if self.permutes else ""
         index = None if expert is None else int(expert[0])
-        return Place(f"blk.{number}.{found}.{suffix}", index, heads, self._offset(found))
+        return TensorPlace(f"blk.{number}.{found}.{suffix}", index, heads, self._offset(found))
 
     def _offset(self, found: str) -> float:
         return self.norm_offset if found.endswith("_norm") else 0.0
@@ -123,7 +123,7 @@ ARCHITECTURES: Mapping[str, GgufArchitecture] = {
 MIXTRAL_IN_LLAMA = GgufArchitecture("MixtralForCausalLM", "mixtral", {**LLAMA, **MIXTRAL}, permutes=True)
 
 
-def architecture_of(header: Header) -> GgufArchitecture:
+def architecture_of(header: GgufHeader) -> GgufArchitecture:
     """Returns the architecture of a file. Raises ServiceError UNIMPLEMENTED listing what is supported."""
     name = header.metadata.get("general.architecture")
     found = ARCHITECTURES.get(name) if isinstance(name, str) else None
@@ -133,6 +133,6 @@ def architecture_of(header: Header) -> GgufArchitecture:
     return MIXTRAL_IN_LLAMA if is_mixtral else found
 
 
-def refused(header: Header, what: str, known: str) -> ServiceError:
+def refused(header: GgufHeader, what: str, known: str) -> ServiceError:
     """Returns the error for something in a file that is valid and not supported."""
     return unsupported("model", f"{header.path}: {what} is not supported; supported are {known}")

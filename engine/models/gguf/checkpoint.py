@@ -12,9 +12,9 @@ import torch
 from torch import Tensor
 
 from sluice_server.engine.models.fields import invalid_model
-from sluice_server.engine.models.gguf.architectures import Place, architecture_of
+from sluice_server.engine.models.gguf.architectures import TensorPlace, architecture_of
 from sluice_server.engine.models.gguf.blocks import IN_GROUPS, in_groups, widen
-from sluice_server.engine.models.gguf.reader import Header, TensorInfo, mapped, parse_header
+from sluice_server.engine.models.gguf.reader import GgufHeader, TensorInfo, mapped, parse_header
 from sluice_server.engine.models.gguf.tensor_types import TensorType
 from sluice_server.engine.models.weights import is_finite
 from sluice_server.kernels.formats.packed_weights import AffineWeight
@@ -26,14 +26,14 @@ class GgufCheckpoint:
     def __init__(self, paths: Sequence[Path], dtype: torch.dtype, device: torch.device) -> None:
         self._dtype = dtype
         self._device = device
-        self._files: dict[str, tuple[Header, mmap.mmap, TensorInfo]] = {}  # by the file's name of a tensor
+        self._files: dict[str, tuple[GgufHeader, mmap.mmap, TensorInfo]] = {}  # by the file's name of a tensor
         self._sizes: dict[str, int] = {}  # elements of each tensor read
         self._widened = Widened()
         headers = [self._open(path.resolve()) for path in paths]
         self._header = headers[0]
         self._architecture = architecture_of(self._header)
 
-    def _open(self, path: Path) -> Header:
+    def _open(self, path: Path) -> GgufHeader:
         data = mapped(path)
         header = parse_header(path, data)
         for name, info in header.tensors.items():
@@ -76,13 +76,13 @@ class GgufCheckpoint:
     def stored_experts(self, name: str, shape: tuple[int, int, int]) -> None:
         """Returns None: experts are read one by one."""
 
-    def _check(self, place: Place, found: Tensor) -> None:
+    def _check(self, place: TensorPlace, found: Tensor) -> None:
         """Raises ServiceError for numbers that are not finite."""
         if not is_finite(found):
             text = f"tensor {place.name} holds NaN or infinity: download the file again"
             raise invalid_model(self._files[place.name][0].path, text)
 
-    def _rows(self, place: Place, shape: tuple[int, ...]) -> Tensor:
+    def _rows(self, place: TensorPlace, shape: tuple[int, ...]) -> Tensor:
         """Returns the stored bytes of a tensor, uint8 [rows, bytes], in the order of Hugging Face's rows."""
         header, data, info = self._files[place.name]
         whole = info.shape if place.expert is None else info.shape[1:]
@@ -95,9 +95,9 @@ class GgufCheckpoint:
         size = info.size // (1 if place.expert is None else info.shape[0])
         start = info.start + size * (place.expert or 0)
         rows = torch.frombuffer(data, dtype=torch.uint8, count=size, offset=start).view(shape[0], -1)
-        return rows[self._halves(place, shape[0])] if place.turned else rows
+        return rows.index_select(0, self._halves(place, shape[0])) if place.turned else rows
 
-    def _halves(self, place: Place, rows: int) -> Tensor:
+    def _halves(self, place: TensorPlace, rows: int) -> Tensor:
         """Returns the order of rows that puts the even ones of each head before the odd ones: int64 [rows]."""
         metadata, name = self._header.metadata, self._header.metadata["general.architecture"]
         heads = metadata.get(f"{name}.attention.{place.turned}", metadata.get(f"{name}.attention.head_count"))

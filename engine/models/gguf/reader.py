@@ -63,7 +63,7 @@ class TensorInfo:
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
-class Header:
+class GgufHeader:
     """The header of a GGUF file."""
 
     path: Path
@@ -82,13 +82,13 @@ def mapped(path: Path) -> mmap.mmap:
         raise invalid_model(path, f"cannot be read ({type(error).__name__}): {MENDING}") from error
 
 
-def read_header(path: Path) -> Header:
+def read_header(path: Path) -> GgufHeader:
     """Reads the header of a file. Raises ServiceError MODEL_INVALID naming file, field, value and limit."""
     with mapped(path) as data:
         return parse_header(path, data)
 
 
-def parse_header(path: Path, data: mmap.mmap) -> Header:
+def parse_header(path: Path, data: mmap.mmap) -> GgufHeader:
     """Parses the header of a file that is mapped; raises like `read_header`."""
     return _Parser(path, data).header()
 
@@ -103,7 +103,7 @@ class _Parser:
         self._at = 0
         self._elements = MAX_ELEMENTS
 
-    def header(self) -> Header:
+    def header(self) -> GgufHeader:
         if self._take(4, "the magic number") != MAGIC:
             raise self._wrong("does not begin with GGUF: it is no GGUF file")
         version = self._number("I", "version")
@@ -120,7 +120,7 @@ class _Parser:
                 raise self._wrong(f"has the key {shown(key)} twice: {MENDING}")
             metadata[key] = self._value(key)
         infos = [self._tensor(i) for i in range(num_tensors)]
-        return Header(self._path, metadata, self._placed(infos, _alignment(self._path, metadata)))
+        return GgufHeader(self._path, metadata, self._placed(infos, _alignment(self._path, metadata)))
 
     def _placed(self, infos: list[TensorInfo], alignment: int) -> dict[str, TensorInfo]:
         """Returns the tensors by name, with the places that they have in the file."""

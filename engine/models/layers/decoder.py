@@ -19,7 +19,7 @@ from sluice_server.engine.models.weights import WeightSource
 from sluice_server.kernels import ops
 from sluice_server.kernels.formats.linear import PackedLinear
 from sluice_server.kernels.formats.packed_weights import Packed, dequantise, stack, take_rows
-from sluice_server.kernels.formats.weight_formats import Place, pack_stored
+from sluice_server.kernels.formats.weight_formats import WeightPlacement, pack_stored
 from sluice_server.kernels.layout.metadata import AttentionMetadata
 
 
@@ -128,7 +128,7 @@ class LayerLoader:
 
     def _keep(self, packed: Packed, bias: Tensor | None, gated: bool) -> PackedLinear:
         """Packs a weight from a quantised checkpoint."""
-        layer, note = pack_stored(packed, Place(packed[0].device, bias, self._dtype, gated))
+        layer, note = pack_stored(packed, WeightPlacement(packed[0].device, bias, self._dtype, gated))
         if note:
             self.notes[note] = None
         return layer

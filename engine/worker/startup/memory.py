@@ -73,8 +73,8 @@ def whole_step(model: Model, cache_dtype: torch.dtype, max_tokens: int, max_rows
     ids = torch.zeros(max_tokens, dtype=torch.int64, device=model.device)
     hidden = model.forward(ids, meta.positions, cache, meta)
     model.logits(hidden[:1].expand(max_rows, -1).contiguous())
-    told = hidden[:CHUNK]
-    score(model.logits(told), [0] * len(told), 1)
+    chunk = hidden[:CHUNK]
+    score(model.logits(chunk), [0] * len(chunk), 1)
 
 
 def cache_bytes(total: int, available: int, peak: int, recorded: int, utilization: float) -> int:

@@ -8,7 +8,7 @@ from collections.abc import Callable, Mapping
 from sluice_server.engine.errors import ServiceError
 from sluice_server.engine.models.fields import MENDING, Json
 from sluice_server.engine.models.gguf.architectures import GgufArchitecture, architecture_of, refused
-from sluice_server.engine.models.gguf.reader import Header
+from sluice_server.engine.models.gguf.reader import GgufHeader
 from sluice_server.services.checkpoint.gguf.metadata import Metadata
 from sluice_server.services.checkpoint.gguf.rope import read_scaling
 
@@ -38,7 +38,7 @@ LARGE_GEMMA = {"gemma2": 46, "gemma3": 62}  # layers of the 27B models, whose sc
 GEMMA3_PATTERN = 6  # every sixth layer has full attention
 
 
-def make_config(header: Header) -> dict[str, Json]:
+def make_config(header: GgufHeader) -> dict[str, Json]:
     """Returns config.json. Raises ServiceError for what is missing, of another type, or not supported."""
     metadata, architecture = Metadata(header), architecture_of(header)
     heads, hidden = metadata.integer(".attention.head_count"), metadata.integer(".embedding_length")
@@ -69,7 +69,7 @@ def make_config(header: Header) -> dict[str, Json]:
     return {**config, **ids, **_own(metadata, architecture)}
 
 
-def make_generation_config(header: Header) -> dict[str, Json]:
+def make_generation_config(header: GgufHeader) -> dict[str, Json]:
     """Returns generation_config.json: the ids that end an output, and sampling parameters."""
     metadata = Metadata(header)
     ends = [metadata.integer(f"tokenizer.ggml.{key}") for key in END_KEYS if metadata.has(f"tokenizer.ggml.{key}")]
@@ -83,7 +83,7 @@ def make_generation_config(header: Header) -> dict[str, Json]:
     return {"eos_token_id": list(dict.fromkeys(ends)), **found}
 
 
-def rows_of(header: Header, name: str) -> int:
+def rows_of(header: GgufHeader, name: str) -> int:
     """Returns the number of rows of a matrix. Raises ServiceError MODEL_INVALID."""
     info = header.tensors.get(name)
     if info is None or len(info.shape) != 2:
@@ -91,7 +91,7 @@ def rows_of(header: Header, name: str) -> int:
     return info.shape[0]
 
 
-def dtype_of(header: Header) -> str:
+def dtype_of(header: GgufHeader) -> str:
     """Returns the dtype that loses nothing of the file's matrices, by the name in config.json."""
     names = {info.type.name for info in header.tensors.values() if len(info.shape) > 1}
     if names == {"BF16"}:
@@ -99,7 +99,7 @@ def dtype_of(header: Header) -> str:
     return "float16" if names == {"F16"} else "float32"
 
 
-def is_quantised(header: Header) -> bool:
+def is_quantised(header: GgufHeader) -> bool:
     """Returns whether any tensor is of a quantised type."""
     return any(info.type.is_quantised for info in header.tensors.values())
 

@@ -19,7 +19,7 @@ from blake3 import blake3
 from sluice_server.engine import models
 from sluice_server.engine.errors import Code, ServiceError
 from sluice_server.engine.models.fields import Json, invalid_model
-from sluice_server.engine.models.gguf.reader import Header, read_header
+from sluice_server.engine.models.gguf.reader import GgufHeader, read_header
 from sluice_server.engine.models.registry import read_served
 from sluice_server.services.checkpoint.digests import FileKey, changed, remembered
 from sluice_server.services.checkpoint.gguf.config import is_quantised, make_config, make_generation_config
@@ -59,7 +59,7 @@ def open_folder(path: Path) -> Path:
     return folder
 
 
-def make_configuration(header: Header, *, is_widened: bool = False) -> dict[str, dict[str, Json]]:
+def make_configuration(header: GgufHeader, *, is_widened: bool = False) -> dict[str, dict[str, Json]]:
     """Returns the configuration files by name. `is_widened`: whether the weights will not be quantised any more."""
     config = make_config(header)
     if is_quantised(header) and not is_widened:

@@ -5,7 +5,7 @@ from typing import TypeVar, cast
 
 from sluice_server.engine.errors import ServiceError
 from sluice_server.engine.models.fields import MENDING, invalid_model, shown
-from sluice_server.engine.models.gguf.reader import Header, Value
+from sluice_server.engine.models.gguf.reader import GgufHeader, Value
 
 T = TypeVar("T", int, str)
 
@@ -13,7 +13,7 @@ T = TypeVar("T", int, str)
 class Metadata:
     """The metadata of a file. Keys that begin with a dot belong to the architecture."""
 
-    def __init__(self, header: Header) -> None:
+    def __init__(self, header: GgufHeader) -> None:
         self.header = header
         self.architecture = self.string("general.architecture")
 

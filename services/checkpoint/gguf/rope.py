@@ -10,7 +10,7 @@ import struct
 from sluice_server.engine.errors import ServiceError
 from sluice_server.engine.models.fields import Json
 from sluice_server.engine.models.gguf.architectures import refused
-from sluice_server.engine.models.gguf.reader import Header, mapped
+from sluice_server.engine.models.gguf.reader import GgufHeader, mapped
 from sluice_server.services.checkpoint.gguf.metadata import Metadata, shortest
 
 FREQUENCIES = "rope_freqs.weight"
@@ -112,7 +112,7 @@ def _explains(
     return True
 
 
-def read_floats(header: Header, name: str) -> list[float]:
+def read_floats(header: GgufHeader, name: str) -> list[float]:
     """Returns the numbers of a small F32 tensor. Raises ServiceError."""
     info = header.tensors[name]
     if info.type.name != "F32" or len(info.shape) != 1 or info.size > 1 << 20:
@@ -121,5 +121,5 @@ def read_floats(header: Header, name: str) -> list[float]:
         return list(struct.unpack_from(f"<{info.shape[0]}f", data, info.start))
 
 
-def _not_floats(header: Header, name: str) -> ServiceError:
+def _not_floats(header: GgufHeader, name: str) -> ServiceError:
     return refused(header, f"tensor {name} of {header.tensors[name].type.name}", "a vector of F32")

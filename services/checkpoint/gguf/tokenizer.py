@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping
 
 from sluice_server.engine.models.fields import MENDING, Json, shown
 from sluice_server.engine.models.gguf.architectures import refused
-from sluice_server.engine.models.gguf.reader import Header
+from sluice_server.engine.models.gguf.reader import GgufHeader
 from sluice_server.services.checkpoint.gguf.metadata import Metadata
 from sluice_server.services.checkpoint.gguf.pre_tokenizers import KINDS
 from sluice_server.services.checkpoint.gguf.sentencepiece import LONGEST, NORMAL, merges_of, sentencepiece_steps
@@ -22,7 +22,7 @@ SPECIAL = {
 }
 
 
-def make_tokenizer(header: Header) -> dict[str, Json]:
+def make_tokenizer(header: GgufHeader) -> dict[str, Json]:
     """Returns tokenizer.json. Raises ServiceError for what is missing, wrong, or not supported."""
     metadata = Metadata(header)
     model = metadata.string("tokenizer.ggml.model")
@@ -40,7 +40,7 @@ def make_tokenizer(header: Header) -> dict[str, Json]:
     }
 
 
-def make_tokenizer_config(header: Header) -> dict[str, Json]:
+def make_tokenizer_config(header: GgufHeader) -> dict[str, Json]:
     """Returns tokenizer_config.json: the chat template and the special tokens' texts."""
     metadata = Metadata(header)
     tokens = metadata.strings("tokenizer.ggml.tokens")

@@ -7,6 +7,7 @@ The file is TOML. Keys are 256 random bits, so their SHA-256 is stored and no sl
     requests_per_minute = 600
     tokens_per_minute = 200_000  # prompt and output
     max_concurrent = 16
+    trust_chat_content = true    # content of its chats may write control tokens
 
     [[keys]]                     # as `sluice token new` prints it
     sha256 = "9f86d0…"           # 64 hex digits
@@ -37,6 +38,7 @@ from sluice_server.services.config import bad_setting
 from sluice_server.services.gateway.access.quota import TenantLimits
 
 KEY_PREFIX = "sluice_"
+DIGEST_PREFIX = "sha256:"
 MAX_KEY_BYTES = 256
 SHELF_BYTES = 4  # prefix of a digest: selects a short list, whose digests are compared in constant time
 
@@ -132,6 +134,20 @@ def read_access(path: Path) -> AccessPolicy:
     if any(not entry.tenant or not entry.scopes for entry in entries):
         raise bad_setting("access_file", f"{path}: a key or certificate has an empty tenant or no scope")
     return AccessPolicy(file)
+
+
+def access_of(keys: Iterable[str]) -> AccessPolicy:
+    """Returns the policy of `--api-key`: every key is the one tenant's, without limits, for everything but scope admin.
+    Raises ServiceError for a digest that is none."""
+    digests = [one.removeprefix(DIGEST_PREFIX) for one in map(as_digest, keys)]
+    if not all(map(_is_digest, digests)):
+        raise bad_setting("api_key", f"what follows {DIGEST_PREFIX} is not 64 hex digits")
+    return AccessPolicy(_File(keys=[_Key(one, LOCAL.tenant, [Scope.GENERATE, Scope.CONTROL]) for one in digests]))
+
+
+def as_digest(key: str) -> str:
+    """Returns the form of a key that `--api-key` takes in its place and that only checks a key: its digest."""
+    return key if key.startswith(DIGEST_PREFIX) else DIGEST_PREFIX + digest_of(key).hex()
 
 
 def new_key() -> str:

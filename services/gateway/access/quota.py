@@ -15,14 +15,19 @@ RETRY_S = 1.0  # at max_concurrent: when a request will end is unknown
 
 
 class TenantLimits(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """The limits of one tenant; None means no limit."""
+    """The limits of one tenant; None means no limit.
+
+    Attributes:
+        trust_chat_content: content of its chats may write control tokens.
+    """
 
     requests_per_minute: int | None = None
     tokens_per_minute: int | None = None
     max_concurrent: int | None = None
+    trust_chat_content: bool = False
 
     def __post_init__(self) -> None:
-        for name in self.__struct_fields__:
+        for name in ("requests_per_minute", "tokens_per_minute", "max_concurrent"):
             value = getattr(self, name)
             if value is not None and value < 1:
                 raise ValueError(f"{name} is {value}; at least 1, or leave it out for no limit")
@@ -110,6 +115,10 @@ class Quotas:
         if account.tokens is not None:
             account.tokens.take(charged, now_s)
         return charged
+
+    def trusts_chat_content(self, tenant: str) -> bool:
+        """Whether content of the tenant's chats may write control tokens."""
+        return self._limits_of(tenant).trust_chat_content
 
     def settle(self, tenant: str, charged: int, used: int, now_s: float) -> None:
         """Closes a request that used `used` tokens."""

@@ -59,8 +59,8 @@ async def answer(
     except grpc.aio.InternalError:
         raise  # the connection is gone
     except Exception as error:
-        told = about_trace(read_trace(context)) if reader is None else about(reader.request.envelope)
-        failure = fault(Role.GATEWAY, told, "failed while answering this call", error)
+        extra = about_trace(read_trace(context)) if reader is None else about(reader.request.envelope)
+        failure = fault(Role.GATEWAY, extra, "failed while answering this call", error)
     finally:
         if reader is not None:
             reader.close(failure)

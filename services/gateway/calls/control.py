@@ -12,15 +12,19 @@ from sluice_server.engine.errors import ServiceError, invalid
 from sluice_server.engine.executor.computing import UNKNOWN
 from sluice_server.engine.request import Limits
 from sluice_server.services.gateway.access.metadata import Context
+from sluice_server.services.gateway.cache_events import CacheEvents
+from sluice_server.services.gateway.calls.artifacts import Artifacts
 from sluice_server.services.gateway.calls.load import Loads
 from sluice_server.services.gateway.calls.refusal import refuse
 from sluice_server.services.gateway.contract.durations import to_duration, to_seconds
+from sluice_server.services.gateway.contract.embedding import embeds
 from sluice_server.services.gateway.contract.errors import not_found
 from sluice_server.services.gateway.contract.fields import BUILT, FEATURE_FIELDS
 from sluice_server.services.gateway.contract.parameters import model_defaults
 from sluice_server.services.gateway.requests.manager import RequestManager
+from sluice_server.services.gateway.settings import ModelInfo
 
-SCHEMA_REVISION = 4
+SCHEMA_REVISION = 10
 MAX_PAGE = 1000
 MIN_INTERVAL_S, MAX_INTERVAL_S = 0.1, 3600.0  # intervals of WatchLoad
 MAX_GRACE_S = 24 * 3600.0
@@ -29,6 +33,7 @@ FEATURES = (
     control_pb2.FEATURE_STREAM,
     control_pb2.FEATURE_CONVERSE,
     control_pb2.FEATURE_TOKENIZE,
+    control_pb2.FEATURE_EMBED,
     control_pb2.FEATURE_REASONING,
     control_pb2.FEATURE_WATCH_LOAD,
     control_pb2.FEATURE_DRAIN,
@@ -36,17 +41,33 @@ FEATURES = (
 )
 
 
-def features(limits: Limits) -> "list[control_pb2.Feature.ValueType]":
-    """Returns the features of this server; speculation only where the engine can draft."""
-    missing = () if limits.max_draft_tokens else (control_pb2.FEATURE_SPECULATION,)
-    return [feature for feature in FEATURES if feature not in missing]
+def features(limits: Limits, model: ModelInfo) -> "list[control_pb2.Feature.ValueType]":
+    """Returns the features of this server; speculation only where the engine can draft, vectors where the model has
+    them."""
+    has = {control_pb2.FEATURE_SPECULATION: limits.max_draft_tokens > 0, control_pb2.FEATURE_EMBED: embeds(model)}
+    return [feature for feature in FEATURES if has.get(feature, True)]
+
+
+def tasks(model: ModelInfo) -> "list[control_pb2.ModelTask.ValueType]":
+    """Returns what a model can be asked for."""
+    num_labels = 0 if model.labels is None else len(model.labels.names)
+    has = {
+        control_pb2.MODEL_TASK_GENERATE: model.generates,
+        control_pb2.MODEL_TASK_EMBED: embeds(model),
+        control_pb2.MODEL_TASK_CLASSIFY: model.labels is not None and model.labels.words is None,
+        control_pb2.MODEL_TASK_RERANK: num_labels == 1,
+    }
+    return [task for task, is_there in has.items() if is_there]
 
 
 class Control:
     """The handlers. `drain` makes the gateway refuse new requests and ends the running ones after so many seconds."""
 
-    def __init__(self, manager: RequestManager, drain: Callable[[float], Coroutine[Any, Any, None]]) -> None:
+    def __init__(
+        self, manager: RequestManager, drain: Callable[[float], Coroutine[Any, Any, None]], events: CacheEvents
+    ) -> None:
         self.loads = Loads(manager)
+        self.artifacts = Artifacts(manager, events)
         self._manager = manager
         self._drain = drain
         self._draining: asyncio.Task[None] | None = None
@@ -81,7 +102,7 @@ class Control:
             gateway_id=settings.gateway_id,
             start_time=self._start_time,
             limits=self._limits(),
-            features=features(settings.limits),
+            features=features(settings.limits, settings.model),
             engines=self.loads.engines(),
         )
 
@@ -134,7 +155,10 @@ class Control:
             vocab_size=self._manager.settings.limits.vocab_size,
             eos_token_ids=model.eos_ids,
             defaults=model_defaults(model.defaults),
+            create_time=Timestamp(seconds=model.created_s) if model.created_s else None,
             state=control_pb2.MODEL_STATE_READY if refusal is None else control_pb2.MODEL_STATE_LOADING,
+            tasks=tasks(model),
+            embedding_width=model.vector_width if embeds(model) else 0,
         )
 
     def _limits(self) -> control_pb2.ServerLimits:

@@ -54,8 +54,8 @@ class Converse:
         except grpc.aio.InternalError:
             raise  # the connection is gone
         except Exception as error:
-            told = about_trace(read_trace(context)) if talk is None else talk.about
-            failure = fault(Role.GATEWAY, told, "failed on this stream", error)
+            extra = about_trace(read_trace(context)) if talk is None else talk.about
+            failure = fault(Role.GATEWAY, extra, "failed on this stream", error)
         finally:
             if talk is not None:
                 talk.close(failure)

@@ -44,15 +44,22 @@ def _methods(service: str, scopes: frozenset[Scope], *names: str) -> dict[str, f
 
 _INFERENCE, _CONTROL = "sluice.v1.InferenceService", "sluice.v1.ControlService"
 _OIP = "inference.GRPCInferenceService"
+_VLLM = "vllm.grpc.engine.VllmEngine"
 SCOPES: Mapping[str, frozenset[Scope]] = {  # any one of them is enough; an empty set needs no credentials
     **_methods(_INFERENCE, GENERATE, "Generate", "StreamGenerate", "Converse", "ResumeGenerate", "CancelGeneration"),
-    **_methods(_INFERENCE, GENERATE, "Tokenize", "Detokenize", "Embed"),
-    **_methods(_CONTROL, ANY, "ListModels", "GetModel", "GetServerInfo"),
+    **_methods(_INFERENCE, GENERATE, "Tokenize", "Detokenize", "Embed", "Classify", "Rerank", "Score"),
+    **_methods(_CONTROL, ANY, "ListModels", "GetModel", "GetServerInfo", "GetTokenizer"),
     **_methods(_CONTROL, CONTROL, "GetLoad", "WatchLoad"),
-    **_methods(_CONTROL, ADMIN, "LoadModel", "UnloadModel", "Drain"),
+    **_methods(_CONTROL, ADMIN, "LoadModel", "UnloadModel", "Drain", "SubscribeKvEvents"),
     **_methods(_OIP, NO_SCOPES, "ServerLive", "ServerReady", "ModelReady"),
-    **_methods(_OIP, ANY, "ServerMetadata", "ModelMetadata"),
+    **_methods(_OIP, ANY, "ServerMetadata", "ModelMetadata", "ModelConfig", "RepositoryIndex"),
+    **_methods(_OIP, CONTROL, "ModelStatistics"),
     **_methods(_OIP, GENERATE, "ModelInfer", "ModelStreamInfer"),
+    **_methods(_VLLM, NO_SCOPES, "HealthCheck"),
+    **_methods(_VLLM, ANY, "GetModelInfo", "GetServerInfo", "GetTokenizer"),
+    **_methods(_VLLM, CONTROL, "GetLoads", "SubscribeKvEvents"),
+    **_methods(_VLLM, GENERATE, "Generate", "Abort", "Embed"),
+    **_methods(_VLLM, ADMIN, "FlushCache", "StartProfile", "StopProfile"),
     **_methods("grpc.health.v1.Health", NO_SCOPES, "Check", "Watch", "List"),
     **_methods("grpc.reflection.v1.ServerReflection", ANY, "ServerReflectionInfo"),
     **_methods("grpc.reflection.v1alpha.ServerReflection", ANY, "ServerReflectionInfo"),
@@ -69,7 +76,7 @@ _KINDS = {
 
 
 class Guard(grpc.aio.ServerInterceptor):
-    """The interceptor. With `access` None, every caller is the one local tenant."""
+    """The interceptor. With `access` None, every caller is of one tenant."""
 
     def __init__(
         self,
@@ -77,12 +84,14 @@ class Guard(grpc.aio.ServerInterceptor):
         clock: Callable[[], float],
         observer: Observer,
         peer_secret: str = "",
+        keyless: Identity = LOCAL,
     ) -> None:
         """`observer` gets every refused call. `peer_secret` is what another gateway sends with a forwarded call; ""
-        accepts no forwarded calls."""
+        accepts no forwarded calls. `keyless` is the caller of every call where `access` is None."""
         self._observer = observer
         self._access = access
         self._peer_secret = peer_secret
+        self._keyless = keyless
         self._clock = clock
         self._looked_s = clock()
         self._guarded: dict[str, Handler] = {}
@@ -105,7 +114,7 @@ class Guard(grpc.aio.ServerInterceptor):
         """Returns the caller's identity. Raises ServiceError CREDENTIALS_INVALID or NOT_ALLOWED."""
         wanted = SCOPES.get(method, ADMIN)
         if self._access is None or not wanted:
-            return LOCAL
+            return self._keyless
         tenant = self._handed_on_for(context)
         if tenant is not None and Scope.GENERATE in wanted:
             return Identity(tenant, GENERATE)
@@ -160,8 +169,8 @@ async def _answered(answering: Awaitable[object], method: str, context: Context)
     except (ServiceError, grpc.aio.BaseError):
         raise  # the call has its status already
     except Exception as error:  # grpc would send its text to the client
-        told = about_trace(read_trace(context), method=method)
-        await refuse(context, fault(Role.GATEWAY, told, "failed in the handler of this call", error))
+        extra = about_trace(read_trace(context), method=method)
+        await refuse(context, fault(Role.GATEWAY, extra, "failed in the handler of this call", error))
         raise
 
 

@@ -4,7 +4,7 @@ They convert events and write them with `context.write`; none is a generator.
 """
 
 import asyncio
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Iterator
 from typing import TypeVar
 
 from sluice.v1 import inference_pb2
@@ -13,14 +13,14 @@ from sluice_server.engine.errors import ServiceError
 from sluice_server.services.gateway.access.call import CallMetadata
 from sluice_server.services.gateway.access.identity import CALLER
 from sluice_server.services.gateway.access.metadata import Context
-from sluice_server.services.gateway.calls import responses
+from sluice_server.services.gateway.calls import classes, responses, vectors
 from sluice_server.services.gateway.calls.answering import CallEnded, answer
 from sluice_server.services.gateway.calls.peers import PeerGateways
 from sluice_server.services.gateway.calls.refusal import refuse, trailers_of, turn_away
 from sluice_server.services.gateway.generation.service import GenerationService, can_go_on, check_id
 from sluice_server.services.gateway.generation.stream import GenerationStream, RequestReader
 from sluice_server.services.gateway.requests.open_request import RequestStatus
-from sluice_server.services.messages.details import Detokenized, Tokenized
+from sluice_server.services.messages.details import Detokenized, Embedded, Tokenized
 from sluice_server.services.telemetry.observed import Observer
 
 _T = TypeVar("_T")
@@ -98,14 +98,61 @@ class Inference:
         async def body(reader: RequestReader) -> bytes:
             value = await reader.outcome()
             assert isinstance(value, Tokenized)
-            slices = []
-            async with self._making:
-                for one in responses.tokenized(reader.request.envelope, value):
-                    slices.append(one)
-                    await asyncio.sleep(0)
-            return b"".join(slices)
+            return await self._joined(responses.tokenized(reader.request.envelope, value))
 
         return await self._answer("Tokenize", context, begin, body)
+
+    async def embed(self, request: inference_pb2.EmbedRequest, context: Context) -> bytes:
+        """Embed: returns the encoded response. One response is made at a time."""
+
+        def begin(call: CallMetadata) -> RequestReader:
+            return self._service.embed(call, request)
+
+        async def body(reader: RequestReader) -> bytes:
+            value = await reader.outcome()
+            assert isinstance(value, Embedded)
+            return await self._joined(vectors.embedded(reader.request, value))
+
+        return await self._answer("Embed", context, begin, body)
+
+    async def classify(self, request: inference_pb2.ClassifyRequest, context: Context) -> bytes:
+        """Classify: returns the encoded response. One response is made at a time."""
+
+        def begin(call: CallMetadata) -> RequestReader:
+            return self._service.classify(call, request)
+
+        async def body(reader: RequestReader) -> bytes:
+            value, labels = await reader.outcome(), self._service.labels
+            assert isinstance(value, Embedded) and labels is not None
+            return await self._joined(classes.classified(reader.request, value, labels))
+
+        return await self._answer("Classify", context, begin, body)
+
+    async def rerank(self, request: inference_pb2.RerankRequest, context: Context) -> inference_pb2.RerankResponse:
+        """Rerank: returns the ranking."""
+
+        def begin(call: CallMetadata) -> RequestReader:
+            return self._service.rerank(call, request)
+
+        async def body(reader: RequestReader) -> inference_pb2.RerankResponse:
+            value, labels = await reader.outcome(), self._service.labels
+            assert isinstance(value, Embedded) and labels is not None
+            return classes.ranked(reader.request, value, labels, request.top_n or None)
+
+        return await self._answer("Rerank", context, begin, body)
+
+    async def score(self, request: inference_pb2.ScoreRequest, context: Context) -> inference_pb2.ScoreResponse:
+        """Score: returns a score for each pair."""
+
+        def begin(call: CallMetadata) -> RequestReader:
+            return self._service.score(call, request)
+
+        async def body(reader: RequestReader) -> inference_pb2.ScoreResponse:
+            value, labels = await reader.outcome(), self._service.labels
+            assert isinstance(value, Embedded) and labels is not None
+            return classes.scored(reader.request, value, labels)
+
+        return await self._answer("Score", context, begin, body)
 
     async def detokenize(
         self, request: inference_pb2.DetokenizeRequest, context: Context
@@ -139,6 +186,15 @@ class Inference:
             await refuse(context, error)
             raise
         return inference_pb2.CancelGenerationResponse(found=_STATES[found], state=_STATES[state])
+
+    async def _joined(self, slices: Iterator[bytes]) -> bytes:
+        """Returns a large encoded response made of slices. Other calls run between them."""
+        made = []
+        async with self._making:
+            for one in slices:
+                made.append(one)
+                await asyncio.sleep(0)
+        return b"".join(made)
 
     async def _answer(
         self, method: str, context: Context, begin: Callable[[CallMetadata], _R], body: Callable[[_R], Awaitable[_T]]

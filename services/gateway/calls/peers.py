@@ -14,7 +14,6 @@ from sluice.v1 import inference_pb2, inference_pb2_grpc
 from sluice_server.services.gateway.access.metadata import Context
 from sluice_server.services.gateway.contract.errors import not_found
 
-SOCKET_SUFFIX = ".grpc"  # appended to the path of the gateway's inbox: its Unix socket
 PEER_KEY = "x-sluice-peer"
 TENANT_KEY = "x-sluice-tenant"
 CANCEL_TIMEOUT_S = 5.0

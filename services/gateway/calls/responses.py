@@ -38,6 +38,7 @@ _REASONS = {
     FinishReason.STOP_TOKEN: types_pb2.FINISH_REASON_STOP_TOKEN,
     FinishReason.STOP_STRING: types_pb2.FINISH_REASON_STOP_STRING,
     FinishReason.CANCELLED: types_pb2.FINISH_REASON_CANCELLED,
+    FinishReason.TOOL_CALL: types_pb2.FINISH_REASON_TOOL_CALL,
 }
 _THROTTLED = {
     ThrottleReason.CREDIT: inference_pb2.THROTTLE_REASON_CREDIT,
@@ -88,9 +89,12 @@ def converse_response(tagged: TaggedEvent) -> inference_pb2.ConverseResponse:
 
 def accepted(event: AcceptedEvent) -> types_pb2.Accepted:
     """Converts the event of an admitted request."""
-    return types_pb2.Accepted(
+    made = types_pb2.Accepted(
         generation_id=event.generation_id, model=event.model, revision=event.revision, params=event.params
     )
+    if event.num_prompt:  # 0: the engine has not seen the prompt yet
+        made.prompt_tokens, made.cached_tokens = event.num_prompt, event.num_cached
+    return made
 
 
 def prompt_info(event: PromptEvent) -> types_pb2.PromptInfo:
@@ -122,6 +126,8 @@ def fill_delta(made: types_pb2.Delta, event: DeltaEvent) -> None:
         made.consumed = sum([len(one.tokens) for one in texts])
     add_sections(made, texts)
     for one in texts:
+        for part in one.tool_call_parts:
+            made.tool_call_parts.add(index=part.index, id=part.id, name=part.name, arguments=part.arguments)
         for num_drafted, num_accepted in one.drafts:
             made.drafted_tokens += num_drafted
             made.accepted_tokens += num_accepted

@@ -3,7 +3,7 @@
 import dataclasses
 import functools
 import time
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from typing import Any, NoReturn
 
 import grpc
@@ -38,6 +38,8 @@ from sluice_server.services.telemetry.observed import Observer
 INFERENCE: ServiceDescriptor = inference_pb2.DESCRIPTOR.services_by_name["InferenceService"]
 CONTROL: ServiceDescriptor = control_pb2.DESCRIPTOR.services_by_name["ControlService"]
 HEALTH = "grpc.health.v1.Health"
+LISTED = (INFERENCE.full_name, CONTROL.full_name, OIP.full_name, HEALTH)  # by reflection; each one has a health
+WHILE_NOT_SERVING = frozenset({CONTROL.full_name, HEALTH})  # they answer while no request is admitted
 Behaviour = Callable[[Any, Context], Awaitable[Any]]
 TurnAway = Callable[[Context, ServiceError], Awaitable[NoReturn]]
 
@@ -49,14 +51,31 @@ _KINDS = {
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
+class Services:
+    """The services of one server, and their handlers by method."""
+
+    tables: Sequence[tuple[ServiceDescriptor, Mapping[str, Behaviour]]]
+    observer: Observer  # gets the refusals of calls that reach no handler
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
 class Handlers:
-    """The handlers of all services."""
+    """The handlers of the services of `--listen`."""
 
     inference: Inference
     converse: Converse
     control: Control
     adapter: OpenInference
-    observer: Observer  # gets the refusals of calls that reach no handler
+    observer: Observer  # as in `Services`
+
+    def services(self) -> Services:
+        """Returns the services with their tables."""
+        tables = (
+            (INFERENCE, inference_table(self)),
+            (CONTROL, control_table(self.control)),
+            (OIP, self.adapter.table()),
+        )
+        return Services(tables, self.observer)
 
 
 def options(settings: GatewaySettings) -> tuple[tuple[str, int], ...]:
@@ -91,26 +110,22 @@ def options(settings: GatewaySettings) -> tuple[tuple[str, int], ...]:
 def build(
     settings: GatewaySettings,
     guard: Guard,
-    handlers: Handlers,
+    services: Services,
     checks: health.aio.HealthServicer,
     on_given_up: Callable[[], None] = lambda: None,
 ) -> grpc.aio.Server:
-    """Returns a server with every service, not yet listening. `on_given_up`: see `acceptor.server`."""
+    """Returns a server with these services, health and reflection, not yet listening. `on_given_up`: see
+    `acceptor.server`."""
     with yielding_threads():
         server: grpc.aio.Server = acceptor.server((guard,), options(settings), on_given_up)
-    tables = (
-        (INFERENCE, inference_table(handlers)),
-        (CONTROL, control_table(handlers.control)),
-        (OIP, handlers.adapter.table()),
-    )
     most, lane = wire.bounds(settings), LargeRequestQueue(time.thread_time)
-    for descriptor, table in tables:
+    for descriptor, table in services.tables:
         server.add_registered_method_handlers(
-            descriptor.full_name, _service(descriptor, table, handlers.observer, most, lane)
+            descriptor.full_name, _service(descriptor, table, services.observer, most, lane)
         )
     health_pb2_grpc.add_HealthServicer_to_server(checks, server)
     if settings.reflection:
-        _add_reflection(server)
+        _add_reflection(server, [descriptor.full_name for descriptor, _ in services.tables])
     return server
 
 
@@ -149,6 +164,10 @@ def inference_table(handlers: Handlers) -> Mapping[str, Behaviour]:
         "CancelGeneration": inference.cancel_generation,
         "Tokenize": inference.tokenize,
         "Detokenize": inference.detokenize,
+        "Embed": inference.embed,
+        "Classify": inference.classify,
+        "Rerank": inference.rerank,
+        "Score": inference.score,
     }
 
 
@@ -161,6 +180,8 @@ def control_table(control: Control) -> Mapping[str, Behaviour]:
         "GetLoad": control.get_load,
         "WatchLoad": control.watch_load,
         "Drain": control.drain,
+        "GetTokenizer": control.artifacts.get_tokenizer,
+        "SubscribeKvEvents": control.artifacts.subscribe_kv_events,
     }
 
 
@@ -249,10 +270,9 @@ def refusal(name: str, away: TurnAway) -> Behaviour:
     return refuse_method
 
 
-def _add_reflection(server: grpc.aio.Server) -> None:
+def _add_reflection(server: grpc.aio.Server, names: Sequence[str]) -> None:
     """Adds reflection v1alpha, and v1, which has the same messages under another name."""
-    names = [INFERENCE.full_name, CONTROL.full_name, OIP.full_name, HEALTH]
-    servicer = reflection.ReflectionServicer(names)
+    servicer = reflection.ReflectionServicer([*names, HEALTH])
     reflection_pb2_grpc.add_ServerReflectionServicer_to_server(servicer, server)
     handler = grpc.stream_stream_rpc_method_handler(
         servicer.ServerReflectionInfo,

@@ -65,7 +65,7 @@ def screen(port: int, judge: Callable[[Sequence[Held]], tuple[Sequence[Peer], Se
     two microseconds per open file."""
     with contextlib.ExitStack() as stack:
         found = dict(_held(port, stack))
-        go, over = judge([_told(peer, own) for peer, own in found.items()])
+        go, over = judge([_held_by(peer, own) for peer, own in found.items()])
         for peer in go:
             _let_go(found[peer])
         for peer in over:
@@ -102,7 +102,7 @@ def _least(number: int) -> int:
         own.detach()
 
 
-def _told(peer: Peer, own: socket.socket) -> Held:
+def _held_by(peer: Peer, own: socket.socket) -> Held:
     data = b""
     with contextlib.suppress(OSError):  # nothing has come, or the connection is closed
         data = own.recv(PEEK_BYTES, socket.MSG_PEEK | socket.MSG_DONTWAIT)

@@ -74,11 +74,11 @@ def _sockets(server: int) -> list[int]:
 
 
 def _count(number: int) -> ConnectionCalls:
-    told = json.loads(cygrpc.channelz_get_socket(number))["socket"]
-    address = told["remote"]["tcpipAddress"]
+    found = json.loads(cygrpc.channelz_get_socket(number))["socket"]
+    address = found["remote"]["tcpipAddress"]
     return ConnectionCalls(
         number=number,
         host=connections.plain(base64.b64decode(address["ipAddress"])),
         port=int(address["port"]),
-        num_failed=int(told["data"].get("streamsFailed", 0)),
+        num_failed=int(found["data"].get("streamsFailed", 0)),
     )

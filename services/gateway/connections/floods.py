@@ -88,16 +88,19 @@ class FloodGuard:
         self._tell_s = clock()
         self._watching: asyncio.Task[None] | None = None
         self._listing: asyncio.Task[None] | None = None
-        self._untold: collections.Counter[str] = collections.Counter()  # cut connections by host, not logged yet
+        self._unlogged: collections.Counter[str] = collections.Counter()  # cut connections by host, not logged yet
+        self._is_closed = False
 
     def given_up(self) -> None:
         """Counts a call that its client has cancelled; starts to count connections when there are many. Never waits."""
         self._num_given_up += 1
-        if self._num_given_up >= ALARM and (self._watching is None or self._watching.done()):
+        if self._num_given_up >= ALARM and not self._is_closed and (self._watching is None or self._watching.done()):
             self._watching = asyncio.create_task(self._watch(), name="gateway floods")
 
     def beat(self, port: int) -> None:
         """Starts to list the connections to `port` when it is time. Never waits."""
+        if self._is_closed:
+            return
         self._port = port
         if self._watching is None or self._watching.done():
             self._num_given_up = 0
@@ -105,7 +108,9 @@ class FloodGuard:
             self._listing = asyncio.create_task(self._list(port), name="gateway connections")
 
     async def close(self) -> None:
-        """Cancels running tasks and waits for their end."""
+        """Cancels running tasks and waits for their end. Calls that end later start none: they would run for ever, and
+        keep `short_turns`."""
+        self._is_closed = True
         tasks = [task for task in (self._watching, self._listing) if task is not None]
         for task in tasks:
             task.cancel()
@@ -150,7 +155,7 @@ class FloodGuard:
         self._count_s = self._clock() + max(AGAIN_S, PAUSES * took_s)
         if over:
             self._hold_until_s = self._clock() + HOLD_S
-            self._tell(over)
+            self._record(over)
 
     def _sweep(self) -> list[Peer]:
         """Counts and cuts in one go, on another thread: with few processors each change of threads takes long."""
@@ -169,7 +174,7 @@ class FloodGuard:
         if over:
             for host, _ in over:
                 self._resets.suspect(host, now_s)
-            self._tell(over)
+            self._record(over)
             self._hold_until_s = self._clock() + HOLD_S
         return took_s
 
@@ -177,17 +182,17 @@ class FloodGuard:
         if not peers:
             return
         await asyncio.to_thread(self._control.cut, peers)
-        self._tell(peers)
+        self._record(peers)
 
-    def _tell(self, peers: Sequence[Peer]) -> None:
+    def _record(self, peers: Sequence[Peer]) -> None:
         for host, _ in peers:
             self._on_cut()
-            self._untold[host] += 1
+            self._unlogged[host] += 1
         if self._clock() >= self._tell_s:
             self._tell_s = self._clock() + TELL_EVERY_S
-            told = ", ".join(f"{num} of {host}" for host, num in self._untold.most_common(MAX_HOSTS))
-            log.warning("connections were cut that reset their calls as they began, or were too many: %s", told)
-            self._untold.clear()
+            counts = ", ".join(f"{num} of {host}" for host, num in self._unlogged.most_common(MAX_HOSTS))
+            log.warning("connections were cut that reset their calls as they began, or were too many: %s", counts)
+            self._unlogged.clear()
 
 
 def _timed(does: Callable[[], T]) -> tuple[T, float]:

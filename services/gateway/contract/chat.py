@@ -12,7 +12,7 @@ from sluice.v1 import types_pb2
 from sluice_server.engine.checks import check_num
 from sluice_server.engine.errors import invalid
 from sluice_server.services.gateway.settings import GatewaySettings
-from sluice_server.services.messages.work import ChatMessage, ChatPrompt, Tool, ToolCall
+from sluice_server.services.messages.work import ChatMessage, ChatPrompt, Generate, Tokenize, Tool, ToolCall, Work
 
 MAX_PARTS = 256
 MAX_TOOLS = 128
@@ -52,7 +52,15 @@ def chat_prompt(chat: types_pb2.Chat, settings: GatewaySettings) -> ChatPrompt:
         tools=tools,
         variables=_variables(chat.template_variables),
         must_call=_must_call(chat.tool_choice, tools),
+        parallel=chat.parallel_tool_calls if chat.HasField("parallel_tool_calls") else True,
     )
+
+
+def trusting(work: Work) -> Work:
+    """Returns work whose chat, if it has one, may write control tokens by its content."""
+    if not isinstance(work, Generate | Tokenize) or not isinstance(work.prompt, ChatPrompt):
+        return work
+    return msgspec.structs.replace(work, prompt=msgspec.structs.replace(work.prompt, trusts_content=True))
 
 
 def num_bytes(prompt: ChatPrompt) -> int:
@@ -75,12 +83,12 @@ def _message(field: str, message: types_pb2.ChatMessage) -> ChatMessage:
         if part.WhichOneof("part") is None:
             raise invalid(f"{field}.parts[{at}]", "is empty; send text")
     _only_of(field, message, types_pb2.ROLE_ASSISTANT, ("tool_calls", "reasoning"))
-    _only_of(field, message, types_pb2.ROLE_TOOL, ("tool_call_id", "name"))
+    _only_of(field, message, types_pb2.ROLE_TOOL, ("tool_call_id",))
     _check_size(f"{field}.tool_call_id", message.tool_call_id, MAX_NAME_BYTES)
     _check_size(f"{field}.name", message.name, MAX_NAME_BYTES)
     return ChatMessage(
         role=_ROLES[message.role],
-        content="".join(part.text for part in message.parts) if message.parts else None,
+        content="\n".join(part.text for part in message.parts) if message.parts else None,
         reasoning=message.reasoning if message.HasField("reasoning") else None,
         tool_calls=_calls(f"{field}.tool_calls", message),
         tool_call_id=message.tool_call_id,
@@ -122,7 +130,8 @@ def _tools(chat: types_pb2.Chat) -> tuple[Tool, ...]:
         _check_size(f"{field}.description", tool.description, MAX_DESCRIPTION_BYTES)
         parameters = tool.parameters if tool.HasField("parameters") else _NO_PARAMETERS
         _check_object(f"{field}.parameters", parameters, MAX_SCHEMA_BYTES)
-        tools.append(Tool(tool.name, tool.description if tool.HasField("description") else None, parameters))
+        description = tool.description if tool.HasField("description") else None
+        tools.append(Tool(tool.name, description, parameters, tool.strict))
     return tuple(tools) if _may_call(chat) else ()
 
 

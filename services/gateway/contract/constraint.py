@@ -21,7 +21,7 @@ def constraint(spec: types_pb2.GenerationSpec, prompt: PromptInput, params: Samp
     invalid field."""
     must_call = isinstance(prompt, ChatPrompt) and bool(prompt.must_call)
     if not spec.HasField("constraint"):
-        if must_call:
+        if must_call or (isinstance(prompt, ChatPrompt) and any(tool.strict for tool in prompt.tools)):
             check_constrained(params)
         return None
     if must_call:

@@ -15,24 +15,24 @@ from sluice_server.engine.parameters import FROM_MODEL, PARAMETERS
 from sluice_server.engine.request import Limits, SamplingParams
 
 
-class Place(NamedTuple):
+class ParameterField(NamedTuple):
     """A parameter in a message; `off` is the value for which the field is left out, None if there is none."""
 
     row: Parameter
     off: float | None
 
-    def told(self, params: SamplingParams) -> object:
+    def effective(self, params: SamplingParams) -> object:
         """Returns the parameter's value in the field's type."""
         return dict(self.row.of(params)) if isinstance(self.row, Biases) else self.row.of(params)
 
 
-def _within(group: str) -> Mapping[str, Place]:
+def _within(group: str) -> Mapping[str, ParameterField]:
     """Returns the parameters in one message, by field; `group` is the message's path in a GenerationSpec."""
     found = {}
     for row in PARAMETERS:
         parent, _, field = row.field.rpartition(".")
         if parent == group:
-            found[field] = Place(row, row.off if isinstance(row, Number) else None)
+            found[field] = ParameterField(row, row.off if isinstance(row, Number) else None)
     return found
 
 
@@ -43,7 +43,7 @@ _SETTLED = "max_tokens"  # settled by the engine
 def taken(spec: types_pb2.GenerationSpec, limits: Limits) -> dict[str, Any]:
     """Returns the parameters that a request sets, by name. Raises `ServiceError` for too many entries."""
     found: dict[str, Any] = {}
-    parts: tuple[tuple[Mapping[str, Place], Message], ...] = (
+    parts: tuple[tuple[Mapping[str, ParameterField], Message], ...] = (
         (SAMPLING, spec.sampling),
         (BEAM, spec.sampling.beam),
         (STOP, spec.stop),
@@ -61,8 +61,8 @@ def taken(spec: types_pb2.GenerationSpec, limits: Limits) -> dict[str, Any]:
 
 def told_sampling(params: SamplingParams, bad_words: Iterable[str]) -> types_pb2.SamplingParams:
     """Returns all sampling parameters in effect, except `max_tokens`."""
-    beam = types_pb2.BeamSearch(**_told(BEAM, params)) if params.beam_width else None
-    made = types_pb2.SamplingParams(**_told(SAMPLING, params), bad_words=bad_words, beam=beam)
+    beam = types_pb2.BeamSearch(**_effective(BEAM, params)) if params.beam_width else None
+    made = types_pb2.SamplingParams(**_effective(SAMPLING, params), bad_words=bad_words, beam=beam)
     for call in params.logits_processors:
         made.logits_processors.add(name=call.name, arguments=dict(call.arguments))
     return made
@@ -70,12 +70,12 @@ def told_sampling(params: SamplingParams, bad_words: Iterable[str]) -> types_pb2
 
 def told_stop(params: SamplingParams, strings: Iterable[str], *, include: bool) -> types_pb2.StopConditions:
     """Returns all stop conditions in effect."""
-    return types_pb2.StopConditions(**_told(STOP, params), strings=strings, include=include)
+    return types_pb2.StopConditions(**_effective(STOP, params), strings=strings, include=include)
 
 
 def told_output(params: SamplingParams) -> dict[str, Any]:
     """Returns the output options in effect that are sampling parameters, as fields of OutputOptions."""
-    return _told(OUTPUT, params)
+    return _effective(OUTPUT, params)
 
 
 def model_defaults(params: SamplingParams) -> types_pb2.SamplingParams:
@@ -84,10 +84,10 @@ def model_defaults(params: SamplingParams) -> types_pb2.SamplingParams:
     return types_pb2.SamplingParams(**fields)
 
 
-def _told(places: Mapping[str, Place], params: SamplingParams) -> dict[str, Any]:
+def _effective(places: Mapping[str, ParameterField], params: SamplingParams) -> dict[str, Any]:
     found = {}
     for field, place in places.items():
-        value = place.told(params)
+        value = place.effective(params)
         if value != place.off and field != _SETTLED:
             found[field] = value
     return found

@@ -88,6 +88,12 @@ def text(spec: types_pb2.GenerationSpec) -> TextOptions:
     output = spec.output
     if output.split_sections and not spec.HasField("chat"):
         raise invalid("output.split_sections", "is of no use without a chat: leave it out")
+    one_call = spec.chat.HasField("parallel_tool_calls") and not spec.chat.parallel_tool_calls
+    if one_call and output.HasField("split_sections") and not output.split_sections:
+        raise invalid("chat.parallel_tool_calls", "is false, and calls are not looked for: leave split_sections out")
+    is_split = spec.HasField("chat") and (output.split_sections or not output.HasField("split_sections"))
+    if output.tool_call_parts and not is_split:
+        raise invalid("output.tool_call_parts", "needs a chat whose output is split into sections: leave it out")
     if output.HasField("logprobs") and output.HasField("token_records") and not output.token_records:
         raise invalid(
             "output.token_records", "is false, and log probabilities come in records: leave out one of the two"
@@ -95,6 +101,7 @@ def text(spec: types_pb2.GenerationSpec) -> TextOptions:
     return TextOptions(
         skip_special_tokens=output.skip_special_tokens if output.HasField("skip_special_tokens") else True,
         split_sections=output.split_sections if output.HasField("split_sections") else True,
+        call_parts=output.tool_call_parts,
     )
 
 
@@ -172,6 +179,7 @@ def effective(
             token_records=records,
             echo=spec.output.echo,
             split_sections=text.split_sections if spec.HasField("chat") else None,
+            tool_call_parts=spec.output.tool_call_parts if spec.output.HasField("tool_call_parts") else None,
         ),
         constraint=spec.constraint if spec.HasField("constraint") else None,
         speculation=spec.speculation if spec.HasField("speculation") else None,

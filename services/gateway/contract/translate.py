@@ -72,6 +72,8 @@ def whole(spec: types_pb2.GenerationSpec, priority: int, settings: GatewaySettin
     """Returns the work of Generate; `priority` is that of the metadata. Raises `ServiceError`."""
     if spec.scheduling.on_disconnect == types_pb2.DISCONNECT_ACTION_DETACH:
         raise invalid("scheduling.on_disconnect", "DETACH is for streams, which can be resumed: leave it out")
+    if spec.output.tool_call_parts:
+        raise invalid("output.tool_call_parts", "is for streams: leave it out")
     return generation(spec, priority, settings)
 
 
@@ -146,7 +148,9 @@ def check_resume(spec: types_pb2.GenerationSpec) -> None:
 def _generation(
     spec: types_pb2.GenerationSpec, priority: int, settings: GatewaySettings, *, is_open: bool
 ) -> TranslatedRequest:
-    _check_model(spec, settings.model)
+    check_model(spec, settings.model)
+    if not settings.model.generates:
+        raise unsupported("Generate", "Generate is not supported with this model, which has no head: ask for vectors")
     refuse_unbuilt(spec)
     limits = settings.limits
     params = sampling.sampling_params(spec, settings.model.defaults, limits)
@@ -184,11 +188,11 @@ def _keep_last(spec: types_pb2.GenerationSpec, limits: Limits) -> int:
 
 def tokenization(request: inference_pb2.TokenizeRequest, settings: GatewaySettings) -> TranslatedRequest:
     """Returns the work of Tokenize. Raises `ServiceError`."""
-    _check_model(request, settings.model)
+    check_model(request, settings.model)
     add = request.add_special_tokens if request.HasField("add_special_tokens") else True
     if request.WhichOneof("prompt") == "text":
         text = request.text
-        check_bytes(_size(text), settings)
+        check_bytes(size_of_text(text), settings)
         return TranslatedRequest(Tokenize(prompt=TextPrompt(text), add_special_tokens=add))
     if request.WhichOneof("prompt") != "chat":
         raise invalid("prompt", "is missing; send text or chat")
@@ -198,16 +202,23 @@ def tokenization(request: inference_pb2.TokenizeRequest, settings: GatewaySettin
 
 def detokenization(request: inference_pb2.DetokenizeRequest, settings: GatewaySettings) -> TranslatedRequest:
     """Returns the work of Detokenize. Raises `ServiceError`."""
-    _check_model(request, settings.model)
+    check_model(request, settings.model)
     ids = pack_checked("token_ids", request.token_ids, settings)
     skip = request.skip_special_tokens if request.HasField("skip_special_tokens") else True
     return TranslatedRequest(Detokenize(ids=ids, skip_special_tokens=skip))
 
 
-def _check_model(
-    request: types_pb2.GenerationSpec | inference_pb2.TokenizeRequest | inference_pb2.DetokenizeRequest,
+def check_model(
+    request: types_pb2.GenerationSpec
+    | inference_pb2.TokenizeRequest
+    | inference_pb2.DetokenizeRequest
+    | inference_pb2.EmbedRequest
+    | inference_pb2.ClassifyRequest
+    | inference_pb2.RerankRequest
+    | inference_pb2.ScoreRequest,
     model: ModelInfo,
 ) -> None:
+    """Raises `ServiceError` unless the request names the model and revision that are served, or none."""
     if request.HasField("model") and request.model != model.id:
         raise not_found("model", request.model, f"this server serves {model.id!r}")
     if not request.HasField("revision") or request.revision in filter(None, (model.revision, model.label)):
@@ -224,7 +235,7 @@ def _prompt(
     match spec.WhichOneof("prompt"):
         case "text":
             text = spec.text  # read once: protobuf copies it at each access
-            size = _size(text)
+            size = size_of_text(text)
             check_bytes(size, settings)
             if not size:
                 raise invalid("prompt", "is empty; send at least one byte of text")
@@ -261,7 +272,7 @@ def _chat(chat: types_pb2.Chat, settings: GatewaySettings) -> tuple[ChatPrompt, 
     return prompt, size
 
 
-def _size(text: str) -> int:
+def size_of_text(text: str) -> int:
     """Returns the size of a text in bytes of UTF-8."""
     return len(text) if text.isascii() else len(text.encode())
 

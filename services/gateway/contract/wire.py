@@ -56,8 +56,21 @@ def bounds(settings: GatewaySettings) -> Mapping[str, int]:
         "Chat.tools": MAX_TOOLS,
         "ChatMessage.parts": MAX_PARTS,
         "ChatMessage.tool_calls": MAX_CALLS,
+        "EmbedRequest.inputs": settings.max_embed_inputs,
+        "ClassifyRequest.inputs": settings.max_embed_inputs,
+        "RerankRequest.documents": settings.max_embed_inputs,
+        "ScoreRequest.pairs": settings.max_embed_inputs,
     }
-    return {f"sluice.v1.{name}": most for name, most in found.items()}
+    of_vllm = {
+        "SamplingParams.stop": limits.max_stop_strings,
+        "SamplingParams.stop_token_ids": limits.max_stop_token_ids,
+        "SamplingParams.logit_bias": limits.max_logit_biases,
+        "ChoiceConstraint.choices": MAX_CHOICES,
+    }
+    return {
+        **{f"sluice.v1.{name}": most for name, most in found.items()},
+        **{f"vllm.grpc.engine.{name}": most for name, most in of_vllm.items()},
+    }
 
 
 def level_of(message: Descriptor, most: Mapping[str, int], above: frozenset[str] = frozenset()) -> Level:

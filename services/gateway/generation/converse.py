@@ -213,8 +213,8 @@ class ConverseSession:
             except ServiceError as error:
                 generation.fail(bare(error))
             except Exception as error:
-                told = about(generation.request.envelope, frame=kind)
-                generation.fail(fault(Role.GATEWAY, told, "failed on a frame of this generation", error))
+                extra = about(generation.request.envelope, frame=kind)
+                generation.fail(fault(Role.GATEWAY, extra, "failed on a frame of this generation", error))
             self._wake(tag)  # the credit may have changed
         elif tag > self._highest_tag:
             self._highest_tag = tag

@@ -104,15 +104,15 @@ class EventSequence:
 
 def accepted_event(request: OpenRequest) -> AcceptedEvent:
     """Returns the event of an admitted request."""
-    envelope = request.envelope
-    return AcceptedEvent(request.generation_id, envelope.model, envelope.revision, effective_params(request))
+    envelope, params = request.envelope, effective_params(request)
+    num_prompt, num_cached = request.accounting.num_prompt, request.accounting.num_cached
+    return AcceptedEvent(request.generation_id, envelope.model, envelope.revision, params, num_prompt, num_cached)
 
 
 def prompt_event(request: OpenRequest) -> PromptEvent:
     """Returns the prompt event, with what is known of the prompt so far."""
-    admitted = request.accounting.admitted
-    num_cached = admitted.num_cached if admitted is not None else 0
-    return PromptEvent(request.generation_id, request.accounting.num_prompt, num_cached, request.prompt)
+    account = request.accounting
+    return PromptEvent(request.generation_id, account.num_prompt, account.num_cached, request.prompt)
 
 
 def completed_event(request: OpenRequest) -> CompletedEvent:

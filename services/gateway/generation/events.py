@@ -17,12 +17,15 @@ from sluice_server.services.telemetry.observed import RequestUsage
 
 
 class AcceptedEvent(msgspec.Struct, frozen=True):
-    """The request was admitted; `params` are the parameters in effect, as far as they are known."""
+    """The request was admitted; `params` are the parameters in effect, as far as they are known. The numbers of tokens
+    are 0 where the engine has not seen the prompt yet."""
 
     generation_id: str
     model: str
     revision: str
     params: types_pb2.EffectiveParams | None
+    num_prompt: int = 0
+    num_cached: int = 0
 
 
 class PromptEvent(msgspec.Struct, frozen=True):

@@ -9,8 +9,11 @@ from collections.abc import Callable
 from sluice.v1 import inference_pb2, types_pb2
 
 from sluice_server.engine.errors import ServiceError
+from sluice_server.engine.models.labels import LabelsConfig
 from sluice_server.services.gateway.access.call import CallMetadata
 from sluice_server.services.gateway.contract import translate
+from sluice_server.services.gateway.contract.classification import classification, ranking, scoring
+from sluice_server.services.gateway.contract.embedding import embedding
 from sluice_server.services.gateway.contract.errors import not_found
 from sluice_server.services.gateway.contract.translate import TranslatedRequest
 from sluice_server.services.gateway.generation.converse import ConverseSession
@@ -85,6 +88,27 @@ class GenerationService:
     def detokenize(self, call: CallMetadata, asked: inference_pb2.DetokenizeRequest) -> RequestReader:
         """Decodes ids, through the ring like every request."""
         return self._read(call, translate.detokenization(asked, self._manager.settings))
+
+    def embed(self, call: CallMetadata, asked: inference_pb2.EmbedRequest) -> RequestReader:
+        """Makes a vector of each input."""
+        return self._read(call, embedding(asked, call.priority, self._manager.settings))
+
+    def classify(self, call: CallMetadata, asked: inference_pb2.ClassifyRequest) -> RequestReader:
+        """Tells the classes of each input."""
+        return self._read(call, classification(asked, call.priority, self._manager.settings))
+
+    def rerank(self, call: CallMetadata, asked: inference_pb2.RerankRequest) -> RequestReader:
+        """Ranks documents."""
+        return self._read(call, ranking(asked, call.priority, self._manager.settings))
+
+    def score(self, call: CallMetadata, asked: inference_pb2.ScoreRequest) -> RequestReader:
+        """Scores pairs of texts."""
+        return self._read(call, scoring(asked, call.priority, self._manager.settings))
+
+    @property
+    def labels(self) -> LabelsConfig | None:
+        """The classes of the model's classification head; None without one."""
+        return self._manager.settings.model.labels
 
     def refused(self, call: CallMetadata, error: ServiceError) -> str:
         """Reports a refused call to the observer; returns the W3C traceparent of its trace, or ""."""

@@ -10,7 +10,7 @@ from sluice_server.services.gateway.generation.events import CompletedEvent, Str
 from sluice_server.services.gateway.generation.interruption import Interruption
 from sluice_server.services.gateway.requests.open_request import OpenRequest
 from sluice_server.services.gateway.requests.progress import WriteProgress
-from sluice_server.services.messages.details import Detokenized, Tokenized
+from sluice_server.services.messages.details import Detokenized, Embedded, Tokenized
 from sluice_server.services.messages.messages import Text
 
 
@@ -36,7 +36,7 @@ class RequestReader:
         self._interruption.interrupt(error)
         self._news.set()
 
-    async def outcome(self) -> Text | Tokenized | Detokenized:
+    async def outcome(self) -> Text | Tokenized | Detokenized | Embedded:
         """Waits for the end and returns the outcome; raises the error that ended the request."""
         while self.request.outcome is None:
             await self._next_news()

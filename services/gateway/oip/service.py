@@ -16,7 +16,9 @@ from sluice_server.services.gateway.contract.status import to_status
 from sluice_server.services.gateway.generation.service import GenerationService
 from sluice_server.services.gateway.generation.stream import GenerationStream
 from sluice_server.services.gateway.oip.contract import open_inference_pb2 as oip
+from sluice_server.services.gateway.oip.repository import config, index
 from sluice_server.services.gateway.oip.responses import InferResponses
+from sluice_server.services.gateway.oip.statistics import GenerationCounts
 from sluice_server.services.gateway.oip.tensors import Tensor
 from sluice_server.services.gateway.oip.translate import INPUTS, OUTPUTS, VERSION, InferRequest, check_version, read
 from sluice_server.services.gateway.requests.manager import RequestManager
@@ -29,9 +31,10 @@ Send = Callable[[oip.ModelInferResponse], Awaitable[None]]
 class OpenInference:
     """The handlers of the Open Inference Protocol."""
 
-    def __init__(self, service: GenerationService, manager: RequestManager) -> None:
+    def __init__(self, service: GenerationService, manager: RequestManager, counts: GenerationCounts) -> None:
         self._service = service
         self._manager = manager
+        self._counts = counts
 
     def table(self) -> Mapping[str, Callable[[Any, Context], Awaitable[Any]]]:
         """Returns the handlers, by method."""
@@ -41,6 +44,9 @@ class OpenInference:
             "ModelReady": self.model_ready,
             "ServerMetadata": self.server_metadata,
             "ModelMetadata": self.model_metadata,
+            "ModelConfig": self.model_config,
+            "RepositoryIndex": self.repository_index,
+            "ModelStatistics": self.model_statistics,
             "ModelInfer": self.model_infer,
             "ModelStreamInfer": self.model_stream_infer,
         }
@@ -64,13 +70,7 @@ class OpenInference:
 
     async def model_metadata(self, request: oip.ModelMetadataRequest, context: Context) -> oip.ModelMetadataResponse:
         """ModelMetadata: returns the tensors, those of Triton's vLLM backend."""
-        known = self._manager.settings.model.id
-        try:
-            check_version(request.name, request.version)
-            if request.name != known:
-                raise not_found("model", request.name, f"this server serves {known!r}")
-        except ServiceError as error:
-            await refuse(context, error)
+        known = await self._known(request.name, request.version, context)
         return oip.ModelMetadataResponse(
             name=known,
             versions=[VERSION],
@@ -78,6 +78,29 @@ class OpenInference:
             inputs=[_described(one) for one in INPUTS.values()],
             outputs=[_described(one) for one in OUTPUTS.values()],
         )
+
+    async def model_config(self, request: oip.ModelConfigRequest, context: Context) -> oip.ModelConfigResponse:
+        """ModelConfig: returns what Triton's configuration of such a model would say."""
+        return oip.ModelConfigResponse(config=config(await self._known(request.name, request.version, context)))
+
+    async def repository_index(
+        self, request: oip.RepositoryIndexRequest, context: Context
+    ) -> oip.RepositoryIndexResponse:
+        """RepositoryIndex: returns the one model, with `ready` only if it takes requests."""
+        if request.repository_name:
+            error = not_found("repository", request.repository_name, "there are none to choose from: leave it out")
+            await refuse(context, error)
+        refusal = self._manager.refusal
+        reason = "" if refusal is None else refusal.message
+        return index(self._manager.settings.model.id, reason, only_ready=request.ready)
+
+    async def model_statistics(
+        self, request: oip.ModelStatisticsRequest, context: Context
+    ) -> oip.ModelStatisticsResponse:
+        """ModelStatistics: returns the counts of this gateway; without a name, those of all models, which are one."""
+        name = request.name or self._manager.settings.model.id
+        known = await self._known(name, request.version, context)
+        return oip.ModelStatisticsResponse(model_stats=[self._counts.statistics(known, VERSION)])
 
     async def model_infer(self, request: oip.ModelInferRequest, context: Context) -> oip.ModelInferResponse:
         """ModelInfer: returns one response; a request for a stream is refused."""
@@ -116,6 +139,17 @@ class OpenInference:
                 if request is grpc.aio.EOF:
                     return
                 group.create_task(answer(request))
+
+    async def _known(self, name: str, version: str, context: Context) -> str:
+        """Returns the name of the model. Ends the call if another one, or another version, is named."""
+        known = self._manager.settings.model.id
+        try:
+            check_version(name, version)
+            if name != known:
+                raise not_found("model", name, f"this server serves {known!r}")
+        except ServiceError as error:
+            await refuse(context, error)
+        return known
 
     async def _answer(
         self, request: object, context: Context, write: Callable[[oip.ModelStreamInferResponse], Awaitable[None]]

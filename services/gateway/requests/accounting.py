@@ -6,8 +6,9 @@ from collections.abc import Sequence
 from sluice_server.engine.scheduler.draft_stats import DraftStats
 from sluice_server.engine.scheduler.histogram import Histogram
 from sluice_server.services.gateway.requests.output_state import OutputState
-from sluice_server.services.messages.details import Admitted
+from sluice_server.services.messages.details import Admitted, Embedded, Timings
 from sluice_server.services.messages.messages import Text
+from sluice_server.services.messages.work import Stops
 from sluice_server.services.telemetry.observed import RequestUsage
 
 
@@ -30,11 +31,17 @@ class Accounting:
         self._started_s = started_s
         self._gaps = gaps
         self._drafts = DraftStats()  # of all outputs
+        self._timings: Timings | None = None  # of vectors
 
     @property
     def num_prompt(self) -> int:
         """Tokens of the prompt; 0 until the engine has admitted the request."""
         return self.admitted.num_prompt if self.admitted is not None else 0
+
+    @property
+    def num_cached(self) -> int:
+        """Tokens of the prompt that were in the prefix cache; 0 until the engine has admitted the request."""
+        return self.admitted.num_cached if self.admitted is not None else 0
 
     def record(self, text: Text, output: OutputState, now_s: float) -> None:
         """Counts a message that has come for `output`."""
@@ -50,12 +57,17 @@ class Accounting:
             self._gaps.observe(now_s - output.came_s)
         output.came_s = now_s
 
+    def record_vectors(self, found: Embedded) -> None:
+        """Counts the answer to a request for vectors."""
+        self.admitted = Admitted(sum(found.num_tokens), found.num_cached, 0, Stops())
+        self._timings = found.timings
+
     def used(self, outputs: Sequence[OutputState], last: Text | None) -> RequestUsage:
         """Returns the usage so far; `last` is the message that finished the generation, None before."""
-        drafts, admitted = self._drafts, self.admitted
+        drafts = self._drafts
         return RequestUsage(
             num_prompt=self.num_prompt,
-            num_cached=admitted.num_cached if admitted else 0,
+            num_cached=self.num_cached,
             num_completion=sum([output.num_tokens for output in outputs]),
             num_reasoning=sum([output.num_reasoning for output in outputs]),
             num_drafted=drafts.num_drafted,
@@ -64,5 +76,5 @@ class Accounting:
             accepted_at=tuple(drafts.accepted_at),
             ttft_s=self.first_token_s - self._started_s if self.first_token_s is not None else 0.0,
             finish_reason=last.finish.value if last and last.finish else "",
-            timings=last.timings if last else None,
+            timings=last.timings if last else self._timings,
         )

@@ -29,6 +29,6 @@ def taken_of(waiting: list[Text], max_bytes: int | None = None) -> tuple[list[Te
 def has_content(texts: Sequence[Text]) -> bool:
     """Whether the messages hold tokens, text, reasoning or tool calls for a delta."""
     for one in texts:  # noqa: SIM110 # a generator would cost more: nearly always the first message decides
-        if one.tokens or one.text or one.reasoning or one.tool_calls:
+        if one.tokens or one.text or one.reasoning or one.tool_calls or one.tool_call_parts:
             return True
     return False

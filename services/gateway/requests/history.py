@@ -16,7 +16,7 @@ class History:
         """`after_seq`: deltas up to this number were sent by another process and are not here."""
         self._max_deltas = max_deltas
         self._max_bytes = max_bytes
-        self._told: deque[tuple[int, Sequence[Text], int]] = deque()  # sequence number, messages, bytes
+        self._sent: deque[tuple[int, Sequence[Text], int]] = deque()  # sequence number, messages, bytes
         self._num_bytes = 0
         self._ends: list[tuple[int, Sequence[Text]]] = []  # last messages of outputs whose deltas were evicted
         self._evicted_seq = after_seq  # number of the last delta that was evicted
@@ -25,11 +25,11 @@ class History:
     def add(self, seq: int, texts: Sequence[Text]) -> None:
         """Adds messages of one output that were sent as the delta `seq`, or as an end without text behind it."""
         size = sum([num_bytes(one) for one in texts])
-        self._told.append((seq, texts, size))
+        self._sent.append((seq, texts, size))
         self._num_bytes += size
         self.last_seq = seq
-        while len(self._told) > 1 and (len(self._told) > self._max_deltas or self._num_bytes > self._max_bytes):
-            self._evicted_seq, gone, size = self._told.popleft()
+        while len(self._sent) > 1 and (len(self._sent) > self._max_deltas or self._num_bytes > self._max_bytes):
+            self._evicted_seq, gone, size = self._sent.popleft()
             self._num_bytes -= size
             if gone[-1].finish is not None:
                 self._ends.append((self._evicted_seq, gone[-1:]))
@@ -44,13 +44,17 @@ class History:
             raise invalid("resume.after_seq", f"{after_seq} was not sent yet; {self.last_seq} is the last")
         if after_seq < self._evicted_seq:
             raise _evicted(after_seq, self._evicted_seq + 1)
-        told = [*self._ends, *((seq, texts) for seq, texts, _ in self._told)]
-        return [(seq, texts) for seq, texts in told if seq >= after_seq]
+        sent = [*self._ends, *((seq, texts) for seq, texts, _ in self._sent)]
+        return [(seq, texts) for seq, texts in sent if seq >= after_seq]
 
 
 def num_bytes(text: Text) -> int:
     """Returns the most bytes that a message takes while it waits."""
-    return len(text.text) + len(text.reasoning) + TOKEN_BYTES * len(text.tokens)
+    size = len(text.text) + len(text.reasoning) + TOKEN_BYTES * len(text.tokens)
+    if text.tool_calls or text.tool_call_parts:
+        size += sum([TOKEN_BYTES + len(one.name) + len(one.arguments) for one in text.tool_calls])
+        size += sum([TOKEN_BYTES + len(one.name) + len(one.arguments) for one in text.tool_call_parts])
+    return size
 
 
 def _evicted(after_seq: int, oldest_seq: int) -> ServiceError:

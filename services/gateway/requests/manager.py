@@ -3,6 +3,7 @@
 Stands between the generation service and the ring. `emit` never blocks; the clock is passed in.
 """
 
+import dataclasses
 import secrets
 from collections.abc import Callable
 from typing import Protocol
@@ -10,11 +11,12 @@ from typing import Protocol
 import msgspec
 
 from sluice_server.engine.errors import ServiceError, cancelled, invalid, stage_lost
-from sluice_server.engine.request import FinishReason
+from sluice_server.engine.request import ENDED_BY_TEXT
 from sluice_server.engine.scheduler.histogram import Histogram
 from sluice_server.services.gateway.access.admission import RequestLimiter
 from sluice_server.services.gateway.access.call import CallMetadata
 from sluice_server.services.gateway.access.quota import Quotas
+from sluice_server.services.gateway.contract.chat import trusting
 from sluice_server.services.gateway.contract.errors import draining, loading, not_found, slow_consumer
 from sluice_server.services.gateway.contract.translate import TranslatedRequest
 from sluice_server.services.gateway.requests.envelope import envelope_of
@@ -98,6 +100,8 @@ class RequestManager:
         except ServiceError:
             self._quotas.settle(tenant, charged, 0, self.clock())
             raise
+        if self.settings.trust_chat_content or self._quotas.trusts_chat_content(tenant):
+            asked = dataclasses.replace(asked, work=trusting(asked.work))
         request = self._add(call, asked, streams=streams)
         request.accounting.charged = charged
         self._keys.add(tenant, asked.idempotency_key, request.generation_id)
@@ -211,7 +215,7 @@ class RequestManager:
             self.observer.count("dropped", reason=dropped)
             if dropped == "gap":
                 self._close_gap(request)
-        elif isinstance(message, Text) and message.finish is FinishReason.STOP_STRING:
+        elif isinstance(message, Text) and message.finish in ENDED_BY_TEXT:
             self._cancel_stopped(request, message.output_index)
 
     def take_back(self, unused: Grant) -> None:
@@ -223,7 +227,7 @@ class RequestManager:
             self.change(request, Grant(request.envelope, unused.tokens))
 
     def _cancel_stopped(self, request: OpenRequest, output_index: int) -> None:
-        """Cancels an output that the detokenizer ended at a stop string: the engine would compute on."""
+        """Cancels an output that the detokenizer ended at a stop string or a tool call: the engine would compute on."""
         if request.outcome is None:  # the other outputs go on
             self._emit(Cancel(envelope=request.envelope, output_index=output_index))
 

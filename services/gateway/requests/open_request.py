@@ -7,7 +7,7 @@ needed to send the request again, `credit` the granted tokens, `accounting` the 
 import enum
 
 from sluice_server.engine.errors import Code, ServiceError
-from sluice_server.engine.request import FinishReason
+from sluice_server.engine.request import ENDED_BY_TEXT
 from sluice_server.engine.scheduler.histogram import Histogram
 from sluice_server.services.gateway.contract.errors import from_failed
 from sluice_server.services.gateway.contract.translate import TranslatedRequest
@@ -18,12 +18,12 @@ from sluice_server.services.gateway.requests.deltas import has_content
 from sluice_server.services.gateway.requests.output_state import OutputState
 from sluice_server.services.gateway.requests.progress import SlotLimits
 from sluice_server.services.gateway.requests.replay import Replay
-from sluice_server.services.messages.details import Detokenized, Scored, Tokenized
+from sluice_server.services.messages.details import Detokenized, Embedded, Scored, Tokenized
 from sluice_server.services.messages.messages import Cancel, Envelope, Failed, Preempted, Result, Resume, Text
 from sluice_server.services.messages.work import Generate, Work, pack_ids, unpack_ids
 from sluice_server.services.telemetry.observed import RequestTrace, RequestUsage, Unobserved
 
-Outcome = Text | Tokenized | Detokenized | ServiceError  # Text: the message that finished a generation
+Outcome = Text | Tokenized | Detokenized | Embedded | ServiceError  # Text: the message that finished a generation
 _OUR_FAULT = (Code.INTERNAL, Code.UNAVAILABLE)
 
 
@@ -196,8 +196,8 @@ class OpenRequest:
     def _end_if_last(self, text: Text) -> None:
         """Ends the request when its last output has ended."""
         if all([output.last is not None for output in self.outputs]):
-            # The detokenizer found the stop string; the engine still computes and needs the Cancel.
-            self.is_ended_in_ring = not any(_by_stop_string(output.last) for output in self.outputs)
+            # The detokenizer ended the output; the engine still computes and needs the Cancel.
+            self.is_ended_in_ring = not any(_by_text(output.last) for output in self.outputs)
             self.end(text)
 
     def _resolve(self, result: Result) -> str:
@@ -209,10 +209,12 @@ class OpenRequest:
             self.delivery.on_news()
             return ""
         self.is_ended_in_ring = True
+        if isinstance(value, Embedded):
+            self.accounting.record_vectors(value)
         if not isinstance(value, Scored):
             self.end(value)
         return ""
 
 
-def _by_stop_string(last: Text | None) -> bool:
-    return last is not None and last.finish is FinishReason.STOP_STRING
+def _by_text(last: Text | None) -> bool:
+    return last is not None and last.finish in ENDED_BY_TEXT

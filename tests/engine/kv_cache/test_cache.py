@@ -12,6 +12,7 @@ from sluice_server.engine.kv_cache.prefix import name_block, root
 from sluice_server.engine.kv_cache.sizes import Window
 from sluice_server.engine.kv_cache.table import BlockTable
 from sluice_server.engine.kv_cache.tiers import MoveKind, Tiers
+from tests.engine.kv_cache.replica import Replica
 
 SIZE = 4
 
@@ -50,6 +51,22 @@ def test_names_are_framed() -> None:
     assert root(UNNAMED, b"a", b"bc") != root(UNNAMED, b"ab", b"c")
     assert root(UNNAMED) != root(UNNAMED, b"")
     assert name_block(root(UNNAMED, b"x"), [1, 2]) != name_block(root(UNNAMED, b"y"), [1, 2])
+
+
+def test_a_fork_names_its_blocks_by_its_own_tokens() -> None:
+    """Names of a table that was preempted reach beyond what it has computed again when it is forked."""
+    cache = KVCache(3, SIZE, prefix_caching=True)
+    parent_tokens, child_tokens = list(range(9)), [*range(4), *range(20, 25)]
+    parent = BlockTable(root(UNNAMED, b"t"))
+    assert cache.grow(parent, 8)
+    cache.commit(parent, parent_tokens, 8)
+    cache.release(parent)
+    cache.adopt(parent, cache.match(parent, parent_tokens[:5]), 5)
+    child = cache.fork(parent, SIZE)
+    assert cache.grow(child, 9), "which overwrites the parent's second block"
+    cache.commit(child, child_tokens, 8)
+    assert cache.match(BlockTable(root(UNNAMED, b"t")), parent_tokens).num == 1, "the child's block holds other tokens"
+    assert cache.match(BlockTable(root(UNNAMED, b"t")), child_tokens).num == 2
 
 
 def test_a_prefix_is_shared_but_never_its_last_token() -> None:
@@ -161,7 +178,17 @@ class CacheMachine(RuleBasedStateMachine):
     def __init__(self) -> None:
         super().__init__()
         self.cache = KVCache(12, SIZE, prefix_caching=True)
+        self.log = self.cache.start_log()
+        self.replica = Replica()
         self.tables: list[tuple[BlockTable, list[int]]] = []
+
+    @rule(whole=st.booleans())
+    def follow(self, whole: bool) -> None:
+        if whole:
+            self.log.start_again()
+        self.replica.follow(self.log.take())
+        assert self.replica.names == self.log.names
+        assert self.log.take() is None
 
     @rule(tokens=st.lists(st.integers(0, 1), min_size=1, max_size=24), tenant=st.sampled_from([b"a", b"b"]))
     def begin(self, tokens: list[int], tenant: bytes) -> None:

@@ -94,7 +94,7 @@ REFUSED: dict[str, tuple[dict[str, Any], dict[str, Any], str]] = {
         {"rope_parameters": {"full_attention": {"rope_type": "magic"}, "sliding_attention": {}}},
         "rope_parameters.full_attention.rope_type is 'magic'; supported are default",
     ),
-    "with images": (GEMMA_3_1B, {"architectures": ["Gemma3ForConditionalGeneration"]}, "'Gemma3ForConditionalGenerati"),
+    "of images": (GEMMA_2B, {"architectures": ["PaliGemmaForConditionalGeneration"]}, "'PaliGemmaForConditionalGen"),
 }
 
 

@@ -18,7 +18,7 @@ from sluice_server.engine.plan import (
     TokenLogprob,
     VerifiedDrafts,
 )
-from sluice_server.engine.request import SamplingParams
+from sluice_server.engine.request import Pooling, SamplingParams
 
 VOCAB = 50
 
@@ -62,6 +62,15 @@ def sample(prompt: tuple[int, ...], params: SamplingParams, output: int, eos: in
         if ids[-1] == eos and not params.ignore_eos:
             break
     return ids
+
+
+def vector_of(tokens: Sequence[int], pooling: Pooling) -> bytes:
+    """The vector of a pooled prompt: the last chain, or the sum of the chains after every token."""
+    chain, total = 0, 0
+    for token in tokens:
+        chain = extend(chain, token)
+        total += chain
+    return str(total if pooling is Pooling.MEAN else chain).encode()
 
 
 class FakeProposer:
@@ -126,6 +135,7 @@ class FakeRunner:
         self._tables: list[list[list[int]]] = [self._no_blocks() for _ in range(num_slots)]
         self._rows: list[tuple[SamplingParams, int]] = [(SamplingParams(), 0)] * num_slots
         self._sampled = [-1] * num_slots  # what each slot sampled last
+        self._pooled: dict[int, tuple[Pooling, dict[int, int]]] = {}  # by slot: the chains computed, by position
 
     @property
     def is_moving(self) -> bool:
@@ -167,6 +177,9 @@ class FakeRunner:
         for placement in plan.placements:
             self._tables[placement.slot] = self._no_blocks()
             self._rows[placement.slot] = (placement.params, placement.output_index)
+            if placement.pooling is not None:
+                _, chains = self._pooled.get(placement.slot, (None, {}))
+                self._pooled[placement.slot] = placement.pooling, chains
         for run in plan.new_blocks:
             table = self._tables[run.slot][run.group]
             assert run.first <= len(table), "a hole in a block table"
@@ -179,6 +192,7 @@ class FakeRunner:
         ids: list[int] = []
         logprobs: dict[int, TokenLogprob] = {}
         runs: dict[int, VerifiedDrafts] = {}
+        pooled: dict[int, bytes] = {}
         at, written = 0, set[int]()
         for i, slot in enumerate(plan.slots):
             start, num, drafted = plan.starts[i], plan.query_lens[i], plan.drafts.get(i, 0)
@@ -191,13 +205,20 @@ class FakeRunner:
                 at += num
                 continue
             chain = self._read(slot, start - 1) if start else 0
+            if i in plan.pools and not start:
+                self._pooled[slot][1].clear()
             run: list[tuple[int, TokenLogprob]] = []
             for position in range(start, start + num):
                 chain = hash((chain, self._sampled[slot] if plan.token_ids[at] == IN_FLIGHT else plan.token_ids[at]))
                 at += 1
                 self._write(slot, position, chain, written)
+                if i in plan.pools:
+                    self._pooled[slot][1][position] = chain
                 if plan.samples[i] and position >= start + num - 1 - drafted:
                     run.append(self._sample(slot, chain, position + 1))
+            if plan.pools.get(i):
+                kind, chains = self._pooled[slot]
+                pooled[i] = str(sum(chains.values()) if kind is Pooling.MEAN else chain).encode()
             ids.append(run[0][0] if run else -1)
             self._sampled[slot] = ids[-1]
             if self._rows[slot][0].logprobs >= 0 and run and not drafted:
@@ -205,7 +226,7 @@ class FakeRunner:
             if drafted:
                 found = tuple(logprob for _, logprob in run) if self._rows[slot][0].logprobs >= 0 else ()
                 runs[i] = VerifiedDrafts(tuple(token for token, _ in run), found)
-        return StepResult(ids, failed, logprobs, runs)
+        return StepResult(ids, failed, logprobs, runs, pooled=pooled)
 
     def _compute_tree(
         self, slot: int, start: int, tokens: list[int], parents: tuple[int, ...], written: set[int]

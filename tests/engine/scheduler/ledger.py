@@ -7,10 +7,17 @@ same tenant. Depends on requests and events only, not on slots, blocks or steps.
 import dataclasses
 import hashlib
 
-from sluice_server.engine.request import EngineRequest, FinishReason
+from sluice_server.engine.request import EngineRequest, FinishReason, Pooling
 from sluice_server.engine.scheduler.beam import BeamSearch
-from sluice_server.engine.scheduler.events import Sampled
-from tests.engine.scheduler.fake_model import candidates_after, chain_of, extend, logprob_after, token_after
+from sluice_server.engine.scheduler.events import Pooled, Sampled
+from tests.engine.scheduler.fake_model import (
+    candidates_after,
+    chain_of,
+    extend,
+    logprob_after,
+    token_after,
+    vector_of,
+)
 
 EOS = 7
 
@@ -39,6 +46,7 @@ class Ledger:
         self.open: dict[str, Open] = {}
         self.trace = hashlib.sha256()
         self.num_accepted = 0
+        self.num_pooled = 0
         self.ends = {"finished": 0, "cancelled": 0, "deadline": 0, "failed": 0}
         self._size = block_size
         self._prefixes: dict[bytes, dict[int, int]] = {}  # salt → chain at a block's end → requests that had it
@@ -77,12 +85,14 @@ class Ledger:
         """Checks and records an event of the scheduler."""
         one = self.open.get(event.request_id)
         assert one is not None, "an event of a request that has ended"
+        assert one.request.pooling is None, "tokens of a request that samples none"
         self._note(f"{event.request_id}.{event.output_index}@{event.first_index}{event.token_ids}{event.finish}")
         index = event.output_index
         assert index in one.live, "an event of an output that has ended"
         assert (event.admission is None) == (index in one.spoken), "an admission on each output's first event"
         assert not (one.is_open and event.token_ids), "sampled before the input was closed"
-        self._check_hit(one, event)
+        if event.admission is not None:
+            self._check_hit(one, event.admission.num_cached)
         one.spoken.add(index)
         if one.request.params.is_search:
             self._check_search(one, event)
@@ -94,6 +104,19 @@ class Ledger:
         assert event.is_last == (not one.live), "the request ends with its last output"
         if event.is_last:
             self.end(event.request_id, "finished")
+
+    def pool(self, event: Pooled) -> None:
+        """Checks and records the vector of a request."""
+        one = self.open.get(event.request_id)
+        assert one is not None, "a vector of a request that has ended"
+        pooling = one.request.pooling
+        assert pooling is not None and event.vector == vector_of(one.prompt, pooling), "another's vector"
+        assert event.num_prompt == len(one.prompt)
+        assert not (event.num_cached and pooling is Pooling.MEAN), "a mean without its cached tokens"
+        self._check_hit(one, event.num_cached)
+        self._note(f"{event.request_id}{event.vector!r}")
+        self.num_pooled += 1
+        self.end(event.request_id, "finished")
 
     def end(self, request_id: str, how: str) -> None:
         """Records the single terminal status of a request."""
@@ -136,13 +159,13 @@ class Ledger:
         assert event.token_ids == want, "another hypothesis"
         assert event.finish is not None
 
-    def _check_hit(self, one: Open, event: Sampled) -> None:
+    def _check_hit(self, one: Open, num_cached: int) -> None:
         """Checks that a hit's blocks were computed by a request of the same salt."""
-        if event.admission is None or not event.admission.num_cached:
+        if not num_cached:
             return
         known = self._prefixes[one.request.cache_salt]
-        chain = chain_of(one.prompt[: event.admission.num_cached])
-        assert event.admission.num_cached % self._size == 0 and known[chain] > 1, "a hit across tenants"
+        chain = chain_of(one.prompt[:num_cached])
+        assert num_cached % self._size == 0 and known[chain] > 1, "a hit across tenants"
 
     def _note_prefix(self, salt: bytes, prompt: list[int]) -> None:
         known = self._prefixes.setdefault(salt, {})

@@ -4,33 +4,33 @@
 
 Events: submit, step with drafts right and wrong, cancel of a request or of one output, a preemption out of the blue,
 grant, append, close, update, a failing row, a full queue; requests of every kind (several outputs, searches, credit,
-open input, resumed ones); in pools so small that preemption is the rule; with up to two steps in flight while the next
-is planned. After each event the cheap invariants are
-checked (I1 to I7 of the reliability notes as far as a scheduler can break them), the full ones every thousand. Equal
-seeds give equal traces (I9): the SHA-256 of the trace is printed last.
+open input, resumed ones, pooled ones); in pools so small that preemption is the rule; with up to two steps in flight
+while the next is planned. After each event the cheap invariants are checked (I1 to I7 of the reliability notes as far
+as a scheduler can break them), the full ones every thousand. Equal seeds give equal traces (I9): the SHA-256 of the
+trace is printed last.
 """
 
 import argparse
 import concurrent.futures
-import dataclasses
 import hashlib
 import random
 from collections import deque
-from typing import Any
 
 from sluice_server.engine.errors import Code, ServiceError
 from sluice_server.engine.kv_cache.cache import KVCache
 from sluice_server.engine.kv_cache.sizes import Window
 from sluice_server.engine.kv_cache.tiers import Tiers
 from sluice_server.engine.plan import StepPlan, StepResult
-from sluice_server.engine.request import EngineRequest, Limits, SamplingParams
+from sluice_server.engine.request import Limits
 from sluice_server.engine.scheduler.costs import PreemptionCosts
 from sluice_server.engine.scheduler.policies import POLICIES
 from sluice_server.engine.scheduler.scheduler import Scheduler
 from sluice_server.engine.scheduler.sequence import Sequence, SequenceStatus
 from sluice_server.engine.scheduler.settings import SchedulerSettings
-from tests.engine.scheduler.fake_model import VOCAB, FakeProposer, FakeRunner, extend, sample
+from tests.engine.kv_cache.replica import Replica
+from tests.engine.scheduler.fake_model import VOCAB, FakeProposer, FakeRunner, extend
 from tests.engine.scheduler.ledger import EOS, Ledger, Open
+from tests.engine.scheduler.random_requests import RandomRequests
 
 LIMITS = Limits(context_length=96, vocab_size=VOCAB)
 SIZE = 4
@@ -51,6 +51,8 @@ class Simulation:
         windows = (window,) if window is None or tiers else (*rng.choice(((), (None,), (None, None))), window, window)
         num_blocks = len(windows) * (rng.choice((10, num_blocks)) if window else num_blocks)
         self.cache = KVCache(num_blocks, SIZE, rng.random() < 0.8, tiers, windows)
+        self.log = self.cache.start_log()
+        self.replica = Replica()
         self.settings = SchedulerSettings(
             costs=PreemptionCosts(1, 10.0, rng.choice((1.0, 10.0, 100.0))) if tiers else None,
             policy=rng.choice(sorted(POLICIES)),
@@ -75,7 +77,7 @@ class Simulation:
         self.num_trees = 0  # of drafts that were verified
         self.now = 0.0
         self.num_events = 0
-        self.num_submitted = 0
+        self.requests = RandomRequests(rng)
 
     def run(self, num_events: int) -> str:
         """Runs the events, drains, and returns the trace's hash."""
@@ -135,7 +137,7 @@ class Simulation:
 
     def submit(self) -> None:
         """Submits a request, often with a prefix of earlier ones."""
-        request = self.request()
+        request = self.requests.make(self.now)
         try:
             self.scheduler.add(request)
         except ServiceError as error:
@@ -143,63 +145,6 @@ class Simulation:
             self.ledger.trace.update(error.reason.encode())
             return
         self.ledger.accept(request)
-
-    def request(self) -> EngineRequest:
-        """A random request of any kind."""
-        rng = self.rng
-        self.num_submitted += 1
-        prefix = [rng.choice((1, 2)) for _ in range(rng.choice((0, 4, 9, 16)))]
-        prompt = tuple(prefix + [rng.randrange(VOCAB) for _ in range(rng.randrange(1, 30))])
-        params = SamplingParams(max_tokens=rng.randrange(1, 40), seed=rng.randrange(3), ignore_eos=rng.random() < 0.5)
-        params = dataclasses.replace(params, **self.outputs())
-        tenant = rng.choice("ab")
-        extra = self.extras(prompt, params) if rng.random() < 0.3 else {}
-        return EngineRequest(
-            request_id=f"{self.num_submitted:032x}",
-            prompt_ids=prompt,
-            params=params,
-            priority=rng.choice((0, 0, 5)),
-            arrival_s=self.now,
-            deadline_s=self.now + rng.randrange(1, 80) if rng.random() < 0.1 else float("inf"),
-            cache_salt=tenant.encode(),
-            bypasses_cache=rng.random() < 0.05,
-            tenant=tenant,
-            max_draft_tokens=rng.choice((None, None, 0, 2)),
-            **extra,
-        )
-
-    def outputs(self) -> dict[str, Any]:
-        """The number of outputs and the kind of search."""
-        rng = self.rng
-        kind = rng.random()
-        if kind < 0.7:
-            return {}
-        if kind < 0.85:
-            return {"n": rng.randrange(2, 4)}
-        if kind < 0.92:
-            return {"n": 1, "best_of": rng.randrange(2, 4)}
-        return {"n": 2, "beam_width": rng.randrange(2, 5), "early_stopping": rng.random() < 0.5}
-
-    def extras(self, prompt: tuple[int, ...], params: SamplingParams) -> dict[str, Any]:
-        """Credit, open input, or a prefix that was received earlier."""
-        rng = self.rng
-        kind = rng.randrange(3)
-        if kind == 0 and not params.is_search:
-            return {"credit": rng.randrange(5)}
-        if kind == 1 and not params.is_search:
-            return {"is_open": True}
-        if kind == 2 and not params.is_search:
-            return {"resume_ids": self.received(prompt, params)}
-        return {}
-
-    def received(self, prompt: tuple[int, ...], params: SamplingParams) -> tuple[tuple[int, ...] | None, ...]:
-        """Tokens that the client may have received before its engine died."""
-        rng = self.rng
-        outputs: list[tuple[int, ...] | None] = []
-        for index in range(params.n):
-            ids = sample(prompt, params, index, EOS)
-            outputs.append(tuple(ids[: rng.randrange(len(ids) + 1)]) if index == 0 or rng.random() < 0.7 else None)
-        return tuple(outputs)
 
     def disturb(self, request_id: str, one: Open) -> None:
         """Changes a random open request."""
@@ -211,7 +156,7 @@ class Simulation:
             self.ledger.end(request_id, "cancelled")
         elif one.is_ending:
             assert not scheduler.cancel_output(request_id, 0, self.now)
-        elif kind == 1 and not one.request.params.is_search:
+        elif kind == 1 and not (one.request.params.is_search or one.request.pooling):
             scheduler.cancel_output(request_id, rng.randrange(one.request.params.n), self.now)
             one.is_ending = request_id not in scheduler._state.groups
         elif kind == 2 and one.credit is not None:
@@ -242,7 +187,7 @@ class Simulation:
         """Changes the limit, priority or deadline."""
         rng = self.rng
         max_tokens = rng.choice((None, rng.randrange(1, one.max_tokens + 1)))
-        if one.request.params.is_search:
+        if one.request.params.is_search or one.request.pooling:
             max_tokens = None
         deadline = rng.choice((None, self.now + rng.randrange(1, 200)))
         self.scheduler.update(request_id, max_tokens, rng.choice((None, 0, 5)), deadline)
@@ -299,6 +244,8 @@ class Simulation:
             events, failures = self.scheduler.apply(plan, result, self.now + 0.01 * plan.num_tokens)
             for event in events:
                 self.ledger.take(event, self.now)
+            for pooled in self.scheduler.take_pooled():
+                self.ledger.pool(pooled)
             for request_id, _ in failures:
                 self.ledger.end(request_id, "failed")
 
@@ -340,12 +287,15 @@ class Simulation:
         assert all(one.deadline_s > self.now for one in self.ledger.open.values()), "a deadline was lost"
 
     def check(self) -> None:
-        """Checks I3 in full, and that every cell holds the chain of its sequence's tokens (I4)."""
+        """Checks I3 in full, that every cell holds the chain of its sequence's tokens (I4), and that the log adds up to
+        the prefix index."""
         self.scheduler.check()
+        self.replica.follow(self.log.take())
+        assert self.replica.names == self.log.names, "the log differs from the index"
         open_here = {request_id for request_id, one in self.ledger.open.items() if not one.is_ending}
         assert set(self.scheduler._state.groups) == open_here, "the books differ"
         for one in self.scheduler._state.running:
-            if one.num_blocks_told == len(one.table.blocks) and not one.freed:
+            if one.num_blocks_planned == len(one.table.blocks) and not one.freed:
                 self.check_cells(one)
         assert all(one.state is SequenceStatus.RUNNING for one in self.scheduler._state.running)
 

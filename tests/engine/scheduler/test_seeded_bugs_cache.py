@@ -7,6 +7,7 @@ import pytest
 
 from sluice_server.engine.kv_cache import cache as cache_module
 from sluice_server.engine.kv_cache import prefix
+from sluice_server.engine.kv_cache import table as table_module
 from sluice_server.engine.kv_cache.cache import KVCache
 from sluice_server.engine.kv_cache.pool import BlockPool
 from sluice_server.engine.kv_cache.prefix import PrefixIndex
@@ -147,8 +148,8 @@ BUGS: list[Bug] = [
     (KVCache, "grow", grow_one_short),
     (KVCache, "commit", name_too_early),
     (PrefixIndex, "forget", forget_nothing),
-    (cache_module, "name_block", name_without_parent),
-    (cache_module, "name_block", name_without_framing),
+    (table_module, "name_block", name_without_parent),
+    (table_module, "name_block", name_without_framing),
     (KVCache, "fork", fork_without_counting),
     (KVCache, "fork", write_to_a_shared_tail),
     (KVCache, "take_moves", lose_a_move),

@@ -71,7 +71,7 @@ def keep_the_slot(self: SchedulerState, sequence: Row, *, reuse: bool = False, i
 
 
 def leave_the_row_stale(self: SchedulerState, sequence: Row) -> None:
-    sequence.num_blocks_told = 0
+    sequence.num_blocks_planned = 0
 
 
 def evict_without_queueing(self: SchedulerState, sequence: Row) -> None:
@@ -145,10 +145,10 @@ behind = victims.behind
 finish_of = Outputs._finish_of
 answer = Outputs._answer
 fork_row = SchedulerState.fork
-tell = SchedulerState._tell
+tell = SchedulerState._report
 
 BUGS: list[Bug] = [
-    (SchedulerState, "_tell", same_noise_for_all),
+    (SchedulerState, "_report", same_noise_for_all),
     (SchedulerState, "fork", fork_a_token_late),
     (SchedulerState, "_give_spares", lose_a_spare_slot),
     (Outputs, "_answer", best_is_worst),
@@ -158,7 +158,7 @@ BUGS: list[Bug] = [
     (Scheduler, "close_input", close_without_waking),
     (Scheduler, "append", append_to_the_prompt_only),
     (SchedulerState, "_leave", keep_the_slot),
-    (SchedulerState, "_tell", leave_the_row_stale),
+    (SchedulerState, "_report", leave_the_row_stale),
     (SchedulerState, "evict", evict_without_queueing),
     (WaitingQueue, "add", queue_at_the_front),
     (WaitingQueue, "remove", forget_the_tokens_of_the_queue),

@@ -8,7 +8,6 @@ from typing import Any
 import pytest
 import torch
 
-from sluice_server.engine.build import recorded_drafts
 from sluice_server.engine.config import EngineConfig
 from sluice_server.engine.engine import Engine
 from sluice_server.engine.kv_cache.block_store import BlockStore
@@ -32,6 +31,7 @@ from sluice_server.engine.worker.overlapped import (
 )
 from sluice_server.engine.worker.runner import Runner
 from sluice_server.engine.worker.slots.state import Slots
+from sluice_server.engine.worker.startup.allocation import recorded_drafts
 from sluice_server.kernels import gpu, ops
 from tests.engine.worker.host_device import HostDevice, reference_family
 from tests.oracle.checkpoints import Shape, make_checkpoint

@@ -164,7 +164,7 @@ def test_inputs_of_a_step(lens: list[int], block_size: int, monkeypatch: pytest.
     made = caught(monkeypatch, input_kernels)
     total = sum(lens)
     input_kernels.build_inputs(tokens, tables, slots, starts, ends, block_size, total + 3)
-    found = inputs.Inputs(*made[0].tensor)
+    found = inputs.StepInputs(*made[0].tensor)
     assert is_poison(made[0].whole[[*range(GUARD), *range(-GUARD, 0)]]).all()
     at = 0
     for slot, start, num in zip(slots.tolist(), starts.tolist(), lens, strict=True):

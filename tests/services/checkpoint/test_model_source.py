@@ -1,5 +1,6 @@
 """The name of a checkpoint depends on its content, not on its path or the files beside it."""
 
+import os
 import shutil
 from pathlib import Path
 
@@ -114,3 +115,10 @@ def test_weights_are_read_only_where_they_are_named(model: Path) -> None:
         (model / name).symlink_to("/proc/self/mem")  # whose reading fails
     text = CheckpointFiles(ModelSource(model, "m"), Remembered(None))
     assert text.configuration and not text.is_changed()
+
+
+def test_the_time_of_a_checkpoint_is_that_of_its_newest_file(model: Path) -> None:
+    for at, path in enumerate(model.rglob("*")):
+        os.utime(path, (1_000 + at, 1_000 + at))
+    os.utime(model / "config.json", (5_000, 5_000))
+    assert contents(model).written_s == 5_000

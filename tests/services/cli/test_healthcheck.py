@@ -20,6 +20,7 @@ def test_alive_stuck_and_not_yet(tmp_path: Path) -> None:
     Heartbeat(str(tmp_path), "engine-0").beat()
     status, said = probe(tmp_path)
     assert status == 0 and said.startswith("engine-0: alive 0.")
+    assert probe(tmp_path, "--role", "edge") == (1, f"edge-0: no sign of life yet in {tmp_path}\n")
     path_of(tmp_path, "engine-7").write_bytes(struct.pack("<dd", 0.0, 0.5))
     status, said = probe(tmp_path, "--process-id", "engine-7")
     assert status == 1 and said.startswith("engine-7: stuck, no sign of life for ")

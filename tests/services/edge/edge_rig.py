@@ -10,10 +10,13 @@ import openai
 
 from sluice_server.services.edge.app import build
 from sluice_server.services.edge.connections import Bounds
+from sluice_server.services.edge.observed import HttpObserver
 from sluice_server.services.edge.server import server_of
+from sluice_server.services.edge.settings import HttpSettings
 from sluice_server.services.gateway.settings import GatewaySettings
 from tests.services.gateway.fake_ring import SETTINGS, Rig, running
 
+HTTP = HttpSettings()
 BOUNDS = Bounds(most=100, most_of_address=100)
 
 
@@ -27,10 +30,14 @@ class EdgeRig(Rig):
 
 @contextlib.asynccontextmanager
 async def edge(
-    chosen: GatewaySettings = SETTINGS, api_key: str = "any", bounds: Bounds = BOUNDS
+    chosen: GatewaySettings = SETTINGS,
+    api_key: str = "any",
+    bounds: Bounds = BOUNDS,
+    http: HttpSettings = HTTP,
+    observer: HttpObserver | None = None,
 ) -> AsyncIterator[EdgeRig]:
     async with running(chosen) as rig:
-        server = server_of(build(rig.channel, lambda: 123.0), bounds, grace_s=1)
+        server = server_of(build(rig.channel, http, observer, lambda: 123.0), bounds, grace_s=1)
         with socket.create_server(("127.0.0.1", 0)) as opened:
             url = f"http://127.0.0.1:{opened.getsockname()[1]}"
             task = asyncio.create_task(server.serve(sockets=[opened]))

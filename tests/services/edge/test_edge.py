@@ -85,6 +85,29 @@ async def test_completions_of_many_prompts() -> None:
         assert "".join([chunk.choices[0].text async for chunk in stream]) == "xy"
 
 
+async def test_many_prompts_streamed_together() -> None:
+    async with edge() as rig:
+        answering(rig, "x", "y")
+        stream = await rig.client.completions.create(
+            model="toy", prompt=["p", "q", "r"], stream=True, stream_options={"include_usage": True}
+        )
+        *chunks, last = [chunk async for chunk in stream]
+        texts = ["".join(one.choices[0].text for one in chunks if one.choices[0].index == at) for at in range(3)]
+        assert texts == ["xy"] * 3 and len({one.id for one in chunks}) == 1
+        assert last.usage is not None and (last.usage.prompt_tokens, last.usage.completion_tokens) == (9, 6)
+        with pytest.raises(openai.BadRequestError):  # one of them is refused: before anything is sent
+            await rig.client.completions.create(model="toy", prompt=["p", ""], stream=True)
+
+
+async def test_many_streams_that_are_dropped_are_cancelled() -> None:
+    async with edge() as rig:
+        rig.ring.script = lambda submit: rig.ring.play(text_of(submit, 0, "a", first=True))
+        stream = await rig.client.completions.create(model="toy", prompt=["p", "q"], stream=True)
+        await anext(aiter(stream))
+        await stream.close()
+        await rig.ring.until(lambda: len(rig.ring.cancels) == 2)
+
+
 async def test_logprobs_of_both_kinds() -> None:
     async with edge() as rig:
         answering(rig, "a", "b")
@@ -116,7 +139,9 @@ def raw(url: str, head: str, body: bytes = b"") -> tuple[int, bytes]:
     host, port = url.removeprefix("http://").split(":")
     with socket.create_connection((host, int(port)), timeout=10) as opened:
         opened.sendall(
-            f"{head} HTTP/1.1\r\nhost: x\r\nconnection: close\r\ncontent-length: {len(body)}\r\n\r\n".encode() + body
+            f"{head} HTTP/1.1\r\nhost: x\r\nconnection: close\r\ncontent-type: application/json\r\n"
+            f"content-length: {len(body)}\r\n\r\n".encode()
+            + body
         )
         answer = b"".join(iter(lambda: opened.recv(65536), b""))
     return int(answer.split()[1]), answer
@@ -128,10 +153,12 @@ def raw(url: str, head: str, body: bytes = b"") -> tuple[int, bytes]:
         ({"temperature": 1000}, 400, "temperature", "invalid_parameter"),
         ({"temperature": "hot"}, 400, "temperature", None),
         ({"max_tokens": 0}, 400, "max_tokens", "invalid_parameter"),
-        ({"max_tokens": -1}, 400, None, None),
+        ({"max_tokens": -1}, 400, "max_tokens", None),
         ({"max_tokens": 5000}, 400, "max_tokens", "invalid_parameter"),
-        ({"max_tokens": 5, "max_completion_tokens": 5}, 400, "max_completion_tokens", None),
-        ({"tools": []}, 400, "tools", None),
+        ({"max_tokens": 5, "max_completion_tokens": 6}, 400, "max_completion_tokens", None),
+        ({"guided_decoding": {}}, 400, "guided_decoding", None),
+        ({"suffix": None}, 400, "suffix", None),
+        ({"verbosity": "low"}, 400, "verbosity", "unsupported_parameter"),
         ({"logit_bias": {"a": 1}}, 400, "logit_bias", None),
         ({"top_logprobs": 2}, 400, "top_logprobs", None),
         ({"stream_options": {}}, 400, "stream_options", None),

@@ -98,7 +98,10 @@ async def test_idle_connections_of_one_byte_keep_no_client_out() -> None:
     [
         (b"", replace(BOUNDS, head_s=0.05)),
         (b"GET /healthz HTTP/1.1\r\nhost:", replace(BOUNDS, head_s=0.05)),
-        (b"POST /v1/completions HTTP/1.1\r\nhost: x\r\ncontent-length: 9\r\n\r\n{", replace(BOUNDS, body_s=0.05)),
+        (
+            b"POST /v1/completions HTTP/1.1\r\nhost: x\r\ncontent-type: application/json\r\ncontent-length: 9\r\n\r\n{",
+            replace(BOUNDS, body_s=0.05),
+        ),
         (b"GET /v1/models HTTP/1.1\r\nhost: x\r\n\r\nGET", replace(BOUNDS, head_s=0.05)),
     ],
     ids=["nothing", "half a head", "half a body", "half of a second head"],

@@ -14,10 +14,12 @@ from tests.services.test_stage_attempts import Nines, unrecorded
 LIMITS = Limits(context_length=100, vocab_size=400)
 
 
-def make() -> tuple[EngineStage, list[Message]]:
+def make(*, has_log: bool = False) -> tuple[EngineStage, list[Message]]:
     """A stage whose model samples 9, and the messages it emits apart from reports."""
     sent: list[Message] = []
     scheduler = Scheduler(KVCache(40, 4, prefix_caching=True), LIMITS, (2,), 4, 40)
+    if has_log:
+        scheduler.cache.start_log()
     emit = lambda message: None if isinstance(message, Report) else sent.append(message)  # noqa: E731 # shorter so
     return EngineStage(Engine(scheduler, Nines()), RingMembership("engine-0", 1), emit, unrecorded), sent
 

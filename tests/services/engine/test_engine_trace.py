@@ -41,11 +41,11 @@ def test_phases_touch_and_hold_what_happened_in_them() -> None:
         ("prefill", 2.0, 4.0),
         ("decode", 4.0, 9.0),
     ]
-    assert [one.attributes["sluice.tokens"] for one in prefill.happenings] == [40, 8]
+    assert [one.attributes["sluice.tokens"] for one in prefill.span_events] == [40, 8]
     assert prefill.attributes == {names.NUM_CACHED: 16} and decode.attributes == {names.NUM_TOKENS: 5}
-    told = [(one.name, one.at_s) for one in decode.happenings]
+    told = [(one.name, one.at_s) for one in decode.span_events]
     assert told == [(names.EVENT_PREEMPTED, 5.0), (names.EVENT_RESUMED, 6.0), (names.EVENT_STEP, 7.0)]
-    assert decode.happenings[1].attributes == {names.NUM_TOKENS: 32, names.OUTPUT: 1}
+    assert decode.span_events[1].attributes == {names.NUM_TOKENS: 32, names.OUTPUT: 1}
     assert not any(one.error for one in (queue, prefill, decode))
 
 
@@ -114,9 +114,9 @@ def test_chunks_preemptions_and_resumes_are_told() -> None:
     rig.run()
     for name in "ab":
         assert list(rig.of(name)) == ["queue", "prefill", "decode"]
-    chunks = [one for one in rig.of("a")["prefill"].happenings if one.name == names.EVENT_CHUNK]
+    chunks = [one for one in rig.of("a")["prefill"].span_events if one.name == names.EVENT_CHUNK]
     assert sum(int(one.attributes[names.NUM_TOKENS]) for one in chunks) >= 16 and len(chunks) >= 2
-    told = [one.name for name in "ab" for phase in rig.of(name).values() for one in phase.happenings]
+    told = [one.name for name in "ab" for phase in rig.of(name).values() for one in phase.span_events]
     assert told.count(names.EVENT_PREEMPTED) == rig.stage.engine.scheduler.num_preemptions > 0
     assert rig.num_preempted == rig.stage.engine.scheduler.num_preemptions
     assert told.count(names.EVENT_RESUMED) == told.count(names.EVENT_PREEMPTED)
@@ -132,7 +132,7 @@ def test_steps_are_looked_at_now_and_then_and_linked() -> None:
     assert steps and all(step.name == names.SPAN_STEP and step.links == (PARENT,) for step in steps)
     assert steps[0].attributes == {names.NUM_ROWS: 2, names.NUM_TOKENS: 2}
     assert rig.of("b") == {}, "it is not traced"
-    told = [one for phase in rig.of("a").values() for one in phase.happenings if one.name == names.EVENT_STEP]
+    told = [one for phase in rig.of("a").values() for one in phase.span_events if one.name == names.EVENT_STEP]
     assert len(told) == len(steps)
 
 

@@ -19,7 +19,7 @@ from sluice_server.services.messages.messages import Cancel, Grant, Message, Pre
 from sluice_server.services.messages.work import Generate, Stops
 from sluice_server.services.telemetry.observed import Observer
 
-MODEL = ModelInfo(id="toy", revision="r1", context_length=1000, eos_ids=(2,), architecture="Toy")
+MODEL = ModelInfo(id="toy", revision="r1", context_length=1000, eos_ids=(2,), architecture="Toy", vector_width=8)
 SETTINGS = GatewaySettings(
     gateway_id="g0",
     model=MODEL,

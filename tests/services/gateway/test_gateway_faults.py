@@ -16,15 +16,17 @@ from sluice_server.services.gateway.calls.guard import SCOPES
 from sluice_server.services.gateway.calls.inference import Inference
 from sluice_server.services.gateway.oip.service import OpenInference
 from sluice_server.services.gateway.requests.manager import RequestManager
+from sluice_server.services.gateway.vllm.service import SERVICE, VllmEngine
 from sluice_server.services.messages.details import TokenRecord
 from sluice_server.services.messages.messages import Envelope, Failed, Message, Role, Text, failed
 from sluice_server.services.ring.loop import RingLoop
 from sluice_server.services.telemetry.logs import FIELDS
-from tests.services.gateway.fake_ring import Rig, running, stream_request, unary_request
+from tests.services.gateway.fake_ring import Rig, running, settings, stream_request, unary_request
 from tests.services.ring.one_stage import passed_on
 
 TRACE, SECRET = "ab" * 16, "0x7f3a99 of another tenant"
 PARENT = (("traceparent", f"00-{TRACE}-{'cd' * 8}-01"),)
+VLLM = f"/{SERVICE.full_name}/"
 ENVELOPE = Envelope("0000000500000000000000000000000a", "gateway-0", traceparent=PARENT[0][1])
 
 
@@ -39,12 +41,12 @@ def broken_at_once(*_: object, **__: object) -> NoReturn:
 def handlers() -> dict[str, tuple[type, str]]:
     """Every RPC of ours, and its handler."""
     known = {
-        name.replace("_", "").lower(): (owner, name)
-        for owner in (Inference, Converse, Control, OpenInference)
+        (owner is VllmEngine, name.replace("_", "").lower()): (owner, name)
+        for owner in (Inference, Converse, Control, OpenInference, VllmEngine)
         for name, _ in inspect.getmembers(owner, inspect.iscoroutinefunction)
         if not name.startswith("_")
     }
-    named = {path: known.get(path.rpartition("/")[2].lower()) for path in SCOPES}
+    named = {path: known.get((path.startswith(VLLM), path.rpartition("/")[2].lower())) for path in SCOPES}
     return {path: found for path, found in named.items() if found is not None}
 
 
@@ -77,12 +79,14 @@ async def test_a_handler_that_raises_tells_its_client_nothing_of_that(
 ) -> None:
     owner, name = handlers()[path]
     monkeypatch.setattr(owner, name, broken)
-    async with running() as rig:
-        with pytest.raises(grpc.aio.AioRpcError) as caught:
-            call: grpc.aio.UnaryStreamMultiCallable[bytes, bytes] = rig.channel.unary_stream(
-                path, request_serializer=bytes
-            )
-            await anext(aiter(call(b"", metadata=PARENT)))
+    async with running(settings(vllm_listen="127.0.0.1:0")) as rig:
+        port = rig.gateway.vllm_port if path.startswith(VLLM) else rig.port
+        async with grpc.aio.insecure_channel(f"127.0.0.1:{port}") as channel:
+            with pytest.raises(grpc.aio.AioRpcError) as caught:
+                call: grpc.aio.UnaryStreamMultiCallable[bytes, bytes] = channel.unary_stream(
+                    path, request_serializer=bytes
+                )
+                await anext(aiter(call(b"", metadata=PARENT)))
     assert_told(caught.value)
     assert TRACE in str(caught.value.details())
     assert_logged(caplog)

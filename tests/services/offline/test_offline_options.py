@@ -9,14 +9,16 @@ import pytest
 from sluice_server.engine.config import EngineConfig
 from sluice_server.engine.errors import ServiceError
 from sluice_server.services.config import ServiceConfig
-from sluice_server.services.offline.options import OF_QUEUE, fields, settings_of
+from sluice_server.services.offline.options import OF_SERVER, fields, settings_of
 
 
 def test_every_option_of_the_engine_is_one_here() -> None:
     of_engine: dict[str, Any] = {field.name: field.default for field in dataclasses.fields(EngineConfig)}
-    assert {*of_engine, "model", "revision", "max_prompt_bytes"} == {*fields(), *OF_QUEUE}
+    of_service = {"model", "revision", "max_prompt_bytes", "chat_template", "trust_chat_content"}
+    of_service |= {"tool_call_parser", "reasoning_parser"}
+    assert {*of_engine, *of_service} == {*fields(), *OF_SERVER}
     settings = settings_of({})
-    assert dataclasses.replace(settings.engine, **{name: of_engine[name] for name in OF_QUEUE}) == EngineConfig()
+    assert dataclasses.replace(settings.engine, **{name: of_engine[name] for name in OF_SERVER}) == EngineConfig()
     assert settings.service == ServiceConfig()
 
 
@@ -30,7 +32,10 @@ def test_values_arrive() -> None:
     ("options", "said"),
     [
         ({"max_modle_len": 8}, "'max_modle_len' is no option; did you mean 'max_model_len'?"),
-        ({"qqq": 8}, "'qqq' is no option; there are model, revision, max_prompt_bytes, device"),
+        (
+            {"qqq": 8},
+            "'qqq' is no option; there are model, revision, max_prompt_bytes, chat_template, ",
+        ),
         ({"listen": "127.0.0.1:0"}, "'listen' is an option of `sluice serve` alone"),
         ({"max_queued_requests": 3}, "'max_queued_requests' is an option of `sluice serve` alone"),
         ({"max_num_seqs": "3"}, "max_num_seqs: '3' is not int"),

@@ -5,6 +5,7 @@ from pathlib import Path
 
 import pytest
 
+from sluice_server.engine.errors import Code, ServiceError
 from sluice_server.services.config import bad_setting
 from sluice_server.services.process import exit_reason, heartbeat, private
 from sluice_server.services.process.heartbeat import Heartbeat
@@ -74,6 +75,16 @@ def test_exit_reason(tmp_path: Path, error: BaseException, line: str) -> None:
     with pytest.raises(type(error)), exit_reason.recorded_in(str(tmp_path), "engine-0"):
         raise error
     assert exit_reason.read(tmp_path, "engine-0") == line
+
+
+def test_a_supervisor_is_told_an_error_that_its_process_does_not_print(tmp_path: Path) -> None:
+    mistake = ServiceError(Code.INVALID_ARGUMENT, "INVALID_SETTING", "--listen: taken")
+    with pytest.raises(SystemExit) as ended, exit_reason.recorded_in(str(tmp_path), "a", is_supervised=True):
+        raise mistake
+    assert (ended.value.code, exit_reason.read(tmp_path, "a")) == (2, "--listen: taken")
+    missing = str(tmp_path / "missing")
+    with pytest.raises(ServiceError), exit_reason.recorded_in(missing, "a", is_supervised=True):
+        raise mistake  # nobody else can tell it
 
 
 def test_exit_reason_name_what_broke_a_process(tmp_path: Path) -> None:

@@ -184,7 +184,7 @@ ops = st.one_of(
     st.tuples(st.just("tokens"), requests, attempts, st.sampled_from([1, 50, 20_000])),
     st.tuples(st.just("cancel"), requests, attempts, st.sampled_from([None, 0])),
     st.tuples(st.just("keep"), requests, attempts, st.none()),
-    st.tuples(st.just("census"), st.frozensets(requests), st.none(), st.none()),
+    st.tuples(st.just("open serials"), st.frozensets(requests), st.none(), st.none()),
     st.tuples(st.just("flush"), st.integers(0, 3), st.none(), st.none()),
 )
 
@@ -244,7 +244,7 @@ def settled(waiting: list[Message], num_fresh: int) -> list[Message]:
 
 
 def made(number: int, what: str, how: list[object]) -> Message:
-    if what == "census":
+    if what == "open serials":
         return OpenSerials("g", 1, 100, cast("frozenset[int]", how[0]))
     request, attempt = cast(int, how[0]), cast(int, how[1])
     if what == "tokens":

@@ -2,6 +2,8 @@
 
 from sluice_server.services.messages.details import Load
 from sluice_server.services.messages.messages import (
+    CacheChanges,
+    CacheQuery,
     Cancel,
     Probe,
     Report,
@@ -21,4 +23,8 @@ def test_routing() -> None:
     report = Report("e", 1, Load(), served_token=True)
     assert NextHop(Role.ENGINE, ("d0", "d1")).targets(report) == ("d0",)
     assert NextHop(Role.DETOKENIZER, ("g0", "g1")).targets(report) == ("g0", "g1")
+    changes = CacheChanges("e", 1, 0)
+    assert NextHop(Role.DETOKENIZER, ("g0", "g1")).targets(changes) == ("g0", "g1")
+    assert NextHop(Role.GATEWAY, ("t0", "t1")).targets(CacheQuery("g0")) == ("t0",)
+    assert NextHop(Role.TOKENIZER, ("e0", "e1")).targets(CacheQuery("g0")) == ("e0", "e1")
     assert NextHop(Role.GATEWAY, ("t0", "t1")).targets(Probe("g0", 1, ("t1", "e0", "d0"))) == ("t1",)

@@ -133,20 +133,20 @@ async def test_a_stranger_is_told_of_once_in_the_log_and_forward(
     assert len([one for one in caplog.records if "are refused" in one.getMessage()]) == 1
 
 
-def heard(strangers: SchemaMismatches, header: Header, now_s: float) -> list[bool]:
-    return [is_new for _, is_new in strangers.heard([header], now_s)]
+def recorded(mismatches: SchemaMismatches, header: Header, now_s: float) -> list[bool]:
+    return [is_new for _, is_new in mismatches.record([header], now_s)]
 
 
-def test_strangers_are_told_of_seldom_and_anew_after_each_boot() -> None:
-    strangers, header = SchemaMismatches("engine-0", 2), Header("t", 5, 3)
-    assert strangers.told(0.0) == ""
-    assert [heard(strangers, header, now_s) for now_s in (0.0, 0.1, AGAIN_S)] == [[True], [], [False]]
-    assert heard(strangers, header._replace(epoch=6), AGAIN_S) == [True]
-    assert strangers.told(AGAIN_S) == "refuses frames of t (version 3); it reads version 2"
-    assert strangers.told(AGAIN_S + FRESH_S + 1) == ""
+def test_other_versions_are_reported_seldom_and_anew_after_each_boot() -> None:
+    mismatches, header = SchemaMismatches("engine-0", 2), Header("t", 5, 3)
+    assert mismatches.summary(0.0) == ""
+    assert [recorded(mismatches, header, now_s) for now_s in (0.0, 0.1, AGAIN_S)] == [[True], [], [False]]
+    assert recorded(mismatches, header._replace(epoch=6), AGAIN_S) == [True]
+    assert mismatches.summary(AGAIN_S) == "refuses frames of t (version 3); it reads version 2"
+    assert mismatches.summary(AGAIN_S + FRESH_S + 1) == ""
 
 
 def test_names_that_are_made_up_are_not_all_remembered() -> None:
-    strangers = SchemaMismatches("engine-0", 2)
-    told = [heard(strangers, Header(f"t{at}", 5, 3), 0.0) for at in range(1000)]
-    assert told.count([True]) == MAX_KNOWN
+    mismatches = SchemaMismatches("engine-0", 2)
+    found = [recorded(mismatches, Header(f"t{at}", 5, 3), 0.0) for at in range(1000)]
+    assert found.count([True]) == MAX_KNOWN

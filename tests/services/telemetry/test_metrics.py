@@ -92,10 +92,10 @@ def test_a_port_that_is_taken_is_refused_by_its_setting(unused_tcp_port: int) ->
 def test_names_are_in_the_catalogue_and_nowhere_else() -> None:
     assert len({metric.name for metric in catalogue.ALL}) == len({one.prometheus for one in catalogue.ALL}) > 35
     for metric in catalogue.ALL:
-        assert re.fullmatch(r"(sluice|gen_ai\.server)\.[a-z_.]+", metric.name)
+        assert re.fullmatch(r"(sluice|gen_ai\.server|http\.server)\.[a-z_.]+", metric.name)
         assert metric.prometheus.endswith("_total") is (metric.kind is MetricKind.COUNTER)
         assert metric.help and not metric.help.endswith(".")
     services = Path(catalogue.__file__).parents[1]
-    spelt = re.compile(r'"(?:sluice_[a-z_]+_(?:total|seconds)|gen_ai_server_\w+)"')
+    spelt = re.compile(r'"(?:sluice_[a-z_]+_(?:total|seconds)|(?:gen_ai|http)_server_\w+)"')
     for path in services.rglob("*.py"):
         assert not spelt.search(path.read_text()), path

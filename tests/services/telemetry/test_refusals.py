@@ -92,7 +92,9 @@ DOORS: dict[str, tuple[str, str, str, Door]] = {
         f"{OWN}/Embed",
         "UNIMPLEMENTED",
         "FEATURE_UNSUPPORTED",
-        lambda rig, metadata: rig.stub.Embed(inference_pb2.EmbedRequest(), metadata=metadata),
+        lambda rig, metadata: rig.stub.Embed(
+            inference_pb2.EmbedRequest(pooling=inference_pb2.POOLING_FIRST), metadata=metadata
+        ),
     ),
     "stream": (
         f"{OWN}/Converse",

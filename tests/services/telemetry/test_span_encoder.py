@@ -58,8 +58,8 @@ def by_the_sdk(parent: Parent, phase: Phase, offset_ns: int) -> trace_pb2.Resour
         [Link(one) for header in phase.links if (one := context(header)).is_valid],
         wall(phase.start_s),
     )
-    for happening in phase.happenings:
-        span.add_event(happening.name, dict(happening.attributes), wall(happening.at_s))
+    for event in phase.span_events:
+        span.add_event(event.name, dict(event.attributes), wall(event.at_s))
     if phase.error:
         span.set_attribute(names.ERROR_TYPE, phase.error)
         span.set_status(Status(StatusCode.ERROR, phase.error))

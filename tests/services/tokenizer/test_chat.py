@@ -12,51 +12,24 @@ import pytest
 import transformers
 
 from sluice_server.engine.errors import ServiceError
-from sluice_server.services.messages.work import ChatMessage, ChatPrompt, Tool, ToolCall
+from sluice_server.services.messages.work import ChatPrompt, Tool
 from sluice_server.services.tokenizer.chat import ChatTemplate, TemplateSource, read_template
-from sluice_server.services.tokenizer.loading import check_template
-from tests.oracle.templates import TEMPLATES
+from sluice_server.services.tokenizer.loading import checked_template
+from tests.oracle.chats import CHATS, TOKENS, TOOLS, as_dicts, tools_as_dicts
+from tests.oracle.templates import TEMPLATES, has_place_for_calls
 from tests.oracle.tokenizers import byte_level_bpe
 
-TOKENS = {"bos_token": "<s>", "eos_token": "</s>"}
 MAX_BYTES = 1 << 20
-SCHEMA = {
-    "type": "object",
-    "properties": {"city": {"type": "string"}, "days": {"type": "array", "items": {"type": "integer"}}},
-    "required": ["city"],
-}
-TOOLS = (Tool("weather", "It's <b> é", json.dumps(SCHEMA)), Tool("clock", "", '{"type": "object", "properties": {}}'))
-CALLS = (ToolCall("weather", '{"days": [1, 2], "city": "Zürich <&> \'q\'"}', "call00001"),)
-CHATS = {
-    "one turn": (ChatMessage("user", " <é> 'q' 😀\n"),),
-    "system": (
-        ChatMessage("system", "Be brief."),
-        ChatMessage("user", "hi"),
-        ChatMessage("assistant", "<think>\nhm\n</think>\n\nyes "),
-        ChatMessage("user", "more"),
-    ),
-    "tools": (
-        ChatMessage("system", "Be brief."),
-        ChatMessage("user", "weather?"),
-        ChatMessage("assistant", None, reasoning="I must look.\n", tool_calls=CALLS),
-        ChatMessage("tool", '{"c": 3,\n"s": "ok"}', tool_call_id="call00001", name="weather"),
-        ChatMessage("assistant", "3 degrees"),
-    ),
-    "two calls": (
-        ChatMessage("user", "both"),
-        ChatMessage("assistant", "Looking.", tool_calls=(*CALLS, ToolCall("clock", "{}", "call00002"))),
-        ChatMessage("tool", "a", tool_call_id="call00001"),
-        ChatMessage("tool", "b", tool_call_id="call00002"),
-    ),
-    "wrong order": (ChatMessage("assistant", "first"), ChatMessage("assistant", "again")),
-    "reasoning": (ChatMessage("user", "why"), ChatMessage("assistant", "so", reasoning="because")),
-}
 SMALL = {
     "loop control": "{% for m in messages %}{% if loop.index > 1 %}{% break %}{% endif %}{{ m.content }}{% endfor %}",
     "tojson": "{{ messages | tojson }}{{ messages[0] | tojson(separators=(',', ':'), sort_keys=true) }}"
     "{{ messages | tojson(indent=2, ensure_ascii=true) }}",
     "tokens": "{{ bos_token }}{{ eos_token }}{{ cls_token }}{{ undefined_one }}{{ documents }}{{ tools is none }}",
     "trimmed blocks": "   {% if add_generation_prompt %}\nassistant\n   {% endif %}\nend",
+    "parts": "{% for m in messages %}{{ m.role | upper }}: {% for part in m.content if part.type == 'text' %}"
+    "{{ part.text }}{% endfor %}{% if m.tool_calls %}{{ m.tool_calls | tojson }}{% endif %}\n{% endfor %}",
+    "parts of either kind": "{% for m in messages %}{% if m.content is string %}{{ m.content }}{% else %}"
+    "{% for part in m.content %}[{{ part.text }}]{% endfor %}{% endif %}{{ m.tool_calls }}{% endfor %}",
     "set in generation": "{% set x = 1 %}{% generation %}{% set x = 2 %}{{ x }}{% endgeneration %}{{ x }}",
 }
 
@@ -77,25 +50,6 @@ def template(request: pytest.FixtureRequest) -> Iterator[ChatTemplate]:
     made.close()
 
 
-def as_dicts(messages: tuple[ChatMessage, ...]) -> list[dict[str, Any]]:
-    """Messages as users of transformers write them."""
-    turns = []
-    for one in messages:
-        turn: dict[str, Any] = {"role": one.role, "content": one.content}
-        if one.tool_calls:
-            turn["tool_calls"] = [
-                {
-                    "type": "function",
-                    "id": call.id,
-                    "function": {"name": call.name, "arguments": json.loads(call.arguments)},
-                }
-                for call in one.tool_calls
-            ]
-        turn |= {name: value for name in ("tool_call_id", "name") if (value := getattr(one, name))}
-        turns.append(turn | ({"reasoning_content": one.reasoning} if one.reasoning is not None else {}))
-    return turns
-
-
 @pytest.mark.parametrize("chat", list(CHATS))
 @pytest.mark.parametrize("prompted", [True, False])
 @pytest.mark.parametrize("tools", [(), TOOLS])
@@ -107,15 +61,22 @@ def test_rendered_as_transformers_does(
     tools: tuple[Tool, ...],
 ) -> None:
     variables = {"enable_thinking": not prompted, "date_string": "26 Jul 2024"} if tools else {}
+    source = template.source.default or ""
+    if not shows_tools(oracle, source):
+        tools = ()  # they are told in a turn of their own: see `test_placing`
     prompt = ChatPrompt(CHATS[chat], prompted, tools, json.dumps(variables))
-    functions = [
-        {"name": one.name, "description": one.description, "parameters": json.loads(one.parameters)} for one in tools
-    ]
+    if any(one.tool_calls for one in CHATS[chat]) and not has_place_for_calls(source):
+        with pytest.raises(ServiceError, match="has no place for tool calls"):
+            template.render(prompt, MAX_BYTES)
+        return
+    turns = as_dicts(CHATS[chat])
+    if source == SMALL["parts"]:
+        turns = [one | {"content": [{"type": "text", "text": one["content"]}]} for one in turns]
     try:
         want = oracle.apply_chat_template(
-            as_dicts(CHATS[chat]),
-            tools=[{"type": "function", "function": function} for function in functions] or None,
-            chat_template=template.source.default,
+            turns,
+            tools=tools_as_dicts(tools),
+            chat_template=source,
             tokenize=False,
             add_generation_prompt=prompted,
             **variables,
@@ -126,7 +87,16 @@ def test_rendered_as_transformers_does(
         if type(error) is jinja2.TemplateError:  # raised by the template itself
             assert str(error) in caught.value.message
         return
-    assert template.render(prompt, MAX_BYTES) == want
+    assert template.render(prompt, MAX_BYTES).text == want
+
+
+def shows_tools(oracle: Any, source: str) -> bool:  # noqa: ANN401 # an untyped library
+    """Whether a template writes something else with tools."""
+    with_tools, without = (
+        oracle.apply_chat_template(as_dicts(CHATS["one turn"]), tools=tools, chat_template=source, tokenize=False)
+        for tools in (tools_as_dicts(TOOLS), None)
+    )
+    return bool(with_tools != without)
 
 
 def test_most_of_these_are_rendered_and_some_refuse(oracle: Any) -> None:  # noqa: ANN401 # an untyped library
@@ -148,10 +118,17 @@ def test_the_template_file_wins_and_of_named_ones_the_default(tmp_path: Path) ->
     ]
     (tmp_path / "tokenizer_config.json").write_text(json.dumps({"chat_template": named}))
     assert read_template(tmp_path) == TemplateSource("yes", "no")
+    (tmp_path / "chat_template.json").write_text('{"chat_template": "of a processor"}')
+    assert read_template(tmp_path) == TemplateSource("yes", "no")
     (tmp_path / "chat_template.jinja").write_text("own é")
     (tmp_path / "additional_chat_templates").mkdir()
     (tmp_path / "additional_chat_templates" / "tool_use.jinja").write_text("tools é")
     assert read_template(tmp_path) == TemplateSource("own é", "tools é")
+
+
+def test_the_template_of_a_processor_is_read_where_there_is_no_other(tmp_path: Path) -> None:
+    (tmp_path / "chat_template.json").write_text('{"chat_template": "of a processor"}')
+    assert read_template(tmp_path) == TemplateSource("of a processor")
 
 
 def test_the_detokenizer_needs_no_template_language() -> None:
@@ -160,11 +137,11 @@ def test_the_detokenizer_needs_no_template_language() -> None:
 
 
 def test_chats_with_tools_take_the_template_for_them() -> None:
-    template = ChatTemplate(TemplateSource("plain", "with tools"))
+    template = ChatTemplate(TemplateSource("plain", "with {{ tools is not none }}"))
     try:
         chat = CHATS["one turn"]
-        assert template.render(ChatPrompt(chat), 100) == "plain"
-        assert template.render(ChatPrompt(chat, tools=TOOLS), 100) == "with tools"
+        assert template.render(ChatPrompt(chat), 100).text == "plain"
+        assert template.render(ChatPrompt(chat, tools=TOOLS), 100).text == "with True"
     finally:
         template.close()
 
@@ -194,5 +171,5 @@ def test_special_tokens_come_from_the_config_then_from_their_map(tmp_path: Path)
 def test_files_that_cannot_be_read_are_refused_at_start(name: str, text: str, tmp_path: Path) -> None:
     (tmp_path / name).write_text(text)
     with pytest.raises(ServiceError, match=rf"{name}: |the chat template cannot be read") as caught:
-        check_template(tmp_path)
+        checked_template(tmp_path)
     assert caught.value.reason == "MODEL_INVALID"

@@ -20,7 +20,7 @@ from sluice_server.services.process.background import NICENESS
 from sluice_server.services.tokenizer import constraints as constraints_module
 from sluice_server.services.tokenizer.child_pool import CpuTimeLimit
 from sluice_server.services.tokenizer.constraints import Constraints
-from sluice_server.services.tokenizer.grammar_frames import Calls, GrammarJob, Reasoning
+from sluice_server.services.tokenizer.grammar_frames import GrammarJob, Reasoning
 from tests.oracle.tokenizers import byte_level_bpe, unigram
 
 VOCAB, EOS = 420, 1
@@ -185,43 +185,6 @@ def test_a_tokenizer_that_grammars_cannot_follow_is_named(tmp_path: Path) -> Non
         constraints.close()
 
 
-POINT = json.dumps(
-    {"properties": {"p": {"$ref": "#/$defs/n"}}, "required": ["p"], "$defs": {"n": {"type": "integer"}}},
-)
-HERMES = Calls((("f", POINT), ("g", "{}")), "arguments", '"<tool_call>"', '"</tool_call>"', "")
-LLAMA = Calls((("f", POINT),), "parameters", "", "", ";")
-ONE = '<tool_call>\n{"name": "f", "arguments": {"p": 3}}\n</tool_call>'
-TWO = ONE + '\n<tool_call>{"name": "g", "arguments": {"x": []}}</tool_call>'
-
-
-@pytest.mark.parametrize(
-    ("calls", "good", "bad"),
-    [
-        (HERMES, [ONE, TWO], ["", "hello", ONE + "x", ONE.replace("3", '"3"'), ONE.replace('"f"', '"h"'), "{}"]),
-        (
-            LLAMA,
-            [
-                '{"name": "f", "parameters": {"p": 1}}',
-                '{"name": "f", "parameters": {"p": 1}}; {"name": "f", "parameters": {"p": 2}}',
-            ],
-            ['{"name": "g", "parameters": {"p": 1}}', ""],
-        ),
-    ],
-)
-def test_calls_are_followed(
-    constraints: Constraints, tokenizer: LLTokenizer, calls: Calls, good: list[str], bad: list[str]
-) -> None:
-    grammar = constraints.compile(GrammarJob(calls=calls))
-    assert [accepts(tokenizer, grammar, text) for text in good] == [True] * len(good)
-    assert [accepts(tokenizer, grammar, text) for text in bad] == [False] * len(bad)
-
-
-def test_a_tool_that_cannot_be_followed_is_refused(constraints: Constraints) -> None:
-    for parameters in ('{"type": "array"}', '{"type": "object", "properties": {"a": {"type": "foo"}}}'):
-        error = refusal(constraints, GrammarJob(calls=Calls((("f", parameters),), "arguments", "", "", "")))
-        assert error.field == "chat.tools" and error.code is Code.INVALID_ARGUMENT
-
-
 def test_grammars_are_tried_out_in_the_background(path: Path) -> None:
     before = set(psutil.Process().children())
     constraints = Constraints(path, VOCAB, (EOS,))
@@ -243,7 +206,7 @@ def test_grammars_are_tried_out_in_the_background(path: Path) -> None:
 def test_reasoning_may_come_before(
     constraints: Constraints, tokenizer: LLTokenizer, is_open: bool, good: list[str], bad: list[str]
 ) -> None:
-    reasoning = Reasoning(is_open, '"<think>"', '"</think>"')
+    reasoning = Reasoning(is_open, '"<think>"', ('"</think>"',))
     grammar = constraints.compile(GrammarJob(Constraint(SCHEMA, '{"type": "integer"}'), reasoning=reasoning))
     assert [accepts(tokenizer, grammar, text) for text in good] == [True] * len(good)
     assert [accepts(tokenizer, grammar, text) for text in bad] == [False] * len(bad)
@@ -252,7 +215,7 @@ def test_reasoning_may_come_before(
 def test_marks_may_be_special_tokens(constraints: Constraints, tokenizer: LLTokenizer) -> None:
     """No text can be a special token."""
     grammar = constraints.compile(
-        GrammarJob(Constraint(REGEX, "7"), reasoning=Reasoning(True, "<[0]>", "<[2]>")),
+        GrammarJob(Constraint(REGEX, "7"), reasoning=Reasoning(True, "<[0]>", ("<[2]>",))),
     )
     text, seven = tokenizer.tokenize_str("hm <|u"), tokenizer.tokenize_str("7")
     for ids, is_good in (([*text, 2, *seven], True), ([*text, *seven], False)):

@@ -88,17 +88,27 @@ def test_bad_prompts_are_refused_by_field_value_and_limit(with_template: Callabl
 
 
 @pytest.mark.parametrize(
-    "template",
+    ("template", "why"),
     [
-        "{{ ''.__class__.__mro__[1].__subclasses__() }}",
-        "{{ messages.append(1) }}",
-        "{{ missing.attribute.x }}",
-        "{{ 1 / 0 }}",
+        (
+            "{{ ''.__class__.__mro__[1].__subclasses__() }}",
+            "line 1: access to attribute '__class__' of 'str' object is",
+        ),
+        ("\n{{ messages.append(1) }}", "line 2: access to attribute 'append' of 'list' object is unsafe."),
+        ("{{ missing.attribute.x }}", "line 1: 'missing' is undefined"),
+        ("a\n\n{{ 1 / 0 }}", "line 3: division by zero"),
+        ("{% macro m(x) %}\n{{ x + 1 }}{% endmacro %}\n{{ m('a') }}", "line 2: can only concatenate str (not"),
+        ("{{ [messages] + range }}", 'line 1: can only concatenate list (not "function") to list'),
+        ("{{ ('<' ~ lipsum) | int + [] }}", "line 1: unsupported operand type(s) for +: 'int' and 'list'"),
+        ("{{ {}[lipsum ~ 'x'] }}{{ raise_exception.x.y }}", "line 1: 'function object' has no attribute 'x'"),
     ],
 )
-def test_templates_cannot_leave_the_sandbox(template: str, with_template: Callable[[str], TextEncoder]) -> None:
+def test_templates_cannot_leave_the_sandbox(
+    template: str, why: str, with_template: Callable[[str], TextEncoder]
+) -> None:
     error = refused(with_template(template), ChatPrompt(MESSAGES))
-    assert error.message == "prompt.chat: the model's chat template cannot render these messages"
+    assert error.message.startswith(f"prompt.chat: the model's chat template cannot render these messages: {why}")
+    assert error.code is Code.INVALID_ARGUMENT and "0x" not in error.message and len(error.message) < 300
 
 
 def test_missing_or_corrupt_files_name_themselves(tmp_path: Path) -> None:

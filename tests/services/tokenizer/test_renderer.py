@@ -53,7 +53,7 @@ def template() -> Iterator[ChatTemplate]:
 
 
 def render(template: ChatTemplate, text: str) -> str:
-    return template.render(ChatPrompt((ChatMessage("user", text),)), 10_000)
+    return template.render(ChatPrompt((ChatMessage("user", text),)), 10_000).text
 
 
 def children() -> set[psutil.Process]:
@@ -79,7 +79,7 @@ def test_large_messages_pass() -> None:
     template = made("{{ messages[0].content }}")
     try:
         text = "é" * 400_000
-        assert template.render(ChatPrompt((ChatMessage("user", text),)), 800_000) == text
+        assert template.render(ChatPrompt((ChatMessage("user", text),)), 800_000).text == text
         with pytest.raises(ServiceError, match="800002"):
             template.render(ChatPrompt((ChatMessage("user", text + "éé"),)), 800_002)
     finally:

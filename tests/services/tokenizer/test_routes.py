@@ -9,17 +9,29 @@ from pathlib import Path
 import psutil
 import pytest
 
-from sluice_server.engine.request import Limits, SamplingParams
+from sluice_server.engine.request import Limits, Pooling, SamplingParams
 from sluice_server.services.messages.details import Detokenized, Tokenized
-from sluice_server.services.messages.messages import Append, Cancel, Envelope, Failed, Message, Prompt, Result, Submit
+from sluice_server.services.messages.messages import (
+    Append,
+    Cancel,
+    Envelope,
+    Failed,
+    Inputs,
+    Message,
+    Prompt,
+    Result,
+    Submit,
+)
 from sluice_server.services.messages.work import (
     ChatMessage,
     ChatPrompt,
     Detokenize,
+    Embed,
     Generate,
     TextPrompt,
     Tokenize,
     TokenPrompt,
+    VectorOptions,
     Work,
     pack_ids,
     unpack_ids,
@@ -100,6 +112,20 @@ def test_each_size_has_its_place(encoder: TextEncoder, encoders: Encoders) -> No
     assert all(isinstance(message, Prompt) for message in rig.out)
 
 
+@pytest.mark.parametrize("size", [10, SHORT_BYTES + 1, MIDDLE_BYTES + 1])
+def test_a_query_and_a_document_of_any_size_are_rendered_here(
+    size: int, encoder: TextEncoder, encoders: Encoders
+) -> None:
+    rig = Rig(encoder, encoders)
+    pair = ChatPrompt((ChatMessage("query", "a"), ChatMessage("document", "b" * size)))
+    options = VectorOptions(Pooling.CLASSES, normalize=False, dimensions=1)
+    rig.stage.handle(Submit(Envelope("0", "g"), Embed((pair,), options)))
+    assert rig.waiting() == {"chats": 1}
+    rig.run()
+    (made,) = rig.out
+    assert isinstance(made, Inputs)
+
+
 def test_a_short_text_passes_longer_ones(encoder: TextEncoder) -> None:
     """Also with a single thread."""
     out: list[Message] = []
@@ -147,7 +173,8 @@ def test_a_process_of_its_own_makes_the_same(name: str, encoder: TextEncoder, en
         answers.answer(message, start),
         encoders.answer(message, start, answers.prepare(message)),
     )
-    assert type(here.answer) is type(there.answer) and here.told == there.told and here.job == there.job
+    assert type(here.answer) is type(there.answer)
+    assert here.prompt_report == there.prompt_report and here.job == there.job
     if isinstance(here.answer, Prompt) and isinstance(there.answer, Prompt):
         assert (here.answer.ids, here.answer.params) == (there.answer.ids, there.answer.params)
     else:

@@ -1,6 +1,7 @@
-// The client: `generate`, `stream`, `converse`.
+// The client: `generate`, `stream`, `converse`, `tokenize`, `detokenize`.
 #pragma once
 
+#include <cstdint>
 #include <memory>
 #include <string>
 #include <vector>
@@ -30,6 +31,10 @@ class Client {
   Stream stream(const Request& request);
   // Opens a session: many generations on one call, each with its own credit.
   Session converse();
+  // Returns the tokens of the request's text or chat: id and bytes of each. Throws std::invalid_argument for token ids.
+  v1::TokenizeResponse tokenize(const Request& request);
+  // Returns the text of token ids, without special tokens.
+  std::string detokenize(const std::vector<std::uint32_t>& ids);
   // Ends a generation by its id, through any gateway; does nothing if it has ended.
   void cancel(const std::string& generation_id);
 

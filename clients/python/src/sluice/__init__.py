@@ -10,6 +10,8 @@ if TYPE_CHECKING:
     from sluice.aio.client import AsyncClient as AsyncClient
     from sluice.client import Client as Client
     from sluice.completion import Completion as Completion
+    from sluice.embeddings import Embeddings as Embeddings
+    from sluice.embeddings import EmbedOptions as EmbedOptions
     from sluice.errors import Aborted as Aborted
     from sluice.errors import AlreadyExists as AlreadyExists
     from sluice.errors import Cancelled as Cancelled
@@ -25,6 +27,12 @@ if TYPE_CHECKING:
     from sluice.errors import Unauthenticated as Unauthenticated
     from sluice.errors import Unavailable as Unavailable
     from sluice.errors import Unimplemented as Unimplemented
+    from sluice.ranking import Classifications as Classifications
+    from sluice.ranking import ClassifyOptions as ClassifyOptions
+    from sluice.ranking import Ranking as Ranking
+    from sluice.ranking import RerankOptions as RerankOptions
+    from sluice.ranking import ScoreOptions as ScoreOptions
+    from sluice.ranking import Scores as Scores
     from sluice.retry import NEVER as NEVER
     from sluice.retry import RetryPolicy as RetryPolicy
     from sluice.settings import Tls as Tls
@@ -49,10 +57,13 @@ _ERRORS = (
     "Unavailable",
     "Unimplemented",
 )
+_RANKING = ("Classifications", "ClassifyOptions", "Ranking", "RerankOptions", "ScoreOptions", "Scores")
 _HOMES = {
     "AsyncClient": "sluice.aio.client",
     "Client": "sluice.client",
     "Completion": "sluice.completion",
+    "EmbedOptions": "sluice.embeddings",
+    "Embeddings": "sluice.embeddings",
     "GenerateOptions": "sluice.spec",
     "NEVER": "sluice.retry",
     "Prompt": "sluice.spec",
@@ -60,6 +71,7 @@ _HOMES = {
     "Tls": "sluice.settings",
     "chat": "sluice.spec",
     **dict.fromkeys(_ERRORS, "sluice.errors"),
+    **dict.fromkeys(_RANKING, "sluice.ranking"),
 }
 __all__ = sorted(_HOMES)
 

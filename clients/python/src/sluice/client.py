@@ -9,9 +9,22 @@ import grpc
 
 from sluice.attempts import Attempts
 from sluice.completion import Completion
+from sluice.embeddings import Embeddings, EmbedOptions, Input, embed_request
 from sluice.errors import from_rpc
 from sluice.pool import Pool
 from sluice.progress import Progress
+from sluice.ranking import (
+    Classifications,
+    ClassifyOptions,
+    Pair,
+    Ranking,
+    RerankOptions,
+    ScoreOptions,
+    Scores,
+    classify_request,
+    rerank_request,
+    score_request,
+)
 from sluice.retry import RetryPolicy
 from sluice.session import Session
 from sluice.settings import Settings, Tls, channel_options, targets_of
@@ -110,6 +123,47 @@ class Client:
         return self._once(
             lambda line, left: line.inference.Detokenize(request, timeout=left, metadata=metadata), timeout_s
         ).text
+
+    def embed(
+        self, inputs: Input | Sequence[Input], *, timeout_s: float | None = None, **options: Unpack[EmbedOptions]
+    ) -> Embeddings:
+        """Returns a vector for each input, in order; `inputs` are texts or lists of token ids, or one of them."""
+        request, metadata = embed_request(inputs, options), self._settings.metadata()
+        found = self._once(lambda line, left: line.inference.Embed(request, timeout=left, metadata=metadata), timeout_s)
+        return Embeddings(found)
+
+    def classify(
+        self, inputs: Input | Sequence[Input], *, timeout_s: float | None = None, **options: Unpack[ClassifyOptions]
+    ) -> Classifications:
+        """Returns the scores of all classes for each input, in order; `inputs` as in `embed`."""
+        request, metadata = classify_request(inputs, options), self._settings.metadata()
+        found = self._once(
+            lambda line, left: line.inference.Classify(request, timeout=left, metadata=metadata), timeout_s
+        )
+        return Classifications(found)
+
+    def rerank(
+        self,
+        query: str,
+        documents: Sequence[str],
+        *,
+        timeout_s: float | None = None,
+        **options: Unpack[RerankOptions],
+    ) -> Ranking:
+        """Returns the documents that answer the query best, the best first; `top_n` of them, or all."""
+        request, metadata = rerank_request(query, documents, options), self._settings.metadata()
+        found = self._once(
+            lambda line, left: line.inference.Rerank(request, timeout=left, metadata=metadata), timeout_s
+        )
+        return Ranking(found)
+
+    def score(
+        self, pairs: Sequence[Pair], *, timeout_s: float | None = None, **options: Unpack[ScoreOptions]
+    ) -> Scores:
+        """Returns how well the two texts of each pair go together, in order."""
+        request, metadata = score_request(pairs, options), self._settings.metadata()
+        found = self._once(lambda line, left: line.inference.Score(request, timeout=left, metadata=metadata), timeout_s)
+        return Scores(found)
 
     def models(self, *, timeout_s: float | None = None) -> list[control_pb2.Model]:
         """Returns the models that the server has."""

@@ -14,7 +14,15 @@ from sluice.tracing import Trace, current_trace
 
 MAX_RECEIVE_BYTES = 64 << 20  # the largest message that a server sends
 _READS = {
-    "sluice.v1.InferenceService": ("Tokenize", "Detokenize", "Embed", "CancelGeneration"),
+    "sluice.v1.InferenceService": (
+        "Tokenize",
+        "Detokenize",
+        "Embed",
+        "Classify",
+        "Rerank",
+        "Score",
+        "CancelGeneration",
+    ),
     "sluice.v1.ControlService": ("ListModels", "GetModel", "GetServerInfo", "GetLoad"),
 }
 

@@ -21,7 +21,7 @@ from sluice_server.engine.worker.graphs import GraphKey, Graphs, RowShape
 from sluice_server.engine.worker.overlapped import InFlightDrafts, OverlappedRunner, overlap, recorded_bytes
 from sluice_server.engine.worker.runner import Runner
 from sluice_server.engine.worker.slots.state import Slots
-from sluice_server.engine.worker.startup import memory
+from sluice_server.engine.worker.startup import allocation, memory
 from sluice_server.engine.worker.startup.formats import Formats
 from sluice_server.engine.worker.startup.memory import at_start, cache_bytes
 from sluice_server.engine.worker.steps import RecordedStep, UniformSteps
@@ -140,8 +140,8 @@ def full(*arguments: object, **named: object) -> None:
 @pytest.mark.parametrize(
     ("where", "said"),
     [
-        ("load_model", r"--model: no memory for its weights in float32; try --quantization int4, or use a"),
-        ("Model.new_cache", r"--kv-cache-tokens: .* for a cache of \d+ MiB; set --kv-cache-tokens lower"),
+        ("build.load_model", r"--model: no memory for its weights in float32; try --quantization int4, or use a"),
+        ("models.model.Model.new_cache", r"--kv-cache-tokens: .* for a cache of \d+ MiB; set --kv-cache-tokens lower"),
     ],
 )
 def test_weights_or_a_cache_that_do_not_fit_name_their_option(
@@ -149,7 +149,7 @@ def test_weights_or_a_cache_that_do_not_fit_name_their_option(
 ) -> None:
     directory = make_checkpoint(tmp_path, Shape(kv_heads=1))
     config = read_config(directory)
-    monkeypatch.setattr(f"sluice_server.engine.build.{where}", full)
+    monkeypatch.setattr(f"sluice_server.engine.{where}", full)
     with pytest.raises(ServiceError, match=said):
         build.build_engine(CONFIG, config, directory, limits_of(CONFIG, config, 1 << 20))
 
@@ -165,12 +165,12 @@ def test_weights_or_a_cache_that_do_not_fit_name_their_option(
 def test_steps_that_do_not_fit_name_their_option(where: str, said: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """The device answers as a GPU does, and only this question."""
     for name in ("CudaDevice", "recorded_bytes", "cuda_cache_bytes", "overlap"):
-        monkeypatch.setattr(build, name, full if name == where else lambda *_: 1)
+        monkeypatch.setattr(allocation, name, full if name == where else lambda *_: 1)
     on_gpu: Any = types.SimpleNamespace(device=torch.device("cuda"))
     formats, limits, other = Formats(torch.bfloat16, "", torch.bfloat16), Limits(64, 1000), cast(Any, None)
     with pytest.raises(ServiceError, match=said):
-        assert build.cache_room(CONFIG, on_gpu, formats, limits) == 1
-        build.runner_for(CONFIG, other, on_gpu, other, limits)
+        assert allocation.cache_room(CONFIG, on_gpu, formats, limits) == 1
+        allocation.runner_for(CONFIG, other, on_gpu, other, limits)
 
 
 def test_what_compiles_for_steps_of_any_size_does_it_at_start() -> None:
@@ -190,5 +190,5 @@ def test_a_step_is_computed_without_the_cache_of_the_engine(model: Model) -> Non
 
 def test_sizes_are_those_of_the_settings() -> None:
     config = dataclasses.replace(CONFIG, speculation="ngram", max_draft_tokens=2, max_num_seqs=7)
-    slots, drafts = build.recorded_for(config, Limits(64, 1000))
+    slots, drafts = allocation.recorded_for(config, Limits(64, 1000))
     assert (slots.num, slots.max_len, slots.block_size, drafts.lengths) == (7, 64, 8, (1, 2))

@@ -4,8 +4,6 @@ import json
 import os
 import random
 import struct
-from collections.abc import Iterator
-from fnmatch import fnmatchcase as fnmatch
 from pathlib import Path
 from typing import Any
 
@@ -16,32 +14,11 @@ import pytest
 from sluice_server.engine.errors import ServiceError
 from sluice_server.engine.models.gguf.reader import read_header
 from sluice_server.engine.models.registry import read_served
-from sluice_server.services.checkpoint import digests, model_source
+from sluice_server.services.checkpoint import digests
 from sluice_server.services.checkpoint.gguf.folder import make_configuration, open_folder
 from sluice_server.services.checkpoint.model_source import CheckpointFiles, resolve_draft, resolve_model
 from tests.oracle import gguf_files
-from tests.oracle.checkpoints import Shape, make_checkpoint
 from tests.oracle.gguf_files import Vocabulary, plain, write_gguf
-
-SHAPE = Shape("llama", vocab=64, hidden=32, intermediate=32, layers=1, head_dim=8)
-
-
-@pytest.fixture(autouse=True)
-def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
-    digests.remembered.cache_clear()
-    yield tmp_path / "cache" / "sluice" / "gguf"
-    digests.remembered.cache_clear()
-
-
-@pytest.fixture(scope="module")
-def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return make_checkpoint(tmp_path_factory.mktemp("checkpoint"), SHAPE)
-
-
-@pytest.fixture
-def file(checkpoint: Path, tmp_path: Path) -> Path:
-    return write_gguf(checkpoint, tmp_path / "Tiny-Q8_0.gguf", "Q8_0")
 
 
 def test_a_directory_is_made_once_for_a_file(file: Path, cache: Path) -> None:
@@ -275,60 +252,3 @@ def test_a_cache_that_cannot_be_written_says_what_to_do(
     digests.remembered.cache_clear()
     with pytest.raises(ServiceError, match=r"cannot be written to .*: set XDG_CACHE_HOME, or use sluice import-gguf"):
         open_folder(file)
-
-
-class Hub:
-    """A hub with a repository's files, as `snapshot_download` sees it."""
-
-    def __init__(self, directory: Path, files: dict[str, Path]) -> None:
-        self.asked: list[list[str]] = []
-        self._directory = directory
-        self._files = files
-
-    def download(self, repository: str, revision: str | None, allow_patterns: list[str]) -> str:
-        self.asked.append(allow_patterns)
-        for name in (one for one in self._files if any(fnmatch(one, pattern) for pattern in allow_patterns)):
-            (self._directory / name).parent.mkdir(parents=True, exist_ok=True)
-            if not (self._directory / name).exists():
-                (self._directory / name).symlink_to(self._files[name])
-        self._directory.mkdir(exist_ok=True)
-        return str(self._directory)
-
-
-@pytest.mark.parametrize(
-    ("model", "chosen"),
-    [
-        ("org/tiny:Q8_0", "Tiny-Q8_0.gguf"),
-        ("org/tiny:q8_0", "Tiny-Q8_0.gguf"),
-        ("org/tiny:Tiny-Q8_0.gguf", "Tiny-Q8_0.gguf"),
-        ("org/tiny", "Tiny-Q4_K_M.gguf"),
-        ("org/tiny:F16", "Tiny-F16.gguf"),
-        ("org/tiny:BF16", "BF16/Tiny-BF16-00001-of-00001.gguf"),
-        ("org/tiny:Q5_K_M", ""),
-    ],
-)
-def test_a_repository_is_asked_for_one_file(
-    model: str, chosen: str, file: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    names = ("Tiny-Q8_0.gguf", "Tiny-Q4_K_M.gguf", "Tiny-F16.gguf", "BF16/Tiny-BF16-00001-of-00001.gguf")
-    hub = Hub(tmp_path / "snapshot", dict.fromkeys((*names, "mmproj-Tiny-F16.gguf", "README.md"), file))
-    monkeypatch.setattr("huggingface_hub.snapshot_download", hub.download)
-    if not chosen:
-        with pytest.raises(ServiceError, match=r"--model org/tiny:Q5_K_M: 0 GGUF files fit; name one of: none"):
-            resolve_model(model, "")
-        return
-    source = resolve_model(model, "")
-    assert source.path == tmp_path / "snapshot" / chosen and source.name == model
-    assert (source.directory / "config.json").is_file()
-    found = [path for path in (tmp_path / "snapshot").rglob("*.gguf") if not path.name.startswith("mmproj")]
-    assert len(found) == 1, "one file is downloaded"
-
-
-def test_a_repository_of_other_files_says_how_to_name_one(
-    file: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    hub = Hub(tmp_path / "snapshot", {"Tiny-Q6_K.gguf": file})
-    monkeypatch.setattr("huggingface_hub.snapshot_download", hub.download)
-    with pytest.raises(ServiceError, match=r"0 GGUF files fit.*may have another, as in org/tiny:Q8_0"):
-        resolve_model("org/tiny", "")
-    assert model_source.HUB_FILES in hub.asked

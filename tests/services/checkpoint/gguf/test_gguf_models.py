@@ -1,7 +1,6 @@
 """GGUF files of every architecture and type: logits against `transformers` on the checkpoint that was converted."""
 
 import random
-from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
@@ -16,7 +15,6 @@ from sluice_server.engine.models.registry import read_served
 from sluice_server.kernels.cpu import builds
 from sluice_server.kernels.formats.packed_weights import dequantise
 from sluice_server.kernels.layout.metadata import AttentionMetadata
-from sluice_server.services.checkpoint import digests
 from sluice_server.services.checkpoint.gguf.folder import open_folder
 from tests.oracle.checkpoints import Shape, make_checkpoint, reference
 from tests.oracle.gguf_files import widened, write_gguf
@@ -56,14 +54,6 @@ SHAPES = {
     "gemma3": Shape("gemma3", layers=7, tied=True, head_dim=32, options=GEMMA3),
 }
 TYPES = ("F16", "BF16", "Q4_0", "Q4_1", "Q5_0", "Q5_1", "Q8_0", "Q2_K", "Q3_K", "Q4_K", "Q5_K", "Q6_K")
-
-
-@pytest.fixture(autouse=True)
-def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
-    digests.remembered.cache_clear()
-    yield
-    digests.remembered.cache_clear()
 
 
 def load(path: Path) -> Model:

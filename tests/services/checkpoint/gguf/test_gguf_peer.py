@@ -19,14 +19,13 @@ from sluice_server.services.checkpoint.gguf.pre_tokenizers import KINDS
 from tests.oracle.checkpoints import make_checkpoint
 from tests.oracle.gguf_files import of_tokenizer, write_gguf
 from tests.oracle.tokenizers import byte_level_bpe
-from tests.services.checkpoint.gguf.test_gguf_models import SHAPES, TYPES, WIDE, cache
+from tests.services.checkpoint.gguf.test_gguf_models import SHAPES, TYPES, WIDE
 from tests.services.checkpoint.gguf.test_gguf_tokenizer import texts
 
 pytestmark = [
     pytest.mark.long,
     pytest.mark.skipif(not PYTHON.exists(), reason=f"llama.cpp is not installed in {PYTHON.parents[1]}"),
 ]
-__all__ = ["cache"]  # a fixture
 
 
 def windows(vocab: int) -> list[list[int]]:

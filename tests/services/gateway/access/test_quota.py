@@ -1,3 +1,4 @@
+import msgspec
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -8,7 +9,7 @@ from sluice_server.services.gateway.contract.status import to_rpc
 
 
 def quotas(**limits: int) -> Quotas:
-    return Quotas(lambda tenant: TenantLimits(**limits) if tenant == "a" else TenantLimits(), 1)
+    return Quotas(lambda tenant: msgspec.convert(limits, TenantLimits) if tenant == "a" else TenantLimits(), 1)
 
 
 def refusal(of: Quotas, num_tokens: int, now_s: float) -> ServiceError:

@@ -133,11 +133,10 @@ async def test_after_a_cut_new_connections_are_held_and_looked_at_until_there_is
 async def test_no_call_is_left_waiting_when_the_gateway_stops_or_the_check_fails(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    door = Door()
-    some = floods(1000, 10, lambda: 0.0, lambda: None, door, door)
     for ending in ("close", "failure"):
+        door = Door()
+        some = floods(1000, 10, lambda: 0.0, lambda: None, door, door)
         door.all = [ConnectionCalls(1, "10.0.0.1", 7, 9000)]
-        door.was_cut.clear()
         give_up(some, ALARM)
         while not some._is_holding:
             await asyncio.sleep(0)
@@ -148,6 +147,16 @@ async def test_no_call_is_left_waiting_when_the_gateway_stops_or_the_check_fails
             monkeypatch.setattr(door, "screen", None)
             await settled(some)
         assert not door.is_holding
+
+
+async def test_calls_that_end_after_the_guard_was_closed_start_nothing() -> None:
+    door = Door()
+    some = floods(1000, 10, lambda: 0.0, lambda: None, door, door)
+    await some.close()
+    give_up(some, 2 * ALARM)  # as the loop cancels what is left
+    some.beat(50051)
+    assert some._watching is None and some._listing is None
+    assert sys.getswitchinterval() == pytest.approx(USUAL_S)
 
 
 async def test_one_address_has_no_more_connections_than_its_share_and_the_last_to_come_go() -> None:

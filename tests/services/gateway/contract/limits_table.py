@@ -13,11 +13,13 @@ from typing import Any
 
 from sluice.v1 import types_pb2
 
+from sluice_server.engine.models.labels import Activation, LabelsConfig
 from sluice_server.services.gateway.contract.chat import MAX_CALLS, MAX_PARTS, MAX_TOOLS
-from tests.services.gateway.fake_ring import settings
+from tests.services.gateway.fake_ring import MODEL, settings
 
 Fields = dict[str, Any]
 CONTEXT, VOCAB, PROMPT_BYTES, TOKEN_IDS, MESSAGES = 50_000, 60_000, 300_000, 40, 8
+INPUTS, WIDTH = 5, 8
 SMALL = settings(
     limits=dataclasses.replace(
         settings().limits,
@@ -28,6 +30,8 @@ SMALL = settings(
     ),
     max_token_ids=TOKEN_IDS,
     max_chat_messages=MESSAGES,
+    max_embed_inputs=INPUTS,
+    model=dataclasses.replace(MODEL, labels=LabelsConfig(("LABEL_0",), Activation.SIGMOID)),
 )
 KIB = 1024
 LEAST, MOST = math.ulp(0.0), sys.float_info.max  # of float64, in which the contract has them
@@ -143,13 +147,14 @@ SPEC: Mapping[str, Edge] = {
         [said(of=TOOL, tool_call_id="i" * 65), said(tool_call_id="i")],
     ),
     "chat.messages.name": Edge(
-        [said(of=TOOL, name="i" * n) for n in (0, 63, 64)], [said(of=TOOL, name="i" * 65), said(name="i")]
+        [said(of=TOOL, name="i" * n) for n in (0, 63, 64)] + [said(name="i")], [said(name="i" * 65)]
     ),
     "chat.messages.reasoning": Edge(
         [said(of=ASSISTANT, reasoning="x")],
         [said(of=ASSISTANT, reasoning="x" * (PROMPT_BYTES + 1)), said(reasoning="x")],
     ),
     "chat.add_generation_prompt": Edge([chat(add_generation_prompt=value) for value in (True, False)]),
+    "chat.parallel_tool_calls": Edge([chat(parallel_tool_calls=value) for value in (True, False)]),
     "chat.tools.name": Edge(
         [tool(name=name) for name in ("f", "f" * 63, "f" * 64)]
         + [chat(tools=[{"name": f"f{at}"} for at in range(num)]) for num in (MAX_TOOLS - 1, MAX_TOOLS)],
@@ -159,6 +164,7 @@ SPEC: Mapping[str, Edge] = {
     "chat.tools.description": Edge(
         [tool(description="x" * n) for n in (0, 16 * KIB - 1, 16 * KIB)], [tool(description="x" * (16 * KIB + 1))]
     ),
+    "chat.tools.strict": Edge([tool(strict=value) for value in (True, False)]),
     "chat.tools.parameters": Edge(
         [tool(parameters=json_of(size)) for size in (64 * KIB - 1, 64 * KIB)],
         [tool(parameters=text) for text in (json_of(64 * KIB + 1), "", "7")],
@@ -276,6 +282,7 @@ SPEC: Mapping[str, Edge] = {
     "output.echo": field("output", "echo", [False]),  # true needs more of the ring than this walk plays
     "output.skip_special_tokens": field("output", "skip_special_tokens", [True, False]),
     "output.token_records": field("output", "token_records", [True, False]),
+    "output.tool_call_parts": field("output", "tool_call_parts", [False], [True]),  # without a chat
     "output.split_sections": field("output", "split_sections", [False], [True]),
     "cache.bypass": field("cache", "bypass", [True, False]),
     "scheduling.priority": field("scheduling", "priority", [-1000, 999, 1000], [-1001, 1001]),
@@ -308,6 +315,88 @@ TOKENIZE: Mapping[str, Edge] = {
     "text": Edge([{"text": ""}, *SPEC["text"].good], [{}, *SPEC["text"].bad[2:]]),
     "add_special_tokens": Edge([{"text": "a", "add_special_tokens": value} for value in (True, False)]),
     **{path: edge for path, edge in SPEC.items() if path.startswith("chat.")},
+}
+
+_SHORT = [{"text": "a"}]
+EMBED: Mapping[str, Edge] = {
+    "model": Edge([{"model": "toy", "inputs": _SHORT}], [{"model": "x" * 257, "inputs": _SHORT}]),
+    "revision": Edge([{"revision": "r1", "inputs": _SHORT}], [{"revision": "", "inputs": _SHORT}]),
+    "inputs.text": Edge(
+        [{"inputs": [{"text": "a"}] * num} for num in (1, INPUTS)]
+        + [{"inputs": [{"text": "a" * (PROMPT_BYTES - 1)}, {"text": "a"}]}],
+        [
+            {},
+            {"inputs": [{"text": "a"}] * (INPUTS + 1)},
+            {"inputs": [{"text": ""}]},
+            {"inputs": [{}]},
+            {"inputs": [{"text": "a" * PROMPT_BYTES}, {"text": "a"}]},
+        ],
+    ),
+    "inputs.token_ids.ids": Edge(
+        [{"inputs": [{"token_ids": {"ids": ids}}]} for ids in ([VOCAB - 1], [1] * TOKEN_IDS)],
+        [{"inputs": [{"token_ids": {"ids": ids}}]} for ids in ([], [VOCAB], [1] * (TOKEN_IDS + 1))],
+    ),
+    "pooling": Edge(
+        [{"inputs": _SHORT, "pooling": number} for number in (0, 1, 3)],
+        [{"inputs": _SHORT, "pooling": number} for number in (2, 4)],
+    ),
+    "normalize": Edge([{"inputs": _SHORT, "normalize": value} for value in (True, False)]),
+    "dimensions": Edge(
+        [{"inputs": _SHORT, "dimensions": num} for num in (1, WIDTH)],
+        [{"inputs": _SHORT, "dimensions": num} for num in (0, WIDTH + 1)],
+    ),
+    "encoding": Edge(
+        [{"inputs": _SHORT, "encoding": number} for number in range(4)], [{"inputs": _SHORT, "encoding": 4}]
+    ),
+    "truncate": Edge(
+        [{"inputs": _SHORT, "truncate": number} for number in range(4)], [{"inputs": _SHORT, "truncate": 4}]
+    ),
+    "instruction": Edge(
+        [{"inputs": _SHORT, "instruction": text} for text in ("", "x" * 8192)],
+        [
+            {"inputs": _SHORT, "instruction": "x" * 8193},
+            {"inputs": [*_SHORT, {"token_ids": {"ids": [1]}}], "instruction": "x"},
+        ],
+    ),
+}
+
+CLASSIFY: Mapping[str, Edge] = {
+    path: edge for path, edge in EMBED.items() if path.startswith(("model", "revision", "inputs.", "truncate"))
+}
+
+_PAIR = {"query": "q", "documents": ["a"]}
+RERANK: Mapping[str, Edge] = {
+    "model": Edge([{**_PAIR, "model": "toy"}], [{**_PAIR, "model": "x" * 257}]),
+    "revision": Edge([{**_PAIR, "revision": "r1"}], [{**_PAIR, "revision": ""}]),
+    "query": Edge(
+        [_PAIR, {**_PAIR, "query": "q" * (PROMPT_BYTES - 1)}], [{"documents": ["a"]}, {**_PAIR, "query": ""}]
+    ),
+    "documents": Edge(
+        [{**_PAIR, "documents": ["a"] * INPUTS}, {**_PAIR, "documents": ["a" * (PROMPT_BYTES - 1)]}],
+        [
+            {"query": "q"},
+            {**_PAIR, "documents": ["a"] * (INPUTS + 1)},
+            {**_PAIR, "documents": ["a", ""]},
+            {**_PAIR, "documents": ["a" * PROMPT_BYTES]},
+        ],
+    ),
+    "top_n": Edge([{**_PAIR, "top_n": num} for num in (1, 100)], [{**_PAIR, "top_n": 0}]),
+    "instruction": Edge([], [{**_PAIR, "instruction": text} for text in ("", "x")]),
+}
+
+_TWO = {"first": "a", "second": "b"}
+SCORE: Mapping[str, Edge] = {
+    "model": Edge([{"pairs": [_TWO], "model": "toy"}], [{"pairs": [_TWO], "model": "x" * 257}]),
+    "revision": Edge([{"pairs": [_TWO], "revision": "r1"}], [{"pairs": [_TWO], "revision": ""}]),
+    **{
+        f"pairs.{name}": Edge(
+            [{"pairs": [_TWO] * INPUTS}, {"pairs": [{**_TWO, name: "x" * (PROMPT_BYTES - 1)}]}],
+            [{}, {"pairs": [_TWO] * (INPUTS + 1)}]
+            + [{"pairs": [_TWO, {**_TWO, name: text}]} for text in ("", "x" * PROMPT_BYTES)],
+        )
+        for name in ("first", "second")
+    },
+    "instruction": Edge([], [{"pairs": [_TWO], "instruction": text} for text in ("", "x")]),
 }
 
 DETOKENIZE: Mapping[str, Edge] = {

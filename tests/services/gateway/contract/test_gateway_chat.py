@@ -50,9 +50,42 @@ def test_tools_calls_and_answers_reach_the_template() -> None:
     assert made.variables == '{"enable_thinking": false}'
 
 
+def test_text_parts_of_a_message_are_lines() -> None:
+    parts = [{"text": "Look at this:"}, {"text": " a b"}, {"text": ""}]
+    (message,) = prompt(messages=[{"role": types_pb2.ROLE_USER, "parts": parts}]).messages
+    assert message.content == "Look at this:\n a b\n"
+
+
+def test_every_message_may_have_an_author() -> None:
+    (message,) = prompt(messages=[{**ASK, "name": "Ann"}]).messages
+    assert message == ChatMessage("user", "hi", name="Ann")
+
+
 @pytest.mark.parametrize(("mode", "num"), [(0, 1), (types_pb2.TOOL_MODE_AUTO, 1), (types_pb2.TOOL_MODE_NONE, 0)])
 def test_the_model_is_told_of_tools_unless_it_may_not_call(mode: int, num: int) -> None:
     assert len(prompt(tools=[{"name": "f"}], tool_choice={"mode": mode}).tools) == num
+
+
+def test_whether_one_output_may_have_several_calls() -> None:
+    assert prompt().parallel and not prompt(parallel_tool_calls=False).parallel
+    with pytest.raises(ServiceError) as caught:
+        asked({"split_sections": False}, parallel_tool_calls=False)
+    assert caught.value.field == "chat.parallel_tool_calls"
+
+
+def test_calls_in_parts_are_for_streams_with_sections() -> None:
+    made = asked({"tool_call_parts": True}).work
+    assert isinstance(made, Generate) and made.text.call_parts
+    with pytest.raises(ServiceError) as caught:
+        asked({"tool_call_parts": True, "split_sections": False})
+    assert caught.value.field == "output.tool_call_parts"
+    chat = types_pb2.Chat(
+        messages=[types_pb2.ChatMessage(role=types_pb2.ROLE_USER, parts=[types_pb2.ContentPart(text="hi")])]
+    )
+    spec = types_pb2.GenerationSpec(chat=chat, output=types_pb2.OutputOptions(tool_call_parts=True))
+    with pytest.raises(ServiceError) as caught:
+        translate.whole(spec, 0, SETTINGS)
+    assert caught.value.field == "output.tool_call_parts"
 
 
 TOOL = types_pb2.ROLE_TOOL

@@ -213,7 +213,7 @@ def test_chat_is_joined_and_its_roles_are_known() -> None:
     turn = types_pb2.ChatMessage(role=types_pb2.ROLE_USER, parts=[part, part])
     work = translate.generation(types_pb2.GenerationSpec(chat=types_pb2.Chat(messages=[turn])), 0, SETTINGS).work
     assert isinstance(work, Generate) and isinstance(work.prompt, ChatPrompt)
-    assert (work.prompt.messages[0].role, work.prompt.messages[0].content) == ("user", "aa")
+    assert (work.prompt.messages[0].role, work.prompt.messages[0].content) == ("user", "a\na")
     assert work.prompt.add_generation_prompt
     bad: list[tuple[list[types_pb2.ChatMessage], str]] = [
         ([], "chat.messages"),

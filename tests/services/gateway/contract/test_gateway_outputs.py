@@ -57,11 +57,18 @@ async def test_the_stream_tells_outputs_apart() -> None:
         assert sum(event.HasField("finished") for event in events) == 1
 
 
-async def test_a_stop_string_of_one_output_leaves_the_others() -> None:
+@pytest.mark.parametrize(
+    ("found", "told"),
+    [
+        (FinishReason.STOP_STRING, types_pb2.FINISH_REASON_STOP_STRING),
+        (FinishReason.TOOL_CALL, types_pb2.FINISH_REASON_TOOL_CALL),
+    ],
+)
+async def test_what_ends_one_output_in_its_text_leaves_the_others(found: FinishReason, told: int) -> None:
     async with running() as rig:
         call = rig.stub.StreamGenerate(stream_request(sampling=TWO))
         submit = await rig.ring.next_submit()
-        rig.ring.play(text(submit, 0, 0, "a"), text(submit, 1, 0, "x", FinishReason.STOP_STRING))
+        rig.ring.play(text(submit, 0, 0, "a"), text(submit, 1, 0, "x", found))
         assert output_cancels(rig) == [1]
         rig.ring.play(text(submit, 0, 1, "b", FinishReason.LENGTH))
         ended = {
@@ -69,7 +76,7 @@ async def test_a_stop_string_of_one_output_leaves_the_others() -> None:
             async for event in call
             if event.HasField("output_finished")
         }
-        assert ended == {0: types_pb2.FINISH_REASON_LENGTH, 1: types_pb2.FINISH_REASON_STOP_STRING}
+        assert ended == {0: types_pb2.FINISH_REASON_LENGTH, 1: told}
         assert output_cancels(rig) == [1, None]  # idempotent: the second one says that the stream has no reader
 
 

@@ -13,7 +13,7 @@ from sluice_server.services.gateway.contract import translate
 from sluice_server.services.gateway.contract.sampling import max_draft_tokens
 from sluice_server.services.messages.messages import Submit, Text
 from sluice_server.services.messages.work import Generate
-from tests.services.gateway.fake_ring import SETTINGS, generation, running, stream_request, unary_request
+from tests.services.gateway.fake_ring import MODEL, SETTINGS, generation, running, stream_request, unary_request
 
 PLAIN = Limits(context_length=100, vocab_size=100)
 DRAFTING = dataclasses.replace(PLAIN, max_draft_tokens=8)
@@ -52,8 +52,8 @@ def test_it_is_echoed_as_it_was_asked_for() -> None:
 
 
 def test_it_is_a_feature_where_a_proposer_is_configured() -> None:
-    assert control_pb2.FEATURE_SPECULATION in features(DRAFTING)
-    assert control_pb2.FEATURE_SPECULATION not in features(PLAIN)
+    assert control_pb2.FEATURE_SPECULATION in features(DRAFTING, MODEL)
+    assert control_pb2.FEATURE_SPECULATION not in features(PLAIN, MODEL)
 
 
 def drafted(submit: Submit) -> list[Text]:

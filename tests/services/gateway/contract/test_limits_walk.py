@@ -14,15 +14,19 @@ from grpc_status import rpc_status
 from sluice.v1 import control_pb2, inference_pb2, types_pb2
 
 from sluice_server.services.gateway.contract.fields import NOT_BUILT
-from sluice_server.services.messages.details import Detokenized, Tokenized
+from sluice_server.services.messages.details import Detokenized, Embedded, Timings, Tokenized
 from sluice_server.services.messages.messages import Result, Submit
-from sluice_server.services.messages.work import Detokenize, Tokenize
+from sluice_server.services.messages.work import Detokenize, Embed, Tokenize
 from tests.services.gateway.contract.limits_table import (
     CANCEL,
+    CLASSIFY,
     CONTROL,
     DETOKENIZE,
+    EMBED,
     FRAMES,
     OPENED,
+    RERANK,
+    SCORE,
     SMALL,
     SPEC,
     TOKENIZE,
@@ -57,6 +61,10 @@ def test_every_field_has_its_place_in_the_table() -> None:
         types_pb2.GenerationSpec: SPEC,
         inference_pb2.TokenizeRequest: TOKENIZE,
         inference_pb2.DetokenizeRequest: DETOKENIZE,
+        inference_pb2.EmbedRequest: EMBED,
+        inference_pb2.ClassifyRequest: CLASSIFY,
+        inference_pb2.RerankRequest: RERANK,
+        inference_pb2.ScoreRequest: SCORE,
         inference_pb2.CancelGenerationRequest: CANCEL,
     }
     frames: Any = inference_pb2.ConverseRequest.DESCRIPTOR
@@ -75,6 +83,9 @@ def answer(rig: Rig, submit: Submit) -> None:
             rig.gateway.handle(Result(submit.envelope, Tokenized(b"", {})))
         case Detokenize():
             rig.gateway.handle(Result(submit.envelope, Detokenized("")))
+        case Embed():
+            num = len(submit.work.inputs)
+            rig.gateway.handle(Result(submit.envelope, Embedded((bytes(32),) * num, (1,) * num, 0, Timings())))
         case _:
             request = rig.gateway.manager.requests.get(submit.envelope.request_id)
             for text in generation(submit, ["a"]):
@@ -141,6 +152,38 @@ async def test_detokenize(path: str) -> None:
         rig.ring.script = lambda submit: answer(rig, submit)
         walk = Walk(rig, path, lambda fields: rig.stub.Detokenize(inference_pb2.DetokenizeRequest(**fields)))
         await run(walk, DETOKENIZE[path])
+
+
+@pytest.mark.parametrize("path", EMBED)
+async def test_embed(path: str) -> None:
+    async with running(SMALL) as rig:
+        rig.ring.script = lambda submit: answer(rig, submit)
+        walk = Walk(rig, path, lambda fields: rig.stub.Embed(inference_pb2.EmbedRequest(**fields)))
+        await run(walk, EMBED[path])
+
+
+@pytest.mark.parametrize("path", CLASSIFY)
+async def test_classify(path: str) -> None:
+    async with running(SMALL) as rig:
+        rig.ring.script = lambda submit: answer(rig, submit)
+        walk = Walk(rig, path, lambda fields: rig.stub.Classify(inference_pb2.ClassifyRequest(**fields)))
+        await run(walk, CLASSIFY[path])
+
+
+@pytest.mark.parametrize("path", RERANK)
+async def test_rerank(path: str) -> None:
+    async with running(SMALL) as rig:
+        rig.ring.script = lambda submit: answer(rig, submit)
+        walk = Walk(rig, path, lambda fields: rig.stub.Rerank(inference_pb2.RerankRequest(**fields)))
+        await run(walk, RERANK[path])
+
+
+@pytest.mark.parametrize("path", SCORE)
+async def test_score(path: str) -> None:
+    async with running(SMALL) as rig:
+        rig.ring.script = lambda submit: answer(rig, submit)
+        walk = Walk(rig, path, lambda fields: rig.stub.Score(inference_pb2.ScoreRequest(**fields)))
+        await run(walk, SCORE[path])
 
 
 @pytest.mark.parametrize("path", CANCEL)

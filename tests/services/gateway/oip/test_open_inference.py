@@ -17,7 +17,9 @@ from sluice_server.services.gateway.generation.service import GenerationService
 from sluice_server.services.gateway.oip import translate
 from sluice_server.services.gateway.oip.contract import open_inference_pb2 as oip
 from sluice_server.services.gateway.oip.service import SERVICE, OpenInference
+from sluice_server.services.gateway.oip.statistics import GenerationCounts
 from sluice_server.services.messages.work import Generate
+from sluice_server.services.telemetry.observed import Unobserved
 from tests.services.gateway.fake_ring import Rig, generation, running, settings, text_of
 
 CLIENT = Path(__file__).with_name("triton_client.py")
@@ -51,7 +53,7 @@ async def run_client(rig: Rig) -> dict[str, Any]:
 async def test_tritons_own_client(tmp_path: Path) -> None:
     file = tmp_path / "access.toml"
     digest = digest_of("k").hex()
-    file.write_text(f'[[keys]]\nsha256 = "{digest}"\ntenant = "acme"\nscopes = ["generate"]\n')
+    file.write_text(f'[[keys]]\nsha256 = "{digest}"\ntenant = "acme"\nscopes = ["generate", "control"]\n')
     async with running(settings(access_file=file)) as rig:
         rig.ring.script = lambda submit: rig.ring.play(*generation(submit, ["a", "b", "c"]))
         found = await run_client(rig)
@@ -67,6 +69,15 @@ async def test_tritons_own_client(tmp_path: Path) -> None:
         assert len(errors) == 1 and "temperature" in errors[0]
         assert "".join(one["text_output"] for one in found["mixed"] if "error" not in one) == "abc"
         assert "NOT_FOUND" in found["refused"]
+        assert found["config"] == {
+            "name": "toy",
+            "input": ["text_input", "stream", "sampling_parameters"],
+            "types": ["TYPE_STRING", "TYPE_BOOL", "TYPE_STRING"],
+            "optional": [False, True, True],
+            "decoupled": True,
+        }
+        assert found["index"] == [["toy", "1", "READY", ""]]
+        assert found["statistics"] == {"name": "toy", "success": 5, "fail": 0, "has_time": True, "phases": 5}
         asked = rig.ring.submits[-1]
         assert asked.envelope.tenant == "acme" and isinstance(asked.work, Generate)
         assert (asked.work.params.max_tokens, asked.work.params.ignore_eos) == (3, True)
@@ -76,7 +87,7 @@ async def test_every_method_is_a_coroutine_and_has_its_scope() -> None:
     async with running(wait=False) as rig:
         manager = rig.gateway.manager
         service = GenerationService(manager, DetachedSessions(manager, asyncio.get_running_loop().call_later, 1))
-        table = OpenInference(service, manager).table()
+        table = OpenInference(service, manager, GenerationCounts(Unobserved())).table()
         assert all(inspect.iscoroutinefunction(handler) for handler in table.values())
         names = {f"/{SERVICE.full_name}/{method.name}" for method in SERVICE.methods}
         assert names == {f"/{SERVICE.full_name}/{name}" for name in table}

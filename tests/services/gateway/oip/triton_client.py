@@ -11,6 +11,7 @@ from typing import Any
 
 import numpy as np
 import tritonclient.grpc.aio as triton
+from tritonclient.grpc.model_config_pb2 import DataType
 from tritonclient.utils import InferenceServerException
 
 KEY = {"authorization": "Bearer k"}
@@ -50,6 +51,19 @@ async def streamed(client: Any, requests: list[dict[str, Any]]) -> list[dict[str
     return found
 
 
+def counted(response: Any) -> dict[str, object]:  # noqa: ANN401 # as above
+    (one,) = response.model_stats
+    stats = one.inference_stats
+    assert one.last_inference and one.inference_count == stats.success.count
+    return {
+        "name": one.name,
+        "success": stats.success.count,
+        "fail": stats.fail.count,
+        "has_time": stats.success.ns > 0,
+        "phases": stats.compute_infer.count,
+    }
+
+
 async def main(address: str, model: str) -> dict[str, object]:
     async with triton.InferenceServerClient(address) as client:
         small: dict[str, object] = {"max_tokens": "3", "temperature": 0, "ignore_eos": True}
@@ -64,17 +78,32 @@ async def main(address: str, model: str) -> dict[str, object]:
             refused = ""
         except InferenceServerException as error:
             refused = str(error.status())
+        whole = outputs(await client.infer(model, inputs("p", False, small), headers=KEY))
+        two, extra = await streamed(client, asked), [{"model_name": model, "request_id": "x", **last}]
+        config = (await client.get_model_config(model, headers=KEY)).config
         return {
             "live": await client.is_server_live(),
             "ready": await client.is_server_ready() and await client.is_model_ready(model),
             "other": await client.is_model_ready("none"),
             "server": (await client.get_server_metadata(headers=KEY)).name,
             "tensors": [one.name for one in (await client.get_model_metadata(model, headers=KEY)).inputs],
-            "whole": outputs(await client.infer(model, inputs("p", False, small), headers=KEY)),
-            "streams": await streamed(client, asked),
-            "extras": await streamed(client, [{"model_name": model, "request_id": "x", **last}]),
+            "whole": whole,
+            "streams": two,
+            "extras": await streamed(client, extra),
             "mixed": await streamed(client, [wrong, asked[0]]),
             "refused": refused,
+            "config": {
+                "name": config.name,
+                "input": [one.name for one in config.input][:3],
+                "types": [DataType.Name(one.data_type) for one in config.input][:3],
+                "optional": [one.optional for one in config.input][:3],
+                "decoupled": config.model_transaction_policy.decoupled,
+            },
+            "index": [
+                [one.name, one.version, one.state, one.reason]
+                for one in (await client.get_model_repository_index(headers=KEY)).models
+            ],
+            "statistics": counted(await client.get_inference_statistics(model, headers=KEY)),
         }
 
 

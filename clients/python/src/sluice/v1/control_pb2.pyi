@@ -22,6 +22,38 @@ else:
 
 DESCRIPTOR: _descriptor.FileDescriptor
 
+class _ModelTask:
+    ValueType = _typing.NewType("ValueType", _builtins.int)
+    V: _TypeAlias = ValueType  # noqa: Y015
+
+class _ModelTaskEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_ModelTask.ValueType], _builtins.type):
+    DESCRIPTOR: _descriptor.EnumDescriptor
+    MODEL_TASK_UNSPECIFIED: _ModelTask.ValueType  # 0
+    """A value that the reader's version does not know."""
+    MODEL_TASK_GENERATE: _ModelTask.ValueType  # 1
+    """Generate, StreamGenerate, Converse."""
+    MODEL_TASK_EMBED: _ModelTask.ValueType  # 2
+    """Embed."""
+    MODEL_TASK_CLASSIFY: _ModelTask.ValueType  # 3
+    """Classify."""
+    MODEL_TASK_RERANK: _ModelTask.ValueType  # 4
+    """Rerank, Score."""
+
+class ModelTask(_ModelTask, metaclass=_ModelTaskEnumTypeWrapper):
+    """What a model can be asked for."""
+
+MODEL_TASK_UNSPECIFIED: ModelTask.ValueType  # 0
+"""A value that the reader's version does not know."""
+MODEL_TASK_GENERATE: ModelTask.ValueType  # 1
+"""Generate, StreamGenerate, Converse."""
+MODEL_TASK_EMBED: ModelTask.ValueType  # 2
+"""Embed."""
+MODEL_TASK_CLASSIFY: ModelTask.ValueType  # 3
+"""Classify."""
+MODEL_TASK_RERANK: ModelTask.ValueType  # 4
+"""Rerank, Score."""
+Global___ModelTask: _TypeAlias = ModelTask  # noqa: Y015
+
 class _ModelState:
     ValueType = _typing.NewType("ValueType", _builtins.int)
     V: _TypeAlias = ValueType  # noqa: Y015
@@ -284,6 +316,9 @@ class Model(_message.Message):
     QUANTIZATION_FIELD_NUMBER: _builtins.int
     KV_CACHE_DTYPE_FIELD_NUMBER: _builtins.int
     KERNELS_FIELD_NUMBER: _builtins.int
+    CREATE_TIME_FIELD_NUMBER: _builtins.int
+    TASKS_FIELD_NUMBER: _builtins.int
+    EMBEDDING_WIDTH_FIELD_NUMBER: _builtins.int
     id: _builtins.str
     """Id by which requests name the model. At most 256 bytes."""
     revision: _builtins.str
@@ -308,6 +343,8 @@ class Model(_message.Message):
     """What multiplies its weights: the instruction set of the server's own kernels, such as "v4_vnni", "oneDNN" or
     "torch". At most 32 bytes.
     """
+    embedding_width: _builtins.int
+    """Components of a vector of Embed; 0 without it."""
     @_builtins.property
     def eos_token_ids(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
         """Ids that end an output unless ignore_eos. At most 64."""
@@ -319,6 +356,14 @@ class Model(_message.Message):
     @_builtins.property
     def adapters(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
         """Ids of its adapters. At most 1,024, each at most 256 bytes."""
+
+    @_builtins.property
+    def create_time(self) -> _timestamp_pb2.Timestamp:
+        """When the newest of its configuration files was written where the gateway reads it. Absent: unknown."""
+
+    @_builtins.property
+    def tasks(self) -> _containers.RepeatedScalarFieldContainer[Global___ModelTask.ValueType]:
+        """What it can be asked for. At most 16."""
 
     def __init__(
         self,
@@ -337,10 +382,13 @@ class Model(_message.Message):
         quantization: _builtins.str = ...,
         kv_cache_dtype: _builtins.str = ...,
         kernels: _builtins.str = ...,
+        create_time: _timestamp_pb2.Timestamp | None = ...,
+        tasks: _abc.Iterable[Global___ModelTask.ValueType] | None = ...,
+        embedding_width: _builtins.int = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["defaults", b"defaults"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["create_time", b"create_time", "defaults", b"defaults"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["adapters", b"adapters", "architecture", b"architecture", "context_length", b"context_length", "defaults", b"defaults", "dtype", b"dtype", "eos_token_ids", b"eos_token_ids", "id", b"id", "kernels", b"kernels", "kv_cache_dtype", b"kv_cache_dtype", "parameter_count", b"parameter_count", "quantization", b"quantization", "revision", b"revision", "state", b"state", "vocab_size", b"vocab_size"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["adapters", b"adapters", "architecture", b"architecture", "context_length", b"context_length", "create_time", b"create_time", "defaults", b"defaults", "dtype", b"dtype", "embedding_width", b"embedding_width", "eos_token_ids", b"eos_token_ids", "id", b"id", "kernels", b"kernels", "kv_cache_dtype", b"kv_cache_dtype", "parameter_count", b"parameter_count", "quantization", b"quantization", "revision", b"revision", "state", b"state", "tasks", b"tasks", "vocab_size", b"vocab_size"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -908,6 +956,192 @@ class WatchLoadResponse(_message.Message):
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___WatchLoadResponse: _TypeAlias = WatchLoadResponse  # noqa: Y015
+
+@_typing.final
+class GetTokenizerRequest(_message.Message):
+    """The request of GetTokenizer."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    MODEL_FIELD_NUMBER: _builtins.int
+    model: _builtins.str
+    """Its id. Required. 1 to 256 bytes."""
+    def __init__(
+        self,
+        *,
+        model: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["model", b"model"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___GetTokenizerRequest: _TypeAlias = GetTokenizerRequest  # noqa: Y015
+
+@_typing.final
+class GetTokenizerResponse(_message.Message):
+    """A chunk of the zip."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    DATA_FIELD_NUMBER: _builtins.int
+    SHA256_FIELD_NUMBER: _builtins.int
+    data: _builtins.bytes
+    """Bytes behind those of the chunk before. At most 64 KiB."""
+    sha256: _builtins.str
+    """SHA-256 of the whole zip, in hex; on the last chunk only. At most 64 bytes."""
+    def __init__(
+        self,
+        *,
+        data: _builtins.bytes = ...,
+        sha256: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["data", b"data", "sha256", b"sha256"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___GetTokenizerResponse: _TypeAlias = GetTokenizerResponse  # noqa: Y015
+
+@_typing.final
+class SubscribeKvEventsRequest(_message.Message):
+    """The request of SubscribeKvEvents."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    START_SEQUENCE_NUMBER_FIELD_NUMBER: _builtins.int
+    start_sequence_number: _builtins.int
+    """The sequence number of the first answer that is wanted. If it is not among those that this gateway keeps, or 0, a
+    snapshot comes first.
+    """
+    def __init__(
+        self,
+        *,
+        start_sequence_number: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["start_sequence_number", b"start_sequence_number"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___SubscribeKvEventsRequest: _TypeAlias = SubscribeKvEventsRequest  # noqa: Y015
+
+@_typing.final
+class SubscribeKvEventsResponse(_message.Message):
+    """Changes of one engine's prefix cache, or a part of a snapshot. Removals come before additions."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    SEQUENCE_NUMBER_FIELD_NUMBER: _builtins.int
+    ENGINE_ID_FIELD_NUMBER: _builtins.int
+    CLEARED_FIELD_NUMBER: _builtins.int
+    REMOVED_FIELD_NUMBER: _builtins.int
+    ADDED_FIELD_NUMBER: _builtins.int
+    SNAPSHOT_FIELD_NUMBER: _builtins.int
+    sequence_number: _builtins.int
+    """Its number. Those of one gateway rise by one, and over its restarts; a snapshot's parts end at the newest."""
+    engine_id: _builtins.str
+    """The engine; empty in a snapshot of no engine. At most 64 bytes."""
+    cleared: _builtins.bool
+    """Nothing that was told of this engine's cache before holds any more."""
+    @_builtins.property
+    def removed(self) -> _containers.RepeatedScalarFieldContainer[_builtins.bytes]:
+        """Names of blocks that the cache holds no more. At most 512, each 32 bytes."""
+
+    @_builtins.property
+    def added(self) -> _containers.RepeatedCompositeFieldContainer[Global___KvBlock]:
+        """Blocks that it holds now, each behind the one before it. At most 512."""
+
+    @_builtins.property
+    def snapshot(self) -> Global___KvSnapshotPart:
+        """Set on the parts of a snapshot."""
+
+    def __init__(
+        self,
+        *,
+        sequence_number: _builtins.int = ...,
+        engine_id: _builtins.str = ...,
+        cleared: _builtins.bool = ...,
+        removed: _abc.Iterable[_builtins.bytes] | None = ...,
+        added: _abc.Iterable[Global___KvBlock] | None = ...,
+        snapshot: Global___KvSnapshotPart | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["snapshot", b"snapshot"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["added", b"added", "cleared", b"cleared", "engine_id", b"engine_id", "removed", b"removed", "sequence_number", b"sequence_number", "snapshot", b"snapshot"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___SubscribeKvEventsResponse: _TypeAlias = SubscribeKvEventsResponse  # noqa: Y015
+
+@_typing.final
+class KvBlock(_message.Message):
+    """A full block of a prefix cache."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    NAME_FIELD_NUMBER: _builtins.int
+    PARENT_FIELD_NUMBER: _builtins.int
+    TENANT_FIELD_NUMBER: _builtins.int
+    TOKEN_IDS_FIELD_NUMBER: _builtins.int
+    name: _builtins.bytes
+    """Its name: equal names mean equal tokens from the prompt's start on, and the same tenant. At most 32 bytes."""
+    parent: _builtins.bytes
+    """Name of the block before it; empty for a prompt's first. At most 32 bytes."""
+    tenant: _builtins.str
+    """The tenant whose requests may use it. At most 256 bytes."""
+    @_builtins.property
+    def token_ids(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
+        """Its tokens, as many as a block has. At most 65,536."""
+
+    def __init__(
+        self,
+        *,
+        name: _builtins.bytes = ...,
+        parent: _builtins.bytes = ...,
+        tenant: _builtins.str = ...,
+        token_ids: _abc.Iterable[_builtins.int] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["name", b"name", "parent", b"parent", "tenant", b"tenant", "token_ids", b"token_ids"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___KvBlock: _TypeAlias = KvBlock  # noqa: Y015
+
+@_typing.final
+class KvSnapshotPart(_message.Message):
+    """The place of an answer in a snapshot."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    INDEX_FIELD_NUMBER: _builtins.int
+    COUNT_FIELD_NUMBER: _builtins.int
+    BLOCKS_FIELD_NUMBER: _builtins.int
+    index: _builtins.int
+    """Its index."""
+    count: _builtins.int
+    """Parts of the snapshot."""
+    blocks: _builtins.int
+    """Blocks of the whole snapshot."""
+    def __init__(
+        self,
+        *,
+        index: _builtins.int = ...,
+        count: _builtins.int = ...,
+        blocks: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["blocks", b"blocks", "count", b"count", "index", b"index"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___KvSnapshotPart: _TypeAlias = KvSnapshotPart  # noqa: Y015
 
 @_typing.final
 class DrainRequest(_message.Message):

@@ -70,6 +70,16 @@ class ControlServiceStub:
                 request_serializer=sluice_dot_v1_dot_control__pb2.WatchLoadRequest.SerializeToString,
                 response_deserializer=sluice_dot_v1_dot_control__pb2.WatchLoadResponse.FromString,
                 _registered_method=True)
+        self.GetTokenizer = channel.unary_stream(
+                '/sluice.v1.ControlService/GetTokenizer',
+                request_serializer=sluice_dot_v1_dot_control__pb2.GetTokenizerRequest.SerializeToString,
+                response_deserializer=sluice_dot_v1_dot_control__pb2.GetTokenizerResponse.FromString,
+                _registered_method=True)
+        self.SubscribeKvEvents = channel.unary_stream(
+                '/sluice.v1.ControlService/SubscribeKvEvents',
+                request_serializer=sluice_dot_v1_dot_control__pb2.SubscribeKvEventsRequest.SerializeToString,
+                response_deserializer=sluice_dot_v1_dot_control__pb2.SubscribeKvEventsResponse.FromString,
+                _registered_method=True)
         self.Drain = channel.unary_stream(
                 '/sluice.v1.ControlService/Drain',
                 request_serializer=sluice_dot_v1_dot_control__pb2.DrainRequest.SerializeToString,
@@ -130,6 +140,22 @@ class ControlServiceServicer:
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def GetTokenizer(self, request, context):
+        """Streams the files of a model's tokenizer, its chat template included: a zip, in chunks.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def SubscribeKvEvents(self, request, context):
+        """Streams what the prefix caches of the engines hold, for routers in front: a snapshot or what followed a sequence
+        number, then changes as they come. UNIMPLEMENTED where the server was not told to keep events. Tells the tokens of
+        all tenants' prompts.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
     def Drain(self, request, context):
         """Makes the gateway that receives the call refuse new work, and reports until the running work has ended. Draining
         continues if the call ends. The health of InferenceService is NOT_SERVING from then on. The process runs until it
@@ -176,6 +202,16 @@ def add_ControlServiceServicer_to_server(servicer, server):
                     servicer.WatchLoad,
                     request_deserializer=sluice_dot_v1_dot_control__pb2.WatchLoadRequest.FromString,
                     response_serializer=sluice_dot_v1_dot_control__pb2.WatchLoadResponse.SerializeToString,
+            ),
+            'GetTokenizer': grpc.unary_stream_rpc_method_handler(
+                    servicer.GetTokenizer,
+                    request_deserializer=sluice_dot_v1_dot_control__pb2.GetTokenizerRequest.FromString,
+                    response_serializer=sluice_dot_v1_dot_control__pb2.GetTokenizerResponse.SerializeToString,
+            ),
+            'SubscribeKvEvents': grpc.unary_stream_rpc_method_handler(
+                    servicer.SubscribeKvEvents,
+                    request_deserializer=sluice_dot_v1_dot_control__pb2.SubscribeKvEventsRequest.FromString,
+                    response_serializer=sluice_dot_v1_dot_control__pb2.SubscribeKvEventsResponse.SerializeToString,
             ),
             'Drain': grpc.unary_stream_rpc_method_handler(
                     servicer.Drain,
@@ -373,6 +409,60 @@ class ControlService:
             '/sluice.v1.ControlService/WatchLoad',
             sluice_dot_v1_dot_control__pb2.WatchLoadRequest.SerializeToString,
             sluice_dot_v1_dot_control__pb2.WatchLoadResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def GetTokenizer(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_stream(
+            request,
+            target,
+            '/sluice.v1.ControlService/GetTokenizer',
+            sluice_dot_v1_dot_control__pb2.GetTokenizerRequest.SerializeToString,
+            sluice_dot_v1_dot_control__pb2.GetTokenizerResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def SubscribeKvEvents(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_stream(
+            request,
+            target,
+            '/sluice.v1.ControlService/SubscribeKvEvents',
+            sluice_dot_v1_dot_control__pb2.SubscribeKvEventsRequest.SerializeToString,
+            sluice_dot_v1_dot_control__pb2.SubscribeKvEventsResponse.FromString,
             options,
             channel_credentials,
             insecure,

@@ -47,6 +47,13 @@ class ControlServiceStub:
     """Returns the load of the server now."""
     WatchLoad: _grpc.UnaryStreamMultiCallable[_control_pb2.WatchLoadRequest, _control_pb2.WatchLoadResponse]
     """Streams the load of the server at an interval."""
+    GetTokenizer: _grpc.UnaryStreamMultiCallable[_control_pb2.GetTokenizerRequest, _control_pb2.GetTokenizerResponse]
+    """Streams the files of a model's tokenizer, its chat template included: a zip, in chunks."""
+    SubscribeKvEvents: _grpc.UnaryStreamMultiCallable[_control_pb2.SubscribeKvEventsRequest, _control_pb2.SubscribeKvEventsResponse]
+    """Streams what the prefix caches of the engines hold, for routers in front: a snapshot or what followed a sequence
+    number, then changes as they come. UNIMPLEMENTED where the server was not told to keep events. Tells the tokens of
+    all tenants' prompts.
+    """
     Drain: _grpc.UnaryStreamMultiCallable[_control_pb2.DrainRequest, _control_pb2.DrainResponse]
     """Makes the gateway that receives the call refuse new work, and reports until the running work has ended. Draining
     continues if the call ends. The health of InferenceService is NOT_SERVING from then on. The process runs until it
@@ -72,6 +79,13 @@ class ControlServiceAsyncStub(ControlServiceStub):
     """Returns the load of the server now."""
     WatchLoad: _aio.UnaryStreamMultiCallable[_control_pb2.WatchLoadRequest, _control_pb2.WatchLoadResponse]  # type: ignore[assignment]
     """Streams the load of the server at an interval."""
+    GetTokenizer: _aio.UnaryStreamMultiCallable[_control_pb2.GetTokenizerRequest, _control_pb2.GetTokenizerResponse]  # type: ignore[assignment]
+    """Streams the files of a model's tokenizer, its chat template included: a zip, in chunks."""
+    SubscribeKvEvents: _aio.UnaryStreamMultiCallable[_control_pb2.SubscribeKvEventsRequest, _control_pb2.SubscribeKvEventsResponse]  # type: ignore[assignment]
+    """Streams what the prefix caches of the engines hold, for routers in front: a snapshot or what followed a sequence
+    number, then changes as they come. UNIMPLEMENTED where the server was not told to keep events. Tells the tokens of
+    all tenants' prompts.
+    """
     Drain: _aio.UnaryStreamMultiCallable[_control_pb2.DrainRequest, _control_pb2.DrainResponse]  # type: ignore[assignment]
     """Makes the gateway that receives the call refuse new work, and reports until the running work has ended. Draining
     continues if the call ends. The health of InferenceService is NOT_SERVING from then on. The process runs until it
@@ -136,6 +150,25 @@ class ControlServiceServicer(metaclass=_abc_1.ABCMeta):
         context: _ServicerContext,
     ) -> _typing.Union[_abc.Iterator[_control_pb2.WatchLoadResponse], _abc.AsyncIterator[_control_pb2.WatchLoadResponse]]:
         """Streams the load of the server at an interval."""
+
+    @_abc_1.abstractmethod
+    def GetTokenizer(
+        self,
+        request: _control_pb2.GetTokenizerRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_abc.Iterator[_control_pb2.GetTokenizerResponse], _abc.AsyncIterator[_control_pb2.GetTokenizerResponse]]:
+        """Streams the files of a model's tokenizer, its chat template included: a zip, in chunks."""
+
+    @_abc_1.abstractmethod
+    def SubscribeKvEvents(
+        self,
+        request: _control_pb2.SubscribeKvEventsRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_abc.Iterator[_control_pb2.SubscribeKvEventsResponse], _abc.AsyncIterator[_control_pb2.SubscribeKvEventsResponse]]:
+        """Streams what the prefix caches of the engines hold, for routers in front: a snapshot or what followed a sequence
+        number, then changes as they come. UNIMPLEMENTED where the server was not told to keep events. Tells the tokens of
+        all tenants' prompts.
+        """
 
     @_abc_1.abstractmethod
     def Drain(

@@ -95,6 +95,66 @@ GENERATION_STATE_CANCELLED: GenerationState.ValueType  # 4
 """Ended by its client."""
 Global___GenerationState: _TypeAlias = GenerationState  # noqa: Y015
 
+class _VectorEncoding:
+    ValueType = _typing.NewType("ValueType", _builtins.int)
+    V: _TypeAlias = ValueType  # noqa: Y015
+
+class _VectorEncodingEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_VectorEncoding.ValueType], _builtins.type):
+    DESCRIPTOR: _descriptor.EnumDescriptor
+    VECTOR_ENCODING_UNSPECIFIED: _VectorEncoding.ValueType  # 0
+    """Not given: FLOAT."""
+    VECTOR_ENCODING_FLOAT: _VectorEncoding.ValueType  # 1
+    """Single precision, in `values`."""
+    VECTOR_ENCODING_BFLOAT16: _VectorEncoding.ValueType  # 2
+    """bfloat16, little-endian, in `data`."""
+    VECTOR_ENCODING_BINARY: _VectorEncoding.ValueType  # 3
+    """A bit for each component, 1 if it is above 0, in `data`. The first component is the highest bit of the first byte;
+    bits behind the last component are 0.
+    """
+
+class VectorEncoding(_VectorEncoding, metaclass=_VectorEncodingEnumTypeWrapper):
+    """How the components of a vector are encoded."""
+
+VECTOR_ENCODING_UNSPECIFIED: VectorEncoding.ValueType  # 0
+"""Not given: FLOAT."""
+VECTOR_ENCODING_FLOAT: VectorEncoding.ValueType  # 1
+"""Single precision, in `values`."""
+VECTOR_ENCODING_BFLOAT16: VectorEncoding.ValueType  # 2
+"""bfloat16, little-endian, in `data`."""
+VECTOR_ENCODING_BINARY: VectorEncoding.ValueType  # 3
+"""A bit for each component, 1 if it is above 0, in `data`. The first component is the highest bit of the first byte;
+bits behind the last component are 0.
+"""
+Global___VectorEncoding: _TypeAlias = VectorEncoding  # noqa: Y015
+
+class _Truncation:
+    ValueType = _typing.NewType("ValueType", _builtins.int)
+    V: _TypeAlias = ValueType  # noqa: Y015
+
+class _TruncationEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_Truncation.ValueType], _builtins.type):
+    DESCRIPTOR: _descriptor.EnumDescriptor
+    TRUNCATION_UNSPECIFIED: _Truncation.ValueType  # 0
+    """Not given: NONE."""
+    TRUNCATION_NONE: _Truncation.ValueType  # 1
+    """The call is refused."""
+    TRUNCATION_LEFT: _Truncation.ValueType  # 2
+    """The input loses tokens at its beginning. Special tokens that the tokenizer adds stay."""
+    TRUNCATION_RIGHT: _Truncation.ValueType  # 3
+    """The input loses tokens at its end. Special tokens that the tokenizer adds stay."""
+
+class Truncation(_Truncation, metaclass=_TruncationEnumTypeWrapper):
+    """What happens to an input that is too long."""
+
+TRUNCATION_UNSPECIFIED: Truncation.ValueType  # 0
+"""Not given: NONE."""
+TRUNCATION_NONE: Truncation.ValueType  # 1
+"""The call is refused."""
+TRUNCATION_LEFT: Truncation.ValueType  # 2
+"""The input loses tokens at its beginning. Special tokens that the tokenizer adds stay."""
+TRUNCATION_RIGHT: Truncation.ValueType  # 3
+"""The input loses tokens at its end. Special tokens that the tokenizer adds stay."""
+Global___Truncation: _TypeAlias = Truncation  # noqa: Y015
+
 class _Pooling:
     ValueType = _typing.NewType("ValueType", _builtins.int)
     V: _TypeAlias = ValueType  # noqa: Y015
@@ -106,7 +166,7 @@ class _PoolingEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_Pooling.Value
     POOLING_MEAN: _Pooling.ValueType  # 1
     """Their mean."""
     POOLING_FIRST: _Pooling.ValueType  # 2
-    """The first token's."""
+    """The first token's. Refused for a model whose first token sees no other one."""
     POOLING_LAST: _Pooling.ValueType  # 3
     """The last token's."""
 
@@ -118,10 +178,38 @@ POOLING_UNSPECIFIED: Pooling.ValueType  # 0
 POOLING_MEAN: Pooling.ValueType  # 1
 """Their mean."""
 POOLING_FIRST: Pooling.ValueType  # 2
-"""The first token's."""
+"""The first token's. Refused for a model whose first token sees no other one."""
 POOLING_LAST: Pooling.ValueType  # 3
 """The last token's."""
 Global___Pooling: _TypeAlias = Pooling  # noqa: Y015
+
+class _ClassActivation:
+    ValueType = _typing.NewType("ValueType", _builtins.int)
+    V: _TypeAlias = ValueType  # noqa: Y015
+
+class _ClassActivationEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_ClassActivation.ValueType], _builtins.type):
+    DESCRIPTOR: _descriptor.EnumDescriptor
+    CLASS_ACTIVATION_UNSPECIFIED: _ClassActivation.ValueType  # 0
+    """Not known to the reader's version."""
+    CLASS_ACTIVATION_NONE: _ClassActivation.ValueType  # 1
+    """They are used as they are."""
+    CLASS_ACTIVATION_SIGMOID: _ClassActivation.ValueType  # 2
+    """Each by itself: several classes may hold."""
+    CLASS_ACTIVATION_SOFTMAX: _ClassActivation.ValueType  # 3
+    """All together: one class holds."""
+
+class ClassActivation(_ClassActivation, metaclass=_ClassActivationEnumTypeWrapper):
+    """How the head's numbers become the answer's."""
+
+CLASS_ACTIVATION_UNSPECIFIED: ClassActivation.ValueType  # 0
+"""Not known to the reader's version."""
+CLASS_ACTIVATION_NONE: ClassActivation.ValueType  # 1
+"""They are used as they are."""
+CLASS_ACTIVATION_SIGMOID: ClassActivation.ValueType  # 2
+"""Each by itself: several classes may hold."""
+CLASS_ACTIVATION_SOFTMAX: ClassActivation.ValueType  # 3
+"""All together: one class holds."""
+Global___ClassActivation: _TypeAlias = ClassActivation  # noqa: Y015
 
 @_typing.final
 class GenerateRequest(_message.Message):
@@ -1065,6 +1153,9 @@ class EmbedRequest(_message.Message):
     POOLING_FIELD_NUMBER: _builtins.int
     NORMALIZE_FIELD_NUMBER: _builtins.int
     DIMENSIONS_FIELD_NUMBER: _builtins.int
+    ENCODING_FIELD_NUMBER: _builtins.int
+    TRUNCATE_FIELD_NUMBER: _builtins.int
+    INSTRUCTION_FIELD_NUMBER: _builtins.int
     model: _builtins.str
     """Id of the model. Absent: the server's only model. At most 256 bytes."""
     revision: _builtins.str
@@ -1072,11 +1163,19 @@ class EmbedRequest(_message.Message):
     adapter: _builtins.str
     """Id of an adapter of the model. At most 256 bytes."""
     pooling: Global___Pooling.ValueType
-    """How token vectors are pooled. Absent: as the model defines."""
+    """How token vectors are pooled. Absent: as the model defines; a model that defines nothing pools LAST and normalises."""
     normalize: _builtins.bool
     """Scale vectors to length 1. Absent: as the model defines."""
     dimensions: _builtins.int
-    """Number of leading components to keep. 1 up to the model's width. Absent: all."""
+    """Number of leading components to keep. 1 up to the model's width. Absent: all. With `normalize`, what is kept is
+    scaled.
+    """
+    encoding: Global___VectorEncoding.ValueType
+    """How the components are encoded. Absent: FLOAT."""
+    truncate: Global___Truncation.ValueType
+    """What happens to an input that is longer than the model's context. Absent: NONE."""
+    instruction: _builtins.str
+    """Text that is put before every input, as it is. Only with inputs of text. At most 8,192 bytes."""
     @_builtins.property
     def inputs(self) -> _containers.RepeatedCompositeFieldContainer[Global___EmbedInput]:
         """The inputs. 1 to 2,048, at most 1 MiB of text in all."""
@@ -1091,15 +1190,22 @@ class EmbedRequest(_message.Message):
         pooling: Global___Pooling.ValueType | None = ...,
         normalize: _builtins.bool | None = ...,
         dimensions: _builtins.int | None = ...,
+        encoding: Global___VectorEncoding.ValueType | None = ...,
+        truncate: Global___Truncation.ValueType | None = ...,
+        instruction: _builtins.str | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["_adapter", b"_adapter", "_dimensions", b"_dimensions", "_model", b"_model", "_normalize", b"_normalize", "_pooling", b"_pooling", "_revision", b"_revision", "adapter", b"adapter", "dimensions", b"dimensions", "model", b"model", "normalize", b"normalize", "pooling", b"pooling", "revision", b"revision"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_adapter", b"_adapter", "_dimensions", b"_dimensions", "_encoding", b"_encoding", "_instruction", b"_instruction", "_model", b"_model", "_normalize", b"_normalize", "_pooling", b"_pooling", "_revision", b"_revision", "_truncate", b"_truncate", "adapter", b"adapter", "dimensions", b"dimensions", "encoding", b"encoding", "instruction", b"instruction", "model", b"model", "normalize", b"normalize", "pooling", b"pooling", "revision", b"revision", "truncate", b"truncate"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_adapter", b"_adapter", "_dimensions", b"_dimensions", "_model", b"_model", "_normalize", b"_normalize", "_pooling", b"_pooling", "_revision", b"_revision", "adapter", b"adapter", "dimensions", b"dimensions", "inputs", b"inputs", "model", b"model", "normalize", b"normalize", "pooling", b"pooling", "revision", b"revision"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_adapter", b"_adapter", "_dimensions", b"_dimensions", "_encoding", b"_encoding", "_instruction", b"_instruction", "_model", b"_model", "_normalize", b"_normalize", "_pooling", b"_pooling", "_revision", b"_revision", "_truncate", b"_truncate", "adapter", b"adapter", "dimensions", b"dimensions", "encoding", b"encoding", "inputs", b"inputs", "instruction", b"instruction", "model", b"model", "normalize", b"normalize", "pooling", b"pooling", "revision", b"revision", "truncate", b"truncate"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__adapter: _TypeAlias = _typing.Literal["adapter"]  # noqa: Y015
     _WhichOneofArgType__adapter: _TypeAlias = _typing.Literal["_adapter", b"_adapter"]  # noqa: Y015
     _WhichOneofReturnType__dimensions: _TypeAlias = _typing.Literal["dimensions"]  # noqa: Y015
     _WhichOneofArgType__dimensions: _TypeAlias = _typing.Literal["_dimensions", b"_dimensions"]  # noqa: Y015
+    _WhichOneofReturnType__encoding: _TypeAlias = _typing.Literal["encoding"]  # noqa: Y015
+    _WhichOneofArgType__encoding: _TypeAlias = _typing.Literal["_encoding", b"_encoding"]  # noqa: Y015
+    _WhichOneofReturnType__instruction: _TypeAlias = _typing.Literal["instruction"]  # noqa: Y015
+    _WhichOneofArgType__instruction: _TypeAlias = _typing.Literal["_instruction", b"_instruction"]  # noqa: Y015
     _WhichOneofReturnType__model: _TypeAlias = _typing.Literal["model"]  # noqa: Y015
     _WhichOneofArgType__model: _TypeAlias = _typing.Literal["_model", b"_model"]  # noqa: Y015
     _WhichOneofReturnType__normalize: _TypeAlias = _typing.Literal["normalize"]  # noqa: Y015
@@ -1108,10 +1214,16 @@ class EmbedRequest(_message.Message):
     _WhichOneofArgType__pooling: _TypeAlias = _typing.Literal["_pooling", b"_pooling"]  # noqa: Y015
     _WhichOneofReturnType__revision: _TypeAlias = _typing.Literal["revision"]  # noqa: Y015
     _WhichOneofArgType__revision: _TypeAlias = _typing.Literal["_revision", b"_revision"]  # noqa: Y015
+    _WhichOneofReturnType__truncate: _TypeAlias = _typing.Literal["truncate"]  # noqa: Y015
+    _WhichOneofArgType__truncate: _TypeAlias = _typing.Literal["_truncate", b"_truncate"]  # noqa: Y015
     @_typing.overload
     def WhichOneof(self, oneof_group: _WhichOneofArgType__adapter) -> _WhichOneofReturnType__adapter | None: ...
     @_typing.overload
     def WhichOneof(self, oneof_group: _WhichOneofArgType__dimensions) -> _WhichOneofReturnType__dimensions | None: ...
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__encoding) -> _WhichOneofReturnType__encoding | None: ...
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__instruction) -> _WhichOneofReturnType__instruction | None: ...
     @_typing.overload
     def WhichOneof(self, oneof_group: _WhichOneofArgType__model) -> _WhichOneofReturnType__model | None: ...
     @_typing.overload
@@ -1120,6 +1232,8 @@ class EmbedRequest(_message.Message):
     def WhichOneof(self, oneof_group: _WhichOneofArgType__pooling) -> _WhichOneofReturnType__pooling | None: ...
     @_typing.overload
     def WhichOneof(self, oneof_group: _WhichOneofArgType__revision) -> _WhichOneofReturnType__revision | None: ...
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__truncate) -> _WhichOneofReturnType__truncate | None: ...
 
 Global___EmbedRequest: _TypeAlias = EmbedRequest  # noqa: Y015
 
@@ -1163,10 +1277,22 @@ class EmbedResponse(_message.Message):
     REVISION_FIELD_NUMBER: _builtins.int
     EMBEDDINGS_FIELD_NUMBER: _builtins.int
     USAGE_FIELD_NUMBER: _builtins.int
+    POOLING_FIELD_NUMBER: _builtins.int
+    NORMALIZED_FIELD_NUMBER: _builtins.int
+    DIMENSIONS_FIELD_NUMBER: _builtins.int
+    ENCODING_FIELD_NUMBER: _builtins.int
     model: _builtins.str
     """The model that answered. At most 256 bytes."""
     revision: _builtins.str
     """Its revision. At most 128 bytes."""
+    pooling: Global___Pooling.ValueType
+    """How token vectors were pooled."""
+    normalized: _builtins.bool
+    """Whether vectors were scaled to length 1."""
+    dimensions: _builtins.int
+    """Components of each vector."""
+    encoding: Global___VectorEncoding.ValueType
+    """How they are encoded."""
     @_builtins.property
     def embeddings(self) -> _containers.RepeatedCompositeFieldContainer[Global___Embedding]:
         """One per input, in order. At most 2,048."""
@@ -1182,10 +1308,14 @@ class EmbedResponse(_message.Message):
         revision: _builtins.str = ...,
         embeddings: _abc.Iterable[Global___Embedding] | None = ...,
         usage: _types_pb2.Usage | None = ...,
+        pooling: Global___Pooling.ValueType = ...,
+        normalized: _builtins.bool = ...,
+        dimensions: _builtins.int = ...,
+        encoding: Global___VectorEncoding.ValueType = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["usage", b"usage"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["embeddings", b"embeddings", "model", b"model", "revision", b"revision", "usage", b"usage"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["dimensions", b"dimensions", "embeddings", b"embeddings", "encoding", b"encoding", "model", b"model", "normalized", b"normalized", "pooling", b"pooling", "revision", b"revision", "usage", b"usage"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -1199,22 +1329,391 @@ class Embedding(_message.Message):
 
     VALUES_FIELD_NUMBER: _builtins.int
     PROMPT_TOKENS_FIELD_NUMBER: _builtins.int
+    DATA_FIELD_NUMBER: _builtins.int
     prompt_tokens: _builtins.int
-    """Tokens of the input."""
+    """Tokens of the input, after truncation."""
+    data: _builtins.bytes
+    """Its components in another encoding. At most 131,072 bytes."""
     @_builtins.property
     def values(self) -> _containers.RepeatedScalarFieldContainer[_builtins.float]:
-        """Its components. At most 65,536."""
+        """Its components, as FLOAT. At most 65,536."""
 
     def __init__(
         self,
         *,
         values: _abc.Iterable[_builtins.float] | None = ...,
         prompt_tokens: _builtins.int = ...,
+        data: _builtins.bytes = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["prompt_tokens", b"prompt_tokens", "values", b"values"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["data", b"data", "prompt_tokens", b"prompt_tokens", "values", b"values"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___Embedding: _TypeAlias = Embedding  # noqa: Y015
+
+@_typing.final
+class ClassifyRequest(_message.Message):
+    """The request of Classify."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    MODEL_FIELD_NUMBER: _builtins.int
+    REVISION_FIELD_NUMBER: _builtins.int
+    INPUTS_FIELD_NUMBER: _builtins.int
+    TRUNCATE_FIELD_NUMBER: _builtins.int
+    model: _builtins.str
+    """Id of the model. Absent: the server's only model. At most 256 bytes."""
+    revision: _builtins.str
+    """The revision that must answer. Absent: the one that is served. At most 128 bytes."""
+    truncate: Global___Truncation.ValueType
+    """What happens to an input that is longer than the model's context. Absent: NONE."""
+    @_builtins.property
+    def inputs(self) -> _containers.RepeatedCompositeFieldContainer[Global___EmbedInput]:
+        """The inputs. 1 to 2,048, at most 1 MiB of text in all."""
+
+    def __init__(
+        self,
+        *,
+        model: _builtins.str | None = ...,
+        revision: _builtins.str | None = ...,
+        inputs: _abc.Iterable[Global___EmbedInput] | None = ...,
+        truncate: Global___Truncation.ValueType | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_model", b"_model", "_revision", b"_revision", "_truncate", b"_truncate", "model", b"model", "revision", b"revision", "truncate", b"truncate"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_model", b"_model", "_revision", b"_revision", "_truncate", b"_truncate", "inputs", b"inputs", "model", b"model", "revision", b"revision", "truncate", b"truncate"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    _WhichOneofReturnType__model: _TypeAlias = _typing.Literal["model"]  # noqa: Y015
+    _WhichOneofArgType__model: _TypeAlias = _typing.Literal["_model", b"_model"]  # noqa: Y015
+    _WhichOneofReturnType__revision: _TypeAlias = _typing.Literal["revision"]  # noqa: Y015
+    _WhichOneofArgType__revision: _TypeAlias = _typing.Literal["_revision", b"_revision"]  # noqa: Y015
+    _WhichOneofReturnType__truncate: _TypeAlias = _typing.Literal["truncate"]  # noqa: Y015
+    _WhichOneofArgType__truncate: _TypeAlias = _typing.Literal["_truncate", b"_truncate"]  # noqa: Y015
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__model) -> _WhichOneofReturnType__model | None: ...
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__revision) -> _WhichOneofReturnType__revision | None: ...
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__truncate) -> _WhichOneofReturnType__truncate | None: ...
+
+Global___ClassifyRequest: _TypeAlias = ClassifyRequest  # noqa: Y015
+
+@_typing.final
+class ClassifyResponse(_message.Message):
+    """The classes."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    MODEL_FIELD_NUMBER: _builtins.int
+    REVISION_FIELD_NUMBER: _builtins.int
+    LABELS_FIELD_NUMBER: _builtins.int
+    RESULTS_FIELD_NUMBER: _builtins.int
+    USAGE_FIELD_NUMBER: _builtins.int
+    ACTIVATION_FIELD_NUMBER: _builtins.int
+    model: _builtins.str
+    """The model that answered. At most 256 bytes."""
+    revision: _builtins.str
+    """Its revision. At most 128 bytes."""
+    activation: Global___ClassActivation.ValueType
+    """How the head's numbers became `scores`: as the model's config.json says, else SIGMOID for one class and SOFTMAX for
+    several.
+    """
+    @_builtins.property
+    def labels(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
+        """Names of the classes. At most 65,536, each at most 256 bytes."""
+
+    @_builtins.property
+    def results(self) -> _containers.RepeatedCompositeFieldContainer[Global___Classification]:
+        """One per input, in order. At most 2,048."""
+
+    @_builtins.property
+    def usage(self) -> _types_pb2.Usage:
+        """Tokens used."""
+
+    def __init__(
+        self,
+        *,
+        model: _builtins.str = ...,
+        revision: _builtins.str = ...,
+        labels: _abc.Iterable[_builtins.str] | None = ...,
+        results: _abc.Iterable[Global___Classification] | None = ...,
+        usage: _types_pb2.Usage | None = ...,
+        activation: Global___ClassActivation.ValueType = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["usage", b"usage"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["activation", b"activation", "labels", b"labels", "model", b"model", "results", b"results", "revision", b"revision", "usage", b"usage"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___ClassifyResponse: _TypeAlias = ClassifyResponse  # noqa: Y015
+
+@_typing.final
+class Classification(_message.Message):
+    """The classes of one input."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    SCORES_FIELD_NUMBER: _builtins.int
+    PROMPT_TOKENS_FIELD_NUMBER: _builtins.int
+    prompt_tokens: _builtins.int
+    """Tokens of the input, after truncation."""
+    @_builtins.property
+    def scores(self) -> _containers.RepeatedScalarFieldContainer[_builtins.float]:
+        """A number for each class, in the order of `labels`. At most 65,536."""
+
+    def __init__(
+        self,
+        *,
+        scores: _abc.Iterable[_builtins.float] | None = ...,
+        prompt_tokens: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["prompt_tokens", b"prompt_tokens", "scores", b"scores"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___Classification: _TypeAlias = Classification  # noqa: Y015
+
+@_typing.final
+class RerankRequest(_message.Message):
+    """The request of Rerank."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    MODEL_FIELD_NUMBER: _builtins.int
+    REVISION_FIELD_NUMBER: _builtins.int
+    QUERY_FIELD_NUMBER: _builtins.int
+    DOCUMENTS_FIELD_NUMBER: _builtins.int
+    TOP_N_FIELD_NUMBER: _builtins.int
+    INSTRUCTION_FIELD_NUMBER: _builtins.int
+    model: _builtins.str
+    """Id of the model. Absent: the server's only model. At most 256 bytes."""
+    revision: _builtins.str
+    """The revision that must answer. Absent: the one that is served. At most 128 bytes."""
+    query: _builtins.str
+    """The query. Required. Query and documents have at most 1 MiB in all."""
+    top_n: _builtins.int
+    """The most results. Absent: as many as documents. At least 1."""
+    instruction: _builtins.str
+    """What documents are judged by, in place of the checkpoint's own text. For models that answer with a word; refused for
+    others. At most 8,192 bytes.
+    """
+    @_builtins.property
+    def documents(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
+        """The documents. 1 to 2,048. Query and document are encoded as a pair of the tokenizer, or
+        by the chat template of a model that answers with a word, and must fit the context.
+        """
+
+    def __init__(
+        self,
+        *,
+        model: _builtins.str | None = ...,
+        revision: _builtins.str | None = ...,
+        query: _builtins.str = ...,
+        documents: _abc.Iterable[_builtins.str] | None = ...,
+        top_n: _builtins.int | None = ...,
+        instruction: _builtins.str | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_instruction", b"_instruction", "_model", b"_model", "_revision", b"_revision", "_top_n", b"_top_n", "instruction", b"instruction", "model", b"model", "revision", b"revision", "top_n", b"top_n"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_instruction", b"_instruction", "_model", b"_model", "_revision", b"_revision", "_top_n", b"_top_n", "documents", b"documents", "instruction", b"instruction", "model", b"model", "query", b"query", "revision", b"revision", "top_n", b"top_n"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    _WhichOneofReturnType__instruction: _TypeAlias = _typing.Literal["instruction"]  # noqa: Y015
+    _WhichOneofArgType__instruction: _TypeAlias = _typing.Literal["_instruction", b"_instruction"]  # noqa: Y015
+    _WhichOneofReturnType__model: _TypeAlias = _typing.Literal["model"]  # noqa: Y015
+    _WhichOneofArgType__model: _TypeAlias = _typing.Literal["_model", b"_model"]  # noqa: Y015
+    _WhichOneofReturnType__revision: _TypeAlias = _typing.Literal["revision"]  # noqa: Y015
+    _WhichOneofArgType__revision: _TypeAlias = _typing.Literal["_revision", b"_revision"]  # noqa: Y015
+    _WhichOneofReturnType__top_n: _TypeAlias = _typing.Literal["top_n"]  # noqa: Y015
+    _WhichOneofArgType__top_n: _TypeAlias = _typing.Literal["_top_n", b"_top_n"]  # noqa: Y015
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__instruction) -> _WhichOneofReturnType__instruction | None: ...
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__model) -> _WhichOneofReturnType__model | None: ...
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__revision) -> _WhichOneofReturnType__revision | None: ...
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__top_n) -> _WhichOneofReturnType__top_n | None: ...
+
+Global___RerankRequest: _TypeAlias = RerankRequest  # noqa: Y015
+
+@_typing.final
+class RerankResponse(_message.Message):
+    """The ranking."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    MODEL_FIELD_NUMBER: _builtins.int
+    REVISION_FIELD_NUMBER: _builtins.int
+    RESULTS_FIELD_NUMBER: _builtins.int
+    USAGE_FIELD_NUMBER: _builtins.int
+    model: _builtins.str
+    """The model that answered. At most 256 bytes."""
+    revision: _builtins.str
+    """Its revision. At most 128 bytes."""
+    @_builtins.property
+    def results(self) -> _containers.RepeatedCompositeFieldContainer[Global___RankedDocument]:
+        """Documents by falling score, equal ones by their index. At most 2,048."""
+
+    @_builtins.property
+    def usage(self) -> _types_pb2.Usage:
+        """Tokens used, of the query once for each document."""
+
+    def __init__(
+        self,
+        *,
+        model: _builtins.str = ...,
+        revision: _builtins.str = ...,
+        results: _abc.Iterable[Global___RankedDocument] | None = ...,
+        usage: _types_pb2.Usage | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["usage", b"usage"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["model", b"model", "results", b"results", "revision", b"revision", "usage", b"usage"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___RerankResponse: _TypeAlias = RerankResponse  # noqa: Y015
+
+@_typing.final
+class RankedDocument(_message.Message):
+    """A document and its score."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    INDEX_FIELD_NUMBER: _builtins.int
+    SCORE_FIELD_NUMBER: _builtins.int
+    index: _builtins.int
+    """Its place among the request's documents."""
+    score: _builtins.float
+    """How well it answers the query: by the activation that config.json says, else SIGMOID."""
+    def __init__(
+        self,
+        *,
+        index: _builtins.int = ...,
+        score: _builtins.float = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["index", b"index", "score", b"score"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___RankedDocument: _TypeAlias = RankedDocument  # noqa: Y015
+
+@_typing.final
+class ScoreRequest(_message.Message):
+    """The request of Score."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    MODEL_FIELD_NUMBER: _builtins.int
+    REVISION_FIELD_NUMBER: _builtins.int
+    PAIRS_FIELD_NUMBER: _builtins.int
+    INSTRUCTION_FIELD_NUMBER: _builtins.int
+    model: _builtins.str
+    """Id of the model. Absent: the server's only model. At most 256 bytes."""
+    revision: _builtins.str
+    """The revision that must answer. Absent: the one that is served. At most 128 bytes."""
+    instruction: _builtins.str
+    """What the pairs are judged by, in place of the checkpoint's own text. For models that answer with a word; refused for
+    others. At most 8,192 bytes.
+    """
+    @_builtins.property
+    def pairs(self) -> _containers.RepeatedCompositeFieldContainer[Global___TextPair]:
+        """The pairs. 1 to 2,048, at most 1 MiB of text in all. Each must fit the context."""
+
+    def __init__(
+        self,
+        *,
+        model: _builtins.str | None = ...,
+        revision: _builtins.str | None = ...,
+        pairs: _abc.Iterable[Global___TextPair] | None = ...,
+        instruction: _builtins.str | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_instruction", b"_instruction", "_model", b"_model", "_revision", b"_revision", "instruction", b"instruction", "model", b"model", "revision", b"revision"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_instruction", b"_instruction", "_model", b"_model", "_revision", b"_revision", "instruction", b"instruction", "model", b"model", "pairs", b"pairs", "revision", b"revision"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    _WhichOneofReturnType__instruction: _TypeAlias = _typing.Literal["instruction"]  # noqa: Y015
+    _WhichOneofArgType__instruction: _TypeAlias = _typing.Literal["_instruction", b"_instruction"]  # noqa: Y015
+    _WhichOneofReturnType__model: _TypeAlias = _typing.Literal["model"]  # noqa: Y015
+    _WhichOneofArgType__model: _TypeAlias = _typing.Literal["_model", b"_model"]  # noqa: Y015
+    _WhichOneofReturnType__revision: _TypeAlias = _typing.Literal["revision"]  # noqa: Y015
+    _WhichOneofArgType__revision: _TypeAlias = _typing.Literal["_revision", b"_revision"]  # noqa: Y015
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__instruction) -> _WhichOneofReturnType__instruction | None: ...
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__model) -> _WhichOneofReturnType__model | None: ...
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__revision) -> _WhichOneofReturnType__revision | None: ...
+
+Global___ScoreRequest: _TypeAlias = ScoreRequest  # noqa: Y015
+
+@_typing.final
+class TextPair(_message.Message):
+    """Two texts, such as a query and a document."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    FIRST_FIELD_NUMBER: _builtins.int
+    SECOND_FIELD_NUMBER: _builtins.int
+    first: _builtins.str
+    """The first text, for most models the query. Required. All pairs together: at most 1 MiB."""
+    second: _builtins.str
+    """The second text. Required. All pairs together: at most 1 MiB."""
+    def __init__(
+        self,
+        *,
+        first: _builtins.str = ...,
+        second: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["first", b"first", "second", b"second"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___TextPair: _TypeAlias = TextPair  # noqa: Y015
+
+@_typing.final
+class ScoreResponse(_message.Message):
+    """The scores."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    MODEL_FIELD_NUMBER: _builtins.int
+    REVISION_FIELD_NUMBER: _builtins.int
+    SCORES_FIELD_NUMBER: _builtins.int
+    USAGE_FIELD_NUMBER: _builtins.int
+    model: _builtins.str
+    """The model that answered. At most 256 bytes."""
+    revision: _builtins.str
+    """Its revision. At most 128 bytes."""
+    @_builtins.property
+    def scores(self) -> _containers.RepeatedScalarFieldContainer[_builtins.float]:
+        """One per pair, in order, as RankedDocument has it. At most 2,048."""
+
+    @_builtins.property
+    def usage(self) -> _types_pb2.Usage:
+        """Tokens used."""
+
+    def __init__(
+        self,
+        *,
+        model: _builtins.str = ...,
+        revision: _builtins.str = ...,
+        scores: _abc.Iterable[_builtins.float] | None = ...,
+        usage: _types_pb2.Usage | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["usage", b"usage"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["model", b"model", "revision", b"revision", "scores", b"scores", "usage", b"usage"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___ScoreResponse: _TypeAlias = ScoreResponse  # noqa: Y015

@@ -75,6 +75,21 @@ class InferenceServiceStub:
                 request_serializer=sluice_dot_v1_dot_inference__pb2.EmbedRequest.SerializeToString,
                 response_deserializer=sluice_dot_v1_dot_inference__pb2.EmbedResponse.FromString,
                 _registered_method=True)
+        self.Classify = channel.unary_unary(
+                '/sluice.v1.InferenceService/Classify',
+                request_serializer=sluice_dot_v1_dot_inference__pb2.ClassifyRequest.SerializeToString,
+                response_deserializer=sluice_dot_v1_dot_inference__pb2.ClassifyResponse.FromString,
+                _registered_method=True)
+        self.Rerank = channel.unary_unary(
+                '/sluice.v1.InferenceService/Rerank',
+                request_serializer=sluice_dot_v1_dot_inference__pb2.RerankRequest.SerializeToString,
+                response_deserializer=sluice_dot_v1_dot_inference__pb2.RerankResponse.FromString,
+                _registered_method=True)
+        self.Score = channel.unary_unary(
+                '/sluice.v1.InferenceService/Score',
+                request_serializer=sluice_dot_v1_dot_inference__pb2.ScoreRequest.SerializeToString,
+                response_deserializer=sluice_dot_v1_dot_inference__pb2.ScoreResponse.FromString,
+                _registered_method=True)
 
 
 class InferenceServiceServicer:
@@ -160,7 +175,28 @@ class InferenceServiceServicer:
         raise NotImplementedError('Method not implemented!')
 
     def Embed(self, request, context):
-        """Turns inputs into vectors.
+        """Turns inputs into vectors. Either every input gets one, or the call fails and names the input at fault.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def Classify(self, request, context):
+        """Tells the classes of inputs. For models with a classification head, see Model.tasks.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def Rerank(self, request, context):
+        """Ranks documents by how well they answer a query. For models with a classification head of one class.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def Score(self, request, context):
+        """Tells how well the texts of pairs go together. For the models of Rerank.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -208,6 +244,21 @@ def add_InferenceServiceServicer_to_server(servicer, server):
                     servicer.Embed,
                     request_deserializer=sluice_dot_v1_dot_inference__pb2.EmbedRequest.FromString,
                     response_serializer=sluice_dot_v1_dot_inference__pb2.EmbedResponse.SerializeToString,
+            ),
+            'Classify': grpc.unary_unary_rpc_method_handler(
+                    servicer.Classify,
+                    request_deserializer=sluice_dot_v1_dot_inference__pb2.ClassifyRequest.FromString,
+                    response_serializer=sluice_dot_v1_dot_inference__pb2.ClassifyResponse.SerializeToString,
+            ),
+            'Rerank': grpc.unary_unary_rpc_method_handler(
+                    servicer.Rerank,
+                    request_deserializer=sluice_dot_v1_dot_inference__pb2.RerankRequest.FromString,
+                    response_serializer=sluice_dot_v1_dot_inference__pb2.RerankResponse.SerializeToString,
+            ),
+            'Score': grpc.unary_unary_rpc_method_handler(
+                    servicer.Score,
+                    request_deserializer=sluice_dot_v1_dot_inference__pb2.ScoreRequest.FromString,
+                    response_serializer=sluice_dot_v1_dot_inference__pb2.ScoreResponse.SerializeToString,
             ),
     }
     generic_handler = grpc.method_handlers_generic_handler(
@@ -427,6 +478,87 @@ class InferenceService:
             '/sluice.v1.InferenceService/Embed',
             sluice_dot_v1_dot_inference__pb2.EmbedRequest.SerializeToString,
             sluice_dot_v1_dot_inference__pb2.EmbedResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def Classify(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/sluice.v1.InferenceService/Classify',
+            sluice_dot_v1_dot_inference__pb2.ClassifyRequest.SerializeToString,
+            sluice_dot_v1_dot_inference__pb2.ClassifyResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def Rerank(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/sluice.v1.InferenceService/Rerank',
+            sluice_dot_v1_dot_inference__pb2.RerankRequest.SerializeToString,
+            sluice_dot_v1_dot_inference__pb2.RerankResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def Score(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/sluice.v1.InferenceService/Score',
+            sluice_dot_v1_dot_inference__pb2.ScoreRequest.SerializeToString,
+            sluice_dot_v1_dot_inference__pb2.ScoreResponse.FromString,
             options,
             channel_credentials,
             insecure,

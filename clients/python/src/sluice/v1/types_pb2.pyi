@@ -138,6 +138,8 @@ class _FinishReasonEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_FinishRe
     """A text of stop.strings."""
     FINISH_REASON_CANCELLED: _FinishReason.ValueType  # 5
     """This output was cancelled; others continued."""
+    FINISH_REASON_TOOL_CALL: _FinishReason.ValueType  # 6
+    """Its first tool call, where parallel_tool_calls is false."""
 
 class FinishReason(_FinishReason, metaclass=_FinishReasonEnumTypeWrapper):
     """Why an output ended without an error."""
@@ -154,6 +156,8 @@ FINISH_REASON_STOP_STRING: FinishReason.ValueType  # 4
 """A text of stop.strings."""
 FINISH_REASON_CANCELLED: FinishReason.ValueType  # 5
 """This output was cancelled; others continued."""
+FINISH_REASON_TOOL_CALL: FinishReason.ValueType  # 6
+"""Its first tool call, where parallel_tool_calls is false."""
 Global___FinishReason: _TypeAlias = FinishReason  # noqa: Y015
 
 @_typing.final
@@ -330,10 +334,15 @@ class Chat(_message.Message):
     TOOLS_FIELD_NUMBER: _builtins.int
     TOOL_CHOICE_FIELD_NUMBER: _builtins.int
     TEMPLATE_VARIABLES_FIELD_NUMBER: _builtins.int
+    PARALLEL_TOOL_CALLS_FIELD_NUMBER: _builtins.int
     add_generation_prompt: _builtins.bool
     """Whether the prompt ends with the opening of the assistant's turn. Absent: true."""
     template_variables: _builtins.str
     """A JSON object: further variables of the template, such as {"enable_thinking": false}. At most 16 KiB. Absent: none."""
+    parallel_tool_calls: _builtins.bool
+    """Whether one output may have several tool calls. false: it ends as soon as its first call is complete, with
+    FINISH_REASON_TOOL_CALL; not together with split_sections false. Absent: true.
+    """
     @_builtins.property
     def messages(self) -> _containers.RepeatedCompositeFieldContainer[Global___ChatMessage]:
         """The messages, oldest first. 1 to 4,096 messages."""
@@ -354,17 +363,22 @@ class Chat(_message.Message):
         tools: _abc.Iterable[Global___Tool] | None = ...,
         tool_choice: Global___ToolChoice | None = ...,
         template_variables: _builtins.str | None = ...,
+        parallel_tool_calls: _builtins.bool | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["_add_generation_prompt", b"_add_generation_prompt", "_template_variables", b"_template_variables", "add_generation_prompt", b"add_generation_prompt", "template_variables", b"template_variables", "tool_choice", b"tool_choice"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_add_generation_prompt", b"_add_generation_prompt", "_parallel_tool_calls", b"_parallel_tool_calls", "_template_variables", b"_template_variables", "add_generation_prompt", b"add_generation_prompt", "parallel_tool_calls", b"parallel_tool_calls", "template_variables", b"template_variables", "tool_choice", b"tool_choice"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_add_generation_prompt", b"_add_generation_prompt", "_template_variables", b"_template_variables", "add_generation_prompt", b"add_generation_prompt", "messages", b"messages", "template_variables", b"template_variables", "tool_choice", b"tool_choice", "tools", b"tools"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_add_generation_prompt", b"_add_generation_prompt", "_parallel_tool_calls", b"_parallel_tool_calls", "_template_variables", b"_template_variables", "add_generation_prompt", b"add_generation_prompt", "messages", b"messages", "parallel_tool_calls", b"parallel_tool_calls", "template_variables", b"template_variables", "tool_choice", b"tool_choice", "tools", b"tools"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__add_generation_prompt: _TypeAlias = _typing.Literal["add_generation_prompt"]  # noqa: Y015
     _WhichOneofArgType__add_generation_prompt: _TypeAlias = _typing.Literal["_add_generation_prompt", b"_add_generation_prompt"]  # noqa: Y015
+    _WhichOneofReturnType__parallel_tool_calls: _TypeAlias = _typing.Literal["parallel_tool_calls"]  # noqa: Y015
+    _WhichOneofArgType__parallel_tool_calls: _TypeAlias = _typing.Literal["_parallel_tool_calls", b"_parallel_tool_calls"]  # noqa: Y015
     _WhichOneofReturnType__template_variables: _TypeAlias = _typing.Literal["template_variables"]  # noqa: Y015
     _WhichOneofArgType__template_variables: _TypeAlias = _typing.Literal["_template_variables", b"_template_variables"]  # noqa: Y015
     @_typing.overload
     def WhichOneof(self, oneof_group: _WhichOneofArgType__add_generation_prompt) -> _WhichOneofReturnType__add_generation_prompt | None: ...
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__parallel_tool_calls) -> _WhichOneofReturnType__parallel_tool_calls | None: ...
     @_typing.overload
     def WhichOneof(self, oneof_group: _WhichOneofArgType__template_variables) -> _WhichOneofReturnType__template_variables | None: ...
 
@@ -379,31 +393,41 @@ class Tool(_message.Message):
     NAME_FIELD_NUMBER: _builtins.int
     DESCRIPTION_FIELD_NUMBER: _builtins.int
     PARAMETERS_FIELD_NUMBER: _builtins.int
+    STRICT_FIELD_NUMBER: _builtins.int
     name: _builtins.str
     """Its name. 1 to 64 of A-Z, a-z, 0-9, _, - and the dot."""
     description: _builtins.str
     """A description of what it does, for the model. At most 16 KiB."""
     parameters: _builtins.str
     """JSON Schema of its arguments, an object. At most 64 KiB. Absent: it takes none."""
+    strict: _builtins.bool
+    """Whether the arguments of a call are held to `parameters`: tokens that would violate it are never sampled. Absent:
+    false; a call that is required is held to it in any case.
+    """
     def __init__(
         self,
         *,
         name: _builtins.str = ...,
         description: _builtins.str | None = ...,
         parameters: _builtins.str | None = ...,
+        strict: _builtins.bool | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["_description", b"_description", "_parameters", b"_parameters", "description", b"description", "parameters", b"parameters"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_description", b"_description", "_parameters", b"_parameters", "_strict", b"_strict", "description", b"description", "parameters", b"parameters", "strict", b"strict"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_description", b"_description", "_parameters", b"_parameters", "description", b"description", "name", b"name", "parameters", b"parameters"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_description", b"_description", "_parameters", b"_parameters", "_strict", b"_strict", "description", b"description", "name", b"name", "parameters", b"parameters", "strict", b"strict"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__description: _TypeAlias = _typing.Literal["description"]  # noqa: Y015
     _WhichOneofArgType__description: _TypeAlias = _typing.Literal["_description", b"_description"]  # noqa: Y015
     _WhichOneofReturnType__parameters: _TypeAlias = _typing.Literal["parameters"]  # noqa: Y015
     _WhichOneofArgType__parameters: _TypeAlias = _typing.Literal["_parameters", b"_parameters"]  # noqa: Y015
+    _WhichOneofReturnType__strict: _TypeAlias = _typing.Literal["strict"]  # noqa: Y015
+    _WhichOneofArgType__strict: _TypeAlias = _typing.Literal["_strict", b"_strict"]  # noqa: Y015
     @_typing.overload
     def WhichOneof(self, oneof_group: _WhichOneofArgType__description) -> _WhichOneofReturnType__description | None: ...
     @_typing.overload
     def WhichOneof(self, oneof_group: _WhichOneofArgType__parameters) -> _WhichOneofReturnType__parameters | None: ...
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__strict) -> _WhichOneofReturnType__strict | None: ...
 
 Global___Tool: _TypeAlias = Tool  # noqa: Y015
 
@@ -482,12 +506,12 @@ class ChatMessage(_message.Message):
     tool_call_id: _builtins.str
     """In a tool's message: the id of the call that it answers. At most 64 bytes."""
     name: _builtins.str
-    """In a tool's message: the name of the tool. At most 64 bytes."""
+    """The name of its author, for templates that use it; in a tool's message the name of the tool. At most 64 bytes."""
     reasoning: _builtins.str
     """In an assistant's message: its reasoning before the text, for templates that use it. At most 1 MiB."""
     @_builtins.property
     def parts(self) -> _containers.RepeatedCompositeFieldContainer[Global___ContentPart]:
-        """The contents, in order. 1 to 256 parts, or none if an assistant only called tools."""
+        """The contents, in order; texts are joined by newlines. 1 to 256 parts, or none if an assistant only called tools."""
 
     @_builtins.property
     def tool_calls(self) -> _containers.RepeatedCompositeFieldContainer[Global___ToolCall]:
@@ -911,6 +935,7 @@ class OutputOptions(_message.Message):
     SKIP_SPECIAL_TOKENS_FIELD_NUMBER: _builtins.int
     TOKEN_RECORDS_FIELD_NUMBER: _builtins.int
     SPLIT_SECTIONS_FIELD_NUMBER: _builtins.int
+    TOOL_CALL_PARTS_FIELD_NUMBER: _builtins.int
     logprobs: _builtins.int
     """Most likely candidates to report at each generated token; 0 reports the chosen token's log probability only.
     0 to 20. Absent: no log probabilities.
@@ -925,6 +950,10 @@ class OutputOptions(_message.Message):
     """Send a record of every token in addition to the text. Not false together with `logprobs`. Absent: true."""
     split_sections: _builtins.bool
     """Only with a chat: separate reasoning and tool calls from the text, if the model's format is known. Absent: true."""
+    tool_call_parts: _builtins.bool
+    """Only in streams of a chat, with sections: send tool calls in parts as well, as the model writes them, ahead of the
+    whole call. Absent: false.
+    """
     @_builtins.property
     def logprob_token_ids(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
         """Ids whose log probability is reported at each generated token, likely or not. At most 32. Needs `logprobs`."""
@@ -939,10 +968,11 @@ class OutputOptions(_message.Message):
         skip_special_tokens: _builtins.bool | None = ...,
         token_records: _builtins.bool | None = ...,
         split_sections: _builtins.bool | None = ...,
+        tool_call_parts: _builtins.bool | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["_echo", b"_echo", "_logprobs", b"_logprobs", "_prompt_logprobs", b"_prompt_logprobs", "_skip_special_tokens", b"_skip_special_tokens", "_split_sections", b"_split_sections", "_token_records", b"_token_records", "echo", b"echo", "logprobs", b"logprobs", "prompt_logprobs", b"prompt_logprobs", "skip_special_tokens", b"skip_special_tokens", "split_sections", b"split_sections", "token_records", b"token_records"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_echo", b"_echo", "_logprobs", b"_logprobs", "_prompt_logprobs", b"_prompt_logprobs", "_skip_special_tokens", b"_skip_special_tokens", "_split_sections", b"_split_sections", "_token_records", b"_token_records", "_tool_call_parts", b"_tool_call_parts", "echo", b"echo", "logprobs", b"logprobs", "prompt_logprobs", b"prompt_logprobs", "skip_special_tokens", b"skip_special_tokens", "split_sections", b"split_sections", "token_records", b"token_records", "tool_call_parts", b"tool_call_parts"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_echo", b"_echo", "_logprobs", b"_logprobs", "_prompt_logprobs", b"_prompt_logprobs", "_skip_special_tokens", b"_skip_special_tokens", "_split_sections", b"_split_sections", "_token_records", b"_token_records", "echo", b"echo", "logprob_token_ids", b"logprob_token_ids", "logprobs", b"logprobs", "prompt_logprobs", b"prompt_logprobs", "skip_special_tokens", b"skip_special_tokens", "split_sections", b"split_sections", "token_records", b"token_records"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_echo", b"_echo", "_logprobs", b"_logprobs", "_prompt_logprobs", b"_prompt_logprobs", "_skip_special_tokens", b"_skip_special_tokens", "_split_sections", b"_split_sections", "_token_records", b"_token_records", "_tool_call_parts", b"_tool_call_parts", "echo", b"echo", "logprob_token_ids", b"logprob_token_ids", "logprobs", b"logprobs", "prompt_logprobs", b"prompt_logprobs", "skip_special_tokens", b"skip_special_tokens", "split_sections", b"split_sections", "token_records", b"token_records", "tool_call_parts", b"tool_call_parts"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__echo: _TypeAlias = _typing.Literal["echo"]  # noqa: Y015
     _WhichOneofArgType__echo: _TypeAlias = _typing.Literal["_echo", b"_echo"]  # noqa: Y015
@@ -956,6 +986,8 @@ class OutputOptions(_message.Message):
     _WhichOneofArgType__split_sections: _TypeAlias = _typing.Literal["_split_sections", b"_split_sections"]  # noqa: Y015
     _WhichOneofReturnType__token_records: _TypeAlias = _typing.Literal["token_records"]  # noqa: Y015
     _WhichOneofArgType__token_records: _TypeAlias = _typing.Literal["_token_records", b"_token_records"]  # noqa: Y015
+    _WhichOneofReturnType__tool_call_parts: _TypeAlias = _typing.Literal["tool_call_parts"]  # noqa: Y015
+    _WhichOneofArgType__tool_call_parts: _TypeAlias = _typing.Literal["_tool_call_parts", b"_tool_call_parts"]  # noqa: Y015
     @_typing.overload
     def WhichOneof(self, oneof_group: _WhichOneofArgType__echo) -> _WhichOneofReturnType__echo | None: ...
     @_typing.overload
@@ -968,6 +1000,8 @@ class OutputOptions(_message.Message):
     def WhichOneof(self, oneof_group: _WhichOneofArgType__split_sections) -> _WhichOneofReturnType__split_sections | None: ...
     @_typing.overload
     def WhichOneof(self, oneof_group: _WhichOneofArgType__token_records) -> _WhichOneofReturnType__token_records | None: ...
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__tool_call_parts) -> _WhichOneofReturnType__tool_call_parts | None: ...
 
 Global___OutputOptions: _TypeAlias = OutputOptions  # noqa: Y015
 
@@ -1297,12 +1331,18 @@ class Accepted(_message.Message):
     MODEL_FIELD_NUMBER: _builtins.int
     REVISION_FIELD_NUMBER: _builtins.int
     PARAMS_FIELD_NUMBER: _builtins.int
+    PROMPT_TOKENS_FIELD_NUMBER: _builtins.int
+    CACHED_TOKENS_FIELD_NUMBER: _builtins.int
     generation_id: _builtins.str
     """Id of the generation, made by the server. 32 to 128 bytes."""
     model: _builtins.str
     """The model that answers. At most 256 bytes."""
     revision: _builtins.str
     """Its revision. At most 128 bytes."""
+    prompt_tokens: _builtins.int
+    """Tokens of the prompt. Absent on Converse, where the engine has not seen the prompt yet: PromptInfo has them."""
+    cached_tokens: _builtins.int
+    """How many of them came from the prefix cache. Absent where prompt_tokens is."""
     @_builtins.property
     def params(self) -> Global___EffectiveParams:
         """Every parameter as it is used, the seed (`params.sampling.seed`) included."""
@@ -1314,12 +1354,21 @@ class Accepted(_message.Message):
         model: _builtins.str = ...,
         revision: _builtins.str = ...,
         params: Global___EffectiveParams | None = ...,
+        prompt_tokens: _builtins.int | None = ...,
+        cached_tokens: _builtins.int | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["params", b"params"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_cached_tokens", b"_cached_tokens", "_prompt_tokens", b"_prompt_tokens", "cached_tokens", b"cached_tokens", "params", b"params", "prompt_tokens", b"prompt_tokens"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["generation_id", b"generation_id", "model", b"model", "params", b"params", "revision", b"revision"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_cached_tokens", b"_cached_tokens", "_prompt_tokens", b"_prompt_tokens", "cached_tokens", b"cached_tokens", "generation_id", b"generation_id", "model", b"model", "params", b"params", "prompt_tokens", b"prompt_tokens", "revision", b"revision"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    def WhichOneof(self, oneof_group: _Never) -> None: ...
+    _WhichOneofReturnType__cached_tokens: _TypeAlias = _typing.Literal["cached_tokens"]  # noqa: Y015
+    _WhichOneofArgType__cached_tokens: _TypeAlias = _typing.Literal["_cached_tokens", b"_cached_tokens"]  # noqa: Y015
+    _WhichOneofReturnType__prompt_tokens: _TypeAlias = _typing.Literal["prompt_tokens"]  # noqa: Y015
+    _WhichOneofArgType__prompt_tokens: _TypeAlias = _typing.Literal["_prompt_tokens", b"_prompt_tokens"]  # noqa: Y015
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__cached_tokens) -> _WhichOneofReturnType__cached_tokens | None: ...
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__prompt_tokens) -> _WhichOneofReturnType__prompt_tokens | None: ...
 
 Global___Accepted: _TypeAlias = Accepted  # noqa: Y015
 
@@ -1457,6 +1506,7 @@ class Delta(_message.Message):
     ACCEPTED_TOKENS_FIELD_NUMBER: _builtins.int
     REASONING_FIELD_NUMBER: _builtins.int
     TOOL_CALLS_FIELD_NUMBER: _builtins.int
+    TOOL_CALL_PARTS_FIELD_NUMBER: _builtins.int
     generation_id: _builtins.str
     """The generation. At most 128 bytes."""
     seq: _builtins.int
@@ -1491,6 +1541,10 @@ class Delta(_message.Message):
         call is sent as text. At most 64.
         """
 
+    @_builtins.property
+    def tool_call_parts(self) -> _containers.RepeatedCompositeFieldContainer[Global___ToolCallPart]:
+        """With tool_call_parts: pieces of calls that are being written. At most 4,096."""
+
     def __init__(
         self,
         *,
@@ -1505,14 +1559,53 @@ class Delta(_message.Message):
         accepted_tokens: _builtins.int = ...,
         reasoning: _builtins.str = ...,
         tool_calls: _abc.Iterable[Global___ToolCall] | None = ...,
+        tool_call_parts: _abc.Iterable[Global___ToolCallPart] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["accepted_tokens", b"accepted_tokens", "coalesced_steps", b"coalesced_steps", "consumed", b"consumed", "drafted_tokens", b"drafted_tokens", "generation_id", b"generation_id", "output_index", b"output_index", "reasoning", b"reasoning", "seq", b"seq", "text", b"text", "tokens", b"tokens", "tool_calls", b"tool_calls"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["accepted_tokens", b"accepted_tokens", "coalesced_steps", b"coalesced_steps", "consumed", b"consumed", "drafted_tokens", b"drafted_tokens", "generation_id", b"generation_id", "output_index", b"output_index", "reasoning", b"reasoning", "seq", b"seq", "text", b"text", "tokens", b"tokens", "tool_call_parts", b"tool_call_parts", "tool_calls", b"tool_calls"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___Delta: _TypeAlias = Delta  # noqa: Y015
+
+@_typing.final
+class ToolCallPart(_message.Message):
+    """A piece of a tool call that is being written. The whole call follows in tool_calls when it is complete; if it never is,
+    its text follows as text.
+    """
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    INDEX_FIELD_NUMBER: _builtins.int
+    ID_FIELD_NUMBER: _builtins.int
+    NAME_FIELD_NUMBER: _builtins.int
+    ARGUMENTS_FIELD_NUMBER: _builtins.int
+    index: _builtins.int
+    """Number of the call within its output, from 0. A number is left out where what began like a call was none."""
+    id: _builtins.str
+    """The call's id; with the first piece only. At most 64 bytes."""
+    name: _builtins.str
+    """The tool; with the first piece only. At most 64 bytes."""
+    arguments: _builtins.str
+    """A piece of the arguments. All pieces together are the JSON of the whole call, as the model wrote it.
+    At most as long as the output's text.
+    """
+    def __init__(
+        self,
+        *,
+        index: _builtins.int = ...,
+        id: _builtins.str = ...,
+        name: _builtins.str = ...,
+        arguments: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["arguments", b"arguments", "id", b"id", "index", b"index", "name", b"name"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___ToolCallPart: _TypeAlias = ToolCallPart  # noqa: Y015
 
 @_typing.final
 class StopMatch(_message.Message):
@@ -1563,7 +1656,7 @@ class OutputFinished(_message.Message):
     """Tokens of this output."""
     @_builtins.property
     def stop_match(self) -> Global___StopMatch:
-        """What ended it; absent with FINISH_REASON_LENGTH and FINISH_REASON_CANCELLED."""
+        """What ended it; absent with LENGTH, CANCELLED and TOOL_CALL."""
 
     def __init__(
         self,
@@ -1770,7 +1863,7 @@ class Output(_message.Message):
 
     @_builtins.property
     def stop_match(self) -> Global___StopMatch:
-        """What ended it; absent with FINISH_REASON_LENGTH and FINISH_REASON_CANCELLED."""
+        """What ended it; absent with LENGTH, CANCELLED and TOOL_CALL."""
 
     @_builtins.property
     def tool_calls(self) -> _containers.RepeatedCompositeFieldContainer[Global___ToolCall]:

@@ -28,6 +28,15 @@ export const protobufPackage = "sluice.v1";
 
 export const protobufFileName = "sluice/v1/control.proto";
 
+export enum ModelTask {
+  MODEL_TASK_UNSPECIFIED = 0,
+  MODEL_TASK_GENERATE = 1,
+  MODEL_TASK_EMBED = 2,
+  MODEL_TASK_CLASSIFY = 3,
+  MODEL_TASK_RERANK = 4,
+  UNRECOGNIZED = -1,
+}
+
 export enum ModelState {
   MODEL_STATE_UNSPECIFIED = 0,
   MODEL_STATE_LOADING = 1,
@@ -98,6 +107,9 @@ export interface Model {
   quantization: string;
   kvCacheDtype: string;
   kernels: string;
+  createTime: Timestamp | undefined;
+  tasks: ModelTask[];
+  embeddingWidth: number;
 }
 
 export interface LoadModelRequest {
@@ -207,6 +219,41 @@ export interface WatchLoadRequest {
 
 export interface WatchLoadResponse {
   load: Load | undefined;
+}
+
+export interface GetTokenizerRequest {
+  model: string;
+}
+
+export interface GetTokenizerResponse {
+  data: Buffer;
+  sha256: string;
+}
+
+export interface SubscribeKvEventsRequest {
+  startSequenceNumber: bigint;
+}
+
+export interface SubscribeKvEventsResponse {
+  sequenceNumber: bigint;
+  engineId: string;
+  cleared: boolean;
+  removed: Buffer[];
+  added: KvBlock[];
+  snapshot: KvSnapshotPart | undefined;
+}
+
+export interface KvBlock {
+  name: Buffer;
+  parent: Buffer;
+  tenant: string;
+  tokenIds: number[];
+}
+
+export interface KvSnapshotPart {
+  index: number;
+  count: number;
+  blocks: bigint;
 }
 
 export interface DrainRequest {
@@ -478,6 +525,9 @@ function createBaseModel(): Model {
     quantization: "",
     kvCacheDtype: "",
     kernels: "",
+    createTime: undefined,
+    tasks: [],
+    embeddingWidth: 0,
   };
 }
 
@@ -531,6 +581,19 @@ export const Model: MessageFns<Model> = {
     }
     if (message.kernels !== "") {
       writer.uint32(114).string(message.kernels);
+    }
+    if (message.createTime !== undefined) {
+      Timestamp.encode(message.createTime, writer.uint32(122).fork()).join();
+    }
+    if (message.tasks.length !== 0) {
+      writer.uint32(130).fork();
+      for (const v of message.tasks) {
+        writer.int32(v);
+      }
+      writer.join();
+    }
+    if (message.embeddingWidth !== 0) {
+      writer.uint32(136).uint32(message.embeddingWidth);
     }
     return writer;
   },
@@ -670,6 +733,40 @@ export const Model: MessageFns<Model> = {
             message.kernels = reader.string();
             continue;
           }
+          case 15: {
+            if (tag !== 122) {
+              break;
+            }
+
+            message.createTime = Timestamp.decode(reader, reader.uint32());
+            continue;
+          }
+          case 16: {
+            if (tag === 128) {
+              message.tasks.push(reader.int32() as any);
+
+              continue;
+            }
+
+            if (tag === 130) {
+              const end2 = reader.uint32() + reader.pos;
+              while (reader.pos < end2) {
+                message.tasks.push(reader.int32() as any);
+              }
+
+              continue;
+            }
+
+            break;
+          }
+          case 17: {
+            if (tag !== 136) {
+              break;
+            }
+
+            message.embeddingWidth = reader.uint32();
+            continue;
+          }
         }
         if ((tag & 7) === 4 || tag === 0) {
           break;
@@ -705,6 +802,11 @@ export const Model: MessageFns<Model> = {
     message.quantization = object.quantization ?? "";
     message.kvCacheDtype = object.kvCacheDtype ?? "";
     message.kernels = object.kernels ?? "";
+    message.createTime = (object.createTime !== undefined && object.createTime !== null)
+      ? Timestamp.fromPartial(object.createTime)
+      : undefined;
+    message.tasks = object.tasks?.map((e) => e) || [];
+    message.embeddingWidth = object.embeddingWidth ?? 0;
     return message;
   },
 };
@@ -2233,6 +2335,497 @@ export const WatchLoadResponse: MessageFns<WatchLoadResponse> = {
   },
 };
 
+function createBaseGetTokenizerRequest(): GetTokenizerRequest {
+  return { model: "" };
+}
+
+export const GetTokenizerRequest: MessageFns<GetTokenizerRequest> = {
+  encode(message: GetTokenizerRequest, writer: BinaryWriter = new BinaryWriter()): BinaryWriter {
+    if (message.model !== "") {
+      writer.uint32(10).string(message.model);
+    }
+    return writer;
+  },
+
+  decode(input: BinaryReader | Uint8Array, length?: number): GetTokenizerRequest {
+    const reader = input instanceof BinaryReader ? input : new BinaryReader(input);
+    const previousRecursionDepth = (reader as any).__tsProtoDecodeDepth ?? 0;
+    if (previousRecursionDepth >= 100) {
+      throw new globalThis.Error("protobuf decode recursion limit exceeded");
+    }
+    (reader as any).__tsProtoDecodeDepth = previousRecursionDepth + 1;
+    try {
+      const end = length === undefined ? reader.len : reader.pos + length;
+      const message = createBaseGetTokenizerRequest();
+      while (reader.pos < end) {
+        const tag = reader.uint32();
+        switch (tag >>> 3) {
+          case 1: {
+            if (tag !== 10) {
+              break;
+            }
+
+            message.model = reader.string();
+            continue;
+          }
+        }
+        if ((tag & 7) === 4 || tag === 0) {
+          break;
+        }
+        reader.skip(tag & 7);
+      }
+      return message;
+    } finally {
+      (reader as any).__tsProtoDecodeDepth = previousRecursionDepth;
+    }
+  },
+
+  create(base?: DeepPartial<GetTokenizerRequest>): GetTokenizerRequest {
+    return GetTokenizerRequest.fromPartial(base ?? {});
+  },
+  fromPartial(object: DeepPartial<GetTokenizerRequest>): GetTokenizerRequest {
+    const message = createBaseGetTokenizerRequest();
+    message.model = object.model ?? "";
+    return message;
+  },
+};
+
+function createBaseGetTokenizerResponse(): GetTokenizerResponse {
+  return { data: Buffer.alloc(0), sha256: "" };
+}
+
+export const GetTokenizerResponse: MessageFns<GetTokenizerResponse> = {
+  encode(message: GetTokenizerResponse, writer: BinaryWriter = new BinaryWriter()): BinaryWriter {
+    if (message.data.length !== 0) {
+      writer.uint32(10).bytes(message.data);
+    }
+    if (message.sha256 !== "") {
+      writer.uint32(18).string(message.sha256);
+    }
+    return writer;
+  },
+
+  decode(input: BinaryReader | Uint8Array, length?: number): GetTokenizerResponse {
+    const reader = input instanceof BinaryReader ? input : new BinaryReader(input);
+    const previousRecursionDepth = (reader as any).__tsProtoDecodeDepth ?? 0;
+    if (previousRecursionDepth >= 100) {
+      throw new globalThis.Error("protobuf decode recursion limit exceeded");
+    }
+    (reader as any).__tsProtoDecodeDepth = previousRecursionDepth + 1;
+    try {
+      const end = length === undefined ? reader.len : reader.pos + length;
+      const message = createBaseGetTokenizerResponse();
+      while (reader.pos < end) {
+        const tag = reader.uint32();
+        switch (tag >>> 3) {
+          case 1: {
+            if (tag !== 10) {
+              break;
+            }
+
+            message.data = Buffer.from(reader.bytes());
+            continue;
+          }
+          case 2: {
+            if (tag !== 18) {
+              break;
+            }
+
+            message.sha256 = reader.string();
+            continue;
+          }
+        }
+        if ((tag & 7) === 4 || tag === 0) {
+          break;
+        }
+        reader.skip(tag & 7);
+      }
+      return message;
+    } finally {
+      (reader as any).__tsProtoDecodeDepth = previousRecursionDepth;
+    }
+  },
+
+  create(base?: DeepPartial<GetTokenizerResponse>): GetTokenizerResponse {
+    return GetTokenizerResponse.fromPartial(base ?? {});
+  },
+  fromPartial(object: DeepPartial<GetTokenizerResponse>): GetTokenizerResponse {
+    const message = createBaseGetTokenizerResponse();
+    message.data = object.data ?? Buffer.alloc(0);
+    message.sha256 = object.sha256 ?? "";
+    return message;
+  },
+};
+
+function createBaseSubscribeKvEventsRequest(): SubscribeKvEventsRequest {
+  return { startSequenceNumber: 0n };
+}
+
+export const SubscribeKvEventsRequest: MessageFns<SubscribeKvEventsRequest> = {
+  encode(message: SubscribeKvEventsRequest, writer: BinaryWriter = new BinaryWriter()): BinaryWriter {
+    if (message.startSequenceNumber !== 0n) {
+      if (BigInt.asUintN(64, message.startSequenceNumber) !== message.startSequenceNumber) {
+        throw new globalThis.Error("value provided for field message.startSequenceNumber of type uint64 too large");
+      }
+      writer.uint32(8).uint64(message.startSequenceNumber);
+    }
+    return writer;
+  },
+
+  decode(input: BinaryReader | Uint8Array, length?: number): SubscribeKvEventsRequest {
+    const reader = input instanceof BinaryReader ? input : new BinaryReader(input);
+    const previousRecursionDepth = (reader as any).__tsProtoDecodeDepth ?? 0;
+    if (previousRecursionDepth >= 100) {
+      throw new globalThis.Error("protobuf decode recursion limit exceeded");
+    }
+    (reader as any).__tsProtoDecodeDepth = previousRecursionDepth + 1;
+    try {
+      const end = length === undefined ? reader.len : reader.pos + length;
+      const message = createBaseSubscribeKvEventsRequest();
+      while (reader.pos < end) {
+        const tag = reader.uint32();
+        switch (tag >>> 3) {
+          case 1: {
+            if (tag !== 8) {
+              break;
+            }
+
+            message.startSequenceNumber = reader.uint64() as bigint;
+            continue;
+          }
+        }
+        if ((tag & 7) === 4 || tag === 0) {
+          break;
+        }
+        reader.skip(tag & 7);
+      }
+      return message;
+    } finally {
+      (reader as any).__tsProtoDecodeDepth = previousRecursionDepth;
+    }
+  },
+
+  create(base?: DeepPartial<SubscribeKvEventsRequest>): SubscribeKvEventsRequest {
+    return SubscribeKvEventsRequest.fromPartial(base ?? {});
+  },
+  fromPartial(object: DeepPartial<SubscribeKvEventsRequest>): SubscribeKvEventsRequest {
+    const message = createBaseSubscribeKvEventsRequest();
+    message.startSequenceNumber = (object.startSequenceNumber !== undefined && object.startSequenceNumber !== null)
+      ? BigInt(object.startSequenceNumber)
+      : 0n;
+    return message;
+  },
+};
+
+function createBaseSubscribeKvEventsResponse(): SubscribeKvEventsResponse {
+  return { sequenceNumber: 0n, engineId: "", cleared: false, removed: [], added: [], snapshot: undefined };
+}
+
+export const SubscribeKvEventsResponse: MessageFns<SubscribeKvEventsResponse> = {
+  encode(message: SubscribeKvEventsResponse, writer: BinaryWriter = new BinaryWriter()): BinaryWriter {
+    if (message.sequenceNumber !== 0n) {
+      if (BigInt.asUintN(64, message.sequenceNumber) !== message.sequenceNumber) {
+        throw new globalThis.Error("value provided for field message.sequenceNumber of type uint64 too large");
+      }
+      writer.uint32(8).uint64(message.sequenceNumber);
+    }
+    if (message.engineId !== "") {
+      writer.uint32(18).string(message.engineId);
+    }
+    if (message.cleared !== false) {
+      writer.uint32(24).bool(message.cleared);
+    }
+    for (const v of message.removed) {
+      writer.uint32(34).bytes(v!);
+    }
+    for (const v of message.added) {
+      KvBlock.encode(v!, writer.uint32(42).fork()).join();
+    }
+    if (message.snapshot !== undefined) {
+      KvSnapshotPart.encode(message.snapshot, writer.uint32(50).fork()).join();
+    }
+    return writer;
+  },
+
+  decode(input: BinaryReader | Uint8Array, length?: number): SubscribeKvEventsResponse {
+    const reader = input instanceof BinaryReader ? input : new BinaryReader(input);
+    const previousRecursionDepth = (reader as any).__tsProtoDecodeDepth ?? 0;
+    if (previousRecursionDepth >= 100) {
+      throw new globalThis.Error("protobuf decode recursion limit exceeded");
+    }
+    (reader as any).__tsProtoDecodeDepth = previousRecursionDepth + 1;
+    try {
+      const end = length === undefined ? reader.len : reader.pos + length;
+      const message = createBaseSubscribeKvEventsResponse();
+      while (reader.pos < end) {
+        const tag = reader.uint32();
+        switch (tag >>> 3) {
+          case 1: {
+            if (tag !== 8) {
+              break;
+            }
+
+            message.sequenceNumber = reader.uint64() as bigint;
+            continue;
+          }
+          case 2: {
+            if (tag !== 18) {
+              break;
+            }
+
+            message.engineId = reader.string();
+            continue;
+          }
+          case 3: {
+            if (tag !== 24) {
+              break;
+            }
+
+            message.cleared = reader.bool();
+            continue;
+          }
+          case 4: {
+            if (tag !== 34) {
+              break;
+            }
+
+            message.removed.push(Buffer.from(reader.bytes()));
+            continue;
+          }
+          case 5: {
+            if (tag !== 42) {
+              break;
+            }
+
+            message.added.push(KvBlock.decode(reader, reader.uint32()));
+            continue;
+          }
+          case 6: {
+            if (tag !== 50) {
+              break;
+            }
+
+            message.snapshot = KvSnapshotPart.decode(reader, reader.uint32());
+            continue;
+          }
+        }
+        if ((tag & 7) === 4 || tag === 0) {
+          break;
+        }
+        reader.skip(tag & 7);
+      }
+      return message;
+    } finally {
+      (reader as any).__tsProtoDecodeDepth = previousRecursionDepth;
+    }
+  },
+
+  create(base?: DeepPartial<SubscribeKvEventsResponse>): SubscribeKvEventsResponse {
+    return SubscribeKvEventsResponse.fromPartial(base ?? {});
+  },
+  fromPartial(object: DeepPartial<SubscribeKvEventsResponse>): SubscribeKvEventsResponse {
+    const message = createBaseSubscribeKvEventsResponse();
+    message.sequenceNumber = (object.sequenceNumber !== undefined && object.sequenceNumber !== null)
+      ? BigInt(object.sequenceNumber)
+      : 0n;
+    message.engineId = object.engineId ?? "";
+    message.cleared = object.cleared ?? false;
+    message.removed = object.removed?.map((e) => e) || [];
+    message.added = object.added?.map((e) => KvBlock.fromPartial(e)) || [];
+    message.snapshot = (object.snapshot !== undefined && object.snapshot !== null)
+      ? KvSnapshotPart.fromPartial(object.snapshot)
+      : undefined;
+    return message;
+  },
+};
+
+function createBaseKvBlock(): KvBlock {
+  return { name: Buffer.alloc(0), parent: Buffer.alloc(0), tenant: "", tokenIds: [] };
+}
+
+export const KvBlock: MessageFns<KvBlock> = {
+  encode(message: KvBlock, writer: BinaryWriter = new BinaryWriter()): BinaryWriter {
+    if (message.name.length !== 0) {
+      writer.uint32(10).bytes(message.name);
+    }
+    if (message.parent.length !== 0) {
+      writer.uint32(18).bytes(message.parent);
+    }
+    if (message.tenant !== "") {
+      writer.uint32(26).string(message.tenant);
+    }
+    if (message.tokenIds.length !== 0) {
+      writer.uint32(34).fork();
+      for (const v of message.tokenIds) {
+        writer.uint32(v);
+      }
+      writer.join();
+    }
+    return writer;
+  },
+
+  decode(input: BinaryReader | Uint8Array, length?: number): KvBlock {
+    const reader = input instanceof BinaryReader ? input : new BinaryReader(input);
+    const previousRecursionDepth = (reader as any).__tsProtoDecodeDepth ?? 0;
+    if (previousRecursionDepth >= 100) {
+      throw new globalThis.Error("protobuf decode recursion limit exceeded");
+    }
+    (reader as any).__tsProtoDecodeDepth = previousRecursionDepth + 1;
+    try {
+      const end = length === undefined ? reader.len : reader.pos + length;
+      const message = createBaseKvBlock();
+      while (reader.pos < end) {
+        const tag = reader.uint32();
+        switch (tag >>> 3) {
+          case 1: {
+            if (tag !== 10) {
+              break;
+            }
+
+            message.name = Buffer.from(reader.bytes());
+            continue;
+          }
+          case 2: {
+            if (tag !== 18) {
+              break;
+            }
+
+            message.parent = Buffer.from(reader.bytes());
+            continue;
+          }
+          case 3: {
+            if (tag !== 26) {
+              break;
+            }
+
+            message.tenant = reader.string();
+            continue;
+          }
+          case 4: {
+            if (tag === 32) {
+              message.tokenIds.push(reader.uint32());
+
+              continue;
+            }
+
+            if (tag === 34) {
+              const end2 = reader.uint32() + reader.pos;
+              while (reader.pos < end2) {
+                message.tokenIds.push(reader.uint32());
+              }
+
+              continue;
+            }
+
+            break;
+          }
+        }
+        if ((tag & 7) === 4 || tag === 0) {
+          break;
+        }
+        reader.skip(tag & 7);
+      }
+      return message;
+    } finally {
+      (reader as any).__tsProtoDecodeDepth = previousRecursionDepth;
+    }
+  },
+
+  create(base?: DeepPartial<KvBlock>): KvBlock {
+    return KvBlock.fromPartial(base ?? {});
+  },
+  fromPartial(object: DeepPartial<KvBlock>): KvBlock {
+    const message = createBaseKvBlock();
+    message.name = object.name ?? Buffer.alloc(0);
+    message.parent = object.parent ?? Buffer.alloc(0);
+    message.tenant = object.tenant ?? "";
+    message.tokenIds = object.tokenIds?.map((e) => e) || [];
+    return message;
+  },
+};
+
+function createBaseKvSnapshotPart(): KvSnapshotPart {
+  return { index: 0, count: 0, blocks: 0n };
+}
+
+export const KvSnapshotPart: MessageFns<KvSnapshotPart> = {
+  encode(message: KvSnapshotPart, writer: BinaryWriter = new BinaryWriter()): BinaryWriter {
+    if (message.index !== 0) {
+      writer.uint32(8).uint32(message.index);
+    }
+    if (message.count !== 0) {
+      writer.uint32(16).uint32(message.count);
+    }
+    if (message.blocks !== 0n) {
+      if (BigInt.asUintN(64, message.blocks) !== message.blocks) {
+        throw new globalThis.Error("value provided for field message.blocks of type uint64 too large");
+      }
+      writer.uint32(24).uint64(message.blocks);
+    }
+    return writer;
+  },
+
+  decode(input: BinaryReader | Uint8Array, length?: number): KvSnapshotPart {
+    const reader = input instanceof BinaryReader ? input : new BinaryReader(input);
+    const previousRecursionDepth = (reader as any).__tsProtoDecodeDepth ?? 0;
+    if (previousRecursionDepth >= 100) {
+      throw new globalThis.Error("protobuf decode recursion limit exceeded");
+    }
+    (reader as any).__tsProtoDecodeDepth = previousRecursionDepth + 1;
+    try {
+      const end = length === undefined ? reader.len : reader.pos + length;
+      const message = createBaseKvSnapshotPart();
+      while (reader.pos < end) {
+        const tag = reader.uint32();
+        switch (tag >>> 3) {
+          case 1: {
+            if (tag !== 8) {
+              break;
+            }
+
+            message.index = reader.uint32();
+            continue;
+          }
+          case 2: {
+            if (tag !== 16) {
+              break;
+            }
+
+            message.count = reader.uint32();
+            continue;
+          }
+          case 3: {
+            if (tag !== 24) {
+              break;
+            }
+
+            message.blocks = reader.uint64() as bigint;
+            continue;
+          }
+        }
+        if ((tag & 7) === 4 || tag === 0) {
+          break;
+        }
+        reader.skip(tag & 7);
+      }
+      return message;
+    } finally {
+      (reader as any).__tsProtoDecodeDepth = previousRecursionDepth;
+    }
+  },
+
+  create(base?: DeepPartial<KvSnapshotPart>): KvSnapshotPart {
+    return KvSnapshotPart.fromPartial(base ?? {});
+  },
+  fromPartial(object: DeepPartial<KvSnapshotPart>): KvSnapshotPart {
+    const message = createBaseKvSnapshotPart();
+    message.index = object.index ?? 0;
+    message.count = object.count ?? 0;
+    message.blocks = (object.blocks !== undefined && object.blocks !== null) ? BigInt(object.blocks) : 0n;
+    return message;
+  },
+};
+
 function createBaseDrainRequest(): DrainRequest {
   return { grace: undefined };
 }
@@ -2423,6 +3016,27 @@ export const ControlServiceService = {
     responseSerialize: (value: WatchLoadResponse): Buffer => Buffer.from(WatchLoadResponse.encode(value).finish()),
     responseDeserialize: (value: Buffer): WatchLoadResponse => WatchLoadResponse.decode(value),
   },
+  getTokenizer: {
+    path: "/sluice.v1.ControlService/GetTokenizer" as const,
+    requestStream: false as const,
+    responseStream: true as const,
+    requestSerialize: (value: GetTokenizerRequest): Buffer => Buffer.from(GetTokenizerRequest.encode(value).finish()),
+    requestDeserialize: (value: Buffer): GetTokenizerRequest => GetTokenizerRequest.decode(value),
+    responseSerialize: (value: GetTokenizerResponse): Buffer =>
+      Buffer.from(GetTokenizerResponse.encode(value).finish()),
+    responseDeserialize: (value: Buffer): GetTokenizerResponse => GetTokenizerResponse.decode(value),
+  },
+  subscribeKvEvents: {
+    path: "/sluice.v1.ControlService/SubscribeKvEvents" as const,
+    requestStream: false as const,
+    responseStream: true as const,
+    requestSerialize: (value: SubscribeKvEventsRequest): Buffer =>
+      Buffer.from(SubscribeKvEventsRequest.encode(value).finish()),
+    requestDeserialize: (value: Buffer): SubscribeKvEventsRequest => SubscribeKvEventsRequest.decode(value),
+    responseSerialize: (value: SubscribeKvEventsResponse): Buffer =>
+      Buffer.from(SubscribeKvEventsResponse.encode(value).finish()),
+    responseDeserialize: (value: Buffer): SubscribeKvEventsResponse => SubscribeKvEventsResponse.decode(value),
+  },
   drain: {
     path: "/sluice.v1.ControlService/Drain" as const,
     requestStream: false as const,
@@ -2442,6 +3056,8 @@ export interface ControlServiceServer extends UntypedServiceImplementation {
   getServerInfo: handleUnaryCall<GetServerInfoRequest, GetServerInfoResponse>;
   getLoad: handleUnaryCall<GetLoadRequest, GetLoadResponse>;
   watchLoad: handleServerStreamingCall<WatchLoadRequest, WatchLoadResponse>;
+  getTokenizer: handleServerStreamingCall<GetTokenizerRequest, GetTokenizerResponse>;
+  subscribeKvEvents: handleServerStreamingCall<SubscribeKvEventsRequest, SubscribeKvEventsResponse>;
   drain: handleServerStreamingCall<DrainRequest, DrainResponse>;
 }
 
@@ -2542,6 +3158,24 @@ export interface ControlServiceClient extends Client {
     metadata?: Metadata,
     options?: Partial<CallOptions>,
   ): ClientReadableStream<WatchLoadResponse>;
+  getTokenizer(
+    request: GetTokenizerRequest,
+    options?: Partial<CallOptions>,
+  ): ClientReadableStream<GetTokenizerResponse>;
+  getTokenizer(
+    request: GetTokenizerRequest,
+    metadata?: Metadata,
+    options?: Partial<CallOptions>,
+  ): ClientReadableStream<GetTokenizerResponse>;
+  subscribeKvEvents(
+    request: SubscribeKvEventsRequest,
+    options?: Partial<CallOptions>,
+  ): ClientReadableStream<SubscribeKvEventsResponse>;
+  subscribeKvEvents(
+    request: SubscribeKvEventsRequest,
+    metadata?: Metadata,
+    options?: Partial<CallOptions>,
+  ): ClientReadableStream<SubscribeKvEventsResponse>;
   drain(request: DrainRequest, options?: Partial<CallOptions>): ClientReadableStream<DrainResponse>;
   drain(
     request: DrainRequest,

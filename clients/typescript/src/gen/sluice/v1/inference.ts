@@ -63,11 +63,35 @@ export enum GenerationState {
   UNRECOGNIZED = -1,
 }
 
+export enum VectorEncoding {
+  VECTOR_ENCODING_UNSPECIFIED = 0,
+  VECTOR_ENCODING_FLOAT = 1,
+  VECTOR_ENCODING_BFLOAT16 = 2,
+  VECTOR_ENCODING_BINARY = 3,
+  UNRECOGNIZED = -1,
+}
+
+export enum Truncation {
+  TRUNCATION_UNSPECIFIED = 0,
+  TRUNCATION_NONE = 1,
+  TRUNCATION_LEFT = 2,
+  TRUNCATION_RIGHT = 3,
+  UNRECOGNIZED = -1,
+}
+
 export enum Pooling {
   POOLING_UNSPECIFIED = 0,
   POOLING_MEAN = 1,
   POOLING_FIRST = 2,
   POOLING_LAST = 3,
+  UNRECOGNIZED = -1,
+}
+
+export enum ClassActivation {
+  CLASS_ACTIVATION_UNSPECIFIED = 0,
+  CLASS_ACTIVATION_NONE = 1,
+  CLASS_ACTIVATION_SIGMOID = 2,
+  CLASS_ACTIVATION_SOFTMAX = 3,
   UNRECOGNIZED = -1,
 }
 
@@ -243,6 +267,9 @@ export interface EmbedRequest {
   pooling?: Pooling | undefined;
   normalize?: boolean | undefined;
   dimensions?: number | undefined;
+  encoding?: VectorEncoding | undefined;
+  truncate?: Truncation | undefined;
+  instruction?: string | undefined;
 }
 
 export interface EmbedInput {
@@ -254,11 +281,77 @@ export interface EmbedResponse {
   revision: string;
   embeddings: Embedding[];
   usage: Usage | undefined;
+  pooling: Pooling;
+  normalized: boolean;
+  dimensions: number;
+  encoding: VectorEncoding;
 }
 
 export interface Embedding {
   values: number[];
   promptTokens: number;
+  data: Buffer;
+}
+
+export interface ClassifyRequest {
+  model?: string | undefined;
+  revision?: string | undefined;
+  inputs: EmbedInput[];
+  truncate?: Truncation | undefined;
+}
+
+export interface ClassifyResponse {
+  model: string;
+  revision: string;
+  labels: string[];
+  results: Classification[];
+  usage: Usage | undefined;
+  activation: ClassActivation;
+}
+
+export interface Classification {
+  scores: number[];
+  promptTokens: number;
+}
+
+export interface RerankRequest {
+  model?: string | undefined;
+  revision?: string | undefined;
+  query: string;
+  documents: string[];
+  topN?: number | undefined;
+  instruction?: string | undefined;
+}
+
+export interface RerankResponse {
+  model: string;
+  revision: string;
+  results: RankedDocument[];
+  usage: Usage | undefined;
+}
+
+export interface RankedDocument {
+  index: number;
+  score: number;
+}
+
+export interface ScoreRequest {
+  model?: string | undefined;
+  revision?: string | undefined;
+  pairs: TextPair[];
+  instruction?: string | undefined;
+}
+
+export interface TextPair {
+  first: string;
+  second: string;
+}
+
+export interface ScoreResponse {
+  model: string;
+  revision: string;
+  scores: number[];
+  usage: Usage | undefined;
 }
 
 function createBaseGenerateRequest(): GenerateRequest {
@@ -2554,6 +2647,9 @@ function createBaseEmbedRequest(): EmbedRequest {
     pooling: undefined,
     normalize: undefined,
     dimensions: undefined,
+    encoding: undefined,
+    truncate: undefined,
+    instruction: undefined,
   };
 }
 
@@ -2579,6 +2675,15 @@ export const EmbedRequest: MessageFns<EmbedRequest> = {
     }
     if (message.dimensions !== undefined) {
       writer.uint32(56).uint32(message.dimensions);
+    }
+    if (message.encoding !== undefined) {
+      writer.uint32(64).int32(message.encoding);
+    }
+    if (message.truncate !== undefined) {
+      writer.uint32(72).int32(message.truncate);
+    }
+    if (message.instruction !== undefined) {
+      writer.uint32(82).string(message.instruction);
     }
     return writer;
   },
@@ -2652,6 +2757,30 @@ export const EmbedRequest: MessageFns<EmbedRequest> = {
             message.dimensions = reader.uint32();
             continue;
           }
+          case 8: {
+            if (tag !== 64) {
+              break;
+            }
+
+            message.encoding = reader.int32() as any;
+            continue;
+          }
+          case 9: {
+            if (tag !== 72) {
+              break;
+            }
+
+            message.truncate = reader.int32() as any;
+            continue;
+          }
+          case 10: {
+            if (tag !== 82) {
+              break;
+            }
+
+            message.instruction = reader.string();
+            continue;
+          }
         }
         if ((tag & 7) === 4 || tag === 0) {
           break;
@@ -2676,6 +2805,9 @@ export const EmbedRequest: MessageFns<EmbedRequest> = {
     message.pooling = object.pooling ?? undefined;
     message.normalize = object.normalize ?? undefined;
     message.dimensions = object.dimensions ?? undefined;
+    message.encoding = object.encoding ?? undefined;
+    message.truncate = object.truncate ?? undefined;
+    message.instruction = object.instruction ?? undefined;
     return message;
   },
 };
@@ -2762,7 +2894,16 @@ export const EmbedInput: MessageFns<EmbedInput> = {
 };
 
 function createBaseEmbedResponse(): EmbedResponse {
-  return { model: "", revision: "", embeddings: [], usage: undefined };
+  return {
+    model: "",
+    revision: "",
+    embeddings: [],
+    usage: undefined,
+    pooling: 0,
+    normalized: false,
+    dimensions: 0,
+    encoding: 0,
+  };
 }
 
 export const EmbedResponse: MessageFns<EmbedResponse> = {
@@ -2778,6 +2919,18 @@ export const EmbedResponse: MessageFns<EmbedResponse> = {
     }
     if (message.usage !== undefined) {
       Usage.encode(message.usage, writer.uint32(34).fork()).join();
+    }
+    if (message.pooling !== 0) {
+      writer.uint32(40).int32(message.pooling);
+    }
+    if (message.normalized !== false) {
+      writer.uint32(48).bool(message.normalized);
+    }
+    if (message.dimensions !== 0) {
+      writer.uint32(56).uint32(message.dimensions);
+    }
+    if (message.encoding !== 0) {
+      writer.uint32(64).int32(message.encoding);
     }
     return writer;
   },
@@ -2827,6 +2980,38 @@ export const EmbedResponse: MessageFns<EmbedResponse> = {
             message.usage = Usage.decode(reader, reader.uint32());
             continue;
           }
+          case 5: {
+            if (tag !== 40) {
+              break;
+            }
+
+            message.pooling = reader.int32() as any;
+            continue;
+          }
+          case 6: {
+            if (tag !== 48) {
+              break;
+            }
+
+            message.normalized = reader.bool();
+            continue;
+          }
+          case 7: {
+            if (tag !== 56) {
+              break;
+            }
+
+            message.dimensions = reader.uint32();
+            continue;
+          }
+          case 8: {
+            if (tag !== 64) {
+              break;
+            }
+
+            message.encoding = reader.int32() as any;
+            continue;
+          }
         }
         if ((tag & 7) === 4 || tag === 0) {
           break;
@@ -2848,12 +3033,16 @@ export const EmbedResponse: MessageFns<EmbedResponse> = {
     message.revision = object.revision ?? "";
     message.embeddings = object.embeddings?.map((e) => Embedding.fromPartial(e)) || [];
     message.usage = (object.usage !== undefined && object.usage !== null) ? Usage.fromPartial(object.usage) : undefined;
+    message.pooling = object.pooling ?? 0;
+    message.normalized = object.normalized ?? false;
+    message.dimensions = object.dimensions ?? 0;
+    message.encoding = object.encoding ?? 0;
     return message;
   },
 };
 
 function createBaseEmbedding(): Embedding {
-  return { values: [], promptTokens: 0 };
+  return { values: [], promptTokens: 0, data: Buffer.alloc(0) };
 }
 
 export const Embedding: MessageFns<Embedding> = {
@@ -2867,6 +3056,9 @@ export const Embedding: MessageFns<Embedding> = {
     }
     if (message.promptTokens !== 0) {
       writer.uint32(16).uint32(message.promptTokens);
+    }
+    if (message.data.length !== 0) {
+      writer.uint32(26).bytes(message.data);
     }
     return writer;
   },
@@ -2910,6 +3102,14 @@ export const Embedding: MessageFns<Embedding> = {
             message.promptTokens = reader.uint32();
             continue;
           }
+          case 3: {
+            if (tag !== 26) {
+              break;
+            }
+
+            message.data = Buffer.from(reader.bytes());
+            continue;
+          }
         }
         if ((tag & 7) === 4 || tag === 0) {
           break;
@@ -2929,6 +3129,830 @@ export const Embedding: MessageFns<Embedding> = {
     const message = createBaseEmbedding();
     message.values = object.values?.map((e) => e) || [];
     message.promptTokens = object.promptTokens ?? 0;
+    message.data = object.data ?? Buffer.alloc(0);
+    return message;
+  },
+};
+
+function createBaseClassifyRequest(): ClassifyRequest {
+  return { model: undefined, revision: undefined, inputs: [], truncate: undefined };
+}
+
+export const ClassifyRequest: MessageFns<ClassifyRequest> = {
+  encode(message: ClassifyRequest, writer: BinaryWriter = new BinaryWriter()): BinaryWriter {
+    if (message.model !== undefined) {
+      writer.uint32(10).string(message.model);
+    }
+    if (message.revision !== undefined) {
+      writer.uint32(18).string(message.revision);
+    }
+    for (const v of message.inputs) {
+      EmbedInput.encode(v!, writer.uint32(26).fork()).join();
+    }
+    if (message.truncate !== undefined) {
+      writer.uint32(32).int32(message.truncate);
+    }
+    return writer;
+  },
+
+  decode(input: BinaryReader | Uint8Array, length?: number): ClassifyRequest {
+    const reader = input instanceof BinaryReader ? input : new BinaryReader(input);
+    const previousRecursionDepth = (reader as any).__tsProtoDecodeDepth ?? 0;
+    if (previousRecursionDepth >= 100) {
+      throw new globalThis.Error("protobuf decode recursion limit exceeded");
+    }
+    (reader as any).__tsProtoDecodeDepth = previousRecursionDepth + 1;
+    try {
+      const end = length === undefined ? reader.len : reader.pos + length;
+      const message = createBaseClassifyRequest();
+      while (reader.pos < end) {
+        const tag = reader.uint32();
+        switch (tag >>> 3) {
+          case 1: {
+            if (tag !== 10) {
+              break;
+            }
+
+            message.model = reader.string();
+            continue;
+          }
+          case 2: {
+            if (tag !== 18) {
+              break;
+            }
+
+            message.revision = reader.string();
+            continue;
+          }
+          case 3: {
+            if (tag !== 26) {
+              break;
+            }
+
+            message.inputs.push(EmbedInput.decode(reader, reader.uint32()));
+            continue;
+          }
+          case 4: {
+            if (tag !== 32) {
+              break;
+            }
+
+            message.truncate = reader.int32() as any;
+            continue;
+          }
+        }
+        if ((tag & 7) === 4 || tag === 0) {
+          break;
+        }
+        reader.skip(tag & 7);
+      }
+      return message;
+    } finally {
+      (reader as any).__tsProtoDecodeDepth = previousRecursionDepth;
+    }
+  },
+
+  create(base?: DeepPartial<ClassifyRequest>): ClassifyRequest {
+    return ClassifyRequest.fromPartial(base ?? {});
+  },
+  fromPartial(object: DeepPartial<ClassifyRequest>): ClassifyRequest {
+    const message = createBaseClassifyRequest();
+    message.model = object.model ?? undefined;
+    message.revision = object.revision ?? undefined;
+    message.inputs = object.inputs?.map((e) => EmbedInput.fromPartial(e)) || [];
+    message.truncate = object.truncate ?? undefined;
+    return message;
+  },
+};
+
+function createBaseClassifyResponse(): ClassifyResponse {
+  return { model: "", revision: "", labels: [], results: [], usage: undefined, activation: 0 };
+}
+
+export const ClassifyResponse: MessageFns<ClassifyResponse> = {
+  encode(message: ClassifyResponse, writer: BinaryWriter = new BinaryWriter()): BinaryWriter {
+    if (message.model !== "") {
+      writer.uint32(10).string(message.model);
+    }
+    if (message.revision !== "") {
+      writer.uint32(18).string(message.revision);
+    }
+    for (const v of message.labels) {
+      writer.uint32(26).string(v!);
+    }
+    for (const v of message.results) {
+      Classification.encode(v!, writer.uint32(34).fork()).join();
+    }
+    if (message.usage !== undefined) {
+      Usage.encode(message.usage, writer.uint32(42).fork()).join();
+    }
+    if (message.activation !== 0) {
+      writer.uint32(48).int32(message.activation);
+    }
+    return writer;
+  },
+
+  decode(input: BinaryReader | Uint8Array, length?: number): ClassifyResponse {
+    const reader = input instanceof BinaryReader ? input : new BinaryReader(input);
+    const previousRecursionDepth = (reader as any).__tsProtoDecodeDepth ?? 0;
+    if (previousRecursionDepth >= 100) {
+      throw new globalThis.Error("protobuf decode recursion limit exceeded");
+    }
+    (reader as any).__tsProtoDecodeDepth = previousRecursionDepth + 1;
+    try {
+      const end = length === undefined ? reader.len : reader.pos + length;
+      const message = createBaseClassifyResponse();
+      while (reader.pos < end) {
+        const tag = reader.uint32();
+        switch (tag >>> 3) {
+          case 1: {
+            if (tag !== 10) {
+              break;
+            }
+
+            message.model = reader.string();
+            continue;
+          }
+          case 2: {
+            if (tag !== 18) {
+              break;
+            }
+
+            message.revision = reader.string();
+            continue;
+          }
+          case 3: {
+            if (tag !== 26) {
+              break;
+            }
+
+            message.labels.push(reader.string());
+            continue;
+          }
+          case 4: {
+            if (tag !== 34) {
+              break;
+            }
+
+            message.results.push(Classification.decode(reader, reader.uint32()));
+            continue;
+          }
+          case 5: {
+            if (tag !== 42) {
+              break;
+            }
+
+            message.usage = Usage.decode(reader, reader.uint32());
+            continue;
+          }
+          case 6: {
+            if (tag !== 48) {
+              break;
+            }
+
+            message.activation = reader.int32() as any;
+            continue;
+          }
+        }
+        if ((tag & 7) === 4 || tag === 0) {
+          break;
+        }
+        reader.skip(tag & 7);
+      }
+      return message;
+    } finally {
+      (reader as any).__tsProtoDecodeDepth = previousRecursionDepth;
+    }
+  },
+
+  create(base?: DeepPartial<ClassifyResponse>): ClassifyResponse {
+    return ClassifyResponse.fromPartial(base ?? {});
+  },
+  fromPartial(object: DeepPartial<ClassifyResponse>): ClassifyResponse {
+    const message = createBaseClassifyResponse();
+    message.model = object.model ?? "";
+    message.revision = object.revision ?? "";
+    message.labels = object.labels?.map((e) => e) || [];
+    message.results = object.results?.map((e) => Classification.fromPartial(e)) || [];
+    message.usage = (object.usage !== undefined && object.usage !== null) ? Usage.fromPartial(object.usage) : undefined;
+    message.activation = object.activation ?? 0;
+    return message;
+  },
+};
+
+function createBaseClassification(): Classification {
+  return { scores: [], promptTokens: 0 };
+}
+
+export const Classification: MessageFns<Classification> = {
+  encode(message: Classification, writer: BinaryWriter = new BinaryWriter()): BinaryWriter {
+    if (message.scores.length !== 0) {
+      writer.uint32(10).fork();
+      for (const v of message.scores) {
+        writer.float(v);
+      }
+      writer.join();
+    }
+    if (message.promptTokens !== 0) {
+      writer.uint32(16).uint32(message.promptTokens);
+    }
+    return writer;
+  },
+
+  decode(input: BinaryReader | Uint8Array, length?: number): Classification {
+    const reader = input instanceof BinaryReader ? input : new BinaryReader(input);
+    const previousRecursionDepth = (reader as any).__tsProtoDecodeDepth ?? 0;
+    if (previousRecursionDepth >= 100) {
+      throw new globalThis.Error("protobuf decode recursion limit exceeded");
+    }
+    (reader as any).__tsProtoDecodeDepth = previousRecursionDepth + 1;
+    try {
+      const end = length === undefined ? reader.len : reader.pos + length;
+      const message = createBaseClassification();
+      while (reader.pos < end) {
+        const tag = reader.uint32();
+        switch (tag >>> 3) {
+          case 1: {
+            if (tag === 13) {
+              message.scores.push(reader.float());
+
+              continue;
+            }
+
+            if (tag === 10) {
+              const end2 = reader.uint32() + reader.pos;
+              while (reader.pos < end2) {
+                message.scores.push(reader.float());
+              }
+
+              continue;
+            }
+
+            break;
+          }
+          case 2: {
+            if (tag !== 16) {
+              break;
+            }
+
+            message.promptTokens = reader.uint32();
+            continue;
+          }
+        }
+        if ((tag & 7) === 4 || tag === 0) {
+          break;
+        }
+        reader.skip(tag & 7);
+      }
+      return message;
+    } finally {
+      (reader as any).__tsProtoDecodeDepth = previousRecursionDepth;
+    }
+  },
+
+  create(base?: DeepPartial<Classification>): Classification {
+    return Classification.fromPartial(base ?? {});
+  },
+  fromPartial(object: DeepPartial<Classification>): Classification {
+    const message = createBaseClassification();
+    message.scores = object.scores?.map((e) => e) || [];
+    message.promptTokens = object.promptTokens ?? 0;
+    return message;
+  },
+};
+
+function createBaseRerankRequest(): RerankRequest {
+  return { model: undefined, revision: undefined, query: "", documents: [], topN: undefined, instruction: undefined };
+}
+
+export const RerankRequest: MessageFns<RerankRequest> = {
+  encode(message: RerankRequest, writer: BinaryWriter = new BinaryWriter()): BinaryWriter {
+    if (message.model !== undefined) {
+      writer.uint32(10).string(message.model);
+    }
+    if (message.revision !== undefined) {
+      writer.uint32(18).string(message.revision);
+    }
+    if (message.query !== "") {
+      writer.uint32(26).string(message.query);
+    }
+    for (const v of message.documents) {
+      writer.uint32(34).string(v!);
+    }
+    if (message.topN !== undefined) {
+      writer.uint32(40).uint32(message.topN);
+    }
+    if (message.instruction !== undefined) {
+      writer.uint32(50).string(message.instruction);
+    }
+    return writer;
+  },
+
+  decode(input: BinaryReader | Uint8Array, length?: number): RerankRequest {
+    const reader = input instanceof BinaryReader ? input : new BinaryReader(input);
+    const previousRecursionDepth = (reader as any).__tsProtoDecodeDepth ?? 0;
+    if (previousRecursionDepth >= 100) {
+      throw new globalThis.Error("protobuf decode recursion limit exceeded");
+    }
+    (reader as any).__tsProtoDecodeDepth = previousRecursionDepth + 1;
+    try {
+      const end = length === undefined ? reader.len : reader.pos + length;
+      const message = createBaseRerankRequest();
+      while (reader.pos < end) {
+        const tag = reader.uint32();
+        switch (tag >>> 3) {
+          case 1: {
+            if (tag !== 10) {
+              break;
+            }
+
+            message.model = reader.string();
+            continue;
+          }
+          case 2: {
+            if (tag !== 18) {
+              break;
+            }
+
+            message.revision = reader.string();
+            continue;
+          }
+          case 3: {
+            if (tag !== 26) {
+              break;
+            }
+
+            message.query = reader.string();
+            continue;
+          }
+          case 4: {
+            if (tag !== 34) {
+              break;
+            }
+
+            message.documents.push(reader.string());
+            continue;
+          }
+          case 5: {
+            if (tag !== 40) {
+              break;
+            }
+
+            message.topN = reader.uint32();
+            continue;
+          }
+          case 6: {
+            if (tag !== 50) {
+              break;
+            }
+
+            message.instruction = reader.string();
+            continue;
+          }
+        }
+        if ((tag & 7) === 4 || tag === 0) {
+          break;
+        }
+        reader.skip(tag & 7);
+      }
+      return message;
+    } finally {
+      (reader as any).__tsProtoDecodeDepth = previousRecursionDepth;
+    }
+  },
+
+  create(base?: DeepPartial<RerankRequest>): RerankRequest {
+    return RerankRequest.fromPartial(base ?? {});
+  },
+  fromPartial(object: DeepPartial<RerankRequest>): RerankRequest {
+    const message = createBaseRerankRequest();
+    message.model = object.model ?? undefined;
+    message.revision = object.revision ?? undefined;
+    message.query = object.query ?? "";
+    message.documents = object.documents?.map((e) => e) || [];
+    message.topN = object.topN ?? undefined;
+    message.instruction = object.instruction ?? undefined;
+    return message;
+  },
+};
+
+function createBaseRerankResponse(): RerankResponse {
+  return { model: "", revision: "", results: [], usage: undefined };
+}
+
+export const RerankResponse: MessageFns<RerankResponse> = {
+  encode(message: RerankResponse, writer: BinaryWriter = new BinaryWriter()): BinaryWriter {
+    if (message.model !== "") {
+      writer.uint32(10).string(message.model);
+    }
+    if (message.revision !== "") {
+      writer.uint32(18).string(message.revision);
+    }
+    for (const v of message.results) {
+      RankedDocument.encode(v!, writer.uint32(26).fork()).join();
+    }
+    if (message.usage !== undefined) {
+      Usage.encode(message.usage, writer.uint32(34).fork()).join();
+    }
+    return writer;
+  },
+
+  decode(input: BinaryReader | Uint8Array, length?: number): RerankResponse {
+    const reader = input instanceof BinaryReader ? input : new BinaryReader(input);
+    const previousRecursionDepth = (reader as any).__tsProtoDecodeDepth ?? 0;
+    if (previousRecursionDepth >= 100) {
+      throw new globalThis.Error("protobuf decode recursion limit exceeded");
+    }
+    (reader as any).__tsProtoDecodeDepth = previousRecursionDepth + 1;
+    try {
+      const end = length === undefined ? reader.len : reader.pos + length;
+      const message = createBaseRerankResponse();
+      while (reader.pos < end) {
+        const tag = reader.uint32();
+        switch (tag >>> 3) {
+          case 1: {
+            if (tag !== 10) {
+              break;
+            }
+
+            message.model = reader.string();
+            continue;
+          }
+          case 2: {
+            if (tag !== 18) {
+              break;
+            }
+
+            message.revision = reader.string();
+            continue;
+          }
+          case 3: {
+            if (tag !== 26) {
+              break;
+            }
+
+            message.results.push(RankedDocument.decode(reader, reader.uint32()));
+            continue;
+          }
+          case 4: {
+            if (tag !== 34) {
+              break;
+            }
+
+            message.usage = Usage.decode(reader, reader.uint32());
+            continue;
+          }
+        }
+        if ((tag & 7) === 4 || tag === 0) {
+          break;
+        }
+        reader.skip(tag & 7);
+      }
+      return message;
+    } finally {
+      (reader as any).__tsProtoDecodeDepth = previousRecursionDepth;
+    }
+  },
+
+  create(base?: DeepPartial<RerankResponse>): RerankResponse {
+    return RerankResponse.fromPartial(base ?? {});
+  },
+  fromPartial(object: DeepPartial<RerankResponse>): RerankResponse {
+    const message = createBaseRerankResponse();
+    message.model = object.model ?? "";
+    message.revision = object.revision ?? "";
+    message.results = object.results?.map((e) => RankedDocument.fromPartial(e)) || [];
+    message.usage = (object.usage !== undefined && object.usage !== null) ? Usage.fromPartial(object.usage) : undefined;
+    return message;
+  },
+};
+
+function createBaseRankedDocument(): RankedDocument {
+  return { index: 0, score: 0 };
+}
+
+export const RankedDocument: MessageFns<RankedDocument> = {
+  encode(message: RankedDocument, writer: BinaryWriter = new BinaryWriter()): BinaryWriter {
+    if (message.index !== 0) {
+      writer.uint32(8).uint32(message.index);
+    }
+    if (message.score !== 0) {
+      writer.uint32(21).float(message.score);
+    }
+    return writer;
+  },
+
+  decode(input: BinaryReader | Uint8Array, length?: number): RankedDocument {
+    const reader = input instanceof BinaryReader ? input : new BinaryReader(input);
+    const previousRecursionDepth = (reader as any).__tsProtoDecodeDepth ?? 0;
+    if (previousRecursionDepth >= 100) {
+      throw new globalThis.Error("protobuf decode recursion limit exceeded");
+    }
+    (reader as any).__tsProtoDecodeDepth = previousRecursionDepth + 1;
+    try {
+      const end = length === undefined ? reader.len : reader.pos + length;
+      const message = createBaseRankedDocument();
+      while (reader.pos < end) {
+        const tag = reader.uint32();
+        switch (tag >>> 3) {
+          case 1: {
+            if (tag !== 8) {
+              break;
+            }
+
+            message.index = reader.uint32();
+            continue;
+          }
+          case 2: {
+            if (tag !== 21) {
+              break;
+            }
+
+            message.score = reader.float();
+            continue;
+          }
+        }
+        if ((tag & 7) === 4 || tag === 0) {
+          break;
+        }
+        reader.skip(tag & 7);
+      }
+      return message;
+    } finally {
+      (reader as any).__tsProtoDecodeDepth = previousRecursionDepth;
+    }
+  },
+
+  create(base?: DeepPartial<RankedDocument>): RankedDocument {
+    return RankedDocument.fromPartial(base ?? {});
+  },
+  fromPartial(object: DeepPartial<RankedDocument>): RankedDocument {
+    const message = createBaseRankedDocument();
+    message.index = object.index ?? 0;
+    message.score = object.score ?? 0;
+    return message;
+  },
+};
+
+function createBaseScoreRequest(): ScoreRequest {
+  return { model: undefined, revision: undefined, pairs: [], instruction: undefined };
+}
+
+export const ScoreRequest: MessageFns<ScoreRequest> = {
+  encode(message: ScoreRequest, writer: BinaryWriter = new BinaryWriter()): BinaryWriter {
+    if (message.model !== undefined) {
+      writer.uint32(10).string(message.model);
+    }
+    if (message.revision !== undefined) {
+      writer.uint32(18).string(message.revision);
+    }
+    for (const v of message.pairs) {
+      TextPair.encode(v!, writer.uint32(26).fork()).join();
+    }
+    if (message.instruction !== undefined) {
+      writer.uint32(34).string(message.instruction);
+    }
+    return writer;
+  },
+
+  decode(input: BinaryReader | Uint8Array, length?: number): ScoreRequest {
+    const reader = input instanceof BinaryReader ? input : new BinaryReader(input);
+    const previousRecursionDepth = (reader as any).__tsProtoDecodeDepth ?? 0;
+    if (previousRecursionDepth >= 100) {
+      throw new globalThis.Error("protobuf decode recursion limit exceeded");
+    }
+    (reader as any).__tsProtoDecodeDepth = previousRecursionDepth + 1;
+    try {
+      const end = length === undefined ? reader.len : reader.pos + length;
+      const message = createBaseScoreRequest();
+      while (reader.pos < end) {
+        const tag = reader.uint32();
+        switch (tag >>> 3) {
+          case 1: {
+            if (tag !== 10) {
+              break;
+            }
+
+            message.model = reader.string();
+            continue;
+          }
+          case 2: {
+            if (tag !== 18) {
+              break;
+            }
+
+            message.revision = reader.string();
+            continue;
+          }
+          case 3: {
+            if (tag !== 26) {
+              break;
+            }
+
+            message.pairs.push(TextPair.decode(reader, reader.uint32()));
+            continue;
+          }
+          case 4: {
+            if (tag !== 34) {
+              break;
+            }
+
+            message.instruction = reader.string();
+            continue;
+          }
+        }
+        if ((tag & 7) === 4 || tag === 0) {
+          break;
+        }
+        reader.skip(tag & 7);
+      }
+      return message;
+    } finally {
+      (reader as any).__tsProtoDecodeDepth = previousRecursionDepth;
+    }
+  },
+
+  create(base?: DeepPartial<ScoreRequest>): ScoreRequest {
+    return ScoreRequest.fromPartial(base ?? {});
+  },
+  fromPartial(object: DeepPartial<ScoreRequest>): ScoreRequest {
+    const message = createBaseScoreRequest();
+    message.model = object.model ?? undefined;
+    message.revision = object.revision ?? undefined;
+    message.pairs = object.pairs?.map((e) => TextPair.fromPartial(e)) || [];
+    message.instruction = object.instruction ?? undefined;
+    return message;
+  },
+};
+
+function createBaseTextPair(): TextPair {
+  return { first: "", second: "" };
+}
+
+export const TextPair: MessageFns<TextPair> = {
+  encode(message: TextPair, writer: BinaryWriter = new BinaryWriter()): BinaryWriter {
+    if (message.first !== "") {
+      writer.uint32(10).string(message.first);
+    }
+    if (message.second !== "") {
+      writer.uint32(18).string(message.second);
+    }
+    return writer;
+  },
+
+  decode(input: BinaryReader | Uint8Array, length?: number): TextPair {
+    const reader = input instanceof BinaryReader ? input : new BinaryReader(input);
+    const previousRecursionDepth = (reader as any).__tsProtoDecodeDepth ?? 0;
+    if (previousRecursionDepth >= 100) {
+      throw new globalThis.Error("protobuf decode recursion limit exceeded");
+    }
+    (reader as any).__tsProtoDecodeDepth = previousRecursionDepth + 1;
+    try {
+      const end = length === undefined ? reader.len : reader.pos + length;
+      const message = createBaseTextPair();
+      while (reader.pos < end) {
+        const tag = reader.uint32();
+        switch (tag >>> 3) {
+          case 1: {
+            if (tag !== 10) {
+              break;
+            }
+
+            message.first = reader.string();
+            continue;
+          }
+          case 2: {
+            if (tag !== 18) {
+              break;
+            }
+
+            message.second = reader.string();
+            continue;
+          }
+        }
+        if ((tag & 7) === 4 || tag === 0) {
+          break;
+        }
+        reader.skip(tag & 7);
+      }
+      return message;
+    } finally {
+      (reader as any).__tsProtoDecodeDepth = previousRecursionDepth;
+    }
+  },
+
+  create(base?: DeepPartial<TextPair>): TextPair {
+    return TextPair.fromPartial(base ?? {});
+  },
+  fromPartial(object: DeepPartial<TextPair>): TextPair {
+    const message = createBaseTextPair();
+    message.first = object.first ?? "";
+    message.second = object.second ?? "";
+    return message;
+  },
+};
+
+function createBaseScoreResponse(): ScoreResponse {
+  return { model: "", revision: "", scores: [], usage: undefined };
+}
+
+export const ScoreResponse: MessageFns<ScoreResponse> = {
+  encode(message: ScoreResponse, writer: BinaryWriter = new BinaryWriter()): BinaryWriter {
+    if (message.model !== "") {
+      writer.uint32(10).string(message.model);
+    }
+    if (message.revision !== "") {
+      writer.uint32(18).string(message.revision);
+    }
+    if (message.scores.length !== 0) {
+      writer.uint32(26).fork();
+      for (const v of message.scores) {
+        writer.float(v);
+      }
+      writer.join();
+    }
+    if (message.usage !== undefined) {
+      Usage.encode(message.usage, writer.uint32(34).fork()).join();
+    }
+    return writer;
+  },
+
+  decode(input: BinaryReader | Uint8Array, length?: number): ScoreResponse {
+    const reader = input instanceof BinaryReader ? input : new BinaryReader(input);
+    const previousRecursionDepth = (reader as any).__tsProtoDecodeDepth ?? 0;
+    if (previousRecursionDepth >= 100) {
+      throw new globalThis.Error("protobuf decode recursion limit exceeded");
+    }
+    (reader as any).__tsProtoDecodeDepth = previousRecursionDepth + 1;
+    try {
+      const end = length === undefined ? reader.len : reader.pos + length;
+      const message = createBaseScoreResponse();
+      while (reader.pos < end) {
+        const tag = reader.uint32();
+        switch (tag >>> 3) {
+          case 1: {
+            if (tag !== 10) {
+              break;
+            }
+
+            message.model = reader.string();
+            continue;
+          }
+          case 2: {
+            if (tag !== 18) {
+              break;
+            }
+
+            message.revision = reader.string();
+            continue;
+          }
+          case 3: {
+            if (tag === 29) {
+              message.scores.push(reader.float());
+
+              continue;
+            }
+
+            if (tag === 26) {
+              const end2 = reader.uint32() + reader.pos;
+              while (reader.pos < end2) {
+                message.scores.push(reader.float());
+              }
+
+              continue;
+            }
+
+            break;
+          }
+          case 4: {
+            if (tag !== 34) {
+              break;
+            }
+
+            message.usage = Usage.decode(reader, reader.uint32());
+            continue;
+          }
+        }
+        if ((tag & 7) === 4 || tag === 0) {
+          break;
+        }
+        reader.skip(tag & 7);
+      }
+      return message;
+    } finally {
+      (reader as any).__tsProtoDecodeDepth = previousRecursionDepth;
+    }
+  },
+
+  create(base?: DeepPartial<ScoreResponse>): ScoreResponse {
+    return ScoreResponse.fromPartial(base ?? {});
+  },
+  fromPartial(object: DeepPartial<ScoreResponse>): ScoreResponse {
+    const message = createBaseScoreResponse();
+    message.model = object.model ?? "";
+    message.revision = object.revision ?? "";
+    message.scores = object.scores?.map((e) => e) || [];
+    message.usage = (object.usage !== undefined && object.usage !== null) ? Usage.fromPartial(object.usage) : undefined;
     return message;
   },
 };
@@ -3013,6 +4037,33 @@ export const InferenceServiceService = {
     responseSerialize: (value: EmbedResponse): Buffer => Buffer.from(EmbedResponse.encode(value).finish()),
     responseDeserialize: (value: Buffer): EmbedResponse => EmbedResponse.decode(value),
   },
+  classify: {
+    path: "/sluice.v1.InferenceService/Classify" as const,
+    requestStream: false as const,
+    responseStream: false as const,
+    requestSerialize: (value: ClassifyRequest): Buffer => Buffer.from(ClassifyRequest.encode(value).finish()),
+    requestDeserialize: (value: Buffer): ClassifyRequest => ClassifyRequest.decode(value),
+    responseSerialize: (value: ClassifyResponse): Buffer => Buffer.from(ClassifyResponse.encode(value).finish()),
+    responseDeserialize: (value: Buffer): ClassifyResponse => ClassifyResponse.decode(value),
+  },
+  rerank: {
+    path: "/sluice.v1.InferenceService/Rerank" as const,
+    requestStream: false as const,
+    responseStream: false as const,
+    requestSerialize: (value: RerankRequest): Buffer => Buffer.from(RerankRequest.encode(value).finish()),
+    requestDeserialize: (value: Buffer): RerankRequest => RerankRequest.decode(value),
+    responseSerialize: (value: RerankResponse): Buffer => Buffer.from(RerankResponse.encode(value).finish()),
+    responseDeserialize: (value: Buffer): RerankResponse => RerankResponse.decode(value),
+  },
+  score: {
+    path: "/sluice.v1.InferenceService/Score" as const,
+    requestStream: false as const,
+    responseStream: false as const,
+    requestSerialize: (value: ScoreRequest): Buffer => Buffer.from(ScoreRequest.encode(value).finish()),
+    requestDeserialize: (value: Buffer): ScoreRequest => ScoreRequest.decode(value),
+    responseSerialize: (value: ScoreResponse): Buffer => Buffer.from(ScoreResponse.encode(value).finish()),
+    responseDeserialize: (value: Buffer): ScoreResponse => ScoreResponse.decode(value),
+  },
 } as const;
 
 export interface InferenceServiceServer extends UntypedServiceImplementation {
@@ -3024,6 +4075,9 @@ export interface InferenceServiceServer extends UntypedServiceImplementation {
   tokenize: handleUnaryCall<TokenizeRequest, TokenizeResponse>;
   detokenize: handleUnaryCall<DetokenizeRequest, DetokenizeResponse>;
   embed: handleUnaryCall<EmbedRequest, EmbedResponse>;
+  classify: handleUnaryCall<ClassifyRequest, ClassifyResponse>;
+  rerank: handleUnaryCall<RerankRequest, RerankResponse>;
+  score: handleUnaryCall<ScoreRequest, ScoreResponse>;
 }
 
 export interface InferenceServiceClient extends Client {
@@ -3122,6 +4176,51 @@ export interface InferenceServiceClient extends Client {
     metadata: Metadata,
     options: Partial<CallOptions>,
     callback: (error: ServiceError | null, response: EmbedResponse) => void,
+  ): ClientUnaryCall;
+  classify(
+    request: ClassifyRequest,
+    callback: (error: ServiceError | null, response: ClassifyResponse) => void,
+  ): ClientUnaryCall;
+  classify(
+    request: ClassifyRequest,
+    metadata: Metadata,
+    callback: (error: ServiceError | null, response: ClassifyResponse) => void,
+  ): ClientUnaryCall;
+  classify(
+    request: ClassifyRequest,
+    metadata: Metadata,
+    options: Partial<CallOptions>,
+    callback: (error: ServiceError | null, response: ClassifyResponse) => void,
+  ): ClientUnaryCall;
+  rerank(
+    request: RerankRequest,
+    callback: (error: ServiceError | null, response: RerankResponse) => void,
+  ): ClientUnaryCall;
+  rerank(
+    request: RerankRequest,
+    metadata: Metadata,
+    callback: (error: ServiceError | null, response: RerankResponse) => void,
+  ): ClientUnaryCall;
+  rerank(
+    request: RerankRequest,
+    metadata: Metadata,
+    options: Partial<CallOptions>,
+    callback: (error: ServiceError | null, response: RerankResponse) => void,
+  ): ClientUnaryCall;
+  score(
+    request: ScoreRequest,
+    callback: (error: ServiceError | null, response: ScoreResponse) => void,
+  ): ClientUnaryCall;
+  score(
+    request: ScoreRequest,
+    metadata: Metadata,
+    callback: (error: ServiceError | null, response: ScoreResponse) => void,
+  ): ClientUnaryCall;
+  score(
+    request: ScoreRequest,
+    metadata: Metadata,
+    options: Partial<CallOptions>,
+    callback: (error: ServiceError | null, response: ScoreResponse) => void,
   ): ClientUnaryCall;
 }
 

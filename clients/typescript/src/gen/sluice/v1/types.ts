@@ -44,6 +44,7 @@ export enum FinishReason {
   FINISH_REASON_STOP_TOKEN = 3,
   FINISH_REASON_STOP_STRING = 4,
   FINISH_REASON_CANCELLED = 5,
+  FINISH_REASON_TOOL_CALL = 6,
   UNRECOGNIZED = -1,
 }
 
@@ -79,12 +80,14 @@ export interface Chat {
   tools: Tool[];
   toolChoice: ToolChoice | undefined;
   templateVariables?: string | undefined;
+  parallelToolCalls?: boolean | undefined;
 }
 
 export interface Tool {
   name: string;
   description?: string | undefined;
   parameters?: string | undefined;
+  strict?: boolean | undefined;
 }
 
 export interface ToolChoice {
@@ -173,6 +176,7 @@ export interface OutputOptions {
   skipSpecialTokens?: boolean | undefined;
   tokenRecords?: boolean | undefined;
   splitSections?: boolean | undefined;
+  toolCallParts?: boolean | undefined;
 }
 
 export interface Constraint {
@@ -234,6 +238,8 @@ export interface Accepted {
   model: string;
   revision: string;
   params: EffectiveParams | undefined;
+  promptTokens?: number | undefined;
+  cachedTokens?: number | undefined;
 }
 
 export interface PromptInfo {
@@ -270,6 +276,14 @@ export interface Delta {
   acceptedTokens: number;
   reasoning: string;
   toolCalls: ToolCall[];
+  toolCallParts: ToolCallPart[];
+}
+
+export interface ToolCallPart {
+  index: number;
+  id: string;
+  name: string;
+  arguments: string;
 }
 
 export interface StopMatch {
@@ -698,6 +712,7 @@ function createBaseChat(): Chat {
     tools: [],
     toolChoice: undefined,
     templateVariables: undefined,
+    parallelToolCalls: undefined,
   };
 }
 
@@ -717,6 +732,9 @@ export const Chat: MessageFns<Chat> = {
     }
     if (message.templateVariables !== undefined) {
       writer.uint32(42).string(message.templateVariables);
+    }
+    if (message.parallelToolCalls !== undefined) {
+      writer.uint32(48).bool(message.parallelToolCalls);
     }
     return writer;
   },
@@ -774,6 +792,14 @@ export const Chat: MessageFns<Chat> = {
             message.templateVariables = reader.string();
             continue;
           }
+          case 6: {
+            if (tag !== 48) {
+              break;
+            }
+
+            message.parallelToolCalls = reader.bool();
+            continue;
+          }
         }
         if ((tag & 7) === 4 || tag === 0) {
           break;
@@ -798,12 +824,13 @@ export const Chat: MessageFns<Chat> = {
       ? ToolChoice.fromPartial(object.toolChoice)
       : undefined;
     message.templateVariables = object.templateVariables ?? undefined;
+    message.parallelToolCalls = object.parallelToolCalls ?? undefined;
     return message;
   },
 };
 
 function createBaseTool(): Tool {
-  return { name: "", description: undefined, parameters: undefined };
+  return { name: "", description: undefined, parameters: undefined, strict: undefined };
 }
 
 export const Tool: MessageFns<Tool> = {
@@ -816,6 +843,9 @@ export const Tool: MessageFns<Tool> = {
     }
     if (message.parameters !== undefined) {
       writer.uint32(26).string(message.parameters);
+    }
+    if (message.strict !== undefined) {
+      writer.uint32(32).bool(message.strict);
     }
     return writer;
   },
@@ -857,6 +887,14 @@ export const Tool: MessageFns<Tool> = {
             message.parameters = reader.string();
             continue;
           }
+          case 4: {
+            if (tag !== 32) {
+              break;
+            }
+
+            message.strict = reader.bool();
+            continue;
+          }
         }
         if ((tag & 7) === 4 || tag === 0) {
           break;
@@ -877,6 +915,7 @@ export const Tool: MessageFns<Tool> = {
     message.name = object.name ?? "";
     message.description = object.description ?? undefined;
     message.parameters = object.parameters ?? undefined;
+    message.strict = object.strict ?? undefined;
     return message;
   },
 };
@@ -2044,6 +2083,7 @@ function createBaseOutputOptions(): OutputOptions {
     skipSpecialTokens: undefined,
     tokenRecords: undefined,
     splitSections: undefined,
+    toolCallParts: undefined,
   };
 }
 
@@ -2073,6 +2113,9 @@ export const OutputOptions: MessageFns<OutputOptions> = {
     }
     if (message.splitSections !== undefined) {
       writer.uint32(56).bool(message.splitSections);
+    }
+    if (message.toolCallParts !== undefined) {
+      writer.uint32(64).bool(message.toolCallParts);
     }
     return writer;
   },
@@ -2156,6 +2199,14 @@ export const OutputOptions: MessageFns<OutputOptions> = {
             message.splitSections = reader.bool();
             continue;
           }
+          case 8: {
+            if (tag !== 64) {
+              break;
+            }
+
+            message.toolCallParts = reader.bool();
+            continue;
+          }
         }
         if ((tag & 7) === 4 || tag === 0) {
           break;
@@ -2180,6 +2231,7 @@ export const OutputOptions: MessageFns<OutputOptions> = {
     message.skipSpecialTokens = object.skipSpecialTokens ?? undefined;
     message.tokenRecords = object.tokenRecords ?? undefined;
     message.splitSections = object.splitSections ?? undefined;
+    message.toolCallParts = object.toolCallParts ?? undefined;
     return message;
   },
 };
@@ -2944,7 +2996,14 @@ export const EffectiveParams: MessageFns<EffectiveParams> = {
 };
 
 function createBaseAccepted(): Accepted {
-  return { generationId: "", model: "", revision: "", params: undefined };
+  return {
+    generationId: "",
+    model: "",
+    revision: "",
+    params: undefined,
+    promptTokens: undefined,
+    cachedTokens: undefined,
+  };
 }
 
 export const Accepted: MessageFns<Accepted> = {
@@ -2960,6 +3019,12 @@ export const Accepted: MessageFns<Accepted> = {
     }
     if (message.params !== undefined) {
       EffectiveParams.encode(message.params, writer.uint32(34).fork()).join();
+    }
+    if (message.promptTokens !== undefined) {
+      writer.uint32(40).uint32(message.promptTokens);
+    }
+    if (message.cachedTokens !== undefined) {
+      writer.uint32(48).uint32(message.cachedTokens);
     }
     return writer;
   },
@@ -3009,6 +3074,22 @@ export const Accepted: MessageFns<Accepted> = {
             message.params = EffectiveParams.decode(reader, reader.uint32());
             continue;
           }
+          case 5: {
+            if (tag !== 40) {
+              break;
+            }
+
+            message.promptTokens = reader.uint32();
+            continue;
+          }
+          case 6: {
+            if (tag !== 48) {
+              break;
+            }
+
+            message.cachedTokens = reader.uint32();
+            continue;
+          }
         }
         if ((tag & 7) === 4 || tag === 0) {
           break;
@@ -3032,6 +3113,8 @@ export const Accepted: MessageFns<Accepted> = {
     message.params = (object.params !== undefined && object.params !== null)
       ? EffectiveParams.fromPartial(object.params)
       : undefined;
+    message.promptTokens = object.promptTokens ?? undefined;
+    message.cachedTokens = object.cachedTokens ?? undefined;
     return message;
   },
 };
@@ -3334,6 +3417,7 @@ function createBaseDelta(): Delta {
     acceptedTokens: 0,
     reasoning: "",
     toolCalls: [],
+    toolCallParts: [],
   };
 }
 
@@ -3374,6 +3458,9 @@ export const Delta: MessageFns<Delta> = {
     }
     for (const v of message.toolCalls) {
       ToolCall.encode(v!, writer.uint32(90).fork()).join();
+    }
+    for (const v of message.toolCallParts) {
+      ToolCallPart.encode(v!, writer.uint32(98).fork()).join();
     }
     return writer;
   },
@@ -3479,6 +3566,14 @@ export const Delta: MessageFns<Delta> = {
             message.toolCalls.push(ToolCall.decode(reader, reader.uint32()));
             continue;
           }
+          case 12: {
+            if (tag !== 98) {
+              break;
+            }
+
+            message.toolCallParts.push(ToolCallPart.decode(reader, reader.uint32()));
+            continue;
+          }
         }
         if ((tag & 7) === 4 || tag === 0) {
           break;
@@ -3507,6 +3602,98 @@ export const Delta: MessageFns<Delta> = {
     message.acceptedTokens = object.acceptedTokens ?? 0;
     message.reasoning = object.reasoning ?? "";
     message.toolCalls = object.toolCalls?.map((e) => ToolCall.fromPartial(e)) || [];
+    message.toolCallParts = object.toolCallParts?.map((e) => ToolCallPart.fromPartial(e)) || [];
+    return message;
+  },
+};
+
+function createBaseToolCallPart(): ToolCallPart {
+  return { index: 0, id: "", name: "", arguments: "" };
+}
+
+export const ToolCallPart: MessageFns<ToolCallPart> = {
+  encode(message: ToolCallPart, writer: BinaryWriter = new BinaryWriter()): BinaryWriter {
+    if (message.index !== 0) {
+      writer.uint32(8).uint32(message.index);
+    }
+    if (message.id !== "") {
+      writer.uint32(18).string(message.id);
+    }
+    if (message.name !== "") {
+      writer.uint32(26).string(message.name);
+    }
+    if (message.arguments !== "") {
+      writer.uint32(34).string(message.arguments);
+    }
+    return writer;
+  },
+
+  decode(input: BinaryReader | Uint8Array, length?: number): ToolCallPart {
+    const reader = input instanceof BinaryReader ? input : new BinaryReader(input);
+    const previousRecursionDepth = (reader as any).__tsProtoDecodeDepth ?? 0;
+    if (previousRecursionDepth >= 100) {
+      throw new globalThis.Error("protobuf decode recursion limit exceeded");
+    }
+    (reader as any).__tsProtoDecodeDepth = previousRecursionDepth + 1;
+    try {
+      const end = length === undefined ? reader.len : reader.pos + length;
+      const message = createBaseToolCallPart();
+      while (reader.pos < end) {
+        const tag = reader.uint32();
+        switch (tag >>> 3) {
+          case 1: {
+            if (tag !== 8) {
+              break;
+            }
+
+            message.index = reader.uint32();
+            continue;
+          }
+          case 2: {
+            if (tag !== 18) {
+              break;
+            }
+
+            message.id = reader.string();
+            continue;
+          }
+          case 3: {
+            if (tag !== 26) {
+              break;
+            }
+
+            message.name = reader.string();
+            continue;
+          }
+          case 4: {
+            if (tag !== 34) {
+              break;
+            }
+
+            message.arguments = reader.string();
+            continue;
+          }
+        }
+        if ((tag & 7) === 4 || tag === 0) {
+          break;
+        }
+        reader.skip(tag & 7);
+      }
+      return message;
+    } finally {
+      (reader as any).__tsProtoDecodeDepth = previousRecursionDepth;
+    }
+  },
+
+  create(base?: DeepPartial<ToolCallPart>): ToolCallPart {
+    return ToolCallPart.fromPartial(base ?? {});
+  },
+  fromPartial(object: DeepPartial<ToolCallPart>): ToolCallPart {
+    const message = createBaseToolCallPart();
+    message.index = object.index ?? 0;
+    message.id = object.id ?? "";
+    message.name = object.name ?? "";
+    message.arguments = object.arguments ?? "";
     return message;
   },
 };

@@ -1,0 +1,161 @@
+"""Allocates at start what an engine keeps in memory: the cache with its lower tiers, and recorded steps."""
+
+import dataclasses
+import os
+from collections.abc import Sequence
+from pathlib import Path
+
+from torch import Tensor
+
+from sluice_server.engine.config import EngineConfig
+from sluice_server.engine.errors import Code, ServiceError
+from sluice_server.engine.executor.step_runner import StepRunner
+from sluice_server.engine.kv_cache.block_store import BlockStore
+from sluice_server.engine.kv_cache.cache import KVCache
+from sluice_server.engine.kv_cache.disk import names_on_disk
+from sluice_server.engine.kv_cache.groups import LayerGroups, layer_groups, one_group
+from sluice_server.engine.kv_cache.identity import CacheIdentity
+from sluice_server.engine.kv_cache.sizes import Window
+from sluice_server.engine.kv_cache.tiers import Tiers
+from sluice_server.engine.models.model import Model
+from sluice_server.engine.request import Limits
+from sluice_server.engine.speculation.drafters import Drafter
+from sluice_server.engine.worker.device import CudaDevice
+from sluice_server.engine.worker.overlapped import InFlightDrafts, overlap, recorded_bytes
+from sluice_server.engine.worker.runner import Runner
+from sluice_server.engine.worker.slots.state import Slots
+from sluice_server.engine.worker.startup.formats import Formats
+from sluice_server.engine.worker.startup.memory import at_start, cuda_cache_bytes, give_back_unused
+
+CPU_CACHE_SHARE = 0.25  # of the memory that is free at start; the OS assigns pages only on use
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class AllocatedCache:
+    """The memory of the cache's blocks.
+
+    Attributes:
+        cache: keys and values of each layer of a group.
+        beside: those of each layer of a drafter.
+        groups: which layers share block tables.
+        num_blocks: blocks of each group.
+    """
+
+    cache: list[Tensor]
+    beside: list[Tensor]
+    groups: LayerGroups
+    num_blocks: int
+
+
+def allocate(
+    config: EngineConfig, model: Model, drafter: Drafter | None, formats: Formats, limits: Limits
+) -> AllocatedCache:
+    """Allocates the cache of a model and its drafter. Raises ServiceError naming the flag if it does not fit."""
+    groups = groups_for(config, model, drafter)
+    size = sum(one.token_bytes(formats.cache) for one in (model, drafter) if one is not None)
+    num_whole = cache_blocks(config, size, limits, cache_room(config, model, formats, limits))
+    num_blocks = num_whole * model.config.num_layers // groups.size  # each holds so many layers
+    what = f"a cache of {num_whole * config.block_size * size >> 20} MiB; set --kv-cache-tokens lower"
+    with at_start("--kv-cache-tokens" if model.device.type == "cpu" else "--gpu-memory-utilization", what):
+        beside = [] if drafter is None else drafter.new_cache(num_blocks, config.block_size, formats.cache)
+        cache = model.new_cache(num_blocks, config.block_size, formats.cache, groups.size)
+    return AllocatedCache(cache, beside, groups, num_blocks)
+
+
+def bookkeeping_of(config: EngineConfig, allocated: AllocatedCache, tiers: Tiers | None) -> KVCache:
+    """Returns the cache that counts the allocated blocks."""
+    chunk = config.max_num_batched_tokens
+    windows = [None if size is None else Window(size, chunk) for size in allocated.groups.windows]
+    cache = KVCache(allocated.num_blocks, config.block_size, config.prefix_caching, tiers, windows)
+    if config.kv_events:
+        cache.start_log()
+    return cache
+
+
+def groups_for(config: EngineConfig, model: Model, drafter: Drafter | None) -> LayerGroups:
+    """Returns the groups of layers that have block tables of their own.
+
+    There is one for all layers on a GPU, whose recorded steps know one table, and where a drafter shares the blocks or
+    lower tiers take them.
+    """
+    is_whole = model.device.type != "cpu" or drafter is not None or config.host_cache_bytes > 0
+    return (one_group if is_whole else layer_groups)(model.config.windows)
+
+
+def cache_blocks(config: EngineConfig, size: int, limits: Limits, gpu_cache_bytes: int | None) -> int:
+    """Returns the number of cache blocks, of `size` bytes per token. It covers the tokens configured, else all
+    sequences at full length as far as memory allows. `gpu_cache_bytes`: a GPU's memory for the cache, None without one.
+    Raises ServiceError INVALID_SETTING for less than one block, or more than the memory that exists."""
+    available = (
+        int(machine_memory("SC_AVPHYS_PAGES") * CPU_CACHE_SHARE) if gpu_cache_bytes is None else gpu_cache_bytes
+    ) // size
+    most = (machine_memory("SC_PHYS_PAGES") if gpu_cache_bytes is None else gpu_cache_bytes) // size
+    tokens = config.kv_cache_tokens or min(config.max_num_seqs * limits.context_length, available)
+    if tokens > most:
+        raise _unusable(f"--kv-cache-tokens: {tokens} tokens need {tokens * size >> 20} MiB; {most} tokens fit")
+    if tokens < config.block_size:
+        raise _unusable(f"--kv-cache-tokens: {tokens} tokens are less than one block of {config.block_size}")
+    return tokens // config.block_size
+
+
+def cache_room(config: EngineConfig, model: Model, formats: Formats, limits: Limits) -> int | None:
+    """Returns the bytes that a GPU has for the cache; None without a GPU."""
+    if model.device.type != "cuda":
+        return None
+    rows, tokens = config.max_num_seqs, config.max_num_batched_tokens
+    give_back_unused()
+    with at_start("--max-num-seqs", f"recorded steps of {rows} rows beside the weights; lower it"):
+        recorded = recorded_bytes(model, formats.cache, CudaDevice(model.device), *recorded_for(config, limits))
+    with at_start("--max-num-batched-tokens", f"a step of {tokens} tokens beside the weights; lower it"):
+        sizes = tokens, (rows, config.block_size), recorded
+        return cuda_cache_bytes(model, formats.cache, *sizes, config.gpu_memory_utilization)
+
+
+def make_store(
+    config: EngineConfig, cache: list[Tensor], beside: Sequence[Tensor], identity: CacheIdentity
+) -> tuple[BlockStore, Tiers | None]:
+    """Returns the cache's memory, with that of a drafter (`beside`), and the bookkeeping of the lower tiers, if any."""
+    assert identity.weights or not config.disk_cache_dir, "blocks on disk are named by the content of the weights"
+    bare = BlockStore(cache, beside=beside)
+    if not config.host_cache_bytes:
+        return bare, None
+    num_host, num_disk = (size // bare.block_bytes for size in (config.host_cache_bytes, config.disk_cache_bytes))
+    if not num_host or (config.disk_cache_bytes and not num_disk):
+        flag = "--disk-cache-bytes" if num_host else "--host-cache-bytes"
+        raise _unusable(f"{flag}: less than one cache block, which takes {bare.block_bytes} bytes")
+    directory = Path(config.disk_cache_dir) if config.disk_cache_dir else None
+    on_disk = names_on_disk(directory) if directory is not None else ()
+    return BlockStore(cache, num_host, directory, beside, identity), Tiers(num_host, num_disk, on_disk)
+
+
+def runner_for(config: EngineConfig, plain: Runner, model: Model, store: BlockStore, limits: Limits) -> StepRunner:
+    """Returns the runner itself, or, on a GPU, one that replays recorded steps where it can."""
+    if model.device.type != "cuda":
+        return plain
+    what = f"recorded steps of {config.max_num_seqs} rows beside the cache; lower it"
+    with at_start("--gpu-memory-utilization", what):
+        return overlap(plain, model, store, CudaDevice(model.device), *recorded_for(config, limits))
+
+
+def recorded_for(config: EngineConfig, limits: Limits) -> tuple[Slots, InFlightDrafts]:
+    """Returns the slots and drafts for which steps are recorded."""
+    slots = Slots(config.max_num_seqs, limits.context_length, config.block_size)
+    return slots, InFlightDrafts(recorded_drafts(config), config.max_draft_width > 1)
+
+
+def recorded_drafts(config: EngineConfig) -> tuple[int, ...]:
+    """Returns the numbers of drafts per row for which steps are recorded. With an adaptive length these are powers of
+    two and the maximum, so that no step computes more than twice its tokens."""
+    if config.speculation == "none":
+        return ()
+    most = config.max_draft_tokens
+    return (most,) if config.draft_length == "fixed" else (*(1 << i for i in range((most - 1).bit_length())), most)
+
+
+def machine_memory(pages: str) -> int:
+    """Returns bytes of this machine's memory: all for SC_PHYS_PAGES, what is free for SC_AVPHYS_PAGES."""
+    return os.sysconf(pages) * os.sysconf("SC_PAGE_SIZE")
+
+
+def _unusable(message: str) -> ServiceError:
+    return ServiceError(Code.FAILED_PRECONDITION, "INVALID_SETTING", message)

@@ -1,0 +1,301 @@
+"""The table of the fields that /v1/chat/completions and /v1/completions take, and of those that they refuse by name.
+
+One row a field: OpenAI's, and what vLLM, SGLang and llama.cpp add. `wire` makes the requests of it, `fields` the specs,
+`tools.reference_fields` the page of the documentation.
+"""
+
+from collections.abc import Callable
+from typing import Any
+
+from sluice_server.services.edge import constraints
+from sluice_server.services.edge.errors import bad_request
+from sluice_server.services.edge.fields import CHAT, COMPLETION, Label, Own, Row, Sent, Unbuilt
+from sluice_server.services.edge.wire_parts import ResponseFormat, StructuredOutputs
+
+OPENAI, VLLM, SGLANG, LLAMA, SLUICE = "OpenAI", "vLLM", "SGLang", "llama.cpp", "sluice"
+SEED_MASK = (1 << 64) - 1  # OpenAI's seed is signed
+_CHATS, _COMPLETIONS = frozenset([CHAT]), frozenset([COMPLETION])
+_JSON = dict[str, Any]
+
+
+def _biases(asked: dict[str, float]) -> dict[int, float]:
+    for key in asked:
+        if not (key.isascii() and key.isdecimal()):
+            raise bad_request("logit_bias", f"{key[:40]!r} is not a token id")
+    return {int(key): bias for key, bias in asked.items()}
+
+
+def _unless(off: object) -> Callable[[Any], object]:
+    """Returns a converter for which `off` means absent."""
+    return lambda value: None if value == off else value
+
+
+OPENAIS: tuple[Row, ...] = (
+    Sent(name="model", kind=str, origin=OPENAI, path="model", by=_unless(""), note="may be left out"),
+    Own(name="messages", kind=list, origin=OPENAI, routes=_CHATS, note="the conversation, `chat.messages`"),
+    Own(name="prompt", kind=list, origin=OPENAI, routes=_COMPLETIONS, note="`text` or `token_ids`, or a list of them"),
+    Sent(name="max_tokens", kind=int, origin=OPENAI, path="sampling.max_tokens", note="16 if absent in completions"),
+    Sent(name="max_completion_tokens", kind=int, origin=OPENAI, routes=_CHATS, path="sampling.max_tokens"),
+    Sent(name="temperature", kind=float, origin=OPENAI, path="sampling.temperature"),
+    Sent(name="top_p", kind=float, origin=OPENAI, path="sampling.top_p"),
+    Sent(name="n", kind=int, origin=OPENAI, path="sampling.n"),
+    Sent(name="best_of", kind=int, origin=OPENAI, path="sampling.best_of"),
+    Sent(name="presence_penalty", kind=float, origin=OPENAI, path="sampling.presence_penalty"),
+    Sent(name="frequency_penalty", kind=float, origin=OPENAI, path="sampling.frequency_penalty"),
+    Sent(name="logit_bias", kind=dict[str, float], origin=OPENAI, path="sampling.logit_bias", by=_biases),
+    Sent(
+        name="seed",
+        kind=int,
+        origin=OPENAI,
+        path="sampling.seed",
+        by=lambda seed: seed & SEED_MASK,
+        note="a negative one is taken modulo 2^64",
+    ),
+    Sent(
+        name="stop",
+        kind=str | list[str],
+        origin=OPENAI,
+        path="stop.strings",
+        by=lambda stop: [stop] if isinstance(stop, str) else stop,
+    ),
+    Own(name="stream", kind=bool, origin=OPENAI, note="server-sent events"),
+    Own(name="stream_options", kind=dict, origin=OPENAI, note="`include_usage`, `continuous_usage_stats`"),
+    Own(name="logprobs", kind=bool, origin=OPENAI, note="`output.logprobs`; in completions a number"),
+    Own(name="top_logprobs", kind=int, origin=OPENAI, routes=_CHATS, note="`output.logprobs`"),
+    Own(name="echo", kind=bool, origin=OPENAI, routes=_COMPLETIONS, note="`output.echo`: the prompt before the answer"),
+    Unbuilt(name="echo", kind=bool, origin=VLLM, routes=_CHATS, neutral=(False,)),
+    Unbuilt(name="suffix", kind=str, origin=OPENAI, routes=_COMPLETIONS, neutral=("",)),
+    Sent(
+        name="response_format",
+        kind=ResponseFormat,
+        origin=OPENAI,
+        path="constraint",
+        by=constraints.of_response_format,
+    ),
+    Own(name="tools", kind=list, origin=OPENAI, routes=_CHATS, note="`chat.tools`"),
+    Own(
+        name="tool_choice",
+        kind=str,
+        origin=OPENAI,
+        routes=_CHATS,
+        note="`chat.tool_choice`; a named tool is called once",
+    ),
+    Own(name="parallel_tool_calls", kind=bool, origin=OPENAI, routes=_CHATS, note="`chat.parallel_tool_calls`"),
+    Own(
+        name="reasoning_effort",
+        kind=str,
+        origin=OPENAI,
+        routes=_CHATS,
+        note="a variable of the chat template, `chat.template_variables`",
+    ),
+    Unbuilt(name="functions", kind=list, origin=OPENAI, routes=_CHATS, neutral=([],), instead="use tools"),
+    Unbuilt(
+        name="function_call",
+        kind=Any,
+        origin=OPENAI,
+        routes=_CHATS,
+        neutral=("none", "auto"),
+        instead="use tool_choice",
+    ),
+    Unbuilt(name="audio", kind=_JSON, origin=OPENAI, routes=_CHATS),
+    Unbuilt(name="modalities", kind=list[str], origin=OPENAI, routes=_CHATS, neutral=([], ["text"])),
+    Unbuilt(name="moderation", kind=_JSON, origin=OPENAI, routes=_CHATS),
+    Unbuilt(name="verbosity", kind=str, origin=OPENAI, routes=_CHATS, neutral=("medium",)),
+    Unbuilt(name="web_search_options", kind=_JSON, origin=OPENAI, routes=_CHATS),
+    Unbuilt(name="store", kind=bool, origin=OPENAI, neutral=(False,), instead="answers are not stored"),
+    Label(name="user", kind=str, origin=OPENAI, note="a label"),
+    Label(name="safety_identifier", kind=str, origin=OPENAI, note="a label"),
+    Label(name="metadata", kind=_JSON, origin=OPENAI, note="labels"),
+    Label(name="service_tier", kind=str, origin=OPENAI, note="a price; there is one class of service"),
+    Label(name="prediction", kind=_JSON, origin=OPENAI, note="a hint for speed"),
+    Label(name="prompt_cache_key", kind=str, origin=OPENAI, note="a hint for the prefix cache"),
+    Label(name="prompt_cache_retention", kind=str, origin=OPENAI, note="a hint for the prefix cache"),
+    Label(name="prompt_cache_options", kind=_JSON, origin=OPENAI, note="a hint for the prefix cache"),
+)
+
+SAMPLING: tuple[Row, ...] = (
+    Sent(
+        name="top_k",
+        kind=int,
+        origin=VLLM,
+        path="sampling.top_k",
+        by=lambda top_k: 0 if top_k == -1 else top_k,
+        note="-1 is 0: all",
+    ),
+    Sent(name="min_p", kind=float, origin=VLLM, path="sampling.min_p"),
+    Sent(name="typical_p", kind=float, origin=LLAMA, path="sampling.typical_p"),
+    Sent(name="repetition_penalty", kind=float, origin=VLLM, path="sampling.repetition_penalty"),
+    Sent(name="min_tokens", kind=int, origin=VLLM, path="sampling.min_tokens"),
+    Sent(
+        name="n_predict",
+        kind=int,
+        origin=LLAMA,
+        path="sampling.max_tokens",
+        by=_unless(-1),
+        note="-1: as many as the context leaves",
+    ),
+    Sent(name="stop_token_ids", kind=list[int], origin=VLLM, path="stop.token_ids"),
+    Sent(name="ignore_eos", kind=bool, origin=VLLM, path="stop.ignore_eos"),
+    Sent(name="include_stop_str_in_output", kind=bool, origin=VLLM, path="stop.include", by=_unless(False)),
+    Sent(name="no_stop_trim", kind=bool, origin=SGLANG, path="stop.include", by=_unless(False)),
+    Sent(name="allowed_token_ids", kind=list[int], origin=VLLM, path="sampling.allowed_token_ids"),
+    Sent(name="bad_token_ids", kind=list[int], origin=SLUICE, path="sampling.bad_token_ids"),
+    Sent(name="bad_words", kind=list[str], origin=VLLM, path="sampling.bad_words"),
+    Sent(name="logprob_token_ids", kind=list[int], origin=VLLM, path="output.logprob_token_ids"),
+    Own(name="use_beam_search", kind=bool, origin=VLLM, note="`sampling.beam`, of width `best_of` or `n`"),
+    Own(name="length_penalty", kind=float, origin=VLLM, note="`sampling.beam.length_penalty`"),
+    Own(name="early_stopping", kind=bool, origin=VLLM, note="`sampling.beam.early_stopping`"),
+    Unbuilt(
+        name="repeat_penalty",
+        kind=float,
+        origin=LLAMA,
+        neutral=(1.0,),
+        instead="use repetition_penalty, which counts the whole prompt and output",
+    ),
+    *(
+        Unbuilt(name=name, kind=float, origin=LLAMA, neutral=(neutral,))
+        for name, neutral in (
+            ("mirostat", 0),
+            ("dynatemp_range", 0),
+            ("xtc_probability", 0),
+            ("dry_multiplier", 0),
+            ("top_n_sigma", -1),
+            ("n_probs", 0),
+            ("n_keep", 0),
+        )
+    ),
+    Unbuilt(name="samplers", kind=list[str], origin=LLAMA),
+    Unbuilt(name="lora", kind=list[Any], origin=LLAMA, neutral=([],)),
+    Unbuilt(name="lora_path", kind=Any, origin=SGLANG),
+    Unbuilt(name="stop_regex", kind=Any, origin=SGLANG, neutral=("", [])),
+    Unbuilt(name="custom_logit_processor", kind=str, origin=SGLANG),
+    Unbuilt(name="custom_params", kind=_JSON, origin=SGLANG, neutral=({},)),
+    Unbuilt(name="logits_processors", kind=Any, origin=VLLM, neutral=([],)),
+    Unbuilt(name="thinking_token_budget", kind=int, origin=VLLM, neutral=(-1,)),
+    Unbuilt(name="repetition_detection", kind=_JSON, origin=VLLM),
+)
+
+FORMATS: tuple[Row, ...] = (
+    Sent(
+        name="structured_outputs",
+        kind=StructuredOutputs,
+        origin=VLLM,
+        path="constraint",
+        by=constraints.of_structured_outputs,
+    ),
+    *(
+        Sent(name=name, kind=_JSON | str, origin=origin, path="constraint", by=constraints.of_schema(name))
+        for name, origin in (("guided_json", VLLM), ("json_schema", SGLANG))
+    ),
+    *(
+        Sent(name=name, kind=str, origin=origin, path="constraint", by=constraints.of_regex)
+        for name, origin in (("guided_regex", VLLM), ("regex", SGLANG))
+    ),
+    *(
+        Sent(name=name, kind=str, origin=origin, path="constraint", by=constraints.of_grammar, note="in GBNF")
+        for name, origin in (("guided_grammar", VLLM), ("ebnf", SGLANG), ("grammar", LLAMA))
+    ),
+    Sent(name="guided_choice", kind=list[str], origin=VLLM, path="constraint", by=constraints.of_choice),
+    Label(name="guided_decoding_backend", kind=str, origin=VLLM, note="there is one"),
+    Unbuilt(name="guided_whitespace_pattern", kind=str, origin=VLLM),
+    Unbuilt(name="structural_tag", kind=Any, origin=SGLANG),
+)
+
+PROMPTS: tuple[Row, ...] = (
+    Sent(
+        name="add_generation_prompt",
+        kind=bool,
+        origin=VLLM,
+        routes=_CHATS,
+        path="chat.add_generation_prompt",
+    ),
+    Unbuilt(name="continue_final_message", kind=bool, origin=VLLM, routes=_CHATS, neutral=(False,)),
+    Own(name="chat_template_kwargs", kind=dict, origin=VLLM, routes=_CHATS, note="`chat.template_variables`"),
+    Unbuilt(name="chat_template", kind=str, origin=VLLM, routes=_CHATS, instead="the server's own is used"),
+    Unbuilt(name="documents", kind=list[Any], origin=VLLM, routes=_CHATS, neutral=([],)),
+    Unbuilt(name="add_special_tokens", kind=bool, origin=VLLM, routes=_CHATS, neutral=(False,)),
+    Unbuilt(
+        name="add_special_tokens",
+        kind=bool,
+        origin=VLLM,
+        routes=_COMPLETIONS,
+        neutral=(True,),
+        instead="send token ids",
+    ),
+    Sent(name="truncate_prompt_tokens", kind=int, origin=VLLM, path="truncate_prompt_tokens"),
+    Unbuilt(name="truncation_side", kind=str, origin=VLLM, neutral=("left",), instead="the last tokens are kept"),
+    Unbuilt(name="prompt_embeds", kind=Any, origin=VLLM, routes=_COMPLETIONS),
+    Unbuilt(name="mm_processor_kwargs", kind=_JSON, origin=VLLM, neutral=({},)),
+    Unbuilt(name="media_io_kwargs", kind=_JSON, origin=VLLM, neutral=({},)),
+)
+
+OUTPUTS: tuple[Row, ...] = (
+    Own(name="prompt_logprobs", kind=int, origin=VLLM, note="`output.prompt_logprobs`; not in streams"),
+    Own(name="return_token_ids", kind=bool, origin=VLLM, note="ids of the prompt (`output.echo`) and of the answer"),
+    Own(name="return_tokens_as_token_ids", kind=bool, origin=VLLM, note="tokens of log probabilities by their ids"),
+    Sent(name="skip_special_tokens", kind=bool, origin=VLLM, path="output.skip_special_tokens"),
+    Unbuilt(name="spaces_between_special_tokens", kind=bool, origin=VLLM, neutral=(True,)),
+    Unbuilt(name="detokenize", kind=bool, origin=VLLM, neutral=(True,)),
+    Unbuilt(name="include_reasoning", kind=bool, origin=VLLM, routes=_CHATS, neutral=(True,)),
+    Unbuilt(name="separate_reasoning", kind=bool, origin=SGLANG, routes=_CHATS, neutral=(True,)),
+    Unbuilt(name="stream_reasoning", kind=bool, origin=SGLANG, routes=_CHATS, neutral=(True,)),
+    Unbuilt(name="reasoning_format", kind=str, origin=LLAMA, routes=_CHATS, neutral=("auto", "deepseek")),
+    Unbuilt(name="parse_tool_calls", kind=bool, origin=LLAMA, routes=_CHATS, neutral=(True,)),
+    *(
+        Unbuilt(name=name, kind=bool, origin=origin, neutral=(False,))
+        for name, origin in (
+            ("return_prompt_text", VLLM),
+            ("return_token_offsets", VLLM),
+            ("return_hidden_states", SGLANG),
+            ("return_routed_experts", SGLANG),
+            ("return_cached_tokens_details", SGLANG),
+            ("timings_per_token", LLAMA),
+            ("post_sampling_probs", LLAMA),
+            ("return_tokens", LLAMA),
+        )
+    ),
+)
+
+SCHEDULING: tuple[Row, ...] = (
+    Sent(
+        name="priority",
+        kind=int,
+        origin=VLLM,
+        path="scheduling.priority",
+        by=lambda priority: -priority,
+        note="negated: as in vLLM a lower number is served first",
+    ),
+    *(
+        Sent(
+            name=name,
+            kind=str,
+            origin=origin,
+            path="cache.bypass",
+            by=lambda salt: True if salt else None,
+            note="the prompt is in no cache that others could measure",
+        )
+        for name, origin in (("cache_salt", VLLM), ("extra_key", SGLANG))
+    ),
+    Sent(
+        name="cache_prompt",
+        kind=bool,
+        origin=LLAMA,
+        path="cache.bypass",
+        by=lambda cached: None if cached else True,
+        note="false: neither read nor written",
+    ),
+    Label(name="request_id", kind=str, origin=VLLM, note="a label; the answer's id is the generation's"),
+    Label(name="rid", kind=str, origin=SGLANG, note="the same"),
+    Label(name="session_id", kind=str, origin=VLLM, note="a label"),
+    Label(name="custom_labels", kind=_JSON, origin=SGLANG, note="labels"),
+    Label(name="id_slot", kind=int, origin=LLAMA, note="a hint for the prefix cache"),
+    Unbuilt(name="session_params", kind=_JSON, origin=SGLANG, neutral=({},)),
+    Unbuilt(name="kv_transfer_params", kind=_JSON, origin=VLLM, neutral=({},)),
+    Unbuilt(name="vllm_xargs", kind=_JSON, origin=VLLM, neutral=({},)),
+    *(
+        Unbuilt(name=name, kind=Any, origin=SGLANG)
+        for name in ("bootstrap_host", "bootstrap_port", "bootstrap_room", "data_parallel_rank", "routed_dp_rank")
+    ),
+)
+
+ROWS: tuple[Row, ...] = (*OPENAIS, *SAMPLING, *FORMATS, *PROMPTS, *OUTPUTS, *SCHEDULING)

@@ -1,0 +1,119 @@
+"""Chat completions and completions over HTTP: whole answers, server-sent events, and cancellation when the client
+disconnects."""
+
+import asyncio
+import contextlib
+from collections.abc import AsyncIterator, Callable
+
+import grpc
+import msgspec
+from sluice.v1 import inference_pb2, inference_pb2_grpc, types_pb2
+from starlette.requests import Request
+from starlette.responses import Response, StreamingResponse
+
+from sluice_server.services.edge import answers
+from sluice_server.services.edge.answers import CHAT, COMPLETION, Dialect
+from sluice_server.services.edge.calls import events_of
+from sluice_server.services.edge.errors import EdgeError, bad_request, from_rpc
+from sluice_server.services.edge.recovery import repeated
+from sluice_server.services.edge.report import AnswerReport, chat_report, completion_report
+from sluice_server.services.edge.requests import Metadata, metadata_of, read_body, until_gone
+from sluice_server.services.edge.responses import as_json
+from sluice_server.services.edge.resumed import EdgeStream, Event
+from sluice_server.services.edge.stream import Chunks
+from sluice_server.services.edge.translate import chat_spec, completion_specs
+from sluice_server.services.edge.wire import ChatRequest, Common, CompletionRequest, decode
+
+
+class GenerationRoutes:
+    """The handlers of the routes that generate."""
+
+    def __init__(self, channel: grpc.aio.Channel, clock: Callable[[], float]) -> None:
+        """`clock` gives the seconds since 1970 for the answers."""
+        self._channel = channel
+        self._inference: inference_pb2_grpc.InferenceServiceAsyncStub = inference_pb2_grpc.InferenceServiceStub(channel)
+        self._clock = clock
+
+    async def chat(self, request: Request) -> Response:
+        """POST /v1/chat/completions."""
+        asked = decode(await read_body(request), ChatRequest)
+        spec = chat_spec(asked)
+        return await self._answer(request, CHAT, asked, [spec], chat_report(asked, spec))
+
+    async def completions(self, request: Request) -> Response:
+        """POST /v1/completions."""
+        asked = decode(await read_body(request), CompletionRequest)
+        specs = completion_specs(asked)
+        return await self._answer(request, COMPLETION, asked, specs, completion_report(asked, specs))
+
+    async def _answer(
+        self,
+        request: Request,
+        dialect: Dialect,
+        asked: Common,
+        specs: list[types_pb2.GenerationSpec],
+        report: AnswerReport,
+    ) -> Response:
+        if asked.stream:
+            return await self._stream(request, specs, Chunks(dialect, int(self._clock()), report))
+        if asked.stream_options is not None:
+            raise bad_request("stream_options", "needs stream to be true")
+        return await self._whole(request, dialect, specs, report)
+
+    async def _whole(
+        self, request: Request, dialect: Dialect, specs: list[types_pb2.GenerationSpec], report: AnswerReport
+    ) -> Response:
+        metadata = metadata_of(request)
+
+        async def generate() -> list[inference_pb2.GenerateResponse]:
+            async with asyncio.TaskGroup() as group:  # a failure cancels the others
+                tasks = [group.create_task(self._one(spec, metadata)) for spec in specs]
+            return [task.result() for task in tasks]
+
+        try:
+            found = await until_gone(request, generate())
+        except ExceptionGroup as group:
+            raise _first(group) from None
+        return as_json(answers.whole(dialect, found, int(self._clock()), report))
+
+    async def _one(self, spec: types_pb2.GenerationSpec, metadata: Metadata) -> inference_pb2.GenerateResponse:
+        asked = inference_pb2.GenerateRequest(spec=spec)
+        return await repeated(self._channel, lambda: self._inference.Generate(asked, metadata=metadata))
+
+    async def _stream(self, request: Request, specs: list[types_pb2.GenerationSpec], chunks: Chunks) -> Response:
+        """Start a stream. Headers are sent once the first event of each prompt has come, so that a refusal still has
+        its HTTP status."""
+        metadata = metadata_of(request)
+        calls = [EdgeStream(self._channel, spec, metadata) for spec in specs]
+        try:
+            firsts = await until_gone(request, asyncio.gather(*(call.read() for call in calls)))
+        except BaseException:
+            _cancel(calls)
+            raise
+        begun = [first for first in firsts if first is not None]  # its type: a stream has at least one event
+        return StreamingResponse(_events(calls, begun, chunks), media_type="text/event-stream")
+
+
+async def _events(calls: list[EdgeStream], firsts: list[Event], chunks: Chunks) -> AsyncIterator[bytes]:
+    """Yields server-sent events; an error is sent as the last event. Cancels the generations if the client stops
+    reading."""
+    try:
+        async with contextlib.aclosing(chunks.of(events_of(calls, firsts))) as made:
+            async for chunk in made:
+                yield chunk
+        yield b"data: [DONE]\n\n"
+    except (grpc.aio.AioRpcError, EdgeError) as error:
+        failure = error if isinstance(error, EdgeError) else from_rpc(error)
+        yield b"data: " + msgspec.json.encode(failure.body()) + b"\n\n"
+    finally:
+        _cancel(calls)
+
+
+def _cancel(calls: list[EdgeStream]) -> None:
+    for call in calls:
+        call.cancel()  # no effect on a call that has ended
+
+
+def _first(group: ExceptionGroup[Exception]) -> Exception:
+    found = group.exceptions[0]
+    return _first(found) if isinstance(found, ExceptionGroup) else found

@@ -1,0 +1,28 @@
+"""HTTP responses: JSON, and errors in OpenAI's format."""
+
+import msgspec
+from starlette.exceptions import HTTPException
+from starlette.requests import Request
+from starlette.responses import Response
+
+from sluice_server.services.edge.errors import EdgeError
+from sluice_server.services.edge.report import Json
+
+GONE = EdgeError(499, "cancelled", "the client closed its connection before it was answered")
+BROKEN = EdgeError(500, "server_error", "the edge failed at this request; its log has the reason")
+
+
+def unroutable(request: Request, error: HTTPException) -> EdgeError:
+    """Returns the error for an unknown path or method."""
+    text = f"{request.method} {request.url.path}: {error.detail}"
+    return EdgeError(error.status_code, "invalid_request_error", text, code="unknown_url")
+
+
+def as_json(value: Json, status: int = 200, headers: dict[str, str] | None = None) -> Response:
+    """Returns a JSON response."""
+    return Response(msgspec.json.encode(value), status, headers, "application/json")
+
+
+def refusal(error: EdgeError) -> Response:
+    """Returns an error response in OpenAI's format."""
+    return as_json(error.body(), error.status, error.headers())

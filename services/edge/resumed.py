@@ -1,0 +1,75 @@
+"""One generation's events as the edge reads them: resumed when the connection to its gateway is lost."""
+
+from typing import TypeAlias
+
+import grpc
+from sluice.progress import Progress
+from sluice.v1 import inference_pb2, inference_pb2_grpc, types_pb2
+
+from sluice_server.services.edge.errors import EdgeError
+from sluice_server.services.edge.recovery import CallRecovery
+from sluice_server.services.edge.requests import Metadata
+
+Event: TypeAlias = inference_pb2.StreamGenerateResponse | inference_pb2.ResumeGenerateResponse
+_Call: TypeAlias = (
+    "grpc.aio.UnaryStreamCall[inference_pb2.StreamGenerateRequest, inference_pb2.StreamGenerateResponse]"
+    " | grpc.aio.UnaryStreamCall[inference_pb2.ResumeGenerateRequest, inference_pb2.ResumeGenerateResponse]"
+)
+
+
+class EdgeStream:
+    """The events of one generation, each once. Its owner calls `cancel` on every path."""
+
+    def __init__(self, channel: grpc.aio.Channel, spec: types_pb2.GenerationSpec, metadata: Metadata) -> None:
+        self._inference: inference_pb2_grpc.InferenceServiceAsyncStub = inference_pb2_grpc.InferenceServiceStub(channel)
+        self._recovery = CallRecovery(channel)
+        self._progress = Progress(spec)
+        self._metadata = metadata
+        self._sent: set[tuple[str | None, int]] = set()
+        self._is_cancelled = False
+        self._call = self._asked()
+
+    async def read(self) -> Event | None:
+        """Returns the next event; None after the last. Raises AioRpcError or EdgeError."""
+        while True:
+            try:
+                event = await self._call.read()
+            except grpc.aio.AioRpcError as error:
+                if self._progress.finished is not None:
+                    return None
+                if not self._progress.can_go_on:
+                    raise
+                await self._recovery.after(error)
+                if self._is_cancelled:
+                    raise
+                self._call = self._asked()
+                continue
+            if not isinstance(event, Event):  # EOF
+                if self._progress.finished is None:
+                    raise EdgeError(500, "server_error", "the server ended the stream before its last event")
+                return None
+            if self._is_new(event):
+                return event
+
+    def cancel(self) -> None:
+        """Cancel the generation; no effect on one that has ended."""
+        self._is_cancelled = True
+        self._call.cancel()
+
+    def _asked(self) -> _Call:
+        if not self._progress.has_begun:
+            request = inference_pb2.StreamGenerateRequest(spec=self._progress.spec)
+            return self._inference.StreamGenerate(request, metadata=self._metadata)
+        rest = inference_pb2.ResumeGenerateRequest(spec=self._progress.rest())
+        return self._inference.ResumeGenerate(rest, metadata=self._metadata)
+
+    def _is_new(self, event: Event) -> bool:
+        """Records an event. Whether it was not read before: a stream that was resumed begins with what is known."""
+        if self._progress.take(event) is not None:
+            return True
+        kind = event.WhichOneof("event")
+        one = (kind, event.output_finished.output_index)
+        if kind == "delta" or one in self._sent:
+            return False
+        self._sent.add(one)
+        return True

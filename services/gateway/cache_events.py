@@ -1,0 +1,159 @@
+"""What the engines' prefix caches hold, as a numbered stream for routers in front.
+
+Numbers begin at the time of the start in microseconds, so that they never go back, over restarts too. A reader whose
+number is not among those that are kept gets a snapshot: all blocks, in parts that end at the newest number. What an
+engine reported is lost with a frame: then it is asked for all of it.
+"""
+
+import asyncio
+import dataclasses
+import time
+from collections import deque
+from collections.abc import AsyncGenerator, Callable
+
+from sluice_server.engine.kv_cache.log import parents_first
+from sluice_server.services.messages.details import CachedBlock
+from sluice_server.services.messages.messages import CacheChanges, CacheQuery, Message, Report
+
+MAX_KEPT = 1024  # batches
+PART_BLOCKS = 512  # of a snapshot
+ASK_AGAIN_S = 1.0
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class SnapshotPart:
+    """The place of a batch in a snapshot of `count` parts."""
+
+    index: int
+    count: int
+    num_blocks: int  # in the whole snapshot
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class CacheBatch:
+    """Changes of one engine's cache. `is_whole`: nothing that was reported of this engine before holds."""
+
+    sequence: int
+    engine_id: str
+    is_whole: bool
+    removed: tuple[CachedBlock, ...]
+    added: tuple[CachedBlock, ...]
+    snapshot: SnapshotPart | None = None
+
+
+@dataclasses.dataclass(slots=True)
+class EngineContents:
+    """The blocks of one engine. `expected`: number of its next message; None if its blocks are not known."""
+
+    epoch: int = 0
+    expected: int | None = None
+    live: dict[bytes, CachedBlock] = dataclasses.field(default_factory=dict)
+
+
+class CacheEvents:
+    """The stream, and the contents that it adds up to."""
+
+    def __init__(
+        self,
+        gateway_id: str,
+        emit: Callable[[Message], None],
+        clock: Callable[[], float],
+        wall_s: Callable[[], float] = time.time,
+    ) -> None:
+        self._gateway_id = gateway_id
+        self._emit = emit
+        self._clock = clock
+        self._sequence = int(wall_s() * 1e6)
+        self._kept: deque[CacheBatch] = deque(maxlen=MAX_KEPT)
+        self._engines: dict[str, EngineContents] = {}
+        self._readers: set[asyncio.Event] = set()
+        self._asked_s = clock() - ASK_AGAIN_S
+
+    def handle(self, changes: CacheChanges) -> None:
+        """Takes an engine's message; after a gap, none before one with all blocks."""
+        contents = self._engines.setdefault(changes.engine_id, EngineContents())
+        is_next = (changes.epoch, changes.number) == (contents.epoch, contents.expected)
+        if not is_next and not changes.is_whole:
+            contents.expected = None
+            self._ask()
+            return
+        contents.epoch, contents.expected = changes.epoch, changes.number + 1
+        if changes.is_whole:
+            contents.live.clear()
+        removed = [contents.live.pop(name, None) for name in changes.removed]
+        contents.live.update({block.name: block for block in changes.added})
+        known = tuple(block for block in removed if block is not None)
+        self._publish(changes.engine_id, changes.is_whole, known, changes.added)
+
+    def take_report(self, report: Report) -> None:
+        """Forgets the blocks of an engine that has started again; asks it for them while there are subscribers."""
+        contents = self._engines.setdefault(report.engine_id, EngineContents(report.epoch))
+        if contents.epoch != report.epoch:
+            contents.epoch, contents.expected = report.epoch, None
+            contents.live.clear()
+            self._publish(report.engine_id, True, (), ())
+        if contents.expected is None and self._readers:
+            self._ask()
+
+    async def follow(self, start: int, beat_s: float) -> AsyncGenerator[CacheBatch | None, None]:
+        """Yields the batches from the number `start` on, or a snapshot and those behind it; None after `beat_s` without
+        one. Never ends."""
+        news = asyncio.Event()
+        self._readers.add(news)
+        try:
+            at = start
+            while True:
+                if not self._has(at):
+                    for part in self._snapshot():
+                        yield part
+                        at = part.sequence + 1
+                while self._has(at) and at <= self._sequence:
+                    yield self._kept[at - self._kept[0].sequence]
+                    at += 1
+                if self._has(at) and not await _came(news, beat_s):
+                    yield None
+        finally:
+            self._readers.discard(news)
+
+    def _has(self, at: int) -> bool:
+        """Whether a reader that wants the number `at` next misses nothing."""
+        oldest = self._kept[0].sequence if self._kept else self._sequence + 1
+        return oldest <= at <= self._sequence + 1
+
+    def _snapshot(self) -> list[CacheBatch]:
+        found: list[tuple[str, bool, tuple[CachedBlock, ...]]] = []
+        for engine_id, contents in sorted(self._engines.items()):
+            blocks = tuple(parents_first(contents.live))
+            for at in range(0, max(1, len(blocks)), PART_BLOCKS):
+                found.append((engine_id, at == 0, blocks[at : at + PART_BLOCKS]))
+        found = found or [("", True, ())]
+        num_blocks, first = sum(len(blocks) for _, _, blocks in found), self._sequence - len(found) + 1
+        return [
+            CacheBatch(first + at, engine_id, is_whole, (), blocks, SnapshotPart(at, len(found), num_blocks))
+            for at, (engine_id, is_whole, blocks) in enumerate(found)
+        ]
+
+    def _publish(
+        self, engine_id: str, is_whole: bool, removed: tuple[CachedBlock, ...], added: tuple[CachedBlock, ...]
+    ) -> None:
+        self._sequence += 1
+        self._kept.append(CacheBatch(self._sequence, engine_id, is_whole, removed, added))
+        for news in self._readers:
+            news.set()
+
+    def _ask(self) -> None:
+        now_s = self._clock()
+        if now_s - self._asked_s >= ASK_AGAIN_S:
+            self._asked_s = now_s
+            self._emit(CacheQuery(self._gateway_id))
+
+
+async def _came(news: asyncio.Event, seconds: float) -> bool:
+    """Waits for news, and whether it came in time."""
+    try:
+        async with asyncio.timeout(seconds):
+            await news.wait()
+    except TimeoutError:
+        return False
+    news.clear()
+    return True

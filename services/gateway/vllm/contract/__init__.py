@@ -1,0 +1,1 @@
+"""Generated stubs of the contract `vllm.grpc.engine`. Written by tools/generate_stubs.py, never by hand."""

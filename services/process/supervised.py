@@ -1,0 +1,26 @@
+"""What links a process to its supervisor: the line by which it says that it serves, and its end with it."""
+
+import ctypes
+import os
+import signal
+
+SUPERVISOR_PID = "SLUICE_SUPERVISOR_PID"  # set by a supervisor; this process must end when it ends
+READY_FD = "SLUICE_READY_FD"  # number of an inherited pipe's file, which gets a line whenever this process serves again
+PR_SET_PDEATHSIG = 1
+
+
+def say_ready(process_id: str, ready: str) -> bool:
+    """Tell the supervisor that this process serves. Returns False if there is none."""
+    if READY_FD not in os.environ:
+        return False
+    os.write(int(os.environ[READY_FD]), f"ready {process_id} {ready}\n".encode())
+    return True
+
+
+def die_with_supervisor() -> None:
+    """Let the kernel kill this process when its supervisor dies; exit now if it is dead already."""
+    if SUPERVISOR_PID not in os.environ:
+        return
+    ctypes.CDLL(None, use_errno=True).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
+    if os.getppid() != int(os.environ[SUPERVISOR_PID]):
+        raise SystemExit(1)

@@ -1,0 +1,64 @@
+"""Reads docs/other-clients.md, the table of other projects' clients, and makes an environment for each."""
+
+import dataclasses
+import shutil
+import subprocess
+import sys
+import venv
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[2]
+PAGE = ROOT / "docs" / "other-clients.md"
+SCRIPTS = Path(__file__).parent / "clients"
+CACHE = Path.home() / ".cache" / "sluice" / "ecosystem"
+INSTALLER = "uv==0.13.9"
+
+
+@dataclasses.dataclass(frozen=True)
+class Client:
+    """A row of the page: the script that runs a client, what it needs, and what it was seen to do."""
+
+    script: str
+    packages: tuple[str, ...]
+    seen: tuple[str, ...]
+
+    @property
+    def folder(self) -> Path:
+        """Where its packages are installed."""
+        return CACHE / Path(self.script).stem
+
+    def command(self) -> list[str]:
+        """Installs the packages if they are not there yet; returns the command that runs the script."""
+        install = _node if self.script.endswith(".mjs") else _python
+        stamp, wanted = self.folder / "installed", "\n".join(self.packages)
+        if not stamp.exists() or stamp.read_text() != wanted:
+            shutil.rmtree(self.folder, ignore_errors=True)
+            self.folder.mkdir(parents=True)
+            install(self.folder, self.packages)
+            stamp.write_text(wanted)
+        if install is _python:
+            return [str(self.folder / "bin" / "python"), str(SCRIPTS / self.script)]
+        shutil.copy(SCRIPTS / self.script, self.folder)  # Node.js looks for packages beside the script
+        return ["node", str(self.folder / self.script)]
+
+
+def clients() -> list[Client]:
+    """The rows of the page's table."""
+    lines = [line for line in PAGE.read_text().splitlines() if line.startswith("| ")][2:]
+    found = []
+    for line in lines:
+        _, packages, script, seen = (cell.strip() for cell in line.strip("|").split("|"))
+        found.append(Client(script.strip("`"), tuple(packages.replace("`", "").split(", ")), tuple(seen.split("; "))))
+    return found
+
+
+def _python(folder: Path, packages: tuple[str, ...]) -> None:
+    venv.create(folder, with_pip=True)
+    python = str(folder / "bin" / "python")
+    subprocess.run([python, "-m", "pip", "install", "--quiet", INSTALLER], check=True, stdout=sys.stderr)
+    subprocess.run([python, "-m", "uv", "pip", "install", "--quiet", "--python", python, *packages], check=True)
+
+
+def _node(folder: Path, packages: tuple[str, ...]) -> None:
+    subprocess.run(["npm", "init", "--yes"], cwd=folder, check=True, stdout=subprocess.DEVNULL)
+    subprocess.run(["npm", "install", "--silent", *packages], cwd=folder, check=True)

@@ -1,0 +1,88 @@
+"""Tokens over HTTP, with vLLM's bodies."""
+
+from typing import Any
+
+import httpx2
+import pytest
+
+from sluice_server.services.messages.details import Detokenized, Tokenized
+from sluice_server.services.messages.messages import Result
+from sluice_server.services.messages.work import ChatPrompt, Detokenize, TextPrompt, Tokenize, Work, pack_ids
+from tests.services.edge.edge_rig import EdgeRig, edge
+
+HELLO: list[Any] = [{"role": "user", "content": "hello"}]
+PIECES = {5: b"a", 6: b"\xc3"}
+
+
+def answering(rig: EdgeRig) -> list[Work]:
+    """Has the ring answer, and lists what it was asked."""
+    asked: list[Work] = []
+
+    def script(submit: object) -> None:
+        ask = rig.ring.submits[-1]
+        asked.append(ask.work)
+        value = Tokenized(pack_ids([5, 6]), PIECES) if isinstance(ask.work, Tokenize) else Detokenized("aé")
+        rig.gateway.handle(Result(ask.envelope, value))
+
+    rig.ring.script = script
+    return asked
+
+
+async def post(rig: EdgeRig, path: str, body: dict[str, Any]) -> httpx2.Response:
+    async with httpx2.AsyncClient() as client:
+        return await client.post(rig.url + path, json=body)
+
+
+async def test_tokens_of_a_prompt() -> None:
+    async with edge() as rig:
+        asked = answering(rig)
+        found = (await post(rig, "/tokenize", {"model": "toy", "prompt": "aé", "add_special_tokens": False})).json()
+        assert found == {"count": 2, "max_model_len": 1000, "tokens": [5, 6], "token_strs": None}
+        found = (await post(rig, "/tokenize", {"prompt": "aé", "return_token_strs": True})).json()
+        assert found["token_strs"] == ["a", "\ufffd"]
+        first, second = asked
+        assert isinstance(first, Tokenize) and isinstance(second, Tokenize)
+        assert isinstance(first.prompt, TextPrompt) and first.prompt.text == "aé"
+        assert (first.add_special_tokens, second.add_special_tokens) == (False, True)
+
+
+async def test_tokens_of_messages() -> None:
+    async with edge() as rig:
+        asked = answering(rig)
+        body = {"messages": HELLO, "add_generation_prompt": False, "chat_template_kwargs": {"x": 1}}
+        assert (await post(rig, "/tokenize", body)).json()["count"] == 2
+        (work,) = asked
+        assert isinstance(work, Tokenize) and isinstance(work.prompt, ChatPrompt)
+        prompt = work.prompt
+        assert [one.content for one in prompt.messages] == ["hello"] and prompt.variables == '{"x":1}'
+        assert prompt.add_generation_prompt is False
+
+
+async def test_the_text_of_tokens() -> None:
+    async with edge() as rig:
+        asked = answering(rig)
+        assert (await post(rig, "/detokenize", {"model": "toy", "tokens": [5, 6]})).json() == {"prompt": "aé"}
+        (work,) = asked
+        assert isinstance(work, Detokenize) and work.skip_special_tokens is False
+
+
+@pytest.mark.parametrize(
+    ("path", "body", "param"),
+    [
+        ("/tokenize", {}, "prompt"),
+        ("/tokenize", {"prompt": "x", "messages": HELLO}, "prompt"),
+        ("/tokenize", {"prompt": "x", "add_generation_prompt": True}, "add_generation_prompt"),
+        ("/tokenize", {"messages": HELLO, "add_special_tokens": True}, "add_special_tokens"),
+        ("/tokenize", {"messages": HELLO, "continue_final_message": True}, "continue_final_message"),
+        ("/tokenize", {"prompt": "x", "made_up": 1}, "made_up"),
+        ("/detokenize", {}, None),
+        ("/detokenize", {"tokens": [-1]}, "tokens"),
+        ("/detokenize", {"tokens": ["a"]}, "tokens[0]"),
+        ("/detokenize", {"tokens": [1], "model": "other"}, None),
+    ],
+)
+async def test_what_is_not_right_is_named(path: str, body: dict[str, Any], param: str | None) -> None:
+    async with edge() as rig:
+        found = await post(rig, path, body)
+        assert found.status_code == (404 if "model" in body else 400)
+        assert found.json()["error"]["param"] == param
