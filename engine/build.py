@@ -18,6 +18,7 @@ from sluice_server.engine.kv_cache.block_store import BlockStore
 from sluice_server.engine.models.config import ModelConfig
 from sluice_server.engine.models.limits import check_tables
 from sluice_server.engine.models.model import Model, load_model
+from sluice_server.engine.parallel.options import check_parallel
 from sluice_server.engine.plugins.interface import ModelPlugin
 from sluice_server.engine.plugins.loading import load_plugins, loading
 from sluice_server.engine.request import Limits
@@ -139,6 +140,7 @@ def chosen(
 ) -> tuple[torch.device, Formats, tuple[str, ...]]:
     """Returns device, number formats and notes for the operator, before any weight is read. Raises ServiceError for
     what this server cannot compute."""
+    check_parallel(config).check(model_config)
     device = choose_device(config.device)
     check_trees(config, model_config, device)
     formats = choose_formats(config, device)

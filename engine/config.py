@@ -71,6 +71,14 @@ class EngineConfig:
     max_draft_width: int = option(
         1, "speculation draft or eagle: drafts that may follow the same token, 1 to 8; 1 is a chain"
     )
+    tensor_parallel_size: int = option(1, "ranks that share every layer: heads, intermediate columns, vocabulary")
+    pipeline_parallel_size: int = option(1, "stages that share the layers; each has --tensor-parallel-size ranks")
+    expert_parallel: bool = option(False, "ranks own whole experts of a mixture, not a part of each")
+    sum_shards: int = option(
+        0,
+        "partial products that row-parallel projections are added up from, in one order: sizes that divide it give "
+        "equal bits; 0 is one for each rank",
+    )
 
 
 DEFAULTS = EngineConfig()  # other defaults of the same meaning are taken from here

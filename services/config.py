@@ -11,6 +11,7 @@ from pathlib import Path
 from sluice_server.engine.config import CACHE_DTYPES, QUANTIZATIONS, EngineConfig, option
 from sluice_server.engine.errors import Code, ServiceError
 from sluice_server.engine.kv_cache.disk import check_directory
+from sluice_server.engine.parallel.options import check_parallel
 from sluice_server.engine.request import MAX_DRAFT_TOKENS, MAX_DRAFT_WIDTH, MAX_PROMPT_BYTES
 from sluice_server.engine.scheduler.policies import POLICIES
 from sluice_server.engine.scheduler.settings import parse_weights
@@ -144,6 +145,7 @@ def check(engine: EngineConfig, service: ServiceConfig) -> None:
     _check_disk_cache(engine)
     _check_speculation(engine)
     _check_gpu_memory(engine)
+    check_parallel(engine)
     _one_of("device", engine.device, ("auto", "cpu", "cuda"))
     _one_of("dtype", engine.dtype, ("auto", "float32", "bfloat16"))
     _one_of("quantization", engine.quantization, QUANTIZATIONS)

@@ -37,6 +37,7 @@ GROUPS = {
     ),
     "A gateway of another project in front": ("vllm_listen", "vllm_tenant"),
     "Speculation": ("speculation", "draft_model", "draft_length", "max_draft_tokens", "max_draft_width"),
+    "Ranks": ("tensor_parallel_size", "pipeline_parallel_size", "expert_parallel", "sum_shards"),
     "Limits and times": (
         *("max_open_requests", "max_prompt_bytes", "max_connection_age_s", "grace_s", "recovery_timeout_s"),
         *("max_restarts", "probe_interval_s", "probe_timeout_s"),

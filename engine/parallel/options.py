@@ -1,0 +1,36 @@
+"""The options of ranks: a group's shape from the settings, and which of them are not built yet."""
+
+from collections.abc import Callable, Mapping
+
+from sluice_server.engine.config import EngineConfig
+from sluice_server.engine.parallel.shape import ParallelShape, unusable
+
+# By option: whether a group needs what is not built.
+NOT_BUILT: Mapping[str, Callable[[ParallelShape], bool]] = {
+    "tensor_parallel_size": lambda shape: shape.tensor_size > 1,
+    "pipeline_parallel_size": lambda shape: shape.pipeline_size > 1,
+    "expert_parallel": lambda shape: shape.expert_parallel,
+    "sum_shards": lambda shape: shape.sum_shards > 1,
+}
+
+
+def shape_of(config: EngineConfig) -> ParallelShape:
+    """Returns the shape of the group that the settings ask for, from the place of its first member.
+
+    Raises ServiceError INVALID_SETTING naming the option for sizes that exclude one another.
+    """
+    return ParallelShape(
+        tensor_size=config.tensor_parallel_size,
+        pipeline_size=config.pipeline_parallel_size,
+        sum_shards=config.sum_shards,
+        expert_parallel=config.expert_parallel,
+    )
+
+
+def check_parallel(config: EngineConfig) -> ParallelShape:
+    """Returns `shape_of` the settings. Raises ServiceError INVALID_SETTING for what it needs and is not built."""
+    shape = shape_of(config)
+    for name, needs in NOT_BUILT.items():
+        if needs(shape):
+            raise unusable(name, f"{getattr(config, name)} is not supported yet: leave it out")
+    return shape
