@@ -214,3 +214,11 @@ class OutOfDeviceMemory(Exception):
 
 class DeviceLost(Exception):
     """The device no longer responds: the process cannot continue and must be restarted."""
+
+
+class RankLost(DeviceLost):
+    """A rank of this engine's group has ended, is stuck or cannot go on: the group must be started anew."""
+
+
+class RankFailed(Exception):
+    """A step failed on another rank of the group; all ranks are ready for the next one."""

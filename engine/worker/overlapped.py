@@ -20,9 +20,10 @@ from sluice_server.engine.plan import IN_FLIGHT, Placement, StepPlan, StepResult
 from sluice_server.engine.speculation.trees import walk
 from sluice_server.engine.worker.device import Device, HostCopy
 from sluice_server.engine.worker.faults import device_faults
+from sluice_server.engine.worker.forward import trees_of
 from sluice_server.engine.worker.graphs import Graphs, RowShape, forms_of
 from sluice_server.engine.worker.prefixes import SharedPrefixes
-from sluice_server.engine.worker.runner import CompletedStep, Runner, trees_of
+from sluice_server.engine.worker.runner import CompletedStep, Runner
 from sluice_server.engine.worker.slots.state import DeviceState, Slots
 from sluice_server.engine.worker.steps import BAD, RecordedStep, UniformRows, UniformSteps
 

@@ -7,9 +7,8 @@ device `collect` waits for it. Depends on plans, not on requests, scheduling pol
 import dataclasses
 import itertools
 from collections.abc import Callable
+from typing import NamedTuple
 
-import numpy as np
-import torch
 from torch import Tensor
 
 from sluice_server.engine.kv_cache.block_store import BlockStore
@@ -23,13 +22,24 @@ from sluice_server.engine.sampling.matchers import SlotMatchers
 from sluice_server.engine.sampling.rows import GrammarMasks
 from sluice_server.engine.sampling.sampler import Sampler
 from sluice_server.engine.worker.faults import device_faults
+from sluice_server.engine.worker.forward import AcceptedMoves, ForwardPass
 from sluice_server.engine.worker.sample_positions import SamplePositions
 from sluice_server.engine.worker.slots.pooling import with_vectors
 from sluice_server.engine.worker.slots.processors import with_errors
 from sluice_server.engine.worker.slots.rows import SlotRows
-from sluice_server.kernels.layout.metadata import AttentionMetadata
 from sluice_server.kernels.layout.ragged import Tables
-from sluice_server.kernels.layout.trees import Trees, tree_of
+
+
+class WantedStates(NamedTuple):
+    """The hidden states of a step that are needed besides those that are sampled from.
+
+    Attributes:
+        is_whole: all of them.
+        spans: those that score prompts, as ranges of the step's tokens.
+    """
+
+    is_whole: bool
+    spans: list[tuple[int, int]]
 
 
 class CompletedStep:
@@ -64,12 +74,12 @@ class Runner:
         """`groups` of the model's layers share the blocks of `store`; None: a block holds all layers."""
         self._model = model
         self._store = store
-        self._block_size = block_size
         matchers = SlotMatchers(grammars or Grammars(None), model.config.vocab_size, model.config.eos_ids)
-        self._groups = groups or one_group(model.config.windows)
-        self._cache = [store.cache[place] for place in self._groups.place_of]
+        groups = groups or one_group(model.config.windows)
         max_blocks, vocab_size = -(-max_model_len // block_size), model.config.vocab_size
-        self._rows = SlotRows(max_num_seqs, max_blocks, vocab_size, matchers, processors, self._groups.num)
+        self._rows = SlotRows(max_num_seqs, max_blocks, vocab_size, matchers, processors, groups.num)
+        self._forward = ForwardPass(model, store, block_size, self._rows.block_tables, groups)
+        self.on_accepted: Callable[[AcceptedMoves], None] = _unheard  # called after drafts' keys and values were moved
         self._sampler = Sampler()
 
     @property
@@ -115,44 +125,26 @@ class Runner:
         with device_faults():
             return self._compute(plan)
 
+    def wanted(self, plan: StepPlan) -> WantedStates:
+        """Returns which hidden states of a plan are needed besides those that are sampled from."""
+        prompts = self._rows.prompts
+        return WantedStates(prompts.is_asked or bool(plan.pools), prompts.spans(plan))
+
     def _compute(self, plan: StepPlan) -> CompletedStep:
         sample_positions = SamplePositions.of(plan)
         if self._rows.listening:
             self._note_tokens(plan, sample_positions)
         masks = self._rows.matchers.start(sample_positions.slots, sample_positions.ahead)
         try:
-            meta = self._layout(plan)
-            ids = torch.from_numpy(np.array(plan.token_ids, dtype=np.int64)).to(self._model.device)
-            at = self._places(plan, sample_positions, meta)
-            is_whole = len(at) == plan.num_tokens or self._rows.prompts.is_asked or bool(plan.pools)
-            kept = None if is_whole else at
-            hidden = self._model.forward(ids, meta.positions, self._cache, meta, kept)
+            states = self._forward.compute(plan, sample_positions, is_whole=self.wanted(plan).is_whole)
         finally:
             filled = masks.result()
+        hidden = states.computed
         prompts = self._rows.prompts.score(plan, hidden, self._model.logits)
-        result = self._sample(plan, sample_positions, hidden if len(at) == len(hidden) else hidden[at], filled)
+        result = self._sample(plan, sample_positions, states.sampled, filled)
         if plan.pools:
             result = with_vectors(result, self._rows.pooling.pool(plan, hidden, self._model))
         return CompletedStep(dataclasses.replace(result, prompts=prompts) if prompts else result)
-
-    def _layout(self, plan: StepPlan) -> AttentionMetadata:
-        contexts = [start + num for start, num in zip(plan.starts, plan.query_lens, strict=True)]
-        size, device, trees = self._block_size, self._model.device, trees_of(plan)
-        first, *others = (
-            AttentionMetadata.build(plan.query_lens, contexts, tables[plan.slots], size, device, trees)
-            for tables in self._rows.block_tables
-        )
-        return first.with_groups((first, *others), self._groups.group_of) if others else first
-
-    def _places(self, plan: StepPlan, sample_positions: SamplePositions, meta: AttentionMetadata) -> Tensor:
-        """Returns the indices of the step's tokens behind which something is sampled: int64, ascending."""
-        if plan.drafts:
-            return torch.tensor(sample_positions.tokens, device=self._model.device)
-        return (
-            meta.last_tokens
-            if len(sample_positions.rows) == len(plan.slots)
-            else meta.last_tokens[sample_positions.rows]
-        )
 
     def _sample(
         self, plan: StepPlan, sample_positions: SamplePositions, hidden: Tensor, masks: GrammarMasks | None
@@ -173,14 +165,11 @@ class Runner:
             self._close_ranks(sample_positions.moves(sampled))
         return sample_positions.collect(sampled, len(plan.slots))
 
-    def _close_ranks(self, moves: list[tuple[int, int, int]]) -> None:
+    def _close_ranks(self, moves: AcceptedMoves) -> None:
         """Moves the keys and values of accepted drafts to the positions that they would have in a chain."""
-        if not moves:
-            return
-        slots, sources, targets = np.array(moves, dtype=np.int64).T
-        tables, size = self._rows.block_tables, self._block_size
-        places = [(tables[:, slots, at // size] * np.int64(size) + at % size).ravel() for at in (sources, targets)]
-        self._store.move_slots(*(torch.from_numpy(place).to(self._model.device) for place in places))
+        if moves:
+            self._forward.move_accepted(moves)
+            self.on_accepted(moves)
 
     def _note_tokens(self, plan: StepPlan, sample_positions: SamplePositions) -> None:
         """Passes the slots that sample their current tokens; drafts are not among them yet."""
@@ -199,6 +188,5 @@ class Runner:
             self._rows.note(slots[i], plan.starts[i] + num - drafted, certain)
 
 
-def trees_of(plan: StepPlan) -> Trees:
-    """Returns the trees of the rows whose drafts branch, by row."""
-    return {i: tree_of(plan.query_lens[i] - len(parents), parents) for i, parents in plan.parents.items()}
+def _unheard(moves: AcceptedMoves) -> None:
+    """Ignores moves: the default of `on_accepted`."""

@@ -5,7 +5,7 @@ and sampling parameters.
 """
 
 import itertools
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 
 import torch
 from torch import Tensor
@@ -34,6 +34,10 @@ class SlotPrompts:
             prompt = placement.tokens[: placement.num_prompt]
             self._prompts[placement.slot] = prompt, placement.params.prompt_logprobs
 
+    def spans(self, plan: StepPlan) -> list[tuple[int, int]]:
+        """Returns the ranges of the plan's tokens whose logits score prompts, in the order of `score`."""
+        return [span for _, _, spans in self._asked(plan) for span in spans]
+
     def score(self, plan: StepPlan, hidden: Tensor, logits_of: Callable[[Tensor], Tensor]) -> dict[int, PromptLogprobs]:
         """Returns, by row of the plan, the log probabilities of its prompt tokens.
 
@@ -41,27 +45,24 @@ class SlotPrompts:
             hidden: [T, H], of the step's T tokens.
             logits_of: computes logits float32 [L, V] from hidden states [L, H].
         """
-        if not self._prompts:
-            return {}
         found = {}
+        for i, tokens, spans in self._asked(plan):
+            candidates, scores = self._prompts[plan.slots[i]][1], list[TokenLogprob]()
+            for at, (first, end) in zip(itertools.count(0, CHUNK), spans):
+                with torch.inference_mode():
+                    scores += score(logits_of(hidden[first:end]), tokens[at : at + CHUNK], candidates)
+            found[i] = PromptLogprobs(plan.starts[i] + 1, tuple(scores))
+        return found
+
+    def _asked(self, plan: StepPlan) -> Iterator[tuple[int, Sequence[int], list[tuple[int, int]]]]:
+        """Yields the rows that score tokens: the row, these tokens, and the tokens of the step before each, in ranges
+        of at most CHUNK."""
+        if not self._prompts:
+            return
         ends = itertools.accumulate(plan.query_lens)
         for i, (slot, start, num, end) in enumerate(zip(plan.slots, plan.starts, plan.query_lens, ends, strict=True)):
             if slot in self._prompts:
-                prompt, candidates = self._prompts[slot]
-                tokens = prompt[start + 1 : start + num + 1]
+                tokens = self._prompts[slot][0][start + 1 : start + num + 1]
+                first, last = end - num, end - num + len(tokens)
                 if tokens:
-                    own = hidden[end - num : end - num + len(tokens)]
-                    found[i] = PromptLogprobs(start + 1, _scores(own, tokens, candidates, logits_of))
-        return found
-
-
-def _scores(
-    hidden: Tensor, tokens: Sequence[int], candidates: int, logits_of: Callable[[Tensor], Tensor]
-) -> tuple[TokenLogprob, ...]:
-    """Scores tokens that follow the hidden states [L, H]."""
-    scores: list[TokenLogprob] = []
-    for at in range(0, len(tokens), CHUNK):
-        part = tokens[at : at + CHUNK]
-        with torch.inference_mode():
-            scores += score(logits_of(hidden[at : at + CHUNK]), part, candidates)
-    return tuple(scores)
+                    yield i, tokens, [(at, min(at + CHUNK, last)) for at in range(first, last, CHUNK)]

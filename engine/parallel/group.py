@@ -1,0 +1,131 @@
+"""Runs plans on all ranks of a group; this process is rank 0, which alone samples.
+
+Everything that changes a cache or computes is sent to the other ranks before it is done here, in one order. All ranks
+tell how a launch ended before the next one begins, so that retries stay in step. A rank that ends, or says nothing for
+too long, ends the group.
+"""
+
+import dataclasses
+import time
+from collections.abc import Callable
+from typing import Protocol
+
+from sluice_server.engine.errors import OutOfDeviceMemory, RankFailed, RankLost
+from sluice_server.engine.kv_cache.tiers import Move
+from sluice_server.engine.parallel.messages import Launch, Launched, MoveAccepted, MoveBlocks, Order, Place
+from sluice_server.engine.parallel.sums import SumsBroken
+from sluice_server.engine.plan import StepPlan
+from sluice_server.engine.worker.runner import CompletedStep, Runner
+
+
+class Workers(Protocol):
+    """The other ranks of a group, as rank 0 reaches them. Each call raises RankLost once one of them has ended."""
+
+    def send(self, order: Order) -> None:
+        """Sends an order to every rank; returns at once."""
+
+    def launched(self, num: int) -> list[Launched]:
+        """Waits until every rank has told how this launch ended. Raises RankLost for a rank that does not in time."""
+
+
+@dataclasses.dataclass(slots=True)
+class RankTimes:
+    """Seconds of all launches of one rank: `compute_s` in all, of them `sums_s` in sums."""
+
+    compute_s: float = 0.0
+    sums_s: float = 0.0
+
+
+class GroupRunner:
+    """Runs each plan on rank 0 by `plain`, and on the other ranks.
+
+    Attributes:
+        times: by rank, the first is rank 0.
+        skew_s: seconds between the fastest and the slowest rank of a launch, added up.
+    """
+
+    def __init__(
+        self,
+        plain: Runner,
+        workers: Workers,
+        size: int,
+        sums_s: Callable[[], float] = float,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        """`sums_s` returns the seconds that rank 0 has spent in sums since start."""
+        self.times = [RankTimes() for _ in range(size)]
+        self.skew_s = 0.0
+        self._plain = plain
+        self._workers = workers
+        self._sums_s = sums_s
+        self._clock = clock
+        self._num = 0
+        plain.on_accepted = lambda moves: workers.send(MoveAccepted(moves))
+
+    @property
+    def depth(self) -> int:
+        """Number of steps that may be in flight while the next one is planned."""
+        return self._plain.depth
+
+    @property
+    def progress(self) -> int:
+        """Number of layers computed since start."""
+        return self._plain.progress
+
+    def watch(self, on_layer: Callable[[], None]) -> None:
+        """Registers `on_layer`, called after each layer computed here."""
+        self._plain.watch(on_layer)
+
+    def move(self, moves: list[Move]) -> None:
+        """Carries out transfers between cache blocks and tiers on all ranks."""
+        self._workers.send(MoveBlocks(moves))
+        self._plain.move(moves)
+
+    def moved(self) -> list[tuple[Move, bool]]:
+        """Returns the transfers with the disk that have ended: none, as a group has no such tier."""
+        return self._plain.moved()
+
+    def place(self, plan: StepPlan) -> None:
+        """Applies the plan's placements and block-table additions on all ranks."""
+        if plan.placements or plan.new_blocks:
+            self._workers.send(Place([one.slot for one in plan.placements], plan.new_blocks))
+            self._plain.place(plan)
+
+    def idle(self) -> bool:
+        """Returns False: there is nothing to prepare."""
+        return False
+
+    def launch(self, plan: StepPlan) -> CompletedStep:
+        """Computes the plan's rows on all ranks.
+
+        Raises RankFailed or OutOfDeviceMemory if that failed on another rank; all are then ready for the next launch.
+        Raises RankLost if they are not.
+        """
+        self._num += 1
+        bare = dataclasses.replace(plan, placements=[], new_blocks=[])
+        self._workers.send(Launch(self._num, bare, *self._plain.wanted(plan)))
+        start = self._clock()
+        try:
+            done = self._plain.launch(plan)
+        except SumsBroken as error:
+            raise RankLost(str(error)) from error
+        except Exception:
+            self._join(self._clock() - start)
+            raise
+        failed = next((one for one in self._join(self._clock() - start) if one.error), None)
+        if failed is not None:
+            text = f"rank {failed.rank}: {failed.error}"
+            raise OutOfDeviceMemory(text) if failed.ran_out else RankFailed(text)
+        return done
+
+    def _join(self, compute_s: float) -> list[Launched]:
+        """Waits for the end of the launch on every rank, and adds up times."""
+        ended = sorted(self._workers.launched(self._num), key=lambda one: one.rank)
+        own = Launched(0, self._num, compute_s=compute_s, sums_s=self._sums_s())
+        taken = []
+        for one, times in zip((own, *ended), self.times, strict=True):
+            taken.append(one.compute_s - (one.sums_s - times.sums_s))
+            times.compute_s += one.compute_s
+            times.sums_s = one.sums_s
+        self.skew_s += max(taken) - min(taken)
+        return ended

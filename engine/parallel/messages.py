@@ -1,0 +1,133 @@
+"""What the ranks of a group tell each other, as plain data; the sums of a step do not go this way.
+
+Rank 0 plans, samples and decides; the others do what it says in the order in which it says so.
+"""
+
+import dataclasses
+from typing import TypeAlias
+
+from sluice_server.engine.kv_cache.table import BlockRun
+from sluice_server.engine.kv_cache.tiers import Move
+from sluice_server.engine.plan import StepPlan
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Hello:
+    """A rank's first message to rank 0. Ranks that differ in anything but `rank` cannot compute one model.
+
+    Attributes:
+        epoch: identifies one start of the group; empty if nobody told it to this rank.
+        build: version of the software.
+        checkpoint: identifies the model's files.
+        settings: the engine's settings as text, by name, as far as they must be equal.
+    """
+
+    rank: int
+    size: int
+    epoch: str
+    build: str
+    checkpoint: str
+    settings: dict[str, str]
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Welcome:
+    """Rank 0's answer to a rank that belongs to its group: from now on it must load its part of the model."""
+
+    epoch: str
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Refused:
+    """Rank 0's answer to a rank that does not belong to its group."""
+
+    reason: str
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Allocate:
+    """The size of the cache, once rank 0 has its part of the model."""
+
+    num_blocks: int
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Place:
+    """Slots with a new sequence, whose block tables are empty, and what has changed in block tables since."""
+
+    slots: list[int]
+    new_blocks: list[BlockRun]
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Launch:
+    """A step to compute, answered by `Launched`.
+
+    Attributes:
+        num: number of the launch, from 1; retries of a step are launches of their own.
+        plan: without placements and new blocks.
+        is_whole: the hidden states of all tokens are needed.
+        spans: ranges of the step's tokens whose logits score prompts.
+    """
+
+    num: int
+    plan: StepPlan
+    is_whole: bool
+    spans: list[tuple[int, int]]
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class MoveBlocks:
+    """Transfers between cache blocks and host slots."""
+
+    moves: list[Move]
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class MoveAccepted:
+    """Accepted drafts behind rejected ones: (slot, position, new position) of their keys and values."""
+
+    moves: list[tuple[int, int, int]]
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Ready:
+    """A rank has loaded its part of the model and allocated its cache.
+
+    Attributes:
+        layout: what must be equal on all ranks for a block number to mean the same.
+    """
+
+    rank: int
+    layout: str
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Launched:
+    """The end of a launch on one rank.
+
+    Attributes:
+        error: why it failed, or "".
+        ran_out: it failed for lack of memory.
+        compute_s: seconds from its receipt to its end.
+        sums_s: seconds of these in sums with other ranks, so far since start.
+    """
+
+    rank: int
+    num: int
+    error: str = ""
+    ran_out: bool = False
+    compute_s: float = 0.0
+    sums_s: float = 0.0
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Ended:
+    """A rank ends, for this reason."""
+
+    rank: int
+    reason: str
+
+
+Order: TypeAlias = Welcome | Refused | Allocate | Place | Launch | MoveBlocks | MoveAccepted  # of rank 0
+Report: TypeAlias = Hello | Ready | Launched | Ended  # to rank 0

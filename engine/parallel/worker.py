@@ -1,0 +1,81 @@
+"""What a rank other than 0 does: it carries out orders in their sequence, and samples nothing."""
+
+import logging
+import time
+from collections.abc import Callable
+
+import numpy as np
+
+from sluice_server.engine.errors import OutOfDeviceMemory
+from sluice_server.engine.kv_cache.block_store import BlockStore
+from sluice_server.engine.kv_cache.groups import LayerGroups, one_group
+from sluice_server.engine.models.model import Model
+from sluice_server.engine.parallel.messages import Launch, Launched, MoveAccepted, MoveBlocks, Order, Place
+from sluice_server.engine.parallel.sums import SumsBroken
+from sluice_server.engine.worker.faults import device_faults
+from sluice_server.engine.worker.forward import ForwardPass
+from sluice_server.engine.worker.sample_positions import SamplePositions
+
+logger = logging.getLogger(__name__)
+
+
+class RankWorker:
+    """Computes one rank's part of a model, with its part of the cache and the block tables of all slots."""
+
+    def __init__(  # noqa: PLR0913 # the parts and sizes of a runner
+        self,
+        rank: int,
+        model: Model,
+        store: BlockStore,
+        block_size: int,
+        max_num_seqs: int,
+        max_model_len: int,
+        groups: LayerGroups | None = None,
+        sums_s: Callable[[], float] = float,
+    ) -> None:
+        """`sums_s` returns the seconds that this rank has spent in sums since start."""
+        self._rank = rank
+        self._model = model
+        self._store = store
+        self._sums_s = sums_s
+        groups = groups or one_group(model.config.windows)
+        self._tables = np.zeros((groups.num, max_num_seqs, -(-max_model_len // block_size)), dtype=np.int32)
+        self._forward = ForwardPass(model, store, block_size, self._tables, groups)
+
+    def carry_out(self, order: Order) -> Launched | None:
+        """Does what rank 0 says; returns how a launch ended. Raises SumsBroken when the group has ended."""
+        match order:
+            case Launch():
+                return self._launch(order)
+            case Place():
+                self._tables[:, order.slots] = 0
+                for run in order.new_blocks:
+                    self._tables[run.group, run.slot, run.first : run.first + len(run.blocks)] = run.blocks
+            case MoveBlocks():
+                self._store.move(order.moves)
+            case MoveAccepted():
+                self._forward.move_accepted(order.moves)
+            case _:
+                raise ValueError(f"{type(order).__name__} is no order for a rank that computes")
+        return None
+
+    def _launch(self, launch: Launch) -> Launched:
+        start, error, ran_out = time.monotonic(), "", False
+        try:
+            with device_faults():
+                self._compute(launch)
+        except SumsBroken:
+            raise
+        except Exception as failure:
+            logger.exception("launch %d with %d rows failed", launch.num, len(launch.plan.slots))
+            error, ran_out = repr(failure), isinstance(failure, OutOfDeviceMemory)
+        taken_s = time.monotonic() - start
+        return Launched(self._rank, launch.num, error, ran_out, taken_s, self._sums_s())
+
+    def _compute(self, launch: Launch) -> None:
+        positions = SamplePositions.of(launch.plan)
+        states = self._forward.compute(launch.plan, positions, is_whole=launch.is_whole)
+        for first, end in launch.spans:
+            self._model.logits(states.computed[first:end])
+        if positions.rows:
+            self._model.logits(states.sampled)
