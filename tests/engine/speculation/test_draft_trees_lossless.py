@@ -15,7 +15,7 @@ from sluice_server.engine.kv_cache.block_store import BlockStore
 from sluice_server.engine.models.config import read_config
 from sluice_server.engine.models.limits import limits_of
 from sluice_server.engine.speculation import trees
-from sluice_server.engine.worker import runner as runner_module
+from sluice_server.engine.worker import forward as forward_module
 from sluice_server.engine.worker import sample_positions as spots_module
 from sluice_server.engine.worker.runner import Runner
 from sluice_server.kernels.cpu import builds
@@ -150,8 +150,8 @@ close_ranks, walk = Runner._close_ranks, trees.walk
 BUGS: list[tuple[Any, str, Callable[..., object]]] = [
     (Runner, "_close_ranks", forget_to_move),
     (Runner, "_close_ranks", move_one_too_far),
-    (runner_module, "tree_of", wrong_parents),
-    (runner_module, "tree_of", see_the_one_before),
+    (forward_module, "tree_of", wrong_parents),
+    (forward_module, "tree_of", see_the_one_before),
     (spots_module, "walk", accept_after_any_token),
     (spots_module, "paths_of", count_all_before),
 ]
