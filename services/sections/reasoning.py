@@ -55,7 +55,7 @@ _ROWS = (
         enclosing=((CHANNEL, "analysis", MESSAGE), (END, START, "assistant"), (CHANNEL, "final", MESSAGE)),
     ),
     _marked("mistral", ("mistral",), ("[THINK]",), ("[/THINK]",)),
-    _marked("think", ("qwen3", "olmo3", "glm45"), ("<think>",), ("</think>",)),
+    _marked("think", ("qwen3", "olmo3", "glm45", "kimi_k2", "minimax_m2", "deepseek_v3"), ("<think>",), ("</think>",)),
     _marked("deepseek_r1", ("deepseek_r1",), ("<think>",), ("</think>",), is_always_open=True),
     _marked("seed_oss", ("seed_oss",), ("<seed:think>",), ("</seed:think>",)),
     _marked(

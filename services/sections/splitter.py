@@ -245,7 +245,7 @@ class SectionSplitter:
         if rest[0] in self._tools.separators:
             self._buffer = rest[1:]
         elif rest[0] in self._tools.continues:
-            self._open("", "", rest)
+            self._open(self._buffer[: len(self._buffer) - len(rest)], "", rest)
         else:
             self._state = _State.TEXT
         return True

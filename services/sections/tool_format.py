@@ -11,6 +11,7 @@ MAX_DEPTH = 500  # of objects and lists; a deeper call is text, because Python v
 # Segments of a `CallGrammar` that stand for something; all others are text, or a special token by its text.
 NAME = "\0name"  # the tool's name
 NEWLINE = "\0newline"  # a line end, or nothing
+NUMBER = "\0number"  # the call's number
 
 
 class ParserState(enum.Enum):
@@ -115,8 +116,33 @@ class Opened:
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
+class ArgumentTags:
+    """The tags of a call that writes each argument as a text between tags.
+
+    Attributes:
+        function: before the function's name; "" where the name is the first text.
+        named: behind it; "" where a line end or the next tag ends the name.
+        end: behind the arguments.
+        key: before an argument's name.
+        texts: behind the name of an argument that is a text; white space may stand between two of them.
+        values: behind the name of any other; the same where only the tool's schema says which it is.
+        value_end: behind the value.
+        has_lines: a line end before the value, and one behind it, belong to the tags.
+    """
+
+    function: str
+    named: str
+    end: str
+    key: str
+    texts: tuple[str, ...]
+    values: tuple[str, ...]
+    value_end: str
+    has_lines: bool = False
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
 class CallGrammar:
-    """How a model is made to write calls. All but `separator` are segments: texts, special tokens, NAME or NEWLINE.
+    """How a model is made to write calls. All but `separator` are segments: texts, special tokens, NAME and the others.
 
     Attributes:
         opening: before each call. With tools that are strict its first segment is what begins a call in free text.
@@ -126,7 +152,7 @@ class CallGrammar:
         separator: between two calls.
         answer: before a text without calls, where calls and text are messages of their own.
         starts: characters with which a call without an opening begins, at the start of an output only.
-        arguments: "json", or "xml" (a parameter each).
+        tags: of the arguments, where they are not JSON.
     """
 
     begin: tuple[str, ...]
@@ -137,7 +163,7 @@ class CallGrammar:
     separator: str = "\n"
     answer: tuple[str, ...] = ()
     starts: str = ""
-    arguments: str = "json"
+    tags: ArgumentTags | None = None
 
 
 @dataclasses.dataclass(frozen=True, slots=True)

@@ -10,7 +10,7 @@ from typing import Any
 
 from sluice_server.services.tokenizer.found_sections import is_text
 from sluice_server.services.tokenizer.grammar_errors import FormError
-from sluice_server.services.tokenizer.grammar_frames import Calls
+from sluice_server.services.tokenizer.grammar_frames import Calls, TagRules
 
 Grammar = dict[str, Any]  # one entry of llguidance's list
 _ANY = r"/(.|\n)*/"
@@ -24,8 +24,8 @@ def calls_grammars(calls: Calls, schema_of: Callable[..., Grammar]) -> list[Gram
     bodies = []
     for at, tool in enumerate(calls.tools):
         schema = schema_of(tool.parameters, is_object=True)
-        if calls.arguments == "xml":
-            arguments, found = _parameters(at, schema)
+        if calls.tags is not None:
+            arguments, found = _parameters(at, schema, calls.tags)
             subs += found
         else:
             arguments = f"@tool_{at}"
@@ -79,7 +79,7 @@ def _with_tail(calls: Calls, rules: list[str]) -> list[str]:
     return ["tagged* TAIL"] if calls.parallel else ["TAIL", "tagged"]
 
 
-def _parameters(at: int, schema: Grammar) -> tuple[str, list[Grammar]]:
+def _parameters(at: int, schema: Grammar, tags: TagRules) -> tuple[str, list[Grammar]]:
     """Returns a rule for arguments with a tag each, and the grammars of its values. Raises FormError."""
     properties = schema.get("properties", {})
     required = schema.get("required", [])
@@ -90,29 +90,29 @@ def _parameters(at: int, schema: Grammar) -> tuple[str, list[Grammar]]:
     shared: Grammar = {key: schema[key] for key in ("$defs", "definitions", "x-guidance") if key in schema}
     parts, subs = [], []
     for number, (name, value) in enumerate(properties.items()):
-        if not re.fullmatch(r"[^<>\n]{1,256}", name):
+        if not re.fullmatch(r'[^<>"\n]{1,256}', name):
             raise FormError("has a name that cannot be written as a tag", f"/properties/{name[:80]}")
         key = f"value_{at}_{number}"
-        rule, sub = _value(key, name, value, shared)
+        rule, sub = _value(key, name, value, shared, tags)
         subs.append(sub)
-        one = f"{json.dumps(f'<parameter={name}>' + chr(10), ensure_ascii=False)} {rule}"
+        one = f"{tags.key} {json.dumps(name, ensure_ascii=False)} {rule}"
         parts.append(one if name in required else f"({one})?")
     return " ".join(parts), subs
 
 
-def _value(key: str, name: str, schema: object, shared: Grammar) -> tuple[str, Grammar]:
-    """Returns a rule for one value with its closing tag, and its grammar or rules."""
-    end = r'"\n</parameter>\n"'
+def _value(key: str, name: str, schema: object, shared: Grammar, tags: TagRules) -> tuple[str, Grammar]:
+    """Returns a rule for one value with the tags around it, and its grammar or rules."""
+    end = f"{tags.end} {tags.more}"
     if not isinstance(schema, dict) or not is_text(schema):
         value = schema if isinstance(schema, dict) else {}
-        return f"@{key} {end}", {"name": key, "json_schema": {**shared, **value}}
+        return f"{tags.values} @{key} {end}", {"name": key, "json_schema": {**shared, **value}}
     if unknown := sorted(schema.keys() - _OF_TEXTS):
         raise FormError(f"{unknown[0]} of a text cannot be enforced in this model's form", f"/properties/{name[:80]}")
     if "enum" in schema:
         values = [one for one in schema["enum"] if isinstance(one, str)]
         choices = " | ".join(json.dumps(one, ensure_ascii=False) for one in values)
-        return f"({choices}) {end}", {}
-    return key, {"rules": {key: f"[suffix={end}]: {_ANY}"}}
+        return f"{tags.texts} ({choices}) {end}", {}
+    return f"{tags.texts} {key} {tags.more}", {"rules": {key: until(tags.end, "")}}
 
 
 def _regex(text: str) -> str:

@@ -8,9 +8,9 @@ from collections.abc import Callable
 from sluice_server.engine.errors import unsupported
 from sluice_server.services.messages.work import ChatPrompt, Generate, Sections
 from sluice_server.services.sections.reasoning import REASONING
-from sluice_server.services.sections.tool_format import NAME, NEWLINE, CallGrammar
+from sluice_server.services.sections.tool_format import NAME, NEWLINE, NUMBER, ArgumentTags, CallGrammar
 from sluice_server.services.sections.tools import FORMATS
-from sluice_server.services.tokenizer.grammar_frames import Calls, GrammarJob, Reasoning, ToolRule
+from sluice_server.services.tokenizer.grammar_frames import Calls, GrammarJob, Reasoning, TagRules, ToolRule
 
 Mark = Callable[[str], str]  # turns a text into a grammar's notation: a literal, or a special token by its id
 ANY_OBJECT = "{}"
@@ -54,7 +54,7 @@ def _calls(prompt: ChatPrompt, sections: Sections, mark: Mark) -> Calls | None:
         first=tuple([_segment(one, mark) for one in written.first]),
         last=_lark(written.last, mark),
         separator=_separator(written),
-        arguments=written.arguments,
+        tags=None if written.tags is None else _tags(written.tags, mark),
         parallel=prompt.parallel,
         is_required=bool(prompt.must_call),
         openings=tuple([(one, mark(one)) for one in known.openings]),
@@ -70,7 +70,26 @@ def _lark(segments: tuple[str, ...], mark: Mark, name: str = "") -> str:
 def _segment(segment: str, mark: Mark, name: str = "") -> str:
     if segment == NEWLINE:
         return "/\\n?/"
+    if segment == NUMBER:
+        return "/[0-9]{1,3}/"
     return mark(name if segment == NAME else segment)
+
+
+def _tags(tags: ArgumentTags, mark: Mark) -> TagRules:
+    line = "\n" if tags.has_lines else ""
+    end = mark(tags.value_end)
+    is_token = end.startswith("<[")
+
+    def opened(marks: tuple[str, ...]) -> str:
+        return f" {mark(chr(10))} ".join([mark(one) for one in marks]) + (f" {mark(line)}" if line else "")
+
+    return TagRules(
+        key=mark(tags.key),
+        texts=opened(tags.texts),
+        values=opened(tags.values),
+        end=end if is_token else mark(f"{line}{tags.value_end}\n"),
+        more=mark("\n") if is_token else "",
+    )
 
 
 def _separator(written: CallGrammar) -> str:

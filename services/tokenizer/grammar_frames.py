@@ -33,6 +33,16 @@ class ToolRule(msgspec.Struct, frozen=True, gc=False, forbid_unknown_fields=True
     end: str
 
 
+class TagRules(msgspec.Struct, frozen=True, gc=False, forbid_unknown_fields=True):
+    """The tags around each argument, in a grammar's notation."""
+
+    key: str  # before the argument's name
+    texts: str  # between the name and a text
+    values: str  # between the name and any other value
+    end: str  # behind the value
+    more: str = ""  # behind that, where the end is a special token
+
+
 class Calls(msgspec.Struct, frozen=True, gc=False, forbid_unknown_fields=True):
     """Tool calls, instead of text or in it. Marks are in a grammar's notation."""
 
@@ -41,7 +51,7 @@ class Calls(msgspec.Struct, frozen=True, gc=False, forbid_unknown_fields=True):
     first: tuple[str, ...]  # before all calls
     last: str  # behind them
     separator: str  # between two calls
-    arguments: str = "json"  # or "xml": a parameter each
+    tags: TagRules | None = None  # where the arguments are not JSON
     parallel: bool = True  # several calls are allowed
     is_required: bool = True  # nothing but calls; False: any text, in which calls are held to the schemas
     openings: tuple[tuple[str, str], ...] = ()  # marks that begin a call in any text, and in a grammar's notation

@@ -11,7 +11,7 @@ import msgspec
 
 from sluice_server.services.messages.work import ChatMessage, ChatPrompt, ToolCall
 from sluice_server.services.sections.formats.hermes import HERMES
-from sluice_server.services.sections.tool_format import NAME, NEWLINE, CallGrammar, ToolFormat
+from sluice_server.services.sections.tool_format import NAME, NEWLINE, NUMBER, CallGrammar, ToolFormat
 
 _SYSTEM = frozenset(["system", "developer"])
 
@@ -26,7 +26,7 @@ class CallInstructions(msgspec.Struct, frozen=True, gc=False, forbid_unknown_fie
 
 def placement_of(known: ToolFormat) -> CallInstructions:
     """Returns how a model is to write calls in this format."""
-    written = known.grammar if known.grammar is not None and known.grammar.arguments == "json" else HERMES.grammar
+    written = known.grammar if known.grammar is not None and known.grammar.tags is None else HERMES.grammar
     assert written is not None
     return CallInstructions(
         known.instructions or HERMES.instructions,
@@ -36,7 +36,7 @@ def placement_of(known: ToolFormat) -> CallInstructions:
 
 
 def _text(written: CallGrammar, *segments: str) -> str:
-    return "".join(["\n" if one == NEWLINE else one for one in segments])
+    return "".join([{NEWLINE: "\n", NUMBER: "0"}.get(one, one) for one in segments])
 
 
 def placed(prompt: ChatPrompt, placement: CallInstructions, *, in_system: bool) -> ChatPrompt:

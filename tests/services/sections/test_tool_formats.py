@@ -52,6 +52,20 @@ G: tuple[str, object] = ("g", {})
 START, CHANNEL, MESSAGE, END = "<|start|>", "<|channel|>", "<|message|>", "<|end|>"
 TO_F = f"{CHANNEL}commentary to=functions.f <|constrain|>json{MESSAGE}{ARGS}"
 ANALYSIS = f"{CHANNEL}analysis{MESSAGE}hm{END}{START}assistant"
+KEYS = '<arg_key>n</arg_key>\n<arg_value>1</arg_value>\n<arg_key>s</arg_key>\n<arg_value>a}"]</arg_value>\n'
+SECTION, KIMI = "<|tool_calls_section_begin|>", "<|tool_call_begin|>functions.f:"
+CALLS, CALL, SEP = "<｜tool▁calls▁begin｜>", "<｜tool▁call▁begin｜>", "<｜tool▁sep｜>"
+END_CALLS, END_CALL = "<｜tool▁calls▁end｜>", "<｜tool▁call▁end｜>"
+M2_CALLS = (
+    '<minimax:tool_call>\n<invoke name="f">\n<parameter name="n">1</parameter>\n<parameter name="s">a}"]</parameter>\n'
+    '</invoke>\n<invoke name="g">\n</invoke>\n</minimax:tool_call>'
+)
+DSML_CALLS = (
+    '<｜DSML｜function_calls>\n<｜DSML｜invoke name="f">\n'
+    '<｜DSML｜parameter name="n" string="false">1</｜DSML｜parameter>\n'
+    '<｜DSML｜parameter name="s" string="true">2</｜DSML｜parameter>\n</｜DSML｜invoke>\n'
+    '<｜DSML｜invoke name="g">\n</｜DSML｜invoke>\n</｜DSML｜function_calls>'
+)
 CASES: list[tuple[str, str, str, Found]] = [
     ("mistral", "", f'[TOOL_CALLS] [{{"name": "f", "arguments": {ARGS}}}]', ("", "", [FN])),
     (
@@ -131,6 +145,75 @@ CASES: list[tuple[str, str, str, Found]] = [
     ),
     ("openai", "openai_gptoss", f"{CHANNEL}final{MESSAGE}so<|return|>", ("so", "", [])),
     ("", "openai_gptoss", f"{ANALYSIS}{CHANNEL}final{MESSAGE}so", ("so", "hm", [])),
+    ("glm45", "", f"so\n<tool_call>f\n{KEYS}</tool_call>", ("so", "", [FN])),
+    (
+        "glm45",
+        "think",
+        f"\n<think>a</think>\n<tool_call>f\n{KEYS}</tool_call>\n<tool_call>g\n</tool_call>",
+        ("", "a", [FN, G]),
+    ),
+    ("glm45", "", f"<tool_call>f{KEYS.replace(chr(10), '')}</tool_call><tool_call>g</tool_call>", ("", "", [FN, G])),
+    (
+        "glm45",
+        "",
+        '<tool_call>f\n<arg_key>o</arg_key>\n<arg_value>{"a": [1]}</arg_value>\n'
+        "<arg_key>s</arg_key>\n<arg_value>\n<b>\n</arg_value>\n</tool_call>",
+        ("", "", [("f", {"o": {"a": [1]}, "s": "\n<b>\n"})]),
+    ),
+    ("glm45", "", "<tool_call>I think</tool_call>", ("<tool_call>I think</tool_call>", "", [])),
+    (
+        "glm45",
+        "",
+        f'<tool_call>\n{{"name": "f", "arguments": {ARGS}}}\n</tool_call>',
+        (f'<tool_call>\n{{"name": "f", "arguments": {ARGS}}}\n</tool_call>', "", []),
+    ),
+    ("glm45", "", f"<tool_call>f\n{KEYS}", (f"<tool_call>f\n{KEYS}", "", [])),
+    (
+        "kimi_k2",
+        "",
+        f"so{SECTION}{KIMI}0<|tool_call_argument_begin|>{ARGS}<|tool_call_end|><|tool_calls_section_end|>",
+        ("so", "", [FN]),
+    ),
+    (
+        "kimi_k2",
+        "think",
+        f"<think>a</think>{SECTION}\n{KIMI}3<|tool_call_argument_begin|> {ARGS} <|tool_call_end|>"
+        f"<|tool_call_begin|>g<|tool_call_argument_begin|>{{}}<|tool_call_end|><|tool_calls_section_end|>",
+        ("", "a", [FN, G]),
+    ),
+    ("kimi_k2", "", f"{KIMI}0<|tool_call_argument_begin|>{ARGS}", ("", "", [FN])),
+    ("kimi_k2", "", f"{SECTION}no call{{}}", (f"{SECTION}no call{{}}", "", [])),
+    ("kimi_k2", "", f"{SECTION}{KIMI}0{{}}", (f"{SECTION}{KIMI}0{{}}", "", [])),
+    ("minimax_m2", "think", f"<think>\na\n</think>\n\nso\n{M2_CALLS}", ("so", "a", [FN, G])),
+    ("minimax_m2", "", f"{M2_CALLS}\n\nso <b>", ("\n\nso <b>", "", [FN, G])),
+    ("minimax_m2", "", M2_CALLS[:60], (M2_CALLS[:60], "", [])),
+    ("minimax_m2", "", "<minimax:tool_call>\n<call>", ("<minimax:tool_call>\n<call>", "", [])),
+    (
+        "minimax",
+        "",
+        f'<tool_calls>\n{{"name": "f", "arguments": {ARGS}}}\n{{"name": "g", "arguments": {{}}}}\n</tool_calls>',
+        ("", "", [FN, G]),
+    ),
+    ("minimax", "", "<tool_calls>\nnone</tool_calls>", ("<tool_calls>\nnone</tool_calls>", "", [])),
+    (
+        "deepseek_v31",
+        "",
+        f"so{CALLS}{CALL}f{SEP}{ARGS}{END_CALL}{CALL}g{SEP}{{}}{END_CALL}{END_CALLS}",
+        ("so", "", [FN, G]),
+    ),
+    (
+        "deepseek_v3",
+        "think",
+        f"<think>a</think>{CALLS}{CALL}function{SEP}f\n```json\n{ARGS}\n```{END_CALL}\n"
+        f"{CALL}function{SEP}g\n```json\n{{}}\n```{END_CALL}{END_CALLS}",
+        ("", "a", [FN, G]),
+    ),
+    ("deepseek_v31", "", f"{CALLS}{CALL}function{SEP}f\n{ARGS}{END_CALL}{END_CALLS}", ("", "", [FN])),
+    ("deepseek_v31", "", f"{CALLS}{CALL}f{{}}", (f"{CALLS}{CALL}f{{}}", "", [])),
+    ("deepseek_v3", "", f"{CALLS}{CALL}function{SEP}f\n```python", (f"{CALLS}{CALL}function{SEP}f\n```python", "", [])),
+    ("deepseek_v3", "", f"{CALLS}{CALL}f{SEP}{ARGS[:-1]}", (f"{CALLS}{CALL}f{SEP}{ARGS[:-1]}", "", [])),
+    ("deepseek_v32", "", f"so\n\n{DSML_CALLS}", ("so", "", [("f", {"n": 1, "s": "2"}), G])),
+    ("deepseek_v32", "", DSML_CALLS.replace("true", "no"), (DSML_CALLS.replace("true", "no"), "", [])),
     ("", "granite", "Here is my thought process:\nwhy\n\nHere is my response:\nso", ("so", "why\n\n"[:-2], [])),
     ("", "granite", "Here's my thought process: a Here's my response: b", (" b", " a ", [])),
     ("", "granite", "Here is nothing", ("Here is nothing", "", [])),
@@ -204,13 +287,21 @@ def test_random_channels_end_alike_whatever_the_pieces() -> None:
         assert whole == read(asked, output, cuts) == read(asked, output, list(range(len(output)))), output
 
 
+VALUES = {  # texts in which a value has begun
+    "qwen3_coder": ["<tool_call><function=f><parameter=s>"],
+    "glm45": ["<tool_call>f<arg_key>s</arg_key><arg_value>", "<tool_call>f<arg_key>n</arg_key><arg_value>"],
+    "minimax_m2": ['<minimax:tool_call><invoke name="f"><parameter name="s">'],
+    "deepseek_v32": ['<｜DSML｜function_calls><｜DSML｜invoke name="f"><｜DSML｜parameter name="s" string="true">'],
+}
+
+
 @pytest.mark.parametrize("key", list(FORMATS))
 @pytest.mark.parametrize("filler", ["[", '"', "x", '{"a":', "f(a="])
 def test_what_has_no_end_becomes_text(key: str, filler: str) -> None:
     """Nested, quoted or long beyond every limit: all of it is text, and a call behind it is not looked for inside."""
     known = FORMATS[key]
     begins = [*known.openings, *known.bare] or [TO_F[:-1]]
-    begins += ["<tool_call><function=f><parameter=s>"] if known.has_texts else []
+    begins += VALUES.get(key, [])
     for begin in begins:
         output = begin + filler * (MAX_CALL // len(filler) + 10)
         text, reasoning, calls = read(sections(key), output, [len(begin), MAX_CALL])
@@ -231,6 +322,25 @@ def test_marks_that_are_special_tokens_are_never_shown() -> None:
     splitter = splitter_of(asked, signs)  # text that only spells the marks
     splits = [splitter.feed(spelt), splitter.flush()]
     assert "".join(one.text for one in splits) == spelt and not splits[0].calls
+
+
+@pytest.mark.parametrize(
+    "key", ["glm45", "kimi_k2", "minimax", "minimax_m2", "deepseek_v3", "deepseek_v31", "deepseek_v32"]
+)
+def test_calls_whose_marks_are_special_tokens_are_read(key: str) -> None:
+    tools, reasoning, output, want = next(case for case in CASES if case[0] == key and case[3][2])
+    asked = sections(tools, reasoning)
+    signs = {mark: chr(0xFDD0 + at) for at, mark in enumerate(marks_of(asked)) if mark[0] == "<"}
+    seen = output
+    for mark, sign in signs.items():
+        seen = seen.replace(mark, sign)
+    splitter = splitter_of(asked, signs)
+    splits = [*[splitter.feed(one) for one in seen], splitter.flush()]
+    assert "".join(one.text for one in splits) == want[0]
+    assert [(one.name, json.loads(one.arguments)) for split in splits for one in split.calls] == want[2]
+    splitter = splitter_of(asked, signs)  # text that only spells the marks
+    splits = [splitter.feed(output), splitter.flush()]
+    assert "".join(one.text for one in splits) == output and not any(split.calls for split in splits)
 
 
 def test_names_of_formats_are_unique() -> None:

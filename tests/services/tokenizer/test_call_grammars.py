@@ -33,6 +33,7 @@ POINT = json.dumps(
 )
 TOOLS = (Tool("f", None, POINT, strict=True), Tool("g", None, "{}"))
 SPECIAL = ["[TOOL_CALLS]", "[ARGS]", "<|start|>", "<|channel|>", "<|message|>", "<|end|>", "<|constrain|>"]
+SPECIAL += ["<|tool_calls_section_begin|>", "<|tool_call_begin|>", "</arg_value>"]
 CHANNEL = "<|channel|>commentary to=functions."
 Compile = Callable[[Sections, bool, bool], str]
 
@@ -108,7 +109,38 @@ def channel(name: str, value: str) -> str:
     return f"{CHANNEL}{name} <|constrain|>json<|message|>{value}"
 
 
+def glm(p: str, more: str = "") -> str:
+    return f"<tool_call>f\n<arg_key>p</arg_key>\n<arg_value>{p}</arg_value>\n{more}</tool_call>"
+
+
+def kimi(*calls: str) -> str:
+    written = "".join([f"<|tool_call_begin|>functions.{one}<|tool_call_end|>" for one in calls])
+    return f"<|tool_calls_section_begin|>{written}<|tool_calls_section_end|>"
+
+
+def minimax(*calls: str) -> str:
+    written = "".join([f"<invoke name={one}</invoke>\n" for one in calls])
+    return f"<minimax:tool_call>\n{written}</minimax:tool_call>"
+
+
+def dsml(*calls: str) -> str:
+    written = "".join([f"<｜DSML｜invoke name={one}</｜DSML｜invoke>\n" for one in calls])
+    return f"<｜DSML｜function_calls>\n{written}</｜DSML｜function_calls>"
+
+
+def deepseek(*calls: str, between: str = "") -> str:
+    written = between.join([f"<｜tool▁call▁begin｜>{one}<｜tool▁call▁end｜>" for one in calls])
+    return f"<｜tool▁calls▁begin｜>{written}<｜tool▁calls▁end｜>"
+
+
+def fenced(name: str, value: str) -> str:
+    return f"function<｜tool▁sep｜>{name}\n```json\n{value}\n```"
+
+
 GOOD, BAD = '{"p": 3}', '{"p": "3"}'
+P, TO = "<|tool_call_argument_begin|>", "<｜tool▁sep｜>"
+M2_P = '"f">\n<parameter name="p">{}</parameter>\n'
+V32_P = '"f">\n<｜DSML｜parameter name="p" string="false">{}</｜DSML｜parameter>\n'
 # format → outputs with calls that are held to the schemas, outputs that violate them, and whether text may surround
 CALLS: dict[str, tuple[list[str], list[str], bool]] = {
     "hermes": ([hermes("f", GOOD), f"{hermes('f', GOOD)}\n{hermes('g', '{}')}"], [hermes("f", BAD)], True),
@@ -133,6 +165,51 @@ CALLS: dict[str, tuple[list[str], list[str], bool]] = {
     "qwen3_coder": (
         [xml("3"), xml("3", "<parameter=s>\na</b>\n\n</parameter>\n<parameter=e>\nC\n</parameter>\n")],
         [xml('"3"'), xml("3").replace("=p", "=q"), xml("3", "<parameter=e>\nX\n</parameter>\n")],
+        True,
+    ),
+    "glm45": (
+        [
+            glm("3"),
+            f"{glm('3')}\n<tool_call>g\n</tool_call>",
+            glm("3", "<arg_key>s</arg_key>\n<arg_value>\na</b></arg_value>\n"),
+        ],
+        [glm('"3"'), glm("3").replace(">p<", ">q<"), glm("3", "<arg_key>e</arg_key>\n<arg_value>X</arg_value>\n")],
+        True,
+    ),
+    "kimi_k2": (
+        [kimi(f"f:0{P}{GOOD}"), kimi(f"f:0{P}{GOOD}", f"g:1{P}{{}}")],
+        [kimi(f"f:0{P}{BAD}"), kimi(f"f:x{P}{GOOD}"), kimi()],
+        True,
+    ),
+    "minimax_m2": (
+        [minimax(M2_P.format("3")), minimax(M2_P.format("3") + '<parameter name="s">a</parameter>\n', '"g">\n')],
+        [minimax(M2_P.format('"3"')), minimax('"f">\n'), minimax('"h">\n')],
+        True,
+    ),
+    "minimax": (
+        [
+            f"<tool_calls>\n{json_call('f', 'arguments', GOOD)}\n</tool_calls>",
+            f"<tool_calls>\n{json_call('f', 'arguments', GOOD)}\n{json_call('g', 'arguments', '{}')}\n</tool_calls>",
+        ],
+        [f"<tool_calls>\n{json_call('f', 'arguments', BAD)}\n</tool_calls>"],
+        True,
+    ),
+    "deepseek_v3": (
+        [deepseek(fenced("f", GOOD)), deepseek(fenced("f", GOOD), fenced("g", "{}"), between="\n")],
+        [deepseek(fenced("f", BAD)), deepseek(fenced("h", "{}")), deepseek()],
+        True,
+    ),
+    "deepseek_v31": (
+        [deepseek(f"f{TO}{GOOD}"), deepseek(f"f{TO}{GOOD}", f"g{TO}{{}}")],
+        [deepseek(f"f{TO}{BAD}"), deepseek(f"h{TO}{{}}")],
+        True,
+    ),
+    "deepseek_v32": (
+        [
+            dsml(V32_P.format("3")),
+            dsml(V32_P.format("3") + '<｜DSML｜parameter name="s" string="true">"a"</｜DSML｜parameter>\n', '"g">\n'),
+        ],
+        [dsml(V32_P.format('"3"')), dsml(V32_P.format("3").replace("false", "true")), dsml('"f">\n')],
         True,
     ),
     "gemma3": ([json_call("f", "parameters", GOOD)], [json_call("f", "parameters", BAD), "[f(p='3')]"], False),

@@ -100,7 +100,13 @@ def test_the_option_wins_over_the_template() -> None:
 
 
 @pytest.mark.parametrize(
-    ("name", "key"), [("smollm3", "hermes"), ("phi_3_5", "hermes"), ("deepseek_r1_distill", "hermes")]
+    ("name", "key"),
+    [
+        ("smollm3", "hermes"),
+        ("phi_3_5", "hermes"),
+        ("deepseek_r1_distill", "deepseek_v3"),
+        ("deepseek_v3_1", "deepseek_v31"),
+    ],
 )
 def test_published_templates_without_tools(name: str, key: str) -> None:
     text, found = rendered(PUBLISHED[name], ChatPrompt(ASK, tools=TOOLS))
