@@ -20,6 +20,10 @@ from sluice_server.services.messages.messages import Role
 from sluice_server.services.sections import reasoning, tools
 
 ENV_PREFIX = "SLUICE_"
+MAX_ENGINES = 16  # of one ring, in which every process knows every other
+MAX_SIZED_ENGINES = 4  # that may size their caches by themselves
+GPU = Path("/dev/nvidiactl")  # exists where there is a GPU
+ROUTING = ("least-loaded", "round-robin")
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -68,6 +72,10 @@ class ServiceConfig:
     ring_keys: str = option("", "directory of CURVE keys, made by `sluice keys`: needed for tcp:// in the ring")
     gateways: int = option(1, "gateway processes, sharing the port")
     tokenizers: int = option(1, "tokenizer processes")
+    engines: int = option(
+        1, "engine processes, each with weights and cache; others take over the requests of a lost one"
+    )
+    routing: str = option(ROUTING[0], f"how a request's engine is chosen: {' or '.join(ROUTING)}")
     detokenizers: int = option(1, "detokenizer processes")
     peer_secret: str = option("", "secret with which gateways of one host pass on calls; made anew at each start")
     encoding_threads: int = option(1, "threads of a tokenizer process that encode prompts")
@@ -125,6 +133,7 @@ def check(engine: EngineConfig, service: ServiceConfig) -> None:
     """Raise ServiceError naming the first setting that is out of range. Called before any process starts."""
     for name in ("gateways", "tokenizers", "detokenizers", "encoding_threads", "max_open_requests", "max_prompt_bytes"):
         _at_least(name, getattr(service, name), 1)
+    _check_engines(engine, service)
     check_threads(engine, service)
     for name in ("max_num_seqs", "max_num_batched_tokens", "block_size", "max_queued_requests", "max_queued_tokens"):
         _at_least(name, getattr(engine, name), 1)
@@ -186,12 +195,27 @@ def check_threads(engine: EngineConfig, service: ServiceConfig) -> None:
     if service.role in ("", Role.TOKENIZER):
         wanted["encoding_threads"] = service.encoding_threads
     if not service.role:
-        wanted |= {name: getattr(service, name) for name in ("gateways", "tokenizers", "detokenizers")}
+        wanted |= {name: getattr(service, name) for name in ("gateways", "tokenizers", "engines", "detokenizers")}
     cores = find_cores()
     for name, value in wanted.items():
         if value > cores.max_threads:
             limit = f"{cores.max_threads}, {THREADS_A_CORE} for each core that can be used here ({cores})"
             raise bad_setting(name, f"{value} is above {limit}; leave it out, or give a number of cores")
+
+
+def _check_engines(engine: EngineConfig, service: ServiceConfig) -> None:
+    _one_of("routing", service.routing, ROUTING)
+    num = service.engines
+    if not 1 <= num <= MAX_ENGINES:
+        raise bad_setting("engines", f"{num} is not in [1, {MAX_ENGINES}]; more need a service of their own")
+    if num == 1:
+        return
+    if engine.device == "cuda" or (engine.device == "auto" and GPU.exists()):
+        text = f"{num} would share one GPU; start each with --role engine and a CUDA_VISIBLE_DEVICES of its own, or add"
+        raise bad_setting("engines", f"{text} --device cpu")
+    if num > MAX_SIZED_ENGINES and not engine.kv_cache_tokens:
+        text = f"above {MAX_SIZED_ENGINES}, each of which takes a quarter of the free memory, needs --kv-cache-tokens"
+        raise bad_setting("engines", f"{num} is {text}")
 
 
 def _check_gpu_memory(engine: EngineConfig) -> None:

@@ -46,7 +46,7 @@ GROUPS = {
         *("metrics_port", "metrics_host", "otlp_endpoint", "trace_sample_ratio", "trace_slow_s"),
         *("log_level", "log_format", "log_requests", "log_prompts"),
     ),
-    "Processes": ("gateways", "tokenizers", "detokenizers", "threads", "encoding_threads"),
+    "Processes": ("engines", "routing", "gateways", "tokenizers", "detokenizers", "threads", "encoding_threads"),
     "One process alone": (
         *("role", "process_id", "inbox", "gateway_peers", "tokenizer_peers", "engine_peers", "detokenizer_peers"),
         *("ring_keys", "peer_secret", "heartbeat_dir"),

@@ -1,14 +1,14 @@
 """Assembles a gateway: the gRPC server, the request manager, health, and the periodic task that checks the ring.
 
 To the ring it is a stage, which takes messages through `handle`. The rest of the process calls `start`, `stop` and
-`stage_lost`. Messages go out through `emit`, which never blocks. Everything runs on one event loop.
+`lost`. Messages go out through `emit`, which never blocks. Everything runs on one event loop.
 """
 
 import asyncio
 import contextlib
 import functools
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Set
 from typing import Any
 
 from grpc_health.v1 import health, health_pb2
@@ -102,7 +102,7 @@ class Gateway:
         self._has_said_so = False
         self._port = 0
         self.vllm_port = 0  # of `vllm_listen`
-        self.on_serving: Callable[[int], None] = lambda port: None  # on admitting requests, also after a loss
+        self.on_serving: Callable[[int], None] = lambda port: None  # when all engines serve, also after a loss
 
     @property
     def is_serving(self) -> bool:
@@ -174,10 +174,11 @@ class Gateway:
     def reap(self) -> None:
         """Does nothing: the requests are this gateway's own."""
 
-    def stage_lost(self, *, planned: bool = False) -> None:
-        """Refuses new requests until a lost process of the ring is back. Open requests wait."""
+    def lost(self, names: Set[str] = frozenset(), *, planned: bool = False) -> None:
+        """Handles the loss of these processes of the ring; without names, of an unknown one. Their requests go on at
+        other engines, or new ones are refused and open ones wait until the ring works again."""
         self._has_said_so = False
-        self._watch.stage_lost(planned=planned)
+        self._watch.lost(names, planned=planned)
 
     async def _beat(self) -> None:
         interval_s = self._settings.probe_interval_s
@@ -201,7 +202,7 @@ class Gateway:
 
     async def _publish(self) -> None:
         serving = self.is_serving
-        if serving and not self._has_said_so:
+        if serving and self._watch.is_whole and not self._has_said_so:
             self._has_said_so = True
             self.on_serving(self._port)
         if serving is self._was_serving:

@@ -22,6 +22,7 @@ from sluice_server.services.gateway.gateway import Gateway
 from sluice_server.services.gateway.model import model_info
 from sluice_server.services.gateway.settings import GatewaySettings, ModelInfo
 from sluice_server.services.messages.messages import KeepTrace, Role
+from sluice_server.services.process import absences
 from sluice_server.services.process.listening import SOCKET_SUFFIX, bound
 from sluice_server.services.process.process import Process
 from sluice_server.services.process.supervised import say_ready
@@ -55,8 +56,8 @@ async def run(process: Process) -> int:
         ring.process_id, bound(config.listen, port), gateway.manager.settings.model.revision
     )
     loop = asyncio.get_running_loop()
-    loop.add_signal_handler(signal.SIGUSR1, gateway.stage_lost)
-    loop.add_signal_handler(signal.SIGUSR2, lambda: gateway.stage_lost(planned=True))
+    loop.add_signal_handler(signal.SIGUSR1, lambda: gateway.lost(absent_of(config)))
+    loop.add_signal_handler(signal.SIGUSR2, lambda: gateway.lost(absent_of(config), planned=True))
     loop.add_signal_handler(signal.SIGQUIT, lambda: end_at_once(gateway, process.stopping))
     process.start(gateway)
     process.metrics.collect_from(lambda: figures(gateway))
@@ -64,6 +65,11 @@ async def run(process: Process) -> int:
     await process.stopping.wait()
     await gateway.stop(config.grace_s)
     return 0
+
+
+def absent_of(config: ServiceConfig) -> frozenset[str]:
+    """Returns the ids of processes that the supervisor has found gone; none if it does not say."""
+    return absences.read(Path(config.heartbeat_dir)) if config.heartbeat_dir else frozenset()
 
 
 def end_at_once(gateway: Gateway, stopping: asyncio.Event) -> None:
@@ -142,6 +148,7 @@ def settings_of(process: Process) -> GatewaySettings:
         reflection=config.reflection,
         epoch=process.ring.epoch,
         stages=stages_of(config),
+        routing=config.routing,
         recovery_timeout_s=config.recovery_timeout_s,
         version=VERSION,
         trust_chat_content=config.trust_chat_content,

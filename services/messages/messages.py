@@ -72,6 +72,7 @@ class Envelope(msgspec.Struct, frozen=True, gc=False, array_like=True, forbid_un
     time_left_s: float | None = None  # None: no deadline
     epoch: int = 0  # boot epoch of the origin: messages of an earlier epoch are stale
     serial: int = 0  # number of the request within that epoch
+    engine: str = ""  # id of the engine that computes this attempt; "": a hash of the request id decides
 
 
 Resume: TypeAlias = tuple[bytes | None, ...]  # per output: ids received so far (int32), None if it has ended; or ()

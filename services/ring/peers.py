@@ -1,7 +1,7 @@
 """Routing: returns the ids of the peers that a message goes to. Pure: no sockets.
 
-The ring is gateway → tokenizer → engine → detokenizer → gateway. All messages of one request go to the same peer of a
-role (by a hash of the request id), and back to the gateway that its envelope names.
+The ring is gateway → tokenizer → engine → detokenizer → gateway. All messages of one attempt of a request go to the
+same peer of a role: to the engine and the gateway that its envelope names, else by a hash of the request id.
 """
 
 import dataclasses
@@ -14,6 +14,7 @@ from sluice_server.services.messages.messages import (
     CacheQuery,
     Cancel,
     CloseInput,
+    Envelope,
     Failed,
     Grant,
     Inputs,
@@ -73,11 +74,11 @@ class NextHop:
     def targets(self, message: Message) -> tuple[str, ...]:
         """Returns the ids of the peers that get `message`; empty if the ring ends here or the peer is unknown."""
         if isinstance(message, _OF_ONE):  # a tuple with the most frequent types first, as this runs for every token
-            return self._of_request(message.envelope.request_id, message.envelope.origin)
+            return self._of_request(message.envelope)
         match message:
             case Cancel() | KeepTrace():
                 # The gateway that sent it needs no answer.
-                return () if self.role is Role.DETOKENIZER else self._of_request(message.envelope.request_id, "")
+                return () if self.role is Role.DETOKENIZER else self._of_request(message.envelope)
             case Probe():
                 wanted = (*message.route, message.origin)
                 return tuple(peer for peer in self.ids if peer in wanted)[:1]
@@ -93,10 +94,12 @@ class NextHop:
             case _:
                 assert_never(message)
 
-    def _of_request(self, request_id: str, origin: str) -> tuple[str, ...]:
+    def _of_request(self, envelope: Envelope) -> tuple[str, ...]:
         if self.role is Role.DETOKENIZER:
-            return (origin,) if origin in self.ids else ()
-        return (peer_of(request_id, self.ids),)
+            return (envelope.origin,) if envelope.origin in self.ids else ()
+        if self.role is Role.TOKENIZER and envelope.engine in self.ids:
+            return (envelope.engine,)
+        return (peer_of(envelope.request_id, self.ids),)
 
 
 def peer_of(request_id: str, ids: tuple[str, ...]) -> str:

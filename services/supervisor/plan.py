@@ -6,6 +6,7 @@ from pathlib import Path
 
 from sluice_server.engine.config import EngineConfig
 from sluice_server.engine.errors import Code, ServiceError
+from sluice_server.engine.worker.host.cores import find_cores
 from sluice_server.services.config import ServiceConfig, to_environment
 from sluice_server.services.messages.messages import Role
 from sluice_server.services.process.edge_settings import EDGE, edge_of
@@ -18,7 +19,7 @@ from sluice_server.services.supervisor.children import Child
 def plan_children(engine: EngineConfig, service: ServiceConfig, directory: Path) -> list[Child]:
     """Returns every process with its environment; the engine first, as it takes longest to start."""
     counts = {
-        Role.ENGINE: 1,
+        Role.ENGINE: service.engines,
         Role.GATEWAY: service.gateways,
         Role.TOKENIZER: service.tokenizers,
         Role.DETOKENIZER: service.detokenizers,
@@ -41,8 +42,19 @@ def plan_children(engine: EngineConfig, service: ServiceConfig, directory: Path)
                 engine_peers=peers[Role.ENGINE],
                 detokenizer_peers=peers[Role.DETOKENIZER],
             )
-            children.append(Child(name, role, to_environment(engine, own)))
+            chosen = engine if role is not Role.ENGINE else share_of(engine, service.engines, name)
+            children.append(Child(name, role, to_environment(chosen, own)))
     return [*children, *_edges(service, directory, len(children))]
+
+
+def share_of(engine: EngineConfig, num: int, name: str) -> EngineConfig:
+    """Returns the settings of one of `num` engines of this machine: its share of the cores, unless `threads` says
+    otherwise, and a folder of its own for its disk cache."""
+    if num == 1:
+        return engine
+    folder = str(Path(engine.disk_cache_dir) / name) if engine.disk_cache_dir else ""
+    threads = engine.threads or max(1, find_cores().usable // num)
+    return dataclasses.replace(engine, threads=threads, disk_cache_dir=folder)
 
 
 def _edges(service: ServiceConfig, directory: Path, num_before: int) -> list[Child]:

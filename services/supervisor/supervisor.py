@@ -1,8 +1,9 @@
 """Watches the service's processes: starts them, reports when they serve, restarts those that ended, and stops them all.
 
-A child that dies or hangs breaks the ring: gateways get SIGUSR1 and stop admitting requests, the child is started
-again, and gateways replay the open requests. SIGHUP restarts tokenizers, engine and detokenizers one after another;
-gateways get SIGUSR2, which marks a planned restart. Only the exit that was requested does not count as a restart; every
+A child that dies or hangs breaks the ring: gateways get SIGUSR1, read who is absent (`services.process.absences`), and
+replay its requests at other engines, or stop admitting requests until the child, which is started again, is back.
+SIGHUP restarts tokenizers, engines and detokenizers one after another; gateways get SIGUSR2, which marks a planned
+restart. Only the exit that was requested does not count as a restart; every
 later end counts. HTTP edges are outside of the ring: one that dies is started again, and no other is told. It handles
 processes and signals only.
 """
@@ -14,6 +15,7 @@ import signal
 import time
 from collections.abc import Callable
 
+from sluice_server.services.process import absences
 from sluice_server.services.supervisor.children import Child, Running
 from sluice_server.services.supervisor.directory import RunDirectory
 from sluice_server.services.supervisor.restarts import Restarts
@@ -165,6 +167,8 @@ class Supervisor:
         self._lost_at_s = now_s if self._lost_at_s is None else self._lost_at_s
         if child in self._inner:
             self._serving -= {gateway.name for gateway in self._gateways}
+            with contextlib.suppress(OSError):  # without names, gateways take the whole ring for lost
+                absences.write(self._directory.path, [one.name for one in self._inner if not one.is_running])
             for gateway in self._gateways:
                 gateway.signal(signal.SIGUSR2 if is_planned else signal.SIGUSR1)
         else:

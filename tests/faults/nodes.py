@@ -8,7 +8,7 @@ import functools
 import random
 import tempfile
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import NamedTuple, Protocol
 
@@ -39,18 +39,24 @@ from tests.services.executors import OnDemand
 from tests.services.tokenizer.constrain import idle_constraints
 
 LIMITS = Limits(context_length=96, vocab_size=VOCAB)
-IDS = {
-    Role.GATEWAY: ("g0", "g1"),
-    Role.TOKENIZER: ("t0", "t1"),
-    Role.ENGINE: ("e0",),
-    Role.DETOKENIZER: ("d0", "d1"),
-}
+Ids = Mapping[Role, tuple[str, ...]]
+
+
+def ids_of(num_engines: int) -> Ids:
+    """The processes of a ring."""
+    return {
+        Role.GATEWAY: ("g0", "g1"),
+        Role.TOKENIZER: ("t0", "t1"),
+        Role.ENGINE: tuple(f"e{i}" for i in range(num_engines)),
+        Role.DETOKENIZER: ("d0", "d1"),
+    }
 
 
 class World(Protocol):
     """What a process gets from its environment: clock, epochs, links."""
 
     rng: random.Random
+    ids: Ids
     nodes: "dict[str, Node]"
 
     def clock(self) -> float:
@@ -120,7 +126,7 @@ class Front:
             model=ModelInfo("toy", "", LIMITS.context_length, (EOS,)),
             limits=LIMITS,
             epoch=node.epoch,
-            stages=(IDS[Role.TOKENIZER], IDS[Role.ENGINE], IDS[Role.DETOKENIZER]),
+            stages=(world.ids[Role.TOKENIZER], world.ids[Role.ENGINE], world.ids[Role.DETOKENIZER]),
             recovery_timeout_s=1e9,
         )
         quotas = Quotas(lambda tenant: TenantLimits(), 1)
@@ -157,7 +163,7 @@ class Node:
         world, self.is_up = self.world, True
         self.epoch = world.next_epoch()
         self.receipts, self.leases, self.pool = Receipts(), Leases(), OnDemand()
-        self._hop = NextHop(self.role, IDS[NEXT[self.role]])
+        self._hop = NextHop(self.role, world.ids[NEXT[self.role]])
         self._waiting: dict[str, list[Message]] = {}
         self._seq: dict[str, int] = {}
         self.timers: list[Callable[[], None]] = []

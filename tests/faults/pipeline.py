@@ -25,7 +25,7 @@ from sluice_server.services.messages.messages import Append, CloseInput, Role
 from sluice_server.services.messages.work import Generate, Scheduling, Stops, TokenPrompt, pack_ids
 from sluice_server.services.tokenizer.stage import TokenizerStage
 from tests.engine.scheduler.fake_model import VOCAB
-from tests.faults.nodes import IDS, Alone, Front, Link, Node, alone, encoder, independent, search
+from tests.faults.nodes import Alone, Front, Link, Node, alone, encoder, ids_of, independent, search
 
 BEAT_S = 0.25
 MAX_CLIENTS = 16
@@ -50,6 +50,7 @@ class World:
 
     def __init__(self, seed: int) -> None:
         self.rng = random.Random(seed)
+        self.ids = ids_of((1, 3)[seed % 2])
         self.now = 0.0
         self.trace = hashlib.sha256()
         self.num_ended = self.num_crashes = self.num_blamed = self.num_replayed = 0
@@ -61,7 +62,7 @@ class World:
             self.turn_engines: 18,
             self.encode: 6,
             self.fire_timer: 6,
-            self.beat: 3,
+            self.beat: 3 / len(self.ids[Role.ENGINE]),  # as each brings probes for every engine
             self.submit: 3,
             self.read: 6.5,
             self.cancel: 0.3,
@@ -69,9 +70,12 @@ class World:
             self.lose: 0.2,
             self.repeat: 0.2,
             self.revive: 0.6,
+            self.stop: 0.1,
+            self.go_on: 0.3,
         }
+        self.stopped: set[str] = set()  # engines that take and compute nothing for a while
         self.nodes: dict[str, Node] = {}
-        for role, names in IDS.items():
+        for role, names in self.ids.items():
             for name in names:
                 self.nodes[name] = Node(self, role, name)
 
@@ -99,15 +103,19 @@ class World:
         happen()
 
     def deliver(self) -> None:
-        ready = [one for one, frames in self._links.items() if frames and self.nodes[one[1]].is_up]
+        ready = [
+            one
+            for one, frames in self._links.items()
+            if frames and self.nodes[one[1]].is_up and one[1] not in self.stopped
+        ]
         if ready:
             sender, receiver = self.rng.choice(ready)
             self.nodes[receiver].receive(*self._links[sender, receiver].popleft())
 
     def turn_engines(self) -> None:
-        for name in IDS[Role.ENGINE]:
+        for name in self.ids[Role.ENGINE]:
             node = self.nodes[name]
-            if node.is_up:
+            if node.is_up and name not in self.stopped:
                 node.stage.turn()
                 node.flush()
 
@@ -137,7 +145,7 @@ class World:
             node.flush()
 
     def submit(self) -> None:
-        node = self.nodes[self.rng.choice(IDS[Role.GATEWAY])]
+        node = self.nodes[self.rng.choice(self.ids[Role.GATEWAY])]
         if not node.is_up or len(self.clients) >= MAX_CLIENTS:
             return
         assert isinstance(node.stage, Front)
@@ -261,13 +269,24 @@ class World:
         if self.rng.random() < 0.7:  # a supervisor tells
             for other in self.nodes.values():
                 if other.is_up and isinstance(other.stage, Front):
-                    other.stage.watch.stage_lost(planned=self.rng.random() < 0.7)
+                    names = {node.id} if self.rng.random() < 0.7 else frozenset[str]()
+                    other.stage.watch.lost(names, planned=self.rng.random() < 0.7)
                     other.flush()
 
     def revive(self) -> None:
         down = [node for node in self.nodes.values() if not node.is_up]
         if down:
             self.rng.choice(down).boot()
+
+    def stop(self) -> None:
+        """Stops an engine of several, which others may find lost meanwhile."""
+        engines = self.ids[Role.ENGINE]
+        if len(engines) > 1:
+            self.stopped.add(self.rng.choice(engines))
+
+    def go_on(self) -> None:
+        """Lets the stopped engines go on: they still have what others have taken over."""
+        self.stopped.clear()
 
     def lose(self) -> None:
         """Breaks a connection: the last frames on it are lost."""
@@ -287,6 +306,7 @@ class World:
 
     def drain(self) -> None:
         """Runs without faults until every client has its answer, and checks that no process holds anything."""
+        self.go_on()
         for node in self.nodes.values():
             if not node.is_up:
                 node.boot()

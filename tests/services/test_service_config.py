@@ -15,6 +15,11 @@ BAD: list[tuple[dict[str, object], dict[str, object], str]] = [
     ({"threads": 100_000}, {}, r"--threads: 100000 is above \d+, 4 for each core that can be used here \("),
     ({}, {"encoding_threads": 100_000}, "--encoding-threads: 100000 is above"),
     ({}, {"gateways": 100_000}, "--gateways: 100000 is above"),
+    ({}, {"engines": 0}, r"--engines: 0 is not in \[1, 16\]; more need a service of their own"),
+    ({}, {"engines": 17}, r"--engines: 17 is not in \[1, 16\]"),
+    ({"device": "cuda"}, {"engines": 2}, "--engines: 2 would share one GPU; start each with --role engine"),
+    ({}, {"engines": 5}, "--engines: 5 is above 4, each of which takes a quarter of the free memory, needs --kv-"),
+    ({}, {"routing": "random"}, "--routing: 'random' is not one of least-loaded, round-robin"),
     ({"device": "tpu"}, {}, "--device: 'tpu' is not one of auto, cpu, cuda"),
     (
         {"scheduling_policy": "lottery"},

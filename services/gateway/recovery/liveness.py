@@ -1,16 +1,20 @@
-"""Determines from returned probes whether the ring is alive.
+"""Determines from returned probes which engines can be reached, and whether the rest of the ring is alive.
 
 Pure. Time is passed in as the seconds during which this process ran, so that a pause of its own does not look like the
-death of others.
+death of others. Each probe visits one engine: where all probes of an engine are silent, and those of another are not,
+the engine is lost; any other silence may be a tokenizer's or a detokenizer's, and the ring is lost.
 """
 
 import collections
+from collections.abc import Set
 from typing import NamedTuple
 
 from sluice_server.services.checkpoint.revisions import agreed
 from sluice_server.services.messages.messages import Probe, Visit
 
 STEPS_OF_PATIENCE = 10
+MAX_UNDER_WAY = 1024  # probes of one route that are remembered: a lost engine may be away for days
+ENGINE = 1  # index of the engine in a route
 
 
 class LivenessChanges(NamedTuple):
@@ -27,7 +31,7 @@ class Liveness:
     """The probes under way, and the latest visit of each process that they found."""
 
     def __init__(self, origin: str, epoch: int, stages: tuple[tuple[str, ...], ...], timeout_s: float) -> None:
-        """`stages`: ids of tokenizers, engines and detokenizers. `timeout_s`: silence after which the ring counts as
+        """`stages`: ids of tokenizers, engines and detokenizers. `timeout_s`: silence after which a process counts as
         lost."""
         self._origin = origin
         self._epoch = epoch
@@ -37,13 +41,14 @@ class Liveness:
         self._nonce = 0
         self._under_way: list[collections.deque[tuple[int, float]]] = [collections.deque() for _ in routes]
         self._answered = [False for _ in routes]
-        self._forgotten = 0  # probes up to this one were sent before the last loss
+        self._forgotten = [0 for _ in routes]  # probes up to these were sent before the last loss
         self._known: dict[str, Visit] = {}  # the latest visit of each process, by id
 
     @property
-    def is_complete(self) -> bool:
-        """Whether a probe has come back on every route."""
-        return all(self._answered)
+    def complete(self) -> frozenset[str]:
+        """The engines for which a probe has come back on every route."""
+        ids = {route[ENGINE] for route in self._routes}
+        return frozenset(ids - self._engines([not answered for answered in self._answered]))
 
     @property
     def revision(self) -> str | None:
@@ -60,13 +65,20 @@ class Liveness:
         self._now_s += elapsed_s
         self._nonce += 1
         for sent in self._under_way:
-            sent.append((self._nonce, self._now_s))
+            if len(sent) < MAX_UNDER_WAY:
+                sent.append((self._nonce, self._now_s))
         return [Probe(self._origin, self._nonce, route, epoch=self._epoch, is_mixed=is_mixed) for route in self._routes]
 
-    def is_lost(self, step_s: float) -> bool:
-        """Whether a route has been silent for too long; `step_s` is the engines' longest recent step."""
-        patience_s = max(self._timeout_s, STEPS_OF_PATIENCE * step_s)
-        return any(sent and self._now_s - sent[0][1] > patience_s for sent in self._under_way)
+    def lost_engines(self, step_s: float) -> frozenset[str]:
+        """Returns the engines that no probe comes back from, while probes of another one do."""
+        silent = self._silent(step_s)
+        heard = self._engines([not one for one in silent])
+        return self._engines(silent) - heard if heard else frozenset()
+
+    def is_lost(self, step_s: float, serving: Set[str]) -> bool:
+        """Whether a route through one of these engines has been silent for too long; `step_s` is the engines' longest
+        recent step."""
+        return bool(self._engines(self._silent(step_s)) & serving)
 
     def returned(self, probe: Probe) -> LivenessChanges:
         """Records a returned probe, which also settles earlier ones of its route; returns what has changed."""
@@ -76,7 +88,7 @@ class Liveness:
         sent = self._under_way[at]
         while sent and sent[0][0] <= probe.nonce:
             sent.popleft()
-        self._answered[at] = self._answered[at] or probe.nonce > self._forgotten
+        self._answered[at] = self._answered[at] or probe.nonce > self._forgotten[at]
         new, missed = set(), set()
         for visit in probe.visits:
             known, self._known[visit.id] = self._known.get(visit.id, visit), visit
@@ -86,13 +98,32 @@ class Liveness:
                 missed.add(visit.id)
         return LivenessChanges(frozenset(new), frozenset(missed))
 
-    def forget(self) -> None:
-        """Forgets all answers after a loss. The ring is complete again when a later probe has come back on every
-        route."""
-        self._forgotten = self._nonce
-        self._answered = [False for _ in self._routes]
+    def forget(self, engines: Set[str] | None = None) -> None:
+        """Forgets the answers of these engines after a loss, or all; an engine is complete again when later probes have
+        come back on every route through it. A lost engine's revision no longer matters."""
+        for at, route in enumerate(self._routes):
+            if engines is None or route[ENGINE] in engines:
+                self._forgotten[at] = self._nonce
+                self._answered[at] = False
+        for name in engines or ():
+            self._known.pop(name, None)
+
+    def _silent(self, step_s: float) -> list[bool]:
+        """Returns for each route whether its oldest probe has been under way for too long."""
+        patience_s = max(self._timeout_s, STEPS_OF_PATIENCE * step_s)
+        return [bool(sent) and self._now_s - sent[0][1] > patience_s for sent in self._under_way]
+
+    def _engines(self, which: list[bool]) -> frozenset[str]:
+        """Returns the engines on the routes that are marked."""
+        return frozenset(route[ENGINE] for route, is_marked in zip(self._routes, which, strict=True) if is_marked)
 
 
 def routes_of(stages: tuple[tuple[str, ...], ...]) -> tuple[tuple[str, ...], ...]:
-    """Returns routes round the ring that together visit every process: as many as the largest stage has processes."""
-    return tuple(tuple(ids[i % len(ids)] for ids in stages) for i in range(max(map(len, stages))))
+    """Returns routes round the ring: through each engine as many as are needed to visit every process beside it."""
+    tokenizers, engines, detokenizers = stages
+    num = max(len(tokenizers), len(detokenizers))
+    return tuple(
+        (tokenizers[i % len(tokenizers)], engine, detokenizers[i % len(detokenizers)])
+        for engine in engines
+        for i in range(num)
+    )

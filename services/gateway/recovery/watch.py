@@ -1,12 +1,15 @@
-"""Admits requests only while the ring works: sends probes, makes the warm-up token, detects losses, resends requests.
+"""Admits requests only while the ring works: sends probes, makes the warm-up tokens, detects losses, resends requests.
 
-Stands between the request manager and the ring. Time is passed in with `beat`. Has no task and no loop of its own: the
-gateway calls it, and gets `on_change` when there is something to publish. Independent of gRPC.
+An engine gets requests once it has made its warm-up token. If one of several engines is lost, its requests go on at the
+others, and new ones are admitted all the time. If no other engine serves, or a tokenizer or detokenizer is lost,
+requests wait until the ring works again. Stands between the request manager and the ring. Time is passed in with
+`beat`. Has no task and no loop of its own: the gateway calls it, and gets `on_change` when there is something to
+publish. Independent of gRPC.
 """
 
 import dataclasses
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Set
 from typing import TypeAlias
 
 from sluice_server.engine.errors import ServiceError, other_revision, schema_mismatch, stage_lost
@@ -15,13 +18,13 @@ from sluice_server.services.faults import fault
 from sluice_server.services.gateway.access.call import CallMetadata
 from sluice_server.services.gateway.contract.translate import TranslatedRequest
 from sluice_server.services.gateway.recovery.liveness import Liveness
-from sluice_server.services.gateway.recovery.resend import Recovery
+from sluice_server.services.gateway.recovery.resend import ROLES, Recovery
 from sluice_server.services.gateway.requests.manager import RequestManager
 from sluice_server.services.gateway.requests.open_request import OpenRequest, RequestStatus
 from sluice_server.services.gateway.settings import GatewaySettings, ModelInfo
-from sluice_server.services.messages.messages import Message, Mismatch, Probe, Role
+from sluice_server.services.messages.messages import Envelope, Message, Mismatch, Probe, Role
 from sluice_server.services.messages.work import Generate, TokenPrompt
-from sluice_server.services.ring.peers import NEXT, peer_of
+from sluice_server.services.ring.peers import peer_of
 from sluice_server.services.ring.schema_mismatches import FRESH_S
 from sluice_server.services.telemetry.logs import about
 
@@ -65,26 +68,31 @@ class RingWatch:
         self._inputs = inputs
         self._liveness = Liveness(settings.gateway_id, settings.epoch, settings.stages, settings.probe_timeout_s)
         self._recovery = Recovery(self._route_of, settings.recovery_timeout_s)
+        self._engines = manager.engines
         self._num_lost_frames = 0
-        self._warm_up: OpenRequest | None = None
-        self._is_warm = False
+        self._warm_ups: dict[str, OpenRequest] = {}  # by engine
         self._is_mixed = False  # probes come back, but the revisions differ
         self._mismatch: ServiceError | None = None  # schema versions of two processes differ
         self._mismatch_s = 0.0  # when it was reported
+
+    @property
+    def is_whole(self) -> bool:
+        """Whether every engine serves."""
+        return self._engines.is_whole
 
     def beat(self, elapsed_s: float) -> None:
         """Sends probes and evaluates earlier ones; `elapsed_s`: seconds that this process ran since the last call."""
         for probe in self._liveness.send(elapsed_s, is_mixed=self._is_mixed):
             self._emit(probe)
-        if self._is_warm and self._liveness.is_lost(self._inputs.step_s()):
-            self.stage_lost()
+        if self._engines.is_any_serving:
+            self._look_for_losses(self._inputs.step_s())
         if self._recovery.is_overdue(self._clock()):
             self._manager.fail_all(self._why())
         num_lost = self._inputs.num_lost_frames()
         if num_lost != self._num_lost_frames:  # any request may have lost a message
             self._num_lost_frames = num_lost
             self._recovery.again([one for one in self._manager.requests if one.outcome is None and not one.is_own])
-            self._missed()
+            self._missed(frozenset())
         self._warm()
         self._replay()
 
@@ -93,12 +101,10 @@ class RingWatch:
         changes = self._liveness.returned(probe)
         if changes.missed:
             self._recovery.missed(changes.missed, self._manager.requests)
-            self._missed()
+            self._missed(changes.missed)
         if changes.new:
-            to_blame = self._recovery.replaced(changes.new, self._manager.requests)
-            if to_blame is not None:
-                to_blame.end(self._ended_twice(to_blame))
-            self.stage_lost()
+            self._begin_replay(changes.new)
+            self.lost(changes.new)
         self._warm()
 
     def mismatched(self, found: Mismatch) -> None:
@@ -106,7 +112,7 @@ class RingWatch:
         meanwhile."""
         self._mismatch = schema_mismatch(found.reader, found.reader_schema, found.sender, found.sender_schema)
         self._mismatch_s = self._clock()
-        if not self._is_warm and not self._manager.is_draining:
+        if not self._engines.is_any_serving and not self._manager.is_draining:
             self._manager.refusal = self._mismatch
 
     def send_pending(self) -> None:
@@ -114,21 +120,58 @@ class RingWatch:
         if self._recovery.is_busy:
             self._replay()
 
+    def lost(self, names: Set[str], *, planned: bool = False) -> None:
+        """Handles the loss of these processes; without names, of an unknown one. `planned`: no request caused it."""
+        others = self._engines.serving - names
+        if others and names and names <= set(self._engines.ids):
+            self._move(names, planned=planned)
+        else:
+            self.stage_lost(planned=planned)
+
     def stage_lost(self, *, planned: bool = False) -> None:
         """Refuses new requests until a lost process of the ring is back. Open requests wait."""
         self._manager.pause_streams()
         self._recovery.lost(self._clock(), planned=planned)
-        self._is_warm = self._is_mixed = False
+        self._engines.drop_all()
+        self._is_mixed = False
         self._liveness.forget()
-        self._give_up_warm_up()
+        self._give_up_warm_ups(set(self._warm_ups))
         if not self._manager.is_draining:
             self._manager.refusal = self._why()
         self._inputs.on_change()
 
-    def _missed(self) -> None:
-        """Reacts to lost frames: the warm-up or a Cancel may have been in one."""
-        self._give_up_warm_up()
+    def _look_for_losses(self, step_s: float) -> None:
+        """Moves the requests of engines that are silent; if the silence is not an engine's alone, the ring is lost."""
+        lost = {name for name in self._liveness.lost_engines(step_s) if self._engines.is_used(name)}
+        if lost & self._engines.serving:
+            logger.warning("%s: no probe comes back; other engines take over", ", ".join(sorted(lost)))
+        if lost:
+            self.lost(lost)
+        if self._liveness.is_lost(step_s, self._engines.serving):
+            self.stage_lost()
+
+    def _move(self, engines: Set[str], *, planned: bool = False) -> None:
+        """Sends the requests of lost engines to others. Those engines serve again after another warm-up."""
+        for name in engines:
+            self._engines.drop(name)
+        self._liveness.forget(engines)
+        self._give_up_warm_ups(engines)
+        self._begin_replay(engines, planned=planned)
+        self._replay()
+        self._inputs.on_change()
+
+    def _begin_replay(self, names: Set[str], *, planned: bool = False) -> None:
+        """Queues the requests of processes whose state is lost, or ends the one request that ends them."""
+        to_blame = self._recovery.replaced(names, self._manager.requests, planned=planned)
+        if to_blame is not None:
+            to_blame.end(self._ended_twice(to_blame))
+
+    def _missed(self, names: Set[str]) -> None:
+        """Reacts to frames lost on the way to these processes: the warm-up or a Cancel may have been in one."""
+        self._give_up_warm_ups(set(self._warm_ups))
         self._manager.announce_open()
+        for engine in names & set(self._engines.ids):
+            self._manager.disown(engine)
 
     def _why(self) -> ServiceError:
         """Returns the error for requests while the ring does not work."""
@@ -138,17 +181,16 @@ class RingWatch:
 
     def _ended_twice(self, request: OpenRequest) -> ServiceError:
         """Returns the error of a request with which a process has ended twice; it names the role of that process."""
-        route = zip(NEXT.values(), self._route_of(request.envelope.request_id), strict=False)
-        role = next((role for role, name in route if request.replay.losses[name] > 1), Role.ENGINE)
+        role = next((role for role in ROLES if request.replay.losses[role] > 1), Role.ENGINE)
         return fault(role, about(request.envelope), "ended twice while it worked on this request")
 
-    def _give_up_warm_up(self) -> None:
-        if self._warm_up is not None:
-            self._warm_up.end(stage_lost("serving"))
+    def _give_up_warm_ups(self, engines: Set[str]) -> None:
+        for made in [self._warm_ups[engine] for engine in engines & self._warm_ups.keys()]:
+            made.end(stage_lost("serving"))
 
-    def _route_of(self, request_id: str) -> tuple[str, str, str]:
-        tokenizers, engines, detokenizers = self._settings.stages
-        return peer_of(request_id, tokenizers), peer_of(request_id, engines), peer_of(request_id, detokenizers)
+    def _route_of(self, envelope: Envelope) -> tuple[str, str, str]:
+        tokenizers, _, detokenizers = self._settings.stages
+        return peer_of(envelope.request_id, tokenizers), envelope.engine, peer_of(envelope.request_id, detokenizers)
 
     def _replay(self) -> None:
         for request in self._recovery.due(self._clock()):
@@ -179,21 +221,31 @@ class RingWatch:
                 request.end(other_revision(request.envelope.revision, model.revision))
 
     def _warm(self) -> None:
-        """Requests one token once a probe has come back on every route; admits requests when the token has come."""
-        if self._warm_up is None:
-            if not self._is_warm and self._liveness.is_complete and self._is_of_one_revision():
-                self._warm_up = self._manager.open_own(CallMetadata("warm-up"), one_token(self._manager.settings))
-                self._warm_up.delivery.on_news = self._warm
-            return
-        if self._warm_up.state is RequestStatus.RUNNING:
-            return
-        made, self._warm_up = self._warm_up, None
+        """Requests one token of each engine once probes have come back on every route through it; the engine gets
+        requests when the token has come."""
+        for engine, made in list(self._warm_ups.items()):
+            if made.state is not RequestStatus.RUNNING and self._warm_ups.pop(engine, None) is made:
+                self._warmed(engine, made)
+        for engine in sorted(self._liveness.complete - self._engines.serving - self._warm_ups.keys()):
+            if not self._is_of_one_revision():
+                return
+            made = self._manager.open_own(CallMetadata("warm-up"), one_token(self._manager.settings), engine)
+            self._warm_ups[engine] = made
+            made.delivery.on_news = self._warm
+
+    def _warmed(self, engine: str, made: OpenRequest) -> None:
+        """Ends a warm-up. If the token has come the engine serves; the first one that does so admits requests. Replays
+        wait for the other warm-ups, so that requests stay with their engines."""
         self._manager.close(made)
-        self._is_warm = made.state is RequestStatus.FINISHED
-        if not self._is_warm:
+        is_good = made.state is RequestStatus.FINISHED
+        if is_good:
+            self._engines.admit(engine)
+        if self._engines.is_any_serving and not self._warm_ups:
+            self._recovery.restored()
+        if not is_good:
             return
-        self._recovery.restored()
         self._manager.announce_open()
+        self._manager.disown(engine)
         if not self._manager.is_draining:
             self._manager.refusal = None
         self._inputs.on_change()

@@ -5,8 +5,9 @@ from sluice_server.services.gateway.settings import GatewaySettings
 from sluice_server.services.messages.messages import Envelope
 
 
-def envelope_of(call: CallMetadata, settings: GatewaySettings, request_id: str, serial: int) -> Envelope:
-    """Returns the envelope of a request of `call`; `serial` is its number among the requests of this gateway."""
+def envelope_of(call: CallMetadata, settings: GatewaySettings, request_id: str, serial: int, engine: str) -> Envelope:
+    """Returns the envelope of a request of `call`; `serial` is its number among the requests of this gateway, `engine`
+    the one that computes its first attempt."""
     return Envelope(
         request_id=request_id,
         origin=settings.gateway_id,
@@ -18,4 +19,5 @@ def envelope_of(call: CallMetadata, settings: GatewaySettings, request_id: str, 
         time_left_s=call.time_left_s,
         epoch=settings.epoch,
         serial=serial,
+        engine=engine,
     )

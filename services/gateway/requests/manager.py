@@ -19,6 +19,7 @@ from sluice_server.services.gateway.access.quota import Quotas
 from sluice_server.services.gateway.contract.chat import trusting
 from sluice_server.services.gateway.contract.errors import draining, loading, not_found, slow_consumer
 from sluice_server.services.gateway.contract.translate import TranslatedRequest
+from sluice_server.services.gateway.requests.engines import Engines
 from sluice_server.services.gateway.requests.envelope import envelope_of
 from sluice_server.services.gateway.requests.history import History
 from sluice_server.services.gateway.requests.idempotency import IdempotencyKeys
@@ -71,6 +72,7 @@ class RequestManager:
         self.clock = clock
         self.admission = RequestLimiter(settings.max_open_requests, settings.max_reserved_tokens)
         self.requests = OpenRequests()
+        self.engines = Engines(settings.stages[1], settings.routing)
         self._quotas = quotas
         self._keys = IdempotencyKeys()
         self.refusal: ServiceError | None = loading()
@@ -113,9 +115,9 @@ class RequestManager:
         )
         return request
 
-    def open_own(self, call: CallMetadata, asked: TranslatedRequest) -> OpenRequest:
-        """Opens and sends a request of the gateway itself, without admission."""
-        request = self._add(call, asked, is_own=True)
+    def open_own(self, call: CallMetadata, asked: TranslatedRequest, engine: str) -> OpenRequest:
+        """Opens and sends a request of the gateway itself to `engine`, without admission."""
+        request = self._add(call, asked, is_own=True, engine=engine)
         self.submit(request)
         return request
 
@@ -127,8 +129,16 @@ class RequestManager:
         self._emit(Submit(envelope=envelope, work=request.asked.work, resume=request.asked.resume))
 
     def resubmit(self, request: OpenRequest) -> None:
-        """Sends a request as a new attempt, behind the tokens that came. Messages of older attempts are dropped."""
-        resume = request.send_again(self.clock())
+        """Sends a request as a new attempt, behind the tokens that came. Messages of older attempts are dropped.
+
+        An engine that no longer has the request gets a Cancel: it may be alive, and only out of reach.
+        """
+        before = request.envelope
+        self.engines.give_back(before.engine)
+        engine = self.engines.take(before.request_id, before.engine)
+        if engine != before.engine:
+            self._emit(Cancel(before))
+        resume = request.send_again(self.clock(), engine)
         self.observer.count("replayed")
         request.trace.happened("replayed", attempt=request.envelope.attempt)
         self._emit(Submit(envelope=request.envelope, work=request.work_now(), resume=resume))
@@ -140,6 +150,13 @@ class RequestManager:
         serials = frozenset(request.envelope.serial for request in self.requests if request.outcome is None)
         self._emit(OpenSerials(self.settings.gateway_id, self.settings.epoch, self._num_opened + 1, serials))
 
+    def disown(self, engine: str) -> None:
+        """Sends an engine that was out of reach Cancels of the attempts that other engines have taken over."""
+        for request in self.requests:
+            now = request.envelope
+            if now.engine != engine and now.attempt:
+                self._emit(Cancel(msgspec.structs.replace(now, engine=engine, attempt=now.attempt - 1)))
+
     def close(self, request: OpenRequest, error: ServiceError | None = None) -> None:
         """Releases all that a request holds. Never waits. Sends a Cancel unless the ring itself ended the request;
         `error` is why it failed, None on success. A second call, made for a later reader, only detaches that reader."""
@@ -148,6 +165,7 @@ class RequestManager:
         request.delivery.detach()
         if not self.requests.remove(request):
             return
+        self.engines.give_back(request.envelope.engine)
         self._keys.remove(request.envelope.tenant, request.asked.idempotency_key)
         if not request.is_own:
             self.admission.release(request.accounting.reserved)
@@ -278,10 +296,19 @@ class RequestManager:
         return RequestStatus.RUNNING, RequestStatus.CANCELLED
 
     def _add(
-        self, call: CallMetadata, asked: TranslatedRequest, *, streams: bool = False, is_own: bool = False
+        self,
+        call: CallMetadata,
+        asked: TranslatedRequest,
+        *,
+        streams: bool = False,
+        is_own: bool = False,
+        engine: str = "",
     ) -> OpenRequest:
+        """Creates a request; the routing chooses its engine unless `engine` is given."""
         self._num_opened += 1
-        envelope = envelope_of(call, self.settings, self.new_id(), self._num_opened)
+        request_id = self.new_id()
+        engine = self.engines.hold(engine) if engine else self.engines.take(request_id)
+        envelope = envelope_of(call, self.settings, request_id, self._num_opened, engine)
         request = OpenRequest(envelope, asked, self.clock(), streams=streams, is_own=is_own, gaps=self.gaps)
         self.requests.add(request)
         return request

@@ -158,9 +158,10 @@ class OpenRequest:
         """Whether the reader must be broken off, because it takes nothing."""
         return self.delivery.is_stuck(limits, has_ended=self.outcome is not None)
 
-    def send_again(self, now_s: float) -> Resume:
-        """Begins another attempt; returns per output the ids that it resumes behind, or () to begin anew."""
-        self.envelope = self.replay.next_attempt(self.envelope, self.num_tokens, now_s)
+    def send_again(self, now_s: float, engine: str) -> Resume:
+        """Begins another attempt, by `engine`; returns per output the ids that it resumes behind, or () to begin
+        anew."""
+        self.envelope = self.replay.next_attempt(self.envelope, self.num_tokens, now_s, engine)
         if not self.num_tokens or self.asked.is_search:
             return ()
         return tuple([None if one.last is not None else pack_ids(one.ids) for one in self.outputs])

@@ -62,6 +62,8 @@ class FakeRing:
         self.script: Callable[[Submit], None] = lambda submit: None
         self.answers_probes = True
         self.epoch = 1
+        self.epochs: dict[str, int] = {}  # of single processes
+        self.silent: set[str] = set()  # processes that no probe comes back from, and that compute nothing
         self.of_roles: dict[str, str] = {}  # revisions that are not the model's
         self.read_model: ReadModel = lambda revision: None
         self.changed = asyncio.Event()
@@ -96,11 +98,18 @@ class FakeRing:
 
     def _answer(self, message: Message) -> None:
         assert self.gateway is not None
-        if isinstance(message, Probe) and self.answers_probes:
+        if isinstance(message, Probe) and (not self.answers_probes or self.silent & set(message.route)):
+            pass
+        elif isinstance(message, Probe):
             roles = (Role.TOKENIZER, Role.ENGINE, Role.DETOKENIZER)
             ways = zip(roles, message.route, strict=True)
-            visits = tuple(Visit(role, one, self.epoch, 1, revision=self._revision(role)) for role, one in ways)
+            visits = tuple(
+                Visit(role, one, self.epochs.get(one, self.epoch), 1, revision=self._revision(role))
+                for role, one in ways
+            )
             self.gateway.handle(msgspec.structs.replace(message, visits=visits))
+        elif isinstance(message, Submit) and message.envelope.engine in self.silent:
+            pass
         elif isinstance(message, Submit) and is_warm_up(message):
             self.play(text_of(message, 0, "w", first=True, last=True))
         elif isinstance(message, Submit):

@@ -7,8 +7,10 @@ import pytest
 
 from sluice_server.engine.config import EngineConfig
 from sluice_server.engine.errors import ServiceError
+from sluice_server.engine.worker.host.cores import find_cores
 from sluice_server.services.config import ServiceConfig
 from sluice_server.services.messages.messages import Role
+from sluice_server.services.process import absences
 from sluice_server.services.supervisor import serve
 from sluice_server.services.supervisor.children import Child
 from sluice_server.services.supervisor.directory import RunDirectory
@@ -89,6 +91,7 @@ def test_a_child_that_dies_is_started_again_and_gateways_are_told(tmp_path: Path
     status, ready, said = supervise(LOSING, tmp_path, ENGINE="dies", TURNS="2")
     assert (status, ready) == (0, ["127.0.0.1:7"])
     assert (tmp_path / "told").read_text() == "lost lost "
+    assert absences.read(tmp_path) == {"engine-0"}
     assert (tmp_path / "engine").read_text().startswith("xx")
     assert said[0] == "sluice: engine-0 was killed by SIGKILL; starting it again"
     assert any(line.startswith("sluice: serving again after") for line in said)
@@ -143,6 +146,17 @@ def test_every_process_gets_the_same_table_and_its_own_place(tmp_path: Path) -> 
         f"ipc://{tmp_path}/{child.process_id}" for child in children
     }
     assert [child.environment["SLUICE_METRICS_PORT"] for child in children] == [str(9000 + i) for i in range(5)]
+
+
+def test_engines_share_the_cores_and_have_disk_folders_of_their_own(tmp_path: Path) -> None:
+    chosen = EngineConfig(disk_cache_dir="/cache")
+    children = plan_children(chosen, ServiceConfig(engines=2), tmp_path)
+    engines = [child.environment for child in children if child.role is Role.ENGINE]
+    assert [one["SLUICE_DISK_CACHE_DIR"] for one in engines] == ["/cache/engine-0", "/cache/engine-1"]
+    assert [int(one["SLUICE_THREADS"]) for one in engines] == [max(1, find_cores().usable // 2)] * 2
+    assert all(one["SLUICE_ENGINE_PEERS"].count("=ipc://") == 2 for one in engines)
+    (alone,) = [child for child in plan_children(chosen, ServiceConfig(), tmp_path) if child.role is Role.ENGINE]
+    assert (alone.environment["SLUICE_DISK_CACHE_DIR"], alone.environment["SLUICE_THREADS"]) == ("/cache", "0")
 
 
 def test_addresses() -> None:

@@ -117,16 +117,16 @@ async def test_gaps_without_end_are_given_up() -> None:
 def test_liveness_waits_longer_for_slow_engines() -> None:
     liveness = Liveness("g", 1, (("t",), ("e",), ("d",)), timeout_s=5.0)
     liveness.send(0.0)
-    assert not liveness.is_complete
+    assert not liveness.complete
     liveness.send(5.5)
-    assert liveness.is_lost(step_s=0.1) and not liveness.is_lost(step_s=1.0)
+    assert liveness.is_lost(0.1, {"e"}) and not liveness.is_lost(1.0, {"e"}) and not liveness.lost_engines(0.1)
     way = ("t", "e", "d")
     assert liveness.returned(Probe("g", 2, way, (Visit(Role.ENGINE, "e", 1, 0),), epoch=1)) == UNCHANGED
-    assert liveness.is_complete and not liveness.is_lost(step_s=0.1)
+    assert liveness.complete == {"e"} and not liveness.is_lost(0.1, {"e"})
     assert liveness.returned(Probe("g", 2, way, (Visit(Role.ENGINE, "e", 2, 0),), epoch=1)).new == {"e"}
     liveness.forget()
     assert liveness.returned(Probe("g", 2, way, (Visit(Role.ENGINE, "e", 2, 0),), epoch=1)) == UNCHANGED
-    assert not liveness.is_complete  # that probe says nothing about the ring after the loss
+    assert not liveness.complete  # that probe says nothing about the ring after the loss
     liveness.send(0.1)
     assert liveness.returned(Probe("g", 3, way, (Visit(Role.ENGINE, "e", 2, 0, lost=1),), epoch=1)).missed == {"e"}
-    assert liveness.is_complete
+    assert liveness.complete == {"e"}

@@ -5,10 +5,10 @@ import dataclasses
 from sluice_server.engine.errors import cancelled
 from sluice_server.engine.request import FinishReason, SamplingParams
 from sluice_server.services.gateway.contract.translate import TranslatedRequest
-from sluice_server.services.gateway.recovery.resend import PATIENCE_S, STRICT_PATIENCE_S, WINDOW, Recovery
+from sluice_server.services.gateway.recovery.resend import PATIENCE_S, ROLES, STRICT_PATIENCE_S, WINDOW, Recovery
 from sluice_server.services.gateway.requests.open_request import OpenRequest
 from sluice_server.services.messages.details import TokenRecord
-from sluice_server.services.messages.messages import Envelope, Text
+from sluice_server.services.messages.messages import Envelope, Role, Text
 from sluice_server.services.messages.work import Generate, TextPrompt, pack_ids
 
 ALL = frozenset({"t", "e", "d"})
@@ -31,7 +31,7 @@ def bring(request: OpenRequest, *ids: int, output: int = 0, finish: FinishReason
 
 
 def recovery(timeout_s: float = 10.0) -> Recovery:
-    return Recovery(lambda name: ("t", "e", "d"), timeout_s)
+    return Recovery(lambda envelope: ("t", envelope.engine or "e", "d"), timeout_s)
 
 
 def lose(found: Recovery, requests: list[OpenRequest], ids: frozenset[str] = ALL) -> OpenRequest | None:
@@ -45,7 +45,7 @@ def lose(found: Recovery, requests: list[OpenRequest], ids: frozenset[str] = ALL
 def resend(found: Recovery, now_s: float = 0.0) -> list[str]:
     due = found.due(now_s)
     for request in due:
-        request.send_again(now_s)
+        request.send_again(now_s, request.envelope.engine)
     return [request.envelope.request_id for request in due]
 
 
@@ -125,7 +125,7 @@ def test_a_death_before_it_was_sent_again_does_not_count() -> None:
     assert lose(found, [request]) is None
     assert lose(found, [request]) is None  # it was not there
     assert resend(found) == ["a"]
-    assert request.replay.losses == {"t": 1, "e": 1, "d": 1}
+    assert request.replay.losses == dict.fromkeys(ROLES, 1)
 
 
 def test_planned_restarts_blame_no_request() -> None:
@@ -144,7 +144,7 @@ def test_lost_frames_cost_a_replay_and_blame_no_request() -> None:
     assert resend(found) == ["a"]
     found.missed(frozenset({"d"}), [request])
     assert resend(found) == ["a"]
-    assert request.replay.losses == {"e": 1}
+    assert request.replay.losses == {Role.ENGINE: 1}
 
 
 def test_deaths_of_different_processes_blame_no_request() -> None:
@@ -159,21 +159,21 @@ def test_another_attempt_goes_on_behind_what_came() -> None:
     request = opened("a", asked(3), time_left_s=60.0)
     bring(request, 5, 6, 7)
     bring(request, 8, output=1, finish=FinishReason.EOS)
-    assert request.send_again(10.0) == (pack_ids([5, 6, 7]), None, b"")
+    assert request.send_again(10.0, "e") == (pack_ids([5, 6, 7]), None, b"")
     assert (request.envelope.attempt, request.envelope.time_left_s) == (1, 50.0)
     assert request.is_unproven
     bring(request, 9)
     assert not request.is_unproven
-    assert request.send_again(15.0) == (pack_ids([5, 6, 7, 9]), None, b"")
+    assert request.send_again(15.0, "e") == (pack_ids([5, 6, 7, 9]), None, b"")
     assert (request.envelope.attempt, request.envelope.time_left_s) == (2, 45.0)
 
 
 def test_a_search_begins_again() -> None:
     request = opened("a", asked(best_of=3))
     bring(request, 5, 6)
-    assert request.send_again(0.0) == ()
+    assert request.send_again(0.0, "e") == ()
 
 
 def test_what_has_brought_nothing_begins_again() -> None:
     request = opened("a", dataclasses.replace(asked(2), tells_prompt=True))
-    assert request.send_again(0.0) == ()
+    assert request.send_again(0.0, "e") == ()

@@ -55,7 +55,7 @@ def test_outputs_that_were_to_end_are_ended_again() -> None:
     for index in (2, 0, 2):
         request.replay.record(Cancel(ENVELOPE, index))
     request.handle(token(0, FinishReason.CANCELLED), 0.0)
-    request.send_again(0.0)
+    request.send_again(0.0, "e")
     assert request.cancels() == [Cancel(request.envelope, 2)]
     assert request.envelope.attempt == 1
 
@@ -63,7 +63,7 @@ def test_outputs_that_were_to_end_are_ended_again() -> None:
 def test_a_new_deadline_counts_from_when_it_was_set() -> None:
     request = opened()
     request.replay.set_time_left(30.0, 10.0)
-    request.send_again(15.0)
+    request.send_again(15.0, "e")
     assert request.envelope.time_left_s == 25.0
 
 
@@ -79,7 +79,7 @@ def test_attempts_that_bring_nothing_are_counted_in_a_row() -> None:
     replay, envelope = Replay(0.0, None, 0), ENVELOPE
     for num_tokens, num_futile in ((0, 1), (0, 2), (3, 0), (3, 1)):
         assert replay.is_unproven(num_tokens) is bool(num_futile)
-        envelope = replay.next_attempt(envelope, num_tokens, 1.0)
+        envelope = replay.next_attempt(envelope, num_tokens, 1.0, "e")
         assert replay.num_futile == num_futile
     assert envelope.attempt == 4 and envelope.time_left_s is None
 
@@ -87,5 +87,5 @@ def test_attempts_that_bring_nothing_are_counted_in_a_row() -> None:
 def test_changes_are_counted_anew_in_each_attempt() -> None:
     replay = Replay(0.0, None, 0)
     replay.record(CloseInput(ENVELOPE))
-    envelope = replay.next_attempt(ENVELOPE, 0, 1.0)
+    envelope = replay.next_attempt(ENVELOPE, 0, 1.0, "e")
     assert replay.record(Grant(envelope, 1)) == Grant(envelope, 1, index=0)

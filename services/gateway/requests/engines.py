@@ -1,0 +1,90 @@
+"""Chooses the engine of each attempt of a request, among those that serve. Pure: no clock, no I/O."""
+
+from collections import Counter
+from collections.abc import Callable, Mapping
+from typing import TypeAlias
+
+from sluice_server.services.ring.peers import peer_of
+
+Policy: TypeAlias = Callable[[tuple[str, ...], Mapping[str, int], int], str]
+
+
+def least_loaded(ids: tuple[str, ...], load: Mapping[str, int], turn: int) -> str:
+    """Returns the engine with the fewest open requests; among equals, by turns."""
+    fewest = min(load[name] for name in ids)
+    return round_robin(tuple(name for name in ids if load[name] == fewest), load, turn)
+
+
+def round_robin(ids: tuple[str, ...], load: Mapping[str, int], turn: int) -> str:
+    """Returns the engines by turns."""
+    return ids[turn % len(ids)]
+
+
+POLICIES: Mapping[str, Policy] = {"least-loaded": least_loaded, "round-robin": round_robin}
+
+
+class Engines:
+    """The engines of a ring as one gateway sees them: which of them serve, and how many of its requests each has.
+
+    Attributes:
+        ids: of all engines, sorted.
+    """
+
+    def __init__(self, ids: tuple[str, ...], routing: str) -> None:
+        """`routing`: a name of `POLICIES`."""
+        self.ids = ids
+        self._choose = POLICIES[routing]
+        self._serving: frozenset[str] = frozenset()
+        self._load = Counter(dict.fromkeys(ids, 0))
+        self._turn = 0
+
+    @property
+    def serving(self) -> frozenset[str]:
+        """The engines that get new attempts."""
+        return self._serving
+
+    @property
+    def is_any_serving(self) -> bool:
+        """Whether some engine serves."""
+        return bool(self._serving)
+
+    @property
+    def is_whole(self) -> bool:
+        """Whether every engine serves."""
+        return len(self._serving) == len(self.ids)
+
+    def is_used(self, engine: str) -> bool:
+        """Whether an engine serves, or has requests."""
+        return engine in self._serving or self._load[engine] > 0
+
+    def admit(self, engine: str) -> None:
+        """Gives an engine attempts from now on."""
+        self._serving |= {engine}
+
+    def drop(self, engine: str) -> None:
+        """Gives an engine no further attempts until it is admitted again."""
+        self._serving -= {engine}
+
+    def drop_all(self) -> None:
+        """Gives no engine further attempts."""
+        self._serving = frozenset()
+
+    def take(self, request_id: str, before: str = "") -> str:
+        """Returns the engine of an attempt and counts it. `before`: that of the attempt before, which keeps it if it
+        serves, because its cache has the request's blocks."""
+        if before in self._serving:
+            return self.hold(before)
+        able = tuple(name for name in self.ids if name in self._serving)
+        if able:
+            self._turn += 1
+            return self.hold(self._choose(able, self._load, self._turn))
+        return self.hold(before or (peer_of(request_id, self.ids) if self.ids else ""))
+
+    def hold(self, engine: str) -> str:
+        """Counts an attempt of this engine; returns the engine."""
+        self._load[engine] += 1
+        return engine
+
+    def give_back(self, engine: str) -> None:
+        """Counts the end of an attempt of this engine."""
+        self._load[engine] -= 1

@@ -1,0 +1,125 @@
+"""Several engines in one ring: the loss of some moves their streams to the others, and the door stays open."""
+
+import contextlib
+import signal
+import threading
+from collections.abc import Callable, Iterator
+
+import grpc
+import pytest
+
+from benchmarks.streams import Received, at_phase, stream_all
+from tests.faults.test_faults_kill import (
+    BACK_WITHIN_S,
+    OPTIONS,
+    SPECS,
+    check_undisturbed,
+    is_serving,
+    nothing_is_left,
+)
+from tests.system.service import Service, generate, serve, spec, wait_until
+
+ENGINES = ("engine-0", "engine-1", "engine-2")
+
+
+@pytest.fixture(scope="module")
+def service() -> Iterator[Service]:
+    with serve(*OPTIONS, "--engines", "3", "--probe-timeout-s", "1") as running:
+        yield running
+
+
+@pytest.fixture(scope="module")
+def undisturbed(service: Service) -> list[Received]:
+    """The answers of an undisturbed service."""
+    answers = stream_all(service.address, SPECS)
+    assert not any(answer.error for answer in answers)
+    return answers
+
+
+@contextlib.contextmanager
+def callers(service: Service) -> Iterator[list[str]]:
+    """Clients that call all the time; yields their errors. Each call must find the door open, and is answered."""
+    errors: list[str] = []
+    over = threading.Event()
+
+    def call() -> None:
+        with service.stub() as stub:
+            while not over.is_set():
+                try:
+                    generate(stub, spec("def f(", 1))
+                except grpc.RpcError as error:
+                    errors.append(str(error))
+
+    threads = [threading.Thread(target=call) for _ in range(2)]
+    for thread in threads:
+        thread.start()
+    try:
+        yield errors
+    finally:
+        over.set()
+        for thread in threads:
+            thread.join()
+
+
+def is_whole(service: Service) -> bool:
+    """Whether every engine runs, has reported, and nothing is left in any of them."""
+    return service.children().keys() >= set(ENGINES) and is_serving(service) and nothing_is_left(service)
+
+
+def killing(service: Service, *engines: str) -> Callable[[], None]:
+    children = service.children()
+
+    def at_once() -> None:
+        for name in engines:
+            children[name].kill()
+
+    return at_once
+
+
+@pytest.mark.parametrize("lost", [("engine-0",), ("engine-2",), ("engine-0", "engine-1")], ids="+".join)
+def test_streams_go_on_at_other_engines_and_the_door_stays_open(
+    service: Service, undisturbed: list[Received], lost: tuple[str, ...]
+) -> None:
+    wait_until(lambda: is_whole(service), BACK_WITHIN_S, "the engines are not back")
+    with callers(service) as errors:
+        answers = stream_all(service.address, SPECS, at_phase("decode", 3, killing(service, *lost)))
+        wait_until(lambda: service.children().keys() >= set(ENGINES), BACK_WITHIN_S, "an engine is not back")
+    check_undisturbed(answers, undisturbed)
+    assert not errors
+    wait_until(lambda: is_whole(service), BACK_WITHIN_S, "something is left")
+
+
+def test_what_a_stopped_engine_still_says_later_reaches_nobody(service: Service, undisturbed: list[Received]) -> None:
+    wait_until(lambda: is_whole(service), BACK_WITHIN_S, "the engines are not back")
+    stopped = service.children()["engine-1"]
+    with callers(service) as errors:
+        answers = stream_all(service.address, SPECS, at_phase("decode", 4, stopped.suspend))
+        stopped.resume()  # it computes on, and its requests are others' by now
+        again = stream_all(service.address, SPECS)
+    check_undisturbed(answers, undisturbed)
+    check_undisturbed(again, undisturbed)
+    assert not [error for error in errors if "DEADLINE" not in error]
+    wait_until(lambda: is_whole(service), BACK_WITHIN_S, "something is left")
+
+
+def test_all_engines_lost_are_waited_for(service: Service, undisturbed: list[Received]) -> None:
+    wait_until(lambda: is_whole(service), BACK_WITHIN_S, "the engines are not back")
+    answers = stream_all(service.address, SPECS, at_phase("decode", 5, killing(service, *ENGINES)))
+    check_undisturbed(answers, undisturbed)
+    wait_until(lambda: is_whole(service), BACK_WITHIN_S, "something is left")
+
+
+def test_a_restart_that_was_asked_for_moves_streams_from_engine_to_engine(
+    service: Service, undisturbed: list[Received]
+) -> None:
+    wait_until(lambda: is_whole(service), BACK_WITHIN_S, "the engines are not back")
+    before = {name: child.pid for name, child in service.children().items()}
+    hang_up = at_phase("decode", 6, lambda: service.process.send_signal(signal.SIGHUP))
+    check_undisturbed(stream_all(service.address, SPECS, hang_up), undisturbed)
+
+    def are_new() -> bool:
+        children = service.children()
+        return children.keys() == before.keys() and all(children[name].pid != before[name] for name in ENGINES)
+
+    wait_until(are_new, BACK_WITHIN_S, "not all engines were restarted")
+    wait_until(lambda: is_whole(service), BACK_WITHIN_S, "something is left")

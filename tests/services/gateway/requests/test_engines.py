@@ -1,0 +1,68 @@
+"""The choice of an engine: by load or by turns, among those that serve; an attempt stays with its engine."""
+
+from sluice_server.services.config import ROUTING
+from sluice_server.services.gateway.requests.engines import POLICIES, Engines
+
+IDS = ("e0", "e1", "e2")
+
+
+def serving(*names: str, routing: str = "least-loaded") -> Engines:
+    made = Engines(IDS, routing)
+    for name in names:
+        made.admit(name)
+    return made
+
+
+def test_the_settings_name_every_policy() -> None:
+    assert tuple(POLICIES) == ROUTING
+
+
+def test_the_engine_with_the_fewest_requests_is_chosen() -> None:
+    engines = serving(*IDS)
+    assert sorted(engines.take("00000000") for _ in range(6)) == ["e0", "e0", "e1", "e1", "e2", "e2"]
+    engines.give_back("e1")
+    assert engines.take("00000000") == "e1"
+
+
+def test_engines_get_requests_by_turns() -> None:
+    engines = serving(*IDS, routing="round-robin")
+    for _ in range(5):
+        engines.hold("e0")  # load does not count
+    assert sorted(engines.take("00000000") for _ in range(3)) == list(IDS)
+
+
+def test_only_engines_that_serve_are_chosen() -> None:
+    engines = serving("e0", "e2")
+    assert engines.is_any_serving and not engines.is_whole
+    assert {engines.take("00000000") for _ in range(9)} == {"e0", "e2"}
+    engines.drop("e0")
+    assert {engines.take("00000000") for _ in range(3)} == {"e2"}
+    engines.admit("e0")
+    engines.admit("e1")
+    assert engines.is_whole
+    engines.drop_all()
+    assert not engines.is_any_serving
+
+
+def test_an_attempt_stays_with_its_engine_while_that_serves() -> None:
+    engines = serving(*IDS)
+    for _ in range(8):
+        assert engines.take("00000000", before="e1") == "e1"
+    engines.drop("e1")
+    assert engines.take("00000000", before="e1") in ("e0", "e2")
+    engines.drop_all()
+    assert engines.take("00000000", before="e1") == "e1"
+
+
+def test_without_an_engine_that_serves_the_request_id_decides() -> None:
+    assert [Engines(IDS, "least-loaded").take(f"{number:08x}") for number in range(4)] == ["e0", "e1", "e2", "e0"]
+    assert Engines((), "least-loaded").take("00000000") == ""
+
+
+def test_an_engine_is_used_while_it_serves_or_has_requests() -> None:
+    engines = serving("e0")
+    engines.take("00000000")
+    engines.drop("e0")
+    assert engines.is_used("e0") and not engines.is_used("e1")
+    engines.give_back("e0")
+    assert not engines.is_used("e0")
