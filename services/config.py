@@ -24,6 +24,7 @@ MAX_ENGINES = 16  # of one ring, in which every process knows every other
 MAX_SIZED_ENGINES = 4  # that may size their caches by themselves
 GPU = Path("/dev/nvidiactl")  # exists where there is a GPU
 ROUTING = ("least-loaded", "round-robin")
+MAX_TEXT_INTERVAL_MS = 1000.0
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -81,6 +82,9 @@ class ServiceConfig:
     encoding_threads: int = option(1, "threads of a tokenizer process that encode prompts")
     max_open_requests: int = option(256, "requests admitted at once; more are refused with RESOURCE_EXHAUSTED")
     max_prompt_bytes: int = option(MAX_PROMPT_BYTES, "the most bytes of a prompt")
+    text_interval_ms: float = option(
+        40.0, "the most milliseconds between two texts of an output while many streams run; 0 sends text at each step"
+    )
     chat_template: str = option("", "file of a Jinja template, or its text, in place of the checkpoint's own")
     tool_call_parser: str = option(tools.AUTO, f"how the model writes tool calls: {', '.join(tools.NAMES)}")
     reasoning_parser: str = option(tools.AUTO, f"how the model marks reasoning: {', '.join(reasoning.NAMES)}")
@@ -138,6 +142,8 @@ def check(engine: EngineConfig, service: ServiceConfig) -> None:
     for name in ("max_num_seqs", "max_num_batched_tokens", "block_size", "max_queued_requests", "max_queued_tokens"):
         _at_least(name, getattr(engine, name), 1)
     _at_least("max_restarts", service.max_restarts, 0)
+    if not 0.0 <= service.text_interval_ms <= MAX_TEXT_INTERVAL_MS:
+        raise bad_setting("text_interval_ms", f"{service.text_interval_ms:g} is not in [0, {MAX_TEXT_INTERVAL_MS:g}]")
     for name in ("max_model_len", "kv_cache_tokens", "threads", "host_cache_bytes", "disk_cache_bytes"):
         _at_least(name, getattr(engine, name), 0)
     for name in ("probe_interval_s", "probe_timeout_s", "recovery_timeout_s", "grace_s", "max_connection_age_s"):

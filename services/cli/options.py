@@ -40,7 +40,7 @@ GROUPS = {
     "Ranks": ("tensor_parallel_size", "pipeline_parallel_size", "expert_parallel", "sum_shards"),
     "Limits and times": (
         *("max_open_requests", "max_prompt_bytes", "max_connection_age_s", "grace_s", "recovery_timeout_s"),
-        *("max_restarts", "probe_interval_s", "probe_timeout_s"),
+        *("max_restarts", "probe_interval_s", "probe_timeout_s", "text_interval_ms"),
     ),
     "Telemetry": (
         *("metrics_port", "metrics_host", "otlp_endpoint", "trace_sample_ratio", "trace_slow_s"),

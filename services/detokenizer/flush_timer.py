@@ -2,7 +2,7 @@
 
 A gRPC message and a ring message cost far more than a token, so sending each token alone limits the throughput of a
 busy service. An output is sent at most once per `interval_s`: open requests of the gateway ÷ `DELTAS_PER_S`, at most
-`MAX_INTERVAL_S`. When many outputs are due, they are sent in parts, spread over the interval, so that the gateway's
+`max_interval_s`. When many outputs are due, they are sent in parts, spread over the interval, so that the gateway's
 other work, such as a cancel, waits for one part only. Takes a clock and a timer; generic in the outputs.
 """
 
@@ -11,7 +11,7 @@ from collections.abc import Callable
 from typing import Generic, NamedTuple, TypeVar
 
 DELTAS_PER_S = 800  # of one gateway; about a tenth of a core: a delta costs as much as six tokens
-MAX_INTERVAL_S = 0.04  # one frame of a film: too short for a reader to notice
+MAX_INTERVAL_S = 0.04  # one frame of a film: too short for a reader to notice; the default of `--text-interval-ms`
 PART = 16  # least outputs in a part: with 8 a token cost all stages together a tenth more
 MAX_PARTS = 8
 
@@ -31,10 +31,11 @@ AT_ONCE = Alarm(time.monotonic, None)
 class FlushTimer(Generic[_T]):
     """Schedules the sending of the outputs of one gateway's requests."""
 
-    def __init__(self, send: Callable[[_T], None], timer: Alarm) -> None:
+    def __init__(self, send: Callable[[_T], None], timer: Alarm, max_interval_s: float = MAX_INTERVAL_S) -> None:
         self.num_open = 0  # open requests of the gateway
         self._send = send
         self._timer = timer
+        self._max_interval_s = max_interval_s if timer.call_later is not None else 0.0
         self._due: dict[_T, None] = {}  # in order of arrival
         self._sent: dict[_T, float] = {}  # when outputs were sent, within the last interval, in order
         self._part_s = float("-inf")  # when the latest part was sent
@@ -43,12 +44,12 @@ class FlushTimer(Generic[_T]):
     @property
     def interval_s(self) -> float:
         """The least time between two deltas of an output."""
-        return min(self.num_open / DELTAS_PER_S, MAX_INTERVAL_S) if self._timer.call_later is not None else 0.0
+        return min(self.num_open / DELTAS_PER_S, self._max_interval_s)
 
     @property
     def num_parts(self) -> int:
-        """The number of parts into which the due outputs are divided."""
-        return max(1, min(self.num_open // PART, MAX_PARTS))
+        """The number of parts into which the due outputs are divided; with an interval of 0 there is one."""
+        return max(1, min(self.num_open // PART, MAX_PARTS)) if self._max_interval_s else 1
 
     def text_came(self, output: _T) -> None:
         """Marks an output as having text to send."""

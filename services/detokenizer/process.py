@@ -15,7 +15,8 @@ async def run(process: Process) -> int:
     """Runs the stage until the process is stopped; returns the exit status."""
     encoder = TextEncoder.load(process.contents.directory)
     timer = Alarm(time.monotonic, asyncio.get_running_loop().call_later)
-    stage = DetokenizerStage(encoder, process.ring.emit, process.record, process.ring.leases, timer)
+    max_interval_s = process.config.text_interval_ms / 1e3
+    stage = DetokenizerStage(encoder, process.ring.emit, process.record, process.ring.leases, timer, max_interval_s)
     process.metrics.collect_from(
         lambda: [MetricSample(catalogue.OPEN, stage.num_open), MetricSample(catalogue.LATE_TOKENS, stage.num_late)]
     )

@@ -1,14 +1,15 @@
 """The detokenizer stage of the ring: takes Tokens, gives Text; a matched stop string ends the output here.
 
-Text is sent in the turn in which its tokens arrived, or joined with other text at high load (`flush_timer`). The first
-and the last text of an output are sent at once. After a stop string the engine still sends tokens until the gateway's
-Cancel arrives; they are dropped, and their credit is returned by a Grant.
+Text is sent in the turn in which its tokens arrived, or joined with other text at high load (`flush_timer`). A request
+may ask for a number of tokens instead (`stream_interval`). The first and the last text of an output are sent at once.
+After a stop string the engine still sends tokens until the gateway's Cancel arrives; they are dropped, and their credit
+is returned by a Grant.
 """
 
 import dataclasses
 from collections.abc import Callable
 
-from sluice_server.services.detokenizer.flush_timer import AT_ONCE, Alarm, FlushTimer
+from sluice_server.services.detokenizer.flush_timer import AT_ONCE, MAX_INTERVAL_S, Alarm, FlushTimer
 from sluice_server.services.detokenizer.joined import joined
 from sluice_server.services.detokenizer.output import Output, OutputProgress
 from sluice_server.services.detokenizer.records import Records
@@ -35,6 +36,7 @@ from sluice_server.services.telemetry.phases import Phase, Record
 from sluice_server.services.tokenizer.encoding import TextEncoder
 
 Emit = Callable[[Message], None]
+MAX_WAIT_S = 1.0  # of text that waits for the tokens of a `stream_interval`: without new tokens it would wait for ever
 
 
 @dataclasses.dataclass(slots=True, eq=False)
@@ -44,6 +46,7 @@ class _Output:
     output: Output
     pace: "FlushTimer[_Output]"  # the flush timer of its gateway
     start: float
+    stream_interval: int = 0  # new tokens after which text is sent; 0: when `pace` says
     next_index: int = 0
     busy_s: float = 0.0
     ended: bool = False  # by a stop string: later tokens are dropped
@@ -70,8 +73,10 @@ class DetokenizerStage:
         record: Record,
         leases: Leases | None = None,
         timer: Alarm = AT_ONCE,
+        max_interval_s: float = MAX_INTERVAL_S,
     ) -> None:
-        """`leases` say which gateways are alive. With the default `timer` no text waits beyond the next turn."""
+        """`leases` say which gateways are alive. With the default `timer` no text waits beyond the next turn;
+        `max_interval_s`: see `FlushTimer`."""
         self.progress = 0
         self.num_late = 0  # tokens dropped: their output had ended, or its first message was missing
         self._encoder = encoder
@@ -80,6 +85,7 @@ class DetokenizerStage:
         self._records = Records(encoder.pieces)
         self._leases = leases or Leases()
         self._timer = timer
+        self._max_interval_s = max_interval_s
         self._requests: dict[str, _Request] = {}
         self._paces: dict[str, FlushTimer[_Output]] = {}  # by gateway
 
@@ -140,6 +146,8 @@ class DetokenizerStage:
         output.waiting.append(self._text(message, advance, output.busy_s))
         if message.admitted is not None or advance.finish is not None:
             self._send(output)
+        elif output.stream_interval:
+            self._wait_for_tokens(output)
         else:
             output.pace.text_came(output)
         if advance.finish is not None:
@@ -164,6 +172,19 @@ class DetokenizerStage:
             tool_call_parts=advance.tool_call_parts,
             drafts=((message.num_drafted, message.num_accepted),) if message.num_drafted else (),
         )
+
+    def _wait_for_tokens(self, output: _Output) -> None:
+        """Sends the waiting text of an output if it has the tokens of its interval; at the latest after a while."""
+        waiting = output.waiting
+        if output.next_index - waiting[0].first_index >= output.stream_interval:
+            self._send(output)
+        elif len(waiting) == 1 and self._timer.call_later is not None:
+            self._timer.call_later(MAX_WAIT_S, lambda: self._send_late(output, waiting))
+
+    def _send_late(self, output: _Output, waiting: list[Text]) -> None:
+        """Sends text that has waited for too long; nothing if it was sent meanwhile."""
+        if output.waiting is waiting:
+            self._send(output)
 
     def _send(self, output: _Output) -> None:
         """Sends the waiting text of an output as one message. Catches exceptions, because a timer may call this."""
@@ -195,7 +216,8 @@ class DetokenizerStage:
             self._leases.seen(envelope.origin, envelope.epoch)
             request = self._open(envelope)
         name, admitted = f"{envelope.request_id}/{message.output_index}", message.admitted
-        output = _Output(Output(self._encoder, name, admitted.stops, admitted.text), self._paces[envelope.origin], now)
+        made = Output(self._encoder, name, admitted.stops, admitted.text)
+        output = _Output(made, self._paces[envelope.origin], now, admitted.text.stream_interval)
         if admitted.resumed:  # its text was emitted before: continue after it
             resumed = unpack_ids(admitted.resumed)
             before = output.output.push(resumed, None)
@@ -210,7 +232,7 @@ class DetokenizerStage:
         if envelope.request_id in self._requests:
             self._close(self._requests[envelope.request_id])
         if envelope.origin not in self._paces:
-            self._paces[envelope.origin] = FlushTimer(self._send, self._timer)
+            self._paces[envelope.origin] = FlushTimer(self._send, self._timer, self._max_interval_s)
         self._paces[envelope.origin].num_open += 1
         request = self._requests[envelope.request_id] = _Request(envelope)
         return request

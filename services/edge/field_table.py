@@ -234,6 +234,7 @@ OUTPUTS: tuple[Row, ...] = (
     Own(name="return_token_ids", kind=bool, origin=VLLM, note="ids of the prompt (`output.echo`) and of the answer"),
     Own(name="return_tokens_as_token_ids", kind=bool, origin=VLLM, note="tokens of log probabilities by their ids"),
     Sent(name="skip_special_tokens", kind=bool, origin=VLLM, path="output.skip_special_tokens"),
+    Sent(name="stream_interval", kind=int, origin=SGLANG, path="output.stream_interval", note="in streams only"),
     Unbuilt(name="spaces_between_special_tokens", kind=bool, origin=VLLM, neutral=(True,)),
     Unbuilt(name="detokenize", kind=bool, origin=VLLM, neutral=(True,)),
     Unbuilt(name="include_reasoning", kind=bool, origin=VLLM, routes=_CHATS, neutral=(True,)),

@@ -120,6 +120,7 @@ class TextOptions(msgspec.Struct, frozen=True, gc=False, array_like=True, forbid
     split_sections: bool = True  # split a chat's output into its sections
     sections: Sections | None = None  # filled in by the tokenizer
     call_parts: bool = False  # send calls in parts as well, while they are written
+    stream_interval: int = 0  # new tokens after which text is sent; 0: at the service's interval of time
 
 
 class Scheduling(msgspec.Struct, frozen=True, gc=False, forbid_unknown_fields=True):

@@ -55,6 +55,8 @@ BAD: list[tuple[dict[str, object], dict[str, object], str]] = [
     ({"tensor_parallel_size": 2, "sum_shards": 3}, {}, "--sum-shards: 3 is no multiple of --tensor-parallel-size 2"),
     ({}, {"gateways": 0}, "--gateways: 0 is below 1"),
     ({}, {"grace_s": float("nan")}, "--grace-s: nan is not a number of seconds"),
+    ({}, {"text_interval_ms": -1.0}, r"--text-interval-ms: -1 is not in \[0, 1000\]"),
+    ({}, {"text_interval_ms": float("nan")}, r"--text-interval-ms: nan is not in"),
     ({}, {"metrics_port": 70000}, "--metrics-port: 70000 is not in"),
     ({}, {"log_format": "xml"}, "--log-format: 'xml' is not one of console, json"),
 ]

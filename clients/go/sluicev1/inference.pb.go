@@ -3338,9 +3338,9 @@ type TextPair struct {
 	sizeCache     protoimpl.SizeCache
 	unknownFields protoimpl.UnknownFields
 
-	// The first text, for most models the query. Required.
+	// The first text, for most models the query. Required. All pairs together: at most 1 MiB.
 	First string `protobuf:"bytes,1,opt,name=first,proto3" json:"first,omitempty"`
-	// The second text. Required.
+	// The second text. Required. All pairs together: at most 1 MiB.
 	Second string `protobuf:"bytes,2,opt,name=second,proto3" json:"second,omitempty"`
 }
 

@@ -64,6 +64,7 @@ BUILT = frozenset(
         "output.skip_special_tokens",
         "output.split_sections",
         "output.tool_call_parts",
+        "output.stream_interval",
         "constraint",
         "constraint.json_schema",
         "constraint.json_object",

@@ -21,6 +21,7 @@ MAX_TTFT_TARGET_S = 3600.0
 MAX_DETACH_TTL_S = 600.0
 DEFAULT_DETACH_TTL_S = 60.0
 MAX_KEY_BYTES = 128
+MAX_STREAM_INTERVAL = 1024
 _CANCEL = types_pb2.DISCONNECT_ACTION_CANCEL
 _DETACH = types_pb2.DISCONNECT_ACTION_DETACH
 
@@ -102,7 +103,17 @@ def text(spec: types_pb2.GenerationSpec) -> TextOptions:
         skip_special_tokens=output.skip_special_tokens if output.HasField("skip_special_tokens") else True,
         split_sections=output.split_sections if output.HasField("split_sections") else True,
         call_parts=output.tool_call_parts,
+        stream_interval=_stream_interval(output),
     )
+
+
+def _stream_interval(output: types_pb2.OutputOptions) -> int:
+    """Returns the new tokens after which text is sent; 0 where the request sets none. Raises `ServiceError`."""
+    asked = output.stream_interval
+    if output.HasField("stream_interval") and not 1 <= asked <= MAX_STREAM_INTERVAL:
+        limit = MAX_STREAM_INTERVAL if asked else 1
+        raise invalid("output.stream_interval", f"{asked} is not in [1, {MAX_STREAM_INTERVAL}]", limit=limit)
+    return asked
 
 
 def scheduling(spec: types_pb2.GenerationSpec, priority: int, limits: Limits, *, is_open: bool) -> Scheduling:
@@ -180,6 +191,7 @@ def effective(
             echo=spec.output.echo,
             split_sections=text.split_sections if spec.HasField("chat") else None,
             tool_call_parts=spec.output.tool_call_parts if spec.output.HasField("tool_call_parts") else None,
+            stream_interval=text.stream_interval or None,
         ),
         constraint=spec.constraint if spec.HasField("constraint") else None,
         speculation=spec.speculation if spec.HasField("speculation") else None,

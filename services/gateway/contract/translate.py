@@ -74,6 +74,8 @@ def whole(spec: types_pb2.GenerationSpec, priority: int, settings: GatewaySettin
         raise invalid("scheduling.on_disconnect", "DETACH is for streams, which can be resumed: leave it out")
     if spec.output.tool_call_parts:
         raise invalid("output.tool_call_parts", "is for streams: leave it out")
+    if spec.output.HasField("stream_interval"):
+        raise invalid("output.stream_interval", "is for streams: leave it out")
     return generation(spec, priority, settings)
 
 

@@ -1,14 +1,16 @@
 """The detokenizer stage alone: several outputs, their ends, and dropped messages."""
 
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
 from sluice_server.engine.request import FinishReason
+from sluice_server.services.detokenizer.flush_timer import AT_ONCE, Alarm
 from sluice_server.services.detokenizer.stage import DetokenizerStage
 from sluice_server.services.messages.details import Admitted
 from sluice_server.services.messages.messages import Cancel, Envelope, Grant, Message, Text, Tokens
-from sluice_server.services.messages.work import Stops
+from sluice_server.services.messages.work import Stops, TextOptions
 from sluice_server.services.tokenizer.encoding import TextEncoder
 from tests.oracle.tokenizers import byte_level_bpe
 
@@ -28,11 +30,14 @@ def encoder(tmp_path: Path) -> TextEncoder:
 class Rig:
     """A stage, and the messages it has sent."""
 
-    def __init__(self, encoder: TextEncoder, stops: Stops) -> None:
+    def __init__(self, encoder: TextEncoder, stops: Stops, options: TextOptions | None = None) -> None:
         self.encoder = encoder
         self.sent: list[Message] = []
-        self.stage = DetokenizerStage(encoder, self.sent.append, unrecorded)
+        self.late: list[Callable[[], None]] = []  # what a timer will call
+        alarm = AT_ONCE if options is None else Alarm(lambda: 0.0, lambda _, callback: self.late.append(callback))
+        self.stage = DetokenizerStage(encoder, self.sent.append, unrecorded, timer=alarm)
         self._stops = stops
+        self._options = options or TextOptions()
         self._next: dict[int, int] = {}
 
     def say(self, output: int, text: str, finish: FinishReason | None = None) -> None:
@@ -40,9 +45,13 @@ class Rig:
         ids = tuple(self.encoder.tokenizer.encode(text, add_special_tokens=False).ids)
         first = self._next.get(output, 0)
         self._next[output] = first + len(ids)
-        admitted = None if first else Admitted(3, 0, 8, self._stops)
+        admitted = None if first else Admitted(3, 0, 8, self._stops, self._options)
         self.stage.handle(Tokens(ENVELOPE, first, ids, output, admitted=admitted, finish=finish))
         self.stage.turn()
+
+    def sizes(self) -> list[int]:
+        """The tokens of each message with text."""
+        return [len(one.tokens) for one in self.sent if isinstance(one, Text)]
 
     def num_said(self, output: int) -> int:
         return self._next[output]
@@ -98,3 +107,40 @@ def test_a_cancel_of_all_forgets_every_output(encoder: TextEncoder) -> None:
     rig.stage.handle(Cancel(ENVELOPE))
     rig.say(1, "late")
     assert rig.stage.num_open == 0 and rig.stage.num_late > 0 and rig.texts(1) == "hello"
+
+
+def say_each(rig: Rig, num: int) -> None:
+    """Says that many words of one token."""
+    for _ in range(num):
+        rig.say(0, "x")
+
+
+@pytest.mark.parametrize(("interval", "sizes"), [(1, [1] * 9), (3, [1, 3, 3, 2]), (100, [1, 8])])
+def test_text_is_sent_when_the_tokens_of_the_stream_interval_have_come(
+    encoder: TextEncoder, interval: int, sizes: list[int]
+) -> None:
+    rig = Rig(encoder, Stops(), TextOptions(stream_interval=interval))
+    say_each(rig, 8)
+    rig.say(0, "x", FinishReason.LENGTH)
+    assert rig.sizes() == sizes and rig.texts(0) == "x" * 9
+
+
+def test_text_does_not_wait_for_ever_for_the_tokens_of_its_interval(encoder: TextEncoder) -> None:
+    rig = Rig(encoder, Stops(), TextOptions(stream_interval=4))
+    say_each(rig, 3)
+    assert rig.sizes() == [1] and len(rig.late) == 1
+    rig.late.pop()()
+    assert rig.sizes() == [1, 2]
+    say_each(rig, 4)
+    assert rig.sizes() == [1, 2, 4] and len(rig.late) == 1
+    say_each(rig, 1)
+    rig.late.pop(0)()  # of text that was sent meanwhile
+    assert rig.sizes() == [1, 2, 4]
+
+
+def test_waiting_text_of_a_cancelled_request_is_not_sent_late(encoder: TextEncoder) -> None:
+    rig = Rig(encoder, Stops(), TextOptions(stream_interval=4))
+    say_each(rig, 3)
+    rig.stage.handle(Cancel(ENVELOPE))
+    rig.late.pop()()
+    assert rig.sizes() == [1] and rig.stage.num_open == 0

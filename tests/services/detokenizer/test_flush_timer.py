@@ -32,9 +32,9 @@ class Timers:
         callback()
 
 
-def paced(num_open: int) -> tuple[FlushTimer[int], Timers, list[int]]:
+def paced(num_open: int, max_interval_s: float = MAX_INTERVAL_S) -> tuple[FlushTimer[int], Timers, list[int]]:
     timers, sent = Timers(), list[int]()
-    pace = FlushTimer(sent.append, Alarm(lambda: timers.now_s, timers.call_later))
+    pace = FlushTimer(sent.append, Alarm(lambda: timers.now_s, timers.call_later), max_interval_s)
     pace.num_open = num_open
     return pace, timers, sent
 
@@ -111,3 +111,19 @@ def test_without_a_timer_nothing_waits() -> None:
             pace.text_came(output)
         pace.turn()
     assert sorted(sent) == sorted([*range(300), *range(300)])
+
+
+def test_an_operator_chooses_the_longest_interval() -> None:
+    assert paced(1000, 0.1)[0].interval_s == 0.1
+    assert paced(1000)[0].interval_s == MAX_INTERVAL_S
+    assert paced(8, 0.1)[0].interval_s == 8 / DELTAS_PER_S
+
+
+def test_without_an_interval_all_text_leaves_in_its_turn() -> None:
+    pace, timers, sent = paced(4 * PART, 0.0)
+    for _ in range(2):
+        for output in range(4 * PART):
+            pace.text_came(output)
+        pace.turn()
+        assert sent == list(range(4 * PART)) and not timers.set
+        sent.clear()

@@ -48,6 +48,7 @@ def test_what_is_absent_stays_absent() -> None:
         ({"cache_prompt": False}, "cache.bypass", True),
         ({"truncate_prompt_tokens": 4}, "truncate_prompt_tokens", 4),
         ({"skip_special_tokens": False}, "output.skip_special_tokens", False),
+        ({"stream_interval": 4}, "output.stream_interval", 4),
         ({"prompt_logprobs": 2}, "output.prompt_logprobs", 2),
         ({"echo": True}, "output.echo", True),
         ({"echo": True, "logprobs": 3}, "output.prompt_logprobs", 3),

@@ -16,6 +16,7 @@ ELSEWHERE = (
     "credit_window",
     "idempotency_key",
     "output.echo",
+    "output.stream_interval",
     "output.tool_call_parts",
     "output.token_records",
     "resume",

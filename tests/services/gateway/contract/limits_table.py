@@ -283,6 +283,7 @@ SPEC: Mapping[str, Edge] = {
     "output.skip_special_tokens": field("output", "skip_special_tokens", [True, False]),
     "output.token_records": field("output", "token_records", [True, False]),
     "output.tool_call_parts": field("output", "tool_call_parts", [False], [True]),  # without a chat
+    "output.stream_interval": field("output", "stream_interval", [1, 2, 1023, 1024], [0, 1025]),
     "output.split_sections": field("output", "split_sections", [False], [True]),
     "cache.bypass": field("cache", "bypass", [True, False]),
     "scheduling.priority": field("scheduling", "priority", [-1000, 999, 1000], [-1001, 1001]),

@@ -88,6 +88,18 @@ def test_calls_in_parts_are_for_streams_with_sections() -> None:
     assert caught.value.field == "output.tool_call_parts"
 
 
+def test_the_interval_of_a_stream_is_in_tokens_and_for_streams_only() -> None:
+    made = asked({"stream_interval": 8})
+    assert isinstance(made.work, Generate) and made.work.text.stream_interval == 8
+    assert made.effective is not None and made.effective.output.stream_interval == 8
+    without = asked({})
+    assert without.effective is not None and not without.effective.output.HasField("stream_interval")
+    spec = types_pb2.GenerationSpec(text="hi", output=types_pb2.OutputOptions(stream_interval=8))
+    with pytest.raises(ServiceError) as caught:
+        translate.whole(spec, 0, SETTINGS)
+    assert caught.value.field == "output.stream_interval"
+
+
 TOOL = types_pb2.ROLE_TOOL
 SAID = types_pb2.ROLE_ASSISTANT
 BAD: list[tuple[dict[str, Any], str]] = [

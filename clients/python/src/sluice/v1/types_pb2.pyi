@@ -936,6 +936,7 @@ class OutputOptions(_message.Message):
     TOKEN_RECORDS_FIELD_NUMBER: _builtins.int
     SPLIT_SECTIONS_FIELD_NUMBER: _builtins.int
     TOOL_CALL_PARTS_FIELD_NUMBER: _builtins.int
+    STREAM_INTERVAL_FIELD_NUMBER: _builtins.int
     logprobs: _builtins.int
     """Most likely candidates to report at each generated token; 0 reports the chosen token's log probability only.
     0 to 20. Absent: no log probabilities.
@@ -954,6 +955,10 @@ class OutputOptions(_message.Message):
     """Only in streams of a chat, with sections: send tool calls in parts as well, as the model writes them, ahead of the
     whole call. Absent: false.
     """
+    stream_interval: _builtins.int
+    """Only in streams: send the text of an output when it has at least this many new tokens, or has waited for a second; its
+    first and its last text at once. 1: after each step. 1 to 1,024. Absent: at the server's interval of time.
+    """
     @_builtins.property
     def logprob_token_ids(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
         """Ids whose log probability is reported at each generated token, likely or not. At most 32. Needs `logprobs`."""
@@ -969,10 +974,11 @@ class OutputOptions(_message.Message):
         token_records: _builtins.bool | None = ...,
         split_sections: _builtins.bool | None = ...,
         tool_call_parts: _builtins.bool | None = ...,
+        stream_interval: _builtins.int | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["_echo", b"_echo", "_logprobs", b"_logprobs", "_prompt_logprobs", b"_prompt_logprobs", "_skip_special_tokens", b"_skip_special_tokens", "_split_sections", b"_split_sections", "_token_records", b"_token_records", "_tool_call_parts", b"_tool_call_parts", "echo", b"echo", "logprobs", b"logprobs", "prompt_logprobs", b"prompt_logprobs", "skip_special_tokens", b"skip_special_tokens", "split_sections", b"split_sections", "token_records", b"token_records", "tool_call_parts", b"tool_call_parts"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_echo", b"_echo", "_logprobs", b"_logprobs", "_prompt_logprobs", b"_prompt_logprobs", "_skip_special_tokens", b"_skip_special_tokens", "_split_sections", b"_split_sections", "_stream_interval", b"_stream_interval", "_token_records", b"_token_records", "_tool_call_parts", b"_tool_call_parts", "echo", b"echo", "logprobs", b"logprobs", "prompt_logprobs", b"prompt_logprobs", "skip_special_tokens", b"skip_special_tokens", "split_sections", b"split_sections", "stream_interval", b"stream_interval", "token_records", b"token_records", "tool_call_parts", b"tool_call_parts"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_echo", b"_echo", "_logprobs", b"_logprobs", "_prompt_logprobs", b"_prompt_logprobs", "_skip_special_tokens", b"_skip_special_tokens", "_split_sections", b"_split_sections", "_token_records", b"_token_records", "_tool_call_parts", b"_tool_call_parts", "echo", b"echo", "logprob_token_ids", b"logprob_token_ids", "logprobs", b"logprobs", "prompt_logprobs", b"prompt_logprobs", "skip_special_tokens", b"skip_special_tokens", "split_sections", b"split_sections", "token_records", b"token_records", "tool_call_parts", b"tool_call_parts"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_echo", b"_echo", "_logprobs", b"_logprobs", "_prompt_logprobs", b"_prompt_logprobs", "_skip_special_tokens", b"_skip_special_tokens", "_split_sections", b"_split_sections", "_stream_interval", b"_stream_interval", "_token_records", b"_token_records", "_tool_call_parts", b"_tool_call_parts", "echo", b"echo", "logprob_token_ids", b"logprob_token_ids", "logprobs", b"logprobs", "prompt_logprobs", b"prompt_logprobs", "skip_special_tokens", b"skip_special_tokens", "split_sections", b"split_sections", "stream_interval", b"stream_interval", "token_records", b"token_records", "tool_call_parts", b"tool_call_parts"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__echo: _TypeAlias = _typing.Literal["echo"]  # noqa: Y015
     _WhichOneofArgType__echo: _TypeAlias = _typing.Literal["_echo", b"_echo"]  # noqa: Y015
@@ -984,6 +990,8 @@ class OutputOptions(_message.Message):
     _WhichOneofArgType__skip_special_tokens: _TypeAlias = _typing.Literal["_skip_special_tokens", b"_skip_special_tokens"]  # noqa: Y015
     _WhichOneofReturnType__split_sections: _TypeAlias = _typing.Literal["split_sections"]  # noqa: Y015
     _WhichOneofArgType__split_sections: _TypeAlias = _typing.Literal["_split_sections", b"_split_sections"]  # noqa: Y015
+    _WhichOneofReturnType__stream_interval: _TypeAlias = _typing.Literal["stream_interval"]  # noqa: Y015
+    _WhichOneofArgType__stream_interval: _TypeAlias = _typing.Literal["_stream_interval", b"_stream_interval"]  # noqa: Y015
     _WhichOneofReturnType__token_records: _TypeAlias = _typing.Literal["token_records"]  # noqa: Y015
     _WhichOneofArgType__token_records: _TypeAlias = _typing.Literal["_token_records", b"_token_records"]  # noqa: Y015
     _WhichOneofReturnType__tool_call_parts: _TypeAlias = _typing.Literal["tool_call_parts"]  # noqa: Y015
@@ -998,6 +1006,8 @@ class OutputOptions(_message.Message):
     def WhichOneof(self, oneof_group: _WhichOneofArgType__skip_special_tokens) -> _WhichOneofReturnType__skip_special_tokens | None: ...
     @_typing.overload
     def WhichOneof(self, oneof_group: _WhichOneofArgType__split_sections) -> _WhichOneofReturnType__split_sections | None: ...
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__stream_interval) -> _WhichOneofReturnType__stream_interval | None: ...
     @_typing.overload
     def WhichOneof(self, oneof_group: _WhichOneofArgType__token_records) -> _WhichOneofReturnType__token_records | None: ...
     @_typing.overload

@@ -177,6 +177,7 @@ export interface OutputOptions {
   tokenRecords?: boolean | undefined;
   splitSections?: boolean | undefined;
   toolCallParts?: boolean | undefined;
+  streamInterval?: number | undefined;
 }
 
 export interface Constraint {
@@ -2084,6 +2085,7 @@ function createBaseOutputOptions(): OutputOptions {
     tokenRecords: undefined,
     splitSections: undefined,
     toolCallParts: undefined,
+    streamInterval: undefined,
   };
 }
 
@@ -2116,6 +2118,9 @@ export const OutputOptions: MessageFns<OutputOptions> = {
     }
     if (message.toolCallParts !== undefined) {
       writer.uint32(64).bool(message.toolCallParts);
+    }
+    if (message.streamInterval !== undefined) {
+      writer.uint32(72).uint32(message.streamInterval);
     }
     return writer;
   },
@@ -2207,6 +2212,14 @@ export const OutputOptions: MessageFns<OutputOptions> = {
             message.toolCallParts = reader.bool();
             continue;
           }
+          case 9: {
+            if (tag !== 72) {
+              break;
+            }
+
+            message.streamInterval = reader.uint32();
+            continue;
+          }
         }
         if ((tag & 7) === 4 || tag === 0) {
           break;
@@ -2232,6 +2245,7 @@ export const OutputOptions: MessageFns<OutputOptions> = {
     message.tokenRecords = object.tokenRecords ?? undefined;
     message.splitSections = object.splitSections ?? undefined;
     message.toolCallParts = object.toolCallParts ?? undefined;
+    message.streamInterval = object.streamInterval ?? undefined;
     return message;
   },
 };
