@@ -19,6 +19,7 @@ from sluice_server.engine.kv_cache.cache import KVCache
 from sluice_server.engine.models.by_layer import RopeConfig
 from sluice_server.engine.models.config import ModelConfig
 from sluice_server.engine.models.model import Model
+from sluice_server.engine.models.spans import Dim, Shape, sizes_of
 from sluice_server.engine.request import EngineRequest, Limits, SamplingParams
 from sluice_server.engine.scheduler.scheduler import Scheduler
 from sluice_server.engine.worker.runner import Runner
@@ -51,15 +52,16 @@ CONFIG = ModelConfig(
 class RandomWeights:
     """Seeded normal weights of any name."""
 
-    def get(self, name: str, shape: tuple[int, ...]) -> torch.Tensor:
+    def get(self, name: str, shape: Shape) -> torch.Tensor:
         """Returns a tensor."""
         torch.manual_seed(hash(name) % 1000)
-        return torch.ones(shape) if len(shape) == 1 else torch.randn(shape) * 0.05
+        sizes = sizes_of(shape)
+        return torch.ones(sizes) if len(sizes) == 1 else torch.randn(sizes) * 0.05
 
-    def stored(self, name: str, rows: int, width: int) -> None:
+    def stored(self, name: str, rows: Dim, width: Dim) -> None:
         """Returns None: nothing is quantised."""
 
-    def stored_experts(self, name: str, shape: tuple[int, int, int]) -> None:
+    def stored_experts(self, name: str, shape: tuple[Dim, Dim, Dim]) -> None:
         """None, as `stored`."""
 
     def has(self, name: str) -> bool:

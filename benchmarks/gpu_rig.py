@@ -22,6 +22,7 @@ from sluice_server.engine.kv_cache.cache import KVCache
 from sluice_server.engine.models.by_layer import RopeConfig
 from sluice_server.engine.models.config import ModelConfig
 from sluice_server.engine.models.model import Model
+from sluice_server.engine.models.spans import Dim, Shape, sizes_of
 from sluice_server.engine.request import EngineRequest, Limits, SamplingParams
 from sluice_server.engine.scheduler.scheduler import Scheduler
 from sluice_server.engine.worker.device import CudaDevice, Device, HostCopy
@@ -83,16 +84,17 @@ class RandomWeights:
     def __init__(self, dtype: torch.dtype, device: torch.device) -> None:
         self._dtype, self._device = dtype, device
 
-    def get(self, name: str, shape: tuple[int, ...]) -> Tensor:
+    def get(self, name: str, shape: Shape) -> Tensor:
         """Returns a tensor."""
-        if len(shape) == 1:
-            return torch.ones(shape, dtype=self._dtype, device=self._device)
-        return torch.randn(shape, dtype=self._dtype, device=self._device) * 0.02
+        sizes = sizes_of(shape)
+        if len(sizes) == 1:
+            return torch.ones(sizes, dtype=self._dtype, device=self._device)
+        return torch.randn(sizes, dtype=self._dtype, device=self._device) * 0.02
 
-    def stored(self, name: str, rows: int, width: int) -> None:
+    def stored(self, name: str, rows: Dim, width: Dim) -> None:
         """Returns None: nothing is quantised."""
 
-    def stored_experts(self, name: str, shape: tuple[int, int, int]) -> None:
+    def stored_experts(self, name: str, shape: tuple[Dim, Dim, Dim]) -> None:
         """None, as `stored`."""
 
     def has(self, name: str) -> bool:

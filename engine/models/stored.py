@@ -11,6 +11,7 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
+from sluice_server.engine.models.spans import Shape, Span, span_of
 from sluice_server.engine.models.stored_form import StoredForm
 from sluice_server.kernels.formats.packed_weights import Int8Weight, Packed
 from sluice_server.kernels.formats.published import (
@@ -33,8 +34,8 @@ ONE = ((), (1,))  # shapes of a single number
 class RawTensors(Protocol):
     """A source of tensors as they are stored."""
 
-    def raw(self, name: str, shapes: Sequence[tuple[int, ...]], dtypes: Sequence[torch.dtype]) -> Tensor:
-        """Returns a tensor of one of these shapes and dtypes. Raises ServiceError."""
+    def raw(self, name: str, shapes: Sequence[Shape], dtypes: Sequence[torch.dtype]) -> Tensor:
+        """Returns a tensor of one of these shapes and dtypes, or the part that the shape names. Raises ServiceError."""
 
     def has(self, name: str) -> bool:
         """Returns whether the tensor exists."""
@@ -46,14 +47,15 @@ class StoredWeightReader:
 
     Attributes:
         marks: suffixes of tensors; a projection is quantised if it has one of them.
-        read: reads a projection [N, K] by its name. Raises ValueError for shapes that the format does not have.
+        read: reads a part [N, K] of a projection by its name. Raises ValueError for shapes that the format does not
+            have, OffBorder for parts that it does not have.
     """
 
     marks: tuple[str, ...]
-    read: Callable[[RawTensors, str, tuple[int, int], StoredForm], Packed]
+    read: Callable[[RawTensors, str, tuple[Span, Span], StoredForm], Packed]
 
 
-def _awq(source: RawTensors, name: str, shape: tuple[int, int], form: StoredForm) -> Packed:
+def _awq(source: RawTensors, name: str, shape: tuple[Span, Span], form: StoredForm) -> Packed:
     rows, width = shape
     words, num, group = _words(rows, 4, "rows"), *_groups(width, form)
     weight = source.raw(f"{name}.qweight", [(width, words)], WORDS)
@@ -61,88 +63,101 @@ def _awq(source: RawTensors, name: str, shape: tuple[int, int], form: StoredForm
     return from_awq(weight, zeros, source.raw(f"{name}.scales", [(num, rows)], SCALES), group)
 
 
-def _gptq(source: RawTensors, name: str, shape: tuple[int, int], form: StoredForm) -> Packed:
+def _gptq(source: RawTensors, name: str, shape: tuple[Span, Span], form: StoredForm) -> Packed:
     rows, width = shape
-    num, group = _groups(width, form)
-    weight = source.raw(f"{name}.qweight", [(_words(width, form.bits, "inputs"), rows)], WORDS)
-    zeros = source.raw(f"{name}.qzeros", [(num, _words(rows, form.bits, "rows"))], WORDS)
+    inputs, outputs = _words(width, form.bits, "inputs"), _words(rows, form.bits, "rows")
+    num, group, order = _grouping(source, f"{name}.g_idx", width, form)
+    weight = source.raw(f"{name}.qweight", [(inputs, rows)], WORDS)
+    zeros = source.raw(f"{name}.qzeros", [(num, outputs)], WORDS)
     scales = source.raw(f"{name}.scales", [(num, rows)], SCALES)
-    return from_gptq(weight, zeros, scales, group, form.bits, form.zero_shift, _order(source, f"{name}.g_idx", width))
+    return from_gptq(weight, zeros, scales, group, form.bits, form.zero_shift, order)
 
 
-def _packed_integers(source: RawTensors, name: str, shape: tuple[int, int], form: StoredForm) -> Packed:
+def _packed_integers(source: RawTensors, name: str, shape: tuple[Span, Span], form: StoredForm) -> Packed:
     rows, width = shape
-    num, group = _groups(width, form)
-    weight = source.raw(f"{name}.weight_packed", [(rows, _words(width, form.bits, "inputs"))], WORDS)
+    inputs = _words(width, form.bits, "inputs")
+    num, group, order = _grouping(source, f"{name}.weight_g_idx", width, form)
+    weight = source.raw(f"{name}.weight_packed", [(rows, inputs)], WORDS)
     scales = source.raw(f"{name}.weight_scale", [(rows, num)], SCALES)
     words = None if form.is_symmetric else (_words(rows, form.bits, "rows"), num)
     zeros = None if words is None else source.raw(f"{name}.weight_zero_point", [words], WORDS)
-    return from_words(weight, scales, zeros, group, form.bits, _order(source, f"{name}.weight_g_idx", width))
+    return from_words(weight, scales, zeros, group, form.bits, order)
 
 
-def _eight_bits(source: RawTensors, name: str, shape: tuple[int, int], dtypes: Sequence[torch.dtype]) -> Packed:
+def _eight_bits(source: RawTensors, name: str, shape: tuple[Span, Span], dtypes: Sequence[torch.dtype]) -> Packed:
     """Reads a weight of 8 bits. A single scale is repeated for each row: rows of several projections are joined."""
     rows = shape[0]
-    scales = source.raw(f"{name}.weight_scale", [(rows, 1), (rows,), *ONE], SCALES)
-    return Int8Weight(source.raw(f"{name}.weight", [shape], dtypes), scales.float().flatten().expand(rows).contiguous())
+    scales = source.raw(f"{name}.weight_scale", [(rows, 1), (rows,), *ONE], SCALES).float().flatten()
+    return Int8Weight(source.raw(f"{name}.weight", [shape], dtypes), scales.expand(rows.size).contiguous())
 
 
-def _fp8(source: RawTensors, name: str, shape: tuple[int, int], form: StoredForm) -> Packed:
+def _fp8(source: RawTensors, name: str, shape: tuple[Span, Span], form: StoredForm) -> Packed:
     return _eight_bits(source, name, shape, FP8)
 
 
-def _w8a8(source: RawTensors, name: str, shape: tuple[int, int], form: StoredForm) -> Packed:
+def _w8a8(source: RawTensors, name: str, shape: tuple[Span, Span], form: StoredForm) -> Packed:
     return _eight_bits(source, name, shape, (torch.int8,))
 
 
-def _fp8_blocks(source: RawTensors, name: str, shape: tuple[int, int], form: StoredForm) -> Packed:
+def _fp8_blocks(source: RawTensors, name: str, shape: tuple[Span, Span], form: StoredForm) -> Packed:
     """Reads fp8 with a scale per block; what one publisher calls the inverse of a scale is a factor, too."""
     assert form.block is not None
-    blocks = tuple(-(-size // side) for size, side in zip(shape, form.block, strict=True))
+    blocks = tuple(span.covering(side) for span, side in zip(shape, form.block, strict=True))
     scale = next(mark for mark in READERS["fp8 blocks"].marks if source.has(f"{name}.{mark}"))
     weight = source.raw(f"{name}.weight", [shape], FP8)
-    return from_blocks(weight, source.raw(f"{name}.{scale}", [blocks], SCALES), form.block)
+    within = shape[0].start % form.block[0], shape[1].start % form.block[1]
+    return from_blocks(weight, source.raw(f"{name}.{scale}", [blocks], SCALES), form.block, within)
 
 
-def _nvfp4(source: RawTensors, name: str, shape: tuple[int, int], form: StoredForm) -> Packed:
+def _nvfp4(source: RawTensors, name: str, shape: tuple[Span, Span], form: StoredForm) -> Packed:
     """Reads NVFP4: ModelOpt stores a factor of the whole weight, compressed-tensors its inverse."""
     rows, width = shape
     num, is_packed = _even(width, form.group), source.has(f"{name}.weight_packed")
-    weight = source.raw(f"{name}.weight_packed" if is_packed else f"{name}.weight", [(rows, width // 2)], BYTES)
+    pairs = width.words(2, "inputs")
+    weight = source.raw(f"{name}.weight_packed" if is_packed else f"{name}.weight", [(rows, pairs)], BYTES)
     scales = source.raw(f"{name}.weight_scale", [(rows, num)], FP8)
     if is_packed:
         return from_nvfp4(weight, scales, 1 / source.raw(f"{name}.weight_global_scale", ONE, SCALES).float())
     return from_nvfp4(weight, scales, source.raw(f"{name}.weight_scale_2", ONE, SCALES))
 
 
-def _order(source: RawTensors, name: str, width: int) -> Tensor | None:
-    """Returns the group of each input, where the checkpoint has it."""
-    return source.raw(name, [(width,)], WORDS) if source.has(name) else None
+def _grouping(source: RawTensors, name: str, width: Span, form: StoredForm) -> tuple[Span, int, Tensor | None]:
+    """Returns the groups of inputs, their size, and the group of each input if they are not in the order of these.
+
+    `name` is of the tensor with the group of each input, which a checkpoint may have. Raises OffBorder.
+    """
+    order = source.raw(name, [(width,)], WORDS) if source.has(name) else None
+    group = width.whole if form.group == -1 else form.group
+    if order is None or torch.equal(order.long(), torch.arange(width.start, width.stop, device=order.device) // group):
+        return *_groups(width, form), None
+    return span_of(-(-width.whole // group)), group, order
 
 
-def _groups(width: int, form: StoredForm) -> tuple[int, int]:
-    """Returns the number of input groups and their size; the last one may be smaller."""
-    group = width if form.group == -1 else form.group
-    return -(-width // group), group
+def _groups(width: Span, form: StoredForm) -> tuple[Span, int]:
+    """Returns the groups of inputs and their size; the last one may be smaller. Raises OffBorder."""
+    group = width.whole if form.group == -1 else form.group
+    return width.groups(group, "inputs"), group
 
 
-def _words(size: int, bits: int, what: str) -> int:
-    """Returns the number of words that so many numbers take. Raises ValueError if they do not fill them."""
+def _words(size: Span, bits: int, what: str) -> Span:
+    """Returns the words that so many numbers take. Raises ValueError if they do not fill them."""
     each = WORD // bits
-    if size % each:
-        raise ValueError(f"{size} {what} of {bits} bits fill no words of {WORD}: multiples of {each} are supported")
-    return size // each
+    if size.whole % each:
+        raise ValueError(
+            f"{size.whole} {what} of {bits} bits fill no words of {WORD}: multiples of {each} are supported"
+        )
+    return size.words(each, what)
 
 
-def _even(width: int, group: int) -> int:
-    """Returns the number of groups. Raises ValueError if they do not divide the inputs."""
-    if width % group:
-        raise ValueError(f"{width} inputs: multiples of {group} are supported")
-    return width // group
+def _even(width: Span, group: int) -> Span:
+    """Returns the groups. Raises ValueError if they do not divide the inputs."""
+    if width.whole % group:
+        raise ValueError(f"{width.whole} inputs: multiples of {group} are supported")
+    return width.groups(group, "inputs")
 
 
 def read_experts(
-    source: RawTensors, name: str, shape: tuple[int, int, int], form: StoredForm
+    source: RawTensors, name: str, shape: tuple[Span, Span, Span], form: StoredForm
 ) -> Sequence[Packed] | None:
     """Reads the quantised weights [num, N, K] of the experts of a layer, or returns None if they are not quantised.
 

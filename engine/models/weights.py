@@ -18,6 +18,7 @@ from torch import Tensor
 from sluice_server.engine.errors import ServiceError
 from sluice_server.engine.models.bare import full_name, is_bare
 from sluice_server.engine.models.fields import MENDING, Fields, invalid_model, is_file, read_json, shown
+from sluice_server.engine.models.spans import Dim, OffBorder, Shape, sizes_of, slices_of, span_of, spans_of, whole_of
 from sluice_server.engine.models.stored import READERS, read_experts
 from sluice_server.engine.models.stored_form import StoredForm
 from sluice_server.kernels.formats.packed_weights import Packed
@@ -34,16 +35,22 @@ FP8_NAN = 0x7F  # bits of a NaN in float8_e4m3fn, without the sign
 
 
 class WeightSource(Protocol):
-    """A source of tensors by name."""
+    """A source of tensors, and of parts of them, by name."""
 
-    def get(self, name: str, shape: tuple[int, ...]) -> Tensor:
-        """Returns the tensor, of exactly that shape."""
+    def get(self, name: str, shape: Shape) -> Tensor:
+        """Returns the tensor, of exactly that shape, or the part of it that the shape names."""
 
-    def stored(self, name: str, rows: int, width: int) -> Packed | None:
-        """Returns the quantised weight [rows, width] of the projection `name`, or None if it is not quantised."""
+    def stored(self, name: str, rows: Dim, width: Dim) -> Packed | None:
+        """Returns the quantised weight [rows, width] of the projection `name`, or None if it is not quantised.
 
-    def stored_experts(self, name: str, shape: tuple[int, int, int]) -> Sequence[Packed] | None:
-        """Returns the quantised weights [experts, rows, width] of the tensor `name`, or None if it is not quantised."""
+        Raises OffBorder for a part that begins or ends within numbers that are stored together.
+        """
+
+    def stored_experts(self, name: str, shape: tuple[Dim, Dim, Dim]) -> Sequence[Packed] | None:
+        """Returns the quantised weights [experts, rows, width] of the tensor `name`, or None if it is not quantised.
+
+        Raises OffBorder as `stored` does.
+        """
 
     def has(self, name: str) -> bool:
         """Returns whether the tensor exists."""
@@ -53,7 +60,7 @@ class PlannedWeights:
     """A source of meta tensors of any name and shape that records these: an 8B model is planned without memory."""
 
     def __init__(self, dtype: torch.dtype) -> None:
-        self.shapes: dict[str, tuple[int, ...]] = {}
+        self.shapes: dict[str, tuple[int, ...]] = {}  # of whole tensors
         self._dtype = dtype
 
     @property
@@ -61,15 +68,15 @@ class PlannedWeights:
         """The number of elements of all requested tensors."""
         return sum(torch.Size(shape).numel() for shape in self.shapes.values())
 
-    def get(self, name: str, shape: tuple[int, ...]) -> Tensor:
+    def get(self, name: str, shape: Shape) -> Tensor:
         """Returns a meta tensor."""
-        self.shapes[name] = shape
-        return torch.empty(shape, dtype=self._dtype, device="meta")
+        self.shapes[name] = whole_of(shape)
+        return torch.empty(sizes_of(shape), dtype=self._dtype, device="meta")
 
-    def stored(self, name: str, rows: int, width: int) -> None:
+    def stored(self, name: str, rows: Dim, width: Dim) -> None:
         """Returns None: a plan has the shapes of unquantised weights."""
 
-    def stored_experts(self, name: str, shape: tuple[int, int, int]) -> None:
+    def stored_experts(self, name: str, shape: tuple[Dim, Dim, Dim]) -> None:
         """Returns None, as `stored` does."""
 
     def has(self, name: str) -> bool:
@@ -89,7 +96,7 @@ class Checkpoint:
         self._device = device
         self._file_of: dict[str, Path] = {}
         self._name_of: dict[str, str] = {}  # in the file
-        self._sizes: dict[str, int] = {}  # elements of each tensor read
+        self._sizes: dict[str, int] = {}  # elements of each tensor of which something was read
         self._files: dict[Path, safe_open] = {}
         for path in _files(directory):
             self._files[path] = _open(path)
@@ -100,53 +107,64 @@ class Checkpoint:
             self._name_of = {full_name(name): stored for name, stored in self._name_of.items()}
             self._file_of = {full_name(name): path for name, path in self._file_of.items()}
 
-    def get(self, name: str, shape: tuple[int, ...]) -> Tensor:
-        """Reads, checks and converts one tensor. Raises ServiceError naming file and tensor."""
+    def get(self, name: str, shape: Shape) -> Tensor:
+        """Reads, checks and converts one tensor, or a part of it. Raises ServiceError naming file and tensor."""
         tensor = self._read(name, shape)
         if not tensor.is_floating_point() or tensor.itemsize == 1:
             text = f"is {tensor.dtype}, and config.json's quantization_config names no scales of it"
             raise self.wrong(name, text)
-        self._sizes[name] = tensor.numel()
+        self._sizes[name] = math.prod(whole_of(shape))
         # Vectors are kept as read, while matrices are packed. What is kept must not be memory mapped from the file,
         # as that changes when the file is overwritten.
-        return self._numbers(name, tensor.to(self._device, self._dtype, copy=tensor.dim() == 1))
+        found = tensor.to(self._device, self._dtype, copy=tensor.dim() == 1)
+        return self._numbers(name, found.contiguous())  # part of the columns of a matrix is not
 
-    def stored(self, name: str, rows: int, width: int) -> Packed | None:
+    def stored(self, name: str, rows: Dim, width: Dim) -> Packed | None:
         """Implements `WeightSource.stored`. Raises ServiceError naming file, tensor and what is supported."""
         reader = READERS.get(self._form.method) if self._form is not None else None
         mark = next((mark for mark in reader.marks if self.has(f"{name}.{mark}")), None) if reader else None
         if self._form is None or reader is None or mark is None:
             return None
-        self._sizes[name] = rows * width
+        self._sizes[name] = math.prod(whole_of((rows, width)))
         with self._supported(f"{name}.{mark}", name):
-            return reader.read(self, name, (rows, width), self._form)
+            return reader.read(self, name, (span_of(rows), span_of(width)), self._form)
 
-    def stored_experts(self, name: str, shape: tuple[int, int, int]) -> Sequence[Packed] | None:
+    def stored_experts(self, name: str, shape: tuple[Dim, Dim, Dim]) -> Sequence[Packed] | None:
         """Implements `WeightSource.stored_experts`. Raises ServiceError naming file, tensor and what is supported."""
         if self._form is None or not self.has(f"{name}_blocks"):
             return None
-        self._sizes[name] = math.prod(shape)
+        self._sizes[name] = math.prod(whole_of(shape))
+        num, rows, width = spans_of(shape)
         with self._supported(f"{name}_blocks", name):
-            return read_experts(self, name, shape, self._form)
+            return read_experts(self, name, (num, rows, width), self._form)
 
     @contextlib.contextmanager
     def _supported(self, tensor: str, name: str) -> Iterator[None]:
         """A context in which a ValueError becomes a ServiceError that names the file of `tensor`, and `name`."""
         try:
             yield
+        except OffBorder:  # not the file's fault
+            raise
         except ValueError as error:
             raise invalid_model(self._file_of[tensor], f"{name}: {error}") from error
 
-    def raw(self, name: str, shapes: Sequence[tuple[int, ...]], dtypes: Sequence[torch.dtype]) -> Tensor:
-        """Returns a tensor as it is stored, of one of these shapes and dtypes, on the device. Raises like `get`."""
-        path = self._path(name)
-        found: Tensor = self._files[path].get_tensor(self._name_of[name])
-        for what, value, allowed in (("shape", tuple(found.shape), shapes), ("dtype", found.dtype, dtypes)):
-            if value not in allowed:
-                wanted = " or ".join(str(list(one) if isinstance(one, tuple) else one) for one in allowed)
-                shown = list(value) if isinstance(value, tuple) else value
-                raise invalid_model(path, f"tensor {name} has {what} {shown}; config.json implies {wanted}")
-        return self._numbers(name, found.to(self._device, copy=True))  # not memory mapped from the file, as above
+    def raw(self, name: str, shapes: Sequence[Shape], dtypes: Sequence[torch.dtype]) -> Tensor:
+        """Returns a tensor as it is stored, or a part of it, of one of these shapes and dtypes, on the device.
+
+        Raises like `get`.
+        """
+        path, kept = self._path(name), self._name_of[name]
+        has = tuple(self._files[path].get_slice(kept).get_shape())
+        shape = next((one for one in shapes if whole_of(one) == has), None)
+        if shape is None:
+            wanted = " or ".join(str(list(whole_of(one))) for one in shapes)
+            raise invalid_model(path, f"tensor {name} has shape {list(has)}; config.json implies {wanted}")
+        found = self._part(name, shape)
+        if found.dtype not in dtypes:
+            wanted = " or ".join(map(str, dtypes))
+            raise invalid_model(path, f"tensor {name} has dtype {found.dtype}; config.json implies {wanted}")
+        # Not memory mapped from the file, as above.
+        return self._numbers(name, found.to(self._device, copy=True, memory_format=torch.contiguous_format))
 
     def _numbers(self, name: str, tensor: Tensor) -> Tensor:
         """Returns the tensor. Raises ServiceError if it holds NaN or infinity."""
@@ -170,13 +188,18 @@ class Checkpoint:
             raise self.wrong(name, f"is {tensor.dtype}; it must hold integers")
         return tensor.to(self._device, torch.int64)
 
-    def _read(self, name: str, shape: tuple[int, ...]) -> Tensor:
-        path = self._path(name)
+    def _read(self, name: str, shape: Shape) -> Tensor:
+        path, whole = self._path(name), whole_of(shape)
         found = tuple(self._files[path].get_slice(self._name_of[name]).get_shape())
-        if found != shape:
-            raise invalid_model(path, f"tensor {name} has shape {list(found)}; config.json implies {list(shape)}")
-        tensor: Tensor = self._files[path].get_tensor(self._name_of[name])
-        return tensor
+        if found != whole:
+            raise invalid_model(path, f"tensor {name} has shape {list(found)}; config.json implies {list(whole)}")
+        return self._part(name, shape)
+
+    def _part(self, name: str, shape: Shape) -> Tensor:
+        """Returns what a shape names of a tensor of that shape; nothing else of the file is read."""
+        file, kept, part = self._files[self._path(name)], self._name_of[name], slices_of(shape)
+        found: Tensor = file.get_tensor(kept) if part is None else file.get_slice(kept)[part]
+        return found
 
     def _path(self, name: str) -> Path:
         path = self._file_of.get(name)

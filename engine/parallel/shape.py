@@ -10,8 +10,6 @@ import dataclasses
 from sluice_server.engine.errors import Code, ServiceError
 from sluice_server.engine.models.config import ModelConfig
 
-VOCABULARY_ALIGN = 16  # rows of the vocabulary that a rank owns are a multiple of this; missing ones are zero
-
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class ParallelShape:
@@ -102,15 +100,9 @@ class ParallelShape:
         """Returns the experts of which this rank owns weights: all of them, in part, unless they are shared out."""
         return self.part(num) if self.expert_parallel else range(num)
 
-    def vocabulary_rows(self, size: int) -> int:
-        """Returns how many rows of a vocabulary every rank computes, with those past its end, which are zero."""
-        each = -(-size // self.tensor_size)
-        return each if self.tensor_size == 1 else -(-each // VOCABULARY_ALIGN) * VOCABULARY_ALIGN
-
     def vocabulary(self, size: int) -> range:
-        """Returns the ids whose rows this rank owns; the last ranks have fewer, or none."""
-        each = self.vocabulary_rows(size)
-        return range(min(self.rank * each, size), min((self.rank + 1) * each, size))
+        """Returns the ids whose rows this rank owns: as many as the others, or one more or less."""
+        return range(size * self.rank // self.tensor_size, size * (self.rank + 1) // self.tensor_size)
 
     def layers(self, num: int) -> range:
         """Returns the layers of this rank's stage."""
@@ -127,6 +119,8 @@ class ParallelShape:
         if kv_heads % size and size % kv_heads:
             text = f"{size} neither divides the model's {kv_heads} key/value heads nor is a multiple of them"
             raise unusable("tensor_parallel_size", text)
+        if size > config.vocab_size:
+            raise unusable("tensor_parallel_size", f"{size} is above the model's vocabulary of {config.vocab_size}")
         self._check_shards("inputs of the projection behind attention", heads * config.head_dim)
         self._check_mlp(config)
 

@@ -106,10 +106,13 @@ def from_nvfp4(packed: Tensor, scales: Tensor, factor: Tensor) -> Packed:
     return WideWeight((values * (scales.float() * factor.float()).unsqueeze(2)).flatten(1))
 
 
-def from_blocks(weight: Tensor, scales: Tensor, block: tuple[int, int]) -> Packed:
-    """Converts float8 [N, K] with a scale for each block: scales [⌈N / rows⌉, ⌈K / inputs⌉]; these are values."""
-    wide = scales.float().repeat_interleave(block[0], 0)[: len(weight)]
-    wide = wide.repeat_interleave(block[1], 1)[:, : weight.shape[1]]
+def from_blocks(weight: Tensor, scales: Tensor, block: tuple[int, int], within: tuple[int, int] = (0, 0)) -> Packed:
+    """Converts float8 [N, K] with a scale for each block: scales [⌈N / rows⌉, ⌈K / inputs⌉]; these are values.
+
+    `within`: where in the first block the first row and input are.
+    """
+    wide = scales.float().repeat_interleave(block[0], 0)[within[0] :][: len(weight)]
+    wide = wide.repeat_interleave(block[1], 1)[:, within[1] :][:, : weight.shape[1]]
     return WideWeight(weight.float().mul_(wide))
 
 

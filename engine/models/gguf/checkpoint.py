@@ -3,6 +3,7 @@
 Files are memory-mapped and read tensor by tensor, as those of `Checkpoint` are.
 """
 
+import math
 import mmap
 from collections import Counter
 from collections.abc import Sequence
@@ -16,6 +17,7 @@ from sluice_server.engine.models.gguf.architectures import TensorPlace, architec
 from sluice_server.engine.models.gguf.blocks import IN_GROUPS, in_groups, widen
 from sluice_server.engine.models.gguf.reader import GgufHeader, TensorInfo, mapped, parse_header
 from sluice_server.engine.models.gguf.tensor_types import TensorType
+from sluice_server.engine.models.spans import Dim, Shape, sizes_of, spans_of, whole_of
 from sluice_server.engine.models.weights import is_finite
 from sluice_server.kernels.formats.packed_weights import AffineWeight
 
@@ -42,23 +44,24 @@ class GgufCheckpoint:
             self._files[name] = (header, data, info)
         return header
 
-    def get(self, name: str, shape: tuple[int, ...]) -> Tensor:
-        """Reads, checks and converts one tensor. Raises ServiceError naming file and tensor."""
+    def get(self, name: str, shape: Shape) -> Tensor:
+        """Reads, checks and converts one tensor, or a part of it. Raises ServiceError naming file and tensor."""
         place = self._architecture.place(name)
         if place is None or place.name not in self._files:
             file_name = name if place is None else place.name
             raise invalid_model(self._header.path, f"holds no tensor {file_name}: its metadata asks for one")
         kind = self._files[place.name][2].type
-        found = widen(self._rows(place, shape), kind, torch.float32 if place.offset else self._dtype).view(shape)
+        rows = self._rows(place, shape)
+        found = widen(rows, kind, torch.float32 if place.offset else self._dtype).view(sizes_of(shape))
         if place.offset:
             found = (found - place.offset).to(self._dtype)
         self._check(place, found)
-        self._sizes[name] = found.numel()
+        self._sizes[name] = math.prod(whole_of(shape))
         if kind.is_quantised:
             self._widened.add(kind, found.numel(), found.numel() * found.itemsize)
         return found.to(self._device, copy=found.dim() == 1)  # vectors are kept, and must not be mapped from the file
 
-    def stored(self, name: str, rows: int, width: int) -> AffineWeight | None:
+    def stored(self, name: str, rows: Dim, width: Dim) -> AffineWeight | None:
         """Returns a projection in groups of 32 inputs, for the CPU's kernels, or None for one that is to be widened."""
         place = self._architecture.place(f"{name}.weight")
         if place is None or place.name not in self._files or self._device.type != "cpu":
@@ -70,10 +73,10 @@ class GgufCheckpoint:
         for numbers in (found.scales, found.minima):
             if numbers is not None:
                 self._check(place, numbers)
-        self._sizes[f"{name}.weight"] = rows * width
+        self._sizes[f"{name}.weight"] = math.prod(whole_of((rows, width)))
         return found
 
-    def stored_experts(self, name: str, shape: tuple[int, int, int]) -> None:
+    def stored_experts(self, name: str, shape: tuple[Dim, Dim, Dim]) -> None:
         """Returns None: experts are read one by one."""
 
     def _check(self, place: TensorPlace, found: Tensor) -> None:
@@ -82,20 +85,26 @@ class GgufCheckpoint:
             text = f"tensor {place.name} holds NaN or infinity: download the file again"
             raise invalid_model(self._files[place.name][0].path, text)
 
-    def _rows(self, place: TensorPlace, shape: tuple[int, ...]) -> Tensor:
-        """Returns the stored bytes of a tensor, uint8 [rows, bytes], in the order of Hugging Face's rows."""
+    def _rows(self, place: TensorPlace, shape: Shape) -> Tensor:
+        """Returns the stored bytes of a tensor, or of a part of it, uint8 [rows, bytes], in the order of Hugging Face's
+        rows. Raises OffBorder for a part whose inputs begin or end within a block."""
         header, data, info = self._files[place.name]
         whole = info.shape if place.expert is None else info.shape[1:]
-        if whole != shape or (place.expert or 0) >= info.shape[0]:
-            text = f"tensor {place.name} has shape {list(info.shape)}; the metadata implies {list(shape)}"
+        if whole != whole_of(shape) or (place.expert or 0) >= info.shape[0]:
+            text = f"tensor {place.name} has shape {list(info.shape)}; the metadata implies {list(whole_of(shape))}"
             raise invalid_model(header.path, text if place.expert is None else f"{text} for each expert")
         if len(shape) == 1 and info.type.is_quantised:
             text = f"tensor {place.name} is a vector of {info.type.name}; vectors must be of F32, F16 or BF16"
             raise invalid_model(header.path, text)
         size = info.size // (1 if place.expert is None else info.shape[0])
         start = info.start + size * (place.expert or 0)
-        rows = torch.frombuffer(data, dtype=torch.uint8, count=size, offset=start).view(shape[0], -1)
-        return rows.index_select(0, self._halves(place, shape[0])) if place.turned else rows
+        rows = torch.frombuffer(data, dtype=torch.uint8, count=size, offset=start).view(whole[0], -1)
+        first, *inputs = spans_of(shape)
+        for one in inputs:  # of a matrix
+            rows = rows[:, one.words(info.type.block, "inputs").times(info.type.size).slice]
+        if place.turned:
+            return rows.index_select(0, self._halves(place, whole[0])[first.slice])
+        return rows[first.slice].contiguous()
 
     def _halves(self, place: TensorPlace, rows: int) -> Tensor:
         """Returns the order of rows that puts the even ones of each head before the odd ones: int64 [rows]."""

@@ -13,8 +13,11 @@ from sluice_server.engine.models.config import read_config
 from sluice_server.engine.models.model import Model, load_model
 from sluice_server.engine.models.registry import traits_of
 from sluice_server.engine.models.weights import Checkpoint
+from sluice_server.engine.parallel.shape import ParallelShape
+from sluice_server.engine.parallel.sums import ThreadSums, thread_sums
 from sluice_server.kernels import ops
 from sluice_server.kernels.layout.metadata import AttentionMetadata
+from tests.engine.parallel.rank_threads import run_ranks
 from tests.oracle.checkpoints import Shape, make_checkpoint
 
 CPU = torch.device("cpu")
@@ -99,3 +102,23 @@ def test_outliers_cost_a_rounded_model_nothing(tmp_path: Path) -> None:
         )
         off.append(float((rounded - plain).square().mean().sqrt()))
     assert off[1] < 1.15 * off[0]
+
+
+@pytest.mark.parametrize("size", [2, 4])
+@pytest.mark.parametrize("architecture", ["llama", "qwen3_moe"])
+def test_ranks_divide_by_the_factors_of_one(architecture: str, size: int, tmp_path: Path) -> None:
+    """Of channels that they share out; with 4 ranks, two have the same key/value head."""
+    make_checkpoint(tmp_path, Shape(architecture, options=OPTIONS[architecture]))
+    grow(tmp_path, 512.0)
+    config = read_config(tmp_path)
+    source, traits = Checkpoint(tmp_path, torch.float32, CPU), traits_of(config)
+    alone = BalancedWeights(source, channel_pairs(config, traits))
+
+    def factors(sums: ThreadSums) -> list[Tensor]:
+        pairs = list(channel_pairs(config, traits, ParallelShape(tensor_size=size, rank=sums.rank)))
+        own = BalancedWeights(source, pairs, sums)
+        return [own.get(f"{one.producer}.weight", (one.rows, one.width)) for one in pairs]
+
+    wanted = [alone.get(f"{one.producer}.weight", (one.rows, one.width)) for one in channel_pairs(config, traits)]
+    for found in run_ranks(thread_sums(size), factors):
+        assert all(torch.equal(one, other) for one, other in zip(found, wanted, strict=True))

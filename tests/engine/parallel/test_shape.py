@@ -51,13 +51,11 @@ def test_ranks_own_every_head_once_with_the_kv_head_that_it_reads(size: int) -> 
     assert [head for shape in ranks(size) for head in shape.heads(CONFIG)] == list(range(8))
 
 
-@pytest.mark.parametrize(("size", "vocab"), [(1, 111), (2, 111), (4, 111), (4, 20), (4, 64)])
-def test_every_id_is_owned_once_and_ranks_compute_equally_many_rows(size: int, vocab: int) -> None:
+@pytest.mark.parametrize(("size", "vocab"), [(1, 111), (2, 111), (4, 111), (4, 20), (4, 5)])
+def test_every_id_is_owned_once(size: int, vocab: int) -> None:
     found = [shape.vocabulary(vocab) for shape in ranks(size)]
     assert [one for part in found for one in part] == list(range(vocab))
-    rows = ranks(size)[0].vocabulary_rows(vocab)
-    assert all(len(part) <= rows for part in found) and rows * size >= vocab
-    assert size == 1 or rows % 16 == 0
+    assert min(map(len, found)) >= vocab // size
 
 
 @pytest.mark.parametrize("stages", [1, 2, 3, 5])
@@ -130,6 +128,7 @@ BAD: list[tuple[dict[str, object], dict[str, object], str]] = [
         {"experts": EXPERTS},
         "--sum-shards: 4 does not divide 6 experts",
     ),
+    ({"tensor_size": 8}, {"vocab_size": 7}, "--tensor-parallel-size: 8 is above the model's vocabulary of 7"),
     ({"pipeline_size": 6}, {}, "--pipeline-parallel-size: 6 is above the model's 5 layers"),
 ]
 

@@ -1,0 +1,25 @@
+"""Sums of one tensor from each rank, where every rank has a part of the numbers and zeros elsewhere."""
+
+import torch
+from torch import Tensor
+
+from sluice_server.engine.parallel.sums import RankSums
+
+
+def joined(values: Tensor, sums: RankSums) -> Tensor:
+    """Returns the sum of all ranks' values [T, H] (float32); exact where all but one of a place are zero."""
+    partials = sums.room(*values.shape)
+    for part in partials:
+        part.zero_()
+    partials[0].copy_(values)
+    total = torch.zeros_like(values)
+    sums.add(total, partials)
+    return total
+
+
+def joined_vector(values: Tensor, width: int, sums: RankSums) -> Tensor:
+    """Returns `joined` of values [N] (float32), in rows of `width`."""
+    rows = -(-len(values) // width)
+    padded = values.new_zeros(rows * width)
+    padded[: len(values)] = values
+    return joined(padded.view(rows, width), sums).view(-1)[: len(values)]
