@@ -217,11 +217,14 @@ def check_num(field: str, num: int, most: int) -> None:
         raise invalid(field, f"has more than the {most} entries that are allowed", limit=most)
 
 
-def check_ids(field: str, ids: Sequence[int], limits: Limits) -> None:
-    """Raises `ServiceError` naming the first id outside the width of the logits (not the tokenizer's size)."""
+def check_ids(field: str, ids: Sequence[int], limits: Limits, num_before: int = 0) -> None:
+    """Raises `ServiceError` naming the first id outside the width of the logits (not the tokenizer's size). The ids
+    follow `num_before` others of the field."""
     if ids and not (min(ids) >= 0 and max(ids) < limits.vocab_size):
         at, value = next((i, t) for i, t in enumerate(ids) if not 0 <= t < limits.vocab_size)
-        raise invalid(f"{field}[{at}]", f"{value} is not in [0, {limits.vocab_size})", limit=limits.vocab_size)
+        raise invalid(
+            f"{field}[{num_before + at}]", f"{value} is not in [0, {limits.vocab_size})", limit=limits.vocab_size
+        )
 
 
 def check_distinct(field: str, ids: Sequence[int]) -> None:

@@ -22,6 +22,7 @@ from sluice_server.services.gateway.calls.control import Control
 from sluice_server.services.gateway.calls.converse import Converse
 from sluice_server.services.gateway.calls.guard import Guard
 from sluice_server.services.gateway.calls.inference import Inference
+from sluice_server.services.gateway.calls.large import LargeRequestQueue
 from sluice_server.services.gateway.calls.peers import PeerGateways
 from sluice_server.services.gateway.connections.floods import floods
 from sluice_server.services.gateway.connections.listener import PortListener
@@ -112,10 +113,11 @@ class Gateway:
     async def start(self) -> int:
         """Listens and begins to probe the ring; returns the port. Raises `ServiceError` LISTEN_FAILED."""
         service, observer = GenerationService(self.manager, self._detached), self.manager.observer
-        inference = Inference(service, self._peers, observer)
+        large = LargeRequestQueue(time.thread_time)
+        inference = Inference(service, self._peers, observer, large)
         converse = Converse(service, observer, lambda: Rate(self._settings.max_stream_frames_per_s, self._clock))
         adapter = OpenInference(service, self.manager, self._counts)
-        handlers = server.Handlers(inference, converse, self._control, adapter, observer)
+        handlers = server.Handlers(inference, converse, self._control, adapter, observer, large)
         given_up = self._floods.given_up
         services = handlers.services()
         build = functools.partial(server.build, self._settings, self._guard, services, self._health, given_up)

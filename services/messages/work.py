@@ -209,6 +209,9 @@ class Embed(msgspec.Struct, frozen=True, gc=False, tag=True, forbid_unknown_fiel
 Work: TypeAlias = Generate | Tokenize | Detokenize | Embed
 
 
+BYTES_PER_ID = 4  # packed
+
+
 def pack_ids(ids: Sequence[int]) -> bytes:
     """Encodes token ids as little-endian int32, four bytes each on every platform."""
     packed = array("i", ids)

@@ -13,6 +13,7 @@ from sluice_server.engine.errors import ServiceError
 from sluice_server.services.gateway.contract import translate
 from sluice_server.services.gateway.contract.classification import classification, ranking, scoring
 from sluice_server.services.gateway.contract.embedding import embedding
+from sluice_server.services.gateway.contract.ids import at_once
 from sluice_server.services.gateway.requests.open_request import OpenRequest
 from sluice_server.services.gateway.settings import GatewaySettings
 from sluice_server.services.messages.details import Detokenized, Tokenized
@@ -169,7 +170,7 @@ class LLM:
         """Returns the text of token ids. Raises ServiceError."""
         pipeline = self._open()
         request = inference_pb2.DetokenizeRequest(token_ids=token_ids, skip_special_tokens=skip_special_tokens)
-        found = batch.answer(pipeline, translate.detokenization(request, pipeline.settings))
+        found = batch.answer(pipeline, at_once(translate.detokenization(request, pipeline.settings)))
         assert isinstance(found, Detokenized)
         return found.text
 

@@ -51,7 +51,7 @@ def encoder(tmp_path: Path) -> TextEncoder:
 
 
 def submit(attempt: int, text: str) -> Submit:
-    return Submit(envelope(attempt), Generate(TextPrompt(text), SamplingParams(max_tokens=4)))
+    return Submit(envelope(attempt), Generate(TextPrompt(text), SamplingParams(max_tokens=4), bad_words=("fox",)))
 
 
 def test_the_tokenizer_answers_the_newest_attempt_once(encoder: TextEncoder) -> None:
@@ -225,7 +225,7 @@ def test_stages_let_go_of_what_a_census_does_not_name(encoder: TextEncoder) -> N
         named = Envelope(str(serial), "g", epoch=5, serial=serial)
         computes.handle(Prompt(named, pack_ids([5]), params, Stops(), Scheduling(), 0.0))
         decodes.handle(Tokens(named, 0, (300,), admitted=Admitted(3, 0, 8, Stops())))
-        encodes.handle(Submit(named, Generate(TextPrompt("a"), params)))
+        encodes.handle(Submit(named, Generate(TextPrompt("a"), params, bad_words=("fox",))))
     for open_serials in (
         OpenSerials("h", 5, 9, frozenset()),
         OpenSerials("g", 4, 9, frozenset()),

@@ -38,7 +38,7 @@ async def answer(
     observer: Observer,
     method: str,
     context: Context,
-    begin: Callable[[CallMetadata], _R],
+    begin: Callable[[CallMetadata], Awaitable[_R]],
     body: Callable[[_R], Awaitable[_T]],
 ) -> _T:
     """Begins a request with `begin` and returns the result of `body`. Closes the reader on every path, without waiting,
@@ -46,7 +46,7 @@ async def answer(
     reader: _R | None = None
     failure: ServiceError | None = cancelled()  # the default, replaced below
     try:
-        reader = begin(read_call(method, context))
+        reader = await begin(read_call(method, context))
         with reader.interruptible():
             answered = await body(reader)
         failure = None

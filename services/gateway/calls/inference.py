@@ -15,16 +15,19 @@ from sluice_server.services.gateway.access.identity import CALLER
 from sluice_server.services.gateway.access.metadata import Context
 from sluice_server.services.gateway.calls import classes, responses, vectors
 from sluice_server.services.gateway.calls.answering import CallEnded, answer
+from sluice_server.services.gateway.calls.large import LargeRequestQueue
 from sluice_server.services.gateway.calls.peers import PeerGateways
 from sluice_server.services.gateway.calls.refusal import refuse, trailers_of, turn_away
 from sluice_server.services.gateway.generation.service import GenerationService, can_go_on, check_id
 from sluice_server.services.gateway.generation.stream import GenerationStream, RequestReader
 from sluice_server.services.gateway.requests.open_request import RequestStatus
 from sluice_server.services.messages.details import Detokenized, Embedded, Tokenized
+from sluice_server.services.messages.work import BYTES_PER_ID
 from sluice_server.services.telemetry.observed import Observer
 
 _T = TypeVar("_T")
 _R = TypeVar("_R", bound=RequestReader)
+Begin = Callable[[CallMetadata], Awaitable[_R]]
 _STATES = {
     RequestStatus.RUNNING: inference_pb2.GENERATION_STATE_RUNNING,
     RequestStatus.FINISHED: inference_pb2.GENERATION_STATE_FINISHED,
@@ -36,10 +39,14 @@ _STATES = {
 class Inference:
     """The handlers. Errors become a status in `answer` only."""
 
-    def __init__(self, service: GenerationService, peers: PeerGateways, observer: Observer) -> None:
+    def __init__(
+        self, service: GenerationService, peers: PeerGateways, observer: Observer, large: LargeRequestQueue
+    ) -> None:
+        """Large requests are translated in turns of `large`."""
         self._service = service
         self._peers = peers
         self._observer = observer
+        self._large = large
         self._making = asyncio.Lock()  # one response of Tokenize is made at a time
 
     async def generate(
@@ -47,7 +54,7 @@ class Inference:
     ) -> inference_pb2.GenerateResponse:
         """Generate: returns the whole result at the end."""
 
-        def begin(call: CallMetadata) -> RequestReader:
+        async def begin(call: CallMetadata) -> RequestReader:
             return self._service.generate_whole(call, request.spec)
 
         async def body(reader: RequestReader) -> inference_pb2.GenerateResponse:
@@ -58,7 +65,7 @@ class Inference:
     async def stream_generate(self, request: inference_pb2.StreamGenerateRequest, context: Context) -> None:
         """StreamGenerate: writes accepted, deltas, output_finished, finished."""
 
-        def begin(call: CallMetadata) -> GenerationStream:
+        async def begin(call: CallMetadata) -> GenerationStream:
             return self._service.generate(call, request.spec)
 
         async def body(stream: GenerationStream) -> None:
@@ -80,7 +87,7 @@ class Inference:
                 if not can_go_on(request.spec):
                     await turn_away(self._observer, "ResumeGenerate", context, error)
 
-        def begin(call: CallMetadata) -> GenerationStream:
+        async def begin(call: CallMetadata) -> GenerationStream:
             return self._service.resume(call, request.spec, request_id)
 
         async def body(stream: GenerationStream) -> None:
@@ -92,7 +99,7 @@ class Inference:
     async def tokenize(self, request: inference_pb2.TokenizeRequest, context: Context) -> bytes:
         """Tokenize: returns the encoded response. One response is made at a time."""
 
-        def begin(call: CallMetadata) -> RequestReader:
+        async def begin(call: CallMetadata) -> RequestReader:
             return self._service.tokenize(call, request)
 
         async def body(reader: RequestReader) -> bytes:
@@ -105,7 +112,7 @@ class Inference:
     async def embed(self, request: inference_pb2.EmbedRequest, context: Context) -> bytes:
         """Embed: returns the encoded response. One response is made at a time."""
 
-        def begin(call: CallMetadata) -> RequestReader:
+        async def begin(call: CallMetadata) -> RequestReader:
             return self._service.embed(call, request)
 
         async def body(reader: RequestReader) -> bytes:
@@ -118,7 +125,7 @@ class Inference:
     async def classify(self, request: inference_pb2.ClassifyRequest, context: Context) -> bytes:
         """Classify: returns the encoded response. One response is made at a time."""
 
-        def begin(call: CallMetadata) -> RequestReader:
+        async def begin(call: CallMetadata) -> RequestReader:
             return self._service.classify(call, request)
 
         async def body(reader: RequestReader) -> bytes:
@@ -131,7 +138,7 @@ class Inference:
     async def rerank(self, request: inference_pb2.RerankRequest, context: Context) -> inference_pb2.RerankResponse:
         """Rerank: returns the ranking."""
 
-        def begin(call: CallMetadata) -> RequestReader:
+        async def begin(call: CallMetadata) -> RequestReader:
             return self._service.rerank(call, request)
 
         async def body(reader: RequestReader) -> inference_pb2.RerankResponse:
@@ -144,7 +151,7 @@ class Inference:
     async def score(self, request: inference_pb2.ScoreRequest, context: Context) -> inference_pb2.ScoreResponse:
         """Score: returns a score for each pair."""
 
-        def begin(call: CallMetadata) -> RequestReader:
+        async def begin(call: CallMetadata) -> RequestReader:
             return self._service.score(call, request)
 
         async def body(reader: RequestReader) -> inference_pb2.ScoreResponse:
@@ -159,8 +166,9 @@ class Inference:
     ) -> inference_pb2.DetokenizeResponse:
         """Detokenize: returns the text."""
 
-        def begin(call: CallMetadata) -> RequestReader:
-            return self._service.detokenize(call, request)
+        async def begin(call: CallMetadata) -> RequestReader:
+            size = len(request.token_ids) * BYTES_PER_ID
+            return await self._large.run(call.caller.tenant, size, self._service.detokenize(call, request))
 
         async def body(reader: RequestReader) -> inference_pb2.DetokenizeResponse:
             value = await reader.outcome()
@@ -196,9 +204,7 @@ class Inference:
                 await asyncio.sleep(0)
         return b"".join(made)
 
-    async def _answer(
-        self, method: str, context: Context, begin: Callable[[CallMetadata], _R], body: Callable[[_R], Awaitable[_T]]
-    ) -> _T:
+    async def _answer(self, method: str, context: Context, begin: Begin[_R], body: Callable[[_R], Awaitable[_T]]) -> _T:
         async def signed(reader: _R) -> _T:
             answered = await body(reader)
             # Set last: grpc leaks some of the trailers of a cancelled call.

@@ -1,4 +1,5 @@
-"""Queues large requests: they are parsed one at a time, tenants in turn, for at most half of the event loop's time.
+"""Queues large requests: one at a time is parsed or translated, tenants in turn, for at most half of the event loop's
+time.
 
 All other work of the loop waits while one is parsed: with eight of 1 MiB at once each turn of the loop took 20 ms.
 """
@@ -7,11 +8,15 @@ import asyncio
 import contextlib
 from collections import deque
 from collections.abc import AsyncIterator, Callable
+from typing import TypeVar
 
 from sluice_server.engine.errors import Code, ServiceError
+from sluice_server.services.gateway.contract.ids import Slices, at_once
+from sluice_server.services.gateway.contract.wire import LARGE
 
 MAX_WAITING_BYTES = 64 << 20  # per tenant
 MAX_REST_S = 0.05
+_T = TypeVar("_T")
 Later = Callable[[float, Callable[[], None]], object]
 
 
@@ -40,6 +45,20 @@ class LargeRequestQueue:
             yield
         finally:
             asyncio.get_running_loop().call_soon(self._rest, begun_s)
+
+    async def run(self, tenant: str, size: int, slices: Slices[_T]) -> _T:
+        """Does the work of a request of `size` bytes and returns its result: at once if it is small, else in a turn,
+        and other calls run between its slices. Raises what `slices` raise, or `ServiceError` QUEUE_FULL."""
+        if size <= LARGE:
+            return at_once(slices)
+        async with self.turn(tenant, size):
+            while True:
+                try:
+                    next(slices)
+                except StopIteration as end:
+                    result: _T = end.value
+                    return result
+                await asyncio.sleep(0)
 
     async def _enter(self, tenant: str, size: int) -> None:
         if not self._is_taken:

@@ -56,6 +56,7 @@ class Services:
 
     tables: Sequence[tuple[ServiceDescriptor, Mapping[str, Behaviour]]]
     observer: Observer  # gets the refusals of calls that reach no handler
+    large: LargeRequestQueue = dataclasses.field(default_factory=lambda: LargeRequestQueue(time.thread_time))
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -67,6 +68,7 @@ class Handlers:
     control: Control
     adapter: OpenInference
     observer: Observer  # as in `Services`
+    large: LargeRequestQueue  # as in `Services`
 
     def services(self) -> Services:
         """Returns the services with their tables."""
@@ -75,7 +77,7 @@ class Handlers:
             (CONTROL, control_table(self.control)),
             (OIP, self.adapter.table()),
         )
-        return Services(tables, self.observer)
+        return Services(tables, self.observer, self.large)
 
 
 def options(settings: GatewaySettings) -> tuple[tuple[str, int], ...]:
@@ -118,11 +120,9 @@ def build(
     `acceptor.server`."""
     with yielding_threads():
         server: grpc.aio.Server = acceptor.server((guard,), options(settings), on_given_up)
-    most, lane = wire.bounds(settings), LargeRequestQueue(time.thread_time)
+    most = wire.bounds(settings)
     for descriptor, table in services.tables:
-        server.add_registered_method_handlers(
-            descriptor.full_name, _service(descriptor, table, services.observer, most, lane)
-        )
+        server.add_registered_method_handlers(descriptor.full_name, _service(descriptor, table, services, most))
     health_pb2_grpc.add_HealthServicer_to_server(checks, server)
     if settings.reflection:
         _add_reflection(server, [descriptor.full_name for descriptor, _ in services.tables])
@@ -188,19 +188,18 @@ def control_table(control: Control) -> Mapping[str, Behaviour]:
 def _service(
     descriptor: ServiceDescriptor,
     behaviours: Mapping[str, Behaviour],
-    observer: Observer,
+    services: Services,
     most: Mapping[str, int],
-    lane: LargeRequestQueue,
 ) -> dict[str, "grpc.RpcMethodHandler[Any, Any]"]:
     handlers = {}
     for method in descriptor.methods:
         make = _KINDS[(method.client_streaming, method.server_streaming)]
-        away = functools.partial(turn_away, observer, f"/{descriptor.full_name}/{method.name}")
+        away = functools.partial(turn_away, services.observer, f"/{descriptor.full_name}/{method.name}")
         behaviour = behaviours.get(method.name) or refusal(method.name, away)
         level = wire.level_of(method.input_type, most)
         parse = _parser(message_factory.GetMessageClass(method.input_type), level)
         handlers[method.name] = make(
-            guarded(behaviour, method.input_type.name, away, parse, lane),
+            guarded(behaviour, method.input_type.name, away, parse, services.large),
             request_deserializer=parse if method.client_streaming else _later(parse),
             response_serializer=serialized,
         )

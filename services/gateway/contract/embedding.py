@@ -9,11 +9,11 @@ from sluice_server.engine.errors import ServiceError, invalid, unsupported
 from sluice_server.engine.request import Pooling
 from sluice_server.services.gateway.access.admission import BYTES_PER_TOKEN
 from sluice_server.services.gateway.contract.fields import refuse_unbuilt
+from sluice_server.services.gateway.contract.ids import pack_checked
 from sluice_server.services.gateway.contract.translate import (
     TranslatedRequest,
     check_bytes,
     check_model,
-    pack_checked,
     size_of_text,
 )
 from sluice_server.services.gateway.settings import GatewaySettings, ModelInfo

@@ -4,11 +4,10 @@ Takes sluice.v1 requests; returns the work and the effective parameters. Depends
 """
 
 import dataclasses
-from collections.abc import Sequence
 
 from sluice.v1 import inference_pb2, types_pb2
 
-from sluice_server.engine.checks import check_credit, check_ids, check_params, check_prompt
+from sluice_server.engine.checks import check_credit, check_params, check_prompt
 from sluice_server.engine.errors import invalid, other_revision, unsupported
 from sluice_server.engine.request import Limits, SamplingParams
 from sluice_server.services import text_bound
@@ -18,6 +17,7 @@ from sluice_server.services.gateway.contract.chat import chat_prompt, num_bytes
 from sluice_server.services.gateway.contract.constraint import constraint
 from sluice_server.services.gateway.contract.errors import loading, not_found
 from sluice_server.services.gateway.contract.fields import refuse_unbuilt
+from sluice_server.services.gateway.contract.ids import Slices, pack_checked, packing
 from sluice_server.services.gateway.settings import GatewaySettings, ModelInfo
 from sluice_server.services.messages.work import (
     ChatPrompt,
@@ -28,7 +28,6 @@ from sluice_server.services.messages.work import (
     Tokenize,
     TokenPrompt,
     Work,
-    pack_ids,
 )
 
 MAX_ID_BYTES = 128
@@ -202,10 +201,10 @@ def tokenization(request: inference_pb2.TokenizeRequest, settings: GatewaySettin
     return TranslatedRequest(Tokenize(prompt=_chat(request.chat, settings)[0], add_special_tokens=add))
 
 
-def detokenization(request: inference_pb2.DetokenizeRequest, settings: GatewaySettings) -> TranslatedRequest:
-    """Returns the work of Detokenize. Raises `ServiceError`."""
+def detokenization(request: inference_pb2.DetokenizeRequest, settings: GatewaySettings) -> Slices[TranslatedRequest]:
+    """Returns the work of Detokenize, translated in slices. Raises `ServiceError`."""
     check_model(request, settings.model)
-    ids = pack_checked("token_ids", request.token_ids, settings)
+    ids = yield from packing("token_ids", request.token_ids, settings)
     skip = request.skip_special_tokens if request.HasField("skip_special_tokens") else True
     return TranslatedRequest(Detokenize(ids=ids, skip_special_tokens=skip))
 
@@ -253,17 +252,6 @@ def _prompt(
             return chat, size // BYTES_PER_TOKEN + len(chat.messages)
         case _:
             raise invalid("prompt", "is missing; send text, token_ids or chat")
-
-
-def pack_checked(field: str, ids: Sequence[int], settings: GatewaySettings, num_before: int = 0) -> bytes:
-    """Validates ids and packs them as int32, as the ring carries them; they follow `num_before` others. Raises
-    `ServiceError`."""
-    num, limit = num_before + len(ids), settings.max_token_ids
-    if num > limit:
-        raise invalid(field, f"{num} ids in all; at most {limit}", limit=limit, actual=num)
-    found = list(ids[:])  # as a slice: iterating over a protobuf list takes twice as long
-    check_ids(field, found, settings.limits)
-    return pack_ids(found)
 
 
 def _chat(chat: types_pb2.Chat, settings: GatewaySettings) -> tuple[ChatPrompt, int]:

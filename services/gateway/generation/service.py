@@ -15,6 +15,7 @@ from sluice_server.services.gateway.contract import translate
 from sluice_server.services.gateway.contract.classification import classification, ranking, scoring
 from sluice_server.services.gateway.contract.embedding import embedding
 from sluice_server.services.gateway.contract.errors import not_found
+from sluice_server.services.gateway.contract.ids import Slices
 from sluice_server.services.gateway.contract.translate import TranslatedRequest
 from sluice_server.services.gateway.generation.converse import ConverseSession
 from sluice_server.services.gateway.generation.detached import DetachedSessions
@@ -85,9 +86,10 @@ class GenerationService:
         """Encodes a text, through the ring like every request."""
         return self._read(call, translate.tokenization(asked, self._manager.settings))
 
-    def detokenize(self, call: CallMetadata, asked: inference_pb2.DetokenizeRequest) -> RequestReader:
-        """Decodes ids, through the ring like every request."""
-        return self._read(call, translate.detokenization(asked, self._manager.settings))
+    def detokenize(self, call: CallMetadata, asked: inference_pb2.DetokenizeRequest) -> Slices[RequestReader]:
+        """Decodes ids, through the ring like every request. The request is translated in slices."""
+        translated = yield from translate.detokenization(asked, self._manager.settings)
+        return self._read(call, translated)
 
     def embed(self, call: CallMetadata, asked: inference_pb2.EmbedRequest) -> RequestReader:
         """Makes a vector of each input."""

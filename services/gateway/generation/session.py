@@ -15,6 +15,7 @@ from sluice_server.services.gateway.access.admission import BYTES_PER_TOKEN
 from sluice_server.services.gateway.contract import translate
 from sluice_server.services.gateway.contract.durations import to_seconds
 from sluice_server.services.gateway.contract.errors import credit_exhausted
+from sluice_server.services.gateway.contract.ids import pack_checked
 from sluice_server.services.gateway.generation.detached import DetachedSessions
 from sluice_server.services.gateway.generation.event_sequence import EventOptions, EventSequence
 from sluice_server.services.gateway.generation.events import FailedEvent, SessionEvent, ThrottledEvent, ThrottleReason
@@ -167,7 +168,7 @@ class GenerationSession:
                 ids = asked.token_ids.ids
                 if not ids:
                     raise invalid("append.token_ids", "is empty; send at least one id")
-                packed = translate.pack_checked("append.token_ids", ids, settings, self._num_ids)
+                packed = pack_checked("append.token_ids", ids, settings, self._num_ids)
                 self._num_ids += len(ids)
                 return TokenPrompt(packed), len(ids)
             case "message":

@@ -181,7 +181,7 @@ class OpenInference:
             raise CallEnded((code, message, (*trailers, *details))) from None
         made = InferResponses(asked)
 
-        def begin(call: CallMetadata) -> GenerationStream:
+        async def begin(call: CallMetadata) -> GenerationStream:
             return self._service.generate(call, asked.spec)
 
         async def body(stream: GenerationStream) -> None:

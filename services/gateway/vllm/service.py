@@ -63,7 +63,7 @@ class VllmEngine:
     async def generate(self, request: vllm.GenerateRequest, context: Context) -> None:
         """Generate: writes chunks and one `complete` per output."""
 
-        def begin(call: CallMetadata) -> GenerationStream:
+        async def begin(call: CallMetadata) -> GenerationStream:
             return self._service.generate(call, spec_of(request))
 
         async def body(stream: GenerationStream) -> None:
@@ -81,7 +81,7 @@ class VllmEngine:
     async def embed(self, request: vllm.EmbedRequest, context: Context) -> vllm.EmbedResponse:
         """Embed: returns the vector of one prompt, pooled and scaled as the model defines."""
 
-        def begin(call: CallMetadata) -> RequestReader:
+        async def begin(call: CallMetadata) -> RequestReader:
             return self._service.embed(call, inputs_of(request))
 
         async def body(reader: RequestReader) -> vllm.EmbedResponse:

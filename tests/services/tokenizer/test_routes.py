@@ -41,6 +41,7 @@ from sluice_server.services.tokenizer.answers import Answers
 from sluice_server.services.tokenizer.child_pool import CpuTimeLimit
 from sluice_server.services.tokenizer.encoders import Encoders
 from sluice_server.services.tokenizer.encoding import TextEncoder
+from sluice_server.services.tokenizer.inline_executor import MAX_TEXT_BYTES
 from sluice_server.services.tokenizer.routes import MIDDLE_BYTES, SHORT_BYTES, EncodingPool, size_of
 from sluice_server.services.tokenizer.stage import EncodingThreads, TokenizerStage
 from tests.oracle.tokenizers import byte_level_bpe
@@ -103,7 +104,7 @@ class Rig:
 
 def test_each_size_has_its_place(encoder: TextEncoder, encoders: Encoders) -> None:
     rig = Rig(encoder, encoders)
-    for number, size in enumerate((10, SHORT_BYTES + 1, MIDDLE_BYTES + 1)):
+    for number, size in enumerate((MAX_TEXT_BYTES + 1, SHORT_BYTES + 1, MIDDLE_BYTES + 1)):
         rig.stage.handle(submit(str(number), size, keep_last=3))
     chat = ChatPrompt((ChatMessage("user", "hello"),))
     rig.stage.handle(Submit(Envelope("3", "g"), Generate(chat, PARAMS)))
@@ -134,7 +135,7 @@ def test_a_short_text_passes_longer_ones(encoder: TextEncoder) -> None:
     stage = TokenizerStage(encoder, idle_constraints(), LIMITS, threads, out.append, lambda *_: None)
     for number in range(3):
         stage.handle(submit(f"long{number}", 100_000))
-    stage.handle(submit("short", 5))
+    stage.handle(submit("short", MAX_TEXT_BYTES + 1))
     pool.waiting.pop(0)()
     assert [message.envelope.request_id for message in out if isinstance(message, Prompt)] == ["short"]
 

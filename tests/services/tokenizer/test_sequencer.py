@@ -58,7 +58,9 @@ def rig(tmp_path: Path) -> Rig:
 
 
 def submit(text: str = "hello", attempt: int = 0) -> Submit:
-    return Submit(Envelope("a", "g", attempt=attempt), Generate(TextPrompt(text), SamplingParams(max_tokens=4)))
+    """A prompt that is not encoded inline, as it has words to encode besides."""
+    work = Generate(TextPrompt(text), SamplingParams(max_tokens=4), bad_words=("fox",))
+    return Submit(Envelope("a", "g", attempt=attempt), work)
 
 
 def test_what_follows_waits_for_the_prompt_and_for_each_text_before_it(rig: Rig) -> None:

@@ -79,7 +79,7 @@ def test_a_cancel_of_one_output_leaves_the_encoding(encoder: TextEncoder) -> Non
         out.append,
         lambda *_: None,
     )
-    stage.handle(Submit(ENVELOPE, generate()))
+    stage.handle(Submit(ENVELOPE, generate(echo=True)))
     stage.handle(Cancel(ENVELOPE, output_index=1))
     assert stage.num_encoding == 1
     stage.handle(Cancel(ENVELOPE))

@@ -10,6 +10,7 @@ from grpc_status import rpc_status
 from sluice.v1 import inference_pb2, types_pb2
 
 from sluice_server.engine.errors import Code, ServiceError, stage_lost
+from sluice_server.services.gateway.contract.wire import LARGE
 from sluice_server.services.messages.details import Detokenized, Tokenized
 from sluice_server.services.messages.messages import Failed, Result
 from sluice_server.services.messages.work import Tokenize, pack_ids
@@ -317,3 +318,11 @@ async def test_nothing_is_leaked_by_many_random_cancels(stream: bool) -> None:
         await rig.ring.until(lambda: len(rig.ring.cancels) == 20)
         assert len(rig.gateway.manager.requests) == 0
         assert rig.gateway.manager.admission.num_tokens == 0
+
+
+async def test_many_ids_to_decode_are_refused_by_the_place_of_the_wrong_one() -> None:
+    async with running() as rig:
+        ids = [5] * LARGE + [1 << 20]
+        with pytest.raises(grpc.aio.AioRpcError, match=rf"token_ids\[{LARGE}\]") as refused:
+            await rig.stub.Detokenize(inference_pb2.DetokenizeRequest(token_ids=ids))
+        assert refused.value.code() is grpc.StatusCode.INVALID_ARGUMENT

@@ -59,11 +59,12 @@ async def test_every_handler_is_a_coroutine_function() -> None:
     async with running(wait=False) as rig:
         manager = rig.gateway.manager
         service = GenerationService(manager, DetachedSessions(manager, asyncio.get_running_loop().call_later, 1))
-        inference = Inference(service, PeerGateways("g0", {}, ""), manager.observer)
+        large = LargeRequestQueue(lambda: 0.0)
+        inference = Inference(service, PeerGateways("g0", {}, ""), manager.observer, large)
         converse = Converse(service, manager.observer, lambda: Rate(1, lambda: 0.0))
         adapter = OpenInference(service, manager, GenerationCounts(manager.observer))
         control = Control(manager, rig.gateway.drain, CacheEvents("g0", rig.ring.emit, lambda: 0.0))
-        handlers = server.Handlers(inference, converse, control, adapter, manager.observer)
+        handlers = server.Handlers(inference, converse, control, adapter, manager.observer, large)
         tables = {
             **server.inference_table(handlers),
             **server.control_table(handlers.control),

@@ -1,12 +1,13 @@
 """Large requests: admitted one at a time, tenants in turn, small requests between them, and without starvation."""
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Callable, Generator
 
 import pytest
 
 from sluice_server.engine.errors import ServiceError
 from sluice_server.services.gateway.calls.large import MAX_REST_S, LargeRequestQueue
+from sluice_server.services.gateway.contract.wire import LARGE
 
 
 class Clock:
@@ -112,3 +113,41 @@ async def test_an_error_in_its_turn_ends_it() -> None:
     async with asyncio.timeout(20):
         await read(lane, done, "b1")
     assert done == ["b1"]
+
+
+def in_slices(done: list[str], name: str, num: int = 3) -> Generator[None, None, str]:
+    """Work in `num` slices, with its name as result."""
+    for at in range(num):
+        if at:
+            yield
+        done.append(f"{name}{at}")
+    return name
+
+
+async def test_work_of_a_large_request_is_done_in_slices_and_others_run_between_them() -> None:
+    lane, done = LargeRequestQueue(Clock()), list[str]()
+    large = [asyncio.create_task(lane.run("t", LARGE + 1, in_slices(done, name))) for name in "ab"]
+    counts = []
+    while len(done) < 6:
+        await asyncio.sleep(0)
+        counts.append(len(done))
+    assert max(after - before for before, after in zip([0, *counts], counts, strict=False)) == 1
+    assert done == ["a0", "a1", "a2", "b0", "b1", "b2"]
+    assert await asyncio.gather(*large) == ["a", "b"]
+
+
+async def test_work_of_a_small_request_waits_for_no_turn() -> None:
+    lane, done = LargeRequestQueue(Clock()), list[str]()
+    async with lane.turn("t", 1):
+        assert await lane.run("t", LARGE, in_slices(done, "a")) == "a"
+    assert done == ["a0", "a1", "a2"]
+
+
+async def test_a_request_that_is_given_up_between_slices_ends_its_turn() -> None:
+    lane, done = LargeRequestQueue(Clock()), list[str]()
+    task = asyncio.create_task(lane.run("t", LARGE + 1, in_slices(done, "a", 1000)))
+    await turns(3)
+    task.cancel()
+    async with asyncio.timeout(20):
+        assert await lane.run("t", LARGE + 1, in_slices(done, "b", 1)) == "b"
+    assert task.cancelled() and 0 < len(done) < 1000 and done[-1] == "b0"
