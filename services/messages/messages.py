@@ -44,7 +44,7 @@ from sluice_server.services.messages.work import (
     Work,
 )
 
-SCHEMA_VERSION = 5  # version 1 had frames without a header
+SCHEMA_VERSION = 6  # version 1 had frames without a header
 
 
 class Role(enum.StrEnum):

@@ -87,7 +87,7 @@ class Answers:
                     chat = rendered or self.encoder.render(work.prompt, self._limits)
                     ids = self.encoder.encode_chat(chat, self._limits)
                 else:
-                    ids = self.encoder.encode(work.prompt, self._limits, work.add_special_tokens)
+                    ids = self.encoder.encode(work.prompt, self._limits)
                 return EncodedMessage(Result(envelope, self._tokenized(ids)))
             case Embed():
                 return EncodedMessage(self._inputs(envelope, work, start))

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import assert_never
 
 import msgspec
-from tokenizers import Tokenizer
+from tokenizers import Encoding, Tokenizer
 
 from sluice_server.engine.checks import check_ids
 from sluice_server.engine.errors import Code, ServiceError, invalid, unsupported
@@ -43,11 +43,13 @@ class RenderedChat(msgspec.Struct, frozen=True, gc=False, forbid_unknown_fields=
 
     Attributes:
         cuts: places at which the text is cut before it is encoded, so that content makes no control token.
+        add_special_tokens: the tokenizer adds those of its own template.
     """
 
     text: str
     sections: Sections
     cuts: tuple[int, ...] = ()
+    add_special_tokens: bool = False
 
 
 class TextEncoder:
@@ -89,11 +91,11 @@ class TextEncoder:
         """Ends the renderer processes."""
         self._template.close()
 
-    def encode(self, prompt: TextPrompt | TokenPrompt, limits: Limits, add_special_tokens: bool = True) -> list[int]:
+    def encode(self, prompt: TextPrompt | TokenPrompt, limits: Limits) -> list[int]:
         """Returns the token ids of a prompt. Raises ServiceError INVALID_ARGUMENT naming the field, value and limit."""
         match prompt:
             case TextPrompt():
-                return self._encode(prompt.text, limits, "prompt.text", add_special_tokens)
+                return self._encode(prompt.text, limits, "prompt.text", prompt.add_special_tokens)
             case TokenPrompt():
                 return unpack_checked(prompt.ids, limits, "prompt.token_ids")
             case _:
@@ -162,12 +164,12 @@ class TextEncoder:
     def render(self, prompt: ChatPrompt, limits: Limits) -> RenderedChat:
         """Returns a conversation as text. Raises ServiceError: no template, rejected messages, or a limit exceeded."""
         rendered = self._template.render(prompt, limits.max_prompt_bytes)
-        return RenderedChat(rendered.text, self._template.sections(prompt, rendered), rendered.cuts)
+        sections = self._template.sections(prompt, rendered)
+        return RenderedChat(rendered.text, sections, rendered.cuts, prompt.add_special_tokens)
 
     def encode_chat(self, chat: RenderedChat, limits: Limits) -> list[int]:
         """Returns the token ids of a rendered conversation. Raises as `encode`."""
-        # A template writes the special tokens itself.
-        return self._encode(chat.text, limits, "prompt.chat", add_special_tokens=False, cuts=chat.cuts)
+        return self._encode(chat.text, limits, "prompt.chat", chat.add_special_tokens, chat.cuts)
 
     def encode_words(self, words: Sequence[str], limits: Limits) -> tuple[tuple[int, ...], ...]:
         """Returns the token ids of each word with a leading space and without."""
@@ -193,8 +195,11 @@ class TextEncoder:
         check_text(text, limits, field)
         pieces = [text[start:end] for start, end in itertools.pairwise((0, *cuts, len(text)))]
         # A batch, often of one text: only the batch call omits the offsets of tokens, which take longer than the ids.
-        encodings = self.tokenizer.encode_batch_fast(pieces, add_special_tokens=add_special_tokens)
-        ids: list[int] = encodings[0].ids if not cuts else [one for encoding in encodings for one in encoding.ids]
+        is_whole = not cuts
+        encodings = self.tokenizer.encode_batch_fast(pieces, add_special_tokens=add_special_tokens and is_whole)
+        ids: list[int] = encodings[0].ids if is_whole else [one for encoding in encodings for one in encoding.ids]
+        if add_special_tokens and not is_whole:
+            ids = self.tokenizer.post_process(Encoding.merge(encodings, growing_offsets=False)).ids
         # A tokenizer may have more ids than the model has logits.
         check_ids(field, ids, limits)
         return ids
