@@ -108,6 +108,7 @@ class Inputs(msgspec.Struct, frozen=True, gc=False, tag=True, forbid_unknown_fie
     scheduling: Scheduling
     tokenize_s: float  # from arrival at the tokenizer to this message
     field: str = "inputs"  # their name in errors
+    num_first: tuple[int, ...] = ()  # tokens of the first of two texts, input by input; () where none tells them apart
 
 
 class Tokens(msgspec.Struct, frozen=True, gc=False, tag=True, forbid_unknown_fields=True, omit_defaults=True):

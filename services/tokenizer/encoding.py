@@ -10,7 +10,7 @@ import json
 import os
 from collections.abc import Sequence
 from pathlib import Path
-from typing import assert_never
+from typing import NamedTuple, assert_never
 
 import msgspec
 from tokenizers import Encoding, Tokenizer
@@ -50,6 +50,17 @@ class RenderedChat(msgspec.Struct, frozen=True, gc=False, forbid_unknown_fields=
     sections: Sections
     cuts: tuple[int, ...] = ()
     add_special_tokens: bool = False
+
+
+class EncodedInput(NamedTuple):
+    """The token ids of an input of Embed.
+
+    Attributes:
+        num_first: how many of them are of the first of two texts, where the tokenizer gives both different types.
+    """
+
+    ids: list[int]
+    num_first: int | None = None
 
 
 class TextEncoder:
@@ -115,34 +126,43 @@ class TextEncoder:
         field: str,
         instruction: str,
         truncation: Truncation,
-    ) -> list[int]:
-        """Returns the token ids of one input of Embed, no longer than the context if it may be truncated. Raises as
+    ) -> EncodedInput:
+        """Returns one input of Embed as token ids, no longer than the context if it may be truncated. Raises as
         `encode`; `field` names the input."""
-        if isinstance(prompt, TokenPrompt):
-            ids = unpack_checked(prompt.ids, limits, field)
-            return ids if truncation is Truncation.NONE else _kept(ids, limits.context_length, truncation)
         if isinstance(prompt, PairPrompt):
             return self._encode_pair(prompt, limits, field)
         if isinstance(prompt, ChatPrompt):
-            return self._encode_ranked(prompt, limits, field)
-        text = instruction + prompt.text
+            return EncodedInput(self._encode_ranked(prompt, limits, field))
+        if isinstance(prompt, TokenPrompt):
+            ids = unpack_checked(prompt.ids, limits, field)
+            return EncodedInput(ids if truncation is Truncation.NONE else _kept(ids, limits.context_length, truncation))
+        return EncodedInput(self._encode_whole(instruction + prompt.text, limits, field, truncation))
+
+    def _encode_whole(self, text: str, limits: Limits, field: str, truncation: Truncation) -> list[int]:
+        """Returns the token ids of a text with special tokens, also where its end or its beginning is cut off."""
         if truncation is Truncation.NONE:
             return self._encode(text, limits, field, add_special_tokens=True)
         check_text(text, limits, field)
         (encoding,) = self.tokenizer.encode_batch_fast([text], add_special_tokens=False)
         room = limits.context_length - self.tokenizer.num_special_tokens_to_add(is_pair=False)
         encoding.truncate(max(0, room), direction=truncation.value)
-        ids = self.tokenizer.post_process(encoding).ids
+        ids: list[int] = self.tokenizer.post_process(encoding).ids
         check_ids(field, ids, limits)
         return ids
 
-    def _encode_pair(self, prompt: PairPrompt, limits: Limits, field: str) -> list[int]:
+    def _encode_pair(self, prompt: PairPrompt, limits: Limits, field: str) -> EncodedInput:
         check_text(prompt.first, limits, field)
         check_text(prompt.second, limits, field)
         (encoding,) = self.tokenizer.encode_batch_fast([(prompt.first, prompt.second)], add_special_tokens=True)
         ids: list[int] = encoding.ids
         check_ids(field, ids, limits)
-        return ids
+        types: list[int] = encoding.type_ids
+        num_second = sum(types)
+        num_first = len(types) - num_second
+        if types != [0] * num_first + [1] * num_second:
+            text = f"{field}: token types of the tokenizer's pairs are supported as 0 in the first text, then 1"
+            raise unsupported(field, text)
+        return EncodedInput(ids, num_first if num_second else None)
 
     def _encode_ranked(self, prompt: ChatPrompt, limits: Limits, field: str) -> list[int]:
         """Returns the token ids of a query and a document, each a turn of its own role in the chat template."""

@@ -7,7 +7,7 @@ import dataclasses
 
 from sluice.v1 import inference_pb2, types_pb2
 
-from sluice_server.engine.checks import check_credit, check_params, check_prompt
+from sluice_server.engine.checks import check_credit, check_generates, check_params, check_prompt
 from sluice_server.engine.errors import invalid, other_revision, unsupported
 from sluice_server.engine.request import Limits, SamplingParams
 from sluice_server.services import text_bound
@@ -150,8 +150,7 @@ def _generation(
     spec: types_pb2.GenerationSpec, priority: int, settings: GatewaySettings, *, is_open: bool
 ) -> TranslatedRequest:
     check_model(spec, settings.model)
-    if not settings.model.generates:
-        raise unsupported("Generate", "Generate is not supported with this model, which has no head: ask for vectors")
+    check_generates(settings.model.generates)
     refuse_unbuilt(spec)
     limits = settings.limits
     params = sampling.sampling_params(spec, settings.model.defaults, limits)
