@@ -11,7 +11,8 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from sluice_server.engine.models.config import ModelConfig
-from sluice_server.engine.models.layers.decoder import LayerLoader, pair_order
+from sluice_server.engine.models.layers.decoder import pair_order
+from sluice_server.engine.models.layers.loader import LayerLoader
 from sluice_server.engine.models.rope import rope_table
 from sluice_server.engine.models.weights import WeightSource
 from sluice_server.kernels.formats.linear import PackedLinear, TransposedLinear

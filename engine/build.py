@@ -60,7 +60,7 @@ class BuiltEngine:
         num_blocks: blocks of its cache, for each group of layers.
         grammars: the grammars that outputs follow, so that the caller can compile them ahead.
         tuner: measures how many threads pay off while the engine is idle; None on CUDA.
-        store: the cache's memory; None for an encoder.
+        store: the cache's memory.
     """
 
     engine: Engine
@@ -68,12 +68,11 @@ class BuiltEngine:
     num_blocks: int
     grammars: Grammars
     tuner: ThreadTuner | None
-    store: BlockStore | None
+    store: BlockStore
 
     def close(self) -> None:
         """Ends the thread of the cache's store. The engine must not be used afterwards."""
-        if self.store is not None:
-            self.store.close()
+        self.store.close()
 
 
 def build_engine(  # noqa: PLR0913 # all that an engine is made of

@@ -13,7 +13,8 @@ from torch import Tensor
 
 from sluice_server.engine.models.config import HeadConfig, read_head_config
 from sluice_server.engine.models.fields import MENDING
-from sluice_server.engine.models.layers.decoder import LayerLoader, Pack, pair_order
+from sluice_server.engine.models.layers.decoder import pair_order
+from sluice_server.engine.models.layers.loader import LayerLoader, Pack
 from sluice_server.engine.models.model import Model, owned, token_bytes, zeros
 from sluice_server.engine.models.rope import rope_table
 from sluice_server.engine.models.weights import Checkpoint

@@ -16,13 +16,15 @@ from sluice_server.engine.models.class_head import classification_head
 from sluice_server.engine.models.config import ModelConfig
 from sluice_server.engine.models.fields import MENDING, invalid_model
 from sluice_server.engine.models.gguf.checkpoint import GgufCheckpoint, gguf_files
-from sluice_server.engine.models.layers.decoder import DecoderLayer, LayerLoader, Pack, stream_eps
+from sluice_server.engine.models.layers.decoder import DecoderLayer, stream_eps
+from sluice_server.engine.models.layers.loader import LayerLoader, Pack
 from sluice_server.engine.models.layers.mlp_weights import make_mlp
 from sluice_server.engine.models.observed import InputObserver, WeighingPack, observed_layers, random_ids
 from sluice_server.engine.models.registry import Traits, traits_of
 from sluice_server.engine.models.rope import no_rotation, rope_table, uses_long_factors
 from sluice_server.engine.models.traits import ArchitectureTraits
 from sluice_server.engine.models.weights import Checkpoint, PlannedWeights, WeightSource
+from sluice_server.engine.parallel.ranks import Ranks
 from sluice_server.kernels import gpu, ops
 from sluice_server.kernels.cpu import memory
 from sluice_server.kernels.formats.linear import gather
@@ -62,8 +64,9 @@ class Model:
         num_positions: int,
         pack: Pack = ops.PLAIN,
         traits: ArchitectureTraits | None = None,
+        ranks: Ranks | None = None,
     ) -> None:
-        """`traits`: of a plugin's architecture; None looks them up."""
+        """`traits`: of a plugin's architecture; None looks them up. `ranks`: of a group that shares the layers out."""
         self.config = config
         self.dtype = dtype
         self.device = device
@@ -80,7 +83,7 @@ class Model:
             source = BalancedWeights(source, channel_pairs(config, traits))
 
         def loader_of(pack: Pack) -> LayerLoader:
-            return LayerLoader(source, dtype, pack, is_stored=is_stored, norm_offset=traits.norm_offset)
+            return LayerLoader(source, dtype, pack, is_stored=is_stored, norm_offset=traits.norm_offset, ranks=ranks)
 
         loader = loader_of(pack)
         hidden, vocab = config.hidden_size, config.vocab_size

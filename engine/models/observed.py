@@ -16,7 +16,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from sluice_server.engine.models.layers.decoder import DecoderLayer, LayerLoader, Pack
+from sluice_server.engine.models.layers.decoder import DecoderLayer
+from sluice_server.engine.models.layers.loader import LayerLoader, Pack
 from sluice_server.kernels.formats.linear import PackedLinear
 from sluice_server.kernels.formats.row_blocks import one_thread
 from sluice_server.kernels.layout.metadata import AttentionMetadata

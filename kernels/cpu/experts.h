@@ -30,7 +30,7 @@ struct Router {
   const float* norm;
   int64_t per_token, renormalises;
 
-  // The experts' matrices follow.
+  // The matrices of experts that are held follow.
   const Expert* each() const { return reinterpret_cast<const Expert*>(this + 1); }
 
   Packed linear() const { return {static_cast<Format>(format), matrix.weight, matrix.bias, inputs, experts, norm}; }
@@ -41,9 +41,13 @@ struct Experts {
   Finish gate;
   float eps;
   const Router* router;
-  float* h;  // [T, hidden], advanced in place
+  const float* h;  // [T, hidden]
+  float* to;       // [T, hidden], which the result is added to; may be h
   int64_t tokens;
+  int64_t first, held;  // experts that are computed: further ones may be another rank's
 };
+
+constexpr int32_t ELSEWHERE = -1;  // the place of a choice whose expert is not held
 
 // Logits [num] become shares: a softmax. What follows them, up to a whole vector, is overwritten.
 inline void softmax(float* logits, int64_t num) {
@@ -77,7 +81,7 @@ inline void route(const Experts& job, int32_t* experts, float* shares) {
   const Router& router = *job.router;
   const int64_t kept = router.per_token, stride = row_stride(router.experts);
   const Rows logits{workspace.fit(job.tokens * stride), stride};
-  apply(router.linear(), {job.h, router.inputs}, job.tokens, job.eps, Finish::STORE, logits);
+  apply(router.linear(), {const_cast<float*>(job.h), router.inputs}, job.tokens, job.eps, Finish::STORE, logits);
   each_row(job.tokens, router.experts * 4, [&](int64_t token) {
     float* own = shares + token * kept;
     softmax(logits[token], router.experts);
@@ -89,25 +93,29 @@ inline void route(const Experts& job, int32_t* experts, float* shares) {
   });
 }
 
-// Where choices go: rows by expert, and those of one expert in the order of their tokens.
-inline std::vector<Group> group_choices(const int32_t* experts, int64_t choices, int64_t num, int32_t* places) {
-  std::vector<int32_t> next(num);
-  for (int64_t choice = 0; choice < choices; ++choice) ++next[experts[choice]];
+// Where choices of experts that are held go: rows by expert, and those of one expert in the order of their tokens.
+inline std::vector<Group> group_choices(const Experts& job, const int32_t* experts, int64_t choices, int32_t* places) {
+  std::vector<int32_t> next(job.held);
+  const auto held = [&](int64_t choice) { return experts[choice] - job.first; };
+  const auto is_held = [&](int64_t choice) { return held(choice) >= 0 && held(choice) < job.held; };
+  for (int64_t choice = 0; choice < choices; ++choice)
+    if (is_held(choice)) ++next[held(choice)];
   std::vector<Group> groups;
   int64_t pieces = 0;
   int32_t begin = 0;
-  for (int64_t expert = 0; expert < num; ++expert) {
+  for (int64_t expert = 0; expert < job.held; ++expert) {
     const int32_t rows = next[expert];
     next[expert] = begin;
     if (rows == 0) continue;
     groups.push_back({expert, begin, begin + rows, pieces});
     pieces += groups.back().pieces(), begin += rows;
   }
-  for (int64_t choice = 0; choice < choices; ++choice) places[choice] = next[experts[choice]]++;
+  for (int64_t choice = 0; choice < choices; ++choice)
+    places[choice] = is_held(choice) ? next[held(choice)]++ : ELSEWHERE;
   return groups;
 }
 
-// Rows of x, and each one's places; none where rows are in order already.
+// Rows of x, and each one's places, some of them maybe ELSEWHERE; none where rows are in order already.
 struct Sources {
   Rows x;
   int64_t num, places_each;
@@ -133,9 +141,13 @@ inline void multiply_each(const Each& linears, const Sources& from, float eps, c
   const Form rows(job, from.places == nullptr);
   if (from.places != nullptr || Form::CHANGES_ALL)
     each_row(from.num, job.k * from.places_each, [&](int64_t row) {
-      const int64_t place = from.place(row, 0);
-      rows.take(job, row, place);
-      for (int64_t i = 1; i < from.places_each; ++i) rows.copy(place, from.place(row, i));
+      int64_t taken = ELSEWHERE;
+      for (int64_t i = 0; i < from.places_each; ++i) {
+        const int64_t place = from.place(row, i);
+        if (place == ELSEWHERE) continue;
+        if (taken == ELSEWHERE) rows.take(job, row, taken = place);
+        else rows.copy(taken, place);
+      }
     });
   each_piece(linears.groups, to, job.k, [&](int64_t expert, int64_t panel, int64_t begin, int64_t end) {
     const Matrix& matrix = linears.experts[expert].*linears.which;
@@ -168,12 +180,14 @@ inline void add_shares(const Sources& to, const float* shares, Rows y, int64_t w
     int64_t i = 0;
     for (; i + LANES <= width; i += LANES) {
       Vec total{};
-      for (int64_t j = 0; j < to.places_each; ++j) total += load(y[to.place(token, j)] + i) * own[j];
+      for (int64_t j = 0; j < to.places_each; ++j)
+        if (to.place(token, j) != ELSEWHERE) total += load(y[to.place(token, j)] + i) * own[j];
       store(h + i, load(h + i) + total);
     }
     for (; i < width; ++i) {
       float total = 0.0f;
-      for (int64_t j = 0; j < to.places_each; ++j) total += y[to.place(token, j)][i] * own[j];
+      for (int64_t j = 0; j < to.places_each; ++j)
+        if (to.place(token, j) != ELSEWHERE) total += y[to.place(token, j)][i] * own[j];
       h[i] += total;
     }
   });
@@ -189,18 +203,20 @@ inline void add_experts(const Experts& job) {
   int32_t *experts = chosen.fit(2 * choices), *places = experts + choices;
   float* shares = weighed.fit(choices);
   route(job, experts, shares);
-  const std::vector<Group> groups = group_choices(experts, choices, router.experts, places);
+  const std::vector<Group> groups = group_choices(job, experts, choices, places);
+  if (groups.empty()) return;
   const auto [gated, found] = rows_of<2>(choices, {job.down.inputs, hidden});
-  const Sources tokens{{job.h, hidden}, job.tokens, router.per_token, places}, rows{gated, choices, 1, nullptr};
+  const Rows h{const_cast<float*>(job.h), hidden};
+  const Sources tokens{h, job.tokens, router.per_token, places}, rows{gated, groups.back().end, 1, nullptr};
   apply_each({job.gate_up, &Expert::gate_up, router.each(), groups}, tokens, job.eps, job.gate, gated);
   apply_each({job.down, &Expert::down, router.each(), groups}, rows, no_norm, Finish::STORE, found);
-  add_shares(tokens, shares, found, hidden);
+  add_shares({{job.to, hidden}, job.tokens, router.per_token, places}, shares, found, hidden);
 }
 
 inline void run(const Experts& job) {
   for (int64_t first = 0; first < job.tokens; first += TOKENS_A_PASS) {
     Experts part = job;
-    part.h += first * job.router->inputs;
+    part.h += first * job.router->inputs, part.to += first * job.router->inputs;
     part.tokens = std::min(job.tokens - first, TOKENS_A_PASS);
     add_experts(part);
   }

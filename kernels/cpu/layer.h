@@ -69,7 +69,9 @@ inline void run(Layer<Element>& job) {
   run(job.attention);
   const int64_t wanted = keep_wanted(job, seen, h);
   add(job.output, job.output_norm, job.eps, seen, between, h, wanted);
-  if (job.router != nullptr) return run(Experts{job.gate_up, job.down, job.gate, job.eps, job.router, job.h, wanted});
+  if (job.router != nullptr)
+    return run(
+        Experts{job.gate_up, job.down, job.gate, job.eps, job.router, job.h, job.h, wanted, 0, job.router->experts});
   apply(job.gate_up, h, wanted, job.eps, job.gate, gated);
   add(job.down, job.down_norm, job.eps, gated, between, h, wanted);
 }

@@ -237,8 +237,11 @@ PyObject* experts(PyObject*, PyObject* const* values, Py_ssize_t num) {
   job.gate = static_cast<Finish>(arguments.integer());
   job.router = arguments.address<const Router>();
   job.eps = arguments.real();
-  job.h = arguments.address<float>();
+  job.h = arguments.address<const float>();
+  job.to = arguments.address<float>();
   job.tokens = arguments.integer();
+  job.first = arguments.integer();
+  job.held = arguments.integer();
   return arguments.ok() ? compute(job) : nullptr;
 }
 
@@ -293,7 +296,7 @@ PyMethodDef methods[] = {
     method<layer<float>>("layer_float32"),
     method<layer<uint16_t>>("layer_bfloat16"),
     method<layer<int8_t>>("layer_int8"),
-    method<experts>("experts"),
+    method<experts>("experts_into"),
     method<keep>("keep"),
     method<soft_cap>("soft_cap"),
     {nullptr, nullptr, 0, nullptr},

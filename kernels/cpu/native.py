@@ -286,12 +286,16 @@ def layer(
     )
 
 
-def experts_(arguments: Sequence[float], eps: float, h: Tensor) -> None:
-    """Computes h [T, hidden] += the weighted sum of the results of each row's experts.
+def experts_into(arguments: Sequence[float], eps: float, h: Tensor, to: Tensor, held: range) -> None:
+    """Computes to [T, hidden] += the weighted sum of the results of each row's experts; `to` may be h [T, hidden].
 
-    `arguments` are those of `engine.models.layers.experts.NativeExperts.arguments`. Raises ValueError for an h that
-    does not fit.
+    Only experts that are `held` are computed. `arguments` are those of
+    `engine.models.layers.experts.NativeExperts.arguments`. Raises ValueError for an h or `to` that does not fit.
     """
     assert builds.MODULE is not None
-    _check(h, h, int(arguments[3]))
-    builds.MODULE.experts(*arguments, eps, h.data_ptr(), len(h))
+    for one in (h, to):
+        _check(one, one, int(arguments[3]))
+    if h.shape != to.shape:
+        raise ValueError(f"experts of {tuple(h.shape)} cannot be added to {tuple(to.shape)}")
+    numbers = (len(h), held.start, len(held))
+    builds.MODULE.experts_into(*arguments, eps, h.data_ptr(), to.data_ptr(), *numbers)

@@ -49,6 +49,10 @@ class PackedLinear:
         """Computes the layer of x [M, K]; returns [M, N]."""
         return F.linear(x.to(self.dtype), self.weight, self.bias)
 
+    def store_in(self, y: Tensor, x: Tensor) -> None:
+        """Computes the layer of x [M, K] into y [M, N], which may have a wider dtype."""
+        y.copy_(self.apply(x))
+
     def add_to(self, residual: Tensor, x: Tensor) -> Tensor:
         """Adds layer(x [M, K]) to residual [M, N] in place and returns it; the residual may have a wider dtype."""
         return residual.add_(self.apply(x))
@@ -172,6 +176,10 @@ class NativeLinear(PackedLinear):
 
     def apply(self, x: Tensor) -> Tensor:
         return self._store(x, None, native.NO_NORM)
+
+    def store_in(self, y: Tensor, x: Tensor) -> None:
+        assert not self._gated, "a gated layer's halves are interleaved"
+        self.multiply(x, y, None, native.NO_NORM, native.STORE)
 
     def add_to(self, residual: Tensor, x: Tensor) -> Tensor:
         self.multiply(x, residual, None, native.NO_NORM, native.ADD)

@@ -167,6 +167,40 @@ def take_rows(packed: Packed, order: Tensor) -> Packed:
             return Int4Weight(rows(nibbles), columns(scales), columns(zeros), inputs, group)
 
 
+def num_inputs(packed: Packed) -> int:
+    """Returns the number of inputs of a weight."""
+    return packed.inputs if isinstance(packed, Int4Weight) else packed[0].shape[1]
+
+
+def take_columns(packed: Packed, first: int, last: int) -> Packed:
+    """Returns the inputs first … last - 1 of a weight, for a product of these inputs alone.
+
+    Raises ValueError where they begin or end within a group of inputs that share a scale, and reach beyond it.
+    """
+
+    def groups(group: int, numbers: Tensor, dim: int) -> Tensor:
+        begin, end = first // group, -(-last // group)
+        cuts = first % group or (last % group and end < numbers.shape[dim])
+        if cuts and end - begin > 1:
+            raise ValueError(f"inputs {first} to {last - 1} cut a group of {group} that share a scale")
+        return numbers.narrow(dim, begin, end - begin)
+
+    match packed:
+        case WideWeight(values):
+            return WideWeight(values[:, first:last])
+        case Int8Weight(weight, scales):
+            return Int8Weight(weight[:, first:last].contiguous(), scales)
+        case Int8GroupedWeight(levels, scales, zeros, group):
+            return Int8GroupedWeight(levels[:, first:last], groups(group, scales, 0), groups(group, zeros, 0), group)
+        case AffineWeight(levels, scales, minima, bits):
+            size = levels.shape[1] // scales.shape[1]
+            low = None if minima is None else groups(size, minima, 1)
+            return AffineWeight(levels[:, first:last], groups(size, scales, 1), low, bits)
+        case Int4Weight(_, scales, zeros, _, group):
+            nibbles = pack_nibbles(unpack_nibbles(packed)[:, first:last])
+            return Int4Weight(nibbles, groups(group, scales, 0), groups(group, zeros, 0), last - first, group)
+
+
 def stack(weights: Sequence[Packed]) -> Packed:
     """Stacks weights along their rows, as values if their forms differ."""
     if len(weights) == 1:

@@ -11,18 +11,27 @@ the routing. Takes packed linears and numbers; tensor names are in `mlp_weights`
 import dataclasses
 import functools
 from collections.abc import Callable, Mapping, Sequence
+from typing import Protocol
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
 from sluice_server.engine.models.layers.mlp import DenseMlp, Mlp
+from sluice_server.engine.parallel.sums import RankSums
 from sluice_server.kernels import ops
 from sluice_server.kernels.cpu import native
 from sluice_server.kernels.formats.gpu_linear import Int8OnGpu
 from sluice_server.kernels.formats.linear import GpuLinear, NativeLinear, PackedLinear, gather
 from sluice_server.kernels.reference import moe
 from sluice_server.kernels.reference.moe import ExpertStack
+
+
+class Experts(Mlp, Protocol):
+    """An MLP of experts, whose result may be wanted by itself."""
+
+    def add_into(self, to: Tensor, h: Tensor, eps: float) -> Tensor:
+        """Computes to [T, hidden] (float32) += experts(norm(h)) in place; returns `to`, which may be h."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -33,11 +42,13 @@ class Router:
         linear: projection to a logit per expert.
         per_token: experts that a token is routed to.
         renormalises: whether their weights are scaled to add up to 1.
+        first: the first expert that is computed here, where experts are shared out.
     """
 
     linear: PackedLinear
     per_token: int
     renormalises: bool
+    first: int = 0
 
     def fixed(self) -> "Router":
         """Returns the batch-invariant form; see `Mlp`."""
@@ -57,15 +68,23 @@ class SeparateExperts:
 
     def add_to(self, h: Tensor, eps: float) -> Tensor:
         """Implements `Mlp.add_to`."""
+        return self.add_into(h, h, eps)
+
+    def add_into(self, to: Tensor, h: Tensor, eps: float) -> Tensor:
+        """Implements `Experts.add_into`."""
         router = self._router
         logits = ops.linear_normed(h, self._each[0].norm, eps, router.linear)
         experts, shares = router.choose(logits)
-        order = experts.flatten().argsort(stable=True)  # order of the choices by expert
-        counts = experts.flatten().bincount(minlength=len(self._each)).tolist()
+        choices = experts.flatten() - router.first
+        here = ((choices >= 0) & (choices < len(self._each))).nonzero()[:, 0]
+        if not len(here):
+            return to
+        order = here[choices[here].argsort(stable=True)]  # order of the choices by expert
+        counts = choices[here].bincount(minlength=len(self._each)).tolist()
         chosen = [(one, num) for one, num in zip(self._each, counts, strict=True) if num]
         rows = torch.split(h[order // router.per_token], [num for _, num in chosen])
         found = torch.cat([self._apply(one, own, eps) for (one, _), own in zip(chosen, rows, strict=True)])
-        return h.add_(moe.combine(torch.empty_like(found).index_copy_(0, order, found), shares))
+        return to.add_(moe.combine(found.new_zeros(len(choices), found.shape[1]).index_copy_(0, order, found), shares))
 
     def fixed(self) -> "SeparateExperts":
         """Implements `Mlp.fixed`."""
@@ -98,8 +117,12 @@ class NativeExperts:
 
     def add_to(self, h: Tensor, eps: float) -> Tensor:
         """Implements `Mlp.add_to`."""
-        native.experts_(self.arguments, eps, h)
-        return h
+        return self.add_into(h, h, eps)
+
+    def add_into(self, to: Tensor, h: Tensor, eps: float) -> Tensor:
+        """Implements `Experts.add_into`."""
+        native.experts_into(self.arguments, eps, h, to, self._held)
+        return to
 
     def fixed(self) -> "NativeExperts":
         """Implements `Mlp.fixed`: the kernels are batch-invariant."""
@@ -120,6 +143,11 @@ class NativeExperts:
         gate = native.GATES[first.activation]
         return (*_numbers(first.gate_up), norm, *_numbers(first.down), 0, gate, self._table.data_ptr())
 
+    @property
+    def _held(self) -> range:
+        """The experts that are here."""
+        return range(self._router.first, self._router.first + len(self._each))
+
     @functools.cached_property
     def _norm(self) -> Tensor | None:
         """The norm before router and experts, in float32."""
@@ -130,7 +158,7 @@ class NativeExperts:
     def _table(self) -> Tensor:
         """The router's numbers, then weight and bias of each expert's linears: int64, as in kernels/cpu/experts.h."""
         router, norm = self._router, 0 if self._norm is None else self._norm.data_ptr()
-        own = (*_numbers(router.linear), norm, min(router.per_token, len(self._each)), int(router.renormalises))
+        own = (*_numbers(router.linear), norm, min(router.per_token, router.linear.features), int(router.renormalises))
         addresses = [address for linear in self._linears for address in _numbers(linear)[1:3]]
         return torch.tensor([*own, *addresses], dtype=torch.int64)
 
@@ -145,12 +173,16 @@ class SharedExpert:
         gate: projection to one number, whose sigmoid weights the shared expert's output.
     """
 
-    routed: Mlp
+    routed: Experts
     shared: DenseMlp
     gate: PackedLinear
 
     def add_to(self, h: Tensor, eps: float) -> Tensor:
         """Implements `Mlp.add_to`."""
+        return self.add_into(h, h, eps)
+
+    def add_into(self, to: Tensor, h: Tensor, eps: float) -> Tensor:
+        """Implements `Experts.add_into`."""
         own = self.shared
         inner = ops.linear_gated(h, own.norm, eps, own.gate_up, own.activation)
         logits = ops.linear_normed(h, own.norm, eps, self.gate).float()
@@ -158,7 +190,7 @@ class SharedExpert:
         # there a row's last bit depends on its place.
         share = F.softmax(F.pad(logits, (0, 1)), dim=-1)[:, :1]
         found = ops.linear(inner, own.down).float() * share
-        return self.routed.add_to(h, eps).add_(found)
+        return self.routed.add_into(to, h, eps).add_(found)
 
     def fixed(self) -> "SharedExpert":
         """Implements `Mlp.fixed`."""
@@ -182,13 +214,42 @@ class StackedExperts:
 
     def add_to(self, h: Tensor, eps: float) -> Tensor:
         """Implements `Mlp.add_to`."""
+        return self.add_into(h, h, eps)
+
+    def add_into(self, to: Tensor, h: Tensor, eps: float) -> Tensor:
+        """Implements `Experts.add_into`."""
         x = ops.rms_norm(h, self.norm, eps, self.router.linear.dtype)
         experts, shares = self.router.choose(ops.linear(x, self.router.linear))
         given = self.gate_up, self.down, experts, shares, self.activation
-        return h.add_(ops.experts_mlp(x, *given, is_fixed=self.is_fixed))
+        return to.add_(ops.experts_mlp(x, *given, is_fixed=self.is_fixed))
 
 
-def pack_experts(router: Router, each: Sequence[DenseMlp]) -> Mlp:
+@dataclasses.dataclass(frozen=True)
+class SummedExperts:
+    """The experts of ranks that share them out: whole ones, or a part of each.
+
+    Attributes:
+        shards: this rank's, each behind the same norm and router.
+        sums: with the other ranks.
+    """
+
+    shards: Sequence[Experts]
+    sums: RankSums
+
+    def add_to(self, h: Tensor, eps: float) -> Tensor:
+        """Implements `Mlp.add_to`."""
+        partials = self.sums.room(*h.shape)
+        for shard, part in zip(self.shards, partials, strict=True):
+            shard.add_into(part.zero_(), h, eps)
+        self.sums.add(h, partials)
+        return h
+
+    def fixed(self) -> "SummedExperts":
+        """Implements `Mlp.fixed`."""
+        return SummedExperts([one.fixed() for one in self.shards], self.sums)
+
+
+def pack_experts(router: Router, each: Sequence[DenseMlp]) -> Experts:
     """Returns the experts `each` of a layer behind their router and their norm.
 
     Raises ValueError if no kernel takes their format.
@@ -199,6 +260,8 @@ def pack_experts(router: Router, each: Sequence[DenseMlp]) -> Mlp:
     stack = STACKS.get(forms.pop()) if len(forms) == 1 else None
     if stack is None:
         raise ValueError(f"no kernel takes experts of {each[0].gate_up.kernel}")
+    if len(each) < router.linear.features:
+        raise ValueError("experts are not shared out among ranks of a GPU")
     gate_up, down = stack([one.gate_up for one in each]), stack([one.down for one in each])
     return StackedExperts(router, each[0].norm, gate_up, down, each[0].activation)
 

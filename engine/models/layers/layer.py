@@ -12,6 +12,7 @@ from torch import Tensor
 
 from sluice_server.engine.models.layers.experts import NativeExperts
 from sluice_server.engine.models.layers.mlp import DenseMlp, Mlp
+from sluice_server.engine.parallel.sums import RankSums
 from sluice_server.kernels import gpu, ops
 from sluice_server.kernels.cpu import builds, native
 from sluice_server.kernels.formats.linear import NativeLinear, PackedLinear
@@ -36,6 +37,7 @@ class Layer:
         sinks: float32 [heads], scores of a key without a value; None without.
         pre_norms: whether there is a norm before qkv.
         norms_all_heads: whether `head_norms` is one norm of all query heads and one of all key heads.
+        sums: of the ranks that share out heads; None for a layer that has all.
     """
 
     qkv: PackedLinear
@@ -55,6 +57,7 @@ class Layer:
     sinks: Tensor | None = None
     pre_norms: bool = True
     norms_all_heads: bool = False
+    sums: RankSums | None = None
 
     def fixed(self) -> "Layer":
         """Returns the batch-invariant form: no row's bits depend on other rows. Slower where schedules change."""
@@ -146,10 +149,29 @@ def _norm_heads_(heads: Tensor, layer: Layer, weights: Tensor) -> None:
         normed = heads[:, :both]
         normed.copy_(ops.rms_norm(normed.float(), weights, layer.eps))
         return
-    for kind in (slice(layer.heads), slice(layer.heads, both)):
+    kinds = (slice(layer.heads), slice(layer.heads, both))
+    if layer.sums is not None:
+        _norm_shared_(heads, kinds, layer.sums, weights, layer.eps)
+        return
+    for kind in kinds:
         own = heads[:, kind]
         normed = ops.rms_norm(own.flatten(1).float(), weights[kind].flatten(), layer.eps)
         own.copy_(normed.view(own.shape))
+
+
+def _norm_shared_(heads: Tensor, kinds: tuple[slice, ...], sums: RankSums, weights: Tensor, eps: float) -> None:
+    """Replaces each kind of heads by the norm of all ranks' heads of that kind; every rank has different heads."""
+    num = sums.shards // sums.size
+    partials = sums.room(len(heads), len(kinds))
+    for column, kind in enumerate(kinds):
+        for part, own in zip(partials, heads[:, kind].flatten(1).float().chunk(num, 1), strict=True):
+            part[:, column] = own.square().sum(1)
+    squares = torch.zeros(len(heads), len(kinds), device=heads.device)
+    sums.add(squares, partials)
+    for column, kind in enumerate(kinds):
+        own = heads[:, kind]
+        mean = squares[:, column, None, None] / (own.shape[1] * own.shape[2] * sums.size)
+        own.copy_(own.float() * (mean + eps).rsqrt_() * weights[kind])
 
 
 def is_one_call(layer: Layer, h: Tensor, cache: Tensor) -> bool:

@@ -17,7 +17,7 @@ from sluice_server.engine.build import build_engine
 from sluice_server.engine.config import EngineConfig
 from sluice_server.engine.errors import ServiceError
 from sluice_server.engine.models.config import read_config
-from sluice_server.engine.models.layers import decoder as layers
+from sluice_server.engine.models.layers import loader as layers
 from sluice_server.engine.models.limits import limits_of
 from sluice_server.engine.models.model import Model, load_model, plan_model
 from sluice_server.engine.models.stored_form import StoredForm

@@ -5,7 +5,7 @@ from torch import Tensor
 
 from sluice_server.engine.models import architectures
 from sluice_server.engine.models.config import ModelConfig
-from sluice_server.engine.models.layers.decoder import Pack
+from sluice_server.engine.models.layers.loader import Pack
 from sluice_server.engine.models.model import Model
 from sluice_server.engine.models.traits import ArchitectureTraits
 from sluice_server.engine.models.weights import WeightSource

@@ -72,7 +72,6 @@ export interface GenerationSpec {
   resume: ResumePoint | undefined;
   creditWindow?: number | undefined;
   truncatePromptTokens?: number | undefined;
-  addSpecialTokens?: boolean | undefined;
 }
 
 export interface Chat {
@@ -82,9 +81,6 @@ export interface Chat {
   toolChoice: ToolChoice | undefined;
   templateVariables?: string | undefined;
   parallelToolCalls?: boolean | undefined;
-  continueFinalMessage?: boolean | undefined;
-  documents: string[];
-  template?: string | undefined;
 }
 
 export interface Tool {
@@ -429,7 +425,6 @@ function createBaseGenerationSpec(): GenerationSpec {
     resume: undefined,
     creditWindow: undefined,
     truncatePromptTokens: undefined,
-    addSpecialTokens: undefined,
   };
 }
 
@@ -487,9 +482,6 @@ export const GenerationSpec: MessageFns<GenerationSpec> = {
     }
     if (message.truncatePromptTokens !== undefined) {
       writer.uint32(136).uint32(message.truncatePromptTokens);
-    }
-    if (message.addSpecialTokens !== undefined) {
-      writer.uint32(144).bool(message.addSpecialTokens);
     }
     return writer;
   },
@@ -643,14 +635,6 @@ export const GenerationSpec: MessageFns<GenerationSpec> = {
             message.truncatePromptTokens = reader.uint32();
             continue;
           }
-          case 18: {
-            if (tag !== 144) {
-              break;
-            }
-
-            message.addSpecialTokens = reader.bool();
-            continue;
-          }
         }
         if ((tag & 7) === 4 || tag === 0) {
           break;
@@ -718,7 +702,6 @@ export const GenerationSpec: MessageFns<GenerationSpec> = {
       : undefined;
     message.creditWindow = object.creditWindow ?? undefined;
     message.truncatePromptTokens = object.truncatePromptTokens ?? undefined;
-    message.addSpecialTokens = object.addSpecialTokens ?? undefined;
     return message;
   },
 };
@@ -731,9 +714,6 @@ function createBaseChat(): Chat {
     toolChoice: undefined,
     templateVariables: undefined,
     parallelToolCalls: undefined,
-    continueFinalMessage: undefined,
-    documents: [],
-    template: undefined,
   };
 }
 
@@ -756,15 +736,6 @@ export const Chat: MessageFns<Chat> = {
     }
     if (message.parallelToolCalls !== undefined) {
       writer.uint32(48).bool(message.parallelToolCalls);
-    }
-    if (message.continueFinalMessage !== undefined) {
-      writer.uint32(56).bool(message.continueFinalMessage);
-    }
-    for (const v of message.documents) {
-      writer.uint32(66).string(v!);
-    }
-    if (message.template !== undefined) {
-      writer.uint32(74).string(message.template);
     }
     return writer;
   },
@@ -830,30 +801,6 @@ export const Chat: MessageFns<Chat> = {
             message.parallelToolCalls = reader.bool();
             continue;
           }
-          case 7: {
-            if (tag !== 56) {
-              break;
-            }
-
-            message.continueFinalMessage = reader.bool();
-            continue;
-          }
-          case 8: {
-            if (tag !== 66) {
-              break;
-            }
-
-            message.documents.push(reader.string());
-            continue;
-          }
-          case 9: {
-            if (tag !== 74) {
-              break;
-            }
-
-            message.template = reader.string();
-            continue;
-          }
         }
         if ((tag & 7) === 4 || tag === 0) {
           break;
@@ -879,9 +826,6 @@ export const Chat: MessageFns<Chat> = {
       : undefined;
     message.templateVariables = object.templateVariables ?? undefined;
     message.parallelToolCalls = object.parallelToolCalls ?? undefined;
-    message.continueFinalMessage = object.continueFinalMessage ?? undefined;
-    message.documents = object.documents?.map((e) => e) || [];
-    message.template = object.template ?? undefined;
     return message;
   },
 };

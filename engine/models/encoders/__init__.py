@@ -1,1 +1,0 @@
-"""Encoders of the BERT family: attention to the whole input in both directions, no cache, no generation."""
