@@ -16,7 +16,7 @@ from sluice_server.services.faults import fault
 from sluice_server.services.gateway.access.call import CallMetadata
 from sluice_server.services.gateway.access.metadata import Context, read_call, read_trace
 from sluice_server.services.gateway.access.rate import Rate
-from sluice_server.services.gateway.calls import responses
+from sluice_server.services.gateway.calls import joined_frames
 from sluice_server.services.gateway.calls.refusal import refuse, turn_away
 from sluice_server.services.gateway.contract.errors import bare, malformed
 from sluice_server.services.gateway.generation.converse import ConverseSession
@@ -80,7 +80,7 @@ class _ConverseCall:
         self._reading = asyncio.create_task(self._read(), name="converse reading")
         with self._session.interruptible():
             async for event in self._session:
-                await self._context.write(responses.converse_response(event))
+                await self._context.write(joined_frames.joined(event, self._session.further()))
         await asyncio.wait([self._reading], timeout=HALF_CLOSE_S)
 
     @property

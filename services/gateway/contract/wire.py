@@ -122,7 +122,7 @@ class _Walk:
             if kind == _BYTES and field in level.inner:
                 value = self.cut(value, level.inner[field])
             if len(value) < at - begin:
-                kept += (data[done:start], _as_varint(field << 3 | kind), _as_varint(len(value)), value)
+                kept += (data[done:start], as_varint(field << 3 | kind), as_varint(len(value)), value)
                 done = at
         return b"".join((*kept, data[done:at])) if kept or is_over else data
 
@@ -158,7 +158,7 @@ def _varint(data: Buffer, at: int) -> tuple[int, int]:
     raise _BrokenError
 
 
-def _as_varint(value: int) -> bytes:
+def as_varint(value: int) -> bytes:
     found = bytearray()
     while value >= 0x80:
         found.append(value & 0x7F | 0x80)

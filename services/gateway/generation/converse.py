@@ -6,7 +6,7 @@ Methods that take a frame never wait and never raise: an error becomes an event.
 import asyncio
 import contextlib
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 
 from sluice.v1 import inference_pb2
 
@@ -26,6 +26,7 @@ from sluice_server.services.gateway.requests.progress import WriteProgress
 from sluice_server.services.messages.messages import Envelope, Role
 from sluice_server.services.telemetry.logs import about
 
+MAX_JOINED = 256  # frames of one message
 MAX_REPLIES = 64  # queued for a slow reader; beyond, its client's frames are not read
 
 
@@ -50,6 +51,7 @@ class ConverseSession:
         self._ready: dict[int, None] = {}  # tags whose generation may have an event, in round-robin order
         self._replies: deque[TaggedEvent] = deque()
         self.is_half_closed = False
+        self._joins_frames = False  # its client reads several frames in one message
         self._is_leaving = False
         self._fault: ServiceError | None = None  # an error of the stream itself
         self._news = asyncio.Event()
@@ -71,6 +73,7 @@ class ConverseSession:
             return
         self._highest_tag = tag
         try:
+            self._joins_frames = self._joins_frames or asked.joined_frames
             request = self._opened(asked)
         except ServiceError as error:
             self._on_refused(self._call(), error)
@@ -174,6 +177,15 @@ class ConverseSession:
                 raise StopAsyncIteration
             self._news.clear()
             await self._news.wait()
+
+    def further(self) -> Iterator[TaggedEvent]:
+        """Yields the events that are ready behind the one that is being written, for a client that reads them in one
+        message with it; else none."""
+        for _ in range(MAX_JOINED - 1 if self._joins_frames else 0):
+            event = self.next()
+            if event is None:
+                return
+            yield event
 
     def next(self) -> TaggedEvent | None:
         """Returns the next event, or None while there is none. Generations take turns."""

@@ -22,7 +22,7 @@ class Frames:
         self, spec: types_pb2.GenerationSpec, keep_input_open: bool, timeout_s: float | None
     ) -> inference_pb2.ConverseRequest:
         """The first frame of the generation."""
-        opening = inference_pb2.Open(spec=spec, keep_input_open=keep_input_open or None)
+        opening = inference_pb2.Open(spec=spec, keep_input_open=keep_input_open or None, joined_frames=True)
         if timeout_s is not None:
             deadline = Duration()
             deadline.FromNanoseconds(int(timeout_s * 1e9))

@@ -205,6 +205,8 @@ class Wire:
         try:
             for frame in self._call:
                 self._deliver(frame)
+                for further in frame.more:
+                    self._deliver(further)
         except grpc.RpcError as error:
             lost = errors.from_rpc(error)
         with self._lock:

@@ -435,6 +435,7 @@ _OPEN_DEADLINE = [{"open": {"spec": {"text": "a"}, "deadline": time}} for time i
 FRAMES: Mapping[str, Edge] = {
     "tag": Edge([], []),  # its rules are of order, not of size
     "open.keep_input_open": Edge([], []),
+    "open.joined_frames": Edge([], []),
     "open.deadline.seconds": Edge([], _OPEN_DEADLINE),
     "open.deadline.nanos": Edge([], _OPEN_DEADLINE),
     "append.text": frame(

@@ -204,6 +204,8 @@ class AsyncWire:
         try:
             async for frame in self._call:
                 self._deliver(frame)
+                for further in frame.more:
+                    self._deliver(further)
         except grpc.aio.AioRpcError as error:
             lost = errors.from_rpc(error)
         except asyncio.CancelledError:

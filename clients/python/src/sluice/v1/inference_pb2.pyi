@@ -446,9 +446,14 @@ class Open(_message.Message):
     SPEC_FIELD_NUMBER: _builtins.int
     KEEP_INPUT_OPEN_FIELD_NUMBER: _builtins.int
     DEADLINE_FIELD_NUMBER: _builtins.int
+    JOINED_FRAMES_FIELD_NUMBER: _builtins.int
     keep_input_open: _builtins.bool
     """Whether append extends the prompt: the prompt is computed as it comes, and sampling waits for close_input. Not with
     a chat, echo or truncate_prompt_tokens, which concern the whole prompt. Absent: false.
+    """
+    joined_frames: _builtins.bool
+    """From now on, frames of this stream that are ready together come as one message: those behind the first in its
+    `more`. Cheaper on both sides where one stream has many generations. Absent: false.
     """
     @_builtins.property
     def spec(self) -> _types_pb2.GenerationSpec:
@@ -466,13 +471,19 @@ class Open(_message.Message):
         spec: _types_pb2.GenerationSpec | None = ...,
         keep_input_open: _builtins.bool | None = ...,
         deadline: _duration_pb2.Duration | None = ...,
+        joined_frames: _builtins.bool | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["_keep_input_open", b"_keep_input_open", "deadline", b"deadline", "keep_input_open", b"keep_input_open", "spec", b"spec"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_joined_frames", b"_joined_frames", "_keep_input_open", b"_keep_input_open", "deadline", b"deadline", "joined_frames", b"joined_frames", "keep_input_open", b"keep_input_open", "spec", b"spec"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_keep_input_open", b"_keep_input_open", "deadline", b"deadline", "keep_input_open", b"keep_input_open", "spec", b"spec"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_joined_frames", b"_joined_frames", "_keep_input_open", b"_keep_input_open", "deadline", b"deadline", "joined_frames", b"joined_frames", "keep_input_open", b"keep_input_open", "spec", b"spec"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    _WhichOneofReturnType__joined_frames: _TypeAlias = _typing.Literal["joined_frames"]  # noqa: Y015
+    _WhichOneofArgType__joined_frames: _TypeAlias = _typing.Literal["_joined_frames", b"_joined_frames"]  # noqa: Y015
     _WhichOneofReturnType__keep_input_open: _TypeAlias = _typing.Literal["keep_input_open"]  # noqa: Y015
     _WhichOneofArgType__keep_input_open: _TypeAlias = _typing.Literal["_keep_input_open", b"_keep_input_open"]  # noqa: Y015
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__joined_frames) -> _WhichOneofReturnType__joined_frames | None: ...
+    @_typing.overload
     def WhichOneof(self, oneof_group: _WhichOneofArgType__keep_input_open) -> _WhichOneofReturnType__keep_input_open | None: ...
 
 Global___Open: _TypeAlias = Open  # noqa: Y015
@@ -663,6 +674,7 @@ class ConverseResponse(_message.Message):
     THROTTLED_FIELD_NUMBER: _builtins.int
     PONG_FIELD_NUMBER: _builtins.int
     GOING_AWAY_FIELD_NUMBER: _builtins.int
+    MORE_FIELD_NUMBER: _builtins.int
     tag: _builtins.int
     """The tag of the generation's open. 0: the stream itself."""
     @_builtins.property
@@ -703,6 +715,12 @@ class ConverseResponse(_message.Message):
     def going_away(self) -> Global___GoingAway:
         """The stream will end; it accepts no new generations."""
 
+    @_builtins.property
+    def more(self) -> _containers.RepeatedCompositeFieldContainer[Global___ConverseResponse]:
+        """Where an open had joined_frames: further frames, of any generations of the stream, in order, as if each came after
+        this one. Empty in each of them. At most 255.
+        """
+
     def __init__(
         self,
         *,
@@ -716,10 +734,11 @@ class ConverseResponse(_message.Message):
         throttled: Global___Throttled | None = ...,
         pong: Global___Pong | None = ...,
         going_away: Global___GoingAway | None = ...,
+        more: _abc.Iterable[Global___ConverseResponse] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["accepted", b"accepted", "delta", b"delta", "failed", b"failed", "finished", b"finished", "frame", b"frame", "going_away", b"going_away", "output_finished", b"output_finished", "pong", b"pong", "prompt_info", b"prompt_info", "throttled", b"throttled"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["accepted", b"accepted", "delta", b"delta", "failed", b"failed", "finished", b"finished", "frame", b"frame", "going_away", b"going_away", "output_finished", b"output_finished", "pong", b"pong", "prompt_info", b"prompt_info", "tag", b"tag", "throttled", b"throttled"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["accepted", b"accepted", "delta", b"delta", "failed", b"failed", "finished", b"finished", "frame", b"frame", "going_away", b"going_away", "more", b"more", "output_finished", b"output_finished", "pong", b"pong", "prompt_info", b"prompt_info", "tag", b"tag", "throttled", b"throttled"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType_frame: _TypeAlias = _typing.Literal["accepted", "prompt_info", "delta", "output_finished", "finished", "failed", "throttled", "pong", "going_away"]  # noqa: Y015
     _WhichOneofArgType_frame: _TypeAlias = _typing.Literal["frame", b"frame"]  # noqa: Y015

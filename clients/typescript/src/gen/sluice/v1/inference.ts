@@ -141,6 +141,7 @@ export interface Open {
   spec: GenerationSpec | undefined;
   keepInputOpen?: boolean | undefined;
   deadline: Duration | undefined;
+  joinedFrames?: boolean | undefined;
 }
 
 export interface Append {
@@ -185,6 +186,7 @@ export interface ConverseResponse {
     | { $case: "pong"; value: Pong }
     | { $case: "goingAway"; value: GoingAway }
     | undefined;
+  more: ConverseResponse[];
 }
 
 export interface Failed {
@@ -936,7 +938,7 @@ export const ConverseRequest: MessageFns<ConverseRequest> = {
 };
 
 function createBaseOpen(): Open {
-  return { spec: undefined, keepInputOpen: undefined, deadline: undefined };
+  return { spec: undefined, keepInputOpen: undefined, deadline: undefined, joinedFrames: undefined };
 }
 
 export const Open: MessageFns<Open> = {
@@ -949,6 +951,9 @@ export const Open: MessageFns<Open> = {
     }
     if (message.deadline !== undefined) {
       Duration.encode(message.deadline, writer.uint32(26).fork()).join();
+    }
+    if (message.joinedFrames !== undefined) {
+      writer.uint32(32).bool(message.joinedFrames);
     }
     return writer;
   },
@@ -990,6 +995,14 @@ export const Open: MessageFns<Open> = {
             message.deadline = Duration.decode(reader, reader.uint32());
             continue;
           }
+          case 4: {
+            if (tag !== 32) {
+              break;
+            }
+
+            message.joinedFrames = reader.bool();
+            continue;
+          }
         }
         if ((tag & 7) === 4 || tag === 0) {
           break;
@@ -1014,6 +1027,7 @@ export const Open: MessageFns<Open> = {
     message.deadline = (object.deadline !== undefined && object.deadline !== null)
       ? Duration.fromPartial(object.deadline)
       : undefined;
+    message.joinedFrames = object.joinedFrames ?? undefined;
     return message;
   },
 };
@@ -1423,7 +1437,7 @@ export const CloseInput: MessageFns<CloseInput> = {
 };
 
 function createBaseConverseResponse(): ConverseResponse {
-  return { tag: 0n, frame: undefined };
+  return { tag: 0n, frame: undefined, more: [] };
 }
 
 export const ConverseResponse: MessageFns<ConverseResponse> = {
@@ -1462,6 +1476,9 @@ export const ConverseResponse: MessageFns<ConverseResponse> = {
       case "goingAway":
         GoingAway.encode(message.frame.value, writer.uint32(82).fork()).join();
         break;
+    }
+    for (const v of message.more) {
+      ConverseResponse.encode(v!, writer.uint32(90).fork()).join();
     }
     return writer;
   },
@@ -1559,6 +1576,14 @@ export const ConverseResponse: MessageFns<ConverseResponse> = {
             message.frame = { $case: "goingAway", value: GoingAway.decode(reader, reader.uint32()) };
             continue;
           }
+          case 11: {
+            if (tag !== 90) {
+              break;
+            }
+
+            message.more.push(ConverseResponse.decode(reader, reader.uint32()));
+            continue;
+          }
         }
         if ((tag & 7) === 4 || tag === 0) {
           break;
@@ -1633,6 +1658,7 @@ export const ConverseResponse: MessageFns<ConverseResponse> = {
         break;
       }
     }
+    message.more = object.more?.map((e) => ConverseResponse.fromPartial(e)) || [];
     return message;
   },
 };
