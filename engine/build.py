@@ -19,6 +19,7 @@ from sluice_server.engine.models.config import ModelConfig
 from sluice_server.engine.models.limits import check_tables
 from sluice_server.engine.models.model import Model, load_model
 from sluice_server.engine.parallel.options import check_parallel
+from sluice_server.engine.parallel.ranks import Ranks
 from sluice_server.engine.plugins.interface import ModelPlugin
 from sluice_server.engine.plugins.loading import load_plugins, loading
 from sluice_server.engine.request import Limits
@@ -159,15 +160,17 @@ def loaded(  # noqa: PLR0913 # all that is loaded
     formats: Formats,
     device: torch.device,
     plugin: ModelPlugin | None = None,
+    ranks: Ranks | None = None,
 ) -> tuple[Model, Drafter | None]:
-    """Loads the model, and the drafter if there is one; `plugin` has the model's class and traits if they are not this
-    package's own."""
+    """Loads the model, or a rank's part of it, and the drafter if there is one; `plugin` has the model's class and
+    traits if they are not this package's own."""
     if device.type == "cpu":
         set_threads(config)
     pack = ops.LinearPacker(formats.weights)
     with at_start("--model", f"its weights in {formats.weights or name_of(formats.dtype)}; try --quantization int4"):
         with loading(plugin, model_config.architecture):
-            model = load_model(directory, model_config, formats.dtype, device, limits.context_length, pack, plugin)
+            sizes = formats.dtype, device, limits.context_length
+            model = load_model(directory, model_config, *sizes, pack, plugin, ranks)
         drafter = load_drafter(config.speculation, draft, model, limits, pack) if draft is not None else None
     give_back()
     if config.batch_invariant:

@@ -5,6 +5,7 @@ from torch import Tensor
 
 from sluice_server.engine.errors import unsupported
 from sluice_server.engine.models.config import ModelConfig
+from sluice_server.engine.models.spans import Span
 from sluice_server.engine.models.traits import ArchitectureTraits
 from sluice_server.engine.models.weights import WeightSource
 
@@ -24,6 +25,8 @@ def classification_head(
     if traits.logit_cap:
         text = f"{config.architecture} caps its logits; a LogitScore of modules.json is supported without a cap"
         raise unsupported("model", text)
-    weight = source.get(f"{head}.weight", (config.vocab_size, config.hidden_size))
-    word, other = config.labels.words
-    return (weight[[word]].float() - weight[[other]].float()).mul(traits.logit_scale)
+    word, other = (
+        source.get(f"{head}.weight", (Span(row, row + 1, config.vocab_size), config.hidden_size)).float()
+        for row in config.labels.words
+    )
+    return (word - other).mul(traits.logit_scale)

@@ -10,7 +10,6 @@ from typing import Protocol, TypeAlias
 import torch
 from torch import Tensor
 
-from sluice_server.engine.models.balanced import BalancedWeights, channel_pairs
 from sluice_server.engine.models.by_layer import ORIGINAL
 from sluice_server.engine.models.class_head import classification_head
 from sluice_server.engine.models.config import ModelConfig
@@ -23,8 +22,13 @@ from sluice_server.engine.models.observed import InputObserver, WeighingPack, ob
 from sluice_server.engine.models.registry import Traits, traits_of
 from sluice_server.engine.models.rope import no_rotation, rope_table, uses_long_factors
 from sluice_server.engine.models.traits import ArchitectureTraits
+from sluice_server.engine.models.vocabulary import vocabulary_of
 from sluice_server.engine.models.weights import Checkpoint, PlannedWeights, WeightSource
+from sluice_server.engine.parallel.part import ModelPart, part_of
 from sluice_server.engine.parallel.ranks import Ranks
+from sluice_server.engine.parallel.shape import unusable
+from sluice_server.engine.parallel.sharded import LAYERS
+from sluice_server.engine.worker.host.allocator import give_back
 from sluice_server.kernels import gpu, ops
 from sluice_server.kernels.cpu import memory
 from sluice_server.kernels.formats.linear import gather
@@ -33,7 +37,6 @@ from sluice_server.kernels.layout.metadata import AttentionMetadata
 from sluice_server.kernels.layout.slots import GPU_ALIGN, SCALE_BYTES, slot_width
 
 OBSERVED_BLOCK = 16  # tokens in a cache block while weights are observed
-LAYERS = "model.layers."  # prefix of the tensor names of layers
 LONG_FACTORS = (
     "longrope: the factors for long contexts serve all requests, as {} positions are served and the model was first "
     "trained with {}; --max-model-len of that number takes the others"
@@ -66,8 +69,15 @@ class Model:
         traits: ArchitectureTraits | None = None,
         ranks: Ranks | None = None,
     ) -> None:
-        """`traits`: of a plugin's architecture; None looks them up. `ranks`: of a group that shares the layers out."""
-        self.config = config
+        """`traits`: of a plugin's architecture; None looks them up.
+
+        `config`, `source` and `traits` are of the whole model; with `ranks`, a rank's part of it is loaded.
+        """
+        whole, is_stored = source, config.stored is not None
+        given = ModelPart(config, traits or traits_of(config), source)
+        config, traits, source = part_of(given, ranks, balances=pack.rounds and not is_stored)
+        self.config = config  # of the part
+        self._vocabulary = vocabulary_of(config.vocab_size, ranks)
         self.dtype = dtype
         self.device = device
         self.num_parameters = 0  # set by `load_model`
@@ -76,18 +86,14 @@ class Model:
         self.hidden_state_hooks: HiddenStateHooks = {}  # copy hidden states for an EAGLE-3 head
         self.is_fixed = False  # set by `fix`
         self.observed = ""  # names the observations by which weights were rounded; empty if there were none
-        traits = traits or traits_of(config)
         self.has_full_attention = None in traits.windows
-        is_stored = config.stored is not None
-        if pack.rounds and not is_stored:
-            source = BalancedWeights(source, channel_pairs(config, traits))
 
         def loader_of(pack: Pack) -> LayerLoader:
             return LayerLoader(source, dtype, pack, is_stored=is_stored, norm_offset=traits.norm_offset, ranks=ranks)
 
         loader = loader_of(pack)
-        hidden, vocab = config.hidden_size, config.vocab_size
-        self.embeddings = owned(source.get("model.embed_tokens.weight", (vocab, hidden)))
+        table = self._vocabulary.num_rows, config.hidden_size
+        self.embeddings = owned(source.get("model.embed_tokens.weight", table))
         scale = traits.embedding_scale
         self._scale = torch.tensor(scale, dtype=dtype, device=device) if scale != 1.0 else None
         self._stream_scale = 1.0 / traits.residual_scale
@@ -95,16 +101,16 @@ class Model:
         self._cis = _rotary_tables(config, traits, num_positions, device)
         is_weighed = pack.weighs and not is_stored and device.type == "cpu"
         self._layers = self._load_layers(traits, loader_of, WeighingPack(pack) if is_weighed else None, loader)
-        norm = self._plain_norm = loader.norm("model.norm", hidden)
+        norm = self._plain_norm = loader.norm("model.norm", config.hidden_size)
         if traits.logit_scale != 1.0:  # of the logits, where it costs nothing
             norm = norm.float() * traits.logit_scale
         self._norm = loader.kept(norm)
         # A checkpoint may leave out a head that is tied.
         tied = config.tied_embeddings or not source.has("lm_head.weight")
         head = "model.embed_tokens" if tied else "lm_head"
-        self._head = loader.head(head, (vocab, hidden), norm)
+        self._head = loader.head(head, table, norm)
         self._logit_cap = traits.logit_cap
-        self._classes = classification_head(config, source, traits, head)
+        self._classes = classification_head(config, whole, traits, head)
         gather(linear for layer in self._layers for linear in layer.linears)
         self.kernel = self._head.kernel  # name of the kernel that multiplies
         self.notes = tuple(loader.notes)  # for the operator, about weight formats and rotary factors
@@ -122,7 +128,9 @@ class Model:
         config = self.config
 
         def make(index: int, loader: LayerLoader) -> DecoderLayer:
-            return DecoderLayer(config, traits, index, loader, make_mlp(config, traits, index, loader))
+            layer = DecoderLayer(config, traits, index, loader, make_mlp(config, traits, index, loader))
+            give_back()  # what was read and joined: else the C library keeps as much for each layer
+            return layer
 
         if weighing is None:
             return [make(i, loader) for i in range(config.num_layers)]
@@ -198,8 +206,8 @@ class Model:
 
     def _embed(self, ids: Tensor) -> Tensor:
         """Returns embeddings [T, hidden] (float32) of ids, scaled in their dtype if the architecture does so."""
-        found = ops.embedding(ids, self.embeddings)
-        wide = (found if self._scale is None else found.mul_(self._scale)).float()
+        found = self._vocabulary.embedding(ids, self.embeddings)
+        wide = self._vocabulary.joined((found if self._scale is None else found.mul_(self._scale)).float())
         return wide if self._stream_scale == 1.0 else wide.mul_(self._stream_scale)
 
     @torch.inference_mode()
@@ -215,9 +223,9 @@ class Model:
 
     @torch.inference_mode()
     def logits(self, hidden: Tensor) -> Tensor:
-        """Returns logits float32 [R, vocab] of hidden [R, hidden]."""
+        """Returns logits float32 [R, vocab] of hidden [R, hidden]; on other ranks than 0 those of its own ids."""
         logits = ops.linear_normed(hidden, self._norm, self._eps, self._head).float()
-        return ops.soft_cap_(logits, self._logit_cap) if self._logit_cap else logits
+        return self._vocabulary.gathered(ops.soft_cap_(logits, self._logit_cap) if self._logit_cap else logits)
 
 
 def _rotary_tables(
@@ -272,18 +280,24 @@ def load_model(  # noqa: PLR0913 # all that a model is made of
     num_positions: int = 0,
     pack: Pack = ops.PLAIN,
     code: ModelCode | None = None,
+    ranks: Ranks | None = None,
 ) -> Model:
-    """Loads a checkpoint.
+    """Loads a checkpoint, or a rank's part of it.
 
     `num_positions` bounds the rotary table; 0 is the model's context. `pack` packs each weight. `code` is
-    that of a plugin's architecture. Raises ServiceError MODEL_INVALID naming file and tensor, or
-    UNIMPLEMENTED for an architecture.
+    that of a plugin's architecture. Raises ServiceError MODEL_INVALID naming file and tensor,
+    UNIMPLEMENTED for an architecture, or INVALID_SETTING for ranks that cannot share the model out.
     """
     traits = traits_of(config, None if code is None else code.traits)  # raises before any weight is read
+    if ranks is not None:
+        ranks.shape.check(config)
+        if code is not None:
+            raise unusable("plugins", f"{config.architecture} is a plugin's, whose tensors ranks cannot share out")
     source = open_checkpoint(directory, config, dtype, device)
     check_layers(directory, config, source)
     make = Model if code is None else code.model
-    model = make(config, source, dtype, device, num_positions or config.context_length, pack, traits)
+    given = (config, source, dtype, device, num_positions or config.context_length, pack, traits)
+    model = make(*given) if ranks is None else make(*given, ranks)
     model.num_parameters = source.num_parameters
     model.notes += source.notes
     return model

@@ -52,6 +52,12 @@ def config_of_rank(config: ModelConfig, shape: ParallelShape) -> ModelConfig:
     )
 
 
+def traits_of_rank(traits: ArchitectureTraits, layers: range) -> ArchitectureTraits:
+    """Returns the traits of a model that has these layers alone."""
+    own = slice(layers.start, layers.stop)
+    return dataclasses.replace(traits, windows=traits.windows[own], rotated=traits.rotated[own])
+
+
 def _attention(
     config: ModelConfig, traits: ArchitectureTraits, shape: ParallelShape, at: str
 ) -> Iterator[tuple[str, Cut]]:

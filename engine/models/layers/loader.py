@@ -12,6 +12,7 @@ from torch import Tensor
 from sluice_server.engine.models.layers.shards import Shard
 from sluice_server.engine.models.weights import WeightSource
 from sluice_server.engine.parallel.ranks import Ranks
+from sluice_server.engine.parallel.shape import unusable
 from sluice_server.engine.parallel.sums_linear import SummedLinear
 from sluice_server.kernels import ops
 from sluice_server.kernels.formats.linear import PackedLinear
@@ -114,10 +115,10 @@ class LayerLoader:
         vectors = torch.cat(biases) if biases else None
         stored = [weight for weight in weights if not isinstance(weight, Tensor)]
         if len(stored) == len(weights):
-            return self._packed(stack(stored), vectors, norm, gated=gated, shard=shard)
+            return self._packed(parts[0][0], stack(stored), vectors, norm, gated=gated, shard=shard)
         plain = [one if isinstance(one, Tensor) else dequantise(one).to(self._dtype) for one in weights]
         weight = plain[0] if len(plain) == 1 else torch.cat(plain)
-        return self._packed(weight, vectors, norm, gated=gated, shard=shard)
+        return self._packed(parts[0][0], weight, vectors, norm, gated=gated, shard=shard)
 
     def row_parallel(self, name: str, rows: int, width: int, *, bias: bool = False) -> PackedLinear:
         """Returns the packed matrix of a projection whose inputs ranks share out; `width` of them are this rank's."""
@@ -128,11 +129,21 @@ class LayerLoader:
         return SummedLinear([self.linear([(name, rows)], width, bias=bias, shard=one) for one in each], sums)
 
     def _packed(
-        self, weight: Tensor | Packed, bias: Tensor | None, norm: Tensor | None, *, gated: bool, shard: Shard | None
+        self,
+        name: str,
+        weight: Tensor | Packed,
+        bias: Tensor | None,
+        norm: Tensor | None,
+        *,
+        gated: bool,
+        shard: Shard | None,
     ) -> PackedLinear:
-        """Packs a weight and a bias, or what a shard has of them."""
+        """Packs a weight and a bias, or what a shard has of them. Raises ServiceError for a shard that cuts groups."""
         if shard is not None:
-            weight, bias = shard.of_weight(weight), shard.of_bias(bias)
+            try:
+                weight, bias = shard.of_weight(weight), shard.of_bias(bias)
+            except ValueError as error:
+                raise unusable("sum_shards", f"{name}: {error}; take fewer") from error
         if not isinstance(weight, Tensor):
             return self._keep(weight, bias, gated)
         return self._pack(self._folded(weight, norm), bias, gated=gated)
@@ -175,7 +186,7 @@ class LayerLoader:
     ) -> list[PackedLinear]:
         """Returns the packed matrices of a tensor [number, rows, width]; see `linear`."""
         each = self._source.get(name, shape)
-        return [self._packed(one, None, norm, gated=gated, shard=shard) for one in each]
+        return [self._packed(name, one, None, norm, gated=gated, shard=shard) for one in each]
 
     def each_turned(
         self,
@@ -200,7 +211,7 @@ class LayerLoader:
             else (take_rows(one, order) for one in stored)
         )
         return [
-            self._packed(one, bias[order], norm, gated=gated, shard=shard)
+            self._packed(name, one, bias[order], norm, gated=gated, shard=shard)
             for one, bias in zip(weights, biases, strict=True)
         ]
 
