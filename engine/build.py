@@ -61,7 +61,7 @@ class BuiltEngine:
         num_blocks: blocks of its cache, for each group of layers.
         grammars: the grammars that outputs follow, so that the caller can compile them ahead.
         tuner: measures how many threads pay off while the engine is idle; None on CUDA.
-        store: the cache's memory.
+        store: the cache's memory; None for an encoder.
     """
 
     engine: Engine
@@ -69,11 +69,12 @@ class BuiltEngine:
     num_blocks: int
     grammars: Grammars
     tuner: ThreadTuner | None
-    store: BlockStore
+    store: BlockStore | None
 
     def close(self) -> None:
         """Ends the thread of the cache's store. The engine must not be used afterwards."""
-        self.store.close()
+        if self.store is not None:
+            self.store.close()
 
 
 def build_engine(  # noqa: PLR0913 # all that an engine is made of

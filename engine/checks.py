@@ -9,7 +9,7 @@ from sluice_server.engine.parameter_kinds import check_ids as check_ids
 from sluice_server.engine.parameter_kinds import check_num as check_num
 from sluice_server.engine.parameter_kinds import in_range
 from sluice_server.engine.parameters import PARAMETERS
-from sluice_server.engine.request import MAX_DRAFT_TOKENS, Limits, SamplingParams
+from sluice_server.engine.request import MAX_DRAFT_TOKENS, Limits, Pooling, SamplingParams
 
 
 def check_params(params: SamplingParams, limits: Limits) -> None:
@@ -121,6 +121,25 @@ def check_pooled(num_tokens: int, limits: Limits, field: str = "prompt") -> None
     if num_tokens > limits.context_length:
         text = f"{field} has {num_tokens} tokens; this model allows {limits.context_length}"
         raise context_exceeded(num_tokens, limits.context_length, text, field)
+
+
+def check_pooling(pooling: Pooling, limits: Limits) -> None:
+    """Raises `ServiceError` if the model's hidden states cannot be pooled in that way."""
+    if pooling in limits.poolings:
+        return
+    name = pooling.name
+    known = " or ".join(one.name for one in limits.poolings if one is not Pooling.CLASSES)
+    why = {
+        Pooling.FIRST: "whose first token sees no other one",
+        Pooling.CLASSES: "which has no classification head",
+    }.get(pooling, "which pools in another way")
+    raise unsupported("pooling", f"pooling {name} is not supported by this model, {why}: take {known}")
+
+
+def check_generates(generates: bool) -> None:
+    """Raises `ServiceError` unless the model generates tokens."""
+    if not generates:
+        raise unsupported("Generate", "Generate is not supported with this model, which has no head: ask for vectors")
 
 
 def check_priority(priority: int, limits: Limits) -> None:

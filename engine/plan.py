@@ -28,6 +28,7 @@ class Placement:
         tokens: prompt and output so far, where sampling depends on them; else empty.
         num_prompt: how many of `tokens` are the prompt's.
         pooling: how hidden states are pooled; None where tokens are sampled.
+        num_first: tokens of the first of two texts; None where there is one text.
     """
 
     slot: int
@@ -38,6 +39,7 @@ class Placement:
     tokens: tuple[int, ...] = ()
     num_prompt: int = 0
     pooling: Pooling | None = None
+    num_first: int | None = None
 
 
 @dataclasses.dataclass(frozen=True, slots=True)

@@ -33,7 +33,8 @@ class Pooling(enum.StrEnum):
 
     LAST = "last"  # the last token's
     MEAN = "mean"  # their mean
-    CLASSES = "classes"  # what the classification head makes of the last token's
+    CLASSES = "classes"  # what the classification head makes of them
+    FIRST = "first"  # the first token's, of an encoder
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -43,6 +44,8 @@ class Limits:
     Attributes:
         context_length: tokens of prompt plus output that the model and the server's setting allow.
         vocab_size: width of the logits; every token id is below it.
+        generates: whether the model generates tokens.
+        poolings: how the model's hidden states can be pooled.
         max_draft_tokens: drafts per sequence and step; 0 without speculation.
         logits_processors: names of those that requests may ask for.
         max_processor_arguments, max_processor_argument_bytes: of one processor.
@@ -50,6 +53,8 @@ class Limits:
 
     context_length: int
     vocab_size: int
+    generates: bool = True
+    poolings: tuple[Pooling, ...] = (Pooling.LAST, Pooling.MEAN, Pooling.CLASSES)
     max_prompt_bytes: int = MAX_PROMPT_BYTES
     max_logprobs: int = 20
     max_stop_strings: int = 32
@@ -176,6 +181,8 @@ class EngineRequest:
             not emit them again; None for an output that has ended. Empty: every output starts from nothing.
         max_draft_tokens: drafts per step at most, 0 for none; None leaves it to the server.
         pooling: how its hidden states are pooled: the answer is a vector, and nothing is sampled. None: tokens are.
+        num_first: tokens of the first of two texts that are pooled as one, for encoders that tell them apart; None
+            where there is one text.
         timeline: receives the request's events from the scheduler; None when it is not traced.
     """
 
@@ -194,4 +201,5 @@ class EngineRequest:
     resume_ids: tuple[tuple[int, ...] | None, ...] = ()
     max_draft_tokens: int | None = None
     pooling: Pooling | None = None
+    num_first: int | None = None
     timeline: RequestTimeline | None = None

@@ -6,7 +6,7 @@ operation whether the rows of its result depend on one another.
 """
 
 import dataclasses
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import torch
 import torch.nn.functional as F
@@ -25,6 +25,7 @@ from sluice_server.kernels.reference import (
     attention,
     blocks,
     elementwise,
+    encoders,
     inputs,
     moe,
     sampling,
@@ -133,6 +134,33 @@ def rms_norm(x: Tensor, weight: Tensor | None, eps: float, dtype: torch.dtype | 
     chosen = gpu.family("norm") if gpu.takes(x) else elementwise
     normed: Tensor = chosen.rms_norm(x, weight, eps, dtype)
     return normed
+
+
+def layer_norm(x: Tensor, weight: Tensor, bias: Tensor | None, eps: float) -> Tensor:
+    """Returns LayerNorm over the last dimension; see `kernels.reference.encoders.layer_norm`."""
+    return encoders.layer_norm(x, weight, bias, eps)
+
+
+def activate(x: Tensor, name: str) -> Tensor:
+    """Returns an activation of x [T, N]; see `kernels.reference.encoders.activate`."""
+    return encoders.activate(x, name)
+
+
+def rotate_halves(x: Tensor, cis: Tensor) -> Tensor:
+    """Returns x [T, heads, D] rotated; see `kernels.reference.encoders.rotate_halves`."""
+    return encoders.rotate_halves(x, cis)
+
+
+def attend(
+    q: Tensor, k: Tensor, v: Tensor, ends: Sequence[int], window: int | None = None, bias: Tensor | None = None
+) -> Tensor:
+    """Computes attention of every token to all of its input; see `kernels.reference.encoders.attend`."""
+    return encoders.attend(q, k, v, ends, window, bias)
+
+
+def distance_buckets(num: int, num_buckets: int, device: torch.device) -> Tensor:
+    """Returns buckets of distances between tokens; see `kernels.reference.encoders.distance_buckets`."""
+    return encoders.distance_buckets(num, num_buckets, device)
 
 
 def soft_cap_(x: Tensor, cap: float) -> Tensor:

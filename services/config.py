@@ -89,6 +89,7 @@ class ServiceConfig:
     tool_call_parser: str = option(tools.AUTO, f"how the model writes tool calls: {', '.join(tools.NAMES)}")
     reasoning_parser: str = option(tools.AUTO, f"how the model marks reasoning: {', '.join(reasoning.NAMES)}")
     trust_chat_content: bool = option(False, "content of chats may write control tokens, such as <|im_end|>")
+    trust_request_chat_template: bool = option(False, "a request may bring its own chat template")
     probe_interval_s: float = option(0.25, "seconds between health probes round the ring")
     probe_timeout_s: float = option(5.0, "seconds without a probe's return after which the ring counts as stuck")
     max_connection_age_s: float = option(1800.0, "seconds after which clients must reconnect, so that load spreads")

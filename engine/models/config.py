@@ -15,6 +15,7 @@ from sluice_server.engine.errors import ServiceError
 from sluice_server.engine.models.assumed import ASSUMED
 from sluice_server.engine.models.bare import CLASSIFIERS, HEADLESS, check_causal
 from sluice_server.engine.models.by_layer import RopeConfig, check_rotary, read_ropes, read_rotated, read_windows
+from sluice_server.engine.models.encoders.config import EncoderConfig
 from sluice_server.engine.models.expert_fields import ExpertsConfig, read_experts
 from sluice_server.engine.models.fields import MENDING, Fields, Json, invalid_model, read_json, shown
 from sluice_server.engine.models.labels import LabelsConfig, read_labels
@@ -29,7 +30,7 @@ from sluice_server.engine.request import Limits, SamplingParams
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class ModelConfig:
-    """The configuration of a decoder-only transformer.
+    """The configuration of a transformer: a decoder, or an encoder if `encoder` is set.
 
     Attributes:
         architecture: of the text model, in a checkpoint that also takes images.
@@ -51,6 +52,7 @@ class ModelConfig:
             joins the residual stream and of attention scores, and a divisor of logits.
         generates: whether the checkpoint is of a model with a head; else it is for vectors or classes only.
         labels: of the classification head, also one that is two rows of the head for logits; None without one.
+        encoder: what an encoder has besides; None for a decoder. Its `windows` count the tokens on either side.
     """
 
     architecture: str
@@ -86,6 +88,7 @@ class ModelConfig:
     logits_scaling: float = 1.0
     generates: bool = True
     labels: LabelsConfig | None = None
+    encoder: EncoderConfig | None = None
 
     @property
     def rotary_dim(self) -> int:

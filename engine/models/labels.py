@@ -4,7 +4,8 @@ import dataclasses
 import enum
 from typing import cast
 
-from sluice_server.engine.models.fields import MENDING, Fields
+from sluice_server.engine.errors import unsupported
+from sluice_server.engine.models.fields import MENDING, Fields, shown
 
 MOST = 1 << 16
 DEFAULT = 2  # classes where a file names none
@@ -23,6 +24,9 @@ _ACTIVATIONS = {
     "multi_label_classification": Activation.SIGMOID,
     "single_label_classification": Activation.SOFTMAX,
 }
+
+
+_OF_TORCH = {"Identity": Activation.NONE, "Sigmoid": Activation.SIGMOID}
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -44,12 +48,29 @@ def read_labels(raw: Fields) -> LabelsConfig:
     """Reads id2label, or num_labels, and problem_type. Raises ServiceError MODEL_INVALID naming the field."""
     names = _names(raw)
     kind = raw.values.get("problem_type")
+    named = _cross_encoder(raw)
+    if named is not None:
+        return LabelsConfig(names, named)
     if kind is None:
         return LabelsConfig(names, Activation.SIGMOID if len(names) == 1 else Activation.SOFTMAX)
     activation = _ACTIVATIONS.get(str(kind))
     if activation is None:
         raise raw.must_be("problem_type", f"one of {', '.join(_ACTIVATIONS)}")
     return LabelsConfig(names, activation)
+
+
+def _cross_encoder(raw: Fields) -> Activation | None:
+    """Returns the activation that sentence-transformers applies; None where the file names none. It is named by a class
+    of torch, which is not imported."""
+    nested = raw.values.get("sentence_transformers")
+    value = nested.get("activation_fn") if isinstance(nested, dict) else None
+    value = raw.values.get("sbert_ce_default_activation_function") if value is None else value
+    if value is None:
+        return None
+    found = _OF_TORCH.get(str(value).rpartition(".")[2])
+    if found is None:
+        raise unsupported("activation_fn", f"activation_fn {shown(value)} of a cross-encoder is not supported")
+    return found
 
 
 def _names(raw: Fields) -> tuple[str, ...]:

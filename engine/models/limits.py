@@ -3,12 +3,12 @@
 Depends on the standard library only, as every stage needs it.
 """
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 
 from sluice_server.engine.config import EngineConfig
 from sluice_server.engine.errors import Code, ServiceError
 from sluice_server.engine.models.config import ModelConfig
-from sluice_server.engine.request import Limits
+from sluice_server.engine.request import Limits, Pooling
 
 TABLES_SHARE = 0.25  # share of a machine's memory for the rotary tables of all positions
 
@@ -24,6 +24,15 @@ def check_tables(model: ModelConfig, limits: Limits, memory_bytes: int) -> None:
             f"--max-model-len: {limits.context_length} positions (0 takes the checkpoint's max_position_embeddings) "
             f"need rotary tables of {size >> 20} MiB; this machine allows {most >> 20}: set it lower",
         )
+
+
+def _poolings(model: ModelConfig) -> Iterator[Pooling]:
+    """Yields how the model's hidden states can be pooled."""
+    yield from (Pooling.LAST, Pooling.MEAN)
+    if model.encoder is not None:
+        yield Pooling.FIRST
+    if model.labels is not None:
+        yield Pooling.CLASSES
 
 
 def limits_of(
@@ -42,6 +51,8 @@ def limits_of(
     return Limits(
         context_length=config.max_model_len or model.context_length,
         vocab_size=model.vocab_size,
+        generates=model.generates,
+        poolings=tuple(_poolings(model)),
         max_prompt_bytes=max_prompt_bytes,
         max_draft_tokens=0 if config.speculation == "none" else config.max_draft_tokens,
         logits_processors=tuple(logits_processors),

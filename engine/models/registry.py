@@ -8,6 +8,8 @@ from sluice_server.engine.errors import unsupported
 from sluice_server.engine.models import architectures
 from sluice_server.engine.models.bare import HEADLESS
 from sluice_server.engine.models.config import ACTIVATIONS, ModelConfig, named_architecture, read_config
+from sluice_server.engine.models.encoders.families import ENCODERS
+from sluice_server.engine.models.encoders.reading import read_encoder
 from sluice_server.engine.models.fields import Fields, read_json, shown
 from sluice_server.engine.models.not_built import check_built
 from sluice_server.engine.models.text_model import WITH_TEXT
@@ -58,7 +60,7 @@ def traits_of(config: ModelConfig, own: Traits | None = None) -> ArchitectureTra
 def _supported(architecture: str) -> Traits:
     make = ARCHITECTURES.get(architecture)
     if make is None:
-        known = ", ".join(sorted([*ARCHITECTURES, *WITH_TEXT]))
+        known = ", ".join(sorted([*ARCHITECTURES, *WITH_TEXT, *ENCODERS]))
         raise unsupported("architecture", f"architecture {shown(architecture)} is not supported; supported are {known}")
     return make
 
@@ -71,6 +73,8 @@ def read_served(directory: Path, plugged: Collection[str] = ()) -> ModelConfig:
     """
     path = directory / "config.json"
     named = named_architecture(Fields(path, read_json(path)))
+    if named in ENCODERS and named not in plugged:
+        return read_encoder(directory, named)
     if named not in plugged and named not in WITH_TEXT:
         check_built(named)
         _supported(HEADLESS.get(named, named))  # before its fields are read: they may be of another kind of model

@@ -254,6 +254,7 @@ class SchedulerState:
                 tokens=tuple(sequence.tokens) if group.params.needs_tokens else (),
                 num_prompt=len(group.prompt),
                 pooling=group.request.pooling,
+                num_first=group.request.num_first,
             )
         )
 

@@ -10,9 +10,11 @@ from collections.abc import Iterator
 from sluice_server.engine.checks import (
     check_credit,
     check_draft_tokens,
+    check_generates,
     check_ids,
     check_params,
     check_pooled,
+    check_pooling,
     check_priority,
     check_prompt,
     effective_max_tokens,
@@ -117,7 +119,11 @@ class RequestValidator:
     def _check_length(self, request: EngineRequest, num_prompt: int, max_tokens: int) -> None:
         if request.pooling is not None:
             check_pooled(num_prompt, self.limits)
+            check_pooling(request.pooling, self.limits)
+            if not 0 <= (request.num_first or 0) <= num_prompt:
+                raise invalid("prompt", f"has {num_prompt} tokens, of which {request.num_first} are of its first text")
         else:
+            check_generates(self.limits.generates)
             check_prompt(num_prompt, dataclasses.replace(request.params, max_tokens=max_tokens), self.limits)
 
     def _check_resume(self, request: EngineRequest) -> None:

@@ -10,7 +10,7 @@ from typing import Any
 from sluice_server.services.edge import constraints
 from sluice_server.services.edge.errors import bad_request
 from sluice_server.services.edge.fields import CHAT, COMPLETION, Label, Own, Row, Sent, Unbuilt
-from sluice_server.services.edge.wire_parts import ResponseFormat, StructuredOutputs
+from sluice_server.services.edge.wire_parts import ResponseFormat, StructuredOutputs, encode
 
 OPENAI, VLLM, SGLANG, LLAMA, SLUICE = "OpenAI", "vLLM", "SGLang", "llama.cpp", "sluice"
 SEED_MASK = (1 << 64) - 1  # OpenAI's seed is signed
@@ -209,18 +209,38 @@ PROMPTS: tuple[Row, ...] = (
         routes=_CHATS,
         path="chat.add_generation_prompt",
     ),
-    Unbuilt(name="continue_final_message", kind=bool, origin=VLLM, routes=_CHATS, neutral=(False,)),
+    Sent(
+        name="continue_final_message",
+        kind=bool,
+        origin=VLLM,
+        routes=_CHATS,
+        path="chat.continue_final_message",
+        note="`add_generation_prompt` is then false",
+    ),
     Own(name="chat_template_kwargs", kind=dict, origin=VLLM, routes=_CHATS, note="`chat.template_variables`"),
-    Unbuilt(name="chat_template", kind=str, origin=VLLM, routes=_CHATS, instead="the server's own is used"),
-    Unbuilt(name="documents", kind=list[Any], origin=VLLM, routes=_CHATS, neutral=([],)),
-    Unbuilt(name="add_special_tokens", kind=bool, origin=VLLM, routes=_CHATS, neutral=(False,)),
-    Unbuilt(
+    Sent(
+        name="chat_template",
+        kind=str,
+        origin=VLLM,
+        routes=_CHATS,
+        path="chat.template",
+        by=_unless(""),
+        note="where the server has `--trust-request-chat-template`",
+    ),
+    Sent(
+        name="documents",
+        kind=list[_JSON],
+        origin=VLLM,
+        routes=_CHATS,
+        path="chat.documents",
+        by=lambda documents: [encode(f"documents[{at}]", one) for at, one in enumerate(documents)],
+    ),
+    Sent(
         name="add_special_tokens",
         kind=bool,
         origin=VLLM,
-        routes=_COMPLETIONS,
-        neutral=(True,),
-        instead="send token ids",
+        path="add_special_tokens",
+        note="true if absent in completions, false in chats",
     ),
     Sent(name="truncate_prompt_tokens", kind=int, origin=VLLM, path="truncate_prompt_tokens"),
     Unbuilt(name="truncation_side", kind=str, origin=VLLM, neutral=("left",), instead="the last tokens are kept"),

@@ -8,13 +8,22 @@ from sluice.v1 import control_pb2, control_pb2_grpc, inference_pb2, inference_pb
 from starlette.requests import Request
 from starlette.responses import Response
 
-from sluice_server.services.edge.errors import bad_request, unsupported
+from sluice_server.services.edge.errors import bad_request
 from sluice_server.services.edge.recovery import repeated
 from sluice_server.services.edge.requests import Metadata, metadata_of, read_body
 from sluice_server.services.edge.responses import as_json
 from sluice_server.services.edge.translate import chat_spec
-from sluice_server.services.edge.wire import Chat, decode
+from sluice_server.services.edge.wire import ChatRequest, decode
 from sluice_server.services.edge.wire_parts import FunctionTool, Message
+
+OF_MESSAGES = (
+    "add_generation_prompt",
+    "continue_final_message",
+    "documents",
+    "tools",
+    "chat_template",
+    "chat_template_kwargs",
+)
 
 
 class TokenizeRequest(msgspec.Struct, forbid_unknown_fields=True, frozen=True):
@@ -23,10 +32,12 @@ class TokenizeRequest(msgspec.Struct, forbid_unknown_fields=True, frozen=True):
     model: str | None = None
     prompt: str | None = None
     messages: list[Message] | None = None
-    add_special_tokens: bool | None = None  # to a prompt; absent: true
-    add_generation_prompt: bool | None = None  # after messages; absent: true
-    continue_final_message: bool | None = None  # not built
+    add_special_tokens: bool | None = None  # absent: to a prompt, not to messages
+    add_generation_prompt: bool | None = None  # this and the next ones go with messages
+    continue_final_message: bool | None = None
+    documents: list[dict[str, Any]] | None = None
     tools: list[FunctionTool] | None = None
+    chat_template: str | None = None
     chat_template_kwargs: dict[str, Any] | None = None
     return_token_strs: bool | None = None
 
@@ -79,20 +90,11 @@ def to_tokenize(asked: TokenizeRequest) -> inference_pb2.TokenizeRequest:
     if (asked.prompt is None) == (asked.messages is None):
         raise bad_request("prompt", "and messages exclude each other, and one of them is needed")
     if asked.messages is None:
-        given = {name: getattr(asked, name) for name in ("add_generation_prompt", "tools", "chat_template_kwargs")}
-        for name, value in given.items():
-            if value is not None:
+        for name in OF_MESSAGES:
+            if getattr(asked, name):
                 raise bad_request(name, "goes with messages")
         return inference_pb2.TokenizeRequest(
             model=asked.model, text=asked.prompt or "", add_special_tokens=asked.add_special_tokens
         )
-    if asked.add_special_tokens:
-        raise unsupported("add_special_tokens", "messages have those of the chat template: leave it out, or send false")
-    if asked.continue_final_message:
-        raise unsupported("continue_final_message", "this server cannot continue a message: leave it out")
-    chat = chat_spec(
-        Chat(messages=asked.messages, tools=asked.tools, chat_template_kwargs=asked.chat_template_kwargs)
-    ).chat
-    if asked.add_generation_prompt is not None:
-        chat.add_generation_prompt = asked.add_generation_prompt
-    return inference_pb2.TokenizeRequest(model=asked.model, chat=chat)
+    spec = chat_spec(ChatRequest(messages=asked.messages, **{name: getattr(asked, name) for name in OF_MESSAGES}))
+    return inference_pb2.TokenizeRequest(model=asked.model, chat=spec.chat, add_special_tokens=asked.add_special_tokens)

@@ -52,6 +52,7 @@ def completion_specs(request: Completion) -> list[types_pb2.GenerationSpec]:
             spec.text = prompt
         else:
             spec.token_ids.ids.extend(_ids(prompt))
+            spec.ClearField("add_special_tokens")  # ids are used as they are
         made.append(spec)
     return made
 

@@ -3,6 +3,7 @@
 from typing import NamedTuple
 
 from sluice_server.engine.build import BuiltEngine, build_engine
+from sluice_server.engine.build_encoder import build_encoder
 from sluice_server.engine.config import EngineConfig
 from sluice_server.engine.models.config import ModelConfig
 from sluice_server.engine.request import Limits
@@ -27,7 +28,11 @@ def load_engine(config: EngineConfig, contents: CheckpointFiles, model: ModelCon
     directory = contents.directory
     with Naming(contents, drafting(config)) as naming:
         grammars = grammars_of(directory, limits.vocab_size, model.eos_ids)
-        built = build_engine(config, model, directory, limits, naming.draft, digests=naming.digests, grammars=grammars)
+        if model.encoder is not None:
+            built = build_encoder(config, model, directory, limits)
+        else:
+            draft, digests = naming.draft, naming.digests
+            built = build_engine(config, model, directory, limits, draft, digests=digests, grammars=grammars)
         revision, plugin = naming.check(), built.engine.identity.plugin  # which ends in the digest of its code
         return Loaded(built, f"{revision}-{plugin.rpartition(' ')[2]}" if plugin else revision)
 

@@ -12,7 +12,7 @@ import numpy as np
 import torch
 
 from sluice_server.engine.engine import Engine, StepEvents
-from sluice_server.engine.errors import ServiceError
+from sluice_server.engine.errors import ServiceError, invalid
 from sluice_server.engine.request import EngineRequest, SamplingParams
 from sluice_server.engine.scheduler.events import Pooled
 from sluice_server.services.engine.cache_reports import salt_of
@@ -70,6 +70,8 @@ class VectorRequests:
             self._drop(earlier)
         one = _OpenInputs(inputs, self._clock())
         try:
+            if len(inputs.num_first) not in (0, len(inputs.ids)):
+                raise invalid(inputs.field, f"have {len(inputs.num_first)} first texts for {len(inputs.ids)} inputs")
             for at in range(len(inputs.ids)):
                 self._check(one, at)
         except ServiceError as error:
@@ -166,6 +168,7 @@ class VectorRequests:
             cache_salt=salt_of(self._engine.identity, envelope),
             tenant=envelope.tenant,
             pooling=inputs.options.pooling,
+            num_first=inputs.num_first[at] if inputs.num_first else None,
         )
 
 

@@ -21,7 +21,7 @@ def model_info(name: str, revision: str, label: str, directory: Path, model: Mod
         architecture=model.architecture,
         label=label,
         longest_token=longest_token(directory / "tokenizer.json"),
-        vectors=read_pooling(directory),
+        vectors=read_pooling(directory, is_encoder=model.encoder is not None),
         vector_width=model.hidden_size,
         generates=model.generates,
         tokenizer=TokenizerFiles.of(directory),

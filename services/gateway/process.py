@@ -152,6 +152,7 @@ def settings_of(process: Process) -> GatewaySettings:
         recovery_timeout_s=config.recovery_timeout_s,
         version=VERSION,
         trust_chat_content=config.trust_chat_content,
+        trust_request_chat_template=config.trust_request_chat_template,
         max_open_requests=config.max_open_requests,
         max_concurrent_streams=max(2048, 2 * config.max_open_requests),  # admission refuses, streams do not queue
         max_connections=max_connections,

@@ -73,6 +73,7 @@ class GatewaySettings:
         routing: how the engine of a request is chosen; see `requests.engines`.
         recovery_timeout_s: how long open requests wait for a lost process to come back.
         trust_chat_content: content of chats may write control tokens, for all tenants.
+        trust_request_chat_template: a request may bring its own chat template.
         max_open_requests, max_reserved_tokens: admission limits; tokens are the estimated prompt plus max_tokens.
         probe_timeout_s: silence after which the ring counts as lost; ten engine steps if that is longer.
         stall_timeout_s: a reader that takes nothing for so long, while deltas wait for it, is broken off.
@@ -105,6 +106,7 @@ class GatewaySettings:
     recovery_timeout_s: float = DEFAULTS.recovery_timeout_s
     version: str = "0.1.0"
     trust_chat_content: bool = DEFAULTS.trust_chat_content
+    trust_request_chat_template: bool = DEFAULTS.trust_request_chat_template
     max_open_requests: int = DEFAULTS.max_open_requests
     max_reserved_tokens: int = 1 << 22
     max_chat_messages: int = 4096

@@ -44,7 +44,7 @@ from sluice_server.services.messages.work import (
     Work,
 )
 
-SCHEMA_VERSION = 5  # version 1 had frames without a header
+SCHEMA_VERSION = 6  # version 1 had frames without a header
 
 
 class Role(enum.StrEnum):
@@ -108,6 +108,7 @@ class Inputs(msgspec.Struct, frozen=True, gc=False, tag=True, forbid_unknown_fie
     scheduling: Scheduling
     tokenize_s: float  # from arrival at the tokenizer to this message
     field: str = "inputs"  # their name in errors
+    num_first: tuple[int, ...] = ()  # tokens of the first of two texts, input by input; () where none tells them apart
 
 
 class Tokens(msgspec.Struct, frozen=True, gc=False, tag=True, forbid_unknown_fields=True, omit_defaults=True):

@@ -15,9 +15,10 @@ from sluice_server.engine.request import Pooling, SamplingParams
 
 
 class TextPrompt(msgspec.Struct, frozen=True, gc=False, tag=True, forbid_unknown_fields=True):
-    """A prompt as text; the tokenizer adds the special tokens of its own template."""
+    """A prompt as text; by default the tokenizer adds the special tokens of its own template."""
 
     text: str
+    add_special_tokens: bool = True
 
 
 class TokenPrompt(msgspec.Struct, frozen=True, gc=False, tag=True, forbid_unknown_fields=True):
@@ -90,6 +91,10 @@ class ChatPrompt(msgspec.Struct, frozen=True, gc=False, tag=True, forbid_unknown
     must_call: tuple[str, ...] = ()  # tools of which the output must call at least one; empty: no call is required
     parallel: bool = True  # one output may have several calls
     trusts_content: bool = False  # content may write control tokens
+    continue_final_message: bool = False  # the prompt ends with the last message's text
+    documents: tuple[str, ...] = ()  # each a JSON object
+    template: str = ""  # the request's own; "": the checkpoint's
+    add_special_tokens: bool = False  # those of the tokenizer's own template, besides what the chat template writes
 
 
 PromptInput: TypeAlias = TextPrompt | TokenPrompt | ChatPrompt
@@ -153,7 +158,6 @@ class Tokenize(msgspec.Struct, frozen=True, gc=False, tag=True, forbid_unknown_f
     """Work: return the token ids of a prompt."""
 
     prompt: PromptInput
-    add_special_tokens: bool = True
 
 
 class Detokenize(msgspec.Struct, frozen=True, gc=False, tag=True, forbid_unknown_fields=True):

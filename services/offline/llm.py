@@ -100,18 +100,30 @@ class LLM:
         *,
         tools: Sequence[Mapping[str, Any]] | None = None,
         tool_choice: str | Mapping[str, Any] | None = None,
+        chat_template: str | None = None,
         chat_template_kwargs: Mapping[str, Any] | None = None,
-        add_generation_prompt: bool = True,
+        documents: Sequence[Mapping[str, Any]] | None = None,
+        add_generation_prompt: bool | None = None,
+        continue_final_message: bool = False,
         progress: bool = True,
     ) -> list[RequestOutput]:
-        """Generates outputs for each conversation, which the checkpoint's chat template renders; otherwise as
-        `generate`.
+        """Generates outputs for each conversation, which the checkpoint's chat template renders, or `chat_template`;
+        otherwise as `generate`.
 
-        Messages, tools and tool choice are in OpenAI's form.
+        Messages, tools and tool choice are in OpenAI's form; `documents` are for templates that have a place for them.
+        With `continue_final_message` outputs continue the last message, an assistant's.
         """
         found = conversations_of(messages)
-        options = chat_options(tools, tool_choice, chat_template_kwargs, add_generation_prompt)
-        return self._run(chats_of(found, each_with(params, len(found)), options), progress)
+        options = {
+            "tools": tools,
+            "tool_choice": tool_choice,
+            "chat_template": chat_template,
+            "chat_template_kwargs": chat_template_kwargs,
+            "documents": documents,
+            "add_generation_prompt": add_generation_prompt,
+            "continue_final_message": continue_final_message,
+        }
+        return self._run(chats_of(found, each_with(params, len(found)), chat_options(options)), progress)
 
     def stream(self, prompt: Prompt, params: Given = None) -> Iterator[str]:
         """Yields the text of one output as it becomes certain; closing the iterator cancels the request.

@@ -63,6 +63,7 @@ def load(settings: OfflineConfig) -> LoadedPipeline:
         info,
         limits,
         trust_chat_content=service.trust_chat_content,
+        trust_request_chat_template=True,  # it is the caller's own process
         max_open_requests=MAX_OPEN,
         max_reserved_tokens=MAX_OPEN,
     )

@@ -53,17 +53,9 @@ def chats_of(conversations: Sequence[Conversation], params: Sequence[Given], cha
     return [_at(index, _chatted, messages, given, chat) for index, (messages, given) in both]
 
 
-def chat_options(
-    tools: Sequence[Mapping[str, Any]] | None,
-    tool_choice: str | Mapping[str, Any] | None,
-    variables: Mapping[str, Any] | None,
-    add_generation_prompt: bool,
-) -> types_pb2.Chat:
-    """Builds a chat without messages. Raises ServiceError."""
-    asked = {"tools": tools, "tool_choice": tool_choice, "chat_template_kwargs": variables}
-    chat = _read([], {name: value for name, value in asked.items() if value is not None})
-    chat.add_generation_prompt = add_generation_prompt
-    return chat
+def chat_options(options: Mapping[str, Any]) -> types_pb2.Chat:
+    """Builds a chat without messages from options of `LLM.chat`; None is absent. Raises ServiceError."""
+    return _read([], {name: value for name, value in options.items() if value is not None})
 
 
 def _at(index: int, make: Any, *given: Any) -> types_pb2.GenerationSpec:  # noqa: ANN401 # one of the two below

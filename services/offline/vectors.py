@@ -39,7 +39,7 @@ class EmbeddingOptions:
     """How vectors are made; None leaves it to the model.
 
     Attributes:
-        pooling: "last" or "mean".
+        pooling: "last" or "mean", of an encoder also "first".
         dimensions: leading components that are kept.
         instruction: put before every text.
         truncate: "none", "left" or "right": what a prompt that is too long loses.

@@ -84,3 +84,9 @@ def is_open(row: ReasoningFormat, prompt: str, *, is_chosen: bool) -> bool:
     if end.endswith(row.openings):
         return True
     return row.is_always_open and is_chosen and not end.endswith(row.closings)
+
+
+def is_left_open(row: ReasoningFormat, content: str) -> bool:
+    """Returns True if an output that continues `content` begins inside reasoning."""
+    last_opening, last_closing = (max(content.rfind(mark) for mark in marks) for marks in (row.openings, row.closings))
+    return last_opening > last_closing

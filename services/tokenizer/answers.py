@@ -87,7 +87,7 @@ class Answers:
                     chat = rendered or self.encoder.render(work.prompt, self._limits)
                     ids = self.encoder.encode_chat(chat, self._limits)
                 else:
-                    ids = self.encoder.encode(work.prompt, self._limits, work.add_special_tokens)
+                    ids = self.encoder.encode(work.prompt, self._limits)
                 return EncodedMessage(Result(envelope, self._tokenized(ids)))
             case Embed():
                 return EncodedMessage(self._inputs(envelope, work, start))
@@ -111,14 +111,17 @@ class Answers:
 
     def _inputs(self, envelope: Envelope, work: Embed, start: float) -> Inputs:
         """Encodes all inputs; an error names the input."""
-        packed = []
+        packed, num_first = [], []
         for at, one in enumerate(work.inputs):
             field = f"{work.field}[{at}]"
-            ids = self.encoder.encode_input(one, self._limits, field, work.instruction, work.truncation)
+            ids, first = self.encoder.encode_input(one, self._limits, field, work.instruction, work.truncation)
             check_pooled(len(ids), self._limits, field)
             packed.append(pack_ids(ids))
+            num_first.append(len(ids) if first is None else first)
         took = time.monotonic() - start
-        return Inputs(later(envelope, took), tuple(packed), work.options, work.scheduling, took, work.field)
+        has_second = any(4 * num < len(ids) for num, ids in zip(num_first, packed, strict=True))
+        split = tuple(num_first) if has_second else ()
+        return Inputs(later(envelope, took), tuple(packed), work.options, work.scheduling, took, work.field, split)
 
     def _encode(self, work: Generate, rendered: RenderedChat | None) -> tuple[list[int], Sections]:
         """Returns the token ids of a prompt, and the sections that its output may have."""

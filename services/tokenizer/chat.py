@@ -18,8 +18,8 @@ from sluice_server.services.tokenizer.child_pool import PATIENCE, CpuTimeLimit
 from sluice_server.services.tokenizer.control_tokens import control_tokens
 from sluice_server.services.tokenizer.found_sections import DETECTED, Parsers, placed_format, sections_of
 from sluice_server.services.tokenizer.placing import placement_of
-from sluice_server.services.tokenizer.render_frames import Rendered, RenderSetup
-from sluice_server.services.tokenizer.renderer import MEMORY_BYTES, Renderers
+from sluice_server.services.tokenizer.render_frames import Rendered, TemplateSetup
+from sluice_server.services.tokenizer.renderer import Renderers
 
 MAX_SOURCE = 1 << 20  # characters
 _NO_TOKENS: Mapping[str, bool] = types.MappingProxyType({})
@@ -41,7 +41,8 @@ class TemplateSource:
 
 
 class ChatTemplate:
-    """Renders conversations with a checkpoint's template. Without a template `render` raises NO_CHAT_TEMPLATE."""
+    """Renders conversations with a checkpoint's template, or with that of a request. Without one `render` raises
+    NO_CHAT_TEMPLATE."""
 
     def __init__(
         self,
@@ -54,44 +55,53 @@ class ChatTemplate:
         """`added_tokens`: the tokenizer's, with whether they are special."""
         self.source = source
         self._parsers = parsers
-        self._renderers: Renderers | None = None
-        if source.default is not None:
-            setup = _setup(source.default, source, added_tokens, parsers)
-            self._renderers = Renderers(setup, num_renderers, patience)
+        self._added_tokens = added_tokens
+        own = None if source.default is None else _setup(source.default, source, added_tokens, parsers)
+        self._renderers = None if own is None else Renderers(own, num_renderers, patience)
+        # A template that breaks out of its sandbox meets no chats but those that bring templates themselves.
+        self._of_requests = Renderers(None, num_renderers, patience)
 
     def render(self, prompt: ChatPrompt, max_bytes: int) -> Rendered:
         """Returns the prompt as text. Raises ServiceError: no template, rejected messages, or a limit exceeded."""
-        if self._renderers is None:
-            raise ServiceError(
-                Code.FAILED_PRECONDITION,
-                "NO_CHAT_TEMPLATE",
-                "prompt.chat: this model has no chat template; send the prompt as text",
-                field="prompt.chat",
-            )
         try:
+            if prompt.template:
+                return self._of_requests.render(prompt, max_bytes, self._setup_of(prompt.template))
+            if self._renderers is None:
+                raise ServiceError(
+                    Code.FAILED_PRECONDITION,
+                    "NO_CHAT_TEMPLATE",
+                    "prompt.chat: this model has no chat template; send the prompt as text",
+                    field="prompt.chat",
+                )
             return self._renderers.render(prompt, max_bytes)
         except UnicodeEncodeError as error:
             raise invalid("prompt.chat", "is not valid Unicode: it has a lone surrogate") from error
 
     def sections(self, prompt: ChatPrompt, rendered: Rendered) -> Sections:
         """Returns the sections that an output for a rendered prompt may have."""
-        source = (prompt.tools and self.source.tool_use) or self.source.default or ""
+        source = prompt.template or (prompt.tools and self.source.tool_use) or self.source.default or ""
         return sections_of(source, prompt, rendered, self._parsers)
+
+    def _setup_of(self, template: str) -> TemplateSetup:
+        """Returns the setup for a request's own template."""
+        alone = dataclasses.replace(self.source, tool_use=None)
+        return _setup(template, alone, self._added_tokens, self._parsers)
 
     def close(self) -> None:
         """Ends the renderer processes."""
+        self._of_requests.close()
         if self._renderers is not None:
             self._renderers.close()
 
 
-def _setup(default: str, source: TemplateSource, added_tokens: Mapping[str, bool], parsers: Parsers) -> RenderSetup:
-    """Builds the first frame for a renderer process."""
+def _setup(default: str, source: TemplateSource, added_tokens: Mapping[str, bool], parsers: Parsers) -> TemplateSetup:
+    """Builds what a renderer process needs of templates."""
     tool_use = source.tool_use or ""
     control = control_tokens(added_tokens, (default, tool_use))
     written = tuple(one for one in section_marks() if one in control and not added_tokens[one])
     known = placed_format(tool_use or default, parsers)
     placement = None if known is None else placement_of(known)
-    return RenderSetup(default, tool_use, source.special_tokens, control, written, MEMORY_BYTES, placement)
+    return TemplateSetup(default, tool_use, source.special_tokens, control, written, placement)
 
 
 def read_template(directory: Path) -> TemplateSource:

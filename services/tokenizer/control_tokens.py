@@ -12,7 +12,7 @@ from typing import Any
 
 _BRACKETS = frozenset("<>[]|｜")
 _MARK = re.compile(r"[^\w\s]\S*\w\S*[^\w\s]")  # of added tokens </think> is a mark, and neither \n\n nor ```
-_FIRST, _LAST = 0xD800, 0xDFFF
+_FIRST, _LAST = 0xD800, 0xDFFF  # the last one is no stand-in: see `open_message`
 STAND_INS = f"{chr(_FIRST)}-{chr(_LAST)}"  # in a regular expression's set
 _STAND_IN = re.compile(f"[{STAND_INS}]")
 

@@ -10,10 +10,10 @@ import json
 import os
 from collections.abc import Sequence
 from pathlib import Path
-from typing import assert_never
+from typing import NamedTuple, assert_never
 
 import msgspec
-from tokenizers import Tokenizer
+from tokenizers import Encoding, Tokenizer
 
 from sluice_server.engine.checks import check_ids
 from sluice_server.engine.errors import Code, ServiceError, invalid, unsupported
@@ -43,11 +43,24 @@ class RenderedChat(msgspec.Struct, frozen=True, gc=False, forbid_unknown_fields=
 
     Attributes:
         cuts: places at which the text is cut before it is encoded, so that content makes no control token.
+        add_special_tokens: the tokenizer adds those of its own template.
     """
 
     text: str
     sections: Sections
     cuts: tuple[int, ...] = ()
+    add_special_tokens: bool = False
+
+
+class EncodedInput(NamedTuple):
+    """The token ids of an input of Embed.
+
+    Attributes:
+        num_first: how many of them are of the first of two texts, where the tokenizer gives both different types.
+    """
+
+    ids: list[int]
+    num_first: int | None = None
 
 
 class TextEncoder:
@@ -89,11 +102,11 @@ class TextEncoder:
         """Ends the renderer processes."""
         self._template.close()
 
-    def encode(self, prompt: TextPrompt | TokenPrompt, limits: Limits, add_special_tokens: bool = True) -> list[int]:
+    def encode(self, prompt: TextPrompt | TokenPrompt, limits: Limits) -> list[int]:
         """Returns the token ids of a prompt. Raises ServiceError INVALID_ARGUMENT naming the field, value and limit."""
         match prompt:
             case TextPrompt():
-                return self._encode(prompt.text, limits, "prompt.text", add_special_tokens)
+                return self._encode(prompt.text, limits, "prompt.text", prompt.add_special_tokens)
             case TokenPrompt():
                 return unpack_checked(prompt.ids, limits, "prompt.token_ids")
             case _:
@@ -113,34 +126,43 @@ class TextEncoder:
         field: str,
         instruction: str,
         truncation: Truncation,
-    ) -> list[int]:
-        """Returns the token ids of one input of Embed, no longer than the context if it may be truncated. Raises as
+    ) -> EncodedInput:
+        """Returns one input of Embed as token ids, no longer than the context if it may be truncated. Raises as
         `encode`; `field` names the input."""
-        if isinstance(prompt, TokenPrompt):
-            ids = unpack_checked(prompt.ids, limits, field)
-            return ids if truncation is Truncation.NONE else _kept(ids, limits.context_length, truncation)
         if isinstance(prompt, PairPrompt):
             return self._encode_pair(prompt, limits, field)
         if isinstance(prompt, ChatPrompt):
-            return self._encode_ranked(prompt, limits, field)
-        text = instruction + prompt.text
+            return EncodedInput(self._encode_ranked(prompt, limits, field))
+        if isinstance(prompt, TokenPrompt):
+            ids = unpack_checked(prompt.ids, limits, field)
+            return EncodedInput(ids if truncation is Truncation.NONE else _kept(ids, limits.context_length, truncation))
+        return EncodedInput(self._encode_whole(instruction + prompt.text, limits, field, truncation))
+
+    def _encode_whole(self, text: str, limits: Limits, field: str, truncation: Truncation) -> list[int]:
+        """Returns the token ids of a text with special tokens, also where its end or its beginning is cut off."""
         if truncation is Truncation.NONE:
             return self._encode(text, limits, field, add_special_tokens=True)
         check_text(text, limits, field)
         (encoding,) = self.tokenizer.encode_batch_fast([text], add_special_tokens=False)
         room = limits.context_length - self.tokenizer.num_special_tokens_to_add(is_pair=False)
         encoding.truncate(max(0, room), direction=truncation.value)
-        ids = self.tokenizer.post_process(encoding).ids
+        ids: list[int] = self.tokenizer.post_process(encoding).ids
         check_ids(field, ids, limits)
         return ids
 
-    def _encode_pair(self, prompt: PairPrompt, limits: Limits, field: str) -> list[int]:
+    def _encode_pair(self, prompt: PairPrompt, limits: Limits, field: str) -> EncodedInput:
         check_text(prompt.first, limits, field)
         check_text(prompt.second, limits, field)
         (encoding,) = self.tokenizer.encode_batch_fast([(prompt.first, prompt.second)], add_special_tokens=True)
         ids: list[int] = encoding.ids
         check_ids(field, ids, limits)
-        return ids
+        types: list[int] = encoding.type_ids
+        num_second = sum(types)
+        num_first = len(types) - num_second
+        if types != [0] * num_first + [1] * num_second:
+            text = f"{field}: token types of the tokenizer's pairs are supported as 0 in the first text, then 1"
+            raise unsupported(field, text)
+        return EncodedInput(ids, num_first if num_second else None)
 
     def _encode_ranked(self, prompt: ChatPrompt, limits: Limits, field: str) -> list[int]:
         """Returns the token ids of a query and a document, each a turn of its own role in the chat template."""
@@ -162,12 +184,12 @@ class TextEncoder:
     def render(self, prompt: ChatPrompt, limits: Limits) -> RenderedChat:
         """Returns a conversation as text. Raises ServiceError: no template, rejected messages, or a limit exceeded."""
         rendered = self._template.render(prompt, limits.max_prompt_bytes)
-        return RenderedChat(rendered.text, self._template.sections(prompt, rendered), rendered.cuts)
+        sections = self._template.sections(prompt, rendered)
+        return RenderedChat(rendered.text, sections, rendered.cuts, prompt.add_special_tokens)
 
     def encode_chat(self, chat: RenderedChat, limits: Limits) -> list[int]:
         """Returns the token ids of a rendered conversation. Raises as `encode`."""
-        # A template writes the special tokens itself.
-        return self._encode(chat.text, limits, "prompt.chat", add_special_tokens=False, cuts=chat.cuts)
+        return self._encode(chat.text, limits, "prompt.chat", chat.add_special_tokens, chat.cuts)
 
     def encode_words(self, words: Sequence[str], limits: Limits) -> tuple[tuple[int, ...], ...]:
         """Returns the token ids of each word with a leading space and without."""
@@ -193,8 +215,11 @@ class TextEncoder:
         check_text(text, limits, field)
         pieces = [text[start:end] for start, end in itertools.pairwise((0, *cuts, len(text)))]
         # A batch, often of one text: only the batch call omits the offsets of tokens, which take longer than the ids.
-        encodings = self.tokenizer.encode_batch_fast(pieces, add_special_tokens=add_special_tokens)
-        ids: list[int] = encodings[0].ids if not cuts else [one for encoding in encodings for one in encoding.ids]
+        is_whole = not cuts
+        encodings = self.tokenizer.encode_batch_fast(pieces, add_special_tokens=add_special_tokens and is_whole)
+        ids: list[int] = encodings[0].ids if is_whole else [one for encoding in encodings for one in encoding.ids]
+        if add_special_tokens and not is_whole:
+            ids = self.tokenizer.post_process(Encoding.merge(encodings, growing_offsets=False)).ids
         # A tokenizer may have more ids than the model has logits.
         check_ids(field, ids, limits)
         return ids

@@ -7,7 +7,7 @@ import msgspec
 from sluice_server.services.messages.work import ChatPrompt, Sections, Tool
 from sluice_server.services.sections.formats.hermes import HERMES
 from sluice_server.services.sections.formats.json_lists import JSON
-from sluice_server.services.sections.reasoning import is_open, reasoning_format
+from sluice_server.services.sections.reasoning import ReasoningFormat, is_left_open, is_open, reasoning_format
 from sluice_server.services.sections.tool_format import ToolFormat
 from sluice_server.services.sections.tools import AUTO, NONE, tool_format
 from sluice_server.services.tokenizer.render_frames import Rendered
@@ -39,15 +39,21 @@ def sections_of(template: str, prompt: ChatPrompt, rendered: Rendered, parsers: 
     find = placed_format if rendered.are_tools_placed else _shown_format
     known = find(template, parsers) if prompt.tools else None
     reasoning = reasoning_format(template, parsers.reasoning)
-    is_chosen = parsers.reasoning != AUTO
     return Sections(
         reasoning=reasoning.key if reasoning is not None else "",
-        is_reasoning=reasoning is not None and is_open(reasoning, rendered.text, is_chosen=is_chosen),
+        is_reasoning=reasoning is not None and _is_reasoning(reasoning, prompt, rendered, parsers),
         tools=_key(known, prompt),
         parallel=prompt.parallel,
         names=tuple([tool.name for tool in prompt.tools]),
         typed=_typed(prompt.tools) if known is not None and known.has_texts else (),
     )
+
+
+def _is_reasoning(row: ReasoningFormat, prompt: ChatPrompt, rendered: Rendered, parsers: Parsers) -> bool:
+    """Whether the output begins inside reasoning."""
+    if prompt.continue_final_message:
+        return is_left_open(row, prompt.messages[-1].content or "")
+    return is_open(row, rendered.text, is_chosen=parsers.reasoning != AUTO)
 
 
 def _shown_format(template: str, parsers: Parsers) -> ToolFormat | None:

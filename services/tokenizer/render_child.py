@@ -6,18 +6,76 @@ or files.
 
 from sluice_server.services.tokenizer.child_pipe import Ready, Unready, begin, confine, receive, send, serve
 from sluice_server.services.tokenizer.control_tokens import ContentMarker
+from sluice_server.services.tokenizer.open_message import ClosedError
 from sluice_server.services.tokenizer.placing import CallInstructions, placed
 from sluice_server.services.tokenizer.render_frames import (
     Answer,
-    NoPlaceForTools,
+    Closed,
+    NoPlace,
     Rendered,
     RenderJob,
     RenderSetup,
     TemplateError,
     TemplateRefusal,
+    TemplateSetup,
     TooLong,
 )
-from sluice_server.services.tokenizer.template import FAULTS, RefusedError, Template, TooLongError, explained
+from sluice_server.services.tokenizer.template import (
+    FAULTS,
+    RefusedError,
+    Template,
+    TooLongError,
+    UnusedDocumentsError,
+    explained,
+)
+
+
+class CompiledTemplates:
+    """The templates of one setup, ready to render."""
+
+    def __init__(self, setup: TemplateSetup) -> None:
+        """Raises one of `FAULTS`, or MemoryError."""
+        marker = ContentMarker(setup.control_tokens, setup.written_tokens)
+        self.setup = setup
+        self._default = Template(setup.default, setup.special_tokens, marker)
+        self._tool_use = Template(setup.tool_use, setup.special_tokens, marker) if setup.tool_use else self._default
+
+    def render(self, job: RenderJob) -> Answer:
+        """Renders a chat. Raises as `Template.render`."""
+        template = self._tool_use if job.prompt.tools else self._default
+        if job.prompt.tools and not template.shows_tools:
+            return _placed(template, job, self.setup.placement)
+        return Rendered(*template.render(job.prompt, job.max_bytes))
+
+
+class Renderer:
+    """Answers jobs, with the checkpoint's templates or those that a job brings."""
+
+    def __init__(self, own: CompiledTemplates | None) -> None:
+        self._templates = own
+
+    def answer(self, job: RenderJob) -> Answer:
+        """Answers one job."""
+        try:
+            return self._of(job).render(job)
+        except RefusedError as error:
+            return TemplateRefusal(str(error))
+        except UnusedDocumentsError:
+            return NoPlace("documents")
+        except ClosedError:
+            return Closed()
+        except (TooLongError, MemoryError):
+            return TooLong()
+        except FAULTS as error:
+            return TemplateError(explained(error))
+
+    def _of(self, job: RenderJob) -> CompiledTemplates:
+        """Returns the templates of a job: those of the job before, if they are the same."""
+        if job.templates is not None and (self._templates is None or self._templates.setup != job.templates):
+            self._templates = None  # first, so that its memory is free for the next
+            self._templates = CompiledTemplates(job.templates)
+        assert self._templates is not None, "a process without templates gets jobs that bring theirs"
+        return self._templates
 
 
 def main() -> None:
@@ -27,28 +85,13 @@ def main() -> None:
     if setup is None:
         return
     confine(setup.memory_bytes)
-    marker = ContentMarker(setup.control_tokens, setup.written_tokens)
     try:
-        default = Template(setup.default, setup.special_tokens, marker)
-        tool_use = Template(setup.tool_use, setup.special_tokens, marker) if setup.tool_use else default
+        own = None if setup.templates is None else CompiledTemplates(setup.templates)
     except (*FAULTS, MemoryError):
         send(Unready())
         return
     send(Ready())
-    serve(RenderJob, lambda job: _answer(tool_use if job.prompt.tools else default, job, setup.placement))
-
-
-def _answer(template: Template, job: RenderJob, placement: CallInstructions | None) -> Answer:
-    try:
-        if job.prompt.tools and not template.shows_tools:
-            return _placed(template, job, placement)
-        return Rendered(*template.render(job.prompt, job.max_bytes))
-    except RefusedError as error:
-        return TemplateRefusal(str(error))
-    except (TooLongError, MemoryError):
-        return TooLong()
-    except FAULTS as error:
-        return TemplateError(explained(error))
+    serve(RenderJob, Renderer(own).answer)
 
 
 def _placed(template: Template, job: RenderJob, placement: CallInstructions | None) -> Answer:
@@ -64,7 +107,7 @@ def _placed(template: Template, job: RenderJob, placement: CallInstructions | No
             continue
         if placement.instructions in made.text:
             return Rendered(*made, are_tools_placed=True)
-    return NoPlaceForTools()
+    return NoPlace("tools")
 
 
 if __name__ == "__main__":

@@ -8,8 +8,8 @@ from sluice_server.services.messages.work import ChatPrompt
 from sluice_server.services.tokenizer.placing import CallInstructions
 
 
-class RenderSetup(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """The templates of a checkpoint. `tool_use` is empty if there is no separate template for chats with tools.
+class TemplateSetup(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """Templates to compile. `tool_use` is empty if there is no separate template for chats with tools.
 
     `control_tokens` may not be written by content, except `written_tokens` by an assistant's.
     """
@@ -19,17 +19,24 @@ class RenderSetup(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     special_tokens: dict[str, str]
     control_tokens: tuple[str, ...]
     written_tokens: tuple[str, ...]
-    memory_bytes: int  # of address space
     placement: CallInstructions | None = (
         None  # how tools are described where the template leaves them out; None: they are refused
     )
 
 
+class RenderSetup(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """The limit of a process, and the templates of a checkpoint; None: each job brings its own."""
+
+    memory_bytes: int  # of address space
+    templates: TemplateSetup | None
+
+
 class RenderJob(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """A prompt to render, and the longest text allowed."""
+    """A prompt to render, the longest text allowed, and templates in place of the checkpoint's."""
 
     prompt: ChatPrompt
     max_bytes: int
+    templates: TemplateSetup | None = None
 
 
 class Rendered(msgspec.Struct, frozen=True, tag=True, forbid_unknown_fields=True):
@@ -52,12 +59,18 @@ class TemplateError(msgspec.Struct, frozen=True, tag=True, forbid_unknown_fields
     message: str
 
 
-class NoPlaceForTools(msgspec.Struct, frozen=True, tag=True, forbid_unknown_fields=True):
-    """The template leaves out the tools, and they can be described nowhere else."""
+class NoPlace(msgspec.Struct, frozen=True, tag=True, forbid_unknown_fields=True):
+    """The template leaves out the request's documents, or its tools, which can be described nowhere else."""
+
+    name: str  # of the chat's field
+
+
+class Closed(msgspec.Struct, frozen=True, tag=True, forbid_unknown_fields=True):
+    """The template leaves out the last message that is to be continued, or a part of it."""
 
 
 class TooLong(msgspec.Struct, frozen=True, tag=True, forbid_unknown_fields=True):
     """The text exceeded `max_bytes`, or rendering exceeded the memory limit."""
 
 
-Answer: TypeAlias = Rendered | TemplateRefusal | TemplateError | NoPlaceForTools | TooLong
+Answer: TypeAlias = Rendered | TemplateRefusal | TemplateError | NoPlace | Closed | TooLong

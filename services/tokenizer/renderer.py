@@ -19,12 +19,14 @@ from sluice_server.services.tokenizer.child_pool import (
 )
 from sluice_server.services.tokenizer.render_frames import (
     Answer,
-    NoPlaceForTools,
+    Closed,
+    NoPlace,
     Rendered,
     RenderJob,
     RenderSetup,
     TemplateError,
     TemplateRefusal,
+    TemplateSetup,
     TooLong,
 )
 
@@ -32,35 +34,38 @@ MEMORY_BYTES = 512 << 20  # of address space; an idle child maps about 60 MiB
 MAX_REFUSAL = 1024  # characters of a template's error message
 MODULE = "sluice_server.services.tokenizer.render_child"
 FIELD = "prompt.chat"
-_CANNOT = "the model's chat template cannot render these messages"
+THE_MODELS = "the model's chat template"
+THE_REQUESTS = "the request's chat template"
 
 
 class Renderers:
-    """A pool of at most `num` renderer processes."""
+    """A pool of at most `num` renderer processes for the checkpoint's templates, or for those of requests."""
 
-    def __init__(self, setup: RenderSetup, num: int = 1, patience: CpuTimeLimit = PATIENCE) -> None:
+    def __init__(self, templates: TemplateSetup | None, num: int = 1, patience: CpuTimeLimit = PATIENCE) -> None:
+        """`templates`: the checkpoint's; None: each call of `render` brings its own."""
+        setup = RenderSetup(MEMORY_BYTES, templates)
+        self._template, self._field = (THE_MODELS, FIELD) if templates else (THE_REQUESTS, "chat.template")
         self._children: ChildPool[Answer] = ChildPool(MODULE, setup, _decode, num, patience)
 
-    def render(self, prompt: ChatPrompt, max_bytes: int) -> Rendered:
-        """Returns the prompt as text. Raises ServiceError INVALID_ARGUMENT: rejected by the template, or a limit."""
-        answer = self._ask(RenderJob(prompt, max_bytes))
+    def render(self, prompt: ChatPrompt, max_bytes: int, templates: TemplateSetup | None = None) -> Rendered:
+        """Returns the prompt as text. Raises ServiceError: rejected by the template, or a limit."""
+        answer = self._ask(RenderJob(prompt, max_bytes, templates))
+        template, field = self._template, self._field
         match answer:
             case Rendered():
                 return answer
             case TemplateRefusal():
-                raise invalid(FIELD, f"the model's chat template refuses: {answer.message[:MAX_REFUSAL]}")
+                raise invalid(field, f"{template} refuses: {answer.message[:MAX_REFUSAL]}")
             case TooLong():
-                raise invalid(
-                    FIELD,
-                    f"the model's chat template writes more than {max_bytes} bytes for these messages",
-                    limit=max_bytes,
-                )
+                message = f"{template} writes more than {max_bytes} bytes for these messages"
+                raise invalid(field, message, limit=max_bytes)
             case TemplateError():
-                raise invalid(FIELD, f"{_CANNOT}: {answer.message}")
-            case NoPlaceForTools():
-                raise unsupported(
-                    "chat.tools", "chat.tools: the model's chat template has no place for tools: leave them out"
-                )
+                raise invalid(field, f"{template} cannot render these messages: {answer.message}")
+            case Closed():
+                text = f"{template} leaves out the last message, or a part of it, which cannot be continued"
+                raise invalid("chat.continue_final_message", text)
+            case NoPlace(name):
+                raise unsupported(f"chat.{name}", f"chat.{name}: {template} has no place for {name}: leave them out")
             case _:
                 assert_never(answer)
 
@@ -73,10 +78,10 @@ class Renderers:
             return self._children.ask(job)
         except OverdueError as error:
             limit = error.limit_s
-            message = f"the model's chat template did not end within {limit:g} s for these messages"
-            raise invalid(FIELD, message, limit=limit) from error
+            message = f"{self._template} did not end within {limit:g} s for these messages"
+            raise invalid(self._field, message, limit=limit) from error
         except DiedError as error:
-            raise invalid(FIELD, _CANNOT) from error
+            raise invalid(self._field, f"{self._template} cannot render these messages") from error
         except UnreadyError as error:
             raise ServiceError(
                 Code.FAILED_PRECONDITION,

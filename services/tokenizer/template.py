@@ -21,6 +21,7 @@ from jinja2.sandbox import ImmutableSandboxedEnvironment
 
 from sluice_server.services.messages.work import ChatMessage, ChatPrompt, Tool, ToolCall
 from sluice_server.services.tokenizer.control_tokens import STAND_INS, ContentMarker, in_variables
+from sluice_server.services.tokenizer.open_message import end_of, opened, without_marks
 from sluice_server.services.tokenizer.template_forms import MessageForms, Messages, find_forms
 
 # Exceptions that a template can cause: errors of template and messages, not of this server.
@@ -39,6 +40,10 @@ _NOT_ASCII = re.compile(f"[^\\x00-\\x7f{STAND_INS}]")
 
 class RefusedError(TemplateError):
     """A template called raise_exception; its message is meant for the user."""
+
+
+class UnusedDocumentsError(TemplateError):
+    """A template writes the same with documents and without."""
 
 
 class TooLongError(Exception):
@@ -69,18 +74,34 @@ class Template:
         self.forms = find_forms(self._written)
 
     def render(self, prompt: ChatPrompt, max_bytes: int) -> RenderedText:
-        """Returns the prompt as text. Raises RefusedError, TooLongError or one of `FAULTS`."""
+        """Returns the prompt as text. Raises TooLongError or one of `FAULTS`, of which some are classes of their
+        own: RefusedError, UnusedDocumentsError, ClosedError."""
         if not self._has_calls and any(one.tool_calls for one in prompt.messages):
             raise RefusedError("it has no place for tool calls of earlier turns")
         given = {**json.loads(prompt.variables), **_variables(prompt)}
+        if prompt.continue_final_message:
+            given["messages"] = opened(given["messages"])
         text = self._write(given, max_bytes)
-        return RenderedText(text) if prompt.trusts_content else self._cut(given, text, max_bytes)
+        if prompt.documents and text == self._tried({**given, "documents": None}, max_bytes):
+            raise UnusedDocumentsError
+        marked = text
+        if not prompt.trusts_content:
+            marked, text = self._marked(given, text, max_bytes)
+        if prompt.continue_final_message:
+            end = end_of(text, prompt.messages[-1].content or "")
+            marked, text = without_marks(marked[:end]), without_marks(text[:end])
+        text.encode()  # a template may write surrogates of its own
+        return RenderedText(text) if marked == text else RenderedText(text, self._marker.cuts(marked, text))
 
     def _written(self, messages: Messages, tools: list[dict[str, Any]] | None) -> str:
         """Returns what the template writes for messages as they are given; "" if it fails."""
+        given = {"messages": messages, "tools": tools, "add_generation_prompt": True}
+        return self._tried(given, _MAX_PROBE_BYTES)
+
+    def _tried(self, given: Mapping[str, Any], max_bytes: int) -> str:
+        """Returns what the template writes; "" if it fails."""
         try:
-            given = {"messages": messages, "tools": tools, "add_generation_prompt": True}
-            return self._write(given, _MAX_PROBE_BYTES)
+            return self._write(given, max_bytes)
         except (*FAULTS, TooLongError):
             return ""
 
@@ -91,12 +112,13 @@ class Template:
         text = self._written(given["messages"], given["tools"])
         return not text or text != self._written(given["messages"], None)
 
-    def _cut(self, given: dict[str, Any], text: str, max_bytes: int) -> RenderedText:
-        """Returns the text with its cuts; `given` has all content, and `text` is what the template writes for it."""
+    def _marked(self, given: dict[str, Any], text: str, max_bytes: int) -> tuple[str, str]:
+        """Returns the text with stand-ins in what came from content, and without them; `given` has all content, and
+        `text` is what the template writes for it."""
         marker = self._marker
         wide = in_variables(given, marker, marker.wide)
         if wide == given:
-            return RenderedText(text)
+            return text, text
         try:
             marked = self._write_marked(wide, max_bytes)
         except (*FAULTS, TooLongError):
@@ -107,17 +129,17 @@ class Template:
             except RefusedError as error:
                 raise RefusedError(marker.restore(str(error))) from error
             text = marker.restore(marked)
-        return RenderedText(text, marker.cuts(marked, text))
+        return marked, text
 
     def _write_marked(self, given: Mapping[str, Any], max_bytes: int) -> str:
-        return self._write(given, max_bytes * _STAND_IN_BYTES, "surrogatepass")
+        return self._write(given, max_bytes * _STAND_IN_BYTES)
 
-    def _write(self, given: Mapping[str, Any], max_bytes: int, errors: str = "strict") -> str:
+    def _write(self, given: Mapping[str, Any], max_bytes: int) -> str:
         messages = [self.forms.of(one) for one in given["messages"]]
         pieces, size = [], 0
         for piece in self._template.generate({**self._special_tokens, **given, "messages": messages}):
             pieces.append(piece)
-            size += len(piece.encode(errors=errors))
+            size += len(piece.encode(errors="surrogatepass"))
             if size > max_bytes:
                 raise TooLongError
         return "".join(pieces)
@@ -188,7 +210,7 @@ def _variables(prompt: ChatPrompt) -> dict[str, Any]:
     return {
         "messages": [_message(one) for one in prompt.messages],
         "tools": [_tool(one) for one in prompt.tools] or None,
-        "documents": None,
+        "documents": [json.loads(one) for one in prompt.documents] or None,
         "add_generation_prompt": prompt.add_generation_prompt,
     }
 

@@ -3,7 +3,7 @@
 import json
 from pathlib import Path
 
-from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
+from tokenizers import Tokenizer, decoders, models, pre_tokenizers, processors, trainers
 
 TEXT = [
     "hello world, the quick brown fox jumps over the lazy dog",
@@ -55,6 +55,13 @@ def unigram(directory: Path) -> Tokenizer:
     tokenizer.train_from_iterator(TEXT, trainer)
     tokenizer.add_tokens(["addedword"])
     return _save(tokenizer, directory)
+
+
+def put_before(tokenizer: Tokenizer, token: str, directory: Path) -> None:
+    """Has the tokenizer put a special token before each text, and saves it."""
+    special = [(token, tokenizer.token_to_id(token))]
+    tokenizer.post_processor = processors.TemplateProcessing(single=f"{token} $A", special_tokens=special)
+    tokenizer.save(str(directory / "tokenizer.json"))
 
 
 FAMILIES = {"byte-level": byte_level_bpe, "byte-fallback": metaspace_byte_fallback, "unigram": unigram}

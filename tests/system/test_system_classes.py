@@ -3,6 +3,7 @@
 from pathlib import Path
 from typing import Any
 
+import grpc
 import pytest
 import torch
 import transformers
@@ -11,7 +12,9 @@ from tokenizers import processors
 
 from tests.engine.models.test_word_labels import WORDS, make_reranker
 from tests.engine.test_classes import make
+from tests.oracle.encoders import make_encoder
 from tests.oracle.tokenizers import byte_level_bpe
+from tests.services.offline.test_llm_encoders import encoded, word_piece
 from tests.system.service import generate, serve, spec
 
 QUERY = "what does the fox do"
@@ -38,6 +41,19 @@ def test_a_ranking_is_that_of_transformers(tmp_path: Path) -> None:
         assert found.usage.prompt_tokens == sum(one["input_ids"].shape[1] for one in encoded)
         told = stub.Classify(inference_pb2.ClassifyRequest(inputs=[inference_pb2.EmbedInput(text=QUERY)]))
         assert list(told.results[0].scores) == pytest.approx([alone], abs=1e-4)
+
+
+def test_an_encoder_ranks_and_generates_nothing(tmp_path: Path) -> None:
+    size = word_piece(tmp_path)
+    oracle = make_encoder(tmp_path, "Bert", "ForSequenceClassification", vocab_size=size, num_labels=1)
+    scores = [oracle.classes(*encoded(oracle, QUERY, text)).sigmoid().item() for text in DOCUMENTS]
+    with serve("--model", str(tmp_path), "--dtype", "float32") as service, service.stub() as stub:
+        found = stub.Rerank(inference_pb2.RerankRequest(query=QUERY, documents=DOCUMENTS))
+        assert [one.index for one in found.results] == sorted(range(5), key=lambda at: -scores[at])
+        assert [one.score for one in found.results] == pytest.approx(sorted(scores, reverse=True), abs=1e-5)
+        with pytest.raises(grpc.RpcError) as refused:
+            generate(stub, spec(QUERY, 4))
+        assert refused.value.code() is grpc.StatusCode.UNIMPLEMENTED
 
 
 def test_a_ranking_by_a_word_is_that_of_both_logits(tmp_path: Path) -> None:

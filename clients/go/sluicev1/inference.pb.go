@@ -2114,7 +2114,8 @@ type TokenizeRequest struct {
 	//	*TokenizeRequest_Text
 	//	*TokenizeRequest_Chat
 	Prompt isTokenizeRequest_Prompt `protobuf_oneof:"prompt"`
-	// Add the special tokens of the tokenizer's own template, for text. Absent: true.
+	// Add the special tokens of the tokenizer's own template. Absent: true for text, false for a chat, whose template
+	// writes them.
 	AddSpecialTokens *bool `protobuf:"varint,5,opt,name=add_special_tokens,json=addSpecialTokens,proto3,oneof" json:"add_special_tokens,omitempty"`
 }
 

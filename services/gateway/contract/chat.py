@@ -10,7 +10,7 @@ import msgspec
 from sluice.v1 import types_pb2
 
 from sluice_server.engine.checks import check_num
-from sluice_server.engine.errors import invalid
+from sluice_server.engine.errors import invalid, unsupported
 from sluice_server.services.gateway.settings import GatewaySettings
 from sluice_server.services.messages.work import ChatMessage, ChatPrompt, Generate, Tokenize, Tool, ToolCall, Work
 
@@ -22,7 +22,13 @@ MAX_DESCRIPTION_BYTES = 16 << 10
 MAX_SCHEMA_BYTES = 64 << 10
 MAX_ARGUMENTS_BYTES = 256 << 10
 MAX_VARIABLES_BYTES = 16 << 10
-OWN_VARIABLES = frozenset(["messages", "tools", "documents", "add_generation_prompt"])
+MAX_DOCUMENTS = 256
+MAX_DOCUMENT_BYTES = 256 << 10
+MAX_DOCUMENT_DEPTH = 8
+MAX_TEMPLATE_BYTES = 64 << 10
+OWN_VARIABLES = frozenset(
+    ["messages", "tools", "documents", "add_generation_prompt", "continue_final_message", "chat_template"]
+)
 _NAME = re.compile(r"[A-Za-z0-9_.-]{1,64}")
 _NO_PARAMETERS = '{"type": "object", "properties": {}}'
 _ROLES = {
@@ -40,19 +46,24 @@ _MODES = (
 )
 
 
-def chat_prompt(chat: types_pb2.Chat, settings: GatewaySettings) -> ChatPrompt:
-    """Returns the prompt of a chat. Raises `ServiceError` naming the first invalid field, its value and its limit."""
+def chat_prompt(chat: types_pb2.Chat, settings: GatewaySettings, *, adds_special: bool = False) -> ChatPrompt:
+    """Returns the prompt of a chat, with the tokenizer's own special tokens if it `adds_special`. Raises `ServiceError`
+    naming the first invalid field, its value and its limit."""
     check_num("chat.messages", len(chat.messages), settings.max_chat_messages)
     if not chat.messages:
         raise invalid("chat.messages", f"is empty; 1 to {settings.max_chat_messages} are allowed", limit=1)
-    tools = _tools(chat)
+    tools, continues = _tools(chat), _continues(chat)
     return ChatPrompt(
         messages=tuple(_message(f"chat.messages[{at}]", one) for at, one in enumerate(chat.messages)),
-        add_generation_prompt=chat.add_generation_prompt if chat.HasField("add_generation_prompt") else True,
+        add_generation_prompt=chat.add_generation_prompt if chat.HasField("add_generation_prompt") else not continues,
         tools=tools,
         variables=_variables(chat.template_variables),
         must_call=_must_call(chat.tool_choice, tools),
         parallel=chat.parallel_tool_calls if chat.HasField("parallel_tool_calls") else True,
+        continue_final_message=continues,
+        documents=_documents(chat),
+        template=_template(chat, settings),
+        add_special_tokens=adds_special,
     )
 
 
@@ -65,7 +76,7 @@ def trusting(work: Work) -> Work:
 
 def num_bytes(prompt: ChatPrompt) -> int:
     """Returns the bytes of the prompt's texts, tools included."""
-    texts = [prompt.variables]
+    texts = [prompt.variables, prompt.template, *prompt.documents]
     for message in prompt.messages:
         texts += [message.content or "", message.reasoning or "", *(call.arguments for call in message.tool_calls)]
     for tool in prompt.tools:
@@ -166,6 +177,54 @@ def _variables(text: str) -> str:
     if taken:
         raise invalid("chat.template_variables", f"{taken[0]!r} has a field of its own")
     return text
+
+
+def _continues(chat: types_pb2.Chat) -> bool:
+    """Whether the last message is left open."""
+    field = "chat.continue_final_message"
+    if not chat.continue_final_message:
+        return False
+    if chat.add_generation_prompt:
+        raise invalid(field, "and chat.add_generation_prompt exclude each other: one of them can be true")
+    last = chat.messages[-1]
+    if last.role != types_pb2.ROLE_ASSISTANT:
+        role = _ROLES.get(last.role, "unknown")
+        raise invalid(field, f"is for a last message of the role assistant; its role is {role}: leave it out")
+    if last.tool_calls:
+        raise invalid(field, "is for a text, and the last message has tool calls: leave one of them out")
+    return True
+
+
+def _documents(chat: types_pb2.Chat) -> tuple[str, ...]:
+    check_num("chat.documents", len(chat.documents), MAX_DOCUMENTS)
+    for at, document in enumerate(chat.documents):
+        field = f"chat.documents[{at}]"
+        value = _check_object(field, document, MAX_DOCUMENT_BYTES)
+        if _is_deeper(value, MAX_DOCUMENT_DEPTH):
+            raise invalid(field, f"is nested more than {MAX_DOCUMENT_DEPTH} deep", limit=MAX_DOCUMENT_DEPTH)
+    return tuple(chat.documents)
+
+
+def _is_deeper(value: object, most: int) -> bool:
+    """Whether a JSON value has more than `most` objects and lists in each other."""
+    if not isinstance(value, dict | list):
+        return False
+    inner = value.values() if isinstance(value, dict) else value
+    return not most or any(_is_deeper(one, most - 1) for one in inner)
+
+
+def _template(chat: types_pb2.Chat, settings: GatewaySettings) -> str:
+    """Returns the request's own template; "" where it has none."""
+    field = "chat.template"
+    if not chat.HasField("template"):
+        return ""
+    if not settings.trust_request_chat_template:
+        text = "is not taken by this server: its operator can allow it with --trust-request-chat-template"
+        raise unsupported(field, f"{field} {text}")
+    if not chat.template:
+        raise invalid(field, f"is empty; 1 to {MAX_TEMPLATE_BYTES} bytes are allowed", limit=1)
+    _check_size(field, chat.template, MAX_TEMPLATE_BYTES)
+    return chat.template
 
 
 def _check_name(field: str, name: str) -> None:

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 
 from sluice.v1 import inference_pb2
 
-from sluice_server.engine.checks import check_num, check_pooled, check_priority
+from sluice_server.engine.checks import check_num, check_pooled, check_pooling, check_priority
 from sluice_server.engine.errors import ServiceError, invalid, unsupported
 from sluice_server.engine.request import Pooling
 from sluice_server.services.gateway.access.admission import BYTES_PER_TOKEN
@@ -32,6 +32,7 @@ BYTES_PER_INPUT = 32  # of an answer, besides the components
 COMPONENT_BITS = {VectorEncoding.FLOAT: 32, VectorEncoding.BFLOAT16: 16, VectorEncoding.BINARY: 1}
 
 POOLINGS = {
+    inference_pb2.POOLING_FIRST: Pooling.FIRST,
     inference_pb2.POOLING_LAST: Pooling.LAST,
     inference_pb2.POOLING_MEAN: Pooling.MEAN,
 }
@@ -96,18 +97,16 @@ def _options(request: inference_pb2.EmbedRequest, settings: GatewaySettings) -> 
     if encoding is None:
         raise invalid("encoding", f"{request.encoding} is no encoding of this server")
     normalize = request.normalize if request.HasField("normalize") else model.vectors.normalize
-    return VectorOptions(_pooling(request, model), normalize, dimensions, encoding)
+    return VectorOptions(_pooling(request, settings), normalize, dimensions, encoding)
 
 
-def _pooling(request: inference_pb2.EmbedRequest, model: ModelInfo) -> Pooling:
+def _pooling(request: inference_pb2.EmbedRequest, settings: GatewaySettings) -> Pooling:
     asked = request.pooling
     if asked == inference_pb2.POOLING_UNSPECIFIED:
-        return model.vectors.pooling
-    if asked == inference_pb2.POOLING_FIRST:
-        text = "pooling FIRST is not supported by this model, whose first token sees no other one: take LAST or MEAN"
-        raise unsupported("pooling", text)
+        return settings.model.vectors.pooling
     if asked not in POOLINGS:
         raise invalid("pooling", f"{asked} is no pooling of this server")
+    check_pooling(POOLINGS[asked], settings.limits)
     return POOLINGS[asked]
 
 

@@ -7,7 +7,7 @@ import dataclasses
 
 from sluice.v1 import inference_pb2, types_pb2
 
-from sluice_server.engine.checks import check_credit, check_params, check_prompt
+from sluice_server.engine.checks import check_credit, check_generates, check_params, check_prompt
 from sluice_server.engine.errors import invalid, other_revision, unsupported
 from sluice_server.engine.request import Limits, SamplingParams
 from sluice_server.services import text_bound
@@ -150,8 +150,7 @@ def _generation(
     spec: types_pb2.GenerationSpec, priority: int, settings: GatewaySettings, *, is_open: bool
 ) -> TranslatedRequest:
     check_model(spec, settings.model)
-    if not settings.model.generates:
-        raise unsupported("Generate", "Generate is not supported with this model, which has no head: ask for vectors")
+    check_generates(settings.model.generates)
     refuse_unbuilt(spec)
     limits = settings.limits
     params = sampling.sampling_params(spec, settings.model.defaults, limits)
@@ -190,15 +189,15 @@ def _keep_last(spec: types_pb2.GenerationSpec, limits: Limits) -> int:
 def tokenization(request: inference_pb2.TokenizeRequest, settings: GatewaySettings) -> TranslatedRequest:
     """Returns the work of Tokenize. Raises `ServiceError`."""
     check_model(request, settings.model)
-    add = request.add_special_tokens if request.HasField("add_special_tokens") else True
     if request.WhichOneof("prompt") == "text":
         text = request.text
         check_bytes(size_of_text(text), settings)
-        return TranslatedRequest(Tokenize(prompt=TextPrompt(text), add_special_tokens=add))
+        return TranslatedRequest(Tokenize(prompt=TextPrompt(text, _adds_special(request, default=True))))
     if request.WhichOneof("prompt") != "chat":
         raise invalid("prompt", "is missing; send text or chat")
     refuse_unbuilt(request.chat, "chat.")
-    return TranslatedRequest(Tokenize(prompt=_chat(request.chat, settings)[0], add_special_tokens=add))
+    chat, _ = _chat(request.chat, settings, adds_special=_adds_special(request, default=False))
+    return TranslatedRequest(Tokenize(prompt=chat))
 
 
 def detokenization(request: inference_pb2.DetokenizeRequest, settings: GatewaySettings) -> Slices[TranslatedRequest]:
@@ -242,21 +241,30 @@ def _prompt(
                 raise invalid("prompt", "is empty; send at least one byte of text")
             if not spec.truncate_prompt_tokens:
                 text_bound.check_bytes(size, settings.model.longest_token, params, settings.limits)
-            return TextPrompt(text), size // BYTES_PER_TOKEN + 1
+            return TextPrompt(text, _adds_special(spec, default=True)), size // BYTES_PER_TOKEN + 1
         case "token_ids":
+            if spec.add_special_tokens:
+                raise invalid(
+                    "add_special_tokens", "is for text and chats; token ids are used as they are: leave it out"
+                )
             num = len(spec.token_ids.ids)  # the count is checked before the ids
             check_prompt(min(num, spec.truncate_prompt_tokens or num), params, settings.limits)
             return TokenPrompt(pack_checked("prompt.token_ids", spec.token_ids.ids, settings)), num
         case "chat":
-            chat, size = _chat(spec.chat, settings)
+            chat, size = _chat(spec.chat, settings, adds_special=_adds_special(spec, default=False))
             return chat, size // BYTES_PER_TOKEN + len(chat.messages)
         case _:
             raise invalid("prompt", "is missing; send text, token_ids or chat")
 
 
-def _chat(chat: types_pb2.Chat, settings: GatewaySettings) -> tuple[ChatPrompt, int]:
+def _adds_special(request: types_pb2.GenerationSpec | inference_pb2.TokenizeRequest, *, default: bool) -> bool:
+    """Returns whether the special tokens of the tokenizer's own template are added."""
+    return request.add_special_tokens if request.HasField("add_special_tokens") else default
+
+
+def _chat(chat: types_pb2.Chat, settings: GatewaySettings, *, adds_special: bool) -> tuple[ChatPrompt, int]:
     """Returns the conversation and its size in bytes."""
-    prompt = chat_prompt(chat, settings)
+    prompt = chat_prompt(chat, settings, adds_special=adds_special)
     size = num_bytes(prompt)
     check_bytes(size, settings)
     return prompt, size

@@ -12,7 +12,7 @@ from typing import NamedTuple
 
 from google.protobuf.descriptor import Descriptor, FieldDescriptor
 
-from sluice_server.services.gateway.contract.chat import MAX_CALLS, MAX_PARTS, MAX_TOOLS
+from sluice_server.services.gateway.contract.chat import MAX_CALLS, MAX_DOCUMENTS, MAX_PARTS, MAX_TOOLS
 from sluice_server.services.gateway.contract.constraint import MAX_CHOICES
 from sluice_server.services.gateway.settings import GatewaySettings
 
@@ -54,6 +54,7 @@ def bounds(settings: GatewaySettings) -> Mapping[str, int]:
         "Choice.texts": MAX_CHOICES,
         "Chat.messages": settings.max_chat_messages,
         "Chat.tools": MAX_TOOLS,
+        "Chat.documents": MAX_DOCUMENTS,
         "ChatMessage.parts": MAX_PARTS,
         "ChatMessage.tool_calls": MAX_CALLS,
         "EmbedRequest.inputs": settings.max_embed_inputs,

@@ -13,7 +13,7 @@ from collections.abc import Callable, Set
 from typing import TypeAlias
 
 from sluice_server.engine.errors import ServiceError, other_revision, schema_mismatch, stage_lost
-from sluice_server.engine.request import Limits, SamplingParams
+from sluice_server.engine.request import Limits, Pooling, SamplingParams
 from sluice_server.services.faults import fault
 from sluice_server.services.gateway.access.call import CallMetadata
 from sluice_server.services.gateway.contract.translate import TranslatedRequest
@@ -23,7 +23,7 @@ from sluice_server.services.gateway.requests.manager import RequestManager
 from sluice_server.services.gateway.requests.open_request import OpenRequest, RequestStatus
 from sluice_server.services.gateway.settings import GatewaySettings, ModelInfo
 from sluice_server.services.messages.messages import Envelope, Message, Mismatch, Probe, Role
-from sluice_server.services.messages.work import Generate, TokenPrompt
+from sluice_server.services.messages.work import Embed, Generate, TokenPrompt, VectorOptions
 from sluice_server.services.ring.peers import peer_of
 from sluice_server.services.ring.schema_mismatches import FRESH_S
 from sluice_server.services.telemetry.logs import about
@@ -221,15 +221,15 @@ class RingWatch:
                 request.end(other_revision(request.envelope.revision, model.revision))
 
     def _warm(self) -> None:
-        """Requests one token of each engine once probes have come back on every route through it; the engine gets
-        requests when the token has come."""
+        """Requests a token or a vector of each engine once probes have come back on every route through it; the engine
+        gets requests when it has come."""
         for engine, made in list(self._warm_ups.items()):
             if made.state is not RequestStatus.RUNNING and self._warm_ups.pop(engine, None) is made:
                 self._warmed(engine, made)
         for engine in sorted(self._liveness.complete - self._engines.serving - self._warm_ups.keys()):
             if not self._is_of_one_revision():
                 return
-            made = self._manager.open_own(CallMetadata("warm-up"), one_token(self._manager.settings), engine)
+            made = self._manager.open_own(CallMetadata("warm-up"), first_work(self._manager.settings), engine)
             self._warm_ups[engine] = made
             made.delivery.on_news = self._warm
 
@@ -251,10 +251,11 @@ class RingWatch:
         self._inputs.on_change()
 
 
-def one_token(settings: GatewaySettings) -> TranslatedRequest:
-    """Returns the work of a warm-up request."""
+def first_work(settings: GatewaySettings) -> TranslatedRequest:
+    """Returns the work of a warm-up request: one token, or one vector of a model that generates nothing."""
     token_id = settings.model.eos_ids[0] if settings.model.eos_ids else 0
+    prompt = TokenPrompt(token_id.to_bytes(4, "little"))
+    if not settings.model.generates:
+        return TranslatedRequest(Embed((prompt,), VectorOptions(Pooling.LAST, normalize=False, dimensions=1)))
     params = SamplingParams(max_tokens=1, temperature=0.0, ignore_eos=True)
-    return TranslatedRequest(
-        Generate(prompt=TokenPrompt(token_id.to_bytes(4, "little")), params=params), token_records=False
-    )
+    return TranslatedRequest(Generate(prompt=prompt, params=params), token_records=False)

@@ -48,6 +48,27 @@ TRUTHFUL: dict[str, Values] = {
     "Qwen2MoeForCausalLM": {**EXPERTS, "shared_expert_intermediate_size": 32},
     "SmolLM3ForCausalLM": {},
 }
+_BLOCKS: Values = {"vocab_size": 101, "hidden_size": 48, "num_hidden_layers": 3, "num_attention_heads": 4}
+_ENCODER: Values = {**_BLOCKS, "intermediate_size": 80, "max_position_embeddings": 66, "layer_norm_eps": 1e-12}
+_LOCAL: Values = {"local_attention": 16, "global_attn_every_n_layers": 3, "norm_eps": 1e-5}
+TRUTHFUL_ENCODERS: dict[str, Values] = {
+    "BertModel": {**_ENCODER, "type_vocab_size": 2, "hidden_act": "gelu"},
+    "XLMRobertaForSequenceClassification": {**_ENCODER, "type_vocab_size": 1, "pad_token_id": 1},
+    "MPNetForMaskedLM": {**_ENCODER, "relative_attention_num_buckets": 32},
+    "ModernBertModel": {**_ENCODER, **_LOCAL, "global_rope_theta": 1e5, "local_rope_theta": 1e4},
+}
+OF_ENCODERS = [
+    *("architectures", "hidden_act", "hidden_activation", "norm_eps", "layer_types", "rope_parameters", "norm_bias"),
+    *(
+        "position_embedding_type",
+        "is_decoder",
+        "quantization_config",
+        "classifier_pooling",
+        "attention_bias",
+        "id2label",
+    ),
+    *("rope_parameters.full_attention", "rope_parameters.full_attention.rope_theta", "sentence_transformers"),
+]
 OTHERS = [  # beside the numbers
     "architectures",
     "attention_bias",

@@ -13,13 +13,25 @@ import torch
 
 from sluice_server.engine.errors import ServiceError
 from sluice_server.engine.models.config import ModelConfig, read_config, read_head_config
+from sluice_server.engine.models.encoders.reading import SENTENCES
 from sluice_server.engine.models.model import load_model
 from sluice_server.engine.models.registry import read_served
 from sluice_server.engine.models.rules import RULES
 from sluice_server.engine.parameters import FROM_MODEL
 from sluice_server.engine.request import SamplingParams
 from sluice_server.kernels.layout.metadata import AttentionMetadata
-from tests.engine.models.hostile import FIELDS, GENERATION, HEAD, TRUTHFUL, Values, lies, truthful, write
+from tests.engine.models.hostile import (
+    FIELDS,
+    GENERATION,
+    HEAD,
+    OF_ENCODERS,
+    TRUTHFUL,
+    TRUTHFUL_ENCODERS,
+    Values,
+    lies,
+    truthful,
+    write,
+)
 from tests.oracle.checkpoints import Shape, make_checkpoint
 
 MOST_BYTES = 8 << 20
@@ -35,6 +47,18 @@ def refusal(read: Callable[[], object]) -> str:
         assert len(error.message) < 600
         return error.message
     return ""
+
+
+@pytest.mark.parametrize("architecture", TRUTHFUL_ENCODERS)
+def test_every_field_of_an_encoder_is_read_or_refused_by_a_line(architecture: str, tmp_path: Path) -> None:
+    base = {**TRUTHFUL_ENCODERS[architecture], "architectures": [architecture]}
+    assert refusal(lambda: read_served(write(tmp_path, base))) == ""
+    num_refused = 0
+    for what, values in lies(base, [*base, *OF_ENCODERS]):
+        said = refusal(lambda values=values: read_served(write(tmp_path, values)))  # type: ignore[misc] # bound now
+        num_refused += bool(said)
+        assert not said or "config.json: " in said or "supported" in said, what
+    assert num_refused > 10 * len(base)
 
 
 QUICK = {"LlamaForCausalLM", "Qwen3MoeForCausalLM", "Gemma3ForCausalLM"}  # which read what there is to read
@@ -76,6 +100,16 @@ def test_every_rule_is_asked(name: str, tmp_path: Path) -> None:
                 read = read_head_config if name == "draft_vocab_size" else read_config
                 directory = write(tmp_path, {**values, "num_hidden_layers": 1} if read is read_head_config else values)
                 said.add(refusal(lambda read=read, directory=directory: read(directory)))  # type: ignore[misc] # bound now
+        if any(f"{name} is nan; it must be" in one for one in said):
+            return
+    for encoder, base in TRUTHFUL_ENCODERS.items():
+        named = {**base, "architectures": [encoder]}
+        for _, values in lies(named, [name]):
+            said.add(refusal(lambda values=values: read_served(write(tmp_path, values))))  # type: ignore[misc] # bound now
+        write(tmp_path, named)
+        for _, values in lies({}, [name]):
+            said.add(refusal(lambda values=values: read_served(write(tmp_path, values, SENTENCES))))  # type: ignore[misc] # bound now
+        (tmp_path / SENTENCES).unlink()
         if any(f"{name} is nan; it must be" in one for one in said):
             return
     pytest.fail(f"{name} is read by no architecture")

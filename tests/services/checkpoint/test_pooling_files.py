@@ -62,6 +62,20 @@ def test_files_say_it(tmp_path: Path, modules: object, pooling: dict[str, object
     assert read_pooling(files(tmp_path, modules, **pooling)) == want
 
 
+@pytest.mark.parametrize("mode", [{"pooling_mode_cls_token": True}, {"pooling_mode": "cls"}])
+def test_encoders_may_pool_the_first_token(tmp_path: Path, mode: dict[str, object]) -> None:
+    assert read_pooling(tmp_path, is_encoder=True) == PoolingFiles(Pooling.MEAN, normalize=True)
+    found = read_pooling(files(tmp_path, [TRANSFORMER, POOL, NORMALIZE], **mode), is_encoder=True)
+    assert found == PoolingFiles(Pooling.FIRST, normalize=True)
+
+
+def test_small_letters_are_refused(tmp_path: Path) -> None:
+    path = tmp_path / "sentence_bert_config.json"
+    for is_set, why in ((False, ""), (True, "sentence_bert_config.json sets do_lower_case, which is not built")):
+        path.write_text(json.dumps({"max_seq_length": 128, "do_lower_case": is_set}))
+        assert read_pooling(tmp_path, is_encoder=True).refusal == why
+
+
 @pytest.mark.parametrize(
     ("modules", "pooling", "why"),
     [

@@ -9,6 +9,7 @@ from sluice_server.services.messages.details import Detokenized, Tokenized
 from sluice_server.services.messages.messages import Result
 from sluice_server.services.messages.work import ChatPrompt, Detokenize, TextPrompt, Tokenize, Work, pack_ids
 from tests.services.edge.edge_rig import EdgeRig, edge
+from tests.services.gateway.fake_ring import settings
 
 HELLO: list[Any] = [{"role": "user", "content": "hello"}]
 PIECES = {5: b"a", 6: b"\xc3"}
@@ -43,7 +44,8 @@ async def test_tokens_of_a_prompt() -> None:
         first, second = asked
         assert isinstance(first, Tokenize) and isinstance(second, Tokenize)
         assert isinstance(first.prompt, TextPrompt) and first.prompt.text == "aé"
-        assert (first.add_special_tokens, second.add_special_tokens) == (False, True)
+        assert isinstance(second.prompt, TextPrompt)
+        assert (first.prompt.add_special_tokens, second.prompt.add_special_tokens) == (False, True)
 
 
 async def test_tokens_of_messages() -> None:
@@ -55,7 +57,26 @@ async def test_tokens_of_messages() -> None:
         assert isinstance(work, Tokenize) and isinstance(work.prompt, ChatPrompt)
         prompt = work.prompt
         assert [one.content for one in prompt.messages] == ["hello"] and prompt.variables == '{"x":1}'
-        assert prompt.add_generation_prompt is False
+        assert prompt.add_generation_prompt is False and prompt.add_special_tokens is False
+
+
+async def test_tokens_of_messages_with_all_that_a_template_is_given() -> None:
+    async with edge(settings(trust_request_chat_template=True)) as rig:
+        asked = answering(rig)
+        messages = [*HELLO, {"role": "assistant", "content": "It is"}]
+        body = {
+            "messages": messages,
+            "continue_final_message": True,
+            "documents": [{"title": "a", "text": ["b"]}],
+            "chat_template": "{{ messages }}",
+            "add_special_tokens": True,
+        }
+        assert (await post(rig, "/tokenize", body)).status_code == 200
+        (work,) = asked
+        assert isinstance(work, Tokenize) and isinstance(work.prompt, ChatPrompt)
+        prompt = work.prompt
+        assert prompt.continue_final_message and not prompt.add_generation_prompt and prompt.add_special_tokens
+        assert prompt.documents == ('{"title":"a","text":["b"]}',) and prompt.template == "{{ messages }}"
 
 
 async def test_the_text_of_tokens() -> None:
@@ -72,8 +93,9 @@ async def test_the_text_of_tokens() -> None:
         ("/tokenize", {}, "prompt"),
         ("/tokenize", {"prompt": "x", "messages": HELLO}, "prompt"),
         ("/tokenize", {"prompt": "x", "add_generation_prompt": True}, "add_generation_prompt"),
-        ("/tokenize", {"messages": HELLO, "add_special_tokens": True}, "add_special_tokens"),
-        ("/tokenize", {"messages": HELLO, "continue_final_message": True}, "continue_final_message"),
+        ("/tokenize", {"prompt": "x", "documents": [{}]}, "documents"),
+        ("/tokenize", {"prompt": "x", "chat_template": "x"}, "chat_template"),
+        ("/tokenize", {"prompt": "x", "continue_final_message": True}, "continue_final_message"),
         ("/tokenize", {"prompt": "x", "made_up": 1}, "made_up"),
         ("/detokenize", {}, None),
         ("/detokenize", {"tokens": [-1]}, "tokens"),

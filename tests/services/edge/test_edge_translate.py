@@ -49,6 +49,7 @@ def test_what_is_absent_stays_absent() -> None:
         ({"truncate_prompt_tokens": 4}, "truncate_prompt_tokens", 4),
         ({"skip_special_tokens": False}, "output.skip_special_tokens", False),
         ({"stream_interval": 4}, "output.stream_interval", 4),
+        ({"add_special_tokens": False}, "add_special_tokens", False),
         ({"prompt_logprobs": 2}, "output.prompt_logprobs", 2),
         ({"echo": True}, "output.echo", True),
         ({"echo": True, "logprobs": 3}, "output.prompt_logprobs", 3),
@@ -126,6 +127,10 @@ def test_what_is_refused(fields: dict[str, Any], param: str) -> None:
 def test_of_a_chat() -> None:
     assert chat(best_of=3, n=2).sampling == types_pb2.SamplingParams(best_of=3, n=2)
     assert chat(add_generation_prompt=False).chat.HasField("add_generation_prompt")
+    given = chat(continue_final_message=True, documents=[{"a": 1}, {}], chat_template="x", add_special_tokens=True)
+    assert given.chat.continue_final_message and not given.chat.HasField("add_generation_prompt")
+    assert (list(given.chat.documents), given.chat.template, given.add_special_tokens) == (['{"a":1}', "{}"], "x", True)
+    assert chat(documents=[], chat_template="") == chat()
     assert chat(reasoning_effort="low").chat.template_variables == '{"reasoning_effort":"low"}'
     both = chat(reasoning_effort="low", chat_template_kwargs={"enable_thinking": False})
     assert both.chat.template_variables == '{"enable_thinking":false,"reasoning_effort":"low"}'
@@ -133,6 +138,11 @@ def test_of_a_chat() -> None:
         chat(reasoning_effort="low", chat_template_kwargs={"reasoning_effort": "high"})
     assert chat(top_logprobs=0, logprobs=False) == chat()
     assert chat(tools=[], tool_choice="none").chat.tools == []
+
+
+def test_ids_are_used_as_they_are() -> None:
+    for value in (True, False):
+        assert completion(prompt=[5], add_special_tokens=value) == completion(prompt=[5])
 
 
 def test_one_call_at_a_time() -> None:

@@ -14,11 +14,23 @@ from sluice_server.engine.request import FinishReason, Limits
 from sluice_server.services.gateway.gateway import Gateway
 from sluice_server.services.gateway.recovery.watch import ReadModel
 from sluice_server.services.gateway.settings import GatewaySettings, ModelInfo
-from sluice_server.services.messages.details import Admitted, Timings, TokenRecord
-from sluice_server.services.messages.messages import Cancel, Grant, Message, Preempted, Probe, Role, Submit, Text, Visit
-from sluice_server.services.messages.work import Generate, Stops
+from sluice_server.services.messages.details import Admitted, Embedded, Timings, TokenRecord
+from sluice_server.services.messages.messages import (
+    Cancel,
+    Grant,
+    Message,
+    Preempted,
+    Probe,
+    Result,
+    Role,
+    Submit,
+    Text,
+    Visit,
+)
+from sluice_server.services.messages.work import Embed, Generate, Stops, TokenPrompt
 from sluice_server.services.telemetry.observed import Observer
 
+FIRST_INPUT = TokenPrompt((2).to_bytes(4, "little"))  # of the warm-up of a model that generates nothing
 MODEL = ModelInfo(id="toy", revision="r1", context_length=1000, eos_ids=(2,), architecture="Toy", vector_width=8)
 SETTINGS = GatewaySettings(
     gateway_id="g0",
@@ -111,10 +123,18 @@ class FakeRing:
         elif isinstance(message, Submit) and message.envelope.engine in self.silent:
             pass
         elif isinstance(message, Submit) and is_warm_up(message):
-            self.play(text_of(message, 0, "w", first=True, last=True))
+            self._warm(message)
         elif isinstance(message, Submit):
             self.script(message)
         self.changed.set()
+
+    def _warm(self, submit: Submit) -> None:
+        """Answers a warm-up: with a token, or with a vector of a model that generates nothing."""
+        assert self.gateway is not None
+        if isinstance(submit.work, Embed):
+            self.gateway.handle(Result(submit.envelope, Embedded((bytes(4),), (1,), 0, Timings())))
+        else:
+            self.play(text_of(submit, 0, "w", first=True, last=True))
 
     def _revision(self, role: Role) -> str:
         return self.of_roles.get(role, MODEL.revision)
@@ -127,6 +147,8 @@ def public(submit: Submit) -> str:
 
 def is_warm_up(submit: Submit) -> bool:
     work = submit.work
+    if isinstance(work, Embed):
+        return work.inputs == (FIRST_INPUT,) and work.options.dimensions == 1
     return isinstance(work, Generate) and work.params.max_tokens == 1 and work.params.ignore_eos
 
 

@@ -79,7 +79,7 @@ def test_a_prompt_that_is_too_long_is_refused_or_cut(llm: LLM) -> None:
     [
         ({"dimensions": 0}, r"dimensions: 0 is not in \[1, 256\]"),
         ({"dimensions": 257}, r"dimensions: 257 is not in \[1, 256\]"),
-        ({"pooling": "cls"}, "'cls' is none of last, mean"),
+        ({"pooling": "cls"}, "'cls' is none of first, last, mean"),
         ({"truncate": "middle"}, "'middle' is none of left, none, right"),
         ({"instruction": "x" * 8193}, "has 8193 bytes; at most 8192"),
     ],

@@ -16,7 +16,7 @@ from tests.system.service import Service, serve
 
 # Opens the reasoning where it is asked to, and shows the tools.
 TEMPLATE = (
-    "{% for m in messages %}{{ m.content }}{% endfor %}"
+    "{% for m in messages %}{{ m.content }}{% endfor %}{{ documents | tojson if documents else '' }}"
     "{{ tools | tojson if tools else '' }}<tool_call>{{ '<think>' if thinking else '</think>' }}"
 )
 TEXT = "def mean(values):"
@@ -213,3 +213,21 @@ def test_chats_with_tools_and_reasoning(llm: LLM, service: Service, variables: d
     same(calling, called)
     assert variables or ("weather", "{}") in [(one.name, one.arguments) for one in calling.outputs[0].tool_calls]
     assert [one.outputs for one in llm.chat([talk, talk], params, **given)] == [mine.outputs] * 2
+
+
+def test_all_that_a_template_is_given(llm: LLM, service: Service) -> None:
+    params, fields = asked("seed")
+    hello = {"role": types_pb2.ROLE_USER, "parts": [{"text": "hello"}]}
+    begun = {"role": types_pb2.ROLE_ASSISTANT, "parts": [{"text": "It is"}]}
+    chats: list[dict[str, Any]] = [
+        {"messages": [hello, begun], "continue_final_message": True},
+        {"messages": [hello, begun], "documents": ['{"text": "é"}']},
+    ]
+    there = answers(service, [types_pb2.GenerationSpec(chat=types_pb2.Chat(**chat), **fields) for chat in chats])
+    talk = [{"role": "user", "content": "hello"}, {"role": "assistant", "content": "It is"}]
+    (continued,) = llm.chat(talk, params, continue_final_message=True)
+    same(continued, there[0])
+    assert continued.prompt == "helloIt is"
+    same(llm.chat(talk, params, documents=[{"text": "é"}])[0], there[1])
+    (own,) = llm.chat(talk, params, chat_template="{{ messages | length }}!")
+    assert own.prompt == "2!"

@@ -65,7 +65,7 @@ def test_ids_are_those_of_the_library_with_places(family: str, tmp_path: Path) -
     for text in ("", "hello world", "<s> a <|user|>addedword b</s>", "é 😀\n\n 你好 " * 500, "x" * 3000):
         for special in (True, False):
             expected = tokenizer.encode(text, add_special_tokens=special).ids
-            assert encoder.encode(TextPrompt(text), limits, special) == expected
+            assert encoder.encode(TextPrompt(text, special), limits) == expected
 
 
 def refused(encoder: TextEncoder, prompt: TextPrompt | TokenPrompt | ChatPrompt) -> ServiceError:

@@ -75,6 +75,25 @@ def test_two_texts_are_encoded_as_a_pair(encoder: TextEncoder) -> None:
     assert answer.message.startswith("documents[1] has ")
 
 
+def test_types_tell_the_texts_of_a_pair_apart(encoder: TextEncoder) -> None:
+    pair, text = PairPrompt("hello", "fox"), TextPrompt("fox")
+    untyped = made(encoder, pair, text)
+    assert isinstance(untyped, Inputs) and untyped.num_first == ()
+    encoder.tokenizer.post_processor = _pairs("<s> $A </s> $B:1 </s>:1")
+    answer = made(encoder, pair, text)
+    assert isinstance(answer, Inputs) and ids_of(answer) == ids_of(untyped)
+    assert answer.num_first == (len(plain(encoder, "hello")) + 2, len(plain(encoder, "fox")) + 2)
+    encoder.tokenizer.post_processor = _pairs("<s>:1 $A </s> $B </s>")
+    refused = made(encoder, text, pair, field="pairs")
+    assert isinstance(refused, Failed) and refused.reason == "FEATURE_UNSUPPORTED"
+    assert refused.message.startswith("pairs[1]: token types of the tokenizer's pairs are supported as 0")
+
+
+def _pairs(template: str) -> processors.TemplateProcessing:
+    special = [("<s>", 0), ("</s>", 1)]
+    return processors.TemplateProcessing(single="<s> $A </s>", pair=template, special_tokens=special)
+
+
 def test_a_query_and_a_document_are_written_by_the_chat_template(encoder: TextEncoder, tmp_path: Path) -> None:
     turns = ChatPrompt((ChatMessage("query", "a"), ChatMessage("document", "</s>")))
     source = "{% for one in messages %}</s>{{ one.content }}{% endfor %}"

@@ -14,7 +14,7 @@ from typing import Any
 from sluice.v1 import types_pb2
 
 from sluice_server.engine.models.labels import Activation, LabelsConfig
-from sluice_server.services.gateway.contract.chat import MAX_CALLS, MAX_PARTS, MAX_TOOLS
+from sluice_server.services.gateway.contract.chat import MAX_CALLS, MAX_DOCUMENTS, MAX_PARTS, MAX_TOOLS
 from tests.services.gateway.fake_ring import MODEL, settings
 
 Fields = dict[str, Any]
@@ -31,6 +31,7 @@ SMALL = settings(
     max_token_ids=TOKEN_IDS,
     max_chat_messages=MESSAGES,
     max_embed_inputs=INPUTS,
+    trust_request_chat_template=True,
     model=dataclasses.replace(MODEL, labels=LabelsConfig(("LABEL_0",), Activation.SIGMOID)),
 )
 KIB = 1024
@@ -90,6 +91,17 @@ def tool(**fields: Any) -> Fields:  # noqa: ANN401 # any field of a tool
 def json_of(size: int) -> str:
     """A JSON object of that many bytes."""
     return '{"a":"' + "x" * (size - 8) + '"}'
+
+
+def nested(depth: int) -> str:
+    """A JSON object of objects and lists that deep."""
+    return '{"a":' + "[" * (depth - 1) + "]" * (depth - 1) + "}"
+
+
+def open_at_end(last: Fields | None = None, **fields: Any) -> Fields:  # noqa: ANN401 # any field of a chat
+    """A chat whose last message is continued: the assistant's, or that of another chat."""
+    messages = [turn(ASSISTANT)] if last is None else last["chat"]["messages"]
+    return chat(messages=messages, continue_final_message=True, **fields)
 
 
 def duration(group: str, name: str, high_s: int, **rest: object) -> Edge:
@@ -154,6 +166,21 @@ SPEC: Mapping[str, Edge] = {
         [said(of=ASSISTANT, reasoning="x" * (PROMPT_BYTES + 1)), said(reasoning="x")],
     ),
     "chat.add_generation_prompt": Edge([chat(add_generation_prompt=value) for value in (True, False)]),
+    "chat.continue_final_message": Edge(
+        [chat(continue_final_message=False), open_at_end(), open_at_end(add_generation_prompt=False)],
+        [chat(continue_final_message=True), open_at_end(add_generation_prompt=True), open_at_end(call())],
+    ),
+    "chat.documents": Edge(
+        [chat(documents=["{}"] * num) for num in (1, MAX_DOCUMENTS - 1, MAX_DOCUMENTS)]
+        + [chat(documents=[json_of(size)]) for size in (256 * KIB - 1, 256 * KIB)]
+        + [chat(documents=[nested(8)])],
+        [chat(documents=["{}"] * (MAX_DOCUMENTS + 1))]
+        + [chat(documents=[text]) for text in (json_of(256 * KIB + 1), "[]", "", nested(9), nested(100_000))],
+    ),
+    "chat.template": Edge(
+        [chat(template="x" * size) for size in (1, 64 * KIB - 1, 64 * KIB)],
+        [chat(template=text) for text in ("", "x" * (64 * KIB + 1), "é" * (32 * KIB) + "x")],
+    ),
     "chat.parallel_tool_calls": Edge([chat(parallel_tool_calls=value) for value in (True, False)]),
     "chat.tools.name": Edge(
         [tool(name=name) for name in ("f", "f" * 63, "f" * 64)]
@@ -301,6 +328,11 @@ SPEC: Mapping[str, Edge] = {
         [{"text": "a", "truncate_prompt_tokens": n} for n in (1, CONTEXT - 1, CONTEXT)],
         [{"text": "a", "truncate_prompt_tokens": n} for n in (0, CONTEXT + 1)],
     ),
+    "add_special_tokens": Edge(
+        [{**prompt, "add_special_tokens": value} for prompt in ({"text": "a"}, chat()) for value in (True, False)]
+        + [{"token_ids": {"ids": [1]}, "add_special_tokens": False}],
+        [{"token_ids": {"ids": [1]}, "add_special_tokens": True}],
+    ),
     "resume.generation_id": Edge([], [{"text": "a", "resume": {"generation_id": "x"}}]),
     # This gateway's engines draft nothing: to ask for it is refused by name.
     "speculation.enabled": field("speculation", "enabled", [False], []),
@@ -314,7 +346,7 @@ TOKENIZE: Mapping[str, Edge] = {
     "model": SPEC["model"],
     "revision": SPEC["revision"],
     "text": Edge([{"text": ""}, *SPEC["text"].good], [{}, *SPEC["text"].bad[2:]]),
-    "add_special_tokens": Edge([{"text": "a", "add_special_tokens": value} for value in (True, False)]),
+    "add_special_tokens": Edge(SPEC["add_special_tokens"].good[:4]),
     **{path: edge for path, edge in SPEC.items() if path.startswith("chat.")},
 }
 

@@ -3,18 +3,27 @@
 from typing import Any
 
 import pytest
-from sluice.v1 import types_pb2
+from sluice.v1 import inference_pb2, types_pb2
 
 from sluice_server.engine.errors import Code, ServiceError
 from sluice_server.engine.request import FinishReason
 from sluice_server.services.gateway.contract import translate
-from sluice_server.services.gateway.contract.chat import MAX_VARIABLES_BYTES
+from sluice_server.services.gateway.contract.chat import MAX_VARIABLES_BYTES, chat_prompt, num_bytes
 from sluice_server.services.messages.details import Admitted, TokenRecord
 from sluice_server.services.messages.messages import Text
-from sluice_server.services.messages.work import ChatMessage, ChatPrompt, Generate, Stops, Tool, ToolCall
-from tests.services.gateway.fake_ring import SETTINGS, running, stream_request, unary_request
+from sluice_server.services.messages.work import (
+    ChatMessage,
+    ChatPrompt,
+    Generate,
+    Stops,
+    Tokenize,
+    TokenPrompt,
+    Tool,
+    ToolCall,
+)
+from tests.services.gateway.fake_ring import SETTINGS, running, settings, stream_request, unary_request
 
-ASK = {"role": types_pb2.ROLE_USER, "parts": [{"text": "hi"}]}
+ASK: dict[str, Any] = {"role": types_pb2.ROLE_USER, "parts": [{"text": "hi"}]}
 CALL = {"id": "c1", "name": "f", "arguments": '{"a": 1}'}
 
 
@@ -64,6 +73,76 @@ def test_every_message_may_have_an_author() -> None:
 @pytest.mark.parametrize(("mode", "num"), [(0, 1), (types_pb2.TOOL_MODE_AUTO, 1), (types_pb2.TOOL_MODE_NONE, 0)])
 def test_the_model_is_told_of_tools_unless_it_may_not_call(mode: int, num: int) -> None:
     assert len(prompt(tools=[{"name": "f"}], tool_choice={"mode": mode}).tools) == num
+
+
+BEGUN = {"role": types_pb2.ROLE_ASSISTANT, "parts": [{"text": "It is"}]}
+
+
+def test_the_last_message_is_left_open_in_place_of_a_new_turn() -> None:
+    made = prompt(messages=[ASK, BEGUN], continue_final_message=True)
+    assert made.continue_final_message and not made.add_generation_prompt
+    assert not prompt(messages=[ASK, BEGUN]).continue_final_message
+    assert prompt(continue_final_message=False).add_generation_prompt
+
+
+@pytest.mark.parametrize(
+    ("chat", "words"),
+    [
+        ({"messages": [ASK, BEGUN], "add_generation_prompt": True}, "add_generation_prompt exclude each other"),
+        ({"messages": [ASK]}, "its role is user"),
+        ({"messages": [{**BEGUN, "tool_calls": [CALL]}]}, "has tool calls"),
+    ],
+)
+def test_what_cannot_be_continued_is_refused(chat: dict[str, Any], words: str) -> None:
+    with pytest.raises(ServiceError, match=rf"^chat.continue_final_message: .*{words}") as caught:
+        prompt(**chat, continue_final_message=True)
+    assert (caught.value.code, caught.value.field) == (Code.INVALID_ARGUMENT, "chat.continue_final_message")
+
+
+def test_documents_are_counted_as_text_of_the_prompt() -> None:
+    documents = ('{"title":"a"}', '{"text":"é"}')
+    made = prompt(documents=documents)
+    assert made.documents == documents and num_bytes(made) == num_bytes(prompt()) + 26
+    with pytest.raises(ServiceError, match=r"^chat.documents\[1\]: is nested more than 8 deep"):
+        prompt(documents=["{}", '{"a":' * 9 + "1" + "}" * 9])
+    with pytest.raises(ServiceError, match=r"^prompt: has \d+ bytes"):
+        asked({}, documents=['{"a":"' + "x" * 9000 + '"}'] * 200)
+
+
+def test_a_template_of_a_request_is_taken_where_the_operator_says_so() -> None:
+    with pytest.raises(ServiceError, match="--trust-request-chat-template") as caught:
+        prompt(template="{{ messages }}")
+    assert (caught.value.code, caught.value.field) == (Code.UNIMPLEMENTED, "chat.template")
+    chat = types_pb2.Chat(messages=[types_pb2.ChatMessage(**ASK)], template="{{ messages }}")
+    made = chat_prompt(chat, settings(trust_request_chat_template=True))
+    assert made.template == "{{ messages }}" and num_bytes(made) == num_bytes(prompt()) + 14
+
+
+@pytest.mark.parametrize("name", ["chat_template", "continue_final_message", "documents"])
+def test_a_variable_has_no_name_of_a_field(name: str) -> None:
+    with pytest.raises(ServiceError, match=f"^chat.template_variables: '{name}' has a field of its own"):
+        prompt(template_variables=f'{{"{name}": 1}}')
+
+
+def test_special_tokens_are_added_to_text_and_not_to_chats_unless_the_request_says_otherwise() -> None:
+    chat = types_pb2.Chat(messages=[types_pb2.ChatMessage(**ASK)])
+    for given, to_text, to_chat in ((None, True, False), (True, True, True), (False, False, False)):
+        for spec, want in (
+            (types_pb2.GenerationSpec(text="a"), to_text),
+            (types_pb2.GenerationSpec(chat=chat), to_chat),
+        ):
+            if given is not None:
+                spec.add_special_tokens = given
+            work = translate.generation(spec, 0, SETTINGS).work
+            assert isinstance(work, Generate) and not isinstance(work.prompt, TokenPrompt)
+            assert work.prompt.add_special_tokens is want
+            asked_tokens = inference_pb2.TokenizeRequest(add_special_tokens=given)
+            if spec.HasField("text"):
+                asked_tokens.text = spec.text
+            else:
+                asked_tokens.chat.CopyFrom(chat)
+            tokens = translate.tokenization(asked_tokens, SETTINGS).work
+            assert isinstance(tokens, Tokenize) and tokens.prompt == work.prompt
 
 
 def test_whether_one_output_may_have_several_calls() -> None:

@@ -157,8 +157,15 @@ async def test_the_model_says_what_it_can_be_asked_for() -> None:
             assert (control_pb2.FEATURE_EMBED in info.features) == (width > 0)
 
 
+def test_the_first_token_is_for_encoders() -> None:
+    limits = dataclasses.replace(SETTINGS.limits, poolings=(Pooling.LAST, Pooling.MEAN, Pooling.FIRST))
+    encoder = dataclasses.replace(SETTINGS, limits=limits)
+    assert work_of(request(pooling=inference_pb2.POOLING_FIRST), encoder).options.pooling is Pooling.FIRST
+
+
 async def test_a_model_without_a_head_generates_nothing() -> None:
-    async with running(HEADLESS) as rig:  # its warm-up still passes the ring
+    async with running(HEADLESS) as rig:
+        assert all(isinstance(one.work, Embed) for one in rig.ring.emitted if isinstance(one, Submit)), "of the warm-up"
         with pytest.raises(grpc.aio.AioRpcError) as refused:
             await rig.stub.Generate(unary_request())
         assert refused.value.code() is grpc.StatusCode.UNIMPLEMENTED

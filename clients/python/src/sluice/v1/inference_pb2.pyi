@@ -1013,7 +1013,9 @@ class TokenizeRequest(_message.Message):
     text: _builtins.str
     """Text. At most 1 MiB."""
     add_special_tokens: _builtins.bool
-    """Add the special tokens of the tokenizer's own template, for text. Absent: true."""
+    """Add the special tokens of the tokenizer's own template. Absent: true for text, false for a chat, whose template
+    writes them.
+    """
     @_builtins.property
     def chat(self) -> _types_pb2.Chat:
         """A conversation, formatted by the model's chat template. At most 1 MiB of text in all."""

@@ -207,6 +207,7 @@ class GenerationSpec(_message.Message):
     RESUME_FIELD_NUMBER: _builtins.int
     CREDIT_WINDOW_FIELD_NUMBER: _builtins.int
     TRUNCATE_PROMPT_TOKENS_FIELD_NUMBER: _builtins.int
+    ADD_SPECIAL_TOKENS_FIELD_NUMBER: _builtins.int
     model: _builtins.str
     """Id of the model. Absent: the server's only model; INVALID_ARGUMENT if it serves several. At most 256 bytes."""
     revision: _builtins.str
@@ -216,7 +217,7 @@ class GenerationSpec(_message.Message):
     adapter: _builtins.str
     """Id of an adapter of the model. At most 256 bytes."""
     text: _builtins.str
-    """Text, to which the tokenizer adds the special tokens of its own template. 1 byte to 1 MiB."""
+    """Text, to which the tokenizer adds the special tokens of its own template (add_special_tokens). 1 byte to 1 MiB."""
     idempotency_key: _builtins.str
     """Client-chosen key, unique per tenant among generations in flight at one gateway: a second one with the same key is
     refused with ALREADY_EXISTS, whose ErrorInfo has the `generation_id` of the first, to be resumed. 1 to 128 bytes.
@@ -227,6 +228,10 @@ class GenerationSpec(_message.Message):
     """
     truncate_prompt_tokens: _builtins.int
     """Number of tokens of the prompt to keep, the last ones, special tokens included. 1 up to the context. Absent: all."""
+    add_special_tokens: _builtins.bool
+    """Add the special tokens of the tokenizer's own template to the prompt. Not true for token ids, which are used as
+    they are. Absent: true for text, false for a chat, whose template writes them.
+    """
     @_builtins.property
     def token_ids(self) -> Global___TokenIds:
         """Token ids, used as they are. 1 to 262,144 ids."""
@@ -287,13 +292,16 @@ class GenerationSpec(_message.Message):
         resume: Global___ResumePoint | None = ...,
         credit_window: _builtins.int | None = ...,
         truncate_prompt_tokens: _builtins.int | None = ...,
+        add_special_tokens: _builtins.bool | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["_adapter", b"_adapter", "_credit_window", b"_credit_window", "_idempotency_key", b"_idempotency_key", "_model", b"_model", "_revision", b"_revision", "_truncate_prompt_tokens", b"_truncate_prompt_tokens", "adapter", b"adapter", "cache", b"cache", "chat", b"chat", "constraint", b"constraint", "credit_window", b"credit_window", "idempotency_key", b"idempotency_key", "model", b"model", "output", b"output", "prompt", b"prompt", "resume", b"resume", "revision", b"revision", "sampling", b"sampling", "scheduling", b"scheduling", "speculation", b"speculation", "stop", b"stop", "text", b"text", "token_ids", b"token_ids", "truncate_prompt_tokens", b"truncate_prompt_tokens"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_adapter", b"_adapter", "_add_special_tokens", b"_add_special_tokens", "_credit_window", b"_credit_window", "_idempotency_key", b"_idempotency_key", "_model", b"_model", "_revision", b"_revision", "_truncate_prompt_tokens", b"_truncate_prompt_tokens", "adapter", b"adapter", "add_special_tokens", b"add_special_tokens", "cache", b"cache", "chat", b"chat", "constraint", b"constraint", "credit_window", b"credit_window", "idempotency_key", b"idempotency_key", "model", b"model", "output", b"output", "prompt", b"prompt", "resume", b"resume", "revision", b"revision", "sampling", b"sampling", "scheduling", b"scheduling", "speculation", b"speculation", "stop", b"stop", "text", b"text", "token_ids", b"token_ids", "truncate_prompt_tokens", b"truncate_prompt_tokens"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_adapter", b"_adapter", "_credit_window", b"_credit_window", "_idempotency_key", b"_idempotency_key", "_model", b"_model", "_revision", b"_revision", "_truncate_prompt_tokens", b"_truncate_prompt_tokens", "adapter", b"adapter", "cache", b"cache", "chat", b"chat", "constraint", b"constraint", "credit_window", b"credit_window", "idempotency_key", b"idempotency_key", "model", b"model", "output", b"output", "prompt", b"prompt", "resume", b"resume", "revision", b"revision", "sampling", b"sampling", "scheduling", b"scheduling", "speculation", b"speculation", "stop", b"stop", "text", b"text", "token_ids", b"token_ids", "truncate_prompt_tokens", b"truncate_prompt_tokens"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_adapter", b"_adapter", "_add_special_tokens", b"_add_special_tokens", "_credit_window", b"_credit_window", "_idempotency_key", b"_idempotency_key", "_model", b"_model", "_revision", b"_revision", "_truncate_prompt_tokens", b"_truncate_prompt_tokens", "adapter", b"adapter", "add_special_tokens", b"add_special_tokens", "cache", b"cache", "chat", b"chat", "constraint", b"constraint", "credit_window", b"credit_window", "idempotency_key", b"idempotency_key", "model", b"model", "output", b"output", "prompt", b"prompt", "resume", b"resume", "revision", b"revision", "sampling", b"sampling", "scheduling", b"scheduling", "speculation", b"speculation", "stop", b"stop", "text", b"text", "token_ids", b"token_ids", "truncate_prompt_tokens", b"truncate_prompt_tokens"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__adapter: _TypeAlias = _typing.Literal["adapter"]  # noqa: Y015
     _WhichOneofArgType__adapter: _TypeAlias = _typing.Literal["_adapter", b"_adapter"]  # noqa: Y015
+    _WhichOneofReturnType__add_special_tokens: _TypeAlias = _typing.Literal["add_special_tokens"]  # noqa: Y015
+    _WhichOneofArgType__add_special_tokens: _TypeAlias = _typing.Literal["_add_special_tokens", b"_add_special_tokens"]  # noqa: Y015
     _WhichOneofReturnType__credit_window: _TypeAlias = _typing.Literal["credit_window"]  # noqa: Y015
     _WhichOneofArgType__credit_window: _TypeAlias = _typing.Literal["_credit_window", b"_credit_window"]  # noqa: Y015
     _WhichOneofReturnType__idempotency_key: _TypeAlias = _typing.Literal["idempotency_key"]  # noqa: Y015
@@ -308,6 +316,8 @@ class GenerationSpec(_message.Message):
     _WhichOneofArgType_prompt: _TypeAlias = _typing.Literal["prompt", b"prompt"]  # noqa: Y015
     @_typing.overload
     def WhichOneof(self, oneof_group: _WhichOneofArgType__adapter) -> _WhichOneofReturnType__adapter | None: ...
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__add_special_tokens) -> _WhichOneofReturnType__add_special_tokens | None: ...
     @_typing.overload
     def WhichOneof(self, oneof_group: _WhichOneofArgType__credit_window) -> _WhichOneofReturnType__credit_window | None: ...
     @_typing.overload
@@ -335,13 +345,24 @@ class Chat(_message.Message):
     TOOL_CHOICE_FIELD_NUMBER: _builtins.int
     TEMPLATE_VARIABLES_FIELD_NUMBER: _builtins.int
     PARALLEL_TOOL_CALLS_FIELD_NUMBER: _builtins.int
+    CONTINUE_FINAL_MESSAGE_FIELD_NUMBER: _builtins.int
+    DOCUMENTS_FIELD_NUMBER: _builtins.int
+    TEMPLATE_FIELD_NUMBER: _builtins.int
     add_generation_prompt: _builtins.bool
-    """Whether the prompt ends with the opening of the assistant's turn. Absent: true."""
+    """Whether the prompt ends with the opening of the assistant's turn. Absent: true, with continue_final_message false."""
     template_variables: _builtins.str
     """A JSON object: further variables of the template, such as {"enable_thinking": false}. At most 16 KiB. Absent: none."""
     parallel_tool_calls: _builtins.bool
     """Whether one output may have several tool calls. false: it ends as soon as its first call is complete, with
     FINISH_REASON_TOOL_CALL; not together with split_sections false. Absent: true.
+    """
+    continue_final_message: _builtins.bool
+    """Whether the last message, an assistant's without tool calls, is left open: the prompt ends with its text, and the
+    output continues right behind it. Not together with add_generation_prompt true. Absent: false.
+    """
+    template: _builtins.str
+    """A template in Jinja to use in place of the model's. Only where the server's operator allows it
+    (--trust-request-chat-template). 1 byte to 64 KiB. Absent: the model's.
     """
     @_builtins.property
     def messages(self) -> _containers.RepeatedCompositeFieldContainer[Global___ChatMessage]:
@@ -355,6 +376,12 @@ class Chat(_message.Message):
     def tool_choice(self) -> Global___ToolChoice:
         """Whether the model may or must call tools. Absent: it may if there are tools."""
 
+    @_builtins.property
+    def documents(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
+        """Documents for the template, each a JSON object, such as {"title": "a", "text": "b"}. A template that has no place
+        for them is refused. At most 256, each at most 256 KiB and nested at most 8 deep. Absent: none.
+        """
+
     def __init__(
         self,
         *,
@@ -364,21 +391,32 @@ class Chat(_message.Message):
         tool_choice: Global___ToolChoice | None = ...,
         template_variables: _builtins.str | None = ...,
         parallel_tool_calls: _builtins.bool | None = ...,
+        continue_final_message: _builtins.bool | None = ...,
+        documents: _abc.Iterable[_builtins.str] | None = ...,
+        template: _builtins.str | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["_add_generation_prompt", b"_add_generation_prompt", "_parallel_tool_calls", b"_parallel_tool_calls", "_template_variables", b"_template_variables", "add_generation_prompt", b"add_generation_prompt", "parallel_tool_calls", b"parallel_tool_calls", "template_variables", b"template_variables", "tool_choice", b"tool_choice"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_add_generation_prompt", b"_add_generation_prompt", "_continue_final_message", b"_continue_final_message", "_parallel_tool_calls", b"_parallel_tool_calls", "_template", b"_template", "_template_variables", b"_template_variables", "add_generation_prompt", b"add_generation_prompt", "continue_final_message", b"continue_final_message", "parallel_tool_calls", b"parallel_tool_calls", "template", b"template", "template_variables", b"template_variables", "tool_choice", b"tool_choice"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_add_generation_prompt", b"_add_generation_prompt", "_parallel_tool_calls", b"_parallel_tool_calls", "_template_variables", b"_template_variables", "add_generation_prompt", b"add_generation_prompt", "messages", b"messages", "parallel_tool_calls", b"parallel_tool_calls", "template_variables", b"template_variables", "tool_choice", b"tool_choice", "tools", b"tools"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_add_generation_prompt", b"_add_generation_prompt", "_continue_final_message", b"_continue_final_message", "_parallel_tool_calls", b"_parallel_tool_calls", "_template", b"_template", "_template_variables", b"_template_variables", "add_generation_prompt", b"add_generation_prompt", "continue_final_message", b"continue_final_message", "documents", b"documents", "messages", b"messages", "parallel_tool_calls", b"parallel_tool_calls", "template", b"template", "template_variables", b"template_variables", "tool_choice", b"tool_choice", "tools", b"tools"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__add_generation_prompt: _TypeAlias = _typing.Literal["add_generation_prompt"]  # noqa: Y015
     _WhichOneofArgType__add_generation_prompt: _TypeAlias = _typing.Literal["_add_generation_prompt", b"_add_generation_prompt"]  # noqa: Y015
+    _WhichOneofReturnType__continue_final_message: _TypeAlias = _typing.Literal["continue_final_message"]  # noqa: Y015
+    _WhichOneofArgType__continue_final_message: _TypeAlias = _typing.Literal["_continue_final_message", b"_continue_final_message"]  # noqa: Y015
     _WhichOneofReturnType__parallel_tool_calls: _TypeAlias = _typing.Literal["parallel_tool_calls"]  # noqa: Y015
     _WhichOneofArgType__parallel_tool_calls: _TypeAlias = _typing.Literal["_parallel_tool_calls", b"_parallel_tool_calls"]  # noqa: Y015
+    _WhichOneofReturnType__template: _TypeAlias = _typing.Literal["template"]  # noqa: Y015
+    _WhichOneofArgType__template: _TypeAlias = _typing.Literal["_template", b"_template"]  # noqa: Y015
     _WhichOneofReturnType__template_variables: _TypeAlias = _typing.Literal["template_variables"]  # noqa: Y015
     _WhichOneofArgType__template_variables: _TypeAlias = _typing.Literal["_template_variables", b"_template_variables"]  # noqa: Y015
     @_typing.overload
     def WhichOneof(self, oneof_group: _WhichOneofArgType__add_generation_prompt) -> _WhichOneofReturnType__add_generation_prompt | None: ...
     @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__continue_final_message) -> _WhichOneofReturnType__continue_final_message | None: ...
+    @_typing.overload
     def WhichOneof(self, oneof_group: _WhichOneofArgType__parallel_tool_calls) -> _WhichOneofReturnType__parallel_tool_calls | None: ...
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__template) -> _WhichOneofReturnType__template | None: ...
     @_typing.overload
     def WhichOneof(self, oneof_group: _WhichOneofArgType__template_variables) -> _WhichOneofReturnType__template_variables | None: ...
 

@@ -72,6 +72,7 @@ export interface GenerationSpec {
   resume: ResumePoint | undefined;
   creditWindow?: number | undefined;
   truncatePromptTokens?: number | undefined;
+  addSpecialTokens?: boolean | undefined;
 }
 
 export interface Chat {
@@ -81,6 +82,9 @@ export interface Chat {
   toolChoice: ToolChoice | undefined;
   templateVariables?: string | undefined;
   parallelToolCalls?: boolean | undefined;
+  continueFinalMessage?: boolean | undefined;
+  documents: string[];
+  template?: string | undefined;
 }
 
 export interface Tool {
@@ -425,6 +429,7 @@ function createBaseGenerationSpec(): GenerationSpec {
     resume: undefined,
     creditWindow: undefined,
     truncatePromptTokens: undefined,
+    addSpecialTokens: undefined,
   };
 }
 
@@ -482,6 +487,9 @@ export const GenerationSpec: MessageFns<GenerationSpec> = {
     }
     if (message.truncatePromptTokens !== undefined) {
       writer.uint32(136).uint32(message.truncatePromptTokens);
+    }
+    if (message.addSpecialTokens !== undefined) {
+      writer.uint32(144).bool(message.addSpecialTokens);
     }
     return writer;
   },
@@ -635,6 +643,14 @@ export const GenerationSpec: MessageFns<GenerationSpec> = {
             message.truncatePromptTokens = reader.uint32();
             continue;
           }
+          case 18: {
+            if (tag !== 144) {
+              break;
+            }
+
+            message.addSpecialTokens = reader.bool();
+            continue;
+          }
         }
         if ((tag & 7) === 4 || tag === 0) {
           break;
@@ -702,6 +718,7 @@ export const GenerationSpec: MessageFns<GenerationSpec> = {
       : undefined;
     message.creditWindow = object.creditWindow ?? undefined;
     message.truncatePromptTokens = object.truncatePromptTokens ?? undefined;
+    message.addSpecialTokens = object.addSpecialTokens ?? undefined;
     return message;
   },
 };
@@ -714,6 +731,9 @@ function createBaseChat(): Chat {
     toolChoice: undefined,
     templateVariables: undefined,
     parallelToolCalls: undefined,
+    continueFinalMessage: undefined,
+    documents: [],
+    template: undefined,
   };
 }
 
@@ -736,6 +756,15 @@ export const Chat: MessageFns<Chat> = {
     }
     if (message.parallelToolCalls !== undefined) {
       writer.uint32(48).bool(message.parallelToolCalls);
+    }
+    if (message.continueFinalMessage !== undefined) {
+      writer.uint32(56).bool(message.continueFinalMessage);
+    }
+    for (const v of message.documents) {
+      writer.uint32(66).string(v!);
+    }
+    if (message.template !== undefined) {
+      writer.uint32(74).string(message.template);
     }
     return writer;
   },
@@ -801,6 +830,30 @@ export const Chat: MessageFns<Chat> = {
             message.parallelToolCalls = reader.bool();
             continue;
           }
+          case 7: {
+            if (tag !== 56) {
+              break;
+            }
+
+            message.continueFinalMessage = reader.bool();
+            continue;
+          }
+          case 8: {
+            if (tag !== 66) {
+              break;
+            }
+
+            message.documents.push(reader.string());
+            continue;
+          }
+          case 9: {
+            if (tag !== 74) {
+              break;
+            }
+
+            message.template = reader.string();
+            continue;
+          }
         }
         if ((tag & 7) === 4 || tag === 0) {
           break;
@@ -826,6 +879,9 @@ export const Chat: MessageFns<Chat> = {
       : undefined;
     message.templateVariables = object.templateVariables ?? undefined;
     message.parallelToolCalls = object.parallelToolCalls ?? undefined;
+    message.continueFinalMessage = object.continueFinalMessage ?? undefined;
+    message.documents = object.documents?.map((e) => e) || [];
+    message.template = object.template ?? undefined;
     return message;
   },
 };

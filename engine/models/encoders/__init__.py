@@ -1,0 +1,1 @@
+"""Encoders of the BERT family: attention to the whole input in both directions, no cache, no generation."""
