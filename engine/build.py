@@ -14,10 +14,13 @@ from sluice_server.engine.config import EngineConfig
 from sluice_server.engine.engine import Engine
 from sluice_server.engine.errors import Code, ServiceError
 from sluice_server.engine.executor.computing import Computing
+from sluice_server.engine.executor.step_runner import StepRunner
 from sluice_server.engine.kv_cache.block_store import BlockStore
 from sluice_server.engine.models.config import ModelConfig
 from sluice_server.engine.models.limits import check_tables
 from sluice_server.engine.models.model import Model, load_model
+from sluice_server.engine.parallel.group import GroupRunner, Workers
+from sluice_server.engine.parallel.messages import Allocate
 from sluice_server.engine.parallel.options import check_parallel
 from sluice_server.engine.parallel.ranks import Ranks
 from sluice_server.engine.plugins.interface import ModelPlugin
@@ -43,7 +46,7 @@ from sluice_server.engine.worker.startup.allocation import (
 )
 from sluice_server.engine.worker.startup.device_support import check_gpu, check_invariance
 from sluice_server.engine.worker.startup.formats import Formats, check_stored, choose_formats, name_of
-from sluice_server.engine.worker.startup.identity import Digests, identity_of
+from sluice_server.engine.worker.startup.identity import Digests, identity_of, rank_layout
 from sluice_server.engine.worker.startup.memory import at_start
 from sluice_server.engine.worker.startup.rates import measure_costs, one_token
 from sluice_server.engine.worker.startup.trial import check_trial
@@ -86,19 +89,27 @@ def build_engine(  # noqa: PLR0913 # all that an engine is made of
     *,
     digests: Callable[[], Digests] = Digests,
     grammars: Grammars | None = None,
+    workers: Workers | None = None,
 ) -> BuiltEngine:
     """Loads the checkpoint, and that of a drafter if there is one, and builds an engine with them.
 
     `digests` is called once the weights are loaded and names their contents; a disk tier needs it. Without `grammars`
-    every constraint is refused. Raises ServiceError naming what is wrong and what to do.
+    every constraint is refused. `workers` are the other ranks, if this engine is rank 0 of a group. Raises
+    ServiceError naming what is wrong and what to do.
     """
     device, formats, notes = chosen(config, model_config, limits)
+    if workers is not None and device.type != "cpu":
+        raise _unusable("--tensor-parallel-size: several ranks compute on CPUs only as yet; use --device cpu")
     plugins = load_plugins(config.plugins, model_config)
     model, drafter = loaded(config, model_config, directory, limits, draft, formats, device, plugins.model)
+    if workers is not None:
+        workers.ready(rank_layout(config, formats, model))
     allocated = allocate(config, model, drafter, formats, limits)
     cache, beside, groups = allocated.cache, allocated.beside, allocated.groups
     identity = identity_of(config, formats, model, digests(), plugins.identity)
     store, tiers = make_store(config, cache, beside, identity)
+    if workers is not None:
+        workers.send(Allocate(allocated.num_blocks, tiers.num_slots if tiers is not None else 0))
     by_layer = [cache[place] for place in groups.place_of]
     check_trial(directory, ModelDrafter(model), by_layer, config.block_size, next(iter(model_config.eos_ids), 0))
     if draft is not None and drafter is not None:
@@ -119,7 +130,9 @@ def build_engine(  # noqa: PLR0913 # all that an engine is made of
     grammars = grammars or Grammars(None)
     sizes = config.block_size, config.max_num_seqs, limits.context_length
     plain = Runner(model, store, *sizes, grammars, groups, plugins.processors)
-    runner = runner_for(config, plain, model, store, limits)
+    runner: StepRunner = runner_for(config, plain, model, store, limits)
+    if workers is not None:
+        runner = GroupRunner(plain, workers, config.tensor_parallel_size)
     return BuiltEngine(
         engine=Engine(
             scheduler,

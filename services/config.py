@@ -25,6 +25,7 @@ MAX_SIZED_ENGINES = 4  # that may size their caches by themselves
 GPU = Path("/dev/nvidiactl")  # exists where there is a GPU
 ROUTING = ("least-loaded", "round-robin")
 MAX_TEXT_INTERVAL_MS = 1000.0
+WORKER = "worker"  # the role of a process that is a rank other than 0; it is outside of the ring
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -63,13 +64,14 @@ class ServiceConfig:
     )
     root_path: str = option("", "path below which a proxy serves HTTP, as /llm")
     access_log: bool = option(False, "one log line, at info, for each HTTP request")
-    role: str = option("", "run one process alone: gateway, tokenizer, engine or detokenizer")
+    role: str = option("", "run one process alone: gateway, tokenizer, engine, detokenizer or worker")
     process_id: str = option("", "this process's name in the peer tables; default: <role>-0")
     inbox: str = option("", "where this process listens for ring messages: tcp://host:port or ipc://path")
     gateway_peers: str = option("", "id=address, comma-separated, of every gateway")
     tokenizer_peers: str = option("", "id=address, comma-separated, of every tokenizer")
     engine_peers: str = option("", "id=address, comma-separated, of every engine")
     detokenizer_peers: str = option("", "id=address, comma-separated, of every detokenizer")
+    rank_peers: str = option("", "id=address, comma-separated, of every rank of the engine, rank 0 first")
     ring_keys: str = option("", "directory of CURVE keys, made by `sluice keys`: needed for tcp:// in the ring")
     gateways: int = option(1, "gateway processes, sharing the port")
     tokenizers: int = option(1, "tokenizer processes")
@@ -79,6 +81,7 @@ class ServiceConfig:
     routing: str = option(ROUTING[0], f"how a request's engine is chosen: {' or '.join(ROUTING)}")
     detokenizers: int = option(1, "detokenizer processes")
     peer_secret: str = option("", "secret with which gateways of one host pass on calls; made anew at each start")
+    allow_shared_cores: bool = option(False, "ranks may be more than cores, and then take turns")
     encoding_threads: int = option(1, "threads of a tokenizer process that encode prompts")
     max_open_requests: int = option(256, "requests admitted at once; more are refused with RESOURCE_EXHAUSTED")
     max_prompt_bytes: int = option(MAX_PROMPT_BYTES, "the most bytes of a prompt")
@@ -120,7 +123,7 @@ def to_environment(engine: EngineConfig, service: ServiceConfig) -> dict[str, st
     return {**made, f"{ENV_PREFIX}CONFIG": ""}  # its values are among these; a child must not read it again
 
 
-def parse_peers(role: Role, text: str) -> dict[str, str]:
+def parse_peers(role: str, text: str) -> dict[str, str]:
     """Returns the peer table {id: address} of "id=address,…". Raises ServiceError naming the flag if it is
     malformed."""
     table: dict[str, str] = {}
@@ -166,7 +169,7 @@ def check(engine: EngineConfig, service: ServiceConfig) -> None:
     _one_of("dtype", engine.dtype, ("auto", "float32", "bfloat16"))
     _one_of("quantization", engine.quantization, QUANTIZATIONS)
     _one_of("kv_cache_dtype", engine.kv_cache_dtype, ("auto", *CACHE_DTYPES))
-    _one_of("role", service.role, ("", *Role))
+    _one_of("role", service.role, ("", *Role, WORKER))
     check_keys(service)
     _one_of("tool_call_parser", service.tool_call_parser, tools.NAMES)
     _one_of("reasoning_parser", service.reasoning_parser, reasoning.NAMES)

@@ -24,6 +24,9 @@ class Workers(Protocol):
     def send(self, order: Order) -> None:
         """Sends an order to every rank; returns at once."""
 
+    def ready(self, layout: str) -> None:
+        """Waits until every rank has loaded its part of the model. Raises ServiceError if one has another layout."""
+
     def launched(self, num: int) -> list[Launched]:
         """Waits until every rank has told how this launch ended. Raises RankLost for a rank that does not in time."""
 

@@ -16,15 +16,15 @@ class Hello:
     """A rank's first message to rank 0. Ranks that differ in anything but `rank` cannot compute one model.
 
     Attributes:
-        epoch: identifies one start of the group; empty if nobody told it to this rank.
+        epoch: number of one start of the group; 0 if nobody told it to this rank.
         build: version of the software.
-        checkpoint: identifies the model's files.
+        checkpoint: identifies the model's configuration files.
         settings: the engine's settings as text, by name, as far as they must be equal.
     """
 
     rank: int
     size: int
-    epoch: str
+    epoch: int
     build: str
     checkpoint: str
     settings: dict[str, str]
@@ -32,9 +32,15 @@ class Hello:
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Welcome:
-    """Rank 0's answer to a rank that belongs to its group: from now on it must load its part of the model."""
+    """Rank 0's answer once its group is complete: each rank now loads its part of the model.
 
-    epoch: str
+    Attributes:
+        epoch: number of this start of the group.
+        sums: what `open_sums` needs on the other ranks to join rank 0's.
+    """
+
+    epoch: int
+    sums: str
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -46,9 +52,10 @@ class Refused:
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Allocate:
-    """The size of the cache, once rank 0 has its part of the model."""
+    """The size of the cache, and of host memory below it, in blocks."""
 
     num_blocks: int
+    num_host: int
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -95,11 +102,13 @@ class Ready:
     """A rank has loaded its part of the model and allocated its cache.
 
     Attributes:
-        layout: what must be equal on all ranks for a block number to mean the same.
+        layout: what must be equal on all ranks: number formats, and the shape of a block.
+        revision: the revision of the model's files, with their weights.
     """
 
     rank: int
     layout: str
+    revision: str
 
 
 @dataclasses.dataclass(frozen=True, slots=True)

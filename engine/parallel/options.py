@@ -14,6 +14,14 @@ NOT_BUILT: Mapping[str, Callable[[ParallelShape], bool]] = {
 }
 
 
+# By option: whether a group of ranks cannot have it.
+NOT_IN_GROUPS: Mapping[str, Callable[[EngineConfig], bool]] = {
+    "device": lambda config: config.device == "cuda",
+    "disk_cache_dir": lambda config: bool(config.disk_cache_dir),
+    "speculation": lambda config: config.speculation == "eagle",
+}
+
+
 def shape_of(config: EngineConfig) -> ParallelShape:
     """Returns the shape of the group that the settings ask for, from the place of its first member.
 
@@ -33,4 +41,9 @@ def check_parallel(config: EngineConfig) -> ParallelShape:
     for name, needs in NOT_BUILT.items():
         if needs(shape):
             raise unusable(name, f"{getattr(config, name)} is not supported yet: leave it out")
+    if shape.members > 1:
+        for name, has in NOT_IN_GROUPS.items():
+            if has(config):
+                text = f"{getattr(config, name)} is not supported beside several ranks yet"
+                raise unusable(name, f"{text}: leave one of the two out")
     return shape

@@ -42,6 +42,10 @@ class RankWorker:
         self._tables = np.zeros((groups.num, max_num_seqs, -(-max_model_len // block_size)), dtype=np.int32)
         self._forward = ForwardPass(model, store, block_size, self._tables, groups)
 
+    def watch(self, on_layer: Callable[[], None]) -> None:
+        """Registers `on_layer`, called after each computed layer."""
+        self._model.on_layer = on_layer
+
     def carry_out(self, order: Order) -> Launched | None:
         """Does what rank 0 says; returns how a launch ended. Raises SumsBroken when the group has ended."""
         match order:

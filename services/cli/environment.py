@@ -18,6 +18,7 @@ OTHERS = frozenset(
     {
         CHECKED,
         "SLUICE_SUPERVISOR_PID",
+        "SLUICE_GROUP_EPOCH",
         "SLUICE_READY_FD",
         "SLUICE_PORT",
         "SLUICE_HTTP_PORT",

@@ -37,7 +37,7 @@ GROUPS = {
     ),
     "A gateway of another project in front": ("vllm_listen", "vllm_tenant"),
     "Speculation": ("speculation", "draft_model", "draft_length", "max_draft_tokens", "max_draft_width"),
-    "Ranks": ("tensor_parallel_size", "pipeline_parallel_size", "expert_parallel", "sum_shards"),
+    "Ranks": ("tensor_parallel_size", "pipeline_parallel_size", "expert_parallel", "sum_shards", "allow_shared_cores"),
     "Limits and times": (
         *("max_open_requests", "max_prompt_bytes", "max_connection_age_s", "grace_s", "recovery_timeout_s"),
         *("max_restarts", "probe_interval_s", "probe_timeout_s", "text_interval_ms"),
@@ -49,7 +49,7 @@ GROUPS = {
     "Processes": ("engines", "routing", "gateways", "tokenizers", "detokenizers", "threads", "encoding_threads"),
     "One process alone": (
         *("role", "process_id", "inbox", "gateway_peers", "tokenizer_peers", "engine_peers", "detokenizer_peers"),
-        *("ring_keys", "peer_secret", "heartbeat_dir"),
+        *("rank_peers", "ring_keys", "peer_secret", "heartbeat_dir"),
     ),
     "Further options": (),
 }

@@ -1,16 +1,25 @@
 """Loads a service's engine: the model that its settings name, the draft model, and the grammars for its tokenizer."""
 
-from typing import NamedTuple
+from typing import NamedTuple, Protocol
 
 from sluice_server.engine.build import BuiltEngine, build_engine
 from sluice_server.engine.build_encoder import build_encoder
 from sluice_server.engine.config import EngineConfig
 from sluice_server.engine.models.config import ModelConfig
+from sluice_server.engine.parallel.group import Workers
 from sluice_server.engine.request import Limits
 from sluice_server.services.checkpoint.digests import remembered
 from sluice_server.services.checkpoint.grammar_ids import grammars_of
 from sluice_server.services.checkpoint.model_source import CheckpointFiles, resolve_draft
+from sluice_server.services.config import bad_setting
 from sluice_server.services.engine.naming import Naming
+
+
+class RevisionedWorkers(Workers, Protocol):
+    """The other ranks, which have read the same files."""
+
+    def check_revision(self, revision: str) -> None:
+        """Raises ServiceError if a rank has read files of another revision."""
 
 
 class Loaded(NamedTuple):
@@ -20,8 +29,14 @@ class Loaded(NamedTuple):
     revision: str
 
 
-def load_engine(config: EngineConfig, contents: CheckpointFiles, model: ModelConfig, limits: Limits) -> Loaded:
-    """Reads the weights and builds the engine.
+def load_engine(
+    config: EngineConfig,
+    contents: CheckpointFiles,
+    model: ModelConfig,
+    limits: Limits,
+    workers: RevisionedWorkers | None = None,
+) -> Loaded:
+    """Reads the weights and builds the engine; `workers` are the other ranks of a group.
 
     Raises ServiceError when the checkpoint cannot be served, or was replaced during loading.
     """
@@ -29,11 +44,17 @@ def load_engine(config: EngineConfig, contents: CheckpointFiles, model: ModelCon
     with Naming(contents, drafting(config)) as naming:
         grammars = grammars_of(directory, limits.vocab_size, model.eos_ids)
         if model.encoder is not None:
+            if workers is not None:
+                raise bad_setting("tensor_parallel_size", "an encoder is computed by one rank: leave it out")
             built = build_encoder(config, model, directory, limits)
         else:
             draft, digests = naming.draft, naming.digests
-            built = build_engine(config, model, directory, limits, draft, digests=digests, grammars=grammars)
+            built = build_engine(
+                config, model, directory, limits, draft, digests=digests, grammars=grammars, workers=workers
+            )
         revision, plugin = naming.check(), built.engine.identity.plugin  # which ends in the digest of its code
+        if workers is not None:
+            workers.check_revision(revision)
         return Loaded(built, f"{revision}-{plugin.rpartition(' ')[2]}" if plugin else revision)
 
 

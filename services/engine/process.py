@@ -1,6 +1,7 @@
 """Runs the engine process: loads the model and drives it from the ring. The only process that imports torch."""
 
 import asyncio
+import contextlib
 import dataclasses
 import logging
 import time
@@ -8,12 +9,15 @@ from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 
 from sluice_server.engine.build import BuiltEngine
+from sluice_server.engine.config import EngineConfig
 from sluice_server.services.engine.figures import figures
 from sluice_server.services.engine.grammar_gate import GrammarGate
 from sluice_server.services.engine.loading import load_engine
 from sluice_server.services.engine.stage import EngineStage, RingMembership
 from sluice_server.services.process.process import Process
 from sluice_server.services.process.slices import LONG_S, take_turns_of
+from sluice_server.services.ranks.leader import RankGroup, open_group
+from sluice_server.services.ranks.settings import config_of_rank
 from sluice_server.services.telemetry import catalogue
 from sluice_server.services.telemetry.metrics import Labelled, MetricSample
 
@@ -31,7 +35,20 @@ async def run(process: Process) -> int:
     start = time.monotonic()
     config = process.engine_config
     take_turns_of(LONG_S)  # this thread and the compute threads: other stages' threads get a core first
-    built, process.ring.revision = load_engine(config, process.contents, process.model, process.limits)
+    with contextlib.ExitStack() as closing:
+        group = None
+        if config.tensor_parallel_size > 1:
+            group = open_group(config, process.config, process.ring.process_id, process.contents.configuration)
+            closing.callback(group.close)
+            config = config_of_rank(config)
+        return await _serve(process, config, group, start)
+
+
+async def _serve(process: Process, config: EngineConfig, group: RankGroup | None, start: float) -> int:
+    """Loads the engine and runs its stage."""
+    built, process.ring.revision = load_engine(config, process.contents, process.model, process.limits, group)
+    if group is not None:
+        group.step_s = lambda: built.engine.stats.mean_step_s
     took = time.monotonic() - start
     how = built.computing
     _log_start(built, process.source.name, took)

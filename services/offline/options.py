@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 from sluice_server.engine.config import EngineConfig
-from sluice_server.services.config import ServiceConfig, check
+from sluice_server.services.config import ServiceConfig, bad_setting, check
 
 OF_SERVICE = frozenset(
     {
@@ -53,6 +53,8 @@ def settings_of(options: Mapping[str, object]) -> OfflineConfig:
     engine = EngineConfig(**OF_SERVER, **{name: value for name, value in given.items() if name not in OF_SERVICE})
     service = ServiceConfig(**{name: value for name, value in given.items() if name in OF_SERVICE})
     check(engine, service)
+    if engine.tensor_parallel_size > 1:
+        raise bad_setting("tensor_parallel_size", "several ranks are for `sluice serve`: LLM is one process")
     return OfflineConfig(engine, service)
 
 

@@ -18,7 +18,7 @@ from sluice_server.engine.models.registry import read_served
 from sluice_server.engine.plugins.entry_points import find_plugins
 from sluice_server.services.checkpoint.digests import remembered
 from sluice_server.services.checkpoint.model_source import CheckpointFiles, resolve_model
-from sluice_server.services.config import ServiceConfig, bad_setting, parse_peers
+from sluice_server.services.config import WORKER, ServiceConfig, bad_setting, parse_peers
 from sluice_server.services.messages.messages import Role
 from sluice_server.services.process.heartbeat import Heartbeat
 from sluice_server.services.process.process import Process
@@ -43,6 +43,10 @@ MIN_MESSAGE_BYTES = 4 << 20  # for headers, and for what a prompt of the smalles
 
 def run_role(engine_config: EngineConfig, config: ServiceConfig) -> int:
     """Run one process until it is asked to stop. Returns its exit status. Raises ServiceError for unusable settings."""
+    if config.role == WORKER:
+        from sluice_server.services.ranks.process import run_worker  # loads torch
+
+        return run_worker(engine_config, config, config.process_id or f"{WORKER}-1")
     role = Role(config.role)
     process_id = config.process_id or f"{role}-0"
     setproctitle.setproctitle(f"sluice: {process_id}")

@@ -6,6 +6,7 @@ import signal
 
 SUPERVISOR_PID = "SLUICE_SUPERVISOR_PID"  # set by a supervisor; this process must end when it ends
 READY_FD = "SLUICE_READY_FD"  # number of an inherited pipe's file, which gets a line whenever this process serves again
+GROUP_EPOCH = "SLUICE_GROUP_EPOCH"  # set by a supervisor: the number of this start of a group of ranks
 PR_SET_PDEATHSIG = 1
 
 

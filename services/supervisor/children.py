@@ -11,17 +11,25 @@ from pathlib import Path
 
 from sluice_server.services.messages.messages import Role
 from sluice_server.services.process import exit_reason, heartbeat
+from sluice_server.services.process.supervised import GROUP_EPOCH, READY_FD, SUPERVISOR_PID
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Child:
-    """What to run: a process id, its role in the ring (None: outside of it, an edge), its environment, and the
-    command of `sluice`."""
+    """What to run.
+
+    Attributes:
+        process_id: its name in the peer tables.
+        role: its role in the ring; None for an edge, outside of it, and for a rank that is no engine.
+        command: that of `sluice`.
+        group: names the processes that start and end together; empty for one that is alone.
+    """
 
     process_id: str
     role: Role | None
     environment: Mapping[str, str]
     command: str = "serve"
+    group: str = ""
 
 
 class Running:
@@ -52,20 +60,33 @@ class Running:
     @property
     def is_edge(self) -> bool:
         """Whether it is an HTTP edge: outside of the ring, in front of a gateway."""
-        return self.child.role is None
+        return self.child.role is None and not self.child.group
 
     @property
     def is_running(self) -> bool:
         """Whether the process exists and has not ended."""
         return self._process is not None and self._process.poll() is None
 
-    def start(self) -> None:
-        """Start the process, for the first time or again. Raises OSError if the system cannot create it."""
+    @property
+    def has_process(self) -> bool:
+        """Whether there is a process whose end `ended` has not returned yet."""
+        return self._process is not None
+
+    @property
+    def was_killed(self) -> bool:
+        """Whether the supervisor killed the last process."""
+        return bool(self._killed_for)
+
+    def start(self, epoch: int = 1) -> None:
+        """Start the process, for the first time or again; `epoch` is the number of its group's start. Raises OSError
+        if the system cannot create it."""
         self.start_at_s = None
         self._killed_for = ""
         for left in (heartbeat.path_of(self._directory, self.name), exit_reason.path_of(self._directory, self.name)):
             left.unlink(missing_ok=True)
-        own = {"SLUICE_SUPERVISOR_PID": str(os.getpid()), "SLUICE_READY_FD": str(self._ready_fd)}
+        own = {SUPERVISOR_PID: str(os.getpid()), READY_FD: str(self._ready_fd)}
+        if self.child.group:
+            own[GROUP_EPOCH] = str(epoch)
         self.started_s = time.monotonic()
         self._process = subprocess.Popen(
             self._command,

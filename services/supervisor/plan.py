@@ -7,7 +7,7 @@ from pathlib import Path
 from sluice_server.engine.config import EngineConfig
 from sluice_server.engine.errors import Code, ServiceError
 from sluice_server.engine.worker.host.cores import find_cores
-from sluice_server.services.config import ServiceConfig, to_environment
+from sluice_server.services.config import WORKER, ServiceConfig, to_environment
 from sluice_server.services.messages.messages import Role
 from sluice_server.services.process.edge_settings import EDGE, edge_of
 from sluice_server.services.process.edge_settings import to_environment as edge_environment
@@ -42,14 +42,33 @@ def plan_children(engine: EngineConfig, service: ServiceConfig, directory: Path)
                 engine_peers=peers[Role.ENGINE],
                 detokenizer_peers=peers[Role.DETOKENIZER],
             )
-            chosen = engine if role is not Role.ENGINE else share_of(engine, service.engines, name)
-            children.append(Child(name, role, to_environment(chosen, own)))
+            if role is Role.ENGINE:
+                children += plan_ranks(engine, own, directory)
+            else:
+                children.append(Child(name, role, to_environment(engine, own)))
     return [*children, *_edges(service, directory, len(children))]
 
 
+def plan_ranks(engine: EngineConfig, service: ServiceConfig, directory: Path) -> list[Child]:
+    """Returns an engine, and the other ranks of its group if it has any. `service` is the engine's own."""
+    name, size = service.process_id, engine.tensor_parallel_size
+    chosen = share_of(engine, service.engines * size, name)
+    if size == 1:
+        return [Child(name, Role.ENGINE, to_environment(chosen, service))]
+    number = name.removeprefix(f"{Role.ENGINE}-")
+    names = [name, *(f"{WORKER}-{number}-{rank}" for rank in range(1, size))]
+    addresses = [f"{name}=ipc://{directory}/{WORKER}-{number}-{rank}" for rank, name in enumerate(names)]
+    service = dataclasses.replace(service, rank_peers=",".join(addresses))
+    made = [Child(name, Role.ENGINE, to_environment(chosen, service), group=name)]
+    for worker in names[1:]:
+        own = dataclasses.replace(service, role=WORKER, process_id=worker, inbox="", metrics_port=0)
+        made.append(Child(worker, None, to_environment(chosen, own), group=name))
+    return made
+
+
 def share_of(engine: EngineConfig, num: int, name: str) -> EngineConfig:
-    """Returns the settings of one of `num` engines of this machine: its share of the cores, unless `threads` says
-    otherwise, and a folder of its own for its disk cache."""
+    """Returns the settings of one of `num` engines or ranks of this machine: its share of the cores, unless `threads`
+    says otherwise, and a folder of its own for its disk cache."""
     if num == 1:
         return engine
     folder = str(Path(engine.disk_cache_dir) / name) if engine.disk_cache_dir else ""

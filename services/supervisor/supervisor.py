@@ -60,6 +60,8 @@ class Supervisor:
         self._looked_s = self._started_s
         self._awake_since_s = NEVER_S
         self._asked_s = NEVER_S  # processes started before this time are to be restarted
+        self._falling: set[str] = set()  # processes that were killed because another one of their group ended
+        self._epochs: dict[str, int] = {}  # by group, the number of its present start
         self._leaving: Running | None = None  # asked to exit
         self._leave_by_s = 0.0
         self._returning: Running | None = None  # exited as asked; the service does not serve again yet
@@ -137,20 +139,36 @@ class Supervisor:
             how = child.ended(self._awake_since_s)
             if how and not self._lost(child, how, now_s):
                 return False
-            if child.start_at_s is not None and now_s >= child.start_at_s and not self._start(child, now_s):
+            if self._may_start(child, now_s) and not self._start(child, now_s):
                 return False
         return True
+
+    def _may_start(self, child: Running, now_s: float) -> bool:
+        """Whether a child is to be started now: a group starts once all of its processes have ended."""
+        if child.start_at_s is None or now_s < child.start_at_s:
+            return False
+        return not any(mate.name in self._falling for mate in self._mates(child))
+
+    def _mates(self, child: Running) -> list[Running]:
+        """Returns the other processes of a child's group."""
+        group = child.child.group
+        return [one for one in self._children if group and one.child.group == group and one is not child]
 
     def _start(self, child: Running, now_s: float) -> bool:
         """Start a child; a failed start counts as an end. Returns False if the service cannot go on."""
         try:
-            child.start()
+            child.start(self._epochs.get(child.child.group, 1))
         except OSError as error:
             return self._lost(child, f"{child.name} could not be started ({error.strerror})", now_s)
         return True
 
     def _lost(self, child: Running, how: str, now_s: float) -> bool:
         """Handle the end of a child: schedule its next start. Returns False if it may not start again."""
+        if child.name in self._falling:  # its next start is scheduled
+            self._falling.discard(child.name)
+            if not child.was_killed:
+                self._say(f"sluice: {how}, too")
+            return True
         is_planned = child is self._leaving
         if is_planned:
             self._leaving, self._returning = None, child
@@ -164,22 +182,41 @@ class Supervisor:
             if wait_s is None:
                 return False
             child.start_at_s = now_s + wait_s
+        self._end_group(child, child.start_at_s)
         self._lost_at_s = now_s if self._lost_at_s is None else self._lost_at_s
         if child in self._inner:
             self._serving -= {gateway.name for gateway in self._gateways}
             with contextlib.suppress(OSError):  # without names, gateways take the whole ring for lost
-                absences.write(self._directory.path, [one.name for one in self._inner if not one.is_running])
+                absences.write(self._directory.path, self._absent())
             for gateway in self._gateways:
                 gateway.signal(signal.SIGUSR2 if is_planned else signal.SIGUSR1)
         else:
             self._serving.discard(child.name)
         return True
 
+    def _absent(self) -> list[str]:
+        """Returns the processes of the ring that have ended or are about to."""
+        return [one.name for one in self._inner if not one.is_running or one.name in self._falling]
+
+    def _end_group(self, child: Running, start_at_s: float) -> None:
+        """Kill the other processes of the group of a child that ended: they can only start together."""
+        mates = self._mates(child)
+        if mates:
+            group = child.child.group
+            self._epochs[group] = self._epochs.get(group, 1) + 1
+        for mate in mates:
+            if mate.has_process:
+                mate.kill_for("ended with its group")
+                self._falling.add(mate.name)
+            mate.start_at_s = start_at_s
+
     def _exit_message(self, child: Running, how: str, wait_s: float | None) -> str:
         """Returns the line for operators about an unplanned end."""
         soon = f" in {wait_s:.1f} s" if wait_s else ""
         if child is not self._returning:
-            return f"sluice: {how}{', too often; the service ends' if wait_s is None else f'; starting it again{soon}'}"
+            what = "its group" if child.child.group else "it"
+            again = ", too often; the service ends" if wait_s is None else f"; starting {what} again{soon}"
+            return f"sluice: {how}{again}"
         what, then = self._way_back
         if wait_s is None:
             return f"sluice: {how}, too often; the service ends. To go back: put back {what} and {then}"

@@ -51,7 +51,7 @@ def allocate(
     config: EngineConfig, model: Model, drafter: Drafter | None, formats: Formats, limits: Limits
 ) -> AllocatedCache:
     """Allocates the cache of a model and its drafter. Raises ServiceError naming the flag if it does not fit."""
-    groups = groups_for(config, model, drafter)
+    groups = groups_for(config, model, has_drafter=drafter is not None)
     size = sum(one.token_bytes(formats.cache) for one in (model, drafter) if one is not None)
     num_whole = cache_blocks(config, size, limits, cache_room(config, model, formats, limits))
     num_blocks = num_whole * model.config.num_layers // groups.size  # each holds so many layers
@@ -72,13 +72,13 @@ def bookkeeping_of(config: EngineConfig, allocated: AllocatedCache, tiers: Tiers
     return cache
 
 
-def groups_for(config: EngineConfig, model: Model, drafter: Drafter | None) -> LayerGroups:
+def groups_for(config: EngineConfig, model: Model, *, has_drafter: bool) -> LayerGroups:
     """Returns the groups of layers that have block tables of their own.
 
     There is one for all layers on a GPU, whose recorded steps know one table, and where a drafter shares the blocks or
     lower tiers take them.
     """
-    is_whole = model.device.type != "cpu" or drafter is not None or config.host_cache_bytes > 0
+    is_whole = model.device.type != "cpu" or has_drafter or config.host_cache_bytes > 0
     return (one_group if is_whole else layer_groups)(model.config.windows)
 
 

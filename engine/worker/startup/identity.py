@@ -22,16 +22,25 @@ def identity_of(
 ) -> CacheIdentity:
     """Returns everything that the bits of this engine's cache blocks depend on; `plugin` names what computes the
     model."""
-    stored = model.config.stored
     order = "fixed" if model.is_fixed else "free"  # order of summation
     return CacheIdentity(
         weights=digests.weights,
         draft=f"{config.speculation} ".encode() + digests.draft if config.draft_model else b"",
-        weights_format=" ".join(
-            filter(None, ("" if stored is None else f"stored {stored.method}", formats.weights, model.observed))
-        ),
+        weights_format=_weights_format(formats, model),
         dtype=name_of(formats.dtype),
         cache_dtype=name_of(formats.cache),
         kernels=f"{computes_as(model.device)}, {model.kernel}, {order} order",
         plugin=plugin,
     )
+
+
+def rank_layout(config: EngineConfig, formats: Formats, model: Model) -> str:
+    """Returns what must be equal on all ranks of a group, for people: formats, and the shape of a cache block."""
+    size = f"{config.block_size} tokens of {model.token_bytes(formats.cache)} bytes"
+    parts = (name_of(formats.dtype), _weights_format(formats, model), f"{name_of(formats.cache)} cache", size)
+    return ", ".join(filter(None, parts))
+
+
+def _weights_format(formats: Formats, model: Model) -> str:
+    stored = "" if model.config.stored is None else f"stored {model.config.stored.method}"
+    return " ".join(filter(None, (stored, formats.weights, model.observed)))

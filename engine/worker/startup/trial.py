@@ -21,10 +21,15 @@ def check_trial(directory: Path, model: Drafter, cache: list[Tensor], block_size
 
     Raises ServiceError MODEL_INVALID if their logits are not finite.
     """
-    num = min(NUM_TOKENS, block_size, model.context_length, model.vocab_size)
-    meta = AttentionMetadata.build([num], [num], np.zeros((1, 1), dtype=np.int32), block_size, model.device)
-    ids = (torch.arange(num, device=model.device) * (model.vocab_size // num) + token) % model.vocab_size
-    peaks = model.logits(model.forward(ids, cache, meta, None)).amax(1)
+    peaks = trial_logits(model, cache, block_size, token).amax(1)
     if not bool(peaks.isfinite().all()):
         text = "the first tokens have no finite logits: weights are too large, or belong to another config.json"
         raise invalid_model(directory, f"{text}; download the checkpoint again")
+
+
+def trial_logits(model: Drafter, cache: list[Tensor], block_size: int, token: int) -> Tensor:
+    """Returns the logits of the trial's tokens."""
+    num = min(NUM_TOKENS, block_size, model.context_length, model.vocab_size)
+    meta = AttentionMetadata.build([num], [num], np.zeros((1, 1), dtype=np.int32), block_size, model.device)
+    ids = (torch.arange(num, device=model.device) * (model.vocab_size // num) + token) % model.vocab_size
+    return model.logits(model.forward(ids, cache, meta, None))

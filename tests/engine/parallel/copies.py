@@ -29,6 +29,9 @@ class Copies:
         self._ranks = ranks
         self._ended: list[Launched] = []
 
+    def ready(self, layout: str) -> None:
+        """Copies have the same layout."""
+
     def send(self, order: Order) -> None:
         self.orders.append(order)
         for rank in self._ranks:
@@ -71,7 +74,7 @@ def copied(engine: Engine, directory: Path, config: EngineConfig, num: int = 1) 
         limits = limits_of(config, model_config, 1 << 20)
         device, formats, _ = chosen(config, model_config, limits)
         model, _ = loaded(config, model_config, directory, limits, None, formats, device)
-        groups = groups_for(config, model, None)
+        groups = groups_for(config, model, has_drafter=False)
         cache = model.new_cache(len(own.cache[0]) - 1, config.block_size, formats.cache, groups.size)
         for mine, its in zip(own.cache, cache, strict=True):  # block 0 was computed at start
             its.copy_(mine)

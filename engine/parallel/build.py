@@ -1,0 +1,50 @@
+"""Builds what a rank other than 0 computes with. Every step that computes is one that rank 0 takes too."""
+
+import dataclasses
+from collections.abc import Callable
+from pathlib import Path
+
+from sluice_server.engine.build import chosen, loaded
+from sluice_server.engine.config import EngineConfig
+from sluice_server.engine.kv_cache.block_store import BlockStore
+from sluice_server.engine.models.config import ModelConfig
+from sluice_server.engine.parallel.messages import Allocate
+from sluice_server.engine.parallel.worker import RankWorker
+from sluice_server.engine.plugins.loading import load_plugins
+from sluice_server.engine.request import Limits
+from sluice_server.engine.speculation.drafters import ModelDrafter
+from sluice_server.engine.worker.startup.allocation import groups_for
+from sluice_server.engine.worker.startup.identity import rank_layout
+from sluice_server.engine.worker.startup.memory import at_start
+from sluice_server.engine.worker.startup.rates import measure_costs
+from sluice_server.engine.worker.startup.trial import trial_logits
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class RankPart:
+    """One rank's part of a model, and its settings."""
+
+    config: EngineConfig
+    model_config: ModelConfig
+    directory: Path
+    limits: Limits
+    rank: int
+
+
+def build_rank(part: RankPart, sizes: Callable[[str], Allocate]) -> RankWorker:
+    """Loads a rank's part of the model. `sizes` takes what must be equal on all ranks, once the weights are loaded, and
+    returns the sizes of the cache. Raises ServiceError naming what is wrong and what to do."""
+    config, limits = part.config, part.limits
+    device, formats, _ = chosen(config, part.model_config, limits)
+    plugins = load_plugins(config.plugins, part.model_config)
+    model, _ = loaded(config, part.model_config, part.directory, limits, None, formats, device, plugins.model)
+    groups = groups_for(config, model, has_drafter=bool(config.draft_model))
+    told = sizes(rank_layout(config, formats, model))
+    with at_start("--kv-cache-tokens", f"a cache of {told.num_blocks} blocks; set --kv-cache-tokens lower"):
+        cache = model.new_cache(told.num_blocks, config.block_size, formats.cache, groups.size)
+        store = BlockStore(cache, told.num_host)
+    by_layer = [cache[place] for place in groups.place_of]
+    trial_logits(ModelDrafter(model), by_layer, config.block_size, next(iter(part.model_config.eos_ids), 0))
+    if told.num_host:
+        measure_costs(model, store, config.block_size)
+    return RankWorker(part.rank, model, store, config.block_size, config.max_num_seqs, limits.context_length, groups)

@@ -1,0 +1,139 @@
+"""Rank 0's end of a group: the other ranks join it, hear its orders, and tell it how launches ended."""
+
+import logging
+import os
+import time
+from collections.abc import Callable, Container
+
+from sluice_server.engine.config import EngineConfig
+from sluice_server.engine.errors import Code, RankLost, ServiceError
+from sluice_server.engine.parallel.messages import Ended, Hello, Launched, Order, Ready, Refused, Report, Welcome
+from sluice_server.services.config import ServiceConfig
+from sluice_server.services.ranks.codec import ORDERS, REPORTS, MalformedMessage
+from sluice_server.services.ranks.membership import check_equal, disagreement, hello_of, refusal
+from sluice_server.services.ranks.settings import own_epoch, rank_table
+from sluice_server.services.ranks.sockets import RankSockets, open_sockets, time_left
+from sluice_server.version import VERSION
+
+logger = logging.getLogger(__name__)
+
+JOIN_S = 600.0  # until all ranks must have joined, and again until all must have loaded their part
+ASKED_S = 10.0  # between two log lines about ranks that are awaited
+PATIENCE_S = 5.0  # that a rank may take longer over a launch than rank 0
+STEPS_OF_PATIENCE = 10  # or the time of this many steps, if that is longer
+
+
+class RankGroup:
+    """Implements `Workers` over sockets."""
+
+    def __init__(self, sockets: RankSockets, own: Hello, step_s: Callable[[], float] = float) -> None:
+        """`step_s` returns the time of a usual step."""
+        self.size = own.size
+        self.step_s = step_s
+        self._sockets = sockets
+        self._own = own
+        self._ready: list[Ready] = []
+        sockets.epoch = own.epoch
+
+    def gather(self, sums: str = "") -> None:
+        """Waits for all ranks, and welcomes them. Raises ServiceError for one that cannot belong to this group, or
+        that does not come."""
+        joined: dict[int, Hello] = {}
+
+        def join(report: Report) -> None:
+            if isinstance(report, Hello):
+                reason = refusal(self._own, report, joined)
+                if reason:
+                    self.send(Refused(reason))
+                    raise disagreement(reason)
+                joined[report.rank] = report
+
+        self._await(join, lambda: self._missing(joined), "to join")
+        self.send(Welcome(self._own.epoch, sums))
+
+    def ready(self, layout: str) -> None:
+        """Implements `Workers.ready`."""
+        found: dict[int, Ready] = {}
+
+        def note(report: Report) -> None:
+            if isinstance(report, Ready):
+                found[report.rank] = report
+
+        self._await(note, lambda: self._missing(found), "to load its part of the model")
+        self._ready = [found[rank] for rank in sorted(found)]
+        check_equal("layout", layout, {one.rank: one.layout for one in self._ready})
+
+    def check_revision(self, revision: str) -> None:
+        """Raises ServiceError if a rank has read other files than rank 0, whose revision this is."""
+        check_equal("model", revision, {one.rank: one.revision for one in self._ready})
+
+    def send(self, order: Order) -> None:
+        """Implements `Workers.send`: the order is encoded once."""
+        self._sockets.send(ORDERS.encode(order))
+
+    def launched(self, num: int) -> list[Launched]:
+        """Implements `Workers.launched`."""
+        until_s = time.monotonic() + max(PATIENCE_S, STEPS_OF_PATIENCE * self.step_s())
+        found: dict[int, Launched] = {}
+        while len(found) < self.size - 1:
+            report = self._receive(time_left(until_s))
+            if report is None:
+                if not time_left(until_s):
+                    missing = ", ".join(map(str, self._missing(found)))
+                    raise RankLost(f"rank {missing} has not said for {PATIENCE_S:g} s how launch {num} ended: stuck")
+            elif isinstance(report, Launched):
+                if report.num != num:
+                    raise RankLost(f"rank {report.rank} is at launch {report.num}, rank 0 at {num}")
+                found[report.rank] = report
+        return list(found.values())
+
+    def close(self) -> None:
+        """Ends the connections; the other ranks end when they see it."""
+        self._sockets.close()
+
+    def _missing(self, found: Container[int]) -> list[int]:
+        return [rank for rank in range(1, self.size) if rank not in found]
+
+    def _await(self, note: Callable[[Report], None], missing: Callable[[], list[int]], what: str) -> None:
+        until_s, asked_s = time.monotonic() + JOIN_S, time.monotonic()
+        while missing():
+            report = self._receive(min(time_left(until_s), ASKED_S))
+            if report is not None:
+                note(report)
+                continue
+            names = ", ".join(map(str, missing()))
+            if not time_left(until_s):
+                text = f"rank {names} did not come {what} within {JOIN_S:g} s: see its log, and --rank-peers"
+                raise ServiceError(Code.UNAVAILABLE, "RANK_MISSING", text)
+            if time.monotonic() - asked_s >= ASKED_S:
+                asked_s = time.monotonic()
+                logger.info("waiting for rank %s %s", names, what)
+
+    def _receive(self, timeout_s: float) -> Report | None:
+        """Returns a report of this start of the group. Raises RankLost when a rank ends."""
+        frame = self._sockets.receive(timeout_s)
+        if frame is None:
+            return None
+        try:
+            report = REPORTS.decode(frame.data)
+        except MalformedMessage as error:
+            logger.warning("a message of a rank was dropped: %s", error)
+            return None
+        if frame.epoch != self._own.epoch and not isinstance(report, Hello):
+            return None
+        if isinstance(report, Ended):
+            raise RankLost(f"rank {report.rank} has ended: {report.reason}")
+        return report
+
+
+def open_group(engine: EngineConfig, service: ServiceConfig, process_id: str, configuration: str) -> RankGroup:
+    """Returns the group of which this process is rank 0, once all ranks have joined it. Raises ServiceError."""
+    table = rank_table(engine, service, process_id)
+    own = hello_of(engine, 0, own_epoch(os.environ), VERSION, configuration)
+    group = RankGroup(open_sockets(table.addresses, process_id, table.others, service.ring_keys), own)
+    try:
+        group.gather()
+    except BaseException:
+        group.close()
+        raise
+    return group

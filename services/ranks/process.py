@@ -1,0 +1,160 @@
+"""The process of a rank other than 0: it joins its group, loads its part of the model and carries out orders.
+
+It ends with its group. It has no role in the ring: it takes no requests and samples nothing.
+"""
+
+import contextlib
+import logging
+import os
+import signal
+import time
+from collections.abc import Callable, Iterator
+from types import FrameType
+
+import setproctitle
+
+from sluice_server.engine.config import EngineConfig
+from sluice_server.engine.errors import RankLost
+from sluice_server.engine.models.limits import limits_of
+from sluice_server.engine.models.registry import read_served
+from sluice_server.engine.parallel.build import RankPart, build_rank
+from sluice_server.engine.parallel.messages import Allocate, Ended, Order, Ready, Refused, Report, Welcome
+from sluice_server.engine.parallel.worker import RankWorker
+from sluice_server.engine.plugins.entry_points import find_plugins
+from sluice_server.services.checkpoint.digests import remembered
+from sluice_server.services.checkpoint.model_source import CheckpointFiles, resolve_model
+from sluice_server.services.config import ServiceConfig
+from sluice_server.services.engine.naming import Naming
+from sluice_server.services.process.heartbeat import BEAT_S, Heartbeat
+from sluice_server.services.process.roles import open_heart
+from sluice_server.services.process.slices import LONG_S, take_turns_of
+from sluice_server.services.process.supervised import die_with_supervisor
+from sluice_server.services.ranks.codec import ORDERS, REPORTS
+from sluice_server.services.ranks.membership import disagreement, hello_of
+from sluice_server.services.ranks.settings import RankTable, config_of_rank, epoch_of, rank_table
+from sluice_server.services.ranks.sockets import RankSockets, open_sockets
+from sluice_server.services.telemetry import logs
+from sluice_server.version import VERSION
+
+logger = logging.getLogger(__name__)
+
+STEPS = 16  # over whose times a mean is taken
+
+
+class RankProcess:
+    """One rank's connection to rank 0, and its heartbeat."""
+
+    def __init__(self, rank: int, sockets: RankSockets, heart: Heartbeat) -> None:
+        self.rank = rank
+        self._sockets = sockets
+        self._heart = heart
+        self._step_s = 0.0  # mean of recent steps
+
+    def beat(self) -> None:
+        """Writes a heartbeat."""
+        self._heart.beat(self._step_s)
+
+    def tell(self, report: Report) -> None:
+        """Sends a report to rank 0."""
+        self._sockets.send(REPORTS.encode(report))
+
+    def orders(self) -> Iterator[Order]:
+        """Yields the orders of rank 0, with a heartbeat while there is none. Raises RankLost when rank 0 has ended,
+        and ServiceError when it refuses this rank."""
+        while True:
+            frame = self._sockets.receive(BEAT_S)
+            self.beat()
+            if frame is None:
+                continue
+            order = ORDERS.decode(frame.data)
+            if isinstance(order, Refused):
+                raise disagreement(order.reason)
+            if isinstance(order, Welcome):
+                self._sockets.epoch = order.epoch
+            elif frame.epoch != self._sockets.epoch:
+                raise RankLost(f"rank 0 is at start {frame.epoch} of the group, this rank at {self._sockets.epoch}")
+            yield order
+
+    def compute(self, worker: RankWorker) -> None:
+        """Carries out orders until the group ends."""
+        for order in self.orders():
+            ended = worker.carry_out(order)
+            if ended is not None:
+                self._step_s += (ended.compute_s - self._step_s) / STEPS
+                self.tell(ended)
+
+
+def run_worker(engine: EngineConfig, service: ServiceConfig, process_id: str) -> int:
+    """Runs one rank until its group ends or it is asked to stop. Returns the exit status. Raises ServiceError for what
+    cannot be computed, and RankLost when rank 0 has ended."""
+    setproctitle.setproctitle(f"sluice: {process_id}")
+    logs.configure(service.log_level, service.log_format, process_id)
+    die_with_supervisor()
+    take_turns_of(LONG_S)
+    for number in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(number, _leave)
+    table = rank_table(engine, service, process_id)
+    heart = open_heart(service, process_id)
+    sockets = open_sockets(table.addresses, process_id, (table.leader,), service.ring_keys)
+    process = RankProcess(table.rank, sockets, heart)
+    try:
+        with _told(process):
+            _work(process, engine, service, table)
+    finally:
+        sockets.close()
+        heart.close()
+    return 0
+
+
+def _work(process: RankProcess, engine: EngineConfig, service: ServiceConfig, table: RankTable) -> None:
+    contents = CheckpointFiles(resolve_model(service.model, service.revision), remembered(), with_weights=True)
+    plugins = find_plugins(engine.plugins)
+    model = read_served(contents.directory, plugins.models)
+    limits = limits_of(engine, model, service.max_prompt_bytes, plugins.processors)
+    orders = process.orders()
+    process.tell(hello_of(engine, table.rank, epoch_of(os.environ), VERSION, contents.configuration))
+    welcome = next(orders)
+    assert isinstance(welcome, Welcome), "rank 0 welcomes a rank before it orders anything else"
+    with Naming(contents, None) as naming:
+        part = RankPart(config_of_rank(engine), model, contents.directory, limits, table.rank)
+
+        def sizes(layout: str) -> Allocate:
+            process.tell(Ready(table.rank, layout, naming.check()))
+            order = next(orders)
+            assert isinstance(order, Allocate), "a rank that is ready gets the size of its cache next"
+            return order
+
+        worker = build_rank(part, sizes)
+    worker.watch(_at_most_every(BEAT_S / 2, process.beat))
+    logger.info("rank %d of %d computes", table.rank, engine.tensor_parallel_size)
+    process.compute(worker)
+
+
+@contextlib.contextmanager
+def _told(process: RankProcess) -> Iterator[None]:
+    """Tells rank 0 why this rank ends, if an error ends the block."""
+    try:
+        yield
+    except Exception as error:
+        if not isinstance(error, RankLost):
+            with contextlib.suppress(RankLost):
+                process.tell(Ended(process.rank, " ".join(str(error).split()) or repr(error)))
+        raise
+
+
+def _leave(number: int, frame: FrameType | None) -> None:
+    raise SystemExit(0)
+
+
+def _at_most_every(seconds: float, call: Callable[[], None]) -> Callable[[], None]:
+    """Returns a function that calls `call`, but at most once in `seconds`."""
+    last_s = time.monotonic()
+
+    def called() -> None:
+        nonlocal last_s
+        now_s = time.monotonic()
+        if now_s - last_s >= seconds:
+            last_s = now_s
+            call()
+
+    return called

@@ -1,0 +1,128 @@
+"""The sockets of one rank: an inbox that it binds, and an outbox for each rank that it speaks to.
+
+Frames begin with the number of the group's start, so that what is left of an earlier start is not heard. A connection
+that was made and is lost ends the group: nothing is mended.
+"""
+
+import time
+from collections.abc import Mapping, Sequence
+from typing import NamedTuple
+
+import zmq
+from zmq.auth.thread import ThreadAuthenticator
+from zmq.utils.monitor import recv_monitor_message
+
+from sluice_server.engine.errors import RankLost
+from sluice_server.services.config import bad_setting
+from sluice_server.services.ring.keys import RingKeys, load_keys
+
+EPOCH_BYTES = 8
+MAX_BYTES = 64 << 20  # of one frame: a step of very many tokens
+HIGH_WATER_MARK = 1000  # frames that may wait for a rank; it is asked how each launch ended
+PROBE_S = 1.0  # between two probes of a TCP connection
+SILENCE_S = 5.0  # without an answer to a probe
+
+
+class Frame(NamedTuple):
+    """What came from another rank."""
+
+    epoch: int
+    data: bytes
+
+
+class RankSockets:
+    """The sockets of one rank. `addresses` is the table {id: address of its inbox} of all ranks, rank 0 first."""
+
+    def __init__(
+        self, addresses: Mapping[str, str], own: str, others: Sequence[str], keys: RingKeys | None = None
+    ) -> None:
+        """`own` is the id of this rank, `others` are those of the ranks that it speaks to. Raises zmq.ZMQError."""
+        self.epoch = 0
+        self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
+        self._guard: ThreadAuthenticator | None = keys.guard(self._context) if keys is not None else None
+        self._inbox = self._context.socket(zmq.PULL)
+        self._outboxes: dict[str, zmq.Socket[bytes]] = {}
+        self._monitors: dict[str, zmq.Socket[bytes]] = {}
+        self._poller = zmq.Poller()
+        try:
+            self._open_inbox(addresses[own], keys)
+            for other in others:
+                self._open_outbox(other, addresses[other], keys)
+        except BaseException:
+            self.close()
+            raise
+
+    def send(self, data: bytes) -> None:
+        """Sends to all ranks that this one speaks to. Raises RankLost if one takes nothing any more."""
+        frame = self.epoch.to_bytes(EPOCH_BYTES) + data
+        for name, outbox in self._outboxes.items():
+            try:
+                outbox.send(frame, zmq.NOBLOCK)
+            except zmq.Again:
+                raise RankLost(f"{name} takes no messages any more: {HIGH_WATER_MARK} wait for it") from None
+
+    def receive(self, timeout_s: float) -> Frame | None:
+        """Returns the next frame; None after `timeout_s`. Raises RankLost if a rank's connection was lost."""
+        try:
+            return self._frame(self._inbox.recv(zmq.NOBLOCK))
+        except zmq.Again:
+            pass
+        ready = dict(self._poller.poll(int(timeout_s * 1000)))
+        if self._inbox in ready:
+            return self._frame(self._inbox.recv())
+        for name, monitor in self._monitors.items():
+            if monitor in ready:
+                recv_monitor_message(monitor)
+                raise RankLost(f"{name} has ended, or its connection is lost")
+        return None
+
+    def close(self) -> None:
+        """Closes all sockets; what was sent last may still leave."""
+        for name, outbox in self._outboxes.items():
+            self._monitors[name].close(0)
+            outbox.close(200)
+        self._inbox.close(0)
+        if self._guard is not None:
+            self._guard.stop()
+        self._context.term()
+
+    def _frame(self, data: bytes) -> Frame:
+        return Frame(int.from_bytes(data[:EPOCH_BYTES]), data[EPOCH_BYTES:])
+
+    def _open_inbox(self, address: str, keys: RingKeys | None) -> None:
+        self._inbox.setsockopt(zmq.RCVHWM, HIGH_WATER_MARK)
+        self._inbox.setsockopt(zmq.MAXMSGSIZE, MAX_BYTES)
+        if keys is not None:
+            keys.secure_inbox(self._inbox)
+        self._inbox.bind(address)
+        self._poller.register(self._inbox, zmq.POLLIN)
+
+    def _open_outbox(self, name: str, address: str, keys: RingKeys | None) -> None:
+        outbox = self._context.socket(zmq.PUSH)
+        self._outboxes[name] = outbox
+        self._monitors[name] = outbox.get_monitor_socket(zmq.EVENT_DISCONNECTED)
+        self._poller.register(self._monitors[name], zmq.POLLIN)
+        outbox.setsockopt(zmq.SNDHWM, HIGH_WATER_MARK)
+        outbox.setsockopt(zmq.RECONNECT_IVL, 20)
+        if keys is not None:
+            keys.secure_outbox(outbox, name)
+            outbox.setsockopt(zmq.HEARTBEAT_IVL, int(PROBE_S * 1000))
+            outbox.setsockopt(zmq.HEARTBEAT_TIMEOUT, int(SILENCE_S * 1000))
+        outbox.connect(address)
+
+
+def open_sockets(addresses: Mapping[str, str], own: str, others: Sequence[str], ring_keys: str = "") -> RankSockets:
+    """Opens the sockets of rank `own`. Raises ServiceError naming the setting at fault."""
+    plain = [address for address in addresses.values() if address.startswith("tcp://")]
+    if plain and not ring_keys:
+        raise bad_setting("ring_keys", f"is needed for {plain[0]}: TCP is always encrypted; `sluice keys` makes them")
+    keys = load_keys(ring_keys, own) if plain else None
+    try:
+        return RankSockets(addresses, own, others, keys)
+    except zmq.ZMQError as error:
+        raise bad_setting("rank_peers", f"cannot listen on {addresses[own]}: {error.strerror}") from error
+
+
+def time_left(until_s: float) -> float:
+    """Returns the seconds until a time of the monotonic clock; 0 when it has passed."""
+    return max(0.0, until_s - time.monotonic())

@@ -1,0 +1,189 @@
+"""Rank 0 and another rank over real sockets, in two threads."""
+
+import contextlib
+import dataclasses
+import tempfile
+import threading
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from sluice_server.engine.config import EngineConfig
+from sluice_server.engine.errors import RankLost, ServiceError
+from sluice_server.engine.kv_cache.table import BlockRun
+from sluice_server.engine.kv_cache.tiers import Move, MoveKind
+from sluice_server.engine.parallel.messages import Ended, Hello, Launch, Launched, MoveBlocks, Order, Place, Ready
+from sluice_server.engine.plan import StepPlan
+from sluice_server.services.process.heartbeat import Heartbeat
+from sluice_server.services.ranks import leader
+from sluice_server.services.ranks.codec import ORDERS, REPORTS, MalformedMessage
+from sluice_server.services.ranks.leader import RankGroup
+from sluice_server.services.ranks.membership import hello_of
+from sluice_server.services.ranks.process import RankProcess
+from sluice_server.services.ranks.sockets import RankSockets
+
+CONFIG = EngineConfig(dtype="float32", tensor_parallel_size=2)
+PLAN = StepPlan(3, [1, 0], [1, 2], [5, 0], [7, 8, 9], [True, True], [], [], {1: 1}, {1: (-1,)}, {0: False})
+EPOCH = 5
+
+
+def hello(rank: int) -> Hello:
+    return hello_of(CONFIG, rank, EPOCH, "1", "abc")
+
+
+class Pair:
+    """Rank 0, and rank 1 in a thread of its own."""
+
+    def __init__(self, directory: Path) -> None:
+        addresses = {"engine-0": f"ipc://{directory}/0", "worker-0-1": f"ipc://{directory}/1"}
+        self.group = RankGroup(RankSockets(addresses, "engine-0", ["worker-0-1"]), hello(0))
+        self.sockets = RankSockets(addresses, "worker-0-1", ["engine-0"])
+        self.rank = RankProcess(1, self.sockets, Heartbeat("", "worker-0-1"))
+        self.errors: list[Exception] = []
+
+    @contextlib.contextmanager
+    def beside(self, work: Callable[[], None]) -> Iterator[None]:
+        """Runs rank 1's work beside the block."""
+
+        def run() -> None:
+            try:
+                work()
+            except Exception as error:
+                self.errors.append(error)
+
+        thread = threading.Thread(target=run)
+        thread.start()
+        yield
+        thread.join(20)
+        assert not thread.is_alive()
+
+
+@pytest.fixture
+def pair() -> Iterator[Pair]:
+    with tempfile.TemporaryDirectory() as directory:  # short, as a socket's path is
+        made = Pair(Path(directory))
+        yield made
+        made.sockets.close()
+        made.group.close()
+
+
+def join(pair: Pair) -> None:
+    pair.rank.tell(hello(1))
+    next(pair.rank.orders())
+
+
+def joined(pair: Pair) -> None:
+    with pair.beside(lambda: join(pair)):
+        pair.group.gather()
+
+
+def test_orders_come_as_they_were_sent_and_launches_are_answered(pair: Pair) -> None:
+    sent: list[Order] = [
+        Place([2], [BlockRun(2, 0, [4, 5], 1)]),
+        MoveBlocks([Move(MoveKind.SAVE, 3, 1, b"name")]),
+        Launch(1, PLAN, True, [(0, 2)]),
+    ]
+    got: list[Order] = []
+
+    def work() -> None:
+        join(pair)
+        pair.rank.tell(Ready(1, "layout", "revision"))
+        orders = pair.rank.orders()
+        got.extend(next(orders) for _ in sent)
+        pair.rank.tell(Launched(1, 1, "", False, 0.5, 0.25))
+
+    with pair.beside(work):
+        pair.group.gather()
+        pair.group.ready("layout")
+        pair.group.check_revision("revision")
+        for order in sent:
+            pair.group.send(order)
+        assert pair.group.launched(1) == [Launched(1, 1, "", False, 0.5, 0.25)]
+    assert got == sent
+
+
+def test_a_rank_with_other_settings_is_refused_and_told_so(pair: Pair) -> None:
+    other = hello_of(dataclasses.replace(CONFIG, block_size=16), 1, EPOCH, "1", "abc")
+    text = "rank 1 has --block-size '16', and rank 0 '32'; start all ranks with the same files and settings"
+
+    def work() -> None:
+        pair.rank.tell(other)
+        next(pair.rank.orders())
+
+    with pair.beside(work), pytest.raises(ServiceError, match=text):
+        pair.group.gather()
+    assert [str(error) for error in pair.errors] == [text]
+
+
+def test_a_rank_that_loaded_other_files_is_refused(pair: Pair) -> None:
+    joined(pair)
+    pair.rank.tell(Ready(1, "layout", "revision"))
+    pair.group.ready("layout")
+    with pytest.raises(ServiceError, match="rank 1 has loaded another model, revision; rank 0 has other"):
+        pair.group.check_revision("other")
+
+
+def test_a_rank_that_does_not_come_is_named(pair: Pair, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(leader, "JOIN_S", 0.05)
+    with pytest.raises(ServiceError, match="rank 1 did not come to join within"):
+        pair.group.gather()
+
+
+def test_the_end_of_a_rank_ends_rank_0(pair: Pair) -> None:
+    joined(pair)
+    pair.sockets.close()
+    with pytest.raises(RankLost, match="worker-0-1 has ended, or its connection is lost"):
+        pair.group.launched(1)
+
+
+def test_the_reason_of_a_rank_that_ends_is_passed_on(pair: Pair) -> None:
+    joined(pair)
+    pair.rank.tell(Ended(1, "no memory"))
+    with pytest.raises(RankLost, match="rank 1 has ended: no memory"):
+        pair.group.launched(1)
+
+
+def test_the_end_of_rank_0_ends_a_rank(pair: Pair) -> None:
+    joined(pair)
+    pair.group.close()
+    with pytest.raises(RankLost, match="engine-0 has ended"):
+        next(pair.rank.orders())
+
+
+def test_a_rank_that_says_nothing_is_stuck(pair: Pair, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(leader, "PATIENCE_S", 0.05)
+    joined(pair)
+    with pytest.raises(RankLost, match=r"rank 1 has not said for 0.05 s how launch 1 ended: stuck"):
+        pair.group.launched(1)
+
+
+def test_a_rank_at_another_launch_is_out_of_step(pair: Pair) -> None:
+    joined(pair)
+    pair.rank.tell(Launched(1, 2))
+    with pytest.raises(RankLost, match="rank 1 is at launch 2, rank 0 at 3"):
+        pair.group.launched(3)
+
+
+def test_what_is_left_of_an_earlier_start_is_not_heard(pair: Pair) -> None:
+    joined(pair)
+    pair.sockets.epoch = EPOCH - 1
+    pair.rank.tell(Ended(1, "of before"))
+    pair.sockets.epoch = EPOCH
+    pair.rank.tell(Launched(1, 1))
+    assert pair.group.launched(1) == [Launched(1, 1)]
+    pair.group._sockets.epoch = EPOCH + 1
+    pair.group.send(Place([], []))
+    with pytest.raises(RankLost, match="rank 0 is at start 6 of the group, this rank at 5"):
+        next(pair.rank.orders())
+
+
+@pytest.mark.parametrize("data", [b"", b"\xff", b"\x00", ORDERS.encode(Launch(1, PLAN, True, []))[:-3]])
+def test_what_is_no_message_is_refused(data: bytes) -> None:
+    with pytest.raises(MalformedMessage):
+        ORDERS.decode(data)
+
+
+def test_reports_survive_their_encoding() -> None:
+    for report in (hello(1), Ready(1, "a", "b"), Launched(1, 2, "e", True), Ended(1, "x")):
+        assert REPORTS.decode(REPORTS.encode(report)) == report
