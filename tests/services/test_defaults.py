@@ -19,6 +19,7 @@ NAMED_OTHERWISE = {"num_gateways": "gateways"}
 # The name of a setting, and another meaning: what computes, what a request asks for, what an engine reports.
 OTHER_MEANING = {
     ("engine/executor/computing.py", "threads"),
+    ("engine/parallel/shape.py", "sum_shards"),
     ("engine/request.py", "max_draft_tokens"),
     ("engine/scheduler/validation.py", "max_draft_tokens"),
     ("engine/scheduler/settings.py", "max_draft_tokens"),
