@@ -5,6 +5,7 @@ import shutil
 import subprocess
 import sys
 import venv
+from collections.abc import Callable
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -12,14 +13,16 @@ PAGE = ROOT / "docs" / "other-clients.md"
 SCRIPTS = Path(__file__).parent / "clients"
 CACHE = Path.home() / ".cache" / "sluice" / "ecosystem"
 INSTALLER = "uv==0.13.9"
+SMG = "smg==1.13.0"
 
 
 @dataclasses.dataclass(frozen=True)
 class Client:
-    """A row of the page: the script that runs a client, what it needs, and what it was seen to do."""
+    """A row of the page: the script that runs a client, what it needs, its door, and what it was seen to do."""
 
     script: str
     packages: tuple[str, ...]
+    door: str  # HTTP, gRPC, or SMG in front
     seen: tuple[str, ...]
 
     @property
@@ -30,12 +33,7 @@ class Client:
     def command(self) -> list[str]:
         """Installs the packages if they are not there yet; returns the command that runs the script."""
         install = _node if self.script.endswith(".mjs") else _python
-        stamp, wanted = self.folder / "installed", "\n".join(self.packages)
-        if not stamp.exists() or stamp.read_text() != wanted:
-            shutil.rmtree(self.folder, ignore_errors=True)
-            self.folder.mkdir(parents=True)
-            install(self.folder, self.packages)
-            stamp.write_text(wanted)
+        _installed(self.folder, self.packages, install)
         if install is _python:
             return [str(self.folder / "bin" / "python"), str(SCRIPTS / self.script)]
         shutil.copy(SCRIPTS / self.script, self.folder)  # Node.js looks for packages beside the script
@@ -47,9 +45,25 @@ def clients() -> list[Client]:
     lines = [line for line in PAGE.read_text().splitlines() if line.startswith("| ")][2:]
     found = []
     for line in lines:
-        _, packages, script, seen = (cell.strip() for cell in line.strip("|").split("|"))
-        found.append(Client(script.strip("`"), tuple(packages.replace("`", "").split(", ")), tuple(seen.split("; "))))
+        _, packages, door, script, seen = (cell.strip() for cell in line.strip("|").split("|"))
+        wanted = tuple(packages.replace("`", "").split(", "))
+        found.append(Client(script.strip("`"), wanted, door, tuple(seen.split("; "))))
     return found
+
+
+def smg_program() -> Path:
+    """Installs the Shepherd Model Gateway if it is not there yet; returns its program."""
+    _installed(CACHE / "smg", (SMG,), _python)
+    return CACHE / "smg" / "bin" / "smg"
+
+
+def _installed(folder: Path, packages: tuple[str, ...], install: Callable[[Path, tuple[str, ...]], None]) -> None:
+    stamp, wanted = folder / "installed", "\n".join(packages)
+    if not stamp.exists() or stamp.read_text() != wanted:
+        shutil.rmtree(folder, ignore_errors=True)
+        folder.mkdir(parents=True)
+        install(folder, packages)
+        stamp.write_text(wanted)
 
 
 def _python(folder: Path, packages: tuple[str, ...]) -> None:

@@ -10,6 +10,10 @@ def test_each_script_has_a_row_and_each_row_its_script() -> None:
     assert rows and sorted(rows) == sorted(path.name for path in SCRIPTS.iterdir() if path.suffix in (".py", ".mjs"))
 
 
+def test_each_door_is_one_that_there_is() -> None:
+    assert {client.door for client in clients()} == {"HTTP", "gRPC", "SMG"}
+
+
 def test_versions_are_exact() -> None:
     for client in clients():
         for package in client.packages:

@@ -14,9 +14,10 @@ import torch
 from tokenizers import Tokenizer
 
 from benchmarks import real_model
-from tests.ecosystem.clients_of_others import Client, clients
+from tests.ecosystem.clients_of_others import Client, clients, smg_program
 from tests.oracle.checkpoints import reference
-from tests.system.service import serve
+from tests.smg.stack import KEY, smg_before
+from tests.system.service import Service, serve
 from tests.system.test_system_edge import edge
 
 pytestmark = [pytest.mark.ecosystem, pytest.mark.timeout(900)]
@@ -28,6 +29,7 @@ MORE = {
     "guidellm_client.py": ("model",),
     "lm_eval_client.py": ("model", ANSWERS),
 }  # of a folder: both read the tokenizer
+OFFLINE = {"LITELLM_LOCAL_MODEL_COST_MAP": "true"}  # no prices from the network
 
 
 @pytest.fixture(scope="module")
@@ -41,18 +43,42 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="module")
-def url(folder: Path) -> Iterator[str]:
+def service(folder: Path) -> Iterator[Service]:
     options = ("--model", str(folder), "--served-model-name", MODEL, "--dtype", "float32", "--max-model-len", "2048")
-    with serve(*options) as service, edge("--address", service.address) as base:
-        yield base
+    with serve(*options) as made:
+        yield made
+
+
+@pytest.fixture(scope="module")
+def grpc(service: Service) -> list[str]:
+    """What a client of gRPC is told."""
+    return [service.address, MODEL]
+
+
+@pytest.fixture(scope="module")
+def http(service: Service) -> Iterator[list[str]]:
+    """What a client of the HTTP edge is told."""
+    with edge("--address", service.address) as url:
+        yield [url, MODEL]
+
+
+@pytest.fixture(scope="module")
+def smg(folder: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[list[str]]:
+    """What a client of the Shepherd Model Gateway is told."""
+    options = ("--dtype", "float32", "--max-model-len", "2048")
+    with smg_before(1, tmp_path_factory.mktemp("smg"), *options, program=smg_program(), model=str(folder)) as stack:
+        yield [str(stack.http.base_url), MODEL, KEY]
 
 
 @pytest.mark.parametrize("client", clients(), ids=lambda client: client.script)
-def test_a_client_does_what_the_page_says(client: Client, url: str, folder: Path, tmp_path: Path) -> None:
+def test_a_client_does_what_the_page_says(
+    client: Client, request: pytest.FixtureRequest, folder: Path, tmp_path: Path
+) -> None:
+    door = request.getfixturevalue(client.door.lower())
     (tmp_path / "model").symlink_to(folder)
     more = [str(tmp_path / name) for name in MORE.get(client.script, ())]
-    environment = {**os.environ, "OPENAI_API_KEY": "none", "HF_HUB_OFFLINE": "1", "PYTHONPATH": ""}
-    command = [*client.command(), url, MODEL, *more]
+    environment = {**os.environ, "OPENAI_API_KEY": "none", "HF_HUB_OFFLINE": "1", "PYTHONPATH": "", **OFFLINE}
+    command = [*client.command(), *door, *more]
     done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=600)
     assert tuple(done.stdout.splitlines()) == client.seen, done.stdout + done.stderr[-4000:]
     assert done.returncode == 0, done.stderr[-4000:]

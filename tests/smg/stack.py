@@ -48,16 +48,18 @@ class Stack:
 
 
 @contextlib.contextmanager
-def smg_before(num_services: int, folder: Path, *options: str) -> Iterator[Stack]:
-    """Starts services on the published model, and SMG with keys in front."""
+def smg_before(
+    num_services: int, folder: Path, *options: str, program: Path = SMG, model: str = "smollm2"
+) -> Iterator[Stack]:
+    """Starts services on the published model, and SMG with keys in front. `model`: its name, or its folder."""
     with contextlib.ExitStack() as stack:
         port, metrics, *ports = free_ports(2 + num_services)
         doors = [f"127.0.0.1:{one}" for one in ports]
-        common = ("--model", "smollm2", *options)
+        common = ("--model", model, "--served-model-name", "smollm2", *options)
         services = [stack.enter_context(serve(*common, "--vllm-listen", door)) for door in doors]
         log = folder / "smg.log"
         command = [
-            *(str(SMG), "launch", "--host", "127.0.0.1", "--port", str(port)),
+            *(str(program), "launch", "--host", "127.0.0.1", "--port", str(port)),
             *("--prometheus-host", "127.0.0.1", "--prometheus-port", str(metrics)),
             *("--tenant-api-key", f"team:{KEY}", "--control-plane-api-keys", "ops:Ops:admin:key-of-operators"),
             *("--health-check-interval-secs", "2", "--tool-call-parser", "json", "--log-dir", str(folder)),

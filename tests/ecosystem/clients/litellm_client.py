@@ -11,7 +11,9 @@ schema = {"type": "object", "properties": {"city": {"enum": ["Paris", "Rome"]}},
 tools = [{"type": "function", "function": {"name": "weather", "description": "the weather", "parameters": schema}}]
 turns = [{"role": "user", "content": "What is the weather in Paris?"}]
 
-first = litellm.completion(**where, messages=turns, tools=tools, tool_choice="required", max_tokens=200)
+first = litellm.completion(
+    **where, messages=turns, tools=tools, tool_choice="required", max_tokens=200, parallel_tool_calls=False
+)
 (call,) = first.choices[0].message.tool_calls
 assert call.function.name == "weather"
 print("tools, required", flush=True)
