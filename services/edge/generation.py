@@ -20,6 +20,7 @@ from sluice_server.services.edge.report import AnswerReport, chat_report, comple
 from sluice_server.services.edge.requests import Metadata, metadata_of, read_body, until_gone
 from sluice_server.services.edge.responses import as_json
 from sluice_server.services.edge.resumed import EdgeStream, Event
+from sluice_server.services.edge.shared import SharedCalls
 from sluice_server.services.edge.stream import Chunks
 from sluice_server.services.edge.translate import chat_spec, completion_specs
 from sluice_server.services.edge.wire import ChatRequest, Common, CompletionRequest, decode
@@ -31,6 +32,7 @@ class GenerationRoutes:
     def __init__(self, channel: grpc.aio.Channel, clock: Callable[[], float]) -> None:
         """`clock` gives the seconds since 1970 for the answers."""
         self._channel = channel
+        self._calls = SharedCalls(channel)
         self._inference: inference_pb2_grpc.InferenceServiceAsyncStub = inference_pb2_grpc.InferenceServiceStub(channel)
         self._clock = clock
 
@@ -84,7 +86,7 @@ class GenerationRoutes:
         """Start a stream. Headers are sent once the first event of each prompt has come, so that a refusal still has
         its HTTP status."""
         metadata = metadata_of(request)
-        calls = [EdgeStream(self._channel, spec, metadata) for spec in specs]
+        calls = [EdgeStream(self._channel, spec, metadata, self._calls) for spec in specs]
         try:
             firsts = await until_gone(request, asyncio.gather(*(call.read() for call in calls)))
         except BaseException:

@@ -9,24 +9,28 @@ from sluice.v1 import inference_pb2, inference_pb2_grpc, types_pb2
 from sluice_server.services.edge.errors import EdgeError
 from sluice_server.services.edge.recovery import CallRecovery
 from sluice_server.services.edge.requests import Metadata
+from sluice_server.services.edge.shared import SharedCalls, StreamCall
 
 Event: TypeAlias = inference_pb2.StreamGenerateResponse | inference_pb2.ResumeGenerateResponse
 _Call: TypeAlias = (
-    "grpc.aio.UnaryStreamCall[inference_pb2.StreamGenerateRequest, inference_pb2.StreamGenerateResponse]"
-    " | grpc.aio.UnaryStreamCall[inference_pb2.ResumeGenerateRequest, inference_pb2.ResumeGenerateResponse]"
+    "StreamCall | grpc.aio.UnaryStreamCall[inference_pb2.ResumeGenerateRequest, inference_pb2.ResumeGenerateResponse]"
 )
 
 
 class EdgeStream:
     """The events of one generation, each once. Its owner calls `cancel` on every path."""
 
-    def __init__(self, channel: grpc.aio.Channel, spec: types_pb2.GenerationSpec, metadata: Metadata) -> None:
+    def __init__(
+        self, channel: grpc.aio.Channel, spec: types_pb2.GenerationSpec, metadata: Metadata, calls: SharedCalls
+    ) -> None:
+        self._calls = calls
         self._inference: inference_pb2_grpc.InferenceServiceAsyncStub = inference_pb2_grpc.InferenceServiceStub(channel)
         self._recovery = CallRecovery(channel)
         self._progress = Progress(spec)
         self._metadata = metadata
         self._sent: set[tuple[str | None, int]] = set()
         self._is_cancelled = False
+        calls.began(metadata)
         self._call = self._asked()
 
     async def read(self) -> Event | None:
@@ -53,13 +57,14 @@ class EdgeStream:
 
     def cancel(self) -> None:
         """Cancel the generation; no effect on one that has ended."""
+        if not self._is_cancelled:
+            self._calls.ended(self._metadata)
         self._is_cancelled = True
         self._call.cancel()
 
     def _asked(self) -> _Call:
         if not self._progress.has_begun:
-            request = inference_pb2.StreamGenerateRequest(spec=self._progress.spec)
-            return self._inference.StreamGenerate(request, metadata=self._metadata)
+            return self._calls.begin(self._progress.spec, self._metadata)
         rest = inference_pb2.ResumeGenerateRequest(spec=self._progress.rest())
         return self._inference.ResumeGenerate(rest, metadata=self._metadata)
 

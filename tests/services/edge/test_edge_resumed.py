@@ -13,6 +13,7 @@ from sluice.v1 import inference_pb2, inference_pb2_grpc, types_pb2
 
 from sluice_server.services.edge.recovery import MOST_LOSSES, repeated
 from sluice_server.services.edge.resumed import EdgeStream
+from sluice_server.services.edge.shared import SharedCalls
 
 SPEC = types_pb2.GenerationSpec(text="p")
 ENDED = types_pb2.OutputFinished(finish_reason=types_pb2.FINISH_REASON_LENGTH)
@@ -112,7 +113,7 @@ async def read(lossy: LossyServer) -> list[str]:
     """The kinds of the events; of deltas the text."""
     found = []
     async with behind(lossy) as channel:
-        stream = EdgeStream(channel, SPEC, ())
+        stream = EdgeStream(channel, SPEC, (), SharedCalls(channel))
         while (event := await stream.read()) is not None:
             found.append(event.delta.text or str(event.WhichOneof("event")))
     return found
