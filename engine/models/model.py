@@ -24,6 +24,7 @@ from sluice_server.engine.models.rope import no_rotation, rope_table, uses_long_
 from sluice_server.engine.models.traits import ArchitectureTraits
 from sluice_server.engine.models.vocabulary import vocabulary_of
 from sluice_server.engine.models.weights import Checkpoint, PlannedWeights, WeightSource
+from sluice_server.engine.parallel.joined import joined_digest
 from sluice_server.engine.parallel.part import ModelPart, part_of
 from sluice_server.engine.parallel.ranks import Ranks
 from sluice_server.engine.parallel.shape import unusable
@@ -135,7 +136,9 @@ class Model:
         if weighing is None:
             return [make(i, loader) for i in range(config.num_layers)]
         found = [*observed_layers(make, loader_of, config.num_layers, self._observer(), weighing)]
-        self.observed = weighing.digest
+        self.observed, ranks = weighing.digest, loader.ranks
+        if ranks is not None:  # each observes the inputs of its own columns
+            self.observed = joined_digest(bytes.fromhex(self.observed), config.hidden_size, ranks.sums)
         return found
 
     def _observer(self) -> InputObserver:

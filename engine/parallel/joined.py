@@ -1,5 +1,7 @@
 """Sums of one tensor from each rank, where every rank has a part of the numbers and zeros elsewhere."""
 
+import hashlib
+
 import torch
 from torch import Tensor
 
@@ -23,3 +25,11 @@ def joined_vector(values: Tensor, width: int, sums: RankSums) -> Tensor:
     padded = values.new_zeros(rows * width)
     padded[: len(values)] = values
     return joined(padded.view(rows, width), sums).view(-1)[: len(values)]
+
+
+def joined_digest(digest: bytes, width: int, sums: RankSums) -> str:
+    """Returns a digest of the digests of all ranks, equally long and in their order; the same on every rank."""
+    own = torch.zeros(sums.size, len(digest))
+    own[sums.rank] = torch.tensor(list(digest), dtype=torch.float32)
+    found = bytes(map(int, joined_vector(own.flatten(), width, sums).tolist()))
+    return hashlib.blake2b(found, digest_size=len(digest)).hexdigest()

@@ -124,8 +124,22 @@ def test_bits_depend_on_shards_and_not_on_ranks(case: tuple[str, bool], form: st
         assert not torch.equal(own.over(1, 1), wanted), "shards change nothing: this compares nothing"
 
 
-def test_four_bits_are_rounded_alike_on_all_sizes(tmp_path: Path) -> None:
+@pytest.mark.parametrize("case", [("qwen3", False), ("llama-biases", False), *((name, True) for name in WITH_EXPERTS)])
+def test_four_bits_are_rounded_alike_on_all_sizes(case: tuple[str, bool], tmp_path: Path) -> None:
     """They are rounded by what is observed of their inputs, for which layers are computed while a model is loaded."""
-    own = served(tmp_path, ("qwen3", False), torch.float32, "int4")
+    own = served(tmp_path, case, torch.float32, "int4")
     wanted = own.over(1, 4)
     assert all(torch.equal(own.over(size, 4), wanted) for size in (2, 4))
+
+
+def test_ranks_name_what_all_of_them_observed(tmp_path: Path) -> None:
+    """Each observes other inputs; what they tell of them is equal, as their layouts must be."""
+    own = served(tmp_path, ("qwen3", False), torch.float32, "int4")
+    pack = ops.LinearPacker("int4")
+
+    def observed(sums: RankSums) -> str:
+        ranks = Ranks(ParallelShape(sums.size, sums.rank), sums)
+        return load_model(tmp_path, own.config, torch.float32, CPU, TOKENS, pack, ranks=ranks).observed
+
+    first, second = run_ranks(thread_sums(2, timeout_s=60.0), observed)
+    assert first == second != load_model(tmp_path, own.config, torch.float32, CPU, TOKENS, pack).observed
