@@ -7,6 +7,7 @@
 #include "layer.h"
 #include "sampling_methods.h"
 #include "slots.h"
+#include "sums_methods.h"
 
 namespace {
 
@@ -324,6 +325,7 @@ PyMODINIT_FUNC INIT(SLUICE_MODULE)() {
   PyObject *module = PyModule_Create(&definition), *automaton = sluice::automaton_type();
   const bool is_whole = module != nullptr && automaton != nullptr &&
                         PyModule_AddFunctions(module, sluice::sampling_methods()) == 0 &&
+                        PyModule_AddFunctions(module, sluice::sums_methods()) == 0 &&
                         PyModule_AddObjectRef(module, "SuffixAutomaton", automaton) == 0;
   Py_XDECREF(automaton);
   if (is_whole) return module;
