@@ -48,6 +48,11 @@ class AnswerReport:
         text = self.echoed[at]
         return b"".join(token.piece for token in prompt.tokens).decode("utf-8", "replace") if text is None else text
 
+    @property
+    def adds_to_text(self) -> bool:
+        """Whether a chunk with text may hold something else that changes from one to the next, or is left out."""
+        return self.scored or self.token_ids or self.continuous_usage or self.prompt_only
+
     def of_prompt(self, prompt: types_pb2.PromptInfo) -> Json:
         """Returns the fields about a prompt."""
         found: Json = {}

@@ -1,7 +1,7 @@
 """Shares Converse calls among the streams of one caller: deltas of many streams come as one message.
 
-A message of a call of its own costs the edge and its gateway several times what a delta costs, so where many streams of
-one caller run, further ones become generations of one call, and frames that are ready together are joined. Each is read
+A message of a call of its own costs the edge and its gateway several times what a delta costs, so while a stream of one
+caller runs, further ones become generations of one call, and frames that are ready together are joined. Each is read
 and cancelled like a call of its own. The metadata of the call are checked when it begins: it takes new generations for
 a few seconds only.
 """
@@ -16,7 +16,7 @@ from sluice.v1 import inference_pb2, inference_pb2_grpc, types_pb2
 from sluice_server.services.edge.requests import Metadata
 from sluice_server.services.edge.shared_call import SharedCall, SharedGeneration
 
-SHARED_FROM = 4  # streams of one caller that have calls of their own; further ones share
+SHARED_FROM = 1  # streams of one caller that have calls of their own; further ones share
 TAKES_S = 5.0  # how long a call takes new generations
 MOST_GENERATIONS = 128  # of one call; a gateway allows twice as many
 OWN = frozenset({"traceparent", "tracestate"})  # of one request: with these it has a call of its own

@@ -15,6 +15,10 @@ from sluice_server.services.edge.answers import Dialect, ResponseHead, add_usage
 from sluice_server.services.edge.report import AnswerReport, Json, echo_offset
 from sluice_server.services.edge.resumed import Event
 
+_TEXT = "\0text"  # stands for the text in the chunk of which the bytes around a text are taken
+_TEXT_BYTES = msgspec.json.encode(_TEXT)
+_encode = msgspec.json.Encoder().encode
+
 
 @dataclasses.dataclass(slots=True)
 class Chunks:
@@ -25,6 +29,7 @@ class Chunks:
         prompts: what is known of each stream's prompt.
         lengths: by choice the length of its text, for log probabilities; num_calls: its tool calls.
         running: usage until now; spent: usage of the streams that have ended.
+        around: by choice the bytes before and behind the text of a chunk that has nothing else.
     """
 
     dialect: Dialect
@@ -37,6 +42,7 @@ class Chunks:
     running: types_pb2.Usage = dataclasses.field(default_factory=types_pb2.Usage)
     spent: types_pb2.Usage = dataclasses.field(default_factory=types_pb2.Usage)
     num_ended: int = 0
+    around: dict[int, tuple[bytes, bytes]] = dataclasses.field(default_factory=dict)
 
     async def of(
         self,
@@ -44,8 +50,22 @@ class Chunks:
     ) -> AsyncGenerator[bytes, None]:
         """Yields the chunks of each of `events`, which have the number of their stream, as one piece: one write."""
         async for source, event in events:
-            if made := b"".join(self._chunks(source, event)):
+            if made := self._text_alone(source, event.delta) or b"".join(self._chunks(source, event)):
                 yield made
+
+    def _text_alone(self, source: int, delta: types_pb2.Delta) -> bytes:
+        """Returns the chunk of a delta that has nothing but text, by far the most frequent, from the bytes around its
+        text; b"" for all others."""
+        text, index = delta.text, self._index(source, delta.output_index)
+        if not text or index not in self.lengths or self.report.adds_to_text:
+            return b""
+        if delta.reasoning or delta.tool_call_parts or delta.tool_calls:
+            return b""
+        around = self.around.get(index)
+        if around is None:
+            before, _, behind = self._chunk([self.dialect.piece(index, _TEXT, {}, None)]).rpartition(_TEXT_BYTES)
+            around = self.around[index] = before, behind
+        return around[0] + _encode(text) + around[1]
 
     def _chunks(self, source: int, event: Event) -> Iterator[bytes]:
         match event.WhichOneof("event"):
