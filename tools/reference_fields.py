@@ -4,8 +4,9 @@ from itertools import groupby
 
 import msgspec
 
-from sluice_server.services.edge.field_table import FORMATS, OPENAIS, OUTPUTS, PROMPTS, SAMPLING, SCHEDULING
+from sluice_server.services.edge.field_table import FORMATS, OUTPUTS, PROMPTS, SAMPLING, SCHEDULING
 from sluice_server.services.edge.fields import BOTH, Label, Own, Row, Sent, Unbuilt
+from sluice_server.services.edge.openai_fields import OPENAIS
 
 HEAD = """<!-- Written by tools/reference.py, never by hand. -->
 # Fields of the HTTP edge
@@ -13,7 +14,8 @@ HEAD = """<!-- Written by tools/reference.py, never by hand. -->
 What becomes of each field in the bodies of `/v1/chat/completions` and `/v1/completions`: OpenAI's, and those that vLLM,
 SGLang and llama.cpp add. Paths are those of a `GenerationSpec` in the [contract](contract.md). null is the same as
 absence. A field that is not listed is refused by its name, except within messages, their parts and their tool calls,
-where clients send back what they got. Two fields that go to one path must say the same.
+where clients send back what they got. Two fields that go to one path must say the same. Errors name the fields of this
+page: of several for one path that which was sent.
 """
 UNBUILT = """
 ## Not built

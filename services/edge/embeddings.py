@@ -13,7 +13,8 @@ from sluice.v1 import inference_pb2, inference_pb2_grpc
 from starlette.requests import Request
 from starlette.responses import Response
 
-from sluice_server.services.edge.errors import bad_request, unsupported
+from sluice_server.services.edge.errors import bad_request, naming, unsupported
+from sluice_server.services.edge.names import FieldNames
 from sluice_server.services.edge.recovery import repeated
 from sluice_server.services.edge.requests import metadata_of, read_body, until_gone
 from sluice_server.services.edge.responses import as_json
@@ -23,6 +24,7 @@ MAX_UINT32 = (1 << 32) - 1
 SLICE_COMPONENTS = 1 << 14  # of vectors written between two other requests: a few milliseconds
 _SIDES = {"left": inference_pb2.TRUNCATION_LEFT, "right": inference_pb2.TRUNCATION_RIGHT}
 _POOLINGS = {"last": inference_pb2.POOLING_LAST, "mean": inference_pb2.POOLING_MEAN, "cls": inference_pb2.POOLING_FIRST}
+_NAMES = {"encoding": "encoding_format", "truncate": "truncate_prompt_tokens"}
 _WHOLE_CONTEXT = -1  # of truncate_prompt_tokens
 
 
@@ -54,7 +56,8 @@ class EmbeddingRoutes:
         asked = decode(await read_body(request), EmbeddingRequest)
         wanted, metadata = to_embed(asked), metadata_of(request)
         call = repeated(self._channel, lambda: self._inference.Embed(wanted, metadata=metadata))
-        found = await until_gone(request, call)
+        with naming(FieldNames({**input_names(asked.input), **_NAMES})):
+            found = await until_gone(request, call)
         data = await _encoded(found.embeddings, is_base64=asked.encoding_format == "base64")
         num = found.usage.prompt_tokens
         usage = {"prompt_tokens": num, "total_tokens": num}
@@ -102,6 +105,15 @@ def inputs_of(given: str | list[str | int | list[int]]) -> list[inference_pb2.Em
             raise bad_request(f"input[{at}]", "is a number among texts or lists: send texts, or lists of token ids")
         made.append(inference_pb2.EmbedInput(text=one) if isinstance(one, str) else _of_ids(one, f"input[{at}]"))
     return made
+
+
+def input_names(given: str | list[str | int | list[int]]) -> dict[str, str]:
+    """Returns the name of `input` in errors, by path: of one text, one list of ids, or a list of either."""
+    if isinstance(given, str):
+        return {"inputs": "input"}
+    if given and isinstance(given[0], int):
+        return {"inputs": "input", "inputs.token_ids": "input[-][]"}
+    return {"inputs": "input[]", "inputs.token_ids": "input[][]"}
 
 
 def _of_ids(ids: Sequence[Any], field: str) -> inference_pb2.EmbedInput:

@@ -3,13 +3,16 @@
 UNIMPLEMENTED becomes 400: OpenAI's clients retry every 5xx, and a missing feature does not appear by retrying.
 """
 
+import contextlib
 import dataclasses
 import math
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 
 import grpc
 from google.rpc import error_details_pb2
 from grpc_status import rpc_status
+
+from sluice_server.services.edge.names import UNNAMED, FieldNames
 
 _STATUS: Mapping[grpc.StatusCode, tuple[int, str]] = {
     grpc.StatusCode.INVALID_ARGUMENT: (400, "invalid_request_error"),
@@ -28,7 +31,6 @@ _STATUS: Mapping[grpc.StatusCode, tuple[int, str]] = {
 # grpc's own message would reveal internal addresses.
 UNREACHABLE = "the server behind this address cannot be reached: try again shortly"
 _BROKEN = (500, "server_error")
-_FIELDS = {"sampling", "output", "stop", "prompt"}  # prefixes of sluice.v1's fields: left out for OpenAI's clients
 
 
 class EdgeError(Exception):
@@ -63,14 +65,23 @@ def unsupported(param: str, message: str) -> EdgeError:
     return bad_request(param, message, "unsupported_parameter")
 
 
-def from_rpc(error: grpc.aio.AioRpcError) -> EdgeError:
-    """Returns the error for a failed gRPC call."""
+@contextlib.contextmanager
+def naming(names: FieldNames) -> Iterator[None]:
+    """Raises EdgeError in place of AioRpcError, with the fields' names of a request."""
+    try:
+        yield
+    except grpc.aio.AioRpcError as error:
+        raise from_rpc(error, names) from error
+
+
+def from_rpc(error: grpc.aio.AioRpcError, names: FieldNames = UNNAMED) -> EdgeError:
+    """Returns the error for a failed gRPC call; `names` are those of the request's fields."""
     found = _details(error)
     status, kind = _STATUS.get(error.code(), _BROKEN)
-    message = error.details() or error.code().name
+    message = names.within(error.details() or error.code().name, found.field)
     if error.code() is grpc.StatusCode.UNAVAILABLE and not found.reason:
         message = UNREACHABLE
-    made = EdgeError(status, kind, message, param=found.field, code=found.reason.lower())
+    made = EdgeError(status, kind, message, param=names.of(found.field), code=found.reason.lower())
     made.retry_after_s = found.retry_after_s
     return made
 
@@ -89,14 +100,10 @@ def _details(error: grpc.aio.AioRpcError) -> _Found:
     for detail in status.details if status is not None else ():
         if detail.Unpack(info):
             found.reason = info.reason
-            found.field = found.field or _shown(info.metadata.get("feature", ""))
+            feature = info.metadata.get("feature", "")  # a field, or the name of a call
+            found.field = found.field or (feature if feature.islower() else "")
         elif detail.Unpack(bad) and bad.field_violations:
-            found.field = _shown(bad.field_violations[0].field)
+            found.field = bad.field_violations[0].field
         elif detail.Unpack(retry):
             found.retry_after_s = retry.retry_delay.seconds + retry.retry_delay.nanos / 1e9
     return found
-
-
-def _shown(field: str) -> str:
-    first, _, rest = field.partition(".")
-    return rest if rest and first in _FIELDS else field

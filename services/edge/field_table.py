@@ -1,117 +1,30 @@
 """The table of the fields that /v1/chat/completions and /v1/completions take, and of those that they refuse by name.
 
-One row a field: OpenAI's, and what vLLM, SGLang and llama.cpp add. `wire` makes the requests of it, `fields` the specs,
-`tools.reference_fields` the page of the documentation.
+One row a field: OpenAI's (`openai_fields`), and what vLLM, SGLang and llama.cpp add. `wire` makes the requests of it,
+`fields` the specs and the names in errors, `tools.reference_fields` the page of the documentation.
 """
 
-from collections.abc import Callable
 from typing import Any
 
 from sluice_server.services.edge import constraints
-from sluice_server.services.edge.errors import bad_request
-from sluice_server.services.edge.fields import CHAT, COMPLETION, Label, Own, Row, Sent, Unbuilt
-from sluice_server.services.edge.wire_parts import ResponseFormat, StructuredOutputs, encode
-
-OPENAI, VLLM, SGLANG, LLAMA, SLUICE = "OpenAI", "vLLM", "SGLang", "llama.cpp", "sluice"
-SEED_MASK = (1 << 64) - 1  # OpenAI's seed is signed
-_CHATS, _COMPLETIONS = frozenset([CHAT]), frozenset([COMPLETION])
-_JSON = dict[str, Any]
-
-
-def _biases(asked: dict[str, float]) -> dict[int, float]:
-    for key in asked:
-        if not (key.isascii() and key.isdecimal()):
-            raise bad_request("logit_bias", f"{key[:40]!r} is not a token id")
-    return {int(key): bias for key, bias in asked.items()}
-
-
-def _unless(off: object) -> Callable[[Any], object]:
-    """Returns a converter for which `off` means absent."""
-    return lambda value: None if value == off else value
-
-
-OPENAIS: tuple[Row, ...] = (
-    Sent(name="model", kind=str, origin=OPENAI, path="model", by=_unless(""), note="may be left out"),
-    Own(name="messages", kind=list, origin=OPENAI, routes=_CHATS, note="the conversation, `chat.messages`"),
-    Own(name="prompt", kind=list, origin=OPENAI, routes=_COMPLETIONS, note="`text` or `token_ids`, or a list of them"),
-    Sent(name="max_tokens", kind=int, origin=OPENAI, path="sampling.max_tokens", note="16 if absent in completions"),
-    Sent(name="max_completion_tokens", kind=int, origin=OPENAI, routes=_CHATS, path="sampling.max_tokens"),
-    Sent(name="temperature", kind=float, origin=OPENAI, path="sampling.temperature"),
-    Sent(name="top_p", kind=float, origin=OPENAI, path="sampling.top_p"),
-    Sent(name="n", kind=int, origin=OPENAI, path="sampling.n"),
-    Sent(name="best_of", kind=int, origin=OPENAI, path="sampling.best_of"),
-    Sent(name="presence_penalty", kind=float, origin=OPENAI, path="sampling.presence_penalty"),
-    Sent(name="frequency_penalty", kind=float, origin=OPENAI, path="sampling.frequency_penalty"),
-    Sent(name="logit_bias", kind=dict[str, float], origin=OPENAI, path="sampling.logit_bias", by=_biases),
-    Sent(
-        name="seed",
-        kind=int,
-        origin=OPENAI,
-        path="sampling.seed",
-        by=lambda seed: seed & SEED_MASK,
-        note="a negative one is taken modulo 2^64",
-    ),
-    Sent(
-        name="stop",
-        kind=str | list[str],
-        origin=OPENAI,
-        path="stop.strings",
-        by=lambda stop: [stop] if isinstance(stop, str) else stop,
-    ),
-    Own(name="stream", kind=bool, origin=OPENAI, note="server-sent events"),
-    Own(name="stream_options", kind=dict, origin=OPENAI, note="`include_usage`, `continuous_usage_stats`"),
-    Own(name="logprobs", kind=bool, origin=OPENAI, note="`output.logprobs`; in completions a number"),
-    Own(name="top_logprobs", kind=int, origin=OPENAI, routes=_CHATS, note="`output.logprobs`"),
-    Own(name="echo", kind=bool, origin=OPENAI, routes=_COMPLETIONS, note="`output.echo`: the prompt before the answer"),
-    Unbuilt(name="echo", kind=bool, origin=VLLM, routes=_CHATS, neutral=(False,)),
-    Unbuilt(name="suffix", kind=str, origin=OPENAI, routes=_COMPLETIONS, neutral=("",)),
-    Sent(
-        name="response_format",
-        kind=ResponseFormat,
-        origin=OPENAI,
-        path="constraint",
-        by=constraints.of_response_format,
-    ),
-    Own(name="tools", kind=list, origin=OPENAI, routes=_CHATS, note="`chat.tools`"),
-    Own(
-        name="tool_choice",
-        kind=str,
-        origin=OPENAI,
-        routes=_CHATS,
-        note="`chat.tool_choice`; a named tool is called once",
-    ),
-    Own(name="parallel_tool_calls", kind=bool, origin=OPENAI, routes=_CHATS, note="`chat.parallel_tool_calls`"),
-    Own(
-        name="reasoning_effort",
-        kind=str,
-        origin=OPENAI,
-        routes=_CHATS,
-        note="a variable of the chat template, `chat.template_variables`",
-    ),
-    Unbuilt(name="functions", kind=list, origin=OPENAI, routes=_CHATS, neutral=([],), instead="use tools"),
-    Unbuilt(
-        name="function_call",
-        kind=Any,
-        origin=OPENAI,
-        routes=_CHATS,
-        neutral=("none", "auto"),
-        instead="use tool_choice",
-    ),
-    Unbuilt(name="audio", kind=_JSON, origin=OPENAI, routes=_CHATS),
-    Unbuilt(name="modalities", kind=list[str], origin=OPENAI, routes=_CHATS, neutral=([], ["text"])),
-    Unbuilt(name="moderation", kind=_JSON, origin=OPENAI, routes=_CHATS),
-    Unbuilt(name="verbosity", kind=str, origin=OPENAI, routes=_CHATS, neutral=("medium",)),
-    Unbuilt(name="web_search_options", kind=_JSON, origin=OPENAI, routes=_CHATS),
-    Unbuilt(name="store", kind=bool, origin=OPENAI, neutral=(False,), instead="answers are not stored"),
-    Label(name="user", kind=str, origin=OPENAI, note="a label"),
-    Label(name="safety_identifier", kind=str, origin=OPENAI, note="a label"),
-    Label(name="metadata", kind=_JSON, origin=OPENAI, note="labels"),
-    Label(name="service_tier", kind=str, origin=OPENAI, note="a price; there is one class of service"),
-    Label(name="prediction", kind=_JSON, origin=OPENAI, note="a hint for speed"),
-    Label(name="prompt_cache_key", kind=str, origin=OPENAI, note="a hint for the prefix cache"),
-    Label(name="prompt_cache_retention", kind=str, origin=OPENAI, note="a hint for the prefix cache"),
-    Label(name="prompt_cache_options", kind=_JSON, origin=OPENAI, note="a hint for the prefix cache"),
+from sluice_server.services.edge.fields import (
+    CHATS,
+    COMPLETIONS,
+    LLAMA,
+    SGLANG,
+    SLUICE,
+    VLLM,
+    Label,
+    Own,
+    Row,
+    Sent,
+    Unbuilt,
+    unless,
 )
+from sluice_server.services.edge.openai_fields import OPENAIS
+from sluice_server.services.edge.wire_parts import StructuredOutputs, encode
+
+_JSON = dict[str, Any]
 
 SAMPLING: tuple[Row, ...] = (
     Sent(
@@ -131,20 +44,38 @@ SAMPLING: tuple[Row, ...] = (
         kind=int,
         origin=LLAMA,
         path="sampling.max_tokens",
-        by=_unless(-1),
+        by=unless(-1),
         note="-1: as many as the context leaves",
     ),
     Sent(name="stop_token_ids", kind=list[int], origin=VLLM, path="stop.token_ids"),
     Sent(name="ignore_eos", kind=bool, origin=VLLM, path="stop.ignore_eos"),
-    Sent(name="include_stop_str_in_output", kind=bool, origin=VLLM, path="stop.include", by=_unless(False)),
-    Sent(name="no_stop_trim", kind=bool, origin=SGLANG, path="stop.include", by=_unless(False)),
+    Sent(name="include_stop_str_in_output", kind=bool, origin=VLLM, path="stop.include", by=unless(False)),
+    Sent(name="no_stop_trim", kind=bool, origin=SGLANG, path="stop.include", by=unless(False)),
     Sent(name="allowed_token_ids", kind=list[int], origin=VLLM, path="sampling.allowed_token_ids"),
     Sent(name="bad_token_ids", kind=list[int], origin=SLUICE, path="sampling.bad_token_ids"),
     Sent(name="bad_words", kind=list[str], origin=VLLM, path="sampling.bad_words"),
     Sent(name="logprob_token_ids", kind=list[int], origin=VLLM, path="output.logprob_token_ids"),
-    Own(name="use_beam_search", kind=bool, origin=VLLM, note="`sampling.beam`, of width `best_of` or `n`"),
-    Own(name="length_penalty", kind=float, origin=VLLM, note="`sampling.beam.length_penalty`"),
-    Own(name="early_stopping", kind=bool, origin=VLLM, note="`sampling.beam.early_stopping`"),
+    Own(
+        name="use_beam_search",
+        kind=bool,
+        origin=VLLM,
+        note="`sampling.beam`, of width `best_of` or `n`",
+        names={"sampling.beam": "use_beam_search"},
+    ),
+    Own(
+        name="length_penalty",
+        kind=float,
+        origin=VLLM,
+        note="`sampling.beam.length_penalty`",
+        names={"sampling.beam.length_penalty": "length_penalty"},
+    ),
+    Own(
+        name="early_stopping",
+        kind=bool,
+        origin=VLLM,
+        note="`sampling.beam.early_stopping`",
+        names={"sampling.beam.early_stopping": "early_stopping"},
+    ),
     Unbuilt(
         name="repeat_penalty",
         kind=float,
@@ -206,32 +137,39 @@ PROMPTS: tuple[Row, ...] = (
         name="add_generation_prompt",
         kind=bool,
         origin=VLLM,
-        routes=_CHATS,
+        routes=CHATS,
         path="chat.add_generation_prompt",
     ),
     Sent(
         name="continue_final_message",
         kind=bool,
         origin=VLLM,
-        routes=_CHATS,
+        routes=CHATS,
         path="chat.continue_final_message",
         note="`add_generation_prompt` is then false",
     ),
-    Own(name="chat_template_kwargs", kind=dict, origin=VLLM, routes=_CHATS, note="`chat.template_variables`"),
+    Own(
+        name="chat_template_kwargs",
+        kind=dict,
+        origin=VLLM,
+        routes=CHATS,
+        note="`chat.template_variables`",
+        names={"chat.template_variables": "chat_template_kwargs"},
+    ),
     Sent(
         name="chat_template",
         kind=str,
         origin=VLLM,
-        routes=_CHATS,
+        routes=CHATS,
         path="chat.template",
-        by=_unless(""),
+        by=unless(""),
         note="where the server has `--trust-request-chat-template`",
     ),
     Sent(
         name="documents",
         kind=list[_JSON],
         origin=VLLM,
-        routes=_CHATS,
+        routes=CHATS,
         path="chat.documents",
         by=lambda documents: [encode(f"documents[{at}]", one) for at, one in enumerate(documents)],
     ),
@@ -244,24 +182,30 @@ PROMPTS: tuple[Row, ...] = (
     ),
     Sent(name="truncate_prompt_tokens", kind=int, origin=VLLM, path="truncate_prompt_tokens"),
     Unbuilt(name="truncation_side", kind=str, origin=VLLM, neutral=("left",), instead="the last tokens are kept"),
-    Unbuilt(name="prompt_embeds", kind=Any, origin=VLLM, routes=_COMPLETIONS),
+    Unbuilt(name="prompt_embeds", kind=Any, origin=VLLM, routes=COMPLETIONS),
     Unbuilt(name="mm_processor_kwargs", kind=_JSON, origin=VLLM, neutral=({},)),
     Unbuilt(name="media_io_kwargs", kind=_JSON, origin=VLLM, neutral=({},)),
 )
 
 OUTPUTS: tuple[Row, ...] = (
-    Own(name="prompt_logprobs", kind=int, origin=VLLM, note="`output.prompt_logprobs`; not in streams"),
+    Own(
+        name="prompt_logprobs",
+        kind=int,
+        origin=VLLM,
+        note="`output.prompt_logprobs`; not in streams",
+        names={"output.prompt_logprobs": "prompt_logprobs"},
+    ),
     Own(name="return_token_ids", kind=bool, origin=VLLM, note="ids of the prompt (`output.echo`) and of the answer"),
     Own(name="return_tokens_as_token_ids", kind=bool, origin=VLLM, note="tokens of log probabilities by their ids"),
     Sent(name="skip_special_tokens", kind=bool, origin=VLLM, path="output.skip_special_tokens"),
     Sent(name="stream_interval", kind=int, origin=SGLANG, path="output.stream_interval", note="in streams only"),
     Unbuilt(name="spaces_between_special_tokens", kind=bool, origin=VLLM, neutral=(True,)),
     Unbuilt(name="detokenize", kind=bool, origin=VLLM, neutral=(True,)),
-    Unbuilt(name="include_reasoning", kind=bool, origin=VLLM, routes=_CHATS, neutral=(True,)),
-    Unbuilt(name="separate_reasoning", kind=bool, origin=SGLANG, routes=_CHATS, neutral=(True,)),
-    Unbuilt(name="stream_reasoning", kind=bool, origin=SGLANG, routes=_CHATS, neutral=(True,)),
-    Unbuilt(name="reasoning_format", kind=str, origin=LLAMA, routes=_CHATS, neutral=("auto", "deepseek")),
-    Unbuilt(name="parse_tool_calls", kind=bool, origin=LLAMA, routes=_CHATS, neutral=(True,)),
+    Unbuilt(name="include_reasoning", kind=bool, origin=VLLM, routes=CHATS, neutral=(True,)),
+    Unbuilt(name="separate_reasoning", kind=bool, origin=SGLANG, routes=CHATS, neutral=(True,)),
+    Unbuilt(name="stream_reasoning", kind=bool, origin=SGLANG, routes=CHATS, neutral=(True,)),
+    Unbuilt(name="reasoning_format", kind=str, origin=LLAMA, routes=CHATS, neutral=("auto", "deepseek")),
+    Unbuilt(name="parse_tool_calls", kind=bool, origin=LLAMA, routes=CHATS, neutral=(True,)),
     *(
         Unbuilt(name=name, kind=bool, origin=origin, neutral=(False,))
         for name, origin in (

@@ -1,4 +1,5 @@
-"""What becomes of a field of a request's body: the kinds of rows of `field_table`, and the spec that the rows make.
+"""What becomes of a field of a request's body: the kinds of rows of `field_table`, the spec that the rows make, and the
+fields' names in errors.
 
 A row's `kind` is the field's type in JSON; null always means absent.
 """
@@ -11,10 +12,13 @@ from google.protobuf.descriptor import Descriptor, FieldDescriptor
 from sluice.v1 import types_pb2
 
 from sluice_server.services.edge.errors import bad_request, unsupported
+from sluice_server.services.edge.names import FieldNames
 
 CHAT = "chat"
 COMPLETION = "completions"
-BOTH = frozenset([CHAT, COMPLETION])
+CHATS, COMPLETIONS = frozenset([CHAT]), frozenset([COMPLETION])
+BOTH = CHATS | COMPLETIONS
+OPENAI, VLLM, SGLANG, LLAMA, SLUICE = "OpenAI", "vLLM", "SGLang", "llama.cpp", "sluice"
 
 _BOUNDS = {
     FieldDescriptor.CPPTYPE_UINT32: (0, (1 << 32) - 1),
@@ -37,12 +41,13 @@ class _Row:
 class Sent(_Row):
     """A field that goes to `path` of a GenerationSpec, converted by `by`; what becomes None is absent there.
 
-    `note` says what the conversion changes.
+    `note` says what the conversion changes; `also` are further paths that follow from the field.
     """
 
     path: str
     by: Callable[[Any], object] = lambda value: value
     note: str = ""
+    also: tuple[str, ...] = ()
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -63,9 +68,13 @@ class Unbuilt(_Row):
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Own(_Row):
-    """A field of a struct in `wire`, which code reads; `note` says what it does."""
+    """A field of a struct in `wire`, which code reads; `note` says what it does.
+
+    `names` are those of its parts in errors, by path of a GenerationSpec; see `FieldNames`.
+    """
 
     note: str
+    names: Mapping[str, str] = dataclasses.field(default_factory=dict)
 
 
 Row: TypeAlias = Sent | Label | Unbuilt | Own
@@ -93,6 +102,37 @@ def spec_of(rows: Iterable[Row], values: Mapping[str, Any]) -> types_pb2.Generat
             raise bad_request(row.name, f"says something else than {first}: send one of them")
         _put(nested, row.path, value)
     return types_pb2.GenerationSpec(**nested)
+
+
+def unless(off: object) -> Callable[[Any], object]:
+    """Returns a converter for which `off` means absent."""
+    return lambda value: None if value == off else value
+
+
+def names_of(rows: Iterable[Row], values: Mapping[str, Any]) -> FieldNames:
+    """Returns the names of the fields of a body in errors; of several fields for one path it is the one that is
+    given."""
+    given: dict[str, str] = {}
+    absent: dict[str, str] = {}
+    for row in rows:
+        value = values.get(row.name)
+        for path, name in _named(row, value):
+            if value is not None:
+                given[path] = name
+            else:
+                absent.setdefault(path, name)
+    return FieldNames({**absent, **given})
+
+
+def _named(row: Row, value: object) -> Iterable[tuple[str, str]]:
+    match row:
+        case Own():
+            return row.names.items()
+        case Sent():
+            name = f"{row.name}[]" if isinstance(value, list) else row.name
+            return [(path, name) for path in (row.path, *row.also)]
+        case _:
+            return ()
 
 
 def field_at(path: str) -> FieldDescriptor:

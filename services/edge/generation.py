@@ -4,6 +4,7 @@ disconnects."""
 import asyncio
 import contextlib
 from collections.abc import AsyncIterator, Callable
+from typing import TypeAlias
 
 import grpc
 import msgspec
@@ -14,7 +15,8 @@ from starlette.responses import Response, StreamingResponse
 from sluice_server.services.edge import answers
 from sluice_server.services.edge.answers import CHAT, COMPLETION, Dialect
 from sluice_server.services.edge.calls import events_of
-from sluice_server.services.edge.errors import EdgeError, bad_request, from_rpc
+from sluice_server.services.edge.errors import EdgeError, bad_request, naming
+from sluice_server.services.edge.names import FieldNames
 from sluice_server.services.edge.recovery import repeated
 from sluice_server.services.edge.report import AnswerReport, chat_report, completion_report
 from sluice_server.services.edge.requests import Metadata, metadata_of, read_body, until_gone
@@ -22,8 +24,10 @@ from sluice_server.services.edge.responses import as_json
 from sluice_server.services.edge.resumed import EdgeStream, Event
 from sluice_server.services.edge.shared import SharedCalls
 from sluice_server.services.edge.stream import Chunks
-from sluice_server.services.edge.translate import chat_spec, completion_specs
+from sluice_server.services.edge.translate import chat_names, chat_spec, completion_names, completion_specs
 from sluice_server.services.edge.wire import ChatRequest, Common, CompletionRequest, decode
+
+NamedSpec: TypeAlias = tuple[types_pb2.GenerationSpec, FieldNames]
 
 
 class GenerationRoutes:
@@ -40,20 +44,21 @@ class GenerationRoutes:
         """POST /v1/chat/completions."""
         asked = decode(await read_body(request), ChatRequest)
         spec = chat_spec(asked)
-        return await self._answer(request, CHAT, asked, [spec], chat_report(asked, spec))
+        return await self._answer(request, CHAT, asked, [(spec, chat_names(asked))], chat_report(asked, spec))
 
     async def completions(self, request: Request) -> Response:
         """POST /v1/completions."""
         asked = decode(await read_body(request), CompletionRequest)
         specs = completion_specs(asked)
-        return await self._answer(request, COMPLETION, asked, specs, completion_report(asked, specs))
+        named = list(zip(specs, completion_names(asked), strict=True))
+        return await self._answer(request, COMPLETION, asked, named, completion_report(asked, specs))
 
     async def _answer(
         self,
         request: Request,
         dialect: Dialect,
         asked: Common,
-        specs: list[types_pb2.GenerationSpec],
+        specs: list[NamedSpec],
         report: AnswerReport,
     ) -> Response:
         if asked.stream:
@@ -63,13 +68,13 @@ class GenerationRoutes:
         return await self._whole(request, dialect, specs, report)
 
     async def _whole(
-        self, request: Request, dialect: Dialect, specs: list[types_pb2.GenerationSpec], report: AnswerReport
+        self, request: Request, dialect: Dialect, specs: list[NamedSpec], report: AnswerReport
     ) -> Response:
         metadata = metadata_of(request)
 
         async def generate() -> list[inference_pb2.GenerateResponse]:
             async with asyncio.TaskGroup() as group:  # a failure cancels the others
-                tasks = [group.create_task(self._one(spec, metadata)) for spec in specs]
+                tasks = [group.create_task(self._one(spec, names, metadata)) for spec, names in specs]
             return [task.result() for task in tasks]
 
         try:
@@ -78,15 +83,18 @@ class GenerationRoutes:
             raise _first(group) from None
         return as_json(answers.whole(dialect, found, int(self._clock()), report))
 
-    async def _one(self, spec: types_pb2.GenerationSpec, metadata: Metadata) -> inference_pb2.GenerateResponse:
+    async def _one(
+        self, spec: types_pb2.GenerationSpec, names: FieldNames, metadata: Metadata
+    ) -> inference_pb2.GenerateResponse:
         asked = inference_pb2.GenerateRequest(spec=spec)
-        return await repeated(self._channel, lambda: self._inference.Generate(asked, metadata=metadata))
+        with naming(names):
+            return await repeated(self._channel, lambda: self._inference.Generate(asked, metadata=metadata))
 
-    async def _stream(self, request: Request, specs: list[types_pb2.GenerationSpec], chunks: Chunks) -> Response:
+    async def _stream(self, request: Request, specs: list[NamedSpec], chunks: Chunks) -> Response:
         """Start a stream. Headers are sent once the first event of each prompt has come, so that a refusal still has
         its HTTP status."""
         metadata = metadata_of(request)
-        calls = [EdgeStream(self._channel, spec, metadata, self._calls) for spec in specs]
+        calls = [EdgeStream(self._channel, spec, metadata, self._calls, names) for spec, names in specs]
         try:
             firsts = await until_gone(request, asyncio.gather(*(call.read() for call in calls)))
         except BaseException:
@@ -104,9 +112,8 @@ async def _events(calls: list[EdgeStream], firsts: list[Event], chunks: Chunks) 
             async for chunk in made:
                 yield chunk
         yield b"data: [DONE]\n\n"
-    except (grpc.aio.AioRpcError, EdgeError) as error:
-        failure = error if isinstance(error, EdgeError) else from_rpc(error)
-        yield b"data: " + msgspec.json.encode(failure.body()) + b"\n\n"
+    except EdgeError as error:
+        yield b"data: " + msgspec.json.encode(error.body()) + b"\n\n"
     finally:
         _cancel(calls)
 

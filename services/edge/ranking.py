@@ -8,8 +8,9 @@ from sluice.v1 import inference_pb2, inference_pb2_grpc
 from starlette.requests import Request
 from starlette.responses import Response
 
-from sluice_server.services.edge.embeddings import MAX_UINT32, inputs_of
-from sluice_server.services.edge.errors import bad_request
+from sluice_server.services.edge.embeddings import MAX_UINT32, input_names, inputs_of
+from sluice_server.services.edge.errors import bad_request, naming
+from sluice_server.services.edge.names import UNNAMED, FieldNames
 from sluice_server.services.edge.requests import metadata_of, read_body, until_gone
 from sluice_server.services.edge.responses import as_json
 from sluice_server.services.edge.wire import decode
@@ -45,7 +46,8 @@ class Ranking:
         """POST /classify."""
         asked = decode(await read_body(request), ClassificationRequest)
         wanted = inference_pb2.ClassifyRequest(model=asked.model or None, inputs=inputs_of(asked.input))
-        found = await until_gone(request, self._inference.Classify(wanted, metadata=metadata_of(request)))
+        with naming(FieldNames(input_names(asked.input))):
+            found = await until_gone(request, self._inference.Classify(wanted, metadata=metadata_of(request)))
         data = []
         for index, one in enumerate(found.results):
             scores = list(one.scores)
@@ -67,7 +69,8 @@ class Ranking:
             top_n=asked.top_n,
             instruction=asked.instruction,
         )
-        found = await until_gone(request, self._inference.Rerank(wanted, metadata=metadata_of(request)))
+        with naming(UNNAMED):  # they have the contract's names
+            found = await until_gone(request, self._inference.Rerank(wanted, metadata=metadata_of(request)))
         results: list[dict[str, Any]] = []
         for one in found.results:
             result: dict[str, Any] = {"index": one.index, "relevance_score": one.score}

@@ -6,7 +6,8 @@ import grpc
 from sluice.progress import Progress
 from sluice.v1 import inference_pb2, inference_pb2_grpc, types_pb2
 
-from sluice_server.services.edge.errors import EdgeError
+from sluice_server.services.edge.errors import EdgeError, from_rpc
+from sluice_server.services.edge.names import UNNAMED, FieldNames
 from sluice_server.services.edge.recovery import CallRecovery
 from sluice_server.services.edge.requests import Metadata
 from sluice_server.services.edge.shared import SharedCalls, StreamCall
@@ -21,20 +22,33 @@ class EdgeStream:
     """The events of one generation, each once. Its owner calls `cancel` on every path."""
 
     def __init__(
-        self, channel: grpc.aio.Channel, spec: types_pb2.GenerationSpec, metadata: Metadata, calls: SharedCalls
+        self,
+        channel: grpc.aio.Channel,
+        spec: types_pb2.GenerationSpec,
+        metadata: Metadata,
+        calls: SharedCalls,
+        names: FieldNames = UNNAMED,
     ) -> None:
+        """`names`: of the request's fields, for errors."""
         self._calls = calls
         self._inference: inference_pb2_grpc.InferenceServiceAsyncStub = inference_pb2_grpc.InferenceServiceStub(channel)
         self._recovery = CallRecovery(channel)
         self._progress = Progress(spec)
         self._metadata = metadata
+        self._names = names
         self._sent: set[tuple[str | None, int]] = set()
         self._is_cancelled = False
         calls.began(metadata)
         self._call = self._asked()
 
     async def read(self) -> Event | None:
-        """Returns the next event; None after the last. Raises AioRpcError or EdgeError."""
+        """Returns the next event; None after the last. Raises EdgeError."""
+        try:
+            return await self._next()
+        except grpc.aio.AioRpcError as error:
+            raise from_rpc(error, self._names) from error
+
+    async def _next(self) -> Event | None:
         while True:
             try:
                 event = await self._call.read()

@@ -9,7 +9,8 @@ from sluice.v1 import inference_pb2, inference_pb2_grpc
 from starlette.requests import Request
 from starlette.responses import Response
 
-from sluice_server.services.edge.errors import bad_request
+from sluice_server.services.edge.errors import bad_request, naming
+from sluice_server.services.edge.names import FieldNames
 from sluice_server.services.edge.requests import metadata_of, read_body, until_gone
 from sluice_server.services.edge.responses import as_json
 from sluice_server.services.edge.wire import decode
@@ -41,7 +42,8 @@ class Scoring:
         asked = decode(await read_body(request), ScoreRequest)
         pairs = pairs_of(asked.text_1, asked.text_2)
         wanted = inference_pb2.ScoreRequest(model=asked.model or None, pairs=pairs, instruction=asked.instruction)
-        found = await until_gone(request, self._inference.Score(wanted, metadata=metadata_of(request)))
+        with naming(pair_names(asked)):
+            found = await until_gone(request, self._inference.Score(wanted, metadata=metadata_of(request)))
         num = found.usage.prompt_tokens
         return as_json(
             {
@@ -55,16 +57,24 @@ class Scoring:
         )
 
 
+def pair_names(asked: ScoreRequest) -> FieldNames:
+    """Returns the names of the texts in errors; a whole pair is named by its second text."""
+    first = "text_1" if isinstance(asked.text_1, str) else "text_1[]"
+    second = "text_2" if isinstance(asked.text_2, str) else "text_2[]"
+    return FieldNames({"pairs": second, "pairs.first": first, "pairs.second": second})
+
+
 def pairs_of(first: str | Sequence[str], second: str | Sequence[str]) -> list[inference_pb2.TextPair]:
     """Returns the pairs: one first text with each second one, or as many of both. Raises EdgeError naming the text."""
     firsts = [first] if isinstance(first, str) else first
     seconds = [second] if isinstance(second, str) else second
-    for name, texts in (("text_1", firsts), ("text_2", seconds)):
+    for name, given, texts in (("text_1", first, firsts), ("text_2", second, seconds)):
         if not texts:
             raise bad_request(name, "is empty; send at least one text")
         empty = next((at for at, text in enumerate(texts) if not text), None)
         if empty is not None:
-            raise bad_request(f"{name}[{empty}]", "is empty; send at least one byte of text")
+            field = name if isinstance(given, str) else f"{name}[{empty}]"
+            raise bad_request(field, "is empty; send at least one byte of text")
     if len(firsts) not in (1, len(seconds)):
         raise bad_request("text_1", f"has {len(firsts)} texts, and text_2 has {len(seconds)}: send one, or as many")
     if len(seconds) > MAX_PAIRS:

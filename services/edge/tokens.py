@@ -8,14 +8,17 @@ from sluice.v1 import control_pb2, control_pb2_grpc, inference_pb2, inference_pb
 from starlette.requests import Request
 from starlette.responses import Response
 
-from sluice_server.services.edge.errors import bad_request
+from sluice_server.services.edge.errors import bad_request, naming
+from sluice_server.services.edge.names import FieldNames
 from sluice_server.services.edge.recovery import repeated
 from sluice_server.services.edge.requests import Metadata, metadata_of, read_body
 from sluice_server.services.edge.responses import as_json
-from sluice_server.services.edge.translate import chat_spec
-from sluice_server.services.edge.wire import ChatRequest, decode
+from sluice_server.services.edge.translate import chat_names, chat_spec
+from sluice_server.services.edge.wire import Chat, ChatRequest, decode
 from sluice_server.services.edge.wire_parts import FunctionTool, Message
 
+OF_PROMPT = FieldNames({"text": "prompt", "prompt": "prompt"})
+OF_TOKENS = FieldNames({"token_ids": "tokens[]"})
 OF_MESSAGES = (
     "add_generation_prompt",
     "continue_final_message",
@@ -62,7 +65,8 @@ class TokenRoutes:
         """POST /tokenize."""
         asked = decode(await read_body(request), TokenizeRequest)
         metadata, wanted = metadata_of(request), to_tokenize(asked)
-        found = await repeated(self._channel, lambda: self._inference.Tokenize(wanted, metadata=metadata))
+        with naming(tokenize_names(asked)):
+            found = await repeated(self._channel, lambda: self._inference.Tokenize(wanted, metadata=metadata))
         ids = [one.id for one in found.tokens]
         texts = [one.piece.decode("utf-8", "replace") for one in found.tokens] if asked.return_token_strs else None
         longest = await self._longest(found.model, metadata)
@@ -77,7 +81,8 @@ class TokenRoutes:
             model=asked.model, token_ids=asked.tokens, skip_special_tokens=asked.skip_special_tokens
         )
         metadata = metadata_of(request)
-        found = await repeated(self._channel, lambda: self._inference.Detokenize(wanted, metadata=metadata))
+        with naming(OF_TOKENS):
+            found = await repeated(self._channel, lambda: self._inference.Detokenize(wanted, metadata=metadata))
         return as_json({"prompt": found.text})
 
     async def _longest(self, model: str, metadata: Metadata) -> int:
@@ -96,5 +101,15 @@ def to_tokenize(asked: TokenizeRequest) -> inference_pb2.TokenizeRequest:
         return inference_pb2.TokenizeRequest(
             model=asked.model, text=asked.prompt or "", add_special_tokens=asked.add_special_tokens
         )
-    spec = chat_spec(ChatRequest(messages=asked.messages, **{name: getattr(asked, name) for name in OF_MESSAGES}))
-    return inference_pb2.TokenizeRequest(model=asked.model, chat=spec.chat, add_special_tokens=asked.add_special_tokens)
+    chat = chat_spec(_chat(asked, asked.messages)).chat
+    return inference_pb2.TokenizeRequest(model=asked.model, chat=chat, add_special_tokens=asked.add_special_tokens)
+
+
+def tokenize_names(asked: TokenizeRequest) -> FieldNames:
+    """Returns the names of a request's fields in errors."""
+    return OF_PROMPT if asked.messages is None else chat_names(_chat(asked, asked.messages))
+
+
+def _chat(asked: TokenizeRequest, messages: list[Message]) -> Chat:
+    """Returns the chat of a request with messages."""
+    return ChatRequest(messages=messages, **{name: getattr(asked, name) for name in OF_MESSAGES})

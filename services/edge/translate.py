@@ -4,7 +4,8 @@ from sluice.v1 import types_pb2
 
 from sluice_server.services.edge.conversation import messages_of, tool_choice_of, tools_of
 from sluice_server.services.edge.errors import bad_request
-from sluice_server.services.edge.fields import CHAT, COMPLETION, spec_of
+from sluice_server.services.edge.fields import CHAT, COMPLETION, names_of, spec_of
+from sluice_server.services.edge.names import FieldNames
 from sluice_server.services.edge.wire import Chat, Common, Completion, rows_of
 from sluice_server.services.edge.wire_parts import ChosenTool, encode
 
@@ -55,6 +56,18 @@ def completion_specs(request: Completion) -> list[types_pb2.GenerationSpec]:
             spec.ClearField("add_special_tokens")  # ids are used as they are
         made.append(spec)
     return made
+
+
+def chat_names(request: Chat) -> FieldNames:
+    """Returns the names of a chat request's fields in errors."""
+    return names_of(_CHAT_ROWS, request.values())
+
+
+def completion_names(request: Completion) -> list[FieldNames]:
+    """Returns the names of a completion request's fields in errors, for each prompt."""
+    found = names_of(_COMPLETION_ROWS, request.values())
+    num = len(_prompts(request))
+    return [found] if num == 1 else [found.of_item("prompt", at) for at in range(num)]
 
 
 def _finish(spec: types_pb2.GenerationSpec, request: Common, logprobs: int | None) -> None:

@@ -164,7 +164,7 @@ def raw(url: str, head: str, body: bytes = b"") -> tuple[int, bytes]:
         ({"stream_options": {}}, 400, "stream_options", None),
         ({"messages": [{"role": "user"}]}, 400, "messages[0].content", None),
         ({"messages": [{"role": "ghost", "content": ""}]}, 400, "messages[0].role", None),
-        ({"stop": ["x"] * 99}, 400, "strings", "invalid_parameter"),
+        ({"stop": ["x"] * 99}, 400, "stop", "invalid_parameter"),
         ({"model": "other"}, 404, None, "model_not_found"),
         (
             {"messages": [{"role": "user", "content": [{"type": "image_url", "image_url": {"url": "http://x/y"}}]}]},

@@ -98,11 +98,11 @@ async def test_many_vectors_are_written_in_order() -> None:
     ("body", "param"),
     [
         ({}, None),
-        ({"input": []}, "inputs"),
+        ({"input": []}, "input"),
         ({"input": ["a", 1]}, "input[1]"),
         ({"input": [-1]}, "input"),
         ({"input": [[1], [1 << 32]]}, "input[1]"),
-        ({"input": ""}, "inputs[0].text"),
+        ({"input": ""}, "input"),
         ({"input": "a", "dimensions": 0}, "dimensions"),
         ({"input": "a", "dimensions": 9}, "dimensions"),
         ({"input": "a", "dimensions": -1}, "dimensions"),

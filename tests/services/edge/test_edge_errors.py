@@ -3,6 +3,7 @@ import pytest
 
 from sluice_server.engine.errors import ServiceError, invalid, queue_full, unsupported
 from sluice_server.services.edge.errors import UNREACHABLE, from_rpc
+from sluice_server.services.edge.names import FieldNames
 from sluice_server.services.gateway.contract.status import to_status
 
 NONE = grpc.aio.Metadata()
@@ -30,10 +31,13 @@ def test_every_status_has_an_answer_that_only_repeats_what_may_work_later(code: 
 
 
 def test_what_the_details_say_is_told() -> None:
-    bad = from_rpc(rpc_error(invalid("sampling.top_p", "2 is not in (0, 1]")))
+    names = FieldNames({"sampling.top_p": "top_p"})
+    bad = from_rpc(rpc_error(invalid("sampling.top_p", "2 is not in (0, 1]")), names)
     assert (bad.status, bad.param, bad.code) == (400, "top_p", "invalid_parameter")
+    assert bad.message == "top_p: 2 is not in (0, 1]"
     unbuilt = from_rpc(rpc_error(unsupported("sampling.logit_bias")))
-    assert (unbuilt.status, unbuilt.param, unbuilt.code) == (400, "logit_bias", "feature_unsupported")
+    assert (unbuilt.status, unbuilt.param, unbuilt.code) == (400, "sampling.logit_bias", "feature_unsupported")
+    assert not from_rpc(rpc_error(unsupported("Embed"))).param  # a call, and no field
     full = from_rpc(rpc_error(queue_full(5, 5, 1.5)))
     assert (full.status, full.headers()) == (429, {"retry-after": "2"})
 

@@ -49,7 +49,7 @@ async def test_the_classes_of_texts() -> None:
         ("/v1/rerank", {"query": "q", "documents": ["a"], "made_up": 1}, "made_up"),
         ("/v1/rerank", {"query": "q", "documents": ["a"], "instruction": "x"}, "instruction"),
         ("/score", {"text_1": "q", "text_2": "a", "instruction": "x"}, "instruction"),
-        ("/classify", {"input": []}, "inputs"),
+        ("/classify", {"input": []}, "input"),
         ("/classify", {"input": ["a"], "made_up": 1}, "made_up"),
     ],
 )

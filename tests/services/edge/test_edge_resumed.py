@@ -11,6 +11,7 @@ from google.rpc import error_details_pb2, status_pb2
 from sluice.errors import DETAILS_KEY
 from sluice.v1 import inference_pb2, inference_pb2_grpc, types_pb2
 
+from sluice_server.services.edge.errors import EdgeError
 from sluice_server.services.edge.recovery import MOST_LOSSES, repeated
 from sluice_server.services.edge.resumed import EdgeStream
 from sluice_server.services.edge.shared import SharedCalls
@@ -74,7 +75,7 @@ class LossyServer:
             return
         if not self.reason:
             await context.abort(grpc.StatusCode.UNAVAILABLE, "Socket closed")
-        status = status_pb2.Status(code=grpc.StatusCode.UNAVAILABLE.value[0])
+        status = status_pb2.Status(code=grpc.StatusCode.UNAVAILABLE.value[0], message="no")
         status.details.add().Pack(error_details_pb2.ErrorInfo(reason=self.reason))
         await context.abort(grpc.StatusCode.UNAVAILABLE, "no", ((DETAILS_KEY, status.SerializeToString()),))
 
@@ -133,7 +134,7 @@ async def test_each_event_is_read_once(before: int) -> None:
 async def test_a_request_that_loses_each_connection_is_not_sent_for_ever(losses: int, calls: int) -> None:
     lossy = LossyServer(losses=losses)
     if losses > MOST_LOSSES:
-        with pytest.raises(grpc.aio.AioRpcError):
+        with pytest.raises(EdgeError):
             await read(lossy)
     else:
         assert (await read(lossy))[-1] == "finished"
@@ -142,7 +143,7 @@ async def test_a_request_that_loses_each_connection_is_not_sent_for_ever(losses:
 
 async def test_what_the_server_says_itself_is_passed_on() -> None:
     lossy = LossyServer(reason="DRAINING")
-    with pytest.raises(grpc.aio.AioRpcError):
+    with pytest.raises(EdgeError):
         await read(lossy)
     assert lossy.num_calls == 1
 

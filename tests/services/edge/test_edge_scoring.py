@@ -43,7 +43,7 @@ async def test_one_text_with_each_or_as_many_of_both(
         ({"text_1": "a", "text_2": ["b"] * 2049}, "text_2"),
         ({"text_1": "a" * 8193, "text_2": ["b"] * 2048}, "text_1"),
         ({"text_1": "a", "text_2": []}, "text_2"),
-        ({"text_1": "", "text_2": "c"}, "text_1[0]"),
+        ({"text_1": "", "text_2": "c"}, "text_1"),
         ({"text_1": "a", "text_2": ["b", ""]}, "text_2[1]"),
         ({"text_1": "a", "text_2": "b", "made_up": 1}, "made_up"),
         ({"text_1": "a", "text_2": {"content": []}}, "text_2"),

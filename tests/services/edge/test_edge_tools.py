@@ -120,11 +120,11 @@ async def test_tools_that_may_not_be_called_are_not_told() -> None:
 @pytest.mark.parametrize(
     ("body", "param"),
     [
-        ({"tool_choice": "required", "tools": None}, "mode"),
-        ({"tool_choice": {"type": "function", "function": {"name": "nobody"}}}, "name"),
-        ({"tools": [{"type": "function", "function": {"name": "a b"}}]}, "name"),
+        ({"tool_choice": "required", "tools": None}, "tool_choice"),
+        ({"tool_choice": {"type": "function", "function": {"name": "nobody"}}}, "tool_choice.function.name"),
+        ({"tools": [{"type": "function", "function": {"name": "a b"}}]}, "tools[0].function.name"),
         ({"tools": [{"type": "code"}]}, "tools[0].type"),
-        ({"chat_template_kwargs": {"messages": 1}}, "template_variables"),
+        ({"chat_template_kwargs": {"messages": 1}}, "chat_template_kwargs"),
     ],
 )
 async def test_what_cannot_be_done_is_refused(body: dict[str, Any], param: str) -> None:
@@ -132,4 +132,4 @@ async def test_what_cannot_be_done_is_refused(body: dict[str, Any], param: str) 
         wanted = {"model": "toy", "messages": ASK, "tools": TOOLS, **body}
         with pytest.raises(openai.APIStatusError) as caught:
             await rig.client.post("/chat/completions", body=wanted, cast_to=object)
-        assert 400 <= caught.value.status_code < 502 and param in str(caught.value.param)
+        assert 400 <= caught.value.status_code < 502 and caught.value.param == param
