@@ -178,7 +178,27 @@ def test_smg_reaches_the_gateway_on_its_loopback_and_needs_keys() -> None:
     smg, gateway = SERVICES["smg"], SERVICES["gateway"]
     assert smg["network_mode"] == "service:gateway" and "networks" not in smg
     assert all(port.startswith("127.0.0.1:") for port in gateway["ports"])
-    entry = (ROOT / smg["build"]["context"] / "Dockerfile").read_text()
-    for flag in ("--host ", "--prometheus-host 127.0.0.1", "--tenant-api-key ${SMG_TENANT_KEY:?"):
+    entry = (ROOT / smg["build"]["context"] / "start.sh").read_text()
+    for flag in ("--host ", "--prometheus-host 127.0.0.1", '--tenant-api-key "${SMG_TENANT_KEY:?'):
         assert flag in entry
-    assert "--control-plane-api-keys ${SMG_CONTROL_KEY:?" in entry
+    assert '--control-plane-api-keys "${SMG_CONTROL_KEY:?' in entry and smg["restart"] == "unless-stopped"
+
+
+@pytest.mark.parametrize(("loses_network", "status"), [(True, 1), (False, 143)])
+def test_smg_ends_with_the_network_of_the_gateway(tmp_path: Path, loses_network: bool, status: int) -> None:
+    """A gateway that restarts has a new network namespace, in which only a container that starts again is."""
+    net, program = tmp_path / "net", tmp_path / "smg"
+    header, loopback = "Inter-| Receive\n face |bytes\n", "    lo: 1\n"
+    net.write_text(f"{header}{loopback}  eth0: 1\n")
+    program.write_text("#!/bin/sh\necho started; exec sleep 60\n")
+    program.chmod(0o755)
+    keys = {"SMG_TENANT_KEY": "a:b", "SMG_CONTROL_KEY": "a:b:admin:c", "INTERFACES": str(net), "EVERY": "0.05"}
+    environment = {"PATH": f"{tmp_path}:/usr/bin:/bin", "PAUSE": "0", **keys}
+    command = ["sh", str(ROOT / "deploy/smg/start.sh")]
+    with subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, text=True) as process:
+        assert process.stdout is not None and process.stdout.readline() == "started\n"
+        if loses_network:
+            net.write_text(f"{header}{loopback}")
+        else:
+            process.terminate()
+        assert process.wait(30) == status

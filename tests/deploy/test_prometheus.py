@@ -17,6 +17,7 @@ import yaml
 from sluice_server.services.telemetry.collector import Collector
 from tests.system.roles import free_ports
 from tests.system.service import Service, generate, serve, spec, wait_until
+from tests.system.test_system_edge import edge
 from tools import dashboards
 
 DEPLOY = Path(__file__).parents[2] / "deploy/prometheus"
@@ -31,8 +32,8 @@ pytestmark = [
 ]
 
 
-def promtool(*arguments: str) -> str:
-    done = subprocess.run(["promtool", *arguments], capture_output=True, text=True, timeout=60)
+def promtool(*arguments: str, text: str = "") -> str:
+    done = subprocess.run(["promtool", *arguments], input=text, capture_output=True, text=True, timeout=60)
     assert done.returncode == 0, done.stdout + done.stderr
     return done.stdout
 
@@ -127,14 +128,15 @@ def load(service: Service) -> None:
 
 
 def test_every_query_of_every_panel_returns_data(tmp_path: Path) -> None:
-    collector, first = Collector(), free_ports(4)[0]
+    collector, (first, *_, last) = Collector(), free_ports(5)
     options = ["--metrics-port", str(first), "--otlp-endpoint", collector.endpoint, "--speculation", "ngram"]
     with contextlib.ExitStack() as stack:
         stack.callback(collector.stop)
         service = stack.enter_context(serve(*options, "--draft-length", "fixed", "--max-num-seqs", "2"))
-        targets = [f"127.0.0.1:{first + i}" for i in range(4)]
+        stack.enter_context(edge("--address", service.address, "--metrics-port", str(last)))
+        targets = [*[f"127.0.0.1:{first + i}" for i in range(4)], f"127.0.0.1:{last}"]
         address = stack.enter_context(prometheus(tmp_path, targets))
-        wait_until(lambda: len(ask(address, "up == 1")) == 4, 60, "four processes are scraped")
+        wait_until(lambda: len(ask(address, "up == 1")) == 5, 60, "five processes are scraped")
         queries = [query for panels in dashboards.DASHBOARDS.values() for panel in panels for query, _ in panel.queries]
         empty: list[str] = []
 
@@ -147,5 +149,8 @@ def test_every_query_of_every_panel_returns_data(tmp_path: Path) -> None:
             wait_until(all_answer, 90, "")
         assert not empty
         assert len(queries) > 50
+        for target in targets:
+            text = urllib.request.urlopen(f"http://{target}/metrics", timeout=10).read().decode()
+            promtool("check", "metrics", text=text)
         alerts = ask(address, 'ALERTS{alertstate="firing"}')
         assert alerts == []
