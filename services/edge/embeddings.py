@@ -5,7 +5,7 @@ import base64
 import sys
 from array import array
 from collections.abc import Sequence
-from typing import Any, Literal
+from typing import Any, Literal, Protocol
 
 import grpc
 import msgspec
@@ -24,7 +24,8 @@ MAX_UINT32 = (1 << 32) - 1
 SLICE_COMPONENTS = 1 << 14  # of vectors written between two other requests: a few milliseconds
 _SIDES = {"left": inference_pb2.TRUNCATION_LEFT, "right": inference_pb2.TRUNCATION_RIGHT}
 _POOLINGS = {"last": inference_pb2.POOLING_LAST, "mean": inference_pb2.POOLING_MEAN, "cls": inference_pb2.POOLING_FIRST}
-_NAMES = {"encoding": "encoding_format", "truncate": "truncate_prompt_tokens"}
+TRUNCATE = "truncate_prompt_tokens"  # the client's name of `truncate`
+_NAMES = {"encoding": "encoding_format", "truncate": TRUNCATE}
 _WHOLE_CONTEXT = -1  # of truncate_prompt_tokens
 
 
@@ -77,11 +78,23 @@ def to_embed(asked: EmbeddingRequest) -> inference_pb2.EmbedRequest:
         normalize=asked.normalize,
         pooling=None if asked.pooling is None else _POOLINGS[asked.pooling],
         instruction=asked.instruction,
-        truncate=_truncation(asked),
+        truncate=truncation_of(asked),
     )
 
 
-def _truncation(asked: EmbeddingRequest) -> "inference_pb2.Truncation.ValueType | None":
+class Truncated(Protocol):
+    """The fields of a body that say what an input loses that is too long."""
+
+    @property
+    def truncate_prompt_tokens(self) -> int | None:
+        """The most tokens."""
+
+    @property
+    def truncation_side(self) -> Literal["left", "right"] | None:
+        """What is dropped."""
+
+
+def truncation_of(asked: Truncated) -> "inference_pb2.Truncation.ValueType | None":
     """Returns what an input that is too long loses; as vLLM does, its end where no side is given."""
     if asked.truncate_prompt_tokens is None:
         if asked.truncation_side is not None:

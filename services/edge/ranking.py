@@ -1,6 +1,6 @@
 """Classes and rankings over HTTP: vLLM's /classify, and /v1/rerank as Jina, Cohere and vLLM have it."""
 
-from typing import Any
+from typing import Any, Literal
 
 import grpc
 import msgspec
@@ -8,12 +8,14 @@ from sluice.v1 import inference_pb2, inference_pb2_grpc
 from starlette.requests import Request
 from starlette.responses import Response
 
-from sluice_server.services.edge.embeddings import MAX_UINT32, input_names, inputs_of
+from sluice_server.services.edge.embeddings import MAX_UINT32, TRUNCATE, input_names, inputs_of, truncation_of
 from sluice_server.services.edge.errors import bad_request, naming
-from sluice_server.services.edge.names import UNNAMED, FieldNames
+from sluice_server.services.edge.names import FieldNames
 from sluice_server.services.edge.requests import metadata_of, read_body, until_gone
 from sluice_server.services.edge.responses import as_json
 from sluice_server.services.edge.wire import decode
+
+_NAMES = FieldNames({"truncate": TRUNCATE})  # all others of a ranking are the contract's
 
 
 class ClassificationRequest(msgspec.Struct, forbid_unknown_fields=True, frozen=True, kw_only=True):
@@ -32,6 +34,8 @@ class RerankRequest(msgspec.Struct, forbid_unknown_fields=True, frozen=True, kw_
     model: str | None = None
     top_n: int | None = None
     return_documents: bool | None = None
+    truncate_prompt_tokens: int | None = None
+    truncation_side: Literal["left", "right"] | None = None
     instruction: str | None = None
     user: str | None = None  # a label, without effect
 
@@ -68,8 +72,9 @@ class Ranking:
             documents=documents,
             top_n=asked.top_n,
             instruction=asked.instruction,
+            truncate=truncation_of(asked),
         )
-        with naming(UNNAMED):  # they have the contract's names
+        with naming(_NAMES):
             found = await until_gone(request, self._inference.Rerank(wanted, metadata=metadata_of(request)))
         results: list[dict[str, Any]] = []
         for one in found.results:

@@ -2,6 +2,7 @@
 
 import uuid
 from collections.abc import Callable, Sequence
+from typing import Literal
 
 import grpc
 import msgspec
@@ -9,6 +10,7 @@ from sluice.v1 import inference_pb2, inference_pb2_grpc
 from starlette.requests import Request
 from starlette.responses import Response
 
+from sluice_server.services.edge.embeddings import TRUNCATE, truncation_of
 from sluice_server.services.edge.errors import bad_request, naming
 from sluice_server.services.edge.names import FieldNames
 from sluice_server.services.edge.requests import metadata_of, read_body, until_gone
@@ -25,6 +27,8 @@ class ScoreRequest(msgspec.Struct, forbid_unknown_fields=True, frozen=True, kw_o
     text_1: str | list[str]
     text_2: str | list[str]
     model: str | None = None
+    truncate_prompt_tokens: int | None = None
+    truncation_side: Literal["left", "right"] | None = None
     instruction: str | None = None
     user: str | None = None  # a label, without effect
 
@@ -41,7 +45,9 @@ class Scoring:
         """POST /score."""
         asked = decode(await read_body(request), ScoreRequest)
         pairs = pairs_of(asked.text_1, asked.text_2)
-        wanted = inference_pb2.ScoreRequest(model=asked.model or None, pairs=pairs, instruction=asked.instruction)
+        wanted = inference_pb2.ScoreRequest(
+            model=asked.model or None, pairs=pairs, instruction=asked.instruction, truncate=truncation_of(asked)
+        )
         with naming(pair_names(asked)):
             found = await until_gone(request, self._inference.Score(wanted, metadata=metadata_of(request)))
         num = found.usage.prompt_tokens
@@ -61,7 +67,7 @@ def pair_names(asked: ScoreRequest) -> FieldNames:
     """Returns the names of the texts in errors; a whole pair is named by its second text."""
     first = "text_1" if isinstance(asked.text_1, str) else "text_1[]"
     second = "text_2" if isinstance(asked.text_2, str) else "text_2[]"
-    return FieldNames({"pairs": second, "pairs.first": first, "pairs.second": second})
+    return FieldNames({"pairs": second, "pairs.first": first, "pairs.second": second, "truncate": TRUNCATE})
 
 
 def pairs_of(first: str | Sequence[str], second: str | Sequence[str]) -> list[inference_pb2.TextPair]:

@@ -57,27 +57,32 @@ def classify_requests(prompts: Sequence[Prompt], truncate: str, most: int) -> li
     return made
 
 
-def rerank_requests(
-    query: str, documents: Sequence[str], top_n: int | None, instruction: str | None, most: int
+def rerank_requests(  # the parts of a request
+    query: str, documents: Sequence[str], top_n: int | None, instruction: str | None, truncate: str, most: int
 ) -> list[inference_pb2.RerankRequest]:
     """Returns requests of at most `most` documents each, and one for no documents, which is refused."""
     if isinstance(documents, str):
         raise TypeError("documents is one text: give a list of texts")
     return [
         inference_pb2.RerankRequest(
-            query=query, documents=documents[first : first + most], top_n=top_n, instruction=instruction
+            query=query,
+            documents=documents[first : first + most],
+            top_n=top_n,
+            instruction=instruction,
+            truncate=one_of("truncate", truncate, TRUNCATION_NAMES),
         )
         for first in range(0, max(1, len(documents)), most)
     ]
 
 
 def score_requests(
-    pairs: Sequence[tuple[str, str]], instruction: str | None, most: int
+    pairs: Sequence[tuple[str, str]], instruction: str | None, truncate: str, most: int
 ) -> list[inference_pb2.ScoreRequest]:
     """Returns requests of at most `most` pairs each."""
+    chosen = one_of("truncate", truncate, TRUNCATION_NAMES)
     each = [inference_pb2.TextPair(first=first, second=second) for first, second in pairs]
     return [
-        inference_pb2.ScoreRequest(pairs=each[first : first + most], instruction=instruction)
+        inference_pb2.ScoreRequest(pairs=each[first : first + most], instruction=instruction, truncate=chosen)
         for first in range(0, len(each), most)
     ]
 

@@ -155,18 +155,28 @@ class LLM:
         return [one for found in ended for one in classification_outputs(found, pipeline.settings.model.labels)]
 
     def rerank(
-        self, query: str, documents: Sequence[str], *, top_n: int | None = None, instruction: str | None = None
+        self,
+        query: str,
+        documents: Sequence[str],
+        *,
+        top_n: int | None = None,
+        instruction: str | None = None,
+        truncate: str = "none",
     ) -> list[RankedOutput]:
-        """Returns the documents that answer the query best, the best first. Raises as `embed`."""
+        """Returns the documents that answer the query best, the best first. `truncate` as in `embed`: what a pair loses
+        that is too long, of its longer text first. Raises as `embed`."""
         pipeline = self._open()
-        requests = rerank_requests(query, documents, top_n, instruction, pipeline.settings.max_embed_inputs)
+        requests = rerank_requests(query, documents, top_n, instruction, truncate, pipeline.settings.max_embed_inputs)
         ended = _each(pipeline, requests, ranking)
         return ranked([one for found in ended for one in score_outputs(found, pipeline.settings.model.labels)], top_n)
 
-    def score(self, pairs: Sequence[tuple[str, str]], *, instruction: str | None = None) -> list[float]:
-        """Returns how well the two texts of each pair go together, in order. Raises as `embed`."""
+    def score(
+        self, pairs: Sequence[tuple[str, str]], *, instruction: str | None = None, truncate: str = "none"
+    ) -> list[float]:
+        """Returns how well the two texts of each pair go together, in order. `truncate` as in `rerank`. Raises as
+        `embed`."""
         pipeline = self._open()
-        requests = score_requests(pairs, instruction, pipeline.settings.max_embed_inputs)
+        requests = score_requests(pairs, instruction, truncate, pipeline.settings.max_embed_inputs)
         ended = _each(pipeline, requests, scoring)
         return [one for found in ended for one in score_outputs(found, pipeline.settings.model.labels)]
 

@@ -130,7 +130,7 @@ class TextEncoder:
         """Returns one input of Embed as token ids, no longer than the context if it may be truncated. Raises as
         `encode`; `field` names the input."""
         if isinstance(prompt, PairPrompt):
-            return self._encode_pair(prompt, limits, field)
+            return self._encode_pair(prompt, limits, field, truncation)
         if isinstance(prompt, ChatPrompt):
             return EncodedInput(self._encode_ranked(prompt, limits, field))
         if isinstance(prompt, TokenPrompt):
@@ -150,10 +150,19 @@ class TextEncoder:
         check_ids(field, ids, limits)
         return ids
 
-    def _encode_pair(self, prompt: PairPrompt, limits: Limits, field: str) -> EncodedInput:
+    def _encode_pair(self, prompt: PairPrompt, limits: Limits, field: str, truncation: Truncation) -> EncodedInput:
         check_text(prompt.first, limits, field)
         check_text(prompt.second, limits, field)
-        (encoding,) = self.tokenizer.encode_batch_fast([(prompt.first, prompt.second)], add_special_tokens=True)
+        if truncation is Truncation.NONE:
+            (encoding,) = self.tokenizer.encode_batch_fast([(prompt.first, prompt.second)], add_special_tokens=True)
+        else:
+            texts = [prompt.first, prompt.second]
+            first, second = self.tokenizer.encode_batch_fast(texts, add_special_tokens=False)
+            room = limits.context_length - self.tokenizer.num_special_tokens_to_add(is_pair=True)
+            lengths = longest_first(len(first.ids), len(second.ids), max(0, room))
+            for one, num in zip((first, second), lengths, strict=True):
+                one.truncate(num, direction=truncation.value)
+            encoding = self.tokenizer.post_process(first, second)
         ids: list[int] = encoding.ids
         check_ids(field, ids, limits)
         types: list[int] = encoding.type_ids
@@ -223,6 +232,16 @@ class TextEncoder:
         # A tokenizer may have more ids than the model has logits.
         check_ids(field, ids, limits)
         return ids
+
+
+def longest_first(first: int, second: int, room: int) -> tuple[int, int]:
+    """Returns how many tokens are kept of two texts: those of the longer one are dropped until both are equal."""
+    shorter = min(first, second)
+    if first + second <= room:
+        return first, second
+    if 2 * shorter <= room:
+        return (room - shorter, shorter) if first > second else (shorter, room - shorter)
+    return (room - room // 2, room // 2) if first > second else (room // 2, room - room // 2)
 
 
 def check_text(text: str, limits: Limits, field: str) -> None:

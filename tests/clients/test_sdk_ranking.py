@@ -52,12 +52,14 @@ def test_every_option_goes_into_the_request() -> None:
         **full, truncate=inference_pb2.TRUNCATION_RIGHT, inputs=[inference_pb2.EmbedInput(text="p")]
     )
     assert rerank_request(
-        "q", ["d"], {"model": "a", "revision": "b", "top_n": 3, "instruction": "i"}
-    ) == inference_pb2.RerankRequest(**full, top_n=3, query="q", documents=["d"], instruction="i")
+        "q", ["d"], {"model": "a", "revision": "b", "top_n": 3, "instruction": "i", "truncate": "left"}
+    ) == inference_pb2.RerankRequest(
+        **full, top_n=3, query="q", documents=["d"], instruction="i", truncate=inference_pb2.TRUNCATION_LEFT
+    )
     pair = inference_pb2.TextPair(first="c", second="d")
     assert score_request(
-        [("c", "d")], {"model": "a", "revision": "b", "instruction": "i"}
-    ) == inference_pb2.ScoreRequest(**full, pairs=[pair], instruction="i")
+        [("c", "d")], {"model": "a", "revision": "b", "instruction": "i", "truncate": "right"}
+    ) == inference_pb2.ScoreRequest(**full, pairs=[pair], instruction="i", truncate=inference_pb2.TRUNCATION_RIGHT)
 
 
 def test_one_text_is_no_list_of_documents() -> None:

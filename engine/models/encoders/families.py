@@ -12,17 +12,15 @@ _KINDS = ("Model", "ForMaskedLM", CLASSIFIER)
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class HeadNames:
-    """Names of a classification head: a dense layer with its activation, then the classes.
+    """Names of a classification head: a dense layer, then the classes.
 
     Attributes:
         is_inside: whether the dense layer has the prefix of the encoder's tensors.
         norm: of the norm between both; "" for none.
-        activation: behind the dense layer, where the file names none.
     """
 
     dense: str
     classes: str
-    activation: str = "tanh"
     norm: str = ""
     is_inside: bool = False
 
@@ -86,7 +84,7 @@ FAMILIES: Mapping[str, Family] = {
     "distilbert": Family(
         ("DistilBert",),
         "distilbert.",
-        HeadNames("pre_classifier", "classifier", "relu"),
+        HeadNames("pre_classifier", "classifier"),
         layers="transformer.layer.",
         qkv=("attention.q_lin", "attention.k_lin", "attention.v_lin"),
         output="attention.out_lin",
@@ -105,7 +103,7 @@ FAMILIES: Mapping[str, Family] = {
     "modernbert": Family(
         ("ModernBert",),
         "model.",
-        HeadNames("head.dense", "classifier", "gelu", norm="head.norm"),
+        HeadNames("head.dense", "classifier", norm="head.norm"),
         words="embeddings.tok_embeddings",
         embedding_norm="embeddings.norm",
         layers="layers.",

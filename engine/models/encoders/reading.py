@@ -28,6 +28,7 @@ _PLAIN: Mapping[str, tuple[object, ...]] = {
     "is_decoder": (None, False),
     "add_cross_attention": (None, False),
     "quantization_config": (None,),
+    "auto_map": (None,),
     "rope_scaling": (None,),
     "embedding_size": (None,),
 }

@@ -13,7 +13,15 @@ from sluice_server.services.gateway.access.admission import BYTES_PER_TOKEN
 from sluice_server.services.gateway.contract.embedding import check_instruction_size, read_inputs, truncation_of
 from sluice_server.services.gateway.contract.translate import TranslatedRequest, check_bytes, check_model, size_of_text
 from sluice_server.services.gateway.settings import GatewaySettings, ModelInfo
-from sluice_server.services.messages.work import ChatMessage, ChatPrompt, Embed, PairPrompt, Scheduling, VectorOptions
+from sluice_server.services.messages.work import (
+    ChatMessage,
+    ChatPrompt,
+    Embed,
+    PairPrompt,
+    Scheduling,
+    Truncation,
+    VectorOptions,
+)
 
 ACTIVATIONS = {
     Activation.NONE: inference_pb2.CLASS_ACTIVATION_NONE,
@@ -41,6 +49,7 @@ def ranking(request: inference_pb2.RerankRequest, priority: int, settings: Gatew
     check_model(request, settings.model)
     check_priority(priority, settings.limits)
     options, query = _options(_class_of("Rerank", settings.model)), request.query
+    truncation = _truncation(request, settings.model)
     if not query:
         raise invalid("query", "is empty; send at least one byte of text")
     if request.HasField("top_n") and not request.top_n:
@@ -58,7 +67,7 @@ def ranking(request: inference_pb2.RerankRequest, priority: int, settings: Gatew
     reserve = sum((own + size) // BYTES_PER_TOKEN + 1 for size in sizes)
     instruction = _instruction_of(request, settings.model)
     pairs = tuple(_pair(query, one, settings.model, instruction) for one in documents)
-    work = Embed(pairs, options, scheduling=Scheduling(priority=priority), field="documents")
+    work = Embed(pairs, options, truncation, scheduling=Scheduling(priority=priority), field="documents")
     return TranslatedRequest(work, reserve)
 
 
@@ -67,6 +76,7 @@ def scoring(request: inference_pb2.ScoreRequest, priority: int, settings: Gatewa
     check_model(request, settings.model)
     check_priority(priority, settings.limits)
     options = _options(_class_of("Score", settings.model))
+    truncation = _truncation(request, settings.model)
     if not request.pairs:
         raise invalid("pairs", "is empty; send at least one")
     check_num("pairs", len(request.pairs), settings.max_embed_inputs)
@@ -79,7 +89,7 @@ def scoring(request: inference_pb2.ScoreRequest, priority: int, settings: Gatewa
     check_bytes(sum(sizes), settings, "pairs")
     instruction = _instruction_of(request, settings.model)
     pairs = tuple(_pair(one.first, one.second, settings.model, instruction) for one in request.pairs)
-    work = Embed(pairs, options, scheduling=Scheduling(priority=priority), field="pairs")
+    work = Embed(pairs, options, truncation, scheduling=Scheduling(priority=priority), field="pairs")
     return TranslatedRequest(work, sum(size // BYTES_PER_TOKEN + 1 for size in sizes))
 
 
@@ -92,6 +102,15 @@ def _instruction_of(request: inference_pb2.RerankRequest | inference_pb2.ScoreRe
         raise unsupported("instruction", text)
     check_instruction_size(request.instruction)
     return request.instruction
+
+
+def _truncation(request: inference_pb2.RerankRequest | inference_pb2.ScoreRequest, model: ModelInfo) -> Truncation:
+    """Returns what a pair that is too long loses. Raises `ServiceError`."""
+    found = truncation_of(request.truncate)
+    if found is not Truncation.NONE and model.labels is not None and model.labels.words is not None:
+        text = "truncate is not supported with this model, whose chat template would be cut: send shorter texts"
+        raise unsupported("truncate", text)
+    return found
 
 
 def _pair(query: str, document: str, model: ModelInfo, instruction: str) -> PairPrompt | ChatPrompt:

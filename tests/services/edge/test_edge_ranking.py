@@ -6,6 +6,7 @@ from typing import Any
 import httpx2
 import pytest
 
+from sluice_server.services.messages.work import Embed, Truncation
 from tests.services.edge.edge_rig import EdgeRig, edge
 from tests.services.gateway.contract.test_gateway_classification import ONE, THREE, answer
 
@@ -30,6 +31,16 @@ async def test_documents_by_falling_score(path: str) -> None:
         assert [one["document"]["text"] for one in told] == ["b", "c", "a"]
 
 
+async def test_pairs_that_are_too_long_may_be_cut() -> None:
+    cut = {"truncate_prompt_tokens": -1}
+    async with edge(ONE) as rig:
+        answer(rig, [[0.0]])
+        await post(rig, "/rerank", {"query": "q", "documents": ["a"], **cut})
+        await post(rig, "/score", {"text_1": "q", "text_2": "a", **cut, "truncation_side": "left"})
+        found = [one.work.truncation for one in rig.ring.submits if isinstance(one.work, Embed)]
+        assert found == [Truncation.RIGHT, Truncation.LEFT]
+
+
 async def test_the_classes_of_texts() -> None:
     async with edge(THREE) as rig:
         answer(rig, [[0.0, 9.0, 0.0], [9.0, 0.0, 0.0]])
@@ -49,6 +60,8 @@ async def test_the_classes_of_texts() -> None:
         ("/v1/rerank", {"query": "q", "documents": ["a"], "made_up": 1}, "made_up"),
         ("/v1/rerank", {"query": "q", "documents": ["a"], "instruction": "x"}, "instruction"),
         ("/score", {"text_1": "q", "text_2": "a", "instruction": "x"}, "instruction"),
+        ("/score", {"text_1": "q", "text_2": "a", "truncate_prompt_tokens": 9}, "truncate_prompt_tokens"),
+        ("/rerank", {"query": "q", "documents": ["a"], "truncation_side": "left"}, "truncation_side"),
         ("/classify", {"input": []}, "input"),
         ("/classify", {"input": ["a"], "made_up": 1}, "made_up"),
     ],

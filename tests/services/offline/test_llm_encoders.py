@@ -3,6 +3,7 @@
 import json
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -77,10 +78,16 @@ def states(oracle: RandomEncoder, *texts: str) -> torch.Tensor:
     return oracle.states(ids, num_first)
 
 
-def encoded(oracle: RandomEncoder, *texts: str) -> tuple[list[int], int | None]:
+def encoded(
+    oracle: RandomEncoder,
+    *texts: str,
+    truncation_side: str = "right",
+    **options: Any,  # noqa: ANN401 # of the call
+) -> tuple[list[int], int | None]:
     path = str(oracle.directory / "tokenizer.json")
     tokenizer = transformers.PreTrainedTokenizerFast(tokenizer_file=path)  # type: ignore[no-untyped-call] # theirs
-    found = tokenizer(*texts, truncation=False, return_token_type_ids=True)
+    tokenizer.truncation_side = truncation_side
+    found = tokenizer(*texts, **{"truncation": False, **options}, return_token_type_ids=True)
     ids: list[int] = found["input_ids"]
     return ids, found["token_type_ids"].count(0) if len(texts) > 1 else None
 
@@ -141,8 +148,17 @@ def test_rankings_are_those_of_a_cross_encoder(ranker: tuple[LLM, RandomEncoder]
     assert [one.index for one in llm.rerank(QUERY, DOCUMENTS)] == order
     (alone,) = llm.classify(QUERY)
     assert alone.scores == pytest.approx([oracle.classes(*encoded(oracle, QUERY)).sigmoid().item()], abs=1e-5)
+    long = "the quick brown fox " * 40
     with pytest.raises(PromptError, match=r"documents\[0\] has .* tokens; this model allows 6"):
-        llm.rerank(QUERY, ["the quick brown fox " * 40])
+        llm.rerank(QUERY, [long])
+    most = 64 if isinstance(oracle.model, transformers.XLMRobertaForSequenceClassification) else 66
+    for side in ("left", "right"):
+        for pair in ((QUERY, long), (long, QUERY), (long, long)):
+            cut = encoded(oracle, *pair, max_length=most, truncation=True, truncation_side=side)
+            assert len(cut[0]) == most
+            want = oracle.classes(*cut).sigmoid().item()
+            assert llm.score([pair], truncate=side) == pytest.approx([want], abs=1e-5)
+            assert llm.rerank(*pair[:1], [pair[1]], truncate=side)[0].score == pytest.approx(want, abs=1e-5)
     assert is_idle(llm)
 
 

@@ -20,7 +20,7 @@ from sluice_server.services.messages.work import (
     pack_ids,
     unpack_ids,
 )
-from sluice_server.services.tokenizer.encoding import TextEncoder
+from sluice_server.services.tokenizer.encoding import TextEncoder, longest_first
 from sluice_server.services.tokenizer.stage import EncodingThreads, TokenizerStage
 from tests.oracle.tokenizers import byte_level_bpe
 from tests.services.tokenizer.constrain import idle_constraints
@@ -87,6 +87,32 @@ def test_types_tell_the_texts_of_a_pair_apart(encoder: TextEncoder) -> None:
     refused = made(encoder, text, pair, field="pairs")
     assert isinstance(refused, Failed) and refused.reason == "FEATURE_UNSUPPORTED"
     assert refused.message.startswith("pairs[1]: token types of the tokenizer's pairs are supported as 0")
+
+
+@pytest.mark.parametrize(
+    ("first", "second", "room", "kept"),
+    [
+        (3, 2, 5, (3, 2)),
+        (9, 2, 5, (3, 2)),
+        (2, 9, 5, (2, 3)),
+        (9, 8, 5, (3, 2)),
+        (8, 9, 5, (2, 3)),
+        (9, 9, 5, (2, 3)),
+        (9, 9, 0, (0, 0)),
+    ],
+)
+def test_the_longer_text_is_cut_first(first: int, second: int, room: int, kept: tuple[int, int]) -> None:
+    assert longest_first(first, second, room) == kept
+
+
+def test_a_pair_may_be_cut(encoder: TextEncoder) -> None:
+    (found,) = ids_of(made(encoder, PairPrompt("fox", TEXT), truncation=Truncation.RIGHT))
+    own, rest = plain(encoder, "fox"), plain(encoder, TEXT)
+    assert found == [0, *own, 1, *rest[: 5 - len(own)], 1] and len(found) == 8
+    (found,) = ids_of(made(encoder, PairPrompt(TEXT, "fox"), truncation=Truncation.LEFT))
+    assert found == [0, *rest[-(5 - len(own)) :], 1, *own, 1]
+    (whole,) = ids_of(made(encoder, PairPrompt("fox", "fox"), truncation=Truncation.LEFT))
+    assert whole == [0, *own, 1, *own, 1]
 
 
 def _pairs(template: str) -> processors.TemplateProcessing:

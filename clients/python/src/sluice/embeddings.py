@@ -7,7 +7,11 @@ from sluice.v1 import inference_pb2, types_pb2
 
 Input: TypeAlias = str | Sequence[int]
 
-_POOLINGS = {"last": inference_pb2.POOLING_LAST, "mean": inference_pb2.POOLING_MEAN}
+_POOLINGS = {
+    "first": inference_pb2.POOLING_FIRST,
+    "last": inference_pb2.POOLING_LAST,
+    "mean": inference_pb2.POOLING_MEAN,
+}
 TRUNCATIONS = {
     "none": inference_pb2.TRUNCATION_NONE,
     "left": inference_pb2.TRUNCATION_LEFT,
@@ -27,7 +31,7 @@ class EmbedOptions(TypedDict, total=False):
 
     model: str
     revision: str
-    pooling: Literal["last", "mean"]
+    pooling: Literal["first", "last", "mean"]
     normalize: bool
     dimensions: int
     truncate: Literal["none", "left", "right"]

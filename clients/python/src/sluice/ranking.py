@@ -24,6 +24,7 @@ class RerankOptions(TypedDict, total=False):
     revision: str
     top_n: int
     instruction: str
+    truncate: Literal["none", "left", "right"]
 
 
 class ScoreOptions(TypedDict, total=False):
@@ -32,6 +33,7 @@ class ScoreOptions(TypedDict, total=False):
     model: str
     revision: str
     instruction: str
+    truncate: Literal["none", "left", "right"]
 
 
 class Classifications:
@@ -139,13 +141,17 @@ def rerank_request(query: str, documents: Sequence[str], options: RerankOptions)
         documents=documents,
         top_n=options.get("top_n"),
         instruction=options.get("instruction"),
+        truncate=TRUNCATIONS[options["truncate"]] if "truncate" in options else None,
     )
 
 
 def score_request(pairs: Sequence[Pair], options: ScoreOptions) -> inference_pb2.ScoreRequest:
     """Returns the request for pairs of texts."""
     request = inference_pb2.ScoreRequest(
-        model=options.get("model"), revision=options.get("revision"), instruction=options.get("instruction")
+        model=options.get("model"),
+        revision=options.get("revision"),
+        instruction=options.get("instruction"),
+        truncate=TRUNCATIONS[options["truncate"]] if "truncate" in options else None,
     )
     for first, second in pairs:
         request.pairs.add(first=first, second=second)

@@ -415,6 +415,7 @@ RERANK: Mapping[str, Edge] = {
     ),
     "top_n": Edge([{**_PAIR, "top_n": num} for num in (1, 100)], [{**_PAIR, "top_n": 0}]),
     "instruction": Edge([], [{**_PAIR, "instruction": text} for text in ("", "x")]),
+    "truncate": Edge([{**_PAIR, "truncate": number} for number in range(4)], [{**_PAIR, "truncate": 4}]),
 }
 
 _TWO = {"first": "a", "second": "b"}
@@ -430,6 +431,9 @@ SCORE: Mapping[str, Edge] = {
         for name in ("first", "second")
     },
     "instruction": Edge([], [{"pairs": [_TWO], "instruction": text} for text in ("", "x")]),
+    "truncate": Edge(
+        [{"pairs": [_TWO], "truncate": number} for number in range(4)], [{"pairs": [_TWO], "truncate": 4}]
+    ),
 }
 
 DETOKENIZE: Mapping[str, Edge] = {

@@ -16,7 +16,7 @@ from sluice_server.services.gateway.contract.classification import activated, cl
 from sluice_server.services.gateway.settings import GatewaySettings
 from sluice_server.services.messages.details import Embedded, Timings
 from sluice_server.services.messages.messages import Result
-from sluice_server.services.messages.work import ChatMessage, ChatPrompt, Embed, PairPrompt, TextPrompt
+from sluice_server.services.messages.work import ChatMessage, ChatPrompt, Embed, PairPrompt, TextPrompt, Truncation
 from tests.services.gateway.fake_ring import MODEL, SETTINGS, Rig, running, settings
 
 TEXTS = [inference_pb2.EmbedInput(text=text) for text in ("a", "b")]
@@ -79,6 +79,19 @@ async def test_the_scores_of_pairs_in_order() -> None:
             pairs[1].second = ""
             await rig.stub.Score(inference_pb2.ScoreRequest(pairs=pairs))
         assert (refused.value.details() or "").startswith("pairs[1].second: is empty")
+
+
+def test_a_pair_that_is_too_long_is_refused_or_cut() -> None:
+    pair = inference_pb2.TextPair(first="q", second="a")
+    for asked, want in ((None, Truncation.NONE), (inference_pb2.TRUNCATION_LEFT, Truncation.LEFT)):
+        ranked = ranking(inference_pb2.RerankRequest(query="q", documents=["a"], truncate=asked), 0, ONE).work
+        scored = scoring(inference_pb2.ScoreRequest(pairs=[pair], truncate=asked), 0, ONE).work
+        assert isinstance(ranked, Embed) and isinstance(scored, Embed)
+        assert ranked.truncation is want and scored.truncation is want
+    words = LabelsConfig(("relevant",), Activation.SIGMOID, (3, 4))
+    chosen = settings(model=dataclasses.replace(MODEL, labels=words))
+    with pytest.raises(ServiceError, match="whose chat template would be cut: send shorter texts"):
+        scoring(inference_pb2.ScoreRequest(pairs=[pair], truncate=inference_pb2.TRUNCATION_RIGHT), 0, chosen)
 
 
 @pytest.mark.parametrize("instruction", ["", "Judge."])

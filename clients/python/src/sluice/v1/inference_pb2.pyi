@@ -1511,6 +1511,7 @@ class RerankRequest(_message.Message):
     DOCUMENTS_FIELD_NUMBER: _builtins.int
     TOP_N_FIELD_NUMBER: _builtins.int
     INSTRUCTION_FIELD_NUMBER: _builtins.int
+    TRUNCATE_FIELD_NUMBER: _builtins.int
     model: _builtins.str
     """Id of the model. Absent: the server's only model. At most 256 bytes."""
     revision: _builtins.str
@@ -1523,10 +1524,14 @@ class RerankRequest(_message.Message):
     """What documents are judged by, in place of the checkpoint's own text. For models that answer with a word; refused for
     others. At most 8,192 bytes.
     """
+    truncate: Global___Truncation.ValueType
+    """What a pair that is too long for the context loses: of its longer text first. Absent: NONE. Refused for models that
+    answer with a word.
+    """
     @_builtins.property
     def documents(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
         """The documents. 1 to 2,048. Query and document are encoded as a pair of the tokenizer, or
-        by the chat template of a model that answers with a word, and must fit the context.
+        by the chat template of a model that answers with a word, and must fit the context unless `truncate` says else.
         """
 
     def __init__(
@@ -1538,10 +1543,11 @@ class RerankRequest(_message.Message):
         documents: _abc.Iterable[_builtins.str] | None = ...,
         top_n: _builtins.int | None = ...,
         instruction: _builtins.str | None = ...,
+        truncate: Global___Truncation.ValueType | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["_instruction", b"_instruction", "_model", b"_model", "_revision", b"_revision", "_top_n", b"_top_n", "instruction", b"instruction", "model", b"model", "revision", b"revision", "top_n", b"top_n"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_instruction", b"_instruction", "_model", b"_model", "_revision", b"_revision", "_top_n", b"_top_n", "_truncate", b"_truncate", "instruction", b"instruction", "model", b"model", "revision", b"revision", "top_n", b"top_n", "truncate", b"truncate"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_instruction", b"_instruction", "_model", b"_model", "_revision", b"_revision", "_top_n", b"_top_n", "documents", b"documents", "instruction", b"instruction", "model", b"model", "query", b"query", "revision", b"revision", "top_n", b"top_n"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_instruction", b"_instruction", "_model", b"_model", "_revision", b"_revision", "_top_n", b"_top_n", "_truncate", b"_truncate", "documents", b"documents", "instruction", b"instruction", "model", b"model", "query", b"query", "revision", b"revision", "top_n", b"top_n", "truncate", b"truncate"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__instruction: _TypeAlias = _typing.Literal["instruction"]  # noqa: Y015
     _WhichOneofArgType__instruction: _TypeAlias = _typing.Literal["_instruction", b"_instruction"]  # noqa: Y015
@@ -1551,6 +1557,8 @@ class RerankRequest(_message.Message):
     _WhichOneofArgType__revision: _TypeAlias = _typing.Literal["_revision", b"_revision"]  # noqa: Y015
     _WhichOneofReturnType__top_n: _TypeAlias = _typing.Literal["top_n"]  # noqa: Y015
     _WhichOneofArgType__top_n: _TypeAlias = _typing.Literal["_top_n", b"_top_n"]  # noqa: Y015
+    _WhichOneofReturnType__truncate: _TypeAlias = _typing.Literal["truncate"]  # noqa: Y015
+    _WhichOneofArgType__truncate: _TypeAlias = _typing.Literal["_truncate", b"_truncate"]  # noqa: Y015
     @_typing.overload
     def WhichOneof(self, oneof_group: _WhichOneofArgType__instruction) -> _WhichOneofReturnType__instruction | None: ...
     @_typing.overload
@@ -1559,6 +1567,8 @@ class RerankRequest(_message.Message):
     def WhichOneof(self, oneof_group: _WhichOneofArgType__revision) -> _WhichOneofReturnType__revision | None: ...
     @_typing.overload
     def WhichOneof(self, oneof_group: _WhichOneofArgType__top_n) -> _WhichOneofReturnType__top_n | None: ...
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__truncate) -> _WhichOneofReturnType__truncate | None: ...
 
 Global___RerankRequest: _TypeAlias = RerankRequest  # noqa: Y015
 
@@ -1636,6 +1646,7 @@ class ScoreRequest(_message.Message):
     REVISION_FIELD_NUMBER: _builtins.int
     PAIRS_FIELD_NUMBER: _builtins.int
     INSTRUCTION_FIELD_NUMBER: _builtins.int
+    TRUNCATE_FIELD_NUMBER: _builtins.int
     model: _builtins.str
     """Id of the model. Absent: the server's only model. At most 256 bytes."""
     revision: _builtins.str
@@ -1644,9 +1655,11 @@ class ScoreRequest(_message.Message):
     """What the pairs are judged by, in place of the checkpoint's own text. For models that answer with a word; refused for
     others. At most 8,192 bytes.
     """
+    truncate: Global___Truncation.ValueType
+    """What a pair that is too long for the context loses, as in RerankRequest."""
     @_builtins.property
     def pairs(self) -> _containers.RepeatedCompositeFieldContainer[Global___TextPair]:
-        """The pairs. 1 to 2,048, at most 1 MiB of text in all. Each must fit the context."""
+        """The pairs. 1 to 2,048, at most 1 MiB of text in all. Each must fit the context unless `truncate` says else."""
 
     def __init__(
         self,
@@ -1655,10 +1668,11 @@ class ScoreRequest(_message.Message):
         revision: _builtins.str | None = ...,
         pairs: _abc.Iterable[Global___TextPair] | None = ...,
         instruction: _builtins.str | None = ...,
+        truncate: Global___Truncation.ValueType | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["_instruction", b"_instruction", "_model", b"_model", "_revision", b"_revision", "instruction", b"instruction", "model", b"model", "revision", b"revision"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_instruction", b"_instruction", "_model", b"_model", "_revision", b"_revision", "_truncate", b"_truncate", "instruction", b"instruction", "model", b"model", "revision", b"revision", "truncate", b"truncate"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_instruction", b"_instruction", "_model", b"_model", "_revision", b"_revision", "instruction", b"instruction", "model", b"model", "pairs", b"pairs", "revision", b"revision"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_instruction", b"_instruction", "_model", b"_model", "_revision", b"_revision", "_truncate", b"_truncate", "instruction", b"instruction", "model", b"model", "pairs", b"pairs", "revision", b"revision", "truncate", b"truncate"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__instruction: _TypeAlias = _typing.Literal["instruction"]  # noqa: Y015
     _WhichOneofArgType__instruction: _TypeAlias = _typing.Literal["_instruction", b"_instruction"]  # noqa: Y015
@@ -1666,12 +1680,16 @@ class ScoreRequest(_message.Message):
     _WhichOneofArgType__model: _TypeAlias = _typing.Literal["_model", b"_model"]  # noqa: Y015
     _WhichOneofReturnType__revision: _TypeAlias = _typing.Literal["revision"]  # noqa: Y015
     _WhichOneofArgType__revision: _TypeAlias = _typing.Literal["_revision", b"_revision"]  # noqa: Y015
+    _WhichOneofReturnType__truncate: _TypeAlias = _typing.Literal["truncate"]  # noqa: Y015
+    _WhichOneofArgType__truncate: _TypeAlias = _typing.Literal["_truncate", b"_truncate"]  # noqa: Y015
     @_typing.overload
     def WhichOneof(self, oneof_group: _WhichOneofArgType__instruction) -> _WhichOneofReturnType__instruction | None: ...
     @_typing.overload
     def WhichOneof(self, oneof_group: _WhichOneofArgType__model) -> _WhichOneofReturnType__model | None: ...
     @_typing.overload
     def WhichOneof(self, oneof_group: _WhichOneofArgType__revision) -> _WhichOneofReturnType__revision | None: ...
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__truncate) -> _WhichOneofReturnType__truncate | None: ...
 
 Global___ScoreRequest: _TypeAlias = ScoreRequest  # noqa: Y015
 

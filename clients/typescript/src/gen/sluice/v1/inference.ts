@@ -323,6 +323,7 @@ export interface RerankRequest {
   documents: string[];
   topN?: number | undefined;
   instruction?: string | undefined;
+  truncate?: Truncation | undefined;
 }
 
 export interface RerankResponse {
@@ -342,6 +343,7 @@ export interface ScoreRequest {
   revision?: string | undefined;
   pairs: TextPair[];
   instruction?: string | undefined;
+  truncate?: Truncation | undefined;
 }
 
 export interface TextPair {
@@ -3448,7 +3450,15 @@ export const Classification: MessageFns<Classification> = {
 };
 
 function createBaseRerankRequest(): RerankRequest {
-  return { model: undefined, revision: undefined, query: "", documents: [], topN: undefined, instruction: undefined };
+  return {
+    model: undefined,
+    revision: undefined,
+    query: "",
+    documents: [],
+    topN: undefined,
+    instruction: undefined,
+    truncate: undefined,
+  };
 }
 
 export const RerankRequest: MessageFns<RerankRequest> = {
@@ -3470,6 +3480,9 @@ export const RerankRequest: MessageFns<RerankRequest> = {
     }
     if (message.instruction !== undefined) {
       writer.uint32(50).string(message.instruction);
+    }
+    if (message.truncate !== undefined) {
+      writer.uint32(56).int32(message.truncate);
     }
     return writer;
   },
@@ -3535,6 +3548,14 @@ export const RerankRequest: MessageFns<RerankRequest> = {
             message.instruction = reader.string();
             continue;
           }
+          case 7: {
+            if (tag !== 56) {
+              break;
+            }
+
+            message.truncate = reader.int32() as any;
+            continue;
+          }
         }
         if ((tag & 7) === 4 || tag === 0) {
           break;
@@ -3558,6 +3579,7 @@ export const RerankRequest: MessageFns<RerankRequest> = {
     message.documents = object.documents?.map((e) => e) || [];
     message.topN = object.topN ?? undefined;
     message.instruction = object.instruction ?? undefined;
+    message.truncate = object.truncate ?? undefined;
     return message;
   },
 };
@@ -3721,7 +3743,7 @@ export const RankedDocument: MessageFns<RankedDocument> = {
 };
 
 function createBaseScoreRequest(): ScoreRequest {
-  return { model: undefined, revision: undefined, pairs: [], instruction: undefined };
+  return { model: undefined, revision: undefined, pairs: [], instruction: undefined, truncate: undefined };
 }
 
 export const ScoreRequest: MessageFns<ScoreRequest> = {
@@ -3737,6 +3759,9 @@ export const ScoreRequest: MessageFns<ScoreRequest> = {
     }
     if (message.instruction !== undefined) {
       writer.uint32(34).string(message.instruction);
+    }
+    if (message.truncate !== undefined) {
+      writer.uint32(40).int32(message.truncate);
     }
     return writer;
   },
@@ -3786,6 +3811,14 @@ export const ScoreRequest: MessageFns<ScoreRequest> = {
             message.instruction = reader.string();
             continue;
           }
+          case 5: {
+            if (tag !== 40) {
+              break;
+            }
+
+            message.truncate = reader.int32() as any;
+            continue;
+          }
         }
         if ((tag & 7) === 4 || tag === 0) {
           break;
@@ -3807,6 +3840,7 @@ export const ScoreRequest: MessageFns<ScoreRequest> = {
     message.revision = object.revision ?? undefined;
     message.pairs = object.pairs?.map((e) => TextPair.fromPartial(e)) || [];
     message.instruction = object.instruction ?? undefined;
+    message.truncate = object.truncate ?? undefined;
     return message;
   },
 };
