@@ -20,7 +20,7 @@ class SumsBroken(RuntimeError):
     """A sum that cannot be completed: its group is of no further use and must be started anew.
 
     Attributes:
-        rank: the rank at fault.
+        rank: the rank at fault; -1 if that is not known.
     """
 
     def __init__(self, rank: int, message: str) -> None:

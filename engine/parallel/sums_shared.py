@@ -70,8 +70,7 @@ class SharedMemorySums:
     def room(self, rows: int, width: int) -> Sequence[Tensor]:
         """Implements `RankSums.room`: where the others read it, if it fits."""
         num = self.shards // self.size
-        slot = self._segment.slot((num, rows, width))
-        return new_room(num, rows, width) if slot is None else slot.unbind()
+        return self._segment.slot((num, rows, width)) or new_room(num, rows, width)
 
     def add(self, into: Tensor, partials: Sequence[Tensor]) -> None:
         """Implements `RankSums.add`."""

@@ -17,6 +17,7 @@ from sluice_server.kernels.cpu import builds
 NONE, ENDED, LATE, BROKEN, UNEQUAL = range(5)  # faults; as in kernels/cpu/sums.h
 LINE = 64  # bytes
 FLOAT = 4
+VIEWS = 64  # of slots that are kept: making one takes longer than a small sum
 MAGIC = 0x736D7573  # in a segment's first line, before the ranks and the floats of a slot
 
 
@@ -67,14 +68,22 @@ class Segment:
         self._memory = torch.frombuffer(mmap.mmap(file, 0), dtype=torch.uint8)
         self._fixed = (self._memory.data_ptr(), self.size, self.slot_floats, rank, file)
         self._number = 1  # of the next operation
+        self._views: dict[tuple[int, tuple[int, int, int]], Sequence[Tensor]] = {}
 
-    def slot(self, shape: tuple[int, int, int]) -> Tensor | None:
-        """Returns this rank's slot of the next operation as float32 of that shape; None if it is too small."""
-        floats = shape[0] * shape[1] * shape[2]
+    def slot(self, shape: tuple[int, int, int]) -> Sequence[Tensor] | None:
+        """Returns this rank's slot of the next operation as float32 tensors [num, T, H]; None if it is too small."""
+        floats, key = shape[0] * shape[1] * shape[2], (self._number % 2, shape)
         if floats > self.slot_floats:
             return None
+        if key not in self._views:
+            if len(self._views) >= VIEWS:
+                self._views.clear()
+            self._views[key] = self._view(floats).view(shape).unbind()
+        return self._views[key]
+
+    def _view(self, floats: int) -> Tensor:
         begin = LINE * (2 + self.size) + (2 * self._rank + self._number % 2) * _slot_bytes(self.slot_floats)
-        return self._memory[begin : begin + floats * FLOAT].view(torch.float32).view(shape)
+        return self._memory[begin : begin + floats * FLOAT].view(torch.float32)
 
     def mark(self, process: int = 0, broken: int = 0) -> None:
         """Tells the others that this rank is there, by a number of its process, or has given up: 1 + whose fault."""
