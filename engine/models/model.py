@@ -20,7 +20,7 @@ from sluice_server.engine.models.layers.loader import LayerLoader, Pack
 from sluice_server.engine.models.layers.mlp_weights import make_mlp
 from sluice_server.engine.models.observed import InputObserver, WeighingPack, observed_layers, random_ids
 from sluice_server.engine.models.registry import Traits, traits_of
-from sluice_server.engine.models.rope import no_rotation, rope_table, uses_long_factors
+from sluice_server.engine.models.rope import rotary_tables, uses_long_factors
 from sluice_server.engine.models.traits import ArchitectureTraits
 from sluice_server.engine.models.vocabulary import vocabulary_of
 from sluice_server.engine.models.weights import Checkpoint, PlannedWeights, WeightSource
@@ -99,7 +99,7 @@ class Model:
         self._scale = torch.tensor(scale, dtype=dtype, device=device) if scale != 1.0 else None
         self._stream_scale = 1.0 / traits.residual_scale
         self._eps = stream_eps(config, traits)
-        self._cis = _rotary_tables(config, traits, num_positions, device)
+        self._cis = rotary_tables(config, traits, num_positions, device)
         is_weighed = pack.weighs and not is_stored and device.type == "cpu"
         self._layers = self._load_layers(traits, loader_of, WeighingPack(pack) if is_weighed else None, loader)
         norm = self._plain_norm = loader.norm("model.norm", config.hidden_size)
@@ -231,17 +231,6 @@ class Model:
         return self._vocabulary.gathered(ops.soft_cap_(logits, self._logit_cap) if self._logit_cap else logits)
 
 
-def _rotary_tables(
-    config: ModelConfig, traits: ArchitectureTraits, num_positions: int, device: torch.device
-) -> list[Tensor]:
-    """Returns the rotary tables [num_positions, 1, head_dim / 2], in the order of `rotary_index`."""
-    ropes = (config.rope,) if config.local_rope is None else (config.rope, config.local_rope)
-    tables = [rope_table(config, num_positions, device, rope) for rope in ropes]
-    if not all(traits.rotated):
-        tables.append(no_rotation(config, num_positions, device))
-    return [table.unsqueeze(1) for table in tables]
-
-
 class ModelCode(Protocol):
     """The code of an architecture that is not this package's own."""
 
@@ -301,7 +290,8 @@ def load_model(  # noqa: PLR0913 # all that a model is made of
     make = Model if code is None else code.model
     given = (config, source, dtype, device, num_positions or config.context_length, pack, traits)
     model = make(*given) if ranks is None else make(*given, ranks)
-    model.num_parameters = source.num_parameters
+    has_all = ranks is None or (not ranks.shape.expert_parallel and ranks.shape.pipeline_size == 1)  # of every tensor
+    model.num_parameters = source.num_parameters if has_all else plan_model(config, dtype).num_parameters
     model.notes += source.notes
     return model
 

@@ -12,8 +12,20 @@ from torch import Tensor
 
 from sluice_server.engine.models.by_layer import ORIGINAL, RopeConfig
 from sluice_server.engine.models.config import ModelConfig
+from sluice_server.engine.models.traits import ArchitectureTraits
 
 PART = 1024  # positions computed at a time
+
+
+def rotary_tables(
+    config: ModelConfig, traits: ArchitectureTraits, num_positions: int, device: torch.device
+) -> list[Tensor]:
+    """Returns the rotary tables [num_positions, 1, head_dim / 2], in the order of `rotary_index`."""
+    ropes = (config.rope,) if config.local_rope is None else (config.rope, config.local_rope)
+    tables = [rope_table(config, num_positions, device, rope) for rope in ropes]
+    if not all(traits.rotated):
+        tables.append(no_rotation(config, num_positions, device))
+    return [table.unsqueeze(1) for table in tables]
 
 
 def rope_table(config: ModelConfig, num_positions: int, device: torch.device, rope: RopeConfig | None = None) -> Tensor:

@@ -161,3 +161,12 @@ def test_a_rank_takes_the_memory_of_its_share(tmp_path: Path) -> None:
     found = subprocess.run(program, capture_output=True, text=True, check=True, timeout=120)
     share = plan.num_parameters * 2 / 2
     assert 0.9 < int(found.stdout) / share < 1.1
+
+
+@pytest.mark.parametrize("expert_parallel", [False, True])
+def test_a_rank_counts_the_parameters_of_the_whole_model(expert_parallel: bool, tmp_path: Path) -> None:
+    experts = (("num_experts", 4), ("num_experts_per_tok", 2), ("moe_intermediate_size", 40))
+    make_checkpoint(tmp_path, Shape("qwen3_moe", options=experts))
+    wanted = load_model(tmp_path, read_config(tmp_path), torch.float32, CPU, 64).num_parameters
+    for model in run_ranks(thread_sums(2), lambda sums: load(tmp_path, sums, expert_parallel=expert_parallel)):
+        assert model.num_parameters == wanted
