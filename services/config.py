@@ -23,7 +23,8 @@ ENV_PREFIX = "SLUICE_"
 MAX_ENGINES = 16  # of one ring, in which every process knows every other
 MAX_SIZED_ENGINES = 4  # that may size their caches by themselves
 GPU = Path("/dev/nvidiactl")  # exists where there is a GPU
-ROUTING = ("least-loaded", "round-robin")
+KV_COST = "kv-cost"  # the tokenizer's choice, by what caches hold; see `services.routing`
+ROUTING = ("least-loaded", "round-robin", KV_COST)
 MAX_TEXT_INTERVAL_MS = 1000.0
 WORKER = "worker"  # the role of a process that is a rank other than 0; it is outside of the ring
 
@@ -78,7 +79,7 @@ class ServiceConfig:
     engines: int = option(
         1, "engine processes, each with weights and cache; others take over the requests of a lost one"
     )
-    routing: str = option(ROUTING[0], f"how a request's engine is chosen: {' or '.join(ROUTING)}")
+    routing: str = option(ROUTING[0], f"how a request's engine is chosen: {', '.join(ROUTING)} (what caches hold)")
     detokenizers: int = option(1, "detokenizer processes")
     peer_secret: str = option("", "secret with which gateways of one host pass on calls; made anew at each start")
     allow_shared_cores: bool = option(False, "ranks may be more than cores, and then take turns")
@@ -215,6 +216,10 @@ def check_threads(engine: EngineConfig, service: ServiceConfig) -> None:
 
 def _check_engines(engine: EngineConfig, service: ServiceConfig) -> None:
     _one_of("routing", service.routing, ROUTING)
+    if service.routing == KV_COST and not engine.prefix_caching:
+        raise bad_setting("routing", f"{KV_COST} chooses by prefix caches, and --no-prefix-caching has none")
+    if service.routing == KV_COST and service.role and not engine.kv_events:
+        raise bad_setting("routing", f"{KV_COST} needs --kv-events at every process")
     num = service.engines
     if not 1 <= num <= MAX_ENGINES:
         raise bad_setting("engines", f"{num} is not in [1, {MAX_ENGINES}]; more need a service of their own")

@@ -16,7 +16,21 @@ from sluice_server.engine.kv_cache.log import CacheLog, NamedBlock
 
 def root(identity: CacheIdentity, *fields: bytes) -> bytes:
     """Returns the start of the chain of names for `identity` and further fields (adapter, tenant, …)."""
-    return hashlib.sha256(b"sluice.prefix.v2" + framed((identity.encoded(), *fields))).digest()
+    return root_of(identity.encoded(), *fields)
+
+
+def root_of(identity: bytes, *fields: bytes) -> bytes:
+    """Returns the same for an encoded identity."""
+    return hashlib.sha256(b"sluice.prefix.v2" + framed((identity, *fields))).digest()
+
+
+def names_of(parent: bytes, tokens: Sequence[int], block_size: int) -> list[bytes]:
+    """Returns the names of the full blocks of a prompt behind `parent`."""
+    names = []
+    for end in range(block_size, len(tokens) + 1, block_size):
+        parent = name_block(parent, tokens[end - block_size : end])
+        names.append(parent)
+    return names
 
 
 def name_block(parent: bytes, tokens: Sequence[int]) -> bytes:

@@ -22,6 +22,7 @@ def load_of(engine: Engine) -> Load:
         num_preemptions=scheduler.num_preemptions,
         prefix_hit_tokens=stats.hit_tokens,
         prefix_query_tokens=stats.query_tokens,
+        token_s=engine.stats.token_s,
     )
 
 

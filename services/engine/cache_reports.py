@@ -30,6 +30,11 @@ class CacheReports:
         self._number = 0
         self._tenants: dict[bytes, str] = {}  # by root of the chain of names
 
+    @property
+    def identity(self) -> bytes:
+        """The identity of which names are made, encoded; b"" without a log."""
+        return b"" if self._log is None else self._identity.encoded()
+
     def know(self, envelope: Envelope) -> None:
         """Notes whose blocks those of a request are."""
         if self._log is not None:

@@ -287,4 +287,4 @@ class EngineStage:
             return
         self._reported_at = now
         load, place = load_of(self.engine), self._place
-        self._emit(Report(place.id, place.epoch, load, self._served_token, self.computing))
+        self._emit(Report(place.id, place.epoch, load, self._served_token, self.computing, self._cache.identity))

@@ -11,6 +11,8 @@ import time
 from collections import deque
 from collections.abc import AsyncGenerator, Callable
 
+import msgspec
+
 from sluice_server.engine.kv_cache.log import parents_first
 from sluice_server.services.messages.details import CachedBlock
 from sluice_server.services.messages.messages import CacheChanges, CacheQuery, Message, Report
@@ -146,6 +148,12 @@ class CacheEvents:
         if now_s - self._asked_s >= ASK_AGAIN_S:
             self._asked_s = now_s
             self._emit(CacheQuery(self._gateway_id))
+
+
+def names_only(changes: CacheChanges) -> CacheChanges:
+    """Returns the changes with nothing but names, which is all that a router needs: no tokens, no tenants."""
+    added = tuple(CachedBlock(block.name, b"", "", b"") for block in changes.added)
+    return msgspec.structs.replace(changes, added=added)
 
 
 async def _came(news: asyncio.Event, seconds: float) -> bool:

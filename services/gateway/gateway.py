@@ -13,10 +13,11 @@ from typing import Any
 
 from grpc_health.v1 import health, health_pb2
 
+from sluice_server.services.config import KV_COST
 from sluice_server.services.gateway.access.identity import AccessPolicy, access_of, read_access
 from sluice_server.services.gateway.access.quota import Quotas, TenantLimits
 from sluice_server.services.gateway.access.rate import Rate
-from sluice_server.services.gateway.cache_events import CacheEvents
+from sluice_server.services.gateway.cache_events import CacheEvents, names_only
 from sluice_server.services.gateway.calls import server
 from sluice_server.services.gateway.calls.control import Control
 from sluice_server.services.gateway.calls.converse import Converse
@@ -74,6 +75,7 @@ class Gateway:
         `ServiceError` for an access file that cannot be used."""
         self._settings = settings
         self._clock = clock
+        self._emit = emit
         self._access = access = _access(settings)
         observer = self._counts = GenerationCounts(observer or Unobserved(), clock)
         self._guard = Guard(access, clock, observer, settings.peer_secret)
@@ -90,7 +92,7 @@ class Gateway:
             Grant: self.manager.take_back,
             Probe: self._watch.returned,
             Report: self._reported,
-            CacheChanges: self._cache_events.handle,
+            CacheChanges: self._cache_changed,
             Mismatch: self._watch.mismatched,
         }
         self._health = health.aio.HealthServicer()
@@ -151,6 +153,13 @@ class Gateway:
     def _reported(self, report: Report) -> None:
         self._control.loads.report(report)
         self._cache_events.take_report(report)
+        if self._settings.routing == KV_COST:
+            self._emit(report)
+
+    def _cache_changed(self, changes: CacheChanges) -> None:
+        self._cache_events.handle(changes)
+        if self._settings.routing == KV_COST:
+            self._emit(names_only(changes))
 
     def _vllm_listener(self, service: GenerationService) -> PortListener:
         engine = VllmEngine(service, self.manager, self._control.loads, self._control.artifacts)

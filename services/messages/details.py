@@ -115,3 +115,4 @@ class Load(msgspec.Struct, frozen=True, gc=False, array_like=True, forbid_unknow
     num_preemptions: int = 0
     prefix_hit_tokens: int = 0
     prefix_query_tokens: int = 0
+    token_s: float = 0.0  # seconds that a token of a prompt takes; 0 while unknown

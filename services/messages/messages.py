@@ -84,6 +84,7 @@ class Submit(msgspec.Struct, frozen=True, gc=False, tag=True, forbid_unknown_fie
     envelope: Envelope
     work: Work
     resume: Resume = ()
+    able: tuple[str, ...] = ()  # engines of which the tokenizer chooses one; (): that of the envelope
 
 
 class Prompt(msgspec.Struct, frozen=True, gc=False, tag=True, forbid_unknown_fields=True):
@@ -257,17 +258,19 @@ class Probe(msgspec.Struct, frozen=True, gc=False, tag=True, forbid_unknown_fiel
 
 
 class Report(msgspec.Struct, frozen=True, gc=False, tag=True, forbid_unknown_fields=True):
-    """Engine → every gateway, round the ring: the engine's state."""
+    """Engine → every gateway, round the ring, and on to tokenizers that choose engines: the engine's state."""
 
     engine_id: str
     epoch: int
     load: Load
     served_token: bool  # at least one token was generated since start
     computing: Computing = UNKNOWN
+    cache_identity: bytes = b""  # of which the names of its blocks are made, encoded; b"" if it does not report them
 
 
 class CacheChanges(msgspec.Struct, frozen=True, gc=False, tag=True, forbid_unknown_fields=True, omit_defaults=True):
-    """Engine → every gateway, round the ring: what its prefix cache holds. Removals come before additions."""
+    """Engine → every gateway, round the ring, and on to tokenizers that choose engines: what its prefix cache holds.
+    Removals come before additions."""
 
     engine_id: str
     epoch: int
@@ -278,7 +281,7 @@ class CacheChanges(msgspec.Struct, frozen=True, gc=False, tag=True, forbid_unkno
 
 
 class CacheQuery(msgspec.Struct, frozen=True, gc=False, tag=True, forbid_unknown_fields=True):
-    """Gateway → every engine: say all that the prefix cache holds."""
+    """Gateway or tokenizer → every engine: say all that the prefix cache holds."""
 
     origin: str
 

@@ -89,8 +89,8 @@ class NextHop:
             case CacheQuery():
                 return self.ids[:1] if self.role is Role.GATEWAY else self.ids
             case Report() | CacheChanges():
-                # One detokenizer forwards an engine's report to every gateway.
-                return self.ids if self.role is Role.DETOKENIZER else self.ids[:1]
+                # One detokenizer forwards an engine's report to every gateway, and these to every tokenizer.
+                return self.ids[:1] if self.role is Role.ENGINE else self.ids
             case _:
                 assert_never(message)
 

@@ -7,7 +7,7 @@ from pathlib import Path
 from sluice_server.engine.config import EngineConfig
 from sluice_server.engine.errors import Code, ServiceError
 from sluice_server.engine.worker.host.cores import find_cores
-from sluice_server.services.config import WORKER, ServiceConfig, to_environment
+from sluice_server.services.config import KV_COST, WORKER, ServiceConfig, to_environment
 from sluice_server.services.messages.messages import Role
 from sluice_server.services.process.edge_settings import EDGE, edge_of
 from sluice_server.services.process.edge_settings import to_environment as edge_environment
@@ -27,6 +27,8 @@ def plan_children(engine: EngineConfig, service: ServiceConfig, directory: Path)
     ids = {role: [f"{role}-{i}" for i in range(num)] for role, num in counts.items()}
     address = {name: f"ipc://{directory}/{name}" for names in ids.values() for name in names}
     peers = {role: ",".join(f"{name}={address[name]}" for name in names) for role, names in ids.items()}
+    if service.routing == KV_COST:
+        engine = dataclasses.replace(engine, kv_events=True)
     children: list[Child] = []
     for role, names in ids.items():
         for name in names:

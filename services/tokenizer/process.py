@@ -2,11 +2,14 @@
 
 import asyncio
 import contextlib
+import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 from sluice_server.engine.request import Limits
+from sluice_server.services.config import KV_COST, parse_peers
+from sluice_server.services.messages.messages import Role
 from sluice_server.services.process.process import Process
 from sluice_server.services.telemetry import catalogue
 from sluice_server.services.telemetry.metrics import MetricSample
@@ -14,6 +17,7 @@ from sluice_server.services.tokenizer.constraints import Constraints
 from sluice_server.services.tokenizer.encoders import Encoders
 from sluice_server.services.tokenizer.found_sections import Parsers
 from sluice_server.services.tokenizer.loading import load_encoder
+from sluice_server.services.tokenizer.prompt_router import PromptRouter
 from sluice_server.services.tokenizer.routes import MIDDLE_BYTES, EncodingPool
 from sluice_server.services.tokenizer.stage import EncodingThreads, TokenizerStage
 
@@ -41,9 +45,19 @@ async def run(process: Process) -> int:
         )
         short, chats = (_threads(stack, num_threads, name) for name in ("encode", "chat"))
         threads = EncodingThreads(short, on_loop, chats, apart)
-        stage = TokenizerStage(encoder, constraints, limits, threads, process.ring.emit, process.record)
+        router = router_of(process)
+        stage = TokenizerStage(encoder, constraints, limits, threads, process.ring.emit, process.record, router)
         process.metrics.collect_from(lambda: [MetricSample(catalogue.OPEN, stage.num_encoding)])
         return await process.run(stage)
+
+
+def router_of(process: Process) -> PromptRouter | None:
+    """Returns the router of this process; None where gateways choose engines."""
+    config, ring = process.config, process.ring
+    if config.routing != KV_COST:
+        return None
+    engines = sorted(parse_peers(Role.ENGINE, config.engine_peers))
+    return PromptRouter(ring.process_id, engines, process.engine_config.block_size, ring.emit, time.monotonic)
 
 
 def _apart(stack: contextlib.ExitStack, directory: Path, limits: Limits, max_bytes: int, num: int) -> EncodingPool:

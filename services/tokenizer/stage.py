@@ -15,6 +15,7 @@ from sluice_server.engine.request import Limits
 from sluice_server.services.faults import fault
 from sluice_server.services.messages.messages import (
     Append,
+    CacheChanges,
     Cancel,
     CloseInput,
     Failed,
@@ -23,19 +24,22 @@ from sluice_server.services.messages.messages import (
     Message,
     OpenSerials,
     Prompt,
+    Report,
     Role,
     Submit,
     Update,
     failed,
 )
+from sluice_server.services.routing.router import Choice
 from sluice_server.services.telemetry import names
 from sluice_server.services.telemetry.logs import about
-from sluice_server.services.telemetry.phases import Phase, Record
+from sluice_server.services.telemetry.phases import Phase, Record, Value
 from sluice_server.services.tokenizer.answers import Answers, EncodedMessage
 from sluice_server.services.tokenizer.awaiting import chained, with_grammar
 from sluice_server.services.tokenizer.constraints import Constraints
 from sluice_server.services.tokenizer.encoding import TextEncoder
 from sluice_server.services.tokenizer.inline_executor import InlineExecutor, is_brief
+from sluice_server.services.tokenizer.prompt_router import PromptRouter
 from sluice_server.services.tokenizer.routes import EncodingPool, EncodingRoutes
 from sluice_server.services.tokenizer.sequencer import RequestSequencer
 
@@ -62,7 +66,7 @@ class EncodingThreads:
 class TokenizerStage:
     """Turns prompts into token ids."""
 
-    def __init__(
+    def __init__(  # noqa: PLR0913 # the parts of a stage
         self,
         encoder: TextEncoder,
         constraints: Constraints,
@@ -70,14 +74,17 @@ class TokenizerStage:
         threads: EncodingThreads,
         emit: Emit,
         record: Record,
+        router: PromptRouter | None = None,
     ) -> None:
+        """`router` chooses engines; None leaves that to gateways."""
         self.progress = 0
+        self._router = router
         self._constraints = constraints
         self._limits = limits
         self._answers = Answers(encoder, limits)
         self._routes = EncodingRoutes(self._answers, threads.executor, threads.chats, threads.apart)
         self._at_once = InlineExecutor()
-        self._emit = emit
+        self._emit = emit = emit if router is None else _following(router, emit)
         self._on_loop = threads.on_loop
         self._record = record
         self._open = RequestSequencer(self._start, self._watch, emit)
@@ -108,6 +115,12 @@ class TokenizerStage:
                 self._emit(message)
             case Cancel() | Grant() | Append() | Update() | CloseInput():
                 self._open.follow(message)
+            case Report():
+                if self._router is not None:
+                    self._router.report(message)
+            case CacheChanges():
+                if self._router is not None:
+                    self._router.cached(message)
             case _:
                 self._emit(message)
 
@@ -133,11 +146,14 @@ class TokenizerStage:
         if not self._open.is_current(message.envelope, future):
             return
         made = EncodedMessage(_broken(message, error)) if (error := future.exception()) is not None else future.result()
+        answer, choice = made.answer, None
         if isinstance(message, Submit):
-            self._record(message.envelope, _phase(start, made.answer))
+            if self._router is not None and isinstance(answer, Prompt):
+                answer, choice = self._router.route(message, answer)
+            self._record(message.envelope, _phase(start, answer, choice))
         if made.prompt_report is not None:
             self._emit(made.prompt_report)
-        self._open.finish(message.envelope, made.answer)
+        self._open.finish(message.envelope, answer)
 
     def _with_known(self, made: EncodedMessage) -> EncodedMessage | None:
         """Returns the message with its grammar if that is cached, unchanged if it needs none; else None."""
@@ -170,9 +186,18 @@ def _broken(message: Submit | Append, error: BaseException) -> Failed:
     return failed(message.envelope, fault(Role.TOKENIZER, extra, "failed while encoding this request", error))
 
 
-def _phase(start: float, answer: Message) -> Phase:
+def _following(router: PromptRouter, emit: Emit) -> Emit:
+    """Returns `emit` with each message sent to the engine that has its prompt."""
+    return lambda message: emit(router.follow(message))
+
+
+def _phase(start: float, answer: Message, choice: Choice | None = None) -> Phase:
     """Builds the trace phase of a Submit."""
     packed = (answer.ids,) if isinstance(answer, Prompt) else answer.ids if isinstance(answer, Inputs) else ()
     num_tokens = sum(map(len, packed)) // 4
     error = answer.reason if isinstance(answer, Failed) else ""
-    return Phase(names.SPAN_TOKENIZE, start, time.monotonic(), {names.NUM_PROMPT: num_tokens}, error=error)
+    attributes: dict[str, Value] = {names.NUM_PROMPT: num_tokens}
+    if choice is not None:
+        attributes |= {names.ENGINE: choice.engine, names.NUM_EXPECTED: choice.num_cached}
+        attributes[names.NUM_AHEAD] = round(choice.num_waiting)
+    return Phase(names.SPAN_TOKENIZE, start, time.monotonic(), attributes, error=error)

@@ -14,9 +14,11 @@ from typing import NamedTuple, Protocol
 
 from sluice_server.engine.engine import Engine
 from sluice_server.engine.kv_cache.cache import KVCache
+from sluice_server.engine.kv_cache.log import CacheLog
 from sluice_server.engine.plan import StepPlan, StepResult
 from sluice_server.engine.request import EngineRequest, Limits, SamplingParams
 from sluice_server.engine.scheduler.scheduler import Scheduler
+from sluice_server.services.config import KV_COST
 from sluice_server.services.detokenizer.flush_timer import Alarm
 from sluice_server.services.detokenizer.stage import DetokenizerStage
 from sluice_server.services.engine.stage import EngineStage, RingMembership
@@ -24,13 +26,14 @@ from sluice_server.services.gateway.access.quota import Quotas, TenantLimits
 from sluice_server.services.gateway.recovery.watch import RingWatch, WatchInputs
 from sluice_server.services.gateway.requests.manager import RequestManager
 from sluice_server.services.gateway.settings import GatewaySettings, ModelInfo
-from sluice_server.services.messages.messages import Grant, Message, Probe, Report, Role, Visit
+from sluice_server.services.messages.messages import CacheChanges, Grant, Message, Probe, Report, Role, Visit
 from sluice_server.services.ring.leases import Leases
 from sluice_server.services.ring.loop import Stage
 from sluice_server.services.ring.peers import NEXT, NextHop
 from sluice_server.services.ring.receipts import Receipts
 from sluice_server.services.telemetry.observed import Unobserved
 from sluice_server.services.tokenizer.encoding import TextEncoder
+from sluice_server.services.tokenizer.prompt_router import PromptRouter
 from sluice_server.services.tokenizer.stage import EncodingThreads, TokenizerStage
 from tests.engine.scheduler.fake_model import VOCAB, FakeRunner, sample
 from tests.engine.scheduler.ledger import EOS
@@ -39,6 +42,7 @@ from tests.services.executors import OnDemand
 from tests.services.tokenizer.constrain import idle_constraints
 
 LIMITS = Limits(context_length=96, vocab_size=VOCAB)
+BLOCK_SIZE = 4
 Ids = Mapping[Role, tuple[str, ...]]
 
 
@@ -57,6 +61,7 @@ class World(Protocol):
 
     rng: random.Random
     ids: Ids
+    routing: str
     nodes: "dict[str, Node]"
 
     def clock(self) -> float:
@@ -105,8 +110,10 @@ class Done:
 
 def new_engine(clock: Callable[[], float], rng: random.Random) -> Engine:
     """A small engine in which preemption is common."""
-    num_blocks, size, slots = 40, 4, 6
-    scheduler = Scheduler(KVCache(num_blocks, size, prefix_caching=True), LIMITS, (EOS,), slots, 16)
+    num_blocks, size, slots = 40, BLOCK_SIZE, 6
+    cache = KVCache(num_blocks, size, prefix_caching=True)
+    cache.index.log = CacheLog()
+    scheduler = Scheduler(cache, LIMITS, (EOS,), slots, 16)
     device = Device(slots, num_blocks, size, 0, rng)
     device.depth = rng.randrange(2)
     return Engine(scheduler, device, clock=clock)
@@ -121,6 +128,7 @@ class Front:
 
     def __init__(self, world: World, node: "Node") -> None:
         self.progress = 0
+        self.forward: Callable[[Message], None] = node.emit if world.routing == KV_COST else lambda message: None
         settings = GatewaySettings(
             gateway_id=node.id,
             model=ModelInfo("toy", "", LIMITS.context_length, (EOS,)),
@@ -128,6 +136,7 @@ class Front:
             epoch=node.epoch,
             stages=(world.ids[Role.TOKENIZER], world.ids[Role.ENGINE], world.ids[Role.DETOKENIZER]),
             recovery_timeout_s=1e9,
+            routing=world.routing,
         )
         quotas = Quotas(lambda tenant: TenantLimits(), 1)
         self.manager = RequestManager(settings, node.emit, Unobserved(), world.clock, quotas)
@@ -140,7 +149,9 @@ class Front:
             self.watch.returned(message)
         elif isinstance(message, Grant):
             self.manager.take_back(message)
-        elif not isinstance(message, Report):
+        elif isinstance(message, Report | CacheChanges):
+            self.forward(message)
+        else:
             self.manager.handle(message)  # type: ignore[arg-type]  # what a ring brings home
             self.watch.send_pending()
 
@@ -170,9 +181,12 @@ class Node:
         self.stage = self._new_stage()
 
     def _new_stage(self) -> Stage:
+        world = self.world
         if self.role is Role.TOKENIZER:
             threads = EncodingThreads(self.pool, lambda call: call())
-            return TokenizerStage(encoder(), idle_constraints(), LIMITS, threads, self.emit, unrecorded)
+            router = PromptRouter(self.id, world.ids[Role.ENGINE], BLOCK_SIZE, self.emit, world.clock)
+            routed = router if world.routing == KV_COST else None
+            return TokenizerStage(encoder(), idle_constraints(), LIMITS, threads, self.emit, unrecorded, routed)
         if self.role is Role.DETOKENIZER:
             return DetokenizerStage(encoder(), self.emit, unrecorded, self.leases, Alarm(self.world.clock, self._later))
         if self.role is Role.ENGINE:

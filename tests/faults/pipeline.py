@@ -16,6 +16,7 @@ from collections.abc import Callable
 
 from sluice_server.engine.errors import ServiceError
 from sluice_server.engine.request import FinishReason, SamplingParams
+from sluice_server.services.config import DEFAULTS, KV_COST
 from sluice_server.services.detokenizer.stage import DetokenizerStage
 from sluice_server.services.engine.stage import EngineStage
 from sluice_server.services.gateway.access.call import CallMetadata
@@ -51,6 +52,7 @@ class World:
     def __init__(self, seed: int) -> None:
         self.rng = random.Random(seed)
         self.ids = ids_of((1, 3)[seed % 2])
+        self.routing = KV_COST if seed % 4 == 3 else DEFAULTS.routing
         self.now = 0.0
         self.trace = hashlib.sha256()
         self.num_ended = self.num_crashes = self.num_blamed = self.num_replayed = 0
@@ -312,7 +314,7 @@ class World:
                 node.boot()
         for _ in range(DRAIN_ROUNDS):
             self.beat()
-            for _ in range(60):
+            for _ in range(60 * len(self.ids[Role.ENGINE])):  # as each brings probes and reports
                 self.now += 0.001
                 self.deliver()
                 self.encode()

@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterator
 
 import grpc
 import pytest
+from sluice.v1 import inference_pb2
 
 from benchmarks.streams import Received, at_phase, stream_all
 from tests.faults.test_faults_kill import (
@@ -24,7 +25,7 @@ ENGINES = ("engine-0", "engine-1", "engine-2")
 
 @pytest.fixture(scope="module")
 def service() -> Iterator[Service]:
-    with serve(*OPTIONS, "--engines", "3", "--probe-timeout-s", "1") as running:
+    with serve(*OPTIONS, "--engines", "3", "--routing", "kv-cost", "--probe-timeout-s", "1") as running:
         yield running
 
 
@@ -34,6 +35,16 @@ def undisturbed(service: Service) -> list[Received]:
     answers = stream_all(service.address, SPECS)
     assert not any(answer.error for answer in answers)
     return answers
+
+
+def test_a_conversation_finds_its_prefix_at_whatever_engine_has_it(service: Service) -> None:
+    ids = list(range(100, 164))
+    with service.stub() as stub:
+        for turn in range(6):
+            ids += range(200 + 64 * turn, 264 + 64 * turn)
+            answer = stub.Generate(inference_pb2.GenerateRequest(spec=spec(ids, 1)), timeout=60)
+            assert (answer.usage.cached_tokens >= len(ids) - 64 - 32) is (turn > 0), turn
+            generate(stub, spec([3 + turn], 1))  # which would take its turn at an engine
 
 
 @contextlib.contextmanager

@@ -21,9 +21,12 @@ STRICT_PATIENCE_S = 5.0  # the same while requests are sent one by one
 class Recovery:
     """The losses of the ring, and the requests that must be sent again."""
 
-    def __init__(self, route_of: Callable[[Envelope], tuple[str, str, str]], timeout_s: float) -> None:
+    def __init__(
+        self, route_of: Callable[[Envelope], tuple[str, str, str]], timeout_s: float, engines: Iterable[str] = ()
+    ) -> None:
         """`route_of` returns the tokenizer, engine and detokenizer of an attempt. `timeout_s`: how long requests may
-        wait."""
+        wait. `engines`: ids of all engines, of which any may have a request that is not placed."""
+        self._engines = frozenset(engines)
         self._route_of = route_of
         self._timeout_s = timeout_s
         self._lost_s: float | None = None
@@ -100,14 +103,16 @@ class Recovery:
         return due
 
     def _roles(self, request: OpenRequest, ids: Set[str]) -> list[Role]:
-        """Returns the roles for which one of these processes worked on the request."""
+        """Returns the roles for which one of these processes worked on the request, as far as that is known."""
+        if not request.is_placed:
+            return []
         return [role for role, name in zip(ROLES, self._route_of(request.envelope), strict=True) if name in ids]
 
     def _is_affected(self, request: OpenRequest, ids: Set[str]) -> bool:
         if request.is_own or request.outcome is not None:
             return False
         tokenizer, engine, detokenizer = self._route_of(request.envelope)
-        if engine in ids or detokenizer in ids:
+        if engine in ids or detokenizer in ids or (not request.is_placed and not ids.isdisjoint(self._engines)):
             return True
         # A tokenizer keeps no state of a request that has brought tokens, but its client's changes pass through there.
         return tokenizer in ids and (request.is_unproven or bool(request.replay.changes))

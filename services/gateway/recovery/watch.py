@@ -67,7 +67,7 @@ class RingWatch:
         self._clock = clock
         self._inputs = inputs
         self._liveness = Liveness(settings.gateway_id, settings.epoch, settings.stages, settings.probe_timeout_s)
-        self._recovery = Recovery(self._route_of, settings.recovery_timeout_s)
+        self._recovery = Recovery(self._route_of, settings.recovery_timeout_s, settings.stages[1])
         self._engines = manager.engines
         self._num_lost_frames = 0
         self._warm_ups: dict[str, OpenRequest] = {}  # by engine
@@ -121,10 +121,11 @@ class RingWatch:
             self._replay()
 
     def lost(self, names: Set[str], *, planned: bool = False) -> None:
-        """Handles the loss of these processes; without names, of an unknown one. `planned`: no request caused it."""
-        others = self._engines.serving - names
-        if others and names and names <= set(self._engines.ids):
-            self._move(names, planned=planned)
+        """Handles the loss of these processes; without names of the ring, of an unknown one. `planned`: no request
+        caused it."""
+        known = names & {name for ids in self._settings.stages for name in ids}  # not the other ranks of an engine
+        if known and known <= set(self._engines.ids) and self._engines.serving - known:
+            self._move(known, planned=planned)
         else:
             self.stage_lost(planned=planned)
 

@@ -4,6 +4,7 @@ from collections import Counter
 from collections.abc import Callable, Mapping
 from typing import TypeAlias
 
+from sluice_server.services.config import KV_COST
 from sluice_server.services.ring.peers import peer_of
 
 Policy: TypeAlias = Callable[[tuple[str, ...], Mapping[str, int], int], str]
@@ -20,7 +21,8 @@ def round_robin(ids: tuple[str, ...], load: Mapping[str, int], turn: int) -> str
     return ids[turn % len(ids)]
 
 
-POLICIES: Mapping[str, Policy] = {"least-loaded": least_loaded, "round-robin": round_robin}
+# With kv-cost the tokenizer chooses; what is sent again, and what has no prompt, goes by load.
+POLICIES: Mapping[str, Policy] = {"least-loaded": least_loaded, "round-robin": round_robin, KV_COST: least_loaded}
 
 
 class Engines:
@@ -34,6 +36,7 @@ class Engines:
         """`routing`: a name of `POLICIES`."""
         self.ids = ids
         self._choose = POLICIES[routing]
+        self._is_open = routing == KV_COST
         self._serving: frozenset[str] = frozenset()
         self._load = Counter(dict.fromkeys(ids, 0))
         self._turn = 0
@@ -52,6 +55,11 @@ class Engines:
     def is_whole(self) -> bool:
         """Whether every engine serves."""
         return len(self._serving) == len(self.ids)
+
+    @property
+    def able(self) -> tuple[str, ...]:
+        """The engines of which a tokenizer chooses one; () if the choice is made here, or there is none."""
+        return tuple(sorted(self._serving)) if self._is_open and len(self._serving) > 1 else ()
 
     def is_used(self, engine: str) -> bool:
         """Whether an engine serves, or has requests."""

@@ -40,6 +40,7 @@ from sluice_server.services.messages.messages import (
     Text,
     Update,
 )
+from sluice_server.services.messages.work import Generate
 from sluice_server.services.telemetry.observed import Observer, StartedRequest
 
 MAX_FUTILE_ATTEMPTS = 10
@@ -126,7 +127,9 @@ class RequestManager:
         envelope, traceparent = request.envelope, request.trace.traceparent
         if traceparent != envelope.traceparent:
             request.envelope = envelope = msgspec.structs.replace(envelope, traceparent=traceparent)
-        self._emit(Submit(envelope=envelope, work=request.asked.work, resume=request.asked.resume))
+        able = self.engines.able if isinstance(request.asked.work, Generate) and not request.is_own else ()
+        request.is_placed = not able
+        self._emit(Submit(envelope=envelope, work=request.asked.work, resume=request.asked.resume, able=able))
 
     def resubmit(self, request: OpenRequest) -> None:
         """Sends a request as a new attempt, behind the tokens that came. Messages of older attempts are dropped.
@@ -136,8 +139,11 @@ class RequestManager:
         before = request.envelope
         self.engines.give_back(before.engine)
         engine = self.engines.take(before.request_id, before.engine)
-        if engine != before.engine:
-            self._emit(Cancel(before))
+        had = self.engines.ids if not request.is_placed else (before.engine,)
+        for name in had:
+            if name != engine:
+                self._emit(Cancel(msgspec.structs.replace(before, engine=name)))
+        request.is_placed = True
         resume = request.send_again(self.clock(), engine)
         self.observer.count("replayed")
         request.trace.happened("replayed", attempt=request.envelope.attempt)
@@ -228,6 +234,8 @@ class RequestManager:
         if request is None:
             self.observer.count("dropped", reason="unknown")
             return
+        if not request.is_placed and message.envelope.attempt == request.envelope.attempt:
+            self._place(request, message.envelope.engine)
         dropped = request.handle(message, self.clock())
         if dropped:
             self.observer.count("dropped", reason=dropped)
@@ -235,6 +243,13 @@ class RequestManager:
                 self._close_gap(request)
         elif isinstance(message, Text) and message.finish in ENDED_BY_TEXT:
             self._cancel_stopped(request, message.output_index)
+
+    def _place(self, request: OpenRequest, engine: str) -> None:
+        """Notes the engine that a tokenizer has chosen."""
+        request.is_placed = True
+        if engine != request.envelope.engine:
+            self.engines.give_back(request.envelope.engine)
+            request.envelope = msgspec.structs.replace(request.envelope, engine=self.engines.hold(engine))
 
     def take_back(self, unused: Grant) -> None:
         """Returns the credit of tokens that were sampled behind a stop string: they may be spent again."""

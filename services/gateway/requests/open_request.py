@@ -49,6 +49,7 @@ class OpenRequest:
         prompt: the prompt's tokens, if the client asked for them and they have come.
         max_tokens: as the engine settled it or the client changed it; 0 before.
         is_preempted: whether it was preempted and its client has not been told yet.
+        is_placed: whether the envelope names the engine that has the request; else a tokenizer chooses, or has chosen.
         is_ended_in_ring: whether the ring has ended the request itself, so that no Cancel is needed.
     """
 
@@ -67,6 +68,7 @@ class OpenRequest:
         self.generation_id = f"{envelope.request_id}.{envelope.origin}"
         self.asked = asked
         self.is_own = is_own
+        self.is_placed = True
         self.trace: RequestTrace = Unobserved()
         self._is_first_token_noted = False
         self.outcome: Outcome | None = None

@@ -56,6 +56,7 @@ OF_NO_REQUEST = {
     ("ring/sockets.py", "a frame of %s is dropped: its clock is more than a day ahead of this one"),
     ("ring/request_ends.py", "%s could not handle a %s"),
     ("ring/loop.py", "frames of %s are refused: %s"),
+    ("gateway/recovery/watch.py", "%s: no probe comes back; other engines take over"),
 }
 
 

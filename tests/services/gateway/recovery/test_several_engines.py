@@ -1,11 +1,15 @@
 """Two engines behind a gateway: one is lost, and its requests go on at the other while new ones are admitted."""
 
+import dataclasses
 from typing import Any
 
 import grpc
+import msgspec
 import pytest
 
-from sluice_server.services.messages.messages import Cancel, Submit
+from sluice_server.services.config import KV_COST
+from sluice_server.services.messages.details import CachedBlock
+from sluice_server.services.messages.messages import CacheChanges, Cancel, Submit
 from tests.services.gateway.fake_ring import (
     Rig,
     generation,
@@ -63,7 +67,7 @@ async def test_requests_of_a_lost_engine_go_on_at_the_other(how: str) -> None:
         (of_lost,) = [submit for submit in rig.ring.submits if submit.envelope.engine == "e1"]
         rig.ring.silent.add("e1")
         if how == "told":
-            rig.gateway.lost({"e1"})
+            rig.gateway.lost({"e1", "another rank of it"})
         elif how == "restarted":
             rig.ring.epochs["e1"] = 2
             rig.ring.silent.clear()
@@ -121,3 +125,72 @@ async def test_an_engine_that_was_out_of_reach_is_told_what_others_took_over() -
         await whole(rig)
         cancels = [one.envelope for one in rig.ring.emitted if isinstance(one, Cancel)]
         assert [(one.engine, one.attempt) for one in cancels] == [("e1", 0)]
+
+
+ROUTED = dataclasses.replace(TWO, routing=KV_COST)
+
+
+def at(submit: Submit, engine: str) -> Submit:
+    """The request as the tokenizer has sent it to an engine."""
+    return msgspec.structs.replace(submit, envelope=msgspec.structs.replace(submit.envelope, engine=engine))
+
+
+async def test_the_tokenizer_may_choose_among_the_engines_that_serve() -> None:
+    async with running(ROUTED) as rig:
+        await whole(rig)
+        call = rig.stub.StreamGenerate(stream_request())
+        submit = await rig.ring.next_submit()
+        assert submit.able == ("e0", "e1")
+        other = {"e0": "e1", "e1": "e0"}[submit.envelope.engine]
+        rig.ring.play(text_of(at(submit, other), 0, "a", first=True))
+        call.cancel()
+        await rig.ring.until(lambda: rig.ring.cancels)
+        (cancel,) = [one for one in rig.ring.emitted if isinstance(one, Cancel)]
+        assert cancel.envelope.engine == other  # as its first answer said
+        rig.ring.silent.add("e1")
+        rig.gateway.lost({"e1"})
+        call = rig.stub.StreamGenerate(stream_request())
+        await rig.ring.until(lambda: len(rig.ring.submits) == 2)
+        assert rig.ring.submits[-1].able == ()  # one is left
+
+
+async def test_what_was_answered_by_an_engine_is_lost_with_that_engine_only() -> None:
+    async with running(ROUTED) as rig:
+        await whole(rig)
+        _call = rig.stub.StreamGenerate(stream_request())
+        submit = await rig.ring.next_submit()
+        rig.ring.play(text_of(at(submit, "e1"), 0, "a", first=True))
+        rig.ring.silent.add("e0")
+        rig.gateway.lost({"e0"})
+        assert len(rig.ring.submits) == 1
+        rig.ring.silent.clear()
+        await whole(rig)
+        rig.gateway.lost({"e1"})
+        assert [(one.envelope.engine, one.envelope.attempt, one.able) for one in rig.ring.submits[1:]] == [
+            ("e0", 1, ())
+        ]
+
+
+async def test_what_has_no_answer_yet_may_be_at_any_lost_engine() -> None:
+    async with running(ROUTED) as rig:
+        await whole(rig)
+        _call = rig.stub.StreamGenerate(stream_request())
+        submit = await rig.ring.next_submit()
+        rig.ring.silent.add("e0")
+        rig.gateway.lost({"e0"})
+        await rig.ring.until(lambda: len(rig.ring.submits) == 2)
+        assert rig.ring.submits[-1].envelope.engine == "e1"
+        cancelled = [one.envelope.engine for one in rig.ring.emitted if isinstance(one, Cancel)]
+        assert cancelled == ["e0"]  # the one that gets it again drops the older attempt by itself
+        assert submit.envelope.attempt == 0
+
+
+async def test_reports_are_passed_on_to_tokenizers_without_tokens() -> None:
+    changes = CacheChanges("e0", 1, 0, added=(CachedBlock(b"n", b"p", "tenant", b"ids!"),))
+    async with running(ROUTED) as rig:
+        rig.gateway.handle(changes)
+        (passed,) = [one for one in rig.ring.emitted if isinstance(one, CacheChanges)]
+        assert passed.added == (CachedBlock(b"n", b"", "", b""),)
+    async with running(TWO) as rig:
+        rig.gateway.handle(changes)
+        assert not [one for one in rig.ring.emitted if isinstance(one, CacheChanges)]

@@ -1,0 +1,1 @@
+"""Replays a request trace in simulated time against ways to choose an engine; see `benchmarks.routing.__main__`."""

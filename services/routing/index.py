@@ -1,0 +1,116 @@
+"""Knows which engines hold which blocks: what they reported, and what they are about to compute.
+
+Blocks are known by their names alone (`engine.kv_cache.prefix`): 32 bytes made of tenant, adapter, weights and tokens.
+Reports of an engine are numbered: after a gap nothing of it is believed until it reports all.
+"""
+
+from collections import deque
+from collections.abc import Iterable, Sequence
+
+EXPECTED_S = 60.0  # how long a block counts as held that was never reported: its request may have been cancelled
+
+
+class CacheIndex:
+    """The blocks of several engines: for each name, one bit an engine, so that a prompt is matched with all at once."""
+
+    def __init__(self, engines: Sequence[str]) -> None:
+        self._bit_of = {name: 1 << at for at, name in enumerate(engines)}
+        self._held: dict[bytes, int] = {}  # reported
+        self._expected: dict[bytes, int] = {}  # routed there, and not reported yet
+        self._until: dict[tuple[bytes, int], float] = {}  # when an expectation ends
+        self._order: deque[tuple[float, bytes, int]] = deque()  # expectations, the oldest first
+        self._next: dict[str, tuple[int, int]] = {}  # epoch and number of an engine's next report
+
+    def report(
+        self,
+        engine: str,
+        epoch: int,
+        number: int,
+        removed: Iterable[bytes],
+        added: Iterable[bytes],
+        *,
+        is_whole: bool = False,
+    ) -> bool:
+        """Takes a report; returns False after a gap: then the engine must be asked for all of its blocks. Ignores
+        reports that were taken before, and engines that are not of this index."""
+        bit = self._bit_of.get(engine, 0)
+        if not bit:
+            return True
+        wanted = self._next.get(engine)
+        if wanted is not None and (epoch, number) < wanted:
+            return True  # it came before, from another gateway
+        if not is_whole and (epoch, number) != wanted:
+            self.forget(engine)
+            return False
+        if is_whole:
+            self._drop(self._held, bit)
+        self._next[engine] = (epoch, number + 1)
+        for name in removed:
+            self._clear(self._held, name, bit)
+        for name in added:
+            self._held[name] = self._held.get(name, 0) | bit
+            if self._until.pop((name, bit), None) is not None:
+                self._clear(self._expected, name, bit)
+        return True
+
+    def knows(self, engine: str) -> bool:
+        """Whether what this engine holds is known."""
+        return engine in self._next
+
+    def forget(self, engine: str) -> None:
+        """Forgets all that an engine holds, or will: it has ended, or its reports have a gap."""
+        bit = self._bit_of[engine]
+        self._next.pop(engine, None)
+        self._drop(self._held, bit)
+        self._drop(self._expected, bit)
+        self._until = {key: end_s for key, end_s in self._until.items() if key[1] != bit}
+
+    def expect(self, engine: str, names: Sequence[bytes], now_s: float) -> None:
+        """Counts the blocks of a prompt as held by the engine that it was sent to."""
+        bit, end_s = self._bit_of[engine], now_s + EXPECTED_S
+        for name in names:
+            if not self._held.get(name, 0) & bit:
+                self._expected[name] = self._expected.get(name, 0) | bit
+                self._until[name, bit] = end_s
+                self._order.append((end_s, name, bit))
+        while self._order and self._order[0][0] <= now_s:
+            _, name, bit = self._order.popleft()
+            if self._until.get((name, bit), now_s + 1.0) <= now_s:
+                del self._until[name, bit]
+                self._clear(self._expected, name, bit)
+
+    def matched(self, names: Sequence[bytes], engines: Iterable[str]) -> dict[str, int]:
+        """Returns for each of these engines how many leading blocks of a prompt it holds."""
+        able = 0
+        for engine in engines:
+            able |= self._bit_of[engine]
+        found, num = {}, 0
+        held, expected = self._held, self._expected
+        for num, name in enumerate(names):
+            still = able & (held.get(name, 0) | expected.get(name, 0))
+            if still != able:
+                found[num] = able & ~still
+                able = still
+                if not able:
+                    break
+        else:
+            found[len(names)] = able
+        return {name: num for num, bits in found.items() for name, bit in self._bit_of.items() if bits & bit}
+
+    @property
+    def num_expected(self) -> int:
+        """The number of expectations."""
+        return len(self._until)
+
+    @staticmethod
+    def _clear(blocks: dict[bytes, int], name: bytes, bit: int) -> None:
+        left = blocks.get(name, 0) & ~bit
+        if left:
+            blocks[name] = left
+        else:
+            blocks.pop(name, None)
+
+    @staticmethod
+    def _drop(blocks: dict[bytes, int], bit: int) -> None:
+        for name in [name for name, bits in blocks.items() if bits & bit]:
+            CacheIndex._clear(blocks, name, bit)

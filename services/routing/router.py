@@ -1,0 +1,79 @@
+"""Chooses the engine that is expected to bring a prompt's first token soonest.
+
+The cost of an engine is the prompt tokens that it must compute before: those of requests sent there earlier, and those
+of this prompt that its cache does not hold. There is no threshold of affinity: an engine that holds a prefix and is
+busy loses to one that is free as soon as waiting takes longer than computing.
+"""
+
+import dataclasses
+from collections.abc import Sequence
+
+from sluice_server.services.routing.index import CacheIndex
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Choice:
+    """An engine, and why: tokens that wait there, and tokens of the prompt that its cache holds."""
+
+    engine: str
+    num_waiting: float
+    num_cached: int
+
+
+class PrefillQueue:
+    """The prompt tokens that an engine still has to compute, estimated between two of its reports."""
+
+    def __init__(self, tokens_per_s: float) -> None:
+        """`tokens_per_s`: how fast the engine computes prompts, until it reports a rate."""
+        self._tokens_per_s = tokens_per_s
+        self._num_left = 0.0
+        self._at_s = 0.0
+
+    def left(self, now_s: float) -> float:
+        """Returns how many are left."""
+        return max(0.0, self._num_left - self._tokens_per_s * max(0.0, now_s - self._at_s))
+
+    def add(self, num_tokens: int, now_s: float) -> None:
+        """Counts tokens that were sent to the engine."""
+        self._num_left, self._at_s = self.left(now_s) + num_tokens, max(self._at_s, now_s)
+
+    def measured(self, tokens_per_s: float, now_s: float) -> None:
+        """Takes the rate at which the engine computes prompts; 0 tells nothing."""
+        self._num_left, self._at_s = self.left(now_s), max(self._at_s, now_s)
+        self._tokens_per_s = tokens_per_s or self._tokens_per_s
+
+
+class Router:
+    """The engines of one ring, what they hold, and what they have to do."""
+
+    def __init__(self, engines: Sequence[str], block_size: int, tokens_per_s: float) -> None:
+        """`tokens_per_s`: assumed until an engine reports how fast it computes prompts."""
+        self.index = CacheIndex(engines)
+        self.queues = {name: PrefillQueue(tokens_per_s) for name in engines}
+        self._block_size = block_size
+        self._turn = 0
+
+    def choose(self, names: Sequence[bytes], num_tokens: int, able: Sequence[str], now_s: float) -> Choice:
+        """Returns the engine among `able` for a prompt of `num_tokens` whose full blocks have these names, and counts
+        the prompt there. Engines of equal cost take turns."""
+        matched = self.index.matched(names, able)
+        self._turn += 1
+        best: Choice | None = None
+        least = 0.0
+        for at in range(len(able)):
+            engine = able[(at + self._turn) % len(able)]
+            num_waiting = self.queues[engine].left(now_s)
+            # The last token is computed in any case: what follows it is sampled.
+            num_cached = min(matched[engine] * self._block_size, num_tokens - 1)
+            cost = num_waiting + num_tokens - num_cached
+            if best is None or cost < least:
+                best, least = Choice(engine, num_waiting, num_cached), cost
+        assert best is not None, "no engine to choose from"
+        self.queues[best.engine].add(num_tokens - best.num_cached, now_s)
+        self.index.expect(best.engine, names, now_s)
+        return best
+
+    def lost(self, engine: str, tokens_per_s: float) -> None:
+        """Forgets an engine's cache and queue: it has ended."""
+        self.index.forget(engine)
+        self.queues[engine] = PrefillQueue(tokens_per_s)

@@ -1,0 +1,117 @@
+"""Sends each prompt to the engine that is expected to bring its first token soonest, as its tokens are known here.
+
+The gateway says which engines serve. It learns the engine from the request's first answer; until then the client's
+changes and its Cancel come with the gateway's own choice, and are passed on to the engine that has the prompt.
+"""
+
+from collections import OrderedDict
+from collections.abc import Callable, Sequence
+from typing import TypeVar
+
+import msgspec
+
+from sluice_server.engine.kv_cache.prefix import names_of, root_of
+from sluice_server.services.messages.messages import (
+    Append,
+    CacheChanges,
+    CacheQuery,
+    Cancel,
+    CloseInput,
+    Grant,
+    Message,
+    Prompt,
+    Report,
+    Submit,
+    Update,
+)
+from sluice_server.services.messages.work import unpack_ids
+from sluice_server.services.routing.router import Choice, Router
+
+TOKENS_PER_S = 10_000.0  # assumed of an engine that has not computed yet
+ASK_AGAIN_S = 1.0
+MAX_REMEMBERED = 16_384  # requests whose engine differs from the gateway's choice
+M = TypeVar("M", bound=Message)
+
+
+class PromptRouter:
+    """The router of a tokenizer, and where the prompts of late went."""
+
+    def __init__(
+        self,
+        process_id: str,
+        engines: Sequence[str],
+        block_size: int,
+        emit: Callable[[Message], None],
+        clock: Callable[[], float],
+    ) -> None:
+        """`engines`: ids of all engines, of which each request's message says which serve."""
+        self._router = Router(engines, block_size, TOKENS_PER_S)
+        self._process_id = process_id
+        self._engines = frozenset(engines)
+        self._block_size = block_size
+        self._emit = emit
+        self._clock = clock
+        self._identity = b""
+        self._epochs: dict[str, int] = {}
+        self._went: OrderedDict[str, tuple[int, str]] = OrderedDict()  # by request: attempt and engine
+        self._asked_s = clock() - ASK_AGAIN_S
+
+    def report(self, report: Report) -> None:
+        """Takes an engine's report, which comes once from every gateway."""
+        name = report.engine_id
+        if name not in self._engines or report.epoch < self._epochs.get(name, 0):
+            return  # the latter is of a process that has ended
+        if report.epoch > self._epochs.get(name, report.epoch):
+            self._router.lost(name, TOKENS_PER_S)
+        self._epochs[name] = report.epoch
+        self._identity = report.cache_identity or self._identity
+        if report.load.token_s > 0:
+            self._router.queues[name].measured(1.0 / report.load.token_s, self._clock())
+        if not self._router.index.knows(name):
+            self._ask()
+
+    def cached(self, changes: CacheChanges) -> None:
+        """Takes what an engine's cache holds, which comes once from every gateway."""
+        added = [block.name for block in changes.added]
+        where = changes.engine_id, changes.epoch, changes.number
+        if not self._router.index.report(*where, changes.removed, added, is_whole=changes.is_whole):
+            self._ask()
+
+    def route(self, submit: Submit, prompt: Prompt) -> tuple[Prompt, Choice | None]:
+        """Returns the prompt with its engine, and why it is that one; unchanged if the gateway leaves no choice."""
+        able = [name for name in submit.able if name in self._engines]
+        if len(able) < 2:
+            return prompt, None
+        envelope, tokens = prompt.envelope, unpack_ids(prompt.ids)
+        choice = self._router.choose(self._names(prompt, tokens), len(tokens), able, self._clock())
+        if choice.engine == envelope.engine:
+            return prompt, choice
+        self._went[envelope.request_id] = envelope.attempt, choice.engine
+        while len(self._went) > MAX_REMEMBERED:
+            self._went.popitem(last=False)
+        return msgspec.structs.replace(prompt, envelope=msgspec.structs.replace(envelope, engine=choice.engine)), choice
+
+    def follow(self, message: M) -> M:
+        """Returns a message that came behind a prompt, for the engine that has the prompt."""
+        if not isinstance(message, Cancel | Grant | Append | Update | CloseInput):
+            return message
+        envelope = message.envelope
+        attempt, engine = self._went.get(envelope.request_id, (-1, ""))
+        if attempt != envelope.attempt:
+            return message
+        if isinstance(message, Cancel) and message.output_index is None:
+            del self._went[envelope.request_id]
+        return msgspec.structs.replace(message, envelope=msgspec.structs.replace(envelope, engine=engine))
+
+    def _names(self, prompt: Prompt, tokens: Sequence[int]) -> list[bytes]:
+        if prompt.scheduling.bypasses_cache or not self._identity:
+            return []
+        envelope = prompt.envelope
+        start = root_of(self._identity, envelope.adapter.encode(), envelope.tenant.encode())
+        return names_of(start, tokens, self._block_size)
+
+    def _ask(self) -> None:
+        now_s = self._clock()
+        if now_s - self._asked_s >= ASK_AGAIN_S:
+            self._asked_s = now_s
+            self._emit(CacheQuery(self._process_id))

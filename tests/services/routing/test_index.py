@@ -1,0 +1,91 @@
+"""The index of blocks: equal to a set for each engine under random reports, gaps, restarts and expectations."""
+
+import random
+from collections.abc import Sequence
+
+from sluice_server.services.routing.index import EXPECTED_S, CacheIndex
+
+ENGINES = ("e0", "e1", "e2")
+
+
+def name(number: int) -> bytes:
+    return number.to_bytes(32, "big")
+
+
+def whole(engines: Sequence[str] = ENGINES) -> CacheIndex:
+    index = CacheIndex(engines)
+    for engine in engines:
+        assert index.report(engine, 1, 0, (), (), is_whole=True)
+    return index
+
+
+def test_each_engine_is_matched_as_far_as_it_holds_the_prompt() -> None:
+    index = whole()
+    index.report("e0", 1, 1, (), [name(1), name(2), name(4)])
+    index.report("e1", 1, 1, (), [name(1)])
+    assert index.matched([name(at) for at in (1, 2, 3, 4)], ENGINES) == {"e0": 2, "e1": 1, "e2": 0}
+    assert index.matched([name(1), name(2)], ["e0", "e2"]) == {"e0": 2, "e2": 0}
+    assert index.matched([], ENGINES) == dict.fromkeys(ENGINES, 0)
+
+
+def test_what_was_routed_counts_until_it_is_reported_or_overdue() -> None:
+    index = whole()
+    index.expect("e2", [name(1), name(2)], now_s=0.0)
+    assert index.matched([name(1), name(2)], ENGINES)["e2"] == 2
+    index.report("e2", 1, 1, (), [name(1)])
+    index.expect("e0", [], now_s=EXPECTED_S)
+    assert index.matched([name(1), name(2)], ENGINES)["e2"] == 1 and not index.num_expected
+    index.expect("e2", [name(2)], now_s=100.0)
+    index.expect("e2", [name(2)], now_s=130.0)  # again: the later end counts
+    index.expect("e2", [], now_s=100.0 + EXPECTED_S)
+    assert index.matched([name(1), name(2)], ENGINES)["e2"] == 2
+
+
+def test_after_a_gap_nothing_is_believed_before_a_whole_report() -> None:
+    index = whole()
+    assert index.report("e0", 1, 1, (), [name(1)])
+    assert not index.report("e0", 1, 3, (), [name(3)])
+    assert index.matched([name(1)], ENGINES)["e0"] == 0
+    assert not index.report("e0", 1, 4, (), [name(4)])
+    assert index.report("e0", 1, 7, (), [name(1)], is_whole=True)
+    assert index.report("e0", 1, 8, (), [name(2)])
+    assert index.matched([name(1), name(2)], ENGINES)["e0"] == 2
+    assert not index.report("e0", 2, 9, (), [])  # another process
+
+
+def test_an_engine_that_ends_is_forgotten_and_the_others_are_not() -> None:
+    index = whole()
+    for engine in ("e0", "e1"):
+        index.report(engine, 1, 1, (), [name(1)])
+        index.expect(engine, [name(2)], 0.0)
+    index.forget("e0")
+    assert index.matched([name(1), name(2)], ENGINES) == {"e0": 0, "e1": 2, "e2": 0}
+    assert index.num_expected == 1
+
+
+def test_reports_of_strangers_are_ignored() -> None:
+    index = whole()
+    assert index.report("e9", 1, 5, (), [name(1)])
+    assert index.matched([name(1)], ENGINES) == dict.fromkeys(ENGINES, 0)
+
+
+def test_it_is_a_set_for_each_engine() -> None:
+    rng = random.Random(0)
+    index = whole()
+    held = {engine: set[bytes]() for engine in ENGINES}
+    numbers = dict.fromkeys(ENGINES, 1)
+    for _ in range(20_000):
+        engine = rng.choice(ENGINES)
+        added = [name(rng.randrange(60)) for _ in range(rng.randrange(4))]
+        removed = rng.sample(sorted(held[engine]), min(len(held[engine]), rng.randrange(4)))
+        is_whole = rng.random() < 0.02
+        if rng.random() < 0.02:  # one is lost, and so all behind it until the whole is told
+            numbers[engine] += 1
+        taken = index.report(engine, 1, numbers[engine], () if is_whole else removed, added, is_whole=is_whole)
+        held[engine] = {*added} if is_whole else ({*held[engine]} - {*removed}) | {*added} if taken else set()
+        numbers[engine] += taken
+        names = [name(at) for at in rng.sample(range(60), 5)]
+        expected = {
+            one: next((at for at, each in enumerate(names) if each not in held[one]), len(names)) for one in ENGINES
+        }
+        assert index.matched(names, ENGINES) == expected

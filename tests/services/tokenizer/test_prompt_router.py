@@ -1,0 +1,147 @@
+"""The router of a tokenizer: which engine gets a prompt, and what follows it."""
+
+import msgspec
+
+from sluice_server.engine.kv_cache.identity import CacheIdentity
+from sluice_server.engine.kv_cache.prefix import names_of, root
+from sluice_server.engine.request import SamplingParams
+from sluice_server.services.messages.details import CachedBlock, Load
+from sluice_server.services.messages.messages import (
+    CacheChanges,
+    CacheQuery,
+    Cancel,
+    Envelope,
+    Grant,
+    Message,
+    Prompt,
+    Report,
+    Submit,
+)
+from sluice_server.services.messages.work import Generate, Scheduling, Stops, TokenPrompt, pack_ids
+from sluice_server.services.tokenizer.prompt_router import MAX_REMEMBERED, PromptRouter
+
+IDENTITY = CacheIdentity(b"weights", dtype="float32")
+IDS = list(range(10))
+BLOCK = 4
+BOTH = ("e0", "e1")
+
+
+class Rig:
+    """A router of two engines, its clock, and what it says."""
+
+    def __init__(self) -> None:
+        self.now_s = 0.0
+        self.said: list[Message] = []
+        self.router = PromptRouter("t0", BOTH, BLOCK, self.said.append, lambda: self.now_s)
+
+    def report(self, engine: str, epoch: int = 1, token_s: float = 0.0) -> None:
+        load = Load(token_s=token_s)
+        self.router.report(Report(engine, epoch, load, served_token=True, cache_identity=IDENTITY.encoded()))
+
+    def holds(self, engine: str, ids: list[int], epoch: int = 1, number: int = 0, tenant: str = "acme") -> None:
+        names = names_of(root(IDENTITY, b"", tenant.encode()), ids, BLOCK)
+        blocks = tuple(CachedBlock(name, b"", "", b"") for name in names)
+        self.router.cached(CacheChanges(engine, epoch, number, is_whole=not number, added=blocks))
+
+    def route(self, at: str = "e0", able: tuple[str, ...] = BOTH, name: str = "00", **scheduling: bool) -> str:
+        """The engine of a prompt that the gateway gave to `at`."""
+        envelope = Envelope(name, "g0", tenant="acme", engine=at)
+        held = Scheduling(**scheduling)
+        prompt = Prompt(envelope, pack_ids(IDS), SamplingParams(), Stops(), held, 0.0)
+        submit = Submit(envelope, Generate(TokenPrompt(pack_ids(IDS)), SamplingParams()), able=able)
+        routed, _ = self.router.route(submit, prompt)
+        return routed.envelope.engine
+
+
+def test_a_prompt_goes_to_the_engine_that_holds_its_prefix() -> None:
+    rig = Rig()
+    for engine in BOTH:
+        rig.report(engine)
+    rig.holds("e0", [])
+    rig.holds("e1", IDS)
+    assert {rig.route(at=engine) for engine in BOTH} == {"e1"}
+
+
+def test_the_gateways_choice_stands_where_it_leaves_none() -> None:
+    rig = Rig()
+    rig.report("e1")
+    rig.holds("e1", IDS)
+    assert rig.route("e0", able=()) == "e0"
+    assert rig.route("e0", able=("e0",)) == "e0"
+
+
+def test_blocks_of_other_tenants_do_not_count_nor_do_any_for_who_bypasses_caches() -> None:
+    rig = Rig()
+    for engine in BOTH:
+        rig.report(engine)
+    rig.holds("e0", [])
+    rig.holds("e1", IDS, tenant="other")
+    assert {rig.route() for _ in range(2)} == {"e0", "e1"}
+    rig.now_s = 100.0  # both are idle again
+    rig.holds("e1", IDS, number=1)
+    assert {rig.route(bypasses_cache=True) for _ in range(2)} == {"e0", "e1"}
+
+
+def test_what_follows_a_prompt_goes_to_its_engine() -> None:
+    rig = Rig()
+    rig.report("e1")
+    rig.holds("e1", IDS)
+    assert rig.route("e0") == "e1"
+    envelope = Envelope("00", "g0", tenant="acme", engine="e0")
+    for message in (Grant(envelope, 3), Cancel(envelope, 1), Cancel(envelope)):
+        assert rig.router.follow(message).envelope.engine == "e1"
+    assert rig.router.follow(Grant(envelope, 3)).envelope.engine == "e0"  # it has ended
+    rig.route("e0")
+    later = msgspec.structs.replace(envelope, attempt=1)
+    assert rig.router.follow(Cancel(later)).envelope.engine == "e0"
+
+
+def test_what_is_remembered_is_bounded() -> None:
+    rig = Rig()
+    rig.report("e1")
+    rig.holds("e1", IDS)
+    for number in range(MAX_REMEMBERED + 1):
+        rig.now_s += 1.0
+        assert rig.route("e0", name=f"{number:08x}") == "e1"
+    first, second = (Envelope(f"{number:08x}", "g0", engine="e0") for number in range(2))
+    assert rig.router.follow(Cancel(first)).envelope.engine == "e0"
+    assert rig.router.follow(Cancel(second)).envelope.engine == "e1"
+
+
+def test_an_engine_whose_blocks_are_not_known_is_asked_but_not_all_the_time() -> None:
+    rig = Rig()
+    for _ in range(3):
+        rig.report("e0")
+    assert rig.said == [CacheQuery("t0")]
+    rig.now_s += 1.0
+    rig.report("e0")
+    assert len(rig.said) == 2
+    rig.holds("e0", IDS)
+    rig.now_s += 1.0
+    rig.report("e0")
+    assert len(rig.said) == 2
+    rig.holds("e0", IDS, number=7)  # a gap
+    assert len(rig.said) == 3
+
+
+def test_an_engine_that_started_again_has_an_empty_cache_and_queue() -> None:
+    rig = Rig()
+    for engine in BOTH:
+        rig.report(engine)
+        rig.holds(engine, [])
+    rig.holds("e1", IDS, number=1)
+    assert rig.route() == "e1"
+    rig.report("e1", epoch=2)
+    rig.report("e1", epoch=1)  # late
+    assert {rig.route() for _ in range(2)} == {"e0", "e1"}
+
+
+def test_a_slow_engine_loses_its_prefix_to_a_fast_one_that_is_idle() -> None:
+    rig = Rig()
+    rig.report("e0")
+    rig.report("e1", token_s=10.0)
+    rig.holds("e0", [])
+    rig.holds("e1", IDS)
+    assert [rig.route() for _ in range(6)].count("e0") > 0
+    rig.now_s = 5.0  # e1 has hardly begun
+    assert rig.route() in BOTH
