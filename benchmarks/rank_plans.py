@@ -13,6 +13,7 @@ from pathlib import Path
 from sluice_server.engine.config import EngineConfig
 from sluice_server.engine.kv_cache.table import BlockRun
 from sluice_server.engine.parallel.messages import Launch, Launched, Place
+from sluice_server.engine.parallel.options import shape_of
 from sluice_server.engine.plan import StepPlan
 from sluice_server.services.process.heartbeat import Heartbeat
 from sluice_server.services.ranks.codec import ORDERS
@@ -40,7 +41,8 @@ def plan() -> StepPlan:
 
 def lead(directory: str) -> None:
     """Sends plans as rank 0, each when the one before was answered, and prints how long they took."""
-    group = RankGroup(RankSockets(addresses(directory), "engine-0", ["worker-0-1"]), hello_of(CONFIG, 0, 1, "", ""))
+    sockets = RankSockets(addresses(directory), "engine-0", ["worker-0-1"])
+    group = RankGroup(sockets, hello_of(CONFIG, 0, 1, "", ""), shape_of(CONFIG))
     group.gather()
     encoded = len(ORDERS.encode(Launch(time.monotonic_ns(), plan(), False, [])))
     taken, turns = [], []

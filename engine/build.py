@@ -21,8 +21,9 @@ from sluice_server.engine.models.limits import check_tables
 from sluice_server.engine.models.model import Model, load_model
 from sluice_server.engine.parallel.group import GroupRunner, Workers
 from sluice_server.engine.parallel.messages import Allocate
-from sluice_server.engine.parallel.options import check_parallel
+from sluice_server.engine.parallel.options import check_parallel, shape_of
 from sluice_server.engine.parallel.ranks import Ranks
+from sluice_server.engine.parallel.sums import LocalSums
 from sluice_server.engine.plugins.interface import ModelPlugin
 from sluice_server.engine.plugins.loading import load_plugins, loading
 from sluice_server.engine.request import Limits
@@ -101,7 +102,8 @@ def build_engine(  # noqa: PLR0913 # all that an engine is made of
     if workers is not None and device.type != "cpu":
         raise _unusable("--tensor-parallel-size: several ranks compute on CPUs only as yet; use --device cpu")
     plugins = load_plugins(config.plugins, model_config)
-    model, drafter = loaded(config, model_config, directory, limits, draft, formats, device, plugins.model)
+    ranks = ranks_of(config, workers)
+    model, drafter = loaded(config, model_config, directory, limits, draft, formats, device, plugins.model, ranks)
     if workers is not None:
         workers.ready(rank_layout(config, formats, model))
     allocated = allocate(config, model, drafter, formats, limits)
@@ -132,7 +134,7 @@ def build_engine(  # noqa: PLR0913 # all that an engine is made of
     plain = Runner(model, store, *sizes, grammars, groups, plugins.processors)
     runner: StepRunner = runner_for(config, plain, model, store, limits)
     if workers is not None:
-        runner = GroupRunner(plain, workers, config.tensor_parallel_size)
+        runner = GroupRunner(plain, workers, workers.shape.members, workers.sums)
     return BuiltEngine(
         engine=Engine(
             scheduler,
@@ -190,6 +192,14 @@ def loaded(  # noqa: PLR0913 # all that is loaded
     if config.batch_invariant:
         model.fix()
     return model, drafter
+
+
+def ranks_of(config: EngineConfig, workers: Workers | None) -> Ranks | None:
+    """Returns the place of this engine among ranks; None for an engine that adds nothing up."""
+    shape = shape_of(config)
+    if workers is not None:
+        return Ranks(workers.shape, workers.sums)
+    return None if shape.is_whole else Ranks(shape, LocalSums(shape.sum_shards))
 
 
 def computing_of(

@@ -9,6 +9,9 @@ from sluice_server.engine.config import EngineConfig
 from sluice_server.engine.kv_cache.block_store import BlockStore
 from sluice_server.engine.models.config import ModelConfig
 from sluice_server.engine.parallel.messages import Allocate
+from sluice_server.engine.parallel.ranks import Ranks
+from sluice_server.engine.parallel.shape import ParallelShape
+from sluice_server.engine.parallel.sums import TimedSums
 from sluice_server.engine.parallel.worker import RankWorker
 from sluice_server.engine.plugins.loading import load_plugins
 from sluice_server.engine.request import Limits
@@ -28,7 +31,8 @@ class RankPart:
     model_config: ModelConfig
     directory: Path
     limits: Limits
-    rank: int
+    shape: ParallelShape
+    sums: TimedSums
 
 
 def build_rank(part: RankPart, sizes: Callable[[str], Allocate]) -> RankWorker:
@@ -37,7 +41,8 @@ def build_rank(part: RankPart, sizes: Callable[[str], Allocate]) -> RankWorker:
     config, limits = part.config, part.limits
     device, formats, _ = chosen(config, part.model_config, limits)
     plugins = load_plugins(config.plugins, part.model_config)
-    model, _ = loaded(config, part.model_config, part.directory, limits, None, formats, device, plugins.model)
+    ranks = Ranks(part.shape, part.sums)
+    model, _ = loaded(config, part.model_config, part.directory, limits, None, formats, device, plugins.model, ranks)
     groups = groups_for(config, model, has_drafter=bool(config.draft_model))
     told = sizes(rank_layout(config, formats, model))
     with at_start("--kv-cache-tokens", f"a cache of {told.num_blocks} blocks; set --kv-cache-tokens lower"):
@@ -47,4 +52,5 @@ def build_rank(part: RankPart, sizes: Callable[[str], Allocate]) -> RankWorker:
     trial_logits(ModelDrafter(model), by_layer, config.block_size, next(iter(part.model_config.eos_ids), 0))
     if told.num_host:
         measure_costs(model, store, config.block_size)
-    return RankWorker(part.rank, model, store, config.block_size, config.max_num_seqs, limits.context_length, groups)
+    sizes_of = config.block_size, config.max_num_seqs, limits.context_length
+    return RankWorker(part.shape.rank, model, store, *sizes_of, groups, part.sums)

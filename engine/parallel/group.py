@@ -13,13 +13,24 @@ from typing import Protocol
 from sluice_server.engine.errors import OutOfDeviceMemory, RankFailed, RankLost
 from sluice_server.engine.kv_cache.tiers import Move
 from sluice_server.engine.parallel.messages import Launch, Launched, MoveAccepted, MoveBlocks, Order, Place
-from sluice_server.engine.parallel.sums import SumsBroken
+from sluice_server.engine.parallel.shape import ParallelShape
+from sluice_server.engine.parallel.sums import SumsBroken, TimedSums, patience_s
 from sluice_server.engine.plan import StepPlan
 from sluice_server.engine.worker.runner import CompletedStep, Runner
+
+STEPS = 16  # over whose times a mean is taken
 
 
 class Workers(Protocol):
     """The other ranks of a group, as rank 0 reaches them. Each call raises RankLost once one of them has ended."""
+
+    @property
+    def shape(self) -> ParallelShape:
+        """The shape of the group, from the place of rank 0."""
+
+    @property
+    def sums(self) -> TimedSums:
+        """The sums of rank 0 with the others."""
 
     def send(self, order: Order) -> None:
         """Sends an order to every rank; returns at once."""
@@ -52,15 +63,16 @@ class GroupRunner:
         plain: Runner,
         workers: Workers,
         size: int,
-        sums_s: Callable[[], float] = float,
+        sums: TimedSums | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        """`sums_s` returns the seconds that rank 0 has spent in sums since start."""
+        """`sums` of rank 0 with the others; None where each rank computes the whole model."""
         self.times = [RankTimes() for _ in range(size)]
         self.skew_s = 0.0
         self._plain = plain
         self._workers = workers
-        self._sums_s = sums_s
+        self._sums = sums
+        self._step_s = 0.0  # mean of recent launches
         self._clock = clock
         self._num = 0
         plain.on_accepted = lambda moves: workers.send(MoveAccepted(moves))
@@ -107,6 +119,8 @@ class GroupRunner:
         self._num += 1
         bare = dataclasses.replace(plan, placements=[], new_blocks=[])
         self._workers.send(Launch(self._num, bare, *self._plain.wanted(plan)))
+        if self._sums is not None:
+            self._sums.timeout_s = patience_s(self._step_s)
         start = self._clock()
         try:
             done = self._plain.launch(plan)
@@ -124,7 +138,8 @@ class GroupRunner:
     def _join(self, compute_s: float) -> list[Launched]:
         """Waits for the end of the launch on every rank, and adds up times."""
         ended = sorted(self._workers.launched(self._num), key=lambda one: one.rank)
-        own = Launched(0, self._num, compute_s=compute_s, sums_s=self._sums_s())
+        self._step_s += (compute_s - self._step_s) / STEPS
+        own = Launched(0, self._num, compute_s=compute_s, sums_s=0.0 if self._sums is None else self._sums.seconds)
         taken = []
         for one, times in zip((own, *ended), self.times, strict=True):
             taken.append(one.compute_s - (one.sums_s - times.sums_s))

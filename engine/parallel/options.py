@@ -7,10 +7,8 @@ from sluice_server.engine.parallel.shape import ParallelShape, unusable
 
 # By option: whether a group needs what is not built.
 NOT_BUILT: Mapping[str, Callable[[ParallelShape], bool]] = {
-    "tensor_parallel_size": lambda shape: shape.tensor_size > 1,
     "pipeline_parallel_size": lambda shape: shape.pipeline_size > 1,
-    "expert_parallel": lambda shape: shape.expert_parallel,
-    "sum_shards": lambda shape: shape.sum_shards > 1,
+    "expert_parallel": lambda shape: shape.expert_parallel and shape.members == 1,
 }
 
 

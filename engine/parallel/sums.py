@@ -28,6 +28,15 @@ class SumsBroken(RuntimeError):
         self.rank = rank
 
 
+PATIENCE_S = 5.0  # that a rank may be behind the others
+STEPS_OF_PATIENCE = 10  # or the time of this many steps, if that is longer
+
+
+def patience_s(step_s: float) -> float:
+    """Returns how long a rank may be behind the others where a step takes `step_s`."""
+    return max(PATIENCE_S, STEPS_OF_PATIENCE * step_s)
+
+
 class RankSums(Protocol):
     """The sums of one rank with the other ranks of its group. Every rank makes the same calls in the same order.
 
@@ -66,6 +75,18 @@ class RankSums(Protocol):
 
     def agree(self, ok: bool) -> bool:
         """Returns whether all ranks say that they are well."""
+
+
+class TimedSums(RankSums, Protocol):
+    """Sums of ranks that are processes.
+
+    Attributes:
+        timeout_s: until a rank that does not come is given up.
+        seconds: spent in sums since start.
+    """
+
+    timeout_s: float
+    seconds: float
 
 
 def check_shards(size: int, shards: int) -> None:

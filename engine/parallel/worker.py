@@ -11,12 +11,14 @@ from sluice_server.engine.kv_cache.block_store import BlockStore
 from sluice_server.engine.kv_cache.groups import LayerGroups, one_group
 from sluice_server.engine.models.model import Model
 from sluice_server.engine.parallel.messages import Launch, Launched, MoveAccepted, MoveBlocks, Order, Place
-from sluice_server.engine.parallel.sums import SumsBroken
+from sluice_server.engine.parallel.sums import SumsBroken, TimedSums, patience_s
 from sluice_server.engine.worker.faults import device_faults
 from sluice_server.engine.worker.forward import ForwardPass
 from sluice_server.engine.worker.sample_positions import SamplePositions
 
 logger = logging.getLogger(__name__)
+
+STEPS = 16  # over whose times a mean is taken
 
 
 class RankWorker:
@@ -31,13 +33,14 @@ class RankWorker:
         max_num_seqs: int,
         max_model_len: int,
         groups: LayerGroups | None = None,
-        sums_s: Callable[[], float] = float,
+        sums: TimedSums | None = None,
     ) -> None:
-        """`sums_s` returns the seconds that this rank has spent in sums since start."""
+        """`sums` of this rank with the others; None where each rank computes the whole model."""
+        self.step_s = 0.0  # mean of recent launches
         self._rank = rank
         self._model = model
         self._store = store
-        self._sums_s = sums_s
+        self._sums = sums
         groups = groups or one_group(model.config.windows)
         self._tables = np.zeros((groups.num, max_num_seqs, -(-max_model_len // block_size)), dtype=np.int32)
         self._forward = ForwardPass(model, store, block_size, self._tables, groups)
@@ -64,6 +67,8 @@ class RankWorker:
         return None
 
     def _launch(self, launch: Launch) -> Launched:
+        if self._sums is not None:
+            self._sums.timeout_s = patience_s(self.step_s)
         start, error, ran_out = time.monotonic(), "", False
         try:
             with device_faults():
@@ -74,7 +79,9 @@ class RankWorker:
             logger.exception("launch %d with %d rows failed", launch.num, len(launch.plan.slots))
             error, ran_out = repr(failure), isinstance(failure, OutOfDeviceMemory)
         taken_s = time.monotonic() - start
-        return Launched(self._rank, launch.num, error, ran_out, taken_s, self._sums_s())
+        self.step_s += (taken_s - self.step_s) / STEPS
+        sums_s = 0.0 if self._sums is None else self._sums.seconds
+        return Launched(self._rank, launch.num, error, ran_out, taken_s, sums_s)
 
     def _compute(self, launch: Launch) -> None:
         positions = SamplePositions.of(launch.plan)

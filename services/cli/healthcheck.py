@@ -6,17 +6,19 @@ from typing import Annotated
 
 import typer
 
-from sluice_server.services.config import bad_setting
+from sluice_server.services.config import WORKER, bad_setting
 from sluice_server.services.messages.messages import Role
 from sluice_server.services.process import heartbeat
 from sluice_server.services.process.edge_settings import EDGE
 
 EXIT_SICK = 1
-ROLES = (*Role, EDGE)
+ROLES = (*Role, EDGE, WORKER)
 
 
 def healthcheck(
-    role: Annotated[str, typer.Option(envvar="SLUICE_ROLE", help="gateway, tokenizer, engine, detokenizer or edge")],
+    role: Annotated[
+        str, typer.Option(envvar="SLUICE_ROLE", help="gateway, tokenizer, engine, worker, detokenizer or edge")
+    ],
     heartbeat_dir: Annotated[
         Path, typer.Option(envvar="SLUICE_HEARTBEAT_DIR", help="directory of the process's heartbeat files")
     ],

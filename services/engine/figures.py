@@ -6,7 +6,9 @@ Every value is a plain number that the engine keeps for itself.
 from collections import Counter
 from collections.abc import Iterator
 
+from sluice_server.engine.executor.step_runner import StepRunner
 from sluice_server.engine.kv_cache.tiers import Tiers
+from sluice_server.engine.parallel.group import GroupRunner
 from sluice_server.engine.scheduler.draft_stats import DraftStats
 from sluice_server.services.engine.stage import EngineStage
 from sluice_server.services.telemetry import catalogue
@@ -31,8 +33,19 @@ def figures(stage: EngineStage, policy: str) -> Iterator[MetricSample]:
     yield MetricSample(catalogue.STEP_SIZE, stats.step_tokens.snapshot())
     for part, seconds in stage.engine.split.parts():
         yield MetricSample(catalogue.STEP_SPLIT, seconds, (part,))
+    yield from _ranks(stage.engine.runner)
     yield from _cache(stage)
     yield from _drafts(scheduler.draft_stats)
+
+
+def _ranks(runner: StepRunner) -> Iterator[MetricSample]:
+    """Yields the times of each rank of a group; nothing for an engine of one rank."""
+    if not isinstance(runner, GroupRunner):
+        return
+    for rank, times in enumerate(runner.times):
+        yield MetricSample(catalogue.RANK_TIME, times.compute_s, (str(rank), "steps"))
+        yield MetricSample(catalogue.RANK_TIME, times.sums_s, (str(rank), "sums"))
+    yield MetricSample(catalogue.RANK_SKEW, runner.skew_s)
 
 
 def _cache(stage: EngineStage) -> Iterator[MetricSample]:

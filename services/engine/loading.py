@@ -11,7 +11,6 @@ from sluice_server.engine.request import Limits
 from sluice_server.services.checkpoint.digests import remembered
 from sluice_server.services.checkpoint.grammar_ids import grammars_of
 from sluice_server.services.checkpoint.model_source import CheckpointFiles, resolve_draft
-from sluice_server.services.config import bad_setting
 from sluice_server.services.engine.naming import Naming
 
 
@@ -44,8 +43,6 @@ def load_engine(
     with Naming(contents, drafting(config)) as naming:
         grammars = grammars_of(directory, limits.vocab_size, model.eos_ids)
         if model.encoder is not None:
-            if workers is not None:
-                raise bad_setting("tensor_parallel_size", "an encoder is computed by one rank: leave it out")
             built = build_encoder(config, model, directory, limits)
         else:
             draft, digests = naming.draft, naming.digests

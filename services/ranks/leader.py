@@ -8,36 +8,51 @@ from collections.abc import Callable, Container
 from sluice_server.engine.config import EngineConfig
 from sluice_server.engine.errors import Code, RankLost, ServiceError
 from sluice_server.engine.parallel.messages import Ended, Hello, Launched, Order, Ready, Refused, Report, Welcome
+from sluice_server.engine.parallel.options import shape_of
+from sluice_server.engine.parallel.shape import ParallelShape
+from sluice_server.engine.parallel.sums import patience_s
+from sluice_server.engine.parallel.sums_shared import SharedMemorySums, new_segment
 from sluice_server.services.config import ServiceConfig
 from sluice_server.services.ranks.codec import ORDERS, REPORTS, MalformedMessage
+from sluice_server.services.ranks.descriptors import SUFFIX, Offer, offered
 from sluice_server.services.ranks.membership import check_equal, disagreement, hello_of, refusal
-from sluice_server.services.ranks.settings import own_epoch, rank_table
+from sluice_server.services.ranks.settings import START_S, own_epoch, rank_table
 from sluice_server.services.ranks.sockets import RankSockets, open_sockets, time_left
 from sluice_server.version import VERSION
 
 logger = logging.getLogger(__name__)
 
-JOIN_S = 600.0  # until all ranks must have joined, and again until all must have loaded their part
 ASKED_S = 10.0  # between two log lines about ranks that are awaited
-PATIENCE_S = 5.0  # that a rank may take longer over a launch than rank 0
-STEPS_OF_PATIENCE = 10  # or the time of this many steps, if that is longer
 
 
 class RankGroup:
     """Implements `Workers` over sockets."""
 
-    def __init__(self, sockets: RankSockets, own: Hello, step_s: Callable[[], float] = float) -> None:
-        """`step_s` returns the time of a usual step."""
+    def __init__(self, sockets: RankSockets, own: Hello, shape: ParallelShape) -> None:
         self.size = own.size
-        self.step_s = step_s
+        self.shape = shape
+        self.step_s: Callable[[], float] = float  # returns the time of a usual step
+        self._sums: SharedMemorySums | None = None
         self._sockets = sockets
         self._own = own
         self._ready: list[Ready] = []
         sockets.epoch = own.epoch
 
+    @property
+    def sums(self) -> SharedMemorySums:
+        """Implements `Workers.sums`, once they are shared."""
+        assert self._sums is not None
+        return self._sums
+
+    def share_sums(self, offer: Offer) -> None:
+        """Makes the memory of sums, and passes it to all ranks."""
+        file = new_segment(self.size)
+        self._sums = SharedMemorySums(file, 0, self.shape.sum_shards, START_S)
+        offer.pass_on(file, self.size - 1)
+
     def gather(self, sums: str = "") -> None:
-        """Waits for all ranks, and welcomes them. Raises ServiceError for one that cannot belong to this group, or
-        that does not come."""
+        """Waits for all ranks, and welcomes them; they find the memory of sums at `sums`. Raises ServiceError for one
+        that cannot belong to this group, or that does not come."""
         joined: dict[int, Hello] = {}
 
         def join(report: Report) -> None:
@@ -73,14 +88,15 @@ class RankGroup:
 
     def launched(self, num: int) -> list[Launched]:
         """Implements `Workers.launched`."""
-        until_s = time.monotonic() + max(PATIENCE_S, STEPS_OF_PATIENCE * self.step_s())
+        patient_s = patience_s(self.step_s())
+        until_s = time.monotonic() + patient_s
         found: dict[int, Launched] = {}
         while len(found) < self.size - 1:
             report = self._receive(time_left(until_s))
             if report is None:
                 if not time_left(until_s):
                     missing = ", ".join(map(str, self._missing(found)))
-                    raise RankLost(f"rank {missing} has not said for {PATIENCE_S:g} s how launch {num} ended: stuck")
+                    raise RankLost(f"rank {missing} has not said for {patient_s:.1f} s how launch {num} ended: stuck")
             elif isinstance(report, Launched):
                 if report.num != num:
                     raise RankLost(f"rank {report.rank} is at launch {report.num}, rank 0 at {num}")
@@ -95,7 +111,7 @@ class RankGroup:
         return [rank for rank in range(1, self.size) if rank not in found]
 
     def _await(self, note: Callable[[Report], None], missing: Callable[[], list[int]], what: str) -> None:
-        until_s, asked_s = time.monotonic() + JOIN_S, time.monotonic()
+        until_s, asked_s = time.monotonic() + START_S, time.monotonic()
         while missing():
             report = self._receive(min(time_left(until_s), ASKED_S))
             if report is not None:
@@ -103,7 +119,7 @@ class RankGroup:
                 continue
             names = ", ".join(map(str, missing()))
             if not time_left(until_s):
-                text = f"rank {names} did not come {what} within {JOIN_S:g} s: see its log, and --rank-peers"
+                text = f"rank {names} did not come {what} within {START_S:g} s: see its log, and --rank-peers"
                 raise ServiceError(Code.UNAVAILABLE, "RANK_MISSING", text)
             if time.monotonic() - asked_s >= ASKED_S:
                 asked_s = time.monotonic()
@@ -130,9 +146,12 @@ def open_group(engine: EngineConfig, service: ServiceConfig, process_id: str, co
     """Returns the group of which this process is rank 0, once all ranks have joined it. Raises ServiceError."""
     table = rank_table(engine, service, process_id)
     own = hello_of(engine, 0, own_epoch(os.environ), VERSION, configuration)
-    group = RankGroup(open_sockets(table.addresses, process_id, table.others, service.ring_keys), own)
+    sockets = open_sockets(table.addresses, process_id, table.others, service.ring_keys)
+    group = RankGroup(sockets, own, shape_of(engine))
     try:
-        group.gather()
+        with offered(table.addresses[process_id].removeprefix("ipc://") + SUFFIX) as offer:
+            group.gather(offer.path)
+            group.share_sums(offer)
     except BaseException:
         group.close()
         raise

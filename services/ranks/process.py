@@ -19,6 +19,8 @@ from sluice_server.engine.models.limits import limits_of
 from sluice_server.engine.models.registry import read_served
 from sluice_server.engine.parallel.build import RankPart, build_rank
 from sluice_server.engine.parallel.messages import Allocate, Ended, Order, Ready, Refused, Report, Welcome
+from sluice_server.engine.parallel.options import shape_of
+from sluice_server.engine.parallel.sums_shared import SharedMemorySums
 from sluice_server.engine.parallel.worker import RankWorker
 from sluice_server.engine.plugins.entry_points import find_plugins
 from sluice_server.services.checkpoint.digests import remembered
@@ -30,15 +32,14 @@ from sluice_server.services.process.roles import open_heart
 from sluice_server.services.process.slices import LONG_S, take_turns_of
 from sluice_server.services.process.supervised import die_with_supervisor
 from sluice_server.services.ranks.codec import ORDERS, REPORTS
+from sluice_server.services.ranks.descriptors import receive
 from sluice_server.services.ranks.membership import disagreement, hello_of
-from sluice_server.services.ranks.settings import RankTable, config_of_rank, epoch_of, rank_table
+from sluice_server.services.ranks.settings import START_S, RankTable, config_of_rank, epoch_of, rank_table
 from sluice_server.services.ranks.sockets import RankSockets, open_sockets
 from sluice_server.services.telemetry import logs
 from sluice_server.version import VERSION
 
 logger = logging.getLogger(__name__)
-
-STEPS = 16  # over whose times a mean is taken
 
 
 class RankProcess:
@@ -80,7 +81,7 @@ class RankProcess:
         for order in self.orders():
             ended = worker.carry_out(order)
             if ended is not None:
-                self._step_s += (ended.compute_s - self._step_s) / STEPS
+                self._step_s = worker.step_s
                 self.tell(ended)
 
 
@@ -116,7 +117,9 @@ def _work(process: RankProcess, engine: EngineConfig, service: ServiceConfig, ta
     welcome = next(orders)
     assert isinstance(welcome, Welcome), "rank 0 welcomes a rank before it orders anything else"
     with Naming(contents, None) as naming:
-        part = RankPart(config_of_rank(engine), model, contents.directory, limits, table.rank)
+        shape = shape_of(engine).of_member(table.rank)
+        sums = SharedMemorySums(receive(welcome.sums), table.rank, shape.sum_shards, START_S)
+        part = RankPart(config_of_rank(engine), model, contents.directory, limits, shape, sums)
 
         def sizes(layout: str) -> Allocate:
             process.tell(Ready(table.rank, layout, naming.check()))

@@ -9,6 +9,7 @@ from sluice_server.engine.worker.host.cores import find_cores
 from sluice_server.services.config import WORKER, ServiceConfig, bad_setting, parse_peers
 from sluice_server.services.process.supervised import GROUP_EPOCH
 
+START_S = 600.0  # until all ranks must have joined, and again until each must have loaded its part of the model
 _FRESH = 1 << 62
 
 
@@ -45,6 +46,8 @@ def rank_table(engine: EngineConfig, service: ServiceConfig, process_id: str) ->
     rank = ids.index(process_id)
     if (service.role == WORKER) == (rank == 0):
         raise bad_setting("rank_peers", f"{process_id} is rank {rank}: rank 0 is the engine, all others are workers")
+    if any(not address.startswith("ipc://") for address in addresses.values()):
+        raise bad_setting("rank_peers", "ranks of several hosts are not supported yet: give ipc://path of one host")
     return RankTable(rank, ids[0], addresses)
 
 

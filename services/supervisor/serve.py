@@ -11,6 +11,7 @@ from sluice_server.engine.config import EngineConfig
 from sluice_server.engine.models.config import read_head_config
 from sluice_server.engine.models.limits import limits_of
 from sluice_server.engine.models.registry import read_served
+from sluice_server.engine.parallel.options import shape_of
 from sluice_server.engine.plugins.entry_points import find_plugins
 from sluice_server.services.checkpoint.model_source import DEMO, resolve_draft, resolve_model
 from sluice_server.services.checkpoint.packaged import SMOLLM2
@@ -98,7 +99,9 @@ def check_access(service: ServiceConfig) -> None:
 def check_models(directory: Path, engine: EngineConfig, service: ServiceConfig) -> None:
     """Check the configuration files of the checkpoint and of the draft once, before any process starts. Raises
     ServiceError."""
-    limits_of(engine, read_served(directory, find_plugins(engine.plugins).models), service.max_prompt_bytes)
+    model = read_served(directory, find_plugins(engine.plugins).models)
+    limits_of(engine, model, service.max_prompt_bytes)
+    shape_of(engine).check(model)
     if engine.draft_model:
         draft = resolve_draft(engine.draft_model, engine.speculation)
         (read_head_config if engine.speculation == "eagle" else read_served)(draft.directory)

@@ -105,6 +105,14 @@ STEP_TIME = _histogram(
 STEP_SPLIT = _counter("sluice.engine.step.part", "Time of steps by activity", "part", unit="s")
 STEP_SIZE = _histogram("sluice.engine.step.tokens", "Tokens computed in a step", unit="")
 COMPUTED = _counter("sluice.engine.tokens_computed", "Tokens computed, prompt and output")
+RANK_TIME = _counter(
+    "sluice.rank",
+    "Time of a rank's steps: all of it, and what it spends in sums with other ranks",
+    "rank",
+    "part",
+    unit="s",
+)
+RANK_SKEW = _counter("sluice.rank.skew", "Time between the fastest and the slowest rank of a step", unit="s")
 AWAITING_GRAMMAR = _gauge("sluice.grammar.waiting", "Requests whose grammar is being compiled")
 WITH_GRAMMAR = _gauge("sluice.grammar.open", "Open requests with a grammar")
 

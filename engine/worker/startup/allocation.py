@@ -53,7 +53,8 @@ def allocate(
     """Allocates the cache of a model and its drafter. Raises ServiceError naming the flag if it does not fit."""
     groups = groups_for(config, model, has_drafter=drafter is not None)
     size = sum(one.token_bytes(formats.cache) for one in (model, drafter) if one is not None)
-    num_whole = cache_blocks(config, size, limits, cache_room(config, model, formats, limits))
+    ranks = config.tensor_parallel_size  # of this host, each of which takes as much
+    num_whole = cache_blocks(config, ranks * size, limits, cache_room(config, model, formats, limits))
     num_blocks = num_whole * model.config.num_layers // groups.size  # each holds so many layers
     what = f"a cache of {num_whole * config.block_size * size >> 20} MiB; set --kv-cache-tokens lower"
     with at_start("--kv-cache-tokens" if model.device.type == "cpu" else "--gpu-memory-utilization", what):

@@ -5,6 +5,7 @@ import dataclasses
 from sluice_server.engine.config import EngineConfig
 from sluice_server.engine.kv_cache.identity import CacheIdentity
 from sluice_server.engine.models.model import Model
+from sluice_server.engine.parallel.options import shape_of
 from sluice_server.engine.worker.startup.formats import Formats, name_of
 from sluice_server.kernels.contract import computes_as
 
@@ -23,13 +24,16 @@ def identity_of(
     """Returns everything that the bits of this engine's cache blocks depend on; `plugin` names what computes the
     model."""
     order = "fixed" if model.is_fixed else "free"  # order of summation
+    shards = shape_of(config).sum_shards
+    order = f"{order} order of {shards} sums in the" if shards > 1 else order
     return CacheIdentity(
         weights=digests.weights,
         draft=f"{config.speculation} ".encode() + digests.draft if config.draft_model else b"",
         weights_format=_weights_format(formats, model),
         dtype=name_of(formats.dtype),
         cache_dtype=name_of(formats.cache),
-        kernels=f"{computes_as(model.device)}, {model.kernel}, {order} order",
+        kernels=f"{computes_as(model.device)}, {model.kernel}, {order} order"
+        + (f", {shards} shards" if shards > 1 else ""),
         plugin=plugin,
     )
 

@@ -15,6 +15,8 @@ from sluice_server.engine.models.config import read_config
 from sluice_server.engine.models.limits import limits_of
 from sluice_server.engine.parallel.group import GroupRunner
 from sluice_server.engine.parallel.messages import Launched, Order
+from sluice_server.engine.parallel.shape import ParallelShape
+from sluice_server.engine.parallel.sums import TimedSums
 from sluice_server.engine.parallel.worker import RankWorker
 from sluice_server.engine.worker.runner import Runner
 from sluice_server.engine.worker.startup.allocation import groups_for
@@ -26,8 +28,13 @@ class Copies:
 
     def __init__(self, ranks: list[RankWorker]) -> None:
         self.orders: list[Order] = []
+        self.shape = ParallelShape(1 + len(ranks))
         self._ranks = ranks
         self._ended: list[Launched] = []
+
+    @property
+    def sums(self) -> TimedSums:
+        raise AssertionError("copies have no sums")
 
     def ready(self, layout: str) -> None:
         """Copies have the same layout."""

@@ -14,6 +14,7 @@ from sluice_server.engine.errors import RankLost, ServiceError
 from sluice_server.engine.kv_cache.table import BlockRun
 from sluice_server.engine.kv_cache.tiers import Move, MoveKind
 from sluice_server.engine.parallel.messages import Ended, Hello, Launch, Launched, MoveBlocks, Order, Place, Ready
+from sluice_server.engine.parallel.options import shape_of
 from sluice_server.engine.plan import StepPlan
 from sluice_server.services.process.heartbeat import Heartbeat
 from sluice_server.services.ranks import leader
@@ -37,7 +38,7 @@ class Pair:
 
     def __init__(self, directory: Path) -> None:
         addresses = {"engine-0": f"ipc://{directory}/0", "worker-0-1": f"ipc://{directory}/1"}
-        self.group = RankGroup(RankSockets(addresses, "engine-0", ["worker-0-1"]), hello(0))
+        self.group = RankGroup(RankSockets(addresses, "engine-0", ["worker-0-1"]), hello(0), shape_of(CONFIG))
         self.sockets = RankSockets(addresses, "worker-0-1", ["engine-0"])
         self.rank = RankProcess(1, self.sockets, Heartbeat("", "worker-0-1"))
         self.errors: list[Exception] = []
@@ -125,7 +126,7 @@ def test_a_rank_that_loaded_other_files_is_refused(pair: Pair) -> None:
 
 
 def test_a_rank_that_does_not_come_is_named(pair: Pair, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(leader, "JOIN_S", 0.05)
+    monkeypatch.setattr(leader, "START_S", 0.05)
     with pytest.raises(ServiceError, match="rank 1 did not come to join within"):
         pair.group.gather()
 
@@ -152,9 +153,9 @@ def test_the_end_of_rank_0_ends_a_rank(pair: Pair) -> None:
 
 
 def test_a_rank_that_says_nothing_is_stuck(pair: Pair, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(leader, "PATIENCE_S", 0.05)
+    monkeypatch.setattr(leader, "patience_s", lambda step_s: 0.05)
     joined(pair)
-    with pytest.raises(RankLost, match=r"rank 1 has not said for 0.05 s how launch 1 ended: stuck"):
+    with pytest.raises(RankLost, match=r"rank 1 has not said for 0.1 s how launch 1 ended: stuck"):
         pair.group.launched(1)
 
 

@@ -1,0 +1,104 @@
+"""A group whose ranks are threads: each has its part of the model, and they add over `ThreadSums`."""
+
+import queue
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from sluice_server.engine.build import build_engine
+from sluice_server.engine.config import EngineConfig
+from sluice_server.engine.engine import Engine
+from sluice_server.engine.models.config import read_config
+from sluice_server.engine.models.limits import limits_of
+from sluice_server.engine.parallel.build import RankPart, build_rank
+from sluice_server.engine.parallel.messages import Allocate, Launched, Order
+from sluice_server.engine.parallel.options import shape_of
+from sluice_server.engine.parallel.sums import ThreadSums, thread_sums
+from sluice_server.services.checkpoint.grammar_ids import grammars_of
+
+WAIT_S = 60.0
+
+
+class TimedThreadSums(ThreadSums):
+    """Implements `TimedSums`; nothing is measured."""
+
+    timeout_s = seconds = 0.0
+
+
+def timed(sums: ThreadSums) -> TimedThreadSums:
+    return TimedThreadSums(sums._group, sums.rank, sums.shards)
+
+
+class ThreadWorkers:
+    """Implements `Workers`."""
+
+    def __init__(self, directory: Path, config: EngineConfig) -> None:
+        self.shape = shape_of(config)
+        size = self.shape.tensor_size
+        group = thread_sums(size, self.shape.sum_shards, timeout_s=WAIT_S)
+        self.sums = timed(group[0])
+        self.orders: list[Order] = []
+        self.errors: list[Exception] = []
+        self._inboxes: list[queue.Queue[Order | None]] = [queue.Queue() for _ in range(1, size)]
+        self._answers: queue.Queue[str | Launched] = queue.Queue()
+        model = read_config(directory)
+        limits = limits_of(config, model, 1 << 20)
+        parts = [
+            RankPart(config, model, directory, limits, self.shape.of_member(rank), timed(group[rank]))
+            for rank in range(1, size)
+        ]
+        self._threads = [
+            threading.Thread(target=self._run, args=given) for given in zip(parts, self._inboxes, strict=True)
+        ]
+        for thread in self._threads:
+            thread.start()
+
+    def ready(self, layout: str) -> None:
+        for _ in self._threads:
+            assert self._answers.get(timeout=WAIT_S) == layout
+
+    def send(self, order: Order) -> None:
+        self.orders.append(order)
+        for inbox in self._inboxes:
+            inbox.put(order)
+
+    def launched(self, num: int) -> list[Launched]:
+        found = [self._answers.get(timeout=WAIT_S) for _ in self._threads]
+        assert [one.num for one in found if isinstance(one, Launched)] == [num] * len(self._threads)
+        return [one for one in found if isinstance(one, Launched)]
+
+    def close(self) -> None:
+        for inbox in self._inboxes:
+            inbox.put(None)
+        for thread in self._threads:
+            thread.join(WAIT_S)
+
+    def _run(self, part: RankPart, inbox: "queue.Queue[Order | None]") -> None:
+        def sizes(layout: str) -> Allocate:
+            self._answers.put(layout)
+            order = inbox.get(timeout=WAIT_S)
+            assert isinstance(order, Allocate)
+            return order
+
+        try:
+            worker = build_rank(part, sizes)
+            while (order := inbox.get()) is not None:
+                ended = worker.carry_out(order)
+                if ended is not None:
+                    self._answers.put(ended)
+        except Exception as error:
+            self.errors.append(error)
+
+
+@contextmanager
+def threaded(directory: Path, config: EngineConfig, draft: Path | None = None) -> Iterator[Engine]:
+    """An engine whose other ranks are threads."""
+    model = read_config(directory)
+    limits, grammars = limits_of(config, model, 1 << 20), grammars_of(directory, model.vocab_size, model.eos_ids)
+    workers = ThreadWorkers(directory, config)
+    try:
+        yield build_engine(config, model, directory, limits, draft, grammars=grammars, workers=workers).engine
+    finally:
+        workers.close()
+        assert not workers.errors

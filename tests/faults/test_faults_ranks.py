@@ -1,0 +1,106 @@
+"""A group of ranks as a service: the answers of one rank, and no token lost or repeated when any rank ends or hangs."""
+
+import contextlib
+import dataclasses
+from collections.abc import Callable, Iterator
+
+import psutil
+import pytest
+
+from benchmarks.streams import Received, at_phase, stream_all, varied
+from tests.faults.test_faults_kill import check_undisturbed, is_serving, nothing_is_left
+from tests.system.service import Service, serve, wait_until
+
+SPECS = varied(16, 48)
+# Ranks of a test take turns on the cores that there are.
+OPTIONS = ("--dtype", "float32", "--max-restarts", "1000", "--max-num-batched-tokens", "64", "--allow-shared-cores")
+TWO = (*OPTIONS, "--tensor-parallel-size", "2")
+RANKS = ("engine-0", "worker-0-1")
+BACK_WITHIN_S = 60.0
+MAPPED = "::ffff:"  # before an address of IPv4 that a socket of IPv6 listens on
+
+
+@pytest.fixture(scope="module")
+def one_rank() -> list[Received]:
+    """The answers of a service of one rank."""
+    with serve(*OPTIONS) as service:
+        return stream_all(service.address, SPECS)
+
+
+@pytest.fixture(scope="module")
+def two() -> Iterator[Service]:
+    with serve(*TWO) as service:
+        yield service
+
+
+def has_recovered(service: Service) -> bool:
+    return is_serving(service) and nothing_is_left(service) and service.children().keys() >= set(RANKS)
+
+
+def test_two_ranks_answer_as_one(two: Service, one_rank: list[Received]) -> None:
+    check_undisturbed(stream_all(two.address, SPECS), one_rank)
+
+
+@pytest.mark.parametrize("phase", ["prefill", "decode", "last"])
+@pytest.mark.parametrize("name", RANKS)
+def test_streams_survive_the_death_of_any_rank(two: Service, one_rank: list[Received], name: str, phase: str) -> None:
+    before = {rank: two.children()[rank].pid for rank in RANKS}
+    answers = stream_all(two.address, SPECS, at_phase(phase, 3, lambda: two.children()[name].kill()))
+    check_undisturbed(answers, one_rank)
+    wait_until(lambda: has_recovered(two), BACK_WITHIN_S, "the service did not recover")
+    after = {rank: two.children()[rank].pid for rank in RANKS}
+    assert all(before[rank] != after[rank] for rank in RANKS), "ranks start and end together"
+
+
+@pytest.mark.parametrize("name", RANKS)
+def test_streams_survive_a_rank_that_hangs(two: Service, one_rank: list[Received], name: str) -> None:
+    answers = stream_all(two.address, SPECS, at_phase("decode", 1, lambda: two.children()[name].suspend()))
+    check_undisturbed(answers, one_rank)
+    wait_until(lambda: has_recovered(two), BACK_WITHIN_S, "the service did not recover")
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("seed", range(20))
+@pytest.mark.parametrize("name", RANKS)
+@pytest.mark.parametrize("harm", [psutil.Process.kill, psutil.Process.suspend], ids=["kill", "stop"])
+def test_streams_survive_every_harm(
+    two: Service, one_rank: list[Received], name: str, seed: int, harm: Callable[[psutil.Process], None]
+) -> None:
+    answers = stream_all(two.address, SPECS, at_phase("decode", seed, lambda: harm(two.children()[name])))
+    check_undisturbed(answers, one_rank)
+    wait_until(lambda: has_recovered(two), BACK_WITHIN_S, "the service did not recover")
+
+
+def test_four_ranks_with_drafts_answer_as_one(one_rank: list[Received]) -> None:
+    with serve(*OPTIONS, "--tensor-parallel-size", "4", "--speculation", "ngram") as service:
+        check_undisturbed(stream_all(service.address, SPECS), one_rank)
+
+
+@dataclasses.dataclass(frozen=True)
+class Listening:
+    """What processes listen on: addresses of the network, and paths."""
+
+    addresses: set[str]
+    paths: set[str]
+
+
+def listening(service: Service) -> Listening:
+    """Reads the sockets of every process of a service."""
+    found = Listening(set(), set())
+    for process in (psutil.Process(service.process.pid), *service.children().values()):
+        with contextlib.suppress(psutil.NoSuchProcess):
+            for socket in process.net_connections("inet"):
+                if socket.status == psutil.CONN_LISTEN:
+                    found.addresses.add(f"{socket.laddr.ip.removeprefix(MAPPED)}:{socket.laddr.port}")
+            found.paths.update(str(socket.laddr) for socket in process.net_connections("unix") if socket.laddr)
+    return found
+
+
+def test_a_group_listens_nowhere_else(two: Service) -> None:
+    """The gateway's address and files in the private run directory: nothing that the network reaches."""
+    wait_until(lambda: has_recovered(two), BACK_WITHIN_S, "the service did not recover")
+    found = listening(two)
+    assert found.addresses == {two.address}
+    run = {path.rpartition("/")[0] for path in found.paths}
+    assert len(run) == 1 and "sluice-run-" in run.pop()
+    assert {path.rpartition("/")[2] for path in found.paths} >= {"worker-0-0", "worker-0-1", "engine-0"}
