@@ -147,7 +147,7 @@ class Supervisor:
         """Whether a child is to be started now: a group starts once all of its processes have ended."""
         if child.start_at_s is None or now_s < child.start_at_s:
             return False
-        return not any(mate.name in self._falling for mate in self._mates(child))
+        return not any(one.name in self._falling for one in (child, *self._mates(child)))
 
     def _mates(self, child: Running) -> list[Running]:
         """Returns the other processes of a child's group."""

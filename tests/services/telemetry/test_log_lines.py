@@ -24,6 +24,9 @@ PARENT = (("traceparent", f"00-{TRACE}-{'cd' * 8}-01"),)
 
 # About a process, a file, a connection to others: no request has a part in them.
 OF_NO_REQUEST = {
+    ("ranks/process.py", "rank %d of %d computes"),
+    ("ranks/leader.py", "a message of a rank was dropped: %s"),
+    ("ranks/leader.py", "waiting for rank %s %s"),
     ("gateway/process.py", "serving revision %s on %s"),
     ("gateway/process.py", "%s"),
     ("gateway/recovery/watch.py", "requests are of revision %s from now on%s"),
