@@ -36,6 +36,7 @@ from sluice_server.engine.speculation.ngram import NgramProposer
 from sluice_server.engine.speculation.proposer import Proposer
 from sluice_server.engine.worker.host.allocator import allocator, give_back
 from sluice_server.engine.worker.host.compute_threads import set_threads, tune_threads
+from sluice_server.engine.worker.host.pages import PagesAhead
 from sluice_server.engine.worker.host.threads import ThreadTuner
 from sluice_server.engine.worker.runner import Runner
 from sluice_server.engine.worker.startup.allocation import (
@@ -66,6 +67,7 @@ class BuiltEngine:
         grammars: the grammars that outputs follow, so that the caller can compile them ahead.
         tuner: measures how many threads pay off while the engine is idle; None on CUDA.
         store: the cache's memory; None for an encoder.
+        pages: takes that memory from the system before it is used, on a CPU.
     """
 
     engine: Engine
@@ -74,9 +76,12 @@ class BuiltEngine:
     grammars: Grammars
     tuner: ThreadTuner | None
     store: BlockStore | None
+    pages: PagesAhead | None = None
 
     def close(self) -> None:
-        """Ends the thread of the cache's store. The engine must not be used afterwards."""
+        """Ends the threads of the cache. The engine must not be used afterwards."""
+        if self.pages is not None:
+            self.pages.close()
         if self.store is not None:
             self.store.close()
 
@@ -117,6 +122,7 @@ def build_engine(  # noqa: PLR0913 # all that an engine is made of
     if draft is not None and drafter is not None:
         check_trial(draft, drafter, beside, config.block_size)
     tuner = None
+    pages = PagesAhead((*cache, *beside) if device.type == "cpu" else ())
     if device.type == "cpu":
         own = model.new_cache(1, config.block_size, formats.cache)  # the engine's cache is in use meanwhile
         tuner = tune_threads(config, one_token(model, own, config.block_size))
@@ -143,12 +149,14 @@ def build_engine(  # noqa: PLR0913 # all that an engine is made of
             identity=identity,
             tuner=tuner,
             processors=plugins.processors,
+            on_reached=pages.reach,
         ),
         computing=computing_of(device, formats, model, tuner, (*notes, *plugins.notes)),
         num_blocks=scheduler.cache.num_blocks,
         grammars=grammars,
         tuner=tuner,
         store=store,
+        pages=pages,
     )
 
 

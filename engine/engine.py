@@ -62,6 +62,10 @@ class StepSplit:
         ]
 
 
+def _ignored(num_blocks: int) -> None:
+    """The default of `on_reached`."""
+
+
 class Engine:
     """One model, one scheduler and one runner, with a proposer of drafts if there is one."""
 
@@ -74,8 +78,11 @@ class Engine:
         identity: CacheIdentity = UNNAMED,
         tuner: Tuner | None = None,
         processors: LogitsProcessors = NO_PROCESSORS,
+        on_reached: Callable[[int], None] = _ignored,
     ) -> None:
-        """`identity`: the identity of the cache's blocks, used for the salt of requests."""
+        """`identity`: the identity of the cache's blocks, used for the salt of requests. `on_reached` is called before
+        each step with the number of cache blocks that were ever in use."""
+        self._on_reached = on_reached
         self._processors = processors
         self.identity = identity
         self.scheduler = scheduler
@@ -183,6 +190,7 @@ class Engine:
 
     def _launch(self, plan: StepPlan) -> None:
         start = self._clock()
+        self._on_reached(self.scheduler.cache.pool.reached)
         self.runner.place(plan)
         self._in_flight.append(StepRetry(self.runner, plan, self._in_flight[-1] if self._in_flight else None))
         self.split.compute_s += self._clock() - start

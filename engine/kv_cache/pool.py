@@ -29,6 +29,7 @@ class BlockPool:
             raise ValueError(f"a pool of {num_blocks} blocks")
         self.num_blocks = num_blocks
         self.num_free = num_blocks
+        self.reached = 0  # blocks that were ever in use: the first ones, as `allocate` takes unused ones in order
         self._refs: array[int] = array("i", [0]) * num_blocks
         self._refs.append(1)  # the null block's own
         # Index num_blocks + keep is the sentinel of a ring: its next is the list's head, its prev the tail.
@@ -60,6 +61,7 @@ class BlockPool:
         block = self._next[sentinel]
         self._unlink(block)
         self._refs[block] = 1
+        self.reached = max(self.reached, block + 1)
         return block
 
     def share(self, block: int) -> None:

@@ -17,6 +17,15 @@ from tests.engine.kv_cache.replica import Replica
 SIZE = 4
 
 
+def test_unused_blocks_are_taken_in_order_and_counted() -> None:
+    pool = BlockPool(3)
+    first = pool.allocate()
+    pool.release(first, EvictionClass.NOT)
+    assert (pool.allocate(), pool.reached) == (1, 2)
+    assert (pool.allocate(), pool.reached) == (2, 3)
+    assert (pool.allocate(), pool.reached) == (first, 3)
+
+
 def test_least_recently_released_block_goes_first() -> None:
     pool = BlockPool(3)
     blocks = [pool.allocate() for _ in range(3)]

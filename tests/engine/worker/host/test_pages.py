@@ -1,0 +1,120 @@
+"""Memory of the cache is taken from the system before the first use of its blocks, and no more than that needs."""
+
+import threading
+from pathlib import Path
+
+import pytest
+import torch
+
+from sluice_server.engine import build
+from sluice_server.engine.config import EngineConfig
+from sluice_server.engine.models.config import read_config
+from sluice_server.engine.models.limits import limits_of
+from sluice_server.engine.request import EngineRequest, SamplingParams
+from sluice_server.engine.worker.host.pages import PagesAhead, populate
+from sluice_server.kernels.cpu import memory
+from sluice_server.kernels.cpu.memory import HUGE
+from tests.oracle.checkpoints import Shape, make_checkpoint
+
+BLOCK = HUGE // 8  # bytes
+
+
+class System:
+    """A system that backs memory, and says when a number of bytes is reached. It refuses from `most` on."""
+
+    def __init__(self, most: int = 1 << 40) -> None:
+        self.calls: list[tuple[int, int]] = []
+        self.changed = threading.Condition()
+        self.most = most
+
+    def __call__(self, address: int, size: int) -> bool:
+        with self.changed:
+            self.calls.append((address, size))
+            self.changed.notify()
+            return self.num_bytes <= self.most
+
+    @property
+    def num_bytes(self) -> int:
+        return sum(size for _, size in self.calls)
+
+    def wait(self, num_bytes: int) -> None:
+        with self.changed:
+            assert self.changed.wait_for(lambda: self.num_bytes >= num_bytes, 20)
+
+
+def cache(num_blocks: int = 64) -> torch.Tensor:
+    return memory.zeros(num_blocks * BLOCK, torch.uint8).view(num_blocks, BLOCK)
+
+
+def test_a_large_page_beyond_the_used_blocks_is_backed_in_each_tensor() -> None:
+    system, tensors = System(), [cache(), cache()]
+    pages = PagesAhead(tensors, system)
+    system.wait(2 * HUGE)  # before the first step
+    pages.reach(1)
+    system.wait(2 * 2 * HUGE)
+    pages.reach(2)  # within what is backed: no call
+    pages.reach(9)
+    system.wait(2 * 3 * HUGE)
+    pages.close()
+    assert sorted(system.calls) == sorted(
+        (tensor.data_ptr() + page * HUGE, HUGE) for tensor in tensors for page in range(3)
+    )
+
+
+def test_no_memory_beyond_the_cache_is_touched_and_the_thread_ends_with_it() -> None:
+    system, tensor = System(), cache(20)
+    pages = PagesAhead([tensor], system)
+    pages.reach(20)
+    system.wait(20 * BLOCK)
+    pages._thread.join(20)
+    assert not pages._thread.is_alive() and system.num_bytes == 20 * BLOCK
+    assert max(address + size for address, size in system.calls) == tensor.data_ptr() + 20 * BLOCK
+    pages.reach(21)
+    pages.close()
+
+
+def test_a_system_that_refuses_is_asked_once() -> None:
+    system = System(most=0)
+    pages = PagesAhead([cache(), cache()], system)
+    pages.reach(1)
+    pages._thread.join(20)
+    pages.reach(60)
+    pages.close()
+    assert len(system.calls) == 1
+
+
+def test_a_small_cache_is_left_alone() -> None:
+    system = System()
+    pages = PagesAhead([torch.zeros(4, 16)], system)
+    pages.reach(4)
+    pages.close()
+    assert not system.calls
+
+
+def test_contents_stay_as_they_are() -> None:
+    tensor = cache(16)
+    tensor[3] = 7
+    populate(tensor.data_ptr(), 2 * HUGE)
+    assert bool((tensor[3] == 7).all()) and int(tensor.sum()) == 7 * BLOCK
+
+
+def test_an_engine_tells_before_a_step_how_many_blocks_it_has_used(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    told: list[int] = []
+
+    class Told(PagesAhead):
+        def reach(self, num_blocks: int) -> None:
+            told.append(num_blocks)
+
+    monkeypatch.setattr(build, "PagesAhead", Told)
+    config = EngineConfig(device="cpu", dtype="float32", block_size=8, kv_cache_tokens=64, threads=1)
+    model = read_config(make_checkpoint(tmp_path, Shape()))
+    built = build.build_engine(config, model, tmp_path, limits_of(config, model, 1 << 20))
+    try:
+        built.engine.add(EngineRequest("a", tuple(range(1, 20)), SamplingParams(max_tokens=8, ignore_eos=True)))
+        while built.engine.has_work:
+            built.engine.step()
+    finally:
+        built.close()
+    assert told[0] == 3 and told[-1] == 4
