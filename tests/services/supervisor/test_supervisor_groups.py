@@ -32,13 +32,13 @@ if me == "gateway-0":
         signal.sigwait([signal.SIGUSR1])
         with open(runs / "told", "a") as file:
             file.write((runs / "absent").read_text().replace("\\n", "+") + " ")
-        while any((runs / name).read_text()[-1] != str(turn + 2) for name in ("engine-0", "worker-0-1")):
+        while any((runs / name).read_text()[-1:] != str(turn + 2) for name in ("engine-0", "worker-0-1")):
             pass
         os.write(int(os.environ["SLUICE_READY_FD"]), ready)
     os.kill(os.getppid(), signal.SIGTERM)
 elif me == os.environ["DIES"] and int(epoch) <= turns:
     other = {"engine-0": "worker-0-1", "worker-0-1": "engine-0"}[me]
-    while not (runs / "up").exists() or not (runs / other).exists() or (runs / other).read_text()[-1] != epoch:
+    while not (runs / "up").exists() or not (runs / other).exists() or (runs / other).read_text()[-1:] != epoch:
         pass
     os.kill(os.getpid(), signal.SIGKILL)
 signal.sigwait([signal.SIGTERM])
