@@ -8,8 +8,6 @@ import secrets
 from collections.abc import Callable
 from typing import Protocol
 
-import msgspec
-
 from sluice_server.engine.errors import ServiceError, cancelled, invalid, stage_lost
 from sluice_server.engine.request import ENDED_BY_TEXT
 from sluice_server.engine.scheduler.histogram import Histogram
@@ -19,6 +17,7 @@ from sluice_server.services.gateway.access.quota import Quotas
 from sluice_server.services.gateway.contract.chat import trusting
 from sluice_server.services.gateway.contract.errors import draining, loading, not_found, slow_consumer
 from sluice_server.services.gateway.contract.translate import TranslatedRequest
+from sluice_server.services.gateway.requests.attempts import Attempts
 from sluice_server.services.gateway.requests.engines import Engines
 from sluice_server.services.gateway.requests.envelope import envelope_of
 from sluice_server.services.gateway.requests.history import History
@@ -36,11 +35,9 @@ from sluice_server.services.messages.messages import (
     OpenSerials,
     Preempted,
     Result,
-    Submit,
     Text,
     Update,
 )
-from sluice_server.services.messages.work import Generate
 from sluice_server.services.telemetry.observed import Observer, StartedRequest
 
 MAX_FUTILE_ATTEMPTS = 10
@@ -84,6 +81,7 @@ class RequestManager:
         self._num_opened = 0
         self.new_id: Callable[[], str] = _random_id
         self._emit = emit
+        self._attempts = Attempts(self.engines, emit)
         self._slots = SlotLimits(settings.stall_timeout_s, settings.max_slot_deltas, settings.max_slot_bytes)
 
     @property
@@ -124,32 +122,13 @@ class RequestManager:
 
     def submit(self, request: OpenRequest) -> None:
         """Sends a request into the ring, with the span of its trace as parent."""
-        envelope, traceparent = request.envelope, request.trace.traceparent
-        if traceparent != envelope.traceparent:
-            request.envelope = envelope = msgspec.structs.replace(envelope, traceparent=traceparent)
-        able = self.engines.able if isinstance(request.asked.work, Generate) and not request.is_own else ()
-        request.is_placed = not able
-        self._emit(Submit(envelope=envelope, work=request.asked.work, resume=request.asked.resume, able=able))
+        self._attempts.first(request)
 
     def resubmit(self, request: OpenRequest) -> None:
-        """Sends a request as a new attempt, behind the tokens that came. Messages of older attempts are dropped.
-
-        An engine that no longer has the request gets a Cancel: it may be alive, and only out of reach.
-        """
-        before = request.envelope
-        self.engines.give_back(before.engine)
-        engine = self.engines.take(before.request_id, before.engine)
-        had = self.engines.ids if not request.is_placed else (before.engine,)
-        for name in had:
-            if name != engine:
-                self._emit(Cancel(msgspec.structs.replace(before, engine=name)))
-        request.is_placed = True
-        resume = request.send_again(self.clock(), engine)
+        """Sends a request as a new attempt, behind the tokens that came."""
+        self._attempts.again(request, self.clock())
         self.observer.count("replayed")
         request.trace.happened("replayed", attempt=request.envelope.attempt)
-        self._emit(Submit(envelope=request.envelope, work=request.work_now(), resume=resume))
-        for cancel in request.cancels():
-            self._emit(cancel)
 
     def announce_open(self) -> None:
         """Sends the ring the serials of all open requests, because Cancels may have been lost."""
@@ -158,10 +137,7 @@ class RequestManager:
 
     def disown(self, engine: str) -> None:
         """Sends an engine that was out of reach Cancels of the attempts that other engines have taken over."""
-        for request in self.requests:
-            now = request.envelope
-            if now.engine != engine and now.attempt:
-                self._emit(Cancel(msgspec.structs.replace(now, engine=engine, attempt=now.attempt - 1)))
+        self._attempts.disown(engine, self.requests)
 
     def close(self, request: OpenRequest, error: ServiceError | None = None) -> None:
         """Releases all that a request holds. Never waits. Sends a Cancel unless the ring itself ended the request;
@@ -235,7 +211,7 @@ class RequestManager:
             self.observer.count("dropped", reason="unknown")
             return
         if not request.is_placed and message.envelope.attempt == request.envelope.attempt:
-            self._place(request, message.envelope.engine)
+            self._attempts.answered(request, message.envelope.engine)
         dropped = request.handle(message, self.clock())
         if dropped:
             self.observer.count("dropped", reason=dropped)
@@ -243,13 +219,6 @@ class RequestManager:
                 self._close_gap(request)
         elif isinstance(message, Text) and message.finish in ENDED_BY_TEXT:
             self._cancel_stopped(request, message.output_index)
-
-    def _place(self, request: OpenRequest, engine: str) -> None:
-        """Notes the engine that a tokenizer has chosen."""
-        request.is_placed = True
-        if engine != request.envelope.engine:
-            self.engines.give_back(request.envelope.engine)
-            request.envelope = msgspec.structs.replace(request.envelope, engine=self.engines.hold(engine))
 
     def take_back(self, unused: Grant) -> None:
         """Returns the credit of tokens that were sampled behind a stop string: they may be spent again."""
