@@ -8,7 +8,7 @@ import grpc
 import pytest
 from sluice.v1 import inference_pb2, types_pb2
 
-from sluice_server.services.edge.errors import from_rpc
+from sluice_server.services.edge.errors import EdgeError
 from sluice_server.services.edge.requests import Metadata
 from sluice_server.services.edge.resumed import EdgeStream
 from sluice_server.services.edge.shared import SHARED_FROM, TAKES_S, SharedCalls
@@ -90,9 +90,9 @@ async def test_a_refusal_is_the_same() -> None:
         streams.add(1, spec=types_pb2.GenerationSpec())
         errors = []
         for stream in (alone, streams.all[-1]):
-            with pytest.raises(grpc.aio.AioRpcError) as caught:
+            with pytest.raises(EdgeError) as caught:
                 await stream.read()
-            errors.append(from_rpc(caught.value))
+            errors.append(caught.value)
         one, other = errors
         assert (one.status, one.body()) == (other.status, other.body()) and one.status == 400
         for stream in (*streams.all, alone):
