@@ -41,7 +41,9 @@ def test_two_ranks_answer_as_one(two: Service, one_rank: list[Received]) -> None
     check_undisturbed(stream_all(two.address, SPECS), one_rank)
 
 
-@pytest.mark.parametrize("phase", ["prefill", "decode", "last"])
+@pytest.mark.parametrize(
+    "phase", ["decode", *(pytest.param(one, marks=pytest.mark.long) for one in ("prefill", "last"))]
+)
 @pytest.mark.parametrize("name", RANKS)
 def test_streams_survive_the_death_of_any_rank(two: Service, one_rank: list[Received], name: str, phase: str) -> None:
     before = {rank: two.children()[rank].pid for rank in RANKS}

@@ -3,16 +3,15 @@
 Pure: requests and times in, requests out; the gateway sends them. A request that has brought a token since it was last
 sent is *proven*: it did not crash its engine. After a loss only a few unproven requests run at a time, so that a
 request whose work crashes its process is found. A request that was the only unproven one at a second loss is not sent a
-third time. If there were several, they are sent one by one. Losses count by role: the next attempt may be another
-engine's.
+third time. If there were several, they are sent one by one. Losses count by process: of several engines that are
+ended from outside, one after the other, none is a request's fault.
 """
 
 from collections.abc import Callable, Iterable, Set
 
 from sluice_server.services.gateway.requests.open_request import OpenRequest
-from sluice_server.services.messages.messages import Envelope, Role
+from sluice_server.services.messages.messages import Envelope
 
-ROLES = (Role.TOKENIZER, Role.ENGINE, Role.DETOKENIZER)  # in the order of a request's route
 WINDOW = 8  # unproven requests at a time
 PATIENCE_S = 1.0  # an unproven request (long prompt, no credit) delays the others no longer than this
 STRICT_PATIENCE_S = 5.0  # the same while requests are sent one by one
@@ -61,15 +60,15 @@ class Recovery:
 
     def replaced(self, ids: Set[str], requests: Iterable[OpenRequest], *, planned: bool = False) -> OpenRequest | None:
         """Queues the requests of processes whose state is lost. Returns the request to fail, or None: the only unproven
-        one, when a process of one role has ended with it for the second time."""
+        one, when a process has ended with it for the second time."""
         affected = [one for one in requests if self._is_affected(one, ids)]
         ran = [one for one in affected if one.envelope.request_id not in self._pending]
         suspects = [one for one in ran if one.is_unproven]
         if not (planned or self._is_planned):
             for request in ran:
-                request.replay.losses.update(self._roles(request, ids))
+                request.replay.losses.update(self._worked(request, ids))
         self.again(affected)
-        repeated = [one for one in suspects if any(one.replay.losses[role] > 1 for role in self._roles(one, ids))]
+        repeated = [one for one in suspects if any(one.replay.losses[name] > 1 for name in self._worked(one, ids))]
         if len(suspects) > 1:
             self._one_by_one = self._one_by_one or bool(repeated)
             return None
@@ -102,11 +101,11 @@ class Recovery:
             self._one_by_one = False
         return due
 
-    def _roles(self, request: OpenRequest, ids: Set[str]) -> list[Role]:
-        """Returns the roles for which one of these processes worked on the request, as far as that is known."""
+    def _worked(self, request: OpenRequest, ids: Set[str]) -> list[str]:
+        """Returns which of these processes worked on the request, as far as that is known."""
         if not request.is_placed:
             return []
-        return [role for role, name in zip(ROLES, self._route_of(request.envelope), strict=True) if name in ids]
+        return [name for name in self._route_of(request.envelope) if name in ids]
 
     def _is_affected(self, request: OpenRequest, ids: Set[str]) -> bool:
         if request.is_own or request.outcome is not None:

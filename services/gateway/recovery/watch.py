@@ -18,13 +18,13 @@ from sluice_server.services.faults import fault
 from sluice_server.services.gateway.access.call import CallMetadata
 from sluice_server.services.gateway.contract.translate import TranslatedRequest
 from sluice_server.services.gateway.recovery.liveness import Liveness
-from sluice_server.services.gateway.recovery.resend import ROLES, Recovery
+from sluice_server.services.gateway.recovery.resend import Recovery
 from sluice_server.services.gateway.requests.manager import RequestManager
 from sluice_server.services.gateway.requests.open_request import OpenRequest, RequestStatus
 from sluice_server.services.gateway.settings import GatewaySettings, ModelInfo
 from sluice_server.services.messages.messages import Envelope, Message, Mismatch, Probe, Role
 from sluice_server.services.messages.work import Embed, Generate, TokenPrompt, VectorOptions
-from sluice_server.services.ring.peers import peer_of
+from sluice_server.services.ring.peers import NEXT, peer_of
 from sluice_server.services.ring.schema_mismatches import FRESH_S
 from sluice_server.services.telemetry.logs import about
 
@@ -182,7 +182,8 @@ class RingWatch:
 
     def _ended_twice(self, request: OpenRequest) -> ServiceError:
         """Returns the error of a request with which a process has ended twice; it names the role of that process."""
-        role = next((role for role in ROLES if request.replay.losses[role] > 1), Role.ENGINE)
+        route = zip(NEXT.values(), self._route_of(request.envelope), strict=False)
+        role = next((role for role, name in route if request.replay.losses[name] > 1), Role.ENGINE)
         return fault(role, about(request.envelope), "ended twice while it worked on this request")
 
     def _give_up_warm_ups(self, engines: Set[str]) -> None:

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 import msgspec
 
 from sluice_server.services.gateway.requests.output_state import OutputState
-from sluice_server.services.messages.messages import Append, Cancel, Change, CloseInput, Envelope, Grant, Role, Update
+from sluice_server.services.messages.messages import Append, Cancel, Change, CloseInput, Envelope, Grant, Update
 from sluice_server.services.messages.work import Generate, TextPrompt, TokenPrompt, Work
 
 
@@ -20,14 +20,14 @@ class Replay:
 
     Attributes:
         changes: the client's changes since the request was opened, in the order in which they were sent.
-        losses: how often a process of each role ended while it worked on the request.
+        losses: how often each process, by id, ended while it worked on the request.
         num_futile: attempts in a row that brought no token.
     """
 
     def __init__(self, started_s: float, time_left_s: float | None, num_tokens: int) -> None:
         """`num_tokens`: tokens that the request has when it is first sent."""
         self.changes: list[Change | Cancel] = []
-        self.losses: Counter[Role] = Counter()
+        self.losses: Counter[str] = Counter()
         self.num_futile = 0
         self._num_sent_changes = 0  # in the present attempt
         self._num_sent_tokens = num_tokens  # that the request had when it was last sent

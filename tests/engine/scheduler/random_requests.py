@@ -30,7 +30,7 @@ class RandomRequests:
         tenant = rng.choice("ab")
         extra = self._extras(prompt, params) if rng.random() < 0.3 else {}
         if not extra and params.num_sequences == 1 and rng.random() < 0.2:
-            extra["pooling"] = rng.choice(list(Pooling))
+            extra["pooling"] = rng.choice((Pooling.LAST, Pooling.MEAN))
         return EngineRequest(
             request_id=f"{self.num_made:032x}",
             prompt_ids=prompt,
