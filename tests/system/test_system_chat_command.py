@@ -8,6 +8,7 @@ import sys
 from collections.abc import Iterator
 from pathlib import Path
 
+import psutil
 import pytest
 
 from tests.oracle.checkpoints import Shape, make_checkpoint
@@ -39,6 +40,11 @@ class Terminal:
 
     def type_in(self, keys: bytes) -> None:
         os.write(self._descriptor, keys)
+
+    def interrupt(self) -> None:
+        """Types Ctrl-C when the program waits: between prompt and waiting, readline notes it and goes on waiting."""
+        wait_until(lambda: psutil.Process(self.process.pid).status() == "sleeping", 30, "the program waits for no key")
+        self.type_in(CTRL_C)
 
     def seen(self, *marks: bytes) -> str:
         """What is shown until the marks have come, one after the other."""
@@ -89,7 +95,7 @@ def test_a_conversation(service: Service) -> None:
         assert "answers of at most 2,000; min_tokens 2000, temperature 0.7, top_p 0.9 (as the model" in chat.seen(b"> ")
         chat.type_in(b"hello\n")
         wait_until(lambda: service.num_running() == 1, 30, "the answer does not begin")
-        chat.type_in(CTRL_C)
+        chat.interrupt()
         chat.seen(b"stopped", b"> ")
         wait_until(lambda: service.num_running() == 0, 30, "the engine works on for an answer that was stopped")
         chat.type_in(b"/set min_tokens\n")
@@ -98,13 +104,15 @@ def test_a_conversation(service: Service) -> None:
         chat.seen(b"max_tokens: 3", b"> ")
         chat.type_in(b"again\n")
         assert "stopped at 3 tokens; --max-tokens" in chat.seen(b"of 2,048", b"> ")
-        chat.type_in(b"half a line" + CTRL_C)
+        chat.type_in(b"half a line")
+        chat.seen(b"half a line")
+        chat.interrupt()
         chat.seen(b"Ctrl-C again leaves", b"> ")
         chat.type_in(b"/nonsense\n")
         assert "/nonsense is no command" in chat.seen(b"help lists", b"> ")
-        chat.type_in(CTRL_C)
+        chat.interrupt()
         chat.seen(b"Ctrl-C again leaves", b"> ")
-        chat.type_in(CTRL_C)
+        chat.interrupt()
         assert chat.process.wait(30) == 0
 
 
