@@ -16,6 +16,8 @@ import typer
 from sluice_server.services.cli import load
 from sluice_server.services.cli.bench_report import load_plot, show, show_levels
 from sluice_server.services.cli.connection_options import (
+    ADDRESS,
+    AddressOption,
     ConnectionOptions,
     TlsCaOption,
     TlsCertOption,
@@ -36,7 +38,7 @@ EXIT_FAILED = 1
 
 
 def bench(  # noqa: PLR0913 # a command line lists its options
-    address: Annotated[str, typer.Option(envvar="SLUICE_ADDRESS", help="host:port of the server")] = "127.0.0.1:50051",
+    address: AddressOption = ADDRESS,
     concurrency: Annotated[int, typer.Option(envvar="SLUICE_CONCURRENCY", min=1, help="streams of a closed loop")] = 8,
     rate: Annotated[float, typer.Option(envvar="SLUICE_RATE", min=0, help="arrivals a second; 0: closed loop")] = 0.0,
     input_len: Annotated[int, typer.Option(envvar="SLUICE_INPUT_LEN", min=1, help="prompt tokens")] = 64,

@@ -10,6 +10,8 @@ import typer
 from sluice_server.engine.errors import Code, ServiceError
 from sluice_server.services.cli.choice import takes_choice
 from sluice_server.services.cli.connection_options import (
+    ADDRESS,
+    AddressOption,
     ConnectionOptions,
     TlsCaOption,
     TlsCertOption,
@@ -33,7 +35,7 @@ EXIT_INTERRUPTED = 130
 @takes_choice
 def chat(  # noqa: PLR0913 # a command line lists its options
     *,
-    address: Annotated[str, typer.Option(envvar="SLUICE_ADDRESS", help="host:port of the server")] = "127.0.0.1:50051",
+    address: AddressOption = ADDRESS,
     model: Annotated[str | None, typer.Option(envvar="SLUICE_CHAT_MODEL", help="default: the server's")] = None,
     system: Annotated[str, typer.Option(envvar="SLUICE_SYSTEM", help="system message of the conversation")] = "",
     choice: Mapping[str, int | float],

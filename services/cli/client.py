@@ -1,10 +1,12 @@
 """Shared by the client commands: the SDK's clients made from command-line options, and errors as one line."""
 
 import contextlib
+import sys
 from collections.abc import Iterator
 
 import grpc
 import sluice
+import typer
 from google.protobuf.duration_pb2 import Duration
 from sluice.settings import channel_options
 from sluice.v1 import types_pb2
@@ -12,6 +14,8 @@ from sluice.v1 import types_pb2
 from sluice_server.services.cli.connection_options import ConnectionOptions
 from sluice_server.services.config import bad_setting
 
+EXIT_FAILED = 1
+EXIT_INTERRUPTED = 130
 INTERACTIVE = sluice.RetryPolicy(attempts=3)  # few attempts: a user waits for the error
 
 
@@ -48,6 +52,24 @@ def _readable(access: ConnectionOptions) -> Iterator[None]:
     except OSError as error:
         setting = next((name for path, name in settings.items() if str(path) == error.filename), "tls_ca")
         raise bad_setting(setting, f"cannot read {error.filename}: {error.strerror}") from None
+
+
+@contextlib.contextmanager
+def told(address: str) -> Iterator[None]:
+    """Ends the command as its call ends: an error is one line, Ctrl-C and a reader of the output that left say nothing.
+    Raises BadParameter for an option whose value the contract's field cannot hold."""
+    try:
+        yield
+    except ValueError as error:
+        raise typer.BadParameter(f"an option has a value that its field cannot hold: {error}") from error
+    except sluice.SluiceError as error:
+        print(f"error: {describe(error, address)}", file=sys.stderr)
+        raise typer.Exit(EXIT_FAILED) from error
+    except KeyboardInterrupt as error:
+        raise typer.Exit(EXIT_INTERRUPTED) from error
+    except BrokenPipeError as error:
+        sys.stdout = None  # the interpreter must not flush at exit
+        raise typer.Exit(EXIT_FAILED) from error
 
 
 def describe(error: sluice.SluiceError, address: str) -> str:

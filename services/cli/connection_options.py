@@ -11,6 +11,8 @@ from sluice_server.services.config import bad_setting
 from sluice_server.services.process.listening import UNIX, is_local
 
 PANEL = "Connection"
+ADDRESS = "127.0.0.1:50051"
+AddressOption: TypeAlias = Annotated[str, typer.Option(envvar="SLUICE_ADDRESS", help="host:port of the server")]
 # The variables differ from those of `serve`, which name the server's own files.
 TlsOption: TypeAlias = Annotated[
     bool, typer.Option("--tls", envvar="SLUICE_CLIENT_TLS", help="use TLS", rich_help_panel=PANEL)

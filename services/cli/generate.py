@@ -11,6 +11,8 @@ import typer
 
 from sluice_server.services.cli.choice import takes_choice
 from sluice_server.services.cli.connection_options import (
+    ADDRESS,
+    AddressOption,
     ConnectionOptions,
     TlsCaOption,
     TlsCertOption,
@@ -18,19 +20,17 @@ from sluice_server.services.cli.connection_options import (
     TlsOption,
     TokenOption,
 )
+from sluice_server.services.cli.texts import STDIN, decoded
 
 if TYPE_CHECKING:
     from sluice.stream import Stream
-
-EXIT_FAILED = 1
-EXIT_INTERRUPTED = 130
 
 
 @takes_choice
 def generate(  # noqa: PLR0913 # a command line lists its options
     prompt: Annotated[str, typer.Argument(help="the prompt; - reads it from standard input")],
     *,
-    address: Annotated[str, typer.Option(envvar="SLUICE_ADDRESS", help="host:port of the server")] = "127.0.0.1:50051",
+    address: AddressOption = ADDRESS,
     model: Annotated[
         str | None, typer.Option(envvar="SLUICE_GENERATE_MODEL", help="model name; default: the server's")
     ] = None,
@@ -52,37 +52,17 @@ def generate(  # noqa: PLR0913 # a command line lists its options
     # The client is imported here, so that `sluice serve` and `--help` start without it.
     import sluice
 
-    from sluice_server.services.cli.client import client, describe
+    from sluice_server.services.cli.client import client, told
 
-    text = _text(prompt)
+    raw = sys.stdin.buffer.read() if prompt == STDIN else os.fsencode(prompt)
+    text = decoded(raw, "PROMPT")
     given = cast("sluice.GenerateOptions", {"ignore_eos": ignore_eos, "stop": stop or [], **choice})
     if model is not None:
         given["model"] = model
     asked = sluice.chat(("user", text)) if chat else text
-    with client(address, ConnectionOptions.of(address, tls, (tls_ca, tls_cert, tls_key), token)) as opened:
-        try:
-            _show(opened.stream(asked, timeout_s=timeout, **given), as_json)
-        except ValueError as error:
-            raise typer.BadParameter(f"an option has a value that its field cannot hold: {error}") from error
-        except sluice.SluiceError as error:
-            print(f"error: {describe(error, address)}", file=sys.stderr)
-            raise typer.Exit(EXIT_FAILED) from error
-        except KeyboardInterrupt as error:
-            raise typer.Exit(EXIT_INTERRUPTED) from error
-        except BrokenPipeError as error:
-            sys.stdout = None  # the reader is gone: the interpreter must not flush at exit
-            raise typer.Exit(EXIT_FAILED) from error
-
-
-def _text(prompt: str) -> str:
-    """Returns the prompt's text. Raises BadParameter for bytes that are not UTF-8, from the argument or standard
-    input."""
-    raw = sys.stdin.buffer.read() if prompt == "-" else os.fsencode(prompt)
-    try:
-        return raw.decode("utf-8")
-    except UnicodeDecodeError as error:
-        found = f"byte 0x{raw[error.start]:02x} at position {error.start}"
-        raise typer.BadParameter(f"PROMPT: is not UTF-8 ({found}); convert it, for example with iconv") from error
+    access = ConnectionOptions.of(address, tls, (tls_ca, tls_cert, tls_key), token)
+    with client(address, access) as opened, told(address):
+        _show(opened.stream(asked, timeout_s=timeout, **given), as_json)
 
 
 def _show(stream: "Stream", as_json: bool) -> None:

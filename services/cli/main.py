@@ -10,8 +10,10 @@ from sluice_server.engine.config import EngineConfig
 from sluice_server.engine.errors import ServiceError
 from sluice_server.services.cli.bench import bench
 from sluice_server.services.cli.chat import chat
+from sluice_server.services.cli.classify import classify
 from sluice_server.services.cli.demo import demo
 from sluice_server.services.cli.edge import edge
+from sluice_server.services.cli.embed import embed
 from sluice_server.services.cli.environment import complaints
 from sluice_server.services.cli.generate import generate
 from sluice_server.services.cli.healthcheck import healthcheck
@@ -19,6 +21,7 @@ from sluice_server.services.cli.help import CommandList, GroupedCommand
 from sluice_server.services.cli.import_gguf import import_gguf
 from sluice_server.services.cli.keys import keys
 from sluice_server.services.cli.options import takes_settings
+from sluice_server.services.cli.rerank import rerank
 from sluice_server.services.cli.run_batch import run_batch
 from sluice_server.services.cli.token import token
 from sluice_server.services.cli.top import top
@@ -77,7 +80,8 @@ def version() -> None:
     typer.echo(VERSION)
 
 
-for command in (generate, chat, bench, run_batch, top, edge, demo, healthcheck, import_gguf, keys):
+CLIENTS = (generate, chat, embed, classify, rerank, bench, run_batch, top)
+for command in (*CLIENTS, edge, demo, healthcheck, import_gguf, keys):
     app.command(command.__name__.replace("_", "-"), cls=GroupedCommand)(command)
 app.add_typer(token, name="token")
 

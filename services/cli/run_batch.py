@@ -15,6 +15,8 @@ import typer
 
 from sluice_server.services.cli.batch_file import AnswerFile, BadLineError, BatchRequest, lines_of, read
 from sluice_server.services.cli.connection_options import (
+    ADDRESS,
+    AddressOption,
     ConnectionOptions,
     TlsCaOption,
     TlsCertOption,
@@ -56,7 +58,7 @@ def run_batch(  # noqa: PLR0913 # a command line lists its options
     answers: Annotated[
         Path, typer.Argument(metavar="OUTPUT", help="file of answers; what stands in it is not asked again")
     ],
-    address: Annotated[str, typer.Option(envvar="SLUICE_ADDRESS", help="host:port of the server")] = "127.0.0.1:50051",
+    address: AddressOption = ADDRESS,
     concurrency: Annotated[
         int, typer.Option(envvar="SLUICE_BATCH_CONCURRENCY", min=1, max=4096, help="requests at once")
     ] = 32,

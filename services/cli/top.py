@@ -9,6 +9,8 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from sluice_server.services.cli.connection_options import (
+    ADDRESS,
+    AddressOption,
     ConnectionOptions,
     TlsCaOption,
     TlsCertOption,
@@ -28,7 +30,7 @@ STALE_S = 2.0  # an engine reports four times a second
 
 
 def top(  # noqa: PLR0913 # a command line lists its options
-    address: Annotated[str, typer.Option(envvar="SLUICE_ADDRESS", help="host:port of the server")] = "127.0.0.1:50051",
+    address: AddressOption = ADDRESS,
     interval: Annotated[
         float, typer.Option(envvar="SLUICE_INTERVAL", min=0.1, max=3600, help="seconds between updates")
     ] = 1.0,

@@ -1,5 +1,6 @@
 """Classes and rankings through real processes equal those of `transformers`, with its tokenizer's pairs."""
 
+import json
 from pathlib import Path
 from typing import Any
 
@@ -9,7 +10,9 @@ import torch
 import transformers
 from sluice.v1 import inference_pb2
 from tokenizers import processors
+from typer.testing import CliRunner
 
+from sluice_server.services.cli.main import app
 from tests.engine.models.test_word_labels import WORDS, make_reranker
 from tests.engine.test_classes import make
 from tests.oracle.encoders import make_encoder
@@ -41,6 +44,24 @@ def test_a_ranking_is_that_of_transformers(tmp_path: Path) -> None:
         assert found.usage.prompt_tokens == sum(one["input_ids"].shape[1] for one in encoded)
         told = stub.Classify(inference_pb2.ClassifyRequest(inputs=[inference_pb2.EmbedInput(text=QUERY)]))
         assert list(told.results[0].scores) == pytest.approx([alone], abs=1e-4)
+        check_commands(service.address, found, alone)
+
+
+def check_commands(address: str, ranking: inference_pb2.RerankResponse, alone: float) -> None:
+    """The commands print what the calls answer."""
+
+    def printed(*arguments: str) -> list[dict[str, Any]]:
+        ran = CliRunner().invoke(app, [*arguments, "--address", address])
+        assert ran.exit_code == 0, ran.output
+        return [json.loads(line) for line in ran.stdout.splitlines()]
+
+    best = printed("rerank", QUERY, *DOCUMENTS, "--top-n", "2")
+    assert [one["index"] for one in best] == [one.index for one in ranking.results[:2]]
+    assert [one["document"] for one in best] == [DOCUMENTS[one.index] for one in ranking.results[:2]]
+    assert [one["score"] for one in best] == pytest.approx([one.score for one in ranking.results[:2]], abs=1e-4)
+    [found] = printed("classify", QUERY)
+    [scored] = found["scores"]
+    assert found["label"] == scored["label"] and scored["score"] == pytest.approx(alone, abs=1e-4)
 
 
 def test_an_encoder_ranks_and_generates_nothing(tmp_path: Path) -> None:

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from sluice_server.services.cli.texts import MAX_TEXTS
 from tests.system.service import serve, wait_until
 
 SLUICE = (sys.executable, "-m", "sluice_server")
@@ -37,6 +38,26 @@ def check_batch(folder: Path, env: dict[str, str], expected: str) -> None:
     assert [text + "\n" for text in found] == [expected] * 5
     again = sluice("run-batch", str(batch), str(answers), environment=env)
     assert again.stdout.split(": ")[1] == "0 answered, 0 failed, 5 stood there before\n"
+
+
+def check_vectors(folder: Path, env: dict[str, str]) -> None:
+    """Vectors are the same from a file, standard input and arguments; what the model has no head for is refused."""
+    texts = [f"text {at}" for at in range(MAX_TEXTS + 1)]
+    (folder / "texts").write_text("\n".join(texts) + "\n")
+    options = ("--dimensions", "8", "--json")
+    ran = sluice("embed", "--file", str(folder / "texts"), *options, environment=env)
+    assert ran.returncode == 0, ran.stderr
+    rows = [json.loads(line) for line in ran.stdout.splitlines()]
+    assert [one["index"] for one in rows] == list(range(len(texts)))
+    for asked in (("embed", "-", *options), ("embed", texts[0], texts[-1], *options)):
+        few = sluice(*asked, stdin=f"{texts[0]}\n{texts[-1]}", environment=env)
+        found = [json.loads(line)["embedding"] for line in few.stdout.splitlines()]
+        assert len(found) == 2
+        for one, want in zip(found, (rows[0], rows[-1]), strict=True):
+            assert len(one) == 8 and one == pytest.approx(want["embedding"], abs=1e-4)
+    refused = sluice("classify", "x", environment=env)
+    assert (refused.returncode, refused.stdout) == (1, "")
+    assert refused.stderr.startswith("error: UNIMPLEMENTED") and refused.stderr.count("\n") == 1
 
 
 def test_commands_against_a_service(tmp_path: Path) -> None:
@@ -68,6 +89,7 @@ def test_commands_against_a_service(tmp_path: Path) -> None:
         assert picture.read_text().count("<polyline") == 7
 
         check_batch(tmp_path, env, plain.stdout)
+        check_vectors(tmp_path, env)
 
         failed = sluice("bench", "--requests", "2", "--warmup", "0", "--input-len", "5000", environment=env)
         assert failed.returncode == 1 and "2 x INVALID_ARGUMENT, first: prompt" in failed.stdout
@@ -144,6 +166,10 @@ def test_ctrl_c_during_the_imports_leaves_no_traceback() -> None:
         (("generate", "x", "--address", "127.0.0.1"), "--address: '127.0.0.1' has no port: give host:port"),
         (("generate", "x", "--address", "10.0.0.1:1", "--token", "k"), "--api-key: would be sent"),
         (("run-batch", "/nowhere", "/nowhere"), "INPUT: cannot read /nowhere"),
+        (("embed",), "give either TEXT"),
+        (("embed", "x", "--file", "/nowhere"), "give either TEXT"),
+        (("rerank", "x", "--file", "/nowhere"), "--file: cannot read /nowhere"),
+        (("classify", "\udcff"), "TEXT: is not UTF-8"),
         (("keys", "somewhere", "../up"), "is not a process id"),
         (("keys", "/proc/nowhere", "engine-0"), "cannot write keys"),
         (("unheard-of",), "No such command"),
