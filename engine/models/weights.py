@@ -101,7 +101,7 @@ class Checkpoint:
         for path in _files(directory):
             self._files[path] = _open(path)
             for name in self._files[path].keys():  # noqa: SIM118 # not a mapping
-                self._name_of[known := _known_name(name)] = name
+                self._name_of[known := known_name(name)] = name
                 self._file_of[known] = path
         if is_bare(self._name_of):
             self._name_of = {full_name(name): stored for name, stored in self._name_of.items()}
@@ -222,7 +222,7 @@ class Checkpoint:
         return name in self._file_of
 
 
-def _known_name(name: str) -> str:
+def known_name(name: str) -> str:
     """Returns the name of a tensor as in a checkpoint of text alone; those of a text model within another differ."""
     for before, known in TEXT_PREFIXES:
         if name.startswith(before):
