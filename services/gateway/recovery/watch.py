@@ -2,9 +2,9 @@
 
 An engine gets requests once it has made its warm-up token. If one of several engines is lost, its requests go on at the
 others, and new ones are admitted all the time. If no other engine serves, or a tokenizer or detokenizer is lost,
-requests wait until the ring works again. Stands between the request manager and the ring. Time is passed in with
-`beat`. Has no task and no loop of its own: the gateway calls it, and gets `on_change` when there is something to
-publish. Independent of gRPC.
+requests wait until the ring works again; new ones are refused, or wait with them after a planned restart. Stands
+between the request manager and the ring. Time is passed in with `beat`. Has no task and no loop of its own: the gateway
+calls it, and gets `on_change` when there is something to publish. Independent of gRPC.
 """
 
 import dataclasses
@@ -71,6 +71,7 @@ class RingWatch:
         self._engines = manager.engines
         self._num_lost_frames = 0
         self._warm_ups: dict[str, OpenRequest] = {}  # by engine
+        self._held: list[OpenRequest] = []  # admitted during a planned restart, and not sent yet
         self._is_mixed = False  # probes come back, but the revisions differ
         self._mismatch: ServiceError | None = None  # schema versions of two processes differ
         self._mismatch_s = 0.0  # when it was reported
@@ -87,6 +88,7 @@ class RingWatch:
         if self._engines.is_any_serving:
             self._look_for_losses(self._inputs.step_s())
         if self._recovery.is_overdue(self._clock()):
+            self._refuse()
             self._manager.fail_all(self._why())
         num_lost = self._inputs.num_lost_frames()
         if num_lost != self._num_lost_frames:  # any request may have lost a message
@@ -112,8 +114,8 @@ class RingWatch:
         meanwhile."""
         self._mismatch = schema_mismatch(found.reader, found.reader_schema, found.sender, found.sender_schema)
         self._mismatch_s = self._clock()
-        if not self._engines.is_any_serving and not self._manager.is_draining:
-            self._manager.refusal = self._mismatch
+        if not self._engines.is_any_serving:
+            self._refuse()
 
     def send_pending(self) -> None:
         """Sends further waiting requests again; called after each message for a request."""
@@ -130,16 +132,29 @@ class RingWatch:
             self.stage_lost(planned=planned)
 
     def stage_lost(self, *, planned: bool = False) -> None:
-        """Refuses new requests until a lost process of the ring is back. Open requests wait."""
+        """Lets open requests wait until a lost process of the ring is back. New ones are refused; after a planned
+        restart they wait, too."""
         self._manager.pause_streams()
         self._recovery.lost(self._clock(), planned=planned)
         self._engines.drop_all()
         self._is_mixed = False
         self._liveness.forget()
         self._give_up_warm_ups(set(self._warm_ups))
+        if planned and self._manager.refusal is None:
+            self._manager.hold = self._hold
+        else:
+            self._refuse()
+        self._inputs.on_change()
+
+    def _hold(self, request: OpenRequest) -> None:
+        self._held.append(request)
+        self._recovery.again([request])
+
+    def _refuse(self) -> None:
+        """Refuses new requests until the ring works again."""
+        self._manager.hold = None
         if not self._manager.is_draining:
             self._manager.refusal = self._why()
-        self._inputs.on_change()
 
     def _look_for_losses(self, step_s: float) -> None:
         """Moves the requests of engines that are silent; if the silence is not an engine's alone, the ring is lost."""
@@ -213,6 +228,11 @@ class RingWatch:
         if self._is_mixed and not was_mixed:
             text = "the processes serve or read different revisions (%s): no request is admitted until they agree"
             logger.warning(text, self._liveness.revisions)
+            if not self._engines.is_any_serving:
+                self._refuse()
+            for request in self._held:  # of the old revision, and never sent: clients may try them again
+                request.end(self._why())
+            self._held.clear()
         return not self._is_mixed
 
     def _adopt(self, model: ModelInfo, limits: Limits) -> None:
@@ -248,6 +268,8 @@ class RingWatch:
             return
         self._manager.announce_open()
         self._manager.disown(engine)
+        self._manager.hold = None
+        self._held.clear()
         if not self._manager.is_draining:
             self._manager.refusal = None
         self._inputs.on_change()

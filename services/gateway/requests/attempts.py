@@ -17,12 +17,16 @@ class Attempts:
         self._engines = engines
         self._emit = emit
 
+    @staticmethod
+    def trace(request: OpenRequest) -> None:
+        """Makes the span of a request's trace the parent of what the ring records."""
+        traceparent = request.trace.traceparent
+        if traceparent != request.envelope.traceparent:
+            request.envelope = msgspec.structs.replace(request.envelope, traceparent=traceparent)
+
     def first(self, request: OpenRequest) -> None:
-        """Sends a request, with the span of its trace as parent. Prompts may go to any engine that serves, if a
-        tokenizer chooses."""
-        envelope, traceparent = request.envelope, request.trace.traceparent
-        if traceparent != envelope.traceparent:
-            request.envelope = envelope = msgspec.structs.replace(envelope, traceparent=traceparent)
+        """Sends a traced request. Prompts may go to any engine that serves, if a tokenizer chooses."""
+        envelope = request.envelope
         able = self._engines.able if isinstance(request.asked.work, Generate) and not request.is_own else ()
         request.is_placed = not able
         self._emit(Submit(envelope=envelope, work=request.asked.work, resume=request.asked.resume, able=able))

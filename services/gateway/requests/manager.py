@@ -74,6 +74,7 @@ class RequestManager:
         self._quotas = quotas
         self._keys = IdempotencyKeys()
         self.refusal: ServiceError | None = loading()
+        self.hold: Callable[[OpenRequest], None] | None = None  # keeps new requests until the ring works again
         self.is_draining = False
         self.streams: set[RequestStream] = set()  # each carries many requests
         self.on_empty: Callable[[], None] = lambda: None
@@ -121,8 +122,12 @@ class RequestManager:
         return request
 
     def submit(self, request: OpenRequest) -> None:
-        """Sends a request into the ring, with the span of its trace as parent."""
-        self._attempts.first(request)
+        """Sends a request into the ring, or leaves it to `hold` while there is one."""
+        self._attempts.trace(request)
+        if self.hold is None or request.is_own:
+            self._attempts.first(request)
+        else:
+            self.hold(request)
 
     def resubmit(self, request: OpenRequest) -> None:
         """Sends a request as a new attempt, behind the tokens that came."""
