@@ -140,7 +140,7 @@ def build_engine(  # noqa: PLR0913 # all that an engine is made of
     plain = Runner(model, store, *sizes, grammars, groups, plugins.processors)
     runner: StepRunner = runner_for(config, plain, model, store, limits)
     if workers is not None:
-        runner = GroupRunner(plain, workers, workers.shape.members, workers.sums)
+        runner = GroupRunner(plain, workers, workers.shape.members, workers.sums, stages=workers.stages)
     return BuiltEngine(
         engine=Engine(
             scheduler,
@@ -206,7 +206,7 @@ def ranks_of(config: EngineConfig, workers: Workers | None) -> Ranks | None:
     """Returns the place of this engine among ranks; None for an engine that adds nothing up."""
     shape = shape_of(config)
     if workers is not None:
-        return Ranks(workers.shape, workers.sums)
+        return Ranks(workers.shape, workers.sums, workers.stages)
     return None if shape.is_whole else Ranks(shape, LocalSums(shape.sum_shards))
 
 

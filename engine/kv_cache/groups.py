@@ -32,6 +32,24 @@ class LayerGroups:
         """Number of groups."""
         return len(self.windows)
 
+    def of_layers(self, layers: range) -> "LayerGroups":
+        """Returns the same groups with consecutive layers alone: a rank that has only these holds no others' keys.
+
+        Layers of one window are dealt out to the groups of that window, so that blocks are as small as may be.
+        """
+        if len(layers) == len(self.group_of):
+            return self
+        group_of, place_of = [], []
+        dealt: dict[int | None, int] = {}
+        for layer in layers:
+            window = self.windows[self.group_of[layer]]
+            groups = [group for group, its in enumerate(self.windows) if its == window]
+            place, at = divmod(dealt.get(window, 0), len(groups))
+            dealt[window] = dealt.get(window, 0) + 1
+            group_of.append(groups[at])
+            place_of.append(place)
+        return LayerGroups(self.windows, 1 + max(place_of), tuple(group_of), tuple(place_of))
+
 
 def one_group(windows: Sequence[int | None]) -> LayerGroups:
     """Returns a single group of all layers; its window is the longest, or None if any layer has full attention."""

@@ -11,14 +11,14 @@ import torch
 from torch import Tensor
 
 from sluice_server.engine.models.by_layer import ORIGINAL
-from sluice_server.engine.models.class_head import classification_head
 from sluice_server.engine.models.config import ModelConfig
 from sluice_server.engine.models.fields import MENDING, invalid_model
 from sluice_server.engine.models.gguf.checkpoint import GgufCheckpoint, gguf_files
-from sluice_server.engine.models.layers.decoder import DecoderLayer, stream_eps
+from sluice_server.engine.models.head import ModelHead
+from sluice_server.engine.models.layers.decoder import DecoderLayer
 from sluice_server.engine.models.layers.loader import LayerLoader, Pack
 from sluice_server.engine.models.layers.mlp_weights import make_mlp
-from sluice_server.engine.models.observed import InputObserver, WeighingPack, observed_layers, random_ids
+from sluice_server.engine.models.observed import DIGEST_BYTES, InputObserver, WeighingPack, observed_layers, random_ids
 from sluice_server.engine.models.registry import Traits, traits_of
 from sluice_server.engine.models.rope import rotary_tables, uses_long_factors
 from sluice_server.engine.models.traits import ArchitectureTraits
@@ -76,6 +76,10 @@ class Model:
         """
         whole, is_stored = source, config.stored is not None
         given = ModelPart(config, traits or traits_of(config), source)
+        self.windows = given.traits.windows  # of all layers of the whole model
+        self.layers = range(config.num_layers) if ranks is None else ranks.shape.layers(config.num_layers)
+        self._stages = None if ranks is None else ranks.stages
+        self._is_first, self.is_last = ranks is None or ranks.shape.is_first, ranks is None or ranks.shape.is_last
         config, traits, source = part_of(given, ranks, balances=pack.rounds and not is_stored)
         self.config = config  # of the part
         self._vocabulary = vocabulary_of(config.vocab_size, ranks)
@@ -89,31 +93,26 @@ class Model:
         self.observed = ""  # names the observations by which weights were rounded; empty if there were none
         self.has_full_attention = None in traits.windows
 
+        adding = None if ranks is None else ranks.adding
+
         def loader_of(pack: Pack) -> LayerLoader:
-            return LayerLoader(source, dtype, pack, is_stored=is_stored, norm_offset=traits.norm_offset, ranks=ranks)
+            return LayerLoader(source, dtype, pack, is_stored=is_stored, norm_offset=traits.norm_offset, ranks=adding)
 
         loader = loader_of(pack)
         table = self._vocabulary.num_rows, config.hidden_size
-        self.embeddings = owned(source.get("model.embed_tokens.weight", table))
+        if self._is_first:
+            self.embeddings = owned(source.get("model.embed_tokens.weight", table))
+        else:
+            self.embeddings = torch.empty(0, config.hidden_size, dtype=dtype, device=device)
         scale = traits.embedding_scale
         self._scale = torch.tensor(scale, dtype=dtype, device=device) if scale != 1.0 else None
         self._stream_scale = 1.0 / traits.residual_scale
-        self._eps = stream_eps(config, traits)
         self._cis = rotary_tables(config, traits, num_positions, device)
         is_weighed = pack.weighs and not is_stored and device.type == "cpu"
         self._layers = self._load_layers(traits, loader_of, WeighingPack(pack) if is_weighed else None, loader)
-        norm = self._plain_norm = loader.norm("model.norm", config.hidden_size)
-        if traits.logit_scale != 1.0:  # of the logits, where it costs nothing
-            norm = norm.float() * traits.logit_scale
-        self._norm = loader.kept(norm)
-        # A checkpoint may leave out a head that is tied.
-        tied = config.tied_embeddings or not source.has("lm_head.weight")
-        head = "model.embed_tokens" if tied else "lm_head"
-        self._head = loader.head(head, table, norm)
-        self._logit_cap = traits.logit_cap
-        self._classes = classification_head(config, whole, traits, head)
+        self._head = ModelHead(config, traits, loader, source, whole, self._vocabulary) if self.is_last else None
         gather(linear for layer in self._layers for linear in layer.linears)
-        self.kernel = self._head.kernel  # name of the kernel that multiplies
+        self.kernel = self._head.kernel if self._head is not None else ""  # name of the kernel that multiplies
         self.notes = tuple(loader.notes)  # for the operator, about weight formats and rotary factors
         if uses_long_factors(config, num_positions):
             self.notes += (LONG_FACTORS.format(num_positions, int(config.rope.get(ORIGINAL))),)
@@ -135,24 +134,31 @@ class Model:
 
         if weighing is None:
             return [make(i, loader) for i in range(config.num_layers)]
-        found = [*observed_layers(make, loader_of, config.num_layers, self._observer(), weighing)]
+        observer = self._observer()
+        if self._stages is not None and not self._is_first:
+            weighing.follow(bytes(map(int, self._stages.receive(1, DIGEST_BYTES, self._advanced)[0].tolist())))
+        found = [*observed_layers(make, loader_of, config.num_layers, observer, weighing)]
         self.observed, ranks = weighing.digest, loader.ranks
         if ranks is not None:  # each observes the inputs of its own columns
             self.observed = joined_digest(bytes.fromhex(self.observed), config.hidden_size, ranks.sums)
+        if self._stages is not None and not self.is_last:
+            self._stages.send(observer.hidden, self._advanced)
+            self._stages.send(torch.tensor([list(bytes.fromhex(weighing.digest))]).float(), self._advanced)
         return found
 
     def _observer(self) -> InputObserver:
-        """Returns what computes random ids through layers as they are loaded."""
+        """Returns what computes random ids through layers as they are loaded, from where earlier stages end."""
         ids = random_ids(self.config.vocab_size, len(self._cis[0])).to(self.device)
         cache = self.new_cache(-(-len(ids) // OBSERVED_BLOCK), OBSERVED_BLOCK, torch.float32)[0]
         cis = [table[: len(ids)].contiguous() for table in self._cis]
-        return InputObserver(self._embed(ids), cis, cache, OBSERVED_BLOCK)
+        return InputObserver(self._entry(ids), cis, cache, OBSERVED_BLOCK)
 
     def fix(self) -> None:
         """Makes the model batch-invariant: no bit of a row depends on the other rows. Slower where schedules change."""
         for layer in self._layers:
             layer.fix()
-        self._head = self._head.fixed()
+        if self._head is not None:
+            self._head.fix()
         self.is_fixed = True
 
     @property
@@ -191,21 +197,37 @@ class Model:
         """Returns hidden states [T, hidden] (float32) of ids, positions int64 [T]; writes this step's keys and values.
 
         `kept`, int64 and ascending: indices of the only tokens whose hidden states are needed; the result is then
-        [len(kept), hidden].
+        [len(kept), hidden]. Of a stage before the last it is of no use: it was sent to the next stage.
         """
-        h = self._embed(ids)
+        h = self._entry(ids)
         cis, hidden_state_hooks = [table[positions] for table in self._cis], self.hidden_state_hooks
         for num, (layer, layer_cache) in enumerate(zip(self._layers, cache, strict=True), 1):
             # A hook needs the hidden states of all tokens.
-            is_last = num == len(self._layers) and num not in hidden_state_hooks
+            is_last = self.is_last and num == len(self._layers) and num not in hidden_state_hooks
             layer.forward(h, cis[layer.rope], layer_cache, meta.of_layer(num - 1), kept if is_last else None)
             if num in hidden_state_hooks:
                 hidden_state_hooks[num](h, meta.write_slots, meta.num_tokens)
-            self.layers_done += 1
-            self.on_layer()
+            if self._stages is not None:
+                self._stages.note_progress()
+            self._advanced()
+        if self._stages is not None and not self.is_last:
+            self._stages.send(h[: meta.num_tokens], self._advanced)
+            return h if kept is None else h[kept]
         if kept is None:
             return h[: meta.num_tokens]
         return h[kept] if len(self._layers) in hidden_state_hooks else h[: len(kept)]
+
+    def _advanced(self) -> None:
+        """Counts a layer that was computed, here or by a stage that this one waits for."""
+        self.layers_done += 1
+        self.on_layer()
+
+    def _entry(self, ids: Tensor) -> Tensor:
+        """Returns what the first layer here takes: embeddings, or the hidden states of the stage before."""
+        if self._is_first:
+            return self._embed(ids)
+        assert self._stages is not None, "a model that does not begin with embeddings is a stage"
+        return self._stages.receive(len(ids), self.config.hidden_size, self._advanced)
 
     def _embed(self, ids: Tensor) -> Tensor:
         """Returns embeddings [T, hidden] (float32) of ids, scaled in their dtype if the architecture does so."""
@@ -216,19 +238,22 @@ class Model:
     @torch.inference_mode()
     def normed(self, hidden: Tensor) -> Tensor:
         """Returns the final norm of hidden [R, hidden], in float32: what the head sees, unscaled."""
-        return ops.rms_norm(hidden, self._plain_norm, self._eps, torch.float32)
+        return self._top.normed(hidden)
 
     @torch.inference_mode()
     def classes(self, normed: Tensor) -> Tensor:
         """Returns what the classification head makes of normed [R, hidden]: [R, classes], float32."""
-        assert self._classes is not None, "the gateway asks models with such a head only"
-        return normed @ self._classes.T
+        return self._top.classes(normed)
 
     @torch.inference_mode()
     def logits(self, hidden: Tensor) -> Tensor:
         """Returns logits float32 [R, vocab] of hidden [R, hidden]; on other ranks than 0 those of its own ids."""
-        logits = ops.linear_normed(hidden, self._norm, self._eps, self._head).float()
-        return self._vocabulary.gathered(ops.soft_cap_(logits, self._logit_cap) if self._logit_cap else logits)
+        return self._top.logits(hidden)
+
+    @property
+    def _top(self) -> ModelHead:
+        assert self._head is not None, "only the last stage has the head"
+        return self._head
 
 
 class ModelCode(Protocol):

@@ -25,6 +25,7 @@ from sluice_server.kernels.layout.metadata import AttentionMetadata
 logger = logging.getLogger(__name__)
 
 LOG_EVERY_S = 10.0
+DIGEST_BYTES = 16
 NUM_TOKENS = 64  # 256 give no better weights
 SEED = 0
 
@@ -82,7 +83,7 @@ class WeighingPack:
     def __init__(self, pack: Pack) -> None:
         self._pack = pack
         self._observed: deque[Tensor | None] = deque()
-        self._hash = hashlib.blake2b(digest_size=16)
+        self._hash = hashlib.blake2b(digest_size=DIGEST_BYTES)
 
     @property
     def digest(self) -> str:
@@ -95,6 +96,10 @@ class WeighingPack:
         self._observed.extend(one.importance for one in made)
         for importance in self._observed:
             self._hash.update(b"" if importance is None else importance.cpu().numpy().tobytes())
+
+    def follow(self, digest: bytes) -> None:
+        """Takes the digest of what was observed in front of these layers, on other ranks."""
+        self._hash.update(digest)
 
     def __call__(
         self,
@@ -115,7 +120,7 @@ class InputObserver:
 
     def __init__(self, h: Tensor, cis: list[Tensor], cache: Tensor, block_size: int) -> None:
         """Stores hidden states h [T, hidden] (float32), rotary tables [T, 1, D / 2] and the cache of one layer."""
-        self._h = h
+        self.hidden = h  # in front of the next layer
         self._cis = cis
         self._cache = cache
         tables = np.arange(-(-len(h) // block_size), dtype=np.int32)[None]
@@ -125,7 +130,7 @@ class InputObserver:
     @torch.inference_mode()
     def advance(self, layer: DecoderLayer) -> None:
         """Computes a layer, whose linears observe; the order of sums does not depend on the number of threads."""
-        layer.forward(self._h, self._cis[layer.rope], self._cache, self._meta)
+        layer.forward(self.hidden, self._cis[layer.rope], self._cache, self._meta)
 
 
 def random_ids(vocab: int, num_positions: int) -> Tensor:

@@ -11,6 +11,7 @@ from sluice_server.engine.models.config import ModelConfig
 from sluice_server.engine.parallel.messages import Allocate
 from sluice_server.engine.parallel.ranks import Ranks
 from sluice_server.engine.parallel.shape import ParallelShape
+from sluice_server.engine.parallel.stages import Stages
 from sluice_server.engine.parallel.sums import TimedSums
 from sluice_server.engine.parallel.worker import RankWorker
 from sluice_server.engine.plugins.loading import load_plugins
@@ -20,7 +21,7 @@ from sluice_server.engine.worker.startup.allocation import groups_for
 from sluice_server.engine.worker.startup.identity import rank_layout
 from sluice_server.engine.worker.startup.memory import at_start
 from sluice_server.engine.worker.startup.rates import measure_costs
-from sluice_server.engine.worker.startup.trial import trial_logits
+from sluice_server.engine.worker.startup.trial import trial
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -33,6 +34,7 @@ class RankPart:
     limits: Limits
     shape: ParallelShape
     sums: TimedSums
+    stages: Stages | None = None
 
 
 def build_rank(part: RankPart, sizes: Callable[[str], Allocate]) -> RankWorker:
@@ -41,16 +43,16 @@ def build_rank(part: RankPart, sizes: Callable[[str], Allocate]) -> RankWorker:
     config, limits = part.config, part.limits
     device, formats, _ = chosen(config, part.model_config, limits)
     plugins = load_plugins(config.plugins, part.model_config)
-    ranks = Ranks(part.shape, part.sums)
+    ranks = Ranks(part.shape, part.sums, part.stages)
     model, _ = loaded(config, part.model_config, part.directory, limits, None, formats, device, plugins.model, ranks)
-    groups = groups_for(config, model, has_drafter=bool(config.draft_model))
+    groups = groups_for(config, model, has_drafter=bool(config.draft_model)).of_layers(model.layers)
     told = sizes(rank_layout(config, formats, model))
     with at_start("--kv-cache-tokens", f"a cache of {told.num_blocks} blocks; set --kv-cache-tokens lower"):
         cache = model.new_cache(told.num_blocks, config.block_size, formats.cache, groups.size)
         store = BlockStore(cache, told.num_host)
     by_layer = [cache[place] for place in groups.place_of]
-    trial_logits(ModelDrafter(model), by_layer, config.block_size, next(iter(part.model_config.eos_ids), 0))
+    trial(ModelDrafter(model), by_layer, config.block_size, next(iter(part.model_config.eos_ids), 0), model.is_last)
     if told.num_host:
         measure_costs(model, store, config.block_size)
     sizes_of = config.block_size, config.max_num_seqs, limits.context_length
-    return RankWorker(part.shape.rank, model, store, *sizes_of, groups, part.sums)
+    return RankWorker(part.shape.member, model, store, *sizes_of, groups, part.sums, part.stages)

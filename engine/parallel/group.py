@@ -5,15 +5,17 @@ tell how a launch ended before the next one begins, so that retries stay in step
 too long, ends the group.
 """
 
+import contextlib
 import dataclasses
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Protocol
 
 from sluice_server.engine.errors import OutOfDeviceMemory, RankFailed, RankLost
 from sluice_server.engine.kv_cache.tiers import Move
 from sluice_server.engine.parallel.messages import Launch, Launched, MoveAccepted, MoveBlocks, Order, Place
 from sluice_server.engine.parallel.shape import ParallelShape
+from sluice_server.engine.parallel.stages import StageFailed, Stages
 from sluice_server.engine.parallel.sums import SumsBroken, TimedSums, patience_s
 from sluice_server.engine.plan import StepPlan
 from sluice_server.engine.worker.runner import CompletedStep, Runner
@@ -31,6 +33,10 @@ class Workers(Protocol):
     @property
     def sums(self) -> TimedSums:
         """The sums of rank 0 with the others."""
+
+    @property
+    def stages(self) -> Stages | None:
+        """The connections of rank 0 with other stages; None where there is one stage."""
 
     def send(self, order: Order) -> None:
         """Sends an order to every rank; returns at once."""
@@ -65,6 +71,7 @@ class GroupRunner:
         size: int,
         sums: TimedSums | None = None,
         clock: Callable[[], float] = time.monotonic,
+        stages: Stages | None = None,
     ) -> None:
         """`sums` of rank 0 with the others; None where each rank computes the whole model."""
         self.times = [RankTimes() for _ in range(size)]
@@ -72,6 +79,7 @@ class GroupRunner:
         self._plain = plain
         self._workers = workers
         self._sums = sums
+        self._stages = stages
         self._step_s = 0.0  # mean of recent launches
         self._clock = clock
         self._num = 0
@@ -119,27 +127,52 @@ class GroupRunner:
         self._num += 1
         bare = dataclasses.replace(plan, placements=[], new_blocks=[])
         self._workers.send(Launch(self._num, bare, *self._plain.wanted(plan)))
-        if self._sums is not None:
-            self._sums.timeout_s = patience_s(self._step_s)
+        for one in (self._sums, self._stages):
+            if one is not None:
+                one.timeout_s = patience_s(self._step_s)
         start = self._clock()
         try:
-            done = self._plain.launch(plan)
+            with self._staged():
+                done = self._plain.launch(plan)
         except SumsBroken as error:
             raise RankLost(str(error)) from error
+        except StageFailed:
+            self._check(self._join(self._clock() - start))
+            raise
         except Exception:
             self._join(self._clock() - start)
             raise
-        failed = next((one for one in self._join(self._clock() - start) if one.error), None)
+        self._check(self._join(self._clock() - start))
+        return done
+
+    @contextlib.contextmanager
+    def _staged(self) -> Iterator[None]:
+        """A launch as the other stages see it: whatever happens, they can begin the next one."""
+        if self._stages is not None:
+            self._stages.begin()
+        try:
+            yield
+        except SumsBroken:
+            raise
+        except Exception:
+            if self._stages is not None:
+                self._stages.settle()
+            raise
+
+    @staticmethod
+    def _check(ended: list[Launched]) -> None:
+        """Raises OutOfDeviceMemory or RankFailed if a launch failed on another rank."""
+        failed = next((one for one in ended if one.error), None)
         if failed is not None:
             text = f"rank {failed.rank}: {failed.error}"
             raise OutOfDeviceMemory(text) if failed.ran_out else RankFailed(text)
-        return done
 
     def _join(self, compute_s: float) -> list[Launched]:
         """Waits for the end of the launch on every rank, and adds up times."""
         ended = sorted(self._workers.launched(self._num), key=lambda one: one.rank)
         self._step_s += (compute_s - self._step_s) / STEPS
-        own = Launched(0, self._num, compute_s=compute_s, sums_s=0.0 if self._sums is None else self._sums.seconds)
+        sums_s = sum(one.seconds for one in (self._sums, self._stages) if one is not None)
+        own = Launched(0, self._num, compute_s=compute_s, sums_s=sums_s)
         taken = []
         for one, times in zip((own, *ended), self.times, strict=True):
             taken.append(one.compute_s - (one.sums_s - times.sums_s))

@@ -119,7 +119,7 @@ class Launched:
         error: why it failed, or "".
         ran_out: it failed for lack of memory.
         compute_s: seconds from its receipt to its end.
-        sums_s: seconds of these in sums with other ranks, so far since start.
+        sums_s: seconds of these in sums with other ranks, and waiting for other stages, so far since start.
     """
 
     rank: int

@@ -7,8 +7,7 @@ from sluice_server.engine.parallel.shape import ParallelShape, unusable
 
 # By option: whether a group needs what is not built.
 NOT_BUILT: Mapping[str, Callable[[ParallelShape], bool]] = {
-    "pipeline_parallel_size": lambda shape: shape.pipeline_size > 1,
-    "expert_parallel": lambda shape: shape.expert_parallel and shape.members == 1,
+    "expert_parallel": lambda shape: shape.expert_parallel and shape.tensor_size == 1,
 }
 
 
@@ -25,12 +24,13 @@ def shape_of(config: EngineConfig) -> ParallelShape:
 
     Raises ServiceError INVALID_SETTING naming the option for sizes that exclude one another.
     """
-    return ParallelShape(
+    shape = ParallelShape(
         tensor_size=config.tensor_parallel_size,
         pipeline_size=config.pipeline_parallel_size,
         sum_shards=config.sum_shards,
         expert_parallel=config.expert_parallel,
     )
+    return shape.of_member(0)
 
 
 def check_parallel(config: EngineConfig) -> ParallelShape:

@@ -1,5 +1,6 @@
 """The shape of a group of ranks, and which part of a model each rank owns. Pure arithmetic.
 
+Ranks of the group count from the last stage, which has the head: rank 0 samples, and so has what it samples from.
 Tensor ranks own heads, intermediate columns, experts and rows of the vocabulary of every layer of their stage; stages
 own consecutive layers. What is row-parallel (the projections behind attention and behind an MLP) is added up over
 `sum_shards` partial products, in their order: the bits of a sum then depend on that number, not on the number of ranks.
@@ -47,9 +48,9 @@ class ParallelShape:
             raise ValueError(f"no rank {self.rank} of stage {self.stage} in {self}")
 
     def of_member(self, member: int) -> "ParallelShape":
-        """Returns the same group from the place of a member, 0 … members - 1: the ranks of stage 0 come first."""
-        stage, rank = divmod(member, self.tensor_size)
-        return dataclasses.replace(self, rank=rank, stage=stage)
+        """Returns the same group from the place of a member, 0 … members - 1: those of the last stage come first."""
+        later, rank = divmod(member, self.tensor_size)
+        return dataclasses.replace(self, rank=rank, stage=self.pipeline_size - 1 - later)
 
     @property
     def members(self) -> int:
@@ -59,7 +60,7 @@ class ParallelShape:
     @property
     def member(self) -> int:
         """This rank's number among the ranks of all stages."""
-        return self.stage * self.tensor_size + self.rank
+        return (self.pipeline_size - 1 - self.stage) * self.tensor_size + self.rank
 
     @property
     def is_whole(self) -> bool:

@@ -11,6 +11,7 @@ from sluice_server.engine.kv_cache.block_store import BlockStore
 from sluice_server.engine.kv_cache.groups import LayerGroups, one_group
 from sluice_server.engine.models.model import Model
 from sluice_server.engine.parallel.messages import Launch, Launched, MoveAccepted, MoveBlocks, Order, Place
+from sluice_server.engine.parallel.stages import StageFailed, Stages
 from sluice_server.engine.parallel.sums import SumsBroken, TimedSums, patience_s
 from sluice_server.engine.worker.faults import device_faults
 from sluice_server.engine.worker.forward import ForwardPass
@@ -34,6 +35,7 @@ class RankWorker:
         max_model_len: int,
         groups: LayerGroups | None = None,
         sums: TimedSums | None = None,
+        stages: Stages | None = None,
     ) -> None:
         """`sums` of this rank with the others; None where each rank computes the whole model."""
         self.step_s = 0.0  # mean of recent launches
@@ -41,6 +43,7 @@ class RankWorker:
         self._model = model
         self._store = store
         self._sums = sums
+        self._stages = stages
         groups = groups or one_group(model.config.windows)
         self._tables = np.zeros((groups.num, max_num_seqs, -(-max_model_len // block_size)), dtype=np.int32)
         self._forward = ForwardPass(model, store, block_size, self._tables, groups)
@@ -69,23 +72,32 @@ class RankWorker:
     def _launch(self, launch: Launch) -> Launched:
         if self._sums is not None:
             self._sums.timeout_s = patience_s(self.step_s)
+        if self._stages is not None:
+            self._stages.timeout_s = patience_s(self.step_s)
+            self._stages.begin()
         start, error, ran_out = time.monotonic(), "", False
         try:
             with device_faults():
                 self._compute(launch)
         except SumsBroken:
             raise
+        except StageFailed:
+            logger.warning("launch %d failed in an earlier stage, which tells rank 0 why", launch.num)
         except Exception as failure:
             logger.exception("launch %d with %d rows failed", launch.num, len(launch.plan.slots))
             error, ran_out = repr(failure), isinstance(failure, OutOfDeviceMemory)
+        if self._stages is not None:
+            self._stages.settle()
         taken_s = time.monotonic() - start
         self.step_s += (taken_s - self.step_s) / STEPS
-        sums_s = 0.0 if self._sums is None else self._sums.seconds
+        sums_s = sum(one.seconds for one in (self._sums, self._stages) if one is not None)
         return Launched(self._rank, launch.num, error, ran_out, taken_s, sums_s)
 
     def _compute(self, launch: Launch) -> None:
         positions = SamplePositions.of(launch.plan)
         states = self._forward.compute(launch.plan, positions, is_whole=launch.is_whole)
+        if not self._model.is_last:
+            return
         for first, end in launch.spans:
             self._model.logits(states.computed[first:end])
         if positions.rows:

@@ -10,6 +10,7 @@ from sluice_server.engine.errors import Code, RankLost, ServiceError
 from sluice_server.engine.parallel.messages import Ended, Hello, Launched, Order, Ready, Refused, Report, Welcome
 from sluice_server.engine.parallel.options import shape_of
 from sluice_server.engine.parallel.shape import ParallelShape
+from sluice_server.engine.parallel.stages import Stages
 from sluice_server.engine.parallel.sums import patience_s
 from sluice_server.engine.parallel.sums_shared import SharedMemorySums, new_segment
 from sluice_server.services.config import ServiceConfig
@@ -33,6 +34,7 @@ class RankGroup:
         self.shape = shape
         self.step_s: Callable[[], float] = float  # returns the time of a usual step
         self._sums: SharedMemorySums | None = None
+        self._stages: Stages | None = None
         self._sockets = sockets
         self._own = own
         self._ready: list[Ready] = []
@@ -43,6 +45,11 @@ class RankGroup:
         """Implements `Workers.sums`, once they are shared."""
         assert self._sums is not None
         return self._sums
+
+    @property
+    def stages(self) -> Stages | None:
+        """Implements `Workers.stages`."""
+        return self._stages
 
     def share_sums(self, offer: Offer) -> None:
         """Makes the memory of sums, and passes it to all ranks."""

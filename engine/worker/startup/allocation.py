@@ -51,11 +51,14 @@ def allocate(
     config: EngineConfig, model: Model, drafter: Drafter | None, formats: Formats, limits: Limits
 ) -> AllocatedCache:
     """Allocates the cache of a model and its drafter. Raises ServiceError naming the flag if it does not fit."""
-    groups = groups_for(config, model, has_drafter=drafter is not None)
-    size = sum(one.token_bytes(formats.cache) for one in (model, drafter) if one is not None)
-    ranks = config.tensor_parallel_size  # of this host, each of which takes as much
-    num_whole = cache_blocks(config, ranks * size, limits, cache_room(config, model, formats, limits))
-    num_blocks = num_whole * model.config.num_layers // groups.size  # each holds so many layers
+    whole = groups_for(config, model, has_drafter=drafter is not None)
+    groups, num_layers = whole.of_layers(model.layers), len(model.windows)
+    own, beside_it = (0 if one is None else one.token_bytes(formats.cache) for one in (model, drafter))
+    size = own + beside_it
+    ranks_of_stage = config.tensor_parallel_size  # of this host, each of which takes as much
+    of_all = ranks_of_stage * own * num_layers // len(model.layers) + beside_it
+    num_whole = cache_blocks(config, of_all, limits, cache_room(config, model, formats, limits))
+    num_blocks = num_whole * num_layers // whole.size  # each holds so many layers, of all stages
     what = f"a cache of {num_whole * config.block_size * size >> 20} MiB; set --kv-cache-tokens lower"
     with at_start("--kv-cache-tokens" if model.device.type == "cpu" else "--gpu-memory-utilization", what):
         beside = [] if drafter is None else drafter.new_cache(num_blocks, config.block_size, formats.cache)
@@ -74,13 +77,13 @@ def bookkeeping_of(config: EngineConfig, allocated: AllocatedCache, tiers: Tiers
 
 
 def groups_for(config: EngineConfig, model: Model, *, has_drafter: bool) -> LayerGroups:
-    """Returns the groups of layers that have block tables of their own.
+    """Returns the groups of all layers of a model, those of other stages too, that have block tables of their own.
 
     There is one for all layers on a GPU, whose recorded steps know one table, and where a drafter shares the blocks or
     lower tiers take them.
     """
     is_whole = model.device.type != "cpu" or has_drafter or config.host_cache_bytes > 0
-    return (one_group if is_whole else layer_groups)(model.config.windows)
+    return (one_group if is_whole else layer_groups)(model.windows)
 
 
 def cache_blocks(config: EngineConfig, size: int, limits: Limits, gpu_cache_bytes: int | None) -> int:

@@ -39,12 +39,16 @@ def identity_of(
 
 
 def rank_layout(config: EngineConfig, formats: Formats, model: Model) -> str:
-    """Returns what must be equal on all ranks of a group, for people: formats, and the shape of a cache block."""
-    size = f"{config.block_size} tokens of {model.token_bytes(formats.cache)} bytes"
-    parts = (name_of(formats.dtype), _weights_format(formats, model), f"{name_of(formats.cache)} cache", size)
+    """Returns what must be equal on all ranks of a group, for people: formats, and the shape of a layer's blocks."""
+    size = f"{config.block_size} tokens of {model.token_bytes(formats.cache) // len(model.layers)} bytes a layer"
+    parts = (name_of(formats.dtype), _format(formats, model), f"{name_of(formats.cache)} cache", size)
     return ", ".join(filter(None, parts))
 
 
 def _weights_format(formats: Formats, model: Model) -> str:
+    return " ".join(filter(None, (_format(formats, model), model.observed)))
+
+
+def _format(formats: Formats, model: Model) -> str:
     stored = "" if model.config.stored is None else f"stored {model.config.stored.method}"
-    return " ".join(filter(None, (stored, formats.weights, model.observed)))
+    return " ".join(filter(None, (stored, formats.weights)))

@@ -21,15 +21,16 @@ def check_trial(directory: Path, model: Drafter, cache: list[Tensor], block_size
 
     Raises ServiceError MODEL_INVALID if their logits are not finite.
     """
-    peaks = trial_logits(model, cache, block_size, token).amax(1)
-    if not bool(peaks.isfinite().all()):
+    logits = trial(model, cache, block_size, token)
+    if not bool(logits.amax(1).isfinite().all()):
         text = "the first tokens have no finite logits: weights are too large, or belong to another config.json"
         raise invalid_model(directory, f"{text}; download the checkpoint again")
 
 
-def trial_logits(model: Drafter, cache: list[Tensor], block_size: int, token: int) -> Tensor:
-    """Returns the logits of the trial's tokens."""
+def trial(model: Drafter, cache: list[Tensor], block_size: int, token: int, has_head: bool = True) -> Tensor:
+    """Returns the logits of the trial's tokens, or their hidden states where another stage has the head."""
     num = min(NUM_TOKENS, block_size, model.context_length, model.vocab_size)
     meta = AttentionMetadata.build([num], [num], np.zeros((1, 1), dtype=np.int32), block_size, model.device)
     ids = (torch.arange(num, device=model.device) * (model.vocab_size // num) + token) % model.vocab_size
-    return model.logits(model.forward(ids, cache, meta, None))
+    hidden = model.forward(ids, cache, meta, None)
+    return model.logits(hidden) if has_head else hidden

@@ -29,6 +29,22 @@ def test_each_layer_has_a_place_of_its_own_among_layers_of_its_window(windows: t
     assert list(groups.windows) == sorted(groups.windows, key=lambda size: size or 0)  # full attention first
 
 
+@pytest.mark.parametrize("windows", [GEMMA3, ALTERNATING, MIXED, (None,) * 5])
+@pytest.mark.parametrize("is_one", [False, True])
+def test_layers_of_a_stage_have_the_block_tables_of_all(windows: tuple[int | None, ...], is_one: bool) -> None:
+    whole = one_group(windows) if is_one else layer_groups(windows)
+    cut = len(windows) // 2
+    assert whole.of_layers(range(len(windows))) is whole
+    for layers in (range(cut), range(cut, len(windows))):
+        part = whole.of_layers(layers)
+        places = list(zip(part.group_of, part.place_of, strict=True))
+        assert len(set(places)) == len(layers) and max(part.place_of) + 1 == part.size <= whole.size
+        assert part.windows == whole.windows
+        for layer, group in zip(layers, part.group_of, strict=True):
+            assert part.windows[group] == whole.windows[whole.group_of[layer]]
+    assert whole.of_layers(range(cut)).size <= -(-whole.size * 2 // 3) or whole.size == 1
+
+
 def test_one_window_is_one_group() -> None:
     assert layer_groups((7, 7)) == one_group((7, 7)) == LayerGroups((7,), 2, (0, 0), (0, 1))
     assert one_group((7, None)).windows == (None,)

@@ -16,6 +16,7 @@ from sluice_server.engine.models.limits import limits_of
 from sluice_server.engine.parallel.group import GroupRunner
 from sluice_server.engine.parallel.messages import Launched, Order
 from sluice_server.engine.parallel.shape import ParallelShape
+from sluice_server.engine.parallel.stages import Stages
 from sluice_server.engine.parallel.sums import TimedSums
 from sluice_server.engine.parallel.worker import RankWorker
 from sluice_server.engine.worker.runner import Runner
@@ -35,6 +36,10 @@ class Copies:
     @property
     def sums(self) -> TimedSums:
         raise AssertionError("copies have no sums")
+
+    @property
+    def stages(self) -> Stages | None:
+        return None
 
     def ready(self, layout: str) -> None:
         """Copies have the same layout."""

@@ -83,7 +83,8 @@ def computed(model: Model) -> Tensor:
         kept = torch.arange(num - 3, num) if start + num == TOKENS else None
         found.append(model.forward(ids[start : start + num], positions, cache, meta, kept))
         start += num
-    return model.logits(torch.cat(found))
+    hidden = torch.cat(found)
+    return model.logits(hidden) if model.is_last else hidden
 
 
 def served(tmp_path: Path, case: tuple[str, bool], dtype: torch.dtype = torch.float32, weights: str = "") -> Served:

@@ -68,8 +68,9 @@ def test_stages_own_consecutive_layers(stages: int) -> None:
 def test_members_count_through_the_ranks_of_each_stage() -> None:
     group = ParallelShape(tensor_size=2, pipeline_size=3, sum_shards=4)
     assert [group.of_member(num).member for num in range(group.members)] == list(range(6))
-    last = group.of_member(5)
-    assert (last.stage, last.rank, last.is_first, last.is_last, last.rank_shards) == (2, 1, False, True, 2)
+    assert [group.of_member(num).stage for num in range(group.members)] == [2, 2, 1, 1, 0, 0]
+    own = group.of_member(1)
+    assert (own.stage, own.rank, own.is_first, own.is_last, own.rank_shards) == (2, 1, False, True, 2)
 
 
 def test_no_shards_are_one_for_each_rank() -> None:
@@ -163,4 +164,4 @@ def test_sizes_that_exclude_one_another_are_refused_by_name(options: dict[str, A
 
 def test_settings_become_the_shape_of_a_group() -> None:
     config = EngineConfig(tensor_parallel_size=2, pipeline_parallel_size=3, expert_parallel=True, sum_shards=8)
-    assert shape_of(config) == ParallelShape(2, 0, 3, 0, 8, expert_parallel=True)
+    assert shape_of(config) == ParallelShape(2, 0, 3, 2, 8, expert_parallel=True)

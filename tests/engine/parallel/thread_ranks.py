@@ -1,10 +1,14 @@
-"""A group whose ranks are threads: each has its part of the model, and they add over `ThreadSums`."""
+"""A group whose ranks are threads: each has its part of the model, and they add over `ThreadSums`.
+
+Stages pass hidden states through the memory that processes would share.
+"""
 
 import queue
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import NamedTuple
 
 from sluice_server.engine.build import build_engine
 from sluice_server.engine.config import EngineConfig
@@ -14,7 +18,10 @@ from sluice_server.engine.models.limits import limits_of
 from sluice_server.engine.parallel.build import RankPart, build_rank
 from sluice_server.engine.parallel.messages import Allocate, Launched, Order
 from sluice_server.engine.parallel.options import shape_of
-from sluice_server.engine.parallel.sums import ThreadSums, thread_sums
+from sluice_server.engine.parallel.ranks import Ranks
+from sluice_server.engine.parallel.shape import ParallelShape
+from sluice_server.engine.parallel.stages_shared import SharedMemoryStages, new_stages
+from sluice_server.engine.parallel.sums import LocalSums, ThreadSums, TimedSums, thread_sums
 from sluice_server.services.checkpoint.grammar_ids import grammars_of
 
 WAIT_S = 60.0
@@ -30,24 +37,49 @@ def timed(sums: ThreadSums) -> TimedThreadSums:
     return TimedThreadSums(sums._group, sums.rank, sums.shards)
 
 
+class ThreadPlace(NamedTuple):
+    """A rank's place in a group of threads."""
+
+    shape: ParallelShape
+    sums: TimedSums
+    stages: SharedMemoryStages | None
+
+    @property
+    def ranks(self) -> Ranks:
+        return Ranks(*self)
+
+
+def places(shape: ParallelShape) -> list[ThreadPlace]:
+    """The places of all ranks of a group."""
+    size, num = shape.tensor_size, shape.pipeline_size
+    sums = [one for _ in range(num) for one in thread_sums(size, shape.sum_shards, timeout_s=WAIT_S)]
+    each = [shape.of_member(member) for member in range(shape.members)]
+    file = new_stages(shape) if num > 1 else None
+    return [
+        ThreadPlace(
+            one,
+            LocalSums(shape.sum_shards) if size == 1 else timed(its),
+            None if file is None else SharedMemoryStages(file, one, WAIT_S),
+        )
+        for one, its in zip(each, sums, strict=True)
+    ]
+
+
 class ThreadWorkers:
     """Implements `Workers`."""
 
     def __init__(self, directory: Path, config: EngineConfig) -> None:
         self.shape = shape_of(config)
-        size = self.shape.tensor_size
-        group = thread_sums(size, self.shape.sum_shards, timeout_s=WAIT_S)
-        self.sums = timed(group[0])
+        size = self.shape.members
+        ranks = places(self.shape)
+        self.sums, self.stages = ranks[0].sums, ranks[0].stages
         self.orders: list[Order] = []
         self.errors: list[Exception] = []
         self._inboxes: list[queue.Queue[Order | None]] = [queue.Queue() for _ in range(1, size)]
         self._answers: queue.Queue[str | Launched] = queue.Queue()
         model = read_config(directory)
         limits = limits_of(config, model, 1 << 20)
-        parts = [
-            RankPart(config, model, directory, limits, self.shape.of_member(rank), timed(group[rank]))
-            for rank in range(1, size)
-        ]
+        parts = [RankPart(config, model, directory, limits, rank.shape, rank.sums, rank.stages) for rank in ranks[1:]]
         self._threads = [
             threading.Thread(target=self._run, args=given) for given in zip(parts, self._inboxes, strict=True)
         ]

@@ -1,0 +1,136 @@
+"""The whole engine over stages: the tokens of one rank, whatever a request asks for."""
+
+import dataclasses
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from sluice_server.engine.config import EngineConfig
+from sluice_server.engine.errors import OutOfDeviceMemory
+from sluice_server.engine.parallel.messages import Launch
+from sluice_server.engine.parallel.worker import RankWorker
+from sluice_server.engine.worker.runner import Runner
+from tests.engine.parallel.test_rank_engine import HOST, SMALL, sampled, scores
+from tests.engine.parallel.test_rank_models import SHAPES
+from tests.engine.parallel.thread_ranks import threaded
+from tests.engine.test_engine_oracle import ROOMY, make_engine, run, some_prompts
+from tests.engine.test_engine_search import run as run_search
+from tests.oracle.checkpoints import make_checkpoint
+
+SIZES = [(1, 2), pytest.param((2, 2), marks=pytest.mark.long)]
+NAMES = ("llama-biases", "gemma2", *(pytest.param(name, marks=pytest.mark.long) for name in ("phi3", "gpt-oss")))
+
+
+def over(config: EngineConfig, size: tuple[int, int], **changes: Any) -> EngineConfig:  # noqa: ANN401 # of settings
+    return dataclasses.replace(config, tensor_parallel_size=size[0], pipeline_parallel_size=size[1], **changes)
+
+
+@pytest.fixture(scope="module")
+def llama(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    shape = dataclasses.replace(SHAPES["llama-biases"], layers=3)  # unequal stages
+    return make_checkpoint(tmp_path_factory.mktemp("llama"), shape)
+
+
+@pytest.mark.parametrize("size", SIZES)
+@pytest.mark.parametrize("name", NAMES)
+def test_chunks_prefix_hits_and_preemption(tmp_path: Path, name: str, size: tuple[int, int]) -> None:
+    directory = make_checkpoint(tmp_path, SHAPES[name])
+    prompts = some_prompts(SHAPES[name].vocab, 6)
+    want = run(make_engine(directory, SMALL), prompts)
+    with threaded(directory, over(SMALL, size)) as engine:
+        assert run(engine, prompts) == want
+        assert engine.scheduler.num_preemptions > 0 or name == "phi3"  # its window frees blocks
+    with threaded(directory, over(ROOMY, size)) as engine:
+        assert run(engine, prompts) == want
+        assert run(engine, prompts) == want
+        assert engine.scheduler.cache.stats.hit_tokens > 0
+
+
+@pytest.mark.parametrize("size", SIZES)
+def test_blocks_go_to_host_memory_and_come_back(llama: Path, size: tuple[int, int]) -> None:
+    prompts = some_prompts(SHAPES["llama-biases"].vocab, 9)
+    want = run(make_engine(llama, HOST), prompts)
+    with threaded(llama, over(HOST, size)) as engine:
+        for _ in range(2):
+            assert run(engine, prompts) == want
+        tiers = engine.scheduler.cache.tiers
+        assert tiers is not None and tiers.stats.num_restored
+
+
+@pytest.mark.parametrize("size", SIZES)
+@pytest.mark.parametrize("speculation", ["none", "ngram"])
+def test_several_outputs_with_penalties_and_drafts(llama: Path, size: tuple[int, int], speculation: str) -> None:
+    want = sampled(make_engine(llama, SMALL))
+    with threaded(llama, over(SMALL, size, speculation=speculation, draft_length="fixed")) as engine:
+        assert sampled(engine) == want
+
+
+def test_a_draft_model_of_rank_0(llama: Path) -> None:
+    """Its trees move keys on all stages."""
+    settings = {"draft_model": "x", "draft_length": "fixed", "max_draft_tokens": 6, "max_draft_width": 3}
+    prompts = some_prompts(SHAPES["llama-biases"].vocab, 4)
+    want = run(make_engine(llama, ROOMY), prompts)
+    with threaded(llama, over(ROOMY, (1, 2), speculation="draft", **settings), draft=llama) as engine:
+        assert run(engine, prompts) == want
+        assert engine.scheduler.draft_stats.num_accepted > 10
+
+
+def test_beams(llama: Path) -> None:
+    prompts = some_prompts(SHAPES["llama-biases"].vocab, 3)
+    params = {"beam_width": 3, "n": 2, "temperature": 0.0}
+    want = run_search(make_engine(llama, SMALL), prompts, **params)
+    with threaded(llama, over(SMALL, (1, 2))) as engine:
+        assert run_search(engine, prompts, **params) == want
+
+
+def test_prompt_logprobs(llama: Path) -> None:
+    want = scores(make_engine(llama, SMALL))
+    with threaded(llama, over(SMALL, (1, 3))) as engine:
+        assert scores(engine) == want
+    assert len(want) == 36
+
+
+@pytest.mark.parametrize(
+    "formats", [{"dtype": "bfloat16"}, {"quantization": "int4"}, {"kv_cache_dtype": "int8"}], ids=str
+)
+def test_the_tokens_of_one_rank_in_every_format(llama: Path, formats: dict[str, Any]) -> None:
+    prompts = some_prompts(SHAPES["llama-biases"].vocab, 8)
+    want = run(make_engine(llama, dataclasses.replace(SMALL, **formats)), prompts)
+    with threaded(llama, over(SMALL, (1, 2), **formats)) as engine:
+        assert run(engine, prompts) == want
+
+
+def failing(compute: Callable[..., Any], error: Exception, member: int, *, is_late: bool) -> Callable[..., Any]:
+    """Computes, but fails at the third step and whenever there are several rows from then on."""
+    calls = [0]
+
+    def computed(self: Any, given: Any) -> Any:  # noqa: ANN401 # of a runner or a rank
+        if isinstance(self, RankWorker) and self._rank != member:
+            return compute(self, given)
+        plan = given.plan if isinstance(given, Launch) else given
+        calls[0] += 1
+        fails = calls[0] == 3 or (calls[0] > 3 and len(plan.slots) > 1)
+        if fails and not is_late:
+            raise error
+        found = compute(self, given)
+        if fails:
+            raise error
+        return found
+
+    return computed
+
+
+@pytest.mark.parametrize("error", [RuntimeError("no"), OutOfDeviceMemory()], ids=repr)
+@pytest.mark.parametrize(("where", "member"), [(Runner, 0), (RankWorker, 1), (RankWorker, 2)])
+@pytest.mark.parametrize("is_late", [False, True])
+def test_a_step_that_fails_in_one_stage_is_tried_again_in_all(
+    llama: Path, where: type[Any], member: int, error: Exception, is_late: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Before or behind what it computes: no hidden states of a failed step are taken for those of the next."""
+    prompts = some_prompts(SHAPES["llama-biases"].vocab, 4)
+    want = run(make_engine(llama, ROOMY), prompts)
+    with threaded(llama, over(ROOMY, (1, 3))) as engine:
+        monkeypatch.setattr(where, "_compute", failing(where._compute, error, member, is_late=is_late))
+        assert run(engine, prompts) == want
