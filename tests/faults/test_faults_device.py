@@ -30,7 +30,7 @@ def test_a_request_whose_computation_fails_fails_alone(undisturbed: list[Receive
         assert [one.answer for one in stream_all(service.address, SPECS[:2])] == [one.answer for one in undisturbed[:2]]
 
 
-@pytest.mark.parametrize("most", [3, 100])
+@pytest.mark.parametrize("most", [3, pytest.param(100, marks=pytest.mark.long)])
 def test_a_device_without_memory_takes_smaller_steps(most: int, undisturbed: list[Received]) -> None:
     with serve(*OPTIONS, environment=faults(out_of_memory=most)) as service:
         answers = stream_all(service.address, SPECS)

@@ -87,7 +87,10 @@ def killing(service: Service, *engines: str) -> Callable[[], None]:
     return at_once
 
 
-@pytest.mark.parametrize("lost", [("engine-0",), ("engine-2",), ("engine-0", "engine-1")], ids="+".join)
+LOST = [("engine-0",), pytest.param(("engine-2",), marks=pytest.mark.long), ("engine-0", "engine-1")]
+
+
+@pytest.mark.parametrize("lost", LOST, ids="+".join)
 def test_streams_go_on_at_other_engines_and_the_door_stays_open(
     service: Service, undisturbed: list[Received], lost: tuple[str, ...]
 ) -> None:
@@ -113,6 +116,7 @@ def test_what_a_stopped_engine_still_says_later_reaches_nobody(service: Service,
     wait_until(lambda: is_whole(service), BACK_WITHIN_S, "something is left")
 
 
+@pytest.mark.long
 def test_all_engines_lost_are_waited_for(service: Service, undisturbed: list[Received]) -> None:
     wait_until(lambda: is_whole(service), BACK_WITHIN_S, "the engines are not back")
     answers = stream_all(service.address, SPECS, at_phase("decode", 5, killing(service, *ENGINES)))

@@ -88,8 +88,15 @@ def killing(service: Service, roles: str | Sequence[str], phase: str, seed: int,
     assert len(service.children()) == 4
 
 
-@pytest.mark.parametrize("phase", PHASES)
-@pytest.mark.parametrize("role", INNER)
+QUICK = {("tokenizer", "prefill"), ("detokenizer", "last"), *(("engine", phase) for phase in PHASES)}
+DEATHS = [
+    pytest.param(role, phase, marks=() if (role, phase) in QUICK else pytest.mark.long)
+    for role in INNER
+    for phase in PHASES
+]
+
+
+@pytest.mark.parametrize(("role", "phase"), DEATHS)
 def test_streams_survive_the_death_of_any_inner_process(
     service: Service, undisturbed: list[Received], role: str, phase: str
 ) -> None:

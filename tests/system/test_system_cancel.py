@@ -1,4 +1,4 @@
-"""Cancels at random moments, a thousand of them: one terminal each, and nothing left in any stage."""
+"""Cancels at random moments, hundreds of them: one terminal each, and nothing left in any stage."""
 
 import asyncio
 import random
@@ -11,7 +11,6 @@ from sluice.v1 import inference_pb2, inference_pb2_grpc
 from tests.system.roles import free_ports
 from tests.system.service import Service, generate, serve, spec, wait_until
 
-NUM = 1000
 AT_ONCE = 24
 
 
@@ -45,9 +44,9 @@ async def one(stub: "inference_pb2_grpc.InferenceServiceAsyncStub", rng: random.
         return grpc.StatusCode.CANCELLED
 
 
-async def storm(service: Service) -> dict[grpc.StatusCode, int]:
-    """NUM streams, AT_ONCE at a time; how many ended in which status."""
-    rng, ends, left = random.Random(7), dict[grpc.StatusCode, int](), NUM
+async def storm(service: Service, num: int) -> dict[grpc.StatusCode, int]:
+    """`num` streams, AT_ONCE at a time; how many ended in which status."""
+    rng, ends, left = random.Random(7), dict[grpc.StatusCode, int](), num
     async with grpc.aio.insecure_channel(service.address) as channel:
         stub: inference_pb2_grpc.InferenceServiceAsyncStub = inference_pb2_grpc.InferenceServiceStub(channel)
 
@@ -63,14 +62,15 @@ async def storm(service: Service) -> dict[grpc.StatusCode, int]:
 
 
 @pytest.mark.timeout(240)
-def test_a_thousand_cancels_leave_nothing() -> None:
+@pytest.mark.parametrize("num", [300, pytest.param(1000, marks=pytest.mark.long)])
+def test_cancels_leave_nothing(num: int) -> None:
     first = free_ports(4)[0]
     with serve("--metrics-port", str(first), "--max-num-seqs", "16") as service:
         ports = {child: first + i for i, child in enumerate(("engine", "gateway", "tokenizer", "detokenizer"))}
         with service.stub() as stub:
             before = [token.id for token in generate(stub, spec("import os", 12)).tokens]
-        ends = asyncio.run(storm(service))
-        assert sum(ends.values()) == NUM
+        ends = asyncio.run(storm(service, num))
+        assert sum(ends.values()) == num
         allowed = {grpc.StatusCode.OK, grpc.StatusCode.CANCELLED, grpc.StatusCode.DEADLINE_EXCEEDED}
         assert set(ends) == allowed
 
@@ -79,10 +79,10 @@ def test_a_thousand_cancels_leave_nothing() -> None:
             open_anywhere = [metric(ports[role], "sluice_requests_open") for role in ports]
             return not held and not any(open_anywhere)
 
-        wait_until(is_idle, 10, "something is still held after the storm")
+        wait_until(is_idle, 60, "something is still held after the storm")
         # One terminal each; a deadline of a millisecond can pass before the request reaches the gateway.
         late = ends[grpc.StatusCode.DEADLINE_EXCEEDED]
-        assert NUM + 1 - late <= metric(ports["gateway"], "sluice_requests_total") <= NUM + 1
+        assert num + 1 - late <= metric(ports["gateway"], "sluice_requests_total") <= num + 1
         assert metric(ports["gateway"], "sluice_requests_total", 'code="OK"') == ends[grpc.StatusCode.OK] + 1
         with service.stub() as stub:
             assert [token.id for token in generate(stub, spec("import os", 12)).tokens] == before
