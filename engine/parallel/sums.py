@@ -28,8 +28,10 @@ class SumsBroken(RuntimeError):
         self.rank = rank
 
 
-PATIENCE_S = 5.0  # that a rank may be behind the others
-STEPS_OF_PATIENCE = 10  # or the time of this many steps, if that is longer
+# How long a rank may be behind the others. Less than the patience with a process's heartbeats: a rank that waits has
+# none, and ends with the name of the one that stands still before it is itself taken for stuck.
+PATIENCE_S = 4.0
+STEPS_OF_PATIENCE = 8  # or the time of this many steps, if that is longer
 
 
 def patience_s(step_s: float) -> float:

@@ -4,8 +4,11 @@ Frames begin with the number of the group's start, so that what is left of an ea
 that was made and is lost ends the group: nothing is mended.
 """
 
+import fcntl
+import os
 import time
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import NamedTuple
 
 import zmq
@@ -14,10 +17,13 @@ from zmq.utils.monitor import recv_monitor_message
 
 from sluice_server.engine.errors import RankLost
 from sluice_server.services.config import bad_setting
+from sluice_server.services.process import private
 from sluice_server.services.ring.keys import RingKeys, load_keys
 
 EPOCH_BYTES = 8
 MAX_BYTES = 64 << 20  # of one frame: a step of very many tokens
+IPC = "ipc://"
+LOCK_SUFFIX = ".lock"  # behind the path of an inbox
 HIGH_WATER_MARK = 1000  # frames that may wait for a rank; it is asked how each launch ended
 PROBE_S = 1.0  # between two probes of a TCP connection
 SILENCE_S = 5.0  # without an answer to a probe
@@ -36,8 +42,10 @@ class RankSockets:
     def __init__(
         self, addresses: Mapping[str, str], own: str, others: Sequence[str], keys: RingKeys | None = None
     ) -> None:
-        """`own` is the id of this rank, `others` are those of the ranks that it speaks to. Raises zmq.ZMQError."""
+        """`own` is the id of this rank, `others` are those of the ranks that it speaks to. Raises zmq.ZMQError, and
+        ServiceError if another process has this inbox."""
         self.epoch = 0
+        self._lock = _claim(addresses[own])
         self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
         self._guard: ThreadAuthenticator | None = keys.guard(self._context) if keys is not None else None
         self._inbox = self._context.socket(zmq.PULL)
@@ -85,6 +93,9 @@ class RankSockets:
         if self._guard is not None:
             self._guard.stop()
         self._context.term()
+        if self._lock >= 0:
+            os.close(self._lock)
+            self._lock = -1
 
     def _frame(self, data: bytes) -> Frame:
         return Frame(int.from_bytes(data[:EPOCH_BYTES]), data[EPOCH_BYTES:])
@@ -121,6 +132,25 @@ def open_sockets(addresses: Mapping[str, str], own: str, others: Sequence[str], 
         return RankSockets(addresses, own, others, keys)
     except zmq.ZMQError as error:
         raise bad_setting("rank_peers", f"cannot listen on {addresses[own]}: {error.strerror}") from error
+
+
+def _claim(address: str) -> int:
+    """Returns the locked file beside an inbox that is a path; -1 for others. ZeroMQ would take the path over from a
+    process that listens there."""
+    if not address.startswith(IPC):
+        return -1
+    path = address.removeprefix(IPC)
+    try:
+        lock = private.open_file(Path(path + LOCK_SUFFIX), os.O_RDWR | os.O_CREAT)
+    except OSError as error:
+        raise bad_setting("rank_peers", f"cannot listen on {address}: {error.strerror}") from error
+    try:
+        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        os.close(lock)
+        text = f"another rank is at {path}: stop its group, or give this one other paths"
+        raise bad_setting("rank_peers", text) from None
+    return lock
 
 
 def time_left(until_s: float) -> float:

@@ -214,7 +214,9 @@ class RingLoop:
         try:
             return stage.turn()
         except Exception as error:
-            # No single request caused this: end, and let the supervisor start a clean process.
+            # No single request caused this: end, and let the supervisor start a clean process. Turns that are scheduled
+            # already come while the loop ends: they must not end it for another reason.
+            self._stage = None
             logger.critical("%s cannot go on", self.process_id, exc_info=True)
             raise SystemExit(EXIT_BROKEN) from error
 

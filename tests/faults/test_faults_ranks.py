@@ -3,6 +3,7 @@
 import contextlib
 import dataclasses
 from collections.abc import Callable, Iterator
+from pathlib import Path
 
 import psutil
 import pytest
@@ -28,8 +29,14 @@ def one_rank() -> list[Received]:
 
 
 @pytest.fixture(scope="module")
-def two() -> Iterator[Service]:
-    with serve(*TWO) as service:
+def lines(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The file of the lines that the service of two ranks prints for operators."""
+    return tmp_path_factory.mktemp("log") / "lines"
+
+
+@pytest.fixture(scope="module")
+def two(lines: Path) -> Iterator[Service]:
+    with lines.open("a") as log, serve(*TWO, log=log) as service:
         yield service
 
 
@@ -55,10 +62,15 @@ def test_streams_survive_the_death_of_any_rank(two: Service, one_rank: list[Rece
 
 
 @pytest.mark.parametrize("name", RANKS)
-def test_streams_survive_a_rank_that_hangs(two: Service, one_rank: list[Received], name: str) -> None:
+def test_streams_survive_a_rank_that_hangs(two: Service, one_rank: list[Received], lines: Path, name: str) -> None:
+    """The line about it names the rank that hangs, not one that waits for it."""
+    before = len(lines.read_text())
     answers = stream_all(two.address, SPECS, at_phase("decode", 1, lambda: two.children()[name].suspend()))
     check_undisturbed(answers, one_rank)
     wait_until(lambda: has_recovered(two), BACK_WITHIN_S, "the service did not recover")
+    said = [line for line in lines.read_text()[before:].splitlines() if "starting its group again" in line]
+    assert len(said) == 1, said
+    assert f"{name} was stuck" in said[0] or f"rank {RANKS.index(name)} " in said[0], said
 
 
 @pytest.mark.long

@@ -54,6 +54,16 @@ BAD: list[tuple[dict[str, object], dict[str, object], str]] = [
         {},
         "--speculation: eagle is not supported beside several ranks yet",
     ),
+    (
+        {
+            "tensor_parallel_size": 2,
+            "disk_cache_dir": "/tmp",  # a directory that can be written to
+            "disk_cache_bytes": 1,
+            "host_cache_bytes": 1,
+        },
+        {},
+        "--disk-cache-dir: /tmp is not supported beside several ranks yet",
+    ),
     ({"pipeline_parallel_size": 2}, {}, "--pipeline-parallel-size: 2 is not supported yet"),
     ({"expert_parallel": True}, {}, "--expert-parallel: True is not supported yet"),
     ({"tensor_parallel_size": 2, "sum_shards": 3}, {}, "--sum-shards: 3 is no multiple of --tensor-parallel-size 2"),

@@ -9,6 +9,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator
+from typing import IO
 
 import grpc
 import psutil
@@ -53,12 +54,14 @@ class Service:
 
 
 @contextlib.contextmanager
-def serve(*options: str, environment: dict[str, str] | None = None) -> Iterator[Service]:
-    """Runs a service until the block ends; it must then exit in time, with status 0 unless it was broken."""
+def serve(*options: str, environment: dict[str, str] | None = None, log: IO[str] | None = None) -> Iterator[Service]:
+    """Runs a service until the block ends; it must then exit in time, with status 0 unless it was broken. Its lines for
+    operators go to `log`."""
     command = [sys.executable, "-m", "sluice_server", "serve", "--listen", "127.0.0.1:0", "--log-level", "warning"]
     process = subprocess.Popen(
         [*command, "--threads", "1", *options],
         stdout=subprocess.PIPE,
+        stderr=log,
         text=True,
         env={**os.environ, "OMP_WAIT_POLICY": "passive", **(environment or {})},
         start_new_session=True,

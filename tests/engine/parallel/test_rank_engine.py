@@ -14,7 +14,11 @@ from tests.engine.parallel.thread_ranks import threaded
 from tests.engine.speculation.test_verification import run as run_all
 from tests.engine.test_engine_oracle import ROOMY, TIGHT, make_engine, run, some_prompts
 from tests.engine.test_engine_search import run as run_search
+from tests.engine.test_structured_output import run as run_structured
+from tests.engine.test_structured_output import schema_grammar
 from tests.oracle.checkpoints import make_checkpoint
+from tests.oracle.schemas import SCHEMAS
+from tests.oracle.tokenizers import byte_level_bpe
 
 NAMES = ("llama-biases", "phi3", "gemma2", "qwen3-experts", "gpt-oss")
 SMALL = dataclasses.replace(TIGHT, threads=1)  # only one thread may use the kernels' pool
@@ -120,3 +124,18 @@ def test_the_tokens_of_one_rank_that_adds_as_many_parts(llama: Path, formats: di
     for size in SIZES:
         with threaded(llama, over(SMALL, size, sum_shards=4, **formats)) as engine:
             assert run(engine, prompts) == want
+
+
+@pytest.mark.parametrize("size", SIZES)
+def test_grammars(tmp_path: Path, size: int) -> None:
+    """Rank 0 alone masks and samples; with drafts it reads masks at several places of a sequence."""
+    directory = make_checkpoint(tmp_path, dataclasses.replace(SHAPES["llama-biases"], vocab=404, context=1024))
+    byte_level_bpe(directory)
+    asked = {
+        name: SamplingParams(max_tokens=120, temperature=1.0, seed=at, n=2, grammar=schema_grammar(SCHEMAS[name]))
+        for at, name in enumerate(("person", "order", "tree"))
+    }
+    config = dataclasses.replace(SMALL, kv_cache_tokens=320)
+    want = run_structured(make_engine(directory, config), asked)
+    with threaded(directory, over(config, size, speculation="ngram", draft_length="fixed")) as engine:
+        assert run_structured(engine, asked) == want

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from safetensors.torch import load_file
+from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from sluice_server.engine.errors import ServiceError
@@ -126,6 +126,23 @@ def test_a_cut_within_a_group_is_refused_by_name(form: str, tmp_path: Path) -> N
         ServiceError, match=r"--tensor-parallel-size: model\.layers\.0\.mlp\.down_proj: inputs 0 to 191 of 384"
     ):
         first.stored("model.layers.0.mlp.down_proj", 128, 192)
+
+
+@pytest.mark.parametrize(
+    ("width", "said"), [(44, r"has shape \[48, 44\]"), (0, "no safetensors file holds the tensor")]
+)
+def test_a_checkpoint_that_lacks_a_slice_is_refused_by_every_rank(width: int, said: str, tmp_path: Path) -> None:
+    make_checkpoint(tmp_path, SHAPES["llama"])
+    config, tensors = read_config(tmp_path), load_file(tmp_path / "model.safetensors")
+    name = "model.layers.1.mlp.down_proj.weight"
+    whole = tensors.pop(name)
+    if width:
+        tensors[name] = whole[:, :width].contiguous()
+    save_file(tensors, tmp_path / "model.safetensors", {"format": "pt"})
+    for rank in of_ranks(source_of(tmp_path, config), config, 2):
+        with pytest.raises(ServiceError, match=said) as caught:
+            rank.get(name, (48, 44))
+        assert name in caught.value.message
 
 
 def test_blocks_of_experts_are_cut(tmp_path: Path) -> None:

@@ -53,3 +53,9 @@ def test_what_is_out_of_range_is_refused_as_the_service_refuses_it() -> None:
     with pytest.raises(ServiceError, match="--block-size: 0 is below 1") as caught:
         settings_of({"block_size": 0})
     assert (caught.value.reason, caught.value.field) == ("INVALID_SETTING", "block_size")
+
+
+def test_several_ranks_are_refused_by_name() -> None:
+    with pytest.raises(ServiceError, match="--tensor-parallel-size: several ranks are for `sluice serve`") as caught:
+        settings_of({"tensor_parallel_size": 2})
+    assert (caught.value.reason, caught.value.field) == ("INVALID_SETTING", "tensor_parallel_size")

@@ -22,7 +22,7 @@ from sluice_server.services.ranks.codec import ORDERS, REPORTS, MalformedMessage
 from sluice_server.services.ranks.leader import RankGroup
 from sluice_server.services.ranks.membership import hello_of
 from sluice_server.services.ranks.process import RankProcess
-from sluice_server.services.ranks.sockets import RankSockets
+from sluice_server.services.ranks.sockets import RankSockets, open_sockets
 
 CONFIG = EngineConfig(dtype="float32", tensor_parallel_size=2)
 PLAN = StepPlan(3, [1, 0], [1, 2], [5, 0], [7, 8, 9], [True, True], [], [], {1: 1}, {1: (-1,)}, {0: False})
@@ -37,9 +37,9 @@ class Pair:
     """Rank 0, and rank 1 in a thread of its own."""
 
     def __init__(self, directory: Path) -> None:
-        addresses = {"engine-0": f"ipc://{directory}/0", "worker-0-1": f"ipc://{directory}/1"}
-        self.group = RankGroup(RankSockets(addresses, "engine-0", ["worker-0-1"]), hello(0), shape_of(CONFIG))
-        self.sockets = RankSockets(addresses, "worker-0-1", ["engine-0"])
+        self.addresses = {"engine-0": f"ipc://{directory}/0", "worker-0-1": f"ipc://{directory}/1"}
+        self.group = RankGroup(RankSockets(self.addresses, "engine-0", ["worker-0-1"]), hello(0), shape_of(CONFIG))
+        self.sockets = RankSockets(self.addresses, "worker-0-1", ["engine-0"])
         self.rank = RankProcess(1, self.sockets, Heartbeat("", "worker-0-1"))
         self.errors: list[Exception] = []
 
@@ -77,6 +77,23 @@ def join(pair: Pair) -> None:
 def joined(pair: Pair) -> None:
     with pair.beside(lambda: join(pair)):
         pair.group.gather()
+
+
+def test_a_second_group_with_the_same_paths_is_refused(pair: Pair) -> None:
+    """The first goes on; its paths are free once it has ended."""
+    joined(pair)
+    with pytest.raises(ServiceError, match=r"--rank-peers: another rank is at .*/0: stop its group"):
+        open_sockets(pair.addresses, "engine-0", ["worker-0-1"])
+    pair.rank.tell(Launched(1, 1))
+    assert pair.group.launched(1) == [Launched(1, 1)]
+    pair.group.close()
+    open_sockets(pair.addresses, "engine-0", ["worker-0-1"]).close()
+
+
+def test_a_rank_that_listens_on_the_network_needs_a_key() -> None:
+    addresses = {"engine-0": "tcp://127.0.0.1:1", "worker-0-1": "tcp://127.0.0.1:2"}
+    with pytest.raises(ServiceError, match=r"--ring-keys: is needed for tcp://127\.0\.0\.1:1: TCP is always encrypted"):
+        open_sockets(addresses, "worker-0-1", ["engine-0"])
 
 
 def test_orders_come_as_they_were_sent_and_launches_are_answered(pair: Pair) -> None:

@@ -28,6 +28,7 @@ def test_the_table_names_ranks_in_their_order() -> None:
         ("worker", "engine-0", PEERS, "engine-0 is rank 0: rank 0 is the engine"),
         ("engine", "worker-0-1", PEERS, "worker-0-1 is rank 1: rank 0 is the engine"),
         ("worker", "worker-0-1", "engine-0", "'engine-0' is not id=tcp://host:port"),
+        ("worker", "worker-0-1", "engine-0=tcp://a:1,worker-0-1=tcp://b:1", "ranks of several hosts are not supported"),
     ],
 )
 def test_a_table_that_does_not_fit_is_refused(role: str, name: str, peers: str, text: str) -> None:

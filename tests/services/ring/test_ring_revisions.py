@@ -1,5 +1,6 @@
 """What each stage refuses of a revision other than its own, and which requests a mixed ring affects."""
 
+import asyncio
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -120,3 +121,23 @@ def test_one_whose_files_have_changed_ends(place: Place) -> None:
     place.ring.on_mixed = leave
     with pytest.raises(SystemExit):
         place.take(Probe("g", 1, (str(place.ring.process_id),), is_mixed=True))
+
+
+def test_a_fault_of_a_turn_is_the_last_thing(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Turns that are scheduled already come while the loop ends; they would end it for another reason."""
+    turns: list[int] = []
+
+    def turn() -> bool:
+        turns.append(1)
+        raise ValueError(f"fault {len(turns)}")
+
+    monkeypatch.setattr(place.stage, "turn", turn)
+    place.ring._loop, place.ring._stage = asyncio.new_event_loop(), place.stage
+    try:
+        with pytest.raises(SystemExit) as ended:
+            place.ring._turn()
+        place.ring._turn()
+    finally:
+        place.ring._loop.close()
+    assert ended.value.code == 70 and str(ended.value.__cause__) == "fault 1"
+    assert len(turns) == 1
