@@ -46,6 +46,7 @@ class Running:
         self._ready_fd = ready_fd
         self._process: subprocess.Popen[bytes] | None = None
         self._killed_for = ""  # why the supervisor killed it
+        self.was_asked = False  # the last process ended with status 0: somebody sent it SIGTERM
 
     @property
     def name(self) -> str:
@@ -113,6 +114,7 @@ class Running:
             return ""
         self._sweep(process)
         self._process = None
+        self.was_asked = process.returncode == 0 and not self._killed_for
         if self._killed_for:
             return f"{self.name} {self._killed_for}"
         if process.returncode < 0:

@@ -3,9 +3,9 @@
 A child that dies or hangs breaks the ring: gateways get SIGUSR1, read who is absent (`services.process.absences`), and
 replay its requests at other engines, or stop admitting requests until the child, which is started again, is back.
 SIGHUP restarts tokenizers, engines and detokenizers one after another; gateways get SIGUSR2, which marks a planned
-restart. Only the exit that was requested does not count as a restart; every
-later end counts. HTTP edges are outside of the ring: one that dies is started again, and no other is told. It handles
-processes and signals only.
+restart, and also when a process was sent SIGTERM by somebody else. Only the exit that SIGHUP requested does not count
+as a restart; every other end counts. HTTP edges are outside of the ring: one that dies is started again, and no other
+is told. It handles processes and signals only.
 """
 
 import contextlib
@@ -188,8 +188,8 @@ class Supervisor:
             self._serving -= {gateway.name for gateway in self._gateways}
             with contextlib.suppress(OSError):  # without names, gateways take the whole ring for lost
                 absences.write(self._directory.path, self._absent())
-            for gateway in self._gateways:
-                gateway.signal(signal.SIGUSR2 if is_planned else signal.SIGUSR1)
+            for gateway in self._gateways:  # no request is to blame for an end that somebody asked for
+                gateway.signal(signal.SIGUSR2 if is_planned or child.was_asked else signal.SIGUSR1)
         else:
             self._serving.discard(child.name)
         return True

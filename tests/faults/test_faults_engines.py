@@ -140,3 +140,17 @@ def test_a_restart_that_was_asked_for_refuses_nobody(service: Service, undisturb
         wait_until(are_new, BACK_WITHIN_S, "not all were restarted")
     assert not errors
     wait_until(lambda: is_whole(service), BACK_WITHIN_S, "something is left")
+
+
+def test_one_engine_that_is_asked_to_exit_hands_its_streams_over(service: Service, undisturbed: list[Received]) -> None:
+    wait_until(lambda: is_whole(service), BACK_WITHIN_S, "the engines are not back")
+    before = service.children()["engine-1"]
+    with callers(service) as errors:
+        check_undisturbed(stream_all(service.address, SPECS, at_phase("decode", 7, before.terminate)), undisturbed)
+        wait_until(
+            lambda: not before.is_running() and service.children().keys() >= set(ENGINES),
+            BACK_WITHIN_S,
+            "it is not back",
+        )
+    assert not errors
+    wait_until(lambda: is_whole(service), BACK_WITHIN_S, "something is left")

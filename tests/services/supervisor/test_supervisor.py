@@ -50,6 +50,10 @@ elif os.environ.get("ENGINE") == "dies" and os.path.getsize(runs) <= int(os.envi
     while not os.path.exists(os.path.join(os.environ["RUNS"], "up")):
         pass
     os.kill(os.getpid(), signal.SIGKILL)
+elif os.environ.get("ENGINE") == "leaves" and os.path.getsize(runs) == 1:
+    while not os.path.exists(os.path.join(os.environ["RUNS"], "up")):
+        pass
+    raise SystemExit  # as at SIGTERM
 elif os.environ.get("ENGINE") == "sticks" and os.path.getsize(runs) == 1:
     import struct
     with open(os.path.join(os.environ["RUNS"], "engine-0.alive"), "wb") as file:
@@ -95,6 +99,17 @@ def test_a_child_that_dies_is_started_again_and_gateways_are_told(tmp_path: Path
     assert (tmp_path / "engine").read_text().startswith("xx")
     assert said[0] == "sluice: engine-0 was killed by SIGKILL; starting it again"
     assert any(line.startswith("sluice: serving again after") for line in said)
+
+
+def test_a_child_that_somebody_else_asked_to_exit_is_told_as_planned(tmp_path: Path) -> None:
+    status, _, said = supervise(LOSING, tmp_path, ENGINE="leaves", TURNS="1")
+    assert status == 0
+    assert (tmp_path / "told").read_text() == "planned "
+    assert said[0] == "sluice: engine-0 ended with exit status 0; starting it again"
+
+
+def test_an_exit_that_somebody_else_asked_for_counts(tmp_path: Path) -> None:
+    assert supervise(LOSING, tmp_path, max_restarts=0, ENGINE="leaves", TURNS="1")[0] == 1
 
 
 def test_a_child_that_is_stuck_is_killed_and_started_again(tmp_path: Path) -> None:
