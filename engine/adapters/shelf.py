@@ -131,14 +131,16 @@ class Shelf:
         """
         self._update_turn(queue)
         pinned = [digest for digest, entry in self._entries.items() if entry.is_pinned]
+        has_host = has_device = True  # after the first that finds no room, only the one whose turn it is looks for some
         for digest in dict.fromkeys([*pinned, *queue]):
             entry = self._entries.get(digest)
             if entry is None or entry.is_leaving or entry.device is not Copy.NONE:
                 continue
-            if entry.host is Copy.NONE:
-                self._read(digest, entry, queue)
-            elif entry.host is Copy.HERE and self._turn in (None, digest):
-                self._load(digest, entry, queue)
+            has_turn = digest == self._turn
+            if entry.host is Copy.NONE and (has_host or has_turn):
+                has_host = self._read(digest, entry, queue)
+            elif entry.host is Copy.HERE and ((has_device and self._turn is None) or has_turn):
+                has_device = self._load(digest, entry, queue)
 
     def take_orders(self) -> list[Order]:
         """Returns the orders since the last call."""
@@ -202,9 +204,9 @@ class Shelf:
     def _is_coming(self, digest: bytes) -> bool:
         return self._entries[digest].device is not Copy.NONE
 
-    def _read(self, digest: bytes, entry: Entry, queue: Mapping[bytes, bool]) -> None:
-        """Orders a read if host memory has room, or others give it. Only the one whose turn it is displaces what
-        waiting sequences need."""
+    def _read(self, digest: bytes, entry: Entry, queue: Mapping[bytes, bool]) -> bool:
+        """Orders a read if host memory has room, or others give it; returns whether it did. Only the one whose turn it
+        is displaces what waiting sequences need."""
         excess = self._in_host() + entry.num_bytes - self._host_bytes
         leaving: list[bytes] = []
         for other in self._wanted_last(queue):
@@ -216,16 +218,18 @@ class Shelf:
                 leaving.append(other)
                 excess -= one.num_bytes
         if excess > 0:
-            return
+            return False
         for other in leaving:
             self._entries[other].host = Copy.NONE
             self._orders.append(Order(OrderKind.FORGET, other))
         entry.host = Copy.COMING
         self._entries.move_to_end(digest)
         self._orders.append(Order(OrderKind.READ, digest))
+        return True
 
-    def _load(self, digest: bytes, entry: Entry, queue: Mapping[bytes, bool]) -> None:
-        """Orders a load if there is a slot with room, or others give it; in its turn, has others drain until so."""
+    def _load(self, digest: bytes, entry: Entry, queue: Mapping[bytes, bool]) -> bool:
+        """Orders a load if there is a slot with room, or others give it; returns whether it did. In its turn, an
+        adapter has others drain until so."""
         excess = self._on_device() + entry.num_bytes - self._device_bytes
         slots, has_turn = 1 - len(self._free), digest == self._turn
         leaving: list[bytes] = []
@@ -240,15 +244,16 @@ class Shelf:
                 leaving.append(other)
                 excess, slots = excess - one.num_bytes, slots - 1
         if excess > 0 or slots > 0:
-            return
+            return False
         if not all(self._entries[other].is_idle for other in leaving):
             self._draining.update(leaving)
-            return
+            return False
         for other in leaving:
             self._free_slot(other)
         entry.slot, entry.device, entry.is_fresh = self._free.pop(), Copy.COMING, True
         self._entries.move_to_end(digest)
         self._orders.append(Order(OrderKind.LOAD, digest, entry.slot))
+        return True
 
     def _wanted_last(self, queue: Mapping[bytes, bool]) -> Iterator[bytes]:
         """Yields adapters in the order of eviction: those that drain, then those that nothing waits for, each from the

@@ -3,7 +3,7 @@ sequence ends although adapters outnumber slots. Bugs planted in it are noticed.
 
 import random
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 import pytest
@@ -318,3 +318,25 @@ def test_a_slot_whose_turn_has_ended_takes_no_new_sequences() -> None:
     assert world.take(b"b") == 0
     shelf.look_over({b"b": False})
     assert world.take(b"b") == 0
+
+
+def test_a_full_shelf_is_not_searched_for_every_waiting_adapter(monkeypatch: pytest.MonkeyPatch) -> None:
+    shelf = Shelf(8, 80, 160)
+    names = [bytes([i]) for i in range(200)]
+    for name in names:
+        shelf.add(name, 10)
+    queue = dict.fromkeys(names, False)
+    for _ in range(4):
+        shelf.look_over(queue)
+        for order in shelf.take_orders():
+            shelf.ended(order, is_good=True)
+    searches: list[int] = []
+    wanted_last = Shelf._wanted_last
+
+    def search(self: Shelf, queue: Mapping[bytes, bool]) -> Iterator[bytes]:
+        searches.append(1)
+        return wanted_last(self, queue)
+
+    monkeypatch.setattr(Shelf, "_wanted_last", search)
+    shelf.look_over(queue)
+    assert 0 < len(searches) <= 3, "one search each of host memory and the device, and one of the turn"
