@@ -100,6 +100,19 @@ DASHBOARDS: dict[str, tuple[Panel, ...]] = {
             ((f"histogram_quantile(0.5, sum by (le) (rate(sluice_engine_step_tokens_bucket[{WINDOW}])))", "p50"),),
         ),
         one("Tokens that open requests may use", "short", "sum(sluice_reserved_tokens)", "reserved"),
+        one(
+            "Ranks: share of steps in sums",
+            "percentunit",
+            f'sum by (process, rank) (rate(sluice_rank_seconds_total{{part="sums"}}[{WINDOW}])) / '
+            f'sum by (process, rank) (rate(sluice_rank_seconds_total{{part="steps"}}[{WINDOW}]))',
+            "{{process}} rank {{rank}}",
+        ),
+        one(
+            "Ranks: between the fastest and the slowest",
+            "s",
+            f"sum by (process) (rate(sluice_rank_skew_seconds_total[{WINDOW}]))",
+            "{{process}}",
+        ),
     ),
     "speculation": (
         rates("Drafted, by place", "sluice_drafted_tokens_total", "place"),
