@@ -80,5 +80,10 @@ class EngineConfig:
         "equal bits; 0 is one for each rank",
     )
 
+    @property
+    def num_ranks(self) -> int:
+        """The number of ranks of all stages."""
+        return self.tensor_parallel_size * self.pipeline_parallel_size
+
 
 DEFAULTS = EngineConfig()  # other defaults of the same meaning are taken from here

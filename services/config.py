@@ -166,9 +166,6 @@ def check(engine: EngineConfig, service: ServiceConfig) -> None:
     _check_speculation(engine)
     _check_gpu_memory(engine)
     check_parallel(engine)
-    if engine.pipeline_parallel_size > 1:
-        text = f"{engine.pipeline_parallel_size} is not supported yet: leave it out"
-        raise bad_setting("pipeline_parallel_size", text)
     _one_of("device", engine.device, ("auto", "cpu", "cuda"))
     _one_of("dtype", engine.dtype, ("auto", "float32", "bfloat16"))
     _one_of("quantization", engine.quantization, QUANTIZATIONS)

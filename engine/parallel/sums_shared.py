@@ -37,8 +37,9 @@ class SharedMemorySums:
         seconds: spent in sums since start, waiting included.
     """
 
-    def __init__(self, file: int, rank: int, shards: int = 0, timeout_s: float = TIMEOUT_S) -> None:
-        """Takes the descriptor of a segment for its own; `shards` 0 is one for each rank.
+    def __init__(self, file: int, rank: int, shards: int = 0, timeout_s: float = TIMEOUT_S, where: str = "") -> None:
+        """Takes the descriptor of a segment for its own; `shards` 0 is one for each rank. `where` is said of a rank at
+        fault, behind its number.
 
         No other descriptor of the segment may be closed in this process: that would give up the lock, and the others
         would take the rank for ended. Raises ValueError for a segment that does not fit or has this rank already.
@@ -52,6 +53,7 @@ class SharedMemorySums:
         self.shards = shards or self.size
         self.seconds = 0.0
         self._file = file
+        self._where = where
         try:
             fcntl.lockf(file, fcntl.LOCK_EX | fcntl.LOCK_NB, 1, rank)
         except OSError:
@@ -111,7 +113,7 @@ class SharedMemorySums:
         self.seconds += time.perf_counter() - start
         if outcome.fault == sums.NONE:
             return
-        who = f"rank {outcome.rank} of {self.size}"
+        who = f"rank {outcome.rank} of {self.size}{self._where}"
         why = {
             sums.ENDED: "has ended",
             sums.LATE: f"did not come to a sum within {self.timeout_s:g} s; it is stuck",

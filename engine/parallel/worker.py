@@ -82,7 +82,7 @@ class RankWorker:
         except SumsBroken:
             raise
         except StageFailed:
-            logger.warning("launch %d failed in an earlier stage, which tells rank 0 why", launch.num)
+            logger.info("launch %d failed in an earlier stage, which tells rank 0 why", launch.num)
         except Exception as failure:
             logger.exception("launch %d with %d rows failed", launch.num, len(launch.plan.slots))
             error, ran_out = repr(failure), isinstance(failure, OutOfDeviceMemory)

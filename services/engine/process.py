@@ -37,7 +37,7 @@ async def run(process: Process) -> int:
     take_turns_of(LONG_S)  # this thread and the compute threads: other stages' threads get a core first
     with contextlib.ExitStack() as closing:
         group = None
-        if config.tensor_parallel_size > 1:
+        if config.num_ranks > 1:
             group = open_group(config, process.config, process.ring.process_id, process.contents.configuration)
             closing.callback(group.close)
             config = config_of_rank(config)

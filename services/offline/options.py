@@ -53,8 +53,9 @@ def settings_of(options: Mapping[str, object]) -> OfflineConfig:
     engine = EngineConfig(**OF_SERVER, **{name: value for name, value in given.items() if name not in OF_SERVICE})
     service = ServiceConfig(**{name: value for name, value in given.items() if name in OF_SERVICE})
     check(engine, service)
-    if engine.tensor_parallel_size > 1:
-        raise bad_setting("tensor_parallel_size", "several ranks are for `sluice serve`: LLM is one process")
+    for name in ("tensor_parallel_size", "pipeline_parallel_size"):
+        if getattr(engine, name) > 1:
+            raise bad_setting(name, "several ranks are for `sluice serve`: LLM is one process")
     return OfflineConfig(engine, service)
 
 

@@ -11,12 +11,12 @@ from sluice_server.engine.parallel.messages import Ended, Hello, Launched, Order
 from sluice_server.engine.parallel.options import shape_of
 from sluice_server.engine.parallel.shape import ParallelShape
 from sluice_server.engine.parallel.stages import Stages
-from sluice_server.engine.parallel.sums import patience_s
-from sluice_server.engine.parallel.sums_shared import SharedMemorySums, new_segment
+from sluice_server.engine.parallel.sums import TimedSums, patience_s
 from sluice_server.services.config import ServiceConfig
 from sluice_server.services.ranks.codec import ORDERS, REPORTS, MalformedMessage
 from sluice_server.services.ranks.descriptors import SUFFIX, Offer, offered
 from sluice_server.services.ranks.membership import check_equal, disagreement, hello_of, refusal
+from sluice_server.services.ranks.memory import Connections, connect, new_memory
 from sluice_server.services.ranks.settings import START_S, own_epoch, rank_table
 from sluice_server.services.ranks.sockets import RankSockets, open_sockets, time_left
 from sluice_server.version import VERSION
@@ -33,32 +33,32 @@ class RankGroup:
         self.size = own.size
         self.shape = shape
         self.step_s: Callable[[], float] = float  # returns the time of a usual step
-        self._sums: SharedMemorySums | None = None
-        self._stages: Stages | None = None
+        self._connections: Connections | None = None
         self._sockets = sockets
         self._own = own
         self._ready: list[Ready] = []
         sockets.epoch = own.epoch
 
     @property
-    def sums(self) -> SharedMemorySums:
-        """Implements `Workers.sums`, once they are shared."""
-        assert self._sums is not None
-        return self._sums
+    def sums(self) -> TimedSums:
+        """Implements `Workers.sums`, once memory is shared."""
+        assert self._connections is not None
+        return self._connections.sums
 
     @property
     def stages(self) -> Stages | None:
-        """Implements `Workers.stages`."""
-        return self._stages
+        """Implements `Workers.stages`, once memory is shared."""
+        assert self._connections is not None
+        return self._connections.stages
 
-    def share_sums(self, offer: Offer) -> None:
-        """Makes the memory of sums, and passes it to all ranks."""
-        file = new_segment(self.size)
-        self._sums = SharedMemorySums(file, 0, self.shape.sum_shards, START_S)
-        offer.pass_on(file, self.size - 1)
+    def share_memory(self, offer: Offer) -> None:
+        """Makes the memory of sums and stages, and passes it to all ranks."""
+        files = new_memory(self.shape)
+        offer.pass_on(files, self.size - 1)
+        self._connections = connect(files, self.shape, START_S)
 
     def gather(self, sums: str = "") -> None:
-        """Waits for all ranks, and welcomes them; they find the memory of sums at `sums`. Raises ServiceError for one
+        """Waits for all ranks, and welcomes them; they find the memory at `sums`. Raises ServiceError for one
         that cannot belong to this group, or that does not come."""
         joined: dict[int, Hello] = {}
 
@@ -158,7 +158,7 @@ def open_group(engine: EngineConfig, service: ServiceConfig, process_id: str, co
     try:
         with offered(table.addresses[process_id].removeprefix("ipc://") + SUFFIX) as offer:
             group.gather(offer.path)
-            group.share_sums(offer)
+            group.share_memory(offer)
     except BaseException:
         group.close()
         raise

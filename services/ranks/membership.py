@@ -15,7 +15,7 @@ def hello_of(config: EngineConfig, rank: int, epoch: int, build: str, checkpoint
     """Returns what a rank says of itself."""
     fields = dataclasses.asdict(config)
     settings = {name: as_text(value) for name, value in fields.items() if name not in OWN}
-    return Hello(rank, config.tensor_parallel_size, epoch, build, checkpoint, settings)
+    return Hello(rank, config.num_ranks, epoch, build, checkpoint, settings)
 
 
 def refusal(own: Hello, other: Hello, known: Mapping[int, object]) -> str:
@@ -24,7 +24,7 @@ def refusal(own: Hello, other: Hello, known: Mapping[int, object]) -> str:
     if own.epoch and other.epoch and own.epoch != other.epoch:
         return f"{who} belongs to start {other.epoch} of its group, and rank 0 to start {own.epoch}"
     if not 0 < other.rank < own.size:
-        return f"{who} is not one of the {own.size} ranks of --tensor-parallel-size"
+        return f"{who} is not one of the {own.size} ranks of the group"
     if other.rank in known:
         return f"{who} came twice: two processes have its id"
     for what, mine, its in (

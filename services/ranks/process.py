@@ -20,7 +20,6 @@ from sluice_server.engine.models.registry import read_served
 from sluice_server.engine.parallel.build import RankPart, build_rank
 from sluice_server.engine.parallel.messages import Allocate, Ended, Order, Ready, Refused, Report, Welcome
 from sluice_server.engine.parallel.options import shape_of
-from sluice_server.engine.parallel.sums_shared import SharedMemorySums
 from sluice_server.engine.parallel.worker import RankWorker
 from sluice_server.engine.plugins.entry_points import find_plugins
 from sluice_server.services.checkpoint.digests import remembered
@@ -34,6 +33,7 @@ from sluice_server.services.process.supervised import die_with_supervisor
 from sluice_server.services.ranks.codec import ORDERS, REPORTS
 from sluice_server.services.ranks.descriptors import receive
 from sluice_server.services.ranks.membership import disagreement, hello_of
+from sluice_server.services.ranks.memory import connect
 from sluice_server.services.ranks.settings import START_S, RankTable, config_of_rank, epoch_of, rank_table
 from sluice_server.services.ranks.sockets import RankSockets, open_sockets
 from sluice_server.services.telemetry import logs
@@ -118,8 +118,8 @@ def _work(process: RankProcess, engine: EngineConfig, service: ServiceConfig, ta
     assert isinstance(welcome, Welcome), "rank 0 welcomes a rank before it orders anything else"
     with Naming(contents, None) as naming:
         shape = shape_of(engine).of_member(table.rank)
-        sums = SharedMemorySums(receive(welcome.sums), table.rank, shape.sum_shards, START_S)
-        part = RankPart(config_of_rank(engine), model, contents.directory, limits, shape, sums)
+        connections = connect(receive(welcome.sums), shape, START_S)
+        part = RankPart(config_of_rank(engine), model, contents.directory, limits, shape, *connections)
 
         def sizes(layout: str) -> Allocate:
             process.tell(Ready(table.rank, layout, naming.check()))
@@ -129,7 +129,7 @@ def _work(process: RankProcess, engine: EngineConfig, service: ServiceConfig, ta
 
         worker = build_rank(part, sizes)
     worker.watch(_at_most_every(BEAT_S / 2, process.beat))
-    logger.info("rank %d of %d computes", table.rank, engine.tensor_parallel_size)
+    logger.info("rank %d of %d computes", table.rank, engine.num_ranks)
     process.compute(worker)
 
 

@@ -36,9 +36,10 @@ class RankTable:
 def rank_table(engine: EngineConfig, service: ServiceConfig, process_id: str) -> RankTable:
     """Returns the place of a process. Raises ServiceError naming the setting at fault."""
     addresses = parse_peers("rank", service.rank_peers)
-    size = engine.tensor_parallel_size
+    size = engine.num_ranks
     if len(addresses) != size:
-        text = f"has {len(addresses)} ranks, and --tensor-parallel-size is {size}: id=address of every rank, 0 first"
+        of_sizes = "--tensor-parallel-size times --pipeline-parallel-size"
+        text = f"has {len(addresses)} ranks, and {of_sizes} is {size}: id=address of every rank, 0 first"
         raise bad_setting("rank_peers", text)
     ids = list(addresses)
     if process_id not in ids:
@@ -64,14 +65,15 @@ def own_epoch(environment: Mapping[str, str]) -> int:
 
 def check_cores(engine: EngineConfig, service: ServiceConfig) -> None:
     """Raises ServiceError for more ranks than cores, as each computes on a core of its own."""
-    cores, num = find_cores(), service.engines * engine.tensor_parallel_size
-    if engine.tensor_parallel_size > 1 and num > cores.usable and not service.allow_shared_cores:
+    cores, num = find_cores(), service.engines * engine.num_ranks
+    if engine.num_ranks > 1 and num > cores.usable and not service.allow_shared_cores:
         text = f"{num} ranks need as many cores, and {cores.usable} can be used here ({cores})"
-        raise bad_setting("tensor_parallel_size", f"{text}; --allow-shared-cores lets them take turns, slowly")
+        name = "tensor_parallel_size" if engine.tensor_parallel_size > 1 else "pipeline_parallel_size"
+        raise bad_setting(name, f"{text}; --allow-shared-cores lets them take turns, slowly")
 
 
 def config_of_rank(engine: EngineConfig) -> EngineConfig:
     """Returns the settings by which one rank computes: its share of the cores and of host memory."""
-    size = engine.tensor_parallel_size
+    size = engine.num_ranks
     threads = engine.threads or max(1, find_cores().usable // size)
     return dataclasses.replace(engine, threads=threads, host_cache_bytes=engine.host_cache_bytes // size)

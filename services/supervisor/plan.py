@@ -53,7 +53,7 @@ def plan_children(engine: EngineConfig, service: ServiceConfig, directory: Path)
 
 def plan_ranks(engine: EngineConfig, service: ServiceConfig, directory: Path) -> list[Child]:
     """Returns an engine, and the other ranks of its group if it has any. `service` is the engine's own."""
-    name, size = service.process_id, engine.tensor_parallel_size
+    name, size = service.process_id, engine.num_ranks
     chosen = share_of(engine, service.engines * size, name)
     if size == 1:
         return [Child(name, Role.ENGINE, to_environment(chosen, service))]

@@ -16,6 +16,8 @@ SPECS = varied(16, 48)
 # Ranks of a test take turns on the cores that there are.
 OPTIONS = ("--dtype", "float32", "--max-restarts", "1000", "--max-num-batched-tokens", "64", "--allow-shared-cores")
 TWO = (*OPTIONS, "--tensor-parallel-size", "2")
+STAGES = (*OPTIONS, "--pipeline-parallel-size", "2")
+FOUR = (*STAGES, "--tensor-parallel-size", "2")
 RANKS = ("engine-0", "worker-0-1")
 BACK_WITHIN_S = 60.0
 MAPPED = "::ffff:"  # before an address of IPv4 that a socket of IPv6 listens on
@@ -71,6 +73,43 @@ def test_streams_survive_a_rank_that_hangs(two: Service, one_rank: list[Received
     said = [line for line in lines.read_text()[before:].splitlines() if "starting its group again" in line]
     assert len(said) == 1, said
     assert f"{name} was stuck" in said[0] or f"rank {RANKS.index(name)} " in said[0], said
+
+
+@pytest.fixture(scope="module")
+def stages() -> Iterator[Service]:
+    with serve(*STAGES) as service:
+        yield service
+
+
+def test_streams_survive_the_death_of_a_stage(stages: Service, one_rank: list[Received]) -> None:
+    """And the answers of two stages are those of one rank."""
+    answers = stream_all(stages.address, SPECS, at_phase("decode", 2, lambda: stages.children()["worker-0-1"].kill()))
+    check_undisturbed(answers, one_rank)
+    wait_until(lambda: has_recovered(stages), BACK_WITHIN_S, "the service did not recover")
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("phase", ["prefill", "decode", "last"])
+@pytest.mark.parametrize("name", RANKS)
+@pytest.mark.parametrize("harm", [psutil.Process.kill, psutil.Process.suspend], ids=["kill", "stop"])
+def test_streams_survive_every_harm_to_a_stage(
+    stages: Service, one_rank: list[Received], name: str, phase: str, harm: Callable[[psutil.Process], None]
+) -> None:
+    answers = stream_all(stages.address, SPECS, at_phase(phase, 1, lambda: harm(stages.children()[name])))
+    check_undisturbed(answers, one_rank)
+    wait_until(lambda: has_recovered(stages), BACK_WITHIN_S, "the service did not recover")
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("harm", [psutil.Process.kill, psutil.Process.suspend], ids=["kill", "stop"])
+def test_stages_of_two_ranks_answer_as_one_and_survive(
+    one_rank: list[Received], harm: Callable[[psutil.Process], None]
+) -> None:
+    with serve(*FOUR, "--speculation", "ngram") as service:
+        check_undisturbed(stream_all(service.address, SPECS), one_rank)
+        harmed = at_phase("decode", 1, lambda: harm(service.children()["worker-0-3"]))
+        check_undisturbed(stream_all(service.address, SPECS, harmed), one_rank)
+        wait_until(lambda: has_recovered(service), BACK_WITHIN_S, "the service did not recover")
 
 
 @pytest.mark.long

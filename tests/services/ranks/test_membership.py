@@ -28,8 +28,8 @@ def test_ranks_of_one_start_belong_together() -> None:
     ("other", "text"),
     [
         (hello(1, epoch=6), "rank 1 belongs to start 6 of its group, and rank 0 to start 7"),
-        (hello(4), "rank 4 is not one of the 4 ranks of --tensor-parallel-size"),
-        (hello(0), "rank 0 is not one of the 4 ranks of --tensor-parallel-size"),
+        (hello(4), "rank 4 is not one of the 4 ranks of the group"),
+        (hello(0), "rank 0 is not one of the 4 ranks of the group"),
         (hello(2), "rank 2 came twice: two processes have its id"),
         (hello(1, size=2), "rank 1 has another size of the group, 2; rank 0 has 4"),
         (hello(1, build="1.1"), "rank 1 has another version, 1.1; rank 0 has 1.0"),

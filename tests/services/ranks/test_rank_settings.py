@@ -23,7 +23,7 @@ def test_the_table_names_ranks_in_their_order() -> None:
 @pytest.mark.parametrize(
     ("role", "name", "peers", "text"),
     [
-        ("worker", "worker-0-1", "", "has 0 ranks, and --tensor-parallel-size is 2"),
+        ("worker", "worker-0-1", "", "has 0 ranks, and --tensor-parallel-size times --pipeline-parallel-size is 2"),
         ("worker", "worker-2", PEERS, "has no worker-2, which is this process: engine-0, worker-0-1"),
         ("worker", "engine-0", PEERS, "engine-0 is rank 0: rank 0 is the engine"),
         ("engine", "worker-0-1", PEERS, "worker-0-1 is rank 1: rank 0 is the engine"),
@@ -48,6 +48,7 @@ def test_ranks_share_cores_and_host_memory() -> None:
     assert config_of_rank(TWO).threads == max(1, cores // 2)
     assert config_of_rank(dataclasses.replace(TWO, threads=3)).threads == 3
     assert config_of_rank(TWO).host_cache_bytes == 500
+    assert config_of_rank(dataclasses.replace(TWO, pipeline_parallel_size=2)).host_cache_bytes == 250
 
 
 def test_more_ranks_than_cores_are_refused_unless_they_may_share() -> None:
@@ -56,5 +57,7 @@ def test_more_ranks_than_cores_are_refused_unless_they_may_share() -> None:
         check_cores(many, ServiceConfig())
     check_cores(many, ServiceConfig(allow_shared_cores=True))
     check_cores(EngineConfig(), ServiceConfig(engines=64))
+    with pytest.raises(ServiceError, match=r"--pipeline-parallel-size: .* ranks need as many cores"):
+        check_cores(EngineConfig(pipeline_parallel_size=find_cores().usable + 1), ServiceConfig())
     with pytest.raises(ServiceError, match="--allow-shared-cores"):
         check_cores(TWO, ServiceConfig(engines=find_cores().usable))
