@@ -9,7 +9,7 @@ import asyncio
 import dataclasses
 import time
 from collections import deque
-from collections.abc import AsyncGenerator, Callable
+from collections.abc import AsyncGenerator, Callable, Set
 
 import msgspec
 
@@ -33,14 +33,27 @@ class SnapshotPart:
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class CacheBatch:
-    """Changes of one engine's cache. `is_whole`: nothing that was reported of this engine before holds."""
+    """Changes of one engine's cache. `is_whole`: nothing that was reported of this engine before holds.
+
+    `union` says the same of the blocks that are held by any engine.
+    """
 
     sequence: int
     engine_id: str
     is_whole: bool
     removed: tuple[CachedBlock, ...]
     added: tuple[CachedBlock, ...]
+    union: "UnionChanges"
     snapshot: SnapshotPart | None = None
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class UnionChanges:
+    """Changes of the blocks that are held by any engine. `is_whole`: nothing that was reported before holds."""
+
+    is_whole: bool
+    removed: tuple[CachedBlock, ...]  # the last copy is gone
+    added: tuple[CachedBlock, ...]  # the first copy is there
 
 
 @dataclasses.dataclass(slots=True)
@@ -80,22 +93,23 @@ class CacheEvents:
             self._ask()
             return
         contents.epoch, contents.expected = changes.epoch, changes.number + 1
-        if changes.is_whole:
-            contents.live.clear()
-        removed = [contents.live.pop(name, None) for name in changes.removed]
-        contents.live.update({block.name: block for block in changes.added})
-        known = tuple(block for block in removed if block is not None)
-        self._publish(changes.engine_id, changes.is_whole, known, changes.added)
+        self._change(changes.engine_id, changes.is_whole, changes.removed, changes.added)
 
     def take_report(self, report: Report) -> None:
         """Forgets the blocks of an engine that has started again; asks it for them while there are subscribers."""
         contents = self._engines.setdefault(report.engine_id, EngineContents(report.epoch))
         if contents.epoch != report.epoch:
             contents.epoch, contents.expected = report.epoch, None
-            contents.live.clear()
-            self._publish(report.engine_id, True, (), ())
+            self._change(report.engine_id, True, (), ())
         if contents.expected is None and self._readers:
             self._ask()
+
+    def lost(self, names: Set[str]) -> None:
+        """Forgets the blocks of the engines among these processes, which have ended."""
+        for name in sorted(names & self._engines.keys()):
+            self._engines[name].expected = None
+            if self._engines[name].live:
+                self._change(name, True, (), ())
 
     async def follow(self, start: int, beat_s: float) -> AsyncGenerator[CacheBatch | None, None]:
         """Yields the batches from the number `start` on, or a snapshot and those behind it; None after `beat_s` without
@@ -123,25 +137,47 @@ class CacheEvents:
         return oldest <= at <= self._sequence + 1
 
     def _snapshot(self) -> list[CacheBatch]:
-        found: list[tuple[str, bool, tuple[CachedBlock, ...]]] = []
+        found: list[tuple[str, bool, tuple[CachedBlock, ...], tuple[CachedBlock, ...]]] = []
+        told: set[bytes] = set()  # blocks of the engines before
         for engine_id, contents in sorted(self._engines.items()):
             blocks = tuple(parents_first(contents.live))
             for at in range(0, max(1, len(blocks)), PART_BLOCKS):
-                found.append((engine_id, at == 0, blocks[at : at + PART_BLOCKS]))
-        found = found or [("", True, ())]
-        num_blocks, first = sum(len(blocks) for _, _, blocks in found), self._sequence - len(found) + 1
+                part = blocks[at : at + PART_BLOCKS]
+                found.append((engine_id, at == 0, part, tuple(one for one in part if one.name not in told)))
+            told.update(contents.live)
+        found = found or [("", True, (), ())]
+        num_blocks, first = sum(len(part) for _, _, part, _ in found), self._sequence - len(found) + 1
         return [
-            CacheBatch(first + at, engine_id, is_whole, (), blocks, SnapshotPart(at, len(found), num_blocks))
-            for at, (engine_id, is_whole, blocks) in enumerate(found)
+            CacheBatch(
+                *(first + at, engine_id, is_whole, (), part, UnionChanges(at == 0, (), added)),
+                SnapshotPart(at, len(found), num_blocks),
+            )
+            for at, (engine_id, is_whole, part, added) in enumerate(found)
         ]
 
-    def _publish(
-        self, engine_id: str, is_whole: bool, removed: tuple[CachedBlock, ...], added: tuple[CachedBlock, ...]
-    ) -> None:
+    def _change(self, engine_id: str, is_whole: bool, names: tuple[bytes, ...], added: tuple[CachedBlock, ...]) -> None:
+        """Changes the blocks of an engine; of a whole change only `added` are left."""
+        contents = self._engines[engine_id]
+        live = contents.live
+        gone = dict(live) if is_whole else {name: live[name] for name in names if name in live}
+        for name in gone:
+            del live[name]
+        if is_whole and not any(one.live for one in self._engines.values()):
+            union = UnionChanges(True, (), added)
+        else:
+            new = tuple(one for one in added if one.name not in gone and not self._is_held(one.name))
+            kept = {one.name for one in added}
+            left = tuple(one for name, one in gone.items() if name not in kept and not self._is_held(name))
+            union = UnionChanges(False, left, new)
+        live.update({block.name: block for block in added})
         self._sequence += 1
-        self._kept.append(CacheBatch(self._sequence, engine_id, is_whole, removed, added))
+        removed = () if is_whole else tuple(gone.values())
+        self._kept.append(CacheBatch(self._sequence, engine_id, is_whole, removed, added, union))
         for news in self._readers:
             news.set()
+
+    def _is_held(self, name: bytes) -> bool:
+        return any(name in one.live for one in self._engines.values())
 
     def _ask(self) -> None:
         now_s = self._clock()

@@ -189,6 +189,7 @@ class Gateway:
         """Handles the loss of these processes of the ring; without names, of an unknown one. Their requests go on at
         other engines, or new ones are refused and open ones wait until the ring works again."""
         self._has_said_so = False
+        self._cache_events.lost(names)
         self._watch.lost(names, planned=planned)
 
     async def _beat(self) -> None:

@@ -1,6 +1,7 @@
 """Converts the events of the engines' prefix caches to `KvEventBatch`. Pure.
 
-A router in front sees the blocks of its own tenant only: others cannot use them, and their tokens are not its business.
+All engines together are one worker, of rank 0: it holds what any of them holds. A router in front sees the blocks of
+its own tenant only: others cannot use them, and their tokens are not its business.
 """
 
 from collections.abc import Iterator, Sequence
@@ -50,12 +51,13 @@ class KvEventStream:
         return common.KvEventBatch(sequence_number=self._sequence, timestamp=time_s, dp_rank=0, load=loaded)
 
     def _events(self, batch: CacheBatch) -> Iterator[common.KvCacheEvent]:
-        if batch.is_whole:
+        changes = batch.union
+        if changes.is_whole:
             yield common.KvCacheEvent(cleared=common.KvCacheCleared())
-        gone = [hash_of(block.name) for block in batch.removed if block.tenant == self._tenant]
+        gone = [hash_of(block.name) for block in changes.removed if block.tenant == self._tenant]
         if gone:
             yield common.KvCacheEvent(removed=common.KvBlocksRemoved(block_hashes=gone))
-        for chain in chains([block for block in batch.added if block.tenant == self._tenant]):
+        for chain in chains([block for block in changes.added if block.tenant == self._tenant]):
             parent = hash_of(chain[0].parent) if chain[0].parent else None
             blocks = [_block(one) for one in chain]
             yield common.KvCacheEvent(stored=common.KvBlocksStored(blocks=blocks, parent_block_hash=parent))

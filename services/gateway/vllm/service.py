@@ -10,7 +10,7 @@ from typing import Any
 
 from google.protobuf.descriptor import ServiceDescriptor
 
-from sluice_server.engine.errors import invalid, unsupported
+from sluice_server.engine.errors import invalid
 from sluice_server.engine.executor.computing import UNKNOWN
 from sluice_server.services.gateway.access.call import CallMetadata
 from sluice_server.services.gateway.access.identity import CALLER
@@ -136,11 +136,8 @@ class VllmEngine:
         await self._artifacts.write_tokenizer(context, write)
 
     async def subscribe_kv_events(self, request: common.SubscribeKvEventsRequest, context: Context) -> None:
-        """SubscribeKvEvents: writes what the engine's prefix cache holds of the caller's tenant, and its load."""
+        """SubscribeKvEvents: writes what the engines' prefix caches hold of the caller's tenant, and the load."""
         await self._artifacts.check_events(context)
-        if len(self._manager.settings.stages[1]) > 1:
-            message = "this server has several engines, which are one worker here: run a server for each"
-            await refuse(context, unsupported("SubscribeKvEvents", message))
         stream = KvEventStream(CALLER.get().tenant, request)
         following = self._artifacts.events.follow(request.start_sequence_number, HEARTBEAT_S)
         async with contextlib.aclosing(following):

@@ -1,6 +1,8 @@
 import asyncio
+import collections
 import itertools
-from collections.abc import AsyncGenerator
+import random
+from collections.abc import AsyncGenerator, Iterator
 
 from sluice_server.services.gateway.cache_events import MAX_KEPT, PART_BLOCKS, CacheBatch, CacheEvents
 from sluice_server.services.messages.details import CachedBlock, Load
@@ -19,19 +21,26 @@ A, B, C = block(b"a"), block(b"b", b"a"), block(b"c", b"b")
 
 
 class Bench:
-    """The events of engine e0, whose messages are numbered."""
+    """The events of engines whose messages are numbered."""
 
     def __init__(self, wall_s: float = 1000.0) -> None:
         self.emitted: list[Message] = []
         self.now_s = 0.0
         self.events = CacheEvents("g0", self.emitted.append, lambda: self.now_s, lambda: wall_s)
-        self._numbers = itertools.count()
+        self._numbers: dict[str, Iterator[int]] = collections.defaultdict(itertools.count)
 
-    def tell(self, *added: CachedBlock, removed: tuple[bytes, ...] = (), whole: bool = False, epoch: int = 1) -> None:
-        self.events.handle(CacheChanges("e0", epoch, next(self._numbers), whole, removed, added))
+    def tell(
+        self,
+        *added: CachedBlock,
+        removed: tuple[bytes, ...] = (),
+        whole: bool = False,
+        epoch: int = 1,
+        engine: str = "e0",
+    ) -> None:
+        self.events.handle(CacheChanges(engine, epoch, next(self._numbers[engine]), whole, removed, added))
 
     def lose(self) -> None:
-        next(self._numbers)
+        next(self._numbers["e0"])
 
     def report(self, epoch: int = 1) -> None:
         self.events.take_report(Report("e0", epoch, Load(), served_token=True))
@@ -152,3 +161,67 @@ async def test_readers_wait_for_each_other_in_nothing() -> None:
     await asyncio.sleep(0)
     bench.tell(A)
     assert [(await one).added for one in waiting] == [(A,), (A,)]
+
+
+async def test_a_block_is_held_until_the_last_engine_drops_it() -> None:
+    bench = Bench()
+    bench.tell(A, whole=True)
+    following = bench.events.follow(0, LONG_S)
+    await taken(following)
+    bench.tell(A, B, whole=True, engine="e1")
+    second = await taken(following)
+    assert (second.engine_id, second.is_whole, second.added) == ("e1", True, (A, B))
+    assert (second.union.is_whole, second.union.removed, second.union.added) == (False, (), (B,))
+    bench.tell(C, removed=(b"a",))
+    third = await taken(following)
+    assert (third.engine_id, third.removed, third.added) == ("e0", (A,), (C,))
+    assert (third.union.removed, third.union.added) == ((), (C,))
+    bench.tell(removed=(b"a",), engine="e1")
+    assert (await taken(following)).union.removed == (A,)
+
+
+async def test_the_blocks_of_a_lost_engine_are_gone_at_once_and_come_back_when_it_tells_all() -> None:
+    bench = Bench()
+    bench.tell(A, whole=True)
+    bench.tell(A, B, whole=True, engine="e1")
+    following = bench.events.follow(0, LONG_S)
+    parts = [await taken(following) for _ in range(2)]
+    assert [(part.engine_id, part.is_whole, part.added) for part in parts] == [("e0", True, (A,)), ("e1", True, (A, B))]
+    assert [(part.union.is_whole, part.union.added) for part in parts] == [(True, (A,)), (False, (B,))]
+    bench.events.lost({"e1", "t0"})
+    batch = await taken(following)
+    assert (batch.engine_id, batch.is_whole, batch.added) == ("e1", True, ())
+    assert (batch.union.is_whole, batch.union.removed) == (False, (B,))
+    assert batch.sequence == parts[1].sequence + 1
+    bench.tell(C, engine="e1")  # sent before it ended
+    bench.tell(B, whole=True, epoch=2, engine="e1")
+    assert (await taken(following)).union.added == (B,)
+    bench.events.lost({"e0", "e1"})
+    assert [(await taken(following)).union.is_whole for _ in range(2)] == [False, True]
+
+
+async def test_whatever_happens_readers_know_what_each_engine_holds_and_what_any_holds() -> None:
+    rng, bench = random.Random(7), Bench()
+    held: dict[str, set[bytes]] = {"e0": set(), "e1": set(), "e2": set()}
+    for engine in held:
+        bench.tell(whole=True, engine=engine)
+    following = bench.events.follow(0, LONG_S)
+    seen: dict[str, set[bytes]] = {engine: set() for engine in held}
+    union: set[bytes] = set()
+    for _ in held:
+        await taken(following)
+    for _ in range(400):
+        engine, names = rng.choice(sorted(held)), [bytes([at]) for at in rng.sample(range(8), 3)]
+        is_whole = rng.random() < 0.3
+        removed = () if is_whole else tuple(name for name in names if name in held[engine])
+        added = tuple(block(name) for name in names if is_whole or name not in held[engine])
+        held[engine] = (set() if is_whole else held[engine] - set(removed)) | {one.name for one in added}
+        bench.tell(*added, removed=removed, whole=is_whole, engine=engine)
+        batch = await taken(following)
+        seen[engine] = set() if batch.is_whole else seen[engine] - {one.name for one in batch.removed}
+        seen[engine] |= {one.name for one in batch.added}
+        gone, new = {one.name for one in batch.union.removed}, {one.name for one in batch.union.added}
+        union = set() if batch.union.is_whole else union
+        assert gone <= union and not new & union
+        union = union - gone | new
+        assert seen == held and union == set().union(*held.values())

@@ -1,10 +1,8 @@
 import dataclasses
 
 import grpc
-import pytest
 from sluice.v1 import control_pb2
 
-from sluice_server.services.gateway.settings import GatewaySettings
 from sluice_server.services.gateway.vllm.contract import common_pb2 as common
 from sluice_server.services.gateway.vllm.kv_events import KvEventStream, chains, hash_of
 from sluice_server.services.messages.details import CachedBlock, Load
@@ -56,18 +54,30 @@ async def test_a_subscriber_follows_the_blocks_of_its_tenant() -> None:
         call.cancel()
 
 
-@pytest.mark.parametrize(
-    ("chosen", "reason"),
-    [
-        (HERE, "--kv-events"),
-        (dataclasses.replace(WITH_EVENTS, stages=(("t0",), ("e0", "e1"), ("d0",))), "several engines"),
-    ],
-)
-async def test_without_events_or_with_several_engines_there_are_none(chosen: GatewaySettings, reason: str) -> None:
-    async with serving(chosen) as (_, client):
+async def test_several_engines_are_one_worker_that_holds_what_any_holds() -> None:
+    ab, cd = block("ab"), block("cd", "ab")
+    chosen = dataclasses.replace(WITH_EVENTS, stages=(("t0",), ("e0", "e1"), ("d0",)))
+    async with serving(chosen) as (rig, client):
+        rig.gateway.handle(CacheChanges("e0", 1, 0, True, (), (ab,)))
+        rig.gateway.handle(CacheChanges("e1", 1, 0, True, (), (ab, cd)))
+        call = subscribe(client)
+        parts = [await call.read() for _ in range(2)]
+        rig.gateway.handle(CacheChanges("e0", 1, 1, False, (ab.name,), ()))
+        rig.gateway.lost({"e1"})
+        batches = [*parts, await call.read(), await call.read()]
+        found = []
+        for batch in batches:
+            assert isinstance(batch, common.KvEventBatch) and batch.dp_rank == 0
+            found.append([event.WhichOneof("data") for event in batch.events])
+        assert found == [["cleared", "stored"], ["stored"], [], ["cleared"]]
+        call.cancel()
+
+
+async def test_without_events_there_are_none() -> None:
+    async with serving(HERE) as (_, client):
         call = subscribe(client)
         assert await call.code() is grpc.StatusCode.UNIMPLEMENTED
-        assert reason in str(await call.details())
+        assert "--kv-events" in str(await call.details())
 
 
 def test_heartbeats_repeat_the_last_number_and_wait_for_a_first_batch() -> None:
