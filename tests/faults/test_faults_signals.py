@@ -13,13 +13,13 @@ from tests.system.service import Service, generate, serve, spec, wait_until
 class Reader(threading.Thread):
     """Reads a long stream until it ends; notes the first token, the status and when it came."""
 
-    def __init__(self, service: Service, num_tokens: int = 1900) -> None:
+    def __init__(self, service: Service, num_tokens: int, n: int = 1) -> None:
         super().__init__()
         self.first = threading.Event()
         self.status: grpc.StatusCode | None = None
         self.ended_at = 0.0
         self._service = service
-        self._spec = spec([5, 6, 7], num_tokens)
+        self._spec = spec([5, 6, 7], num_tokens, n=n)
 
     def run(self) -> None:
         with self._service.stub() as stub:
@@ -39,24 +39,24 @@ def test_sigterm_lets_running_generations_finish() -> None:
     with serve() as service:
         reader = Reader(service, 600)  # long enough to run still, and to end within its grace on any machine
         reader.start()
-        assert reader.first.wait(30)
+        assert reader.first.wait(60)
         service.process.send_signal(signal.SIGTERM)
         reader.join(60)
         assert reader.status is grpc.StatusCode.OK
-        assert service.process.wait(10) == 0
+        assert service.process.wait(60) == 0
 
 
 def test_second_signal_is_fast() -> None:
     with serve() as service:
-        reader = Reader(service)
+        reader = Reader(service, 1900, n=8)  # far from its end when the second signal comes
         reader.start()
-        assert reader.first.wait(30)
+        assert reader.first.wait(60)
         service.process.send_signal(signal.SIGINT)
-        wait_until(lambda: refuses(service), 5, "the first signal did not close the door")
+        wait_until(lambda: refuses(service), 30, "the first signal did not close the door")
         assert reader.is_alive()
         service.process.send_signal(signal.SIGINT)
-        assert service.process.wait(5) == 0
-        reader.join(10)
+        assert service.process.wait(30) == 0
+        reader.join(60)
         assert reader.status is grpc.StatusCode.UNAVAILABLE
 
 

@@ -81,7 +81,7 @@ def test_a_neighbour_of_another_release_is_refused_by_name(roles: Roles) -> None
         (line,) = lines(roles, reader)
         who = f"the process {sender}-0 of this server sends messages of version {sends}, and {reader}-0 reads {reads}"
         assert line.replace("reads version", "reads").startswith(f"frames of {sender}-0 are refused: {who}")
-    wait_until(lambda: is_noted(roles), 20, "healthcheck does not say what keeps the engine from its work")
+    wait_until(lambda: is_noted(roles), 60, "healthcheck does not say what keeps the engine from its work")
     roles.replace("tokenizer")
     wait_until(roles.is_serving, 60, "the service did not become ready when all were of one release")
 

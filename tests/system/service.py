@@ -72,7 +72,7 @@ def serve(*options: str, environment: dict[str, str] | None = None, log: IO[str]
         if process.poll() is None:
             process.send_signal(signal.SIGTERM)
         try:
-            process.wait(30)
+            process.wait(60)
         finally:
             process.kill()
             if process.stdout:

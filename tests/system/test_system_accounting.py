@@ -169,7 +169,7 @@ async def storm(service: Service, seen: Seen) -> None:
 
 def scraped(port: int) -> dict[str, Counter[tuple[str, ...]]]:
     """Values at an endpoint by sample name and labels, without the metrics of the process itself."""
-    text = urllib.request.urlopen(f"http://127.0.0.1:{port}/metrics", timeout=10).read().decode()
+    text = urllib.request.urlopen(f"http://127.0.0.1:{port}/metrics", timeout=60).read().decode()
     found: dict[str, Counter[tuple[str, ...]]] = {}
     for family in text_string_to_metric_families(text):
         for sample in family.samples:
@@ -195,7 +195,7 @@ def test_counters_add_up_to_what_clients_saw() -> None:
         ports = {role: first + i for i, role in enumerate(ROLES)}
         asyncio.run(storm(service, seen))
         wait_until(
-            lambda: not any(scraped(port)["sluice_requests_open"].total() for port in ports.values()), 10, "open"
+            lambda: not any(scraped(port)["sluice_requests_open"].total() for port in ports.values()), 60, "open"
         )
         gateway, engine = scraped(ports["gateway"]), scraped(ports["engine"])
     assert set(seen.ends) == {"OK", "CANCELLED", "INVALID_ARGUMENT", "DEADLINE_EXCEEDED"}

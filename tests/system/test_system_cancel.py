@@ -16,7 +16,7 @@ AT_ONCE = 24
 
 def metric(port: int, name: str, label: str = "") -> float:
     """Sum of a metric's samples at a process's endpoint, of those with `label` if given."""
-    text = urllib.request.urlopen(f"http://127.0.0.1:{port}/metrics", timeout=10).read().decode()
+    text = urllib.request.urlopen(f"http://127.0.0.1:{port}/metrics", timeout=60).read().decode()
     lines = [line for line in text.splitlines() if line.startswith((f"{name}{{", f"{name} "))]
     return sum(float(line.rsplit(" ", 1)[1]) for line in lines if label in line)
 
@@ -83,6 +83,8 @@ def test_cancels_leave_nothing(num: int) -> None:
         # One terminal each; a deadline of a millisecond can pass before the request reaches the gateway.
         late = ends[grpc.StatusCode.DEADLINE_EXCEEDED]
         assert num + 1 - late <= metric(ports["gateway"], "sluice_requests_total") <= num + 1
-        assert metric(ports["gateway"], "sluice_requests_total", 'code="OK"') == ends[grpc.StatusCode.OK] + 1
+        # A client may cancel, or its deadline pass, while the end of its answer is on the way to it.
+        well, other = metric(ports["gateway"], "sluice_requests_total", 'code="OK"'), num - ends[grpc.StatusCode.OK]
+        assert ends[grpc.StatusCode.OK] + 1 <= well <= ends[grpc.StatusCode.OK] + 1 + other // 2
         with service.stub() as stub:
             assert [token.id for token in generate(stub, spec("import os", 12)).tokens] == before

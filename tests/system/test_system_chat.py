@@ -85,10 +85,14 @@ def check_what_a_template_is_given(url: str) -> None:
     answered([hello, {**begun, "content": "It is"}], "helloIt is", continue_final_message=True)
     answered([hello], "hello<doc>é</doc></think>", documents=[{"text": "é"}])
     answered([hello], "</s>hello", chat_template="</s>{{ messages[0].content }}")
-    tokens = httpx2.post(url + "/tokenize", json={"messages": [hello, begun], "continue_final_message": True}).json()
+    tokens = httpx2.post(
+        url + "/tokenize", json={"messages": [hello, begun], "continue_final_message": True}, timeout=60
+    ).json()
     assert 0 not in tokens["tokens"]
     plain, added = (
-        httpx2.post(url + "/tokenize", json={"messages": [hello], "add_special_tokens": value}).json()["tokens"]
+        httpx2.post(url + "/tokenize", json={"messages": [hello], "add_special_tokens": value}, timeout=60).json()[
+            "tokens"
+        ]
         for value in (False, True)
     )
     assert added == [0, *plain]

@@ -19,7 +19,7 @@ def channels_of_both(stack: contextlib.ExitStack, service: Service) -> list[grpc
         options = (("grpc.use_local_subchannel_pool", 1), ("sluice.connection", number))
         channel = stack.enter_context(grpc.insecure_channel(service.address, options=options))
         info = control_pb2_grpc.ControlServiceStub(channel).GetServerInfo(
-            control_pb2.GetServerInfoRequest(), timeout=10
+            control_pb2.GetServerInfoRequest(), timeout=60
         )
         found.setdefault(info.gateway_id, channel)
         if len(found) == 2:
@@ -43,9 +43,9 @@ def test_a_generation_is_resumed_and_cancelled_through_another_gateway() -> None
         )
         assert got.text + "".join(event.delta.text for event in resumed) == "".join(whole)
 
-        call = own.StreamGenerate(inference_pb2.StreamGenerateRequest(spec=spec("a", 400)))
+        call = own.StreamGenerate(inference_pb2.StreamGenerateRequest(spec=spec("a", 1900)))
         request = inference_pb2.CancelGenerationRequest(generation_id=next(call).accepted.generation_id)
-        assert other.CancelGeneration(request, timeout=10).found == inference_pb2.GENERATION_STATE_RUNNING
+        assert other.CancelGeneration(request, timeout=60).found == inference_pb2.GENERATION_STATE_RUNNING
         with pytest.raises(grpc.RpcError) as caught:
             list(call)
         assert isinstance(caught.value, grpc.Call) and caught.value.code() == grpc.StatusCode.CANCELLED

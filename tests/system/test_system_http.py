@@ -39,9 +39,9 @@ def test_one_command_gives_both_and_an_edge_that_dies_comes_back(service: Servic
             made = client.completions.create(model=model.id, prompt=PROMPT, max_tokens=8, temperature=0)
             assert model.created > 0 and wanted.startswith(made.choices[0].text)
         body = json.dumps({"messages": [{"role": "user", "content": "hi"}], "model": "demo"}).encode()
-        plain = httpx2.post(service.http + "/v1/chat/completions", content=body)
+        plain = httpx2.post(service.http + "/v1/chat/completions", content=body, timeout=60)
         assert (plain.status_code, plain.json()["error"]["param"]) == (415, "content-type")
-        assert httpx2.get(service.http + "/version", headers={"host": "evil.example"}).status_code == 421
+        assert httpx2.get(service.http + "/version", headers={"host": "evil.example"}, timeout=60).status_code == 421
         edge = service.children()["edge-0"]
         beside = stub.StreamGenerate(inference_pb2.StreamGenerateRequest(spec=spec(PROMPT, NUM)))
         texts = [event.delta.text for event in [next(beside), next(beside)]]
@@ -49,21 +49,23 @@ def test_one_command_gives_both_and_an_edge_that_dies_comes_back(service: Servic
         assert "".join([*texts, *(event.delta.text for event in beside)]) == wanted
         wait_until(lambda: is_ready(service), 30, "the edge does not come back")
         assert service.children()["edge-0"].pid != edge.pid
-        assert httpx2.post(service.http + "/v1/completions", json=ASK).json()["choices"][0]["text"] == wanted
+        assert (
+            httpx2.post(service.http + "/v1/completions", json=ASK, timeout=60).json()["choices"][0]["text"] == wanted
+        )
 
 
 def test_a_stream_over_http_ends_well_when_the_service_is_stopped(service: Service) -> None:
     with service.stub() as stub:
         wanted = generate(stub, spec(PROMPT, NUM)).text
     texts: list[str] = []
-    with httpx2.stream("POST", service.http + "/v1/completions", json={**ASK, "stream": True}) as answer:
+    with httpx2.stream("POST", service.http + "/v1/completions", json={**ASK, "stream": True}, timeout=60) as answer:
         lines = (line.removeprefix("data: ") for line in answer.iter_lines() if line)
         texts.append(json.loads(next(lines))["choices"][0]["text"])
         service.process.send_signal(signal.SIGTERM)
         rest = list(lines)
     assert rest[-1] == "[DONE]"
     assert "".join([*texts, *(json.loads(one)["choices"][0]["text"] for one in rest[:-1])]) == wanted
-    assert service.process.wait(30) == 0
+    assert service.process.wait(60) == 0
 
 
 def streamed(lines: Iterator[str]) -> tuple[str, int]:

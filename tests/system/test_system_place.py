@@ -48,19 +48,19 @@ def test_a_service_keeps_its_place(folder: Path) -> None:
             assert next(events).HasField("accepted")
             shutil.rmtree(run)
             door.unlink()
-            wait_until(lambda: run.exists() and {path.name for path in run.iterdir()} >= names, 10, "not mended")
-            wait_until(door.exists, 10, "the door is not back")
+            wait_until(lambda: run.exists() and {path.name for path in run.iterdir()} >= names, 60, "not mended")
+            wait_until(door.exists, 60, "the door is not back")
             with first.stub() as after:
                 large = inference_pb2.TokenizeRequest(text="a b " * 150_000)
                 assert len(after.Tokenize(large, timeout=60).tokens) > 1000
                 first.children()["tokenizer-0"].kill()
                 assert "".join(event.delta.text for event in events) == alone.text
-                wait_until(lambda: serves(after), 20, "it does not serve again")
+                wait_until(lambda: serves(after), 60, "it does not serve again")
             children = first.children().values()
         first.process.send_signal(signal.SIGKILL)
         first.process.wait()
         assert door.exists()
-        wait_until(lambda: not any(child.is_running() for child in children), 10, "children outlive it")
+        wait_until(lambda: not any(child.is_running() for child in children), 60, "children outlive it")
     with serve(*listen, environment=place) as second, second.stub() as stub:
         assert generate(stub, spec("a", 2)).text
     assert sorted(path.name for path in folder.iterdir()) == ["tmp"] and not list(tmp.iterdir())

@@ -63,7 +63,7 @@ def ask(  # noqa: PLR0913 # of a request
     with contextlib.suppress(grpc.RpcError):
         for _ in call:
             pass
-    spans = {span.name: span for span in rig.collector.wait_for(trace_id, awaited, 10)}
+    spans = {span.name: span for span in rig.collector.wait_for(trace_id, awaited, 30)}
     trailers = {str(key): str(value) for key, value in call.trailing_metadata() or ()}
     return Trace(caller, spans, trailers, call.code())
 
@@ -99,7 +99,7 @@ def test_steps_are_linked_to_their_requests(rig: Rig) -> None:
         spans = ask(rig, "import os", 400, "01", WHOLE).spans
         work, decode = spans[WORK], spans["decode"]
         told = [one for one in decode.events if one.name == "sluice.step"]
-        ours = rig.collector.linked_to((work.trace_id, work.span_id), 10 if told else 0)
+        ours = rig.collector.linked_to((work.trace_id, work.span_id), 30 if told else 0)
         if not ours:
             continue
         for step in ours:
@@ -114,7 +114,7 @@ def test_steps_are_linked_to_their_requests(rig: Rig) -> None:
 def test_durations_add_up(rig: Rig) -> None:
     """The consecutive parts make up the whole, within 2 %: the best of a few, as the machine may be busy."""
     missing = []
-    for _ in range(4):
+    for _ in range(12):
         spans = ask(rig, PROMPT, 400, "01", WHOLE).spans
         whole = spans[WORK].took_ns
         missing.append(abs(whole - sum(spans[name].took_ns for name in STAGES)) / whole)
@@ -149,5 +149,5 @@ def test_what_fails_is_kept_though_it_was_not_sampled(rig: Rig) -> None:
 
 def test_every_process_answers_prometheus(rig: Rig) -> None:
     for port in range(rig.metrics_port, rig.metrics_port + 4):
-        text = urllib.request.urlopen(f"http://127.0.0.1:{port}/metrics", timeout=10).read().decode()
+        text = urllib.request.urlopen(f"http://127.0.0.1:{port}/metrics", timeout=60).read().decode()
         assert 'what="frames"' in text and "sluice_ring_in_total{" in text

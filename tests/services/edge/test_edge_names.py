@@ -7,8 +7,7 @@ import httpx2
 import pytest
 
 from sluice_server.services.edge.errors import bad_request
-from sluice_server.services.edge.field_table import ROWS
-from sluice_server.services.edge.fields import CHAT, COMPLETION, Label, Own, Row, Sent, Unbuilt
+from sluice_server.services.edge.fields import CHAT, COMPLETION, Label, Own, Sent, Unbuilt
 from sluice_server.services.edge.names import FieldNames
 from sluice_server.services.edge.wire import rows_of
 from tests.services.edge.edge_rig import EdgeRig, edge
@@ -136,7 +135,7 @@ ALL_ARE_TAKEN = {"seed", "cache_salt", "extra_key", "model", "stream_options"}
 
 
 async def answered(rig: EdgeRig, path: str, body: Body) -> Body:
-    async with httpx2.AsyncClient() as client:
+    async with httpx2.AsyncClient(verify=False, timeout=60) as client:  # plain HTTP: certificates are read for nothing
         found = await client.post(rig.url + path, json=body)
     assert found.status_code == 400, found.text
     error: Body = found.json()["error"]
@@ -166,16 +165,19 @@ async def test_what_the_gateway_refuses_has_the_clients_name(route: str) -> None
 WRONG: dict[object, object] = {str: 5, bool: "x", int: "x", float: "x", list: 5, dict: 5}
 
 
-@pytest.mark.parametrize("row", ROWS, ids=lambda row: f"{row.name}-{'-'.join(sorted(row.routes))}")
-async def test_a_value_of_another_type_has_the_clients_name(row: Row) -> None:
-    wrong = WRONG.get(getattr(row.kind, "__origin__", row.kind), 7.5)
-    if row.kind is Any and (isinstance(row, Label | Sent | Own) or wrong in row.neutral):
-        pytest.skip("takes all types")
+@pytest.mark.parametrize("route", list(PATHS))
+async def test_a_value_of_another_type_has_the_clients_name(route: str) -> None:
+    rejected = 0
     async with edge() as rig:
-        for route in row.routes:
+        for row in rows_of(route):
+            wrong = WRONG.get(getattr(row.kind, "__origin__", row.kind), 7.5)
+            if row.kind is Any and (isinstance(row, Label | Sent | Own) or wrong in row.neutral):
+                continue  # it takes all types
             error = await answered(rig, PATHS[route], {**BODIES[route], row.name: wrong})
             assert error["param"] == row.name, error
-            assert isinstance(row, Unbuilt) or error["code"] is None
+            assert isinstance(row, Unbuilt) or error["code"] is None, row.name
+            rejected += 1
+    assert rejected > 80, rejected
 
 
 @pytest.mark.parametrize(
