@@ -16,6 +16,7 @@ from sluice_server.engine.errors import Code, ServiceError
 from sluice_server.engine.executor.computing import Computing
 from sluice_server.engine.executor.step_runner import StepRunner
 from sluice_server.engine.kv_cache.block_store import BlockStore
+from sluice_server.engine.kv_cache.shared_slots import SharedSlots
 from sluice_server.engine.models.config import ModelConfig
 from sluice_server.engine.models.limits import check_tables
 from sluice_server.engine.models.model import Model, load_model
@@ -44,6 +45,7 @@ from sluice_server.engine.worker.startup.allocation import (
     bookkeeping_of,
     machine_memory,
     make_store,
+    offer_blocks,
     runner_for,
 )
 from sluice_server.engine.worker.startup.device_support import check_gpu, check_invariance
@@ -67,6 +69,7 @@ class BuiltEngine:
         grammars: the grammars that outputs follow, so that the caller can compile them ahead.
         tuner: measures how many threads pay off while the engine is idle; None on CUDA.
         store: the cache's memory; None for an encoder.
+        shared: memory in which other engines read its blocks; None if that is off.
         pages: takes that memory from the system before it is used, on a CPU.
     """
 
@@ -77,6 +80,7 @@ class BuiltEngine:
     tuner: ThreadTuner | None
     store: BlockStore | None
     pages: PagesAhead | None = None
+    shared: SharedSlots | None = None
 
     def close(self) -> None:
         """Ends the threads of the cache. The engine must not be used afterwards."""
@@ -84,6 +88,8 @@ class BuiltEngine:
             self.pages.close()
         if self.store is not None:
             self.store.close()
+        if self.shared is not None:
+            self.shared.close()
 
 
 def build_engine(  # noqa: PLR0913 # all that an engine is made of
@@ -135,6 +141,7 @@ def build_engine(  # noqa: PLR0913 # all that an engine is made of
         config.max_num_batched_tokens,
         settings_of(config, costs),
     )
+    shared = offer_blocks(config, store, scheduler.cache)
     grammars = grammars or Grammars(None)
     sizes = config.block_size, config.max_num_seqs, limits.context_length
     plain = Runner(model, store, *sizes, grammars, groups, plugins.processors)
@@ -157,6 +164,7 @@ def build_engine(  # noqa: PLR0913 # all that an engine is made of
         tuner=tuner,
         store=store,
         pages=pages,
+        shared=shared,
     )
 
 

@@ -34,6 +34,7 @@ _WITHOUT = {
     "host_cache_bytes": "an encoder has no KV cache",
     "disk_cache_dir": "an encoder has no KV cache",
     "disk_cache_bytes": "an encoder has no KV cache",
+    "shared_cache_bytes": "an encoder has no KV cache",
     "speculation": "an encoder generates nothing",
     "draft_model": "an encoder generates nothing",
     "plugins": "an encoder takes no plugins",

@@ -45,6 +45,9 @@ class EngineConfig:
     host_cache_bytes: int = option(0, "host memory for cache blocks that were evicted or preempted; 0 is off")
     disk_cache_dir: str = option("", "directory for cache blocks that host memory evicts; needs --host-cache-bytes")
     disk_cache_bytes: int = option(0, "the most bytes in --disk-cache-dir")
+    shared_cache_bytes: int = option(
+        0, "memory for copies of cache blocks that the other engines of this host fetch instead of computing; 0 is off"
+    )
     threads: int = option(0, "compute threads, at most 4 per core; 0 takes the cores that the process may use")
     scheduling_policy: str = option("priority", "order of requests: priority (with ageing), fcfs, sjf, fair, deadline")
     priority_ageing_s: float = option(5.0, "policy priority: seconds of waiting that outweigh one level of priority")

@@ -150,9 +150,11 @@ class Engine:
         start = self._clock()
         for move, is_good in self.runner.moved():
             self.scheduler.cache.moved(move, is_good)
+        if self.scheduler.cache.offers is not None:
+            self.scheduler.cache.offers.pass_time(start)
         events = StepEvents(*self.scheduler.expire(start), [])
         plan = self.scheduler.plan_ahead(start) if self._in_flight else None
-        self._move()
+        self.move()
         if plan is None:
             self._collect(0, events)
             if self.proposer is not None and not self.scheduler.rests():
@@ -165,12 +167,19 @@ class Engine:
         events.preempted.extend(self.scheduler.take_preempted())
         self._collect(self.runner.depth, events)
         events.pooled.extend(self.scheduler.take_pooled())
+        self.move()  # blocks are offered to other engines before the tokens behind them are known there
         return events
+
+    def move(self) -> None:
+        """Carries out the cache's pending moves."""
+        moves = self.scheduler.cache.take_moves()
+        if moves:
+            self.runner.move(moves)
 
     def _draft(self, proposer: Proposer) -> None:
         start = self._clock()
         asks = self.scheduler.asks(grow=proposer.writes_cache)
-        self._move()
+        self.move()
         if asks:
             drafts = proposals(proposer, asks, self.scheduler.limits.vocab_size)
             self.scheduler.offer(asks, drafts, self._clock() - start)  # choosing the sequences is a cost of drafts too
@@ -179,14 +188,9 @@ class Engine:
     def _plan(self) -> StepPlan | None:
         start = self._clock()
         plan = self.scheduler.plan(start)
-        self._move()
+        self.move()
         self.split.plan_s += self._clock() - start
         return plan
-
-    def _move(self) -> None:
-        moves = self.scheduler.cache.take_moves()
-        if moves:
-            self.runner.move(moves)
 
     def _launch(self, plan: StepPlan) -> None:
         start = self._clock()

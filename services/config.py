@@ -149,7 +149,14 @@ def check(engine: EngineConfig, service: ServiceConfig) -> None:
     _at_least("max_restarts", service.max_restarts, 0)
     if not 0.0 <= service.text_interval_ms <= MAX_TEXT_INTERVAL_MS:
         raise bad_setting("text_interval_ms", f"{service.text_interval_ms:g} is not in [0, {MAX_TEXT_INTERVAL_MS:g}]")
-    for name in ("max_model_len", "kv_cache_tokens", "threads", "host_cache_bytes", "disk_cache_bytes"):
+    for name in (
+        "max_model_len",
+        "kv_cache_tokens",
+        "threads",
+        "host_cache_bytes",
+        "disk_cache_bytes",
+        "shared_cache_bytes",
+    ):
         _at_least(name, getattr(engine, name), 0)
     for name in ("probe_interval_s", "probe_timeout_s", "recovery_timeout_s", "grace_s", "max_connection_age_s"):
         _seconds(name, getattr(service, name))
@@ -163,6 +170,7 @@ def check(engine: EngineConfig, service: ServiceConfig) -> None:
         text = f"{engine.block_size} does not divide --kv-cache-tokens {engine.kv_cache_tokens}"
         raise bad_setting("block_size", text)
     _check_disk_cache(engine)
+    _check_shared_cache(engine)
     _check_speculation(engine)
     _check_gpu_memory(engine)
     check_parallel(engine)
@@ -249,6 +257,13 @@ def _check_speculation(engine: EngineConfig) -> None:
         raise bad_setting("max_draft_width", "above 1 needs --speculation draft or eagle: nothing else branches")
     if bool(engine.draft_model) != (engine.speculation in ("draft", "eagle")):
         raise bad_setting("draft_model", "and --speculation draft or eagle need each other")
+
+
+def _check_shared_cache(engine: EngineConfig) -> None:
+    if engine.shared_cache_bytes and not engine.prefix_caching:
+        raise bad_setting("shared_cache_bytes", "is for blocks of the prefix cache, and --no-prefix-caching has none")
+    if engine.shared_cache_bytes and engine.device == "cuda":
+        raise bad_setting("shared_cache_bytes", "is not supported with --device cuda yet: leave one of the two out")
 
 
 def _check_disk_cache(engine: EngineConfig) -> None:

@@ -22,6 +22,7 @@ from torch import Tensor
 
 from sluice_server.engine.kv_cache.disk import SUFFIX, UNFINISHED, create
 from sluice_server.engine.kv_cache.identity import UNNAMED, CacheIdentity, framed
+from sluice_server.engine.kv_cache.shared_slots import SharedSlots
 from sluice_server.engine.kv_cache.tiers import Move, MoveKind
 from sluice_server.kernels import ops
 from sluice_server.kernels.layout.layout import blocks_of, slots_of
@@ -60,6 +61,7 @@ class BlockStore:
         self._host = [_host_like(layer, num_host) for layer in self._all] if num_host else []
         self._directory = directory
         self._layout = layout_of(self._all, identity)
+        self._shared: SharedSlots | None = None
         self._ended: deque[tuple[Move, bool]] = deque()
         self._jobs: queue.Queue[_CopyJob | None] = queue.Queue()  # None ends the thread
         self._fence = fence_of(cache[0].device)
@@ -78,6 +80,10 @@ class BlockStore:
                     _copy(self._all, move.source, self._host, move.target)
                 case MoveKind.RESTORE:
                     _copy(self._host, move.source, self._all, move.target)
+                case MoveKind.OFFER if self._shared is not None:
+                    self._shared.write(move.target, move.name, _bytes_in(self._all, move.source))
+                case MoveKind.WITHDRAW if self._shared is not None:
+                    self._shared.clear(move.target)
                 case MoveKind.WRITE if self._jobs.qsize() >= MAX_WAITING:
                     self._ended.append((move, False))
                 case MoveKind.WRITE:
@@ -85,6 +91,19 @@ class BlockStore:
                     self._jobs.put(_CopyJob(move, _nothing, self._bytes_of(move.source)))
                 case _:
                     self._jobs.put(_CopyJob(move, self._fence()))
+
+    @property
+    def layout(self) -> bytes:
+        """What must be equal for a block's bytes to mean the same."""
+        return self._layout
+
+    def share(self, slots: SharedSlots) -> None:
+        """Copies blocks that are offered to these slots, from now on."""
+        self._shared = slots
+
+    def fill(self, block: int, data: bytes) -> None:
+        """Fills a device block with the bytes of another engine's block of the same layout."""
+        _fill(self._all, block, data)
 
     def move_slots(self, sources: Tensor, targets: Tensor) -> None:
         """Copies tokens to other places in the cache; reads all before it writes. See `kernels.ops.move_slots_`."""
@@ -139,19 +158,14 @@ class BlockStore:
             logger.warning("%s is damaged or of another identity or layout; its tokens will be computed again", path)
             path.unlink(missing_ok=True)
             return False
-        at = 0
-        for layer in self._host:
-            size = layer[slot].numel() * layer.element_size()
-            raw = torch.frombuffer(bytearray(data[at : at + size]), dtype=layer.dtype)
-            layer[slot].copy_(raw.view(layer[slot].shape))
-            at += size
+        _fill(self._host, slot, data)
         return True
 
     def _checksum(self, data: bytes) -> bytes:
         return hashlib.sha256(self._layout + data).digest()
 
     def _bytes_of(self, slot: int) -> bytes:
-        return b"".join(layer[slot].contiguous().view(torch.uint8).numpy().tobytes() for layer in self._host)
+        return _bytes_in(self._host, slot)
 
 
 def layout_of(cache: list[Tensor], identity: CacheIdentity) -> bytes:
@@ -163,6 +177,19 @@ def layout_of(cache: list[Tensor], identity: CacheIdentity) -> bytes:
 def _host_like(layer: Tensor, num: int) -> Tensor:
     pinned = layer.device.type == "cuda"
     return torch.empty((num, *layer.shape[1:]), dtype=layer.dtype, pin_memory=pinned)
+
+
+def _bytes_in(layers: list[Tensor], block: int) -> bytes:
+    return b"".join(layer[block].contiguous().view(torch.uint8).numpy().tobytes() for layer in layers)
+
+
+def _fill(layers: list[Tensor], block: int, data: bytes) -> None:
+    at = 0
+    for layer in layers:
+        size = layer[block].numel() * layer.element_size()
+        raw = torch.frombuffer(bytearray(data[at : at + size]), dtype=layer.dtype)
+        layer[block].copy_(raw.view(layer[block].shape))
+        at += size
 
 
 def _copy(sources: list[Tensor], source: int, targets: list[Tensor], target: int) -> None:

@@ -10,6 +10,7 @@ import dataclasses
 from collections.abc import Iterable, Sequence
 
 from sluice_server.engine.kv_cache.log import CacheLog, NamedBlock
+from sluice_server.engine.kv_cache.offers import Offers
 from sluice_server.engine.kv_cache.pool import BlockPool, EvictionClass
 from sluice_server.engine.kv_cache.prefix import PrefixIndex, name_in
 from sluice_server.engine.kv_cache.sizes import CacheSizes, Window
@@ -48,6 +49,7 @@ class KVCache:
         self.index = PrefixIndex()
         self.stats = CacheStats()
         self.tiers = tiers
+        self.offers: Offers | None = None  # copies of full blocks for other engines
         self.sizes = CacheSizes(block_size, tuple(windows))
         self._is_worthless = bytearray(num_blocks)  # cheaper to compute again than to move
         self._moves: list[Move] = []
@@ -152,6 +154,7 @@ class KVCache:
             for block in blocks:
                 self.pool.share(block)
         table.num_named = found.num
+        self._offer(table, 0, found.num)
         if not table.is_counted:
             table.is_counted = True
             self.stats.query_tokens += num_tokens
@@ -228,6 +231,7 @@ class KVCache:
             name = table.name(tokens, i, self.block_size)
             for group, own in enumerate(table.groups):
                 self.index.add(name_in(name, group), own[i], None if group else self._logged(table, tokens, i))
+            self._offer(table, i, i + 1)
             table.num_named = i + 1
 
     def trim(self, table: BlockTable, num_computed: int) -> list[tuple[int, int, int]]:
@@ -258,7 +262,20 @@ class KVCache:
         """Removes the table's blocks from the prefix index, so that values of a failed request are never reused."""
         for own in table.groups:
             for block in own:
-                self.index.forget(block)
+                name = self.index.forget(block)
+                slot = self.offers.withdraw(name) if self.offers is not None and name is not None else None
+                if slot is not None:
+                    self._moves.append(Move(MoveKind.WITHDRAW, target=slot))
+
+    def take_block(self) -> int:
+        """Returns a block to fill, with one holder. The caller has checked that one is free."""
+        block = self._allocate()
+        self._is_worthless[block] = False
+        return block
+
+    def name_block(self, name: bytes, block: int, logged: NamedBlock | None = None) -> None:
+        """Names a block that was filled from elsewhere. `logged`: the block as the log has it."""
+        self.index.add(name, block, logged)
 
     def release(
         self, table: BlockTable, keep: EvictionClass = EvictionClass.NORMAL, *, is_worthless: bool = False
@@ -282,6 +299,8 @@ class KVCache:
         self.index.check()
         if self.tiers is not None:
             self.tiers.check()
+        if self.offers is not None:
+            self.offers.check()
         holders = [0] * self.pool.num_blocks + [1]
         for table in tables:
             assert len({len(own) for own in table.groups}) == 1, "groups of different length"
@@ -301,6 +320,17 @@ class KVCache:
             if self.tiers is not None and not self._is_worthless[block]:
                 self._moves += self.tiers.save(name, block)
         return block
+
+    def _offer(self, table: BlockTable, first: int, end: int) -> None:
+        """Offers the named blocks of a table from `first` to `end` to other engines."""
+        if self.offers is None:
+            return
+        for i in range(first, end):
+            for group, own in enumerate(table.groups):
+                name = name_in(table.names[i], group)
+                slot = self.offers.offer(name) if own[i] != self.pool.null else None
+                if slot is not None:
+                    self._moves.append(Move(MoveKind.OFFER, own[i], slot, name))
 
     def _let_go(self, block: int, keep: EvictionClass) -> None:
         self.pool.release(block, keep if block != self.pool.null and self.index.has(block) else EvictionClass.NOT)

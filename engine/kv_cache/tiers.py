@@ -23,11 +23,14 @@ class MoveKind(enum.Enum):
     WRITE = enum.auto()  # host slot → disk, in the background; the slot may be reused at once
     READ = enum.auto()  # disk → host slot, in the background; the slot is not touched until it ends
     REMOVE = enum.auto()  # deletes from disk
+    OFFER = enum.auto()  # device block → shared slot, which other engines read
+    WITHDRAW = enum.auto()  # clears a shared slot
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Move:
-    """One transfer. `source` and `target` are block or slot numbers; `name` is the name of the block on disk."""
+    """One transfer. `source` and `target` are block or slot numbers; `name` is the name of the block on disk,
+    or of one that is offered."""
 
     kind: MoveKind
     source: int = -1

@@ -15,6 +15,7 @@ NOT_BUILT: Mapping[str, Callable[[ParallelShape], bool]] = {
 NOT_IN_GROUPS: Mapping[str, Callable[[EngineConfig], bool]] = {
     "device": lambda config: config.device == "cuda",
     "disk_cache_dir": lambda config: bool(config.disk_cache_dir),
+    "shared_cache_bytes": lambda config: config.shared_cache_bytes > 0,
     "speculation": lambda config: config.speculation == "eagle",
 }
 

@@ -6,10 +6,12 @@ Every value is a plain number that the engine keeps for itself.
 from collections import Counter
 from collections.abc import Iterator
 
+from sluice_server.engine.engine import Engine
 from sluice_server.engine.executor.step_runner import StepRunner
 from sluice_server.engine.kv_cache.tiers import Tiers
 from sluice_server.engine.parallel.group import GroupRunner
 from sluice_server.engine.scheduler.draft_stats import DraftStats
+from sluice_server.engine.transfer import BlockFetcher
 from sluice_server.services.engine.stage import EngineStage
 from sluice_server.services.telemetry import catalogue
 from sluice_server.services.telemetry.metrics import MAX_VALUES, OTHER, MetricSample
@@ -78,6 +80,16 @@ def _tiers(tiers: Tiers | None) -> Iterator[MetricSample]:
     }
     for what, num in moved.items():
         yield MetricSample(catalogue.MOVES, num, (what,))
+
+
+def shared_figures(engine: Engine, fetcher: BlockFetcher) -> Iterator[MetricSample]:
+    """Yields the blocks that this engine offered to others and fetched from them."""
+    offers = engine.scheduler.cache.offers
+    if offers is not None:
+        yield MetricSample(catalogue.MOVES, offers.num_offered, ("offered",))
+        yield MetricSample(catalogue.MOVES, offers.num_refused, ("refused",))
+    yield MetricSample(catalogue.MOVES, fetcher.num_fetched, ("fetched",))
+    yield MetricSample(catalogue.MOVES, fetcher.num_missed, ("missed",))
 
 
 def _drafts(stats: DraftStats) -> Iterator[MetricSample]:

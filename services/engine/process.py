@@ -10,16 +10,20 @@ from concurrent.futures import ThreadPoolExecutor
 
 from sluice_server.engine.build import BuiltEngine
 from sluice_server.engine.config import EngineConfig
-from sluice_server.services.engine.figures import figures
+from sluice_server.engine.transfer import BlockFetcher
+from sluice_server.services.config import parse_peers
+from sluice_server.services.engine.figures import figures, shared_figures
 from sluice_server.services.engine.grammar_gate import GrammarGate
 from sluice_server.services.engine.loading import load_engine
 from sluice_server.services.engine.stage import EngineStage, RingMembership
+from sluice_server.services.messages.messages import Role
 from sluice_server.services.process.process import Process
 from sluice_server.services.process.slices import LONG_S, take_turns_of
 from sluice_server.services.ranks.leader import RankGroup, open_group
 from sluice_server.services.ranks.settings import config_of_rank
 from sluice_server.services.telemetry import catalogue
 from sluice_server.services.telemetry.metrics import Labelled, MetricSample
+from sluice_server.services.transfer.carrier import BlockCarrier, paths_of
 
 logger = logging.getLogger(__name__)
 
@@ -41,10 +45,12 @@ async def run(process: Process) -> int:
             group = open_group(config, process.config, process.ring.process_id, process.contents.configuration)
             closing.callback(group.close)
             config = config_of_rank(config)
-        return await _serve(process, config, group, start)
+        return await _serve(process, config, group, start, closing)
 
 
-async def _serve(process: Process, config: EngineConfig, group: RankGroup | None, start: float) -> int:
+async def _serve(
+    process: Process, config: EngineConfig, group: RankGroup | None, start: float, closing: contextlib.ExitStack
+) -> int:
     """Loads the engine and runs its stage."""
     built, process.ring.revision = load_engine(config, process.contents, process.model, process.limits, group)
     if group is not None:
@@ -65,6 +71,10 @@ async def _serve(process: Process, config: EngineConfig, group: RankGroup | None
         logger.info("computing on %d threads from now on (%s)", threads, why)
 
     stage.on_scheduled = queued
+    fetcher = _fetcher(built, process, closing)
+    if fetcher is not None:
+        stage.on_add = fetcher.fetch
+        process.metrics.collect_from(lambda: shared_figures(built.engine, fetcher))
     if built.tuner is not None:
         built.tuner.on_change = retuned
     loop = asyncio.get_running_loop()
@@ -82,6 +92,21 @@ async def _serve(process: Process, config: EngineConfig, group: RankGroup | None
         process.metrics.collect_from(lambda: figures(stage, config.scheduling_policy))
         process.metrics.collect_from(lambda: grammar_figures(gate))
         return await process.run(gate)
+
+
+def _fetcher(built: BuiltEngine, process: Process, closing: contextlib.ExitStack) -> BlockFetcher | None:
+    """Returns what fetches blocks from the other engines of this host; None if that is off, or cannot be."""
+    if built.shared is None or built.store is None:
+        return None
+    paths = paths_of(parse_peers(Role.ENGINE, process.config.engine_peers))
+    own = paths.pop(process.ring.process_id, "")
+    try:
+        carrier = BlockCarrier(own, tuple(paths.values()), built.shared, built.store.layout, built.store.block_bytes)
+    except OSError as error:
+        logger.warning("no cache blocks are shared: cannot listen on %r: %s", own, error)
+        return None
+    closing.callback(carrier.close)
+    return BlockFetcher(built.engine, carrier, built.store.fill, time.monotonic)
 
 
 def _log_start(built: BuiltEngine, name: str, took_s: float) -> None:

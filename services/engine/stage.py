@@ -11,6 +11,7 @@ from collections.abc import Callable
 from sluice_server.engine.engine import Engine
 from sluice_server.engine.errors import ServiceError
 from sluice_server.engine.executor.computing import UNKNOWN, Computing
+from sluice_server.engine.request import EngineRequest
 from sluice_server.engine.scheduler.events import RequestTimes, Sampled
 from sluice_server.services.engine.answers import load_of, logprobs_of, scores_of
 from sluice_server.services.engine.cache_reports import CacheReports
@@ -72,6 +73,10 @@ def _unheard(tenant: str, seconds: float) -> None:
     """The default of `on_scheduled`: does nothing."""
 
 
+def _added(request: EngineRequest) -> None:
+    """The default of `on_add`: does nothing."""
+
+
 class EngineStage:
     """Drives one engine from the ring's messages."""
 
@@ -82,6 +87,7 @@ class EngineStage:
         self.ended: dict[str, int] = {}  # requests by kind of end; "stale": an attempt that came too late
         self.errors: Counter[str] = Counter()  # failed requests by reason
         self.on_scheduled: Callable[[str, float], None] = _unheard  # called with tenant and seconds in the queue
+        self.on_add: Callable[[EngineRequest], None] = _added  # called before the engine gets a request
         self.computing = computing  # sent in reports
         self._place = place
         self._emit = emit
@@ -213,6 +219,7 @@ class EngineStage:
         now = self._place.clock()
         traced = self._trace.begin(envelope, now)
         request = request_of(prompt, now, self.engine.identity, None if traced is None else traced.timeline)
+        self.on_add(request)
         try:
             self.engine.add(request)
         except ServiceError as error:

@@ -22,8 +22,11 @@ OF_SERVICE = frozenset(
     }
 )  # others: processes, network, telemetry
 # Options of an engine that are for servers alone, and their values here: a batch is queued as a whole, in the order of
-# the policy, and no router reads what the cache holds.
-OF_SERVER: dict[str, Any] = {"max_queued_requests": sys.maxsize, "max_queued_tokens": sys.maxsize, "kv_events": False}
+# the policy, no router reads what the cache holds, and there is no other engine.
+OF_SERVER: dict[str, Any] = {
+    **{"max_queued_requests": sys.maxsize, "max_queued_tokens": sys.maxsize},
+    **{"kv_events": False, "shared_cache_bytes": 0},
+}
 
 
 class OfflineConfig(NamedTuple):

@@ -35,7 +35,7 @@ class Offer:
             except TimeoutError:
                 raise RankLost(f"a rank did not fetch the memory of the group within {START_S:g} s") from None
             with peer, contextlib.suppress(OSError):
-                if _user_of(peer) == os.geteuid():
+                if user_of(peer) == os.geteuid():
                     socket.send_fds(peer, [b"+"], files)
                     num -= 1
 
@@ -71,5 +71,6 @@ def receive(path: str) -> list[int]:
     return files
 
 
-def _user_of(peer: socket.socket) -> int:
+def user_of(peer: socket.socket) -> int:
+    """Returns the user of the process at the other end."""
     return int(_PEER.unpack(peer.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _PEER.size))[1])

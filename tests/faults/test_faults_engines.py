@@ -25,7 +25,8 @@ ENGINES = ("engine-0", "engine-1", "engine-2")
 
 @pytest.fixture(scope="module")
 def service() -> Iterator[Service]:
-    with serve(*OPTIONS, "--engines", "3", "--routing", "kv-cost", "--probe-timeout-s", "1") as running:
+    ways = ("--engines", "3", "--routing", "kv-cost", "--shared-cache-bytes", str(1 << 26))
+    with serve(*OPTIONS, *ways, "--probe-timeout-s", "1") as running:
         yield running
 
 

@@ -15,6 +15,8 @@ from sluice_server.engine.kv_cache.cache import KVCache
 from sluice_server.engine.kv_cache.disk import names_on_disk
 from sluice_server.engine.kv_cache.groups import LayerGroups, layer_groups, one_group
 from sluice_server.engine.kv_cache.identity import CacheIdentity
+from sluice_server.engine.kv_cache.offers import Offers
+from sluice_server.engine.kv_cache.shared_slots import SharedSlots
 from sluice_server.engine.kv_cache.sizes import Window
 from sluice_server.engine.kv_cache.tiers import Tiers
 from sluice_server.engine.models.model import Model
@@ -120,7 +122,7 @@ def make_store(
 ) -> tuple[BlockStore, Tiers | None]:
     """Returns the cache's memory, with that of a drafter (`beside`), and the bookkeeping of the lower tiers, if any."""
     assert identity.weights or not config.disk_cache_dir, "blocks on disk are named by the content of the weights"
-    bare = BlockStore(cache, beside=beside)
+    bare = BlockStore(cache, beside=beside, identity=identity)
     if not config.host_cache_bytes:
         return bare, None
     num_host, num_disk = (size // bare.block_bytes for size in (config.host_cache_bytes, config.disk_cache_bytes))
@@ -130,6 +132,23 @@ def make_store(
     directory = Path(config.disk_cache_dir) if config.disk_cache_dir else None
     on_disk = names_on_disk(directory) if directory is not None else ()
     return BlockStore(cache, num_host, directory, beside, identity), Tiers(num_host, num_disk, on_disk)
+
+
+def offer_blocks(config: EngineConfig, store: BlockStore, cache: KVCache) -> SharedSlots | None:
+    """Offers the cache's blocks to the other engines of this host; returns their memory, None if that is off."""
+    if not config.shared_cache_bytes:
+        return None
+    if store.cache[0].device.type != "cpu":
+        raise _unusable("--shared-cache-bytes: is not supported on a GPU yet: leave it out, or use --device cpu")
+    num_slots = config.shared_cache_bytes // store.block_bytes
+    if not num_slots:
+        text = f"less than one cache block, which takes {store.block_bytes} bytes"
+        raise _unusable(f"--shared-cache-bytes: {text}")
+    with at_start("--shared-cache-bytes", f"{config.shared_cache_bytes >> 20} MiB of shared memory"):
+        slots = SharedSlots(num_slots, store.block_bytes, store.layout)
+    store.share(slots)
+    cache.offers = Offers(num_slots)
+    return slots
 
 
 def runner_for(config: EngineConfig, plain: Runner, model: Model, store: BlockStore, limits: Limits) -> StepRunner:

@@ -1,0 +1,88 @@
+"""Fetches cache blocks from other engines before a request is computed. What is not found or late is computed."""
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Protocol
+
+from sluice_server.engine.engine import Engine
+from sluice_server.engine.kv_cache.imports import PrefixImport
+from sluice_server.engine.request import EngineRequest
+
+FETCH_S = 0.25  # the most seconds of a fetch: running requests wait as long
+
+
+class BlockSource(Protocol):
+    """Where other engines' blocks are read."""
+
+    def find(self, names: Sequence[bytes]) -> Mapping[bytes, Callable[[], bytes | None]]:
+        """Returns the names that are offered, each with a function that reads its block; that returns None if the
+        offer has ended."""
+
+    def release(self, names: Sequence[bytes]) -> None:
+        """Ends the leases of blocks that were found."""
+
+    def take_released(self) -> Sequence[bytes]:
+        """Returns the names of this engine's blocks whose leases others have ended since the last call."""
+
+
+class BlockFetcher:
+    """Fetches the blocks of requests into one engine's cache.
+
+    Attributes:
+        num_fetched: blocks that came, since start.
+        num_missed: blocks that were offered and did not come: their offer had ended, or they came too late.
+    """
+
+    def __init__(
+        self, engine: Engine, source: BlockSource, fill: Callable[[int, bytes], None], clock: Callable[[], float]
+    ) -> None:
+        """`fill` writes the bytes of a block."""
+        self.num_fetched = 0
+        self.num_missed = 0
+        self._engine = engine
+        self._source = source
+        self._fill = fill
+        self._clock = clock
+
+    def fetch(self, request: EngineRequest) -> None:
+        """Fetches what the cache lacks of a request's full blocks, within the time that computing them would take."""
+        cache = self._engine.scheduler.cache
+        if cache.offers is not None:
+            cache.offers.release(self._source.take_released())
+        if request.bypasses_cache or not cache.prefix_caching:
+            return
+        for tokens in _chains(request):
+            self._import(PrefixImport(cache, request.cache_salt, tokens))
+
+    def _import(self, prefix: PrefixImport) -> None:
+        try:
+            lacking = prefix.lacking()
+            offered = self._source.find(lacking) if lacking else {}
+            if offered:
+                self._fetch(prefix, prefix.wanted(offered), offered)
+                self._source.release(list(offered))
+        finally:
+            self.num_fetched += prefix.num_completed
+            prefix.end()
+
+    def _fetch(
+        self, prefix: PrefixImport, wanted: Sequence[bytes], offered: Mapping[bytes, Callable[[], bytes | None]]
+    ) -> None:
+        """Fetches block by block until the first that does not come, or until it is too late."""
+        size = self._engine.scheduler.cache.block_size
+        computing_s = self._engine.stats.time_for(len(wanted) * size, 0) or FETCH_S
+        end_s = self._clock() + min(FETCH_S, computing_s)
+        for name in wanted:
+            block = prefix.take(name) if self._clock() < end_s else None
+            data = offered[name]() if block is not None else None
+            if block is None or data is None:
+                self.num_missed += len(wanted) - prefix.num_completed
+                return
+            self._engine.move()  # what the block had may have to be saved first
+            self._fill(block, data)
+            prefix.complete(block)
+
+
+def _chains(request: EngineRequest) -> list[tuple[int, ...]]:
+    """Returns the tokens that each output of a request continues behind."""
+    resumed = {request.prompt_ids + ids for ids in request.resume_ids if ids is not None}
+    return sorted(resumed, key=len, reverse=True) or [request.prompt_ids]
