@@ -18,7 +18,11 @@ STRICT_PATIENCE_S = 5.0  # the same while requests are sent one by one
 
 
 class Recovery:
-    """The losses of the ring, and the requests that must be sent again."""
+    """The losses of the ring, and the requests that must be sent again.
+
+    Attributes:
+        is_planned: the ring is broken by a planned restart.
+    """
 
     def __init__(
         self, route_of: Callable[[Envelope], tuple[str, str, str]], timeout_s: float, engines: Iterable[str] = ()
@@ -29,7 +33,7 @@ class Recovery:
         self._route_of = route_of
         self._timeout_s = timeout_s
         self._lost_s: float | None = None
-        self._is_planned = False
+        self.is_planned = False
         self._one_by_one = False
         self._pending: dict[str, OpenRequest] = {}  # to be sent again, in the order in which they were opened
         self._under_way: dict[str, tuple[OpenRequest, float]] = {}
@@ -41,7 +45,7 @@ class Recovery:
 
     def lost(self, now_s: float, *, planned: bool = False) -> None:
         """Marks the ring as broken; `planned`: by a restart that no request caused."""
-        self._is_planned = self._is_planned or planned
+        self.is_planned = self.is_planned or planned
         if self._lost_s is None:
             self._lost_s = now_s
 
@@ -52,7 +56,7 @@ class Recovery:
     def restored(self) -> None:
         """Marks the ring as working again."""
         self._lost_s = None
-        self._is_planned = False
+        self.is_planned = False
 
     def missed(self, ids: Set[str], requests: Iterable[OpenRequest]) -> None:
         """Queues all requests of processes that lost frames: which requests the frames were about is unknown."""
@@ -64,7 +68,7 @@ class Recovery:
         affected = [one for one in requests if self._is_affected(one, ids)]
         ran = [one for one in affected if one.envelope.request_id not in self._pending]
         suspects = [one for one in ran if one.is_unproven]
-        if not (planned or self._is_planned):
+        if not (planned or self.is_planned):
             for request in ran:
                 request.replay.losses.update(self._worked(request, ids))
         self.again(affected)

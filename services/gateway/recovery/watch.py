@@ -106,7 +106,7 @@ class RingWatch:
             self._missed(changes.missed)
         if changes.new:
             self._begin_replay(changes.new)
-            self.lost(changes.new)
+            self.lost(changes.new, planned=self._recovery.is_planned)
         self._warm()
 
     def mismatched(self, found: Mismatch) -> None:

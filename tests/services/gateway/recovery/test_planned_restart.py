@@ -6,8 +6,8 @@ import dataclasses
 import grpc
 import pytest
 
-from sluice_server.services.messages.messages import Role
-from tests.services.gateway.fake_ring import Rig, generation, running, settings, unary_request
+from sluice_server.services.messages.messages import Role, Submit
+from tests.services.gateway.fake_ring import Rig, generation, is_warm_up, running, settings, unary_request
 
 ONE = settings(probe_timeout_s=60.0)
 
@@ -36,6 +36,20 @@ async def test_new_requests_wait_for_a_planned_restart(lost: str) -> None:
         assert await call == "ab"
         assert await answered(rig) == "ab"  # sent at once: nothing is held any more
         assert [submit.envelope.attempt for submit in rig.ring.submits] == [1, 0]
+
+
+@pytest.mark.parametrize("lost", ["t0", "d0"])
+async def test_the_new_process_of_a_planned_restart_is_no_other_loss(lost: str) -> None:
+    async with running(ONE) as rig:
+        rig.ring.script = lambda submit: rig.ring.play(*generation(submit, ["a", "b"]))
+        rig.ring.silent.add(lost)
+        rig.gateway.lost({lost}, planned=True)
+        rig.ring.emitted.clear()
+        rig.ring.epochs[lost] = 2
+        rig.ring.silent.clear()
+        await rig.ring.until(lambda: any(isinstance(one, Submit) and is_warm_up(one) for one in rig.ring.emitted))
+        assert rig.gateway.is_serving and not rig.gateway.manager.engines.is_any_serving
+        assert await answered(rig) == "ab"
 
 
 async def test_a_request_that_is_cancelled_while_it_waits_is_never_sent() -> None:
