@@ -50,10 +50,12 @@ class RankProcess:
         self._sockets = sockets
         self._heart = heart
         self._step_s = 0.0  # mean of recent steps
+        self._is_loaded = False
 
     def beat(self) -> None:
-        """Writes a heartbeat."""
-        self._heart.beat(self._step_s)
+        """Writes a heartbeat; none before the rank computes, as loading a model may take longer than silence may."""
+        if self._is_loaded:
+            self._heart.beat(self._step_s)
 
     def tell(self, report: Report) -> None:
         """Sends a report to rank 0."""
@@ -78,6 +80,8 @@ class RankProcess:
 
     def compute(self, worker: RankWorker) -> None:
         """Carries out orders until the group ends."""
+        self._is_loaded = True
+        self.beat()
         for order in self.orders():
             ended = worker.carry_out(order)
             if ended is not None:

@@ -6,6 +6,7 @@ import tempfile
 import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import cast
 
 import pytest
 
@@ -15,6 +16,7 @@ from sluice_server.engine.kv_cache.table import BlockRun
 from sluice_server.engine.kv_cache.tiers import Move, MoveKind
 from sluice_server.engine.parallel.messages import Ended, Hello, Launch, Launched, MoveBlocks, Order, Place, Ready
 from sluice_server.engine.parallel.options import shape_of
+from sluice_server.engine.parallel.worker import RankWorker
 from sluice_server.engine.plan import StepPlan
 from sluice_server.services.process.heartbeat import Heartbeat
 from sluice_server.services.ranks import leader
@@ -119,6 +121,19 @@ def test_orders_come_as_they_were_sent_and_launches_are_answered(pair: Pair) -> 
             pair.group.send(order)
         assert pair.group.launched(1) == [Launched(1, 1, "", False, 0.5, 0.25)]
     assert got == sent
+
+
+def test_a_rank_writes_no_heartbeat_while_it_loads(pair: Pair, tmp_path: Path) -> None:
+    """Loading may take longer than a process may be silent."""
+    heart = Heartbeat(str(tmp_path), "worker-0-1")
+    pair.rank = RankProcess(1, pair.sockets, heart)
+    joined(pair)
+    assert not any(path.stat().st_size for path in tmp_path.iterdir())
+    pair.group.close()
+    with pytest.raises(RankLost, match="engine-0 has ended"):
+        pair.rank.compute(cast("RankWorker", None))
+    assert any(path.stat().st_size for path in tmp_path.iterdir())
+    heart.close()
 
 
 def test_a_rank_with_other_settings_is_refused_and_told_so(pair: Pair) -> None:
