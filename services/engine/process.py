@@ -103,7 +103,7 @@ def _fetcher(built: BuiltEngine, process: Process, closing: contextlib.ExitStack
     try:
         carrier = BlockCarrier(own, tuple(paths.values()), built.shared, built.store.layout, built.store.block_bytes)
     except OSError as error:
-        logger.warning("no cache blocks are shared: cannot listen on %r: %s", own, error)
+        logger.warning("no cache blocks are shared: cannot listen on %s: %s", own, error)
         return None
     closing.callback(carrier.close)
     return BlockFetcher(built.engine, carrier, built.store.fill, time.monotonic)
