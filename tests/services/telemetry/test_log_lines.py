@@ -24,7 +24,7 @@ PARENT = (("traceparent", f"00-{TRACE}-{'cd' * 8}-01"),)
 
 # About a process, a file, a connection to others: no request has a part in them.
 OF_NO_REQUEST = {
-    ("engine/process.py", "no cache blocks are shared: cannot listen on %r: %s"),
+    ("engine/process.py", "no cache blocks are shared: cannot listen on %s: %s"),
     ("transfer/carrier.py", "no cache blocks are fetched from %s: %s"),
     ("ranks/process.py", "rank %d of %d computes"),
     ("ranks/leader.py", "a message of a rank was dropped: %s"),
