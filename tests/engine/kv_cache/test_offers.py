@@ -3,7 +3,7 @@
 from collections.abc import Callable
 
 import pytest
-from hypothesis import Phase, settings
+from hypothesis import HealthCheck, Phase, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import (
     RuleBasedStateMachine,
@@ -185,10 +185,14 @@ def test_planted_bugs_are_found(
     monkeypatch: pytest.MonkeyPatch, owner: type, method: str, bug: Callable[..., object]
 ) -> None:
     monkeypatch.setattr(owner, method, bug)
+    until_found = settings(  # one in a few hundred examples shows a bug
+        max_examples=5_000,
+        stateful_step_count=30,
+        deadline=None,
+        database=None,
+        derandomize=True,
+        phases=[Phase.generate],
+        suppress_health_check=[HealthCheck.too_slow],
+    )
     with pytest.raises(Exception):  # noqa: B017 # whichever check sees it first
-        run_state_machine_as_test(
-            Transfers,
-            settings=settings(
-                max_examples=200, stateful_step_count=30, deadline=None, database=None, phases=[Phase.generate]
-            ),
-        )
+        run_state_machine_as_test(Transfers, settings=until_found)
