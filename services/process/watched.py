@@ -1,10 +1,11 @@
 """A value read from files, and read again when they change. If that fails, the old value stays and an error is logged.
 
-Takes the paths and a function that reads them. It has no timer and no thread: callers call `refresh` before using the
-value.
+Takes the paths and a function that reads them. It has no timer and no thread: callers, on any thread, call `refresh`
+before using the value.
 """
 
 import logging
+import threading
 from collections.abc import Callable
 from pathlib import Path
 from typing import Generic, TypeVar
@@ -23,11 +24,16 @@ class WatchedFile(Generic[_T]):
     def __init__(self, paths: tuple[Path, ...], load: Callable[[], _T]) -> None:
         self._paths = paths
         self._load = load
+        self._lock = threading.Lock()  # a change is read once, and told once
         self._stamp = self._now()
         self.value = load()
 
     def refresh(self) -> bool:
         """Read again if a file changed. Returns whether there is a new value."""
+        with self._lock:
+            return self._refresh()
+
+    def _refresh(self) -> bool:
         stamp = self._now()
         if stamp == self._stamp:
             return False
