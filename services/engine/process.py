@@ -6,7 +6,6 @@ import dataclasses
 import logging
 import time
 from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
 
 from sluice_server.engine.build import BuiltEngine
 from sluice_server.engine.config import EngineConfig
@@ -17,6 +16,7 @@ from sluice_server.services.engine.grammar_gate import GrammarGate
 from sluice_server.services.engine.loading import load_engine
 from sluice_server.services.engine.stage import EngineStage, RingMembership
 from sluice_server.services.messages.messages import Role
+from sluice_server.services.process.background import compiling_threads
 from sluice_server.services.process.process import Process
 from sluice_server.services.process.slices import LONG_S, take_turns_of
 from sluice_server.services.ranks.leader import RankGroup, open_group
@@ -27,7 +27,6 @@ from sluice_server.services.transfer.carrier import BlockCarrier, paths_of
 
 logger = logging.getLogger(__name__)
 
-NUM_COMPILERS = 2  # threads that compile grammars, so that one slow grammar does not delay the next
 ATTEND_S = 0.1  # least time between two checks for probes during a step, made between layers
 
 
@@ -87,7 +86,7 @@ async def _serve(
         loop.call_soon_threadsafe(ring.schedule)
 
     built.engine.runner.watch(at_most_every(ATTEND_S, attend))
-    with ThreadPoolExecutor(NUM_COMPILERS, thread_name_prefix="grammar") as compilers:
+    with compiling_threads() as compilers:
         gate = GrammarGate(stage, built.grammars, compilers, wake, ring.emit)
         process.metrics.collect_from(lambda: figures(stage, config.scheduling_policy))
         process.metrics.collect_from(lambda: grammar_figures(gate))

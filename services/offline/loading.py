@@ -16,13 +16,13 @@ from sluice_server.services.engine.loading import load_engine
 from sluice_server.services.gateway.model import model_info
 from sluice_server.services.gateway.settings import GatewaySettings
 from sluice_server.services.offline.options import OfflineConfig
+from sluice_server.services.process.background import num_compilers
 from sluice_server.services.tokenizer.constraints import Constraints
 from sluice_server.services.tokenizer.encoding import TextEncoder
 from sluice_server.services.tokenizer.found_sections import Parsers
 from sluice_server.services.tokenizer.loading import load_encoder
 
 NAME = "offline"  # of the gateway, the client and the engine
-NUM_COMPILERS = 2  # child processes that test constraints
 MAX_OPEN = sys.maxsize  # a batch is admitted as a whole
 
 
@@ -50,7 +50,7 @@ def load(settings: OfflineConfig) -> LoadedPipeline:
         stack.callback(_give_back)
         loaded = load_encoder(directory, chat_template=service.chat_template, parsers=parsers)
         encoder = stack.enter_context(contextlib.closing(loaded))
-        compilers = Constraints(directory / "tokenizer.json", limits.vocab_size, model.eos_ids, NUM_COMPILERS)
+        compilers = Constraints(directory / "tokenizer.json", limits.vocab_size, model.eos_ids, num_compilers())
         constraints = stack.enter_context(contextlib.closing(compilers))
         built, revision = load_engine(engine, contents, model, limits)
         stack.callback(built.close)

@@ -10,6 +10,7 @@ from pathlib import Path
 from sluice_server.engine.request import Limits
 from sluice_server.services.config import KV_COST, parse_peers
 from sluice_server.services.messages.messages import Role
+from sluice_server.services.process.background import num_compilers
 from sluice_server.services.process.process import Process
 from sluice_server.services.telemetry import catalogue
 from sluice_server.services.telemetry.metrics import MetricSample
@@ -20,8 +21,6 @@ from sluice_server.services.tokenizer.loading import load_encoder
 from sluice_server.services.tokenizer.prompt_router import PromptRouter
 from sluice_server.services.tokenizer.routes import MIDDLE_BYTES, EncodingPool
 from sluice_server.services.tokenizer.stage import EncodingThreads, TokenizerStage
-
-NUM_COMPILERS = 2  # child processes, so that one slow grammar does not delay the next
 
 
 async def run(process: Process) -> int:
@@ -41,7 +40,7 @@ async def run(process: Process) -> int:
         loaded = load_encoder(directory, num_threads * (1 + len(apart)), process.config.chat_template, parsers)
         encoder = stack.enter_context(contextlib.closing(loaded))
         constraints = stack.enter_context(
-            contextlib.closing(Constraints(path, limits.vocab_size, process.model.eos_ids, NUM_COMPILERS))
+            contextlib.closing(Constraints(path, limits.vocab_size, process.model.eos_ids, num_compilers()))
         )
         short, chats = (_threads(stack, num_threads, name) for name in ("encode", "chat"))
         threads = EncodingThreads(short, on_loop, chats, apart)

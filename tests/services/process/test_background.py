@@ -3,12 +3,20 @@
 import os
 import subprocess
 import sys
+import threading
 import time
 
 import pytest
 
+from sluice_server.engine.worker.host.cores import Cores
 from sluice_server.services.process import background
-from sluice_server.services.process.background import AUTOGROUP, NICENESS, lower_process
+from sluice_server.services.process.background import (
+    AUTOGROUP,
+    NICENESS,
+    compiling_threads,
+    lower_process,
+    num_compilers,
+)
 
 LOWERED = (
     "import os; from sluice_server.services.process.background import AUTOGROUP, lower_process; lower_process();"
@@ -35,6 +43,15 @@ def test_a_process_and_its_session_are_lowered() -> None:
     assert nice == min(19, niceness() + NICENESS)
     if AUTOGROUP.exists():
         assert session.endswith(f"nice {NICENESS}")
+
+
+def test_grammars_are_compiled_at_a_lower_priority_than_steps() -> None:
+    own = niceness()
+    with compiling_threads() as threads:
+        assert threads.submit(lambda: os.getpriority(os.PRIO_PROCESS, threading.get_native_id())).result() == min(
+            19, own + NICENESS
+        )
+    assert os.getpriority(os.PRIO_PROCESS, threading.get_native_id()) == own
 
 
 def test_the_session_of_another_process_is_left_alone() -> None:
@@ -70,3 +87,11 @@ def test_writes_too_fast_are_repeated_and_systems_without_sessions_left(
     monkeypatch.setattr(time, "sleep", lambda seconds: None)
     lower_process()
     assert file.written == written and not file.errors
+
+
+@pytest.mark.parametrize(
+    ("cores", "num"),
+    [(Cores(1, None), 1), (Cores(2, None), 1), (Cores(3, None), 1), (Cores(4, None), 2), (Cores(64, 2.0), 1)],
+)
+def test_grammars_leave_a_core_to_steps(cores: Cores, num: int) -> None:
+    assert num_compilers(cores) == num
