@@ -4,11 +4,14 @@ The gateway, the tokenizer and engine admission all run these functions; the eng
 Pure.
 """
 
+from collections.abc import Sequence
+
 from sluice_server.engine.errors import context_exceeded, invalid, unsupported
 from sluice_server.engine.parameter_kinds import check_ids as check_ids
 from sluice_server.engine.parameter_kinds import check_num as check_num
 from sluice_server.engine.parameter_kinds import in_range
 from sluice_server.engine.parameters import PARAMETERS
+from sluice_server.engine.prompt_embeds import PLACEHOLDER, PromptEmbeds
 from sluice_server.engine.request import MAX_DRAFT_TOKENS, Limits, Pooling, SamplingParams
 
 
@@ -160,3 +163,36 @@ def check_credit(credit: int, limits: Limits, field: str = "credit") -> None:
 def effective_max_tokens(num_prompt: int, params: SamplingParams, limits: Limits) -> int:
     """Returns the tokens that a request may generate: its own limit, or all that the context leaves."""
     return params.max_tokens or limits.context_length - num_prompt
+
+
+def check_embeds(embeds: PromptEmbeds, limits: Limits, field: str = "prompt_embeds") -> None:
+    """Raises ServiceError if prompt embeddings are off, or differ from what the model takes."""
+    width = limits.embeds_width
+    if not width:
+        raise unsupported(field, f"{field}: this server does not take prompt embeddings: send text or token ids")
+    num, most = embeds.num_tokens, limits.context_length
+    if not 1 <= num <= most:
+        raise invalid(f"{field}.num_tokens", f"is {num}; 1 to {most} are allowed", limit=most, actual=num)
+    expected, actual = num * width * embeds.dtype.size, len(embeds.values)
+    if actual > limits.max_embeds_bytes:
+        text = f"have {actual} bytes; at most {limits.max_embeds_bytes}"
+        raise invalid(f"{field}.values", text, limit=limits.max_embeds_bytes, actual=actual)
+    if actual != expected:
+        text = f"have {actual} bytes; {num} rows of {width} numbers in {embeds.dtype} are {expected}"
+        raise invalid(f"{field}.values", text, limit=expected, actual=actual)
+    if not embeds.is_finite:
+        raise invalid(f"{field}.values", "hold a number that is not finite: send finite ones")
+
+
+def check_embeds_use(embeds: PromptEmbeds, ids: Sequence[int], params: SamplingParams) -> None:
+    """Raises `ServiceError` if `ids` do not begin with a place for each row, or `params` ask about these tokens."""
+    num = embeds.num_tokens
+    if tuple(ids[:num]) != (PLACEHOLDER,) * num:
+        raise invalid("prompt_embeds", f"the prompt does not begin with {num} ids {PLACEHOLDER} in the rows' place")
+    asks = {
+        "repetition_penalty": params.repetition_penalty != 1.0,
+        "prompt_logprobs": params.prompt_logprobs >= 0,
+        "logits_processors": bool(params.logits_processors),
+    }
+    for field in (name for name, is_asked in asks.items() if is_asked):
+        raise unsupported(field, f"{field} reads the prompt's token ids, and prompt embeddings have none: leave it out")

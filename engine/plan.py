@@ -10,6 +10,7 @@ from typing import NamedTuple
 
 from sluice_server.engine.errors import ServiceError
 from sluice_server.engine.kv_cache.table import BlockRun
+from sluice_server.engine.prompt_embeds import PromptEmbeds
 from sluice_server.engine.request import Pooling, SamplingParams
 
 IN_FLIGHT = -1  # placeholder for a token that a step in flight samples: its value is only on the device
@@ -29,6 +30,7 @@ class Placement:
         num_prompt: how many of `tokens` are the prompt's.
         pooling: how hidden states are pooled; None where tokens are sampled.
         num_first: tokens of the first of two texts; None where there is one text.
+        prompt_embeds: embeddings of its first tokens; None: those of the model.
     """
 
     slot: int
@@ -40,6 +42,7 @@ class Placement:
     num_prompt: int = 0
     pooling: Pooling | None = None
     num_first: int | None = None
+    prompt_embeds: PromptEmbeds | None = None
 
 
 @dataclasses.dataclass(frozen=True, slots=True)

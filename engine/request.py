@@ -7,9 +7,11 @@ import dataclasses
 import enum
 import math
 
+from sluice_server.engine.prompt_embeds import PromptEmbeds
 from sluice_server.engine.timeline import RequestTimeline
 
 MAX_PROMPT_BYTES = 1 << 20  # default of `Limits`
+MAX_EMBEDS_BYTES = 8 << 20  # of a request: they are checked in the engine's loop, number by number
 MAX_DRAFT_TOKENS = 64  # per sequence and step
 MAX_DRAFT_WIDTH = 8  # drafts that may follow the same token
 
@@ -49,6 +51,8 @@ class Limits:
         max_draft_tokens: drafts per sequence and step; 0 without speculation.
         logits_processors: names of those that requests may ask for.
         max_processor_arguments, max_processor_argument_bytes: of one processor.
+        embeds_width: numbers in a row of prompt embeddings; 0 where requests may not bring any.
+        max_embeds_bytes: of the prompt embeddings of a request.
     """
 
     context_length: int
@@ -83,6 +87,8 @@ class Limits:
     max_logits_processors: int = 8
     max_processor_arguments: int = 32
     max_processor_argument_bytes: int = 4096
+    embeds_width: int = 0
+    max_embeds_bytes: int = MAX_EMBEDS_BYTES
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -183,6 +189,8 @@ class EngineRequest:
         pooling: how its hidden states are pooled: the answer is a vector, and nothing is sampled. None: tokens are.
         num_first: tokens of the first of two texts that are pooled as one, for encoders that tell them apart; None
             where there is one text.
+        prompt_embeds: the embeddings of the first tokens of the prompt, whose ids are then placeholders; None: those
+            of the model.
         timeline: receives the request's events from the scheduler; None when it is not traced.
     """
 
@@ -202,4 +210,5 @@ class EngineRequest:
     max_draft_tokens: int | None = None
     pooling: Pooling | None = None
     num_first: int | None = None
+    prompt_embeds: PromptEmbeds | None = None
     timeline: RequestTimeline | None = None

@@ -3,7 +3,7 @@
 `load_model` reads a checkpoint; `plan_model` builds the same on the meta device from shapes alone.
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Protocol, TypeAlias
 
@@ -45,6 +45,8 @@ LONG_FACTORS = (
 HiddenStateHooks: TypeAlias = Mapping[
     int, Callable[[Tensor, Tensor, int], None]
 ]  # by layer: stores its hidden states by slot
+
+GivenRows: TypeAlias = tuple[int, Tensor]  # index of the first token of a step, embeddings [N, hidden] from there on
 
 
 def hooks_of(behind: tuple[int, ...], states: Tensor) -> HiddenStateHooks:
@@ -192,14 +194,23 @@ class Model:
 
     @torch.inference_mode()
     def forward(
-        self, ids: Tensor, positions: Tensor, cache: list[Tensor], meta: AttentionMetadata, kept: Tensor | None = None
+        self,
+        ids: Tensor,
+        positions: Tensor,
+        cache: list[Tensor],
+        meta: AttentionMetadata,
+        kept: Tensor | None = None,
+        given: Sequence[GivenRows] = (),
     ) -> Tensor:
         """Returns hidden states [T, hidden] (float32) of ids, positions int64 [T]; writes this step's keys and values.
 
         `kept`, int64 and ascending: indices of the only tokens whose hidden states are needed; the result is then
         [len(kept), hidden]. Of a stage before the last it is of no use: it was sent to the next stage.
+        `given`: embeddings that take the place of those of ids.
         """
         h = self._entry(ids)
+        for first, rows in given:
+            h[first : first + len(rows)] = rows
         cis, hidden_state_hooks = [table[positions] for table in self._cis], self.hidden_state_hooks
         for num, (layer, layer_cache) in enumerate(zip(self._layers, cache, strict=True), 1):
             # A hook needs the hidden states of all tokens.

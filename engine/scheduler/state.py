@@ -255,6 +255,7 @@ class SchedulerState:
                 num_prompt=len(group.prompt),
                 pooling=group.request.pooling,
                 num_first=group.request.num_first,
+                prompt_embeds=group.request.prompt_embeds,
             )
         )
 

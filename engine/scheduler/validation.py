@@ -10,6 +10,8 @@ from collections.abc import Iterator
 from sluice_server.engine.checks import (
     check_credit,
     check_draft_tokens,
+    check_embeds,
+    check_embeds_use,
     check_generates,
     check_ids,
     check_params,
@@ -21,6 +23,7 @@ from sluice_server.engine.checks import (
 )
 from sluice_server.engine.errors import Code, ServiceError, invalid, never_fits, unsupported
 from sluice_server.engine.kv_cache.cache import KVCache
+from sluice_server.engine.kv_cache.prefix import root_of
 from sluice_server.engine.kv_cache.table import BlockTable
 from sluice_server.engine.request import EngineRequest, Limits, SamplingParams
 from sluice_server.engine.scheduler.beam import BeamSearch
@@ -75,15 +78,16 @@ class RequestValidator:
         received = request.resume_ids or ((),) * (1 if params.beam_width else params.num_sequences)
         for index, ids in enumerate(received):
             if ids is not None:
-                blocks = BlockTable(request.cache_salt, request.bypasses_cache)
+                blocks = BlockTable(_salt_of(request), request.bypasses_cache)
                 yield Sequence(group, index, group.prompt + list(ids), blocks, drafting=self._drafting(request))
 
     def _drafting(self, request: EngineRequest) -> Drafting | None:
-        """Returns the draft state of an output; None without drafts, for beams and for what is pooled, whose tokens are
-        not sampled."""
+        """Returns the draft state of an output; None without drafts, for beams, for what is pooled, whose tokens are
+        not sampled, and for prompt embeddings, which no proposer reads."""
         asked = request.max_draft_tokens
         limit = self.max_draft_tokens if asked is None else min(asked, self.max_draft_tokens)
-        return Drafting(limit) if limit > 0 and not (request.params.beam_width or request.pooling) else None
+        is_excluded = request.params.beam_width or request.pooling or request.prompt_embeds is not None
+        return Drafting(limit) if limit > 0 and not is_excluded else None
 
     def check_size(self, group: SequenceGroup, num_prompt: int, max_tokens: int) -> None:
         """Raises ServiceError if the group, grown to so many tokens, fits neither context nor cache."""
@@ -114,7 +118,19 @@ class RequestValidator:
             check_draft_tokens(request.max_draft_tokens)
         if request.is_open and params.logits_processors:
             raise unsupported("keep_input_open", "logits_processors see a whole prompt: leave one of the two out")
+        self._check_embeds(request)
         self._check_resume(request)
+
+    def _check_embeds(self, request: EngineRequest) -> None:
+        embeds = request.prompt_embeds
+        if embeds is None:
+            return
+        check_embeds(embeds, self.limits)
+        check_embeds_use(embeds, request.prompt_ids, request.params)
+        if request.pooling is not None:
+            raise unsupported("prompt_embeds", "prompt_embeds are not supported for vectors: send text or token ids")
+        if request.is_open:
+            raise unsupported("keep_input_open", "keep_input_open is not supported with prompt_embeds: leave it out")
 
     def _check_length(self, request: EngineRequest, num_prompt: int, max_tokens: int) -> None:
         if request.pooling is not None:
@@ -143,6 +159,13 @@ class RequestValidator:
             limit = effective_max_tokens(len(request.prompt_ids), params, self.limits)
             if ids is not None and len(ids) > limit:
                 raise invalid(f"resume.outputs[{index}].token_ids", f"has {len(ids)} ids; max_tokens is {limit}")
+
+
+def _salt_of(request: EngineRequest) -> bytes:
+    """Returns where the names of the request's cache blocks begin. Prompt embeddings are part of it: their placeholders
+    say nothing of what the blocks hold."""
+    embeds = request.prompt_embeds
+    return request.cache_salt if embeds is None else root_of(request.cache_salt, b"prompt_embeds", embeds.digest)
 
 
 def _for_runner(params: SamplingParams, num_end_ids: int, limits: Limits) -> SamplingParams:

@@ -3,6 +3,7 @@
 Takes plans and block tables, and gives hidden states; sampling belongs to the runner.
 """
 
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -11,7 +12,7 @@ from torch import Tensor
 
 from sluice_server.engine.kv_cache.block_store import BlockStore
 from sluice_server.engine.kv_cache.groups import LayerGroups, one_group
-from sluice_server.engine.models.model import Model
+from sluice_server.engine.models.model import GivenRows, Model
 from sluice_server.engine.plan import StepPlan
 from sluice_server.engine.worker.sample_positions import SamplePositions
 from sluice_server.kernels.layout.metadata import AttentionMetadata
@@ -51,13 +52,18 @@ class ForwardPass:
         self._groups = groups or one_group(model.config.windows)
         self._cache = [store.cache[place] for place in self._groups.place_of]
 
-    def compute(self, plan: StepPlan, positions: SamplePositions, *, is_whole: bool) -> HiddenStates:
-        """Computes a plan's tokens and writes their keys and values; `is_whole`: all hidden states are needed."""
+    def compute(
+        self, plan: StepPlan, positions: SamplePositions, *, is_whole: bool, given: Sequence[GivenRows] = ()
+    ) -> HiddenStates:
+        """Computes a plan's tokens and writes their keys and values.
+
+        `is_whole`: all hidden states are needed. `given`: embeddings that take the place of those of ids.
+        """
         meta = self._layout(plan)
         ids = torch.from_numpy(np.array(plan.token_ids, dtype=np.int64)).to(self._model.device)
         at = self._places(plan, positions, meta)
         kept = None if is_whole or len(at) == plan.num_tokens else at
-        hidden = self._model.forward(ids, meta.positions, self._cache, meta, kept)
+        hidden = self._model.forward(ids, meta.positions, self._cache, meta, kept, given)
         return HiddenStates(hidden, hidden if len(at) == len(hidden) else hidden[at])
 
     def move_accepted(self, moves: AcceptedMoves) -> None:

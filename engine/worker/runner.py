@@ -136,7 +136,8 @@ class Runner:
             self._note_tokens(plan, sample_positions)
         masks = self._rows.matchers.start(sample_positions.slots, sample_positions.ahead)
         try:
-            states = self._forward.compute(plan, sample_positions, is_whole=self.wanted(plan).is_whole)
+            given = self._rows.embeds.given(plan, self._model)
+            states = self._forward.compute(plan, sample_positions, is_whole=self.wanted(plan).is_whole, given=given)
         finally:
             filled = masks.result()
         hidden = states.computed

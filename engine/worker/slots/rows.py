@@ -17,6 +17,7 @@ from sluice_server.engine.sampling.matchers import SlotMatchers
 from sluice_server.engine.sampling.rows import GrammarMasks, LogprobRows, SamplingParamRows, SamplingRows
 from sluice_server.engine.worker.slots.adjustments import SlotAdjustments
 from sluice_server.engine.worker.slots.banned_tokens import SlotBannedTokens
+from sluice_server.engine.worker.slots.embeds import SlotEmbeds
 from sluice_server.engine.worker.slots.pooling import SlotPooling
 from sluice_server.engine.worker.slots.processors import SlotProcessors
 from sluice_server.engine.worker.slots.prompts import SlotPrompts
@@ -61,6 +62,7 @@ class SlotRows:
         self._logprob_ids: dict[int, tuple[int, ...]] = {}
         self.prompts = SlotPrompts()
         self.pooling = SlotPooling()
+        self.embeds = SlotEmbeds()
         self._adjustments = SlotAdjustments(vocab_size)
         self._banned_tokens = SlotBannedTokens()
         self._listeners: tuple[TokenListener, ...] = (self._adjustments, self._banned_tokens, matchers, self.processors)
@@ -84,6 +86,7 @@ class SlotRows:
         self._banned_tokens.reset(placement)
         self.prompts.reset(placement)
         self.pooling.reset(placement)
+        self.embeds.reset(placement)
         self.matchers.reset(placement)
         self.processors.reset(placement)
         self.listening.pop(slot, None)

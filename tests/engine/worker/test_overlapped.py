@@ -18,6 +18,7 @@ from sluice_server.engine.models.config import read_config
 from sluice_server.engine.models.limits import limits_of
 from sluice_server.engine.models.model import load_model
 from sluice_server.engine.plan import IN_FLIGHT, DraftRequest, Placement, StepPlan
+from sluice_server.engine.prompt_embeds import EmbedsType, PromptEmbeds
 from sluice_server.engine.request import EngineRequest, ProcessorCall, SamplingParams
 from sluice_server.engine.scheduler.scheduler import Scheduler
 from sluice_server.engine.scheduler.settings import settings_of
@@ -267,3 +268,8 @@ def test_a_device_without_memory_to_record_more_goes_on_with_what_it_has(
 def test_what_wants_more_than_sampling_is_known(params: dict[str, Any]) -> None:
     assert wants_only_sampling(Placement(0, SamplingParams(top_k=5), (2,), 0))
     assert not wants_only_sampling(Placement(0, SamplingParams(**params), (), 0))
+
+
+def test_prompt_embeddings_leave_recorded_steps_which_look_ids_up() -> None:
+    embeds = PromptEmbeds(bytes(4), EmbedsType.FLOAT32, 1)
+    assert not wants_only_sampling(Placement(0, SamplingParams(), (), 0, prompt_embeds=embeds))
