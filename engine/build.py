@@ -19,7 +19,8 @@ from sluice_server.engine.kv_cache.block_store import BlockStore
 from sluice_server.engine.kv_cache.shared_slots import SharedSlots
 from sluice_server.engine.models.config import ModelConfig
 from sluice_server.engine.models.limits import check_tables
-from sluice_server.engine.models.model import Model, load_model
+from sluice_server.engine.models.loading import load_model
+from sluice_server.engine.models.model import Model
 from sluice_server.engine.parallel.group import GroupRunner, Workers
 from sluice_server.engine.parallel.messages import Allocate
 from sluice_server.engine.parallel.options import check_parallel, shape_of

@@ -21,7 +21,8 @@ from tokenizers import Tokenizer
 from torch import Tensor
 
 from benchmarks.cpu.shapes import CACHE
-from sluice_server.engine.models.model import Model, load_model
+from sluice_server.engine.models.loading import load_model
+from sluice_server.engine.models.model import Model
 from sluice_server.engine.models.registry import read_served
 from sluice_server.kernels.cpu import builds
 from sluice_server.kernels.layout.metadata import AttentionMetadata

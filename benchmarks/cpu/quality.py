@@ -25,7 +25,8 @@ from benchmarks.cpu.divergence import Array, Quality, compare, log_softmax
 from benchmarks.machine import RESULTS, save
 from sluice_server import demo
 from sluice_server.engine.models.config import read_config
-from sluice_server.engine.models.model import Model, load_model
+from sluice_server.engine.models.loading import load_model
+from sluice_server.engine.models.model import Model
 from sluice_server.kernels import ops
 from sluice_server.kernels.cpu import builds
 from sluice_server.kernels.layout.metadata import AttentionMetadata

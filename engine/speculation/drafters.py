@@ -15,7 +15,8 @@ from sluice_server.engine.errors import Code, ServiceError
 from sluice_server.engine.models.config import read_head_config
 from sluice_server.engine.models.eagle import EagleHead, default_behind, load_head
 from sluice_server.engine.models.layers.loader import Pack
-from sluice_server.engine.models.model import Model, hooks_of, load_model
+from sluice_server.engine.models.loading import load_model
+from sluice_server.engine.models.model import Model, hooks_of
 from sluice_server.engine.models.registry import read_served
 from sluice_server.engine.request import Limits
 from sluice_server.kernels.layout.metadata import AttentionMetadata

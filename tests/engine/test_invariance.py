@@ -17,7 +17,8 @@ from sluice_server.engine.kv_cache.block_store import BlockStore
 from sluice_server.engine.kv_cache.cache import KVCache
 from sluice_server.engine.models.config import read_config
 from sluice_server.engine.models.limits import limits_of
-from sluice_server.engine.models.model import Model, load_model
+from sluice_server.engine.models.loading import load_model
+from sluice_server.engine.models.model import Model
 from sluice_server.engine.request import EngineRequest, SamplingParams
 from sluice_server.engine.scheduler.scheduler import Scheduler
 from sluice_server.engine.scheduler.settings import settings_of

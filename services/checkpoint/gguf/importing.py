@@ -12,7 +12,7 @@ from safetensors.torch import save_file
 
 from sluice_server.engine.models.gguf.checkpoint import GgufCheckpoint
 from sluice_server.engine.models.gguf.reader import read_header
-from sluice_server.engine.models.model import plan_model
+from sluice_server.engine.models.loading import plan_model
 from sluice_server.engine.models.registry import read_served
 from sluice_server.engine.models.weights import INDEX
 from sluice_server.services.checkpoint.gguf.folder import dump, make_configuration, shards_of

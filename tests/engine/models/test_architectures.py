@@ -11,7 +11,7 @@ import torch
 from sluice_server.engine.errors import Code, ServiceError
 from sluice_server.engine.kv_cache.groups import layer_groups
 from sluice_server.engine.models.config import read_config, read_head_config
-from sluice_server.engine.models.model import load_model, plan_model
+from sluice_server.engine.models.loading import load_model, plan_model
 from sluice_server.engine.models.not_built import NOT_BUILT
 from sluice_server.engine.models.registry import ARCHITECTURES, read_served, traits_of
 from sluice_server.engine.models.traits import ArchitectureTraits

@@ -10,7 +10,8 @@ from torch import Tensor
 
 from sluice_server.engine.models.balanced import BalancedWeights, ChannelPair, channel_factors, channel_pairs
 from sluice_server.engine.models.config import read_config
-from sluice_server.engine.models.model import Model, load_model
+from sluice_server.engine.models.loading import load_model
+from sluice_server.engine.models.model import Model
 from sluice_server.engine.models.registry import traits_of
 from sluice_server.engine.models.weights import Checkpoint
 from sluice_server.engine.parallel.shape import ParallelShape

@@ -10,7 +10,7 @@ import torch
 from sluice_server.engine.errors import Code, ServiceError
 from sluice_server.engine.kv_cache.groups import layer_groups
 from sluice_server.engine.models.config import read_config
-from sluice_server.engine.models.model import load_model, plan_model
+from sluice_server.engine.models.loading import load_model, plan_model
 from sluice_server.engine.models.registry import traits_of
 from tests.oracle.checkpoints import Shape, make_checkpoint
 

@@ -14,7 +14,7 @@ import torch
 from sluice_server.engine.errors import ServiceError
 from sluice_server.engine.models.config import ModelConfig, read_config, read_head_config
 from sluice_server.engine.models.encoders.reading import SENTENCES
-from sluice_server.engine.models.model import load_model
+from sluice_server.engine.models.loading import load_model
 from sluice_server.engine.models.registry import read_served
 from sluice_server.engine.models.rules import RULES
 from sluice_server.engine.parameters import FROM_MODEL

@@ -18,7 +18,7 @@ from sluice_server.engine.models import weights
 from sluice_server.engine.models.config import read_config
 from sluice_server.engine.models.eagle import load_head
 from sluice_server.engine.models.limits import check_tables, limits_of
-from sluice_server.engine.models.model import load_model
+from sluice_server.engine.models.loading import load_model
 from sluice_server.engine.models.weights import is_finite
 from sluice_server.kernels import ops
 from tests.engine.test_engine_oracle import ROOMY, make_engine

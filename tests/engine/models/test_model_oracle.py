@@ -9,7 +9,7 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from sluice_server.engine.models.config import read_config
-from sluice_server.engine.models.model import load_model, plan_model
+from sluice_server.engine.models.loading import load_model, plan_model
 from sluice_server.kernels.cpu import builds
 from sluice_server.kernels.layout.metadata import AttentionMetadata
 from tests.oracle.checkpoints import Shape, make_checkpoint, reference

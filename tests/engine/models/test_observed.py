@@ -8,7 +8,7 @@ import torch
 
 from sluice_server.engine.models import observed
 from sluice_server.engine.models.config import read_config
-from sluice_server.engine.models.model import load_model
+from sluice_server.engine.models.loading import load_model
 from sluice_server.engine.models.observed import ObservedLinear, WeighingPack, random_ids
 from sluice_server.kernels import ops
 from sluice_server.kernels.formats.linear import PackedLinear

@@ -19,7 +19,8 @@ from sluice_server.engine.errors import ServiceError
 from sluice_server.engine.models.config import read_config
 from sluice_server.engine.models.layers import loader as layers
 from sluice_server.engine.models.limits import limits_of
-from sluice_server.engine.models.model import Model, load_model, plan_model
+from sluice_server.engine.models.loading import load_model, plan_model
+from sluice_server.engine.models.model import Model
 from sluice_server.engine.models.stored_form import StoredForm
 from sluice_server.engine.models.weights import Checkpoint
 from sluice_server.engine.request import EngineRequest, SamplingParams

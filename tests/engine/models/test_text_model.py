@@ -10,7 +10,7 @@ import torch
 
 from sluice_server.engine.errors import Code, ServiceError
 from sluice_server.engine.models.config import read_config
-from sluice_server.engine.models.model import load_model, plan_model
+from sluice_server.engine.models.loading import load_model, plan_model
 from sluice_server.engine.models.registry import read_served
 from sluice_server.engine.models.text_model import WITH_TEXT
 from sluice_server.kernels.layout.metadata import AttentionMetadata

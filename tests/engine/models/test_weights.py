@@ -11,7 +11,7 @@ from safetensors.torch import save_file
 
 from sluice_server.engine.errors import Code, ServiceError
 from sluice_server.engine.models.config import read_config
-from sluice_server.engine.models.model import load_model
+from sluice_server.engine.models.loading import load_model
 from sluice_server.engine.models.weights import Checkpoint
 from tests.oracle.checkpoints import Shape, make_checkpoint
 

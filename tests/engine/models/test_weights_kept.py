@@ -9,7 +9,7 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from sluice_server.engine.models.config import read_config
-from sluice_server.engine.models.model import load_model
+from sluice_server.engine.models.loading import load_model
 from sluice_server.kernels.cpu import builds
 from tests.engine.test_engine_oracle import SHAPES
 from tests.oracle.checkpoints import make_checkpoint

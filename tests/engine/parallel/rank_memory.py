@@ -10,7 +10,7 @@ from pathlib import Path
 import torch
 
 from sluice_server.engine.models.config import read_config
-from sluice_server.engine.models.model import load_model
+from sluice_server.engine.models.loading import load_model
 from sluice_server.engine.parallel.ranks import Ranks
 from sluice_server.engine.parallel.shape import ParallelShape
 from sluice_server.engine.parallel.sums import thread_sums

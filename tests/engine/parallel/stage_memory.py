@@ -11,7 +11,7 @@ import torch
 from safetensors.torch import save_file
 
 from sluice_server.engine.models.config import read_config
-from sluice_server.engine.models.model import load_model, plan_model
+from sluice_server.engine.models.loading import load_model, plan_model
 from sluice_server.engine.parallel.ranks import Ranks
 from sluice_server.engine.parallel.shape import ParallelShape
 from sluice_server.engine.parallel.stages_shared import SharedMemoryStages, new_stages

@@ -10,7 +10,8 @@ import torch
 from torch import Tensor
 
 from sluice_server.engine.models.config import read_config
-from sluice_server.engine.models.model import Model, load_model
+from sluice_server.engine.models.loading import load_model
+from sluice_server.engine.models.model import Model
 from sluice_server.engine.parallel.ranks import Ranks
 from sluice_server.engine.parallel.shape import ParallelShape
 from sluice_server.kernels import ops

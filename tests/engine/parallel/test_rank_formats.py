@@ -13,7 +13,8 @@ from torch import Tensor
 
 from sluice_server.engine.errors import ServiceError
 from sluice_server.engine.models.config import read_config
-from sluice_server.engine.models.model import Model, load_model, plan_model
+from sluice_server.engine.models.loading import load_model, plan_model
+from sluice_server.engine.models.model import Model
 from sluice_server.engine.parallel.ranks import Ranks
 from sluice_server.engine.parallel.shape import ParallelShape
 from sluice_server.engine.parallel.sums import LocalSums, RankSums, thread_sums

@@ -12,7 +12,7 @@ from torch import Tensor
 from sluice_server.engine.errors import ServiceError
 from sluice_server.engine.models.config import ModelConfig, read_config
 from sluice_server.engine.models.gguf.checkpoint import GgufCheckpoint
-from sluice_server.engine.models.model import open_checkpoint
+from sluice_server.engine.models.loading import open_checkpoint
 from sluice_server.engine.models.registry import traits_of
 from sluice_server.engine.models.weights import Checkpoint, WeightSource
 from sluice_server.engine.parallel.cuts import config_of_rank, cuts_of

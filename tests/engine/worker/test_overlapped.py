@@ -16,7 +16,7 @@ from sluice_server.engine.kv_cache.table import BlockRun
 from sluice_server.engine.kv_cache.tiers import Move, MoveKind
 from sluice_server.engine.models.config import read_config
 from sluice_server.engine.models.limits import limits_of
-from sluice_server.engine.models.model import load_model
+from sluice_server.engine.models.loading import load_model
 from sluice_server.engine.plan import IN_FLIGHT, DraftRequest, Placement, StepPlan
 from sluice_server.engine.prompt_embeds import EmbedsType, PromptEmbeds
 from sluice_server.engine.request import EngineRequest, ProcessorCall, SamplingParams

@@ -15,7 +15,8 @@ from sluice_server.engine.errors import DeviceLost, ServiceError
 from sluice_server.engine.kv_cache.block_store import BlockStore
 from sluice_server.engine.models.config import read_config
 from sluice_server.engine.models.limits import limits_of
-from sluice_server.engine.models.model import Model, load_model
+from sluice_server.engine.models.loading import load_model
+from sluice_server.engine.models.model import Model
 from sluice_server.engine.request import Limits
 from sluice_server.engine.worker.graphs import GraphKey, Graphs, RowShape
 from sluice_server.engine.worker.overlapped import InFlightDrafts, OverlappedRunner, overlap, recorded_bytes

@@ -10,7 +10,8 @@ from safetensors.torch import save_file
 
 from sluice_server.engine.models.gguf import checkpoint
 from sluice_server.engine.models.gguf.blocks import IN_GROUPS
-from sluice_server.engine.models.model import Model, load_model
+from sluice_server.engine.models.loading import load_model
+from sluice_server.engine.models.model import Model
 from sluice_server.engine.models.registry import read_served
 from sluice_server.kernels.cpu import builds
 from sluice_server.kernels.formats.packed_weights import dequantise
