@@ -29,7 +29,7 @@ from sluice_server.engine.worker.device import CudaDevice, Device, HostCopy
 from sluice_server.engine.worker.overlapped import overlap
 from sluice_server.engine.worker.runner import Runner
 from sluice_server.engine.worker.slots.state import Slots
-from sluice_server.kernels import ops
+from sluice_server.kernels.formats.packer import LinearPacker
 
 BLOCK = 32
 LLAMA_8B = ModelConfig(
@@ -166,7 +166,7 @@ class Rig:
 def make_rig(config: ModelConfig, num: int, num_blocks: int, device: torch.device, kept: Kept = PLAIN) -> Rig:
     """An engine for `num` sequences; every size of a step that can be recorded is recorded."""
     dtype = torch.bfloat16 if device.type == "cuda" else torch.float32
-    pack = ops.LinearPacker(kept.weights)
+    pack = LinearPacker(kept.weights)
     model = Model(config, RandomWeights(dtype, device), dtype, device, config.context_length, pack)
     store = BlockStore(model.new_cache(num_blocks, BLOCK, kept.cache))
     runner: StepRunner = Runner(model, store, BLOCK, num, config.context_length)

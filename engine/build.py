@@ -55,8 +55,8 @@ from sluice_server.engine.worker.startup.identity import Digests, identity_of, r
 from sluice_server.engine.worker.startup.memory import at_start
 from sluice_server.engine.worker.startup.rates import measure_costs, one_token
 from sluice_server.engine.worker.startup.trial import check_trial
-from sluice_server.kernels import ops
 from sluice_server.kernels.cpu import builds
+from sluice_server.kernels.formats.packer import LinearPacker
 from sluice_server.kernels.layout.ragged import MAX_TREE
 
 
@@ -199,7 +199,7 @@ def loaded(  # noqa: PLR0913 # all that is loaded
     traits if they are not this package's own."""
     if device.type == "cpu":
         set_threads(config)
-    pack = ops.LinearPacker(formats.weights)
+    pack = LinearPacker(formats.weights)
     with at_start("--model", f"its weights in {formats.weights or name_of(formats.dtype)}; try --quantization int4"):
         with loading(plugin, model_config.architecture):
             sizes = formats.dtype, device, limits.context_length

@@ -5,7 +5,6 @@ the device and dtype, and torch operators, which run on any device, elsewhere. `
 operation whether the rows of its result depend on one another.
 """
 
-import dataclasses
 from collections.abc import Callable, Sequence
 
 import torch
@@ -15,7 +14,6 @@ from torch import Tensor
 from sluice_server.kernels import gpu
 from sluice_server.kernels.cpu import builds, native
 from sluice_server.kernels.cpu import sampling as native_sampling
-from sluice_server.kernels.formats import weight_formats as kinds
 from sluice_server.kernels.formats.linear import PackedLinear
 from sluice_server.kernels.layout import slots
 from sluice_server.kernels.layout.metadata import AttentionMetadata
@@ -39,52 +37,6 @@ from sluice_server.kernels.reference.inputs import StepInputs
 from sluice_server.kernels.reference.moe import ExpertStack
 from sluice_server.kernels.reference.sampling import Rows
 from sluice_server.kernels.reference.scores import ScoreRequest, Scores
-
-
-def pack_linear(
-    weight: Tensor, bias: Tensor | None = None, *, gated: bool = False, precise: bool = False, weights: str = ""
-) -> PackedLinear:
-    """Packs a weight [N, K] and a bias [N] for the device they are on; see `kernels.formats.weight_formats.pack`.
-
-    `gated` if only `linear_gated` will use the weight.
-    """
-    return kinds.pack(weight, bias, gated=gated, precise=precise, weights=weights)
-
-
-@dataclasses.dataclass(frozen=True, slots=True)
-class LinearPacker:
-    """Packs weights in one format for the device they are on; see `kernels.formats.weight_formats`.
-
-    Attributes:
-        weights: the format; empty for their own dtype.
-    """
-
-    weights: str = ""
-
-    @property
-    def rounds(self) -> bool:
-        """Whether weights are rounded."""
-        return bool(self.weights)
-
-    @property
-    def weighs(self) -> bool:
-        """Whether weights are rounded better when it is known how large their inputs are."""
-        return self.weights in kinds.WEIGHED
-
-    def __call__(
-        self,
-        weight: Tensor,
-        bias: Tensor | None = None,
-        *,
-        gated: bool = False,
-        precise: bool = False,
-        importance: Tensor | None = None,
-    ) -> PackedLinear:
-        """Packs a weight [N, K] and a bias [N]; `importance` [K] is the mean square of each input, or None."""
-        return kinds.pack(weight, bias, gated=gated, precise=precise, weights=self.weights, importance=importance)
-
-
-PLAIN = LinearPacker()
 
 
 def linear(x: Tensor, weight: PackedLinear) -> Tensor:

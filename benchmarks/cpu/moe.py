@@ -21,6 +21,7 @@ from sluice_server.engine.models.layers.experts import NativeExperts, Router, Se
 from sluice_server.engine.models.layers.mlp import DenseMlp, Mlp
 from sluice_server.kernels import ops
 from sluice_server.kernels.cpu import builds
+from sluice_server.kernels.formats import weight_formats
 
 FORMATS, ROWS, EPS = ("float32", "bfloat16", "int8", "int4"), (1, 8, 32), 1e-5
 CLOCKS: Mapping[str, Callable[[], float]] = {"wall": time.perf_counter, "cpu": time.process_time}
@@ -33,15 +34,15 @@ def dense(hidden: int, inner: int, form: str) -> DenseMlp:
     def weight(rows: int, inputs: int) -> Tensor:
         return (torch.randn(rows, inputs) * float(inputs**-0.5)).to(dtype)
 
-    gate_up = ops.pack_linear(weight(2 * inner, hidden), gated=True, weights=form)
-    return DenseMlp(gate_up, ops.pack_linear(weight(hidden, inner), weights=form), None)
+    gate_up = weight_formats.pack(weight(2 * inner, hidden), gated=True, weights=form)
+    return DenseMlp(gate_up, weight_formats.pack(weight(hidden, inner), weights=form), None)
 
 
 def contestants(options: argparse.Namespace, form: str) -> tuple[dict[str, list[Mlp]], Router]:
     """Layers by name, each with weights of its own, which no cache holds when they are used; and the last router."""
     found: dict[str, list[Mlp]] = {"dense": [], "one by one": [], "one call": []}
     for _ in range(options.layers):
-        router = Router(ops.pack_linear(torch.randn(options.experts, options.hidden)), options.per_token, True)
+        router = Router(weight_formats.pack(torch.randn(options.experts, options.hidden)), options.per_token, True)
         found["dense"].append(dense(options.hidden, options.inner * options.per_token, form))
         for name, kind in (("one by one", SeparateExperts), ("one call", NativeExperts)):
             each = [dense(options.hidden, options.inner, form) for _ in range(options.experts)]

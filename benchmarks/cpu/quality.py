@@ -27,8 +27,8 @@ from sluice_server import demo
 from sluice_server.engine.models.config import read_config
 from sluice_server.engine.models.loading import load_model
 from sluice_server.engine.models.model import Model
-from sluice_server.kernels import ops
 from sluice_server.kernels.cpu import builds
+from sluice_server.kernels.formats.packer import LinearPacker
 from sluice_server.kernels.layout.metadata import AttentionMetadata
 
 TINY = Path(demo.__file__).parent / "target"  # the embedded model
@@ -66,7 +66,7 @@ PEERS = {"permuted": ("f32", "q8_0", "q4_1", "q4_0"), "outliers": ("q8_0",), "pu
 
 def logits_of(folder: Path, form: Format, windows: Sequence[Sequence[int]]) -> Iterator[Array]:
     """float32 [window, vocabulary] of each window, through the paged cache as the engine goes."""
-    model = load_model(folder, read_config(folder), form.dtype, CPU, WINDOW, ops.LinearPacker(form.weights))
+    model = load_model(folder, read_config(folder), form.dtype, CPU, WINDOW, LinearPacker(form.weights))
     cache = model.new_cache(WINDOW // BLOCK, BLOCK, form.cache)
     for window in windows:
         yield _window(model, cache, window).numpy()

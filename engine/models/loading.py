@@ -18,7 +18,7 @@ from sluice_server.engine.models.weights import Checkpoint, PlannedWeights
 from sluice_server.engine.parallel.ranks import Ranks
 from sluice_server.engine.parallel.shape import unusable
 from sluice_server.engine.parallel.sharded import LAYERS
-from sluice_server.kernels import ops
+from sluice_server.kernels.formats.packer import PLAIN
 
 
 class ModelCode(Protocol):
@@ -39,7 +39,7 @@ def load_model(  # noqa: PLR0913 # all that a model is made of
     dtype: torch.dtype,
     device: torch.device,
     num_positions: int = 0,
-    pack: Pack = ops.PLAIN,
+    pack: Pack = PLAIN,
     code: ModelCode | None = None,
     ranks: Ranks | None = None,
 ) -> Model:

@@ -28,6 +28,7 @@ from sluice_server.engine.worker.host.allocator import give_back
 from sluice_server.kernels import gpu, ops
 from sluice_server.kernels.cpu import memory
 from sluice_server.kernels.formats.linear import gather
+from sluice_server.kernels.formats.packer import PLAIN
 from sluice_server.kernels.layout.layout import new_layers
 from sluice_server.kernels.layout.metadata import AttentionMetadata
 from sluice_server.kernels.layout.slots import GPU_ALIGN, SCALE_BYTES, slot_width
@@ -63,7 +64,7 @@ class Model:
         dtype: torch.dtype,
         device: torch.device,
         num_positions: int,
-        pack: Pack = ops.PLAIN,
+        pack: Pack = PLAIN,
         traits: ArchitectureTraits | None = None,
         ranks: Ranks | None = None,
     ) -> None:

@@ -12,6 +12,7 @@ import torch.nn.functional as F
 from sluice_server.kernels import ops
 from sluice_server.kernels.contract import is_batch_invariant
 from sluice_server.kernels.cpu import builds
+from sluice_server.kernels.formats import weight_formats
 from sluice_server.kernels.layout.layout import new_layers
 from sluice_server.kernels.layout.metadata import AttentionMetadata
 from sluice_server.kernels.layout.slots import slot_width
@@ -193,9 +194,9 @@ def test_fused_linears_equal_their_parts(rows: int, features: int, inputs: int, 
     bias = torch.randn(features) if has_bias else None
     for scale in (None, norm):
         plain = F.linear(definitions.rms_norm(x, scale, 1e-5), weight, bias)
-        normed = ops.linear_normed(x, scale, 1e-5, ops.pack_linear(weight, bias))
+        normed = ops.linear_normed(x, scale, 1e-5, weight_formats.pack(weight, bias))
         assert torch.allclose(normed, plain, atol=1e-3)
-        packed = ops.pack_linear(weight, bias, gated=True)
+        packed = weight_formats.pack(weight, bias, gated=True)
         assert torch.allclose(ops.linear_gated(x, scale, 1e-5, packed), definitions.silu_mul(plain), atol=1e-2)
         gelu = ops.linear_gated(x, scale, 1e-5, packed, "gelu_tanh")
         assert torch.allclose(gelu, definitions.gelu_tanh_mul(plain), atol=1e-2)
@@ -206,7 +207,7 @@ def test_fused_linears_equal_their_parts(rows: int, features: int, inputs: int, 
 def test_large_and_broken_numbers_stay_what_they_are() -> None:
     """Large activations of both signs, infinities and NaN: as in the reference, row by row."""
     rows = [[200.0, 1.0], [-200.0, 1.0], [88.0, 3.0], [float("inf"), 1.0], [float("nan"), 1.0]]
-    packed = ops.pack_linear(torch.eye(2), gated=True)
+    packed = weight_formats.pack(torch.eye(2), gated=True)
     normed = definitions.rms_norm(torch.tensor(rows), None, 1e-30)
     for name, reference in (
         ("silu", definitions.silu_mul),
@@ -222,12 +223,14 @@ def test_linear_and_its_in_place_form(dtype: torch.dtype) -> None:
     x, weight, bias = torch.randn(5, 48), torch.randn(33, 48).to(dtype), torch.randn(33).to(dtype)
     want = x @ weight.float().t()
     error = 1e-4 if dtype is torch.float32 else 0.2
-    assert torch.allclose(ops.linear(x, ops.pack_linear(weight)).float(), want, atol=error)
-    assert torch.allclose(ops.linear(x, ops.pack_linear(weight, bias)).float(), want + bias.float(), atol=error)
+    assert torch.allclose(ops.linear(x, weight_formats.pack(weight)).float(), want, atol=error)
+    assert torch.allclose(ops.linear(x, weight_formats.pack(weight, bias)).float(), want + bias.float(), atol=error)
     residual = torch.randn(5, 33)
-    assert torch.allclose(ops.linear_add_(residual.clone(), x, ops.pack_linear(weight)), residual + want, atol=error)
+    assert torch.allclose(
+        ops.linear_add_(residual.clone(), x, weight_formats.pack(weight)), residual + want, atol=error
+    )
     norm = torch.randn(33)
-    normed = ops.linear_add_(residual.clone(), x, ops.pack_linear(weight), norm, 1e-6)
+    normed = ops.linear_add_(residual.clone(), x, weight_formats.pack(weight), norm, 1e-6)
     assert torch.allclose(normed, residual + definitions.rms_norm(want, norm, 1e-6), atol=error)
 
 
@@ -239,8 +242,8 @@ def test_row_bits_do_not_depend_on_company(threads: int, features: int, inputs: 
     torch.manual_seed(2)
     most = 20_000 // features + 60
     x, weight, table = torch.randn(most, inputs), torch.randn(inputs), torch.randn(most, 256)
-    packed, gated = (ops.pack_linear(torch.randn(features, inputs), gated=is_gated) for is_gated in (False, True))
-    narrow = ops.pack_linear(torch.randn(features, inputs).bfloat16())
+    packed, gated = (weight_formats.pack(torch.randn(features, inputs), gated=is_gated) for is_gated in (False, True))
+    narrow = weight_formats.pack(torch.randn(features, inputs).bfloat16())
     ids = torch.arange(most)
     claims: dict[str, Callable[[slice], torch.Tensor]] = {
         "linear": lambda rows: ops.linear(x[rows], packed),

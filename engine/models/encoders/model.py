@@ -18,6 +18,7 @@ from sluice_server.engine.models.weights import Checkpoint
 from sluice_server.engine.request import Pooling
 from sluice_server.kernels import ops
 from sluice_server.kernels.formats.linear import gather
+from sluice_server.kernels.formats.packer import PLAIN
 
 
 class EncoderInput(NamedTuple):
@@ -144,7 +145,7 @@ def load_encoder(
     dtype: torch.dtype,
     device: torch.device,
     num_positions: int,
-    pack: Pack = ops.PLAIN,
+    pack: Pack = PLAIN,
 ) -> Encoder:
     """Reads a checkpoint's weights. Raises ServiceError naming file and tensor."""
     source = Checkpoint(directory, torch.float32, device)

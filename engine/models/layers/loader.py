@@ -14,14 +14,15 @@ from sluice_server.engine.models.weights import WeightSource
 from sluice_server.engine.parallel.ranks import Ranks
 from sluice_server.engine.parallel.shape import unusable
 from sluice_server.engine.parallel.sums_linear import SummedLinear
-from sluice_server.kernels import ops
+from sluice_server.kernels.formats import weight_formats
 from sluice_server.kernels.formats.linear import PackedLinear
 from sluice_server.kernels.formats.packed_weights import Packed, dequantise, stack, take_rows
+from sluice_server.kernels.formats.packer import PLAIN
 from sluice_server.kernels.formats.weight_formats import WeightPlacement, pack_stored
 
 
 class Pack(Protocol):
-    """A function that packs a weight [N, K] and bias [N]. `ops.LinearPacker` is the usual one."""
+    """A function that packs a weight [N, K] and bias [N]. `kernels.formats.packer.LinearPacker` is the usual one."""
 
     @property
     def rounds(self) -> bool:
@@ -60,7 +61,7 @@ class LayerLoader:
         self,
         source: WeightSource,
         dtype: torch.dtype,
-        pack: Pack = ops.PLAIN,
+        pack: Pack = PLAIN,
         *,
         is_stored: bool = False,
         norm_offset: float = 0.0,
@@ -173,7 +174,7 @@ class LayerLoader:
         It is not quantised: an error that changes a choice is not small.
         """
         weight = self._folded(self._source.get(f"{name}.weight", (num, len(norm))), norm)
-        return ops.pack_linear(weight, self._source.get(f"{name}.bias", (num,)) if bias else None)
+        return weight_formats.pack(weight, self._source.get(f"{name}.bias", (num,)) if bias else None)
 
     def each(
         self,

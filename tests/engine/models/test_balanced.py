@@ -16,7 +16,7 @@ from sluice_server.engine.models.registry import traits_of
 from sluice_server.engine.models.weights import Checkpoint
 from sluice_server.engine.parallel.shape import ParallelShape
 from sluice_server.engine.parallel.sums import ThreadSums, thread_sums
-from sluice_server.kernels import ops
+from sluice_server.kernels.formats.packer import LinearPacker
 from sluice_server.kernels.layout.metadata import AttentionMetadata
 from tests.engine.parallel.rank_threads import run_ranks
 from tests.oracle.checkpoints import Shape, make_checkpoint
@@ -98,7 +98,7 @@ def test_outliers_cost_a_rounded_model_nothing(tmp_path: Path) -> None:
         grow(tmp_path, by)
         config = read_config(tmp_path)
         plain, rounded = (
-            logits_of(load_model(tmp_path, config, torch.float32, CPU, 64, ops.LinearPacker(weights)))
+            logits_of(load_model(tmp_path, config, torch.float32, CPU, 64, LinearPacker(weights)))
             for weights in ("", "int8")
         )
         off.append(float((rounded - plain).square().mean().sqrt()))

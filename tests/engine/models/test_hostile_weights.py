@@ -20,7 +20,7 @@ from sluice_server.engine.models.eagle import load_head
 from sluice_server.engine.models.limits import check_tables, limits_of
 from sluice_server.engine.models.loading import load_model
 from sluice_server.engine.models.weights import is_finite
-from sluice_server.kernels import ops
+from sluice_server.kernels.formats.packer import PLAIN
 from tests.engine.test_engine_oracle import ROOMY, make_engine
 from tests.oracle import published
 from tests.oracle.checkpoints import Shape, make_checkpoint
@@ -223,7 +223,7 @@ def test_a_head_proposes_ids_that_there_are(value: int, tmp_path: Path) -> None:
     change(head, lambda found: found["d2t"].__setitem__(0, value))
     model = load_model(target, read_config(target), torch.float32, CPU)
     with pytest.raises(ServiceError, match="tensor d2t does not name 50 different ids from 0 to 110"):
-        load_head(head, model, 64, ops.PLAIN)
+        load_head(head, model, 64, PLAIN)
 
 
 def test_tables_that_a_machine_has_no_room_for_name_the_flag(tmp_path: Path) -> None:

@@ -10,8 +10,8 @@ from sluice_server.engine.models import observed
 from sluice_server.engine.models.config import read_config
 from sluice_server.engine.models.loading import load_model
 from sluice_server.engine.models.observed import ObservedLinear, WeighingPack, random_ids
-from sluice_server.kernels import ops
 from sluice_server.kernels.formats.linear import PackedLinear
+from sluice_server.kernels.formats.packer import PLAIN, LinearPacker
 from sluice_server.kernels.formats.weight_formats import pack
 from tests.engine.models.test_balanced import CPU, OPTIONS, logits_of
 from tests.oracle.checkpoints import Shape, make_checkpoint
@@ -68,7 +68,7 @@ def test_observing_takes_no_more_ids_than_there_are_positions() -> None:
 
 
 def test_a_weight_without_its_observation_is_an_error() -> None:
-    weighing = WeighingPack(ops.LinearPacker("int4"))
+    weighing = WeighingPack(LinearPacker("int4"))
     weighing.expect([ObservedLinear(torch.eye(4), None)])
     with pytest.raises(AssertionError, match="not every weight"):
         weighing.expect([])
@@ -78,7 +78,7 @@ def test_progress_is_logged(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, cap
     make_checkpoint(tmp_path, Shape())
     monkeypatch.setattr(observed, "LOG_EVERY_S", -1.0)
     with caplog.at_level(logging.INFO):
-        load_model(tmp_path, read_config(tmp_path), torch.float32, CPU, 64, ops.LinearPacker("int4"))
+        load_model(tmp_path, read_config(tmp_path), torch.float32, CPU, 64, LinearPacker("int4"))
     assert "rounded the weights of layer 2 of 2" in caplog.text
 
 
@@ -94,7 +94,7 @@ def test_norms_are_not_folded_into_weights_that_are_rounded(tmp_path: Path) -> N
 
     config = read_config(tmp_path)
     folded, apart = (
-        logits_of(load_model(tmp_path, config, torch.float32, CPU, 64, how)) for how in (ops.PLAIN, Unfolded())
+        logits_of(load_model(tmp_path, config, torch.float32, CPU, 64, how)) for how in (PLAIN, Unfolded())
     )
     assert not torch.equal(folded, apart) and torch.allclose(folded, apart, rtol=1e-4, atol=1e-4)
 
@@ -105,6 +105,6 @@ def test_what_was_observed_is_named(tmp_path: Path) -> None:
     for seed in (0, 0, 1):
         make_checkpoint(tmp_path, Shape(), seed)
         config = config or read_config(tmp_path)
-        names.append(load_model(tmp_path, config, torch.float32, CPU, 64, ops.LinearPacker("int4")).observed)
+        names.append(load_model(tmp_path, config, torch.float32, CPU, 64, LinearPacker("int4")).observed)
     assert config is not None and names[0] == names[1] != names[2]
-    assert load_model(tmp_path, config, torch.float32, CPU, 64, ops.LinearPacker("int8")).observed == ""
+    assert load_model(tmp_path, config, torch.float32, CPU, 64, LinearPacker("int8")).observed == ""

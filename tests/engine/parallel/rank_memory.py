@@ -14,7 +14,7 @@ from sluice_server.engine.models.loading import load_model
 from sluice_server.engine.parallel.ranks import Ranks
 from sluice_server.engine.parallel.shape import ParallelShape
 from sluice_server.engine.parallel.sums import thread_sums
-from sluice_server.kernels import ops
+from sluice_server.kernels.formats.packer import PLAIN
 
 
 def used() -> int:
@@ -26,7 +26,7 @@ def used() -> int:
 def load(path: Path, rank: int, size: int) -> object:
     """The model of a rank."""
     ranks = Ranks(ParallelShape(size, rank), thread_sums(size)[rank])
-    return load_model(path, read_config(path), torch.bfloat16, torch.device("cpu"), 64, ops.PLAIN, ranks=ranks)
+    return load_model(path, read_config(path), torch.bfloat16, torch.device("cpu"), 64, PLAIN, ranks=ranks)
 
 
 def main(small: str, path: str, rank: int, size: int) -> None:

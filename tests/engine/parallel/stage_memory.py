@@ -16,7 +16,7 @@ from sluice_server.engine.parallel.ranks import Ranks
 from sluice_server.engine.parallel.shape import ParallelShape
 from sluice_server.engine.parallel.stages_shared import SharedMemoryStages, new_stages
 from sluice_server.engine.parallel.sums import LocalSums
-from sluice_server.kernels import ops
+from sluice_server.kernels.formats.packer import PLAIN
 from tests.engine.parallel.rank_memory import used
 from tests.oracle.checkpoints import Shape, make_checkpoint
 
@@ -27,7 +27,7 @@ def load(path: Path, member: int) -> object:
     """The model of a rank."""
     shape = ParallelShape(pipeline_size=2).of_member(member)
     ranks = Ranks(shape, LocalSums(), SharedMemoryStages(new_stages(shape), shape))
-    return load_model(path, read_config(path), torch.bfloat16, torch.device("cpu"), 64, ops.PLAIN, ranks=ranks)
+    return load_model(path, read_config(path), torch.bfloat16, torch.device("cpu"), 64, PLAIN, ranks=ranks)
 
 
 def make(path: Path, small: Path) -> int:

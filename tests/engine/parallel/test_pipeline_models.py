@@ -14,8 +14,8 @@ from sluice_server.engine.models.loading import load_model
 from sluice_server.engine.models.model import Model
 from sluice_server.engine.parallel.ranks import Ranks
 from sluice_server.engine.parallel.shape import ParallelShape
-from sluice_server.kernels import ops
 from sluice_server.kernels.cpu import builds
+from sluice_server.kernels.formats.packer import LinearPacker
 from tests.engine.models.test_model_oracle import SHAPES as MORE
 from tests.engine.parallel.stage_threads import run_members
 from tests.engine.parallel.test_rank_models import BLOCK, CPU, CUTS, SHAPES, TOKENS, computed, token_ids
@@ -33,7 +33,7 @@ LONG = pytest.mark.long
 
 def load(path: Path, ranks: Ranks | None, form: str = "float32") -> Model:
     dtype, weights = FORMATS[form]
-    return load_model(path, read_config(path), dtype, CPU, TOKENS, ops.LinearPacker(weights), ranks=ranks)
+    return load_model(path, read_config(path), dtype, CPU, TOKENS, LinearPacker(weights), ranks=ranks)
 
 
 def over(path: Path, shape: ParallelShape, form: str = "float32") -> Tensor:

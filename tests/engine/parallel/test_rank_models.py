@@ -15,8 +15,8 @@ from sluice_server.engine.models.model import Model
 from sluice_server.engine.parallel.ranks import Ranks
 from sluice_server.engine.parallel.shape import ParallelShape
 from sluice_server.engine.parallel.sums import LocalSums, RankSums, thread_sums
-from sluice_server.kernels import ops
 from sluice_server.kernels.cpu import builds
+from sluice_server.kernels.formats.packer import LinearPacker
 from sluice_server.kernels.layout.metadata import AttentionMetadata
 from tests.engine.models.test_model_oracle import GEMMA2, GPT_OSS, GRANITE
 from tests.engine.parallel.rank_threads import run_ranks
@@ -59,7 +59,7 @@ class Served:
     def logits(self, sums: RankSums) -> Tensor:
         """Logits of all tokens on one rank, in steps of several lengths."""
         shape = ParallelShape(sums.size, sums.rank, sum_shards=sums.shards, expert_parallel=self.expert_parallel)
-        pack, ranks = ops.LinearPacker(self.weights), Ranks(shape, sums)
+        pack, ranks = LinearPacker(self.weights), Ranks(shape, sums)
         return computed(load_model(self.path, self.config, self.dtype, CPU, TOKENS, pack, ranks=ranks))
 
     def over(self, size: int, shards: int) -> Tensor:
@@ -137,7 +137,7 @@ def test_four_bits_are_rounded_alike_on_all_sizes(case: tuple[str, bool], tmp_pa
 def test_ranks_name_what_all_of_them_observed(tmp_path: Path) -> None:
     """Each observes other inputs; what they tell of them is equal, as their layouts must be."""
     own = served(tmp_path, ("qwen3", False), torch.float32, "int4")
-    pack = ops.LinearPacker("int4")
+    pack = LinearPacker("int4")
 
     def observed(sums: RankSums) -> str:
         ranks = Ranks(ParallelShape(sums.size, sums.rank), sums)

@@ -15,6 +15,7 @@ import torch
 
 from sluice_server.kernels import ops
 from sluice_server.kernels.cpu import builds, native
+from sluice_server.kernels.formats import weight_formats
 from sluice_server.kernels.formats import weight_formats as kinds
 from sluice_server.kernels.formats.integer_linear import integer_linear
 from sluice_server.kernels.formats.quantised import GROUP, QuantisedWeight
@@ -91,7 +92,7 @@ def test_products_of_bfloat16_are_those_of_rounded_activations(
     weight, x = torch.randn(features, inputs).bfloat16(), torch.randn(40, inputs)
     seen = x.bfloat16() if rounds else x
     want = seen.double() @ weight.double().t()
-    packed = ops.pack_linear(weight)
+    packed = weight_formats.pack(weight)
     whole = ops.linear(x, packed)
     assert torch.allclose(whole.double(), want, atol=1e-5 * float(want.abs().max()))
     for rows in (1, 7, 20):

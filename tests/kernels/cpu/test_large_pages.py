@@ -5,8 +5,8 @@ import mmap
 import pytest
 import torch
 
-from sluice_server.kernels import ops
 from sluice_server.kernels.cpu import memory
+from sluice_server.kernels.formats import weight_formats
 from sluice_server.kernels.formats.linear import NativeLinear, PackedLinear, gather
 
 
@@ -54,7 +54,7 @@ def test_small_ones_share_large_pages() -> None:
 
 
 def test_gathered_weights_multiply_as_before() -> None:
-    linears = [ops.pack_linear(torch.randn(96, 48), weights=form) for form in ("float32", "int8", "int4")]
+    linears = [weight_formats.pack(torch.randn(96, 48), weights=form) for form in ("float32", "int8", "int4")]
     others = [PackedLinear(torch.randn(4, 48), None)]
     x = torch.randn(3, 48)
     before = [linear.apply(x) for linear in linears]

@@ -8,6 +8,7 @@ from torch import Tensor
 
 from sluice_server.kernels import ops
 from sluice_server.kernels.cpu import builds, native
+from sluice_server.kernels.formats import weight_formats
 from sluice_server.kernels.formats.integer_linear import IntegerLinear, NativeIntegerLinear, integer_linear
 from sluice_server.kernels.formats.packed_weights import (
     Int4Weight,
@@ -205,20 +206,20 @@ def test_rounding_costs_what_it_should(bits: int) -> None:
     groups is far greater than the others."""
     torch.manual_seed(3)
     weight, x = torch.randn(200, 512), torch.randn(64, 512)
-    got = ops.linear(x, ops.pack_linear(weight, weights=f"int{bits}"))
+    got = ops.linear(x, weight_formats.pack(weight, weights=f"int{bits}"))
     want = x @ weight.t()
     assert float((got - want).norm() / want.norm()) < {8: 0.01, 4: 0.085}[bits]
     weight[:, [7, 300]] *= 100.0
     x[:, [7, 300]] = 0.0
     want = x @ weight.t()
-    got = ops.linear(x, ops.pack_linear(weight, weights=f"int{bits}"))
+    got = ops.linear(x, weight_formats.pack(weight, weights=f"int{bits}"))
     assert float((got - want).norm() / want.norm()) < {8: 0.12, 4: 0.6}[bits]
 
 
 @pytest.mark.parametrize("bits", [8, 4])
 def test_a_broken_row_is_nan_and_alone(bits: int) -> None:
     torch.manual_seed(4)
-    x, packed = torch.randn(12, 64), ops.pack_linear(torch.randn(32, 64), weights=f"int{bits}")
+    x, packed = torch.randn(12, 64), weight_formats.pack(torch.randn(32, 64), weights=f"int{bits}")
     want = ops.linear(x, packed)
     x[3, 5], x[8, 60] = float("nan"), float("inf")
     x[9] = 0.0
@@ -248,7 +249,7 @@ def test_row_bits_do_not_depend_on_company(bits: int, has_minima: bool, features
 def test_row_bits_of_bfloat16_do_not_depend_on_company() -> None:
     torch.manual_seed(5)
     x, weight, norm = torch.randn(33, 300), torch.randn(98, 300).bfloat16(), torch.rand(300)
-    packed, gated = (ops.pack_linear(weight, gated=is_gated, weights="bfloat16") for is_gated in (False, True))
+    packed, gated = (weight_formats.pack(weight, gated=is_gated, weights="bfloat16") for is_gated in (False, True))
     whole, whole_gated = ops.linear_normed(x, norm, 1e-5, packed), ops.linear_gated(x, norm, 1e-5, gated)
     for rows in (1, 4, 5, 8, 13):
         assert torch.equal(ops.linear_normed(x[:rows], norm, 1e-5, packed), whole[:rows]), rows
@@ -274,7 +275,7 @@ def test_every_instruction_set_gives_the_same_bits(
 
 def test_in_four_bits_what_reaches_the_logits_undiluted_has_eight() -> None:
     weight, x = torch.randn(40, 256), torch.randn(6, 256)
-    eight, precise = (ops.pack_linear(weight, weights=w, precise=True) for w in ("int8", "int4"))
+    eight, precise = (weight_formats.pack(weight, weights=w, precise=True) for w in ("int8", "int4"))
     assert torch.equal(ops.linear(x, eight), ops.linear(x, precise))
 
 

@@ -26,8 +26,9 @@ from sluice_server.engine.worker.overlapped import InFlightDrafts, overlap
 from sluice_server.engine.worker.runner import Runner
 from sluice_server.engine.worker.slots.state import Slots
 from sluice_server.engine.worker.startup.memory import ladder, whole_step
-from sluice_server.kernels import gpu, ops
+from sluice_server.kernels import gpu
 from sluice_server.kernels.formats import weight_formats as kinds
+from sluice_server.kernels.formats.packer import LinearPacker
 from tests.engine.worker.host_device import HostDevice
 
 CPU, CUDA, LENGTH = torch.device("cpu"), torch.device("cuda"), 512
@@ -89,7 +90,7 @@ def _zero(make: Any, *given: Any, **named: Any) -> Any:  # noqa: ANN401 # as tor
 def started(form: str) -> Engine:
     """An engine that was started as `engine.build` starts one on a GPU."""
     weights, cache = FORMS[form]
-    pack = ops.LinearPacker(weights)
+    pack = LinearPacker(weights)
     model = Model(SHAPE, RandomWeights(torch.bfloat16, CPU), torch.bfloat16, CPU, LENGTH, pack)
     if form == "fixed":
         model.fix()

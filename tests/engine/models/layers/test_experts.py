@@ -18,6 +18,7 @@ from sluice_server.engine.models.layers.experts import (
 from sluice_server.engine.models.layers.mlp import DenseMlp, Mlp
 from sluice_server.kernels import gpu, ops
 from sluice_server.kernels.cpu import builds
+from sluice_server.kernels.formats import weight_formats
 from sluice_server.kernels.formats.gpu_linear import EightBitsOnGpu, Int4OnGpu, Int8OnGpu
 from sluice_server.kernels.formats.linear import GpuLinear, PackedLinear
 from sluice_server.kernels.formats.packed_weights import quantise_rows
@@ -51,10 +52,10 @@ def make(form: str = "float32", *, norm: Tensor | None = None, num: int = PER_TO
     dtype = torch.bfloat16 if form == "bfloat16" else torch.float32
 
     def pack(weight: Tensor, *, gated: bool = False) -> PackedLinear:
-        return ops.pack_linear(weight.to(dtype), gated=gated, weights=form)
+        return weight_formats.pack(weight.to(dtype), gated=gated, weights=form)
 
     each = [DenseMlp(pack(gate_up, gated=True), pack(down), norm) for gate_up, down in weights()]
-    return pack_experts(Router(ops.pack_linear(torch.randn(NUM, HIDDEN).to(dtype)), num, True), each)
+    return pack_experts(Router(weight_formats.pack(torch.randn(NUM, HIDDEN).to(dtype)), num, True), each)
 
 
 def tokens(num: int = 64) -> Tensor:
@@ -150,7 +151,7 @@ def test_biases_and_another_gate(form: type[GpuLinear], is_reference: bool, monk
 
     torch.manual_seed(9)
     weight, bias, h = torch.randn(NUM, HIDDEN), torch.randn(NUM), tokens(5)
-    apart = pack_experts(Router(ops.pack_linear(weight, bias), PER_TOKEN, True), each(ops.pack_linear))
+    apart = pack_experts(Router(weight_formats.pack(weight, bias), PER_TOKEN, True), each(weight_formats.pack))
     found = apart.add_to(h.clone(), EPS)
     monkeypatch.setattr(gpu, "takes", lambda _: True)
     if is_reference:

@@ -12,8 +12,8 @@ from sluice_server.engine.models.layers import layer as one_call
 from sluice_server.engine.models.layers.experts import Router, pack_experts
 from sluice_server.engine.models.layers.layer import Layer
 from sluice_server.engine.models.layers.mlp import DenseMlp
-from sluice_server.kernels import ops
 from sluice_server.kernels.cpu import builds
+from sluice_server.kernels.formats import weight_formats
 from sluice_server.kernels.formats.linear import PackedLinear
 from sluice_server.kernels.layout.metadata import AttentionMetadata
 from sluice_server.kernels.layout.slots import slot_width
@@ -45,7 +45,7 @@ def make(
 
     def linear(rows: int, inputs: int, *, gated: bool = False) -> PackedLinear:
         weight, vector = torch.randn(rows, inputs) * inputs**-0.5, torch.randn(rows)
-        return ops.pack_linear(weight.to(dtype), vector.to(dtype) if bias else None, gated=gated, weights=form)
+        return weight_formats.pack(weight.to(dtype), vector.to(dtype) if bias else None, gated=gated, weights=form)
 
     norm = torch.rand(HIDDEN).to(dtype) if norms else None
 

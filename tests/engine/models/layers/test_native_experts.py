@@ -8,6 +8,7 @@ from sluice_server.engine.models.layers.experts import NativeExperts, Router, Se
 from sluice_server.engine.models.layers.mlp import DenseMlp
 from sluice_server.kernels import ops
 from sluice_server.kernels.cpu import builds
+from sluice_server.kernels.formats import weight_formats
 from sluice_server.kernels.formats.integer_linear import integer_linear
 from sluice_server.kernels.formats.linear import PackedLinear
 from sluice_server.kernels.formats.quantised import QuantisedWeight, round_weight
@@ -35,7 +36,7 @@ def pack(rows: int, inputs: int, form: str, *, bias: bool = False, gated: bool =
         low = found.scales * -float(1 << found.bits - 1)
         minima = {"int8 affine": low, "int4": found.minima}.get(form)
         return integer_linear(QuantisedWeight(found.bits, found.levels, found.scales, minima), vector, gated)
-    return ops.pack_linear(weight, vector, gated=gated, weights=form)
+    return weight_formats.pack(weight, vector, gated=gated, weights=form)
 
 
 def experts(
@@ -60,7 +61,7 @@ def make(
 ) -> NativeExperts:
     """Experts behind a router of random weights, or with the same `logits` for every token."""
     weight = torch.randn(len(each), HIDDEN) if logits is None else torch.zeros(len(each), HIDDEN)
-    found = pack_experts(Router(ops.pack_linear(weight, logits), per_token, renormalises), each)
+    found = pack_experts(Router(weight_formats.pack(weight, logits), per_token, renormalises), each)
     assert isinstance(found, NativeExperts)
     return found
 
