@@ -24,6 +24,12 @@ def root_of(identity: bytes, *fields: bytes) -> bytes:
     return hashlib.sha256(b"sluice.prefix.v2" + framed((identity, *fields))).digest()
 
 
+def root_with_embeds(start: bytes, digest: bytes) -> bytes:
+    """Returns the start of the chain for prompts that begin with embeddings of that digest, in the place of `start`.
+    Their placeholders say nothing of what the blocks hold."""
+    return root_of(start, b"prompt_embeds", digest)
+
+
 def names_of(parent: bytes, tokens: Sequence[int], block_size: int) -> list[bytes]:
     """Returns the names of the full blocks of a prompt behind `parent`."""
     names = []

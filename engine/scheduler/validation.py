@@ -23,7 +23,7 @@ from sluice_server.engine.checks import (
 )
 from sluice_server.engine.errors import Code, ServiceError, invalid, never_fits, unsupported
 from sluice_server.engine.kv_cache.cache import KVCache
-from sluice_server.engine.kv_cache.prefix import root_of
+from sluice_server.engine.kv_cache.prefix import root_with_embeds
 from sluice_server.engine.kv_cache.table import BlockTable
 from sluice_server.engine.request import EngineRequest, Limits, SamplingParams
 from sluice_server.engine.scheduler.beam import BeamSearch
@@ -162,10 +162,9 @@ class RequestValidator:
 
 
 def _salt_of(request: EngineRequest) -> bytes:
-    """Returns where the names of the request's cache blocks begin. Prompt embeddings are part of it: their placeholders
-    say nothing of what the blocks hold."""
+    """Returns where the names of the request's cache blocks begin."""
     embeds = request.prompt_embeds
-    return request.cache_salt if embeds is None else root_of(request.cache_salt, b"prompt_embeds", embeds.digest)
+    return request.cache_salt if embeds is None else root_with_embeds(request.cache_salt, embeds.digest)
 
 
 def _for_runner(params: SamplingParams, num_end_ids: int, limits: Limits) -> SamplingParams:

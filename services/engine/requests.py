@@ -29,4 +29,5 @@ def request_of(
         max_draft_tokens=scheduling.max_draft_tokens,
         timeline=timeline,
         resume_ids=tuple(None if ids is None else tuple(unpack_ids(ids)) for ids in prompt.resume),
+        prompt_embeds=prompt.embeds,
     )

@@ -18,6 +18,7 @@ import msgspec
 
 from sluice_server.engine.errors import ServiceError
 from sluice_server.engine.executor.computing import UNKNOWN, Computing
+from sluice_server.engine.prompt_embeds import PromptEmbeds
 from sluice_server.engine.request import FinishReason, SamplingParams
 from sluice_server.services.messages.details import (
     Admitted,
@@ -44,7 +45,7 @@ from sluice_server.services.messages.work import (
     Work,
 )
 
-SCHEMA_VERSION = 6  # version 1 had frames without a header
+SCHEMA_VERSION = 7  # version 1 had frames without a header
 
 
 class Role(enum.StrEnum):
@@ -98,6 +99,7 @@ class Prompt(msgspec.Struct, frozen=True, gc=False, tag=True, forbid_unknown_fie
     tokenize_s: float  # from arrival at the tokenizer to this message
     text: TextOptions = TextOptions()
     resume: Resume = ()
+    embeds: PromptEmbeds | None = None  # of the first ids, which are then placeholders
 
 
 class Inputs(msgspec.Struct, frozen=True, gc=False, tag=True, forbid_unknown_fields=True):

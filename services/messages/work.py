@@ -11,6 +11,7 @@ from typing import TypeAlias
 
 import msgspec
 
+from sluice_server.engine.prompt_embeds import PromptEmbeds
 from sluice_server.engine.request import Pooling, SamplingParams
 
 
@@ -152,6 +153,7 @@ class Generate(msgspec.Struct, frozen=True, gc=False, tag=True, forbid_unknown_f
     more: tuple[TextPrompt | TokenPrompt, ...] = ()  # further pieces of the prompt, each encoded separately
     constraint: Constraint | None = None
     bad_words: tuple[str, ...] = ()  # words that the output must not contain
+    embeds: PromptEmbeds | None = None  # of the prompt's first tokens, ahead of those of `prompt`, which may be none
 
 
 class Tokenize(msgspec.Struct, frozen=True, gc=False, tag=True, forbid_unknown_fields=True):

@@ -10,8 +10,9 @@ from collections.abc import Sequence
 
 import msgspec
 
-from sluice_server.engine.checks import check_params, check_pooled, check_prompt
+from sluice_server.engine.checks import check_embeds, check_params, check_pooled, check_prompt
 from sluice_server.engine.errors import ServiceError
+from sluice_server.engine.prompt_embeds import PLACEHOLDER
 from sluice_server.engine.request import Limits, SamplingParams
 from sluice_server.services.messages.details import Detokenized, Tokenized
 from sluice_server.services.messages.messages import Append, Envelope, Failed, Inputs, Prompt, Result, Submit, failed
@@ -99,6 +100,9 @@ class Answers:
         check_params(work.params, self._limits)
         ids, sections = self._encode(work, rendered)
         ids = ids[-work.keep_last :]
+        if work.embeds is not None:
+            check_embeds(work.embeds, self._limits)
+            ids = [PLACEHOLDER] * work.embeds.num_tokens + ids
         for piece in work.more:
             ids = ids + self._encode_more(piece)
         check_prompt(len(ids), work.params, self._limits)
@@ -106,7 +110,9 @@ class Answers:
         params = self._params(work)
         took = time.monotonic() - start
         envelope, text = later(submit.envelope, took), _text(work.text, sections)
-        prompt = Prompt(envelope, pack_ids(ids), params, work.stops, work.scheduling, took, text, submit.resume)
+        prompt = Prompt(
+            envelope, pack_ids(ids), params, work.stops, work.scheduling, took, text, submit.resume, work.embeds
+        )
         return EncodedMessage(prompt, prompt_report, job_of(work, sections, self.encoder.mark))
 
     def _inputs(self, envelope: Envelope, work: Embed, start: float) -> Inputs:

@@ -30,7 +30,11 @@ class InlineExecutor(Executor):
 def is_brief(message: Submit | Append) -> bool:
     """Returns True for a prompt of few token ids or of a short text, and nothing else to encode."""
     work = message.work if isinstance(message, Submit) else None
-    return isinstance(work, Generate) and _is_short(work.prompt) and not (work.more or work.bad_words or work.echo)
+    return (
+        isinstance(work, Generate)
+        and _is_short(work.prompt)
+        and not (work.more or work.bad_words or work.echo or work.embeds)
+    )
 
 
 def _is_short(prompt: PromptInput) -> bool:

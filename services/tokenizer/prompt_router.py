@@ -10,7 +10,7 @@ from typing import TypeVar
 
 import msgspec
 
-from sluice_server.engine.kv_cache.prefix import names_of, root_of
+from sluice_server.engine.kv_cache.prefix import names_of, root_of, root_with_embeds
 from sluice_server.services.messages.messages import (
     Append,
     CacheChanges,
@@ -108,6 +108,8 @@ class PromptRouter:
             return []
         envelope = prompt.envelope
         start = root_of(self._identity, envelope.adapter.encode(), envelope.tenant.encode())
+        if prompt.embeds is not None:
+            start = root_with_embeds(start, prompt.embeds.digest)
         return names_of(start, tokens, self._block_size)
 
     def _ask(self) -> None:

@@ -3,7 +3,8 @@
 import msgspec
 
 from sluice_server.engine.kv_cache.identity import CacheIdentity
-from sluice_server.engine.kv_cache.prefix import names_of, root
+from sluice_server.engine.kv_cache.prefix import names_of, root, root_with_embeds
+from sluice_server.engine.prompt_embeds import EmbedsType, PromptEmbeds
 from sluice_server.engine.request import SamplingParams
 from sluice_server.services.messages.details import CachedBlock, Load
 from sluice_server.services.messages.messages import (
@@ -38,16 +39,33 @@ class Rig:
         load = Load(token_s=token_s)
         self.router.report(Report(engine, epoch, load, served_token=True, cache_identity=IDENTITY.encoded()))
 
-    def holds(self, engine: str, ids: list[int], epoch: int = 1, number: int = 0, tenant: str = "acme") -> None:
-        names = names_of(root(IDENTITY, b"", tenant.encode()), ids, BLOCK)
+    def holds(
+        self,
+        engine: str,
+        ids: list[int],
+        epoch: int = 1,
+        number: int = 0,
+        tenant: str = "acme",
+        embeds: PromptEmbeds | None = None,
+    ) -> None:
+        start = root(IDENTITY, b"", tenant.encode())
+        start = start if embeds is None else root_with_embeds(start, embeds.digest)
+        names = names_of(start, ids, BLOCK)
         blocks = tuple(CachedBlock(name, b"", "", b"") for name in names)
         self.router.cached(CacheChanges(engine, epoch, number, is_whole=not number, added=blocks))
 
-    def route(self, at: str = "e0", able: tuple[str, ...] = BOTH, name: str = "00", **scheduling: bool) -> str:
+    def route(
+        self,
+        at: str = "e0",
+        able: tuple[str, ...] = BOTH,
+        name: str = "00",
+        embeds: PromptEmbeds | None = None,
+        **scheduling: bool,
+    ) -> str:
         """The engine of a prompt that the gateway gave to `at`."""
         envelope = Envelope(name, "g0", tenant="acme", engine=at)
         held = Scheduling(**scheduling)
-        prompt = Prompt(envelope, pack_ids(IDS), SamplingParams(), Stops(), held, 0.0)
+        prompt = Prompt(envelope, pack_ids(IDS), SamplingParams(), Stops(), held, 0.0, embeds=embeds)
         submit = Submit(envelope, Generate(TokenPrompt(pack_ids(IDS)), SamplingParams()), able=able)
         routed, _ = self.router.route(submit, prompt)
         return routed.envelope.engine
@@ -80,6 +98,19 @@ def test_blocks_of_other_tenants_do_not_count_nor_do_any_for_who_bypasses_caches
     rig.now_s = 100.0  # both are idle again
     rig.holds("e1", IDS, number=1)
     assert {rig.route(bypasses_cache=True) for _ in range(2)} == {"e0", "e1"}
+
+
+def test_blocks_of_placeholders_are_those_of_the_same_embeddings_only() -> None:
+    given, other = (PromptEmbeds(bytes([value] * 8), EmbedsType.FLOAT32, 1) for value in (1, 2))
+    rig = Rig()
+    for engine in BOTH:
+        rig.report(engine)
+    rig.holds("e0", [])
+    rig.holds("e1", IDS, embeds=given)
+    assert {rig.route(embeds=given) for _ in range(3)} == {"e1"}
+    for embeds in (other, None):
+        rig.now_s += 100.0  # both are idle again
+        assert {rig.route(embeds=embeds) for _ in range(2)} == {"e0", "e1"}
 
 
 def test_what_follows_a_prompt_goes_to_its_engine() -> None:

@@ -5,12 +5,24 @@ from concurrent.futures import Executor, Future
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 
+from sluice_server.engine.kv_cache.identity import UNNAMED
+from sluice_server.engine.prompt_embeds import EmbedsType, PromptEmbeds
 from sluice_server.engine.request import Limits, SamplingParams
+from sluice_server.services.engine.requests import request_of
 from sluice_server.services.messages.details import Tokenized
 from sluice_server.services.messages.messages import Cancel, Envelope, Failed, Message, Prompt, Result, Submit
-from sluice_server.services.messages.work import Constraint, ConstraintForm, Generate, TextPrompt, unpack_ids
+from sluice_server.services.messages.work import (
+    Constraint,
+    ConstraintForm,
+    Generate,
+    TextPrompt,
+    TokenPrompt,
+    pack_ids,
+    unpack_ids,
+)
 from sluice_server.services.tokenizer.constraints import Constraints
 from sluice_server.services.tokenizer.encoding import TextEncoder
 from sluice_server.services.tokenizer.stage import EncodingThreads, TokenizerStage
@@ -36,9 +48,9 @@ def encoder(tmp_path: Path) -> TextEncoder:
     return TextEncoder.load(tmp_path)
 
 
-def sent(encoder: TextEncoder, work: Generate, context: int = 100) -> list[Message]:
+def sent(encoder: TextEncoder, work: Generate, context: int = 100, width: int = 0) -> list[Message]:
     out: list[Message] = []
-    limits = Limits(context_length=context, vocab_size=404)
+    limits = Limits(context_length=context, vocab_size=404, embeds_width=width)
     stage = TokenizerStage(
         encoder, idle_constraints(), limits, EncodingThreads(Now(), lambda call: call()), out.append, lambda *_: None
     )
@@ -59,6 +71,28 @@ def test_the_last_tokens_are_kept_and_echoed_ahead_of_the_prompt(encoder: TextEn
     assert TEXT.encode().endswith(b"".join([told.value.pieces[token] for token in unpack_ids(kept.ids)]))
     (longer,) = sent(encoder, generate(keep_last=90))
     assert isinstance(longer, Prompt) and longer.ids == whole.ids
+
+
+def test_embeddings_go_ahead_of_a_prompt_with_a_placeholder_for_each(encoder: TextEncoder) -> None:
+    embeds = PromptEmbeds(bytes(2 * 3 * 4), EmbedsType.FLOAT32, 3)
+    ids = pack_ids([7, 9])
+    for prompt, following in ((TokenPrompt(ids), [7, 9]), (TokenPrompt(b""), [])):
+        work = Generate(prompt, SamplingParams(max_tokens=4), embeds=embeds)
+        (made,) = sent(encoder, work, width=2)
+        assert isinstance(made, Prompt)
+        assert [*unpack_ids(made.ids)] == [0, 0, 0, *following]
+        decoded = msgspec.msgpack.decode(msgspec.msgpack.encode(made), type=Prompt)
+        request = request_of(decoded, 0.0, UNNAMED, None)
+        assert request.prompt_embeds == embeds and request.prompt_ids == (0, 0, 0, *following)
+
+
+def test_embeddings_are_refused_where_they_are_off_or_exceed_the_context(encoder: TextEncoder) -> None:
+    embeds = PromptEmbeds(bytes(2 * 3 * 4), EmbedsType.FLOAT32, 3)
+    work = Generate(TokenPrompt(pack_ids([7, 9])), SamplingParams(max_tokens=4), embeds=embeds)
+    (off,) = sent(encoder, work)
+    assert isinstance(off, Failed) and off.reason == "FEATURE_UNSUPPORTED"
+    (longer,) = sent(encoder, work, context=8, width=2)
+    assert isinstance(longer, Failed) and longer.reason == "CONTEXT_LENGTH_EXCEEDED"
 
 
 def test_the_context_bounds_what_is_kept(encoder: TextEncoder) -> None:
