@@ -7,9 +7,11 @@ parameters, no scheduling.
 """
 
 import dataclasses
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 
+from sluice_server.engine.kv_cache.capacity import CacheCapacity
 from sluice_server.engine.kv_cache.log import CacheLog, NamedBlock
+from sluice_server.engine.kv_cache.lookup import PrefixLookup
 from sluice_server.engine.kv_cache.offers import Offers
 from sluice_server.engine.kv_cache.pool import BlockPool, EvictionClass
 from sluice_server.engine.kv_cache.prefix import PrefixIndex, name_in
@@ -51,6 +53,8 @@ class KVCache:
         self.tiers = tiers
         self.offers: Offers | None = None  # copies of full blocks for other engines
         self.sizes = CacheSizes(block_size, tuple(windows))
+        self.capacity = CacheCapacity(self.pool, self.sizes)
+        self._lookup = PrefixLookup(self.index, self.sizes, self.pool.null)
         self._is_worthless = bytearray(num_blocks)  # cheaper to compute again than to move
         self._moves: list[Move] = []
 
@@ -79,43 +83,10 @@ class KVCache:
         restores blocks from host memory, as far as device blocks are free."""
         if not self.prefix_caching or table.is_private:
             return self.no_prefix()
-        full = [group for group, window in enumerate(self.sizes.windows) if window is None] or [0]
-        found: list[list[int]] = [[] for _ in self.sizes.windows]
-        for i in range((len(tokens) - 1) // self.block_size):
-            blocks = self._find(table, tokens, i, full)
-            if blocks is None:
-                break
-            for group, block in zip(full, blocks, strict=True):
-                found[group].append(block)
+        found = self._lookup.longest(table, tokens)
         if self.tiers is not None and len(found[0]) < (len(tokens) - 1) // self.block_size:
             found[0] += self._restore(self.tiers, table, tokens, found[0])
-        return self._within_windows(table, tokens, found, len(full))
-
-    def _within_windows(
-        self, table: BlockTable, tokens: Sequence[int], found: list[list[int]], num_full: int
-    ) -> CachedPrefix:
-        """Returns the longest part of what the first `num_full` groups `found` whose windows are cached, too."""
-        num, rest = len(found[0]), range(num_full, self.num_groups)
-        i = num
-        while rest and i > min(self.sizes.num_passed(group, num * self.block_size) for group in rest):
-            i -= 1
-            if self._find(table, tokens, i, rest) is None:
-                num = i
-        for group in rest:
-            first = self.sizes.num_passed(group, num * self.block_size)
-            own = [self._find(table, tokens, at, (group,)) for at in range(first, num)]
-            found[group] = [self.pool.null] * first + [block for one in own if one is not None for block in one]
-        return CachedPrefix(num, [blocks[:num] for blocks in found])
-
-    def _find(self, table: BlockTable, tokens: Sequence[int], i: int, groups: Iterable[int]) -> list[int] | None:
-        """Returns the i-th block of these groups as it is cached; None if one of them is not."""
-        name, found = table.name(tokens, i, self.block_size), []
-        for group in groups:
-            block = self.index.find(name_in(name, group))
-            if block is None:
-                return None
-            found.append(block)
-        return found
+        return self._lookup.within_windows(table, tokens, found)
 
     def is_awaited(self, table: BlockTable, tokens: Sequence[int]) -> bool:
         """Whether the next blocks of the prefix are being read from disk; starts reading them. A table starts
@@ -163,24 +134,6 @@ class KVCache:
     def no_prefix(self) -> CachedPrefix:
         """Returns a prefix of no blocks."""
         return CachedPrefix(0, [[] for _ in self.sizes.windows])
-
-    def num_own(self, table: BlockTable) -> int:
-        """Returns how many of a table's blocks no other table holds, in all groups."""
-        return sum(self.pool.refs(block) == 1 for own in table.groups for block in own if block != self.pool.null)
-
-    def num_shared(self, found: CachedPrefix) -> int:
-        """Returns how many of a prefix's blocks other tables hold, in all groups."""
-        null, refs = self.pool.null, self.pool.refs
-        return sum(block != null and refs(block) > 0 for blocks in found.groups for block in blocks)
-
-    def can_take(self, found: CachedPrefix, num_tokens: int, spare: int) -> bool:
-        """Whether a table that starts with a prefix could grow to `num_tokens` and leave `spare` free in each group."""
-        most = 0
-        for group, window in enumerate(self.sizes.windows):
-            passed = self.sizes.num_passed(group, found.num * self.block_size)
-            held = sum(self.pool.refs(block) > 0 for block in found.groups[group][passed:])
-            most += self.sizes.most_within(window, self.sizes.blocks_for(num_tokens) - passed) - held
-        return most + spare * self.num_groups <= self.pool.num_free
 
     def grow(self, table: BlockTable, num_tokens: int) -> bool:
         """Gives the table blocks for `num_tokens`, all or nothing. Returns False when too few are free."""

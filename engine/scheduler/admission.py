@@ -158,7 +158,7 @@ class AdmissionControl:
         if num_slots > len(state.free_slots):
             return False
         spare = num_slots - 1 + self._running_stats.num_active
-        return state.cache.can_take(found, max(group.num_ready(sequence), 1), spare)
+        return state.cache.capacity.can_take(found, max(group.num_ready(sequence), 1), spare)
 
     def _evict_idle(self, sequence: Sequence, found: CachedPrefix, step: int) -> bool:
         """Preempts paused sequences until the sequence fits; returns whether it does."""
@@ -182,7 +182,7 @@ class AdmissionControl:
                 break
             leaving.append(victim)
             slots -= 1
-            blocks -= cache.num_groups + cache.num_own(victim.table)
+            blocks -= cache.num_groups + cache.capacity.num_own(victim.table)
         if slots > 0 or blocks > 0:
             return False
         for victim in leaving:

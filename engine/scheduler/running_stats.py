@@ -50,7 +50,7 @@ class RunningStats:
         cache = self._cache
         if self._loads is None:
             self._loads = [load for one in self._running for load in self._loads_of(one, 0)]
-        shared = cache.num_shared(found) // cache.num_groups
+        shared = cache.capacity.num_shared(found) // cache.num_groups
         loads = self._loads + self._loads_of(sequence, shared * cache.block_size)
         return cache.sizes.blocks_within(peak(loads), len(loads)) - max(0, self._num_blocks - cache.pool.num_held)
 

@@ -203,7 +203,7 @@ class CacheMachine(RuleBasedStateMachine):
     def begin(self, tokens: list[int], tenant: bytes) -> None:
         table = BlockTable(root(UNNAMED, tenant))
         found = self.cache.match(table, tokens)
-        if self.cache.can_take(found, len(tokens), spare=0):
+        if self.cache.capacity.can_take(found, len(tokens), spare=0):
             self.cache.adopt(table, found, len(tokens))
             assert self.cache.grow(table, len(tokens))
             self.tables.append((table, tokens))

@@ -50,7 +50,7 @@ class Transfers(RuleBasedStateMachine):
         cache, content = (self.source, self.target)[at], self.contents[at]
         tokens, table = [word] * num, BlockTable(ROOT, groups=[[] for _ in cache.sizes.windows])
         found = cache.match(table, tokens)
-        if not cache.can_take(found, num, spare=0):
+        if not cache.capacity.can_take(found, num, spare=0):
             return
         cache.adopt(table, found, num)
         for group, own in enumerate(table.groups):

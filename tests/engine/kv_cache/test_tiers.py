@@ -46,7 +46,7 @@ class TierMachine(RuleBasedStateMachine):
         if self.cache.is_awaited(table, tokens):
             return
         found = self.cache.match(table, tokens)
-        if not self.cache.can_take(found, len(tokens), spare=0):
+        if not self.cache.capacity.can_take(found, len(tokens), spare=0):
             return
         self.cache.adopt(table, found, len(tokens))
         self.carry_out()

@@ -6,9 +6,11 @@ from typing import Any
 import pytest
 
 from sluice_server.engine.kv_cache import cache as cache_module
+from sluice_server.engine.kv_cache import lookup as lookup_module
 from sluice_server.engine.kv_cache import prefix
 from sluice_server.engine.kv_cache import table as table_module
 from sluice_server.engine.kv_cache.cache import KVCache
+from sluice_server.engine.kv_cache.lookup import PrefixLookup
 from sluice_server.engine.kv_cache.pool import BlockPool
 from sluice_server.engine.kv_cache.prefix import PrefixIndex
 from sluice_server.engine.kv_cache.sizes import CacheSizes
@@ -120,10 +122,10 @@ def trim_without_telling(self: KVCache, table: BlockTable, num_computed: int) ->
 
 
 def match_without_windows(
-    self: KVCache, table: BlockTable, tokens: Sequence[int], found: list[list[int]], num_full: int
+    self: PrefixLookup, table: BlockTable, tokens: Sequence[int], found: list[list[int]]
 ) -> CachedPrefix:
-    num = len(found[0])
-    return CachedPrefix(num, [*found[:num_full], *([self.pool.null] * num for _ in found[num_full:])])
+    num, num_full = len(found[0]), len(self._full)
+    return CachedPrefix(num, [*found[:num_full], *([self._null] * num for _ in found[num_full:])])
 
 
 def name_groups_alike(name: bytes, group: int) -> bytes:
@@ -161,8 +163,8 @@ BUGS: list[Bug] = [
     (Tiers, "_to_disk", forget_the_disk_budget),
     (CacheSizes, "num_passed", trim_a_block_too_many),
     (KVCache, "trim", trim_without_telling),
-    (KVCache, "_within_windows", match_without_windows),
-    (cache_module, "name_in", name_groups_alike),
+    (PrefixLookup, "within_windows", match_without_windows),
+    ((cache_module, lookup_module), "name_in", name_groups_alike),
 ]
 
 
@@ -170,5 +172,6 @@ BUGS: list[Bug] = [
 def test_the_simulator_notices(
     owner: object, name: str, bug: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(owner, name, bug)
+    for one in owner if isinstance(owner, tuple) else (owner,):
+        monkeypatch.setattr(one, name, bug)
     assert_noticed()
