@@ -25,7 +25,8 @@ from sluice_server.services.checkpoint.model_source import resolve_model
 from sluice_server.services.detokenizer.stage import DetokenizerStage
 from sluice_server.services.detokenizer.stream import OutputText
 from sluice_server.services.messages.details import Admitted
-from sluice_server.services.messages.messages import Envelope, Message, Role, Tokens
+from sluice_server.services.messages.messages import Envelope, Message, Tokens
+from sluice_server.services.messages.processes import Role
 from sluice_server.services.messages.work import Stops, TextOptions
 from sluice_server.services.ring.frames import FrameWriter, read_header
 from sluice_server.services.ring.loop import RingLoop

@@ -21,7 +21,7 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 from sluice_server.engine.config import EngineConfig
 from sluice_server.services.checkpoint.model_source import resolve_model
 from sluice_server.services.config import ServiceConfig
-from sluice_server.services.messages.messages import Role
+from sluice_server.services.messages.processes import Role
 from sluice_server.services.supervisor.plan import free_address, plan_children
 
 START_TIMEOUT_S = 60.0

@@ -16,7 +16,7 @@ from sluice_server.engine.request import MAX_DRAFT_TOKENS, MAX_DRAFT_WIDTH, MAX_
 from sluice_server.engine.scheduler.policies import POLICIES
 from sluice_server.engine.scheduler.settings import parse_weights
 from sluice_server.engine.worker.host.cores import THREADS_A_CORE, find_cores
-from sluice_server.services.messages.messages import Role
+from sluice_server.services.messages.processes import Role
 from sluice_server.services.sections import reasoning, tools
 
 ENV_PREFIX = "SLUICE_"

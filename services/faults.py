@@ -9,7 +9,7 @@ import logging
 from collections.abc import Mapping
 
 from sluice_server.engine.errors import ServiceError, engine_fault
-from sluice_server.services.messages.messages import Role
+from sluice_server.services.messages.processes import Role
 from sluice_server.services.telemetry.logs import FIELDS
 
 NAMES = ("trace_id", "request_id")  # what to look for in the log, the first that there is

@@ -7,7 +7,7 @@ and serve every revision with their configuration. A hub commit names both and i
 
 from collections.abc import Iterable
 
-from sluice_server.services.messages.messages import Role, Visit
+from sluice_server.services.messages.processes import Role, Visit
 
 
 def whole(configuration: str, weights: str) -> str:

@@ -7,7 +7,7 @@ from typing import Annotated
 import typer
 
 from sluice_server.services.config import WORKER, bad_setting
-from sluice_server.services.messages.messages import Role
+from sluice_server.services.messages.processes import Role
 from sluice_server.services.process import heartbeat
 from sluice_server.services.process.edge_settings import EDGE
 

@@ -23,11 +23,11 @@ from sluice_server.services.messages.messages import (
     Message,
     OpenSerials,
     Result,
-    Role,
     Text,
     Tokens,
     failed,
 )
+from sluice_server.services.messages.processes import Role
 from sluice_server.services.messages.work import unpack_ids
 from sluice_server.services.ring.leases import Leases
 from sluice_server.services.telemetry import names

@@ -7,7 +7,8 @@ from sluice_server.engine.kv_cache.identity import CacheIdentity
 from sluice_server.engine.kv_cache.log import NamedBlock
 from sluice_server.engine.kv_cache.prefix import root
 from sluice_server.services.messages.details import CachedBlock
-from sluice_server.services.messages.messages import CacheChanges, Envelope, Message
+from sluice_server.services.messages.messages import Envelope, Message
+from sluice_server.services.messages.processes import CacheChanges
 from sluice_server.services.messages.work import pack_ids
 
 MAX_BLOCKS = 256  # of one message

@@ -2,7 +2,8 @@
 
 from sluice_server.engine.errors import PROCESSOR_FAILED, Code, ServiceError
 from sluice_server.services.faults import fault, plugin_fault
-from sluice_server.services.messages.messages import Envelope, Role
+from sluice_server.services.messages.messages import Envelope
+from sluice_server.services.messages.processes import Role
 from sluice_server.services.telemetry.logs import about
 
 

@@ -17,7 +17,8 @@ from sluice_server.engine.sampling.grammars import Grammar, Grammars
 from sluice_server.engine.worker.host.allocator import give_back
 from sluice_server.services.engine.stage import Emit, EngineStage
 from sluice_server.services.faults import fault
-from sluice_server.services.messages.messages import Cancel, Message, OfNoRequest, OpenSerials, Prompt, Role, failed
+from sluice_server.services.messages.messages import Cancel, Message, OfNoRequest, OpenSerials, Prompt, failed
+from sluice_server.services.messages.processes import Role
 from sluice_server.services.telemetry.logs import about
 
 WORTHWHILE_BYTES = 16 << 20  # returning heap memory takes some milliseconds, so it is done for no less

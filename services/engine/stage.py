@@ -23,7 +23,6 @@ from sluice_server.services.engine.vectors import VectorRequests
 from sluice_server.services.messages.details import Admitted, Timings
 from sluice_server.services.messages.messages import (
     Append,
-    CacheQuery,
     Cancel,
     Change,
     CloseInput,
@@ -35,12 +34,12 @@ from sluice_server.services.messages.messages import (
     OpenSerials,
     Preempted,
     Prompt,
-    Report,
     Result,
     Tokens,
     Update,
     failed,
 )
+from sluice_server.services.messages.processes import CacheQuery, Report
 from sluice_server.services.ring.leases import Leases
 from sluice_server.services.telemetry import names
 from sluice_server.services.telemetry.phases import Record, Value

@@ -15,7 +15,8 @@ import msgspec
 
 from sluice_server.engine.kv_cache.log import parents_first
 from sluice_server.services.messages.details import CachedBlock
-from sluice_server.services.messages.messages import CacheChanges, CacheQuery, Message, Report
+from sluice_server.services.messages.messages import Message
+from sluice_server.services.messages.processes import CacheChanges, CacheQuery, Report
 
 MAX_KEPT = 1024  # batches
 PART_BLOCKS = 512  # of a snapshot

@@ -39,18 +39,8 @@ from sluice_server.services.gateway.settings import GatewaySettings
 from sluice_server.services.gateway.vllm.listening import listener as vllm_listener
 from sluice_server.services.gateway.vllm.service import SERVICE as VLLM
 from sluice_server.services.gateway.vllm.service import VllmEngine
-from sluice_server.services.messages.messages import (
-    CacheChanges,
-    Failed,
-    Grant,
-    Message,
-    Mismatch,
-    Preempted,
-    Probe,
-    Report,
-    Result,
-    Text,
-)
+from sluice_server.services.messages.messages import Failed, Grant, Message, Preempted, Result, Text
+from sluice_server.services.messages.processes import CacheChanges, Mismatch, Probe, Report
 from sluice_server.services.process.watched import WatchedFile
 from sluice_server.services.telemetry.observed import Observer, Unobserved
 

@@ -21,7 +21,8 @@ from sluice_server.services.gateway.connections.memory import share_one_heap
 from sluice_server.services.gateway.gateway import Gateway
 from sluice_server.services.gateway.model import model_info
 from sluice_server.services.gateway.settings import GatewaySettings, ModelInfo
-from sluice_server.services.messages.messages import KeepTrace, Role
+from sluice_server.services.messages.messages import KeepTrace
+from sluice_server.services.messages.processes import Role
 from sluice_server.services.process import absences
 from sluice_server.services.process.listening import SOCKET_SUFFIX, bound
 from sluice_server.services.process.process import Process

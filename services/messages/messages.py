@@ -2,30 +2,25 @@
 
 Forward, each to the next stage: Submit → Prompt → Tokens → Text; for vectors Submit → Inputs → Result. Behind their
 request on the same route: Cancel, the client's changes to a running request (Grant, Append, Update, CloseInput), and
-KeepTrace. To the gateway only:
-Preempted, and the detokenizer's Grant, which returns credit. To all: Failed (a request's end, from any stage), Result
-(an answer that later stages forward unchanged), Probe, Report, CacheChanges, OpenSerials, Mismatch. To all engines:
-CacheQuery. `services.ring.frames` sends them, without pickle and extension types. Every change in this file requires
-another SCHEMA_VERSION: a process rejects frames of another version by name.
+KeepTrace. To the gateway only: Preempted, and the detokenizer's Grant, which returns credit. To all: Failed (a
+request's end, from any stage), Result (an answer that later stages forward unchanged), OpenSerials. What processes say
+about themselves is in `services.messages.processes`. `services.ring.frames` sends all, without pickle and extension
+types. Every change in this file requires another SCHEMA_VERSION: a process rejects frames of another version by name.
 
 All structs are `gc=False`: none can be part of a cycle, and without tracking decoding takes half the time.
 """
 
-import enum
 from typing import TypeAlias
 
 import msgspec
 
 from sluice_server.engine.errors import ServiceError
-from sluice_server.engine.executor.computing import UNKNOWN, Computing
 from sluice_server.engine.prompt_embeds import PromptEmbeds
 from sluice_server.engine.request import FinishReason, SamplingParams
 from sluice_server.services.messages.details import (
     Admitted,
-    CachedBlock,
     Detokenized,
     Embedded,
-    Load,
     PromptScores,
     Scored,
     Timings,
@@ -33,6 +28,7 @@ from sluice_server.services.messages.details import (
     TokenLogprobs,
     TokenRecord,
 )
+from sluice_server.services.messages.processes import CacheChanges, CacheQuery, Mismatch, Probe, Report
 from sluice_server.services.messages.work import (
     Scheduling,
     Stops,
@@ -46,15 +42,6 @@ from sluice_server.services.messages.work import (
 )
 
 SCHEMA_VERSION = 7  # version 1 had frames without a header
-
-
-class Role(enum.StrEnum):
-    """The stages, in ring order."""
-
-    GATEWAY = "gateway"
-    TOKENIZER = "tokenizer"
-    ENGINE = "engine"
-    DETOKENIZER = "detokenizer"
 
 
 class Envelope(msgspec.Struct, frozen=True, gc=False, array_like=True, forbid_unknown_fields=True):
@@ -235,67 +222,6 @@ class Result(msgspec.Struct, frozen=True, gc=False, tag=True, forbid_unknown_fie
 
     envelope: Envelope
     value: Tokenized | Detokenized | Scored | Embedded
-
-
-class Visit(msgspec.Struct, frozen=True, gc=False, array_like=True, forbid_unknown_fields=True):
-    """One process that a Probe has passed."""
-
-    role: Role
-    id: str
-    epoch: int
-    progress: int  # engine: layers computed since start; other stages: messages handled
-    lost: int = 0  # frames sent to it that did not arrive
-    revision: str = ""  # that the engine serves; at other stages the configuration's (see `revisions`)
-
-
-class Probe(msgspec.Struct, frozen=True, gc=False, tag=True, forbid_unknown_fields=True):
-    """A health check: sent by a gateway, visits one process of each role in `route` and returns to its origin."""
-
-    origin: str
-    nonce: int
-    route: tuple[str, ...]  # ids of the tokenizer, engine and detokenizer to visit
-    visits: tuple[Visit, ...] = ()
-    epoch: int = 0  # boot epoch of the origin
-    is_mixed: bool = False  # revisions differ: a process whose files have changed must restart
-
-
-class Report(msgspec.Struct, frozen=True, gc=False, tag=True, forbid_unknown_fields=True):
-    """Engine → every gateway, round the ring, and on to tokenizers that choose engines: the engine's state."""
-
-    engine_id: str
-    epoch: int
-    load: Load
-    served_token: bool  # at least one token was generated since start
-    computing: Computing = UNKNOWN
-    cache_identity: bytes = b""  # of which the names of its blocks are made, encoded; b"" if it does not report them
-
-
-class CacheChanges(msgspec.Struct, frozen=True, gc=False, tag=True, forbid_unknown_fields=True, omit_defaults=True):
-    """Engine → every gateway, round the ring, and on to tokenizers that choose engines: what its prefix cache holds.
-    Removals come before additions."""
-
-    engine_id: str
-    epoch: int
-    number: int  # of the message since the engine started: a gap means loss
-    is_whole: bool = False  # nothing that was reported before holds
-    removed: tuple[bytes, ...] = ()  # names
-    added: tuple[CachedBlock, ...] = ()
-
-
-class CacheQuery(msgspec.Struct, frozen=True, gc=False, tag=True, forbid_unknown_fields=True):
-    """Gateway or tokenizer → every engine: say all that the prefix cache holds."""
-
-    origin: str
-
-
-class Mismatch(msgspec.Struct, frozen=True, gc=False, tag=True, forbid_unknown_fields=True):
-    """Any process → every gateway: `reader` rejects frames of `sender`, because their schema versions differ. Repeated
-    while such frames arrive."""
-
-    reader: str
-    reader_schema: int
-    sender: str
-    sender_schema: int
 
 
 class Blob(msgspec.Struct, frozen=True, gc=False, tag=True, forbid_unknown_fields=True):

@@ -19,7 +19,8 @@ from sluice_server.services.gateway.access.quota import Quotas, TenantLimits
 from sluice_server.services.gateway.contract.translate import TranslatedRequest
 from sluice_server.services.gateway.requests.manager import RequestManager
 from sluice_server.services.gateway.requests.open_request import OpenRequest
-from sluice_server.services.messages.messages import Envelope, Failed, Grant, Message, Preempted, Result, Role, Text
+from sluice_server.services.messages.messages import Envelope, Failed, Grant, Message, Preempted, Result, Text
+from sluice_server.services.messages.processes import Role
 from sluice_server.services.offline.interrupts import held
 from sluice_server.services.offline.loading import NAME, LoadedPipeline
 from sluice_server.services.telemetry.logs import about

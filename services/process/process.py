@@ -11,7 +11,8 @@ from sluice_server.engine.plugins.entry_points import NO_PLUGINS, Plugins
 from sluice_server.engine.request import Limits
 from sluice_server.services.checkpoint.model_source import CheckpointFiles, ModelSource
 from sluice_server.services.config import ServiceConfig
-from sluice_server.services.messages.messages import Envelope, Role
+from sluice_server.services.messages.messages import Envelope
+from sluice_server.services.messages.processes import Role
 from sluice_server.services.process.heartbeat import BEAT_S, Heartbeat
 from sluice_server.services.ring.loop import RingLoop, Stage
 from sluice_server.services.telemetry.metrics import Metrics

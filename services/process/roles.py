@@ -19,7 +19,7 @@ from sluice_server.engine.plugins.entry_points import find_plugins
 from sluice_server.services.checkpoint.digests import remembered
 from sluice_server.services.checkpoint.model_source import CheckpointFiles, resolve_model
 from sluice_server.services.config import WORKER, ServiceConfig, bad_setting, parse_peers
-from sluice_server.services.messages.messages import Role
+from sluice_server.services.messages.processes import Role
 from sluice_server.services.process.heartbeat import Heartbeat
 from sluice_server.services.process.process import Process
 from sluice_server.services.process.slices import SHORT_S, take_turns_of

@@ -12,20 +12,16 @@ from collections.abc import Callable
 from sluice_server.services.messages.messages import (
     Blob,
     BlobChunk,
-    CacheChanges,
-    CacheQuery,
     Cancel,
     Envelope,
     Failed,
     KeepTrace,
     Message,
-    Mismatch,
     OfNoRequest,
     OpenSerials,
     Preempted,
-    Probe,
-    Report,
 )
+from sluice_server.services.messages.processes import CacheChanges, CacheQuery, Mismatch, Probe, Report
 
 MAX_MESSAGES = 100_000
 MAX_BYTES = 64 << 20

@@ -24,15 +24,12 @@ from sluice_server.services.messages.messages import (
     Inputs,
     KeepTrace,
     Message,
-    Mismatch,
-    Probe,
     Prompt,
-    Role,
     Submit,
     Tokens,
-    Visit,
     failed,
 )
+from sluice_server.services.messages.processes import Mismatch, Probe, Role, Visit
 from sluice_server.services.ring.keys import RingKeys
 from sluice_server.services.ring.leases import Leases
 from sluice_server.services.ring.peers import NextHop

@@ -10,8 +10,6 @@ from typing import assert_never
 from sluice_server.services.messages.messages import (
     Append,
     Blob,
-    CacheChanges,
-    CacheQuery,
     Cancel,
     CloseInput,
     Envelope,
@@ -20,19 +18,16 @@ from sluice_server.services.messages.messages import (
     Inputs,
     KeepTrace,
     Message,
-    Mismatch,
     OpenSerials,
     Preempted,
-    Probe,
     Prompt,
-    Report,
     Result,
-    Role,
     Submit,
     Text,
     Tokens,
     Update,
 )
+from sluice_server.services.messages.processes import CacheChanges, CacheQuery, Mismatch, Probe, Report, Role
 
 NEXT = {
     Role.GATEWAY: Role.TOKENIZER,

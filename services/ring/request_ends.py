@@ -10,16 +10,8 @@ from typing import Protocol
 
 from sluice_server.engine.errors import ServiceError, backlog_full
 from sluice_server.services.faults import fault
-from sluice_server.services.messages.messages import (
-    Cancel,
-    Envelope,
-    Failed,
-    KeepTrace,
-    Message,
-    OfNoRequest,
-    Role,
-    failed,
-)
+from sluice_server.services.messages.messages import Cancel, Envelope, Failed, KeepTrace, Message, OfNoRequest, failed
+from sluice_server.services.messages.processes import Role
 from sluice_server.services.ring.backlog import MAX_BYTES, Refusal
 from sluice_server.services.telemetry.logs import about
 

@@ -6,7 +6,7 @@ The log gets one line per boot of a neighbour.
 
 from collections.abc import Iterable, Iterator
 
-from sluice_server.services.messages.messages import Mismatch
+from sluice_server.services.messages.processes import Mismatch
 from sluice_server.services.ring.frames import Header
 
 AGAIN_S = 1.0

@@ -20,16 +20,8 @@ import zmq
 
 from sluice_server.engine.scheduler.histogram import Histogram
 from sluice_server.services.faults import fault
-from sluice_server.services.messages.messages import (
-    SCHEMA_VERSION,
-    Blob,
-    BlobChunk,
-    Envelope,
-    Message,
-    Result,
-    Role,
-    failed,
-)
+from sluice_server.services.messages.messages import SCHEMA_VERSION, Blob, BlobChunk, Envelope, Message, Result, failed
+from sluice_server.services.messages.processes import Role
 from sluice_server.services.ring.backlog import Backlog, Refusal
 from sluice_server.services.ring.blobs import BLOB_BYTES, Blobs, directory_of, discard, put
 from sluice_server.services.ring.frames import FrameWriter, Header, MalformedFrame, read_header

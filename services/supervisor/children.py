@@ -9,7 +9,7 @@ import time
 from collections.abc import Mapping
 from pathlib import Path
 
-from sluice_server.services.messages.messages import Role
+from sluice_server.services.messages.processes import Role
 from sluice_server.services.process import exit_reason, heartbeat
 from sluice_server.services.process.supervised import GROUP_EPOCH, READY_FD, SUPERVISOR_PID
 

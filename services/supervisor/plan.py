@@ -8,7 +8,7 @@ from sluice_server.engine.config import EngineConfig
 from sluice_server.engine.errors import Code, ServiceError
 from sluice_server.engine.worker.host.cores import find_cores
 from sluice_server.services.config import KV_COST, WORKER, ServiceConfig, to_environment
-from sluice_server.services.messages.messages import Role
+from sluice_server.services.messages.processes import Role
 from sluice_server.services.process.edge_settings import EDGE, edge_of
 from sluice_server.services.process.edge_settings import to_environment as edge_environment
 from sluice_server.services.process.listening import SOCKET_SUFFIX, UNIX, bound, socket_path, split

@@ -9,7 +9,7 @@ from pathlib import Path
 
 from sluice_server.engine.request import Limits
 from sluice_server.services.config import KV_COST, parse_peers
-from sluice_server.services.messages.messages import Role
+from sluice_server.services.messages.processes import Role
 from sluice_server.services.process.background import num_compilers
 from sluice_server.services.process.process import Process
 from sluice_server.services.telemetry import catalogue

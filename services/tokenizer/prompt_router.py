@@ -11,19 +11,8 @@ from typing import TypeVar
 import msgspec
 
 from sluice_server.engine.kv_cache.prefix import names_of, root_of, root_with_embeds
-from sluice_server.services.messages.messages import (
-    Append,
-    CacheChanges,
-    CacheQuery,
-    Cancel,
-    CloseInput,
-    Grant,
-    Message,
-    Prompt,
-    Report,
-    Submit,
-    Update,
-)
+from sluice_server.services.messages.messages import Append, Cancel, CloseInput, Grant, Message, Prompt, Submit, Update
+from sluice_server.services.messages.processes import CacheChanges, CacheQuery, Report
 from sluice_server.services.messages.work import unpack_ids
 from sluice_server.services.routing.router import Choice, Router
 

@@ -15,7 +15,6 @@ from sluice_server.engine.request import Limits
 from sluice_server.services.faults import fault
 from sluice_server.services.messages.messages import (
     Append,
-    CacheChanges,
     Cancel,
     CloseInput,
     Failed,
@@ -24,12 +23,11 @@ from sluice_server.services.messages.messages import (
     Message,
     OpenSerials,
     Prompt,
-    Report,
-    Role,
     Submit,
     Update,
     failed,
 )
+from sluice_server.services.messages.processes import CacheChanges, Report, Role
 from sluice_server.services.routing.router import Choice
 from sluice_server.services.telemetry import names
 from sluice_server.services.telemetry.logs import about

@@ -26,7 +26,8 @@ from sluice_server.services.gateway.access.quota import Quotas, TenantLimits
 from sluice_server.services.gateway.recovery.watch import RingWatch, WatchInputs
 from sluice_server.services.gateway.requests.manager import RequestManager
 from sluice_server.services.gateway.settings import GatewaySettings, ModelInfo
-from sluice_server.services.messages.messages import CacheChanges, Grant, Message, Probe, Report, Role, Visit
+from sluice_server.services.messages.messages import Grant, Message
+from sluice_server.services.messages.processes import CacheChanges, Probe, Report, Role, Visit
 from sluice_server.services.ring.leases import Leases
 from sluice_server.services.ring.loop import Stage
 from sluice_server.services.ring.peers import NEXT, NextHop

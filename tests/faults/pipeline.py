@@ -22,7 +22,8 @@ from sluice_server.services.engine.stage import EngineStage
 from sluice_server.services.gateway.access.call import CallMetadata
 from sluice_server.services.gateway.contract.translate import TranslatedRequest
 from sluice_server.services.gateway.requests.open_request import OpenRequest, RequestStatus
-from sluice_server.services.messages.messages import Append, CloseInput, Role
+from sluice_server.services.messages.messages import Append, CloseInput
+from sluice_server.services.messages.processes import Role
 from sluice_server.services.messages.work import Generate, Scheduling, Stops, TokenPrompt, pack_ids
 from sluice_server.services.tokenizer.stage import TokenizerStage
 from tests.engine.scheduler.fake_model import VOCAB

@@ -21,7 +21,8 @@ from sluice.v1 import inference_pb2, inference_pb2_grpc
 
 from benchmarks.streams import stream_all, varied
 from sluice_server.services.gateway.gateway import MOST_RESETS
-from sluice_server.services.messages.messages import Cancel, Envelope, Message, Probe, Tokens
+from sluice_server.services.messages.messages import Cancel, Envelope, Message, Tokens
+from sluice_server.services.messages.processes import Probe
 from sluice_server.services.ring.frames import FrameWriter
 from tests.faults.test_faults_kill import is_serving, nothing_is_left
 from tests.system.roles import free_ports

@@ -23,17 +23,8 @@ from sluice_server.services.detokenizer.stage import DetokenizerStage
 from sluice_server.services.engine.grammar_gate import GrammarGate
 from sluice_server.services.engine.stage import EngineStage, RingMembership
 from sluice_server.services.messages.details import Admitted
-from sluice_server.services.messages.messages import (
-    Append,
-    Envelope,
-    Failed,
-    Grant,
-    Message,
-    Prompt,
-    Role,
-    Submit,
-    Tokens,
-)
+from sluice_server.services.messages.messages import Append, Envelope, Failed, Grant, Message, Prompt, Submit, Tokens
+from sluice_server.services.messages.processes import Role
 from sluice_server.services.messages.work import (
     ChatMessage,
     ChatPrompt,

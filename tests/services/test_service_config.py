@@ -7,7 +7,7 @@ import pytest
 from sluice_server.engine.config import EngineConfig
 from sluice_server.engine.errors import ServiceError
 from sluice_server.services.config import ServiceConfig, check, check_threads, parse_peers, to_environment
-from sluice_server.services.messages.messages import Role
+from sluice_server.services.messages.processes import Role
 
 BAD: list[tuple[dict[str, object], dict[str, object], str]] = [
     ({"block_size": 0}, {}, "--block-size: 0 is below 1"),

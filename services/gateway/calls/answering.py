@@ -17,7 +17,7 @@ from sluice_server.services.gateway.calls.refusal import failure_of, tell_refuse
 from sluice_server.services.gateway.contract.errors import bare
 from sluice_server.services.gateway.contract.status import Metadata, to_status
 from sluice_server.services.gateway.generation.stream import RequestReader
-from sluice_server.services.messages.messages import Role
+from sluice_server.services.messages.processes import Role
 from sluice_server.services.telemetry.logs import about, about_trace
 from sluice_server.services.telemetry.observed import Observer
 

@@ -21,7 +21,7 @@ from sluice_server.services.gateway.calls.refusal import refuse, turn_away
 from sluice_server.services.gateway.contract.errors import bare, malformed
 from sluice_server.services.gateway.generation.converse import ConverseSession
 from sluice_server.services.gateway.generation.service import GenerationService
-from sluice_server.services.messages.messages import Role
+from sluice_server.services.messages.processes import Role
 from sluice_server.services.telemetry.logs import about_stream, about_trace
 from sluice_server.services.telemetry.observed import Observer
 

@@ -25,7 +25,7 @@ from sluice_server.services.gateway.access.identity import (
 from sluice_server.services.gateway.access.metadata import Context, read_trace
 from sluice_server.services.gateway.calls.peers import PEER_KEY, TENANT_KEY
 from sluice_server.services.gateway.calls.refusal import refuse, turn_away
-from sluice_server.services.messages.messages import Role
+from sluice_server.services.messages.processes import Role
 from sluice_server.services.process.watched import WatchedFile
 from sluice_server.services.telemetry.logs import about_trace
 from sluice_server.services.telemetry.observed import Observer

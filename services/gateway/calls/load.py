@@ -8,7 +8,7 @@ from sluice.v1 import control_pb2
 from sluice_server.services.gateway.contract.durations import to_duration
 from sluice_server.services.gateway.requests.manager import RequestManager
 from sluice_server.services.gateway.requests.open_request import OpenRequest
-from sluice_server.services.messages.messages import Report
+from sluice_server.services.messages.processes import Report
 
 MAX_TENANTS = 64
 

@@ -23,7 +23,8 @@ from sluice_server.services.gateway.generation.session import MAX_DEADLINE_S, Ge
 from sluice_server.services.gateway.requests.manager import RequestManager
 from sluice_server.services.gateway.requests.open_request import OpenRequest
 from sluice_server.services.gateway.requests.progress import WriteProgress
-from sluice_server.services.messages.messages import Envelope, Role
+from sluice_server.services.messages.messages import Envelope
+from sluice_server.services.messages.processes import Role
 from sluice_server.services.telemetry.logs import about
 
 MAX_JOINED = 256  # frames of one message

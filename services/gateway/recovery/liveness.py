@@ -10,7 +10,7 @@ from collections.abc import Set
 from typing import NamedTuple
 
 from sluice_server.services.checkpoint.revisions import agreed
-from sluice_server.services.messages.messages import Probe, Visit
+from sluice_server.services.messages.processes import Probe, Visit
 
 STEPS_OF_PATIENCE = 10
 MAX_UNDER_WAY = 1024  # probes of one route that are remembered: a lost engine may be away for days

@@ -22,7 +22,8 @@ from sluice_server.services.gateway.recovery.resend import Recovery
 from sluice_server.services.gateway.requests.manager import RequestManager
 from sluice_server.services.gateway.requests.open_request import OpenRequest, RequestStatus
 from sluice_server.services.gateway.settings import GatewaySettings, ModelInfo
-from sluice_server.services.messages.messages import Envelope, Message, Mismatch, Probe, Role
+from sluice_server.services.messages.messages import Envelope, Message
+from sluice_server.services.messages.processes import Mismatch, Probe, Role
 from sluice_server.services.messages.work import Embed, Generate, TokenPrompt, VectorOptions
 from sluice_server.services.ring.peers import NEXT, peer_of
 from sluice_server.services.ring.schema_mismatches import FRESH_S

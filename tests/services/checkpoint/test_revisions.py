@@ -3,7 +3,7 @@
 import pytest
 
 from sluice_server.services.checkpoint.revisions import agreed, fits, whole
-from sluice_server.services.messages.messages import Role, Visit
+from sluice_server.services.messages.processes import Role, Visit
 
 T, E, D = Role.TOKENIZER, Role.ENGINE, Role.DETOKENIZER
 

@@ -2,7 +2,8 @@ from sluice_server.engine.kv_cache.identity import UNNAMED
 from sluice_server.engine.kv_cache.log import NamedBlock
 from sluice_server.engine.kv_cache.prefix import name_block
 from sluice_server.services.engine.cache_reports import MAX_BLOCKS, CacheReports, salt_of
-from sluice_server.services.messages.messages import CacheChanges, CacheQuery, Envelope, Message
+from sluice_server.services.messages.messages import Envelope, Message
+from sluice_server.services.messages.processes import CacheChanges, CacheQuery
 from sluice_server.services.messages.work import ints
 from tests.services.engine.test_engine_stage import make, prompt, run
 

@@ -16,10 +16,10 @@ from sluice_server.services.messages.messages import (
     Grant,
     Message,
     Prompt,
-    Report,
     Tokens,
     Update,
 )
+from sluice_server.services.messages.processes import Report
 from sluice_server.services.messages.work import Scheduling, Stops, TokenPrompt, pack_ids
 from tests.services.test_stage_attempts import Nines, unrecorded
 

@@ -27,10 +27,10 @@ from sluice_server.services.messages.messages import (
     Message,
     OpenSerials,
     Prompt,
-    Report,
     Result,
     Tokens,
 )
+from sluice_server.services.messages.processes import Report
 from sluice_server.services.messages.work import Scheduling, Stops, VectorEncoding, VectorOptions, pack_ids
 from tests.services.test_stage_attempts import Nines, unrecorded
 

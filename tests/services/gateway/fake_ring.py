@@ -15,18 +15,8 @@ from sluice_server.services.gateway.gateway import Gateway
 from sluice_server.services.gateway.recovery.watch import ReadModel
 from sluice_server.services.gateway.settings import GatewaySettings, ModelInfo
 from sluice_server.services.messages.details import Admitted, Embedded, Timings, TokenRecord
-from sluice_server.services.messages.messages import (
-    Cancel,
-    Grant,
-    Message,
-    Preempted,
-    Probe,
-    Result,
-    Role,
-    Submit,
-    Text,
-    Visit,
-)
+from sluice_server.services.messages.messages import Cancel, Grant, Message, Preempted, Result, Submit, Text
+from sluice_server.services.messages.processes import Probe, Role, Visit
 from sluice_server.services.messages.work import Embed, Generate, Stops, TokenPrompt
 from sluice_server.services.telemetry.observed import Observer
 

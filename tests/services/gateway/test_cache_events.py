@@ -6,7 +6,8 @@ from collections.abc import AsyncGenerator, Iterator
 
 from sluice_server.services.gateway.cache_events import MAX_KEPT, PART_BLOCKS, CacheBatch, CacheEvents
 from sluice_server.services.messages.details import CachedBlock, Load
-from sluice_server.services.messages.messages import CacheChanges, CacheQuery, Message, Report
+from sluice_server.services.messages.messages import Message
+from sluice_server.services.messages.processes import CacheChanges, CacheQuery, Report
 from sluice_server.services.messages.work import pack_ids
 
 Following = AsyncGenerator[CacheBatch | None, None]

@@ -18,7 +18,8 @@ from sluice_server.services.gateway.oip.service import OpenInference
 from sluice_server.services.gateway.requests.manager import RequestManager
 from sluice_server.services.gateway.vllm.service import SERVICE, VllmEngine
 from sluice_server.services.messages.details import TokenRecord
-from sluice_server.services.messages.messages import Envelope, Failed, Message, Role, Text, failed
+from sluice_server.services.messages.messages import Envelope, Failed, Message, Text, failed
+from sluice_server.services.messages.processes import Role
 from sluice_server.services.ring.loop import RingLoop
 from sluice_server.services.telemetry.logs import FIELDS
 from tests.services.gateway.fake_ring import Rig, running, settings, stream_request, unary_request

@@ -8,15 +8,8 @@ import msgspec
 import zmq
 
 from sluice_server.services.messages.details import Tokenized
-from sluice_server.services.messages.messages import (
-    Blob,
-    BlobChunk,
-    Envelope,
-    Message,
-    OfNoRequest,
-    Result,
-    Role,
-)
+from sluice_server.services.messages.messages import Blob, BlobChunk, Envelope, Message, OfNoRequest, Result
+from sluice_server.services.messages.processes import Role
 from sluice_server.services.ring.frames import FrameWriter
 from sluice_server.services.ring.sockets import Inbox, Outbox, Peer
 

@@ -6,7 +6,8 @@ from pathlib import Path
 
 import zmq
 
-from sluice_server.services.messages.messages import Message, Probe, Role
+from sluice_server.services.messages.messages import Message
+from sluice_server.services.messages.processes import Probe, Role
 from sluice_server.services.ring.loop import RingLoop, Stage
 from sluice_server.services.ring.sockets import Inbox, Outbox, Peer
 

@@ -21,11 +21,10 @@ from sluice_server.services.messages.messages import (
     Message,
     OfNoRequest,
     OpenSerials,
-    Probe,
-    Report,
     Result,
     Tokens,
 )
+from sluice_server.services.messages.processes import Probe, Report
 from sluice_server.services.ring import backlog
 from sluice_server.services.ring.backlog import Backlog, Refusal
 from sluice_server.services.ring.frames import read_header

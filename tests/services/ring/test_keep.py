@@ -1,6 +1,7 @@
 """A Keep message follows its request to every stage, and does not return to the gateway that sent it."""
 
-from sluice_server.services.messages.messages import Cancel, Envelope, KeepTrace, Role
+from sluice_server.services.messages.messages import Cancel, Envelope, KeepTrace
+from sluice_server.services.messages.processes import Role
 from sluice_server.services.ring.peers import NextHop
 
 ENVELOPE = Envelope("0000000a" + "0" * 24, "gateway-0")

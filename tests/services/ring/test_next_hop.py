@@ -1,15 +1,8 @@
 """The process of the next role that a message is sent to."""
 
 from sluice_server.services.messages.details import Load
-from sluice_server.services.messages.messages import (
-    CacheChanges,
-    CacheQuery,
-    Cancel,
-    Probe,
-    Report,
-    Role,
-    Text,
-)
+from sluice_server.services.messages.messages import Cancel, Text
+from sluice_server.services.messages.processes import CacheChanges, CacheQuery, Probe, Report, Role
 from sluice_server.services.ring.peers import NextHop
 from tests.services.ring.net import ENVELOPE
 

@@ -16,14 +16,13 @@ from sluice_server.services.messages.messages import (
     Envelope,
     Failed,
     Message,
-    Mismatch,
     Prompt,
     Result,
-    Role,
     Submit,
     Text,
     Tokens,
 )
+from sluice_server.services.messages.processes import Mismatch, Role
 from sluice_server.services.messages.work import Generate, Scheduling, Stops, TextPrompt
 from sluice_server.services.ring.backlog import Backlog
 from sluice_server.services.ring.frames import FrameWriter, Header

@@ -7,17 +7,8 @@ import msgspec
 import pytest
 
 from sluice_server.engine.request import SamplingParams
-from sluice_server.services.messages.messages import (
-    Blob,
-    BlobChunk,
-    Cancel,
-    Envelope,
-    Failed,
-    Message,
-    Result,
-    Role,
-    Submit,
-)
+from sluice_server.services.messages.messages import Blob, BlobChunk, Cancel, Envelope, Failed, Message, Result, Submit
+from sluice_server.services.messages.processes import Role
 from sluice_server.services.messages.work import Generate, TextPrompt
 from sluice_server.services.ring.blobs import put
 from tests.services.ring.net import ENVELOPE, LIMIT, Net, drained, frame, result, sent

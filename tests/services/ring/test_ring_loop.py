@@ -8,16 +8,8 @@ import msgspec
 
 from sluice_server.engine.request import SamplingParams
 from sluice_server.services.messages.details import Tokenized
-from sluice_server.services.messages.messages import (
-    Cancel,
-    Envelope,
-    Failed,
-    Message,
-    Probe,
-    Result,
-    Role,
-    Submit,
-)
+from sluice_server.services.messages.messages import Cancel, Envelope, Failed, Message, Result, Submit
+from sluice_server.services.messages.processes import Probe, Role
 from sluice_server.services.messages.work import Generate, TextPrompt
 from sluice_server.services.ring.loop import RingLoop
 from sluice_server.services.ring.sockets import Inbox, Outbox

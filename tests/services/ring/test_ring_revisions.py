@@ -9,18 +9,8 @@ import pytest
 
 from sluice_server.engine.request import SamplingParams
 from sluice_server.services.messages.details import Admitted
-from sluice_server.services.messages.messages import (
-    Append,
-    Cancel,
-    Envelope,
-    Failed,
-    Message,
-    Probe,
-    Prompt,
-    Role,
-    Submit,
-    Tokens,
-)
+from sluice_server.services.messages.messages import Append, Cancel, Envelope, Failed, Message, Prompt, Submit, Tokens
+from sluice_server.services.messages.processes import Probe, Role
 from sluice_server.services.messages.work import Generate, Scheduling, Stops, TextOptions, TextPrompt
 from sluice_server.services.ring.loop import RingLoop
 from sluice_server.services.ring.peers import NEXT

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from sluice_server.services.messages.messages import Role
+from sluice_server.services.messages.processes import Role
 from sluice_server.services.process import exit_reason, heartbeat
 from sluice_server.services.supervisor.children import Child, Running
 

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from sluice_server.services.messages.messages import Role
+from sluice_server.services.messages.processes import Role
 from sluice_server.services.supervisor.children import Child
 from sluice_server.services.supervisor.directory import RunDirectory
 from sluice_server.services.supervisor.restarts import Restarts

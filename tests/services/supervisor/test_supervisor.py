@@ -9,7 +9,7 @@ from sluice_server.engine.config import EngineConfig
 from sluice_server.engine.errors import ServiceError
 from sluice_server.engine.worker.host.cores import find_cores
 from sluice_server.services.config import ServiceConfig
-from sluice_server.services.messages.messages import Role
+from sluice_server.services.messages.processes import Role
 from sluice_server.services.process import absences
 from sluice_server.services.supervisor import serve
 from sluice_server.services.supervisor.children import Child

@@ -5,7 +5,7 @@ from pathlib import Path
 
 from sluice_server.engine.config import EngineConfig
 from sluice_server.services.config import ServiceConfig
-from sluice_server.services.messages.messages import Role
+from sluice_server.services.messages.processes import Role
 from sluice_server.services.supervisor.children import Child
 from sluice_server.services.supervisor.directory import RunDirectory
 from sluice_server.services.supervisor.plan import plan_children

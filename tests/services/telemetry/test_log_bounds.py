@@ -6,7 +6,8 @@ import logging
 
 from sluice_server.engine.errors import ServiceError
 from sluice_server.services.faults import fault
-from sluice_server.services.messages.messages import Envelope, Role
+from sluice_server.services.messages.messages import Envelope
+from sluice_server.services.messages.processes import Role
 from sluice_server.services.telemetry.logs import MAX_REPEATS, BoundedHandler, JsonFormatter, about
 
 ENVELOPE = Envelope("0a", "g", traceparent=f"00-{'ab' * 16}-{'cd' * 8}-01")

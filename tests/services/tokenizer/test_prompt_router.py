@@ -7,17 +7,8 @@ from sluice_server.engine.kv_cache.prefix import names_of, root, root_with_embed
 from sluice_server.engine.prompt_embeds import EmbedsType, PromptEmbeds
 from sluice_server.engine.request import SamplingParams
 from sluice_server.services.messages.details import CachedBlock, Load
-from sluice_server.services.messages.messages import (
-    CacheChanges,
-    CacheQuery,
-    Cancel,
-    Envelope,
-    Grant,
-    Message,
-    Prompt,
-    Report,
-    Submit,
-)
+from sluice_server.services.messages.messages import Cancel, Envelope, Grant, Message, Prompt, Submit
+from sluice_server.services.messages.processes import CacheChanges, CacheQuery, Report
 from sluice_server.services.messages.work import Generate, Scheduling, Stops, TokenPrompt, pack_ids
 from sluice_server.services.tokenizer.prompt_router import MAX_REMEMBERED, PromptRouter
 

@@ -11,7 +11,7 @@ from sluice.v1 import control_pb2
 from sluice_server.services.gateway.calls.guard import ADMIN, ANY, SCOPES
 from sluice_server.services.gateway.tokenizer_files import TokenizerFiles
 from sluice_server.services.messages.details import CachedBlock
-from sluice_server.services.messages.messages import CacheChanges
+from sluice_server.services.messages.processes import CacheChanges
 from sluice_server.services.messages.work import pack_ids
 from tests.services.gateway.fake_ring import MODEL, generation, running, settings, stream_request
 

@@ -8,7 +8,7 @@ from sluice.v1 import control_pb2
 
 from sluice_server.services.gateway.calls import control, server
 from sluice_server.services.messages.details import Load
-from sluice_server.services.messages.messages import Report
+from sluice_server.services.messages.processes import Report
 from tests.services.gateway.calls.test_gateway_inference import failure
 from tests.services.gateway.calls.test_gateway_server import health
 from tests.services.gateway.fake_ring import SETTINGS, generation, running, settings, stream_request, unary_request

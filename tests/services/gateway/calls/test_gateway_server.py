@@ -30,7 +30,7 @@ from sluice_server.services.gateway.generation.service import GenerationService
 from sluice_server.services.gateway.oip.service import OpenInference
 from sluice_server.services.gateway.oip.statistics import GenerationCounts
 from sluice_server.services.messages.details import Load
-from sluice_server.services.messages.messages import Report
+from sluice_server.services.messages.processes import Report
 from tests.services.gateway.fake_ring import (
     SETTINGS,
     Rig,

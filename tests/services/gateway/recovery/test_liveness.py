@@ -3,7 +3,7 @@
 import msgspec
 
 from sluice_server.services.gateway.recovery.liveness import Liveness, routes_of
-from sluice_server.services.messages.messages import Probe, Role, Visit
+from sluice_server.services.messages.processes import Probe, Role, Visit
 
 STAGES = (("t0", "t1"), ("e0", "e1"), ("d0",))
 ROLES = (Role.TOKENIZER, Role.ENGINE, Role.DETOKENIZER)

@@ -6,7 +6,8 @@ import dataclasses
 import grpc
 import pytest
 
-from sluice_server.services.messages.messages import Role, Submit
+from sluice_server.services.messages.messages import Submit
+from sluice_server.services.messages.processes import Role
 from tests.services.gateway.fake_ring import Rig, generation, is_warm_up, running, settings, unary_request
 
 ONE = settings(probe_timeout_s=60.0)

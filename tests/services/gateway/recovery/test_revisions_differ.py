@@ -7,7 +7,8 @@ import grpc
 from sluice.v1 import control_pb2
 
 from sluice_server.services.gateway.settings import ModelInfo
-from sluice_server.services.messages.messages import Probe, Role, Submit
+from sluice_server.services.messages.messages import Submit
+from sluice_server.services.messages.processes import Probe, Role
 from tests.services.gateway.calls.test_gateway_inference import failure
 from tests.services.gateway.fake_ring import (
     MODEL,

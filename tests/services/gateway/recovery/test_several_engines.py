@@ -9,7 +9,8 @@ import pytest
 
 from sluice_server.services.config import KV_COST
 from sluice_server.services.messages.details import CachedBlock
-from sluice_server.services.messages.messages import CacheChanges, Cancel, Submit
+from sluice_server.services.messages.messages import Cancel, Submit
+from sluice_server.services.messages.processes import CacheChanges
 from tests.services.gateway.fake_ring import (
     Rig,
     generation,

@@ -32,7 +32,8 @@ from sluice_server.services.gateway.vllm.contract import common_pb2 as common
 from sluice_server.services.gateway.vllm.contract import vllm_engine_pb2 as vllm
 from sluice_server.services.gateway.vllm.service import SERVICE, VllmEngine
 from sluice_server.services.messages.details import Embedded, Load, Timings, TokenLogprobs, TokenRecord
-from sluice_server.services.messages.messages import Report, Result, Submit, Text
+from sluice_server.services.messages.messages import Result, Submit, Text
+from sluice_server.services.messages.processes import Report
 from sluice_server.services.messages.work import Embed, Generate, TokenPrompt, ints
 from tests.services.certificates import Authority, written
 from tests.services.gateway.fake_ring import MODEL, Rig, generation, running, settings, text_of

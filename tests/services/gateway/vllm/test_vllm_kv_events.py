@@ -6,7 +6,7 @@ from sluice.v1 import control_pb2
 from sluice_server.services.gateway.vllm.contract import common_pb2 as common
 from sluice_server.services.gateway.vllm.kv_events import KvEventStream, chains, hash_of
 from sluice_server.services.messages.details import CachedBlock, Load
-from sluice_server.services.messages.messages import CacheChanges, Report
+from sluice_server.services.messages.processes import CacheChanges, Report
 from sluice_server.services.messages.work import pack_ids
 from tests.services.gateway.vllm.test_vllm_engine import HERE, VllmClient, serving
 
