@@ -18,7 +18,7 @@ from sluice_server.engine.executor.step_runner import StepRunner
 from sluice_server.engine.kv_cache.block_store import BlockStore
 from sluice_server.engine.kv_cache.shared_slots import SharedSlots
 from sluice_server.engine.models.config import ModelConfig
-from sluice_server.engine.models.limits import check_tables
+from sluice_server.engine.models.limits import check_embeds_scale, check_tables
 from sluice_server.engine.models.loading import load_model
 from sluice_server.engine.models.model import Model
 from sluice_server.engine.parallel.group import GroupRunner, Workers
@@ -204,6 +204,8 @@ def loaded(  # noqa: PLR0913 # all that is loaded
         with loading(plugin, model_config.architecture):
             sizes = formats.dtype, device, limits.context_length
             model = load_model(directory, model_config, *sizes, pack, plugin, ranks)
+        if limits.embeds_width:
+            check_embeds_scale(model_config, model.embedding_scale)
         drafter = load_drafter(config.speculation, draft, model, limits, pack) if draft is not None else None
     give_back()
     if config.batch_invariant:

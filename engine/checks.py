@@ -184,15 +184,19 @@ def check_embeds(embeds: PromptEmbeds, limits: Limits, field: str = "prompt_embe
         raise invalid(f"{field}.values", "hold a number that is not finite: send finite ones")
 
 
-def check_embeds_use(embeds: PromptEmbeds, ids: Sequence[int], params: SamplingParams) -> None:
-    """Raises `ServiceError` if `ids` do not begin with a place for each row, or `params` ask about these tokens."""
+def check_placeholders(embeds: PromptEmbeds, ids: Sequence[int]) -> None:
+    """Raises `ServiceError` if `ids` do not begin with a place for each row."""
     num = embeds.num_tokens
     if tuple(ids[:num]) != (PLACEHOLDER,) * num:
         raise invalid("prompt_embeds", f"the prompt does not begin with {num} ids {PLACEHOLDER} in the rows' place")
+
+
+def check_embeds_use(params: SamplingParams) -> None:
+    """Raises `ServiceError` if the parameters of a request with prompt embeddings read the prompt's token ids."""
     asks = {
-        "repetition_penalty": params.repetition_penalty != 1.0,
-        "prompt_logprobs": params.prompt_logprobs >= 0,
-        "logits_processors": bool(params.logits_processors),
+        "repetition_penalty": (params.repetition_penalty != 1.0, "set it to 1"),  # the model's default may differ
+        "prompt_logprobs": (params.prompt_logprobs >= 0, "leave it out"),
+        "logits_processors": (bool(params.logits_processors), "leave it out"),
     }
-    for field in (name for name, is_asked in asks.items() if is_asked):
-        raise unsupported(field, f"{field} reads the prompt's token ids, and prompt embeddings have none: leave it out")
+    for field, instead in ((name, instead) for name, (is_asked, instead) in asks.items() if is_asked):
+        raise unsupported(field, f"{field} reads the prompt's token ids, and prompt embeddings have none: {instead}")

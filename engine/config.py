@@ -68,6 +68,9 @@ class EngineConfig:
     )
     draft_length: str = option("adaptive", "adaptive: as many as make it faster, or none; fixed: always the most")
     max_draft_tokens: int = option(8, "the most tokens drafted for one sequence in one step, 1 to 64")
+    enable_prompt_embeds: bool = option(
+        False, "take prompt embeddings: requests may bring hidden states in the place of their first tokens"
+    )
     plugins: str = option(
         "", "entry points of installed packages, comma-separated: the models and logits processors that may be used"
     )

@@ -35,6 +35,29 @@ def _poolings(model: ModelConfig) -> Iterator[Pooling]:
         yield Pooling.CLASSES
 
 
+def _embeds_width(config: EngineConfig, model: ModelConfig) -> int:
+    """Returns the width of prompt embeddings; 0 if they are off. Raises ServiceError for a model without."""
+    if not config.enable_prompt_embeds:
+        return 0
+    if not model.generates:
+        raise _no_embeds("this model generates nothing")
+    if config.num_ranks > 1:
+        raise _no_embeds("a model over several ranks takes none")
+    return model.hidden_size
+
+
+def _no_embeds(message: str) -> ServiceError:
+    text = f"--enable-prompt-embeds: {message}: leave it out"
+    return ServiceError(Code.INVALID_ARGUMENT, "INVALID_SETTING", text, field="enable_prompt_embeds")
+
+
+def check_embeds_scale(model: ModelConfig, scale: float) -> None:
+    """Raises ServiceError INVALID_SETTING for a model that multiplies its embeddings by a `scale`: libraries differ in
+    whether given ones are multiplied, too."""
+    if scale != 1.0:
+        raise _no_embeds(f"{model.architecture} multiplies its embeddings by {scale:g}")
+
+
 def limits_of(
     config: EngineConfig, model: ModelConfig, max_prompt_bytes: int, logits_processors: Iterable[str] = ()
 ) -> Limits:
@@ -49,6 +72,7 @@ def limits_of(
             f"--max-model-len: {config.max_model_len} is above the model's context of {model.context_length} tokens",
         )
     return Limits(
+        embeds_width=_embeds_width(config, model),
         context_length=config.max_model_len or model.context_length,
         vocab_size=model.vocab_size,
         generates=model.generates,

@@ -103,6 +103,7 @@ class Model:
         else:
             self.embeddings = torch.empty(0, config.hidden_size, dtype=dtype, device=device)
         scale = traits.embedding_scale
+        self.embedding_scale = scale / traits.residual_scale
         self._scale = torch.tensor(scale, dtype=dtype, device=device) if scale != 1.0 else None
         self._stream_scale = 1.0 / traits.residual_scale
         self._cis = rotary_tables(config, traits, num_positions, device)

@@ -15,6 +15,7 @@ from sluice_server.engine.checks import (
     check_generates,
     check_ids,
     check_params,
+    check_placeholders,
     check_pooled,
     check_pooling,
     check_priority,
@@ -126,7 +127,8 @@ class RequestValidator:
         if embeds is None:
             return
         check_embeds(embeds, self.limits)
-        check_embeds_use(embeds, request.prompt_ids, request.params)
+        check_placeholders(embeds, request.prompt_ids)
+        check_embeds_use(request.params)
         if request.pooling is not None:
             raise unsupported("prompt_embeds", "prompt_embeds are not supported for vectors: send text or token ids")
         if request.is_open:

@@ -182,7 +182,13 @@ PROMPTS: tuple[Row, ...] = (
     ),
     Sent(name="truncate_prompt_tokens", kind=int, origin=VLLM, path="truncate_prompt_tokens"),
     Unbuilt(name="truncation_side", kind=str, origin=VLLM, neutral=("left",), instead="the last tokens are kept"),
-    Unbuilt(name="prompt_embeds", kind=Any, origin=VLLM, routes=COMPLETIONS),
+    Unbuilt(
+        name="prompt_embeds",
+        kind=Any,
+        origin=VLLM,
+        routes=COMPLETIONS,
+        instead="gRPC takes plain bytes (GenerationSpec.prompt_embeds); pickled tensors are never read",
+    ),
     Unbuilt(name="mm_processor_kwargs", kind=_JSON, origin=VLLM, neutral=({},)),
     Unbuilt(name="media_io_kwargs", kind=_JSON, origin=VLLM, neutral=({},)),
 )

@@ -22,10 +22,10 @@ OF_SERVICE = frozenset(
     }
 )  # others: processes, network, telemetry
 # Options of an engine that are for servers alone, and their values here: a batch is queued as a whole, in the order of
-# the policy, no router reads what the cache holds, and there is no other engine.
+# the policy, no router reads what the cache holds, there is no other engine, and its prompts are texts or ids.
 OF_SERVER: dict[str, Any] = {
     **{"max_queued_requests": sys.maxsize, "max_queued_tokens": sys.maxsize},
-    **{"kv_events": False, "shared_cache_bytes": 0},
+    **{"kv_events": False, "shared_cache_bytes": 0, "enable_prompt_embeds": False},
 }
 
 

@@ -84,9 +84,9 @@ def tight(shape: Shape) -> EngineConfig:
     return dataclasses.replace(TIGHT, kv_cache_tokens=40) if gives_back else TIGHT
 
 
-def make_engine(directory: Path, config: EngineConfig, embeds_width: int = 0) -> Engine:
+def make_engine(directory: Path, config: EngineConfig) -> Engine:
     model_config = read_config(directory)
-    limits = dataclasses.replace(limits_of(config, model_config, 1 << 20), embeds_width=embeds_width)
+    limits = limits_of(config, model_config, 1 << 20)
     grammars = grammars_of(directory, model_config.vocab_size, model_config.eos_ids)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(build, "measure_costs", fast_copies)

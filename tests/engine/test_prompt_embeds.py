@@ -15,13 +15,16 @@ import torch
 from sluice_server.engine.config import EngineConfig
 from sluice_server.engine.engine import Engine, StepEvents
 from sluice_server.engine.errors import Code, ServiceError
+from sluice_server.engine.models.config import read_config
+from sluice_server.engine.models.limits import limits_of
 from sluice_server.engine.prompt_embeds import EmbedsType, PromptEmbeds
 from sluice_server.engine.request import EngineRequest, Pooling, SamplingParams
 from tests.engine import test_engine_oracle
-from tests.engine.test_engine_oracle import ROOMY, TIGHT, some_prompts
+from tests.engine.test_engine_oracle import GEMMA2, GRANITE, ROOMY, TIGHT, some_prompts
 from tests.oracle.checkpoints import Shape, make_checkpoint, reference
 
 WIDTH, NUM = 48, 16
+ENABLED = dataclasses.replace(ROOMY, enable_prompt_embeds=True)
 CONFIGS = {
     "roomy": ROOMY,
     "chunks": dataclasses.replace(ROOMY, max_num_batched_tokens=7),
@@ -52,7 +55,7 @@ def asking(name: str, embeds: PromptEmbeds, ids: tuple[int, ...] = (), **fields:
 
 
 def make_engine(directory: Path, config: EngineConfig = ROOMY) -> Engine:
-    return test_engine_oracle.make_engine(directory, config, embeds_width=WIDTH)
+    return test_engine_oracle.make_engine(directory, dataclasses.replace(config, enable_prompt_embeds=True))
 
 
 def steps(engine: Engine, *requests: EngineRequest) -> Iterator[StepEvents]:
@@ -205,3 +208,24 @@ def test_embeddings_are_refused_where_they_are_off(directory: Path) -> None:
     with pytest.raises(ServiceError) as caught:
         engine.add(asking("a", GOOD))
     assert caught.value.code is Code.UNIMPLEMENTED and caught.value.field == "prompt_embeds"
+
+
+def test_the_option_gives_the_width_of_the_model(directory: Path) -> None:
+    model = read_config(directory)
+    assert limits_of(ROOMY, model, 1).embeds_width == 0
+    assert limits_of(ENABLED, model, 1).embeds_width == WIDTH
+
+
+def test_the_option_is_refused_where_no_embeddings_are_taken(directory: Path) -> None:
+    model = read_config(directory)
+    headless = dataclasses.replace(model, generates=False)
+    with pytest.raises(ServiceError, match="--enable-prompt-embeds: this model generates nothing"):
+        limits_of(ENABLED, headless, 1)
+    with pytest.raises(ServiceError, match="--enable-prompt-embeds: a model over several ranks"):
+        limits_of(dataclasses.replace(ENABLED, tensor_parallel_size=2), model, 1)
+
+
+@pytest.mark.parametrize("shape", [Shape("gemma2", tied=True, options=GEMMA2), Shape("granite", options=GRANITE)])
+def test_a_model_that_scales_its_embeddings_is_refused_at_the_start(shape: Shape, tmp_path: Path) -> None:
+    with pytest.raises(ServiceError, match=r"--enable-prompt-embeds: .* multiplies its embeddings"):
+        test_engine_oracle.make_engine(make_checkpoint(tmp_path, shape), ENABLED)

@@ -24,7 +24,7 @@ from sluice_server.services.gateway.contract.parameters import model_defaults
 from sluice_server.services.gateway.requests.manager import RequestManager
 from sluice_server.services.gateway.settings import ModelInfo
 
-SCHEMA_REVISION = 13
+SCHEMA_REVISION = 14
 MAX_PAGE = 1000
 MIN_INTERVAL_S, MAX_INTERVAL_S = 0.1, 3600.0  # intervals of WatchLoad
 MAX_GRACE_S = 24 * 3600.0

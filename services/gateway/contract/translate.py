@@ -18,6 +18,7 @@ from sluice_server.services.gateway.contract.constraint import constraint
 from sluice_server.services.gateway.contract.errors import loading, not_found
 from sluice_server.services.gateway.contract.fields import refuse_unbuilt
 from sluice_server.services.gateway.contract.ids import Slices, pack_checked, packing
+from sluice_server.services.gateway.contract.prompt_embeds import prompt_embeds
 from sluice_server.services.gateway.settings import GatewaySettings, ModelInfo
 from sluice_server.services.messages.work import (
     ChatPrompt,
@@ -160,14 +161,17 @@ def _generation(
     text = sampling.text(spec)
     scheduling = sampling.scheduling(spec, priority, limits, is_open=is_open)
     keep_last = _keep_last(spec, limits)
-    prompt, size = _prompt(spec, params, settings)
+    embeds = prompt_embeds(spec, params, limits, is_open=is_open)
+    prompt, size = _prompt(spec, params, settings, 0 if embeds is None else embeds.num_tokens)
     limit = constraint(spec, prompt, params)
     echo = spec.output.echo and params.prompt_logprobs < 0  # prompt_logprobs bring the prompt's tokens
     size = min(size, keep_last or size)
     output = params.max_tokens or max(0, limits.context_length - size)
     detach_ttl_s = sampling.detach_ttl_s(spec.scheduling)
     return TranslatedRequest(
-        work=Generate(prompt, params, stops, text, echo, keep_last, scheduling, constraint=limit, bad_words=words),
+        work=Generate(
+            prompt, params, stops, text, echo, keep_last, scheduling, constraint=limit, bad_words=words, embeds=embeds
+        ),
         reserve=size + output * params.num_sequences,
         num_outputs=params.n,
         effective=sampling.effective(params, stops, text, scheduling, spec, detach_ttl_s),
@@ -229,9 +233,10 @@ def check_model(
 
 
 def _prompt(
-    spec: types_pb2.GenerationSpec, params: SamplingParams, settings: GatewaySettings
+    spec: types_pb2.GenerationSpec, params: SamplingParams, settings: GatewaySettings, num_embeds: int
 ) -> tuple[PromptInput, int]:
-    """Returns the prompt and its size in tokens: exact for ids, estimated for text and chat."""
+    """Returns the prompt and its size in tokens: exact for ids, estimated for text and chat. Ahead of ids, as many
+    embeddings as `num_embeds` count."""
     match spec.WhichOneof("prompt"):
         case "text":
             text = spec.text  # read once: protobuf copies it at each access
@@ -247,12 +252,15 @@ def _prompt(
                 raise invalid(
                     "add_special_tokens", "is for text and chats; token ids are used as they are: leave it out"
                 )
-            num = len(spec.token_ids.ids)  # the count is checked before the ids
+            num = num_embeds + len(spec.token_ids.ids)  # the count is checked before the ids
             check_prompt(min(num, spec.truncate_prompt_tokens or num), params, settings.limits)
             return TokenPrompt(pack_checked("prompt.token_ids", spec.token_ids.ids, settings)), num
         case "chat":
             chat, size = _chat(spec.chat, settings, adds_special=_adds_special(spec, default=False))
             return chat, size // BYTES_PER_TOKEN + len(chat.messages)
+        case _ if num_embeds:
+            check_prompt(num_embeds, params, settings.limits)
+            return TokenPrompt(b""), num_embeds
         case _:
             raise invalid("prompt", "is missing; send text, token_ids or chat")
 

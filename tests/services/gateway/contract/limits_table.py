@@ -7,6 +7,7 @@ many stays small.
 
 import dataclasses
 import math
+import struct
 import sys
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -20,6 +21,8 @@ from tests.services.gateway.fake_ring import MODEL, settings
 Fields = dict[str, Any]
 CONTEXT, VOCAB, PROMPT_BYTES, TOKEN_IDS, MESSAGES = 50_000, 60_000, 300_000, 40, 8
 INPUTS, WIDTH = 5, 8
+EMBEDS_WIDTH = 3
+NAN_ROW = struct.pack("<3f", 1.0, math.nan, 0.0)
 SMALL = settings(
     limits=dataclasses.replace(
         settings().limits,
@@ -27,6 +30,7 @@ SMALL = settings(
         vocab_size=VOCAB,
         max_prompt_bytes=PROMPT_BYTES,
         logits_processors=("counting",),
+        embeds_width=EMBEDS_WIDTH,
     ),
     max_token_ids=TOKEN_IDS,
     max_chat_messages=MESSAGES,
@@ -123,6 +127,11 @@ def beam(**fields: Any) -> Fields:  # noqa: ANN401 # any field of a beam search
     return {"text": "hello", "sampling": {"beam": {"width": 2, **fields}}}
 
 
+def embeds(**fields: Any) -> Fields:  # noqa: ANN401 # of any field
+    """A prompt of one row."""
+    return {"prompt_embeds": {"values": bytes(4 * EMBEDS_WIDTH), "dtype": 1, "num_tokens": 1, **fields}}
+
+
 SPEC: Mapping[str, Edge] = {
     "model": Edge([{"text": "a", "model": "toy"}], [{"text": "a", "model": ""}, {"text": "a", "model": "x" * 257}]),
     "revision": Edge([{"text": "a", "revision": "r1"}], [{"text": "a", "revision": "r2"}]),
@@ -133,6 +142,17 @@ SPEC: Mapping[str, Edge] = {
     "token_ids.ids": Edge(
         [{"token_ids": {"ids": ids}} for ids in ([0], [VOCAB - 1], [1] * (TOKEN_IDS - 1), [1] * TOKEN_IDS)],
         [{"token_ids": {"ids": ids}} for ids in ([], [VOCAB], [1] * (TOKEN_IDS + 1))],
+    ),
+    "prompt_embeds.values": Edge(
+        [embeds(), embeds(values=bytes(8 * EMBEDS_WIDTH), num_tokens=2)],
+        [embeds(values=value) for value in (b"", bytes(4 * EMBEDS_WIDTH - 1), bytes((8 << 20) + 4), NAN_ROW)],
+    ),
+    "prompt_embeds.dtype": Edge(
+        [embeds(dtype=1), embeds(dtype=2, values=bytes(2 * EMBEDS_WIDTH))], [embeds(dtype=n) for n in (0, 2, 3)]
+    ),
+    "prompt_embeds.num_tokens": Edge(
+        [embeds(), {**embeds(), "token_ids": {"ids": [1]}}],
+        [embeds(num_tokens=n) for n in (0, 2, CONTEXT + 1, 2**32 - 1)],
     ),
     "chat.messages.role": Edge([said(of=role) for role in (1, 2, 3, 4, 5)], [said(of=0), said(of=6)]),
     "chat.messages.parts.text": Edge(

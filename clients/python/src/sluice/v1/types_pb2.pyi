@@ -28,6 +28,30 @@ else:
 
 DESCRIPTOR: _descriptor.FileDescriptor
 
+class _EmbedsType:
+    ValueType = _typing.NewType("ValueType", _builtins.int)
+    V: _TypeAlias = ValueType  # noqa: Y015
+
+class _EmbedsTypeEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_EmbedsType.ValueType], _builtins.type):
+    DESCRIPTOR: _descriptor.EnumDescriptor
+    EMBEDS_TYPE_UNSPECIFIED: _EmbedsType.ValueType  # 0
+    """Not given: refused."""
+    EMBEDS_TYPE_FLOAT32: _EmbedsType.ValueType  # 1
+    """Single precision, little-endian."""
+    EMBEDS_TYPE_BFLOAT16: _EmbedsType.ValueType  # 2
+    """bfloat16, little-endian."""
+
+class EmbedsType(_EmbedsType, metaclass=_EmbedsTypeEnumTypeWrapper):
+    """The format of the numbers of prompt embeddings."""
+
+EMBEDS_TYPE_UNSPECIFIED: EmbedsType.ValueType  # 0
+"""Not given: refused."""
+EMBEDS_TYPE_FLOAT32: EmbedsType.ValueType  # 1
+"""Single precision, little-endian."""
+EMBEDS_TYPE_BFLOAT16: EmbedsType.ValueType  # 2
+"""bfloat16, little-endian."""
+Global___EmbedsType: _TypeAlias = EmbedsType  # noqa: Y015
+
 class _ToolMode:
     ValueType = _typing.NewType("ValueType", _builtins.int)
     V: _TypeAlias = ValueType  # noqa: Y015
@@ -185,6 +209,38 @@ class TokenIds(_message.Message):
 Global___TokenIds: _TypeAlias = TokenIds  # noqa: Y015
 
 @_typing.final
+class PromptEmbeds(_message.Message):
+    """Rows of hidden states that stand in the place of what the model would look up for token ids."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    VALUES_FIELD_NUMBER: _builtins.int
+    DTYPE_FIELD_NUMBER: _builtins.int
+    NUM_TOKENS_FIELD_NUMBER: _builtins.int
+    values: _builtins.bytes
+    """The rows, one after the other, each of as many numbers as the model's hidden states have, in the plain form of
+    `dtype`. All are finite. At most 8 MiB.
+    """
+    dtype: Global___EmbedsType.ValueType
+    """The format of the numbers. Required."""
+    num_tokens: _builtins.int
+    """The number of rows, each of which counts as a token of the prompt. 1 up to the context."""
+    def __init__(
+        self,
+        *,
+        values: _builtins.bytes = ...,
+        dtype: Global___EmbedsType.ValueType = ...,
+        num_tokens: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["dtype", b"dtype", "num_tokens", b"num_tokens", "values", b"values"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___PromptEmbeds: _TypeAlias = PromptEmbeds  # noqa: Y015
+
+@_typing.final
 class GenerationSpec(_message.Message):
     """The request of one generation."""
 
@@ -208,6 +264,7 @@ class GenerationSpec(_message.Message):
     CREDIT_WINDOW_FIELD_NUMBER: _builtins.int
     TRUNCATE_PROMPT_TOKENS_FIELD_NUMBER: _builtins.int
     ADD_SPECIAL_TOKENS_FIELD_NUMBER: _builtins.int
+    PROMPT_EMBEDS_FIELD_NUMBER: _builtins.int
     model: _builtins.str
     """Id of the model. Absent: the server's only model; INVALID_ARGUMENT if it serves several. At most 256 bytes."""
     revision: _builtins.str
@@ -272,6 +329,13 @@ class GenerationSpec(_message.Message):
     def resume(self) -> Global___ResumePoint:
         """Set to continue a generation after the given point rather than start one. Only on ResumeGenerate."""
 
+    @_builtins.property
+    def prompt_embeds(self) -> Global___PromptEmbeds:
+        """Embeddings of the first tokens of the prompt, ahead of token_ids; without a prompt they are all of it. Not together
+        with text, chat, output.echo, output.prompt_logprobs, truncate_prompt_tokens, sampling.repetition_penalty,
+        sampling.logits_processors or keep_input_open. Only where the server was started with --enable-prompt-embeds.
+        """
+
     def __init__(
         self,
         *,
@@ -293,10 +357,11 @@ class GenerationSpec(_message.Message):
         credit_window: _builtins.int | None = ...,
         truncate_prompt_tokens: _builtins.int | None = ...,
         add_special_tokens: _builtins.bool | None = ...,
+        prompt_embeds: Global___PromptEmbeds | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["_adapter", b"_adapter", "_add_special_tokens", b"_add_special_tokens", "_credit_window", b"_credit_window", "_idempotency_key", b"_idempotency_key", "_model", b"_model", "_revision", b"_revision", "_truncate_prompt_tokens", b"_truncate_prompt_tokens", "adapter", b"adapter", "add_special_tokens", b"add_special_tokens", "cache", b"cache", "chat", b"chat", "constraint", b"constraint", "credit_window", b"credit_window", "idempotency_key", b"idempotency_key", "model", b"model", "output", b"output", "prompt", b"prompt", "resume", b"resume", "revision", b"revision", "sampling", b"sampling", "scheduling", b"scheduling", "speculation", b"speculation", "stop", b"stop", "text", b"text", "token_ids", b"token_ids", "truncate_prompt_tokens", b"truncate_prompt_tokens"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_adapter", b"_adapter", "_add_special_tokens", b"_add_special_tokens", "_credit_window", b"_credit_window", "_idempotency_key", b"_idempotency_key", "_model", b"_model", "_revision", b"_revision", "_truncate_prompt_tokens", b"_truncate_prompt_tokens", "adapter", b"adapter", "add_special_tokens", b"add_special_tokens", "cache", b"cache", "chat", b"chat", "constraint", b"constraint", "credit_window", b"credit_window", "idempotency_key", b"idempotency_key", "model", b"model", "output", b"output", "prompt", b"prompt", "prompt_embeds", b"prompt_embeds", "resume", b"resume", "revision", b"revision", "sampling", b"sampling", "scheduling", b"scheduling", "speculation", b"speculation", "stop", b"stop", "text", b"text", "token_ids", b"token_ids", "truncate_prompt_tokens", b"truncate_prompt_tokens"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_adapter", b"_adapter", "_add_special_tokens", b"_add_special_tokens", "_credit_window", b"_credit_window", "_idempotency_key", b"_idempotency_key", "_model", b"_model", "_revision", b"_revision", "_truncate_prompt_tokens", b"_truncate_prompt_tokens", "adapter", b"adapter", "add_special_tokens", b"add_special_tokens", "cache", b"cache", "chat", b"chat", "constraint", b"constraint", "credit_window", b"credit_window", "idempotency_key", b"idempotency_key", "model", b"model", "output", b"output", "prompt", b"prompt", "resume", b"resume", "revision", b"revision", "sampling", b"sampling", "scheduling", b"scheduling", "speculation", b"speculation", "stop", b"stop", "text", b"text", "token_ids", b"token_ids", "truncate_prompt_tokens", b"truncate_prompt_tokens"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_adapter", b"_adapter", "_add_special_tokens", b"_add_special_tokens", "_credit_window", b"_credit_window", "_idempotency_key", b"_idempotency_key", "_model", b"_model", "_revision", b"_revision", "_truncate_prompt_tokens", b"_truncate_prompt_tokens", "adapter", b"adapter", "add_special_tokens", b"add_special_tokens", "cache", b"cache", "chat", b"chat", "constraint", b"constraint", "credit_window", b"credit_window", "idempotency_key", b"idempotency_key", "model", b"model", "output", b"output", "prompt", b"prompt", "prompt_embeds", b"prompt_embeds", "resume", b"resume", "revision", b"revision", "sampling", b"sampling", "scheduling", b"scheduling", "speculation", b"speculation", "stop", b"stop", "text", b"text", "token_ids", b"token_ids", "truncate_prompt_tokens", b"truncate_prompt_tokens"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__adapter: _TypeAlias = _typing.Literal["adapter"]  # noqa: Y015
     _WhichOneofArgType__adapter: _TypeAlias = _typing.Literal["_adapter", b"_adapter"]  # noqa: Y015

@@ -12,6 +12,13 @@ export const protobufPackage = "sluice.v1";
 
 export const protobufFileName = "sluice/v1/types.proto";
 
+export enum EmbedsType {
+  EMBEDS_TYPE_UNSPECIFIED = 0,
+  EMBEDS_TYPE_FLOAT32 = 1,
+  EMBEDS_TYPE_BFLOAT16 = 2,
+  UNRECOGNIZED = -1,
+}
+
 export enum ToolMode {
   TOOL_MODE_UNSPECIFIED = 0,
   TOOL_MODE_AUTO = 1,
@@ -52,6 +59,12 @@ export interface TokenIds {
   ids: number[];
 }
 
+export interface PromptEmbeds {
+  values: Buffer;
+  dtype: EmbedsType;
+  numTokens: number;
+}
+
 export interface GenerationSpec {
   model?: string | undefined;
   revision?: string | undefined;
@@ -73,6 +86,7 @@ export interface GenerationSpec {
   creditWindow?: number | undefined;
   truncatePromptTokens?: number | undefined;
   addSpecialTokens?: boolean | undefined;
+  promptEmbeds: PromptEmbeds | undefined;
 }
 
 export interface Chat {
@@ -412,6 +426,85 @@ export const TokenIds: MessageFns<TokenIds> = {
   },
 };
 
+function createBasePromptEmbeds(): PromptEmbeds {
+  return { values: Buffer.alloc(0), dtype: 0, numTokens: 0 };
+}
+
+export const PromptEmbeds: MessageFns<PromptEmbeds> = {
+  encode(message: PromptEmbeds, writer: BinaryWriter = new BinaryWriter()): BinaryWriter {
+    if (message.values.length !== 0) {
+      writer.uint32(10).bytes(message.values);
+    }
+    if (message.dtype !== 0) {
+      writer.uint32(16).int32(message.dtype);
+    }
+    if (message.numTokens !== 0) {
+      writer.uint32(24).uint32(message.numTokens);
+    }
+    return writer;
+  },
+
+  decode(input: BinaryReader | Uint8Array, length?: number): PromptEmbeds {
+    const reader = input instanceof BinaryReader ? input : new BinaryReader(input);
+    const previousRecursionDepth = (reader as any).__tsProtoDecodeDepth ?? 0;
+    if (previousRecursionDepth >= 100) {
+      throw new globalThis.Error("protobuf decode recursion limit exceeded");
+    }
+    (reader as any).__tsProtoDecodeDepth = previousRecursionDepth + 1;
+    try {
+      const end = length === undefined ? reader.len : reader.pos + length;
+      const message = createBasePromptEmbeds();
+      while (reader.pos < end) {
+        const tag = reader.uint32();
+        switch (tag >>> 3) {
+          case 1: {
+            if (tag !== 10) {
+              break;
+            }
+
+            message.values = Buffer.from(reader.bytes());
+            continue;
+          }
+          case 2: {
+            if (tag !== 16) {
+              break;
+            }
+
+            message.dtype = reader.int32() as any;
+            continue;
+          }
+          case 3: {
+            if (tag !== 24) {
+              break;
+            }
+
+            message.numTokens = reader.uint32();
+            continue;
+          }
+        }
+        if ((tag & 7) === 4 || tag === 0) {
+          break;
+        }
+        reader.skip(tag & 7);
+      }
+      return message;
+    } finally {
+      (reader as any).__tsProtoDecodeDepth = previousRecursionDepth;
+    }
+  },
+
+  create(base?: DeepPartial<PromptEmbeds>): PromptEmbeds {
+    return PromptEmbeds.fromPartial(base ?? {});
+  },
+  fromPartial(object: DeepPartial<PromptEmbeds>): PromptEmbeds {
+    const message = createBasePromptEmbeds();
+    message.values = object.values ?? Buffer.alloc(0);
+    message.dtype = object.dtype ?? 0;
+    message.numTokens = object.numTokens ?? 0;
+    return message;
+  },
+};
+
 function createBaseGenerationSpec(): GenerationSpec {
   return {
     model: undefined,
@@ -430,6 +523,7 @@ function createBaseGenerationSpec(): GenerationSpec {
     creditWindow: undefined,
     truncatePromptTokens: undefined,
     addSpecialTokens: undefined,
+    promptEmbeds: undefined,
   };
 }
 
@@ -490,6 +584,9 @@ export const GenerationSpec: MessageFns<GenerationSpec> = {
     }
     if (message.addSpecialTokens !== undefined) {
       writer.uint32(144).bool(message.addSpecialTokens);
+    }
+    if (message.promptEmbeds !== undefined) {
+      PromptEmbeds.encode(message.promptEmbeds, writer.uint32(154).fork()).join();
     }
     return writer;
   },
@@ -651,6 +748,14 @@ export const GenerationSpec: MessageFns<GenerationSpec> = {
             message.addSpecialTokens = reader.bool();
             continue;
           }
+          case 19: {
+            if (tag !== 154) {
+              break;
+            }
+
+            message.promptEmbeds = PromptEmbeds.decode(reader, reader.uint32());
+            continue;
+          }
         }
         if ((tag & 7) === 4 || tag === 0) {
           break;
@@ -719,6 +824,9 @@ export const GenerationSpec: MessageFns<GenerationSpec> = {
     message.creditWindow = object.creditWindow ?? undefined;
     message.truncatePromptTokens = object.truncatePromptTokens ?? undefined;
     message.addSpecialTokens = object.addSpecialTokens ?? undefined;
+    message.promptEmbeds = (object.promptEmbeds !== undefined && object.promptEmbeds !== null)
+      ? PromptEmbeds.fromPartial(object.promptEmbeds)
+      : undefined;
     return message;
   },
 };
