@@ -77,9 +77,10 @@ class RequestValidator:
         request, params = group.request, group.request.params
         # A beam search starts from one hypothesis and forks later.
         received = request.resume_ids or ((),) * (1 if params.beam_width else params.num_sequences)
+        salt = _salt_of(request)
         for index, ids in enumerate(received):
             if ids is not None:
-                blocks = BlockTable(_salt_of(request), request.bypasses_cache)
+                blocks = BlockTable(salt, request.bypasses_cache)
                 yield Sequence(group, index, group.prompt + list(ids), blocks, drafting=self._drafting(request))
 
     def _drafting(self, request: EngineRequest) -> Drafting | None:

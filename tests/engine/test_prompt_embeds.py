@@ -144,6 +144,18 @@ def test_sampled_outputs_of_one_request_are_those_of_a_run_alone(directory: Path
     assert sorted(wide) == sorted(narrow) and len(wide) == 3 * NUM
 
 
+def test_many_outputs_hash_the_embeddings_once(directory: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    engine, hashed = make_engine(directory), []
+
+    def digest(embeds: PromptEmbeds) -> bytes:
+        hashed.append(embeds)
+        return bytes(32)
+
+    monkeypatch.setattr(PromptEmbeds, "digest", property(digest))
+    engine.add(asking("a", GOOD, params=SamplingParams(max_tokens=2, n=3)))
+    assert hashed == [GOOD]
+
+
 def test_bfloat16_is_taken_as_its_exact_float32(directory: Path) -> None:
     rows = rows_of(9, 12).bfloat16().float()
     engine = make_engine(directory)
