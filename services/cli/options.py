@@ -26,7 +26,7 @@ GROUPS = {
     ),
     "Access": ("api_key", "tls_cert", "tls_key", "tls_client_ca", "access_file", "insecure", "reflection"),
     "HTTP": ("allowed_origins", "allowed_hosts", "root_path", "access_log"),
-    "Model": ("revision", "plugins", "batch_invariant"),
+    "Model": ("revision", "plugins", "batch_invariant", "enable_prompt_embeds"),
     "Scheduling": (
         *("max_num_batched_tokens", "scheduling_policy", "priority_ageing_s", "starvation_bound_s", "tenant_weights"),
         *("admission_watermark", "max_queued_requests", "max_queued_tokens", "pause_hold_s"),
