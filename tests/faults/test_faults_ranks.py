@@ -55,19 +55,19 @@ def test_two_ranks_answer_as_one(two: Service, one_rank: list[Received]) -> None
 )
 @pytest.mark.parametrize("name", RANKS)
 def test_streams_survive_the_death_of_any_rank(two: Service, one_rank: list[Received], name: str, phase: str) -> None:
-    before = {rank: two.children()[rank].pid for rank in RANKS}
-    answers = stream_all(two.address, SPECS, at_phase(phase, 3, lambda: two.children()[name].kill()))
+    before = two.children()
+    answers = stream_all(two.address, SPECS, at_phase(phase, 3, before[name].kill))
     check_undisturbed(answers, one_rank)
     wait_until(lambda: has_recovered(two), BACK_WITHIN_S, "the service did not recover")
-    after = {rank: two.children()[rank].pid for rank in RANKS}
-    assert all(before[rank] != after[rank] for rank in RANKS), "ranks start and end together"
+    after = two.children()
+    assert all(before[rank].pid != after[rank].pid for rank in RANKS), "ranks start and end together"
 
 
 @pytest.mark.parametrize("name", RANKS)
 def test_streams_survive_a_rank_that_hangs(two: Service, one_rank: list[Received], lines: Path, name: str) -> None:
     """The line about it names the rank that hangs, not one that waits for it."""
     before = len(lines.read_text())
-    answers = stream_all(two.address, SPECS, at_phase("decode", 1, lambda: two.children()[name].suspend()))
+    answers = stream_all(two.address, SPECS, at_phase("decode", 1, two.children()[name].suspend))
     check_undisturbed(answers, one_rank)
     wait_until(lambda: has_recovered(two), BACK_WITHIN_S, "the service did not recover")
     said = [line for line in lines.read_text()[before:].splitlines() if "starting its group again" in line]
@@ -84,7 +84,7 @@ def stages() -> Iterator[Service]:
 
 def test_streams_survive_the_death_of_a_stage(stages: Service, one_rank: list[Received]) -> None:
     """And the answers of two stages are those of one rank."""
-    answers = stream_all(stages.address, SPECS, at_phase("decode", 2, lambda: stages.children()["worker-0-1"].kill()))
+    answers = stream_all(stages.address, SPECS, at_phase("decode", 2, stages.children()["worker-0-1"].kill))
     check_undisturbed(answers, one_rank)
     wait_until(lambda: has_recovered(stages), BACK_WITHIN_S, "the service did not recover")
 
@@ -96,7 +96,8 @@ def test_streams_survive_the_death_of_a_stage(stages: Service, one_rank: list[Re
 def test_streams_survive_every_harm_to_a_stage(
     stages: Service, one_rank: list[Received], name: str, phase: str, harm: Callable[[psutil.Process], None]
 ) -> None:
-    answers = stream_all(stages.address, SPECS, at_phase(phase, 1, lambda: harm(stages.children()[name])))
+    victim = stages.children()[name]
+    answers = stream_all(stages.address, SPECS, at_phase(phase, 1, lambda: harm(victim)))
     check_undisturbed(answers, one_rank)
     wait_until(lambda: has_recovered(stages), BACK_WITHIN_S, "the service did not recover")
 
@@ -108,7 +109,8 @@ def test_stages_of_two_ranks_answer_as_one_and_survive(
 ) -> None:
     with serve(*FOUR, "--speculation", "ngram") as service:
         check_undisturbed(stream_all(service.address, SPECS), one_rank)
-        harmed = at_phase("decode", 1, lambda: harm(service.children()["worker-0-3"]))
+        victim = service.children()["worker-0-3"]
+        harmed = at_phase("decode", 1, lambda: harm(victim))
         check_undisturbed(stream_all(service.address, SPECS, harmed), one_rank)
         wait_until(lambda: has_recovered(service), BACK_WITHIN_S, "the service did not recover")
 
@@ -120,7 +122,8 @@ def test_stages_of_two_ranks_answer_as_one_and_survive(
 def test_streams_survive_every_harm(
     two: Service, one_rank: list[Received], name: str, seed: int, harm: Callable[[psutil.Process], None]
 ) -> None:
-    answers = stream_all(two.address, SPECS, at_phase("decode", seed, lambda: harm(two.children()[name])))
+    victim = two.children()[name]
+    answers = stream_all(two.address, SPECS, at_phase("decode", seed, lambda: harm(victim)))
     check_undisturbed(answers, one_rank)
     wait_until(lambda: has_recovered(two), BACK_WITHIN_S, "the service did not recover")
 

@@ -26,7 +26,7 @@ def service() -> Iterator[Service]:
 
 def is_ready(service: Service) -> bool:
     try:
-        return httpx2.get(service.http + "/health/ready").status_code == 200
+        return httpx2.get(service.http + "/health/ready", timeout=60).status_code == 200
     except httpx2.TransportError:
         return False
 

@@ -31,7 +31,7 @@ BODIES: dict[str, tuple[str, dict[str, Any]]] = {
 
 @pytest.mark.parametrize(("path", "body"), BODIES.values(), ids=list(BODIES))
 async def test_a_benchmarks_body_is_taken_and_its_stream_read(path: str, body: dict[str, Any]) -> None:
-    async with edge() as rig, httpx2.AsyncClient() as client:
+    async with edge() as rig, httpx2.AsyncClient(timeout=60) as client:
         answering(rig, "x", "y")
         found = await client.post(f"{rig.url}/v1/{path}", json={"model": "toy", **body})
         assert found.status_code == 200, found.text

@@ -33,7 +33,7 @@ def answering(rig: EdgeRig, vectors: list[list[float]] = VECTORS) -> list[Embed]
 
 
 async def post(rig: EdgeRig, body: dict[str, Any]) -> httpx2.Response:
-    async with httpx2.AsyncClient() as client:
+    async with httpx2.AsyncClient(timeout=60) as client:
         return await client.post(f"{rig.url}/v1/embeddings", json=body)
 
 

@@ -19,7 +19,7 @@ CHAT = "/v1/chat/completions"
 
 
 async def test_every_answer_has_the_id_of_its_request() -> None:
-    async with edge() as rig, httpx2.AsyncClient() as client:
+    async with edge() as rig, httpx2.AsyncClient(timeout=60) as client:
         answering(rig, "x")
         for path, status in (("/version", 200), ("/nowhere", 404), ("/v1/models/none", 404)):
             found = await client.get(rig.url + path, headers={"x-request-id": "mine-1"})
@@ -31,14 +31,14 @@ async def test_every_answer_has_the_id_of_its_request() -> None:
 
 @pytest.mark.parametrize("given", [b"a b", b"x" * 129, "é".encode()])
 async def test_an_id_that_is_none_is_refused_with_a_new_one(given: bytes) -> None:
-    async with edge() as rig, httpx2.AsyncClient() as client:
+    async with edge() as rig, httpx2.AsyncClient(timeout=60) as client:
         found = await client.get(rig.url + "/version", headers={b"x-request-id": given})
         assert (found.status_code, found.json()["error"]["param"]) == (400, "x-request-id")
         assert len(found.headers["x-request-id"]) == 32
 
 
 async def test_a_body_that_is_no_json_by_its_header_is_refused() -> None:
-    async with edge() as rig, httpx2.AsyncClient() as client:
+    async with edge() as rig, httpx2.AsyncClient(timeout=60) as client:
         answering(rig, "x")
         for headers in ({"content-type": "text/plain"}, {}, {"content-type": "multipart/form-data"}):
             found = await client.post(rig.url + CHAT, content=b"{}", headers=headers)
@@ -53,7 +53,7 @@ async def test_a_body_that_is_no_json_by_its_header_is_refused() -> None:
 
 async def test_pages_of_listed_origins_may_call() -> None:
     asks = {"origin": PAGE, "access-control-request-method": "POST", "access-control-request-headers": "authorization"}
-    async with edge(http=HttpSettings(allowed_origins=(PAGE,))) as rig, httpx2.AsyncClient() as client:
+    async with edge(http=HttpSettings(allowed_origins=(PAGE,))) as rig, httpx2.AsyncClient(timeout=60) as client:
         found = await client.options(rig.url + CHAT, headers=asks)
         assert (found.status_code, found.headers["access-control-allow-origin"]) == (200, PAGE)
         assert found.headers["access-control-allow-headers"] == "authorization" and found.headers["x-request-id"]
@@ -62,7 +62,7 @@ async def test_pages_of_listed_origins_may_call() -> None:
         assert "x-request-id" in got.headers["access-control-expose-headers"]
         other = await client.get(rig.url + "/version", headers={"origin": "https://other.example"})
         assert "access-control-allow-origin" not in other.headers
-    async with edge() as rig, httpx2.AsyncClient() as client:
+    async with edge() as rig, httpx2.AsyncClient(timeout=60) as client:
         assert "access-control-allow-origin" not in (await client.options(rig.url + CHAT, headers=asks)).headers
 
 
@@ -92,12 +92,12 @@ async def test_another_sites_name_is_misdirected() -> None:
     async with edge(http=HttpSettings(allowed_hosts=())) as rig:
         status, answer = await asyncio.to_thread(raw, rig.url, "GET /version")
         assert (status, b"x-request-id" in answer, b"--allowed-hosts" in answer) == (421, True, True)
-        async with httpx2.AsyncClient() as client:
+        async with httpx2.AsyncClient(timeout=60) as client:
             assert (await client.get(rig.url + "/version")).status_code == 200
 
 
 async def test_a_prefix_of_a_proxy_may_be_stripped_or_not() -> None:
-    async with edge(http=HttpSettings(root_path="/llm")) as rig, httpx2.AsyncClient() as client:
+    async with edge(http=HttpSettings(root_path="/llm")) as rig, httpx2.AsyncClient(timeout=60) as client:
         for path in ("/version", "/llm/version"):
             assert (await client.get(rig.url + path)).status_code == 200
         assert (await client.get(rig.url + "/llm/openapi.json")).json()["servers"] == [{"url": "/llm"}]
@@ -106,7 +106,7 @@ async def test_a_prefix_of_a_proxy_may_be_stripped_or_not() -> None:
 
 async def test_the_log_of_requests_has_no_query(caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.INFO)
-    async with edge(http=HttpSettings(access_log=True)) as rig, httpx2.AsyncClient() as client:
+    async with edge(http=HttpSettings(access_log=True)) as rig, httpx2.AsyncClient(timeout=60) as client:
         await client.get(rig.url + "/version?key=secret", headers={"x-request-id": "mine"})
     (line,) = [one for one in caplog.records if one.name == exchange.__name__]
     found = dict(vars(line)[exchange.ABOUT])

@@ -14,7 +14,7 @@ DOCUMENTS = ["a", "b", "c"]
 
 
 async def post(rig: EdgeRig, path: str, body: dict[str, Any]) -> httpx2.Response:
-    async with httpx2.AsyncClient() as client:
+    async with httpx2.AsyncClient(timeout=60) as client:
         return await client.post(rig.url + path, json=body)
 
 

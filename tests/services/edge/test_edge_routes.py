@@ -19,7 +19,7 @@ CREATED_S = 1_700_000_000
 
 
 async def get(rig: EdgeRig, path: str, **headers: str) -> httpx2.Response:
-    async with httpx2.AsyncClient() as client:
+    async with httpx2.AsyncClient(timeout=60) as client:
         return await client.get(rig.url + path, headers=headers)
 
 
@@ -117,7 +117,7 @@ async def test_the_description_is_of_what_is_there() -> None:
         assert made["openapi"].startswith("3.1") and made["info"]["version"] == VERSION
         operations = [(path, verb, one) for path, verbs in made["paths"].items() for verb, one in verbs.items()]
         assert len({one["operationId"] for _, _, one in operations}) == len(operations) > 14
-        async with httpx2.AsyncClient() as client:
+        async with httpx2.AsyncClient(timeout=60) as client:
             for path, verb, _ in operations:
                 found = await client.request(verb.upper(), rig.url + path.replace("{model}", "toy"))
                 assert (found.status_code != 404) and found.status_code < 500, path

@@ -30,7 +30,7 @@ def answering(rig: EdgeRig) -> list[Work]:
 
 
 async def post(rig: EdgeRig, path: str, body: dict[str, Any]) -> httpx2.Response:
-    async with httpx2.AsyncClient() as client:
+    async with httpx2.AsyncClient(timeout=60) as client:
         return await client.post(rig.url + path, json=body)
 
 
