@@ -25,17 +25,36 @@ def sluice(*arguments: str) -> "subprocess.CompletedProcess[str]":
     return subprocess.run([*SLUICE, *arguments], capture_output=True, text=True, timeout=120, check=False)
 
 
+TAKEN: list[socket.socket] = []  # marks of the ports that this process has taken, until it ends
+
+
 def free_ports(num: int) -> list[int]:
     """Consecutive free ports, below the range from which the kernel picks ports of outgoing connections.
 
-    A port of that range may be taken between now and its use.
+    A port of that range may be taken between now and its use. No other process of tests gets the same ports.
     """
     while True:
         first = random.randrange(LOWEST_PORT, EPHEMERAL_PORT - num)
+        ports = range(first, first + num)
         with contextlib.ExitStack() as stack, contextlib.suppress(OSError):
-            for port in range(first, first + num):
-                stack.enter_context(socket.create_server(("127.0.0.1", port)))
-            return list(range(first, first + num))
+            marks = [stack.enter_context(_marked(port)) for port in ports]
+            for port in ports:
+                with socket.create_server(("127.0.0.1", port)):
+                    pass
+            stack.pop_all()
+            TAKEN.extend(marks)
+            return list(ports)
+
+
+def _marked(port: int) -> socket.socket:
+    """Binds the abstract name of a port: for one process at a time, until its end. Raises OSError if it is bound."""
+    mark = socket.socket(socket.AF_UNIX)
+    try:
+        mark.bind(f"\0sluice-tests-{port}")
+    except OSError:
+        mark.close()
+        raise
+    return mark
 
 
 class Roles:

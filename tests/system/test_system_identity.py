@@ -12,6 +12,7 @@ from sluice.v1 import control_pb2, inference_pb2, types_pb2
 
 from sluice_server.services.gateway.contract.status import DETAILS_KEY
 from sluice_server.services.process.roles import EXIT_OUTDATED
+from tests.faults.faulty import faults
 from tests.system.roles import four_roles
 from tests.system.service import Service, serve, spec, wait_until
 from tests.system.weights import WEIGHTS, copied, fine_tuned, replace
@@ -20,6 +21,7 @@ PROMPT = [(7 * i) % 4000 + 3 for i in range(230)]  # more than seven blocks
 OPTIONS = ("--dtype", "float32", "--kv-cache-tokens", "2048", "--max-restarts", "20")
 BLOCK_BYTES = 32 * 4 * 2 * 2 * 64 * 4
 BACK_WITHIN_S = 60.0
+SLOW = faults(slow="sluice_server.engine.models.model:Model.forward")  # a long stream takes over a minute
 
 
 class Stream(threading.Thread):
@@ -34,7 +36,7 @@ class Stream(threading.Thread):
     def run(self) -> None:
         with self._service.stub() as stub:
             try:
-                for event in stub.StreamGenerate(inference_pb2.StreamGenerateRequest(spec=self._asked), timeout=60):
+                for event in stub.StreamGenerate(inference_pb2.StreamGenerateRequest(spec=self._asked), timeout=120):
                     if event.HasField("accepted"):
                         self.revision = event.accepted.revision
                         self.generation_id = event.accepted.generation_id
@@ -114,7 +116,7 @@ def test_streams_of_replaced_files_end_and_new_ones_name_the_new_revision(
         tokenizer.write("\n")
     defaults = json.loads((other / "generation_config.json").read_text())
     (other / "generation_config.json").write_text(json.dumps({**defaults, "do_sample": True, "temperature": 0.625}))
-    with serve("--model", str(model), *OPTIONS) as service:
+    with serve("--model", str(model), *OPTIONS, environment=SLOW) as service:
         before, revision = whole(service), served(service)
         keyed = long_stream(types_pb2.DISCONNECT_ACTION_CANCEL)
         keyed.idempotency_key = "once"
@@ -169,7 +171,7 @@ def test_roles_that_run_alone_end_when_they_are_outdated(tmp_path: Path) -> None
     model, other = copied(tmp_path / "model"), fine_tuned(tmp_path / "other")
     with (other / "tokenizer.json").open("a") as tokenizer:
         tokenizer.write("\n")
-    with four_roles(tmp_path / "keys", str(model)) as roles:
+    with four_roles(tmp_path / "keys", str(model), SLOW) as roles:
         wait_until(roles.is_serving, BACK_WITHIN_S, "the roles do not serve")
         before = whole(roles.service)
         read = Stream(roles.service, long_stream(types_pb2.DISCONNECT_ACTION_CANCEL)).begun()
