@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 from benchmarks.machine import median, write
-from sluice_server.engine.models.layers.experts import NativeExperts, Router, SeparateExperts
+from sluice_server.engine.models.layers.experts import ExpertRouter, NativeExperts, SeparateExperts
 from sluice_server.engine.models.layers.mlp import DenseMlp, Mlp
 from sluice_server.kernels import ops
 from sluice_server.kernels.cpu import builds
@@ -38,11 +38,13 @@ def dense(hidden: int, inner: int, form: str) -> DenseMlp:
     return DenseMlp(gate_up, weight_formats.pack(weight(hidden, inner), weights=form), None)
 
 
-def contestants(options: argparse.Namespace, form: str) -> tuple[dict[str, list[Mlp]], Router]:
+def contestants(options: argparse.Namespace, form: str) -> tuple[dict[str, list[Mlp]], ExpertRouter]:
     """Layers by name, each with weights of its own, which no cache holds when they are used; and the last router."""
     found: dict[str, list[Mlp]] = {"dense": [], "one by one": [], "one call": []}
     for _ in range(options.layers):
-        router = Router(weight_formats.pack(torch.randn(options.experts, options.hidden)), options.per_token, True)
+        router = ExpertRouter(
+            weight_formats.pack(torch.randn(options.experts, options.hidden)), options.per_token, True
+        )
         found["dense"].append(dense(options.hidden, options.inner * options.per_token, form))
         for name, kind in (("one by one", SeparateExperts), ("one call", NativeExperts)):
             each = [dense(options.hidden, options.inner, form) for _ in range(options.experts)]
@@ -67,7 +69,7 @@ def compare(layers: dict[str, list[Mlp]], h: Tensor, runs: int, clock: Callable[
     return {name: round(median([one[name] for one in found]), 1) for name in turns}
 
 
-def share_read(router: Router, h: Tensor) -> float:
+def share_read(router: ExpertRouter, h: Tensor) -> float:
     """Experts that have rows, over those that one token has."""
     experts, _ = router.choose(ops.linear_normed(h, None, EPS, router.linear))
     return len(experts.unique()) / router.per_token

@@ -82,7 +82,7 @@ class SharedSlots:
         return generation
 
 
-class Place(NamedTuple):
+class FoundSlot(NamedTuple):
     """A slot in which a name was found."""
 
     slot: int
@@ -111,15 +111,15 @@ class ReadSlots:
             raise ValueError(f"its memory has {size} bytes, too few for {self._num} slots")
         self._entries = np.frombuffer(self._memory, _ENTRY, self._num, _PAGE)
 
-    def find(self, names: Iterable[bytes]) -> dict[bytes, Place]:
+    def find(self, names: Iterable[bytes]) -> dict[bytes, FoundSlot]:
         """Returns where those of the names are that are offered."""
         wanted = {name: int.from_bytes(name[:_KEY_BYTES], "little") for name in names}
         slots = np.flatnonzero(np.isin(self._entries["key"], np.array(list(wanted.values()), dtype=np.uint64)))
         slot_of = {self._entries["name"][slot].tobytes(): int(slot) for slot in slots}
         padded = ((name, slot_of.get(_padded(name))) for name in wanted)
-        return {name: Place(slot, name) for name, slot in padded if slot is not None}
+        return {name: FoundSlot(slot, name) for name, slot in padded if slot is not None}
 
-    def read(self, place: Place) -> bytes | None:
+    def read(self, place: FoundSlot) -> bytes | None:
         """Returns the block in a place; None if it is not there any more."""
         entry = self._entries[place.slot : place.slot + 1]
         before = int(entry["generation"][0])

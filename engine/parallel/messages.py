@@ -98,7 +98,7 @@ class MoveAccepted:
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
-class Ready:
+class RankReady:
     """A rank has loaded its part of the model and allocated its cache.
 
     Attributes:
@@ -131,7 +131,7 @@ class Launched:
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
-class Ended:
+class RankEnded:
     """A rank ends, for this reason."""
 
     rank: int
@@ -139,4 +139,4 @@ class Ended:
 
 
 Order: TypeAlias = Welcome | Refused | Allocate | Place | Launch | MoveBlocks | MoveAccepted  # of rank 0
-Report: TypeAlias = Hello | Ready | Launched | Ended  # to rank 0
+Report: TypeAlias = Hello | RankReady | Launched | RankEnded  # to rank 0

@@ -43,7 +43,7 @@ def want(asked: LogprobRows, vocab: int, device: torch.device) -> ScoredRows:
     return ScoredRows(at, wanted, pairs[0], pairs[1], width, score_buffer(len(nums), width, len(rows)))
 
 
-class Span(NamedTuple):
+class ScoreRange(NamedTuple):
     """The scores that one row requests.
 
     Attributes:
@@ -58,17 +58,17 @@ class Span(NamedTuple):
     end: int
 
 
-def spans(nums: Sequence[int], wanted: Mapping[int, tuple[int, ...]]) -> list[Span]:
+def spans(nums: Sequence[int], wanted: Mapping[int, tuple[int, ...]]) -> list[ScoreRange]:
     """Returns the spans of rows that request `nums` most likely tokens and, by row, the further ids `wanted`."""
     found, end = [], 0
     for row, num in enumerate(nums):
         ids = wanted.get(row, ())
-        found.append(Span(num, ids, end, end + len(ids)))
+        found.append(ScoreRange(num, ids, end, end + len(ids)))
         end += len(ids)
     return found
 
 
-def read(found: Scores, asked: list[Span]) -> list[TokenLogprob]:
+def read(found: Scores, asked: list[ScoreRange]) -> list[TokenLogprob]:
     """Returns the scores row by row, as plain values."""
     logprobs, ranks, top_ids, tops, others, other_ranks = [one.tolist() for one in found]
     rows = zip(logprobs, ranks, top_ids, tops, asked, strict=True)

@@ -16,7 +16,7 @@ from sluice_server.services.edge.information import Information
 from sluice_server.services.edge.observed import HttpObserver
 from sluice_server.services.edge.page import page
 from sluice_server.services.edge.ranking import ClassificationRequest, Ranking, RerankRequest
-from sluice_server.services.edge.scoring import ScoreRequest, Scoring
+from sluice_server.services.edge.scoring import ScoreBody, Scoring
 from sluice_server.services.edge.tokens import DetokenizeRequest, TokenizeRequest, TokenRoutes
 from sluice_server.services.edge.wire import ChatRequest, CompletionRequest
 
@@ -61,8 +61,8 @@ def table(channel: grpc.aio.Channel, observer: HttpObserver, clock: Callable[[],
         EdgeRoute("/v1/embeddings", EmbeddingRoutes(channel).embeddings, "Make vectors of texts", EmbeddingRequest),
         EdgeRoute("/v1/rerank", ranking.rerank, "Rank documents", RerankRequest),
         EdgeRoute("/rerank", ranking.rerank, "Rank documents", RerankRequest),
-        EdgeRoute("/v1/score", scoring.score, "Score pairs of texts", ScoreRequest),
-        EdgeRoute("/score", scoring.score, "Score pairs of texts", ScoreRequest),
+        EdgeRoute("/v1/score", scoring.score, "Score pairs of texts", ScoreBody),
+        EdgeRoute("/score", scoring.score, "Score pairs of texts", ScoreBody),
         EdgeRoute("/classify", ranking.classify, "Tell the classes of texts", ClassificationRequest),
         EdgeRoute("/v1/models", information.models, "List the models"),
         EdgeRoute("/v1/models/{model:path}", information.model, "Describe a model"),

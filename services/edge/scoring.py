@@ -21,7 +21,7 @@ MAX_PAIRS = 2048  # of the contract
 MAX_CHARACTERS = 16 << 20  # of all pairs: more is no message that a gateway takes
 
 
-class ScoreRequest(msgspec.Struct, forbid_unknown_fields=True, frozen=True, kw_only=True):
+class ScoreBody(msgspec.Struct, forbid_unknown_fields=True, frozen=True, kw_only=True):
     """The body of /score."""
 
     text_1: str | list[str]
@@ -43,7 +43,7 @@ class Scoring:
 
     async def score(self, request: Request) -> Response:
         """POST /score."""
-        asked = decode(await read_body(request), ScoreRequest)
+        asked = decode(await read_body(request), ScoreBody)
         pairs = pairs_of(asked.text_1, asked.text_2)
         wanted = inference_pb2.ScoreRequest(
             model=asked.model or None, pairs=pairs, instruction=asked.instruction, truncate=truncation_of(asked)
@@ -63,7 +63,7 @@ class Scoring:
         )
 
 
-def pair_names(asked: ScoreRequest) -> FieldNames:
+def pair_names(asked: ScoreBody) -> FieldNames:
     """Returns the names of the texts in errors; a whole pair is named by its second text."""
     first = "text_1" if isinstance(asked.text_1, str) else "text_1[]"
     second = "text_2" if isinstance(asked.text_2, str) else "text_2[]"

@@ -7,7 +7,16 @@ from collections.abc import Callable, Container
 
 from sluice_server.engine.config import EngineConfig
 from sluice_server.engine.errors import Code, RankLost, ServiceError
-from sluice_server.engine.parallel.messages import Ended, Hello, Launched, Order, Ready, Refused, Report, Welcome
+from sluice_server.engine.parallel.messages import (
+    Hello,
+    Launched,
+    Order,
+    RankEnded,
+    RankReady,
+    Refused,
+    Report,
+    Welcome,
+)
 from sluice_server.engine.parallel.options import shape_of
 from sluice_server.engine.parallel.shape import ParallelShape
 from sluice_server.engine.parallel.stages import Stages
@@ -16,7 +25,7 @@ from sluice_server.services.config import ServiceConfig
 from sluice_server.services.ranks.codec import ORDERS, REPORTS, MalformedMessage
 from sluice_server.services.ranks.descriptors import SUFFIX, Offer, offered
 from sluice_server.services.ranks.membership import check_equal, disagreement, hello_of, refusal
-from sluice_server.services.ranks.memory import Connections, connect, new_memory
+from sluice_server.services.ranks.memory import RankConnections, connect, new_memory
 from sluice_server.services.ranks.settings import START_S, own_epoch, rank_table
 from sluice_server.services.ranks.sockets import RankSockets, open_sockets, time_left
 from sluice_server.version import VERSION
@@ -33,10 +42,10 @@ class RankGroup:
         self.size = own.size
         self.shape = shape
         self.step_s: Callable[[], float] = float  # returns the time of a usual step
-        self._connections: Connections | None = None
+        self._connections: RankConnections | None = None
         self._sockets = sockets
         self._own = own
-        self._ready: list[Ready] = []
+        self._ready: list[RankReady] = []
         sockets.epoch = own.epoch
 
     @property
@@ -75,10 +84,10 @@ class RankGroup:
 
     def ready(self, layout: str) -> None:
         """Implements `Workers.ready`."""
-        found: dict[int, Ready] = {}
+        found: dict[int, RankReady] = {}
 
         def note(report: Report) -> None:
-            if isinstance(report, Ready):
+            if isinstance(report, RankReady):
                 found[report.rank] = report
 
         self._await(note, lambda: self._missing(found), "to load its part of the model")
@@ -144,7 +153,7 @@ class RankGroup:
             return None
         if frame.epoch != self._own.epoch and not isinstance(report, Hello):
             return None
-        if isinstance(report, Ended):
+        if isinstance(report, RankEnded):
             raise RankLost(f"rank {report.rank} has ended: {report.reason}")
         return report
 

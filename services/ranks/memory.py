@@ -11,7 +11,7 @@ from sluice_server.engine.parallel.sums import LocalSums, TimedSums
 from sluice_server.engine.parallel.sums_shared import SharedMemorySums, new_segment
 
 
-class Connections(NamedTuple):
+class RankConnections(NamedTuple):
     """One rank's sums with the ranks of its stage, and its connections with other stages if there are any."""
 
     sums: TimedSums
@@ -25,7 +25,7 @@ def new_memory(shape: ParallelShape) -> list[int]:
     return [*files, new_stages(shape)] if shape.pipeline_size > 1 else files
 
 
-def connect(files: Sequence[int], shape: ParallelShape, timeout_s: float) -> Connections:
+def connect(files: Sequence[int], shape: ParallelShape, timeout_s: float) -> RankConnections:
     """Returns one rank's connections over `new_memory`, and closes what belongs to other stages alone."""
     of_sums = list(files)
     stages = SharedMemoryStages(of_sums.pop(), shape, timeout_s) if shape.pipeline_size > 1 else None
@@ -36,4 +36,4 @@ def connect(files: Sequence[int], shape: ParallelShape, timeout_s: float) -> Con
             sums = SharedMemorySums(file, shape.rank, shape.sum_shards, timeout_s, where)
         else:
             os.close(file)
-    return Connections(sums, stages)
+    return RankConnections(sums, stages)

@@ -18,7 +18,7 @@ from sluice_server.engine.errors import RankLost
 from sluice_server.engine.models.limits import limits_of
 from sluice_server.engine.models.registry import read_served
 from sluice_server.engine.parallel.build import RankPart, build_rank
-from sluice_server.engine.parallel.messages import Allocate, Ended, Order, Ready, Refused, Report, Welcome
+from sluice_server.engine.parallel.messages import Allocate, Order, RankEnded, RankReady, Refused, Report, Welcome
 from sluice_server.engine.parallel.options import shape_of
 from sluice_server.engine.parallel.worker import RankWorker
 from sluice_server.engine.plugins.entry_points import find_plugins
@@ -126,7 +126,7 @@ def _work(process: RankProcess, engine: EngineConfig, service: ServiceConfig, ta
         part = RankPart(config_of_rank(engine), model, contents.directory, limits, shape, *connections)
 
         def sizes(layout: str) -> Allocate:
-            process.tell(Ready(table.rank, layout, naming.check()))
+            process.tell(RankReady(table.rank, layout, naming.check()))
             order = next(orders)
             assert isinstance(order, Allocate), "a rank that is ready gets the size of its cache next"
             return order
@@ -145,7 +145,7 @@ def _told(process: RankProcess) -> Iterator[None]:
     except Exception as error:
         if not isinstance(error, RankLost):
             with contextlib.suppress(RankLost):
-                process.tell(Ended(process.rank, " ".join(str(error).split()) or repr(error)))
+                process.tell(RankEnded(process.rank, " ".join(str(error).split()) or repr(error)))
         raise
 
 

@@ -23,7 +23,7 @@ _TO = re.compile(r"to=functions\.([A-Za-z0-9_.-]{1,64})")
 _CHANNEL = re.compile(r"\s*([a-z]+)")
 
 
-class _State(enum.Enum):
+class _HarmonyState(enum.Enum):
     HEADER = enum.auto()
     BETWEEN = enum.auto()  # a body has ended, and no header begun
     REASONING = enum.auto()
@@ -45,7 +45,7 @@ class HarmonySplitter:
         self._has_reasoning = bool(sections.reasoning)
         self._names = frozenset(sections.names)
         self._parallel = sections.parallel
-        self._state = _State.REASONING if sections.is_reasoning else _State.HEADER
+        self._state = _HarmonyState.REASONING if sections.is_reasoning else _HarmonyState.HEADER
         self._is_first = not sections.is_reasoning  # the header that the prompt began
         self._buffer = ""
         self._text: list[str] = []
@@ -60,12 +60,12 @@ class HarmonySplitter:
     @property
     def is_reasoning(self) -> bool:
         """True if the next text is reasoning, as far as is known."""
-        return self._state is _State.REASONING
+        return self._state is _HarmonyState.REASONING
 
     @property
     def has_ended(self) -> bool:
         """True after the only call of an output that may have one."""
-        return self._state is _State.ENDED
+        return self._state is _HarmonyState.ENDED
 
     def feed(self, text: str) -> Split:
         """Takes more text; returns the parts that became certain."""
@@ -76,12 +76,12 @@ class HarmonySplitter:
 
     def flush(self) -> Split:
         """Returns the text that was held back; no more follows."""
-        if self._state is _State.CALL:
+        if self._state is _HarmonyState.CALL:
             self._give_up()
         rest, self._buffer = self._buffer, ""
-        if self._state is _State.REASONING:
+        if self._state is _HarmonyState.REASONING:
             self._reasoning.append(rest)
-        elif self._state is _State.TEXT or (self._state is _State.HEADER and not self._is_channel(rest)):
+        elif self._state is _HarmonyState.TEXT or (self._state is _HarmonyState.HEADER and not self._is_channel(rest)):
             self._text.append(rest)
         return self._taken()
 
@@ -94,19 +94,19 @@ class HarmonySplitter:
     def _advance(self) -> bool:
         """Consumes text from the buffer; returns False when more is needed."""
         match self._state:
-            case _State.HEADER:
+            case _HarmonyState.HEADER:
                 return self._read_header()
-            case _State.BETWEEN:
+            case _HarmonyState.BETWEEN:
                 return self._wait()
-            case _State.REASONING:
+            case _HarmonyState.REASONING:
                 return self._pass_on(self._reasoning)
-            case _State.TEXT:
+            case _HarmonyState.TEXT:
                 return self._pass_on(self._text)
-            case _State.CALL:
+            case _HarmonyState.CALL:
                 return self._read_call()
-            case _State.CALLED:
+            case _HarmonyState.CALLED:
                 return self._pass_on([])
-            case _State.ENDED:
+            case _HarmonyState.ENDED:
                 self._buffer = ""
                 return False
 
@@ -120,7 +120,7 @@ class HarmonySplitter:
     def _read_header(self) -> bool:
         before, mark, rest = split_at(self._buffer, [self._mark[MESSAGE]])
         if not self._is_channel(self._buffer) or len(before) > MAX_HEADER:
-            self._state = _State.TEXT
+            self._state = _HarmonyState.TEXT
             return True
         if not mark:
             return False
@@ -129,13 +129,13 @@ class HarmonySplitter:
         named = _CHANNEL.match(channel)
         to = _TO.search(before) if self._has_tools else None
         if to is not None:
-            self._state, self._name = _State.CALL, to[1]
+            self._state, self._name = _HarmonyState.CALL, to[1]
             self._scanner, self._space = ObjectScanner(), ""
             self._stream = ArgumentStream(to[1]) if to[1] in self._names else None
         elif self._has_reasoning and named is not None and named[1] == "analysis":
-            self._state = _State.REASONING
+            self._state = _HarmonyState.REASONING
         else:
-            self._state = _State.TEXT
+            self._state = _HarmonyState.TEXT
         return True
 
     def _wait(self) -> bool:
@@ -146,12 +146,12 @@ class HarmonySplitter:
             return False
         for mark in self._ends:
             if self._buffer.startswith(mark):
-                self._state = _State.HEADER if mark in (self._mark[START], self._mark[CHANNEL]) else self._state
+                self._state = _HarmonyState.HEADER if mark in (self._mark[START], self._mark[CHANNEL]) else self._state
                 self._buffer = self._buffer if mark == self._mark[CHANNEL] else self._buffer[len(mark) :]
                 return True
         if any(mark.startswith(self._buffer) for mark in self._ends):
             return False
-        self._state = _State.TEXT
+        self._state = _HarmonyState.TEXT
         return True
 
     def _pass_on(self, section: list[str]) -> bool:
@@ -160,7 +160,7 @@ class HarmonySplitter:
         section.append(before)
         self._buffer = rest if mark in ("", self._mark[END], self._mark[CALL], self._mark[RETURN]) else mark + rest
         if mark:
-            self._state = _State.BETWEEN
+            self._state = _HarmonyState.BETWEEN
         return bool(mark)
 
     def _read_call(self) -> bool:
@@ -184,7 +184,7 @@ class HarmonySplitter:
             self._give_up()
             return True
         self._log.add(self._name, arguments)
-        self._state = _State.CALLED if self._parallel else _State.ENDED
+        self._state = _HarmonyState.CALLED if self._parallel else _HarmonyState.ENDED
         return True
 
     def _follow(self, text: str) -> None:
@@ -198,7 +198,7 @@ class HarmonySplitter:
         """Emits the text of a message to a function that is no call."""
         self._log.give_up()
         self._text.append(self._header + self._mark[MESSAGE] + self._space + self._scanner.raw)
-        self._state = _State.TEXT
+        self._state = _HarmonyState.TEXT
 
 
 def _arguments(text: str) -> str | None:

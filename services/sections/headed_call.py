@@ -11,7 +11,7 @@ import msgspec
 from sluice_server.services.sections.json_call import ArgumentStream, compact
 from sluice_server.services.sections.objects import ObjectScanner
 from sluice_server.services.sections.split import may_become
-from sluice_server.services.sections.tool_format import CharWise, FoundCall, FoundPart, Opened, ParserState, Reader
+from sluice_server.services.sections.tool_format import CallReader, CharWise, FoundCall, FoundPart, Opened, ParserState
 
 MAX_HEAD = 256  # characters before the arguments
 _NAME = re.compile(r"[A-Za-z0-9_.-]{1,64}")
@@ -90,6 +90,6 @@ class HeadedReader:
         return True
 
 
-def headed_reader(marks: tuple[str, ...], name_of: Callable[[str], str]) -> Callable[[Opened], Reader]:
+def headed_reader(marks: tuple[str, ...], name_of: Callable[[str], str]) -> Callable[[Opened], CallReader]:
     """Returns what makes readers of a form: see `HeadedReader`."""
     return lambda opened: CharWise(HeadedReader(opened, marks, name_of))

@@ -11,11 +11,11 @@ from collections.abc import Mapping
 from sluice_server.services.messages.work import Sections
 from sluice_server.services.sections.reasoning import REASONING
 from sluice_server.services.sections.split import CallLog, Split, may_become, split_at
-from sluice_server.services.sections.tool_format import Opened, ParserState, Reader, ToolFormat, Tools
+from sluice_server.services.sections.tool_format import CallReader, Opened, ParserState, ToolFormat, Tools
 from sluice_server.services.sections.tools import FORMATS
 
 
-class _State(enum.Enum):
+class _SplitterState(enum.Enum):
     BEGIN = enum.auto()  # only white space so far, or since the reasoning ended
     OPENED = enum.auto()  # the prompt opened reasoning: only white space so far
     REASONING = enum.auto()
@@ -75,28 +75,28 @@ class SectionSplitter:
         self._marks = marks
         self._hidden = str.maketrans(dict.fromkeys(marks.values(), ""))
         self._parallel = sections.parallel
-        self._state = _State.OPENED if sections.is_reasoning else _State.BEGIN
+        self._state = _SplitterState.OPENED if sections.is_reasoning else _SplitterState.BEGIN
         self._buffer = ""
         self._text = _Lines(drops_first=False)
         self._reasoning = _Lines(drops_first=True)
         self._log = CallLog()
-        self._reader: Reader | None = None
+        self._reader: CallReader | None = None
         self._opening = ""  # opening of the call being read, as text
 
     @property
     def is_reasoning(self) -> bool:
         """True if the next text is reasoning, as far as is known."""
-        return self._state in (_State.OPENED, _State.REASONING)
+        return self._state in (_SplitterState.OPENED, _SplitterState.REASONING)
 
     @property
     def has_ended(self) -> bool:
         """True after the only call of an output that may have one."""
-        return self._state is _State.ENDED
+        return self._state is _SplitterState.ENDED
 
     def feed(self, text: str) -> Split:
         """Takes more text; returns the parts that became certain."""
         if not self._buffer and self._passes(text):
-            return Split("", text) if self._state is _State.REASONING else Split(text, "")
+            return Split("", text) if self._state is _SplitterState.REASONING else Split(text, "")
         self._buffer += text
         while self._advance():
             pass
@@ -105,11 +105,11 @@ class SectionSplitter:
 
     def _passes(self, text: str) -> bool:
         """Returns True if all of `text` belongs to the current section and nothing is held back: the usual case."""
-        if self._state is _State.REASONING:
+        if self._state is _SplitterState.REASONING:
             return (
                 self._reasoning.passes(text) and not any(mark[0] in text for mark in self._ends) and self._shows(text)
             )
-        if self._state is not _State.TEXT or not self._shows(text):
+        if self._state is not _SplitterState.TEXT or not self._shows(text):
             return False
         openings = self._tools.openings
         return not openings or (self._text.passes(text) and not any(mark[0] in text for mark in openings))
@@ -119,11 +119,11 @@ class SectionSplitter:
 
     def flush(self) -> Split:
         """Returns the text that was held back; no more follows."""
-        if self._state is _State.CALL:
+        if self._state is _SplitterState.CALL:
             self._break()
         if self.is_reasoning:
             self._reasoning.add(self._buffer)
-        elif self._state is not _State.CALLED or self._buffer.strip():
+        elif self._state is not _SplitterState.CALLED or self._buffer.strip():
             self._text.add(self._buffer)
         self._buffer = ""
         return self._taken(holds_ends=False)
@@ -137,19 +137,19 @@ class SectionSplitter:
     def _advance(self) -> bool:
         """Consumes text from the buffer; returns False when more is needed."""
         match self._state:
-            case _State.BEGIN:
+            case _SplitterState.BEGIN:
                 return self._begin()
-            case _State.OPENED:
+            case _SplitterState.OPENED:
                 return self._open_again()
-            case _State.REASONING:
+            case _SplitterState.REASONING:
                 return self._reason()
-            case _State.TEXT:
+            case _SplitterState.TEXT:
                 return self._speak()
-            case _State.CALL:
+            case _SplitterState.CALL:
                 return self._read()
-            case _State.CALLED:
+            case _SplitterState.CALLED:
                 return self._go_on()
-            case _State.ENDED:
+            case _SplitterState.ENDED:
                 self._buffer = ""
                 return False
 
@@ -161,11 +161,11 @@ class SectionSplitter:
         if opening:
             self._begins = ()
             self._buffer = rest[len(opening) :]
-            self._state = _State.REASONING
+            self._state = _SplitterState.REASONING
         elif rest[0] in self._tools.firsts:
             self._open(self._buffer[: len(self._buffer) - len(rest)], "", rest)
         else:
-            self._state = _State.TEXT
+            self._state = _SplitterState.TEXT
         return True
 
     def _open_again(self) -> bool:
@@ -175,7 +175,7 @@ class SectionSplitter:
             return False
         opening = next((mark for mark in self._begins if rest.startswith(mark)), "")
         self._buffer = rest[len(opening) :] if opening else self._buffer
-        self._state = _State.REASONING
+        self._state = _SplitterState.REASONING
         return True
 
     def _reason(self) -> bool:
@@ -185,7 +185,7 @@ class SectionSplitter:
             return False
         self._begins = ()
         self._text = _Lines(drops_first=True)
-        self._state = _State.BEGIN
+        self._state = _SplitterState.BEGIN
         return True
 
     def _speak(self) -> bool:
@@ -201,7 +201,7 @@ class SectionSplitter:
         opened = Opened(self._tools.named.get(opening, ""), rest[:1], self._known, self._marks)
         self._opening, self._buffer = shown, rest
         self._reader = self._tools.reader(opened)
-        self._state = _State.CALL
+        self._state = _SplitterState.CALL
 
     def _read(self) -> bool:
         assert self._reader is not None
@@ -221,7 +221,7 @@ class SectionSplitter:
         for call in calls if self._parallel else calls[:1]:
             self._log.add(*call)
         self._reader = None
-        self._state = _State.CALLED if self._parallel else _State.ENDED
+        self._state = _SplitterState.CALLED if self._parallel else _SplitterState.ENDED
         return True
 
     def _break(self) -> None:
@@ -230,7 +230,7 @@ class SectionSplitter:
         self._log.give_up()
         self._text.add(self._opening + self._reader.raw)
         self._reader = None
-        self._state = _State.TEXT
+        self._state = _SplitterState.TEXT
 
     def _go_on(self) -> bool:
         rest = self._buffer.lstrip()
@@ -247,7 +247,7 @@ class SectionSplitter:
         elif rest[0] in self._tools.continues:
             self._open(self._buffer[: len(self._buffer) - len(rest)], "", rest)
         else:
-            self._state = _State.TEXT
+            self._state = _SplitterState.TEXT
         return True
 
 
@@ -263,7 +263,7 @@ class _Marked:
         self.separators = known.separators if known is not None else ""
         self.continues = known.continues if known is not None else ""
 
-    def reader(self, opened: Opened) -> Reader:
+    def reader(self, opened: Opened) -> CallReader:
         """Returns a reader of the format."""
         assert self._known is not None
         return self._known.reader(opened)

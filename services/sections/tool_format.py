@@ -36,7 +36,7 @@ class FoundPart(NamedTuple):
     arguments: str
 
 
-class Reader(Protocol):
+class CallReader(Protocol):
     """Reads one tool call, or one list of them, from the text behind an opening."""
 
     @property
@@ -60,7 +60,7 @@ class Reader(Protocol):
 class CharWise:
     """A reader that gives each character on alone, so that it breaks at the same one for any division into pieces."""
 
-    def __init__(self, reader: Reader) -> None:
+    def __init__(self, reader: CallReader) -> None:
         self._reader = reader
 
     @property
@@ -190,7 +190,7 @@ class ToolFormat:
     key: str
     name: str
     signs: tuple[str, ...]
-    reader: Callable[[Opened], Reader]
+    reader: Callable[[Opened], CallReader]
     openings: tuple[str, ...] = ()
     closings: tuple[str, ...] = ()
     others: tuple[str, ...] = ()

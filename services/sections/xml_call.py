@@ -16,11 +16,11 @@ from sluice_server.services.sections.split import may_become
 from sluice_server.services.sections.tool_format import (
     MAX_CALL,
     ArgumentTags,
+    CallReader,
     FoundCall,
     FoundPart,
     Opened,
     ParserState,
-    Reader,
 )
 
 MAX_NAME = 256  # characters of a name
@@ -181,7 +181,7 @@ class XmlReader:
         return name.strip(), mark, None
 
 
-def xml_reader(tags: ArgumentTags) -> Callable[[Opened], Reader]:
+def xml_reader(tags: ArgumentTags) -> Callable[[Opened], CallReader]:
     """Returns what makes readers of a form with these tags."""
     return lambda opened: XmlReader(opened, tags)
 

@@ -12,7 +12,7 @@ import time
 from collections.abc import Sequence
 from typing import Protocol
 
-from sluice_server.services.telemetry.spans import Ended
+from sluice_server.services.telemetry.spans import EndedSpan
 
 logger = logging.getLogger(__name__)
 
@@ -25,7 +25,7 @@ LAST_S = 2.0  # to send queued spans at shutdown
 class Export(Protocol):
     """Sends batches of spans."""
 
-    def send(self, batch: Sequence[Ended]) -> bool:
+    def send(self, batch: Sequence[EndedSpan]) -> bool:
         """Send a batch. Returns whether it was accepted."""
 
     def close(self) -> None:
@@ -44,7 +44,7 @@ class SpanQueue:
         self._export = export
         self._size = size
         self._delay_s = delay_s
-        self._waiting: collections.deque[Ended] = collections.deque()
+        self._waiting: collections.deque[EndedSpan] = collections.deque()
         self._awake = threading.Event()
         self._until_s = math.inf  # set at shutdown: batches after this time fail at once
         self._is_failing = False
@@ -57,7 +57,7 @@ class SpanQueue:
         """The number of queued spans that the collector has not accepted yet."""
         return self.counts["queued"] - self.counts["exported"] - self.counts["failed"]
 
-    def put(self, span: Ended) -> None:
+    def put(self, span: EndedSpan) -> None:
         """Queue a span, or drop and count it. To be called from one thread only."""
         if self.num_waiting >= self._size:
             self.counts["dropped"] += 1
@@ -94,7 +94,7 @@ class SpanQueue:
             self._most = min(2 * self._most, MAX_BATCH)
             self._is_failing = False
 
-    def _is_taken(self, batch: Sequence[Ended]) -> bool:
+    def _is_taken(self, batch: Sequence[EndedSpan]) -> bool:
         try:
             return self._export.send(batch)
         except Exception:

@@ -20,7 +20,7 @@ from opentelemetry.trace import TraceState
 
 from sluice_server.services.telemetry import names
 from sluice_server.services.telemetry.phases import Attribute, PhaseEvent
-from sluice_server.services.telemetry.spans import Ended, read
+from sluice_server.services.telemetry.spans import EndedSpan, read
 
 T = TypeVar("T")
 
@@ -43,7 +43,7 @@ class SpanEncoder:
         spans = ResourceSpans(resource=described, schema_url=resource.schema_url, scope_spans=[scope])
         self._empty = ExportTraceServiceRequest(resource_spans=[spans])
 
-    def request(self, spans: Iterable[Ended]) -> ExportTraceServiceRequest:
+    def request(self, spans: Iterable[EndedSpan]) -> ExportTraceServiceRequest:
         """Returns the export request for `spans`, which are read one after the other. Raises TypeError or ValueError
         for an invalid attribute."""
         request = ExportTraceServiceRequest()
@@ -53,7 +53,7 @@ class SpanEncoder:
             self._write(into.add(), ended)
         return request
 
-    def _write(self, span: Span, ended: Ended) -> None:
+    def _write(self, span: Span, ended: EndedSpan) -> None:
         """Write a span field by field, which is twice as fast as the constructor."""
         phase, place = ended.phase, ended.place()
         span.trace_id = bytes.fromhex(place.trace_id)

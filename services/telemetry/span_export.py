@@ -14,7 +14,7 @@ from opentelemetry.sdk.trace import SpanLimits
 from opentelemetry.sdk.trace.export import SpanExportResult
 
 from sluice_server.services.telemetry.span_encoder import SpanEncoder
-from sluice_server.services.telemetry.spans import Ended
+from sluice_server.services.telemetry.spans import EndedSpan
 
 EXPORT_TIMEOUT_S = 2
 SLICE = 16  # spans encoded without a pause: a tenth of a millisecond
@@ -29,7 +29,7 @@ class SpanExport:
         self._exporter = _Exporter(endpoint=endpoint, insecure=is_plain, timeout=EXPORT_TIMEOUT_S)
         self._encoder = SpanEncoder(Resource.create(resource), SpanLimits())
 
-    def send(self, batch: Sequence[Ended]) -> bool:
+    def send(self, batch: Sequence[EndedSpan]) -> bool:
         """Send a batch. Returns whether the collector accepted it. Waits at most `EXPORT_TIMEOUT_S` for that."""
         return self._exporter.send(self._encoder.request(_with_pauses(batch)))
 
@@ -52,7 +52,7 @@ class _Exporter(OTLPSpanExporter):
         return len(data.resource_spans[0].scope_spans[0].spans)
 
 
-def _with_pauses(batch: Sequence[Ended]) -> Iterator[Ended]:
+def _with_pauses(batch: Sequence[EndedSpan]) -> Iterator[EndedSpan]:
     for start in range(0, len(batch), SLICE):
         if start:
             time.sleep(PAUSE_S)

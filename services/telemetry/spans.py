@@ -36,7 +36,7 @@ class SpanPlacement(NamedTuple):
         return f"00-{self.trace_id}-{self.span_id}-{SAMPLED if is_sampled else NOT_SAMPLED}"
 
 
-class Ended(NamedTuple):
+class EndedSpan(NamedTuple):
     """A span that has ended: its phase, and its place or the parent under which it gets one when it is sent."""
 
     phase: Phase

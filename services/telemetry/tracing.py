@@ -14,7 +14,7 @@ from sluice_server.services.telemetry import catalogue
 from sluice_server.services.telemetry.metrics import MetricSample
 from sluice_server.services.telemetry.phases import Phase
 from sluice_server.services.telemetry.queue import DELAY_S, SpanQueue
-from sluice_server.services.telemetry.spans import Ended, Parent, SpanPlacement, is_sampled
+from sluice_server.services.telemetry.spans import EndedSpan, Parent, SpanPlacement, is_sampled
 
 ENDPOINT_VARIABLES = ("OTEL_EXPORTER_OTLP_TRACES_ENDPOINT", "OTEL_EXPORTER_OTLP_ENDPOINT")
 DISABLED_VARIABLE = "OTEL_SDK_DISABLED"
@@ -110,18 +110,18 @@ class Tracer:
         if not is_sampled(parent.traceparent):
             self.held.add(request_id, parent, phase)
         else:
-            self._queue.put(Ended(phase, parent))
+            self._queue.put(EndedSpan(phase, parent))
 
     def keep(self, request_id: str) -> None:
         """Send what is held of a request, which was slow or failed."""
         if self._queue is not None:
             for parent, phase in self.held.take(request_id):
-                self._queue.put(Ended(phase, parent))
+                self._queue.put(EndedSpan(phase, parent))
 
     def record_placed(self, place: SpanPlacement, phase: Phase, *, is_server: bool = False) -> None:
         """Take an ended span whose place is already fixed, as other processes may refer to it."""
         if self._queue is not None:
-            self._queue.put(Ended(phase, place, is_server))
+            self._queue.put(EndedSpan(phase, place, is_server))
 
     def figures(self) -> list[MetricSample]:
         """Returns the counts of spans by outcome; [] without a queue."""

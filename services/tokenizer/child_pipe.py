@@ -21,7 +21,7 @@ _Job = TypeVar("_Job")
 _T = TypeVar("_T")
 
 
-class Ready(msgspec.Struct, frozen=True, tag=True, forbid_unknown_fields=True):
+class ChildReady(msgspec.Struct, frozen=True, tag=True, forbid_unknown_fields=True):
     """The child accepts jobs."""
 
 

@@ -17,7 +17,7 @@ from typing import Generic, TypeVar
 
 import msgspec
 
-from sluice_server.services.tokenizer.child_pipe import LENGTH_BYTES, Crashed, Ready, Unready
+from sluice_server.services.tokenizer.child_pipe import LENGTH_BYTES, ChildReady, Crashed, Unready
 
 EXECUTABLE = sys.executable
 INHERITED = ("PATH", "PYTHONPATH", "HOME", "LANG", "LC_ALL", "TZ")
@@ -162,7 +162,7 @@ class _Child(Generic[_Answer]):
         except OSError as error:
             raise UnstartedError from error
         answer = _exchange(process, self._setup, self._patience.start_s)
-        if isinstance(msgspec.msgpack.decode(answer, type=Ready | Unready), Ready):
+        if isinstance(msgspec.msgpack.decode(answer, type=ChildReady | Unready), ChildReady):
             return process
         self.stop()
         raise UnreadyError

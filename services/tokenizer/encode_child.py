@@ -10,7 +10,7 @@ from sluice_server.engine.worker.host.allocator import give_back
 from sluice_server.services.process.background import lower_process
 from sluice_server.services.tokenizer.answers import Answers
 from sluice_server.services.tokenizer.chat import ChatTemplate, TemplateSource
-from sluice_server.services.tokenizer.child_pipe import Ready, Unready, begin, receive, send, serve
+from sluice_server.services.tokenizer.child_pipe import ChildReady, Unready, begin, receive, send, serve
 from sluice_server.services.tokenizer.encode_frames import EncoderSetup, Task
 from sluice_server.services.tokenizer.encoding import TextEncoder, load_tokenizer
 
@@ -29,7 +29,7 @@ def main() -> None:
         send(Unready())
         return
     answers = Answers(encoder, setup.limits)
-    send(Ready())
+    send(ChildReady())
     # Encoding 1 MiB of text takes hundreds of MiB, which are returned after each task.
     serve(Task, lambda task: answers.answer(task.message, task.start, task.rendered), settle=give_back)
 

@@ -14,7 +14,7 @@ from sluice_server.engine.sampling.grammars import compile_grammar
 from sluice_server.services.checkpoint.grammar_ids import load_tokenizer
 from sluice_server.services.messages.work import ConstraintForm
 from sluice_server.services.process.background import lower_process
-from sluice_server.services.tokenizer.child_pipe import Ready, Unready, begin, confine, receive, send, serve
+from sluice_server.services.tokenizer.child_pipe import ChildReady, Unready, begin, confine, receive, send, serve
 from sluice_server.services.tokenizer.grammar_errors import FormError
 from sluice_server.services.tokenizer.grammar_forms import grammar_of, place_of, schema_of
 from sluice_server.services.tokenizer.grammar_frames import (
@@ -45,7 +45,7 @@ def main() -> None:
         send(Unready())
         return
     confine(address_space() + setup.memory_bytes)
-    send(Ready())
+    send(ChildReady())
     serve(GrammarJob, lambda job: answer(tokenizer, job))
 
 

@@ -4,7 +4,7 @@ Templates run in this process only. Its parent limits its time; its memory is li
 or files.
 """
 
-from sluice_server.services.tokenizer.child_pipe import Ready, Unready, begin, confine, receive, send, serve
+from sluice_server.services.tokenizer.child_pipe import ChildReady, Unready, begin, confine, receive, send, serve
 from sluice_server.services.tokenizer.control_tokens import ContentMarker
 from sluice_server.services.tokenizer.open_message import ClosedError
 from sluice_server.services.tokenizer.placing import CallInstructions, placed
@@ -90,7 +90,7 @@ def main() -> None:
     except (*FAULTS, MemoryError):
         send(Unready())
         return
-    send(Ready())
+    send(ChildReady())
     serve(RenderJob, Renderer(own).answer)
 
 

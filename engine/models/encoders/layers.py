@@ -30,7 +30,7 @@ class LayerNorm:
 
 
 @dataclasses.dataclass(frozen=True)
-class Inputs:
+class EncoderInputs:
     """The inputs of a step, one after the other.
 
     Attributes:

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from sluice_server.engine.models.config import ModelConfig
 from sluice_server.engine.models.encoders.families import BIASES, POSITIONS, TYPES
-from sluice_server.engine.models.encoders.layers import AttentionInputs, EncoderWeights, Inputs
+from sluice_server.engine.models.encoders.layers import AttentionInputs, EncoderInputs, EncoderWeights
 from sluice_server.engine.models.layers.loader import Pack
 from sluice_server.engine.models.rope import rope_table
 from sluice_server.engine.models.weights import Checkpoint
@@ -86,13 +86,13 @@ class Encoder:
                 assert self._head is not None, "the gateway asks models with such a head only"
                 return self._head.classes(self.pooled(hidden, self._encoder.head_pooling))
 
-    def _inputs(self, given: Sequence[EncoderInput]) -> Inputs:
+    def _inputs(self, given: Sequence[EncoderInput]) -> EncoderInputs:
         ids = [torch.tensor(one.ids, dtype=torch.int64) for one in given]
         positions = torch.cat([self._places(one) for one in ids])
         types = torch.cat([_types(one) for one in given]) if self._encoder.num_types > 1 else None
         ends = list(itertools.accumulate(len(one.ids) for one in given))
         on = self.device
-        return Inputs(torch.cat(ids).to(on), positions.to(on), None if types is None else types.to(on), ends)
+        return EncoderInputs(torch.cat(ids).to(on), positions.to(on), None if types is None else types.to(on), ends)
 
     def _places(self, ids: Tensor) -> Tensor:
         """Returns the rows of an input's tokens in the table of positions."""
@@ -102,7 +102,7 @@ class Encoder:
         counts = ids != pad
         return counts.cumsum(0) * counts + pad
 
-    def _embed(self, inputs: Inputs) -> Tensor:
+    def _embed(self, inputs: EncoderInputs) -> Tensor:
         """Returns the normed embeddings, float32 [T, hidden]."""
         h = ops.embedding(inputs.ids, self._words).float()
         if self._types is not None:

@@ -35,7 +35,7 @@ class Experts(Mlp, Protocol):
 
 
 @dataclasses.dataclass(frozen=True)
-class Router:
+class ExpertRouter:
     """Routes tokens to experts.
 
     Attributes:
@@ -50,7 +50,7 @@ class Router:
     renormalises: bool
     first: int = 0
 
-    def fixed(self) -> "Router":
+    def fixed(self) -> "ExpertRouter":
         """Returns the batch-invariant form; see `Mlp`."""
         return dataclasses.replace(self, linear=self.linear.fixed())
 
@@ -62,7 +62,7 @@ class Router:
 class SeparateExperts:
     """Computes expert by expert; reads the routing on the host."""
 
-    def __init__(self, router: Router, each: Sequence[DenseMlp]) -> None:
+    def __init__(self, router: ExpertRouter, each: Sequence[DenseMlp]) -> None:
         self._router = router
         self._each = each
 
@@ -103,13 +103,13 @@ class NativeExperts:
     `takes`.
     """
 
-    def __init__(self, router: Router, each: Sequence[DenseMlp]) -> None:
+    def __init__(self, router: ExpertRouter, each: Sequence[DenseMlp]) -> None:
         self._router = router
         self._each = each
         gather(self._linears)  # a layer at a time: for a moment these weights are there twice
 
     @staticmethod
-    def takes(router: Router, each: Sequence[DenseMlp]) -> bool:
+    def takes(router: ExpertRouter, each: Sequence[DenseMlp]) -> bool:
         """Returns whether one call can compute these experts."""
         forms = {(_form(one.gate_up), _form(one.down)) for one in each}
         is_native = None not in (*next(iter(forms)), _form(router.linear))
@@ -201,7 +201,7 @@ class SharedExpert:
 class StackedExperts:
     """Computes all experts at once; the launched kernels do not depend on the routing, so a step can be recorded."""
 
-    router: Router
+    router: ExpertRouter
     norm: Tensor | None
     gate_up: ExpertStack
     down: ExpertStack
@@ -249,7 +249,7 @@ class SummedExperts:
         return SummedExperts([one.fixed() for one in self.shards], self.sums)
 
 
-def pack_experts(router: Router, each: Sequence[DenseMlp]) -> Experts:
+def pack_experts(router: ExpertRouter, each: Sequence[DenseMlp]) -> Experts:
     """Returns the experts `each` of a layer behind their router and their norm.
 
     Raises ValueError if no kernel takes their format.

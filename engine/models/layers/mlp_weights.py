@@ -14,7 +14,7 @@ from torch import Tensor
 from sluice_server.engine.errors import unsupported
 from sluice_server.engine.models.config import ModelConfig
 from sluice_server.engine.models.expert_fields import ExpertsConfig
-from sluice_server.engine.models.layers.experts import Experts, Router, SharedExpert, SummedExperts, pack_experts
+from sluice_server.engine.models.layers.experts import ExpertRouter, Experts, SharedExpert, SummedExperts, pack_experts
 from sluice_server.engine.models.layers.loader import LayerLoader
 from sluice_server.engine.models.layers.mlp import DenseMlp, Mlp, UnnormedMlp
 from sluice_server.engine.models.layers.shards import Shard
@@ -69,11 +69,11 @@ def _unnormed(config: ModelConfig, traits: ArchitectureTraits, at: str, loader: 
 def _experts(at: str, config: ExpertsConfig, traits: ExpertTraits, loader: LayerLoader, norm: Tensor) -> Mlp:
     """Returns the experts of the layer with name prefix `at`; `norm` [hidden] is the norm before them."""
     names = traits
-    read: Reader = _turned if traits.is_turned else _separate
+    read: ExpertReader = _turned if traits.is_turned else _separate
     if not traits.is_turned and _is_fused(at, traits, loader):
         read, names = _fused, FUSED
     linear = loader.router(f"{at}.{names.router}", config.num, norm, bias=traits.is_turned)
-    router = Router(linear, config.per_token, traits.renormalises)
+    router = ExpertRouter(linear, config.per_token, traits.renormalises)
 
     def each(held: range, shard: Shard | None) -> list[DenseMlp]:
         pairs = read(f"{at}.{names.experts}", config, names, loader, norm, held, shard)
@@ -103,7 +103,7 @@ def _is_fused(at: str, traits: ExpertTraits, loader: LayerLoader) -> bool:
     return loader.has(f"{at}.{FUSED.experts}.gate_up_proj") and not loader.has(f"{at}.{traits.experts}.0.{traits.up}")
 
 
-def _packed(router: Router, each: Sequence[DenseMlp], device: torch.device) -> Experts:
+def _packed(router: ExpertRouter, each: Sequence[DenseMlp], device: torch.device) -> Experts:
     """Returns packed experts. Raises ServiceError UNIMPLEMENTED if nothing multiplies their number format."""
     try:
         return pack_experts(router, each)
@@ -138,7 +138,7 @@ def _behind(shard: Shard | None) -> Shard | None:
     return None if shard is None else dataclasses.replace(shard, of_inputs=True)
 
 
-class Reader(Protocol):
+class ExpertReader(Protocol):
     """Reads gate and up, and down, of experts of a layer."""
 
     def __call__(  # noqa: PLR0913 # all that they are found by
@@ -155,7 +155,7 @@ class Reader(Protocol):
         """Returns the experts `held`, or a shard of each; the source has these and no others."""
 
 
-def _separate(  # noqa: PLR0913 # as `Reader`
+def _separate(  # noqa: PLR0913 # as `ExpertReader`
     at: str,
     config: ExpertsConfig,
     traits: ExpertTraits,
@@ -172,7 +172,7 @@ def _separate(  # noqa: PLR0913 # as `Reader`
         yield gate_up, loader.linear([(f"{at}.{i}.{traits.down}", hidden)], size, shard=_behind(shard))
 
 
-def _fused(  # noqa: PLR0913 # as `Reader`
+def _fused(  # noqa: PLR0913 # as `ExpertReader`
     at: str,
     config: ExpertsConfig,
     traits: ExpertTraits,
@@ -187,7 +187,7 @@ def _fused(  # noqa: PLR0913 # as `Reader`
     return zip(gate_up, loader.each(f"{at}.down_proj", (num, hidden, size), shard=_behind(shard)), strict=True)
 
 
-def _turned(  # noqa: PLR0913 # as `Reader`
+def _turned(  # noqa: PLR0913 # as `ExpertReader`
     at: str,
     config: ExpertsConfig,
     traits: ExpertTraits,

@@ -13,12 +13,12 @@ from sluice_server.services.sections.tool_format import (
     MAX_CALL,
     NAME,
     CallGrammar,
+    CallReader,
     CharWise,
     FoundCall,
     FoundPart,
     Opened,
     ParserState,
-    Reader,
     ToolFormat,
 )
 
@@ -77,7 +77,7 @@ def _json_calls(body: str) -> tuple[FoundCall, ...]:
     return () if None in made else tuple([one for one in made if one is not None])
 
 
-def _reader(opened: Opened) -> Reader:
+def _reader(opened: Opened) -> CallReader:
     if opened.opening:
         return CharWise(FenceReader(opened))
     return PythonReader(opened) if opened.first == "[" else JsonReader(opened, BARE)

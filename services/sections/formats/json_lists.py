@@ -2,16 +2,16 @@
 family has no form of its own."""
 
 from sluice_server.services.sections.json_call import JsonReader
-from sluice_server.services.sections.tool_format import NAME, CallGrammar, Opened, Reader, ToolFormat
+from sluice_server.services.sections.tool_format import NAME, CallGrammar, CallReader, Opened, ToolFormat
 
 JSON = "json"  # the key of the form without a family
 
 
-def _reader(opened: Opened) -> Reader:
+def _reader(opened: Opened) -> CallReader:
     return JsonReader(opened, lead="[")
 
 
-def _bare(opened: Opened) -> Reader:
+def _bare(opened: Opened) -> CallReader:
     return JsonReader(opened, ('{"name"',), lead="[")
 
 

@@ -1,12 +1,12 @@
 """Llama 3.1 to 3.3: a JSON object with `parameters` that is the whole output, or follows <|python_tag|>."""
 
 from sluice_server.services.sections.json_call import JsonReader
-from sluice_server.services.sections.tool_format import NAME, CallGrammar, Opened, Reader, ToolFormat
+from sluice_server.services.sections.tool_format import NAME, CallGrammar, CallReader, Opened, ToolFormat
 
 BARE = ('{"name"', '{"type"')
 
 
-def _reader(opened: Opened) -> Reader:
+def _reader(opened: Opened) -> CallReader:
     return JsonReader(opened, BARE)
 
 

@@ -8,11 +8,11 @@ from sluice_server.services.sections.json_call import JsonReader
 from sluice_server.services.sections.tool_format import (
     NAME,
     CallGrammar,
+    CallReader,
     FoundCall,
     FoundPart,
     Opened,
     ParserState,
-    Reader,
     ToolFormat,
 )
 
@@ -32,7 +32,7 @@ class MistralReader:
     def __init__(self, opened: Opened) -> None:
         self._opened = opened
         self._before = ""
-        self._reader: Reader | None = None
+        self._reader: CallReader | None = None
 
     @property
     def raw(self) -> str:

@@ -14,7 +14,16 @@ from sluice_server.engine.config import EngineConfig
 from sluice_server.engine.errors import RankLost, ServiceError
 from sluice_server.engine.kv_cache.table import BlockRun
 from sluice_server.engine.kv_cache.tiers import Move, MoveKind
-from sluice_server.engine.parallel.messages import Ended, Hello, Launch, Launched, MoveBlocks, Order, Place, Ready
+from sluice_server.engine.parallel.messages import (
+    Hello,
+    Launch,
+    Launched,
+    MoveBlocks,
+    Order,
+    Place,
+    RankEnded,
+    RankReady,
+)
 from sluice_server.engine.parallel.options import shape_of
 from sluice_server.engine.parallel.worker import RankWorker
 from sluice_server.engine.plan import StepPlan
@@ -108,7 +117,7 @@ def test_orders_come_as_they_were_sent_and_launches_are_answered(pair: Pair) -> 
 
     def work() -> None:
         join(pair)
-        pair.rank.tell(Ready(1, "layout", "revision"))
+        pair.rank.tell(RankReady(1, "layout", "revision"))
         orders = pair.rank.orders()
         got.extend(next(orders) for _ in sent)
         pair.rank.tell(Launched(1, 1, "", False, 0.5, 0.25))
@@ -151,7 +160,7 @@ def test_a_rank_with_other_settings_is_refused_and_told_so(pair: Pair) -> None:
 
 def test_a_rank_that_loaded_other_files_is_refused(pair: Pair) -> None:
     joined(pair)
-    pair.rank.tell(Ready(1, "layout", "revision"))
+    pair.rank.tell(RankReady(1, "layout", "revision"))
     pair.group.ready("layout")
     with pytest.raises(ServiceError, match="rank 1 has loaded another model, revision; rank 0 has other"):
         pair.group.check_revision("other")
@@ -172,7 +181,7 @@ def test_the_end_of_a_rank_ends_rank_0(pair: Pair) -> None:
 
 def test_the_reason_of_a_rank_that_ends_is_passed_on(pair: Pair) -> None:
     joined(pair)
-    pair.rank.tell(Ended(1, "no memory"))
+    pair.rank.tell(RankEnded(1, "no memory"))
     with pytest.raises(RankLost, match="rank 1 has ended: no memory"):
         pair.group.launched(1)
 
@@ -201,7 +210,7 @@ def test_a_rank_at_another_launch_is_out_of_step(pair: Pair) -> None:
 def test_what_is_left_of_an_earlier_start_is_not_heard(pair: Pair) -> None:
     joined(pair)
     pair.sockets.epoch = EPOCH - 1
-    pair.rank.tell(Ended(1, "of before"))
+    pair.rank.tell(RankEnded(1, "of before"))
     pair.sockets.epoch = EPOCH
     pair.rank.tell(Launched(1, 1))
     assert pair.group.launched(1) == [Launched(1, 1)]
@@ -218,5 +227,5 @@ def test_what_is_no_message_is_refused(data: bytes) -> None:
 
 
 def test_reports_survive_their_encoding() -> None:
-    for report in (hello(1), Ready(1, "a", "b"), Launched(1, 2, "e", True), Ended(1, "x")):
+    for report in (hello(1), RankReady(1, "a", "b"), Launched(1, 2, "e", True), RankEnded(1, "x")):
         assert REPORTS.decode(REPORTS.encode(report)) == report

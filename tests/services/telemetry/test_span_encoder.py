@@ -15,7 +15,7 @@ from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapProp
 from sluice_server.services.telemetry import names
 from sluice_server.services.telemetry.phases import Attribute, Phase, PhaseEvent
 from sluice_server.services.telemetry.span_encoder import SpanEncoder
-from sluice_server.services.telemetry.spans import Ended, Parent, SpanPlacement, inside, read, under
+from sluice_server.services.telemetry.spans import EndedSpan, Parent, SpanPlacement, inside, read, under
 
 TRACE, SPAN = "ab" * 16, "cd" * 8
 HEADER, STATE = f"00-{TRACE}-{SPAN}-01", "vendor=a,other=b"
@@ -28,7 +28,7 @@ PHASE = Phase(
 RESOURCE = Resource({"service.name": "sluice", "service.instance.id": "p-0"}, "https://opentelemetry.io/schemas/1")
 
 
-def encoded(*spans: Ended, limits: SpanLimits | None = None) -> trace_pb2.ResourceSpans:
+def encoded(*spans: EndedSpan, limits: SpanLimits | None = None) -> trace_pb2.ResourceSpans:
     (found,) = SpanEncoder(RESOURCE, limits or SpanLimits()).request(spans).resource_spans
     return found
 
@@ -70,7 +70,7 @@ def by_the_sdk(parent: Parent, phase: Phase, offset_ns: int) -> trace_pb2.Resour
 
 @pytest.mark.parametrize("parent", [Parent(HEADER, STATE), Parent(HEADER), Parent("")], ids=["state", "plain", "root"])
 def test_a_span_is_written_as_the_sdk_writes_it(parent: Parent) -> None:
-    ours = encoded(Ended(PHASE, parent))
+    ours = encoded(EndedSpan(PHASE, parent))
     (span,) = spans_of(ours)
     theirs = by_the_sdk(parent, PHASE, span.start_time_unix_nano - 1_000_000_000)
     (expected,) = spans_of(theirs)
@@ -82,7 +82,7 @@ def test_a_span_is_written_as_the_sdk_writes_it(parent: Parent) -> None:
 
 def test_times_of_phases_become_those_of_the_wall() -> None:
     now = time.monotonic()
-    (span,) = spans_of(encoded(Ended(Phase("x", now - 1.0, now), Parent(""))))
+    (span,) = spans_of(encoded(EndedSpan(Phase("x", now - 1.0, now), Parent(""))))
     assert abs(span.end_time_unix_nano - time.time_ns()) < 60e9
     assert abs(span.end_time_unix_nano - span.start_time_unix_nano - 1_000_000_000) <= 1000
 
@@ -91,7 +91,7 @@ def test_spans_of_one_process_stand_in_each_other() -> None:
     rpc = under(Parent(HEADER, STATE))
     work = inside(rpc)
     outer, inner, later = spans_of(
-        encoded(Ended(PHASE, rpc, is_server=True), Ended(PHASE, work), Ended(PHASE, Parent(work.header())))
+        encoded(EndedSpan(PHASE, rpc, is_server=True), EndedSpan(PHASE, work), EndedSpan(PHASE, Parent(work.header())))
     )
     assert (outer.kind, inner.kind) == (trace_pb2.Span.SPAN_KIND_SERVER, trace_pb2.Span.SPAN_KIND_INTERNAL)
     assert outer.parent_span_id.hex() == SPAN and inner.parent_span_id == outer.span_id
@@ -105,11 +105,11 @@ def test_limits_keep_the_latest_and_count_the_others() -> None:
     limits = SpanLimits(
         max_span_attributes=2, max_events=1, max_links=0, max_event_attributes=0, max_attribute_length=1
     )
-    (span,) = spans_of(encoded(Ended(PHASE, Parent(HEADER)), limits=limits))
+    (span,) = spans_of(encoded(EndedSpan(PHASE, Parent(HEADER)), limits=limits))
     assert [(one.key, one.value.string_value) for one in span.attributes] == [("none", ""), (names.ERROR_TYPE, "N")]
     assert (span.dropped_attributes_count, span.dropped_events_count, span.dropped_links_count) == (5, 1, 1)
     assert [one.name for one in span.events] == ["f"] and not span.links
-    (span,) = spans_of(encoded(Ended(PHASE, Parent(HEADER)), limits=SpanLimits(max_event_attributes=0)))
+    (span,) = spans_of(encoded(EndedSpan(PHASE, Parent(HEADER)), limits=SpanLimits(max_event_attributes=0)))
     assert (span.events[0].dropped_attributes_count, len(span.events[0].attributes)) == (1, 0)
 
 
@@ -139,14 +139,14 @@ def test_a_well_formed_header_is() -> None:
 
 def test_what_cannot_be_an_attribute_is_refused() -> None:
     with pytest.raises(TypeError, match="cannot be None"):
-        encoded(Ended(Phase("x", 1.0, 2.0, {"a": None}), Parent("")))  # type: ignore[dict-item] # the point
+        encoded(EndedSpan(Phase("x", 1.0, 2.0, {"a": None}), Parent("")))  # type: ignore[dict-item] # the point
 
 
 def test_values_that_are_equal_keep_their_kind_and_others_their_value() -> None:
     """Repeated attributes are encoded as the first time."""
     values: list[Attribute] = [1, True, 1.0, "1", 1, ("1",), True]
     told = [
-        Ended(Phase("x", 1.0, 2.0, {"key": one, names.GEN_AI_REQUEST_SEED: str(one)}), Parent("")) for one in values
+        EndedSpan(Phase("x", 1.0, 2.0, {"key": one, names.GEN_AI_REQUEST_SEED: str(one)}), Parent("")) for one in values
     ]
     spans = spans_of(encoded(*told))
     kinds = [{pair.key: pair.value.WhichOneof("value") for pair in span.attributes}["key"] for span in spans]

@@ -7,11 +7,11 @@ import pytest
 
 from sluice_server.services.telemetry.phases import Phase
 from sluice_server.services.telemetry.queue import MAX_BATCH, QUEUE_SIZE, SpanQueue
-from sluice_server.services.telemetry.spans import Ended, Parent
+from sluice_server.services.telemetry.spans import EndedSpan, Parent
 from sluice_server.services.telemetry.tracing import Tracer
 
 PHASE = Phase("queue", 1.0, 2.5)
-SPAN = Ended(PHASE, Parent(""))
+SPAN = EndedSpan(PHASE, Parent(""))
 NEVER = 1000.0  # lest something is sent before its time on a machine that others use too
 
 
@@ -24,7 +24,7 @@ class Collector:
         self.came = Semaphore(0)
         self.is_closed = False
 
-    def send(self, batch: Sequence[Ended]) -> bool:
+    def send(self, batch: Sequence[EndedSpan]) -> bool:
         self.sent.append(len(batch))
         self.came.release()
         return self.answer()

@@ -1,6 +1,6 @@
 """A child process with a bug: every job raises an unexpected exception."""
 
-from sluice_server.services.tokenizer.child_pipe import Ready, begin, receive, send, serve
+from sluice_server.services.tokenizer.child_pipe import ChildReady, begin, receive, send, serve
 from sluice_server.services.tokenizer.render_frames import Rendered, RenderJob, RenderSetup
 
 
@@ -11,5 +11,5 @@ def _answer(job: RenderJob) -> Rendered:
 if __name__ == "__main__":
     begin()
     receive(RenderSetup)
-    send(Ready())
+    send(ChildReady())
     serve(RenderJob, _answer)

@@ -9,8 +9,8 @@ from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from sluice_server.engine.models.layers.experts import (
+    ExpertRouter,
     NativeExperts,
-    Router,
     SeparateExperts,
     StackedExperts,
     pack_experts,
@@ -55,7 +55,7 @@ def make(form: str = "float32", *, norm: Tensor | None = None, num: int = PER_TO
         return weight_formats.pack(weight.to(dtype), gated=gated, weights=form)
 
     each = [DenseMlp(pack(gate_up, gated=True), pack(down), norm) for gate_up, down in weights()]
-    return pack_experts(Router(weight_formats.pack(torch.randn(NUM, HIDDEN).to(dtype)), num, True), each)
+    return pack_experts(ExpertRouter(weight_formats.pack(torch.randn(NUM, HIDDEN).to(dtype)), num, True), each)
 
 
 def tokens(num: int = 64) -> Tensor:
@@ -110,7 +110,7 @@ def test_single_experts_compute_what_the_reference_does(norm: Tensor | None, ker
     assert torch.allclose(mlp.add_to(h.clone(), EPS), wanted(mlp._router, norm, h), atol=1e-4)
 
 
-def wanted(router: Router, norm: Tensor | None, h: Tensor) -> Tensor:
+def wanted(router: ExpertRouter, norm: Tensor | None, h: Tensor) -> Tensor:
     """The result by definition: each token's experts one after the other."""
     x = ops.rms_norm(h, norm, EPS)
     experts, shares = router.choose(ops.linear(torch.cat([x, x[:4]]), router.linear)[: len(x)])
@@ -151,13 +151,13 @@ def test_biases_and_another_gate(form: type[GpuLinear], is_reference: bool, monk
 
     torch.manual_seed(9)
     weight, bias, h = torch.randn(NUM, HIDDEN), torch.randn(NUM), tokens(5)
-    apart = pack_experts(Router(weight_formats.pack(weight, bias), PER_TOKEN, True), each(weight_formats.pack))
+    apart = pack_experts(ExpertRouter(weight_formats.pack(weight, bias), PER_TOKEN, True), each(weight_formats.pack))
     found = apart.add_to(h.clone(), EPS)
     monkeypatch.setattr(gpu, "takes", lambda _: True)
     if is_reference:
         monkeypatch.setattr(gpu, "family", reference_family)
     together = pack_experts(
-        Router(GpuLinear(weight, bias), PER_TOKEN, True), each(lambda w, b, gated=False: form(w, b))
+        ExpertRouter(GpuLinear(weight, bias), PER_TOKEN, True), each(lambda w, b, gated=False: form(w, b))
     )
     assert torch.allclose(together.add_to(h.clone(), EPS), found, atol=1e-4 if form is GpuLinear else 0.1)
     assert float((found - h).abs().mean()) > 0.3
@@ -166,7 +166,7 @@ def test_biases_and_another_gate(form: type[GpuLinear], is_reference: bool, monk
 def stacked(form: type[GpuLinear]) -> Mlp:
     norm = torch.linspace(0.5, 1.5, HIDDEN)
     each = [DenseMlp(form(gate_up, None), form(down, None), norm) for gate_up, down in weights()]
-    return pack_experts(Router(GpuLinear(torch.randn(NUM, HIDDEN), None), PER_TOKEN, True), each)
+    return pack_experts(ExpertRouter(GpuLinear(torch.randn(NUM, HIDDEN), None), PER_TOKEN, True), each)
 
 
 class NoHostSync(TorchDispatchMode):
@@ -195,7 +195,7 @@ def test_no_choice_is_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_what_no_kernel_multiplies_is_refused() -> None:
     norm, (gate_up, down) = torch.ones(HIDDEN), weights()[0]
     eight = [EightBitsOnGpu(quantise_rows(one, torch.int8), None, torch.float32) for one in (gate_up, down)]
-    router = Router(GpuLinear(torch.randn(NUM, HIDDEN), None), PER_TOKEN, True)
+    router = ExpertRouter(GpuLinear(torch.randn(NUM, HIDDEN), None), PER_TOKEN, True)
     for one, other in (eight, (Int4OnGpu(gate_up, None), Int4OnGpu(down, None)), (GpuLinear(gate_up, None), eight[1])):
         with pytest.raises(ValueError, match="no kernel takes experts of"):
             pack_experts(router, [DenseMlp(one, other, norm)])

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from sluice_server.engine.models.layers import layer as one_call
-from sluice_server.engine.models.layers.experts import Router, pack_experts
+from sluice_server.engine.models.layers.experts import ExpertRouter, pack_experts
 from sluice_server.engine.models.layers.layer import Layer
 from sluice_server.engine.models.layers.mlp import DenseMlp
 from sluice_server.kernels.cpu import builds
@@ -55,7 +55,7 @@ def make(
     return Layer(
         qkv=linear((HEADS + 2 * KV_HEADS) * DIM, HIDDEN),
         output=linear(HIDDEN, HEADS * DIM),
-        mlp=pack_experts(Router(linear(num_experts, HIDDEN), 2, True), [mlp() for _ in range(num_experts)])
+        mlp=pack_experts(ExpertRouter(linear(num_experts, HIDDEN), 2, True), [mlp() for _ in range(num_experts)])
         if num_experts
         else mlp(),
         attention_norm=torch.rand(HIDDEN).to(dtype) if norms else None,
@@ -184,7 +184,7 @@ def test_what_has_no_kernel_is_computed_operation_by_operation() -> None:
     for changed in (
         dataclasses.replace(layer, mlp=dataclasses.replace(mlp, down=PackedLinear(torch.randn(HIDDEN, INNER), None))),
         dataclasses.replace(
-            layer, mlp=pack_experts(Router(PackedLinear(torch.randn(2, HIDDEN), None), 1, True), [mlp])
+            layer, mlp=pack_experts(ExpertRouter(PackedLinear(torch.randn(2, HIDDEN), None), 1, True), [mlp])
         ),
         dataclasses.replace(layer, dim=24),
         dataclasses.replace(layer, sinks=torch.zeros(HEADS)),

@@ -4,7 +4,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from sluice_server.engine.models.layers.experts import NativeExperts, Router, SeparateExperts, pack_experts
+from sluice_server.engine.models.layers.experts import ExpertRouter, NativeExperts, SeparateExperts, pack_experts
 from sluice_server.engine.models.layers.mlp import DenseMlp
 from sluice_server.kernels import ops
 from sluice_server.kernels.cpu import builds
@@ -61,7 +61,7 @@ def make(
 ) -> NativeExperts:
     """Experts behind a router of random weights, or with the same `logits` for every token."""
     weight = torch.randn(len(each), HIDDEN) if logits is None else torch.zeros(len(each), HIDDEN)
-    found = pack_experts(Router(weight_formats.pack(weight, logits), per_token, renormalises), each)
+    found = pack_experts(ExpertRouter(weight_formats.pack(weight, logits), per_token, renormalises), each)
     assert isinstance(found, NativeExperts)
     return found
 
@@ -150,4 +150,4 @@ def test_experts_that_differ_in_format_are_computed_one_by_one() -> None:
     mlp = make(experts("int8"))
     other, unknown = make(experts()), PackedLinear(torch.randn(6, HIDDEN), None)
     assert isinstance(pack_experts(mlp._router, [mlp._each[0], other._each[1]]), SeparateExperts)
-    assert isinstance(pack_experts(Router(unknown, 2, True), mlp._each), SeparateExperts)
+    assert isinstance(pack_experts(ExpertRouter(unknown, 2, True), mlp._each), SeparateExperts)
