@@ -5,30 +5,13 @@ multiply columns by the norm before the linear. So A matrices are stacked and ta
 in the order of the weight's, and the columns of its own A; everything else is zero.
 """
 
-import dataclasses
 from collections.abc import Mapping, Sequence
 
 import torch
 from torch import Tensor
 
 from sluice_server.engine.adapters.files import LowRank
-
-
-@dataclasses.dataclass(frozen=True, eq=False)
-class Side:
-    """The product beside a packed linear: y += (x · aᵀ) · bᵀ, with x as the linear's own product has it.
-
-    Attributes:
-        a: float32 [rank, K]; `rank` is the sum of those of its projections.
-        b: float32 [N, rank], scaled, in the order of rows before a gated linear's are interleaved.
-    """
-
-    a: Tensor
-    b: Tensor
-
-    def add_to(self, y: Tensor, x: Tensor) -> Tensor:
-        """Adds the product for x [M, K] to y [M, N] in place and returns it."""
-        return y.add_((x.float() @ self.a.t()) @ self.b.t())
+from sluice_server.kernels.formats.side_products import Side
 
 
 def fold(

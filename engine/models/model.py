@@ -15,6 +15,7 @@ from sluice_server.engine.models.head import ModelHead
 from sluice_server.engine.models.layers.decoder import DecoderLayer
 from sluice_server.engine.models.layers.loader import LayerLoader, Pack
 from sluice_server.engine.models.layers.mlp_weights import make_mlp
+from sluice_server.engine.models.layers.sides import StepSides
 from sluice_server.engine.models.observed import DIGEST_BYTES, InputObserver, WeighingPack, observed_layers, random_ids
 from sluice_server.engine.models.registry import traits_of
 from sluice_server.engine.models.rope import rotary_tables, uses_long_factors
@@ -108,7 +109,10 @@ class Model:
         self._stream_scale = 1.0 / traits.residual_scale
         self._cis = rotary_tables(config, traits, num_positions, device)
         is_weighed = pack.weighs and not is_stored and device.type == "cpu"
-        self._layers = self._load_layers(traits, loader_of, WeighingPack(pack) if is_weighed else None, loader)
+        self._layers, self.foldings = (  # the latter say how linears were packed, for adapters
+            self._load_layers(traits, loader_of, WeighingPack(pack) if is_weighed else None, loader),
+            loader.foldings,
+        )
         self._head = ModelHead(config, traits, loader, source, whole, self._vocabulary) if self.is_last else None
         gather(linear for layer in self._layers for linear in layer.linears)
         self.kernel = self._head.kernel if self._head is not None else ""  # name of the kernel that multiplies
@@ -190,7 +194,7 @@ class Model:
         )
 
     @torch.inference_mode()
-    def forward(
+    def forward(  # noqa: PLR0913 # all that a step is made of
         self,
         ids: Tensor,
         positions: Tensor,
@@ -198,12 +202,14 @@ class Model:
         meta: AttentionMetadata,
         kept: Tensor | None = None,
         given: Sequence[GivenRows] = (),
+        sides: StepSides | None = None,
     ) -> Tensor:
         """Returns hidden states [T, hidden] (float32) of ids, positions int64 [T]; writes this step's keys and values.
 
         `kept`, int64 and ascending: indices of the only tokens whose hidden states are needed; the result is then
         [len(kept), hidden]. Of a stage before the last it is of no use: it was sent to the next stage.
-        `given`: embeddings that take the place of those of ids.
+        `given`: embeddings that take the place of those of ids. `sides`: products of adapters, for the rows with one.
+        They are not computed layer by layer in one call, so bits of the other rows may differ from those without.
         """
         h = self._entry(ids)
         for first, rows in given:
@@ -212,7 +218,7 @@ class Model:
         for num, (layer, layer_cache) in enumerate(zip(self._layers, cache, strict=True), 1):
             # A hook needs the hidden states of all tokens.
             is_last = self.is_last and num == len(self._layers) and num not in hidden_state_hooks
-            layer.forward(h, cis[layer.rope], layer_cache, meta.of_layer(num - 1), kept if is_last else None)
+            layer.forward(h, cis[layer.rope], layer_cache, meta.of_layer(num - 1), kept if is_last else None, sides)
             if num in hidden_state_hooks:
                 hidden_state_hooks[num](h, meta.write_slots, meta.num_tokens)
             if self._stages is not None:

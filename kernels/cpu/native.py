@@ -56,6 +56,20 @@ def pack(weight: Tensor, gated: bool) -> Tensor:
     return packed
 
 
+def gated_width(features: int) -> int:
+    """Returns the columns that panels of a gated weight with `features` rows have, padding included."""
+    assert builds.MODULE is not None
+    width: int = builds.MODULE.packed_size_float32(features, 1, 1)
+    return width
+
+
+def halves(panels: Tensor, features: int) -> Tensor:
+    """Returns the columns of a gated weight's panels [M, gated_width] in the order of its rows: [M, features]."""
+    panel = gated_width(2)
+    by_half = panels.view(len(panels), -1, 2, panel // 2).transpose(1, 2).flatten(2)
+    return by_half[:, :, : features // 2].flatten(1)
+
+
 def integer_format(bits: int, has_minima: bool) -> int:
     """Returns the format of a quantised weight, see `kernels.formats.quantised`."""
     return {(8, False): INT8, (8, True): INT8_AFFINE, (4, False): INT4, (4, True): INT4_AFFINE}[bits, has_minima]

@@ -69,6 +69,10 @@ class PackedLinear:
         """Returns activation(first half) · second half [M, N / 2] of the layer of RMSNorm(x [M, K]), see `GATES`."""
         return GATES[activation](self.apply_normed(x, norm, eps))
 
+    def halves(self, x: Tensor, norm: Tensor | None, eps: float) -> Tensor:
+        """Returns both halves [M, N] of a gated layer of RMSNorm(x [M, K]), before the activation."""
+        return self.apply_normed(x, norm, eps)
+
 
 class GpuLinear(PackedLinear):
     """Linear layer on a CUDA device: cuBLAS, or a Triton kernel where rows must not depend on one another.
@@ -192,6 +196,15 @@ class NativeLinear(PackedLinear):
         y = x.new_empty(len(x), self.features // 2)
         self.multiply(x, y, norm, eps, native.GATES[activation])
         return y
+
+    def halves(self, x: Tensor, norm: Tensor | None, eps: float) -> Tensor:
+        assert self._gated, "a layer that is not gated has no halves"
+        plain = copy.copy(self)
+        plain.bias = None  # it is in the order of rows, and what is stored here in that of panels
+        panels = x.new_empty(len(x), native.gated_width(self.features))
+        plain.multiply(x, panels, norm, eps, native.STORE)
+        y = native.halves(panels, self.features)
+        return y if self.bias is None else y.add_(self.bias)
 
     def _addresses(self) -> tuple[int, int, int, int]:
         bias = 0 if self.bias is None else self.bias.data_ptr()

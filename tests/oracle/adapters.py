@@ -6,18 +6,30 @@ from pathlib import Path
 from typing import Any
 
 import torch
+import transformers
 from safetensors.torch import save_file
 from torch import Tensor
 
+from sluice_server.engine.adapters.files import Adapter
 from sluice_server.engine.adapters.modules import Module, modules_of
 from sluice_server.engine.models.config import ModelConfig
 from sluice_server.engine.models.registry import traits_of
+from tests.oracle.checkpoints import reference
 
 ALL = ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj")
 
 
 def modules(config: ModelConfig) -> dict[str, Module]:
     return dict(modules_of(config, traits_of(config)))
+
+
+def merged(directory: Path, adapter: Adapter) -> transformers.PreTrainedModel:
+    """The oracle for a checkpoint whose weights have an adapter merged into them: W + scale · B · A."""
+    model = reference(directory)
+    with torch.inference_mode():
+        for name, part in adapter.parts.items():
+            model.get_submodule(name).weight.data += part.scale * (part.b.float() @ part.a.float())  # type: ignore[operator] # a tensor
+    return model
 
 
 def write_adapter(

@@ -12,6 +12,7 @@ from sluice_server.engine.models.config import ModelConfig
 from sluice_server.engine.models.layers.layer import Layer, decoder_layer_
 from sluice_server.engine.models.layers.loader import LayerLoader
 from sluice_server.engine.models.layers.mlp import DenseMlp, Mlp, UnnormedMlp
+from sluice_server.engine.models.layers.sides import StepSides
 from sluice_server.engine.models.traits import ArchitectureTraits
 from sluice_server.engine.parallel.sums_linear import SummedLinear
 from sluice_server.kernels.formats.linear import PackedLinear
@@ -37,6 +38,7 @@ class DecoderLayer:
     def __init__(
         self, config: ModelConfig, traits: ArchitectureTraits, index: int, loader: LayerLoader, mlp: Mlp
     ) -> None:
+        self._index = index
         at, hidden, dim = f"model.layers.{index}", config.hidden_size, config.head_dim
         self.rope = rotary_index(config, traits, index)
         norm = loader.norm(f"{at}.input_layernorm", hidden) if traits.pre_norms else None
@@ -78,10 +80,20 @@ class DecoderLayer:
         self._layer = self._layer.fixed()
 
     def forward(
-        self, h: Tensor, cis: Tensor, cache: Tensor, meta: AttentionMetadata, kept: Tensor | None = None
+        self,
+        h: Tensor,
+        cis: Tensor,
+        cache: Tensor,
+        meta: AttentionMetadata,
+        kept: Tensor | None = None,
+        sides: StepSides | None = None,
     ) -> None:
-        """Advances the residual stream h [T, hidden] (float32) in place; for `kept` see `decoder_layer_`."""
-        decoder_layer_(h, self._layer, cis, cache, meta, kept)
+        """Advances the residual stream h [T, hidden] (float32) in place; for `kept` see `decoder_layer_`.
+
+        `sides`: products of adapters beside its linears.
+        """
+        layer = self._layer if sides is None else sides.beside(self._layer, self._index)
+        decoder_layer_(h, layer, cis, cache, meta, kept)
 
 
 def stream_eps(config: ModelConfig, traits: ArchitectureTraits) -> float:

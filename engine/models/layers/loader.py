@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from sluice_server.engine.models.layers.shards import Shard
+from sluice_server.engine.models.layers.sides import Folding
 from sluice_server.engine.models.weights import WeightSource
 from sluice_server.engine.parallel.ranks import Ranks
 from sluice_server.engine.parallel.shape import unusable
@@ -77,6 +78,7 @@ class LayerLoader:
         # well: norms differ by a factor of 1000 within a layer, and groups of inputs share a scale.
         self._folds = dtype is torch.float32 and not is_stored and not pack.rounds
         self.notes: dict[str, None] = {}  # for the operator, in the order found
+        self.foldings: dict[str, Folding] = {}  # of linears, by their first projections
 
     def norm(self, name: str, size: int) -> Tensor:
         """Returns a norm's weight [size]. With an offset it is the sum, in float32 and not rounded again."""
@@ -106,6 +108,7 @@ class LayerLoader:
             orders: names of projections → order of their rows, int64 [rows]; see `pair_order`. Scores do not change if
                 queries and keys are permuted alike.
         """
+        self.foldings[parts[0][0]] = Folding(tuple(parts), norm if self._folds else None, orders or {})
         weights, biases = [], []
         for name, rows in parts:
             order = orders.get(name) if orders else None

@@ -14,6 +14,7 @@ from sluice_server.engine.models.layers.loader import LayerLoader
 from sluice_server.engine.models.spans import Shape, whole_of
 from sluice_server.kernels import ops
 from sluice_server.kernels.formats.linear import PackedLinear
+from sluice_server.kernels.formats.side_products import SideProduct
 
 WIDTH, QUERIES, KEYS, DIM = 48, 64, 32, 16
 PARTS = [("q", QUERIES), ("k", KEYS), ("v", KEYS)]
@@ -102,7 +103,7 @@ def test_a_product_beside_gate_and_up(changed: tuple[str, ...]) -> None:
     x = torch.randn(5, WIDTH, generator=torch.Generator().manual_seed(3))
     side = fold(MLP, adapter)
     assert side is not None
-    found, wanted = side.add_to(base.apply(x), x), merged.apply(x)
+    found, wanted = SideProduct(side).add_to(base.apply(x), x), merged.apply(x)
     torch.testing.assert_close(found, wanted, rtol=1e-4, atol=1e-3)
     torch.testing.assert_close(ops.gate(found, "silu"), ops.gate(wanted, "silu"), rtol=1e-3, atol=1e-2)
 
