@@ -10,7 +10,7 @@ from sluice_server.engine.errors import ServiceError
 from sluice_server.services.gateway.contract.fields import BUILT
 from sluice_server.services.offline.params import PATHS, SamplingParams, fill, params_of
 
-PROMPT = ("model", "revision", "text", "token_ids", "chat", "add_special_tokens")
+PROMPT = ("model", "revision", "text", "token_ids", "prompt_embeds", "chat", "add_special_tokens")
 # Of streams and connections, which there are none of; and what results tell in any case.
 ELSEWHERE = (
     "credit_window",
