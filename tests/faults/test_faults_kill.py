@@ -46,11 +46,14 @@ def undisturbed(service: Service) -> list[Received]:
 
 
 def kill(service: Service, *roles: str) -> Callable[[], None]:
-    children = service.children()  # now: on a busy machine to find them may take as long as an answer
+    # Found now: on a busy machine to find them may take as long as an answer; a restarted one gets its title late.
+    names = [f"{role}-0" for role in roles]
+    wait_until(lambda: service.children().keys() >= set(names), BACK_WITHIN_S, f"{names} do not all run")
+    children = service.children()
 
     def at_once() -> None:
-        for role in roles:
-            children[f"{role}-0"].kill()
+        for name in names:
+            children[name].kill()
 
     return at_once
 
@@ -85,7 +88,7 @@ def killing(service: Service, roles: str | Sequence[str], phase: str, seed: int,
     answers = stream_all(service.address, SPECS, at_phase(phase, seed, kill(service, *names)))
     check_undisturbed(answers, undisturbed)
     wait_until(lambda: is_serving(service) and nothing_is_left(service), BACK_WITHIN_S, "the service did not recover")
-    assert len(service.children()) == 4
+    wait_until(lambda: len(service.children()) == 4, BACK_WITHIN_S, "not every process runs again")
 
 
 QUICK = {("tokenizer", "prefill"), ("detokenizer", "last"), *(("engine", phase) for phase in PHASES)}
