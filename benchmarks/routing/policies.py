@@ -107,7 +107,7 @@ class KvCost(Plain):
             self._numbers[engine] += 1
             taken = self.router.index.report(names[engine], 1, self._numbers[engine], done.removed, done.added)
             assert taken, "reports are neither lost nor out of order"
-        choice = self.router.choose(arrival.names, arrival.num_tokens, names, arrival.at_s)
+        choice = self.router.choose(dict.fromkeys(names, arrival.names), arrival.num_tokens, arrival.at_s)
         return names.index(choice.engine)
 
     def served(self, engine: int, done: Served) -> None:

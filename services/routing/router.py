@@ -6,7 +6,7 @@ busy loses to one that is free as soon as waiting takes longer than computing.
 """
 
 import dataclasses
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 from sluice_server.services.routing.index import CacheIndex
 
@@ -53,10 +53,12 @@ class Router:
         self._block_size = block_size
         self._turn = 0
 
-    def choose(self, names: Sequence[bytes], num_tokens: int, able: Sequence[str], now_s: float) -> Choice:
-        """Returns the engine among `able` for a prompt of `num_tokens` whose full blocks have these names, and counts
-        the prompt there. Engines of equal cost take turns."""
-        matched = self.index.matched(names, able)
+    def choose(self, names: Mapping[str, Sequence[bytes]], num_tokens: int, now_s: float) -> Choice:
+        """Returns the engine among those of `names` for a prompt of `num_tokens`, and counts the prompt there. Engines
+        of equal cost take turns. `names`: what each engine calls the prompt's full blocks; those that name them alike
+        share one list, and are matched at once."""
+        able = tuple(names)
+        matched = self._matched(names)
         self._turn += 1
         best: Choice | None = None
         least = 0.0
@@ -70,8 +72,17 @@ class Router:
                 best, least = Choice(engine, num_waiting, num_cached), cost
         assert best is not None, "no engine to choose from"
         self.queues[best.engine].add(num_tokens - best.num_cached, now_s)
-        self.index.expect(best.engine, names, now_s)
+        self.index.expect(best.engine, names[best.engine], now_s)
         return best
+
+    def _matched(self, names: Mapping[str, Sequence[bytes]]) -> dict[str, int]:
+        alike: dict[int, list[str]] = {}
+        for engine, own in names.items():
+            alike.setdefault(id(own), []).append(engine)
+        matched: dict[str, int] = {}
+        for engines in alike.values():
+            matched |= self.index.matched(names[engines[0]], engines)
+        return matched
 
     def lost(self, engine: str, tokens_per_s: float) -> None:
         """Forgets an engine's cache and queue: it has ended."""

@@ -40,7 +40,7 @@ class PromptRouter:
         self._block_size = block_size
         self._emit = emit
         self._clock = clock
-        self._identity = b""
+        self._identities: dict[str, bytes] = {}  # by engine: engines of two revisions name the same tokens differently
         self._epochs: dict[str, int] = {}
         self._went: OrderedDict[str, tuple[int, str]] = OrderedDict()  # by request: attempt and engine
         self._asked_s = clock() - ASK_AGAIN_S
@@ -53,7 +53,7 @@ class PromptRouter:
         if report.epoch > self._epochs.get(name, report.epoch):
             self._router.lost(name, TOKENS_PER_S)
         self._epochs[name] = report.epoch
-        self._identity = report.cache_identity or self._identity
+        self._identities[name] = report.cache_identity
         if report.load.token_s > 0:
             self._router.queues[name].measured(1.0 / report.load.token_s, self._clock())
         if not self._router.index.knows(name):
@@ -72,7 +72,7 @@ class PromptRouter:
         if len(able) < 2:
             return prompt, None
         envelope, tokens = prompt.envelope, unpack_ids(prompt.ids)
-        choice = self._router.choose(self._names(prompt, tokens), len(tokens), able, self._clock())
+        choice = self._router.choose(self._names(prompt, tokens, able), len(tokens), self._clock())
         if choice.engine == envelope.engine:
             return prompt, choice
         self._went[envelope.request_id] = envelope.attempt, choice.engine
@@ -92,11 +92,18 @@ class PromptRouter:
             del self._went[envelope.request_id]
         return msgspec.structs.replace(message, envelope=msgspec.structs.replace(envelope, engine=engine))
 
-    def _names(self, prompt: Prompt, tokens: Sequence[int]) -> list[bytes]:
-        if prompt.scheduling.bypasses_cache or not self._identity:
-            return []
+    def _names(self, prompt: Prompt, tokens: Sequence[int], able: Sequence[str]) -> dict[str, Sequence[bytes]]:
+        """Returns how each engine names the prompt's full blocks; engines of one identity share one list."""
+        own = {engine: self._identities.get(engine, b"") for engine in able}
+        named: dict[bytes, Sequence[bytes]] = {b"": ()}
+        for identity in own.values():
+            if identity not in named:
+                named[identity] = () if prompt.scheduling.bypasses_cache else self._named(prompt, tokens, identity)
+        return {engine: named[identity] for engine, identity in own.items()}
+
+    def _named(self, prompt: Prompt, tokens: Sequence[int], identity: bytes) -> list[bytes]:
         envelope = prompt.envelope
-        start = root_of(self._identity, envelope.adapter.encode(), envelope.tenant.encode())
+        start = root_of(identity, envelope.adapter.encode(), envelope.tenant.encode())
         if prompt.embeds is not None:
             start = root_with_embeds(start, prompt.embeds.digest)
         return names_of(start, tokens, self._block_size)

@@ -13,6 +13,10 @@ def name(number: int) -> bytes:
     return number.to_bytes(32, "big")
 
 
+def named(names: list[bytes], engines: tuple[str, ...] = ENGINES) -> dict[str, list[bytes]]:
+    return {engine: names for engine in engines}
+
+
 def router() -> Router:
     made = Router(ENGINES, block_size=10, tokens_per_s=100.0)
     for engine in ENGINES:
@@ -22,35 +26,35 @@ def router() -> Router:
 
 def test_equal_engines_take_turns() -> None:
     made = router()
-    assert {made.choose([], 10, ENGINES, 0.0).engine for _ in range(2)} == {"e0", "e1"}
+    assert {made.choose(named([]), 10, 0.0).engine for _ in range(2)} == {"e0", "e1"}
 
 
 def test_a_prompt_goes_where_its_prefix_is() -> None:
     made = router()
     made.index.report("e1", 1, 1, (), [name(1), name(2)])
-    choice = made.choose([name(1), name(2)], 25, ENGINES, 0.0)
+    choice = made.choose(named([name(1), name(2)]), 25, 0.0)
     assert (choice.engine, choice.num_cached) == ("e1", 20)
-    assert made.choose([name(1), name(2)], 20, ENGINES, 9.0).num_cached == 19  # the last token is computed anyway
+    assert made.choose(named([name(1), name(2)]), 20, 9.0).num_cached == 19  # the last token is computed anyway
 
 
 def test_a_prefix_that_is_still_waiting_to_be_computed_counts() -> None:
     made = router()
-    first = made.choose([name(1)] * 1, 10, ENGINES, 0.0)
-    assert made.choose([name(1), name(2)], 20, ENGINES, 0.05).engine == first.engine
+    first = made.choose(named([name(1)]), 10, 0.0)
+    assert made.choose(named([name(1), name(2)]), 20, 0.05).engine == first.engine
 
 
 def test_an_engine_that_is_too_busy_loses_its_prefix_to_a_free_one() -> None:
     made = router()
     made.index.report("e1", 1, 1, (), [name(1)])
     made.queues["e1"].add(50, 0.0)
-    assert made.choose([name(1)], 15, ENGINES, 0.0).engine == "e0"
+    assert made.choose(named([name(1)]), 15, 0.0).engine == "e0"
     assert made.queues["e1"].left(0.25) == 25.0
 
 
 def test_only_engines_that_serve_are_chosen() -> None:
     made = router()
     made.index.report("e1", 1, 1, (), [name(1)])
-    assert made.choose([name(1)], 15, ("e0",), 0.0).engine == "e0"
+    assert made.choose(named([name(1)], ("e0",)), 15, 0.0).engine == "e0"
 
 
 def test_a_lost_engine_begins_anew() -> None:

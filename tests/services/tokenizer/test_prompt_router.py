@@ -13,9 +13,17 @@ from sluice_server.services.messages.work import Generate, Scheduling, Stops, To
 from sluice_server.services.tokenizer.prompt_router import MAX_REMEMBERED, PromptRouter
 
 IDENTITY = CacheIdentity(b"weights", dtype="float32")
+OTHER = CacheIdentity(b"weights of a later revision", dtype="float32")
 IDS = list(range(10))
 BLOCK = 4
 BOTH = ("e0", "e1")
+
+
+def start_of(identity: CacheIdentity, tenant: str = "acme") -> bytes:
+    return root(identity, b"", tenant.encode())
+
+
+START = start_of(IDENTITY)
 
 
 class Rig:
@@ -26,9 +34,11 @@ class Rig:
         self.said: list[Message] = []
         self.router = PromptRouter("t0", BOTH, BLOCK, self.said.append, lambda: self.now_s)
 
-    def report(self, engine: str, epoch: int = 1, token_s: float = 0.0) -> None:
-        load = Load(token_s=token_s)
-        self.router.report(Report(engine, epoch, load, served_token=True, cache_identity=IDENTITY.encoded()))
+    def report(
+        self, engine: str, epoch: int = 1, token_s: float = 0.0, identity: CacheIdentity | None = IDENTITY
+    ) -> None:
+        load, encoded = Load(token_s=token_s), identity.encoded() if identity else b""
+        self.router.report(Report(engine, epoch, load, served_token=True, cache_identity=encoded))
 
     def holds(
         self,
@@ -36,11 +46,8 @@ class Rig:
         ids: list[int],
         epoch: int = 1,
         number: int = 0,
-        tenant: str = "acme",
-        embeds: PromptEmbeds | None = None,
+        start: bytes = START,
     ) -> None:
-        start = root(IDENTITY, b"", tenant.encode())
-        start = start if embeds is None else root_with_embeds(start, embeds.digest)
         names = names_of(start, ids, BLOCK)
         blocks = tuple(CachedBlock(name, b"", "", b"") for name in names)
         self.router.cached(CacheChanges(engine, epoch, number, is_whole=not number, added=blocks))
@@ -84,7 +91,7 @@ def test_blocks_of_other_tenants_do_not_count_nor_do_any_for_who_bypasses_caches
     for engine in BOTH:
         rig.report(engine)
     rig.holds("e0", [])
-    rig.holds("e1", IDS, tenant="other")
+    rig.holds("e1", IDS, start=start_of(IDENTITY, "other"))
     assert {rig.route() for _ in range(2)} == {"e0", "e1"}
     rig.now_s = 100.0  # both are idle again
     rig.holds("e1", IDS, number=1)
@@ -97,11 +104,46 @@ def test_blocks_of_placeholders_are_those_of_the_same_embeddings_only() -> None:
     for engine in BOTH:
         rig.report(engine)
     rig.holds("e0", [])
-    rig.holds("e1", IDS, embeds=given)
+    rig.holds("e1", IDS, start=root_with_embeds(START, given.digest))
     assert {rig.route(embeds=given) for _ in range(3)} == {"e1"}
     for embeds in (other, None):
         rig.now_s += 100.0  # both are idle again
         assert {rig.route(embeds=embeds) for _ in range(2)} == {"e0", "e1"}
+
+
+def test_blocks_are_named_by_the_identity_of_the_engine_that_holds_them() -> None:
+    own = {"e0": IDENTITY, "e1": OTHER}
+    for holder, other in (BOTH, BOTH[::-1]):
+        rig = Rig()
+        for engine in (holder, other):  # who reported last must not matter
+            rig.report(engine, identity=own[engine])
+        rig.holds(holder, IDS, start=start_of(own[holder]))
+        rig.holds(other, [])
+        assert {rig.route(at=engine) for engine in BOTH} == {holder}
+
+
+def test_an_engine_that_started_again_names_blocks_by_its_new_identity() -> None:
+    rig = Rig()
+    for engine in BOTH:
+        rig.report(engine)
+        rig.holds(engine, [])
+    rig.report("e1", epoch=2, identity=OTHER)
+    rig.report("e0")
+    rig.holds("e1", IDS, epoch=2)  # names that its prompts no longer have
+    assert {rig.route() for _ in range(2)} == {"e0", "e1"}
+    rig.now_s = 100.0  # both are idle again
+    rig.holds("e1", IDS, epoch=2, number=1, start=start_of(OTHER))
+    assert {rig.route(at=engine) for engine in BOTH} == {"e1"}
+
+
+def test_no_block_counts_of_an_engine_that_ceased_to_name_its_blocks() -> None:
+    rig = Rig()
+    for engine in BOTH:
+        rig.report(engine)
+        rig.holds(engine, [])
+    rig.report("e1", epoch=2, identity=None)
+    rig.holds("e1", IDS, epoch=2)
+    assert {rig.route() for _ in range(2)} == {"e0", "e1"}
 
 
 def test_what_follows_a_prompt_goes_to_its_engine() -> None:
