@@ -191,6 +191,8 @@ class EngineRequest:
             where there is one text.
         prompt_embeds: the embeddings of the first tokens of the prompt, whose ids are then placeholders; None: those
             of the model.
+        adapter: digest of the adapter that it is computed with; empty for the base. Part of the
+            names of its blocks; refused until steps compute with adapters.
         timeline: receives the request's events from the scheduler; None when it is not traced.
     """
 
@@ -211,4 +213,5 @@ class EngineRequest:
     pooling: Pooling | None = None
     num_first: int | None = None
     prompt_embeds: PromptEmbeds | None = None
+    adapter: bytes = b""
     timeline: RequestTimeline | None = None

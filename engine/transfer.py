@@ -6,6 +6,7 @@ from typing import Protocol
 from sluice_server.engine.engine import Engine
 from sluice_server.engine.kv_cache.imports import PrefixImport
 from sluice_server.engine.request import EngineRequest
+from sluice_server.engine.scheduler.validation import salt_of
 
 FETCH_S = 0.25  # the most seconds of a fetch: running requests wait as long
 
@@ -51,7 +52,7 @@ class BlockFetcher:
         if request.bypasses_cache or not cache.prefix_caching:
             return
         for tokens in _chains(request):
-            self._import(PrefixImport(cache, request.cache_salt, tokens))
+            self._import(PrefixImport(cache, salt_of(request), tokens))
 
     def _import(self, prefix: PrefixImport) -> None:
         try:

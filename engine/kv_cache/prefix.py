@@ -30,6 +30,11 @@ def root_with_embeds(start: bytes, digest: bytes) -> bytes:
     return root_of(start, b"prompt_embeds", digest)
 
 
+def root_with_adapter(start: bytes, digest: bytes) -> bytes:
+    """Returns the start of the chain for prompts that are computed with the adapter of that digest."""
+    return root_of(start, b"adapter", digest)
+
+
 def names_of(parent: bytes, tokens: Sequence[int], block_size: int) -> list[bytes]:
     """Returns the names of the full blocks of a prompt behind `parent`."""
     names = []

@@ -24,7 +24,7 @@ from sluice_server.engine.checks import (
 )
 from sluice_server.engine.errors import Code, ServiceError, invalid, never_fits, unsupported
 from sluice_server.engine.kv_cache.cache import KVCache
-from sluice_server.engine.kv_cache.prefix import root_with_embeds
+from sluice_server.engine.kv_cache.prefix import root_with_adapter, root_with_embeds
 from sluice_server.engine.kv_cache.table import BlockTable
 from sluice_server.engine.request import EngineRequest, Limits, SamplingParams
 from sluice_server.engine.scheduler.beam import BeamSearch
@@ -77,7 +77,7 @@ class RequestValidator:
         request, params = group.request, group.request.params
         # A beam search starts from one hypothesis and forks later.
         received = request.resume_ids or ((),) * (1 if params.beam_width else params.num_sequences)
-        salt = _salt_of(request)
+        salt = salt_of(request)
         for index, ids in enumerate(received):
             if ids is not None:
                 blocks = BlockTable(salt, request.bypasses_cache)
@@ -120,6 +120,8 @@ class RequestValidator:
             check_draft_tokens(request.max_draft_tokens)
         if request.is_open and params.logits_processors:
             raise unsupported("keep_input_open", "logits_processors see a whole prompt: leave one of the two out")
+        if request.adapter:
+            raise unsupported("adapter", "adapters are not supported by this engine: leave it out")
         self._check_embeds(request)
         self._check_resume(request)
 
@@ -164,10 +166,12 @@ class RequestValidator:
                 raise invalid(f"resume.outputs[{index}].token_ids", f"has {len(ids)} ids; max_tokens is {limit}")
 
 
-def _salt_of(request: EngineRequest) -> bytes:
+def salt_of(request: EngineRequest) -> bytes:
     """Returns where the names of the request's cache blocks begin."""
-    embeds = request.prompt_embeds
-    return request.cache_salt if embeds is None else root_with_embeds(request.cache_salt, embeds.digest)
+    embeds, start = request.prompt_embeds, request.cache_salt
+    if request.adapter:
+        start = root_with_adapter(start, request.adapter)
+    return start if embeds is None else root_with_embeds(start, embeds.digest)
 
 
 def _for_runner(params: SamplingParams, num_end_ids: int, limits: Limits) -> SamplingParams:

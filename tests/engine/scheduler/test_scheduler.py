@@ -1,5 +1,7 @@
 """The scheduler, case by case."""
 
+import dataclasses
+
 import pytest
 
 from sluice_server.engine.errors import Code, ServiceError
@@ -7,6 +9,7 @@ from sluice_server.engine.kv_cache.cache import KVCache
 from sluice_server.engine.plan import StepResult
 from sluice_server.engine.request import EngineRequest, FinishReason, Limits, SamplingParams
 from sluice_server.engine.scheduler.scheduler import Scheduler
+from sluice_server.engine.scheduler.validation import salt_of
 
 LIMITS = Limits(context_length=64, vocab_size=50)
 
@@ -92,3 +95,18 @@ def test_cancel_frees_at_once_in_every_state() -> None:
     assert not scheduler.cancel(f"{1:032x}")
     assert scheduler.apply(plan, StepResult([9]), 0.0) == ([], [])
     assert scheduler.cache.pool.num_held == 0
+
+
+def test_an_adapter_is_refused_and_not_answered_by_the_base() -> None:
+    scheduler = make()
+    with pytest.raises(ServiceError, match="adapters are not supported by this engine") as caught:
+        scheduler.add(dataclasses.replace(request(1), adapter=b"a" * 32))
+    assert caught.value.code is Code.UNIMPLEMENTED
+    assert scheduler.num_open == 0
+
+
+def test_blocks_of_adapters_and_of_the_base_have_names_of_their_own() -> None:
+    base = request(1)
+    digests = [b"", b"a" * 32, b"b" * 32]
+    assert len({salt_of(dataclasses.replace(base, adapter=digest)) for digest in digests}) == len(digests)
+    assert salt_of(base) == base.cache_salt
