@@ -180,7 +180,7 @@ def attacked(name: str, address: str, in_flight: int) -> Iterator[None]:
 
 
 @dataclasses.dataclass
-class Seen:
+class SeenNeighbour:
     """What the neighbour saw."""
 
     seconds: list[float] = dataclasses.field(default_factory=list)
@@ -197,9 +197,9 @@ class Seen:
         }
 
 
-async def neighbour(address: str, seconds: float) -> Seen:
+async def neighbour(address: str, seconds: float) -> SeenNeighbour:
     """A client that asks for one token again and again."""
-    seen, request = Seen(), one_token("def mean(values):").SerializeToString()
+    seen, request = SeenNeighbour(), one_token("def mean(values):").SerializeToString()
     async with grpc.aio.insecure_channel(address, options=LIMITS) as channel:
         end = time.monotonic() + seconds
         while (start := time.monotonic()) < end:

@@ -11,7 +11,7 @@ import json
 import statistics
 
 from benchmarks.speculation import KINDS, decode, make, size_of
-from benchmarks.speculation_loads import Load, continuations
+from benchmarks.speculation_loads import ClosedLoad, continuations
 from sluice_server.engine.config import EngineConfig
 
 
@@ -28,7 +28,7 @@ def forms_of(who: str) -> dict[str, EngineConfig]:
     }
 
 
-def compare(who: str, load: Load, num_runs: int) -> dict[str, dict[str, float]]:
+def compare(who: str, load: ClosedLoad, num_runs: int) -> dict[str, dict[str, float]]:
     """Measures all forms, alternating step by step."""
     engines = {name: make(config) for name, config in forms_of(who).items()}
     decode(engines, load)
@@ -55,7 +55,7 @@ def main() -> None:
     parser.add_argument("--who", nargs="+", choices=("draft", "eagle"), default=("draft", "eagle"))
     options = parser.parse_args()
     num = options.concurrency
-    load = Load(continuations(size_of(num)), num, options.tokens)
+    load = ClosedLoad(continuations(size_of(num)), num, options.tokens)
     print(json.dumps({who: compare(who, load, options.runs) for who in options.who}, indent=2))
 
 

@@ -43,9 +43,9 @@ class Body:
         self.sent = head + b"content-type: application/json\r\ncontent-length: %d\r\n\r\n" % len(body) + body
 
 
-async def read(port: int, num_tokens: int, rng: random.Random) -> client.Seen:
+async def read(port: int, num_tokens: int, rng: random.Random) -> client.SeenStream:
     """Reads one stream to its end."""
-    seen = client.Seen(time.monotonic())
+    seen = client.SeenStream(time.monotonic())
     reader, writer = await asyncio.open_connection("127.0.0.1", port)
     writer.write(Body(num_tokens, rng).sent)
     while line := await reader.readline():
@@ -57,7 +57,7 @@ async def read(port: int, num_tokens: int, rng: random.Random) -> client.Seen:
     return seen
 
 
-async def read_many(port: int, num: int, num_tokens: int, seed: int = 0) -> list[client.Seen]:
+async def read_many(port: int, num: int, num_tokens: int, seed: int = 0) -> list[client.SeenStream]:
     """Reads that many streams at once."""
     rng = random.Random(seed)
     return list(await asyncio.gather(*[read(port, num_tokens, rng) for _ in range(num)]))
@@ -153,7 +153,7 @@ async def measure(options: argparse.Namespace) -> dict[str, object]:
     }
 
 
-def time_of_token(seen: Sequence[client.Seen]) -> float:
+def time_of_token(seen: Sequence[client.SeenStream]) -> float:
     """Seconds from one token of a stream to its next, the mean of all streams."""
     return sum((one.arrivals_s[-1] - one.arrivals_s[0]) / one.num_tokens for one in seen) / len(seen)
 

@@ -57,7 +57,7 @@ ARRIVED = "gateway to client"
 
 
 @dataclasses.dataclass(slots=True)
-class Server:
+class TreeServer:
     """A service of one tree, its client, and when its requests began, had a token and ended."""
 
     name: str
@@ -77,7 +77,7 @@ class Server:
 
 
 @contextlib.contextmanager
-def serving(tree: Path, options: argparse.Namespace) -> Iterator[Server]:
+def serving(tree: Path, options: argparse.Namespace) -> Iterator[TreeServer]:
     """Runs a service of that tree; its marks can be read after the block."""
     flag = "--quantization" if options.form.startswith("int") else "--dtype"
     line = [sys.executable, "-m", "sluice_server", "serve", "--model", str(served(options.shape))]
@@ -89,12 +89,12 @@ def serving(tree: Path, options: argparse.Namespace) -> Iterator[Server]:
         try:
             assert process.stdout is not None
             address = process.stdout.readline().partition(" on ")[2].split(",")[0]
-            yield Server(str(tree), process, sluice.AsyncClient(address, retry=sluice.NEVER, channels=1), marks)
+            yield TreeServer(str(tree), process, sluice.AsyncClient(address, retry=sluice.NEVER, channels=1), marks)
         finally:
             process.send_signal(signal.SIGTERM)
 
 
-async def ask_all(servers: Sequence[Server], options: argparse.Namespace) -> None:
+async def ask_all(servers: Sequence[TreeServer], options: argparse.Namespace) -> None:
     """Sends requests to each service, one after the other; the first ones are not counted."""
     rng = random.Random(options.seed)
     for number in range(options.warmup + options.requests):
@@ -114,7 +114,7 @@ def read(path: Path) -> tuple[list[float], list[str]]:
     return [at for at, _ in found], [name for _, name in found]
 
 
-def spans(server: Server) -> dict[str, list[float]]:
+def spans(server: TreeServer) -> dict[str, list[float]]:
     """The seconds of each hop, of every request with all its marks."""
     marks = {path.name: read(path) for path in server.marks.iterdir()}
     found: dict[str, list[float]] = {}
@@ -148,7 +148,7 @@ def figures(values: Sequence[float]) -> dict[str, int]:
     }
 
 
-def table(server: Server) -> dict[str, object]:
+def table(server: TreeServer) -> dict[str, object]:
     """The results of one server."""
     return {
         "ttft_us": figures([first - start for start, first, _ in server.asked]),

@@ -19,7 +19,7 @@ from sluice.v1 import inference_pb2
 
 from benchmarks import gateway_client as client
 from benchmarks.gateway_memory import GATEWAY, Growth, rounds_of_cancels
-from benchmarks.gateway_rig import Rig, bare_server, service
+from benchmarks.gateway_rig import GatewayRig, bare_server, service
 from benchmarks.machine import end_as_asked, median, write
 
 Figures = dict[str, object]
@@ -146,7 +146,7 @@ async def cancels() -> Figures:
     }
 
 
-def times_to_free_slots(rig: Rig, cancelled: Sequence[tuple[str, float]]) -> list[float]:
+def times_to_free_slots(rig: GatewayRig, cancelled: Sequence[tuple[str, float]]) -> list[float]:
     """Seconds from the client's cancel until the engine freed the slot, from the log of the ended engine."""
     ended_s: dict[str, float] = rig.engine_log["cancelled"]
     return [ended_s[name] - at_s for name, at_s in cancelled if name in ended_s]
@@ -193,7 +193,7 @@ async def stalled() -> Figures:
     return {"p99_gap_ms_alone": alone, "p99_gap_ms_beside": beside, "cost_percent": round(100 * cost, 1)}
 
 
-def p99_gap(seen: Sequence[client.Seen]) -> float:
+def p99_gap(seen: Sequence[client.SeenStream]) -> float:
     """The 99th percentile of gaps over all streams."""
     return percentile([gap for one in seen for gap in one.gaps_s], 0.99)
 
@@ -206,7 +206,7 @@ async def overload() -> Figures:
             await client.read_many(stubs, 16, num_tokens)
             peak = await closed_loop(stubs, 24, num_tokens, seconds)
             rng, start_s = random.Random(0), time.monotonic()
-            tasks: list[asyncio.Task[client.Seen]] = []
+            tasks: list[asyncio.Task[client.SeenStream]] = []
             rate = 10 * peak / num_tokens
             while time.monotonic() - start_s < seconds:
                 tasks.append(asyncio.create_task(client.read(stubs[len(tasks) % len(stubs)], num_tokens, rng)))

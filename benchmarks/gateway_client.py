@@ -21,7 +21,7 @@ StreamCall: TypeAlias = (
 
 
 @dataclasses.dataclass
-class Seen:
+class SeenStream:
     """One stream as its client received it."""
 
     start_s: float
@@ -65,9 +65,9 @@ def start(stub: Stub, num_tokens: int, rng: random.Random) -> StreamCall:
     return call
 
 
-async def read(stub: Stub, num_tokens: int, rng: random.Random) -> Seen:
+async def read(stub: Stub, num_tokens: int, rng: random.Random) -> SeenStream:
     """Reads one stream to its end."""
-    seen = Seen(time.monotonic())
+    seen = SeenStream(time.monotonic())
     try:
         async for event in start(stub, num_tokens, rng):
             if event.delta.consumed:
@@ -79,7 +79,7 @@ async def read(stub: Stub, num_tokens: int, rng: random.Random) -> Seen:
     return seen
 
 
-async def read_many(stubs: Sequence[Stub], num: int, num_tokens: int, seed: int = 0) -> list[Seen]:
+async def read_many(stubs: Sequence[Stub], num: int, num_tokens: int, seed: int = 0) -> list[SeenStream]:
     """Reads that many streams at once."""
     rng = random.Random(seed)
     return await asyncio.gather(*[read(stubs[at % len(stubs)], num_tokens, rng) for at in range(num)])

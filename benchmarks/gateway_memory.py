@@ -8,7 +8,7 @@ import dataclasses
 from collections.abc import Sequence
 
 from benchmarks import gateway_client as client
-from benchmarks.gateway_rig import Rig
+from benchmarks.gateway_rig import GatewayRig
 
 GATEWAY = "gateway-0"
 AT_ONCE = 32
@@ -30,7 +30,7 @@ class Growth:
         return self.malloc_bytes > 400.0 or self.python_blocks > 0.25 or self.process_bytes > 500.0
 
 
-async def rounds_of_cancels(rig: Rig, num_rounds: int, num: int) -> tuple[list[tuple[str, float]], Growth]:
+async def rounds_of_cancels(rig: GatewayRig, num_rounds: int, num: int) -> tuple[list[tuple[str, float]], Growth]:
     """Runs `num` cancels per round after the warm-up. Returns their ids and times, and the memory after each round."""
     cancelled: list[tuple[str, float]] = []
     seen: list[tuple[float, float, float]] = []

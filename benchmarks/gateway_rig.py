@@ -31,7 +31,7 @@ CACHE_TOKENS = 1 << 22
 
 
 @dataclasses.dataclass
-class Rig:
+class GatewayRig:
     """A running service."""
 
     address: str
@@ -68,7 +68,7 @@ def service(
     max_num_seqs: int = 256,
     authority: bytes = b"",
     **settings: Any,  # noqa: ANN401 # of ServiceConfig
-) -> Iterator[Rig]:
+) -> Iterator[GatewayRig]:
     """Run a service whose engine takes `step_s` a step; after the block it has ended, and its engine's log is there.
     A `watched` gateway tells of its memory, and keeps `leak_bytes` of every request.
     `authority` is that of the certificate in `settings`."""
@@ -96,7 +96,7 @@ def service(
             )
             for child in plan_children(engine, config, Path(directory))
         }
-        rig = Rig(config.listen, {name: psutil.Process(one.pid) for name, one in running.items()}, watch=watch)
+        rig = GatewayRig(config.listen, {name: psutil.Process(one.pid) for name, one in running.items()}, watch=watch)
         try:
             wait_until_serving(config.listen, authority)
             yield rig
@@ -125,12 +125,12 @@ def wait_until_serving(address: str, authority: bytes = b"") -> None:
 
 
 @contextlib.contextmanager
-def bare_server(num_streams: int, interval_s: float) -> Iterator[Rig]:
+def bare_server(num_streams: int, interval_s: float) -> Iterator[GatewayRig]:
     """Runs a gRPC server that only writes."""
     address = free_address("127.0.0.1:0")
     command = [sys.executable, "-m", "benchmarks.bare_grpc", address, str(num_streams), str(interval_s)]
     with subprocess.Popen(command, stdout=subprocess.PIPE) as process:
         assert process.stdout is not None
         process.stdout.readline()
-        yield Rig(address, {"bare": psutil.Process(process.pid)})
+        yield GatewayRig(address, {"bare": psutil.Process(process.pid)})
         process.kill()

@@ -16,7 +16,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from benchmarks.gpu_cases import Place
+from benchmarks.gpu_cases import CaseDevice
 from benchmarks.gpu_command import Ground, asked
 from benchmarks.gpu_peers import Problem, figures
 from benchmarks.gpu_results import Row
@@ -28,7 +28,7 @@ PARTS = ("decode", "prefill", "cascade")
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
-class Sizes:
+class AttentionSizes:
     """Heads, and the measured sizes: (rows, keys of each); of a cascade (rows, shared keys), beside `own`."""
 
     heads: int = 32
@@ -55,8 +55,8 @@ class Sizes:
         return AttentionOptions(self.dim**-0.5)
 
 
-SIZES = Sizes()
-DRY = Sizes(4, 2, 64, 16, ((2, 40), (1, 20)), ((1, 20),), ((2, 32),), 8)
+SIZES = AttentionSizes()
+DRY = AttentionSizes(4, 2, 64, 16, ((2, 40), (1, 20)), ((1, 20),), ((2, 32),), 8)
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -66,7 +66,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     return given.run([(key, call) for key, call in todo(given.ground, sizes) if key.split(":")[0] in given.parts])
 
 
-def todo(ground: Ground, sizes: Sizes) -> list[tuple[str, Callable[[], Row]]]:
+def todo(ground: Ground, sizes: AttentionSizes) -> list[tuple[str, Callable[[], Row]]]:
     """Every decode for each format of the cache, then prefills, and decodes of rows that share a prefix."""
     found: list[tuple[str, Callable[[], Row]]] = []
     for kept, (batch, length) in itertools.product(kept_as(ground), sizes.decodes):
@@ -90,7 +90,7 @@ def kept_as(ground: Ground) -> list[torch.dtype]:
 
 
 def paged(
-    at: Place, sizes: Sizes, batch: int, length: int, num: int, kept: torch.dtype
+    at: CaseDevice, sizes: AttentionSizes, batch: int, length: int, num: int, kept: torch.dtype
 ) -> tuple[Tensor, Tensor, Ragged, Tensor | None]:
     """Queries, a cache whose blocks are in random order, rows of `num` tokens, scales."""
     width = -(-length // sizes.block)
@@ -100,14 +100,14 @@ def paged(
     return at.randn(batch * num, sizes.heads, sizes.dim), cache, rows, scales
 
 
-def cache_of(at: Place, sizes: Sizes, num_blocks: int, kept: torch.dtype) -> tuple[Tensor, Tensor | None]:
+def cache_of(at: CaseDevice, sizes: AttentionSizes, num_blocks: int, kept: torch.dtype) -> tuple[Tensor, Tensor | None]:
     """Random keys and values as the engine keeps them on a GPU, and in 8 bits their scales."""
     shape = num_blocks, 2, sizes.kv_heads, sizes.block, sizes.dim
     numbers = torch.randn(shape, device=at.device, dtype=at.dtype)
     return slots.parts(slots.encode(numbers, kept, slots.GPU_ALIGN).permute(0, 3, 1, 2, 4), sizes.dim)
 
 
-def decode(ground: Ground, sizes: Sizes, batch: int, length: int, kept: torch.dtype) -> Row:
+def decode(ground: Ground, sizes: AttentionSizes, batch: int, length: int, kept: torch.dtype) -> Row:
     """One token of each of `batch` rows."""
     q, cache, rows, scales = paged(ground.at, sizes, batch, length, 1, kept)
     took = ground.clock(lambda: paged_attention(q, cache, rows, sizes.options, scales))
@@ -131,7 +131,7 @@ def decode(ground: Ground, sizes: Sizes, batch: int, length: int, kept: torch.dt
     }
 
 
-def prefill(ground: Ground, sizes: Sizes, batch: int, length: int) -> Row:
+def prefill(ground: Ground, sizes: AttentionSizes, batch: int, length: int) -> Row:
     """Whole prompts, causal."""
     q, cache, rows, _ = paged(ground.at, sizes, batch, length, length, ground.at.dtype)
     took = ground.clock(lambda: paged_attention(q, cache, rows, sizes.options))
@@ -148,7 +148,7 @@ def prefill(ground: Ground, sizes: Sizes, batch: int, length: int) -> Row:
     }
 
 
-def cascade(ground: Ground, sizes: Sizes, batch: int, prefix: int) -> Row:
+def cascade(ground: Ground, sizes: AttentionSizes, batch: int, prefix: int) -> Row:
     """One token of each of `batch` rows that share a prefix, attended to once, beside the same without sharing."""
     q, cache, rows, _ = paged(ground.at, sizes, batch, prefix + sizes.own, 1, ground.at.dtype)
     rows.tables[:, : prefix // sizes.block] = rows.tables[0, : prefix // sizes.block]

@@ -47,7 +47,7 @@ class Sizes:
     inner: int = 768
 
 
-class Place(NamedTuple):
+class CaseDevice(NamedTuple):
     """The device of tensors, and the number format of activations."""
 
     device: torch.device
@@ -88,7 +88,7 @@ class Case:
     part: str
     group: str
     size: int
-    make: Callable[[Place], Work]
+    make: Callable[[CaseDevice], Work]
     needs_fp8: bool = False
 
     @property
@@ -129,7 +129,7 @@ def cases(sizes: Sizes) -> Iterator[Case]:
 TRUNCATIONS = {"greedy": (0.0, 0, 1.0), "all": (0.8, 0, 1.0), "top-k 50, top-p 0.95": (0.8, 50, 0.95)}
 
 
-def sample(at: Place, batch: int, vocab: int, truncation: tuple[float, int, float]) -> Work:
+def sample(at: CaseDevice, batch: int, vocab: int, truncation: tuple[float, int, float]) -> Work:
     """Samples a token of each of `batch` rows. Unlike ours, torch's draws depend on the batch."""
     temperature, top_k, top_p = truncation
     logits = torch.randn(batch, vocab, device=at.device) * 4
@@ -164,7 +164,7 @@ def drawn(scaled: Tensor, top_k: int, top_p: float) -> Tensor:
     return ids.gather(1, places)[:, 0]
 
 
-def rms_norm(at: Place, tokens: int, width: int) -> Work:
+def rms_norm(at: CaseDevice, tokens: int, width: int) -> Work:
     """The norm of activations."""
     x, weight = at.randn(tokens, width), at.randn(width)
     return pure(
@@ -174,7 +174,7 @@ def rms_norm(at: Place, tokens: int, width: int) -> Work:
     )
 
 
-def add_rms_norm(at: Place, tokens: int, width: int) -> Work:
+def add_rms_norm(at: CaseDevice, tokens: int, width: int) -> Work:
     """The norm of the residual stream, in float32, after an addition to it."""
     x, weight = at.randn(tokens, width), at.randn(width)
     residual = torch.randn(tokens, width, device=at.device)
@@ -187,7 +187,7 @@ def add_rms_norm(at: Place, tokens: int, width: int) -> Work:
     return pure(lambda: norm.add_rms_norm_(residual, x, weight, EPS), peer, 2 * x.nbytes + 2 * residual.nbytes)
 
 
-def write(at: Place, tokens: int, kept: str, sizes: Sizes) -> Work:
+def write(at: CaseDevice, tokens: int, kept: str, sizes: Sizes) -> Work:
     """Rotates queries and keys, and writes keys and values into a cache of the activations' format or of 8 bits."""
     dtype = torch.int8 if kept == "int8" else at.dtype
     width, keys = slots.slot_width(sizes.dim, dtype), sizes.kv_heads
@@ -228,14 +228,14 @@ def write(at: Place, tokens: int, kept: str, sizes: Sizes) -> Work:
     return Work(ours, peer, heads.nbytes + heads[:, : sizes.heads].nbytes + cis.nbytes + written, check)
 
 
-def silu(at: Place, tokens: int, width: int) -> Work:
+def silu(at: CaseDevice, tokens: int, width: int) -> Work:
     """The activation between the halves of an MLP."""
     gate_up = at.randn(tokens, 2 * width)
     num_bytes = gate_up.nbytes + gate_up.nbytes // 2
     return pure(lambda: activation.silu_mul(gate_up), lambda: elementwise.silu_mul(gate_up), num_bytes)
 
 
-def copy(at: Place, num: int, sizes: Sizes) -> Work:
+def copy(at: CaseDevice, num: int, sizes: Sizes) -> Work:
     """Copies `num` blocks of all layers, as a fork does. Its launch carries addresses, which no graph can hold."""
     shape = (2 * num, sizes.layers, sizes.block, sizes.kv_heads, sizes.dim)
 

@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 import torch
 import triton
 
-from benchmarks.gpu_cases import Place
+from benchmarks.gpu_cases import CaseDevice
 from benchmarks.gpu_clock import Peaks, about_gpu, copy_bandwidth, peaks_of, seconds
 from benchmarks.gpu_results import Results, Row
 
@@ -35,7 +35,7 @@ class Ground:
         is_dry: nothing is measured, really.
     """
 
-    at: Place
+    at: CaseDevice
     clock: Clock
     peaks: Peaks
     copied: float
@@ -47,14 +47,14 @@ class Ground:
 def gpu_ground() -> Ground:
     """The CUDA device."""
     about, copied = about_gpu(), copy_bandwidth()
-    place = Place(torch.device("cuda", torch.cuda.current_device()), torch.bfloat16)
+    place = CaseDevice(torch.device("cuda", torch.cuda.current_device()), torch.bfloat16)
     has_fp8 = torch.cuda.get_device_capability() >= FP8_SINCE
     return Ground(place, seconds, peaks_of(str(about["gpu"]), copied), copied, about, has_fp8)
 
 
 def dry_ground() -> Ground:
     """Tensors on the CPU; in float16, as the interpreter computes bfloat16 wrongly."""
-    place, peaks = Place(torch.device("cpu"), torch.float16), Peaks(1e12, {2: 1e12, 1: 2e12})
+    place, peaks = CaseDevice(torch.device("cpu"), torch.float16), Peaks(1e12, {2: 1e12, 1: 2e12})
     return Ground(place, once, peaks, 1e12, {"gpu": "none: a dry run"}, has_fp8=True, is_dry=True)
 
 

@@ -24,7 +24,7 @@ from benchmarks.gpu_clock import Peaks
 from benchmarks.gpu_command import Asked, asked
 from benchmarks.gpu_peer import continuous_batching, make_model
 from benchmarks.gpu_results import Row
-from benchmarks.gpu_rig import BLOCK, LLAMA_8B, PLAIN, QWEN_06B, Kept, Rig, add, make_rig, prompts_of
+from benchmarks.gpu_rig import BLOCK, LLAMA_8B, PLAIN, QWEN_06B, GpuRig, Kept, add, make_rig, prompts_of
 from benchmarks.machine import median
 from sluice_server.engine.models.config import ModelConfig
 
@@ -36,14 +36,14 @@ PARTS = ("8b", "8b-fp8", "0.6b", "busy", "throughput")
 Rows = Mapping[str, Row]
 
 
-class Limits(NamedTuple):
+class GpuLimits(NamedTuple):
     """The GPU's specified limits, and the bytes per second that a copy reaches."""
 
     peaks: Peaks
     copied: float
 
 
-def steady(config: ModelConfig, num: int, context: int, device: torch.device, kept: Kept = PLAIN) -> Rig:
+def steady(config: ModelConfig, num: int, context: int, device: torch.device, kept: Kept = PLAIN) -> GpuRig:
     """A rig with `num` rows of `context` tokens each, all of which decode."""
     rig = make_rig(config, num, num * (context + STEPS + BLOCK) // BLOCK + num, device, kept)
     add(rig.engine, [(context, STEPS + 8)] * num)
@@ -53,7 +53,7 @@ def steady(config: ModelConfig, num: int, context: int, device: torch.device, ke
 
 
 def decode_step(
-    config: ModelConfig, num: int, context: int, device: torch.device, limits: Limits, kept: Kept = PLAIN
+    config: ModelConfig, num: int, context: int, device: torch.device, limits: GpuLimits, kept: Kept = PLAIN
 ) -> Row:
     """The median step, the time its bytes take, and the host's time without waiting."""
     rig = steady(config, num, context, device, kept)
@@ -151,7 +151,7 @@ def free(device: torch.device) -> None:
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
-class Loads:
+class GpuLoads:
     """Models, and what they are measured at: rows and tokens of each.
 
     Attributes:
@@ -179,14 +179,14 @@ TINY = dataclasses.replace(
     windows=(None,),
     context_length=300,
 )
-DRY = Loads(TINY, TINY, (1,), (3,), (8, 5), 4, (5, 12))
+DRY = GpuLoads(TINY, TINY, (1,), (3,), (8, 5), 4, (5, 12))
 
 
 def todo(given: Asked) -> list[tuple[str, Callable[[], Row]]]:
     """The measurements of these parts, each from free memory."""
-    ground, loads = given.ground, DRY if given.ground.is_dry else Loads()
+    ground, loads = given.ground, DRY if given.ground.is_dry else GpuLoads()
     device, (long, short) = ground.at.device, loads.contexts
-    step = functools.partial(decode_step, device=device, limits=Limits(ground.peaks, ground.copied))
+    step = functools.partial(decode_step, device=device, limits=GpuLimits(ground.peaks, ground.copied))
     fp8 = functools.partial(step, kept=Kept("fp8", torch.float8_e4m3fn))
     sizes = sizes_of(loads.requests, loads.lengths)
     found: dict[str, Callable[[], Row]] = {

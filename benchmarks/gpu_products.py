@@ -13,7 +13,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from benchmarks.gpu_cases import Case, Place, Sizes, Work, pure
+from benchmarks.gpu_cases import Case, CaseDevice, Sizes, Work, pure
 from sluice_server.kernels.formats.gpu_linear import round_groups
 from sluice_server.kernels.formats.packed_weights import dequantise, quantise_rows
 from sluice_server.kernels.reference.moe import ExpertStack
@@ -23,7 +23,7 @@ from sluice_server.kernels.triton import linear4, linear8, moe
 class Linear(Protocol):
     """Makes a square product of inputs [rows, width]."""
 
-    def __call__(self, at: Place, rows: int, width: int) -> Work:
+    def __call__(self, at: CaseDevice, rows: int, width: int) -> Work:
         """Makes the work."""
 
 
@@ -35,7 +35,7 @@ def cases(sizes: Sizes) -> Iterator[Case]:
         yield Case("experts", f"{experts} experts", num, partial(mlp, tokens=num, num_experts=experts, sizes=sizes))
 
 
-def w8a16(at: Place, rows: int, width: int) -> Work:
+def w8a16(at: CaseDevice, rows: int, width: int) -> Work:
     """Weights of int8, widened in registers."""
     x, packed = at.randn(rows, width), quantise_rows(at.randn(width, width), torch.int8)
     meant = (packed.weight.float() * packed.scales[:, None]).to(at.dtype)
@@ -43,14 +43,14 @@ def w8a16(at: Place, rows: int, width: int) -> Work:
     return _linear(lambda: linear8.linear_w8a16(x, packed), x, meant, weights)
 
 
-def w4a16(at: Place, rows: int, width: int) -> Work:
+def w4a16(at: CaseDevice, rows: int, width: int) -> Work:
     """Weights of 4 bits in groups of 128."""
     x, packed = at.randn(rows, width), round_groups(at.randn(width, width))
     weights = packed.nibbles.nbytes + packed.scales.nbytes + packed.zeros.nbytes
     return _linear(lambda: linear4.linear_w4a16(x, packed), x, dequantise(packed).to(at.dtype), weights)
 
 
-def w8a8(at: Place, rows: int, width: int, dtype: torch.dtype = torch.int8) -> Work:
+def w8a8(at: CaseDevice, rows: int, width: int, dtype: torch.dtype = torch.int8) -> Work:
     """Weights and inputs of 8 bits; rounding the inputs row by row is part of the measured time."""
     x, packed = at.randn(rows, width), quantise_rows(at.randn(width, width), dtype)
     meant = (packed.weight.float() * packed.scales[:, None]).to(at.dtype)
@@ -59,7 +59,7 @@ def w8a8(at: Place, rows: int, width: int, dtype: torch.dtype = torch.int8) -> W
     return work._replace(size=1, tolerance=0.1)
 
 
-def fp8(at: Place, rows: int, width: int) -> Work:
+def fp8(at: CaseDevice, rows: int, width: int) -> Work:
     """As `w8a8`, in float8."""
     return w8a8(at, rows, width, torch.float8_e4m3fn)
 
@@ -73,7 +73,7 @@ def _linear(ours: Callable[[], Tensor], x: Tensor, meant: Tensor, weights: int) 
     return pure(ours, lambda: F.linear(x, meant), moved)._replace(flops=2 * len(x) * inputs * outputs)
 
 
-def mlp(at: Place, tokens: int, num_experts: int, sizes: Sizes) -> Work:
+def mlp(at: CaseDevice, tokens: int, num_experts: int, sizes: Sizes) -> Work:
     """A layer of experts; only weights of experts that some token chose are counted."""
     x, hidden, inner = at.randn(tokens, sizes.hidden), sizes.hidden, sizes.inner
     gate_up = at.randn(num_experts, 2 * inner, hidden) * hidden**-0.5

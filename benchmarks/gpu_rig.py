@@ -78,7 +78,7 @@ class Kept(NamedTuple):
 PLAIN = Kept()
 
 
-class RandomWeights:
+class DeviceRandomWeights:
     """Normal weights of any name, on a device."""
 
     def __init__(self, dtype: torch.dtype, device: torch.device) -> None:
@@ -151,7 +151,7 @@ class WatchedArrival:
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
-class Rig:
+class GpuRig:
     """An engine and the device that it waits for; None where it waits for none."""
 
     engine: Engine
@@ -163,11 +163,11 @@ class Rig:
         return 0.0 if self.watched is None else self.watched.waited_s
 
 
-def make_rig(config: ModelConfig, num: int, num_blocks: int, device: torch.device, kept: Kept = PLAIN) -> Rig:
+def make_rig(config: ModelConfig, num: int, num_blocks: int, device: torch.device, kept: Kept = PLAIN) -> GpuRig:
     """An engine for `num` sequences; every size of a step that can be recorded is recorded."""
     dtype = torch.bfloat16 if device.type == "cuda" else torch.float32
     pack = LinearPacker(kept.weights)
-    model = Model(config, RandomWeights(dtype, device), dtype, device, config.context_length, pack)
+    model = Model(config, DeviceRandomWeights(dtype, device), dtype, device, config.context_length, pack)
     store = BlockStore(model.new_cache(num_blocks, BLOCK, kept.cache))
     runner: StepRunner = Runner(model, store, BLOCK, num, config.context_length)
     watched = None
@@ -179,7 +179,7 @@ def make_rig(config: ModelConfig, num: int, num_blocks: int, device: torch.devic
             continue
     cache = KVCache(num_blocks, BLOCK, prefix_caching=True)
     limits = Limits(config.context_length, config.vocab_size)
-    return Rig(Engine(Scheduler(cache, limits, (), num, 8192), runner), watched)
+    return GpuRig(Engine(Scheduler(cache, limits, (), num, 8192), runner), watched)
 
 
 def prompts_of(sizes: list[int]) -> list[tuple[int, ...]]:

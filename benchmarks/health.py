@@ -12,7 +12,7 @@ POLL_S = 0.02
 ANSWERS_WITHIN_S = 2.0  # a gateway that takes longer counts as not serving
 
 
-class Watch(threading.Thread):
+class HealthWatch(threading.Thread):
     """Polls the service's health, and notes its changes."""
 
     def __init__(self, address: str) -> None:

@@ -24,7 +24,7 @@ from collections.abc import Callable, Iterator
 
 import psutil
 
-from benchmarks.health import Watch
+from benchmarks.health import HealthWatch
 from benchmarks.machine import end_as_asked, write
 from benchmarks.streams import at_phase, stream_all, varied
 from sluice_server.services.supervisor.restarts import SOON_S
@@ -57,7 +57,7 @@ def child(supervisor: psutil.Process, role: str) -> psutil.Process:
 
 
 @dataclasses.dataclass
-class Outcome:
+class FaultOutcome:
     """The results of all faults of one role."""
 
     num_harmed: int = 0
@@ -93,12 +93,12 @@ class Campaign:
         self._address = address
         self._supervisor = supervisor
         self._specs = varied(num_streams, num_tokens)
-        self._watch = Watch(address)
+        self._watch = HealthWatch(address)
         self._watch.start()
         self._undisturbed = stream_all(address, self._specs)
         self._back_at_s: dict[str, float] = {}
 
-    def do(self, harm: Harm, role: str, phase: str, seed: int, outcome: Outcome) -> None:
+    def do(self, harm: Harm, role: str, phase: str, seed: int, outcome: FaultOutcome) -> None:
         """Makes a fault once under load; returns when the service serves again."""
         harmed_at = 0.0
         self._let_live(role)
@@ -170,7 +170,7 @@ def run(
     campaign: Campaign, roles: list[str], what: str, harm: Harm, moments: list[tuple[str, int]]
 ) -> dict[str, object]:
     """Makes a fault in each of `roles` at every moment (phase, seed), in turn; returns the figures by role."""
-    outcomes = {role: Outcome() for role in roles}
+    outcomes = {role: FaultOutcome() for role in roles}
     for number, ((phase, seed), role) in enumerate(itertools.product(moments, roles), start=1):
         campaign.do(harm, role, phase, seed, outcomes[role])
         lost, different = (

@@ -25,9 +25,9 @@ from types import MappingProxyType
 from typing import TypeVar
 
 from benchmarks.machine import RESULTS, write
-from benchmarks.speculation_ideal import Watch, acceptance, bound, costs
-from benchmarks.speculation_loads import DEMO, Load, continuations, copied, distinct, edits
-from benchmarks.speculation_parts import Kept, figures_of
+from benchmarks.speculation_ideal import StepWatch, acceptance, bound, costs
+from benchmarks.speculation_loads import DEMO, ClosedLoad, continuations, copied, distinct, edits
+from benchmarks.speculation_parts import SavedResults, figures_of
 from benchmarks.speculation_plot import plot
 from sluice_server.engine.build import build_engine
 from sluice_server.engine.config import EngineConfig
@@ -50,11 +50,11 @@ PLAIN, ADAPTIVE = 0, -1  # without drafts, and as the controller says
 WARM_UPS, LARGE = 2, 16  # the controller learns costs at each concurrency; from so many sequences on one run is enough
 Outputs = dict[str, list[int]]
 Key = TypeVar("Key")
-Decode = Callable[[Mapping[str, Engine], Load], dict[str, "Run"]]
+Decode = Callable[[Mapping[str, Engine], ClosedLoad], dict[str, "BatchRun"]]
 
 
 @dataclasses.dataclass(frozen=True)
-class Run:
+class BatchRun:
     """The cost of one batch of requests."""
 
     seconds: float
@@ -78,8 +78,8 @@ def make(config: EngineConfig) -> Engine:
 
 
 def decode(
-    engines: Mapping[Key, Engine], load: Load, watches: Mapping[Key, Watch] = MappingProxyType({})
-) -> dict[Key, Run]:
+    engines: Mapping[Key, Engine], load: ClosedLoad, watches: Mapping[Key, StepWatch] = MappingProxyType({})
+) -> dict[Key, BatchRun]:
     """All of a load by each engine, taking turns step by step: what slows the machine down slows all of them. Their
     order is drawn anew each time: behind whom an engine comes decides what the caches hold, which was worth 2 %."""
     order = random.Random(1)
@@ -102,10 +102,10 @@ def decode(
                 following = next(waiting[key], None) if event.is_last else None
                 if following is not None:
                     engines[key].add(following)
-    return {key: Run(seconds[key], outputs[key]) for key in engines}
+    return {key: BatchRun(seconds[key], outputs[key]) for key in engines}
 
 
-def apart(engines: Mapping[Key, Engine], load: Load) -> dict[Key, Run]:
+def apart(engines: Mapping[Key, Engine], load: ClosedLoad) -> dict[Key, BatchRun]:
     """Runs a load on each engine, one after the other; the order is drawn from the steps so far."""
     order = list(engines)
     random.Random(sum(engine.stats.num_steps for engine in engines.values())).shuffle(order)
@@ -113,7 +113,7 @@ def apart(engines: Mapping[Key, Engine], load: Load) -> dict[Key, Run]:
     return {key: runs[key] for key in engines}
 
 
-def paired(engines: Mapping[str, Engine], load: Load, pairs: int, run: Decode = decode) -> dict[str, object]:
+def paired(engines: Mapping[str, Engine], load: ClosedLoad, pairs: int, run: Decode = decode) -> dict[str, object]:
     """Compares each kind with plain decoding, after runs of each to learn from."""
     for _ in range(WARM_UPS if load.concurrency < LARGE else 1):
         run(engines, load)
@@ -151,13 +151,13 @@ def _summary(
     }
 
 
-def ideal(load: Load, kind: str) -> dict[str, object]:
+def ideal(load: ClosedLoad, kind: str) -> dict[str, object]:
     """The controller's result on a load, beside the best that measured costs and acceptance allow."""
     fixed = {num: dataclasses.replace(KINDS[kind], draft_length="fixed", max_draft_tokens=num) for num in LENGTHS}
     engines = {PLAIN: make(KINDS["none"]), ADAPTIVE: make(KINDS[kind])}
     engines |= {num: make(config) for num, config in fixed.items()}
     decode(engines, load)
-    watches = {num: Watch(engine.split, load.concurrency) for num, engine in engines.items()}
+    watches = {num: StepWatch(engine.split, load.concurrency) for num, engine in engines.items()}
     runs = decode(engines, load, watches)
     accepted = acceptance([engines[num].scheduler.draft_stats for num in LENGTHS])
     found = costs(watches[PLAIN], {num: watches[num] for num in LENGTHS})
@@ -177,7 +177,7 @@ def ideal(load: Load, kind: str) -> dict[str, object]:
     }
 
 
-def idle(load: Load, pairs: int) -> dict[str, object]:
+def idle(load: ClosedLoad, pairs: int) -> dict[str, object]:
     """Measures the controller's cost on text without predictable tokens, where it drafts nothing."""
     engines = {kind: make(KINDS[kind]) for kind in KINDS}
     found = paired(engines, load, pairs)
@@ -190,18 +190,18 @@ def parts_of(options: argparse.Namespace) -> dict[str, Callable[[], object]]:
     parts: dict[str, Callable[[], object]] = {}
     for name, prompts in (("edits", edits), ("continuations", continuations)):
         for num in sorted({1, min(8, options.most), options.most}):
-            load = Load(prompts(size_of(num)), num, num_tokens)
+            load = ClosedLoad(prompts(size_of(num)), num, num_tokens)
             parts[f"look_up_{name}/{num}"] = functools.partial(look_up, load, pairs)
     for num in (num for num in (1, 4, 16) if num <= options.most):
         for kind in ("draft", "eagle"):  # proposers that always have a draft
             parts[f"{kind}_ideal/{num}"] = functools.partial(
-                ideal, Load(continuations(size_of(num)), num, num_tokens), kind
+                ideal, ClosedLoad(continuations(size_of(num)), num, num_tokens), kind
             )
     for num in sorted({1, options.most}):
-        load = Load(continuations(size_of(num)), num, num_tokens, 3.0)
+        load = ClosedLoad(continuations(size_of(num)), num, num_tokens, 3.0)
         parts[f"drafts_nothing/{num}"] = functools.partial(idle, load, pairs)
     for num in (2**i for i in range(options.most.bit_length())):
-        load = Load(continuations(size_of(num)), num, num_tokens)
+        load = ClosedLoad(continuations(size_of(num)), num, num_tokens)
         parts[f"by_concurrency/{num}"] = functools.partial(together, load, pairs)
     return parts
 
@@ -211,7 +211,7 @@ def size_of(concurrency: int) -> int:
     return max(6, concurrency + concurrency // 2)
 
 
-def look_up(load: Load, pairs: int) -> dict[str, object]:
+def look_up(load: ClosedLoad, pairs: int) -> dict[str, object]:
     """Prompt look-up on a load, and what its outputs are like: shares of tokens copied from the prompt, and of 4-grams
     that differ."""
     engines = {kind: make(KINDS[kind]) for kind in ("none", "ngram")}
@@ -220,7 +220,7 @@ def look_up(load: Load, pairs: int) -> dict[str, object]:
     return {**like, **paired(engines, load, pairs, apart)}
 
 
-def together(load: Load, pairs: int) -> dict[str, object]:
+def together(load: ClosedLoad, pairs: int) -> dict[str, object]:
     """All kinds at one concurrency, with new engines."""
     return paired({kind: make(config) for kind, config in KINDS.items()}, load, pairs)
 
@@ -244,7 +244,7 @@ def main() -> None:
     parser.add_argument("--fresh", action="store_true", help="forget what an earlier run measured")
     options = parser.parse_args()
     asked = {"pairs": options.pairs, "tokens": options.tokens, "most": options.most}
-    kept = Kept(PARTS, asked, is_fresh=options.fresh)
+    kept = SavedResults(PARTS, asked, is_fresh=options.fresh)
     for name, measure in parts_of(options).items():
         if name not in kept.parts:
             kept.add(name, measure())

@@ -26,7 +26,7 @@ class Costs:
     reading_s: float
 
 
-class Watch:
+class StepWatch:
     """Notes the cost of an engine's steps in which all of `num_rows` decode and verify alike."""
 
     def __init__(self, split: StepSplit, num_rows: int) -> None:
@@ -48,7 +48,7 @@ class Watch:
             self.step_s[min(lengths)].append(took["plan"] + took["compute"] + took["apply"])
 
 
-def costs(plain: Watch, fixed: Mapping[int, Watch]) -> Costs:
+def costs(plain: StepWatch, fixed: Mapping[int, StepWatch]) -> Costs:
     """The costs of plain decoding, and of engines with a fixed number of drafts."""
     of_length = {num: watch for num, watch in fixed.items() if watch.step_s[num]}
     draft_s = {num: statistics.median(watch.draft_s[num]) for num, watch in of_length.items()}

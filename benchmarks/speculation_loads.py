@@ -34,7 +34,7 @@ Outputs = Mapping[str, Sequence[int]]  # ids, by request
 
 
 @dataclass(frozen=True)
-class Prompt:
+class LoadPrompt:
     """Attributes:
     grammar: that the output follows, in llguidance's form; empty: none.
     """
@@ -44,11 +44,11 @@ class Prompt:
 
 
 @dataclass(frozen=True)
-class Load:
+class ClosedLoad:
     """Prompts of which `concurrency` are decoded at any time: when one ends, the next begins. Two thirds are
     sampled at temperature 0.7, the rest greedily, unless `temperature` says otherwise."""
 
-    prompts: Sequence[Prompt]
+    prompts: Sequence[LoadPrompt]
     concurrency: int
     num_tokens: int
     temperature: float | None = None
@@ -64,7 +64,7 @@ class Load:
             yield EngineRequest(f"{i:032x}", tuple(prompt.ids), params)
 
 
-def continuations(num: int) -> list[Prompt]:
+def continuations(num: int) -> list[LoadPrompt]:
     """Texts to be continued."""
     tokenizer = Tokenizer.from_file(str(DEMO / "target" / "tokenizer.json"))
     prompts = []
@@ -72,11 +72,11 @@ def continuations(num: int) -> list[Prompt]:
         source = inspect.getsource(import_module(CONTINUED[i % len(CONTINUED)]))
         first = 100 + 700 * (i // len(CONTINUED))
         text = source[first : first + GIVEN]
-        prompts.append(Prompt(tokenizer.encode(f"{text}\n\n\n{text[:AGAIN]}").ids))
+        prompts.append(LoadPrompt(tokenizer.encode(f"{text}\n\n\n{text[:AGAIN]}").ids))
     return prompts
 
 
-def edits(num: int) -> list[Prompt]:
+def edits(num: int) -> list[LoadPrompt]:
     """Texts, each with the grammar of its edits."""
     tokenizer = Tokenizer.from_file(str(DEMO / "target" / "tokenizer.json"))
     prompts = []
@@ -85,7 +85,7 @@ def edits(num: int) -> list[Prompt]:
         first = source.index("\n", 1000 + 700 * (i // len(EDITED))) + 1
         lines = source[first : first + GIVEN].splitlines(keepends=True)[:-1]  # the last is cut
         ids = tokenizer.encode("".join(lines) + "\n\n# Revised:\n\n").ids
-        prompts.append(Prompt(ids, grammar_of(edited(lines, random.Random(i), renames=bool(i % 2)))))
+        prompts.append(LoadPrompt(ids, grammar_of(edited(lines, random.Random(i), renames=bool(i % 2)))))
     return prompts
 
 
@@ -122,7 +122,7 @@ def distinct(outputs: Outputs) -> float:
     return statistics.mean(len(set(found)) / len(found) for found in grams)
 
 
-def copied(load: Load, outputs: Outputs) -> float:
+def copied(load: ClosedLoad, outputs: Outputs) -> float:
     """Share of tokens that are copied from the prompt: see COPIED."""
     shares = []
     for request in load.requests():

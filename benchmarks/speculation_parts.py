@@ -5,7 +5,7 @@ from collections.abc import Mapping
 from pathlib import Path
 
 
-class Kept:
+class SavedResults:
     """Results so far with the same options, in a file that is replaced as a whole."""
 
     def __init__(self, path: Path, options: dict[str, int], *, is_fresh: bool) -> None:

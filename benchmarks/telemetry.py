@@ -101,7 +101,7 @@ class Steps:
 
 
 @dataclasses.dataclass(frozen=True)
-class Loaded:
+class LoadResult:
     """What one load of one service brought."""
 
     tokens_per_s: float
@@ -116,14 +116,14 @@ class Service:
     address: str
     metrics_port: int
 
-    def load(self, streams: int, requests: int) -> Loaded:
+    def load(self, streams: int, requests: int) -> LoadResult:
         """So many requests, at most `streams` at once."""
         before, cpu_before_s = self.steps(), self.cpu_s()
         with tempfile.NamedTemporaryFile(suffix=".json") as file:
             more = ["--concurrency", str(streams), "--requests", str(requests), "--warmup", "0", "--json", file.name]
             subprocess.run([*BENCH, "--address", self.address, *more], check=True, stdout=subprocess.DEVNULL)
             speed = float(json.loads(Path(file.name).read_text())["output_tokens_per_s"])
-        return Loaded(speed, self.steps().since(before), self.cpu_s() - cpu_before_s)
+        return LoadResult(speed, self.steps().since(before), self.cpu_s() - cpu_before_s)
 
     def steps(self) -> Steps:
         """The engine's steps so far."""
@@ -160,7 +160,7 @@ def main() -> None:
     parser.add_argument("--streams", type=int, default=64)
     parser.add_argument("--requests", type=int, default=128)
     options = parser.parse_args()
-    loads: dict[str, list[Loaded]] = {}
+    loads: dict[str, list[LoadResult]] = {}
     with collector() as (endpoint, sink), black_hole() as hole, contextlib.ExitStack() as stack:
         ways = {"plain": [], "traced": ["--otlp-endpoint", endpoint], "black_hole": ["--otlp-endpoint", hole]}
         services = {
@@ -181,7 +181,7 @@ def main() -> None:
     write("telemetry", command, {**result(loads), "exports_received": sink.num})
 
 
-def result(loads: dict[str, list[Loaded]]) -> dict[str, object]:
+def result(loads: dict[str, list[LoadResult]]) -> dict[str, object]:
     """Ratios to the service without telemetry."""
     plain = loads["plain"]
     found: dict[str, object] = {"plain_tokens_per_s": round(median([one.tokens_per_s for one in plain]), 1)}

@@ -26,13 +26,13 @@ class Progress:
 
 
 @dataclass(frozen=True)
-class Checkpoint:
+class DemoCheckpoint:
     progress: Progress
     weights: dict[str, Tensor]
     optimiser: dict[str, Tensor]
 
 
-def save(folder: Path, checkpoint: Checkpoint) -> None:
+def save(folder: Path, checkpoint: DemoCheckpoint) -> None:
     if load_progress(folder) == checkpoint.progress:
         return  # saved already; writing it again could damage it
     folder.mkdir(parents=True, exist_ok=True)
@@ -45,13 +45,13 @@ def save(folder: Path, checkpoint: Checkpoint) -> None:
             path.unlink()
 
 
-def load(folder: Path) -> Checkpoint | None:
+def load(folder: Path) -> DemoCheckpoint | None:
     """Returns the last complete checkpoint, or None if there is none."""
     progress = load_progress(folder)
     if progress is None:
         return None
     weights, optimiser = file_names(progress.step)
-    return Checkpoint(progress, load_file(folder / weights), load_file(folder / optimiser))
+    return DemoCheckpoint(progress, load_file(folder / weights), load_file(folder / optimiser))
 
 
 def load_progress(folder: Path) -> Progress | None:

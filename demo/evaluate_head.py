@@ -27,7 +27,7 @@ LENGTH = 1024  # tokens of each held-out document that are read
 
 
 @dataclass(frozen=True)
-class Figures:
+class HeadFigures:
     num_parameters: int
     num_ids: int  # size of the draft vocabulary
     num_tokens: int  # of held-out text
@@ -63,7 +63,7 @@ def load_head(plan: recipe.Recipe, target: Llama, folder: Path) -> Head:
 
 
 @torch.inference_mode()
-def measure(target: Llama, head: Head, documents: Sequence[Ids]) -> Figures:
+def measure(target: Llama, head: Head, documents: Sequence[Ids]) -> HeadFigures:
     """Draft at the beginnings of documents, each draft as if those before it had been right."""
     ids = torch.nonzero(head.get_buffer("t2d")).flatten()
     right, num_tokens = torch.zeros(GUESSES), 0
@@ -77,10 +77,10 @@ def measure(target: Llama, head: Head, documents: Sequence[Ids]) -> Figures:
             right[age] += (ids[guess[0, GUESSES:].argmax(dim=1)] == wanted).sum()
         num_tokens += len(wanted)
     own = sum(weight.numel() for weight in head.parameters()) + head.lm_head.get_buffer("weight").numel()
-    return Figures(own, len(ids), num_tokens, tuple((right / num_tokens).tolist()))
+    return HeadFigures(own, len(ids), num_tokens, tuple((right / num_tokens).tolist()))
 
 
-def render(plan: recipe.Recipe, figures: Figures, progress: checkpoint.Progress, machine: str) -> str:
+def render(plan: recipe.Recipe, figures: HeadFigures, progress: checkpoint.Progress, machine: str) -> str:
     """Returns the card."""
     rows = "\n".join(f"| {num} | {share:.1%} |" for num, share in enumerate(figures.agreement, 1))
     layers = ", ".join(map(str, BEHIND))

@@ -16,7 +16,7 @@ from torch import Tensor
 
 from sluice_server.demo import bpe, checkpoint, head, recipe
 from sluice_server.demo.checkpoint import TOKENIZER_FILE, TRAINING_FOLDER
-from sluice_server.demo.model import Shape
+from sluice_server.demo.model import ModelShape
 
 DEMO_FOLDER = Path(__file__).parent
 
@@ -70,7 +70,7 @@ def export_head(training: Path, folder: Path) -> None:
     )
 
 
-def head_config(shape: Shape, num_ids: int) -> dict[str, object]:
+def head_config(shape: ModelShape, num_ids: int) -> dict[str, object]:
     """Returns config.json of the head. Published layers count from 0, and the outputs of the listed layers are read."""
     return model_config(shape) | {
         "architectures": ["LlamaForCausalLMEagle3"],
@@ -93,7 +93,7 @@ def write_weights(path: Path, weights: dict[str, Tensor]) -> None:
     os.replace(beside, path)
 
 
-def descriptions(shape: Shape) -> dict[str, dict[str, object]]:
+def descriptions(shape: ModelShape) -> dict[str, dict[str, object]]:
     """Returns the JSON files of a checkpoint, by name."""
     ends: dict[str, object] = {"bos_token_id": bpe.END_OF_TEXT_ID, "eos_token_id": bpe.END_OF_TEXT_ID}
     return {
@@ -103,7 +103,7 @@ def descriptions(shape: Shape) -> dict[str, dict[str, object]]:
     }
 
 
-def model_config(shape: Shape) -> dict[str, object]:
+def model_config(shape: ModelShape) -> dict[str, object]:
     return {
         "architectures": ["LlamaForCausalLM"],
         "model_type": "llama",
@@ -125,7 +125,7 @@ def model_config(shape: Shape) -> dict[str, object]:
     }
 
 
-def tokenizer_config(shape: Shape) -> dict[str, object]:
+def tokenizer_config(shape: ModelShape) -> dict[str, object]:
     return {
         "tokenizer_class": "PreTrainedTokenizerFast",
         "bos_token": bpe.END_OF_TEXT,

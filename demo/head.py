@@ -9,7 +9,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from sluice_server.demo.model import FeedForward, Llama, Shape, rotary_table, rotate
+from sluice_server.demo.model import FeedForward, Llama, ModelShape, rotary_table, rotate
 
 BEHIND = (1, 3, 4)  # layers of the target, counted from 1, whose outputs are read: low, middle, high
 NUM_IDS = 3072  # size of the draft vocabulary, which covers 97.7 % of the corpus
@@ -19,7 +19,7 @@ class Head(nn.Module):
     """The head. `shape`: of its one layer; `ids`: int64 [draft vocabulary], ascending, the target's id of each draft
     id."""
 
-    def __init__(self, shape: Shape, target: Llama, ids: Tensor) -> None:
+    def __init__(self, shape: ModelShape, target: Llama, ids: Tensor) -> None:
         super().__init__()
         self.shape = shape
         self.fc = nn.Linear(len(BEHIND) * shape.hidden_size, shape.hidden_size, bias=False)
@@ -43,7 +43,7 @@ class Head(nn.Module):
         length = following.shape[1]
         tokens = F.embedding(following, self.get_buffer("embeddings"))
         hidden, found = self.fc(features), []
-        seen = Seen(self.get_buffer("cos")[:length], self.get_buffer("sin")[:length])
+        seen = DraftCache(self.get_buffer("cos")[:length], self.get_buffer("sin")[:length])
         for _ in range(num):
             hidden = self.midlayer(tokens, hidden, seen)
             found.append(F.linear(self.norm(hidden), self.lm_head.get_buffer("weight")))
@@ -59,7 +59,7 @@ class Fixed(nn.Module):
         self.register_buffer("weight", weight)
 
 
-class Seen:
+class DraftCache:
     """Keys and values of each draft so far, and the rotary tables of the positions."""
 
     def __init__(self, cos: Tensor, sin: Tensor) -> None:
@@ -69,26 +69,26 @@ class Seen:
 
 
 class MidLayer(nn.Module):
-    def __init__(self, shape: Shape) -> None:
+    def __init__(self, shape: ModelShape) -> None:
         super().__init__()
         self.input_layernorm = nn.RMSNorm(shape.hidden_size, eps=shape.norm_eps)
         self.hidden_norm = nn.RMSNorm(shape.hidden_size, eps=shape.norm_eps)
-        self.self_attn = Attention(shape)
+        self.self_attn = HeadAttention(shape)
         self.post_attention_layernorm = nn.RMSNorm(shape.hidden_size, eps=shape.norm_eps)
         self.mlp = FeedForward(shape)
 
-    def forward(self, tokens: Tensor, hidden: Tensor, seen: Seen) -> Tensor:
+    def forward(self, tokens: Tensor, hidden: Tensor, seen: DraftCache) -> Tensor:
         both = torch.cat((self.input_layernorm(tokens), self.hidden_norm(hidden)), dim=2)
         hidden = hidden + self.self_attn(both, seen)
         after: Tensor = hidden + self.mlp(self.post_attention_layernorm(hidden))
         return after
 
 
-class Attention(nn.Module):
+class HeadAttention(nn.Module):
     """Attention of the head. For the first draft it is causal. A later draft, `age` drafts on, reads the first
     draft's keys up to `age` positions before its own, then those of its ancestors."""
 
-    def __init__(self, shape: Shape) -> None:
+    def __init__(self, shape: ModelShape) -> None:
         super().__init__()
         self.dim = shape.head_dim
         queries, keys = shape.num_heads * shape.head_dim, shape.num_kv_heads * shape.head_dim
@@ -98,7 +98,7 @@ class Attention(nn.Module):
         self.v_proj = nn.Linear(2 * shape.hidden_size, keys, bias=False)
         self.o_proj = nn.Linear(queries, shape.hidden_size, bias=False)
 
-    def forward(self, both: Tensor, seen: Seen) -> Tensor:
+    def forward(self, both: Tensor, seen: DraftCache) -> Tensor:
         query = rotate(self.heads(self.q_proj(both)), seen.cos, seen.sin)
         seen.keys.append(rotate(self.heads(self.k_proj(both)), seen.cos, seen.sin).repeat_interleave(self.groups, 1))
         seen.values.append(self.heads(self.v_proj(both)).repeat_interleave(self.groups, 1))

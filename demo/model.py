@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 
 @dataclass(frozen=True)
-class Shape:
+class ModelShape:
     vocab_size: int
     hidden_size: int
     intermediate_size: int
@@ -25,13 +25,13 @@ class Shape:
     norm_eps: float = 1e-5
 
 
-TARGET = Shape(4096, 256, 704, num_layers=4, num_heads=4, num_kv_heads=2, head_dim=64)
-DRAFT = Shape(4096, 96, 256, num_layers=3, num_heads=2, num_kv_heads=1, head_dim=64)
-HEAD = Shape(4096, 256, 256, num_layers=1, num_heads=4, num_kv_heads=2, head_dim=64)
+TARGET = ModelShape(4096, 256, 704, num_layers=4, num_heads=4, num_kv_heads=2, head_dim=64)
+DRAFT = ModelShape(4096, 96, 256, num_layers=3, num_heads=2, num_kv_heads=1, head_dim=64)
+HEAD = ModelShape(4096, 256, 256, num_layers=1, num_heads=4, num_kv_heads=2, head_dim=64)
 
 
 class Llama(nn.Module):
-    def __init__(self, shape: Shape) -> None:
+    def __init__(self, shape: ModelShape) -> None:
         super().__init__()
         self.shape = shape
         self.model = Trunk(shape)
@@ -47,10 +47,10 @@ class Llama(nn.Module):
 
 
 class Trunk(nn.Module):
-    def __init__(self, shape: Shape) -> None:
+    def __init__(self, shape: ModelShape) -> None:
         super().__init__()
         self.embed_tokens = nn.Embedding(shape.vocab_size, shape.hidden_size)
-        self.layers = nn.ModuleList(Layer(shape) for _ in range(shape.num_layers))
+        self.layers = nn.ModuleList(ModelLayer(shape) for _ in range(shape.num_layers))
         self.norm = nn.RMSNorm(shape.hidden_size, eps=shape.norm_eps)
 
     def forward(self, ids: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
@@ -61,11 +61,11 @@ class Trunk(nn.Module):
         return normed
 
 
-class Layer(nn.Module):
-    def __init__(self, shape: Shape) -> None:
+class ModelLayer(nn.Module):
+    def __init__(self, shape: ModelShape) -> None:
         super().__init__()
         self.input_layernorm = nn.RMSNorm(shape.hidden_size, eps=shape.norm_eps)
-        self.self_attn = Attention(shape)
+        self.self_attn = ModelAttention(shape)
         self.post_attention_layernorm = nn.RMSNorm(shape.hidden_size, eps=shape.norm_eps)
         self.mlp = FeedForward(shape)
 
@@ -75,8 +75,8 @@ class Layer(nn.Module):
         return after
 
 
-class Attention(nn.Module):
-    def __init__(self, shape: Shape) -> None:
+class ModelAttention(nn.Module):
+    def __init__(self, shape: ModelShape) -> None:
         super().__init__()
         self.shape = shape
         query_size = shape.num_heads * shape.head_dim
@@ -100,7 +100,7 @@ class Attention(nn.Module):
 
 
 class FeedForward(nn.Module):
-    def __init__(self, shape: Shape) -> None:
+    def __init__(self, shape: ModelShape) -> None:
         super().__init__()
         self.gate_proj = nn.Linear(shape.hidden_size, shape.intermediate_size, bias=False)
         self.up_proj = nn.Linear(shape.hidden_size, shape.intermediate_size, bias=False)
@@ -111,7 +111,7 @@ class FeedForward(nn.Module):
         return projected
 
 
-def rotary_table(shape: Shape) -> tuple[Tensor, Tensor]:
+def rotary_table(shape: ModelShape) -> tuple[Tensor, Tensor]:
     """Returns cos and sin, each [max_positions, head_dim] (fp32), halves repeated as Llama checkpoints expect."""
     exponents = torch.arange(0, shape.head_dim, 2, dtype=torch.float32) / shape.head_dim
     angles = torch.outer(torch.arange(shape.max_positions, dtype=torch.float32), shape.rope_theta**-exponents)

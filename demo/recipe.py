@@ -9,7 +9,7 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from sluice_server.demo.model import DRAFT, HEAD, TARGET, Shape
+from sluice_server.demo.model import DRAFT, HEAD, TARGET, ModelShape
 
 # Positions advance by the golden ratio, modulo the stream: at any time every part was read about equally often.
 GOLDEN = 0.6180339887498949
@@ -18,7 +18,7 @@ GOLDEN = 0.6180339887498949
 @dataclass(frozen=True)
 class Recipe:
     name: str  # the model's folder
-    shape: Shape
+    shape: ModelShape
     num_tokens: int  # in total, over several passes of the corpus
     learns_from_target: bool  # during the decay it learns the target's distribution instead of the text
     tokens_per_step: int = 4096

@@ -95,7 +95,7 @@ def train(
     pupil: Pupil | None = None,
 ) -> nn.Module:
     """Run `plan` to its end or to `stop`, saving checkpoints. Returns the model."""
-    run = Run(plan, folder, device, pupil)
+    run = TrainingRun(plan, folder, device, pupil)
     with Progress(TextColumn(plan.name), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn()) as bar:
         task = bar.add_task(plan.name, total=plan.num_steps, completed=run.progress.step)
         while run.progress.step < plan.num_steps and not stop.is_set:
@@ -130,7 +130,7 @@ class ModelPupil:
         return loss_of(self.model(inputs), inputs, labels, self._teacher)
 
 
-class Run:
+class TrainingRun:
     """One model in training: its weights, its optimiser and its progress."""
 
     def __init__(self, plan: recipe.Recipe, folder: Path, device: torch.device, pupil: Pupil | None = None) -> None:
@@ -155,7 +155,7 @@ class Run:
 
     def save(self) -> None:
         checkpoint.save(
-            self.folder, checkpoint.Checkpoint(self.progress, self.model.state_dict(), self.optimiser.state)
+            self.folder, checkpoint.DemoCheckpoint(self.progress, self.model.state_dict(), self.optimiser.state)
         )
 
     def step(self, ids: Tensor) -> float:

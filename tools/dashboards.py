@@ -13,7 +13,7 @@ WIDTH, HEIGHT = 12, 8  # of a panel, on a grid with 24 columns
 WINDOW = "$__rate_interval"
 
 
-class Panel(NamedTuple):
+class DashboardPanel(NamedTuple):
     """One graph; `queries` are (PromQL, legend)."""
 
     title: str
@@ -21,7 +21,7 @@ class Panel(NamedTuple):
     queries: tuple[tuple[str, str], ...]
 
 
-def quantiles(title: str, metric: str, by: str = "") -> Panel:
+def quantiles(title: str, metric: str, by: str = "") -> DashboardPanel:
     """Returns a panel with p50, p90 and p99 of a histogram of seconds."""
     groups = f"le, {by}" if by else "le"
     legend = f" {{{{{by}}}}}" if by else ""
@@ -29,20 +29,20 @@ def quantiles(title: str, metric: str, by: str = "") -> Panel:
         (f"histogram_quantile({q}, sum by ({groups}) (rate({metric}_bucket[{WINDOW}])))", f"p{round(q * 100)}{legend}")
         for q in (0.5, 0.9, 0.99)
     )
-    return Panel(title, "s", queries)
+    return DashboardPanel(title, "s", queries)
 
 
-def rates(title: str, metric: str, by: str, unit: str = "ops") -> Panel:
+def rates(title: str, metric: str, by: str, unit: str = "ops") -> DashboardPanel:
     """Returns a panel with the rate of a counter, by a label."""
-    return Panel(title, unit, ((f"sum by ({by}) (rate({metric}[{WINDOW}]))", f"{{{{{by}}}}}"),))
+    return DashboardPanel(title, unit, ((f"sum by ({by}) (rate({metric}[{WINDOW}]))", f"{{{{{by}}}}}"),))
 
 
-def one(title: str, unit: str, query: str, legend: str) -> Panel:
+def one(title: str, unit: str, query: str, legend: str) -> DashboardPanel:
     """Returns a panel with one query."""
-    return Panel(title, unit, ((query, legend),))
+    return DashboardPanel(title, unit, ((query, legend),))
 
 
-DASHBOARDS: dict[str, tuple[Panel, ...]] = {
+DASHBOARDS: dict[str, tuple[DashboardPanel, ...]] = {
     "latency": (
         quantiles("Time to first token", "gen_ai_server_time_to_first_token_seconds"),
         quantiles("Between two tokens", "sluice_inter_token_latency_seconds"),
@@ -64,7 +64,7 @@ DASHBOARDS: dict[str, tuple[Panel, ...]] = {
             f"sum by (process) (rate(sluice_engine_tokens_computed_total[{WINDOW}]))",
             "{{process}}",
         ),
-        Panel(
+        DashboardPanel(
             "Tokens of a request",
             "short",
             tuple(
@@ -94,7 +94,7 @@ DASHBOARDS: dict[str, tuple[Panel, ...]] = {
         rates("Preemptions by way", "sluice_preemptions_total", "way"),
         quantiles("Step", "sluice_engine_step_time_seconds", "process"),
         rates("What steps go to", "sluice_engine_step_part_seconds_total", "part", "percentunit"),
-        Panel(
+        DashboardPanel(
             "Tokens of a step",
             "short",
             ((f"histogram_quantile(0.5, sum by (le) (rate(sluice_engine_step_tokens_bucket[{WINDOW}])))", "p50"),),
@@ -142,7 +142,7 @@ DASHBOARDS: dict[str, tuple[Panel, ...]] = {
 }
 
 
-def dashboard(name: str, panels: tuple[Panel, ...]) -> dict[str, object]:
+def dashboard(name: str, panels: tuple[DashboardPanel, ...]) -> dict[str, object]:
     """Returns Grafana's JSON of one dashboard."""
     source = {"type": "prometheus", "uid": "prometheus"}
     shown = [

@@ -20,7 +20,7 @@ class Check(Exception):
     """A check failed."""
 
 
-class Refused(Exception):
+class NotAdmitted(Exception):
     """A generation was not admitted."""
 
 
@@ -89,7 +89,7 @@ class Interrupted:
         while True:
             try:
                 return self._once()
-            except Refused as refused:
+            except NotAdmitted as refused:
                 if time.monotonic() > end:
                     raise Check(f"not let in for {MAX_REFUSED_S:.0f} s: {refused}") from None
             say("not let in yet: asking again")
@@ -115,7 +115,7 @@ class Interrupted:
         for event in events:
             match event.WhichOneof("frame"):
                 case "failed" if not num_tokens and event.failed.code == code_pb2.UNAVAILABLE:
-                    raise Refused(event.failed.message)
+                    raise NotAdmitted(event.failed.message)
                 case "failed":
                     raise Check(f"the generation failed after {num_tokens} tokens: {event.failed.message}")
                 case "finished":

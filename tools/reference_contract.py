@@ -56,11 +56,11 @@ def page(files: list[descriptor_pb2.FileDescriptorProto]) -> str:
         "",
     ]
     for file in files:
-        lines += _File(file).lines()
+        lines += _ContractFile(file).lines()
     return "\n".join(lines).rstrip() + "\n"
 
 
-class _File:
+class _ContractFile:
     """Renders one file of the contract."""
 
     def __init__(self, file: descriptor_pb2.FileDescriptorProto) -> None:

@@ -23,7 +23,7 @@ from pathlib import Path
 from benchmarks.attacks import neighbour
 from benchmarks.attacks.table import ATTACKS
 from benchmarks.gateway_memory import GATEWAY
-from benchmarks.gateway_rig import Rig, service
+from benchmarks.gateway_rig import GatewayRig, service
 from benchmarks.machine import end_as_asked, write
 from tests.services.certificates import Authority
 
@@ -35,7 +35,7 @@ SETTLE_S = 1.0
 
 
 @contextlib.contextmanager
-def attackable(over_tls: bool) -> Iterator[tuple[Rig, bytes]]:
+def attackable(over_tls: bool) -> Iterator[tuple[GatewayRig, bytes]]:
     """A service, and the authority of its certificate if it has one."""
     if not over_tls:
         with service(STEP_S) as rig:
@@ -49,7 +49,7 @@ def attackable(over_tls: bool) -> Iterator[tuple[Rig, bytes]]:
 
 
 async def beside(
-    rig: Rig, name: str, where: str, seconds: float, num: int = 1, authority: bytes = b""
+    rig: GatewayRig, name: str, where: str, seconds: float, num: int = 1, authority: bytes = b""
 ) -> tuple[dict[str, object], dict[str, float], int]:
     """What the neighbour sees beside `num` processes of the attacker, what the last says, and the gateway's most
     memory."""
@@ -73,7 +73,7 @@ async def beside(
     return seen.figures(), json.loads(said or b"{}"), most
 
 
-async def calm(rig: Rig, most: int) -> float:
+async def calm(rig: GatewayRig, most: int) -> float:
     """Seconds until the gateway has no more than `most` bytes, or a minute."""
     start_s = time.monotonic()
     while rig.rss(GATEWAY) > most and time.monotonic() - start_s < CALM_S:

@@ -16,7 +16,7 @@ LOCAL = (("grpc.use_local_subchannel_pool", 1),)
 
 
 @dataclasses.dataclass
-class Seen:
+class SeenRequests:
     """Seconds of each request that went well, and how the others ended."""
 
     connected_s: list[float] = dataclasses.field(default_factory=list)
@@ -41,10 +41,10 @@ def at(values: list[float], share: float) -> float:
     return round(ordered[min(len(ordered) - 1, int(share * len(ordered)))] * 1e3, 2) if ordered else -1.0
 
 
-async def watch(address: str, seconds: float, authority: bytes = b"") -> Seen:
+async def watch(address: str, seconds: float, authority: bytes = b"") -> SeenRequests:
     """Ask for so long, one request after the other and some on fresh connections beside them; over TLS if there is an
     authority."""
-    seen, end_s, rng = Seen(), time.monotonic() + seconds, random.Random(1)
+    seen, end_s, rng = SeenRequests(), time.monotonic() + seconds, random.Random(1)
 
     async def ask(channel: grpc.aio.Channel, into: list[float]) -> None:
         start_s = time.monotonic()

@@ -30,9 +30,9 @@ def resident() -> dict[str, float]:
 
 def one(shape: str, form: str) -> dict[str, float]:
     """Of this process with an engine in it."""
-    from benchmarks.cpu.own_worker import Own
+    from benchmarks.cpu.own_worker import OwnEngine
 
-    own = Own(checkpoint(shape), form)
+    own = OwnEngine(checkpoint(shape), form)
     own.prefill()
     own.decode(1, 16)
     return resident()

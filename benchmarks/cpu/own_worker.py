@@ -38,7 +38,7 @@ SETTINGS = {
 }
 
 
-class Own:
+class OwnEngine:
     """Our engine."""
 
     def __init__(self, directory: Path, form: str) -> None:
@@ -120,7 +120,7 @@ def timed(call: Callable[[], object]) -> float:
 def main() -> None:
     """Answer until the input ends."""
     shape, form = sys.argv[1:]
-    worker = Bare(checkpoint(shape)) if form == "bare" else Own(checkpoint(shape), form)
+    worker = Bare(checkpoint(shape)) if form == "bare" else OwnEngine(checkpoint(shape), form)
     print(json.dumps({"ready": True, "about": worker.about}), flush=True)
     for line in sys.stdin:
         asked = json.loads(line)

@@ -14,7 +14,7 @@ import time
 from collections.abc import Callable, Iterable
 from pathlib import Path
 
-from benchmarks.routing.policies import ById, Fleet, KvCost, LeastLoaded, Oracle, Policy, RoundRobin
+from benchmarks.routing.policies import ById, Fleet, KvCost, LeastLoaded, Oracle, RoundRobin, RoutingPolicy
 from benchmarks.routing.replicas import Arrival, Replica
 
 BLOCK = 512
@@ -32,7 +32,7 @@ def read(path: Path, speed: float) -> list[Arrival]:
     return found
 
 
-def play(arrivals: Iterable[Arrival], fleet: Fleet, policy: Policy) -> Result:
+def play(arrivals: Iterable[Arrival], fleet: Fleet, policy: RoutingPolicy) -> Result:
     """Returns the share of cached tokens, seconds to the first token, and the cost of a decision."""
     ttfts, cached, asked, took_s = [], 0, 0, 0.0
     for number, arrival in enumerate(arrivals):
@@ -54,7 +54,7 @@ def play(arrivals: Iterable[Arrival], fleet: Fleet, policy: Policy) -> Result:
     }
 
 
-WAYS: dict[str, Callable[[Fleet], Policy]] = {
+WAYS: dict[str, Callable[[Fleet], RoutingPolicy]] = {
     "request-id hash": ById,
     "round-robin": RoundRobin,
     "least-loaded": LeastLoaded,

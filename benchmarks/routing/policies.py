@@ -24,7 +24,7 @@ class Fleet:
         return [f"engine-{at}" for at in range(len(self.replicas))]
 
 
-class Policy(Protocol):
+class RoutingPolicy(Protocol):
     """A way to choose."""
 
     def choose(self, arrival: Arrival, number: int) -> int:
@@ -34,48 +34,48 @@ class Policy(Protocol):
         """Tells what the engine did with it; a policy knows of it as late as its reports would arrive."""
 
 
-class Plain:
+class CacheBlind:
     """Knows nothing of caches. The base of the simple ways."""
 
     def __init__(self, fleet: Fleet) -> None:
         self.fleet = fleet
 
     def served(self, engine: int, done: Served) -> None:
-        """Implements `Policy.served`."""
+        """Implements `RoutingPolicy.served`."""
 
 
-class ById(Plain):
+class ById(CacheBlind):
     """By a hash of the request's id."""
 
     def choose(self, arrival: Arrival, number: int) -> int:
-        """Implements `Policy.choose`."""
+        """Implements `RoutingPolicy.choose`."""
         digest = hashlib.sha256(str(number).encode()).digest()
         return int.from_bytes(digest[:4], "big") % len(self.fleet.replicas)
 
 
-class RoundRobin(Plain):
+class RoundRobin(CacheBlind):
     """By turns."""
 
     def choose(self, arrival: Arrival, number: int) -> int:
-        """Implements `Policy.choose`."""
+        """Implements `RoutingPolicy.choose`."""
         return number % len(self.fleet.replicas)
 
 
-class LeastLoaded(Plain):
+class LeastLoaded(CacheBlind):
     """The engine with the fewest tokens to compute, known at this instant."""
 
     def choose(self, arrival: Arrival, number: int) -> int:
-        """Implements `Policy.choose`."""
+        """Implements `RoutingPolicy.choose`."""
         loads = [max(one.free_s, arrival.at_s) for one in self.fleet.replicas]
         order = [(number + at) % len(loads) for at in range(len(loads))]
         return min(order, key=loads.__getitem__)
 
 
-class Oracle(Plain):
+class Oracle(CacheBlind):
     """Knows every cache and every queue as they are at this instant."""
 
     def choose(self, arrival: Arrival, number: int) -> int:
-        """Implements `Policy.choose`."""
+        """Implements `RoutingPolicy.choose`."""
         fleet, num = self.fleet, len(self.fleet.replicas)
 
         def first_token_s(at: int) -> float:
@@ -86,7 +86,7 @@ class Oracle(Plain):
         return min([(number + at) % num for at in range(num)], key=first_token_s)
 
 
-class KvCost(Plain):
+class KvCost(CacheBlind):
     """The router of the service, with reports of caches that arrive `lag_s` after a prompt was computed."""
 
     def __init__(self, fleet: Fleet, lag_s: float) -> None:
@@ -100,7 +100,7 @@ class KvCost(Plain):
             self.router.index.report(name, 1, 0, (), (), is_whole=True)
 
     def choose(self, arrival: Arrival, number: int) -> int:
-        """Implements `Policy.choose`."""
+        """Implements `RoutingPolicy.choose`."""
         names = self.fleet.names
         while self._reports and self._reports[0][0] <= arrival.at_s:
             _, _, engine, done = heapq.heappop(self._reports)
@@ -111,6 +111,6 @@ class KvCost(Plain):
         return names.index(choice.engine)
 
     def served(self, engine: int, done: Served) -> None:
-        """Implements `Policy.served`."""
+        """Implements `RoutingPolicy.served`."""
         self._num += 1
         heapq.heappush(self._reports, (done.end_s + self._lag_s, self._num, engine, done))

@@ -25,7 +25,7 @@ def test_bytes_of_a_step_are_those_of_the_model() -> None:
 
 def test_a_step_is_measured(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(gpu_engine, "STEPS", 8)
-    row = gpu_engine.decode_step(TINY, 3, 5, CPU, gpu_engine.Limits(Peaks(1e9, {2: 0.0, 1: 0.0}), 2e9))
+    row = gpu_engine.decode_step(TINY, 3, 5, CPU, gpu_engine.GpuLimits(Peaks(1e9, {2: 0.0, 1: 0.0}), 2e9))
     assert (row["rows"], row["context"]) == (3, 5) and row["host_ms"] == row["ms"]  # nothing is waited for
     assert float(str(row["of_specified"])) == pytest.approx(2 * float(str(row["of_copy"])))
 
@@ -93,7 +93,7 @@ def test_a_peer_that_stops_gives_no_figure() -> None:
 
 def test_the_peer_has_our_shape() -> None:
     model = gpu_peer.make_model(TINY, torch.float32, CPU)
-    plan = gpu_rig.RandomWeights(torch.float32, CPU)
+    plan = gpu_rig.DeviceRandomWeights(torch.float32, CPU)
     assert model.lm_head.weight.shape == plan.get("lm_head.weight", (TINY.vocab_size, TINY.hidden_size)).shape
     assert model.model.layers[0].self_attn.q_proj.weight.shape == (32, 32) and len(model.model.layers) == 1
 

@@ -20,12 +20,12 @@ from benchmarks import (
     gpu_tune,
     machine,
 )
-from benchmarks.gpu_cases import Case, Place, Sizes, Work
+from benchmarks.gpu_cases import Case, CaseDevice, Sizes, Work
 from benchmarks.gpu_clock import Peaks
 from benchmarks.gpu_command import Ground
 
 SMALL = Sizes((1, 3), 300, (5,), 96, 4, 2, 32, 4, 2, (1, 3), (1, 3), (128,), (1, 5), (4,), 2, 32, 16)
-HERE = Place(torch.device("cpu"), torch.float16)  # bfloat16 is computed wrongly in the interpreter
+HERE = CaseDevice(torch.device("cpu"), torch.float16)  # bfloat16 is computed wrongly in the interpreter
 PEAKS = Peaks(1e9, {2: 1e12, 1: 2e12})
 CASES = gpu_kernels.all_cases(SMALL, gpu_kernels.PARTS, has_fp8=True)
 

@@ -3,7 +3,7 @@
 import json
 import random
 
-from benchmarks.speculation_loads import EVERY, Load, Prompt, copied, distinct, edited, edits, grammar_of
+from benchmarks.speculation_loads import EVERY, ClosedLoad, LoadPrompt, copied, distinct, edited, edits, grammar_of
 
 LINES = [f"    value_{i} = count(i)\n" for i in range(4 * EVERY)]
 
@@ -36,7 +36,7 @@ def test_prompts_differ_and_none_is_empty() -> None:
 
 
 def test_copies_and_loops_are_told_from_what_is_new() -> None:
-    load = Load([Prompt([1, 2, 3, 4, 5, 6])], 1, 8)
+    load = ClosedLoad([LoadPrompt([1, 2, 3, 4, 5, 6])], 1, 8)
     name = next(load.requests()).request_id
     assert copied(load, {name: [1, 2, 3, 4, 5, 6, 9, 9]}) == 2 / 8
     assert copied(load, {name: [7, 8, 7, 8]}) == 0

@@ -6,11 +6,11 @@ import pytest
 import torch
 
 from sluice_server.demo import checkpoint
-from sluice_server.demo.checkpoint import Checkpoint, Progress
+from sluice_server.demo.checkpoint import DemoCheckpoint, Progress
 
 
-def at(step: int) -> Checkpoint:
-    return Checkpoint(Progress(step, step * 10, 1.5), {"w": torch.full((2,), step)}, {"m": torch.zeros(1)})
+def at(step: int) -> DemoCheckpoint:
+    return DemoCheckpoint(Progress(step, step * 10, 1.5), {"w": torch.full((2,), step)}, {"m": torch.zeros(1)})
 
 
 def test_nothing_saved_is_none(tmp_path: Path) -> None:

@@ -5,7 +5,7 @@ import torch
 
 from sluice_server.demo import bpe, completion
 from sluice_server.demo.corpus import Document
-from sluice_server.demo.model import Llama, Shape, initialise
+from sluice_server.demo.model import Llama, ModelShape, initialise
 
 SOURCE = '''\
 import os
@@ -54,7 +54,7 @@ def test_trimming_ends_with_the_function_or_the_last_line(text: str, kept: str) 
 
 
 def test_rows_of_different_lengths_go_on_as_if_alone() -> None:
-    shape = Shape(40, 16, 24, num_layers=2, num_heads=2, num_kv_heads=1, head_dim=8, max_positions=64)
+    shape = ModelShape(40, 16, 24, num_layers=2, num_heads=2, num_kv_heads=1, head_dim=8, max_positions=64)
     model = Llama(shape)
     initialise(model, 3)
     with torch.no_grad():  # the zeros of a fresh model would make every layer a no-op
@@ -93,5 +93,5 @@ def test_the_rate_counts_what_the_model_made(monkeypatch: pytest.MonkeyPatch) ->
         return [tokenizer.encode(answers[tokenizer.decode(ids)]).ids for ids in prompt_ids]
 
     monkeypatch.setattr(completion, "complete", complete)
-    model = Llama(Shape(300, 16, 24, num_layers=1, num_heads=2, num_kv_heads=1, head_dim=8))
+    model = Llama(ModelShape(300, 16, 24, num_layers=1, num_heads=2, num_kv_heads=1, head_dim=8))
     assert completion.parse_rate(model, tokenizer, [Document("a.py", SOURCE)]) == 0.5

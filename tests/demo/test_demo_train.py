@@ -9,10 +9,10 @@ import typer
 from torch import Tensor
 
 from sluice_server.demo import checkpoint, train
-from sluice_server.demo.model import Shape
+from sluice_server.demo.model import ModelShape
 from sluice_server.demo.recipe import Recipe
 
-SHAPE = Shape(64, 16, 24, num_layers=2, num_heads=2, num_kv_heads=1, head_dim=8, max_positions=32)
+SHAPE = ModelShape(64, 16, 24, num_layers=2, num_heads=2, num_kv_heads=1, head_dim=8, max_positions=32)
 PLAN = Recipe("target", SHAPE, num_tokens=640, learns_from_target=False, tokens_per_step=64, length=16, decay_length=32)
 CPU = torch.device("cpu")
 
@@ -31,7 +31,7 @@ def weights(folder: Path) -> dict[str, Tensor]:
 def test_resuming_gives_the_same_state(tmp_path: Path, ids: Tensor) -> None:
     for sitting in (10,), (3, 4, 3):
         for steps in sitting:
-            run = train.Run(PLAN, tmp_path / str(len(sitting)), CPU)
+            run = train.TrainingRun(PLAN, tmp_path / str(len(sitting)), CPU)
             for _ in range(steps):
                 run.step(ids)
             run.save()
@@ -50,7 +50,7 @@ def test_a_signal_stops_between_steps_and_saves(tmp_path: Path, ids: Tensor) -> 
 
 def test_the_loss_falls(tmp_path: Path) -> None:
     repeating = torch.arange(500) % 7
-    run = train.Run(PLAN, tmp_path, CPU)
+    run = train.TrainingRun(PLAN, tmp_path, CPU)
     losses = [run.step(repeating) for _ in range(PLAN.num_steps)]
     assert losses[-1] < losses[0] - 0.1
 
@@ -65,7 +65,7 @@ def test_learning_from_a_teacher_is_least_at_its_own_distribution() -> None:
 
 
 def test_a_draft_needs_its_target_only_when_the_decay_begins(tmp_path: Path, ids: Tensor) -> None:
-    run = train.Run(dataclasses.replace(PLAN, name="draft", learns_from_target=True), tmp_path, CPU)
+    run = train.TrainingRun(dataclasses.replace(PLAN, name="draft", learns_from_target=True), tmp_path, CPU)
     for _ in range(PLAN.decay_start):
         run.step(ids)
     with pytest.raises(typer.BadParameter, match="train the target first"):
@@ -73,9 +73,9 @@ def test_a_draft_needs_its_target_only_when_the_decay_begins(tmp_path: Path, ids
 
 
 def test_the_decay_of_a_draft_matches_the_target(tmp_path: Path, ids: Tensor, monkeypatch: pytest.MonkeyPatch) -> None:
-    target = train.Run(PLAN, tmp_path, CPU)
+    target = train.TrainingRun(PLAN, tmp_path, CPU)
     monkeypatch.setattr(train, "load_teacher", lambda folder, device: target.model)
-    run = train.Run(dataclasses.replace(PLAN, name="draft", learns_from_target=True), tmp_path, CPU)
+    run = train.TrainingRun(dataclasses.replace(PLAN, name="draft", learns_from_target=True), tmp_path, CPU)
     run.model.load_state_dict(target.model.state_dict())
     run.progress = checkpoint.Progress(PLAN.decay_start, 0, 0.0)
     logits = target.model(train.batch(PLAN, PLAN.decay_start, ids, CPU)[0])

@@ -12,10 +12,10 @@ import typer
 from torch import Tensor
 
 from sluice_server.demo import bpe, checkpoint, export, recipe
-from sluice_server.demo.checkpoint import Checkpoint, Progress
-from sluice_server.demo.model import Llama, Shape, num_parameters
+from sluice_server.demo.checkpoint import DemoCheckpoint, Progress
+from sluice_server.demo.model import Llama, ModelShape, num_parameters
 
-SHAPE = Shape(320, 32, 48, num_layers=2, num_heads=4, num_kv_heads=2, head_dim=16, max_positions=64)
+SHAPE = ModelShape(320, 32, 48, num_layers=2, num_heads=4, num_kv_heads=2, head_dim=16, max_positions=64)
 PLAN = dataclasses.replace(recipe.DRAFT_RECIPE, shape=SHAPE)
 
 
@@ -31,7 +31,7 @@ def random_model() -> Llama:
 @pytest.fixture
 def exported(tmp_path: Path) -> Path:
     training = tmp_path / "training"
-    checkpoint.save(training / PLAN.name, Checkpoint(Progress(1, 64, 0.1), random_model().state_dict(), {}))
+    checkpoint.save(training / PLAN.name, DemoCheckpoint(Progress(1, 64, 0.1), random_model().state_dict(), {}))
     tokenizer = bpe.train_tokenizer(["def add(a, b):\n    return a + b\n"] * 9, SHAPE.vocab_size)
     (training / "tokenizer.json").write_text(tokenizer.to_str())
     export.export(PLAN, training, tmp_path / "model")

@@ -13,10 +13,10 @@ from torch import Tensor
 from sluice_server.demo import evaluate_head, export, recipe, train
 from sluice_server.demo.checkpoint import Progress
 from sluice_server.demo.head import Head, common_ids, features_of
-from sluice_server.demo.model import Llama, Shape, initialise
+from sluice_server.demo.model import Llama, ModelShape, initialise
 from sluice_server.demo.pupils import HeadPupil
 
-SHAPE = Shape(64, 16, 24, num_layers=4, num_heads=2, num_kv_heads=1, head_dim=8, max_positions=64)
+SHAPE = ModelShape(64, 16, 24, num_layers=4, num_heads=2, num_kv_heads=1, head_dim=8, max_positions=64)
 PLAN = dataclasses.replace(
     *(recipe.HEAD_RECIPE,),
     shape=dataclasses.replace(SHAPE, num_layers=1),
@@ -47,7 +47,7 @@ def ids() -> Tensor:
 
 def test_the_loss_falls_and_the_target_stays_as_it_is(tmp_path: Path, target: Llama, ids: Tensor) -> None:
     before = {name: weight.clone() for name, weight in target.state_dict().items()}
-    run = train.Run(PLAN, tmp_path, CPU, HeadPupil(PLAN, target, common_ids(ids, 64), CPU))
+    run = train.TrainingRun(PLAN, tmp_path, CPU, HeadPupil(PLAN, target, common_ids(ids, 64), CPU))
     losses = [run.step(ids) for _ in range(PLAN.decay_start)]
     assert sum(losses[-5:]) < sum(losses[:5]) - 0.5
     while run.progress.step < PLAN.num_steps:
@@ -60,7 +60,7 @@ def test_what_is_exported_is_what_was_trained(
 ) -> None:
     monkeypatch.setattr(recipe, "HEAD_RECIPE", PLAN)
     known = torch.arange(0, 64, 2)
-    run = train.Run(PLAN, tmp_path, CPU, HeadPupil(PLAN, target, known, CPU))
+    run = train.TrainingRun(PLAN, tmp_path, CPU, HeadPupil(PLAN, target, known, CPU))
     run.step(ids)
     run.save()
     export.export_head(tmp_path, tmp_path / "out")

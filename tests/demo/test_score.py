@@ -8,9 +8,9 @@ import torch
 import torch.nn.functional as F
 
 from sluice_server.demo import score
-from sluice_server.demo.model import Llama, Shape
+from sluice_server.demo.model import Llama, ModelShape
 
-SHAPE = Shape(50, 16, 24, num_layers=1, num_heads=2, num_kv_heads=1, head_dim=8, max_positions=600)
+SHAPE = ModelShape(50, 16, 24, num_layers=1, num_heads=2, num_kv_heads=1, head_dim=8, max_positions=600)
 
 
 def model(seed: int) -> Llama:

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from benchmarks import gpu_kernels
-from benchmarks.gpu_cases import Case, Place, Sizes, disagreement
+from benchmarks.gpu_cases import Case, CaseDevice, Sizes, disagreement
 from benchmarks.gpu_command import FP8_SINCE
 from sluice_server.kernels.layout.ragged import AttentionOptions, Ragged
 from sluice_server.kernels.reference import definitions
@@ -23,7 +23,7 @@ def test_kernels(case: Case, gpu: torch.device) -> None:
     if case.needs_fp8 and torch.cuda.get_device_capability() < FP8_SINCE:
         pytest.skip("this GPU has no fp8")
     torch.manual_seed(0)
-    work = case.make(Place(gpu, torch.bfloat16))
+    work = case.make(CaseDevice(gpu, torch.bfloat16))
     assert disagreement(work) <= work.tolerance
 
 

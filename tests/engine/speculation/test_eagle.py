@@ -10,8 +10,7 @@ import torch
 from safetensors.torch import load_file
 
 from sluice_server.demo.head import BEHIND, Head, features_of
-from sluice_server.demo.model import Llama
-from sluice_server.demo.model import Shape as DemoShape
+from sluice_server.demo.model import Llama, ModelShape
 from sluice_server.engine.build import build_engine
 from sluice_server.engine.config import EngineConfig
 from sluice_server.engine.engine import Engine
@@ -51,7 +50,7 @@ class Judge:
 
     def __init__(self, proposer: Proposer, target: Path, head: Path) -> None:
         config = read_config(target)
-        shape = DemoShape(
+        shape = ModelShape(
             *(config.vocab_size, config.hidden_size, config.intermediate_size, config.num_layers),
             *(config.num_heads, config.num_kv_heads, config.head_dim, config.context_length),
             norm_eps=config.norm_eps,

@@ -2,7 +2,7 @@
 
 import pytest
 
-from benchmarks.speculation_ideal import Costs, Watch, acceptance, bound, costs
+from benchmarks.speculation_ideal import Costs, StepWatch, acceptance, bound, costs
 from sluice_server.engine.engine import StepEvents, StepSplit
 from sluice_server.engine.scheduler.draft_stats import DraftStats
 from sluice_server.engine.scheduler.events import Sampled
@@ -37,7 +37,7 @@ def test_costs_are_those_of_full_steps_and_reading_is_told_apart() -> None:
     watches = {}
     for num in (0, 2):
         split = StepSplit()
-        watches[num] = Watch(split, 1)
+        watches[num] = StepWatch(split, 1)
         for index, draft_s in enumerate([0.0, 5.0, 0.5, 0.5, 0.5]):  # the first samples behind the prompt
             split.draft_s += draft_s if num else 0.0
             split.plan_s += 0.2

@@ -15,7 +15,7 @@ from triton.backends.compiler import GPUTarget
 from triton.runtime import driver
 from triton.runtime.jit import JITFunction
 
-from benchmarks.gpu_rig import QWEN_06B, RandomWeights
+from benchmarks.gpu_rig import QWEN_06B, DeviceRandomWeights
 from sluice_server.engine.engine import Engine
 from sluice_server.engine.kv_cache.block_store import BlockStore
 from sluice_server.engine.kv_cache.cache import KVCache
@@ -91,7 +91,7 @@ def started(form: str) -> Engine:
     """An engine that was started as `engine.build` starts one on a GPU."""
     weights, cache = FORMS[form]
     pack = LinearPacker(weights)
-    model = Model(SHAPE, RandomWeights(torch.bfloat16, CPU), torch.bfloat16, CPU, LENGTH, pack)
+    model = Model(SHAPE, DeviceRandomWeights(torch.bfloat16, CPU), torch.bfloat16, CPU, LENGTH, pack)
     if form == "fixed":
         model.fix()
     for num in ladder(256):
