@@ -42,6 +42,7 @@ from sluice_server.engine.worker.host.pages import PagesAhead
 from sluice_server.engine.worker.host.threads import ThreadTuner
 from sluice_server.engine.worker.runner import Runner
 from sluice_server.engine.worker.startup.allocation import (
+    AllocatedCache,
     allocate,
     bookkeeping_of,
     machine_memory,
@@ -119,20 +120,14 @@ def build_engine(  # noqa: PLR0913 # all that an engine is made of
     if workers is not None:
         workers.ready(rank_layout(config, formats, model))
     allocated = allocate(config, model, drafter, formats, limits)
-    cache, beside, groups = allocated.cache, allocated.beside, allocated.groups
+    cache, beside = allocated.cache, allocated.beside
     identity = identity_of(config, formats, model, digests(), plugins.identity)
     store, tiers = make_store(config, cache, beside, identity)
     if workers is not None:
         workers.send(Allocate(allocated.num_blocks, tiers.num_slots if tiers is not None else 0))
-    by_layer = [cache[place] for place in groups.place_of]
-    check_trial(directory, ModelDrafter(model), by_layer, config.block_size, next(iter(model_config.eos_ids), 0))
-    if draft is not None and drafter is not None:
-        check_trial(draft, drafter, beside, config.block_size)
-    tuner = None
+    check_trials(config, model_config, (directory, model), (draft, drafter), allocated)
     pages = PagesAhead((*cache, *beside) if device.type == "cpu" else ())
-    if device.type == "cpu":
-        own = model.new_cache(1, config.block_size, formats.cache)  # the engine's cache is in use meanwhile
-        tuner = tune_threads(config, one_token(model, own, config.block_size))
+    tuner = tuner_of(config, model, formats)
     costs = measure_costs(model, store, config.block_size) if tiers is not None else None
     scheduler = Scheduler(
         bookkeeping_of(config, allocated, tiers),
@@ -145,7 +140,7 @@ def build_engine(  # noqa: PLR0913 # all that an engine is made of
     shared = offer_blocks(config, store, scheduler.cache)
     grammars = grammars or Grammars(None)
     sizes = config.block_size, config.max_num_seqs, limits.context_length
-    plain = Runner(model, store, *sizes, grammars, groups, plugins.processors)
+    plain = Runner(model, store, *sizes, grammars, allocated.groups, plugins.processors)
     runner: StepRunner = runner_for(config, plain, model, store, limits)
     if workers is not None:
         runner = GroupRunner(plain, workers, workers.shape.members, workers.sums, stages=workers.stages)
@@ -211,6 +206,30 @@ def loaded(  # noqa: PLR0913 # all that is loaded
     if config.batch_invariant:
         model.fix()
     return model, drafter
+
+
+def check_trials(
+    config: EngineConfig,
+    model_config: ModelConfig,
+    served: tuple[Path, Model],
+    drafting: tuple[Path | None, Drafter | None],
+    allocated: AllocatedCache,
+) -> None:
+    """Raises ServiceError if the model or the drafter computes no numbers; `served` and `drafting` have the directory
+    of each."""
+    (directory, model), (draft, drafter) = served, drafting
+    by_layer = [allocated.cache[place] for place in allocated.groups.place_of]
+    check_trial(directory, ModelDrafter(model), by_layer, config.block_size, next(iter(model_config.eos_ids), 0))
+    if draft is not None and drafter is not None:
+        check_trial(draft, drafter, allocated.beside, config.block_size)
+
+
+def tuner_of(config: EngineConfig, model: Model, formats: Formats) -> ThreadTuner | None:
+    """Returns what measures the number of threads while the engine is idle; None on a GPU."""
+    if model.device.type != "cpu":
+        return None
+    own = model.new_cache(1, config.block_size, formats.cache)  # the engine's cache is in use meanwhile
+    return tune_threads(config, one_token(model, own, config.block_size))
 
 
 def ranks_of(config: EngineConfig, workers: Workers | None) -> Ranks | None:
