@@ -16,6 +16,7 @@ from sluice_server.engine.errors import Code, ServiceError
 from sluice_server.engine.executor.computing import Computing
 from sluice_server.engine.executor.step_runner import StepRunner
 from sluice_server.engine.kv_cache.block_store import BlockStore
+from sluice_server.engine.kv_cache.saving import save_cache
 from sluice_server.engine.kv_cache.shared_slots import SharedSlots
 from sluice_server.engine.models.config import ModelConfig
 from sluice_server.engine.models.limits import check_embeds_scale, check_tables
@@ -72,6 +73,7 @@ class BuiltEngine:
         tuner: measures how many threads pay off while the engine is idle; None on CUDA.
         store: the cache's memory; None for an encoder.
         shared: memory in which other engines read its blocks; None if that is off.
+        save_s: seconds that saving the cache may take.
         pages: takes that memory from the system before it is used, on a CPU.
     """
 
@@ -84,12 +86,15 @@ class BuiltEngine:
     pages: PagesAhead | None = None
     shared: SharedSlots | None = None
 
+    save_s: float = 0.0
+
     def close(self) -> None:
-        """Ends the threads of the cache. The engine must not be used afterwards."""
+        """Ends the threads of the cache, and saves it in its directory if it has one. The engine must not be used
+        afterwards."""
         if self.pages is not None:
             self.pages.close()
         if self.store is not None:
-            self.store.close()
+            save_cache(self.engine.scheduler.cache, self.store, self.save_s)
         if self.shared is not None:
             self.shared.close()
 
@@ -161,6 +166,7 @@ def build_engine(  # noqa: PLR0913 # all that an engine is made of
         store=store,
         pages=pages,
         shared=shared,
+        save_s=config.disk_cache_save_s,
     )
 
 

@@ -45,6 +45,9 @@ class EngineConfig:
     host_cache_bytes: int = option(0, "host memory for cache blocks that were evicted or preempted; 0 is off")
     disk_cache_dir: str = option("", "directory for cache blocks that host memory evicts; needs --host-cache-bytes")
     disk_cache_bytes: int = option(0, "the most bytes in --disk-cache-dir")
+    disk_cache_save_s: float = option(
+        5.0, "the most seconds in which an engine that ends writes its cache to --disk-cache-dir; 0 writes nothing then"
+    )
     shared_cache_bytes: int = option(
         0, "memory for copies of cache blocks that the other engines of this host fetch instead of computing; 0 is off"
     )

@@ -160,7 +160,7 @@ def check(engine: EngineConfig, service: ServiceConfig) -> None:
         _at_least(name, getattr(engine, name), 0)
     for name in ("probe_interval_s", "probe_timeout_s", "recovery_timeout_s", "grace_s", "max_connection_age_s"):
         _seconds(name, getattr(service, name))
-    for name in ("priority_ageing_s", "starvation_bound_s", "pause_hold_s"):
+    for name in ("priority_ageing_s", "starvation_bound_s", "pause_hold_s", "disk_cache_save_s"):
         _seconds(name, getattr(engine, name))
     if not -10.0 <= engine.admission_watermark <= 0.9:
         raise bad_setting("admission_watermark", f"{engine.admission_watermark} is not in [-10, 0.9]")

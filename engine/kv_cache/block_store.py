@@ -20,7 +20,7 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from sluice_server.engine.kv_cache.disk import SUFFIX, UNFINISHED, create
+from sluice_server.engine.kv_cache.disk import SUFFIX, UNFINISHED, create, order_files
 from sluice_server.engine.kv_cache.identity import UNNAMED, CacheIdentity, framed
 from sluice_server.engine.kv_cache.shared_slots import SharedSlots
 from sluice_server.engine.kv_cache.tiers import Move, MoveKind
@@ -123,6 +123,31 @@ class BlockStore:
             self._thread.join()
             self._thread = None
 
+    def finish(self, moves: Sequence[Move], may_go_on: Callable[[], bool]) -> int:
+        """Carries out removals and then writes, after `close`, in the caller's thread, until an error or until
+        `may_go_on` is false at a write. Returns the number of blocks written."""
+        num = 0
+        self._fence()()
+        for move in moves:
+            if move.kind is not MoveKind.REMOVE and not may_go_on():
+                break
+            layers = self._all if move.kind is MoveKind.KEEP else self._host
+            try:
+                if move.kind is MoveKind.REMOVE:
+                    self._path(move.name).unlink(missing_ok=True)
+                    continue
+                self._write(move.name, _bytes_in(layers, move.source))
+            except OSError as error:
+                logger.warning("cache blocks are not saved: %s; their tokens will be computed again", error)
+                break
+            num += 1
+        return num
+
+    def order(self, names: Sequence[bytes]) -> None:
+        """Dates files so that `names_on_disk` returns them in this order."""
+        assert self._directory is not None
+        order_files([self._path(name) for name in names])
+
     def _serve(self) -> None:
         while (job := self._jobs.get()) is not None:
             try:
@@ -134,21 +159,28 @@ class BlockStore:
                 self._ended.append((job.move, is_good))
 
     def _do(self, job: _CopyJob) -> bool:
-        assert self._directory is not None
         job.wait()
-        path = self._directory / f"{job.move.name.hex()}{SUFFIX}"
         if job.move.kind is MoveKind.REMOVE:
-            path.unlink(missing_ok=True)
+            self._path(job.move.name).unlink(missing_ok=True)
         elif job.move.kind is MoveKind.WRITE:
-            part = path.with_suffix(UNFINISHED)
-            try:
-                create(part, self._checksum(job.data) + job.data)
-                part.rename(path)
-            finally:
-                part.unlink(missing_ok=True)
+            self._write(job.move.name, job.data)
         else:
-            return self._read(path, job.move.target)
+            return self._read(self._path(job.move.name), job.move.target)
         return True
+
+    def _path(self, name: bytes) -> Path:
+        assert self._directory is not None
+        return self._directory / f"{name.hex()}{SUFFIX}"
+
+    def _write(self, name: bytes, data: bytes) -> None:
+        """Writes the file of a block; it is there as a whole or not at all."""
+        path = self._path(name)
+        part = path.with_suffix(UNFINISHED)
+        try:
+            create(part, self._checksum(data) + data)
+            part.rename(path)
+        finally:
+            part.unlink(missing_ok=True)
 
     def _read(self, path: Path, slot: int) -> bool:
         """Fills a host slot from a file. Returns False if the file is not what was written."""
@@ -180,7 +212,7 @@ def _host_like(layer: Tensor, num: int) -> Tensor:
 
 
 def _bytes_in(layers: list[Tensor], block: int) -> bytes:
-    return b"".join(layer[block].contiguous().view(torch.uint8).numpy().tobytes() for layer in layers)
+    return b"".join(layer[block].cpu().contiguous().view(torch.uint8).numpy().tobytes() for layer in layers)
 
 
 def _fill(layers: list[Tensor], block: int, data: bytes) -> None:

@@ -11,6 +11,7 @@ hashes or requests.
 
 import enum
 from array import array
+from collections.abc import Iterator
 
 
 class EvictionClass(enum.IntEnum):
@@ -77,6 +78,15 @@ class BlockPool:
         self._refs[block] = refs
         if refs == 0:
             self._append(block, self.num_blocks + keep)
+
+    def by_worth(self) -> Iterator[int]:
+        """Yields all blocks, those that `allocate` would take first before the others; held ones come last."""
+        for sentinel in range(self.num_blocks, self.num_blocks + len(EvictionClass)):
+            block = self._next[sentinel]
+            while block != sentinel:
+                yield block
+                block = self._next[block]
+        yield from (block for block in range(self.num_blocks) if self._refs[block] > 0)
 
     def check(self) -> None:
         """Asserts invariant I3 in full: O(num_blocks), for tests and simulation."""

@@ -91,6 +91,10 @@ class PrefixIndex:
                 self.log.remove(name)
         return name
 
+    def name_of(self, block: int) -> bytes | None:
+        """Returns the name of a block; None if it has none."""
+        return self._name_of.get(block)
+
     def has(self, block: int) -> bool:
         """Whether the block has a name."""
         return block in self._name_of

@@ -12,6 +12,7 @@ evicts the least recently used block. Pure: no tensors, files or requests.
 import dataclasses
 import enum
 from collections import OrderedDict
+from collections.abc import Sequence
 
 
 class MoveKind(enum.Enum):
@@ -20,6 +21,7 @@ class MoveKind(enum.Enum):
     COPY = enum.auto()  # device block → device block
     SAVE = enum.auto()  # device block → host slot
     RESTORE = enum.auto()  # host slot → device block
+    KEEP = enum.auto()  # device block → disk, after the last step
     WRITE = enum.auto()  # host slot → disk, in the background; the slot may be reused at once
     READ = enum.auto()  # disk → host slot, in the background; the slot is not touched until it ends
     REMOVE = enum.auto()  # deletes from disk
@@ -71,6 +73,11 @@ class Tiers:
     def num_disk(self) -> int:
         """Number of blocks on disk."""
         return len(self._disk)
+
+    @property
+    def num_disk_slots(self) -> int:
+        """Number of blocks that the disk may hold."""
+        return self._num_disk
 
     def save(self, name: bytes, block: int) -> list[Move]:
         """Returns the moves that save `block`, named `name`, before it is overwritten on the device. Empty if the name
@@ -136,6 +143,30 @@ class Tiers:
             self.stats.num_read += 1
         else:
             self._free.append(slot)
+
+    def keep(self, blocks: Sequence[tuple[bytes, int]]) -> list[Move]:
+        """Returns the moves that bring the disk to what is worth keeping of all tiers: what leaves it, then what is
+        written, most recently used first. `blocks`: name and number of those on the device, least recently used first.
+        """
+        found = {name: Move(MoveKind.WRITE, slot, name=name) for name, slot in self._host.items()}
+        for name, block in blocks:
+            in_host = found.pop(name, None)
+            found[name] = in_host or Move(MoveKind.KEEP, block, name=name)
+        written = []
+        for name, move in list(found.items())[-self._num_disk :] if self._num_disk else ():
+            if name in self._disk:
+                self._disk.move_to_end(name)
+            else:
+                self._disk[name] = None
+                written.append(move)
+        num_over = max(0, len(self._disk) - self._num_disk)
+        removed = [Move(MoveKind.REMOVE, name=self._disk.popitem(last=False)[0]) for _ in range(num_over)]
+        return [*removed, *reversed(written)]
+
+    @property
+    def disk_names(self) -> tuple[bytes, ...]:
+        """Names of the blocks on disk, least recently used first."""
+        return tuple(self._disk)
 
     def check(self) -> None:
         """Asserts that every slot is in exactly one place and no budget is exceeded."""

@@ -33,7 +33,7 @@ GROUPS = {
     ),
     "KV cache": (
         *("kv_cache_tokens", "kv_cache_dtype", "block_size", "prefix_caching", "kv_events"),
-        *("host_cache_bytes", "disk_cache_dir", "disk_cache_bytes", "shared_cache_bytes"),
+        *("host_cache_bytes", "disk_cache_dir", "disk_cache_bytes", "disk_cache_save_s", "shared_cache_bytes"),
     ),
     "A gateway of another project in front": ("vllm_listen", "vllm_tenant"),
     "Speculation": ("speculation", "draft_model", "draft_length", "max_draft_tokens", "max_draft_width"),

@@ -90,7 +90,9 @@ async def _serve(
         gate = GrammarGate(stage, built.grammars, compilers, wake, ring.emit)
         process.metrics.collect_from(lambda: figures(stage, config.scheduling_policy))
         process.metrics.collect_from(lambda: grammar_figures(gate))
-        return await process.run(gate)
+        status = await process.run(gate)
+    built.close()
+    return status
 
 
 def _fetcher(built: BuiltEngine, process: Process, closing: contextlib.ExitStack) -> BlockFetcher | None:

@@ -17,12 +17,14 @@ class Restarts:
     served since.
 
     Attributes:
-        leave_s: seconds that a process gets to exit when it is asked to.
+        leave_s: seconds that a process gets to exit when it is asked to, `save_s` among them.
+        save_s: seconds that an engine may take to save its cache.
         return_s: seconds that the service gets to serve again after the last start of one of its processes.
     """
 
-    def __init__(self, max_restarts: int, leave_s: float = 5.0, return_s: float = 60.0) -> None:
-        self.leave_s = leave_s
+    def __init__(self, max_restarts: int, leave_s: float = 5.0, return_s: float = 60.0, save_s: float = 0.0) -> None:
+        self.leave_s = leave_s + save_s
+        self.save_s = save_s
         self.return_s = return_s
         self._max = max_restarts
         self._ended: dict[str, collections.deque[float]] = {}

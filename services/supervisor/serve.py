@@ -79,7 +79,7 @@ def supervise(engine: EngineConfig, service: ServiceConfig) -> int:
         if any(number in STOP for number in signals):
             return 0
         children = plan_children(engine, service, directory.path)
-        restarts = Restarts(service.max_restarts)
+        restarts = Restarts(service.max_restarts, save_s=engine.disk_cache_save_s if engine.disk_cache_dir else 0.0)
         supervisor = Supervisor(children, COMMAND, directory, restarts, complain, way_back(source.directory))
         return supervisor.run(on_ready, service.grace_s, signals)
 

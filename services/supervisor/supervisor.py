@@ -279,7 +279,7 @@ class Supervisor:
                 if not self._mend(self._inner):
                     return self._give_up()
                 self._roll()
-        self._end(self._inner, TERMINATE_S, signal.SIGTERM)
+        self._end(self._inner, TERMINATE_S + self._restarts.save_s, signal.SIGTERM)
         return 0
 
     def _end(self, children: list[Running], seconds: float, number: signal.Signals) -> None:

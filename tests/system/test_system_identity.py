@@ -154,6 +154,7 @@ def test_a_cache_on_disk_is_of_one_content(tmp_path: Path) -> None:
                 evicting = spec([3000 + i, *PROMPT[1:]], 1)
                 stub.Generate(inference_pb2.GenerateRequest(spec=evicting), timeout=60)
         wait_until(lambda: len(list(disk.glob("*.kv"))) > 8, 60, "nothing is written to the disk")
+    assert len(list(disk.glob("*.kv"))) >= 19 * 7, "what the device held is saved at the end"
     with serve("--model", str(other), *OPTIONS, *tiers, "--disk-cache-dir", str(disk)) as service:
         on_cache = whole(service)
         assert (on_cache.usage.cached_tokens, on_cache.model) == (0, "other")

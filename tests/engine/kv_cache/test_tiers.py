@@ -117,5 +117,37 @@ class TierMachine(RuleBasedStateMachine):
                 self.under_way.append((move, self.host[move.source] if move.kind is MoveKind.WRITE else NOTHING))
 
 
+def name(number: int) -> bytes:
+    return bytes([number]) * 32
+
+
+def test_what_is_worth_keeping_goes_to_disk_at_the_end() -> None:
+    """The most recently used first, in host memory or on the device; what is on disk is not written again."""
+    tiers = Tiers(num_host=2, num_disk=4, on_disk=(name(8), name(1), name(9)))
+    tiers.save(name(1), 11)
+    tiers.save(name(2), 12)
+    assert tiers.keep([(name(3), 13), (name(2), 14), (name(4), 15)]) == [
+        Move(MoveKind.REMOVE, name=name(8)),
+        Move(MoveKind.REMOVE, name=name(9)),
+        Move(MoveKind.KEEP, 15, name=name(4)),
+        Move(MoveKind.WRITE, 1, name=name(2)),
+        Move(MoveKind.KEEP, 13, name=name(3)),
+    ]
+    assert tiers.disk_names == (name(1), name(3), name(2), name(4))
+    tiers.check()
+
+
+def test_no_more_is_kept_than_the_disk_may_hold() -> None:
+    tiers = Tiers(num_host=1, num_disk=2, on_disk=(name(8), name(9)))
+    moves = tiers.keep([(name(number), number) for number in range(1, 5)])
+    assert [(move.kind, move.name) for move in moves] == [
+        (MoveKind.REMOVE, name(8)),
+        (MoveKind.REMOVE, name(9)),
+        (MoveKind.KEEP, name(4)),
+        (MoveKind.KEEP, name(3)),
+    ]
+    assert Tiers(num_host=1, num_disk=0).keep([(name(1), 1)]) == []
+
+
 TierMachine.TestCase.settings = settings(max_examples=100, stateful_step_count=80, deadline=None)
 TestTierMachine = TierMachine.TestCase
