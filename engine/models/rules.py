@@ -49,6 +49,7 @@ _LAYERS = _whole(1, 1 << 12)
 _HEADS = _whole(1, 1 << 14)
 _WIDTH = _whole(1, 1 << 22)
 _EXPERTS = _whole(1, 1 << 14)
+_PIXELS = _whole(1, 1 << 14)
 _BASE = Rule(2.0, 1e12)
 _BEND = Rule(1e-6, 1e6)
 _SOFT = Rule(1e-6, 1e9)
@@ -71,6 +72,11 @@ RULES: Mapping[str, Rule] = {
     "layer_norm_eps": Rule(1e-30, 1.0),
     "type_vocab_size": _whole(0, 1 << 10),
     "pad_token_id": _whole(0, 1 << 24),
+    "image_size": _PIXELS,
+    "patch_size": _PIXELS,
+    "num_channels": _whole(1, 1 << 10),
+    "image_token_index": _whole(0, 1 << 24),
+    "image_token_id": _whole(0, 1 << 24),
     "relative_attention_num_buckets": _whole(1, 1 << 10),
     "local_attention": _whole(2, 1 << 24, step=2),
     "global_attn_every_n_layers": _LAYERS,

@@ -22,9 +22,14 @@ def _gelu_tanh(x: Tensor) -> Tensor:
     return F.gelu(x, approximate="tanh")
 
 
+def _quick_gelu(x: Tensor) -> Tensor:
+    return torch.sigmoid(x * 1.702).mul_(x)
+
+
 ACTIVATIONS: Mapping[str, Callable[[Tensor], Tensor]] = {
     "gelu": F.gelu,
     "gelu_tanh": _gelu_tanh,
+    "quick_gelu": _quick_gelu,
     "relu": torch.relu,
     "tanh": torch.tanh,
 }

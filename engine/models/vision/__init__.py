@@ -1,0 +1,1 @@
+"""Vision towers: pixels of an image in, embeddings of its tokens out."""
