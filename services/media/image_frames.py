@@ -1,0 +1,37 @@
+"""Defines the frames between an image child and its parent: an ImageSetup, then ImageJobs and answers."""
+
+from typing import TypeAlias
+
+import msgspec
+
+from sluice_server.services.media.processor import ImageLimits, ImageProcessor
+
+
+class ImageSetup(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """How images are prepared, and the limits of one."""
+
+    memory_bytes: int  # of address space
+    processor: ImageProcessor
+    limits: ImageLimits
+
+
+class ImageJob(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """An encoded image."""
+
+    data: bytes
+
+
+class Prepared(msgspec.Struct, frozen=True, tag=True, forbid_unknown_fields=True):
+    """The pixels of an image: [3, side, side], float32, in the machine's order of bytes."""
+
+    pixels: bytes
+
+
+class RefusedImage(msgspec.Struct, frozen=True, tag=True, forbid_unknown_fields=True):
+    """What is wrong with an image, without the name of its field, and the numbers of a limit."""
+
+    message: str
+    details: dict[str, str]
+
+
+ImageAnswer: TypeAlias = Prepared | RefusedImage

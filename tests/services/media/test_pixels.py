@@ -1,0 +1,167 @@
+"""Pixels of images: equal to those that transformers prepares with Pillow; what is no image is refused by name."""
+
+import io
+import json
+import struct
+import zlib
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from PIL import Image, ImageOps
+from transformers.models.clip.image_processing_pil_clip import CLIPImageProcessorPil
+from transformers.models.siglip.image_processing_pil_siglip import SiglipImageProcessorPil
+
+from sluice_server.engine.errors import Code, ServiceError
+from sluice_server.services.media.pixels import Pixels, prepare
+from sluice_server.services.media.processor import ImageLimits, ImageProcessor, read_processor
+
+CLIP: dict[str, Any] = {
+    **{"size": {"shortest_edge": 42}, "crop_size": {"height": 28, "width": 28}, "do_center_crop": True},
+    "image_processor_type": "CLIPImageProcessor",
+}
+SIGLIP: dict[str, Any] = {"size": {"height": 28, "width": 28}, "image_processor_type": "SiglipImageProcessor"}
+OF_CLIP = ImageProcessor(28, 42, 3, 1 / 255, (0.5, 0.4, 0.3), (0.2, 0.3, 0.25))
+
+
+def picture(width: int, height: int, mode: str = "RGB") -> Image.Image:
+    """Returns an image with different numbers everywhere."""
+    bands = np.random.default_rng(width * height).integers(0, 256, (height, width, 4), np.uint8)
+    made = Image.fromarray(bands, "RGBA")
+    return made if mode == "RGBA" else made.convert("RGB").convert(mode)
+
+
+def encoded(image: Image.Image, kind: str = "PNG", **options: Any) -> bytes:  # noqa: ANN401 # of Pillow
+    """Returns an image as a file."""
+    out = io.BytesIO()
+    image.save(out, kind, **options)
+    return out.getvalue()
+
+
+def rotated(kind: int) -> bytes:
+    """Returns a JPEG whose EXIF data says how it is turned."""
+    image = picture(50, 31)
+    exif = image.getexif()
+    exif[0x0112] = kind
+    return encoded(image, "JPEG", exif=exif)
+
+
+def sixteen_bits() -> bytes:
+    """Returns a PNG of 16 bits a pixel."""
+    values = np.arange(40 * 30, dtype=np.uint16).reshape(30, 40) * 50
+    return encoded(Image.fromarray(values))
+
+
+def animated() -> bytes:
+    """Returns a GIF of three pictures."""
+    return encoded(picture(40, 30), "GIF", save_all=True, append_images=[picture(41, 30), picture(42, 30)])
+
+
+IMAGES: dict[str, bytes] = {
+    **{
+        f"{width} by {height}": encoded(picture(width, height))
+        for width, height in ((28, 28), (1, 1), (31, 97), (97, 31))
+    },
+    **{mode: encoded(picture(45, 33, mode)) for mode in ("L", "1", "P", "RGBA")},
+    "LA": encoded(picture(45, 33, "L").convert("LA")),
+    "transparent": encoded(picture(45, 33, "P"), transparency=3),
+    "CMYK": encoded(picture(45, 33, "CMYK"), "JPEG"),
+    "16 bits": sixteen_bits(),
+    "animated": animated(),
+    "webp": encoded(picture(45, 33, "RGBA"), "WEBP", lossless=True),
+    **{f"turned {kind}": rotated(kind) for kind in (3, 6, 7)},
+}
+
+
+def read(path: Path, fields: dict[str, Any]) -> ImageProcessor:
+    """Returns the processor of a checkpoint with these fields."""
+    (path / "preprocessor_config.json").write_text(json.dumps(fields))
+    return read_processor(path)
+
+
+def reference(data: bytes, kind: Any, fields: dict[str, Any], path: Path) -> Pixels:  # noqa: ANN401 # untyped
+    """Returns the pixels that transformers prepares."""
+    (path / "image").write_bytes(data)
+    named = {name: value for name, value in fields.items() if name != "image_processor_type"}
+    with Image.open(path / "image") as opened:
+        found: Any = kind(**named)(ImageOps.exif_transpose(opened))
+    pixels: Pixels = np.asarray(found["pixel_values"][0])
+    return pixels
+
+
+@pytest.mark.parametrize("kind", ["clip", "siglip"])
+@pytest.mark.parametrize("name", list(IMAGES))
+def test_pixels_equal_transformers(name: str, kind: str, tmp_path: Path) -> None:
+    fields, oracle = (CLIP, CLIPImageProcessorPil) if kind == "clip" else (SIGLIP, SiglipImageProcessorPil)
+    got = prepare(IMAGES[name], read(tmp_path, fields), ImageLimits())
+    want = reference(IMAGES[name], oracle, fields, tmp_path)
+    assert got.shape == want.shape == (3, 28, 28)
+    assert float(np.abs(got - want).max()) < 1e-5
+    assert got.flags.c_contiguous
+
+
+def chunk(kind: bytes, body: bytes) -> bytes:
+    """Returns a part of a PNG."""
+    return struct.pack(">I", len(body)) + kind + body + struct.pack(">I", zlib.crc32(kind + body))
+
+
+def png(width: int, height: int, *more: bytes) -> bytes:
+    """Returns a PNG that states a size and holds nothing of it."""
+    head = chunk(b"IHDR", struct.pack(">IIBBBBB", width, height, 8, 2, 0, 0, 0))
+    return b"\x89PNG\r\n\x1a\n" + head + b"".join(more) + chunk(b"IDAT", zlib.compress(b"")) + chunk(b"IEND", b"")
+
+
+BAD: dict[str, tuple[bytes, str]] = {
+    "empty": (b"", "no image in one of the formats PNG, JPEG, WEBP, GIF"),
+    "html": (b"<!doctype html><p>no.png", "no image in one of the formats"),
+    "svg": (b"<svg xmlns='http://www.w3.org/2000/svg'/>", "no image in one of the formats"),
+    "tiff": (encoded(picture(8, 8), "TIFF"), "no image in one of the formats"),
+    "bmp": (encoded(picture(8, 8), "BMP"), "no image in one of the formats"),
+    "no pixels": (png(0, 5), "no image in one of the formats"),
+    "lying header": (png(65_535, 65_535), "has more than 16777216 pixels"),
+    "large header": (png(5000, 4000), "has 5000 by 4000 pixels; at most 16777216 in all"),
+    "strip": (encoded(picture(30_000, 1)), "is resized to 1260000 by 42 pixels"),
+    "truncated": (encoded(picture(64, 64), "JPEG")[:-200], "cannot be decoded"),
+    "nothing behind the header": (png(8, 8), "cannot be decoded"),
+    "text bomb": (png(8, 8, chunk(b"zTXt", b"a\0\0" + zlib.compress(b"a" * (80 << 20)))), "cannot be decoded"),
+    "too long": (b"\0" * ((8 << 20) + 1), "has 8388609 bytes; at most 8388608"),
+}
+
+
+@pytest.mark.parametrize("name", list(BAD))
+def test_bad_images_are_refused_by_name(name: str) -> None:
+    data, says = BAD[name]
+    with pytest.raises(ServiceError) as caught:
+        prepare(data, OF_CLIP, ImageLimits(), "messages[0].image")
+    assert caught.value.code is Code.INVALID_ARGUMENT
+    assert caught.value.field == "messages[0].image"
+    assert says in caught.value.message
+
+
+@pytest.mark.parametrize(
+    ("fields", "says"),
+    [
+        ({"image_processor_type": "Qwen2VLImageProcessor"}, "CLIPImageProcessor, SiglipImageProcessor"),
+        ({"do_rescale": False}, "do_rescale is false"),
+        ({"do_pad": True}, "do_pad is true"),
+        ({"resample": 0}, "resample is 0"),
+        ({"size": {"longest_edge": 42}}, "size"),
+        ({"size": 0}, "size"),
+        ({"crop_size": {"height": 28, "width": 14}}, "a square"),
+        ({"crop_size": 43}, "more than size.shortest_edge, 42"),
+        ({"rescale_factor": 0}, "rescale_factor"),
+        ({"image_mean": [0.5]}, "three numbers"),
+        ({"image_std": [0.5, 0.5, 0]}, "three numbers"),
+    ],
+    ids=str,
+)
+def test_files_that_are_not_supported_are_refused_by_name(fields: dict[str, Any], says: str, tmp_path: Path) -> None:
+    with pytest.raises(ServiceError) as caught:
+        read(tmp_path, {**CLIP, **fields})
+    assert says in caught.value.message
+
+
+@pytest.mark.parametrize("name", ["CLIPImageProcessorFast", "LlavaImageProcessor"])
+def test_names_of_the_same_processor_are_known(name: str, tmp_path: Path) -> None:
+    assert read(tmp_path, {**CLIP, "image_processor_type": name}) == read(tmp_path, CLIP)
