@@ -83,11 +83,11 @@ def read_vision(directory: Path) -> VisionConfig:
         text = f"images for {shown(named)} are not supported; they are for {', '.join(WITH_IMAGES)}"
         raise unsupported("architectures", text)
     nested = whole.within("vision_config")
-    kind = nested.values.get("model_type", _CLIP)
+    kind = nested.string("model_type", _CLIP)
     if kind not in _ASSUMED:
         text = f"vision_config.model_type {shown(kind)} is not supported; supported are {', '.join(_ASSUMED)}"
         raise unsupported("model_type", text)
-    tower = Fields(path, {**_ASSUMED[str(kind)], **nested.values})
+    tower = Fields(path, {**_ASSUMED[kind], **nested.values})
     hidden, heads = tower.integer("hidden_size"), tower.integer("num_attention_heads")
     if hidden % heads:
         raise tower.wrong("num_attention_heads", f"is {heads}, which does not divide hidden_size, {hidden}: {MENDING}")

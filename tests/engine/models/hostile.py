@@ -51,6 +51,10 @@ TRUTHFUL: dict[str, Values] = {
 _BLOCKS: Values = {"vocab_size": 101, "hidden_size": 48, "num_hidden_layers": 3, "num_attention_heads": 4}
 _ENCODER: Values = {**_BLOCKS, "intermediate_size": 80, "max_position_embeddings": 66, "layer_norm_eps": 1e-12}
 _LOCAL: Values = {"local_attention": 16, "global_attn_every_n_layers": 3, "norm_eps": 1e-5}
+TRUTHFUL_VISION: Values = {
+    "architectures": ["LlavaForConditionalGeneration"],
+    "vision_config": {"model_type": "clip_vision_model"},
+}
 TRUTHFUL_ENCODERS: dict[str, Values] = {
     "BertModel": {**_ENCODER, "type_vocab_size": 2, "hidden_act": "gelu"},
     "XLMRobertaForSequenceClassification": {**_ENCODER, "type_vocab_size": 1, "pad_token_id": 1},

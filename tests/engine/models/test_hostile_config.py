@@ -2,9 +2,10 @@
 the memory it claims. A value that the tensors contradict is refused when they are loaded, or the model computes."""
 
 import copy
+import itertools
 import json
 import tracemalloc
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import numpy as np
@@ -17,6 +18,7 @@ from sluice_server.engine.models.encoders.reading import SENTENCES
 from sluice_server.engine.models.loading import load_model
 from sluice_server.engine.models.registry import read_served
 from sluice_server.engine.models.rules import RULES
+from sluice_server.engine.models.vision.config import read_vision
 from sluice_server.engine.parameters import FROM_MODEL
 from sluice_server.engine.request import SamplingParams
 from sluice_server.kernels.layout.metadata import AttentionMetadata
@@ -27,6 +29,7 @@ from tests.engine.models.hostile import (
     OF_ENCODERS,
     TRUTHFUL,
     TRUTHFUL_ENCODERS,
+    TRUTHFUL_VISION,
     Values,
     lies,
     truthful,
@@ -61,6 +64,13 @@ def test_every_field_of_an_encoder_is_read_or_refused_by_a_line(architecture: st
     assert num_refused > 10 * len(base)
 
 
+OF_VISION = [
+    *("architectures", "image_token_index", "vision_config", "vision_feature_layer", "vision_feature_select_strategy"),
+    *("projector_hidden_act", "multimodal_projector_bias", "vision_config.model_type", "vision_config.hidden_act"),
+    *("vision_config.image_size", "vision_config.patch_size", "vision_config.num_channels"),
+    *("vision_config.hidden_size", "vision_config.intermediate_size", "vision_config.layer_norm_eps"),
+    *("vision_config.num_hidden_layers", "vision_config.num_attention_heads"),
+]
 QUICK = {"Qwen3MoeForCausalLM", "Gemma3ForCausalLM"}  # which read what there is to read
 ARCHITECTURES = [one if one in QUICK else pytest.param(one, marks=pytest.mark.long) for one in TRUTHFUL]
 
@@ -92,27 +102,55 @@ def test_what_a_file_claims_takes_no_memory(tmp_path: Path) -> None:
 @pytest.mark.parametrize("name", sorted(RULES.keys() - {row.name for row in FROM_MODEL}))
 def test_every_rule_is_asked(name: str, tmp_path: Path) -> None:
     """Every limit of the table is used by a check."""
-    said = set()
+    lied = itertools.chain(of_decoders(name, tmp_path), of_encoders(name, tmp_path), of_vision(name, tmp_path))
+    if not any(f"{name} is nan; it must be" in refusal(read) for read in lied):
+        pytest.fail(f"{name} is read by no architecture")
+
+
+def of_decoders(name: str, path: Path) -> Iterator[Callable[[], object]]:
+    """Yields what reads the file of a decoder, after each lie about a field has been written into it."""
     for architecture in TRUTHFUL:
         base = truthful(architecture)
-        for path in (name, f"rope_parameters.{name}", f"rope_scaling.{name}"):
-            for _, values in lies(base, [path]):
-                read = read_head_config if name == "draft_vocab_size" else read_config
-                directory = write(tmp_path, {**values, "num_hidden_layers": 1} if read is read_head_config else values)
-                said.add(refusal(lambda read=read, directory=directory: read(directory)))  # type: ignore[misc] # bound now
-        if any(f"{name} is nan; it must be" in one for one in said):
-            return
+        for at in (name, f"rope_parameters.{name}", f"rope_scaling.{name}"):
+            for _, values in lies(base, [at]):
+                if name == "draft_vocab_size":
+                    write(path, {**values, "num_hidden_layers": 1})
+                    yield lambda: read_head_config(path)
+                else:
+                    write(path, values)
+                    yield lambda: read_config(path)
+
+
+def of_encoders(name: str, path: Path) -> Iterator[Callable[[], object]]:
+    """Yields the same for an encoder and for its settings."""
     for encoder, base in TRUTHFUL_ENCODERS.items():
         named = {**base, "architectures": [encoder]}
         for _, values in lies(named, [name]):
-            said.add(refusal(lambda values=values: read_served(write(tmp_path, values))))  # type: ignore[misc] # bound now
-        write(tmp_path, named)
+            write(path, values)
+            yield lambda: read_served(path)
+        write(path, named)
         for _, values in lies({}, [name]):
-            said.add(refusal(lambda values=values: read_served(write(tmp_path, values, SENTENCES))))  # type: ignore[misc] # bound now
-        (tmp_path / SENTENCES).unlink()
-        if any(f"{name} is nan; it must be" in one for one in said):
-            return
-    pytest.fail(f"{name} is read by no architecture")
+            write(path, values, SENTENCES)
+            yield lambda: read_served(path)
+        (path / SENTENCES).unlink()
+
+
+def of_vision(name: str, path: Path) -> Iterator[Callable[[], object]]:
+    """Yields the same for a vision tower."""
+    for at in (name, f"vision_config.{name}"):
+        for _, values in lies(TRUTHFUL_VISION, [at]):
+            write(path, values)
+            yield lambda: read_vision(path)
+
+
+def test_every_field_of_a_vision_tower_is_read_or_refused_by_a_line(tmp_path: Path) -> None:
+    assert refusal(lambda: read_vision(write(tmp_path, TRUTHFUL_VISION))) == ""
+    num_refused = 0
+    for what, values in lies(TRUTHFUL_VISION, OF_VISION):
+        said = refusal(lambda values=values: read_vision(write(tmp_path, values)))  # type: ignore[misc] # bound now
+        num_refused += bool(said)
+        assert not said or "config.json: " in said or "supported" in said, what
+    assert num_refused > 5 * len(OF_VISION)
 
 
 def test_every_lie_of_a_generation_config_is_read_or_refused_by_a_line(tmp_path: Path) -> None:
