@@ -22,6 +22,8 @@ from sluice_server.engine.models.config import ModelConfig
 from sluice_server.engine.models.limits import check_embeds_scale, check_tables
 from sluice_server.engine.models.loading import load_model
 from sluice_server.engine.models.model import Model
+from sluice_server.engine.models.vision.config import read_vision
+from sluice_server.engine.models.vision.tower import load_vision
 from sluice_server.engine.parallel.group import GroupRunner, Workers
 from sluice_server.engine.parallel.messages import Allocate
 from sluice_server.engine.parallel.options import check_parallel, shape_of
@@ -42,6 +44,7 @@ from sluice_server.engine.worker.host.compute_threads import set_threads, tune_t
 from sluice_server.engine.worker.host.pages import PagesAhead
 from sluice_server.engine.worker.host.threads import ThreadTuner
 from sluice_server.engine.worker.runner import Runner
+from sluice_server.engine.worker.slots.images import EncoderCache
 from sluice_server.engine.worker.startup.allocation import (
     AllocatedCache,
     allocate,
@@ -122,6 +125,7 @@ def build_engine(  # noqa: PLR0913 # all that an engine is made of
     plugins = load_plugins(config.plugins, model_config)
     ranks = ranks_of(config, workers)
     model, drafter = loaded(config, model_config, directory, limits, draft, formats, device, plugins.model, ranks)
+    images = loaded_images(directory, limits, model, formats, workers)
     if workers is not None:
         workers.ready(rank_layout(config, formats, model))
     allocated = allocate(config, model, drafter, formats, limits)
@@ -145,7 +149,7 @@ def build_engine(  # noqa: PLR0913 # all that an engine is made of
     shared = offer_blocks(config, store, scheduler.cache)
     grammars = grammars or Grammars(None)
     sizes = config.block_size, config.max_num_seqs, limits.context_length
-    plain = Runner(model, store, *sizes, grammars, allocated.groups, plugins.processors)
+    plain = Runner(model, store, *sizes, grammars, allocated.groups, plugins.processors, images)
     runner: StepRunner = runner_for(config, plain, model, store, limits)
     if workers is not None:
         runner = GroupRunner(plain, workers, workers.shape.members, workers.sums, stages=workers.stages)
@@ -212,6 +216,18 @@ def loaded(  # noqa: PLR0913 # all that is loaded
     if config.batch_invariant:
         model.fix()
     return model, drafter
+
+
+def loaded_images(
+    directory: Path, limits: Limits, model: Model, formats: Formats, workers: Workers | None
+) -> EncoderCache | None:
+    """Loads the vision tower, if requests may bring images, with weights that are not quantised."""
+    if limits.images is None:
+        return None
+    if workers is not None:
+        raise _unusable("images are not supported by a model over several ranks: use one")
+    config = read_vision(directory)
+    return EncoderCache(load_vision(directory, config, model.config.hidden_size, formats.dtype, model.device))
 
 
 def check_trials(

@@ -7,6 +7,7 @@ Pure.
 from collections.abc import Sequence
 
 from sluice_server.engine.errors import context_exceeded, invalid, unsupported
+from sluice_server.engine.images import DIGEST_BYTES, PromptImage
 from sluice_server.engine.parameter_kinds import check_ids as check_ids
 from sluice_server.engine.parameter_kinds import check_num as check_num
 from sluice_server.engine.parameter_kinds import in_range
@@ -189,6 +190,34 @@ def check_placeholders(embeds: PromptEmbeds, ids: Sequence[int]) -> None:
     num = embeds.num_tokens
     if tuple(ids[:num]) != (PLACEHOLDER,) * num:
         raise invalid("prompt_embeds", f"the prompt does not begin with {num} ids {PLACEHOLDER} in the rows' place")
+
+
+def check_images(images: Sequence[PromptImage], ids: Sequence[int], limits: Limits, field: str = "images") -> None:
+    """Raises `ServiceError` if images are off, are not as the model takes them, or have no place in the prompt."""
+    form = limits.images
+    if form is None:
+        raise unsupported(field, f"{field}: this server does not take images: send text")
+    if len(images) > form.max_images:
+        text = f"are {len(images)}; at most {form.max_images} are allowed"
+        raise invalid(field, text, limit=form.max_images, actual=len(images))
+    behind, places = 0, 0
+    for index, image in enumerate(images):
+        name, end = f"{field}[{index}]", image.first + image.num_tokens
+        if len(image.pixels) != form.num_bytes:
+            text = f"have {len(image.pixels)} bytes; the model takes {form.num_bytes}"
+            raise invalid(f"{name}.pixels", text, limit=form.num_bytes, actual=len(image.pixels))
+        if len(image.digest) != DIGEST_BYTES:
+            raise invalid(f"{name}.digest", f"has {len(image.digest)} bytes; it must have {DIGEST_BYTES}")
+        if image.num_tokens != form.num_tokens or image.first < behind:
+            text = f"has {image.num_tokens} tokens from position {image.first} on; images have {form.num_tokens}, and "
+            raise invalid(name, text + f"this one may begin at {behind}")
+        if tuple(ids[image.first : end]) != (form.token_id,) * form.num_tokens:
+            raise invalid(
+                name, f"the prompt has not {form.num_tokens} ids {form.token_id} from position {image.first} on"
+            )
+        behind, places = end, places + form.num_tokens
+    if (actual := tuple(ids).count(form.token_id)) != places:
+        raise invalid("prompt", f"has {actual} ids {form.token_id}, which stand for images; those sent take {places}")
 
 
 def check_embeds_use(params: SamplingParams) -> None:

@@ -9,6 +9,7 @@ from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
 from sluice_server.engine.errors import ServiceError
+from sluice_server.engine.images import PromptImage
 from sluice_server.engine.kv_cache.table import BlockRun
 from sluice_server.engine.prompt_embeds import PromptEmbeds
 from sluice_server.engine.request import Pooling, SamplingParams
@@ -31,6 +32,7 @@ class Placement:
         pooling: how hidden states are pooled; None where tokens are sampled.
         num_first: tokens of the first of two texts; None where there is one text.
         prompt_embeds: embeddings of its first tokens; None: those of the model.
+        images: those of its prompt, in their order.
     """
 
     slot: int
@@ -43,6 +45,7 @@ class Placement:
     pooling: Pooling | None = None
     num_first: int | None = None
     prompt_embeds: PromptEmbeds | None = None
+    images: tuple[PromptImage, ...] = ()
 
 
 @dataclasses.dataclass(frozen=True, slots=True)

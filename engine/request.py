@@ -7,6 +7,7 @@ import dataclasses
 import enum
 import math
 
+from sluice_server.engine.images import ImageForm, PromptImage
 from sluice_server.engine.prompt_embeds import PromptEmbeds
 from sluice_server.engine.timeline import RequestTimeline
 
@@ -53,6 +54,7 @@ class Limits:
         max_processor_arguments, max_processor_argument_bytes: of one processor.
         embeds_width: numbers in a row of prompt embeddings; 0 where requests may not bring any.
         max_embeds_bytes: of the prompt embeddings of a request.
+        images: the form of images; None where requests may not bring any.
     """
 
     context_length: int
@@ -89,6 +91,7 @@ class Limits:
     max_processor_argument_bytes: int = 4096
     embeds_width: int = 0
     max_embeds_bytes: int = MAX_EMBEDS_BYTES
+    images: ImageForm | None = None
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -191,6 +194,8 @@ class EngineRequest:
             where there is one text.
         prompt_embeds: the embeddings of the first tokens of the prompt, whose ids are then placeholders; None: those
             of the model.
+        images: those of the prompt, in their order; the rows that the vision tower computes take the place of the
+            embeddings of their tokens.
         adapter: digest of the adapter that it is computed with; empty for the base. Part of the
             names of its blocks; refused until steps compute with adapters.
         timeline: receives the request's events from the scheduler; None when it is not traced.
@@ -213,5 +218,6 @@ class EngineRequest:
     pooling: Pooling | None = None
     num_first: int | None = None
     prompt_embeds: PromptEmbeds | None = None
+    images: tuple[PromptImage, ...] = ()
     adapter: bytes = b""
     timeline: RequestTimeline | None = None

@@ -157,7 +157,8 @@ class KVCache:
         a partial last block for the table that writes to it first."""
         groups = [own[: self.sizes.blocks_for(num_tokens)] for own in table.groups]
         full = num_tokens // self.block_size  # names behind these are of tokens that the child need not have
-        child = BlockTable(table.root, table.is_private, groups, table.names[:full], trimmed=list(table.trimmed))
+        child = table.anew()
+        child.groups, child.names, child.trimmed = groups, table.names[:full], list(table.trimmed)
         child.num_named = min(table.num_named, full)
         for own in groups:
             for block in own:

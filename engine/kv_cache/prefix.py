@@ -8,7 +8,8 @@ salt is derived from the authenticated identity and never sent by a client.
 
 import hashlib
 from array import array
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
+from typing import NamedTuple
 
 from sluice_server.engine.kv_cache.identity import CacheIdentity, framed
 from sluice_server.engine.kv_cache.log import CacheLog, NamedBlock
@@ -44,9 +45,27 @@ def names_of(parent: bytes, tokens: Sequence[int], block_size: int) -> list[byte
     return names
 
 
-def name_block(parent: bytes, tokens: Sequence[int]) -> bytes:
-    """Returns the name of a full block: 32 bytes. The parent has a fixed size, so the concatenation is unambiguous."""
-    return hashlib.sha256(parent + array("i", tokens).tobytes()).digest()
+def name_block(parent: bytes, tokens: Sequence[int], content: bytes = b"") -> bytes:
+    """Returns the name of a full block: 32 bytes. Parent and tokens have fixed sizes, so the concatenation is
+    unambiguous. `content`: see `content_of`."""
+    return hashlib.sha256(parent + array("i", tokens).tobytes() + content).digest()
+
+
+class ContentSpan(NamedTuple):
+    """Tokens of a sequence whose ids say nothing of what blocks hold: `num_tokens` from `first` on. Equal digests of 32
+    bytes mean equal content."""
+
+    first: int
+    num_tokens: int
+    digest: bytes
+
+
+def content_of(spans: Iterable[ContentSpan], start: int, end: int) -> bytes:
+    """Returns which of these spans begin among the tokens from `start` to `end`, and where. Blocks behind hold the rest
+    of a span: their names contain that of this one."""
+    return b"".join(
+        (span.first - start).to_bytes(8, "little") + span.digest for span in spans if start <= span.first < end
+    )
 
 
 NAME_BYTES = 32  # of a block of the first group; those of others have one more

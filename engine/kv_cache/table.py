@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 from sluice_server.engine.kv_cache.log import NamedBlock
-from sluice_server.engine.kv_cache.prefix import name_block
+from sluice_server.engine.kv_cache.prefix import ContentSpan, content_of, name_block
 
 
 @dataclasses.dataclass(slots=True)
@@ -27,6 +27,7 @@ class BlockTable:
     trimmed: list[int] = dataclasses.field(default_factory=lambda: [0])  # by group: leading blocks that were freed
     is_counted: bool = False  # its hits are in the statistics
     num_reads: int = 0  # times that it waited for blocks from disk
+    spans: tuple[ContentSpan, ...] = ()  # tokens whose content names depend on, besides their ids
 
     @property
     def blocks(self) -> list[int]:
@@ -43,8 +44,13 @@ class BlockTable:
         while len(self.names) <= i:
             at = len(self.names)
             parent = self.names[-1] if at else self.root
-            self.names.append(name_block(parent, tokens[at * size : (at + 1) * size]))
+            start, end = at * size, (at + 1) * size
+            self.names.append(name_block(parent, tokens[start:end], content_of(self.spans, start, end)))
         return self.names[i]
+
+    def anew(self) -> "BlockTable":
+        """Returns an empty table whose blocks have the same names."""
+        return BlockTable(self.root, self.is_private, spans=self.spans)
 
     def named(self, tokens: Sequence[int], i: int, size: int) -> NamedBlock:
         """Returns the i-th block with its name, its parent's and its tokens."""

@@ -7,7 +7,6 @@ import dataclasses
 from collections.abc import Sequence as Ids
 
 from sluice_server.engine.errors import ServiceError
-from sluice_server.engine.kv_cache.table import BlockTable
 from sluice_server.engine.plan import TokenLogprob
 from sluice_server.engine.request import FinishReason
 from sluice_server.engine.scheduler.beam import BeamExtension
@@ -212,7 +211,7 @@ class Outputs:
             parent = beams[step.parent]
             beam = parent
             if step.parent not in parents:  # the parent has taken its first extension
-                beam = Sequence(group, 0, parent.tokens[:-1], BlockTable(root=parent.table.root))
+                beam = Sequence(group, 0, parent.tokens[:-1], parent.table.anew())
                 beam.logprobs = parent.logprobs[:-1]
                 beam.num_preemptions = parent.num_preemptions
                 self._state.fork(parent, beam)

@@ -256,6 +256,7 @@ class SchedulerState:
                 pooling=group.request.pooling,
                 num_first=group.request.num_first,
                 prompt_embeds=group.request.prompt_embeds,
+                images=group.request.images,
             )
         )
 

@@ -14,6 +14,7 @@ from sluice_server.engine.checks import (
     check_embeds_use,
     check_generates,
     check_ids,
+    check_images,
     check_params,
     check_placeholders,
     check_pooled,
@@ -24,7 +25,7 @@ from sluice_server.engine.checks import (
 )
 from sluice_server.engine.errors import Code, ServiceError, invalid, never_fits, unsupported
 from sluice_server.engine.kv_cache.cache import KVCache
-from sluice_server.engine.kv_cache.prefix import root_with_adapter, root_with_embeds
+from sluice_server.engine.kv_cache.prefix import ContentSpan, root_with_adapter, root_with_embeds
 from sluice_server.engine.kv_cache.table import BlockTable
 from sluice_server.engine.request import EngineRequest, Limits, SamplingParams
 from sluice_server.engine.scheduler.beam import BeamSearch
@@ -78,17 +79,19 @@ class RequestValidator:
         # A beam search starts from one hypothesis and forks later.
         received = request.resume_ids or ((),) * (1 if params.beam_width else params.num_sequences)
         salt = salt_of(request)
+        spans = tuple(ContentSpan(one.first, one.num_tokens, one.digest) for one in request.images)
         for index, ids in enumerate(received):
             if ids is not None:
-                blocks = BlockTable(salt, request.bypasses_cache)
+                blocks = BlockTable(salt, request.bypasses_cache, spans=spans)
                 yield Sequence(group, index, group.prompt + list(ids), blocks, drafting=self._drafting(request))
 
     def _drafting(self, request: EngineRequest) -> Drafting | None:
         """Returns the draft state of an output; None without drafts, for beams, for what is pooled, whose tokens are
-        not sampled, and for prompt embeddings, which no proposer reads."""
+        not sampled, and for prompt embeddings and images, which no proposer reads."""
         asked = request.max_draft_tokens
         limit = self.max_draft_tokens if asked is None else min(asked, self.max_draft_tokens)
-        is_excluded = request.params.beam_width or request.pooling or request.prompt_embeds is not None
+        is_unread = request.prompt_embeds is not None or request.images
+        is_excluded = request.params.beam_width or request.pooling or is_unread
         return Drafting(limit) if limit > 0 and not is_excluded else None
 
     def check_size(self, group: SequenceGroup, num_prompt: int, max_tokens: int) -> None:
@@ -123,6 +126,7 @@ class RequestValidator:
         if request.adapter:
             raise unsupported("adapter", "adapters are not supported by this engine: leave it out")
         self._check_embeds(request)
+        self._check_images(request)
         self._check_resume(request)
 
     def _check_embeds(self, request: EngineRequest) -> None:
@@ -136,6 +140,18 @@ class RequestValidator:
             raise unsupported("prompt_embeds", "prompt_embeds are not supported for vectors: send text or token ids")
         if request.is_open:
             raise unsupported("keep_input_open", "keep_input_open is not supported with prompt_embeds: leave it out")
+
+    def _check_images(self, request: EngineRequest) -> None:
+        if not request.images and self.limits.images is None:
+            return
+        check_images(request.images, request.prompt_ids, self.limits)
+        taken = {
+            "vectors": request.pooling is not None,
+            "prompt_embeds": request.prompt_embeds is not None,
+            "keep_input_open": request.is_open,
+        }
+        for what in (name for name, is_asked in taken.items() if is_asked and request.images):
+            raise unsupported("images", f"images are not supported with {what}: leave one of the two out")
 
     def _check_length(self, request: EngineRequest, num_prompt: int, max_tokens: int) -> None:
         if request.pooling is not None:

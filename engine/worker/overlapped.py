@@ -257,8 +257,9 @@ def may_share(model: Model) -> bool:
 
 
 def wants_only_sampling(placement: Placement) -> bool:
-    """Returns whether the request uses the logits unchanged, reports nothing about them and brings no embeddings."""
+    """Returns whether the request uses the logits unchanged, reports nothing about them and brings nothing but ids."""
     params = placement.params
     is_restricted = params.has_banned_tokens or params.needs_tokens or params.allowed_token_ids or params.min_tokens
     has_reports = params.logprobs >= 0 or params.prompt_logprobs >= 0 or params.is_search
-    return not (is_restricted or has_reports or params.logit_bias or placement.prompt_embeds)
+    is_given = placement.prompt_embeds is not None or placement.images
+    return not (is_restricted or has_reports or params.logit_bias or is_given)

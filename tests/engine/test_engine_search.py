@@ -123,3 +123,12 @@ def test_a_resumed_output_goes_on_where_it_was_and_repeats_nothing(directory: Pa
     ends = [(event.token_ids, event.finish) for event in events if event.output_index == 2]
     assert ends == [((), FinishReason.LENGTH)], "it was complete: only its end is told"
     assert {event.output_index for event in events} == {0, 2}
+
+
+def test_a_beam_search_that_bypasses_the_cache_names_no_block(directory: Path) -> None:
+    engine = make_engine(directory, ROOMY)
+    params = SamplingParams(max_tokens=40, beam_width=3, ignore_eos=True)
+    engine.add(EngineRequest("a", tuple(range(3, 20)), params, bypasses_cache=True))
+    while engine.has_work:
+        engine.step()
+        assert len(engine.scheduler.cache.index) == 0

@@ -5,6 +5,7 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from sluice_server.engine.errors import ServiceError, unsupported
+from sluice_server.engine.images import ImageForm
 from sluice_server.engine.models.fields import MENDING, Fields, Json, read_json, shown
 
 ACTIVATIONS: Mapping[str, str] = {
@@ -72,6 +73,11 @@ class VisionConfig:
     def num_tokens(self) -> int:
         """Tokens of an image in a prompt."""
         return self.num_patches + (self.is_clip and self.keeps_class)
+
+    @property
+    def form(self) -> ImageForm:
+        """The form of images that requests bring."""
+        return ImageForm(self.image_token_id, self.num_tokens, 4 * _CHANNELS * self.image_size**2)
 
 
 def read_vision(directory: Path) -> VisionConfig:

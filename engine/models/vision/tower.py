@@ -44,7 +44,7 @@ class VisionTower:
     @torch.inference_mode()
     def encode(self, pixels: Tensor) -> Tensor:
         """Returns the rows, float32 [tokens, width], of an image's pixels, float32 [3, side, side], normalised."""
-        h = ops.linear(self._split(pixels), self._patches).float()
+        h = ops.linear(self._split(pixels.to(self._positions.device)), self._patches).float()
         if self._class is not None:
             h = torch.cat([self._class[None], h])
         h = h + self._positions

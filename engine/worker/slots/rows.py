@@ -18,6 +18,7 @@ from sluice_server.engine.sampling.rows import GrammarMasks, LogprobRows, Sampli
 from sluice_server.engine.worker.slots.adjustments import SlotAdjustments
 from sluice_server.engine.worker.slots.banned_tokens import SlotBannedTokens
 from sluice_server.engine.worker.slots.embeds import SlotEmbeds
+from sluice_server.engine.worker.slots.images import EncoderCache, SlotImages
 from sluice_server.engine.worker.slots.pooling import SlotPooling
 from sluice_server.engine.worker.slots.processors import SlotProcessors
 from sluice_server.engine.worker.slots.prompts import SlotPrompts
@@ -44,7 +45,7 @@ class TokenListener(Protocol):
 class SlotRows:
     """Block tables and sampling parameters of `num_slots` slots."""
 
-    def __init__(
+    def __init__(  # noqa: PLR0913 # the parts and sizes of all state
         self,
         num_slots: int,
         max_blocks: int,
@@ -52,6 +53,7 @@ class SlotRows:
         matchers: SlotMatchers,
         processors: LogitsProcessors = NO_PROCESSORS,
         num_groups: int = 1,
+        images: EncoderCache | None = None,
     ) -> None:
         self.matchers = matchers
         self.processors = SlotProcessors(processors)
@@ -63,6 +65,7 @@ class SlotRows:
         self.prompts = SlotPrompts()
         self.pooling = SlotPooling()
         self.embeds = SlotEmbeds()
+        self.images = SlotImages(images)
         self._adjustments = SlotAdjustments(vocab_size)
         self._banned_tokens = SlotBannedTokens()
         self._listeners: tuple[TokenListener, ...] = (self._adjustments, self._banned_tokens, matchers, self.processors)
@@ -87,6 +90,7 @@ class SlotRows:
         self.prompts.reset(placement)
         self.pooling.reset(placement)
         self.embeds.reset(placement)
+        self.images.reset(placement)
         self.matchers.reset(placement)
         self.processors.reset(placement)
         self.listening.pop(slot, None)

@@ -54,12 +54,12 @@ def forget_nothing(self: PrefixIndex, block: int) -> bool:
     return False
 
 
-def name_without_parent(parent: bytes, tokens: Sequence[int]) -> bytes:
-    return name_block(b"", tokens)
+def name_without_parent(parent: bytes, tokens: Sequence[int], content: bytes) -> bytes:
+    return name_block(b"", tokens, content)
 
 
-def name_without_framing(parent: bytes, tokens: Sequence[int]) -> bytes:
-    return name_block(parent, [sum(tokens)])
+def name_without_framing(parent: bytes, tokens: Sequence[int], content: bytes) -> bytes:
+    return name_block(parent, [sum(tokens)], content)
 
 
 def fork_without_counting(self: KVCache, table: BlockTable, num_tokens: int) -> BlockTable:
