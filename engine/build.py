@@ -37,6 +37,7 @@ from sluice_server.engine.scheduler.scheduler import Scheduler
 from sluice_server.engine.scheduler.settings import settings_of
 from sluice_server.engine.speculation.draft import DraftProposer
 from sluice_server.engine.speculation.drafters import Drafter, ModelDrafter, load_drafter
+from sluice_server.engine.speculation.forced import ForcedProposer
 from sluice_server.engine.speculation.ngram import NgramProposer
 from sluice_server.engine.speculation.proposer import Proposer
 from sluice_server.engine.worker.host.allocator import allocator, give_back
@@ -157,7 +158,7 @@ def build_engine(  # noqa: PLR0913 # all that an engine is made of
         engine=Engine(
             scheduler,
             runner,
-            proposer=make_proposer(config, drafter, beside),
+            proposer=make_proposer(config, drafter, beside, grammars),
             identity=identity,
             tuner=tuner,
             processors=plugins.processors,
@@ -283,10 +284,14 @@ def computing_of(
     )
 
 
-def make_proposer(config: EngineConfig, drafter: Drafter | None, cache: list[Tensor]) -> Proposer | None:
+def make_proposer(
+    config: EngineConfig, drafter: Drafter | None, cache: list[Tensor], grammars: Grammars
+) -> Proposer | None:
     """Returns the proposer of drafts; None without speculation."""
     if drafter is not None:
         return DraftProposer(drafter, cache, config.block_size, config.max_num_batched_tokens)
+    if config.speculation == "grammar":
+        return ForcedProposer(grammars)
     return NgramProposer() if config.speculation == "ngram" else None
 
 

@@ -64,7 +64,8 @@ class EngineConfig:
     pause_hold_s: float = option(5.0, "seconds that a paused generation keeps cache blocks that no other request needs")
     speculation: str = option(
         "none",
-        "proposer of draft tokens: none, ngram (prompt look-up), draft (a model) or eagle (a head)",
+        "proposer of draft tokens: none, ngram (prompt look-up), grammar (what a constraint forces), draft (a model) "
+        "or eagle (a head)",
     )
     draft_model: str = option(
         "", "speculation draft: a smaller model of the same vocabulary; eagle: an EAGLE-3 head; named as in --model"

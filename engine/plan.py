@@ -235,6 +235,7 @@ class DraftRequest:
         is_trimmed: leading blocks were freed, as they left the attention window.
         num: length of a chain of drafts at most, ≥ 1.
         width: drafts at most that follow the same token; 1 is a chain.
+        num_prompt: how many of `tokens` are the prompt's.
     """
 
     tokens: Sequence[int]
@@ -247,6 +248,7 @@ class DraftRequest:
     place: int = 0
     is_trimmed: bool = False
     width: int = 1
+    num_prompt: int = 0
 
 
 @dataclasses.dataclass(frozen=True, slots=True)

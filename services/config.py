@@ -248,7 +248,7 @@ def _check_gpu_memory(engine: EngineConfig) -> None:
 
 def _check_speculation(engine: EngineConfig) -> None:
     _one_of("draft_length", engine.draft_length, ("adaptive", "fixed"))
-    _one_of("speculation", engine.speculation, ("none", "ngram", "draft", "eagle"))
+    _one_of("speculation", engine.speculation, ("none", "ngram", "grammar", "draft", "eagle"))
     if not 1 <= engine.max_draft_tokens <= MAX_DRAFT_TOKENS:
         raise bad_setting("max_draft_tokens", f"{engine.max_draft_tokens} is not in [1, {MAX_DRAFT_TOKENS}]")
     if not 1 <= engine.max_draft_width <= MAX_DRAFT_WIDTH:

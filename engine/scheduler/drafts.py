@@ -234,7 +234,7 @@ def _is_due(sequence: Sequence) -> bool:
 def _news(sequence: Sequence) -> int:
     """Returns the tokens that the proposer must read before it drafts; 0 up to `MAX_NEWS`, which cost nothing extra."""
     assert sequence.drafting is not None
-    news = len(sequence.tokens) - sequence.drafting.num_seen
+    news = len(sequence.tokens) - max(sequence.drafting.num_seen, sequence.drafting.first)
     return news if news > MAX_NEWS else 0
 
 
@@ -292,4 +292,5 @@ def _ask(sequence: Sequence, num: int, width: int) -> DraftRequest:
         place=sequence.num_places,
         is_trimmed=sequence.table.trimmed[0] > 0,
         width=width,
+        num_prompt=len(sequence.group.prompt),
     )

@@ -56,7 +56,8 @@ class Scheduler:
         self._policy = make_policy(settings, self._lengths, limits.context_length)
         waiting = WaitingQueue(self._policy, settings.max_queued_requests, settings.max_queued_tokens)
         self._state = SchedulerState(cache, waiting, max_num_seqs, settings.costs)
-        self._validator = RequestValidator(cache, limits, eos_ids, max_num_seqs, settings.max_draft_tokens)
+        drafts = settings.max_draft_tokens, settings.drafts_forced
+        self._validator = RequestValidator(cache, limits, eos_ids, max_num_seqs, *drafts)
         self._outputs = Outputs(self._state, self._policy, self._lengths)
         admission = AdmissionControl(self._state, self._policy, self._lengths, settings)
         controller = None

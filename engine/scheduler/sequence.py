@@ -24,6 +24,7 @@ class Drafting:
 
     Attributes:
         limit: drafts per step at most.
+        first: tokens at the start of the sequence that the proposer never reads.
         record: acceptance of its drafts, for the controller that chooses their length.
         num_seen: tokens that the proposer had read after its last request.
         ids: drafts for the next step, or those verified by the step in flight; they follow the existing tokens.
@@ -32,6 +33,7 @@ class Drafting:
     """
 
     limit: int
+    first: int = 0
     record: AcceptanceRecord = dataclasses.field(default_factory=AcceptanceRecord)
     num_seen: int = 0
     ids: list[int] = dataclasses.field(default_factory=list)

@@ -28,6 +28,7 @@ class SchedulerSettings:
         pause_hold_s: seconds that a paused request keeps its blocks when no other request needs them.
         max_draft_tokens: drafts per sequence and step at most; 0 is no speculation.
         max_draft_width: drafts that may follow the same token; 1 is a chain.
+        drafts_forced: only outputs under a grammar are drafted for, and prompts are not read for that.
         adapts_drafts: measured costs and acceptance decide the length of drafts; else they are as long as they may be.
         costs: rates of moving blocks and of computing tokens; None without a lower tier.
     """
@@ -45,6 +46,7 @@ class SchedulerSettings:
     pause_hold_s: float = DEFAULTS.pause_hold_s
     max_draft_tokens: int = 0
     max_draft_width: int = DEFAULTS.max_draft_width
+    drafts_forced: bool = False
     adapts_drafts: bool = True
     costs: PreemptionCosts | None = None
 
@@ -62,6 +64,7 @@ def settings_of(config: EngineConfig, costs: PreemptionCosts | None = None) -> S
         pause_hold_s=config.pause_hold_s,
         max_draft_tokens=0 if config.speculation == "none" else config.max_draft_tokens,
         max_draft_width=config.max_draft_width,
+        drafts_forced=config.speculation == "grammar",
         adapts_drafts=config.draft_length == "adaptive",
         costs=costs,
     )

@@ -42,6 +42,7 @@ class RequestValidator:
     eos_ids: tuple[int, ...]
     max_num_seqs: int
     max_draft_tokens: int = 0
+    drafts_forced: bool = False
 
     def open(self, request: EngineRequest, order: int) -> SequenceGroup:
         """Returns the request as a group. Raises ServiceError for a field out of range, or if it can never fit."""
@@ -87,12 +88,15 @@ class RequestValidator:
 
     def _drafting(self, request: EngineRequest) -> Drafting | None:
         """Returns the draft state of an output; None without drafts, for beams, for what is pooled, whose tokens are
-        not sampled, and for prompt embeddings and images, which no proposer reads."""
+        not sampled, and for prompt embeddings and images, which no proposer reads. What a grammar forces is drafted
+        for outputs with one, whatever their prompt."""
         asked = request.max_draft_tokens
         limit = self.max_draft_tokens if asked is None else min(asked, self.max_draft_tokens)
         is_unread = request.prompt_embeds is not None or request.images
-        is_excluded = request.params.beam_width or request.pooling or is_unread
-        return Drafting(limit) if limit > 0 and not is_excluded else None
+        is_without = not request.params.grammar if self.drafts_forced else is_unread
+        if limit <= 0 or request.params.beam_width or request.pooling or is_without:
+            return None
+        return Drafting(limit, first=len(request.prompt_ids) if self.drafts_forced else 0)
 
     def check_size(self, group: SequenceGroup, num_prompt: int, max_tokens: int) -> None:
         """Raises ServiceError if the group, grown to so many tokens, fits neither context nor cache."""

@@ -147,7 +147,7 @@ def drafting(directory: Path, config: EngineConfig, who: str, plain: dict[Key, O
     draft = {"draft": directory, "eagle": directory / "head"}.get(who)
     config = dataclasses.replace(
         config,
-        speculation=who if draft else "ngram",
+        speculation=who if draft or who == "grammar" else "ngram",
         draft_model="x" if draft else "",
         draft_length="adaptive" if who == "adaptive" else "fixed",
         max_draft_tokens=5 if width == 1 else 12,
@@ -164,6 +164,7 @@ def drafting(directory: Path, config: EngineConfig, who: str, plain: dict[Key, O
 
 WAYS = [
     *(("prophet", WIDE, 1), ("prophet", NARROW, 1), ("ngram", NARROW, 1)),
+    *(("grammar", WIDE, 1), ("grammar", NARROW, 1)),
     *(("draft", WIDE, 1), ("draft", NARROW, 1), ("eagle", NARROW, 1), ("adaptive", WIDE, 1)),
     *(("prophet", WIDE, 3), ("prophet", NARROW, 2)),
     *(("draft", WIDE, 2), ("eagle", WIDE, 4), ("eagle", NARROW, 2)),
@@ -183,7 +184,7 @@ def test_everything_at_once_is_as_alone_and_without_drafts(
     assert engine.scheduler.cache.stats.hit_tokens > 0
 
 
-@pytest.mark.parametrize("who", ["prophet", "draft"])
+@pytest.mark.parametrize("who", ["prophet", "draft", "grammar"])
 @pytest.mark.parametrize("share", [0.0, 0.3, 0.9])
 def test_outputs_go_on_behind_what_was_received(
     directory: Path, plain: dict[Key, Output], who: str, share: float
