@@ -10,6 +10,7 @@ import torch
 
 from sluice_server.engine.config import EngineConfig
 from sluice_server.engine.engine import Engine
+from sluice_server.engine.images import PromptImage
 from sluice_server.engine.kv_cache.block_store import BlockStore
 from sluice_server.engine.kv_cache.cache import KVCache
 from sluice_server.engine.kv_cache.table import BlockRun
@@ -270,6 +271,8 @@ def test_what_wants_more_than_sampling_is_known(params: dict[str, Any]) -> None:
     assert not wants_only_sampling(Placement(0, SamplingParams(**params), (), 0))
 
 
-def test_prompt_embeddings_leave_recorded_steps_which_look_ids_up() -> None:
+def test_embeddings_and_images_leave_recorded_steps_which_look_ids_up() -> None:
     embeds = PromptEmbeds(bytes(4), EmbedsType.FLOAT32, 1)
     assert not wants_only_sampling(Placement(0, SamplingParams(), (), 0, prompt_embeds=embeds))
+    image = PromptImage.at(0, 1, b"")
+    assert not wants_only_sampling(Placement(0, SamplingParams(), (), 0, images=(image,)))
