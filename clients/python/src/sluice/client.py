@@ -12,6 +12,7 @@ from sluice.completion import Completion
 from sluice.embeddings import Embeddings, EmbedOptions, Input, embed_request
 from sluice.errors import from_rpc
 from sluice.pool import Pool
+from sluice.profiles import ProfileOptions, profile_request
 from sluice.progress import Progress
 from sluice.ranking import (
     Classifications,
@@ -189,6 +190,26 @@ class Client:
         try:
             for answer in call:
                 yield answer.load
+        except grpc.RpcError as error:
+            raise from_rpc(error) from None
+        finally:
+            call.cancel()
+            self._pool.release(lease)
+
+    def profile(
+        self, kind: str, *, process: str = "", **options: Unpack[ProfileOptions]
+    ) -> Generator[control_pb2.ProfileResponse, None, None]:
+        """Yields the parts of a profile of one process of the server, until the loop is left.
+
+        Args:
+            kind: torch, stacks, python-memory or cuda-memory.
+            process: its id; "" is the first engine.
+        """
+        request = profile_request(kind, process, options)
+        lease = self._pool.lease()
+        call = lease.line.control.Profile(request, metadata=self._settings.metadata())
+        try:
+            yield from call
         except grpc.RpcError as error:
             raise from_rpc(error) from None
         finally:
