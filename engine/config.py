@@ -7,6 +7,7 @@ from typing import TypeVar
 _T = TypeVar("_T")
 QUANTIZATIONS = ("none", "int8", "int4", "w8a8", "fp8")
 CACHE_DTYPES = ("float32", "bfloat16", "int8", "fp8")
+SUM_DTYPES = ("float32", "bfloat16", "int8")  # of `engine.parallel.sums_gloo`
 
 
 def option(default: _T, text: str) -> _T:
@@ -37,9 +38,6 @@ class EngineConfig:
     max_model_len: int = option(0, "context length in tokens; 0 is the model's own")
     max_num_seqs: int = option(64, "the most sequences that run at once")
     max_num_batched_tokens: int = option(512, "the most tokens computed in one step (chunked prefill)")
-    max_num_pooling_tokens: int = option(
-        0, "the most prompt tokens of embeddings, classes and scores in a step that also decodes; 0 is no such limit"
-    )
     block_size: int = option(32, "tokens in a KV cache block")
     gpu_memory_utilization: float = option(0.9, "share of a GPU's memory that may be used: weights, steps and cache")
     kv_cache_tokens: int = option(0, "tokens the KV cache holds; 0 sizes it from memory and max_num_seqs")
@@ -91,6 +89,9 @@ class EngineConfig:
         0,
         "partial products that row-parallel projections are added up from, in one order: sizes that divide it give "
         "equal bits; 0 is one for each rank",
+    )
+    sum_dtype: str = option(
+        "float32", f"form in which partial sums travel between hosts: {', '.join(SUM_DTYPES)}; all but the first round"
     )
 
     @property

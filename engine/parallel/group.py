@@ -21,6 +21,7 @@ from sluice_server.engine.plan import StepPlan
 from sluice_server.engine.worker.runner import CompletedStep, Runner
 
 STEPS = 16  # over whose times a mean is taken
+LOOK_S = 0.25  # between looks at the other ranks where no step waits for them
 
 
 class Workers(Protocol):
@@ -43,6 +44,9 @@ class Workers(Protocol):
 
     def ready(self, layout: str) -> None:
         """Waits until every rank has loaded its part of the model. Raises ServiceError if one has another layout."""
+
+    def look(self) -> None:
+        """Raises RankLost if a rank has ended; returns at once."""
 
     def launched(self, num: int) -> list[Launched]:
         """Waits until every rank has told how this launch ended. Raises RankLost for a rank that does not in time."""
@@ -82,6 +86,7 @@ class GroupRunner:
         self._stages = stages
         self._step_s = 0.0  # mean of recent launches
         self._clock = clock
+        self._looked_s = clock()
         self._num = 0
         plain.on_accepted = lambda moves: workers.send(MoveAccepted(moves))
 
@@ -106,6 +111,7 @@ class GroupRunner:
 
     def moved(self) -> list[tuple[Move, bool]]:
         """Returns the transfers with the disk that have ended: none, as a group has no such tier."""
+        self._look()
         return self._plain.moved()
 
     def place(self, plan: StepPlan) -> None:
@@ -115,7 +121,8 @@ class GroupRunner:
             self._plain.place(plan)
 
     def idle(self) -> bool:
-        """Returns False: there is nothing to prepare."""
+        """Returns False: there is nothing to prepare. Raises RankLost if a rank has ended."""
+        self._look()
         return False
 
     def launch(self, plan: StepPlan) -> CompletedStep:
@@ -144,6 +151,13 @@ class GroupRunner:
             raise
         self._check(self._join(self._clock() - start))
         return done
+
+    def _look(self) -> None:
+        """Looks at the other ranks, but not each time: a supervisor sees the end of those of its own host alone."""
+        now_s = self._clock()
+        if now_s - self._looked_s >= LOOK_S:
+            self._looked_s = now_s
+            self._workers.look()
 
     @contextlib.contextmanager
     def _staged(self) -> Iterator[None]:

@@ -15,7 +15,7 @@ def joined(values: Tensor, sums: RankSums) -> Tensor:
         part.zero_()
     partials[0].copy_(values)
     total = torch.zeros_like(values)
-    sums.add(total, partials)
+    sums.add(total, partials, is_exact=True)
     return total
 
 

@@ -36,7 +36,7 @@ class Welcome:
 
     Attributes:
         epoch: number of this start of the group.
-        sums: what `open_sums` needs on the other ranks to join rank 0's.
+        sums: path of the socket at which rank 0 gives the memory of all ranks; "" where they are on several hosts.
     """
 
     epoch: int
@@ -98,6 +98,21 @@ class MoveAccepted:
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
+class Told:
+    """What one rank tells all others by a name: addresses and paths at which they find one another."""
+
+    key: str
+    value: bytes
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Connected:
+    """A rank has its sums with others, and needs to be told nothing more."""
+
+    rank: int
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
 class RankReady:
     """A rank has loaded its part of the model and allocated its cache.
 
@@ -138,5 +153,5 @@ class RankEnded:
     reason: str
 
 
-Order: TypeAlias = Welcome | Refused | Allocate | Place | Launch | MoveBlocks | MoveAccepted  # of rank 0
-Report: TypeAlias = Hello | RankReady | Launched | RankEnded  # to rank 0
+Order: TypeAlias = Welcome | Refused | Allocate | Place | Launch | MoveBlocks | MoveAccepted | Told  # of rank 0
+Report: TypeAlias = Hello | RankReady | Launched | RankEnded | Told | Connected  # to rank 0

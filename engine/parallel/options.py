@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Mapping
 
-from sluice_server.engine.config import EngineConfig
+from sluice_server.engine.config import DEFAULTS, SUM_DTYPES, EngineConfig
 from sluice_server.engine.parallel.shape import ParallelShape, unusable
 
 # By option: whether a group needs what is not built.
@@ -40,6 +40,11 @@ def check_parallel(config: EngineConfig) -> ParallelShape:
     for name, needs in NOT_BUILT.items():
         if needs(shape):
             raise unusable(name, f"{getattr(config, name)} is not supported yet: leave it out")
+    if config.sum_dtype not in SUM_DTYPES:
+        raise unusable("sum_dtype", f"{config.sum_dtype!r} is not one of {', '.join(SUM_DTYPES)}")
+    if config.sum_dtype != DEFAULTS.sum_dtype and shape.tensor_size == 1:
+        text = f"{config.sum_dtype} is for sums that travel between hosts, and --tensor-parallel-size 1 has none"
+        raise unusable("sum_dtype", f"{text}: leave it out")
     if shape.members > 1:
         for name, has in NOT_IN_GROUPS.items():
             if has(config):

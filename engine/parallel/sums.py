@@ -63,10 +63,11 @@ class RankSums(Protocol):
         What is in them is lost with the next `add`.
         """
 
-    def add(self, into: Tensor, partials: Sequence[Tensor]) -> None:
+    def add(self, into: Tensor, partials: Sequence[Tensor], *, is_exact: bool = False) -> None:
         """Adds the partial sums of all shards, in their order, to `into` in place.
 
         All are float32 [T, H], and there are equally many on every rank. `into` gets the same bits on every rank.
+        `is_exact`: none may be rounded on its way to other ranks.
         """
 
     def gather(self, part: Tensor) -> Tensor | None:
@@ -128,7 +129,7 @@ class LocalSums:
         """Implements `RankSums.room`."""
         return new_room(self.shards, rows, width)
 
-    def add(self, into: Tensor, partials: Sequence[Tensor]) -> None:
+    def add(self, into: Tensor, partials: Sequence[Tensor], *, is_exact: bool = False) -> None:
         """Implements `RankSums.add`."""
         add_in_order(into, partials)
 
@@ -188,7 +189,7 @@ class ThreadSums:
         """Implements `RankSums.room`."""
         return new_room(self.shards // self.size, rows, width)
 
-    def add(self, into: Tensor, partials: Sequence[Tensor]) -> None:
+    def add(self, into: Tensor, partials: Sequence[Tensor], *, is_exact: bool = False) -> None:
         """Implements `RankSums.add`."""
         each = self._group.exchange(self.rank, partials)
         self._check([[one.shape for one in given] for given in each])

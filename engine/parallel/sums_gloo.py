@@ -52,6 +52,7 @@ DTYPES: Mapping[str, SumDtype] = {  # values of --sum-dtype
     ),
     "int8": SumDtype(_pack_int8, _unpack_int8),
 }
+_EXACT = DTYPES["float32"]
 
 
 class GlooSums:
@@ -100,10 +101,11 @@ class GlooSums:
         """Implements `RankSums.room`."""
         return new_room(self.shards // self.size, rows, width)
 
-    def add(self, into: Tensor, partials: Sequence[Tensor]) -> None:
+    def add(self, into: Tensor, partials: Sequence[Tensor], *, is_exact: bool = False) -> None:
         """Implements `RankSums.add`."""
+        dtype = _EXACT if is_exact else self._dtype
         own = torch.cat([one.flatten() for one in partials])
-        each = [self._dtype.unpack(packed, len(own)) for packed in self._exchange(self._dtype.pack(own))]
+        each = [dtype.unpack(packed, len(own)) for packed in self._exchange(dtype.pack(own))]
         add_in_order(into, [part.view(into.shape) for given in each for part in given.chunk(len(partials))])
 
     def gather(self, part: Tensor) -> Tensor | None:

@@ -74,7 +74,7 @@ class SharedMemorySums:
         num = self.shards // self.size
         return self._segment.slot((num, rows, width)) or new_room(num, rows, width)
 
-    def add(self, into: Tensor, partials: Sequence[Tensor]) -> None:
+    def add(self, into: Tensor, partials: Sequence[Tensor], *, is_exact: bool = False) -> None:
         """Implements `RankSums.add`."""
         start = time.perf_counter()
         _check(into, *partials)

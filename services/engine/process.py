@@ -9,19 +9,21 @@ from collections.abc import Callable
 
 from sluice_server.engine.build import BuiltEngine
 from sluice_server.engine.config import EngineConfig
+from sluice_server.engine.errors import RankLost
+from sluice_server.engine.parallel.sums import SumsBroken
 from sluice_server.engine.transfer import BlockFetcher
 from sluice_server.services.config import parse_peers
 from sluice_server.services.engine.figures import figures, shared_figures
 from sluice_server.services.engine.grammar_gate import GrammarGate
 from sluice_server.services.engine.loading import load_engine
 from sluice_server.services.engine.stage import EngineStage, RingMembership
-from sluice_server.services.engine.torch_profiles import MAKERS, StageSteps
 from sluice_server.services.messages.processes import Role
 from sluice_server.services.process.background import compiling_threads
 from sluice_server.services.process.process import Process
 from sluice_server.services.process.slices import LONG_S, take_turns_of
 from sluice_server.services.ranks.leader import RankGroup, open_group
 from sluice_server.services.ranks.settings import config_of_rank
+from sluice_server.services.ring.loop import EXIT_BROKEN
 from sluice_server.services.telemetry import catalogue
 from sluice_server.services.telemetry.metrics import Labelled, MetricSample
 from sluice_server.services.transfer.carrier import BlockCarrier, paths_of
@@ -40,12 +42,15 @@ async def run(process: Process) -> int:
     config = process.engine_config
     take_turns_of(LONG_S)  # this thread and the compute threads: other stages' threads get a core first
     with contextlib.ExitStack() as closing:
-        group = None
-        if config.num_ranks > 1:
+        if config.num_ranks == 1:
+            return await _serve(process, config, None, start, closing)
+        try:
             group = open_group(config, process.config, process.ring.process_id, process.contents.configuration)
             closing.callback(group.close)
-            config = config_of_rank(config)
-        return await _serve(process, config, group, start, closing)
+            return await _serve(process, config_of_rank(config, group.num_here), group, start, closing)
+        except (RankLost, SumsBroken) as error:  # while it loads; the ring's loop handles what comes later
+            logger.error("this rank ends with its group: %s", error)
+            raise SystemExit(EXIT_BROKEN) from error
 
 
 async def _serve(
@@ -77,7 +82,6 @@ async def _serve(
         process.metrics.collect_from(lambda: shared_figures(built.engine, fetcher))
     if built.tuner is not None:
         built.tuner.on_change = retuned
-    process.serve_profiles(MAKERS, StageSteps(stage))
     loop = asyncio.get_running_loop()
 
     def attend() -> None:

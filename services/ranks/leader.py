@@ -8,6 +8,7 @@ from collections.abc import Callable, Container
 from sluice_server.engine.config import EngineConfig
 from sluice_server.engine.errors import Code, RankLost, ServiceError
 from sluice_server.engine.parallel.messages import (
+    Connected,
     Hello,
     Launched,
     Order,
@@ -15,6 +16,7 @@ from sluice_server.engine.parallel.messages import (
     RankReady,
     Refused,
     Report,
+    Told,
     Welcome,
 )
 from sluice_server.engine.parallel.options import shape_of
@@ -26,7 +28,9 @@ from sluice_server.services.ranks.codec import ORDERS, REPORTS, MalformedMessage
 from sluice_server.services.ranks.descriptors import SUFFIX, Offer, offered
 from sluice_server.services.ranks.membership import check_equal, disagreement, hello_of, refusal
 from sluice_server.services.ranks.memory import RankConnections, connect, new_memory
-from sluice_server.services.ranks.settings import START_S, own_epoch, rank_table
+from sluice_server.services.ranks.network import connect_hosts
+from sluice_server.services.ranks.rendezvous import Rendezvous
+from sluice_server.services.ranks.settings import START_S, RankTable, own_epoch, rank_table
 from sluice_server.services.ranks.sockets import RankSockets, open_sockets, time_left
 from sluice_server.version import VERSION
 
@@ -38,8 +42,10 @@ ASKED_S = 10.0  # between two log lines about ranks that are awaited
 class RankGroup:
     """Implements `Workers` over sockets."""
 
-    def __init__(self, sockets: RankSockets, own: Hello, shape: ParallelShape) -> None:
+    def __init__(self, sockets: RankSockets, own: Hello, shape: ParallelShape, num_here: int = 0) -> None:
+        """`num_here`: of its ranks, those on this host; 0: all."""
         self.size = own.size
+        self.num_here = num_here
         self.shape = shape
         self.step_s: Callable[[], float] = float  # returns the time of a usual step
         self._connections: RankConnections | None = None
@@ -65,6 +71,26 @@ class RankGroup:
         files = new_memory(self.shape)
         offer.pass_on(files, self.size - 1)
         self._connections = connect(files, self.shape, START_S)
+
+    def connect(self, table: RankTable, sum_dtype: str) -> None:
+        """Connects the ranks of several hosts, once they have joined. Raises ServiceError and RankLost."""
+        connected: set[int] = set()
+
+        def note(report: Report) -> None:
+            if isinstance(report, Told):
+                rendezvous.note(report)
+                self.send(report)
+            elif isinstance(report, Connected):
+                connected.add(report.rank)
+
+        def receive() -> None:
+            report = self._receive(ASKED_S)
+            if report is not None:
+                note(report)
+
+        rendezvous = Rendezvous(self.send, receive)
+        self._connections = connect_hosts(self.shape, table, self._sockets, rendezvous, sum_dtype)
+        self._await(note, lambda: self._missing(connected), "to connect with the others")
 
     def gather(self, sums: str = "") -> None:
         """Waits for all ranks, and welcomes them; they find the memory at `sums`. Raises ServiceError for one
@@ -101,6 +127,10 @@ class RankGroup:
     def send(self, order: Order) -> None:
         """Implements `Workers.send`: the order is encoded once."""
         self._sockets.send(ORDERS.encode(order))
+
+    def look(self) -> None:
+        """Implements `Workers.look`."""
+        self._receive(0)
 
     def launched(self, num: int) -> list[Launched]:
         """Implements `Workers.launched`."""
@@ -161,10 +191,15 @@ class RankGroup:
 def open_group(engine: EngineConfig, service: ServiceConfig, process_id: str, configuration: str) -> RankGroup:
     """Returns the group of which this process is rank 0, once all ranks have joined it. Raises ServiceError."""
     table = rank_table(engine, service, process_id)
-    own = hello_of(engine, 0, own_epoch(os.environ), VERSION, configuration)
+    epoch = own_epoch(os.environ, table)
+    own = hello_of(engine, 0, epoch, VERSION, configuration, service.rank_peers if table.is_networked else "")
     sockets = open_sockets(table.addresses, process_id, table.others, service.ring_keys)
-    group = RankGroup(sockets, own, shape_of(engine))
+    group = RankGroup(sockets, own, shape_of(engine), table.num_here)
     try:
+        if table.is_networked:
+            group.gather()
+            group.connect(table, engine.sum_dtype)
+            return group
         with offered(table.addresses[process_id].removeprefix("ipc://") + SUFFIX) as offer:
             group.gather(offer.path)
             group.share_memory(offer)

@@ -11,9 +11,9 @@ from sluice_server.services.config import as_text
 OWN = frozenset({"threads"})  # settings that each rank may have for itself
 
 
-def hello_of(config: EngineConfig, rank: int, epoch: int, build: str, checkpoint: str) -> Hello:
-    """Returns what a rank says of itself."""
-    fields = dataclasses.asdict(config)
+def hello_of(config: EngineConfig, rank: int, epoch: int, build: str, checkpoint: str, peers: str = "") -> Hello:
+    """Returns what a rank says of itself; `peers`: --rank-peers, where all ranks must have the same."""
+    fields = {**dataclasses.asdict(config), "rank_peers": peers}
     settings = {name: as_text(value) for name, value in fields.items() if name not in OWN}
     return Hello(rank, config.num_ranks, epoch, build, checkpoint, settings)
 

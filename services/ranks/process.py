@@ -18,8 +18,20 @@ from sluice_server.engine.errors import RankLost
 from sluice_server.engine.models.limits import limits_of
 from sluice_server.engine.models.registry import read_served
 from sluice_server.engine.parallel.build import RankPart, build_rank
-from sluice_server.engine.parallel.messages import Allocate, Order, RankEnded, RankReady, Refused, Report, Welcome
+from sluice_server.engine.parallel.messages import (
+    Allocate,
+    Connected,
+    Order,
+    RankEnded,
+    RankReady,
+    Refused,
+    Report,
+    Told,
+    Welcome,
+)
 from sluice_server.engine.parallel.options import shape_of
+from sluice_server.engine.parallel.shape import ParallelShape
+from sluice_server.engine.parallel.sums import SumsBroken
 from sluice_server.engine.parallel.worker import RankWorker
 from sluice_server.engine.plugins.entry_points import find_plugins
 from sluice_server.services.checkpoint.digests import remembered
@@ -33,9 +45,13 @@ from sluice_server.services.process.supervised import die_with_supervisor
 from sluice_server.services.ranks.codec import ORDERS, REPORTS
 from sluice_server.services.ranks.descriptors import receive
 from sluice_server.services.ranks.membership import disagreement, hello_of
-from sluice_server.services.ranks.memory import connect
+from sluice_server.services.ranks.memory import RankConnections, connect
+from sluice_server.services.ranks.network import connect_hosts
+from sluice_server.services.ranks.rendezvous import Rendezvous
 from sluice_server.services.ranks.settings import START_S, RankTable, config_of_rank, epoch_of, rank_table
 from sluice_server.services.ranks.sockets import RankSockets, open_sockets
+from sluice_server.services.ranks.stages_sockets import next_rank
+from sluice_server.services.ring.loop import EXIT_BROKEN
 from sluice_server.services.telemetry import logs
 from sluice_server.version import VERSION
 
@@ -78,6 +94,20 @@ class RankProcess:
                 raise RankLost(f"rank 0 is at start {frame.epoch} of the group, this rank at {self._sockets.epoch}")
             yield order
 
+    def connect(self, shape: ParallelShape, table: RankTable, sum_dtype: str) -> RankConnections:
+        """Connects this rank with those of other hosts. Raises RankLost."""
+        orders = self.orders()
+
+        def receive() -> None:
+            order = next(orders)
+            assert isinstance(order, Told), "rank 0 orders nothing before all ranks are connected"
+            rendezvous.note(order)
+
+        rendezvous = Rendezvous(self.tell, receive)
+        found = connect_hosts(shape, table, self._sockets, rendezvous, sum_dtype)
+        self.tell(Connected(self.rank))
+        return found
+
     def compute(self, worker: RankWorker) -> None:
         """Carries out orders until the group ends."""
         self._is_loaded = True
@@ -100,34 +130,46 @@ def run_worker(engine: EngineConfig, service: ServiceConfig, process_id: str) ->
         signal.signal(number, _leave)
     table = rank_table(engine, service, process_id)
     heart = open_heart(service, process_id)
-    sockets = open_sockets(table.addresses, process_id, (table.leader,), service.ring_keys)
+    shape = shape_of(engine).of_member(table.rank)
+    behind = next_rank(shape, table.ids) if table.is_networked else ""
+    sockets = open_sockets(table.addresses, process_id, (table.leader,), service.ring_keys, behind)
     process = RankProcess(table.rank, sockets, heart)
     try:
         with _told(process):
-            _work(process, engine, service, table)
+            _work(process, engine, service, table, shape)
+    except (RankLost, SumsBroken) as error:
+        logger.error("this rank ends with its group: %s", error)
+        raise SystemExit(EXIT_BROKEN) from error
     finally:
         sockets.close()
         heart.close()
     return 0
 
 
-def _work(process: RankProcess, engine: EngineConfig, service: ServiceConfig, table: RankTable) -> None:
+def _work(
+    process: RankProcess, engine: EngineConfig, service: ServiceConfig, table: RankTable, shape: ParallelShape
+) -> None:
     contents = CheckpointFiles(resolve_model(service.model, service.revision), remembered(), with_weights=True)
     plugins = find_plugins(engine.plugins)
     model = read_served(contents.directory, plugins.models)
     limits = limits_of(engine, model, service.max_prompt_bytes, plugins.processors)
     orders = process.orders()
-    process.tell(hello_of(engine, table.rank, epoch_of(os.environ), VERSION, contents.configuration))
+    epoch, peers = (0, service.rank_peers) if table.is_networked else (epoch_of(os.environ), "")
+    process.tell(hello_of(engine, table.rank, epoch, VERSION, contents.configuration, peers))
     welcome = next(orders)
     assert isinstance(welcome, Welcome), "rank 0 welcomes a rank before it orders anything else"
     with Naming(contents, None) as naming:
-        shape = shape_of(engine).of_member(table.rank)
-        connections = connect(receive(welcome.sums), shape, START_S)
-        part = RankPart(config_of_rank(engine), model, contents.directory, limits, shape, *connections)
+        if table.is_networked:
+            connections = process.connect(shape, table, engine.sum_dtype)
+        else:
+            connections = connect(receive(welcome.sums), shape, START_S)
+        part = RankPart(config_of_rank(engine, table.num_here), model, contents.directory, limits, shape, *connections)
 
         def sizes(layout: str) -> Allocate:
             process.tell(RankReady(table.rank, layout, naming.check()))
             order = next(orders)
+            while isinstance(order, Told):  # to ranks that are not connected yet
+                order = next(orders)
             assert isinstance(order, Allocate), "a rank that is ready gets the size of its cache next"
             return order
 

@@ -7,12 +7,13 @@ from pathlib import Path
 from sluice_server.engine.config import EngineConfig
 from sluice_server.engine.errors import Code, ServiceError
 from sluice_server.engine.worker.host.cores import find_cores
-from sluice_server.services.config import KV_COST, WORKER, ServiceConfig, to_environment
+from sluice_server.services.config import KV_COST, WORKER, ServiceConfig, parse_peers, to_environment
 from sluice_server.services.messages.processes import Role
 from sluice_server.services.process.edge_settings import EDGE, edge_of
 from sluice_server.services.process.edge_settings import to_environment as edge_environment
 from sluice_server.services.process.listening import SOCKET_SUFFIX, UNIX, bound, socket_path, split
 from sluice_server.services.process.socket_file import SocketFile
+from sluice_server.services.ranks.settings import ranks_here
 from sluice_server.services.supervisor.children import Child
 
 
@@ -54,13 +55,16 @@ def plan_children(engine: EngineConfig, service: ServiceConfig, directory: Path)
 def plan_ranks(engine: EngineConfig, service: ServiceConfig, directory: Path) -> list[Child]:
     """Returns an engine, and the other ranks of its group if it has any. `service` is the engine's own."""
     name, size = service.process_id, engine.num_ranks
-    chosen = share_of(engine, service.engines * size, name)
+    chosen = share_of(engine, service.engines * ranks_here(engine, service), name)
     if size == 1:
         return [Child(name, Role.ENGINE, to_environment(chosen, service))]
-    number = name.removeprefix(f"{Role.ENGINE}-")
-    names = [name, *(f"{WORKER}-{number}-{rank}" for rank in range(1, size))]
-    addresses = [f"{name}=ipc://{directory}/{WORKER}-{number}-{rank}" for rank, name in enumerate(names)]
-    service = dataclasses.replace(service, rank_peers=",".join(addresses))
+    if service.rank_peers:
+        names = [*parse_peers("rank", service.rank_peers)][: ranks_here(engine, service)]
+    else:
+        number = name.removeprefix(f"{Role.ENGINE}-")
+        names = [name, *(f"{WORKER}-{number}-{rank}" for rank in range(1, size))]
+        addresses = [f"{name}=ipc://{directory}/{WORKER}-{number}-{rank}" for rank, name in enumerate(names)]
+        service = dataclasses.replace(service, rank_peers=",".join(addresses))
     made = [Child(name, Role.ENGINE, to_environment(chosen, service), group=name)]
     for worker in names[1:]:
         own = dataclasses.replace(service, role=WORKER, process_id=worker, inbox="", metrics_port=0)

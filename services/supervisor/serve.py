@@ -20,7 +20,7 @@ from sluice_server.services.gateway.access.identity import access_of, as_digest,
 from sluice_server.services.gateway.access.tls_files import files_of
 from sluice_server.services.process.edge_settings import check_http, url
 from sluice_server.services.process.listening import UNIX, check_plaintext, check_vllm, split
-from sluice_server.services.ranks.settings import check_cores
+from sluice_server.services.ranks.settings import check_ranks
 from sluice_server.services.supervisor.directory import run_directory
 from sluice_server.services.supervisor.plan import free_address, plan_children
 from sluice_server.services.supervisor.restarts import Restarts
@@ -41,7 +41,7 @@ def supervise(engine: EngineConfig, service: ServiceConfig) -> int:
     check_access(service)
     check_plaintext("listen", service.listen, bool(service.tls_cert), service.insecure)
     check_http(service)
-    check_cores(engine, service)
+    check_ranks(engine, service)
     if service.http:
         split("http", service.http)
         check_plaintext("http", service.http, bool(service.tls_cert), service.insecure)

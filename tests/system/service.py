@@ -8,7 +8,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import IO
 
 import grpc
@@ -54,10 +54,25 @@ class Service:
 
 
 @contextlib.contextmanager
-def serve(*options: str, environment: dict[str, str] | None = None, log: IO[str] | None = None) -> Iterator[Service]:
+def serve(
+    *options: str,
+    environment: dict[str, str] | None = None,
+    log: IO[str] | None = None,
+    within: Sequence[str] = (),
+) -> Iterator[Service]:
     """Runs a service until the block ends; it must then exit in time, with status 0 unless it was broken. Its lines for
-    operators go to `log`."""
-    command = [sys.executable, "-m", "sluice_server", "serve", "--listen", "127.0.0.1:0", "--log-level", "warning"]
+    operators go to `log`. `within`: what its command is run by."""
+    command = [
+        *within,
+        sys.executable,
+        "-m",
+        "sluice_server",
+        "serve",
+        "--listen",
+        "127.0.0.1:0",
+        "--log-level",
+        "warning",
+    ]
     process = subprocess.Popen(
         [*command, "--threads", "1", *options],
         stdout=subprocess.PIPE,

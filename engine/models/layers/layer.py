@@ -167,7 +167,7 @@ def _norm_shared_(heads: Tensor, kinds: tuple[slice, ...], sums: RankSums, weigh
         for part, own in zip(partials, heads[:, kind].flatten(1).float().chunk(num, 1), strict=True):
             part[:, column] = own.square().sum(1)
     squares = torch.zeros(len(heads), len(kinds), device=heads.device)
-    sums.add(squares, partials)
+    sums.add(squares, partials, is_exact=True)
     for column, kind in enumerate(kinds):
         own = heads[:, kind]
         mean = squares[:, column, None, None] / (own.shape[1] * own.shape[2] * sums.size)

@@ -2,7 +2,7 @@
 
 import dataclasses
 
-from sluice_server.engine.config import EngineConfig
+from sluice_server.engine.config import DEFAULTS, EngineConfig
 from sluice_server.engine.kv_cache.identity import CacheIdentity
 from sluice_server.engine.models.model import Model
 from sluice_server.engine.parallel.options import shape_of
@@ -33,7 +33,8 @@ def identity_of(
         dtype=name_of(formats.dtype),
         cache_dtype=name_of(formats.cache),
         kernels=f"{computes_as(model.device)}, {model.kernel}, {order} order"
-        + (f", {shards} shards" if shards > 1 else ""),
+        + (f", {shards} shards" if shards > 1 else "")
+        + (f" in {config.sum_dtype}" if config.sum_dtype != DEFAULTS.sum_dtype else ""),
         plugin=plugin,
     )
 

@@ -24,7 +24,6 @@ from sluice_server.services.gateway.calls.converse import Converse
 from sluice_server.services.gateway.calls.guard import Guard
 from sluice_server.services.gateway.calls.inference import Inference
 from sluice_server.services.gateway.calls.large import LargeRequestQueue
-from sluice_server.services.gateway.calls.profile import ProfileCalls
 from sluice_server.services.gateway.calls.refusal import turn_away
 from sluice_server.services.gateway.connections import acceptor
 from sluice_server.services.gateway.connections.threads import yielding_threads
@@ -67,7 +66,6 @@ class Handlers:
     inference: Inference
     converse: Converse
     control: Control
-    profiles: ProfileCalls
     adapter: OpenInference
     observer: Observer  # as in `Services`
     large: LargeRequestQueue  # as in `Services`
@@ -76,7 +74,7 @@ class Handlers:
         """Returns the services with their tables."""
         tables = (
             (INFERENCE, inference_table(self)),
-            (CONTROL, control_table(self.control, self.profiles)),
+            (CONTROL, control_table(self.control)),
             (OIP, self.adapter.table()),
         )
         return Services(tables, self.observer, self.large)
@@ -173,7 +171,7 @@ def inference_table(handlers: Handlers) -> Mapping[str, Behaviour]:
     }
 
 
-def control_table(control: Control, profiles: ProfileCalls) -> Mapping[str, Behaviour]:
+def control_table(control: Control) -> Mapping[str, Behaviour]:
     """Returns the implemented methods of ControlService and their handlers."""
     return {
         "ListModels": control.list_models,
@@ -182,7 +180,6 @@ def control_table(control: Control, profiles: ProfileCalls) -> Mapping[str, Beha
         "GetLoad": control.get_load,
         "WatchLoad": control.watch_load,
         "Drain": control.drain,
-        "Profile": profiles.profile,
         "GetTokenizer": control.artifacts.get_tokenizer,
         "SubscribeKvEvents": control.artifacts.subscribe_kv_events,
     }

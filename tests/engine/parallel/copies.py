@@ -10,6 +10,7 @@ import torch
 from sluice_server.engine.build import chosen, loaded
 from sluice_server.engine.config import EngineConfig
 from sluice_server.engine.engine import Engine
+from sluice_server.engine.errors import RankLost
 from sluice_server.engine.kv_cache.block_store import BlockStore
 from sluice_server.engine.models.config import read_config
 from sluice_server.engine.models.limits import limits_of
@@ -32,6 +33,7 @@ class Copies:
         self.shape = ParallelShape(1 + len(ranks))
         self._ranks = ranks
         self._ended: list[Launched] = []
+        self.lost = ""
 
     @property
     def sums(self) -> TimedSums:
@@ -50,6 +52,10 @@ class Copies:
             ended = rank.carry_out(ORDERS.decode(ORDERS.encode(order)))
             if ended is not None:
                 self._ended.append(ended)
+
+    def look(self) -> None:
+        if self.lost:
+            raise RankLost(self.lost)
 
     def launched(self, num: int) -> list[Launched]:
         ended, self._ended = self._ended, []

@@ -148,3 +148,18 @@ def test_times_of_ranks_are_added_up(llama: Path) -> None:
     assert len(runner.times) == 3
     assert all(times.compute_s > times.sums_s == 0.0 for times in runner.times)
     assert runner.skew_s > 0.0
+
+
+def test_the_loss_of_a_rank_is_seen_where_no_step_waits_for_it(llama: Path) -> None:
+    """While the engine is idle, and while requests wait for something else; but a look costs, so not each time."""
+    made = group(llama, ROOMY)
+    runner, now_s = made.engine.runner, 0.0
+    assert isinstance(runner, GroupRunner)
+    runner._clock = lambda: now_s
+    runner._looked_s = 0.0
+    made.workers.lost = "worker-0-1 has ended"
+    made.engine.idle()
+    for look in (made.engine.idle, made.engine.step):
+        now_s += 1.0
+        with pytest.raises(RankLost, match="worker-0-1 has ended"):
+            look()

@@ -33,7 +33,8 @@ from sluice_server.services.ranks.codec import ORDERS, REPORTS, MalformedMessage
 from sluice_server.services.ranks.leader import RankGroup
 from sluice_server.services.ranks.membership import hello_of
 from sluice_server.services.ranks.process import RankProcess
-from sluice_server.services.ranks.sockets import RankSockets, open_sockets
+from sluice_server.services.ranks.sockets import RankSockets, open_sockets, own_address
+from sluice_server.services.ring.keys import make_keys
 
 CONFIG = EngineConfig(dtype="float32", tensor_parallel_size=2)
 PLAN = StepPlan(3, [1, 0], [1, 2], [5, 0], [7, 8, 9], [True, True], [], [], {1: 1}, {1: (-1,)}, {0: False})
@@ -107,6 +108,22 @@ def test_a_rank_that_listens_on_the_network_needs_a_key() -> None:
         open_sockets(addresses, "worker-0-1", ["engine-0"])
 
 
+@pytest.mark.parametrize(
+    ("host", "text"),
+    [
+        ("no.such.host.invalid", "--rank-peers: no.such.host.invalid has no address here"),
+        ("198.51.100.9", "--rank-peers: cannot listen on tcp://198.51.100.9:9: Cannot assign requested address"),
+    ],
+)
+def test_a_rank_listens_on_an_address_of_its_host_alone(tmp_path: Path, host: str, text: str) -> None:
+    addresses = {"engine-0": "tcp://127.0.0.1:1", "worker-0-1": f"tcp://{host}:9"}
+    make_keys(tmp_path, addresses)
+    with pytest.raises(ServiceError, match=text):
+        open_sockets(addresses, "worker-0-1", ["engine-0"], str(tmp_path))
+    assert own_address("tcp://localhost:9") in ("tcp://127.0.0.1:9", "tcp://[::1]:9")
+    assert own_address("tcp://[::1]:9") == "tcp://[::1]:9" and own_address("ipc:///a") == "ipc:///a"
+
+
 def test_orders_come_as_they_were_sent_and_launches_are_answered(pair: Pair) -> None:
     sent: list[Order] = [
         Place([2], [BlockRun(2, 0, [4, 5], 1)]),
@@ -177,6 +194,19 @@ def test_the_end_of_a_rank_ends_rank_0(pair: Pair) -> None:
     pair.sockets.close()
     with pytest.raises(RankLost, match="worker-0-1 has ended, or its connection is lost"):
         pair.group.launched(1)
+
+
+def test_rank_0_sees_the_end_of_a_rank_between_two_steps(pair: Pair) -> None:
+    joined(pair)
+    pair.group.look()
+    pair.sockets.close()
+
+    def look_on() -> None:
+        while True:
+            pair.group.look()
+
+    with pytest.raises(RankLost, match="worker-0-1 has ended, or its connection is lost"):
+        look_on()
 
 
 def test_the_reason_of_a_rank_that_ends_is_passed_on(pair: Pair) -> None:

@@ -67,6 +67,16 @@ def test_a_group_is_started_anew_when_any_rank_ends(tmp_path: Path, dies: str) -
     assert len([line for line in said if "was killed" in line]) == 2
 
 
+def test_a_supervisor_starts_the_ranks_of_its_host_alone(tmp_path: Path) -> None:
+    peers = "engine-0=tcp://a:1,w1=tcp://a:2,w2=tcp://b:1,w3=tcp://b:2"
+    engine = EngineConfig(tensor_parallel_size=2, pipeline_parallel_size=2)
+    children = plan_children(engine, ServiceConfig(rank_peers=peers, ring_keys="keys"), tmp_path)
+    ranks = [child for child in children if child.group]
+    assert [child.process_id for child in ranks] == ["engine-0", "w1"]
+    assert all(child.environment["SLUICE_RANK_PEERS"] == peers for child in ranks)
+    assert ranks[1].environment["SLUICE_ROLE"] == "worker"
+
+
 def test_the_ranks_of_every_engine_are_planned(tmp_path: Path) -> None:
     engine = EngineConfig(tensor_parallel_size=2, threads=1)
     planned = plan_children(engine, ServiceConfig(engines=2, metrics_port=9000), tmp_path)

@@ -1,0 +1,127 @@
+"""Ranks of one engine on two hosts: addresses of the loopback's network, or network namespaces, stand for hosts."""
+
+import contextlib
+import os
+import secrets
+import signal
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import IO
+
+import psutil
+
+from sluice_server.services.ring.keys import make_keys
+from tests.system.service import Service, serve
+
+OPTIONS = ("--dtype", "float32", "--max-restarts", "1000", "--max-num-batched-tokens", "64", "--allow-shared-cores")
+# What an orchestrator does: a rank that ends is started again.
+AGAIN = 'trap "exit 0" TERM; while :; do "$@" & wait $!; done'
+
+
+class Hosts:
+    """A service on one host, and workers on another."""
+
+    def __init__(self, service: Service, workers: list["subprocess.Popen[bytes]"], peers: dict[str, str]) -> None:
+        self.service = service
+        self.peers = peers
+        self._loops = workers
+
+    def worker(self, name: str) -> psutil.Process | None:
+        """The process of a rank of the other host, by its title; None while there is none."""
+        for loop in self._loops:
+            for child in psutil.Process(loop.pid).children():
+                with contextlib.suppress(psutil.Error):
+                    if " ".join(child.cmdline()).removeprefix("sluice: ").strip() == name:
+                        return child
+        return None
+
+
+def serve_command(role: str, name: str, options: Sequence[str]) -> list[str]:
+    """The command of one rank by hand."""
+    own = ("--role", role, "--process-id", name, "--log-level", "warning", "--threads", "1")
+    return [sys.executable, "-m", "sluice_server", "serve", *own, *options]
+
+
+@contextlib.contextmanager
+def two_hosts(
+    options: Sequence[str],
+    peers: dict[str, str],
+    listen: str,
+    within: tuple[Sequence[str], Sequence[str]] = ((), ()),
+    log: IO[str] | None = None,
+) -> Iterator[Hosts]:
+    """Runs a supervisor on the host of rank 0 and a worker for each rank on the other one, until the block ends."""
+    own_host = next(iter(peers.values())).rpartition(":")[0]
+    with contextlib.ExitStack() as closing:
+        keys = Path(closing.enter_context(tempfile.TemporaryDirectory()))
+        make_keys(keys, peers)
+        table = ",".join(f"{name}={address}" for name, address in peers.items())
+        both = (*options, "--rank-peers", table, "--ring-keys", str(keys))
+        loops = []
+        for name, address in peers.items():
+            if address.rpartition(":")[0] != own_host:
+                command = ["sh", "-c", AGAIN, "sh", *within[1], *serve_command("worker", name, both)]
+                loops.append(subprocess.Popen(command, stderr=log, start_new_session=True))
+                closing.callback(_end, loops[-1])
+        service = closing.enter_context(serve(*both, "--listen", listen, within=within[0], log=log))
+        yield Hosts(service, loops, peers)
+
+
+def _end(loop: "subprocess.Popen[bytes]") -> None:
+    with contextlib.suppress(ProcessLookupError):
+        os.killpg(loop.pid, signal.SIGKILL)
+    loop.wait()
+
+
+class Namespaces:
+    """Two network namespaces with one link."""
+
+    def __init__(self) -> None:
+        mark = secrets.token_hex(3)
+        self.names = (f"sluice-a-{mark}", f"sluice-b-{mark}")
+        self.addresses = ("198.51.100.1", "198.51.100.2")
+        self._links = (f"va{mark}", f"vb{mark}")
+
+    def within(self, at: int) -> list[str]:
+        """What runs a command in one of them."""
+        return ["ip", "netns", "exec", self.names[at]]
+
+    def set_link(self, state: str) -> None:
+        """Cuts the link ("down"), or mends it ("up")."""
+        ip("-n", self.names[0], "link", "set", self._links[0], state)
+
+    def make(self) -> None:
+        """Makes both. Raises subprocess.CalledProcessError where that is not allowed."""
+        for name in self.names:
+            ip("netns", "add", name)
+        ip(
+            "link",
+            "add",
+            self._links[0],
+            "netns",
+            self.names[0],
+            "type",
+            "veth",
+            "peer",
+            self._links[1],
+            "netns",
+            self.names[1],
+        )
+        for name, link, address in zip(self.names, self._links, self.addresses, strict=True):
+            ip("-n", name, "address", "add", f"{address}/24", "dev", link)
+            ip("-n", name, "link", "set", link, "up")
+            ip("-n", name, "link", "set", "lo", "up")
+
+    def remove(self) -> None:
+        """Removes both, as far as they were made."""
+        for name in self.names:
+            with contextlib.suppress(subprocess.CalledProcessError):
+                ip("netns", "del", name)
+
+
+def ip(*words: str) -> None:
+    """Runs `ip`."""
+    subprocess.run(["ip", *words], check=True, capture_output=True)
