@@ -1,12 +1,14 @@
 """Measures encoders against their peers on one core, and what a flood of embeddings does to generations beside it.
 
-    python -m benchmarks.encoders [--rounds 5] [--texts 16] [--steps 200]
+    python -m benchmarks.encoders [--rounds 5] [--texts 16] [--steps 200] [--clock cpu] [--only flood]
 
 Texts of 128 tokens through the engine, scheduler included, on random weights of two published shapes; the peers are
 transformers and, where they are installed, onnxruntime with onnx and onnxscript (TEI's backend on CPUs), each at its
 best batch size. All take turns, so that the machine's moods hit them alike; the best round counts, the median is kept.
 The flood is of texts of 128 tokens, with the packaged demo model and eight streams, one thread: the time between two
-tokens of a stream with the flood and without, by the tokens that a step may have.
+tokens of a stream with the flood and without, by the tokens that a step may have, and by those of vectors beside
+decodes (--max-num-pooling-tokens; 0 is no such limit). On a machine with other users, --clock cpu takes the time of the
+processor for the time between two tokens.
 """
 
 import argparse
@@ -35,13 +37,16 @@ from sluice_server.engine.request import EngineRequest, Pooling, SamplingParams
 DEMO = Path(__file__).parents[1] / "demo" / "target"
 LENGTH = 128
 BATCHES = (1, 4, 16)  # texts in a call of a peer
-STREAMS, BUDGETS = 8, (512, 128, 32)
+STREAMS = 8
+LIMITS = ((512, 0), (128, 0), (32, 0), (512, 16), (512, 8), (512, 4))  # tokens of a step; of vectors beside decodes
 OPEN = 16  # texts of the flood that wait or run at any time
 SHAPES: dict[str, dict[str, int]] = {
     "MiniLM-L6": {"hidden_size": 384, "num_hidden_layers": 6, "num_attention_heads": 12, "intermediate_size": 1536},
     "bge-base": {"hidden_size": 768, "num_hidden_layers": 12, "num_attention_heads": 12, "intermediate_size": 3072},
 }
 Run = Callable[[], object]
+Clock = Callable[[], float]
+CLOCKS: dict[str, Clock] = {"wall": time.perf_counter, "cpu": time.process_time}
 
 
 def texts_of(num: int, vocab_size: int) -> list[list[int]]:
@@ -161,9 +166,12 @@ class Flood:
             self._num_open += 1
 
 
-def gaps(budget: int, steps: int, *, flooded: bool) -> tuple[list[float], float]:
+def gaps(limit: tuple[int, int], steps: int, clock: Clock, *, flooded: bool) -> tuple[list[float], float]:
     """Milliseconds between two tokens of every stream, and texts per second of the flood."""
-    config = EngineConfig(device="cpu", dtype="float32", threads=1, max_num_batched_tokens=budget)
+    budget, most = limit
+    config = EngineConfig(
+        device="cpu", dtype="float32", threads=1, max_num_batched_tokens=budget, max_num_pooling_tokens=most
+    )
     model = read_served(DEMO)
     engine = build_engine(config, model, DEMO, limits_of(config, model, 1 << 20)).engine
     texts = texts_of(STREAMS + 64, model.vocab_size)
@@ -176,35 +184,37 @@ def gaps(budget: int, steps: int, *, flooded: bool) -> tuple[list[float], float]
     flood = Flood(engine, texts[STREAMS:])
     if flooded:
         flood.note(0)
-    last = dict.fromkeys(begun, time.perf_counter())
-    found, start, num = [], time.perf_counter(), 0
+    last = dict.fromkeys(begun, clock())
+    found, start, num = [], clock(), 0
     while num < (steps // 2) * STREAMS:
         events = engine.step()
-        now = time.perf_counter()
+        now = clock()
         for one in events.sampled:
             found.append((now - last[one.request_id]) * 1e3)
             last[one.request_id] = now
             num += 1
         if flooded:
             flood.note(len(events.pooled))
-    return found, flood.num_done / (time.perf_counter() - start)
+    return found, flood.num_done / (clock() - start)
 
 
-def beside(steps: int, rounds: int) -> dict[str, dict[str, float]]:
-    """p99 gaps of streams with and without the flood, by budget; of the best of several rounds."""
+def beside(steps: int, rounds: int, clock: Clock) -> dict[str, dict[str, float]]:
+    """p99 gaps of streams with and without the flood, by limit; of the best of several rounds in turns."""
     rows = {}
-    for budget in BUDGETS:
-        plain, flooded, done = [], [], []
-        for _ in range(rounds):
-            plain.append(float(np.percentile(gaps(budget, steps, flooded=False)[0], 99)))
-            times, rate = gaps(budget, steps, flooded=True)
-            flooded.append(float(np.percentile(times, 99)))
-            done.append(rate)
-        rows[f"budget {budget}"] = {
-            "p99_gap_ms": round(min(plain), 2),
-            "p99_gap_flooded_ms": round(min(flooded), 2),
-            "ratio": round(min(flooded) / min(plain), 2),
-            "texts_per_s": round(max(done), 1),
+    plain, flooded, done = ({limit: list[float]() for limit in LIMITS} for _ in range(3))
+    for _, limit in itertools.product(range(rounds), LIMITS):
+        plain[limit].append(float(np.percentile(gaps(limit, steps, clock, flooded=False)[0], 99)))
+        times, rate = gaps(limit, steps, clock, flooded=True)
+        flooded[limit].append(float(np.percentile(times, 99)))
+        done[limit].append(rate)
+    for limit in LIMITS:
+        budget, most = limit
+        rows[f"budget {budget}, {most or 'any'} of vectors"] = {
+            "p99_gap_ms": round(min(plain[limit]), 2),
+            "p99_gap_flooded_ms": round(min(flooded[limit]), 2),
+            "ratio": round(min(flooded[limit]) / min(plain[limit]), 2),
+            "median_ratio": round(median(flooded[limit]) / median(plain[limit]), 2),
+            "texts_per_s": round(max(done[limit]), 1),
         }
     return rows
 
@@ -215,12 +225,19 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--texts", type=int, default=16)
     parser.add_argument("--steps", type=int, default=200)
+    parser.add_argument("--clock", choices=CLOCKS, default="wall", help="of the gaps beside the flood")
+    parser.add_argument("--only", choices=("flood",), help="leave out the peers")
     asked = parser.parse_args()
+    flood = {"clock": asked.clock, "streams_beside_a_flood": beside(asked.steps, asked.rounds, CLOCKS[asked.clock])}
+    if asked.only:
+        command = f"python -m benchmarks.encoders --only flood --rounds {asked.rounds} --steps {asked.steps}"
+        write("encoders_flood", f"{command} --clock {asked.clock}", flood)
+        return
     figures: dict[str, object] = {
         "tokens_in_a_text": LENGTH,
         "versions": {name: version_of(name) for name in ("transformers", "onnxruntime")},
         "texts_per_s": {name: texts_per_second(shape, asked.rounds, asked.texts) for name, shape in SHAPES.items()},
-        "streams_beside_a_flood": beside(asked.steps, asked.rounds),
+        **flood,
     }
     write("encoders", f"python -m benchmarks.encoders --rounds {asked.rounds} --texts {asked.texts}", figures)
 

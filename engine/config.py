@@ -38,6 +38,9 @@ class EngineConfig:
     max_model_len: int = option(0, "context length in tokens; 0 is the model's own")
     max_num_seqs: int = option(64, "the most sequences that run at once")
     max_num_batched_tokens: int = option(512, "the most tokens computed in one step (chunked prefill)")
+    max_num_pooling_tokens: int = option(
+        0, "the most prompt tokens of embeddings, classes and scores in a step that also decodes; 0 is no such limit"
+    )
     block_size: int = option(32, "tokens in a KV cache block")
     gpu_memory_utilization: float = option(0.9, "share of a GPU's memory that may be used: weights, steps and cache")
     kv_cache_tokens: int = option(0, "tokens the KV cache holds; 0 sizes it from memory and max_num_seqs")

@@ -156,6 +156,7 @@ def check(engine: EngineConfig, service: ServiceConfig) -> None:
         "host_cache_bytes",
         "disk_cache_bytes",
         "shared_cache_bytes",
+        "max_num_pooling_tokens",
     ):
         _at_least(name, getattr(engine, name), 0)
     for name in ("probe_interval_s", "probe_timeout_s", "recovery_timeout_s", "grace_s", "max_connection_age_s"):

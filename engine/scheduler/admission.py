@@ -37,9 +37,9 @@ class AdmissionControl:
         """Whether admission should try waiting sequences in that step."""
         return bool(self._state.waiting) and (self._state.has_changed or step % RETRY_STEPS == 0)
 
-    def admit(self, now: float, step: int, budget: int, prefills: list[Sequence]) -> None:
-        """Places waiting sequences while slots, blocks and budget last. Appends them to `prefills`, the running
-        prompts."""
+    def admit(self, now: float, step: int, budget: int, most_pooled: int, prefills: list[Sequence]) -> None:
+        """Places waiting sequences while slots, blocks and budget last; pooled ones only until `most_pooled` tokens are
+        missing, unless that is 0. Appends them to `prefills`, the running prompts."""
         state = self._state
         if not self.is_due(step):
             return
@@ -47,11 +47,14 @@ class AdmissionControl:
         self._begin(step)
         long = sum(one.num_missing > budget for one in prefills)
         remaining = budget - sum(one.num_missing for one in prefills if one.num_missing <= budget)
+        pooled = sum(one.num_missing for one in prefills if one.is_pooled) if most_pooled else -1
         passed: list[SequenceGroup] = []
         for sequence in state.waiting.in_order():
             if remaining <= 0 or self._is_over():
                 state.looked(has_more=bool(state.free_slots))  # without free slots, the next sequence that ends sets it
                 return
+            if pooled >= most_pooled and sequence.is_pooled:
+                continue  # until one of those that run ends, which has admission look again
             is_long = sequence.group.num_ready(sequence) > budget
             if (is_long and long >= self._settings.max_long_prefills) or self._awaits_disk(sequence):
                 state.looked(has_more=True)  # it waits for long prompts or for the disk, not for blocks
@@ -59,6 +62,7 @@ class AdmissionControl:
             if self._try(sequence, now, step):
                 long += sequence.num_missing > budget
                 remaining -= sequence.num_missing if sequence.num_missing <= budget else 0
+                pooled += sequence.num_missing if most_pooled and sequence.is_pooled else 0
                 if sequence.num_missing > 0:
                     prefills.append(sequence)
                 if self._overtake(passed):

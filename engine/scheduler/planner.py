@@ -110,7 +110,8 @@ class Planner:
             self._state.looked(has_more=True)  # the step would be empty: try again the sequences that did not fit
         elif self._is_short:
             return
-        self._admission.admit(self._now, self.step, self.budget - len(decodes), prefills)
+        budget, most_pooled = self.budget - len(decodes), self._most_pooled(decodes)
+        self._admission.admit(self._now, self.step, budget, most_pooled, prefills)
 
     def _decode(self, decodes: list[Sequence]) -> None:
         """Adds rows for the sequences that are one token behind."""
@@ -132,13 +133,23 @@ class Planner:
             return
         here.sort(key=_key)
         decodes = len(self.rows)
-        for one, share in self._prefill_shares.share(here, budget):
+        if most_pooled := self._most_pooled(self.rows):
+            shares = self._prefill_shares.share_beside(here, budget, most_pooled)
+        else:
+            shares = self._prefill_shares.share(here, budget)
+        for one, share in shares:
             # An earlier row may have preempted this sequence, or spent the last credit of its request.
             num = min(share, one.num_missing) if one.state is SequenceStatus.RUNNING else 0
             if num > 0 and self._take(one, num):
                 self._lens.append(num)
         if 1 in self._lens[decodes:]:
             self._put_short_first()
+
+    def _most_pooled(self, decodes: list[Sequence]) -> int:
+        """Returns how many tokens of pooled prompts may be computed beside `decodes`; 0 if there is no limit."""
+        if not self._settings.max_pooling_tokens or not self._state.num_pooling:
+            return 0
+        return 0 if all(one.is_pooled for one in decodes) else self._settings.max_pooling_tokens
 
     def _take(self, sequence: Sequence, num: int) -> bool:
         """Adds the sequence to the step with `num` tokens; may preempt others. Returns False if blocks are short."""
@@ -258,7 +269,7 @@ class Planner:
 
     def _pools(self, samples: list[bool]) -> dict[int, bool]:
         """Returns the rows that are pooled, each with whether its prompt ends, and has none of them sample."""
-        pools = {i: samples[i] for i, one in enumerate(self.rows) if one.group.request.pooling is not None}
+        pools = {i: samples[i] for i, one in enumerate(self.rows) if one.is_pooled}
         for i in pools:
             samples[i] = False
         return pools

@@ -1,5 +1,7 @@
 """Shares the prompt tokens of a step among prompts. Pure: sizes in, shares out.
 
+Prompts that are pooled may have a share of their own, so that a flood of them slows down no sequence that decodes.
+
 Prompts that end within the step go first, so that a short one never waits for long ones. Longer prompts share the rest
 by round robin. While there are both, every other step serves the ending prompts only: a first token then costs one
 small step, without a chunk of another prompt. The steps between keep half of the budget for the long prompts, so they
@@ -30,6 +32,15 @@ class PrefillRoundRobin:
         if self._was_express and ends:
             return ends
         return ends + _by_turns(long, budget - sum(num for _, num in ends))
+
+    def share_beside(self, sequences: list[Sequence], budget: int, most_pooled: int) -> list[Share]:
+        """Returns the same for a step that also decodes, with `most_pooled` tokens of pooled prompts at most, in order.
+        They go first, but with no more than half of the budget while there are others: neither kind starves."""
+        pooled = [one for one in sequences if one.is_pooled]
+        others = [one for one in sequences if not one.is_pooled]
+        shares = _ends(pooled, min(most_pooled, -(-budget // 2) if others else budget))
+        left = budget - sum(num for _, num in shares)
+        return shares + self.share(others, left) if others and left else shares
 
 
 def _ends(sequences: list[Sequence], budget: int) -> list[Share]:

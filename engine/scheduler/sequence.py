@@ -94,6 +94,11 @@ class Sequence:
         return self.group.num_ready(self) - self.num_computed
 
     @property
+    def is_pooled(self) -> bool:
+        """Whether its prompt is pooled, and no token is sampled."""
+        return self.group.request.pooling is not None
+
+    @property
     def is_idle(self) -> bool:
         """Whether it has no token to compute until its client grants credit or sends input; for running sequences."""
         return self.group.is_held and self.num_missing <= 0

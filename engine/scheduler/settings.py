@@ -25,6 +25,7 @@ class SchedulerSettings:
         max_overtakes: later requests that may be admitted before one that did not fit.
         max_preemptions: after so many, a sequence with work is preempted only as a last resort.
         max_long_prefills: prompts longer than a step's budget that are computed at the same time.
+        max_pooling_tokens: prompt tokens of pooled requests in a step that also decodes, at most; 0 is no such limit.
         pause_hold_s: seconds that a paused request keeps its blocks when no other request needs them.
         max_draft_tokens: drafts per sequence and step at most; 0 is no speculation.
         max_draft_width: drafts that may follow the same token; 1 is a chain.
@@ -43,6 +44,7 @@ class SchedulerSettings:
     max_overtakes: int = 64
     max_preemptions: int = 2
     max_long_prefills: int = 4
+    max_pooling_tokens: int = DEFAULTS.max_num_pooling_tokens
     pause_hold_s: float = DEFAULTS.pause_hold_s
     max_draft_tokens: int = 0
     max_draft_width: int = DEFAULTS.max_draft_width
@@ -61,6 +63,7 @@ def settings_of(config: EngineConfig, costs: PreemptionCosts | None = None) -> S
         watermark=config.admission_watermark,
         max_queued_requests=config.max_queued_requests,
         max_queued_tokens=config.max_queued_tokens,
+        max_pooling_tokens=config.max_num_pooling_tokens,
         pause_hold_s=config.pause_hold_s,
         max_draft_tokens=0 if config.speculation == "none" else config.max_draft_tokens,
         max_draft_width=config.max_draft_width,

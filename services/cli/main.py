@@ -21,6 +21,7 @@ from sluice_server.services.cli.help import CommandList, GroupedCommand
 from sluice_server.services.cli.import_gguf import import_gguf
 from sluice_server.services.cli.keys import keys
 from sluice_server.services.cli.options import takes_settings
+from sluice_server.services.cli.profile import profile
 from sluice_server.services.cli.rerank import rerank
 from sluice_server.services.cli.run_batch import run_batch
 from sluice_server.services.cli.token import token
@@ -80,7 +81,7 @@ def version() -> None:
     typer.echo(VERSION)
 
 
-CLIENTS = (generate, chat, embed, classify, rerank, bench, run_batch, top)
+CLIENTS = (generate, chat, embed, classify, rerank, bench, run_batch, top, profile)
 for command in (*CLIENTS, edge, demo, healthcheck, import_gguf, keys):
     app.command(command.__name__.replace("_", "-"), cls=GroupedCommand)(command)
 app.add_typer(token, name="token")

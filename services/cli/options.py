@@ -28,7 +28,8 @@ GROUPS = {
     "HTTP": ("allowed_origins", "allowed_hosts", "root_path", "access_log"),
     "Model": ("revision", "plugins", "batch_invariant", "enable_prompt_embeds"),
     "Scheduling": (
-        *("max_num_batched_tokens", "scheduling_policy", "priority_ageing_s", "starvation_bound_s", "tenant_weights"),
+        *("max_num_batched_tokens", "max_num_pooling_tokens", "scheduling_policy", "priority_ageing_s"),
+        *("starvation_bound_s", "tenant_weights"),
         *("admission_watermark", "max_queued_requests", "max_queued_tokens", "pause_hold_s"),
     ),
     "KV cache": (

@@ -17,6 +17,7 @@ from sluice_server.services.engine.figures import figures, shared_figures
 from sluice_server.services.engine.grammar_gate import GrammarGate
 from sluice_server.services.engine.loading import load_engine
 from sluice_server.services.engine.stage import EngineStage, RingMembership
+from sluice_server.services.engine.torch_profiles import MAKERS, StageSteps
 from sluice_server.services.messages.processes import Role
 from sluice_server.services.process.background import compiling_threads
 from sluice_server.services.process.process import Process
@@ -82,6 +83,7 @@ async def _serve(
         process.metrics.collect_from(lambda: shared_figures(built.engine, fetcher))
     if built.tuner is not None:
         built.tuner.on_change = retuned
+    process.serve_profiles(MAKERS, StageSteps(stage))
     loop = asyncio.get_running_loop()
 
     def attend() -> None:

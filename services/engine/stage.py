@@ -88,6 +88,7 @@ class EngineStage:
         self.on_scheduled: Callable[[str, float], None] = _unheard  # called with tenant and seconds in the queue
         self.on_add: Callable[[EngineRequest], None] = _added  # called before the engine gets a request
         self.computing = computing  # sent in reports
+        self.on_step: Callable[[], None] | None = None  # called after each step
         self._place = place
         self._emit = emit
         self._trace = EngineTrace(record)
@@ -155,6 +156,8 @@ class EngineStage:
     def _step(self) -> bool:
         start = self._place.clock()
         events = self.engine.step()
+        if self.on_step is not None:
+            self.on_step()
         if self._trace.wants_step(start):
             inside = [self._open[name].traced for name in {one.request_id for one in events.sampled}]
             self._trace.step(start, self._place.clock(), inside, sum(len(one.token_ids) for one in events.sampled))

@@ -25,6 +25,7 @@ from sluice_server.services.gateway.calls.guard import Guard
 from sluice_server.services.gateway.calls.inference import Inference
 from sluice_server.services.gateway.calls.large import LargeRequestQueue
 from sluice_server.services.gateway.calls.peers import PeerGateways
+from sluice_server.services.gateway.calls.profile import ProfileCalls
 from sluice_server.services.gateway.connections.floods import floods
 from sluice_server.services.gateway.connections.listener import PortListener
 from sluice_server.services.gateway.connections.memory import MallocTrim
@@ -33,12 +34,14 @@ from sluice_server.services.gateway.generation.detached import DetachedSessions
 from sluice_server.services.gateway.generation.service import GenerationService
 from sluice_server.services.gateway.oip.service import OpenInference
 from sluice_server.services.gateway.oip.statistics import GenerationCounts
+from sluice_server.services.gateway.operations import RemoteOperations
 from sluice_server.services.gateway.recovery.watch import ReadModel, RingWatch, WatchInputs
 from sluice_server.services.gateway.requests.manager import RequestManager
 from sluice_server.services.gateway.settings import GatewaySettings
 from sluice_server.services.gateway.vllm.listening import listener as vllm_listener
 from sluice_server.services.gateway.vllm.service import SERVICE as VLLM
 from sluice_server.services.gateway.vllm.service import VllmEngine
+from sluice_server.services.messages.control import OperationAnswer
 from sluice_server.services.messages.messages import Failed, Grant, Message, Preempted, Result, Text
 from sluice_server.services.messages.processes import CacheChanges, Mismatch, Probe, Report
 from sluice_server.services.process.watched import WatchedFile
@@ -73,7 +76,10 @@ class Gateway:
         self._detached = DetachedSessions(self.manager, _call_later, settings.max_open_requests)
         self._peers = PeerGateways(settings.gateway_id, settings.peers, settings.peer_secret)
         self._cache_events = CacheEvents(settings.gateway_id, emit, clock)
+        processes = [name for stage in settings.stages for name in stage] + list(settings.gateways)
+        self._operations = RemoteOperations(settings.gateway_id, settings.epoch, processes, emit)
         self._control = Control(self.manager, self.drain, self._cache_events)
+        self._profiles = ProfileCalls(self._operations, settings.stages[1][0] if settings.stages[1] else "")
         self._nudge = asyncio.Event()  # set when a change is to be published at once
         inputs = WatchInputs(lambda: self._control.loads.step_s, lost_frames, read_model, self._nudge.set)
         self._watch = RingWatch(self.manager, settings, emit, clock, inputs)
@@ -84,6 +90,7 @@ class Gateway:
             Report: self._reported,
             CacheChanges: self._cache_changed,
             Mismatch: self._watch.mismatched,
+            OperationAnswer: self._operations.handle,
         }
         self._health = health.aio.HealthServicer()
         most = max(MOST_RESETS, 2 * settings.max_open_requests), settings.max_connections_per_address
@@ -109,7 +116,7 @@ class Gateway:
         inference = Inference(service, self._peers, observer, large)
         converse = Converse(service, observer, lambda: Rate(self._settings.max_stream_frames_per_s, self._clock))
         adapter = OpenInference(service, self.manager, self._counts)
-        handlers = server.Handlers(inference, converse, self._control, adapter, observer, large)
+        handlers = server.Handlers(inference, converse, self._control, self._profiles, adapter, observer, large)
         given_up = self._floods.given_up
         services = handlers.services()
         build = functools.partial(server.build, self._settings, self._guard, services, self._health, given_up)
@@ -180,6 +187,7 @@ class Gateway:
         other engines, or new ones are refused and open ones wait until the ring works again."""
         self._has_said_so = False
         self._cache_events.lost(names)
+        self._operations.lost(names)
         self._watch.lost(names, planned=planned)
 
     async def _beat(self) -> None:

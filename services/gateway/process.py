@@ -149,6 +149,7 @@ def settings_of(process: Process) -> GatewaySettings:
         reflection=config.reflection,
         epoch=process.ring.epoch,
         stages=stages_of(config),
+        gateways=tuple(sorted(parse_peers(Role.GATEWAY, config.gateway_peers))),
         routing=config.routing,
         recovery_timeout_s=config.recovery_timeout_s,
         version=VERSION,

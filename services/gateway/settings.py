@@ -70,6 +70,7 @@ class GatewaySettings:
         peer_secret: proves that a call was forwarded by another gateway; "" accepts no forwarded calls.
         epoch: number of this boot of the gateway, in the envelope of every request.
         stages: ids of the tokenizers, engines and detokenizers, each sorted.
+        gateways: ids of the gateways that this one knows.
         routing: how the engine of a request is chosen; see `requests.engines`.
         recovery_timeout_s: how long open requests wait for a lost process to come back.
         trust_chat_content: content of chats may write control tokens, for all tenants.
@@ -102,6 +103,7 @@ class GatewaySettings:
     peer_secret: str = DEFAULTS.peer_secret
     epoch: int = 0
     stages: tuple[tuple[str, ...], ...] = ((), (), ())
+    gateways: tuple[str, ...] = ()
     routing: str = DEFAULTS.routing
     recovery_timeout_s: float = DEFAULTS.recovery_timeout_s
     version: str = "0.1.0"

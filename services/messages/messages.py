@@ -4,7 +4,8 @@ Forward, each to the next stage: Submit → Prompt → Tokens → Text; for vect
 request on the same route: Cancel, the client's changes to a running request (Grant, Append, Update, CloseInput), and
 KeepTrace. To the gateway only: Preempted, and the detokenizer's Grant, which returns credit. To all: Failed (a
 request's end, from any stage), Result (an answer that later stages forward unchanged), OpenSerials. What processes say
-about themselves is in `services.messages.processes`. `services.ring.frames` sends all, without pickle and extension
+about themselves is in `services.messages.processes`, what gateways ask of one process in
+`services.messages.control`. `services.ring.frames` sends all, without pickle and extension
 types. Every change in this file requires another SCHEMA_VERSION: a process rejects frames of another version by name.
 
 All structs are `gc=False`: none can be part of a cycle, and without tracking decoding takes half the time.
@@ -17,6 +18,7 @@ import msgspec
 from sluice_server.engine.errors import ServiceError
 from sluice_server.engine.prompt_embeds import PromptEmbeds
 from sluice_server.engine.request import FinishReason, SamplingParams
+from sluice_server.services.messages.control import Operation, OperationAnswer
 from sluice_server.services.messages.details import (
     Admitted,
     Detokenized,
@@ -41,7 +43,7 @@ from sluice_server.services.messages.work import (
     Work,
 )
 
-SCHEMA_VERSION = 7  # version 1 had frames without a header
+SCHEMA_VERSION = 8  # version 1 had frames without a header
 
 
 class Envelope(msgspec.Struct, frozen=True, gc=False, array_like=True, forbid_unknown_fields=True):
@@ -246,7 +248,9 @@ Ending: TypeAlias = Failed | Result
 RequestMessage: TypeAlias = (
     Submit | Prompt | Inputs | Tokens | Text | Cancel | KeepTrace | Change | Ending | Preempted | Blob
 )
-OfNoRequest: TypeAlias = Probe | Report | OpenSerials | Mismatch | CacheChanges | CacheQuery
+OfNoRequest: TypeAlias = (
+    Probe | Report | OpenSerials | Mismatch | CacheChanges | CacheQuery | Operation | OperationAnswer
+)
 Message: TypeAlias = RequestMessage | OfNoRequest
 
 

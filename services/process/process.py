@@ -4,6 +4,7 @@ import asyncio
 import dataclasses
 import gc
 import time
+from collections.abc import Mapping
 
 from sluice_server.engine.config import EngineConfig
 from sluice_server.engine.models.config import ModelConfig
@@ -11,9 +12,12 @@ from sluice_server.engine.plugins.entry_points import NO_PLUGINS, Plugins
 from sluice_server.engine.request import Limits
 from sluice_server.services.checkpoint.model_source import CheckpointFiles, ModelSource
 from sluice_server.services.config import ServiceConfig
+from sluice_server.services.messages.control import Profile, ProfileKind
 from sluice_server.services.messages.messages import Envelope
 from sluice_server.services.messages.processes import Role
 from sluice_server.services.process.heartbeat import BEAT_S, Heartbeat
+from sluice_server.services.process.operations import Operations
+from sluice_server.services.profiles.recording import Make, Profiler, StepCount
 from sluice_server.services.ring.loop import RingLoop, Stage
 from sluice_server.services.telemetry.metrics import Metrics
 from sluice_server.services.telemetry.phases import Phase
@@ -31,6 +35,7 @@ class Process:
         contents: the model files that this process reads, with their state before the first read.
         heart: writes a heartbeat while the loop turns.
         stopping: set by SIGTERM or SIGINT.
+        operations: those that gateways ask of this process.
         plugins: what the settings allow; only an engine loads them.
     """
 
@@ -46,11 +51,16 @@ class Process:
     metrics: Metrics
     heart: Heartbeat
     stopping: asyncio.Event
+    operations: Operations
     plugins: Plugins = NO_PLUGINS
 
     def record(self, envelope: Envelope, phase: Phase) -> None:
         """Record a span for a phase of a request."""
         self.tracer.record(envelope.request_id, Parent(envelope.traceparent, envelope.tracestate), phase)
+
+    def serve_profiles(self, more: Mapping[ProfileKind, Make] | None = None, steps: StepCount | None = None) -> None:
+        """Records profiles on request; `more` and `steps`: see `Profiler`."""
+        self.operations.serve(Profile, Profiler(self.ring.process_id, self.metrics, more, steps).take)
 
     def start(self, stage: Stage) -> None:
         """Start to run `stage` in the ring. Raises ServiceError MODEL_CHANGED if files were replaced while they were
@@ -62,6 +72,7 @@ class Process:
         self.contents.check()
         gc.freeze()
         gc.set_threshold(GC_THRESHOLD, 50, 100)
+        self.ring.on_operation = self.operations.handle
         self.ring.start(stage)
         self._beat(stage, time.monotonic())
 
@@ -74,6 +85,7 @@ class Process:
         self.ring.leases.pass_time(min(now_s - last_s, 2 * BEAT_S))  # a pause of this process must not end leases
         stage.reap()
         self.ring.reap()
+        self.operations.reap()
         asyncio.get_running_loop().call_later(BEAT_S, self._beat, stage, now_s)
 
     async def run(self, stage: Stage) -> int:

@@ -21,6 +21,7 @@ from sluice_server.services.checkpoint.model_source import CheckpointFiles, reso
 from sluice_server.services.config import WORKER, ServiceConfig, bad_setting, parse_peers
 from sluice_server.services.messages.processes import Role
 from sluice_server.services.process.heartbeat import Heartbeat
+from sluice_server.services.process.operations import Operations
 from sluice_server.services.process.process import Process
 from sluice_server.services.process.slices import SHORT_S, take_turns_of
 from sluice_server.services.process.supervised import die_with_supervisor
@@ -87,17 +88,20 @@ async def _run(engine_config: EngineConfig, config: ServiceConfig, role: Role, p
         metrics=Metrics(role, process_id),
         heart=open_heart(config, process_id),
         stopping=stopping,
+        operations=Operations(process_id, ring.leases, ring.emit),
         plugins=plugins,
     )
     try:
         process.metrics.collect_from(lambda: ring_figures(ring))
         process.metrics.collect_from(process.tracer.figures)
         process.ring.on_keep = process.tracer.keep
+        process.serve_profiles()
         if config.metrics_port:
             serve_metrics(process.metrics, config.metrics_host, config.metrics_port)
         async with pushing(process.metrics, resource, config.otlp_endpoint):
             return await _body(process)
     finally:
+        await process.operations.close()
         process.ring.stop()
         process.heart.close()
         process.tracer.shutdown()

@@ -9,6 +9,7 @@ import enum
 from collections import deque
 from collections.abc import Callable
 
+from sluice_server.services.messages.control import Operation, OperationAnswer
 from sluice_server.services.messages.messages import (
     Blob,
     BlobChunk,
@@ -25,7 +26,7 @@ from sluice_server.services.messages.processes import CacheChanges, CacheQuery, 
 
 MAX_MESSAGES = 100_000
 MAX_BYTES = 64 << 20
-_OF_NO_REQUEST = frozenset({Probe, Report, OpenSerials, Mismatch, CacheChanges, CacheQuery})
+_OF_NO_REQUEST = frozenset({Probe, Report, OpenSerials, Mismatch, CacheChanges, CacheQuery, Operation, OperationAnswer})
 # Small, and at most a few per request. They free memory elsewhere, so they are accepted even when the queue is full.
 _ALWAYS = _OF_NO_REQUEST - {CacheChanges} | {Cancel, Failed, KeepTrace, Preempted}
 _SLACK = 64  # dropped entries that may stay in the queue before it is rebuilt
@@ -218,6 +219,9 @@ def _name(message: OfNoRequest) -> str:
             return f"cache {message.engine_id} {message.epoch} {message.number}"
         case CacheQuery():
             return f"query {message.origin}"
+        case Operation() | OperationAnswer():  # none replaces another
+            at = f"{message.origin} {message.epoch} {message.call} {message.number}"
+            return f"operation {type(message).__name__} {at}"
         case OpenSerials():
             return f"open serials {message.origin}"
         case Mismatch():

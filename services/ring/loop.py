@@ -16,6 +16,7 @@ import zmq
 
 from sluice_server.engine.errors import other_revision, schema_mismatch
 from sluice_server.services.checkpoint.revisions import fits
+from sluice_server.services.messages.control import Operation, OperationAnswer
 from sluice_server.services.messages.messages import (
     SCHEMA_VERSION,
     Append,
@@ -45,6 +46,10 @@ RETRY_S = 0.02  # delay before a flush that met EAGAIN is tried again
 
 def _ignore(request_id: str) -> None:
     """The default of `on_keep`: no trace is held."""
+
+
+def _unserved(operation: Operation) -> None:
+    """The default of `on_operation`: this process serves none."""
 
 
 def _nothing() -> None:
@@ -88,6 +93,7 @@ class RingLoop:
         self.leases = Leases()
         self.on_keep: Callable[[str], None] = _ignore  # called when the trace of a request is to be kept
         self.on_mixed: Callable[[], None] = _nothing  # called when the ring's processes serve different revisions
+        self.on_operation: Callable[[Operation], None] = _unserved  # called with those that name this process
         self.revision = ""  # the revision that this process serves; work for another one fails
         self._role = role
         self._hop = NextHop(role, tuple(sorted(peers)))
@@ -113,10 +119,10 @@ class RingLoop:
             Append: self._refuse_revision,
             Tokens: self._refuse_first_tokens,
             Blob: self._hand_on,
+            Operation: self._take_operation,
         }
         if role is not Role.GATEWAY:
-            self._apart[Probe] = self._pass_probe
-            self._apart[Mismatch] = self._pass_on
+            self._apart |= {Probe: self._pass_probe, Mismatch: self._pass_on, OperationAnswer: self._pass_on}
 
     @property
     def mismatch(self) -> str:
@@ -257,6 +263,13 @@ class RingLoop:
         """Forward a large message that this stage does not need to read."""
         targets = self._hop.targets(blob)
         self.emit(self.inbox.hand_on(blob, self.outboxes[targets[0]] if targets else None))
+        return True
+
+    def _take_operation(self, stage: Stage, operation: Operation) -> bool:
+        if operation.target == self.process_id:
+            self.on_operation(operation)
+        else:
+            self.emit(operation)
         return True
 
     def _pass_on(self, stage: Stage, message: Message) -> bool:

@@ -7,6 +7,7 @@ same peer of a role: to the engine and the gateway that its envelope names, else
 import dataclasses
 from typing import assert_never
 
+from sluice_server.services.messages.control import Operation, OperationAnswer
 from sluice_server.services.messages.messages import (
     Append,
     Blob,
@@ -86,8 +87,18 @@ class NextHop:
             case Report() | CacheChanges():
                 # One detokenizer forwards an engine's report to every gateway, and these to every tokenizer.
                 return self.ids[:1] if self.role is Role.ENGINE else self.ids
+            case Operation():
+                return self._towards(message.target)
+            case OperationAnswer():
+                return self._towards(message.origin)
             case _:
                 assert_never(message)
+
+    def _towards(self, name: str) -> tuple[str, ...]:
+        """Returns the process itself if it is a peer, else one on the way to it; the ring ends at the gateways."""
+        if name in self.ids:
+            return (name,)
+        return () if self.role is Role.DETOKENIZER else self.ids[:1]
 
     def _of_request(self, envelope: Envelope) -> tuple[str, ...]:
         if self.role is Role.DETOKENIZER:

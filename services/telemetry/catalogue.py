@@ -88,6 +88,7 @@ LAG = _histogram(
     "sluice.ring.lag",
     "From a frame's departure to its arrival in the loop, on one host",
 )
+PROFILES = _counter("sluice.profiles", "Profiles of this process by how they ended", "kind", "end")
 SPANS = _counter("sluice.spans", "Spans by outcome", "outcome")
 
 # The engine: its queue and its steps.

@@ -2,7 +2,7 @@
 
 import asyncio
 import contextlib
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 
 import pytest
 import sluice
@@ -62,37 +62,49 @@ async def test_cancel_of_a_detached_generation_reaches_its_server() -> None:
         await rig.ring.until(lambda: rig.ring.cancels)
 
 
+def splits(rig: Rig, begin: Sequence[str], rest: Sequence[str]) -> None:
+    """Lets a gateway begin what is new, and end what another one began."""
+
+    def play(submit: Submit) -> None:
+        first = len(begin) if submit.resume else 0
+        words = rest if submit.resume else begin
+        is_last = bool(submit.resume)
+        for at, word in enumerate(words):
+            rig.ring.play(
+                text_of(submit, first + at, word, first=not at, last=is_last and at == len(words) - 1),
+            )
+
+    rig.ring.script = play
+
+
 async def test_a_gateway_that_stops_is_followed_by_the_next_with_what_was_received() -> None:
     async with running() as first, running(settings(gateway_id="g1")) as second, client_of(first, second) as client:
-
-        def begin(submit: Submit) -> None:
-            first.ring.play(text_of(submit, 0, "a", first=True), text_of(submit, 1, "b"))
-
-        def go_on(submit: Submit) -> None:
-            second.ring.play(text_of(submit, 2, "c", first=True), text_of(submit, 3, "d", last=True))
-
-        first.ring.script, second.ring.script = begin, go_on
+        for rig in (first, second):
+            splits(rig, "ab", "cd")
         stream, texts = client.stream("hello", seed=5), []
         async for delta in stream:
             texts.append((delta.seq, delta.text))
             if "".join(text for _, text in texts) == "ab":
-                await first.gateway.stop(0.0)
+                (rig,) = (one for one in (first, second) if one.ring.submits)
+                await rig.gateway.stop(0.0)
         assert "".join(text for _, text in texts) == "abcd"
         assert [seq for seq, _ in texts] == sorted({seq for seq, _ in texts}) and stream.num_broken == 1
-        assert second.ring.submits[0].resume == (pack_ids([0, 1]),)
+        (other,) = (one for one in (first, second) if one is not rig)
+        assert other.ring.submits[0].resume == (pack_ids([0, 1]),)
 
 
 async def test_a_generation_of_a_session_goes_on_elsewhere_too() -> None:
     async with running() as first, running(settings(gateway_id="g1")) as second, client_of(first, second) as client:
-        first.ring.script = lambda submit: first.ring.play(text_of(submit, 0, "a", first=True))
-        second.ring.script = lambda submit: second.ring.play(text_of(submit, 1, "b", first=True, last=True))
+        for rig in (first, second):
+            splits(rig, "a", "b")
         async with client.converse() as session:
             opened = session.open("hello", seed=5)
             texts = []
             async for delta in opened:
                 texts.append(delta.text)
                 if texts == ["a"]:
-                    await first.gateway.stop(0.0)
+                    (rig,) = (one for one in (first, second) if one.ring.submits)
+                    await rig.gateway.stop(0.0)
             assert texts == ["a", "b"] and opened.num_broken == 1
 
 
@@ -175,14 +187,25 @@ def test_the_pool_opens_lines_as_calls_overlap_and_avoids_the_one_that_failed() 
         opened.append((target, number))
         return number
 
-    pool = Pool(open_line, ["a", "b"], 3)
+    pool = Pool(open_line, ["a"], 3)
     first = pool.lease()
     pool.release(first)
     assert pool.lease() is first and opened == [("a", 0)]
     second = pool.lease()
-    assert second is not first and opened[-1] == ("b", 1)
+    assert second is not first and opened[-1] == ("a", 1)
     pool.release(second)
     third = pool.lease(avoid=second)
     assert third not in (first, second) and opened[-1] == ("a", 2)
     assert pool.lease(avoid=second) in (first, third) and pool.lease() is second
     assert pool.lines() == [0, 1, 2]
+
+
+def test_a_call_that_failed_goes_to_another_address_unless_it_must_stay() -> None:
+    lost = sluice.Unavailable("x")
+    pool = Pool(lambda target, number: (target, number), ["a", "b"], 4)
+    first = pool.lease()
+    assert pool.failed(first.address, lost)
+    assert pool.lease(first).address != first.address
+    again = pool.lease(first, stay=True)
+    assert again.address == first.address and again is not first
+    assert not pool.failed(1 - first.address, lost)

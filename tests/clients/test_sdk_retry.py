@@ -42,6 +42,25 @@ def test_what_is_tried_again(failure: SluiceError, begun: bool, delay_s: float |
     assert Retries(POLICY, 0.0).delay_s(failure, 0.0, 1.0, begun=begun) == delay_s
 
 
+@pytest.mark.parametrize(
+    ("failure", "begun", "delay_s"),
+    [
+        (error(UNAVAILABLE, "DRAINING", 2.5), False, 1.0),
+        (error(EXHAUSTED, "QUEUE_FULL", 10.5), False, 1.0),
+        (error(grpc.StatusCode.FAILED_PRECONDITION, "REVISION_CHANGED"), True, 1.0),
+        (error(grpc.StatusCode.FAILED_PRECONDITION, "REVISION_CHANGED"), False, None),
+        (error(grpc.StatusCode.INVALID_ARGUMENT), False, None),
+    ],
+)
+def test_what_is_tried_at_another_address(failure: SluiceError, begun: bool, delay_s: float | None) -> None:
+    assert Retries(POLICY, 0.0).delay_s(failure, 0.0, 1.0, begun=begun, elsewhere=True) == delay_s
+
+
+def test_a_revision_that_changed_is_final_where_there_is_one_address() -> None:
+    changed = error(grpc.StatusCode.FAILED_PRECONDITION, "REVISION_CHANGED")
+    assert Retries(POLICY, 0.0).delay_s(changed, 0.0, 1.0, begun=True) is None
+
+
 def test_pauses_double_up_to_a_limit_and_chance_shortens_them() -> None:
     retries = Retries(RetryPolicy(attempts=9, first_delay_s=1.0, max_delay_s=3.0), 0.0)
     assert [retries.delay_s(error(UNAVAILABLE), 0.0, 1.0, begun=False) for _ in range(3)] == [1.0, 2.0, 3.0]

@@ -11,7 +11,7 @@ from tests.conformance.conftest import MODEL, PROMPT, Secured
 from tests.conformance.driver import asking, told
 from tests.conformance.proxy import cutting, holding
 from tests.conformance.sdks import Sdk
-from tests.system.service import Service, serve, wait_until
+from tests.system.service import Service, generate, serve, spec, wait_until
 
 WHOLE = {"text": PROMPT, "max_tokens": 200}
 MANY_BYTES = 3000  # of HTTP/2 from the server: in the midst of 200 tokens
@@ -194,6 +194,27 @@ def test_gateway_killed(sdk: Sdk, service: Service, expected: str, call: str) ->
         end = driver.end()
     assert (end["text"], end["error"], end["seqs_rise"]) == (expected, None, True)
     assert end["num_broken"] >= 1
+
+
+@pytest.mark.parametrize("call", ["stream", "converse"])
+def test_cell_killed(sdk: Sdk, service: Service, call: str) -> None:
+    """Generations over two services, one of which is killed as a whole: each goes on at the other, token for token."""
+    num = 600
+    with service.stub() as stub:
+        expected = generate(stub, spec(PROMPT, num)).text
+    with serve(*MODEL, "--grace-s", "1") as lost:
+        both, count = f"{lost.address},{service.address}", 1 if call == "converse" else 6
+        driving = [asking(sdk, both, call=call, text=PROMPT, max_tokens=num, count=count) for _ in range(6 // count)]
+        with contextlib.ExitStack() as stack:
+            drivers = [stack.enter_context(one) for one in driving]
+            wait_until(lambda: lost.num_running() > 0, 60, "no generation went to the service that is to be killed")
+            children = lost.children().values()
+            lost.process.kill()
+            for child in children:
+                child.kill()
+            ends = [end for driver in drivers for end in driver.all_ends()]
+    assert [(end["text"], end["error"], end["seqs_rise"]) for end in ends] == [(expected, None, True)] * 6
+    assert sum(end["num_broken"] for end in ends) >= 1
 
 
 def test_no_server(sdk: Sdk) -> None:

@@ -20,10 +20,11 @@ CHUNKED = dataclasses.replace(ROOMY, max_num_batched_tokens=7)
 WIDE = dataclasses.replace(ROOMY, max_num_batched_tokens=512)
 ALONE = dataclasses.replace(WIDE, max_num_seqs=1)
 DRAFTED = dataclasses.replace(CHUNKED, speculation="ngram")
+BOUNDED = dataclasses.replace(WIDE, max_num_pooling_tokens=5)
 # Half of Gemma 2's layers give blocks back: the same pool holds more of it.
 SMALL = dataclasses.replace(TIGHT, kv_cache_tokens=80)
 POOLINGS = (Pooling.LAST, Pooling.MEAN)
-CONFIGS = {"chunked": CHUNKED, "wide": WIDE, "alone": ALONE, "small": SMALL, "drafted": DRAFTED}
+CONFIGS = {"chunked": CHUNKED, "wide": WIDE, "alone": ALONE, "small": SMALL, "drafted": DRAFTED, "bounded": BOUNDED}
 SHAPES = [
     Shape("qwen3", head_dim=32, kv_heads=1),
     Shape("gemma2", vocab=97, tied=True, options=GEMMA2),

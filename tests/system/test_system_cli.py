@@ -1,5 +1,6 @@
 """The commands in real processes: environment, standard input, Ctrl-C, a load that ends well, and wrong flags."""
 
+import gzip
 import json
 import os
 import signal
@@ -60,6 +61,56 @@ def check_vectors(folder: Path, env: dict[str, str]) -> None:
     assert refused.stderr.startswith("error: UNIMPLEMENTED") and refused.stderr.count("\n") == 1
 
 
+def check_profiles(folder: Path, env: dict[str, str]) -> None:
+    """Each kind of profile of each role makes a file that says how to open it; wrong ones leave nothing."""
+    load = (
+        "bench",
+        "--concurrency",
+        "2",
+        "--requests",
+        "200",
+        "--input-len",
+        "5",
+        "--output-len",
+        "60",
+        "--warmup",
+        "0",
+    )
+    busy = subprocess.Popen([*SLUICE, *load], env={**os.environ, **env}, stdout=subprocess.PIPE, text=True)
+    for kind, process, limits, viewer in (
+        ("torch", "engine-0", ("--steps", "5"), "perfetto"),
+        ("stacks", "engine-0", ("--duration", "0.5"), "speedscope"),
+        ("python-memory", "gateway-0", ("--duration", "0.3"), "speedscope"),
+        ("stacks", "detokenizer-0", ("--duration", "0.2"), "speedscope"),
+    ):
+        path = folder / f"{kind}-{process}.json.gz"
+        ran = sluice("profile", kind, "--process", process, *limits, "-o", str(path), environment=env)
+        assert ran.returncode == 0, ran.stderr
+        assert viewer in ran.stdout and str(path) in ran.stdout
+        text = gzip.decompress(path.read_bytes()).decode()
+        made = json.loads(text)
+        if kind == "torch":
+            assert "aten::" in text and "kernels/cpu" in text  # operators, and the callers of our kernels
+        else:
+            assert made["profiles"] and made["shared"]["frames"]
+    for wrong, says in (
+        (("cuda-memory",), "no CUDA memory"),
+        (("torch", "--process", "tokenizer-0"), "kind: tokenizer-0"),
+        (("stacks", "--process", "tokenizer-0", "--steps", "3"), "steps: 3"),
+        (("stacks", "--process", "engine-7"), "gateway-0"),
+        (("stacks", "-o", str(folder / "torch-engine-0.json.gz")), "exists"),
+        (("stacks", "-o", str(folder / "nowhere" / "x")), "cannot write"),
+        (("stacks", "--duration", "61"), "duration: 61"),
+    ):
+        refused = sluice("profile", *wrong, *(() if "-o" in wrong else ("-o", str(folder / "new"))), environment=env)
+        assert refused.returncode in (1, 2) and says in refused.stderr and refused.stderr.count("\n") <= 2, (
+            refused.stderr
+        )
+    assert not list(folder.glob("new*")) and not list(folder.glob("*.part"))
+    assert busy.wait(60) == 0
+    assert busy.stdout is not None and busy.stdout.read().rstrip().endswith("0 failed")
+
+
 def test_commands_against_a_service(tmp_path: Path) -> None:
     with serve() as service:
         env = {"SLUICE_ADDRESS": service.address, "SLUICE_MAX_TOKENS": "6", "SLUICE_TEMPERATURE": "0"}
@@ -67,6 +118,7 @@ def test_commands_against_a_service(tmp_path: Path) -> None:
         assert plain.returncode == 0 and plain.stderr == ""
         watched = sluice("top", "--once", environment=env)
         assert watched.returncode == 0 and "engine-0" in watched.stdout
+        check_profiles(tmp_path, {"SLUICE_ADDRESS": service.address})
         piped = sluice("generate", "-", "--json", stdin="def mean(values):", environment=env)
         shown = json.loads(piped.stdout)
         assert shown["text"] + "\n" == plain.stdout

@@ -218,12 +218,12 @@ def main() -> None:
     if args.aio:
 
         async def run() -> None:
-            async with sluice.AsyncClient(args.address, **reach) as client:
+            async with sluice.AsyncClient(args.address.split(","), **reach) as client:
                 await waiting(client, asked)
 
         asyncio.run(run())
     else:
-        with sluice.Client(args.address, **reach) as client:
+        with sluice.Client(args.address.split(","), **reach) as client:
             blocking(client, asked)
 
 

@@ -24,6 +24,7 @@ from sluice_server.services.gateway.calls.converse import Converse
 from sluice_server.services.gateway.calls.guard import Guard
 from sluice_server.services.gateway.calls.inference import Inference
 from sluice_server.services.gateway.calls.large import LargeRequestQueue
+from sluice_server.services.gateway.calls.profile import ProfileCalls
 from sluice_server.services.gateway.calls.refusal import turn_away
 from sluice_server.services.gateway.connections import acceptor
 from sluice_server.services.gateway.connections.threads import yielding_threads
@@ -66,6 +67,7 @@ class Handlers:
     inference: Inference
     converse: Converse
     control: Control
+    profiles: ProfileCalls
     adapter: OpenInference
     observer: Observer  # as in `Services`
     large: LargeRequestQueue  # as in `Services`
@@ -74,7 +76,7 @@ class Handlers:
         """Returns the services with their tables."""
         tables = (
             (INFERENCE, inference_table(self)),
-            (CONTROL, control_table(self.control)),
+            (CONTROL, control_table(self.control, self.profiles)),
             (OIP, self.adapter.table()),
         )
         return Services(tables, self.observer, self.large)
@@ -171,7 +173,7 @@ def inference_table(handlers: Handlers) -> Mapping[str, Behaviour]:
     }
 
 
-def control_table(control: Control) -> Mapping[str, Behaviour]:
+def control_table(control: Control, profiles: ProfileCalls) -> Mapping[str, Behaviour]:
     """Returns the implemented methods of ControlService and their handlers."""
     return {
         "ListModels": control.list_models,
@@ -180,6 +182,7 @@ def control_table(control: Control) -> Mapping[str, Behaviour]:
         "GetLoad": control.get_load,
         "WatchLoad": control.watch_load,
         "Drain": control.drain,
+        "Profile": profiles.profile,
         "GetTokenizer": control.artifacts.get_tokenizer,
         "SubscribeKvEvents": control.artifacts.subscribe_kv_events,
     }

@@ -61,6 +61,7 @@ class Simulation:
             max_preemptions=rng.choice((0, 2)),  # none: a sequence without blocks waits, up to the last resort
             max_overtakes=rng.choice((0, 3, 64)),
             max_long_prefills=rng.choice((1, 4)),
+            max_pooling_tokens=(0, 1, 5)[seed // 4 % 3],
             pause_hold_s=rng.choice((0.0, 5.0, 50.0)),
             tenant_weights={"a": 3.0},
             max_draft_tokens=rng.choice((0, 1, 3, 9)),

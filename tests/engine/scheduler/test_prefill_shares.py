@@ -13,6 +13,7 @@ class Fake:
 
     num_missing: int
     last_step: int = 0
+    is_pooled: bool = False
 
 
 def share(prefill_shares: PrefillRoundRobin, prompts: list[Fake], budget: int) -> list[int]:
@@ -45,3 +46,16 @@ def test_short_ones_never_starve_a_long_one() -> None:
     for _ in range(10):
         given += share(prefill_shares, [*(Fake(100) for _ in range(5)), long], 128)[-1]
     assert given >= 5 * 64
+
+
+def test_pooled_prompts_have_a_share_of_their_own_beside_decodes() -> None:
+    def given(*prompts: Fake, budget: int = 100, most_pooled: int = 8) -> list[int]:
+        found = PrefillRoundRobin().share_beside(cast(list[Sequence], list(prompts)), budget, most_pooled)
+        return [num for _, num in found]
+
+    flood = [Fake(6, is_pooled=True) for _ in range(9)]
+    assert given(*flood) == [6, 2]
+    assert given(Fake(40), *flood, Fake(900)) == [6, 2, 40]  # a step for prompts that end
+    assert given(Fake(40), *flood, budget=3) == [2, 1]
+    assert given(*flood, budget=3) == [3]
+    assert given(Fake(1), *flood, budget=1) == [1] and given(*flood, Fake(50), most_pooled=80, budget=20) == [6, 4, 10]

@@ -7,15 +7,17 @@ import pytest
 from sluice_server.engine.errors import Code, ServiceError
 from sluice_server.engine.kv_cache.cache import KVCache
 from sluice_server.engine.plan import StepResult
-from sluice_server.engine.request import EngineRequest, FinishReason, Limits, SamplingParams
+from sluice_server.engine.request import EngineRequest, FinishReason, Limits, Pooling, SamplingParams
 from sluice_server.engine.scheduler.scheduler import Scheduler
+from sluice_server.engine.scheduler.settings import SchedulerSettings
 from sluice_server.engine.scheduler.validation import salt_of
 
 LIMITS = Limits(context_length=64, vocab_size=50)
 
 
-def make(num_blocks: int = 40, max_num_seqs: int = 8, budget: int = 16) -> Scheduler:
-    return Scheduler(KVCache(num_blocks, 4, prefix_caching=True), LIMITS, (7,), max_num_seqs, budget)
+def make(num_blocks: int = 40, max_num_seqs: int = 8, budget: int = 16, **settings: int) -> Scheduler:
+    cache, chosen = KVCache(num_blocks, 4, prefix_caching=True), SchedulerSettings(**settings)  # type: ignore[arg-type]
+    return Scheduler(cache, LIMITS, (7,), max_num_seqs, budget, chosen)
 
 
 def request(number: int, num_prompt: int = 5, priority: int = 0, **params: object) -> EngineRequest:
@@ -110,3 +112,30 @@ def test_blocks_of_adapters_and_of_the_base_have_names_of_their_own() -> None:
     digests = [b"", b"a" * 32, b"b" * 32]
     assert len({salt_of(dataclasses.replace(base, adapter=digest)) for digest in digests}) == len(digests)
     assert salt_of(base) == base.cache_salt
+
+
+def lengths_beside_a_stream(scheduler: Scheduler, num_steps: int) -> list[list[int]]:
+    """Tokens of each row of the steps that follow a flood of texts for vectors, of 5 tokens each, beside one stream."""
+    found = []
+    for number in range(1, 12):
+        scheduler.add(dataclasses.replace(request(number), pooling=Pooling.LAST))
+    for _ in range(num_steps):
+        plan = scheduler.plan(0.0)
+        assert plan is not None
+        found.append(plan.query_lens)
+        results = StepResult([9] * len(plan.slots), pooled={i: b"" for i, ends in plan.pools.items() if ends})
+        scheduler.apply(plan, results, 0.0)
+        scheduler.check()
+    return found
+
+
+def test_texts_for_vectors_have_a_bounded_part_of_a_step_that_decodes() -> None:
+    scheduler = make(max_pooling_tokens=3)
+    scheduler.add(request(0, max_tokens=30))
+    assert scheduler.apply(scheduler.plan(0.0), StepResult([9]), 0.0)  # type: ignore[arg-type] # there is one
+    lengths = lengths_beside_a_stream(scheduler, 4)
+    assert [sum(one) for one in lengths] == [4, 3, 4, 3] and all(one[0] == 1 for one in lengths)
+    assert len(scheduler._state.running) <= 3  # a flood takes no slots that it cannot use
+    scheduler.cancel(f"{0:032x}")
+    alone = scheduler.plan(0.0)
+    assert alone is not None and sum(alone.query_lens) > 4  # without a stream the whole budget is theirs

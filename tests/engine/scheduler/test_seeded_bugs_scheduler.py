@@ -118,10 +118,10 @@ def swallow_a_failure(self: Outputs, group: SequenceGroup, error: ServiceError) 
 
 
 def stop_admission_after_a_preemption(
-    self: AdmissionControl, now: float, step: int, budget: int, prefills: list[Row]
+    self: AdmissionControl, now: float, step: int, budget: int, most_pooled: int, prefills: list[Row]
 ) -> None:
     if self._state.num_preemptions == 0:
-        admit(self, now, step, budget, prefills)
+        admit(self, now, step, budget, most_pooled, prefills)
 
 
 def no_last_resort(self: Planner) -> None:

@@ -29,6 +29,8 @@ OF_NO_REQUEST = {
     ("ranks/process.py", "rank %d of %d computes"),
     ("ranks/leader.py", "a message of a rank was dropped: %s"),
     ("ranks/leader.py", "waiting for rank %s %s"),
+    ("process/operations.py", "%s failed in a %s"),
+    ("profiles/recording.py", "recording a profile (%s) for %g s at most"),
     ("gateway/process.py", "serving revision %s on %s"),
     ("gateway/process.py", "%s"),
     ("gateway/recovery/watch.py", "requests are of revision %s from now on%s"),

@@ -23,14 +23,15 @@ class Attempts:
         """Seconds until the deadline, for the next attempt."""
         return None if self._end_s is None else max(self._end_s - now, 0.0)
 
-    def pause_s(self, error: SluiceError, now: float, chance: float) -> float:
-        """Returns the seconds to wait before the next attempt. Raises `error` if there is to be none."""
+    def pause_s(self, error: SluiceError, now: float, chance: float, *, elsewhere: bool = False) -> float:
+        """Returns the seconds to wait before the next attempt, `elsewhere` at another address. Raises `error` if there
+        is to be none."""
         progress = self._progress
         begun = progress is not None and progress.accepted is not None
         if progress is not None and progress.last_seq > self._seen_seq:
             self._seen_seq = progress.last_seq
             self._retries.progressed(now)
-        delay_s = self._retries.delay_s(error, now, chance, begun=begun)
+        delay_s = self._retries.delay_s(error, now, chance, begun=begun, elsewhere=elsewhere)
         if delay_s is None or (progress is not None and not progress.can_go_on):
             raise error
         if self._end_s is not None and now + delay_s >= self._end_s:

@@ -1,6 +1,7 @@
 """The blocking client: `generate`, `stream`, `converse`, and the calls that answer once."""
 
 import time
+import weakref
 from collections.abc import Callable, Generator, Sequence
 from types import TracebackType
 from typing import Self, TypeVar, Unpack
@@ -12,6 +13,7 @@ from sluice.completion import Completion
 from sluice.embeddings import Embeddings, EmbedOptions, Input, embed_request
 from sluice.errors import from_rpc
 from sluice.pool import Pool
+from sluice.profiles import ProfileOptions, profile_request
 from sluice.progress import Progress
 from sluice.ranking import (
     Classifications,
@@ -31,6 +33,7 @@ from sluice.settings import Settings, Tls, channel_options, targets_of
 from sluice.spec import GenerateOptions, Prompt, build
 from sluice.stream import Line, Stream, cancel_generation, once
 from sluice.v1 import control_pb2, inference_pb2, types_pb2
+from sluice.watching import LoadWatch
 
 _T = TypeVar("_T")
 
@@ -39,7 +42,7 @@ class Client:
     """A client of one or several servers. Thread-safe. Every method raises SluiceError.
 
     Args:
-        target: host:port, or several.
+        target: host:port, or several: of one service, or of several with the same model (see `sluice.balance`).
         token: key to authenticate with.
         tls: None is plaintext; Tls() trusts the host's authorities.
         timeout_s: timeout of calls without one of their own.
@@ -59,14 +62,16 @@ class Client:
     ) -> None:
         self._settings = Settings(targets_of(target), tls, token, channels, timeout_s, retry or RetryPolicy())
         credentials = tls.credentials() if tls is not None else None
+        num_targets = len(self._settings.targets)
 
         def open_line(address: str, number: int) -> Line:
-            options = channel_options(number)
+            options = channel_options(number, num_targets, address)
             if credentials is None:
                 return Line(grpc.insecure_channel(address, options))
             return Line(grpc.secure_channel(address, credentials, options))
 
-        self._pool = Pool(open_line, self._settings.targets, channels)
+        self._pool = Pool(open_line, self._settings.targets, channels, self._watch)
+        self._watching: LoadWatch | None = None
 
     def __enter__(self) -> Self:
         return self
@@ -76,6 +81,8 @@ class Client:
 
     def close(self) -> None:
         """Closes the connections and cancels running calls."""
+        if self._watching is not None:
+            self._watching.close()
         for line in self._pool.lines():
             line.channel.close()
 
@@ -195,8 +202,33 @@ class Client:
             call.cancel()
             self._pool.release(lease)
 
+    def profile(
+        self, kind: str, *, process: str = "", **options: Unpack[ProfileOptions]
+    ) -> Generator[control_pb2.ProfileResponse, None, None]:
+        """Yields the parts of a profile of one process of the server, until the loop is left.
+
+        Args:
+            kind: torch, stacks, python-memory or cuda-memory.
+            process: its id; "" is the first engine.
+        """
+        request = profile_request(kind, process, options)
+        lease = self._pool.lease()
+        call = lease.line.control.Profile(request, metadata=self._settings.metadata())
+        try:
+            yield from call
+        except grpc.RpcError as error:
+            raise from_rpc(error) from None
+        finally:
+            call.cancel()
+            self._pool.release(lease)
+
     def _once(self, ask: Callable[[Line, float | None], _T], timeout_s: float | None) -> _T:
         return once(self._pool, self._attempts(timeout_s, None), ask)
+
+    def _watch(self) -> None:
+        if self._pool.num_targets > 1:
+            self._watching = LoadWatch(self._pool, self._settings.metadata())
+            weakref.finalize(self, self._watching.close)  # for a program that does not close its client
 
     def _attempts(self, timeout_s: float | None, progress: Progress | None) -> Attempts:
         own = self._settings.timeout_s if timeout_s is None else timeout_s

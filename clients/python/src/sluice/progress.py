@@ -52,6 +52,11 @@ class Progress:
         return not self.last_seq or self.detaches or self._received.has_all_ids
 
     @property
+    def stays(self) -> bool:
+        """Whether only the server that has the generation can continue it: ids are missing here."""
+        return self.detaches and not self._received.has_all_ids
+
+    @property
     def num_tokens(self) -> int:
         """Tokens received, over all outputs."""
         return self._received.num_tokens

@@ -45,7 +45,9 @@ class Retries:
         self._num_failed = 0
         self._news_s = now
 
-    def delay_s(self, error: SluiceError, now: float, chance: float, *, begun: bool) -> float | None:
+    def delay_s(
+        self, error: SluiceError, now: float, chance: float, *, begun: bool, elsewhere: bool = False
+    ) -> float | None:
         """Returns the seconds to wait before the next attempt; None if there is to be none.
 
         Args:
@@ -53,22 +55,24 @@ class Retries:
             now: seconds on any clock that does not go back.
             chance: a random number from 0 to 1, which spreads clients that failed together.
             begun: the generation was accepted, so that it is resumed instead of repeated.
+            elsewhere: the next attempt goes to another address, which the delay that this one named does not concern.
         """
         self._num_failed += 1
         policy = self._policy
-        if not _helps(error, begun=begun):
+        if not _helps(error, begun=begun, elsewhere=elsewhere):
             return None
         if begun and now - self._news_s >= policy.patience_s:
             return None
         if not begun and self._num_failed >= policy.attempts:
             return None
-        if (error.retry_after_s or 0.0) > policy.patience_s:
+        named_s = 0.0 if elsewhere else error.retry_after_s or 0.0
+        if named_s > policy.patience_s:
             return None
         own = min(policy.first_delay_s * float(1 << min(self._num_failed - 1, 16)), policy.max_delay_s)
-        return max(error.retry_after_s or 0.0, own * (0.5 + chance / 2))
+        return max(named_s, own * (0.5 + chance / 2))
 
 
-def _helps(error: SluiceError, *, begun: bool) -> bool:
+def _helps(error: SluiceError, *, begun: bool, elsewhere: bool) -> bool:
     match error.code:
         case grpc.StatusCode.UNAVAILABLE:
             return True
@@ -76,5 +80,7 @@ def _helps(error: SluiceError, *, begun: bool) -> bool:
             return error.retry_after_s is not None and error.reason not in _NOT_WORTH_IT
         case grpc.StatusCode.ABORTED:
             return begun and error.reason == "SLOW_CONSUMER"
+        case grpc.StatusCode.FAILED_PRECONDITION:  # another address may still serve the revision that it began with
+            return begun and elsewhere and error.reason == "REVISION_CHANGED"
         case _:
             return False

@@ -209,6 +209,7 @@ class Wire:
                     self._deliver(further)
         except grpc.RpcError as error:
             lost = errors.from_rpc(error)
+            self._pool.failed(self.lease.address, lost)
         with self._lock:
             self.is_lost, self.takes_more = True, False
             left = list(self._generations.values())

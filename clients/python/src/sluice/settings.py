@@ -13,6 +13,7 @@ from sluice.retry import RetryPolicy
 from sluice.tracing import Trace, current_trace
 
 MAX_RECEIVE_BYTES = 64 << 20  # the largest message that a server sends
+_RESOLVED = ("dns:", "ipv4:", "ipv6:")  # names and lists of addresses that grpc itself resolves
 _READS = {
     "sluice.v1.InferenceService": (
         "Tokenize",
@@ -81,11 +82,14 @@ def targets_of(target: str | Sequence[str]) -> tuple[str, ...]:
     return (target,) if isinstance(target, str) else tuple(target)
 
 
-def channel_options(number: int) -> tuple[tuple[str, int | str], ...]:
+def channel_options(number: int, num_targets: int = 1, target: str = "") -> tuple[tuple[str, int | str], ...]:
     """Arguments of the channel of this number. grpc ignores unknown keys silently; a test looks each up in its binary.
 
     HTTP/2 windows are small: when a reader stops, thousands of messages would otherwise pile up in the transport.
+    Where there are other addresses to go to, one that is silent is left sooner. A `target` that grpc resolves to
+    several addresses has its calls spread over them.
     """
+    keepalive_ms = 5_000 if num_targets > 1 else 30_000
     return (
         ("grpc.max_receive_message_length", MAX_RECEIVE_BYTES),
         ("grpc.max_send_message_length", -1),
@@ -95,15 +99,16 @@ def channel_options(number: int) -> tuple[tuple[str, int | str], ...]:
         ("grpc.initial_reconnect_backoff_ms", 100),
         ("grpc.min_reconnect_backoff_ms", 1000),
         ("grpc.max_reconnect_backoff_ms", 1000),
-        ("grpc.keepalive_time_ms", 30_000),
-        ("grpc.keepalive_timeout_ms", 10_000),
-        ("grpc.service_config", SERVICE_CONFIG),
+        ("grpc.keepalive_time_ms", keepalive_ms),
+        ("grpc.keepalive_timeout_ms", min(keepalive_ms, 10_000)),
+        ("grpc.service_config", _service_config(spreads=target.startswith(_RESOLVED))),
         ("sluice.connection", number),  # unknown to grpc: channels with equal arguments would share a connection
     )
 
 
-def _service_config() -> str:
-    """Lets grpc itself repeat calls that change nothing; a generation is repeated or resumed by its stream."""
+def _service_config(*, spreads: bool) -> str:
+    """Lets grpc itself repeat calls that change nothing; a generation is repeated or resumed by its stream. `spreads`:
+    calls take the addresses of the channel's name by turns, instead of the first one that answers."""
     policy = {
         "maxAttempts": 4,
         "initialBackoff": "0.05s",
@@ -112,7 +117,8 @@ def _service_config() -> str:
         "retryableStatusCodes": ["UNAVAILABLE"],
     }
     names = [{"service": service, "method": method} for service, methods in _READS.items() for method in methods]
-    return json.dumps({"methodConfig": [{"name": names, "retryPolicy": policy}]})
+    config: dict[str, object] = {"methodConfig": [{"name": names, "retryPolicy": policy}]}
+    return json.dumps(config | ({"loadBalancingConfig": [{"round_robin": {}}]} if spreads else {}))
 
 
 def _is_local(target: str) -> bool:
@@ -123,6 +129,3 @@ def _is_local(target: str) -> bool:
         return ipaddress.ip_address(host).is_loopback
     except ValueError:
         return host == "localhost"
-
-
-SERVICE_CONFIG = _service_config()

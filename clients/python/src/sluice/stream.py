@@ -54,14 +54,14 @@ class Stream:
 
     def __iter__(self) -> Iterator[types_pb2.Delta]:
         while self.progress.finished is None:
-            lease = self._avoid = self._pool.lease(avoid=self._avoid)
+            lease = self._avoid = self._pool.lease(self._avoid, stay=self.progress.stays)
             try:
                 yield from self._read(lease.line)
                 return
             except grpc.RpcError as error:
                 if self.progress.finished is not None:
                     return
-                pause_s = self._pause_s(errors.from_rpc(error))
+                pause_s = self._pause_s(errors.from_rpc(error), lease)
             finally:
                 self._pool.release(lease)
             time.sleep(pause_s)
@@ -85,7 +85,7 @@ class Stream:
         if not can_go_on and not self.progress.detaches:
             raise error
         self.progress.spec.ClearField("credit_window")  # ResumeGenerate takes no grants
-        time.sleep(self._pause_s(error))
+        time.sleep(self._pause_s(error, lease))
 
     def _read(self, line: Line) -> Iterator[types_pb2.Delta]:
         call = self._call = self._asked(line)
@@ -108,35 +108,40 @@ class Stream:
         rest = inference_pb2.ResumeGenerateRequest(spec=self.progress.rest())
         return line.inference.ResumeGenerate(rest, timeout=left_s, metadata=self._metadata)
 
-    def _pause_s(self, error: errors.SluiceError) -> float:
+    def _pause_s(self, error: errors.SluiceError, lease: Lease[Line]) -> float:
         if self._is_cancelled:
             raise error
-        return self._attempts.pause_s(error, time.monotonic(), random.random())
+        elsewhere = self._pool.failed(lease.address, error) and not self.progress.stays
+        return self._attempts.pause_s(error, time.monotonic(), random.random(), elsewhere=elsewhere)
 
 
 def once(pool: Pool[Line], attempts: Attempts, ask: Callable[[Line, float | None], _T]) -> _T:
     """Makes a unary call and repeats it where that is safe. Raises SluiceError."""
     lease: Lease[Line] | None = None
     while True:
-        lease = pool.lease(avoid=lease)
+        lease = pool.lease(lease)
         try:
             return ask(lease.line, attempts.left_s(time.monotonic()))
         except grpc.RpcError as error:
-            pause_s = attempts.pause_s(errors.from_rpc(error), time.monotonic(), random.random())
+            failed = errors.from_rpc(error)
+            elsewhere = pool.failed(lease.address, failed)
+            pause_s = attempts.pause_s(failed, time.monotonic(), random.random(), elsewhere=elsewhere)
         finally:
             pool.release(lease)
         time.sleep(pause_s)
 
 
 def cancel_generation(pool: Pool[Line], generation_id: str, metadata: Metadata) -> None:
-    """Cancels a generation by its id, through any gateway; does nothing if it has ended. Raises SluiceError."""
+    """Cancels a generation by its id, at the address that has it; does nothing if it has ended. Raises SluiceError."""
     request = inference_pb2.CancelGenerationRequest(generation_id=generation_id)
-    lease = pool.lease()
-    try:
-        lease.line.inference.CancelGeneration(request, timeout=CANCEL_TIMEOUT_S, metadata=metadata)
-    except grpc.RpcError as error:
-        found = errors.from_rpc(error)
-        if not isinstance(found, errors.NotFound):
-            raise found from None
-    finally:
-        pool.release(lease)
+    failed: errors.SluiceError | None = None
+    for address in range(pool.num_targets):
+        try:
+            pool.line_of(address).inference.CancelGeneration(request, timeout=CANCEL_TIMEOUT_S, metadata=metadata)
+        except grpc.RpcError as error:
+            found = errors.from_rpc(error)
+            failed = failed if isinstance(found, errors.NotFound) else found
+        else:
+            return
+    if failed is not None:
+        raise failed

@@ -23,12 +23,14 @@ from sluice_server.services.gateway.calls.converse import Converse
 from sluice_server.services.gateway.calls.inference import Inference
 from sluice_server.services.gateway.calls.large import LargeRequestQueue
 from sluice_server.services.gateway.calls.peers import PeerGateways
+from sluice_server.services.gateway.calls.profile import ProfileCalls
 from sluice_server.services.gateway.calls.refusal import turn_away
 from sluice_server.services.gateway.contract.status import to_rpc
 from sluice_server.services.gateway.generation.detached import DetachedSessions
 from sluice_server.services.gateway.generation.service import GenerationService
 from sluice_server.services.gateway.oip.service import OpenInference
 from sluice_server.services.gateway.oip.statistics import GenerationCounts
+from sluice_server.services.gateway.operations import RemoteOperations
 from sluice_server.services.messages.details import Load
 from sluice_server.services.messages.processes import Report
 from tests.services.gateway.fake_ring import (
@@ -64,10 +66,11 @@ async def test_every_handler_is_a_coroutine_function() -> None:
         converse = Converse(service, manager.observer, lambda: Rate(1, lambda: 0.0))
         adapter = OpenInference(service, manager, GenerationCounts(manager.observer))
         control = Control(manager, rig.gateway.drain, CacheEvents("g0", rig.ring.emit, lambda: 0.0))
-        handlers = server.Handlers(inference, converse, control, adapter, manager.observer, large)
+        profiles = ProfileCalls(RemoteOperations("g0", 0, ["e0"], rig.ring.emit), "e0")
+        handlers = server.Handlers(inference, converse, control, profiles, adapter, manager.observer, large)
         tables = {
             **server.inference_table(handlers),
-            **server.control_table(handlers.control),
+            **server.control_table(handlers.control, handlers.profiles),
             **adapter.table(),
             "x": server.refusal("x", functools.partial(turn_away, manager.observer, "x")),
         }

@@ -9,11 +9,13 @@ import grpc
 
 from sluice.aio.session import AsyncSession
 from sluice.aio.stream import AsyncLine, AsyncStream, cancel_generation, once
+from sluice.aio.watching import AsyncLoadWatch
 from sluice.attempts import Attempts
 from sluice.completion import Completion
 from sluice.embeddings import Embeddings, EmbedOptions, Input, embed_request
 from sluice.errors import from_rpc
 from sluice.pool import Pool
+from sluice.profiles import ProfileOptions, profile_request
 from sluice.progress import Progress
 from sluice.ranking import (
     Classifications,
@@ -39,7 +41,7 @@ class AsyncClient:
     """A client of one or several servers, from the event loop in which it is first used. Its methods raise SluiceError.
 
     Args:
-        target: host:port, or several.
+        target: host:port, or several: of one service, or of several with the same model (see `sluice.balance`).
         token: key to authenticate with.
         tls: None is plaintext; Tls() trusts the host's authorities.
         timeout_s: timeout of calls without one of their own.
@@ -59,14 +61,16 @@ class AsyncClient:
     ) -> None:
         self._settings = Settings(targets_of(target), tls, token, channels, timeout_s, retry or RetryPolicy())
         credentials = tls.credentials() if tls is not None else None
+        num_targets = len(self._settings.targets)
 
         def open_line(address: str, number: int) -> AsyncLine:
-            options = channel_options(number)
+            options = channel_options(number, num_targets, address)
             if credentials is None:
                 return AsyncLine(grpc.aio.insecure_channel(address, options))
             return AsyncLine(grpc.aio.secure_channel(address, credentials, options))
 
-        self._pool = Pool(open_line, self._settings.targets, channels)
+        self._pool = Pool(open_line, self._settings.targets, channels, self._watch)
+        self._watching: AsyncLoadWatch | None = None
 
     async def __aenter__(self) -> Self:
         return self
@@ -78,6 +82,8 @@ class AsyncClient:
 
     async def close(self) -> None:
         """Closes the connections and cancels running calls."""
+        if self._watching is not None:
+            await self._watching.close()
         for line in self._pool.lines():
             await line.channel.close()
 
@@ -205,8 +211,33 @@ class AsyncClient:
             call.cancel()
             self._pool.release(lease)
 
+    async def profile(
+        self, kind: str, *, process: str = "", **options: Unpack[ProfileOptions]
+    ) -> AsyncGenerator[control_pb2.ProfileResponse, None]:
+        """Yields the parts of a profile of one process of the server, until the loop is left.
+
+        Args:
+            kind: torch, stacks, python-memory or cuda-memory.
+            process: its id; "" is the first engine.
+        """
+        request = profile_request(kind, process, options)
+        lease = self._pool.lease()
+        call = lease.line.control.Profile(request, metadata=self._settings.metadata())
+        try:
+            async for part in call:
+                yield part
+        except grpc.aio.AioRpcError as error:
+            raise from_rpc(error) from None
+        finally:
+            call.cancel()
+            self._pool.release(lease)
+
     async def _once(self, ask: Callable[[AsyncLine, float | None], Awaitable[_T]], timeout_s: float | None) -> _T:
         return await once(self._pool, self._attempts(timeout_s, None), ask)
+
+    def _watch(self) -> None:
+        if self._pool.num_targets > 1:
+            self._watching = AsyncLoadWatch(self._pool, self._settings.metadata())
 
     def _attempts(self, timeout_s: float | None, progress: Progress | None) -> Attempts:
         own = self._settings.timeout_s if timeout_s is None else timeout_s

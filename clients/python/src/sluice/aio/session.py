@@ -208,6 +208,7 @@ class AsyncWire:
                     self._deliver(further)
         except grpc.aio.AioRpcError as error:
             lost = errors.from_rpc(error)
+            self._pool.failed(self.lease.address, lost)
         except asyncio.CancelledError:
             lost = errors.Cancelled("the session was closed")
             if not self._call.cancelled():

@@ -55,7 +55,7 @@ class AsyncStream:
     async def __aiter__(self) -> AsyncGenerator[types_pb2.Delta, None]:
         take = self.progress.take
         while self.progress.finished is None:
-            lease = self._avoid = self._pool.lease(avoid=self._avoid)
+            lease = self._avoid = self._pool.lease(self._avoid, stay=self.progress.stays)
             call = self._call = self._asked(lease.line)
             try:
                 # Written inline: each further async generator costs every delta one more switch in Python.
@@ -69,7 +69,7 @@ class AsyncStream:
             except grpc.aio.AioRpcError as error:
                 if self.progress.finished is not None:
                     return
-                pause_s = self._pause_s(errors.from_rpc(error))
+                pause_s = self._pause_s(errors.from_rpc(error), lease)
             except asyncio.CancelledError:
                 if self._is_cancelled and call.cancelled():
                     raise errors.Cancelled("the generation was cancelled") from None
@@ -98,7 +98,7 @@ class AsyncStream:
         if not can_go_on and not self.progress.detaches:
             raise error
         self.progress.spec.ClearField("credit_window")  # ResumeGenerate takes no grants
-        await asyncio.sleep(self._pause_s(error))
+        await asyncio.sleep(self._pause_s(error, lease))
 
     def _asked(self, line: AsyncLine) -> Call:
         left_s = self._attempts.left_s(time.monotonic())
@@ -108,10 +108,11 @@ class AsyncStream:
         rest = inference_pb2.ResumeGenerateRequest(spec=self.progress.rest())
         return line.inference.ResumeGenerate(rest, timeout=left_s, metadata=self._metadata)
 
-    def _pause_s(self, error: errors.SluiceError) -> float:
+    def _pause_s(self, error: errors.SluiceError, lease: Lease[AsyncLine]) -> float:
         if self._is_cancelled:
             raise error
-        return self._attempts.pause_s(error, time.monotonic(), random.random())
+        elsewhere = self._pool.failed(lease.address, error) and not self.progress.stays
+        return self._attempts.pause_s(error, time.monotonic(), random.random(), elsewhere=elsewhere)
 
 
 async def once(
@@ -120,25 +121,29 @@ async def once(
     """Makes a unary call and repeats it where that is safe. Raises SluiceError."""
     lease: Lease[AsyncLine] | None = None
     while True:
-        lease = pool.lease(avoid=lease)
+        lease = pool.lease(lease)
         try:
             return await ask(lease.line, attempts.left_s(time.monotonic()))
         except grpc.aio.AioRpcError as error:
-            pause_s = attempts.pause_s(errors.from_rpc(error), time.monotonic(), random.random())
+            failed = errors.from_rpc(error)
+            elsewhere = pool.failed(lease.address, failed)
+            pause_s = attempts.pause_s(failed, time.monotonic(), random.random(), elsewhere=elsewhere)
         finally:
             pool.release(lease)
         await asyncio.sleep(pause_s)
 
 
 async def cancel_generation(pool: Pool[AsyncLine], generation_id: str, metadata: Metadata) -> None:
-    """Cancels a generation by its id, through any gateway; does nothing if it has ended. Raises SluiceError."""
+    """Cancels a generation by its id, at the address that has it; does nothing if it has ended. Raises SluiceError."""
     request = inference_pb2.CancelGenerationRequest(generation_id=generation_id)
-    lease = pool.lease()
-    try:
-        await lease.line.inference.CancelGeneration(request, timeout=CANCEL_TIMEOUT_S, metadata=metadata)
-    except grpc.aio.AioRpcError as error:
-        found = errors.from_rpc(error)
-        if not isinstance(found, errors.NotFound):
-            raise found from None
-    finally:
-        pool.release(lease)
+    failed: errors.SluiceError | None = None
+    for address in range(pool.num_targets):
+        try:
+            await pool.line_of(address).inference.CancelGeneration(request, timeout=CANCEL_TIMEOUT_S, metadata=metadata)
+        except grpc.aio.AioRpcError as error:
+            found = errors.from_rpc(error)
+            failed = failed if isinstance(found, errors.NotFound) else found
+        else:
+            return
+    if failed is not None:
+        raise failed

@@ -194,6 +194,46 @@ FEATURE_REASONING: Feature.ValueType  # 23
 """Reasoning separated from the text."""
 Global___Feature: _TypeAlias = Feature  # noqa: Y015
 
+class _ProfileKind:
+    ValueType = _typing.NewType("ValueType", _builtins.int)
+    V: _TypeAlias = ValueType  # noqa: Y015
+
+class _ProfileKindEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_ProfileKind.ValueType], _builtins.type):
+    DESCRIPTOR: _descriptor.EnumDescriptor
+    PROFILE_KIND_UNSPECIFIED: _ProfileKind.ValueType  # 0
+    """Not given: INVALID_ARGUMENT."""
+    PROFILE_KIND_TORCH: _ProfileKind.ValueType  # 1
+    """Operators and kernels of an engine's steps, with the Python calls that lead to them: a Chrome trace, as Perfetto
+    opens. Steps are slower while it is recorded.
+    """
+    PROFILE_KIND_STACKS: _ProfileKind.ValueType  # 2
+    """The call stacks of all threads, sampled 100 times a second: JSON of speedscope."""
+    PROFILE_KIND_PYTHON_MEMORY: _ProfileKind.ValueType  # 3
+    """Python objects that were allocated meanwhile and are there at the end, by stack: JSON of speedscope, in bytes. Python
+    code is slower while it is recorded.
+    """
+    PROFILE_KIND_CUDA_MEMORY: _ProfileKind.ValueType  # 4
+    """The history of a CUDA device's allocator: JSON. FAILED_PRECONDITION on a CPU."""
+
+class ProfileKind(_ProfileKind, metaclass=_ProfileKindEnumTypeWrapper):
+    """What a profile records. Every file is compressed by gzip."""
+
+PROFILE_KIND_UNSPECIFIED: ProfileKind.ValueType  # 0
+"""Not given: INVALID_ARGUMENT."""
+PROFILE_KIND_TORCH: ProfileKind.ValueType  # 1
+"""Operators and kernels of an engine's steps, with the Python calls that lead to them: a Chrome trace, as Perfetto
+opens. Steps are slower while it is recorded.
+"""
+PROFILE_KIND_STACKS: ProfileKind.ValueType  # 2
+"""The call stacks of all threads, sampled 100 times a second: JSON of speedscope."""
+PROFILE_KIND_PYTHON_MEMORY: ProfileKind.ValueType  # 3
+"""Python objects that were allocated meanwhile and are there at the end, by stack: JSON of speedscope, in bytes. Python
+code is slower while it is recorded.
+"""
+PROFILE_KIND_CUDA_MEMORY: ProfileKind.ValueType  # 4
+"""The history of a CUDA device's allocator: JSON. FAILED_PRECONDITION on a CPU."""
+Global___ProfileKind: _TypeAlias = ProfileKind  # noqa: Y015
+
 @_typing.final
 class ListModelsRequest(_message.Message):
     """The request of ListModels."""
@@ -1194,3 +1234,152 @@ class DrainResponse(_message.Message):
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___DrainResponse: _TypeAlias = DrainResponse  # noqa: Y015
+
+@_typing.final
+class ProfileRequest(_message.Message):
+    """The request of Profile."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    PROCESS_FIELD_NUMBER: _builtins.int
+    KIND_FIELD_NUMBER: _builtins.int
+    DURATION_FIELD_NUMBER: _builtins.int
+    STEPS_FIELD_NUMBER: _builtins.int
+    MAX_BYTES_FIELD_NUMBER: _builtins.int
+    process: _builtins.str
+    """The id of the process: of a gateway, tokenizer, engine or detokenizer of this service. At most 64 bytes. Empty: the
+    first engine.
+    """
+    kind: Global___ProfileKind.ValueType
+    """What to record. Required."""
+    steps: _builtins.int
+    """Steps of an engine after which the profile ends. 1 to 1,000; with PROFILE_KIND_TORCH to 200. Absent: 20 with
+    PROFILE_KIND_TORCH; otherwise only the time counts. INVALID_ARGUMENT for a process that is not an engine.
+    """
+    max_bytes: _builtins.int
+    """The most bytes of the file: a larger one is RESOURCE_EXHAUSTED. 1,024 to 268,435,456. Absent: 67,108,864."""
+    @_builtins.property
+    def duration(self) -> _duration_pb2.Duration:
+        """How long to record at most. Above 0, to 60 s. Absent: 10 s."""
+
+    def __init__(
+        self,
+        *,
+        process: _builtins.str = ...,
+        kind: Global___ProfileKind.ValueType = ...,
+        duration: _duration_pb2.Duration | None = ...,
+        steps: _builtins.int | None = ...,
+        max_bytes: _builtins.int | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_max_bytes", b"_max_bytes", "_steps", b"_steps", "duration", b"duration", "max_bytes", b"max_bytes", "steps", b"steps"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_max_bytes", b"_max_bytes", "_steps", b"_steps", "duration", b"duration", "kind", b"kind", "max_bytes", b"max_bytes", "process", b"process", "steps", b"steps"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    _WhichOneofReturnType__max_bytes: _TypeAlias = _typing.Literal["max_bytes"]  # noqa: Y015
+    _WhichOneofArgType__max_bytes: _TypeAlias = _typing.Literal["_max_bytes", b"_max_bytes"]  # noqa: Y015
+    _WhichOneofReturnType__steps: _TypeAlias = _typing.Literal["steps"]  # noqa: Y015
+    _WhichOneofArgType__steps: _TypeAlias = _typing.Literal["_steps", b"_steps"]  # noqa: Y015
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__max_bytes) -> _WhichOneofReturnType__max_bytes | None: ...
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__steps) -> _WhichOneofReturnType__steps | None: ...
+
+Global___ProfileRequest: _TypeAlias = ProfileRequest  # noqa: Y015
+
+@_typing.final
+class ProfileResponse(_message.Message):
+    """A part of a profile."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    STARTED_FIELD_NUMBER: _builtins.int
+    DATA_FIELD_NUMBER: _builtins.int
+    FINISHED_FIELD_NUMBER: _builtins.int
+    data: _builtins.bytes
+    """Bytes of the file, behind those before. At most 128 KiB."""
+    @_builtins.property
+    def started(self) -> Global___ProfileStarted:
+        """Recording has begun: the first message."""
+
+    @_builtins.property
+    def finished(self) -> Global___ProfileFinished:
+        """The file is complete: the last message."""
+
+    def __init__(
+        self,
+        *,
+        started: Global___ProfileStarted | None = ...,
+        data: _builtins.bytes = ...,
+        finished: Global___ProfileFinished | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["data", b"data", "finished", b"finished", "part", b"part", "started", b"started"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["data", b"data", "finished", b"finished", "part", b"part", "started", b"started"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    _WhichOneofReturnType_part: _TypeAlias = _typing.Literal["started", "data", "finished"]  # noqa: Y015
+    _WhichOneofArgType_part: _TypeAlias = _typing.Literal["part", b"part"]  # noqa: Y015
+    def WhichOneof(self, oneof_group: _WhichOneofArgType_part) -> _WhichOneofReturnType_part | None: ...
+
+Global___ProfileResponse: _TypeAlias = ProfileResponse  # noqa: Y015
+
+@_typing.final
+class ProfileStarted(_message.Message):
+    """The beginning of a profile."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    PROCESS_FIELD_NUMBER: _builtins.int
+    KIND_FIELD_NUMBER: _builtins.int
+    process: _builtins.str
+    """The process that records. At most 64 bytes."""
+    kind: Global___ProfileKind.ValueType
+    """What it records."""
+    def __init__(
+        self,
+        *,
+        process: _builtins.str = ...,
+        kind: Global___ProfileKind.ValueType = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["kind", b"kind", "process", b"process"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___ProfileStarted: _TypeAlias = ProfileStarted  # noqa: Y015
+
+@_typing.final
+class ProfileFinished(_message.Message):
+    """The end of a profile."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    DURATION_FIELD_NUMBER: _builtins.int
+    STEPS_FIELD_NUMBER: _builtins.int
+    BYTES_FIELD_NUMBER: _builtins.int
+    SHA256_FIELD_NUMBER: _builtins.int
+    steps: _builtins.int
+    """Steps that an engine computed meanwhile; 0 in other processes."""
+    bytes: _builtins.int
+    """Bytes of the file."""
+    sha256: _builtins.str
+    """SHA-256 of the file, in hex. At most 64 bytes."""
+    @_builtins.property
+    def duration(self) -> _duration_pb2.Duration:
+        """How long was recorded."""
+
+    def __init__(
+        self,
+        *,
+        duration: _duration_pb2.Duration | None = ...,
+        steps: _builtins.int = ...,
+        bytes: _builtins.int = ...,
+        sha256: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["duration", b"duration"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["bytes", b"bytes", "duration", b"duration", "sha256", b"sha256", "steps", b"steps"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___ProfileFinished: _TypeAlias = ProfileFinished  # noqa: Y015

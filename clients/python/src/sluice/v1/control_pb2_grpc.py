@@ -85,6 +85,11 @@ class ControlServiceStub:
                 request_serializer=sluice_dot_v1_dot_control__pb2.DrainRequest.SerializeToString,
                 response_deserializer=sluice_dot_v1_dot_control__pb2.DrainResponse.FromString,
                 _registered_method=True)
+        self.Profile = channel.unary_stream(
+                '/sluice.v1.ControlService/Profile',
+                request_serializer=sluice_dot_v1_dot_control__pb2.ProfileRequest.SerializeToString,
+                response_deserializer=sluice_dot_v1_dot_control__pb2.ProfileResponse.FromString,
+                _registered_method=True)
 
 
 class ControlServiceServicer:
@@ -165,6 +170,14 @@ class ControlServiceServicer:
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def Profile(self, request, context):
+        """Records a profile of one process of the service and streams its file. It ends by itself, and when the call ends. A
+        process records one profile at a time.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
 
 def add_ControlServiceServicer_to_server(servicer, server):
     rpc_method_handlers = {
@@ -217,6 +230,11 @@ def add_ControlServiceServicer_to_server(servicer, server):
                     servicer.Drain,
                     request_deserializer=sluice_dot_v1_dot_control__pb2.DrainRequest.FromString,
                     response_serializer=sluice_dot_v1_dot_control__pb2.DrainResponse.SerializeToString,
+            ),
+            'Profile': grpc.unary_stream_rpc_method_handler(
+                    servicer.Profile,
+                    request_deserializer=sluice_dot_v1_dot_control__pb2.ProfileRequest.FromString,
+                    response_serializer=sluice_dot_v1_dot_control__pb2.ProfileResponse.SerializeToString,
             ),
     }
     generic_handler = grpc.method_handlers_generic_handler(
@@ -490,6 +508,33 @@ class ControlService:
             '/sluice.v1.ControlService/Drain',
             sluice_dot_v1_dot_control__pb2.DrainRequest.SerializeToString,
             sluice_dot_v1_dot_control__pb2.DrainResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def Profile(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_stream(
+            request,
+            target,
+            '/sluice.v1.ControlService/Profile',
+            sluice_dot_v1_dot_control__pb2.ProfileRequest.SerializeToString,
+            sluice_dot_v1_dot_control__pb2.ProfileResponse.FromString,
             options,
             channel_credentials,
             insecure,

@@ -59,6 +59,10 @@ class ControlServiceStub:
     continues if the call ends. The health of InferenceService is NOT_SERVING from then on. The process runs until it
     is stopped.
     """
+    Profile: _grpc.UnaryStreamMultiCallable[_control_pb2.ProfileRequest, _control_pb2.ProfileResponse]
+    """Records a profile of one process of the service and streams its file. It ends by itself, and when the call ends. A
+    process records one profile at a time.
+    """
 
 @_typing.type_check_only
 class ControlServiceAsyncStub(ControlServiceStub):
@@ -90,6 +94,10 @@ class ControlServiceAsyncStub(ControlServiceStub):
     """Makes the gateway that receives the call refuse new work, and reports until the running work has ended. Draining
     continues if the call ends. The health of InferenceService is NOT_SERVING from then on. The process runs until it
     is stopped.
+    """
+    Profile: _aio.UnaryStreamMultiCallable[_control_pb2.ProfileRequest, _control_pb2.ProfileResponse]  # type: ignore[assignment]
+    """Records a profile of one process of the service and streams its file. It ends by itself, and when the call ends. A
+    process records one profile at a time.
     """
 
 class ControlServiceServicer(metaclass=_abc_1.ABCMeta):
@@ -179,6 +187,16 @@ class ControlServiceServicer(metaclass=_abc_1.ABCMeta):
         """Makes the gateway that receives the call refuse new work, and reports until the running work has ended. Draining
         continues if the call ends. The health of InferenceService is NOT_SERVING from then on. The process runs until it
         is stopped.
+        """
+
+    @_abc_1.abstractmethod
+    def Profile(
+        self,
+        request: _control_pb2.ProfileRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_abc.Iterator[_control_pb2.ProfileResponse], _abc.AsyncIterator[_control_pb2.ProfileResponse]]:
+        """Records a profile of one process of the service and streams its file. It ends by itself, and when the call ends. A
+        process records one profile at a time.
         """
 
 def add_ControlServiceServicer_to_server(servicer: ControlServiceServicer, server: _typing.Union[_grpc.Server, _aio.Server]) -> None: ...
