@@ -65,6 +65,7 @@ class GroupRunner:
 
     Attributes:
         times: by rank, the first is rank 0.
+        last: those of the latest launch alone.
         skew_s: seconds between the fastest and the slowest rank of a launch, added up.
     """
 
@@ -79,6 +80,7 @@ class GroupRunner:
     ) -> None:
         """`sums` of rank 0 with the others; None where each rank computes the whole model."""
         self.times = [RankTimes() for _ in range(size)]
+        self.last: list[RankTimes] = []
         self.skew_s = 0.0
         self._plain = plain
         self._workers = workers
@@ -187,10 +189,11 @@ class GroupRunner:
         self._step_s += (compute_s - self._step_s) / STEPS
         sums_s = sum(one.seconds for one in (self._sums, self._stages) if one is not None)
         own = Launched(0, self._num, compute_s=compute_s, sums_s=sums_s)
-        taken = []
+        self.last = []
         for one, times in zip((own, *ended), self.times, strict=True):
-            taken.append(one.compute_s - (one.sums_s - times.sums_s))
+            self.last.append(RankTimes(one.compute_s, one.sums_s - times.sums_s))
             times.compute_s += one.compute_s
             times.sums_s = one.sums_s
+        taken = [one.compute_s - one.sums_s for one in self.last]
         self.skew_s += max(taken) - min(taken)
         return ended

@@ -4,6 +4,7 @@ Draws the answers of WatchLoad as they come. `view` is pure: it draws from two a
 """
 
 import contextlib
+from collections.abc import Iterator
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -20,6 +21,7 @@ from sluice_server.services.cli.connection_options import (
 )
 
 if TYPE_CHECKING:
+    from google.protobuf.duration_pb2 import Duration
     from rich.console import Group
     from rich.table import Table
     from sluice.v1 import control_pb2
@@ -80,7 +82,7 @@ def view(address: str, load: "control_pb2.Load", before: "control_pb2.Load | Non
         f"   reserved {load.reserved_tokens:,} of {load.max_reserved_tokens:,} tokens",
     )
     earlier = {engine.engine_id: engine for engine in before.engines} if before is not None else {}
-    return Group(line, _engines(load, earlier, interval_s), _tenants(load))
+    return Group(line, _engines(load, earlier, interval_s), *_ranks(load, earlier, interval_s), _tenants(load))
 
 
 def bar(part: float, whole: float) -> str:
@@ -115,6 +117,36 @@ def _engines(load: "control_pb2.Load", before: "dict[str, control_pb2.EngineLoad
             style="red" if age_s > STALE_S else "",
         )
     return table
+
+
+def _ranks(
+    load: "control_pb2.Load", before: "dict[str, control_pb2.EngineLoad]", interval_s: float
+) -> "Iterator[Table]":
+    """Yields a table of the ranks of groups, if there are any: what they compute, and how long they wait."""
+    from rich.table import Table
+
+    if not any(engine.ranks for engine in load.engines):
+        return
+    table = Table("rank", "computing", "", "in sums", "", expand=True, box=None, header_style="bold")
+    for engine in load.engines:
+        was = before.get(engine.engine_id)
+        for rank, times in enumerate(engine.ranks):
+            earlier = was.ranks[rank] if was is not None and rank < len(was.ranks) else None
+            steps_s = _since(times.step_time, earlier and earlier.step_time)
+            sums_s = _since(times.sum_time, earlier and earlier.sum_time)
+            whole_s = interval_s if earlier is not None else steps_s
+            cells = [
+                (bar(part, whole_s), f"{part / whole_s:.0%}" if whole_s else "–") for part in (steps_s - sums_s, sums_s)
+            ]
+            table.add_row(f"{engine.engine_id} rank {rank}", *cells[0], *cells[1])
+    yield table
+
+
+def _since(now: "Duration", before: "Duration | None") -> float:
+    """Returns the seconds since an earlier answer, or all where there is none: its engine may have started anew."""
+    from sluice_server.services.cli.client import seconds
+
+    return max(0.0, seconds(now) - (seconds(before) if before is not None else 0.0))
 
 
 def _tenants(load: "control_pb2.Load") -> "Table":

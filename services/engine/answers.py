@@ -1,9 +1,13 @@
 """Converts the engine's results to ring records: load, log probabilities, prompt scores. Pure."""
 
+from collections.abc import Sequence
+
 from sluice_server.engine.engine import Engine
+from sluice_server.engine.executor.step_runner import StepRunner
+from sluice_server.engine.parallel.group import GroupRunner, RankTimes
 from sluice_server.engine.plan import TokenLogprob
 from sluice_server.engine.scheduler.events import Sampled
-from sluice_server.services.messages.details import Load, PromptScores, TokenLogprobs
+from sluice_server.services.messages.details import Load, PromptScores, RankLoad, TokenLogprobs
 from sluice_server.services.messages.messages import Prompt
 
 
@@ -23,7 +27,18 @@ def load_of(engine: Engine) -> Load:
         prefix_hit_tokens=stats.hit_tokens,
         prefix_query_tokens=stats.query_tokens,
         token_s=engine.stats.token_s,
+        ranks=tuple(RankLoad(one.compute_s, one.sums_s) for one in rank_times(engine.runner)),
     )
+
+
+def rank_times(runner: StepRunner) -> Sequence[RankTimes]:
+    """Returns the times of each rank of a group since it started; nothing for an engine of one rank."""
+    return runner.times if isinstance(runner, GroupRunner) else ()
+
+
+def last_times(runner: StepRunner) -> Sequence[RankTimes]:
+    """Returns `rank_times` of the latest step alone."""
+    return runner.last if isinstance(runner, GroupRunner) else ()
 
 
 def logprobs_of(found: TokenLogprob) -> TokenLogprobs:

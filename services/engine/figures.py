@@ -12,6 +12,7 @@ from sluice_server.engine.kv_cache.tiers import Tiers
 from sluice_server.engine.parallel.group import GroupRunner
 from sluice_server.engine.scheduler.draft_stats import DraftStats
 from sluice_server.engine.transfer import BlockFetcher
+from sluice_server.services.engine.answers import rank_times
 from sluice_server.services.engine.stage import EngineStage
 from sluice_server.services.telemetry import catalogue
 from sluice_server.services.telemetry.metrics import MAX_VALUES, OTHER, MetricSample
@@ -42,12 +43,11 @@ def figures(stage: EngineStage, policy: str) -> Iterator[MetricSample]:
 
 def _ranks(runner: StepRunner) -> Iterator[MetricSample]:
     """Yields the times of each rank of a group; nothing for an engine of one rank."""
-    if not isinstance(runner, GroupRunner):
-        return
-    for rank, times in enumerate(runner.times):
+    for rank, times in enumerate(rank_times(runner)):
         yield MetricSample(catalogue.RANK_TIME, times.compute_s, (str(rank), "steps"))
         yield MetricSample(catalogue.RANK_TIME, times.sums_s, (str(rank), "sums"))
-    yield MetricSample(catalogue.RANK_SKEW, runner.skew_s)
+    if isinstance(runner, GroupRunner):
+        yield MetricSample(catalogue.RANK_SKEW, runner.skew_s)
 
 
 def _cache(stage: EngineStage) -> Iterator[MetricSample]:

@@ -13,7 +13,7 @@ from sluice_server.engine.errors import ServiceError
 from sluice_server.engine.executor.computing import UNKNOWN, Computing
 from sluice_server.engine.request import EngineRequest
 from sluice_server.engine.scheduler.events import RequestTimes, Sampled
-from sluice_server.services.engine.answers import load_of, logprobs_of, scores_of
+from sluice_server.services.engine.answers import last_times, load_of, logprobs_of, scores_of
 from sluice_server.services.engine.cache_reports import CacheReports
 from sluice_server.services.engine.changes import carry_out
 from sluice_server.services.engine.failures import told_to_client
@@ -91,7 +91,7 @@ class EngineStage:
         self.on_step: Callable[[], None] | None = None  # called after each step
         self._place = place
         self._emit = emit
-        self._trace = EngineTrace(record)
+        self._trace = EngineTrace(record, lambda: last_times(engine.runner))
         self._open: dict[str, _Open] = {}
         self._vectors = VectorRequests(engine, place.leases, place.clock, emit, self._count)
         self._served_token = False

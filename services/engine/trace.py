@@ -5,9 +5,10 @@ sampled and becomes a span that is linked to its requests. Times are arguments; 
 """
 
 import dataclasses
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
+from sluice_server.engine.parallel.group import RankTimes
 from sluice_server.engine.scheduler.events import RequestTimes
 from sluice_server.engine.timeline import EventKind, RequestTimeline, TimelineEvent
 from sluice_server.services.messages.messages import Envelope
@@ -48,8 +49,10 @@ class TracedRequest:
 class EngineTrace:
     """Records the phases of requests, and some steps, through `record`."""
 
-    def __init__(self, record: Record) -> None:
+    def __init__(self, record: Record, ranks: Callable[[], Sequence[RankTimes]] = tuple) -> None:
+        """`ranks` returns the times of each rank in the latest step; nothing where there is one."""
         self._record = record
+        self._ranks = ranks
         self._looked_at_s = 0.0
 
     def begin(self, envelope: Envelope, now: float) -> TracedRequest | None:
@@ -80,7 +83,13 @@ class EngineTrace:
             if len(one.steps) < MAX_STEPS:
                 one.steps.append(PhaseEvent(names.EVENT_STEP, end_s, attributes))
         links = tuple(one.envelope.traceparent for one in traced[:MAX_LINKS])
-        self._record(NO_REQUEST, Phase(names.SPAN_STEP, start_s, end_s, attributes, links=links))
+        ranks = tuple(_rank_event(rank, end_s, times) for rank, times in enumerate(self._ranks()))
+        self._record(NO_REQUEST, Phase(names.SPAN_STEP, start_s, end_s, attributes, ranks, links=links))
+
+
+def _rank_event(rank: int, at_s: float, times: RankTimes) -> PhaseEvent:
+    taken: dict[str, Value] = {names.RANK: rank, names.RANK_TIME: times.compute_s, names.RANK_SUMS: times.sums_s}
+    return PhaseEvent(names.EVENT_RANK, at_s, taken)
 
 
 def phases_of(arrival_s: float, timeline: RequestTimeline, steps: Sequence[PhaseEvent], end: RequestEnd) -> list[Phase]:

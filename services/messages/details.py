@@ -102,6 +102,13 @@ class CachedBlock(msgspec.Struct, frozen=True, gc=False, array_like=True, forbid
     ids: bytes  # its tokens (int32)
 
 
+class RankLoad(msgspec.Struct, frozen=True, gc=False, array_like=True, forbid_unknown_fields=True):
+    """Seconds that a rank of an engine's group has spent since it started."""
+
+    steps_s: float = 0.0
+    sums_s: float = 0.0  # of these, in sums with other ranks, waiting included
+
+
 class Load(msgspec.Struct, frozen=True, gc=False, array_like=True, forbid_unknown_fields=True):
     """An engine's load."""
 
@@ -116,3 +123,4 @@ class Load(msgspec.Struct, frozen=True, gc=False, array_like=True, forbid_unknow
     prefix_hit_tokens: int = 0
     prefix_query_tokens: int = 0
     token_s: float = 0.0  # seconds that a token of a prompt takes; 0 while unknown
+    ranks: tuple[RankLoad, ...] = ()  # of its group, from rank 0; none for an engine of one rank

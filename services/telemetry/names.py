@@ -19,6 +19,7 @@ EVENT_CHUNK = "sluice.chunk"
 EVENT_PREEMPTED = "sluice.preempted"
 EVENT_RESUMED = "sluice.resumed"
 EVENT_STEP = "sluice.step"  # an event of decode, for a step that has a span
+EVENT_RANK = "sluice.rank"  # an event of a step's span, for each rank of a group
 EVENT_REPLAYED = "sluice.replayed"  # sent through the ring again, as a process was lost
 EVENT_REATTACHED = "sluice.reattached"  # another call reads the generation from now on
 
@@ -74,4 +75,7 @@ NUM_DRAFTED = "sluice.drafted_tokens"
 NUM_ACCEPTED = "sluice.accepted_tokens"
 ACCEPTED_AT = "sluice.accepted_tokens_by_position"
 NUM_EVENTS_DROPPED = "sluice.events_dropped"
+RANK = "sluice.rank"
+RANK_TIME = "sluice.rank.time"  # seconds of the step on this rank
+RANK_SUMS = "sluice.rank.sums"  # of these, in sums with other ranks
 NUM_ROWS = "sluice.requests"

@@ -11,6 +11,7 @@ from sluice_server.services.gateway.requests.open_request import OpenRequest
 from sluice_server.services.messages.processes import Report
 
 MAX_TENANTS = 64
+MAX_RANKS = 1024  # of an engine that are told
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -95,6 +96,10 @@ def _engine_load(heard: EngineReport, now_s: float) -> control_pb2.EngineLoad:
         prefix_hit_tokens=load.prefix_hit_tokens,
         prefix_query_tokens=load.prefix_query_tokens,
         age=to_duration(now_s - heard.at_s),
+        ranks=[
+            control_pb2.RankLoad(step_time=to_duration(one.steps_s), sum_time=to_duration(one.sums_s))
+            for one in load.ranks[:MAX_RANKS]
+        ],
     )
 
 

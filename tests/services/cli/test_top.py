@@ -49,6 +49,27 @@ def test_rates_are_since_the_answer_before() -> None:
     assert "silent" not in text
 
 
+def with_ranks(made: control_pb2.Load, *times_ms: tuple[int, int]) -> control_pb2.Load:
+    for steps, sums in times_ms:
+        rank = made.engines[0].ranks.add()
+        rank.step_time.FromMilliseconds(steps)
+        rank.sum_time.FromMilliseconds(sums)
+    return made
+
+
+def test_ranks_show_what_they_compute_and_what_they_wait() -> None:
+    """Of the time between two answers; of all steps so far in the first one."""
+    before, now = (
+        with_ranks(load(0, 0, 0), *times) for times in (((5000, 0), (5000, 4000)), ((6500, 500), (6500, 5000)))
+    )
+    lines = [line for line in shown(view("host:1", now, before, 2.0)).splitlines() if "engine-0 rank" in line]
+    assert [line.split()[:3] for line in lines] == [["engine-0", "rank", "0"], ["engine-0", "rank", "1"]]
+    assert "50%" in lines[0] and "25%" in lines[0] and "25%" in lines[1] and "50%" in lines[1]
+    first = shown(view("host:1", before, None, 2.0))
+    assert "100%" in first and "20%" in first and "80%" in first
+    assert "rank" not in shown(view("host:1", load(0, 0, 0), None, 1.0)), "an engine of one rank has no such table"
+
+
 def test_the_first_answer_has_no_rates_and_an_old_report_says_so() -> None:
     stale = load(80, 200, 9)
     stale.engines[0].age.FromSeconds(7)

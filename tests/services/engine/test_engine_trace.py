@@ -2,13 +2,14 @@
 
 from sluice_server.engine.engine import Engine
 from sluice_server.engine.kv_cache.cache import KVCache
+from sluice_server.engine.parallel.group import RankTimes
 from sluice_server.engine.request import Limits, SamplingParams
 from sluice_server.engine.scheduler.events import RequestTimes
 from sluice_server.engine.scheduler.scheduler import Scheduler
 from sluice_server.engine.scheduler.settings import SchedulerSettings
 from sluice_server.engine.timeline import MAX_EVENTS, EventKind, RequestTimeline, TimelineEvent
 from sluice_server.services.engine.stage import EngineStage, RingMembership
-from sluice_server.services.engine.trace import STEP_INTERVAL_S, RequestEnd, by_position, phases_of
+from sluice_server.services.engine.trace import STEP_INTERVAL_S, EngineTrace, RequestEnd, by_position, phases_of
 from sluice_server.services.messages.messages import Cancel, Envelope, Message, Preempted, Prompt
 from sluice_server.services.messages.work import Scheduling, Stops, pack_ids
 from sluice_server.services.telemetry import names
@@ -134,6 +135,17 @@ def test_steps_are_looked_at_now_and_then_and_linked() -> None:
     assert rig.of("b") == {}, "it is not traced"
     told = [one for phase in rig.of("a").values() for one in phase.span_events if one.name == names.EVENT_STEP]
     assert len(told) == len(steps)
+
+
+def test_a_step_of_several_ranks_says_what_each_did() -> None:
+    found: list[Phase] = []
+    times = [RankTimes(0.5, 0.1), RankTimes(0.4, 0.2)]
+    trace = EngineTrace(lambda _, phase: found.append(phase), lambda: times)
+    trace.step(1.0, 2.0, [trace.begin(Envelope("a", "g", traceparent=PARENT), 0.0)], 1)
+    (step,) = found
+    assert [(one.name, one.at_s) for one in step.span_events] == [(names.EVENT_RANK, 2.0)] * 2
+    last = step.span_events[1].attributes
+    assert last == {names.RANK: 1, names.RANK_TIME: 0.4, names.RANK_SUMS: 0.2}
 
 
 def test_cancelled_and_refused_requests_have_spans() -> None:

@@ -897,6 +897,7 @@ class EngineLoad(_message.Message):
     PREFIX_HIT_TOKENS_FIELD_NUMBER: _builtins.int
     PREFIX_QUERY_TOKENS_FIELD_NUMBER: _builtins.int
     AGE_FIELD_NUMBER: _builtins.int
+    RANKS_FIELD_NUMBER: _builtins.int
     engine_id: _builtins.str
     """Its id. At most 64 bytes."""
     waiting_requests: _builtins.int
@@ -925,6 +926,12 @@ class EngineLoad(_message.Message):
     def age(self) -> _duration_pb2.Duration:
         """Age of these figures."""
 
+    @_builtins.property
+    def ranks(self) -> _containers.RepeatedCompositeFieldContainer[Global___RankLoad]:
+        """The ranks over which its model is shared out, from rank 0. None for a model on one rank. At most 1024 entries: those
+        behind are left out.
+        """
+
     def __init__(
         self,
         *,
@@ -940,14 +947,45 @@ class EngineLoad(_message.Message):
         prefix_hit_tokens: _builtins.int = ...,
         prefix_query_tokens: _builtins.int = ...,
         age: _duration_pb2.Duration | None = ...,
+        ranks: _abc.Iterable[Global___RankLoad] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["age", b"age", "step_time", b"step_time"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["age", b"age", "block_size", b"block_size", "engine_id", b"engine_id", "free_blocks", b"free_blocks", "preemptions", b"preemptions", "prefix_hit_tokens", b"prefix_hit_tokens", "prefix_query_tokens", b"prefix_query_tokens", "running_requests", b"running_requests", "step_time", b"step_time", "tokens_per_second", b"tokens_per_second", "total_blocks", b"total_blocks", "waiting_requests", b"waiting_requests"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["age", b"age", "block_size", b"block_size", "engine_id", b"engine_id", "free_blocks", b"free_blocks", "preemptions", b"preemptions", "prefix_hit_tokens", b"prefix_hit_tokens", "prefix_query_tokens", b"prefix_query_tokens", "ranks", b"ranks", "running_requests", b"running_requests", "step_time", b"step_time", "tokens_per_second", b"tokens_per_second", "total_blocks", b"total_blocks", "waiting_requests", b"waiting_requests"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___EngineLoad: _TypeAlias = EngineLoad  # noqa: Y015
+
+@_typing.final
+class RankLoad(_message.Message):
+    """One rank of an engine: a process that computes a part of its model."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    STEP_TIME_FIELD_NUMBER: _builtins.int
+    SUM_TIME_FIELD_NUMBER: _builtins.int
+    @_builtins.property
+    def step_time(self) -> _duration_pb2.Duration:
+        """Time in steps since the engine started."""
+
+    @_builtins.property
+    def sum_time(self) -> _duration_pb2.Duration:
+        """Of this, time in sums with other ranks. Waiting for them is included."""
+
+    def __init__(
+        self,
+        *,
+        step_time: _duration_pb2.Duration | None = ...,
+        sum_time: _duration_pb2.Duration | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["step_time", b"step_time", "sum_time", b"sum_time"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["step_time", b"step_time", "sum_time", b"sum_time"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___RankLoad: _TypeAlias = RankLoad  # noqa: Y015
 
 @_typing.final
 class WatchLoadRequest(_message.Message):
