@@ -71,6 +71,9 @@ class ServiceConfig:
     gateway_peers: str = option("", "id=address, comma-separated, of every gateway")
     tokenizer_peers: str = option("", "id=address, comma-separated, of every tokenizer")
     engine_peers: str = option("", "id=address, comma-separated, of every engine")
+    engines_file: str = option(
+        "", "TOML file of the engines in place of --engine-peers, read again when it changes: engines join and leave"
+    )
     detokenizer_peers: str = option("", "id=address, comma-separated, of every detokenizer")
     rank_peers: str = option("", "id=address, comma-separated, of every rank of the engine, rank 0 first")
     ring_keys: str = option("", "directory of CURVE keys, made by `sluice keys`: needed for tcp:// in the ring")

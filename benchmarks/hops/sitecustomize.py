@@ -16,8 +16,9 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from sluice_server.services.messages.messages import Message
     from sluice_server.services.ring.backlog import Refusal
-    from sluice_server.services.ring.loop import RingLoop, Stage
+    from sluice_server.services.ring.loop import RingLoop
     from sluice_server.services.ring.sockets import Inbox, Outbox
+    from sluice_server.services.ring.stage import Stage
 
 OF_REQUESTS = frozenset({"Submit", "Prompt", "Tokens", "Text"})
 PLACES = {  # by module and class: methods whose begin and end are noted

@@ -49,8 +49,8 @@ GROUPS = {
     ),
     "Processes": ("engines", "routing", "gateways", "tokenizers", "detokenizers", "threads", "encoding_threads"),
     "One process alone": (
-        *("role", "process_id", "inbox", "gateway_peers", "tokenizer_peers", "engine_peers", "detokenizer_peers"),
-        *("rank_peers", "ring_keys", "peer_secret", "heartbeat_dir"),
+        *("role", "process_id", "inbox", "gateway_peers", "tokenizer_peers", "engine_peers", "engines_file"),
+        *("detokenizer_peers", "rank_peers", "ring_keys", "peer_secret", "heartbeat_dir"),
     ),
     "Further options": (),
 }

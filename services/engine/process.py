@@ -3,6 +3,7 @@
 import asyncio
 import contextlib
 import dataclasses
+import hashlib
 import logging
 import time
 from collections.abc import Callable
@@ -12,14 +13,13 @@ from sluice_server.engine.config import EngineConfig
 from sluice_server.engine.errors import RankLost
 from sluice_server.engine.parallel.sums import SumsBroken
 from sluice_server.engine.transfer import BlockFetcher
-from sluice_server.services.config import parse_peers
 from sluice_server.services.engine.figures import figures, shared_figures
 from sluice_server.services.engine.grammar_gate import GrammarGate
 from sluice_server.services.engine.loading import load_engine
 from sluice_server.services.engine.stage import EngineStage, RingMembership
 from sluice_server.services.engine.torch_profiles import MAKERS, StageSteps
-from sluice_server.services.messages.processes import Role
 from sluice_server.services.process.background import compiling_threads
+from sluice_server.services.process.engine_table import EngineTable
 from sluice_server.services.process.process import Process
 from sluice_server.services.process.slices import LONG_S, take_turns_of
 from sluice_server.services.ranks.leader import RankGroup, open_group
@@ -31,6 +31,7 @@ from sluice_server.services.transfer.carrier import BlockCarrier, paths_of
 
 logger = logging.getLogger(__name__)
 
+IDENTITY_CHARS = 16  # of the digest that probes carry
 ATTEND_S = 0.1  # least time between two checks for probes during a step, made between layers
 
 
@@ -59,6 +60,7 @@ async def _serve(
 ) -> int:
     """Loads the engine and runs its stage."""
     built, process.ring.revision = load_engine(config, process.contents, process.model, process.limits, group)
+    process.ring.identity = hashlib.sha256(built.engine.identity.encoded()).hexdigest()[:IDENTITY_CHARS]
     if group is not None:
         group.step_s = lambda: built.engine.stats.mean_step_s
     took = time.monotonic() - start
@@ -107,15 +109,22 @@ def _fetcher(built: BuiltEngine, process: Process, closing: contextlib.ExitStack
     """Returns what fetches blocks from the other engines of this host; None if that is off, or cannot be."""
     if built.shared is None or built.store is None:
         return None
-    paths = paths_of(parse_peers(Role.ENGINE, process.config.engine_peers))
-    own = paths.pop(process.ring.process_id, "")
+    own = paths_of({"": process.config.inbox}).get("", "")
+    others = _others(process.engines.value, own)
     try:
-        carrier = BlockCarrier(own, tuple(paths.values()), built.shared, built.store.layout, built.store.block_bytes)
+        carrier = BlockCarrier(own, others, built.shared, built.store.layout, built.store.block_bytes)
     except OSError as error:
         logger.warning("no cache blocks are shared: cannot listen on %s: %s", own, error)
         return None
     closing.callback(carrier.close)
+    process.on_engines.append(lambda table: carrier.change(_others(table, own)))
     return BlockFetcher(built.engine, carrier, built.store.fill, time.monotonic)
+
+
+def _others(engines: EngineTable, own: str) -> list[str]:
+    """Returns where the other engines of this host pass their blocks on."""
+    paths = paths_of({name: entry.address for name, entry in engines.items()})
+    return [path for path in paths.values() if path != own]
 
 
 def _log_start(built: BuiltEngine, name: str, took_s: float) -> None:

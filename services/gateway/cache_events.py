@@ -112,6 +112,12 @@ class CacheEvents:
             if self._engines[name].live:
                 self._change(name, True, (), ())
 
+    def left(self, names: Set[str]) -> None:
+        """Forgets engines that are no longer in the ring."""
+        self.lost(names)
+        for name in names:
+            self._engines.pop(name, None)
+
     async def follow(self, start: int, beat_s: float) -> AsyncGenerator[CacheBatch | None, None]:
         """Yields the batches from the number `start` on, or a snapshot and those behind it; None after `beat_s` without
         one. Never ends."""

@@ -44,6 +44,7 @@ from sluice_server.services.gateway.vllm.service import VllmEngine
 from sluice_server.services.messages.control import OperationAnswer
 from sluice_server.services.messages.messages import Failed, Grant, Message, Preempted, Result, Text
 from sluice_server.services.messages.processes import CacheChanges, Mismatch, Probe, Report
+from sluice_server.services.process.engine_table import EngineTable
 from sluice_server.services.process.watched import WatchedFile
 from sluice_server.services.telemetry.observed import Observer, Unobserved
 
@@ -79,7 +80,7 @@ class Gateway:
         processes = [name for stage in settings.stages for name in stage] + list(settings.gateways)
         self._operations = RemoteOperations(settings.gateway_id, settings.epoch, processes, emit)
         self._control = Control(self.manager, self.drain, self._cache_events)
-        self._profiles = ProfileCalls(self._operations, settings.stages[1][0] if settings.stages[1] else "")
+        self._profiles = ProfileCalls(self._operations, lambda: next(iter(self.manager.engines.ids), ""))
         self._nudge = asyncio.Event()  # set when a change is to be published at once
         inputs = WatchInputs(lambda: self._control.loads.step_s, lost_frames, read_model, self._nudge.set)
         self._watch = RingWatch(self.manager, settings, emit, clock, inputs)
@@ -103,6 +104,8 @@ class Gateway:
         self._port = 0
         self.vllm_port = 0  # of `vllm_listen`
         self.on_serving: Callable[[int], None] = lambda port: None  # when all engines serve, also after a loss
+        self.on_engines: Callable[[Set[str], Set[str]], None] = lambda serving, drained: None  # when one changes
+        self._told_engines: tuple[Set[str], Set[str]] = frozenset(), frozenset()
 
     @property
     def is_serving(self) -> bool:
@@ -148,12 +151,16 @@ class Gateway:
         self.manager.fail_all(draining())
 
     def _reported(self, report: Report) -> None:
+        if report.engine_id not in self.manager.engines.ids:
+            return  # it has left, or this gateway has not heard of it yet
         self._control.loads.report(report)
         self._cache_events.take_report(report)
         if self._settings.routing == KV_COST:
             self._emit(report)
 
     def _cache_changed(self, changes: CacheChanges) -> None:
+        if changes.engine_id not in self.manager.engines.ids:
+            return
         self._cache_events.handle(changes)
         if self._settings.routing == KV_COST:
             self._emit(names_only(changes))
@@ -190,6 +197,14 @@ class Gateway:
         self._operations.lost(names)
         self._watch.lost(names, planned=planned)
 
+    def change_engines(self, engines: EngineTable) -> None:
+        """Makes these the engines of the ring: some have joined, some have left, some are draining."""
+        left = set(self.manager.engines.ids) - engines.keys()
+        self._watch.change_engines(engines.keys(), {name for name, entry in engines.items() if entry.draining})
+        self._operations.change_engines(left, engines.keys())
+        self._cache_events.left(left)
+        self._control.loads.left(left)
+
     async def _beat(self) -> None:
         interval_s = self._settings.probe_interval_s
         last_s = self._clock()
@@ -215,6 +230,10 @@ class Gateway:
         if serving and self._watch.is_whole and not self._has_said_so:
             self._has_said_so = True
             self.on_serving(self._port)
+        engines = self.manager.engines.serving, self._watch.drained
+        if engines != self._told_engines:
+            self._told_engines = engines
+            self.on_engines(*engines)
         if serving is self._was_serving:
             return
         self._was_serving = serving

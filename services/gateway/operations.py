@@ -48,6 +48,12 @@ class RemoteOperations:
         self._numbers = itertools.count(1)
         self._open: dict[int, _Open] = {}
 
+    def change_engines(self, left: Set[str], engines: Set[str]) -> None:
+        """Takes these engines for those of the ring; the operations of those that left fail."""
+        self._processes = (self._processes - left) | engines
+        if left:
+            self.lost(left)
+
     def check(self, process: str) -> None:
         """Raises ServiceError PROCESS_NOT_FOUND for a process that is not one of the ring."""
         if process not in self._processes:

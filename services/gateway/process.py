@@ -26,7 +26,7 @@ from sluice_server.services.messages.processes import Role
 from sluice_server.services.process import absences
 from sluice_server.services.process.listening import SOCKET_SUFFIX, bound
 from sluice_server.services.process.process import Process
-from sluice_server.services.process.supervised import say_ready
+from sluice_server.services.process.supervised import say_engines, say_ready
 from sluice_server.services.telemetry import catalogue
 from sluice_server.services.telemetry.metrics import MetricSample
 from sluice_server.services.telemetry.observer import GatewayObserver
@@ -56,6 +56,9 @@ async def run(process: Process) -> int:
     gateway.on_serving = lambda port: say_serving(
         ring.process_id, bound(config.listen, port), gateway.manager.settings.model.revision
     )
+    gateway.on_engines = lambda serving, drained: say_engines(ring.process_id, serving, drained)
+    gateway.change_engines(process.engines.value)  # some may be draining
+    process.on_engines.append(gateway.change_engines)
     loop = asyncio.get_running_loop()
     loop.add_signal_handler(signal.SIGUSR1, lambda: gateway.lost(absent_of(config)))
     loop.add_signal_handler(signal.SIGUSR2, lambda: gateway.lost(absent_of(config), planned=True))
@@ -148,7 +151,7 @@ def settings_of(process: Process) -> GatewaySettings:
         peer_secret=config.peer_secret,
         reflection=config.reflection,
         epoch=process.ring.epoch,
-        stages=stages_of(config),
+        stages=stages_of(process),
         gateways=tuple(sorted(parse_peers(Role.GATEWAY, config.gateway_peers))),
         routing=config.routing,
         recovery_timeout_s=config.recovery_timeout_s,
@@ -183,11 +186,9 @@ def _peer_sockets(config: ServiceConfig) -> dict[str, str]:
     }
 
 
-def stages_of(config: ServiceConfig) -> tuple[tuple[str, ...], ...]:
+def stages_of(process: Process) -> tuple[tuple[str, ...], ...]:
     """Returns the ids of tokenizers, engines and detokenizers, each sorted: all processes use this order."""
-    tables = {
-        Role.TOKENIZER: config.tokenizer_peers,
-        Role.ENGINE: config.engine_peers,
-        Role.DETOKENIZER: config.detokenizer_peers,
-    }
-    return tuple(tuple(sorted(parse_peers(role, table))) for role, table in tables.items())
+    config = process.config
+    tokenizers = parse_peers(Role.TOKENIZER, config.tokenizer_peers)
+    detokenizers = parse_peers(Role.DETOKENIZER, config.detokenizer_peers)
+    return tuple(tuple(sorted(names)) for names in (tokenizers, process.engines.value, detokenizers))

@@ -30,6 +30,7 @@ class Visit(msgspec.Struct, frozen=True, gc=False, array_like=True, forbid_unkno
     progress: int  # engine: layers computed since start; other stages: messages handled
     lost: int = 0  # frames sent to it that did not arrive
     revision: str = ""  # that the engine serves; at other stages the configuration's (see `revisions`)
+    identity: str = ""  # of an engine's cache, shortened: engines that differ in it may compute different tokens
 
 
 class Probe(msgspec.Struct, frozen=True, gc=False, tag=True, forbid_unknown_fields=True):

@@ -4,7 +4,7 @@ import asyncio
 import dataclasses
 import gc
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 
 from sluice_server.engine.config import EngineConfig
 from sluice_server.engine.models.config import ModelConfig
@@ -15,10 +15,13 @@ from sluice_server.services.config import ServiceConfig
 from sluice_server.services.messages.control import Profile, ProfileKind
 from sluice_server.services.messages.messages import Envelope
 from sluice_server.services.messages.processes import Role
+from sluice_server.services.process.engine_table import EngineTable, no_engines
 from sluice_server.services.process.heartbeat import BEAT_S, Heartbeat
 from sluice_server.services.process.operations import Operations
+from sluice_server.services.process.watched import WatchedFile
 from sluice_server.services.profiles.recording import Make, Profiler, StepCount
-from sluice_server.services.ring.loop import RingLoop, Stage
+from sluice_server.services.ring.loop import RingLoop
+from sluice_server.services.ring.stage import Stage
 from sluice_server.services.telemetry.metrics import Metrics
 from sluice_server.services.telemetry.phases import Phase
 from sluice_server.services.telemetry.spans import Parent
@@ -37,6 +40,8 @@ class Process:
         stopping: set by SIGTERM or SIGINT.
         operations: those that gateways ask of this process.
         plugins: what the settings allow; only an engine loads them.
+        engines: of the ring, as the settings say; read again when their file changes.
+        on_engines: called then, with the new table.
     """
 
     engine_config: EngineConfig
@@ -53,6 +58,8 @@ class Process:
     stopping: asyncio.Event
     operations: Operations
     plugins: Plugins = NO_PLUGINS
+    engines: WatchedFile[EngineTable] = dataclasses.field(default_factory=no_engines)
+    on_engines: list[Callable[[EngineTable], None]] = dataclasses.field(default_factory=list)
 
     def record(self, envelope: Envelope, phase: Phase) -> None:
         """Record a span for a phase of a request."""
@@ -86,6 +93,9 @@ class Process:
         stage.reap()
         self.ring.reap()
         self.operations.reap()
+        if self.engines.refresh():
+            for told in self.on_engines:
+                told(self.engines.value)
         asyncio.get_running_loop().call_later(BEAT_S, self._beat, stage, now_s)
 
     async def run(self, stage: Stage) -> int:

@@ -13,6 +13,7 @@ import uvloop
 import zmq
 
 from sluice_server.engine.config import EngineConfig
+from sluice_server.engine.errors import ServiceError
 from sluice_server.engine.models.limits import limits_of
 from sluice_server.engine.models.registry import read_served
 from sluice_server.engine.plugins.entry_points import find_plugins
@@ -20,6 +21,7 @@ from sluice_server.services.checkpoint.digests import remembered
 from sluice_server.services.checkpoint.model_source import CheckpointFiles, resolve_model
 from sluice_server.services.config import WORKER, ServiceConfig, bad_setting, parse_peers
 from sluice_server.services.messages.processes import Role
+from sluice_server.services.process.engine_table import EngineTable, engines_of
 from sluice_server.services.process.heartbeat import Heartbeat
 from sluice_server.services.process.operations import Operations
 from sluice_server.services.process.process import Process
@@ -69,7 +71,8 @@ async def _run(engine_config: EngineConfig, config: ServiceConfig, role: Role, p
     contents = CheckpointFiles(source, remembered(), with_weights=role is Role.ENGINE)
     plugins = find_plugins(engine_config.plugins)
     model = read_served(contents.directory, plugins.models)
-    ring = join_ring(config, role, process_id)
+    engines = engines_of(config)
+    ring = join_ring(config, role, process_id, engines.value)
     ring.revision = contents.configuration
     ring.on_mixed = lambda: leave_if_changed(contents)
     resource = {"service.name": names.SERVICE_NAME, "service.instance.id": process_id, names.ROLE: str(role)}
@@ -90,7 +93,10 @@ async def _run(engine_config: EngineConfig, config: ServiceConfig, role: Role, p
         stopping=stopping,
         operations=Operations(process_id, ring.leases, ring.emit),
         plugins=plugins,
+        engines=engines,
     )
+    if role is Role.TOKENIZER:
+        process.on_engines.append(lambda table: connect(ring, table))
     try:
         process.metrics.collect_from(lambda: ring_figures(ring))
         process.metrics.collect_from(process.tracer.figures)
@@ -130,18 +136,29 @@ async def _body(process: Process) -> int:
             assert_never(process.role)
 
 
-def join_ring(config: ServiceConfig, role: Role, process_id: str) -> RingLoop:
+def connect(ring: RingLoop, engines: EngineTable) -> None:
+    """Connect a tokenizer to the engines as they are now."""
+    try:
+        ring.change_peers({name: entry.address for name, entry in engines.items()})
+    except ServiceError as error:
+        logger.error("%s; the engines without a key get no requests from here", error.message)
+    logger.info("the engines are %s from now on", ", ".join(sorted(engines)))
+
+
+def join_ring(config: ServiceConfig, role: Role, process_id: str, engines: EngineTable) -> RingLoop:
     """Bind the inbox and connect to the peers of the next role. Raises ServiceError naming the setting at fault."""
     if not config.inbox:
         raise bad_setting("inbox", "is needed with --role: where this process listens, tcp://host:port or ipc://path")
     tables = {
         Role.GATEWAY: config.gateway_peers,
         Role.TOKENIZER: config.tokenizer_peers,
-        Role.ENGINE: config.engine_peers,
         Role.DETOKENIZER: config.detokenizer_peers,
     }
     following = NEXT[role]
-    peers = parse_peers(following, tables[following])
+    if following is Role.ENGINE:
+        peers = {name: entry.address for name, entry in engines.items()}
+    else:
+        peers = parse_peers(following, tables[following])
     if not peers:
         raise bad_setting(f"{following}_peers", f"is needed by a {role}: id=address of every {following}")
     plain = [address for address in (config.inbox, *peers.values()) if address.startswith("tcp://")]

@@ -3,10 +3,12 @@
 import ctypes
 import os
 import signal
+from collections.abc import Iterable
 
 SUPERVISOR_PID = "SLUICE_SUPERVISOR_PID"  # set by a supervisor; this process must end when it ends
 READY_FD = "SLUICE_READY_FD"  # number of an inherited pipe's file, which gets a line whenever this process serves again
 GROUP_EPOCH = "SLUICE_GROUP_EPOCH"  # set by a supervisor: the number of this start of a group of ranks
+ENGINES = "engines"  # how a gateway's line about engines begins
 PR_SET_PDEATHSIG = 1
 
 
@@ -16,6 +18,13 @@ def say_ready(process_id: str, ready: str) -> bool:
         return False
     os.write(int(os.environ[READY_FD]), f"ready {process_id} {ready}\n".encode())
     return True
+
+
+def say_engines(process_id: str, serving: Iterable[str], drained: Iterable[str]) -> None:
+    """Tell the supervisor, if there is one, which engines serve, and which have no request left."""
+    if READY_FD in os.environ:
+        line = f"{ENGINES} {process_id} {','.join(sorted(serving))};{','.join(sorted(drained))}\n"
+        os.write(int(os.environ[READY_FD]), line.encode())
 
 
 def die_with_supervisor() -> None:

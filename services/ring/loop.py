@@ -1,7 +1,7 @@
 """The event loop of every stage: drain the inbox, let the stage work, flush the outboxes.
 
 It runs as callbacks on an asyncio loop. Routing, probes, frames and counters are handled here; messages are handled by
-the stage, and errors that a stage raises by `request_ends`. Stages are used through the `Stage` protocol only.
+the stage, and errors that a stage raises by `request_ends`. Stages are a `Stage` (`stage`) to it.
 """
 
 import asyncio
@@ -9,7 +9,7 @@ import logging
 import time
 from collections import Counter
 from collections.abc import Callable, Mapping
-from typing import Any, Protocol
+from typing import Any
 
 import msgspec
 import zmq
@@ -37,6 +37,7 @@ from sluice_server.services.ring.peers import NextHop
 from sluice_server.services.ring.request_ends import RequestEnds
 from sluice_server.services.ring.schema_mismatches import SchemaMismatches
 from sluice_server.services.ring.sockets import Inbox, Outbox, Peer
+from sluice_server.services.ring.stage import Stage
 
 logger = logging.getLogger(__name__)
 
@@ -54,23 +55,6 @@ def _unserved(operation: Operation) -> None:
 
 def _nothing() -> None:
     """The default of `on_mixed`: this process's files cannot have changed."""
-
-
-class Stage(Protocol):
-    """The work of one process. All methods are called on the loop and must not block except to compute."""
-
-    @property
-    def progress(self) -> int:
-        """A number that grows while the stage works; sent in probes."""
-
-    def handle(self, message: Message) -> None:
-        """Handle one message."""
-
-    def turn(self) -> bool:
-        """Work between messages. Returns True to get another turn at once."""
-
-    def reap(self) -> None:
-        """Drop the state of requests whose gateways are gone; called periodically."""
 
 
 class RingLoop:
@@ -95,15 +79,15 @@ class RingLoop:
         self.on_mixed: Callable[[], None] = _nothing  # called when the ring's processes serve different revisions
         self.on_operation: Callable[[Operation], None] = _unserved  # called with those that name this process
         self.revision = ""  # the revision that this process serves; work for another one fails
+        self.identity = ""  # of an engine's cache; told by probes, as the revision is
         self._role = role
         self._hop = NextHop(role, tuple(sorted(peers)))
         self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
+        self._keys = keys
+        self._max_message_bytes = max_message_bytes
         self._guard = keys.guard(self._context) if keys is not None else None
         self.inbox = Inbox(self._context, inbox, max_message_bytes, keys, role)
-        self.outboxes = {
-            peer: Outbox(self._context, Peer(peer, address), process_id, self.epoch, max_message_bytes, keys)
-            for peer, address in peers.items()
-        }
+        self.outboxes = {peer: self._outbox(Peer(peer, address), self.epoch) for peer, address in peers.items()}
         self._loop: asyncio.AbstractEventLoop | None = None
         self._stage: Stage | None = None
         self._scheduled = False
@@ -128,6 +112,23 @@ class RingLoop:
     def mismatch(self) -> str:
         """Returns one line about neighbours with another schema version, for operators; "" if none was heard lately."""
         return self._schema_mismatches.summary(time.monotonic())
+
+    def change_peers(self, peers: Mapping[str, str]) -> None:
+        """Make these the processes of the next role: connect to those that joined, and close the outboxes of those that
+        left or have another address. Raises ServiceError for a peer without a key, which is left out."""
+        for name in [one for one, outbox in self.outboxes.items() if peers.get(one) != outbox.address]:
+            outbox = self.outboxes.pop(name)
+            outbox.drop(lambda envelope: True)
+            outbox.close()
+        try:
+            for name in sorted(peers.keys() - self.outboxes.keys()):
+                # Of an epoch of its own: to a peer that has heard of this process, its first frame is no repetition.
+                self.outboxes[name] = self._outbox(Peer(name, peers[name]), time.time_ns())
+        finally:
+            self._hop = NextHop(self._role, tuple(sorted(self.outboxes)))
+
+    def _outbox(self, peer: Peer, epoch: int) -> Outbox:
+        return Outbox(self._context, peer, self.process_id, epoch, self._max_message_bytes, self._keys)
 
     def start(self, stage: Stage) -> None:
         """Start to run `stage` on the running asyncio loop."""
@@ -238,7 +239,7 @@ class RingLoop:
         if probe.is_mixed:
             self.on_mixed()
         lost = self.inbox.counts["lost"]
-        visit = Visit(self._role, self.process_id, self.epoch, stage.progress, lost, self.revision)
+        visit = Visit(self._role, self.process_id, self.epoch, stage.progress, lost, self.revision, self.identity)
         self.emit(msgspec.structs.replace(probe, visits=(*probe.visits, visit)))
         return True
 

@@ -103,8 +103,8 @@ class NextHop:
     def _of_request(self, envelope: Envelope) -> tuple[str, ...]:
         if self.role is Role.DETOKENIZER:
             return (envelope.origin,) if envelope.origin in self.ids else ()
-        if self.role is Role.TOKENIZER and envelope.engine in self.ids:
-            return (envelope.engine,)
+        if self.role is Role.TOKENIZER and envelope.engine:  # one that has left is no other's work: it is sent again
+            return (envelope.engine,) if envelope.engine in self.ids else ()
         return (peer_of(envelope.request_id, self.ids),)
 
 

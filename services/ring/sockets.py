@@ -209,6 +209,7 @@ class Outbox:
         if keys is not None:
             keys.secure_outbox(self._socket, peer.id)
         self._socket.connect(peer.address)
+        self.address = peer.address
         self.blobs = directory_of(peer.address)  # directory of blobs for this peer; None over tcp
         self._writer = FrameWriter(sender, epoch, HOST)
         self._backlog = Backlog(msgspec.msgpack.Encoder().encode, max_message_bytes, discard=self._discard)

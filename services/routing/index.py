@@ -21,6 +21,17 @@ class CacheIndex:
         self._order: deque[tuple[float, bytes, int]] = deque()  # expectations, the oldest first
         self._next: dict[str, tuple[int, int]] = {}  # epoch and number of an engine's next report
 
+    def change(self, engines: Iterable[str]) -> None:
+        """Makes these the engines: those that left are forgotten, and nothing is known of those that joined."""
+        names = tuple(engines)
+        for name in self._bit_of.keys() - set(names):
+            self.forget(name)
+            del self._bit_of[name]
+        for name in names:
+            if name not in self._bit_of:
+                taken = set(self._bit_of.values())
+                self._bit_of[name] = next(1 << at for at in range(len(taken) + 1) if 1 << at not in taken)
+
     def report(
         self,
         engine: str,

@@ -50,6 +50,7 @@ class Router:
         """`tokens_per_s`: assumed until an engine reports how fast it computes prompts."""
         self.index = CacheIndex(engines)
         self.queues = {name: PrefillQueue(tokens_per_s) for name in engines}
+        self._tokens_per_s = tokens_per_s
         self._block_size = block_size
         self._turn = 0
 
@@ -84,7 +85,12 @@ class Router:
             matched |= self.index.matched(names[engines[0]], engines)
         return matched
 
-    def lost(self, engine: str, tokens_per_s: float) -> None:
+    def change(self, engines: Sequence[str]) -> None:
+        """Makes these the engines: some have joined, and some have left."""
+        self.index.change(engines)
+        self.queues = {name: self.queues.get(name) or PrefillQueue(self._tokens_per_s) for name in engines}
+
+    def lost(self, engine: str) -> None:
         """Forgets an engine's cache and queue: it has ended."""
         self.index.forget(engine)
-        self.queues[engine] = PrefillQueue(tokens_per_s)
+        self.queues[engine] = PrefillQueue(self._tokens_per_s)

@@ -46,12 +46,18 @@ class Running:
         self._ready_fd = ready_fd
         self._process: subprocess.Popen[bytes] | None = None
         self._killed_for = ""  # why the supervisor killed it
+        self.leave_by_s: float | None = None  # set once it is dismissed: it must exit, and is not started again
         self.was_asked = False  # the last process ended with status 0: somebody sent it SIGTERM
 
     @property
     def name(self) -> str:
         """The process id in the peer tables."""
         return self.child.process_id
+
+    @property
+    def engine(self) -> str:
+        """The engine whose process this is: its own name, unless it is another rank of a group."""
+        return self.child.group or self.name
 
     @property
     def is_gateway(self) -> bool:

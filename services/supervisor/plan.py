@@ -16,6 +16,13 @@ from sluice_server.services.process.socket_file import SocketFile
 from sluice_server.services.ranks.settings import ranks_here
 from sluice_server.services.supervisor.children import Child
 
+ENGINES_FILE = "engines.toml"  # in the run directory; see `services.process.engine_table`
+
+
+def address_of(directory: Path, name: str) -> str:
+    """Returns the inbox of a process of the ring."""
+    return f"ipc://{directory}/{name}"
+
 
 def plan_children(engine: EngineConfig, service: ServiceConfig, directory: Path) -> list[Child]:
     """Returns every process with its environment; the engine first, as it takes longest to start."""
@@ -26,30 +33,56 @@ def plan_children(engine: EngineConfig, service: ServiceConfig, directory: Path)
         Role.DETOKENIZER: service.detokenizers,
     }
     ids = {role: [f"{role}-{i}" for i in range(num)] for role, num in counts.items()}
-    address = {name: f"ipc://{directory}/{name}" for names in ids.values() for name in names}
-    peers = {role: ",".join(f"{name}={address[name]}" for name in names) for role, names in ids.items()}
-    if service.routing == KV_COST:
-        engine = dataclasses.replace(engine, kv_events=True)
+    service = ring_of(service, directory)
     children: list[Child] = []
     for role, names in ids.items():
         for name in names:
-            own = dataclasses.replace(
-                service,
-                role=role,
-                process_id=name,
-                inbox=address[name],
-                heartbeat_dir=str(directory),
-                metrics_port=service.metrics_port and service.metrics_port + len(children),
-                gateway_peers=peers[Role.GATEWAY],
-                tokenizer_peers=peers[Role.TOKENIZER],
-                engine_peers=peers[Role.ENGINE],
-                detokenizer_peers=peers[Role.DETOKENIZER],
-            )
             if role is Role.ENGINE:
-                children += plan_ranks(engine, own, directory)
+                children += plan_engine(engine, service, directory, name, len(children))
             else:
-                children.append(Child(name, role, to_environment(engine, own)))
+                own = own_of(service, role, name, directory, len(children))
+                children.append(Child(name, role, to_environment(_reporting(engine, service), own)))
     return [*children, *_edges(service, directory, len(children))]
+
+
+def ring_of(service: ServiceConfig, directory: Path) -> ServiceConfig:
+    """Returns the settings with the peers of every process: engines in a file, as they join and leave."""
+
+    def peers(role: Role, num: int) -> str:
+        names = [f"{role}-{at}" for at in range(num)]
+        return ",".join(f"{name}={address_of(directory, name)}" for name in names)
+
+    return dataclasses.replace(
+        service,
+        gateway_peers=peers(Role.GATEWAY, service.gateways),
+        tokenizer_peers=peers(Role.TOKENIZER, service.tokenizers),
+        detokenizer_peers=peers(Role.DETOKENIZER, service.detokenizers),
+        engine_peers="",
+        engines_file=str(directory / ENGINES_FILE),
+    )
+
+
+def own_of(service: ServiceConfig, role: Role, name: str, directory: Path, at: int) -> ServiceConfig:
+    """Returns the settings of one process of the ring, the number `at` of the service."""
+    return dataclasses.replace(
+        service,
+        role=role,
+        process_id=name,
+        inbox=address_of(directory, name),
+        heartbeat_dir=str(directory),
+        metrics_port=service.metrics_port and service.metrics_port + at,
+    )
+
+
+def _reporting(engine: EngineConfig, service: ServiceConfig) -> EngineConfig:
+    """Returns the settings of engines that report their caches if a router needs it."""
+    return dataclasses.replace(engine, kv_events=True) if service.routing == KV_COST else engine
+
+
+def plan_engine(engine: EngineConfig, service: ServiceConfig, directory: Path, name: str, at: int) -> list[Child]:
+    """Returns the processes of one of `service.engines` engines; `service` is what `ring_of` gives."""
+    own = own_of(service, Role.ENGINE, name, directory, at)
+    return plan_ranks(_reporting(engine, service), own, directory)
 
 
 def plan_ranks(engine: EngineConfig, service: ServiceConfig, directory: Path) -> list[Child]:

@@ -20,12 +20,21 @@ class Restarts:
         leave_s: seconds that a process gets to exit when it is asked to, `save_s` among them.
         save_s: seconds that an engine may take to save its cache.
         return_s: seconds that the service gets to serve again after the last start of one of its processes.
+        way_back: what to put back, and what to do then, if a process does not come back from a requested restart.
     """
 
-    def __init__(self, max_restarts: int, leave_s: float = 5.0, return_s: float = 60.0, save_s: float = 0.0) -> None:
+    def __init__(
+        self,
+        max_restarts: int,
+        leave_s: float = 5.0,
+        return_s: float = 60.0,
+        save_s: float = 0.0,
+        way_back: tuple[str, str] = ("what was changed before it", "start the service again"),
+    ) -> None:
         self.leave_s = leave_s + save_s
         self.save_s = save_s
         self.return_s = return_s
+        self.way_back = way_back
         self._max = max_restarts
         self._ended: dict[str, collections.deque[float]] = {}
         self._started: dict[str, tuple[float, int]] = {}  # time of its next start, number of early ends in a row

@@ -24,6 +24,7 @@ from sluice_server.services.ranks.settings import check_ranks
 from sluice_server.services.supervisor.directory import run_directory
 from sluice_server.services.supervisor.plan import free_address, plan_children
 from sluice_server.services.supervisor.restarts import Restarts
+from sluice_server.services.supervisor.scale import EngineFile, EngineScale
 from sluice_server.services.supervisor.supervisor import Supervisor
 from sluice_server.services.supervisor.wakeups import STOP, wakeups
 
@@ -48,6 +49,8 @@ def supervise(engine: EngineConfig, service: ServiceConfig) -> int:
     if service.listen.startswith(UNIX) and service.gateways > 1:
         raise bad_setting("gateways", f"{service.gateways} processes cannot share {service.listen}; use host:port")
     check_vllm(service)
+    if service.engines_file:
+        raise bad_setting("engines_file", "is for --role; here SIGTTIN and SIGTTOU to this process add and end engines")
     source, is_embedded = resolve_model(service.model, service.revision), service.model == DEMO
     check_models(source.directory, engine, service)
     service = dataclasses.replace(
@@ -79,8 +82,10 @@ def supervise(engine: EngineConfig, service: ServiceConfig) -> int:
         if any(number in STOP for number in signals):
             return 0
         children = plan_children(engine, service, directory.path)
-        restarts = Restarts(service.max_restarts, save_s=engine.disk_cache_save_s if engine.disk_cache_dir else 0.0)
-        supervisor = Supervisor(children, COMMAND, directory, restarts, complain, way_back(source.directory))
+        scale = EngineScale(EngineFile(engine, service, directory.path, len(children)), complain, service.grace_s)
+        save_s = engine.disk_cache_save_s if engine.disk_cache_dir else 0.0
+        restarts = Restarts(service.max_restarts, save_s=save_s, way_back=way_back(source.directory))
+        supervisor = Supervisor(children, COMMAND, directory, restarts, complain, scale)
         return supervisor.run(on_ready, service.grace_s, signals)
 
 

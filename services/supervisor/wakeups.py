@@ -8,6 +8,7 @@ from types import FrameType
 
 STOP = (signal.SIGTERM, signal.SIGINT)
 RESTART = signal.SIGHUP
+MORE, FEWER = signal.SIGTTIN, signal.SIGTTOU  # one engine
 
 
 @contextlib.contextmanager
@@ -19,7 +20,7 @@ def wakeups(arrived: list[int]) -> Iterator[int]:
     def note(number: int, _: FrameType | None) -> None:
         arrived.append(number)
 
-    before = {number: signal.signal(number, note) for number in (*STOP, RESTART, signal.SIGCHLD)}
+    before = {number: signal.signal(number, note) for number in (*STOP, RESTART, MORE, FEWER, signal.SIGCHLD)}
     old = signal.set_wakeup_fd(write)
     try:
         yield read

@@ -8,8 +8,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 from sluice_server.engine.request import Limits
-from sluice_server.services.config import KV_COST, parse_peers
-from sluice_server.services.messages.processes import Role
+from sluice_server.services.config import KV_COST
 from sluice_server.services.process.background import num_compilers
 from sluice_server.services.process.process import Process
 from sluice_server.services.telemetry import catalogue
@@ -55,8 +54,10 @@ def router_of(process: Process) -> PromptRouter | None:
     config, ring = process.config, process.ring
     if config.routing != KV_COST:
         return None
-    engines = sorted(parse_peers(Role.ENGINE, config.engine_peers))
-    return PromptRouter(ring.process_id, engines, process.engine_config.block_size, ring.emit, time.monotonic)
+    engines, block_size = sorted(process.engines.value), process.engine_config.block_size
+    router = PromptRouter(ring.process_id, engines, block_size, ring.emit, time.monotonic)
+    process.on_engines.append(lambda table: router.change(sorted(table)))
+    return router
 
 
 def _apart(stack: contextlib.ExitStack, directory: Path, limits: Limits, max_bytes: int, num: int) -> EncodingPool:

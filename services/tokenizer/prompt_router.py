@@ -45,13 +45,21 @@ class PromptRouter:
         self._went: OrderedDict[str, tuple[int, str]] = OrderedDict()  # by request: attempt and engine
         self._asked_s = clock() - ASK_AGAIN_S
 
+    def change(self, engines: Sequence[str]) -> None:
+        """Makes these the engines of the ring: some have joined, and some have left."""
+        for name in self._engines.difference(engines):
+            self._epochs.pop(name, None)
+            self._identities.pop(name, None)
+        self._engines = frozenset(engines)
+        self._router.change(engines)
+
     def report(self, report: Report) -> None:
         """Takes an engine's report, which comes once from every gateway."""
         name = report.engine_id
         if name not in self._engines or report.epoch < self._epochs.get(name, 0):
             return  # the latter is of a process that has ended
         if report.epoch > self._epochs.get(name, report.epoch):
-            self._router.lost(name, TOKENS_PER_S)
+            self._router.lost(name)
         self._epochs[name] = report.epoch
         self._identities[name] = report.cache_identity
         if report.load.token_s > 0:

@@ -13,7 +13,7 @@ import socket
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 
@@ -46,7 +46,7 @@ class BlockCarrier:
         self._own = own
         self._links: dict[str, socket.socket] = {}
         self._memory: dict[str, ReadSlots] = {}
-        self._others = tuple(others)
+        self._others = frozenset(others)
         self._refused: set[str] = set()  # paths whose memory does not fit; told once
         self._released: deque[bytes] = deque()
         self._selector = selectors.DefaultSelector()
@@ -67,6 +67,10 @@ class BlockCarrier:
     def num_reached(self) -> int:
         """The number of engines whose blocks can be read."""
         return len(self._memory)
+
+    def change(self, others: Iterable[str]) -> None:
+        """Reads the blocks of these engines from now on: some have joined, and some have left."""
+        self._others = frozenset(others)
 
     def find(self, names: Sequence[bytes]) -> dict[bytes, Callable[[], bytes | None]]:
         """Returns the names that some engine offers, each with a function that reads its block."""
@@ -114,7 +118,11 @@ class BlockCarrier:
                 key.data()
 
     def _reach(self) -> None:
-        """Connects to the engines that are not connected."""
+        """Connects to the engines that are not connected, and lets go of what those offered that have left."""
+        for path in self._memory.keys() - self._others:
+            del self._memory[path]
+        for path in self._links.keys() - self._others:
+            self._cut(path)
         for path in self._others:
             if path in self._links:
                 continue
@@ -139,9 +147,7 @@ class BlockCarrier:
         except OSError:
             files = []
         if not files:
-            self._selector.unregister(link)
-            del self._links[path]
-            link.close()
+            self._cut(path)
             return
         try:
             self._memory[path] = ReadSlots(files[0], self._block_bytes, self._layout)
@@ -152,6 +158,12 @@ class BlockCarrier:
             self._refused.add(path)
         finally:
             os.close(files[0])
+
+    def _cut(self, path: str) -> None:
+        """Ends the connection to an engine."""
+        link = self._links.pop(path)
+        self._selector.unregister(link)
+        link.close()
 
     def _accept(self) -> None:
         try:

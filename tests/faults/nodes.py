@@ -8,7 +8,7 @@ import functools
 import random
 import tempfile
 from collections import deque
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from pathlib import Path
 from typing import NamedTuple, Protocol
 
@@ -29,9 +29,9 @@ from sluice_server.services.gateway.settings import GatewaySettings, ModelInfo
 from sluice_server.services.messages.messages import Grant, Message
 from sluice_server.services.messages.processes import CacheChanges, Probe, Report, Role, Visit
 from sluice_server.services.ring.leases import Leases
-from sluice_server.services.ring.loop import Stage
 from sluice_server.services.ring.peers import NEXT, NextHop
 from sluice_server.services.ring.receipts import Receipts
+from sluice_server.services.ring.stage import Stage
 from sluice_server.services.telemetry.observed import Unobserved
 from sluice_server.services.tokenizer.encoding import TextEncoder
 from sluice_server.services.tokenizer.prompt_router import PromptRouter
@@ -44,7 +44,7 @@ from tests.services.tokenizer.constrain import idle_constraints
 
 LIMITS = Limits(context_length=96, vocab_size=VOCAB)
 BLOCK_SIZE = 4
-Ids = Mapping[Role, tuple[str, ...]]
+Ids = dict[Role, tuple[str, ...]]
 
 
 def ids_of(num_engines: int) -> Ids:
@@ -61,7 +61,8 @@ class World(Protocol):
     """What a process gets from its environment: clock, epochs, links."""
 
     rng: random.Random
-    ids: Ids
+    ids: Ids  # of engines: those of the file, which join and leave
+    draining: set[str]
     routing: str
     nodes: "dict[str, Node]"
 
@@ -144,6 +145,7 @@ class Front:
         self.manager.new_id = lambda: f"{world.rng.getrandbits(128):032x}"
         inputs = WatchInputs(lambda: 0.01, lambda: node.receipts.counts["lost"], lambda revision: None, lambda: None)
         self.watch = RingWatch(self.manager, settings, node.emit, world.clock, inputs)
+        self.watch.change_engines(set(world.ids[Role.ENGINE]), world.draining)
 
     def handle(self, message: Message) -> None:
         if isinstance(message, Probe):
@@ -169,6 +171,7 @@ class Node:
     def __init__(self, world: World, role: Role, name: str) -> None:
         self.world, self.role, self.id = world, role, name
         self.is_up = False
+        self._router: PromptRouter | None = None
         self.boot()
 
     def boot(self) -> None:
@@ -178,6 +181,7 @@ class Node:
         self._hop = NextHop(self.role, world.ids[NEXT[self.role]])
         self._waiting: dict[str, list[Message]] = {}
         self._seq: dict[str, int] = {}
+        self._epoch_of: dict[str, int] = {}  # of the frames to peers that have joined since
         self.timers: list[Callable[[], None]] = []
         self.stage = self._new_stage()
 
@@ -186,7 +190,7 @@ class Node:
         if self.role is Role.TOKENIZER:
             threads = EncodingThreads(self.pool, lambda call: call())
             router = PromptRouter(self.id, world.ids[Role.ENGINE], BLOCK_SIZE, self.emit, world.clock)
-            routed = router if world.routing == KV_COST else None
+            routed = self._router = router if world.routing == KV_COST else None
             return TokenizerStage(encoder(), idle_constraints(), LIMITS, threads, self.emit, unrecorded, routed)
         if self.role is Role.DETOKENIZER:
             return DetokenizerStage(encoder(), self.emit, unrecorded, self.leases, Alarm(self.world.clock, self._later))
@@ -201,6 +205,20 @@ class Node:
     def emit(self, message: Message) -> None:
         for peer in self._hop.targets(message):
             self._waiting.setdefault(peer, []).append(message)
+
+    def read_file(self) -> None:
+        """Reads the file of the engines again, as gateways and tokenizers do at times of their own."""
+        engines = self.world.ids[Role.ENGINE]
+        if isinstance(self.stage, Front):
+            self.stage.watch.change_engines(set(engines), self.world.draining)
+        elif self.role is Role.TOKENIZER:
+            for name in set(self._hop.ids) - set(engines):
+                self._waiting.pop(name, None)
+            for name in set(engines) - set(self._hop.ids):
+                self._epoch_of[name], self._seq[name] = self.world.next_epoch(), 0
+            self._hop = NextHop(self.role, engines)
+            if self._router is not None:
+                self._router.change(engines)
 
     def receive(self, epoch: int, seq: int, messages: tuple[Message, ...], sender: str) -> None:
         """Handles a frame as the ring's loop does."""
@@ -222,7 +240,9 @@ class Node:
         for peer, messages in self._waiting.items():
             if messages and self.world.nodes[peer].is_up:
                 self._seq[peer] = self._seq.get(peer, 0) + 1
-                self.world.link(self.id, peer).append((self.epoch, self._seq[peer], tuple(messages), self.id))
+                self.world.link(self.id, peer).append(
+                    (self._epoch_of.get(peer, self.epoch), self._seq[peer], tuple(messages), self.id)
+                )
                 self._waiting[peer] = []
 
 

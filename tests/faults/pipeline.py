@@ -53,6 +53,8 @@ class World:
     def __init__(self, seed: int) -> None:
         self.rng = random.Random(seed)
         self.ids = ids_of((1, 3)[seed % 2])
+        self.draining: set[str] = set()
+        self.num_joined = self.num_left = 0
         self.routing = KV_COST if seed % 4 == 3 else DEFAULTS.routing
         self.now = 0.0
         self.trace = hashlib.sha256()
@@ -76,6 +78,14 @@ class World:
             self.stop: 0.1,
             self.go_on: 0.3,
         }
+        if seed % 8 in (5, 7):
+            self._events |= {
+                self.join: 0.15,
+                self.drain_engine: 0.1,
+                self.leave: 0.15,
+                self.read_file: 2,
+                self.end: 0.5,
+            }
         self.stopped: set[str] = set()  # engines that take and compute nothing for a while
         self.nodes: dict[str, Node] = {}
         for role, names in self.ids.items():
@@ -116,9 +126,8 @@ class World:
             self.nodes[receiver].receive(*self._links[sender, receiver].popleft())
 
     def turn_engines(self) -> None:
-        for name in self.ids[Role.ENGINE]:
-            node = self.nodes[name]
-            if node.is_up and name not in self.stopped:
+        for name, node in self.nodes.items():
+            if node.role is Role.ENGINE and node.is_up and name not in self.stopped:
                 node.stage.turn()
                 node.flush()
 
@@ -277,7 +286,7 @@ class World:
                     other.flush()
 
     def revive(self) -> None:
-        down = [node for node in self.nodes.values() if not node.is_up]
+        down = [node for node in self.nodes.values() if not node.is_up and node.id in self.ids[node.role]]
         if down:
             self.rng.choice(down).boot()
 
@@ -290,6 +299,46 @@ class World:
     def go_on(self) -> None:
         """Lets the stopped engines go on: they still have what others have taken over."""
         self.stopped.clear()
+
+    def join(self) -> None:
+        """Adds an engine to the file: a new one, or one that has left and may still run."""
+        engines = self.ids[Role.ENGINE]
+        if len(engines) < 5:
+            name = self.rng.choice([one for one in (f"e{at}" for at in range(6)) if one not in engines])
+            if name not in self.nodes:
+                self.nodes[name] = Node(self, Role.ENGINE, name)
+            elif not self.nodes[name].is_up:
+                self.nodes[name].boot()
+            self.ids[Role.ENGINE] = tuple(sorted((*engines, name)))
+            self.num_joined += 1
+
+    def drain_engine(self) -> None:
+        """Gives an engine no new requests."""
+        left = [one for one in self.ids[Role.ENGINE] if one not in self.draining]
+        if len(left) > 1:
+            self.draining.add(self.rng.choice(left))
+
+    def leave(self) -> None:
+        """Takes an engine out of the file, whether it is drained or not."""
+        engines = self.ids[Role.ENGINE]
+        if len(set(engines) - self.draining) > 1:
+            name = self.rng.choice(sorted(self.draining) or engines)
+            self.ids[Role.ENGINE] = tuple(one for one in engines if one != name)
+            self.draining.discard(name)
+            self.num_left += 1
+
+    def read_file(self) -> None:
+        """Lets a process read the file of the engines."""
+        node = self.rng.choice(list(self.nodes.values()))
+        if node.is_up:
+            node.read_file()
+            node.flush()
+
+    def end(self) -> None:
+        """Ends the processes of engines that have left."""
+        for name, node in self.nodes.items():
+            if node.role is Role.ENGINE and name not in self.ids[Role.ENGINE]:
+                node.is_up = False
 
     def lose(self) -> None:
         """Breaks a connection: the last frames on it are lost."""
@@ -310,9 +359,12 @@ class World:
     def drain(self) -> None:
         """Runs without faults until every client has its answer, and checks that no process holds anything."""
         self.go_on()
+        self.end()
         for node in self.nodes.values():
-            if not node.is_up:
+            if not node.is_up and node.id in self.ids[node.role]:
                 node.boot()
+            elif node.is_up:
+                node.read_file()
         for _ in range(DRAIN_ROUNDS):
             self.beat()
             for _ in range(60 * len(self.ids[Role.ENGINE])):  # as each brings probes and reports
@@ -334,6 +386,8 @@ class World:
         """Whether no process holds anything of a request."""
         for node in self.nodes.values():
             stage = node.stage
+            if not node.is_up:
+                continue
             if isinstance(stage, TokenizerStage) and stage.num_encoding:
                 return False
             if isinstance(stage, DetokenizerStage | EngineStage) and stage.num_open:

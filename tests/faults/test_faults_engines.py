@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator
 
 import grpc
 import pytest
-from sluice.v1 import inference_pb2
+from sluice.v1 import control_pb2, inference_pb2
 
 from benchmarks.streams import Received, at_phase, stream_all
 from tests.faults.test_faults_kill import (
@@ -155,3 +155,64 @@ def test_one_engine_that_is_asked_to_exit_hands_its_streams_over(service: Servic
         )
     assert not errors
     wait_until(lambda: is_whole(service), BACK_WITHIN_S, "something is left")
+
+
+def engines_of(service: Service) -> set[str]:
+    """The engines that have reported to the gateway."""
+    with service.control() as control:
+        return {one.engine_id for one in control.GetLoad(control_pb2.GetLoadRequest()).load.engines}
+
+
+def joined(service: Service) -> None:
+    """Adds an engine and waits until it has said something."""
+    service.process.send_signal(signal.SIGTTIN)
+    wait_until(lambda: "engine-3" in engines_of(service), BACK_WITHIN_S, "no engine joins")
+
+
+def check_left(service: Service) -> None:
+    def has_left() -> bool:
+        return engines_of(service) == set(ENGINES) and "engine-3" not in service.children()
+
+    wait_until(has_left, BACK_WITHIN_S, "engine-3 does not leave")
+    wait_until(lambda: is_whole(service), BACK_WITHIN_S, "something is left")
+
+
+def test_engines_join_and_leave_and_no_client_notices(service: Service, undisturbed: list[Received]) -> None:
+    wait_until(lambda: is_whole(service), BACK_WITHIN_S, "the engines are not back")
+    with callers(service) as errors:
+        joined(service)
+        leave = at_phase("decode", 8, lambda: service.process.send_signal(signal.SIGTTOU))
+        check_undisturbed(stream_all(service.address, SPECS, leave), undisturbed)
+        check_left(service)
+    assert not errors
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("harm", ["kill", "suspend", "terminate"])
+def test_an_engine_that_is_lost_while_it_drains_has_left(
+    service: Service, undisturbed: list[Received], harm: str
+) -> None:
+    wait_until(lambda: is_whole(service), BACK_WITHIN_S, "the engines are not back")
+    joined(service)
+
+    def drain_and_lose() -> None:
+        leaving = service.children()["engine-3"]
+        service.process.send_signal(signal.SIGTTOU)
+        getattr(leaving, harm)()
+
+    with callers(service) as errors:
+        check_undisturbed(stream_all(service.address, SPECS, at_phase("decode", 9, drain_and_lose)), undisturbed)
+        check_left(service)
+    assert not errors
+
+
+@pytest.mark.long
+def test_an_engine_that_dies_before_it_serves_does_not_join(service: Service, undisturbed: list[Received]) -> None:
+    wait_until(lambda: is_whole(service), BACK_WITHIN_S, "the engines are not back")
+    with callers(service) as errors:
+        service.process.send_signal(signal.SIGTTIN)
+        wait_until(lambda: "engine-3" in service.children(), BACK_WITHIN_S, "no engine is started")
+        service.children()["engine-3"].kill()
+        check_undisturbed(stream_all(service.address, SPECS), undisturbed)
+        check_left(service)
+    assert not errors

@@ -7,6 +7,7 @@ import os
 import pytest
 
 from sluice_server.services.gateway.recovery.resend import Recovery
+from sluice_server.services.gateway.recovery.watch import RingWatch
 from sluice_server.services.messages.messages import OpenSerials
 from tests.faults.pipeline import World
 
@@ -24,7 +25,10 @@ def play(seed: int) -> tuple[int, int, int]:
     return world.num_ended, world.num_replayed, world.num_crashes
 
 
-@pytest.mark.parametrize("seeds", [range(12), pytest.param(range(12, 112), marks=pytest.mark.long)], ids=str)
+LONG = [pytest.param(seeds, marks=pytest.mark.long) for seeds in (range(12, 112), range(112, 1112))]
+
+
+@pytest.mark.parametrize("seeds", [range(12), *LONG], ids=str)
 def test_every_client_has_what_it_would_have_had_alone(seeds: range) -> None:
     # Not forked: a child would wait for ever for threads of grpc's that it does not have, if it collects their garbage.
     with concurrent.futures.ProcessPoolExecutor(JOBS, multiprocessing.get_context("spawn")) as pool:
@@ -56,3 +60,13 @@ def test_a_ring_that_takes_no_census_is_found_out(monkeypatch: pytest.MonkeyPatc
 def test_a_gateway_that_forgets_whom_a_loss_concerns_is_found_out(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(Recovery, "missed", lambda self, ids, requests: None)
     assert fails(range(40))
+
+
+@pytest.mark.long
+def test_a_gateway_that_leaves_requests_with_an_engine_that_left_is_found_out(monkeypatch: pytest.MonkeyPatch) -> None:
+    def change(watch: RingWatch, ids: set[str], draining: set[str]) -> None:
+        watch._engines.change(ids, draining)
+        watch._liveness.change(watch._engines.ids)
+
+    monkeypatch.setattr(RingWatch, "change_engines", change)
+    assert fails(range(5, 40, 8))

@@ -39,7 +39,8 @@ from sluice_server.services.messages.work import (
     Work,
     pack_ids,
 )
-from sluice_server.services.ring.loop import RingLoop, Stage
+from sluice_server.services.ring.loop import RingLoop
+from sluice_server.services.ring.stage import Stage
 from sluice_server.services.telemetry.logs import FIELDS
 from sluice_server.services.tokenizer import renderer
 from sluice_server.services.tokenizer.chat import ChatTemplate, TemplateSource

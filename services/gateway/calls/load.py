@@ -33,6 +33,11 @@ class Loads:
         """Stores an engine's report."""
         self._heard[report.engine_id] = EngineReport(report, self._manager.clock())
 
+    def left(self, names: Iterable[str]) -> None:
+        """Forgets engines that are no longer in the ring."""
+        for name in names:
+            self._heard.pop(name, None)
+
     @property
     def any_report(self) -> Report | None:
         """The report of the first engine by id, or None; all engines serve the same model."""

@@ -1,6 +1,7 @@
 """The handler of ControlService.Profile: has one process recorded, and streams the file."""
 
 import contextlib
+from collections.abc import Callable
 from typing import assert_never
 
 from sluice.v1 import control_pb2
@@ -28,16 +29,16 @@ KINDS = {
 
 
 class ProfileCalls:
-    """The handler. `first_engine`: the process that is recorded where a request names none."""
+    """The handler. `first_engine` returns the process that is recorded where a request names none."""
 
-    def __init__(self, operations: RemoteOperations, first_engine: str) -> None:
+    def __init__(self, operations: RemoteOperations, first_engine: Callable[[], str]) -> None:
         self._operations = operations
         self._first_engine = first_engine
 
     async def profile(self, request: control_pb2.ProfileRequest, context: Context) -> None:
         """Profile: records and writes the parts of the file."""
         try:
-            work, process = work_of(request), request.process or self._first_engine
+            work, process = work_of(request), request.process or self._first_engine()
             async with contextlib.aclosing(self._operations.carry_out(process, work, work.seconds)) as parts:
                 async for part in parts:
                     await context.write(_response(part, process, request.kind))

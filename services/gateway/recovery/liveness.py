@@ -10,7 +10,7 @@ from collections.abc import Set
 from typing import NamedTuple
 
 from sluice_server.services.checkpoint.revisions import agreed
-from sluice_server.services.messages.processes import Probe, Visit
+from sluice_server.services.messages.processes import Probe, Role, Visit
 
 STEPS_OF_PATIENCE = 10
 MAX_UNDER_WAY = 1024  # probes of one route that are remembered: a lost engine may be away for days
@@ -35,6 +35,7 @@ class Liveness:
         lost."""
         self._origin = origin
         self._epoch = epoch
+        self._stages = stages
         self._routes = routes = routes_of(stages)
         self._timeout_s = timeout_s
         self._now_s = 0.0
@@ -59,6 +60,28 @@ class Liveness:
     def revisions(self) -> str:
         """The revision of each process, as text for the log."""
         return ", ".join(f"{name} {visit.revision}" for name, visit in sorted(self._known.items()))
+
+    def revision_with(self, engine: str) -> str | None:
+        """Returns the revision that this engine serves, if the processes of other roles serve it too; else None."""
+        return agreed(one for one in self._known.values() if one.role is not Role.ENGINE or one.id == engine)
+
+    def identity_of(self, engine: str) -> str:
+        """Returns the identity of an engine's cache; "" if it is not known."""
+        return self._known[engine].identity if engine in self._known else ""
+
+    def change(self, engines: tuple[str, ...]) -> None:
+        """Sends probes to these engines from now on: some have joined, and some have left. What is known of the routes
+        through the others stays."""
+        tokenizers, before, detokenizers = self._stages
+        self._stages = tokenizers, engines, detokenizers
+        at = {route: at for at, route in enumerate(self._routes)}
+        kept = [(route, at.get(route)) for route in routes_of(self._stages)]
+        self._routes = tuple(route for route, _ in kept)
+        self._under_way = [collections.deque() if one is None else self._under_way[one] for _, one in kept]
+        self._answered = [one is not None and self._answered[one] for _, one in kept]
+        self._forgotten = [self._nonce if one is None else self._forgotten[one] for _, one in kept]
+        for name in set(before) - set(engines):
+            self._known.pop(name, None)
 
     def send(self, elapsed_s: float, *, is_mixed: bool = False) -> list[Probe]:
         """Advances the time by `elapsed_s` and returns the probes to send now, one per route."""

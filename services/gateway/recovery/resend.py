@@ -24,12 +24,9 @@ class Recovery:
         is_planned: the ring is broken by a planned restart.
     """
 
-    def __init__(
-        self, route_of: Callable[[Envelope], tuple[str, str, str]], timeout_s: float, engines: Iterable[str] = ()
-    ) -> None:
+    def __init__(self, route_of: Callable[[Envelope], tuple[str, str, str]], timeout_s: float) -> None:
         """`route_of` returns the tokenizer, engine and detokenizer of an attempt. `timeout_s`: how long requests may
-        wait. `engines`: ids of all engines, of which any may have a request that is not placed."""
-        self._engines = frozenset(engines)
+        wait."""
         self._route_of = route_of
         self._timeout_s = timeout_s
         self._lost_s: float | None = None
@@ -107,7 +104,7 @@ class Recovery:
 
     def _worked(self, request: OpenRequest, ids: Set[str]) -> list[str]:
         """Returns which of these processes worked on the request, as far as that is known."""
-        if not request.is_placed:
+        if request.able:
             return []
         return [name for name in self._route_of(request.envelope) if name in ids]
 
@@ -115,7 +112,7 @@ class Recovery:
         if request.is_own or request.outcome is not None:
             return False
         tokenizer, engine, detokenizer = self._route_of(request.envelope)
-        if engine in ids or detokenizer in ids or (not request.is_placed and not ids.isdisjoint(self._engines)):
+        if engine in ids or detokenizer in ids or not ids.isdisjoint(request.able):
             return True
         # A tokenizer keeps no state of a request that has brought tokens, but its client's changes pass through there.
         return tokenizer in ids and (request.is_unproven or bool(request.replay.changes))

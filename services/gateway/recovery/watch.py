@@ -12,11 +12,12 @@ import logging
 from collections.abc import Callable, Set
 from typing import TypeAlias
 
-from sluice_server.engine.errors import ServiceError, other_revision, schema_mismatch, stage_lost
+from sluice_server.engine.errors import ServiceError, schema_mismatch, stage_lost
 from sluice_server.engine.request import Limits, Pooling, SamplingParams
 from sluice_server.services.faults import fault
 from sluice_server.services.gateway.access.call import CallMetadata
 from sluice_server.services.gateway.contract.translate import TranslatedRequest
+from sluice_server.services.gateway.recovery.agreement import Agreement
 from sluice_server.services.gateway.recovery.liveness import Liveness
 from sluice_server.services.gateway.recovery.resend import Recovery
 from sluice_server.services.gateway.requests.manager import RequestManager
@@ -68,12 +69,12 @@ class RingWatch:
         self._clock = clock
         self._inputs = inputs
         self._liveness = Liveness(settings.gateway_id, settings.epoch, settings.stages, settings.probe_timeout_s)
-        self._recovery = Recovery(self._route_of, settings.recovery_timeout_s, settings.stages[1])
+        self._recovery = Recovery(self._route_of, settings.recovery_timeout_s)
         self._engines = manager.engines
+        self._agreement = Agreement(manager, self._liveness, inputs.read_model)
         self._num_lost_frames = 0
         self._warm_ups: dict[str, OpenRequest] = {}  # by engine
         self._held: list[OpenRequest] = []  # admitted during a planned restart, and not sent yet
-        self._is_mixed = False  # probes come back, but the revisions differ
         self._mismatch: ServiceError | None = None  # schema versions of two processes differ
         self._mismatch_s = 0.0  # when it was reported
 
@@ -84,7 +85,7 @@ class RingWatch:
 
     def beat(self, elapsed_s: float) -> None:
         """Sends probes and evaluates earlier ones; `elapsed_s`: seconds that this process ran since the last call."""
-        for probe in self._liveness.send(elapsed_s, is_mixed=self._is_mixed):
+        for probe in self._liveness.send(elapsed_s, is_mixed=self._agreement.is_mixed):
             self._emit(probe)
         if self._engines.is_any_serving:
             self._look_for_losses(self._inputs.step_s())
@@ -126,11 +127,30 @@ class RingWatch:
     def lost(self, names: Set[str], *, planned: bool = False) -> None:
         """Handles the loss of these processes; without names of the ring, of an unknown one. `planned`: no request
         caused it."""
-        known = names & {name for ids in self._settings.stages for name in ids}  # not the other ranks of an engine
+        tokenizers, _, detokenizers = self._settings.stages
+        known = names & {*tokenizers, *self._engines.ids, *detokenizers}  # not the other ranks of an engine
         if known and known <= set(self._engines.ids) and self._engines.serving - known:
             self._move(known, planned=planned)
         else:
             self.stage_lost(planned=planned)
+
+    def change_engines(self, ids: Set[str], draining: Set[str]) -> None:
+        """Makes these the engines of the ring. The requests of those that left go on at others; those that drain get no
+        new ones, while another engine serves."""
+        left = frozenset(self._engines.ids) - ids
+        used = {name for name in left if self._engines.is_used(name) or name in self._warm_ups}
+        if used:
+            self.lost(used, planned=True)
+            self._begin_replay(used, planned=True)  # no probe will tell that they are back
+        self._engines.change(ids, draining)
+        self._liveness.change(self._engines.ids)
+        self._agreement.forget(left)
+        self._inputs.on_change()
+
+    @property
+    def drained(self) -> frozenset[str]:
+        """The draining engines that have no request any more."""
+        return self._engines.draining - {name for one in self._manager.requests for name in one.engines}
 
     def stage_lost(self, *, planned: bool = False) -> None:
         """Lets open requests wait until a lost process of the ring is back. New ones are refused; after a planned
@@ -138,7 +158,7 @@ class RingWatch:
         self._manager.pause_streams()
         self._recovery.lost(self._clock(), planned=planned)
         self._engines.drop_all()
-        self._is_mixed = False
+        self._agreement.is_mixed = False
         self._liveness.forget()
         self._give_up_warm_ups(set(self._warm_ups))
         if planned and self._manager.refusal is None:
@@ -214,34 +234,15 @@ class RingWatch:
         for request in self._recovery.due(self._clock()):
             self._manager.resubmit(request)
 
-    def _is_of_one_revision(self) -> bool:
-        """Whether all processes, this one included, serve one revision. A new common revision is adopted here.
-
-        Otherwise requests stay refused: processes whose files were replaced since they were read start again.
-        """
-        revision, was_mixed = self._liveness.revision, self._is_mixed
-        before = self._manager.settings.model.revision
-        found = self._inputs.read_model(revision) if revision is not None and revision != before else None
-        if found is not None:
-            logger.info("requests are of revision %s from now on%s", revision, f"; it was {before}" if before else "")
-            self._adopt(*found)
-        self._is_mixed = revision != self._manager.settings.model.revision
-        if self._is_mixed and not was_mixed:
-            text = "the processes serve or read different revisions (%s): no request is admitted until they agree"
-            logger.warning(text, self._liveness.revisions)
-            if not self._engines.is_any_serving:
-                self._refuse()
+    def _admits(self, engine: str) -> bool:
+        """Whether an engine may serve beside the others. While none can, new requests are refused."""
+        was_mixed, is_admitted = self._agreement.is_mixed, self._agreement.admits(engine)
+        if self._agreement.is_mixed and not was_mixed and not self._engines.is_any_serving and not is_admitted:
+            self._refuse()
             for request in self._held:  # of the old revision, and never sent: clients may try them again
                 request.end(self._why())
             self._held.clear()
-        return not self._is_mixed
-
-    def _adopt(self, model: ModelInfo, limits: Limits) -> None:
-        """Serves this model from now on. Open requests of another revision end."""
-        self._manager.settings = dataclasses.replace(self._manager.settings, model=model, limits=limits)
-        for request in self._manager.requests:
-            if request.envelope.revision != model.revision:
-                request.end(other_revision(request.envelope.revision, model.revision))
+        return is_admitted
 
     def _warm(self) -> None:
         """Requests a token or a vector of each engine once probes have come back on every route through it; the engine
@@ -250,8 +251,8 @@ class RingWatch:
             if made.state is not RequestStatus.RUNNING and self._warm_ups.pop(engine, None) is made:
                 self._warmed(engine, made)
         for engine in sorted(self._liveness.complete - self._engines.serving - self._warm_ups.keys()):
-            if not self._is_of_one_revision():
-                return
+            if not self._admits(engine):
+                continue
             made = self._manager.open_own(CallMetadata("warm-up"), first_work(self._manager.settings), engine)
             self._warm_ups[engine] = made
             made.delivery.on_news = self._warm

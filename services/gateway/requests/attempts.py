@@ -28,7 +28,7 @@ class Attempts:
         """Sends a traced request. Prompts may go to any engine that serves, if a tokenizer chooses."""
         envelope = request.envelope
         able = self._engines.able if isinstance(request.asked.work, Generate) and not request.is_own else ()
-        request.is_placed = not able
+        request.able = able
         self._emit(Submit(envelope=envelope, work=request.asked.work, resume=request.asked.resume, able=able))
 
     def again(self, request: OpenRequest, now_s: float) -> None:
@@ -39,11 +39,10 @@ class Attempts:
         before = request.envelope
         self._engines.give_back(before.engine)
         engine = self._engines.take(before.request_id, before.engine)
-        had = (before.engine,) if request.is_placed else self._engines.ids
-        for name in had:
+        for name in request.engines:
             if name != engine:
                 self._emit(Cancel(msgspec.structs.replace(before, engine=name)))
-        request.is_placed = True
+        request.able = ()
         resume = request.send_again(now_s, engine)
         self._emit(Submit(envelope=request.envelope, work=request.work_now(), resume=resume))
         for cancel in request.cancels():
@@ -51,7 +50,7 @@ class Attempts:
 
     def answered(self, request: OpenRequest, engine: str) -> None:
         """Notes the engine that a tokenizer has chosen, as the first message of an attempt names it."""
-        request.is_placed = True
+        request.able = ()
         if engine != request.envelope.engine:
             self._engines.give_back(request.envelope.engine)
             request.envelope = msgspec.structs.replace(request.envelope, engine=self._engines.hold(engine))

@@ -1,7 +1,7 @@
 """Chooses the engine of each attempt of a request, among those that serve. Pure: no clock, no I/O."""
 
 from collections import Counter
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import TypeAlias
 
 from sluice_server.services.config import KV_COST
@@ -30,21 +30,28 @@ class Engines:
 
     Attributes:
         ids: of all engines, sorted.
+        draining: those that get no new attempts while another one serves.
     """
 
     def __init__(self, ids: tuple[str, ...], routing: str) -> None:
         """`routing`: a name of `POLICIES`."""
         self.ids = ids
+        self.draining: frozenset[str] = frozenset()
         self._choose = POLICIES[routing]
-        self._is_open = routing == KV_COST
+        self._is_routed = routing == KV_COST
         self._serving: frozenset[str] = frozenset()
         self._load = Counter(dict.fromkeys(ids, 0))
         self._turn = 0
 
     @property
     def serving(self) -> frozenset[str]:
-        """The engines that get new attempts."""
+        """The engines that compute attempts."""
         return self._serving
+
+    @property
+    def _open(self) -> frozenset[str]:
+        """The engines that get new attempts."""
+        return (self._serving - self.draining) or self._serving
 
     @property
     def is_any_serving(self) -> bool:
@@ -53,17 +60,24 @@ class Engines:
 
     @property
     def is_whole(self) -> bool:
-        """Whether every engine serves."""
-        return len(self._serving) == len(self.ids)
+        """Whether every engine serves that is not draining."""
+        return self._serving >= set(self.ids) - self.draining
 
     @property
     def able(self) -> tuple[str, ...]:
         """The engines of which a tokenizer chooses one; () if the choice is made here, or there is none."""
-        return tuple(sorted(self._serving)) if self._is_open and len(self._serving) > 1 else ()
+        return tuple(sorted(self._open)) if self._is_routed and len(self._open) > 1 else ()
 
     def is_used(self, engine: str) -> bool:
         """Whether an engine serves, or has requests."""
         return engine in self._serving or self._load[engine] > 0
+
+    def change(self, ids: Iterable[str], draining: Iterable[str]) -> None:
+        """Makes these the engines: some have joined, some have left, some are draining. What joined does not serve yet,
+        and what left serves no longer."""
+        self.ids = tuple(sorted(ids))
+        self.draining = frozenset(draining)
+        self._serving &= set(self.ids)
 
     def admit(self, engine: str) -> None:
         """Gives an engine attempts from now on."""
@@ -79,10 +93,10 @@ class Engines:
 
     def take(self, request_id: str, before: str = "") -> str:
         """Returns the engine of an attempt and counts it. `before`: that of the attempt before, which keeps it if it
-        serves, because its cache has the request's blocks."""
-        if before in self._serving:
+        serves and is not draining, because its cache has the request's blocks."""
+        if before in self._open:
             return self.hold(before)
-        able = tuple(name for name in self.ids if name in self._serving)
+        able = tuple(name for name in self.ids if name in self._open)
         if able:
             self._turn += 1
             return self.hold(self._choose(able, self._load, self._turn))

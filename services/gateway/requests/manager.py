@@ -215,7 +215,7 @@ class RequestManager:
         if request is None:
             self.observer.count("dropped", reason="unknown")
             return
-        if not request.is_placed and message.envelope.attempt == request.envelope.attempt:
+        if request.able and message.envelope.attempt == request.envelope.attempt:
             self._attempts.answered(request, message.envelope.engine)
         dropped = request.handle(message, self.clock())
         if dropped:

@@ -49,7 +49,7 @@ class OpenRequest:
         prompt: the prompt's tokens, if the client asked for them and they have come.
         max_tokens: as the engine settled it or the client changed it; 0 before.
         is_preempted: whether it was preempted and its client has not been told yet.
-        is_placed: whether the envelope names the engine that has the request; else a tokenizer chooses, or has chosen.
+        able: the engines of which a tokenizer chooses, or has chosen, one; () where the envelope names the engine.
         is_ended_in_ring: whether the ring has ended the request itself, so that no Cancel is needed.
     """
 
@@ -68,7 +68,7 @@ class OpenRequest:
         self.generation_id = f"{envelope.request_id}.{envelope.origin}"
         self.asked = asked
         self.is_own = is_own
-        self.is_placed = True
+        self.able: tuple[str, ...] = ()
         self.trace: RequestTrace = Unobserved()
         self._is_first_token_noted = False
         self.outcome: Outcome | None = None
@@ -91,6 +91,11 @@ class OpenRequest:
         if self.is_cancelled:
             return RequestStatus.CANCELLED
         return RequestStatus.FAILED if isinstance(self.outcome, ServiceError) else RequestStatus.FINISHED
+
+    @property
+    def engines(self) -> tuple[str, ...]:
+        """The engines of which one has the request."""
+        return self.able or (self.envelope.engine,)
 
     @property
     def num_tokens(self) -> int:

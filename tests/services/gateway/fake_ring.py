@@ -67,6 +67,8 @@ class FakeRing:
         self.epochs: dict[str, int] = {}  # of single processes
         self.silent: set[str] = set()  # processes that no probe comes back from, and that compute nothing
         self.of_roles: dict[str, str] = {}  # revisions that are not the model's
+        self.of_processes: dict[str, str] = {}
+        self.identities: dict[str, str] = {}  # of engines
         self.read_model: ReadModel = lambda revision: None
         self.changed = asyncio.Event()
 
@@ -106,7 +108,10 @@ class FakeRing:
             roles = (Role.TOKENIZER, Role.ENGINE, Role.DETOKENIZER)
             ways = zip(roles, message.route, strict=True)
             visits = tuple(
-                Visit(role, one, self.epochs.get(one, self.epoch), 1, revision=self._revision(role))
+                Visit(
+                    *(role, one, self.epochs.get(one, self.epoch), 1, 0),
+                    *(self.of_processes.get(one, self._revision(role)), self.identities.get(one, "")),
+                )
                 for role, one in ways
             )
             self.gateway.handle(msgspec.structs.replace(message, visits=visits))

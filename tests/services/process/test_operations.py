@@ -199,3 +199,16 @@ async def test_processes_that_are_not_there_are_named() -> None:
     with pytest.raises(ServiceError) as caught:
         await anext(ring.parts())
     assert caught.value.field == "process"
+
+
+async def test_operations_of_an_engine_that_leaves_fail_and_one_that_joined_can_be_asked() -> None:
+    joined = Joined()
+    parts = joined.parts()
+    assert await anext(parts) == Recording()
+    joined.gateway.change_engines({"engine-0"}, {"engine-1"})
+    with pytest.raises(ServiceError, match="engine-0"):
+        await anext(parts)
+    joined.gateway.check("engine-1")
+    with pytest.raises(ServiceError, match="this service has engine-1, gateway-0"):
+        joined.gateway.check("engine-0")
+    joined.goes_on.set()

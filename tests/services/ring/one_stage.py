@@ -8,8 +8,9 @@ import zmq
 
 from sluice_server.services.messages.messages import Message
 from sluice_server.services.messages.processes import Probe, Role
-from sluice_server.services.ring.loop import RingLoop, Stage
+from sluice_server.services.ring.loop import RingLoop
 from sluice_server.services.ring.sockets import Inbox, Outbox, Peer
+from sluice_server.services.ring.stage import Stage
 
 NEXT = "next"
 LIMIT = 3 << 20

@@ -1,5 +1,7 @@
 """The process of the next role that a message is sent to."""
 
+import msgspec
+
 from sluice_server.services.messages.control import Done, More, Operation, OperationAnswer
 from sluice_server.services.messages.details import Load
 from sluice_server.services.messages.messages import Cancel, Text
@@ -34,3 +36,10 @@ def test_operations_go_to_the_process_that_they_name_and_answers_to_the_gateway_
     assert NextHop(Role.DETOKENIZER, ("g0", "g1")).targets(Operation("g1", 1, 1, "g0", More())) == ("g0",)
     for nowhere in (Operation("g1", 1, 1, "e9", More()), OperationAnswer("g9", 1, 1, "e1", 0, Done())):
         assert NextHop(Role.DETOKENIZER, ("g0", "g1")).targets(nowhere) == ()  # it does not go round again
+
+
+def test_what_is_for_an_engine_that_left_goes_to_no_other() -> None:
+    hop = NextHop(Role.TOKENIZER, ("e0", "e1"))
+    assert hop.targets(Cancel(msgspec.structs.replace(ENVELOPE, engine="e1"))) == ("e1",)
+    assert hop.targets(Cancel(msgspec.structs.replace(ENVELOPE, engine="e2"))) == ()
+    assert hop.targets(Cancel(ENVELOPE)) == ("e1",)  # 5 mod 2

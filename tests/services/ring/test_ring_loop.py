@@ -142,3 +142,35 @@ async def test_a_cancel_leaves_at_once(net: Net, tmp_path: Path) -> None:
     ring.emit(Cancel(ENVELOPE))
     assert ring.outboxes["d"].backlog == 0
     ring.stop()
+
+
+async def test_peers_join_leave_and_come_back(tmp_path: Path, net: Net) -> None:
+    """One that comes back and still runs takes what is sent to it: its frames are of a later epoch."""
+    addresses = {name: f"ipc://{tmp_path}/{name}" for name in ("e0", "e1")}
+    inboxes = {name: net.inbox(address) for name, address in addresses.items()}
+    ring = RingLoop(Role.TOKENIZER, "t", f"ipc://{tmp_path}/t", {"e0": addresses["e0"]}, LIMIT)
+    ring.start(Echo(ring))
+
+    async def reaches(name: str, num_frames: int) -> None:
+        ring.emit(Cancel(msgspec.structs.replace(ENVELOPE, engine=name)))
+        while inboxes[name].counts["frames"] < num_frames:  # a connection that is being made takes nothing yet
+            ring.schedule()
+            assert len(inboxes[name].drain()) <= 1
+            await asyncio.sleep(0.001)
+        assert not inboxes[name].counts["repeated"]
+
+    async with asyncio.timeout(20):
+        ring.change_peers(addresses)
+        await reaches("e1", 1)
+        await reaches("e0", 1)
+        ring.change_peers({"e0": addresses["e0"]})
+        ring.emit(Cancel(msgspec.structs.replace(ENVELOPE, engine="e1")))
+        assert ring.outboxes.keys() == {"e0"}
+        ring.change_peers(addresses)
+        await reaches("e1", 2)
+        await reaches("e0", 2)
+        moved = f"ipc://{tmp_path}/elsewhere"  # the same id at another address
+        inboxes["e1"] = net.inbox(moved)
+        ring.change_peers({**addresses, "e1": moved})
+        await reaches("e1", 1)
+    ring.stop()

@@ -89,3 +89,16 @@ def test_it_is_a_set_for_each_engine() -> None:
             one: next((at for at, each in enumerate(names) if each not in held[one]), len(names)) for one in ENGINES
         }
         assert index.matched(names, ENGINES) == expected
+
+
+def test_engines_that_join_take_the_place_of_those_that_left_without_their_blocks() -> None:
+    index = whole()
+    index.report("e1", 1, 1, (), [name(1)])
+    index.report("e2", 1, 1, (), [name(1)])
+    index.expect("e1", [name(2)], now_s=0.0)
+    index.change(("e0", "e2", "e3", "e4"))
+    assert index.matched([name(1)], ["e0", "e2", "e3", "e4"]) == {"e0": 0, "e2": 1, "e3": 0, "e4": 0}
+    assert not index.num_expected and index.report("e1", 1, 2, (), [name(3)])  # of an engine that left: ignored
+    assert not index.report("e3", 1, 2, (), [name(3)])  # it must say all first
+    assert index.report("e4", 1, 0, (), [name(1)], is_whole=True)
+    assert index.matched([name(1)], ["e3", "e4"]) == {"e3": 0, "e4": 1}

@@ -61,8 +61,19 @@ def test_a_lost_engine_begins_anew() -> None:
     made = router()
     made.index.report("e1", 1, 1, (), [name(1)])
     made.queues["e1"].add(500, 0.0)
-    made.lost("e1", 100.0)
+    made.lost("e1")
     assert made.queues["e1"].left(0.0) == 0.0 and made.index.matched([name(1)], ENGINES)["e1"] == 0
+
+
+def test_an_engine_that_joins_is_chosen_and_one_that_left_is_forgotten() -> None:
+    made = router()
+    made.index.report("e1", 1, 1, (), [name(1)])
+    made.queues["e0"].add(500, 0.0)
+    made.change(("e0", "e2"))
+    assert made.choose(named([name(1)], ("e0", "e2")), 15, 0.0).engine == "e2"
+    assert made.queues["e0"].left(0.0) == 500.0 and "e1" not in made.queues
+    made.change(("e0", "e1", "e2"))
+    assert made.index.matched([name(1)], ["e1", "e2"]) == {"e1": 0, "e2": 1} and not made.index.knows("e1")
 
 
 def test_conversations_find_their_prefixes_nearly_as_with_instant_knowledge() -> None:

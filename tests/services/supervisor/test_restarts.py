@@ -96,11 +96,11 @@ def supervise(
     common |= {f"PLAN_{role.upper()}": plan for role, plan in plans.items()}
     children = [Child(f"{role}-0", Role(role), {**common, "ME": role}) for role in plans]
     command = (sys.executable, "-c", CHILD)
-    way_back = ("the model", "start again")
+    restarts.way_back = ("the model", "start again")
     heard = directory / "heard"
     if any("hup" in plan.split(",") for plan in plans.values()):
         os.mkfifo(heard)
-    supervisor = Supervisor(children, command, RunDirectory(directory), restarts, said.append, way_back)
+    supervisor = Supervisor(children, command, RunDirectory(directory), restarts, said.append)
 
     def on_ready(address: str) -> None:
         said.append("ready")

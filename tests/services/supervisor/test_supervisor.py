@@ -169,7 +169,7 @@ def test_engines_share_the_cores_and_have_disk_folders_of_their_own(tmp_path: Pa
     engines = [child.environment for child in children if child.role is Role.ENGINE]
     assert [one["SLUICE_DISK_CACHE_DIR"] for one in engines] == ["/cache/engine-0", "/cache/engine-1"]
     assert [int(one["SLUICE_THREADS"]) for one in engines] == [max(1, find_cores().usable // 2)] * 2
-    assert all(one["SLUICE_ENGINE_PEERS"].count("=ipc://") == 2 for one in engines)
+    assert {one["SLUICE_ENGINES_FILE"] for one in engines} == {f"{tmp_path}/engines.toml"}
     (alone,) = [child for child in plan_children(chosen, ServiceConfig(), tmp_path) if child.role is Role.ENGINE]
     assert (alone.environment["SLUICE_DISK_CACHE_DIR"], alone.environment["SLUICE_THREADS"]) == ("/cache", "0")
 

@@ -209,3 +209,17 @@ def test_a_slow_engine_loses_its_prefix_to_a_fast_one_that_is_idle() -> None:
     assert [rig.route() for _ in range(6)].count("e0") > 0
     rig.now_s = 5.0  # e1 has hardly begun
     assert rig.route() in BOTH
+
+
+def test_engines_join_and_leave() -> None:
+    rig = Rig()
+    rig.holds("e0", IDS)
+    rig.router.change(("e1", "e2"))
+    for engine in ("e1", "e2"):
+        rig.report(engine)
+        rig.holds(engine, [])
+    rig.holds("e2", IDS, number=1)
+    assert rig.route(at="e1", able=("e0", "e1", "e2")) == "e2"  # e0 serves, the gateway still believes
+    rig.router.change(("e0", "e1"))
+    rig.report("e0", epoch=1)
+    assert rig.route(at="e1", able=("e0", "e1")) in ("e0", "e1")

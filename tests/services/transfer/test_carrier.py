@@ -64,3 +64,14 @@ def test_memory_of_another_layout_is_never_read(tmp_path: Path) -> None:
 
 def test_engines_on_tcp_are_not_reached() -> None:
     assert paths_of({"a": "ipc:///run/a", "b": "tcp://h:1"}) == {"a": "/run/a.kv"}
+
+
+def test_the_memory_of_an_engine_that_left_is_given_up(tmp_path: Path) -> None:
+    one, two = tmp_path / "one.kv", tmp_path / "two.kv"
+    with carrier(two, one) as (_, reader), carrier(one, two) as (slots, _):
+        slots.write(1, NAME, b"x" * BYTES)
+        until(lambda: bool(reader.find([NAME])))
+        reader.change([])
+        until(lambda: not reader.num_reached)
+        reader.change([str(one)])
+        until(lambda: bool(reader.find([NAME])))

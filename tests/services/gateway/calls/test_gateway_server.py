@@ -66,7 +66,7 @@ async def test_every_handler_is_a_coroutine_function() -> None:
         converse = Converse(service, manager.observer, lambda: Rate(1, lambda: 0.0))
         adapter = OpenInference(service, manager, GenerationCounts(manager.observer))
         control = Control(manager, rig.gateway.drain, CacheEvents("g0", rig.ring.emit, lambda: 0.0))
-        profiles = ProfileCalls(RemoteOperations("g0", 0, ["e0"], rig.ring.emit), "e0")
+        profiles = ProfileCalls(RemoteOperations("g0", 0, ["e0"], rig.ring.emit), lambda: "e0")
         handlers = server.Handlers(inference, converse, control, profiles, adapter, manager.observer, large)
         tables = {
             **server.inference_table(handlers),

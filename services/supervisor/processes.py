@@ -1,0 +1,100 @@
+"""The processes of a service as its supervisor knows them; those of engines join and leave."""
+
+import signal
+import time
+from collections.abc import Sequence
+from pathlib import Path
+
+from sluice_server.services.supervisor.children import Child, Running
+
+
+class Processes:
+    """All processes of a service, in the order of their start.
+
+    Attributes:
+        all: every process.
+        falling: names of those that were killed because another one of their group ended.
+    """
+
+    def __init__(
+        self, children: Sequence[Child], command: tuple[str, ...], directory: Path, ready_fd: int, leave_s: float
+    ) -> None:
+        """`leave_s`: seconds that a process gets to exit when it is asked to. See `Running` for the others."""
+        self._how = command, directory, ready_fd
+        self._leave_s = leave_s
+        self.all = [Running(child, *self._how) for child in children]
+        self.falling: set[str] = set()
+        self._epochs: dict[str, int] = {}  # by group, the number of its present start
+
+    @property
+    def gateways(self) -> list[Running]:
+        """The gateways."""
+        return [child for child in self.all if child.is_gateway]
+
+    @property
+    def edges(self) -> list[Running]:
+        """The HTTP edges, which are outside of the ring."""
+        return [child for child in self.all if child.is_edge]
+
+    @property
+    def inner(self) -> list[Running]:
+        """The processes behind the gateways."""
+        return [child for child in self.all if not child.is_gateway and not child.is_edge]
+
+    def mates(self, child: Running) -> list[Running]:
+        """Returns the other processes of a child's group."""
+        return [one for one in self._of(child.engine) if one is not child] if child.child.group else []
+
+    @property
+    def absent(self) -> list[str]:
+        """The processes of the ring that have ended or are about to."""
+        return [one.name for one in self.inner if not one.is_running or one.name in self.falling]
+
+    def epoch_of(self, child: Running) -> int:
+        """Returns the number of the present start of a child's group."""
+        return self._epochs.get(child.child.group, 1)
+
+    def may_start(self, child: Running, now_s: float) -> bool:
+        """Whether a child is to be started now: a group starts once all of its processes have ended."""
+        if child.start_at_s is None or now_s < child.start_at_s:
+            return False
+        return not any(one.name in self.falling for one in (child, *self.mates(child)))
+
+    def end_group(self, child: Running, start_at_s: float) -> None:
+        """Kills the other processes of the group of a child that ended: they can only start together."""
+        mates = self.mates(child)
+        if mates:
+            self._epochs[child.engine] = self.epoch_of(child) + 1
+        for mate in mates:
+            if mate.has_process:
+                mate.kill_for("ended with its group")
+                self.falling.add(mate.name)
+            mate.start_at_s = start_at_s
+
+    def join(self, children: list[Child]) -> None:
+        """Starts the processes of another engine."""
+        for child in children:
+            made = Running(child, *self._how)
+            made.start_at_s = time.monotonic()
+            self.all.append(made)
+
+    def dismiss(self, engine: str) -> None:
+        """Asks the processes of an engine to exit; they are not started again."""
+        for child in self._of(engine):
+            child.start_at_s = None
+            child.leave_by_s = time.monotonic() + self._leave_s
+            if child.has_process:
+                child.signal(signal.SIGTERM)
+            else:
+                self.forget(child)
+
+    def is_there(self, engine: str) -> bool:
+        """Whether a process of the engine is left."""
+        return bool(self._of(engine))
+
+    def forget(self, child: Running) -> None:
+        """Takes out a process that has ended for good."""
+        self.all.remove(child)
+
+    def _of(self, engine: str) -> list[Running]:
+        return [child for child in self.all if child.engine == engine]
