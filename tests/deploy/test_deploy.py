@@ -42,14 +42,19 @@ def load(path: str) -> Any:  # noqa: ANN401 # as YAML has it
     return yaml.safe_load((ROOT / path).read_text())
 
 
-def documents() -> list[dict[str, Any]]:
-    """The Kubernetes resources, rendered by kubectl if it is installed."""
+def rendered(folder: Path) -> list[dict[str, Any]]:
+    """The Kubernetes resources of a folder, rendered by kubectl if it is installed."""
     if shutil.which("kubectl"):
-        command = ["kubectl", "kustomize", str(KUBERNETES)]
+        command = ["kubectl", "kustomize", str(folder)]
         text = subprocess.run(command, capture_output=True, text=True, timeout=60, check=True).stdout
         return list(yaml.safe_load_all(text))
-    names = load("deploy/kubernetes/kustomization.yaml")["resources"]
-    return [yaml.safe_load((KUBERNETES / name).read_text()) for name in names]
+    names = yaml.safe_load((folder / "kustomization.yaml").read_text())["resources"]
+    return [one for name in names for one in yaml.safe_load_all((folder / name).read_text())]
+
+
+def documents() -> list[dict[str, Any]]:
+    """The resources of the ring in one pod."""
+    return rendered(KUBERNETES)
 
 
 def sample_names() -> set[str]:
