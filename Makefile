@@ -183,6 +183,22 @@ bench-scheduler: $(VENV)/.run ## the scheduler's own cost, and its policies in s
 bench-prefix: $(VENV)/.run ## what the prefix cache costs and saves
 	$(BIN)/python -m benchmarks.prefix_cache
 
+# TRACES: a folder with mooncake_conversation.jsonl and azure_2023_code.csv (docs/benchmarks.md); without it, one load.
+.PHONY: bench-fleet bench-dynamo
+bench-fleet: $(VENV)/.run ## in simulated time: the cells that 10,000 requests a second take, and the loss of one (ten minutes)
+	$(BIN)/python -m benchmarks.fleet $(if $(TRACES),--traces $(TRACES))
+	$(BIN)/python -m benchmarks.fleet --whole 40
+
+# In an environment of its own: Dynamo is no dependency.
+DYNAMO := $(VENV)/dynamo
+$(DYNAMO)/.done: | $(VENV)/bin/python
+	$(BIN)/python -m venv $(DYNAMO)
+	$(DYNAMO)/bin/pip install --quiet --disable-pip-version-check ai-dynamo-runtime==1.6.1
+	@touch $@
+
+bench-dynamo: $(VENV)/.run $(DYNAMO)/.done ## the router beside Dynamo's, in simulated time: TRACE=conversation_trace.jsonl (installs it)
+	$(BIN)/python -m benchmarks.fleet.dynamo $(TRACE) --dynamo-python $(DYNAMO)/bin/python
+
 .PHONY: bench-speculation
 bench-speculation: $(VENV)/.run ## speed-up of drafts by concurrency, and what they cost where they do not help
 	$(BIN)/python -m benchmarks.speculation
