@@ -26,6 +26,7 @@ class Stack:
     services: list[Service]
     http: httpx2.Client
     log: Path
+    metrics: str  # the URL of SMG's own
 
     def post(self, path: str, **body: Any) -> dict[str, Any]:  # noqa: ANN401 # JSON
         answer = self.http.post(path, json={"model": "smollm2", **body})
@@ -40,6 +41,11 @@ class Stack:
             for line in answer.iter_lines():
                 if line.startswith("data: ") and line != "data: [DONE]":
                     yield json.loads(line.removeprefix("data: "))
+
+    def num_indexed(self) -> int:
+        """Blocks of all workers' prefix caches that SMG knows of, as its metrics say."""
+        lines = httpx2.get(self.metrics).text.splitlines()
+        return sum(int(line.split()[-1]) for line in lines if line.startswith("smg_kv_index_blocks{"))
 
     def chat_text(self, text: str, **body: Any) -> str:  # noqa: ANN401 # JSON
         """The text of a streamed chat."""
@@ -63,6 +69,8 @@ def smg_before(
             *("--prometheus-host", "127.0.0.1", "--prometheus-port", str(metrics)),
             *("--tenant-api-key", f"team:{KEY}", "--control-plane-api-keys", "ops:Ops:admin:key-of-operators"),
             *("--health-check-interval-secs", "2", "--tool-call-parser", "json", "--log-dir", str(folder)),
+            # Else SMG sends some prompts to a worker that lacks their prefix, on purpose.
+            *("--worker-warmup-divert-every", "0", "--worker-warmup-secs", "0"),
             *("--worker-urls", *[f"grpc://{door}" for door in doors]),
         ]
         with log.open("w") as output:
@@ -72,7 +80,7 @@ def smg_before(
         headers = {"authorization": f"Bearer {KEY}"}
         http = stack.enter_context(httpx2.Client(base_url=f"http://127.0.0.1:{port}", headers=headers, timeout=120))
         wait_until(lambda: is_ready(http, log, num_services), START_S, f"SMG is not ready: {log}")
-        yield Stack(services, http, log)
+        yield Stack(services, http, log, f"http://127.0.0.1:{metrics}/metrics")
 
 
 def is_ready(http: httpx2.Client, log: Path, num_services: int) -> bool:
