@@ -47,7 +47,7 @@ RUN /opt/build/bin/pip --python /opt/text/bin/python uninstall -q -y hf_xet \
 
 FROM ${BASE_IMAGE} AS base
 RUN useradd --uid 10001 --no-create-home --shell /usr/sbin/nologin sluice \
- && for role in all gateway tokenizer engine detokenizer; do install -d -o sluice -g sluice -m 0700 "/keys/$role"; done \
+ && for role in all gateway tokenizer engine detokenizer worker-1 worker-2; do install -d -o sluice -g sluice -m 0700 "/keys/$role"; done \
  && install -d -o sluice -g sluice -m 0700 /run/sluice
 ENV HOME=/tmp PYTHONUNBUFFERED=1 PYTHONDONTWRITEBYTECODE=1 TOKENIZERS_PARALLELISM=false \
     SLUICE_HEARTBEAT_DIR=/run/sluice SLUICE_LOG_FORMAT=json

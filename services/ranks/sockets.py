@@ -32,6 +32,7 @@ LOCK_SUFFIX = ".lock"  # behind the path of an inbox
 HIGH_WATER_MARK = 1000  # frames that may wait for a rank; it is asked how each launch ended
 PROBE_S = 1.0  # between two probes of a TCP connection
 SILENCE_S = 4.0  # without an answer to a probe; a cut link is to be noticed within seven
+NAME_S = 30.0  # until the name of this host has an address: orchestrators tell names late
 STATES = b"\xff"  # first byte of hidden states; no order or report begins so
 _FAILED = (zmq.EVENT_HANDSHAKE_FAILED_AUTH, zmq.EVENT_HANDSHAKE_FAILED_PROTOCOL, zmq.EVENT_HANDSHAKE_FAILED_NO_DETAIL)
 
@@ -197,9 +198,14 @@ def own_address(address: str) -> str:
 
 def number_of(host: str) -> str:
     """Returns the address of a host. Raises ServiceError if its name has none."""
-    with contextlib.suppress(OSError):
-        found = sockets.getaddrinfo(host, None, type=sockets.SOCK_STREAM)
-        return str(found[0][4][0])
+    until_s = time.monotonic() + NAME_S
+    while True:
+        with contextlib.suppress(OSError):
+            found = sockets.getaddrinfo(host, None, type=sockets.SOCK_STREAM)
+            return str(found[0][4][0])
+        if not time_left(until_s):
+            break
+        time.sleep(min(1.0, time_left(until_s)))
     raise bad_setting("rank_peers", f"{host} has no address here: give one of this host's, or a name that has one")
 
 

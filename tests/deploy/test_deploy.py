@@ -17,6 +17,7 @@ import yaml
 from sluice_server.engine.config import EngineConfig
 from sluice_server.services.config import ServiceConfig
 from sluice_server.services.process.edge_settings import EDGE, EdgeSettings, variable
+from sluice_server.services.ranks.settings import rank_table
 from sluice_server.services.telemetry import catalogue
 from sluice_server.services.telemetry.catalogue import MetricKind
 from tools import dashboards
@@ -122,6 +123,57 @@ def test_the_pod_is_probed_locked_down_and_scaled_by_its_queue() -> None:
     assert open_ports == {"grpc": None, "http": None, metrics[0]: metrics[-1]}
     grace_s = ServiceConfig().grace_s
     assert pod["terminationGracePeriodSeconds"] > grace_s
+
+
+def test_the_pods_of_a_group_are_ranks_that_find_each_other() -> None:
+    by_kind = {document["kind"]: document for document in rendered(KUBERNETES / "ranks")}
+    group = by_kind.pop("LeaderWorkerSet")  # a resource of another project, whose schema is not among these
+    for document in by_kind.values():
+        kubernetes_validate.validate(document, VERSION, strict=True)
+    template = group["spec"]["leaderWorkerTemplate"]
+    literals = yaml.safe_load((KUBERNETES / "ranks/kustomization.yaml").read_text())["configMapGenerator"][0][
+        "literals"
+    ]
+    common = dict(literal.split("=", 1) for literal in literals)
+    assert common.keys() <= SETTINGS
+    assert template["restartPolicy"] == "None" and template["size"] == int(common["SLUICE_PIPELINE_PARALLEL_SIZE"]) == 2
+    names = (f"{group['metadata']['name']}-7", f"{group['metadata']['name']}-7-1")  # as the controller names pods
+    for index, (kind, rank) in enumerate((("leader", "engine-0"), ("worker", "worker-0-1"))):
+        pod = template[f"{kind}Template"]
+        name = {"metadata": {**pod["metadata"], "name": "x"}, "spec": pod["spec"]}
+        kubernetes_validate.validate({"apiVersion": "v1", "kind": "Pod", **name}, VERSION, strict=True)
+        selector = by_kind["NetworkPolicy"]["spec"]["podSelector"]["matchLabels"]
+        assert selector.items() <= pod["metadata"]["labels"].items()
+        containers = {one["name"]: one for one in pod["spec"]["containers"]}
+        own = containers["engine" if kind == "leader" else "worker"]
+        given = {one["name"]: one.get("value", "") for one in own["env"]}
+        assert (
+            given.keys() - {"GROUP"} <= SETTINGS
+            and {"name": "keys", "mountPath": "/keys", "readOnly": True} in own["volumeMounts"]
+        )
+        peers = given["SLUICE_RANK_PEERS"].replace("$(GROUP)", "7")
+        config = EngineConfig(pipeline_parallel_size=template["size"])
+        table = rank_table(config, ServiceConfig(role=given["SLUICE_ROLE"], rank_peers=peers), rank)
+        assert table.rank == index and table.hosts == tuple(f"{one}.{group['metadata']['name']}" for one in names)
+        (secret,) = (one["secret"] for one in pod["spec"]["volumes"] if one["name"] == "keys")
+        assert [one["key"] for one in secret["items"] if one["key"].endswith("_secret")] == [f"{rank}.key_secret"]
+        for container in containers.values():
+            assert container["livenessProbe"]["exec"]["command"] == ["sluice", "healthcheck"]
+            assert container["securityContext"]["readOnlyRootFilesystem"] is True
+            assert set(container["resources"]) == {"requests", "limits"}
+
+
+def test_the_leader_of_a_group_is_the_pod_of_one_ring_with_ranks() -> None:
+    alone = load("deploy/kubernetes/deployment.yaml")["spec"]["template"]["spec"]
+    leader = load("deploy/kubernetes/ranks/leaderworkerset.yaml")["spec"]["leaderWorkerTemplate"]["leaderTemplate"][
+        "spec"
+    ]
+    leader["volumes"] = leader["volumes"][:-1]
+    for container in leader["containers"]:
+        container["envFrom"][0]["configMapRef"]["name"] = "sluice"
+        container["env"] = [one for one in container["env"] if one["name"] not in ("GROUP", "SLUICE_RANK_PEERS")]
+        container["volumeMounts"] = container["volumeMounts"][:2]
+    assert leader == alone
 
 
 def test_compose_runs_every_role_locked_down_with_settings_that_exist() -> None:

@@ -11,7 +11,10 @@ import jsonschema
 import pytest
 import yaml
 
+from sluice_server.engine.config import EngineConfig
+from sluice_server.services.config import ServiceConfig
 from sluice_server.services.process.edge_settings import variable
+from sluice_server.services.ranks.settings import rank_table
 from tools import dashboards
 
 ROOT = Path(__file__).parents[2]
@@ -19,6 +22,8 @@ CORE = {"keys", "gateway", "tokenizer", "engine", "detokenizer"}
 WATCHERS = {"otel-collector", "tempo", "prometheus", "grafana"}
 PROFILES = {"": CORE, "http": CORE | {"edge"}, "gpu": CORE | {"engine-gpu"}, "observability": CORE | WATCHERS}
 PROFILES["smg"] = CORE | {"smg"}
+RANKS = {"engine-ranks": "engine-0", "worker-1": "worker-0-1", "worker-2": "worker-0-2"}
+PROFILES["ranks"] = CORE | set(RANKS)
 OTLP, METRICS = 4317, 9464
 
 
@@ -101,6 +106,49 @@ def test_the_other_engine_is_found_under_the_name_of_the_first() -> None:
     gpu = SERVICES["engine-gpu"]
     assert gpu["networks"] == {"ring": {"aliases": ["engine"]}} and gpu["environment"]["SLUICE_DEVICE"] == "cuda"
     assert SERVICES["gateway"]["environment"]["SLUICE_ENGINE_PEERS"] == "engine-0=tcp://engine:7000"
+
+
+def test_ranks_know_where_each_other_is_and_have_a_key_each() -> None:
+    keys = SERVICES["keys"]
+    for name, rank in RANKS.items():
+        service = SERVICES[name]
+        environment = service["environment"]
+        assert service["profiles"] == ["ranks"] and service["read_only"] is True and service["cap_drop"] == ["ALL"]
+        role = "engine" if rank == "engine-0" else "worker"
+        assert environment["SLUICE_ROLE"] == role
+        assert environment.get("SLUICE_PROCESS_ID", "engine-0") == rank
+        assert any(volume == f"keys-{name.replace('engine-ranks', 'engine')}:/keys:ro" for volume in service["volumes"])
+        assert rank in keys["command"][0]
+        config = EngineConfig(pipeline_parallel_size=3)
+        table = rank_table(config, ServiceConfig(role=role, rank_peers=environment["SLUICE_RANK_PEERS"]), rank)
+        host = table.hosts[table.rank]
+        assert host == name or host in service["networks"]["ring"]["aliases"]
+        assert environment["SLUICE_PIPELINE_PARALLEL_SIZE"] == "${SLUICE_PIPELINE_PARALLEL_SIZE:-3}"
+    made = [f"keys-{name}" for name in ("worker-1", "worker-2")]
+    assert all(f"{volume}:/keys/{volume.removeprefix('keys-')}" in keys["volumes"] for volume in made)
+    assert "detokenizer worker-1 worker-2; do install" in (ROOT / "Dockerfile").read_text()
+
+
+def test_each_rank_gets_its_own_secret_key(tmp_path: Path) -> None:
+    """What the job that makes keys does, with folders in the place of volumes."""
+    (script,) = SERVICES["keys"]["command"]
+    text = script.replace("$$", "$").replace("/keys", str(tmp_path))
+    roles = [volume.split(":")[0].removeprefix("keys-") for volume in SERVICES["keys"]["volumes"]]
+    for role in roles:
+        (tmp_path / role).mkdir()
+    program = tmp_path / "sluice"
+    program.write_text(
+        '#!/bin/sh\nshift; to=$1; shift; for id in "$@"; do touch "$to/$id.key" "$to/$id.key_secret"; done\n'
+    )
+    program.chmod(0o755)
+    subprocess.run(["sh", "-euc", text], env={"PATH": f"{tmp_path}:/usr/bin:/bin"}, check=True, timeout=60)
+    found = {role: sorted(path.stem for path in (tmp_path / role).glob("*.key_secret")) for role in roles[1:]}
+    assert found == {
+        **{role: [f"{role}-0"] for role in ("gateway", "tokenizer", "engine", "detokenizer")},
+        "worker-1": ["worker-0-1"],
+        "worker-2": ["worker-0-2"],
+    }
+    assert all(len(list((tmp_path / role).glob("*.key"))) == 6 for role in roles[1:])
 
 
 def collector() -> dict[str, Any]:

@@ -29,6 +29,7 @@ from sluice_server.engine.parallel.worker import RankWorker
 from sluice_server.engine.plan import StepPlan
 from sluice_server.services.process.heartbeat import Heartbeat
 from sluice_server.services.ranks import leader
+from sluice_server.services.ranks import sockets as rank_sockets
 from sluice_server.services.ranks.codec import ORDERS, REPORTS, MalformedMessage
 from sluice_server.services.ranks.leader import RankGroup
 from sluice_server.services.ranks.membership import hello_of
@@ -115,7 +116,10 @@ def test_a_rank_that_listens_on_the_network_needs_a_key() -> None:
         ("198.51.100.9", "--rank-peers: cannot listen on tcp://198.51.100.9:9: Cannot assign requested address"),
     ],
 )
-def test_a_rank_listens_on_an_address_of_its_host_alone(tmp_path: Path, host: str, text: str) -> None:
+def test_a_rank_listens_on_an_address_of_its_host_alone(
+    tmp_path: Path, host: str, text: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(rank_sockets, "NAME_S", 0.0)
     addresses = {"engine-0": "tcp://127.0.0.1:1", "worker-0-1": f"tcp://{host}:9"}
     make_keys(tmp_path, addresses)
     with pytest.raises(ServiceError, match=text):
