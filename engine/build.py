@@ -77,6 +77,7 @@ class BuiltEngine:
         tuner: measures how many threads pay off while the engine is idle; None on CUDA.
         store: the cache's memory; None for an encoder.
         shared: memory in which other engines read its blocks; None if that is off.
+        images: what it keeps of images; None for a model that takes none.
         save_s: seconds that saving the cache may take.
         pages: takes that memory from the system before it is used, on a CPU.
     """
@@ -89,7 +90,7 @@ class BuiltEngine:
     store: BlockStore | None
     pages: PagesAhead | None = None
     shared: SharedSlots | None = None
-
+    images: EncoderCache | None = None
     save_s: float = 0.0
 
     def close(self) -> None:
@@ -126,7 +127,7 @@ def build_engine(  # noqa: PLR0913 # all that an engine is made of
     plugins = load_plugins(config.plugins, model_config)
     ranks = ranks_of(config, workers)
     model, drafter = loaded(config, model_config, directory, limits, draft, formats, device, plugins.model, ranks)
-    images = loaded_images(directory, limits, model, formats, workers)
+    images = loaded_images(config, directory, limits, model, formats, workers)
     if workers is not None:
         workers.ready(rank_layout(config, formats, model))
     allocated = allocate(config, model, drafter, formats, limits)
@@ -171,6 +172,7 @@ def build_engine(  # noqa: PLR0913 # all that an engine is made of
         store=store,
         pages=pages,
         shared=shared,
+        images=images,
         save_s=config.disk_cache_save_s,
     )
 
@@ -220,15 +222,16 @@ def loaded(  # noqa: PLR0913 # all that is loaded
 
 
 def loaded_images(
-    directory: Path, limits: Limits, model: Model, formats: Formats, workers: Workers | None
+    config: EngineConfig, directory: Path, limits: Limits, model: Model, formats: Formats, workers: Workers | None
 ) -> EncoderCache | None:
     """Loads the vision tower, if requests may bring images, with weights that are not quantised."""
     if limits.images is None:
         return None
     if workers is not None:
         raise _unusable("images are not supported by a model over several ranks: use one")
-    config = read_vision(directory)
-    return EncoderCache(load_vision(directory, config, model.config.hidden_size, formats.dtype, model.device))
+    vision = read_vision(directory)
+    tower = load_vision(directory, vision, model.config.hidden_size, formats.dtype, model.device)
+    return EncoderCache(tower, config.encoder_cache_bytes)
 
 
 def check_trials(

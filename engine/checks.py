@@ -7,7 +7,7 @@ Pure.
 from collections.abc import Sequence
 
 from sluice_server.engine.errors import context_exceeded, invalid, unsupported
-from sluice_server.engine.images import DIGEST_BYTES, PromptImage
+from sluice_server.engine.images import DIGEST_BYTES, ImageForm, PromptImage
 from sluice_server.engine.parameter_kinds import check_ids as check_ids
 from sluice_server.engine.parameter_kinds import check_num as check_num
 from sluice_server.engine.parameter_kinds import in_range
@@ -192,14 +192,21 @@ def check_placeholders(embeds: PromptEmbeds, ids: Sequence[int]) -> None:
         raise invalid("prompt_embeds", f"the prompt does not begin with {num} ids {PLACEHOLDER} in the rows' place")
 
 
-def check_images(images: Sequence[PromptImage], ids: Sequence[int], limits: Limits, field: str = "images") -> None:
-    """Raises `ServiceError` if images are off, are not as the model takes them, or have no place in the prompt."""
+def check_num_images(num: int, limits: Limits, field: str) -> ImageForm:
+    """Returns the form of images. Raises `ServiceError` if images are off, or for more than a request may bring."""
     form = limits.images
     if form is None:
-        raise unsupported(field, f"{field}: this server does not take images: send text")
-    if len(images) > form.max_images:
-        text = f"are {len(images)}; at most {form.max_images} are allowed"
-        raise invalid(field, text, limit=form.max_images, actual=len(images))
+        raise unsupported(
+            field, f"{field}: this server does not take images, because {limits.why_no_images}: send text"
+        )
+    if num > form.max_images:
+        raise invalid(field, f"are {num}; at most {form.max_images} are allowed", limit=form.max_images, actual=num)
+    return form
+
+
+def check_images(images: Sequence[PromptImage], ids: Sequence[int], limits: Limits, field: str = "images") -> None:
+    """Raises `ServiceError` if images are off, are not as the model takes them, or have no place in the prompt."""
+    form = check_num_images(len(images), limits, field)
     behind, places = 0, 0
     for index, image in enumerate(images):
         name, end = f"{field}[{index}]", image.first + image.num_tokens

@@ -79,6 +79,11 @@ class EngineConfig:
     enable_prompt_embeds: bool = option(
         False, "take prompt embeddings: requests may bring hidden states in the place of their first tokens"
     )
+    images: bool = option(True, "take images where the model's vision tower is served; --no-images saves its memory")
+    encoder_cache_bytes: int = option(
+        64 << 20,
+        "memory for what the vision tower computed of images, so that one that comes again is not encoded again",
+    )
     plugins: str = option(
         "", "entry points of installed packages, comma-separated: the models and logits processors that may be used"
     )

@@ -55,6 +55,7 @@ class Limits:
         embeds_width: numbers in a row of prompt embeddings; 0 where requests may not bring any.
         max_embeds_bytes: of the prompt embeddings of a request.
         images: the form of images; None where requests may not bring any.
+        why_no_images: why they may not.
     """
 
     context_length: int
@@ -92,6 +93,7 @@ class Limits:
     embeds_width: int = 0
     max_embeds_bytes: int = MAX_EMBEDS_BYTES
     images: ImageForm | None = None
+    why_no_images: str = "the model takes text only"
 
 
 @dataclasses.dataclass(frozen=True, slots=True)

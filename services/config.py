@@ -16,6 +16,7 @@ from sluice_server.engine.request import MAX_DRAFT_TOKENS, MAX_DRAFT_WIDTH, MAX_
 from sluice_server.engine.scheduler.policies import POLICIES
 from sluice_server.engine.scheduler.settings import parse_weights
 from sluice_server.engine.worker.host.cores import THREADS_A_CORE, find_cores
+from sluice_server.services.media.urls import hosts_of
 from sluice_server.services.messages.processes import Role
 from sluice_server.services.sections import reasoning, tools
 
@@ -95,6 +96,18 @@ class ServiceConfig:
     chat_template: str = option("", "file of a Jinja template, or its text, in place of the checkpoint's own")
     tool_call_parser: str = option(tools.AUTO, f"how the model writes tool calls: {', '.join(tools.NAMES)}")
     reasoning_parser: str = option(tools.AUTO, f"how the model marks reasoning: {', '.join(reasoning.NAMES)}")
+    media_workers: int = option(1, "processes of a tokenizer that decode images, where the model takes any")
+    media_from: str = option(
+        "",
+        "hosts, comma-separated, from which images are fetched over https by the URLs of requests; empty fetches none",
+    )
+    image_store_bytes: int = option(
+        64 << 20,
+        "bytes of images that a gateway keeps, so that clients can name them by digest instead of sending them",
+    )
+    max_open_image_bytes: int = option(
+        256 << 20, "bytes of images that open requests hold at a gateway; more are refused with RESOURCE_EXHAUSTED"
+    )
     trust_chat_content: bool = option(False, "content of chats may write control tokens, such as <|im_end|>")
     trust_request_chat_template: bool = option(False, "a request may bring its own chat template")
     probe_interval_s: float = option(0.25, "seconds between health probes round the ring")
@@ -143,8 +156,13 @@ def parse_peers(role: str, text: str) -> dict[str, str]:
 
 def check(engine: EngineConfig, service: ServiceConfig) -> None:
     """Raise ServiceError naming the first setting that is out of range. Called before any process starts."""
-    for name in ("gateways", "tokenizers", "detokenizers", "encoding_threads", "max_open_requests", "max_prompt_bytes"):
+    for name in (
+        *("gateways", "tokenizers", "detokenizers", "encoding_threads", "max_open_requests", "max_prompt_bytes"),
+        *("media_workers", "max_open_image_bytes"),
+    ):
         _at_least(name, getattr(service, name), 1)
+    _at_least("image_store_bytes", service.image_store_bytes, 0)
+    _check_media_from(service.media_from)
     _check_engines(engine, service)
     check_threads(engine, service)
     for name in ("max_num_seqs", "max_num_batched_tokens", "block_size", "max_queued_requests", "max_queued_tokens"):
@@ -160,6 +178,7 @@ def check(engine: EngineConfig, service: ServiceConfig) -> None:
         "disk_cache_bytes",
         "shared_cache_bytes",
         "max_num_pooling_tokens",
+        "encoder_cache_bytes",
     ):
         _at_least(name, getattr(engine, name), 0)
     for name in ("probe_interval_s", "probe_timeout_s", "recovery_timeout_s", "grace_s", "max_connection_age_s"):
@@ -197,6 +216,13 @@ def check_keys(service: ServiceConfig) -> None:
         raise bad_setting("api_key", "a key is empty, or has a character that is a space or not printable ASCII")
 
 
+def _check_media_from(text: str) -> None:
+    try:
+        hosts_of(text)
+    except ValueError as error:
+        raise bad_setting("media_from", str(error)) from None
+
+
 def _check_telemetry(service: ServiceConfig) -> None:
     _one_of("log_level", service.log_level, ("debug", "info", "warning", "error"))
     if service.log_prompts and not service.log_requests:
@@ -216,7 +242,7 @@ def check_threads(engine: EngineConfig, service: ServiceConfig) -> None:
     if service.role in ("", Role.ENGINE):
         wanted["threads"] = engine.threads
     if service.role in ("", Role.TOKENIZER):
-        wanted["encoding_threads"] = service.encoding_threads
+        wanted |= {"encoding_threads": service.encoding_threads, "media_workers": service.media_workers}
     if not service.role:
         wanted |= {name: getattr(service, name) for name in ("gateways", "tokenizers", "engines", "detokenizers")}
     cores = find_cores()

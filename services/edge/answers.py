@@ -95,16 +95,18 @@ def add_usage(total: types_pb2.Usage, spent: types_pb2.Usage) -> None:
     total.cached_tokens += spent.cached_tokens
     total.completion_tokens += spent.completion_tokens
     total.reasoning_tokens += spent.reasoning_tokens
+    total.image_tokens += spent.image_tokens
 
 
 def usage(spent: types_pb2.Usage, report: AnswerReport) -> Json:
     """Returns OpenAI's usage object. Without the token sampled where the answer is about the prompt only."""
     completion_tokens = 0 if report.prompt_only else spent.completion_tokens
+    images = {"image_tokens": spent.image_tokens} if spent.image_tokens else {}
     return {
         "prompt_tokens": spent.prompt_tokens,
         "completion_tokens": completion_tokens,
         "total_tokens": spent.prompt_tokens + completion_tokens,
-        "prompt_tokens_details": {"cached_tokens": spent.cached_tokens},
+        "prompt_tokens_details": {"cached_tokens": spent.cached_tokens, **images},
         "completion_tokens_details": {"reasoning_tokens": spent.reasoning_tokens},
     }
 

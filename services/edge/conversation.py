@@ -12,6 +12,7 @@ from sluice_server.services.edge.wire_parts import (
     Function,
     FunctionTool,
     ImagePart,
+    ImageUrl,
     Message,
     Part,
     TextPart,
@@ -101,16 +102,21 @@ def _tool(at: int, function: Function) -> types_pb2.Tool:
 
 def _part(field: str, part: Part) -> types_pb2.ContentPart:
     if isinstance(part, ImagePart):
-        return types_pb2.ContentPart(image=_image(field, part.image_url.url))
+        return types_pb2.ContentPart(image=_image(field, part.image_url))
     return types_pb2.ContentPart(text=part.text if isinstance(part, TextPart) else part.refusal)
 
 
-def _image(field: str, url: str) -> types_pb2.Image:
-    """Returns an image from a data: URL. Other URLs are never fetched: clients could make the server send requests
-    to internal addresses."""
+def _image(field: str, asked: ImageUrl) -> types_pb2.Image:
+    """Returns an image from a data: URL. An https URL is for the gateway to judge; others are never fetched: clients
+    could make the server send requests to internal addresses."""
+    if asked.detail not in (None, "auto"):
+        raise unsupported(f"{field}.image_url.detail", "the model takes images in one size: leave it out, or send auto")
+    url = asked.url
+    if url.startswith("https://"):
+        return types_pb2.Image(url=url)
     head, comma, data = url.partition(",")
     if not head.startswith("data:") or not head.endswith(";base64") or not comma:
-        raise unsupported(field, "an image must come as a data:<type>;base64,<data> URL; others are not fetched")
+        raise unsupported(field, "an image must come as a data:<type>;base64,<data> URL, or as an https:// one")
     try:
         raw = base64.b64decode(data, validate=True)
     except (binascii.Error, ValueError):

@@ -12,6 +12,7 @@ from sluice_server.engine.kv_cache.tiers import Tiers
 from sluice_server.engine.parallel.group import GroupRunner
 from sluice_server.engine.scheduler.draft_stats import DraftStats
 from sluice_server.engine.transfer import BlockFetcher
+from sluice_server.engine.worker.slots.images import EncoderCache
 from sluice_server.services.engine.answers import rank_times
 from sluice_server.services.engine.stage import EngineStage
 from sluice_server.services.telemetry import catalogue
@@ -90,6 +91,15 @@ def shared_figures(engine: Engine, fetcher: BlockFetcher) -> Iterator[MetricSamp
         yield MetricSample(catalogue.MOVES, offers.num_refused, ("refused",))
     yield MetricSample(catalogue.MOVES, fetcher.num_fetched, ("fetched",))
     yield MetricSample(catalogue.MOVES, fetcher.num_missed, ("missed",))
+
+
+def image_figures(images: EncoderCache | None) -> Iterator[MetricSample]:
+    """Yields the images that were encoded, those that were found, and the time that encoding took."""
+    if images is None:
+        return
+    yield MetricSample(catalogue.IMAGES, images.num_encoded, ("encoded",))
+    yield MetricSample(catalogue.IMAGES, images.num_found, ("found",))
+    yield MetricSample(catalogue.IMAGE_TIME, images.busy_s, ("encode",))
 
 
 def _drafts(stats: DraftStats) -> Iterator[MetricSample]:

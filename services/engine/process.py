@@ -13,7 +13,7 @@ from sluice_server.engine.config import EngineConfig
 from sluice_server.engine.errors import RankLost
 from sluice_server.engine.parallel.sums import SumsBroken
 from sluice_server.engine.transfer import BlockFetcher
-from sluice_server.services.engine.figures import figures, shared_figures
+from sluice_server.services.engine.figures import figures, image_figures, shared_figures
 from sluice_server.services.engine.grammar_gate import GrammarGate
 from sluice_server.services.engine.loading import load_engine
 from sluice_server.services.engine.stage import EngineStage, RingMembership
@@ -83,6 +83,7 @@ async def _serve(
     if fetcher is not None:
         stage.on_add = fetcher.fetch
         process.metrics.collect_from(lambda: shared_figures(built.engine, fetcher))
+    process.metrics.collect_from(lambda: image_figures(built.images))
     if built.tuner is not None:
         built.tuner.on_change = retuned
     process.serve_profiles(MAKERS, StageSteps(stage))

@@ -30,4 +30,5 @@ def request_of(
         timeline=timeline,
         resume_ids=tuple(None if ids is None else tuple(unpack_ids(ids)) for ids in prompt.resume),
         prompt_embeds=prompt.embeds,
+        images=prompt.images,
     )

@@ -239,8 +239,9 @@ class EngineStage:
             self._served_token = True
             found = sampled.admission
             resumed = (prompt.resume[sampled.output_index] if prompt.resume else None) or b""
+            num_image = sum(image.num_tokens for image in prompt.images)
             admitted = Admitted(
-                found.num_prompt, found.num_cached, found.max_tokens, prompt.stops, prompt.text, resumed
+                found.num_prompt, found.num_cached, found.max_tokens, prompt.stops, prompt.text, resumed, num_image
             )
         timings = None
         if sampled.times is not None:

@@ -1,15 +1,16 @@
 """The gateway process: builds the settings from the configuration and runs the server until it is drained."""
 
 import asyncio
+import contextlib
 import dataclasses
 import logging
 import resource
 import signal
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 from sluice_server.engine.errors import ServiceError, stage_lost
 from sluice_server.engine.models.config import ModelConfig
-from sluice_server.engine.models.limits import limits_of
 from sluice_server.engine.models.registry import read_served
 from sluice_server.engine.request import Limits
 from sluice_server.services.checkpoint.digests import remembered
@@ -20,7 +21,11 @@ from sluice_server.services.gateway.access.tls_files import files_of
 from sluice_server.services.gateway.connections.memory import share_one_heap
 from sluice_server.services.gateway.gateway import Gateway
 from sluice_server.services.gateway.model import model_info
+from sluice_server.services.gateway.requests.fetching import ImageFetches
 from sluice_server.services.gateway.settings import GatewaySettings, ModelInfo
+from sluice_server.services.media.fetch_workers import FetchWorkers
+from sluice_server.services.media.serving import limits_for
+from sluice_server.services.media.urls import hosts_of
 from sluice_server.services.messages.messages import KeepTrace
 from sluice_server.services.messages.processes import Role
 from sluice_server.services.process import absences
@@ -36,6 +41,7 @@ from sluice_server.version import VERSION
 logger = logging.getLogger(__name__)
 
 IPC = "ipc://"
+FETCHES = 2  # images that are fetched at once
 OTHER_FILES = 256  # reserved for the ring, logs and files that are read again
 
 
@@ -53,6 +59,13 @@ async def run(process: Process) -> int:
         lost_frames=lambda: ring.inbox.counts["lost"],
         read_model=lambda revision: read_model(process, revision),
     )
+    with contextlib.ExitStack() as closing:
+        _fetch_images(gateway, hosts_of(config.media_from), closing)
+        return await _serve(process, gateway)
+
+
+async def _serve(process: Process, gateway: Gateway) -> int:
+    config, ring = process.config, process.ring
     gateway.on_serving = lambda port: say_serving(
         ring.process_id, bound(config.listen, port), gateway.manager.settings.model.revision
     )
@@ -69,6 +82,17 @@ async def run(process: Process) -> int:
     await process.stopping.wait()
     await gateway.stop(config.grace_s)
     return 0
+
+
+def _fetch_images(gateway: Gateway, hosts: frozenset[str], closing: contextlib.ExitStack) -> None:
+    """Has the gateway fetch images by their URLs, if there are hosts to fetch them from."""
+    if not hosts:
+        return
+    workers = closing.enter_context(contextlib.closing(FetchWorkers(hosts, FETCHES)))
+    executor = ThreadPoolExecutor(FETCHES, thread_name_prefix="fetch")
+    closing.callback(executor.shutdown, cancel_futures=True)
+    on_loop = asyncio.get_running_loop().call_soon_threadsafe
+    gateway.manager.fetches = ImageFetches(workers.fetch, executor, on_loop)
 
 
 def absent_of(config: ServiceConfig) -> frozenset[str]:
@@ -103,14 +127,15 @@ def say_serving(process_id: str, address: str, revision: str) -> None:
 def model_of(process: Process, contents: CheckpointFiles, model: ModelConfig, revision: str) -> ModelInfo:
     """Returns the `ModelInfo` of the model whose files are `contents`."""
     name = process.config.served_model_name or process.source.name
-    limits = limits_for(process, model)
+    limits = limits_of(process, contents, model)
     found = model_info(name, revision, process.source.label, contents.directory, model, limits)
     return dataclasses.replace(found, created_s=contents.written_s)
 
 
-def limits_for(process: Process, model: ModelConfig) -> Limits:
-    """Returns the limits of requests to a model."""
-    return limits_of(process.engine_config, model, process.config.max_prompt_bytes, process.plugins.processors)
+def limits_of(process: Process, contents: CheckpointFiles, model: ModelConfig) -> Limits:
+    """Returns the limits of requests to the model whose files are `contents`."""
+    most, processors = process.config.max_prompt_bytes, process.plugins.processors
+    return limits_for(process.engine_config, model, contents.directory, most, processors)
 
 
 def read_model(process: Process, revision: str) -> tuple[ModelInfo, Limits] | None:
@@ -125,7 +150,7 @@ def read_model(process: Process, revision: str) -> tuple[ModelInfo, Limits] | No
         return None
     if not fits(revision, contents.configuration):
         return None
-    return found, limits_for(process, model)
+    return found, limits_of(process, contents, model)
 
 
 def settings_of(process: Process) -> GatewaySettings:
@@ -158,6 +183,9 @@ def settings_of(process: Process) -> GatewaySettings:
         version=VERSION,
         trust_chat_content=config.trust_chat_content,
         trust_request_chat_template=config.trust_request_chat_template,
+        media_hosts=hosts_of(config.media_from),
+        image_store_bytes=config.image_store_bytes,
+        max_open_image_bytes=config.max_open_image_bytes,
         max_open_requests=config.max_open_requests,
         max_concurrent_streams=max(2048, 2 * config.max_open_requests),  # admission refuses, streams do not queue
         max_connections=max_connections,

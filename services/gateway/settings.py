@@ -77,6 +77,9 @@ class GatewaySettings:
         trust_request_chat_template: a request may bring its own chat template.
         max_open_requests, max_reserved_tokens: admission limits; tokens are the estimated prompt plus max_tokens.
         probe_timeout_s: silence after which the ring counts as lost; ten engine steps if that is longer.
+        media_hosts: hosts from which images are fetched by their URLs; none: URLs are refused.
+        image_store_bytes: bytes of images that are kept for requests that name them by digest.
+        max_open_image_bytes: admission limit: bytes of images that open requests hold.
         stall_timeout_s: a reader that takes nothing for so long, while deltas wait for it, is broken off.
         grace_s: time that running generations get when a Drain call names none.
         max_connection_age_s: age at which clients are told to reconnect, so that load spreads over gateways.
@@ -111,6 +114,9 @@ class GatewaySettings:
     trust_request_chat_template: bool = DEFAULTS.trust_request_chat_template
     max_open_requests: int = DEFAULTS.max_open_requests
     max_reserved_tokens: int = 1 << 22
+    media_hosts: frozenset[str] = frozenset()
+    image_store_bytes: int = DEFAULTS.image_store_bytes
+    max_open_image_bytes: int = DEFAULTS.max_open_image_bytes
     max_chat_messages: int = 4096
     max_token_ids: int = 1 << 18
     max_embed_inputs: int = 2048

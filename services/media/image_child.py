@@ -4,6 +4,8 @@ Images are decoded in this process only. Its parent limits its time; its memory 
 sockets or files, and its priority is lower than that of the engine and the stages.
 """
 
+import hashlib
+
 from sluice_server.engine.errors import ServiceError
 from sluice_server.services.media.image_frames import ImageAnswer, ImageJob, ImageSetup, Prepared, RefusedImage
 from sluice_server.services.media.pixels import prepare
@@ -26,7 +28,8 @@ def main() -> None:
 def answered(job: ImageJob, setup: ImageSetup) -> ImageAnswer:
     """Answers one job."""
     try:
-        return Prepared(prepare(job.data, setup.processor, setup.limits).tobytes())
+        pixels = prepare(job.data, setup.processor, setup.limits, media_type=job.media_type).tobytes()
+        return Prepared(pixels, hashlib.sha256(pixels).digest())
     except ServiceError as error:
         return RefusedImage(error.message.removeprefix(f"{error.field}: "), dict(error.details))
 

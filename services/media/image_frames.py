@@ -16,15 +16,17 @@ class ImageSetup(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class ImageJob(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """An encoded image."""
+    """An encoded image, and the media type that it must have; "" for any."""
 
     data: bytes
+    media_type: str = ""
 
 
 class Prepared(msgspec.Struct, frozen=True, tag=True, forbid_unknown_fields=True):
-    """The pixels of an image: [3, side, side], float32, in the machine's order of bytes."""
+    """The pixels of an image, [3, side, side], float32, in the machine's order of bytes, and their SHA-256."""
 
     pixels: bytes
+    digest: bytes
 
 
 class RefusedImage(msgspec.Struct, frozen=True, tag=True, forbid_unknown_fields=True):

@@ -4,6 +4,7 @@ import msgspec
 
 from sluice_server.engine.errors import invalid
 from sluice_server.services.media.image_frames import ImageAnswer, ImageJob, ImageSetup, RefusedImage
+from sluice_server.services.media.preparing import PreparedPixels
 from sluice_server.services.media.processor import ImageLimits, ImageProcessor
 from sluice_server.services.tokenizer.child_pool import ChildPool, CpuTimeLimit, DiedError, OverdueError
 
@@ -27,10 +28,11 @@ class ImageWorkers:
         setup = ImageSetup(memory_bytes, processor, limits or ImageLimits())
         self._children: ChildPool[ImageAnswer] = ChildPool(MODULE, setup, _decode, num, patience)
 
-    def prepare(self, data: bytes, field: str) -> bytes:
-        """Returns the pixels of an encoded image: [3, side, side], float32. Raises ServiceError naming `field`."""
+    def prepare(self, data: bytes, field: str, media_type: str = "") -> PreparedPixels:
+        """Returns the pixels of an encoded image, [3, side, side], float32. It must be of the media type, where one is
+        given. Raises ServiceError naming `field`."""
         try:
-            answer = self._children.ask(ImageJob(data))
+            answer = self._children.ask(ImageJob(data, media_type))
         except OverdueError as error:
             text = f"is not decoded within {error.limit_s:g} s of computing time: send a smaller one"
             raise invalid(field, text, limit=error.limit_s) from error
@@ -40,7 +42,7 @@ class ImageWorkers:
             ) from error
         if isinstance(answer, RefusedImage):
             raise invalid(field, answer.message, **answer.details)
-        return answer.pixels
+        return PreparedPixels(answer.digest, answer.pixels)
 
     def close(self) -> None:
         """Ends the children. No image may be in work."""

@@ -30,11 +30,17 @@ _FILES = (
 )
 FORMATS = tuple(one.format for one in _FILES if one.format is not None)
 Pixels: TypeAlias = npt.NDArray[np.float32]
+_TYPES = {one: f"image/{one.lower()}" for one in FORMATS}
+_ALIASES = {"JPEG": ("image/jpg", "image/pjpeg")}
+_ANY = "application/octet-stream"
 _WHITE = (255, 255, 255, 255)
 
 
-def prepare(data: bytes, processor: ImageProcessor, limits: ImageLimits, field: str = "image") -> Pixels:
-    """Returns the pixels, [3, side, side], of an encoded image; of an animation its first picture.
+def prepare(
+    data: bytes, processor: ImageProcessor, limits: ImageLimits, field: str = "image", media_type: str = ""
+) -> Pixels:
+    """Returns the pixels, [3, side, side], of an encoded image; of an animation its first picture. It must be of the
+    media type, where one is given.
 
     Raises ServiceError INVALID_ARGUMENT for what is no such image, is damaged, or exceeds a limit.
     """
@@ -45,6 +51,7 @@ def prepare(data: bytes, processor: ImageProcessor, limits: ImageLimits, field: 
         warnings.simplefilter("error")  # Pillow warns of bombs, and of files that it reads in part
         try:
             with Image.open(io.BytesIO(data), formats=FORMATS) as opened:
+                _check_type(opened.format or "", media_type, field)
                 _check(opened.size, "has", limits, field)
                 image = _upright(opened)
                 size = processor.resized(*image.size)
@@ -61,6 +68,13 @@ def prepare(data: bytes, processor: ImageProcessor, limits: ImageLimits, field: 
         except Exception as error:  # decoders raise what they meet: OSError, ValueError, SyntaxError, struct.error
             raise invalid(field, f"cannot be decoded: {type(error).__name__}: {str(error)[:200]}") from None
     return _normalised(_middle(image, processor.side), processor)
+
+
+def _check_type(found: str, media_type: str, field: str) -> None:
+    """Raises ServiceError for a file of another format than its media type says."""
+    named = media_type.lower().partition(";")[0].strip()
+    if named not in ("", _ANY, _TYPES[found], *_ALIASES.get(found, ())):
+        raise invalid(field, f"is {_TYPES[found]}, and its media type says {media_type[:64]!r}")
 
 
 def _check(size: tuple[int, int], what: str, limits: ImageLimits, field: str) -> None:

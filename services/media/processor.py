@@ -67,6 +67,9 @@ class ImageLimits:
     max_pixels: int = 16 << 20
 
 
+FILE_LIMITS = ImageLimits()
+
+
 def read_processor(directory: Path) -> ImageProcessor:
     """Reads a checkpoint directory. Raises ServiceError MODEL_INVALID or UNIMPLEMENTED naming file, field and value."""
     path = directory / FILE

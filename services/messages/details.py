@@ -17,6 +17,7 @@ class Admitted(msgspec.Struct, frozen=True, gc=False, array_like=True, forbid_un
     stops: Stops
     text: TextOptions = TextOptions()
     resumed: bytes = b""  # ids (int32) that this output had before a resume: their text is not emitted again
+    num_image: int = 0  # prompt tokens that stand for images
 
 
 class Timings(msgspec.Struct, frozen=True, gc=False, array_like=True, forbid_unknown_fields=True):

@@ -16,6 +16,7 @@ from typing import TypeAlias
 import msgspec
 
 from sluice_server.engine.errors import ServiceError
+from sluice_server.engine.images import PromptImage
 from sluice_server.engine.prompt_embeds import PromptEmbeds
 from sluice_server.engine.request import FinishReason, SamplingParams
 from sluice_server.services.messages.control import Operation, OperationAnswer
@@ -43,7 +44,7 @@ from sluice_server.services.messages.work import (
     Work,
 )
 
-SCHEMA_VERSION = 9  # version 1 had frames without a header
+SCHEMA_VERSION = 10  # version 1 had frames without a header
 
 
 class Envelope(msgspec.Struct, frozen=True, gc=False, array_like=True, forbid_unknown_fields=True):
@@ -89,6 +90,7 @@ class Prompt(msgspec.Struct, frozen=True, gc=False, tag=True, forbid_unknown_fie
     text: TextOptions = TextOptions()
     resume: Resume = ()
     embeds: PromptEmbeds | None = None  # of the first ids, which are then placeholders
+    images: tuple[PromptImage, ...] = ()
 
 
 class Inputs(msgspec.Struct, frozen=True, gc=False, tag=True, forbid_unknown_fields=True):

@@ -45,6 +45,19 @@ class ToolCallPart(msgspec.Struct, frozen=True, gc=False, array_like=True, forbi
     name: str = ""
 
 
+class ImageFile(msgspec.Struct, frozen=True, gc=False, forbid_unknown_fields=True):
+    """An image of a prompt, as its client sent it: one of data, url and digest.
+
+    A gateway puts the data in the place of the other two before a request enters the ring.
+    """
+
+    field: str  # its name in errors
+    data: bytes = b""
+    media_type: str = ""  # "": as the file says
+    url: str = ""
+    digest: bytes = b""  # SHA-256 of the data
+
+
 class ChatMessage(msgspec.Struct, frozen=True, gc=False, forbid_unknown_fields=True):
     """One turn, its text parts joined by newlines. The template gets no other field that is None or empty."""
 
@@ -54,6 +67,7 @@ class ChatMessage(msgspec.Struct, frozen=True, gc=False, forbid_unknown_fields=T
     tool_calls: tuple[ToolCall, ...] = ()
     tool_call_id: str = ""  # in a tool's answer: the id of the call that it answers
     name: str = ""  # in a tool's answer: the tool's name
+    parts: tuple[str | None, ...] = ()  # of a turn with images: its texts, and None for each image; else ()
 
 
 class Tool(msgspec.Struct, frozen=True, gc=False, forbid_unknown_fields=True):
@@ -154,6 +168,7 @@ class Generate(msgspec.Struct, frozen=True, gc=False, tag=True, forbid_unknown_f
     constraint: Constraint | None = None
     bad_words: tuple[str, ...] = ()  # words that the output must not contain
     embeds: PromptEmbeds | None = None  # of the prompt's first tokens, ahead of those of `prompt`, which may be none
+    images: tuple[ImageFile, ...] = ()  # those of the chat, in the order of its parts
 
 
 class Tokenize(msgspec.Struct, frozen=True, gc=False, tag=True, forbid_unknown_fields=True):

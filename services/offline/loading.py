@@ -5,7 +5,6 @@ import sys
 from typing import NamedTuple
 
 from sluice_server.engine.build import BuiltEngine
-from sluice_server.engine.models.limits import limits_of
 from sluice_server.engine.models.registry import read_served
 from sluice_server.engine.plugins.entry_points import find_plugins
 from sluice_server.engine.worker.host.allocator import give_back
@@ -15,12 +14,18 @@ from sluice_server.services.checkpoint.model_source import CheckpointFiles, reso
 from sluice_server.services.engine.loading import load_engine
 from sluice_server.services.gateway.model import model_info
 from sluice_server.services.gateway.settings import GatewaySettings
+from sluice_server.services.media.image_workers import ImageWorkers
+from sluice_server.services.media.preparing import PixelCache
+from sluice_server.services.media.processor import read_processor
+from sluice_server.services.media.serving import limits_for
 from sluice_server.services.offline.options import OfflineConfig
 from sluice_server.services.process.background import num_compilers
 from sluice_server.services.tokenizer.constraints import Constraints
 from sluice_server.services.tokenizer.encoding import TextEncoder
 from sluice_server.services.tokenizer.found_sections import Parsers
+from sluice_server.services.tokenizer.inline_executor import InlineExecutor
 from sluice_server.services.tokenizer.loading import load_encoder
+from sluice_server.services.tokenizer.prompt_images import PromptImages
 
 NAME = "offline"  # of the gateway, the client and the engine
 MAX_OPEN = sys.maxsize  # a batch is admitted as a whole
@@ -31,6 +36,7 @@ class LoadedPipeline(NamedTuple):
 
     gateway: GatewaySettings
     encoder: TextEncoder
+    images: PromptImages | None
     constraints: Constraints
     built: BuiltEngine
     closing: contextlib.ExitStack
@@ -43,7 +49,7 @@ def load(settings: OfflineConfig) -> LoadedPipeline:
     contents = CheckpointFiles(source, remembered(), with_weights=True)
     plugins = find_plugins(engine.plugins)
     directory, model = contents.directory, read_served(contents.directory, plugins.models)
-    limits = limits_of(engine, model, service.max_prompt_bytes, plugins.processors)
+    limits = limits_for(engine, model, directory, service.max_prompt_bytes, plugins.processors)
     parsers = Parsers(service.tool_call_parser, service.reasoning_parser)
     stack = contextlib.ExitStack()
     try:
@@ -52,6 +58,10 @@ def load(settings: OfflineConfig) -> LoadedPipeline:
         encoder = stack.enter_context(contextlib.closing(loaded))
         compilers = Constraints(directory / "tokenizer.json", limits.vocab_size, model.eos_ids, num_compilers())
         constraints = stack.enter_context(contextlib.closing(compilers))
+        images = None
+        if limits.images is not None:
+            workers = stack.enter_context(contextlib.closing(ImageWorkers(read_processor(directory))))
+            images = PromptImages(PixelCache(workers), InlineExecutor())
         built, revision = load_engine(engine, contents, model, limits)
         stack.callback(built.close)
     except BaseException:
@@ -67,7 +77,7 @@ def load(settings: OfflineConfig) -> LoadedPipeline:
         max_open_requests=MAX_OPEN,
         max_reserved_tokens=MAX_OPEN,
     )
-    return LoadedPipeline(gateway, encoder, constraints, built, stack)
+    return LoadedPipeline(gateway, encoder, images, constraints, built, stack)
 
 
 def _give_back() -> None:

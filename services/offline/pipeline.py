@@ -60,6 +60,7 @@ class Pipeline:
             EncodingThreads(InlineExecutor(), self._calls.put),
             lambda message: self._mail.append((self._gate.handle, message)),
             _unrecorded,
+            images=loaded.images,
         )
         built = loaded.built
         engine = EngineStage(built.engine, RingMembership(NAME, 0), self._to_detokenizer, _unrecorded, built.computing)

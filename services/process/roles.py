@@ -14,12 +14,14 @@ import zmq
 
 from sluice_server.engine.config import EngineConfig
 from sluice_server.engine.errors import ServiceError
-from sluice_server.engine.models.limits import limits_of
+from sluice_server.engine.images import ImageForm
 from sluice_server.engine.models.registry import read_served
 from sluice_server.engine.plugins.entry_points import find_plugins
 from sluice_server.services.checkpoint.digests import remembered
 from sluice_server.services.checkpoint.model_source import CheckpointFiles, resolve_model
 from sluice_server.services.config import WORKER, ServiceConfig, bad_setting, parse_peers
+from sluice_server.services.media.processor import FILE_LIMITS
+from sluice_server.services.media.serving import limits_for
 from sluice_server.services.messages.processes import Role
 from sluice_server.services.process.engine_table import EngineTable, engines_of
 from sluice_server.services.process.heartbeat import Heartbeat
@@ -72,7 +74,9 @@ async def _run(engine_config: EngineConfig, config: ServiceConfig, role: Role, p
     plugins = find_plugins(engine_config.plugins)
     model = read_served(contents.directory, plugins.models)
     engines = engines_of(config)
-    ring = join_ring(config, role, process_id, engines.value)
+    directory, most = contents.directory, config.max_prompt_bytes
+    limits = limits_for(engine_config, model, directory, most, plugins.processors)
+    ring = join_ring(config, role, process_id, engines.value, limits.images)
     ring.revision = contents.configuration
     ring.on_mixed = lambda: leave_if_changed(contents)
     resource = {"service.name": names.SERVICE_NAME, "service.instance.id": process_id, names.ROLE: str(role)}
@@ -83,7 +87,7 @@ async def _run(engine_config: EngineConfig, config: ServiceConfig, role: Role, p
         source=source,
         contents=contents,
         model=model,
-        limits=limits_of(engine_config, model, config.max_prompt_bytes, plugins.processors),
+        limits=limits,
         ring=ring,
         tracer=Tracer.create(
             resource, config.otlp_endpoint, TraceSampling(config.trace_sample_ratio, config.trace_slow_s)
@@ -145,7 +149,9 @@ def connect(ring: RingLoop, engines: EngineTable) -> None:
     logger.info("the engines are %s from now on", ", ".join(sorted(engines)))
 
 
-def join_ring(config: ServiceConfig, role: Role, process_id: str, engines: EngineTable) -> RingLoop:
+def join_ring(
+    config: ServiceConfig, role: Role, process_id: str, engines: EngineTable, images: ImageForm | None = None
+) -> RingLoop:
     """Bind the inbox and connect to the peers of the next role. Raises ServiceError naming the setting at fault."""
     if not config.inbox:
         raise bad_setting("inbox", "is needed with --role: where this process listens, tcp://host:port or ipc://path")
@@ -167,6 +173,8 @@ def join_ring(config: ServiceConfig, role: Role, process_id: str, engines: Engin
     keys = load_keys(config.ring_keys, process_id) if plain else None
     # A prompt's bytes can become four bytes each as token ids; everything else is far smaller.
     max_message_bytes = MIN_MESSAGE_BYTES + 4 * config.max_prompt_bytes
+    if images is not None:  # as files, and as pixels
+        max_message_bytes += images.max_images * max(FILE_LIMITS.max_bytes, images.num_bytes)
     try:
         return RingLoop(role, process_id, config.inbox, peers, max_message_bytes, keys)
     except (zmq.ZMQError, OSError) as error:

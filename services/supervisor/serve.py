@@ -9,7 +9,6 @@ from pathlib import Path
 
 from sluice_server.engine.config import EngineConfig
 from sluice_server.engine.models.config import read_head_config
-from sluice_server.engine.models.limits import limits_of
 from sluice_server.engine.models.registry import read_served
 from sluice_server.engine.parallel.options import shape_of
 from sluice_server.engine.plugins.entry_points import find_plugins
@@ -18,6 +17,7 @@ from sluice_server.services.checkpoint.packaged import SMOLLM2
 from sluice_server.services.config import ServiceConfig, bad_setting, check
 from sluice_server.services.gateway.access.identity import access_of, as_digest, read_access
 from sluice_server.services.gateway.access.tls_files import files_of
+from sluice_server.services.media.serving import limits_for
 from sluice_server.services.process.edge_settings import check_http, url
 from sluice_server.services.process.listening import UNIX, check_plaintext, check_vllm, split
 from sluice_server.services.ranks.settings import check_ranks
@@ -105,7 +105,7 @@ def check_models(directory: Path, engine: EngineConfig, service: ServiceConfig) 
     """Check the configuration files of the checkpoint and of the draft once, before any process starts. Raises
     ServiceError."""
     model = read_served(directory, find_plugins(engine.plugins).models)
-    limits_of(engine, model, service.max_prompt_bytes)
+    limits_for(engine, model, directory, service.max_prompt_bytes)
     shape_of(engine).check(model)
     if engine.draft_model:
         draft = resolve_draft(engine.draft_model, engine.speculation)

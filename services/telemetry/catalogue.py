@@ -64,7 +64,7 @@ REQUESTS = _counter(
 )
 REFUSALS = _counter("sluice.refusals", "Requests that were refused", "reason")
 TOKENS = _counter(
-    "sluice.tokens", "Tokens of ended requests; cached, reasoning and accepted are parts of others", "kind"
+    "sluice.tokens", "Tokens of ended requests; cached, image, reasoning and accepted are parts of others", "kind"
 )
 DURATION = _histogram("gen_ai.server.request.duration", "Request duration", DURATION_S, "operation", "code")
 TTFT = _histogram("gen_ai.server.time_to_first_token", "Time to first token", TTFT_S)
@@ -116,6 +116,16 @@ RANK_TIME = _counter(
 RANK_SKEW = _counter("sluice.rank.skew", "Time between the fastest and the slowest rank of a step", unit="s")
 AWAITING_GRAMMAR = _gauge("sluice.grammar.waiting", "Requests whose grammar is being compiled")
 WITH_GRAMMAR = _gauge("sluice.grammar.open", "Open requests with a grammar")
+
+# Images: their pixels in the tokenizer, what the vision tower computes of them in the engine.
+IMAGES = _counter(
+    "sluice.images",
+    "Images by what happened: prepared, kept (pixels found), refused; encoded, found (rows found)",
+    "what",
+)
+IMAGE_TIME = _counter(
+    "sluice.image", "Time spent on images: prepare in the tokenizer, encode in the engine", "part", unit="s"
+)
 
 # Its cache, preemption and speculation.
 BLOCKS = _gauge(

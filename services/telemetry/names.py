@@ -9,6 +9,7 @@ SERVICE_NAME = "sluice"
 
 SPAN_ADMISSION = "admission"  # of a request that was refused at admission
 SPAN_TOKENIZE = "tokenize"
+SPAN_IMAGES = "images"  # inside of tokenize, while their pixels are prepared
 SPAN_QUEUE = "queue"
 SPAN_PREFILL = "prefill"
 SPAN_DECODE = "decode"
@@ -67,6 +68,7 @@ CANCELLED = "sluice.cancelled"
 NUM_TOKENS = "sluice.tokens"
 NUM_PROMPT = "sluice.prompt_tokens"
 NUM_CACHED = "sluice.cached_tokens"
+NUM_IMAGES = "sluice.images"
 ENGINE = "sluice.engine"  # chosen by the tokenizer, which expected:
 NUM_EXPECTED = "sluice.expected_cached_tokens"  # in its cache
 NUM_AHEAD = "sluice.expected_tokens_ahead"  # of other prompts, to be computed before

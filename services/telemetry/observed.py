@@ -46,6 +46,7 @@ class RequestUsage:
     drafted_at: tuple[int, ...] = ()  # drafted tokens by position in the draft
     accepted_at: tuple[int, ...] = ()
     ttft_s: float = 0.0
+    num_image: int = 0  # part of `num_prompt`
     finish_reason: str = ""
     timings: Timings | None = None
 

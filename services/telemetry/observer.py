@@ -117,6 +117,7 @@ class _Trace:
         for kind, num in (
             ("prompt", used.num_prompt),
             ("cached", used.num_cached),
+            ("image", used.num_image),
             ("completion", used.num_completion),
             ("reasoning", used.num_reasoning),
             ("drafted", used.num_drafted),

@@ -10,8 +10,9 @@ from collections.abc import Sequence
 
 import msgspec
 
-from sluice_server.engine.checks import check_embeds, check_params, check_pooled, check_prompt
+from sluice_server.engine.checks import check_embeds, check_num_images, check_params, check_pooled, check_prompt
 from sluice_server.engine.errors import ServiceError
+from sluice_server.engine.images import PromptImage
 from sluice_server.engine.prompt_embeds import PLACEHOLDER
 from sluice_server.engine.request import Limits, SamplingParams
 from sluice_server.services.messages.details import Detokenized, Tokenized
@@ -34,6 +35,7 @@ from sluice_server.services.tokenizer.awaiting import later
 from sluice_server.services.tokenizer.constrained import job_of
 from sluice_server.services.tokenizer.encoding import RenderedChat, TextEncoder, unpack_checked
 from sluice_server.services.tokenizer.grammar_frames import GrammarJob
+from sluice_server.services.tokenizer.image_places import with_places
 
 
 class EncodedMessage(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -42,6 +44,7 @@ class EncodedMessage(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     answer: Prompt | Inputs | Result | Append | Failed
     prompt_report: Result | None = None  # the prompt's tokens, sent ahead of the answer
     job: GrammarJob | None = None  # the grammar that the prompt still needs
+    images_s: tuple[float, float] | None = None  # when its images were begun, and when all were prepared
 
 
 class Answers:
@@ -100,6 +103,10 @@ class Answers:
         check_params(work.params, self._limits)
         ids, sections = self._encode(work, rendered)
         ids = ids[-work.keep_last :]
+        images: tuple[PromptImage, ...] = ()
+        if work.images:
+            form = check_num_images(len(work.images), self._limits, "prompt.chat")
+            ids, images = with_places(ids, len(work.images), form, "prompt.chat")
         if work.embeds is not None:
             check_embeds(work.embeds, self._limits)
             ids = [PLACEHOLDER] * work.embeds.num_tokens + ids
@@ -111,7 +118,8 @@ class Answers:
         took = time.monotonic() - start
         envelope, text = later(submit.envelope, took), _text(work.text, sections)
         prompt = Prompt(
-            envelope, pack_ids(ids), params, work.stops, work.scheduling, took, text, submit.resume, work.embeds
+            *(envelope, pack_ids(ids), params, work.stops, work.scheduling, took, text, submit.resume, work.embeds),
+            images,
         )
         return EncodedMessage(prompt, prompt_report, job_of(work, sections, self.encoder.mark))
 

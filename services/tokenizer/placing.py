@@ -47,7 +47,9 @@ def placed(prompt: ChatPrompt, placement: CallInstructions, *, in_system: bool) 
     if at < len(turns) and turns[at].role in (_SYSTEM if in_system else ("user",)):
         first = turns[at]
         parts = (first.content or "", instructed) if in_system else (instructed, first.content or "")
-        turns[at] = msgspec.structs.replace(first, content="\n\n".join(filter(None, parts)))
+        text = "\n\n".join(filter(None, parts))
+        images = (instructed, *first.parts) if first.parts else ()
+        turns[at] = msgspec.structs.replace(first, content=text, parts=images)
     else:
         turns.insert(0, ChatMessage("system" if in_system else "user", instructed))
     return msgspec.structs.replace(prompt, messages=tuple(turns), tools=(), must_call=())
@@ -78,12 +80,18 @@ def _written(call: ToolCall, placement: CallInstructions) -> str:
     return placement.begin.replace(NAME, call.name) + call.arguments + placement.end
 
 
+def _parts(turn: ChatMessage) -> tuple[str | None, ...]:
+    return turn.parts or (turn.content or "",)
+
+
 def _joined(turns: Iterable[ChatMessage]) -> Iterator[ChatMessage]:
     """Joins turns of the user that follow each other: many templates want turns in alternation."""
     last: ChatMessage | None = None
     for turn in turns:
         if last is not None and last.role == turn.role == "user":
-            last = msgspec.structs.replace(last, content=f"{last.content or ''}\n{turn.content or ''}")
+            parts = (*_parts(last), *_parts(turn)) if last.parts or turn.parts else ()
+            text = f"{last.content or ''}\n{turn.content or ''}"
+            last = msgspec.structs.replace(last, content=text, parts=parts)
             continue
         if last is not None:
             yield last

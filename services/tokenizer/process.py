@@ -9,6 +9,9 @@ from pathlib import Path
 
 from sluice_server.engine.request import Limits
 from sluice_server.services.config import KV_COST
+from sluice_server.services.media.image_workers import ImageWorkers
+from sluice_server.services.media.preparing import PixelCache
+from sluice_server.services.media.processor import read_processor
 from sluice_server.services.process.background import num_compilers
 from sluice_server.services.process.process import Process
 from sluice_server.services.telemetry import catalogue
@@ -17,6 +20,7 @@ from sluice_server.services.tokenizer.constraints import Constraints
 from sluice_server.services.tokenizer.encoders import Encoders
 from sluice_server.services.tokenizer.found_sections import Parsers
 from sluice_server.services.tokenizer.loading import load_encoder
+from sluice_server.services.tokenizer.prompt_images import PromptImages
 from sluice_server.services.tokenizer.prompt_router import PromptRouter
 from sluice_server.services.tokenizer.routes import MIDDLE_BYTES, EncodingPool
 from sluice_server.services.tokenizer.stage import EncodingThreads, TokenizerStage
@@ -44,9 +48,29 @@ async def run(process: Process) -> int:
         short, chats = (_threads(stack, num_threads, name) for name in ("encode", "chat"))
         threads = EncodingThreads(short, on_loop, chats, apart)
         router = router_of(process)
-        stage = TokenizerStage(encoder, constraints, limits, threads, process.ring.emit, process.record, router)
+        images = images_of(process, stack)
+        emit, record = process.ring.emit, process.record
+        stage = TokenizerStage(encoder, constraints, limits, threads, emit, record, router, images)
         process.metrics.collect_from(lambda: [MetricSample(catalogue.OPEN, stage.num_encoding)])
         return await process.run(stage)
+
+
+def images_of(process: Process, stack: contextlib.ExitStack) -> PromptImages | None:
+    """Returns what prepares images; None for a model that takes none."""
+    if process.limits.images is None:
+        return None
+    num = process.config.media_workers
+    workers = ImageWorkers(read_processor(process.contents.directory), num=num)
+    stack.enter_context(contextlib.closing(workers))
+    pixels = PixelCache(workers)
+    process.metrics.collect_from(lambda: image_figures(pixels))
+    return PromptImages(pixels, _threads(stack, num, "images"))
+
+
+def image_figures(pixels: PixelCache) -> list[MetricSample]:
+    """Returns the samples about images."""
+    found = [MetricSample(catalogue.IMAGES, num, (what,)) for what, num in pixels.ends.items()]
+    return [*found, MetricSample(catalogue.IMAGE_TIME, pixels.busy_s, ("prepare",))]
 
 
 def router_of(process: Process) -> PromptRouter | None:

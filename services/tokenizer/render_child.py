@@ -43,6 +43,8 @@ class CompiledTemplates:
     def render(self, job: RenderJob) -> Answer:
         """Renders a chat. Raises as `Template.render`."""
         template = self._tool_use if job.prompt.tools else self._default
+        if any(one.parts for one in job.prompt.messages) and not template.shows_images:
+            return NoPlace("messages.parts.image", "images")
         if job.prompt.tools and not template.shows_tools:
             return _placed(template, job, self.setup.placement)
         return Rendered(*template.render(job.prompt, job.max_bytes))

@@ -60,9 +60,11 @@ class TemplateError(msgspec.Struct, frozen=True, tag=True, forbid_unknown_fields
 
 
 class NoPlace(msgspec.Struct, frozen=True, tag=True, forbid_unknown_fields=True):
-    """The template leaves out the request's documents, or its tools, which can be described nowhere else."""
+    """The template leaves out the request's documents, its images, or its tools, which can be described nowhere
+    else."""
 
     name: str  # of the chat's field
+    what: str = ""  # what it holds, where its name does not say it
 
 
 class Closed(msgspec.Struct, frozen=True, tag=True, forbid_unknown_fields=True):

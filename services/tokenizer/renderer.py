@@ -64,8 +64,9 @@ class Renderers:
             case Closed():
                 text = f"{template} leaves out the last message, or a part of it, which cannot be continued"
                 raise invalid("chat.continue_final_message", text)
-            case NoPlace(name):
-                raise unsupported(f"chat.{name}", f"chat.{name}: {template} has no place for {name}: leave them out")
+            case NoPlace(name, what):
+                text = f"chat.{name}: {template} has no place for {what or name}: leave them out"
+                raise unsupported(f"chat.{name}", text)
             case _:
                 assert_never(answer)
 

@@ -37,6 +37,7 @@ from sluice_server.services.tokenizer.awaiting import chained, with_grammar
 from sluice_server.services.tokenizer.constraints import Constraints
 from sluice_server.services.tokenizer.encoding import TextEncoder
 from sluice_server.services.tokenizer.inline_executor import InlineExecutor, is_brief
+from sluice_server.services.tokenizer.prompt_images import PromptImages
 from sluice_server.services.tokenizer.prompt_router import PromptRouter
 from sluice_server.services.tokenizer.routes import EncodingPool, EncodingRoutes
 from sluice_server.services.tokenizer.sequencer import RequestSequencer
@@ -73,10 +74,12 @@ class TokenizerStage:
         emit: Emit,
         record: Record,
         router: PromptRouter | None = None,
+        images: PromptImages | None = None,
     ) -> None:
-        """`router` chooses engines; None leaves that to gateways."""
+        """`router` chooses engines; None leaves that to gateways. `images`: None for a model that takes none."""
         self.progress = 0
         self._router = router
+        self._images = images
         self._constraints = constraints
         self._limits = limits
         self._answers = Answers(encoder, limits)
@@ -123,13 +126,14 @@ class TokenizerStage:
                 self._emit(message)
 
     def _start(self, message: Submit | Append) -> Future[EncodedMessage]:
-        """Starts to encode a message, inline or by its size, and then to compile its constraint."""
+        """Starts to encode a message, inline or by its size, then to compile its constraint and prepare its images."""
         start = time.monotonic()
         if is_brief(message):
             encoding = self._at_once.submit(self._answers.answer, message, start)
         else:
             encoding = self._routes.begin(message, start)
-        return chained(encoding, self._constraints.executor, self._with_known, self._constrain)
+        whole = chained(encoding, self._constraints.executor, self._with_known, self._constrain)
+        return whole if self._images is None else self._images.follow(message, whole)
 
     def _watch(self, message: Submit | Append, future: Future[EncodedMessage]) -> None:
         """Calls `_finish` on the loop when the encoding is done."""
@@ -149,6 +153,9 @@ class TokenizerStage:
             if self._router is not None and isinstance(answer, Prompt):
                 answer, choice = self._router.route(message, answer)
             self._record(message.envelope, _phase(start, answer, choice))
+            if made.images_s is not None and isinstance(answer, Prompt):
+                attributes: dict[str, Value] = {names.NUM_IMAGES: len(answer.images)}
+                self._record(message.envelope, Phase(names.SPAN_IMAGES, *made.images_s, attributes))
         if made.prompt_report is not None:
             self._emit(made.prompt_report)
         self._open.finish(message.envelope, answer)

@@ -32,6 +32,7 @@ _MAX_PROBE_BYTES = 1 << 20
 _PROBE_OF_TOOLS = ChatPrompt(
     (ChatMessage("user", "a"),), tools=(Tool("f", "b", '{"type": "object", "properties": {}}'),)
 )
+_PROBES_OF_IMAGES = ([{"type": "image"}, {"type": "text", "text": "a"}], [{"type": "text", "text": "a"}])
 _MAX_REASON = 200  # characters
 _ADDRESS = re.compile(r" at 0x[0-9a-f]+")
 _STAND_IN_BYTES = 3  # in place of one
@@ -111,6 +112,12 @@ class Template:
         given = _variables(_PROBE_OF_TOOLS)
         text = self._written(given["messages"], given["tools"])
         return not text or text != self._written(given["messages"], None)
+
+    @functools.cached_property
+    def shows_images(self) -> bool:
+        """Whether the template writes something for an image."""
+        texts = [self._written([{"role": "user", "content": one}], None) for one in _PROBES_OF_IMAGES]
+        return "" not in texts and texts[0] != texts[1]
 
     def _marked(self, given: dict[str, Any], text: str, max_bytes: int) -> tuple[str, str]:
         """Returns the text with stand-ins in what came from content, and without them; `given` has all content, and
@@ -220,7 +227,7 @@ def _message(message: ChatMessage) -> dict[str, Any]:
     empty content beside tool calls."""
     given: dict[str, Any] = {} if message.reasoning is None else {"thinking": message.reasoning}
     given["role"] = message.role
-    given["content"] = message.content or ""
+    given["content"] = [_part(one) for one in message.parts] or message.content or ""
     if message.tool_calls:
         given["tool_calls"] = [_tool_call(one) for one in message.tool_calls]
     if message.tool_call_id:
@@ -230,6 +237,10 @@ def _message(message: ChatMessage) -> dict[str, Any]:
     if message.reasoning is not None:
         given["reasoning_content"] = message.reasoning
     return given
+
+
+def _part(part: str | None) -> dict[str, Any]:
+    return {"type": "image"} if part is None else {"type": "text", "text": part}
 
 
 def _tool_call(call: ToolCall) -> dict[str, Any]:

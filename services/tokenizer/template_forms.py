@@ -33,11 +33,12 @@ class MessageForms:
     none: bool = False
 
     def of(self, message: dict[str, Any]) -> dict[str, Any]:
-        """Returns a message in these forms; it has a text as content, and objects as arguments."""
+        """Returns a message in these forms; it has a text as content, or a list of parts with images, which stays as it
+        is, and objects as arguments."""
         content: Any = message["content"]
         if self.none and not content and "tool_calls" in message:
             content = None
-        elif self.parts:
+        elif self.parts and isinstance(content, str):
             content = [{"type": "text", "text": content}] if content else []
         made = {**message, "content": content}
         if self.texts and "tool_calls" in message:

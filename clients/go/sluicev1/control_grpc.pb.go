@@ -41,6 +41,9 @@ type ControlServiceClient interface {
 	// continues if the call ends. The health of InferenceService is NOT_SERVING from then on. The process runs until it
 	// is stopped.
 	Drain(ctx context.Context, in *DrainRequest, opts ...grpc.CallOption) (ControlService_DrainClient, error)
+	// Records a profile of one process of the service and streams its file. It ends by itself, and when the call ends. A
+	// process records one profile at a time.
+	Profile(ctx context.Context, in *ProfileRequest, opts ...grpc.CallOption) (ControlService_ProfileClient, error)
 }
 
 type controlServiceClient struct {
@@ -233,6 +236,38 @@ func (x *controlServiceDrainClient) Recv() (*DrainResponse, error) {
 	return m, nil
 }
 
+func (c *controlServiceClient) Profile(ctx context.Context, in *ProfileRequest, opts ...grpc.CallOption) (ControlService_ProfileClient, error) {
+	stream, err := c.cc.NewStream(ctx, &_ControlService_serviceDesc.Streams[4], "/sluice.v1.ControlService/Profile", opts...)
+	if err != nil {
+		return nil, err
+	}
+	x := &controlServiceProfileClient{stream}
+	if err := x.ClientStream.SendMsg(in); err != nil {
+		return nil, err
+	}
+	if err := x.ClientStream.CloseSend(); err != nil {
+		return nil, err
+	}
+	return x, nil
+}
+
+type ControlService_ProfileClient interface {
+	Recv() (*ProfileResponse, error)
+	grpc.ClientStream
+}
+
+type controlServiceProfileClient struct {
+	grpc.ClientStream
+}
+
+func (x *controlServiceProfileClient) Recv() (*ProfileResponse, error) {
+	m := new(ProfileResponse)
+	if err := x.ClientStream.RecvMsg(m); err != nil {
+		return nil, err
+	}
+	return m, nil
+}
+
 // ControlServiceServer is the server API for ControlService service.
 // All implementations should embed UnimplementedControlServiceServer
 // for forward compatibility
@@ -261,6 +296,9 @@ type ControlServiceServer interface {
 	// continues if the call ends. The health of InferenceService is NOT_SERVING from then on. The process runs until it
 	// is stopped.
 	Drain(*DrainRequest, ControlService_DrainServer) error
+	// Records a profile of one process of the service and streams its file. It ends by itself, and when the call ends. A
+	// process records one profile at a time.
+	Profile(*ProfileRequest, ControlService_ProfileServer) error
 }
 
 // UnimplementedControlServiceServer should be embedded to have forward compatible implementations.
@@ -296,6 +334,9 @@ func (UnimplementedControlServiceServer) SubscribeKvEvents(*SubscribeKvEventsReq
 }
 func (UnimplementedControlServiceServer) Drain(*DrainRequest, ControlService_DrainServer) error {
 	return status.Errorf(codes.Unimplemented, "method Drain not implemented")
+}
+func (UnimplementedControlServiceServer) Profile(*ProfileRequest, ControlService_ProfileServer) error {
+	return status.Errorf(codes.Unimplemented, "method Profile not implemented")
 }
 
 // UnsafeControlServiceServer may be embedded to opt out of forward compatibility for this service.
@@ -501,6 +542,27 @@ func (x *controlServiceDrainServer) Send(m *DrainResponse) error {
 	return x.ServerStream.SendMsg(m)
 }
 
+func _ControlService_Profile_Handler(srv interface{}, stream grpc.ServerStream) error {
+	m := new(ProfileRequest)
+	if err := stream.RecvMsg(m); err != nil {
+		return err
+	}
+	return srv.(ControlServiceServer).Profile(m, &controlServiceProfileServer{stream})
+}
+
+type ControlService_ProfileServer interface {
+	Send(*ProfileResponse) error
+	grpc.ServerStream
+}
+
+type controlServiceProfileServer struct {
+	grpc.ServerStream
+}
+
+func (x *controlServiceProfileServer) Send(m *ProfileResponse) error {
+	return x.ServerStream.SendMsg(m)
+}
+
 var _ControlService_serviceDesc = grpc.ServiceDesc{
 	ServiceName: "sluice.v1.ControlService",
 	HandlerType: (*ControlServiceServer)(nil),
@@ -549,6 +611,11 @@ var _ControlService_serviceDesc = grpc.ServiceDesc{
 		{
 			StreamName:    "Drain",
 			Handler:       _ControlService_Drain_Handler,
+			ServerStreams: true,
+		},
+		{
+			StreamName:    "Profile",
+			Handler:       _ControlService_Profile_Handler,
 			ServerStreams: true,
 		},
 	},

@@ -29,7 +29,8 @@ class EncoderCache:
     """The rows of the images that were used last, `max_bytes` of them at most and always the last one's."""
 
     def __init__(self, encoder: ImageEncoder, max_bytes: int = CACHE_BYTES) -> None:
-        self.num_encoded = 0  # since start
+        self.num_encoded = self.num_found = 0  # images since start
+        self.busy_s = 0.0  # spent on encoding
         self._encoder = encoder
         self._max_bytes = max_bytes
         self._num_bytes = 0
@@ -38,6 +39,7 @@ class EncoderCache:
     def rows(self, image: PromptImage) -> Tensor:
         """Returns the rows of an image, float32 [tokens, width]."""
         found = self._rows.get(image.digest)
+        self.num_found += found is not None
         if found is None:
             found = self._rows[image.digest] = self._encode(image)
             self._num_bytes += found.nbytes

@@ -23,8 +23,9 @@ from sluice_server.services.gateway.contract.fields import BUILT, FEATURE_FIELDS
 from sluice_server.services.gateway.contract.parameters import model_defaults
 from sluice_server.services.gateway.requests.manager import RequestManager
 from sluice_server.services.gateway.settings import ModelInfo
+from sluice_server.services.media.processor import FILE_LIMITS
 
-SCHEMA_REVISION = 14
+SCHEMA_REVISION = 16
 MAX_PAGE = 1000
 MIN_INTERVAL_S, MAX_INTERVAL_S = 0.1, 3600.0  # intervals of WatchLoad
 MAX_GRACE_S = 24 * 3600.0
@@ -42,10 +43,26 @@ FEATURES = (
 
 
 def features(limits: Limits, model: ModelInfo) -> "list[control_pb2.Feature.ValueType]":
-    """Returns the features of this server; speculation only where the engine can draft, vectors where the model has
-    them."""
-    has = {control_pb2.FEATURE_SPECULATION: limits.max_draft_tokens > 0, control_pb2.FEATURE_EMBED: embeds(model)}
+    """Returns the features of this server; speculation only where the engine can draft, vectors and images where the
+    model has them."""
+    has = {
+        control_pb2.FEATURE_SPECULATION: limits.max_draft_tokens > 0,
+        control_pb2.FEATURE_EMBED: embeds(model),
+        control_pb2.FEATURE_IMAGES: limits.images is not None,
+    }
     return [feature for feature in FEATURES if has.get(feature, True)]
+
+
+def _image_limits(limits: Limits) -> dict[str, int]:
+    """Returns the limits of images; none for a server that takes none."""
+    if limits.images is None:
+        return {}
+    return {
+        "max_images": limits.images.max_images,
+        "max_image_bytes": FILE_LIMITS.max_bytes,
+        "max_image_pixels": FILE_LIMITS.max_pixels,
+        "max_image_tokens": limits.images.num_tokens,
+    }
 
 
 def tasks(model: ModelInfo) -> "list[control_pb2.ModelTask.ValueType]":
@@ -180,4 +197,5 @@ class Control:
             max_stream_generations=settings.max_stream_generations,
             max_stream_frames_per_second=settings.max_stream_frames_per_s,
             max_credit=limits.max_credit,
+            **_image_limits(limits),
         )

@@ -267,6 +267,7 @@ def usage(spent: RequestUsage) -> types_pb2.Usage:
         accepted_tokens=spent.num_accepted,
         drafted_tokens_by_position=spent.drafted_at,
         accepted_tokens_by_position=spent.accepted_at,
+        image_tokens=spent.num_image,
     )
 
 

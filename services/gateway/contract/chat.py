@@ -92,19 +92,30 @@ def _message(field: str, message: types_pb2.ChatMessage) -> ChatMessage:
         raise invalid(f"{field}.parts", f"is empty; 1 to {MAX_PARTS} are allowed", limit=1)
     for at, part in enumerate(message.parts):
         if part.WhichOneof("part") is None:
-            raise invalid(f"{field}.parts[{at}]", "is empty; send text")
+            raise invalid(f"{field}.parts[{at}]", "is empty; send text or an image")
     _only_of(field, message, types_pb2.ROLE_ASSISTANT, ("tool_calls", "reasoning"))
     _only_of(field, message, types_pb2.ROLE_TOOL, ("tool_call_id",))
     _check_size(f"{field}.tool_call_id", message.tool_call_id, MAX_NAME_BYTES)
     _check_size(f"{field}.name", message.name, MAX_NAME_BYTES)
     return ChatMessage(
         role=_ROLES[message.role],
-        content="\n".join(part.text for part in message.parts) if message.parts else None,
+        content="\n".join(_texts(message)) if message.parts else None,
         reasoning=message.reasoning if message.HasField("reasoning") else None,
         tool_calls=_calls(f"{field}.tool_calls", message),
         tool_call_id=message.tool_call_id,
         name=message.name,
+        parts=_parts(message),
     )
+
+
+def _texts(message: types_pb2.ChatMessage) -> list[str]:
+    return [part.text for part in message.parts if part.WhichOneof("part") == "text"]
+
+
+def _parts(message: types_pb2.ChatMessage) -> tuple[str | None, ...]:
+    """Returns texts, and None for each image; () for a message without images, whose texts are one."""
+    found = tuple(part.text if part.WhichOneof("part") == "text" else None for part in message.parts)
+    return found if None in found else ()
 
 
 def _only_of(

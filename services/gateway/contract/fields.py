@@ -31,6 +31,11 @@ BUILT = frozenset(
         "chat.messages.role",
         "chat.messages.parts",
         "chat.messages.parts.text",
+        "chat.messages.parts.image",
+        "chat.messages.parts.image.data",
+        "chat.messages.parts.image.media_type",
+        "chat.messages.parts.image.url",
+        "chat.messages.parts.image.digest",
         "chat.messages.tool_calls",
         "chat.messages.tool_calls.id",
         "chat.messages.tool_calls.name",
@@ -108,7 +113,6 @@ BUILT = frozenset(
 
 NOT_BUILT: Mapping[str, tuple[object, ...]] = {  # path → values that are accepted, because they have no effect
     "adapter": ("",),
-    "chat.messages.parts.image": (),
 }
 
 # Messages with a field that is not built somewhere below; only these are searched.

@@ -18,6 +18,7 @@ from sluice_server.services.gateway.contract.constraint import constraint
 from sluice_server.services.gateway.contract.errors import loading, not_found
 from sluice_server.services.gateway.contract.fields import refuse_unbuilt
 from sluice_server.services.gateway.contract.ids import Slices, pack_checked, packing
+from sluice_server.services.gateway.contract.images import ALL, chat_images
 from sluice_server.services.gateway.contract.prompt_embeds import prompt_embeds
 from sluice_server.services.gateway.settings import GatewaySettings, ModelInfo
 from sluice_server.services.messages.work import (
@@ -162,7 +163,12 @@ def _generation(
     scheduling = sampling.scheduling(spec, priority, limits, is_open=is_open)
     keep_last = _keep_last(spec, limits)
     embeds = prompt_embeds(spec, params, limits, is_open=is_open)
+    images = chat_images(spec.chat, settings)
+    if images and keep_last:
+        raise unsupported("truncate_prompt_tokens", f"truncate_prompt_tokens is not supported together with {ALL}")
     prompt, size = _prompt(spec, params, settings, 0 if embeds is None else embeds.num_tokens)
+    if images and limits.images is not None:
+        size += len(images) * limits.images.num_tokens
     limit = constraint(spec, prompt, params)
     echo = spec.output.echo and params.prompt_logprobs < 0  # prompt_logprobs bring the prompt's tokens
     size = min(size, keep_last or size)
@@ -170,7 +176,11 @@ def _generation(
     detach_ttl_s = sampling.detach_ttl_s(spec.scheduling)
     return TranslatedRequest(
         work=Generate(
-            prompt, params, stops, text, echo, keep_last, scheduling, constraint=limit, bad_words=words, embeds=embeds
+            *(prompt, params, stops, text, echo, keep_last, scheduling),
+            constraint=limit,
+            bad_words=words,
+            embeds=embeds,
+            images=images,
         ),
         reserve=size + output * params.num_sequences,
         num_outputs=params.n,
@@ -200,6 +210,8 @@ def tokenization(request: inference_pb2.TokenizeRequest, settings: GatewaySettin
     if request.WhichOneof("prompt") != "chat":
         raise invalid("prompt", "is missing; send text or chat")
     refuse_unbuilt(request.chat, "chat.")
+    if chat_images(request.chat, settings):
+        raise unsupported(ALL, f"{ALL} is for generations: leave it out")
     chat, _ = _chat(request.chat, settings, adds_special=_adds_special(request, default=False))
     return TranslatedRequest(Tokenize(prompt=chat))
 

@@ -17,6 +17,7 @@ class Accounting:
 
     Attributes:
         reserved: tokens that admission sets aside for the request.
+        image_bytes: bytes that its images hold, by admission's count.
         charged: tokens charged against the tenant's quota.
         admitted: the engine's message about the admitted request; None before.
         first_token_s: time when the first token came; None before.
@@ -26,6 +27,7 @@ class Accounting:
         """`gaps`: histogram of the seconds between two messages with tokens of one output."""
         self.reserved = reserved
         self.charged = 0
+        self.image_bytes = 0
         self.admitted: Admitted | None = None
         self.first_token_s: float | None = None
         self._started_s = started_s
@@ -68,6 +70,7 @@ class Accounting:
         return RequestUsage(
             num_prompt=self.num_prompt,
             num_cached=self.num_cached,
+            num_image=self.admitted.num_image if self.admitted is not None else 0,
             num_completion=sum([output.num_tokens for output in outputs]),
             num_reasoning=sum([output.num_reasoning for output in outputs]),
             num_drafted=drafts.num_drafted,

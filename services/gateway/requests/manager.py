@@ -20,8 +20,10 @@ from sluice_server.services.gateway.contract.translate import TranslatedRequest
 from sluice_server.services.gateway.requests.attempts import Attempts
 from sluice_server.services.gateway.requests.engines import Engines
 from sluice_server.services.gateway.requests.envelope import envelope_of
+from sluice_server.services.gateway.requests.fetching import ImageFetches
 from sluice_server.services.gateway.requests.history import History
 from sluice_server.services.gateway.requests.idempotency import IdempotencyKeys
+from sluice_server.services.gateway.requests.images import ImageStore, held_bytes
 from sluice_server.services.gateway.requests.open_request import OpenRequest, RequestStatus
 from sluice_server.services.gateway.requests.progress import SlotLimits
 from sluice_server.services.gateway.requests.registry import OpenRequests
@@ -68,7 +70,10 @@ class RequestManager:
         self.settings = settings
         self.observer = observer
         self.clock = clock
-        self.admission = RequestLimiter(settings.max_open_requests, settings.max_reserved_tokens)
+        limits = settings.max_open_requests, settings.max_reserved_tokens, settings.max_open_image_bytes
+        self.admission = RequestLimiter(*limits)
+        self.images = ImageStore(settings.image_store_bytes)
+        self.fetches: ImageFetches | None = None  # where images are fetched by their URLs
         self.requests = OpenRequests()
         self.engines = Engines(settings.stages[1], settings.routing)
         self._quotas = quotas
@@ -96,16 +101,19 @@ class RequestManager:
             raise self.refusal.with_traceback(None)  # shared: drop the frames of earlier raises
         tenant = call.caller.tenant
         self._keys.check(tenant, asked.idempotency_key)
+        asked = self.images.resolved(tenant, asked)
+        image_bytes = held_bytes(asked)
         charged = self._quotas.take(tenant, asked.reserve, self.clock())
         try:
-            self.admission.reserve(asked.reserve)
+            self.admission.reserve(asked.reserve, image_bytes)
         except ServiceError:
             self._quotas.settle(tenant, charged, 0, self.clock())
             raise
         if self.settings.trust_chat_content or self._quotas.trusts_chat_content(tenant):
             asked = dataclasses.replace(asked, work=trusting(asked.work))
         request = self._add(call, asked, streams=streams)
-        request.accounting.charged = charged
+        request.accounting.charged, request.accounting.image_bytes = charged, image_bytes
+        self.images.keep(tenant, asked)
         self._keys.add(tenant, asked.idempotency_key, request.generation_id)
         if asked.detach_ttl_s is not None:
             most = self.settings.max_history_deltas, self.settings.max_history_bytes
@@ -122,8 +130,17 @@ class RequestManager:
         return request
 
     def submit(self, request: OpenRequest) -> None:
-        """Sends a request into the ring, or leaves it to `hold` while there is one."""
+        """Sends a request into the ring once its images are here, or leaves it to `hold` while there is one."""
         self._attempts.trace(request)
+        if self.fetches is None or not self.fetches.begin(request, self._fetched):
+            self._send(request)
+
+    def _fetched(self, request: OpenRequest) -> None:
+        self.images.keep(request.envelope.tenant, request.asked)
+        request.restamp(self.clock())
+        self._send(request)
+
+    def _send(self, request: OpenRequest) -> None:
         if self.hold is None or request.is_own:
             self._attempts.first(request)
         else:
@@ -131,6 +148,8 @@ class RequestManager:
 
     def resubmit(self, request: OpenRequest) -> None:
         """Sends a request as a new attempt, behind the tokens that came."""
+        if request.awaits_images:  # it is sent for the first time when they are here
+            return
         self._attempts.again(request, self.clock())
         self.observer.count("replayed")
         request.trace.happened("replayed", attempt=request.envelope.attempt)
@@ -155,7 +174,7 @@ class RequestManager:
         self.engines.give_back(request.envelope.engine)
         self._keys.remove(request.envelope.tenant, request.asked.idempotency_key)
         if not request.is_own:
-            self.admission.release(request.accounting.reserved)
+            self.admission.release(request.accounting.reserved, request.accounting.image_bytes)
             self._quotas.settle(request.envelope.tenant, request.accounting.charged, request.num_used, self.clock())
         self._cancel_in_ring(request)
         if not len(self.requests):

@@ -50,6 +50,7 @@ class OpenRequest:
         max_tokens: as the engine settled it or the client changed it; 0 before.
         is_preempted: whether it was preempted and its client has not been told yet.
         able: the engines of which a tokenizer chooses, or has chosen, one; () where the envelope names the engine.
+        awaits_images: whether its images are being fetched, so that it has not entered the ring yet.
         is_ended_in_ring: whether the ring has ended the request itself, so that no Cancel is needed.
     """
 
@@ -69,6 +70,7 @@ class OpenRequest:
         self.asked = asked
         self.is_own = is_own
         self.able: tuple[str, ...] = ()
+        self.awaits_images = False
         self.trace: RequestTrace = Unobserved()
         self._is_first_token_noted = False
         self.outcome: Outcome | None = None
@@ -172,6 +174,10 @@ class OpenRequest:
         if not self.num_tokens or self.asked.is_search:
             return ()
         return tuple([None if one.last is not None else pack_ids(one.ids) for one in self.outputs])
+
+    def restamp(self, now_s: float) -> None:
+        """Sets the time left in the envelope to that from now on."""
+        self.envelope = self.replay.restamped(self.envelope, now_s)
 
     def work_now(self) -> Work:
         """Returns the work with all changes that the client has made since."""

@@ -41,6 +41,11 @@ class Replay:
         """Sets the deadline to `seconds` from now; later attempts carry it."""
         self._deadline_s = now_s + seconds
 
+    def restamped(self, envelope: Envelope, now_s: float) -> Envelope:
+        """Returns an envelope with the time that is left now."""
+        left_s = None if self._deadline_s is None else self._deadline_s - now_s
+        return msgspec.structs.replace(envelope, time_left_s=left_s)
+
     def record(self, change: Change | Cancel) -> Change | Cancel:
         """Records a change and returns it with its index in the attempt. Consecutive grants are merged into one."""
         if not isinstance(change, Cancel):
@@ -55,11 +60,11 @@ class Replay:
 
     def next_attempt(self, envelope: Envelope, num_tokens: int, now_s: float, engine: str) -> Envelope:
         """Begins another attempt, by `engine`; returns its envelope."""
-        left_s = None if self._deadline_s is None else self._deadline_s - now_s
         self._num_sent_changes = 0
         self.num_futile = self.num_futile + 1 if self.is_unproven(num_tokens) else 0
         self._num_sent_tokens = num_tokens
-        return msgspec.structs.replace(envelope, attempt=envelope.attempt + 1, time_left_s=left_s, engine=engine)
+        envelope = self.restamped(envelope, now_s)
+        return msgspec.structs.replace(envelope, attempt=envelope.attempt + 1, engine=engine)
 
     def work_now(self, work: Work, credit: int | None) -> Work:
         """Returns the work with every change applied; `credit` counts the tokens that may be sampled from now on."""

@@ -1,5 +1,6 @@
 """Child processes that decode images: a bad one fails alone, and costs its process at most."""
 
+import hashlib
 import io
 
 import numpy as np
@@ -9,6 +10,7 @@ from PIL import Image
 from sluice_server.engine.errors import Code, ServiceError
 from sluice_server.services.media.image_workers import ImageWorkers
 from sluice_server.services.media.pixels import prepare
+from sluice_server.services.media.preparing import PreparedPixels
 from sluice_server.services.media.processor import ImageLimits, ImageProcessor
 from sluice_server.services.tokenizer.child_pool import CpuTimeLimit
 
@@ -23,10 +25,10 @@ def png(width: int, height: int) -> bytes:
     return out.getvalue()
 
 
-def refused(workers: ImageWorkers, data: bytes) -> str:
+def refused(workers: ImageWorkers, data: bytes, media_type: str = "") -> str:
     """Returns the message with which an image is refused."""
     with pytest.raises(ServiceError) as caught:
-        workers.prepare(data, "messages[0].image")
+        workers.prepare(data, "messages[0].image", media_type)
     assert (caught.value.code, caught.value.field) == (Code.INVALID_ARGUMENT, "messages[0].image")
     return caught.value.message
 
@@ -35,10 +37,12 @@ def test_pixels_are_those_of_this_process_and_errors_name_the_field() -> None:
     workers = ImageWorkers(PROCESSOR)
     try:
         data = png(60, 50)
-        assert workers.prepare(data, "image") == prepare(data, PROCESSOR, ImageLimits()).tobytes()
+        expected = prepare(data, PROCESSOR, ImageLimits()).tobytes()
+        assert workers.prepare(data, "image") == PreparedPixels(hashlib.sha256(expected).digest(), expected)
         assert refused(workers, b"no") == "messages[0].image: is no image in one of the formats PNG, JPEG, WEBP, GIF"
         assert refused(workers, data[:-40]).startswith("messages[0].image: cannot be decoded: ")
-        assert workers.prepare(data, "image") == prepare(data, PROCESSOR, ImageLimits()).tobytes()
+        assert workers.prepare(data, "image", "image/png").pixels == expected
+        assert "is image/png, and its media type says 'image/jpeg'" in refused(workers, data, "image/jpeg")
     finally:
         workers.close()
 

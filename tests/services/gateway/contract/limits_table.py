@@ -14,6 +14,7 @@ from typing import Any
 
 from sluice.v1 import types_pb2
 
+from sluice_server.engine.images import ImageForm
 from sluice_server.engine.models.labels import Activation, LabelsConfig
 from sluice_server.services.gateway.contract.chat import MAX_CALLS, MAX_DOCUMENTS, MAX_PARTS, MAX_TOOLS
 from tests.services.gateway.fake_ring import MODEL, settings
@@ -31,7 +32,9 @@ SMALL = settings(
         max_prompt_bytes=PROMPT_BYTES,
         logits_processors=("counting",),
         embeds_width=EMBEDS_WIDTH,
+        images=ImageForm(token_id=7, num_tokens=4, num_bytes=12, max_images=2),
     ),
+    media_hosts=frozenset({"pictures.example"}),
     max_token_ids=TOKEN_IDS,
     max_chat_messages=MESSAGES,
     max_embed_inputs=INPUTS,
@@ -44,6 +47,9 @@ ABOVE_1 = (math.nextafter(1.0, 2.0), MOST, math.inf, -MOST, math.nan)
 ABOVE_100 = (math.nextafter(100.0, 101.0), MOST, math.inf, math.nan)
 BEYOND_2 = (-2.1, math.nextafter(2.0, 3.0), MOST, -MOST, math.nan)
 USER, ASSISTANT, TOOL = types_pb2.ROLE_USER, types_pb2.ROLE_ASSISTANT, types_pb2.ROLE_TOOL
+SYSTEM = types_pb2.ROLE_SYSTEM
+FILE_BYTES = 8 << 20
+URL = "https://pictures.example/"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -82,6 +88,10 @@ def turn(role: int = USER, **fields: Any) -> Fields:  # noqa: ANN401 # any field
 
 def said(*, of: int = USER, **fields: Any) -> Fields:  # noqa: ANN401 # any field of a message
     return chat(messages=[turn(of, **fields)])
+
+
+def shown(*, of: int = USER, images: int = 1, **fields: Any) -> Fields:  # noqa: ANN401 # any field of an image
+    return chat(messages=[{"role": of, "parts": [{"image": fields}] * images}])
 
 
 def call(**fields: Any) -> Fields:  # noqa: ANN401 # any field of a call
@@ -163,6 +173,26 @@ SPEC: Mapping[str, Edge] = {
             said(parts=[{"text": "x" * (PROMPT_BYTES + 1)}]),
         ],
     ),
+    "chat.messages.parts.image.data": Edge(
+        [shown(data=b"x" * n) for n in (1, FILE_BYTES)] + [shown(images=2, data=b"x")],
+        [
+            *(shown(data=data) for data in (b"", b"x" * (FILE_BYTES + 1))),
+            *(shown(images=3, data=b"x"), shown(of=SYSTEM, data=b"x"), shown(of=ASSISTANT, data=b"x")),
+            {**shown(data=b"x"), "truncate_prompt_tokens": 5},
+        ],
+    ),
+    "chat.messages.parts.image.media_type": Edge(
+        [shown(data=b"x", media_type="t" * n) for n in (0, 1, 64)], [shown(data=b"x", media_type="t" * 65)]
+    ),
+    "chat.messages.parts.image.url": Edge(
+        [shown(url=URL), shown(url=URL + "a" * (2048 - len(URL)))],
+        [
+            *(shown(url=url) for url in (URL + "a" * (2049 - len(URL)), "http" + URL[5:], "https://other.example/")),
+            *(shown(url=url) for url in ("file:///etc/passwd", "https://169.254.169.254/", "https://[::ffff:7f00:1]/")),
+            shown(url=URL, data=b"x"),
+        ],
+    ),
+    "chat.messages.parts.image.digest": Edge([], [shown(digest=b"d" * n) for n in (31, 32, 33)]),  # none is kept
     "chat.messages.tool_calls.id": Edge([call(id="i" * n) for n in (0, 63, 64)], [call(id="i" * 65)]),
     "chat.messages.tool_calls.name": Edge(
         [call(name=name) for name in ("f", "f" * 63, "f" * 64)],
@@ -367,7 +397,8 @@ TOKENIZE: Mapping[str, Edge] = {
     "revision": SPEC["revision"],
     "text": Edge([{"text": ""}, *SPEC["text"].good], [{}, *SPEC["text"].bad[2:]]),
     "add_special_tokens": Edge(SPEC["add_special_tokens"].good[:4]),
-    **{path: edge for path, edge in SPEC.items() if path.startswith("chat.")},
+    **{path: edge for path, edge in SPEC.items() if path.startswith("chat.") and ".image." not in path},
+    **{path: Edge([], [*edge.good, *edge.bad[:2]]) for path, edge in SPEC.items() if ".image." in path},
 }
 
 _SHORT = [{"text": "a"}]

@@ -24,7 +24,6 @@ CASES = {
     "sampling.logit_bias": {"sampling": {"logit_bias": {3: 1.0}}},
     "cache.bypass": {"cache": {"bypass": True}},
     "scheduling.ttft_target": {"scheduling": {"ttft_target": {"seconds": 1}}},
-    "chat.messages.parts.image": {"chat": {"messages": [{"role": 2, "parts": [{"image": {"data": b"x"}}]}]}},
 }
 
 
@@ -53,7 +52,7 @@ def test_what_is_not_built_is_refused_by_name(path: str) -> None:
 
 def test_features_are_those_whose_fields_are_built() -> None:
     assert {path for _, path in FEATURE_FIELDS} <= BUILT | NOT_BUILT.keys()
-    assert control_pb2.FEATURE_MANY_OUTPUTS in FEATURES and control_pb2.FEATURE_IMAGES not in FEATURES
+    assert control_pb2.FEATURE_MANY_OUTPUTS in FEATURES and control_pb2.FEATURE_ADAPTERS not in FEATURES
     assert len(set(FEATURES)) == len(FEATURES)
 
 

@@ -39,7 +39,7 @@ from tests.services.gateway.talker import Talker
 REFUSALS = {
     grpc.StatusCode.INVALID_ARGUMENT: {"INVALID_PARAMETER", "CONTEXT_LENGTH_EXCEEDED"},
     grpc.StatusCode.UNIMPLEMENTED: {"FEATURE_UNSUPPORTED"},
-    grpc.StatusCode.NOT_FOUND: {"MODEL_NOT_FOUND", "GENERATION_NOT_FOUND"},
+    grpc.StatusCode.NOT_FOUND: {"MODEL_NOT_FOUND", "GENERATION_NOT_FOUND", "IMAGE_NOT_FOUND"},
 }
 
 

@@ -700,6 +700,10 @@ class ServerLimits(_message.Message):
     MAX_STREAM_GENERATIONS_FIELD_NUMBER: _builtins.int
     MAX_STREAM_FRAMES_PER_SECOND_FIELD_NUMBER: _builtins.int
     MAX_CREDIT_FIELD_NUMBER: _builtins.int
+    MAX_IMAGES_FIELD_NUMBER: _builtins.int
+    MAX_IMAGE_BYTES_FIELD_NUMBER: _builtins.int
+    MAX_IMAGE_PIXELS_FIELD_NUMBER: _builtins.int
+    MAX_IMAGE_TOKENS_FIELD_NUMBER: _builtins.int
     max_receive_message_bytes: _builtins.int
     """Bytes of one message from the client."""
     max_send_message_bytes: _builtins.int
@@ -730,6 +734,14 @@ class ServerLimits(_message.Message):
     """Frames that are read from one Converse stream in a second."""
     max_credit: _builtins.int
     """The most unused tokens of credit of a generation."""
+    max_images: _builtins.int
+    """Images of one request; 0 where none are taken."""
+    max_image_bytes: _builtins.int
+    """Bytes of one image's file."""
+    max_image_pixels: _builtins.int
+    """Pixels of one image."""
+    max_image_tokens: _builtins.int
+    """The most tokens that stand for one image in a prompt."""
     @_builtins.property
     def stall_timeout(self) -> _duration_pb2.Duration:
         """How long a client may leave frames of a stream unread."""
@@ -753,10 +765,14 @@ class ServerLimits(_message.Message):
         max_stream_generations: _builtins.int = ...,
         max_stream_frames_per_second: _builtins.int = ...,
         max_credit: _builtins.int = ...,
+        max_images: _builtins.int = ...,
+        max_image_bytes: _builtins.int = ...,
+        max_image_pixels: _builtins.int = ...,
+        max_image_tokens: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["stall_timeout", b"stall_timeout"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["max_chat_messages", b"max_chat_messages", "max_credit", b"max_credit", "max_logprobs", b"max_logprobs", "max_open_requests", b"max_open_requests", "max_priority", b"max_priority", "max_prompt_bytes", b"max_prompt_bytes", "max_receive_message_bytes", b"max_receive_message_bytes", "max_reserved_tokens", b"max_reserved_tokens", "max_send_message_bytes", b"max_send_message_bytes", "max_stop_bytes", b"max_stop_bytes", "max_stop_strings", b"max_stop_strings", "max_stop_token_ids", b"max_stop_token_ids", "max_stream_frames_per_second", b"max_stream_frames_per_second", "max_stream_generations", b"max_stream_generations", "max_temperature", b"max_temperature", "stall_timeout", b"stall_timeout"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["max_chat_messages", b"max_chat_messages", "max_credit", b"max_credit", "max_image_bytes", b"max_image_bytes", "max_image_pixels", b"max_image_pixels", "max_image_tokens", b"max_image_tokens", "max_images", b"max_images", "max_logprobs", b"max_logprobs", "max_open_requests", b"max_open_requests", "max_priority", b"max_priority", "max_prompt_bytes", b"max_prompt_bytes", "max_receive_message_bytes", b"max_receive_message_bytes", "max_reserved_tokens", b"max_reserved_tokens", "max_send_message_bytes", b"max_send_message_bytes", "max_stop_bytes", b"max_stop_bytes", "max_stop_strings", b"max_stop_strings", "max_stop_token_ids", b"max_stop_token_ids", "max_stream_frames_per_second", b"max_stream_frames_per_second", "max_stream_generations", b"max_stream_generations", "max_temperature", b"max_temperature", "stall_timeout", b"stall_timeout"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

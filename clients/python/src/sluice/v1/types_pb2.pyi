@@ -681,25 +681,37 @@ Global___ContentPart: _TypeAlias = ContentPart  # noqa: Y015
 
 @_typing.final
 class Image(_message.Message):
-    """An encoded image."""
+    """An image: exactly one of data, url and digest. In a user's message only, and only for a model that takes images."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
     DATA_FIELD_NUMBER: _builtins.int
     MEDIA_TYPE_FIELD_NUMBER: _builtins.int
+    URL_FIELD_NUMBER: _builtins.int
+    DIGEST_FIELD_NUMBER: _builtins.int
     data: _builtins.bytes
-    """The encoded file. 1 byte to 8 MiB."""
+    """The encoded file: PNG, JPEG, WebP or GIF, of which the first picture counts. 1 byte to 8 MiB, and at most 16,777,216
+    pixels.
+    """
     media_type: _builtins.str
-    """Its media type, such as "image/png". 1 to 64 bytes."""
+    """Its media type, such as "image/png": the file must be of it. At most 64 bytes. Absent: what the file is."""
+    url: _builtins.str
+    """Address of the file, https, of a host that the server's operator has allowed (--media-from). At most 2,048 bytes."""
+    digest: _builtins.bytes
+    """SHA-256 of a file that the same tenant sent before: 32 bytes, or none. NOT_FOUND if this server no longer has it:
+    send data.
+    """
     def __init__(
         self,
         *,
         data: _builtins.bytes = ...,
         media_type: _builtins.str = ...,
+        url: _builtins.str = ...,
+        digest: _builtins.bytes = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["data", b"data", "media_type", b"media_type"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["data", b"data", "digest", b"digest", "media_type", b"media_type", "url", b"url"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -1846,6 +1858,7 @@ class Usage(_message.Message):
     ACCEPTED_TOKENS_FIELD_NUMBER: _builtins.int
     DRAFTED_TOKENS_BY_POSITION_FIELD_NUMBER: _builtins.int
     ACCEPTED_TOKENS_BY_POSITION_FIELD_NUMBER: _builtins.int
+    IMAGE_TOKENS_FIELD_NUMBER: _builtins.int
     prompt_tokens: _builtins.int
     """Tokens of the prompt."""
     cached_tokens: _builtins.int
@@ -1858,6 +1871,8 @@ class Usage(_message.Message):
     """Tokens drafted by speculation."""
     accepted_tokens: _builtins.int
     """Drafted tokens that were accepted."""
+    image_tokens: _builtins.int
+    """How many of the prompt's tokens stand for images."""
     @_builtins.property
     def drafted_tokens_by_position(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
         """Drafted tokens by their position in the draft, first position first. Their sum is drafted_tokens. Empty, or at most
@@ -1879,10 +1894,11 @@ class Usage(_message.Message):
         accepted_tokens: _builtins.int = ...,
         drafted_tokens_by_position: _abc.Iterable[_builtins.int] | None = ...,
         accepted_tokens_by_position: _abc.Iterable[_builtins.int] | None = ...,
+        image_tokens: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["accepted_tokens", b"accepted_tokens", "accepted_tokens_by_position", b"accepted_tokens_by_position", "cached_tokens", b"cached_tokens", "completion_tokens", b"completion_tokens", "drafted_tokens", b"drafted_tokens", "drafted_tokens_by_position", b"drafted_tokens_by_position", "prompt_tokens", b"prompt_tokens", "reasoning_tokens", b"reasoning_tokens"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["accepted_tokens", b"accepted_tokens", "accepted_tokens_by_position", b"accepted_tokens_by_position", "cached_tokens", b"cached_tokens", "completion_tokens", b"completion_tokens", "drafted_tokens", b"drafted_tokens", "drafted_tokens_by_position", b"drafted_tokens_by_position", "image_tokens", b"image_tokens", "prompt_tokens", b"prompt_tokens", "reasoning_tokens", b"reasoning_tokens"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

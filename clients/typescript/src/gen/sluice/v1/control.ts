@@ -74,6 +74,15 @@ export enum Feature {
   UNRECOGNIZED = -1,
 }
 
+export enum ProfileKind {
+  PROFILE_KIND_UNSPECIFIED = 0,
+  PROFILE_KIND_TORCH = 1,
+  PROFILE_KIND_STACKS = 2,
+  PROFILE_KIND_PYTHON_MEMORY = 3,
+  PROFILE_KIND_CUDA_MEMORY = 4,
+  UNRECOGNIZED = -1,
+}
+
 export interface ListModelsRequest {
   pageSize?: number | undefined;
   pageToken: string;
@@ -174,6 +183,10 @@ export interface ServerLimits {
   maxStreamGenerations: number;
   maxStreamFramesPerSecond: number;
   maxCredit: number;
+  maxImages: number;
+  maxImageBytes: number;
+  maxImagePixels: number;
+  maxImageTokens: number;
 }
 
 export interface GetLoadRequest {
@@ -211,6 +224,12 @@ export interface EngineLoad {
   prefixHitTokens: bigint;
   prefixQueryTokens: bigint;
   age: Duration | undefined;
+  ranks: RankLoad[];
+}
+
+export interface RankLoad {
+  stepTime: Duration | undefined;
+  sumTime: Duration | undefined;
 }
 
 export interface WatchLoadRequest {
@@ -263,6 +282,33 @@ export interface DrainRequest {
 export interface DrainResponse {
   openRequests: number;
   drained: boolean;
+}
+
+export interface ProfileRequest {
+  process: string;
+  kind: ProfileKind;
+  duration: Duration | undefined;
+  steps?: number | undefined;
+  maxBytes?: bigint | undefined;
+}
+
+export interface ProfileResponse {
+  part: { $case: "started"; value: ProfileStarted } | { $case: "data"; value: Buffer } | {
+    $case: "finished";
+    value: ProfileFinished;
+  } | undefined;
+}
+
+export interface ProfileStarted {
+  process: string;
+  kind: ProfileKind;
+}
+
+export interface ProfileFinished {
+  duration: Duration | undefined;
+  steps: number;
+  bytes: bigint;
+  sha256: string;
 }
 
 function createBaseListModelsRequest(): ListModelsRequest {
@@ -1458,6 +1504,10 @@ function createBaseServerLimits(): ServerLimits {
     maxStreamGenerations: 0,
     maxStreamFramesPerSecond: 0,
     maxCredit: 0,
+    maxImages: 0,
+    maxImageBytes: 0,
+    maxImagePixels: 0,
+    maxImageTokens: 0,
   };
 }
 
@@ -1513,6 +1563,18 @@ export const ServerLimits: MessageFns<ServerLimits> = {
     }
     if (message.maxCredit !== 0) {
       writer.uint32(128).uint32(message.maxCredit);
+    }
+    if (message.maxImages !== 0) {
+      writer.uint32(136).uint32(message.maxImages);
+    }
+    if (message.maxImageBytes !== 0) {
+      writer.uint32(144).uint32(message.maxImageBytes);
+    }
+    if (message.maxImagePixels !== 0) {
+      writer.uint32(152).uint32(message.maxImagePixels);
+    }
+    if (message.maxImageTokens !== 0) {
+      writer.uint32(160).uint32(message.maxImageTokens);
     }
     return writer;
   },
@@ -1658,6 +1720,38 @@ export const ServerLimits: MessageFns<ServerLimits> = {
             message.maxCredit = reader.uint32();
             continue;
           }
+          case 17: {
+            if (tag !== 136) {
+              break;
+            }
+
+            message.maxImages = reader.uint32();
+            continue;
+          }
+          case 18: {
+            if (tag !== 144) {
+              break;
+            }
+
+            message.maxImageBytes = reader.uint32();
+            continue;
+          }
+          case 19: {
+            if (tag !== 152) {
+              break;
+            }
+
+            message.maxImagePixels = reader.uint32();
+            continue;
+          }
+          case 20: {
+            if (tag !== 160) {
+              break;
+            }
+
+            message.maxImageTokens = reader.uint32();
+            continue;
+          }
         }
         if ((tag & 7) === 4 || tag === 0) {
           break;
@@ -1695,6 +1789,10 @@ export const ServerLimits: MessageFns<ServerLimits> = {
     message.maxStreamGenerations = object.maxStreamGenerations ?? 0;
     message.maxStreamFramesPerSecond = object.maxStreamFramesPerSecond ?? 0;
     message.maxCredit = object.maxCredit ?? 0;
+    message.maxImages = object.maxImages ?? 0;
+    message.maxImageBytes = object.maxImageBytes ?? 0;
+    message.maxImagePixels = object.maxImagePixels ?? 0;
+    message.maxImageTokens = object.maxImageTokens ?? 0;
     return message;
   },
 };
@@ -2020,6 +2118,7 @@ function createBaseEngineLoad(): EngineLoad {
     prefixHitTokens: 0n,
     prefixQueryTokens: 0n,
     age: undefined,
+    ranks: [],
   };
 }
 
@@ -2069,6 +2168,9 @@ export const EngineLoad: MessageFns<EngineLoad> = {
     }
     if (message.age !== undefined) {
       Duration.encode(message.age, writer.uint32(98).fork()).join();
+    }
+    for (const v of message.ranks) {
+      RankLoad.encode(v!, writer.uint32(106).fork()).join();
     }
     return writer;
   },
@@ -2182,6 +2284,14 @@ export const EngineLoad: MessageFns<EngineLoad> = {
             message.age = Duration.decode(reader, reader.uint32());
             continue;
           }
+          case 13: {
+            if (tag !== 106) {
+              break;
+            }
+
+            message.ranks.push(RankLoad.decode(reader, reader.uint32()));
+            continue;
+          }
         }
         if ((tag & 7) === 4 || tag === 0) {
           break;
@@ -2219,6 +2329,78 @@ export const EngineLoad: MessageFns<EngineLoad> = {
       ? BigInt(object.prefixQueryTokens)
       : 0n;
     message.age = (object.age !== undefined && object.age !== null) ? Duration.fromPartial(object.age) : undefined;
+    message.ranks = object.ranks?.map((e) => RankLoad.fromPartial(e)) || [];
+    return message;
+  },
+};
+
+function createBaseRankLoad(): RankLoad {
+  return { stepTime: undefined, sumTime: undefined };
+}
+
+export const RankLoad: MessageFns<RankLoad> = {
+  encode(message: RankLoad, writer: BinaryWriter = new BinaryWriter()): BinaryWriter {
+    if (message.stepTime !== undefined) {
+      Duration.encode(message.stepTime, writer.uint32(10).fork()).join();
+    }
+    if (message.sumTime !== undefined) {
+      Duration.encode(message.sumTime, writer.uint32(18).fork()).join();
+    }
+    return writer;
+  },
+
+  decode(input: BinaryReader | Uint8Array, length?: number): RankLoad {
+    const reader = input instanceof BinaryReader ? input : new BinaryReader(input);
+    const previousRecursionDepth = (reader as any).__tsProtoDecodeDepth ?? 0;
+    if (previousRecursionDepth >= 100) {
+      throw new globalThis.Error("protobuf decode recursion limit exceeded");
+    }
+    (reader as any).__tsProtoDecodeDepth = previousRecursionDepth + 1;
+    try {
+      const end = length === undefined ? reader.len : reader.pos + length;
+      const message = createBaseRankLoad();
+      while (reader.pos < end) {
+        const tag = reader.uint32();
+        switch (tag >>> 3) {
+          case 1: {
+            if (tag !== 10) {
+              break;
+            }
+
+            message.stepTime = Duration.decode(reader, reader.uint32());
+            continue;
+          }
+          case 2: {
+            if (tag !== 18) {
+              break;
+            }
+
+            message.sumTime = Duration.decode(reader, reader.uint32());
+            continue;
+          }
+        }
+        if ((tag & 7) === 4 || tag === 0) {
+          break;
+        }
+        reader.skip(tag & 7);
+      }
+      return message;
+    } finally {
+      (reader as any).__tsProtoDecodeDepth = previousRecursionDepth;
+    }
+  },
+
+  create(base?: DeepPartial<RankLoad>): RankLoad {
+    return RankLoad.fromPartial(base ?? {});
+  },
+  fromPartial(object: DeepPartial<RankLoad>): RankLoad {
+    const message = createBaseRankLoad();
+    message.stepTime = (object.stepTime !== undefined && object.stepTime !== null)
+      ? Duration.fromPartial(object.stepTime)
+      : undefined;
+    message.sumTime = (object.sumTime !== undefined && object.sumTime !== null)
+      ? Duration.fromPartial(object.sumTime)
+      : undefined;
     return message;
   },
 };
@@ -2950,6 +3132,377 @@ export const DrainResponse: MessageFns<DrainResponse> = {
   },
 };
 
+function createBaseProfileRequest(): ProfileRequest {
+  return { process: "", kind: 0, duration: undefined, steps: undefined, maxBytes: undefined };
+}
+
+export const ProfileRequest: MessageFns<ProfileRequest> = {
+  encode(message: ProfileRequest, writer: BinaryWriter = new BinaryWriter()): BinaryWriter {
+    if (message.process !== "") {
+      writer.uint32(10).string(message.process);
+    }
+    if (message.kind !== 0) {
+      writer.uint32(16).int32(message.kind);
+    }
+    if (message.duration !== undefined) {
+      Duration.encode(message.duration, writer.uint32(26).fork()).join();
+    }
+    if (message.steps !== undefined) {
+      writer.uint32(32).uint32(message.steps);
+    }
+    if (message.maxBytes !== undefined) {
+      if (BigInt.asUintN(64, message.maxBytes) !== message.maxBytes) {
+        throw new globalThis.Error("value provided for field message.maxBytes of type uint64 too large");
+      }
+      writer.uint32(40).uint64(message.maxBytes);
+    }
+    return writer;
+  },
+
+  decode(input: BinaryReader | Uint8Array, length?: number): ProfileRequest {
+    const reader = input instanceof BinaryReader ? input : new BinaryReader(input);
+    const previousRecursionDepth = (reader as any).__tsProtoDecodeDepth ?? 0;
+    if (previousRecursionDepth >= 100) {
+      throw new globalThis.Error("protobuf decode recursion limit exceeded");
+    }
+    (reader as any).__tsProtoDecodeDepth = previousRecursionDepth + 1;
+    try {
+      const end = length === undefined ? reader.len : reader.pos + length;
+      const message = createBaseProfileRequest();
+      while (reader.pos < end) {
+        const tag = reader.uint32();
+        switch (tag >>> 3) {
+          case 1: {
+            if (tag !== 10) {
+              break;
+            }
+
+            message.process = reader.string();
+            continue;
+          }
+          case 2: {
+            if (tag !== 16) {
+              break;
+            }
+
+            message.kind = reader.int32() as any;
+            continue;
+          }
+          case 3: {
+            if (tag !== 26) {
+              break;
+            }
+
+            message.duration = Duration.decode(reader, reader.uint32());
+            continue;
+          }
+          case 4: {
+            if (tag !== 32) {
+              break;
+            }
+
+            message.steps = reader.uint32();
+            continue;
+          }
+          case 5: {
+            if (tag !== 40) {
+              break;
+            }
+
+            message.maxBytes = reader.uint64() as bigint;
+            continue;
+          }
+        }
+        if ((tag & 7) === 4 || tag === 0) {
+          break;
+        }
+        reader.skip(tag & 7);
+      }
+      return message;
+    } finally {
+      (reader as any).__tsProtoDecodeDepth = previousRecursionDepth;
+    }
+  },
+
+  create(base?: DeepPartial<ProfileRequest>): ProfileRequest {
+    return ProfileRequest.fromPartial(base ?? {});
+  },
+  fromPartial(object: DeepPartial<ProfileRequest>): ProfileRequest {
+    const message = createBaseProfileRequest();
+    message.process = object.process ?? "";
+    message.kind = object.kind ?? 0;
+    message.duration = (object.duration !== undefined && object.duration !== null)
+      ? Duration.fromPartial(object.duration)
+      : undefined;
+    message.steps = object.steps ?? undefined;
+    message.maxBytes = (object.maxBytes !== undefined && object.maxBytes !== null)
+      ? BigInt(object.maxBytes)
+      : undefined;
+    return message;
+  },
+};
+
+function createBaseProfileResponse(): ProfileResponse {
+  return { part: undefined };
+}
+
+export const ProfileResponse: MessageFns<ProfileResponse> = {
+  encode(message: ProfileResponse, writer: BinaryWriter = new BinaryWriter()): BinaryWriter {
+    switch (message.part?.$case) {
+      case "started":
+        ProfileStarted.encode(message.part.value, writer.uint32(10).fork()).join();
+        break;
+      case "data":
+        writer.uint32(18).bytes(message.part.value);
+        break;
+      case "finished":
+        ProfileFinished.encode(message.part.value, writer.uint32(26).fork()).join();
+        break;
+    }
+    return writer;
+  },
+
+  decode(input: BinaryReader | Uint8Array, length?: number): ProfileResponse {
+    const reader = input instanceof BinaryReader ? input : new BinaryReader(input);
+    const previousRecursionDepth = (reader as any).__tsProtoDecodeDepth ?? 0;
+    if (previousRecursionDepth >= 100) {
+      throw new globalThis.Error("protobuf decode recursion limit exceeded");
+    }
+    (reader as any).__tsProtoDecodeDepth = previousRecursionDepth + 1;
+    try {
+      const end = length === undefined ? reader.len : reader.pos + length;
+      const message = createBaseProfileResponse();
+      while (reader.pos < end) {
+        const tag = reader.uint32();
+        switch (tag >>> 3) {
+          case 1: {
+            if (tag !== 10) {
+              break;
+            }
+
+            message.part = { $case: "started", value: ProfileStarted.decode(reader, reader.uint32()) };
+            continue;
+          }
+          case 2: {
+            if (tag !== 18) {
+              break;
+            }
+
+            message.part = { $case: "data", value: Buffer.from(reader.bytes()) };
+            continue;
+          }
+          case 3: {
+            if (tag !== 26) {
+              break;
+            }
+
+            message.part = { $case: "finished", value: ProfileFinished.decode(reader, reader.uint32()) };
+            continue;
+          }
+        }
+        if ((tag & 7) === 4 || tag === 0) {
+          break;
+        }
+        reader.skip(tag & 7);
+      }
+      return message;
+    } finally {
+      (reader as any).__tsProtoDecodeDepth = previousRecursionDepth;
+    }
+  },
+
+  create(base?: DeepPartial<ProfileResponse>): ProfileResponse {
+    return ProfileResponse.fromPartial(base ?? {});
+  },
+  fromPartial(object: DeepPartial<ProfileResponse>): ProfileResponse {
+    const message = createBaseProfileResponse();
+    switch (object.part?.$case) {
+      case "started": {
+        if (object.part?.value !== undefined && object.part?.value !== null) {
+          message.part = { $case: "started", value: ProfileStarted.fromPartial(object.part.value) };
+        }
+        break;
+      }
+      case "data": {
+        if (object.part?.value !== undefined && object.part?.value !== null) {
+          message.part = { $case: "data", value: object.part.value };
+        }
+        break;
+      }
+      case "finished": {
+        if (object.part?.value !== undefined && object.part?.value !== null) {
+          message.part = { $case: "finished", value: ProfileFinished.fromPartial(object.part.value) };
+        }
+        break;
+      }
+    }
+    return message;
+  },
+};
+
+function createBaseProfileStarted(): ProfileStarted {
+  return { process: "", kind: 0 };
+}
+
+export const ProfileStarted: MessageFns<ProfileStarted> = {
+  encode(message: ProfileStarted, writer: BinaryWriter = new BinaryWriter()): BinaryWriter {
+    if (message.process !== "") {
+      writer.uint32(10).string(message.process);
+    }
+    if (message.kind !== 0) {
+      writer.uint32(16).int32(message.kind);
+    }
+    return writer;
+  },
+
+  decode(input: BinaryReader | Uint8Array, length?: number): ProfileStarted {
+    const reader = input instanceof BinaryReader ? input : new BinaryReader(input);
+    const previousRecursionDepth = (reader as any).__tsProtoDecodeDepth ?? 0;
+    if (previousRecursionDepth >= 100) {
+      throw new globalThis.Error("protobuf decode recursion limit exceeded");
+    }
+    (reader as any).__tsProtoDecodeDepth = previousRecursionDepth + 1;
+    try {
+      const end = length === undefined ? reader.len : reader.pos + length;
+      const message = createBaseProfileStarted();
+      while (reader.pos < end) {
+        const tag = reader.uint32();
+        switch (tag >>> 3) {
+          case 1: {
+            if (tag !== 10) {
+              break;
+            }
+
+            message.process = reader.string();
+            continue;
+          }
+          case 2: {
+            if (tag !== 16) {
+              break;
+            }
+
+            message.kind = reader.int32() as any;
+            continue;
+          }
+        }
+        if ((tag & 7) === 4 || tag === 0) {
+          break;
+        }
+        reader.skip(tag & 7);
+      }
+      return message;
+    } finally {
+      (reader as any).__tsProtoDecodeDepth = previousRecursionDepth;
+    }
+  },
+
+  create(base?: DeepPartial<ProfileStarted>): ProfileStarted {
+    return ProfileStarted.fromPartial(base ?? {});
+  },
+  fromPartial(object: DeepPartial<ProfileStarted>): ProfileStarted {
+    const message = createBaseProfileStarted();
+    message.process = object.process ?? "";
+    message.kind = object.kind ?? 0;
+    return message;
+  },
+};
+
+function createBaseProfileFinished(): ProfileFinished {
+  return { duration: undefined, steps: 0, bytes: 0n, sha256: "" };
+}
+
+export const ProfileFinished: MessageFns<ProfileFinished> = {
+  encode(message: ProfileFinished, writer: BinaryWriter = new BinaryWriter()): BinaryWriter {
+    if (message.duration !== undefined) {
+      Duration.encode(message.duration, writer.uint32(10).fork()).join();
+    }
+    if (message.steps !== 0) {
+      writer.uint32(16).uint32(message.steps);
+    }
+    if (message.bytes !== 0n) {
+      if (BigInt.asUintN(64, message.bytes) !== message.bytes) {
+        throw new globalThis.Error("value provided for field message.bytes of type uint64 too large");
+      }
+      writer.uint32(24).uint64(message.bytes);
+    }
+    if (message.sha256 !== "") {
+      writer.uint32(34).string(message.sha256);
+    }
+    return writer;
+  },
+
+  decode(input: BinaryReader | Uint8Array, length?: number): ProfileFinished {
+    const reader = input instanceof BinaryReader ? input : new BinaryReader(input);
+    const previousRecursionDepth = (reader as any).__tsProtoDecodeDepth ?? 0;
+    if (previousRecursionDepth >= 100) {
+      throw new globalThis.Error("protobuf decode recursion limit exceeded");
+    }
+    (reader as any).__tsProtoDecodeDepth = previousRecursionDepth + 1;
+    try {
+      const end = length === undefined ? reader.len : reader.pos + length;
+      const message = createBaseProfileFinished();
+      while (reader.pos < end) {
+        const tag = reader.uint32();
+        switch (tag >>> 3) {
+          case 1: {
+            if (tag !== 10) {
+              break;
+            }
+
+            message.duration = Duration.decode(reader, reader.uint32());
+            continue;
+          }
+          case 2: {
+            if (tag !== 16) {
+              break;
+            }
+
+            message.steps = reader.uint32();
+            continue;
+          }
+          case 3: {
+            if (tag !== 24) {
+              break;
+            }
+
+            message.bytes = reader.uint64() as bigint;
+            continue;
+          }
+          case 4: {
+            if (tag !== 34) {
+              break;
+            }
+
+            message.sha256 = reader.string();
+            continue;
+          }
+        }
+        if ((tag & 7) === 4 || tag === 0) {
+          break;
+        }
+        reader.skip(tag & 7);
+      }
+      return message;
+    } finally {
+      (reader as any).__tsProtoDecodeDepth = previousRecursionDepth;
+    }
+  },
+
+  create(base?: DeepPartial<ProfileFinished>): ProfileFinished {
+    return ProfileFinished.fromPartial(base ?? {});
+  },
+  fromPartial(object: DeepPartial<ProfileFinished>): ProfileFinished {
+    const message = createBaseProfileFinished();
+    message.duration = (object.duration !== undefined && object.duration !== null)
+      ? Duration.fromPartial(object.duration)
+      : undefined;
+    message.steps = object.steps ?? 0;
+    message.bytes = (object.bytes !== undefined && object.bytes !== null) ? BigInt(object.bytes) : 0n;
+    message.sha256 = object.sha256 ?? "";
+    return message;
+  },
+};
+
 export type ControlServiceService = typeof ControlServiceService;
 export const ControlServiceService = {
   listModels: {
@@ -3046,6 +3599,15 @@ export const ControlServiceService = {
     responseSerialize: (value: DrainResponse): Buffer => Buffer.from(DrainResponse.encode(value).finish()),
     responseDeserialize: (value: Buffer): DrainResponse => DrainResponse.decode(value),
   },
+  profile: {
+    path: "/sluice.v1.ControlService/Profile" as const,
+    requestStream: false as const,
+    responseStream: true as const,
+    requestSerialize: (value: ProfileRequest): Buffer => Buffer.from(ProfileRequest.encode(value).finish()),
+    requestDeserialize: (value: Buffer): ProfileRequest => ProfileRequest.decode(value),
+    responseSerialize: (value: ProfileResponse): Buffer => Buffer.from(ProfileResponse.encode(value).finish()),
+    responseDeserialize: (value: Buffer): ProfileResponse => ProfileResponse.decode(value),
+  },
 } as const;
 
 export interface ControlServiceServer extends UntypedServiceImplementation {
@@ -3059,6 +3621,7 @@ export interface ControlServiceServer extends UntypedServiceImplementation {
   getTokenizer: handleServerStreamingCall<GetTokenizerRequest, GetTokenizerResponse>;
   subscribeKvEvents: handleServerStreamingCall<SubscribeKvEventsRequest, SubscribeKvEventsResponse>;
   drain: handleServerStreamingCall<DrainRequest, DrainResponse>;
+  profile: handleServerStreamingCall<ProfileRequest, ProfileResponse>;
 }
 
 export interface ControlServiceClient extends Client {
@@ -3182,6 +3745,12 @@ export interface ControlServiceClient extends Client {
     metadata?: Metadata,
     options?: Partial<CallOptions>,
   ): ClientReadableStream<DrainResponse>;
+  profile(request: ProfileRequest, options?: Partial<CallOptions>): ClientReadableStream<ProfileResponse>;
+  profile(
+    request: ProfileRequest,
+    metadata?: Metadata,
+    options?: Partial<CallOptions>,
+  ): ClientReadableStream<ProfileResponse>;
 }
 
 export const ControlServiceClient = makeGenericClientConstructor(

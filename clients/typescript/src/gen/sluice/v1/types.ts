@@ -134,6 +134,8 @@ export interface ContentPart {
 export interface Image {
   data: Buffer;
   mediaType: string;
+  url: string;
+  digest: Buffer;
 }
 
 export interface SamplingParams {
@@ -334,6 +336,7 @@ export interface Usage {
   acceptedTokens: number;
   draftedTokensByPosition: number[];
   acceptedTokensByPosition: number[];
+  imageTokens: number;
 }
 
 export interface Timings {
@@ -1442,7 +1445,7 @@ export const ContentPart: MessageFns<ContentPart> = {
 };
 
 function createBaseImage(): Image {
-  return { data: Buffer.alloc(0), mediaType: "" };
+  return { data: Buffer.alloc(0), mediaType: "", url: "", digest: Buffer.alloc(0) };
 }
 
 export const Image: MessageFns<Image> = {
@@ -1452,6 +1455,12 @@ export const Image: MessageFns<Image> = {
     }
     if (message.mediaType !== "") {
       writer.uint32(18).string(message.mediaType);
+    }
+    if (message.url !== "") {
+      writer.uint32(26).string(message.url);
+    }
+    if (message.digest.length !== 0) {
+      writer.uint32(34).bytes(message.digest);
     }
     return writer;
   },
@@ -1485,6 +1494,22 @@ export const Image: MessageFns<Image> = {
             message.mediaType = reader.string();
             continue;
           }
+          case 3: {
+            if (tag !== 26) {
+              break;
+            }
+
+            message.url = reader.string();
+            continue;
+          }
+          case 4: {
+            if (tag !== 34) {
+              break;
+            }
+
+            message.digest = Buffer.from(reader.bytes());
+            continue;
+          }
         }
         if ((tag & 7) === 4 || tag === 0) {
           break;
@@ -1504,6 +1529,8 @@ export const Image: MessageFns<Image> = {
     const message = createBaseImage();
     message.data = object.data ?? Buffer.alloc(0);
     message.mediaType = object.mediaType ?? "";
+    message.url = object.url ?? "";
+    message.digest = object.digest ?? Buffer.alloc(0);
     return message;
   },
 };
@@ -4182,6 +4209,7 @@ function createBaseUsage(): Usage {
     acceptedTokens: 0,
     draftedTokensByPosition: [],
     acceptedTokensByPosition: [],
+    imageTokens: 0,
   };
 }
 
@@ -4218,6 +4246,9 @@ export const Usage: MessageFns<Usage> = {
         writer.uint32(v);
       }
       writer.join();
+    }
+    if (message.imageTokens !== 0) {
+      writer.uint32(72).uint32(message.imageTokens);
     }
     return writer;
   },
@@ -4319,6 +4350,14 @@ export const Usage: MessageFns<Usage> = {
 
             break;
           }
+          case 9: {
+            if (tag !== 72) {
+              break;
+            }
+
+            message.imageTokens = reader.uint32();
+            continue;
+          }
         }
         if ((tag & 7) === 4 || tag === 0) {
           break;
@@ -4344,6 +4383,7 @@ export const Usage: MessageFns<Usage> = {
     message.acceptedTokens = object.acceptedTokens ?? 0;
     message.draftedTokensByPosition = object.draftedTokensByPosition?.map((e) => e) || [];
     message.acceptedTokensByPosition = object.acceptedTokensByPosition?.map((e) => e) || [];
+    message.imageTokens = object.imageTokens ?? 0;
     return message;
   },
 };
