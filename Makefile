@@ -70,6 +70,20 @@ $(SMG)/.done: | $(VENV)/bin/python
 test-smg: $(VENV)/.dev $(VENV)/.smollm2 $(SMG)/.done ## the Shepherd Model Gateway before real services (installs it and a model; three minutes)
 	SMG=$(SMG)/bin/smg $(PYTEST) -m smg tests/smg
 
+# In an environment of its own, which sees what is installed here: ray is an extra.
+RAY := $(VENV)/ray
+$(RAY)/.done: $(VENV)/.dev
+	$(BIN)/python -m venv $(RAY)
+	$(RAY)/bin/pip install --quiet --disable-pip-version-check \
+		$$($(BIN)/python -c 'import tomllib; print(*tomllib.load(open("pyproject.toml", "rb"))["project"]["optional-dependencies"]["ray"])')
+	$(BIN)/python -c 'import sysconfig; print("import site; site.addsitedir(%r)" % sysconfig.get_path("purelib"))' \
+		> $$(echo $(RAY)/lib/python3*/site-packages)/sluice.pth
+	@touch $@
+
+.PHONY: test-ray
+test-ray: $(RAY)/.done ## a ring on a real Ray cluster of this machine (installs ray: 285 MB, two minutes)
+	$(RAY)/bin/python -m pytest tests/ray
+
 .PHONY: test-ecosystem
 test-ecosystem: $(VENV)/.dev ## clients of other projects against a real service (installs them: 2 GB, a quarter of an hour)
 	$(PYTEST) -m ecosystem tests/ecosystem

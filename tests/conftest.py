@@ -27,6 +27,7 @@ SERVICES = (
     "tests/deploy/test_prometheus.py",
     "tests/ecosystem/",
     "tests/faults/",
+    "tests/ray/",
     "tests/services/offline/test_offline_equality.py",
     "tests/system/",
     "tests/tools/test_generations.py",

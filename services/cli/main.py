@@ -22,6 +22,7 @@ from sluice_server.services.cli.import_gguf import import_gguf
 from sluice_server.services.cli.keys import keys
 from sluice_server.services.cli.options import takes_settings
 from sluice_server.services.cli.profile import profile
+from sluice_server.services.cli.ray_up import ray
 from sluice_server.services.cli.rerank import rerank
 from sluice_server.services.cli.run_batch import run_batch
 from sluice_server.services.cli.token import token
@@ -85,6 +86,7 @@ CLIENTS = (generate, chat, embed, classify, rerank, bench, run_batch, top, profi
 for command in (*CLIENTS, edge, demo, healthcheck, import_gguf, keys):
     app.command(command.__name__.replace("_", "-"), cls=GroupedCommand)(command)
 app.add_typer(token, name="token")
+app.add_typer(ray, name="ray")
 
 
 def main() -> None:
