@@ -5,6 +5,7 @@ Computed values (dtype, block count) are returned in `BuiltEngine`; the settings
 
 import dataclasses
 from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
 
 import torch
@@ -20,7 +21,7 @@ from sluice_server.engine.kv_cache.saving import save_cache
 from sluice_server.engine.kv_cache.shared_slots import SharedSlots
 from sluice_server.engine.models.config import ModelConfig
 from sluice_server.engine.models.limits import check_embeds_scale, check_tables
-from sluice_server.engine.models.loading import load_model
+from sluice_server.engine.models.loading import embeddings_of, load_model
 from sluice_server.engine.models.model import Model
 from sluice_server.engine.models.vision.config import read_vision
 from sluice_server.engine.models.vision.tower import load_vision
@@ -214,7 +215,10 @@ def loaded(  # noqa: PLR0913 # all that is loaded
             model = load_model(directory, model_config, *sizes, pack, plugin, ranks)
         if limits.embeds_width:
             check_embeds_scale(model_config, model.embedding_scale)
-        drafter = load_drafter(config.speculation, draft, model, limits, pack) if draft is not None else None
+        drafter = None
+        if draft is not None:
+            table = partial(embeddings_of, directory, model_config, model)
+            drafter = load_drafter(config.speculation, draft, model, limits, pack, table)
     give_back()
     if config.batch_invariant:
         model.fix()

@@ -6,6 +6,7 @@ layers; the target's forward pass writes them. Where the target has computed non
 states.
 """
 
+from collections.abc import Callable
 from pathlib import Path
 
 import torch
@@ -33,7 +34,16 @@ class EagleHead:
         behind: numbers of the target's layers behind which its hidden states are read.
     """
 
-    def __init__(self, head: HeadConfig, source: Checkpoint, target: Model, num_positions: int, pack: Pack) -> None:
+    def __init__(
+        self,
+        head: HeadConfig,
+        source: Checkpoint,
+        target: Model,
+        num_positions: int,
+        pack: Pack,
+        embeddings: Callable[[], Tensor],
+    ) -> None:
+        """`embeddings` returns the target's, of all ids, for a head that has none of its own."""
         config = self.config = head.layer
         self.dtype, self.device, self._align = target.dtype, target.device, target.slot_align
         self.behind = head.behind or default_behind(target.config.num_layers)
@@ -43,7 +53,7 @@ class EagleHead:
         self._fuse = loader.linear([("fc", hidden)], NUM_STATES * hidden)
         own = source.has("embed_tokens.weight")
         shape = (config.vocab_size, hidden)
-        self._embeddings = owned(source.get("embed_tokens.weight", shape)) if own else target.embeddings
+        self._embeddings = owned(source.get("embed_tokens.weight", shape)) if own else embeddings()
         norms = (loader.norm(f"midlayer.{name}", hidden) for name in ("input_layernorm", "hidden_norm"))
         # Weights of two norms: of a token's embedding and of the hidden states before it.
         self._norms = torch.stack([norm.float() for norm in norms])
@@ -113,10 +123,13 @@ class EagleHead:
         return own.new_full((len(own), self.config.vocab_size), float("-inf")).index_copy_(1, self._ids, own)
 
 
-def load_head(directory: Path, target: Model, num_positions: int, pack: Pack) -> EagleHead:
+def load_head(
+    directory: Path, target: Model, num_positions: int, pack: Pack, embeddings: Callable[[], Tensor] | None = None
+) -> EagleHead:
     """Reads a head's directory. Raises ServiceError MODEL_INVALID naming file and tensor."""
     config = read_head_config(directory)
-    return EagleHead(config, Checkpoint(directory, target.dtype, target.device), target, num_positions, pack)
+    source = Checkpoint(directory, target.dtype, target.device)
+    return EagleHead(config, source, target, num_positions, pack, embeddings or (lambda: target.embeddings))
 
 
 def default_behind(num_layers: int) -> tuple[int, ...]:

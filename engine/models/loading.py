@@ -7,12 +7,13 @@ from pathlib import Path
 from typing import Protocol
 
 import torch
+from torch import Tensor
 
 from sluice_server.engine.models.config import ModelConfig
 from sluice_server.engine.models.fields import MENDING, invalid_model
 from sluice_server.engine.models.gguf.checkpoint import GgufCheckpoint, gguf_files
 from sluice_server.engine.models.layers.loader import Pack
-from sluice_server.engine.models.model import Model
+from sluice_server.engine.models.model import Model, owned
 from sluice_server.engine.models.registry import Traits, traits_of
 from sluice_server.engine.models.weights import Checkpoint, PlannedWeights
 from sluice_server.engine.parallel.ranks import Ranks
@@ -63,6 +64,14 @@ def load_model(  # noqa: PLR0913 # all that a model is made of
     model.num_parameters = source.num_parameters if has_all else plan_model(config, dtype).num_parameters
     model.notes += source.notes
     return model
+
+
+def embeddings_of(directory: Path, config: ModelConfig, model: Model) -> Tensor:
+    """Returns the embeddings of all ids, of which a rank's part of a model has some."""
+    if len(model.embeddings) == config.vocab_size:
+        return model.embeddings
+    source = open_checkpoint(directory, config, model.dtype, model.device)
+    return owned(source.get("model.embed_tokens.weight", (config.vocab_size, config.hidden_size)))
 
 
 def open_checkpoint(

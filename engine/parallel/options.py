@@ -16,7 +16,14 @@ NOT_IN_GROUPS: Mapping[str, Callable[[EngineConfig], bool]] = {
     "device": lambda config: config.device == "cuda",
     "disk_cache_dir": lambda config: bool(config.disk_cache_dir),
     "shared_cache_bytes": lambda config: config.shared_cache_bytes > 0,
-    "speculation": lambda config: config.speculation == "eagle",
+}
+
+
+# By option: whether a group of several stages cannot have it.
+NOT_IN_STAGES: Mapping[str, Callable[[EngineConfig], bool]] = {
+    "speculation": lambda config: (
+        config.speculation == "eagle"
+    ),  # its head reads early layers, and is on the last stage
 }
 
 
@@ -45,9 +52,12 @@ def check_parallel(config: EngineConfig) -> ParallelShape:
     if config.sum_dtype != DEFAULTS.sum_dtype and shape.tensor_size == 1:
         text = f"{config.sum_dtype} is for sums that travel between hosts, and --tensor-parallel-size 1 has none"
         raise unusable("sum_dtype", f"{text}: leave it out")
-    if shape.members > 1:
-        for name, has in NOT_IN_GROUPS.items():
-            if has(config):
-                text = f"{getattr(config, name)} is not supported beside several ranks yet"
-                raise unusable(name, f"{text}: leave one of the two out")
+    for what, num, excluded in (
+        ("ranks", shape.members, NOT_IN_GROUPS),
+        ("stages", shape.pipeline_size, NOT_IN_STAGES),
+    ):
+        name = next((one for one, has in excluded.items() if num > 1 and has(config)), "")
+        if name:
+            text = f"{getattr(config, name)} is not supported beside several {what} yet"
+            raise unusable(name, f"{text}: leave one of the two out")
     return shape

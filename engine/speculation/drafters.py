@@ -5,6 +5,7 @@ entry is of the token behind it and of the target's hidden states at its positio
 ServiceError for drafters that do not fit the target.
 """
 
+from collections.abc import Callable
 from pathlib import Path
 from typing import Protocol
 
@@ -87,13 +88,21 @@ class HeadDrafter:
         return cache
 
 
-def load_drafter(kind: str, directory: Path, target: Model, limits: Limits, pack: Pack) -> Drafter:
-    """Loads the drafter for `target`; `kind` is draft or eagle.
+def load_drafter(
+    kind: str,
+    directory: Path,
+    target: Model,
+    limits: Limits,
+    pack: Pack,
+    embeddings: Callable[[], Tensor] | None = None,
+) -> Drafter:
+    """Loads the drafter for `target`; `kind` is draft or eagle. `embeddings` returns the target's, of all ids; None:
+    the target has them.
 
     Raises ServiceError INVALID_SETTING if it does not fit; the message holds both numbers.
     """
     if kind == "eagle":
-        return _load_head(directory, target, limits, pack)
+        return _load_head(directory, target, limits, pack, embeddings)
     config = read_served(directory)
     num_positions = min(limits.context_length, config.context_length)
     draft = load_model(directory, config, target.dtype, target.device, num_positions, pack)
@@ -102,7 +111,9 @@ def load_drafter(kind: str, directory: Path, target: Model, limits: Limits, pack
     return ModelDrafter(draft)
 
 
-def _load_head(directory: Path, target: Model, limits: Limits, pack: Pack) -> Drafter:
+def _load_head(
+    directory: Path, target: Model, limits: Limits, pack: Pack, embeddings: Callable[[], Tensor] | None
+) -> Drafter:
     config = read_head_config(directory)
     _check_vocabulary(config.layer.vocab_size, target)
     ours, theirs = config.layer.hidden_size, target.config.hidden_size
@@ -117,7 +128,7 @@ def _load_head(directory: Path, target: Model, limits: Limits, pack: Pack) -> Dr
         raise _unfit(
             f"reads behind the layers {', '.join(map(str, behind))}; it takes three in 1 to {num}, all different"
         )
-    head = load_head(directory, target, min(limits.context_length, config.layer.context_length), pack)
+    head = load_head(directory, target, min(limits.context_length, config.layer.context_length), pack, embeddings)
     _check_size(head.num_parameters, target)
     return HeadDrafter(head, target)
 

@@ -84,13 +84,14 @@ def tight(shape: Shape) -> EngineConfig:
     return dataclasses.replace(TIGHT, kv_cache_tokens=40) if gives_back else TIGHT
 
 
-def make_engine(directory: Path, config: EngineConfig) -> Engine:
+def make_engine(directory: Path, config: EngineConfig, draft: Path | None = None) -> Engine:
     model_config = read_config(directory)
     limits = limits_of(config, model_config, 1 << 20)
     grammars = grammars_of(directory, model_config.vocab_size, model_config.eos_ids)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(build, "measure_costs", fast_copies)
-        return build.build_engine(config, model_config, directory, limits, digests=named, grammars=grammars).engine
+        given = config, model_config, directory, limits, draft
+        return build.build_engine(*given, digests=named, grammars=grammars).engine
 
 
 def fast_copies(model: Model, store: BlockStore, block_size: int) -> PreemptionCosts:

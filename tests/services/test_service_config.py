@@ -51,9 +51,9 @@ BAD: list[tuple[dict[str, object], dict[str, object], str]] = [
     ({"tensor_parallel_size": 0}, {}, "--tensor-parallel-size: 0 is below 1"),
     ({"tensor_parallel_size": 2, "device": "cuda"}, {}, "--device: cuda is not supported beside several ranks yet"),
     (
-        {"tensor_parallel_size": 2, "speculation": "eagle", "draft_model": "demo"},
+        {"pipeline_parallel_size": 2, "speculation": "eagle", "draft_model": "demo"},
         {},
-        "--speculation: eagle is not supported beside several ranks yet",
+        "--speculation: eagle is not supported beside several stages yet",
     ),
     (
         {

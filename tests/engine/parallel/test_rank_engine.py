@@ -17,6 +17,7 @@ from tests.engine.test_engine_search import run as run_search
 from tests.engine.test_structured_output import run as run_structured
 from tests.engine.test_structured_output import schema_grammar
 from tests.oracle.checkpoints import make_checkpoint
+from tests.oracle.heads import make_head
 from tests.oracle.schemas import SCHEMAS
 from tests.oracle.tokenizers import byte_level_bpe
 
@@ -83,6 +84,31 @@ def test_a_draft_model_of_rank_0(llama: Path) -> None:
     with threaded(llama, over(ROOMY, 2, speculation="draft", **settings), draft=llama) as engine:
         assert run(engine, prompts) == want
         assert engine.scheduler.draft_stats.num_accepted > 10
+
+
+@pytest.mark.parametrize(("behind", "width"), [((1, 2, 3), 1), ((2, 3, 4), 3)], ids=["chain", "tree, last layer"])
+def test_an_eagle_head_of_rank_0(tmp_path: Path, behind: tuple[int, int, int], width: int) -> None:
+    """It reads sums of all ranks, also behind the last layer, and has no embeddings of its own."""
+    shape = dataclasses.replace(SHAPES["llama-biases"], layers=4)
+    (tmp_path / "model").mkdir()
+    (tmp_path / "head").mkdir()
+    directory = make_checkpoint(tmp_path / "model", shape)
+    head = make_head(tmp_path / "head", shape, behind=behind)
+    config = dataclasses.replace(ROOMY, sum_shards=2)
+    prompts = some_prompts(shape.vocab, 4)
+    drafts: dict[str, Any] = {
+        "speculation": "eagle",
+        "draft_model": "x",
+        "draft_length": "fixed",
+        "max_draft_width": width,
+    }
+    want = run(make_engine(directory, config), prompts)
+    alone = make_engine(directory, dataclasses.replace(config, **drafts), draft=head)
+    assert run(alone, prompts) == want
+    with threaded(directory, over(config, 2, **drafts), draft=head) as engine:
+        assert run(engine, prompts) == want
+        assert engine.scheduler.draft_stats == alone.scheduler.draft_stats, "the same drafts, and so the same states"
+        assert engine.scheduler.draft_stats.num_drafted > 20
 
 
 @pytest.mark.parametrize("size", SIZES)
