@@ -11,6 +11,7 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
+from sluice_server.engine.cache_memory import CacheMemory
 from sluice_server.engine.config import EngineConfig
 from sluice_server.engine.engine import Engine
 from sluice_server.engine.errors import Code, ServiceError
@@ -81,6 +82,7 @@ class BuiltEngine:
         images: what it keeps of images; None for a model that takes none.
         save_s: seconds that saving the cache may take.
         pages: takes that memory from the system before it is used, on a CPU.
+        memory: resizes the cache while it serves; None where its size is fixed.
     """
 
     engine: Engine
@@ -92,6 +94,7 @@ class BuiltEngine:
     pages: PagesAhead | None = None
     shared: SharedSlots | None = None
     images: EncoderCache | None = None
+    memory: CacheMemory | None = None
     save_s: float = 0.0
 
     def close(self) -> None:
@@ -156,16 +159,18 @@ def build_engine(  # noqa: PLR0913 # all that an engine is made of
     runner: StepRunner = runner_for(config, plain, model, store, limits)
     if workers is not None:
         runner = GroupRunner(plain, workers, workers.shape.members, workers.sums, stages=workers.stages)
+    engine = Engine(
+        scheduler,
+        runner,
+        proposer=make_proposer(config, drafter, beside, grammars),
+        identity=identity,
+        tuner=tuner,
+        processors=plugins.processors,
+        on_reached=pages.reach,
+    )
+    is_fixed = device.type != "cpu" or workers is not None
     return BuiltEngine(
-        engine=Engine(
-            scheduler,
-            runner,
-            proposer=make_proposer(config, drafter, beside, grammars),
-            identity=identity,
-            tuner=tuner,
-            processors=plugins.processors,
-            on_reached=pages.reach,
-        ),
+        engine=engine,
         computing=computing_of(device, formats, model, tuner, (*notes, *plugins.notes)),
         num_blocks=scheduler.cache.num_blocks,
         grammars=grammars,
@@ -174,6 +179,7 @@ def build_engine(  # noqa: PLR0913 # all that an engine is made of
         pages=pages,
         shared=shared,
         images=images,
+        memory=None if is_fixed else CacheMemory(engine, store, pages),
         save_s=config.disk_cache_save_s,
     )
 

@@ -30,6 +30,8 @@ _WITHOUT = {
     "quantization": "weights of an encoder are not rounded",
     "kv_cache_dtype": "an encoder has no KV cache",
     "kv_cache_tokens": "an encoder has no KV cache",
+    "kv_cache_max_tokens": "an encoder has no KV cache",
+    "kv_cache_min_tokens": "an encoder has no KV cache",
     "kv_events": "an encoder has no prefix cache",
     "host_cache_bytes": "an encoder has no KV cache",
     "disk_cache_dir": "an encoder has no KV cache",

@@ -44,6 +44,12 @@ class EngineConfig:
     block_size: int = option(32, "tokens in a KV cache block")
     gpu_memory_utilization: float = option(0.9, "share of a GPU's memory that may be used: weights, steps and cache")
     kv_cache_tokens: int = option(0, "tokens the KV cache holds; 0 sizes it from memory and max_num_seqs")
+    kv_cache_max_tokens: int = option(
+        0, "tokens that the KV cache may grow to while it serves (`sluice cache resize`); 0 is its size at start"
+    )
+    kv_cache_min_tokens: int = option(
+        0, "tokens that the KV cache keeps where the memory watch makes it smaller; 0 is one request of full length"
+    )
     prefix_caching: bool = option(True, "share the KV cache of equal prompt prefixes of one tenant")
     kv_events: bool = option(False, "report what the prefix cache holds to gateways, for routers in front of several")
     host_cache_bytes: int = option(0, "host memory for cache blocks that were evicted or preempted; 0 is off")

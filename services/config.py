@@ -173,6 +173,8 @@ def check(engine: EngineConfig, service: ServiceConfig) -> None:
     for name in (
         "max_model_len",
         "kv_cache_tokens",
+        "kv_cache_max_tokens",
+        "kv_cache_min_tokens",
         "threads",
         "host_cache_bytes",
         "disk_cache_bytes",
@@ -192,6 +194,7 @@ def check(engine: EngineConfig, service: ServiceConfig) -> None:
     if engine.kv_cache_tokens % engine.block_size:
         text = f"{engine.block_size} does not divide --kv-cache-tokens {engine.kv_cache_tokens}"
         raise bad_setting("block_size", text)
+    _check_resizing(engine)
     _check_disk_cache(engine)
     _check_shared_cache(engine)
     _check_speculation(engine)
@@ -206,6 +209,16 @@ def check(engine: EngineConfig, service: ServiceConfig) -> None:
     _one_of("tool_call_parser", service.tool_call_parser, tools.NAMES)
     _one_of("reasoning_parser", service.reasoning_parser, reasoning.NAMES)
     _check_telemetry(service)
+
+
+def _check_resizing(engine: EngineConfig) -> None:
+    start, most, least = engine.kv_cache_tokens, engine.kv_cache_max_tokens, engine.kv_cache_min_tokens
+    if most and start > most:
+        raise bad_setting("kv_cache_max_tokens", f"{most} is below --kv-cache-tokens {start}")
+    if least and start and least > start:
+        raise bad_setting("kv_cache_min_tokens", f"{least} is above --kv-cache-tokens {start}")
+    if most and engine.num_ranks > 1:
+        raise bad_setting("kv_cache_max_tokens", "the cache of several ranks has a fixed size: leave it out")
 
 
 def check_keys(service: ServiceConfig) -> None:

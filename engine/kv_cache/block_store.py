@@ -25,6 +25,7 @@ from sluice_server.engine.kv_cache.identity import UNNAMED, CacheIdentity, frame
 from sluice_server.engine.kv_cache.shared_slots import SharedSlots
 from sluice_server.engine.kv_cache.tiers import Move, MoveKind
 from sluice_server.kernels import ops
+from sluice_server.kernels.cpu import memory
 from sluice_server.kernels.layout.layout import blocks_of, slots_of
 
 logger = logging.getLogger(__name__)
@@ -59,6 +60,7 @@ class BlockStore:
         self._all = [*blocks_of(cache), *(blocks_of(beside) if beside else ())]
         self.block_bytes = sum(layer[0].numel() * layer.element_size() for layer in self._all)
         self._host = [_host_like(layer, num_host) for layer in self._all] if num_host else []
+        self.num_host = num_host
         self._directory = directory
         self._layout = layout_of(self._all, identity)
         self._shared: SharedSlots | None = None
@@ -104,6 +106,15 @@ class BlockStore:
     def fill(self, block: int, data: bytes) -> None:
         """Fills a device block with the bytes of another engine's block of the same layout."""
         _fill(self._all, block, data)
+
+    def give_back(self, first: int, end: int) -> int:
+        """Gives the memory of device blocks back to the system, on a CPU; returns the bytes. If used again they
+        are zero."""
+        return sum(memory.give_back(layer[first:end]) for layer in self._all if layer.is_cpu)
+
+    def give_back_host(self, first: int, end: int) -> int:
+        """Gives the memory of host slots back to the system, unless it is pinned for a GPU; returns the bytes."""
+        return sum(memory.give_back(layer[first:end]) for layer in self._host if not layer.is_pinned())
 
     def move_slots(self, sources: Tensor, targets: Tensor) -> None:
         """Copies tokens to other places in the cache; reads all before it writes. See `kernels.ops.move_slots_`."""

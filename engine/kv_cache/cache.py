@@ -42,12 +42,14 @@ class KVCache:
         prefix_caching: bool,
         tiers: Tiers | None = None,
         windows: Sequence[Window | None] = (None,),
+        max_blocks: int = 0,
     ) -> None:
-        """`windows`: that of each group of layers, those without first; several groups go with no tiers."""
+        """`windows`: that of each group of layers, those without first; several groups go with no tiers. `max_blocks`:
+        that it may grow to; 0: as many as there are."""
         assert tiers is None or len(windows) == 1, "lower tiers hold the blocks of one group"
         self.block_size = block_size
         self.prefix_caching = prefix_caching
-        self.pool = BlockPool(num_blocks)
+        self.pool = BlockPool(num_blocks, max_blocks)
         self.index = PrefixIndex()
         self.stats = CacheStats()
         self.tiers = tiers
@@ -55,7 +57,7 @@ class KVCache:
         self.sizes = CacheSizes(block_size, tuple(windows))
         self.capacity = CacheCapacity(self.pool, self.sizes)
         self._lookup = PrefixLookup(self.index, self.sizes, self.pool.null)
-        self._is_worthless = bytearray(num_blocks)  # cheaper to compute again than to move
+        self._is_worthless = bytearray(self.pool.size)  # cheaper to compute again than to move
         self._moves: list[Move] = []
 
     def start_log(self) -> CacheLog:
@@ -167,6 +169,10 @@ class KVCache:
             child.shared_tail = table.shared_tail = num_tokens // self.block_size
         return child
 
+    def push(self, move: Move) -> None:
+        """Adds a move behind the pending ones."""
+        self._moves.append(move)
+
     def take_moves(self) -> list[Move]:
         """Returns the pending moves, in order, and clears them. They must run before the next step."""
         moves, self._moves = self._moves, []
@@ -199,7 +205,7 @@ class KVCache:
             if end <= first:
                 continue
             for i in range(first, end):
-                self._let_go(own[i], EvictionClass.NORMAL)
+                self.let_go(own[i], EvictionClass.NORMAL)
                 own[i] = self.pool.null
                 self.pool.share(self.pool.null)
             table.trimmed[group] = end
@@ -242,7 +248,7 @@ class KVCache:
             for block in reversed(own):
                 if block != self.pool.null:
                     self._is_worthless[block] = is_worthless
-                self._let_go(block, keep)
+                self.let_go(block, keep)
         table.groups = [[] for _ in self.sizes.windows]
         table.trimmed = [0] * self.num_groups
         table.num_named, table.shared_tail = 0, -1
@@ -255,7 +261,7 @@ class KVCache:
             self.tiers.check()
         if self.offers is not None:
             self.offers.check()
-        holders = [0] * self.pool.num_blocks + [1]
+        holders = [0] * self.pool.size + [1]
         for table in tables:
             assert len({len(own) for own in table.groups}) == 1, "groups of different length"
             for own, trimmed in zip(table.groups, table.trimmed, strict=True):
@@ -263,16 +269,14 @@ class KVCache:
                 for block in own:
                     holders[block] += 1
         for block, count in enumerate(holders):
-            assert self.pool.refs(block) == count, f"block {block}: {self.pool.refs(block)} references, {count} holders"
+            found = 0 if self.pool.is_offline(block) else self.pool.refs(block)
+            assert found == count, f"block {block}: {found} references, {count} holders"
+            assert not (self.pool.is_offline(block) and self.index.has(block)), f"block {block} is offline and named"
 
     def _allocate(self) -> int:
         """Returns a block to write to. Its old contents lose their name on the device and may be saved to the host."""
         block = self.pool.allocate()
-        name = self.index.forget(block)
-        if name is not None:
-            self.stats.evictions += 1
-            if self.tiers is not None and not self._is_worthless[block]:
-                self._moves += self.tiers.save(name, block)
+        self.forget(block)
         return block
 
     def _offer(self, table: BlockTable, first: int, end: int) -> None:
@@ -286,8 +290,20 @@ class KVCache:
                 if slot is not None:
                     self._moves.append(Move(MoveKind.OFFER, own[i], slot, name))
 
-    def _let_go(self, block: int, keep: EvictionClass) -> None:
-        self.pool.release(block, keep if block != self.pool.null and self.index.has(block) else EvictionClass.NOT)
+    def let_go(self, block: int, keep: EvictionClass) -> None:
+        """Removes a holder of a block. One that goes offline by it loses its name."""
+        is_named = block != self.pool.null and self.index.has(block)
+        self.pool.release(block, keep if is_named else EvictionClass.NOT)
+        if is_named and self.pool.is_offline(block):
+            self.forget(block)
+
+    def forget(self, block: int) -> None:
+        """Removes the name of a block whose contents end; saves them in host memory if they are worth it."""
+        name = self.index.forget(block)
+        if name is not None:
+            self.stats.evictions += 1
+            if self.tiers is not None and not self._is_worthless[block]:
+                self._moves += self.tiers.save(name, block)
 
     def _restore(self, tiers: Tiers, table: BlockTable, tokens: Sequence[int], found: list[int]) -> list[int]:
         """Returns device blocks into which pending moves restore the blocks that follow `found` from host memory."""
@@ -308,7 +324,7 @@ class KVCache:
             self._is_worthless[block] = False
             restored.append(block)
         for block in reversed(found + restored):
-            self._let_go(block, EvictionClass.NORMAL)
+            self.let_go(block, EvictionClass.NORMAL)
         return restored
 
     def _logged(self, table: BlockTable, tokens: Sequence[int], i: int) -> NamedBlock | None:

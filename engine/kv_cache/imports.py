@@ -76,7 +76,7 @@ class PrefixImport:
         for block in self._quarantine:
             self._cache.pool.release(block, EvictionClass.NOT)
         for block in reversed(self._kept):
-            self._cache.pool.release(block, EvictionClass.NORMAL)
+            self._cache.let_go(block, EvictionClass.NORMAL)
         self._quarantine, self._kept = {}, []
 
     def _hold(self, block: int) -> None:

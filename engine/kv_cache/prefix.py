@@ -110,6 +110,12 @@ class PrefixIndex:
                 self.log.remove(name)
         return name
 
+    def move(self, block: int, target: int) -> None:
+        """Gives a block's name, if it has one, to the block that its contents move to."""
+        name = self._name_of.pop(block, None)
+        if name is not None:
+            self._block_of[name], self._name_of[target] = target, name
+
     def name_of(self, block: int) -> bytes | None:
         """Returns the name of a block; None if it has none."""
         return self._name_of.get(block)

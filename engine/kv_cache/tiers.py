@@ -138,6 +138,8 @@ class Tiers:
             self.stats.num_written += is_good
             return
         slot = self._reading.pop(name)
+        if slot >= self._num_host:  # there are fewer slots since the read began
+            return
         if is_good:
             self._host[name] = slot
             self.stats.num_read += 1
@@ -168,10 +170,25 @@ class Tiers:
         """Names of the blocks on disk, least recently used first."""
         return tuple(self._disk)
 
+    def resize(self, num_host: int) -> list[Move]:
+        """Sets the number of host slots: the first ones. Returns the moves that bring the contents of others to disk.
+        Those that are being read into are given up when their read ends."""
+        before, self._num_host = self._num_host, num_host
+        moves: list[Move] = []
+        for name in [name for name, slot in self._host.items() if slot >= num_host]:
+            moves += self._to_disk(name, self._host.pop(name))
+        self._free = [slot for slot in self._free if slot < num_host]
+        reading = set(self._reading.values())
+        self._free += [slot for slot in range(num_host - 1, before - 1, -1) if slot not in reading]
+        return moves
+
     def check(self) -> None:
         """Asserts that every slot is in exactly one place and no budget is exceeded."""
-        slots = sorted([*self._host.values(), *self._reading.values(), *self._free])
-        assert slots == list(range(self._num_host)), "a host slot is used twice or lost"
+        slots = [*self._host.values(), *self._reading.values(), *self._free]
+        assert sorted(slot for slot in slots if slot < self._num_host) == list(range(self._num_host)), (
+            "a host slot is used twice or lost"
+        )
+        assert {slot for slot in slots if slot >= self._num_host} <= set(self._reading.values()), "a slot is not there"
         assert len(self._disk) <= self._num_disk, "more on disk than the budget allows"
 
     def _take_slot(self) -> tuple[list[Move], int | None]:

@@ -6,7 +6,7 @@ policies         the order of service          admission        gives slots to w
 running_stats    counts for admission          lengths          predicts output lengths
 planner          plans one step                prefill_shares   shares a step among prompts
 victims          chooses what is preempted     async_planner    plans a step before the last one is applied
-in_flight        planned steps, not yet applied
+in_flight        planned steps, not applied    resizing         resizes the cache while it serves
 state            queue, slots and blocks: the only module that changes a sequence's state
 outputs          applies sampled tokens        beam             beam search
 drafts           schedules drafted tokens      draft_stats      counts them

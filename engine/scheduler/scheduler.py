@@ -24,6 +24,7 @@ from sluice_server.engine.scheduler.lengths import OutputLengths
 from sluice_server.engine.scheduler.outputs import Outputs
 from sluice_server.engine.scheduler.planner import Planner
 from sluice_server.engine.scheduler.policies import make_policy
+from sluice_server.engine.scheduler.resizing import CacheResizer
 from sluice_server.engine.scheduler.sequence import SequenceStatus
 from sluice_server.engine.scheduler.settings import SchedulerSettings
 from sluice_server.engine.scheduler.state import SchedulerState
@@ -58,6 +59,7 @@ class Scheduler:
         self._state = SchedulerState(cache, waiting, max_num_seqs, settings.costs)
         drafts = settings.max_draft_tokens, settings.drafts_forced
         self._validator = RequestValidator(cache, limits, eos_ids, max_num_seqs, *drafts)
+        self.resizer = CacheResizer(self._state, self._validator)
         self._outputs = Outputs(self._state, self._policy, self._lengths)
         admission = AdmissionControl(self._state, self._policy, self._lengths, settings)
         controller = None

@@ -10,7 +10,7 @@ invariants. Independent of the token budget and the order of service.
 """
 
 import contextlib
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 
 from sluice_server.engine.kv_cache.cache import KVCache
 from sluice_server.engine.kv_cache.pool import EvictionClass
@@ -149,6 +149,16 @@ class SchedulerState:
         self.cache.shrink(sequence.table, num_tokens)
         sequence.num_blocks_planned = min(sequence.num_blocks_planned, len(sequence.table.blocks))
         sequence.capacity = min(sequence.capacity, len(sequence.table.blocks) * self.cache.block_size)
+
+    def relocated(self, moved: Mapping[int, int]) -> None:
+        """Has the next plans tell the runner of blocks that moved; `moved` has the new block of each."""
+        targets = set(moved.values())
+        for one in self.running if targets else ():
+            first = min(
+                (i for own in one.table.groups for i, block in enumerate(own) if block in targets), default=None
+            )
+            if first is not None:
+                one.num_blocks_planned = min(one.num_blocks_planned, first)
 
     @contextlib.contextmanager
     def requeued(self, group: SequenceGroup) -> Iterator[None]:

@@ -101,11 +101,15 @@ class RequestValidator:
     def check_size(self, group: SequenceGroup, num_prompt: int, max_tokens: int) -> None:
         """Raises ServiceError if the group, grown to so many tokens, fits neither context nor cache."""
         self._check_length(group.request, num_prompt, max_tokens)
-        # The last token is sampled but never computed, hence -1. Sequences share the full blocks of the prompt.
-        num_sequences, shared = group.request.params.num_sequences, (num_prompt - 1) // self.cache.block_size
-        needed = self.cache.sizes.most_blocks(num_prompt + max_tokens - 1, num_sequences, shared)
+        needed = self.blocks_needed(group, num_prompt, max_tokens)
         if needed > self.cache.pool.num_blocks:
             raise never_fits(needed, self.cache.pool.num_blocks)
+
+    def blocks_needed(self, group: SequenceGroup, num_prompt: int, max_tokens: int) -> int:
+        """Returns the most blocks that the group holds, grown to so many tokens."""
+        # The last token is sampled but never computed, hence -1. Sequences share the full blocks of the prompt.
+        num_sequences, shared = group.request.params.num_sequences, (num_prompt - 1) // self.cache.block_size
+        return self.cache.sizes.most_blocks(num_prompt + max_tokens - 1, num_sequences, shared)
 
     def _check(self, request: EngineRequest) -> None:
         params, limits = request.params, self.limits

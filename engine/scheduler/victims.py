@@ -50,6 +50,11 @@ def below(running: Iterable[Sequence], candidate: Sequence, step: int, max_preem
     return sorted(found, key=_loss)
 
 
+def cheapest(running: Iterable[Sequence]) -> Sequence | None:
+    """Returns the sequence whose preemption loses least, a paused one first; between steps, for a smaller cache."""
+    return min(running, key=lambda s: (not s.is_idle, *_loss(s)), default=None)
+
+
 def last_resort(running: Iterable[Sequence], beneficiary: Sequence) -> Sequence | None:
     """Returns the youngest of all other sequences."""
     found = (s for s in running if s is not beneficiary and not _together(s, beneficiary.group))

@@ -7,8 +7,10 @@ memory comes directly from the system and not from an allocator, so that memory 
 """
 
 import contextlib
+import ctypes
 import itertools
 import mmap
+import sys
 from collections.abc import Sequence
 
 import torch
@@ -55,3 +57,14 @@ def side_by_side(vectors: Sequence[Tensor]) -> list[Tensor]:
     for copy, vector in zip(copies, vectors, strict=True):
         copy.copy_(vector)
     return copies
+
+
+def give_back(tensor: Tensor) -> int:
+    """Gives the whole pages of a contiguous tensor's memory back to the system, if it is anonymous memory of this
+    process. They are zero when they are used again. Returns their bytes; 0 where the system does not take them."""
+    first = -(-tensor.data_ptr() // mmap.PAGESIZE) * mmap.PAGESIZE
+    size = (tensor.data_ptr() + tensor.numel() * tensor.element_size() - first) // mmap.PAGESIZE * mmap.PAGESIZE
+    if size <= 0 or sys.platform != "linux":
+        return 0
+    status: int = ctypes.CDLL(None).madvise(ctypes.c_void_p(first), ctypes.c_size_t(size), mmap.MADV_DONTNEED)
+    return size if status == 0 else 0

@@ -9,6 +9,7 @@ import typer
 from sluice_server.engine.config import EngineConfig
 from sluice_server.engine.errors import ServiceError
 from sluice_server.services.cli.bench import bench
+from sluice_server.services.cli.cache import cache
 from sluice_server.services.cli.chat import chat
 from sluice_server.services.cli.classify import classify
 from sluice_server.services.cli.demo import demo
@@ -87,6 +88,7 @@ for command in (*CLIENTS, edge, demo, healthcheck, import_gguf, keys):
     app.command(command.__name__.replace("_", "-"), cls=GroupedCommand)(command)
 app.add_typer(token, name="token")
 app.add_typer(ray, name="ray")
+app.add_typer(cache, name="cache")
 
 
 def main() -> None:

@@ -33,7 +33,15 @@ GROUPS = {
         *("admission_watermark", "max_queued_requests", "max_queued_tokens", "pause_hold_s"),
     ),
     "KV cache": (
-        *("kv_cache_tokens", "kv_cache_dtype", "block_size", "prefix_caching", "kv_events"),
+        *(
+            "kv_cache_tokens",
+            "kv_cache_max_tokens",
+            "kv_cache_min_tokens",
+            "kv_cache_dtype",
+            "block_size",
+            "prefix_caching",
+            "kv_events",
+        ),
         *("host_cache_bytes", "disk_cache_dir", "disk_cache_bytes", "disk_cache_save_s", "shared_cache_bytes"),
     ),
     "A gateway of another project in front": ("vllm_listen", "vllm_tenant"),

@@ -55,7 +55,8 @@ def _cache(stage: EngineStage) -> Iterator[MetricSample]:
     scheduler = stage.engine.scheduler
     pool, stats = scheduler.cache.pool, scheduler.cache.stats
     yield MetricSample(catalogue.BLOCKS, pool.num_free, ("device", "free"))
-    yield MetricSample(catalogue.BLOCKS, pool.num_blocks - pool.num_free, ("device", "used"))
+    yield MetricSample(catalogue.BLOCKS, pool.num_held, ("device", "used"))
+    yield MetricSample(catalogue.BLOCKS, pool.num_offline, ("device", "offline"))
     yield MetricSample(catalogue.PREFIX_QUERIES, stats.query_tokens)
     yield MetricSample(catalogue.PREFIX_HITS, stats.hit_tokens)
     yield MetricSample(catalogue.EVICTIONS, stats.evictions)

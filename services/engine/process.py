@@ -13,11 +13,13 @@ from sluice_server.engine.config import EngineConfig
 from sluice_server.engine.errors import RankLost
 from sluice_server.engine.parallel.sums import SumsBroken
 from sluice_server.engine.transfer import BlockFetcher
+from sluice_server.services.engine.cache_operations import CacheOperations
 from sluice_server.services.engine.figures import figures, image_figures, shared_figures
 from sluice_server.services.engine.grammar_gate import GrammarGate
 from sluice_server.services.engine.loading import load_engine
 from sluice_server.services.engine.stage import EngineStage, RingMembership
 from sluice_server.services.engine.torch_profiles import MAKERS, StageSteps
+from sluice_server.services.messages.control import ResizeCache
 from sluice_server.services.process.background import compiling_threads
 from sluice_server.services.process.engine_table import EngineTable
 from sluice_server.services.process.process import Process
@@ -87,6 +89,7 @@ async def _serve(
     if built.tuner is not None:
         built.tuner.on_change = retuned
     process.serve_profiles(MAKERS, StageSteps(stage))
+    process.operations.serve(ResizeCache, CacheOperations(built.memory).resize)
     loop = asyncio.get_running_loop()
 
     def attend() -> None:

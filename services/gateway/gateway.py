@@ -19,6 +19,7 @@ from sluice_server.services.gateway.access.quota import Quotas, TenantLimits
 from sluice_server.services.gateway.access.rate import Rate
 from sluice_server.services.gateway.cache_events import CacheEvents, names_only
 from sluice_server.services.gateway.calls import server
+from sluice_server.services.gateway.calls.cache import CacheCalls
 from sluice_server.services.gateway.calls.control import Control
 from sluice_server.services.gateway.calls.converse import Converse
 from sluice_server.services.gateway.calls.guard import Guard
@@ -80,7 +81,9 @@ class Gateway:
         processes = [name for stage in settings.stages for name in stage] + list(settings.gateways)
         self._operations = RemoteOperations(settings.gateway_id, settings.epoch, processes, emit)
         self._control = Control(self.manager, self.drain, self._cache_events)
-        self._profiles = ProfileCalls(self._operations, lambda: next(iter(self.manager.engines.ids), ""))
+        first_engine = lambda: next(iter(self.manager.engines.ids), "")  # noqa: E731 # for both
+        self._profiles = ProfileCalls(self._operations, first_engine)
+        self._caches = CacheCalls(self._operations, first_engine)
         self._nudge = asyncio.Event()  # set when a change is to be published at once
         inputs = WatchInputs(lambda: self._control.loads.step_s, lost_frames, read_model, self._nudge.set)
         self._watch = RingWatch(self.manager, settings, emit, clock, inputs)
@@ -119,7 +122,8 @@ class Gateway:
         inference = Inference(service, self._peers, observer, large)
         converse = Converse(service, observer, lambda: Rate(self._settings.max_stream_frames_per_s, self._clock))
         adapter = OpenInference(service, self.manager, self._counts)
-        handlers = server.Handlers(inference, converse, self._control, self._profiles, adapter, observer, large)
+        control = self._control, self._profiles, self._caches
+        handlers = server.Handlers(inference, converse, *control, adapter, observer, large)
         given_up = self._floods.given_up
         services = handlers.services()
         build = functools.partial(server.build, self._settings, self._guard, services, self._health, given_up)

@@ -41,7 +41,14 @@ class Stop(msgspec.Struct, frozen=True, gc=False, tag=True, forbid_unknown_field
     """The caller is gone: end the operation. It is not answered."""
 
 
-Work: TypeAlias = Profile
+class ResizeCache(msgspec.Struct, frozen=True, gc=False, tag=True, forbid_unknown_fields=True):
+    """Work: resize this engine's cache while it serves; a size that is None stays."""
+
+    tokens: int | None = None
+    host_bytes: int | None = None  # of the host tier
+
+
+Work: TypeAlias = Profile | ResizeCache
 Asked: TypeAlias = Work | More | Stop
 
 
@@ -62,6 +69,17 @@ class Recorded(msgspec.Struct, frozen=True, gc=False, tag=True, forbid_unknown_f
     num_steps: int  # of the engine within them
     size: int  # bytes of the file
     digest: str  # SHA-256 of the file, hex
+
+
+class CacheResized(msgspec.Struct, frozen=True, gc=False, tag=True, forbid_unknown_fields=True):
+    """How far resizing is."""
+
+    tokens: int  # that the cache may hold now
+    max_tokens: int  # that it may grow to
+    host_bytes: int
+    num_left: int  # blocks that are still in the way
+    released: int = 0  # bytes that were given back to the system
+    is_complete: bool = False
 
 
 class Refused(msgspec.Struct, frozen=True, gc=False, tag=True, forbid_unknown_fields=True):
@@ -90,7 +108,7 @@ class Done(msgspec.Struct, frozen=True, gc=False, tag=True, forbid_unknown_field
     """The operation has ended; no answer follows."""
 
 
-Progress: TypeAlias = Recording | Chunk | Recorded
+Progress: TypeAlias = Recording | Chunk | Recorded | CacheResized
 Answer: TypeAlias = Progress | Refused | Done
 
 

@@ -55,6 +55,14 @@ class PagesAhead:
             self._num, self._limit = num_blocks, num_blocks + self._step
             self._changed.notify()
 
+    def shrink(self, num_blocks: int) -> None:
+        """Forgets what is backed behind so many blocks, whose memory is given back."""
+        with self._changed:
+            self._num, self._limit = min(self._num, num_blocks), min(self._limit, num_blocks)
+            for at, tensor in enumerate(self._tensors):
+                end = -(-(tensor.data_ptr() + num_blocks * _stride(tensor)) // mmap.PAGESIZE) * mmap.PAGESIZE
+                self._done[at] = min(self._done[at], end)
+
     def close(self) -> None:
         """Ends the thread."""
         with self._changed:

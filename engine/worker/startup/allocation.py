@@ -41,12 +41,14 @@ class AllocatedCache:
         beside: those of each layer of a drafter.
         groups: which layers share block tables.
         num_blocks: blocks of each group.
+        max_blocks: those that the memory is reserved for.
     """
 
     cache: list[Tensor]
     beside: list[Tensor]
     groups: LayerGroups
     num_blocks: int
+    max_blocks: int
 
 
 def allocate(
@@ -60,19 +62,22 @@ def allocate(
     ranks_of_stage = config.tensor_parallel_size  # of this host, each of which takes as much
     of_all = ranks_of_stage * own * num_layers // len(model.layers) + beside_it
     num_whole = cache_blocks(config, of_all, limits, cache_room(config, model, formats, limits))
-    num_blocks = num_whole * num_layers // whole.size  # each holds so many layers, of all stages
+    max_whole = max(num_whole, max_cache_blocks(config, model, of_all))
+    num_blocks, max_blocks = (num * num_layers // whole.size for num in (num_whole, max_whole))  # of all stages' layers
     what = f"a cache of {num_whole * config.block_size * size >> 20} MiB; set --kv-cache-tokens lower"
     with at_start("--kv-cache-tokens" if model.device.type == "cpu" else "--gpu-memory-utilization", what):
-        beside = [] if drafter is None else drafter.new_cache(num_blocks, config.block_size, formats.cache)
-        cache = model.new_cache(num_blocks, config.block_size, formats.cache, groups.size)
-    return AllocatedCache(cache, beside, groups, num_blocks)
+        beside = [] if drafter is None else drafter.new_cache(max_blocks, config.block_size, formats.cache)
+        cache = model.new_cache(max_blocks, config.block_size, formats.cache, groups.size)
+    return AllocatedCache(cache, beside, groups, num_blocks, max_blocks)
 
 
 def bookkeeping_of(config: EngineConfig, allocated: AllocatedCache, tiers: Tiers | None) -> KVCache:
     """Returns the cache that counts the allocated blocks."""
     chunk = config.max_num_batched_tokens
     windows = [None if size is None else Window(size, chunk) for size in allocated.groups.windows]
-    cache = KVCache(allocated.num_blocks, config.block_size, config.prefix_caching, tiers, windows)
+    cache = KVCache(
+        allocated.num_blocks, config.block_size, config.prefix_caching, tiers, windows, allocated.max_blocks
+    )
     if config.kv_events:
         cache.start_log()
     return cache
@@ -101,6 +106,20 @@ def cache_blocks(config: EngineConfig, size: int, limits: Limits, gpu_cache_byte
         raise _unusable(f"--kv-cache-tokens: {tokens} tokens need {tokens * size >> 20} MiB; {most} tokens fit")
     if tokens < config.block_size:
         raise _unusable(f"--kv-cache-tokens: {tokens} tokens are less than one block of {config.block_size}")
+    return tokens // config.block_size
+
+
+def max_cache_blocks(config: EngineConfig, model: Model, size: int) -> int:
+    """Returns the number of blocks that the cache may grow to, of `size` bytes per token; 0 if that is not set. Raises
+    ServiceError INVALID_SETTING on a GPU, and for more than the memory that exists."""
+    tokens = config.kv_cache_max_tokens
+    if not tokens:
+        return 0
+    if model.device.type != "cpu":
+        raise _unusable("--kv-cache-max-tokens: the cache of a GPU has a fixed size: leave it out, or use --device cpu")
+    most = machine_memory("SC_PHYS_PAGES") // size
+    if tokens > most:
+        raise _unusable(f"--kv-cache-max-tokens: {tokens} tokens need {tokens * size >> 20} MiB; {most} tokens fit")
     return tokens // config.block_size
 
 

@@ -50,7 +50,7 @@ SCOPES: Mapping[str, frozenset[Scope]] = {  # any one of them is enough; an empt
     **_methods(_INFERENCE, GENERATE, "Tokenize", "Detokenize", "Embed", "Classify", "Rerank", "Score"),
     **_methods(_CONTROL, ANY, "ListModels", "GetModel", "GetServerInfo", "GetTokenizer"),
     **_methods(_CONTROL, CONTROL, "GetLoad", "WatchLoad"),
-    **_methods(_CONTROL, ADMIN, "LoadModel", "UnloadModel", "Drain", "SubscribeKvEvents", "Profile"),
+    **_methods(_CONTROL, ADMIN, "LoadModel", "UnloadModel", "Drain", "SubscribeKvEvents", "Profile", "ResizeCache"),
     **_methods(_OIP, NO_SCOPES, "ServerLive", "ServerReady", "ModelReady"),
     **_methods(_OIP, ANY, "ServerMetadata", "ModelMetadata", "ModelConfig", "RepositoryIndex"),
     **_methods(_OIP, CONTROL, "ModelStatistics"),

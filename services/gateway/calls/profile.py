@@ -2,7 +2,6 @@
 
 import contextlib
 from collections.abc import Callable
-from typing import assert_never
 
 from sluice.v1 import control_pb2
 
@@ -77,4 +76,4 @@ def _response(part: Progress, process: str, kind: "control_pb2.ProfileKind.Value
             )
             return control_pb2.ProfileResponse(finished=end)
         case _:
-            assert_never(part)
+            raise TypeError(f"a profile has no {type(part).__name__}")

@@ -19,6 +19,7 @@ from sluice_server.engine.errors import Code, ServiceError, unsupported
 from sluice_server.services.gateway.access.identity import CALLER
 from sluice_server.services.gateway.access.metadata import Context
 from sluice_server.services.gateway.access.tls import server_credentials
+from sluice_server.services.gateway.calls.cache import CacheCalls
 from sluice_server.services.gateway.calls.control import Control
 from sluice_server.services.gateway.calls.converse import Converse
 from sluice_server.services.gateway.calls.guard import Guard
@@ -68,6 +69,7 @@ class Handlers:
     converse: Converse
     control: Control
     profiles: ProfileCalls
+    caches: CacheCalls
     adapter: OpenInference
     observer: Observer  # as in `Services`
     large: LargeRequestQueue  # as in `Services`
@@ -76,7 +78,7 @@ class Handlers:
         """Returns the services with their tables."""
         tables = (
             (INFERENCE, inference_table(self)),
-            (CONTROL, control_table(self.control, self.profiles)),
+            (CONTROL, control_table(self.control, self.profiles, self.caches)),
             (OIP, self.adapter.table()),
         )
         return Services(tables, self.observer, self.large)
@@ -173,7 +175,7 @@ def inference_table(handlers: Handlers) -> Mapping[str, Behaviour]:
     }
 
 
-def control_table(control: Control, profiles: ProfileCalls) -> Mapping[str, Behaviour]:
+def control_table(control: Control, profiles: ProfileCalls, caches: CacheCalls) -> Mapping[str, Behaviour]:
     """Returns the implemented methods of ControlService and their handlers."""
     return {
         "ListModels": control.list_models,
@@ -183,6 +185,7 @@ def control_table(control: Control, profiles: ProfileCalls) -> Mapping[str, Beha
         "WatchLoad": control.watch_load,
         "Drain": control.drain,
         "Profile": profiles.profile,
+        "ResizeCache": caches.resize_cache,
         "GetTokenizer": control.artifacts.get_tokenizer,
         "SubscribeKvEvents": control.artifacts.subscribe_kv_events,
     }

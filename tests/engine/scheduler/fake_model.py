@@ -172,6 +172,11 @@ class FakeRunner:
             ended.append((move, is_good))
         return ended
 
+    def lose(self, blocks: Sequence[int]) -> None:
+        """Loses the contents of blocks, whose memory was given back."""
+        for block in blocks:
+            self._put(block, [-2] * self._size)
+
     def place(self, plan: StepPlan) -> None:
         """Reset and extend the rows of slots."""
         for placement in plan.placements:

@@ -2,12 +2,12 @@
 
     python -m tests.engine.scheduler.simulate --seed 1 --events 100000 [--seeds 10 --jobs 2]
 
-Events: submit, step with drafts right and wrong, cancel of a request or of one output, a preemption out of the blue,
-grant, append, close, update, a failing row, a full queue; requests of every kind (several outputs, searches, credit,
-open input, resumed ones, pooled ones); in pools so small that preemption is the rule; with up to two steps in flight
-while the next is planned. After each event the cheap invariants are checked (I1 to I7 of the reliability notes as far
-as a scheduler can break them), the full ones every thousand. Equal seeds give equal traces (I9): the SHA-256 of the
-trace is printed last.
+Events: submit, step with drafts right and wrong, cancel of a request or of one output, a preemption out of the blue, a
+cache that grows or shrinks, grant, append, close, update, a failing row, a full queue; requests of every kind (several
+outputs, searches, credit, open input, resumed ones, pooled ones); in pools so small that preemption is the rule; with
+up to two steps in flight while the next is planned. After each event the cheap invariants are checked (I1 to I7 of the
+reliability notes as far as a scheduler can break them), the full ones every thousand. Equal seeds give equal traces
+(I9): the SHA-256 of the trace is printed last.
 """
 
 import argparse
@@ -18,6 +18,7 @@ from collections import deque
 
 from sluice_server.engine.errors import Code, ServiceError
 from sluice_server.engine.kv_cache.cache import KVCache
+from sluice_server.engine.kv_cache.resizing import num_outside
 from sluice_server.engine.kv_cache.sizes import Window
 from sluice_server.engine.kv_cache.tiers import Tiers
 from sluice_server.engine.plan import StepPlan, StepResult
@@ -50,7 +51,9 @@ class Simulation:
         tiers = Tiers(num_host, num_disk) if num_host else None
         windows = (window,) if window is None or tiers else (*rng.choice(((), (None,), (None, None))), window, window)
         num_blocks = len(windows) * (rng.choice((10, num_blocks)) if window else num_blocks)
-        self.cache = KVCache(num_blocks, SIZE, rng.random() < 0.8, tiers, windows)
+        self.max_blocks = num_blocks * 3 // 2 if seed % 4 == 1 else num_blocks  # of other seeds it only shrinks
+        self.resizes = seed % 2 == 1
+        self.cache = KVCache(num_blocks, SIZE, rng.random() < 0.8, tiers, windows, self.max_blocks)
         self.log = self.cache.start_log()
         self.replica = Replica()
         self.settings = SchedulerSettings(
@@ -69,13 +72,14 @@ class Simulation:
             adapts_drafts=rng.random() < 0.3,
         )
         self.scheduler = Scheduler(self.cache, LIMITS, (EOS,), num_slots, self.budget, self.settings)
-        self.runner = FakeRunner(num_slots, num_blocks, SIZE, num_host, rng, len(windows))
+        self.runner = FakeRunner(num_slots, self.max_blocks, SIZE, num_host, rng, len(windows))
         self.proposer = FakeProposer(rng, rng.choice((0.3, 0.8, 1.0)))
         self.ledger = Ledger(SIZE)
         self.depth = seed % 3  # steps in flight while the next one is planned
         self.in_flight: deque[tuple[StepPlan, StepResult]] = deque()
         self.num_ahead = 0  # steps that were planned so
         self.num_trees = 0  # of drafts that were verified
+        self.num_resizes = self.num_evacuated = 0
         self.now = 0.0
         self.num_events = 0
         self.requests = RandomRequests(rng)
@@ -100,6 +104,8 @@ class Simulation:
                 self.submit()
         elif choice < 0.93:
             self.preempt()
+        elif choice < 0.935 and self.resizes:
+            self.resize()
         elif self.ledger.open:
             request_id = self.rng.choice(list(self.ledger.open))
             self.disturb(request_id, self.ledger.open[request_id])
@@ -135,6 +141,37 @@ class Simulation:
             self.scheduler._state.evict(sequence)
             for one in sequence.group.sequences:
                 one.num_preemptions = 0
+
+    def resize(self) -> None:
+        """Sets the cache's limit, with no step in flight; one that an open request needs more than is refused."""
+        self.land(0)
+        num_blocks = self.rng.randrange(1, self.max_blocks + 1)
+        try:
+            self.scheduler.resizer.set_limit(num_blocks)
+        except ServiceError as error:
+            assert error.reason == "CACHE_IN_USE"
+            return
+        self.num_resizes += 1
+        for move in self.cache.tiers.resize(self.rng.randrange(7)) if self.cache.tiers is not None else ():
+            self.cache.push(move)
+        assert self.cache.pool.num_blocks == num_blocks
+
+    def evacuate(self) -> None:
+        """Goes on with making room above the limit, and loses the contents of what is offline."""
+        held = num_outside(self.cache)
+        if not held:
+            return
+        if self.rng.random() < 0.1:  # another size before this one is reached
+            self.resize()
+            return
+        running = list(self.scheduler._state.running)
+        left = self.scheduler.resizer.advance(self.rng.choice((1, 3, 100)))
+        for one in running:  # a preemption for it does not count towards the bound
+            one.num_preemptions = one.num_preemptions if one.state is SequenceStatus.RUNNING else 0
+        self.num_evacuated += held - left
+        self.runner.move(self.cache.take_moves())
+        assert left < held, "no room is made"
+        self.runner.lose([block for block in range(self.max_blocks) if self.cache.pool.is_offline(block)])
 
     def submit(self) -> None:
         """Submits a request, often with a prefix of earlier ones."""
@@ -210,6 +247,7 @@ class Simulation:
         self.num_ahead += plan is not None
         if plan is None:
             self.land(0)
+            self.evacuate()
             self.draft()
             plan = self.scheduler.plan(self.now)
         self.runner.move(self.cache.take_moves())

@@ -14,6 +14,7 @@ from sluice_server.engine.request import FinishReason, Limits
 from sluice_server.services.gateway.gateway import Gateway
 from sluice_server.services.gateway.recovery.watch import ReadModel
 from sluice_server.services.gateway.settings import GatewaySettings, ModelInfo
+from sluice_server.services.messages.control import Operation
 from sluice_server.services.messages.details import Admitted, Embedded, Timings, TokenRecord
 from sluice_server.services.messages.messages import Cancel, Grant, Message, Preempted, Result, Submit, Text
 from sluice_server.services.messages.processes import Probe, Role, Visit
@@ -62,6 +63,7 @@ class FakeRing:
         self.gateway: Gateway | None = None
         self.emitted: list[Message] = []
         self.script: Callable[[Submit], None] = lambda submit: None
+        self.script_operations: Callable[[Operation], None] = lambda operation: None
         self.answers_probes = True
         self.epoch = 1
         self.epochs: dict[str, int] = {}  # of single processes
@@ -121,6 +123,8 @@ class FakeRing:
             self._warm(message)
         elif isinstance(message, Submit):
             self.script(message)
+        elif isinstance(message, Operation):
+            self.script_operations(message)
         self.changed.set()
 
     def _warm(self, submit: Submit) -> None:

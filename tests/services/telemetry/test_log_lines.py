@@ -32,6 +32,10 @@ OF_NO_REQUEST = {
     ("ranks/network.py", "partial sums travel as %s, unencrypted, between %s"),
     ("ranks/leader.py", "a message of a rank was dropped: %s"),
     ("ranks/leader.py", "waiting for rank %s %s"),
+    (
+        "engine/cache_operations.py",
+        "the cache has %d tokens (before: %d), and %d bytes of its host tier (before: %d)",
+    ),
     ("process/operations.py", "%s failed in a %s"),
     ("profiles/recording.py", "recording a profile (%s) for %g s at most"),
     ("gateway/process.py", "serving revision %s on %s"),

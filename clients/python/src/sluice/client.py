@@ -222,6 +222,22 @@ class Client:
             call.cancel()
             self._pool.release(lease)
 
+    def resize_cache(
+        self, tokens: int | None = None, host_bytes: int | None = None, *, process: str = ""
+    ) -> Generator[control_pb2.ResizeCacheResponse, None, None]:
+        """Resizes the cache of an engine, and yields how far that is; a size that is None stays. It goes on if the
+        loop is left. `process`: the engine's id; "" is the first one."""
+        request = control_pb2.ResizeCacheRequest(process=process, tokens=tokens, host_bytes=host_bytes)
+        lease = self._pool.lease()
+        call = lease.line.control.ResizeCache(request, metadata=self._settings.metadata())
+        try:
+            yield from call
+        except grpc.RpcError as error:
+            raise from_rpc(error) from None
+        finally:
+            call.cancel()
+            self._pool.release(lease)
+
     def _once(self, ask: Callable[[Line, float | None], _T], timeout_s: float | None) -> _T:
         return once(self._pool, self._attempts(timeout_s, None), ask)
 

@@ -18,6 +18,7 @@ from sluice_server.services.gateway.access.identity import CALLER, LOCAL
 from sluice_server.services.gateway.access.rate import Rate
 from sluice_server.services.gateway.cache_events import CacheEvents
 from sluice_server.services.gateway.calls import server
+from sluice_server.services.gateway.calls.cache import CacheCalls
 from sluice_server.services.gateway.calls.control import Control
 from sluice_server.services.gateway.calls.converse import Converse
 from sluice_server.services.gateway.calls.inference import Inference
@@ -66,11 +67,12 @@ async def test_every_handler_is_a_coroutine_function() -> None:
         converse = Converse(service, manager.observer, lambda: Rate(1, lambda: 0.0))
         adapter = OpenInference(service, manager, GenerationCounts(manager.observer))
         control = Control(manager, rig.gateway.drain, CacheEvents("g0", rig.ring.emit, lambda: 0.0))
-        profiles = ProfileCalls(RemoteOperations("g0", 0, ["e0"], rig.ring.emit), lambda: "e0")
-        handlers = server.Handlers(inference, converse, control, profiles, adapter, manager.observer, large)
+        remote = RemoteOperations("g0", 0, ["e0"], rig.ring.emit)
+        operators = ProfileCalls(remote, lambda: "e0"), CacheCalls(remote, lambda: "e0")
+        handlers = server.Handlers(inference, converse, control, *operators, adapter, manager.observer, large)
         tables = {
             **server.inference_table(handlers),
-            **server.control_table(handlers.control, handlers.profiles),
+            **server.control_table(handlers.control, handlers.profiles, handlers.caches),
             **adapter.table(),
             "x": server.refusal("x", functools.partial(turn_away, manager.observer, "x")),
         }

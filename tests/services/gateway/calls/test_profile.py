@@ -43,18 +43,7 @@ class Engine:
         self.may_end = asyncio.Event()
         self.operations = Operations("e0", Leases(), rig.gateway.handle)
         self.operations.serve(Profile, self._take)
-        self._rig = rig
-
-    async def play(self) -> None:
-        """Takes what the gateway asks for, until it is cancelled."""
-        ring, seen = self._rig.ring, 0
-        while True:
-            for message in ring.emitted[seen:]:
-                seen += 1
-                if isinstance(message, Operation) and message.target == "e0":
-                    self.operations.handle(message)
-            ring.changed.clear()
-            await ring.changed.wait()
+        rig.ring.script_operations = self.operations.handle
 
     async def _take(self, work: Profile) -> AsyncGenerator[Progress, None]:
         self.works.append(work)
@@ -69,11 +58,9 @@ class Engine:
 async def engine() -> AsyncIterator[tuple[Rig, Engine]]:
     async with running() as rig:
         made = Engine(rig)
-        playing = asyncio.create_task(made.play())
         try:
             yield rig, made
         finally:
-            playing.cancel()
             await made.operations.close()
 
 

@@ -8,11 +8,13 @@ from sluice.v1 import types_pb2
 
 from sluice_server.engine import errors
 from sluice_server.engine.errors import ServiceError
+from sluice_server.engine.scheduler.resizing import still_needed
 from sluice_server.services.gateway.access import identity
 from sluice_server.services.gateway.access.quota import Quotas, TenantLimits
 from sluice_server.services.gateway.contract.errors import draining, duplicate, loading, not_found, slow_consumer
 from sluice_server.services.gateway.contract.status import to_rpc
 from sluice_server.services.gateway.requests.history import History
+from sluice_server.services.process.operations import is_running
 from tests.services.gateway.fake_ring import public, running, stream_request, text_of
 from tests.services.gateway.requests.test_history import texts
 
@@ -48,6 +50,8 @@ ROWS = [  # error, code, reason, kinds of details besides ErrorInfo, keys of its
     (not_found("model", "m", "h"), 5, "MODEL_NOT_FOUND", {RESOURCE}, {"name"}),
     (not_found("generation", "g", "h"), 5, "GENERATION_NOT_FOUND", {RESOURCE}, {"name"}),
     (duplicate("g"), 6, "DUPLICATE_REQUEST", set(), {"generation_id"}),
+    (still_needed("r", 9, 8), 9, "CACHE_IN_USE", set(), {"limit", "actual"}),
+    (is_running("e0", "Profile"), 8, "OPERATION_RUNNING", {RETRY}, {"limit"}),
     (errors.queue_full(9, 8), 8, "QUEUE_FULL", {RETRY}, {"queue_depth", "limit"}),
     (_over_quota(), 8, "QUOTA_EXCEEDED", {RETRY, QUOTA}, {"quota", "limit", "tenant"}),
     (errors.deadline_unattainable(2.0, 1.0), 8, "DEADLINE_UNATTAINABLE", {RETRY}, {"actual", "limit"}),

@@ -1290,6 +1290,91 @@ class DrainResponse(_message.Message):
 Global___DrainResponse: _TypeAlias = DrainResponse  # noqa: Y015
 
 @_typing.final
+class ResizeCacheRequest(_message.Message):
+    """The request of ResizeCache."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    PROCESS_FIELD_NUMBER: _builtins.int
+    TOKENS_FIELD_NUMBER: _builtins.int
+    HOST_BYTES_FIELD_NUMBER: _builtins.int
+    process: _builtins.str
+    """The id of the engine. At most 64 bytes. Empty: the first engine."""
+    tokens: _builtins.int
+    """Tokens that the cache may hold, rounded down to whole blocks. From one block to max_tokens of the answer. Absent:
+    its size stays.
+    """
+    host_bytes: _builtins.int
+    """Bytes of the cache's host tier. 0 to its size at start. Absent: its size stays."""
+    def __init__(
+        self,
+        *,
+        process: _builtins.str = ...,
+        tokens: _builtins.int | None = ...,
+        host_bytes: _builtins.int | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_host_bytes", b"_host_bytes", "_tokens", b"_tokens", "host_bytes", b"host_bytes", "tokens", b"tokens"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_host_bytes", b"_host_bytes", "_tokens", b"_tokens", "host_bytes", b"host_bytes", "process", b"process", "tokens", b"tokens"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    _WhichOneofReturnType__host_bytes: _TypeAlias = _typing.Literal["host_bytes"]  # noqa: Y015
+    _WhichOneofArgType__host_bytes: _TypeAlias = _typing.Literal["_host_bytes", b"_host_bytes"]  # noqa: Y015
+    _WhichOneofReturnType__tokens: _TypeAlias = _typing.Literal["tokens"]  # noqa: Y015
+    _WhichOneofArgType__tokens: _TypeAlias = _typing.Literal["_tokens", b"_tokens"]  # noqa: Y015
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__host_bytes) -> _WhichOneofReturnType__host_bytes | None: ...
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__tokens) -> _WhichOneofReturnType__tokens | None: ...
+
+Global___ResizeCacheRequest: _TypeAlias = ResizeCacheRequest  # noqa: Y015
+
+@_typing.final
+class ResizeCacheResponse(_message.Message):
+    """The progress of resizing a cache."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    PROCESS_FIELD_NUMBER: _builtins.int
+    TOKENS_FIELD_NUMBER: _builtins.int
+    MAX_TOKENS_FIELD_NUMBER: _builtins.int
+    HOST_BYTES_FIELD_NUMBER: _builtins.int
+    BLOCKS_LEFT_FIELD_NUMBER: _builtins.int
+    RELEASED_BYTES_FIELD_NUMBER: _builtins.int
+    DONE_FIELD_NUMBER: _builtins.int
+    process: _builtins.str
+    """The engine. At most 64 bytes."""
+    tokens: _builtins.int
+    """Tokens that the cache may hold now."""
+    max_tokens: _builtins.int
+    """Tokens that it may grow to."""
+    host_bytes: _builtins.int
+    """Bytes of its host tier."""
+    blocks_left: _builtins.int
+    """Blocks in use that are still to be moved."""
+    released_bytes: _builtins.int
+    """Bytes of memory that were given back to the system."""
+    done: _builtins.bool
+    """It is done; the last message."""
+    def __init__(
+        self,
+        *,
+        process: _builtins.str = ...,
+        tokens: _builtins.int = ...,
+        max_tokens: _builtins.int = ...,
+        host_bytes: _builtins.int = ...,
+        blocks_left: _builtins.int = ...,
+        released_bytes: _builtins.int = ...,
+        done: _builtins.bool = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["blocks_left", b"blocks_left", "done", b"done", "host_bytes", b"host_bytes", "max_tokens", b"max_tokens", "process", b"process", "released_bytes", b"released_bytes", "tokens", b"tokens"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___ResizeCacheResponse: _TypeAlias = ResizeCacheResponse  # noqa: Y015
+
+@_typing.final
 class ProfileRequest(_message.Message):
     """The request of Profile."""
 

@@ -85,6 +85,11 @@ class ControlServiceStub:
                 request_serializer=sluice_dot_v1_dot_control__pb2.DrainRequest.SerializeToString,
                 response_deserializer=sluice_dot_v1_dot_control__pb2.DrainResponse.FromString,
                 _registered_method=True)
+        self.ResizeCache = channel.unary_stream(
+                '/sluice.v1.ControlService/ResizeCache',
+                request_serializer=sluice_dot_v1_dot_control__pb2.ResizeCacheRequest.SerializeToString,
+                response_deserializer=sluice_dot_v1_dot_control__pb2.ResizeCacheResponse.FromString,
+                _registered_method=True)
         self.Profile = channel.unary_stream(
                 '/sluice.v1.ControlService/Profile',
                 request_serializer=sluice_dot_v1_dot_control__pb2.ProfileRequest.SerializeToString,
@@ -170,6 +175,14 @@ class ControlServiceServicer:
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def ResizeCache(self, request, context):
+        """Makes the cache of one engine larger or smaller while it serves, and reports until it is done. Resizing continues if
+        the call ends. FAILED_PRECONDITION if a request that is open could no longer end.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
     def Profile(self, request, context):
         """Records a profile of one process of the service and streams its file. It ends by itself, and when the call ends. A
         process records one profile at a time.
@@ -230,6 +243,11 @@ def add_ControlServiceServicer_to_server(servicer, server):
                     servicer.Drain,
                     request_deserializer=sluice_dot_v1_dot_control__pb2.DrainRequest.FromString,
                     response_serializer=sluice_dot_v1_dot_control__pb2.DrainResponse.SerializeToString,
+            ),
+            'ResizeCache': grpc.unary_stream_rpc_method_handler(
+                    servicer.ResizeCache,
+                    request_deserializer=sluice_dot_v1_dot_control__pb2.ResizeCacheRequest.FromString,
+                    response_serializer=sluice_dot_v1_dot_control__pb2.ResizeCacheResponse.SerializeToString,
             ),
             'Profile': grpc.unary_stream_rpc_method_handler(
                     servicer.Profile,
@@ -508,6 +526,33 @@ class ControlService:
             '/sluice.v1.ControlService/Drain',
             sluice_dot_v1_dot_control__pb2.DrainRequest.SerializeToString,
             sluice_dot_v1_dot_control__pb2.DrainResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def ResizeCache(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_stream(
+            request,
+            target,
+            '/sluice.v1.ControlService/ResizeCache',
+            sluice_dot_v1_dot_control__pb2.ResizeCacheRequest.SerializeToString,
+            sluice_dot_v1_dot_control__pb2.ResizeCacheResponse.FromString,
             options,
             channel_credentials,
             insecure,

@@ -59,6 +59,10 @@ class ControlServiceStub:
     continues if the call ends. The health of InferenceService is NOT_SERVING from then on. The process runs until it
     is stopped.
     """
+    ResizeCache: _grpc.UnaryStreamMultiCallable[_control_pb2.ResizeCacheRequest, _control_pb2.ResizeCacheResponse]
+    """Makes the cache of one engine larger or smaller while it serves, and reports until it is done. Resizing continues if
+    the call ends. FAILED_PRECONDITION if a request that is open could no longer end.
+    """
     Profile: _grpc.UnaryStreamMultiCallable[_control_pb2.ProfileRequest, _control_pb2.ProfileResponse]
     """Records a profile of one process of the service and streams its file. It ends by itself, and when the call ends. A
     process records one profile at a time.
@@ -94,6 +98,10 @@ class ControlServiceAsyncStub(ControlServiceStub):
     """Makes the gateway that receives the call refuse new work, and reports until the running work has ended. Draining
     continues if the call ends. The health of InferenceService is NOT_SERVING from then on. The process runs until it
     is stopped.
+    """
+    ResizeCache: _aio.UnaryStreamMultiCallable[_control_pb2.ResizeCacheRequest, _control_pb2.ResizeCacheResponse]  # type: ignore[assignment]
+    """Makes the cache of one engine larger or smaller while it serves, and reports until it is done. Resizing continues if
+    the call ends. FAILED_PRECONDITION if a request that is open could no longer end.
     """
     Profile: _aio.UnaryStreamMultiCallable[_control_pb2.ProfileRequest, _control_pb2.ProfileResponse]  # type: ignore[assignment]
     """Records a profile of one process of the service and streams its file. It ends by itself, and when the call ends. A
@@ -187,6 +195,16 @@ class ControlServiceServicer(metaclass=_abc_1.ABCMeta):
         """Makes the gateway that receives the call refuse new work, and reports until the running work has ended. Draining
         continues if the call ends. The health of InferenceService is NOT_SERVING from then on. The process runs until it
         is stopped.
+        """
+
+    @_abc_1.abstractmethod
+    def ResizeCache(
+        self,
+        request: _control_pb2.ResizeCacheRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_abc.Iterator[_control_pb2.ResizeCacheResponse], _abc.AsyncIterator[_control_pb2.ResizeCacheResponse]]:
+        """Makes the cache of one engine larger or smaller while it serves, and reports until it is done. Resizing continues if
+        the call ends. FAILED_PRECONDITION if a request that is open could no longer end.
         """
 
     @_abc_1.abstractmethod

@@ -1,0 +1,71 @@
+"""Resizes the cache of this process's engine: a few blocks between two steps, then its memory is given back.
+
+It goes on when its caller leaves: a cache that is half resized serves, but keeps memory.
+"""
+
+import asyncio
+import logging
+from collections.abc import AsyncGenerator
+
+from sluice_server.engine.cache_memory import CacheMemory
+from sluice_server.engine.errors import unsupported
+from sluice_server.services.messages.control import CacheResized, Progress, ResizeCache
+from sluice_server.services.process.operations import is_running
+
+logger = logging.getLogger(__name__)
+
+MOVED_BYTES = 4 << 20  # between two steps: about a millisecond of copying
+REPORT_S = 0.25
+
+
+class CacheOperations:
+    """The operations on one engine's cache. `memory`: None where the cache has a fixed size."""
+
+    def __init__(self, memory: CacheMemory | None) -> None:
+        self._memory = memory
+        self._task: asyncio.Task[int] | None = None
+        self._num_left = 0
+
+    @property
+    def is_resizing(self) -> bool:
+        """Whether blocks are being moved out of the way."""
+        return self._task is not None and not self._task.done()
+
+    async def resize(self, work: ResizeCache) -> AsyncGenerator[Progress, None]:
+        """Yields how far resizing is, until it is done. Raises ServiceError."""
+        memory = self._memory
+        if memory is None:
+            raise unsupported("ResizeCache", "the cache of an encoder, of a GPU or of several ranks has a fixed size")
+        if self.is_resizing:
+            raise is_running("this engine", "ResizeCache")
+        task = self.begin(memory, work.tokens, work.host_bytes)
+        while not task.done():
+            yield self._progress(memory)
+            await asyncio.wait([task], timeout=REPORT_S)
+        yield self._progress(memory, task.result(), is_complete=True)
+
+    def begin(self, memory: CacheMemory, tokens: int | None, host_bytes: int | None = None) -> "asyncio.Task[int]":
+        """Sets the new size, and starts the task that makes it so. Raises ServiceError."""
+        before = memory.tokens, memory.host_bytes
+        memory.resize(tokens, host_bytes)
+        logger.info(
+            "the cache has %d tokens (before: %d), and %d bytes of its host tier (before: %d)",
+            *(memory.tokens, before[0], memory.host_bytes, before[1]),
+        )
+        self._task = asyncio.get_running_loop().create_task(self._carry_out(memory), name="resize cache")
+        return self._task
+
+    async def _carry_out(self, memory: CacheMemory) -> int:
+        """Moves blocks between steps, then gives memory back; returns the bytes."""
+        limit = max(1, MOVED_BYTES // memory.store.block_bytes)
+        while self._advanced(memory, limit):
+            await asyncio.sleep(0)  # a step in between
+        return await asyncio.to_thread(memory.give_back)
+
+    def _advanced(self, memory: CacheMemory, limit: int) -> int:
+        self._num_left = memory.advance(limit)
+        return self._num_left
+
+    def _progress(self, memory: CacheMemory, released: int = 0, *, is_complete: bool = False) -> CacheResized:
+        sizes = memory.tokens, memory.max_tokens, memory.host_bytes
+        return CacheResized(*sizes, 0 if is_complete else self._num_left, released, is_complete)
