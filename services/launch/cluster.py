@@ -14,9 +14,8 @@ FIRST_PORT = 7000
 MAX_REPLICAS = 16
 Count = Annotated[int, msgspec.Meta(ge=1, le=MAX_REPLICAS)]
 # What the launcher decides; `serve` of the file may not set it.
-DECIDED = frozenset(
-    {"role", "process_id", "inbox", "ring_keys", "heartbeat_dir", "config"} | {f"{role}_peers" for role in Role}
-)
+DECIDED = frozenset({"role", "process_id", "inbox", "ring_keys", "heartbeat_dir", "config", "engines_file"})
+DECIDED |= {f"{role}_peers" for role in Role}
 
 
 class RoleShape(msgspec.Struct, frozen=True, forbid_unknown_fields=True):

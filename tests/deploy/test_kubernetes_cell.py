@@ -11,6 +11,7 @@ import yaml
 
 from sluice_server.services.config import parse_peers
 from sluice_server.services.messages.processes import Role
+from sluice_server.services.process.engine_table import parse_table
 from sluice_server.services.ring.keys import load_keys, make_keys
 from sluice_server.services.ring.peers import NEXT
 from tests.deploy.test_deploy import KUBERNETES, SETTINGS, VERSION, load, recorded, rendered, sample_names
@@ -31,8 +32,15 @@ def found(kind: str) -> dict[str, Any]:
 
 
 def literals() -> dict[str, str]:
-    (generated,) = load("deploy/kubernetes/cell/kustomization.yaml")["configMapGenerator"]
-    return dict(one.split("=", 1) for one in generated["literals"])
+    (found, _) = load("deploy/kubernetes/cell/kustomization.yaml")["configMapGenerator"]
+    return dict(one.split("=", 1) for one in found["literals"])
+
+
+def peers_of(role: Role) -> dict[str, str]:
+    """The addresses of a role's processes, by id."""
+    if role is not Role.ENGINE:
+        return parse_peers(role, literals()[f"SLUICE_{role.upper()}_PEERS"])
+    return {name: one.address for name, one in parse_table((CELL / "engines.toml").read_text()).items()}
 
 
 def pod_of(role: Role) -> dict[str, Any]:
@@ -51,7 +59,7 @@ def test_resources_keep_to_their_schemas() -> None:
 @pytest.mark.parametrize("role", ROLES)
 def test_peers_are_the_pods_of_a_role(role: Role) -> None:
     spec = found("StatefulSet")[role]
-    peers = parse_peers(role, literals()[f"SLUICE_{role.upper()}_PEERS"])
+    peers = peers_of(role)
     host = spec["serviceName"]
     assert peers == {f"{role}-{at}": f"tcp://{role}-{at}.{host}:7000" for at in range(spec["replicas"])}
     service = found("Service")[host]
@@ -77,6 +85,15 @@ def test_pods_are_probed_and_locked_down_and_have_the_keys_of_their_role(role: R
     assert {"name": "keys", "mountPath": literals()["SLUICE_RING_KEYS"], "readOnly": True} in container["volumeMounts"]
 
 
+def test_engines_are_read_again_by_the_roles_that_know_them() -> None:
+    (_, generated) = load("deploy/kubernetes/cell/kustomization.yaml")["configMapGenerator"]
+    assert generated == {"name": "engines", "files": ["engines.toml"], "options": {"disableNameSuffixHash": True}}
+    for role in ROLES:
+        (container,) = pod_of(role)["containers"]
+        mounts = [one["mountPath"] for one in container["volumeMounts"] if one["name"] == "engines"]
+        assert mounts == ([] if role is Role.DETOKENIZER else [str(Path(literals()["SLUICE_ENGINES_FILE"]).parent)])
+
+
 def test_each_role_hears_the_one_before_it_alone() -> None:
     policies = found("NetworkPolicy")
     before = {following: role for role, following in NEXT.items()}
@@ -100,7 +117,7 @@ def test_one_process_of_a_role_may_be_disrupted() -> None:
 def test_the_page_makes_the_keys_that_pods_mount(tmp_path: Path) -> None:
     page = (KUBERNETES.parents[1] / "docs/kubernetes.md").read_text()
     (listed,) = re.findall(r"sluice keys keys (.*)\n", page)
-    ids = [name for role in ROLES for name in parse_peers(role, literals()[f"SLUICE_{role.upper()}_PEERS"])]
+    ids = [name for role in ROLES for name in peers_of(role)]
     assert sorted(listed.split()) == sorted(ids)
     make_keys(tmp_path, ids)
     for name in ids:
