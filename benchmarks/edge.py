@@ -3,24 +3,28 @@
     python -m benchmarks.edge [--streams 32] [--step 0.025] [--seconds 10] [--health 4000]
 
 The load generator shares the machine with the service. What the edge adds to a token is the time of a token by HTTP
-less that by gRPC, and the edge's own CPU time. Time to first token is that of single requests, by gRPC and HTTP in
-turn, beside the streams. The gaps beside requests for health are those of streams over gRPC.
+less that by gRPC, and likewise the CPU time of all processes of the service: streams over HTTP cost the edge, and its
+gateway less than calls of their own; the edge's own CPU time is told, too. Time to first token is that of single
+requests, by gRPC and HTTP in turn, beside the streams. What asks for health runs at a lower priority, so that it takes
+no processor from the service. The gaps beside requests for health are those of streams over gRPC.
 """
 
 import argparse
 import asyncio
+import contextlib
 import json
+import os
 import random
 import subprocess
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 import uvloop
 
 from benchmarks import gateway_client as client
 from benchmarks.gateway import p99_gap
-from benchmarks.gateway_rig import service
+from benchmarks.gateway_rig import GatewayRig, service
 from benchmarks.machine import end_as_asked, median, write
 from sluice_server.services.supervisor.plan import free_address
 
@@ -28,6 +32,7 @@ EDGE = "edge-0"
 RUNS = 3
 PROBES = 40  # of each kind
 TICK_S = 0.005
+NICE = 10  # of the load of health requests
 CONNECTIONS = 8  # of the load of health requests
 HEALTH = b"GET /health HTTP/1.1\r\nhost: localhost\r\n\r\n"
 
@@ -107,7 +112,8 @@ async def measure(options: argparse.Namespace) -> dict[str, object]:
     listen = free_address("127.0.0.1:0")
     port = int(listen.rpartition(":")[2])
     num_tokens, streams = int(options.seconds / options.step), options.streams
-    costs, parts, added, alone, beside, rates = [], [], [], [], [], []
+    parts, added, alone, beside, rates = [], [], [], [], []
+    by_process: dict[str, list[dict[str, float]]] = {"http": [], "grpc": []}
     by_grpc: list[float] = []
     by_http: list[float] = []
     with service(options.step, max_open_requests=4 * streams, http=listen) as rig:
@@ -116,9 +122,9 @@ async def measure(options: argparse.Namespace) -> dict[str, object]:
         await read_many(port, streams, 10)
         async with client.connected(rig.address) as stubs:
             for run in range(RUNS):
-                before = rig.cpu_s(EDGE)
-                seen = await read_many(port, streams, num_tokens, run)
-                costs.append((rig.cpu_s(EDGE) - before) / (streams * num_tokens) * 1e6)
+                with measured(rig, streams * num_tokens) as costs:
+                    seen = await read_many(port, streams, num_tokens, run)
+                by_process["http"].append(costs)
                 parts.append(streams * num_tokens / sum(len(one.arrivals_s) for one in seen))
                 background = asyncio.create_task(read_many(port, streams, 10**5, run))
                 await asyncio.sleep(1.0)
@@ -128,7 +134,9 @@ async def measure(options: argparse.Namespace) -> dict[str, object]:
                 background.cancel()
                 await asyncio.gather(background, return_exceptions=True)
                 await client.until_idle(rig.address)
-                bare = await client.read_many(stubs, streams, num_tokens, run)
+                with measured(rig, streams * num_tokens) as costs:
+                    bare = await client.read_many(stubs, streams, num_tokens, run)
+                by_process["grpc"].append(costs)
                 added.append((time_of_token(seen) - time_of_token(bare)) * 1e6)
                 alone.append(p99_gap(bare))
                 command = [sys.executable, "-m", "benchmarks.edge", "--load", str(port)]
@@ -141,7 +149,14 @@ async def measure(options: argparse.Namespace) -> dict[str, object]:
         "streams": streams,
         "step_ms": options.step * 1e3,
         "us_added_to_a_token": round(median(added), 1),
-        "edge_cpu_us_per_token": round(median(costs), 1),
+        "edge_cpu_us_per_token": round(median([one[EDGE] for one in by_process["http"]]), 1),
+        "service_cpu_us_per_token": {
+            door: {name: round(median([one[name] for one in runs]), 1) for name in runs[0]}
+            for door, runs in by_process.items()
+        },
+        "service_cpu_us_added_to_a_token": [
+            round(sum(http.values()) - sum(grpc.values()), 1) for http, grpc in zip(*by_process.values(), strict=True)
+        ],
         "tokens_per_event": round(median(parts), 2),
         "ttft_ms_grpc": round(median(by_grpc) * 1e3, 2),
         "ttft_ms_http": round(median(by_http) * 1e3, 2),
@@ -151,6 +166,15 @@ async def measure(options: argparse.Namespace) -> dict[str, object]:
         "p99_gap_ms_beside_health": beside,
         "p99_gap_moved_percent": moved(alone, beside),
     }
+
+
+@contextlib.contextmanager
+def measured(rig: GatewayRig, num_tokens: int) -> Iterator[dict[str, float]]:
+    """Yields a table that after the block has the microseconds of CPU time that a token has cost each process."""
+    costs: dict[str, float] = {}
+    before = {name: rig.cpu_s(name) for name in rig.processes}
+    yield costs
+    costs.update({name: (rig.cpu_s(name) - before[name]) / num_tokens * 1e6 for name in before})
 
 
 def time_of_token(seen: Sequence[client.SeenStream]) -> float:
@@ -174,6 +198,7 @@ def main() -> None:
     options = parser.parse_args()
     end_as_asked()
     if options.load:
+        os.nice(NICE)
         print(uvloop.run(ask_for_health(options.load, options.health, options.seconds)) / options.seconds)
         return
     figures = uvloop.run(measure(options))

@@ -55,7 +55,11 @@ def table(channel: grpc.aio.Channel, observer: HttpObserver, clock: Callable[[],
     generation, tokens, ranking = GenerationRoutes(channel, clock), TokenRoutes(channel), Ranking(channel)
     information, scoring = Information(channel, observer), Scoring(channel, clock)
     both = ("application/json", "text/event-stream")
-    return [
+    return [  # matched in this order: what is asked for most often stands first
+        EdgeRoute("/health", information.health, "Tell whether the service lives", is_open=True),
+        EdgeRoute("/ping", information.ping, "Tell whether the service lives", is_open=True),
+        EdgeRoute("/health/ready", information.ready, "Tell whether requests are admitted", is_open=True),
+        EdgeRoute("/healthz", information.healthz, "Tell whether requests are admitted", is_open=True),
         EdgeRoute("/v1/chat/completions", generation.chat, "Answer a conversation", ChatRequest, both),
         EdgeRoute("/v1/completions", generation.completions, "Continue prompts", CompletionRequest, both),
         EdgeRoute("/v1/embeddings", EmbeddingRoutes(channel).embeddings, "Make vectors of texts", EmbeddingRequest),
@@ -70,10 +74,6 @@ def table(channel: grpc.aio.Channel, observer: HttpObserver, clock: Callable[[],
         EdgeRoute("/detokenize", tokens.detokenize, "Turn tokens into text", DetokenizeRequest),
         EdgeRoute("/load", information.load, "Count the open requests"),
         EdgeRoute("/version", information.version, "Name the version", is_open=True),
-        EdgeRoute("/health", information.health, "Tell whether the service lives", is_open=True),
-        EdgeRoute("/ping", information.ping, "Tell whether the service lives", is_open=True),
-        EdgeRoute("/health/ready", information.ready, "Tell whether requests are admitted", is_open=True),
-        EdgeRoute("/healthz", information.healthz, "Tell whether requests are admitted", is_open=True),
         EdgeRoute("/metrics", information.metrics, "Show this process's metrics", None, ("text/plain",), True),
         EdgeRoute("/", page, "Show a page for trying the models", None, ("text/html",), True),
     ]
