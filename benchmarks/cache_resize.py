@@ -1,6 +1,6 @@
 """A service's cache that shrinks and grows under greedy streams: equal tokens, the pause it costs, memory given back.
 
-    python -m benchmarks.cache_resize [--streams 32] [--length 300] [--tokens 16384] [--rounds 3]
+    python -m benchmarks.cache_resize [--streams 32] [--length 300] [--tokens 49152] [--rounds 3]
 
 Starts the demo service with one engine. First the streams run without a resize, then with a random one every 200 ms:
 tokens must be equal, and no stream may fail. Then it shrinks once while they run: the p99 of the time between two
@@ -129,7 +129,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--streams", type=int, default=32)
     parser.add_argument("--length", type=int, default=300)
-    parser.add_argument("--tokens", type=int, default=16384)
+    parser.add_argument("--tokens", type=int, default=49152)
     parser.add_argument("--rounds", type=int, default=3)
     options = parser.parse_args()
     with serve("--kv-cache-tokens", str(options.tokens), "--kv-cache-max-tokens", str(options.tokens)) as service:

@@ -29,12 +29,23 @@ class CacheMemory:
     @property
     def tokens(self) -> int:
         """The tokens that the cache may hold now."""
-        return self._tokens(self.engine.scheduler.cache.pool.num_blocks)
+        return self.tokens_of(self.engine.scheduler.cache.pool.num_blocks)
+
+    @property
+    def num_blocks(self) -> int:
+        """The blocks of the pool that may be used now."""
+        return self.engine.scheduler.cache.pool.num_blocks
+
+    @property
+    def num_host_slots(self) -> int:
+        """The slots of the host tier now."""
+        tiers = self.engine.scheduler.cache.tiers
+        return 0 if tiers is None else tiers.num_slots
 
     @property
     def max_tokens(self) -> int:
         """The tokens that it may grow to."""
-        return self._tokens(self.engine.scheduler.cache.pool.size)
+        return self.tokens_of(self.engine.scheduler.cache.pool.size)
 
     @property
     def host_bytes(self) -> int:
@@ -87,6 +98,7 @@ class CacheMemory:
             self._host_backed = cache.tiers.num_slots
         return given
 
-    def _tokens(self, num_blocks: int) -> int:
+    def tokens_of(self, num_blocks: int) -> int:
+        """Returns the tokens that so many blocks of the pool hold."""
         cache = self.engine.scheduler.cache
         return num_blocks // cache.num_groups * cache.block_size

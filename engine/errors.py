@@ -105,6 +105,17 @@ def queue_full(depth: int, limit: int, retry_after_s: float = 1.0) -> ServiceErr
     )
 
 
+def memory_pressure(retry_after_s: float = 2.0) -> ServiceError:
+    """Returns the error for a new request while there is hardly any memory left; running ones go on."""
+    return ServiceError(
+        Code.RESOURCE_EXHAUSTED,
+        "MEMORY_PRESSURE",
+        "this server has hardly any memory left, and takes new requests again when running ones have ended: try again "
+        "later, or at another server",
+        retry_after_s=retry_after_s,
+    )
+
+
 def deadline_unattainable(seconds: float, left: float) -> ServiceError:
     """Returns the error for a request that would end after its deadline at the measured rate."""
     return ServiceError(

@@ -114,6 +114,10 @@ class ServiceConfig:
     probe_timeout_s: float = option(5.0, "seconds without a probe's return after which the ring counts as stuck")
     max_connection_age_s: float = option(1800.0, "seconds after which clients must reconnect, so that load spreads")
     recovery_timeout_s: float = option(60.0, "seconds that open requests wait for a lost process to come back")
+    memory_watch: bool = option(False, "watch the memory of the control group, and use less before it runs out")
+    memory_warn_share: float = option(
+        0.1, "share of the memory limit, of 4 GiB at most, below which memory counts as short; 0.01 to 0.9"
+    )
     grace_s: float = option(30.0, "seconds that running generations get to finish after SIGTERM")
     heartbeat_dir: str = option("", "directory of the heartbeat files, for `sluice healthcheck`; empty is off")
     max_restarts: int = option(
@@ -243,6 +247,8 @@ def _check_telemetry(service: ServiceConfig) -> None:
     _seconds("trace_slow_s", service.trace_slow_s)
     if not 0.0 <= service.trace_sample_ratio <= 1.0:
         raise bad_setting("trace_sample_ratio", f"{service.trace_sample_ratio} is not in [0, 1]")
+    if not 0.01 <= service.memory_warn_share <= 0.9:
+        raise bad_setting("memory_warn_share", f"{service.memory_warn_share} is not in [0.01, 0.9]")
     _one_of("log_format", service.log_format, ("console", "json"))
     if not 0 <= service.metrics_port <= 65000:
         raise bad_setting("metrics_port", f"{service.metrics_port} is not in [0, 65000]")

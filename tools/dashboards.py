@@ -87,6 +87,16 @@ DASHBOARDS: dict[str, tuple[DashboardPanel, ...]] = {
         one("Tokens looked for", "short", f"sum(rate(sluice_prefix_query_tokens_total[{WINDOW}]))", "looked for"),
         rates("Computed once more", "sluice_recomputed_tokens_total", "process"),
     ),
+    "memory": (
+        one("What processes hold", "bytes", "sum by (process, kind) (sluice_memory_bytes)", "{{process}} {{kind}}"),
+        one("Control group", "bytes", "max by (what) (sluice_memory_group_bytes)", "{{what}}"),
+        one("Level (1: short, 2: critical)", "short", "sluice_memory_level", "{{process}}"),
+        one("Until memory is used up", "s", "min(sluice_memory_exhaustion_seconds)", "seconds"),
+        one("Until the cache is full", "s", "sluice_cache_exhaustion_seconds", "{{process}}"),
+        one("Cache blocks in use that hold nothing", "percentunit", "sluice_cache_waste_ratio", "{{process}}"),
+        one("Stalled for memory", "percentunit", "max(sluice_memory_stalled_ratio)", "share of time"),
+        one("Killed for memory", "short", "max(sluice_memory_oom_kills)", "kills"),
+    ),
     "scheduling": (
         one("Running", "short", "sum by (process) (sluice_requests_running)", "{{process}}"),
         one("Waiting", "short", "sum by (process) (sluice_requests_waiting)", "{{process}}"),

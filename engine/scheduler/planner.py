@@ -37,7 +37,7 @@ class Planner:
         self._admission = admission
         self._drafts = drafts
         self._settings = settings
-        self.budget = budget
+        self.budget = self._most = budget
         self._prefill_shares = PrefillRoundRobin()
         self._lens: list[int] = []
         self._num_drafts: dict[Sequence, int] = {}  # drafts of these rows
@@ -46,7 +46,12 @@ class Planner:
 
     def lower_budget(self, num_tokens: int) -> None:
         """Limits the budget of all following steps to `num_tokens`; one token at least is left."""
-        self.budget = max(1, min(self.budget, num_tokens))
+        self._most = max(1, min(self._most, num_tokens))
+        self.budget = min(self.budget, self._most)
+
+    def take_share(self, share: float) -> None:
+        """Sets the budget of the following steps to a share of the most tokens; one token at least is left."""
+        self.budget = max(1, int(self._most * share))
 
     def plan(self, now: float) -> StepPlan | None:
         """Returns the next step; None when there is nothing to do."""

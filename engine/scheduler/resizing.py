@@ -18,6 +18,11 @@ class CacheResizer:
         self._state = state
         self._validator = validator
 
+    @property
+    def num_used_tokens(self) -> int:
+        """Tokens that running sequences have computed."""
+        return sum(one.num_computed for one in self._state.running)
+
     def set_limit(self, num_blocks: int) -> None:
         """Sets how many blocks of the pool may be used. Raises ServiceError, and changes nothing, if an open request
         needs more."""
@@ -27,6 +32,12 @@ class CacheResizer:
                 raise still_needed(group.request_id, needed, num_blocks)
         set_limit(self._state.cache, num_blocks)
         self._state.looked(has_more=True)
+
+    def least(self) -> int:
+        """Returns the fewest blocks with which every open request can still end."""
+        groups = self._state.groups.values()
+        needed = (self._validator.blocks_needed(one, len(one.prompt), one.max_tokens) for one in groups)
+        return max(needed, default=1)
 
     def advance(self, limit: int) -> int:
         """Moves or frees up to `limit` blocks that are held above the limit. Returns how many are left."""

@@ -147,6 +147,10 @@ class Scheduler:
         """Lowers the token budget, since the device has no memory for larger steps."""
         self._planner.lower_budget(num_tokens)
 
+    def take_share(self, share: float) -> None:
+        """Has steps compute a share of the most tokens only, as while memory is short; 1 ends that."""
+        self._planner.take_share(share)
+
     def cancel(self, request_id: str) -> bool:
         """Removes a request and its undelivered events, and frees what it holds at once. False if it is not open."""
         unreported = [event for event in self._ended if event.request_id == request_id]

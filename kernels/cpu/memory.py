@@ -61,10 +61,14 @@ def side_by_side(vectors: Sequence[Tensor]) -> list[Tensor]:
 
 def give_back(tensor: Tensor) -> int:
     """Gives the whole pages of a contiguous tensor's memory back to the system, if it is anonymous memory of this
-    process. They are zero when they are used again. Returns their bytes; 0 where the system does not take them."""
+    process. They are zero when they are used again. Returns the bytes of those that the system had backed."""
     first = -(-tensor.data_ptr() // mmap.PAGESIZE) * mmap.PAGESIZE
     size = (tensor.data_ptr() + tensor.numel() * tensor.element_size() - first) // mmap.PAGESIZE * mmap.PAGESIZE
     if size <= 0 or sys.platform != "linux":
         return 0
-    status: int = ctypes.CDLL(None).madvise(ctypes.c_void_p(first), ctypes.c_size_t(size), mmap.MADV_DONTNEED)
-    return size if status == 0 else 0
+    library, pages = ctypes.CDLL(None), torch.zeros(size // mmap.PAGESIZE, dtype=torch.uint8)
+    at, length = ctypes.c_void_p(first), ctypes.c_size_t(size)
+    if library.mincore(at, length, ctypes.c_void_p(pages.data_ptr())):
+        return 0
+    status: int = library.madvise(at, length, mmap.MADV_DONTNEED)
+    return int((pages & 1).sum()) * mmap.PAGESIZE if status == 0 else 0

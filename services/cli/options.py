@@ -49,6 +49,7 @@ GROUPS = {
     "Ranks": ("tensor_parallel_size", "pipeline_parallel_size", "expert_parallel", "sum_shards", "allow_shared_cores"),
     "Limits and times": (
         *("max_open_requests", "max_prompt_bytes", "max_connection_age_s", "grace_s", "recovery_timeout_s"),
+        *("memory_watch", "memory_warn_share"),
         *("max_restarts", "probe_interval_s", "probe_timeout_s", "text_interval_ms"),
     ),
     "Telemetry": (

@@ -106,7 +106,7 @@ def _engines(load: "control_pb2.Load", before: "dict[str, control_pb2.EngineLoad
         share = used / engine.total_blocks if engine.total_blocks else 0.0
         age_s = seconds(engine.age)
         table.add_row(
-            engine.engine_id + (f" (silent {age_s:.0f} s)" if age_s > STALE_S else ""),
+            engine.engine_id + (f" (silent {age_s:.0f} s)" if age_s > STALE_S else "") + _memory(engine.memory_level),
             str(engine.running_requests),
             str(engine.waiting_requests),
             f"{bar(used, engine.total_blocks)} {share:.0%}",
@@ -147,6 +147,11 @@ def _since(now: "Duration", before: "Duration | None") -> float:
     from sluice_server.services.cli.client import seconds
 
     return max(0.0, seconds(now) - (seconds(before) if before is not None else 0.0))
+
+
+def _memory(level: "control_pb2.MemoryLevel.ValueType") -> str:
+    """Returns how short memory is, in brackets; nothing if it is not."""
+    return {2: " (memory short)", 3: " (memory critical)"}.get(level, "")
 
 
 def _tenants(load: "control_pb2.Load") -> "Table":

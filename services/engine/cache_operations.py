@@ -9,6 +9,7 @@ from collections.abc import AsyncGenerator
 
 from sluice_server.engine.cache_memory import CacheMemory
 from sluice_server.engine.errors import unsupported
+from sluice_server.engine.kv_cache.cache import KVCache
 from sluice_server.services.messages.control import CacheResized, Progress, ResizeCache
 from sluice_server.services.process.operations import is_running
 
@@ -25,6 +26,16 @@ class CacheOperations:
         self._memory = memory
         self._task: asyncio.Task[int] | None = None
         self._num_left = 0
+        self._wanted_blocks = 0 if memory is None else memory.num_blocks
+        self._wanted_slots = 0 if memory is None else memory.num_host_slots
+
+    def wanted_blocks(self, cache: KVCache) -> int:
+        """Returns the blocks of the pool that an operator asked for; those at start if none did."""
+        return self._wanted_blocks or cache.pool.num_blocks
+
+    def wanted_host_slots(self, memory: CacheMemory) -> int:
+        """Returns the slots of the host tier that an operator asked for; those at start if none did."""
+        return self._wanted_slots
 
     @property
     def is_resizing(self) -> bool:
@@ -39,6 +50,8 @@ class CacheOperations:
         if self.is_resizing:
             raise is_running("this engine", "ResizeCache")
         task = self.begin(memory, work.tokens, work.host_bytes)
+        self._wanted_blocks = self._wanted_blocks if work.tokens is None else memory.num_blocks
+        self._wanted_slots = self._wanted_slots if work.host_bytes is None else memory.num_host_slots
         while not task.done():
             yield self._progress(memory)
             await asyncio.wait([task], timeout=REPORT_S)

@@ -17,6 +17,7 @@ from sluice_server.services.engine.cache_operations import CacheOperations
 from sluice_server.services.engine.figures import figures, image_figures, shared_figures
 from sluice_server.services.engine.grammar_gate import GrammarGate
 from sluice_server.services.engine.loading import load_engine
+from sluice_server.services.engine.pressure import EnginePressure
 from sluice_server.services.engine.stage import EngineStage, RingMembership
 from sluice_server.services.engine.torch_profiles import MAKERS, StageSteps
 from sluice_server.services.messages.control import ResizeCache
@@ -88,8 +89,7 @@ async def _serve(
     process.metrics.collect_from(lambda: image_figures(built.images))
     if built.tuner is not None:
         built.tuner.on_change = retuned
-    process.serve_profiles(MAKERS, StageSteps(stage))
-    process.operations.serve(ResizeCache, CacheOperations(built.memory).resize)
+    _serve_operators(process, built, stage)
     loop = asyncio.get_running_loop()
 
     def attend() -> None:
@@ -129,6 +129,18 @@ def _others(engines: EngineTable, own: str) -> list[str]:
     """Returns where the other engines of this host pass their blocks on."""
     paths = paths_of({name: entry.address for name, entry in engines.items()})
     return [path for path in paths.values() if path != own]
+
+
+def _serve_operators(process: Process, built: BuiltEngine, stage: EngineStage) -> None:
+    """Serves what operators ask of an engine, and has it act on the memory that is left."""
+    process.serve_profiles(MAKERS, StageSteps(stage))
+    caches, watch = CacheOperations(built.memory), process.memory
+    process.operations.serve(ResizeCache, caches.resize)
+    if watch is not None:
+        pressure = EnginePressure(built, caches, process.engine_config)
+        watch.act, watch.holds = pressure.act, pressure.holds
+        stage.memory_level = lambda: int(watch.level)
+        process.metrics.collect_from(pressure.figures)
 
 
 def _log_start(built: BuiltEngine, name: str, took_s: float) -> None:

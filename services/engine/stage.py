@@ -89,6 +89,7 @@ class EngineStage:
         self.on_add: Callable[[EngineRequest], None] = _added  # called before the engine gets a request
         self.computing = computing  # sent in reports
         self.on_step: Callable[[], None] | None = None  # called after each step
+        self.memory_level: Callable[[], int] = lambda: 0  # how short memory is; sent in reports
         self._place = place
         self._emit = emit
         self._trace = EngineTrace(record, lambda: last_times(engine.runner))
@@ -297,4 +298,5 @@ class EngineStage:
             return
         self._reported_at = now
         load, place = load_of(self.engine), self._place
-        self._emit(Report(place.id, place.epoch, load, self._served_token, self.computing, self._cache.identity))
+        told = self.computing, self._cache.identity, self.memory_level()
+        self._emit(Report(place.id, place.epoch, load, self._served_token, *told))

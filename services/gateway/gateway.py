@@ -42,6 +42,7 @@ from sluice_server.services.gateway.settings import GatewaySettings
 from sluice_server.services.gateway.vllm.listening import listener as vllm_listener
 from sluice_server.services.gateway.vllm.service import SERVICE as VLLM
 from sluice_server.services.gateway.vllm.service import VllmEngine
+from sluice_server.services.memory.level import Level
 from sluice_server.services.messages.control import OperationAnswer
 from sluice_server.services.messages.messages import Failed, Grant, Message, Preempted, Result, Text
 from sluice_server.services.messages.processes import CacheChanges, Mismatch, Probe, Report
@@ -84,6 +85,9 @@ class Gateway:
         first_engine = lambda: next(iter(self.manager.engines.ids), "")  # noqa: E731 # for both
         self._profiles = ProfileCalls(self._operations, first_engine)
         self._caches = CacheCalls(self._operations, first_engine)
+        self.memory_level: Callable[[], Level] = lambda: Level.OK  # of this process's control group
+        self.manager.is_memory_short = lambda: self._control.loads.memory_level(self.memory_level()) is Level.CRITICAL
+        self._control.loads.own_level = lambda: self.memory_level()
         self._nudge = asyncio.Event()  # set when a change is to be published at once
         inputs = WatchInputs(lambda: self._control.loads.step_s, lost_frames, read_model, self._nudge.set)
         self._watch = RingWatch(self.manager, settings, emit, clock, inputs)

@@ -76,6 +76,9 @@ async def _serve(process: Process, gateway: Gateway) -> int:
     loop.add_signal_handler(signal.SIGUSR1, lambda: gateway.lost(absent_of(config)))
     loop.add_signal_handler(signal.SIGUSR2, lambda: gateway.lost(absent_of(config), planned=True))
     loop.add_signal_handler(signal.SIGQUIT, lambda: end_at_once(gateway, process.stopping))
+    if process.memory is not None:
+        watch = process.memory
+        gateway.memory_level = lambda: watch.level
     process.start(gateway)
     process.metrics.collect_from(lambda: figures(gateway))
     await gateway.start()

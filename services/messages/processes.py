@@ -53,6 +53,7 @@ class Report(msgspec.Struct, frozen=True, gc=False, tag=True, forbid_unknown_fie
     served_token: bool  # at least one token was generated since start
     computing: Computing = UNKNOWN
     cache_identity: bytes = b""  # of which the names of its blocks are made, encoded; b"" if it does not report them
+    memory_level: int = 0  # how short memory is at the engine; see `services.memory.level`
 
 
 class CacheChanges(msgspec.Struct, frozen=True, gc=False, tag=True, forbid_unknown_fields=True, omit_defaults=True):

@@ -12,6 +12,7 @@ from sluice_server.engine.plugins.entry_points import NO_PLUGINS, Plugins
 from sluice_server.engine.request import Limits
 from sluice_server.services.checkpoint.model_source import CheckpointFiles, ModelSource
 from sluice_server.services.config import ServiceConfig
+from sluice_server.services.memory.watch import MemoryWatch
 from sluice_server.services.messages.control import Profile, ProfileKind
 from sluice_server.services.messages.messages import Envelope
 from sluice_server.services.messages.processes import Role
@@ -39,6 +40,7 @@ class Process:
         heart: writes a heartbeat while the loop turns.
         stopping: set by SIGTERM or SIGINT.
         operations: those that gateways ask of this process.
+        memory: watches how much memory is left; None where that is off.
         plugins: what the settings allow; only an engine loads them.
         engines: of the ring, as the settings say; read again when their file changes.
         on_engines: called then, with the new table.
@@ -57,6 +59,7 @@ class Process:
     heart: Heartbeat
     stopping: asyncio.Event
     operations: Operations
+    memory: MemoryWatch | None = None
     plugins: Plugins = NO_PLUGINS
     engines: WatchedFile[EngineTable] = dataclasses.field(default_factory=no_engines)
     on_engines: list[Callable[[EngineTable], None]] = dataclasses.field(default_factory=list)
@@ -81,6 +84,9 @@ class Process:
         gc.set_threshold(GC_THRESHOLD, 50, 100)
         self.ring.on_operation = self.operations.handle
         self.ring.start(stage)
+        if self.memory is not None:
+            self.metrics.collect_from(self.memory.figures)
+            self.memory.begin()
         self._beat(stage, time.monotonic())
 
     def _beat(self, stage: Stage, last_s: float) -> None:

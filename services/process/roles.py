@@ -22,6 +22,7 @@ from sluice_server.services.checkpoint.model_source import CheckpointFiles, reso
 from sluice_server.services.config import WORKER, ServiceConfig, bad_setting, parse_peers
 from sluice_server.services.media.processor import FILE_LIMITS
 from sluice_server.services.media.serving import limits_for
+from sluice_server.services.memory.watch import MemoryWatch
 from sluice_server.services.messages.processes import Role
 from sluice_server.services.process.engine_table import EngineTable, engines_of
 from sluice_server.services.process.heartbeat import Heartbeat
@@ -96,6 +97,7 @@ async def _run(engine_config: EngineConfig, config: ServiceConfig, role: Role, p
         heart=open_heart(config, process_id),
         stopping=stopping,
         operations=Operations(process_id, ring.leases, ring.emit),
+        memory=MemoryWatch(config.memory_warn_share) if config.memory_watch else None,
         plugins=plugins,
         engines=engines,
     )
@@ -112,6 +114,8 @@ async def _run(engine_config: EngineConfig, config: ServiceConfig, role: Role, p
             return await _body(process)
     finally:
         await process.operations.close()
+        if process.memory is not None:
+            await process.memory.close()
         process.ring.stop()
         process.heart.close()
         process.tracer.shutdown()

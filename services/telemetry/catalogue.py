@@ -46,8 +46,8 @@ def _counter(name: str, text: str, *labels: str, unit: str = "") -> Metric:
     return Metric(name, MetricKind.COUNTER, text, labels, unit)
 
 
-def _gauge(name: str, text: str, *labels: str) -> Metric:
-    return Metric(name, MetricKind.GAUGE, text, labels)
+def _gauge(name: str, text: str, *labels: str, unit: str = "") -> Metric:
+    return Metric(name, MetricKind.GAUGE, text, labels, unit)
 
 
 def _histogram(name: str, text: str, buckets: tuple[float, ...] = (), *labels: str, unit: str = "s") -> Metric:
@@ -88,6 +88,21 @@ LAG = _histogram(
     "sluice.ring.lag",
     "From a frame's departure to its arrival in the loop, on one host",
 )
+MEMORY = _gauge("sluice.memory", "Memory of this process by what it holds", "kind", unit="By")
+GROUP_MEMORY = _gauge(
+    "sluice.memory.group",
+    "Memory of the control group, or of the machine where no group has a limit",
+    "what",
+    unit="By",
+)
+MEMORY_LEVEL = _gauge("sluice.memory.level", "How short memory is: 0 enough, 1 WARN, 2 CRITICAL")
+MEMORY_LEFT = _gauge(
+    "sluice.memory.exhaustion", "Until memory is used up at the present rate, an hour at most", unit="s"
+)
+MEMORY_STALLED = _gauge(
+    "sluice.memory.stalled_ratio", "Share of the last ten seconds in which a process of the machine waited for memory"
+)
+OOM_KILLS = _gauge("sluice.memory.oom_kills", "Processes of the control group that the kernel has killed for memory")
 PROFILES = _counter("sluice.profiles", "Profiles of this process by how they ended", "kind", "end")
 SPANS = _counter("sluice.spans", "Spans by outcome", "outcome")
 
@@ -131,6 +146,10 @@ IMAGE_TIME = _counter(
 BLOCKS = _gauge(
     "sluice.cache.blocks", "Cache blocks on the device by state, and those in use on lower tiers", "tier", "state"
 )
+CACHE_LEFT = _gauge(
+    "sluice.cache.exhaustion", "Until all cache blocks are held at the present rate, an hour at most", unit="s"
+)
+CACHE_WASTE = _gauge("sluice.cache.waste_ratio", "Share of the cache blocks in use that holds no token")
 PREFIX_QUERIES = _counter("sluice.prefix.query_tokens", "Tokens looked up in the prefix cache")
 PREFIX_HITS = _counter("sluice.prefix.hit_tokens", "Tokens found there")
 EVICTIONS = _counter("sluice.cache.evictions", "Cached blocks that were overwritten")

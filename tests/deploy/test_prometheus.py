@@ -52,6 +52,11 @@ def test_alerts_fire_when_they_should(tmp_path: Path) -> None:
         ('sluice_ring_in_total{what="lost",process="engine-0"}', "0+5x30"),
         ('sluice_rank_skew_seconds_total{process="engine-1"}', "9 0 9 0 9 0 0 0 0 0 0 0 0 0 0"),
     ]
+    series += [
+        ('sluice_memory_level{process="engine-0"}', "0 0 1 1 1 1 1 1 1 1 0"),
+        ('sluice_memory_level{process="gateway-0"}', "0 0 2 2 2 2 2 2 2 2 0"),
+        ('sluice_memory_oom_kills{process="engine-0",instance="engine:9464"}', "0 0 1 1 1 1 1 1 1 1 1"),
+    ]
     down = {"severity": "critical", "job": "sluice", "instance": "engine:9464"}
     expected = [
         ("SluiceProcessDown", "5m", [{"exp_labels": down}]),
@@ -59,6 +64,13 @@ def test_alerts_fire_when_they_should(tmp_path: Path) -> None:
         ("SluiceRingLoses", "15m", [{"exp_labels": {"severity": "warning", "process": "engine-0"}}]),
         ("SluiceGroupLost", "8m", [{"exp_labels": {"severity": "warning", "process": "engine-1"}}]),
         ("SluiceRanksUneven", "15m", []),
+        (
+            "SluiceMemoryShort",
+            "7m",
+            [{"exp_labels": {"severity": "warning", "process": one}} for one in ("engine-0", "gateway-0")],
+        ),
+        ("SluiceMemoryCritical", "7m", [{"exp_labels": {"severity": "critical", "process": "gateway-0"}}]),
+        ("SluiceOutOfMemoryKills", "7m", [{"exp_labels": {"severity": "critical", "instance": "engine:9464"}}]),
         ("SluiceFirstTokenSlow", "15m", []),
     ]
     alerts = {rule["alert"]: rule for rule in yaml.safe_load((DEPLOY / "alerts.yml").read_text())["groups"][0]["rules"]}

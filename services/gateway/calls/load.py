@@ -1,16 +1,23 @@
 """The load of this gateway and of the engines behind it: open requests, and the latest report of each engine."""
 
 import dataclasses
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 
 from sluice.v1 import control_pb2
 
 from sluice_server.services.gateway.contract.durations import to_duration
 from sluice_server.services.gateway.requests.manager import RequestManager
 from sluice_server.services.gateway.requests.open_request import OpenRequest
+from sluice_server.services.memory.level import Level
 from sluice_server.services.messages.processes import Report
 
 MAX_TENANTS = 64
+FRESH_S = 5.0  # age of a report whose memory level counts
+MEMORY_LEVELS = {
+    Level.OK: control_pb2.MEMORY_LEVEL_OK,
+    Level.WARN: control_pb2.MEMORY_LEVEL_WARN,
+    Level.CRITICAL: control_pb2.MEMORY_LEVEL_CRITICAL,
+}
 MAX_RANKS = 1024  # of an engine that are told
 
 
@@ -28,6 +35,7 @@ class Loads:
     def __init__(self, manager: RequestManager) -> None:
         self._manager = manager
         self._heard: dict[str, EngineReport] = {}
+        self.own_level: Callable[[], Level] = lambda: Level.OK  # how short memory is at this gateway
 
     def report(self, report: Report) -> None:
         """Stores an engine's report."""
@@ -52,6 +60,12 @@ class Loads:
         """The longest recent step of any engine, in seconds; 0 without a report."""
         return max((heard.report.load.step_s for heard in self._heard.values()), default=0.0)
 
+    def memory_level(self, own: Level) -> Level:
+        """Returns how short memory is: at this gateway, or at the engine that has most left."""
+        now_s = self._manager.clock()
+        heard = [one.report.memory_level for one in self._heard.values() if now_s - one.at_s < FRESH_S]
+        return max(own, _level(min(heard, default=0)))
+
     def now(self) -> control_pb2.Load:
         """Returns the present load as a message of the contract."""
         admission, now_s = self._manager.admission, self._manager.clock()
@@ -62,6 +76,7 @@ class Loads:
             max_reserved_tokens=admission.max_tokens,
             engines=[_engine_load(heard, now_s) for _, heard in sorted(self._heard.items())],
             tenants=tenants_of(self._manager.requests),
+            memory_level=MEMORY_LEVELS[self.own_level()],
         )
 
 
@@ -86,6 +101,11 @@ def tenants_of(requests: Iterable[OpenRequest]) -> list[control_pb2.TenantLoad]:
     return [*shown, control_pb2.TenantLoad(open_requests=num, reserved_tokens=reserved)]
 
 
+def _level(number: int) -> Level:
+    """Returns the level of a report."""
+    return Level(min(max(number, Level.OK), Level.CRITICAL))
+
+
 def _engine_load(heard: EngineReport, now_s: float) -> control_pb2.EngineLoad:
     load = heard.report.load
     return control_pb2.EngineLoad(
@@ -101,6 +121,7 @@ def _engine_load(heard: EngineReport, now_s: float) -> control_pb2.EngineLoad:
         prefix_hit_tokens=load.prefix_hit_tokens,
         prefix_query_tokens=load.prefix_query_tokens,
         age=to_duration(now_s - heard.at_s),
+        memory_level=MEMORY_LEVELS[_level(heard.report.memory_level)],
         ranks=[
             control_pb2.RankLoad(step_time=to_duration(one.steps_s), sum_time=to_duration(one.sums_s))
             for one in load.ranks[:MAX_RANKS]

@@ -8,7 +8,7 @@ import secrets
 from collections.abc import Callable
 from typing import Protocol
 
-from sluice_server.engine.errors import ServiceError, cancelled, invalid, stage_lost
+from sluice_server.engine.errors import ServiceError, cancelled, invalid, memory_pressure, stage_lost
 from sluice_server.engine.request import ENDED_BY_TEXT
 from sluice_server.engine.scheduler.histogram import Histogram
 from sluice_server.services.gateway.access.admission import RequestLimiter
@@ -80,6 +80,7 @@ class RequestManager:
         self._keys = IdempotencyKeys()
         self.refusal: ServiceError | None = loading()
         self.hold: Callable[[OpenRequest], None] | None = None  # keeps new requests until the ring works again
+        self.is_memory_short: Callable[[], bool] = lambda: False
         self.is_draining = False
         self.streams: set[RequestStream] = set()  # each carries many requests
         self.on_empty: Callable[[], None] = lambda: None
@@ -99,6 +100,8 @@ class RequestManager:
         """Admits a request, or raises `ServiceError`. `submit` then sends it; `close` releases it on every path."""
         if self.refusal is not None:
             raise self.refusal.with_traceback(None)  # shared: drop the frames of earlier raises
+        if self.is_memory_short():
+            raise memory_pressure()
         tenant = call.caller.tenant
         self._keys.check(tenant, asked.idempotency_key)
         asked = self.images.resolved(tenant, asked)

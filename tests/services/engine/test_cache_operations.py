@@ -24,6 +24,7 @@ class FakeMemory:
     def __init__(self, num_left: int) -> None:
         self.tokens, self.max_tokens, self.host_bytes = 100, 200, 0
         self.num_left = num_left
+        self.num_blocks = self.num_host_slots = 0
         self.store = FakeStore()
         self.limits: list[int] = []
         self.is_given_back = False

@@ -36,6 +36,7 @@ OF_NO_REQUEST = {
         "engine/cache_operations.py",
         "the cache has %d tokens (before: %d), and %d bytes of its host tier (before: %d)",
     ),
+    ("memory/watch.py", "looking after the memory failed"),
     ("process/operations.py", "%s failed in a %s"),
     ("profiles/recording.py", "recording a profile (%s) for %g s at most"),
     ("gateway/process.py", "serving revision %s on %s"),

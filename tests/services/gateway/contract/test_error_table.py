@@ -52,6 +52,7 @@ ROWS = [  # error, code, reason, kinds of details besides ErrorInfo, keys of its
     (duplicate("g"), 6, "DUPLICATE_REQUEST", set(), {"generation_id"}),
     (still_needed("r", 9, 8), 9, "CACHE_IN_USE", set(), {"limit", "actual"}),
     (is_running("e0", "Profile"), 8, "OPERATION_RUNNING", {RETRY}, {"limit"}),
+    (errors.memory_pressure(), 8, "MEMORY_PRESSURE", {RETRY}, set()),
     (errors.queue_full(9, 8), 8, "QUEUE_FULL", {RETRY}, {"queue_depth", "limit"}),
     (_over_quota(), 8, "QUOTA_EXCEEDED", {RETRY, QUOTA}, {"quota", "limit", "tenant"}),
     (errors.deadline_unattainable(2.0, 1.0), 8, "DEADLINE_UNATTAINABLE", {RETRY}, {"actual", "limit"}),

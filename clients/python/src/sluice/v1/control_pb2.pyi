@@ -194,6 +194,34 @@ FEATURE_REASONING: Feature.ValueType  # 23
 """Reasoning separated from the text."""
 Global___Feature: _TypeAlias = Feature  # noqa: Y015
 
+class _MemoryLevel:
+    ValueType = _typing.NewType("ValueType", _builtins.int)
+    V: _TypeAlias = ValueType  # noqa: Y015
+
+class _MemoryLevelEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_MemoryLevel.ValueType], _builtins.type):
+    DESCRIPTOR: _descriptor.EnumDescriptor
+    MEMORY_LEVEL_UNSPECIFIED: _MemoryLevel.ValueType  # 0
+    """Not known."""
+    MEMORY_LEVEL_OK: _MemoryLevel.ValueType  # 1
+    """There is enough."""
+    MEMORY_LEVEL_WARN: _MemoryLevel.ValueType  # 2
+    """Little is left: an engine uses less for its cache."""
+    MEMORY_LEVEL_CRITICAL: _MemoryLevel.ValueType  # 3
+    """Hardly any is left: new requests are refused with RESOURCE_EXHAUSTED."""
+
+class MemoryLevel(_MemoryLevel, metaclass=_MemoryLevelEnumTypeWrapper):
+    """How short memory is in the control group of a process."""
+
+MEMORY_LEVEL_UNSPECIFIED: MemoryLevel.ValueType  # 0
+"""Not known."""
+MEMORY_LEVEL_OK: MemoryLevel.ValueType  # 1
+"""There is enough."""
+MEMORY_LEVEL_WARN: MemoryLevel.ValueType  # 2
+"""Little is left: an engine uses less for its cache."""
+MEMORY_LEVEL_CRITICAL: MemoryLevel.ValueType  # 3
+"""Hardly any is left: new requests are refused with RESOURCE_EXHAUSTED."""
+Global___MemoryLevel: _TypeAlias = MemoryLevel  # noqa: Y015
+
 class _ProfileKind:
     ValueType = _typing.NewType("ValueType", _builtins.int)
     V: _TypeAlias = ValueType  # noqa: Y015
@@ -831,6 +859,7 @@ class Load(_message.Message):
     MAX_RESERVED_TOKENS_FIELD_NUMBER: _builtins.int
     ENGINES_FIELD_NUMBER: _builtins.int
     TENANTS_FIELD_NUMBER: _builtins.int
+    MEMORY_LEVEL_FIELD_NUMBER: _builtins.int
     open_requests: _builtins.int
     """Requests open at this gateway."""
     max_open_requests: _builtins.int
@@ -839,6 +868,8 @@ class Load(_message.Message):
     """Tokens reserved by the open ones."""
     max_reserved_tokens: _builtins.int
     """The most tokens reserved at once."""
+    memory_level: Global___MemoryLevel.ValueType
+    """How short memory is at this gateway."""
     @_builtins.property
     def engines(self) -> _containers.RepeatedCompositeFieldContainer[Global___EngineLoad]:
         """The engines behind it. At most 1,024."""
@@ -856,10 +887,11 @@ class Load(_message.Message):
         max_reserved_tokens: _builtins.int = ...,
         engines: _abc.Iterable[Global___EngineLoad] | None = ...,
         tenants: _abc.Iterable[Global___TenantLoad] | None = ...,
+        memory_level: Global___MemoryLevel.ValueType = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["engines", b"engines", "max_open_requests", b"max_open_requests", "max_reserved_tokens", b"max_reserved_tokens", "open_requests", b"open_requests", "reserved_tokens", b"reserved_tokens", "tenants", b"tenants"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["engines", b"engines", "max_open_requests", b"max_open_requests", "max_reserved_tokens", b"max_reserved_tokens", "memory_level", b"memory_level", "open_requests", b"open_requests", "reserved_tokens", b"reserved_tokens", "tenants", b"tenants"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -914,6 +946,7 @@ class EngineLoad(_message.Message):
     PREFIX_QUERY_TOKENS_FIELD_NUMBER: _builtins.int
     AGE_FIELD_NUMBER: _builtins.int
     RANKS_FIELD_NUMBER: _builtins.int
+    MEMORY_LEVEL_FIELD_NUMBER: _builtins.int
     engine_id: _builtins.str
     """Its id. At most 64 bytes."""
     waiting_requests: _builtins.int
@@ -934,6 +967,8 @@ class EngineLoad(_message.Message):
     """Prompt tokens that came from the prefix cache since it started."""
     prefix_query_tokens: _builtins.int
     """Prompt tokens since it started."""
+    memory_level: Global___MemoryLevel.ValueType
+    """How short memory is at this engine."""
     @_builtins.property
     def step_time(self) -> _duration_pb2.Duration:
         """Recent mean time of a step."""
@@ -964,10 +999,11 @@ class EngineLoad(_message.Message):
         prefix_query_tokens: _builtins.int = ...,
         age: _duration_pb2.Duration | None = ...,
         ranks: _abc.Iterable[Global___RankLoad] | None = ...,
+        memory_level: Global___MemoryLevel.ValueType = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["age", b"age", "step_time", b"step_time"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["age", b"age", "block_size", b"block_size", "engine_id", b"engine_id", "free_blocks", b"free_blocks", "preemptions", b"preemptions", "prefix_hit_tokens", b"prefix_hit_tokens", "prefix_query_tokens", b"prefix_query_tokens", "ranks", b"ranks", "running_requests", b"running_requests", "step_time", b"step_time", "tokens_per_second", b"tokens_per_second", "total_blocks", b"total_blocks", "waiting_requests", b"waiting_requests"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["age", b"age", "block_size", b"block_size", "engine_id", b"engine_id", "free_blocks", b"free_blocks", "memory_level", b"memory_level", "preemptions", b"preemptions", "prefix_hit_tokens", b"prefix_hit_tokens", "prefix_query_tokens", b"prefix_query_tokens", "ranks", b"ranks", "running_requests", b"running_requests", "step_time", b"step_time", "tokens_per_second", b"tokens_per_second", "total_blocks", b"total_blocks", "waiting_requests", b"waiting_requests"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
