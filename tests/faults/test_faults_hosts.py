@@ -20,7 +20,7 @@ from tests.faults.hosts import OPTIONS, Hosts, Namespaces, serve_command, two_ho
 from tests.faults.test_faults_kill import check_undisturbed, is_serving, nothing_is_left
 from tests.faults.test_faults_ranks import listening
 from tests.system.roles import free_ports
-from tests.system.service import serve, wait_until
+from tests.system.service import wait_until
 
 SPECS = varied(16, 48)
 A, B = "127.0.0.1", "127.0.0.2"
@@ -32,13 +32,6 @@ FOUR = (*OPTIONS, "--tensor-parallel-size", "2", "--pipeline-parallel-size", "2"
 def table(*hosts: str) -> dict[str, str]:
     names = ("engine-0", *(f"worker-0-{rank}" for rank in range(1, len(hosts))))
     return {name: f"tcp://{host}:{port}" for name, host, port in zip(names, hosts, free_ports(len(hosts)), strict=True)}
-
-
-@pytest.fixture(scope="module")
-def one_rank() -> list[Received]:
-    """The answers of a service of one rank."""
-    with serve(*OPTIONS) as service:
-        return stream_all(service.address, SPECS)
 
 
 @pytest.fixture(scope="module")
@@ -175,12 +168,13 @@ def test_a_cut_link_is_noticed_and_streams_go_on_once_it_is_mended(
         print(f"noticed after {in_step_s:.1f} s in a step, after {between_s:.1f} s between two")
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("options", "text"),
     [
         (("--ring-keys", "/nowhere"), "--ring-keys: cannot use /nowhere/worker-0-1.key_secret"),
-        pytest.param(("--sum-dtype", "int4"), "--sum-dtype: 'int4' is not one of", marks=pytest.mark.long),
-        pytest.param(("--ring-keys", ""), "--ring-keys: is needed for tcp://127.0.0.1:1", marks=pytest.mark.long),
+        (("--sum-dtype", "int4"), "--sum-dtype: 'int4' is not one of"),
+        (("--ring-keys", ""), "--ring-keys: is needed for tcp://127.0.0.1:1"),
     ],
 )
 def test_a_worker_that_cannot_be_a_rank_says_why(tmp_path: Path, options: Sequence[str], text: str) -> None:

@@ -9,25 +9,18 @@ import psutil
 import pytest
 
 from benchmarks.streams import Received, at_phase, stream_all, varied
+from tests.faults.hosts import OPTIONS
 from tests.faults.test_faults_kill import check_undisturbed, is_serving, nothing_is_left
 from tests.system.service import Service, serve, wait_until
 
 SPECS = varied(16, 48)
 # Ranks of a test take turns on the cores that there are.
-OPTIONS = ("--dtype", "float32", "--max-restarts", "1000", "--max-num-batched-tokens", "64", "--allow-shared-cores")
 TWO = (*OPTIONS, "--tensor-parallel-size", "2")
 STAGES = (*OPTIONS, "--pipeline-parallel-size", "2")
 FOUR = (*STAGES, "--tensor-parallel-size", "2")
 RANKS = ("engine-0", "worker-0-1")
 BACK_WITHIN_S = 60.0
 MAPPED = "::ffff:"  # before an address of IPv4 that a socket of IPv6 listens on
-
-
-@pytest.fixture(scope="module")
-def one_rank() -> list[Received]:
-    """The answers of a service of one rank."""
-    with serve(*OPTIONS) as service:
-        return stream_all(service.address, SPECS)
 
 
 @pytest.fixture(scope="module")
