@@ -81,6 +81,7 @@ class BuiltEngine:
         shared: memory in which other engines read its blocks; None if that is off.
         images: what it keeps of images; None for a model that takes none.
         save_s: seconds that saving the cache may take.
+        workers: the other ranks of its group; None if it is of one rank.
         pages: takes that memory from the system before it is used, on a CPU.
         memory: resizes the cache while it serves; None where its size is fixed.
     """
@@ -96,6 +97,7 @@ class BuiltEngine:
     images: EncoderCache | None = None
     memory: CacheMemory | None = None
     save_s: float = 0.0
+    workers: Workers | None = None
 
     def close(self) -> None:
         """Ends the threads of the cache, and saves it in its directory if it has one. The engine must not be used
@@ -103,7 +105,7 @@ class BuiltEngine:
         if self.pages is not None:
             self.pages.close()
         if self.store is not None:
-            save_cache(self.engine.scheduler.cache, self.store, self.save_s)
+            save_cache(self.engine.scheduler.cache, self.store, self.save_s, others=self.workers)
         if self.shared is not None:
             self.shared.close()
 
@@ -139,7 +141,8 @@ def build_engine(  # noqa: PLR0913 # all that an engine is made of
     identity = identity_of(config, formats, model, digests(), plugins.identity)
     store, tiers = make_store(config, cache, beside, identity)
     if workers is not None:
-        workers.send(Allocate(allocated.num_blocks, tiers.num_slots if tiers is not None else 0))
+        disk = (identity, tiers.disk_names) if tiers is not None and tiers.num_disk_slots else ()
+        workers.send(Allocate(allocated.num_blocks, tiers.num_slots if tiers is not None else 0, *disk))
     check_trials(config, model_config, (directory, model), (draft, drafter), allocated)
     pages = PagesAhead((*cache, *beside) if device.type == "cpu" else ())
     tuner = tuner_of(config, model, formats)
@@ -181,6 +184,7 @@ def build_engine(  # noqa: PLR0913 # all that an engine is made of
         images=images,
         memory=None if is_fixed else CacheMemory(engine, store, pages),
         save_s=config.disk_cache_save_s,
+        workers=workers,
     )
 
 

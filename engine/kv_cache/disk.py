@@ -33,6 +33,14 @@ def names_on_disk(directory: Path) -> tuple[bytes, ...]:
     return tuple(bytes.fromhex(path.stem) for path in files if _is_name(path.stem))
 
 
+def keep_only(directory: Path, names: Sequence[bytes]) -> None:
+    """Removes the files of blocks that are not among these names, and unfinished ones."""
+    known = set(names)
+    for name in names_on_disk(directory):
+        if name not in known:
+            (directory / f"{name.hex()}{SUFFIX}").unlink(missing_ok=True)
+
+
 def order_files(paths: Sequence[Path]) -> None:
     """Dates files of blocks, oldest first; those that are not there, or are another user's, are left out."""
     now = time.time_ns()

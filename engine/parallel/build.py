@@ -7,6 +7,8 @@ from pathlib import Path
 from sluice_server.engine.build import chosen, loaded
 from sluice_server.engine.config import EngineConfig
 from sluice_server.engine.kv_cache.block_store import BlockStore
+from sluice_server.engine.kv_cache.disk import keep_only
+from sluice_server.engine.kv_cache.identity import UNNAMED
 from sluice_server.engine.models.config import ModelConfig
 from sluice_server.engine.parallel.messages import Allocate
 from sluice_server.engine.parallel.ranks import Ranks
@@ -17,7 +19,7 @@ from sluice_server.engine.parallel.worker import RankWorker
 from sluice_server.engine.plugins.loading import load_plugins
 from sluice_server.engine.request import Limits
 from sluice_server.engine.speculation.drafters import ModelDrafter
-from sluice_server.engine.worker.startup.allocation import groups_for
+from sluice_server.engine.worker.startup.allocation import disk_directory, groups_for
 from sluice_server.engine.worker.startup.identity import rank_layout
 from sluice_server.engine.worker.startup.memory import at_start
 from sluice_server.engine.worker.startup.rates import measure_costs
@@ -49,7 +51,10 @@ def build_rank(part: RankPart, sizes: Callable[[str], Allocate]) -> RankWorker:
     told = sizes(rank_layout(config, formats, model))
     with at_start("--kv-cache-tokens", f"a cache of {told.num_blocks} blocks; set --kv-cache-tokens lower"):
         cache = model.new_cache(told.num_blocks, config.block_size, formats.cache, groups.size)
-        store = BlockStore(cache, told.num_host)
+        directory = disk_directory(config)
+        if directory is not None:
+            keep_only(directory, told.on_disk)
+        store = BlockStore(cache, told.num_host, directory, identity=told.identity or UNNAMED)
     by_layer = [cache[place] for place in groups.place_of]
     trial(ModelDrafter(model), by_layer, config.block_size, next(iter(part.model_config.eos_ids), 0), model.is_last)
     if told.num_host:

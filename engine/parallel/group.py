@@ -12,8 +12,9 @@ from collections.abc import Callable, Iterator
 from typing import Protocol
 
 from sluice_server.engine.errors import OutOfDeviceMemory, RankFailed, RankLost
-from sluice_server.engine.kv_cache.tiers import Move
-from sluice_server.engine.parallel.messages import Launch, Launched, MoveAccepted, MoveBlocks, Order, Place
+from sluice_server.engine.kv_cache.tiers import Move, MoveKind
+from sluice_server.engine.parallel.disk_ends import DiskEnds
+from sluice_server.engine.parallel.messages import Launch, Launched, MoveAccepted, MoveBlocks, Moved, Order, Place
 from sluice_server.engine.parallel.shape import ParallelShape
 from sluice_server.engine.parallel.stages import StageFailed, Stages
 from sluice_server.engine.parallel.sums import SumsBroken, TimedSums, patience_s
@@ -47,6 +48,15 @@ class Workers(Protocol):
 
     def look(self) -> None:
         """Raises RankLost if a rank has ended; returns at once."""
+
+    def moved(self) -> list[Moved]:
+        """Returns what the other ranks have told of transfers with the disk since the last call."""
+
+    def save(self, moves: list[Move], seconds: float) -> None:
+        """Lets every rank save its parts of the cache, for so long at most; nothing is computed afterwards."""
+
+    def saved(self, seconds: float) -> None:
+        """Waits, for at most so long, until every rank has saved its parts of the cache."""
 
     def launched(self, num: int) -> list[Launched]:
         """Waits until every rank has told how this launch ended. Raises RankLost for a rank that does not in time."""
@@ -88,6 +98,7 @@ class GroupRunner:
         self._stages = stages
         self._step_s = 0.0  # mean of recent launches
         self._clock = clock
+        self._ends = DiskEnds(size)
         self._looked_s = clock()
         self._num = 0
         plain.on_accepted = lambda moves: workers.send(MoveAccepted(moves))
@@ -112,9 +123,15 @@ class GroupRunner:
         self._plain.move(moves)
 
     def moved(self) -> list[tuple[Move, bool]]:
-        """Returns the transfers with the disk that have ended: none, as a group has no such tier."""
+        """Returns the transfers with the disk that have ended on all ranks. What failed on one is removed on all."""
         self._look()
-        return self._plain.moved()
+        ended = self._ends.note(0, self._plain.moved())
+        for one in self._workers.moved():
+            ended += self._ends.note(one.rank, one.ended)
+        lost = [Move(MoveKind.REMOVE, -1, -1, move.name) for move, is_good in ended if not is_good]
+        if lost:
+            self.move(lost)
+        return ended
 
     def place(self, plan: StepPlan) -> None:
         """Applies the plan's placements and block-table additions on all ranks."""

@@ -6,6 +6,7 @@ Rank 0 plans, samples and decides; the others do what it says in the order in wh
 import dataclasses
 from typing import TypeAlias
 
+from sluice_server.engine.kv_cache.identity import CacheIdentity
 from sluice_server.engine.kv_cache.table import BlockRun
 from sluice_server.engine.kv_cache.tiers import Move
 from sluice_server.engine.plan import StepPlan
@@ -52,10 +53,17 @@ class Refused:
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Allocate:
-    """The size of the cache, and of host memory below it, in blocks."""
+    """The size of the cache, and of host memory below it, in blocks.
+
+    Attributes:
+        identity: of what computes the blocks, for their files; None without a disk tier.
+        on_disk: names of the blocks that rank 0 has on disk; a rank keeps files of no others.
+    """
 
     num_blocks: int
     num_host: int
+    identity: CacheIdentity | None = None
+    on_disk: tuple[bytes, ...] = ()
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -88,6 +96,14 @@ class MoveBlocks:
     """Transfers between cache blocks and host slots."""
 
     moves: list[Move]
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class SaveBlocks:
+    """The last transfers, to disk, for so many seconds at most; nothing is computed any more. Answered by `Saved`."""
+
+    moves: list[Move]
+    seconds: float
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -146,6 +162,21 @@ class Launched:
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
+class Moved:
+    """Transfers with the disk that have ended on a rank, each with whether it succeeded."""
+
+    rank: int
+    ended: list[tuple[Move, bool]]
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Saved:
+    """A rank has saved its parts of the cache."""
+
+    rank: int
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
 class RankEnded:
     """A rank ends, for this reason."""
 
@@ -153,5 +184,6 @@ class RankEnded:
     reason: str
 
 
-Order: TypeAlias = Welcome | Refused | Allocate | Place | Launch | MoveBlocks | MoveAccepted | Told  # of rank 0
-Report: TypeAlias = Hello | RankReady | Launched | RankEnded | Told | Connected  # to rank 0
+# Of rank 0, and to rank 0:
+Order: TypeAlias = Welcome | Refused | Allocate | Place | Launch | MoveBlocks | MoveAccepted | Told | SaveBlocks
+Report: TypeAlias = Hello | RankReady | Launched | RankEnded | Told | Connected | Moved | Saved

@@ -14,7 +14,6 @@ NOT_BUILT: Mapping[str, Callable[[ParallelShape], bool]] = {
 # By option: whether a group of ranks cannot have it.
 NOT_IN_GROUPS: Mapping[str, Callable[[EngineConfig], bool]] = {
     "device": lambda config: config.device == "cuda",
-    "disk_cache_dir": lambda config: bool(config.disk_cache_dir),
     "shared_cache_bytes": lambda config: config.shared_cache_bytes > 0,
 }
 

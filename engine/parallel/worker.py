@@ -9,8 +9,9 @@ import numpy as np
 from sluice_server.engine.errors import OutOfDeviceMemory
 from sluice_server.engine.kv_cache.block_store import BlockStore
 from sluice_server.engine.kv_cache.groups import LayerGroups, one_group
+from sluice_server.engine.kv_cache.tiers import Move, MoveKind
 from sluice_server.engine.models.model import Model
-from sluice_server.engine.parallel.messages import Launch, Launched, MoveAccepted, MoveBlocks, Order, Place
+from sluice_server.engine.parallel.messages import Launch, Launched, MoveAccepted, MoveBlocks, Order, Place, SaveBlocks
 from sluice_server.engine.parallel.stages import StageFailed, Stages
 from sluice_server.engine.parallel.sums import SumsBroken, TimedSums, patience_s
 from sluice_server.engine.worker.faults import device_faults
@@ -40,6 +41,7 @@ class RankWorker:
         """`sums` of this rank with the others; None where each rank computes the whole model."""
         self.step_s = 0.0  # mean of recent launches
         self._rank = rank
+        self._num_moving = 0
         self._model = model
         self._store = store
         self._sums = sums
@@ -52,6 +54,17 @@ class RankWorker:
         """Registers `on_layer`, called after each computed layer."""
         self._model.on_layer = on_layer
 
+    def moved(self) -> list[tuple[Move, bool]]:
+        """Returns the transfers with the disk that have ended since the last call, each with whether it succeeded."""
+        ended = self._store.moved()
+        self._num_moving -= len(ended)
+        return ended
+
+    @property
+    def is_moving(self) -> bool:
+        """Whether there are transfers with the disk that have not ended."""
+        return self._num_moving > 0
+
     def carry_out(self, order: Order) -> Launched | None:
         """Does what rank 0 says; returns how a launch ended. Raises SumsBroken when the group has ended."""
         match order:
@@ -62,7 +75,12 @@ class RankWorker:
                 for run in order.new_blocks:
                     self._tables[run.group, run.slot, run.first : run.first + len(run.blocks)] = run.blocks
             case MoveBlocks():
+                self._num_moving += sum(move.kind in (MoveKind.READ, MoveKind.WRITE) for move in order.moves)
                 self._store.move(order.moves)
+            case SaveBlocks():
+                end_s = time.monotonic() + order.seconds
+                self._store.close()
+                self._store.finish(order.moves, lambda: time.monotonic() < end_s)
             case MoveAccepted():
                 self._forward.move_accepted(order.moves)
             case _:

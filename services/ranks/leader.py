@@ -1,5 +1,6 @@
 """Rank 0's end of a group: the other ranks join it, hear its orders, and tell it how launches ended."""
 
+import contextlib
 import logging
 import os
 import time
@@ -7,15 +8,19 @@ from collections.abc import Callable, Container
 
 from sluice_server.engine.config import EngineConfig
 from sluice_server.engine.errors import Code, RankLost, ServiceError
+from sluice_server.engine.kv_cache.tiers import Move
 from sluice_server.engine.parallel.messages import (
     Connected,
     Hello,
     Launched,
+    Moved,
     Order,
     RankEnded,
     RankReady,
     Refused,
     Report,
+    SaveBlocks,
+    Saved,
     Told,
     Welcome,
 )
@@ -52,6 +57,7 @@ class RankGroup:
         self._sockets = sockets
         self._own = own
         self._ready: list[RankReady] = []
+        self._moved: list[Moved] = []
         sockets.epoch = own.epoch
 
     @property
@@ -132,6 +138,26 @@ class RankGroup:
         """Implements `Workers.look`."""
         self._receive(0)
 
+    def moved(self) -> list[Moved]:
+        """Implements `Workers.moved`."""
+        found, self._moved = self._moved, []
+        return found
+
+    def save(self, moves: list[Move], seconds: float) -> None:
+        """Implements `Workers.save`."""
+        self.send(SaveBlocks(moves, seconds))
+
+    def saved(self, seconds: float) -> None:
+        """Implements `Workers.saved`. What a rank has not saved is found missing later, so nothing is raised."""
+        until_s, waited = time.monotonic() + seconds, set(range(1, self.size))
+        with contextlib.suppress(RankLost):
+            while waited and time_left(until_s):
+                report = self._receive(time_left(until_s))
+                if isinstance(report, Saved):
+                    waited.discard(report.rank)
+        if waited:
+            logger.warning("rank %s did not save its part of the cache", ", ".join(map(str, sorted(waited))))
+
     def launched(self, num: int) -> list[Launched]:
         """Implements `Workers.launched`."""
         patient_s = patience_s(self.step_s())
@@ -182,6 +208,9 @@ class RankGroup:
             logger.warning("a message of a rank was dropped: %s", error)
             return None
         if frame.epoch != self._own.epoch and not isinstance(report, Hello):
+            return None
+        if isinstance(report, Moved):
+            self._moved.append(report)
             return None
         if isinstance(report, RankEnded):
             raise RankLost(f"rank {report.rank} has ended: {report.reason}")

@@ -9,6 +9,7 @@ import os
 import signal
 import time
 from collections.abc import Callable, Iterator
+from functools import partial
 from types import FrameType
 
 import setproctitle
@@ -21,11 +22,14 @@ from sluice_server.engine.parallel.build import RankPart, build_rank
 from sluice_server.engine.parallel.messages import (
     Allocate,
     Connected,
+    Moved,
     Order,
     RankEnded,
     RankReady,
     Refused,
     Report,
+    SaveBlocks,
+    Saved,
     Told,
     Welcome,
 )
@@ -57,6 +61,9 @@ from sluice_server.version import VERSION
 
 logger = logging.getLogger(__name__)
 
+DISK_S = 0.005  # between looks at transfers with the disk
+PATIENT_S = 3.0  # for which rank 0 may be busy before it lets ranks save
+
 
 class RankProcess:
     """One rank's connection to rank 0, and its heartbeat."""
@@ -77,11 +84,11 @@ class RankProcess:
         """Sends a report to rank 0."""
         self._sockets.send(REPORTS.encode(report))
 
-    def orders(self) -> Iterator[Order]:
+    def orders(self, tell_moved: Callable[[], bool] = bool) -> Iterator[Order]:
         """Yields the orders of rank 0, with a heartbeat while there is none. Raises RankLost when rank 0 has ended,
-        and ServiceError when it refuses this rank."""
+        and ServiceError when it refuses this rank. `tell_moved` returns whether transfers with the disk go on."""
         while True:
-            frame = self._sockets.receive(BEAT_S)
+            frame = self._sockets.receive(DISK_S if tell_moved() else BEAT_S)
             self.beat()
             if frame is None:
                 continue
@@ -112,8 +119,17 @@ class RankProcess:
         """Carries out orders until the group ends."""
         self._is_loaded = True
         self.beat()
-        for order in self.orders():
+
+        def tell_moved() -> bool:
+            ended = worker.moved()
+            if ended:
+                self.tell(Moved(self.rank, ended))
+            return worker.is_moving
+
+        for order in self.orders(tell_moved):
             ended = worker.carry_out(order)
+            if isinstance(order, SaveBlocks):
+                self.tell(Saved(self.rank))
             if ended is not None:
                 self._step_s = worker.step_s
                 self.tell(ended)
@@ -128,6 +144,9 @@ def run_worker(engine: EngineConfig, service: ServiceConfig, process_id: str) ->
     take_turns_of(LONG_S)
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, _leave)
+    if engine.disk_cache_dir:  # rank 0 is asked to end at the same time, and lets all save their parts of the cache
+        signal.signal(signal.SIGTERM, partial(_leave_later, engine.disk_cache_save_s + PATIENT_S))
+        signal.signal(signal.SIGALRM, _leave)
     table = rank_table(engine, service, process_id)
     heart = open_heart(service, process_id)
     shape = shape_of(engine).of_member(table.rank)
@@ -138,6 +157,8 @@ def run_worker(engine: EngineConfig, service: ServiceConfig, process_id: str) ->
         with _told(process):
             _work(process, engine, service, table, shape)
     except (RankLost, SumsBroken) as error:
+        if signal.getitimer(signal.ITIMER_REAL)[0] > 0:  # asked to end, as rank 0 was
+            return 0
         logger.error("this rank ends with its group: %s", error)
         raise SystemExit(EXIT_BROKEN) from error
     finally:
@@ -163,7 +184,9 @@ def _work(
             connections = process.connect(shape, table, engine.sum_dtype)
         else:
             connections = connect(receive(welcome.sums), shape, START_S)
-        part = RankPart(config_of_rank(engine, table.num_here), model, contents.directory, limits, shape, *connections)
+        part = RankPart(
+            config_of_rank(engine, table.num_here, table.rank), model, contents.directory, limits, shape, *connections
+        )
 
         def sizes(layout: str) -> Allocate:
             process.tell(RankReady(table.rank, layout, naming.check()))
@@ -193,6 +216,10 @@ def _told(process: RankProcess) -> Iterator[None]:
 
 def _leave(number: int, frame: FrameType | None) -> None:
     raise SystemExit(0)
+
+
+def _leave_later(seconds: float, number: int, frame: FrameType | None) -> None:
+    signal.setitimer(signal.ITIMER_REAL, seconds)
 
 
 def _at_most_every(seconds: float, call: Callable[[], None]) -> Callable[[], None]:

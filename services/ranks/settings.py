@@ -4,6 +4,7 @@ import dataclasses
 import ipaddress
 import secrets
 from collections.abc import Mapping
+from pathlib import Path
 
 from sluice_server.engine.config import DEFAULTS, EngineConfig
 from sluice_server.engine.parallel.options import check_parallel
@@ -168,9 +169,17 @@ def ranks_here(engine: EngineConfig, service: ServiceConfig) -> int:
     return hosts.count(hosts[0]) if hosts else engine.num_ranks
 
 
-def config_of_rank(engine: EngineConfig, num_here: int = 0) -> EngineConfig:
-    """Returns the settings by which one rank computes: its share of its host's cores, and of host memory. `num_here`
-    ranks are on this host; 0: all."""
-    size = engine.num_ranks
-    threads = engine.threads or max(1, find_cores().usable // (num_here or size))
-    return dataclasses.replace(engine, threads=threads, host_cache_bytes=engine.host_cache_bytes // size)
+def config_of_rank(engine: EngineConfig, num_here: int = 0, rank: int = 0) -> EngineConfig:
+    """Returns the settings by which one rank computes: its share of its host's cores, of host memory and of the disk,
+    where it has a folder of its own. `num_here` ranks are on this host; 0: all."""
+    size, folder = engine.num_ranks, ""
+    if engine.disk_cache_dir:
+        name = f"tp{engine.tensor_parallel_size}-pp{engine.pipeline_parallel_size}-rank{rank}"
+        folder = str(Path(engine.disk_cache_dir) / name)
+    return dataclasses.replace(
+        engine,
+        threads=engine.threads or max(1, find_cores().usable // (num_here or size)),
+        host_cache_bytes=engine.host_cache_bytes // size,
+        disk_cache_bytes=engine.disk_cache_bytes // size,
+        disk_cache_dir=folder,
+    )

@@ -55,16 +55,6 @@ BAD: list[tuple[dict[str, object], dict[str, object], str]] = [
         {},
         "--speculation: eagle is not supported beside several stages yet",
     ),
-    (
-        {
-            "tensor_parallel_size": 2,
-            "disk_cache_dir": "/tmp",  # a directory that can be written to
-            "disk_cache_bytes": 1,
-            "host_cache_bytes": 1,
-        },
-        {},
-        "--disk-cache-dir: /tmp is not supported beside several ranks yet",
-    ),
     ({"pipeline_parallel_size": 0}, {}, "--pipeline-parallel-size: 0 is below 1"),
     ({"pipeline_parallel_size": 2, "device": "cuda"}, {}, "--device: cuda is not supported beside several ranks yet"),
     (

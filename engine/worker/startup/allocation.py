@@ -12,7 +12,7 @@ from sluice_server.engine.errors import Code, ServiceError
 from sluice_server.engine.executor.step_runner import StepRunner
 from sluice_server.engine.kv_cache.block_store import BlockStore
 from sluice_server.engine.kv_cache.cache import KVCache
-from sluice_server.engine.kv_cache.disk import names_on_disk
+from sluice_server.engine.kv_cache.disk import check_directory, names_on_disk
 from sluice_server.engine.kv_cache.groups import LayerGroups, layer_groups, one_group
 from sluice_server.engine.kv_cache.identity import CacheIdentity
 from sluice_server.engine.kv_cache.offers import Offers
@@ -148,9 +148,21 @@ def make_store(
     if not num_host or (config.disk_cache_bytes and not num_disk):
         flag = "--disk-cache-bytes" if num_host else "--host-cache-bytes"
         raise _unusable(f"{flag}: less than one cache block, which takes {bare.block_bytes} bytes")
-    directory = Path(config.disk_cache_dir) if config.disk_cache_dir else None
+    directory = disk_directory(config)
     on_disk = names_on_disk(directory) if directory is not None else ()
     return BlockStore(cache, num_host, directory, beside, identity), Tiers(num_host, num_disk, on_disk)
+
+
+def disk_directory(config: EngineConfig) -> Path | None:
+    """Returns the directory of the disk tier, which is made if needed; None without one. Raises ServiceError if files
+    cannot be made in it."""
+    if not config.disk_cache_dir:
+        return None
+    try:
+        check_directory(Path(config.disk_cache_dir))
+    except OSError as error:
+        raise _unusable(f"--disk-cache-dir: cannot write to {config.disk_cache_dir} ({error.strerror})") from error
+    return Path(config.disk_cache_dir)
 
 
 def offer_blocks(config: EngineConfig, store: BlockStore, cache: KVCache) -> SharedSlots | None:

@@ -12,10 +12,11 @@ from sluice_server.engine.config import EngineConfig
 from sluice_server.engine.engine import Engine
 from sluice_server.engine.errors import RankLost
 from sluice_server.engine.kv_cache.block_store import BlockStore
+from sluice_server.engine.kv_cache.tiers import Move
 from sluice_server.engine.models.config import read_config
 from sluice_server.engine.models.limits import limits_of
 from sluice_server.engine.parallel.group import GroupRunner
-from sluice_server.engine.parallel.messages import Launched, Order
+from sluice_server.engine.parallel.messages import Launched, Moved, Order
 from sluice_server.engine.parallel.shape import ParallelShape
 from sluice_server.engine.parallel.stages import Stages
 from sluice_server.engine.parallel.sums import TimedSums
@@ -34,6 +35,7 @@ class Copies:
         self._ranks = ranks
         self._ended: list[Launched] = []
         self.lost = ""
+        self.told: list[Moved] = []
 
     @property
     def sums(self) -> TimedSums:
@@ -52,6 +54,16 @@ class Copies:
             ended = rank.carry_out(ORDERS.decode(ORDERS.encode(order)))
             if ended is not None:
                 self._ended.append(ended)
+
+    def moved(self) -> list[Moved]:
+        found, self.told = self.told, []
+        return found
+
+    def save(self, moves: list[Move], seconds: float) -> None:
+        raise AssertionError("copies have no disk")
+
+    def saved(self, seconds: float) -> None:
+        raise AssertionError("copies have no disk")
 
     def look(self) -> None:
         if self.lost:

@@ -8,8 +8,9 @@ import pytest
 
 from sluice_server.engine.config import EngineConfig
 from sluice_server.engine.errors import OutOfDeviceMemory, RankLost
+from sluice_server.engine.kv_cache.tiers import Move, MoveKind
 from sluice_server.engine.parallel.group import GroupRunner
-from sluice_server.engine.parallel.messages import Launch, MoveAccepted, MoveBlocks
+from sluice_server.engine.parallel.messages import Launch, MoveAccepted, MoveBlocks, Moved
 from sluice_server.engine.parallel.sums import SumsBroken
 from sluice_server.engine.parallel.worker import RankWorker
 from sluice_server.engine.request import EngineRequest, Pooling, SamplingParams
@@ -163,3 +164,20 @@ def test_the_loss_of_a_rank_is_seen_where_no_step_waits_for_it(llama: Path) -> N
         now_s += 1.0
         with pytest.raises(RankLost, match="worker-0-1 has ended"):
             look()
+
+
+def test_a_block_that_a_rank_could_not_read_or_write_is_removed_on_all(
+    llama: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made = group(llama, HOST)
+    runner, write = made.engine.runner, Move(MoveKind.WRITE, 1, -1, b"name")
+    assert isinstance(runner, GroupRunner)
+    monkeypatch.setattr(runner._plain, "moved", lambda: [(write, True)])
+    assert runner.moved() == [], "another rank has not told yet"
+    monkeypatch.setattr(runner._plain, "moved", list)
+    made.workers.told = [Moved(1, [(write, False)])]
+    assert runner.moved() == [(write, False)]
+    assert made.workers.orders[-1] == MoveBlocks([Move(MoveKind.REMOVE, -1, -1, b"name")])
+    monkeypatch.setattr(runner._plain, "moved", lambda: [(write, True)])
+    made.workers.told = [Moved(1, [(write, True)])]
+    assert runner.moved() == [(write, True)] and len(made.workers.orders) == 1

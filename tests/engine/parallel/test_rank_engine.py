@@ -61,6 +61,37 @@ def test_blocks_go_to_host_memory_and_come_back(llama: Path) -> None:
         assert tiers is not None and tiers.stats.num_restored
 
 
+@pytest.mark.parametrize("shape", [{"tensor_parallel_size": 2}, {"pipeline_parallel_size": 2}], ids=["sums", "stages"])
+def test_blocks_go_to_disk_and_come_back(llama: Path, tmp_path: Path, shape: dict[str, Any]) -> None:
+    """Each rank has files of its own. A block is there if every rank has it; a group finds what one before it saved."""
+    block = 2 * 8 * SHAPES["llama-biases"].kv_heads * SHAPES["llama-biases"].head_dim * 4
+    sizes: dict[str, Any] = {"host_cache_bytes": 24 * block, "disk_cache_bytes": 240 * block}
+    config = dataclasses.replace(SMALL, disk_cache_dir=str(tmp_path), **sizes, **shape)
+    prompts = some_prompts(SHAPES["llama-biases"].vocab, 9)
+    want = run(make_engine(llama, SMALL), prompts)
+    with threaded(llama, config) as engine:
+        for _ in range(3):
+            assert run(engine, prompts) == want
+        tiers = engine.scheduler.cache.tiers
+        assert tiers is not None and tiers.stats.num_written and not tiers.stats.num_failed
+    own, other = sorted(tmp_path.iterdir())
+    assert own.name.endswith("rank0") and other.name.endswith("rank1")
+    saved = {file.name for file in own.glob("*.kv")}
+    assert saved == {file.name for file in other.glob("*.kv")} and saved
+    (other / f"{'0' * 64}.kv").write_bytes(b"of an earlier group")
+    damaged = sorted(saved)[::2]
+    for name in damaged:
+        (other / name).write_bytes(b"damaged")
+    with threaded(llama, config) as engine:
+        for _ in range(2):
+            assert run(engine, prompts) == want
+        tiers = engine.scheduler.cache.tiers
+        assert tiers is not None and tiers.stats.num_failed
+        assert engine.scheduler.cache.stats.hit_tokens > 0
+    left = {file.name: file.stat().st_size for file in other.glob("*.kv")}
+    assert f"{'0' * 64}.kv" not in left and left.keys() == {file.name for file in own.glob("*.kv")}
+
+
 def sampled(engine: Engine) -> object:
     """What requests get that ask for everything but a search."""
     params: dict[str, Any] = {"temperature": 0.8, "seed": 3, "n": 2, "repetition_penalty": 1.2}

@@ -3,26 +3,30 @@
 Stages pass hidden states through the memory that processes would share.
 """
 
+import contextlib
 import queue
 import threading
 from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import NamedTuple
 
 from sluice_server.engine.build import build_engine
 from sluice_server.engine.config import EngineConfig
 from sluice_server.engine.engine import Engine
+from sluice_server.engine.kv_cache.tiers import Move
 from sluice_server.engine.models.config import read_config
 from sluice_server.engine.models.limits import limits_of
 from sluice_server.engine.parallel.build import RankPart, build_rank
-from sluice_server.engine.parallel.messages import Allocate, Launched, Order
+from sluice_server.engine.parallel.messages import Allocate, Launched, Moved, Order, SaveBlocks
 from sluice_server.engine.parallel.options import shape_of
 from sluice_server.engine.parallel.ranks import Ranks
 from sluice_server.engine.parallel.shape import ParallelShape
 from sluice_server.engine.parallel.stages_shared import SharedMemoryStages, new_stages
 from sluice_server.engine.parallel.sums import LocalSums, ThreadSums, TimedSums, thread_sums
+from sluice_server.engine.parallel.worker import RankWorker
+from sluice_server.engine.worker.startup.identity import Digests
 from sluice_server.services.checkpoint.grammar_ids import grammars_of
+from sluice_server.services.ranks.settings import config_of_rank
 
 WAIT_S = 60.0
 
@@ -79,7 +83,12 @@ class ThreadWorkers:
         self._answers: queue.Queue[str | Launched] = queue.Queue()
         model = read_config(directory)
         limits = limits_of(config, model, 1 << 20)
-        parts = [RankPart(config, model, directory, limits, rank.shape, rank.sums, rank.stages) for rank in ranks[1:]]
+        self._moved: list[Moved] = []
+        self._saved: queue.Queue[int] = queue.Queue()
+        parts = [
+            RankPart(config_of_rank(config, 0, at), model, directory, limits, rank.shape, rank.sums, rank.stages)
+            for at, rank in enumerate(ranks[1:], 1)
+        ]
         self._threads = [
             threading.Thread(target=self._run, args=given) for given in zip(parts, self._inboxes, strict=True)
         ]
@@ -97,6 +106,17 @@ class ThreadWorkers:
 
     def look(self) -> None:
         """Threads end with their test."""
+
+    def moved(self) -> list[Moved]:
+        found, self._moved = self._moved, []
+        return found
+
+    def save(self, moves: list[Move], seconds: float) -> None:
+        self.send(SaveBlocks(moves, seconds))
+
+    def saved(self, seconds: float) -> None:
+        for _ in self._threads:
+            self._saved.get(timeout=WAIT_S)
 
     def launched(self, num: int) -> list[Launched]:
         found = [self._answers.get(timeout=WAIT_S) for _ in self._threads]
@@ -118,22 +138,36 @@ class ThreadWorkers:
 
         try:
             worker = build_rank(part, sizes)
-            while (order := inbox.get()) is not None:
+            while (order := self._next(inbox, worker)) is not None:
                 ended = worker.carry_out(order)
+                if isinstance(order, SaveBlocks):
+                    self._saved.put(part.shape.member)
                 if ended is not None:
                     self._answers.put(ended)
         except Exception as error:
             self.errors.append(error)
 
+    def _next(self, inbox: "queue.Queue[Order | None]", worker: RankWorker) -> Order | None:
+        while True:
+            ended = worker.moved()
+            if ended:
+                self._moved.append(Moved(worker._rank, ended))
+            with contextlib.suppress(queue.Empty):
+                return inbox.get(timeout=0.002 if worker.is_moving else WAIT_S)
 
-@contextmanager
+
+@contextlib.contextmanager
 def threaded(directory: Path, config: EngineConfig, draft: Path | None = None) -> Iterator[Engine]:
-    """An engine whose other ranks are threads."""
+    """An engine whose other ranks are threads; at the end it saves its cache if it has a directory."""
     model = read_config(directory)
     limits, grammars = limits_of(config, model, 1 << 20), grammars_of(directory, model.vocab_size, model.eos_ids)
     workers = ThreadWorkers(directory, config)
+    given = config_of_rank(config), model, directory, limits, draft
+    named = Digests(b"weights", b"draft")
     try:
-        yield build_engine(config, model, directory, limits, draft, grammars=grammars, workers=workers).engine
+        built = build_engine(*given, digests=lambda: named, grammars=grammars, workers=workers)
+        yield built.engine
+        built.close()
     finally:
         workers.close()
         assert not workers.errors

@@ -19,10 +19,13 @@ from sluice_server.engine.parallel.messages import (
     Launch,
     Launched,
     MoveBlocks,
+    Moved,
     Order,
     Place,
     RankEnded,
     RankReady,
+    SaveBlocks,
+    Saved,
 )
 from sluice_server.engine.parallel.options import shape_of
 from sluice_server.engine.parallel.worker import RankWorker
@@ -40,6 +43,15 @@ from sluice_server.services.ring.keys import make_keys
 CONFIG = EngineConfig(dtype="float32", tensor_parallel_size=2)
 PLAN = StepPlan(3, [1, 0], [1, 2], [5, 0], [7, 8, 9], [True, True], [], [], {1: 1}, {1: (-1,)}, {0: False})
 EPOCH = 5
+
+
+class Idle:
+    """A worker that has no transfers with the disk."""
+
+    is_moving = False
+
+    def moved(self) -> list[tuple[Move, bool]]:
+        return []
 
 
 def hello(rank: int) -> Hello:
@@ -161,7 +173,7 @@ def test_a_rank_writes_no_heartbeat_while_it_loads(pair: Pair, tmp_path: Path) -
     assert not any(path.stat().st_size for path in tmp_path.iterdir())
     pair.group.close()
     with pytest.raises(RankLost, match="engine-0 has ended"):
-        pair.rank.compute(cast("RankWorker", None))
+        pair.rank.compute(cast("RankWorker", Idle()))
     assert any(path.stat().st_size for path in tmp_path.iterdir())
     heart.close()
 
@@ -198,6 +210,25 @@ def test_the_end_of_a_rank_ends_rank_0(pair: Pair) -> None:
     pair.sockets.close()
     with pytest.raises(RankLost, match="worker-0-1 has ended, or its connection is lost"):
         pair.group.launched(1)
+
+
+def test_what_moved_and_was_saved_reaches_rank_0(pair: Pair) -> None:
+    joined(pair)
+    move = Move(MoveKind.WRITE, 1, -1, b"name")
+    pair.rank.tell(Moved(1, [(move, True)]))
+    pair.rank.tell(Launched(1, 1))
+    assert pair.group.launched(1) == [Launched(1, 1)]
+    assert pair.group.moved() == [Moved(1, [(move, True)])] and pair.group.moved() == []
+    pair.group.save([move], 1.0)
+    assert next(pair.rank.orders()) == SaveBlocks([move], 1.0)
+    pair.rank.tell(Saved(1))
+    pair.group.saved(60.0)
+
+
+def test_a_rank_that_does_not_save_is_not_waited_for_long(pair: Pair, caplog: pytest.LogCaptureFixture) -> None:
+    joined(pair)
+    pair.group.saved(0.0)
+    assert "rank 1 did not save its part of the cache" in caplog.text
 
 
 def test_rank_0_sees_the_end_of_a_rank_between_two_steps(pair: Pair) -> None:

@@ -114,6 +114,9 @@ def test_ranks_share_cores_and_host_memory() -> None:
     assert config_of_rank(dataclasses.replace(TWO, threads=3)).threads == 3
     assert config_of_rank(TWO).host_cache_bytes == 500
     assert config_of_rank(dataclasses.replace(TWO, pipeline_parallel_size=2)).host_cache_bytes == 250
+    disk = config_of_rank(dataclasses.replace(TWO, disk_cache_dir="/disk", disk_cache_bytes=80), 0, 1)
+    assert (disk.disk_cache_dir, disk.disk_cache_bytes) == ("/disk/tp2-pp1-rank1", 40)
+    assert config_of_rank(TWO, 0, 1).disk_cache_dir == ""
 
 
 def test_more_ranks_than_cores_are_refused_unless_they_may_share() -> None:

@@ -32,6 +32,7 @@ OF_NO_REQUEST = {
     ("ranks/network.py", "partial sums travel as %s, unencrypted, between %s"),
     ("ranks/leader.py", "a message of a rank was dropped: %s"),
     ("ranks/leader.py", "waiting for rank %s %s"),
+    ("ranks/leader.py", "rank %s did not save its part of the cache"),
     (
         "engine/cache_operations.py",
         "the cache has %d tokens (before: %d), and %d bytes of its host tier (before: %d)",
