@@ -137,6 +137,19 @@ def test_four_ranks_with_drafts_answer_as_one(one_rank: list[Received]) -> None:
         check_undisturbed(stream_all(service.address, SPECS), one_rank)
 
 
+@pytest.mark.long
+def test_all_ranks_save_their_parts_of_the_cache_when_the_service_ends(
+    one_rank: list[Received], tmp_path: Path
+) -> None:
+    disk = ("--disk-cache-dir", str(tmp_path), "--disk-cache-bytes", str(1 << 28), "--host-cache-bytes", str(1 << 28))
+    for _ in range(2):
+        with serve(*TWO, *disk) as service:
+            check_undisturbed(stream_all(service.address, SPECS), one_rank)
+        own, other = sorted(tmp_path.iterdir())
+        saved = {file.name for file in own.glob("*.kv")}
+        assert saved and saved == {file.name for file in other.glob("*.kv")}
+
+
 @dataclasses.dataclass(frozen=True)
 class Listening:
     """What processes listen on: addresses of the network, and paths."""
