@@ -4,13 +4,14 @@ Computed values (dtype, block count) are returned in `BuiltEngine`; the settings
 """
 
 import dataclasses
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 
 import torch
 from torch import Tensor
 
+from sluice_server.engine.adapters.build import check_adapters, load_adapters
 from sluice_server.engine.cache_memory import CacheMemory
 from sluice_server.engine.config import EngineConfig
 from sluice_server.engine.engine import Engine
@@ -35,6 +36,7 @@ from sluice_server.engine.plugins.interface import ModelPlugin
 from sluice_server.engine.plugins.loading import load_plugins, loading
 from sluice_server.engine.request import Limits
 from sluice_server.engine.sampling.grammars import Grammars
+from sluice_server.engine.scheduler.adapters import NO_ADAPTERS
 from sluice_server.engine.scheduler.scheduler import Scheduler
 from sluice_server.engine.scheduler.settings import settings_of
 from sluice_server.engine.speculation.draft import DraftProposer
@@ -42,7 +44,7 @@ from sluice_server.engine.speculation.drafters import Drafter, ModelDrafter, loa
 from sluice_server.engine.speculation.forced import ForcedProposer
 from sluice_server.engine.speculation.ngram import NgramProposer
 from sluice_server.engine.speculation.proposer import Proposer
-from sluice_server.engine.worker.host.allocator import allocator, give_back
+from sluice_server.engine.worker.host.allocator import give_back
 from sluice_server.engine.worker.host.compute_threads import set_threads, tune_threads
 from sluice_server.engine.worker.host.pages import PagesAhead
 from sluice_server.engine.worker.host.threads import ThreadTuner
@@ -57,15 +59,19 @@ from sluice_server.engine.worker.startup.allocation import (
     offer_blocks,
     runner_for,
 )
-from sluice_server.engine.worker.startup.device_support import check_gpu, check_invariance
+from sluice_server.engine.worker.startup.described import computing_of
+from sluice_server.engine.worker.startup.device_support import (
+    check_gpu,
+    check_invariance,
+    check_trees,
+    choose_device,
+)
 from sluice_server.engine.worker.startup.formats import Formats, check_stored, choose_formats, name_of
 from sluice_server.engine.worker.startup.identity import Digests, identity_of, rank_layout
 from sluice_server.engine.worker.startup.memory import at_start
 from sluice_server.engine.worker.startup.rates import measure_costs, one_token
 from sluice_server.engine.worker.startup.trial import check_trial
-from sluice_server.kernels.cpu import builds
 from sluice_server.kernels.formats.packer import LinearPacker
-from sluice_server.kernels.layout.ragged import MAX_TREE
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -108,6 +114,8 @@ class BuiltEngine:
             save_cache(self.engine.scheduler.cache, self.store, self.save_s, others=self.workers)
         if self.shared is not None:
             self.shared.close()
+        if self.engine.adapters is not None:
+            self.engine.adapters.close()
 
 
 def build_engine(  # noqa: PLR0913 # all that an engine is made of
@@ -134,6 +142,7 @@ def build_engine(  # noqa: PLR0913 # all that an engine is made of
     ranks = ranks_of(config, workers)
     model, drafter = loaded(config, model_config, directory, limits, draft, formats, device, plugins.model, ranks)
     images = loaded_images(config, directory, limits, model, formats, workers)
+    adapters = load_adapters(config, model)
     if workers is not None:
         workers.ready(rank_layout(config, formats, model))
     allocated = allocate(config, model, drafter, formats, limits)
@@ -154,11 +163,13 @@ def build_engine(  # noqa: PLR0913 # all that an engine is made of
         config.max_num_seqs,
         config.max_num_batched_tokens,
         settings_of(config, costs),
+        NO_ADAPTERS if adapters is None else adapters.requests,
     )
     shared = offer_blocks(config, store, scheduler.cache)
     grammars = grammars or Grammars(None)
     sizes = config.block_size, config.max_num_seqs, limits.context_length
-    plain = Runner(model, store, *sizes, grammars, allocated.groups, plugins.processors, images)
+    loaded_slots = () if adapters is None else adapters.loader.slots
+    plain = Runner(model, store, *sizes, grammars, allocated.groups, plugins.processors, images, loaded_slots)
     runner: StepRunner = runner_for(config, plain, model, store, limits)
     if workers is not None:
         runner = GroupRunner(plain, workers, workers.shape.members, workers.sums, stages=workers.stages)
@@ -170,6 +181,7 @@ def build_engine(  # noqa: PLR0913 # all that an engine is made of
         tuner=tuner,
         processors=plugins.processors,
         on_reached=pages.reach,
+        adapters=adapters,
     )
     is_fixed = device.type != "cpu" or workers is not None
     return BuiltEngine(
@@ -196,6 +208,7 @@ def chosen(
     check_parallel(config).check(model_config)
     device = choose_device(config.device)
     check_trees(config, model_config, device)
+    check_adapters(config, device.type)
     formats = choose_formats(config, device)
     check_stored(model_config, formats)
     check_gpu(model_config, formats, config.block_size, device)
@@ -280,27 +293,6 @@ def ranks_of(config: EngineConfig, workers: Workers | None) -> Ranks | None:
     return None if shape.is_whole else Ranks(shape, LocalSums(shape.sum_shards))
 
 
-def computing_of(
-    device: torch.device, formats: Formats, model: Model, tuner: ThreadTuner | None, notes: Sequence[str] = ()
-) -> Computing:
-    """Describes what was decided, for logs and clients."""
-    on_cpu = device.type == "cpu"
-    return Computing(
-        device=str(device),
-        mode="eager" if on_cpu and not builds.is_available() else "native",
-        kernels=model.kernel,
-        instruction_set=builds.best_known() if on_cpu else "",
-        dtype=name_of(formats.dtype),
-        quantization=model.config.stored.method if model.config.stored is not None else formats.weights,
-        cache_dtype=name_of(formats.cache),
-        num_parameters=model.num_parameters,
-        threads=0 if tuner is None else tuner.count,
-        threads_because="" if tuner is None else tuner.why,
-        allocator=allocator(),
-        notes=(*formats.notes, *model.notes, *notes),
-    )
-
-
 def make_proposer(
     config: EngineConfig, drafter: Drafter | None, cache: list[Tensor], grammars: Grammars
 ) -> Proposer | None:
@@ -310,25 +302,6 @@ def make_proposer(
     if config.speculation == "grammar":
         return ForcedProposer(grammars)
     return NgramProposer() if config.speculation == "ngram" else None
-
-
-def choose_device(name: str) -> torch.device:
-    """Returns the device of that name; auto prefers CUDA. Raises ServiceError if CUDA is requested and not usable."""
-    if name == "cpu" or (name == "auto" and not torch.cuda.is_available()):
-        return torch.device("cpu")
-    if not torch.cuda.is_available():
-        raise _unusable(
-            "--device cuda: no CUDA device is usable here; use --device cpu, or check driver and torch build"
-        )
-    return torch.device("cuda")
-
-
-def check_trees(config: EngineConfig, model: ModelConfig, device: torch.device) -> None:
-    """Raises ServiceError if drafts are to branch and the GPU kernels cannot verify that."""
-    least = min((size for size in model.windows if size is not None), default=MAX_TREE)
-    if device.type != "cpu" and config.max_draft_width > 1 and least < MAX_TREE:
-        text = f"{config.max_draft_width} on {device} with a sliding window of {least} tokens: use 1"
-        raise _unusable(f"--max-draft-width: {text}; windows of {MAX_TREE} and more, or none, are supported")
 
 
 def _unusable(message: str) -> ServiceError:

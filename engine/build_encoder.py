@@ -37,6 +37,8 @@ _WITHOUT = {
     "disk_cache_dir": "an encoder has no KV cache",
     "disk_cache_bytes": "an encoder has no KV cache",
     "shared_cache_bytes": "an encoder has no KV cache",
+    "max_adapters": "an encoder takes no adapters",
+    "adapter_dir": "an encoder takes no adapters",
     "speculation": "an encoder generates nothing",
     "draft_model": "an encoder generates nothing",
     "plugins": "an encoder takes no plugins",

@@ -13,7 +13,7 @@ from sluice_server.engine.parameter_kinds import check_num as check_num
 from sluice_server.engine.parameter_kinds import in_range
 from sluice_server.engine.parameters import PARAMETERS
 from sluice_server.engine.prompt_embeds import PLACEHOLDER, PromptEmbeds
-from sluice_server.engine.request import MAX_DRAFT_TOKENS, Limits, Pooling, SamplingParams
+from sluice_server.engine.request import MAX_DRAFT_TOKENS, AdapterRef, Limits, Pooling, SamplingParams
 
 
 def check_params(params: SamplingParams, limits: Limits) -> None:
@@ -190,6 +190,19 @@ def check_placeholders(embeds: PromptEmbeds, ids: Sequence[int]) -> None:
     num = embeds.num_tokens
     if tuple(ids[:num]) != (PLACEHOLDER,) * num:
         raise invalid("prompt_embeds", f"the prompt does not begin with {num} ids {PLACEHOLDER} in the rows' place")
+
+
+def check_adapter(adapter: AdapterRef, limits: Limits) -> None:
+    """Raises `ServiceError` if requests may not name adapters, or for a digest that is none."""
+    check_takes_adapters(limits)
+    if len(adapter.digest) != DIGEST_BYTES:
+        raise invalid("adapter", f"its digest has {len(adapter.digest)} bytes; it must have {DIGEST_BYTES}")
+
+
+def check_takes_adapters(limits: Limits) -> None:
+    """Raises `ServiceError` if requests may not name adapters."""
+    if not limits.max_adapters:
+        raise unsupported("adapter", "adapter: this server was not started with --max-adapters: leave it out")
 
 
 def check_num_images(num: int, limits: Limits, field: str) -> ImageForm:

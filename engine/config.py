@@ -90,6 +90,17 @@ class EngineConfig:
         64 << 20,
         "memory for what the vision tower computed of images, so that one that comes again is not encoded again",
     )
+    max_adapters: int = option(
+        0, "adapters (LoRA) that running requests may have at once, beside the base; 0 takes no requests with one"
+    )
+    adapter_dir: str = option(
+        "", "directory of adapters: folders as PEFT writes them, of which each is loaded when a request names it"
+    )
+    adapter_bytes: int = option(1 << 30, "the most bytes of the adapters that running requests have")
+    adapter_host_bytes: int = option(1 << 30, "the most bytes of adapters that are kept in host memory for requests")
+    adapter_turn_s: float = option(
+        1.0, "seconds that a request waits for its adapter before others have to make room for it"
+    )
     plugins: str = option(
         "", "entry points of installed packages, comma-separated: the models and logits processors that may be used"
     )

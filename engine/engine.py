@@ -11,6 +11,7 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from typing import Protocol
 
+from sluice_server.engine.adapters.manager import AdapterManager
 from sluice_server.engine.checks import check_params
 from sluice_server.engine.errors import ServiceError
 from sluice_server.engine.executor.step_retry import StepRetry
@@ -79,9 +80,12 @@ class Engine:
         tuner: Tuner | None = None,
         processors: LogitsProcessors = NO_PROCESSORS,
         on_reached: Callable[[int], None] = _ignored,
+        adapters: AdapterManager | None = None,
     ) -> None:
         """`identity`: the identity of the cache's blocks, used for the salt of requests. `on_reached` is called before
-        each step with the number of cache blocks that were ever in use."""
+        each step with the number of cache blocks that were ever in use. `adapters`: those of the scheduler's requests;
+        None if they name none."""
+        self.adapters = adapters
         self._on_reached = on_reached
         self._processors = processors
         self.identity = identity
@@ -109,6 +113,8 @@ class Engine:
             check_params(request.params, self.scheduler.limits)  # before another package reads them
             self._processors.check(request.params.logits_processors)
         self.scheduler.add(request)
+        if self.adapters is not None and request.adapter is not None:
+            self.adapters.expect(request.adapter)
 
     def cancel(self, request_id: str, output_index: int | None = None) -> bool:
         """Ends a request without an event, or one output with an event. Returns False if it is not open."""
@@ -143,6 +149,8 @@ class Engine:
 
     def idle(self) -> bool:
         """Does a little background work while there are no requests; returns False when nothing is left to do."""
+        if self.adapters is not None and self.adapters.idle():
+            return True
         return self.runner.idle() or (self._tuner is not None and self._tuner.idle())
 
     def step(self) -> StepEvents:
@@ -152,6 +160,8 @@ class Engine:
             self.scheduler.cache.moved(move, is_good)
         if self.scheduler.cache.offers is not None:
             self.scheduler.cache.offers.pass_time(start)
+        if self.adapters is not None and self.adapters.settle():
+            self.scheduler.look_again()
         events = StepEvents(*self.scheduler.expire(start), [])
         plan = self.scheduler.plan_ahead(start) if self._in_flight else None
         self.move()
@@ -162,8 +172,12 @@ class Engine:
             plan = self._plan()
         else:
             self.split.plan_s += self._clock() - start
+        if self.adapters is not None:
+            self.adapters.carry_out()
         if plan is not None:
             self._launch(plan)
+        elif self.adapters is not None and self.adapters.is_awaited and not self._in_flight:
+            self.adapters.wait()
         events.preempted.extend(self.scheduler.take_preempted())
         self._collect(self.runner.depth, events)
         events.pooled.extend(self.scheduler.take_pooled())

@@ -14,6 +14,7 @@ from sluice_server.engine.kv_cache.table import BlockRun
 from sluice_server.engine.prompt_embeds import PromptEmbeds
 from sluice_server.engine.request import Pooling, SamplingParams
 
+NO_ADAPTER = -1  # the slot of what is computed by the base alone
 IN_FLIGHT = -1  # placeholder for a token that a step in flight samples: its value is only on the device
 
 
@@ -33,6 +34,7 @@ class Placement:
         num_first: tokens of the first of two texts; None where there is one text.
         prompt_embeds: embeddings of its first tokens; None: those of the model.
         images: those of its prompt, in their order.
+        adapter: the adapter's slot; NO_ADAPTER for the base.
     """
 
     slot: int
@@ -46,6 +48,7 @@ class Placement:
     num_first: int | None = None
     prompt_embeds: PromptEmbeds | None = None
     images: tuple[PromptImage, ...] = ()
+    adapter: int = NO_ADAPTER
 
 
 @dataclasses.dataclass(frozen=True, slots=True)

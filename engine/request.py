@@ -56,6 +56,7 @@ class Limits:
         max_embeds_bytes: of the prompt embeddings of a request.
         images: the form of images; None where requests may not bring any.
         why_no_images: why they may not.
+        max_adapters: adapters that running requests may have at once; 0 where requests may not name any.
     """
 
     context_length: int
@@ -94,6 +95,22 @@ class Limits:
     max_embeds_bytes: int = MAX_EMBEDS_BYTES
     images: ImageForm | None = None
     why_no_images: str = "the model takes text only"
+    max_adapters: int = 0
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class AdapterRef:
+    """An adapter as a request names it: complete, so that any engine can read it, also one that was just started.
+
+    Attributes:
+        digest: of its files; 32 bytes. Equal digests mean equal adapters.
+        path: of its folder, below the folder of adapters.
+        num_bytes: that it takes in memory.
+    """
+
+    digest: bytes
+    path: str
+    num_bytes: int
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -198,8 +215,7 @@ class EngineRequest:
             of the model.
         images: those of the prompt, in their order; the rows that the vision tower computes take the place of the
             embeddings of their tokens.
-        adapter: digest of the adapter that it is computed with; empty for the base. Part of the
-            names of its blocks; refused until steps compute with adapters.
+        adapter: the adapter that it is computed with; None for the base.
         timeline: receives the request's events from the scheduler; None when it is not traced.
     """
 
@@ -221,5 +237,5 @@ class EngineRequest:
     num_first: int | None = None
     prompt_embeds: PromptEmbeds | None = None
     images: tuple[PromptImage, ...] = ()
-    adapter: bytes = b""
+    adapter: AdapterRef | None = None
     timeline: RequestTimeline | None = None

@@ -185,11 +185,14 @@ def check(engine: EngineConfig, service: ServiceConfig) -> None:
         "shared_cache_bytes",
         "max_num_pooling_tokens",
         "encoder_cache_bytes",
+        "max_adapters",
+        "adapter_bytes",
+        "adapter_host_bytes",
     ):
         _at_least(name, getattr(engine, name), 0)
     for name in ("probe_interval_s", "probe_timeout_s", "recovery_timeout_s", "grace_s", "max_connection_age_s"):
         _seconds(name, getattr(service, name))
-    for name in ("priority_ageing_s", "starvation_bound_s", "pause_hold_s", "disk_cache_save_s"):
+    for name in ("priority_ageing_s", "starvation_bound_s", "pause_hold_s", "disk_cache_save_s", "adapter_turn_s"):
         _seconds(name, getattr(engine, name))
     if not -10.0 <= engine.admission_watermark <= 0.9:
         raise bad_setting("admission_watermark", f"{engine.admission_watermark} is not in [-10, 0.9]")
@@ -199,6 +202,7 @@ def check(engine: EngineConfig, service: ServiceConfig) -> None:
         text = f"{engine.block_size} does not divide --kv-cache-tokens {engine.kv_cache_tokens}"
         raise bad_setting("block_size", text)
     _check_resizing(engine)
+    _check_adapters(engine)
     _check_disk_cache(engine)
     _check_shared_cache(engine)
     _check_speculation(engine)
@@ -313,6 +317,15 @@ def _check_shared_cache(engine: EngineConfig) -> None:
         raise bad_setting("shared_cache_bytes", "is for blocks of the prefix cache, and --no-prefix-caching has none")
     if engine.shared_cache_bytes and engine.device == "cuda":
         raise bad_setting("shared_cache_bytes", "is not supported with --device cuda yet: leave one of the two out")
+
+
+def _check_adapters(engine: EngineConfig) -> None:
+    if bool(engine.adapter_dir) != bool(engine.max_adapters):
+        raise bad_setting("adapter_dir", "and --max-adapters need each other")
+    if engine.adapter_dir and not Path(engine.adapter_dir).is_dir():
+        raise bad_setting("adapter_dir", f"there is no directory {engine.adapter_dir!r}: make it, or name another")
+    if engine.max_adapters and engine.num_ranks > 1:
+        raise bad_setting("max_adapters", "adapters are not supported by a model over several ranks: use one")
 
 
 def _check_disk_cache(engine: EngineConfig) -> None:

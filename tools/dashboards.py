@@ -136,6 +136,18 @@ DASHBOARDS: dict[str, tuple[DashboardPanel, ...]] = {
         one("Requests with a grammar", "short", "sum(sluice_grammar_open)", "open"),
         one("Grammars being compiled", "short", "sum(sluice_grammar_waiting)", "waiting"),
     ),
+    "adapters": (
+        one("Adapters, by place", "short", "sum by (where) (sluice_adapters)", "{{where}}"),
+        one("Bytes, by place", "bytes", "sum by (where) (sluice_adapters_bytes)", "{{where}}"),
+        rates("Reads, loads, evictions", "sluice_adapter_loads_total", "what"),
+        quantiles("Waiting for an adapter", "sluice_adapter_wait_seconds"),
+        one(
+            "Seconds of reading, a second",
+            "short",
+            f"sum by (process) (rate(sluice_adapter_read_seconds_total[{WINDOW}]))",
+            "{{process}}",
+        ),
+    ),
     "errors": (
         one("Share of requests that fail", "percentunit", "sluice:errors:ratio5m", "failed"),
         one(

@@ -85,7 +85,11 @@ func (p *Progress) rest() *pb.GenerationSpec {
 		rest.Model, rest.Revision = proto.String(p.Accepted.Model), proto.String(p.Accepted.Revision)
 		p.effective(rest)
 	}
-	rest.Resume = &pb.ResumePoint{GenerationId: p.Accepted.GenerationId, AfterSeq: p.LastSeq}
+	rest.Resume = &pb.ResumePoint{
+		GenerationId:  p.Accepted.GenerationId,
+		AfterSeq:      p.LastSeq,
+		AdapterDigest: p.Accepted.AdapterDigest,
+	}
 	for index, ids := range p.ids {
 		rest.Resume.Outputs = append(rest.Resume.Outputs, &pb.OutputPrefix{OutputIndex: index, TokenIds: ids})
 	}

@@ -9,13 +9,15 @@ import stat
 from pathlib import Path
 
 from sluice_server.engine.adapters.config import invalid_adapter
+from sluice_server.engine.errors import Code, ServiceError
 from sluice_server.engine.models.fields import shown
 
 MAX_PATH = 1024  # characters
 
 
 def find_folder(root: Path, path: str) -> Path:
-    """Returns the folder `path` below `root`, without links. Raises ServiceError ADAPTER_INVALID for any other."""
+    """Returns the folder `path` below `root`, without links. Raises ServiceError ADAPTER_INVALID for any other, and
+    ADAPTER_NOT_FOUND if there is none."""
     parts = path.split("/")
     is_odd = not path or len(path) > MAX_PATH or "\0" in path or ".." in parts
     if is_odd or path.startswith("/"):
@@ -23,7 +25,8 @@ def find_folder(root: Path, path: str) -> Path:
         raise invalid_adapter(f"{text}, without '..'")
     found = _within(root, root / path, shown(path))
     if not found.is_dir():
-        raise invalid_adapter(f"there is no folder {shown(path)} in the folder of adapters")
+        text = f"there is no folder {shown(path)} in the folder of adapters"
+        raise ServiceError(Code.NOT_FOUND, "ADAPTER_NOT_FOUND", text, field="adapter")
     return found
 
 

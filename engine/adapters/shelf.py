@@ -11,7 +11,7 @@ Pure: no tensors, files, requests or clock.
 
 import dataclasses
 import enum
-from collections import OrderedDict
+from collections import Counter, OrderedDict
 from collections.abc import Iterator, Mapping
 
 
@@ -107,11 +107,15 @@ class Shelf:
         """Whether requests may name the adapter: it was added, and neither removed nor lost."""
         return digest in self._entries and not self._entries[digest].is_leaving
 
-    def take(self, digest: bytes) -> int | None:
-        """Returns the slot of an adapter for a sequence that begins to run, and counts it; None if it must wait."""
+    def is_ready(self, digest: bytes) -> bool:
+        """Returns whether a sequence may begin to run with the adapter."""
         entry = self._entries[digest]
-        if entry.device is not Copy.HERE or entry.is_leaving or digest in self._draining:
-            return None
+        return entry.device is Copy.HERE and not entry.is_leaving and digest not in self._draining
+
+    def hold(self, digest: bytes) -> int:
+        """Returns the slot of a loaded adapter for a sequence that begins to run, and counts it."""
+        entry = self._entries[digest]
+        assert entry.device is Copy.HERE, "a sequence begins to run with an adapter that is not loaded"
         entry.refs += 1
         entry.is_fresh = False
         self._entries.move_to_end(digest)
@@ -123,6 +127,14 @@ class Shelf:
         assert entry.refs > 0, "an adapter is given back once more than taken"
         entry.refs -= 1
         self._drop_if_done(digest)
+
+    def arrive(self, digest: bytes) -> bool:
+        """Puts an adapter whose bytes were just read in host memory, if there is room; returns whether it is there."""
+        entry = self._entries[digest]
+        if entry.host is Copy.NONE and self._in_host() + entry.num_bytes <= self._host_bytes:
+            entry.host = Copy.HERE
+            return True
+        return False
 
     def look_over(self, queue: Mapping[bytes, bool]) -> None:
         """Orders what waiting sequences need, once a step: reads ahead, and loads where there is room.
@@ -141,6 +153,29 @@ class Shelf:
                 has_host = self._read(digest, entry, queue)
             elif entry.host is Copy.HERE and ((has_device and self._turn is None) or has_turn):
                 has_device = self._load(digest, entry, queue)
+
+    @property
+    def slot_bytes(self) -> int:
+        """Bytes of the adapters in device slots."""
+        return self._on_device()
+
+    @property
+    def host_bytes(self) -> int:
+        """Bytes of the adapters in host memory."""
+        return self._in_host()
+
+    @property
+    def has_pins(self) -> bool:
+        """Whether adapters are pinned, which are loaded although no sequence waits for them."""
+        return any(one.is_pinned for one in self._entries.values())
+
+    def refs(self) -> Counter[bytes]:
+        """Returns the sequences that run with each adapter."""
+        return Counter({digest: one.refs for digest, one in self._entries.items()})
+
+    def entries(self) -> Mapping[bytes, Entry]:
+        """Returns all adapters, also those that leave; not to be changed."""
+        return self._entries
 
     def take_orders(self) -> list[Order]:
         """Returns the orders since the last call."""

@@ -25,15 +25,21 @@ def root_of(identity: bytes, *fields: bytes) -> bytes:
     return hashlib.sha256(b"sluice.prefix.v2" + framed((identity, *fields))).digest()
 
 
-def root_with_embeds(start: bytes, digest: bytes) -> bytes:
-    """Returns the start of the chain for prompts that begin with embeddings of that digest, in the place of `start`.
-    Their placeholders say nothing of what the blocks hold."""
-    return root_of(start, b"prompt_embeds", digest)
+def tenant_root(identity: bytes, tenant: str) -> bytes:
+    """Returns the start of the chain for requests of a tenant, for an encoded identity."""
+    return root_of(identity, b"", tenant.encode())  # the empty field is older than `start_of`
 
 
-def root_with_adapter(start: bytes, digest: bytes) -> bytes:
-    """Returns the start of the chain for prompts that are computed with the adapter of that digest."""
-    return root_of(start, b"adapter", digest)
+def start_of(salt: bytes, adapter: bytes = b"", embeds: bytes = b"") -> bytes:
+    """Returns the start of the chain for a request's prompt: that of its tenant, `salt`, unless more than its tokens
+    decides what blocks hold.
+
+    `adapter` and `embeds`: digests of the adapter that it is computed with and of the embeddings that it begins with,
+    whose placeholders say nothing; empty without.
+    """
+    if adapter:
+        salt = root_of(salt, b"adapter", adapter)
+    return root_of(salt, b"prompt_embeds", embeds) if embeds else salt
 
 
 def names_of(parent: bytes, tokens: Sequence[int], block_size: int) -> list[bytes]:

@@ -46,6 +46,14 @@ def _embeds_width(config: EngineConfig, model: ModelConfig) -> int:
     return model.hidden_size
 
 
+def _max_adapters(config: EngineConfig, model: ModelConfig) -> int:
+    """Returns the most adapters that running requests may have. Raises ServiceError for a model that takes none."""
+    if config.max_adapters and model.encoder is not None:
+        text = f"--max-adapters: {model.architecture} is an encoder, and encoders take no adapters: leave it out"
+        raise ServiceError(Code.INVALID_ARGUMENT, "INVALID_SETTING", text, field="max_adapters")
+    return config.max_adapters
+
+
 def _no_embeds(message: str) -> ServiceError:
     text = f"--enable-prompt-embeds: {message}: leave it out"
     return ServiceError(Code.INVALID_ARGUMENT, "INVALID_SETTING", text, field="enable_prompt_embeds")
@@ -72,6 +80,7 @@ def limits_of(
             f"--max-model-len: {config.max_model_len} is above the model's context of {model.context_length} tokens",
         )
     return Limits(
+        max_adapters=_max_adapters(config, model),
         embeds_width=_embeds_width(config, model),
         context_length=config.max_model_len or model.context_length,
         vocab_size=model.vocab_size,

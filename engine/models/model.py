@@ -15,7 +15,7 @@ from sluice_server.engine.models.head import ModelHead
 from sluice_server.engine.models.layers.decoder import DecoderLayer
 from sluice_server.engine.models.layers.loader import LayerLoader, Pack
 from sluice_server.engine.models.layers.mlp_weights import make_mlp
-from sluice_server.engine.models.layers.sides import StepSides
+from sluice_server.engine.models.layers.sides import Folding, StepSides
 from sluice_server.engine.models.observed import DIGEST_BYTES, InputObserver, WeighingPack, observed_layers, random_ids
 from sluice_server.engine.models.registry import traits_of
 from sluice_server.engine.models.rope import rotary_tables, uses_long_factors
@@ -75,15 +75,14 @@ class Model:
         """
         whole, is_stored = source, config.stored is not None
         given = ModelPart(config, traits or traits_of(config), source)
-        self.windows = given.traits.windows  # of all layers of the whole model
+        self.traits, self.windows = given.traits, given.traits.windows  # of all layers of the whole model
         self.layers = range(config.num_layers) if ranks is None else ranks.shape.layers(config.num_layers)
         self._stages = None if ranks is None else ranks.stages
         self._is_first, self.is_last = ranks is None or ranks.shape.is_first, ranks is None or ranks.shape.is_last
         config, traits, source = part_of(given, ranks, balances=pack.rounds and not is_stored)
         self.config = config  # of the part
         self._vocabulary = vocabulary_of(config.vocab_size, ranks)
-        self.dtype = dtype
-        self.device = device
+        self.dtype, self.device = dtype, device
         self.num_parameters = 0  # set by `load_model`
         self.layers_done = 0  # counts computed layers: tells a busy process from a stuck one
         self.on_layer: Callable[[], None] = _nothing  # called after each layer
@@ -92,10 +91,11 @@ class Model:
         self.observed = ""  # names the observations by which weights were rounded; empty if there were none
         self.has_full_attention = None in traits.windows
 
-        adding = None if ranks is None else ranks.adding
+        self.foldings: dict[str, Folding] = {}  # how linears were packed, for adapters
 
         def loader_of(pack: Pack) -> LayerLoader:
-            return LayerLoader(source, dtype, pack, is_stored=is_stored, norm_offset=traits.norm_offset, ranks=adding)
+            adding, own = None if ranks is None else ranks.adding, (source, dtype, pack, self.foldings)
+            return LayerLoader(*own, is_stored=is_stored, norm_offset=traits.norm_offset, ranks=adding)
 
         loader = loader_of(pack)
         table = self._vocabulary.num_rows, config.hidden_size
@@ -109,10 +109,7 @@ class Model:
         self._stream_scale = 1.0 / traits.residual_scale
         self._cis = rotary_tables(config, traits, num_positions, device)
         is_weighed = pack.weighs and not is_stored and device.type == "cpu"
-        self._layers, self.foldings = (  # the latter say how linears were packed, for adapters
-            self._load_layers(traits, loader_of, WeighingPack(pack) if is_weighed else None, loader),
-            loader.foldings,
-        )
+        self._layers = self._load_layers(traits, loader_of, WeighingPack(pack) if is_weighed else None, loader)
         self._head = ModelHead(config, traits, loader, source, whole, self._vocabulary) if self.is_last else None
         gather(linear for layer in self._layers for linear in layer.linears)
         self.kernel = self._head.kernel if self._head is not None else ""  # name of the kernel that multiplies

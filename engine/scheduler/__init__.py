@@ -7,6 +7,7 @@ running_stats    counts for admission          lengths          predicts output 
 planner          plans one step                prefill_shares   shares a step among prompts
 victims          chooses what is preempted     async_planner    plans a step before the last one is applied
 in_flight        planned steps, not applied    resizing         resizes the cache while it serves
+adapters         those of open requests, and which are loaded
 state            queue, slots and blocks: the only module that changes a sequence's state
 outputs          applies sampled tokens        beam             beam search
 drafts           schedules drafted tokens      draft_stats      counts them
@@ -23,6 +24,7 @@ WRITERS: Mapping[str, tuple[str, ...]] = MappingProxyType(
         # State and resources of a sequence
         "state": ("state",),
         "slot": ("state",),
+        "adapter_slot": ("state",),
         "table": ("state",),
         "spare_slots": ("state",),
         "num_places": ("state",),

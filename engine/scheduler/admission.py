@@ -56,8 +56,8 @@ class AdmissionControl:
             if pooled >= most_pooled and sequence.is_pooled:
                 continue  # until one of those that run ends, which has admission look again
             is_long = sequence.group.num_ready(sequence) > budget
-            if (is_long and long >= self._settings.max_long_prefills) or self._awaits_disk(sequence):
-                state.looked(has_more=True)  # it waits for long prompts or for the disk, not for blocks
+            if (is_long and long >= self._settings.max_long_prefills) or self._awaits(sequence):
+                state.looked(has_more=True)  # it waits for long prompts, its adapter or the disk, not for blocks
                 continue
             if self._try(sequence, now, step):
                 long += sequence.num_missing > budget
@@ -111,7 +111,10 @@ class AdmissionControl:
     def _count(self) -> RunningStats:
         return RunningStats(self._state.running, self._state.cache, self._lengths)
 
-    def _awaits_disk(self, sequence: Sequence) -> bool:
+    def _awaits(self, sequence: Sequence) -> bool:
+        """Whether something that the sequence needs is being loaded."""
+        if not self._state.adapters.are_ready(sequence.group.request):
+            return True
         return not self._is_hopeless(sequence) and self._state.cache.is_awaited(sequence.table, _known(sequence))
 
     def _is_hopeless(self, sequence: Sequence) -> bool:

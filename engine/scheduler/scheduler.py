@@ -13,6 +13,7 @@ from sluice_server.engine.errors import Code, ServiceError, deadline_exceeded, i
 from sluice_server.engine.kv_cache.cache import KVCache
 from sluice_server.engine.plan import DraftRequest, DraftTree, StepPlan, StepResult
 from sluice_server.engine.request import EngineRequest, FinishReason, Limits
+from sluice_server.engine.scheduler.adapters import NO_ADAPTERS, RequestAdapters
 from sluice_server.engine.scheduler.admission import AdmissionControl
 from sluice_server.engine.scheduler.async_planner import AsyncPlanner
 from sluice_server.engine.scheduler.draft_stats import DraftStats
@@ -40,7 +41,7 @@ class Scheduler:
     """Owns every open request. Plans are applied in the order in which they were made. `plan` is called when no step is
     in flight, `plan_ahead` while the last one still is; all other methods may be called at any time in between."""
 
-    def __init__(
+    def __init__(  # noqa: PLR0913 # the parts and sizes of a scheduler
         self,
         cache: KVCache,
         limits: Limits,
@@ -48,15 +49,17 @@ class Scheduler:
         max_num_seqs: int,
         max_num_batched_tokens: int,
         settings: SchedulerSettings = DEFAULTS,
+        adapters: RequestAdapters = NO_ADAPTERS,
     ) -> None:
         self.cache = cache
+        self.adapters = adapters
         self.limits = limits
         self.pace = StepRates()
         self._settings = settings
         self._lengths = OutputLengths()
         self._policy = make_policy(settings, self._lengths, limits.context_length)
         waiting = WaitingQueue(self._policy, settings.max_queued_requests, settings.max_queued_tokens)
-        self._state = SchedulerState(cache, waiting, max_num_seqs, settings.costs)
+        self._state = SchedulerState(cache, waiting, max_num_seqs, settings.costs, adapters)
         drafts = settings.max_draft_tokens, settings.drafts_forced
         self._validator = RequestValidator(cache, limits, eos_ids, max_num_seqs, *drafts)
         self.resizer = CacheResizer(self._state, self._validator)
@@ -133,6 +136,7 @@ class Scheduler:
         refusal = self._policy.refusal(group, request.arrival_s, self.pace)
         if refusal is not None:
             raise refusal
+        self.adapters.expect(request)
         self._num_added += 1
         self._policy.enter(group)
         group.measure = self._policy.measure(group)
@@ -150,6 +154,10 @@ class Scheduler:
     def take_share(self, share: float) -> None:
         """Has steps compute a share of the most tokens only, as while memory is short; 1 ends that."""
         self._planner.take_share(share)
+
+    def look_again(self) -> None:
+        """Has admission try the queue in the next step: something that waiting sequences need may have come."""
+        self._state.looked(has_more=True)
 
     def cancel(self, request_id: str) -> bool:
         """Removes a request and its undelivered events, and frees what it holds at once. False if it is not open."""
@@ -231,16 +239,18 @@ class Scheduler:
         self._due.append(group)
 
     def expire(self, now: float) -> tuple[list[Sampled], list[Failure]]:
-        """Ends what ends without a step, and returns its events. That is: requests past their deadline; outputs
-        cancelled, or complete by a lowered limit or when resumed."""
+        """Ends what ends without a step, and returns its events. That is: requests past their deadline, or whose
+        adapter is gone; outputs cancelled, or complete by a lowered limit or when resumed."""
         events, self._ended = self._ended, []
         due, self._due = self._due, []
         for group in due:
             events += self._outputs.settle(group, now)
+        without = self.adapters.take_failed(list(self._state.groups.values()))
+        failures = [self._outputs.fail(group, error) for group, error in without]
         if now < self._next_deadline:
-            return events, []
+            return events, failures
         late = [group for group in self._state.groups.values() if group.deadline_s <= now]
-        failures = [self._outputs.fail(group, deadline_exceeded()) for group in late]
+        failures += [self._outputs.fail(group, deadline_exceeded()) for group in late]
         self._next_deadline = min((group.deadline_s for group in self._state.groups.values()), default=math.inf)
         return events, failures
 
@@ -260,6 +270,7 @@ class Scheduler:
     def plan(self, now: float) -> StepPlan | None:
         """Returns the next step; None when there is nothing to do. Requires that no step is in flight."""
         assert not self._in_flight, "the next plan depends on steps in flight"
+        self.adapters.look_over(self._state.waiting, now)
         return self._begin(self._planner.plan(now), now)
 
     def plan_ahead(self, now: float) -> StepPlan | None:

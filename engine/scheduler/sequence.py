@@ -9,7 +9,7 @@ import enum
 from typing import TYPE_CHECKING
 
 from sluice_server.engine.kv_cache.table import BlockTable
-from sluice_server.engine.plan import ProposerMemory, TokenLogprob
+from sluice_server.engine.plan import NO_ADAPTER, ProposerMemory, TokenLogprob
 from sluice_server.engine.speculation.controller import AcceptanceRecord
 
 if TYPE_CHECKING:  # circular import
@@ -61,6 +61,7 @@ class Sequence:
     table: BlockTable
     state: SequenceStatus = SequenceStatus.WAITING
     slot: int = NO_SLOT
+    adapter_slot: int = NO_ADAPTER  # of its request's adapter, while it holds a slot
     num_computed: int = 0
     capacity: int = 0  # tokens that its blocks hold without a call of the cache
     num_blocks_planned: int = 0  # blocks of the table that plans have carried to the runner

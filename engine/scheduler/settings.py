@@ -31,6 +31,7 @@ class SchedulerSettings:
         max_draft_width: drafts that may follow the same token; 1 is a chain.
         drafts_forced: only outputs under a grammar are drafted for, and prompts are not read for that.
         adapts_drafts: measured costs and acceptance decide the length of drafts; else they are as long as they may be.
+        adapter_turn_s: seconds that a request waits for its adapter before others have to make room for it.
         costs: rates of moving blocks and of computing tokens; None without a lower tier.
     """
 
@@ -50,6 +51,7 @@ class SchedulerSettings:
     max_draft_width: int = DEFAULTS.max_draft_width
     drafts_forced: bool = False
     adapts_drafts: bool = True
+    adapter_turn_s: float = DEFAULTS.adapter_turn_s
     costs: PreemptionCosts | None = None
 
 
@@ -69,6 +71,7 @@ def settings_of(config: EngineConfig, costs: PreemptionCosts | None = None) -> S
         max_draft_width=config.max_draft_width,
         drafts_forced=config.speculation == "grammar",
         adapts_drafts=config.draft_length == "adaptive",
+        adapter_turn_s=config.adapter_turn_s,
         costs=costs,
     )
 

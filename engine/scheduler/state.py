@@ -15,7 +15,8 @@ from collections.abc import Iterator, Mapping
 from sluice_server.engine.kv_cache.cache import KVCache
 from sluice_server.engine.kv_cache.pool import EvictionClass
 from sluice_server.engine.kv_cache.table import CachedPrefix
-from sluice_server.engine.plan import Placement
+from sluice_server.engine.plan import NO_ADAPTER, Placement
+from sluice_server.engine.scheduler.adapters import NO_ADAPTERS, RequestAdapters
 from sluice_server.engine.scheduler.costs import PreemptionCosts
 from sluice_server.engine.scheduler.group import SequenceGroup
 from sluice_server.engine.scheduler.sequence import NO_SLOT, Sequence, SequenceStatus
@@ -27,9 +28,15 @@ class SchedulerState:
     """The queue, slots and block tables of one engine. Its fields are read by all collaborators, written only here."""
 
     def __init__(
-        self, cache: KVCache, waiting: WaitingQueue, num_slots: int, costs: PreemptionCosts | None = None
+        self,
+        cache: KVCache,
+        waiting: WaitingQueue,
+        num_slots: int,
+        costs: PreemptionCosts | None = None,
+        adapters: RequestAdapters = NO_ADAPTERS,
     ) -> None:
         self.cache = cache
+        self.adapters = adapters
         self._costs = costs
         self.waiting = waiting
         self.groups: dict[str, SequenceGroup] = {}
@@ -65,6 +72,7 @@ class SchedulerState:
     def enter(self, group: SequenceGroup) -> None:
         """Opens a group. Its first sequence is queued; the others wait to be forked from it."""
         self.groups[group.request_id] = group
+        self.adapters.enter(group.request)
         self.num_pooling += group.request.pooling is not None
         for sequence in group.unforked:
             sequence.state = SequenceStatus.UNFORKED
@@ -205,6 +213,7 @@ class SchedulerState:
         self._give_spares(group)
         if self.groups.pop(group.request_id, None) is not None:
             self.num_pooling -= group.request.pooling is not None
+            self.adapters.leave(group.request)
         self.has_changed = True
 
     def check(self) -> None:
@@ -227,6 +236,9 @@ class SchedulerState:
             one for group in self.groups.values() for one in group.unforked
         }
         assert all(one.num_computed <= len(one.tokens) for one in every)
+        self.adapters.check(
+            [group.request for group in self.groups.values()], [one.group.request for one in self.running]
+        )
 
     def _await(self, sequence: Sequence) -> None:
         """Queues a sequence, or pauses it if it has no token to compute."""
@@ -243,6 +255,7 @@ class SchedulerState:
         sequence.state = SequenceStatus.RUNNING
         sequence.num_computed = sequence.capacity = num_computed
         sequence.num_places += 1
+        sequence.adapter_slot = self.adapters.hold(sequence.group.request)
         if sequence.drafting is not None:
             sequence.drafting.num_seen = 0
         self.running.append(sequence)
@@ -267,6 +280,7 @@ class SchedulerState:
                 num_first=group.request.num_first,
                 prompt_embeds=group.request.prompt_embeds,
                 images=group.request.images,
+                adapter=sequence.adapter_slot,
             )
         )
 
@@ -282,6 +296,8 @@ class SchedulerState:
         self.running.remove(sequence)
         (sequence.group.spare_slots if reuse else self.free_slots).append(sequence.slot)
         sequence.slot = NO_SLOT
+        self.adapters.give(sequence.group.request)
+        sequence.adapter_slot = NO_ADAPTER
         sequence.num_computed = sequence.capacity = sequence.num_blocks_planned = 0
         sequence.freed.clear()
         sequence.candidates = None

@@ -8,6 +8,7 @@ import math
 from collections.abc import Iterator
 
 from sluice_server.engine.checks import (
+    check_adapter,
     check_credit,
     check_draft_tokens,
     check_embeds,
@@ -25,7 +26,7 @@ from sluice_server.engine.checks import (
 )
 from sluice_server.engine.errors import Code, ServiceError, invalid, never_fits, unsupported
 from sluice_server.engine.kv_cache.cache import KVCache
-from sluice_server.engine.kv_cache.prefix import ContentSpan, root_with_adapter, root_with_embeds
+from sluice_server.engine.kv_cache.prefix import ContentSpan, start_of
 from sluice_server.engine.kv_cache.table import BlockTable
 from sluice_server.engine.request import EngineRequest, Limits, SamplingParams
 from sluice_server.engine.scheduler.beam import BeamSearch
@@ -131,8 +132,10 @@ class RequestValidator:
             check_draft_tokens(request.max_draft_tokens)
         if request.is_open and params.logits_processors:
             raise unsupported("keep_input_open", "logits_processors see a whole prompt: leave one of the two out")
-        if request.adapter:
-            raise unsupported("adapter", "adapters are not supported by this engine: leave it out")
+        if request.adapter is not None:
+            check_adapter(request.adapter, limits)
+            if request.pooling is not None:
+                raise unsupported("adapter", "adapters are not supported for vectors: leave it out")
         self._check_embeds(request)
         self._check_images(request)
         self._check_resume(request)
@@ -192,10 +195,9 @@ class RequestValidator:
 
 def salt_of(request: EngineRequest) -> bytes:
     """Returns where the names of the request's cache blocks begin."""
-    embeds, start = request.prompt_embeds, request.cache_salt
-    if request.adapter:
-        start = root_with_adapter(start, request.adapter)
-    return start if embeds is None else root_with_embeds(start, embeds.digest)
+    embeds, adapter = request.prompt_embeds, request.adapter
+    digests = b"" if adapter is None else adapter.digest, b"" if embeds is None else embeds.digest
+    return start_of(request.cache_salt, *digests)
 
 
 def _for_runner(params: SamplingParams, num_end_ids: int, limits: Limits) -> SamplingParams:

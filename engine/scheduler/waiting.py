@@ -17,6 +17,7 @@ class WaitingQueue:
 
     def __init__(self, policy: Policy, max_requests: int, max_tokens: int) -> None:
         self.num_tokens = 0  # tokens of the waiting prompts
+        self.num_with_adapter = 0  # sequences that need an adapter
         self._policy = policy
         self._max_requests = max_requests
         self._max_tokens = max_tokens
@@ -38,11 +39,13 @@ class WaitingQueue:
     def add(self, sequence: Sequence) -> None:
         """Inserts a sequence at its place in the order."""
         self.num_tokens += len(sequence.group.prompt)
+        self.num_with_adapter += sequence.group.request.adapter is not None
         bisect.insort(self._sequences, sequence, key=_key)
 
     def remove(self, sequence: Sequence) -> None:
         """Removes a sequence."""
         self.num_tokens -= len(sequence.group.prompt)
+        self.num_with_adapter -= sequence.group.request.adapter is not None
         self._sequences.remove(sequence)
 
     def in_order(self) -> list[Sequence]:
@@ -56,6 +59,7 @@ class WaitingQueue:
     def check(self) -> None:
         """Asserts that the token count is right and, for a static policy, the order."""
         assert self.num_tokens == sum(len(sequence.group.prompt) for sequence in self._sequences)
+        assert self.num_with_adapter == sum(one.group.request.adapter is not None for one in self._sequences)
         if self._policy.is_static:
             keys = [sequence.key for sequence in self._sequences]
             assert keys == sorted(keys), "the queue is out of order"

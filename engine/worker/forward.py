@@ -12,6 +12,7 @@ from torch import Tensor
 
 from sluice_server.engine.kv_cache.block_store import BlockStore
 from sluice_server.engine.kv_cache.groups import LayerGroups, one_group
+from sluice_server.engine.models.layers.sides import StepSides
 from sluice_server.engine.models.model import GivenRows, Model
 from sluice_server.engine.plan import StepPlan
 from sluice_server.engine.worker.sample_positions import SamplePositions
@@ -53,17 +54,24 @@ class ForwardPass:
         self._cache = [store.cache[place] for place in self._groups.place_of]
 
     def compute(
-        self, plan: StepPlan, positions: SamplePositions, *, is_whole: bool, given: Sequence[GivenRows] = ()
+        self,
+        plan: StepPlan,
+        positions: SamplePositions,
+        *,
+        is_whole: bool,
+        given: Sequence[GivenRows] = (),
+        sides: StepSides | None = None,
     ) -> HiddenStates:
         """Computes a plan's tokens and writes their keys and values.
 
-        `is_whole`: all hidden states are needed. `given`: embeddings that take the place of those of ids.
+        `is_whole`: all hidden states are needed. `given`: embeddings that take the place of those of ids. `sides`:
+        products of adapters, for the rows with one.
         """
         meta = self._layout(plan)
         ids = torch.from_numpy(np.array(plan.token_ids, dtype=np.int64)).to(self._model.device)
         at = self._places(plan, positions, meta)
         kept = None if is_whole or len(at) == plan.num_tokens else at
-        hidden = self._model.forward(ids, meta.positions, self._cache, meta, kept, given)
+        hidden = self._model.forward(ids, meta.positions, self._cache, meta, kept, given, sides)
         return HiddenStates(hidden, hidden if len(at) == len(hidden) else hidden[at])
 
     def move_accepted(self, moves: AcceptedMoves) -> None:

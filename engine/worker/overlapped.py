@@ -16,7 +16,15 @@ from sluice_server.engine.errors import OutOfDeviceMemory
 from sluice_server.engine.kv_cache.block_store import BlockStore
 from sluice_server.engine.kv_cache.tiers import Move
 from sluice_server.engine.models.model import Model
-from sluice_server.engine.plan import IN_FLIGHT, Placement, StepPlan, StepResult, VerifiedDrafts, num_accepted
+from sluice_server.engine.plan import (
+    IN_FLIGHT,
+    NO_ADAPTER,
+    Placement,
+    StepPlan,
+    StepResult,
+    VerifiedDrafts,
+    num_accepted,
+)
 from sluice_server.engine.speculation.trees import walk
 from sluice_server.engine.worker.device import Device, HostCopy
 from sluice_server.engine.worker.faults import device_faults
@@ -261,5 +269,5 @@ def wants_only_sampling(placement: Placement) -> bool:
     params = placement.params
     is_restricted = params.has_banned_tokens or params.needs_tokens or params.allowed_token_ids or params.min_tokens
     has_reports = params.logprobs >= 0 or params.prompt_logprobs >= 0 or params.is_search
-    is_given = placement.prompt_embeds is not None or placement.images
+    is_given = placement.prompt_embeds is not None or placement.images or placement.adapter != NO_ADAPTER
     return not (is_restricted or has_reports or params.logit_bias or is_given)

@@ -24,6 +24,7 @@ from sluice_server.engine.sampling.sampler import Sampler
 from sluice_server.engine.worker.faults import device_faults
 from sluice_server.engine.worker.forward import AcceptedMoves, ForwardPass
 from sluice_server.engine.worker.sample_positions import SamplePositions
+from sluice_server.engine.worker.slots.adapters import AdapterSlots
 from sluice_server.engine.worker.slots.images import EncoderCache
 from sluice_server.engine.worker.slots.pooling import with_vectors
 from sluice_server.engine.worker.slots.processors import with_errors
@@ -72,15 +73,17 @@ class Runner:
         groups: LayerGroups | None = None,
         processors: LogitsProcessors = NO_PROCESSORS,
         images: EncoderCache | None = None,
+        adapters: AdapterSlots = (),
     ) -> None:
         """`groups` of the model's layers share the blocks of `store`; None: a block holds all layers. `images`: None
-        for a model that takes none."""
+        for a model that takes none. `adapters`: what adapter slots hold, which changes between steps."""
         self._model = model
         self._store = store
         matchers = SlotMatchers(grammars or Grammars(None), model.config.vocab_size, model.config.eos_ids)
         groups = groups or one_group(model.config.windows)
         max_blocks, vocab_size = -(-max_model_len // block_size), model.config.vocab_size
-        self._rows = SlotRows(max_num_seqs, max_blocks, vocab_size, matchers, processors, groups.num, images)
+        sizes = (max_num_seqs, max_blocks, vocab_size)
+        self._rows = SlotRows(*sizes, matchers, processors, groups.num, images, adapters)
         self._forward = ForwardPass(model, store, block_size, self._rows.block_tables, groups)
         self.on_accepted: Callable[[AcceptedMoves], None] = _unheard  # called after drafts' keys and values were moved
         self._sampler = Sampler()
@@ -140,7 +143,8 @@ class Runner:
         masks = self._rows.matchers.start(sample_positions.slots, sample_positions.ahead)
         try:
             given = self._rows.embeds.given(plan, self._model) + self._rows.images.given(plan)
-            states = self._forward.compute(plan, sample_positions, is_whole=self.wanted(plan).is_whole, given=given)
+            is_whole, sides = self.wanted(plan).is_whole, self._rows.adapters.sides(plan)
+            states = self._forward.compute(plan, sample_positions, is_whole=is_whole, given=given, sides=sides)
         finally:
             filled = masks.result()
         hidden = states.computed

@@ -41,6 +41,7 @@ class SideProduct:
     def __init__(self, side: Side) -> None:
         multiply = TransposedLinear if side.a.device.type == "cpu" else PackedLinear
         self._shrink, self._expand = multiply(side.a, None), multiply(side.b, None)
+        self.num_bytes = side.num_bytes
 
     def add_to(self, y: Tensor, x: Tensor) -> Tensor:
         """Adds the product for x [M, K] to y [M, N] in place and returns it."""

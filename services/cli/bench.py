@@ -3,6 +3,7 @@ greedy."""
 
 import asyncio
 import copy
+import itertools
 import json
 import random
 import sys
@@ -53,6 +54,9 @@ def bench(  # noqa: PLR0913 # a command line lists its options
     plot: Annotated[
         Path | None, typer.Option(envvar="SLUICE_PLOT", help="draw latency against the loads of --sweep, as SVG")
     ] = None,
+    adapter: Annotated[
+        list[str] | None, typer.Option(help="adapter of requests; repeated: of them by turns, - for the model alone")
+    ] = None,
     json_file: Annotated[
         Path | None, typer.Option("--json", envvar="SLUICE_JSON_FILE", help="write figures here")
     ] = None,
@@ -72,6 +76,7 @@ def bench(  # noqa: PLR0913 # a command line lists its options
         _check_place(flag, path)
     plan = BenchPlan(address, concurrency, rate, input_len, output_len, requests, warmup, seed)
     plan.access = ConnectionOptions.of(address, tls, (tls_ca, tls_cert, tls_key), token)
+    plan.adapters = tuple(adapter or ())
     columns = (*Progress.get_default_columns()[:2], MofNCompleteColumn(), TimeElapsedColumn())
     found: list[tuple[float, dict[str, object]]] = []
     with Progress(*columns, transient=True, refresh_per_second=4) as progress:
@@ -131,6 +136,8 @@ class BenchPlan:
     ) -> None:
         self.address = address
         self.access = ConnectionOptions()
+        self.adapters: tuple[str, ...] = ()
+        self._turns = itertools.count()
         self.concurrency = concurrency if not rate else requests
         self.rate = rate
         self.input_len = input_len
@@ -149,9 +156,16 @@ class BenchPlan:
         other.seed += round(level * 1000)  # other prompts, as equal ones would hit the prefix cache
         return other
 
+    def next_adapter(self) -> str | None:
+        """Returns the adapter of the next request; None for the model alone."""
+        if not self.adapters:
+            return None
+        found = self.adapters[next(self._turns) % len(self.adapters)]
+        return None if found == "-" else found
+
     def settings(self) -> dict[str, object]:
         """Returns the settings for the result file."""
-        return {name: value for name, value in vars(self).items() if name != "access"}
+        return {name: value for name, value in vars(self).items() if name not in ("access", "_turns")}
 
 
 async def _measure(plan: BenchPlan, progress: "Progress") -> list[load.RequestSample]:
@@ -217,6 +231,8 @@ async def _one(plan: BenchPlan, client: "sluice.AsyncClient", prompt: list[int])
         "ignore_eos": True,
         "token_records": False,
     }
+    if (adapter := plan.next_adapter()) is not None:
+        options["adapter"] = adapter
     start = time.perf_counter()
     arrivals: list[tuple[float, int]] = []
     try:

@@ -11,6 +11,7 @@ from sluice_server.engine.errors import Code, ServiceError
 from sluice_server.services.cli.choice import takes_choice
 from sluice_server.services.cli.connection_options import (
     ADDRESS,
+    AdapterOption,
     AddressOption,
     ConnectionOptions,
     TlsCaOption,
@@ -37,6 +38,7 @@ def chat(  # noqa: PLR0913 # a command line lists its options
     *,
     address: AddressOption = ADDRESS,
     model: Annotated[str | None, typer.Option(envvar="SLUICE_CHAT_MODEL", help="default: the server's")] = None,
+    adapter: AdapterOption = None,
     system: Annotated[str, typer.Option(envvar="SLUICE_SYSTEM", help="system message of the conversation")] = "",
     choice: Mapping[str, int | float],
     tls: TlsOption = False,
@@ -60,7 +62,7 @@ def chat(  # noqa: PLR0913 # a command line lists its options
             dialogue = _dialogue(found, system, choice)
             opened.tokenize(sluice.chat(*dialogue.messages(), ("user", "hello")), timeout_s=30.0)
             _say_header(found, dialogue, question is None)
-            session = ChatSession(opened, dialogue, address, found.id)
+            session = ChatSession(opened, dialogue, address, found.id, adapter=adapter)
             is_answered = _talk(session, dialogue) if question is None else session.ask(question)
         except sluice.SluiceError as error:
             print(f"error: {describe(error, address)}{_hint(error)}", file=sys.stderr)

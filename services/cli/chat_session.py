@@ -31,7 +31,10 @@ class ChatSession:
         address: str,
         model: str,
         show: Callable[[Console], AnswerDisplay] = display_for,
+        *,
+        adapter: str | None = None,
     ) -> None:
+        self._adapter = adapter
         self._console = Console(highlight=False)
         self._beside = Console(highlight=False, stderr=True)
         self._client = client
@@ -91,6 +94,8 @@ class ChatSession:
 
     def _stream_once(self, answer: "_Answer", num_dropped: int) -> None:
         options: sluice.GenerateOptions = {"model": self._model}
+        if self._adapter is not None:
+            options["adapter"] = self._adapter
         options |= self._dialogue.sampling()  # type: ignore[typeddict-item] # each value has the type of its field
         stream = self._client.stream(sluice.chat(*self._dialogue.messages(num_dropped)), **options)
         display: AnswerDisplay | None = None

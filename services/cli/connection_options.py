@@ -13,6 +13,9 @@ from sluice_server.services.process.listening import UNIX, is_local
 PANEL = "Connection"
 ADDRESS = "127.0.0.1:50051"
 AddressOption: TypeAlias = Annotated[str, typer.Option(envvar="SLUICE_ADDRESS", help="host:port of the server")]
+AdapterOption: TypeAlias = Annotated[
+    str | None, typer.Option(envvar="SLUICE_ADAPTER", help="name of an adapter (LoRA) of the model; default: none")
+]
 # The variables differ from those of `serve`, which name the server's own files.
 TlsOption: TypeAlias = Annotated[
     bool, typer.Option("--tls", envvar="SLUICE_CLIENT_TLS", help="use TLS", rich_help_panel=PANEL)

@@ -12,6 +12,7 @@ import typer
 from sluice_server.services.cli.choice import takes_choice
 from sluice_server.services.cli.connection_options import (
     ADDRESS,
+    AdapterOption,
     AddressOption,
     ConnectionOptions,
     TlsCaOption,
@@ -34,6 +35,7 @@ def generate(  # noqa: PLR0913 # a command line lists its options
     model: Annotated[
         str | None, typer.Option(envvar="SLUICE_GENERATE_MODEL", help="model name; default: the server's")
     ] = None,
+    adapter: AdapterOption = None,
     choice: Mapping[str, int | float],
     stop: Annotated[list[str] | None, typer.Option(envvar="SLUICE_STOP", help="stop string; may be repeated")] = None,
     ignore_eos: Annotated[
@@ -59,6 +61,8 @@ def generate(  # noqa: PLR0913 # a command line lists its options
     given = cast("sluice.GenerateOptions", {"ignore_eos": ignore_eos, "stop": stop or [], **choice})
     if model is not None:
         given["model"] = model
+    if adapter is not None:
+        given["adapter"] = adapter
     asked = sluice.chat(("user", text)) if chat else text
     access = ConnectionOptions.of(address, tls, (tls_ca, tls_cert, tls_key), token)
     with client(address, access) as opened, told(address):

@@ -8,6 +8,7 @@ import typer
 
 from sluice_server.engine.config import EngineConfig
 from sluice_server.engine.errors import ServiceError
+from sluice_server.services.cli.adapters import adapters
 from sluice_server.services.cli.bench import bench
 from sluice_server.services.cli.cache import cache
 from sluice_server.services.cli.chat import chat
@@ -86,6 +87,7 @@ def version() -> None:
 CLIENTS = (generate, chat, embed, classify, rerank, bench, run_batch, top, profile)
 for command in (*CLIENTS, edge, demo, healthcheck, import_gguf, keys):
     app.command(command.__name__.replace("_", "-"), cls=GroupedCommand)(command)
+app.add_typer(adapters, name="adapters")
 app.add_typer(token, name="token")
 app.add_typer(ray, name="ray")
 app.add_typer(cache, name="cache")

@@ -147,6 +147,11 @@ def model(found: control_pb2.Model) -> Json:
     }
 
 
+def adapter(name: str, base: control_pb2.Model) -> Json:
+    """Returns the entry of an adapter in /v1/models, as vLLM has it."""
+    return {**model(base), "id": name, "parent": base.id, "root": name}
+
+
 def _chat_choice(before: str, output: types_pb2.Output, logprobs: Json | None) -> Json:
     text = output.text or (None if output.tool_calls else "")
     message = {"role": "assistant", "content": text, "refusal": None, **sections(output)}

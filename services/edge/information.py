@@ -25,12 +25,23 @@ class Information:
     async def models(self, request: Request) -> Response:
         """GET /v1/models."""
         found = await self._control.ListModels(control_pb2.ListModelsRequest(), metadata=metadata_of(request))
-        return as_json({"object": "list", "data": [answers.model(one) for one in found.models]})
+        adapters = [answers.adapter(name, one) for one in found.models for name in one.adapters]
+        return as_json({"object": "list", "data": [*(answers.model(one) for one in found.models), *adapters]})
 
     async def model(self, request: Request) -> Response:
         """GET /v1/models/{model}."""
-        wanted = control_pb2.GetModelRequest(model=request.path_params["model"])
-        return as_json(answers.model((await self._control.GetModel(wanted, metadata=metadata_of(request))).model))
+        name, metadata = request.path_params["model"], metadata_of(request)
+        wanted = control_pb2.GetModelRequest(model=name)
+        try:
+            return as_json(answers.model((await self._control.GetModel(wanted, metadata=metadata)).model))
+        except grpc.aio.AioRpcError as error:
+            if error.code() is not grpc.StatusCode.NOT_FOUND:
+                raise
+            found = await self._control.ListModels(control_pb2.ListModelsRequest(), metadata=metadata)
+            base = next((one for one in found.models if name in one.adapters), None)
+            if base is None:
+                raise
+            return as_json(answers.adapter(name, base))
 
     async def health(self, request: Request) -> Response:
         """GET /health: whether the service behind this server answers and is not being drained."""

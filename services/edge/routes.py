@@ -10,6 +10,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
 
+from sluice_server.services.edge.adapters import AdapterRoutes, LoadAdapterBody, UnloadAdapterBody
 from sluice_server.services.edge.embeddings import EmbeddingRequest, EmbeddingRoutes
 from sluice_server.services.edge.generation import GenerationRoutes
 from sluice_server.services.edge.information import Information
@@ -53,7 +54,7 @@ class EdgeRoute:
 def table(channel: grpc.aio.Channel, observer: HttpObserver, clock: Callable[[], float]) -> list[EdgeRoute]:
     """Returns the routes in front of `channel`, but for the one that describes them."""
     generation, tokens, ranking = GenerationRoutes(channel, clock), TokenRoutes(channel), Ranking(channel)
-    information, scoring = Information(channel, observer), Scoring(channel, clock)
+    information, scoring, adapters = Information(channel, observer), Scoring(channel, clock), AdapterRoutes(channel)
     both = ("application/json", "text/event-stream")
     return [  # matched in this order: what is asked for most often stands first
         EdgeRoute("/health", information.health, "Tell whether the service lives", is_open=True),
@@ -70,6 +71,8 @@ def table(channel: grpc.aio.Channel, observer: HttpObserver, clock: Callable[[],
         EdgeRoute("/classify", ranking.classify, "Tell the classes of texts", ClassificationRequest),
         EdgeRoute("/v1/models", information.models, "List the models"),
         EdgeRoute("/v1/models/{model:path}", information.model, "Describe a model"),
+        EdgeRoute("/v1/load_lora_adapter", adapters.load, "Load an adapter", LoadAdapterBody, ("text/plain",)),
+        EdgeRoute("/v1/unload_lora_adapter", adapters.unload, "Unload an adapter", UnloadAdapterBody, ("text/plain",)),
         EdgeRoute("/tokenize", tokens.tokenize, "Turn a prompt or messages into tokens", TokenizeRequest),
         EdgeRoute("/detokenize", tokens.detokenize, "Turn tokens into text", DetokenizeRequest),
         EdgeRoute("/load", information.load, "Count the open requests"),

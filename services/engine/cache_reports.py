@@ -3,20 +3,13 @@
 from collections.abc import Callable
 
 from sluice_server.engine.engine import Engine
-from sluice_server.engine.kv_cache.identity import CacheIdentity
 from sluice_server.engine.kv_cache.log import NamedBlock
-from sluice_server.engine.kv_cache.prefix import root
 from sluice_server.services.messages.details import CachedBlock
-from sluice_server.services.messages.messages import Envelope, Message
+from sluice_server.services.messages.messages import Message
 from sluice_server.services.messages.processes import CacheChanges
 from sluice_server.services.messages.work import pack_ids
 
 MAX_BLOCKS = 256  # of one message
-
-
-def salt_of(identity: CacheIdentity, envelope: Envelope) -> bytes:
-    """Returns the start of the chain of names of a request's blocks."""
-    return root(identity, envelope.adapter.encode(), envelope.tenant.encode())
 
 
 class CacheReports:
@@ -36,10 +29,10 @@ class CacheReports:
         """The identity of which names are made, encoded; b"" without a log."""
         return b"" if self._log is None else self._identity.encoded()
 
-    def know(self, envelope: Envelope) -> None:
-        """Notes whose blocks those of a request are."""
+    def know(self, root: bytes, tenant: str) -> None:
+        """Notes whose the blocks are that are named from `root` on."""
         if self._log is not None:
-            self._tenants[salt_of(self._identity, envelope)] = envelope.tenant
+            self._tenants[root] = tenant
 
     def start_again(self) -> None:
         """Makes the next report one of all blocks."""

@@ -6,6 +6,7 @@ Every value is a plain number that the engine keeps for itself.
 from collections import Counter
 from collections.abc import Iterator
 
+from sluice_server.engine.adapters.manager import AdapterManager
 from sluice_server.engine.engine import Engine
 from sluice_server.engine.executor.step_runner import StepRunner
 from sluice_server.engine.kv_cache.tiers import Tiers
@@ -38,8 +39,27 @@ def figures(stage: EngineStage, policy: str) -> Iterator[MetricSample]:
     for part, seconds in stage.engine.split.parts():
         yield MetricSample(catalogue.STEP_SPLIT, seconds, (part,))
     yield from _ranks(stage.engine.runner)
+    yield from _adapters(stage.engine.adapters)
     yield from _cache(stage)
     yield from _drafts(scheduler.draft_stats)
+
+
+def _adapters(manager: AdapterManager | None) -> Iterator[MetricSample]:
+    """Yields where adapters are, and what became of them; nothing where requests name none."""
+    if manager is None:
+        return
+    shelf, loader = manager.requests.shelf, manager.loader
+    where = list(manager.residencies())
+    for name, num in (("slot", sum(one.in_slot for one in where)), ("host", sum(one.in_host for one in where))):
+        yield MetricSample(catalogue.ADAPTERS, num, (name,))
+    yield MetricSample(catalogue.ADAPTERS, len(where), ("known",))
+    yield MetricSample(catalogue.ADAPTER_BYTES, shelf.slot_bytes, ("slot",))
+    yield MetricSample(catalogue.ADAPTER_BYTES, shelf.host_bytes, ("host",))
+    counts = {"read": loader.num_reads, "loaded": manager.num_loads, "evicted": manager.num_evictions}
+    for what, num in {**counts, "lost": manager.num_lost}.items():
+        yield MetricSample(catalogue.ADAPTER_LOADS, num, (what,))
+    yield MetricSample(catalogue.ADAPTER_READ_TIME, loader.read_s)
+    yield MetricSample(catalogue.ADAPTER_WAIT, manager.requests.waits.snapshot())
 
 
 def _ranks(runner: StepRunner) -> Iterator[MetricSample]:

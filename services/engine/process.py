@@ -99,7 +99,7 @@ async def _serve(
     def wake() -> None:
         loop.call_soon_threadsafe(ring.schedule)
 
-    built.engine.runner.watch(at_most_every(ATTEND_S, attend))
+    _watch(built, attend, wake)
     with compiling_threads() as compilers:
         gate = GrammarGate(stage, built.grammars, compilers, wake, ring.emit)
         process.metrics.collect_from(lambda: figures(stage, config.scheduling_policy))
@@ -107,6 +107,13 @@ async def _serve(
         status = await process.run(gate)
     built.close()
     return status
+
+
+def _watch(built: BuiltEngine, attend: Callable[[], None], wake: Callable[[], None]) -> None:
+    """Has the engine call `attend` between layers, and `wake` when an adapter was read."""
+    built.engine.runner.watch(at_most_every(ATTEND_S, attend))
+    if built.engine.adapters is not None:
+        built.engine.adapters.loader.on_ended = wake
 
 
 def _fetcher(built: BuiltEngine, process: Process, closing: contextlib.ExitStack) -> BlockFetcher | None:

@@ -1,9 +1,9 @@
 """The engine's request of a prompt that the tokenizer sent."""
 
 from sluice_server.engine.kv_cache.identity import CacheIdentity
+from sluice_server.engine.kv_cache.prefix import tenant_root
 from sluice_server.engine.request import EngineRequest
 from sluice_server.engine.timeline import RequestTimeline
-from sluice_server.services.engine.cache_reports import salt_of
 from sluice_server.services.messages.messages import Prompt
 from sluice_server.services.messages.work import unpack_ids
 
@@ -25,10 +25,11 @@ def request_of(
         deadline_s=float("inf") if envelope.time_left_s is None else now_s + envelope.time_left_s,
         credit=scheduling.credit,
         is_open=scheduling.is_open,
-        cache_salt=salt_of(identity, envelope),
+        cache_salt=tenant_root(identity.encoded(), envelope.tenant),
         max_draft_tokens=scheduling.max_draft_tokens,
         timeline=timeline,
         resume_ids=tuple(None if ids is None else tuple(unpack_ids(ids)) for ids in prompt.resume),
         prompt_embeds=prompt.embeds,
         images=prompt.images,
+        adapter=prompt.adapter,
     )

@@ -1,4 +1,4 @@
-"""The engine stage of the ring: takes Prompt and Inputs, gives Tokens, Result or Failed; one step per turn.
+"""The engine stage of the ring: takes Prompt, Inputs, AdapterCall, gives Tokens, Result or Failed; one step per turn.
 
 Reports its load. This is the place where ring messages become engine requests and engine results become messages.
 """
@@ -11,8 +11,11 @@ from collections.abc import Callable
 from sluice_server.engine.engine import Engine
 from sluice_server.engine.errors import ServiceError
 from sluice_server.engine.executor.computing import UNKNOWN, Computing
+from sluice_server.engine.kv_cache.prefix import tenant_root
 from sluice_server.engine.request import EngineRequest
 from sluice_server.engine.scheduler.events import RequestTimes, Sampled
+from sluice_server.engine.scheduler.validation import salt_of
+from sluice_server.services.engine.adapter_calls import AdapterCalls
 from sluice_server.services.engine.answers import last_times, load_of, logprobs_of, scores_of
 from sluice_server.services.engine.cache_reports import CacheReports
 from sluice_server.services.engine.changes import carry_out
@@ -22,6 +25,7 @@ from sluice_server.services.engine.trace import EngineTrace, RequestEnd, TracedR
 from sluice_server.services.engine.vectors import VectorRequests
 from sluice_server.services.messages.details import Admitted, Timings
 from sluice_server.services.messages.messages import (
+    AdapterCall,
     Append,
     Cancel,
     Change,
@@ -98,6 +102,7 @@ class EngineStage:
         self._served_token = False
         self._reported_at = 0.0
         self._cache = CacheReports(engine, place.id, place.epoch, emit)
+        self._adapters = AdapterCalls(engine, emit)
 
     @property
     def progress(self) -> int:
@@ -114,18 +119,20 @@ class EngineStage:
         return request_id in self._open
 
     def handle(self, message: Message) -> None:
-        """Handles Prompt, Inputs, Cancel, OpenSerials, CacheQuery and changes; forwards Cancel, OpenSerials, Failed and
-        Result.
+        """Handles Prompt, Inputs, AdapterCall, Cancel, OpenSerials, CacheQuery and changes; forwards Cancel,
+        OpenSerials, Failed and Result.
 
         Raises TypeError for any other message.
         """
         match message:
             case Prompt():
-                self._cache.know(message.envelope)
                 self._add(message)
             case Inputs():
-                self._cache.know(message.envelope)
+                tenant = message.envelope.tenant
+                self._cache.know(tenant_root(self.engine.identity.encoded(), tenant), tenant)
                 self._vectors.add(message)
+            case AdapterCall():
+                self._adapters.handle(message)
             case Grant() | Append() | Update() | CloseInput():
                 self._change(message)
             case Cancel():
@@ -149,6 +156,7 @@ class EngineStage:
 
         Paused requests need steps too, because a deadline may pass.
         """
+        self._adapters.turn()
         again = self._step() if self._open or self.engine.has_work else self.engine.idle()
         self._cache.report()
         self._report()
@@ -222,6 +230,7 @@ class EngineStage:
         now = self._place.clock()
         traced = self._trace.begin(envelope, now)
         request = request_of(prompt, now, self.engine.identity, None if traced is None else traced.timeline)
+        self._cache.know(salt_of(request), request.tenant)
         self.on_add(request)
         try:
             self.engine.add(request)
@@ -297,6 +306,6 @@ class EngineStage:
         if now - self._reported_at < REPORT_INTERVAL_S:
             return
         self._reported_at = now
-        load, place = load_of(self.engine), self._place
-        told = self.computing, self._cache.identity, self.memory_level()
+        load, place, adapters = load_of(self.engine), self._place, self._adapters.changed()
+        told = self.computing, self._cache.identity, self.memory_level(), adapters, self._adapters.num_changes
         self._emit(Report(place.id, place.epoch, load, self._served_token, *told))

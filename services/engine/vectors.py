@@ -13,9 +13,9 @@ import torch
 
 from sluice_server.engine.engine import Engine, StepEvents
 from sluice_server.engine.errors import ServiceError, invalid
+from sluice_server.engine.kv_cache.prefix import tenant_root
 from sluice_server.engine.request import EngineRequest, SamplingParams
 from sluice_server.engine.scheduler.events import Pooled
-from sluice_server.services.engine.cache_reports import salt_of
 from sluice_server.services.engine.failures import told_to_client
 from sluice_server.services.messages.details import Embedded, Timings
 from sluice_server.services.messages.messages import Cancel, Envelope, Inputs, Message, Result, failed
@@ -165,7 +165,7 @@ class VectorRequests:
             priority=inputs.scheduling.priority,
             arrival_s=one.arrival_s,
             deadline_s=math.inf if envelope.time_left_s is None else one.arrival_s + envelope.time_left_s,
-            cache_salt=salt_of(self._engine.identity, envelope),
+            cache_salt=tenant_root(self._engine.identity.encoded(), envelope.tenant),
             tenant=envelope.tenant,
             pooling=inputs.options.pooling,
             num_first=inputs.num_first[at] if inputs.num_first else None,

@@ -17,8 +17,10 @@ from sluice_server.services.config import KV_COST
 from sluice_server.services.gateway.access.identity import AccessPolicy, access_of, read_access
 from sluice_server.services.gateway.access.quota import Quotas, TenantLimits
 from sluice_server.services.gateway.access.rate import Rate
+from sluice_server.services.gateway.adapters.loads import Adapters
 from sluice_server.services.gateway.cache_events import CacheEvents, names_only
 from sluice_server.services.gateway.calls import server
+from sluice_server.services.gateway.calls.adapters import AdapterHandlers
 from sluice_server.services.gateway.calls.cache import CacheCalls
 from sluice_server.services.gateway.calls.control import Control
 from sluice_server.services.gateway.calls.converse import Converse
@@ -75,23 +77,25 @@ class Gateway:
         self._access = access = _access(settings)
         observer = self._counts = GenerationCounts(observer or Unobserved(), clock)
         self._guard = Guard(access, clock, observer, settings.peer_secret)
-        self.manager = RequestManager(settings, emit, observer, clock, _quotas(access, settings.num_gateways))
+        quotas = _quotas(access, settings.num_gateways)
+        self.manager = RequestManager(settings, emit, observer, clock, quotas)
         self._detached = DetachedSessions(self.manager, _call_later, settings.max_open_requests)
         self._peers = PeerGateways(settings.gateway_id, settings.peers, settings.peer_secret)
         self._cache_events = CacheEvents(settings.gateway_id, emit, clock)
         processes = [name for stage in settings.stages for name in stage] + list(settings.gateways)
         self._operations = RemoteOperations(settings.gateway_id, settings.epoch, processes, emit)
-        self._control = Control(self.manager, self.drain, self._cache_events)
+        self.adapters = _adapters(self.manager, quotas)
+        named = AdapterHandlers(self.manager, self.adapters)
+        self._control = Control(self.manager, self.drain, self._cache_events, named)
         first_engine = lambda: next(iter(self.manager.engines.ids), "")  # noqa: E731 # for both
         self._profiles = ProfileCalls(self._operations, first_engine)
         self._caches = CacheCalls(self._operations, first_engine)
         self.memory_level: Callable[[], Level] = lambda: Level.OK  # of this process's control group
         self.manager.is_memory_short = lambda: self._control.loads.memory_level(self.memory_level()) is Level.CRITICAL
         self._control.loads.own_level = lambda: self.memory_level()
-        self._nudge = asyncio.Event()  # set when a change is to be published at once
+        self._nudge, self.progress = asyncio.Event(), 0  # set when a change is to be published at once
         inputs = WatchInputs(lambda: self._control.loads.step_s, lost_frames, read_model, self._nudge.set)
         self._watch = RingWatch(self.manager, settings, emit, clock, inputs)
-        self.progress = 0
         self._handlers: dict[type, Callable[[Any], None]] = {
             Grant: self.manager.take_back,
             Probe: self._watch.returned,
@@ -162,6 +166,7 @@ class Gateway:
         if report.engine_id not in self.manager.engines.ids:
             return  # it has left, or this gateway has not heard of it yet
         self._control.loads.report(report)
+        self.adapters.reported(report)
         self._cache_events.take_report(report)
         if self._settings.routing == KV_COST:
             self._emit(report)
@@ -223,6 +228,7 @@ class Gateway:
             last_s = now_s
             self.manager.release_stuck(elapsed_s)
             self._watch.beat(elapsed_s)
+            self.adapters.beat()
             await self._publish()
             self._floods.beat(self._port)
             self._spare.beat()
@@ -261,6 +267,14 @@ class Gateway:
                     await empty.wait()
             except TimeoutError:
                 return
+
+
+def _adapters(manager: RequestManager, quotas: Quotas) -> Adapters:
+    """Returns the adapters that the requests of a gateway may name."""
+    found = Adapters(manager, quotas.allows_adapter)
+    if manager.settings.limits.max_adapters:
+        manager.adapters = found
+    return found
 
 
 def _call_later(delay_s: float, callback: Callable[[], None]) -> asyncio.TimerHandle:

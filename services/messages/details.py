@@ -94,6 +94,27 @@ class Embedded(msgspec.Struct, frozen=True, gc=False, tag=True, forbid_unknown_f
     timings: Timings
 
 
+class AdapterState(msgspec.Struct, frozen=True, gc=False, tag=True, forbid_unknown_fields=True):
+    """An adapter that an engine has under a name; the answer to `LoadAdapter`."""
+
+    name: str
+    path: str  # below the folder of adapters
+    digest: bytes
+    rank: int  # the greatest of its modules
+    modules: tuple[str, ...]  # names of the projections that it changes
+    num_bytes: int
+    is_pinned: bool = False
+    in_slot: bool = False  # steps can be computed with it at once
+    in_host: bool = False
+    num_changes: int = 0  # to the engine's names, with this one: older reports know less
+
+
+class AdapterDropped(msgspec.Struct, frozen=True, gc=False, tag=True, forbid_unknown_fields=True):
+    """The answer to `DropAdapter`."""
+
+    num_changes: int  # as in AdapterState
+
+
 class CachedBlock(msgspec.Struct, frozen=True, gc=False, array_like=True, forbid_unknown_fields=True):
     """A full block of an engine's prefix cache."""
 

@@ -1,6 +1,7 @@
 """Defines the messages of the ring: msgspec tagged structs, checked against their schema on arrival.
 
-Forward, each to the next stage: Submit → Prompt → Tokens → Text; for vectors Submit → Inputs → Result. Behind their
+Forward, each to the next stage: Submit → Prompt → Tokens → Text; for vectors Submit → Inputs → Result; for adapters
+Submit → AdapterCall → Result. Behind their
 request on the same route: Cancel, the client's changes to a running request (Grant, Append, Update, CloseInput), and
 KeepTrace. To the gateway only: Preempted, and the detokenizer's Grant, which returns credit. To all: Failed (a
 request's end, from any stage), Result (an answer that later stages forward unchanged), OpenSerials. What processes say
@@ -18,9 +19,11 @@ import msgspec
 from sluice_server.engine.errors import ServiceError
 from sluice_server.engine.images import PromptImage
 from sluice_server.engine.prompt_embeds import PromptEmbeds
-from sluice_server.engine.request import FinishReason, SamplingParams
+from sluice_server.engine.request import AdapterRef, FinishReason, SamplingParams
 from sluice_server.services.messages.control import Operation, OperationAnswer
 from sluice_server.services.messages.details import (
+    AdapterDropped,
+    AdapterState,
     Admitted,
     Detokenized,
     Embedded,
@@ -33,6 +36,7 @@ from sluice_server.services.messages.details import (
 )
 from sluice_server.services.messages.processes import CacheChanges, CacheQuery, Mismatch, Probe, Report
 from sluice_server.services.messages.work import (
+    AdapterWork,
     Scheduling,
     Stops,
     TextOptions,
@@ -44,7 +48,7 @@ from sluice_server.services.messages.work import (
     Work,
 )
 
-SCHEMA_VERSION = 11  # version 1 had frames without a header
+SCHEMA_VERSION = 12  # version 1 had frames without a header
 
 
 class Envelope(msgspec.Struct, frozen=True, gc=False, array_like=True, forbid_unknown_fields=True):
@@ -56,7 +60,7 @@ class Envelope(msgspec.Struct, frozen=True, gc=False, array_like=True, forbid_un
     tenant: str = ""
     model: str = ""
     revision: str = ""
-    adapter: str = ""
+    adapter: str = ""  # digest of the adapter in hex; "": the base
     attempt: int = 0
     traceparent: str = ""  # W3C context of the parent span for later stages
     tracestate: str = ""
@@ -91,6 +95,14 @@ class Prompt(msgspec.Struct, frozen=True, gc=False, tag=True, forbid_unknown_fie
     resume: Resume = ()
     embeds: PromptEmbeds | None = None  # of the first ids, which are then placeholders
     images: tuple[PromptImage, ...] = ()
+    adapter: AdapterRef | None = None
+
+
+class AdapterCall(msgspec.Struct, frozen=True, gc=False, tag=True, forbid_unknown_fields=True):
+    """Tokenizer → engine: load or drop an adapter."""
+
+    envelope: Envelope
+    work: AdapterWork
 
 
 class Inputs(msgspec.Struct, frozen=True, gc=False, tag=True, forbid_unknown_fields=True):
@@ -225,7 +237,7 @@ class Result(msgspec.Struct, frozen=True, gc=False, tag=True, forbid_unknown_fie
     """An answer that later stages forward unchanged. Tokenized and Scored do not end their generation."""
 
     envelope: Envelope
-    value: Tokenized | Detokenized | Scored | Embedded
+    value: Tokenized | Detokenized | Scored | Embedded | AdapterState | AdapterDropped
 
 
 class Blob(msgspec.Struct, frozen=True, gc=False, tag=True, forbid_unknown_fields=True):
@@ -248,7 +260,7 @@ class BlobChunk(msgspec.Struct, frozen=True, gc=False, tag=True, forbid_unknown_
 Change: TypeAlias = Grant | Append | Update | CloseInput  # a client's change to a running request
 Ending: TypeAlias = Failed | Result
 RequestMessage: TypeAlias = (
-    Submit | Prompt | Inputs | Tokens | Text | Cancel | KeepTrace | Change | Ending | Preempted | Blob
+    Submit | Prompt | Inputs | AdapterCall | Tokens | Text | Cancel | KeepTrace | Change | Ending | Preempted | Blob
 )
 OfNoRequest: TypeAlias = (
     Probe | Report | OpenSerials | Mismatch | CacheChanges | CacheQuery | Operation | OperationAnswer

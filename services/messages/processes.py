@@ -9,7 +9,7 @@ import enum
 import msgspec
 
 from sluice_server.engine.executor.computing import UNKNOWN, Computing
-from sluice_server.services.messages.details import CachedBlock, Load
+from sluice_server.services.messages.details import AdapterState, CachedBlock, Load
 
 
 class Role(enum.StrEnum):
@@ -54,6 +54,8 @@ class Report(msgspec.Struct, frozen=True, gc=False, tag=True, forbid_unknown_fie
     computing: Computing = UNKNOWN
     cache_identity: bytes = b""  # of which the names of its blocks are made, encoded; b"" if it does not report them
     memory_level: int = 0  # how short memory is at the engine; see `services.memory.level`
+    adapters: tuple[AdapterState, ...] | None = None  # those that have names; None: as reported before
+    num_adapter_changes: int = 0  # to these names
 
 
 class CacheChanges(msgspec.Struct, frozen=True, gc=False, tag=True, forbid_unknown_fields=True, omit_defaults=True):

@@ -12,7 +12,7 @@ from typing import TypeAlias
 import msgspec
 
 from sluice_server.engine.prompt_embeds import PromptEmbeds
-from sluice_server.engine.request import Pooling, SamplingParams
+from sluice_server.engine.request import AdapterRef, Pooling, SamplingParams
 
 
 class TextPrompt(msgspec.Struct, frozen=True, gc=False, tag=True, forbid_unknown_fields=True):
@@ -169,6 +169,7 @@ class Generate(msgspec.Struct, frozen=True, gc=False, tag=True, forbid_unknown_f
     bad_words: tuple[str, ...] = ()  # words that the output must not contain
     embeds: PromptEmbeds | None = None  # of the prompt's first tokens, ahead of those of `prompt`, which may be none
     images: tuple[ImageFile, ...] = ()  # those of the chat, in the order of its parts
+    adapter: AdapterRef | None = None  # filled in by the gateway once it is loaded; None: the base
 
 
 class Tokenize(msgspec.Struct, frozen=True, gc=False, tag=True, forbid_unknown_fields=True):
@@ -227,7 +228,23 @@ class Embed(msgspec.Struct, frozen=True, gc=False, tag=True, forbid_unknown_fiel
     field: str = "inputs"  # the inputs' name in errors
 
 
-Work: TypeAlias = Generate | Tokenize | Detokenize | Embed
+class LoadAdapter(msgspec.Struct, frozen=True, gc=False, tag=True, forbid_unknown_fields=True):
+    """Work: read an adapter, and keep it ready under a name until it is dropped."""
+
+    name: str
+    path: str  # of its folder, below the folder of adapters
+    digest: bytes = b""  # that its files must have; b"": any
+    is_pinned: bool = False
+
+
+class DropAdapter(msgspec.Struct, frozen=True, gc=False, tag=True, forbid_unknown_fields=True):
+    """Work: forget an adapter's name, and drop it once no request has it."""
+
+    name: str
+
+
+AdapterWork: TypeAlias = LoadAdapter | DropAdapter
+Work: TypeAlias = Generate | Tokenize | Detokenize | Embed | AdapterWork
 
 
 BYTES_PER_ID = 4  # packed

@@ -9,6 +9,7 @@ from typing import assert_never
 
 from sluice_server.services.messages.control import Operation, OperationAnswer
 from sluice_server.services.messages.messages import (
+    AdapterCall,
     Append,
     Blob,
     Cancel,
@@ -46,6 +47,7 @@ _OF_ONE = (  # sent to the one peer that has their request
     Failed,
     Result,
     Inputs,
+    AdapterCall,
     Grant,
     Append,
     Update,

@@ -159,6 +159,15 @@ RECOMPUTED = _counter("sluice.recomputed_tokens", "Tokens computed once more aft
 DRAFTED = _counter("sluice.drafted_tokens", "Drafted tokens by their position in the draft", "place")
 ACCEPTED = _counter("sluice.accepted_tokens", "Drafted tokens that were accepted, by their position", "place")
 
+# Its adapters.
+ADAPTERS = _gauge(
+    "sluice.adapters", "Adapters by where they are: in a slot for steps, in host memory, or known", "where"
+)
+ADAPTER_BYTES = _gauge("sluice.adapters.bytes", "Bytes of the adapters in slots, and in host memory", "where")
+ADAPTER_LOADS = _counter("sluice.adapter.loads", "Adapters read, loaded into slots, evicted, and lost", "what")
+ADAPTER_READ_TIME = _counter("sluice.adapter.read", "Time of reading adapters", unit="s")
+ADAPTER_WAIT = _histogram("sluice.adapter.wait", "Time that requests waited for their adapter, of those that did")
+
 # The HTTP edge. Names are those of OpenTelemetry's HTTP conventions.
 HTTP_DURATION = _histogram(
     "http.server.request.duration",

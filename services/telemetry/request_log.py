@@ -5,7 +5,9 @@ import logging
 from sluice_server.services.messages.work import (
     ChatPrompt,
     Detokenize,
+    DropAdapter,
     Embed,
+    LoadAdapter,
     PairPrompt,
     PromptInput,
     TextPrompt,
@@ -64,6 +66,8 @@ def prompt_of(work: Work) -> object:
         return unpack_ids(work.ids)
     if isinstance(work, Embed):
         return [plain(one) for one in work.inputs]
+    if isinstance(work, LoadAdapter | DropAdapter):
+        return work.name
     return plain(work.prompt)
 
 

@@ -16,12 +16,24 @@ from sluice_server.engine.images import PromptImage
 from sluice_server.engine.prompt_embeds import PLACEHOLDER
 from sluice_server.engine.request import Limits, SamplingParams
 from sluice_server.services.messages.details import Detokenized, Tokenized
-from sluice_server.services.messages.messages import Append, Envelope, Failed, Inputs, Prompt, Result, Submit, failed
+from sluice_server.services.messages.messages import (
+    AdapterCall,
+    Append,
+    Envelope,
+    Failed,
+    Inputs,
+    Prompt,
+    Result,
+    Submit,
+    failed,
+)
 from sluice_server.services.messages.work import (
     ChatPrompt,
     Detokenize,
+    DropAdapter,
     Embed,
     Generate,
+    LoadAdapter,
     Sections,
     TextOptions,
     TextPrompt,
@@ -41,7 +53,7 @@ from sluice_server.services.tokenizer.image_places import with_places
 class EncodedMessage(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """The result of encoding one message."""
 
-    answer: Prompt | Inputs | Result | Append | Failed
+    answer: Prompt | Inputs | AdapterCall | Result | Append | Failed
     prompt_report: Result | None = None  # the prompt's tokens, sent ahead of the answer
     job: GrammarJob | None = None  # the grammar that the prompt still needs
     images_s: tuple[float, float] | None = None  # when its images were begun, and when all were prepared
@@ -95,6 +107,8 @@ class Answers:
                 return EncodedMessage(Result(envelope, self._tokenized(ids)))
             case Embed():
                 return EncodedMessage(self._inputs(envelope, work, start))
+            case LoadAdapter() | DropAdapter():
+                return EncodedMessage(AdapterCall(envelope, work))
             case Detokenize():
                 decoded = self.encoder.decode(work.ids, self._limits, work.skip_special_tokens)
                 return EncodedMessage(Result(envelope, Detokenized(decoded)))
@@ -120,6 +134,7 @@ class Answers:
         prompt = Prompt(
             *(envelope, pack_ids(ids), params, work.stops, work.scheduling, took, text, submit.resume, work.embeds),
             images,
+            work.adapter,
         )
         return EncodedMessage(prompt, prompt_report, job_of(work, sections, self.encoder.mark))
 

@@ -10,7 +10,7 @@ from typing import TypeVar
 
 import msgspec
 
-from sluice_server.engine.kv_cache.prefix import names_of, root_of, root_with_embeds
+from sluice_server.engine.kv_cache.prefix import names_of, start_of, tenant_root
 from sluice_server.services.messages.messages import Append, Cancel, CloseInput, Grant, Message, Prompt, Submit, Update
 from sluice_server.services.messages.processes import CacheChanges, CacheQuery, Report
 from sluice_server.services.messages.work import unpack_ids
@@ -110,10 +110,9 @@ class PromptRouter:
         return {engine: named[identity] for engine, identity in own.items()}
 
     def _named(self, prompt: Prompt, tokens: Sequence[int], identity: bytes) -> list[bytes]:
-        envelope = prompt.envelope
-        start = root_of(identity, envelope.adapter.encode(), envelope.tenant.encode())
-        if prompt.embeds is not None:
-            start = root_with_embeds(start, prompt.embeds.digest)
+        adapter, embeds = prompt.adapter, prompt.embeds
+        digests = b"" if adapter is None else adapter.digest, b"" if embeds is None else embeds.digest
+        start = start_of(tenant_root(identity, prompt.envelope.tenant), *digests)
         return names_of(start, tokens, self._block_size)
 
     def _ask(self) -> None:

@@ -15,8 +15,10 @@ from sluice_server.services.messages.messages import Append, Submit, failed
 from sluice_server.services.messages.work import (
     ChatPrompt,
     Detokenize,
+    DropAdapter,
     Embed,
     Generate,
+    LoadAdapter,
     PairPrompt,
     PromptInput,
     TextPrompt,
@@ -99,6 +101,8 @@ def size_of(message: Submit | Append) -> int:
             return sum(_num_bytes(one) + len(work.instruction) for one in work.inputs)
         case Detokenize():
             return round(len(work.ids) * BYTES_PER_DECODED_ID_BYTE)
+        case LoadAdapter() | DropAdapter():
+            return 0  # nothing to encode
 
 
 def _num_bytes(prompt: PromptInput | PairPrompt) -> int:

@@ -20,6 +20,7 @@ NAMED_OTHERWISE = {"num_gateways": "gateways"}
 OTHER_MEANING = {
     ("engine/executor/computing.py", "threads"),
     ("engine/parallel/shape.py", "sum_shards"),
+    ("engine/request.py", "max_adapters"),
     ("engine/request.py", "max_draft_tokens"),
     ("engine/scheduler/validation.py", "max_draft_tokens"),
     ("engine/scheduler/settings.py", "max_draft_tokens"),

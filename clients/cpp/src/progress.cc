@@ -46,6 +46,7 @@ v1::GenerationSpec Progress::rest() const {
   }
   rest.mutable_resume()->set_generation_id(accepted->generation_id());
   rest.mutable_resume()->set_after_seq(last_seq);
+  rest.mutable_resume()->set_adapter_digest(accepted->adapter_digest());
   for (const auto& [index, of_output] : ids) {
     v1::OutputPrefix* prefix = rest.mutable_resume()->add_outputs();
     prefix->set_output_index(index);

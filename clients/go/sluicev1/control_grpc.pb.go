@@ -25,6 +25,16 @@ type ControlServiceClient interface {
 	LoadModel(ctx context.Context, in *LoadModelRequest, opts ...grpc.CallOption) (*LoadModelResponse, error)
 	// Unloads a model when its running generations have ended.
 	UnloadModel(ctx context.Context, in *UnloadModelRequest, opts ...grpc.CallOption) (*UnloadModelResponse, error)
+	// Loads an adapter from the server's folder of adapters into every engine that serves, names it, and answers when it
+	// is ready. A name that is taken goes to the new adapter; running generations end with the one that they began with.
+	// UNIMPLEMENTED where the server was not started with --max-adapters. A folder that is no adapter of the model is
+	// refused with FAILED_PRECONDITION, or UNIMPLEMENTED for a kind that is not supported, and nothing of it is kept.
+	LoadAdapter(ctx context.Context, in *LoadAdapterRequest, opts ...grpc.CallOption) (*LoadAdapterResponse, error)
+	// Takes an adapter's name away, and drops the adapter when its running generations have ended. A folder of that name
+	// is loaded again when a request names it.
+	UnloadAdapter(ctx context.Context, in *UnloadAdapterRequest, opts ...grpc.CallOption) (*UnloadAdapterResponse, error)
+	// Lists the adapters that are loaded and that the caller's tenant may use.
+	ListAdapters(ctx context.Context, in *ListAdaptersRequest, opts ...grpc.CallOption) (*ListAdaptersResponse, error)
 	// Describes the server: version, limits and what it supports.
 	GetServerInfo(ctx context.Context, in *GetServerInfoRequest, opts ...grpc.CallOption) (*GetServerInfoResponse, error)
 	// Returns the load of the server now.
@@ -41,6 +51,9 @@ type ControlServiceClient interface {
 	// continues if the call ends. The health of InferenceService is NOT_SERVING from then on. The process runs until it
 	// is stopped.
 	Drain(ctx context.Context, in *DrainRequest, opts ...grpc.CallOption) (ControlService_DrainClient, error)
+	// Makes the cache of one engine larger or smaller while it serves, and reports until it is done. Resizing continues if
+	// the call ends. FAILED_PRECONDITION if a request that is open could no longer end.
+	ResizeCache(ctx context.Context, in *ResizeCacheRequest, opts ...grpc.CallOption) (ControlService_ResizeCacheClient, error)
 	// Records a profile of one process of the service and streams its file. It ends by itself, and when the call ends. A
 	// process records one profile at a time.
 	Profile(ctx context.Context, in *ProfileRequest, opts ...grpc.CallOption) (ControlService_ProfileClient, error)
@@ -84,6 +97,33 @@ func (c *controlServiceClient) LoadModel(ctx context.Context, in *LoadModelReque
 func (c *controlServiceClient) UnloadModel(ctx context.Context, in *UnloadModelRequest, opts ...grpc.CallOption) (*UnloadModelResponse, error) {
 	out := new(UnloadModelResponse)
 	err := c.cc.Invoke(ctx, "/sluice.v1.ControlService/UnloadModel", in, out, opts...)
+	if err != nil {
+		return nil, err
+	}
+	return out, nil
+}
+
+func (c *controlServiceClient) LoadAdapter(ctx context.Context, in *LoadAdapterRequest, opts ...grpc.CallOption) (*LoadAdapterResponse, error) {
+	out := new(LoadAdapterResponse)
+	err := c.cc.Invoke(ctx, "/sluice.v1.ControlService/LoadAdapter", in, out, opts...)
+	if err != nil {
+		return nil, err
+	}
+	return out, nil
+}
+
+func (c *controlServiceClient) UnloadAdapter(ctx context.Context, in *UnloadAdapterRequest, opts ...grpc.CallOption) (*UnloadAdapterResponse, error) {
+	out := new(UnloadAdapterResponse)
+	err := c.cc.Invoke(ctx, "/sluice.v1.ControlService/UnloadAdapter", in, out, opts...)
+	if err != nil {
+		return nil, err
+	}
+	return out, nil
+}
+
+func (c *controlServiceClient) ListAdapters(ctx context.Context, in *ListAdaptersRequest, opts ...grpc.CallOption) (*ListAdaptersResponse, error) {
+	out := new(ListAdaptersResponse)
+	err := c.cc.Invoke(ctx, "/sluice.v1.ControlService/ListAdapters", in, out, opts...)
 	if err != nil {
 		return nil, err
 	}
@@ -236,8 +276,40 @@ func (x *controlServiceDrainClient) Recv() (*DrainResponse, error) {
 	return m, nil
 }
 
+func (c *controlServiceClient) ResizeCache(ctx context.Context, in *ResizeCacheRequest, opts ...grpc.CallOption) (ControlService_ResizeCacheClient, error) {
+	stream, err := c.cc.NewStream(ctx, &_ControlService_serviceDesc.Streams[4], "/sluice.v1.ControlService/ResizeCache", opts...)
+	if err != nil {
+		return nil, err
+	}
+	x := &controlServiceResizeCacheClient{stream}
+	if err := x.ClientStream.SendMsg(in); err != nil {
+		return nil, err
+	}
+	if err := x.ClientStream.CloseSend(); err != nil {
+		return nil, err
+	}
+	return x, nil
+}
+
+type ControlService_ResizeCacheClient interface {
+	Recv() (*ResizeCacheResponse, error)
+	grpc.ClientStream
+}
+
+type controlServiceResizeCacheClient struct {
+	grpc.ClientStream
+}
+
+func (x *controlServiceResizeCacheClient) Recv() (*ResizeCacheResponse, error) {
+	m := new(ResizeCacheResponse)
+	if err := x.ClientStream.RecvMsg(m); err != nil {
+		return nil, err
+	}
+	return m, nil
+}
+
 func (c *controlServiceClient) Profile(ctx context.Context, in *ProfileRequest, opts ...grpc.CallOption) (ControlService_ProfileClient, error) {
-	stream, err := c.cc.NewStream(ctx, &_ControlService_serviceDesc.Streams[4], "/sluice.v1.ControlService/Profile", opts...)
+	stream, err := c.cc.NewStream(ctx, &_ControlService_serviceDesc.Streams[5], "/sluice.v1.ControlService/Profile", opts...)
 	if err != nil {
 		return nil, err
 	}
@@ -280,6 +352,16 @@ type ControlServiceServer interface {
 	LoadModel(context.Context, *LoadModelRequest) (*LoadModelResponse, error)
 	// Unloads a model when its running generations have ended.
 	UnloadModel(context.Context, *UnloadModelRequest) (*UnloadModelResponse, error)
+	// Loads an adapter from the server's folder of adapters into every engine that serves, names it, and answers when it
+	// is ready. A name that is taken goes to the new adapter; running generations end with the one that they began with.
+	// UNIMPLEMENTED where the server was not started with --max-adapters. A folder that is no adapter of the model is
+	// refused with FAILED_PRECONDITION, or UNIMPLEMENTED for a kind that is not supported, and nothing of it is kept.
+	LoadAdapter(context.Context, *LoadAdapterRequest) (*LoadAdapterResponse, error)
+	// Takes an adapter's name away, and drops the adapter when its running generations have ended. A folder of that name
+	// is loaded again when a request names it.
+	UnloadAdapter(context.Context, *UnloadAdapterRequest) (*UnloadAdapterResponse, error)
+	// Lists the adapters that are loaded and that the caller's tenant may use.
+	ListAdapters(context.Context, *ListAdaptersRequest) (*ListAdaptersResponse, error)
 	// Describes the server: version, limits and what it supports.
 	GetServerInfo(context.Context, *GetServerInfoRequest) (*GetServerInfoResponse, error)
 	// Returns the load of the server now.
@@ -296,6 +378,9 @@ type ControlServiceServer interface {
 	// continues if the call ends. The health of InferenceService is NOT_SERVING from then on. The process runs until it
 	// is stopped.
 	Drain(*DrainRequest, ControlService_DrainServer) error
+	// Makes the cache of one engine larger or smaller while it serves, and reports until it is done. Resizing continues if
+	// the call ends. FAILED_PRECONDITION if a request that is open could no longer end.
+	ResizeCache(*ResizeCacheRequest, ControlService_ResizeCacheServer) error
 	// Records a profile of one process of the service and streams its file. It ends by itself, and when the call ends. A
 	// process records one profile at a time.
 	Profile(*ProfileRequest, ControlService_ProfileServer) error
@@ -317,6 +402,15 @@ func (UnimplementedControlServiceServer) LoadModel(context.Context, *LoadModelRe
 func (UnimplementedControlServiceServer) UnloadModel(context.Context, *UnloadModelRequest) (*UnloadModelResponse, error) {
 	return nil, status.Errorf(codes.Unimplemented, "method UnloadModel not implemented")
 }
+func (UnimplementedControlServiceServer) LoadAdapter(context.Context, *LoadAdapterRequest) (*LoadAdapterResponse, error) {
+	return nil, status.Errorf(codes.Unimplemented, "method LoadAdapter not implemented")
+}
+func (UnimplementedControlServiceServer) UnloadAdapter(context.Context, *UnloadAdapterRequest) (*UnloadAdapterResponse, error) {
+	return nil, status.Errorf(codes.Unimplemented, "method UnloadAdapter not implemented")
+}
+func (UnimplementedControlServiceServer) ListAdapters(context.Context, *ListAdaptersRequest) (*ListAdaptersResponse, error) {
+	return nil, status.Errorf(codes.Unimplemented, "method ListAdapters not implemented")
+}
 func (UnimplementedControlServiceServer) GetServerInfo(context.Context, *GetServerInfoRequest) (*GetServerInfoResponse, error) {
 	return nil, status.Errorf(codes.Unimplemented, "method GetServerInfo not implemented")
 }
@@ -334,6 +428,9 @@ func (UnimplementedControlServiceServer) SubscribeKvEvents(*SubscribeKvEventsReq
 }
 func (UnimplementedControlServiceServer) Drain(*DrainRequest, ControlService_DrainServer) error {
 	return status.Errorf(codes.Unimplemented, "method Drain not implemented")
+}
+func (UnimplementedControlServiceServer) ResizeCache(*ResizeCacheRequest, ControlService_ResizeCacheServer) error {
+	return status.Errorf(codes.Unimplemented, "method ResizeCache not implemented")
 }
 func (UnimplementedControlServiceServer) Profile(*ProfileRequest, ControlService_ProfileServer) error {
 	return status.Errorf(codes.Unimplemented, "method Profile not implemented")
@@ -418,6 +515,60 @@ func _ControlService_UnloadModel_Handler(srv interface{}, ctx context.Context, d
 	}
 	handler := func(ctx context.Context, req interface{}) (interface{}, error) {
 		return srv.(ControlServiceServer).UnloadModel(ctx, req.(*UnloadModelRequest))
+	}
+	return interceptor(ctx, in, info, handler)
+}
+
+func _ControlService_LoadAdapter_Handler(srv interface{}, ctx context.Context, dec func(interface{}) error, interceptor grpc.UnaryServerInterceptor) (interface{}, error) {
+	in := new(LoadAdapterRequest)
+	if err := dec(in); err != nil {
+		return nil, err
+	}
+	if interceptor == nil {
+		return srv.(ControlServiceServer).LoadAdapter(ctx, in)
+	}
+	info := &grpc.UnaryServerInfo{
+		Server:     srv,
+		FullMethod: "/sluice.v1.ControlService/LoadAdapter",
+	}
+	handler := func(ctx context.Context, req interface{}) (interface{}, error) {
+		return srv.(ControlServiceServer).LoadAdapter(ctx, req.(*LoadAdapterRequest))
+	}
+	return interceptor(ctx, in, info, handler)
+}
+
+func _ControlService_UnloadAdapter_Handler(srv interface{}, ctx context.Context, dec func(interface{}) error, interceptor grpc.UnaryServerInterceptor) (interface{}, error) {
+	in := new(UnloadAdapterRequest)
+	if err := dec(in); err != nil {
+		return nil, err
+	}
+	if interceptor == nil {
+		return srv.(ControlServiceServer).UnloadAdapter(ctx, in)
+	}
+	info := &grpc.UnaryServerInfo{
+		Server:     srv,
+		FullMethod: "/sluice.v1.ControlService/UnloadAdapter",
+	}
+	handler := func(ctx context.Context, req interface{}) (interface{}, error) {
+		return srv.(ControlServiceServer).UnloadAdapter(ctx, req.(*UnloadAdapterRequest))
+	}
+	return interceptor(ctx, in, info, handler)
+}
+
+func _ControlService_ListAdapters_Handler(srv interface{}, ctx context.Context, dec func(interface{}) error, interceptor grpc.UnaryServerInterceptor) (interface{}, error) {
+	in := new(ListAdaptersRequest)
+	if err := dec(in); err != nil {
+		return nil, err
+	}
+	if interceptor == nil {
+		return srv.(ControlServiceServer).ListAdapters(ctx, in)
+	}
+	info := &grpc.UnaryServerInfo{
+		Server:     srv,
+		FullMethod: "/sluice.v1.ControlService/ListAdapters",
+	}
+	handler := func(ctx context.Context, req interface{}) (interface{}, error) {
+		return srv.(ControlServiceServer).ListAdapters(ctx, req.(*ListAdaptersRequest))
 	}
 	return interceptor(ctx, in, info, handler)
 }
@@ -542,6 +693,27 @@ func (x *controlServiceDrainServer) Send(m *DrainResponse) error {
 	return x.ServerStream.SendMsg(m)
 }
 
+func _ControlService_ResizeCache_Handler(srv interface{}, stream grpc.ServerStream) error {
+	m := new(ResizeCacheRequest)
+	if err := stream.RecvMsg(m); err != nil {
+		return err
+	}
+	return srv.(ControlServiceServer).ResizeCache(m, &controlServiceResizeCacheServer{stream})
+}
+
+type ControlService_ResizeCacheServer interface {
+	Send(*ResizeCacheResponse) error
+	grpc.ServerStream
+}
+
+type controlServiceResizeCacheServer struct {
+	grpc.ServerStream
+}
+
+func (x *controlServiceResizeCacheServer) Send(m *ResizeCacheResponse) error {
+	return x.ServerStream.SendMsg(m)
+}
+
 func _ControlService_Profile_Handler(srv interface{}, stream grpc.ServerStream) error {
 	m := new(ProfileRequest)
 	if err := stream.RecvMsg(m); err != nil {
@@ -584,6 +756,18 @@ var _ControlService_serviceDesc = grpc.ServiceDesc{
 			Handler:    _ControlService_UnloadModel_Handler,
 		},
 		{
+			MethodName: "LoadAdapter",
+			Handler:    _ControlService_LoadAdapter_Handler,
+		},
+		{
+			MethodName: "UnloadAdapter",
+			Handler:    _ControlService_UnloadAdapter_Handler,
+		},
+		{
+			MethodName: "ListAdapters",
+			Handler:    _ControlService_ListAdapters_Handler,
+		},
+		{
 			MethodName: "GetServerInfo",
 			Handler:    _ControlService_GetServerInfo_Handler,
 		},
@@ -611,6 +795,11 @@ var _ControlService_serviceDesc = grpc.ServiceDesc{
 		{
 			StreamName:    "Drain",
 			Handler:       _ControlService_Drain_Handler,
+			ServerStreams: true,
+		},
+		{
+			StreamName:    "ResizeCache",
+			Handler:       _ControlService_ResizeCache_Handler,
 			ServerStreams: true,
 		},
 		{

@@ -70,7 +70,8 @@ export class Progress {
   rest(): GenerationSpec {
     const accepted = this.accepted!;
     const outputs = [...this.ids].map(([outputIndex, tokenIds]) => ({ outputIndex, tokenIds }));
-    const resume = { generationId: accepted.generationId, afterSeq: this.lastSeq, outputs };
+    const { generationId, adapterDigest } = accepted;
+    const resume = { generationId, afterSeq: this.lastSeq, outputs, adapterDigest };
     if (!this.hasAllIds) return GenerationSpec.fromPartial({ resume });
     const { model, revision, params } = accepted;
     const rest = { ...this.spec, ...params, model, revision, resume, creditWindow: undefined };

@@ -54,15 +54,16 @@ class Pack(Protocol):
 class LayerLoader:
     """Makes packed layers from a source: names, concatenation, folding and the order of rotated rows.
 
-    `norm_offset` is what norms add to their stored weights. With `ranks`, the source has this rank's part of a tensor,
-    and sizes are those of the part.
+    `foldings` gets how each linear was packed. `norm_offset` is what norms add to their stored weights. With `ranks`,
+    the source has this rank's part of a tensor, and sizes are those of the part.
     """
 
-    def __init__(
+    def __init__(  # noqa: PLR0913 # all that packing depends on
         self,
         source: WeightSource,
         dtype: torch.dtype,
         pack: Pack = PLAIN,
+        foldings: dict[str, Folding] | None = None,
         *,
         is_stored: bool = False,
         norm_offset: float = 0.0,
@@ -78,7 +79,7 @@ class LayerLoader:
         # well: norms differ by a factor of 1000 within a layer, and groups of inputs share a scale.
         self._folds = dtype is torch.float32 and not is_stored and not pack.rounds
         self.notes: dict[str, None] = {}  # for the operator, in the order found
-        self.foldings: dict[str, Folding] = {}  # of linears, by their first projections
+        self.foldings = {} if foldings is None else foldings  # of linears, by their first projections
 
     def norm(self, name: str, size: int) -> Tensor:
         """Returns a norm's weight [size]. With an offset it is the sum, in float32 and not rounded again."""

@@ -41,6 +41,11 @@ class LayerProducts(NamedTuple):
     down: SideProduct | None = None
 
 
+def bytes_of(layers: Sequence[LayerProducts]) -> int:
+    """Returns the bytes of what an adapter adds to all layers."""
+    return sum(one.num_bytes for products in layers for one in products if one is not None)
+
+
 class StepSides:
     """The products of one step."""
 

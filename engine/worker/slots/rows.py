@@ -15,6 +15,7 @@ from sluice_server.engine.plugins.processors import NO_PROCESSORS, LogitsProcess
 from sluice_server.engine.sampling.columns import FLOATS, INTS, neutral, pack, sampling_rows
 from sluice_server.engine.sampling.matchers import SlotMatchers
 from sluice_server.engine.sampling.rows import GrammarMasks, LogprobRows, SamplingParamRows, SamplingRows
+from sluice_server.engine.worker.slots.adapters import AdapterSlots, SlotAdapters
 from sluice_server.engine.worker.slots.adjustments import SlotAdjustments
 from sluice_server.engine.worker.slots.banned_tokens import SlotBannedTokens
 from sluice_server.engine.worker.slots.embeds import SlotEmbeds
@@ -54,6 +55,7 @@ class SlotRows:
         processors: LogitsProcessors = NO_PROCESSORS,
         num_groups: int = 1,
         images: EncoderCache | None = None,
+        adapters: AdapterSlots = (),
     ) -> None:
         self.matchers = matchers
         self.processors = SlotProcessors(processors)
@@ -66,6 +68,7 @@ class SlotRows:
         self.pooling = SlotPooling()
         self.embeds = SlotEmbeds()
         self.images = SlotImages(images)
+        self.adapters = SlotAdapters(adapters)
         self._adjustments = SlotAdjustments(vocab_size)
         self._banned_tokens = SlotBannedTokens()
         self._listeners: tuple[TokenListener, ...] = (self._adjustments, self._banned_tokens, matchers, self.processors)
@@ -91,6 +94,7 @@ class SlotRows:
         self.pooling.reset(placement)
         self.embeds.reset(placement)
         self.images.reset(placement)
+        self.adapters.reset(placement)
         self.matchers.reset(placement)
         self.processors.reset(placement)
         self.listening.pop(slot, None)

@@ -13,6 +13,7 @@ from sluice_server.engine.models.config import ModelConfig
 from sluice_server.engine.worker.startup.formats import Formats, unusable
 from sluice_server.kernels.contract import is_batch_invariant
 from sluice_server.kernels.cpu import builds
+from sluice_server.kernels.layout.ragged import MAX_TREE
 from sluice_server.kernels.triton.support import FP8_SINCE, too_wide, unsupported
 
 ON_CUDA = "tokens do not depend on the batch: products and attention are summed in one order, which is slower"
@@ -64,6 +65,25 @@ def check_invariance(config: EngineConfig, head_dim: int, device: torch.device) 
     if config.max_draft_width > 1:  # accepted tokens of a tree were summed together with rejected ones
         raise unusable("batch_invariant", f"with --max-draft-width {config.max_draft_width} on {device}: take 1")
     return (ON_CUDA,)
+
+
+def choose_device(name: str) -> torch.device:
+    """Returns the device of that name; auto prefers CUDA. Raises ServiceError if CUDA is requested and not usable."""
+    if name == "cpu" or (name == "auto" and not torch.cuda.is_available()):
+        return torch.device("cpu")
+    if not torch.cuda.is_available():
+        raise _unusable(
+            "--device cuda: no CUDA device is usable here; use --device cpu, or check driver and torch build"
+        )
+    return torch.device("cuda")
+
+
+def check_trees(config: EngineConfig, model: ModelConfig, device: torch.device) -> None:
+    """Raises ServiceError if drafts are to branch and the GPU kernels cannot verify that."""
+    least = min((size for size in model.windows if size is not None), default=MAX_TREE)
+    if device.type != "cpu" and config.max_draft_width > 1 and least < MAX_TREE:
+        text = f"{config.max_draft_width} on {device} with a sliding window of {least} tokens: use 1"
+        raise _unusable(f"--max-draft-width: {text}; windows of {MAX_TREE} and more, or none, are supported")
 
 
 def _rounds_activations(model: ModelConfig, formats: Formats) -> bool:

@@ -4,6 +4,7 @@ A request is charged its reserved tokens (prompt plus max_tokens) when it opens,
 ends. So a bucket can go below zero; the tenant then waits until it is refilled.
 """
 
+import fnmatch
 from collections.abc import Callable
 
 import msgspec
@@ -19,12 +20,14 @@ class TenantLimits(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
     Attributes:
         trust_chat_content: content of its chats may write control tokens.
+        adapters: names of the adapters that its requests may name; * stands for any characters.
     """
 
     requests_per_minute: int | None = None
     tokens_per_minute: int | None = None
     max_concurrent: int | None = None
     trust_chat_content: bool = False
+    adapters: tuple[str, ...] | None = None
 
     def __post_init__(self) -> None:
         for name in ("requests_per_minute", "tokens_per_minute", "max_concurrent"):
@@ -119,6 +122,11 @@ class Quotas:
     def trusts_chat_content(self, tenant: str) -> bool:
         """Whether content of the tenant's chats may write control tokens."""
         return self._limits_of(tenant).trust_chat_content
+
+    def allows_adapter(self, tenant: str, name: str) -> bool:
+        """Whether requests of the tenant may name an adapter."""
+        patterns = self._limits_of(tenant).adapters
+        return patterns is None or any(fnmatch.fnmatchcase(name, pattern) for pattern in patterns)
 
     def settle(self, tenant: str, charged: int, used: int, now_s: float) -> None:
         """Closes a request that used `used` tokens."""

@@ -11,8 +11,10 @@ from sluice.v1 import control_pb2
 from sluice_server.engine.errors import ServiceError, invalid
 from sluice_server.engine.executor.computing import UNKNOWN
 from sluice_server.engine.request import Limits
+from sluice_server.services.gateway.access.identity import CALLER
 from sluice_server.services.gateway.access.metadata import Context
 from sluice_server.services.gateway.cache_events import CacheEvents
+from sluice_server.services.gateway.calls.adapters import MAX_NAMED, AdapterHandlers
 from sluice_server.services.gateway.calls.artifacts import Artifacts
 from sluice_server.services.gateway.calls.load import Loads
 from sluice_server.services.gateway.calls.refusal import refuse
@@ -25,7 +27,7 @@ from sluice_server.services.gateway.requests.manager import RequestManager
 from sluice_server.services.gateway.settings import ModelInfo
 from sluice_server.services.media.processor import FILE_LIMITS
 
-SCHEMA_REVISION = 16
+SCHEMA_REVISION = 17
 MAX_PAGE = 1000
 MIN_INTERVAL_S, MAX_INTERVAL_S = 0.1, 3600.0  # intervals of WatchLoad
 MAX_GRACE_S = 24 * 3600.0
@@ -43,12 +45,13 @@ FEATURES = (
 
 
 def features(limits: Limits, model: ModelInfo) -> "list[control_pb2.Feature.ValueType]":
-    """Returns the features of this server; speculation only where the engine can draft, vectors and images where the
-    model has them."""
+    """Returns the features of this server; speculation only where the engine can draft, adapters where it takes them,
+    vectors and images where the model has them."""
     has = {
         control_pb2.FEATURE_SPECULATION: limits.max_draft_tokens > 0,
         control_pb2.FEATURE_EMBED: embeds(model),
         control_pb2.FEATURE_IMAGES: limits.images is not None,
+        control_pb2.FEATURE_ADAPTERS: limits.max_adapters > 0,
     }
     return [feature for feature in FEATURES if has.get(feature, True)]
 
@@ -81,9 +84,14 @@ class Control:
     """The handlers. `drain` makes the gateway refuse new requests and ends the running ones after so many seconds."""
 
     def __init__(
-        self, manager: RequestManager, drain: Callable[[float], Coroutine[Any, Any, None]], events: CacheEvents
+        self,
+        manager: RequestManager,
+        drain: Callable[[float], Coroutine[Any, Any, None]],
+        events: CacheEvents,
+        adapters: AdapterHandlers,
     ) -> None:
-        self.loads = Loads(manager)
+        self.adapters = adapters
+        self.loads = Loads(manager, adapters.of_engine)
         self.artifacts = Artifacts(manager, events)
         self._manager = manager
         self._drain = drain
@@ -99,14 +107,14 @@ class Control:
             await refuse(context, invalid("page_size", f"{size} is not in [1, {MAX_PAGE}]"))
         if request.page_token:
             await refuse(context, invalid("page_token", "is not one that this server gave out"))
-        return control_pb2.ListModelsResponse(models=[self._model()])
+        return control_pb2.ListModelsResponse(models=[self._model(CALLER.get().tenant)])
 
     async def get_model(self, request: control_pb2.GetModelRequest, context: Context) -> control_pb2.GetModelResponse:
         """GetModel: returns the model; NOT_FOUND for any other name."""
         known = self._manager.settings.model.id
         if request.model != known:
             await refuse(context, not_found("model", request.model, f"this server serves {known!r}"))
-        return control_pb2.GetModelResponse(model=self._model())
+        return control_pb2.GetModelResponse(model=self._model(CALLER.get().tenant))
 
     async def get_server_info(
         self, request: control_pb2.GetServerInfoRequest, context: Context
@@ -154,7 +162,7 @@ class Control:
             await asyncio.wait([self._draining], timeout=DRAIN_INTERVAL_S)
         await context.write(control_pb2.DrainResponse(drained=True))
 
-    def _model(self) -> control_pb2.Model:
+    def _model(self, tenant: str) -> control_pb2.Model:
         model = self._manager.settings.model
         refusal: ServiceError | None = self._manager.refusal
         report = self.loads.any_report
@@ -176,6 +184,7 @@ class Control:
             state=control_pb2.MODEL_STATE_READY if refusal is None else control_pb2.MODEL_STATE_LOADING,
             tasks=tasks(model),
             embedding_width=model.vector_width if embeds(model) else 0,
+            adapters=self.adapters.names(tenant)[:MAX_NAMED],
         )
 
     def _limits(self) -> control_pb2.ServerLimits:
@@ -198,4 +207,5 @@ class Control:
             max_stream_frames_per_second=settings.max_stream_frames_per_s,
             max_credit=limits.max_credit,
             **_image_limits(limits),
+            max_adapters=limits.max_adapters,
         )

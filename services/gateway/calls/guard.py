@@ -48,9 +48,10 @@ _VLLM = "vllm.grpc.engine.VllmEngine"
 SCOPES: Mapping[str, frozenset[Scope]] = {  # any one of them is enough; an empty set needs no credentials
     **_methods(_INFERENCE, GENERATE, "Generate", "StreamGenerate", "Converse", "ResumeGenerate", "CancelGeneration"),
     **_methods(_INFERENCE, GENERATE, "Tokenize", "Detokenize", "Embed", "Classify", "Rerank", "Score"),
-    **_methods(_CONTROL, ANY, "ListModels", "GetModel", "GetServerInfo", "GetTokenizer"),
+    **_methods(_CONTROL, ANY, "ListModels", "GetModel", "ListAdapters", "GetServerInfo", "GetTokenizer"),
     **_methods(_CONTROL, CONTROL, "GetLoad", "WatchLoad"),
     **_methods(_CONTROL, ADMIN, "LoadModel", "UnloadModel", "Drain", "SubscribeKvEvents", "Profile", "ResizeCache"),
+    **_methods(_CONTROL, ADMIN, "LoadAdapter", "UnloadAdapter"),
     **_methods(_OIP, NO_SCOPES, "ServerLive", "ServerReady", "ModelReady"),
     **_methods(_OIP, ANY, "ServerMetadata", "ModelMetadata", "ModelConfig", "RepositoryIndex"),
     **_methods(_OIP, CONTROL, "ModelStatistics"),

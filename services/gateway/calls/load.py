@@ -32,8 +32,12 @@ class EngineReport:
 class Loads:
     """The latest report of each engine, by engine id."""
 
-    def __init__(self, manager: RequestManager) -> None:
+    def __init__(
+        self, manager: RequestManager, adapters_of: Callable[[str], Iterable[control_pb2.AdapterLoad]] = lambda _: ()
+    ) -> None:
+        """`adapters_of` returns the adapters of an engine."""
         self._manager = manager
+        self._adapters_of = adapters_of
         self._heard: dict[str, EngineReport] = {}
         self.own_level: Callable[[], Level] = lambda: Level.OK  # how short memory is at this gateway
 
@@ -69,12 +73,13 @@ class Loads:
     def now(self) -> control_pb2.Load:
         """Returns the present load as a message of the contract."""
         admission, now_s = self._manager.admission, self._manager.clock()
+        heard = sorted(self._heard.items())
         return control_pb2.Load(
             open_requests=admission.num_requests,
             max_open_requests=admission.max_requests,
             reserved_tokens=admission.num_tokens,
             max_reserved_tokens=admission.max_tokens,
-            engines=[_engine_load(heard, now_s) for _, heard in sorted(self._heard.items())],
+            engines=[_engine_load(one, now_s, self._adapters_of(name)) for name, one in heard],
             tenants=tenants_of(self._manager.requests),
             memory_level=MEMORY_LEVELS[self.own_level()],
         )
@@ -106,7 +111,9 @@ def _level(number: int) -> Level:
     return Level(min(max(number, Level.OK), Level.CRITICAL))
 
 
-def _engine_load(heard: EngineReport, now_s: float) -> control_pb2.EngineLoad:
+def _engine_load(
+    heard: EngineReport, now_s: float, adapters: Iterable[control_pb2.AdapterLoad]
+) -> control_pb2.EngineLoad:
     load = heard.report.load
     return control_pb2.EngineLoad(
         engine_id=heard.report.engine_id,
@@ -126,6 +133,7 @@ def _engine_load(heard: EngineReport, now_s: float) -> control_pb2.EngineLoad:
             control_pb2.RankLoad(step_time=to_duration(one.steps_s), sum_time=to_duration(one.sums_s))
             for one in load.ranks[:MAX_RANKS]
         ],
+        adapters=adapters,
     )
 
 

@@ -92,6 +92,8 @@ def accepted(event: AcceptedEvent) -> types_pb2.Accepted:
     made = types_pb2.Accepted(
         generation_id=event.generation_id, model=event.model, revision=event.revision, params=event.params
     )
+    if event.adapter:
+        made.adapter, made.adapter_digest = event.adapter, event.adapter_digest
     if event.num_prompt:  # 0: the engine has not seen the prompt yet
         made.prompt_tokens, made.cached_tokens = event.num_prompt, event.num_cached
     return made
@@ -212,6 +214,8 @@ def whole(event: CompletedEvent) -> inference_pb2.GenerateResponse:
         timings=timings(used),
         params=accepted.params,
         prompt_info=prompt_info(event.prompt) if event.prompt is not None else None,
+        adapter=accepted.adapter,
+        adapter_digest=accepted.adapter_digest,
     )
 
 

@@ -11,7 +11,8 @@ from sluice_server.engine.models.labels import Activation, LabelsConfig
 from sluice_server.engine.request import Pooling
 from sluice_server.services.gateway.access.admission import BYTES_PER_TOKEN
 from sluice_server.services.gateway.contract.embedding import check_instruction_size, read_inputs, truncation_of
-from sluice_server.services.gateway.contract.translate import TranslatedRequest, check_bytes, check_model, size_of_text
+from sluice_server.services.gateway.contract.served import check_model
+from sluice_server.services.gateway.contract.translate import TranslatedRequest, check_bytes, size_of_text
 from sluice_server.services.gateway.settings import GatewaySettings, ModelInfo
 from sluice_server.services.messages.work import (
     ChatMessage,

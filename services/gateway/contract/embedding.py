@@ -10,10 +10,10 @@ from sluice_server.engine.request import Pooling
 from sluice_server.services.gateway.access.admission import BYTES_PER_TOKEN
 from sluice_server.services.gateway.contract.fields import refuse_unbuilt
 from sluice_server.services.gateway.contract.ids import pack_checked
+from sluice_server.services.gateway.contract.served import check_model
 from sluice_server.services.gateway.contract.translate import (
     TranslatedRequest,
     check_bytes,
-    check_model,
     size_of_text,
 )
 from sluice_server.services.gateway.settings import GatewaySettings, ModelInfo
@@ -54,6 +54,8 @@ def embedding(request: inference_pb2.EmbedRequest, priority: int, settings: Gate
     """Returns the work of Embed; `priority` is that of the metadata. Raises `ServiceError`."""
     check_model(request, settings.model)
     refuse_unbuilt(request)
+    if request.adapter:
+        raise unsupported("adapter", "adapter is not supported for vectors: leave it out")
     if not embeds(settings.model):
         raise unsupported("Embed", f"Embed is not supported with this model: {settings.model.vectors.refusal}")
     check_priority(priority, settings.limits)

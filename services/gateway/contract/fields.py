@@ -19,6 +19,7 @@ BUILT = frozenset(
         *(row.field for row in PARAMETERS),
         "model",
         "revision",
+        "adapter",
         "text",
         "token_ids",
         "token_ids.ids",
@@ -108,11 +109,11 @@ BUILT = frozenset(
         "resume.outputs",
         "resume.outputs.output_index",
         "resume.outputs.token_ids",
+        "resume.adapter_digest",
     ]
 )
 
 NOT_BUILT: Mapping[str, tuple[object, ...]] = {  # path → values that are accepted, because they have no effect
-    "adapter": ("",),
 }
 
 # Messages with a field that is not built somewhere below; only these are searched.

@@ -7,7 +7,12 @@ import dataclasses
 
 from sluice.v1 import inference_pb2, types_pb2
 
-from sluice_server.engine.checks import check_credit, check_generates, check_params, check_prompt
+from sluice_server.engine.checks import (
+    check_credit,
+    check_generates,
+    check_params,
+    check_prompt,
+)
 from sluice_server.engine.errors import invalid, other_revision, unsupported
 from sluice_server.engine.request import Limits, SamplingParams
 from sluice_server.services import text_bound
@@ -15,12 +20,12 @@ from sluice_server.services.gateway.access.admission import BYTES_PER_TOKEN
 from sluice_server.services.gateway.contract import sampling
 from sluice_server.services.gateway.contract.chat import chat_prompt, num_bytes
 from sluice_server.services.gateway.contract.constraint import constraint
-from sluice_server.services.gateway.contract.errors import loading, not_found
 from sluice_server.services.gateway.contract.fields import refuse_unbuilt
 from sluice_server.services.gateway.contract.ids import Slices, pack_checked, packing
 from sluice_server.services.gateway.contract.images import ALL, chat_images
 from sluice_server.services.gateway.contract.prompt_embeds import prompt_embeds
-from sluice_server.services.gateway.settings import GatewaySettings, ModelInfo
+from sluice_server.services.gateway.contract.served import adapter_of, check_model
+from sluice_server.services.gateway.settings import GatewaySettings
 from sluice_server.services.messages.work import (
     ChatPrompt,
     Detokenize,
@@ -50,6 +55,9 @@ class TranslatedRequest:
         detach_ttl_s: how long the generation is kept without a reader; None: it ends with its reader.
         resume: per output the ids that it continues behind (int32); empty for a new generation.
         after_seq: sequence number behind which its deltas are numbered.
+        adapter: name of the adapter; "" for the base.
+        model: what the request calls the model, if it names the adapter so; "" otherwise.
+        adapter_digest: that the adapter must have, in hex; "" for any.
     """
 
     work: Work
@@ -62,6 +70,9 @@ class TranslatedRequest:
     detach_ttl_s: float | None = None
     resume: tuple[bytes, ...] = ()
     after_seq: int = 0
+    adapter: str = ""
+    model: str = ""
+    adapter_digest: str = ""
 
     @property
     def is_search(self) -> bool:
@@ -109,8 +120,10 @@ def continuation(spec: types_pb2.GenerationSpec, priority: int, settings: Gatewa
             raise invalid(f"resume.outputs[{at}].output_index", f"{one.output_index} {limit}")
         named.add(one.output_index)
         received[one.output_index] = pack_checked(f"resume.outputs[{at}].token_ids", one.token_ids, settings)
-    resume = tuple(received) if any(received) else ()
-    return dataclasses.replace(asked, resume=resume, after_seq=spec.resume.after_seq)
+    if asked.adapter and not spec.resume.adapter_digest:
+        raise invalid("resume.adapter_digest", "is needed, as in Accepted: the gateway that owned it is gone")
+    resume, digest = tuple(received) if any(received) else (), spec.resume.adapter_digest
+    return dataclasses.replace(asked, resume=resume, after_seq=spec.resume.after_seq, adapter_digest=digest)
 
 
 def _check_no_resume(spec: types_pb2.GenerationSpec) -> None:
@@ -151,7 +164,7 @@ def check_resume(spec: types_pb2.GenerationSpec) -> None:
 def _generation(
     spec: types_pb2.GenerationSpec, priority: int, settings: GatewaySettings, *, is_open: bool
 ) -> TranslatedRequest:
-    check_model(spec, settings.model)
+    adapter = adapter_of(spec, settings)
     check_generates(settings.model.generates)
     refuse_unbuilt(spec)
     limits = settings.limits
@@ -189,6 +202,8 @@ def _generation(
         tells_prompt=spec.output.echo or params.prompt_logprobs >= 0,
         idempotency_key=sampling.idempotency_key(spec),
         detach_ttl_s=detach_ttl_s,
+        adapter=adapter,
+        model=spec.model if adapter and spec.model != settings.model.id else "",
     )
 
 
@@ -222,26 +237,6 @@ def detokenization(request: inference_pb2.DetokenizeRequest, settings: GatewaySe
     ids = yield from packing("token_ids", request.token_ids, settings)
     skip = request.skip_special_tokens if request.HasField("skip_special_tokens") else True
     return TranslatedRequest(Detokenize(ids=ids, skip_special_tokens=skip))
-
-
-def check_model(
-    request: types_pb2.GenerationSpec
-    | inference_pb2.TokenizeRequest
-    | inference_pb2.DetokenizeRequest
-    | inference_pb2.EmbedRequest
-    | inference_pb2.ClassifyRequest
-    | inference_pb2.RerankRequest
-    | inference_pb2.ScoreRequest,
-    model: ModelInfo,
-) -> None:
-    """Raises `ServiceError` unless the request names the model and revision that are served, or none."""
-    if request.HasField("model") and request.model != model.id:
-        raise not_found("model", request.model, f"this server serves {model.id!r}")
-    if not request.HasField("revision") or request.revision in filter(None, (model.revision, model.label)):
-        return
-    if not model.revision:
-        raise loading()
-    raise not_found("model", f"{model.id}@{request.revision}", f"this server serves revision {model.revision!r}")
 
 
 def _prompt(

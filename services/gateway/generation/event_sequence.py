@@ -20,6 +20,7 @@ from sluice_server.services.gateway.generation.events import (
     PromptEvent,
     StreamEvent,
 )
+from sluice_server.services.gateway.requests.adapters import is_unbound
 from sluice_server.services.gateway.requests.deltas import has_content
 from sluice_server.services.gateway.requests.open_request import OpenRequest
 from sluice_server.services.messages.messages import Text
@@ -60,7 +61,7 @@ class EventSequence:
         """Returns the next event; None while there is none, after the last, or when a failed generation has no more."""
         request = self._request
         if not self._is_accepted:
-            if not self._options.is_eager and request.accounting.admitted is None:
+            if is_unbound(request.asked) or (not self._options.is_eager and request.accounting.admitted is None):
                 return None
             self._is_accepted = True
             return accepted_event(request)
@@ -106,7 +107,9 @@ def accepted_event(request: OpenRequest) -> AcceptedEvent:
     """Returns the event of an admitted request."""
     envelope, params = request.envelope, effective_params(request)
     num_prompt, num_cached = request.accounting.num_prompt, request.accounting.num_cached
-    return AcceptedEvent(request.generation_id, envelope.model, envelope.revision, params, num_prompt, num_cached)
+    adapter = request.asked.adapter, envelope.adapter
+    where = request.generation_id, request.asked.model or envelope.model, envelope.revision
+    return AcceptedEvent(*where, params, num_prompt, num_cached, *adapter)
 
 
 def prompt_event(request: OpenRequest) -> PromptEvent:

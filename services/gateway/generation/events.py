@@ -26,6 +26,8 @@ class AcceptedEvent(msgspec.Struct, frozen=True):
     params: types_pb2.EffectiveParams | None
     num_prompt: int = 0
     num_cached: int = 0
+    adapter: str = ""  # its name
+    adapter_digest: str = ""
 
 
 class PromptEvent(msgspec.Struct, frozen=True):

@@ -19,6 +19,7 @@ from sluice_server.services.gateway.contract.ids import pack_checked
 from sluice_server.services.gateway.generation.detached import DetachedSessions
 from sluice_server.services.gateway.generation.event_sequence import EventOptions, EventSequence
 from sluice_server.services.gateway.generation.events import FailedEvent, SessionEvent, ThrottledEvent, ThrottleReason
+from sluice_server.services.gateway.requests.adapters import is_unbound
 from sluice_server.services.gateway.requests.manager import RequestManager
 from sluice_server.services.gateway.requests.open_request import OpenRequest
 from sluice_server.services.messages.messages import Append, CloseInput, Update
@@ -125,7 +126,8 @@ class GenerationSession:
             request.end(credit_exhausted(request.delivery.last_seq))
         if isinstance(request.outcome, ServiceError) and not self.is_over:
             return self._fail(request.outcome)
-        reason = self._why_throttled() if request.outcome is None else None
+        is_accepted = request.outcome is None and not is_unbound(request.asked)
+        reason = self._why_throttled() if is_accepted else None
         return ThrottledEvent(request.generation_id, reason) if reason is not None else None
 
     def close(self, error: ServiceError | None) -> None:

@@ -10,7 +10,7 @@ from sluice_server.services.gateway.generation.events import CompletedEvent, Str
 from sluice_server.services.gateway.generation.interruption import Interruption
 from sluice_server.services.gateway.requests.open_request import OpenRequest
 from sluice_server.services.gateway.requests.progress import WriteProgress
-from sluice_server.services.messages.details import Detokenized, Embedded, Tokenized
+from sluice_server.services.messages.details import AdapterDropped, AdapterState, Detokenized, Embedded, Tokenized
 from sluice_server.services.messages.messages import Text
 
 
@@ -44,6 +44,7 @@ class RequestReader:
         if isinstance(self.request.outcome, ServiceError):
             # one error object may be shared by many requests: drop the frames of earlier raises
             raise self.request.outcome.with_traceback(None)
+        assert not isinstance(self.request.outcome, AdapterState | AdapterDropped), "these are the gateway's own"
         return self.request.outcome
 
     async def completed(self) -> CompletedEvent:

@@ -4,6 +4,7 @@ from collections.abc import Callable, Iterable
 
 import msgspec
 
+from sluice_server.services.gateway.requests.adapters import is_unbound
 from sluice_server.services.gateway.requests.engines import Engines
 from sluice_server.services.gateway.requests.open_request import OpenRequest
 from sluice_server.services.messages.messages import Cancel, Message, Submit
@@ -26,6 +27,7 @@ class Attempts:
 
     def first(self, request: OpenRequest) -> None:
         """Sends a traced request. Prompts may go to any engine that serves, if a tokenizer chooses."""
+        assert not is_unbound(request.asked), "a request is sent without the adapter that it names"
         envelope = request.envelope
         able = self._engines.able if isinstance(request.asked.work, Generate) and not request.is_own else ()
         request.able = able
@@ -36,6 +38,7 @@ class Attempts:
 
         An engine that no longer has the request gets a Cancel: it may be alive, and only out of reach.
         """
+        assert not is_unbound(request.asked), "a request is sent without the adapter that it names"
         before = request.envelope
         self._engines.give_back(before.engine)
         engine = self._engines.take(before.request_id, before.engine)

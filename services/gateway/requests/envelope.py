@@ -5,15 +5,18 @@ from sluice_server.services.gateway.settings import GatewaySettings
 from sluice_server.services.messages.messages import Envelope
 
 
-def envelope_of(call: CallMetadata, settings: GatewaySettings, request_id: str, serial: int, engine: str) -> Envelope:
+def envelope_of(  # all that an envelope is made of
+    call: CallMetadata, settings: GatewaySettings, request_id: str, serial: int, engine: str, adapter: str = ""
+) -> Envelope:
     """Returns the envelope of a request of `call`; `serial` is its number among the requests of this gateway, `engine`
-    the one that computes its first attempt."""
+    the one that computes its first attempt, `adapter` the digest of its adapter."""
     return Envelope(
         request_id=request_id,
         origin=settings.gateway_id,
         tenant=call.caller.tenant,
         model=settings.model.id,
         revision=settings.model.revision,
+        adapter=adapter,
         traceparent=call.traceparent,
         tracestate=call.tracestate,
         time_left_s=call.time_left_s,

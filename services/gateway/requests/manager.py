@@ -17,6 +17,14 @@ from sluice_server.services.gateway.access.quota import Quotas
 from sluice_server.services.gateway.contract.chat import trusting
 from sluice_server.services.gateway.contract.errors import draining, loading, not_found, slow_consumer
 from sluice_server.services.gateway.contract.translate import TranslatedRequest
+from sluice_server.services.gateway.requests.adapters import (
+    AdapterSource,
+    NoAdapters,
+    bound,
+    digest_of,
+    is_unbound,
+    when_bound,
+)
 from sluice_server.services.gateway.requests.attempts import Attempts
 from sluice_server.services.gateway.requests.engines import Engines
 from sluice_server.services.gateway.requests.envelope import envelope_of
@@ -76,6 +84,7 @@ class RequestManager:
         self.fetches: ImageFetches | None = None  # where images are fetched by their URLs
         self.requests = OpenRequests()
         self.engines = Engines(settings.stages[1], settings.routing)
+        self.adapters: AdapterSource = NoAdapters()
         self._quotas = quotas
         self._keys = IdempotencyKeys()
         self.refusal: ServiceError | None = loading()
@@ -104,6 +113,8 @@ class RequestManager:
             raise memory_pressure()
         tenant = call.caller.tenant
         self._keys.check(tenant, asked.idempotency_key)
+        if asked.adapter and (adapter := self.adapters.find(asked.adapter, tenant)) is not None:
+            asked = bound(asked, adapter)
         asked = self.images.resolved(tenant, asked)
         image_bytes = held_bytes(asked)
         charged = self._quotas.take(tenant, asked.reserve, self.clock())
@@ -144,14 +155,17 @@ class RequestManager:
         self._send(request)
 
     def _send(self, request: OpenRequest) -> None:
-        if self.hold is None or request.is_own:
+        if is_unbound(request.asked):
+            when_bound(request, self.adapters, self._send_bound)
+        elif self.hold is None or request.is_own:
             self._attempts.first(request)
         else:
             self.hold(request)
 
     def resubmit(self, request: OpenRequest) -> None:
-        """Sends a request as a new attempt, behind the tokens that came."""
-        if request.awaits_images:  # it is sent for the first time when they are here
+        """Sends a request as a new attempt, behind the tokens that came. One whose adapter is being loaded, or whose
+        images are being fetched, is sent when they are here."""
+        if request.awaits_images or is_unbound(request.asked):
             return
         self._attempts.again(request, self.clock())
         self.observer.count("replayed")
@@ -210,7 +224,8 @@ class RequestManager:
         numbered = request.replay.record(change)
         if isinstance(change, Update) and change.time_left_s is not None:
             request.replay.set_time_left(change.time_left_s, self.clock())
-        self._emit(numbered)
+        if not is_unbound(request.asked):
+            self._emit(numbered)
 
     def grant(self, request: OpenRequest, num_tokens: int) -> None:
         """Adds `num_tokens` to the credit of a request."""
@@ -319,10 +334,18 @@ class RequestManager:
         self._num_opened += 1
         request_id = self.new_id()
         engine = self.engines.hold(engine) if engine else self.engines.take(request_id)
-        envelope = envelope_of(call, self.settings, request_id, self._num_opened, engine)
+        adapter = digest_of(asked)
+        envelope = envelope_of(call, self.settings, request_id, self._num_opened, engine, adapter)
         request = OpenRequest(envelope, asked, self.clock(), streams=streams, is_own=is_own, gaps=self.gaps)
         self.requests.add(request)
         return request
+
+    def _send_bound(self, request: OpenRequest) -> None:
+        """Sends a request whose adapter has been loaded."""
+        if request.replay.changes:  # the client has changed it meanwhile
+            self._attempts.again(request, self.clock())
+        else:
+            self._send(request)
 
     def _cancel_in_ring(self, request: OpenRequest) -> None:
         if not request.is_ended_in_ring:

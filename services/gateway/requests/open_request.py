@@ -6,24 +6,36 @@ needed to send the request again, `credit` the granted tokens, `accounting` the 
 
 import enum
 
+import msgspec
+
 from sluice_server.engine.errors import Code, ServiceError
 from sluice_server.engine.request import ENDED_BY_TEXT
 from sluice_server.engine.scheduler.histogram import Histogram
 from sluice_server.services.gateway.contract.errors import from_failed
 from sluice_server.services.gateway.contract.translate import TranslatedRequest
 from sluice_server.services.gateway.requests.accounting import Accounting
+from sluice_server.services.gateway.requests.adapters import digest_of
 from sluice_server.services.gateway.requests.credit import GrantedCredit
 from sluice_server.services.gateway.requests.delivery import Delivery
 from sluice_server.services.gateway.requests.deltas import has_content
 from sluice_server.services.gateway.requests.output_state import OutputState
 from sluice_server.services.gateway.requests.progress import SlotLimits
 from sluice_server.services.gateway.requests.replay import Replay
-from sluice_server.services.messages.details import Detokenized, Embedded, Scored, Tokenized
+from sluice_server.services.messages.details import (
+    AdapterDropped,
+    AdapterState,
+    Detokenized,
+    Embedded,
+    Scored,
+    Tokenized,
+)
 from sluice_server.services.messages.messages import Cancel, Envelope, Failed, Preempted, Result, Resume, Text
 from sluice_server.services.messages.work import Generate, Work, pack_ids, unpack_ids
 from sluice_server.services.telemetry.observed import RequestTrace, RequestUsage, Unobserved
 
-Outcome = Text | Tokenized | Detokenized | Embedded | ServiceError  # Text: the message that finished a generation
+Outcome = (
+    Text | Tokenized | Detokenized | Embedded | AdapterState | AdapterDropped | ServiceError
+)  # Text: the message that finished a generation
 _OUR_FAULT = (Code.INTERNAL, Code.UNAVAILABLE)
 
 
@@ -148,6 +160,12 @@ class OpenRequest:
         if not self._is_first_token_noted and self.accounting.first_token_s is not None:
             self._is_first_token_noted = True
             self.trace.first_token()
+
+    def bind(self, asked: TranslatedRequest) -> None:
+        """Takes the adapter that the request names, which is loaded now."""
+        self.asked = asked
+        self.envelope = msgspec.structs.replace(self.envelope, adapter=digest_of(asked))
+        self.delivery.on_news()
 
     def end(self, outcome: Outcome) -> bool:
         """Sets the outcome; returns False if there is one already."""

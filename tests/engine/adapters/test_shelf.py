@@ -54,7 +54,7 @@ class World:
         self.shelf.ended(order, is_good)
 
     def take(self, digest: bytes) -> int | None:
-        slot = self.shelf.take(digest)
+        slot = self.shelf.hold(digest) if self.shelf.is_ready(digest) else None
         assert slot is None or self.slots.get(slot) == digest, "a sequence computes with another adapter"
         return slot
 
@@ -187,19 +187,12 @@ def idle_in_use(self: Entry) -> bool:
     return self.device is Copy.HERE and not self.is_pinned
 
 
-def take_uncounted(self: Shelf, digest: bytes) -> int | None:
-    slot = take(self, digest)
-    if slot is not None:
-        self._entries[digest].refs -= 1
-    return slot
+def hold_uncounted(self: Shelf, digest: bytes) -> int:
+    return self._entries[digest].slot
 
 
-def take_while_it_comes(self: Shelf, digest: bytes) -> int | None:
-    entry = self._entries[digest]
-    if entry.device is Copy.NONE:
-        return None
-    entry.refs += 1
-    return entry.slot
+def ready_while_it_comes(self: Shelf, digest: bytes) -> bool:
+    return self._entries[digest].device is not Copy.NONE
 
 
 def no_turns(self: Shelf, queue: object) -> None:
@@ -223,21 +216,20 @@ def keep_the_slot(self: Shelf, entry: Entry) -> None:
     entry.slot, entry.device = -1, Copy.NONE
 
 
-def take_and_stay_fresh(self: Shelf, digest: bytes) -> int | None:
-    slot = take(self, digest)
-    if slot is not None:
-        self._entries[digest].is_fresh = True
+def hold_and_stay_fresh(self: Shelf, digest: bytes) -> int:
+    slot = hold(self, digest)
+    self._entries[digest].is_fresh = True
     return slot
 
 
-take, ended = Shelf.take, Shelf.ended
+hold, ended = Shelf.hold, Shelf.ended
 BUGS: dict[str, tuple[type, str, object]] = {
     "evicts what runs": (Entry, "is_idle", property(idle_in_use)),
-    "counts no reference": (Shelf, "take", take_uncounted),
-    "computes before the load has ended": (Shelf, "take", take_while_it_comes),
+    "counts no reference": (Shelf, "hold", hold_uncounted),
+    "computes before the load has ended": (Shelf, "is_ready", ready_while_it_comes),
     "nobody gets a turn": (Shelf, "_update_turn", no_turns),
     "a turn never ends": (Shelf, "_update_turn", a_turn_for_ever),
-    "what ran counts as fresh": (Shelf, "take", take_and_stay_fresh),
+    "what ran counts as fresh": (Shelf, "hold", hold_and_stay_fresh),
     "a failed load counts": (Shelf, "ended", a_load_that_failed_is_there),
     "bytes are not counted": (Shelf, "_on_device", slots_alone_count),
     "a freed slot is lost": (Shelf, "_empty", keep_the_slot),

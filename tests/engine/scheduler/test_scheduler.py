@@ -7,7 +7,7 @@ import pytest
 from sluice_server.engine.errors import Code, ServiceError
 from sluice_server.engine.kv_cache.cache import KVCache
 from sluice_server.engine.plan import StepResult
-from sluice_server.engine.request import EngineRequest, FinishReason, Limits, Pooling, SamplingParams
+from sluice_server.engine.request import AdapterRef, EngineRequest, FinishReason, Limits, Pooling, SamplingParams
 from sluice_server.engine.scheduler.scheduler import Scheduler
 from sluice_server.engine.scheduler.settings import SchedulerSettings
 from sluice_server.engine.scheduler.validation import salt_of
@@ -101,16 +101,16 @@ def test_cancel_frees_at_once_in_every_state() -> None:
 
 def test_an_adapter_is_refused_and_not_answered_by_the_base() -> None:
     scheduler = make()
-    with pytest.raises(ServiceError, match="adapters are not supported by this engine") as caught:
-        scheduler.add(dataclasses.replace(request(1), adapter=b"a" * 32))
+    with pytest.raises(ServiceError, match="not started with --max-adapters") as caught:
+        scheduler.add(dataclasses.replace(request(1), adapter=AdapterRef(b"a" * 32, "a", 1)))
     assert caught.value.code is Code.UNIMPLEMENTED
     assert scheduler.num_open == 0
 
 
 def test_blocks_of_adapters_and_of_the_base_have_names_of_their_own() -> None:
     base = request(1)
-    digests = [b"", b"a" * 32, b"b" * 32]
-    assert len({salt_of(dataclasses.replace(base, adapter=digest)) for digest in digests}) == len(digests)
+    adapters = [None, AdapterRef(b"a" * 32, "a", 1), AdapterRef(b"b" * 32, "a", 1)]
+    assert len({salt_of(dataclasses.replace(base, adapter=one)) for one in adapters}) == len(adapters)
     assert salt_of(base) == base.cache_salt
 
 

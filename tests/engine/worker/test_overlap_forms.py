@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 import torch
 
-from sluice_server.engine.build import build_engine, check_trees
+from sluice_server.engine.build import build_engine
 from sluice_server.engine.config import EngineConfig
 from sluice_server.engine.engine import Engine
 from sluice_server.engine.errors import ServiceError
@@ -20,6 +20,7 @@ from sluice_server.engine.worker.overlapped import InFlightDrafts, OverlappedRun
 from sluice_server.engine.worker.prefixes import SharedPrefixes
 from sluice_server.engine.worker.runner import Runner
 from sluice_server.engine.worker.slots.state import Slots
+from sluice_server.engine.worker.startup.device_support import check_trees
 from sluice_server.engine.worker.steps import UniformRows, UniformSteps
 from sluice_server.kernels import gpu
 from sluice_server.kernels.reference import speculation

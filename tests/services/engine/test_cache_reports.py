@@ -1,14 +1,13 @@
 from sluice_server.engine.kv_cache.identity import UNNAMED
 from sluice_server.engine.kv_cache.log import NamedBlock
-from sluice_server.engine.kv_cache.prefix import name_block
-from sluice_server.services.engine.cache_reports import MAX_BLOCKS, CacheReports, salt_of
-from sluice_server.services.messages.messages import Envelope, Message
+from sluice_server.engine.kv_cache.prefix import name_block, tenant_root
+from sluice_server.services.engine.cache_reports import MAX_BLOCKS, CacheReports
+from sluice_server.services.messages.messages import Message
 from sluice_server.services.messages.processes import CacheChanges, CacheQuery
 from sluice_server.services.messages.work import ints
 from tests.services.engine.test_engine_stage import make, prompt, run
 
-ACME = Envelope("a", "g", tenant="acme")
-ROOT = salt_of(UNNAMED, ACME)
+ROOT = tenant_root(UNNAMED.encoded(), "acme")
 
 
 def block(parent: bytes, *tokens: int) -> NamedBlock:
@@ -25,7 +24,7 @@ def test_blocks_are_told_with_their_tenant_in_messages_of_bounded_size() -> None
     log = engine.scheduler.cache.index.log
     assert log is not None
     reports = CacheReports(engine, "e0", 7, sent.append)
-    reports.know(ACME)
+    reports.know(ROOT, "acme")
     first = block(ROOT, 1, 2)
     log.add(first)
     log.add(block(first.name, 3, 4))

@@ -3,7 +3,7 @@
 import msgspec
 
 from sluice_server.engine.kv_cache.identity import CacheIdentity
-from sluice_server.engine.kv_cache.prefix import names_of, root, root_with_embeds
+from sluice_server.engine.kv_cache.prefix import names_of, start_of, tenant_root
 from sluice_server.engine.prompt_embeds import EmbedsType, PromptEmbeds
 from sluice_server.engine.request import SamplingParams
 from sluice_server.services.messages.details import CachedBlock, Load
@@ -19,11 +19,7 @@ BLOCK = 4
 BOTH = ("e0", "e1")
 
 
-def start_of(identity: CacheIdentity, tenant: str = "acme") -> bytes:
-    return root(identity, b"", tenant.encode())
-
-
-START = start_of(IDENTITY)
+START = tenant_root(IDENTITY.encoded(), "acme")
 
 
 class Rig:
@@ -91,7 +87,7 @@ def test_blocks_of_other_tenants_do_not_count_nor_do_any_for_who_bypasses_caches
     for engine in BOTH:
         rig.report(engine)
     rig.holds("e0", [])
-    rig.holds("e1", IDS, start=start_of(IDENTITY, "other"))
+    rig.holds("e1", IDS, start=tenant_root(IDENTITY.encoded(), "other"))
     assert {rig.route() for _ in range(2)} == {"e0", "e1"}
     rig.now_s = 100.0  # both are idle again
     rig.holds("e1", IDS, number=1)
@@ -104,7 +100,7 @@ def test_blocks_of_placeholders_are_those_of_the_same_embeddings_only() -> None:
     for engine in BOTH:
         rig.report(engine)
     rig.holds("e0", [])
-    rig.holds("e1", IDS, start=root_with_embeds(START, given.digest))
+    rig.holds("e1", IDS, start=start_of(START, embeds=given.digest))
     assert {rig.route(embeds=given) for _ in range(3)} == {"e1"}
     for embeds in (other, None):
         rig.now_s += 100.0  # both are idle again
@@ -117,7 +113,7 @@ def test_blocks_are_named_by_the_identity_of_the_engine_that_holds_them() -> Non
         rig = Rig()
         for engine in (holder, other):  # who reported last must not matter
             rig.report(engine, identity=own[engine])
-        rig.holds(holder, IDS, start=start_of(own[holder]))
+        rig.holds(holder, IDS, start=tenant_root(own[holder].encoded(), "acme"))
         rig.holds(other, [])
         assert {rig.route(at=engine) for engine in BOTH} == {holder}
 
@@ -132,7 +128,7 @@ def test_an_engine_that_started_again_names_blocks_by_its_new_identity() -> None
     rig.holds("e1", IDS, epoch=2)  # names that its prompts no longer have
     assert {rig.route() for _ in range(2)} == {"e0", "e1"}
     rig.now_s = 100.0  # both are idle again
-    rig.holds("e1", IDS, epoch=2, number=1, start=start_of(OTHER))
+    rig.holds("e1", IDS, epoch=2, number=1, start=tenant_root(OTHER.encoded(), "acme"))
     assert {rig.route(at=engine) for engine in BOTH} == {"e1"}
 
 

@@ -8,6 +8,7 @@ from typing import Self, TypeVar, Unpack
 
 import grpc
 
+from sluice.adapters import MAX_PAGE, LoadAdapterOptions, load_request, unload_request
 from sluice.attempts import Attempts
 from sluice.completion import Completion
 from sluice.embeddings import Embeddings, EmbedOptions, Input, embed_request
@@ -179,6 +180,43 @@ class Client:
             lambda line, left: line.control.ListModels(request, timeout=left, metadata=metadata), timeout_s
         )
         return list(found.models)
+
+    def load_adapter(
+        self,
+        name: str,
+        path: str | None = None,
+        *,
+        timeout_s: float | None = None,
+        **options: Unpack[LoadAdapterOptions],
+    ) -> control_pb2.Adapter:
+        """Loads an adapter from the server's folder of adapters, and names it. `path`: default: as its name."""
+        request, metadata = load_request(name, path, options), self._settings.metadata()
+        found = self._once(
+            lambda line, left: line.control.LoadAdapter(request, timeout=left, metadata=metadata), timeout_s
+        )
+        return found.adapter
+
+    def unload_adapter(self, name: str, *, grace_s: float | None = None, timeout_s: float | None = None) -> None:
+        """Takes an adapter's name away. Its generations may continue for `grace_s` seconds, or until they end."""
+        request, metadata = unload_request(name, grace_s), self._settings.metadata()
+        self._once(lambda line, left: line.control.UnloadAdapter(request, timeout=left, metadata=metadata), timeout_s)
+
+    def adapters(self, *, timeout_s: float | None = None) -> list[control_pb2.Adapter]:
+        """Returns the adapters that are loaded, by name."""
+        found: list[control_pb2.Adapter] = []
+        token, metadata = "", self._settings.metadata()
+        while True:
+            request = control_pb2.ListAdaptersRequest(page_size=MAX_PAGE, page_token=token)
+            page = self._once(
+                lambda line, left, request=request: line.control.ListAdapters(  # type: ignore[misc] # bound now
+                    request, timeout=left, metadata=metadata
+                ),
+                timeout_s,
+            )
+            found += page.adapters
+            token = page.next_page_token
+            if not token:
+                return found
 
     def server_info(self, *, timeout_s: float | None = None) -> control_pb2.GetServerInfoResponse:
         """Returns version, features and limits of the server."""

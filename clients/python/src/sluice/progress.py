@@ -122,6 +122,7 @@ class Progress:
             if self.spec.sampling.max_tokens and not rest.sampling.max_tokens:
                 rest.sampling.max_tokens = self.spec.sampling.max_tokens  # Converse accepts before it is known
         rest.resume.generation_id, rest.resume.after_seq = self.accepted.generation_id, self.last_seq
+        rest.resume.adapter_digest = self.accepted.adapter_digest
         for index, ids in self._received.ids.items():
             rest.resume.outputs.add(output_index=index, token_ids=ids)
         return rest

@@ -24,7 +24,7 @@ _READS = {
         "Score",
         "CancelGeneration",
     ),
-    "sluice.v1.ControlService": ("ListModels", "GetModel", "GetServerInfo", "GetLoad"),
+    "sluice.v1.ControlService": ("ListModels", "GetModel", "ListAdapters", "GetServerInfo", "GetLoad"),
 }
 
 

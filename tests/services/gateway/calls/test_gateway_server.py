@@ -18,6 +18,7 @@ from sluice_server.services.gateway.access.identity import CALLER, LOCAL
 from sluice_server.services.gateway.access.rate import Rate
 from sluice_server.services.gateway.cache_events import CacheEvents
 from sluice_server.services.gateway.calls import server
+from sluice_server.services.gateway.calls.adapters import AdapterHandlers
 from sluice_server.services.gateway.calls.cache import CacheCalls
 from sluice_server.services.gateway.calls.control import Control
 from sluice_server.services.gateway.calls.converse import Converse
@@ -66,7 +67,8 @@ async def test_every_handler_is_a_coroutine_function() -> None:
         inference = Inference(service, PeerGateways("g0", {}, ""), manager.observer, large)
         converse = Converse(service, manager.observer, lambda: Rate(1, lambda: 0.0))
         adapter = OpenInference(service, manager, GenerationCounts(manager.observer))
-        control = Control(manager, rig.gateway.drain, CacheEvents("g0", rig.ring.emit, lambda: 0.0))
+        adapters = AdapterHandlers(manager, rig.gateway.adapters)
+        control = Control(manager, rig.gateway.drain, CacheEvents("g0", rig.ring.emit, lambda: 0.0), adapters)
         remote = RemoteOperations("g0", 0, ["e0"], rig.ring.emit)
         operators = ProfileCalls(remote, lambda: "e0"), CacheCalls(remote, lambda: "e0")
         handlers = server.Handlers(inference, converse, control, *operators, adapter, manager.observer, large)

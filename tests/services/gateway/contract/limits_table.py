@@ -145,6 +145,8 @@ def embeds(**fields: Any) -> Fields:  # noqa: ANN401 # of any field
 SPEC: Mapping[str, Edge] = {
     "model": Edge([{"text": "a", "model": "toy"}], [{"text": "a", "model": ""}, {"text": "a", "model": "x" * 257}]),
     "revision": Edge([{"text": "a", "revision": "r1"}], [{"text": "a", "revision": "r2"}]),
+    # This gateway takes no adapters: to name one is refused by name.
+    "adapter": Edge([{"text": "a", "adapter": ""}], [{"text": "a", "adapter": "b"}]),
     "text": Edge(
         [{"text": "x"}, {"text": "x" * (PROMPT_BYTES - 1)}, {"text": "é" * (PROMPT_BYTES // 2)}],
         [{}, {"text": ""}, {"text": "x" * (PROMPT_BYTES + 1)}, {"text": "é" * (PROMPT_BYTES // 2) + "x"}],
@@ -390,6 +392,7 @@ SPEC: Mapping[str, Edge] = {
     "resume.after_seq": Edge([], [{"text": "a", "resume": {"after_seq": 1}}]),
     "resume.outputs.output_index": Edge([], [{"text": "a", "resume": {"outputs": [{"output_index": 0}]}}]),
     "resume.outputs.token_ids": Edge([], [{"text": "a", "resume": {"outputs": [{"token_ids": [1]}]}}]),
+    "resume.adapter_digest": Edge([], [{"text": "a", "resume": {"adapter_digest": "0" * 64}}]),
 }
 
 TOKENIZE: Mapping[str, Edge] = {
@@ -405,6 +408,7 @@ _SHORT = [{"text": "a"}]
 EMBED: Mapping[str, Edge] = {
     "model": Edge([{"model": "toy", "inputs": _SHORT}], [{"model": "x" * 257, "inputs": _SHORT}]),
     "revision": Edge([{"revision": "r1", "inputs": _SHORT}], [{"revision": "", "inputs": _SHORT}]),
+    "adapter": Edge([{"adapter": "", "inputs": _SHORT}], [{"adapter": "a", "inputs": _SHORT}]),
     "inputs.text": Edge(
         [{"inputs": [{"text": "a"}] * num} for num in (1, INPUTS)]
         + [{"inputs": [{"text": "a" * (PROMPT_BYTES - 1)}, {"text": "a"}]}],

@@ -16,7 +16,6 @@ from sluice_server.services.messages.work import ChatPrompt, Generate, TokenProm
 from tests.services.gateway.fake_ring import MODEL, SETTINGS, settings, spec
 
 CASES = {
-    "adapter": {"adapter": "a"},
     "sampling.typical_p": {"sampling": {"typical_p": 0.5}},
     "sampling.presence_penalty": {"sampling": {"presence_penalty": 0.1}},
     "sampling.frequency_penalty": {"sampling": {"frequency_penalty": math.nan}},
@@ -52,7 +51,7 @@ def test_what_is_not_built_is_refused_by_name(path: str) -> None:
 
 def test_features_are_those_whose_fields_are_built() -> None:
     assert {path for _, path in FEATURE_FIELDS} <= BUILT | NOT_BUILT.keys()
-    assert control_pb2.FEATURE_MANY_OUTPUTS in FEATURES and control_pb2.FEATURE_ADAPTERS not in FEATURES
+    assert control_pb2.FEATURE_MANY_OUTPUTS in FEATURES and control_pb2.FEATURE_MODEL_LOADING not in FEATURES
     assert len(set(FEATURES)) == len(FEATURES)
 
 

@@ -86,6 +86,34 @@ MODEL_STATE_FAILED: ModelState.ValueType  # 4
 """It could not be loaded, or stopped working."""
 Global___ModelState: _TypeAlias = ModelState  # noqa: Y015
 
+class _AdapterResidency:
+    ValueType = _typing.NewType("ValueType", _builtins.int)
+    V: _TypeAlias = ValueType  # noqa: Y015
+
+class _AdapterResidencyEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_AdapterResidency.ValueType], _builtins.type):
+    DESCRIPTOR: _descriptor.EnumDescriptor
+    ADAPTER_RESIDENCY_UNSPECIFIED: _AdapterResidency.ValueType  # 0
+    """A value that the reader's version does not know."""
+    ADAPTER_RESIDENCY_DEVICE: _AdapterResidency.ValueType  # 1
+    """Steps can be computed with it at once."""
+    ADAPTER_RESIDENCY_HOST: _AdapterResidency.ValueType  # 2
+    """In host memory: it is loaded for steps when a request needs it."""
+    ADAPTER_RESIDENCY_DISK: _AdapterResidency.ValueType  # 3
+    """In its folder only: it is read when a request needs it."""
+
+class AdapterResidency(_AdapterResidency, metaclass=_AdapterResidencyEnumTypeWrapper):
+    """Where an adapter is."""
+
+ADAPTER_RESIDENCY_UNSPECIFIED: AdapterResidency.ValueType  # 0
+"""A value that the reader's version does not know."""
+ADAPTER_RESIDENCY_DEVICE: AdapterResidency.ValueType  # 1
+"""Steps can be computed with it at once."""
+ADAPTER_RESIDENCY_HOST: AdapterResidency.ValueType  # 2
+"""In host memory: it is loaded for steps when a request needs it."""
+ADAPTER_RESIDENCY_DISK: AdapterResidency.ValueType  # 3
+"""In its folder only: it is read when a request needs it."""
+Global___AdapterResidency: _TypeAlias = AdapterResidency  # noqa: Y015
+
 class _Feature:
     ValueType = _typing.NewType("ValueType", _builtins.int)
     V: _TypeAlias = ValueType  # noqa: Y015
@@ -423,7 +451,7 @@ class Model(_message.Message):
 
     @_builtins.property
     def adapters(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
-        """Ids of its adapters. At most 1,024, each at most 256 bytes."""
+        """Names of its adapters that are loaded and that the caller's tenant may use. At most 1,024, each at most 256 bytes."""
 
     @_builtins.property
     def create_time(self) -> _timestamp_pb2.Timestamp:
@@ -564,6 +592,250 @@ class UnloadModelResponse(_message.Message):
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___UnloadModelResponse: _TypeAlias = UnloadModelResponse  # noqa: Y015
+
+@_typing.final
+class LoadAdapterRequest(_message.Message):
+    """The request of LoadAdapter."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    ADAPTER_FIELD_NUMBER: _builtins.int
+    PATH_FIELD_NUMBER: _builtins.int
+    BASE_MODEL_FIELD_NUMBER: _builtins.int
+    PINNED_FIELD_NUMBER: _builtins.int
+    EXPECTED_DIGEST_FIELD_NUMBER: _builtins.int
+    adapter: _builtins.str
+    """The name by which requests will name it. Required. 1 to 256 bytes, without a colon."""
+    path: _builtins.str
+    """Its folder below the server's folder of adapters: adapter_config.json and adapter_model.safetensors, as PEFT
+    writes them. Absent: the name. At most 1,024 bytes.
+    """
+    base_model: _builtins.str
+    """The model that it must belong to: FAILED_PRECONDITION if this server serves another. Absent: the one that is
+    served. At most 256 bytes.
+    """
+    pinned: _builtins.bool
+    """Keep it loaded for steps, whatever else is asked for. Absent: false."""
+    expected_digest: _builtins.str
+    """The digest that its files must have, as Adapter has it. Absent: any. At most 64 bytes."""
+    def __init__(
+        self,
+        *,
+        adapter: _builtins.str = ...,
+        path: _builtins.str | None = ...,
+        base_model: _builtins.str | None = ...,
+        pinned: _builtins.bool | None = ...,
+        expected_digest: _builtins.str | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_base_model", b"_base_model", "_expected_digest", b"_expected_digest", "_path", b"_path", "_pinned", b"_pinned", "base_model", b"base_model", "expected_digest", b"expected_digest", "path", b"path", "pinned", b"pinned"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_base_model", b"_base_model", "_expected_digest", b"_expected_digest", "_path", b"_path", "_pinned", b"_pinned", "adapter", b"adapter", "base_model", b"base_model", "expected_digest", b"expected_digest", "path", b"path", "pinned", b"pinned"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    _WhichOneofReturnType__base_model: _TypeAlias = _typing.Literal["base_model"]  # noqa: Y015
+    _WhichOneofArgType__base_model: _TypeAlias = _typing.Literal["_base_model", b"_base_model"]  # noqa: Y015
+    _WhichOneofReturnType__expected_digest: _TypeAlias = _typing.Literal["expected_digest"]  # noqa: Y015
+    _WhichOneofArgType__expected_digest: _TypeAlias = _typing.Literal["_expected_digest", b"_expected_digest"]  # noqa: Y015
+    _WhichOneofReturnType__path: _TypeAlias = _typing.Literal["path"]  # noqa: Y015
+    _WhichOneofArgType__path: _TypeAlias = _typing.Literal["_path", b"_path"]  # noqa: Y015
+    _WhichOneofReturnType__pinned: _TypeAlias = _typing.Literal["pinned"]  # noqa: Y015
+    _WhichOneofArgType__pinned: _TypeAlias = _typing.Literal["_pinned", b"_pinned"]  # noqa: Y015
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__base_model) -> _WhichOneofReturnType__base_model | None: ...
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__expected_digest) -> _WhichOneofReturnType__expected_digest | None: ...
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__path) -> _WhichOneofReturnType__path | None: ...
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__pinned) -> _WhichOneofReturnType__pinned | None: ...
+
+Global___LoadAdapterRequest: _TypeAlias = LoadAdapterRequest  # noqa: Y015
+
+@_typing.final
+class LoadAdapterResponse(_message.Message):
+    """The adapter was loaded."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    ADAPTER_FIELD_NUMBER: _builtins.int
+    @_builtins.property
+    def adapter(self) -> Global___Adapter:
+        """The adapter."""
+
+    def __init__(
+        self,
+        *,
+        adapter: Global___Adapter | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["adapter", b"adapter"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["adapter", b"adapter"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___LoadAdapterResponse: _TypeAlias = LoadAdapterResponse  # noqa: Y015
+
+@_typing.final
+class UnloadAdapterRequest(_message.Message):
+    """The request of UnloadAdapter."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    ADAPTER_FIELD_NUMBER: _builtins.int
+    GRACE_FIELD_NUMBER: _builtins.int
+    adapter: _builtins.str
+    """Its name. Required. 1 to 256 bytes."""
+    @_builtins.property
+    def grace(self) -> _duration_pb2.Duration:
+        """How long running generations may continue; then those of this gateway fail with ABORTED. 0 to 24 hours. Absent:
+        until they end.
+        """
+
+    def __init__(
+        self,
+        *,
+        adapter: _builtins.str = ...,
+        grace: _duration_pb2.Duration | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["grace", b"grace"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["adapter", b"adapter", "grace", b"grace"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___UnloadAdapterRequest: _TypeAlias = UnloadAdapterRequest  # noqa: Y015
+
+@_typing.final
+class UnloadAdapterResponse(_message.Message):
+    """The adapter was unloaded."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    def __init__(
+        self,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___UnloadAdapterResponse: _TypeAlias = UnloadAdapterResponse  # noqa: Y015
+
+@_typing.final
+class ListAdaptersRequest(_message.Message):
+    """The request of ListAdapters."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    PAGE_SIZE_FIELD_NUMBER: _builtins.int
+    PAGE_TOKEN_FIELD_NUMBER: _builtins.int
+    page_size: _builtins.int
+    """The most adapters to return. 1 to 1,000. Absent: 100."""
+    page_token: _builtins.str
+    """The next_page_token of the previous page; empty for the first. At most 256 bytes."""
+    def __init__(
+        self,
+        *,
+        page_size: _builtins.int | None = ...,
+        page_token: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_page_size", b"_page_size", "page_size", b"page_size"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_page_size", b"_page_size", "page_size", b"page_size", "page_token", b"page_token"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    _WhichOneofReturnType__page_size: _TypeAlias = _typing.Literal["page_size"]  # noqa: Y015
+    _WhichOneofArgType__page_size: _TypeAlias = _typing.Literal["_page_size", b"_page_size"]  # noqa: Y015
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__page_size) -> _WhichOneofReturnType__page_size | None: ...
+
+Global___ListAdaptersRequest: _TypeAlias = ListAdaptersRequest  # noqa: Y015
+
+@_typing.final
+class ListAdaptersResponse(_message.Message):
+    """A page of adapters."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    ADAPTERS_FIELD_NUMBER: _builtins.int
+    NEXT_PAGE_TOKEN_FIELD_NUMBER: _builtins.int
+    next_page_token: _builtins.str
+    """Token of the next page; empty on the last. At most 256 bytes."""
+    @_builtins.property
+    def adapters(self) -> _containers.RepeatedCompositeFieldContainer[Global___Adapter]:
+        """The adapters, by name. At most page_size."""
+
+    def __init__(
+        self,
+        *,
+        adapters: _abc.Iterable[Global___Adapter] | None = ...,
+        next_page_token: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["adapters", b"adapters", "next_page_token", b"next_page_token"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___ListAdaptersResponse: _TypeAlias = ListAdaptersResponse  # noqa: Y015
+
+@_typing.final
+class Adapter(_message.Message):
+    """A low-rank adapter (LoRA): a fine-tune that shares the model's weights."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    NAME_FIELD_NUMBER: _builtins.int
+    BASE_MODEL_FIELD_NUMBER: _builtins.int
+    DIGEST_FIELD_NUMBER: _builtins.int
+    RANK_FIELD_NUMBER: _builtins.int
+    MODULES_FIELD_NUMBER: _builtins.int
+    BYTES_FIELD_NUMBER: _builtins.int
+    RESIDENCY_FIELD_NUMBER: _builtins.int
+    PINNED_FIELD_NUMBER: _builtins.int
+    OPEN_REQUESTS_FIELD_NUMBER: _builtins.int
+    PATH_FIELD_NUMBER: _builtins.int
+    name: _builtins.str
+    """Name by which requests name it. At most 256 bytes."""
+    base_model: _builtins.str
+    """Id of its model. At most 256 bytes."""
+    digest: _builtins.str
+    """Digest of its files in hex: equal digests mean equal adapters, whatever their names. At most 64 bytes."""
+    rank: _builtins.int
+    """The greatest rank of its modules."""
+    bytes: _builtins.int
+    """Bytes that it takes in memory."""
+    residency: Global___AdapterResidency.ValueType
+    """Where it is: the nearest of all engines."""
+    pinned: _builtins.bool
+    """It is kept loaded."""
+    open_requests: _builtins.int
+    """Requests of this gateway that are computed with it."""
+    path: _builtins.str
+    """Its folder below the server's folder of adapters. At most 1,024 bytes."""
+    @_builtins.property
+    def modules(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
+        """The projections that it changes, such as "q_proj". At most 16, each at most 64 bytes."""
+
+    def __init__(
+        self,
+        *,
+        name: _builtins.str = ...,
+        base_model: _builtins.str = ...,
+        digest: _builtins.str = ...,
+        rank: _builtins.int = ...,
+        modules: _abc.Iterable[_builtins.str] | None = ...,
+        bytes: _builtins.int = ...,
+        residency: Global___AdapterResidency.ValueType = ...,
+        pinned: _builtins.bool = ...,
+        open_requests: _builtins.int = ...,
+        path: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["base_model", b"base_model", "bytes", b"bytes", "digest", b"digest", "modules", b"modules", "name", b"name", "open_requests", b"open_requests", "path", b"path", "pinned", b"pinned", "rank", b"rank", "residency", b"residency"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___Adapter: _TypeAlias = Adapter  # noqa: Y015
 
 @_typing.final
 class GetServerInfoRequest(_message.Message):
@@ -732,6 +1004,7 @@ class ServerLimits(_message.Message):
     MAX_IMAGE_BYTES_FIELD_NUMBER: _builtins.int
     MAX_IMAGE_PIXELS_FIELD_NUMBER: _builtins.int
     MAX_IMAGE_TOKENS_FIELD_NUMBER: _builtins.int
+    MAX_ADAPTERS_FIELD_NUMBER: _builtins.int
     max_receive_message_bytes: _builtins.int
     """Bytes of one message from the client."""
     max_send_message_bytes: _builtins.int
@@ -770,6 +1043,8 @@ class ServerLimits(_message.Message):
     """Pixels of one image."""
     max_image_tokens: _builtins.int
     """The most tokens that stand for one image in a prompt."""
+    max_adapters: _builtins.int
+    """Adapters that running requests of an engine may have at once; 0 where requests may not name any."""
     @_builtins.property
     def stall_timeout(self) -> _duration_pb2.Duration:
         """How long a client may leave frames of a stream unread."""
@@ -797,10 +1072,11 @@ class ServerLimits(_message.Message):
         max_image_bytes: _builtins.int = ...,
         max_image_pixels: _builtins.int = ...,
         max_image_tokens: _builtins.int = ...,
+        max_adapters: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["stall_timeout", b"stall_timeout"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["max_chat_messages", b"max_chat_messages", "max_credit", b"max_credit", "max_image_bytes", b"max_image_bytes", "max_image_pixels", b"max_image_pixels", "max_image_tokens", b"max_image_tokens", "max_images", b"max_images", "max_logprobs", b"max_logprobs", "max_open_requests", b"max_open_requests", "max_priority", b"max_priority", "max_prompt_bytes", b"max_prompt_bytes", "max_receive_message_bytes", b"max_receive_message_bytes", "max_reserved_tokens", b"max_reserved_tokens", "max_send_message_bytes", b"max_send_message_bytes", "max_stop_bytes", b"max_stop_bytes", "max_stop_strings", b"max_stop_strings", "max_stop_token_ids", b"max_stop_token_ids", "max_stream_frames_per_second", b"max_stream_frames_per_second", "max_stream_generations", b"max_stream_generations", "max_temperature", b"max_temperature", "stall_timeout", b"stall_timeout"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["max_adapters", b"max_adapters", "max_chat_messages", b"max_chat_messages", "max_credit", b"max_credit", "max_image_bytes", b"max_image_bytes", "max_image_pixels", b"max_image_pixels", "max_image_tokens", b"max_image_tokens", "max_images", b"max_images", "max_logprobs", b"max_logprobs", "max_open_requests", b"max_open_requests", "max_priority", b"max_priority", "max_prompt_bytes", b"max_prompt_bytes", "max_receive_message_bytes", b"max_receive_message_bytes", "max_reserved_tokens", b"max_reserved_tokens", "max_send_message_bytes", b"max_send_message_bytes", "max_stop_bytes", b"max_stop_bytes", "max_stop_strings", b"max_stop_strings", "max_stop_token_ids", b"max_stop_token_ids", "max_stream_frames_per_second", b"max_stream_frames_per_second", "max_stream_generations", b"max_stream_generations", "max_temperature", b"max_temperature", "stall_timeout", b"stall_timeout"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -947,6 +1223,7 @@ class EngineLoad(_message.Message):
     AGE_FIELD_NUMBER: _builtins.int
     RANKS_FIELD_NUMBER: _builtins.int
     MEMORY_LEVEL_FIELD_NUMBER: _builtins.int
+    ADAPTERS_FIELD_NUMBER: _builtins.int
     engine_id: _builtins.str
     """Its id. At most 64 bytes."""
     waiting_requests: _builtins.int
@@ -983,6 +1260,10 @@ class EngineLoad(_message.Message):
         behind are left out.
         """
 
+    @_builtins.property
+    def adapters(self) -> _containers.RepeatedCompositeFieldContainer[Global___AdapterLoad]:
+        """The adapters that have names there, also while it is idle. At most 1,024."""
+
     def __init__(
         self,
         *,
@@ -1000,10 +1281,11 @@ class EngineLoad(_message.Message):
         age: _duration_pb2.Duration | None = ...,
         ranks: _abc.Iterable[Global___RankLoad] | None = ...,
         memory_level: Global___MemoryLevel.ValueType = ...,
+        adapters: _abc.Iterable[Global___AdapterLoad] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["age", b"age", "step_time", b"step_time"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["age", b"age", "block_size", b"block_size", "engine_id", b"engine_id", "free_blocks", b"free_blocks", "memory_level", b"memory_level", "preemptions", b"preemptions", "prefix_hit_tokens", b"prefix_hit_tokens", "prefix_query_tokens", b"prefix_query_tokens", "ranks", b"ranks", "running_requests", b"running_requests", "step_time", b"step_time", "tokens_per_second", b"tokens_per_second", "total_blocks", b"total_blocks", "waiting_requests", b"waiting_requests"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["adapters", b"adapters", "age", b"age", "block_size", b"block_size", "engine_id", b"engine_id", "free_blocks", b"free_blocks", "memory_level", b"memory_level", "preemptions", b"preemptions", "prefix_hit_tokens", b"prefix_hit_tokens", "prefix_query_tokens", b"prefix_query_tokens", "ranks", b"ranks", "running_requests", b"running_requests", "step_time", b"step_time", "tokens_per_second", b"tokens_per_second", "total_blocks", b"total_blocks", "waiting_requests", b"waiting_requests"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -1038,6 +1320,32 @@ class RankLoad(_message.Message):
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___RankLoad: _TypeAlias = RankLoad  # noqa: Y015
+
+@_typing.final
+class AdapterLoad(_message.Message):
+    """An adapter in an engine."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    NAME_FIELD_NUMBER: _builtins.int
+    RESIDENCY_FIELD_NUMBER: _builtins.int
+    name: _builtins.str
+    """Its name. At most 256 bytes."""
+    residency: Global___AdapterResidency.ValueType
+    """Where it is."""
+    def __init__(
+        self,
+        *,
+        name: _builtins.str = ...,
+        residency: Global___AdapterResidency.ValueType = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["name", b"name", "residency", b"residency"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___AdapterLoad: _TypeAlias = AdapterLoad  # noqa: Y015
 
 @_typing.final
 class WatchLoadRequest(_message.Message):

@@ -55,6 +55,21 @@ class ControlServiceStub:
                 request_serializer=sluice_dot_v1_dot_control__pb2.UnloadModelRequest.SerializeToString,
                 response_deserializer=sluice_dot_v1_dot_control__pb2.UnloadModelResponse.FromString,
                 _registered_method=True)
+        self.LoadAdapter = channel.unary_unary(
+                '/sluice.v1.ControlService/LoadAdapter',
+                request_serializer=sluice_dot_v1_dot_control__pb2.LoadAdapterRequest.SerializeToString,
+                response_deserializer=sluice_dot_v1_dot_control__pb2.LoadAdapterResponse.FromString,
+                _registered_method=True)
+        self.UnloadAdapter = channel.unary_unary(
+                '/sluice.v1.ControlService/UnloadAdapter',
+                request_serializer=sluice_dot_v1_dot_control__pb2.UnloadAdapterRequest.SerializeToString,
+                response_deserializer=sluice_dot_v1_dot_control__pb2.UnloadAdapterResponse.FromString,
+                _registered_method=True)
+        self.ListAdapters = channel.unary_unary(
+                '/sluice.v1.ControlService/ListAdapters',
+                request_serializer=sluice_dot_v1_dot_control__pb2.ListAdaptersRequest.SerializeToString,
+                response_deserializer=sluice_dot_v1_dot_control__pb2.ListAdaptersResponse.FromString,
+                _registered_method=True)
         self.GetServerInfo = channel.unary_unary(
                 '/sluice.v1.ControlService/GetServerInfo',
                 request_serializer=sluice_dot_v1_dot_control__pb2.GetServerInfoRequest.SerializeToString,
@@ -124,6 +139,31 @@ class ControlServiceServicer:
 
     def UnloadModel(self, request, context):
         """Unloads a model when its running generations have ended.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def LoadAdapter(self, request, context):
+        """Loads an adapter from the server's folder of adapters into every engine that serves, names it, and answers when it
+        is ready. A name that is taken goes to the new adapter; running generations end with the one that they began with.
+        UNIMPLEMENTED where the server was not started with --max-adapters. A folder that is no adapter of the model is
+        refused with FAILED_PRECONDITION, or UNIMPLEMENTED for a kind that is not supported, and nothing of it is kept.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def UnloadAdapter(self, request, context):
+        """Takes an adapter's name away, and drops the adapter when its running generations have ended. A folder of that name
+        is loaded again when a request names it.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def ListAdapters(self, request, context):
+        """Lists the adapters that are loaded and that the caller's tenant may use.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -213,6 +253,21 @@ def add_ControlServiceServicer_to_server(servicer, server):
                     servicer.UnloadModel,
                     request_deserializer=sluice_dot_v1_dot_control__pb2.UnloadModelRequest.FromString,
                     response_serializer=sluice_dot_v1_dot_control__pb2.UnloadModelResponse.SerializeToString,
+            ),
+            'LoadAdapter': grpc.unary_unary_rpc_method_handler(
+                    servicer.LoadAdapter,
+                    request_deserializer=sluice_dot_v1_dot_control__pb2.LoadAdapterRequest.FromString,
+                    response_serializer=sluice_dot_v1_dot_control__pb2.LoadAdapterResponse.SerializeToString,
+            ),
+            'UnloadAdapter': grpc.unary_unary_rpc_method_handler(
+                    servicer.UnloadAdapter,
+                    request_deserializer=sluice_dot_v1_dot_control__pb2.UnloadAdapterRequest.FromString,
+                    response_serializer=sluice_dot_v1_dot_control__pb2.UnloadAdapterResponse.SerializeToString,
+            ),
+            'ListAdapters': grpc.unary_unary_rpc_method_handler(
+                    servicer.ListAdapters,
+                    request_deserializer=sluice_dot_v1_dot_control__pb2.ListAdaptersRequest.FromString,
+                    response_serializer=sluice_dot_v1_dot_control__pb2.ListAdaptersResponse.SerializeToString,
             ),
             'GetServerInfo': grpc.unary_unary_rpc_method_handler(
                     servicer.GetServerInfo,
@@ -364,6 +419,87 @@ class ControlService:
             '/sluice.v1.ControlService/UnloadModel',
             sluice_dot_v1_dot_control__pb2.UnloadModelRequest.SerializeToString,
             sluice_dot_v1_dot_control__pb2.UnloadModelResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def LoadAdapter(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/sluice.v1.ControlService/LoadAdapter',
+            sluice_dot_v1_dot_control__pb2.LoadAdapterRequest.SerializeToString,
+            sluice_dot_v1_dot_control__pb2.LoadAdapterResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def UnloadAdapter(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/sluice.v1.ControlService/UnloadAdapter',
+            sluice_dot_v1_dot_control__pb2.UnloadAdapterRequest.SerializeToString,
+            sluice_dot_v1_dot_control__pb2.UnloadAdapterResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def ListAdapters(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/sluice.v1.ControlService/ListAdapters',
+            sluice_dot_v1_dot_control__pb2.ListAdaptersRequest.SerializeToString,
+            sluice_dot_v1_dot_control__pb2.ListAdaptersResponse.FromString,
             options,
             channel_credentials,
             insecure,

@@ -41,6 +41,18 @@ class ControlServiceStub:
     """Loads a model and answers when it is ready."""
     UnloadModel: _grpc.UnaryUnaryMultiCallable[_control_pb2.UnloadModelRequest, _control_pb2.UnloadModelResponse]
     """Unloads a model when its running generations have ended."""
+    LoadAdapter: _grpc.UnaryUnaryMultiCallable[_control_pb2.LoadAdapterRequest, _control_pb2.LoadAdapterResponse]
+    """Loads an adapter from the server's folder of adapters into every engine that serves, names it, and answers when it
+    is ready. A name that is taken goes to the new adapter; running generations end with the one that they began with.
+    UNIMPLEMENTED where the server was not started with --max-adapters. A folder that is no adapter of the model is
+    refused with FAILED_PRECONDITION, or UNIMPLEMENTED for a kind that is not supported, and nothing of it is kept.
+    """
+    UnloadAdapter: _grpc.UnaryUnaryMultiCallable[_control_pb2.UnloadAdapterRequest, _control_pb2.UnloadAdapterResponse]
+    """Takes an adapter's name away, and drops the adapter when its running generations have ended. A folder of that name
+    is loaded again when a request names it.
+    """
+    ListAdapters: _grpc.UnaryUnaryMultiCallable[_control_pb2.ListAdaptersRequest, _control_pb2.ListAdaptersResponse]
+    """Lists the adapters that are loaded and that the caller's tenant may use."""
     GetServerInfo: _grpc.UnaryUnaryMultiCallable[_control_pb2.GetServerInfoRequest, _control_pb2.GetServerInfoResponse]
     """Describes the server: version, limits and what it supports."""
     GetLoad: _grpc.UnaryUnaryMultiCallable[_control_pb2.GetLoadRequest, _control_pb2.GetLoadResponse]
@@ -81,6 +93,18 @@ class ControlServiceAsyncStub(ControlServiceStub):
     """Loads a model and answers when it is ready."""
     UnloadModel: _aio.UnaryUnaryMultiCallable[_control_pb2.UnloadModelRequest, _control_pb2.UnloadModelResponse]  # type: ignore[assignment]
     """Unloads a model when its running generations have ended."""
+    LoadAdapter: _aio.UnaryUnaryMultiCallable[_control_pb2.LoadAdapterRequest, _control_pb2.LoadAdapterResponse]  # type: ignore[assignment]
+    """Loads an adapter from the server's folder of adapters into every engine that serves, names it, and answers when it
+    is ready. A name that is taken goes to the new adapter; running generations end with the one that they began with.
+    UNIMPLEMENTED where the server was not started with --max-adapters. A folder that is no adapter of the model is
+    refused with FAILED_PRECONDITION, or UNIMPLEMENTED for a kind that is not supported, and nothing of it is kept.
+    """
+    UnloadAdapter: _aio.UnaryUnaryMultiCallable[_control_pb2.UnloadAdapterRequest, _control_pb2.UnloadAdapterResponse]  # type: ignore[assignment]
+    """Takes an adapter's name away, and drops the adapter when its running generations have ended. A folder of that name
+    is loaded again when a request names it.
+    """
+    ListAdapters: _aio.UnaryUnaryMultiCallable[_control_pb2.ListAdaptersRequest, _control_pb2.ListAdaptersResponse]  # type: ignore[assignment]
+    """Lists the adapters that are loaded and that the caller's tenant may use."""
     GetServerInfo: _aio.UnaryUnaryMultiCallable[_control_pb2.GetServerInfoRequest, _control_pb2.GetServerInfoResponse]  # type: ignore[assignment]
     """Describes the server: version, limits and what it supports."""
     GetLoad: _aio.UnaryUnaryMultiCallable[_control_pb2.GetLoadRequest, _control_pb2.GetLoadResponse]  # type: ignore[assignment]
@@ -142,6 +166,36 @@ class ControlServiceServicer(metaclass=_abc_1.ABCMeta):
         context: _ServicerContext,
     ) -> _typing.Union[_control_pb2.UnloadModelResponse, _abc.Awaitable[_control_pb2.UnloadModelResponse]]:
         """Unloads a model when its running generations have ended."""
+
+    @_abc_1.abstractmethod
+    def LoadAdapter(
+        self,
+        request: _control_pb2.LoadAdapterRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_control_pb2.LoadAdapterResponse, _abc.Awaitable[_control_pb2.LoadAdapterResponse]]:
+        """Loads an adapter from the server's folder of adapters into every engine that serves, names it, and answers when it
+        is ready. A name that is taken goes to the new adapter; running generations end with the one that they began with.
+        UNIMPLEMENTED where the server was not started with --max-adapters. A folder that is no adapter of the model is
+        refused with FAILED_PRECONDITION, or UNIMPLEMENTED for a kind that is not supported, and nothing of it is kept.
+        """
+
+    @_abc_1.abstractmethod
+    def UnloadAdapter(
+        self,
+        request: _control_pb2.UnloadAdapterRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_control_pb2.UnloadAdapterResponse, _abc.Awaitable[_control_pb2.UnloadAdapterResponse]]:
+        """Takes an adapter's name away, and drops the adapter when its running generations have ended. A folder of that name
+        is loaded again when a request names it.
+        """
+
+    @_abc_1.abstractmethod
+    def ListAdapters(
+        self,
+        request: _control_pb2.ListAdaptersRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_control_pb2.ListAdaptersResponse, _abc.Awaitable[_control_pb2.ListAdaptersResponse]]:
+        """Lists the adapters that are loaded and that the caller's tenant may use."""
 
     @_abc_1.abstractmethod
     def GetServerInfo(

@@ -249,12 +249,18 @@ class GenerateResponse(_message.Message):
     TIMINGS_FIELD_NUMBER: _builtins.int
     PARAMS_FIELD_NUMBER: _builtins.int
     PROMPT_INFO_FIELD_NUMBER: _builtins.int
+    ADAPTER_FIELD_NUMBER: _builtins.int
+    ADAPTER_DIGEST_FIELD_NUMBER: _builtins.int
     generation_id: _builtins.str
     """Id of the generation, made by the server. At most 128 bytes."""
     model: _builtins.str
     """The model that answered. At most 256 bytes."""
     revision: _builtins.str
     """Its revision. At most 128 bytes."""
+    adapter: _builtins.str
+    """Name of the adapter; empty without one. At most 256 bytes."""
+    adapter_digest: _builtins.str
+    """The adapter's digest, as in Accepted. At most 64 bytes."""
     @_builtins.property
     def outputs(self) -> _containers.RepeatedCompositeFieldContainer[_types_pb2.Output]:
         """The outputs by index. 1 to 128."""
@@ -286,10 +292,12 @@ class GenerateResponse(_message.Message):
         timings: _types_pb2.Timings | None = ...,
         params: _types_pb2.EffectiveParams | None = ...,
         prompt_info: _types_pb2.PromptInfo | None = ...,
+        adapter: _builtins.str = ...,
+        adapter_digest: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["params", b"params", "prompt_info", b"prompt_info", "timings", b"timings", "usage", b"usage"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["generation_id", b"generation_id", "model", b"model", "outputs", b"outputs", "params", b"params", "prompt_info", b"prompt_info", "revision", b"revision", "timings", b"timings", "usage", b"usage"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["adapter", b"adapter", "adapter_digest", b"adapter_digest", "generation_id", b"generation_id", "model", b"model", "outputs", b"outputs", "params", b"params", "prompt_info", b"prompt_info", "revision", b"revision", "timings", b"timings", "usage", b"usage"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

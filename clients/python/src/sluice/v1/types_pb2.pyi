@@ -272,7 +272,10 @@ class GenerationSpec(_message.Message):
     At most 128 bytes.
     """
     adapter: _builtins.str
-    """Id of an adapter of the model. At most 256 bytes."""
+    """Name of an adapter of the model, as ListAdapters has it, or of a folder of the server's adapters, which is loaded
+    then. Absent or empty: the model alone. NOT_FOUND for one that the caller's tenant may not use. At most 256 bytes.
+    `model` may have its name as well, alone or behind the model's id and a colon.
+    """
     text: _builtins.str
     """Text, to which the tokenizer adds the special tokens of its own template (add_special_tokens). 1 byte to 1 MiB."""
     idempotency_key: _builtins.str
@@ -1333,10 +1336,15 @@ class ResumePoint(_message.Message):
     GENERATION_ID_FIELD_NUMBER: _builtins.int
     AFTER_SEQ_FIELD_NUMBER: _builtins.int
     OUTPUTS_FIELD_NUMBER: _builtins.int
+    ADAPTER_DIGEST_FIELD_NUMBER: _builtins.int
     generation_id: _builtins.str
     """Id of the generation, from Accepted. 1 to 128 bytes."""
     after_seq: _builtins.int
     """Sequence number of the last delta received; 0 if none was."""
+    adapter_digest: _builtins.str
+    """The adapter's digest, from Accepted; needed with `adapter` if the gateway that owned the generation is gone. If
+    another adapter has that name now, the generation cannot be continued: FAILED_PRECONDITION. At most 64 bytes.
+    """
     @_builtins.property
     def outputs(self) -> _containers.RepeatedCompositeFieldContainer[Global___OutputPrefix]:
         """What was received of each output; needed if the gateway that owned the generation is gone. At most 128. An output
@@ -1349,10 +1357,11 @@ class ResumePoint(_message.Message):
         generation_id: _builtins.str = ...,
         after_seq: _builtins.int = ...,
         outputs: _abc.Iterable[Global___OutputPrefix] | None = ...,
+        adapter_digest: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["after_seq", b"after_seq", "generation_id", b"generation_id", "outputs", b"outputs"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["adapter_digest", b"adapter_digest", "after_seq", b"after_seq", "generation_id", b"generation_id", "outputs", b"outputs"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -1458,16 +1467,22 @@ class Accepted(_message.Message):
     PARAMS_FIELD_NUMBER: _builtins.int
     PROMPT_TOKENS_FIELD_NUMBER: _builtins.int
     CACHED_TOKENS_FIELD_NUMBER: _builtins.int
+    ADAPTER_FIELD_NUMBER: _builtins.int
+    ADAPTER_DIGEST_FIELD_NUMBER: _builtins.int
     generation_id: _builtins.str
     """Id of the generation, made by the server. 32 to 128 bytes."""
     model: _builtins.str
-    """The model that answers. At most 256 bytes."""
+    """The model that answers; where the request named an adapter as its model, that name. At most 256 bytes."""
     revision: _builtins.str
     """Its revision. At most 128 bytes."""
     prompt_tokens: _builtins.int
     """Tokens of the prompt. Absent on Converse, where the engine has not seen the prompt yet: PromptInfo has them."""
     cached_tokens: _builtins.int
     """How many of them came from the prefix cache. Absent where prompt_tokens is."""
+    adapter: _builtins.str
+    """Name of the adapter; empty without one. At most 256 bytes."""
+    adapter_digest: _builtins.str
+    """Digest of the adapter's files in hex: equal digests mean equal adapters, whatever their names. At most 64 bytes."""
     @_builtins.property
     def params(self) -> Global___EffectiveParams:
         """Every parameter as it is used, the seed (`params.sampling.seed`) included."""
@@ -1481,10 +1496,12 @@ class Accepted(_message.Message):
         params: Global___EffectiveParams | None = ...,
         prompt_tokens: _builtins.int | None = ...,
         cached_tokens: _builtins.int | None = ...,
+        adapter: _builtins.str = ...,
+        adapter_digest: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["_cached_tokens", b"_cached_tokens", "_prompt_tokens", b"_prompt_tokens", "cached_tokens", b"cached_tokens", "params", b"params", "prompt_tokens", b"prompt_tokens"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_cached_tokens", b"_cached_tokens", "_prompt_tokens", b"_prompt_tokens", "cached_tokens", b"cached_tokens", "generation_id", b"generation_id", "model", b"model", "params", b"params", "prompt_tokens", b"prompt_tokens", "revision", b"revision"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_cached_tokens", b"_cached_tokens", "_prompt_tokens", b"_prompt_tokens", "adapter", b"adapter", "adapter_digest", b"adapter_digest", "cached_tokens", b"cached_tokens", "generation_id", b"generation_id", "model", b"model", "params", b"params", "prompt_tokens", b"prompt_tokens", "revision", b"revision"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__cached_tokens: _TypeAlias = _typing.Literal["cached_tokens"]  # noqa: Y015
     _WhichOneofArgType__cached_tokens: _TypeAlias = _typing.Literal["_cached_tokens", b"_cached_tokens"]  # noqa: Y015

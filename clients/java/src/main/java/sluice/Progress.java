@@ -149,7 +149,10 @@ public final class Progress {
   synchronized GenerationSpec rest() {
     GenerationSpec.Builder rest = numIds == numTokens ? whole() : GenerationSpec.newBuilder();
     ResumePoint.Builder point =
-        ResumePoint.newBuilder().setGenerationId(accepted.getGenerationId()).setAfterSeq(lastSeq);
+        ResumePoint.newBuilder()
+            .setGenerationId(accepted.getGenerationId())
+            .setAfterSeq(lastSeq)
+            .setAdapterDigest(accepted.getAdapterDigest());
     ids.forEach((index, known) ->
         point.addOutputs(OutputPrefix.newBuilder().setOutputIndex(index).addAllTokenIds(known)));
     return rest.setResume(point).build();

@@ -46,6 +46,14 @@ export enum ModelState {
   UNRECOGNIZED = -1,
 }
 
+export enum AdapterResidency {
+  ADAPTER_RESIDENCY_UNSPECIFIED = 0,
+  ADAPTER_RESIDENCY_DEVICE = 1,
+  ADAPTER_RESIDENCY_HOST = 2,
+  ADAPTER_RESIDENCY_DISK = 3,
+  UNRECOGNIZED = -1,
+}
+
 export enum Feature {
   FEATURE_UNSPECIFIED = 0,
   FEATURE_STREAM = 1,
@@ -71,6 +79,14 @@ export enum Feature {
   FEATURE_DRAIN = 21,
   FEATURE_TOOLS = 22,
   FEATURE_REASONING = 23,
+  UNRECOGNIZED = -1,
+}
+
+export enum MemoryLevel {
+  MEMORY_LEVEL_UNSPECIFIED = 0,
+  MEMORY_LEVEL_OK = 1,
+  MEMORY_LEVEL_WARN = 2,
+  MEMORY_LEVEL_CRITICAL = 3,
   UNRECOGNIZED = -1,
 }
 
@@ -139,6 +155,49 @@ export interface UnloadModelRequest {
 export interface UnloadModelResponse {
 }
 
+export interface LoadAdapterRequest {
+  adapter: string;
+  path?: string | undefined;
+  baseModel?: string | undefined;
+  pinned?: boolean | undefined;
+  expectedDigest?: string | undefined;
+}
+
+export interface LoadAdapterResponse {
+  adapter: Adapter | undefined;
+}
+
+export interface UnloadAdapterRequest {
+  adapter: string;
+  grace: Duration | undefined;
+}
+
+export interface UnloadAdapterResponse {
+}
+
+export interface ListAdaptersRequest {
+  pageSize?: number | undefined;
+  pageToken: string;
+}
+
+export interface ListAdaptersResponse {
+  adapters: Adapter[];
+  nextPageToken: string;
+}
+
+export interface Adapter {
+  name: string;
+  baseModel: string;
+  digest: string;
+  rank: number;
+  modules: string[];
+  bytes: bigint;
+  residency: AdapterResidency;
+  pinned: boolean;
+  openRequests: number;
+  path: string;
+}
+
 export interface GetServerInfoRequest {
 }
 
@@ -187,6 +246,7 @@ export interface ServerLimits {
   maxImageBytes: number;
   maxImagePixels: number;
   maxImageTokens: number;
+  maxAdapters: number;
 }
 
 export interface GetLoadRequest {
@@ -203,6 +263,7 @@ export interface Load {
   maxReservedTokens: bigint;
   engines: EngineLoad[];
   tenants: TenantLoad[];
+  memoryLevel: MemoryLevel;
 }
 
 export interface TenantLoad {
@@ -225,11 +286,18 @@ export interface EngineLoad {
   prefixQueryTokens: bigint;
   age: Duration | undefined;
   ranks: RankLoad[];
+  memoryLevel: MemoryLevel;
+  adapters: AdapterLoad[];
 }
 
 export interface RankLoad {
   stepTime: Duration | undefined;
   sumTime: Duration | undefined;
+}
+
+export interface AdapterLoad {
+  name: string;
+  residency: AdapterResidency;
 }
 
 export interface WatchLoadRequest {
@@ -282,6 +350,22 @@ export interface DrainRequest {
 export interface DrainResponse {
   openRequests: number;
   drained: boolean;
+}
+
+export interface ResizeCacheRequest {
+  process: string;
+  tokens?: bigint | undefined;
+  hostBytes?: bigint | undefined;
+}
+
+export interface ResizeCacheResponse {
+  process: string;
+  tokens: bigint;
+  maxTokens: bigint;
+  hostBytes: bigint;
+  blocksLeft: bigint;
+  releasedBytes: bigint;
+  done: boolean;
 }
 
 export interface ProfileRequest {
@@ -1103,6 +1187,589 @@ export const UnloadModelResponse: MessageFns<UnloadModelResponse> = {
   },
 };
 
+function createBaseLoadAdapterRequest(): LoadAdapterRequest {
+  return { adapter: "", path: undefined, baseModel: undefined, pinned: undefined, expectedDigest: undefined };
+}
+
+export const LoadAdapterRequest: MessageFns<LoadAdapterRequest> = {
+  encode(message: LoadAdapterRequest, writer: BinaryWriter = new BinaryWriter()): BinaryWriter {
+    if (message.adapter !== "") {
+      writer.uint32(10).string(message.adapter);
+    }
+    if (message.path !== undefined) {
+      writer.uint32(18).string(message.path);
+    }
+    if (message.baseModel !== undefined) {
+      writer.uint32(26).string(message.baseModel);
+    }
+    if (message.pinned !== undefined) {
+      writer.uint32(32).bool(message.pinned);
+    }
+    if (message.expectedDigest !== undefined) {
+      writer.uint32(42).string(message.expectedDigest);
+    }
+    return writer;
+  },
+
+  decode(input: BinaryReader | Uint8Array, length?: number): LoadAdapterRequest {
+    const reader = input instanceof BinaryReader ? input : new BinaryReader(input);
+    const previousRecursionDepth = (reader as any).__tsProtoDecodeDepth ?? 0;
+    if (previousRecursionDepth >= 100) {
+      throw new globalThis.Error("protobuf decode recursion limit exceeded");
+    }
+    (reader as any).__tsProtoDecodeDepth = previousRecursionDepth + 1;
+    try {
+      const end = length === undefined ? reader.len : reader.pos + length;
+      const message = createBaseLoadAdapterRequest();
+      while (reader.pos < end) {
+        const tag = reader.uint32();
+        switch (tag >>> 3) {
+          case 1: {
+            if (tag !== 10) {
+              break;
+            }
+
+            message.adapter = reader.string();
+            continue;
+          }
+          case 2: {
+            if (tag !== 18) {
+              break;
+            }
+
+            message.path = reader.string();
+            continue;
+          }
+          case 3: {
+            if (tag !== 26) {
+              break;
+            }
+
+            message.baseModel = reader.string();
+            continue;
+          }
+          case 4: {
+            if (tag !== 32) {
+              break;
+            }
+
+            message.pinned = reader.bool();
+            continue;
+          }
+          case 5: {
+            if (tag !== 42) {
+              break;
+            }
+
+            message.expectedDigest = reader.string();
+            continue;
+          }
+        }
+        if ((tag & 7) === 4 || tag === 0) {
+          break;
+        }
+        reader.skip(tag & 7);
+      }
+      return message;
+    } finally {
+      (reader as any).__tsProtoDecodeDepth = previousRecursionDepth;
+    }
+  },
+
+  create(base?: DeepPartial<LoadAdapterRequest>): LoadAdapterRequest {
+    return LoadAdapterRequest.fromPartial(base ?? {});
+  },
+  fromPartial(object: DeepPartial<LoadAdapterRequest>): LoadAdapterRequest {
+    const message = createBaseLoadAdapterRequest();
+    message.adapter = object.adapter ?? "";
+    message.path = object.path ?? undefined;
+    message.baseModel = object.baseModel ?? undefined;
+    message.pinned = object.pinned ?? undefined;
+    message.expectedDigest = object.expectedDigest ?? undefined;
+    return message;
+  },
+};
+
+function createBaseLoadAdapterResponse(): LoadAdapterResponse {
+  return { adapter: undefined };
+}
+
+export const LoadAdapterResponse: MessageFns<LoadAdapterResponse> = {
+  encode(message: LoadAdapterResponse, writer: BinaryWriter = new BinaryWriter()): BinaryWriter {
+    if (message.adapter !== undefined) {
+      Adapter.encode(message.adapter, writer.uint32(10).fork()).join();
+    }
+    return writer;
+  },
+
+  decode(input: BinaryReader | Uint8Array, length?: number): LoadAdapterResponse {
+    const reader = input instanceof BinaryReader ? input : new BinaryReader(input);
+    const previousRecursionDepth = (reader as any).__tsProtoDecodeDepth ?? 0;
+    if (previousRecursionDepth >= 100) {
+      throw new globalThis.Error("protobuf decode recursion limit exceeded");
+    }
+    (reader as any).__tsProtoDecodeDepth = previousRecursionDepth + 1;
+    try {
+      const end = length === undefined ? reader.len : reader.pos + length;
+      const message = createBaseLoadAdapterResponse();
+      while (reader.pos < end) {
+        const tag = reader.uint32();
+        switch (tag >>> 3) {
+          case 1: {
+            if (tag !== 10) {
+              break;
+            }
+
+            message.adapter = Adapter.decode(reader, reader.uint32());
+            continue;
+          }
+        }
+        if ((tag & 7) === 4 || tag === 0) {
+          break;
+        }
+        reader.skip(tag & 7);
+      }
+      return message;
+    } finally {
+      (reader as any).__tsProtoDecodeDepth = previousRecursionDepth;
+    }
+  },
+
+  create(base?: DeepPartial<LoadAdapterResponse>): LoadAdapterResponse {
+    return LoadAdapterResponse.fromPartial(base ?? {});
+  },
+  fromPartial(object: DeepPartial<LoadAdapterResponse>): LoadAdapterResponse {
+    const message = createBaseLoadAdapterResponse();
+    message.adapter = (object.adapter !== undefined && object.adapter !== null)
+      ? Adapter.fromPartial(object.adapter)
+      : undefined;
+    return message;
+  },
+};
+
+function createBaseUnloadAdapterRequest(): UnloadAdapterRequest {
+  return { adapter: "", grace: undefined };
+}
+
+export const UnloadAdapterRequest: MessageFns<UnloadAdapterRequest> = {
+  encode(message: UnloadAdapterRequest, writer: BinaryWriter = new BinaryWriter()): BinaryWriter {
+    if (message.adapter !== "") {
+      writer.uint32(10).string(message.adapter);
+    }
+    if (message.grace !== undefined) {
+      Duration.encode(message.grace, writer.uint32(18).fork()).join();
+    }
+    return writer;
+  },
+
+  decode(input: BinaryReader | Uint8Array, length?: number): UnloadAdapterRequest {
+    const reader = input instanceof BinaryReader ? input : new BinaryReader(input);
+    const previousRecursionDepth = (reader as any).__tsProtoDecodeDepth ?? 0;
+    if (previousRecursionDepth >= 100) {
+      throw new globalThis.Error("protobuf decode recursion limit exceeded");
+    }
+    (reader as any).__tsProtoDecodeDepth = previousRecursionDepth + 1;
+    try {
+      const end = length === undefined ? reader.len : reader.pos + length;
+      const message = createBaseUnloadAdapterRequest();
+      while (reader.pos < end) {
+        const tag = reader.uint32();
+        switch (tag >>> 3) {
+          case 1: {
+            if (tag !== 10) {
+              break;
+            }
+
+            message.adapter = reader.string();
+            continue;
+          }
+          case 2: {
+            if (tag !== 18) {
+              break;
+            }
+
+            message.grace = Duration.decode(reader, reader.uint32());
+            continue;
+          }
+        }
+        if ((tag & 7) === 4 || tag === 0) {
+          break;
+        }
+        reader.skip(tag & 7);
+      }
+      return message;
+    } finally {
+      (reader as any).__tsProtoDecodeDepth = previousRecursionDepth;
+    }
+  },
+
+  create(base?: DeepPartial<UnloadAdapterRequest>): UnloadAdapterRequest {
+    return UnloadAdapterRequest.fromPartial(base ?? {});
+  },
+  fromPartial(object: DeepPartial<UnloadAdapterRequest>): UnloadAdapterRequest {
+    const message = createBaseUnloadAdapterRequest();
+    message.adapter = object.adapter ?? "";
+    message.grace = (object.grace !== undefined && object.grace !== null)
+      ? Duration.fromPartial(object.grace)
+      : undefined;
+    return message;
+  },
+};
+
+function createBaseUnloadAdapterResponse(): UnloadAdapterResponse {
+  return {};
+}
+
+export const UnloadAdapterResponse: MessageFns<UnloadAdapterResponse> = {
+  encode(_: UnloadAdapterResponse, writer: BinaryWriter = new BinaryWriter()): BinaryWriter {
+    return writer;
+  },
+
+  decode(input: BinaryReader | Uint8Array, length?: number): UnloadAdapterResponse {
+    const reader = input instanceof BinaryReader ? input : new BinaryReader(input);
+    const previousRecursionDepth = (reader as any).__tsProtoDecodeDepth ?? 0;
+    if (previousRecursionDepth >= 100) {
+      throw new globalThis.Error("protobuf decode recursion limit exceeded");
+    }
+    (reader as any).__tsProtoDecodeDepth = previousRecursionDepth + 1;
+    try {
+      const end = length === undefined ? reader.len : reader.pos + length;
+      const message = createBaseUnloadAdapterResponse();
+      while (reader.pos < end) {
+        const tag = reader.uint32();
+        switch (tag >>> 3) {
+        }
+        if ((tag & 7) === 4 || tag === 0) {
+          break;
+        }
+        reader.skip(tag & 7);
+      }
+      return message;
+    } finally {
+      (reader as any).__tsProtoDecodeDepth = previousRecursionDepth;
+    }
+  },
+
+  create(base?: DeepPartial<UnloadAdapterResponse>): UnloadAdapterResponse {
+    return UnloadAdapterResponse.fromPartial(base ?? {});
+  },
+  fromPartial(_: DeepPartial<UnloadAdapterResponse>): UnloadAdapterResponse {
+    const message = createBaseUnloadAdapterResponse();
+    return message;
+  },
+};
+
+function createBaseListAdaptersRequest(): ListAdaptersRequest {
+  return { pageSize: undefined, pageToken: "" };
+}
+
+export const ListAdaptersRequest: MessageFns<ListAdaptersRequest> = {
+  encode(message: ListAdaptersRequest, writer: BinaryWriter = new BinaryWriter()): BinaryWriter {
+    if (message.pageSize !== undefined) {
+      writer.uint32(8).uint32(message.pageSize);
+    }
+    if (message.pageToken !== "") {
+      writer.uint32(18).string(message.pageToken);
+    }
+    return writer;
+  },
+
+  decode(input: BinaryReader | Uint8Array, length?: number): ListAdaptersRequest {
+    const reader = input instanceof BinaryReader ? input : new BinaryReader(input);
+    const previousRecursionDepth = (reader as any).__tsProtoDecodeDepth ?? 0;
+    if (previousRecursionDepth >= 100) {
+      throw new globalThis.Error("protobuf decode recursion limit exceeded");
+    }
+    (reader as any).__tsProtoDecodeDepth = previousRecursionDepth + 1;
+    try {
+      const end = length === undefined ? reader.len : reader.pos + length;
+      const message = createBaseListAdaptersRequest();
+      while (reader.pos < end) {
+        const tag = reader.uint32();
+        switch (tag >>> 3) {
+          case 1: {
+            if (tag !== 8) {
+              break;
+            }
+
+            message.pageSize = reader.uint32();
+            continue;
+          }
+          case 2: {
+            if (tag !== 18) {
+              break;
+            }
+
+            message.pageToken = reader.string();
+            continue;
+          }
+        }
+        if ((tag & 7) === 4 || tag === 0) {
+          break;
+        }
+        reader.skip(tag & 7);
+      }
+      return message;
+    } finally {
+      (reader as any).__tsProtoDecodeDepth = previousRecursionDepth;
+    }
+  },
+
+  create(base?: DeepPartial<ListAdaptersRequest>): ListAdaptersRequest {
+    return ListAdaptersRequest.fromPartial(base ?? {});
+  },
+  fromPartial(object: DeepPartial<ListAdaptersRequest>): ListAdaptersRequest {
+    const message = createBaseListAdaptersRequest();
+    message.pageSize = object.pageSize ?? undefined;
+    message.pageToken = object.pageToken ?? "";
+    return message;
+  },
+};
+
+function createBaseListAdaptersResponse(): ListAdaptersResponse {
+  return { adapters: [], nextPageToken: "" };
+}
+
+export const ListAdaptersResponse: MessageFns<ListAdaptersResponse> = {
+  encode(message: ListAdaptersResponse, writer: BinaryWriter = new BinaryWriter()): BinaryWriter {
+    for (const v of message.adapters) {
+      Adapter.encode(v!, writer.uint32(10).fork()).join();
+    }
+    if (message.nextPageToken !== "") {
+      writer.uint32(18).string(message.nextPageToken);
+    }
+    return writer;
+  },
+
+  decode(input: BinaryReader | Uint8Array, length?: number): ListAdaptersResponse {
+    const reader = input instanceof BinaryReader ? input : new BinaryReader(input);
+    const previousRecursionDepth = (reader as any).__tsProtoDecodeDepth ?? 0;
+    if (previousRecursionDepth >= 100) {
+      throw new globalThis.Error("protobuf decode recursion limit exceeded");
+    }
+    (reader as any).__tsProtoDecodeDepth = previousRecursionDepth + 1;
+    try {
+      const end = length === undefined ? reader.len : reader.pos + length;
+      const message = createBaseListAdaptersResponse();
+      while (reader.pos < end) {
+        const tag = reader.uint32();
+        switch (tag >>> 3) {
+          case 1: {
+            if (tag !== 10) {
+              break;
+            }
+
+            message.adapters.push(Adapter.decode(reader, reader.uint32()));
+            continue;
+          }
+          case 2: {
+            if (tag !== 18) {
+              break;
+            }
+
+            message.nextPageToken = reader.string();
+            continue;
+          }
+        }
+        if ((tag & 7) === 4 || tag === 0) {
+          break;
+        }
+        reader.skip(tag & 7);
+      }
+      return message;
+    } finally {
+      (reader as any).__tsProtoDecodeDepth = previousRecursionDepth;
+    }
+  },
+
+  create(base?: DeepPartial<ListAdaptersResponse>): ListAdaptersResponse {
+    return ListAdaptersResponse.fromPartial(base ?? {});
+  },
+  fromPartial(object: DeepPartial<ListAdaptersResponse>): ListAdaptersResponse {
+    const message = createBaseListAdaptersResponse();
+    message.adapters = object.adapters?.map((e) => Adapter.fromPartial(e)) || [];
+    message.nextPageToken = object.nextPageToken ?? "";
+    return message;
+  },
+};
+
+function createBaseAdapter(): Adapter {
+  return {
+    name: "",
+    baseModel: "",
+    digest: "",
+    rank: 0,
+    modules: [],
+    bytes: 0n,
+    residency: 0,
+    pinned: false,
+    openRequests: 0,
+    path: "",
+  };
+}
+
+export const Adapter: MessageFns<Adapter> = {
+  encode(message: Adapter, writer: BinaryWriter = new BinaryWriter()): BinaryWriter {
+    if (message.name !== "") {
+      writer.uint32(10).string(message.name);
+    }
+    if (message.baseModel !== "") {
+      writer.uint32(18).string(message.baseModel);
+    }
+    if (message.digest !== "") {
+      writer.uint32(26).string(message.digest);
+    }
+    if (message.rank !== 0) {
+      writer.uint32(32).uint32(message.rank);
+    }
+    for (const v of message.modules) {
+      writer.uint32(42).string(v!);
+    }
+    if (message.bytes !== 0n) {
+      if (BigInt.asUintN(64, message.bytes) !== message.bytes) {
+        throw new globalThis.Error("value provided for field message.bytes of type uint64 too large");
+      }
+      writer.uint32(48).uint64(message.bytes);
+    }
+    if (message.residency !== 0) {
+      writer.uint32(56).int32(message.residency);
+    }
+    if (message.pinned !== false) {
+      writer.uint32(64).bool(message.pinned);
+    }
+    if (message.openRequests !== 0) {
+      writer.uint32(72).uint32(message.openRequests);
+    }
+    if (message.path !== "") {
+      writer.uint32(82).string(message.path);
+    }
+    return writer;
+  },
+
+  decode(input: BinaryReader | Uint8Array, length?: number): Adapter {
+    const reader = input instanceof BinaryReader ? input : new BinaryReader(input);
+    const previousRecursionDepth = (reader as any).__tsProtoDecodeDepth ?? 0;
+    if (previousRecursionDepth >= 100) {
+      throw new globalThis.Error("protobuf decode recursion limit exceeded");
+    }
+    (reader as any).__tsProtoDecodeDepth = previousRecursionDepth + 1;
+    try {
+      const end = length === undefined ? reader.len : reader.pos + length;
+      const message = createBaseAdapter();
+      while (reader.pos < end) {
+        const tag = reader.uint32();
+        switch (tag >>> 3) {
+          case 1: {
+            if (tag !== 10) {
+              break;
+            }
+
+            message.name = reader.string();
+            continue;
+          }
+          case 2: {
+            if (tag !== 18) {
+              break;
+            }
+
+            message.baseModel = reader.string();
+            continue;
+          }
+          case 3: {
+            if (tag !== 26) {
+              break;
+            }
+
+            message.digest = reader.string();
+            continue;
+          }
+          case 4: {
+            if (tag !== 32) {
+              break;
+            }
+
+            message.rank = reader.uint32();
+            continue;
+          }
+          case 5: {
+            if (tag !== 42) {
+              break;
+            }
+
+            message.modules.push(reader.string());
+            continue;
+          }
+          case 6: {
+            if (tag !== 48) {
+              break;
+            }
+
+            message.bytes = reader.uint64() as bigint;
+            continue;
+          }
+          case 7: {
+            if (tag !== 56) {
+              break;
+            }
+
+            message.residency = reader.int32() as any;
+            continue;
+          }
+          case 8: {
+            if (tag !== 64) {
+              break;
+            }
+
+            message.pinned = reader.bool();
+            continue;
+          }
+          case 9: {
+            if (tag !== 72) {
+              break;
+            }
+
+            message.openRequests = reader.uint32();
+            continue;
+          }
+          case 10: {
+            if (tag !== 82) {
+              break;
+            }
+
+            message.path = reader.string();
+            continue;
+          }
+        }
+        if ((tag & 7) === 4 || tag === 0) {
+          break;
+        }
+        reader.skip(tag & 7);
+      }
+      return message;
+    } finally {
+      (reader as any).__tsProtoDecodeDepth = previousRecursionDepth;
+    }
+  },
+
+  create(base?: DeepPartial<Adapter>): Adapter {
+    return Adapter.fromPartial(base ?? {});
+  },
+  fromPartial(object: DeepPartial<Adapter>): Adapter {
+    const message = createBaseAdapter();
+    message.name = object.name ?? "";
+    message.baseModel = object.baseModel ?? "";
+    message.digest = object.digest ?? "";
+    message.rank = object.rank ?? 0;
+    message.modules = object.modules?.map((e) => e) || [];
+    message.bytes = (object.bytes !== undefined && object.bytes !== null) ? BigInt(object.bytes) : 0n;
+    message.residency = object.residency ?? 0;
+    message.pinned = object.pinned ?? false;
+    message.openRequests = object.openRequests ?? 0;
+    message.path = object.path ?? "";
+    return message;
+  },
+};
+
 function createBaseGetServerInfoRequest(): GetServerInfoRequest {
   return {};
 }
@@ -1508,6 +2175,7 @@ function createBaseServerLimits(): ServerLimits {
     maxImageBytes: 0,
     maxImagePixels: 0,
     maxImageTokens: 0,
+    maxAdapters: 0,
   };
 }
 
@@ -1575,6 +2243,9 @@ export const ServerLimits: MessageFns<ServerLimits> = {
     }
     if (message.maxImageTokens !== 0) {
       writer.uint32(160).uint32(message.maxImageTokens);
+    }
+    if (message.maxAdapters !== 0) {
+      writer.uint32(168).uint32(message.maxAdapters);
     }
     return writer;
   },
@@ -1752,6 +2423,14 @@ export const ServerLimits: MessageFns<ServerLimits> = {
             message.maxImageTokens = reader.uint32();
             continue;
           }
+          case 21: {
+            if (tag !== 168) {
+              break;
+            }
+
+            message.maxAdapters = reader.uint32();
+            continue;
+          }
         }
         if ((tag & 7) === 4 || tag === 0) {
           break;
@@ -1793,6 +2472,7 @@ export const ServerLimits: MessageFns<ServerLimits> = {
     message.maxImageBytes = object.maxImageBytes ?? 0;
     message.maxImagePixels = object.maxImagePixels ?? 0;
     message.maxImageTokens = object.maxImageTokens ?? 0;
+    message.maxAdapters = object.maxAdapters ?? 0;
     return message;
   },
 };
@@ -1896,7 +2576,15 @@ export const GetLoadResponse: MessageFns<GetLoadResponse> = {
 };
 
 function createBaseLoad(): Load {
-  return { openRequests: 0, maxOpenRequests: 0, reservedTokens: 0n, maxReservedTokens: 0n, engines: [], tenants: [] };
+  return {
+    openRequests: 0,
+    maxOpenRequests: 0,
+    reservedTokens: 0n,
+    maxReservedTokens: 0n,
+    engines: [],
+    tenants: [],
+    memoryLevel: 0,
+  };
 }
 
 export const Load: MessageFns<Load> = {
@@ -1924,6 +2612,9 @@ export const Load: MessageFns<Load> = {
     }
     for (const v of message.tenants) {
       TenantLoad.encode(v!, writer.uint32(50).fork()).join();
+    }
+    if (message.memoryLevel !== 0) {
+      writer.uint32(56).int32(message.memoryLevel);
     }
     return writer;
   },
@@ -1989,6 +2680,14 @@ export const Load: MessageFns<Load> = {
             message.tenants.push(TenantLoad.decode(reader, reader.uint32()));
             continue;
           }
+          case 7: {
+            if (tag !== 56) {
+              break;
+            }
+
+            message.memoryLevel = reader.int32() as any;
+            continue;
+          }
         }
         if ((tag & 7) === 4 || tag === 0) {
           break;
@@ -2016,6 +2715,7 @@ export const Load: MessageFns<Load> = {
       : 0n;
     message.engines = object.engines?.map((e) => EngineLoad.fromPartial(e)) || [];
     message.tenants = object.tenants?.map((e) => TenantLoad.fromPartial(e)) || [];
+    message.memoryLevel = object.memoryLevel ?? 0;
     return message;
   },
 };
@@ -2119,6 +2819,8 @@ function createBaseEngineLoad(): EngineLoad {
     prefixQueryTokens: 0n,
     age: undefined,
     ranks: [],
+    memoryLevel: 0,
+    adapters: [],
   };
 }
 
@@ -2171,6 +2873,12 @@ export const EngineLoad: MessageFns<EngineLoad> = {
     }
     for (const v of message.ranks) {
       RankLoad.encode(v!, writer.uint32(106).fork()).join();
+    }
+    if (message.memoryLevel !== 0) {
+      writer.uint32(112).int32(message.memoryLevel);
+    }
+    for (const v of message.adapters) {
+      AdapterLoad.encode(v!, writer.uint32(122).fork()).join();
     }
     return writer;
   },
@@ -2292,6 +3000,22 @@ export const EngineLoad: MessageFns<EngineLoad> = {
             message.ranks.push(RankLoad.decode(reader, reader.uint32()));
             continue;
           }
+          case 14: {
+            if (tag !== 112) {
+              break;
+            }
+
+            message.memoryLevel = reader.int32() as any;
+            continue;
+          }
+          case 15: {
+            if (tag !== 122) {
+              break;
+            }
+
+            message.adapters.push(AdapterLoad.decode(reader, reader.uint32()));
+            continue;
+          }
         }
         if ((tag & 7) === 4 || tag === 0) {
           break;
@@ -2330,6 +3054,8 @@ export const EngineLoad: MessageFns<EngineLoad> = {
       : 0n;
     message.age = (object.age !== undefined && object.age !== null) ? Duration.fromPartial(object.age) : undefined;
     message.ranks = object.ranks?.map((e) => RankLoad.fromPartial(e)) || [];
+    message.memoryLevel = object.memoryLevel ?? 0;
+    message.adapters = object.adapters?.map((e) => AdapterLoad.fromPartial(e)) || [];
     return message;
   },
 };
@@ -2401,6 +3127,73 @@ export const RankLoad: MessageFns<RankLoad> = {
     message.sumTime = (object.sumTime !== undefined && object.sumTime !== null)
       ? Duration.fromPartial(object.sumTime)
       : undefined;
+    return message;
+  },
+};
+
+function createBaseAdapterLoad(): AdapterLoad {
+  return { name: "", residency: 0 };
+}
+
+export const AdapterLoad: MessageFns<AdapterLoad> = {
+  encode(message: AdapterLoad, writer: BinaryWriter = new BinaryWriter()): BinaryWriter {
+    if (message.name !== "") {
+      writer.uint32(10).string(message.name);
+    }
+    if (message.residency !== 0) {
+      writer.uint32(16).int32(message.residency);
+    }
+    return writer;
+  },
+
+  decode(input: BinaryReader | Uint8Array, length?: number): AdapterLoad {
+    const reader = input instanceof BinaryReader ? input : new BinaryReader(input);
+    const previousRecursionDepth = (reader as any).__tsProtoDecodeDepth ?? 0;
+    if (previousRecursionDepth >= 100) {
+      throw new globalThis.Error("protobuf decode recursion limit exceeded");
+    }
+    (reader as any).__tsProtoDecodeDepth = previousRecursionDepth + 1;
+    try {
+      const end = length === undefined ? reader.len : reader.pos + length;
+      const message = createBaseAdapterLoad();
+      while (reader.pos < end) {
+        const tag = reader.uint32();
+        switch (tag >>> 3) {
+          case 1: {
+            if (tag !== 10) {
+              break;
+            }
+
+            message.name = reader.string();
+            continue;
+          }
+          case 2: {
+            if (tag !== 16) {
+              break;
+            }
+
+            message.residency = reader.int32() as any;
+            continue;
+          }
+        }
+        if ((tag & 7) === 4 || tag === 0) {
+          break;
+        }
+        reader.skip(tag & 7);
+      }
+      return message;
+    } finally {
+      (reader as any).__tsProtoDecodeDepth = previousRecursionDepth;
+    }
+  },
+
+  create(base?: DeepPartial<AdapterLoad>): AdapterLoad {
+    return AdapterLoad.fromPartial(base ?? {});
+  },
+  fromPartial(object: DeepPartial<AdapterLoad>): AdapterLoad {
+    const message = createBaseAdapterLoad();
+    message.name = object.name ?? "";
+    message.residency = object.residency ?? 0;
     return message;
   },
 };
@@ -3132,6 +3925,239 @@ export const DrainResponse: MessageFns<DrainResponse> = {
   },
 };
 
+function createBaseResizeCacheRequest(): ResizeCacheRequest {
+  return { process: "", tokens: undefined, hostBytes: undefined };
+}
+
+export const ResizeCacheRequest: MessageFns<ResizeCacheRequest> = {
+  encode(message: ResizeCacheRequest, writer: BinaryWriter = new BinaryWriter()): BinaryWriter {
+    if (message.process !== "") {
+      writer.uint32(10).string(message.process);
+    }
+    if (message.tokens !== undefined) {
+      if (BigInt.asUintN(64, message.tokens) !== message.tokens) {
+        throw new globalThis.Error("value provided for field message.tokens of type uint64 too large");
+      }
+      writer.uint32(16).uint64(message.tokens);
+    }
+    if (message.hostBytes !== undefined) {
+      if (BigInt.asUintN(64, message.hostBytes) !== message.hostBytes) {
+        throw new globalThis.Error("value provided for field message.hostBytes of type uint64 too large");
+      }
+      writer.uint32(24).uint64(message.hostBytes);
+    }
+    return writer;
+  },
+
+  decode(input: BinaryReader | Uint8Array, length?: number): ResizeCacheRequest {
+    const reader = input instanceof BinaryReader ? input : new BinaryReader(input);
+    const previousRecursionDepth = (reader as any).__tsProtoDecodeDepth ?? 0;
+    if (previousRecursionDepth >= 100) {
+      throw new globalThis.Error("protobuf decode recursion limit exceeded");
+    }
+    (reader as any).__tsProtoDecodeDepth = previousRecursionDepth + 1;
+    try {
+      const end = length === undefined ? reader.len : reader.pos + length;
+      const message = createBaseResizeCacheRequest();
+      while (reader.pos < end) {
+        const tag = reader.uint32();
+        switch (tag >>> 3) {
+          case 1: {
+            if (tag !== 10) {
+              break;
+            }
+
+            message.process = reader.string();
+            continue;
+          }
+          case 2: {
+            if (tag !== 16) {
+              break;
+            }
+
+            message.tokens = reader.uint64() as bigint;
+            continue;
+          }
+          case 3: {
+            if (tag !== 24) {
+              break;
+            }
+
+            message.hostBytes = reader.uint64() as bigint;
+            continue;
+          }
+        }
+        if ((tag & 7) === 4 || tag === 0) {
+          break;
+        }
+        reader.skip(tag & 7);
+      }
+      return message;
+    } finally {
+      (reader as any).__tsProtoDecodeDepth = previousRecursionDepth;
+    }
+  },
+
+  create(base?: DeepPartial<ResizeCacheRequest>): ResizeCacheRequest {
+    return ResizeCacheRequest.fromPartial(base ?? {});
+  },
+  fromPartial(object: DeepPartial<ResizeCacheRequest>): ResizeCacheRequest {
+    const message = createBaseResizeCacheRequest();
+    message.process = object.process ?? "";
+    message.tokens = (object.tokens !== undefined && object.tokens !== null) ? BigInt(object.tokens) : undefined;
+    message.hostBytes = (object.hostBytes !== undefined && object.hostBytes !== null)
+      ? BigInt(object.hostBytes)
+      : undefined;
+    return message;
+  },
+};
+
+function createBaseResizeCacheResponse(): ResizeCacheResponse {
+  return { process: "", tokens: 0n, maxTokens: 0n, hostBytes: 0n, blocksLeft: 0n, releasedBytes: 0n, done: false };
+}
+
+export const ResizeCacheResponse: MessageFns<ResizeCacheResponse> = {
+  encode(message: ResizeCacheResponse, writer: BinaryWriter = new BinaryWriter()): BinaryWriter {
+    if (message.process !== "") {
+      writer.uint32(10).string(message.process);
+    }
+    if (message.tokens !== 0n) {
+      if (BigInt.asUintN(64, message.tokens) !== message.tokens) {
+        throw new globalThis.Error("value provided for field message.tokens of type uint64 too large");
+      }
+      writer.uint32(16).uint64(message.tokens);
+    }
+    if (message.maxTokens !== 0n) {
+      if (BigInt.asUintN(64, message.maxTokens) !== message.maxTokens) {
+        throw new globalThis.Error("value provided for field message.maxTokens of type uint64 too large");
+      }
+      writer.uint32(24).uint64(message.maxTokens);
+    }
+    if (message.hostBytes !== 0n) {
+      if (BigInt.asUintN(64, message.hostBytes) !== message.hostBytes) {
+        throw new globalThis.Error("value provided for field message.hostBytes of type uint64 too large");
+      }
+      writer.uint32(32).uint64(message.hostBytes);
+    }
+    if (message.blocksLeft !== 0n) {
+      if (BigInt.asUintN(64, message.blocksLeft) !== message.blocksLeft) {
+        throw new globalThis.Error("value provided for field message.blocksLeft of type uint64 too large");
+      }
+      writer.uint32(40).uint64(message.blocksLeft);
+    }
+    if (message.releasedBytes !== 0n) {
+      if (BigInt.asUintN(64, message.releasedBytes) !== message.releasedBytes) {
+        throw new globalThis.Error("value provided for field message.releasedBytes of type uint64 too large");
+      }
+      writer.uint32(48).uint64(message.releasedBytes);
+    }
+    if (message.done !== false) {
+      writer.uint32(56).bool(message.done);
+    }
+    return writer;
+  },
+
+  decode(input: BinaryReader | Uint8Array, length?: number): ResizeCacheResponse {
+    const reader = input instanceof BinaryReader ? input : new BinaryReader(input);
+    const previousRecursionDepth = (reader as any).__tsProtoDecodeDepth ?? 0;
+    if (previousRecursionDepth >= 100) {
+      throw new globalThis.Error("protobuf decode recursion limit exceeded");
+    }
+    (reader as any).__tsProtoDecodeDepth = previousRecursionDepth + 1;
+    try {
+      const end = length === undefined ? reader.len : reader.pos + length;
+      const message = createBaseResizeCacheResponse();
+      while (reader.pos < end) {
+        const tag = reader.uint32();
+        switch (tag >>> 3) {
+          case 1: {
+            if (tag !== 10) {
+              break;
+            }
+
+            message.process = reader.string();
+            continue;
+          }
+          case 2: {
+            if (tag !== 16) {
+              break;
+            }
+
+            message.tokens = reader.uint64() as bigint;
+            continue;
+          }
+          case 3: {
+            if (tag !== 24) {
+              break;
+            }
+
+            message.maxTokens = reader.uint64() as bigint;
+            continue;
+          }
+          case 4: {
+            if (tag !== 32) {
+              break;
+            }
+
+            message.hostBytes = reader.uint64() as bigint;
+            continue;
+          }
+          case 5: {
+            if (tag !== 40) {
+              break;
+            }
+
+            message.blocksLeft = reader.uint64() as bigint;
+            continue;
+          }
+          case 6: {
+            if (tag !== 48) {
+              break;
+            }
+
+            message.releasedBytes = reader.uint64() as bigint;
+            continue;
+          }
+          case 7: {
+            if (tag !== 56) {
+              break;
+            }
+
+            message.done = reader.bool();
+            continue;
+          }
+        }
+        if ((tag & 7) === 4 || tag === 0) {
+          break;
+        }
+        reader.skip(tag & 7);
+      }
+      return message;
+    } finally {
+      (reader as any).__tsProtoDecodeDepth = previousRecursionDepth;
+    }
+  },
+
+  create(base?: DeepPartial<ResizeCacheResponse>): ResizeCacheResponse {
+    return ResizeCacheResponse.fromPartial(base ?? {});
+  },
+  fromPartial(object: DeepPartial<ResizeCacheResponse>): ResizeCacheResponse {
+    const message = createBaseResizeCacheResponse();
+    message.process = object.process ?? "";
+    message.tokens = (object.tokens !== undefined && object.tokens !== null) ? BigInt(object.tokens) : 0n;
+    message.maxTokens = (object.maxTokens !== undefined && object.maxTokens !== null) ? BigInt(object.maxTokens) : 0n;
+    message.hostBytes = (object.hostBytes !== undefined && object.hostBytes !== null) ? BigInt(object.hostBytes) : 0n;
+    message.blocksLeft = (object.blocksLeft !== undefined && object.blocksLeft !== null)
+      ? BigInt(object.blocksLeft)
+      : 0n;
+    message.releasedBytes = (object.releasedBytes !== undefined && object.releasedBytes !== null)
+      ? BigInt(object.releasedBytes)
+      : 0n;
+    message.done = object.done ?? false;
+    return message;
+  },
+};
+
 function createBaseProfileRequest(): ProfileRequest {
   return { process: "", kind: 0, duration: undefined, steps: undefined, maxBytes: undefined };
 }
@@ -3541,6 +4567,35 @@ export const ControlServiceService = {
     responseSerialize: (value: UnloadModelResponse): Buffer => Buffer.from(UnloadModelResponse.encode(value).finish()),
     responseDeserialize: (value: Buffer): UnloadModelResponse => UnloadModelResponse.decode(value),
   },
+  loadAdapter: {
+    path: "/sluice.v1.ControlService/LoadAdapter" as const,
+    requestStream: false as const,
+    responseStream: false as const,
+    requestSerialize: (value: LoadAdapterRequest): Buffer => Buffer.from(LoadAdapterRequest.encode(value).finish()),
+    requestDeserialize: (value: Buffer): LoadAdapterRequest => LoadAdapterRequest.decode(value),
+    responseSerialize: (value: LoadAdapterResponse): Buffer => Buffer.from(LoadAdapterResponse.encode(value).finish()),
+    responseDeserialize: (value: Buffer): LoadAdapterResponse => LoadAdapterResponse.decode(value),
+  },
+  unloadAdapter: {
+    path: "/sluice.v1.ControlService/UnloadAdapter" as const,
+    requestStream: false as const,
+    responseStream: false as const,
+    requestSerialize: (value: UnloadAdapterRequest): Buffer => Buffer.from(UnloadAdapterRequest.encode(value).finish()),
+    requestDeserialize: (value: Buffer): UnloadAdapterRequest => UnloadAdapterRequest.decode(value),
+    responseSerialize: (value: UnloadAdapterResponse): Buffer =>
+      Buffer.from(UnloadAdapterResponse.encode(value).finish()),
+    responseDeserialize: (value: Buffer): UnloadAdapterResponse => UnloadAdapterResponse.decode(value),
+  },
+  listAdapters: {
+    path: "/sluice.v1.ControlService/ListAdapters" as const,
+    requestStream: false as const,
+    responseStream: false as const,
+    requestSerialize: (value: ListAdaptersRequest): Buffer => Buffer.from(ListAdaptersRequest.encode(value).finish()),
+    requestDeserialize: (value: Buffer): ListAdaptersRequest => ListAdaptersRequest.decode(value),
+    responseSerialize: (value: ListAdaptersResponse): Buffer =>
+      Buffer.from(ListAdaptersResponse.encode(value).finish()),
+    responseDeserialize: (value: Buffer): ListAdaptersResponse => ListAdaptersResponse.decode(value),
+  },
   getServerInfo: {
     path: "/sluice.v1.ControlService/GetServerInfo" as const,
     requestStream: false as const,
@@ -3599,6 +4654,15 @@ export const ControlServiceService = {
     responseSerialize: (value: DrainResponse): Buffer => Buffer.from(DrainResponse.encode(value).finish()),
     responseDeserialize: (value: Buffer): DrainResponse => DrainResponse.decode(value),
   },
+  resizeCache: {
+    path: "/sluice.v1.ControlService/ResizeCache" as const,
+    requestStream: false as const,
+    responseStream: true as const,
+    requestSerialize: (value: ResizeCacheRequest): Buffer => Buffer.from(ResizeCacheRequest.encode(value).finish()),
+    requestDeserialize: (value: Buffer): ResizeCacheRequest => ResizeCacheRequest.decode(value),
+    responseSerialize: (value: ResizeCacheResponse): Buffer => Buffer.from(ResizeCacheResponse.encode(value).finish()),
+    responseDeserialize: (value: Buffer): ResizeCacheResponse => ResizeCacheResponse.decode(value),
+  },
   profile: {
     path: "/sluice.v1.ControlService/Profile" as const,
     requestStream: false as const,
@@ -3615,12 +4679,16 @@ export interface ControlServiceServer extends UntypedServiceImplementation {
   getModel: handleUnaryCall<GetModelRequest, GetModelResponse>;
   loadModel: handleUnaryCall<LoadModelRequest, LoadModelResponse>;
   unloadModel: handleUnaryCall<UnloadModelRequest, UnloadModelResponse>;
+  loadAdapter: handleUnaryCall<LoadAdapterRequest, LoadAdapterResponse>;
+  unloadAdapter: handleUnaryCall<UnloadAdapterRequest, UnloadAdapterResponse>;
+  listAdapters: handleUnaryCall<ListAdaptersRequest, ListAdaptersResponse>;
   getServerInfo: handleUnaryCall<GetServerInfoRequest, GetServerInfoResponse>;
   getLoad: handleUnaryCall<GetLoadRequest, GetLoadResponse>;
   watchLoad: handleServerStreamingCall<WatchLoadRequest, WatchLoadResponse>;
   getTokenizer: handleServerStreamingCall<GetTokenizerRequest, GetTokenizerResponse>;
   subscribeKvEvents: handleServerStreamingCall<SubscribeKvEventsRequest, SubscribeKvEventsResponse>;
   drain: handleServerStreamingCall<DrainRequest, DrainResponse>;
+  resizeCache: handleServerStreamingCall<ResizeCacheRequest, ResizeCacheResponse>;
   profile: handleServerStreamingCall<ProfileRequest, ProfileResponse>;
 }
 
@@ -3685,6 +4753,51 @@ export interface ControlServiceClient extends Client {
     options: Partial<CallOptions>,
     callback: (error: ServiceError | null, response: UnloadModelResponse) => void,
   ): ClientUnaryCall;
+  loadAdapter(
+    request: LoadAdapterRequest,
+    callback: (error: ServiceError | null, response: LoadAdapterResponse) => void,
+  ): ClientUnaryCall;
+  loadAdapter(
+    request: LoadAdapterRequest,
+    metadata: Metadata,
+    callback: (error: ServiceError | null, response: LoadAdapterResponse) => void,
+  ): ClientUnaryCall;
+  loadAdapter(
+    request: LoadAdapterRequest,
+    metadata: Metadata,
+    options: Partial<CallOptions>,
+    callback: (error: ServiceError | null, response: LoadAdapterResponse) => void,
+  ): ClientUnaryCall;
+  unloadAdapter(
+    request: UnloadAdapterRequest,
+    callback: (error: ServiceError | null, response: UnloadAdapterResponse) => void,
+  ): ClientUnaryCall;
+  unloadAdapter(
+    request: UnloadAdapterRequest,
+    metadata: Metadata,
+    callback: (error: ServiceError | null, response: UnloadAdapterResponse) => void,
+  ): ClientUnaryCall;
+  unloadAdapter(
+    request: UnloadAdapterRequest,
+    metadata: Metadata,
+    options: Partial<CallOptions>,
+    callback: (error: ServiceError | null, response: UnloadAdapterResponse) => void,
+  ): ClientUnaryCall;
+  listAdapters(
+    request: ListAdaptersRequest,
+    callback: (error: ServiceError | null, response: ListAdaptersResponse) => void,
+  ): ClientUnaryCall;
+  listAdapters(
+    request: ListAdaptersRequest,
+    metadata: Metadata,
+    callback: (error: ServiceError | null, response: ListAdaptersResponse) => void,
+  ): ClientUnaryCall;
+  listAdapters(
+    request: ListAdaptersRequest,
+    metadata: Metadata,
+    options: Partial<CallOptions>,
+    callback: (error: ServiceError | null, response: ListAdaptersResponse) => void,
+  ): ClientUnaryCall;
   getServerInfo(
     request: GetServerInfoRequest,
     callback: (error: ServiceError | null, response: GetServerInfoResponse) => void,
@@ -3745,6 +4858,12 @@ export interface ControlServiceClient extends Client {
     metadata?: Metadata,
     options?: Partial<CallOptions>,
   ): ClientReadableStream<DrainResponse>;
+  resizeCache(request: ResizeCacheRequest, options?: Partial<CallOptions>): ClientReadableStream<ResizeCacheResponse>;
+  resizeCache(
+    request: ResizeCacheRequest,
+    metadata?: Metadata,
+    options?: Partial<CallOptions>,
+  ): ClientReadableStream<ResizeCacheResponse>;
   profile(request: ProfileRequest, options?: Partial<CallOptions>): ClientReadableStream<ProfileResponse>;
   profile(
     request: ProfileRequest,

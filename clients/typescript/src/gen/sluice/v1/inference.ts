@@ -108,6 +108,8 @@ export interface GenerateResponse {
   timings: Timings | undefined;
   params: EffectiveParams | undefined;
   promptInfo: PromptInfo | undefined;
+  adapter: string;
+  adapterDigest: string;
 }
 
 export interface StreamGenerateRequest {
@@ -425,6 +427,8 @@ function createBaseGenerateResponse(): GenerateResponse {
     timings: undefined,
     params: undefined,
     promptInfo: undefined,
+    adapter: "",
+    adapterDigest: "",
   };
 }
 
@@ -453,6 +457,12 @@ export const GenerateResponse: MessageFns<GenerateResponse> = {
     }
     if (message.promptInfo !== undefined) {
       PromptInfo.encode(message.promptInfo, writer.uint32(66).fork()).join();
+    }
+    if (message.adapter !== "") {
+      writer.uint32(74).string(message.adapter);
+    }
+    if (message.adapterDigest !== "") {
+      writer.uint32(82).string(message.adapterDigest);
     }
     return writer;
   },
@@ -534,6 +544,22 @@ export const GenerateResponse: MessageFns<GenerateResponse> = {
             message.promptInfo = PromptInfo.decode(reader, reader.uint32());
             continue;
           }
+          case 9: {
+            if (tag !== 74) {
+              break;
+            }
+
+            message.adapter = reader.string();
+            continue;
+          }
+          case 10: {
+            if (tag !== 82) {
+              break;
+            }
+
+            message.adapterDigest = reader.string();
+            continue;
+          }
         }
         if ((tag & 7) === 4 || tag === 0) {
           break;
@@ -565,6 +591,8 @@ export const GenerateResponse: MessageFns<GenerateResponse> = {
     message.promptInfo = (object.promptInfo !== undefined && object.promptInfo !== null)
       ? PromptInfo.fromPartial(object.promptInfo)
       : undefined;
+    message.adapter = object.adapter ?? "";
+    message.adapterDigest = object.adapterDigest ?? "";
     return message;
   },
 };

@@ -237,6 +237,7 @@ export interface ResumePoint {
   generationId: string;
   afterSeq: bigint;
   outputs: OutputPrefix[];
+  adapterDigest: string;
 }
 
 export interface OutputPrefix {
@@ -261,6 +262,8 @@ export interface Accepted {
   params: EffectiveParams | undefined;
   promptTokens?: number | undefined;
   cachedTokens?: number | undefined;
+  adapter: string;
+  adapterDigest: string;
 }
 
 export interface PromptInfo {
@@ -2889,7 +2892,7 @@ export const SpeculationOptions: MessageFns<SpeculationOptions> = {
 };
 
 function createBaseResumePoint(): ResumePoint {
-  return { generationId: "", afterSeq: 0n, outputs: [] };
+  return { generationId: "", afterSeq: 0n, outputs: [], adapterDigest: "" };
 }
 
 export const ResumePoint: MessageFns<ResumePoint> = {
@@ -2905,6 +2908,9 @@ export const ResumePoint: MessageFns<ResumePoint> = {
     }
     for (const v of message.outputs) {
       OutputPrefix.encode(v!, writer.uint32(26).fork()).join();
+    }
+    if (message.adapterDigest !== "") {
+      writer.uint32(34).string(message.adapterDigest);
     }
     return writer;
   },
@@ -2946,6 +2952,14 @@ export const ResumePoint: MessageFns<ResumePoint> = {
             message.outputs.push(OutputPrefix.decode(reader, reader.uint32()));
             continue;
           }
+          case 4: {
+            if (tag !== 34) {
+              break;
+            }
+
+            message.adapterDigest = reader.string();
+            continue;
+          }
         }
         if ((tag & 7) === 4 || tag === 0) {
           break;
@@ -2966,6 +2980,7 @@ export const ResumePoint: MessageFns<ResumePoint> = {
     message.generationId = object.generationId ?? "";
     message.afterSeq = (object.afterSeq !== undefined && object.afterSeq !== null) ? BigInt(object.afterSeq) : 0n;
     message.outputs = object.outputs?.map((e) => OutputPrefix.fromPartial(e)) || [];
+    message.adapterDigest = object.adapterDigest ?? "";
     return message;
   },
 };
@@ -3208,6 +3223,8 @@ function createBaseAccepted(): Accepted {
     params: undefined,
     promptTokens: undefined,
     cachedTokens: undefined,
+    adapter: "",
+    adapterDigest: "",
   };
 }
 
@@ -3230,6 +3247,12 @@ export const Accepted: MessageFns<Accepted> = {
     }
     if (message.cachedTokens !== undefined) {
       writer.uint32(48).uint32(message.cachedTokens);
+    }
+    if (message.adapter !== "") {
+      writer.uint32(58).string(message.adapter);
+    }
+    if (message.adapterDigest !== "") {
+      writer.uint32(66).string(message.adapterDigest);
     }
     return writer;
   },
@@ -3295,6 +3318,22 @@ export const Accepted: MessageFns<Accepted> = {
             message.cachedTokens = reader.uint32();
             continue;
           }
+          case 7: {
+            if (tag !== 58) {
+              break;
+            }
+
+            message.adapter = reader.string();
+            continue;
+          }
+          case 8: {
+            if (tag !== 66) {
+              break;
+            }
+
+            message.adapterDigest = reader.string();
+            continue;
+          }
         }
         if ((tag & 7) === 4 || tag === 0) {
           break;
@@ -3320,6 +3359,8 @@ export const Accepted: MessageFns<Accepted> = {
       : undefined;
     message.promptTokens = object.promptTokens ?? undefined;
     message.cachedTokens = object.cachedTokens ?? undefined;
+    message.adapter = object.adapter ?? "";
+    message.adapterDigest = object.adapterDigest ?? "";
     return message;
   },
 };

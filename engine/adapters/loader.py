@@ -1,0 +1,162 @@
+"""Reads adapters on a thread of its own, and carries out the orders of a shelf: host memory and the slots of steps.
+
+On a CPU host memory and slots are the same memory: what a slot has is shared with the copy in host memory. The thread
+has a lower priority, so that a load delays steps as little as it can.
+"""
+
+import dataclasses
+import logging
+import os
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from pathlib import Path
+
+from sluice_server.engine.adapters.files import read_adapter
+from sluice_server.engine.adapters.modules import Module
+from sluice_server.engine.adapters.products import products_of
+from sluice_server.engine.adapters.shelf import Order, OrderKind
+from sluice_server.engine.errors import ServiceError
+from sluice_server.engine.models.layers.sides import Folding, LayerProducts, bytes_of
+
+logger = logging.getLogger(__name__)
+
+NICENESS = 10  # of the thread: a tenth of the share of normal priority
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class LoadedAdapter:
+    """An adapter that was read: ready to be computed with.
+
+    Attributes:
+        rank: the greatest of its modules.
+        modules: names of the projections that it changes.
+        num_bytes: that `layers` take.
+        layers: what it adds to each layer.
+        seconds: how long it took to read and fold.
+    """
+
+    digest: bytes
+    rank: int
+    modules: tuple[str, ...]
+    num_bytes: int
+    layers: Sequence[LayerProducts]
+    seconds: float
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class AdapterBase:
+    """What adapters belong to: the modules of a model by name, and how it packed its linears."""
+
+    modules: Mapping[str, Module]
+    foldings: Mapping[str, Folding]
+    num_layers: int
+
+
+def _nothing() -> None:
+    """The default of `on_ended`."""
+
+
+class AdapterLoader:
+    """The adapters in memory."""
+
+    def __init__(self, root: Path, base: AdapterBase, num_slots: int) -> None:
+        """`root`: the folder of adapters."""
+        self.on_ended: Callable[[], None] = _nothing  # called on the thread when a read has ended
+        self.slots: list[Sequence[LayerProducts] | None] = [None] * num_slots
+        self.num_reads = 0  # since start
+        self.read_s = 0.0  # seconds of these
+        self._root = root
+        self._base = base
+        self._host: dict[bytes, LoadedAdapter] = {}
+        self._paths: dict[bytes, str] = {}
+        self._ended: deque[tuple[Order, bool]] = deque()
+        self._num_under_way = 0
+        self._has_ended = threading.Event()
+        self._executor = ThreadPoolExecutor(1, "adapters", initializer=lambda: os.nice(NICENESS) and None)
+
+    @property
+    def is_busy(self) -> bool:
+        """Whether orders have not ended yet."""
+        return self._num_under_way > 0
+
+    def know(self, digest: bytes, path: str) -> None:
+        """Says where an adapter is read from."""
+        self._paths[digest] = path
+
+    def read(self, path: str) -> "Future[LoadedAdapter]":
+        """Begins to read the folder at `path`; the future raises ServiceError for one that cannot be used."""
+        reading = self._executor.submit(self._read, path)
+        reading.add_done_callback(lambda _: self.on_ended())
+        return reading
+
+    def keep(self, adapter: LoadedAdapter) -> None:
+        """Takes an adapter that was read into host memory."""
+        self._host[adapter.digest] = adapter
+
+    def carry_out(self, orders: Iterable[Order]) -> None:
+        """Carries out orders; reads end later."""
+        for order in orders:
+            match order.kind:
+                case OrderKind.READ:
+                    self._num_under_way += 1
+                    self._executor.submit(self._fill, order)
+                case OrderKind.LOAD:
+                    self._num_under_way += 1
+                    self.slots[order.slot] = self._host[order.digest].layers
+                    self._end(order, is_good=True)
+                case OrderKind.FORGET:
+                    del self._host[order.digest]
+                case OrderKind.FREE:
+                    self.slots[order.slot] = None
+
+    def ended(self) -> list[tuple[Order, bool]]:
+        """Returns the reads and loads that have ended since the last call, and whether they succeeded."""
+        self._has_ended.clear()
+        found = []
+        while self._ended:
+            found.append(self._ended.popleft())
+        self._num_under_way -= len(found)
+        return found
+
+    def wait(self, seconds: float) -> None:
+        """Waits until a read has ended, so many seconds at most."""
+        self._has_ended.wait(seconds)
+
+    def close(self) -> None:
+        """Ends the thread, after the read that it is at."""
+        self._executor.shutdown(cancel_futures=True)
+
+    def _read(self, path: str) -> LoadedAdapter:
+        start = time.monotonic()
+        base = self._base
+        adapter = read_adapter(self._root, path, base.modules)
+        layers = products_of(adapter, base.foldings, base.num_layers)
+        modules = tuple(dict.fromkeys(base.modules[name].projection for name in adapter.parts))
+        took = time.monotonic() - start
+        self.num_reads += 1
+        self.read_s += took
+        return LoadedAdapter(adapter.digest, adapter.rank, modules, bytes_of(layers), layers, took)
+
+    def _fill(self, order: Order) -> None:
+        """Carries out a READ, on the thread."""
+        is_good = False
+        try:
+            found = self._read(self._paths[order.digest])
+            is_good = found.digest == order.digest
+            if is_good:
+                self.keep(found)
+            else:
+                logger.warning("the adapter %s has changed since it was loaded", self._paths[order.digest])
+        except ServiceError as error:
+            logger.warning("the adapter %s cannot be read again: %s", self._paths[order.digest], error.message)
+        except Exception:
+            logger.exception("the adapter %s cannot be read again", self._paths[order.digest])
+        self._end(order, is_good=is_good)
+
+    def _end(self, order: Order, *, is_good: bool) -> None:
+        self._ended.append((order, is_good))
+        self._has_ended.set()
+        self.on_ended()
