@@ -22,11 +22,13 @@ from sluice_server.engine.config import EngineConfig
 from sluice_server.services.checkpoint.model_source import resolve_model
 from sluice_server.services.config import ServiceConfig
 from sluice_server.services.messages.processes import Role
-from sluice_server.services.supervisor.plan import free_address, plan_children
+from sluice_server.services.process.engine_table import EngineEntry, write_table
+from sluice_server.services.supervisor.plan import ENGINES_FILE, address_of, free_address, plan_children
 
 START_TIMEOUT_S = 60.0
 ANSWER_TIMEOUT_S = 30.0
 SERVE = "sluice_server"
+ENGINE = "engine-0"
 CACHE_TOKENS = 1 << 22
 
 
@@ -83,6 +85,8 @@ def service(
     )
     with tempfile.TemporaryDirectory(prefix="bench") as directory:
         log = Path(directory) / "engine.json"
+        engines = {ENGINE: EngineEntry(address_of(Path(directory), ENGINE))}
+        write_table(Path(directory) / ENGINES_FILE, engines)  # as the supervisor does
         modules: dict[Role | None, tuple[str, ...]] = {Role.ENGINE: ("benchmarks.fake_engine",)}
         if watched:
             modules[Role.GATEWAY] = ("benchmarks.watched_gateway",)
