@@ -10,6 +10,8 @@ from collections.abc import AsyncIterator
 import pytest
 import sluice
 
+from tests.clients.test_sdk_async import splits
+from tests.conformance.proxy import holding
 from tests.services.gateway.fake_ring import Rig, generation, running, settings, text_of
 
 QUICK = sluice.RetryPolicy(first_delay_s=0.001, max_delay_s=0.01)
@@ -78,6 +80,22 @@ async def test_a_generation_is_cancelled_by_its_id_at_the_service_that_has_it() 
             with pytest.raises(sluice.Cancelled):
                 await asyncio.wait_for(anext(deltas), 20)
             await client.cancel(stream.progress.accepted.generation_id)  # it has ended
+
+
+@pytest.mark.long
+async def test_a_service_that_stops_without_a_word_is_left_within_seconds() -> None:
+    """Its connection stays open and carries nothing. A stream that is silent for long is not taken for that."""
+    async with running() as first, running(settings(gateway_id="g1")) as second:
+        for rig in (first, second):
+            splits(rig, "a", "b")
+        with holding(f"127.0.0.1:{first.port}", 1500) as proxy:  # of loads, after some ten seconds
+            async with sluice.AsyncClient([proxy.address, *addresses(second)], channels=2) as client:
+                deltas = None
+                while not first.ring.submits:
+                    deltas = aiter(client.stream("hello"))
+                    await anext(deltas)
+                assert deltas is not None and await asyncio.to_thread(proxy.harmed.wait, 60)
+                assert (await asyncio.wait_for(anext(deltas), 30)).text == "b"
 
 
 async def test_the_threads_that_read_loads_end_with_the_blocking_client() -> None:

@@ -144,6 +144,13 @@ def test_grpc_knows_every_channel_argument() -> None:
     assert [key for key in keys if key.encode() not in binary] == []
 
 
+def test_no_other_time_limit_of_pings_overrides_that_of_keepalive() -> None:
+    for num_targets in (1, 2):
+        options = dict(channel_options(0, num_targets))
+        assert options["grpc.http2.ping_timeout_ms"] == options["grpc.keepalive_timeout_ms"]
+        assert options["grpc.http2.max_pings_without_data"] == 0
+
+
 def test_the_package_needs_nothing_of_the_server() -> None:
     code = (
         "import sys, sluice; sluice.Client, sluice.AsyncClient; print(sorted({m.split('.')[0] for m in sys.modules}))"

@@ -78,7 +78,7 @@ async function follow(opened, asked) {
 async function main() {
   const asked = JSON.parse((await lines.next()).value);
   const tls = values["tls-ca"] && { ca: values["tls-ca"], certificate: values["tls-cert"], key: values["tls-key"] };
-  const client = new Client(values.address, { tls, token: values.token, retry: values["no-retry"] ? NEVER : undefined });
+  const client = new Client(values.address.split(","), { tls, token: values.token, retry: values["no-retry"] ? NEVER : undefined });
   const prompt = (asked.text ?? "").repeat(asked.repeat ?? 1);
   const options = { temperature: 0, maxTokens: asked.max_tokens, timeoutS: asked.timeout_s };
   if (asked.seed !== undefined) options.seed = BigInt(asked.seed);

@@ -42,6 +42,9 @@ const CHANNEL_OPTIONS = {
   "grpc.keepalive_timeout_ms": 10_000,
 };
 
+/** Where there are other addresses to go to, one that is silent is left sooner. */
+const QUICK_KEEPALIVE = { "grpc.keepalive_time_ms": 5_000, "grpc.keepalive_timeout_ms": 5_000 };
+
 export class Client {
   private readonly pool: Pool;
 
@@ -53,10 +56,11 @@ export class Client {
     const targets = typeof target === "string" ? [target] : target;
     if (options.token && !options.tls) targets.forEach(checkLocal);
     const credentials = credentialsOf(options.tls);
+    const channelOptions = targets.length > 1 ? { ...CHANNEL_OPTIONS, ...QUICK_KEEPALIVE } : CHANNEL_OPTIONS;
     this.pool = new Pool(
       targets,
       options.channels ?? 4,
-      (address) => new InferenceServiceClient(address, credentials, CHANNEL_OPTIONS),
+      (address) => new InferenceServiceClient(address, credentials, channelOptions),
     );
   }
 
@@ -80,7 +84,8 @@ export class Client {
           ),
         );
       } catch (error) {
-        await attempts.pause(fromRpc(error));
+        const failed = fromRpc(error);
+        await attempts.pause(failed, this.pool.failed(lease, failed));
       } finally {
         lease.numCalls -= 1;
       }
@@ -135,7 +140,7 @@ export class Stream implements AsyncIterable<Delta> {
 
   async *[Symbol.asyncIterator](): AsyncGenerator<Delta, void, undefined> {
     while (this.progress.finished === undefined) {
-      const lease = (this.avoid = this.pool.lease(this.avoid));
+      const lease = (this.avoid = this.pool.lease(this.avoid, this.progress.stays));
       const call = (this.call = this.open(lease));
       call.on("error", () => undefined); // the loop below throws it; a later one has no reader
       try {
@@ -146,7 +151,7 @@ export class Stream implements AsyncIterable<Delta> {
         if (this.progress.finished === undefined) throw new SluiceError(13, "the stream ended before its last message");
       } catch (error) {
         if (this.progress.finished !== undefined) return;
-        await this.pause(fromRpc(error));
+        await this.pause(fromRpc(error), lease);
       } finally {
         call.cancel();
         lease.numCalls -= 1;
@@ -160,7 +165,7 @@ export class Stream implements AsyncIterable<Delta> {
     this.call?.cancel();
     const accepted = this.progress.accepted;
     if (!this.progress.detaches || !accepted) return;
-    const lease = this.pool.lease();
+    const lease = this.pool.lease(this.avoid, true); // at the address that has it
     lease.client.cancelGeneration({ generationId: accepted.generationId }, this.metadata(), () => {
       lease.numCalls -= 1;
     });
@@ -171,7 +176,7 @@ export class Stream implements AsyncIterable<Delta> {
     this.avoid = lease;
     if (!canGoOn && !this.progress.detaches) throw error;
     this.progress.spec = { ...this.progress.spec, creditWindow: undefined }; // ResumeGenerate takes no grants
-    await this.pause(error);
+    await this.pause(error, lease);
   }
 
   private open(lease: Lease) {
@@ -181,9 +186,10 @@ export class Stream implements AsyncIterable<Delta> {
       : lease.client.streamGenerate({ spec: this.progress.spec }, this.metadata(), options);
   }
 
-  private async pause(error: SluiceError): Promise<void> {
+  private async pause(error: SluiceError, lease: Lease): Promise<void> {
     if (this.isCancelled) throw error;
-    await this.attempts.pause(error);
+    const elsewhere = this.pool.failed(lease, error) && !this.progress.stays;
+    await this.attempts.pause(error, elsewhere);
   }
 }
 

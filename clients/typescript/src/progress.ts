@@ -40,6 +40,11 @@ export class Progress {
     return this.lastSeq === 0n || this.detaches || this.hasAllIds;
   }
 
+  /** Whether only the server that has the generation can continue it: ids are missing here. */
+  get stays(): boolean {
+    return this.detaches && !this.hasAllIds;
+  }
+
   private get hasAllIds(): boolean {
     return [...this.ids.values()].reduce((sum, ids) => sum + ids.length, 0) === this.numTokens;
   }

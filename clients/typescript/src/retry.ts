@@ -39,8 +39,8 @@ export class Attempts {
     return this.endS === undefined ? undefined : new Date(this.endS * 1000);
   }
 
-  /** Waits before the next attempt. Throws `error` if there is to be none. */
-  async pause(error: SluiceError): Promise<void> {
+  /** Waits before the next attempt, `elsewhere` at another address. Throws `error` if there is to be none. */
+  async pause(error: SluiceError, elsewhere = false): Promise<void> {
     const begun = this.progress?.accepted !== undefined;
     if (this.progress && this.progress.lastSeq > this.seenSeq) {
       this.seenSeq = this.progress.lastSeq;
@@ -48,24 +48,25 @@ export class Attempts {
       this.newsS = now();
     }
     this.numFailed += 1;
-    const delayS = this.delayS(error, begun);
+    const delayS = this.delayS(error, begun, elsewhere);
     if (delayS === undefined || (this.progress && !this.progress.canGoOn)) throw error;
     if (this.endS !== undefined && now() + delayS >= this.endS) throw error;
     this.numBroken += begun ? 1 : 0;
     await new Promise((resolve) => setTimeout(resolve, delayS * 1000));
   }
 
-  private delayS(error: SluiceError, begun: boolean): number | undefined {
+  private delayS(error: SluiceError, begun: boolean, elsewhere: boolean): number | undefined {
     const { attempts, firstDelayS, maxDelayS, patienceS } = this.policy;
-    if (!helps(error, begun)) return undefined;
+    if (!helps(error, begun, elsewhere)) return undefined;
     if (begun ? now() - this.newsS >= patienceS : this.numFailed >= attempts) return undefined;
-    if ((error.retryAfterS ?? 0) > patienceS) return undefined;
+    const namedS = elsewhere ? 0 : (error.retryAfterS ?? 0); // what one address names does not concern another
+    if (namedS > patienceS) return undefined;
     const own = Math.min(firstDelayS * 2 ** (this.numFailed - 1), maxDelayS);
-    return Math.max(error.retryAfterS ?? 0, own * (0.5 + Math.random() / 2));
+    return Math.max(namedS, own * (0.5 + Math.random() / 2));
   }
 }
 
-function helps(error: SluiceError, begun: boolean): boolean {
+function helps(error: SluiceError, begun: boolean, elsewhere: boolean): boolean {
   switch (error.code) {
     case status.UNAVAILABLE:
       return true;
@@ -73,6 +74,8 @@ function helps(error: SluiceError, begun: boolean): boolean {
       return error.retryAfterS !== undefined && error.reason !== "DEADLINE_UNATTAINABLE";
     case status.ABORTED:
       return begun && error.reason === "SLOW_CONSUMER";
+    case status.FAILED_PRECONDITION: // another address may still serve the revision that it began with
+      return begun && elsewhere && error.reason === "REVISION_CHANGED";
     default:
       return false;
   }

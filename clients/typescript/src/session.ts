@@ -179,6 +179,7 @@ class Wire {
       for await (const frame of this.call as AsyncIterable<ConverseResponse>) this.deliver(frame);
     } catch (error) {
       lost = fromRpc(error);
+      this.pool.failed(this.lease, lost);
     }
     this.isLost = true;
     this.takesMore = false;

@@ -101,6 +101,14 @@ def channel_options(number: int, num_targets: int = 1, target: str = "") -> tupl
         ("grpc.max_reconnect_backoff_ms", 1000),
         ("grpc.keepalive_time_ms", keepalive_ms),
         ("grpc.keepalive_timeout_ms", min(keepalive_ms, 10_000)),
+        (
+            "grpc.http2.ping_timeout_ms",
+            min(keepalive_ms, 10_000),
+        ),  # the default of a minute would override the line above
+        (
+            "grpc.http2.max_pings_without_data",
+            0,
+        ),  # a client that only reads sends no data: it would ping twice and stop
         ("grpc.service_config", _service_config(spreads=target.startswith(_RESOLVED))),
         ("sluice.connection", number),  # unknown to grpc: channels with equal arguments would share a connection
     )
