@@ -16,12 +16,14 @@ from collections.abc import Callable
 from pathlib import Path
 
 from benchmarks.fleet.loads import Load, azure, mooncake, steady
-from benchmarks.fleet.plan import CELLS, FORMS, Figures, Goals, fewest, figures_of, kind_of
+from benchmarks.fleet.plan import CELLS, FORMS, Figures, Goals, fewest, figures_of, kind_of, share_of
 from benchmarks.fleet.simulation import Simulation, quantile
 from benchmarks.machine import RESULTS, save
 from sluice_server.services.cli.plot import Panel, svg
 
 RATE = 10_000.0
+FLEET = 40  # cells, which every table has
+STEADY_S = 4.0
 SHORT, CHAT = (512, 16), (512, 256)
 COLUMNS = ("ttft_p50", "ttft_p95", "ttft_p99", "tpot_p95", "end_to_end_p99")
 
@@ -29,14 +31,19 @@ COLUMNS = ("ttft_p50", "ttft_p95", "ttft_p99", "tpot_p95", "end_to_end_p99")
 def loads_in(folder: Path | None, num: int) -> dict[str, tuple[Callable[[float], Load], Goals]]:
     """Returns the loads by name: each as a function of the rate of one cell, with its goals."""
     found: dict[str, tuple[Callable[[float], Load], Goals]] = {
-        "512 in, 16 out": (lambda rate: steady(*SHORT, rate, num, 1), Goals(end_to_end_p99=500.0)),
-        "512 in, 256 out": (lambda rate: steady(*CHAT, rate, num, 1), Goals()),
+        "512 in, 16 out": (lambda rate: steady(*SHORT, rate, enough(num, rate), 1), Goals(end_to_end_p99=500.0)),
+        "512 in, 256 out": (lambda rate: steady(*CHAT, rate, enough(num, rate), 1), Goals()),
     }
     if folder is not None and (path := folder / "azure_2023_code.csv").exists():
         found["Azure 2023 code"] = functools.partial(azure, path, num=num), Goals()
     if folder is not None and (path := folder / "mooncake_conversation.jsonl").exists():
         found["Mooncake conversation"] = functools.partial(mooncake, path, num=num), Goals()
     return found
+
+
+def enough(num: int, rate: float) -> int:
+    """Returns how many requests of one size are simulated: so many that engines have as many at once as they will."""
+    return max(num, int(rate * STEADY_S))
 
 
 def line(name: str, num_cells: int, figures: Figures, mark: str) -> str:
@@ -53,6 +60,8 @@ def plan(folder: Path | None, num: int, forms: list[str]) -> dict[str, dict[str,
         for form in forms:
             tried: dict[int, Figures] = {}
             best = fewest(RATE, make, form, goals, tried.__setitem__)
+            if FLEET not in tried:
+                tried[FLEET] = share_of(RATE, FLEET, make, form)
             for num_cells, figures in sorted(tried.items()):
                 mark = "fewest" if num_cells == best else "" if goals.met(figures) else "-"
                 print(line(f"{name}; {form}", num_cells, figures, mark), flush=True)
@@ -78,7 +87,7 @@ def _filled(by_cells: dict[int, Figures], tried: list[int]) -> list[float]:
 
 def whole(num_cells: int, seconds: float, form: str, *, loses: bool) -> dict[str, float]:
     """Simulates all cells and their clients with short requests; one cell is lost half-way. Prints what clients saw."""
-    load = steady(*SHORT, RATE * num_cells / 40, int(RATE * num_cells / 40 * seconds), 1)
+    load = steady(*SHORT, RATE * num_cells / FLEET, int(RATE * num_cells / FLEET * seconds), 1)
     simulation = Simulation(kind_of(form, load), num_cells, load, lost_at_s=seconds / 2 if loses else None)
     following = simulation.play()
     print(line(f"{num_cells} cells and clients; {form}", num_cells, figures_of(following), ""))
@@ -99,7 +108,7 @@ def main() -> None:
     """Prints the plan, and writes it with its plot into benchmarks/results."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--traces", type=Path, help="folder of the traces")
-    parser.add_argument("--requests", type=int, default=2000, help="of each simulation of a cell")
+    parser.add_argument("--requests", type=int, default=1000, help="of each simulation of a cell, at least")
     parser.add_argument("--forms", default=";".join(FORMS), help="of engines, between semicolons")
     parser.add_argument("--whole", type=int, default=0, metavar="CELLS", help="simulate so many cells; 0 makes a plan")
     parser.add_argument("--seconds", type=float, default=6.0, help="of --whole")

@@ -23,7 +23,7 @@ def conversations(num: int, turns: int) -> Load:
     for turn in range(turns):
         for one in range(num):
             parts = tuple((1000 * one + at, 256) for at in range(turn + 1))
-            jobs.append(Job(turn * 10.0 + one * 0.1, parts, 4))
+            jobs.append(Job(turn * 100.0 + one * 0.1, parts, 4))  # the router expects for 60 s what is not reported
     return Load("conversations", tuple(jobs), 64)
 
 
