@@ -28,7 +28,9 @@ class EngineConfig:
         "CUDA also w8a8 (int8) or fp8, which round activations there",
     )
     kv_cache_dtype: str = option(
-        "auto", "auto, float32, bfloat16, int8, or on CUDA fp8 (e4m3); auto is --dtype, also beside --quantization"
+        "auto",
+        "auto, float32, bfloat16, int8, or on CUDA fp8 (e4m3); auto is --dtype, and on a CPU beside --quantization "
+        "bfloat16 unless --dtype is float32",
     )
     batch_invariant: bool = option(
         False,

@@ -25,6 +25,7 @@ ROUNDED = ("llama.cpp q8_0", "llama.cpp q4_0")
 CONTESTANTS = {
     "6.5M": ("float32", "bfloat16", "int8", "bare", "llama.cpp f32", "llama.cpp q8_0", "vLLM float32"),
     "61M": ("float32", "bfloat16", "int8", "int4", "llama.cpp bf16", *ROUNDED, "vLLM bfloat16"),
+    "135M": ("float32", "int8", "int8+", "int4", "int4+", "llama.cpp f32", *ROUNDED),
     "474M": ("bfloat16", "int8", "int8+", "int4", "llama.cpp bf16", *ROUNDED, "vLLM bfloat16"),
 }
 

@@ -34,6 +34,7 @@ SETTINGS = {
     "bfloat16": {"dtype": "bfloat16"},
     "int8": {"quantization": "int8"},
     "int4": {"quantization": "int4"},
+    "int4+": {"quantization": "int4", "kv_cache_dtype": "int8"},
     "int8+": {"quantization": "int8", "kv_cache_dtype": "int8"},
 }
 

@@ -52,14 +52,16 @@ FORMATS = {
     "float32": Format(),
     "bfloat16": Format(torch.bfloat16, cache=torch.bfloat16),
     "float32, int8 cache": Format(cache=torch.int8),
-    "int8": Format(weights="int8"),
+    "int8": Format(weights="int8", cache=torch.bfloat16),
+    "int8, float32 cache": Format(weights="int8"),
     "int8, int8 cache": Format(weights="int8", cache=torch.int8),
-    "int8, outliers": Format(weights="int8", variant="outliers"),
-    "int8, as published": Format(weights="int8", variant="published"),
-    "int4": Format(weights="int4"),
+    "int8, outliers": Format(weights="int8", cache=torch.bfloat16, variant="outliers"),
+    "int8, as published": Format(weights="int8", cache=torch.bfloat16, variant="published"),
+    "int4": Format(weights="int4", cache=torch.bfloat16),
+    "int4, float32 cache": Format(weights="int4"),
     "int4, int8 cache": Format(weights="int4", cache=torch.int8),
-    "int4, outliers": Format(weights="int4", variant="outliers"),
-    "int4, as published": Format(weights="int4", variant="published"),
+    "int4, outliers": Format(weights="int4", cache=torch.bfloat16, variant="outliers"),
+    "int4, as published": Format(weights="int4", cache=torch.bfloat16, variant="published"),
 }
 PEERS = {"permuted": ("f32", "q8_0", "q4_1", "q4_0"), "outliers": ("q8_0",), "published": ("q4_1",)}
 

@@ -1,4 +1,4 @@
-"""The models that the CPU benchmark runs: random checkpoints of two shapes, written where a cache may lie.
+"""The models that the CPU benchmark runs: random checkpoints of a few shapes, written where a cache may lie.
 
 In comes a shape's name, out a checkpoint directory that any server of Hugging Face models reads. Peers that read other
 files make them from the same shape.
@@ -36,6 +36,7 @@ class Shape:
 SHAPES = {
     "6.5M": Shape("LlamaForCausalLM", "llama", 256, 704, 6, 4, 2, 64, 8192, False),
     "61M": Shape("LlamaForCausalLM", "llama", 768, 2048, 6, 12, 4, 64, 16384, False),
+    "135M": Shape("LlamaForCausalLM", "llama", 576, 1536, 30, 9, 3, 64, 49152, True),  # SmolLM2-135M's
     "474M": Shape("Qwen3ForCausalLM", "qwen3", 1024, 3072, 28, 16, 8, 128, 32768, True),
 }
 

@@ -59,15 +59,15 @@ def test_formats_follow_the_settings(settings: dict[str, str], dtype: torch.dtyp
     assert formats.weights == settings.get("quantization", "")
 
 
-@pytest.mark.parametrize(("able", "cache"), [(True, torch.bfloat16), (False, torch.float32)])
-def test_rounding_weights_does_not_change_the_cache(
-    monkeypatch: pytest.MonkeyPatch, able: bool, cache: torch.dtype
+@pytest.mark.parametrize(("able", "unrounded"), [(True, torch.bfloat16), (False, torch.float32)])
+def test_the_cache_is_bfloat16_beside_rounded_weights_on_every_cpu(
+    monkeypatch: pytest.MonkeyPatch, able: bool, unrounded: torch.dtype
 ) -> None:
-    """The cache format is that of an engine without rounding; activations between rounded weights are separate."""
+    """Activations between rounded weights are float32 all the same."""
     monkeypatch.setattr("sluice_server.engine.worker.startup.formats.computes_bfloat16", lambda: able)
     formats = choose_formats(asked({"quantization": "int8"}), CPU)
-    assert (formats.dtype, formats.cache) == (torch.float32, cache)
-    assert choose_formats(asked({}), CPU).cache is cache
+    assert (formats.dtype, formats.cache) == (torch.float32, torch.bfloat16)
+    assert choose_formats(asked({}), CPU).cache is unrounded
 
 
 @pytest.mark.parametrize("weights", ["int8", "int4", "w8a8", "fp8"])
