@@ -15,10 +15,12 @@ from sluice_server.engine.kv_cache.groups import LayerGroups, one_group
 from sluice_server.engine.models.layers.sides import StepSides
 from sluice_server.engine.models.model import GivenRows, Model
 from sluice_server.engine.plan import StepPlan
+from sluice_server.engine.worker.prefixes import SharedPrefixes
 from sluice_server.engine.worker.sample_positions import SamplePositions
 from sluice_server.kernels.layout.metadata import AttentionMetadata
 from sluice_server.kernels.layout.trees import Trees, tree_of
 
+LEAST_SAVED_ON_CPU = 1024  # keys that need not be read again, below which nothing was gained
 AcceptedMoves = list[tuple[int, int, int]]  # (slot, position, new position)
 
 
@@ -52,6 +54,10 @@ class ForwardPass:
         self._tables = tables
         self._groups = groups or one_group(model.config.windows)
         self._cache = [store.cache[place] for place in self._groups.place_of]
+        self._prefixes = [
+            SharedPrefixes(table, block_size, LEAST_SAVED_ON_CPU) if model.device.type == "cpu" and not window else None
+            for table, window in zip(tables, self._groups.windows, strict=True)
+        ]
 
     def compute(
         self,
@@ -85,8 +91,16 @@ class ForwardPass:
         contexts = [start + num for start, num in zip(plan.starts, plan.query_lens, strict=True)]
         size, device, trees = self._block_size, self._model.device, trees_of(plan)
         first, *others = (
-            AttentionMetadata.build(plan.query_lens, contexts, tables[plan.slots], size, device, trees)
-            for tables in self._tables
+            AttentionMetadata.build(
+                plan.query_lens,
+                contexts,
+                tables[plan.slots],
+                size,
+                device,
+                trees,
+                prefixes.of(plan) if prefixes else None,
+            )
+            for tables, prefixes in zip(self._tables, self._prefixes, strict=True)
         )
         return first.with_groups((first, *others), self._groups.group_of) if others else first
 

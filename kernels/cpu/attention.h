@@ -13,6 +13,7 @@
 #include <type_traits>
 #include <vector>
 
+#include "bundles.h"
 #include "soften.h"
 #include "tile_attention.h"
 
@@ -159,25 +160,23 @@ inline void meet_paths(const Attention<Element>& job, const QueryTile& tile, Pro
   }
 }
 
+// Adds the keys [low, high) of one row, or of rows that have the same ones, to the running softmax of their queries
+// [first, last).
 template <typename Products, typename Element>
-inline void attend(const Attention<Element>& job, const QueryTile& tile, const int32_t* table, int64_t kv_head) {
-  Products products{job, tile};
-  Running running;
-  int64_t begin = tile.begin[0], end = tile.end[0];
-  std::fill_n(running.acc, tile.count * job.dim, 0.0f);
-  std::fill_n(running.peak, QUERIES + LANES, -std::numeric_limits<float>::infinity());
-  std::fill_n(running.total, QUERIES + LANES, 0.0f);
-  for (int r = 0; r < tile.count; ++r) {
-    begin = std::min(begin, tile.begin[r]), end = std::max(end, tile.end[r]);
-  }
-  const bool has_tree = tile.path[0] != nullptr;
+inline void meet_keys(const Attention<Element>& job, const QueryTile& tile, Products& products, int first, int last,
+                      int64_t kv_head, int64_t low, int64_t high, Running& running) {
+  int64_t begin = tile.begin[first], end = tile.end[first];
+  for (int r = first; r < last; ++r) begin = std::min(begin, tile.begin[r]), end = std::max(end, tile.end[r]);
+  begin = std::max(begin, low), end = std::min(end, high);
+  const int32_t* table = tile.table[first];
+  const bool has_tree = tile.path[first] != nullptr;
   KeyBlock<Element> blocks[2];  // one is computed while the other is prefetched
   const auto find = [&](int64_t from) {
     blocks[from / KEYS % 2].find(job, table, kv_head, from, begin, end, nullptr, 0);
   };
-  const int64_t first = begin / KEYS * KEYS;
-  find(first);
-  for (int64_t from = first; from < end; from += KEYS) {
+  const int64_t lowest = begin / KEYS * KEYS;
+  find(lowest);
+  for (int64_t from = lowest; from < end; from += KEYS) {
     KeyBlock<Element>& block = blocks[from / KEYS % 2];
     if (has_tree && from + KEYS > tile.start) {
       meet_paths(job, tile, products, table, kv_head, block, from, running);
@@ -187,7 +186,22 @@ inline void attend(const Attention<Element>& job, const QueryTile& tile, const i
       find(from + KEYS);
       block.ahead = blocks[(from / KEYS + 1) % 2].keys;
     }
-    meet(job, tile, products, 0, tile.count, block, from, running);
+    meet(job, tile, products, first, last, block, from, running);
+  }
+}
+
+// The first `shared` keys are read once for all rows of the tile, the others row by row.
+template <typename Products, typename Element>
+inline void attend(const Attention<Element>& job, const QueryTile& tile, int64_t shared, int64_t kv_head) {
+  Products products{job, tile};
+  Running running;
+  std::fill_n(running.acc, tile.count * job.dim, 0.0f);
+  std::fill_n(running.peak, QUERIES + LANES, -std::numeric_limits<float>::infinity());
+  std::fill_n(running.total, QUERIES + LANES, 0.0f);
+  if (shared > 0) meet_keys(job, tile, products, 0, tile.count, kv_head, 0, shared, running);
+  for (int first = 0, last; first < tile.count; first = last) {
+    for (last = first + 1; last < tile.count && tile.table[last] == tile.table[first];) ++last;
+    meet_keys(job, tile, products, first, last, kv_head, shared, std::numeric_limits<int64_t>::max(), running);
   }
   for (int r = 0; r < tile.count; ++r) {
     const float total = running.total[r] + std::exp(tile.sink[r] - running.peak[r]);
@@ -195,43 +209,41 @@ inline void attend(const Attention<Element>& job, const QueryTile& tile, const i
   }
 }
 
-// Computes piece `at` of one row: a tile of query heads that share a key head.
+// Computes piece `at` of a bundle: a tile of query heads that share a key head.
 template <typename Element>
-inline void attend(const Attention<Element>& job, int64_t row, int64_t at) {
+inline void attend(const Attention<Element>& job, const Bundle& bundle, int64_t at) {
   const int64_t group = job.heads / job.kv_heads, first = at / job.kv_heads * QUERIES;
   const int64_t kv_head = job.kv_heads - 1 - at % job.kv_heads;  // pieces descend: memory is read upwards
-  const int64_t num = job.counts[row] * group, paths = job.paths == nullptr ? -1 : job.path_begins[row];
+  const bool is_one = bundle.num == 1;
+  const int64_t num = (is_one ? job.counts[bundle.rows[0]] : bundle.num) * group;
   QueryTile tile;
-  tile.start = job.contexts[row] - job.counts[row];
+  tile.start = job.contexts[bundle.rows[0]] - job.counts[bundle.rows[0]];
   tile.count = static_cast<int>(std::min<int64_t>(QUERIES, num - first));
   for (int r = 0; r < tile.count; ++r) {
     const int64_t token = (first + r) / group, head = kv_head * group + (first + r) % group;
-    tile.q[r] = job.q + (job.firsts[row] + token) * job.q_stride + head * job.dim;
-    tile.out[r] = job.out + (job.firsts[row] + token) * job.out_stride + head * job.dim;
-    tile.end[r] = job.positions[job.firsts[row] + token] + 1;
+    const int64_t row = bundle.rows[is_one ? 0 : token], index = job.firsts[row] + (is_one ? token : 0);
+    const int64_t paths = job.paths == nullptr ? -1 : job.path_begins[row];
+    tile.table[r] = job.tables + row * job.table_width;
+    tile.q[r] = job.q + index * job.q_stride + head * job.dim;
+    tile.out[r] = job.out + index * job.out_stride + head * job.dim;
+    tile.end[r] = job.positions[index] + 1;
     tile.path[r] = paths < 0 ? nullptr : job.paths + paths + token * job.counts[row];
     tile.sink[r] = job.sinks == nullptr ? -std::numeric_limits<float>::infinity() : job.sinks[head];
     tile.begin[r] = job.window == 0 ? 0 : std::max<int64_t>(0, tile.end[r] - job.window);
   }
-  const int32_t* table = job.tables + row * job.table_width;
 #if defined(__AMX_BF16__)
   if constexpr (std::is_same_v<Element, uint16_t>)
-    if (ByTiles::takes(job.dim)) return attend<ByTiles>(job, tile, table, kv_head);
+    if (ByTiles::takes(job.dim)) return attend<ByTiles>(job, tile, bundle.shared, kv_head);
 #endif
-  attend<ByVectors<Element>>(job, tile, table, kv_head);
+  attend<ByVectors<Element>>(job, tile, bundle.shared, kv_head);
 }
 
 template <typename Element>
 inline void run(const Attention<Element>& job) {
-  std::vector<int64_t> ends(job.rows);  // number of pieces of rows 0 to `row`, inclusive
-  int64_t pieces = 0;
-  const int64_t group = job.heads / job.kv_heads;
-  for (int64_t row = 0; row < job.rows; ++row)
-    ends[row] = pieces += (job.counts[row] * group + QUERIES - 1) / QUERIES * job.kv_heads;
-  Pool::instance().run(static_cast<int>(pieces), [&](int64_t at) {
-    const int64_t piece = pieces - 1 - at;  // longest first: late rows have most queries, late queries most keys
-    const int64_t row = std::upper_bound(ends.begin(), ends.end(), piece) - ends.begin();
-    attend(job, row, piece - (row == 0 ? 0 : ends[row - 1]));
+  const Bundles bundles(job);
+  Pool::instance().run(static_cast<int>(bundles.pieces()), [&](int64_t at) {
+    const auto [bundle, piece] = bundles.find(bundles.pieces() - 1 - at);  // longest first: see Bundles
+    attend(job, bundle, piece);
   });
 }
 

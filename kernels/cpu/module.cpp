@@ -148,6 +148,10 @@ void rows(Arguments& arguments, Attention<Element>& job) {
   job.positions = arguments.address<const int64_t>();
   job.paths = arguments.address<const int32_t>();
   job.path_begins = arguments.address<const int64_t>();
+  job.prefixes.rows = arguments.address<const int64_t>();
+  job.prefixes.ends = arguments.address<const int64_t>();
+  job.prefixes.lengths = arguments.address<const int64_t>();
+  job.prefixes.num = arguments.integer();
 }
 
 template <typename Element>

@@ -18,6 +18,14 @@ constexpr int WIDEST = LANES == 16 ? 8 : 4;  // vectors of values in registers f
 constexpr int PAIR = 2;                      // query rows that share a load of keys
 constexpr int TURNING = 6;                   // the fewest queries for which transposing the keys first is faster
 
+// Rows of one token in groups whose contexts begin with the same keys.
+struct SharedPrefixes {
+  const int64_t* rows;     // of the first group, of the second, …
+  const int64_t* ends;     // [num] end of each group in `rows`
+  const int64_t* lengths;  // [num] how many keys the rows of a group have in common
+  int64_t num;
+};
+
 template <typename Element>
 struct Attention {
   const float* q;  // [T, heads, dim], tokens q_stride apart
@@ -33,6 +41,7 @@ struct Attention {
   const int64_t* positions;    // [T] position of each token in its sequence
   const int32_t* paths;        // [counts, counts] for each row with a draft tree: by depth, the visible tokens; or null
   const int64_t* path_begins;  // [rows] offset of the row's paths, -1 without a tree; or null
+  SharedPrefixes prefixes;     // used where queries see all keys
   int64_t window;              // keys visible to a query, its own included; 0: all
   float scale;
   float cap;                     // scores become cap · tanh(score / cap); 0: no cap
@@ -41,9 +50,11 @@ struct Attention {
   int64_t out_stride;
 };
 
-// Up to QUERIES query heads of one sequence that use the same key head, consecutive in (token, head of the group).
+// Up to QUERIES query heads that use the same key head: of one sequence, consecutive in (token, head of the group), or
+// of several sequences that begin with the same keys.
 struct QueryTile {
   int count;
+  const int32_t* table[QUERIES];  // block table of the query's row
   const float* q[QUERIES];
   float* out[QUERIES];
   int64_t begin[QUERIES], end[QUERIES];  // visible keys

@@ -15,6 +15,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from sluice_server.kernels.layout.prefixes import PrefixGroups
 from sluice_server.kernels.layout.ragged import Longs, Ragged, Tables
 from sluice_server.kernels.layout.trees import NO_TREES, Paths, Tree, Trees, masks_of, paths_of
 
@@ -98,6 +99,7 @@ class AttentionMetadata:
         last_tokens: int64 [rows], index of each row's last token.
         on_device: the rows in the form that GPU kernels use, if they are on the device already.
         trees: draft trees of the rows that have one.
+        prefixes: rows of one token that share prefixes, which CPU kernels then read once; None: none are known.
         by_layer: the metadata of each layer, where not all of them have the same block tables.
     """
 
@@ -111,6 +113,7 @@ class AttentionMetadata:
     last_tokens: Tensor
     on_device: Ragged | None = None
     trees: Trees = dataclasses.field(default_factory=dict)
+    prefixes: PrefixGroups | None = None
     by_layer: "tuple[AttentionMetadata, ...]" = ()
     _masks: dict[tuple[int, int | None], Tensor | None] = dataclasses.field(default_factory=dict)
 
@@ -123,6 +126,7 @@ class AttentionMetadata:
         block_size: int,
         device: torch.device,
         trees: Trees = NO_TREES,
+        prefixes: PrefixGroups | None = None,
     ) -> "AttentionMetadata":
         """Builds the metadata of one step.
 
@@ -131,6 +135,7 @@ class AttentionMetadata:
             contexts: tokens of each row that exist after this step's write.
             block_tables: int32 [rows, blocks], entries beyond a row's blocks may be any valid block.
             trees: draft trees of the rows that have one; a tree has as many tokens as its row.
+            prefixes: rows of one token, of the first ones, that share prefixes.
         """
         counts, ends = np.asarray(query_lens, dtype=np.int64), np.asarray(contexts, dtype=np.int64)
         num_tokens = sum(query_lens)
@@ -155,6 +160,7 @@ class AttentionMetadata:
             write_slots=torch.from_numpy(slots).to(device),
             last_tokens=torch.from_numpy(last).to(device),
             trees=trees,
+            prefixes=prefixes,
         )
 
     def with_groups(self, groups: "Sequence[AttentionMetadata]", group_of: Sequence[int]) -> "AttentionMetadata":
@@ -189,18 +195,29 @@ class AttentionMetadata:
         return paths_of(len(self.counts), self.trees)
 
     @functools.cached_property
-    def addresses(self) -> tuple[int, ...]:
-        """Addresses and sizes for the CPU kernels; the last two are 0 without trees.
+    def shared(self) -> tuple[Longs, Longs, Longs]:
+        """The groups of `prefixes` as CPU kernels read them: rows, end of each group in them, keys of each prefix."""
+        found = self.prefixes or PrefixGroups([], [], [])
+        rows = np.array(found.order[: sum(found.sizes)], dtype=np.int64)
+        return rows, np.cumsum(found.sizes, dtype=np.int64), np.array(found.lengths, dtype=np.int64)
 
-        They are (tables, their width, firsts, counts, contexts, rows, positions, paths, where those of each row begin).
+    @functools.cached_property
+    def addresses(self) -> tuple[int, ...]:
+        """Addresses and sizes for the CPU kernels; those of trees and of shared prefixes are 0 without any.
+
+        They are (tables, their width, firsts, counts, contexts, rows, positions, paths, where those of each row begin,
+        rows that share prefixes, ends of their groups, lengths, groups).
         """
         arrays = (self.firsts, self.counts, self.contexts)
         firsts, counts, contexts = map(_address, arrays)
         rows = (_address(self.tables), self.tables.shape[1], firsts, counts, contexts, len(self.counts))
         paths, begins = self.paths if self.trees else (None, None)
-        if paths is None or begins is None:
-            return (*rows, self.positions.data_ptr(), 0, 0)
-        return (*rows, self.positions.data_ptr(), _address(paths), _address(begins))
+        trees = (0, 0) if paths is None or begins is None else (_address(paths), _address(begins))
+        shared = (0, 0, 0, 0)
+        if self.prefixes is not None:
+            members, ends, lengths = map(_address, self.shared)
+            shared = (members, ends, lengths, len(self.prefixes.sizes))
+        return (*rows, self.positions.data_ptr(), *trees, *shared)
 
     @functools.cached_property
     def decodes(self) -> tuple[DecodeGroup, ...]:

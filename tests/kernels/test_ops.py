@@ -15,6 +15,7 @@ from sluice_server.kernels.cpu import builds
 from sluice_server.kernels.formats import weight_formats
 from sluice_server.kernels.layout.layout import new_layers
 from sluice_server.kernels.layout.metadata import AttentionMetadata
+from sluice_server.kernels.layout.prefixes import PrefixGroups
 from sluice_server.kernels.layout.slots import slot_width
 from sluice_server.kernels.reference import definitions
 
@@ -315,3 +316,35 @@ def threads_of(num: int) -> Iterator[None]:
     finally:
         torch.set_num_threads(before)
         builds.set_threads(before)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.int8])
+@pytest.mark.parametrize(("heads", "kv_heads"), [(4, 2), (6, 2), (3, 3), (16, 1)])
+@pytest.mark.parametrize("threads", [1, 2])
+def test_attention_bits_do_not_depend_on_shared_prefixes(
+    threads: int, heads: int, kv_heads: int, dtype: torch.dtype, kernels: str
+) -> None:
+    """Nine rows share 48 keys, two others 64; one shares nothing, one is a prompt. With a window nothing is shared."""
+    torch.manual_seed(5)
+    dim, block, width = 64, 16, 8
+    tables = np.array([np.arange(width) + width * row for row in range(13)], dtype=np.int32)
+    sharing, pair, alone = [0, 1, 3, 4, 5, 7, 8, 9, 11], [2, 6], 10
+    tables[sharing, :3], tables[pair, :4] = tables[0, :3], tables[2, :4]
+    contexts = [50 + 3 * row for row in range(9)] + [49, 120, 100, 90]
+    lens = [1] * 12 + [40]
+    groups = PrefixGroups([*sharing, *pair, alone], [len(sharing), len(pair)], [48, 64])
+    slot = slot_width(dim, dtype)
+    cache = new_layers(
+        width * 13, 1, block, kv_heads, slot, lambda shape: torch.zeros(shape, dtype=dtype), is_whole=False
+    )[0]
+    every = AttentionMetadata.build([width * block] * 13, [width * block] * 13, tables, block, CPU)
+    keys, cis = torch.randn(every.num_tokens, heads + 2 * kv_heads, dim), torch.ones(every.num_tokens, 1, dim // 2) + 0j
+    ops.rotate_and_write(keys, cis, cache, every)
+    q, sinks = torch.randn(sum(lens), heads, dim), torch.randn(heads)
+    plain, shared = (
+        AttentionMetadata.build(lens, contexts, tables, block, CPU, prefixes=one) for one in (None, groups)
+    )
+    with threads_of(threads):
+        for window, cap in ((None, 0.0), (None, 1.5), (20, 0.0)):
+            got, want = (ops.paged_attention(q, cache, meta, 0.125, window, cap, sinks) for meta in (shared, plain))
+            assert got.isfinite().all() and torch.equal(got, want), (window, cap)
