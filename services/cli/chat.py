@@ -3,6 +3,7 @@ program."""
 
 import sys
 from collections.abc import Mapping
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -39,6 +40,9 @@ def chat(  # noqa: PLR0913 # a command line lists its options
     address: AddressOption = ADDRESS,
     model: Annotated[str | None, typer.Option(envvar="SLUICE_CHAT_MODEL", help="default: the server's")] = None,
     adapter: AdapterOption = None,
+    image: Annotated[
+        list[str] | None, typer.Option("--image", help="file of a picture for the first question; may be repeated")
+    ] = None,
     system: Annotated[str, typer.Option(envvar="SLUICE_SYSTEM", help="system message of the conversation")] = "",
     choice: Mapping[str, int | float],
     tls: TlsOption = False,
@@ -60,6 +64,7 @@ def chat(  # noqa: PLR0913 # a command line lists its options
         try:
             found = _found(opened, model, address)
             dialogue = _dialogue(found, system, choice)
+            dialogue.images.extend(map(_read_image, image or []))
             opened.tokenize(sluice.chat(*dialogue.messages(), ("user", "hello")), timeout_s=30.0)
             _say_header(found, dialogue, question is None)
             session = ChatSession(opened, dialogue, address, found.id, adapter=adapter)
@@ -110,7 +115,20 @@ def _dialogue(model: "control_pb2.Model", system: str, choice: Mapping[str, int 
     limits = limits_of(model)
     for name, value in choice.items():
         check_option(name, value, limits)
-    return Dialogue(system, defaults=defaults_for(model), parameters=dict(choice), limits=limits)
+    return Dialogue(
+        system, defaults=defaults_for(model), parameters=dict(choice), limits=limits, read_image=_read_image
+    )
+
+
+def _read_image(path: str) -> bytes:
+    """Returns the bytes of a file. Raises ServiceError naming it."""
+    try:
+        data = Path(path).read_bytes()
+    except OSError as error:
+        raise bad_setting("image", f"{path}: {error.strerror}") from error
+    if not data:
+        raise bad_setting("image", f"{path} is empty")
+    return data
 
 
 def _say_header(model: "control_pb2.Model", dialogue: "Dialogue", is_typed: bool) -> None:

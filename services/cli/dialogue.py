@@ -3,7 +3,7 @@
 import dataclasses
 import textwrap
 from collections.abc import Callable, Mapping
-from typing import Any
+from typing import Any, TypeAlias
 
 from sluice_server.engine.errors import ServiceError, invalid
 from sluice_server.engine.parameter_kinds import Number
@@ -11,7 +11,8 @@ from sluice_server.engine.parameters import CHOICE
 from sluice_server.engine.request import Limits, SamplingParams
 from sluice_server.services.config import bad_setting
 
-Turn = tuple[str, str]  # role, text
+Said: TypeAlias = str | tuple[bytes | str, ...]  # a text, or files of images and a text
+Turn = tuple[str, Said]  # role, what was said
 Values = Mapping[str, int | float]
 PARAMETERS: Mapping[str, Number] = {row.name: row for row in CHOICE}
 UNBOUNDED = Limits(context_length=2**31 - 1, vocab_size=2**31 - 1)
@@ -19,6 +20,7 @@ HELP = f"""/help             this list
 /clear            forget the conversation
 /system TEXT      begin with these instructions; without TEXT: none
 /set NAME VALUE   how answers are generated; without VALUE: the default; without NAME: what is in effect
+/image FILE       show a picture with the next question
 /retry            answer the last question again
 /undo             forget the last question and its answer
 /stats            show or hide time to first token, tokens a second and tokens used
@@ -31,6 +33,10 @@ HELP = f"""/help             this list
 Ctrl-C ends an answer and keeps what there is of it. At the prompt it discards the line; pressed twice it leaves."""
 
 
+def _unreadable(path: str) -> bytes:
+    raise invalid("image", f"{path} cannot be read here")
+
+
 @dataclasses.dataclass(slots=True)
 class Dialogue:
     """The conversation so far, and the settings for the next answer.
@@ -41,6 +47,8 @@ class Dialogue:
         parameters: sampling parameters given as options or with /set.
         limits: of the model.
         unanswered: the last question if it got no answer; "" without one.
+        images: files of pictures that belong to the next question.
+        read_image: returns the bytes of a file; raises ServiceError.
         has_ended: /exit was typed.
     """
 
@@ -49,7 +57,9 @@ class Dialogue:
     defaults: Values = dataclasses.field(default_factory=dict)
     parameters: dict[str, int | float] = dataclasses.field(default_factory=dict)
     limits: Limits = UNBOUNDED
-    unanswered: str = ""
+    unanswered: Said = ""
+    images: list[bytes] = dataclasses.field(default_factory=list)
+    read_image: Callable[[str], bytes] = _unreadable
     shows_stats: bool = True
     has_ended: bool = False
 
@@ -67,9 +77,12 @@ class Dialogue:
             return f"/{name} is no command; /help lists them"
         return command(self, rest.strip())
 
-    def asked(self, text: str) -> None:
-        """Add a question, whatever it begins with."""
-        self.turns.append(("user", text))
+    def asked(self, said: Said) -> None:
+        """Add a question, whatever it begins with, behind the pictures that belong to it."""
+        if self.images and isinstance(said, str):
+            said = (*self.images, said)
+            self.images.clear()
+        self.turns.append(("user", said))
 
     def sampling(self) -> dict[str, int | float]:
         """Returns the sampling parameters of the next answer; absent ones are left to the server."""
@@ -121,6 +134,7 @@ def _help(dialogue: Dialogue, rest: str) -> str:
 
 def _clear(dialogue: Dialogue, rest: str) -> str:
     dialogue.turns.clear()
+    dialogue.images.clear()
     dialogue.unanswered = ""
     return "forgotten"
 
@@ -149,6 +163,16 @@ def _set(dialogue: Dialogue, rest: str) -> str:
         return error.message
     dialogue.parameters[name] = number
     return f"{name}: {number}"
+
+
+def _image(dialogue: Dialogue, rest: str) -> str:
+    if not rest:
+        return "/image FILE: which file?"
+    try:
+        dialogue.images.append(dialogue.read_image(rest))
+    except ServiceError as error:
+        return error.message
+    return f"{len(dialogue.images)} with the next question"
 
 
 def _retry(dialogue: Dialogue, rest: str) -> str | None:
@@ -183,6 +207,7 @@ _COMMANDS: Mapping[str, Callable[[Dialogue, str], str | None]] = {
     "clear": _clear,
     "system": _system,
     "set": _set,
+    "image": _image,
     "retry": _retry,
     "undo": _undo,
     "stats": _stats,

@@ -9,6 +9,7 @@ from starlette.responses import HTMLResponse
 PAGE_HEADERS = {
     "content-security-policy": (
         "default-src 'none'; connect-src 'self'; script-src 'unsafe-inline'; style-src 'unsafe-inline'; "
+        "img-src data:; "
         "base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
     ),
     "referrer-policy": "no-referrer",

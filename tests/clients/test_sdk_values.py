@@ -56,6 +56,12 @@ def test_a_spec_of_ones_own_is_a_prompt_and_is_not_changed() -> None:
     assert not own.HasField("sampling")
 
 
+def test_a_chat_with_images() -> None:
+    made = sluice.chat(("user", [b"file", "what is it?", types_pb2.Image(digest=b"d")]))
+    assert [one.WhichOneof("part") for one in made.messages[0].parts] == ["image", "text", "image"]
+    assert (made.messages[0].parts[0].image.data, made.messages[0].parts[2].image.digest) == (b"file", b"d")
+
+
 def test_a_chat() -> None:
     spec = build(sluice.chat(("system", "s"), ("user", "u")), {})
     assert [(one.role, one.parts[0].text) for one in spec.chat.messages] == [

@@ -9,6 +9,8 @@ import hashlib
 import io
 import json
 import struct
+import subprocess
+import sys
 import urllib.error
 import urllib.request
 import zlib
@@ -303,6 +305,16 @@ def test_openais_edge_takes_data_urls_and_judges_others(made: tuple[Path, Any], 
         assert found["error"]["param"].startswith("messages[0].content"), url
     status, found = ask(f"data:image/png;base64,{encoded}", detail="high")
     assert status == 400 and "detail" in found["error"]["message"]
+
+
+def test_the_command_chat_shows_a_picture(service: Service, tmp_path: Path) -> None:
+    (tmp_path / "a.png").write_bytes(picture(2))
+    command = [sys.executable, "-m", "sluice_server", "chat", "--address", service.address, "--max-tokens", "4"]
+    for name, status, says in (("a.png", 0, ""), ("none.png", 1, "--image: none.png: No such file or directory")):
+        run = subprocess.run(
+            [*command, "--image", name], cwd=tmp_path, input=TEXT.encode(), capture_output=True, timeout=60, check=False
+        )
+        assert bool(run.returncode) is bool(status) and says in run.stderr.decode(), run.stderr
 
 
 def test_images_can_be_switched_off(made: tuple[Path, Any]) -> None:

@@ -1,13 +1,16 @@
 """The edge's page in a real browser: tokens appear as they come, a stop ends the generation, errors are shown."""
 
+import base64
 import os
 from pathlib import Path
 
 import pytest
 
+from tests.oracle.vision_checkpoints import make_served_llava
 from tests.system.browser import Page, browser, chromium
 from tests.system.service import generate, serve, spec, wait_until
 from tests.system.test_system_edge import edge
+from tests.system.test_system_images import picture
 
 pytestmark = [pytest.mark.long, pytest.mark.skipif(chromium() is None, reason="chromium is not installed")]
 PROMPT = "def add(a, b):\n"
@@ -19,6 +22,30 @@ def ask(page: Page, tokens: int) -> None:
     for name, value in fields.items():
         page.run(f"void (document.getElementById({name!r}).value = {value!r})")
     page.run("document.getElementById('start').click()")
+
+
+DROP = """(() => {
+  const bytes = Uint8Array.from(atob("%s"), (one) => one.charCodeAt(0));
+  const dropped = new DataTransfer();
+  dropped.items.add(new File([bytes], "a.png", { type: "image/png" }));
+  dropped.items.add(new File(["a"], "a.txt", { type: "text/plain" }));
+  document.dispatchEvent(new DragEvent("drop", { dataTransfer: dropped, bubbles: true, cancelable: true }));
+})()"""
+
+
+def test_a_page_takes_a_picture_by_drop(tmp_path: Path) -> None:
+    make_served_llava(tmp_path)
+    with serve("--model", str(tmp_path), "--http", "127.0.0.1:0") as service, browser() as page:
+        page.open(service.http)
+        page.run(DROP % base64.b64encode(picture(1)).decode())
+        seen = "document.getElementById('images').children[0]?.naturalWidth"
+        wait_until(lambda: page.run(seen) == 60, 30, "the picture is not shown")
+        assert shown(page, "error") == "a.txt is no picture" and page.run("document.getElementById('chat').checked")
+        ask(page, 8)
+        wait_until(lambda: "done" in shown(page, "figures"), 60, f"it does not end: {shown(page, 'error')}")
+        assert shown(page, "text") and not shown(page, "error")
+        page.run("document.getElementById('images').children[0].click()")
+        assert page.run("document.getElementById('images').children.length") == 0
 
 
 def shown(page: Page, name: str) -> str:

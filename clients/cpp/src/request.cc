@@ -40,6 +40,16 @@ Request Request::chat(std::initializer_list<std::pair<std::string, std::string>>
   return Request(std::move(spec));
 }
 
+Request& Request::image(const std::string& file) {
+  if (spec_.chat().messages().empty()) {
+    throw std::invalid_argument("an image is a part of a chat's message, and there is none");
+  }
+  auto* parts = spec_.mutable_chat()->mutable_messages(spec_.chat().messages_size() - 1)->mutable_parts();
+  parts->Add()->mutable_image()->set_data(file);
+  if (parts->size() > 1) parts->SwapElements(parts->size() - 2, parts->size() - 1);
+  return *this;
+}
+
 Request& Request::model(const std::string& id) {
   spec_.set_model(id);
   return *this;

@@ -1,8 +1,8 @@
 /** Makes a GenerationSpec of plain values. Options that are not given stay absent. */
 
-import { Chat, DisconnectAction, GenerationSpec, Role, SamplingParams } from "./gen/sluice/v1/types";
+import { Chat, DisconnectAction, GenerationSpec, Image, Role, SamplingParams } from "./gen/sluice/v1/types";
 
-export type Prompt = string | number[] | { chat: [role: "system" | "user" | "assistant", text: string][] } | GenerationSpec;
+export type Prompt = string | number[] | { chat: [role: "system" | "user" | "assistant", said: string | (string | Uint8Array)[]][] } | GenerationSpec;
 
 export interface GenerateOptions extends Partial<SamplingParams> {
   model?: string;
@@ -40,9 +40,14 @@ function prompted(prompt: Prompt): GenerationSpec {
   if (typeof prompt === "string") return GenerationSpec.fromPartial({ prompt: { $case: "text", value: prompt } });
   if (Array.isArray(prompt)) return GenerationSpec.fromPartial({ prompt: { $case: "tokenIds", value: { ids: prompt } } });
   if (!("chat" in prompt)) return GenerationSpec.fromPartial(prompt);
-  const messages = prompt.chat.map(([role, text]) => ({
+  const messages = prompt.chat.map(([role, said]) => ({
     role: ROLES[role],
-    parts: [{ part: { $case: "text" as const, value: text } }],
+    parts: (typeof said === "string" ? [said] : said).map((one) => ({
+      part:
+        typeof one === "string"
+          ? { $case: "text" as const, value: one }
+          : { $case: "image" as const, value: Image.fromPartial({ data: Buffer.from(one) }) },
+    })),
   }));
   return GenerationSpec.fromPartial({ prompt: { $case: "chat", value: Chat.fromPartial({ messages }) } });
 }

@@ -2,6 +2,7 @@ import pytest
 
 from sluice_server.engine.request import Limits
 from sluice_server.services.cli.dialogue import Dialogue
+from sluice_server.services.config import bad_setting
 
 
 def asked(*lines: str) -> Dialogue:
@@ -111,3 +112,24 @@ def test_a_question_that_is_not_typed_has_no_commands() -> None:
     dialogue = Dialogue()
     dialogue.asked("/etc/passwd")
     assert dialogue.messages() == [("user", "/etc/passwd")]
+
+
+def test_pictures_belong_to_the_next_question() -> None:
+    def read(path: str) -> bytes:
+        if path == "none.png":
+            raise bad_setting("image", "none.png: No such file or directory")
+        return path.encode()
+
+    dialogue = Dialogue(read_image=read)
+    assert "No such file" in (dialogue.typed("/image none.png") or "")
+    assert dialogue.typed("/image") == "/image FILE: which file?"
+    assert dialogue.typed("/image a.png") == "1 with the next question"
+    assert dialogue.typed("/image b.png") == "2 with the next question"
+    assert dialogue.typed("what is it?") is None
+    asked = ("user", (b"a.png", b"b.png", "what is it?"))
+    assert dialogue.messages() == [asked]
+    dialogue.answered("")  # it failed
+    assert dialogue.typed("/retry") is None and dialogue.messages() == [asked]
+    dialogue.answered("a cat")
+    dialogue.typed("are you sure?")
+    assert dialogue.messages()[-1] == ("user", "are you sure?")

@@ -25,6 +25,8 @@ class Request {
   // for another role.
   static Request chat(std::initializer_list<std::pair<std::string, std::string>> messages);
 
+  // Puts the file of an image before the text of the last message. Throws std::invalid_argument without a chat.
+  Request& image(const std::string& file);
   Request& model(const std::string& id);
   Request& max_tokens(std::uint32_t num);
   Request& temperature(double value);

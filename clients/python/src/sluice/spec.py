@@ -9,6 +9,7 @@ from typing import TypeAlias, TypedDict
 
 from sluice.v1 import types_pb2
 
+Said: TypeAlias = str | Sequence[str | bytes | types_pb2.Image]
 Prompt: TypeAlias = str | Sequence[int] | types_pb2.Chat | types_pb2.GenerationSpec
 
 
@@ -79,17 +80,25 @@ def build(prompt: Prompt, options: GenerateOptions) -> types_pb2.GenerationSpec:
     return spec
 
 
-def chat(*messages: tuple[str, str]) -> types_pb2.Chat:
-    """Makes a chat of (role, text) pairs; roles are system, developer, user, assistant and tool.
+def chat(*messages: tuple[str, Said]) -> types_pb2.Chat:
+    """Makes a chat of pairs: a role and a text, or a list of texts and images. Roles are system, developer, user,
+    assistant and tool. An image is the bytes of its file, or an `Image` of the contract.
 
     Raises ValueError for another role.
     """
     made = types_pb2.Chat()
-    for role, text in messages:
+    for role, said in messages:
         if role not in _ROLES:
             raise ValueError(f"{role!r} is no role; there are {', '.join(_ROLES)}")
-        made.messages.add(role=_ROLES[role]).parts.add(text=text)
+        message = made.messages.add(role=_ROLES[role])
+        message.parts.extend(map(_part, [said] if isinstance(said, str) else said))
     return made
+
+
+def _part(said: str | bytes | types_pb2.Image) -> types_pb2.ContentPart:
+    if isinstance(said, str):
+        return types_pb2.ContentPart(text=said)
+    return types_pb2.ContentPart(image=types_pb2.Image(data=said) if isinstance(said, bytes) else said)
 
 
 def _prompted(prompt: Prompt) -> types_pb2.GenerationSpec:
