@@ -17,6 +17,7 @@ from sluice_server.engine.config import EngineConfig
 from sluice_server.engine.engine import Engine
 from sluice_server.engine.errors import Code, ServiceError
 from sluice_server.engine.executor.computing import Computing
+from sluice_server.engine.executor.image_work import ImageWork
 from sluice_server.engine.executor.step_runner import StepRunner
 from sluice_server.engine.kv_cache.block_store import BlockStore
 from sluice_server.engine.kv_cache.saving import save_cache
@@ -37,6 +38,7 @@ from sluice_server.engine.plugins.loading import load_plugins, loading
 from sluice_server.engine.request import Limits
 from sluice_server.engine.sampling.grammars import Grammars
 from sluice_server.engine.scheduler.adapters import NO_ADAPTERS
+from sluice_server.engine.scheduler.images import ImageBooks
 from sluice_server.engine.scheduler.scheduler import Scheduler
 from sluice_server.engine.scheduler.settings import settings_of
 from sluice_server.engine.speculation.draft import DraftProposer
@@ -164,6 +166,7 @@ def build_engine(  # noqa: PLR0913 # all that an engine is made of
         config.max_num_batched_tokens,
         settings_of(config, costs),
         NO_ADAPTERS if adapters is None else adapters.requests,
+        None if images is None else ImageBooks(config.encoder_cache_bytes, 4 * model.config.hidden_size),
     )
     shared = offer_blocks(config, store, scheduler.cache)
     grammars = grammars or Grammars(None)
@@ -182,6 +185,7 @@ def build_engine(  # noqa: PLR0913 # all that an engine is made of
         processors=plugins.processors,
         on_reached=pages.reach,
         adapters=adapters,
+        images=image_work(config, scheduler.images, images),
     )
     is_fixed = device.type != "cpu" or workers is not None
     return BuiltEngine(
@@ -258,7 +262,12 @@ def loaded_images(
         raise _unusable("images are not supported by a model over several ranks: use one")
     vision = read_vision(directory)
     tower = load_vision(directory, vision, model.config.hidden_size, formats.dtype, model.device)
-    return EncoderCache(tower, config.encoder_cache_bytes)
+    return EncoderCache(tower)
+
+
+def image_work(config: EngineConfig, books: ImageBooks | None, images: EncoderCache | None) -> ImageWork | None:
+    """Returns what encodes images between steps; None for a model that takes none."""
+    return None if books is None or images is None else ImageWork(books, images, config.encoder_share)
 
 
 def check_trials(

@@ -103,6 +103,9 @@ class EngineConfig:
     adapter_turn_s: float = option(
         1.0, "seconds that a request waits for its adapter before others have to make room for it"
     )
+    encoder_share: float = option(
+        0.25, "encoding of images lasts no longer than this share of the step before it, while requests are computed"
+    )
     plugins: str = option(
         "", "entry points of installed packages, comma-separated: the models and logits processors that may be used"
     )

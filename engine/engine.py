@@ -14,6 +14,7 @@ from typing import Protocol
 from sluice_server.engine.adapters.manager import AdapterManager
 from sluice_server.engine.checks import check_params
 from sluice_server.engine.errors import ServiceError
+from sluice_server.engine.executor.image_work import ImageWork
 from sluice_server.engine.executor.step_retry import StepRetry
 from sluice_server.engine.executor.step_runner import StepRunner
 from sluice_server.engine.kv_cache.identity import UNNAMED, CacheIdentity
@@ -81,13 +82,15 @@ class Engine:
         processors: LogitsProcessors = NO_PROCESSORS,
         on_reached: Callable[[int], None] = _ignored,
         adapters: AdapterManager | None = None,
+        images: ImageWork | None = None,
     ) -> None:
         """`identity`: the identity of the cache's blocks, used for the salt of requests. `on_reached` is called before
         each step with the number of cache blocks that were ever in use. `adapters`: those of the scheduler's requests;
-        None if they name none."""
+        None if they name none. `images`: None for a model that takes none."""
         self.adapters = adapters
         self._on_reached = on_reached
         self._processors = processors
+        self._images = images
         self.identity = identity
         self.scheduler = scheduler
         self.runner = runner
@@ -182,6 +185,8 @@ class Engine:
         self._collect(self.runner.depth, events)
         events.pooled.extend(self.scheduler.take_pooled())
         self.move()  # blocks are offered to other engines before the tokens behind them are known there
+        if self._images is not None:
+            self._images.advance(None if plan is None else self._clock() - start)
         return events
 
     def move(self) -> None:

@@ -42,6 +42,11 @@ class PromptImage:
     digest: bytes
     pixels: bytes
 
+    @property
+    def end(self) -> int:
+        """Position behind its last token."""
+        return self.first + self.num_tokens
+
     @classmethod
     def at(cls, first: int, num_tokens: int, pixels: bytes) -> "PromptImage":
         """Returns an image at a place in a prompt."""

@@ -110,6 +110,11 @@ def attend(
     return encoders.attend(q, k, v, ends, window, bias)
 
 
+def attend_all(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    """Computes attention of some tokens to all of their input; see `kernels.reference.encoders.attend_all`."""
+    return encoders.attend_all(q, k, v)
+
+
 def distance_buckets(num: int, num_buckets: int, device: torch.device) -> Tensor:
     """Returns buckets of distances between tokens; see `kernels.reference.encoders.distance_buckets`."""
     return encoders.distance_buckets(num, num_buckets, device)

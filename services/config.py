@@ -196,6 +196,8 @@ def check(engine: EngineConfig, service: ServiceConfig) -> None:
         _seconds(name, getattr(engine, name))
     if not -10.0 <= engine.admission_watermark <= 0.9:
         raise bad_setting("admission_watermark", f"{engine.admission_watermark} is not in [-10, 0.9]")
+    if not 0.01 <= engine.encoder_share <= 10.0:
+        raise bad_setting("encoder_share", f"{engine.encoder_share} is not in [0.01, 10]")
     _one_of("scheduling_policy", engine.scheduling_policy, tuple(POLICIES))
     parse_weights(engine.tenant_weights)
     if engine.kv_cache_tokens % engine.block_size:

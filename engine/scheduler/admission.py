@@ -5,6 +5,9 @@ number of times. Fit is predicted: the blocks that all running outputs will hold
 the watermark. A wrong prediction costs a preemption, never a result. The prompt budget of the step is an argument.
 """
 
+from collections.abc import Iterable, Iterator
+
+from sluice_server.engine.images import PromptImage
 from sluice_server.engine.kv_cache.table import CachedPrefix
 from sluice_server.engine.scheduler import victims
 from sluice_server.engine.scheduler.group import SequenceGroup
@@ -57,7 +60,7 @@ class AdmissionControl:
                 continue  # until one of those that run ends, which has admission look again
             is_long = sequence.group.num_ready(sequence) > budget
             if (is_long and long >= self._settings.max_long_prefills) or self._awaits(sequence):
-                state.looked(has_more=True)  # it waits for long prompts, its adapter or the disk, not for blocks
+                state.looked(has_more=True)  # it waits for long prompts, or for what it needs, not for blocks
                 continue
             if self._try(sequence, now, step):
                 long += sequence.num_missing > budget
@@ -80,6 +83,8 @@ class AdmissionControl:
 
     def _begin(self, step: int) -> None:
         """Resets what is counted per step."""
+        if self._state.images is not None:
+            self._state.images.begin(_read_images(self._state.running))
         self._running_stats = self._count()
         self._step = step
         self._num_refused = 0
@@ -112,10 +117,19 @@ class AdmissionControl:
         return RunningStats(self._state.running, self._state.cache, self._lengths)
 
     def _awaits(self, sequence: Sequence) -> bool:
-        """Whether something that the sequence needs is being loaded."""
+        """Whether something that the sequence needs is being loaded or computed: its adapter, blocks of the disk, or
+        rows of its images."""
         if not self._state.adapters.are_ready(sequence.group.request):
             return True
-        return not self._is_hopeless(sequence) and self._state.cache.is_awaited(sequence.table, _known(sequence))
+        if self._is_hopeless(sequence):
+            return False
+        if self._state.cache.is_awaited(sequence.table, _known(sequence)):
+            return True
+        images, given = self._state.images, sequence.group.request.images
+        if images is None or not given:
+            return False
+        num_cached = self._state.cache.match(sequence.table, _known(sequence)).num * self._state.cache.block_size
+        return images.await_rows([one for one in given if one.end > num_cached])
 
     def _is_hopeless(self, sequence: Sequence) -> bool:
         """Whether the last refusal still holds: no more blocks are free, or its peak was too high just now."""
@@ -197,6 +211,12 @@ class AdmissionControl:
                 state.evict(victim)
         self._running_stats = self._count()
         return self._has_blocks(sequence, found)
+
+
+def _read_images(running: Iterable[Sequence]) -> Iterator[PromptImage]:
+    """Yields the images whose rows running prompts still need."""
+    for sequence in running:
+        yield from (one for one in sequence.group.request.images if one.end > sequence.num_computed)
 
 
 def _known(sequence: Sequence) -> list[int]:

@@ -20,6 +20,7 @@ from sluice_server.engine.scheduler.draft_stats import DraftStats
 from sluice_server.engine.scheduler.drafts import DraftScheduler
 from sluice_server.engine.scheduler.events import Failure, Pooled, Sampled
 from sluice_server.engine.scheduler.group import SequenceGroup
+from sluice_server.engine.scheduler.images import ImageBooks
 from sluice_server.engine.scheduler.in_flight import InFlightSteps
 from sluice_server.engine.scheduler.lengths import OutputLengths
 from sluice_server.engine.scheduler.outputs import Outputs
@@ -50,7 +51,9 @@ class Scheduler:
         max_num_batched_tokens: int,
         settings: SchedulerSettings = DEFAULTS,
         adapters: RequestAdapters = NO_ADAPTERS,
+        images: ImageBooks | None = None,
     ) -> None:
+        """`images`: None for a model that takes none."""
         self.cache = cache
         self.adapters = adapters
         self.limits = limits
@@ -59,7 +62,8 @@ class Scheduler:
         self._lengths = OutputLengths()
         self._policy = make_policy(settings, self._lengths, limits.context_length)
         waiting = WaitingQueue(self._policy, settings.max_queued_requests, settings.max_queued_tokens)
-        self._state = SchedulerState(cache, waiting, max_num_seqs, settings.costs, adapters)
+        self.images = images
+        self._state = SchedulerState(cache, waiting, max_num_seqs, settings.costs, adapters, images)
         drafts = settings.max_draft_tokens, settings.drafts_forced
         self._validator = RequestValidator(cache, limits, eos_ids, max_num_seqs, *drafts)
         self.resizer = CacheResizer(self._state, self._validator)

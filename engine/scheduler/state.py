@@ -19,6 +19,7 @@ from sluice_server.engine.plan import NO_ADAPTER, Placement
 from sluice_server.engine.scheduler.adapters import NO_ADAPTERS, RequestAdapters
 from sluice_server.engine.scheduler.costs import PreemptionCosts
 from sluice_server.engine.scheduler.group import SequenceGroup
+from sluice_server.engine.scheduler.images import ImageBooks
 from sluice_server.engine.scheduler.sequence import NO_SLOT, Sequence, SequenceStatus
 from sluice_server.engine.scheduler.waiting import WaitingQueue
 from sluice_server.engine.timeline import EventKind
@@ -34,9 +35,11 @@ class SchedulerState:
         num_slots: int,
         costs: PreemptionCosts | None = None,
         adapters: RequestAdapters = NO_ADAPTERS,
+        images: ImageBooks | None = None,
     ) -> None:
         self.cache = cache
         self.adapters = adapters
+        self.images = images
         self._costs = costs
         self.waiting = waiting
         self.groups: dict[str, SequenceGroup] = {}
@@ -221,6 +224,8 @@ class SchedulerState:
         every = [sequence for group in self.groups.values() for sequence in group.sequences]
         self.cache.check([sequence.table for sequence in every])
         self.waiting.check()
+        if self.images is not None:
+            self.images.check()
         slots = [sequence.slot for sequence in self.running] + self.free_slots
         slots += [slot for group in self.groups.values() for slot in group.spare_slots]
         assert sorted(slots) == list(range(len(slots))), "a slot is used twice or lost"

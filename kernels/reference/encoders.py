@@ -90,6 +90,11 @@ def attend(
     return out.flatten(1)
 
 
+def attend_all(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    """Returns attention of queries [M, heads, D] to all keys and values [L, heads, D]: [M, heads * D]."""
+    return _whole(q, k, v, None).flatten(1)
+
+
 def distance_buckets(num: int, num_buckets: int, device: torch.device) -> Tensor:
     """Returns the bucket of each distance between `num` tokens, int64 [num, num] (Raffel et al. 2020).
 

@@ -15,8 +15,9 @@ from sluice_server.engine.errors import Code, ServiceError
 from sluice_server.engine.images import PromptImage
 from sluice_server.engine.models.limits import limits_of
 from sluice_server.engine.models.registry import read_served
+from sluice_server.engine.models.vision import tower
 from sluice_server.engine.models.vision.config import read_vision
-from sluice_server.engine.models.vision.tower import VisionTower
+from sluice_server.engine.models.vision.tower import Encoding, VisionTower
 from sluice_server.engine.request import EngineRequest, Limits, Pooling, SamplingParams
 from tests.engine.test_engine_oracle import ROOMY, TIGHT
 from tests.oracle.vision_checkpoints import IMAGE_ID, NUM_PATCHES, make_llava
@@ -29,6 +30,8 @@ CONFIGS = {
     "chunks of 64": dataclasses.replace(ROOMY, max_num_batched_tokens=64),
     "preempted": TIGHT,
     "drafts": dataclasses.replace(ROOMY, speculation="ngram"),
+    "one image kept": dataclasses.replace(ROOMY, encoder_cache_bytes=4 * 64 * NUM_PATCHES, encoder_share=0.01),
+    "none fits": dataclasses.replace(TIGHT, encoder_cache_bytes=0, max_num_batched_tokens=7),
 }
 Parts = list[int | torch.Tensor]  # of a prompt: ids, and pixels of images
 
@@ -122,6 +125,9 @@ PROMPTS: dict[str, Parts] = {
 def test_tokens_equal_those_of_transformers(made: tuple[Path, Any], config: EngineConfig) -> None:
     path, reference = made
     engine = make_engine(path, config)
+    if config is TIGHT:  # rows that are there let all requests in at once
+        for seed in range(1, 5):
+            run(engine, asking(f"before {seed}", [9, 9, image(seed)]))
     found = run(engine, *(asking(name, parts) for name, parts in PROMPTS.items()))
     for name, parts in PROMPTS.items():
         assert found[name] == oracle(reference, parts), name
@@ -157,17 +163,62 @@ def test_blocks_are_shared_up_to_the_first_that_differs(made: tuple[Path, Any]) 
 def test_an_image_is_encoded_once(made: tuple[Path, Any], monkeypatch: pytest.MonkeyPatch) -> None:
     path, _ = made
     encoded: list[torch.Tensor] = []
-    encode = VisionTower.encode
+    begin = VisionTower.begin
 
-    def counting(tower: VisionTower, pixels: torch.Tensor) -> torch.Tensor:
+    def counting(tower: VisionTower, pixels: torch.Tensor) -> Encoding:
         encoded.append(pixels)
-        return encode(tower, pixels)
+        return begin(tower, pixels)
 
-    monkeypatch.setattr(VisionTower, "encode", counting)
+    monkeypatch.setattr(VisionTower, "begin", counting)
     engine = make_engine(path, CONFIGS["chunks of 7"])
     params = dataclasses.replace(GREEDY, n=3, temperature=1.0, seed=7)
     run(engine, asking("a", PROMPTS["one"], params=params), asking("b", [9, image(1)]), asking("c", PROMPTS["two"]))
     assert len(encoded) == 2
+
+
+def test_a_stream_gets_a_token_in_every_step_while_an_image_is_encoded(
+    made: tuple[Path, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path, reference = made
+    monkeypatch.setattr(tower, "WORK", 0)  # 16 rows a part
+    engine = make_engine(path, dataclasses.replace(ROOMY, encoder_share=0.01))
+    stream = asking("stream", [5, 6, 7], params=dataclasses.replace(GREEDY, max_tokens=40))
+    waited = 0
+    for at, events in enumerate(steps(engine, stream)):
+        got = {one.request_id for one in events.sampled}
+        if at == 3:
+            engine.add(asking("image", PROMPTS["one"]))
+        if 3 < at <= 12:
+            assert got == {"stream"}
+            waited += 1
+    assert waited == 9
+    found = run(engine, asking("again", PROMPTS["one"]))
+    assert found["again"] == oracle(reference, PROMPTS["one"])
+
+
+def test_an_image_that_cannot_be_encoded_fails_its_own_request(
+    made: tuple[Path, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path, reference = made
+    engine = make_engine(path)
+    begin = VisionTower.begin
+
+    def failing(tower: VisionTower, pixels: torch.Tensor) -> Encoding:
+        if torch.equal(pixels, image(4)):
+            raise RuntimeError("no memory")
+        return begin(tower, pixels)
+
+    monkeypatch.setattr(VisionTower, "begin", failing)
+    engine.add(asking("good", PROMPTS["one"]))
+    engine.add(asking("bad", PROMPTS["two"]))
+    failed, tokens = [], []
+    while engine.has_work:
+        events = engine.step()
+        failed += events.failed
+        tokens += [token for one in events.sampled for token in one.token_ids]
+    ((name, error),) = failed
+    assert (name, error.code) == ("bad", Code.INTERNAL) and tokens == oracle(reference, PROMPTS["one"])
+    assert engine.scheduler.cache.pool.num_held == 0
 
 
 def test_an_output_continues_after_the_tokens_that_were_received(made: tuple[Path, Any]) -> None:

@@ -1,7 +1,7 @@
 """The layers of an encoder: packed weights and their computation, and how both are read from a checkpoint."""
 
 import dataclasses
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 import torch
 from torch import Tensor
@@ -89,6 +89,21 @@ class EncoderLayer:
         normed = h if self.attention_norm is None else self.attention_norm.apply(h)
         h = ops.linear_add_(h, self._attend(normed, inputs), self.output)
         return ops.linear_add_(h, self._up(self.mlp_norm.apply(h)), self.down)
+
+    def parts(self, h: Tensor, num: int) -> Iterator[None]:
+        """Computes the layer of one input in place of its hidden states h [T, hidden], `num` rows at a time, and yields
+        behind each part. Only for a pre-normed layer without window."""
+        norm = self.attention_norm
+        assert self.is_pre_normed and norm is not None and self.window is None
+        projected = []
+        for rows in h.split(num):
+            projected.append(ops.linear(norm.apply(rows), self.qkv))
+            yield
+        q, k, v = torch.cat(projected).view(len(h), 3, self.heads, -1).unbind(1)
+        for rows, queries in zip(h.split(num), q.split(num), strict=True):
+            ops.linear_add_(rows, ops.attend_all(queries, k, v), self.output)
+            ops.linear_add_(rows, self._up(self.mlp_norm.apply(rows)), self.down)
+            yield
 
     def _attend(self, x: Tensor, inputs: AttentionInputs) -> Tensor:
         q, k, v = ops.linear(x, self.qkv).view(len(x), 3, self.heads, -1).unbind(1)

@@ -1,11 +1,13 @@
 """Images of each slot: rows that a vision tower computes, in the place of those that the model has for ids.
 
-Takes slots and plans, not requests. Rows are kept by digest, so that an image that comes again is not computed again.
+Takes slots and plans, not requests. Rows are kept by digest, so that an image that comes again is not computed again;
+`engine.scheduler.images` decides which.
 """
 
 import itertools
-from collections import OrderedDict
-from collections.abc import Iterator
+import math
+import time
+from collections.abc import Iterable, Iterator
 from typing import Protocol
 
 import torch
@@ -15,44 +17,83 @@ from sluice_server.engine.images import PromptImage
 from sluice_server.engine.plan import Placement, StepPlan
 from sluice_server.engine.worker.slots.embeds import Given
 
-CACHE_BYTES = 64 << 20  # of rows that no slot needs: 27 images of 576 tokens of 1,024 numbers
+
+class ImageEncoding(Protocol):
+    """An image that is being encoded.
+
+    Attributes:
+        rows: float32 [tokens, width]; None until all parts are computed.
+    """
+
+    rows: Tensor | None
+
+    def advance(self) -> bool:
+        """Computes the next part; returns whether it was the last."""
 
 
 class ImageEncoder(Protocol):
     """What computes rows."""
 
-    def encode(self, pixels: Tensor) -> Tensor:
-        """Returns the rows, float32 [tokens, width], of an image's pixels, float32 [3, side, side]."""
+    def begin(self, pixels: Tensor) -> ImageEncoding:
+        """Begins to encode an image's pixels, float32 [3, side, side]."""
 
 
 class EncoderCache:
-    """The rows of the images that were used last, `max_bytes` of them at most and always the last one's."""
+    """The rows of images, until they are dropped, and the image that is being encoded."""
 
-    def __init__(self, encoder: ImageEncoder, max_bytes: int = CACHE_BYTES) -> None:
-        self.num_encoded = self.num_found = 0  # images since start
+    def __init__(self, encoder: ImageEncoder) -> None:
+        self.num_encoded = self.num_found = 0  # images since start; found: when a step began to read one
         self.busy_s = 0.0  # spent on encoding
         self._encoder = encoder
-        self._max_bytes = max_bytes
-        self._num_bytes = 0
-        self._rows: OrderedDict[bytes, Tensor] = OrderedDict()  # by digest, the least recently used first
+        self._rows: dict[bytes, Tensor] = {}
+        self._begun: tuple[bytes, ImageEncoding] | None = None
+
+    def __len__(self) -> int:
+        return len(self._rows)
+
+    def advance(self, image: PromptImage, seconds: float) -> bool:
+        """Encodes an image for about so long, one part at least; returns whether it has rows now."""
+        start = time.monotonic()
+        try:
+            while not self._advance(image):
+                if time.monotonic() - start >= seconds:
+                    return False
+            return True
+        finally:
+            self.busy_s += time.monotonic() - start
+
+    def _advance(self, image: PromptImage) -> bool:
+        """Computes the next part of an image; returns whether it has rows now."""
+        if image.digest in self._rows:
+            return True
+        begun = self._begun
+        if begun is None or begun[0] != image.digest:
+            begun = image.digest, self._encoder.begin(_pixels(image))
+        self._begun = None  # an image whose part fails begins anew
+        if not begun[1].advance():
+            self._begun = begun
+            return False
+        assert begun[1].rows is not None
+        self._rows[image.digest] = begun[1].rows
+        self.num_encoded += 1
+        return True
+
+    def drop(self, digests: Iterable[bytes]) -> None:
+        """Drops the rows of images."""
+        for digest in digests:
+            self._rows.pop(digest, None)
 
     def rows(self, image: PromptImage) -> Tensor:
-        """Returns the rows of an image, float32 [tokens, width]."""
-        found = self._rows.get(image.digest)
-        self.num_found += found is not None
-        if found is None:
-            found = self._rows[image.digest] = self._encode(image)
-            self._num_bytes += found.nbytes
-            while self._num_bytes > self._max_bytes and len(self._rows) > 1:
-                self._num_bytes -= self._rows.popitem(last=False)[1].nbytes
-        self._rows.move_to_end(image.digest)
-        return found
+        """Returns the rows of an image, float32 [tokens, width]; encodes it at once where that was not done before."""
+        self.num_found += image.digest in self._rows
+        self.advance(image, math.inf)
+        return self._rows[image.digest]
 
-    def _encode(self, image: PromptImage) -> Tensor:
-        numbers = torch.frombuffer(bytearray(image.pixels), dtype=torch.float32)
-        side = round((len(numbers) / 3) ** 0.5)
-        self.num_encoded += 1
-        return self._encoder.encode(numbers.view(3, side, side))
+
+def _pixels(image: PromptImage) -> Tensor:
+    numbers = torch.frombuffer(bytearray(image.pixels), dtype=torch.float32)
+    side = round((len(numbers) / 3) ** 0.5)
+    return numbers.view(3, side, side)
 
 
 class SlotImages:
