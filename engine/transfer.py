@@ -31,6 +31,7 @@ class BlockFetcher:
     Attributes:
         num_fetched: blocks that came, since start.
         num_missed: blocks that were offered and did not come: their offer had ended, or they came too late.
+        token_s: seconds that a token takes whose block is fetched; 0 before the first.
     """
 
     def __init__(
@@ -39,6 +40,7 @@ class BlockFetcher:
         """`fill` writes the bytes of a block."""
         self.num_fetched = 0
         self.num_missed = 0
+        self.token_s = 0.0
         self._engine = engine
         self._source = source
         self._fill = fill
@@ -71,16 +73,20 @@ class BlockFetcher:
         """Fetches block by block until the first that does not come, or until it is too late."""
         size = self._engine.scheduler.cache.block_size
         computing_s = self._engine.stats.time_for(len(wanted) * size, 0) or FETCH_S
-        end_s = self._clock() + min(FETCH_S, computing_s)
+        start_s = self._clock()
+        end_s = start_s + min(FETCH_S, computing_s)
         for name in wanted:
             block = prefix.take(name) if self._clock() < end_s else None
             data = offered[name]() if block is not None else None
             if block is None or data is None:
                 self.num_missed += len(wanted) - prefix.num_completed
-                return
+                break
             self._engine.move()  # what the block had may have to be saved first
             self._fill(block, data)
             prefix.complete(block)
+        if prefix.num_completed:
+            took_s = (self._clock() - start_s) / (prefix.num_completed * size)
+            self.token_s = took_s if not self.token_s else 0.8 * self.token_s + 0.2 * took_s
 
 
 def _chains(request: EngineRequest) -> list[tuple[int, ...]]:

@@ -17,7 +17,7 @@ from sluice_server.engine.scheduler.policies import POLICIES
 from sluice_server.engine.scheduler.settings import parse_weights
 from sluice_server.engine.worker.host.cores import THREADS_A_CORE, find_cores
 from sluice_server.services.media.urls import hosts_of
-from sluice_server.services.messages.processes import Role
+from sluice_server.services.messages.processes import EngineRole, Role
 from sluice_server.services.sections import reasoning, tools
 
 ENV_PREFIX = "SLUICE_"
@@ -82,6 +82,13 @@ class ServiceConfig:
     tokenizers: int = option(1, "tokenizer processes")
     engines: int = option(
         1, "engine processes, each with weights and cache; others take over the requests of a lost one"
+    )
+    prefill_engines: int = option(
+        0, "of --engines, how many compute prompts only; the others go on behind the first token. Needs kv-cost routing"
+    )
+    engine_role: str = option(
+        EngineRole.BOTH.value,
+        f"with --role engine, what it gets: {', '.join(EngineRole)}. The last two need kv-cost routing",
     )
     routing: str = option(ROUTING[0], f"how a request's engine is chosen: {', '.join(ROUTING)} (what caches hold)")
     detokenizers: int = option(1, "detokenizer processes")
@@ -283,6 +290,7 @@ def _check_engines(engine: EngineConfig, service: ServiceConfig) -> None:
         raise bad_setting("routing", f"{KV_COST} chooses by prefix caches, and --no-prefix-caching has none")
     if service.routing == KV_COST and service.role and not engine.kv_events:
         raise bad_setting("routing", f"{KV_COST} needs --kv-events at every process")
+    check_roles(engine, service)
     num = service.engines
     if not 1 <= num <= MAX_ENGINES:
         raise bad_setting("engines", f"{num} is not in [1, {MAX_ENGINES}]; more need a service of their own")
@@ -294,6 +302,25 @@ def _check_engines(engine: EngineConfig, service: ServiceConfig) -> None:
     if num > MAX_SIZED_ENGINES and not engine.kv_cache_tokens:
         text = f"above {MAX_SIZED_ENGINES}, each of which takes a quarter of the free memory, needs --kv-cache-tokens"
         raise bad_setting("engines", f"{num} is {text}")
+
+
+def check_roles(engine: EngineConfig, service: ServiceConfig) -> None:
+    """Raise ServiceError for engines that are apart for prompts where none can hand them off."""
+    _one_of("engine_role", service.engine_role, tuple(EngineRole))
+    if not 0 <= service.prefill_engines < max(service.engines, 1):
+        text = (
+            f"{service.prefill_engines} is not in [0, {service.engines - 1}]: one of --engines must go on behind them"
+        )
+        raise bad_setting("prefill_engines", text)
+    name = "prefill_engines" if service.prefill_engines else "engine_role"
+    if service.engine_role != EngineRole.BOTH and not service.role:
+        raise bad_setting("engine_role", "is for --role engine; --prefill-engines divides those of a whole service")
+    if not service.prefill_engines and service.engine_role == EngineRole.BOTH:
+        return
+    if service.routing != KV_COST:
+        raise bad_setting(name, f"needs --routing {KV_COST}: the router decides which prompts are computed apart")
+    if not engine.shared_cache_bytes:
+        raise bad_setting(name, "needs --shared-cache-bytes: other engines fetch the blocks of a prompt from there")
 
 
 def _check_gpu_memory(engine: EngineConfig) -> None:

@@ -29,7 +29,7 @@ from sluice_server.services.cli.rerank import rerank
 from sluice_server.services.cli.run_batch import run_batch
 from sluice_server.services.cli.token import token
 from sluice_server.services.cli.top import top
-from sluice_server.services.config import ServiceConfig, check_threads
+from sluice_server.services.config import ServiceConfig, check_roles, check_threads
 from sluice_server.services.process import exit_reason
 from sluice_server.version import VERSION
 
@@ -71,6 +71,7 @@ def serve(engine: EngineConfig, service: ServiceConfig) -> None:
         name, is_supervised = service.process_id or f"{service.role}-0", "SLUICE_SUPERVISOR_PID" in os.environ
         with exit_reason.recorded_in(service.heartbeat_dir, name, is_supervised=is_supervised):
             check_threads(engine, service)
+            check_roles(engine, service)
             status = run_role(engine, service)
         raise typer.Exit(status)
     from sluice_server.services.supervisor.serve import supervise

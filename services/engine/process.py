@@ -21,6 +21,7 @@ from sluice_server.services.engine.pressure import EnginePressure
 from sluice_server.services.engine.stage import EngineStage, RingMembership
 from sluice_server.services.engine.torch_profiles import MAKERS, StageSteps
 from sluice_server.services.messages.control import ResizeCache
+from sluice_server.services.messages.processes import EngineRole
 from sluice_server.services.process.background import compiling_threads
 from sluice_server.services.process.engine_table import EngineTable
 from sluice_server.services.process.process import Process
@@ -82,9 +83,11 @@ async def _serve(
         logger.info("computing on %d threads from now on (%s)", threads, why)
 
     stage.on_scheduled = queued
+    stage.role = EngineRole(process.config.engine_role)
     fetcher = _fetcher(built, process, closing)
     if fetcher is not None:
         stage.on_add = fetcher.fetch
+        stage.fetch_s = lambda: fetcher.token_s
         process.metrics.collect_from(lambda: shared_figures(built.engine, fetcher))
     process.metrics.collect_from(lambda: image_figures(built.images))
     if built.tuner is not None:

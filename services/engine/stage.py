@@ -43,7 +43,7 @@ from sluice_server.services.messages.messages import (
     Update,
     failed,
 )
-from sluice_server.services.messages.processes import CacheQuery, Report
+from sluice_server.services.messages.processes import CacheQuery, EngineRole, Report
 from sluice_server.services.ring.leases import Leases
 from sluice_server.services.telemetry import names
 from sluice_server.services.telemetry.phases import Record, Value
@@ -91,7 +91,9 @@ class EngineStage:
         self.errors: Counter[str] = Counter()  # failed requests by reason
         self.on_scheduled: Callable[[str, float], None] = _unheard  # called with tenant and seconds in the queue
         self.on_add: Callable[[EngineRequest], None] = _added  # called before the engine gets a request
-        self.computing = computing  # sent in reports
+        self.computing = computing  # sent in reports, as are the next two
+        self.role = EngineRole.BOTH
+        self.fetch_s: Callable[[], float] = lambda: 0.0  # see `Report`
         self.on_step: Callable[[], None] | None = None  # called after each step
         self.memory_level: Callable[[], int] = lambda: 0  # how short memory is; sent in reports
         self._place = place
@@ -307,5 +309,6 @@ class EngineStage:
             return
         self._reported_at = now
         load, place, adapters = load_of(self.engine), self._place, self._adapters.changed()
-        told = self.computing, self._cache.identity, self.memory_level(), adapters, self._adapters.num_changes
+        about = self.computing, self._cache.identity, self.memory_level(), adapters, self._adapters.num_changes
+        told = *about, self.role, self.fetch_s()
         self._emit(Report(place.id, place.epoch, load, self._served_token, *told))

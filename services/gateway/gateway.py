@@ -167,6 +167,7 @@ class Gateway:
             return  # it has left, or this gateway has not heard of it yet
         self._control.loads.report(report)
         self.adapters.reported(report)
+        self.manager.engines.learn(report.engine_id, report.role)
         self._cache_events.take_report(report)
         if self._settings.routing == KV_COST:
             self._emit(report)

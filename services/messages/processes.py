@@ -21,6 +21,15 @@ class Role(enum.StrEnum):
     DETOKENIZER = "detokenizer"
 
 
+class EngineRole(enum.StrEnum):
+    """What an engine gets from a router: any request; prompts, whose tokens others go on with; tokens behind short
+    prompts, and what others hand off."""
+
+    BOTH = "both"
+    PREFILL = "prefill"
+    DECODE = "decode"
+
+
 class Visit(msgspec.Struct, frozen=True, gc=False, array_like=True, forbid_unknown_fields=True):
     """One process that a Probe has passed."""
 
@@ -56,6 +65,8 @@ class Report(msgspec.Struct, frozen=True, gc=False, tag=True, forbid_unknown_fie
     memory_level: int = 0  # how short memory is at the engine; see `services.memory.level`
     adapters: tuple[AdapterState, ...] | None = None  # those that have names; None: as reported before
     num_adapter_changes: int = 0  # to these names
+    role: EngineRole = EngineRole.BOTH
+    fetch_s: float = 0.0  # seconds that a token takes whose block is fetched from another engine; 0 while unknown
 
 
 class CacheChanges(msgspec.Struct, frozen=True, gc=False, tag=True, forbid_unknown_fields=True, omit_defaults=True):

@@ -3,12 +3,20 @@
 The cost of an engine is the prompt tokens that it must compute before: those of requests sent there earlier, and those
 of this prompt that its cache does not hold. There is no threshold of affinity: an engine that holds a prefix and is
 busy loses to one that is free as soon as waiting takes longer than computing.
+
+Where some engines compute prompts only, a prompt costs an engine that decodes more: each of its streams waits for it.
+On the other side stand the queue of an engine for prompts, the hand-off, and the fetching of the blocks.
 """
 
 import dataclasses
+import math
 from collections.abc import Mapping, Sequence
 
+from sluice_server.services.messages.processes import EngineRole
 from sluice_server.services.routing.index import CacheIndex
+
+HAND_OFF_TOKENS = 64  # a hand-off takes one more turn round the ring
+SHORT_TOKENS = 256  # left of a prompt, which an engine for decoding computes itself
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -18,6 +26,24 @@ class Choice:
     engine: str
     num_waiting: float
     num_cached: int
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class EngineState:
+    """What a router knows of an engine beside its cache and its queue.
+
+    Attributes:
+        role: what it is for.
+        num_running: sequences that wait while it computes a prompt.
+        fetch_share: how long fetching a token's block takes, in parts of the time for computing it.
+    """
+
+    role: EngineRole = EngineRole.BOTH
+    num_running: int = 0
+    fetch_share: float = 0.1
+
+
+UNKNOWN = EngineState()
 
 
 class PrefillQueue:
@@ -44,22 +70,32 @@ class PrefillQueue:
 
 
 class Router:
-    """The engines of one ring, what they hold, and what they have to do."""
+    """The engines of one ring, what they hold, and what they have to do.
+
+    Attributes:
+        hand_off_tokens: of a prompt, that are computed in the time of a hand-off.
+    """
 
     def __init__(self, engines: Sequence[str], block_size: int, tokens_per_s: float) -> None:
         """`tokens_per_s`: assumed until an engine reports how fast it computes prompts."""
         self.index = CacheIndex(engines)
         self.queues = {name: PrefillQueue(tokens_per_s) for name in engines}
+        self.states: dict[str, EngineState] = {}
+        self.hand_off_tokens = HAND_OFF_TOKENS
         self._tokens_per_s = tokens_per_s
         self._block_size = block_size
         self._turn = 0
 
-    def choose(self, names: Mapping[str, Sequence[bytes]], num_tokens: int, now_s: float) -> Choice:
+    def choose(
+        self, names: Mapping[str, Sequence[bytes]], num_tokens: int, now_s: float, *, is_handed_off: bool = False
+    ) -> Choice:
         """Returns the engine among those of `names` for a prompt of `num_tokens`, and counts the prompt there. Engines
         of equal cost take turns. `names`: what each engine calls the prompt's full blocks; those that name them alike
-        share one list, and are matched at once."""
+        share one list, and are matched at once. `is_handed_off`: another engine has computed the prompt, and its blocks
+        are fetched."""
         able = tuple(names)
-        matched = self._matched(names)
+        matched = dict.fromkeys(able, num_tokens // self._block_size) if is_handed_off else self._matched(names)
+        is_split = any(self._state(engine).role is EngineRole.PREFILL for engine in able)
         self._turn += 1
         best: Choice | None = None
         least = 0.0
@@ -69,12 +105,27 @@ class Router:
             # The last token is computed in any case: what follows it is sampled.
             num_cached = min(matched[engine] * self._block_size, num_tokens - 1)
             cost = num_waiting + num_tokens - num_cached
+            if is_split:
+                cost = self._split_cost(engine, num_waiting, num_tokens - num_cached, num_tokens)
             if best is None or cost < least:
                 best, least = Choice(engine, num_waiting, num_cached), cost
         assert best is not None, "no engine to choose from"
         self.queues[best.engine].add(num_tokens - best.num_cached, now_s)
         self.index.expect(best.engine, names[best.engine], now_s)
         return best
+
+    def _state(self, engine: str) -> EngineState:
+        return self.states.get(engine, UNKNOWN)
+
+    def _split_cost(self, engine: str, num_waiting: float, num_left: int, num_tokens: int) -> float:
+        """Returns the cost of an engine where some compute prompts only: the prompt tokens that streams wait for."""
+        state = self._state(engine)
+        if state.role is EngineRole.PREFILL:
+            fetch_share = max(self._state(other).fetch_share for other in self.queues)
+            return num_waiting + num_left + self.hand_off_tokens + fetch_share * num_tokens
+        if state.role is EngineRole.DECODE and num_left > SHORT_TOKENS:
+            return math.inf
+        return num_waiting + num_left * (1 + state.num_running)
 
     def _matched(self, names: Mapping[str, Sequence[bytes]]) -> dict[str, int]:
         alike: dict[int, list[str]] = {}
@@ -89,6 +140,7 @@ class Router:
         """Makes these the engines: some have joined, and some have left."""
         self.index.change(engines)
         self.queues = {name: self.queues.get(name) or PrefillQueue(self._tokens_per_s) for name in engines}
+        self.states = {name: state for name, state in self.states.items() if name in self.queues}
 
     def lost(self, engine: str) -> None:
         """Forgets an engine's cache and queue: it has ended."""

@@ -8,7 +8,7 @@ from sluice_server.engine.config import EngineConfig
 from sluice_server.engine.errors import Code, ServiceError
 from sluice_server.engine.worker.host.cores import find_cores
 from sluice_server.services.config import KV_COST, WORKER, ServiceConfig, parse_peers, to_environment
-from sluice_server.services.messages.processes import Role
+from sluice_server.services.messages.processes import EngineRole, Role
 from sluice_server.services.process.edge_settings import EDGE, edge_of
 from sluice_server.services.process.edge_settings import to_environment as edge_environment
 from sluice_server.services.process.listening import SOCKET_SUFFIX, UNIX, bound, socket_path, split
@@ -82,6 +82,8 @@ def _reporting(engine: EngineConfig, service: ServiceConfig) -> EngineConfig:
 def plan_engine(engine: EngineConfig, service: ServiceConfig, directory: Path, name: str, at: int) -> list[Child]:
     """Returns the processes of one of `service.engines` engines; `service` is what `ring_of` gives."""
     own = own_of(service, Role.ENGINE, name, directory, at)
+    is_apart = int(name.rpartition("-")[2]) < service.prefill_engines
+    own = dataclasses.replace(own, engine_role=EngineRole.PREFILL if is_apart else EngineRole.BOTH, prefill_engines=0)
     return plan_ranks(_reporting(engine, service), own, directory)
 
 

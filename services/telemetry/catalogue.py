@@ -76,7 +76,7 @@ DECODE_TIME = _histogram("sluice.decode.time", "From first token to last, of req
 PROMPT_LENGTH = _histogram("sluice.request.prompt_tokens", "Prompt tokens of a request", LENGTHS, unit="")
 OUTPUT_LENGTH = _histogram("sluice.request.output_tokens", "Output tokens of a request, all outputs", LENGTHS, unit="")
 GAP = _histogram("sluice.inter_token_latency", "Time between two messages with tokens of one output")
-EVENTS = _counter("sluice.gateway.events", "Replays, slow readers, dropped messages", "event", "reason")
+EVENTS = _counter("sluice.gateway.events", "Replays, hand-offs, slow readers, dropped messages", "event", "reason")
 RESERVED = _gauge("sluice.reserved_tokens", "Tokens that open requests may use")
 
 # Every process.

@@ -21,7 +21,11 @@ MAX_WAITING = QUEUE_SIZE // 2  # spans queued for the collector; from this numbe
 SILENT = RequestLog(is_on=False, shows_prompts=False)
 _CODE_NAMES = {code.value[0]: code.name for code in grpc.StatusCode}
 _HARMLESS = frozenset({"OK", "CANCELLED"})  # ends for which the spans of an unsampled request are not needed
-_EVENTS = {"replayed": names.EVENT_REPLAYED, "reattached": names.EVENT_REATTACHED}
+_EVENTS = {
+    "replayed": names.EVENT_REPLAYED,
+    "handed_off": names.EVENT_HANDED_OFF,
+    "reattached": names.EVENT_REATTACHED,
+}
 
 
 class GatewayObserver:

@@ -14,11 +14,12 @@ from sluice_server.engine.kv_cache.prefix import names_of, start_of, tenant_root
 from sluice_server.services.messages.messages import Append, Cancel, CloseInput, Grant, Message, Prompt, Submit, Update
 from sluice_server.services.messages.processes import CacheChanges, CacheQuery, Report
 from sluice_server.services.messages.work import unpack_ids
-from sluice_server.services.routing.router import Choice, Router
+from sluice_server.services.routing.router import UNKNOWN, Choice, EngineState, Router
 
 TOKENS_PER_S = 10_000.0  # assumed of an engine that has not computed yet
 ASK_AGAIN_S = 1.0
 MAX_REMEMBERED = 16_384  # requests whose engine differs from the gateway's choice
+FETCH_SHARE = UNKNOWN.fetch_share  # until an engine has fetched
 M = TypeVar("M", bound=Message)
 
 
@@ -62,6 +63,8 @@ class PromptRouter:
             self._router.lost(name)
         self._epochs[name] = report.epoch
         self._identities[name] = report.cache_identity
+        share = report.fetch_s / report.load.token_s if report.fetch_s and report.load.token_s else FETCH_SHARE
+        self._router.states[name] = EngineState(report.role, report.load.num_running, share)
         if report.load.token_s > 0:
             self._router.queues[name].measured(1.0 / report.load.token_s, self._clock())
         if not self._router.index.knows(name):
@@ -80,7 +83,8 @@ class PromptRouter:
         if len(able) < 2:
             return prompt, None
         envelope, tokens = prompt.envelope, unpack_ids(prompt.ids)
-        choice = self._router.choose(self._names(prompt, tokens, able), len(tokens), self._clock())
+        names, is_handed_off = self._names(prompt, tokens, able), envelope.attempt > 0
+        choice = self._router.choose(names, len(tokens), self._clock(), is_handed_off=is_handed_off)
         if choice.engine == envelope.engine:
             return prompt, choice
         self._went[envelope.request_id] = envelope.attempt, choice.engine

@@ -27,7 +27,7 @@ from sluice_server.services.gateway.recovery.watch import RingWatch, WatchInputs
 from sluice_server.services.gateway.requests.manager import RequestManager
 from sluice_server.services.gateway.settings import GatewaySettings, ModelInfo
 from sluice_server.services.messages.messages import Grant, Message
-from sluice_server.services.messages.processes import CacheChanges, Probe, Report, Role, Visit
+from sluice_server.services.messages.processes import CacheChanges, EngineRole, Probe, Report, Role, Visit
 from sluice_server.services.ring.leases import Leases
 from sluice_server.services.ring.peers import NEXT, NextHop
 from sluice_server.services.ring.receipts import Receipts
@@ -63,6 +63,8 @@ class World(Protocol):
     rng: random.Random
     ids: Ids  # of engines: those of the file, which join and leave
     draining: set[str]
+    num_handed_off: int
+    for_prompts: set[str]  # engines that compute prompts only
     routing: str
     nodes: "dict[str, Node]"
 
@@ -125,6 +127,17 @@ def unrecorded(*_: object) -> None:
     """Records no phase."""
 
 
+class Counted(Unobserved):
+    """Counts the hand-offs of a world."""
+
+    def __init__(self, world: World) -> None:
+        super().__init__()
+        self._world = world
+
+    def count(self, name: str, **labels: str) -> None:
+        self._world.num_handed_off += name == "handed_off"
+
+
 class Front:
     """A gateway's part of the ring: its requests and its watch."""
 
@@ -140,8 +153,9 @@ class Front:
             recovery_timeout_s=1e9,
             routing=world.routing,
         )
+        observer = Counted(world)
         quotas = Quotas(lambda tenant: TenantLimits(), 1)
-        self.manager = RequestManager(settings, node.emit, Unobserved(), world.clock, quotas)
+        self.manager = RequestManager(settings, node.emit, observer, world.clock, quotas)
         self.manager.new_id = lambda: f"{world.rng.getrandbits(128):032x}"
         inputs = WatchInputs(lambda: 0.01, lambda: node.receipts.counts["lost"], lambda revision: None, lambda: None)
         self.watch = RingWatch(self.manager, settings, node.emit, world.clock, inputs)
@@ -153,6 +167,8 @@ class Front:
         elif isinstance(message, Grant):
             self.manager.take_back(message)
         elif isinstance(message, Report | CacheChanges):
+            if isinstance(message, Report):
+                self.manager.engines.learn(message.engine_id, message.role)
             self.forward(message)
         else:
             self.manager.handle(message)  # type: ignore[arg-type]  # what a ring brings home
@@ -190,13 +206,16 @@ class Node:
         if self.role is Role.TOKENIZER:
             threads = EncodingThreads(self.pool, lambda call: call())
             router = PromptRouter(self.id, world.ids[Role.ENGINE], BLOCK_SIZE, self.emit, world.clock)
+            router._router.hand_off_tokens = -30  # prompts are short here: so those for prompts get many
             routed = self._router = router if world.routing == KV_COST else None
             return TokenizerStage(encoder(), idle_constraints(), LIMITS, threads, self.emit, unrecorded, routed)
         if self.role is Role.DETOKENIZER:
             return DetokenizerStage(encoder(), self.emit, unrecorded, self.leases, Alarm(self.world.clock, self._later))
         if self.role is Role.ENGINE:
             place = RingMembership(self.id, self.epoch, self.leases, self.world.clock)
-            return EngineStage(new_engine(self.world.clock, self.world.rng), place, self.emit, unrecorded)
+            stage = EngineStage(new_engine(self.world.clock, self.world.rng), place, self.emit, unrecorded)
+            stage.role = EngineRole.PREFILL if self.id in world.for_prompts else EngineRole.BOTH
+            return stage
         return Front(self.world, self)
 
     def _later(self, delay_s: float, callback: Callable[[], None]) -> None:

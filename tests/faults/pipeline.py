@@ -54,7 +54,8 @@ class World:
         self.rng = random.Random(seed)
         self.ids = ids_of((1, 3)[seed % 2])
         self.draining: set[str] = set()
-        self.num_joined = self.num_left = 0
+        self.for_prompts = {"e0", "e5"} if seed % 8 == 7 else set()
+        self.num_joined = self.num_left = self.num_handed_off = 0
         self.routing = KV_COST if seed % 4 == 3 else DEFAULTS.routing
         self.now = 0.0
         self.trace = hashlib.sha256()

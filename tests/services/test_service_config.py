@@ -19,6 +19,21 @@ BAD: list[tuple[dict[str, object], dict[str, object], str]] = [
     ({}, {"engines": 17}, r"--engines: 17 is not in \[1, 16\]"),
     ({"device": "cuda"}, {"engines": 2}, "--engines: 2 would share one GPU; start each with --role engine"),
     ({}, {"engines": 5}, "--engines: 5 is above 4, each of which takes a quarter of the free memory, needs --kv-"),
+    (
+        {},
+        {"engine_role": "both", "prefill_engines": 1},
+        r"--prefill-engines: 1 is not in \[0, 0\]: one of --engines must",
+    ),
+    ({}, {"engines": 2, "prefill_engines": -1}, r"--prefill-engines: -1 is not in \[0, 1\]"),
+    ({}, {"engines": 2, "prefill_engines": 1}, "--prefill-engines: needs --routing kv-cost"),
+    (
+        {"kv_events": True},
+        {"engines": 2, "prefill_engines": 1, "routing": "kv-cost"},
+        "--prefill-engines: needs --shared-cache-bytes",
+    ),
+    ({}, {"engine_role": "decode"}, "--engine-role: is for --role engine; --prefill-engines divides"),
+    ({}, {"role": "engine", "engine_role": "decode"}, "--engine-role: needs --routing kv-cost"),
+    ({}, {"engine_role": "train"}, "--engine-role: 'train' is not one of both, prefill, decode"),
     ({}, {"routing": "random"}, "--routing: 'random' is not one of least-loaded, round-robin"),
     ({"device": "tpu"}, {}, "--device: 'tpu' is not one of auto, cpu, cuda"),
     (

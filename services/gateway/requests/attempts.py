@@ -28,13 +28,20 @@ class Attempts:
     def first(self, request: OpenRequest) -> None:
         """Sends a traced request. Prompts may go to any engine that serves, if a tokenizer chooses."""
         assert not is_unbound(request.asked), "a request is sent without the adapter that it names"
-        envelope = request.envelope
-        able = self._engines.able if isinstance(request.asked.work, Generate) and not request.is_own else ()
-        request.able = able
-        self._emit(Submit(envelope=envelope, work=request.asked.work, resume=request.asked.resume, able=able))
+        envelope, work = request.envelope, request.asked.work
+        if isinstance(work, Generate) and not request.is_own:
+            request.able = self._engines.able(may_move=_may_move(work))
+        self._emit(Submit(envelope=envelope, work=work, resume=request.asked.resume, able=request.able))
 
-    def again(self, request: OpenRequest, now_s: float) -> None:
-        """Sends a request behind the tokens that came. Messages of older attempts are dropped.
+    def hands_off(self, request: OpenRequest) -> bool:
+        """Whether a request is to go on at another engine, as it has its first token from one that computes prompts
+        only."""
+        is_begun = request.outcome is None and request.num_tokens > 0 and not request.is_own
+        return is_begun and self._engines.hands_off(request.envelope.engine)
+
+    def again(self, request: OpenRequest, now_s: float, *, is_hand_off: bool = False) -> None:
+        """Sends a request behind the tokens that came. Messages of older attempts are dropped. At a hand-off a
+        tokenizer may choose the engine; it finds the blocks of the prompt at the one before.
 
         An engine that no longer has the request gets a Cancel: it may be alive, and only out of reach.
         """
@@ -45,9 +52,9 @@ class Attempts:
         for name in request.engines:
             if name != engine:
                 self._emit(Cancel(msgspec.structs.replace(before, engine=name)))
-        request.able = ()
+        request.able = self._engines.able(may_move=False) if is_hand_off else ()
         resume = request.send_again(now_s, engine)
-        self._emit(Submit(envelope=request.envelope, work=request.work_now(), resume=resume))
+        self._emit(Submit(envelope=request.envelope, work=request.work_now(), resume=resume, able=request.able))
         for cancel in request.cancels():
             self._emit(cancel)
 
@@ -64,3 +71,11 @@ class Attempts:
             now = request.envelope
             if now.engine != engine and now.attempt:
                 self._emit(Cancel(msgspec.structs.replace(now, engine=engine, attempt=now.attempt - 1)))
+
+
+def _may_move(work: Generate) -> bool:
+    """Whether a request may go on at another engine behind its first token, with the blocks of its prompt: a search
+    would begin anew, what bypasses the cache finds no blocks, and log probabilities of a prompt are computed again."""
+    params = work.params
+    is_bound = params.is_search or params.prompt_logprobs >= 0 or work.scheduling.bypasses_cache
+    return not is_bound and params.max_tokens != 1

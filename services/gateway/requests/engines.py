@@ -5,6 +5,7 @@ from collections.abc import Callable, Iterable, Mapping
 from typing import TypeAlias
 
 from sluice_server.services.config import KV_COST
+from sluice_server.services.messages.processes import EngineRole
 from sluice_server.services.ring.peers import peer_of
 
 Policy: TypeAlias = Callable[[tuple[str, ...], Mapping[str, int], int], str]
@@ -39,6 +40,7 @@ class Engines:
         self.draining: frozenset[str] = frozenset()
         self._choose = POLICIES[routing]
         self._is_routed = routing == KV_COST
+        self._roles: dict[str, EngineRole] = {}
         self._serving: frozenset[str] = frozenset()
         self._load = Counter(dict.fromkeys(ids, 0))
         self._turn = 0
@@ -54,6 +56,14 @@ class Engines:
         return (self._serving - self.draining) or self._serving
 
     @property
+    def _going_on(self) -> frozenset[str]:
+        """The engines of these that go on behind a prompt; all, if none of them does."""
+        return frozenset(name for name in self._open if not self._is_apart(name)) or self._open
+
+    def _is_apart(self, engine: str) -> bool:
+        return self._roles.get(engine) is EngineRole.PREFILL
+
+    @property
     def is_any_serving(self) -> bool:
         """Whether some engine serves."""
         return bool(self._serving)
@@ -63,10 +73,15 @@ class Engines:
         """Whether every engine serves that is not draining."""
         return self._serving >= set(self.ids) - self.draining
 
-    @property
-    def able(self) -> tuple[str, ...]:
-        """The engines of which a tokenizer chooses one; () if the choice is made here, or there is none."""
-        return tuple(sorted(self._open)) if self._is_routed and len(self._open) > 1 else ()
+    def able(self, *, may_move: bool) -> tuple[str, ...]:
+        """Returns the engines of which a tokenizer chooses one; () if the choice is made here, or there is none.
+        `may_move`: whether another engine may go on behind the first token."""
+        able = self._open if may_move else self._going_on
+        return tuple(sorted(able)) if self._is_routed and len(able) > 1 else ()
+
+    def hands_off(self, engine: str) -> bool:
+        """Whether another engine goes on behind the first token that this one has computed."""
+        return self._is_apart(engine) and engine not in self._going_on
 
     def is_used(self, engine: str) -> bool:
         """Whether an engine serves, or has requests."""
@@ -78,6 +93,11 @@ class Engines:
         self.ids = tuple(sorted(ids))
         self.draining = frozenset(draining)
         self._serving &= set(self.ids)
+
+    def learn(self, engine: str, role: EngineRole) -> None:
+        """Notes what an engine is for; of use only where a tokenizer chooses engines."""
+        if self._is_routed:
+            self._roles[engine] = role
 
     def admit(self, engine: str) -> None:
         """Gives an engine attempts from now on."""
@@ -94,9 +114,10 @@ class Engines:
     def take(self, request_id: str, before: str = "") -> str:
         """Returns the engine of an attempt and counts it. `before`: that of the attempt before, which keeps it if it
         serves and is not draining, because its cache has the request's blocks."""
-        if before in self._open:
+        going_on = self._going_on
+        if before in going_on:
             return self.hold(before)
-        able = tuple(name for name in self.ids if name in self._open)
+        able = tuple(name for name in self.ids if name in going_on)
         if able:
             self._turn += 1
             return self.hold(self._choose(able, self._load, self._turn))

@@ -168,8 +168,12 @@ class RequestManager:
         if request.awaits_images or is_unbound(request.asked):
             return
         self._attempts.again(request, self.clock())
-        self.observer.count("replayed")
-        request.trace.happened("replayed", attempt=request.envelope.attempt)
+        self._note(request, "replayed")
+
+    def _note(self, request: OpenRequest, event: str) -> None:
+        """Records why a request was sent again."""
+        self.observer.count(event)
+        request.trace.happened(event, attempt=request.envelope.attempt)
 
     def announce_open(self) -> None:
         """Sends the ring the serials of all open requests, because Cancels may have been lost."""
@@ -261,6 +265,9 @@ class RequestManager:
                 self._close_gap(request)
         elif isinstance(message, Text) and message.finish in ENDED_BY_TEXT:
             self._cancel_stopped(request, message.output_index)
+        if self._attempts.hands_off(request):
+            self._attempts.again(request, self.clock(), is_hand_off=True)
+            self._note(request, "handed_off")
 
     def take_back(self, unused: Grant) -> None:
         """Returns the credit of tokens that were sampled behind a stop string: they may be spent again."""

@@ -4,7 +4,8 @@ import random
 
 from benchmarks.routing.__main__ import BLOCK, compare
 from benchmarks.routing.replicas import Arrival
-from sluice_server.services.routing.router import Router
+from sluice_server.services.messages.processes import EngineRole
+from sluice_server.services.routing.router import EngineState, Router
 
 ENGINES = ("e0", "e1")
 
@@ -94,3 +95,42 @@ def test_conversations_find_their_prefixes_nearly_as_with_instant_knowledge() ->
     assert ours["mean_s"] <= 0.5 * results["least-loaded"]["mean_s"]
     assert ours["mean_s"] <= 0.35 * results["request-id hash"]["mean_s"]
     assert late["mean_s"] <= 1.1 * ours["mean_s"]
+
+
+def split(**running: int) -> Router:
+    """A router of an engine for prompts, e0, and one for both, e1."""
+    made = router()
+    made.states["e0"] = EngineState(EngineRole.PREFILL)
+    made.states["e1"] = EngineState(num_running=running.get("e1", 0))
+    return made
+
+
+def test_a_long_prompt_is_computed_apart_only_while_streams_would_wait_for_it() -> None:
+    assert split(e1=0).choose(named([]), 1000, 0.0).engine == "e1"
+    assert split(e1=1).choose(named([]), 1000, 0.0).engine == "e0"
+    assert split(e1=1).choose(named([]), 40, 0.0).engine == "e1"  # a hand-off would take longer
+    held = split(e1=1)
+    held.index.report("e1", 1, 1, (), [name(at) for at in range(100)])
+    assert held.choose(named([name(at) for at in range(100)]), 1010, 0.0).engine == "e1"  # little is left
+
+
+def test_an_engine_for_prompts_that_is_busy_or_far_away_gets_none() -> None:
+    busy = split(e1=1)
+    busy.queues["e0"].add(1000, 0.0)
+    assert busy.choose(named([]), 1000, 0.0).engine == "e1"
+    far = split()
+    far.states["e1"] = EngineState(num_running=1, fetch_share=1.0)
+    assert far.choose(named([]), 1000, 0.0).engine == "e1"
+
+
+def test_an_engine_for_decoding_computes_short_prompts_only() -> None:
+    made = split()
+    made.states["e1"] = EngineState(EngineRole.DECODE)
+    made.queues["e0"].add(10_000, 0.0)
+    assert [made.choose(named([]), num, 0.0).engine for num in (256, 257)] == ["e1", "e0"]
+
+
+def test_what_is_handed_off_counts_as_held() -> None:
+    made = split()
+    choice = made.choose(named([name(1)], ("e1",)), 19, 0.0, is_handed_off=True)
+    assert (choice.engine, choice.num_cached) == ("e1", 10) and made.queues["e1"].left(0.0) == 9
