@@ -62,11 +62,11 @@ class Cell:
         able = self.prefill or self.decode
         if self.kind.routing == "kv-cost":
             return self._router.choose(dict.fromkeys(able, names), num_tokens, now).engine
-        return self._by_load.take(request_id)
+        return self._by_load.take(request_id).engine
 
     def hand_on(self, request_id: str) -> str:
         """Returns the engine that goes on with a request whose prompt another one has computed."""
-        return self._by_load.take(request_id)
+        return self._by_load.take(request_id).engine
 
     def ended(self, engine: str) -> None:
         """Counts a request of an engine as ended."""

@@ -96,7 +96,17 @@ def _engines(load: "control_pb2.Load", before: "dict[str, control_pb2.EngineLoad
 
     from sluice_server.services.cli.client import seconds
 
-    columns = ("engine", "running", "waiting", "cache", "prompt found", "step ms", "tokens/s", "preempted/s")
+    columns = (
+        "engine",
+        "running",
+        "waiting",
+        "cache",
+        "prompt found",
+        "step ms",
+        "tokens/s",
+        "preempted/s",
+        "sent for",
+    )
     table = Table(*columns, expand=True, box=None, header_style="bold")
     for engine in load.engines:
         was = before.get(engine.engine_id, engine)
@@ -106,7 +116,7 @@ def _engines(load: "control_pb2.Load", before: "dict[str, control_pb2.EngineLoad
         share = used / engine.total_blocks if engine.total_blocks else 0.0
         age_s = seconds(engine.age)
         table.add_row(
-            engine.engine_id + (f" (silent {age_s:.0f} s)" if age_s > STALE_S else "") + _memory(engine.memory_level),
+            engine.engine_id + _state(engine, age_s) + _memory(engine.memory_level),
             str(engine.running_requests),
             str(engine.waiting_requests),
             f"{bar(used, engine.total_blocks)} {share:.0%}",
@@ -114,6 +124,7 @@ def _engines(load: "control_pb2.Load", before: "dict[str, control_pb2.EngineLoad
             f"{seconds(engine.step_time) * 1e3:.1f}",
             f"{engine.tokens_per_second:,.0f}",
             f"{max(0, engine.preemptions - was.preemptions) / interval_s:.1f}",
+            _sent_for(engine, was),
             style="red" if age_s > STALE_S else "",
         )
     return table
@@ -152,6 +163,26 @@ def _since(now: "Duration", before: "Duration | None") -> float:
 def _memory(level: "control_pb2.MemoryLevel.ValueType") -> str:
     """Returns how short memory is, in brackets; nothing if it is not."""
     return {2: " (memory short)", 3: " (memory critical)"}.get(level, "")
+
+
+def _state(engine: "control_pb2.EngineLoad", age_s: float) -> str:
+    """Returns why an engine gets no requests; "" if it does."""
+    from sluice.v1 import control_pb2
+
+    if age_s > STALE_S:
+        return f" (silent {age_s:.0f} s)"
+    if engine.refusal:
+        return f" (refused: {engine.refusal})"
+    if engine.state == control_pb2.ENGINE_STATE_NOT_SERVING:
+        return " (not serving)"
+    return " (draining)" if engine.state == control_pb2.ENGINE_STATE_DRAINING else ""
+
+
+def _sent_for(engine: "control_pb2.EngineLoad", was: "control_pb2.EngineLoad") -> str:
+    """Returns why requests were sent to an engine since the answer before, or since the start without one."""
+    before = was.routed if was is not engine else {}
+    news = {why: num - before.get(why, 0) for why, num in engine.routed.items()}
+    return " ".join(f"{why} {num}" for why, num in sorted(news.items()) if num > 0) or "–"
 
 
 def _tenants(load: "control_pb2.Load") -> "Table":

@@ -9,7 +9,7 @@ from starlette.requests import ClientDisconnect, Request
 from sluice_server.services.edge.errors import EdgeError, bad_request
 
 MAX_BODY_BYTES = 16 << 20  # the gRPC server's limit of one message
-PASSED_ON = ("authorization", "traceparent", "tracestate", "x-sluice-priority")
+PASSED_ON = ("authorization", "traceparent", "tracestate", "x-sluice-priority", "x-sluice-session")
 KEY = "x-api-key"  # Anthropic's header of a key; it goes on as authorization
 JSON = "application/json"
 

@@ -71,7 +71,7 @@ async def _serve(
     how = built.computing
     _log_start(built, process.source.name, took)
     ring = process.ring
-    place = RingMembership(ring.process_id, ring.epoch, ring.leases)
+    place = RingMembership(ring.process_id, ring.epoch, ring.leases, role=EngineRole(process.config.engine_role))
     stage = EngineStage(built.engine, place, ring.emit, process.record, how)
     tenants = Labelled()
 
@@ -83,11 +83,9 @@ async def _serve(
         logger.info("computing on %d threads from now on (%s)", threads, why)
 
     stage.on_scheduled = queued
-    stage.role = EngineRole(process.config.engine_role)
     fetcher = _fetcher(built, process, closing)
     if fetcher is not None:
-        stage.on_add = fetcher.fetch
-        stage.fetch_s = lambda: fetcher.token_s
+        stage.on_add, stage.fetch_s = fetcher.fetch, lambda: fetcher.token_s
         process.metrics.collect_from(lambda: shared_figures(built.engine, fetcher))
     process.metrics.collect_from(lambda: image_figures(built.images))
     if built.tuner is not None:

@@ -64,20 +64,13 @@ class _Open:
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class RingMembership:
-    """The identity of this engine in the ring: its id and boot epoch, the gateways' leases, and a clock."""
+    """The identity of this engine in the ring: its id and boot epoch, the gateways' leases, a clock, and its role."""
 
     id: str
     epoch: int
     leases: Leases = dataclasses.field(default_factory=Leases)
     clock: Callable[[], float] = time.monotonic
-
-
-def _unheard(tenant: str, seconds: float) -> None:
-    """The default of `on_scheduled`: does nothing."""
-
-
-def _added(request: EngineRequest) -> None:
-    """The default of `on_add`: does nothing."""
+    role: EngineRole = EngineRole.BOTH
 
 
 class EngineStage:
@@ -89,10 +82,10 @@ class EngineStage:
         self.engine = engine
         self.ended: dict[str, int] = {}  # requests by kind of end; "stale": an attempt that came too late
         self.errors: Counter[str] = Counter()  # failed requests by reason
-        self.on_scheduled: Callable[[str, float], None] = _unheard  # called with tenant and seconds in the queue
-        self.on_add: Callable[[EngineRequest], None] = _added  # called before the engine gets a request
-        self.computing = computing  # sent in reports, as are the next two
-        self.role = EngineRole.BOTH
+        # Called with tenant and seconds in the queue; and before the engine gets a request.
+        self.on_scheduled: Callable[[str, float], None] = lambda tenant, seconds: None
+        self.on_add: Callable[[EngineRequest], None] = lambda request: None
+        self.computing = computing  # sent in reports, as is the next
         self.fetch_s: Callable[[], float] = lambda: 0.0  # see `Report`
         self.on_step: Callable[[], None] | None = None  # called after each step
         self.memory_level: Callable[[], int] = lambda: 0  # how short memory is; sent in reports
@@ -253,7 +246,8 @@ class EngineStage:
             resumed = (prompt.resume[sampled.output_index] if prompt.resume else None) or b""
             num_image = sum(image.num_tokens for image in prompt.images)
             admitted = Admitted(
-                found.num_prompt, found.num_cached, found.max_tokens, prompt.stops, prompt.text, resumed, num_image
+                *(found.num_prompt, found.num_cached, found.max_tokens, prompt.stops, prompt.text, resumed),
+                *(num_image, prompt.routed),
             )
         timings = None
         if sampled.times is not None:
@@ -310,5 +304,5 @@ class EngineStage:
         self._reported_at = now
         load, place, adapters = load_of(self.engine), self._place, self._adapters.changed()
         about = self.computing, self._cache.identity, self.memory_level(), adapters, self._adapters.num_changes
-        told = *about, self.role, self.fetch_s()
+        told = *about, place.role, self.fetch_s()
         self._emit(Report(place.id, place.epoch, load, self._served_token, *told))

@@ -118,6 +118,7 @@ def figures(gateway: Gateway) -> list[MetricSample]:
         MetricSample(catalogue.OPEN, len(manager.requests)),
         MetricSample(catalogue.RESERVED, manager.admission.num_tokens),
         MetricSample(catalogue.GAP, manager.gaps.snapshot()),
+        *[MetricSample(catalogue.ROUTED, num, way) for way, num in list(manager.engines.routed.items())],
     ]
 
 

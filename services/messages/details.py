@@ -3,9 +3,32 @@
 A record is always a field of a message and is never sent alone.
 """
 
+import enum
+
 import msgspec
 
 from sluice_server.services.messages.work import Stops, TextOptions
+
+
+class RoutingReason(enum.StrEnum):
+    """Why a request goes to its engine."""
+
+    CACHE = "cache"  # it holds more of the prompt than another
+    LOAD = "load"  # it has less to do than another
+    TURN = "turn"  # nothing tells the engines apart, or routing goes by turns
+    SESSION = "session"  # requests of one session go to one engine
+    PREFILL = "prefill"  # it computes prompts for others
+    HAND_OFF = "hand-off"  # another engine has computed the prompt
+    STAYED = "stayed"  # the attempt before was there
+    ONLY = "only"  # no other engine serves
+
+
+class Routed(msgspec.Struct, frozen=True, gc=False, array_like=True, forbid_unknown_fields=True):
+    """Why a request goes to its engine, and what was expected there."""
+
+    reason: RoutingReason
+    num_cached: int = 0  # tokens of the prompt in its cache
+    num_waiting: int = 0  # tokens of other prompts, to be computed before
 
 
 class Admitted(msgspec.Struct, frozen=True, gc=False, array_like=True, forbid_unknown_fields=True):
@@ -18,6 +41,7 @@ class Admitted(msgspec.Struct, frozen=True, gc=False, array_like=True, forbid_un
     text: TextOptions = TextOptions()
     resumed: bytes = b""  # ids (int32) that this output had before a resume: their text is not emitted again
     num_image: int = 0  # prompt tokens that stand for images
+    routed: Routed | None = None  # if a tokenizer chose the engine
 
 
 class Timings(msgspec.Struct, frozen=True, gc=False, array_like=True, forbid_unknown_fields=True):

@@ -28,6 +28,7 @@ from sluice_server.services.messages.details import (
     Detokenized,
     Embedded,
     PromptScores,
+    Routed,
     Scored,
     Timings,
     Tokenized,
@@ -96,6 +97,7 @@ class Prompt(msgspec.Struct, frozen=True, gc=False, tag=True, forbid_unknown_fie
     embeds: PromptEmbeds | None = None  # of the first ids, which are then placeholders
     images: tuple[PromptImage, ...] = ()
     adapter: AdapterRef | None = None
+    routed: Routed | None = None  # if the tokenizer chose the engine
 
 
 class AdapterCall(msgspec.Struct, frozen=True, gc=False, tag=True, forbid_unknown_fields=True):

@@ -12,6 +12,7 @@ import dataclasses
 import math
 from collections.abc import Mapping, Sequence
 
+from sluice_server.services.messages.details import RoutingReason
 from sluice_server.services.messages.processes import EngineRole
 from sluice_server.services.routing.index import CacheIndex
 
@@ -26,6 +27,7 @@ class Choice:
     engine: str
     num_waiting: float
     num_cached: int
+    reason: RoutingReason = RoutingReason.TURN
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -94,6 +96,7 @@ class Router:
         share one list, and are matched at once. `is_handed_off`: another engine has computed the prompt, and its blocks
         are fetched."""
         able = tuple(names)
+        options: list[Choice] = []
         matched = dict.fromkeys(able, num_tokens // self._block_size) if is_handed_off else self._matched(names)
         is_split = any(self._state(engine).role is EngineRole.PREFILL for engine in able)
         self._turn += 1
@@ -107,12 +110,23 @@ class Router:
             cost = num_waiting + num_tokens - num_cached
             if is_split:
                 cost = self._split_cost(engine, num_waiting, num_tokens - num_cached, num_tokens)
+            options.append(Choice(engine, num_waiting, num_cached))
             if best is None or cost < least:
-                best, least = Choice(engine, num_waiting, num_cached), cost
+                best, least = options[-1], cost
         assert best is not None, "no engine to choose from"
+        reason = RoutingReason.HAND_OFF if is_handed_off else self._why(best, options)
         self.queues[best.engine].add(num_tokens - best.num_cached, now_s)
         self.index.expect(best.engine, names[best.engine], now_s)
-        return best
+        return dataclasses.replace(best, reason=reason)
+
+    def _why(self, best: Choice, options: Sequence[Choice]) -> RoutingReason:
+        """Returns what speaks for the best of several options."""
+        if self._state(best.engine).role is EngineRole.PREFILL:
+            return RoutingReason.PREFILL
+        if best.num_cached > min(one.num_cached for one in options):
+            return RoutingReason.CACHE
+        is_less = best.num_waiting < max(one.num_waiting for one in options)
+        return RoutingReason.LOAD if is_less else RoutingReason.TURN
 
     def _state(self, engine: str) -> EngineState:
         return self.states.get(engine, UNKNOWN)

@@ -77,6 +77,7 @@ PROMPT_LENGTH = _histogram("sluice.request.prompt_tokens", "Prompt tokens of a r
 OUTPUT_LENGTH = _histogram("sluice.request.output_tokens", "Output tokens of a request, all outputs", LENGTHS, unit="")
 GAP = _histogram("sluice.inter_token_latency", "Time between two messages with tokens of one output")
 EVENTS = _counter("sluice.gateway.events", "Replays, hand-offs, slow readers, dropped messages", "event", "reason")
+ROUTED = _counter("sluice.routed", "Attempts by the engine that they were sent to, and why", "engine", "routing")
 RESERVED = _gauge("sluice.reserved_tokens", "Tokens that open requests may use")
 
 # Every process.

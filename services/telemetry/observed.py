@@ -8,7 +8,7 @@ from typing import Protocol
 
 from sluice_server.engine.errors import ServiceError
 from sluice_server.engine.request import SamplingParams
-from sluice_server.services.messages.details import Timings
+from sluice_server.services.messages.details import Routed, Timings
 from sluice_server.services.messages.messages import Envelope
 from sluice_server.services.messages.work import ChatPrompt, Generate, Work
 
@@ -49,6 +49,8 @@ class RequestUsage:
     num_image: int = 0  # part of `num_prompt`
     finish_reason: str = ""
     timings: Timings | None = None
+    engine: str = ""  # that of the last attempt
+    routed: Routed | None = None  # why it was that one
 
 
 @dataclasses.dataclass(frozen=True, slots=True)

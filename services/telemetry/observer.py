@@ -204,6 +204,7 @@ def _asked(operation: str, started: StartedRequest) -> Attributes:
 
 def _used(used: RequestUsage, ttft_s: float) -> Attributes:
     return {
+        **_routed(used),
         names.GEN_AI_USAGE_INPUT: used.num_prompt,
         names.GEN_AI_USAGE_OUTPUT: used.num_completion,
         names.GEN_AI_USAGE_REASONING: used.num_reasoning,
@@ -211,3 +212,13 @@ def _used(used: RequestUsage, ttft_s: float) -> Attributes:
         names.GEN_AI_RESPONSE_FINISH_REASONS: (used.finish_reason,) if used.finish_reason else (),
         names.GEN_AI_RESPONSE_TTFT: ttft_s,
     }
+
+
+def _routed(used: RequestUsage) -> Attributes:
+    """Returns the engine, and why it was that one."""
+    if used.routed is None:
+        return {}
+    found: dict[str, Attribute] = {names.ENGINE: used.engine, names.ROUTING: str(used.routed.reason)}
+    if used.routed.num_cached or used.routed.num_waiting:
+        found |= {names.NUM_EXPECTED: used.routed.num_cached, names.NUM_AHEAD: used.routed.num_waiting}
+    return found

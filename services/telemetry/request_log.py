@@ -43,6 +43,8 @@ class RequestLog:
             "prompt_tokens": used.num_prompt,
             "cached_tokens": used.num_cached,
             "completion_tokens": used.num_completion,
+            "engine": used.engine,
+            "routing": str(used.routed.reason) if used.routed is not None else "",
             "ttft_s": round(used.ttft_s, 4),
             "duration_s": round(took_s, 4),
         }

@@ -11,6 +11,7 @@ from typing import TypeVar
 import msgspec
 
 from sluice_server.engine.kv_cache.prefix import names_of, start_of, tenant_root
+from sluice_server.services.messages.details import Routed
 from sluice_server.services.messages.messages import Append, Cancel, CloseInput, Grant, Message, Prompt, Submit, Update
 from sluice_server.services.messages.processes import CacheChanges, CacheQuery, Report
 from sluice_server.services.messages.work import unpack_ids
@@ -85,6 +86,9 @@ class PromptRouter:
         envelope, tokens = prompt.envelope, unpack_ids(prompt.ids)
         names, is_handed_off = self._names(prompt, tokens, able), envelope.attempt > 0
         choice = self._router.choose(names, len(tokens), self._clock(), is_handed_off=is_handed_off)
+        prompt = msgspec.structs.replace(
+            prompt, routed=Routed(choice.reason, choice.num_cached, round(choice.num_waiting))
+        )
         if choice.engine == envelope.engine:
             return prompt, choice
         self._went[envelope.request_id] = envelope.attempt, choice.engine

@@ -203,6 +203,6 @@ def _phase(start: float, answer: Message, choice: Choice | None = None) -> Phase
     error = answer.reason if isinstance(answer, Failed) else ""
     attributes: dict[str, Value] = {names.NUM_PROMPT: num_tokens}
     if choice is not None:
-        attributes |= {names.ENGINE: choice.engine, names.NUM_EXPECTED: choice.num_cached}
+        attributes |= {names.ENGINE: choice.engine, names.ROUTING: choice.reason, names.NUM_EXPECTED: choice.num_cached}
         attributes[names.NUM_AHEAD] = round(choice.num_waiting)
     return Phase(names.SPAN_TOKENIZE, start, time.monotonic(), attributes, error=error)

@@ -212,10 +212,9 @@ class Node:
         if self.role is Role.DETOKENIZER:
             return DetokenizerStage(encoder(), self.emit, unrecorded, self.leases, Alarm(self.world.clock, self._later))
         if self.role is Role.ENGINE:
-            place = RingMembership(self.id, self.epoch, self.leases, self.world.clock)
-            stage = EngineStage(new_engine(self.world.clock, self.world.rng), place, self.emit, unrecorded)
-            stage.role = EngineRole.PREFILL if self.id in world.for_prompts else EngineRole.BOTH
-            return stage
+            role = EngineRole.PREFILL if self.id in world.for_prompts else EngineRole.BOTH
+            place = RingMembership(self.id, self.epoch, self.leases, self.world.clock, role)
+            return EngineStage(new_engine(self.world.clock, self.world.rng), place, self.emit, unrecorded)
         return Front(self.world, self)
 
     def _later(self, delay_s: float, callback: Callable[[], None]) -> None:

@@ -7,7 +7,8 @@ from sluice_server.services.gateway.access.identity import LOCAL, Identity
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class CallMetadata:
-    """The metadata of one call. `time_left_s` is None without a deadline; `traceparent` is "" without a trace."""
+    """The metadata of one call. `time_left_s` is None without a deadline; `traceparent` is "" without a trace,
+    `session` without one."""
 
     method: str
     caller: Identity = LOCAL
@@ -15,6 +16,7 @@ class CallMetadata:
     tracestate: str = ""
     priority: int = 0
     time_left_s: float | None = None
+    session: str = ""
 
 
 def sooner(call: CallMetadata, seconds: float | None) -> CallMetadata:

@@ -12,7 +12,9 @@ from sluice_server.services.gateway.access.identity import CALLER
 Context: TypeAlias = grpc.aio.ServicerContext[Any, Any]  # type parameters of grpc; handlers differ in them
 
 _TRACEPARENT = re.compile(r"[0-9a-f]{2}-[0-9a-f]{32}-[0-9a-f]{16}-[0-9a-f]{2}")
-_KEYS = ("traceparent", "tracestate", "x-sluice-priority")
+SESSION_KEY = "x-sluice-session"
+_KEYS = ("traceparent", "tracestate", "x-sluice-priority", SESSION_KEY)
+MAX_SESSION_BYTES = 128
 MAX_TRACESTATE_BYTES = 512
 TRACE_KEY = "x-sluice-trace-id"
 
@@ -36,6 +38,7 @@ def read_call(method: str, context: Context) -> CallMetadata:
         tracestate=_tracestate(found.get("tracestate", "")),
         priority=_priority(found.get("x-sluice-priority", "0")),
         time_left_s=left_s,
+        session=_session(found.get(SESSION_KEY)),
     )
 
 
@@ -60,6 +63,12 @@ def _tracestate(value: str) -> str:
     if len(value) > MAX_TRACESTATE_BYTES:
         raise invalid("tracestate", f"has {len(value)} bytes; at most {MAX_TRACESTATE_BYTES}")
     return value
+
+
+def _session(value: str | None) -> str:
+    if value is not None and not 1 <= len(value) <= MAX_SESSION_BYTES:
+        raise invalid(SESSION_KEY, f"has {len(value)} bytes; 1 to {MAX_SESSION_BYTES}", limit=MAX_SESSION_BYTES)
+    return value or ""
 
 
 def _priority(value: str) -> int:

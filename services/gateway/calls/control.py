@@ -27,7 +27,7 @@ from sluice_server.services.gateway.requests.manager import RequestManager
 from sluice_server.services.gateway.settings import ModelInfo
 from sluice_server.services.media.processor import FILE_LIMITS
 
-SCHEMA_REVISION = 17
+SCHEMA_REVISION = 18
 MAX_PAGE = 1000
 MIN_INTERVAL_S, MAX_INTERVAL_S = 0.1, 3600.0  # intervals of WatchLoad
 MAX_GRACE_S = 24 * 3600.0

@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterable
 from sluice.v1 import control_pb2
 
 from sluice_server.services.gateway.contract.durations import to_duration
+from sluice_server.services.gateway.requests.engines import Engines
 from sluice_server.services.gateway.requests.manager import RequestManager
 from sluice_server.services.gateway.requests.open_request import OpenRequest
 from sluice_server.services.memory.level import Level
@@ -18,6 +19,7 @@ MEMORY_LEVELS = {
     Level.WARN: control_pb2.MEMORY_LEVEL_WARN,
     Level.CRITICAL: control_pb2.MEMORY_LEVEL_CRITICAL,
 }
+MAX_REFUSAL = 256  # characters
 MAX_RANKS = 1024  # of an engine that are told
 
 
@@ -70,6 +72,16 @@ class Loads:
         heard = [one.report.memory_level for one in self._heard.values() if now_s - one.at_s < FRESH_S]
         return max(own, _level(min(heard, default=0)))
 
+    def _engine_load(self, heard: EngineReport, now_s: float) -> control_pb2.EngineLoad:
+        """Returns the load of an engine, and what this gateway sends to it."""
+        name, engines = heard.report.engine_id, self._manager.engines
+        load = _engine_load(heard, now_s, self._adapters_of(name))
+        load.state = state_of(engines, name)
+        load.refusal = engines.refused.get(name, "")[:MAX_REFUSAL]
+        load.open_requests = engines.load_of(name)
+        load.routed.update({str(reason): num for (engine, reason), num in engines.routed.items() if engine == name})
+        return load
+
     def now(self) -> control_pb2.Load:
         """Returns the present load as a message of the contract."""
         admission, now_s = self._manager.admission, self._manager.clock()
@@ -79,7 +91,7 @@ class Loads:
             max_open_requests=admission.max_requests,
             reserved_tokens=admission.num_tokens,
             max_reserved_tokens=admission.max_tokens,
-            engines=[_engine_load(one, now_s, self._adapters_of(name)) for name, one in heard],
+            engines=[self._engine_load(one, now_s) for _, one in heard],
             tenants=tenants_of(self._manager.requests),
             memory_level=MEMORY_LEVELS[self.own_level()],
         )
@@ -109,6 +121,13 @@ def tenants_of(requests: Iterable[OpenRequest]) -> list[control_pb2.TenantLoad]:
 def _level(number: int) -> Level:
     """Returns the level of a report."""
     return Level(min(max(number, Level.OK), Level.CRITICAL))
+
+
+def state_of(engines: Engines, name: str) -> "control_pb2.EngineState.ValueType":
+    """Returns whether an engine gets requests of this gateway."""
+    if name not in engines.serving:
+        return control_pb2.ENGINE_STATE_NOT_SERVING
+    return control_pb2.ENGINE_STATE_DRAINING if name in engines.draining else control_pb2.ENGINE_STATE_SERVING
 
 
 def _engine_load(

@@ -23,7 +23,6 @@ class Agreement:
 
     Attributes:
         is_mixed: whether processes serve different revisions.
-        refused: by engine, why it may not serve.
     """
 
     def __init__(
@@ -34,7 +33,6 @@ class Agreement:
     ) -> None:
         """`read_model`: see `WatchInputs`."""
         self.is_mixed = False
-        self.refused: dict[str, str] = {}
         self._manager = manager
         self._liveness = liveness
         self._read_model = read_model
@@ -50,17 +48,13 @@ class Agreement:
         now = self._manager.settings.model.revision
         self.is_mixed = revision != now
         why = self._why_not(engine, now)
-        if why and self.refused.get(engine) != why:
+        refused = self._manager.engines.refused
+        if why and refused.get(engine) != why:
             logger.warning("%s gets no requests: %s", engine, why)
-        self.refused.pop(engine, None)
+        refused.pop(engine, None)
         if why:
-            self.refused[engine] = why
+            refused[engine] = why
         return not why
-
-    def forget(self, engines: frozenset[str]) -> None:
-        """Forgets engines that have left."""
-        for name in engines:
-            self.refused.pop(name, None)
 
     def _why_not(self, engine: str, revision: str) -> str:
         if self._liveness.revision_with(engine) != revision:

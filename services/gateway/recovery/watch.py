@@ -144,7 +144,6 @@ class RingWatch:
             self._begin_replay(used, planned=True)  # no probe will tell that they are back
         self._engines.change(ids, draining)
         self._liveness.change(self._engines.ids)
-        self._agreement.forget(left)
         self._inputs.on_change()
 
     @property

@@ -7,6 +7,7 @@ import msgspec
 from sluice_server.services.gateway.requests.adapters import is_unbound
 from sluice_server.services.gateway.requests.engines import Engines
 from sluice_server.services.gateway.requests.open_request import OpenRequest
+from sluice_server.services.messages.details import Routed
 from sluice_server.services.messages.messages import Cancel, Message, Submit
 from sluice_server.services.messages.work import Generate
 
@@ -30,7 +31,8 @@ class Attempts:
         assert not is_unbound(request.asked), "a request is sent without the adapter that it names"
         envelope, work = request.envelope, request.asked.work
         if isinstance(work, Generate) and not request.is_own:
-            request.able = self._engines.able(may_move=_may_move(work))
+            request.able = () if request.session else self._engines.able(may_move=_may_move(work))
+        self._count(request)
         self._emit(Submit(envelope=envelope, work=work, resume=request.asked.resume, able=request.able))
 
     def hands_off(self, request: OpenRequest) -> bool:
@@ -48,22 +50,32 @@ class Attempts:
         assert not is_unbound(request.asked), "a request is sent without the adapter that it names"
         before = request.envelope
         self._engines.give_back(before.engine)
-        engine = self._engines.take(before.request_id, before.engine)
+        engine, reason = self._engines.take(before.request_id, before.engine, request.session)
+        request.routed = Routed(reason)
         for name in request.engines:
             if name != engine:
                 self._emit(Cancel(msgspec.structs.replace(before, engine=name)))
-        request.able = self._engines.able(may_move=False) if is_hand_off else ()
+        request.able = self._engines.able(may_move=False) if is_hand_off and not request.session else ()
         resume = request.send_again(now_s, engine)
         self._emit(Submit(envelope=request.envelope, work=request.work_now(), resume=resume, able=request.able))
         for cancel in request.cancels():
             self._emit(cancel)
+        self._count(request)
 
-    def answered(self, request: OpenRequest, engine: str) -> None:
-        """Notes the engine that a tokenizer has chosen, as the first message of an attempt names it."""
+    def _count(self, request: OpenRequest) -> None:
+        """Counts an attempt of a client's request whose engine is known."""
+        if not request.able and not request.is_own:
+            self._engines.routed[request.envelope.engine, request.routed.reason] += 1
+
+    def answered(self, request: OpenRequest, engine: str, routed: Routed | None) -> None:
+        """Notes the engine that a tokenizer has chosen, as the first message of an attempt names it, and why."""
         request.able = ()
         if engine != request.envelope.engine:
             self._engines.give_back(request.envelope.engine)
             request.envelope = msgspec.structs.replace(request.envelope, engine=self._engines.hold(engine))
+        if routed is not None:
+            request.routed = routed
+            self._count(request)
 
     def disown(self, engine: str, requests: Iterable[OpenRequest]) -> None:
         """Sends an engine that was out of reach Cancels of the attempts that other engines have taken over."""

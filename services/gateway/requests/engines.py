@@ -1,10 +1,12 @@
 """Chooses the engine of each attempt of a request, among those that serve. Pure: no clock, no I/O."""
 
+import hashlib
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
-from typing import TypeAlias
+from typing import NamedTuple, TypeAlias
 
 from sluice_server.services.config import KV_COST
+from sluice_server.services.messages.details import RoutingReason
 from sluice_server.services.messages.processes import EngineRole
 from sluice_server.services.ring.peers import peer_of
 
@@ -26,19 +28,31 @@ def round_robin(ids: tuple[str, ...], load: Mapping[str, int], turn: int) -> str
 POLICIES: Mapping[str, Policy] = {"least-loaded": least_loaded, "round-robin": round_robin, KV_COST: least_loaded}
 
 
+class Placed(NamedTuple):
+    """The engine of an attempt, and why it is that one."""
+
+    engine: str
+    reason: RoutingReason
+
+
 class Engines:
     """The engines of a ring as one gateway sees them: which of them serve, and how many of its requests each has.
 
     Attributes:
         ids: of all engines, sorted.
         draining: those that get no new attempts while another one serves.
+        refused: by engine, why it may not serve.
+        routed: attempts since the start, by engine and reason.
     """
 
     def __init__(self, ids: tuple[str, ...], routing: str) -> None:
         """`routing`: a name of `POLICIES`."""
         self.ids = ids
         self.draining: frozenset[str] = frozenset()
+        self.refused: dict[str, str] = {}
+        self.routed: Counter[tuple[str, RoutingReason]] = Counter()
         self._choose = POLICIES[routing]
+        self._by_policy = RoutingReason.TURN if POLICIES[routing] is round_robin else RoutingReason.LOAD
         self._is_routed = routing == KV_COST
         self._roles: dict[str, EngineRole] = {}
         self._serving: frozenset[str] = frozenset()
@@ -93,6 +107,11 @@ class Engines:
         self.ids = tuple(sorted(ids))
         self.draining = frozenset(draining)
         self._serving &= set(self.ids)
+        self.refused = {name: why for name, why in self.refused.items() if name in self.ids}
+
+    def load_of(self, engine: str) -> int:
+        """Returns how many attempts an engine has."""
+        return self._load[engine]
 
     def learn(self, engine: str, role: EngineRole) -> None:
         """Notes what an engine is for; of use only where a tokenizer chooses engines."""
@@ -111,17 +130,21 @@ class Engines:
         """Gives no engine further attempts."""
         self._serving = frozenset()
 
-    def take(self, request_id: str, before: str = "") -> str:
+    def take(self, request_id: str, before: str = "", session: str = "") -> Placed:
         """Returns the engine of an attempt and counts it. `before`: that of the attempt before, which keeps it if it
-        serves and is not draining, because its cache has the request's blocks."""
+        serves and is not draining, because its cache has the request's blocks. Attempts of one `session` go to one
+        engine, as long as it serves."""
         going_on = self._going_on
         if before in going_on:
-            return self.hold(before)
+            return Placed(self.hold(before), RoutingReason.STAYED)
         able = tuple(name for name in self.ids if name in going_on)
-        if able:
+        if len(able) > 1 and session:
+            return Placed(self.hold(engine_of(session, able)), RoutingReason.SESSION)
+        if len(able) > 1:
             self._turn += 1
-            return self.hold(self._choose(able, self._load, self._turn))
-        return self.hold(before or (peer_of(request_id, self.ids) if self.ids else ""))
+            return Placed(self.hold(self._choose(able, self._load, self._turn)), self._by_policy)
+        alone = able[0] if able else before or (peer_of(request_id, self.ids) if self.ids else "")
+        return Placed(self.hold(alone), RoutingReason.ONLY)
 
     def hold(self, engine: str) -> str:
         """Counts an attempt of this engine; returns the engine."""
@@ -131,3 +154,9 @@ class Engines:
     def give_back(self, engine: str) -> None:
         """Counts the end of an attempt of this engine."""
         self._load[engine] -= 1
+
+
+def engine_of(session: str, ids: Iterable[str]) -> str:
+    """Returns the engine of a session (rendezvous hashing): an engine that joins or leaves moves its own sessions
+    only, and all gateways agree."""
+    return max(ids, key=lambda name: hashlib.blake2b(f"{name}\0{session}".encode(), digest_size=8).digest())

@@ -24,3 +24,8 @@ def envelope_of(  # all that an envelope is made of
         serial=serial,
         engine=engine,
     )
+
+
+def session_of(call: CallMetadata) -> str:
+    """Returns what the engine of a call's session is chosen by; "" without a session. Two tenants share none."""
+    return f"{call.caller.tenant}\0{call.session}" if call.session else ""

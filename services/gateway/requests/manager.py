@@ -26,8 +26,8 @@ from sluice_server.services.gateway.requests.adapters import (
     when_bound,
 )
 from sluice_server.services.gateway.requests.attempts import Attempts
-from sluice_server.services.gateway.requests.engines import Engines
-from sluice_server.services.gateway.requests.envelope import envelope_of
+from sluice_server.services.gateway.requests.engines import Engines, Placed
+from sluice_server.services.gateway.requests.envelope import envelope_of, session_of
 from sluice_server.services.gateway.requests.fetching import ImageFetches
 from sluice_server.services.gateway.requests.history import History
 from sluice_server.services.gateway.requests.idempotency import IdempotencyKeys
@@ -36,6 +36,7 @@ from sluice_server.services.gateway.requests.open_request import OpenRequest, Re
 from sluice_server.services.gateway.requests.progress import SlotLimits
 from sluice_server.services.gateway.requests.registry import OpenRequests
 from sluice_server.services.gateway.settings import GatewaySettings
+from sluice_server.services.messages.details import Routed, RoutingReason
 from sluice_server.services.messages.messages import (
     Cancel,
     Change,
@@ -257,7 +258,9 @@ class RequestManager:
             self.observer.count("dropped", reason="unknown")
             return
         if request.able and message.envelope.attempt == request.envelope.attempt:
-            self._attempts.answered(request, message.envelope.engine)
+            admitted = message.admitted if isinstance(message, Text) else None
+            routed = admitted.routed if admitted is not None else None
+            self._attempts.answered(request, message.envelope.engine, routed)
         dropped = request.handle(message, self.clock())
         if dropped:
             self.observer.count("dropped", reason=dropped)
@@ -340,10 +343,13 @@ class RequestManager:
         """Creates a request; the routing chooses its engine unless `engine` is given."""
         self._num_opened += 1
         request_id = self.new_id()
-        engine = self.engines.hold(engine) if engine else self.engines.take(request_id)
+        session = session_of(call)
+        own = Placed(self.engines.hold(engine), RoutingReason.ONLY) if engine else None
+        placed = own or self.engines.take(request_id, session=session)
         adapter = digest_of(asked)
-        envelope = envelope_of(call, self.settings, request_id, self._num_opened, engine, adapter)
+        envelope = envelope_of(call, self.settings, request_id, self._num_opened, placed.engine, adapter)
         request = OpenRequest(envelope, asked, self.clock(), streams=streams, is_own=is_own, gaps=self.gaps)
+        request.session, request.routed = session, Routed(placed.reason)
         self.requests.add(request)
         return request
 

@@ -4,6 +4,7 @@
 needed to send the request again, `credit` the granted tokens, `accounting` the tokens used. Pure: no clock, no loop.
 """
 
+import dataclasses
 import enum
 
 import msgspec
@@ -26,6 +27,8 @@ from sluice_server.services.messages.details import (
     AdapterState,
     Detokenized,
     Embedded,
+    Routed,
+    RoutingReason,
     Scored,
     Tokenized,
 )
@@ -61,6 +64,8 @@ class OpenRequest:
         prompt: the prompt's tokens, if the client asked for them and they have come.
         max_tokens: as the engine settled it or the client changed it; 0 before.
         is_preempted: whether it was preempted and its client has not been told yet.
+        session: what its engine is chosen by; "" for no session.
+        routed: why it goes to its engine.
         able: the engines of which a tokenizer chooses, or has chosen, one; () where the envelope names the engine.
         awaits_images: whether its images are being fetched, so that it has not entered the ring yet.
         is_ended_in_ring: whether the ring has ended the request itself, so that no Cancel is needed.
@@ -83,6 +88,8 @@ class OpenRequest:
         self.is_own = is_own
         self.able: tuple[str, ...] = ()
         self.awaits_images = False
+        self.session = ""
+        self.routed = Routed(RoutingReason.ONLY)
         self.trace: RequestTrace = Unobserved()
         self._is_first_token_noted = False
         self.outcome: Outcome | None = None
@@ -134,7 +141,8 @@ class OpenRequest:
     @property
     def used(self) -> RequestUsage:
         """The usage so far, whether the request has finished or not."""
-        return self.accounting.used(self.outputs, self.outcome if isinstance(self.outcome, Text) else None)
+        used = self.accounting.used(self.outputs, self.outcome if isinstance(self.outcome, Text) else None)
+        return dataclasses.replace(used, engine=self.envelope.engine, routed=self.routed)
 
     def handle(self, message: Text | Failed | Result | Preempted, now_s: float) -> str:
         """Handles a message of the ring; returns why it was dropped, or "". "gap" means that a message was lost and the

@@ -15,7 +15,7 @@ from sluice_server.services.gateway.gateway import Gateway
 from sluice_server.services.gateway.recovery.watch import ReadModel
 from sluice_server.services.gateway.settings import GatewaySettings, ModelInfo
 from sluice_server.services.messages.control import Operation
-from sluice_server.services.messages.details import Admitted, Embedded, Timings, TokenRecord
+from sluice_server.services.messages.details import Admitted, Embedded, Routed, Timings, TokenRecord
 from sluice_server.services.messages.messages import Cancel, Grant, Message, Preempted, Result, Submit, Text
 from sluice_server.services.messages.processes import Probe, Role, Visit
 from sluice_server.services.messages.work import Embed, Generate, Stops, TokenPrompt
@@ -37,14 +37,16 @@ def settings(**changes: Any) -> GatewaySettings:  # noqa: ANN401  # any field of
     return dataclasses.replace(SETTINGS, **changes)
 
 
-def text_of(submit: Submit, index: int, text: str, *, first: bool = False, last: bool = False) -> Text:
+def text_of(
+    submit: Submit, index: int, text: str, *, first: bool = False, last: bool = False, routed: Routed | None = None
+) -> Text:
     """One token of a generation, as the detokenizer would send it."""
     return Text(
         envelope=submit.envelope,
         first_index=index,
         tokens=(TokenRecord(id=index % 100, piece=text.encode()),),
         text=text,
-        admitted=Admitted(num_prompt=3, num_cached=1, max_tokens=8, stops=Stops()) if first else None,
+        admitted=Admitted(num_prompt=3, num_cached=1, max_tokens=8, stops=Stops(), routed=routed) if first else None,
         finish=FinishReason.LENGTH if last else None,
         timings=Timings(queue_s=0.5, num_preemptions=2) if last else None,
     )

@@ -250,6 +250,34 @@ MEMORY_LEVEL_CRITICAL: MemoryLevel.ValueType  # 3
 """Hardly any is left: new requests are refused with RESOURCE_EXHAUSTED."""
 Global___MemoryLevel: _TypeAlias = MemoryLevel  # noqa: Y015
 
+class _EngineState:
+    ValueType = _typing.NewType("ValueType", _builtins.int)
+    V: _TypeAlias = ValueType  # noqa: Y015
+
+class _EngineStateEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_EngineState.ValueType], _builtins.type):
+    DESCRIPTOR: _descriptor.EnumDescriptor
+    ENGINE_STATE_UNSPECIFIED: _EngineState.ValueType  # 0
+    """Unknown."""
+    ENGINE_STATE_SERVING: _EngineState.ValueType  # 1
+    """It gets requests."""
+    ENGINE_STATE_DRAINING: _EngineState.ValueType  # 2
+    """It finishes the requests that it has, and gets no new ones while another engine serves."""
+    ENGINE_STATE_NOT_SERVING: _EngineState.ValueType  # 3
+    """It gets no requests yet, or any more."""
+
+class EngineState(_EngineState, metaclass=_EngineStateEnumTypeWrapper):
+    """Whether an engine gets requests."""
+
+ENGINE_STATE_UNSPECIFIED: EngineState.ValueType  # 0
+"""Unknown."""
+ENGINE_STATE_SERVING: EngineState.ValueType  # 1
+"""It gets requests."""
+ENGINE_STATE_DRAINING: EngineState.ValueType  # 2
+"""It finishes the requests that it has, and gets no new ones while another engine serves."""
+ENGINE_STATE_NOT_SERVING: EngineState.ValueType  # 3
+"""It gets no requests yet, or any more."""
+Global___EngineState: _TypeAlias = EngineState  # noqa: Y015
+
 class _ProfileKind:
     ValueType = _typing.NewType("ValueType", _builtins.int)
     V: _TypeAlias = ValueType  # noqa: Y015
@@ -1209,6 +1237,26 @@ class EngineLoad(_message.Message):
 
     DESCRIPTOR: _descriptor.Descriptor
 
+    @_typing.final
+    class RoutedEntry(_message.Message):
+        DESCRIPTOR: _descriptor.Descriptor
+
+        KEY_FIELD_NUMBER: _builtins.int
+        VALUE_FIELD_NUMBER: _builtins.int
+        key: _builtins.str
+        value: _builtins.int
+        def __init__(
+            self,
+            *,
+            key: _builtins.str = ...,
+            value: _builtins.int = ...,
+        ) -> None: ...
+        _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+        def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+        _ClearFieldArgType: _TypeAlias = _typing.Literal["key", b"key", "value", b"value"]  # noqa: Y015
+        def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+        def WhichOneof(self, oneof_group: _Never) -> None: ...
+
     ENGINE_ID_FIELD_NUMBER: _builtins.int
     WAITING_REQUESTS_FIELD_NUMBER: _builtins.int
     RUNNING_REQUESTS_FIELD_NUMBER: _builtins.int
@@ -1224,6 +1272,10 @@ class EngineLoad(_message.Message):
     RANKS_FIELD_NUMBER: _builtins.int
     MEMORY_LEVEL_FIELD_NUMBER: _builtins.int
     ADAPTERS_FIELD_NUMBER: _builtins.int
+    STATE_FIELD_NUMBER: _builtins.int
+    REFUSAL_FIELD_NUMBER: _builtins.int
+    OPEN_REQUESTS_FIELD_NUMBER: _builtins.int
+    ROUTED_FIELD_NUMBER: _builtins.int
     engine_id: _builtins.str
     """Its id. At most 64 bytes."""
     waiting_requests: _builtins.int
@@ -1246,6 +1298,12 @@ class EngineLoad(_message.Message):
     """Prompt tokens since it started."""
     memory_level: Global___MemoryLevel.ValueType
     """How short memory is at this engine."""
+    state: Global___EngineState.ValueType
+    """Whether it gets requests."""
+    refusal: _builtins.str
+    """Why it gets none, where it may not serve beside the others; else empty. At most 1,024 bytes."""
+    open_requests: _builtins.int
+    """Open requests of this gateway that it has."""
     @_builtins.property
     def step_time(self) -> _duration_pb2.Duration:
         """Recent mean time of a step."""
@@ -1263,6 +1321,12 @@ class EngineLoad(_message.Message):
     @_builtins.property
     def adapters(self) -> _containers.RepeatedCompositeFieldContainer[Global___AdapterLoad]:
         """The adapters that have names there, also while it is idle. At most 1,024."""
+
+    @_builtins.property
+    def routed(self) -> _containers.ScalarMap[_builtins.str, _builtins.int]:
+        """How often this gateway sent requests to it since it started, by why: "cache", "load", "turn", "session", "prefill",
+        "hand-off", "stayed" or "only". At most 16 entries.
+        """
 
     def __init__(
         self,
@@ -1282,10 +1346,14 @@ class EngineLoad(_message.Message):
         ranks: _abc.Iterable[Global___RankLoad] | None = ...,
         memory_level: Global___MemoryLevel.ValueType = ...,
         adapters: _abc.Iterable[Global___AdapterLoad] | None = ...,
+        state: Global___EngineState.ValueType = ...,
+        refusal: _builtins.str = ...,
+        open_requests: _builtins.int = ...,
+        routed: _abc.Mapping[_builtins.str, _builtins.int] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["age", b"age", "step_time", b"step_time"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["adapters", b"adapters", "age", b"age", "block_size", b"block_size", "engine_id", b"engine_id", "free_blocks", b"free_blocks", "memory_level", b"memory_level", "preemptions", b"preemptions", "prefix_hit_tokens", b"prefix_hit_tokens", "prefix_query_tokens", b"prefix_query_tokens", "ranks", b"ranks", "running_requests", b"running_requests", "step_time", b"step_time", "tokens_per_second", b"tokens_per_second", "total_blocks", b"total_blocks", "waiting_requests", b"waiting_requests"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["adapters", b"adapters", "age", b"age", "block_size", b"block_size", "engine_id", b"engine_id", "free_blocks", b"free_blocks", "memory_level", b"memory_level", "open_requests", b"open_requests", "preemptions", b"preemptions", "prefix_hit_tokens", b"prefix_hit_tokens", "prefix_query_tokens", b"prefix_query_tokens", "ranks", b"ranks", "refusal", b"refusal", "routed", b"routed", "running_requests", b"running_requests", "state", b"state", "step_time", b"step_time", "tokens_per_second", b"tokens_per_second", "total_blocks", b"total_blocks", "waiting_requests", b"waiting_requests"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

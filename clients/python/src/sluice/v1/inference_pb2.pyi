@@ -8,8 +8,9 @@ others where they apply. The error of a generation that had begun also has the U
 its `generation_id` and the `last_seq` that was sent. Only Converse reports the failure of a generation inside a
 message.
 
-Request metadata, at most one value each: traceparent, tracestate, x-sluice-priority. Trailing metadata:
-x-sluice-generation-id, x-sluice-trace-id. The deadline of the call is the deadline of the generation.
+Request metadata, at most one value each: traceparent, tracestate, x-sluice-priority, x-sluice-session (1 to 128
+bytes: requests of one session go to one engine while it serves). Trailing metadata: x-sluice-generation-id,
+x-sluice-trace-id. The deadline of the call is the deadline of the generation.
 """
 
 from collections import abc as _abc
