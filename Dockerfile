@@ -1,7 +1,9 @@
-# Two images from one file: `text` for gateway, tokenizer and detokenizer (no torch), `engine` for the model.
+# Three images from one file: `text` for gateway, tokenizer and detokenizer (no torch), `engine` for the model, and
+# `engine-cuda`, which adds what Triton needs for its first launch.
 #
-#   docker build --target text   -t sluice-text .
-#   docker build --target engine -t sluice-engine .
+#   docker build --target text        -t sluice-text .
+#   docker build --target engine      -t sluice-engine .
+#   docker build --target engine-cuda -t sluice-engine-cuda .
 #
 # torch comes for CUDA, gigabytes of it, unless pip is told where there are wheels for CPU alone: by --build-arg
 # PIP_EXTRA_INDEX_URL=…, PyTorch's index for CPU as pytorch.org's page about installing gives it, or by the base image's
@@ -65,3 +67,15 @@ FROM base AS engine
 COPY --from=build /opt/engine /opt/engine
 ENV PATH=/opt/engine/bin:$PATH OMP_WAIT_POLICY=passive
 LABEL org.opencontainers.image.title="sluice engine" org.opencontainers.image.licenses="Apache-2.0"
+
+# Triton compiles a module of C at its first launch, and loads it from its cache: a volume keeps it and all kernels.
+FROM engine AS engine-cuda
+USER 0:0
+RUN if ! command -v cc >/dev/null || ! test -e "$(python -c 'import sysconfig; print(sysconfig.get_path("include"))')/Python.h"; then \
+      apt-get update -qq && apt-get install -y -qq --no-install-recommends gcc libc6-dev python3-dev \
+      && rm -rf /var/lib/apt/lists/*; fi \
+ && install -d -o sluice -g sluice -m 0700 /cache
+ENV TRITON_CACHE_DIR=/cache/triton
+VOLUME /cache
+USER 10001:10001
+LABEL org.opencontainers.image.title="sluice engine for CUDA"

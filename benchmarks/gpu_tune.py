@@ -26,7 +26,7 @@ from sluice_server.kernels.triton.configs import AttentionShape, AttentionTiles
 # Of the table, rows and keys, queries of each, rows of a tile that are tried; of the dry run, these.
 TRIED = {"decode": ("split", (32, 8192), 1, (16,)), "prefill": ("prefill", (1, 8192), 8192, (64, 128))}
 DRY_TRIED = {"decode": ("split", (1, 40), 1, (16,)), "prefill": ("prefill", (1, 20), 20, (64,))}
-EVERY = (32, 64, 128), (4, 8), (2, 3, 4)  # keys of a tile, warps, stages
+EVERY = (32, 64, 128), (4, 8), (3, 4, 5, 6, 7)  # keys of a tile, warps, stages
 DRY_EVERY = (32,), (4,), (2, 3)
 
 

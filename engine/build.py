@@ -65,6 +65,7 @@ from sluice_server.engine.worker.startup.described import computing_of
 from sluice_server.engine.worker.startup.device_support import (
     check_gpu,
     check_invariance,
+    check_step,
     check_trees,
     choose_device,
 )
@@ -216,6 +217,7 @@ def chosen(
     formats = choose_formats(config, device)
     check_stored(model_config, formats)
     check_gpu(model_config, formats, config.block_size, device)
+    check_step(config.max_num_batched_tokens, device)
     check_tables(model_config, limits, machine_memory("SC_PHYS_PAGES"))
     return device, formats, check_invariance(config, model_config.head_dim, device)
 

@@ -2,7 +2,8 @@
 
 `python -m tools.kernel_resources` compares and exits 1 on differences; `--update` accepts them. `--quick` limits it to
 the cases of `make test`, `--only TEXT` to names that contain it. Faults with any compiler version (spills, too much
-shared memory, no vector loads, no tensor cores) always fail; the golden figures belong to one version.
+shared memory, no vector loads, no tensor cores, no loads ahead) always fail; the golden figures belong to one version
+and to sm_80 and sm_90. `--arch 89,100,120` looks for faults on other architectures.
 """
 
 import argparse
@@ -24,6 +25,7 @@ import triton
 from sluice_server.kernels.triton.aot import SHARED_BYTES, AotCase, KernelResources, compile_case, faults
 from sluice_server.kernels.triton.cases import CASES
 
+GOLDEN_ARCHS = (80, 90)
 GOLDEN = Path(__file__).resolve().parent.parent / "tests/kernels/triton/resources.json"
 
 
@@ -34,14 +36,15 @@ def main() -> int:
     parser.add_argument("--quick", action="store_true", help="only the cases of make test")
     parser.add_argument("--only", default="", metavar="TEXT", help="only cases whose name contains it")
     parser.add_argument("--jobs", type=int, default=1, help="processes that compile")
+    parser.add_argument("--arch", type=_numbers, default=GOLDEN_ARCHS, metavar="80,90", help="compute capabilities")
     arguments = parser.parse_args()
     chosen = [case for case in CASES if arguments.only in case.name and (case.is_quick or not arguments.quick)]
-    found, wrong = compile_all(chosen, arguments.jobs)
+    found, wrong = compile_all(chosen, arguments.jobs, arguments.arch)
     golden: dict[str, Any] = {"triton": "", "cases": {}}
     if GOLDEN.exists():
         golden = json.loads(GOLDEN.read_text())
     if arguments.update:
-        write(golden, found, is_whole=len(chosen) == len(CASES))
+        write(golden, found, is_whole=len(chosen) == len(CASES) and set(arguments.arch) == set(GOLDEN_ARCHS))
     elif golden["triton"] == triton.__version__:
         wrong += differences(golden["cases"], found)
     else:
@@ -50,12 +53,14 @@ def main() -> int:
     return bool(wrong)
 
 
-def compile_all(cases: Sequence[AotCase], jobs: int) -> tuple[dict[str, KernelResources], list[str]]:
+def compile_all(
+    cases: Sequence[AotCase], jobs: int, capabilities: Sequence[int]
+) -> tuple[dict[str, KernelResources], list[str]]:
     """Compile each case for each architecture. Returns the resources by name and architecture, and the faults."""
     asked = [
         (CASES.index(case), capability)
         for case in cases
-        for capability in SHARED_BYTES
+        for capability in capabilities
         if case.since <= capability <= case.until
     ]
     if jobs == 1:
@@ -71,6 +76,13 @@ def compile_all(cases: Sequence[AotCase], jobs: int) -> tuple[dict[str, KernelRe
     return found, wrong
 
 
+def _numbers(text: str) -> tuple[int, ...]:
+    numbers = tuple(map(int, text.split(",")))
+    if unknown := set(numbers).difference(SHARED_BYTES):
+        raise argparse.ArgumentTypeError(f"{unknown}: of {', '.join(map(str, SHARED_BYTES))}")
+    return numbers
+
+
 def _compile(asked: tuple[int, int]) -> tuple[KernelResources, list[str]]:
     index, capability = asked  # a case by its index, as kernels cannot be pickled
     resources = compile_case(CASES[index], capability)
@@ -83,7 +95,7 @@ def differences(golden: dict[str, dict[str, int]], found: dict[str, KernelResour
     for key, resources in found.items():
         now, before = dataclasses.asdict(resources), golden.get(key, {})
         changed = [f"{name} {before.get(name)} → {value}" for name, value in now.items() if before.get(name) != value]
-        if changed:
+        if changed and key.endswith(tuple(f"sm_{one}" for one in GOLDEN_ARCHS)):
             lines.append(f"{key}: {', '.join(changed)}; accept with python -m tools.kernel_resources --update")
     return lines
 

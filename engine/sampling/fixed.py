@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from sluice_server.engine.plan import TokenLogprob
-from sluice_server.engine.sampling.logprobs import read, spans, want
+from sluice_server.engine.sampling.logprobs import read, spans, uploaded, want
 from sluice_server.engine.sampling.rows import AllowedTokenRows, SamplingParamRows, SamplingRows, TokenPairs
 from sluice_server.engine.sampling.rows import PenaltyRows as PenaltyRows
 from sluice_server.kernels.reference.adjust import BannedTokens, LogitAdjustments, LogitBiases, Penalties, TokenMask
@@ -97,5 +97,4 @@ class FixedRows:
         return TokenMask(self._on(allowed.rows), self._on(allowed.bits))
 
     def _on(self, values: "np.ndarray[Any, Any]") -> Tensor:
-        found = torch.from_numpy(values)
-        return found if self._device.type == "cpu" else found.to(self._device)
+        return uploaded(values, self._device)

@@ -4,7 +4,7 @@ Computed in one pass for all rows that request them.
 """
 
 from collections.abc import Mapping, Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -32,13 +32,22 @@ def score(logits: Tensor, ids: Sequence[int], num: int) -> list[TokenLogprob]:
     return read(found, spans([num] * len(ids), {}))
 
 
+def uploaded(values: "np.ndarray[Any, Any]", device: torch.device) -> Tensor:
+    """Returns an array as a tensor on a device; on a CPU one over the same memory.
+
+    A copy to a GPU is begun and not waited for: otherwise the host would wait for the forward pass before it.
+    """
+    found = torch.from_numpy(values)
+    return found if device.type == "cpu" else found.pin_memory().to(device, non_blocking=True)
+
+
 def want(asked: LogprobRows, vocab: int, device: torch.device) -> ScoredRows:
     """Returns the request for log probabilities as tensors, for logits of width `vocab`."""
     nums = np.minimum(asked.nums, vocab)
     rows = [row for row, others in asked.ids.items() for _ in others]
     others = [other for others in asked.ids.values() for other in others]
-    pairs = torch.tensor([rows, others], dtype=torch.int64, device=device)
-    at, wanted = (torch.from_numpy(values).to(device) for values in (asked.rows, nums))
+    pairs = uploaded(np.array([rows, others], dtype=np.int64).reshape(2, -1), device)
+    at, wanted = uploaded(asked.rows, device), uploaded(nums, device)
     width = int(nums.max(initial=0))
     return ScoredRows(at, wanted, pairs[0], pairs[1], width, score_buffer(len(nums), width, len(rows)))
 

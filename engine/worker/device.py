@@ -81,7 +81,8 @@ class CudaDevice:
                 body()
         torch.cuda.current_stream(self._device).wait_stream(self._warm)
         graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(graph, pool=self._pool):
+        # What other threads do meanwhile, as those of the disk cache and of telemetry, is no error.
+        with torch.cuda.graph(graph, pool=self._pool, capture_error_mode="thread_local"):
             body()
         return graph.replay
 

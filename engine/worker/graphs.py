@@ -16,19 +16,32 @@ SAMPLES = 4  # steps from which the memory of all smaller ones is estimated
 
 
 class RowShape(enum.Enum):
-    """The form of a step's rows: plain (chains of tokens), trees of drafts, or rows that share prefixes."""
+    """The form of a step's rows: plain (chains of tokens), trees of drafts, rows that share prefixes, or mixed: rows of
+    any number of tokens, as parts of prompts have."""
 
     PLAIN = enum.auto()
     TREES = enum.auto()
     SHARED = enum.auto()
+    MIXED = enum.auto()
 
 
 class GraphKey(NamedTuple):
-    """The shape of a recorded step: its rows, the tokens of each at most, and their form."""
+    """The shape of a recorded step: its rows, the tokens of each at most, or of all together if mixed, and their
+    form."""
 
     num_rows: int
     per_row: int
     form: RowShape = RowShape.PLAIN
+
+    @property
+    def num_tokens(self) -> int:
+        """The tokens that the step computes, padding included."""
+        return self.per_row if self.form is RowShape.MIXED else self.num_rows * self.per_row
+
+    @property
+    def num_sampled(self) -> int:
+        """The tokens behind which it samples: the last of each row if mixed, else all."""
+        return self.num_rows if self.form is RowShape.MIXED else self.num_tokens
 
 
 def sizes(max_rows: int) -> tuple[list[int], list[int]]:
@@ -39,6 +52,16 @@ def sizes(max_rows: int) -> tuple[list[int], list[int]]:
     first = {max_rows} | {1 << i for i in range(max_rows.bit_length())}
     later = set(range(STEP, max_rows, STEP)) - first
     return sorted(first, reverse=True), sorted(later, reverse=True)
+
+
+def mixed_keys(max_rows: int, max_tokens: int) -> tuple[list[GraphKey], list[GraphKey]]:
+    """Returns the mixed steps to capture (at start, later), largest first; none for `max_tokens` of 0.
+
+    At start: `max_tokens` and its halves. Later: three quarters of each, so that at most a third is padding.
+    """
+    halves = [max_tokens >> i for i in range(max_tokens.bit_length()) if max_tokens >> i >= min(STEP, max_tokens)]
+    first = [GraphKey(max_rows, num, RowShape.MIXED) for num in halves if num]
+    return first, [key._replace(per_row=key.per_row * 3 // 4) for key in first if key.per_row > STEP]
 
 
 def forms_of(drafts: Sequence[int], *, may_branch: bool) -> list[tuple[int, RowShape]]:
@@ -65,12 +88,17 @@ class Graphs(Generic[S]):
         forms: Sequence[tuple[int, RowShape]],
         capture: Callable[[GraphKey], S],
         later: Sequence[tuple[int, RowShape]] = (),
+        max_tokens: int = 0,
     ) -> None:
+        """`max_tokens`: of a mixed step; 0 records none."""
         self._capture = capture
         self._captured: dict[GraphKey, S] = {}
         first, between = sizes(max_rows)
         self._first = [GraphKey(num, *form) for num in first for form in forms]
         self._later = [GraphKey(num, *form) for num in between for form in forms]
+        mixed, mixed_later = mixed_keys(max_rows, max_tokens)
+        self._first += mixed
+        self._later += mixed_later
         # A single row shares no prefix.
         self._later += [
             GraphKey(num, *form) for num in sorted({*first, *between} - {1}, reverse=True) for form in later

@@ -1,39 +1,33 @@
 """A runner for devices that work while the host plans: a step is launched before the one before it is collected.
 
-A step is uniform if its rows only decode or verify drafts and need nothing but sampling. Uniform steps go to
-`UniformSteps`, others to the plain `Runner`, which waits for the device. Scheduling policy is decided elsewhere; the
-input is a `StepPlan`.
+A step is uniform if its rows only decode or verify drafts, and mixed if some compute parts of prompts. `UniformSteps`
+computes both from recorded steps. Where rows need more than sampling (a grammar, penalties, log probabilities), only
+the forward pass is recorded, and the plain `Runner` samples, which waits for the device. What brings or wants hidden
+states is the plain runner's as a whole. Scheduling policy is decided elsewhere; the input is a `StepPlan`.
 """
 
-import itertools
 import logging
 from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
+import numpy as np
 import torch
+from torch import Tensor
 
 from sluice_server.engine.errors import OutOfDeviceMemory
 from sluice_server.engine.kv_cache.block_store import BlockStore
 from sluice_server.engine.kv_cache.tiers import Move
 from sluice_server.engine.models.model import Model
-from sluice_server.engine.plan import (
-    IN_FLIGHT,
-    NO_ADAPTER,
-    Placement,
-    StepPlan,
-    StepResult,
-    VerifiedDrafts,
-    num_accepted,
-)
-from sluice_server.engine.speculation.trees import walk
-from sluice_server.engine.worker.device import Device, HostCopy
+from sluice_server.engine.plan import IN_FLIGHT, Placement, StepPlan
+from sluice_server.engine.worker.device import Device
 from sluice_server.engine.worker.faults import device_faults
 from sluice_server.engine.worker.forward import trees_of
 from sluice_server.engine.worker.graphs import Graphs, RowShape, forms_of
+from sluice_server.engine.worker.launched import LaunchedStep, is_uniform
 from sluice_server.engine.worker.prefixes import SharedPrefixes
 from sluice_server.engine.worker.runner import CompletedStep, Runner
 from sluice_server.engine.worker.slots.state import DeviceState, Slots
-from sluice_server.engine.worker.steps import BAD, RecordedStep, UniformRows, UniformSteps
+from sluice_server.engine.worker.steps import RecordedStep, UniformRows, UniformSteps
 
 logger = logging.getLogger(__name__)
 
@@ -55,55 +49,8 @@ class InFlightDrafts(NamedTuple):
 NO_DRAFTS = InFlightDrafts(())
 
 
-class LaunchedStep:
-    """A step that the device is computing."""
-
-    is_done = False
-
-    def __init__(self, plan: StepPlan, arrival: HostCopy, order: Sequence[int] = ()) -> None:
-        """Holds the plan and the pending result; `order`: the order of the rows on the device, if it differs."""
-        self._plan = plan
-        self._arrival = arrival
-        self._order = order
-        self._result: StepResult | None = None
-
-    def collect(self) -> StepResult:
-        """Waits for the device and returns the sampled tokens."""
-        if self._result is None:
-            ids, ends = self._arrival.wait().tolist(), itertools.accumulate(self._plan.query_lens)
-            rows = [ids[end - num : end] for end, num in zip(ends, self._plan.query_lens, strict=True)]
-            if self._order:  # such rows have one token each
-                rows = [row for _, row in sorted(zip(self._order, rows, strict=True))]
-            self._result = result_of(self._plan, rows)
-        return self._result
-
-    def sampled(self) -> dict[int, int]:
-        """Returns the first token that each slot sampled."""
-        return dict(zip(self._plan.slots, self.collect().token_ids, strict=True))
-
-
-def result_of(plan: StepPlan, rows: list[list[int]]) -> StepResult:
-    """Returns the result of a uniform step, given the sampled ids of each row.
-
-    What is behind a wrong draft is ignored.
-    """
-    failed, runs, end = set(), {}, 0
-    for i, ids in enumerate(rows):
-        end += len(ids)
-        drafts, parents = plan.drafted(i, end), plan.parents.get(i)
-        if parents is None:
-            run, standing = ids, ids[: 1 + num_accepted(drafts, ids)]
-        else:
-            run = standing = [ids[0], *(ids[1 + j] for j in walk(drafts, parents, ids))]
-        if BAD in standing:
-            failed.add(i)
-        elif drafts:
-            runs[i] = VerifiedDrafts(tuple(run))
-    return StepResult([ids[0] for ids in rows], frozenset(failed), runs=runs)
-
-
 class OverlappedRunner:
-    """Runs uniform steps with `UniformSteps` and the state on the device, and other steps with `plain`."""
+    """Runs steps with `UniformSteps` and the state on the device, and what cannot be recorded with `plain`."""
 
     depth = 1  # the device computes one step while the next is planned
 
@@ -162,9 +109,22 @@ class OverlappedRunner:
         """Begins a step; it may be launched before the one before it is collected."""
         with device_faults():
             self._device.join()
-            if not self._is_uniform(plan):
+            if not self._is_recorded(plan):
                 return self._plain.launch(self._known(plan))
-            return self._launch(plan)
+            self._stage(plan)
+            self._num_steps += 1
+            if all(map(self._is_plain.__getitem__, plan.slots)):
+                return self._launch(plan)
+            rows = self._rows(plan, may_share=False)
+            return self._plain.launch_over(plan, lambda: self._logits(plan, rows))
+
+    def _logits(self, plan: StepPlan, rows: UniformRows) -> Tensor:
+        """Begins the forward pass of a plan; returns the logits of its sample positions."""
+        logits = self._steps.logits(self._graphs, rows)
+        if rows.samples is None or all(rows.samples):
+            return logits
+        at = np.flatnonzero(rows.samples)
+        return logits[self._device.upload(at)]
 
     def idle(self) -> bool:
         """Records one more step; returns False when none is left. Called only while no requests wait."""
@@ -176,35 +136,40 @@ class OverlappedRunner:
             logger.warning("no device memory to record more steps: %d sizes are computed without", num)
             return False
 
-    def _is_uniform(self, plan: StepPlan) -> bool:
-        """Returns whether every row samples behind each of its tokens and needs nothing but sampling."""
-        drafts = plan.drafts
-        return all(
-            samples and self._is_plain[slot] and drafts.get(i, 0) == length - 1
-            for i, (slot, length, samples) in enumerate(zip(plan.slots, plan.query_lens, plan.samples, strict=True))
-        )
+    def _is_recorded(self, plan: StepPlan) -> bool:
+        """Returns whether the forward pass of a plan can be a recorded one."""
+        if is_uniform(plan):
+            return not self._plain.needs_hidden(plan)
+        shape = len(plan.slots), plan.num_tokens, RowShape.MIXED
+        return not (plan.drafts or self._graphs.find(*shape) is None or self._plain.needs_hidden(plan))
 
-    def _launch(self, plan: StepPlan) -> LaunchedStep:
+    def _stage(self, plan: StepPlan) -> None:
+        """Begins to write the tokens that the device has not written itself, and what else has changed."""
         end = 0
-        for slot, start, num in zip(plan.slots, plan.starts, plan.query_lens, strict=True):
+        is_last = all(map(self._is_plain.__getitem__, plan.slots))  # the device writes what it samples itself
+        for slot, start, num, samples in zip(plan.slots, plan.starts, plan.query_lens, plan.samples, strict=True):
             end += num
             ids = plan.token_ids[end - num : end]
             if self._ahead[slot] != start or num > 1:
                 assert IN_FLIGHT not in ids, f"slot {slot}: the token at {start} is on no device"
                 self._state.note(slot, start, ids)
-            self._ahead[slot] = start + 1 if num == 1 else UNKNOWN
+            is_kept = is_last and samples and (num == 1 or not is_uniform(plan))
+            self._ahead[slot] = start + num if is_kept else UNKNOWN
         self._state.flush()
+
+    def _launch(self, plan: StepPlan) -> LaunchedStep:
         rows = self._rows(plan)
         order: Sequence[int] = () if rows.prefixes is None else rows.prefixes.order
         self._last = LaunchedStep(plan, self._steps.launch(self._graphs, rows), order)
-        self._num_steps += 1
         return self._last
 
-    def _rows(self, plan: StepPlan) -> UniformRows:
+    def _rows(self, plan: StepPlan, *, may_share: bool = True) -> UniformRows:
         """Returns the rows in the order of computation: rows that share prefixes are adjacent where that pays off."""
         slots, starts, lens = plan.slots, plan.starts, plan.query_lens
+        if not is_uniform(plan):
+            return UniformRows(slots, starts, lens, samples=plan.samples)
         found = None
-        if self._prefixes is not None and len(slots) > 1 and max(lens) == 1:
+        if may_share and self._prefixes is not None and len(slots) > 1 and max(lens) == 1:
             found = self._prefixes.find(slots, starts)
         if found is None:
             return UniformRows(slots, starts, lens, trees_of(plan))
@@ -222,13 +187,14 @@ def overlap(
 ) -> OverlappedRunner:
     """Builds an overlapped runner around a plain one and records the steps that every start needs.
 
-    These are plain decode steps and those with drafts. Steps of rows that share a prefix are recorded while idle.
+    These are plain decode steps, those with drafts and mixed ones. Steps of rows that share a prefix are recorded while
+    idle.
     """
     state = DeviceState(device, model.device, slots)
     state.note(0, 0, [0])  # compiles the kernels that write to rows
     state.extend(0, 0, [0])
     state.flush()
-    steps = UniformSteps(model, store, state, device)
+    steps = UniformSteps(model, store, state, device, most_sampled(slots, drafts))
     graphs = new_graphs(model, steps, slots, drafts)
     graphs.warm()
     prefixes = SharedPrefixes(plain.block_tables, slots.block_size) if may_share(model) else None
@@ -245,15 +211,23 @@ def recorded_bytes(
     """
     before = device.taken()
     state = DeviceState(device, model.device, slots)
-    own = device.taken() - before
     store = BlockStore(model.new_cache(1, slots.block_size, cache_dtype))
-    return own + new_graphs(model, UniformSteps(model, store, state, device), slots, drafts).bytes_of_all(device.taken)
+    steps = UniformSteps(model, store, state, device, most_sampled(slots, drafts))
+    own = device.taken() - before
+    return own + new_graphs(model, steps, slots, drafts).bytes_of_all(device.taken)
+
+
+def most_sampled(slots: Slots, drafts: InFlightDrafts) -> int:
+    """Returns the tokens that a step samples at most."""
+    return slots.num * (1 + max(drafts.lengths, default=0))
 
 
 def new_graphs(model: Model, steps: UniformSteps, slots: Slots, drafts: InFlightDrafts) -> Graphs[RecordedStep]:
     """Returns the set of steps to record; none is recorded yet."""
     later = [(1, RowShape.SHARED)] if may_share(model) else []
-    return Graphs(slots.num, forms_of(drafts.lengths, may_branch=drafts.may_branch), steps.record, later)
+    forms = forms_of(drafts.lengths, may_branch=drafts.may_branch)
+    # One schedule for rows of any length computes rows of a mixed step as if each had all of its tokens.
+    return Graphs(slots.num, forms, steps.record, later, 0 if model.is_fixed else slots.max_tokens)
 
 
 def may_share(model: Model) -> bool:
@@ -265,9 +239,8 @@ def may_share(model: Model) -> bool:
 
 
 def wants_only_sampling(placement: Placement) -> bool:
-    """Returns whether the request uses the logits unchanged, reports nothing about them and brings nothing but ids."""
+    """Returns whether the request uses the logits unchanged and reports nothing about them."""
     params = placement.params
     is_restricted = params.has_banned_tokens or params.needs_tokens or params.allowed_token_ids or params.min_tokens
-    has_reports = params.logprobs >= 0 or params.prompt_logprobs >= 0 or params.is_search
-    is_given = placement.prompt_embeds is not None or placement.images or placement.adapter != NO_ADAPTER
-    return not (is_restricted or has_reports or params.logit_bias or is_given)
+    has_reports = params.logprobs >= 0 or params.is_search
+    return not (is_restricted or has_reports or params.logit_bias)

@@ -7,7 +7,7 @@ device `collect` waits for it. Depends on plans, not on requests, scheduling pol
 import dataclasses
 import itertools
 from collections.abc import Callable
-from typing import NamedTuple
+from typing import NamedTuple, TypeVar
 
 from torch import Tensor
 
@@ -22,7 +22,7 @@ from sluice_server.engine.sampling.matchers import SlotMatchers
 from sluice_server.engine.sampling.rows import GrammarMasks
 from sluice_server.engine.sampling.sampler import Sampler
 from sluice_server.engine.worker.faults import device_faults
-from sluice_server.engine.worker.forward import AcceptedMoves, ForwardPass
+from sluice_server.engine.worker.forward import AcceptedMoves, ForwardPass, HiddenStates
 from sluice_server.engine.worker.sample_positions import SamplePositions
 from sluice_server.engine.worker.slots.adapters import AdapterSlots
 from sluice_server.engine.worker.slots.images import EncoderCache
@@ -30,6 +30,8 @@ from sluice_server.engine.worker.slots.pooling import with_vectors
 from sluice_server.engine.worker.slots.processors import with_errors
 from sluice_server.engine.worker.slots.rows import SlotRows
 from sluice_server.kernels.layout.ragged import Tables
+
+T = TypeVar("T")
 
 
 class WantedStates(NamedTuple):
@@ -136,31 +138,57 @@ class Runner:
         prompts = self._rows.prompts
         return WantedStates(prompts.is_asked or bool(plan.pools), prompts.spans(plan))
 
-    def _compute(self, plan: StepPlan) -> CompletedStep:
-        sample_positions = SamplePositions.of(plan)
+    def launch_over(self, plan: StepPlan, logits_of: Callable[[], Tensor]) -> CompletedStep:
+        """Samples behind a forward pass that is computed elsewhere. Grammar masks are filled meanwhile.
+
+        `logits_of` begins it, and returns logits [S, V] of the plan's sample positions, which may be overwritten.
+        """
+        with device_faults():
+            positions = SamplePositions.of(plan)
+            logits, filled = self._beside_masks(plan, positions, logits_of)
+            return CompletedStep(self._sample(plan, positions, logits, filled))
+
+    def needs_hidden(self, plan: StepPlan) -> bool:
+        """Returns whether a plan's forward pass needs more than ids, or gives more than logits to sample from."""
+        wanted = self._rows.prompts.spans(plan) or plan.pools or self._rows.adapters.sides(plan) is not None
+        return bool(wanted or self._rows.embeds.given(plan, self._model) or self._rows.images.given(plan))
+
+    def _beside_masks(
+        self, plan: StepPlan, positions: SamplePositions, compute: Callable[[], T]
+    ) -> tuple[T, GrammarMasks | None]:
+        """Computes something while grammar masks are filled; returns it and them. If it fails, they are waited for."""
         if self._rows.listening:
-            self._note_tokens(plan, sample_positions)
-        masks = self._rows.matchers.start(sample_positions.slots, sample_positions.ahead)
+            self._note_tokens(plan, positions)
+        masks = self._rows.matchers.start(positions.slots, positions.ahead)
         try:
-            given = self._rows.embeds.given(plan, self._model) + self._rows.images.given(plan)
-            is_whole, sides = self.wanted(plan).is_whole, self._rows.adapters.sides(plan)
-            states = self._forward.compute(plan, sample_positions, is_whole=is_whole, given=given, sides=sides)
+            found = compute()
         finally:
             filled = masks.result()
+        return found, filled
+
+    def _compute(self, plan: StepPlan) -> CompletedStep:
+        positions = SamplePositions.of(plan)
+
+        def forward() -> HiddenStates:
+            given = self._rows.embeds.given(plan, self._model) + self._rows.images.given(plan)
+            is_whole, sides = self.wanted(plan).is_whole, self._rows.adapters.sides(plan)
+            return self._forward.compute(plan, positions, is_whole=is_whole, given=given, sides=sides)
+
+        states, filled = self._beside_masks(plan, positions, forward)
         hidden = states.computed
         prompts = self._rows.prompts.score(plan, hidden, self._model.logits)
-        result = self._sample(plan, sample_positions, states.sampled, filled)
+        logits = self._model.logits(states.sampled) if positions.rows else states.sampled
+        result = self._sample(plan, positions, logits, filled)
         if plan.pools:
             result = with_vectors(result, self._rows.pooling.pool(plan, hidden, self._model))
         return CompletedStep(dataclasses.replace(result, prompts=prompts) if prompts else result)
 
     def _sample(
-        self, plan: StepPlan, sample_positions: SamplePositions, hidden: Tensor, masks: GrammarMasks | None
+        self, plan: StepPlan, sample_positions: SamplePositions, logits: Tensor, masks: GrammarMasks | None
     ) -> StepResult:
-        """Samples behind the tokens with these hidden states."""
+        """Samples from logits [S, V], one row behind each sample position."""
         if not sample_positions.rows:
             return StepResult([-1] * len(plan.slots))
-        logits = self._model.logits(hidden)
         errors = self._rows.processors.apply(logits, sample_positions.slots, sample_positions.ahead)
         rows = self._rows.sampling_rows(
             sample_positions.slots, sample_positions.positions, sample_positions.ahead, masks

@@ -1,9 +1,10 @@
-"""Computes steps on the device alone: inputs, forward pass and sampling.
+"""Computes steps on the device alone: inputs, forward pass and logits, and then sampling.
 
-The rows of such a step compute few tokens each and sample behind every one. Their inputs are on the device already or
-staged beforehand; the step's shape selects the recorded step. Sampled tokens are written to the slots' rows at once, so
-the next step can be launched before the host reads them. In trees, the keys and values of accepted drafts move to the
-positions that they would have in a chain. Takes slots and numbers, not requests.
+The inputs of such a step are on the device already or staged beforehand; the step's shape selects the recorded step.
+Rows of few tokens sample behind every one, those of a mixed step behind their last. The two parts are recorded apart,
+so that rows that need more than sampling do not make a step unrecorded. Sampled tokens are written to the slots' rows
+at once, so the next step can be launched before the host reads them. In trees, the keys and values of accepted drafts
+move to the positions that they would have in a chain. Takes slots and numbers, not requests.
 """
 
 import dataclasses
@@ -17,6 +18,7 @@ from sluice_server.engine.kv_cache.block_store import BlockStore
 from sluice_server.engine.models.model import Model
 from sluice_server.engine.worker.device import Device, HostCopy
 from sluice_server.engine.worker.graphs import GraphKey, Graphs, RowShape
+from sluice_server.engine.worker.launched import BAD
 from sluice_server.engine.worker.slots.state import DeviceState
 from sluice_server.kernels import ops
 from sluice_server.kernels.layout.metadata import AttentionMetadata
@@ -27,7 +29,6 @@ from sluice_server.kernels.reference.inputs import StepInputs
 
 NO_LONGS = np.empty(0, dtype=np.int64)
 NO_TABLES = np.empty((0, 0), dtype=np.int32)
-BAD = -1  # marks a row whose logits hold no usable number
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -38,6 +39,7 @@ class UniformRows:
         slots, starts, lens: per row, its slot, the position of its first token, its number of tokens.
         trees: of the rows whose drafts branch.
         prefixes: shared prefixes of rows of one token each; the rows are in `prefixes.order` already.
+        samples: of a mixed step, whether each row samples behind its last token; None: every row behind every token.
     """
 
     slots: list[int]
@@ -45,10 +47,23 @@ class UniformRows:
     lens: list[int]
     trees: Trees = dataclasses.field(default_factory=dict)
     prefixes: PrefixGroups | None = None
+    samples: list[bool] | None = None
+
+    @property
+    def num_sampled(self) -> int:
+        """The number of tokens that are sampled, or that could be, in a mixed step."""
+        return sum(self.lens) if self.samples is None else len(self.lens)
+
+    @property
+    def shape(self) -> tuple[int, int, RowShape]:
+        """What `Graphs.find` looks for."""
+        return len(self.slots), max(self.lens) if self.samples is None else sum(self.lens), self.form
 
     @property
     def form(self) -> RowShape:
         """The kind of recorded step that takes these rows."""
+        if self.samples is not None:
+            return RowShape.MIXED
         if self.trees:
             return RowShape.TREES
         return RowShape.PLAIN if self.prefixes is None else RowShape.SHARED
@@ -60,86 +75,129 @@ class UniformRows:
 
 @dataclasses.dataclass(frozen=True)
 class RecordedStep:
-    """A step of fixed shape: `run` computes `sampled` from `given` and `form`.
+    """A step of fixed shape: `forward` computes `logits` from `given` and `form`, and `sample` then `sampled`.
 
     Attributes:
-        given: int64 [3, R]: slots, positions of the first tokens, tokens up to each row's last.
+        given: int64 [4, R]: slots, positions of the first tokens, tokens up to each row's last, whether it samples.
         form: int64, further numbers that the rows' form needs: see `_numbers`.
-        sampled: int64 [R * per_row], of the rows' tokens one row after the other.
+        logits: float32 [num_sampled, V], in memory that all steps share: valid until the next forward pass.
+        sampled: int64 [num_sampled], one row after the other.
     """
 
     key: GraphKey
     given: Tensor
     form: Tensor
+    logits: Tensor
     sampled: Tensor
-    run: Callable[[], None]
+    forward: Callable[[], None]
+    sample: Callable[[], None]
 
 
 class UniformSteps:
-    """Computes and records uniform steps of one model over one cache."""
+    """Computes and records steps of one model over one cache."""
 
-    def __init__(self, model: Model, store: BlockStore, state: DeviceState, device: Device) -> None:
+    def __init__(self, model: Model, store: BlockStore, state: DeviceState, device: Device, most_sampled: int) -> None:
+        """`most_sampled`: tokens that a step samples at most."""
         self._model = model
         self._store = store
         self._state = state
         self._device = device
+        vocab = model.config.vocab_size
+        self._logits = torch.empty(most_sampled, vocab, dtype=torch.float32, device=model.device)
 
     def record(self, key: GraphKey) -> RecordedStep:
         """Records a step of that shape."""
         step = self._blank(key)
-        return dataclasses.replace(step, run=self._device.capture(step.run))
+        forward = self._device.capture(step.forward)
+        return dataclasses.replace(step, forward=forward, sample=self._device.capture(step.sample))
 
     def launch(self, graphs: Graphs[RecordedStep], rows: UniformRows) -> HostCopy:
         """Begins a step and returns its pending result.
 
-        The result is int64 [sum of lens], BAD where logits held no usable number.
+        The result is int64 [num_sampled], BAD where logits held no usable number.
         """
-        num, per_row = len(rows.slots), max(rows.lens)
-        step = graphs.find(num, per_row, rows.form)
+        step = self._forward(graphs, rows)
+        step.sample()
+        return self._device.download(step.sampled[: rows.num_sampled])
+
+    def logits(self, graphs: Graphs[RecordedStep], rows: UniformRows) -> Tensor:
+        """Begins the forward pass of a step; returns its logits [num_sampled, V], valid until the next one."""
+        return self._forward(graphs, rows).logits[: rows.num_sampled]
+
+    def _forward(self, graphs: Graphs[RecordedStep], rows: UniformRows) -> RecordedStep:
+        step = graphs.find(*rows.shape)
         if step is None and rows.prefixes is not None:  # the step may be recorded for plain rows
             rows = rows.plain()
-            step = graphs.find(num, per_row)
-        step = step or self._blank(GraphKey(num, per_row, rows.form))
-        given = np.zeros((3, step.key.num_rows), dtype=np.int64)
+            step = graphs.find(*rows.shape)
+        step, num = step or self._blank(GraphKey(*rows.shape)), len(rows.slots)
+        given = np.zeros((4, step.key.num_rows), dtype=np.int64)
         given[0, :num], given[1, :num] = rows.slots, rows.starts
         given[2, :num] = np.cumsum(rows.lens)
         given[2, num:] = given[2, num - 1]  # padding rows have no token
+        given[3, :num] = True if rows.samples is None else rows.samples
         step.given.copy_(self._device.upload(given), non_blocking=True)
         if len(step.form):
             step.form.copy_(self._device.upload(_numbers(rows, step.key)), non_blocking=True)
-        step.run()
-        return self._device.download(step.sampled[: sum(rows.lens)])
+        step.forward()
+        return step
 
     def _blank(self, key: GraphKey) -> RecordedStep:
         on = self._model.device
-        given = torch.zeros(3, key.num_rows, dtype=torch.int64, device=on)
+        given = torch.zeros(4, key.num_rows, dtype=torch.int64, device=on)
         form = torch.from_numpy(_numbers(UniformRows([], [], []), key)).to(on)
-        sampled = torch.full((key.num_rows * key.per_row,), BAD, dtype=torch.int64, device=on)
-        return RecordedStep(key, given, form, sampled, lambda: self._compute(key, given, form, sampled))
+        sampled = torch.full((key.num_sampled,), BAD, dtype=torch.int64, device=on)
+        logits, inputs = self._logits[: key.num_sampled], list[StepInputs]()
+
+        def forward() -> None:
+            inputs[:] = [self._compute(key, given, form, logits)]
+
+        def sample() -> None:
+            self._sample(key, given, form, inputs[0], logits, sampled)
+
+        return RecordedStep(key, given, form, logits, sampled, forward, sample)
 
     @torch.inference_mode()
-    def _compute(self, key: GraphKey, given: Tensor, form: Tensor, sampled: Tensor) -> None:
-        state, num = self._state, len(sampled)
-        slots, starts, ends = given.unbind(0)
+    def _compute(self, key: GraphKey, given: Tensor, form: Tensor, logits: Tensor) -> StepInputs:
+        """Computes logits, and returns the inputs from which they follow."""
+        state, num = self._state, key.num_tokens
+        slots, starts, ends, _ = given.unbind(0)
         inputs = ops.build_inputs(state.tokens, state.tables, slots, starts, ends, state.slots.block_size, num)
-        counts = torch.diff(ends, prepend=ends.new_zeros(1))
         rows = self._ragged(key, slots, starts, ends)
-        tree = form.view(3, -1) if key.form is RowShape.TREES else None
-        if tree is not None:
-            inputs = inputs._replace(positions=inputs.positions + tree[0])
-            rows = dataclasses.replace(rows, tree=tree[1])
+        if key.form is RowShape.TREES:
+            depths, masks, _ = form.view(3, -1)
+            inputs = inputs._replace(positions=inputs.positions + depths)
+            rows = dataclasses.replace(rows, tree=masks)
         if key.form is RowShape.SHARED:
             rows = dataclasses.replace(rows, shared=self._shared(key, slots, form))
         meta = self._metadata(inputs, rows, ends)
         hidden = self._model.forward(inputs.ids, inputs.positions, self._store.cache, meta)
-        row = torch.searchsorted(ends, torch.arange(num, device=ends.device), right=True).clamp_(max=key.num_rows - 1)
-        ids, bad = ops.sample(self._model.logits(hidden), state.rows(slots[row], inputs.positions + 1))
+        if key.form is RowShape.MIXED:
+            hidden = hidden[(ends - 1).clamp(min=0)]
+        logits.copy_(self._model.logits(hidden))
+        return inputs
+
+    @torch.inference_mode()
+    def _sample(
+        self, key: GraphKey, given: Tensor, form: Tensor, inputs: StepInputs, logits: Tensor, sampled: Tensor
+    ) -> None:
+        slots, starts, ends, samples = given.unbind(0)
+        num, counts = key.num_tokens, torch.diff(ends, prepend=ends.new_zeros(1))
+        is_mixed = key.form is RowShape.MIXED
+        if is_mixed:
+            owners, positions = slots, starts + counts
+        else:
+            row = torch.searchsorted(ends, torch.arange(num, device=ends.device), right=True)
+            owners, positions = slots[row.clamp_(max=key.num_rows - 1)], inputs.positions + 1
+        ids, bad = ops.sample(logits, self._state.rows(owners, positions))
         ids = ids.masked_fill(bad, BAD)
         sampled.copy_(ids)
-        if tree is not None:
-            places = ops.standing(ids, inputs.ids, tree[2], ends)
+        if key.form is RowShape.TREES:
+            places = ops.standing(ids, inputs.ids, form.view(3, -1)[2], ends)
             self._store.move_slots(inputs.write_slots[places], inputs.write_slots)
-        self._keep(ids.clamp(min=0)[(ends - counts).clamp(max=num - 1)], slots, starts, counts)
+        kept = ids.clamp(min=0)
+        if not is_mixed:
+            kept = kept[(ends - counts).clamp(max=num - 1)]
+        self._keep(kept, slots, positions if is_mixed else starts + 1, (counts > 0) & (samples > 0))
 
     def _ragged(self, key: GraphKey, slots: Tensor, starts: Tensor, ends: Tensor) -> Ragged:
         zero = ends.new_zeros(1)
@@ -147,11 +205,12 @@ class UniformSteps:
             starts=torch.cat([zero, ends]).int(),
             contexts=(starts + torch.diff(ends, prepend=zero)).int(),
             tables=self._state.tables[slots],
-            num_tokens=key.num_rows * key.per_row,
+            num_tokens=key.num_tokens,
             num_rows=key.num_rows,
             num_singles=key.num_rows if key.per_row == 1 else 0,
             max_query=key.per_row,
             max_context=self._state.slots.max_len,
+            is_mixed=key.form is RowShape.MIXED,
         )
 
     def _shared(self, key: GraphKey, slots: Tensor, form: Tensor) -> SharedPrefixRows:
@@ -179,15 +238,15 @@ class UniformSteps:
             on_device=rows,
         )
 
-    def _keep(self, first: Tensor, slots: Tensor, starts: Tensor, counts: Tensor) -> None:
-        """Writes the token sampled behind each row's first token to the slot's row; the next step may have begun.
+    def _keep(self, ids: Tensor, slots: Tensor, at: Tensor, is_kept: Tensor) -> None:
+        """Writes the first token that each row sampled to position `at` of its slot's row.
 
-        It is a valid id in any case. Padding rows, which are of slot 0, rewrite the unused place behind the last token.
+        The next step may have begun. It is a valid id in any case. Rows that sample nothing rewrite the unused place
+        behind the last token; padding rows are of slot 0.
         """
         tokens = self._state.tokens
-        is_row = counts > 0
-        at = torch.where(is_row, starts + 1, tokens.shape[1] - 1)
-        kept = torch.where(is_row, first, tokens[slots, at])
+        at = torch.where(is_kept, at, tokens.shape[1] - 1)
+        kept = torch.where(is_kept, ids, tokens[slots, at])
         tokens.index_put_((slots, at), kept)
 
 
@@ -198,8 +257,8 @@ def _numbers(rows: UniformRows, key: GraphKey) -> Longs:
     are groups), the keys of its prefix, and the keys of each row's prefix.
     """
     if key.form is RowShape.TREES:
-        return numbers_of(rows.lens, rows.trees, key.num_rows * key.per_row).reshape(-1)
-    if key.form is RowShape.PLAIN:
+        return numbers_of(rows.lens, rows.trees, key.num_tokens).reshape(-1)
+    if key.form is not RowShape.SHARED:
         return NO_LONGS
     firsts, lengths = np.zeros(MOST_GROUPS + 1, dtype=np.int64), np.zeros(MOST_GROUPS, dtype=np.int64)
     each = np.zeros(key.num_rows, dtype=np.int64)

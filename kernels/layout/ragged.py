@@ -52,6 +52,7 @@ class Ragged:
         tree: int64 [T]: bit j says whether a token sees token j of its own row in this step (itself included); None if
             every token sees all tokens up to itself. Rows of a tree have `MAX_TREE` tokens at most.
         shared: prefixes that rows share; None if there are none.
+        is_mixed: rows of one token are anywhere among the others, not only in front; `num_singles` is then 0.
     """
 
     starts: Tensor
@@ -64,6 +65,7 @@ class Ragged:
     max_context: int
     tree: Tensor | None = None
     shared: SharedPrefixRows | None = None
+    is_mixed: bool = False
 
     @classmethod
     def of(cls, counts: Longs, contexts: Longs, tables: Tables, device: torch.device) -> "Ragged":

@@ -16,7 +16,8 @@ import triton
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 
-SHARED_BYTES = {80: 166_912, 90: 232_448}  # shared memory of one block, by compute capability: A100 and H100/H200
+# Shared memory of one block, by compute capability: A100, L40S, H100 and H200, B200, RTX 50.
+SHARED_BYTES = {80: 166_912, 89: 101_376, 90: 232_448, 100: 232_448, 120: 101_376}
 WARP = 32
 SPILLED_BYTES = 32  # allowed for each thread: some assembler versions spill a few bytes, too large tiles hundreds
 DUMPER = Path(triton.__file__).parent / "backends/nvidia/bin/cuobjdump"
@@ -25,8 +26,13 @@ PATTERNS = {
     "vector_stores": r"st\.global[^;\n]*\.v[248]",
     "async_copies": r"cp\.async\.(?:c[ag]|bulk)",
     "mma": r"(?<!w)(?<!wg)mma\.sync",
-    "wgmma": r"wgmma\.mma_async",
+    "wgmma": r"wgmma\.mma_async|tcgen05\.mma",
 }
+BUFFERS = re.compile(r"ttg\.local_alloc[^\n]*memdesc<(\d+)x\d+x\d+x")  # of tiles that copies in flight fill
+WAITS = re.compile(r"cp\.async\.wait_group\s+(\d+)")
+# Address, name, and where a branch goes: "/*4b60*/ @!P0 BRA 0x2b90 ;".
+SASS = r"/\*([0-9a-f]{4,5})\*/\s+(?:@!?U?P\w+\s+)?([A-Z][A-Z0-9]*)(?:\s(?:U?P\w+,\s*)?(0x[0-9a-f]+)\s*;)?"
+LEAST_BUFFERS = 2
 
 
 @dataclasses.dataclass(frozen=True)
@@ -43,6 +49,7 @@ class AotCase:
         vectors: "loads" and "stores" that must be vectorised.
         since, until: least and greatest compute capability.
         is_quick: compiled in each test run, not only in the long one.
+        is_pipelined: while tensor cores multiply one tile, copies of the next ones must be in flight.
     """
 
     name: str
@@ -56,7 +63,8 @@ class AotCase:
     vectors: frozenset[str] = frozenset({"loads"})
     since: int = 80
     is_quick: bool = False
-    until: int = 90
+    until: int = 120
+    is_pipelined: bool = False
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -67,7 +75,11 @@ class KernelResources:
         registers: of a thread.
         stack: bytes of a thread, used for spills.
         shared: bytes of shared memory.
-        vector_loads, vector_stores, async_copies, mma, wgmma: number of these instructions in the PTX.
+        vector_loads, vector_stores, async_copies, mma, wgmma: number of these instructions in the PTX; wgmma counts
+            tcgen05 too.
+        buffers: tiles that each pipelined load has space for, the least of all; 0 if no load is pipelined.
+        waits: groups of copies that may still be in flight where a tile is waited for, the most of all.
+        loop: machine instructions of the shortest loop that multiplies on tensor cores; 0 without one.
         cubin_bytes: size of the machine code.
     """
 
@@ -79,6 +91,9 @@ class KernelResources:
     async_copies: int
     mma: int
     wgmma: int
+    buffers: int
+    waits: int
+    loop: int
     cubin_bytes: int
 
 
@@ -95,12 +110,15 @@ def compile_case(case: AotCase, capability: int) -> KernelResources:
     source = ASTSource(fn=case.kernel, signature=signature, constexprs=dict(case.constants), attrs=attributes)
     options = {"num_warps": case.num_warps, "num_stages": case.num_stages}
     built = triton.compile(source, target=GPUTarget("cuda", capability, WARP), options=options)
-    registers, stack = _usage(built.asm["cubin"])
+    registers, stack = map(int, dumped(built.asm["cubin"], "-res-usage", r"REG:(\d+) STACK:(\d+)")[0])
     counts = {name: len(re.findall(pattern, built.asm["ptx"])) for name, pattern in PATTERNS.items()}
     return KernelResources(
         registers=registers,
         stack=stack,
         shared=built.metadata.shared,
+        buffers=min(map(int, BUFFERS.findall(built.asm["ttgir"])), default=0),
+        waits=max(map(int, WAITS.findall(built.asm["ptx"])), default=0),
+        loop=loop_of(dumped(built.asm["cubin"], "-sass", SASS)),
         cubin_bytes=len(built.asm["cubin"]),
         **counts,
     )
@@ -121,15 +139,31 @@ def faults(case: AotCase, capability: int, found: KernelResources) -> list[str]:
         wrong.append("no wgmma")
     if case.tensor_cores and not found.mma and not found.wgmma:
         wrong.append("no tensor cores")
+    if case.is_pipelined and found.buffers < LEAST_BUFFERS:
+        wrong.append(f"keys and values have {found.buffers} buffers: {LEAST_BUFFERS} are needed to load ahead")
+    if case.is_pipelined and not found.waits:
+        wrong.append("each tile waits for all copies in flight")
     return wrong
 
 
-def _usage(cubin: bytes) -> tuple[int, int]:
-    """Returns the registers and the bytes of stack of the one function in a cubin."""
+def loop_of(instructions: list[tuple[str, str, str]]) -> int:
+    """Returns the length of the shortest loop that has a tensor core instruction; 0 if none has.
+
+    `instructions`: address, name, and the address that a branch jumps to, both in hexadecimal.
+    """
+    places = [int(address, 16) for address, _, _ in instructions]
+    products = [at for at, (_, name, _) in zip(places, instructions, strict=True) if "MMA" in name]
+    loops = [(int(to, 16), at) for at, (_, _, to) in zip(places, instructions, strict=True) if to and int(to, 16) < at]
+    own = [(first, last) for first, last in loops if any(first <= at <= last for at in products)]
+    return min((sum(first <= at <= last for at in places) for first, last in own), default=0)
+
+
+def dumped(cubin: bytes, what: str, pattern: str) -> list[Any]:
+    """Returns what of the object dumper's report on the one function in a cubin matches the pattern, at least once."""
     with tempfile.NamedTemporaryFile(suffix=".cubin") as file:
         file.write(cubin)
         file.flush()
-        report = subprocess.run([DUMPER, "-res-usage", file.name], capture_output=True, text=True, check=True)
-    found = re.search(r"REG:(\d+) STACK:(\d+)", report.stdout + report.stderr)
-    assert found is not None, report.stdout + report.stderr
-    return int(found[1]), int(found[2])
+        report = subprocess.run([DUMPER, what, file.name], capture_output=True, text=True, check=True)
+    found = re.findall(pattern, report.stdout + report.stderr)
+    assert found, report.stdout + report.stderr
+    return found

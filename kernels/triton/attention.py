@@ -70,7 +70,9 @@ def paged_attention(
     if options.is_batch_invariant or batch.tree is not None or batch.max_query <= SHORT:
         call.split(batch.num_rows, batch.num_tokens, batch.max_query)
     else:
-        if batch.num_singles:
+        if batch.is_mixed:  # each kernel finds its rows by their tokens
+            call.split(batch.num_rows, batch.num_tokens, 1)
+        elif batch.num_singles:
             call.split(batch.num_singles, batch.num_singles, 1)
         call.prefill()
     return out.view(len(q), -1)
@@ -100,7 +102,8 @@ class _Call:
         return AttentionShape(self.q.shape[2], group, self.cache.dtype.itemsize, self.gpu.capability)
 
     def split(self, num_rows: int, num_tokens: int, max_query: int) -> None:
-        """Runs the split schedule for the first `num_rows` rows, which have `num_tokens` tokens together."""
+        """Runs the split schedule for those of the first `num_rows` rows, which have `num_tokens` tokens together, that
+        have at most `max_query` tokens."""
         batch, heads, kv_heads = self.batch, self.q.shape[1], self.cache.shape[3]
         is_fixed = self.options.is_batch_invariant
         tiles = configs.split_tiles(self.shape, configs.FIXED_ROWS if is_fixed else max_query, self.gpu.name)
@@ -142,6 +145,7 @@ class _Call:
             slots,
             before,
             num_blocks,
+            max_query,
             **self._constants(tiles),
             KEYS=kv_heads,
             SPLIT=configs.FIXED_SPLIT if is_fixed else configs.LEAST_SPLIT,
@@ -176,6 +180,7 @@ class _Call:
             self.options.window or 0,
             first,
             num_rows,
+            2 if batch.is_mixed else 1,
             **self._constants(tiles),
             HAS_SINKS=self.options.sinks is not None,
         )
@@ -211,6 +216,7 @@ class _Call:
             slots,
             0,
             num_blocks,
+            shared.max_rows,
             **self._constants(tiles),
             KEYS=kv_heads,
             SPLIT=configs.LEAST_SPLIT,

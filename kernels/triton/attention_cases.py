@@ -10,6 +10,7 @@ from sluice_server.kernels.triton.attention_prefill import attention_prefill_ker
 from sluice_server.kernels.triton.attention_split import attention_split_kernel
 from sluice_server.kernels.triton.configs import AttentionShape, AttentionTiles
 from sluice_server.kernels.triton.numbers import next_power_of_two, pointer
+from sluice_server.kernels.triton.support import FP8_SINCE
 
 INTS = ("q_token", "q_head", "cache_block", "cache_offset", "cache_kind", "cache_head", "tables_row", "out_token")
 LOOSE = ("scales_block", "scales_offset", "scales_kind", "scales_head", "window")  # not divisible by 16 in general
@@ -60,7 +61,7 @@ def _split(
     shape, given = AttentionShape(dim, group, kept.itemsize, capability), set(flags.split())
     is_fixed = "fixed" in given
     tiles = configs.split_tiles(shape, configs.FIXED_ROWS if is_fixed else max_query)
-    types = _types(kept) | dict.fromkeys(("num_slots", "first_slot", "blocks_per_row"), "i32")
+    types = _types(kept) | dict.fromkeys(("num_slots", "first_slot", "blocks_per_row", "most"), "i32")
     types |= {"prefixes": "*i32", "sinks": "*fp32" if "sinks" in given else types["q"]}
     types |= {"tree": "*i64" if "tree" in given else "*i32"}
     types |= dict.fromkeys(("parts", "sums"), types["out"] if "whole" in given else "*fp32")
@@ -88,7 +89,7 @@ def _prefill(
 ) -> AotCase:
     shape, given = AttentionShape(dim, group, kept.itemsize, capability), set(flags.split())
     tiles = configs.prefill_tiles(shape)
-    types = _types(kept) | {"first_row": "i32", "num_rows": "i32"}
+    types = _types(kept) | dict.fromkeys(("first_row", "num_rows", "least"), "i32")
     types |= {"sinks": "*fp32" if "sinks" in given else types["q"]}
     constants = _constants(shape, tiles, kept, given)
     return _case(f"prefill/{name}", attention_prefill_kernel, types, constants, tiles, "wgmma", capability, is_quick)
@@ -104,7 +105,8 @@ def _case(
     capability: int,
     is_quick: bool,
 ) -> AotCase:
-    loose = frozenset({*LOOSE, "num_slots", "first_slot", "blocks_per_row", "first_row", "num_rows"} & set(types))
+    counts = ("num_slots", "first_slot", "blocks_per_row", "most", "first_row", "num_rows", "least")
+    loose = frozenset({*LOOSE, *counts} & set(types))
     vectors = frozenset({"loads"})
     return AotCase(
         f"attention-{name}",
@@ -119,6 +121,7 @@ def _case(
         capability,
         is_quick,
         until=capability,
+        is_pipelined=True,
     )
 
 
@@ -130,7 +133,7 @@ def _merge(dim: int, *, is_quick: bool = False) -> AotCase:
 
 
 def _of(capability: int) -> tuple[AotCase, ...]:
-    is_new = capability >= 90
+    is_new = capability >= FP8_SINCE
     names = {torch.float16: "fp16", torch.int8: "int8"}
     if is_new:
         names |= {torch.float8_e4m3fn: "fp8"}

@@ -10,7 +10,7 @@ import triton.language as tl
 from sluice_server.kernels.triton.attention_tiles import attend, begun, queries_of, row_of
 
 
-@triton.jit(do_not_specialize=["first_row", "num_rows"])  # otherwise a new value is compiled during a request
+@triton.jit(do_not_specialize=["first_row", "num_rows", "least"])  # otherwise a new value is compiled during a request
 def attention_prefill_kernel(
     q,  # [T, KEYS · GROUP, DIM]
     cache,  # [blocks, BLOCK, 2, KEYS, DIM]
@@ -37,6 +37,7 @@ def attention_prefill_kernel(
     window,
     first_row,
     num_rows,
+    least,  # tokens of a row; rows with fewer are skipped
     GROUP: tl.constexpr,
     DIM: tl.constexpr,
     WIDTH: tl.constexpr,
@@ -57,7 +58,7 @@ def attention_prefill_kernel(
     skipped = (block - first_block) * BLOCK_Q
     begin = tl.load(starts + row)
     num = tl.load(starts + row + 1) - begin
-    if skipped >= num:
+    if (skipped >= num) | (num < least):
         return
     context = tl.load(contexts + row)
 

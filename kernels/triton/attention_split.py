@@ -12,7 +12,7 @@ from sluice_server.kernels.triton.attention_tiles import attend, begun, depth_of
 
 
 @triton.jit(
-    do_not_specialize=["num_slots", "first_slot", "blocks_per_row"]
+    do_not_specialize=["num_slots", "first_slot", "blocks_per_row", "most"]
 )  # otherwise a new value is compiled during a request
 def attention_split_kernel(
     q,  # [T, KEYS · GROUP, DIM]
@@ -45,6 +45,7 @@ def attention_split_kernel(
     num_slots,
     first_slot,
     blocks_per_row,
+    most,  # tokens of a row; rows with more are skipped
     KEYS: tl.constexpr,
     GROUP: tl.constexpr,
     DIM: tl.constexpr,
@@ -72,7 +73,7 @@ def attention_split_kernel(
     skipped = (tl.program_id(0) % blocks_per_row) * BLOCK_Q
     begin = tl.load(starts + row)
     num = tl.load(starts + row + 1) - begin
-    if skipped >= num:
+    if (skipped >= num) | (num > most):
         return
     context = tl.load(contexts + row)
 

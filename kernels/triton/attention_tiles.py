@@ -49,30 +49,30 @@ def attend(
     """Continues the running softmax of queries with keys [first, end); returns highest score, total and weighted
     sum."""
     dim = tl.arange(0, WIDTH)
+    next_key = first + tl.arange(0, TILE)
+    next_block = tl.load(table + next_key // BLOCK, mask=next_key < end, other=0)
     for at in tl.range(first, end, TILE):
         key = at + tl.arange(0, TILE)
         is_key = key < end if IS_MASKED else key >= 0
-        block = tl.load(table + key // BLOCK, mask=is_key, other=0).to(tl.int64)
+        block = next_block.to(tl.int64)
+        # A tile ahead: where a load waits for another one of the same iteration, the compiler does not pipeline it.
+        next_key = key + TILE
+        next_block = tl.load(table + next_key // BLOCK, mask=next_key < end, other=0)
         place = block * cache_block + (key % BLOCK) * cache_offset
         inside = is_key[:, None] & (dim < DIM)[None, :]
         k = tl.load(keys + place[:, None] + dim[None, :], mask=inside, other=0.0)
-        scores = tl.dot(q, tl.trans(k.to(q.dtype)), input_precision=PRECISION) * scale
+        factor = scale if HAS_CAP else scale * LOG2_E
+        scores = tl.dot(q, tl.trans(k.to(q.dtype)), input_precision=PRECISION)
         if QUANTISED:
             own = block * scales_block + (key % BLOCK) * scales_offset
-            scores *= tl.load(key_scales + own, mask=is_key, other=0.0)[None, :]
+            scores *= (tl.load(key_scales + own, mask=is_key, other=0.0) * factor)[None, :]
+        else:
+            scores *= factor
         if HAS_CAP:  # cap · tanh(scores / cap)
             scores = cap - 2.0 * cap / (tl.exp2(scores * (2.0 * LOG2_E / cap)) + 1.0)
-        scores *= LOG2_E
+            scores *= LOG2_E
         if IS_MASKED:
-            is_seen = is_key[None, :]
-            if IS_CAUSAL:
-                is_seen = is_seen & (key[None, :] <= position[:, None])
-            if HAS_WINDOW:
-                is_seen = is_seen & (key[None, :] > position[:, None] - window)
-            if HAS_TREE:
-                bit = tl.maximum(key - start, 0).to(tl.int64)
-                is_own = ((tree[:, None] >> bit[None, :]) & 1) == 1
-                is_seen = is_seen & (is_own | (key < start)[None, :])
+            is_seen = sees(key, is_key, position, start, tree, window, IS_CAUSAL, HAS_WINDOW, HAS_TREE)
             scores = tl.where(is_seen, scores, float("-inf"))
         higher = tl.maximum(highest, tl.max(scores, axis=1))
         base = tl.where(higher == float("-inf"), 0.0, higher)  # no key seen yet: avoids inf - inf
@@ -85,6 +85,31 @@ def attend(
         summed = tl.dot(weights.to(q.dtype), v, summed * kept[:, None], input_precision=PRECISION)
         highest = higher
     return highest, total, summed
+
+
+@triton.jit
+def sees(
+    key,
+    is_key,
+    position,
+    start,
+    tree,
+    window,
+    IS_CAUSAL: tl.constexpr,
+    HAS_WINDOW: tl.constexpr,
+    HAS_TREE: tl.constexpr,
+):
+    """Returns which queries see which keys of a tile: [M, TILE]; see `attend`."""
+    is_seen = is_key[None, :]
+    if IS_CAUSAL:
+        is_seen = is_seen & (key[None, :] <= position[:, None])
+    if HAS_WINDOW:
+        is_seen = is_seen & (key[None, :] > position[:, None] - window)
+    if HAS_TREE:
+        bit = tl.maximum(key - start, 0).to(tl.int64)
+        is_own = ((tree[:, None] >> bit[None, :]) & 1) == 1
+        is_seen = is_seen & (is_own | (key < start)[None, :])
+    return is_seen
 
 
 @triton.jit

@@ -18,6 +18,7 @@ MAX_SPLITS = 64
 LEAST_SPLIT = 256  # least keys of a split: fewer are not worth a program and a part to merge
 FIXED_SPLIT = 1024  # keys of a split in the batch-invariant schedule
 FIXED_ROWS = 64  # rows of a tile for one token or many, if batch-invariant: products of other shapes may sum otherwise
+LITTLE_MEMORY = (86, 89, 120)  # compute capabilities with 101,376 bytes of shared memory for a block
 LEAST_TILE_M = 16  # least rows of a product on tensor cores
 
 
@@ -39,8 +40,9 @@ class AttentionShape:
         dim: head size.
         group: query heads of a kv head.
         bytes: size of a cached number.
-        capability: the GPU's compute capability, 80 or 90.
+        capability: the GPU's compute capability, as 90 for 9.0.
         width: head size, rounded up to a power of two.
+        has_large_products: products of whole warp groups (wgmma, tcgen05), and shared memory for tiles to match.
     """
 
     dim: int
@@ -51,6 +53,10 @@ class AttentionShape:
     @property
     def width(self) -> int:
         return next_power_of_two(self.dim)
+
+    @property
+    def has_large_products(self) -> bool:
+        return 90 <= self.capability < 120
 
     def key(self, kind: str) -> str:
         """Returns the name of this shape in a table."""
@@ -63,10 +69,12 @@ def split_tiles(shape: AttentionShape, max_query: int, gpu: str = "") -> Attenti
     block_m = max(rows, next_power_of_two(shape.group), LEAST_TILE_M)
     is_small = shape.width <= 128 and shape.width * shape.bytes <= 256  # also if 8 bits are widened in registers
     tile = 64 if is_small else 32
-    num_warps = 8 if shape.capability < 90 and block_m * shape.width > 4096 else 4  # otherwise registers spill
-    rule = AttentionTiles(block_m, tile, num_warps, 2 if shape.width > 128 else 3)
+    num_warps = 8 if not shape.has_large_products and block_m * shape.width > 4096 else 4  # otherwise registers spill
+    # With one stage less there is one buffer for keys, and each load waits for the product of the last.
+    rule = AttentionTiles(block_m, tile, num_warps, 4 if shape.bytes == 1 and shape.width <= 128 else 3)
     tuned = tuned_for(gpu).get(shape.key("split"))
-    return dataclasses.replace(tuned, block_m=block_m) if tuned is not None else rule
+    # What was measured for tiles of few rows may spill with more.
+    return tuned if tuned is not None and tuned.block_m == block_m else rule
 
 
 def prefill_tiles(shape: AttentionShape, gpu: str = "") -> AttentionTiles:
@@ -75,13 +83,14 @@ def prefill_tiles(shape: AttentionShape, gpu: str = "") -> AttentionTiles:
     if tuned is not None:
         return tuned
     widens = shape.bytes == 1  # widening needs registers, which tiles must leave free
+    has_little_memory = shape.capability in LITTLE_MEMORY
     if shape.width > 128:
-        return (
-            AttentionTiles(64, 16 if widens else 32, 8, 2) if shape.capability < 90 else AttentionTiles(128, 32, 8, 2)
-        )
-    if shape.capability < 90:
-        return AttentionTiles(64, 64 if widens and shape.width <= 64 else 32, 4, 2)
-    return AttentionTiles(128, 64, 8, 3 if shape.bytes > 1 else 2)
+        if shape.has_large_products:
+            return AttentionTiles(128, 32, 8, 3)
+        return AttentionTiles(64, 16 if widens or has_little_memory else 32, 8, 3)
+    if not shape.has_large_products:
+        return AttentionTiles(64, 64 if widens and shape.width <= 64 else 32, 4, 3)
+    return AttentionTiles(128, 64, 8, 3)
 
 
 def num_splits(num_programs: int, max_context: int, num_multiprocessors: int) -> int:

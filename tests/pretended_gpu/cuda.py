@@ -21,7 +21,7 @@ from torch import Tensor
 from triton.runtime import interpreter
 
 from sluice_server.engine.worker import device
-from sluice_server.engine.worker.startup import memory
+from sluice_server.engine.worker.startup import compiler, memory
 from sluice_server.kernels.triton import attention, configs, support
 from tests.pretended_gpu.memory import (
     FRESH,
@@ -160,6 +160,7 @@ def pretend(seed: int = 0) -> Iterator[PretendedGpu]:
         patch.setattr(torch, "Event", lambda _: Event(gpu.memory))
         patch.setattr(configs, "LEAST_SPLIT", LEAST_SPLIT)
         patch.setattr(device, "WARM_RUNS", 1)
+        patch.setattr(compiler, "missing", lambda: None)
         patch.setattr(support, "DTYPES", (*support.DTYPES, torch.float32))  # the interpreter has no registers
         patch.setattr(memory, "gc", types.SimpleNamespace(collect=lambda: 0))  # takes a second in a test run
         _intercept(gpu, patch)

@@ -16,6 +16,7 @@ from sluice_server.engine.models.limits import limits_of
 from sluice_server.engine.plan import IN_FLIGHT, StepPlan
 from sluice_server.engine.request import EngineRequest, SamplingParams
 from sluice_server.engine.worker.overlapped import OverlappedRunner
+from sluice_server.engine.worker.runner import Runner
 from tests.gpu.computed import computes_each_step
 from tests.oracle.checkpoints import Shape, greedy, make_checkpoint, reference
 from tests.pretended_gpu.cuda import pretend
@@ -155,3 +156,30 @@ def test_tokens_do_not_depend_on_company_where_that_was_asked(tmp_path: Path) ->
         together = run(engine, temperature=1.0, seed=5)
         for name, prompt in PROMPTS.items():
             assert run(engine, {name: prompt}, temperature=1.0, seed=5) == {name: together[name]}
+
+
+MIXED: list[dict[str, Any]] = [
+    *({}, {"logprobs": 1}, {}, {"presence_penalty": 0.5}, {}, {"logit_bias": ((5, 2.0),)}, {}, {"min_tokens": 2}, {}),
+    {"bad_token_ids": (3, 4)},
+]
+
+
+@pytest.mark.long
+def test_steps_of_mixed_traffic_are_recorded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Steady arrivals, prompts in parts beside decodes, half of the requests with more than sampling: each forward pass
+    and its logits are a graph, and what is launched beside graphs samples, whatever the number of layers."""
+    directory = make_checkpoint(tmp_path, LLAMA)
+    plain = list[StepPlan]()
+    monkeypatch.setattr(Runner, "_compute", lambda self, plan: plain.append(plan))
+    with pretend() as gpu:
+        engine = build(directory)
+        before, waiting = gpu.launches.copy(), list(enumerate(MIXED))
+        while waiting or engine.has_work:
+            if waiting:
+                i, params = waiting.pop()
+                prompt = tuple(range(1 + i, 12 + 2 * i))
+                engine.add(EngineRequest(f"{i}", prompt, SamplingParams(max_tokens=4, ignore_eos=True, **params)))
+            assert not engine.step().failed
+        launched = gpu.launches - before
+    assert not plain and gpu.replays > 10
+    assert not {"attention_split_kernel", "attention_prefill_kernel", "kv_write_kernel", "gate_kernel"} & set(launched)

@@ -20,11 +20,13 @@ from sluice_server.kernels.reference.sampling import Rows
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Slots:
-    """The number of slots, tokens of a sequence at most, and tokens of a block."""
+    """The number of slots, tokens of a sequence at most, tokens of a block, and tokens of a mixed step at most (0: such
+    steps are not recorded)."""
 
     num: int
     max_len: int
     block_size: int
+    max_tokens: int = 0
 
 
 class DeviceState:

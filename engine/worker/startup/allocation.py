@@ -193,7 +193,7 @@ def runner_for(config: EngineConfig, plain: Runner, model: Model, store: BlockSt
 
 def recorded_for(config: EngineConfig, limits: Limits) -> tuple[Slots, InFlightDrafts]:
     """Returns the slots and drafts for which steps are recorded."""
-    slots = Slots(config.max_num_seqs, limits.context_length, config.block_size)
+    slots = Slots(config.max_num_seqs, limits.context_length, config.block_size, config.max_num_batched_tokens)
     return slots, InFlightDrafts(recorded_drafts(config), config.max_draft_width > 1)
 
 

@@ -10,12 +10,14 @@ import torch
 from sluice_server.engine.config import EngineConfig
 from sluice_server.engine.errors import Code, ServiceError
 from sluice_server.engine.models.config import ModelConfig
+from sluice_server.engine.worker.startup import compiler
 from sluice_server.engine.worker.startup.formats import Formats, unusable
 from sluice_server.kernels.contract import is_batch_invariant
 from sluice_server.kernels.cpu import builds
 from sluice_server.kernels.layout.ragged import MAX_TREE
 from sluice_server.kernels.triton.support import FP8_SINCE, too_wide, unsupported
 
+MAX_STEP_TOKENS = 65_535  # programs of a launch in its second dimension, which some kernels take for tokens
 ON_CUDA = "tokens do not depend on the batch: products and attention are summed in one order, which is slower"
 ON_CPU = "tokens do not depend on the batch: on this CPU they never do"
 
@@ -29,6 +31,8 @@ def check_gpu(model: ModelConfig, formats: Formats, block_size: int, device: tor
         return
     if importlib.util.find_spec("triton") is None:
         raise _unusable("--device cuda needs Triton, which is not installed: pip install triton, or use --device cpu")
+    if (lacking := compiler.missing()) is not None:
+        raise _unusable(f"--device cuda: {lacking}; or use --device cpu")
     major, minor = torch.cuda.get_device_capability(device)
     check_shape(model, formats, block_size, 10 * major + minor)
 
@@ -44,6 +48,13 @@ def check_shape(model: ModelConfig, formats: Formats, block_size: int, capabilit
     if formats.fp8_setting and capability < FP8_SINCE:
         text = f"needs a GPU of compute capability {FP8_SINCE / 10} or newer (L40, H100); this one is {capability / 10}"
         raise _unusable(f"{formats.fp8_setting} {text}: take int8")
+
+
+def check_step(num_tokens: int, device: torch.device) -> None:
+    """Raises ServiceError if a step of so many tokens is more than our kernels compute."""
+    if device.type == "cuda" and num_tokens > MAX_STEP_TOKENS:
+        text = f"{num_tokens} tokens a step on {device}: at most {MAX_STEP_TOKENS} are supported"
+        raise unusable("max_num_batched_tokens", text)
 
 
 def check_invariance(config: EngineConfig, head_dim: int, device: torch.device) -> tuple[str, ...]:

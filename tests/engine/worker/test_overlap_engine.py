@@ -23,7 +23,8 @@ from sluice_server.engine.request import EngineRequest, SamplingParams
 from sluice_server.engine.scheduler.scheduler import Scheduler
 from sluice_server.engine.scheduler.settings import settings_of
 from sluice_server.engine.speculation.ngram import NgramProposer
-from sluice_server.engine.worker.overlapped import InFlightDrafts, LaunchedStep, OverlappedRunner, overlap
+from sluice_server.engine.worker.launched import LaunchedStep
+from sluice_server.engine.worker.overlapped import InFlightDrafts, OverlappedRunner, overlap
 from sluice_server.engine.worker.runner import CompletedStep, Runner
 from sluice_server.engine.worker.slots.state import Slots
 from sluice_server.kernels import gpu
@@ -75,7 +76,7 @@ def make(checkpoint: Path, model: Model, *, is_overlapped: bool, drafts: bool = 
     store = BlockStore(model.new_cache(blocks, config.block_size))
     runner: Any = Runner(model, store, config.block_size, config.max_num_seqs, LENGTH)
     if is_overlapped:
-        slots = Slots(config.max_num_seqs, LENGTH, config.block_size)
+        slots = Slots(config.max_num_seqs, LENGTH, config.block_size, config.max_num_batched_tokens)
         runner = overlap(runner, model, store, HostDevice(), slots, InFlightDrafts((3,) if drafts else ()))
     limits = limits_of(config, read_config(checkpoint), 1 << 20)
     scheduler = Scheduler(
@@ -221,15 +222,16 @@ def test_a_device_that_runs_out_of_memory_takes_smaller_steps_from_then_on(
     model, most, refused = load(checkpoint), 7, list[int]()
     expected = run(make(checkpoint, model, is_overlapped=False), 5)
     own = make(checkpoint, model, is_overlapped=is_overlapped)
-    compute = Runner._compute
+    kind, name = (OverlappedRunner, "_stage") if is_overlapped else (Runner, "_compute")
+    compute: Callable[..., Any] = getattr(kind, name)
 
-    def computed(self: Runner, plan: StepPlan) -> CompletedStep:
+    def computed(self: object, plan: StepPlan) -> object:
         if plan.num_tokens > most:
             refused.append(plan.num_tokens)
             raise torch.OutOfMemoryError
         return compute(self, plan)
 
-    monkeypatch.setattr(Runner, "_compute", computed)
+    monkeypatch.setattr(kind, name, computed)
     assert run(own, 5) == expected
     assert refused and max(refused) > 2 * most and own.scheduler._planner.budget <= most
     refused.clear()

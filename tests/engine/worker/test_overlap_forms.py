@@ -16,7 +16,8 @@ from sluice_server.engine.models.config import read_config
 from sluice_server.engine.models.limits import limits_of
 from sluice_server.engine.request import EngineRequest, SamplingParams
 from sluice_server.engine.worker.graphs import GraphKey, Graphs, RowShape, forms_of
-from sluice_server.engine.worker.overlapped import InFlightDrafts, OverlappedRunner, overlap, result_of
+from sluice_server.engine.worker.launched import result_of
+from sluice_server.engine.worker.overlapped import InFlightDrafts, OverlappedRunner, overlap
 from sluice_server.engine.worker.prefixes import SharedPrefixes
 from sluice_server.engine.worker.runner import Runner
 from sluice_server.engine.worker.slots.state import Slots

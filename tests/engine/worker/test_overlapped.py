@@ -10,7 +10,6 @@ import torch
 
 from sluice_server.engine.config import EngineConfig
 from sluice_server.engine.engine import Engine
-from sluice_server.engine.images import PromptImage
 from sluice_server.engine.kv_cache.block_store import BlockStore
 from sluice_server.engine.kv_cache.cache import KVCache
 from sluice_server.engine.kv_cache.table import BlockRun
@@ -24,11 +23,11 @@ from sluice_server.engine.request import EngineRequest, ProcessorCall, SamplingP
 from sluice_server.engine.scheduler.scheduler import Scheduler
 from sluice_server.engine.scheduler.settings import settings_of
 from sluice_server.engine.worker.graphs import GraphKey, Graphs, RowShape, sizes
+from sluice_server.engine.worker.launched import result_of
 from sluice_server.engine.worker.overlapped import (
     InFlightDrafts,
     OverlappedRunner,
     overlap,
-    result_of,
     wants_only_sampling,
 )
 from sluice_server.engine.worker.runner import Runner
@@ -76,9 +75,8 @@ def make(checkpoint: Path, drafts: tuple[int, ...] = ()) -> tuple[Engine, Engine
         if is_plain:
             engines.append(Engine(scheduler, runner))
         else:
-            own = overlap(
-                runner, model, store, device, Slots(CONFIG.max_num_seqs, 64, CONFIG.block_size), InFlightDrafts(drafts)
-            )
+            slots = Slots(CONFIG.max_num_seqs, 64, CONFIG.block_size, CONFIG.max_num_batched_tokens)
+            own = overlap(runner, model, store, device, slots, InFlightDrafts(drafts))
             engines.append(Engine(scheduler, own))
     return engines[0], engines[1], device
 
@@ -96,14 +94,24 @@ def run(engine: Engine, **params: Any) -> dict[str, list[int]]:  # noqa: ANN401 
     return out
 
 
-@pytest.mark.parametrize("params", [{}, {"temperature": 1.0, "top_k": 20, "top_p": 0.9}, {"logprobs": 2}], ids=str)
-def test_the_same_tokens_as_the_plain_runner(checkpoint: Path, params: dict[str, Any]) -> None:
-    """Rows that need more than sampling are computed by the plain runner in between."""
+MANY: list[dict[str, Any]] = [
+    *({}, {"temperature": 1.0, "top_k": 20, "top_p": 0.9}, {"logprobs": 2}, {"presence_penalty": 0.7}),
+    *({"min_tokens": 3}, {"logit_bias": ((5, 2.0),)}, {"n": 2, "temperature": 1.0}),
+]
+
+
+@pytest.mark.parametrize("params", MANY, ids=str)
+def test_the_same_tokens_as_the_plain_runner(
+    checkpoint: Path, params: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Prompts in parts beside decodes, and rows that need more than sampling: every forward pass is a recorded one."""
     own, plain, device = make(checkpoint)
     captured = device.log.count("capture")
-    assert captured == len(sizes(CONFIG.max_num_seqs)[0])
-    assert run(own, **params) == run(plain, **params)
-    assert ("replay" in device.log) is ("logprobs" not in params)
+    # Forward pass and sampling of each size, and of mixed steps of 16 tokens.
+    assert captured == 2 * (len(sizes(CONFIG.max_num_seqs)[0]) + 1)
+    want = run(plain, **params)
+    monkeypatch.setattr(Runner, "launch", None)
+    assert run(own, **params) == want and "replay" in device.log
     assert device.log.count("capture") == captured  # never while requests wait
 
 
@@ -172,8 +180,8 @@ def test_a_step_is_launched_before_the_one_before_it_is_collected(checkpoint: Pa
         got.append(pending.pop(0).collect().token_ids)
     got.append(pending.pop().collect().token_ids)
     assert got == want
-    begun = [entry for entry in device.log if entry in ("replay", "wait")]
-    assert begun == ["replay", "replay", "wait", "replay", "wait", "replay", "wait", "wait"]
+    begun, step = [entry for entry in device.log if entry in ("replay", "wait")], ["replay"] * 2
+    assert begun == [*step, *step, "wait", *step, "wait", *step, "wait", "wait"]
 
 
 def test_a_step_that_needs_the_host_waits_for_what_is_in_flight(checkpoint: Path) -> None:
@@ -194,7 +202,7 @@ def test_swaps_go_aside_and_come_before_the_next_step(checkpoint: Path) -> None:
     device.log.clear()
     own.runner.move([Move(MoveKind.SAVE, 1, 0)])
     own.runner.launch(decode(slots, starts, ids)).collect()
-    assert device.log == ["aside", "join", "replay", "download", "wait"]
+    assert device.log == ["aside", "join", "replay", "replay", "download", "wait"]
 
 
 def test_a_row_without_a_usable_number_fails_alone() -> None:
@@ -271,8 +279,13 @@ def test_what_wants_more_than_sampling_is_known(params: dict[str, Any]) -> None:
     assert not wants_only_sampling(Placement(0, SamplingParams(**params), (), 0))
 
 
-def test_embeddings_and_images_leave_recorded_steps_which_look_ids_up() -> None:
-    embeds = PromptEmbeds(bytes(4), EmbedsType.FLOAT32, 1)
-    assert not wants_only_sampling(Placement(0, SamplingParams(), (), 0, prompt_embeds=embeds))
-    image = PromptImage.at(0, 1, b"")
-    assert not wants_only_sampling(Placement(0, SamplingParams(), (), 0, images=(image,)))
+def test_embeddings_of_a_prompt_leave_recorded_steps_which_look_ids_up(checkpoint: Path) -> None:
+    """Until they are computed."""
+    own, plain, _ = make(checkpoint)
+    assert isinstance(own.runner, OverlappedRunner) and isinstance(plain.runner, Runner)
+    embeds = PromptEmbeds(bytes(4 * 48 * 3), EmbedsType.FLOAT32, 3)
+    own.runner.place(StepPlan(1, [], [], [], [], [], [Placement(1, SamplingParams(), (), 0, prompt_embeds=embeds)], []))
+    for start, is_given in ((0, True), (2, True), (3, False)):
+        plan = StepPlan(1, [1], [2], [start], [0, 0], [True], [], [])
+        assert own.runner._plain.needs_hidden(plan) is is_given
+        assert own.runner._is_recorded(plan) is not is_given

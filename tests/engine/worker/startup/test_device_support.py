@@ -10,7 +10,7 @@ import torch
 from sluice_server.engine.errors import ServiceError
 from sluice_server.engine.models.config import ModelConfig, read_config
 from sluice_server.engine.models.stored_form import StoredForm
-from sluice_server.engine.worker.startup.device_support import check_gpu, check_shape
+from sluice_server.engine.worker.startup.device_support import check_gpu, check_shape, check_step
 from sluice_server.engine.worker.startup.formats import Formats
 from tests.oracle.checkpoints import Shape, make_checkpoint
 
@@ -36,6 +36,14 @@ def test_what_runs_passes(model: ModelConfig) -> None:
     check_shape(model, of(torch.bfloat16, "w8a8", torch.int8), 32, 80)
     check_shape(model, of(torch.bfloat16, "fp8", FP8), 32, 89)
     check_gpu(model, of(torch.float64), 1000, torch.device("cpu"))
+
+
+def test_steps_of_more_tokens_than_a_launch_has_programs_are_refused() -> None:
+    check_step(65_535, torch.device("cuda"))
+    check_step(1_000_000, torch.device("cpu"))
+    said = "--max-num-batched-tokens: 65536 tokens a step on cuda: at most 65535 are supported"
+    with pytest.raises(ServiceError, match=said):
+        check_step(65_536, torch.device("cuda"))
 
 
 @pytest.mark.parametrize(
