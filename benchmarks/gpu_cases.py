@@ -1,5 +1,5 @@
 """The measured cases of kernels without attention: sampling, norms, rotation with the write of keys and values,
-activation, copies of blocks. Those of matrix products are in `benchmarks.gpu_products`.
+activation. Those of matrix products are in `benchmarks.gpu_products`.
 
 A case makes its tensors when it is measured, on any device: tests run the same cases, small, in the interpreter.
 """
@@ -15,11 +15,10 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from sluice_server.kernels.layout import slots
-from sluice_server.kernels.layout.layout import blocks_of, new_layers
+from sluice_server.kernels.layout.layout import new_layers
 from sluice_server.kernels.reference import attention, elementwise
 from sluice_server.kernels.reference.sampling import Rows
 from sluice_server.kernels.triton import activation, kv_write, norm, sampling
-from sluice_server.kernels.triton import copy_blocks as copies
 
 EPS = 1e-6
 
@@ -36,8 +35,6 @@ class Sizes:
     kv_heads: int = 8
     dim: int = 128
     block: int = 32
-    layers: int = 32
-    pairs: tuple[int, ...] = (1, 16, 64)
     rows: tuple[int, ...] = (1, 16, 64, 4096)
     squares: tuple[int, ...] = (4096, 14_336)
     expert_tokens: tuple[int, ...] = (1, 64, 4096)
@@ -65,7 +62,6 @@ class Work(NamedTuple):
     check: what both give; None where each draws for itself.
     tolerance: by which they may differ, of the largest number.
     flops: of products, on numbers of `size` bytes.
-    is_recorded: whether a graph can hold it.
     """
 
     ours: Callable[[], object]
@@ -75,7 +71,6 @@ class Work(NamedTuple):
     tolerance: float = 0.02
     flops: int = 0
     size: int = 2
-    is_recorded: bool = True
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -121,8 +116,6 @@ def cases(sizes: Sizes) -> Iterator[Case]:
         yield Case("silu", "silu_mul", num, partial(silu, tokens=num, width=sizes.width))
     for kept, num in itertools.product(("activations", "int8"), sizes.tokens):
         yield Case("write", f"rope and write as {kept}", num, partial(write, tokens=num, kept=kept, sizes=sizes))
-    for num in sizes.pairs:
-        yield Case("copy", "blocks of all layers", num, partial(copy, num=num, sizes=sizes))
 
 
 # temperature, top-k, top-p
@@ -233,25 +226,3 @@ def silu(at: CaseDevice, tokens: int, width: int) -> Work:
     gate_up = at.randn(tokens, 2 * width)
     num_bytes = gate_up.nbytes + gate_up.nbytes // 2
     return pure(lambda: activation.silu_mul(gate_up), lambda: elementwise.silu_mul(gate_up), num_bytes)
-
-
-def copy(at: CaseDevice, num: int, sizes: Sizes) -> Work:
-    """Copies `num` blocks of all layers, as a fork does. Its launch carries addresses, which no graph can hold."""
-    shape = (2 * num, sizes.layers, sizes.block, sizes.kv_heads, sizes.dim)
-
-    def new() -> list[Tensor]:
-        torch.manual_seed(num)
-        layers = new_layers(*shape, lambda size: at.randn(*size), is_whole=True)
-        return blocks_of(layers)
-
-    memory, other = new(), new()
-    pairs = torch.arange(2 * num, device=at.device).view(2, num).t().contiguous()
-
-    def peer() -> Tensor:
-        return other[0].index_copy_(0, pairs[:, 1], other[0][pairs[:, 0]])
-
-    def ours() -> Tensor:
-        copies.copy_blocks(memory, memory, pairs)
-        return memory[0]
-
-    return pure(ours, peer, memory[0].nbytes, 0.0)._replace(is_recorded=False)

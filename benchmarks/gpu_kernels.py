@@ -1,6 +1,6 @@
 """Compares the kernels other than attention on one GPU with torch's equivalents and with the roofline.
 
-    python -m benchmarks.gpu_kernels [--parts sample,norm,write,silu,copy,linear,experts] [--fresh] [--seconds N]
+    python -m benchmarks.gpu_kernels [--parts sample,norm,write,silu,linear,experts] [--fresh] [--seconds N]
         [--out DIR] [--dry-run]
 
 Results are kept after each case: a run that was stopped goes on where it was, --fresh begins again. No figure is taken
@@ -17,9 +17,9 @@ from benchmarks.gpu_cases import Case, Sizes, disagreement
 from benchmarks.gpu_command import Ground, asked
 from benchmarks.gpu_results import Row
 
-PARTS = ("sample", "norm", "write", "silu", "copy", "linear", "experts")
+PARTS = ("sample", "norm", "write", "silu", "linear", "experts")
 # Of a dry run: every kernel, in few tiles.
-DRY = Sizes((1,), 300, (5,), 96, 4, 2, 32, 4, 2, (1,), (3,), (128,), (5,), (4,), 2, 32, 16)
+DRY = Sizes((1,), 300, (5,), 96, 4, 2, 32, 4, (3,), (128,), (5,), (4,), 2, 32, 16)
 
 
 def all_cases(sizes: Sizes, parts: Sequence[str], *, has_fp8: bool) -> list[Case]:
@@ -34,7 +34,7 @@ def measure(case: Case, ground: Ground) -> Row:
     off = disagreement(work)
     if not off <= work.tolerance:  # NaN, too
         raise ValueError(f"differs from torch by {off:.3g} of the largest number, allowed {work.tolerance:.3g}")
-    ours, theirs = (ground.clock(call, is_recorded=work.is_recorded) for call in (work.ours, work.torch))
+    ours, theirs = (ground.clock(call) for call in (work.ours, work.torch))
     least = peaks.least_seconds(work.num_bytes, work.flops, work.size)
     rates: Row = {"gb_s": work.num_bytes / ours / 1e9}
     if work.flops:

@@ -88,6 +88,15 @@ def rms_norm(x: Tensor, weight: Tensor | None, eps: float, dtype: torch.dtype | 
     return normed
 
 
+def add_rms_norm_(
+    residual: Tensor, x: Tensor, weight: Tensor | None, eps: float, dtype: torch.dtype | None = None
+) -> Tensor:
+    """Adds x to residual in place, and returns RMSNorm of the sum; see `kernels.reference.elementwise`."""
+    chosen = gpu.family("norm") if gpu.takes(residual) else elementwise
+    normed: Tensor = chosen.add_rms_norm_(residual, x, weight, eps, dtype)
+    return normed
+
+
 def layer_norm(x: Tensor, weight: Tensor, bias: Tensor | None, eps: float) -> Tensor:
     """Returns LayerNorm over the last dimension; see `kernels.reference.encoders.layer_norm`."""
     return encoders.layer_norm(x, weight, bias, eps)
@@ -217,12 +226,6 @@ def standing(sampled: Tensor, ids: Tensor, parents: Tensor, ends: Tensor) -> Ten
     chosen = gpu.family("speculation") if gpu.takes(sampled) else speculation
     found: Tensor = chosen.standing(sampled, ids, parents, ends)
     return found
-
-
-def copy_blocks(sources: list[Tensor], targets: list[Tensor], pairs: Tensor) -> None:
-    """Copies cache blocks of all layers; see `kernels.reference.blocks.copy_blocks`."""
-    chosen = gpu.family("copy_blocks") if gpu.takes(pairs) else blocks
-    chosen.copy_blocks(sources, targets, pairs)
 
 
 def move_slots_(layers: list[Tensor], sources: Tensor, targets: Tensor) -> None:

@@ -1,19 +1,7 @@
-"""Copies cache blocks, as the reference implementation of the kernel; and moves single tokens."""
+"""Moves single tokens within the cache."""
 
 import torch
 from torch import Tensor
-
-
-def copy_blocks(sources: list[Tensor], targets: list[Tensor], pairs: Tensor) -> None:
-    """Copies targets[l][b] = sources[l][a] for every layer l and pair (a, b).
-
-    Args:
-        sources, targets: layers [blocks, …], equally many, with blocks of the same shape; both may be the same layers.
-        pairs: int64 [N, 2]. No block is written twice, and none is both read and written, so that their order does not
-            matter.
-    """
-    for source, target in zip(sources, targets, strict=True):
-        target[pairs[:, 1]] = source[pairs[:, 0]]
 
 
 def move_slots_(layers: list[Tensor], sources: Tensor, targets: Tensor) -> None:

@@ -24,7 +24,7 @@ from benchmarks.gpu_cases import Case, CaseDevice, Sizes, Work
 from benchmarks.gpu_clock import Peaks
 from benchmarks.gpu_command import Ground
 
-SMALL = Sizes((1, 3), 300, (5,), 96, 4, 2, 32, 4, 2, (1, 3), (1, 3), (128,), (1, 5), (4,), 2, 32, 16)
+SMALL = Sizes((1, 3), 300, (5,), 96, 4, 2, 32, 4, (1, 3), (128,), (1, 5), (4,), 2, 32, 16)
 HERE = CaseDevice(torch.device("cpu"), torch.float16)  # bfloat16 is computed wrongly in the interpreter
 PEAKS = Peaks(1e9, {2: 1e12, 1: 2e12})
 CASES = gpu_kernels.all_cases(SMALL, gpu_kernels.PARTS, has_fp8=True)
@@ -60,7 +60,6 @@ def test_bytes_and_operations_are_those_of_the_shape() -> None:
     assert by_key["silu: silu_mul, 5"].make(HERE).num_bytes == 3 * 5 * 96 * 2
     linear = by_key["linear: w8a16, 128 x 128, 3"].make(HERE)
     assert (linear.num_bytes, linear.flops) == (128 * 128 + 4 * 128 + 2 * 3 * 256, 2 * 3 * 128 * 128)
-    assert by_key["copy: blocks of all layers, 3"].make(HERE).num_bytes == 2 * 3 * 2 * 2 * 4 * 2 * 32 * 2
     assert by_key["sample: greedy, 3"].make(HERE).num_bytes == 3 * 300 * 4
 
 

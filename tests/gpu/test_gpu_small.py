@@ -14,7 +14,7 @@ from sluice_server.kernels.triton import linear16
 from sluice_server.kernels.triton.attention import paged_attention
 from tests.kernels.triton.harness import Pages
 
-SMALL = Sizes((1, 3), 3000, (5,), 96, 4, 2, 64, 8, 3, (1, 3), (1, 17), (128,), (1, 9), (4,), 2, 64, 32)
+SMALL = Sizes((1, 3), 3000, (5,), 96, 4, 2, 64, 8, (1, 17), (128,), (1, 9), (4,), 2, 64, 32)
 CASES = gpu_kernels.all_cases(SMALL, gpu_kernels.PARTS, has_fp8=True)
 
 

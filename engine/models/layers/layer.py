@@ -127,8 +127,11 @@ def decoder_layer_(
     ops.rotate_and_write(heads, cis, cache, meta)
     queries, options = heads[:, : layer.heads], (layer.scale, layer.window, layer.score_cap, layer.sinks)
     seen = ops.paged_attention(queries, cache, meta, *options, is_fixed=layer.is_fixed)
-    ops.linear_add_(h, seen, layer.output, layer.output_norm, layer.eps)
-    layer.mlp.add_to(h, layer.eps)
+    if isinstance(layer.mlp, DenseMlp) and layer.output_norm is None and gpu.takes(cache):
+        layer.mlp.join(h, ops.linear(seen, layer.output), layer.eps)
+    else:
+        ops.linear_add_(h, seen, layer.output, layer.output_norm, layer.eps)
+        layer.mlp.add_to(h, layer.eps)
     if kept is not None:
         h[: len(kept)] = h[kept]
 

@@ -46,6 +46,14 @@ class DenseMlp:
             return self.down.add_to(h, gated)
         return self.down.add_normed_to(h, gated, self.down_norm, eps)
 
+    def join(self, h: Tensor, x: Tensor, eps: float) -> Tensor:
+        """Computes h [T, hidden] (float32) += x and then h += mlp(norm(h)) in place; sum and norm are one operation."""
+        normed = ops.add_rms_norm_(h, x, self.norm, eps, self.gate_up.dtype)
+        gated = ops.gate(ops.linear(normed, self.gate_up), self.activation)
+        if self.down_norm is None:
+            return self.down.add_to(h, gated)
+        return self.down.add_normed_to(h, gated, self.down_norm, eps)
+
     def fixed(self) -> Self:
         """Implements `Mlp.fixed`."""
         return dataclasses.replace(self, gate_up=self.gate_up.fixed(), down=self.down.fixed())

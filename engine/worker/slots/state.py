@@ -46,9 +46,11 @@ class DeviceState:
         self._placed: dict[int, Placement] = {}
 
     def place(self, placement: Placement) -> None:
-        """Stages the parameters of the slot's new sequence and an empty block table."""
+        """Stages the parameters of the slot's new sequence.
+
+        Its row of the block table keeps the blocks of the one before it behind its own: none of them is read.
+        """
         self._placed[placement.slot] = placement
-        self._block_runs.append((placement.slot, 0, [0] * self.tables.shape[1]))
 
     def extend(self, slot: int, first: int, blocks: Sequence[int]) -> None:
         """Stages `blocks` for the slot's block table, from index `first` on."""

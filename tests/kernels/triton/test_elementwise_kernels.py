@@ -8,9 +8,8 @@ from torch import Tensor
 
 from sluice_server.kernels import gpu, ops
 from sluice_server.kernels.formats import linear
-from sluice_server.kernels.reference import blocks, definitions, elementwise, inputs
+from sluice_server.kernels.reference import definitions, elementwise, inputs
 from sluice_server.kernels.triton import activation, embedding, norm
-from sluice_server.kernels.triton import copy_blocks as block_kernel
 from sluice_server.kernels.triton import inputs as input_kernels
 from tests.kernels.triton.harness import GUARD, Guarded, assert_close, caught, is_poison, poisoned
 
@@ -111,34 +110,6 @@ def test_embedding(width: int, monkeypatch: pytest.MonkeyPatch) -> None:
     assert torch.equal(made[0].check(), table[ids])
     assert embedding.embedding(torch.tensor([11, -1, 2**40]), table).isnan().all()
     assert embedding.embedding(ids[:0], table).shape == (0, width)
-
-
-@pytest.mark.parametrize(("inner", "dtype"), [((16, 2, 2, 32), torch.float16), ((3, 2, 1, 8), torch.int8)])
-def test_blocks_are_copied_in_all_layers_and_nothing_else_is(inner: tuple[int, ...], dtype: torch.dtype) -> None:
-    generator = torch.Generator().manual_seed(1)
-    memory = torch.randint(0, 100, (9, 3, *inner), generator=generator).to(dtype)  # blocks of 3 layers, one by one
-    host = torch.randint(0, 100, (3, 5, *inner), generator=generator).to(dtype)
-    layers, slots = list(memory.unbind(1)), list(host.unbind(0))
-    for sources, targets, pairs in (
-        (layers, layers, torch.tensor([[0, 8], [3, 1], [3, 2]])),  # a fork
-        (layers, slots, torch.tensor([[5, 4], [0, 0]])),  # out
-        (slots, layers, torch.tensor([[4, 6]])),  # and in again
-        (layers, slots, torch.empty(0, 2, dtype=torch.int64)),
-    ):
-        wanted = [layer.clone() for layer in targets]
-        blocks.copy_blocks([layer.clone() for layer in sources], wanted, pairs)
-        block_kernel.copy_blocks(sources, targets, pairs)
-        assert all(map(torch.equal, targets, wanted))
-
-
-def test_blocks_that_cannot_be_copied_as_words_are_refused() -> None:
-    pairs = torch.tensor([[0, 1]])
-    with pytest.raises(ValueError, match="dense ones of 8 n bytes"):
-        block_kernel.copy_blocks([torch.zeros(4, 3)], [torch.zeros(4, 3)], pairs)
-    with pytest.raises(ValueError, match="dense ones"):
-        block_kernel.copy_blocks([torch.zeros(4, 8, 2)[:, ::2]], [torch.zeros(4, 8)], pairs)
-    with pytest.raises(ValueError, match="not alike"):
-        block_kernel.copy_blocks([torch.zeros(4, 8)], [torch.zeros(4, 16)], pairs)
 
 
 @pytest.mark.parametrize("dtype", [torch.int64, torch.int32])
