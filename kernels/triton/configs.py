@@ -86,10 +86,11 @@ def prefill_tiles(shape: AttentionShape, gpu: str = "") -> AttentionTiles:
     has_little_memory = shape.capability in LITTLE_MEMORY
     if shape.width > 128:
         if shape.has_large_products:
-            return AttentionTiles(128, 32, 8, 3)
+            return AttentionTiles(128, 16 if widens else 32, 8, 3)
         return AttentionTiles(64, 16 if widens or has_little_memory else 32, 8, 3)
     if not shape.has_large_products:
-        return AttentionTiles(64, 64 if widens and shape.width <= 64 else 32, 4, 3)
+        is_roomy = shape.width <= 64 or not widens
+        return AttentionTiles(64, 64 if widens and is_roomy else 32, 4 if is_roomy else 8, 3)
     return AttentionTiles(128, 64, 8, 3)
 
 

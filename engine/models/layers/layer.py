@@ -127,7 +127,7 @@ def decoder_layer_(
     ops.rotate_and_write(heads, cis, cache, meta)
     queries, options = heads[:, : layer.heads], (layer.scale, layer.window, layer.score_cap, layer.sinks)
     seen = ops.paged_attention(queries, cache, meta, *options, is_fixed=layer.is_fixed)
-    if isinstance(layer.mlp, DenseMlp) and layer.output_norm is None and gpu.takes(cache):
+    if isinstance(layer.mlp, DenseMlp) and layer.mlp.joins and layer.output_norm is None:
         layer.mlp.join(h, ops.linear(seen, layer.output), layer.eps)
     else:
         ops.linear_add_(h, seen, layer.output, layer.output_norm, layer.eps)

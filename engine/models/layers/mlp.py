@@ -9,7 +9,7 @@ from typing import Protocol, Self
 from torch import Tensor
 
 from sluice_server.kernels import ops
-from sluice_server.kernels.formats.linear import PackedLinear
+from sluice_server.kernels.formats.linear import GpuLinear, PackedLinear
 
 
 class Mlp(Protocol):
@@ -45,6 +45,11 @@ class DenseMlp:
         if self.down_norm is None:
             return self.down.add_to(h, gated)
         return self.down.add_normed_to(h, gated, self.down_norm, eps)
+
+    @property
+    def joins(self) -> bool:
+        """Whether `join` can be used: on a GPU, where no linear norms what it reads."""
+        return isinstance(self.gate_up, GpuLinear)
 
     def join(self, h: Tensor, x: Tensor, eps: float) -> Tensor:
         """Computes h [T, hidden] (float32) += x and then h += mlp(norm(h)) in place; sum and norm are one operation."""
