@@ -194,6 +194,9 @@ bench-recovery: $(VENV)/.run ## 240 kills, 20 hangs and saturation under load: w
 bench-scheduler: $(VENV)/.run ## the scheduler's own cost, and its policies in simulated time
 	$(BIN)/python -m benchmarks.scheduler
 
+bench-adapters: $(VENV)/.run ## what adapters add to a step and to a server that has them idle, and a hundred of them over eight slots
+	$(BIN)/python -m benchmarks.adapters
+
 bench-prefix: $(VENV)/.run ## what the prefix cache costs and saves
 	$(BIN)/python -m benchmarks.prefix_cache
 

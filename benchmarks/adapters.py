@@ -1,0 +1,244 @@
+"""Measures adapters: what they add to a step, to a server that has them idle, and to one with more than its slots.
+
+    python -m benchmarks.adapters [--shape 474M] [--rounds 5] [--threads 2] [--only steps,idle,zipf,load]
+
+One engine each, in bfloat16, random weights and adapters of rank 16 on all projections. What is compared takes turns,
+and figures are ratios of medians: absolute times of a shared machine mean little.
+"""
+
+import argparse
+import dataclasses
+import json
+import random
+import tempfile
+import time
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
+from pathlib import Path
+
+import torch
+from safetensors.torch import save_file
+
+from benchmarks.cpu.shapes import SHAPES, checkpoint
+from benchmarks.machine import median, write
+from sluice_server.engine.adapters.modules import Module, modules_of
+from sluice_server.engine.build import build_engine
+from sluice_server.engine.config import EngineConfig
+from sluice_server.engine.engine import Engine
+from sluice_server.engine.models.config import read_config
+from sluice_server.engine.models.limits import limits_of
+from sluice_server.engine.models.registry import traits_of
+from sluice_server.engine.request import AdapterRef, EngineRequest, SamplingParams
+
+RANK = 16
+PROMPT = tuple(range(100, 116))
+NUM_STEPS = 24  # of a measurement
+SLOTS = 8
+ROWS = (8, 32)
+
+
+def write_adapters(folder: Path, shape: str, num: int, rank: int) -> None:
+    """Writes random adapters in bfloat16, on all projections."""
+    config = read_config(checkpoint(shape))
+    names = modules_of(config, traits_of(config))
+    targets = sorted({one.projection for one in names.values()})
+    for index in range(num):
+        generator, tensors = torch.Generator().manual_seed(index), {}
+        for name, one in names.items():
+            for half, size in (("A", (rank, one.inputs)), ("B", (one.outputs, rank))):
+                values = torch.randn(size, generator=generator).mul_(0.02).bfloat16()
+                tensors[f"base_model.model.{name}.lora_{half}.weight"] = values
+        (folder / str(index)).mkdir()
+        save_file(tensors, folder / str(index) / "adapter_model.safetensors", {"format": "pt"})
+        fields = {"peft_type": "LORA", "r": rank, "lora_alpha": rank, "target_modules": targets}
+        (folder / str(index) / "adapter_config.json").write_text(json.dumps(fields))
+
+
+def make_engine(shape: str, threads: int, folder: Path | None, slots: int = SLOTS) -> Engine:
+    """An engine of a shape; without a folder its requests name no adapters."""
+    directory = checkpoint(shape)
+    model = read_config(directory)
+    config = EngineConfig(
+        device="cpu", dtype="bfloat16", threads=threads, max_num_seqs=max(ROWS), kv_cache_tokens=128 * max(ROWS)
+    )
+    if folder is not None:
+        config = dataclasses.replace(
+            config, adapter_dir=str(folder), max_adapters=slots, adapter_bytes=8 << 30, adapter_host_bytes=8 << 30
+        )
+    return build_engine(config, model, directory, limits_of(config, model, 1 << 20)).engine
+
+
+def load(engine: Engine, name: str) -> AdapterRef:
+    """Loads an adapter."""
+    assert engine.adapters is not None
+    loaded = engine.adapters.read(name).result()
+    engine.adapters.add(loaded, name, is_pinned=False)
+    return AdapterRef(loaded.digest, name, loaded.num_bytes)
+
+
+def asking(name: str, adapter: AdapterRef | None, num: int = NUM_STEPS) -> EngineRequest:
+    """A request of so many greedy tokens that uses no cache."""
+    params = SamplingParams(max_tokens=num, temperature=0.0, ignore_eos=True)
+    return EngineRequest(name, PROMPT, params, adapter=adapter, bypasses_cache=True)
+
+
+def step_s(engine: Engine, adapters: Sequence[AdapterRef | None]) -> float:
+    """The median time of a decode step of rows with these adapters."""
+    for at, adapter in enumerate(adapters):
+        engine.add(asking(f"{at:032x}", adapter))
+    took = []
+    while engine.has_work:
+        start = time.perf_counter()
+        events = engine.step()
+        if len(events.sampled) == len(adapters):
+            took.append(time.perf_counter() - start)
+    return median(took[2:])
+
+
+def in_turns(cases: Mapping[str, Callable[[], float]], rounds: int) -> dict[str, float]:
+    """The medians of cases that take turns; the first round is not counted."""
+    found: dict[str, list[float]] = {name: [] for name in cases}
+    for number in range(rounds + 1):
+        for name, case in cases.items():
+            value = case()
+            if number:
+                found[name].append(value)
+    return {name: median(values) for name, values in found.items()}
+
+
+def steps(shape: str, rounds: int, threads: int) -> dict[str, object]:
+    """A step of one adapter and of eight over one of the base."""
+    with tempfile.TemporaryDirectory() as folder:
+        write_adapters(Path(folder), shape, SLOTS, RANK)
+        engine = make_engine(shape, threads, Path(folder))
+        refs = [load(engine, str(index)) for index in range(SLOTS)]
+        figures: dict[str, object] = {}
+        for rows in ROWS:
+            cases = {
+                "base": partial(step_s, engine, [None] * rows),
+                "1 adapter": partial(step_s, engine, [refs[0]] * rows),
+                "8 adapters": partial(step_s, engine, [refs[at % SLOTS] for at in range(rows)]),
+            }
+            found = in_turns(cases, rounds)
+            figures[f"{rows} rows"] = {
+                "base_ms": round(found["base"] * 1e3, 2),
+                **{f"{name} over base": round(value / found["base"], 3) for name, value in found.items()},
+            }
+        tensors = sum(2 * RANK * (one.inputs + one.outputs) for one in _modules(shape))
+        figures["bytes over its tensors"] = round(refs[0].num_bytes / tensors, 3)
+        return figures
+
+
+def _modules(shape: str) -> list[Module]:
+    config = read_config(checkpoint(shape))
+    return list(modules_of(config, traits_of(config)).values())
+
+
+def idle(shape: str, rounds: int, threads: int) -> dict[str, object]:
+    """Base requests of an engine with adapters that none names, over one without."""
+    with tempfile.TemporaryDirectory() as folder:
+        write_adapters(Path(folder), shape, 1, RANK)
+        enabled, disabled = make_engine(shape, threads, Path(folder)), make_engine(shape, threads, None)
+        load(enabled, "0")
+        cases = {"disabled": lambda: step_s(disabled, [None] * 8), "enabled": lambda: step_s(enabled, [None] * 8)}
+        found = in_turns(cases, rounds)
+        return {"rate enabled over disabled": round(found["disabled"] / found["enabled"], 3)}
+
+
+def load_run(engine: Engine, refs: Sequence[AdapterRef], order: Sequence[int], streams: int) -> tuple[float, float]:
+    """Tokens a second of requests in that order of adapters, so many at once, and the p99 time to the first token."""
+    waiting = [(f"{at:032x}", refs[adapter]) for at, adapter in enumerate(order)][::-1]
+    sent: dict[str, float] = {}
+    firsts: list[float] = []
+    num, start = 0, time.perf_counter()
+    num_open = 0
+    while waiting or engine.has_work:
+        while waiting and num_open < streams:
+            name, ref = waiting.pop()
+            sent[name] = time.perf_counter()
+            engine.add(asking(name, ref))
+            num_open += 1
+        for event in engine.step().sampled:
+            num += len(event.token_ids)
+            if event.first_index == 0:
+                firsts.append(time.perf_counter() - sent[event.request_id])
+            num_open -= event.finish is not None
+    firsts.sort()
+    return num / (time.perf_counter() - start), firsts[int(len(firsts) * 0.99)]
+
+
+def zipf(shape: str, rounds: int, threads: int, num: int = 100) -> dict[str, object]:
+    """A hundred adapters by Zipf over eight slots, over all of them in slots."""
+    rng = random.Random(0)
+    order = rng.choices(range(num), weights=[1 / (rank + 1) for rank in range(num)], k=160)
+    with tempfile.TemporaryDirectory() as folder:
+        write_adapters(Path(folder), shape, num, 8)
+        few, all_ = make_engine(shape, threads, Path(folder)), make_engine(shape, threads, Path(folder), num)
+        refs = [load(few, str(index)) for index in range(num)]
+        for index in range(num):
+            load(all_, str(index))
+        rates: dict[str, list[tuple[float, float]]] = {"few": [], "all": []}
+        for number in range(rounds + 1):
+            for name, engine in (("few", few), ("all", all_)):
+                found = load_run(engine, refs, order, 32)
+                if number:
+                    rates[name].append(found)
+        rate, first = ({key: median([one[at] for one in value]) for key, value in rates.items()} for at in (0, 1))
+        return {
+            "goodput over all resident": round(rate["few"] / rate["all"], 3),
+            "p99 TTFT over all resident": round(first["few"] / first["all"], 2),
+        }
+
+
+def loading(shape: str, rounds: int, threads: int) -> dict[str, object]:
+    """The p99 step of eight base streams while adapters are read one after the other, over one without."""
+    with tempfile.TemporaryDirectory() as folder:
+        write_adapters(Path(folder), shape, 4, RANK)
+        engine = make_engine(shape, threads, Path(folder))
+        assert engine.adapters is not None
+        manager = engine.adapters
+
+        def p99(is_loading: bool) -> float:
+            for at in range(8):
+                engine.add(asking(f"{at:032x}", None, 100))
+            took, reading, index = [], None, 0
+            while engine.has_work:
+                if is_loading and (reading is None or reading.done()):
+                    reading, index = manager.read(str(index % 4)), index + 1
+                start = time.perf_counter()
+                engine.step()
+                took.append(time.perf_counter() - start)
+            if reading is not None:
+                reading.result()
+            took.sort()
+            return took[int(len(took) * 0.99)]
+
+        found = in_turns({"without": lambda: p99(False), "loading": lambda: p99(True)}, rounds)
+        return {"p99 step while adapters are read, over without": round(found["loading"] / found["without"], 3)}
+
+
+PARTS: dict[str, Callable[[str, int, int], dict[str, object]]] = {
+    "steps": steps,
+    "idle": idle,
+    "zipf": zipf,
+    "load": loading,
+}
+
+
+def main() -> None:
+    """Measures, prints and writes the figures."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--shape", default="474M", choices=list(SHAPES))
+    parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--threads", type=int, default=2)
+    parser.add_argument("--only", default=",".join(PARTS))
+    asked = parser.parse_args()
+    found: dict[str, object] = {}
+    for name in asked.only.split(","):
+        found[name] = PARTS[name](asked.shape, asked.rounds, asked.threads)
+    command = f"python -m benchmarks.adapters --shape {asked.shape} --rounds {asked.rounds} --threads {asked.threads}"
+    write(f"adapters_{asked.shape}", f"{command} --only {asked.only}", found)
+
+
+if __name__ == "__main__":
+    main()
