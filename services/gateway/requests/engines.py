@@ -95,7 +95,8 @@ class Engines:
 
     def hands_off(self, engine: str) -> bool:
         """Whether another engine goes on behind the first token that this one has computed."""
-        return self._is_apart(engine) and engine not in self._going_on
+        going_on = self._going_on  # none while the ring is lost: then nothing is sent at all
+        return self._is_apart(engine) and bool(going_on) and engine not in going_on
 
     def is_used(self, engine: str) -> bool:
         """Whether an engine serves, or has requests."""

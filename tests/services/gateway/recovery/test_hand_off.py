@@ -120,3 +120,14 @@ async def test_roles_count_only_where_a_tokenizer_chooses() -> None:
             rig.stub.StreamGenerate(stream_request())
             await rig.ring.until(lambda num=num: len(rig.ring.submits) == num)  # type: ignore[misc] # a default
         assert {one.envelope.engine for one in rig.ring.submits} == {"e0", "e1"}
+
+
+async def test_nothing_is_handed_off_while_no_engine_serves() -> None:
+    async with running(TWO) as rig:
+        await split(rig)
+        rig.stub.StreamGenerate(stream_request())
+        submit = placed(await rig.ring.next_submit(), "e0")
+        rig.ring.silent |= {"e0", "e1"}
+        rig.gateway.lost()
+        rig.ring.play(text_of(submit, 0, "a", first=True), text_of(submit, 1, "b"))  # on its way when the ring was lost
+        assert len(rig.ring.submits) == 1
