@@ -145,7 +145,7 @@ def test_all_ranks_save_their_parts_of_the_cache_when_the_service_ends(
     for _ in range(2):
         with serve(*TWO, *disk) as service:
             check_undisturbed(stream_all(service.address, SPECS), one_rank)
-        own, other = sorted(tmp_path.iterdir())
+        own, other = sorted((tmp_path / "engine-0").iterdir())
         saved = {file.name for file in own.glob("*.kv")}
         assert saved and saved == {file.name for file in other.glob("*.kv")}
 
