@@ -17,6 +17,7 @@ from sluice_server.engine.errors import ServiceError
 from sluice_server.engine.executor.image_work import ImageWork
 from sluice_server.engine.executor.step_retry import StepRetry
 from sluice_server.engine.executor.step_runner import StepRunner
+from sluice_server.engine.kv_cache.behind import WriteBehind
 from sluice_server.engine.kv_cache.identity import UNNAMED, CacheIdentity
 from sluice_server.engine.plan import StepPlan
 from sluice_server.engine.plugins.processors import NO_PROCESSORS, LogitsProcessors
@@ -98,6 +99,7 @@ class Engine:
         self.split = StepSplit()
         self._clock = clock
         self._tuner = tuner
+        self._behind = WriteBehind(scheduler.cache)
         self._in_flight: deque[StepRetry] = deque()  # launched and not collected, oldest first
 
     @property
@@ -154,13 +156,27 @@ class Engine:
         """Does a little background work while there are no requests; returns False when nothing is left to do."""
         if self.adapters is not None and self.adapters.idle():
             return True
-        return self.runner.idle() or (self._tuner is not None and self._tuner.idle())
+        return self.runner.idle() or (self._tuner is not None and self._tuner.idle()) or self._write_behind()
+
+    def _write_behind(self) -> bool:
+        """Writes a few blocks to the disk tier, if the cache has one; returns whether more are left."""
+        if self.scheduler.cache.tiers is None:
+            return False
+        self._end_moves()
+        moves = self._behind.moves()
+        if moves:
+            self.runner.move(moves)
+        return bool(moves)
+
+    def _end_moves(self) -> None:
+        """Records the transfers with the disk that have ended."""
+        for move, is_good in self.runner.moved():
+            self.scheduler.cache.moved(move, is_good)
 
     def step(self) -> StepEvents:
         """Launches one step and returns the events of the steps that were collected."""
         start = self._clock()
-        for move, is_good in self.runner.moved():
-            self.scheduler.cache.moved(move, is_good)
+        self._end_moves()
         if self.scheduler.cache.offers is not None:
             self.scheduler.cache.offers.pass_time(start)
         if self.adapters is not None and self.adapters.settle():

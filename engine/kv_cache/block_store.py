@@ -38,7 +38,7 @@ MAX_WAITING = 64  # writes that wait for the disk at most; further blocks are dr
 class _CopyJob:
     move: Move
     wait: Callable[[], None]  # waits for earlier copies that may still use its slot
-    data: bytes = b""  # the bytes of a WRITE
+    data: bytes = b""  # the bytes of a WRITE or KEEP
 
 
 class BlockStore:
@@ -86,11 +86,12 @@ class BlockStore:
                     self._shared.write(move.target, move.name, _bytes_in(self._all, move.source))
                 case MoveKind.WITHDRAW if self._shared is not None:
                     self._shared.clear(move.target)
-                case MoveKind.WRITE if self._jobs.qsize() >= MAX_WAITING:
+                case MoveKind.WRITE | MoveKind.KEEP if self._jobs.qsize() >= MAX_WAITING:
                     self._ended.append((move, False))
-                case MoveKind.WRITE:
+                case MoveKind.WRITE | MoveKind.KEEP:
                     self._fence()()
-                    self._jobs.put(_CopyJob(move, _nothing, self._bytes_of(move.source)))
+                    layers = self._host if move.kind is MoveKind.WRITE else self._all
+                    self._jobs.put(_CopyJob(move, _nothing, _bytes_in(layers, move.source)))
                 case _:
                     self._jobs.put(_CopyJob(move, self._fence()))
 
@@ -173,7 +174,7 @@ class BlockStore:
         job.wait()
         if job.move.kind is MoveKind.REMOVE:
             self._path(job.move.name).unlink(missing_ok=True)
-        elif job.move.kind is MoveKind.WRITE:
+        elif job.move.kind in (MoveKind.WRITE, MoveKind.KEEP):
             self._write(job.move.name, job.data)
         else:
             return self._read(self._path(job.move.name), job.move.target)
@@ -206,9 +207,6 @@ class BlockStore:
 
     def _checksum(self, data: bytes) -> bytes:
         return hashlib.sha256(self._layout + data).digest()
-
-    def _bytes_of(self, slot: int) -> bytes:
-        return _bytes_in(self._host, slot)
 
 
 def layout_of(cache: list[Tensor], identity: CacheIdentity) -> bytes:

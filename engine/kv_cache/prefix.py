@@ -90,6 +90,7 @@ class PrefixIndex:
         self.log: CacheLog | None = None
         self._block_of: dict[bytes, int] = {}
         self._name_of: dict[int, bytes] = {}
+        self.num_added = 0  # names given since start
 
     def __len__(self) -> int:
         return len(self._block_of)
@@ -104,6 +105,7 @@ class PrefixIndex:
         if name not in self._block_of:
             self._block_of[name] = block
             self._name_of[block] = name
+            self.num_added += 1
             if self.log is not None and logged is not None:
                 self.log.add(logged)
 

@@ -12,7 +12,7 @@ evicts the least recently used block. Pure: no tensors, files or requests.
 import dataclasses
 import enum
 from collections import OrderedDict
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 
 class MoveKind(enum.Enum):
@@ -21,7 +21,7 @@ class MoveKind(enum.Enum):
     COPY = enum.auto()  # device block → device block
     SAVE = enum.auto()  # device block → host slot
     RESTORE = enum.auto()  # host slot → device block
-    KEEP = enum.auto()  # device block → disk, after the last step
+    KEEP = enum.auto()  # device block → disk: in the background, or after the last step
     WRITE = enum.auto()  # host slot → disk, in the background; the slot may be reused at once
     READ = enum.auto()  # disk → host slot, in the background; the slot is not touched until it ends
     REMOVE = enum.auto()  # deletes from disk
@@ -57,6 +57,8 @@ class Tiers:
     def __init__(self, num_host: int, num_disk: int, on_disk: tuple[bytes, ...] = ()) -> None:
         """`on_disk`: names of the blocks that an earlier process left on disk, oldest first."""
         self.stats = TierStats()
+        self.num_behind = 0  # device blocks that are being written to disk
+        self.num_not_kept = 0  # of those that have ended since start, the failed ones
         self._num_host = num_host
         self._num_disk = num_disk
         self._host: OrderedDict[bytes, int] = OrderedDict()  # name → slot, least recently used first
@@ -129,12 +131,15 @@ class Tiers:
         return [*moves, Move(MoveKind.READ, target=slot, name=name)]
 
     def ended(self, move: Move, is_good: bool) -> None:
-        """Records the end of a READ or WRITE; after a failure the name is removed."""
+        """Records the end of a READ, WRITE or KEEP; after a failure the name is removed."""
         name = move.name
         if not is_good:
             self._disk.pop(name, None)
             self.stats.num_failed += 1
-        if move.kind is MoveKind.WRITE:
+        if move.kind is MoveKind.KEEP:
+            self.num_behind -= 1
+            self.num_not_kept += not is_good
+        if move.kind is not MoveKind.READ:
             self.stats.num_written += is_good
             return
         slot = self._reading.pop(name)
@@ -164,6 +169,31 @@ class Tiers:
         num_over = max(0, len(self._disk) - self._num_disk)
         removed = [Move(MoveKind.REMOVE, name=self._disk.popitem(last=False)[0]) for _ in range(num_over)]
         return [*removed, *reversed(written)]
+
+    def is_on_disk(self, name: bytes) -> bool:
+        """Whether the name is on disk, or about to be."""
+        return name in self._disk
+
+    def is_in_host(self, name: bytes) -> bool:
+        """Whether the name is in host memory."""
+        return name in self._host
+
+    def make_room(self, is_needed: Callable[[bytes], bool]) -> list[Move] | None:
+        """Returns the moves that make room on disk for one block: none if there is, else the oldest that is not needed
+        goes. None if all are needed."""
+        if len(self._disk) < self._num_disk:
+            return []
+        oldest = next((name for name in self._disk if not is_needed(name) and name not in self._reading), None)
+        if oldest is None:
+            return None
+        del self._disk[oldest]
+        return [Move(MoveKind.REMOVE, name=oldest)]
+
+    def write(self, name: bytes, block: int) -> Move:
+        """Returns the move that writes a device block to disk, for which there is room."""
+        self._disk[name] = None
+        self.num_behind += 1
+        return Move(MoveKind.KEEP, block, name=name)
 
     @property
     def disk_names(self) -> tuple[bytes, ...]:

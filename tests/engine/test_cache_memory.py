@@ -112,3 +112,25 @@ def test_memory_that_was_in_use_is_given_back(checkpoint: Path) -> None:
     assert memory.give_back() == 0
     assert float(store.cache[0][1 << 13].max()) == 0.0 and float(store.cache[0][0].min()) == 1.0
     made.close()
+
+
+def test_an_idle_engine_writes_its_cache_behind(checkpoint: Path, tmp_path: Path) -> None:
+    sizes = {"host_cache_bytes": 1 << 18, "disk_cache_bytes": 1 << 24, "disk_cache_dir": str(tmp_path)}
+    made, memory = built(checkpoint, **sizes)
+    engine = made.engine
+    engine.add(request("a", 40, 9))
+    while engine.has_work:
+        assert not engine.step().failed
+    num_named = len(engine.scheduler.cache.index)
+    assert num_named == 6
+    while engine.idle():
+        pass
+    memory.store.close()  # as far as the disk has come; nothing is saved
+    assert len(list(tmp_path.glob("*.kv"))) == num_named
+    again, _ = built(checkpoint, **sizes)
+    again.engine.add(request("a", 40, 9))
+    cached = []
+    while again.engine.has_work:
+        cached += [one.admission.num_cached for one in again.engine.step().sampled if one.admission is not None]
+    assert cached == [32]  # five blocks but for the one of the last token
+    again.close()

@@ -152,7 +152,15 @@ class FakeRunner:
             elif move.kind is MoveKind.RESTORE:
                 self._put(move.target, self._host[move.source])
             else:
-                self._under_way.append((move, list(self._host[move.source]) if move.kind is MoveKind.WRITE else []))
+                is_kept = move.kind is MoveKind.KEEP
+                source = (
+                    self._block(move.source)
+                    if is_kept
+                    else self._host[move.source]
+                    if move.kind is MoveKind.WRITE
+                    else []
+                )
+                self._under_way.append((move, list(source)))
 
     def moved(self) -> list[tuple[Move, bool]]:
         """The transfers that have ended since the last call, in order."""
@@ -163,7 +171,7 @@ class FakeRunner:
             if move.kind is MoveKind.REMOVE:
                 self._disk.pop(move.name, None)
                 continue
-            if move.kind is MoveKind.WRITE and is_good:
+            if move.kind in (MoveKind.WRITE, MoveKind.KEEP) and is_good:
                 self._disk[move.name] = cells
             elif move.kind is MoveKind.READ:
                 # What is read before it is known to be good lies in its slot already.

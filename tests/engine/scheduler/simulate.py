@@ -17,6 +17,7 @@ import random
 from collections import deque
 
 from sluice_server.engine.errors import Code, ServiceError
+from sluice_server.engine.kv_cache.behind import WriteBehind
 from sluice_server.engine.kv_cache.cache import KVCache
 from sluice_server.engine.kv_cache.resizing import num_outside
 from sluice_server.engine.kv_cache.sizes import Window
@@ -80,6 +81,7 @@ class Simulation:
         self.num_ahead = 0  # steps that were planned so
         self.num_trees = 0  # of drafts that were verified
         self.num_resizes = self.num_evacuated = 0
+        self.behind = WriteBehind(self.cache)
         self.now = 0.0
         self.num_events = 0
         self.requests = RandomRequests(rng)
@@ -251,6 +253,8 @@ class Simulation:
             self.draft()
             plan = self.scheduler.plan(self.now)
         self.runner.move(self.cache.take_moves())
+        if plan is None or self.rng.random() < 0.1:  # an engine does it only while it is idle
+            self.runner.move(self.behind.moves())
         if plan is None:
             self.check_idle()
             return
