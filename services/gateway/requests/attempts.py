@@ -7,7 +7,7 @@ import msgspec
 from sluice_server.services.gateway.requests.adapters import is_unbound
 from sluice_server.services.gateway.requests.engines import Engines
 from sluice_server.services.gateway.requests.open_request import OpenRequest
-from sluice_server.services.messages.details import Routed
+from sluice_server.services.messages.details import Routed, RoutingReason
 from sluice_server.services.messages.messages import Cancel, Message, Submit
 from sluice_server.services.messages.work import Generate
 
@@ -51,7 +51,7 @@ class Attempts:
         before = request.envelope
         self._engines.give_back(before.engine)
         engine, reason = self._engines.take(before.request_id, before.engine, request.session)
-        request.routed = Routed(reason)
+        request.routed = Routed(RoutingReason.HAND_OFF if is_hand_off else reason)
         for name in request.engines:
             if name != engine:
                 self._emit(Cancel(msgspec.structs.replace(before, engine=name)))
