@@ -163,7 +163,7 @@ def media_children(service: Service) -> list[psutil.Process]:
     return found
 
 
-@pytest.mark.parametrize("victim", ["engine-0", "tokenizer-0", "media"])
+@pytest.mark.parametrize("victim", ["engine-0", pytest.param("tokenizer-0", marks=pytest.mark.long), "media"])
 def test_a_loss_in_the_middle_changes_no_token(service: Service, stub: Stub, victim: str) -> None:
     wanted = asked(picture(7), TEXT, picture(8), num=200, temperature=1.0, seed=5)
     whole = answered(stub, wanted).outputs[0].text
@@ -239,7 +239,9 @@ def test_a_bad_picture_is_refused_by_name_and_the_next_is_served(service: Servic
     assert {one: child.pid for one, child in service.children().items()} == before
 
 
-@pytest.mark.parametrize("name", GOOD)
+@pytest.mark.parametrize(
+    "name", [one if one == "palette and alpha" else pytest.param(one, marks=pytest.mark.long) for one in GOOD]
+)
 def test_an_unusual_picture_is_served(made: tuple[Path, Any], stub: Stub, name: str) -> None:
     assert ids_of(answered(stub, asked(GOOD[name], TEXT))) == oracle(made, TEXT, GOOD[name])
 
@@ -317,6 +319,7 @@ def test_the_command_chat_shows_a_picture(service: Service, tmp_path: Path) -> N
         assert bool(run.returncode) is bool(status) and says in run.stderr.decode(), run.stderr
 
 
+@pytest.mark.long
 def test_images_can_be_switched_off(made: tuple[Path, Any]) -> None:
     with serve("--model", str(made[0]), "--no-images") as service, service.stub() as stub:
         with pytest.raises(grpc.RpcError, match="started with --no-images") as caught:
