@@ -5,6 +5,7 @@ installed, or imported, under these."""
 
 import ast
 import importlib.util
+import importlib.util
 import os
 import re
 import shutil
@@ -29,13 +30,15 @@ CPU = [path for path in (ROOT / "kernels/cpu").iterdir() if path.suffix in (".h"
 MODULE = re.compile(rf"(?:{'|'.join(ROOMS)})(?:\.\w+)+(?=:|$)")
 NAMED = re.compile(rf"[\"'](?:{'|'.join(ROOMS)})\.")
 LEVELS = {path.name.split(".")[0] for path in (ROOT / "kernels/cpu").glob("*.so")}  # some load on other CPUs only
+# What an optional extra is needed for does not load without it.
+EXTRAS = set() if importlib.util.find_spec("ray") else {"ray_ring"}
 EVERY = f"""
-LEVELS = {LEVELS}
+LEFT_OUT = {LEVELS | EXTRAS}
 import collections, importlib, os, pkgutil, sys
 import sluice_server
 for one in pkgutil.walk_packages(sluice_server.__path__, "sluice_server."):
     # An instruction set of another machine does not load here.
-    if not one.name.endswith("__main__") and one.name.split(".")[-1] not in LEVELS:
+    if not one.name.endswith("__main__") and one.name.split(".")[-1] not in LEFT_OUT:
         importlib.import_module(one.name)
 names = collections.defaultdict(set)
 for name, module in list(sys.modules.items()):
