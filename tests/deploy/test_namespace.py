@@ -5,7 +5,6 @@ installed, or imported, under these."""
 
 import ast
 import importlib.util
-import importlib.util
 import os
 import re
 import shutil
@@ -30,8 +29,7 @@ CPU = [path for path in (ROOT / "kernels/cpu").iterdir() if path.suffix in (".h"
 MODULE = re.compile(rf"(?:{'|'.join(ROOMS)})(?:\.\w+)+(?=:|$)")
 NAMED = re.compile(rf"[\"'](?:{'|'.join(ROOMS)})\.")
 LEVELS = {path.name.split(".")[0] for path in (ROOT / "kernels/cpu").glob("*.so")}  # some load on other CPUs only
-# What an optional extra is needed for does not load without it.
-EXTRAS = set() if importlib.util.find_spec("ray") else {"ray_ring"}
+EXTRAS = {"ray_ring"}  # do not load without an optional extra
 EVERY = f"""
 LEFT_OUT = {LEVELS | EXTRAS}
 import collections, importlib, os, pkgutil, sys
