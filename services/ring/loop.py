@@ -92,6 +92,7 @@ class RingLoop:
         self._stage: Stage | None = None
         self._scheduled = False
         self._is_turning = False
+        self._num_dropped = 0  # messages of requests for engines that have left, and may be back before others notice
         self._later: list[Message] = []  # messages that came while the stage was computing
         self._ends = RequestEnds(role, process_id, self.emit, self.counts)
         self._schema_mismatches = SchemaMismatches(process_id, SCHEMA_VERSION)
@@ -118,6 +119,7 @@ class RingLoop:
         left or have another address. Raises ServiceError for a peer without a key, which is left out."""
         for name in [one for one, outbox in self.outboxes.items() if peers.get(one) != outbox.address]:
             outbox = self.outboxes.pop(name)
+            self._num_dropped += outbox.backlog
             outbox.drop(lambda envelope: True)
             outbox.close()
         try:
@@ -161,6 +163,7 @@ class RingLoop:
         targets = self._hop.targets(message)
         if not targets and not isinstance(message, Cancel | KeepTrace):
             self.counts["unroutable"] += 1
+            self._num_dropped += self._role is Role.TOKENIZER and hasattr(message, "envelope")
         for peer in targets:
             refusal = self.outboxes[peer].put(message)
             if refusal is not None:
@@ -238,7 +241,7 @@ class RingLoop:
         self.leases.seen(probe.origin, probe.epoch)
         if probe.is_mixed:
             self.on_mixed()
-        lost = self.inbox.counts["lost"]
+        lost = self.inbox.counts["lost"] + self._num_dropped  # of both kinds, requests may have to be sent again
         visit = Visit(self._role, self.process_id, self.epoch, stage.progress, lost, self.revision, self.identity)
         self.emit(msgspec.structs.replace(probe, visits=(*probe.visits, visit)))
         return True

@@ -197,6 +197,7 @@ class Node:
         self._hop = NextHop(self.role, world.ids[NEXT[self.role]])
         self._waiting: dict[str, list[Message]] = {}
         self._seq: dict[str, int] = {}
+        self._num_dropped = 0
         self._epoch_of: dict[str, int] = {}  # of the frames to peers that have joined since
         self.timers: list[Callable[[], None]] = []
         self.stage = self._new_stage()
@@ -221,7 +222,9 @@ class Node:
         self.timers.append(callback)
 
     def emit(self, message: Message) -> None:
-        for peer in self._hop.targets(message):
+        targets = self._hop.targets(message)
+        self._num_dropped += not targets and self.role is Role.TOKENIZER and hasattr(message, "envelope")
+        for peer in targets:
             self._waiting.setdefault(peer, []).append(message)
 
     def read_file(self) -> None:
@@ -231,7 +234,7 @@ class Node:
             self.stage.watch.change_engines(set(engines), self.world.draining)
         elif self.role is Role.TOKENIZER:
             for name in set(self._hop.ids) - set(engines):
-                self._waiting.pop(name, None)
+                self._num_dropped += len(self._waiting.pop(name, ()))
             for name in set(engines) - set(self._hop.ids):
                 self._epoch_of[name], self._seq[name] = self.world.next_epoch(), 0
             self._hop = NextHop(self.role, engines)
@@ -245,7 +248,8 @@ class Node:
         for message in messages:
             if isinstance(message, Probe) and self.role is not Role.GATEWAY:
                 self.leases.seen(message.origin, message.epoch)
-                visit = Visit(self.role, self.id, self.epoch, self.stage.progress, self.receipts.counts["lost"])
+                lost = self.receipts.counts["lost"] + self._num_dropped
+                visit = Visit(self.role, self.id, self.epoch, self.stage.progress, lost)
                 self.emit(Probe(message.origin, message.nonce, message.route, (*message.visits, visit), message.epoch))
             else:
                 self.stage.handle(message)
