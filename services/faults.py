@@ -35,6 +35,12 @@ def plugin_fault(role: Role, extra: Mapping[str, Mapping[str, object]], error: S
     return error
 
 
+def operation_fault(process_id: str, work: str, cause: Exception) -> ServiceError:
+    """Log the failure of an operation, which belongs to no request, and return its error."""
+    logger.error("%s failed in a %s", process_id, work, exc_info=cause, stacklevel=2)
+    return engine_fault(f"{process_id} failed in this operation; its log has the details")
+
+
 def _failure(role: Role, what: str, about: Mapping[str, object]) -> ServiceError:
     """Returns the error for the client."""
     for name in NAMES:

@@ -108,6 +108,7 @@ def _engines(load: "control_pb2.Load", before: "dict[str, control_pb2.EngineLoad
         "sent for",
     )
     table = Table(*columns, expand=True, box=None, header_style="bold")
+    table.columns[0].min_width = max((len(engine.engine_id) for engine in load.engines), default=0)
     for engine in load.engines:
         was = before.get(engine.engine_id, engine)
         used = engine.total_blocks - engine.free_blocks

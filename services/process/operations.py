@@ -7,11 +7,11 @@ caller left, or the gateway is gone. What it holds is released in its own `final
 import asyncio
 import contextlib
 import dataclasses
-import logging
 from collections.abc import AsyncGenerator, Callable
 from typing import Any, TypeAlias
 
-from sluice_server.engine.errors import Code, ServiceError, engine_fault, invalid, not_open
+from sluice_server.engine.errors import Code, ServiceError, invalid, not_open
+from sluice_server.services.faults import operation_fault
 from sluice_server.services.messages.control import (
     Answer,
     Done,
@@ -24,8 +24,6 @@ from sluice_server.services.messages.control import (
 )
 from sluice_server.services.messages.messages import Envelope
 from sluice_server.services.ring.leases import Leases
-
-logger = logging.getLogger(__name__)
 
 Answers: TypeAlias = AsyncGenerator[Progress, None]
 Key: TypeAlias = tuple[str, int, int]  # origin, its epoch, number of the call
@@ -96,9 +94,8 @@ class Operations:
             await running.wanted.acquire()
         except ServiceError as error:
             ended = Refused.of(error)
-        except Exception:
-            logger.exception("%s failed in a %s", self._process_id, type(operation.work).__name__)
-            ended = Refused.of(engine_fault(f"{self._process_id} failed in this operation; its log has the details"))
+        except Exception as error:
+            ended = Refused.of(operation_fault(self._process_id, type(operation.work).__name__, error))
         finally:
             del self._running[key]
         self._answer(operation, number, ended)

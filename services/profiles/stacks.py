@@ -15,7 +15,7 @@ from sluice_server.version import VERSION
 
 INTERVAL_S = 0.01
 MAX_DEPTH = 128  # innermost calls of a stack
-MAX_THREADS = 64
+MAX_THREADS = 64  # and the main thread in any case
 
 _Raw = tuple[tuple[CodeType, int], ...]  # code and line, the innermost call first
 
@@ -57,11 +57,12 @@ class StackSampler:
         return document(self._name, profiles, f"sluice {VERSION}")
 
     def _sample(self) -> None:
-        own, last_s = threading.get_ident(), self._clock()
+        own, main, last_s = threading.get_ident(), threading.main_thread().ident, self._clock()
         while not self._ended.wait(INTERVAL_S):
             now_s = self._clock()
             for ident, frame in sys._current_frames().items():
-                if ident != own and (ident in self._seen or len(self._seen) < MAX_THREADS):
+                is_taken = ident in self._seen or ident == main or len(self._seen) < MAX_THREADS
+                if ident != own and is_taken:
                     self._note(ident, _raw(frame), now_s - last_s)
             last_s = now_s
 

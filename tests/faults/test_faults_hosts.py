@@ -84,6 +84,7 @@ def test_who_has_no_key_of_the_group_disturbs_nothing(hosts: Hosts, one_rank: li
     assert hosts.worker("worker-0-1") == worker
 
 
+@pytest.mark.long
 def test_streams_survive_the_death_of_a_rank_of_another_host(hosts: Hosts, one_rank: list[Received]) -> None:
     worker = hosts.worker("worker-0-1")
     assert worker is not None

@@ -61,7 +61,7 @@ def test_streams_survive_the_death_of_any_rank(two: Service, one_rank: list[Rece
     wait_until(lambda: has_recovered(two), BACK_WITHIN_S, "the service did not recover again")
 
 
-@pytest.mark.parametrize("name", RANKS)
+@pytest.mark.parametrize("name", [RANKS[0], *(pytest.param(name, marks=pytest.mark.long) for name in RANKS[1:])])
 def test_streams_survive_a_rank_that_hangs(two: Service, one_rank: list[Received], lines: Path, name: str) -> None:
     """The line about it names the rank that hangs, not one that waits for it."""
     before = len(lines.read_text())
@@ -132,6 +132,7 @@ def test_streams_survive_every_harm(
     wait_until(lambda: has_recovered(two), BACK_WITHIN_S, "the service did not recover")
 
 
+@pytest.mark.long
 def test_four_ranks_with_drafts_answer_as_one(one_rank: list[Received]) -> None:
     with serve(*OPTIONS, "--tensor-parallel-size", "4", "--speculation", "ngram") as service:
         check_undisturbed(stream_all(service.address, SPECS), one_rank)

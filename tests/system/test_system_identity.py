@@ -105,7 +105,11 @@ def long_stream(action: types_pb2.DisconnectAction.ValueType) -> types_pb2.Gener
 
 
 @pytest.mark.parametrize(
-    ("lose", "names"), [(reload, (WEIGHTS,)), (kill_engine, (WEIGHTS, "tokenizer.json", "generation_config.json"))]
+    ("lose", "names"),
+    [
+        (reload, (WEIGHTS,)),
+        pytest.param(kill_engine, (WEIGHTS, "tokenizer.json", "generation_config.json"), marks=pytest.mark.long),
+    ],
 )
 def test_streams_of_replaced_files_end_and_new_ones_name_the_new_revision(
     tmp_path: Path, lose: Callable[[Service], None], names: tuple[str, ...]

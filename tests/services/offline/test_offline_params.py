@@ -11,8 +11,9 @@ from sluice_server.services.gateway.contract.fields import BUILT
 from sluice_server.services.offline.params import PATHS, SamplingParams, fill, params_of
 
 PROMPT = ("model", "revision", "text", "token_ids", "prompt_embeds", "chat", "add_special_tokens")
-# Of streams and connections, which there are none of; and what results tell in any case.
+# Of servers, streams and connections, which there are none of; and what results tell in any case.
 ELSEWHERE = (
+    "adapter",
     "credit_window",
     "idempotency_key",
     "output.echo",

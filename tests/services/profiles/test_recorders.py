@@ -32,6 +32,7 @@ def waiting() -> Iterator[threading.Thread]:
 
 def test_all_threads_are_sampled_with_their_names(waiting: threading.Thread, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(stacks, "INTERVAL_S", 0.001)
+    monkeypatch.setattr(stacks, "MAX_THREADS", len(threading.enumerate()))
     sampler = StackSampler("here")
     sampler.start()
     while not {threading.main_thread().ident, waiting.ident} <= set(sampler._seen):

@@ -43,7 +43,7 @@ OF_NO_REQUEST = {
     ("launch/ray_ring.py", "%s; trying again"),
     ("launch/ray_ring.py", "%s moved to another machine: the ring is formed anew"),
     ("memory/watch.py", "looking after the memory failed"),
-    ("process/operations.py", "%s failed in a %s"),
+    ("faults.py", "%s failed in a %s"),
     ("profiles/recording.py", "recording a profile (%s) for %g s at most"),
     ("gateway/process.py", "serving revision %s on %s"),
     ("gateway/process.py", "%s"),
