@@ -114,7 +114,7 @@ def new_room(shards: int, rows: int, width: int) -> Sequence[Tensor]:
 
 
 class LocalSums:
-    """The sums of a single rank, which holds all shards itself. Implements `TimedSums`: it waits for nobody."""
+    """The sums of a single rank, which holds all shards itself. Implements `TimedSums`: it never waits."""
 
     rank = 0
     size = 1

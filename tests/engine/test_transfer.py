@@ -55,7 +55,7 @@ class Lossy:
         return {name: reading(name) for name in found}
 
     def release(self, names: Sequence[bytes]) -> None:
-        """Nobody waits for it."""
+        """Does nothing: these blocks are not awaited."""
 
     def take_released(self) -> Sequence[bytes]:
         """None."""

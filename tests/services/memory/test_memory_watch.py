@@ -76,4 +76,5 @@ async def test_a_failure_of_the_watch_ends_nothing(group: FakeGroup, caplog: pyt
     watch.begin()
     while "looking after the memory failed" not in caplog.text:
         await asyncio.sleep(0)
+    assert "ValueError: broken" in caplog.text
     await watch.close()
