@@ -8,6 +8,7 @@ import typer
 
 from sluice_server.engine.config import EngineConfig
 from sluice_server.engine.errors import ServiceError
+from sluice_server.services.checks.processes import check_roles, check_threads
 from sluice_server.services.cli.adapters import adapters
 from sluice_server.services.cli.bench import bench
 from sluice_server.services.cli.cache import cache
@@ -29,7 +30,7 @@ from sluice_server.services.cli.rerank import rerank
 from sluice_server.services.cli.run_batch import run_batch
 from sluice_server.services.cli.token import token
 from sluice_server.services.cli.top import top
-from sluice_server.services.config import ServiceConfig, check_roles, check_threads
+from sluice_server.services.config import ServiceConfig
 from sluice_server.services.process import exit_reason
 from sluice_server.version import VERSION
 

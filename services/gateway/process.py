@@ -16,7 +16,8 @@ from sluice_server.engine.request import Limits
 from sluice_server.services.checkpoint.digests import remembered
 from sluice_server.services.checkpoint.model_source import CheckpointFiles
 from sluice_server.services.checkpoint.revisions import fits
-from sluice_server.services.config import ServiceConfig, check_keys, parse_peers
+from sluice_server.services.checks.service import check_keys
+from sluice_server.services.config import ServiceConfig, parse_peers
 from sluice_server.services.gateway.access.tls_files import files_of
 from sluice_server.services.gateway.connections.memory import share_one_heap
 from sluice_server.services.gateway.gateway import Gateway

@@ -8,7 +8,8 @@ from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 from sluice_server.engine.config import EngineConfig
-from sluice_server.services.config import ServiceConfig, bad_setting, check
+from sluice_server.services.checks.settings import check
+from sluice_server.services.config import ServiceConfig, bad_setting
 
 OF_SERVICE = frozenset(
     {

@@ -12,7 +12,8 @@ from typing import Protocol
 
 from sluice_server.engine.config import EngineConfig
 from sluice_server.engine.errors import ServiceError
-from sluice_server.services.config import ServiceConfig, check
+from sluice_server.services.checks.settings import check
+from sluice_server.services.config import ServiceConfig
 from sluice_server.services.messages.processes import Role
 from sluice_server.services.process.engine_table import EngineEntry, write_table
 from sluice_server.services.ranks.settings import check_cores

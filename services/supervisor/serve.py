@@ -14,7 +14,8 @@ from sluice_server.engine.parallel.options import shape_of
 from sluice_server.engine.plugins.entry_points import find_plugins
 from sluice_server.services.checkpoint.model_source import DEMO, resolve_draft, resolve_model
 from sluice_server.services.checkpoint.packaged import SMOLLM2
-from sluice_server.services.config import ServiceConfig, bad_setting, check
+from sluice_server.services.checks.settings import check
+from sluice_server.services.config import ServiceConfig, bad_setting
 from sluice_server.services.gateway.access.identity import access_of, as_digest, read_access
 from sluice_server.services.gateway.access.tls_files import files_of
 from sluice_server.services.media.serving import limits_for

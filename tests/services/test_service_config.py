@@ -6,7 +6,9 @@ import pytest
 
 from sluice_server.engine.config import EngineConfig
 from sluice_server.engine.errors import ServiceError
-from sluice_server.services.config import ServiceConfig, check, check_threads, parse_peers, to_environment
+from sluice_server.services.checks.processes import check_threads
+from sluice_server.services.checks.settings import check
+from sluice_server.services.config import ServiceConfig, parse_peers, to_environment
 from sluice_server.services.messages.processes import Role
 
 BAD: list[tuple[dict[str, object], dict[str, object], str]] = [

@@ -8,7 +8,8 @@ import pytest
 
 from sluice_server.engine.config import EngineConfig
 from sluice_server.engine.errors import Code, ServiceError
-from sluice_server.services.config import ServiceConfig, check
+from sluice_server.services.checks.settings import check
+from sluice_server.services.config import ServiceConfig
 from sluice_server.services.messages.work import ChatMessage, ChatPrompt, Tool, ToolCall
 from sluice_server.services.tokenizer.chat import ChatTemplate, TemplateSource
 from sluice_server.services.tokenizer.found_sections import DETECTED, Parsers

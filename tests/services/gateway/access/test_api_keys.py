@@ -4,7 +4,8 @@ import pytest
 
 from sluice_server.engine.config import EngineConfig
 from sluice_server.engine.errors import ServiceError
-from sluice_server.services.config import ServiceConfig, check_keys, to_environment
+from sluice_server.services.checks.service import check_keys
+from sluice_server.services.config import ServiceConfig, to_environment
 from sluice_server.services.gateway.access.identity import LOCAL, Identity, Scope, access_of, as_digest
 
 
