@@ -10,6 +10,8 @@ CPP_CLIENT := $(wildcard $(foreach folder,src include/sluice conformance,clients
 # Two compute threads of one test must not fight those of its children for the cores.
 export OMP_WAIT_POLICY ?= passive
 export TOKENIZERS_PARALLELISM ?= false
+# A service of a test is five processes: without compiled modules each of them compiles all of its own again.
+export PYTHONDONTWRITEBYTECODE :=
 
 .PHONY: help demo test test-long check lint types stubs proto-lint proto-breaking proto-release train-demo bench bench-step bench-service bench-start bench-scheduler bench-prefix simulate simulate-long clean
 

@@ -8,7 +8,6 @@ from typing import Any
 
 import torch
 import transformers
-from transformers.generation.continuous_batching.utils import WorkloadHints
 
 from sluice_server.engine.models.config import ModelConfig
 
@@ -38,6 +37,9 @@ def make_model(config: ModelConfig, dtype: torch.dtype, device: torch.device) ->
 
 def continuous_batching(model: Any, prompts: list[tuple[int, ...]], outputs: list[int]) -> dict[str, object]:  # noqa: ANN401 # has no types
     """All requests at once: seconds and tokens. Raises RuntimeError where one fails or is cut short."""
+    # Imported here: it loads torch's compiler, which the tests of this module's neighbours need not wait for.
+    from transformers.generation.continuous_batching.utils import WorkloadHints
+
     settings = transformers.GenerationConfig(  # type: ignore[no-untyped-call] # half typed
         do_sample=True, temperature=0.6, top_k=0, eos_token_id=-1, pad_token_id=0, max_new_tokens=max(outputs)
     )

@@ -1,6 +1,7 @@
 """Classification heads against `transformers`, with chunks, batches, preemption, and vectors and means beside."""
 
 import dataclasses
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -27,9 +28,9 @@ TINY: dict[str, Any] = {
     "initializer_range": 0.2,
 }
 POOLINGS = (Pooling.LAST, Pooling.MEAN, Pooling.CLASSES)
-CLASSES = {
-    "qwen3": (transformers.Qwen3Config, transformers.Qwen3ForSequenceClassification),
-    "llama": (transformers.LlamaConfig, transformers.LlamaForSequenceClassification),
+CLASSES: dict[str, Callable[[], tuple[Any, Any]]] = {
+    "qwen3": lambda: (transformers.Qwen3Config, transformers.Qwen3ForSequenceClassification),
+    "llama": lambda: (transformers.LlamaConfig, transformers.LlamaForSequenceClassification),
 }
 VOCAB = 97
 
@@ -40,9 +41,9 @@ def make(
     num_labels: int,
     vocab: int = VOCAB,
     **fields: Any,  # noqa: ANN401 # of the config's types
-) -> transformers.PreTrainedModel:
+) -> "transformers.PreTrainedModel":
     """Writes a random classifier and returns it."""
-    config_class, model_class = CLASSES[name]
+    config_class, model_class = CLASSES[name]()
     config = config_class(
         vocab_size=vocab,
         **TINY,
@@ -51,7 +52,7 @@ def make(
         **fields,
     )
     torch.manual_seed(5)
-    model = model_class(config)  # type: ignore[no-untyped-call] # theirs
+    model = model_class(config)
     assert isinstance(model, transformers.PreTrainedModel)
     model.train(False)
     model.save_pretrained(directory)

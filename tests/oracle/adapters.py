@@ -23,7 +23,7 @@ def modules(config: ModelConfig) -> dict[str, Module]:
     return dict(modules_of(config, traits_of(config)))
 
 
-def merged(directory: Path, adapter: Adapter) -> transformers.PreTrainedModel:
+def merged(directory: Path, adapter: Adapter) -> "transformers.PreTrainedModel":
     """The oracle for a checkpoint whose weights have an adapter merged into them: W + scale · B · A."""
     model = reference(directory)
     with torch.inference_mode():

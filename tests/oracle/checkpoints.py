@@ -1,28 +1,30 @@
 """Random Hugging Face checkpoints of every supported architecture, and the reference that reads them."""
 
 import dataclasses
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import torch
 import transformers
 
-CLASSES = {
-    "granite": (transformers.GraniteConfig, transformers.GraniteForCausalLM),
-    "olmo2": (transformers.Olmo2Config, transformers.Olmo2ForCausalLM),
-    "phi3": (transformers.Phi3Config, transformers.Phi3ForCausalLM),
-    "qwen2_moe": (transformers.Qwen2MoeConfig, transformers.Qwen2MoeForCausalLM),
-    "smollm3": (transformers.SmolLM3Config, transformers.SmolLM3ForCausalLM),
-    "gpt_oss": (transformers.GptOssConfig, transformers.GptOssForCausalLM),
-    "llama": (transformers.LlamaConfig, transformers.LlamaForCausalLM),
-    "mistral": (transformers.MistralConfig, transformers.MistralForCausalLM),
-    "mixtral": (transformers.MixtralConfig, transformers.MixtralForCausalLM),
-    "qwen2": (transformers.Qwen2Config, transformers.Qwen2ForCausalLM),
-    "qwen3": (transformers.Qwen3Config, transformers.Qwen3ForCausalLM),
-    "gemma": (transformers.GemmaConfig, transformers.GemmaForCausalLM),
-    "gemma2": (transformers.Gemma2Config, transformers.Gemma2ForCausalLM),
-    "gemma3": (transformers.Gemma3TextConfig, transformers.Gemma3ForCausalLM),
-    "qwen3_moe": (transformers.Qwen3MoeConfig, transformers.Qwen3MoeForCausalLM),
+# Each imports its module of transformers when it is first asked for.
+CLASSES: dict[str, Callable[[], tuple[Any, Any]]] = {
+    "granite": lambda: (transformers.GraniteConfig, transformers.GraniteForCausalLM),
+    "olmo2": lambda: (transformers.Olmo2Config, transformers.Olmo2ForCausalLM),
+    "phi3": lambda: (transformers.Phi3Config, transformers.Phi3ForCausalLM),
+    "qwen2_moe": lambda: (transformers.Qwen2MoeConfig, transformers.Qwen2MoeForCausalLM),
+    "smollm3": lambda: (transformers.SmolLM3Config, transformers.SmolLM3ForCausalLM),
+    "gpt_oss": lambda: (transformers.GptOssConfig, transformers.GptOssForCausalLM),
+    "llama": lambda: (transformers.LlamaConfig, transformers.LlamaForCausalLM),
+    "mistral": lambda: (transformers.MistralConfig, transformers.MistralForCausalLM),
+    "mixtral": lambda: (transformers.MixtralConfig, transformers.MixtralForCausalLM),
+    "qwen2": lambda: (transformers.Qwen2Config, transformers.Qwen2ForCausalLM),
+    "qwen3": lambda: (transformers.Qwen3Config, transformers.Qwen3ForCausalLM),
+    "gemma": lambda: (transformers.GemmaConfig, transformers.GemmaForCausalLM),
+    "gemma2": lambda: (transformers.Gemma2Config, transformers.Gemma2ForCausalLM),
+    "gemma3": lambda: (transformers.Gemma3TextConfig, transformers.Gemma3ForCausalLM),
+    "qwen3_moe": lambda: (transformers.Qwen3MoeConfig, transformers.Qwen3MoeForCausalLM),
 }
 
 
@@ -50,7 +52,7 @@ class Shape:
 
 def make_checkpoint(path: Path, shape: Shape, seed: int = 0, max_shard_size: str = "5GB") -> Path:
     """Write a random float32 checkpoint; weights large enough that greedy tokens vary."""
-    config_class, model_class = CLASSES[shape.architecture]
+    config_class, model_class = CLASSES[shape.architecture]()
     config = config_class(
         vocab_size=shape.vocab,
         hidden_size=shape.hidden,
@@ -77,7 +79,7 @@ def make_checkpoint(path: Path, shape: Shape, seed: int = 0, max_shard_size: str
     return path
 
 
-def reference(path: Path, dtype: torch.dtype = torch.float32) -> transformers.PreTrainedModel:
+def reference(path: Path, dtype: torch.dtype = torch.float32) -> "transformers.PreTrainedModel":
     """The oracle for a checkpoint."""
     model = transformers.AutoModelForCausalLM.from_pretrained(path, dtype=dtype, attn_implementation="eager")
     assert isinstance(model, transformers.PreTrainedModel)
@@ -86,7 +88,7 @@ def reference(path: Path, dtype: torch.dtype = torch.float32) -> transformers.Pr
 
 
 @torch.inference_mode()
-def greedy(model: transformers.PreTrainedModel, prompt: list[int], num: int) -> list[int]:
+def greedy(model: "transformers.PreTrainedModel", prompt: list[int], num: int) -> list[int]:
     """`num` greedy tokens after the prompt, end-of-sequence ignored."""
     ids = torch.tensor([prompt])
     past, out = None, []
@@ -100,7 +102,7 @@ def greedy(model: transformers.PreTrainedModel, prompt: list[int], num: int) -> 
 
 @torch.inference_mode()
 def beams(
-    model: transformers.PreTrainedModel, prompt: list[int], num: int, width: int, **options: object
+    model: "transformers.PreTrainedModel", prompt: list[int], num: int, width: int, **options: object
 ) -> list[list[int]]:
     """The `width` best hypotheses of a beam search of at most `num` tokens, best first, padding cut off."""
     found = model.generate(  # type: ignore[operator] # typed as a tensor there

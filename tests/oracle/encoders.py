@@ -57,7 +57,7 @@ class RandomEncoder:
     """A checkpoint and the oracle that wrote it."""
 
     directory: Path
-    model: transformers.PreTrainedModel
+    model: "transformers.PreTrainedModel"
 
     def states(self, ids: Sequence[int], num_first: int | None = None) -> torch.Tensor:
         """The hidden states of one input, computed alone."""

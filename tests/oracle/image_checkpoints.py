@@ -1,5 +1,6 @@
 """Tiny random checkpoints of models that also take images, and the reference that reads them."""
 
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -49,22 +50,23 @@ def config_of(name: str) -> Any:  # noqa: ANN401 # one of several classes
             return hf.Qwen3VLConfig(text_config=text, vision_config={**_QWEN, "deepstack_visual_indexes": [0]})
 
 
-CLASSES = {
-    "gemma3": transformers.Gemma3ForConditionalGeneration,
-    "internvl": transformers.InternVLForConditionalGeneration,
-    "llava": transformers.LlavaForConditionalGeneration,
-    "llava_onevision": transformers.LlavaOnevisionForConditionalGeneration,
-    "mistral3": transformers.Mistral3ForConditionalGeneration,
-    "qwen2_5_vl": transformers.Qwen2_5_VLForConditionalGeneration,
-    "qwen3_vl": transformers.Qwen3VLForConditionalGeneration,
-    "smolvlm": transformers.SmolVLMForConditionalGeneration,
+# Each imports its module of transformers when it is first asked for.
+CLASSES: dict[str, Callable[[], Any]] = {
+    "gemma3": lambda: transformers.Gemma3ForConditionalGeneration,
+    "internvl": lambda: transformers.InternVLForConditionalGeneration,
+    "llava": lambda: transformers.LlavaForConditionalGeneration,
+    "llava_onevision": lambda: transformers.LlavaOnevisionForConditionalGeneration,
+    "mistral3": lambda: transformers.Mistral3ForConditionalGeneration,
+    "qwen2_5_vl": lambda: transformers.Qwen2_5_VLForConditionalGeneration,
+    "qwen3_vl": lambda: transformers.Qwen3VLForConditionalGeneration,
+    "smolvlm": lambda: transformers.SmolVLMForConditionalGeneration,
 }
 
 
 def make_image_checkpoint(path: Path, name: str, *, as_published: bool) -> Any:  # noqa: ANN401 # one of several classes
     """Write a random float32 checkpoint; return its model. Published files name tensors in an older way."""
     torch.manual_seed(0)
-    model: Any = CLASSES[name](config_of(name)).float().eval()
+    model: Any = CLASSES[name]()(config_of(name)).float().eval()
     for at, parameter in model.named_parameters():
         if at.endswith(("bias", "norm.weight")):
             torch.nn.init.normal_(parameter, mean=1.0 if "norm" in at and name != "gemma3" else 0.0, std=0.2)

@@ -1,6 +1,7 @@
 """Tiny random checkpoints of LLaVA with each kind of vision tower, and the reference that reads them."""
 
 import json
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +17,10 @@ _VISION: dict[str, Any] = {
     **{"hidden_size": 48, "intermediate_size": 88, "num_hidden_layers": 4, "num_attention_heads": 4},
     **{"image_size": 28, "patch_size": 7},
 }
-TOWERS: dict[str, Any] = {"clip": transformers.CLIPVisionConfig, "siglip": transformers.SiglipVisionConfig}
+TOWERS: dict[str, Callable[..., Any]] = {
+    "clip": lambda **fields: transformers.CLIPVisionConfig(**fields),
+    "siglip": lambda **fields: transformers.SiglipVisionConfig(**fields),
+}
 
 
 def make_llava(path: Path, tower: str, *, as_published: bool = False, **fields: Any) -> Any:  # noqa: ANN401 # untyped

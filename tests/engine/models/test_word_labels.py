@@ -22,7 +22,7 @@ TRANSFORMER = {"idx": 0, "name": "0", "path": "", "type": "sentence_transformers
 KIND = "sentence_transformers.cross_encoder.modules.logit_score.LogitScore"
 
 
-def make_reranker(directory: Path, *, tied: bool, vocab: int = VOCAB) -> transformers.PreTrainedModel:
+def make_reranker(directory: Path, *, tied: bool, vocab: int = VOCAB) -> "transformers.PreTrainedModel":
     """Writes a random model in the form of Qwen3-Reranker and returns it."""
     config = transformers.Qwen3Config(
         vocab_size=vocab,

@@ -9,9 +9,8 @@ from typing import Any
 
 import numpy as np
 import pytest
+import transformers
 from PIL import Image, ImageOps
-from transformers.models.clip.image_processing_pil_clip import CLIPImageProcessorPil
-from transformers.models.siglip.image_processing_pil_siglip import SiglipImageProcessorPil
 
 from sluice_server.engine.errors import Code, ServiceError
 from sluice_server.services.media.pixels import Pixels, prepare
@@ -93,7 +92,9 @@ def reference(data: bytes, kind: Any, fields: dict[str, Any], path: Path) -> Pix
 @pytest.mark.parametrize("kind", ["clip", "siglip"])
 @pytest.mark.parametrize("name", list(IMAGES))
 def test_pixels_equal_transformers(name: str, kind: str, tmp_path: Path) -> None:
-    fields, oracle = (CLIP, CLIPImageProcessorPil) if kind == "clip" else (SIGLIP, SiglipImageProcessorPil)
+    fields, oracle = (
+        (CLIP, transformers.CLIPImageProcessorPil) if kind == "clip" else (SIGLIP, transformers.SiglipImageProcessorPil)
+    )
     got = prepare(IMAGES[name], read(tmp_path, fields), ImageLimits())
     want = reference(IMAGES[name], oracle, fields, tmp_path)
     assert got.shape == want.shape == (3, 28, 28)

@@ -24,25 +24,25 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="module")
-def oracle(folder: Path) -> transformers.PreTrainedModel:
+def oracle(folder: Path) -> "transformers.PreTrainedModel":
     byte_level_bpe(folder)
     return make(folder, "qwen3", 1, vocab=404)
 
 
 @pytest.fixture(scope="module")
-def llm(folder: Path, oracle: transformers.PreTrainedModel) -> Iterator[LLM]:
+def llm(folder: Path, oracle: "transformers.PreTrainedModel") -> Iterator[LLM]:
     with LLM(folder, threads=1, max_num_seqs=4, dtype="float32", max_num_batched_tokens=64) as made:
         yield made
 
 
-def score(llm: LLM, oracle: transformers.PreTrainedModel, *texts: str) -> float:
+def score(llm: LLM, oracle: "transformers.PreTrainedModel", *texts: str) -> float:
     ids = [one for text in texts for one in llm.tokenize(text)]
     with torch.inference_mode():
         value: float = oracle(torch.tensor([ids])).logits.sigmoid().item()
     return value
 
 
-def test_scores_and_rankings_are_the_models_own(llm: LLM, oracle: transformers.PreTrainedModel) -> None:
+def test_scores_and_rankings_are_the_models_own(llm: LLM, oracle: "transformers.PreTrainedModel") -> None:
     want = [score(llm, oracle, QUERY, text) for text in DOCUMENTS]
     pairs = [(QUERY, text) for text in DOCUMENTS]
     assert llm.score(pairs) == pytest.approx(want, abs=1e-4)
@@ -54,7 +54,7 @@ def test_scores_and_rankings_are_the_models_own(llm: LLM, oracle: transformers.P
     assert is_idle(llm)
 
 
-def test_classes_are_the_models_own(llm: LLM, oracle: transformers.PreTrainedModel) -> None:
+def test_classes_are_the_models_own(llm: LLM, oracle: "transformers.PreTrainedModel") -> None:
     prompts: list[str | Sequence[int]] = [*DOCUMENTS, llm.tokenize(QUERY)]
     found = llm.classify(prompts)
     want = [score(llm, oracle, text) for text in (*DOCUMENTS, QUERY)]
