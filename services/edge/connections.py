@@ -21,6 +21,7 @@ class Bounds:
         head_s: seconds for the head of a request, from the connection's start or the head's first byte.
         body_s: seconds for the body after the head.
         write_s: seconds that a response may wait for a client that does not read.
+        head_bytes: the most bytes of a head, and of the lines between two parts of a body in chunks.
     """
 
     most: int
@@ -28,6 +29,7 @@ class Bounds:
     head_s: float = 10.0
     body_s: float = 60.0
     write_s: float = 60.0
+    head_bytes: int = 16 << 10
 
 
 class Connection(Protocol):

@@ -3,7 +3,7 @@ disconnects."""
 
 import asyncio
 import contextlib
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Sequence
 from typing import TypeAlias
 
 import grpc
@@ -21,8 +21,8 @@ from sluice_server.services.edge.recovery import repeated
 from sluice_server.services.edge.report import AnswerReport, chat_report, completion_report
 from sluice_server.services.edge.requests import Metadata, metadata_of, read_body, until_gone
 from sluice_server.services.edge.responses import as_json
-from sluice_server.services.edge.resumed import EdgeStream, Event
-from sluice_server.services.edge.shared import SharedCalls
+from sluice_server.services.edge.resumed import EdgeStream
+from sluice_server.services.edge.shared import Event, SharedCalls
 from sluice_server.services.edge.stream import Chunks
 from sluice_server.services.edge.translate import chat_names, chat_spec, completion_names, completion_specs
 from sluice_server.services.edge.wire import ChatRequest, Common, CompletionRequest, decode
@@ -100,17 +100,17 @@ class GenerationRoutes:
         except BaseException:
             _cancel(calls)
             raise
-        begun = [first for first in firsts if first is not None]  # its type: a stream has at least one event
-        return StreamingResponse(_events(calls, begun, chunks), media_type="text/event-stream")
+        return StreamingResponse(_events(calls, firsts, chunks), media_type="text/event-stream")
 
 
-async def _events(calls: list[EdgeStream], firsts: list[Event], chunks: Chunks) -> AsyncIterator[bytes]:
+async def _events(calls: list[EdgeStream], firsts: Sequence[Sequence[Event]], chunks: Chunks) -> AsyncIterator[bytes]:
     """Yields server-sent events; an error is sent as the last event. Cancels the generations if the client stops
     reading."""
     try:
-        async with contextlib.aclosing(chunks.of(events_of(calls, firsts))) as made:
-            async for chunk in made:
-                yield chunk
+        async with contextlib.aclosing(events_of(calls, firsts)) as read:
+            async for source, events in read:
+                if piece := chunks.of(source, events):
+                    yield piece
         yield b"data: [DONE]\n\n"
     except EdgeError as error:
         yield b"data: " + msgspec.json.encode(error.body()) + b"\n\n"

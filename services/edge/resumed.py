@@ -1,6 +1,6 @@
 """One generation's events as the edge reads them: resumed when the connection to its gateway is lost."""
 
-from typing import TypeAlias
+from collections.abc import Sequence
 
 import grpc
 from sluice.progress import Progress
@@ -10,12 +10,7 @@ from sluice_server.services.edge.errors import EdgeError, from_rpc
 from sluice_server.services.edge.names import UNNAMED, FieldNames
 from sluice_server.services.edge.recovery import CallRecovery
 from sluice_server.services.edge.requests import Metadata
-from sluice_server.services.edge.shared import SharedCalls, StreamCall
-
-Event: TypeAlias = inference_pb2.StreamGenerateResponse | inference_pb2.ResumeGenerateResponse
-_Call: TypeAlias = (
-    "StreamCall | grpc.aio.UnaryStreamCall[inference_pb2.ResumeGenerateRequest, inference_pb2.ResumeGenerateResponse]"
-)
+from sluice_server.services.edge.shared import Event, OwnCall, SharedCalls, StreamCall
 
 
 class EdgeStream:
@@ -41,20 +36,20 @@ class EdgeStream:
         calls.began(metadata)
         self._call = self._asked()
 
-    async def read(self) -> Event | None:
-        """Returns the next event; None after the last. Raises EdgeError."""
+    async def read(self) -> Sequence[Event]:
+        """Returns the events that have come, at least one; none behind the last. Raises EdgeError."""
         try:
             return await self._next()
         except grpc.aio.AioRpcError as error:
             raise from_rpc(error, self._names) from error
 
-    async def _next(self) -> Event | None:
+    async def _next(self) -> Sequence[Event]:
         while True:
             try:
-                event = await self._call.read()
+                events = await self._call.read()
             except grpc.aio.AioRpcError as error:
                 if self._progress.finished is not None:
-                    return None
+                    return ()
                 if not self._progress.can_go_on:
                     raise
                 await self._recovery.after(error)
@@ -62,12 +57,10 @@ class EdgeStream:
                     raise
                 self._call = self._asked()
                 continue
-            if not isinstance(event, Event):  # EOF
-                if self._progress.finished is None:
-                    raise EdgeError(500, "server_error", "the server ended the stream before its last event")
-                return None
-            if self._is_new(event):
-                return event
+            if not events and self._progress.finished is None:
+                raise EdgeError(500, "server_error", "the server ended the stream before its last event")
+            if (found := [event for event in events if self._is_new(event)]) or not events:
+                return found
 
     def cancel(self) -> None:
         """Cancel the generation; no effect on one that has ended."""
@@ -76,19 +69,26 @@ class EdgeStream:
         self._is_cancelled = True
         self._call.cancel()
 
-    def _asked(self) -> _Call:
+    def _asked(self) -> StreamCall:
         if not self._progress.has_begun:
             return self._calls.begin(self._progress.spec, self._metadata)
         rest = inference_pb2.ResumeGenerateRequest(spec=self._progress.rest())
-        return self._inference.ResumeGenerate(rest, metadata=self._metadata)
+        return OwnCall(self._inference.ResumeGenerate(rest, metadata=self._metadata))
 
     def _is_new(self, event: Event) -> bool:
         """Records an event. Whether it was not read before: a stream that was resumed begins with what is known."""
         if self._progress.take(event) is not None:
             return True
-        kind = event.WhichOneof("event")
+        kind = kind_of(event)
         one = (kind, event.output_finished.output_index)
         if kind == "delta" or one in self._sent:
             return False
         self._sent.add(one)
         return True
+
+
+def kind_of(event: Event) -> str | None:
+    """Returns the name of the part that an event has."""
+    if isinstance(event, inference_pb2.ConverseResponse):
+        return event.WhichOneof("frame")
+    return event.WhichOneof("event")

@@ -7,7 +7,7 @@ a few seconds only.
 """
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import TypeAlias
 
 import grpc
@@ -21,10 +21,32 @@ TAKES_S = 5.0  # how long a call takes new generations
 MOST_GENERATIONS = 128  # of one call; a gateway allows twice as many
 OWN = frozenset({"traceparent", "tracestate"})  # of one request: with these it has a call of its own
 
-StreamCall: TypeAlias = (
-    "grpc.aio.UnaryStreamCall[inference_pb2.StreamGenerateRequest, inference_pb2.StreamGenerateResponse]"
-    " | SharedGeneration"
+Event: TypeAlias = (
+    inference_pb2.StreamGenerateResponse | inference_pb2.ResumeGenerateResponse | inference_pb2.ConverseResponse
 )
+_Call: TypeAlias = (
+    "grpc.aio.UnaryStreamCall[inference_pb2.StreamGenerateRequest, inference_pb2.StreamGenerateResponse]"
+    " | grpc.aio.UnaryStreamCall[inference_pb2.ResumeGenerateRequest, inference_pb2.ResumeGenerateResponse]"
+)
+
+
+class OwnCall:
+    """A call of one stream."""
+
+    def __init__(self, call: _Call) -> None:
+        self._call = call
+
+    async def read(self) -> Sequence[Event]:
+        """Returns the next event; none behind the last. Raises AioRpcError."""
+        event = await self._call.read()
+        return (event,) if isinstance(event, Event) else ()  # or EOF
+
+    def cancel(self) -> None:
+        """Cancels it; no effect if it has ended."""
+        self._call.cancel()
+
+
+StreamCall: TypeAlias = OwnCall | SharedGeneration
 
 
 class SharedCalls:
@@ -53,7 +75,7 @@ class SharedCalls:
         """Begins a generation."""
         if self._num_running.get(metadata, 0) <= SHARED_FROM or any(key in OWN for key, _ in metadata):
             asked = inference_pb2.StreamGenerateRequest(spec=spec)
-            return self._inference.StreamGenerate(asked, metadata=metadata)
+            return OwnCall(self._inference.StreamGenerate(asked, metadata=metadata))
         return self._shared(metadata).open(spec)
 
     def _shared(self, metadata: Metadata) -> SharedCall:

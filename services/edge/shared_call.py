@@ -6,7 +6,7 @@ stream that takes nothing for too long is ended.
 
 import asyncio
 import itertools
-from collections import deque
+from collections.abc import Sequence
 from typing import TypeAlias
 
 import grpc
@@ -16,7 +16,7 @@ from sluice.v1 import inference_pb2, types_pb2
 
 MERGED_FROM = 4  # waiting events of a stream; further deltas are merged
 MOST_BYTES = 1 << 20  # of the waiting events of a stream
-Event = inference_pb2.StreamGenerateResponse
+Event = inference_pb2.ConverseResponse  # has the parts of StreamGenerateResponse under the same names
 _CODES = {code.value[0]: code for code in grpc.StatusCode}
 _Call: TypeAlias = "grpc.aio.StreamStreamCall[inference_pb2.ConverseRequest, inference_pb2.ConverseResponse]"
 
@@ -105,23 +105,25 @@ class SharedGeneration:
         self._tag = tag
         self._tells_prompt = output.echo or output.HasField("prompt_logprobs")
         self._accepted: Event | None = None  # until the next frame
-        self._waiting: deque[Event] = deque()
-        self._num_bytes = 0
+        self._waiting: list[Event] = []
+        self._num_bytes = 0  # of the waiting events, without the first
         self._end: grpc.aio.AioRpcError | bool = False  # its error; True: it has ended well
-        self._news = asyncio.Event()
+        self._news: asyncio.Future[None] | None = None  # what the reader waits for
 
-    async def read(self) -> object:
-        """Returns the next event, EOF behind the last. Raises AioRpcError."""
+    async def read(self) -> Sequence[Event]:
+        """Returns the events that have come, at least one; none behind the last. Raises AioRpcError."""
         while not self._waiting:
             if isinstance(self._end, grpc.aio.AioRpcError):
                 raise self._end
             if self._end:
-                return grpc.aio.EOF
-            self._news.clear()
-            await self._news.wait()
-        event = self._waiting.popleft()
-        self._num_bytes = self._num_bytes - event.ByteSize() if self._waiting else 0
-        return event
+                return ()
+            self._news = asyncio.get_running_loop().create_future()
+            try:
+                await self._news
+            finally:
+                self._news = None
+        found, self._waiting, self._num_bytes = self._waiting, [], 0
+        return found
 
     def cancel(self) -> None:
         """Cancels it; no effect if it has ended."""
@@ -130,22 +132,22 @@ class SharedGeneration:
     def fail(self, error: grpc.aio.AioRpcError) -> None:
         """Ends it with `error`, behind the events that wait."""
         self._end = self._end or error
-        self._news.set()
+        self._wake()
 
     def take(self, frame: inference_pb2.ConverseResponse) -> bool:
         """Takes a frame. Returns whether it is the last."""
         match frame.WhichOneof("frame"):
             case "delta":
-                self._add_delta(frame.delta)
+                self._add_delta(frame)
             case "accepted":
-                self._accepted = Event(accepted=frame.accepted)
+                self._accepted = frame
             case "prompt_info":
-                self._add(Event(prompt_info=frame.prompt_info) if self._tells_prompt else None)
+                self._add(frame if self._tells_prompt else None)
             case "output_finished":
-                self._add(Event(output_finished=frame.output_finished))
+                self._add(frame)
             case "finished":
                 self._end = True
-                self._add(Event(finished=frame.finished))
+                self._add(frame)
                 return True
             case "failed":
                 self.fail(_failed(frame.failed))
@@ -155,20 +157,27 @@ class SharedGeneration:
             self.cancel()
         return False
 
-    def _add_delta(self, delta: types_pb2.Delta) -> None:
-        waiting = self._waiting
+    def _add_delta(self, frame: Event) -> None:
+        waiting, delta = self._waiting, frame.delta
         if len(waiting) >= MERGED_FROM and waiting[-1].delta.seq and is_of_one(waiting[-1].delta, delta):
             self._num_bytes += delta.ByteSize()
             merge(waiting[-1].delta, delta)
         else:
-            self._add(Event(delta=delta))
+            self._add(frame)
 
     def _add(self, event: Event | None) -> None:
-        found = [one for one in (self._accepted, event) if one is not None]
-        self._accepted = None
-        self._waiting.extend(found)
-        self._num_bytes += sum([one.ByteSize() for one in found])
-        self._news.set()
+        if self._waiting and event is not None:
+            self._num_bytes += event.ByteSize()
+        if self._accepted is not None:
+            self._waiting.append(self._accepted)
+            self._accepted = None
+        if event is not None:
+            self._waiting.append(event)
+        self._wake()
+
+    def _wake(self) -> None:
+        if self._news is not None and not self._news.done():
+            self._news.set_result(None)
 
 
 def is_of_one(first: types_pb2.Delta, second: types_pb2.Delta) -> bool:

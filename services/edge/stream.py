@@ -5,15 +5,15 @@ There is one stream for each prompt. The caller cancels the gRPC calls when its 
 
 import dataclasses
 from collections import Counter
-from collections.abc import AsyncGenerator, AsyncIterator, Iterator
-from typing import assert_never
+from collections.abc import Iterator, Sequence
 
 import msgspec
 from sluice.v1 import types_pb2
 
 from sluice_server.services.edge.answers import Dialect, ResponseHead, add_usage, reason, sections, usage
 from sluice_server.services.edge.report import AnswerReport, Json, echo_offset
-from sluice_server.services.edge.resumed import Event
+from sluice_server.services.edge.resumed import kind_of
+from sluice_server.services.edge.shared import Event
 
 _TEXT = "\0text"  # stands for the text in the chunk of which the bytes around a text are taken
 _TEXT_BYTES = msgspec.json.encode(_TEXT)
@@ -44,14 +44,10 @@ class Chunks:
     num_ended: int = 0
     around: dict[int, tuple[bytes, bytes]] = dataclasses.field(default_factory=dict)
 
-    async def of(
-        self,
-        events: AsyncIterator[tuple[int, Event]],
-    ) -> AsyncGenerator[bytes, None]:
-        """Yields the chunks of each of `events`, which have the number of their stream, as one piece: one write."""
-        async for source, event in events:
-            if made := self._text_alone(source, event.delta) or b"".join(self._chunks(source, event)):
-                yield made
+    def of(self, source: int, events: Sequence[Event]) -> bytes:
+        """Returns the chunks of the events of stream `source` that came together, as one piece: one write."""
+        made = [self._text_alone(source, event.delta) or b"".join(self._chunks(source, event)) for event in events]
+        return made[0] if len(made) == 1 else b"".join(made)
 
     def _text_alone(self, source: int, delta: types_pb2.Delta) -> bytes:
         """Returns the chunk of a delta that has nothing but text, by far the most frequent, from the bytes around its
@@ -68,7 +64,7 @@ class Chunks:
         return around[0] + _encode(text) + around[1]
 
     def _chunks(self, source: int, event: Event) -> Iterator[bytes]:
-        match event.WhichOneof("event"):
+        match kind_of(event):
             case "accepted":
                 one = event.accepted
                 name = self.dialect.prefix + one.generation_id
@@ -86,10 +82,6 @@ class Chunks:
                 self.num_ended += 1
                 if self.report.include_usage and self.num_ended == self.report.num_prompts:
                     yield self._chunk([], {}, usage(self.spent, self.report))
-            case None:
-                return
-            case unknown:
-                assert_never(unknown)
 
     def _delta(self, source: int, delta: types_pb2.Delta) -> Iterator[bytes]:
         index = self._index(source, delta.output_index)

@@ -1,6 +1,6 @@
 """What answers tell besides text: echo, ids and log probabilities of the prompt, usage; whole and streamed."""
 
-from collections.abc import AsyncIterator
+from collections.abc import Iterator
 from typing import Any
 
 import msgspec
@@ -38,8 +38,8 @@ def answer(dialect: Dialect, report: AnswerReport, num: int = 1) -> Json:
     return whole(dialect, [made] * num, 1, report)
 
 
-async def pieces(dialect: Dialect, report: AnswerReport, sources: tuple[int, ...] = (0,)) -> list[bytes]:
-    async def events() -> AsyncIterator[tuple[int, Event]]:
+def pieces(dialect: Dialect, report: AnswerReport, sources: tuple[int, ...] = (0,)) -> list[bytes]:
+    def events() -> Iterator[tuple[int, Event]]:
         for source in sources:
             yield source, Event(accepted=types_pb2.Accepted(generation_id=f"g{source}"))
             yield source, Event(prompt_info=PROMPT)
@@ -48,17 +48,18 @@ async def pieces(dialect: Dialect, report: AnswerReport, sources: tuple[int, ...
             yield source, Event(output_finished=types_pb2.OutputFinished(finish_reason=LENGTH))
             yield source, Event(finished=types_pb2.Finished(usage=USAGE))
 
-    return [piece async for piece in Chunks(dialect, 1, report).of(events())]
+    made = Chunks(dialect, 1, report)
+    return [piece for source, event in events() if (piece := made.of(source, [event]))]
 
 
-async def chunks(dialect: Dialect, report: AnswerReport, sources: tuple[int, ...] = (0,)) -> list[Json]:
-    events = b"".join(await pieces(dialect, report, sources)).split(b"\n\n")
+def chunks(dialect: Dialect, report: AnswerReport, sources: tuple[int, ...] = (0,)) -> list[Json]:
+    events = b"".join(pieces(dialect, report, sources)).split(b"\n\n")
     assert events.pop() == b"" and all(event.startswith(b"data: ") for event in events)
     return [msgspec.json.decode(event.removeprefix(b"data: ")) for event in events]
 
 
-async def test_the_chunks_of_an_event_are_one_write() -> None:
-    first, *_ = found = await pieces(CHAT, AnswerReport(include_usage=True))
+def test_the_chunks_of_an_event_are_one_write() -> None:
+    first, *_ = found = pieces(CHAT, AnswerReport(include_usage=True))
     assert first.count(b"data: ") == 2 and len(found) == 3  # role and text; how the output ended; usage
 
 
@@ -119,8 +120,8 @@ def test_of_candidates_with_one_name_the_best_is_told() -> None:
     assert found["top_logprobs"] == [{"\ufffd": -1.0}]
 
 
-async def test_a_prompt_precedes_its_stream() -> None:
-    found = await chunks(COMPLETION, AnswerReport(scored=True, echoed=("ab",), token_ids=True))
+def test_a_prompt_precedes_its_stream() -> None:
+    found = chunks(COMPLETION, AnswerReport(scored=True, echoed=("ab",), token_ids=True))
     first, second, last = map(only, found)
     assert (first["text"], first["logprobs"]["tokens"], first["prompt_token_ids"]) == (
         "ab",
@@ -130,31 +131,31 @@ async def test_a_prompt_precedes_its_stream() -> None:
     assert first["logprobs"]["text_offset"] == [0, 0, 1]
     assert (second["text"], second["logprobs"]["text_offset"], second["token_ids"]) == ("c", [2], [7])
     assert last["finish_reason"] == "length"
-    alone = await chunks(COMPLETION, AnswerReport(echoed=("ab",), prompt_only=True))
+    alone = chunks(COMPLETION, AnswerReport(echoed=("ab",), prompt_only=True))
     assert "".join(only(one)["text"] for one in alone) == "ab"
 
 
-async def test_ids_of_a_chat_streamed() -> None:
-    first, second, _ = await chunks(CHAT, AnswerReport(token_ids=True))
+def test_ids_of_a_chat_streamed() -> None:
+    first, second, _ = chunks(CHAT, AnswerReport(token_ids=True))
     assert first["prompt_token_ids"] == [1, 5, 6] and "prompt_token_ids" not in second
     assert only(second)["token_ids"] == [7]
 
 
-async def test_usage_of_a_stream() -> None:
-    async def told(report: AnswerReport) -> list[object]:
-        return [chunk.get("usage", "none") for chunk in await chunks(CHAT, report)]
+def test_usage_of_a_stream() -> None:
+    def told(report: AnswerReport) -> list[object]:
+        return [chunk.get("usage", "none") for chunk in chunks(CHAT, report)]
 
-    assert await told(AnswerReport()) == ["none"] * 3
-    *before, last = await told(AnswerReport(include_usage=True))
+    assert told(AnswerReport()) == ["none"] * 3
+    *before, last = told(AnswerReport(include_usage=True))
     assert before == [None] * 3 and isinstance(last, dict) and last["total_tokens"] == 4
-    counted = await told(AnswerReport(include_usage=True, continuous_usage=True))
+    counted = told(AnswerReport(include_usage=True, continuous_usage=True))
     assert [one["completion_tokens"] for one in counted if isinstance(one, dict)] == [0, 1, 1, 1]
     assert [one["prompt_tokens"] for one in counted if isinstance(one, dict)] == [3, 3, 3, 3]
 
 
-async def test_streams_of_several_prompts_are_one() -> None:
+def test_streams_of_several_prompts_are_one() -> None:
     report = AnswerReport(echoed=("x", "y"), include_usage=True, num_prompts=2)
-    *found, last = await chunks(COMPLETION, report, (0, 1))
+    *found, last = chunks(COMPLETION, report, (0, 1))
     texts = {index: "".join(only(one)["text"] for one in found if only(one)["index"] == index) for index in (0, 1)}
     assert texts == {0: "xc", 1: "yc"}
     assert {one["id"] for one in (*found, last)} == {"cmpl-g0"}

@@ -13,7 +13,7 @@ from sluice.v1 import inference_pb2, inference_pb2_grpc, types_pb2
 
 from sluice_server.services.edge.errors import EdgeError
 from sluice_server.services.edge.recovery import MOST_LOSSES, repeated
-from sluice_server.services.edge.resumed import EdgeStream
+from sluice_server.services.edge.resumed import EdgeStream, kind_of
 from sluice_server.services.edge.shared import SharedCalls
 
 SPEC = types_pb2.GenerationSpec(text="p")
@@ -115,8 +115,8 @@ async def read(lossy: LossyServer) -> list[str]:
     found = []
     async with behind(lossy) as channel:
         stream = EdgeStream(channel, SPEC, (), SharedCalls(channel))
-        while (event := await stream.read()) is not None:
-            found.append(event.delta.text or str(event.WhichOneof("event")))
+        while events := await stream.read():
+            found += [event.delta.text or str(kind_of(event)) for event in events]
     return found
 
 

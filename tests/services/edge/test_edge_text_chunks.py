@@ -1,7 +1,7 @@
 """Chunks of text alone, made from the bytes around their text, are those that the general way makes."""
 
+import itertools
 import random
-from collections.abc import AsyncIterator
 
 import pytest
 from sluice.v1 import inference_pb2, types_pb2
@@ -54,17 +54,22 @@ def events_of(report: AnswerReport, rng: random.Random) -> list[tuple[int, Event
     return events
 
 
-async def made(chunks: Chunks, events: list[tuple[int, Event]]) -> list[bytes]:
-    async def told() -> AsyncIterator[tuple[int, Event]]:
-        for one in events:
-            yield one
-
-    return [piece async for piece in chunks.of(told())]
+def made(chunks: Chunks, events: list[tuple[int, Event]], most: int) -> list[bytes]:
+    """The pieces of events of which up to that many of one source come together."""
+    groups = [
+        (source, [event for _, event in group]) for source, group in itertools.groupby(events, lambda one: one[0])
+    ]
+    pieces = []
+    for source, group in groups:
+        pieces += [chunks.of(source, group[at : at + most]) for at in range(0, len(group), most)]
+    return pieces
 
 
 @pytest.mark.parametrize("dialect", [CHAT, COMPLETION], ids=["chat", "completion"])
 @pytest.mark.parametrize("report", REPORTS.values(), ids=REPORTS)
-async def test_the_chunks_are_the_same(dialect: Dialect, report: AnswerReport) -> None:
+def test_the_chunks_are_the_same(dialect: Dialect, report: AnswerReport) -> None:
     for seed in range(20):
         events = events_of(report, random.Random(seed))
-        assert await made(Chunks(dialect, 1, report), events) == await made(Plain(dialect, 1, report), events)
+        alone = made(Chunks(dialect, 1, report), events, 1)
+        assert alone == made(Plain(dialect, 1, report), events, 1)
+        assert b"".join(alone) == b"".join(made(Chunks(dialect, 1, report), events, 3))
