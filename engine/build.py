@@ -27,7 +27,7 @@ from sluice_server.engine.models.limits import check_embeds_scale, check_tables
 from sluice_server.engine.models.loading import embeddings_of, load_model
 from sluice_server.engine.models.model import Model
 from sluice_server.engine.models.vision.config import read_vision
-from sluice_server.engine.models.vision.tower import load_vision
+from sluice_server.engine.models.vision.loading import load_vision
 from sluice_server.engine.parallel.group import GroupRunner, Workers
 from sluice_server.engine.parallel.messages import Allocate
 from sluice_server.engine.parallel.options import check_parallel, shape_of

@@ -222,22 +222,28 @@ def check_images(images: Sequence[PromptImage], ids: Sequence[int], limits: Limi
     form = check_num_images(len(images), limits, field)
     behind, places = 0, 0
     for index, image in enumerate(images):
-        name, end = f"{field}[{index}]", image.first + image.num_tokens
-        if len(image.pixels) != form.num_bytes:
-            text = f"have {len(image.pixels)} bytes; the model takes {form.num_bytes}"
-            raise invalid(f"{name}.pixels", text, limit=form.num_bytes, actual=len(image.pixels))
-        if len(image.digest) != DIGEST_BYTES:
-            raise invalid(f"{name}.digest", f"has {len(image.digest)} bytes; it must have {DIGEST_BYTES}")
-        if image.num_tokens != form.num_tokens or image.first < behind:
-            text = f"has {image.num_tokens} tokens from position {image.first} on; images have {form.num_tokens}, and "
-            raise invalid(name, text + f"this one may begin at {behind}")
-        if tuple(ids[image.first : end]) != (form.token_id,) * form.num_tokens:
-            raise invalid(
-                name, f"the prompt has not {form.num_tokens} ids {form.token_id} from position {image.first} on"
-            )
-        behind, places = end, places + form.num_tokens
+        check_image(image, form, ids, behind, f"{field}[{index}]")
+        behind, places = image.end, places + form.ids(image.grid).count(form.token_id)
     if (actual := tuple(ids).count(form.token_id)) != places:
         raise invalid("prompt", f"has {actual} ids {form.token_id}, which stand for images; those sent take {places}")
+
+
+def check_image(image: PromptImage, form: ImageForm, ids: Sequence[int], behind: int, name: str) -> None:
+    """Raises `ServiceError` if an image is not as the model takes it, or has no place in the prompt behind `behind`."""
+    if not form.has(image.grid):
+        most = f"has {form.grid}" if form.grid is not None else f"may have {form.most_tokens} tokens"
+        raise invalid(f"{name}.grid", f"is {image.grid}; an image of this model {most}", limit=form.most_tokens)
+    num, num_bytes = form.num_tokens(image.grid), form.num_bytes(image.grid)
+    if len(image.pixels) != num_bytes:
+        text = f"have {len(image.pixels)} bytes; the model takes {num_bytes}"
+        raise invalid(f"{name}.pixels", text, limit=num_bytes, actual=len(image.pixels))
+    if len(image.digest) != DIGEST_BYTES:
+        raise invalid(f"{name}.digest", f"has {len(image.digest)} bytes; it must have {DIGEST_BYTES}")
+    if image.num_tokens != num or image.first < behind:
+        text = f"has {image.num_tokens} tokens from position {image.first} on; images have {num}, and "
+        raise invalid(name, text + f"this one may begin at {behind}")
+    if tuple(ids[image.first : image.end]) != form.ids(image.grid):
+        raise invalid(name, f"the prompt has not {num} ids {form.token_id} from position {image.first} on")
 
 
 def check_embeds_use(params: SamplingParams) -> None:

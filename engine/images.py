@@ -5,8 +5,11 @@ Pure; `engine.checks` validates them.
 
 import dataclasses
 import hashlib
+from typing import TypeAlias
 
 DIGEST_BYTES = 32
+PIXEL_BYTES = 12  # red, green and blue, float32
+Grid: TypeAlias = tuple[int, int]  # rows and columns of an image's tokens
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -15,15 +18,45 @@ class ImageForm:
 
     Attributes:
         token_id: the id that stands in a prompt for each token of an image.
-        num_tokens: tokens of an image.
-        num_bytes: of its pixels.
+        cell: pixels of a side of what is one token.
+        most_tokens: of an image.
+        grid: of every image; None: each has its own.
+        patch: pixels of a side of a patch, where pixels come patch by patch and token by token; 0: colour by colour.
+        num_more: tokens besides those of the grid, before them.
         max_images: of a request.
     """
 
     token_id: int
-    num_tokens: int
-    num_bytes: int
+    cell: int
+    most_tokens: int
+    grid: Grid | None = None
+    patch: int = 0
+    num_more: int = 0
     max_images: int = 16
+
+    @property
+    def most_bytes(self) -> int:
+        """Bytes of the pixels of the largest image."""
+        return self.num_bytes((1, self.most_tokens))
+
+    def has(self, grid: Grid) -> bool:
+        """Whether an image may have this grid."""
+        rows, columns = grid
+        if self.grid is not None:
+            return grid == self.grid
+        return rows >= 1 and columns >= 1 and rows * columns <= self.most_tokens
+
+    def num_tokens(self, grid: Grid) -> int:
+        """Returns the tokens of an image."""
+        return grid[0] * grid[1] + self.num_more
+
+    def num_bytes(self, grid: Grid) -> int:
+        """Returns the bytes of an image's pixels."""
+        return grid[0] * grid[1] * self.cell**2 * PIXEL_BYTES
+
+    def ids(self, grid: Grid) -> tuple[int, ...]:
+        """Returns the ids that stand for an image in a prompt."""
+        return (self.token_id,) * self.num_tokens(grid)
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -32,13 +65,15 @@ class PromptImage:
 
     Attributes:
         first: position of its first token.
-        num_tokens: its tokens; their ids are `ImageForm.token_id`.
-        digest: SHA-256 over its pixels: equal digests mean equal pixels.
-        pixels: [3, side, side], float32, normalised as the model takes them.
+        num_tokens: its tokens; their ids are `ImageForm.ids`.
+        grid: rows and columns of its tokens.
+        digest: of its pixels and its grid: equal digests mean equal images.
+        pixels: float32, normalised, in the order in which the model takes them.
     """
 
     first: int
     num_tokens: int
+    grid: Grid
     digest: bytes
     pixels: bytes
 
@@ -48,6 +83,11 @@ class PromptImage:
         return self.first + self.num_tokens
 
     @classmethod
-    def at(cls, first: int, num_tokens: int, pixels: bytes) -> "PromptImage":
+    def at(cls, first: int, num_tokens: int, grid: Grid, pixels: bytes) -> "PromptImage":
         """Returns an image at a place in a prompt."""
-        return cls(first, num_tokens, hashlib.sha256(pixels).digest(), pixels)
+        return cls(first, num_tokens, grid, digest_of(grid, pixels), pixels)
+
+
+def digest_of(grid: Grid, pixels: bytes) -> bytes:
+    """Returns SHA-256 over the pixels and their shape, without which images of one colour could be confused."""
+    return hashlib.sha256(f"{grid[0]} {grid[1]}\n".encode() + pixels).digest()

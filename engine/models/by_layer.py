@@ -41,6 +41,9 @@ class RopeConfig:
     Attributes:
         partial: the share of a head that is rotated; the numbers behind it stay as they are.
         short_factors, long_factors: of longrope, a divisor for each frequency; empty otherwise.
+        sections: how many frequencies turn by time, by row and by column, for tokens of images; empty where positions
+            have one direction.
+        interleaved: whether the sections take turns.
     """
 
     theta: float = 10_000.0
@@ -49,6 +52,8 @@ class RopeConfig:
     partial: float = 1.0
     short_factors: tuple[float, ...] = ()
     long_factors: tuple[float, ...] = ()
+    sections: tuple[int, ...] = ()
+    interleaved: bool = False
 
     def get(self, name: str, default: float | None = None) -> float:
         """Returns a parameter of the scaling. Raises KeyError if it is absent and has no default."""
@@ -95,8 +100,19 @@ def _rope(raw: Fields, scaling: Json, name: str, theta_field: str) -> RopeConfig
         found["truncate"] = float(own.boolean("truncate", True))
     base = raw.number(theta_field, 10_000.0) if theta is None else theta
     partial = own.number("partial_rotary_factor", raw.number("partial_rotary_factor", 1.0))
-    factors = tuple(_factors(own, name, kind == "longrope") for name in (SHORT, LONG))
-    return RopeConfig(base, str(kind), tuple(found.items()), partial, *factors)
+    short, long = (_factors(own, name, kind == "longrope") for name in (SHORT, LONG))
+    turns = _sections(own), own.boolean("mrope_interleaved", False)
+    return RopeConfig(base, str(kind), tuple(found.items()), partial, short, long, *turns)
+
+
+def _sections(own: Fields) -> tuple[int, ...]:
+    """Returns the sections of rotary embeddings in three directions; none if the file has none."""
+    found = own.values.get("mrope_section")
+    if found is None:
+        return ()
+    if not isinstance(found, list) or len(found) != 3 or not all(RULES["mrope_section"].holds(one) for one in found):
+        raise own.must_be("mrope_section", f"a list of three, {RULES['mrope_section']} each")
+    return tuple(int(cast("int", one)) for one in found)
 
 
 def _factors(own: Fields, name: str, is_needed: bool) -> tuple[float, ...]:
@@ -119,6 +135,9 @@ def check_rotary(raw: Fields, rope: RopeConfig, head_dim: int) -> None:
         if rope.kind == "longrope" and len(factors) != size // 2:
             text = f"has {len(factors)} numbers; {size} rotated numbers of a head need {size // 2}: {MENDING}"
             raise raw.wrong(f"rope_parameters.{name}", text)
+    if rope.sections and sum(rope.sections) != head_dim // 2:
+        text = f"is {list(rope.sections)}; its sum must be half of a head of {head_dim}: {MENDING}"
+        raise raw.wrong("rope_parameters.mrope_section", text)
 
 
 def read_rotated(raw: Fields, num_layers: int) -> tuple[bool, ...]:

@@ -18,7 +18,7 @@ from sluice_server.engine.models.layers.mlp_weights import make_mlp
 from sluice_server.engine.models.layers.sides import Folding, StepSides
 from sluice_server.engine.models.observed import DIGEST_BYTES, InputObserver, WeighingPack, observed_layers, random_ids
 from sluice_server.engine.models.registry import traits_of
-from sluice_server.engine.models.rope import rotary_tables, uses_long_factors
+from sluice_server.engine.models.rope import Rotations, uses_long_factors
 from sluice_server.engine.models.traits import ArchitectureTraits
 from sluice_server.engine.models.vocabulary import vocabulary_of
 from sluice_server.engine.models.weights import WeightSource
@@ -43,7 +43,7 @@ HiddenStateHooks: TypeAlias = Mapping[
     int, Callable[[Tensor, Tensor, int], None]
 ]  # by layer: stores its hidden states by slot
 
-GivenRows: TypeAlias = tuple[int, Tensor]  # index of the first token of a step, embeddings [N, hidden] from there on
+GivenRows: TypeAlias = tuple[int, Tensor]  # index of the first token of a step, numbers of those from there on
 
 
 def hooks_of(behind: tuple[int, ...], states: Tensor) -> HiddenStateHooks:
@@ -107,7 +107,7 @@ class Model:
         self.embedding_scale = scale / traits.residual_scale
         self._scale = torch.tensor(scale, dtype=dtype, device=device) if scale != 1.0 else None
         self._stream_scale = 1.0 / traits.residual_scale
-        self._cis = rotary_tables(config, traits, num_positions, device)
+        self._rotations = Rotations(config, traits, num_positions, device)
         is_weighed = pack.weighs and not is_stored and device.type == "cpu"
         self._layers = self._load_layers(traits, loader_of, WeighingPack(pack) if is_weighed else None, loader)
         self._head = ModelHead(config, traits, loader, source, whole, self._vocabulary) if self.is_last else None
@@ -148,9 +148,9 @@ class Model:
 
     def _observer(self) -> InputObserver:
         """Returns what computes random ids through layers as they are loaded, from where earlier stages end."""
-        ids = random_ids(self.config.vocab_size, len(self._cis[0])).to(self.device)
+        ids = random_ids(self.config.vocab_size, self._rotations.num_positions).to(self.device)
         cache = self.new_cache(-(-len(ids) // OBSERVED_BLOCK), OBSERVED_BLOCK, torch.float32)[0]
-        cis = [table[: len(ids)].contiguous() for table in self._cis]
+        cis = self._rotations.of(torch.arange(len(ids), device=self.device))
         return InputObserver(self._entry(ids), cis, cache, OBSERVED_BLOCK)
 
     def fix(self) -> None:
@@ -160,6 +160,11 @@ class Model:
         if self._head is not None:
             self._head.fix()
         self.is_fixed = True
+
+    @property
+    def is_turned(self) -> bool:
+        """Whether positions may have three directions, for tokens of images."""
+        return self._rotations.axes is not None
 
     @property
     def slot_align(self) -> int:
@@ -199,19 +204,22 @@ class Model:
         meta: AttentionMetadata,
         kept: Tensor | None = None,
         given: Sequence[GivenRows] = (),
+        turned: Sequence[GivenRows] = (),
         sides: StepSides | None = None,
     ) -> Tensor:
         """Returns hidden states [T, hidden] (float32) of ids, positions int64 [T]; writes this step's keys and values.
 
         `kept`, int64 and ascending: indices of the only tokens whose hidden states are needed; the result is then
         [len(kept), hidden]. Of a stage before the last it is of no use: it was sent to the next stage.
-        `given`: embeddings that take the place of those of ids. `sides`: products of adapters, for the rows with one.
-        They are not computed layer by layer in one call, so bits of the other rows may differ from those without.
+        `given`: embeddings [N, hidden] that take the place of those of ids. `turned`: positions int64 [3, N], in time,
+        rows and columns, that turn these tokens in the place of `positions`; see `is_turned`. `sides`: products of
+        adapters, for the rows with one. They are not computed layer by layer in one call, so bits of the other rows may
+        differ from those without.
         """
         h = self._entry(ids)
         for first, rows in given:
             h[first : first + len(rows)] = rows
-        cis, hidden_state_hooks = [table[positions] for table in self._cis], self.hidden_state_hooks
+        cis, hidden_state_hooks = self._rotations.of(positions, turned), self.hidden_state_hooks
         for num, (layer, layer_cache) in enumerate(zip(self._layers, cache, strict=True), 1):
             # A hook needs the hidden states of all tokens.
             is_last = self.is_last and num == len(self._layers) and num not in hidden_state_hooks

@@ -5,6 +5,7 @@ The frequencies equal `transformers`' `ROPE_INIT_FUNCTIONS`: default, linear, ll
 """
 
 import math
+from collections.abc import Sequence
 
 import torch
 import torch.nn.functional as F
@@ -15,6 +16,50 @@ from sluice_server.engine.models.config import ModelConfig
 from sluice_server.engine.models.traits import ArchitectureTraits
 
 PART = 1024  # positions computed at a time
+
+
+class Rotations:
+    """What turns the queries and keys of a model, by position.
+
+    Attributes:
+        num_positions: that exist.
+        axes: int64 [head_dim / 2], which direction's position turns each frequency: time, row or column; None where
+            positions have one direction.
+    """
+
+    def __init__(
+        self, config: ModelConfig, traits: ArchitectureTraits, num_positions: int, device: torch.device
+    ) -> None:
+        self.num_positions = num_positions
+        self.axes = section_axes(config.rope, config.head_dim // 2, device)
+        self._tables = rotary_tables(config, traits, num_positions, device)
+
+    def of(self, positions: Tensor, turned: Sequence[tuple[int, Tensor]] = ()) -> list[Tensor]:
+        """Returns the rows complex64 [T, 1, head_dim / 2] of each table, in the order of `rotary_index`, for positions
+        int64 [T]. `turned`: positions [3, N] of some tokens, with the index of the first."""
+        if not turned:
+            return [table[positions] for table in self._tables]
+        assert self.axes is not None, "positions have one direction"
+        three = positions.repeat(3, 1)
+        for first, own in turned:
+            three[:, first : first + own.shape[1]] = own
+        at, frequencies = three[self.axes].t().contiguous(), torch.arange(len(self.axes), device=self.axes.device)
+        return [table[at, 0, frequencies].unsqueeze(1) for table in self._tables]
+
+
+def section_axes(rope: RopeConfig, num: int, device: torch.device) -> Tensor | None:
+    """Returns which direction's position turns each of `num` frequencies, int64; None where there is one direction.
+
+    Sections lie one behind the other, or rows and columns take turns with time, as far as their sections go.
+    """
+    if not rope.sections:
+        return None
+    axes = torch.arange(3).repeat_interleave(torch.tensor(rope.sections))
+    if rope.interleaved:
+        axes = torch.zeros(num, dtype=torch.int64)
+        for axis in (1, 2):
+            axes[axis : 3 * rope.sections[axis] : 3] = axis
+    return axes.to(device)
 
 
 def rotary_tables(

@@ -66,18 +66,19 @@ class ForwardPass:
         *,
         is_whole: bool,
         given: Sequence[GivenRows] = (),
+        turned: Sequence[GivenRows] = (),
         sides: StepSides | None = None,
     ) -> HiddenStates:
         """Computes a plan's tokens and writes their keys and values.
 
         `is_whole`: all hidden states are needed. `given`: embeddings that take the place of those of ids. `sides`:
-        products of adapters, for the rows with one.
+        products of adapters, for the rows with one. `turned`: positions in three directions, see `Model.forward`.
         """
         meta = self._layout(plan)
         ids = torch.from_numpy(np.array(plan.token_ids, dtype=np.int64)).to(self._model.device)
         at = self._places(plan, positions, meta)
         kept = None if is_whole or len(at) == plan.num_tokens else at
-        hidden = self._model.forward(ids, meta.positions, self._cache, meta, kept, given, sides)
+        hidden = self._model.forward(ids, meta.positions, self._cache, meta, kept, given, turned, sides)
         return HiddenStates(hidden, hidden if len(at) == len(hidden) else hidden[at])
 
     def move_accepted(self, moves: AcceptedMoves) -> None:

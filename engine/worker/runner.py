@@ -150,8 +150,10 @@ class Runner:
 
     def needs_hidden(self, plan: StepPlan) -> bool:
         """Returns whether a plan's forward pass needs more than ids, or gives more than logits to sample from."""
-        wanted = self._rows.prompts.spans(plan) or plan.pools or self._rows.adapters.sides(plan) is not None
-        return bool(wanted or self._rows.embeds.given(plan, self._model) or self._rows.images.given(plan))
+        rows, is_turned = self._rows, self._model.is_turned
+        wanted = rows.prompts.spans(plan) or plan.pools or rows.adapters.sides(plan) is not None
+        by_images = rows.images.given(plan) or (is_turned and rows.images.turned(plan))
+        return bool(wanted or rows.embeds.given(plan, self._model) or by_images)
 
     def _beside_masks(
         self, plan: StepPlan, positions: SamplePositions, compute: Callable[[], T]
@@ -172,7 +174,8 @@ class Runner:
         def forward() -> HiddenStates:
             given = self._rows.embeds.given(plan, self._model) + self._rows.images.given(plan)
             is_whole, sides = self.wanted(plan).is_whole, self._rows.adapters.sides(plan)
-            return self._forward.compute(plan, positions, is_whole=is_whole, given=given, sides=sides)
+            turned = self._rows.images.turned(plan) if self._model.is_turned else ()
+            return self._forward.compute(plan, positions, is_whole=is_whole, given=given, turned=turned, sides=sides)
 
         states, filled = self._beside_masks(plan, positions, forward)
         hidden = states.computed

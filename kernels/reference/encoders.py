@@ -31,6 +31,7 @@ ACTIVATIONS: Mapping[str, Callable[[Tensor], Tensor]] = {
     "gelu_tanh": _gelu_tanh,
     "quick_gelu": _quick_gelu,
     "relu": torch.relu,
+    "silu": F.silu,
     "tanh": torch.tanh,
 }
 

@@ -4,9 +4,8 @@ Images are decoded in this process only. Its parent limits its time; its memory 
 sockets or files, and its priority is lower than that of the engine and the stages.
 """
 
-import hashlib
-
 from sluice_server.engine.errors import ServiceError
+from sluice_server.engine.images import digest_of
 from sluice_server.services.media.image_frames import ImageAnswer, ImageJob, ImageSetup, Prepared, RefusedImage
 from sluice_server.services.media.pixels import prepare
 from sluice_server.services.process.background import lower_process
@@ -28,8 +27,9 @@ def main() -> None:
 def answered(job: ImageJob, setup: ImageSetup) -> ImageAnswer:
     """Answers one job."""
     try:
-        pixels = prepare(job.data, setup.processor, setup.limits, media_type=job.media_type).tobytes()
-        return Prepared(pixels, hashlib.sha256(pixels).digest())
+        found = prepare(job.data, setup.processor, setup.limits, media_type=job.media_type)
+        pixels = found.pixels.tobytes()
+        return Prepared(pixels, digest_of(found.grid, pixels), found.grid)
     except ServiceError as error:
         return RefusedImage(error.message.removeprefix(f"{error.field}: "), dict(error.details))
 

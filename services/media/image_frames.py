@@ -23,10 +23,12 @@ class ImageJob(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class Prepared(msgspec.Struct, frozen=True, tag=True, forbid_unknown_fields=True):
-    """The pixels of an image, [3, side, side], float32, in the machine's order of bytes, and their SHA-256."""
+    """The pixels of an image, float32, in the machine's order of bytes, rows and columns of its tokens, and the digest
+    of both."""
 
     pixels: bytes
     digest: bytes
+    grid: tuple[int, int]
 
 
 class RefusedImage(msgspec.Struct, frozen=True, tag=True, forbid_unknown_fields=True):

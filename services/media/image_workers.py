@@ -29,8 +29,10 @@ class ImageWorkers:
         self._children: ChildPool[ImageAnswer] = ChildPool(MODULE, setup, _decode, num, patience)
 
     def prepare(self, data: bytes, field: str, media_type: str = "") -> PreparedPixels:
-        """Returns the pixels of an encoded image, [3, side, side], float32. It must be of the media type, where one is
-        given. Raises ServiceError naming `field`."""
+        """Returns the pixels of an encoded image, float32. It must be of the media type, where one is given.
+
+        Raises ServiceError naming `field`.
+        """
         try:
             answer = self._children.ask(ImageJob(data, media_type))
         except OverdueError as error:
@@ -42,7 +44,7 @@ class ImageWorkers:
             ) from error
         if isinstance(answer, RefusedImage):
             raise invalid(field, answer.message, **answer.details)
-        return PreparedPixels(answer.digest, answer.pixels)
+        return PreparedPixels(answer.digest, answer.pixels, answer.grid)
 
     def close(self) -> None:
         """Ends the children. No image may be in work."""

@@ -5,7 +5,7 @@ The size that a file states is checked before anything is decoded, and only name
 
 import io
 import warnings
-from typing import TypeAlias
+from typing import NamedTuple, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
@@ -20,7 +20,9 @@ from PIL import (
 )
 
 from sluice_server.engine.errors import ServiceError, invalid
+from sluice_server.engine.images import Grid
 from sluice_server.services.media.processor import ImageLimits, ImageProcessor
+from sluice_server.services.media.resizing import ToMiddle
 
 _FILES = (
     PngImagePlugin.PngImageFile,
@@ -36,11 +38,23 @@ _ANY = "application/octet-stream"
 _WHITE = (255, 255, 255, 255)
 
 
+class PreparedImage(NamedTuple):
+    """An image as a model takes it.
+
+    Attributes:
+        pixels: [3, height, width], or [patches, 3 * side²] where the model takes patches.
+        grid: rows and columns of its tokens.
+    """
+
+    pixels: Pixels
+    grid: Grid
+
+
 def prepare(
     data: bytes, processor: ImageProcessor, limits: ImageLimits, field: str = "image", media_type: str = ""
-) -> Pixels:
-    """Returns the pixels, [3, side, side], of an encoded image; of an animation its first picture. It must be of the
-    media type, where one is given.
+) -> PreparedImage:
+    """Returns the pixels of an encoded image; of an animation its first picture. It must be of the media type, where
+    one is given.
 
     Raises ServiceError INVALID_ARGUMENT for what is no such image, is damaged, or exceeds a limit.
     """
@@ -54,7 +68,7 @@ def prepare(
                 _check_type(opened.format or "", media_type, field)
                 _check(opened.size, "has", limits, field)
                 image = _upright(opened)
-                size = processor.resized(*image.size)
+                size = _resized(processor, image.size, field)
                 _check(size, "is resized to", limits, field)
                 image = image.resize(size, Image.Resampling(processor.resample))
         except ServiceError:
@@ -67,7 +81,7 @@ def prepare(
             raise
         except Exception as error:  # decoders raise what they meet: OSError, ValueError, SyntaxError, struct.error
             raise invalid(field, f"cannot be decoded: {type(error).__name__}: {str(error)[:200]}") from None
-    return _normalised(_middle(image, processor.side), processor)
+    return _ordered(_normalised(_taken(image, processor), processor), processor)
 
 
 def _check_type(found: str, media_type: str, field: str) -> None:
@@ -96,7 +110,18 @@ def _upright(opened: Image.Image) -> Image.Image:
     return image.convert("RGB")
 
 
-def _middle(image: Image.Image, side: int) -> Image.Image:
+def _resized(processor: ImageProcessor, size: tuple[int, int], field: str) -> tuple[int, int]:
+    try:
+        return processor.resizing.resized(*size)
+    except ValueError as error:
+        raise invalid(field, str(error)) from None
+
+
+def _taken(image: Image.Image, processor: ImageProcessor) -> Image.Image:
+    """Returns the part of a resized image that the model gets."""
+    if not isinstance(processor.resizing, ToMiddle):
+        return image
+    side = processor.resizing.side
     left, top = (image.width - side) // 2, (image.height - side) // 2
     return image.crop((left, top, left + side, top + side))
 
@@ -104,4 +129,18 @@ def _middle(image: Image.Image, side: int) -> Image.Image:
 def _normalised(image: Image.Image, processor: ImageProcessor) -> Pixels:
     scaled = (np.asarray(image).astype(np.float64) * processor.scale).astype(np.float32)
     mean, std = np.array(processor.mean, np.float32), np.array(processor.std, np.float32)
-    return np.ascontiguousarray(((scaled - mean) / std).transpose(2, 0, 1))
+    normalised: Pixels = ((scaled - mean) / std).transpose(2, 0, 1)
+    return normalised
+
+
+def _ordered(pixels: Pixels, processor: ImageProcessor) -> PreparedImage:
+    """Returns pixels [3, height, width] in the model's order: as they are, or those of each token's patches one after
+    the other."""
+    _, height, width = pixels.shape
+    cell, patch = processor.cell, processor.patch
+    grid = height // cell, width // cell
+    if not patch:
+        return PreparedImage(np.ascontiguousarray(pixels), grid)
+    num = cell // patch
+    parts = pixels.reshape(3, grid[0], num, patch, grid[1], num, patch).transpose(1, 4, 2, 5, 0, 3, 6)
+    return PreparedImage(np.ascontiguousarray(parts).reshape(-1, 3 * patch * patch), grid)

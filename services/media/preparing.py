@@ -11,16 +11,18 @@ from collections.abc import Mapping
 from typing import NamedTuple, Protocol
 
 from sluice_server.engine.errors import ServiceError
+from sluice_server.engine.images import Grid
 from sluice_server.services.messages.work import ImageFile
 
 KEPT_BYTES = 64 << 20  # of pixels: 47 images of 336 by 336
 
 
 class PreparedPixels(NamedTuple):
-    """The pixels of an image and their SHA-256."""
+    """The pixels of an image, rows and columns of its tokens, and the digest of both."""
 
     digest: bytes
     pixels: bytes
+    grid: Grid
 
 
 class Decoder(Protocol):

@@ -1,11 +1,13 @@
-"""Reads what a checkpoint's preprocessor_config.json says of images. Depends on the standard library only."""
+"""Reads what a checkpoint's preprocessor_config.json says of images. Needs neither Pillow nor numpy."""
 
 import dataclasses
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 
 from sluice_server.engine.errors import unsupported
+from sluice_server.engine.images import ImageForm
 from sluice_server.engine.models.fields import MENDING, Fields, Json, read_json, shown
+from sluice_server.services.media.resizing import Resizing, ToCells, ToMiddle, ToSquare
 
 FILE = "preprocessor_config.json"
 MAX_SIDE = 1 << 14
@@ -15,20 +17,7 @@ _BILINEAR, _BICUBIC = 2, 3  # numbers of Pillow's filters, which files have
 _ALWAYS: Mapping[str, Json] = {
     **{"do_resize": True, "do_rescale": True, "do_normalize": True, "resample": _BICUBIC, "rescale_factor": 1 / 255},
 }
-# What files leave out, by the name of the processor without its ending ("Fast", "Pil").
-_ASSUMED: Mapping[str, Mapping[str, Json]] = {
-    "CLIPImageProcessor": {
-        **_ALWAYS,
-        **{"size": {"shortest_edge": 224}, "crop_size": {"height": 224, "width": 224}, "do_center_crop": True},
-        **{"image_mean": [*_CLIP_MEAN], "image_std": [*_CLIP_STD]},
-    },
-    "SiglipImageProcessor": {
-        **_ALWAYS,
-        **{"size": {"height": 224, "width": 224}, "do_center_crop": False},
-        **{"image_mean": [*_HALF], "image_std": [*_HALF]},
-    },
-}
-_KINDS = {**{name: name for name in _ASSUMED}, "LlavaImageProcessor": "CLIPImageProcessor"}
+_OF_CLIP: Mapping[str, Json] = {**_ALWAYS, "image_mean": [*_CLIP_MEAN], "image_std": [*_CLIP_STD]}
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -36,27 +25,25 @@ class ImageProcessor:
     """How the pixels of an image are prepared for a model.
 
     Attributes:
-        side: pixels of a side of what the model takes, a square.
-        shortest: the shorter side that an image is resized to, of which the middle is taken; 0: it is resized to the
-            square, whatever its shape.
+        cell: pixels of a side of what is one token.
+        patch: pixels of a side of a patch, where pixels are sent patch by patch; 0: colour by colour.
         resample: number of Pillow's filter.
         scale: factor of each number from 0 to 255.
         mean, std: of red, green and blue; subtracted, then divided by.
     """
 
-    side: int
-    shortest: int
+    resizing: Resizing
+    cell: int
+    patch: int
     resample: int
     scale: float
     mean: tuple[float, float, float]
     std: tuple[float, float, float]
 
-    def resized(self, width: int, height: int) -> tuple[int, int]:
-        """Returns the width and height that an image is resized to."""
-        if not self.shortest:
-            return self.side, self.side
-        longer = int(self.shortest * max(width, height) / min(width, height))
-        return (self.shortest, longer) if width <= height else (longer, self.shortest)
+    @property
+    def most_tokens(self) -> int:
+        """Cells of the largest image."""
+        return self.resizing.most_pixels // self.cell**2
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -70,15 +57,17 @@ class ImageLimits:
 FILE_LIMITS = ImageLimits()
 
 
-def read_processor(directory: Path) -> ImageProcessor:
-    """Reads a checkpoint directory. Raises ServiceError MODEL_INVALID or UNIMPLEMENTED naming file, field and value."""
+def read_processor(directory: Path, form: ImageForm) -> ImageProcessor:
+    """Reads a checkpoint directory, whose model takes images of this form. Raises ServiceError MODEL_INVALID or
+    UNIMPLEMENTED naming file, field and value."""
     path = directory / FILE
     given = Fields(path, read_json(path))
     named = given.string("image_processor_type", "CLIPImageProcessor").removesuffix("Fast").removesuffix("Pil")
     if named not in _KINDS:
         text = f"image_processor_type {shown(named)} is not supported; supported are {', '.join(_KINDS)}"
         raise unsupported("image_processor_type", text)
-    raw = Fields(path, {**_ASSUMED[_KINDS[named]], **given.values})
+    assumed, resizing_of = _KINDS[named]
+    raw = Fields(path, {**assumed, **given.values})
     for name in ("do_resize", "do_rescale", "do_normalize"):
         if not raw.boolean(name, True):
             raise unsupported(name, f"{path}: {name} is false; images are prepared with it")
@@ -87,19 +76,68 @@ def read_processor(directory: Path) -> ImageProcessor:
     resample = raw.values.get("resample")
     if resample not in (_BILINEAR, _BICUBIC):
         raise raw.must_be("resample", f"{_BILINEAR} (bilinear) or {_BICUBIC} (bicubic)")
-    size, crops = raw.values.get("size"), raw.boolean("do_center_crop", False)
-    if crops:
-        shortest = _side(raw, "size", size.get("shortest_edge") if isinstance(size, dict) else size)
-        side = _square(raw, "crop_size")
-        if side > shortest:
-            raise raw.wrong("crop_size", f"has sides of {side}, more than size.shortest_edge, {shortest}: {MENDING}")
-    else:
-        shortest, side = 0, _square(raw, "size")
     scale = raw.values.get("rescale_factor")
     if isinstance(scale, bool) or not isinstance(scale, int | float) or not 0 < scale <= 1:
         raise raw.must_be("rescale_factor", "a number above 0, at most 1")
     mean, std = _colours(raw, "image_mean", low=-1e3), _colours(raw, "image_std", low=1e-6)
-    return ImageProcessor(side, shortest, int(resample), float(scale), mean, std)
+    return ImageProcessor(resizing_of(raw, form), form.cell, form.patch, int(resample), float(scale), mean, std)
+
+
+def _squares(raw: Fields, form: ImageForm) -> Resizing:
+    """Returns how CLIP's and SigLIP's pictures are resized: to the only size that the model takes."""
+    size = raw.values.get("size")
+    if form.grid is None:
+        raise raw.wrong("image_processor_type", f"prepares images of one size, and the model takes any: {MENDING}")
+    wanted = form.grid[0] * form.cell
+    if not raw.boolean("do_center_crop", False):
+        return ToSquare(_wanted(raw, "size", _square(raw, "size"), wanted))
+    shortest = _side(raw, "size", size.get("shortest_edge") if isinstance(size, dict) else size)
+    side = _wanted(raw, "crop_size", _square(raw, "crop_size"), wanted)
+    if side > shortest:
+        raise raw.wrong("crop_size", f"has sides of {side}, more than size.shortest_edge, {shortest}: {MENDING}")
+    return ToMiddle(shortest, side)
+
+
+def _cells(raw: Fields, form: ImageForm) -> Resizing:
+    """Returns how Qwen's pictures are resized: to whole cells, within bounds of pixels that have two spellings."""
+    if not form.patch:
+        raise raw.wrong("image_processor_type", f"prepares patches, and the model takes pictures: {MENDING}")
+    for name, wanted in (("patch_size", form.patch), ("merge_size", form.cell // form.patch)):
+        if raw.values.get(name) != wanted:
+            raise raw.must_be(name, f"{wanted}, as config.json says")
+    size = raw.values.get("size")
+    newer = size if isinstance(size, dict) else {}
+    least, most = (
+        _pixels(raw, old, raw.values.get(old, newer.get(new)))
+        for old, new in (("min_pixels", "shortest_edge"), ("max_pixels", "longest_edge"))
+    )
+    if least > most:
+        raise raw.wrong("min_pixels", f"is {least}, more than max_pixels, {most}: {MENDING}")
+    return ToCells(form.cell, least, most)
+
+
+_QWEN: Mapping[str, Json] = {
+    **_OF_CLIP,
+    **{"size": {"shortest_edge": 56 * 56, "longest_edge": 28 * 28 * 1280}, "patch_size": 14, "merge_size": 2},
+}
+# What files leave out, and how sizes are found, by the name of the processor without its ending ("Fast", "Pil").
+_KINDS: Mapping[str, tuple[Mapping[str, Json], Callable[[Fields, ImageForm], Resizing]]] = {
+    **dict.fromkeys(
+        ("CLIPImageProcessor", "LlavaImageProcessor"),
+        (
+            {
+                **_OF_CLIP,
+                **{"size": {"shortest_edge": 224}, "crop_size": {"height": 224, "width": 224}, "do_center_crop": True},
+            },
+            _squares,
+        ),
+    ),
+    "SiglipImageProcessor": (
+        {**_ALWAYS, "size": {"height": 224, "width": 224}, "image_mean": [*_HALF], "image_std": [*_HALF]},
+        _squares,
+    ),
+    "Qwen2VLImageProcessor": (_QWEN, _cells),
+}
 
 
 def _square(raw: Fields, name: str) -> int:
@@ -114,6 +152,19 @@ def _square(raw: Fields, name: str) -> int:
 def _side(raw: Fields, name: str, value: Json) -> int:
     if type(value) is not int or not 1 <= value <= MAX_SIDE:
         raise raw.must_be(name, f"of sides from 1 to {MAX_SIDE}")
+    return value
+
+
+def _wanted(raw: Fields, name: str, side: int, wanted: int) -> int:
+    """Returns the side, which must be that of the images that the model takes."""
+    if side != wanted:
+        raise raw.wrong(name, f"prepares images of {side} pixels a side, and the model takes {wanted}: {MENDING}")
+    return side
+
+
+def _pixels(raw: Fields, name: str, value: Json) -> int:
+    if type(value) is not int or not 1 <= value <= MAX_SIDE**2:
+        raise raw.wrong(name, f"is {shown(value)}; it must be a number of pixels up to {MAX_SIDE**2}: {MENDING}")
     return value
 
 

@@ -17,7 +17,7 @@ from sluice_server.engine.models.text_model import WITH_TEXT
 from sluice_server.engine.models.vision.config import WITH_IMAGES, read_vision
 from sluice_server.engine.request import Limits
 from sluice_server.services.config import GPU
-from sluice_server.services.media.processor import FILE, read_processor
+from sluice_server.services.media.processor import read_processor
 
 
 def limits_for(
@@ -52,13 +52,16 @@ def _why_none(engine: EngineConfig, directory: Path) -> str:
 
 
 def _form(directory: Path, limits: Limits) -> ImageForm:
-    """Returns the form of images. Raises ServiceError for files that say nothing of it, or contradict each other."""
-    vision, processor = read_vision(directory), read_processor(directory)
-    path = directory / FILE
-    if processor.side != vision.image_size:
-        text = f"prepares images of {processor.side} pixels a side, and the model takes {vision.image_size}"
-        raise Fields(path, {}).wrong("crop_size", text)
-    form = vision.form
+    """Returns the form of images. Raises ServiceError for files that say nothing of it, or contradict each other.
+
+    Images of any size have as many tokens as the preprocessor allows, and fit the context.
+    """
+    form = read_vision(directory).form
+    if form.grid is None:
+        most = read_processor(directory, form).most_tokens
+        form = dataclasses.replace(form, most_tokens=min(form.most_tokens, most, limits.context_length))
+    else:
+        read_processor(directory, form)
     if not 0 <= form.token_id < limits.vocab_size:
         text = f"is {form.token_id}; the model has {limits.vocab_size} ids"
         raise Fields(directory / "config.json", {}).wrong("image_token_index", text)

@@ -60,8 +60,8 @@ def load(settings: OfflineConfig) -> LoadedPipeline:
         constraints = stack.enter_context(contextlib.closing(compilers))
         images = None
         if limits.images is not None:
-            workers = stack.enter_context(contextlib.closing(ImageWorkers(read_processor(directory))))
-            images = PromptImages(PixelCache(workers), InlineExecutor())
+            workers = stack.enter_context(contextlib.closing(ImageWorkers(read_processor(directory, limits.images))))
+            images = PromptImages(PixelCache(workers), limits, InlineExecutor())
         built, revision = load_engine(engine, contents, model, limits)
         stack.callback(built.close)
     except BaseException:

@@ -178,7 +178,7 @@ def join_ring(
     # A prompt's bytes can become four bytes each as token ids; everything else is far smaller.
     max_message_bytes = MIN_MESSAGE_BYTES + 4 * config.max_prompt_bytes
     if images is not None:  # as files, and as pixels
-        max_message_bytes += images.max_images * max(FILE_LIMITS.max_bytes, images.num_bytes)
+        max_message_bytes += images.max_images * max(FILE_LIMITS.max_bytes, images.most_bytes)
     try:
         return RingLoop(role, process_id, config.inbox, peers, max_message_bytes, keys)
     except (zmq.ZMQError, OSError) as error:

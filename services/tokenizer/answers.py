@@ -12,7 +12,6 @@ import msgspec
 
 from sluice_server.engine.checks import check_embeds, check_num_images, check_params, check_pooled, check_prompt
 from sluice_server.engine.errors import ServiceError
-from sluice_server.engine.images import PromptImage
 from sluice_server.engine.prompt_embeds import PLACEHOLDER
 from sluice_server.engine.request import Limits, SamplingParams
 from sluice_server.services.messages.details import Detokenized, Tokenized
@@ -47,7 +46,7 @@ from sluice_server.services.tokenizer.awaiting import later
 from sluice_server.services.tokenizer.constrained import job_of
 from sluice_server.services.tokenizer.encoding import RenderedChat, TextEncoder, unpack_checked
 from sluice_server.services.tokenizer.grammar_frames import GrammarJob
-from sluice_server.services.tokenizer.image_places import with_places
+from sluice_server.services.tokenizer.image_places import check_places
 
 
 class EncodedMessage(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -117,10 +116,9 @@ class Answers:
         check_params(work.params, self._limits)
         ids, sections = self._encode(work, rendered)
         ids = ids[-work.keep_last :]
-        images: tuple[PromptImage, ...] = ()
-        if work.images:
+        if work.images:  # their sizes, and so their tokens, are known when they are decoded: see `PromptImages`
             form = check_num_images(len(work.images), self._limits, "prompt.chat")
-            ids, images = with_places(ids, len(work.images), form, "prompt.chat")
+            check_places(ids, len(work.images), form, "prompt.chat")
         if work.embeds is not None:
             check_embeds(work.embeds, self._limits)
             ids = [PLACEHOLDER] * work.embeds.num_tokens + ids
@@ -133,8 +131,7 @@ class Answers:
         envelope, text = later(submit.envelope, took), _text(work.text, sections)
         prompt = Prompt(
             *(envelope, pack_ids(ids), params, work.stops, work.scheduling, took, text, submit.resume, work.embeds),
-            images,
-            work.adapter,
+            adapter=work.adapter,
         )
         return EncodedMessage(prompt, prompt_report, job_of(work, sections, self.encoder.mark))
 

@@ -57,14 +57,15 @@ async def run(process: Process) -> int:
 
 def images_of(process: Process, stack: contextlib.ExitStack) -> PromptImages | None:
     """Returns what prepares images; None for a model that takes none."""
-    if process.limits.images is None:
+    form = process.limits.images
+    if form is None:
         return None
     num = process.config.media_workers
-    workers = ImageWorkers(read_processor(process.contents.directory), num=num)
+    workers = ImageWorkers(read_processor(process.contents.directory, form), num=num)
     stack.enter_context(contextlib.closing(workers))
     pixels = PixelCache(workers)
     process.metrics.collect_from(lambda: image_figures(pixels))
-    return PromptImages(pixels, _threads(stack, num, "images"))
+    return PromptImages(pixels, process.limits, _threads(stack, num, "images"))
 
 
 def image_figures(pixels: PixelCache) -> list[MetricSample]:

@@ -1,4 +1,4 @@
-"""Fills the pixels of images into prompts, whose token ids and places of images are known before (`image_places`).
+"""Fills images into prompts whose text is encoded: the ids that stand for each (`image_places`), and its pixels.
 
 Pixels are prepared elsewhere, image by image, in a fair queue; a request's message waits for all of its own.
 """
@@ -11,27 +11,32 @@ from concurrent.futures import Executor, Future
 
 import msgspec
 
+from sluice_server.engine.checks import check_prompt
 from sluice_server.engine.errors import ServiceError
+from sluice_server.engine.request import Limits
 from sluice_server.services.media.preparing import PixelCache, PreparedPixels
-from sluice_server.services.messages.messages import Append, Prompt, Submit, failed
-from sluice_server.services.messages.work import Generate, ImageFile
+from sluice_server.services.messages.details import Tokenized
+from sluice_server.services.messages.messages import Append, Prompt, Result, Submit, failed
+from sluice_server.services.messages.work import Generate, ImageFile, pack_ids, unpack_ids
 from sluice_server.services.tokenizer.answers import EncodedMessage
 from sluice_server.services.tokenizer.awaiting import later
 from sluice_server.services.tokenizer.fair_executor import FairExecutor
+from sluice_server.services.tokenizer.image_places import with_places
 
 MAX_WAITING_BYTES = 64 << 20  # of one tenant
 
 
 class PromptImages:
-    """Fills the pixels of images into prompts that are encoded."""
+    """Fills images into prompts that are encoded."""
 
-    def __init__(self, pixels: PixelCache, executor: Executor) -> None:
+    def __init__(self, pixels: PixelCache, limits: Limits, executor: Executor) -> None:
         """`executor` has a thread for each process that decodes."""
         self.pixels = pixels
+        self.limits = limits
         self._queue: FairExecutor[PreparedPixels] = FairExecutor(executor, MAX_WAITING_BYTES)
 
     def follow(self, message: Submit | Append, first: "Future[EncodedMessage]") -> "Future[EncodedMessage]":
-        """Returns a future of what `first` gives, with the pixels of the message's images if it has any."""
+        """Returns a future of what `first` gives, with the message's images if it has any."""
         work = message.work if isinstance(message, Submit) else None
         if not isinstance(work, Generate) or not work.images:
             return first
@@ -97,11 +102,28 @@ class _Following:
         envelope = later(made.answer.envelope, end - self._start)
         try:
             found = [job.result() for job in self._jobs]
+            prompt = _with_images(made.answer, found, self._images.limits)
         except ServiceError as error:
             return EncodedMessage(failed(envelope, error))
-        images = tuple(
-            dataclasses.replace(image, digest=one.digest, pixels=one.pixels)
-            for image, one in zip(made.answer.images, found, strict=True)
-        )
-        prompt = msgspec.structs.replace(made.answer, envelope=envelope, images=images)
-        return msgspec.structs.replace(made, answer=prompt, images_s=(self._start, end))
+        prompt, report = msgspec.structs.replace(prompt, envelope=envelope), made.prompt_report
+        if report is not None:
+            report = _reported(report, prompt)
+        return msgspec.structs.replace(made, answer=prompt, prompt_report=report, images_s=(self._start, end))
+
+
+def _with_images(prompt: Prompt, found: Sequence[PreparedPixels], limits: Limits) -> Prompt:
+    """Returns the prompt with its images. Raises ServiceError for one that is too long with them."""
+    assert limits.images is not None, "images are prepared for models that take them"
+    ids, places = with_places(unpack_ids(prompt.ids), [one.grid for one in found], limits.images)
+    check_prompt(len(ids), prompt.params, limits)
+    images = tuple(
+        dataclasses.replace(place, digest=one.digest, pixels=one.pixels)
+        for place, one in zip(places, found, strict=True)
+    )
+    return msgspec.structs.replace(prompt, ids=pack_ids(ids), images=images)
+
+
+def _reported(report: Result, prompt: Prompt) -> Result:
+    """Returns the report of a prompt's tokens with those of its images."""
+    assert isinstance(report.value, Tokenized)
+    return msgspec.structs.replace(report, value=msgspec.structs.replace(report.value, ids=prompt.ids))

@@ -12,17 +12,18 @@ from sluice_server.engine import build
 from sluice_server.engine.config import EngineConfig
 from sluice_server.engine.engine import Engine, StepEvents
 from sluice_server.engine.errors import Code, ServiceError
-from sluice_server.engine.images import PromptImage
+from sluice_server.engine.images import Grid, PromptImage
 from sluice_server.engine.models.limits import limits_of
 from sluice_server.engine.models.registry import read_served
-from sluice_server.engine.models.vision import tower
+from sluice_server.engine.models.vision import encoding
 from sluice_server.engine.models.vision.config import read_vision
-from sluice_server.engine.models.vision.tower import Encoding, VisionTower
+from sluice_server.engine.models.vision.encoding import Encoder, Encoding
 from sluice_server.engine.request import EngineRequest, Limits, Pooling, SamplingParams
 from tests.engine.test_engine_oracle import ROOMY, TIGHT
 from tests.oracle.vision_checkpoints import IMAGE_ID, NUM_PATCHES, make_llava
 
 NUM = 12
+GRID = (4, 4)
 GREEDY = SamplingParams(max_tokens=NUM, temperature=0.0, ignore_eos=True, logit_bias=((IMAGE_ID, -100.0),))
 CONFIGS = {
     "roomy": ROOMY,
@@ -56,7 +57,7 @@ def asking(name: str, parts: Parts, **fields: Any) -> EngineRequest:  # noqa: AN
         if isinstance(part, int):
             ids.append(part)
         else:
-            images.append(PromptImage.at(len(ids), NUM_PATCHES, part.numpy().astype("<f4").tobytes()))
+            images.append(PromptImage.at(len(ids), NUM_PATCHES, GRID, part.numpy().astype("<f4").tobytes()))
             ids += [IMAGE_ID] * NUM_PATCHES
     return EngineRequest(name, tuple(ids), fields.pop("params", GREEDY), images=tuple(images), **fields)
 
@@ -163,13 +164,13 @@ def test_blocks_are_shared_up_to_the_first_that_differs(made: tuple[Path, Any]) 
 def test_an_image_is_encoded_once(made: tuple[Path, Any], monkeypatch: pytest.MonkeyPatch) -> None:
     path, _ = made
     encoded: list[torch.Tensor] = []
-    begin = VisionTower.begin
+    begin = Encoder.begin
 
-    def counting(tower: VisionTower, pixels: torch.Tensor) -> Encoding:
+    def counting(encoder: Encoder, pixels: torch.Tensor, grid: Grid) -> Encoding:
         encoded.append(pixels)
-        return begin(tower, pixels)
+        return begin(encoder, pixels, grid)
 
-    monkeypatch.setattr(VisionTower, "begin", counting)
+    monkeypatch.setattr(Encoder, "begin", counting)
     engine = make_engine(path, CONFIGS["chunks of 7"])
     params = dataclasses.replace(GREEDY, n=3, temperature=1.0, seed=7)
     run(engine, asking("a", PROMPTS["one"], params=params), asking("b", [9, image(1)]), asking("c", PROMPTS["two"]))
@@ -180,7 +181,7 @@ def test_a_stream_gets_a_token_in_every_step_while_an_image_is_encoded(
     made: tuple[Path, Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     path, reference = made
-    monkeypatch.setattr(tower, "WORK", 0)  # 16 rows a part
+    monkeypatch.setattr(encoding, "WORK", 0)  # 16 rows a part
     engine = make_engine(path, dataclasses.replace(ROOMY, encoder_share=0.01))
     stream = asking("stream", [5, 6, 7], params=dataclasses.replace(GREEDY, max_tokens=40))
     waited = 0
@@ -201,14 +202,14 @@ def test_an_image_that_cannot_be_encoded_fails_its_own_request(
 ) -> None:
     path, reference = made
     engine = make_engine(path)
-    begin = VisionTower.begin
+    begin = Encoder.begin
 
-    def failing(tower: VisionTower, pixels: torch.Tensor) -> Encoding:
-        if torch.equal(pixels, image(4)):
+    def failing(encoder: Encoder, pixels: torch.Tensor, grid: Grid) -> Encoding:
+        if torch.equal(pixels, image(4).flatten()):
             raise RuntimeError("no memory")
-        return begin(tower, pixels)
+        return begin(encoder, pixels, grid)
 
-    monkeypatch.setattr(VisionTower, "begin", failing)
+    monkeypatch.setattr(Encoder, "begin", failing)
     engine.add(asking("good", PROMPTS["one"]))
     engine.add(asking("bad", PROMPTS["two"]))
     failed, tokens = [], []

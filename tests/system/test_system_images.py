@@ -26,6 +26,7 @@ import torch
 from PIL import Image
 from sluice.v1 import control_pb2, inference_pb2, inference_pb2_grpc, types_pb2
 
+from sluice_server.engine.models.vision.config import read_vision
 from sluice_server.services.media.pixels import prepare
 from sluice_server.services.media.processor import FILE_LIMITS, read_processor
 from tests.oracle.vision_checkpoints import NUM_PATCHES, WORDS_IMAGE_ID, make_served_llava
@@ -108,13 +109,13 @@ def stub(service: Service) -> Iterator[Stub]:
 def oracle(made: tuple[Path, Any], text: str, *pictures: bytes) -> list[int]:
     """Greedy tokens of `transformers` for a turn of the user, whose pictures come first."""
     path, model = made
-    processor = read_processor(path)
+    processor = read_processor(path, read_vision(path).form)
     words = [3 + at for at in byte_ids(f"{text} ASSISTANT:")]
     ids = [3 + at for at in byte_ids("USER: ")]
     for _ in pictures:
         ids += [*[WORDS_IMAGE_ID] * NUM_PATCHES, *(3 + at for at in byte_ids("\n"))]
     ids += words
-    pixels = [torch.from_numpy(prepare(one, processor, FILE_LIMITS)) for one in pictures]
+    pixels = [torch.from_numpy(prepare(one, processor, FILE_LIMITS).pixels) for one in pictures]
     given = {"pixel_values": torch.stack(pixels)} if pixels else {}
     for _ in range(NUM):
         ids.append(int(model(torch.tensor([ids]), **given).logits[0, -1, :WORDS_IMAGE_ID].argmax()))

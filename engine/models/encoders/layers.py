@@ -1,7 +1,9 @@
 """The layers of an encoder: packed weights and their computation, and how both are read from a checkpoint."""
 
+import bisect
 import dataclasses
 from collections.abc import Iterator, Sequence
+from typing import Protocol
 
 import torch
 from torch import Tensor
@@ -27,6 +29,25 @@ class LayerNorm:
     def apply(self, x: Tensor) -> Tensor:
         """Returns the norm of x [T, hidden]."""
         return ops.layer_norm(x, self.weight, self.bias, self.eps)
+
+
+@dataclasses.dataclass(frozen=True)
+class RootNorm:
+    """A norm by the root of the mean square: float32 weight [hidden]."""
+
+    weight: Tensor
+    eps: float
+
+    def apply(self, x: Tensor) -> Tensor:
+        """Returns the norm of x [T, hidden]."""
+        return ops.rms_norm(x, self.weight, self.eps)
+
+
+class Norm(Protocol):
+    """A norm over the last dimension."""
+
+    def apply(self, x: Tensor) -> Tensor:
+        """Returns the norm of x [T, hidden]."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -72,8 +93,8 @@ class EncoderLayer:
     output: PackedLinear
     up: PackedLinear
     down: PackedLinear
-    attention_norm: LayerNorm | None
-    mlp_norm: LayerNorm
+    attention_norm: Norm | None
+    mlp_norm: Norm
     heads: int
     window: int | None
     activation: str
@@ -90,18 +111,33 @@ class EncoderLayer:
         h = ops.linear_add_(h, self._attend(normed, inputs), self.output)
         return ops.linear_add_(h, self._up(self.mlp_norm.apply(h)), self.down)
 
-    def parts(self, h: Tensor, num: int) -> Iterator[None]:
+    def parts(self, h: Tensor, num: int, cis: Tensor | None = None, ends: Sequence[int] = ()) -> Iterator[None]:
         """Computes the layer of one input in place of its hidden states h [T, hidden], `num` rows at a time, and yields
-        behind each part. Only for a pre-normed layer without window."""
+        behind each part. Only for a pre-normed layer without window.
+
+        `cis`: rotary factors of the tokens, complex64 [T, D/2]; None without rotation. `ends`: where each run of tokens
+        that see each other ends; none: all do.
+        """
         norm = self.attention_norm
         assert self.is_pre_normed and norm is not None and self.window is None
         projected = []
-        for rows in h.split(num):
-            projected.append(ops.linear(norm.apply(rows), self.qkv))
+        for first in range(0, len(h), num):
+            made = ops.linear(norm.apply(h[first : first + num]), self.qkv).view(
+                -1, 3, self.heads, h.shape[1] // self.heads
+            )
+            if cis is not None:
+                turned = ops.rotate_halves(made[:, :2].flatten(1, 2), cis[first : first + num])
+                made = torch.cat([turned.view_as(made[:, :2]), made[:, 2:]], dim=1)
+            projected.append(made)
             yield
-        q, k, v = torch.cat(projected).view(len(h), 3, self.heads, -1).unbind(1)
-        for rows, queries in zip(h.split(num), q.split(num), strict=True):
-            ops.linear_add_(rows, ops.attend_all(queries, k, v), self.output)
+        q, k, v = torch.cat(projected).unbind(1)
+        for first in range(0, len(h), num):
+            rows = h[first : first + num]
+            seen = [
+                ops.attend_all(q[begin:end], k[low:high], v[low:high])
+                for begin, end, low, high in _runs(first, first + len(rows), ends or (len(h),))
+            ]
+            ops.linear_add_(rows, seen[0] if len(seen) == 1 else torch.cat(seen), self.output)
             ops.linear_add_(rows, self._up(self.mlp_norm.apply(rows)), self.down)
             yield
 
@@ -117,6 +153,16 @@ class EncoderLayer:
             return ops.activate(up, self.activation)
         first, second = up.chunk(2, dim=-1)
         return ops.activate(first.contiguous(), self.activation).mul_(second)
+
+
+def _runs(first: int, last: int, ends: Sequence[int]) -> Iterator[tuple[int, int, int, int]]:
+    """Yields the parts of the tokens from `first` to `last` that lie in one run each, with where that begins and
+    ends."""
+    at = bisect.bisect_right(ends, first)
+    while first < last:
+        low, high = ends[at - 1] if at else 0, ends[at]
+        yield first, min(last, high), low, high
+        first, at = high, at + 1
 
 
 class EncoderWeights:

@@ -1,4 +1,5 @@
-"""Images of each slot: rows that a vision tower computes, in the place of those that the model has for ids.
+"""Images of each slot: rows that a vision tower computes, in the place of those that the model has for ids, and what
+rotary positions they have.
 
 Takes slots and plans, not requests. Rows are kept by digest, so that an image that comes again is not computed again;
 `engine.scheduler.images` decides which.
@@ -13,9 +14,10 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
-from sluice_server.engine.images import PromptImage
+from sluice_server.engine.images import Grid, PromptImage
 from sluice_server.engine.plan import Placement, StepPlan
 from sluice_server.engine.worker.slots.embeds import Given
+from sluice_server.engine.worker.slots.image_positions import ImagePositions, positions_of
 
 
 class ImageEncoding(Protocol):
@@ -34,8 +36,8 @@ class ImageEncoding(Protocol):
 class ImageEncoder(Protocol):
     """What computes rows."""
 
-    def begin(self, pixels: Tensor) -> ImageEncoding:
-        """Begins to encode an image's pixels, float32 [3, side, side]."""
+    def begin(self, pixels: Tensor, grid: Grid) -> ImageEncoding:
+        """Begins to encode an image: float32 numbers in the model's order, of so many rows and columns of tokens."""
 
 
 class EncoderCache:
@@ -68,7 +70,7 @@ class EncoderCache:
             return True
         begun = self._begun
         if begun is None or begun[0] != image.digest:
-            begun = image.digest, self._encoder.begin(_pixels(image))
+            begun = image.digest, self._encoder.begin(_pixels(image), image.grid)
         self._begun = None  # an image whose part fails begins anew
         if not begun[1].advance():
             self._begun = begun
@@ -91,9 +93,7 @@ class EncoderCache:
 
 
 def _pixels(image: PromptImage) -> Tensor:
-    numbers = torch.frombuffer(bytearray(image.pixels), dtype=torch.float32)
-    side = round((len(numbers) / 3) ** 0.5)
-    return numbers.view(3, side, side)
+    return torch.frombuffer(bytearray(image.pixels), dtype=torch.float32)
 
 
 class SlotImages:
@@ -103,16 +103,33 @@ class SlotImages:
         """`cache`: None for a model without a vision tower, whose requests bring none."""
         self._cache = cache
         self._images: dict[int, tuple[PromptImage, ...]] = {}
+        self._positions: dict[int, ImagePositions] = {}  # those that were asked for
 
     def reset(self, placement: Placement) -> None:
         """Replaces those of the slot's former sequence."""
         self._images.pop(placement.slot, None)
+        self._positions.pop(placement.slot, None)
         if placement.images:
             self._images[placement.slot] = placement.images
 
     def given(self, plan: StepPlan) -> Given:
         """Returns the rows that the plan's tokens take."""
         return list(self._given(plan)) if self._images else []
+
+    def turned(self, plan: StepPlan) -> Given:
+        """Returns positions int64 [3, N] of the plan's tokens that follow or are an image, for a model with positions
+        in three directions."""
+        found: Given = []
+        if not self._images:
+            return found
+        ends = itertools.accumulate(plan.query_lens)
+        for slot, start, num, end in zip(plan.slots, plan.starts, plan.query_lens, ends, strict=True):
+            images = self._images.get(slot)
+            if images:
+                if slot not in self._positions:
+                    self._positions[slot] = positions_of(images)
+                found.append((end - num, torch.from_numpy(self._positions[slot].of(start, num))))
+        return found
 
     def _given(self, plan: StepPlan) -> Iterator[tuple[int, Tensor]]:
         assert self._cache is not None, "requests bring images only to a model that takes them"

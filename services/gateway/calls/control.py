@@ -64,7 +64,7 @@ def _image_limits(limits: Limits) -> dict[str, int]:
         "max_images": limits.images.max_images,
         "max_image_bytes": FILE_LIMITS.max_bytes,
         "max_image_pixels": FILE_LIMITS.max_pixels,
-        "max_image_tokens": limits.images.num_tokens,
+        "max_image_tokens": limits.images.most_tokens,
     }
 
 

@@ -181,7 +181,7 @@ def _generation(
         raise unsupported("truncate_prompt_tokens", f"truncate_prompt_tokens is not supported together with {ALL}")
     prompt, size = _prompt(spec, params, settings, 0 if embeds is None else embeds.num_tokens)
     if images and limits.images is not None:
-        size += len(images) * limits.images.num_tokens
+        size += len(images) * limits.images.most_tokens
     limit = constraint(spec, prompt, params)
     echo = spec.output.echo and params.prompt_logprobs < 0  # prompt_logprobs bring the prompt's tokens
     size = min(size, keep_last or size)

@@ -35,7 +35,7 @@ def test_encoding_takes_its_share_of_a_step_and_more_while_nothing_is_computed()
     assert not rows.asked
     for digest in (b"a", b"b"):
         books.begin([])
-        assert books.await_rows([PromptImage(0, 1, digest, b"")])
+        assert books.await_rows([PromptImage(0, 1, (1, 1), digest, b"")])
         work.advance(0.4)
         work.advance(None)
         assert books.next is None
@@ -46,6 +46,6 @@ def test_encoding_takes_its_share_of_a_step_and_more_while_nothing_is_computed()
 def test_an_image_that_cannot_be_encoded_holds_nothing_back(caplog: pytest.LogCaptureFixture) -> None:
     books, rows = ImageBooks(9, 1), Rows()
     books.begin([])
-    assert books.await_rows([PromptImage(0, 1, b"bad", b"")])
+    assert books.await_rows([PromptImage(0, 1, (1, 1), b"bad", b"")])
     ImageWork(books, rows, 0.25).advance(1.0)
     assert books.next is None and "cannot be encoded" in caplog.text

@@ -55,6 +55,11 @@ TRUTHFUL_VISION: Values = {
     "architectures": ["LlavaForConditionalGeneration"],
     "vision_config": {"model_type": "clip_vision_model"},
 }
+TRUTHFUL_SIZED_VISION: Values = {  # images of any size
+    "architectures": ["Qwen2_5_VLForConditionalGeneration"],
+    "text_config": {"hidden_size": 3584, "rope_scaling": {"type": "mrope", "mrope_section": [16, 24, 24]}},
+    "vision_config": {},
+}
 TRUTHFUL_ENCODERS: dict[str, Values] = {
     "BertModel": {**_ENCODER, "type_vocab_size": 2, "hidden_act": "gelu"},
     "XLMRobertaForSequenceClassification": {**_ENCODER, "type_vocab_size": 1, "pad_token_id": 1},

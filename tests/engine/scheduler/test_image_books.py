@@ -7,7 +7,7 @@ from sluice_server.engine.scheduler.images import ImageBooks
 
 
 def image(number: int, num_tokens: int = 1) -> PromptImage:
-    return PromptImage(0, num_tokens, number.to_bytes(32, "big"), b"")
+    return PromptImage(0, num_tokens, (1, num_tokens), number.to_bytes(32, "big"), b"")
 
 
 def encode_all(books: ImageBooks) -> list[int]:

@@ -1,6 +1,5 @@
 """Child processes that decode images: a bad one fails alone, and costs its process at most."""
 
-import hashlib
 import io
 
 import numpy as np
@@ -8,13 +7,15 @@ import pytest
 from PIL import Image
 
 from sluice_server.engine.errors import Code, ServiceError
+from sluice_server.engine.images import digest_of
 from sluice_server.services.media.image_workers import ImageWorkers
 from sluice_server.services.media.pixels import prepare
 from sluice_server.services.media.preparing import PreparedPixels
 from sluice_server.services.media.processor import ImageLimits, ImageProcessor
+from sluice_server.services.media.resizing import ToMiddle
 from sluice_server.services.tokenizer.child_pool import CpuTimeLimit
 
-PROCESSOR = ImageProcessor(28, 42, 3, 1 / 255, (0.5, 0.4, 0.3), (0.2, 0.3, 0.25))
+PROCESSOR = ImageProcessor(ToMiddle(42, 28), 7, 0, 3, 1 / 255, (0.5, 0.4, 0.3), (0.2, 0.3, 0.25))
 
 
 def png(width: int, height: int) -> bytes:
@@ -37,8 +38,8 @@ def test_pixels_are_those_of_this_process_and_errors_name_the_field() -> None:
     workers = ImageWorkers(PROCESSOR)
     try:
         data = png(60, 50)
-        expected = prepare(data, PROCESSOR, ImageLimits()).tobytes()
-        assert workers.prepare(data, "image") == PreparedPixels(hashlib.sha256(expected).digest(), expected)
+        expected = prepare(data, PROCESSOR, ImageLimits()).pixels.tobytes()
+        assert workers.prepare(data, "image") == PreparedPixels(digest_of((4, 4), expected), expected, (4, 4))
         assert refused(workers, b"no") == "messages[0].image: is no image in one of the formats PNG, JPEG, WEBP, GIF"
         assert refused(workers, data[:-40]).startswith("messages[0].image: cannot be decoded: ")
         assert workers.prepare(data, "image", "image/png").pixels == expected

@@ -13,15 +13,18 @@ import transformers
 from PIL import Image, ImageOps
 
 from sluice_server.engine.errors import Code, ServiceError
+from sluice_server.engine.images import ImageForm
 from sluice_server.services.media.pixels import Pixels, prepare
 from sluice_server.services.media.processor import ImageLimits, ImageProcessor, read_processor
+from sluice_server.services.media.resizing import ToMiddle
 
 CLIP: dict[str, Any] = {
     **{"size": {"shortest_edge": 42}, "crop_size": {"height": 28, "width": 28}, "do_center_crop": True},
     "image_processor_type": "CLIPImageProcessor",
 }
 SIGLIP: dict[str, Any] = {"size": {"height": 28, "width": 28}, "image_processor_type": "SiglipImageProcessor"}
-OF_CLIP = ImageProcessor(28, 42, 3, 1 / 255, (0.5, 0.4, 0.3), (0.2, 0.3, 0.25))
+FORM = ImageForm(token_id=9, cell=7, most_tokens=16, grid=(4, 4))
+OF_CLIP = ImageProcessor(ToMiddle(42, 28), 7, 0, 3, 1 / 255, (0.5, 0.4, 0.3), (0.2, 0.3, 0.25))
 
 
 def picture(width: int, height: int, mode: str = "RGB") -> Image.Image:
@@ -73,20 +76,26 @@ IMAGES: dict[str, bytes] = {
 }
 
 
-def read(path: Path, fields: dict[str, Any]) -> ImageProcessor:
+def read(path: Path, fields: dict[str, Any], form: ImageForm | None = None) -> ImageProcessor:
     """Returns the processor of a checkpoint with these fields."""
     (path / "preprocessor_config.json").write_text(json.dumps(fields))
-    return read_processor(path)
+    return read_processor(path, form or FORM)
 
 
 def reference(data: bytes, kind: Any, fields: dict[str, Any], path: Path) -> Pixels:  # noqa: ANN401 # untyped
     """Returns the pixels that transformers prepares."""
+    pixels: Pixels = preprocessed(data, kind, fields, path)[0][0]
+    return pixels
+
+
+def preprocessed(data: bytes, kind: Any, fields: dict[str, Any], path: Path) -> tuple[Pixels, Any]:  # noqa: ANN401
+    """Returns the pixels of a batch of one that transformers prepares, and the sizes that it gives, if any."""
     (path / "image").write_bytes(data)
     named = {name: value for name, value in fields.items() if name != "image_processor_type"}
     with Image.open(path / "image") as opened:
         found: Any = kind(**named)(ImageOps.exif_transpose(opened))
-    pixels: Pixels = np.asarray(found["pixel_values"][0])
-    return pixels
+    sizes = np.asarray(found["image_grid_thw"][0]).tolist() if "image_grid_thw" in found else None
+    return np.asarray(found["pixel_values"]), sizes
 
 
 @pytest.mark.parametrize("kind", ["clip", "siglip"])
@@ -95,11 +104,57 @@ def test_pixels_equal_transformers(name: str, kind: str, tmp_path: Path) -> None
     fields, oracle = (
         (CLIP, transformers.CLIPImageProcessorPil) if kind == "clip" else (SIGLIP, transformers.SiglipImageProcessorPil)
     )
-    got = prepare(IMAGES[name], read(tmp_path, fields), ImageLimits())
+    got, grid = prepare(IMAGES[name], read(tmp_path, fields), ImageLimits())
     want = reference(IMAGES[name], oracle, fields, tmp_path)
-    assert got.shape == want.shape == (3, 28, 28)
+    assert got.shape == want.shape == (3, 28, 28) and grid == (4, 4)
     assert float(np.abs(got - want).max()) < 1e-5
     assert got.flags.c_contiguous
+
+
+QWEN: dict[str, Any] = {
+    **{"patch_size": 7, "merge_size": 2, "temporal_patch_size": 2, "min_pixels": 28 * 28, "max_pixels": 70 * 70},
+    "image_processor_type": "Qwen2VLImageProcessor",
+}
+OF_CELLS = ImageForm(token_id=9, cell=14, most_tokens=25, patch=7)
+
+
+@pytest.mark.parametrize("spelling", ["old", "new"])
+@pytest.mark.parametrize("name", list(IMAGES))
+def test_patches_equal_transformers(name: str, spelling: str, tmp_path: Path) -> None:
+    fields = QWEN
+    if spelling == "new":
+        fields = {one: value for one, value in QWEN.items() if not one.endswith("_pixels")}
+        fields["size"] = {"shortest_edge": QWEN["min_pixels"], "longest_edge": QWEN["max_pixels"]}
+    got, grid = prepare(IMAGES[name], read(tmp_path, fields, OF_CELLS), ImageLimits())
+    want, sizes = preprocessed(IMAGES[name], transformers.Qwen2VLImageProcessorPil, fields, tmp_path)
+    assert sizes == [1, 2 * grid[0], 2 * grid[1]] and 4 <= grid[0] * grid[1] <= 25
+    pairs = want.reshape(len(got), 3, 2, 49)  # each patch twice in time
+    assert got.shape == (4 * grid[0] * grid[1], 147) and np.array_equal(pairs[:, :, 0], pairs[:, :, 1])
+    assert float(np.abs(got - pairs[:, :, 0].reshape(got.shape)).max()) < 1e-5
+
+
+@pytest.mark.parametrize(
+    ("fields", "says"),
+    [
+        ({"patch_size": 14}, "patch_size is 14; it must be 7, as config.json says"),
+        ({"merge_size": 4}, "merge_size is 4; it must be 2"),
+        ({"min_pixels": 0}, "min_pixels is 0"),
+        ({"max_pixels": 700}, "min_pixels is 784, more than max_pixels, 700"),
+        ({"image_processor_type": "CLIPImageProcessor"}, "prepares images of one size, and the model takes any"),
+    ],
+    ids=str,
+)
+def test_files_of_patches_that_are_not_supported_are_refused_by_name(
+    fields: dict[str, Any], says: str, tmp_path: Path
+) -> None:
+    with pytest.raises(ServiceError) as caught:
+        read(tmp_path, {**QWEN, **fields}, OF_CELLS)
+    assert says in caught.value.message
+
+
+def test_a_strip_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(ServiceError, match="has 401 by 2 pixels; the longer side may have 200 times the shorter"):
+        prepare(encoded(picture(401, 2)), read(tmp_path, QWEN, OF_CELLS), ImageLimits())
 
 
 def chunk(kind: bytes, body: bytes) -> bytes:
@@ -143,14 +198,19 @@ def test_bad_images_are_refused_by_name(name: str) -> None:
 @pytest.mark.parametrize(
     ("fields", "says"),
     [
-        ({"image_processor_type": "Qwen2VLImageProcessor"}, "CLIPImageProcessor, SiglipImageProcessor"),
+        (
+            {"image_processor_type": "FuyuImageProcessor"},
+            "CLIPImageProcessor, LlavaImageProcessor, SiglipImageProcessor",
+        ),
+        ({"image_processor_type": "Qwen2VLImageProcessor"}, "prepares patches, and the model takes pictures"),
         ({"do_rescale": False}, "do_rescale is false"),
         ({"do_pad": True}, "do_pad is true"),
         ({"resample": 0}, "resample is 0"),
         ({"size": {"longest_edge": 42}}, "size"),
         ({"size": 0}, "size"),
         ({"crop_size": {"height": 28, "width": 14}}, "a square"),
-        ({"crop_size": 43}, "more than size.shortest_edge, 42"),
+        ({"crop_size": 43}, "prepares images of 43 pixels a side, and the model takes 28"),
+        ({"size": {"shortest_edge": 27}}, "more than size.shortest_edge, 27"),
         ({"rescale_factor": 0}, "rescale_factor"),
         ({"image_mean": [0.5]}, "three numbers"),
         ({"image_std": [0.5, 0.5, 0]}, "three numbers"),

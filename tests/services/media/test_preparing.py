@@ -21,7 +21,7 @@ class Counting:
         self.asked.append(data)
         if data == b"bad":
             raise invalid(field, "is bad")
-        return PreparedPixels(data, data.ljust(10))
+        return PreparedPixels(data, data.ljust(10), (1, 1))
 
 
 def test_an_image_that_comes_again_is_not_decoded_again() -> None:

@@ -12,7 +12,8 @@ from sluice_server.engine.errors import Code, ServiceError
 from sluice_server.engine.models.loading import load_model
 from sluice_server.engine.models.registry import read_served
 from sluice_server.engine.models.vision.config import read_vision
-from sluice_server.engine.models.vision.tower import VisionTower, load_vision
+from sluice_server.engine.models.vision.encoding import Encoder
+from sluice_server.engine.models.vision.loading import load_vision
 from sluice_server.kernels.layout.metadata import AttentionMetadata
 from tests.oracle.vision_checkpoints import IMAGE_ID, TOWERS, features, make_llava
 
@@ -20,7 +21,7 @@ CPU = torch.device("cpu")
 WIDTH = 64  # of the text model
 
 
-def load(path: Path, dtype: torch.dtype = torch.float32) -> VisionTower:
+def load(path: Path, dtype: torch.dtype = torch.float32) -> Encoder:
     """Returns the tower of a checkpoint."""
     return load_vision(path, read_vision(path), WIDTH, dtype, CPU)
 
@@ -36,8 +37,8 @@ def test_rows_equal_transformers(tower: str, as_published: bool, tmp_path: Path)
     oracle = make_llava(tmp_path, tower, as_published=as_published)
     ours = load(tmp_path)
     for seed in range(3):
-        got, want = ours.encode(random_pixels(seed)), features(oracle, random_pixels(seed))
-        assert got.shape == (ours.config.num_tokens, WIDTH) == tuple(want.shape)
+        got, want = ours.encode(random_pixels(seed), (4, 4)), features(oracle, random_pixels(seed))
+        assert got.shape == (read_vision(tmp_path).form.most_tokens, WIDTH) == tuple(want.shape)
         assert float((got - want).abs().max()) < 1e-4 * max(1.0, float(want.abs().max()))
 
 
@@ -55,7 +56,7 @@ def test_rows_equal_transformers(tower: str, as_published: bool, tmp_path: Path)
 )
 def test_fields_of_the_file_decide(fields: dict[str, Any], tmp_path: Path) -> None:
     oracle = make_llava(tmp_path, "clip", **fields)
-    got, want = load(tmp_path).encode(random_pixels(1)), features(oracle, random_pixels(1))
+    got, want = load(tmp_path).encode(random_pixels(1), (4, 4)), features(oracle, random_pixels(1))
     assert got.shape == want.shape
     assert float((got - want).abs().max()) < 1e-4 * max(1.0, float(want.abs().max()))
 
@@ -63,14 +64,14 @@ def test_fields_of_the_file_decide(fields: dict[str, Any], tmp_path: Path) -> No
 def test_an_image_has_the_same_bits_in_any_order(tmp_path: Path) -> None:
     make_llava(tmp_path, "clip")
     ours = load(tmp_path)
-    first = [ours.encode(random_pixels(seed)) for seed in range(4)]
-    again = [ours.encode(random_pixels(seed)) for seed in reversed(range(4))]
+    first = [ours.encode(random_pixels(seed), (4, 4)) for seed in range(4)]
+    again = [ours.encode(random_pixels(seed), (4, 4)) for seed in reversed(range(4))]
     assert all(torch.equal(a, b) for a, b in zip(first, reversed(again), strict=True))
 
 
 def test_bfloat16_is_near(tmp_path: Path) -> None:
     oracle = make_llava(tmp_path, "clip")
-    got, want = load(tmp_path, torch.bfloat16).encode(random_pixels(1)), features(oracle, random_pixels(1))
+    got, want = load(tmp_path, torch.bfloat16).encode(random_pixels(1), (4, 4)), features(oracle, random_pixels(1))
     assert float((got - want).norm() / want.norm()) < 0.03
 
 
@@ -79,11 +80,11 @@ def test_bfloat16_is_near(tmp_path: Path) -> None:
 def test_greedy_tokens_behind_two_images_equal_transformers(tower: str, chunk: int, tmp_path: Path) -> None:
     oracle, pixels = make_llava(tmp_path, tower), [random_pixels(1), random_pixels(2)]
     vision, model = load(tmp_path), load_model(tmp_path, read_served(tmp_path), torch.float32, CPU)
-    num = vision.config.num_tokens
+    num = read_vision(tmp_path).form.most_tokens
     ids = [5, 6, 7, *[IMAGE_ID] * num, 8, 9, *[IMAGE_ID] * num, 10]
     rows = torch.zeros(len(ids), WIDTH)
     for first, image in zip((3, 5 + num), pixels, strict=True):
-        rows[first : first + num] = vision.encode(image)
+        rows[first : first + num] = vision.encode(image, (4, 4))
     prompt, at = len(ids), 0
     got: list[torch.Tensor] = []
     cache, tables = model.new_cache(12, 8), np.arange(12, dtype=np.int32)[None]

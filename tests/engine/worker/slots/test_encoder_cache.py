@@ -5,7 +5,7 @@ import math
 import pytest
 import torch
 
-from sluice_server.engine.images import PromptImage
+from sluice_server.engine.images import Grid, PromptImage
 from sluice_server.engine.worker.slots.images import EncoderCache
 
 
@@ -35,15 +35,15 @@ class CountingEncoder:
     def __init__(self) -> None:
         self.parts: list[float] = []
 
-    def begin(self, pixels: torch.Tensor) -> CountingEncoding:
+    def begin(self, pixels: torch.Tensor, grid: Grid) -> CountingEncoding:
         """Begins with the first number of the pixels."""
-        assert pixels.shape == (3, 2, 2)
-        return CountingEncoding(float(pixels[0, 0, 0]), self.parts)
+        assert pixels.shape == (12,) and grid == (1, 2)
+        return CountingEncoding(float(pixels[0]), self.parts)
 
 
 def image(number: int, first: int = 0) -> PromptImage:
     """Returns an image of one number."""
-    return PromptImage.at(first, 2, torch.full((3, 2, 2), float(number)).numpy().tobytes())
+    return PromptImage.at(first, 2, (1, 2), torch.full((3, 2, 2), float(number)).numpy().tobytes())
 
 
 def test_an_image_is_encoded_part_by_part_and_once() -> None:

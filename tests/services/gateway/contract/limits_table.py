@@ -32,7 +32,7 @@ SMALL = settings(
         max_prompt_bytes=PROMPT_BYTES,
         logits_processors=("counting",),
         embeds_width=EMBEDS_WIDTH,
-        images=ImageForm(token_id=7, num_tokens=4, num_bytes=12, max_images=2),
+        images=ImageForm(token_id=7, cell=1, most_tokens=4, max_images=2),
     ),
     media_hosts=frozenset({"pictures.example"}),
     max_token_ids=TOKEN_IDS,

@@ -12,7 +12,7 @@ from sluice_server.services.gateway.contract.translate import generation, tokeni
 from sluice_server.services.messages.work import ChatPrompt, Generate, ImageFile
 from tests.services.gateway.fake_ring import settings
 
-FORM = ImageForm(token_id=7, num_tokens=40, num_bytes=12, max_images=2)
+FORM = ImageForm(token_id=7, cell=1, most_tokens=40, max_images=2)
 ON = settings(limits=dataclasses.replace(settings().limits, images=FORM), media_hosts=frozenset({"pictures.example"}))
 URL = "https://pictures.example/a.png"
 

@@ -22,7 +22,7 @@ from sluice_server.services.messages.work import ChatMessage, ChatPrompt, Genera
 from tests.services.gateway.fake_ring import Rig, generation, running, settings
 
 URL = "https://pictures.example/a.png"
-FORM = ImageForm(token_id=7, num_tokens=4, num_bytes=12)
+FORM = ImageForm(token_id=7, cell=1, most_tokens=4)
 ON = settings(limits=dataclasses.replace(settings().limits, images=FORM), media_hosts=frozenset({"pictures.example"}))
 
 

@@ -1,0 +1,117 @@
+"""Tiny random checkpoints of models whose images have any size, their images, and the references that read them."""
+
+import dataclasses
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+import transformers
+
+from sluice_server.engine.images import Grid, PromptImage
+from sluice_server.engine.request import EngineRequest
+from tests.oracle.image_checkpoints import TEXT
+
+IMAGE_ID, OTHER_ID = 110, 109
+PATCH, MERGED = 4, 2
+_QWEN: dict[str, Any] = {
+    **{"hidden_size": 32, "intermediate_size": 40, "num_heads": 2, "depth": 4, "out_hidden_size": 64},
+    **{"patch_size": PATCH, "spatial_merge_size": MERGED, "temporal_patch_size": 2},
+}
+_IDS: dict[str, Any] = {"image_token_id": IMAGE_ID, "video_token_id": OTHER_ID}
+_SECTIONS: dict[str, Any] = {"mrope_section": [2, 3, 3]}
+
+
+@dataclasses.dataclass(frozen=True)
+class Picture:
+    """An image as the model takes it: flat float32 numbers, and rows and columns of its tokens."""
+
+    numbers: torch.Tensor
+    grid: Grid
+
+
+Parts = Sequence[int | Picture]  # of a prompt: ids and images
+
+
+@dataclasses.dataclass(frozen=True)
+class Family:
+    """A model's reference class with its configuration, its pictures, and what the reference is given for them."""
+
+    name: str
+    config: Callable[[], Any]
+    kind: Any
+    picture: Callable[[int, Grid], Picture]
+    given: Callable[[Sequence[Picture]], dict[str, Any]]
+
+    def make(self, path: Path, *, as_published: bool = False) -> Any:  # noqa: ANN401 # one of several classes
+        """Writes a random float32 checkpoint; returns its reference."""
+        torch.manual_seed(0)
+        model: Any = self.kind(self.config())
+        model.float().eval()
+        for name, parameter in model.named_parameters():
+            if name.endswith("bias") or "norm" in name or "ln_q" in name:
+                is_weight = name.endswith("weight")
+                torch.nn.init.normal_(parameter, mean=1.0 if is_weight else 0.0, std=0.2)
+            elif "visual" in name or "vision" in name or "projector" in name:
+                torch.nn.init.normal_(parameter, std=0.2)
+        model.save_pretrained(path, save_original_format=as_published)
+        return model
+
+    def request(self, name: str, parts: Parts, **fields: Any) -> EngineRequest:  # noqa: ANN401 # of EngineRequest
+        """A request with these parts in its prompt."""
+        ids: list[int] = []
+        images = []
+        for part in parts:
+            if isinstance(part, int):
+                ids.append(part)
+                continue
+            num = part.grid[0] * part.grid[1]
+            images.append(PromptImage.at(len(ids), num, part.grid, part.numbers.numpy().tobytes()))
+            ids += [IMAGE_ID] * num
+        return EngineRequest(name, tuple(ids), fields.pop("params"), images=tuple(images), **fields)
+
+    @torch.inference_mode()
+    def logits(self, reference: Any, ids: Sequence[int], parts: Parts) -> torch.Tensor:  # noqa: ANN401 # untyped
+        """The reference's logits [ids, vocab] behind a prompt of these parts and what follows it."""
+        pictures = [one for one in parts if isinstance(one, Picture)]
+        given = self.given(pictures) if pictures else {}
+        whole = torch.tensor([[*ids]])
+        if pictures:
+            given["mm_token_type_ids"] = (whole == IMAGE_ID).int()
+        if hasattr(reference.model, "rope_deltas"):
+            reference.model.rope_deltas = None  # it keeps those of the call before
+        found = reference(whole, **given).logits[0]
+        assert isinstance(found, torch.Tensor)
+        return found
+
+    def greedy(self, reference: Any, parts: Parts, tokens: Sequence[int]) -> list[int]:  # noqa: ANN401 # untyped
+        """The reference's choice before each of the tokens that follow a prompt of these parts, none of which stands
+        for an image: the same tokens, if each of them was chosen so."""
+        ids = [*self.request("", parts, params=None).prompt_ids]
+        found = self.logits(reference, [*ids, *tokens[:-1]], parts)[len(ids) - 1 :, :OTHER_ID].argmax(-1)
+        return [int(one) for one in found]
+
+
+def _patches(seed: int, grid: Grid) -> Picture:
+    num = grid[0] * grid[1] * MERGED**2
+    made = torch.randn(num, 3 * PATCH * PATCH, generator=torch.Generator().manual_seed(seed))
+    return Picture(made.flatten(), grid)
+
+
+def _qwen_given(pictures: Sequence[Picture]) -> dict[str, Any]:
+    """Each patch twice in time, and grids of patches."""
+    pairs = [one.numbers.view(-1, 3, 1, PATCH * PATCH).expand(-1, 3, 2, PATCH * PATCH).flatten(1) for one in pictures]
+    grids = [[1, MERGED * one.grid[0], MERGED * one.grid[1]] for one in pictures]
+    return {"pixel_values": torch.cat(pairs), "image_grid_thw": torch.tensor(grids)}
+
+
+def _qwen2_5() -> Any:  # noqa: ANN401 # a class of the reference
+    return transformers.Qwen2_5_VLConfig(
+        text_config={**TEXT, "rope_scaling": {"type": "mrope", **_SECTIONS}},
+        vision_config={**_QWEN, "window_size": 16, "fullatt_block_indexes": [1, 3]},
+        **_IDS,
+    )
+
+
+QWEN2_5 = Family("qwen2_5_vl", _qwen2_5, transformers.Qwen2_5_VLForConditionalGeneration, _patches, _qwen_given)
+FAMILIES = {one.name: one for one in (QWEN2_5,)}
