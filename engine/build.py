@@ -167,7 +167,7 @@ def build_engine(  # noqa: PLR0913 # all that an engine is made of
         config.max_num_batched_tokens,
         settings_of(config, costs),
         NO_ADAPTERS if adapters is None else adapters.requests,
-        None if images is None else ImageBooks(config.encoder_cache_bytes, 4 * model.config.hidden_size),
+        None if images is None else ImageBooks(config.encoder_cache_bytes, images.row_bytes),
     )
     shared = offer_blocks(config, store, scheduler.cache)
     grammars = grammars or Grammars(None)

@@ -11,6 +11,7 @@ from torch import Tensor
 
 from sluice_server.engine.models.by_layer import ORIGINAL
 from sluice_server.engine.models.config import ModelConfig
+from sluice_server.engine.models.given import GivenRows, GivenStates
 from sluice_server.engine.models.head import ModelHead
 from sluice_server.engine.models.layers.decoder import DecoderLayer
 from sluice_server.engine.models.layers.loader import LayerLoader, Pack
@@ -42,8 +43,6 @@ LONG_FACTORS = (
 HiddenStateHooks: TypeAlias = Mapping[
     int, Callable[[Tensor, Tensor, int], None]
 ]  # by layer: stores its hidden states by slot
-
-GivenRows: TypeAlias = tuple[int, Tensor]  # index of the first token of a step, numbers of those from there on
 
 
 def hooks_of(behind: tuple[int, ...], states: Tensor) -> HiddenStateHooks:
@@ -211,19 +210,20 @@ class Model:
 
         `kept`, int64 and ascending: indices of the only tokens whose hidden states are needed; the result is then
         [len(kept), hidden]. Of a stage before the last it is of no use: it was sent to the next stage.
-        `given`: embeddings [N, hidden] that take the place of those of ids. `turned`: positions int64 [3, N], in time,
-        rows and columns, that turn these tokens in the place of `positions`; see `is_turned`. `sides`: products of
-        adapters, for the rows with one. They are not computed layer by layer in one call, so bits of the other rows may
-        differ from those without.
+        `given`: rows in the place of embeddings; see `GivenStates`. `turned`: positions int64 [3, N], in time, rows and
+        columns, that turn these tokens in the place of `positions`; see `is_turned`. `sides`: products of adapters, for
+        the rows with one. They are not computed layer by layer in one call, so bits of the other rows may differ from
+        those without.
         """
         h = self._entry(ids)
-        for first, rows in given:
-            h[first : first + len(rows)] = rows
+        states = GivenStates(given, self.config.hidden_size)
+        states.enter(h)
         cis, hidden_state_hooks = self._rotations.of(positions, turned), self.hidden_state_hooks
+        whole = hidden_state_hooks.keys() | states.layers  # behind these layers all tokens are needed
         for num, (layer, layer_cache) in enumerate(zip(self._layers, cache, strict=True), 1):
-            # A hook needs the hidden states of all tokens.
-            is_last = self.is_last and num == len(self._layers) and num not in hidden_state_hooks
+            is_last = self.is_last and num == len(self._layers) and num not in whole
             layer.forward(h, cis[layer.rope], layer_cache, meta.of_layer(num - 1), kept if is_last else None, sides)
+            states.follow(num, h)
             if num in hidden_state_hooks:
                 hidden_state_hooks[num](h, meta.write_slots, meta.num_tokens)
             if self._stages is not None:
@@ -234,7 +234,7 @@ class Model:
             return h if kept is None else h[kept]
         if kept is None:
             return h[: meta.num_tokens]
-        return h[kept] if len(self._layers) in hidden_state_hooks else h[: len(kept)]
+        return h[kept] if len(self._layers) in whole else h[: len(kept)]
 
     def _advanced(self) -> None:
         """Counts a layer that was computed, here or by a stage that this one waits for."""

@@ -84,6 +84,8 @@ RULES: Mapping[str, Rule] = {
     "temporal_patch_size": _whole(1, 1 << 6),
     "window_size": _PIXELS,
     "fullatt_block_indexes": _whole(0, 1 << 12),
+    "deepstack_visual_indexes": _whole(0, 1 << 12),
+    "num_position_embeddings": _whole(1, 1 << 24),
     "image_token_index": _whole(0, 1 << 24),
     "image_token_id": _whole(0, 1 << 24),
     "relative_attention_num_buckets": _whole(1, 1 << 10),

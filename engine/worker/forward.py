@@ -12,8 +12,9 @@ from torch import Tensor
 
 from sluice_server.engine.kv_cache.block_store import BlockStore
 from sluice_server.engine.kv_cache.groups import LayerGroups, one_group
+from sluice_server.engine.models.given import GivenRows
 from sluice_server.engine.models.layers.sides import StepSides
-from sluice_server.engine.models.model import GivenRows, Model
+from sluice_server.engine.models.model import Model
 from sluice_server.engine.plan import StepPlan
 from sluice_server.engine.worker.prefixes import SharedPrefixes
 from sluice_server.engine.worker.sample_positions import SamplePositions

@@ -114,4 +114,15 @@ def _qwen2_5() -> Any:  # noqa: ANN401 # a class of the reference
 
 
 QWEN2_5 = Family("qwen2_5_vl", _qwen2_5, transformers.Qwen2_5_VLForConditionalGeneration, _patches, _qwen_given)
-FAMILIES = {one.name: one for one in (QWEN2_5,)}
+
+
+def _qwen3() -> Any:  # noqa: ANN401 # a class of the reference
+    rope = {"rope_type": "default", "mrope_interleaved": True, **_SECTIONS}
+    deep = {"num_position_embeddings": 25, "deepstack_visual_indexes": [2, 0]}
+    return transformers.Qwen3VLConfig(
+        text_config={**TEXT, "rope_scaling": rope}, vision_config={**_QWEN, **deep}, **_IDS
+    )
+
+
+QWEN3 = Family("qwen3_vl", _qwen3, transformers.Qwen3VLForConditionalGeneration, _patches, _qwen_given)
+FAMILIES = {one.name: one for one in (QWEN2_5, QWEN3)}

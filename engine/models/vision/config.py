@@ -10,12 +10,13 @@ from typing import TypeAlias
 from sluice_server.engine.errors import unsupported
 from sluice_server.engine.models.fields import Fields, read_json, shown
 from sluice_server.engine.models.vision.llava_config import LlavaVision, read_llava
-from sluice_server.engine.models.vision.qwen_config import QwenVision, read_qwen2_5
+from sluice_server.engine.models.vision.qwen_config import Qwen3Vision, Qwen25Vision, read_qwen2_5, read_qwen3
 
-VisionConfig: TypeAlias = LlavaVision | QwenVision
+VisionConfig: TypeAlias = LlavaVision | Qwen25Vision | Qwen3Vision
 _READERS: Mapping[str, Callable[[Fields], VisionConfig]] = {
     "LlavaForConditionalGeneration": read_llava,
     "Qwen2_5_VLForConditionalGeneration": read_qwen2_5,
+    "Qwen3VLForConditionalGeneration": read_qwen3,
 }
 WITH_IMAGES = tuple(_READERS)
 

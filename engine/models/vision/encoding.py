@@ -19,7 +19,13 @@ Parts: TypeAlias = Generator[None, None, Tensor]  # yields behind each part, and
 
 
 class VisionTower(Protocol):
-    """The weights of a tower and of what projects its output, packed for one device. Keeps nothing between images."""
+    """The weights of a tower and of what projects its output, packed for one device. Keeps nothing between images.
+
+    Attributes:
+        width: numbers of a token's row: the text model's hidden size, or several of them; see `GivenStates`.
+    """
+
+    width: int
 
     def parts(self, pixels: Tensor, grid: Grid) -> Parts:
         """Computes the rows, float32 [tokens, width], of an image: float32 numbers in the model's order."""
@@ -30,6 +36,11 @@ class Encoder:
 
     def __init__(self, tower: VisionTower) -> None:
         self.tower = tower
+
+    @property
+    def width(self) -> int:
+        """Numbers of a token's row."""
+        return self.tower.width
 
     def encode(self, pixels: Tensor, grid: Grid) -> Tensor:
         """Returns the rows of an image, float32 [tokens, width]."""

@@ -14,11 +14,15 @@ PROJECTORS = ("multi_modal_projector.", "model.multi_modal_projector.")
 
 
 class LlavaTower:
-    """A tower of CLIP's form, and two matrices behind it."""
+    """A tower of CLIP's form, and two matrices behind it.
+
+    Attributes:
+        width: numbers of a token's row.
+    """
 
     def __init__(self, config: LlavaVision, weights: VisionWeights, width: int) -> None:
-        """`width`: of the rows, the text model's hidden size."""
-        self._config = config
+        """`width`: of the text model's hidden states."""
+        self._config, self.width = config, width
         self._tower = ClipTower(config.tower, weights.below(PREFIXES, FIRST), config.num_layers)
         behind, bias = weights.below(PROJECTORS, "linear_1.weight"), config.has_bias
         self._first = behind.linear(["linear_1"], width, config.tower.hidden_size, bias=bias)

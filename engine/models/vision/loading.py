@@ -12,14 +12,16 @@ from sluice_server.engine.models.vision.encoding import Encoder, VisionTower
 from sluice_server.engine.models.vision.llava import LlavaTower
 from sluice_server.engine.models.vision.llava_config import LlavaVision
 from sluice_server.engine.models.vision.qwen2_5_vl import Qwen25Tower
-from sluice_server.engine.models.vision.qwen_config import QwenVision
+from sluice_server.engine.models.vision.qwen3_vl import Qwen3Tower
+from sluice_server.engine.models.vision.qwen_config import Qwen3Vision, Qwen25Vision
 from sluice_server.engine.models.vision.weights import VisionWeights
 from sluice_server.engine.models.weights import Checkpoint
 from sluice_server.kernels.formats.packer import PLAIN
 
 _TOWERS: Mapping[type[VisionConfig], Callable[[Any, VisionWeights, int], VisionTower]] = {
     LlavaVision: LlavaTower,
-    QwenVision: Qwen25Tower,
+    Qwen25Vision: Qwen25Tower,
+    Qwen3Vision: Qwen3Tower,
 }
 
 

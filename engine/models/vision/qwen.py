@@ -9,6 +9,7 @@ from torch import Tensor
 from sluice_server.engine.images import Grid
 from sluice_server.engine.models.encoders.layers import Norm
 from sluice_server.engine.models.vision.encoding import Parts, by_rows, rows_of
+from sluice_server.engine.models.vision.qwen_config import QwenTower
 from sluice_server.engine.models.vision.weights import VisionWeights
 from sluice_server.kernels import ops
 from sluice_server.kernels.formats.linear import PackedLinear
@@ -39,10 +40,11 @@ class Merger:
         return ops.linear(ops.activate(ops.linear(normed, self._first), "gelu"), self._second).float()
 
 
-def patch_linear(weights: VisionWeights, hidden: int, patch: int, frames: int, *, bias: bool) -> PackedLinear:
+def patch_linear(config: QwenTower, weights: VisionWeights, *, bias: bool) -> PackedLinear:
     """Returns the convolution over patches as a product. The pictures in time that a patch spans are equal, so that
     their weights are added up."""
-    weight = weights.tensor(FIRST, hidden, 3, frames, patch, patch).sum(2).flatten(1)
+    side, hidden = config.patch_size, config.hidden_size
+    weight = weights.tensor(FIRST, hidden, 3, config.frames, side, side).sum(2).flatten(1)
     return weights.packed(weight, weights.tensor("patch_embed.proj.bias", hidden) if bias else None)
 
 

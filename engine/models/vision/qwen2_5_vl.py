@@ -20,33 +20,38 @@ from sluice_server.engine.models.vision.qwen import (
     places_of,
     rotation_of,
 )
-from sluice_server.engine.models.vision.qwen_config import QwenVision
+from sluice_server.engine.models.vision.qwen_config import Qwen25Vision, QwenTower
 from sluice_server.engine.models.vision.weights import VisionWeights, linears_of
 from sluice_server.kernels import ops
 from sluice_server.kernels.formats.linear import gather
 
 
 class Qwen25Tower:
-    """The weights of one tower."""
+    """The weights of one tower.
 
-    def __init__(self, config: QwenVision, weights: VisionWeights, width: int) -> None:
-        """`width`: of the text model's hidden states, which rows have too."""
-        self._config, own = config, weights.below(PREFIXES, FIRST)
-        self._patches = patch_linear(own, config.hidden_size, config.patch_size, config.frames, bias=False)
-        self._layers = [_layer(config, own, index) for index in range(config.num_layers)]
-        size = config.hidden_size * config.merged**2
+    Attributes:
+        width: numbers of a token's row.
+    """
+
+    def __init__(self, config: Qwen25Vision, weights: VisionWeights, width: int) -> None:
+        """`width`: of the text model's hidden states."""
+        self._config, self.width = config, width
+        tower, own = config.tower, weights.below(PREFIXES, FIRST)
+        self._patches = patch_linear(tower, own, bias=False)
+        self._layers = [_layer(tower, own, index) for index in range(tower.num_layers)]
+        size = tower.hidden_size * tower.merged**2
         first, second = own.linear(["merger.mlp.0"], size, size), own.linear(["merger.mlp.2"], width, size)
-        norm = own.root_norm("merger.ln_q", config.hidden_size, EPS)
-        self._merger = Merger(norm, config.hidden_size, first, second, size)
+        norm = own.root_norm("merger.ln_q", tower.hidden_size, EPS)
+        self._merger = Merger(norm, tower.hidden_size, first, second, size)
         gather([self._patches, *linears_of(self._layers), *self._merger.linears])
 
     def parts(self, pixels: Tensor, grid: Grid) -> Parts:
         """Computes the rows of an image; see `VisionTower`."""
-        config, num = self._config, rows_of(self._config.hidden_size)
+        config, tower, num = self._config, self._config.tower, rows_of(self._config.tower.hidden_size)
         order, ends = windows_of(grid, config.window)
-        each = config.merged**2
-        row, column = (one.view(-1, each)[order].flatten() for one in places_of(grid, config.merged))
-        cis = rotation_of(row, column, config.hidden_size // config.num_heads, config.theta)
+        each = tower.merged**2
+        row, column = (one.view(-1, each)[order].flatten() for one in places_of(grid, tower.merged))
+        cis = rotation_of(row, column, tower.dim, tower.theta)
         patches = pixels.view(len(order), -1)[order].view(len(row), -1)
         h = yield from by_rows(patches, num, lambda rows: ops.linear(rows, self._patches).float())
         for index, layer in enumerate(self._layers):
@@ -64,7 +69,7 @@ def windows_of(grid: Grid, side: int) -> tuple[Tensor, Sequence[int]]:
     return window.argsort(stable=True), torch.bincount(window).cumsum(0).tolist()
 
 
-def _layer(config: QwenVision, weights: VisionWeights, index: int) -> EncoderLayer:
+def _layer(config: QwenTower, weights: VisionWeights, index: int) -> EncoderLayer:
     hidden, inner, at = config.hidden_size, config.intermediate_size, f"blocks.{index}."
     return EncoderLayer(
         qkv=weights.linear([f"{at}attn.qkv"], 3 * hidden, hidden),

@@ -1,9 +1,10 @@
-"""Reads the vision towers of Qwen2.5-VL. Depends on the standard library only.
+"""Reads the vision towers of Qwen2.5-VL and Qwen3-VL. Depends on the standard library only.
 
 Their images have any size: a token is a square of patches, as many as the picture has.
 """
 
 import dataclasses
+import math
 from collections.abc import Mapping
 
 from sluice_server.engine.errors import unsupported
@@ -15,24 +16,28 @@ from sluice_server.engine.models.text_model import text_fields
 from sluice_server.engine.models.vision.shared_config import activation_of, check_colours, heads_of
 
 MOST_TOKENS = 16_384  # of an image, unless the preprocessor's file says fewer
+_BOTH: Mapping[str, Json] = {"spatial_merge_size": 2, "temporal_patch_size": 2, "out_hidden_size": 3584}
 _ASSUMED: Mapping[str, Json] = {
+    **_BOTH,
     **{"depth": 32, "hidden_size": 3584, "hidden_act": "silu", "intermediate_size": 3420, "num_heads": 16},
-    **{"patch_size": 14, "spatial_merge_size": 2, "temporal_patch_size": 2, "window_size": 112},
-    **{"out_hidden_size": 3584, "fullatt_block_indexes": [7, 15, 23, 31]},
+    **{"patch_size": 14, "window_size": 112, "fullatt_block_indexes": [7, 15, 23, 31]},
+}
+_ASSUMED_3: Mapping[str, Json] = {
+    **_BOTH,
+    **{"depth": 27, "hidden_size": 1152, "hidden_act": "gelu_pytorch_tanh", "intermediate_size": 4304, "num_heads": 16},
+    **{"patch_size": 16, "num_position_embeddings": 2304, "deepstack_visual_indexes": [8, 16, 24]},
 }
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
-class QwenVision:
-    """The configuration of a tower.
+class QwenTower:
+    """What the configurations of these towers share.
 
     Attributes:
         image_token_id: the id that stands in a prompt for each token of an image.
         patch_size: pixels of a side of a patch.
         merged: patches of a side of what is one token.
         frames: pictures that a patch spans in time; one picture counts as so many equal ones.
-        window: tokens of a side of the windows in which most layers attend.
-        full: numbers of the layers that attend to the whole image, from 0.
         activation: of the layers, by its name in `kernels.reference.encoders`.
         theta: base of the rotary embedding.
     """
@@ -41,8 +46,6 @@ class QwenVision:
     patch_size: int
     merged: int
     frames: int
-    window: int
-    full: frozenset[int]
     hidden_size: int
     intermediate_size: int
     num_layers: int
@@ -51,72 +54,131 @@ class QwenVision:
     theta: float
 
     @property
+    def dim(self) -> int:
+        """Numbers of a head."""
+        return self.hidden_size // self.num_heads
+
+    @property
     def form(self) -> ImageForm:
         """The form of images that requests bring."""
         return ImageForm(self.image_token_id, self.patch_size * self.merged, MOST_TOKENS, patch=self.patch_size)
 
 
-def read_qwen2_5(whole: Fields) -> QwenVision:
+@dataclasses.dataclass(frozen=True, slots=True)
+class Qwen25Vision:
+    """The configuration of Qwen2.5-VL's tower.
+
+    Attributes:
+        window: tokens of a side of the windows in which most layers attend.
+        full: numbers of the layers that attend to the whole image, from 0.
+    """
+
+    tower: QwenTower
+    window: int
+    full: frozenset[int]
+
+    @property
+    def form(self) -> ImageForm:
+        """The form of images that requests bring."""
+        return self.tower.form
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Qwen3Vision:
+    """The configuration of Qwen3-VL's tower.
+
+    Attributes:
+        side: of the square of positions that have an embedding; between them, and for other shapes, it is interpolated.
+        deep: numbers of the layers, from 0, behind which rows are made too, for the first layers of the text model.
+    """
+
+    tower: QwenTower
+    side: int
+    deep: tuple[int, ...]
+
+    @property
+    def form(self) -> ImageForm:
+        """The form of images that requests bring."""
+        return self.tower.form
+
+
+def read_qwen2_5(whole: Fields) -> Qwen25Vision:
     """Reads a config.json. Raises ServiceError, naming file, field and value."""
-    text = Fields(whole.path, text_fields("Qwen2_5_VLForConditionalGeneration", whole)[1])
-    nested = whole.within("vision_config")
-    tower = Fields(whole.path, {**_ASSUMED, **nested.values}, "vision_config.")
-    hidden, patch, merged = (
-        tower.integer("hidden_size"),
-        tower.integer("patch_size"),
-        tower.integer("spatial_merge_size"),
-    )
-    heads = heads_of(tower, "num_heads", hidden)
-    check_text(tower, text)
-    check_halves(tower, hidden // heads)
+    raw, found = _read(whole, "Qwen2_5_VLForConditionalGeneration", _ASSUMED, interleaved=False)
+    size, cell = raw.integer("window_size"), found.patch_size * found.merged
+    if size < cell:
+        raise raw.wrong("window_size", f"is {size}, less than the {cell} pixels of a token: {MENDING}")
+    return Qwen25Vision(found, size // cell, frozenset(_layers(raw, "fullatt_block_indexes")))
+
+
+def read_qwen3(whole: Fields) -> Qwen3Vision:
+    """Reads a config.json. Raises ServiceError, naming file, field and value."""
+    raw, found = _read(whole, "Qwen3VLForConditionalGeneration", _ASSUMED_3, interleaved=True)
+    num = raw.integer("num_position_embeddings")
+    if math.isqrt(num) ** 2 != num:
+        raise raw.must_be("num_position_embeddings", "a square")
+    deep = _layers(raw, "deepstack_visual_indexes")
+    if len(set(deep)) < len(deep) or any(one >= found.num_layers for one in deep):
+        raise raw.must_be("deepstack_visual_indexes", f"layers below {found.num_layers}, each once")
+    return Qwen3Vision(found, math.isqrt(num), deep)
+
+
+def _read(
+    whole: Fields, architecture: str, assumed: Mapping[str, Json], *, interleaved: bool
+) -> tuple[Fields, QwenTower]:
+    """Returns the fields of a tower, and what all have."""
+    text = Fields(whole.path, text_fields(architecture, whole)[1])
+    raw = Fields(whole.path, {**assumed, **whole.within("vision_config").values}, "vision_config.")
+    hidden = raw.integer("hidden_size")
+    heads = heads_of(raw, "num_heads", hidden)
+    _check_text(raw, text, interleaved=interleaved)
+    _check_halves(raw, hidden // heads)
     for name in ("in_channels", "in_chans"):
-        check_colours(tower, name)
-    window = tower.integer("window_size") // merged // patch
-    if not window:
-        few = f"is {tower.integer('window_size')}, less than the {patch * merged} pixels of a token: {MENDING}"
-        raise tower.wrong("window_size", few)
-    return QwenVision(
+        check_colours(raw, name)
+    return raw, QwenTower(
         image_token_id=whole.integer("image_token_id", 151_655),
-        patch_size=patch,
-        merged=merged,
-        frames=tower.integer("temporal_patch_size"),
-        window=window,
-        full=layers_of(tower, "fullatt_block_indexes"),
+        patch_size=raw.integer("patch_size"),
+        merged=raw.integer("spatial_merge_size"),
+        frames=raw.integer("temporal_patch_size"),
         hidden_size=hidden,
-        intermediate_size=tower.integer("intermediate_size"),
-        num_layers=tower.integer("depth"),
+        intermediate_size=raw.integer("intermediate_size"),
+        num_layers=raw.integer("depth"),
         num_heads=heads,
-        activation=activation_of(tower, "hidden_act", "silu"),
-        theta=theta_of(tower),
+        activation=activation_of(raw, "hidden_act", "silu"),
+        theta=_theta_of(raw),
     )
 
 
-def check_text(tower: Fields, text: Fields) -> None:
+def _check_text(tower: Fields, text: Fields, *, interleaved: bool) -> None:
     """Raises ServiceError unless the tower's rows are as wide as the text model's hidden states, and that has positions
     in three directions."""
     width, hidden = tower.integer("out_hidden_size"), text.integer("hidden_size")
     if width != hidden:
         raise tower.wrong("out_hidden_size", f"is {width}, and hidden_size is {hidden}: {MENDING}")
-    if not read_ropes(text)[0].sections:
-        raise unsupported("mrope_section", "images need rope_parameters.mrope_section, which the file does not have")
+    rope = read_ropes(text)[0]
+    if not rope.sections:
+        raise unsupported("mrope_section", "images without rope_parameters.mrope_section are not supported")
+    if rope.interleaved != interleaved:
+        text_of = f"is {str(rope.interleaved).lower()}; images of this model need {str(interleaved).lower()}"
+        raise text.wrong("rope_parameters.mrope_interleaved", f"{text_of}: {MENDING}")
 
 
-def check_halves(tower: Fields, dim: int) -> None:
+def _check_halves(tower: Fields, dim: int) -> None:
     """Raises ServiceError unless rows turn one half of a head, and columns the other, in pairs."""
     if dim % 4:
         raise tower.wrong("num_heads", f"makes heads of {dim} numbers; they must be a multiple of 4: {MENDING}")
 
 
-def theta_of(tower: Fields) -> float:
+def _theta_of(tower: Fields) -> float:
     """Returns the base of the tower's rotary embedding."""
     if tower.values.get("rope_parameters") is None:
         return 10_000.0
     return tower.within("rope_parameters").number("rope_theta", 10_000.0)
 
 
-def layers_of(tower: Fields, name: str) -> frozenset[int]:
+def _layers(tower: Fields, name: str) -> tuple[int, ...]:
     """Returns a list of layers' numbers, from 0."""
     found = tower.values.get(name)
     if not isinstance(found, list) or not all(RULES[name].holds(one) for one in found):
         raise tower.must_be(name, f"a list, {RULES[name]} each")
-    return frozenset(one for one in found if isinstance(one, int))
+    return tuple(one for one in found if isinstance(one, int))

@@ -36,6 +36,10 @@ class ImageEncoding(Protocol):
 class ImageEncoder(Protocol):
     """What computes rows."""
 
+    @property
+    def width(self) -> int:
+        """Numbers of a token's row."""
+
     def begin(self, pixels: Tensor, grid: Grid) -> ImageEncoding:
         """Begins to encode an image: float32 numbers in the model's order, of so many rows and columns of tokens."""
 
@@ -52,6 +56,11 @@ class EncoderCache:
 
     def __len__(self) -> int:
         return len(self._rows)
+
+    @property
+    def row_bytes(self) -> int:
+        """Bytes of a token's row."""
+        return 4 * self._encoder.width
 
     def advance(self, image: PromptImage, seconds: float) -> bool:
         """Encodes an image for about so long, one part at least; returns whether it has rows now."""

@@ -60,6 +60,14 @@ TRUTHFUL_SIZED_VISION: Values = {  # images of any size
     "text_config": {"hidden_size": 3584, "rope_scaling": {"type": "mrope", "mrope_section": [16, 24, 24]}},
     "vision_config": {},
 }
+TRUTHFUL_DEEP_VISION: Values = {  # and rows from several depths
+    "architectures": ["Qwen3VLForConditionalGeneration"],
+    "text_config": {
+        "hidden_size": 3584,
+        "rope_scaling": {"rope_type": "default", "mrope_interleaved": True, "mrope_section": [24, 20, 20]},
+    },
+    "vision_config": {},
+}
 TRUTHFUL_ENCODERS: dict[str, Values] = {
     "BertModel": {**_ENCODER, "type_vocab_size": 2, "hidden_act": "gelu"},
     "XLMRobertaForSequenceClassification": {**_ENCODER, "type_vocab_size": 1, "pad_token_id": 1},

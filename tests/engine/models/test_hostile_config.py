@@ -28,6 +28,7 @@ from tests.engine.models.hostile import (
     HEAD,
     OF_ENCODERS,
     TRUTHFUL,
+    TRUTHFUL_DEEP_VISION,
     TRUTHFUL_ENCODERS,
     TRUTHFUL_SIZED_VISION,
     TRUTHFUL_VISION,
@@ -80,6 +81,12 @@ OF_SIZED_VISION = [
     *("vision_config.window_size", "vision_config.fullatt_block_indexes", "vision_config.out_hidden_size"),
     *("vision_config.in_channels", "vision_config.in_chans", "vision_config.hidden_act"),
 ]
+OF_DEEP_VISION = ["vision_config.deepstack_visual_indexes", "vision_config.num_position_embeddings"]
+VISIONS = (
+    (TRUTHFUL_VISION, OF_VISION),
+    (TRUTHFUL_SIZED_VISION, OF_SIZED_VISION),
+    (TRUTHFUL_DEEP_VISION, OF_DEEP_VISION),
+)
 QUICK = {"Qwen3MoeForCausalLM", "Gemma3ForCausalLM"}  # which read what there is to read
 ARCHITECTURES = [one if one in QUICK else pytest.param(one, marks=pytest.mark.long) for one in TRUTHFUL]
 
@@ -146,17 +153,13 @@ def of_encoders(name: str, path: Path) -> Iterator[Callable[[], object]]:
 
 def of_vision(name: str, path: Path) -> Iterator[Callable[[], object]]:
     """Yields the same for a vision tower."""
-    for at in (name, f"vision_config.{name}"):
-        for _, values in lies(TRUTHFUL_VISION, [at]):
+    for base, fields in VISIONS:
+        for _, values in lies(base, [one for one in fields if one.split(".")[-1] == name]):
             write(path, values)
             yield lambda: read_vision(path)
 
 
-@pytest.mark.parametrize(
-    ("base", "fields"),
-    [(TRUTHFUL_VISION, OF_VISION), (TRUTHFUL_SIZED_VISION, OF_SIZED_VISION)],
-    ids=["one size", "any"],
-)
+@pytest.mark.parametrize(("base", "fields"), VISIONS, ids=["one size", "any", "deep"])
 def test_every_field_of_a_vision_tower_is_read_or_refused_by_a_line(
     base: Values, fields: list[str], tmp_path: Path
 ) -> None:

@@ -32,6 +32,8 @@ class CountingEncoding:
 class CountingEncoder:
     """Records the parts that it computes."""
 
+    width = 3
+
     def __init__(self) -> None:
         self.parts: list[float] = []
 
