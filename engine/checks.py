@@ -243,7 +243,7 @@ def check_image(image: PromptImage, form: ImageForm, ids: Sequence[int], behind:
         text = f"has {image.num_tokens} tokens from position {image.first} on; images have {num}, and "
         raise invalid(name, text + f"this one may begin at {behind}")
     if tuple(ids[image.first : image.end]) != form.ids(image.grid):
-        raise invalid(name, f"the prompt has not {num} ids {form.token_id} from position {image.first} on")
+        raise invalid(name, f"the prompt has not {num} ids {form.token_id} of an image from position {image.first} on")
 
 
 def check_embeds_use(params: SamplingParams) -> None:

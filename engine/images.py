@@ -21,6 +21,8 @@ class ImageForm:
         cell: pixels of a side of what is one token.
         most_tokens: of an image.
         grid: of every image; None: each has its own.
+        breaks: the ids that stand behind each row of a grid but the last, and behind that; None: none do. Rows of the
+            tower take the place of their embeddings too.
         patch: pixels of a side of a patch, where pixels come patch by patch and token by token; 0: colour by colour.
         num_more: tokens besides those of the grid, before them.
         max_images: of a request.
@@ -31,6 +33,7 @@ class ImageForm:
     most_tokens: int
     grid: Grid | None = None
     patch: int = 0
+    breaks: tuple[int, int] | None = None
     num_more: int = 0
     max_images: int = 16
 
@@ -44,11 +47,11 @@ class ImageForm:
         rows, columns = grid
         if self.grid is not None:
             return grid == self.grid
-        return rows >= 1 and columns >= 1 and rows * columns <= self.most_tokens
+        return rows >= 1 and columns >= 1 and self.num_tokens(grid) <= self.most_tokens
 
     def num_tokens(self, grid: Grid) -> int:
         """Returns the tokens of an image."""
-        return grid[0] * grid[1] + self.num_more
+        return grid[0] * (grid[1] + (self.breaks is not None)) + self.num_more
 
     def num_bytes(self, grid: Grid) -> int:
         """Returns the bytes of an image's pixels."""
@@ -56,7 +59,10 @@ class ImageForm:
 
     def ids(self, grid: Grid) -> tuple[int, ...]:
         """Returns the ids that stand for an image in a prompt."""
-        return (self.token_id,) * self.num_tokens(grid)
+        if self.breaks is None:
+            return (self.token_id,) * self.num_tokens(grid)
+        row = (self.token_id,) * grid[1]
+        return ((*row, self.breaks[0]) * grid[0])[:-1] + self.breaks[1:]
 
 
 @dataclasses.dataclass(frozen=True, slots=True)

@@ -7,7 +7,7 @@ from pathlib import Path
 from sluice_server.engine.errors import unsupported
 from sluice_server.engine.images import ImageForm
 from sluice_server.engine.models.fields import MENDING, Fields, Json, read_json, shown
-from sluice_server.services.media.resizing import Resizing, ToCells, ToMiddle, ToSquare
+from sluice_server.services.media.resizing import Resizing, ToCells, ToMiddle, ToSquare, Within
 
 FILE = "preprocessor_config.json"
 MAX_SIDE = 1 << 14
@@ -40,11 +40,6 @@ class ImageProcessor:
     mean: tuple[float, float, float]
     std: tuple[float, float, float]
 
-    @property
-    def most_tokens(self) -> int:
-        """Cells of the largest image."""
-        return self.resizing.most_pixels // self.cell**2
-
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class ImageLimits:
@@ -71,7 +66,7 @@ def read_processor(directory: Path, form: ImageForm) -> ImageProcessor:
     for name in ("do_resize", "do_rescale", "do_normalize"):
         if not raw.boolean(name, True):
             raise unsupported(name, f"{path}: {name} is false; images are prepared with it")
-    if raw.boolean("do_pad", False):
+    if raw.boolean("do_pad", False) and resizing_of is not _within:  # which pads pictures of a batch only
         raise unsupported("do_pad", f"{path}: do_pad is true; images are prepared without padding")
     resample = raw.values.get("resample")
     if resample not in (_BILINEAR, _BICUBIC):
@@ -116,6 +111,16 @@ def _cells(raw: Fields, form: ImageForm) -> Resizing:
     return ToCells(form.cell, least, most)
 
 
+def _within(raw: Fields, form: ImageForm) -> Resizing:
+    """Returns how Pixtral's pictures are resized: to whole cells, with a longest side."""
+    if not form.patch:
+        raise raw.wrong("image_processor_type", f"prepares patches, and the model takes pictures: {MENDING}")
+    if _square(raw, "patch_size") != form.patch:
+        raise raw.must_be("patch_size", f"{form.patch}, as config.json says")
+    size = raw.values.get("size")
+    return Within(form.cell, _side(raw, "size", size.get("longest_edge") if isinstance(size, dict) else size))
+
+
 _QWEN: Mapping[str, Json] = {
     **_OF_CLIP,
     **{"size": {"shortest_edge": 56 * 56, "longest_edge": 28 * 28 * 1280}, "patch_size": 14, "merge_size": 2},
@@ -137,6 +142,7 @@ _KINDS: Mapping[str, tuple[Mapping[str, Json], Callable[[Fields, ImageForm], Res
         _squares,
     ),
     "Qwen2VLImageProcessor": (_QWEN, _cells),
+    "PixtralImageProcessor": ({**_OF_CLIP, "size": {"longest_edge": 1024}, "patch_size": 16}, _within),
 }
 
 

@@ -13,11 +13,6 @@ class ToSquare(msgspec.Struct, frozen=True, tag=True, forbid_unknown_fields=True
 
     side: int
 
-    @property
-    def most_pixels(self) -> int:
-        """Pixels of the largest picture that a model gets."""
-        return self.side**2
-
     def resized(self, width: int, height: int) -> tuple[int, int]:
         """Returns the width and height that a picture is resized to."""
         return self.side, self.side
@@ -28,11 +23,6 @@ class ToMiddle(msgspec.Struct, frozen=True, tag=True, forbid_unknown_fields=True
 
     shortest: int
     side: int
-
-    @property
-    def most_pixels(self) -> int:
-        """Pixels of the largest picture that a model gets."""
-        return self.side**2
 
     def resized(self, width: int, height: int) -> tuple[int, int]:
         """Returns the width and height that a picture is resized to, before its middle is taken."""
@@ -48,9 +38,9 @@ class ToCells(msgspec.Struct, frozen=True, tag=True, forbid_unknown_fields=True)
     most: int
 
     @property
-    def most_pixels(self) -> int:
-        """Pixels of the largest picture that a model gets."""
-        return self.most
+    def most_cells(self) -> tuple[int, int]:
+        """Rows and columns of cells of the largest picture that a model gets."""
+        return 1, self.most // self.cell**2
 
     def resized(self, width: int, height: int) -> tuple[int, int]:
         """Returns the width and height that a picture is resized to. Raises ValueError for one that is too narrow."""
@@ -66,4 +56,25 @@ class ToCells(msgspec.Struct, frozen=True, tag=True, forbid_unknown_fields=True)
         return sides[0], sides[1]
 
 
-Resizing: TypeAlias = ToSquare | ToMiddle | ToCells
+class Within(msgspec.Struct, frozen=True, tag=True, forbid_unknown_fields=True):
+    """A picture is shrunk, if a side is too long, and then both sides are made multiples of a cell, upwards."""
+
+    cell: int
+    longest: int
+
+    @property
+    def most_cells(self) -> tuple[int, int]:
+        """Rows and columns of cells of the largest picture that a model gets."""
+        return (-(-self.longest // self.cell),) * 2
+
+    def resized(self, width: int, height: int) -> tuple[int, int]:
+        """Returns the width and height that a picture is resized to. Raises ValueError for one that is too narrow."""
+        ratio = max(width, height) / self.longest
+        if ratio > 1:
+            width, height = math.floor(width / ratio), math.floor(height / ratio)
+            if not width or not height:
+                raise ValueError(f"has a side that is less than a pixel when the other has {self.longest}")
+        return -(-width // self.cell) * self.cell, -(-height // self.cell) * self.cell
+
+
+Resizing: TypeAlias = ToSquare | ToMiddle | ToCells | Within

@@ -18,6 +18,7 @@ from sluice_server.engine.models.vision.config import WITH_IMAGES, read_vision
 from sluice_server.engine.request import Limits
 from sluice_server.services.config import GPU
 from sluice_server.services.media.processor import read_processor
+from sluice_server.services.media.resizing import ToCells, Within
 
 
 def limits_for(
@@ -57,11 +58,10 @@ def _form(directory: Path, limits: Limits) -> ImageForm:
     Images of any size have as many tokens as the preprocessor allows, and fit the context.
     """
     form = read_vision(directory).form
-    if form.grid is None:
-        most = read_processor(directory, form).most_tokens
+    resizing = read_processor(directory, form).resizing
+    if isinstance(resizing, ToCells | Within):
+        most = form.num_tokens(resizing.most_cells)
         form = dataclasses.replace(form, most_tokens=min(form.most_tokens, most, limits.context_length))
-    else:
-        read_processor(directory, form)
     if not 0 <= form.token_id < limits.vocab_size:
         text = f"is {form.token_id}; the model has {limits.vocab_size} ids"
         raise Fields(directory / "config.json", {}).wrong("image_token_index", text)

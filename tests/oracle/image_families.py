@@ -1,6 +1,7 @@
 """Tiny random checkpoints of models whose images have any size, their images, and the references that read them."""
 
 import dataclasses
+import json
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
@@ -13,6 +14,7 @@ from sluice_server.engine.request import EngineRequest
 from tests.oracle.image_checkpoints import TEXT
 
 IMAGE_ID, OTHER_ID = 110, 109
+BREAKS = 108, 107
 PATCH, MERGED = 4, 2
 _QWEN: dict[str, Any] = {
     **{"hidden_size": 32, "intermediate_size": 40, "num_heads": 2, "depth": 4, "out_hidden_size": 64},
@@ -35,13 +37,28 @@ Parts = Sequence[int | Picture]  # of a prompt: ids and images
 
 @dataclasses.dataclass(frozen=True)
 class Family:
-    """A model's reference class with its configuration, its pictures, and what the reference is given for them."""
+    """A model's reference class with its configuration, its pictures, and what the reference is given for them.
+
+    Attributes:
+        breaks: ids behind each row of an image's tokens but the last, and behind that.
+        is_typed: whether the reference wants to know which tokens are of images.
+    """
 
     name: str
     config: Callable[[], Any]
     kind: Any
     picture: Callable[[int, Grid], Picture]
     given: Callable[[Sequence[Picture]], dict[str, Any]]
+    breaks: tuple[int, int] | None = None
+    is_typed: bool = True
+
+    def ids(self, grid: Grid) -> list[int]:
+        """The ids of an image in a prompt."""
+        rows, columns = grid
+        if self.breaks is None:
+            return [IMAGE_ID] * (rows * columns)
+        lines = [[*[IMAGE_ID] * columns, self.breaks[row == rows - 1]] for row in range(rows)]
+        return [one for line in lines for one in line]
 
     def make(self, path: Path, *, as_published: bool = False) -> Any:  # noqa: ANN401 # one of several classes
         """Writes a random float32 checkpoint; returns its reference."""
@@ -55,6 +72,9 @@ class Family:
             elif "visual" in name or "vision" in name or "projector" in name:
                 torch.nn.init.normal_(parameter, std=0.2)
         model.save_pretrained(path, save_original_format=as_published)
+        names = {"[IMG_BREAK]": BREAKS[0], "[IMG_END]": BREAKS[1]}
+        added = {str(token): {"content": name} for name, token in names.items()}
+        (path / "tokenizer_config.json").write_text(json.dumps({"added_tokens_decoder": added}))
         return model
 
     def request(self, name: str, parts: Parts, **fields: Any) -> EngineRequest:  # noqa: ANN401 # of EngineRequest
@@ -65,9 +85,9 @@ class Family:
             if isinstance(part, int):
                 ids.append(part)
                 continue
-            num = part.grid[0] * part.grid[1]
-            images.append(PromptImage.at(len(ids), num, part.grid, part.numbers.numpy().tobytes()))
-            ids += [IMAGE_ID] * num
+            own = self.ids(part.grid)
+            images.append(PromptImage.at(len(ids), len(own), part.grid, part.numbers.numpy().tobytes()))
+            ids += own
         return EngineRequest(name, tuple(ids), fields.pop("params"), images=tuple(images), **fields)
 
     @torch.inference_mode()
@@ -76,7 +96,7 @@ class Family:
         pictures = [one for one in parts if isinstance(one, Picture)]
         given = self.given(pictures) if pictures else {}
         whole = torch.tensor([[*ids]])
-        if pictures:
+        if pictures and self.is_typed:
             given["mm_token_type_ids"] = (whole == IMAGE_ID).int()
         if hasattr(reference.model, "rope_deltas"):
             reference.model.rope_deltas = None  # it keeps those of the call before
@@ -125,4 +145,36 @@ def _qwen3() -> Any:  # noqa: ANN401 # a class of the reference
 
 
 QWEN3 = Family("qwen3_vl", _qwen3, transformers.Qwen3VLForConditionalGeneration, _patches, _qwen_given)
-FAMILIES = {one.name: one for one in (QWEN2_5, QWEN3)}
+
+
+def _mistral3_given(pictures: Sequence[Picture]) -> dict[str, Any]:
+    """Whole pictures, and their sizes."""
+    sizes = [[PATCH * MERGED * side for side in one.grid] for one in pictures]
+    whole = torch.zeros(len(sizes), 3, max(size[0] for size in sizes), max(size[1] for size in sizes))
+    for picture, (height, width), at in zip(pictures, sizes, whole, strict=True):
+        parts = picture.numbers.view(*picture.grid, MERGED, MERGED, 3, PATCH, PATCH)
+        at[:, :height, :width] = parts.permute(4, 0, 2, 5, 1, 3, 6).reshape(3, height, width)
+    return {"pixel_values": whole, "image_sizes": torch.tensor(sizes)}
+
+
+def _mistral3() -> Any:  # noqa: ANN401 # a class of the reference
+    vision: dict[str, Any] = {
+        **{"hidden_size": 32, "intermediate_size": 40, "num_attention_heads": 2, "num_hidden_layers": 3},
+        **{"patch_size": PATCH, "image_size": 64},
+    }
+    text: Any = transformers.MistralConfig(**{**TEXT, "sliding_window": None, "tie_word_embeddings": False})
+    return transformers.Mistral3Config(
+        text_config=text,
+        vision_config=transformers.PixtralVisionConfig(**vision),
+        image_token_index=IMAGE_ID,
+        spatial_merge_size=MERGED,
+        tie_word_embeddings=False,
+    )
+
+
+MISTRAL3 = Family(
+    *("mistral3", _mistral3, transformers.Mistral3ForConditionalGeneration, _patches, _mistral3_given),
+    breaks=BREAKS,
+    is_typed=False,
+)
+FAMILIES = {one.name: one for one in (QWEN2_5, QWEN3, MISTRAL3)}

@@ -2,11 +2,11 @@
 
 import dataclasses
 
-from sluice_server.engine.errors import ServiceError, unsupported
+from sluice_server.engine.errors import ServiceError
 from sluice_server.engine.images import ImageForm
-from sluice_server.engine.models.fields import Fields, shown
+from sluice_server.engine.models.fields import Fields
 from sluice_server.engine.models.vision.clip_config import CLIP, ClipConfig, read_clip
-from sluice_server.engine.models.vision.shared_config import activation_of
+from sluice_server.engine.models.vision.shared_config import activation_of, chosen_layers
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -47,22 +47,11 @@ def read_llava(whole: Fields) -> LlavaVision:
     return LlavaVision(
         tower=tower,
         image_token_id=whole.integer("image_token_index", whole.integer("image_token_id", 32_000)),
-        num_layers=_num_layers(whole, tower.num_layers),
+        num_layers=chosen_layers(whole, tower.num_layers, default=-2),
         keeps_class=selected == "full",
         activation=activation_of(whole, "projector_hidden_act", "gelu"),
         has_bias=whole.boolean("multimodal_projector_bias", True),
     )
-
-
-def _num_layers(whole: Fields, most: int) -> int:
-    """Returns the layers behind which the projector reads; a negative number counts from the last."""
-    chosen = whole.values.get("vision_feature_layer", -2)
-    if isinstance(chosen, list):
-        text = f"vision_feature_layer {shown(chosen)}: several layers are not supported; one is"
-        raise unsupported("vision_feature_layer", text)
-    if type(chosen) is not int or not -most - 1 <= chosen <= most:
-        raise whole.must_be("vision_feature_layer", f"one number from {-most - 1} to {most}")
-    return chosen if chosen >= 0 else most + 1 + chosen
 
 
 def _first_patch(whole: Fields) -> ServiceError:

@@ -11,6 +11,8 @@ from sluice_server.engine.models.vision.config import VisionConfig
 from sluice_server.engine.models.vision.encoding import Encoder, VisionTower
 from sluice_server.engine.models.vision.llava import LlavaTower
 from sluice_server.engine.models.vision.llava_config import LlavaVision
+from sluice_server.engine.models.vision.mistral3 import Mistral3Tower
+from sluice_server.engine.models.vision.mistral3_config import Mistral3Vision
 from sluice_server.engine.models.vision.qwen2_5_vl import Qwen25Tower
 from sluice_server.engine.models.vision.qwen3_vl import Qwen3Tower
 from sluice_server.engine.models.vision.qwen_config import Qwen3Vision, Qwen25Vision
@@ -20,6 +22,7 @@ from sluice_server.kernels.formats.packer import PLAIN
 
 _TOWERS: Mapping[type[VisionConfig], Callable[[Any, VisionWeights, int], VisionTower]] = {
     LlavaVision: LlavaTower,
+    Mistral3Vision: Mistral3Tower,
     Qwen25Vision: Qwen25Tower,
     Qwen3Vision: Qwen3Tower,
 }

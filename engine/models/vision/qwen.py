@@ -1,12 +1,7 @@
-"""What the vision towers of Qwen's models share: the order of patches, their rotation, and what makes tokens of them.
+"""What the vision towers of Qwen's models share: the convolution over patches, and what makes tokens of these."""
 
-Patches come token by token: those of a square of `merged` by `merged` follow each other, row by row.
-"""
-
-import torch
 from torch import Tensor
 
-from sluice_server.engine.images import Grid
 from sluice_server.engine.models.encoders.layers import Norm
 from sluice_server.engine.models.vision.encoding import Parts, by_rows, rows_of
 from sluice_server.engine.models.vision.qwen_config import QwenTower
@@ -46,21 +41,3 @@ def patch_linear(config: QwenTower, weights: VisionWeights, *, bias: bool) -> Pa
     side, hidden = config.patch_size, config.hidden_size
     weight = weights.tensor(FIRST, hidden, 3, config.frames, side, side).sum(2).flatten(1)
     return weights.packed(weight, weights.tensor("patch_embed.proj.bias", hidden) if bias else None)
-
-
-def places_of(grid: Grid, merged: int) -> tuple[Tensor, Tensor]:
-    """Returns row and column of each patch of an image of `grid` tokens: int64 [patches]."""
-    rows, columns = grid
-    squares = torch.arange(rows).view(-1, 1, 1, 1), torch.arange(columns).view(1, -1, 1, 1)
-    inner = torch.arange(merged).view(1, 1, -1, 1), torch.arange(merged).view(1, 1, 1, -1)
-    whole = rows, columns, merged, merged
-    row, column = (square * merged + one for square, one in zip(squares, inner, strict=True))
-    return row.expand(whole).flatten(), column.expand(whole).flatten()
-
-
-def rotation_of(row: Tensor, column: Tensor, dim: int, theta: float) -> Tensor:
-    """Returns what turns a head of `dim` numbers, complex64 [patches, dim / 2]: one half by rows, the other
-    by columns."""
-    frequencies = 1.0 / theta ** (torch.arange(0, dim // 2, 2).float() / (dim // 2))
-    angles = torch.cat([torch.outer(one.float(), frequencies) for one in (row, column)], dim=1)
-    return torch.polar(torch.ones_like(angles), angles)

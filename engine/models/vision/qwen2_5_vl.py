@@ -11,16 +11,9 @@ from torch import Tensor
 from sluice_server.engine.images import Grid
 from sluice_server.engine.models.encoders.layers import EncoderLayer
 from sluice_server.engine.models.vision.encoding import Parts, by_rows, rows_of
-from sluice_server.engine.models.vision.qwen import (
-    EPS,
-    FIRST,
-    PREFIXES,
-    Merger,
-    patch_linear,
-    places_of,
-    rotation_of,
-)
+from sluice_server.engine.models.vision.qwen import EPS, FIRST, PREFIXES, Merger, patch_linear
 from sluice_server.engine.models.vision.qwen_config import Qwen25Vision, QwenTower
+from sluice_server.engine.models.vision.squares import places_of, rotation_of
 from sluice_server.engine.models.vision.weights import VisionWeights, linears_of
 from sluice_server.kernels import ops
 from sluice_server.kernels.formats.linear import gather

@@ -13,9 +13,15 @@ from sluice_server.engine.models.by_layer import read_ropes
 from sluice_server.engine.models.fields import MENDING, Fields, Json
 from sluice_server.engine.models.rules import RULES
 from sluice_server.engine.models.text_model import text_fields
-from sluice_server.engine.models.vision.shared_config import activation_of, check_colours, heads_of
+from sluice_server.engine.models.vision.shared_config import (
+    MOST_TOKENS,
+    activation_of,
+    check_colours,
+    check_halves,
+    heads_of,
+    theta_of,
+)
 
-MOST_TOKENS = 16_384  # of an image, unless the preprocessor's file says fewer
 _BOTH: Mapping[str, Json] = {"spatial_merge_size": 2, "temporal_patch_size": 2, "out_hidden_size": 3584}
 _ASSUMED: Mapping[str, Json] = {
     **_BOTH,
@@ -132,7 +138,7 @@ def _read(
     hidden = raw.integer("hidden_size")
     heads = heads_of(raw, "num_heads", hidden)
     _check_text(raw, text, interleaved=interleaved)
-    _check_halves(raw, hidden // heads)
+    check_halves(raw, "num_heads", hidden // heads)
     for name in ("in_channels", "in_chans"):
         check_colours(raw, name)
     return raw, QwenTower(
@@ -145,7 +151,7 @@ def _read(
         num_layers=raw.integer("depth"),
         num_heads=heads,
         activation=activation_of(raw, "hidden_act", "silu"),
-        theta=_theta_of(raw),
+        theta=theta_of(raw),
     )
 
 
@@ -161,19 +167,6 @@ def _check_text(tower: Fields, text: Fields, *, interleaved: bool) -> None:
     if rope.interleaved != interleaved:
         text_of = f"is {str(rope.interleaved).lower()}; images of this model need {str(interleaved).lower()}"
         raise text.wrong("rope_parameters.mrope_interleaved", f"{text_of}: {MENDING}")
-
-
-def _check_halves(tower: Fields, dim: int) -> None:
-    """Raises ServiceError unless rows turn one half of a head, and columns the other, in pairs."""
-    if dim % 4:
-        raise tower.wrong("num_heads", f"makes heads of {dim} numbers; they must be a multiple of 4: {MENDING}")
-
-
-def _theta_of(tower: Fields) -> float:
-    """Returns the base of the tower's rotary embedding."""
-    if tower.values.get("rope_parameters") is None:
-        return 10_000.0
-    return tower.within("rope_parameters").number("rope_theta", 10_000.0)
 
 
 def _layers(tower: Fields, name: str) -> tuple[int, ...]:

@@ -7,6 +7,7 @@ from torch import Tensor
 
 from sluice_server.engine.models.encoders.layers import EncoderLayer, LayerNorm, RootNorm
 from sluice_server.engine.models.layers.loader import Pack
+from sluice_server.engine.models.spans import Span
 from sluice_server.engine.models.weights import WeightSource
 from sluice_server.kernels.formats.linear import PackedLinear
 
@@ -29,6 +30,11 @@ class VisionWeights:
     def tensor(self, name: str, *shape: int) -> Tensor:
         """Returns a tensor that is not packed; copied, as files may be overwritten while they are mapped."""
         return self._source.get(self.prefix + name, shape).clone()
+
+    def embedding(self, token_id: int, vocab_size: int, width: int) -> Tensor:
+        """Returns the text model's embedding of an id, [1, width], as that has it."""
+        row = Span(token_id, token_id + 1, vocab_size)
+        return self._source.get("model.embed_tokens.weight", (row, width)).to(self._dtype).float()
 
     def norm(self, name: str, size: int, eps: float) -> LayerNorm:
         """Returns a norm with a bias."""

@@ -68,6 +68,11 @@ TRUTHFUL_DEEP_VISION: Values = {  # and rows from several depths
     },
     "vision_config": {},
 }
+TRUTHFUL_BROKEN_VISION: Values = {  # and ids between an image's lines
+    "architectures": ["Mistral3ForConditionalGeneration"],
+    "text_config": {},
+    "vision_config": {},
+}
 TRUTHFUL_ENCODERS: dict[str, Values] = {
     "BertModel": {**_ENCODER, "type_vocab_size": 2, "hidden_act": "gelu"},
     "XLMRobertaForSequenceClassification": {**_ENCODER, "type_vocab_size": 1, "pad_token_id": 1},

@@ -28,6 +28,7 @@ from tests.engine.models.hostile import (
     HEAD,
     OF_ENCODERS,
     TRUTHFUL,
+    TRUTHFUL_BROKEN_VISION,
     TRUTHFUL_DEEP_VISION,
     TRUTHFUL_ENCODERS,
     TRUTHFUL_SIZED_VISION,
@@ -82,10 +83,23 @@ OF_SIZED_VISION = [
     *("vision_config.in_channels", "vision_config.in_chans", "vision_config.hidden_act"),
 ]
 OF_DEEP_VISION = ["vision_config.deepstack_visual_indexes", "vision_config.num_position_embeddings"]
+OF_BROKEN_VISION = [
+    *("architectures", "image_token_index", "spatial_merge_size", "vision_feature_layer", "projector_hidden_act"),
+    *(
+        "multimodal_projector_bias",
+        "text_config",
+        "text_config.rms_norm_eps",
+        "vision_config",
+        "vision_config.hidden_act",
+    ),
+    *("vision_config.hidden_size", "vision_config.num_attention_heads", "vision_config.rope_theta"),
+]
+BREAKS: Values = {"added_tokens_decoder": {"12": {"content": "[IMG_BREAK]"}, "13": {"content": "[IMG_END]"}}}
 VISIONS = (
     (TRUTHFUL_VISION, OF_VISION),
     (TRUTHFUL_SIZED_VISION, OF_SIZED_VISION),
     (TRUTHFUL_DEEP_VISION, OF_DEEP_VISION),
+    (TRUTHFUL_BROKEN_VISION, OF_BROKEN_VISION),
 )
 QUICK = {"Qwen3MoeForCausalLM", "Gemma3ForCausalLM"}  # which read what there is to read
 ARCHITECTURES = [one if one in QUICK else pytest.param(one, marks=pytest.mark.long) for one in TRUTHFUL]
@@ -159,10 +173,11 @@ def of_vision(name: str, path: Path) -> Iterator[Callable[[], object]]:
             yield lambda: read_vision(path)
 
 
-@pytest.mark.parametrize(("base", "fields"), VISIONS, ids=["one size", "any", "deep"])
+@pytest.mark.parametrize(("base", "fields"), VISIONS, ids=["one size", "any", "deep", "broken"])
 def test_every_field_of_a_vision_tower_is_read_or_refused_by_a_line(
     base: Values, fields: list[str], tmp_path: Path
 ) -> None:
+    write(tmp_path, BREAKS, "tokenizer_config.json")
     assert refusal(lambda: read_vision(write(tmp_path, base))) == ""
     num_refused = 0
     for what, values in lies(base, fields):
@@ -290,3 +305,12 @@ def test_what_is_read_computes_numbers_or_is_refused_by_its_tensors(name: str, t
                 read.add(config)
                 num_served += computes(tmp_path, config)
     assert num_served > 3
+
+
+@pytest.mark.parametrize(
+    "added", [None, [], {}, {"12": {"content": "[IMG_BREAK]"}}, {"12": 3}, {"x": {"content": "[IMG_BREAK]"}}], ids=str
+)
+def test_ids_between_lines_are_read_or_refused_by_a_line(added: object, tmp_path: Path) -> None:
+    write(tmp_path, TRUTHFUL_BROKEN_VISION)
+    write(tmp_path, {"added_tokens_decoder": added}, "tokenizer_config.json")
+    assert "tokenizer_config.json: added_tokens_decoder" in refusal(lambda: read_vision(tmp_path))

@@ -152,6 +152,35 @@ def test_files_of_patches_that_are_not_supported_are_refused_by_name(
     assert says in caught.value.message
 
 
+PIXTRAL: dict[str, Any] = {
+    **{"patch_size": {"height": 7, "width": 7}, "size": {"longest_edge": 60}, "do_pad": True},
+    "image_processor_type": "PixtralImageProcessor",
+}
+
+
+@pytest.mark.parametrize("name", list(IMAGES))
+def test_patches_of_pictures_equal_transformers(name: str, tmp_path: Path) -> None:
+    got, grid = prepare(IMAGES[name], read(tmp_path, PIXTRAL, OF_CELLS), ImageLimits())
+    merged = {**PIXTRAL, "patch_size": {"height": 14, "width": 14}}  # as the model's processor asks for
+    (want,), _ = preprocessed(IMAGES[name], transformers.PixtralImageProcessorPil, merged, tmp_path)
+    assert want.shape == (3, 14 * grid[0], 14 * grid[1]) and max(grid) <= 5
+    parts = got.reshape(*grid, 2, 2, 3, 7, 7).transpose(4, 0, 2, 5, 1, 3, 6).reshape(want.shape)
+    assert float(np.abs(parts - want).max()) < 1e-5
+
+
+@pytest.mark.parametrize(
+    ("fields", "says"),
+    [({"patch_size": 14}, "patch_size is 14; it must be 7"), ({"size": {"height": 60}}, "size"), ({"size": 0}, "size")],
+    ids=str,
+)
+def test_files_of_pictures_that_are_not_supported_are_refused_by_name(
+    fields: dict[str, Any], says: str, tmp_path: Path
+) -> None:
+    with pytest.raises(ServiceError) as caught:
+        read(tmp_path, {**PIXTRAL, **fields}, OF_CELLS)
+    assert says in caught.value.message
+
+
 def test_a_strip_is_refused(tmp_path: Path) -> None:
     with pytest.raises(ServiceError, match="has 401 by 2 pixels; the longer side may have 200 times the shorter"):
         prepare(encoded(picture(401, 2)), read(tmp_path, QWEN, OF_CELLS), ImageLimits())
