@@ -173,7 +173,7 @@ def build_engine(  # noqa: PLR0913 # all that an engine is made of
     grammars = grammars or Grammars(None)
     sizes = config.block_size, config.max_num_seqs, limits.context_length
     loaded_slots = () if adapters is None else adapters.loader.slots
-    plain = Runner(model, store, *sizes, grammars, allocated.groups, plugins.processors, images, loaded_slots)
+    plain = Runner(model, store, *sizes, grammars, allocated.groups, plugins.sampling, images, loaded_slots)
     runner: StepRunner = runner_for(config, plain, model, store, limits)
     if workers is not None:
         runner = GroupRunner(plain, workers, workers.shape.members, workers.sums, stages=workers.stages)
@@ -183,7 +183,7 @@ def build_engine(  # noqa: PLR0913 # all that an engine is made of
         proposer=make_proposer(config, drafter, beside, grammars),
         identity=identity,
         tuner=tuner,
-        processors=plugins.processors,
+        plugins=plugins.sampling,
         on_reached=pages.reach,
         adapters=adapters,
         images=image_work(config, scheduler.images, images),

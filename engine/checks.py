@@ -11,9 +11,12 @@ from sluice_server.engine.images import DIGEST_BYTES, ImageForm, PromptImage
 from sluice_server.engine.parameter_kinds import check_ids as check_ids
 from sluice_server.engine.parameter_kinds import check_num as check_num
 from sluice_server.engine.parameter_kinds import in_range
-from sluice_server.engine.parameters import PARAMETERS
+from sluice_server.engine.parameters import PARAMETERS, REPLACED
 from sluice_server.engine.prompt_embeds import PLACEHOLDER, PromptEmbeds
-from sluice_server.engine.request import MAX_DRAFT_TOKENS, AdapterRef, Limits, Pooling, SamplingParams
+from sluice_server.engine.request import MAX_DRAFT_TOKENS, AdapterRef, Limits, Pooling, ProcessorCall, SamplingParams
+
+NEUTRAL = SamplingParams()
+SEES_PROMPT = "logits_processors and a strategy see a whole prompt: leave one of the two out"
 
 
 def check_params(params: SamplingParams, limits: Limits) -> None:
@@ -26,6 +29,7 @@ def check_params(params: SamplingParams, limits: Limits) -> None:
     _check_logprobs(params)
     _check_beam(params)
     _check_processors(params, limits)
+    _check_strategy(params, limits)
     if params.grammar:
         check_constrained(params)
         size, most = len(params.grammar), limits.max_grammar_bytes
@@ -74,13 +78,37 @@ def _check_processors(params: SamplingParams, limits: Limits) -> None:
         if call.name not in limits.logits_processors:
             known = ", ".join(limits.logits_processors)
             raise invalid(f"{field}[{at}].name", f"{call.name[:80]!r} is not served; there are {known}")
-        check_num(f"{field}[{at}].arguments", len(call.arguments), limits.max_processor_arguments)
-        size = sum(len(name.encode()) + len(value.encode()) for name, value in call.arguments)
-        most = limits.max_processor_argument_bytes
-        if size > most:
-            raise invalid(f"{field}[{at}].arguments", f"have {size} bytes; at most {most}", limit=most, actual=size)
+        _check_arguments(f"{field}[{at}].arguments", call, limits)
     if params.beam_width:
         raise invalid("beam", "a beam search ranks by the model's own probabilities: leave logits_processors out")
+
+
+def _check_strategy(params: SamplingParams, limits: Limits) -> None:
+    """Checks which sampling strategy is asked for, the size of its arguments, and what it takes the place of."""
+    field, call = "sampling.strategy", params.strategy
+    if call is None:
+        return
+    if not limits.sampling_strategies:
+        raise unsupported(field, f"{field}: this server was started without any (--plugins): leave it out")
+    if call.name not in limits.sampling_strategies:
+        known = ", ".join(limits.sampling_strategies)
+        raise invalid(f"{field}.name", f"{call.name[:80]!r} is not served; there are {known}")
+    _check_arguments(f"{field}.arguments", call, limits)
+    if params.beam_width:
+        raise invalid("beam", "a beam search ranks by the model's own probabilities: leave the strategy out")
+    for row in REPLACED:
+        if row.of(params) != row.of(NEUTRAL):
+            raise invalid(
+                row.name, f"the sampling strategy {call.name!r} chooses in its place: leave one of the two out"
+            )
+
+
+def _check_arguments(field: str, call: ProcessorCall, limits: Limits) -> None:
+    check_num(field, len(call.arguments), limits.max_processor_arguments)
+    size = sum(len(name.encode()) + len(value.encode()) for name, value in call.arguments)
+    most = limits.max_processor_argument_bytes
+    if size > most:
+        raise invalid(field, f"have {size} bytes; at most {most}", limit=most, actual=size)
 
 
 def _check_beam(params: SamplingParams) -> None:
@@ -252,6 +280,7 @@ def check_embeds_use(params: SamplingParams) -> None:
         "repetition_penalty": (params.repetition_penalty != 1.0, "set it to 1"),  # the model's default may differ
         "prompt_logprobs": (params.prompt_logprobs >= 0, "leave it out"),
         "logits_processors": (bool(params.logits_processors), "leave it out"),
+        "strategy": (params.strategy is not None, "leave it out"),
     }
     for field, instead in ((name, instead) for name, (is_asked, instead) in asks.items() if is_asked):
         raise unsupported(field, f"{field} reads the prompt's token ids, and prompt embeddings have none: {instead}")

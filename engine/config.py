@@ -107,7 +107,8 @@ class EngineConfig:
         0.25, "encoding of images lasts no longer than this share of the step before it, while requests are computed"
     )
     plugins: str = option(
-        "", "entry points of installed packages, comma-separated: the models and logits processors that may be used"
+        "",
+        "entry points of packages, comma-separated: the models, logits processors and sampling strategies to allow",
     )
     max_draft_width: int = option(
         1, "speculation draft or eagle: drafts that may follow the same token, 1 to 8; 1 is a chain"

@@ -20,7 +20,7 @@ from sluice_server.engine.executor.step_runner import StepRunner
 from sluice_server.engine.kv_cache.behind import WriteBehind
 from sluice_server.engine.kv_cache.identity import UNNAMED, CacheIdentity
 from sluice_server.engine.plan import StepPlan
-from sluice_server.engine.plugins.processors import NO_PROCESSORS, LogitsProcessors
+from sluice_server.engine.plugins.sampling import NO_SAMPLING, SamplingPlugins
 from sluice_server.engine.request import EngineRequest
 from sluice_server.engine.scheduler.events import Pooled, Sampled
 from sluice_server.engine.scheduler.scheduler import Scheduler
@@ -80,7 +80,7 @@ class Engine:
         proposer: Proposer | None = None,
         identity: CacheIdentity = UNNAMED,
         tuner: Tuner | None = None,
-        processors: LogitsProcessors = NO_PROCESSORS,
+        plugins: SamplingPlugins = NO_SAMPLING,
         on_reached: Callable[[int], None] = _ignored,
         adapters: AdapterManager | None = None,
         images: ImageWork | None = None,
@@ -90,7 +90,7 @@ class Engine:
         None if they name none. `images`: None for a model that takes none."""
         self.adapters = adapters
         self._on_reached = on_reached
-        self._processors = processors
+        self._plugins = plugins
         self._images = images
         self.identity = identity
         self.scheduler = scheduler
@@ -114,9 +114,9 @@ class Engine:
 
     def add(self, request: EngineRequest) -> None:
         """Queues a request. Raises ServiceError if it is invalid, cannot be queued, or can never fit."""
-        if request.params.logits_processors:
+        if request.params.logits_processors or request.params.strategy is not None:
             check_params(request.params, self.scheduler.limits)  # before another package reads them
-            self._processors.check(request.params.logits_processors)
+            self._plugins.check(request.params)
         self.scheduler.add(request)
         if self.adapters is not None and request.adapter is not None:
             self.adapters.expect(request.adapter)

@@ -27,6 +27,7 @@ class Code(enum.IntEnum):
 
 
 PROCESSOR_FAILED = "LOGITS_PROCESSOR_FAILED"
+STRATEGY_FAILED = "SAMPLING_STRATEGY_FAILED"
 
 
 class ServiceError(Exception):
@@ -172,6 +173,12 @@ def processor_failed(name: str, what: str) -> ServiceError:
     """Returns the error for a request whose logits processor failed; `what` it did, without its exception's text."""
     text = f"logits processor {name!r} {what}; the server's log has the details"
     return ServiceError(Code.INTERNAL, PROCESSOR_FAILED, text, details={"processor": name})
+
+
+def strategy_failed(name: str, what: str) -> ServiceError:
+    """Returns the error for a request whose sampling strategy failed; `what` it did, without its exception's text."""
+    text = f"sampling strategy {name!r} {what}; the server's log has the details"
+    return ServiceError(Code.INTERNAL, STRATEGY_FAILED, text, details={"strategy": name})
 
 
 def stage_lost(role: str) -> ServiceError:

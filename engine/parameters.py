@@ -3,7 +3,7 @@
 Derived are: their checks (`engine.checks`), defaults from a model (`engine.models`), the conversion of request fields
 (the gateway, its adapters and the command line), the columns of a slot (`COLUMNS`), and their documentation. Other
 defaults are those of `SamplingParams`. `grammar` and `bad_words`, which the tokenizer makes from texts, and
-`logits_processors` have no row. Stdlib only.
+`logits_processors` and `strategy` have no row. Stdlib only.
 """
 
 from sluice_server.engine.parameter_kinds import Biases, Flag, Ids, Number, Parameter, above_zero, signed
@@ -226,5 +226,7 @@ LISTS: tuple[Ids | Biases, ...] = (
 
 NUMBERS = (*CHOICE, *REPORTS, *OUTPUTS)
 PARAMETERS: tuple[Parameter, ...] = (*NUMBERS, *FLAGS, *LISTS)
+# What a sampling strategy takes the place of.
+REPLACED = tuple(row for row in CHOICE if row.name in {"temperature", "top_k", "top_p", "min_p", "typical_p"})
 FROM_MODEL = tuple(row for row in NUMBERS if row.from_model)
 COLUMNS = tuple(row.column for row in NUMBERS if row.column is not None)

@@ -50,8 +50,8 @@ class Limits:
         generates: whether the model generates tokens.
         poolings: how the model's hidden states can be pooled.
         max_draft_tokens: drafts per sequence and step; 0 without speculation.
-        logits_processors: names of those that requests may ask for.
-        max_processor_arguments, max_processor_argument_bytes: of one processor.
+        logits_processors, sampling_strategies: names of those that requests may ask for.
+        max_processor_arguments, max_processor_argument_bytes: of one processor or strategy.
         embeds_width: numbers in a row of prompt embeddings; 0 where requests may not bring any.
         max_embeds_bytes: of the prompt embeddings of a request.
         images: the form of images; None where requests may not bring any.
@@ -88,6 +88,7 @@ class Limits:
     max_logprob_token_ids: int = 32
     max_prompt_candidates: int = 1 << 20  # log probabilities of prompt tokens per request, in all
     logits_processors: tuple[str, ...] = ()
+    sampling_strategies: tuple[str, ...] = ()
     max_logits_processors: int = 8
     max_processor_arguments: int = 32
     max_processor_argument_bytes: int = 4096
@@ -115,7 +116,7 @@ class AdapterRef:
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class ProcessorCall:
-    """A logits processor that a request asks for, with its arguments in the order of their names."""
+    """A logits processor or sampling strategy that a request asks for; its arguments are sorted by name."""
 
     name: str
     arguments: tuple[tuple[str, str], ...] = ()
@@ -131,6 +132,7 @@ class SamplingParams:
         bad_words: sequences of ids that may not be sampled as a whole; made by the tokenizer.
         grammar: constraint of the output in llguidance's form; made by the tokenizer. Empty for none.
         logits_processors: what changes the logits before anything else does, in this order.
+        strategy: what chooses the tokens; None for the choice by temperature, top_k and the like.
     """
 
     max_tokens: int = 0
@@ -160,6 +162,7 @@ class SamplingParams:
     logprob_token_ids: tuple[int, ...] = ()
     prompt_logprobs: int = -1
     logits_processors: tuple[ProcessorCall, ...] = ()
+    strategy: ProcessorCall | None = None
 
     @property
     def has_penalties(self) -> bool:
@@ -174,7 +177,7 @@ class SamplingParams:
     @property
     def needs_tokens(self) -> bool:
         """Whether sampling depends on more than the logits and the position."""
-        asks = bool(self.grammar or self.bad_words or self.logits_processors)
+        asks = bool(self.grammar or self.bad_words or self.logits_processors or self.strategy)
         return self.has_penalties or asks or self.prompt_logprobs >= 0
 
     @property

@@ -40,7 +40,8 @@ TEXTS = f"""
 Parameters that are text:
 `stop.strings`, at most {LIMITS.max_stop_strings}, each 1 to {LIMITS.max_stop_bytes} bytes, and
 `sampling.bad_words`, at most {LIMITS.max_bad_words}, each 1 to {LIMITS.max_bad_word_bytes} bytes.
-What changes the logits is asked for by `sampling.logits_processors`, at most {LIMITS.max_logits_processors}: see
+What changes the logits is asked for by `sampling.logits_processors`, at most {LIMITS.max_logits_processors}, and what
+chooses the tokens in place of temperature, top_k, top_p, min_p and typical_p by `sampling.strategy`: see
 [Plugins](../plugins.md).
 """
 DEFAULTS = f"""

@@ -3,11 +3,12 @@
 Depends on the standard library only, as every stage needs it.
 """
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 
 from sluice_server.engine.config import EngineConfig
 from sluice_server.engine.errors import Code, ServiceError
 from sluice_server.engine.models.config import ModelConfig
+from sluice_server.engine.plugins.entry_points import NO_PLUGINS, Plugins
 from sluice_server.engine.request import Limits, Pooling
 
 TABLES_SHARE = 0.25  # share of a machine's memory for the rotary tables of all positions
@@ -66,10 +67,8 @@ def check_embeds_scale(model: ModelConfig, scale: float) -> None:
         raise _no_embeds(f"{model.architecture} multiplies its embeddings by {scale:g}")
 
 
-def limits_of(
-    config: EngineConfig, model: ModelConfig, max_prompt_bytes: int, logits_processors: Iterable[str] = ()
-) -> Limits:
-    """Returns the limits; requests may ask for `logits_processors`.
+def limits_of(config: EngineConfig, model: ModelConfig, max_prompt_bytes: int, plugins: Plugins = NO_PLUGINS) -> Limits:
+    """Returns the limits; requests may ask for these `plugins`.
 
     Raises ServiceError INVALID_SETTING if --max-model-len exceeds the model's context.
     """
@@ -88,5 +87,6 @@ def limits_of(
         poolings=tuple(_poolings(model)),
         max_prompt_bytes=max_prompt_bytes,
         max_draft_tokens=0 if config.speculation == "none" else config.max_draft_tokens,
-        logits_processors=tuple(logits_processors),
+        logits_processors=tuple(plugins.processors),
+        sampling_strategies=tuple(plugins.strategies),
     )

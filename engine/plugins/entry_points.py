@@ -1,7 +1,7 @@
 """Finds the plugins that the operator allows among the entry points of installed packages. Imports none of them.
 
-Entry points of two groups count. Without an allowed name nothing is looked up. Depends on the standard library only, as
-every process needs the names.
+Entry points of three groups count. Without an allowed name nothing is looked up. Depends on the standard library only,
+as every process needs the names.
 """
 
 import dataclasses
@@ -10,8 +10,8 @@ from importlib.metadata import EntryPoint, entry_points
 
 from sluice_server.engine.errors import Code, ServiceError
 
-MODELS, PROCESSORS = "sluice.models", "sluice.logits_processors"
-GROUPS = (MODELS, PROCESSORS)
+MODELS, PROCESSORS, STRATEGIES = "sluice.models", "sluice.logits_processors", "sluice.sampling_strategies"
+GROUPS = (MODELS, PROCESSORS, STRATEGIES)
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -19,7 +19,7 @@ class Plugin:
     """One entry point of an installed package.
 
     Attributes:
-        name: of the entry point: an architecture of config.json, or what requests call a processor.
+        name: of the entry point: an architecture of config.json, or what requests call a processor or strategy.
         package: the distribution with its version.
     """
 
@@ -38,6 +38,7 @@ class Plugins:
 
     models: Mapping[str, Plugin] = dataclasses.field(default_factory=dict)
     processors: Mapping[str, Plugin] = dataclasses.field(default_factory=dict)
+    strategies: Mapping[str, Plugin] = dataclasses.field(default_factory=dict)
 
 
 NO_PLUGINS = Plugins()
@@ -61,10 +62,7 @@ def find_plugins(allowed: str) -> Plugins:
         if len(same) > 1:
             raise wrong(f"{name!r} is offered twice: {same[0]}, {same[1]}; uninstall one of the packages")
         found[name] = same[0]
-    return Plugins(
-        models={name: one for name, one in found.items() if one.group == MODELS},
-        processors={name: one for name, one in found.items() if one.group == PROCESSORS},
-    )
+    return Plugins(*({name: one for name, one in found.items() if one.group == group} for group in GROUPS))
 
 
 def wrong(message: str) -> ServiceError:

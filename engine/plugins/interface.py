@@ -1,7 +1,7 @@
 """What a plugin implements: `docs/plugins.md` has a complete example.
 
-A package of one's own registers a `ModelPlugin` in the entry-point group `sluice.models`, or a factory of a
-`LogitsProcessor` in `sluice.logits_processors`.
+A package of one's own registers a `ModelPlugin` in the entry-point group `sluice.models`, a factory of a
+`LogitsProcessor` in `sluice.logits_processors`, or one of a `SamplingStrategy` in `sluice.sampling_strategies`.
 """
 
 import dataclasses
@@ -19,7 +19,7 @@ API = 1  # version of this interface; a plugin states the one that it was writte
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class ProcessorContext:
-    """What a logits processor may know of the server.
+    """What a logits processor or a sampling strategy may know of the server.
 
     Attributes:
         vocab_size: width of the logits.
@@ -49,6 +49,35 @@ class LogitsProcessor(Protocol):
 
         It must depend on these arguments alone and keep nothing: outputs are computed again after preemption and
         replay, and drafts ask for tokens that may be discarded.
+        """
+
+
+class SamplingStrategy(Protocol):
+    """Chooses the tokens of requests that ask for it. One object serves all requests of an engine process.
+
+    Attributes:
+        api: the version of this interface, `API`.
+    """
+
+    api: int
+
+    def check(self, arguments: Mapping[str, str]) -> None:
+        """Raises ValueError saying what is wrong with a request's arguments; the request is then refused."""
+
+    def choose(
+        self,
+        arguments: Mapping[str, str],
+        prompt_ids: Sequence[int],
+        output_ids: Sequence[int],
+        logits: Tensor,
+        uniform: float,
+    ) -> int:
+        """Returns the id of the next token.
+
+        `logits`, float32 [vocab_size], are to be read only: minus infinity is what the request does not allow, and must
+        not be chosen. `uniform`, between 0 and 1, is a function of the request's seed, output and position. The choice
+        must depend on these arguments alone: outputs are computed again after preemption and replay, and drafts ask for
+        tokens that may be discarded.
         """
 
 

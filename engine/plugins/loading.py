@@ -11,7 +11,7 @@ import inspect
 import logging
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
 import torch
 
@@ -21,8 +21,14 @@ from sluice_server.engine.models.model import Model
 from sluice_server.engine.models.registry import ARCHITECTURES
 from sluice_server.engine.models.traits import ArchitectureTraits
 from sluice_server.engine.plugins.entry_points import MODELS, NO_PLUGINS, Plugin, find_plugins, wrong
-from sluice_server.engine.plugins.interface import API, LogitsProcessor, ModelPlugin, ProcessorContext
-from sluice_server.engine.plugins.processors import NO_PROCESSORS, LogitsProcessors
+from sluice_server.engine.plugins.interface import (
+    API,
+    LogitsProcessor,
+    ModelPlugin,
+    ProcessorContext,
+    SamplingStrategy,
+)
+from sluice_server.engine.plugins.sampling import NO_SAMPLING, SamplingPlugins
 
 logger = logging.getLogger(__name__)
 
@@ -34,13 +40,13 @@ class LoadedPlugins:
     Attributes:
         model: of the checkpoint's architecture; None if that is one of this package's own.
         identity: names the plugin that computes the model: its package, version and code; empty without one.
-        processors: all logits processors.
+        sampling: all logits processors and sampling strategies.
         notes: for the operator, a line for each plugin.
     """
 
     model: ModelPlugin | None = None
     identity: str = ""
-    processors: LogitsProcessors = NO_PROCESSORS
+    sampling: SamplingPlugins = NO_SAMPLING
     notes: tuple[str, ...] = ()
 
 
@@ -51,15 +57,21 @@ def load_plugins(allowed: str, config: ModelConfig) -> LoadedPlugins:
         return LoadedPlugins()
     models = {name: _model(one) for name, one in found.models.items()}
     context = ProcessorContext(config.vocab_size, config.eos_ids)
-    processors = {name: _processor(one, context) for name, one in found.processors.items()}
+    processors: dict[str, LogitsProcessor] = {
+        name: _made(one, context, "check", "apply") for name, one in found.processors.items()
+    }
+    strategies: dict[str, SamplingStrategy] = {
+        name: _made(one, context, "check", "choose") for name, one in found.strategies.items()
+    }
+    each = (*found.models.values(), *found.processors.values(), *found.strategies.values())
     own = models.get(config.architecture)
     if own is not None:
         _check_traits(found.models[config.architecture], own, config)
     return LoadedPlugins(
         model=own,
         identity="" if own is None else _identity(found.models[config.architecture], own),
-        processors=LogitsProcessors(processors),
-        notes=tuple(_note(one, config) for one in (*found.models.values(), *found.processors.values())),
+        sampling=SamplingPlugins(processors, strategies),
+        notes=tuple(_note(one, config) for one in each),
     )
 
 
@@ -95,17 +107,18 @@ def _check_traits(plugin: Plugin, model: ModelPlugin, config: ModelConfig) -> No
         )
 
 
-def _processor(plugin: Plugin, context: ProcessorContext) -> LogitsProcessor:
+def _made(plugin: Plugin, context: ProcessorContext, *methods: str) -> Any:  # noqa: ANN401 # another package's
+    """Returns the object that a plugin makes, which has these methods."""
     factory = _imported(plugin)
     try:
         made = factory(context)
     except Exception as error:
         raise _failed(plugin, "could not be made", error) from error
     _check_api(plugin, made)
-    for name in ("check", "apply"):
+    for name in methods:
         if not callable(getattr(made, name, None)):
             raise wrong(f"{plugin} has no method {name}")
-    return cast("LogitsProcessor", made)
+    return made
 
 
 def _imported(plugin: Plugin) -> Any:  # noqa: ANN401 # whatever another package has there

@@ -4,6 +4,8 @@ Log probabilities are computed only for the rows that request them.
 """
 
 import dataclasses
+from collections.abc import Mapping
+from types import MappingProxyType
 
 import torch
 from torch import Tensor
@@ -12,9 +14,12 @@ from sluice_server.engine.errors import ServiceError, constraint_lost, nothing_l
 from sluice_server.engine.plan import TokenLogprob
 from sluice_server.engine.sampling.fixed import FixedRows
 from sluice_server.engine.sampling.rows import SamplingParamRows, SamplingRows
+from sluice_server.engine.sampling.strategies import Strategy, choose_
 from sluice_server.kernels import ops
+from sluice_server.kernels.reference.choice import ChosenTokens
 
 MAX_KEPT = 32  # parameter rows: those of other draft lengths alternate
+NO_STRATEGIES: Mapping[int, Strategy] = MappingProxyType({})
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -23,7 +28,8 @@ class SampledRows:
 
     Attributes:
         ids: the token of each row.
-        bad: rows whose logits held no usable number, or whose grammar was lost; their id is meaningless.
+        bad: rows whose logits held no usable number, whose grammar was lost or whose strategy failed; their id is
+            meaningless.
         logprobs: by row that requested them.
         errors: by bad row whose request caused the failure.
     """
@@ -44,19 +50,30 @@ class Sampler:
         self._fixed: dict[SamplingParamRows, FixedRows] = {}
 
     @torch.inference_mode()
-    def sample(self, logits: Tensor, rows: SamplingRows) -> SampledRows:
-        """Samples from logits float32 [R, V], which may be overwritten, with the R rows' parameters."""
+    def sample(
+        self, logits: Tensor, rows: SamplingRows, strategies: Mapping[int, Strategy] = NO_STRATEGIES
+    ) -> SampledRows:
+        """Samples from logits float32 [R, V], which may be overwritten, with the R rows' parameters.
+
+        `strategies`: by row, what chooses its token instead.
+        """
         fixed = self._fixed.get(rows.param_rows)
         if fixed is None:
             if len(self._fixed) >= MAX_KEPT:
                 self._fixed.clear()
             fixed = self._fixed[rows.param_rows] = FixedRows(rows.param_rows, logits.shape[1], logits.device)
-        chosen = ops.choose(logits, fixed.rows(rows.position), fixed.changes(rows), fixed.wanted)
+        failed: dict[int, ServiceError] = {}
+        wanted = None if strategies else fixed.wanted
+        raw = logits[fixed.wanted.at] if strategies and fixed.wanted is not None else None
+        chosen = ops.choose(logits, fixed.rows(rows.position), fixed.changes(rows), wanted)
+        if strategies:
+            failed = choose_(chosen.ids, logits, rows, strategies)
+            chosen = chosen if raw is None else ChosenTokens(chosen.ids, fixed.score(raw, chosen.ids))
         ids: list[int] = chosen.ids.tolist()
-        bad = [row for row, token in enumerate(ids) if token < 0]
-        errors: dict[int, ServiceError] = {}
+        bad = [row for row, token in enumerate(ids) if token < 0 or row in failed]
+        errors = failed
         if (bad and rows.is_adjusted) or (rows.masks is not None and rows.masks.lost):
-            errors = _errors(logits, rows, bad)
+            errors = failed | _errors(logits, rows, [row for row in bad if row not in failed])
             bad = sorted(errors.keys() | bad)
         if chosen.scores is None:
             return SampledRows(ids, bad, {}, errors)

@@ -8,6 +8,7 @@ import math
 from collections.abc import Iterator
 
 from sluice_server.engine.checks import (
+    SEES_PROMPT,
     check_adapter,
     check_credit,
     check_draft_tokens,
@@ -130,8 +131,8 @@ class RequestValidator:
                 raise invalid("credit_window", "best_of and beam search answer at their end only: leave it out")
         if request.max_draft_tokens is not None:
             check_draft_tokens(request.max_draft_tokens)
-        if request.is_open and params.logits_processors:
-            raise unsupported("keep_input_open", "logits_processors see a whole prompt: leave one of the two out")
+        if request.is_open and (params.logits_processors or params.strategy is not None):
+            raise unsupported("keep_input_open", SEES_PROMPT)
         if request.adapter is not None:
             check_adapter(request.adapter, limits)
             if request.pooling is not None:

@@ -16,7 +16,7 @@ from sluice_server.engine.kv_cache.groups import LayerGroups, one_group
 from sluice_server.engine.kv_cache.tiers import Move
 from sluice_server.engine.models.model import Model
 from sluice_server.engine.plan import StepPlan, StepResult
-from sluice_server.engine.plugins.processors import NO_PROCESSORS, LogitsProcessors
+from sluice_server.engine.plugins.sampling import NO_SAMPLING, SamplingPlugins
 from sluice_server.engine.sampling.grammars import Grammars
 from sluice_server.engine.sampling.matchers import SlotMatchers
 from sluice_server.engine.sampling.rows import GrammarMasks
@@ -27,8 +27,8 @@ from sluice_server.engine.worker.sample_positions import SamplePositions
 from sluice_server.engine.worker.slots.adapters import AdapterSlots
 from sluice_server.engine.worker.slots.images import EncoderCache
 from sluice_server.engine.worker.slots.pooling import with_vectors
-from sluice_server.engine.worker.slots.processors import with_errors
 from sluice_server.engine.worker.slots.rows import SlotRows
+from sluice_server.engine.worker.slots.sampling_plugins import with_errors
 from sluice_server.kernels.layout.ragged import Tables
 
 T = TypeVar("T")
@@ -73,7 +73,7 @@ class Runner:
         max_model_len: int,
         grammars: Grammars | None = None,
         groups: LayerGroups | None = None,
-        processors: LogitsProcessors = NO_PROCESSORS,
+        plugins: SamplingPlugins = NO_SAMPLING,
         images: EncoderCache | None = None,
         adapters: AdapterSlots = (),
     ) -> None:
@@ -85,7 +85,7 @@ class Runner:
         groups = groups or one_group(model.config.windows)
         max_blocks, vocab_size = -(-max_model_len // block_size), model.config.vocab_size
         sizes = (max_num_seqs, max_blocks, vocab_size)
-        self._rows = SlotRows(*sizes, matchers, processors, groups.num, images, adapters)
+        self._rows = SlotRows(*sizes, matchers, plugins, groups.num, images, adapters)
         self._forward = ForwardPass(model, store, block_size, self._rows.block_tables, groups)
         self.on_accepted: Callable[[AcceptedMoves], None] = _unheard  # called after drafts' keys and values were moved
         self._sampler = Sampler()
@@ -192,11 +192,11 @@ class Runner:
         """Samples from logits [S, V], one row behind each sample position."""
         if not sample_positions.rows:
             return StepResult([-1] * len(plan.slots))
-        errors = self._rows.processors.apply(logits, sample_positions.slots, sample_positions.ahead)
-        rows = self._rows.sampling_rows(
-            sample_positions.slots, sample_positions.positions, sample_positions.ahead, masks
-        )
-        sampled = with_errors(self._sampler.sample(logits, rows), errors)
+        slots, ahead = sample_positions.slots, sample_positions.ahead
+        errors = self._rows.plugins.apply(logits, slots, ahead)
+        rows = self._rows.sampling_rows(slots, sample_positions.positions, ahead, masks)
+        strategies = self._rows.plugins.strategies(slots, ahead)
+        sampled = with_errors(self._sampler.sample(logits, rows, strategies), errors)
         if plan.drafts and self._rows.listening:
             for slot, position, drafts in sample_positions.kept(sampled):
                 self._rows.note(slot, position, drafts)

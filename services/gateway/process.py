@@ -139,8 +139,8 @@ def model_of(process: Process, contents: CheckpointFiles, model: ModelConfig, re
 
 def limits_of(process: Process, contents: CheckpointFiles, model: ModelConfig) -> Limits:
     """Returns the limits of requests to the model whose files are `contents`."""
-    most, processors = process.config.max_prompt_bytes, process.plugins.processors
-    return limits_for(process.engine_config, model, contents.directory, most, processors)
+    most = process.config.max_prompt_bytes
+    return limits_for(process.engine_config, model, contents.directory, most, process.plugins)
 
 
 def read_model(process: Process, revision: str) -> tuple[ModelInfo, Limits] | None:

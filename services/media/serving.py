@@ -4,7 +4,6 @@ A model whose images cannot be served is served for text, and requests with imag
 """
 
 import dataclasses
-from collections.abc import Iterable
 from pathlib import Path
 
 from sluice_server.engine.config import EngineConfig
@@ -15,6 +14,7 @@ from sluice_server.engine.models.fields import Fields, read_json
 from sluice_server.engine.models.limits import limits_of
 from sluice_server.engine.models.text_model import WITH_TEXT
 from sluice_server.engine.models.vision.config import WITH_IMAGES, read_vision
+from sluice_server.engine.plugins.entry_points import NO_PLUGINS, Plugins
 from sluice_server.engine.request import Limits
 from sluice_server.services.config import GPU
 from sluice_server.services.media.processor import read_processor
@@ -22,10 +22,10 @@ from sluice_server.services.media.resizing import ToCells, Within
 
 
 def limits_for(
-    engine: EngineConfig, model: ModelConfig, directory: Path, max_prompt_bytes: int, processors: Iterable[str] = ()
+    engine: EngineConfig, model: ModelConfig, directory: Path, max_prompt_bytes: int, plugins: Plugins = NO_PLUGINS
 ) -> Limits:
     """Returns the limits of requests, images included. Raises as `limits_of`."""
-    limits = limits_of(engine, model, max_prompt_bytes, processors)
+    limits = limits_of(engine, model, max_prompt_bytes, plugins)
     why = _why_none(engine, directory)
     if why:
         return dataclasses.replace(limits, why_no_images=why)

@@ -49,7 +49,7 @@ def load(settings: OfflineConfig) -> LoadedPipeline:
     contents = CheckpointFiles(source, remembered(), with_weights=True)
     plugins = find_plugins(engine.plugins)
     directory, model = contents.directory, read_served(contents.directory, plugins.models)
-    limits = limits_for(engine, model, directory, service.max_prompt_bytes, plugins.processors)
+    limits = limits_for(engine, model, directory, service.max_prompt_bytes, plugins)
     parsers = Parsers(service.tool_call_parser, service.reasoning_parser)
     stack = contextlib.ExitStack()
     try:

@@ -30,6 +30,7 @@ class SamplingParams:
         max_tokens: None generates until the context is full.
         stop: texts that end an output; a single one may be given as a string.
         logits_processors: names of plugins, in their order, with the arguments of each.
+        strategy: the name of one plugin, with its arguments.
         json_schema: JSON, or a mapping.
         bypass_cache: neither use nor fill the prefix cache.
         speculate: False disables drafts for this prompt.
@@ -50,6 +51,7 @@ class SamplingParams:
     bad_token_ids: Sequence[int] | None = _field("sampling.bad_token_ids")
     bad_words: str | Sequence[str] | None = _field("sampling.bad_words")
     logits_processors: Mapping[str, Mapping[str, str]] | None = _field("sampling.logits_processors")
+    strategy: Mapping[str, Mapping[str, str]] | None = _field("sampling.strategy")
     seed: int | None = _field("sampling.seed")
     n: int | None = _field("sampling.n")
     best_of: int | None = _field("sampling.best_of")
@@ -111,6 +113,10 @@ def fill(spec: types_pb2.GenerationSpec, params: SamplingParams) -> None:
                 value = msgspec.json.encode(value).decode()
             if name == "logits_processors":
                 value = [types_pb2.LogitsProcessor(name=one, arguments=more) for one, more in value.items()]
+            if name == "strategy":
+                ((one, more),) = value.items()
+                spec.sampling.strategy.CopyFrom(types_pb2.SamplingStrategy(name=one, arguments=more))
+                continue
             _set(spec, path, value)
         except (AttributeError, TypeError, ValueError, RecursionError) as error:
             raise invalid(name, f"{_short(value)} is no value of it: {error}") from None

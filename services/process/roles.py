@@ -76,7 +76,7 @@ async def _run(engine_config: EngineConfig, config: ServiceConfig, role: Role, p
     model = read_served(contents.directory, plugins.models)
     engines = engines_of(config)
     directory, most = contents.directory, config.max_prompt_bytes
-    limits = limits_for(engine_config, model, directory, most, plugins.processors)
+    limits = limits_for(engine_config, model, directory, most, plugins)
     ring = join_ring(config, role, process_id, engines.value, limits.images)
     ring.revision = contents.configuration
     ring.on_mixed = lambda: leave_if_changed(contents)

@@ -173,7 +173,7 @@ def _work(
     contents = CheckpointFiles(resolve_model(service.model, service.revision), remembered(), with_weights=True)
     plugins = find_plugins(engine.plugins)
     model = read_served(contents.directory, plugins.models)
-    limits = limits_of(engine, model, service.max_prompt_bytes, plugins.processors)
+    limits = limits_of(engine, model, service.max_prompt_bytes, plugins)
     orders = process.orders()
     epoch, peers = (0, service.rank_peers) if table.is_networked else (epoch_of(os.environ), "")
     process.tell(hello_of(engine, table.rank, epoch, VERSION, contents.configuration, peers))

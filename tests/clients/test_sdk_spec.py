@@ -23,6 +23,7 @@ WITHOUT_AN_OPTION = {
     "allowed_token_ids",
     "bad_token_ids",
     "logits_processors",
+    "strategy",
 }  # set on a spec of one's own
 KINDS = {FieldDescriptor.CPPTYPE_DOUBLE: float, FieldDescriptor.CPPTYPE_STRING: str, FieldDescriptor.CPPTYPE_BOOL: bool}
 CPP_TYPES = {

@@ -42,7 +42,7 @@ def example(row: Parameter) -> object:
 def test_every_parameter_has_one_row() -> None:
     names = [row.name for row in PARAMETERS]
     assert len(set(names)) == len(names)
-    assert {*names, "grammar", "bad_words", "logits_processors"} == {
+    assert {*names, "grammar", "bad_words", "logits_processors", "strategy"} == {
         field.name for field in dataclasses.fields(SamplingParams)
     }
     assert len({row.field for row in PARAMETERS}) == len(names)

@@ -11,7 +11,7 @@ import numpy as np
 
 from sluice_server.engine.kv_cache.table import BlockRun
 from sluice_server.engine.plan import Placement
-from sluice_server.engine.plugins.processors import NO_PROCESSORS, LogitsProcessors
+from sluice_server.engine.plugins.sampling import NO_SAMPLING, SamplingPlugins
 from sluice_server.engine.sampling.columns import FLOATS, INTS, neutral, pack, sampling_rows
 from sluice_server.engine.sampling.matchers import SlotMatchers
 from sluice_server.engine.sampling.rows import GrammarMasks, LogprobRows, SamplingParamRows, SamplingRows
@@ -21,8 +21,8 @@ from sluice_server.engine.worker.slots.banned_tokens import SlotBannedTokens
 from sluice_server.engine.worker.slots.embeds import SlotEmbeds
 from sluice_server.engine.worker.slots.images import EncoderCache, SlotImages
 from sluice_server.engine.worker.slots.pooling import SlotPooling
-from sluice_server.engine.worker.slots.processors import SlotProcessors
 from sluice_server.engine.worker.slots.prompts import SlotPrompts
+from sluice_server.engine.worker.slots.sampling_plugins import SlotSamplingPlugins
 
 MAX_KEPT = 16  # combinations of slots: rows with drafts of several lengths alternate
 NOTHING: Mapping[int, Sequence[int]] = MappingProxyType({})
@@ -52,13 +52,13 @@ class SlotRows:
         max_blocks: int,
         vocab_size: int,
         matchers: SlotMatchers,
-        processors: LogitsProcessors = NO_PROCESSORS,
+        plugins: SamplingPlugins = NO_SAMPLING,
         num_groups: int = 1,
         images: EncoderCache | None = None,
         adapters: AdapterSlots = (),
     ) -> None:
         self.matchers = matchers
-        self.processors = SlotProcessors(processors)
+        self.plugins = SlotSamplingPlugins(plugins)
         self.block_tables = np.zeros((num_groups, num_slots, max_blocks), dtype=np.int32)
         self._floats = neutral(FLOATS, num_slots)
         self._ints = neutral(INTS, num_slots)
@@ -71,7 +71,7 @@ class SlotRows:
         self.adapters = SlotAdapters(adapters)
         self._adjustments = SlotAdjustments(vocab_size)
         self._banned_tokens = SlotBannedTokens()
-        self._listeners: tuple[TokenListener, ...] = (self._adjustments, self._banned_tokens, matchers, self.processors)
+        self._listeners: tuple[TokenListener, ...] = (self._adjustments, self._banned_tokens, matchers, self.plugins)
         self.listening: dict[int, list[TokenListener]] = {}  # by slot: listeners that follow its tokens
         # By slots that sampled; cleared by `reset`.
         self._fixed: dict[tuple[int, ...], SamplingParamRows] = {}
@@ -96,7 +96,7 @@ class SlotRows:
         self.images.reset(placement)
         self.adapters.reset(placement)
         self.matchers.reset(placement)
-        self.processors.reset(placement)
+        self.plugins.reset(placement)
         self.listening.pop(slot, None)
         listeners = [one for one in self._listeners if one.listens(slot)]
         if listeners:

@@ -65,6 +65,10 @@ def told_sampling(params: SamplingParams, bad_words: Iterable[str]) -> types_pb2
     made = types_pb2.SamplingParams(**_effective(SAMPLING, params), bad_words=bad_words, beam=beam)
     for call in params.logits_processors:
         made.logits_processors.add(name=call.name, arguments=dict(call.arguments))
+    if params.strategy is not None:
+        made.strategy.MergeFrom(
+            types_pb2.SamplingStrategy(name=params.strategy.name, arguments=dict(params.strategy.arguments))
+        )
     return made
 
 

@@ -10,8 +10,9 @@ import secrets
 from google.protobuf.duration_pb2 import Duration
 from sluice.v1 import types_pb2
 
-from sluice_server.engine.checks import check_draft_tokens, check_num, check_priority
+from sluice_server.engine.checks import NEUTRAL, check_draft_tokens, check_num, check_priority
 from sluice_server.engine.errors import invalid, unsupported
+from sluice_server.engine.parameters import REPLACED
 from sluice_server.engine.request import Limits, ProcessorCall, SamplingParams
 from sluice_server.services.gateway.contract import parameters
 from sluice_server.services.gateway.contract.durations import to_seconds
@@ -42,6 +43,9 @@ def sampling_params(spec: types_pb2.GenerationSpec, defaults: SamplingParams, li
     values = parameters.taken(spec, limits)
     if asked.logits_processors:
         values["logits_processors"] = logits_processors(asked, limits)
+    if asked.HasField("strategy"):
+        values = {row.name: row.of(NEUTRAL) for row in REPLACED} | values
+        values["strategy"] = _call(asked.strategy)
     if not asked.HasField("seed"):
         values["seed"] = secrets.randbits(64)
     if asked.HasField("beam") and not asked.HasField("repetition_penalty"):
@@ -52,7 +56,11 @@ def sampling_params(spec: types_pb2.GenerationSpec, defaults: SamplingParams, li
 def logits_processors(asked: types_pb2.SamplingParams, limits: Limits) -> tuple[ProcessorCall, ...]:
     """Returns the logits processors that a request asks for. Raises `ServiceError` for too many."""
     check_num("sampling.logits_processors", len(asked.logits_processors), limits.max_logits_processors)
-    return tuple(ProcessorCall(one.name, tuple(sorted(one.arguments.items()))) for one in asked.logits_processors)
+    return tuple(_call(one) for one in asked.logits_processors)
+
+
+def _call(asked: types_pb2.LogitsProcessor | types_pb2.SamplingStrategy) -> ProcessorCall:
+    return ProcessorCall(asked.name, tuple(sorted(asked.arguments.items())))
 
 
 def stops(stop: types_pb2.StopConditions, limits: Limits, eos_ids: tuple[int, ...]) -> Stops:

@@ -8,6 +8,7 @@ import dataclasses
 from sluice.v1 import inference_pb2, types_pb2
 
 from sluice_server.engine.checks import (
+    SEES_PROMPT,
     check_credit,
     check_generates,
     check_params,
@@ -145,8 +146,8 @@ def opening(frame: inference_pb2.Open, priority: int, settings: GatewaySettings)
         if is_open and spec.output.HasField(field):
             message = "reports on the whole prompt, and the input of this generation stays open: leave it out"
             raise invalid(f"output.{field}", message)
-    if is_open and spec.sampling.logits_processors:
-        raise unsupported("keep_input_open", "logits_processors see a whole prompt: leave one of the two out")
+    if is_open and (spec.sampling.logits_processors or spec.sampling.HasField("strategy")):
+        raise unsupported("keep_input_open", SEES_PROMPT)
     if is_open and spec.HasField("truncate_prompt_tokens"):
         raise invalid("truncate_prompt_tokens", "needs the whole prompt, and the input of this generation stays open")
     return _generation(spec, priority, settings, is_open=is_open)

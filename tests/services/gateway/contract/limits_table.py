@@ -31,6 +31,7 @@ SMALL = settings(
         vocab_size=VOCAB,
         max_prompt_bytes=PROMPT_BYTES,
         logits_processors=("counting",),
+        sampling_strategies=("second",),
         embeds_width=EMBEDS_WIDTH,
         images=ImageForm(token_id=7, cell=1, most_tokens=4, max_images=2),
     ),
@@ -67,6 +68,10 @@ def field(group: str, name: str, good: Sequence[object], bad: Sequence[object] =
         return {"text": "hello", group: {name: value, **rest}}
 
     return Edge([fields(value) for value in good], [fields(value) for value in bad])
+
+
+def strategy(arguments: Mapping[str, str] | None = None, name: str = "second") -> types_pb2.SamplingStrategy:
+    return types_pb2.SamplingStrategy(name=name, arguments=arguments or {})
 
 
 def processor(arguments: Mapping[str, str] | None = None, name: str = "counting") -> types_pb2.LogitsProcessor:
@@ -339,6 +344,21 @@ SPEC: Mapping[str, Edge] = {
         "logits_processors",
         [[processor({"a": "b" * 4094})], [processor({"a": "b" * 4095})]],
         [[processor({"a": "b" * 4096})], [processor({"a": "é" * 2048})]],
+    ),
+    "sampling.strategy.name": field(
+        "sampling", "strategy", [strategy()], [strategy(name=""), strategy(name="other"), strategy(name="counting")]
+    ),
+    "sampling.strategy.arguments.key": field(
+        "sampling",
+        "strategy",
+        [strategy({"a": "b"}), strategy({str(at): "" for at in range(32)}), strategy({"a" * 4096: ""})],
+        [strategy({str(at): "" for at in range(33)}), strategy({"a" * 4097: ""})],
+    ),
+    "sampling.strategy.arguments.value": field(
+        "sampling",
+        "strategy",
+        [strategy({"a": "b" * 4095})],
+        [strategy({"a": "b" * 4096}), strategy({"a": "é" * 2048})],
     ),
     "stop.strings": field(
         "stop",

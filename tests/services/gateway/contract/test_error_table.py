@@ -66,6 +66,7 @@ ROWS = [  # error, code, reason, kinds of details besides ErrorInfo, keys of its
     (identity.unauthenticated("m"), 16, "CREDENTIALS_INVALID", set(), set()),
     (identity.not_allowed("Drain", [identity.Scope.ADMIN]), 7, "NOT_ALLOWED", set(), set()),
     (errors.processor_failed("a", "raised"), 13, "LOGITS_PROCESSOR_FAILED", set(), {"processor"}),
+    (errors.strategy_failed("a", "raised"), 13, "SAMPLING_STRATEGY_FAILED", set(), {"strategy"}),
     (errors.engine_fault(), 13, "ENGINE_FAULT", set(), set()),
 ]
 

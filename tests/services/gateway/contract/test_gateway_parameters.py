@@ -114,6 +114,21 @@ def test_logits_processors_come_and_go_as_they_are() -> None:
     assert found.effective.sampling.logits_processors == asked.sampling.logits_processors
 
 
+def test_a_strategy_comes_and_goes_and_puts_the_models_own_choice_aside() -> None:
+    limits = dataclasses.replace(SETTINGS.limits, sampling_strategies=("a",))
+    defaults = SamplingParams(temperature=0.3, top_k=7)
+    here = settings(limits=limits, model=dataclasses.replace(MODEL, defaults=defaults))
+    asked = spec(sampling={"strategy": {"name": "a", "arguments": {"x": "1"}}})
+    found = translate.generation(asked, 0, here)
+    assert isinstance(found.work, Generate) and found.effective is not None
+    params = found.work.params
+    assert params.strategy == ProcessorCall("a", (("x", "1"),)) and (params.temperature, params.top_k) == (1.0, 0)
+    assert found.effective.sampling.strategy == asked.sampling.strategy
+    asked.sampling.top_k = 5
+    with pytest.raises(ServiceError, match="top_k: the sampling strategy 'a' chooses in its place"):
+        translate.generation(asked, 0, here)
+
+
 @pytest.mark.parametrize("names", [(), ("a",)])
 def test_logits_processors_that_are_not_served_are_refused(names: tuple[str, ...]) -> None:
     limits = dataclasses.replace(SETTINGS.limits, logits_processors=names)
@@ -128,5 +143,7 @@ def test_logits_processors_see_a_whole_prompt() -> None:
     limits = dataclasses.replace(SETTINGS.limits, logits_processors=("a",))
     asked = spec(sampling=types_pb2.SamplingParams(logits_processors=[types_pb2.LogitsProcessor(name="a")]))
     frame = inference_pb2.Open(spec=asked, keep_input_open=True)
-    with pytest.raises(ServiceError, match="logits_processors see a whole prompt: leave one of the two out"):
+    with pytest.raises(
+        ServiceError, match="logits_processors and a strategy see a whole prompt: leave one of the two out"
+    ):
         translate.opening(frame, 0, settings(limits=limits))

@@ -90,6 +90,14 @@ export enum MemoryLevel {
   UNRECOGNIZED = -1,
 }
 
+export enum EngineState {
+  ENGINE_STATE_UNSPECIFIED = 0,
+  ENGINE_STATE_SERVING = 1,
+  ENGINE_STATE_DRAINING = 2,
+  ENGINE_STATE_NOT_SERVING = 3,
+  UNRECOGNIZED = -1,
+}
+
 export enum ProfileKind {
   PROFILE_KIND_UNSPECIFIED = 0,
   PROFILE_KIND_TORCH = 1,
@@ -288,6 +296,15 @@ export interface EngineLoad {
   ranks: RankLoad[];
   memoryLevel: MemoryLevel;
   adapters: AdapterLoad[];
+  state: EngineState;
+  refusal: string;
+  openRequests: number;
+  routed: { [key: string]: bigint };
+}
+
+export interface EngineLoad_RoutedEntry {
+  key: string;
+  value: bigint;
 }
 
 export interface RankLoad {
@@ -2821,6 +2838,10 @@ function createBaseEngineLoad(): EngineLoad {
     ranks: [],
     memoryLevel: 0,
     adapters: [],
+    state: 0,
+    refusal: "",
+    openRequests: 0,
+    routed: {},
   };
 }
 
@@ -2880,6 +2901,18 @@ export const EngineLoad: MessageFns<EngineLoad> = {
     for (const v of message.adapters) {
       AdapterLoad.encode(v!, writer.uint32(122).fork()).join();
     }
+    if (message.state !== 0) {
+      writer.uint32(128).int32(message.state);
+    }
+    if (message.refusal !== "") {
+      writer.uint32(138).string(message.refusal);
+    }
+    if (message.openRequests !== 0) {
+      writer.uint32(144).uint32(message.openRequests);
+    }
+    globalThis.Object.entries(message.routed).forEach(([key, value]: [string, bigint]) => {
+      EngineLoad_RoutedEntry.encode({ key: key as any, value }, writer.uint32(154).fork()).join();
+    });
     return writer;
   },
 
@@ -3016,6 +3049,41 @@ export const EngineLoad: MessageFns<EngineLoad> = {
             message.adapters.push(AdapterLoad.decode(reader, reader.uint32()));
             continue;
           }
+          case 16: {
+            if (tag !== 128) {
+              break;
+            }
+
+            message.state = reader.int32() as any;
+            continue;
+          }
+          case 17: {
+            if (tag !== 138) {
+              break;
+            }
+
+            message.refusal = reader.string();
+            continue;
+          }
+          case 18: {
+            if (tag !== 144) {
+              break;
+            }
+
+            message.openRequests = reader.uint32();
+            continue;
+          }
+          case 19: {
+            if (tag !== 154) {
+              break;
+            }
+
+            const entry19 = EngineLoad_RoutedEntry.decode(reader, reader.uint32());
+            if (entry19.value !== undefined) {
+              message.routed[entry19.key] = entry19.value;
+            }
+            continue;
+          }
         }
         if ((tag & 7) === 4 || tag === 0) {
           break;
@@ -3056,6 +3124,88 @@ export const EngineLoad: MessageFns<EngineLoad> = {
     message.ranks = object.ranks?.map((e) => RankLoad.fromPartial(e)) || [];
     message.memoryLevel = object.memoryLevel ?? 0;
     message.adapters = object.adapters?.map((e) => AdapterLoad.fromPartial(e)) || [];
+    message.state = object.state ?? 0;
+    message.refusal = object.refusal ?? "";
+    message.openRequests = object.openRequests ?? 0;
+    message.routed = (globalThis.Object.entries(object.routed ?? {}) as [string, bigint][]).reduce(
+      (acc: { [key: string]: bigint }, [key, value]: [string, bigint]) => {
+        if (value !== undefined) {
+          acc[key] = BigInt(value as string | number | bigint | boolean);
+        }
+        return acc;
+      },
+      {},
+    );
+    return message;
+  },
+};
+
+function createBaseEngineLoad_RoutedEntry(): EngineLoad_RoutedEntry {
+  return { key: "", value: 0n };
+}
+
+export const EngineLoad_RoutedEntry: MessageFns<EngineLoad_RoutedEntry> = {
+  encode(message: EngineLoad_RoutedEntry, writer: BinaryWriter = new BinaryWriter()): BinaryWriter {
+    if (message.key !== "") {
+      writer.uint32(10).string(message.key);
+    }
+    if (message.value !== 0n) {
+      if (BigInt.asUintN(64, message.value) !== message.value) {
+        throw new globalThis.Error("value provided for field message.value of type uint64 too large");
+      }
+      writer.uint32(16).uint64(message.value);
+    }
+    return writer;
+  },
+
+  decode(input: BinaryReader | Uint8Array, length?: number): EngineLoad_RoutedEntry {
+    const reader = input instanceof BinaryReader ? input : new BinaryReader(input);
+    const previousRecursionDepth = (reader as any).__tsProtoDecodeDepth ?? 0;
+    if (previousRecursionDepth >= 100) {
+      throw new globalThis.Error("protobuf decode recursion limit exceeded");
+    }
+    (reader as any).__tsProtoDecodeDepth = previousRecursionDepth + 1;
+    try {
+      const end = length === undefined ? reader.len : reader.pos + length;
+      const message = createBaseEngineLoad_RoutedEntry();
+      while (reader.pos < end) {
+        const tag = reader.uint32();
+        switch (tag >>> 3) {
+          case 1: {
+            if (tag !== 10) {
+              break;
+            }
+
+            message.key = reader.string();
+            continue;
+          }
+          case 2: {
+            if (tag !== 16) {
+              break;
+            }
+
+            message.value = reader.uint64() as bigint;
+            continue;
+          }
+        }
+        if ((tag & 7) === 4 || tag === 0) {
+          break;
+        }
+        reader.skip(tag & 7);
+      }
+      return message;
+    } finally {
+      (reader as any).__tsProtoDecodeDepth = previousRecursionDepth;
+    }
+  },
+
+  create(base?: DeepPartial<EngineLoad_RoutedEntry>): EngineLoad_RoutedEntry {
+    return EngineLoad_RoutedEntry.fromPartial(base ?? {});
+  },
+  fromPartial(object: DeepPartial<EngineLoad_RoutedEntry>): EngineLoad_RoutedEntry {
+    const message = createBaseEngineLoad_RoutedEntry();
+    message.key = object.key ?? "";
+    message.value = (object.value !== undefined && object.value !== null) ? BigInt(object.value) : 0n;
     return message;
   },
 };

@@ -158,11 +158,22 @@ export interface SamplingParams {
   badTokenIds: number[];
   badWords: string[];
   logitsProcessors: LogitsProcessor[];
+  strategy?: SamplingStrategy | undefined;
 }
 
 export interface SamplingParams_LogitBiasEntry {
   key: number;
   value: number;
+}
+
+export interface SamplingStrategy {
+  name: string;
+  arguments: { [key: string]: string };
+}
+
+export interface SamplingStrategy_ArgumentsEntry {
+  key: string;
+  value: string;
 }
 
 export interface LogitsProcessor {
@@ -1559,6 +1570,7 @@ function createBaseSamplingParams(): SamplingParams {
     badTokenIds: [],
     badWords: [],
     logitsProcessors: [],
+    strategy: undefined,
   };
 }
 
@@ -1631,6 +1643,9 @@ export const SamplingParams: MessageFns<SamplingParams> = {
     }
     for (const v of message.logitsProcessors) {
       LogitsProcessor.encode(v!, writer.uint32(154).fork()).join();
+    }
+    if (message.strategy !== undefined) {
+      SamplingStrategy.encode(message.strategy, writer.uint32(162).fork()).join();
     }
     return writer;
   },
@@ -1823,6 +1838,14 @@ export const SamplingParams: MessageFns<SamplingParams> = {
             message.logitsProcessors.push(LogitsProcessor.decode(reader, reader.uint32()));
             continue;
           }
+          case 20: {
+            if (tag !== 162) {
+              break;
+            }
+
+            message.strategy = SamplingStrategy.decode(reader, reader.uint32());
+            continue;
+          }
         }
         if ((tag & 7) === 4 || tag === 0) {
           break;
@@ -1869,6 +1892,9 @@ export const SamplingParams: MessageFns<SamplingParams> = {
     message.badTokenIds = object.badTokenIds?.map((e) => e) || [];
     message.badWords = object.badWords?.map((e) => e) || [];
     message.logitsProcessors = object.logitsProcessors?.map((e) => LogitsProcessor.fromPartial(e)) || [];
+    message.strategy = (object.strategy !== undefined && object.strategy !== null)
+      ? SamplingStrategy.fromPartial(object.strategy)
+      : undefined;
     return message;
   },
 };
@@ -1936,6 +1962,151 @@ export const SamplingParams_LogitBiasEntry: MessageFns<SamplingParams_LogitBiasE
     const message = createBaseSamplingParams_LogitBiasEntry();
     message.key = object.key ?? 0;
     message.value = object.value ?? 0;
+    return message;
+  },
+};
+
+function createBaseSamplingStrategy(): SamplingStrategy {
+  return { name: "", arguments: {} };
+}
+
+export const SamplingStrategy: MessageFns<SamplingStrategy> = {
+  encode(message: SamplingStrategy, writer: BinaryWriter = new BinaryWriter()): BinaryWriter {
+    if (message.name !== "") {
+      writer.uint32(10).string(message.name);
+    }
+    globalThis.Object.entries(message.arguments).forEach(([key, value]: [string, string]) => {
+      SamplingStrategy_ArgumentsEntry.encode({ key: key as any, value }, writer.uint32(18).fork()).join();
+    });
+    return writer;
+  },
+
+  decode(input: BinaryReader | Uint8Array, length?: number): SamplingStrategy {
+    const reader = input instanceof BinaryReader ? input : new BinaryReader(input);
+    const previousRecursionDepth = (reader as any).__tsProtoDecodeDepth ?? 0;
+    if (previousRecursionDepth >= 100) {
+      throw new globalThis.Error("protobuf decode recursion limit exceeded");
+    }
+    (reader as any).__tsProtoDecodeDepth = previousRecursionDepth + 1;
+    try {
+      const end = length === undefined ? reader.len : reader.pos + length;
+      const message = createBaseSamplingStrategy();
+      while (reader.pos < end) {
+        const tag = reader.uint32();
+        switch (tag >>> 3) {
+          case 1: {
+            if (tag !== 10) {
+              break;
+            }
+
+            message.name = reader.string();
+            continue;
+          }
+          case 2: {
+            if (tag !== 18) {
+              break;
+            }
+
+            const entry2 = SamplingStrategy_ArgumentsEntry.decode(reader, reader.uint32());
+            if (entry2.value !== undefined) {
+              message.arguments[entry2.key] = entry2.value;
+            }
+            continue;
+          }
+        }
+        if ((tag & 7) === 4 || tag === 0) {
+          break;
+        }
+        reader.skip(tag & 7);
+      }
+      return message;
+    } finally {
+      (reader as any).__tsProtoDecodeDepth = previousRecursionDepth;
+    }
+  },
+
+  create(base?: DeepPartial<SamplingStrategy>): SamplingStrategy {
+    return SamplingStrategy.fromPartial(base ?? {});
+  },
+  fromPartial(object: DeepPartial<SamplingStrategy>): SamplingStrategy {
+    const message = createBaseSamplingStrategy();
+    message.name = object.name ?? "";
+    message.arguments = (globalThis.Object.entries(object.arguments ?? {}) as [string, string][]).reduce(
+      (acc: { [key: string]: string }, [key, value]: [string, string]) => {
+        if (value !== undefined) {
+          acc[key] = globalThis.String(value);
+        }
+        return acc;
+      },
+      {},
+    );
+    return message;
+  },
+};
+
+function createBaseSamplingStrategy_ArgumentsEntry(): SamplingStrategy_ArgumentsEntry {
+  return { key: "", value: "" };
+}
+
+export const SamplingStrategy_ArgumentsEntry: MessageFns<SamplingStrategy_ArgumentsEntry> = {
+  encode(message: SamplingStrategy_ArgumentsEntry, writer: BinaryWriter = new BinaryWriter()): BinaryWriter {
+    if (message.key !== "") {
+      writer.uint32(10).string(message.key);
+    }
+    if (message.value !== "") {
+      writer.uint32(18).string(message.value);
+    }
+    return writer;
+  },
+
+  decode(input: BinaryReader | Uint8Array, length?: number): SamplingStrategy_ArgumentsEntry {
+    const reader = input instanceof BinaryReader ? input : new BinaryReader(input);
+    const previousRecursionDepth = (reader as any).__tsProtoDecodeDepth ?? 0;
+    if (previousRecursionDepth >= 100) {
+      throw new globalThis.Error("protobuf decode recursion limit exceeded");
+    }
+    (reader as any).__tsProtoDecodeDepth = previousRecursionDepth + 1;
+    try {
+      const end = length === undefined ? reader.len : reader.pos + length;
+      const message = createBaseSamplingStrategy_ArgumentsEntry();
+      while (reader.pos < end) {
+        const tag = reader.uint32();
+        switch (tag >>> 3) {
+          case 1: {
+            if (tag !== 10) {
+              break;
+            }
+
+            message.key = reader.string();
+            continue;
+          }
+          case 2: {
+            if (tag !== 18) {
+              break;
+            }
+
+            message.value = reader.string();
+            continue;
+          }
+        }
+        if ((tag & 7) === 4 || tag === 0) {
+          break;
+        }
+        reader.skip(tag & 7);
+      }
+      return message;
+    } finally {
+      (reader as any).__tsProtoDecodeDepth = previousRecursionDepth;
+    }
+  },
+
+  create(base?: DeepPartial<SamplingStrategy_ArgumentsEntry>): SamplingStrategy_ArgumentsEntry {
+    return SamplingStrategy_ArgumentsEntry.fromPartial(base ?? {});
+  },
+  fromPartial(object: DeepPartial<SamplingStrategy_ArgumentsEntry>): SamplingStrategy_ArgumentsEntry {
+    const message = createBaseSamplingStrategy_ArgumentsEntry();
+    message.key = object.key ?? "";
+    message.value = object.value ?? "";
     return message;
   },
 };

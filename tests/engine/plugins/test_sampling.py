@@ -28,8 +28,10 @@ FOUND = (
     "[sluice.models]\nBiasedLlamaForCausalLM = sluice_plugin_example.models:BIASED_LLAMA\n[sluice.logits_processors]\n"
 )
 FOUND += "counting = sluice_plugin_example.processors:Counting\nfailing = sluice_plugin_example.processors:Failing\n"
+FOUND += "[sluice.sampling_strategies]\nsecond = sluice_plugin_example.strategies:Second\n"
+FOUND += "broken = sluice_plugin_example.strategies:Broken\n"
 BY_THREE = (ProcessorCall("counting", (("of", "3"),)),)
-BOTH = "counting,failing"
+BOTH = "counting,failing,second,broken"
 DRAFTS = dataclasses.replace(TIGHT, speculation="ngram", draft_length="fixed", max_draft_tokens=4)
 
 
@@ -54,7 +56,7 @@ def make_engine(directory: Path, config: EngineConfig, plugins: str = BOTH) -> E
     found = find_plugins(plugins)
     model = read_config(directory, found.models)
     config = dataclasses.replace(config, plugins=plugins)
-    limits = limits_of(config, model, 1 << 20, found.processors)
+    limits = limits_of(config, model, 1 << 20, found)
     grammars = (
         grammars_of(directory, model.vocab_size, model.eos_ids) if (directory / "tokenizer.json").exists() else None
     )
@@ -186,7 +188,7 @@ REFUSED = {
         r"\[0\].arguments: have 4098 bytes; at most 4096",
     ),
     "beams": (params(BY_THREE, beam_width=2), "beam: a beam search ranks by .* leave logits_processors out"),
-    "open inputs": (params(BY_THREE), "logits_processors see a whole prompt: leave one of the two"),
+    "open inputs": (params(BY_THREE), "logits_processors and a strategy see a whole prompt: leave one of the two"),
 }
 
 
