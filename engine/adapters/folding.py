@@ -1,17 +1,16 @@
-"""Folds an adapter's parts into what is added to one packed linear, following what packing did to its weight.
+"""Makes what is added to one packed linear from an adapter's parts, following what packing did to its weight.
 
 Packing stacks projections by rows (queries, keys and values; gate and up), permutes rows of rotated heads, and may
-multiply columns by the norm before the linear. So A matrices are stacked and take the norm, and each B keeps its rows,
-in the order of the weight's, and the columns of its own A; everything else is zero.
+multiply columns by the norm before the linear. So each part has the place of its projection, its B has its rows in
+the order of the weight's, and x is multiplied by the norm. The numbers of A and B stay as they are in the file.
 """
 
 from collections.abc import Mapping, Sequence
 
-import torch
 from torch import Tensor
 
 from sluice_server.engine.adapters.files import LowRank
-from sluice_server.kernels.formats.side_products import Side
+from sluice_server.kernels.formats.side_products import Side, SidePart, in_blocks
 
 
 def fold(
@@ -24,23 +23,16 @@ def fold(
     """Returns what an adapter adds to the linear of the projections `parts` [(name, rows)], stacked by rows.
 
     Args:
-        norm: [K], the norm's weight if it is folded into the weight.
+        norm: float32 [K], the norm's weight if it is folded into the weight.
         orders: names of projections → order of their rows, as packing had them.
 
     Returns None if the adapter changes none of them.
     """
-    found = [(adapter.get(name), rows, (orders or {}).get(name)) for name, rows in parts]
-    changed = [one for one, _, _ in found if one is not None]
-    if not changed:
-        return None
-    a = torch.cat([one.a.float() for one in changed])
-    b = torch.zeros(sum(rows for _, rows in parts), len(a))
-    row = column = 0
-    for one, rows, order in found:
+    found, first = [], 0
+    for name, rows in parts:
+        one, order = adapter.get(name), (orders or {}).get(name)
         if one is not None:
-            own = one.b.float() * one.scale
-            rank = own.shape[1]
-            b[row : row + rows, column : column + rank] = own if order is None else own[order]
-            column += rank
-        row += rows
-    return Side(a if norm is None else a * norm.float(), b)
+            b = one.b if order is None else one.b[order]
+            found.append(SidePart(one.a, in_blocks(b), one.scale, first, rows))
+        first += rows
+    return Side(tuple(found), norm) if found else None

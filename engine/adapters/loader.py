@@ -10,7 +10,7 @@ import os
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 
@@ -19,7 +19,7 @@ from sluice_server.engine.adapters.modules import Module
 from sluice_server.engine.adapters.products import products_of
 from sluice_server.engine.adapters.shelf import Order, OrderKind
 from sluice_server.engine.errors import ServiceError
-from sluice_server.engine.models.layers.sides import Folding, LayerProducts, bytes_of
+from sluice_server.engine.models.layers.sides import AdapterProducts, Folding
 
 logger = logging.getLogger(__name__)
 
@@ -33,17 +33,20 @@ class LoadedAdapter:
     Attributes:
         rank: the greatest of its modules.
         modules: names of the projections that it changes.
-        num_bytes: that `layers` take.
-        layers: what it adds to each layer.
+        products: what it adds to each layer.
         seconds: how long it took to read and fold.
     """
 
     digest: bytes
     rank: int
     modules: tuple[str, ...]
-    num_bytes: int
-    layers: Sequence[LayerProducts]
+    products: AdapterProducts
     seconds: float
+
+    @property
+    def num_bytes(self) -> int:
+        """The bytes that it takes in memory."""
+        return self.products.num_bytes
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -65,7 +68,7 @@ class AdapterLoader:
     def __init__(self, root: Path, base: AdapterBase, num_slots: int) -> None:
         """`root`: the folder of adapters."""
         self.on_ended: Callable[[], None] = _nothing  # called on the thread when a read has ended
-        self.slots: list[Sequence[LayerProducts] | None] = [None] * num_slots
+        self.slots: list[AdapterProducts | None] = [None] * num_slots
         self.num_reads = 0  # since start
         self.read_s = 0.0  # seconds of these
         self._root = root
@@ -105,7 +108,7 @@ class AdapterLoader:
                     self._executor.submit(self._fill, order)
                 case OrderKind.LOAD:
                     self._num_under_way += 1
-                    self.slots[order.slot] = self._host[order.digest].layers
+                    self.slots[order.slot] = self._host[order.digest].products
                     self._end(order, is_good=True)
                 case OrderKind.FORGET:
                     del self._host[order.digest]
@@ -133,12 +136,12 @@ class AdapterLoader:
         start = time.monotonic()
         base = self._base
         adapter = read_adapter(self._root, path, base.modules)
-        layers = products_of(adapter, base.foldings, base.num_layers)
+        products = products_of(adapter, base.foldings, base.num_layers)
         modules = tuple(dict.fromkeys(base.modules[name].projection for name in adapter.parts))
         took = time.monotonic() - start
         self.num_reads += 1
         self.read_s += took
-        return LoadedAdapter(adapter.digest, adapter.rank, modules, bytes_of(layers), layers, took)
+        return LoadedAdapter(adapter.digest, adapter.rank, modules, products, took)
 
     def _fill(self, order: Order) -> None:
         """Carries out a READ, on the thread."""

@@ -1,12 +1,12 @@
 """Makes the products that an adapter adds to a model's layers, from its matrices and how the model's were packed."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 
 from sluice_server.engine.adapters.config import invalid_adapter
 from sluice_server.engine.adapters.files import Adapter
 from sluice_server.engine.adapters.folding import fold
-from sluice_server.engine.models.layers.sides import Folding, LayerProducts
-from sluice_server.kernels.formats.side_products import SideProduct
+from sluice_server.engine.models.layers.sides import AdapterProducts, Folding, LayerProducts
+from sluice_server.kernels.formats.side_products import Side
 
 # The first projection of each linear of a layer, with projections of their own or fused.
 FIRST = {
@@ -17,15 +17,15 @@ FIRST = {
 }
 
 
-def products_of(adapter: Adapter, foldings: Mapping[str, Folding], num_layers: int) -> Sequence[LayerProducts]:
-    """Returns what an adapter adds, by layer. `foldings`: of the model's linears, by their first projections.
+def products_of(adapter: Adapter, foldings: Mapping[str, Folding], num_layers: int) -> AdapterProducts:
+    """Returns what an adapter adds. `foldings`: of the model's linears, by their first projections.
 
     Raises ServiceError ADAPTER_INVALID if a part of it would not be used.
     """
     unused = set(adapter.parts)
     layers = []
     for index in range(num_layers):
-        found: dict[str, SideProduct] = {}
+        found: dict[str, Side] = {}
         for linear, names in FIRST.items():
             folding = next(
                 (foldings[key] for name in names if (key := f"model.layers.{index}.{name}") in foldings), None
@@ -35,8 +35,8 @@ def products_of(adapter: Adapter, foldings: Mapping[str, Folding], num_layers: i
             unused.difference_update(name for name, _ in folding.parts)
             side = fold(folding.parts, adapter.parts, norm=folding.norm, orders=folding.orders)
             if side is not None:
-                found[linear] = SideProduct(side)
+                found[linear] = side
         layers.append(LayerProducts(**found))
     if unused:
         raise invalid_adapter(f"{min(unused)} is no linear of this model that adapters can change")
-    return layers
+    return AdapterProducts(layers)

@@ -5,6 +5,7 @@
 
 #include "attention.h"
 #include "experts.h"
+#include "low_rank.h"
 
 namespace sluice {
 
@@ -29,15 +30,28 @@ struct Layer {
   float* h;                       // [T, hidden], advanced in place
   const int64_t* kept;            // [num_kept], ascending: tokens that are wanted behind the layer; their rows move up
   int64_t num_kept;               // ALL_TOKENS: nothing moves
+  const StepAdapters* adapters;   // of the step's tokens, or null
+  int64_t index;                  // of this layer in them
 };
 
 constexpr int64_t ALL_TOKENS = -1;  // as in kernels/cpu/native.py
 
+// A layer's linear whose result joins the residual stream, and the norm that this passes first, or null.
+struct Join {
+  const Packed& layer;
+  Linears linear;
+  const float* norm;
+  float eps;
+};
+
 // h += layer(x) of so many tokens, through a norm if there is one; `between` [T, hidden] is used then.
-inline void add(const Packed& layer, const float* norm, float eps, Rows x, Rows between, Rows h, int64_t tokens) {
+inline void add(const Join& join, Rows x, Rows between, Rows h, int64_t tokens, const Beside& beside) {
   constexpr float no_norm = -1.0f;
-  if (norm == nullptr) return apply(layer, x, tokens, no_norm, Finish::ADD, h);
-  apply(layer, x, tokens, no_norm, Finish::STORE, between);
+  const auto& [layer, linear, norm, eps] = join;
+  const Rows to = norm == nullptr ? h : between;
+  apply(layer, x, tokens, no_norm, norm == nullptr ? Finish::ADD : Finish::STORE, to);
+  add_beside(beside, linear, {x, layer.inputs, layer.outputs, no_norm, nullptr, to, false});
+  if (norm == nullptr) return;
   each_row(tokens, layer.outputs, [&](int64_t t) { add_normed(between[t], norm, layer.outputs, eps, h[t]); });
 }
 
@@ -61,19 +75,23 @@ inline void run(Layer<Element>& job) {
   const auto [heads, seen, gated, between] =
       rows_of<4>(tokens, {job.qkv.outputs, job.output.inputs, job.down.inputs, is_normed ? hidden : 0});
   const Rows h{job.h, hidden};
+  const Beside all{job.adapters, job.index, nullptr, 0};
   apply(job.qkv, h, tokens, job.eps, Finish::STORE, heads);
+  add_beside(all, Linears::QKV, {h, job.qkv.inputs, job.qkv.outputs, job.eps, job.qkv.norm, heads, false});
   job.write.heads = heads.first, job.write.stride = heads.stride;
   run(job.write);
   job.attention.q = heads.first, job.attention.q_stride = heads.stride;
   job.attention.out = seen.first, job.attention.out_stride = seen.stride;
   run(job.attention);
   const int64_t wanted = keep_wanted(job, seen, h);
-  add(job.output, job.output_norm, job.eps, seen, between, h, wanted);
+  const Beside left{job.adapters, job.index, job.num_kept == ALL_TOKENS ? nullptr : job.kept, job.num_kept};
+  add({job.output, Linears::OUTPUT, job.output_norm, job.eps}, seen, between, h, wanted, left);
   if (job.router != nullptr)
     return run(
         Experts{job.gate_up, job.down, job.gate, job.eps, job.router, job.h, job.h, wanted, 0, job.router->experts});
-  apply(job.gate_up, h, wanted, job.eps, job.gate, gated);
-  add(job.down, job.down_norm, job.eps, gated, between, h, wanted);
+  if (left.has(Linears::GATE_UP)) apply_gated(job.gate_up, h, wanted, job.eps, job.gate, gated, left);
+  else apply(job.gate_up, h, wanted, job.eps, job.gate, gated);
+  add({job.down, Linears::DOWN, job.down_norm, job.eps}, gated, between, h, wanted, left);
 }
 
 }  // namespace sluice

@@ -17,7 +17,8 @@ import torch
 from torch import Tensor
 
 HUGE = 2 << 20  # bytes
-PAGE = 4096  # bytes: no two vectors share a page
+PAGE = 4096  # bytes
+LINE = 64  # bytes of a cache line
 
 
 def empty(num: int, dtype: torch.dtype) -> Tensor:
@@ -42,13 +43,14 @@ def _mapped(size: int) -> Tensor:
     return whole[first : first + size]
 
 
-def side_by_side(vectors: Sequence[Tensor]) -> list[Tensor]:
-    """Copies vectors into one memory, so that vectors smaller than a large page fill large pages together.
+def side_by_side(vectors: Sequence[Tensor], align: int = PAGE) -> list[Tensor]:
+    """Copies vectors into one memory, so that vectors smaller than a large page fill large pages together. Each begins
+    at a multiple of `align` bytes: by default no two share a page.
 
     Measured as above, with all weights of 6.5 M parameters in 8 bits being smaller: a step takes 4 to 7 % less time.
     """
     sizes = [vector.numel() * vector.element_size() for vector in vectors]
-    firsts = [0, *itertools.accumulate(-(-size // PAGE) * PAGE for size in sizes)]
+    firsts = [0, *itertools.accumulate(-(-size // align) * align for size in sizes)]
     memory = empty(firsts[-1], torch.uint8)
     copies = [
         memory[first : first + size].view(vector.dtype)

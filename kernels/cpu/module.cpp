@@ -28,6 +28,9 @@ using sluice::Pool;
 using sluice::Quantised;
 using sluice::RotateAndWrite;
 using sluice::Router;
+using sluice::Side;
+using sluice::SideJob;
+using sluice::StepAdapters;
 
 PyObject* set_threads(PyObject*, PyObject* const* values, Py_ssize_t num) {
   Arguments arguments(values, num);
@@ -231,6 +234,21 @@ PyObject* layer(PyObject*, PyObject* const* values, Py_ssize_t num) {
   rows(arguments, attention);
   job.kept = arguments.address<const int64_t>();
   job.num_kept = arguments.integer();
+  job.adapters = arguments.address<const StepAdapters>();
+  job.index = arguments.integer();
+  return arguments.ok() ? compute(job) : nullptr;
+}
+
+PyObject* low_rank(PyObject*, PyObject* const* values, Py_ssize_t num) {
+  Arguments arguments(values, num);
+  SideJob job;
+  job.side = arguments.address<const Side>();
+  job.at.x.first = arguments.address<float>();
+  job.at.x.stride = job.at.inputs = arguments.integer();
+  job.at.y.first = arguments.address<float>();
+  job.at.y.stride = job.at.outputs = arguments.integer();
+  job.tokens = arguments.integer();
+  job.at.eps = -1.0f, job.at.norm = nullptr, job.at.gated = false;
   return arguments.ok() ? compute(job) : nullptr;
 }
 
@@ -302,6 +320,7 @@ PyMethodDef methods[] = {
     method<layer<uint16_t>>("layer_bfloat16"),
     method<layer<int8_t>>("layer_int8"),
     method<experts>("experts_into"),
+    method<low_rank>("low_rank"),
     method<keep>("keep"),
     method<soft_cap>("soft_cap"),
     {nullptr, nullptr, 0, nullptr},

@@ -274,12 +274,14 @@ def layer(
     cache: Tensor,
     meta: AttentionMetadata,
     kept: Tensor | None = None,
+    beside: tuple[Tensor, int] | None = None,
 ) -> None:
     """Computes a decoder layer over the first T rows of h, in place.
 
     `arguments` are those of `engine.models.layers.layer.Layer.arguments`. `kept`, int64 and ascending, are the tokens
-    whose rows are needed after the layer; these rows then come first. The other arguments are as in `rotate_and_write`
-    and `paged_attention`.
+    whose rows are needed after the layer; these rows then come first. `beside`: adapters of the step, see
+    `kernels.cpu.low_rank.step_of`, and the layer's index in them. The other arguments are as in `rotate_and_write` and
+    `paged_attention`.
     """
     assert builds.MODULE is not None
     calls: dict[torch.dtype, Callable[..., None]] = {
@@ -297,6 +299,8 @@ def layer(
         *meta.addresses,
         0 if kept is None else kept.data_ptr(),
         ALL_TOKENS if kept is None else len(kept),
+        0 if beside is None else beside[0].data_ptr(),
+        0 if beside is None else beside[1],
     )
 
 

@@ -1,57 +1,127 @@
-"""Low-rank products beside packed linears: y += (x · aᵀ) · bᵀ, for some rows of a step each.
+"""Low-rank products beside packed linears: y += scale · (x · aᵀ) · bᵀ, for some rows of a step each.
 
-`Side` is what is added to one linear, and `SidedLinear` a linear with such products of several adapters. Rows without
-one are multiplied as they are without `SidedLinear`, bit for bit; no row depends on another if the linear's do not.
+`Side` is what is added to one linear, and `SidedLinear` a linear with such products of several adapters. Matrices stay
+in the dtype of their file and are computed with in float32. Rows without a product are multiplied as they are without
+`SidedLinear`, bit for bit; no row depends on another if the linear's do not.
 """
 
 import dataclasses
-from collections.abc import Sequence
+import functools
+from collections.abc import Iterable, Iterator, Sequence
 from typing import TypeAlias
 
 import torch
 from torch import Tensor
 
-from sluice_server.kernels.formats.linear import PackedLinear, TransposedLinear
+from sluice_server.kernels.cpu import low_rank, memory
+from sluice_server.kernels.formats.linear import PackedLinear
+from sluice_server.kernels.formats.row_blocks import RowBlocks
 from sluice_server.kernels.reference.elementwise import GATES, rms_norm
 
 Rows: TypeAlias = Tensor  # int64, ascending: indices of rows of a step
+BLOCK = 64  # rows of b side by side; as in kernels/cpu/low_rank.h
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
-class Side:
-    """The product beside a packed linear: y += (x · aᵀ) · bᵀ, with x as the linear's own product has it.
+class SidePart:
+    """The product beside one projection of a linear.
 
     Attributes:
-        a: float32 [rank, K]; `rank` is the sum of those of its projections.
-        b: float32 [N, rank], scaled, in the order of rows before a gated linear's are interleaved.
+        a: [rank, K].
+        b: [rows · rank], see `in_blocks`.
+        scale: of the product.
+        first, rows: which rows of the linear's weight are the projection's.
     """
 
     a: Tensor
     b: Tensor
+    scale: float
+    first: int
+    rows: int
 
-    @property
-    def num_bytes(self) -> int:
-        """The bytes of both matrices."""
-        return self.a.nbytes + self.b.nbytes
+    def times(self, x: Tensor) -> Tensor:
+        """Returns the product [M, rows] of x [M, K], both float32, by torch."""
+        return self._expand(self._shrink(x) * self.scale)
+
+    @functools.cached_property
+    def _shrink(self) -> RowBlocks:
+        return RowBlocks(lambda x: torch.mm(x, self.a.float().t()), self.a.shape[1], torch.float32)
+
+    @functools.cached_property
+    def _expand(self) -> RowBlocks:
+        rank = len(self.a)
+        return RowBlocks(lambda low: torch.mm(low, _expanding(self.b, self.rows, rank).float()), rank, torch.float32)
 
 
-class SideProduct:
-    """A side, ready to be multiplied."""
+@dataclasses.dataclass(frozen=True, eq=False)
+class Side:
+    """The products beside a packed linear, of which x is what the linear's own product has.
 
-    def __init__(self, side: Side) -> None:
-        multiply = TransposedLinear if side.a.device.type == "cpu" else PackedLinear
-        self._shrink, self._expand = multiply(side.a, None), multiply(side.b, None)
-        self.num_bytes = side.num_bytes
+    Attributes:
+        norm: float32 [K], by which x is multiplied, as the linear's weight has it folded in; None without.
+    """
+
+    parts: tuple[SidePart, ...]
+    norm: Tensor | None = None
+
+    @functools.cached_property
+    def numbers(self) -> Tensor:
+        """The description for the C++ kernels."""
+        parts = [(one.a, one.b, one.first, one.rows, one.scale) for one in self.parts]
+        return low_rank.numbers_of(self.norm, parts)
 
     def add_to(self, y: Tensor, x: Tensor) -> Tensor:
-        """Adds the product for x [M, K] to y [M, N] in place and returns it."""
-        return y.add_(self._expand.apply(self._shrink.apply(x)))
+        """Adds the products for x [M, K] to y [M, N] in place and returns it."""
+        if low_rank.takes(y, x):
+            low_rank.add_to(y, x.contiguous(), self.numbers)
+            return y
+        x = x.float() if self.norm is None else x.float() * self.norm
+        for one in self.parts:
+            y[:, one.first : one.first + one.rows] += one.times(x)
+        return y
+
+
+def in_blocks(b: Tensor) -> Tensor:
+    """Returns b [rows, rank] with BLOCK rows side by side, one rank behind the other: [rows · rank]. The last block has
+    the rows that are left."""
+    whole = len(b) // BLOCK * BLOCK
+    blocks = b[:whole].view(-1, BLOCK, b.shape[1]).transpose(1, 2)
+    return torch.cat([blocks.reshape(-1), b[whole:].t().reshape(-1)])
+
+
+def _expanding(blocks: Tensor, rows: int, rank: int) -> Tensor:
+    """Returns the transposed matrix [rank, rows] of `in_blocks`."""
+    whole = rows // BLOCK * BLOCK
+    first, rest = blocks[: whole * rank], blocks[whole * rank :]
+    return torch.cat([first.view(-1, rank, BLOCK).transpose(0, 1).reshape(rank, whole), rest.view(rank, -1)], 1)
+
+
+def together(sides: Iterable[Side | None]) -> list[Side | None]:
+    """Returns sides whose matrices are copied into one memory, in the order in which they are read."""
+    before = list(sides)
+    halves = [
+        half for side in before if side for half in (*(one.a for one in side.parts), *(one.b for one in side.parts))
+    ]
+    copies = iter(memory.side_by_side([one.reshape(-1) for one in halves], align=memory.LINE))
+    return [_moved(side, copies) if side else None for side in before]
+
+
+def _moved(side: Side, copies: Iterator[Tensor]) -> Side:
+    a = [next(copies).view(one.a.shape) for one in side.parts]
+    parts = (dataclasses.replace(one, a=own, b=next(copies)) for one, own in zip(side.parts, a, strict=True))
+    return Side(tuple(parts), side.norm)
+
+
+def bytes_of(sides: Iterable[Side | None]) -> int:
+    """Returns the bytes that the matrices of `together` take."""
+    parts = (one for side in sides if side is not None for one in side.parts)
+    return sum(-(-half.nbytes // memory.LINE) * memory.LINE for one in parts for half in (one.a, one.b))
 
 
 class SidedLinear(PackedLinear):
     """A packed linear of one step, with products beside it for groups of the step's rows."""
 
-    def __init__(self, linear: PackedLinear, sides: Sequence[tuple[Rows, SideProduct]]) -> None:
+    def __init__(self, linear: PackedLinear, sides: Sequence[tuple[Rows, Side]]) -> None:
         """`sides`: products, each with the rows that it is for; no row has two."""
         self._linear = linear
         self._sides = sides

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from sluice_server.engine.models.config import ModelConfig
-from sluice_server.engine.models.layers.layer import Layer, decoder_layer_
+from sluice_server.engine.models.layers.layer import Layer, decoder_layer_, forward_, is_one_call
 from sluice_server.engine.models.layers.loader import LayerLoader
 from sluice_server.engine.models.layers.mlp import DenseMlp, Mlp, UnnormedMlp
 from sluice_server.engine.models.layers.sides import StepSides
@@ -92,8 +92,12 @@ class DecoderLayer:
 
         `sides`: products of adapters beside its linears.
         """
-        layer = self._layer if sides is None else sides.beside(self._layer, self._index)
-        decoder_layer_(h, layer, cis, cache, meta, kept)
+        if sides is None:
+            decoder_layer_(h, self._layer, cis, cache, meta, kept)
+        elif is_one_call(self._layer, h, cache):
+            forward_(h, self._layer, cis, cache, meta, kept, sides.numbers(self._index))
+        else:
+            decoder_layer_(h, sides.beside(self._layer, self._index), cis, cache, meta, kept)
 
 
 def stream_eps(config: ModelConfig, traits: ArchitectureTraits) -> float:

@@ -189,12 +189,18 @@ def is_one_call(layer: Layer, h: Tensor, cache: Tensor) -> bool:
     )
 
 
-def forward_(
-    h: Tensor, layer: Layer, cis: Tensor, cache: Tensor, meta: AttentionMetadata, kept: Tensor | None = None
+def forward_(  # noqa: PLR0913 # all that one call takes
+    h: Tensor,
+    layer: Layer,
+    cis: Tensor,
+    cache: Tensor,
+    meta: AttentionMetadata,
+    kept: Tensor | None = None,
+    beside: tuple[Tensor, int] | None = None,
 ) -> None:
-    """Computes `decoder_layer_` in one call; requires `is_one_call`."""
+    """Computes `decoder_layer_` in one call; requires `is_one_call`. For `beside` see `native.layer`."""
     assert layer.arguments is not None and h.is_contiguous() and cis.is_contiguous()
-    native.layer(layer.arguments, h, cis, cache, meta, kept)
+    native.layer(layer.arguments, h, cis, cache, meta, kept, beside)
 
 
 def _linears(parts: Iterable[tuple[PackedLinear, Tensor | None]]) -> tuple[int, ...] | None:

@@ -109,7 +109,9 @@ class LayerLoader:
             orders: names of projections → order of their rows, int64 [rows]; see `pair_order`. Scores do not change if
                 queries and keys are permuted alike.
         """
-        self.foldings[parts[0][0]] = Folding(tuple(parts), norm if self._folds else None, orders or {})
+        self.foldings[parts[0][0]] = Folding(
+            tuple(parts), norm.float() if self._folds and norm is not None else None, orders or {}
+        )
         weights, biases = [], []
         for name, rows in parts:
             order = orders.get(name) if orders else None

@@ -4,17 +4,19 @@
 """
 
 import dataclasses
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import NamedTuple, TypeAlias
 
+import torch
 from torch import Tensor
 
 from sluice_server.engine.models.layers.layer import Layer
 from sluice_server.engine.models.layers.mlp import DenseMlp, UnnormedMlp
+from sluice_server.kernels.cpu import low_rank
 from sluice_server.kernels.formats.linear import PackedLinear
-from sluice_server.kernels.formats.side_products import Rows, SidedLinear, SideProduct
+from sluice_server.kernels.formats.side_products import Rows, Side, SidedLinear, bytes_of, together
 
-Sides: TypeAlias = Sequence[tuple[Rows, SideProduct]]
+Sides: TypeAlias = Sequence[tuple[Rows, Side]]
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -33,30 +35,51 @@ class Folding:
 
 
 class LayerProducts(NamedTuple):
-    """What an adapter adds to the linears of a layer; None for one that it leaves as it is."""
+    """What an adapter adds to the linears of a layer; None for one that it leaves as it is. In the kernels' order."""
 
-    qkv: SideProduct | None = None
-    output: SideProduct | None = None
-    gate_up: SideProduct | None = None
-    down: SideProduct | None = None
+    qkv: Side | None = None
+    output: Side | None = None
+    gate_up: Side | None = None
+    down: Side | None = None
 
 
-def bytes_of(layers: Sequence[LayerProducts]) -> int:
-    """Returns the bytes of what an adapter adds to all layers."""
-    return sum(one.num_bytes for products in layers for one in products if one is not None)
+class AdapterProducts:
+    """What an adapter adds to all layers, in one memory.
+
+    Attributes:
+        layers: by layer.
+        numbers: their description for the C++ kernels, int64 [layers, linears, ..].
+        num_bytes: that all of it takes.
+    """
+
+    def __init__(self, layers: Iterable[LayerProducts]) -> None:
+        """Copies the matrices of `layers`."""
+        each = together(side for products in layers for side in products)
+        num = len(LayerProducts._fields)
+        self.layers: Sequence[LayerProducts] = [
+            LayerProducts(*each[first : first + num]) for first in range(0, len(each), num)
+        ]
+        numbers = torch.stack([Side(()).numbers if one is None else one.numbers for one in each])
+        self.numbers = numbers.view(len(self.layers), num, -1)
+        self.num_bytes = 2 * self.numbers.nbytes + bytes_of(each)  # each side has its own numbers, too
 
 
 class StepSides:
     """The products of one step."""
 
-    def __init__(self, groups: Sequence[tuple[Rows, Sequence[LayerProducts]]]) -> None:
-        """`groups`: rows of the step's tokens, and the products of their adapter by layer; no row is in two groups."""
+    def __init__(self, groups: Sequence[tuple[Rows, AdapterProducts]]) -> None:
+        """`groups`: rows of the step's tokens, and the products of their adapter; no row is in two groups."""
         self._groups = groups
+        self._numbers = low_rank.step_of([(rows, own.numbers) for rows, own in groups])
+
+    def numbers(self, index: int) -> tuple[Tensor, int]:
+        """Returns what one call of the C++ kernels takes for layer `index`."""
+        return self._numbers, index
 
     def beside(self, layer: Layer, index: int) -> Layer:
-        """Returns layer `index` with the products beside its linears."""
+        """Returns layer `index` with the products beside its linears, for a layer that is not one call."""
         qkv, output, gate_up, down = (
-            [(rows, one) for rows, layers in self._groups if (one := layers[index][at]) is not None]
+            [(rows, one) for rows, own in self._groups if (one := own.layers[index][at]) is not None]
             for at in range(len(LayerProducts._fields))
         )
         mlp = layer.mlp

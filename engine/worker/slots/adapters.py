@@ -8,10 +8,10 @@ from collections.abc import Sequence
 
 import torch
 
-from sluice_server.engine.models.layers.sides import LayerProducts, StepSides
+from sluice_server.engine.models.layers.sides import AdapterProducts, StepSides
 from sluice_server.engine.plan import NO_ADAPTER, Placement, StepPlan
 
-AdapterSlots = Sequence[Sequence[LayerProducts] | None]  # what each adapter slot holds
+AdapterSlots = Sequence[AdapterProducts | None]  # what each adapter slot holds
 
 
 class SlotAdapters:
@@ -39,9 +39,9 @@ class SlotAdapters:
                 rows.setdefault(adapter, []).extend(range(end - num, end))
         if not rows:
             return None
-        return StepSides([(torch.tensor(own), self._layers(adapter)) for adapter, own in rows.items()])
+        return StepSides([(torch.tensor(own), self._products(adapter)) for adapter, own in rows.items()])
 
-    def _layers(self, adapter: int) -> Sequence[LayerProducts]:
-        layers = self._loaded[adapter]
-        assert layers is not None, "a row is to be computed with an adapter that is not loaded"
-        return layers
+    def _products(self, adapter: int) -> AdapterProducts:
+        products = self._loaded[adapter]
+        assert products is not None, "a row is to be computed with an adapter that is not loaded"
+        return products

@@ -95,15 +95,21 @@ def groups_for(config: EngineConfig, model: Model, *, has_drafter: bool) -> Laye
 
 def cache_blocks(config: EngineConfig, size: int, limits: Limits, gpu_cache_bytes: int | None) -> int:
     """Returns the number of cache blocks, of `size` bytes per token. It covers the tokens configured, else all
-    sequences at full length as far as memory allows. `gpu_cache_bytes`: a GPU's memory for the cache, None without one.
+    sequences at full length as far as memory allows beside what adapters may take. `gpu_cache_bytes`: a GPU's memory
+    for the cache, None without one.
     Raises ServiceError INVALID_SETTING for less than one block, or more than the memory that exists."""
-    available = (
-        int(machine_memory("SC_AVPHYS_PAGES") * CPU_CACHE_SHARE) if gpu_cache_bytes is None else gpu_cache_bytes
-    ) // size
+    adapters = config.adapter_bytes + config.adapter_host_bytes if config.max_adapters else 0
+    if gpu_cache_bytes is None:
+        available = int((machine_memory("SC_AVPHYS_PAGES") - adapters) * CPU_CACHE_SHARE) // size
+    else:
+        available = gpu_cache_bytes // size
     most = (machine_memory("SC_PHYS_PAGES") if gpu_cache_bytes is None else gpu_cache_bytes) // size
     tokens = config.kv_cache_tokens or min(config.max_num_seqs * limits.context_length, available)
     if tokens > most:
         raise _unusable(f"--kv-cache-tokens: {tokens} tokens need {tokens * size >> 20} MiB; {most} tokens fit")
+    if tokens < config.block_size and adapters and not config.kv_cache_tokens:
+        text = f"{adapters >> 20} MiB of adapters leave no free memory for the KV cache"
+        raise _unusable(f"--adapter-bytes and --adapter-host-bytes: {text}: set them lower")
     if tokens < config.block_size:
         raise _unusable(f"--kv-cache-tokens: {tokens} tokens are less than one block of {config.block_size}")
     return tokens // config.block_size

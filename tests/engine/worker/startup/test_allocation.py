@@ -1,5 +1,6 @@
 """The size of the cache that an engine is built with."""
 
+import dataclasses
 import os
 
 import pytest
@@ -7,6 +8,7 @@ import pytest
 from sluice_server.engine.config import EngineConfig
 from sluice_server.engine.errors import ServiceError
 from sluice_server.engine.request import Limits
+from sluice_server.engine.worker.startup import allocation
 from sluice_server.engine.worker.startup.allocation import cache_blocks
 
 TOKEN_BYTES = 1024
@@ -34,6 +36,19 @@ def test_it_is_as_large_as_asked_for_if_that_can_be() -> None:
 def test_one_that_cannot_be_is_refused_and_names_the_flag(tokens: int, gpu_cache_bytes: int | None, said: str) -> None:
     with pytest.raises(ServiceError, match=f"--kv-cache-tokens: {said}"):
         blocks(tokens, gpu_cache_bytes)
+
+
+def test_what_adapters_may_take_is_not_given_to_the_cache(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(allocation, "machine_memory", lambda _: 100 << 20)
+    limits, plain = Limits(context_length=1 << 20, vocab_size=100), EngineConfig(block_size=16)
+    assert cache_blocks(plain, TOKEN_BYTES, limits, None) == (25 << 10) // 16
+    budgets = dataclasses.replace(plain, adapter_bytes=40 << 20, adapter_host_bytes=20 << 20)
+    assert cache_blocks(budgets, TOKEN_BYTES, limits, None) == (25 << 10) // 16  # requests name none
+    assert cache_blocks(dataclasses.replace(budgets, max_adapters=4), TOKEN_BYTES, limits, None) == (10 << 10) // 16
+    too_much = dataclasses.replace(plain, max_adapters=4, adapter_bytes=1 << 30)
+    with pytest.raises(ServiceError, match="--adapter-bytes and --adapter-host-bytes: 2048 MiB of adapters leave no"):
+        cache_blocks(too_much, TOKEN_BYTES, limits, None)
+    assert cache_blocks(dataclasses.replace(too_much, kv_cache_tokens=160), TOKEN_BYTES, limits, None) == 10
 
 
 def test_without_a_wish_it_takes_a_share_of_what_is_free_and_no_more_than_can_be_used() -> None:

@@ -23,7 +23,13 @@ from tests.oracle.checkpoints import make_checkpoint, reference
 
 CPU = torch.device("cpu")
 LENGTH = 21
-NAMES = [pytest.param(name, marks=pytest.mark.long) if name in ("gemma3", "phi3-window") else name for name in SHAPES]
+LONG = ("gemma3", "phi3-window")
+BY_TORCH = ("llama", "phi3", "qwen2-experts")  # those of its cases that are not long
+CASES = [
+    pytest.param(name, ours, marks=[pytest.mark.long] * (name in LONG or not (ours or name in BY_TORCH)))
+    for name in SHAPES
+    for ours in (True, False)
+]
 
 
 def some_adapters(folder: Path, config: ModelConfig) -> list[Adapter]:
@@ -66,8 +72,7 @@ class Batch:
         return [torch.cat(parts) for parts in found]
 
 
-@pytest.mark.parametrize("ours", [True, False])
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize(("name", "ours"), CASES)
 def test_rows_equal_merged_weights_and_do_not_depend_on_company(
     name: str, ours: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -82,7 +87,7 @@ def test_rows_equal_merged_weights_and_do_not_depend_on_company(
     batch = Batch(load_model(base, config, torch.float32, CPU), ids, adapters)
     together = batch.logits(range(len(adapters)), cut=13)
     for row, adapter in enumerate(adapters):
-        if adapter is not None:  # a step of base rows alone may be other kernels' work
+        if adapter is not None or ours:  # of the base alone, torch's attention may sum in another order
             assert torch.equal(batch.logits([row], cut=13)[0], together[row])
         oracle = reference(base) if adapter is None else merged(base, adapter)
         with torch.inference_mode():
