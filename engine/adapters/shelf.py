@@ -112,6 +112,10 @@ class Shelf:
         entry = self._entries[digest]
         return entry.device is Copy.HERE and not entry.is_leaving and digest not in self._draining
 
+    def drains(self, digest: bytes) -> bool:
+        """Returns whether the slot is given up as soon as nothing runs with the adapter, since another has its turn."""
+        return digest in self._draining
+
     def hold(self, digest: bytes) -> int:
         """Returns the slot of a loaded adapter for a sequence that begins to run, and counts it."""
         entry = self._entries[digest]

@@ -13,6 +13,7 @@ from sluice_server.engine.plan import NO_ADAPTER
 from sluice_server.engine.request import AdapterRef, EngineRequest
 from sluice_server.engine.scheduler.group import SequenceGroup
 from sluice_server.engine.scheduler.histogram import Histogram
+from sluice_server.engine.scheduler.sequence import Sequence
 from sluice_server.engine.scheduler.waiting import WaitingQueue
 
 WAIT_S = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0)
@@ -99,15 +100,21 @@ class RequestAdapters:
         if request.adapter is not None:
             self.shelf.give(request.adapter.digest)
 
-    def look_over(self, waiting: WaitingQueue, now: float) -> None:
-        """Has the shelf order what the queue needs; called once a step."""
+    def are_in_the_way(self, request: EngineRequest) -> bool:
+        """Returns whether a paused sequence of the request keeps its adapter's slot from the one whose turn it is."""
+        return request.adapter is not None and self.shelf.drains(request.adapter.digest)
+
+    def look_over(self, waiting: WaitingQueue, running: Iterable[Sequence], now: float) -> None:
+        """Has the shelf order what the queue needs; called once a step. If all that runs is paused, no one's turn has
+        to be waited for."""
         queue: dict[bytes, bool] = {}
         self._now = now
         if waiting.num_with_adapter:
+            is_idle = all(one.is_idle for one in running)
             for sequence in waiting:
                 adapter = sequence.group.request.adapter
                 if adapter is not None:
-                    is_late = now - sequence.group.request.arrival_s > self._turn_s
+                    is_late = is_idle or now - sequence.group.request.arrival_s > self._turn_s
                     queue[adapter.digest] = queue.get(adapter.digest, False) or is_late
         if queue or self.shelf.has_pins:
             self.shelf.look_over(queue)

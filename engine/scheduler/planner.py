@@ -224,7 +224,7 @@ class Planner:
         self._lens = [num]
 
     def _give_up_holding(self) -> None:
-        """Preempts sequences of requests that have been paused for too long."""
+        """Preempts sequences of requests that have been paused for too long, or keep others from an adapter's slot."""
         for group in list(self.held.values()):
             if not group.is_held or not group.sequences:
                 del self.held[group.request_id]
@@ -233,9 +233,11 @@ class Planner:
                 self._state.evict(one)
 
     def _held_too_long(self, now: float) -> Iterator[Sequence]:
-        """Yields the sequences that have kept slot and blocks through a pause of at least `pause_hold_s`."""
+        """Yields the sequences that have kept slot and blocks through a pause of at least `pause_hold_s`, or that keep
+        an adapter in its slot."""
         for group in self.held.values():
-            if group.is_held and now - group.held_since_s >= self._settings.pause_hold_s:
+            is_over = now - group.held_since_s >= self._settings.pause_hold_s
+            if group.is_held and (is_over or self._state.adapters.are_in_the_way(group.request)):
                 yield from (one for one in group.sequences if one.slot >= 0 and one.is_idle)
 
     def _write(self) -> StepPlan:

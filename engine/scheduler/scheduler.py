@@ -274,7 +274,7 @@ class Scheduler:
     def plan(self, now: float) -> StepPlan | None:
         """Returns the next step; None when there is nothing to do. Requires that no step is in flight."""
         assert not self._in_flight, "the next plan depends on steps in flight"
-        self.adapters.look_over(self._state.waiting, now)
+        self.adapters.look_over(self._state.waiting, self._state.running, now)
         return self._begin(self._planner.plan(now), now)
 
     def plan_ahead(self, now: float) -> StepPlan | None:

@@ -13,50 +13,9 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 
 from sluice_server.engine.adapters import shelf as shelf_module
 from sluice_server.engine.adapters.shelf import Copy, Entry, Order, OrderKind, Shelf
+from tests.engine.adapters.shelf_world import World
 
 PATIENCE = 12  # steps after which a waiting sequence has waited for long
-
-
-class World:
-    """What a runner holds: contents by slot and in host memory. An order that cannot be carried out fails."""
-
-    def __init__(self, shelf: Shelf, budget: int) -> None:
-        self.shelf = shelf
-        self.budget = budget
-        self.sizes: dict[bytes, int] = {}
-        self.slots: dict[int, bytes] = {}
-        self.host: set[bytes] = set()
-        self.under_way: deque[Order] = deque()
-
-    def carry_out(self) -> None:
-        for order in self.shelf.take_orders():
-            if order.kind is OrderKind.FREE:
-                assert self.slots.pop(order.slot) == order.digest, "a slot of another is freed"
-                continue
-            if order.kind is OrderKind.FORGET:
-                self.host.remove(order.digest)
-                assert all(one.digest != order.digest for one in self.under_way), "a source goes while it is read"
-                continue
-            if order.kind is OrderKind.LOAD:
-                assert order.digest in self.host, "a load has no source"
-                assert order.slot not in self.slots, "a load overwrites a slot"
-                assert all(one.slot != order.slot for one in self.under_way if one.kind is OrderKind.LOAD)
-            self.under_way.append(order)
-        used = [*self.slots.values(), *(one.digest for one in self.under_way if one.kind is OrderKind.LOAD)]
-        assert sum(self.sizes[digest] for digest in used) <= self.budget, "the device has more bytes than it may"
-
-    def end(self, is_good: bool = True) -> None:
-        order = self.under_way.popleft()
-        if is_good and order.kind is OrderKind.READ:
-            self.host.add(order.digest)
-        elif is_good:
-            self.slots[order.slot] = order.digest
-        self.shelf.ended(order, is_good)
-
-    def take(self, digest: bytes) -> int | None:
-        slot = self.shelf.hold(digest) if self.shelf.is_ready(digest) else None
-        assert slot is None or self.slots.get(slot) == digest, "a sequence computes with another adapter"
-        return slot
 
 
 class ShelfMachine(RuleBasedStateMachine):

@@ -4,7 +4,7 @@ import dataclasses
 import random
 from typing import Any
 
-from sluice_server.engine.request import EngineRequest, Pooling, SamplingParams
+from sluice_server.engine.request import AdapterRef, EngineRequest, Pooling, SamplingParams
 from tests.engine.scheduler.fake_model import VOCAB, sample
 from tests.engine.scheduler.ledger import EOS
 
@@ -19,8 +19,8 @@ class RandomRequests:
         self.num_made = 0
         self._rng = rng
 
-    def make(self, now_s: float) -> EngineRequest:
-        """Returns a request that arrives now."""
+    def make(self, now_s: float, adapter: AdapterRef | None = None) -> EngineRequest:
+        """Returns a request that arrives now, for an adapter unless it is pooled."""
         rng = self._rng
         self.num_made += 1
         prefix = [rng.choice((1, 2)) for _ in range(rng.choice((0, 4, 9, 16)))]
@@ -31,6 +31,7 @@ class RandomRequests:
         extra = self._extras(prompt, params) if rng.random() < 0.3 else {}
         if not extra and params.num_sequences == 1 and rng.random() < 0.2:
             extra["pooling"] = rng.choice((Pooling.LAST, Pooling.MEAN))
+        adapter = None if "pooling" in extra else adapter
         return EngineRequest(
             request_id=f"{self.num_made:032x}",
             prompt_ids=prompt,
@@ -38,10 +39,11 @@ class RandomRequests:
             priority=rng.choice((0, 0, 5)),
             arrival_s=now_s,
             deadline_s=now_s + rng.randrange(1, 80) if rng.random() < 0.1 else float("inf"),
-            cache_salt=tenant.encode(),
+            cache_salt=tenant.encode() + (adapter.digest if adapter else b""),
             bypasses_cache=rng.random() < 0.05,
             tenant=tenant,
             max_draft_tokens=rng.choice((None, None, 0, 2)),
+            adapter=adapter,
             **extra,
         )
 

@@ -5,13 +5,14 @@
 Events: submit, step with drafts right and wrong, cancel of a request or of one output, a preemption out of the blue, a
 cache that grows or shrinks, grant, append, close, update, a failing row, a full queue; requests of every kind (several
 outputs, searches, credit, open input, resumed ones, pooled ones); in pools so small that preemption is the rule; with
-up to two steps in flight while the next is planned. After each event the cheap invariants are checked (I1 to I7 of the
-reliability notes as far as a scheduler can break them), the full ones every thousand. Equal seeds give equal traces
-(I9): the SHA-256 of the trace is printed last.
+up to two steps in flight while the next is planned; in a quarter of the seeds for adapters that outnumber their slots.
+After each event the cheap invariants are checked (I1 to I7 of the reliability notes as far as a scheduler can break
+them), the full ones every thousand. Equal seeds give equal traces (I9): the SHA-256 of the trace is printed last.
 """
 
 import argparse
 import concurrent.futures
+import dataclasses
 import hashlib
 import random
 from collections import deque
@@ -30,6 +31,7 @@ from sluice_server.engine.scheduler.scheduler import Scheduler
 from sluice_server.engine.scheduler.sequence import Sequence, SequenceStatus
 from sluice_server.engine.scheduler.settings import SchedulerSettings
 from tests.engine.kv_cache.replica import Replica
+from tests.engine.scheduler.fake_adapters import FakeAdapters, is_loss
 from tests.engine.scheduler.fake_model import VOCAB, FakeProposer, FakeRunner, extend
 from tests.engine.scheduler.ledger import EOS, Ledger, Open
 from tests.engine.scheduler.random_requests import RandomRequests
@@ -37,6 +39,7 @@ from tests.engine.scheduler.random_requests import RandomRequests
 LIMITS = Limits(context_length=96, vocab_size=VOCAB)
 SIZE = 4
 FULL_CHECK_EVENTS = 1000
+MOST_IDLE = 4  # steps in a row without a row, in which an adapter's slot changes hands
 PATIENCE_STEPS = 3000  # in which a request without deadline must have moved: no request starves
 
 
@@ -72,13 +75,17 @@ class Simulation:
             max_draft_width=(1, 1, 2, 4)[seed % 4],  # of half the seeds the histories are of chains alone
             adapts_drafts=rng.random() < 0.3,
         )
-        self.scheduler = Scheduler(self.cache, LIMITS, (EOS,), num_slots, self.budget, self.settings)
+        self.adapters = FakeAdapters(random.Random(f"adapters {seed}"), seed % 4 == 2)
+        books = self.adapters.requests
+        limits = dataclasses.replace(LIMITS, max_adapters=self.adapters.num_slots)
+        self.scheduler = Scheduler(self.cache, limits, (EOS,), num_slots, self.budget, self.settings, books)
         self.runner = FakeRunner(num_slots, self.max_blocks, SIZE, num_host, rng, len(windows))
         self.proposer = FakeProposer(rng, rng.choice((0.3, 0.8, 1.0)))
         self.ledger = Ledger(SIZE)
         self.depth = seed % 3  # steps in flight while the next one is planned
         self.in_flight: deque[tuple[StepPlan, StepResult]] = deque()
         self.num_ahead = 0  # steps that were planned so
+        self.num_idle = 0  # steps in a row that computed nothing, while an adapter's slot changes hands
         self.num_trees = 0  # of drafts that were verified
         self.num_resizes = self.num_evacuated = 0
         self.behind = WriteBehind(self.cache)
@@ -124,6 +131,7 @@ class Simulation:
             if one.credit is not None:
                 self.scheduler.grant(request_id, 1000, self.now)
                 one.credit += 1000
+        self.adapters.release()
         for _ in range(PATIENCE_STEPS):
             if not self.ledger.open and not self.scheduler.has_work:  # an update may be followed by a cancel
                 break
@@ -177,7 +185,7 @@ class Simulation:
 
     def submit(self) -> None:
         """Submits a request, often with a prefix of earlier ones."""
-        request = self.requests.make(self.now)
+        request = self.requests.make(self.now, self.adapters.choose())
         try:
             self.scheduler.add(request)
         except ServiceError as error:
@@ -237,12 +245,13 @@ class Simulation:
     def step(self) -> None:
         """Runs one step of the fake model; sometimes a row fails."""
         self.now += 1
+        self.adapters.settle()
         events, failures = self.scheduler.expire(self.now)
         for event in events:
             self.ledger.take(event, self.now)
-        for request_id, _ in failures:
-            assert self.ledger.open[request_id].deadline_s <= self.now
-            self.ledger.end(request_id, "deadline")
+        for request_id, error in failures:
+            assert is_loss(error) or self.ledger.open[request_id].deadline_s <= self.now
+            self.ledger.end(request_id, "failed" if is_loss(error) else "deadline")
         for move, is_good in self.runner.moved():
             self.cache.moved(move, is_good)
         plan = self.scheduler.plan_ahead(self.now) if self.in_flight else None
@@ -252,12 +261,14 @@ class Simulation:
             self.evacuate()
             self.draft()
             plan = self.scheduler.plan(self.now)
+        self.adapters.carry_out()
         self.runner.move(self.cache.take_moves())
         if plan is None or self.rng.random() < 0.1:  # an engine does it only while it is idle
             self.runner.move(self.behind.moves())
         if plan is None:
             self.check_idle()
             return
+        self.num_idle = 0
         self.check_preemptions(plan)
         self.check_writes(plan)
         self.launch(plan)
@@ -276,6 +287,7 @@ class Simulation:
         assert plan.num_tokens == sum(plan.query_lens) <= max(self.budget, len(plan.slots)), "over budget"
         failed = frozenset(i for i in range(len(plan.slots)) if self.rng.random() < 0.002)
         self.num_trees += len(plan.parents)
+        self.adapters.launch(plan, {one.slot: one.group.request for one in self.scheduler._state.running})
         self.runner.place(plan)
         self.in_flight.append((plan, self.runner.compute(plan, failed)))
 
@@ -306,8 +318,11 @@ class Simulation:
         assert not spared or len(plan.slots) == 1, "preempted more often than is allowed while others run"
 
     def check_idle(self) -> None:
-        """Checks I6: no step is idle with work left, unless the disk is waited for."""
-        if self.runner.is_moving:
+        """Checks I6: no step is idle with work left, unless a disk is waited for."""
+        if self.runner.is_moving or self.adapters.is_busy:
+            return
+        self.num_idle += self.scheduler.has_work
+        if self.scheduler.has_work and self.adapters.are_awaited and self.num_idle < MOST_IDLE:
             return
         assert not self.scheduler.has_work, "an idle step with work"
         for request_id, one in self.ledger.open.items():
@@ -319,6 +334,9 @@ class Simulation:
         held = {block for one in running for own in one.table.groups for block in own} - {pool.null}
         assert pool.num_held == len(held), "blocks are held without an owner, or twice"
         assert len(running) <= self.num_slots
+        self.adapters.requests.check(
+            (one.request for one in self.scheduler._state.groups.values()), (one.group.request for one in running)
+        )
         under_way = self.scheduler._in_flight.under_way()
         for one in running:
             num = one.num_computed + under_way.get(one, (0, 0))[0]
