@@ -218,6 +218,10 @@ $(DYNAMO)/.done: | $(VENV)/bin/python
 bench-dynamo: $(VENV)/.run $(DYNAMO)/.done ## the router beside Dynamo's, in simulated time: TRACE=conversation_trace.jsonl (installs it)
 	$(BIN)/python -m benchmarks.fleet.dynamo $(TRACE) --dynamo-python $(DYNAMO)/bin/python
 
+.PHONY: test-radix
+test-radix: $(VENV)/.dev $(DYNAMO)/.done ## the router's index against Dynamo's radix tree, 100,000 events (installs it)
+	DYNAMO_PYTHON=$(DYNAMO)/bin/python $(PYTEST) tests/services/routing/test_index_radix.py
+
 .PHONY: bench-speculation
 bench-speculation: $(VENV)/.run ## speed-up of drafts by concurrency, and what they cost where they do not help
 	$(BIN)/python -m benchmarks.speculation

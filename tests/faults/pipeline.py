@@ -62,9 +62,11 @@ class World:
         self.num_ended = self.num_crashes = self.num_blamed = self.num_replayed = 0
         self._epoch = 0
         self._links: dict[tuple[str, str], Link] = {}
+        self.num_cuts = 0
+        self._cut: set[tuple[str, str]] = set()  # links on which nothing arrives for a while
         self.clients: list[Client] = []
         self._events: dict[Callable[[], None], float] = {  # and how often they happen
-            self.deliver: 62,
+            self.deliver: 62 * len(self.ids[Role.ENGINE]),  # and as much as a beat sends to be delivered
             self.turn_engines: 18,
             self.encode: 6,
             self.fire_timer: 6,
@@ -86,6 +88,8 @@ class World:
                 self.leave: 0.15,
                 self.read_file: 2,
                 self.end: 0.5,
+                self.cut: 0.15,
+                self.heal: 0.3,
             }
         self.stopped: set[str] = set()  # engines that take and compute nothing for a while
         self.nodes: dict[str, Node] = {}
@@ -120,7 +124,7 @@ class World:
         ready = [
             one
             for one, frames in self._links.items()
-            if frames and self.nodes[one[1]].is_up and one[1] not in self.stopped
+            if frames and self.nodes[one[1]].is_up and one[1] not in self.stopped and one not in self._cut
         ]
         if ready:
             sender, receiver = self.rng.choice(ready)
@@ -301,6 +305,20 @@ class World:
         """Lets the stopped engines go on: they still have what others have taken over."""
         self.stopped.clear()
 
+    def cut(self) -> None:
+        """Cuts a process off from some others, which may all live: what is sent waits, what was sent may be lost."""
+        name = self.rng.choice(list(self.nodes))
+        self.num_cuts += 1
+        for link, frames in self._links.items():
+            if name in link and self.rng.random() < 0.7:
+                self._cut.add(link)
+                for _ in range(self.rng.choice((0, len(frames)))):
+                    frames.pop()
+
+    def heal(self) -> None:
+        """Lets all that waits behind cut links arrive."""
+        self._cut.clear()
+
     def join(self) -> None:
         """Adds an engine to the file: a new one, or one that has left and may still run."""
         engines = self.ids[Role.ENGINE]
@@ -360,6 +378,7 @@ class World:
     def drain(self) -> None:
         """Runs without faults until every client has its answer, and checks that no process holds anything."""
         self.go_on()
+        self.heal()
         self.end()
         for node in self.nodes.values():
             if not node.is_up and node.id in self.ids[node.role]:
