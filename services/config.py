@@ -17,6 +17,7 @@ ENV_PREFIX = "SLUICE_"
 MAX_ENGINES = 16  # of one ring, in which every process knows every other
 MAX_SIZED_ENGINES = 4  # that may size their caches by themselves
 GPU = Path("/dev/nvidiactl")  # exists where there is a GPU
+MAX_HEDGING_DELAY_MS = 3_600_000.0
 KV_COST = "kv-cost"  # the tokenizer's choice, by what caches hold; see `services.routing`
 ROUTING = ("least-loaded", "round-robin", KV_COST)
 MAX_TEXT_INTERVAL_MS = 1000.0
@@ -84,6 +85,11 @@ class ServiceConfig:
         f"with --role engine, what it gets: {', '.join(EngineRole)}. The last two need kv-cost routing",
     )
     routing: str = option(ROUTING[0], f"how a request's engine is chosen: {', '.join(ROUTING)} (what caches hold)")
+    hedging_delay_ms: float = option(
+        0.0,
+        "milliseconds without a token after which another engine computes a request as well, and the faster of the two "
+        "goes on; a tenth of the open requests at a time; 0 for never",
+    )
     detokenizers: int = option(1, "detokenizer processes")
     peer_secret: str = option("", "secret with which gateways of one host pass on calls; made anew at each start")
     allow_shared_cores: bool = option(False, "ranks may be more than cores, and then take turns")

@@ -1,7 +1,7 @@
 """Checks of the settings of a service: limits, keys, where images come from, and telemetry."""
 
 from sluice_server.services.checks.values import at_least, one_of, seconds
-from sluice_server.services.config import MAX_TEXT_INTERVAL_MS, WORKER, ServiceConfig, bad_setting
+from sluice_server.services.config import MAX_HEDGING_DELAY_MS, MAX_TEXT_INTERVAL_MS, WORKER, ServiceConfig, bad_setting
 from sluice_server.services.media.urls import hosts_of
 from sluice_server.services.messages.processes import Role
 from sluice_server.services.sections import reasoning, tools
@@ -16,8 +16,10 @@ def check_service(service: ServiceConfig) -> None:
         at_least(name, getattr(service, name), 1)
     for name in ("image_store_bytes", "max_restarts"):
         at_least(name, getattr(service, name), 0)
-    if not 0.0 <= service.text_interval_ms <= MAX_TEXT_INTERVAL_MS:
-        raise bad_setting("text_interval_ms", f"{service.text_interval_ms:g} is not in [0, {MAX_TEXT_INTERVAL_MS:g}]")
+    for name, most in (("text_interval_ms", MAX_TEXT_INTERVAL_MS), ("hedging_delay_ms", MAX_HEDGING_DELAY_MS)):
+        value = getattr(service, name)
+        if not 0.0 <= value <= most:
+            raise bad_setting(name, f"{value:g} is not in [0, {most:g}]")
     for name in ("probe_interval_s", "probe_timeout_s", "recovery_timeout_s", "grace_s", "max_connection_age_s"):
         seconds(name, getattr(service, name))
     one_of("role", service.role, ("", *Role, WORKER))

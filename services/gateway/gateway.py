@@ -54,6 +54,7 @@ from sluice_server.services.telemetry.observed import Observer, Unobserved
 
 OF_REQUESTS = (Text, Failed, Result, Preempted)
 MOST_RESETS = 1024  # calls that an address may cancel at once, or twice as many as may be open
+HEDGE_LOOK_S = 0.01  # between two looks for slow requests, at least
 FLUSH_S = 1.0  # to send the last statuses; also ends health watchers, which never end by themselves
 
 
@@ -109,7 +110,7 @@ class Gateway:
         self._floods = floods(*most, clock, lambda: self.manager.observer.count("connection_cut"))
         self._spare = MallocTrim(clock)
         self._listeners: list[PortListener] = []
-        self._pulse: asyncio.Task[None] | None = None
+        self._tasks: list[asyncio.Task[None]] = []
         self._was_serving: bool | None = None
         self._has_said_so = False
         self._port = 0
@@ -141,7 +142,9 @@ class Gateway:
         await self._publish()
         self._port, *others = [await listener.start() for listener in self._listeners]
         self.vllm_port = others[0] if others else 0
-        self._pulse = asyncio.create_task(self._beat(), name="gateway pulse")
+        self._tasks = [asyncio.create_task(self._beat(), name="gateway pulse")]
+        if self._settings.hedging_delay_s:
+            self._tasks.append(asyncio.create_task(self._hedge(), name="gateway hedging"))
         return self._port
 
     async def stop(self, grace_s: float) -> None:
@@ -149,9 +152,9 @@ class Gateway:
         await self.drain(grace_s)
         await asyncio.gather(*[listener.stop(FLUSH_S) for listener in self._listeners])
         await self._peers.close()
-        if self._pulse is not None:
-            self._pulse.cancel()
-            await asyncio.gather(self._pulse, return_exceptions=True)
+        for task in self._tasks:
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
         await self._floods.close()
 
     async def drain(self, grace_s: float) -> None:
@@ -239,6 +242,11 @@ class Gateway:
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(interval_s):
                     await self._nudge.wait()
+
+    async def _hedge(self) -> None:
+        while True:
+            await asyncio.sleep(max(HEDGE_LOOK_S, self._settings.hedging_delay_s / 4))
+            self.manager.hedge()
 
     async def _publish(self) -> None:
         serving = self.is_serving

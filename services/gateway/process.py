@@ -184,6 +184,7 @@ def settings_of(process: Process) -> GatewaySettings:
         stages=stages_of(process),
         gateways=tuple(sorted(parse_peers(Role.GATEWAY, config.gateway_peers))),
         routing=config.routing,
+        hedging_delay_s=config.hedging_delay_ms / 1000,
         recovery_timeout_s=config.recovery_timeout_s,
         version=VERSION,
         trust_chat_content=config.trust_chat_content,

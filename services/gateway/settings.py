@@ -72,6 +72,7 @@ class GatewaySettings:
         stages: ids of the tokenizers, engines and detokenizers, each sorted.
         gateways: ids of the gateways that this one knows.
         routing: how the engine of a request is chosen; see `requests.engines`.
+        hedging_delay_s: silence after which a request is sent to a second engine as well; 0 for never.
         recovery_timeout_s: how long open requests wait for a lost process to come back.
         trust_chat_content: content of chats may write control tokens, for all tenants.
         trust_request_chat_template: a request may bring its own chat template.
@@ -108,6 +109,7 @@ class GatewaySettings:
     stages: tuple[tuple[str, ...], ...] = ((), (), ())
     gateways: tuple[str, ...] = ()
     routing: str = DEFAULTS.routing
+    hedging_delay_s: float = DEFAULTS.hedging_delay_ms / 1000
     recovery_timeout_s: float = DEFAULTS.recovery_timeout_s
     version: str = "0.1.0"
     trust_chat_content: bool = DEFAULTS.trust_chat_content

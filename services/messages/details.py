@@ -20,6 +20,7 @@ class RoutingReason(enum.StrEnum):
     PREFILL = "prefill"  # it computes prompts for others
     HAND_OFF = "hand-off"  # another engine has computed the prompt
     STAYED = "stayed"  # the attempt before was there
+    HEDGE = "hedge"  # it was asked beside another engine, and brought a token sooner
     ONLY = "only"  # no other engine serves
 
 

@@ -81,6 +81,7 @@ class Submit(msgspec.Struct, frozen=True, gc=False, tag=True, forbid_unknown_fie
     work: Work
     resume: Resume = ()
     able: tuple[str, ...] = ()  # engines of which the tokenizer chooses one; (): that of the envelope
+    beside: str = ""  # request whose engine is not to be chosen: this is its second attempt
 
 
 class Prompt(msgspec.Struct, frozen=True, gc=False, tag=True, forbid_unknown_fields=True):

@@ -22,6 +22,7 @@ EVENT_RESUMED = "sluice.resumed"
 EVENT_STEP = "sluice.step"  # an event of decode, for a step that has a span
 EVENT_RANK = "sluice.rank"  # an event of a step's span, for each rank of a group
 EVENT_REPLAYED = "sluice.replayed"  # sent through the ring again, as a process was lost
+EVENT_HEDGE_WON = "sluice.hedge_won"  # goes on at a second engine, which brought a token sooner
 EVENT_HANDED_OFF = "sluice.handed_off"  # goes on at another engine than the one that computed the prompt
 EVENT_REATTACHED = "sluice.reattached"  # another call reads the generation from now on
 

@@ -76,7 +76,7 @@ class RequestTrace(Protocol):
         """Note that the first token has come."""
 
     def happened(self, name: str, **attributes: int) -> None:
-        """Note an event of the request: `replayed`, `handed_off` or `reattached`."""
+        """Note an event of the request: `replayed`, `handed_off`, `hedge_won` or `reattached`."""
 
     def ended(self, status_code: int, reason: str, used: RequestUsage) -> None:
         """Note the end; `status_code` is gRPC's (0 is OK), `reason` is ErrorInfo's or ""."""
@@ -92,7 +92,8 @@ class Observer(Protocol):
         """Note that a request was refused. Returns the W3C header of its trace, or ""."""
 
     def count(self, name: str, **labels: str) -> None:
-        """Count an event: a replay (`replayed`), a hand-off (`handed_off`) or a dropped message (`dropped`)."""
+        """Count an event: a replay (`replayed`), a hand-off (`handed_off`), a second attempt (`hedged`), one that
+        goes on (`hedge_won`) or a dropped message (`dropped`)."""
 
 
 class Unobserved:

@@ -24,6 +24,7 @@ _HARMLESS = frozenset({"OK", "CANCELLED"})  # ends for which the spans of an uns
 _EVENTS = {
     "replayed": names.EVENT_REPLAYED,
     "handed_off": names.EVENT_HANDED_OFF,
+    "hedge_won": names.EVENT_HEDGE_WON,
     "reattached": names.EVENT_REATTACHED,
 }
 

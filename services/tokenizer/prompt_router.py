@@ -19,7 +19,7 @@ from sluice_server.services.routing.router import UNKNOWN, Choice, EngineState, 
 
 TOKENS_PER_S = 10_000.0  # assumed of an engine that has not computed yet
 ASK_AGAIN_S = 1.0
-MAX_REMEMBERED = 16_384  # requests whose engine differs from the gateway's choice
+MAX_REMEMBERED = 16_384  # requests whose engine was chosen here
 FETCH_SHARE = UNKNOWN.fetch_share  # until an engine has fetched
 M = TypeVar("M", bound=Message)
 
@@ -81,7 +81,9 @@ class PromptRouter:
     def route(self, submit: Submit, prompt: Prompt) -> tuple[Prompt, Choice | None]:
         """Returns the prompt with its engine, and why it is that one; unchanged if the gateway leaves no choice."""
         able = [name for name in submit.able if name in self._engines]
-        if len(able) < 2:
+        if submit.beside:
+            able = [name for name in able if name != self._went.get(submit.beside, (0, ""))[1]]
+        if not able or (len(able) < 2 and not submit.beside):
             return prompt, None
         envelope, tokens = prompt.envelope, unpack_ids(prompt.ids)
         names, is_handed_off = self._names(prompt, tokens, able), envelope.attempt > 0
@@ -89,11 +91,11 @@ class PromptRouter:
         prompt = msgspec.structs.replace(
             prompt, routed=Routed(choice.reason, choice.num_cached, round(choice.num_waiting))
         )
-        if choice.engine == envelope.engine:
-            return prompt, choice
         self._went[envelope.request_id] = envelope.attempt, choice.engine
         while len(self._went) > MAX_REMEMBERED:
             self._went.popitem(last=False)
+        if choice.engine == envelope.engine:
+            return prompt, choice
         return msgspec.structs.replace(prompt, envelope=msgspec.structs.replace(envelope, engine=choice.engine)), choice
 
     def follow(self, message: M) -> M:

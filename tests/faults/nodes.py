@@ -64,6 +64,8 @@ class World(Protocol):
     ids: Ids  # of engines: those of the file, which join and leave
     draining: set[str]
     num_handed_off: int
+    num_hedged: int
+    num_hedges_won: int
     for_prompts: set[str]  # engines that compute prompts only
     routing: str
     nodes: "dict[str, Node]"
@@ -128,7 +130,7 @@ def unrecorded(*_: object) -> None:
 
 
 class Counted(Unobserved):
-    """Counts the hand-offs of a world."""
+    """Counts the hand-offs and the second attempts of a world."""
 
     def __init__(self, world: World) -> None:
         super().__init__()
@@ -136,6 +138,8 @@ class Counted(Unobserved):
 
     def count(self, name: str, **labels: str) -> None:
         self._world.num_handed_off += name == "handed_off"
+        self._world.num_hedged += name == "hedged"
+        self._world.num_hedges_won += name == "hedge_won"
 
 
 class Front:
@@ -151,6 +155,7 @@ class Front:
             epoch=node.epoch,
             stages=(world.ids[Role.TOKENIZER], world.ids[Role.ENGINE], world.ids[Role.DETOKENIZER]),
             recovery_timeout_s=1e9,
+            hedging_delay_s=0.1,
             routing=world.routing,
         )
         observer = Counted(world)

@@ -63,6 +63,7 @@ class World:
         self._epoch = 0
         self._links: dict[tuple[str, str], Link] = {}
         self.num_cuts = 0
+        self.num_hedged = self.num_hedges_won = 0
         self._cut: set[tuple[str, str]] = set()  # links on which nothing arrives for a while
         self.clients: list[Client] = []
         self._events: dict[Callable[[], None], float] = {  # and how often they happen
@@ -90,6 +91,7 @@ class World:
                 self.end: 0.5,
                 self.cut: 0.15,
                 self.heal: 0.3,
+                self.hedge: 2,
             }
         self.stopped: set[str] = set()  # engines that take and compute nothing for a while
         self.nodes: dict[str, Node] = {}
@@ -264,7 +266,7 @@ class World:
         if self.clients:
             client = self.rng.choice(self.clients)
             client.is_cancelled = True
-            client.front.manager.cancel(client.request.envelope.request_id, client.request.envelope.tenant)
+            client.front.manager.cancel(client.request.request_id, client.request.envelope.tenant)
             self.nodes[client.request.envelope.origin].flush()
 
     def crash(self) -> None:
@@ -318,6 +320,13 @@ class World:
     def heal(self) -> None:
         """Lets all that waits behind cut links arrive."""
         self._cut.clear()
+
+    def hedge(self) -> None:
+        """Lets a gateway send what is slow to a second engine as well."""
+        node = self.nodes[self.rng.choice(self.ids[Role.GATEWAY])]
+        if node.is_up and isinstance(node.stage, Front):
+            node.stage.manager.hedge()
+            node.flush()
 
     def join(self) -> None:
         """Adds an engine to the file: a new one, or one that has left and may still run."""

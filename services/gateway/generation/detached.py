@@ -59,14 +59,14 @@ class DetachedSessions:
 
     def attach(self, request: OpenRequest, reader: SessionReader) -> None:
         """Makes `reader` the request's reader. Requests without a detach TTL are not recorded here."""
-        ttl_s, request_id = request.asked.detach_ttl_s, request.envelope.request_id
+        ttl_s, request_id = request.asked.detach_ttl_s, request.request_id
         if ttl_s is not None:
             self._sessions.setdefault(request_id, DetachedSession(request, ttl_s, reader)).reader = reader
 
     def detach(self, request: OpenRequest, reader: SessionReader, error: ServiceError | None) -> None:
         """Removes `reader`, which ended with `error` or normally. Does nothing if another reader has taken over. A
         request without a detach TTL is closed."""
-        session = self._sessions.get(request.envelope.request_id)
+        session = self._sessions.get(request.request_id)
         if session is None:
             self._manager.close(request, error)
         elif session.reader is reader:
@@ -99,7 +99,7 @@ class DetachedSessions:
         if session.timer is not None:
             session.timer.cancel()
             session.timer = None  # breaks a cycle: the timer's callback holds the session
-        self._sessions.pop(session.request.envelope.request_id, None)
+        self._sessions.pop(session.request.request_id, None)
         self._manager.close(session.request, cancelled())
 
     def _absorb(self, request: OpenRequest) -> None:

@@ -95,8 +95,7 @@ class GenerationSession:
 
     def cancel(self, output_index: int | None) -> None:
         """Cancels the generation, or one output of it."""
-        envelope = self.request.envelope
-        self._manager.cancel(envelope.request_id, envelope.tenant, output_index)
+        self._manager.cancel(self.request.request_id, self.request.envelope.tenant, output_index)
 
     def fail(self, error: ServiceError) -> None:
         """Ends the request with `error`, because of an invalid frame of its client."""

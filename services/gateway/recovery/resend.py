@@ -63,7 +63,7 @@ class Recovery:
         """Queues the requests of processes whose state is lost. Returns the request to fail, or None: the only unproven
         one, when a process has ended with it for the second time."""
         affected = [one for one in requests if self._is_affected(one, ids)]
-        ran = [one for one in affected if one.envelope.request_id not in self._pending]
+        ran = [one for one in affected if one.request_id not in self._pending]
         suspects = [one for one in ran if one.is_unproven]
         if not (planned or self.is_planned):
             for request in ran:
@@ -78,8 +78,8 @@ class Recovery:
     def again(self, requests: Iterable[OpenRequest]) -> None:
         """Queues requests to be sent again."""
         for request in requests:
-            self._pending[request.envelope.request_id] = request
-            self._under_way.pop(request.envelope.request_id, None)
+            self._pending[request.request_id] = request
+            self._under_way.pop(request.request_id, None)
 
     def due(self, now_s: float) -> list[OpenRequest]:
         """Returns the requests to send again now."""

@@ -147,6 +147,14 @@ class Engines:
         alone = able[0] if able else before or (peer_of(request_id, self.ids) if self.ids else "")
         return Placed(self.hold(alone), RoutingReason.ONLY)
 
+    def beside(self, others: Iterable[str]) -> str:
+        """Returns the engine with the fewest attempts that could go on with a request beside those that have it, or
+        may have it; "" for none. Where a tokenizer chooses, that is the one that is counted until it has."""
+        able = self._going_on & self._serving
+        apart = set(others)
+        left = sorted(able - apart) or (sorted(able) if len(apart) > 1 and len(able) > 1 else [])
+        return least_loaded(tuple(left), self._load, 0) if left else ""
+
     def hold(self, engine: str) -> str:
         """Counts an attempt of this engine; returns the engine."""
         self._load[engine] += 1

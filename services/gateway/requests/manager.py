@@ -29,6 +29,7 @@ from sluice_server.services.gateway.requests.attempts import Attempts
 from sluice_server.services.gateway.requests.engines import Engines, Placed
 from sluice_server.services.gateway.requests.envelope import envelope_of, session_of
 from sluice_server.services.gateway.requests.fetching import ImageFetches
+from sluice_server.services.gateway.requests.hedges import Hedges
 from sluice_server.services.gateway.requests.history import History
 from sluice_server.services.gateway.requests.idempotency import IdempotencyKeys
 from sluice_server.services.gateway.requests.images import ImageStore, held_bytes
@@ -99,6 +100,7 @@ class RequestManager:
         self.new_id: Callable[[], str] = _random_id
         self._emit = emit
         self._attempts = Attempts(self.engines, emit)
+        self._hedges = Hedges(self.requests, self.engines, settings.stages[0], emit)
         self._slots = SlotLimits(settings.stall_timeout_s, settings.max_slot_deltas, settings.max_slot_bytes)
 
     @property
@@ -168,8 +170,14 @@ class RequestManager:
         images are being fetched, is sent when they are here."""
         if request.awaits_images or is_unbound(request.asked):
             return
+        self._hedges.drop(request)
         self._attempts.again(request, self.clock())
         self._note(request, "replayed")
+
+    def hedge(self) -> None:
+        """Sends requests whose engine is slow to a second one as well."""
+        for _ in self._hedges.look(self.clock(), self.settings.hedging_delay_s, self.new_id):
+            self.observer.count("hedged")
 
     def _note(self, request: OpenRequest, event: str) -> None:
         """Records why a request was sent again."""
@@ -191,6 +199,7 @@ class RequestManager:
         request.note_first_token()
         request.end(cancelled())
         request.delivery.detach()
+        self._hedges.drop(request)
         if not self.requests.remove(request):
             return
         self.engines.give_back(request.envelope.engine)
@@ -221,11 +230,13 @@ class RequestManager:
             return self._cancel_output(request, output_index)
         request.is_cancelled = True
         request.end(cancelled())
+        self._hedges.drop(request)
         self._cancel_in_ring(request)
         return found, RequestStatus.CANCELLED
 
     def change(self, request: OpenRequest, change: Change | Cancel) -> None:
         """Records a client's change of its running request and sends it into the ring."""
+        self._hedges.drop(request)  # it would have to hear of it
         numbered = request.replay.record(change)
         if isinstance(change, Update) and change.time_left_s is not None:
             request.replay.set_time_left(change.time_left_s, self.clock())
@@ -257,6 +268,12 @@ class RequestManager:
         if request is None:
             self.observer.count("dropped", reason="unknown")
             return
+        first = request.envelope.request_id
+        if not self._hedges.settles(request, message, message.envelope):
+            self.observer.count("dropped", reason="too_slow")
+            return
+        if request.envelope.request_id != first:
+            self._note(request, "hedge_won")
         if request.able and message.envelope.attempt == request.envelope.attempt:
             admitted = message.admitted if isinstance(message, Text) else None
             routed = admitted.routed if admitted is not None else None

@@ -56,7 +56,9 @@ class OpenRequest:
 
     Attributes:
         envelope: the envelope of the present attempt.
+        request_id: the id of its first attempt, by which it is known here.
         generation_id: the id that clients use: request id, dot, gateway id.
+        hedge: the envelope of its second attempt beside this one; None without one.
         asked: the translated request.
         is_own: whether the gateway itself made the request.
         trace: the request's trace.
@@ -83,7 +85,9 @@ class OpenRequest:
     ) -> None:
         """`streams`: the reader is woken for every message with text; otherwise only at the end."""
         self.envelope = envelope
+        self.request_id = envelope.request_id
         self.generation_id = f"{envelope.request_id}.{envelope.origin}"
+        self.hedge: Envelope | None = None
         self.asked = asked
         self.is_own = is_own
         self.able: tuple[str, ...] = ()
@@ -197,6 +201,10 @@ class OpenRequest:
         """Begins another attempt, by `engine`; returns per output the ids that it resumes behind, or () to begin
         anew."""
         self.envelope = self.replay.next_attempt(self.envelope, self.num_tokens, now_s, engine)
+        return self.resume_now()
+
+    def resume_now(self) -> Resume:
+        """Returns per output the ids that another attempt would resume behind, or () to begin anew."""
         if not self.num_tokens or self.asked.is_search:
             return ()
         return tuple([None if one.last is not None else pack_ids(one.ids) for one in self.outputs])

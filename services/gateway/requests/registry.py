@@ -11,6 +11,7 @@ class OpenRequests:
 
     def __init__(self, num_remembered: int = 4096) -> None:
         self._open: dict[str, OpenRequest] = {}
+        self._linked: dict[str, OpenRequest] = {}  # by further ids that a request has in the ring
         self._ended: collections.OrderedDict[str, tuple[str, RequestStatus]] = collections.OrderedDict()
         self._num_remembered = num_remembered
 
@@ -22,11 +23,19 @@ class OpenRequests:
 
     def add(self, request: OpenRequest) -> None:
         """Adds an open request."""
-        self._open[request.envelope.request_id] = request
+        self._open[request.request_id] = request
+
+    def link(self, ring_id: str, request: OpenRequest) -> None:
+        """Finds an open request by a further id, too."""
+        self._linked[ring_id] = request
+
+    def unlink(self, ring_id: str) -> None:
+        """Ends what `link` began."""
+        self._linked.pop(ring_id, None)
 
     def get(self, request_id: str) -> OpenRequest | None:
         """Returns the open request with this id, or None."""
-        return self._open.get(request_id)
+        return self._open.get(request_id) or self._linked.get(request_id)
 
     def state(self, request_id: str, tenant: str) -> RequestStatus | None:
         """Returns the status of a request, open or ended; None if it is unknown, forgotten or another tenant's."""
@@ -36,7 +45,8 @@ class OpenRequests:
 
     def remove(self, request: OpenRequest) -> bool:
         """Removes a request and remembers its status; returns False if it was removed before."""
-        request_id = request.envelope.request_id
+        request_id = request.request_id
+        self.unlink(request.envelope.request_id)
         if self._open.pop(request_id, None) is None:
             return False
         self._ended[request_id] = (request.envelope.tenant, request.state)

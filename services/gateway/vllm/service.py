@@ -68,7 +68,7 @@ class VllmEngine:
 
         async def body(stream: GenerationStream) -> None:
             made = GenerateAnswers(request)
-            with self._running.entered(request.request_id, stream.request.envelope.request_id):
+            with self._running.entered(request.request_id, stream.request.request_id):
                 async for event in stream:
                     for response in made.of(event):
                         await context.write(response)
@@ -85,7 +85,7 @@ class VllmEngine:
             return self._service.embed(call, inputs_of(request))
 
         async def body(reader: RequestReader) -> vllm.EmbedResponse:
-            with self._running.entered(request.request_id, reader.request.envelope.request_id):
+            with self._running.entered(request.request_id, reader.request.request_id):
                 value = await reader.outcome()
             assert isinstance(value, Embedded)
             vector = floats(value.vectors[0])

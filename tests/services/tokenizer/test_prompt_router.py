@@ -54,13 +54,14 @@ class Rig:
         able: tuple[str, ...] = BOTH,
         name: str = "00",
         embeds: PromptEmbeds | None = None,
+        beside: str = "",
         **scheduling: bool,
     ) -> str:
         """The engine of a prompt that the gateway gave to `at`."""
         envelope = Envelope(name, "g0", tenant="acme", engine=at)
         held = Scheduling(**scheduling)
         prompt = Prompt(envelope, pack_ids(IDS), SamplingParams(), Stops(), held, 0.0, embeds=embeds)
-        submit = Submit(envelope, Generate(TokenPrompt(pack_ids(IDS)), SamplingParams()), able=able)
+        submit = Submit(envelope, Generate(TokenPrompt(pack_ids(IDS)), SamplingParams()), able=able, beside=beside)
         routed, _ = self.router.route(submit, prompt)
         return routed.envelope.engine
 
@@ -154,6 +155,16 @@ def test_what_follows_a_prompt_goes_to_its_engine() -> None:
     rig.route("e0")
     later = msgspec.structs.replace(envelope, attempt=1)
     assert rig.router.follow(Cancel(later)).envelope.engine == "e0"
+
+
+def test_a_second_attempt_goes_to_another_engine_than_the_first() -> None:
+    rig = Rig()
+    rig.report("e1")
+    rig.holds("e1", IDS)
+    assert [rig.route(name="00"), rig.route(name="01", beside="00")] == ["e1", "e0"]
+    assert rig.route(at="e1", name="02", beside="01") == "e1"  # also where the gateway had it right
+    second = Envelope("01", "g0", tenant="acme", engine="e1")
+    assert rig.router.follow(Cancel(second)).envelope.engine == "e0"
 
 
 def test_what_is_remembered_is_bounded() -> None:
