@@ -37,6 +37,7 @@ _WITHOUT = {
     "disk_cache_dir": "an encoder has no KV cache",
     "disk_cache_bytes": "an encoder has no KV cache",
     "shared_cache_bytes": "an encoder has no KV cache",
+    "kv_store": "an encoder has no KV cache",
     "max_adapters": "an encoder takes no adapters",
     "adapter_dir": "an encoder takes no adapters",
     "speculation": "an encoder generates nothing",

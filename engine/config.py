@@ -63,6 +63,9 @@ class EngineConfig:
     shared_cache_bytes: int = option(
         0, "memory for copies of cache blocks that the other engines of this host fetch instead of computing; 0 is off"
     )
+    kv_store: str = option(
+        "", "path of the socket of `sluice kvstore`, which keeps this host's cache blocks; needs --shared-cache-bytes"
+    )
     threads: int = option(0, "compute threads, at most 4 per core; 0 takes the cores that the process may use")
     scheduling_policy: str = option("priority", "order of requests: priority (with ageing), fcfs, sjf, fair, deadline")
     priority_ageing_s: float = option(5.0, "policy priority: seconds of waiting that outweigh one level of priority")

@@ -18,6 +18,7 @@ from collections.abc import Iterable
 from typing import NamedTuple
 
 import numpy as np
+from numpy.typing import NDArray
 
 _HEADER = np.dtype([("magic", "S8"), ("version", "<u4"), ("slots", "<u8"), ("block_bytes", "<u8"), ("layout", "V32")])
 _ENTRY = np.dtype([("generation", "<u8"), ("key", "<u8"), ("checksum", "<u4"), ("name", "V36")])
@@ -63,6 +64,11 @@ class SharedSlots:
         entry["key"], entry["checksum"] = int.from_bytes(name[:_KEY_BYTES], "little"), zlib.crc32(data)
         entry["name"] = _padded(name)
         entry["generation"] = generation + 1
+
+    def read(self, slot: int) -> bytes:
+        """Returns the block of a slot."""
+        at = _start_of(self.num_slots) + slot * self._block_bytes
+        return self._memory[at : at + self._block_bytes]
 
     def clear(self, slot: int) -> None:
         """Clears a slot: nothing is found in it."""
@@ -119,6 +125,18 @@ class ReadSlots:
         padded = ((name, slot_of.get(_padded(name))) for name in wanted)
         return {name: FoundSlot(slot, name) for name, slot in padded if slot is not None}
 
+    def generations(self) -> NDArray[np.uint64]:
+        """Returns how often each slot was written or cleared, twice over; odd while it is."""
+        return self._entries["generation"].astype(np.uint64)
+
+    def written_since(self, seen: NDArray[np.uint64], most: int) -> list[tuple[FoundSlot, int]]:
+        """Returns up to `most` slots whose generations differ from those in `seen`, and their generations; not those
+        that are being written or are empty."""
+        now, keys = self.generations(), self._entries["key"]
+        changed = np.flatnonzero((now != seen) & (now % 2 == 0) & (keys != 0))[:most]
+        names = [(int(slot), self._entries["name"][slot].tobytes()) for slot in changed]
+        return [(FoundSlot(slot, _unpadded(name)), int(now[slot])) for slot, name in names]
+
     def read(self, place: FoundSlot) -> bytes | None:
         """Returns the block in a place; None if it is not there any more."""
         entry = self._entries[place.slot : place.slot + 1]
@@ -133,6 +151,11 @@ class ReadSlots:
 def _start_of(num_slots: int) -> int:
     """Returns where the first block begins."""
     return _PAGE + -(-num_slots * _ENTRY.itemsize // _PAGE) * _PAGE
+
+
+def _unpadded(name: bytes) -> bytes:
+    """Returns a name of 32 bytes, or of 33 where a group of layers other than the first is behind it."""
+    return name[:33] if name[32] else name[:32]
 
 
 def _padded(name: bytes) -> bytes:

@@ -51,5 +51,7 @@ def _check_disk_cache(engine: EngineConfig) -> None:
 def _check_shared_cache(engine: EngineConfig) -> None:
     if engine.shared_cache_bytes and not engine.prefix_caching:
         raise bad_setting("shared_cache_bytes", "is for blocks of the prefix cache, and --no-prefix-caching has none")
+    if engine.kv_store and not engine.shared_cache_bytes:
+        raise bad_setting("kv_store", "needs --shared-cache-bytes: the store copies blocks from there")
     if engine.shared_cache_bytes and engine.device == "cuda":
         raise bad_setting("shared_cache_bytes", "is not supported with --device cuda yet: leave one of the two out")

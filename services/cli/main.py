@@ -23,6 +23,7 @@ from sluice_server.services.cli.healthcheck import healthcheck
 from sluice_server.services.cli.help import CommandList, GroupedCommand
 from sluice_server.services.cli.import_gguf import import_gguf
 from sluice_server.services.cli.keys import keys
+from sluice_server.services.cli.kvstore import kvstore
 from sluice_server.services.cli.options import takes_settings
 from sluice_server.services.cli.profile import profile
 from sluice_server.services.cli.ray_up import ray
@@ -87,7 +88,7 @@ def version() -> None:
 
 
 CLIENTS = (generate, chat, embed, classify, rerank, bench, run_batch, top, profile)
-for command in (*CLIENTS, edge, demo, healthcheck, import_gguf, keys):
+for command in (*CLIENTS, edge, demo, healthcheck, import_gguf, keys, kvstore):
     app.command(command.__name__.replace("_", "-"), cls=GroupedCommand)(command)
 app.add_typer(adapters, name="adapters")
 app.add_typer(token, name="token")

@@ -44,6 +44,7 @@ GROUPS = {
             "kv_events",
         ),
         *("host_cache_bytes", "disk_cache_dir", "disk_cache_bytes", "disk_cache_save_s", "shared_cache_bytes"),
+        *("kv_store",),
     ),
     "A gateway of another project in front": ("vllm_listen", "vllm_tenant"),
     "Speculation": ("speculation", "draft_model", "draft_length", "max_draft_tokens", "max_draft_width"),

@@ -12,7 +12,7 @@ from sluice_server.engine.build import BuiltEngine
 from sluice_server.engine.config import EngineConfig
 from sluice_server.engine.errors import RankLost
 from sluice_server.engine.parallel.sums import SumsBroken
-from sluice_server.engine.transfer import BlockFetcher
+from sluice_server.engine.transfer import BlockFetcher, BlockSource
 from sluice_server.services.engine.cache_operations import CacheOperations
 from sluice_server.services.engine.figures import figures, image_figures, shared_figures
 from sluice_server.services.engine.grammar_gate import GrammarGate
@@ -32,6 +32,7 @@ from sluice_server.services.ring.loop import EXIT_BROKEN
 from sluice_server.services.telemetry import catalogue
 from sluice_server.services.telemetry.metrics import Labelled, MetricSample
 from sluice_server.services.transfer.carrier import BlockCarrier, paths_of
+from sluice_server.services.transfer.store_link import SeveralSources, StoreLink
 
 logger = logging.getLogger(__name__)
 
@@ -118,9 +119,27 @@ def _watch(built: BuiltEngine, attend: Callable[[], None], wake: Callable[[], No
 
 
 def _fetcher(built: BuiltEngine, process: Process, closing: contextlib.ExitStack) -> BlockFetcher | None:
-    """Returns what fetches blocks from the other engines of this host; None if that is off, or cannot be."""
+    """Returns what fetches blocks from this host's other engines and store; None if that is off, or cannot be."""
     if built.shared is None or built.store is None:
         return None
+    sources = [one for one in (_carrier(built, process, closing), _store(built, process, closing)) if one is not None]
+    return BlockFetcher(built.engine, SeveralSources(sources), built.store.fill, time.monotonic) if sources else None
+
+
+def _store(built: BuiltEngine, process: Process, closing: contextlib.ExitStack) -> BlockSource | None:
+    """Returns the store of this host; None without one."""
+    path = process.engine_config.kv_store
+    if not path:
+        return None
+    assert built.shared is not None and built.store is not None
+    link = StoreLink(path, built.shared, built.store.layout, built.store.block_bytes)
+    closing.callback(link.close)
+    return link
+
+
+def _carrier(built: BuiltEngine, process: Process, closing: contextlib.ExitStack) -> BlockSource | None:
+    """Returns the memory of the other engines of this host; None if this one cannot be reached by them."""
+    assert built.shared is not None and built.store is not None
     own = paths_of({"": process.config.inbox}).get("", "")
     others = _others(process.engines.value, own)
     try:
@@ -130,7 +149,7 @@ def _fetcher(built: BuiltEngine, process: Process, closing: contextlib.ExitStack
         return None
     closing.callback(carrier.close)
     process.on_engines.append(lambda table: carrier.change(_others(table, own)))
-    return BlockFetcher(built.engine, carrier, built.store.fill, time.monotonic)
+    return carrier
 
 
 def _others(engines: EngineTable, own: str) -> list[str]:

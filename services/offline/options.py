@@ -27,7 +27,7 @@ OF_SERVICE = frozenset(
 # its requests name no adapters, and nothing resizes its cache.
 OF_SERVER: dict[str, Any] = {
     **{"max_queued_requests": sys.maxsize, "max_queued_tokens": sys.maxsize},
-    **{"kv_events": False, "shared_cache_bytes": 0, "enable_prompt_embeds": False},
+    **{"kv_events": False, "shared_cache_bytes": 0, "kv_store": "", "enable_prompt_embeds": False},
     **{"max_adapters": 0, "adapter_dir": "", "adapter_bytes": 1 << 30, "adapter_host_bytes": 1 << 30},
     **{"adapter_turn_s": 1.0, "kv_cache_max_tokens": 0, "kv_cache_min_tokens": 0},
 }

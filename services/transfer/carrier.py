@@ -17,17 +17,15 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 
-from sluice_server.engine.kv_cache.prefix import NAME_BYTES
 from sluice_server.engine.kv_cache.shared_slots import ReadSlots, SharedSlots
 from sluice_server.services.ranks.descriptors import user_of
+from sluice_server.services.transfer.names import MAX_BYTES, MAX_NAMES, joined, parted
 
 logger = logging.getLogger(__name__)
 
 SUFFIX = ".kv"  # behind the path of an engine's inbox
 IPC = "ipc://"
 RETRY_S = 0.5  # between two attempts to reach an engine
-MAX_NAMES = 512  # of one message
-_NAME = NAME_BYTES + 1  # the group of layers is the last byte, 0 for the first
 
 
 def paths_of(engines: Mapping[str, str]) -> dict[str, str]:
@@ -83,7 +81,7 @@ class BlockCarrier:
     def release(self, names: Sequence[bytes]) -> None:
         """Tells all engines that blocks were read. Never waits: what does not reach them ends with its lease."""
         for first in range(0, len(names), MAX_NAMES):
-            data = b"".join(name.ljust(_NAME, b"\0") for name in names[first : first + MAX_NAMES])
+            data = joined(names[first : first + MAX_NAMES])
             for link in tuple(self._links.values()):
                 with contextlib.suppress(OSError):
                     link.send(data, socket.MSG_DONTWAIT)
@@ -184,7 +182,7 @@ class BlockCarrier:
     def _note(self, peer: socket.socket) -> None:
         """Notes which blocks another engine has read."""
         try:
-            data = peer.recv(MAX_NAMES * _NAME)
+            data = peer.recv(MAX_BYTES)
         except BlockingIOError:
             return
         except OSError:
@@ -193,6 +191,4 @@ class BlockCarrier:
             self._selector.unregister(peer)
             peer.close()
             return
-        for first in range(0, len(data) - _NAME + 1, _NAME):
-            name = data[first : first + _NAME]
-            self._released.append(name[:NAME_BYTES] if name.endswith(b"\0") else name)
+        self._released.extend(parted(data))

@@ -28,6 +28,7 @@ COMMANDS = [
     "healthcheck",
     "import-gguf",
     "keys",
+    "kvstore",
 ]
 
 

@@ -1,0 +1,100 @@
+"""A store and engines over Unix sockets: blocks of one are found by another, from memory and from disk; the store may
+end and come back."""
+
+import contextlib
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+
+from sluice_server.engine.kv_cache.shared_slots import SharedSlots
+from sluice_server.services.kvstore.server import Store, StoreSettings
+from sluice_server.services.transfer.store_link import SeveralSources, StoreLink
+from tests.services.transfer.test_carrier import BYTES, NAME, OF_GROUP, until
+
+LAYOUT = b"same"
+
+
+@contextlib.contextmanager
+def store(path: Path, num: int = 8, num_disk: int = 0) -> Iterator[Store]:
+    disk = path.parent / "disk" if num_disk else None
+    made = Store(StoreSettings(path, num * BYTES, disk, num_disk * BYTES))
+    thread = threading.Thread(target=made.serve)
+    thread.start()
+    try:
+        yield made
+    finally:
+        made.stop()
+        thread.join()
+
+
+@contextlib.contextmanager
+def engine(path: Path, layout: bytes = LAYOUT) -> Iterator[tuple[SharedSlots, StoreLink]]:
+    slots = SharedSlots(4, BYTES, layout)
+    link = StoreLink(str(path), slots, layout, BYTES)
+    try:
+        yield slots, link
+    finally:
+        link.close()
+        slots.close()
+
+
+def read(link: StoreLink, name: bytes) -> bytes | None:
+    found = SeveralSources([link]).find([name])
+    return found[name]() if name in found else None
+
+
+def test_an_engine_finds_what_another_has_offered_also_after_that_has_ended(tmp_path: Path) -> None:
+    path = tmp_path / "store"
+    with store(path), engine(path) as (_, reader):
+        with engine(path) as (slots, owner):
+            slots.write(0, NAME, b"x" * BYTES)
+            slots.write(1, OF_GROUP, b"y" * BYTES)
+            taken: list[bytes] = []
+
+            def are_copied() -> bool:
+                taken.extend(owner.take_released())
+                return set(taken) == {NAME, OF_GROUP}
+
+            until(are_copied)  # and may be overwritten
+            slots.write(0, b"z" * 32, b"z" * BYTES)
+            until(lambda: read(reader, b"z" * 32) is not None)
+        assert (read(reader, NAME), read(reader, OF_GROUP)) == (b"x" * BYTES, b"y" * BYTES)
+        assert read(reader, b"q" * 32) is None
+
+
+def test_what_is_on_disk_comes_back_also_after_the_store_was_restarted(tmp_path: Path) -> None:
+    path = tmp_path / "store"
+    with store(path, num=1, num_disk=4), engine(path) as (slots, link):
+        slots.write(0, NAME, b"x" * BYTES)
+        until(lambda: read(link, NAME) is not None)
+        slots.write(0, b"z" * 32, b"z" * BYTES)
+        until(lambda: read(link, b"z" * 32) is not None)
+        until(lambda: read(link, NAME) == b"x" * BYTES)
+    with store(path, num=1, num_disk=4), engine(path) as (_, link):
+        until(lambda: read(link, b"z" * 32) == b"z" * BYTES)
+        until(lambda: read(link, NAME) == b"x" * BYTES)
+
+
+def test_a_store_that_ends_is_read_on_and_a_new_one_takes_its_place(tmp_path: Path) -> None:
+    path = tmp_path / "store"
+    with engine(path) as (slots, link):
+        assert read(link, NAME) is None  # there is none yet
+        with store(path):
+            slots.write(0, NAME, b"x" * BYTES)
+            until(lambda: read(link, NAME) is not None)
+        until(lambda: not link.is_reached)
+        assert read(link, NAME) == b"x" * BYTES
+        with store(path):
+            until(lambda: link.is_reached)
+            slots.write(1, OF_GROUP, b"y" * BYTES)
+            until(lambda: read(link, OF_GROUP) == b"y" * BYTES)
+
+
+def test_blocks_of_another_model_are_neither_taken_nor_given(tmp_path: Path) -> None:
+    path = tmp_path / "store"
+    with store(path) as made, engine(path) as (slots, link), engine(path, b"other") as (stranger, other):
+        slots.write(0, NAME, b"x" * BYTES)
+        stranger.write(0, b"s" * 32, b"s" * BYTES)
+        until(lambda: (link.is_reached and read(link, NAME) is not None) or other.is_reached)
+        until(lambda: made.pool is not None and made.pool.num_in_memory == 1)
+        assert not (link.is_reached and other.is_reached)
