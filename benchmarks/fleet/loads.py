@@ -60,8 +60,9 @@ def steady(num_prompt: int, num_output: int, rate: float, num: int, seed: int) -
     return Load(f"{num_prompt} in, {num_output} out", tuple(jobs), 64)
 
 
-def azure(path: Path, rate: float, num: int) -> Load:
-    """The first requests of a trace of Azure's (2023), replayed so fast that they come at this rate on the average."""
+def azure(path: Path, rate: float | None, num: int, speed: float = 1.0) -> Load:
+    """The first requests of a trace of Azure's (2023), replayed so fast that they come at this rate on the average, or
+    `speed` times as fast as recorded."""
     rows: list[tuple[float, int, int]] = []
     with path.open(newline="") as file:
         for row in csv.DictReader(file):
@@ -70,7 +71,7 @@ def azure(path: Path, rate: float, num: int) -> Load:
     rows = rows[:num]
     jobs = [
         Job(at_s, ((number, num_prompt),), max(1, num_output))
-        for number, (at_s, num_prompt, num_output) in enumerate(_faster(rows, rate))
+        for number, (at_s, num_prompt, num_output) in enumerate(_faster(rows, rate, speed))
     ]
     return Load("Azure 2023 code", tuple(jobs), 64)
 

@@ -114,7 +114,7 @@ class Adapters:
                 one.end(error)
 
     def reported(self, report: Report) -> None:
-        """Takes an engine's report. What an engine that was started anew lacks is loaded there again."""
+        """Takes an engine's report. What an engine lacks that has joined, or was started anew, is loaded there."""
         if report.adapters is None:
             return
         changes = report.num_adapter_changes

@@ -44,22 +44,24 @@ class AdapterRegistry:
     def reported(
         self, engine: str, epoch: int, states: Iterable[AdapterState], num_changes: int = 0
     ) -> list[AdapterState]:
-        """Takes what an engine has. Returns the adapters that an engine which was started anew lacks."""
+        """Takes what an engine has. Returns the adapters that an engine lacks which has joined or was started anew."""
+        has_joined = engine not in self._engines
         known, before = self._engines.get(engine, (epoch, {}))
         now = {one.name: one for one in states}
         if epoch < known or (epoch == known and num_changes < self._changes.get(engine, 0)):
             return []  # of a process that has ended, or older than an answer
         self._changes[engine] = num_changes
         self._engines[engine] = epoch, now
+        lacking = [one for name, one in self._adapters.items() if name not in now]
         if epoch > known:
-            return [one for name, one in self._adapters.items() if name not in now]
+            return lacking
         for name, state in now.items():
             earlier = before.get(name)
             if name not in self._adapters or (earlier is not None and earlier.digest != state.digest):
                 self._adapters[name] = state  # loaded by way of another gateway
         for name in before.keys() - now.keys():
             self._adapters.pop(name, None)  # unloaded there
-        return []
+        return lacking if has_joined else []
 
     def lost(self, engine: str) -> None:
         """Counts nothing as loaded in an engine that is gone."""

@@ -17,6 +17,13 @@ def test_loads_by_way_of_another_gateway_are_learned_and_forgotten() -> None:
     assert registry.names() == ["a"] and found is not None and found.digest == b"x" * 32
 
 
+def test_an_engine_that_joins_gets_what_it_lacks_once() -> None:
+    registry = AdapterRegistry()
+    registry.reported("e0", 1, [state("a"), state("b")])
+    assert {one.name for one in registry.reported("e1", 2, [state("b"), state("c")])} == {"a"}
+    assert registry.reported("e1", 2, [state("b"), state("c")]) == [] and registry.names() == ["a", "b", "c"]
+
+
 def test_an_engine_that_was_started_anew_gets_what_it_lacks() -> None:
     registry = AdapterRegistry()
     registry.reported("e0", 1, [state("a"), state("b")])
