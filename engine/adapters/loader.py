@@ -1,7 +1,7 @@
 """Reads adapters on a thread of its own, and carries out the orders of a shelf: host memory and the slots of steps.
 
 On a CPU host memory and slots are the same memory: what a slot has is shared with the copy in host memory. The thread
-has a lower priority, so that a load delays steps as little as it can.
+has a lower priority and computes alone, so that a load delays steps as little as it can.
 """
 
 import dataclasses
@@ -13,6 +13,8 @@ from collections import deque
 from collections.abc import Callable, Iterable, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
+
+import torch
 
 from sluice_server.engine.adapters.files import read_adapter
 from sluice_server.engine.adapters.modules import Module
@@ -62,6 +64,13 @@ def _nothing() -> None:
     """The default of `on_ended`."""
 
 
+def _begin() -> None:
+    """Begins the thread. Helpers of torch would have normal priority, and wait for each other by spinning."""
+    os.nice(NICENESS)
+    torch.get_num_threads()  # a thread's first call gives it the number of all threads
+    torch.set_num_threads(1)
+
+
 class AdapterLoader:
     """The adapters in memory."""
 
@@ -78,7 +87,10 @@ class AdapterLoader:
         self._ended: deque[tuple[Order, bool]] = deque()
         self._num_under_way = 0
         self._has_ended = threading.Event()
-        self._executor = ThreadPoolExecutor(1, "adapters", initializer=lambda: os.nice(NICENESS) and None)
+        num_threads = torch.get_num_threads()
+        self._executor = ThreadPoolExecutor(1, "adapters", initializer=_begin)
+        self._executor.submit(_nothing).result()
+        torch.set_num_threads(num_threads)  # for threads that begin later: this one's number has become theirs
 
     @property
     def is_busy(self) -> bool:
