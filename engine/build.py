@@ -3,7 +3,9 @@
 Computed values (dtype, block count) are returned in `BuiltEngine`; the settings are never changed.
 """
 
+import contextlib
 import dataclasses
+import time
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
@@ -15,7 +17,7 @@ from sluice_server.engine.adapters.build import check_adapters, load_adapters
 from sluice_server.engine.cache_memory import CacheMemory
 from sluice_server.engine.config import EngineConfig
 from sluice_server.engine.engine import Engine
-from sluice_server.engine.errors import Code, ServiceError
+from sluice_server.engine.errors import Code, DeviceLost, ServiceError
 from sluice_server.engine.executor.computing import Computing
 from sluice_server.engine.executor.image_work import ImageWork
 from sluice_server.engine.executor.step_runner import StepRunner
@@ -113,6 +115,9 @@ class BuiltEngine:
         afterwards."""
         if self.pages is not None:
             self.pages.close()
+        if self.workers is not None:
+            with contextlib.suppress(DeviceLost):
+                self.engine.finish()  # else others wait for this rank, and do not save
         if self.store is not None:
             save_cache(self.engine.scheduler.cache, self.store, self.save_s, others=self.workers)
         if self.shared is not None:
@@ -176,7 +181,9 @@ def build_engine(  # noqa: PLR0913 # all that an engine is made of
     plain = Runner(model, store, *sizes, grammars, allocated.groups, plugins.sampling, images, loaded_slots)
     runner: StepRunner = runner_for(config, plain, model, store, limits)
     if workers is not None:
-        runner = GroupRunner(plain, workers, workers.shape.members, workers.sums, stages=workers.stages)
+        shape, drafts = workers.shape, drafter is not None
+        own = workers.sums, time.monotonic, workers.stages
+        runner = GroupRunner(plain, workers, shape.members, *own, depth=shape.pipeline_size - 1, drafts_in_cache=drafts)
     engine = Engine(
         scheduler,
         runner,

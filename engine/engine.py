@@ -1,8 +1,9 @@
 """The engine: `add`, `cancel`, `step`. The only module that uses both scheduler and runner.
 
 Steps are launched first and collected later. As many stay in flight as the runner computes asynchronously: none on a
-CPU. Requests in, events out: `Sampled` tokens and failures. Each request ends in exactly one of a `Sampled` with a
-finish, a `Pooled` or a failure; a cancelled request ends without an event. Independent of sockets, text and spans.
+CPU, unless layers are shared out among stages. Requests in, events out: `Sampled` tokens and failures. Each request
+ends in exactly one of a `Sampled` with a finish, a `Pooled` or a failure; a cancelled request ends without an event.
+Independent of sockets, text and spans.
 """
 
 import dataclasses
@@ -182,15 +183,7 @@ class Engine:
         if self.adapters is not None and self.adapters.settle():
             self.scheduler.look_again()
         events = StepEvents(*self.scheduler.expire(start), [])
-        plan = self.scheduler.plan_ahead(start) if self._in_flight else None
-        self.move()
-        if plan is None:
-            self._collect(0, events)
-            if self.proposer is not None and not self.scheduler.rests():
-                self._draft(self.proposer)
-            plan = self._plan()
-        else:
-            self.split.plan_s += self._clock() - start
+        plan = self._next_plan(events)
         if self.adapters is not None:
             self.adapters.carry_out()
         if plan is not None:
@@ -205,13 +198,33 @@ class Engine:
             self._images.advance(None if plan is None else self._clock() - start)
         return events
 
+    def finish(self) -> None:
+        """Waits for the steps in flight; what they sample is lost."""
+        self._collect(0, StepEvents([], [], []))
+
+    def _next_plan(self, events: StepEvents) -> StepPlan | None:
+        """Returns the next step, once those that it depends on are collected; None when there is nothing to do."""
+        while self._in_flight:
+            if self.scheduler.takes_drafts_ahead:
+                self._draft()
+            plan = self._plan(self.scheduler.plan_ahead)
+            if plan is not None:
+                return plan
+            self._collect(len(self._in_flight) - 1, events)
+        self._draft()
+        return self._plan(self.scheduler.plan)
+
     def move(self) -> None:
         """Carries out the cache's pending moves."""
         moves = self.scheduler.cache.take_moves()
         if moves:
             self.runner.move(moves)
 
-    def _draft(self, proposer: Proposer) -> None:
+    def _draft(self) -> None:
+        """Drafts for the next step, if that pays."""
+        proposer = self.proposer
+        if proposer is None or self.scheduler.rests():
+            return
         start = self._clock()
         asks = self.scheduler.asks(grow=proposer.writes_cache)
         self.move()
@@ -220,9 +233,9 @@ class Engine:
             self.scheduler.offer(asks, drafts, self._clock() - start)  # choosing the sequences is a cost of drafts too
         self.split.draft_s += self._clock() - start
 
-    def _plan(self) -> StepPlan | None:
+    def _plan(self, make: Callable[[float], StepPlan | None]) -> StepPlan | None:
         start = self._clock()
-        plan = self.scheduler.plan(start)
+        plan = make(start)
         self.move()
         self.split.plan_s += self._clock() - start
         return plan

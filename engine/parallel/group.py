@@ -1,18 +1,21 @@
 """Runs plans on all ranks of a group; this process is rank 0, which alone samples.
 
 Everything that changes a cache or computes is sent to the other ranks before it is done here, in one order. All ranks
-tell how a launch ended before the next one begins, so that retries stay in step. A rank that ends, or says nothing for
-too long, ends the group.
+tell how a launch ended before the next one is computed here, so that retries stay in step. With stages, as many
+launches are under way, see `backlog`. A rank that ends, or says nothing for too long, ends the group.
 """
 
 import contextlib
 import dataclasses
 import time
 from collections.abc import Callable, Iterator
+from functools import partial
 from typing import Protocol
 
 from sluice_server.engine.errors import OutOfDeviceMemory, RankFailed, RankLost
+from sluice_server.engine.executor.step_runner import Pending
 from sluice_server.engine.kv_cache.tiers import Move, MoveKind
+from sluice_server.engine.parallel.backlog import Backlog
 from sluice_server.engine.parallel.disk_ends import DiskEnds
 from sluice_server.engine.parallel.messages import Launch, Launched, MoveAccepted, MoveBlocks, Moved, Order, Place
 from sluice_server.engine.parallel.shape import ParallelShape
@@ -59,7 +62,8 @@ class Workers(Protocol):
         """Waits, for at most so long, until every rank has saved its parts of the cache."""
 
     def launched(self, num: int) -> list[Launched]:
-        """Waits until every rank has told how this launch ended. Raises RankLost for a rank that does not in time."""
+        """Waits until every rank has told how this launch ended, and keeps what is told of later ones. Raises RankLost
+        for a rank that does not in time."""
 
 
 @dataclasses.dataclass(slots=True)
@@ -79,7 +83,7 @@ class GroupRunner:
         skew_s: seconds between the fastest and the slowest rank of a launch, added up.
     """
 
-    def __init__(
+    def __init__(  # noqa: PLR0913 # the parts of a group
         self,
         plain: Runner,
         workers: Workers,
@@ -87,8 +91,13 @@ class GroupRunner:
         sums: TimedSums | None = None,
         clock: Callable[[], float] = time.monotonic,
         stages: Stages | None = None,
+        *,
+        depth: int = 0,
+        drafts_in_cache: bool = False,
     ) -> None:
-        """`sums` of rank 0 with the others; None where each rank computes the whole model."""
+        """`sums` of rank 0 with the others; None where each rank computes the whole model. `depth`: of the steps under
+        way, those that other stages compute meanwhile. `drafts_in_cache`: what drafts writes to blocks of its own
+        between steps, so that no move may wait."""
         self.times = [RankTimes() for _ in range(size)]
         self.last: list[RankTimes] = []
         self.skew_s = 0.0
@@ -101,12 +110,15 @@ class GroupRunner:
         self._ends = DiskEnds(size)
         self._looked_s = clock()
         self._num = 0
+        self._depth = depth
+        self._backlog = Backlog()
+        self._drafts_in_cache = drafts_in_cache
         plain.on_accepted = lambda moves: workers.send(MoveAccepted(moves))
 
     @property
     def depth(self) -> int:
         """Number of steps that may be in flight while the next one is planned."""
-        return self._plain.depth
+        return self._depth
 
     @property
     def progress(self) -> int:
@@ -120,7 +132,9 @@ class GroupRunner:
     def move(self, moves: list[Move]) -> None:
         """Carries out transfers between cache blocks and tiers on all ranks."""
         self._workers.send(MoveBlocks(moves))
-        self._plain.move(moves)
+        if self._drafts_in_cache:
+            self._backlog.catch_up()
+        self._backlog.do(partial(self._plain.move, moves))
 
     def moved(self) -> list[tuple[Move, bool]]:
         """Returns the transfers with the disk that have ended on all ranks. What failed on one is removed on all."""
@@ -137,22 +151,34 @@ class GroupRunner:
         """Applies the plan's placements and block-table additions on all ranks."""
         if plan.placements or plan.new_blocks:
             self._workers.send(Place([one.slot for one in plan.placements], plan.new_blocks))
-            self._plain.place(plan)
+            if any(one.params.prompt_logprobs >= 0 for one in plan.placements):
+                self._backlog.catch_up()  # what the other ranks are told of the next launch depends on it
+            self._backlog.do(partial(self._plain.place, plan))
 
     def idle(self) -> bool:
         """Returns False: there is nothing to prepare. Raises RankLost if a rank has ended."""
         self._look()
         return False
 
-    def launch(self, plan: StepPlan) -> CompletedStep:
-        """Computes the plan's rows on all ranks.
+    def launch(self, plan: StepPlan) -> Pending:
+        """Computes the plan's rows on all ranks; with stages, here only when it is collected.
 
-        Raises RankFailed or OutOfDeviceMemory if that failed on another rank; all are then ready for the next launch.
-        Raises RankLost if they are not.
+        That raises RankFailed or OutOfDeviceMemory if it failed on another rank; all are then ready for the next
+        launch. It raises RankLost if they are not.
         """
+        wanted = self._plain.wanted(plan)
+        is_alone = not self._depth or wanted.is_whole or bool(plan.parents)  # accepted branches move keys behind it
+        if is_alone:
+            self._backlog.catch_up()
         self._num += 1
         bare = dataclasses.replace(plan, placements=[], new_blocks=[])
-        self._workers.send(Launch(self._num, bare, *self._plain.wanted(plan)))
+        self._workers.send(Launch(self._num, bare, *wanted))
+        if is_alone:
+            return self._compute(self._num, plan)
+        return self._backlog.step(partial(self._compute, self._num, plan))
+
+    def _compute(self, num: int, plan: StepPlan) -> CompletedStep:
+        """Computes a launch here, and waits for its end on all ranks."""
         for one in (self._sums, self._stages):
             if one is not None:
                 one.timeout_s = patience_s(self._step_s)
@@ -163,12 +189,12 @@ class GroupRunner:
         except SumsBroken as error:
             raise RankLost(str(error)) from error
         except StageFailed:
-            self._check(self._join(self._clock() - start))
+            self._check(self._join(num, self._clock() - start))
             raise
         except Exception:
-            self._join(self._clock() - start)
+            self._join(num, self._clock() - start)
             raise
-        self._check(self._join(self._clock() - start))
+        self._check(self._join(num, self._clock() - start))
         return done
 
     def _look(self) -> None:
@@ -200,12 +226,12 @@ class GroupRunner:
             text = f"rank {failed.rank}: {failed.error}"
             raise OutOfDeviceMemory(text) if failed.ran_out else RankFailed(text)
 
-    def _join(self, compute_s: float) -> list[Launched]:
-        """Waits for the end of the launch on every rank, and adds up times."""
-        ended = sorted(self._workers.launched(self._num), key=lambda one: one.rank)
+    def _join(self, num: int, compute_s: float) -> list[Launched]:
+        """Waits for the end of a launch on every rank, and adds up times."""
+        ended = sorted(self._workers.launched(num), key=lambda one: one.rank)
         self._step_s += (compute_s - self._step_s) / STEPS
         sums_s = sum(one.seconds for one in (self._sums, self._stages) if one is not None)
-        own = Launched(0, self._num, compute_s=compute_s, sums_s=sums_s)
+        own = Launched(0, num, compute_s=compute_s, sums_s=sums_s)
         self.last = []
         for one, times in zip((own, *ended), self.times, strict=True):
             self.last.append(RankTimes(one.compute_s, one.sums_s - times.sums_s))

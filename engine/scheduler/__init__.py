@@ -6,7 +6,9 @@ policies         the order of service          admission        gives slots to w
 running_stats    counts for admission          lengths          predicts output lengths
 planner          plans one step                prefill_shares   shares a step among prompts
 victims          chooses what is preempted     async_planner    plans a step before the last one is applied
-in_flight        planned steps, not applied    resizing         resizes the cache while it serves
+in_flight        planned steps, not applied    stage_planner    plans a step of a pipeline beside others
+resizing         resizes the cache while it serves
+stage_shares     shares work among the steps of a pipeline
 adapters         those of open requests, and which are loaded
 state            queue, slots and blocks: the only module that changes a sequence's state
 outputs          applies sampled tokens        beam             beam search
@@ -37,6 +39,7 @@ WRITERS: Mapping[str, tuple[str, ...]] = MappingProxyType(
         "freed": ("state", "planner"),
         # Progress
         "num_computed": ("drafts", "in_flight", "state"),
+        "num_flying": ("in_flight", "state"),
         "last_step": ("planner",),
         "tokens": ("drafts", "outputs", "scheduler"),  # verified, sampled, appended by the client
         "index": ("outputs",),

@@ -21,6 +21,8 @@ NOTHING = 0, 0
 class AsyncPlanner:
     """Plans steps that do not depend on the results in flight."""
 
+    awaits_drafts = False
+
     def __init__(
         self, state: SchedulerState, planner: Planner, drafts: DraftScheduler, in_flight: InFlightSteps
     ) -> None:

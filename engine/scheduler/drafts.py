@@ -129,7 +129,7 @@ class DraftScheduler:
         grown, self._grown = self._grown, []
         for one, place in grown:
             if one.num_places == place and one.state is SequenceStatus.RUNNING and one not in nums:
-                self._state.shrink(one, one.num_computed + (one.last_step == step))
+                self._state.shrink(one, one.num_begun + (one.last_step == step))
         return nums
 
     def stepped(self, plan: StepPlan, seconds: float) -> None:
@@ -193,7 +193,7 @@ class DraftScheduler:
         cache = self._state.cache
         wanted = 0
         for one in self._state.running:
-            end = cache.sizes.blocks_for(one.num_computed + max(0, one.num_missing))
+            end = cache.sizes.blocks_for(one.num_begun + max(0, one.num_missing))
             wanted += max(0, end - len(one.table.blocks)) + (one.table.shared_tail >= 0)
         return cache.num_free - wanted
 
@@ -212,7 +212,7 @@ class DraftScheduler:
 
     def _grow(self, sequence: Sequence, num: int) -> int:
         """Allocates blocks for `num` drafts behind the row's own token; returns the number for which they suffice."""
-        cache, first = self._state.cache, sequence.num_computed + 1
+        cache, first = self._state.cache, sequence.num_begun + 1
         if not cache.grow(sequence.table, first + num):
             num = min(num, len(sequence.table.blocks) * cache.block_size - first)
         sequence.capacity = len(sequence.table.blocks) * cache.block_size
@@ -228,7 +228,7 @@ def _num_new(plan: StepPlan) -> int:
 def _is_due(sequence: Sequence) -> bool:
     if sequence.drafting is None or sequence.group.holds_back:
         return False
-    return len(sequence.tokens) - sequence.num_computed == 1 and sequence.state is SequenceStatus.RUNNING
+    return len(sequence.tokens) - sequence.num_begun == 1 and sequence.state is SequenceStatus.RUNNING
 
 
 def _news(sequence: Sequence) -> int:

@@ -32,7 +32,11 @@ class InFlightStep:
 class InFlightSteps:
     """The queue of planned steps of one scheduler."""
 
-    def __init__(self, state: SchedulerState, outputs: Outputs, drafts: DraftScheduler, pace: StepRates) -> None:
+    def __init__(
+        self, state: SchedulerState, outputs: Outputs, drafts: DraftScheduler, pace: StepRates, *, marks: bool = False
+    ) -> None:
+        """`marks`: sequences are to know how many of their tokens are in flight."""
+        self._marks = marks
         self._state = state
         self._outputs = outputs
         self._drafts = drafts
@@ -46,6 +50,9 @@ class InFlightSteps:
     def begin(self, plan: StepPlan, rows: list[Sequence], now: float) -> None:
         """Adds a step that was just planned."""
         self._in_flight.append(InFlightStep(plan, rows, [one.num_places for one in rows], now))
+        if self._marks:
+            for one, num in zip(rows, plan.query_lens, strict=True):
+                one.num_flying += num
 
     def under_way(self) -> dict[Sequence, tuple[int, int]]:
         """Returns, per sequence in flight, the tokens being computed and the tokens being sampled."""
@@ -62,6 +69,8 @@ class InFlightSteps:
         """Applies the result of the oldest step, which must be `plan`; returns events and failures."""
         step = self._in_flight.popleft()
         assert step.plan is plan, "steps are applied in the order in which they were planned"
+        if self._marks:
+            self._unmark(step)
         # A step that was planned while another was computed began when that one ended.
         seconds, self._landed_s = now - max(step.planned_s, self._landed_s), now
         self._pace.record(seconds, plan.num_tokens)
@@ -93,6 +102,12 @@ class InFlightSteps:
             else:
                 self._leave_unsampled(sequence, result.pooled.get(i), now)
         return events, failures
+
+    def _unmark(self, step: InFlightStep) -> None:
+        """Takes the tokens of a step from those in flight."""
+        for one, place, num in zip(step.rows, step.places, step.plan.query_lens, strict=True):
+            if one.num_places == place and one.state is SequenceStatus.RUNNING:
+                one.num_flying -= num
 
     def _leave_unsampled(self, sequence: Sequence, vector: bytes | None, now: float) -> None:
         """Advances a row that samples nothing: a part of a prompt, or the end of one that is pooled."""

@@ -15,6 +15,7 @@ from sluice_server.engine.scheduler.group import SequenceGroup
 from sluice_server.engine.scheduler.prefill_shares import PrefillRoundRobin
 from sluice_server.engine.scheduler.sequence import Sequence, SequenceStatus
 from sluice_server.engine.scheduler.settings import SchedulerSettings
+from sluice_server.engine.scheduler.stage_shares import decode_share, prompt_share
 from sluice_server.engine.scheduler.state import SchedulerState
 
 
@@ -53,8 +54,9 @@ class Planner:
         """Sets the budget of the following steps to a share of the most tokens; one token at least is left."""
         self.budget = max(1, int(self._most * share))
 
-    def plan(self, now: float) -> StepPlan | None:
-        """Returns the next step; None when there is nothing to do."""
+    def plan(self, now: float, *, is_beside: bool = False) -> StepPlan | None:
+        """Returns the next step; None when there is nothing to do. `is_beside`: others are in flight, whose sequences
+        are not preempted."""
         self.step += 1
         self.rows, self._lens, self._num_drafts, self._now = [], [], {}, now
         self._state.begin(now)
@@ -68,7 +70,7 @@ class Planner:
         self._prefill(prefills)
         if self._drafts.is_pending:
             self._draft()
-        if not self.rows:
+        if not self.rows and not is_beside:
             self._last_resort()
         return self._write() if self.rows else None
 
@@ -99,13 +101,14 @@ class Planner:
         """Returns the running sequences that are one token behind (decodes), and those that miss more (prefills)."""
         decodes, prefills = [], []
         for one in self._state.running:
-            if not one.group.holds_back and len(one.tokens) - one.num_computed == 1:
+            if not one.group.holds_back and len(one.tokens) - one.num_computed - one.num_flying == 1:
                 decodes.append(one)
             elif one.num_missing > 0:
                 prefills.append(one)
-        if len(decodes) > self.budget:
+        most = min(self.budget, decode_share(len(decodes), self._state.running, self._settings.num_stages))
+        if len(decodes) > most:
             decodes.sort(key=lambda one: one.last_step)  # least recently served first: no sequence starves
-            del decodes[self.budget :]
+            del decodes[most:]
         return decodes, prefills
 
     def _let_in(self, decodes: list[Sequence], prefills: list[Sequence]) -> None:
@@ -123,7 +126,7 @@ class Planner:
         if len(decodes) > self._state.cache.num_free:  # blocks may run out: serve in order
             decodes.sort(key=_key)
         for one in decodes:
-            if one.num_computed < one.capacity and one.group.credit is None:
+            if one.num_computed + one.num_flying < one.capacity and one.group.credit is None:
                 one.last_step = self.step
                 self.rows.append(one)
             elif one.state is SequenceStatus.RUNNING and one.num_missing == 1:  # not preempted or held by now
@@ -137,6 +140,7 @@ class Planner:
         if not here or not budget:
             return
         here.sort(key=_key)
+        budget = prompt_share(here, self._state.running, budget, self._settings.num_stages)
         decodes = len(self.rows)
         if most_pooled := self._most_pooled(self.rows):
             shares = self._prefill_shares.share_beside(here, budget, most_pooled)
@@ -159,7 +163,7 @@ class Planner:
     def _take(self, sequence: Sequence, num: int) -> bool:
         """Adds the sequence to the step with `num` tokens; may preempt others. Returns False if blocks are short."""
         cache = self._state.cache
-        while not cache.grow(sequence.table, sequence.num_computed + num):
+        while not cache.grow(sequence.table, sequence.num_begun + num):
             victim = victims.idle(self._state.running, self.step) or victims.behind(
                 self._state.running, sequence, self.step, self._settings.max_preemptions
             )
@@ -173,7 +177,7 @@ class Planner:
     def _enrol(self, sequence: Sequence, num: int) -> None:
         group = sequence.group
         sequence.num_blocks_planned = min(
-            sequence.num_blocks_planned, sequence.num_computed // self._state.cache.block_size
+            sequence.num_blocks_planned, sequence.num_begun // self._state.cache.block_size
         )
         sequence.capacity = len(sequence.table.blocks) * self._state.cache.block_size
         sequence.last_step = self.step
@@ -241,13 +245,12 @@ class Planner:
                 yield from (one for one in group.sequences if one.slot >= 0 and one.is_idle)
 
     def _write(self) -> StepPlan:
-        rows, lens = self.rows, self._lens
+        rows, lens, starts = self.rows, self._lens, [one.num_computed + one.num_flying for one in self.rows]
         token_ids: list[int] = []
         samples: list[bool] = []
         drafts: dict[int, int] = {}
         parents: dict[int, tuple[int, ...]] = {}
-        for i, (one, num) in enumerate(zip(rows, lens, strict=True)):
-            start = one.num_computed
+        for i, (one, num, start) in enumerate(zip(rows, lens, starts, strict=True)):
             if num == 1:
                 token_ids.append(one.tokens[start])
                 samples.append(start + 1 == len(one.tokens))
@@ -264,7 +267,7 @@ class Planner:
             step=self.step,
             slots=[one.slot for one in rows],
             query_lens=lens,
-            starts=[one.num_computed for one in rows],
+            starts=starts,
             token_ids=token_ids,
             samples=samples,
             placements=self._state.take_placements(),

@@ -29,6 +29,7 @@ from sluice_server.engine.scheduler.policies import make_policy
 from sluice_server.engine.scheduler.resizing import CacheResizer
 from sluice_server.engine.scheduler.sequence import SequenceStatus
 from sluice_server.engine.scheduler.settings import SchedulerSettings
+from sluice_server.engine.scheduler.stage_planner import StagePlanner
 from sluice_server.engine.scheduler.state import SchedulerState
 from sluice_server.engine.scheduler.step_rates import StepRates
 from sluice_server.engine.scheduler.validation import RequestValidator
@@ -40,7 +41,7 @@ DEFAULTS = SchedulerSettings()
 
 class Scheduler:
     """Owns every open request. Plans are applied in the order in which they were made. `plan` is called when no step is
-    in flight, `plan_ahead` while the last one still is; all other methods may be called at any time in between."""
+    in flight, `plan_ahead` while some are; all other methods may be called at any time in between."""
 
     def __init__(  # noqa: PLR0913 # the parts and sizes of a scheduler
         self,
@@ -74,8 +75,13 @@ class Scheduler:
             controller = SpeculationController(settings.max_draft_tokens, settings.max_draft_width)
         self._drafts = DraftScheduler(self._state, self._outputs, controller, settings.max_draft_width)
         self._planner = Planner(self._state, admission, self._drafts, settings, max_num_batched_tokens)
-        self._in_flight = InFlightSteps(self._state, self._outputs, self._drafts, self.pace)
-        self._async_planner = AsyncPlanner(self._state, self._planner, self._drafts, self._in_flight)
+        is_staged = settings.num_stages > 1
+        self._in_flight = InFlightSteps(self._state, self._outputs, self._drafts, self.pace, marks=is_staged)
+        self._ahead: AsyncPlanner | StagePlanner = (
+            StagePlanner(self._planner)
+            if is_staged
+            else AsyncPlanner(self._state, self._planner, self._drafts, self._in_flight)
+        )
         self._num_added = 0
         self._due: list[SequenceGroup] = []  # requests with outputs that may be complete without a step
         self._ended: list[Sampled] = []  # events of what ended between steps
@@ -130,6 +136,11 @@ class Scheduler:
         """Whether a step would do anything. Paused requests do not count."""
         state = self._state
         return bool(state.waiting or self._due or self._ended) or any(one.num_missing > 0 for one in state.running)
+
+    @property
+    def takes_drafts_ahead(self) -> bool:
+        """Whether drafts may be asked for, and offered, before `plan_ahead`."""
+        return self._ahead.awaits_drafts and self.has_work
 
     def add(self, request: EngineRequest) -> None:
         """Queues a request. Raises ServiceError: bad parameters, duplicate id, queue full, deadline, or never fits."""
@@ -278,8 +289,8 @@ class Scheduler:
         return self._begin(self._planner.plan(now), now)
 
     def plan_ahead(self, now: float) -> StepPlan | None:
-        """Returns the next step; None if it depends on what the steps in flight sample."""
-        return self._begin(self._async_planner.plan(now), now)
+        """Returns the next step; None if it depends on what the steps in flight sample, or there is nothing to do."""
+        return self._begin(self._ahead.plan(now), now)
 
     def take_preempted(self) -> list[str]:
         """Returns the ids of requests preempted since the last call, which now wait for another slot."""

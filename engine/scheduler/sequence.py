@@ -63,6 +63,7 @@ class Sequence:
     slot: int = NO_SLOT
     adapter_slot: int = NO_ADAPTER  # of its request's adapter, while it holds a slot
     num_computed: int = 0
+    num_flying: int = 0  # tokens that steps in flight compute, where others are planned beside them (stages)
     capacity: int = 0  # tokens that its blocks hold without a call of the cache
     num_blocks_planned: int = 0  # blocks of the table that plans have carried to the runner
     # (group, first index, number) of blocks that were freed since, behind a window
@@ -91,8 +92,13 @@ class Sequence:
 
     @property
     def num_missing(self) -> int:
-        """Number of tokens that may be computed now."""
-        return self.group.num_ready(self) - self.num_computed
+        """Number of tokens that may be computed now, and that no step in flight computes."""
+        return self.group.num_ready(self) - self.num_computed - self.num_flying
+
+    @property
+    def num_begun(self) -> int:
+        """Number of tokens that are computed, or will be by the steps in flight."""
+        return self.num_computed + self.num_flying
 
     @property
     def is_pooled(self) -> bool:
@@ -102,4 +108,4 @@ class Sequence:
     @property
     def is_idle(self) -> bool:
         """Whether it has no token to compute until its client grants credit or sends input; for running sequences."""
-        return self.group.is_held and self.num_missing <= 0
+        return self.group.is_held and self.num_missing <= 0 and not self.num_flying

@@ -32,6 +32,7 @@ class SchedulerSettings:
         drafts_forced: only outputs under a grammar are drafted for, and prompts are not read for that.
         adapts_drafts: measured costs and acceptance decide the length of drafts; else they are as long as they may be.
         adapter_turn_s: seconds that a request waits for its adapter before others have to make room for it.
+        num_stages: stages of a pipeline, each of which computes another step; work is shared out among so many.
         costs: rates of moving blocks and of computing tokens; None without a lower tier.
     """
 
@@ -52,6 +53,7 @@ class SchedulerSettings:
     drafts_forced: bool = False
     adapts_drafts: bool = True
     adapter_turn_s: float = DEFAULTS.adapter_turn_s
+    num_stages: int = DEFAULTS.pipeline_parallel_size
     costs: PreemptionCosts | None = None
 
 
@@ -72,6 +74,7 @@ def settings_of(config: EngineConfig, costs: PreemptionCosts | None = None) -> S
         drafts_forced=config.speculation == "grammar",
         adapts_drafts=config.draft_length == "adaptive",
         adapter_turn_s=config.adapter_turn_s,
+        num_stages=config.pipeline_parallel_size,
         costs=costs,
     )
 

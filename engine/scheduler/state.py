@@ -303,7 +303,7 @@ class SchedulerState:
         sequence.slot = NO_SLOT
         self.adapters.give(sequence.group.request)
         sequence.adapter_slot = NO_ADAPTER
-        sequence.num_computed = sequence.capacity = sequence.num_blocks_planned = 0
+        sequence.num_computed = sequence.capacity = sequence.num_blocks_planned = sequence.num_flying = 0
         sequence.freed.clear()
         sequence.candidates = None
         if sequence.drafting is not None:

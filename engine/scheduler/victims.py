@@ -13,10 +13,10 @@ from sluice_server.engine.scheduler.sequence import Sequence
 
 
 def is_free(sequence: Sequence, step: int) -> bool:
-    """Whether the sequence may be preempted: it is not in this step, and neither is another beam of its search."""
+    """Whether the sequence may be preempted: neither it nor another beam of its search is in this step or in flight."""
     if sequence.group.beam is None:
-        return sequence.last_step != step
-    return all(one.last_step != step for one in sequence.group.sequences)
+        return sequence.last_step != step and not sequence.num_flying
+    return all(one.last_step != step and not one.num_flying for one in sequence.group.sequences)
 
 
 def idle(running: Iterable[Sequence], step: int) -> Sequence | None:

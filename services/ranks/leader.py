@@ -4,6 +4,7 @@ import contextlib
 import logging
 import os
 import time
+from collections import defaultdict
 from collections.abc import Callable, Container
 
 from sluice_server.engine.config import EngineConfig
@@ -57,6 +58,8 @@ class RankGroup:
         self._sockets = sockets
         self._own = own
         self._ready: list[RankReady] = []
+        self._launched: defaultdict[int, dict[int, Launched]] = defaultdict(dict)  # by number and rank
+        self._awaited = 1  # number of the launch whose end was awaited last
         self._moved: list[Moved] = []
         sockets.epoch = own.epoch
 
@@ -162,18 +165,12 @@ class RankGroup:
         """Implements `Workers.launched`."""
         patient_s = patience_s(self.step_s())
         until_s = time.monotonic() + patient_s
-        found: dict[int, Launched] = {}
-        while len(found) < self.size - 1:
-            report = self._receive(time_left(until_s))
-            if report is None:
-                if not time_left(until_s):
-                    missing = ", ".join(map(str, self._missing(found)))
-                    raise RankLost(f"rank {missing} has not said for {patient_s:.1f} s how launch {num} ended: stuck")
-            elif isinstance(report, Launched):
-                if report.num != num:
-                    raise RankLost(f"rank {report.rank} is at launch {report.num}, rank 0 at {num}")
-                found[report.rank] = report
-        return list(found.values())
+        self._awaited = num
+        while len(self._launched[num]) < self.size - 1:
+            if self._receive(time_left(until_s)) is None and not time_left(until_s):
+                missing = ", ".join(map(str, self._missing(self._launched[num])))
+                raise RankLost(f"rank {missing} has not said for {patient_s:.1f} s how launch {num} ended: stuck")
+        return list(self._launched.pop(num).values())
 
     def close(self) -> None:
         """Ends the connections; the other ranks end when they see it."""
@@ -198,7 +195,8 @@ class RankGroup:
                 logger.info("waiting for rank %s %s", names, what)
 
     def _receive(self, timeout_s: float) -> Report | None:
-        """Returns a report of this start of the group. Raises RankLost when a rank ends."""
+        """Returns a report of this start of the group; ends of launches and of transfers are kept until they are asked
+        for. Raises RankLost when a rank ends."""
         frame = self._sockets.receive(timeout_s)
         if frame is None:
             return None
@@ -211,10 +209,17 @@ class RankGroup:
             return None
         if isinstance(report, Moved):
             self._moved.append(report)
-            return None
+        if isinstance(report, Launched):
+            self._note_launched(report)
         if isinstance(report, RankEnded):
             raise RankLost(f"rank {report.rank} has ended: {report.reason}")
         return report
+
+    def _note_launched(self, report: Launched) -> None:
+        """Keeps how a launch ended until it is awaited: other stages may be ahead. Raises RankLost for any other."""
+        if not self._awaited <= report.num <= self._awaited + self.shape.pipeline_size:
+            raise RankLost(f"rank {report.rank} is at launch {report.num}, rank 0 at {self._awaited}")
+        self._launched[report.num][report.rank] = report
 
 
 def open_group(engine: EngineConfig, service: ServiceConfig, process_id: str, configuration: str) -> RankGroup:

@@ -11,12 +11,14 @@ from sluice_server.engine.config import EngineConfig
 from sluice_server.engine.errors import OutOfDeviceMemory
 from sluice_server.engine.parallel.messages import Launch
 from sluice_server.engine.parallel.worker import RankWorker
+from sluice_server.engine.request import EngineRequest, SamplingParams
 from sluice_server.engine.worker.runner import Runner
-from tests.engine.parallel.test_rank_engine import HOST, SMALL, sampled, scores
+from tests.engine.parallel.test_rank_engine import HOST, SMALL, sampled, scores, structured
 from tests.engine.parallel.test_rank_models import SHAPES
 from tests.engine.parallel.thread_ranks import threaded
 from tests.engine.test_engine_oracle import ROOMY, make_engine, run, some_prompts
 from tests.engine.test_engine_search import run as run_search
+from tests.engine.test_structured_output import run as run_structured
 from tests.oracle.checkpoints import make_checkpoint
 
 SIZES = [(1, 2), pytest.param((2, 2), marks=pytest.mark.long)]
@@ -65,6 +67,53 @@ def test_several_outputs_with_penalties_and_drafts(llama: Path, size: tuple[int,
     want = sampled(make_engine(llama, SMALL))
     with threaded(llama, over(SMALL, size, speculation=speculation, draft_length="fixed")) as engine:
         assert sampled(engine) == want
+
+
+@pytest.mark.parametrize("num", [2, 3])
+def test_every_stage_computes_another_step(llama: Path, num: int) -> None:
+    """Requests take turns, and one prompt is cut in parts; a step is awaited when those behind it are under way."""
+    prompts = some_prompts(SHAPES["llama-biases"].vocab, 6)
+    want = run(make_engine(llama, ROOMY), prompts)
+    for given in (prompts, {"one": next(iter(prompts.values())) * 3}):
+        with threaded(llama, over(ROOMY, (1, num))) as engine:
+            found = run(engine, given)
+            assert found == want or len(given) == 1
+            workers = engine.runner._workers  # type: ignore[attr-defined] # of a group
+            assert workers.num_ahead == num - 1
+
+
+@pytest.mark.parametrize("speculation", ["none", "ngram"])
+def test_grammars(tmp_path: Path, speculation: str) -> None:
+    """A row's mask is made when rank 0 computes the step, behind the tokens of the steps before."""
+    directory, asked = structured(tmp_path)
+    config = dataclasses.replace(SMALL, kv_cache_tokens=320)
+    want = run_structured(make_engine(directory, config), asked)
+    with threaded(directory, over(config, (1, 2), speculation=speculation, draft_length="fixed")) as engine:
+        assert run_structured(engine, asked) == want
+
+
+def test_cancelled_requests_leave_nothing_behind(llama: Path) -> None:
+    """Their slots and blocks are taken by others while a stage still computes for them."""
+    params: dict[str, Any] = {"temperature": 0.9, "seed": 5}
+    prompts = some_prompts(SHAPES["llama-biases"].vocab, 4)
+    config = dataclasses.replace(ROOMY, max_num_seqs=6, kv_cache_tokens=6 * 64)
+    want = run(make_engine(llama, config), prompts, max_tokens=40, repetition_penalty=1.3, **params)
+    with threaded(llama, over(config, (1, 3))) as engine:
+        for name, prompt in prompts.items():
+            asked = SamplingParams(max_tokens=40, ignore_eos=True, repetition_penalty=1.3, **params)
+            engine.add(EngineRequest(name, tuple(prompt), asked))
+        found: dict[str, list[int]] = {name: [] for name in prompts}
+        for turn in range(1000):
+            if not any(name in engine.scheduler._state.groups for name in prompts):
+                break
+            params_of_other = SamplingParams(max_tokens=9, seed=turn)
+            engine.add(EngineRequest(f"{turn}", tuple(range(3, 5 + turn % 30)), params_of_other))
+            for event in engine.step().sampled:
+                found.get(event.request_id, []).extend(event.token_ids)
+            running = [one.group.request_id for one in engine.scheduler._state.running]
+            for name in [name for name in running if name not in want][: turn % 3]:
+                engine.cancel(name)
+        assert found == want
 
 
 def test_a_draft_model_of_rank_0(llama: Path) -> None:

@@ -183,15 +183,21 @@ def test_the_tokens_of_one_rank_that_adds_as_many_parts(llama: Path, formats: di
             assert run(engine, prompts) == want
 
 
-@pytest.mark.parametrize("size", SIZES)
-def test_grammars(tmp_path: Path, size: int) -> None:
-    """Rank 0 alone masks and samples; with drafts it reads masks at several places of a sequence."""
-    directory = make_checkpoint(tmp_path, dataclasses.replace(SHAPES["llama-biases"], vocab=404, context=1024))
+def structured(folder: Path) -> tuple[Path, dict[str, SamplingParams]]:
+    """A model with a tokenizer, and requests with grammars."""
+    directory = make_checkpoint(folder, dataclasses.replace(SHAPES["llama-biases"], vocab=404, context=1024))
     byte_level_bpe(directory)
     asked = {
         name: SamplingParams(max_tokens=120, temperature=1.0, seed=at, n=2, grammar=schema_grammar(SCHEMAS[name]))
         for at, name in enumerate(("person", "order", "tree"))
     }
+    return directory, asked
+
+
+@pytest.mark.parametrize("size", SIZES)
+def test_grammars(tmp_path: Path, size: int) -> None:
+    """Rank 0 alone masks and samples; with drafts it reads masks at several places of a sequence."""
+    directory, asked = structured(tmp_path)
     config = dataclasses.replace(SMALL, kv_cache_tokens=320)
     want = run_structured(make_engine(directory, config), asked)
     with threaded(directory, over(config, size, speculation="ngram", draft_length="fixed")) as engine:

@@ -6,6 +6,7 @@ Stages pass hidden states through the memory that processes would share.
 import contextlib
 import queue
 import threading
+from collections import defaultdict
 from collections.abc import Iterator
 from pathlib import Path
 from typing import NamedTuple
@@ -17,7 +18,7 @@ from sluice_server.engine.kv_cache.tiers import Move
 from sluice_server.engine.models.config import read_config
 from sluice_server.engine.models.limits import limits_of
 from sluice_server.engine.parallel.build import RankPart, build_rank
-from sluice_server.engine.parallel.messages import Allocate, Launched, Moved, Order, SaveBlocks
+from sluice_server.engine.parallel.messages import Allocate, Launch, Launched, Moved, Order, SaveBlocks
 from sluice_server.engine.parallel.options import shape_of
 from sluice_server.engine.parallel.ranks import Ranks
 from sluice_server.engine.parallel.shape import ParallelShape
@@ -85,6 +86,9 @@ class ThreadWorkers:
         limits = limits_of(config, model, 1 << 20)
         self._moved: list[Moved] = []
         self._saved: queue.Queue[int] = queue.Queue()
+        self._launched: defaultdict[int, list[Launched]] = defaultdict(list)
+        self._num_sent = 0  # launches
+        self.num_ahead = 0  # of them, those that rank 0 had not computed when it waited for another, at most
         parts = [
             RankPart(config_of_rank(config, 0, at), model, directory, limits, rank.shape, rank.sums, rank.stages)
             for at, rank in enumerate(ranks[1:], 1)
@@ -101,6 +105,7 @@ class ThreadWorkers:
 
     def send(self, order: Order) -> None:
         self.orders.append(order)
+        self._num_sent += isinstance(order, Launch)
         for inbox in self._inboxes:
             inbox.put(order)
 
@@ -119,9 +124,12 @@ class ThreadWorkers:
             self._saved.get(timeout=WAIT_S)
 
     def launched(self, num: int) -> list[Launched]:
-        found = [self._answers.get(timeout=WAIT_S) for _ in self._threads]
-        assert [one.num for one in found if isinstance(one, Launched)] == [num] * len(self._threads)
-        return [one for one in found if isinstance(one, Launched)]
+        self.num_ahead = max(self.num_ahead, self._num_sent - num)
+        while len(self._launched[num]) < len(self._threads):
+            one = self._answers.get(timeout=WAIT_S)
+            assert isinstance(one, Launched) and num <= one.num < num + self.shape.pipeline_size
+            self._launched[one.num].append(one)
+        return self._launched.pop(num)
 
     def close(self) -> None:
         for inbox in self._inboxes:

@@ -5,9 +5,10 @@
 Events: submit, step with drafts right and wrong, cancel of a request or of one output, a preemption out of the blue, a
 cache that grows or shrinks, grant, append, close, update, a failing row, a full queue; requests of every kind (several
 outputs, searches, credit, open input, resumed ones, pooled ones); in pools so small that preemption is the rule; with
-up to two steps in flight while the next is planned; in a quarter of the seeds for adapters that outnumber their slots.
-After each event the cheap invariants are checked (I1 to I7 of the reliability notes as far as a scheduler can break
-them), the full ones every thousand. Equal seeds give equal traces (I9): the SHA-256 of the trace is printed last.
+up to two steps in flight while the next is planned, decodes ahead of their tokens or, of stages, other sequences; in
+a quarter of the seeds for adapters that outnumber their slots. After each event the cheap invariants are checked (I1
+to I7 of the reliability notes as far as a scheduler can break them), the full ones every thousand. Equal seeds give
+equal traces (I9): the SHA-256 of the trace is printed last.
 """
 
 import argparse
@@ -40,6 +41,7 @@ LIMITS = Limits(context_length=96, vocab_size=VOCAB)
 SIZE = 4
 FULL_CHECK_EVENTS = 1000
 MOST_IDLE = 4  # steps in a row without a row, in which an adapter's slot changes hands
+STAGES = (1, 1, 1, 2, 1, 1, 3)  # by seed
 PATIENCE_STEPS = 3000  # in which a request without deadline must have moved: no request starves
 
 
@@ -74,6 +76,7 @@ class Simulation:
             max_draft_tokens=rng.choice((0, 1, 3, 9)),
             max_draft_width=(1, 1, 2, 4)[seed % 4],  # of half the seeds the histories are of chains alone
             adapts_drafts=rng.random() < 0.3,
+            num_stages=STAGES[seed % len(STAGES)],
         )
         self.adapters = FakeAdapters(random.Random(f"adapters {seed}"), seed % 4 == 2)
         books = self.adapters.requests
@@ -82,9 +85,10 @@ class Simulation:
         self.runner = FakeRunner(num_slots, self.max_blocks, SIZE, num_host, rng, len(windows))
         self.proposer = FakeProposer(rng, rng.choice((0.3, 0.8, 1.0)))
         self.ledger = Ledger(SIZE)
-        self.depth = seed % 3  # steps in flight while the next one is planned
+        # Steps in flight while the next one is planned:
+        self.depth = seed % 3 if self.settings.num_stages == 1 else self.settings.num_stages - 1
         self.in_flight: deque[tuple[StepPlan, StepResult]] = deque()
-        self.num_ahead = 0  # steps that were planned so
+        self.num_ahead = self.num_beside = 0  # steps that were planned so, one token ahead or of stages
         self.num_idle = 0  # steps in a row that computed nothing, while an adapter's slot changes hands
         self.num_trees = 0  # of drafts that were verified
         self.num_resizes = self.num_evacuated = 0
@@ -254,13 +258,7 @@ class Simulation:
             self.ledger.end(request_id, "failed" if is_loss(error) else "deadline")
         for move, is_good in self.runner.moved():
             self.cache.moved(move, is_good)
-        plan = self.scheduler.plan_ahead(self.now) if self.in_flight else None
-        self.num_ahead += plan is not None
-        if plan is None:
-            self.land(0)
-            self.evacuate()
-            self.draft()
-            plan = self.scheduler.plan(self.now)
+        plan = self.plan()
         self.adapters.carry_out()
         self.runner.move(self.cache.take_moves())
         if plan is None or self.rng.random() < 0.1:  # an engine does it only while it is idle
@@ -273,6 +271,22 @@ class Simulation:
         self.check_writes(plan)
         self.launch(plan)
         self.land(self.depth)
+
+    def plan(self) -> StepPlan | None:
+        """Returns the next step, once those in flight that it depends on are applied."""
+        while self.in_flight:
+            if self.scheduler.takes_drafts_ahead:
+                self.draft()
+            plan = self.scheduler.plan_ahead(self.now)
+            if plan is not None:
+                self.num_ahead += self.settings.num_stages == 1
+                self.num_beside += self.settings.num_stages > 1
+                return plan
+            self.runner.move(self.cache.take_moves())
+            self.land(len(self.in_flight) - 1)
+        self.evacuate()
+        self.draft()
+        return self.scheduler.plan(self.now)
 
     def draft(self) -> None:
         """Offers drafts to some sequences, often to none."""

@@ -81,6 +81,7 @@ def test_the_histories_reach_everything() -> None:
     """The histories contain preemptions, hits and the rest, or the simulation would prove nothing about them."""
     ends: dict[str, int] = {}
     drafted = accepted = preemptions = recomputed = hits = evictions = resorts = swaps = ahead = trees = pooled = 0
+    beside = 0
     tiers = TierStats()
     for seed in range(15):
         simulation = Simulation(seed)
@@ -96,6 +97,7 @@ def test_the_histories_reach_everything() -> None:
         evictions += simulation.cache.stats.evictions
         swaps += simulation.scheduler.num_swaps
         ahead += simulation.num_ahead
+        beside += simulation.num_beside
         trees += simulation.num_trees
         pooled += simulation.ledger.num_pooled
         if simulation.cache.tiers is not None:
@@ -104,6 +106,6 @@ def test_the_histories_reach_everything() -> None:
                 setattr(tiers, field.name, getattr(tiers, field.name) + own)
     assert min(ends.values()) > 10, ends
     assert preemptions > 150 and recomputed > 500 and hits > 500 and evictions > 500, (preemptions, recomputed)
-    assert resorts > 0 and swaps > 50 and ahead > 1500 and trees > 500 and pooled > 300
+    assert resorts > 0 and swaps > 50 and ahead > 1500 and beside > 1500 and trees > 500 and pooled > 300
     assert accepted > 500 and drafted - accepted > 500
     assert min(dataclasses.astuple(tiers)) > 100, tiers

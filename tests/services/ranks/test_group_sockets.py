@@ -115,6 +115,20 @@ def test_a_second_group_with_the_same_paths_is_refused(pair: Pair) -> None:
     open_sockets(pair.addresses, "engine-0", ["worker-0-1"]).close()
 
 
+def test_the_end_of_a_launch_is_kept_until_it_is_awaited(pair: Pair) -> None:
+    """A rank of an earlier stage is ahead, and rank 0 looks at the others between two steps."""
+    joined(pair)
+    for num in (1, 2):
+        pair.rank.tell(Launched(1, num))
+        while num not in pair.group._launched:
+            pair.group.look()
+    assert pair.group.launched(1) == [Launched(1, 1)]
+    assert pair.group.launched(2) == [Launched(1, 2)]
+    pair.rank.tell(Launched(1, 9))
+    with pytest.raises(RankLost, match="rank 1 is at launch 9, rank 0 at 3"):
+        pair.group.launched(3)
+
+
 def test_a_rank_that_listens_on_the_network_needs_a_key() -> None:
     addresses = {"engine-0": "tcp://127.0.0.1:1", "worker-0-1": "tcp://127.0.0.1:2"}
     with pytest.raises(ServiceError, match=r"--ring-keys: is needed for tcp://127\.0\.0\.1:1: TCP is always encrypted"):
