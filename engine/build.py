@@ -170,7 +170,7 @@ def build_engine(  # noqa: PLR0913 # all that an engine is made of
         model_config.eos_ids,
         config.max_num_seqs,
         config.max_num_batched_tokens,
-        settings_of(config, costs),
+        settings_of(config, costs, 1 if workers is None else 1 + workers.depth),
         NO_ADAPTERS if adapters is None else adapters.requests,
         None if images is None else ImageBooks(config.encoder_cache_bytes, images.row_bytes),
     )
@@ -183,7 +183,7 @@ def build_engine(  # noqa: PLR0913 # all that an engine is made of
     if workers is not None:
         shape, drafts = workers.shape, drafter is not None
         own = workers.sums, time.monotonic, workers.stages
-        runner = GroupRunner(plain, workers, shape.members, *own, depth=shape.pipeline_size - 1, drafts_in_cache=drafts)
+        runner = GroupRunner(plain, workers, shape.members, *own, depth=workers.depth, drafts_in_cache=drafts)
     engine = Engine(
         scheduler,
         runner,

@@ -43,6 +43,10 @@ class Workers(Protocol):
     def stages(self) -> Stages | None:
         """The connections of rank 0 with other stages; None where there is one stage."""
 
+    @property
+    def depth(self) -> int:
+        """Steps that other stages may compute before rank 0 comes to them."""
+
     def send(self, order: Order) -> None:
         """Sends an order to every rank; returns at once."""
 

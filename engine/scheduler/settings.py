@@ -53,11 +53,11 @@ class SchedulerSettings:
     drafts_forced: bool = False
     adapts_drafts: bool = True
     adapter_turn_s: float = DEFAULTS.adapter_turn_s
-    num_stages: int = DEFAULTS.pipeline_parallel_size
+    num_stages: int = 1
     costs: PreemptionCosts | None = None
 
 
-def settings_of(config: EngineConfig, costs: PreemptionCosts | None = None) -> SchedulerSettings:
+def settings_of(config: EngineConfig, costs: PreemptionCosts | None = None, num_stages: int = 1) -> SchedulerSettings:
     """Returns the scheduler's part of the engine's settings. Raises ServiceError for malformed weights."""
     return SchedulerSettings(
         policy=config.scheduling_policy,
@@ -74,7 +74,7 @@ def settings_of(config: EngineConfig, costs: PreemptionCosts | None = None) -> S
         drafts_forced=config.speculation == "grammar",
         adapts_drafts=config.draft_length == "adaptive",
         adapter_turn_s=config.adapter_turn_s,
-        num_stages=config.pipeline_parallel_size,
+        num_stages=num_stages,
         costs=costs,
     )
 

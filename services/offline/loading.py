@@ -6,6 +6,7 @@ from typing import NamedTuple
 
 from sluice_server.engine.build import BuiltEngine
 from sluice_server.engine.models.registry import read_served
+from sluice_server.engine.parallel.options import check_parallel
 from sluice_server.engine.plugins.entry_points import find_plugins
 from sluice_server.engine.worker.host.allocator import give_back
 from sluice_server.engine.worker.startup.memory import give_back_unused
@@ -20,6 +21,7 @@ from sluice_server.services.media.processor import read_processor
 from sluice_server.services.media.serving import limits_for
 from sluice_server.services.offline.options import OfflineConfig
 from sluice_server.services.process.background import num_compilers
+from sluice_server.services.ranks.settings import config_of_rank
 from sluice_server.services.tokenizer.constraints import Constraints
 from sluice_server.services.tokenizer.encoding import TextEncoder
 from sluice_server.services.tokenizer.found_sections import Parsers
@@ -62,7 +64,14 @@ def load(settings: OfflineConfig) -> LoadedPipeline:
         if limits.images is not None:
             workers = stack.enter_context(contextlib.closing(ImageWorkers(read_processor(directory, limits.images))))
             images = PromptImages(PixelCache(workers), limits, InlineExecutor())
-        built, revision = load_engine(engine, contents, model, limits)
+        group = None
+        if engine.num_ranks > 1 and model.encoder is None:  # an encoder refuses them by name
+            check_parallel(engine).check(model)  # before processes are started
+            from sluice_server.services.ranks.started import started  # loads sockets, which one rank does without
+
+            group = stack.enter_context(started(engine, service, contents.configuration))
+            engine = config_of_rank(engine)
+        built, revision = load_engine(engine, contents, model, limits, group)
         stack.callback(built.close)
     except BaseException:
         stack.close()

@@ -9,7 +9,8 @@ from typing import Any, NamedTuple
 
 from sluice_server.engine.config import EngineConfig
 from sluice_server.services.checks.settings import check
-from sluice_server.services.config import ServiceConfig, bad_setting
+from sluice_server.services.config import ServiceConfig
+from sluice_server.services.ranks.settings import check_cores
 
 OF_SERVICE = frozenset(
     {
@@ -20,6 +21,7 @@ OF_SERVICE = frozenset(
         "tool_call_parser",
         "reasoning_parser",
         "trust_chat_content",
+        "allow_shared_cores",
     }
 )  # others: processes, network, telemetry
 # Options of an engine that are for servers alone, and their values here: a batch is queued as a whole, in the order of
@@ -60,9 +62,7 @@ def settings_of(options: Mapping[str, object]) -> OfflineConfig:
     engine = EngineConfig(**OF_SERVER, **{name: value for name, value in given.items() if name not in OF_SERVICE})
     service = ServiceConfig(**{name: value for name, value in given.items() if name in OF_SERVICE})
     check(engine, service)
-    for name in ("tensor_parallel_size", "pipeline_parallel_size"):
-        if getattr(engine, name) > 1:
-            raise bad_setting(name, "several ranks are for `sluice serve`: LLM is one process")
+    check_cores(engine, service)
     return OfflineConfig(engine, service)
 
 

@@ -9,7 +9,7 @@ import time
 from collections import deque
 from collections.abc import Callable, Iterator
 
-from sluice_server.engine.errors import Code, ServiceError
+from sluice_server.engine.errors import Code, DeviceLost, ServiceError
 from sluice_server.services.detokenizer.stage import DetokenizerStage
 from sluice_server.services.engine.grammar_gate import GrammarGate
 from sluice_server.services.engine.stage import EngineStage, RingMembership
@@ -155,6 +155,11 @@ class Pipeline:
                 yield
             except ServiceError:
                 raise
+            except DeviceLost as error:
+                self._refusal = ServiceError(
+                    Code.UNAVAILABLE, "DEVICE_LOST", f"{error}: close this LLM, and make a new one"
+                )
+                raise self._refusal from error
             except BaseException:
                 self._refusal = _broken()
                 raise

@@ -43,17 +43,32 @@ from sluice_server.version import VERSION
 logger = logging.getLogger(__name__)
 
 ASKED_S = 10.0  # between two log lines about ranks that are awaited
+ATTEND_S = 1.0  # between two looks at them
+
+
+def _nothing() -> None:
+    """Does nothing while ranks are awaited: a supervisor looks after them."""
 
 
 class RankGroup:
     """Implements `Workers` over sockets."""
 
-    def __init__(self, sockets: RankSockets, own: Hello, shape: ParallelShape, num_here: int = 0) -> None:
-        """`num_here`: of its ranks, those on this host; 0: all."""
+    def __init__(
+        self,
+        sockets: RankSockets,
+        own: Hello,
+        shape: ParallelShape,
+        num_here: int = 0,
+        attend: Callable[[], None] = _nothing,
+    ) -> None:
+        """`num_here`: of its ranks, those on this host; 0: all. `attend` is called while ranks are awaited that have
+        to load something; it may raise RankLost."""
         self.size = own.size
         self.num_here = num_here
         self.shape = shape
         self.step_s: Callable[[], float] = float  # returns the time of a usual step
+        self.depth = shape.pipeline_size - 1
+        self._attend = attend
         self._connections: RankConnections | None = None
         self._sockets = sockets
         self._own = own
@@ -182,7 +197,8 @@ class RankGroup:
     def _await(self, note: Callable[[Report], None], missing: Callable[[], list[int]], what: str) -> None:
         until_s, asked_s = time.monotonic() + START_S, time.monotonic()
         while missing():
-            report = self._receive(min(time_left(until_s), ASKED_S))
+            self._attend()
+            report = self._receive(min(time_left(until_s), ATTEND_S))
             if report is not None:
                 note(report)
                 continue
@@ -222,13 +238,20 @@ class RankGroup:
         self._launched[report.num][report.rank] = report
 
 
-def open_group(engine: EngineConfig, service: ServiceConfig, process_id: str, configuration: str) -> RankGroup:
-    """Returns the group of which this process is rank 0, once all ranks have joined it. Raises ServiceError."""
+def open_group(
+    engine: EngineConfig,
+    service: ServiceConfig,
+    process_id: str,
+    configuration: str,
+    attend: Callable[[], None] = _nothing,
+) -> RankGroup:
+    """Returns the group of which this process is rank 0, once all ranks have joined it. Raises ServiceError; `attend`
+    is called while it waits."""
     table = rank_table(engine, service, process_id)
     epoch = own_epoch(os.environ, table)
     own = hello_of(engine, 0, epoch, VERSION, configuration, service.rank_peers if table.is_networked else "")
     sockets = open_sockets(table.addresses, process_id, table.others, service.ring_keys)
-    group = RankGroup(sockets, own, shape_of(engine), table.num_here)
+    group = RankGroup(sockets, own, shape_of(engine), table.num_here, attend)
     try:
         if table.is_networked:
             group.gather()

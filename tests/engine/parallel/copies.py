@@ -29,6 +29,8 @@ from sluice_server.services.ranks.codec import ORDERS
 class Copies:
     """Implements `Workers` by ranks of this thread. Orders go through their encoding."""
 
+    depth = 0
+
     def __init__(self, ranks: list[RankWorker]) -> None:
         self.orders: list[Order] = []
         self.shape = ParallelShape(1 + len(ranks))

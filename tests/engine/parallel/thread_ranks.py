@@ -75,6 +75,7 @@ class ThreadWorkers:
 
     def __init__(self, directory: Path, config: EngineConfig) -> None:
         self.shape = shape_of(config)
+        self.depth = self.shape.pipeline_size - 1
         size = self.shape.members
         ranks = places(self.shape)
         self.sums, self.stages = ranks[0].sums, ranks[0].stages

@@ -55,7 +55,8 @@ def test_what_is_out_of_range_is_refused_as_the_service_refuses_it() -> None:
     assert (caught.value.reason, caught.value.field) == ("INVALID_SETTING", "block_size")
 
 
-def test_several_ranks_are_refused_by_name() -> None:
-    with pytest.raises(ServiceError, match="--tensor-parallel-size: several ranks are for `sluice serve`") as caught:
-        settings_of({"tensor_parallel_size": 2})
+def test_more_ranks_than_cores_are_refused_by_name() -> None:
+    with pytest.raises(ServiceError, match="--tensor-parallel-size: 4096 ranks need as many cores") as caught:
+        settings_of({"tensor_parallel_size": 4096})
     assert (caught.value.reason, caught.value.field) == ("INVALID_SETTING", "tensor_parallel_size")
+    assert settings_of({"tensor_parallel_size": 4096, "allow_shared_cores": True}).engine.num_ranks == 4096
