@@ -1,0 +1,144 @@
+"""Times decoding and prompts over ranks of one core each, beside one process with as many threads, taken in turn.
+
+    python -m benchmarks.ranks [--shape 474M] [--format int8] [--rows 1 8 32] [--rounds 5] [--only NAMES]
+
+Ways: threads (one process), tensor (ranks that share out layers), stages (of a pipeline, with as many steps under way),
+turns (the same stages, one step at a time). Tokens a second, the best and the median of the rounds: other work on the
+machine slows all ways, so the best is what they can do. Random weights: what the model says means nothing.
+"""
+
+import argparse
+import contextlib
+import dataclasses
+import os
+import statistics
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+from benchmarks.cpu.own_worker import CONTEXT, PROMPT, SETTINGS
+from benchmarks.cpu.shapes import SHAPES, checkpoint
+from sluice_server.engine.build import build_engine
+from sluice_server.engine.config import EngineConfig
+from sluice_server.engine.engine import Engine
+from sluice_server.engine.models.config import read_config
+from sluice_server.engine.models.limits import limits_of
+from sluice_server.engine.parallel.group import GroupRunner
+from sluice_server.engine.request import EngineRequest, SamplingParams
+from sluice_server.services.checkpoint.digests import remembered
+from sluice_server.services.checkpoint.model_source import CheckpointFiles, resolve_model
+from sluice_server.services.config import ServiceConfig
+from sluice_server.services.ranks.settings import config_of_rank
+from sluice_server.services.ranks.started import started
+
+RANKS, TOKENS, LONG_PROMPT = 2, 24, 512
+WAYS = {
+    "threads": {"threads": RANKS},
+    "tensor": {"threads": 1, "tensor_parallel_size": RANKS},
+    "stages": {"threads": 1, "pipeline_parallel_size": RANKS},
+    "turns": {"threads": 1, "pipeline_parallel_size": RANKS},
+}
+
+
+@contextlib.contextmanager
+def opened(way: str, directory: Path, form: str) -> Iterator[Engine]:
+    """An engine that computes in one of the ways."""
+    given = {"device": "cpu", "max_num_seqs": 32, "kv_cache_tokens": 32 * CONTEXT, "prefix_caching": False}
+    config = dataclasses.replace(EngineConfig(), **given, **SETTINGS[form], **WAYS[way])  # type: ignore[arg-type]
+    service = ServiceConfig(model=str(directory), allow_shared_cores=True)
+    model = read_config(directory)
+    limits = limits_of(config, model, service.max_prompt_bytes)
+    with contextlib.ExitStack() as closing:
+        group = None
+        if config.num_ranks > 1:
+            contents = CheckpointFiles(resolve_model(service.model, ""), remembered(), with_weights=True)
+            group = closing.enter_context(started(config, service, contents.configuration))
+            group.depth = RANKS - 1 if way == "stages" else 0
+            config = config_of_rank(config)
+        built = build_engine(config, model, directory, limits, workers=group)
+        yield built.engine
+        built.close()
+
+
+class Load:
+    """Requests for one engine."""
+
+    def __init__(self, engine: Engine) -> None:
+        self._engine = engine
+        self._count = 0
+
+    def decode(self, rows: int) -> float:
+        """Returns the tokens a second of so many sequences, once all of them decode."""
+        self._add(rows, PROMPT, TOKENS + 16)
+        spoken: dict[str, int] = {}
+        while len(spoken) < rows:
+            self._step(spoken)
+        spoken.clear()
+        start = time.perf_counter()
+        while sum(spoken.values()) < rows * TOKENS:
+            self._step(spoken)
+        taken_s = time.perf_counter() - start
+        num = sum(spoken.values())
+        while self._engine.has_work:
+            self._engine.step()
+        return num / taken_s
+
+    def prompt(self) -> float:
+        """Returns the tokens a second of one long prompt."""
+        self._add(1, LONG_PROMPT, 1)
+        start = time.perf_counter()
+        while self._engine.has_work:
+            self._engine.step()
+        return LONG_PROMPT / (time.perf_counter() - start)
+
+    def _step(self, spoken: dict[str, int]) -> None:
+        for event in self._engine.step().sampled:
+            spoken[event.request_id] = spoken.get(event.request_id, 0) + len(event.token_ids)
+
+    def _add(self, num: int, prompt: int, tokens: int) -> None:
+        params = SamplingParams(max_tokens=tokens, temperature=0.0, ignore_eos=True)
+        for i in range(num):
+            self._count += 1
+            ids = tuple((self._count * 131 + at * 7 + i) % 1000 + 3 for at in range(prompt))
+            self._engine.add(EngineRequest(f"{self._count:032x}", ids, params))
+
+
+def shares(engine: Engine) -> str:
+    """Returns what part of their time ranks spent in sums, or waiting for other stages."""
+    runner = engine.runner
+    if not isinstance(runner, GroupRunner):
+        return ""
+    return ", ".join(f"{one.sums_s / max(one.compute_s, 1e-9):.0%}" for one in runner.times)
+
+
+def main() -> None:
+    """Measures all ways in turn and prints a table."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--shape", default="474M", choices=list(SHAPES))
+    parser.add_argument("--format", default="int8", choices=list(SETTINGS))
+    parser.add_argument("--rows", type=int, nargs="+", default=[1, 8, 32])
+    parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--only", nargs="+", default=list(WAYS), choices=list(WAYS))
+    options = parser.parse_args()
+    directory = checkpoint(options.shape)
+    found: dict[tuple[str, str], list[float]] = {}
+    with contextlib.ExitStack() as closing:
+        engines = {way: closing.enter_context(opened(way, directory, options.format)) for way in options.only}
+        loads = {way: Load(engine) for way, engine in engines.items()}
+        for _ in range(options.rounds):
+            for way, load in loads.items():
+                for rows in options.rows:
+                    found.setdefault((f"decode, {rows} rows", way), []).append(load.decode(rows))
+                found.setdefault((f"prompt of {LONG_PROMPT}", way), []).append(load.prompt())
+        where = f"{RANKS} cores of {os.cpu_count()}, load {os.getloadavg()[0]:.1f}"
+        print(f"{options.shape} {options.format}, {where}; tokens/s")
+        for way, engine in engines.items():
+            print(f"{way}: time of ranks in sums or waiting {shares(engine) or 'none'}")
+    for (what, way), each in found.items():
+        first = found[what, options.only[0]]
+        line = f"{what:16} {way:8} best {max(each):8.1f} median {statistics.median(each):8.1f}"
+        print(f"{line}   {max(each) / max(first):5.2f} x {options.only[0]}'s best")
+
+
+if __name__ == "__main__":
+    main()
