@@ -82,7 +82,7 @@ def test_every_stage_computes_another_step(llama: Path, num: int) -> None:
             assert workers.num_ahead == num - 1
 
 
-@pytest.mark.parametrize("speculation", ["none", "ngram"])
+@pytest.mark.parametrize("speculation", [pytest.param("none", marks=pytest.mark.long), "ngram"])
 def test_grammars(tmp_path: Path, speculation: str) -> None:
     """A row's mask is made when rank 0 computes the step, behind the tokens of the steps before."""
     directory, asked = structured(tmp_path)

@@ -1,0 +1,126 @@
+"""Sums of ranks whose tensors are on GPUs, over NCCL: partial sums are gathered, and every rank adds them in order.
+
+NCCL's own sums would depend on how it cuts them. Calls only put work into the device's queue: no number comes back to
+the host, so that sums can be part of a recorded step. A rank that ends or hangs is noticed elsewhere: rank 0 waits for
+the others' word of each launch, and NCCL's watchdog ends a process whose queue does not go on. Ranks find one another
+by a store that the caller gives.
+"""
+
+from collections.abc import Sequence
+from datetime import timedelta
+from typing import Any, Protocol
+
+import torch
+from torch import Tensor
+from torch._C import _distributed_c10d as dist
+
+from sluice_server.engine.parallel.sums import TIMEOUT_S, SumsBroken, add_in_order, check_shards
+
+UNKNOWN = -1  # NCCL does not say which rank is at fault
+
+
+class Collectives(Protocol):
+    """What these sums use of a process group of torch; gloo's is one too, for tensors of the host."""
+
+    def allgather(self, outputs: list[list[Tensor]], inputs: list[Tensor], options: Any, /) -> Any:  # noqa: ANN401 # untyped
+        """Begins to collect the inputs of all ranks on each."""
+
+    def broadcast(self, tensors: list[Tensor], options: Any, /) -> Any:  # noqa: ANN401 # untyped
+        """Begins to send those of one rank to all."""
+
+
+def nccl_group(store: dist.Store, rank: int, size: int, timeout_s: float = TIMEOUT_S) -> Collectives:
+    """Returns the process group of ranks with a GPU each, which share `store`. Raises ValueError without NCCL."""
+    try:
+        backend: Any = dist.ProcessGroupNCCL
+    except AttributeError:
+        raise ValueError("this build of torch has no NCCL: install one for CUDA") from None
+    options = backend.Options()
+    options._timeout = timedelta(seconds=timeout_s)
+    group: Collectives = backend(store, rank, size, options)
+    return group
+
+
+class NcclSums:
+    """The sums of one rank on a device; see `RankSums`.
+
+    Attributes:
+        timeout_s: until ranks that do not come are given up, where a call waits for them on the host.
+        seconds: stays 0: what sums take is the device's time.
+    """
+
+    def __init__(  # what a group is made of
+        self,
+        group: Collectives,
+        rank: int,
+        size: int,
+        device: torch.device,
+        *,
+        shards: int = 0,
+        timeout_s: float = TIMEOUT_S,
+    ) -> None:
+        """`shards` 0 is one for each rank. Raises ValueError for numbers that do not fit."""
+        check_shards(size, shards or size)
+        self.rank = rank
+        self.size = size
+        self.shards = shards or size
+        self.device = device
+        self.timeout_s = timeout_s
+        self.seconds = 0.0
+        self._group = group
+        self._widths: dict[int, list[int]] = {}  # of all ranks, by this rank's
+        self._base = torch.empty(0, device=device)
+        self._room: Sequence[Tensor] = ()
+
+    def room(self, rows: int, width: int) -> Sequence[Tensor]:
+        """Implements `RankSums.room`: side by side, so that they travel as they are."""
+        self._base = torch.empty(self.shards // self.size, rows, width, device=self.device)
+        self._room = self._base.unbind()
+        return self._room
+
+    def add(self, into: Tensor, partials: Sequence[Tensor], *, is_exact: bool = False) -> None:
+        """Implements `RankSums.add`."""
+        own = self._base if partials is self._room else torch.stack(list(partials))
+        add_in_order(into, [part for given in self._gathered(own) for part in given.unbind()])
+
+    def gather(self, part: Tensor) -> Tensor | None:
+        """Implements `RankSums.gather`. The ranks' numbers of columns are asked for once: they stay the same."""
+        width = part.shape[1]
+        widths = self._widths.get(width)
+        if widths is None:
+            widths = self._widths[width] = self._numbers(width)
+        padded = torch.nn.functional.pad(part, (0, max(widths) - width)).contiguous()
+        found = self._gathered(padded)
+        return torch.cat([one[:, :num] for one, num in zip(found, widths, strict=True)], 1) if self.rank == 0 else None
+
+    def agree(self, ok: bool) -> bool:
+        """Implements `RankSums.agree`; waits for the device."""
+        return all(self._numbers(int(ok)))
+
+    def share(self, ids: Tensor) -> Tensor:
+        """Returns rank 0's ids, int64 [S], for which others give room: what it sampled, before the host knows it."""
+        options = dist.BroadcastOptions()
+        options.rootRank, options.timeout = 0, timedelta(seconds=self.timeout_s)
+        self._end(self._group.broadcast([ids], options))
+        return ids
+
+    def _numbers(self, own: int) -> list[int]:
+        """Returns the numbers of all ranks, on the host."""
+        found = self._gathered(torch.tensor([own], device=self.device))
+        return [int(one) for one in torch.cat(found).tolist()]
+
+    def _gathered(self, own: Tensor) -> list[Tensor]:
+        """Returns what all ranks give, in their order; all of one size."""
+        found = list(own.new_empty(self.size, *own.shape).unbind())
+        options = dist.AllgatherOptions()
+        options.timeout = timedelta(seconds=self.timeout_s)
+        self._end(self._group.allgather([found], [own], options))
+        return found
+
+    def _end(self, begun: Any) -> None:  # noqa: ANN401 # of torch's untyped groups
+        """Has what follows in the device's queue wait for a collective; gloo's waits here."""
+        try:
+            begun.wait()
+        except RuntimeError as error:
+            text = f"a rank of {self.size} has ended, or did not come to a sum: start the group anew"
+            raise SumsBroken(UNKNOWN, f"{text} ({str(error).splitlines()[0]})") from error
