@@ -158,8 +158,10 @@ def build_engine(  # noqa: PLR0913 # all that an engine is made of
     identity = identity_of(config, formats, model, digests(), plugins.identity)
     store, tiers = make_store(config, cache, beside, identity)
     if workers is not None:
-        disk = (identity, tiers.disk_names) if tiers is not None and tiers.num_disk_slots else ()
-        workers.send(Allocate(allocated.num_blocks, tiers.num_slots if tiers is not None else 0, *disk))
+        num_host = tiers.num_slots if tiers is not None else 0
+        on_disk = tiers.disk_names if tiers is not None and tiers.num_disk_slots else None
+        named = None if on_disk is None else identity
+        workers.send(Allocate(allocated.num_blocks, num_host, named, on_disk or (), model.passed_on))
     check_trials(config, model_config, (directory, model), (draft, drafter), allocated)
     pages = PagesAhead((*cache, *beside) if device.type == "cpu" else ())
     tuner = tuner_of(config, model, formats)

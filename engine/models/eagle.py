@@ -46,7 +46,7 @@ class EagleHead:
         """`embeddings` returns the target's, of all ids, for a head that has none of its own."""
         config = self.config = head.layer
         self.dtype, self.device, self._align = target.dtype, target.device, target.slot_align
-        self.behind = head.behind or default_behind(target.config.num_layers)
+        self.behind = head.behind or default_behind(target.num_layers)
         self._heads, self._kv_heads, self._dim = config.num_heads, config.num_kv_heads, config.head_dim
         hidden, size = config.hidden_size, config.intermediate_size
         loader = LayerLoader(source, target.dtype, pack)

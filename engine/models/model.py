@@ -57,6 +57,8 @@ def hooks_of(behind: tuple[int, ...], states: Tensor) -> HiddenStateHooks:
 class Model:
     """The weights of one model, packed for one device."""
 
+    passed_on: tuple[int, ...] = ()  # layers of earlier stages behind which the last one needs hidden states
+
     def __init__(  # noqa: PLR0913 # all that a model is made of
         self,
         config: ModelConfig,
@@ -75,6 +77,7 @@ class Model:
         whole, is_stored = source, config.stored is not None
         given = ModelPart(config, traits or traits_of(config), source)
         self.traits, self.windows = given.traits, given.traits.windows  # of all layers of the whole model
+        self.num_layers = config.num_layers  # of the whole model
         self.layers = range(config.num_layers) if ranks is None else ranks.shape.layers(config.num_layers)
         self._stages = None if ranks is None else ranks.stages
         self._is_first, self.is_last = ranks is None or ranks.shape.is_first, ranks is None or ranks.shape.is_last
@@ -82,8 +85,8 @@ class Model:
         self.config = config  # of the part
         self._vocabulary = vocabulary_of(config.vocab_size, ranks)
         self.dtype, self.device = dtype, device
-        self.num_parameters = 0  # set by `load_model`
-        self.layers_done = 0  # counts computed layers: tells a busy process from a stuck one
+        # Set by `load_model`; counts computed layers, which tells a busy process from a stuck one:
+        self.num_parameters = self.layers_done = 0
         self.on_layer: Callable[[], None] = _nothing  # called after each layer
         self.hidden_state_hooks: HiddenStateHooks = {}  # copy hidden states for an EAGLE-3 head
         self.is_fixed = False  # set by `fix`
@@ -150,7 +153,7 @@ class Model:
         ids = random_ids(self.config.vocab_size, self._rotations.num_positions).to(self.device)
         cache = self.new_cache(-(-len(ids) // OBSERVED_BLOCK), OBSERVED_BLOCK, torch.float32)[0]
         cis = self._rotations.of(torch.arange(len(ids), device=self.device))
-        return InputObserver(self._entry(ids), cis, cache, OBSERVED_BLOCK)
+        return InputObserver(self._entry(ids)[0], cis, cache, OBSERVED_BLOCK)
 
     def fix(self) -> None:
         """Makes the model batch-invariant: no bit of a row depends on the other rows. Slower where schedules change."""
@@ -215,38 +218,51 @@ class Model:
         the rows with one. They are not computed layer by layer in one call, so bits of the other rows may differ from
         those without.
         """
-        h = self._entry(ids)
+        h, passed = self._entry(ids)
         states = GivenStates(given, self.config.hidden_size)
         states.enter(h)
         cis, hidden_state_hooks = self._rotations.of(positions, turned), self.hidden_state_hooks
         whole = hidden_state_hooks.keys() | states.layers  # behind these layers all tokens are needed
-        for num, (layer, layer_cache) in enumerate(zip(self._layers, cache, strict=True), 1):
-            is_last = self.is_last and num == len(self._layers) and num not in whole
-            layer.forward(h, cis[layer.rope], layer_cache, meta.of_layer(num - 1), kept if is_last else None, sides)
+        for num in passed.keys() & hidden_state_hooks.keys():
+            hidden_state_hooks[num](passed[num], meta.write_slots, meta.num_tokens)
+        for at, (layer, layer_cache) in enumerate(zip(self._layers, cache, strict=True)):
+            num = self.layers.start + at + 1
+            is_last = num == self.num_layers and num not in whole
+            layer.forward(h, cis[layer.rope], layer_cache, meta.of_layer(at), kept if is_last else None, sides)
             states.follow(num, h)
             if num in hidden_state_hooks:
                 hidden_state_hooks[num](h, meta.write_slots, meta.num_tokens)
+            if num in self.passed_on:
+                passed[num] = h.clone()
             if self._stages is not None:
                 self._stages.note_progress()
             self._advanced()
         if self._stages is not None and not self.is_last:
-            self._stages.send(h[: meta.num_tokens], self._advanced)
+            told = torch.cat((h, *passed.values()), 1) if passed else h
+            self._stages.send(told[: meta.num_tokens], self._advanced)
             return h if kept is None else h[kept]
         if kept is None:
             return h[: meta.num_tokens]
-        return h[kept] if len(self._layers) in whole else h[: len(kept)]
+        return h[kept] if self.num_layers in whole else h[: len(kept)]
 
     def _advanced(self) -> None:
         """Counts a layer that was computed, here or by a stage that this one waits for."""
         self.layers_done += 1
         self.on_layer()
 
-    def _entry(self, ids: Tensor) -> Tensor:
-        """Returns what the first layer here takes: embeddings, or the hidden states of the stage before."""
+    def _entry(self, ids: Tensor) -> tuple[Tensor, dict[int, Tensor]]:
+        """Returns what the first layer here takes: embeddings, or the hidden states of the stage before. Beside it, by
+        number of the layer, those of earlier stages that the last stage needs."""
         if self._is_first:
-            return self._embed(ids)
+            return self._embed(ids), {}
         assert self._stages is not None, "a model that does not begin with embeddings is a stage"
-        return self._stages.receive(len(ids), self.config.hidden_size, self._advanced)
+        before = [num for num in self.passed_on if num <= self.layers.start]
+        width = self.config.hidden_size
+        given = self._stages.receive(len(ids), (1 + len(before)) * width, self._advanced)
+        if not before:
+            return given, {}
+        h, *others = (one.contiguous() for one in given.split(width, 1))
+        return h, dict(zip(before, others, strict=True))
 
     def _embed(self, ids: Tensor) -> Tensor:
         """Returns embeddings [T, hidden] (float32) of ids, scaled in their dtype if the architecture does so."""

@@ -49,6 +49,7 @@ def build_rank(part: RankPart, sizes: Callable[[str], Allocate]) -> RankWorker:
     model, _ = loaded(config, part.model_config, part.directory, limits, None, formats, device, plugins.model, ranks)
     groups = groups_for(config, model, has_drafter=bool(config.draft_model)).of_layers(model.layers)
     told = sizes(rank_layout(config, formats, model))
+    model.passed_on = told.passed_on
     with at_start("--kv-cache-tokens", f"a cache of {told.num_blocks} blocks; set --kv-cache-tokens lower"):
         cache = model.new_cache(told.num_blocks, config.block_size, formats.cache, groups.size)
         directory = disk_directory(config)

@@ -58,12 +58,14 @@ class Allocate:
     Attributes:
         identity: of what computes the blocks, for their files; None without a disk tier.
         on_disk: names of the blocks that rank 0 has on disk; a rank keeps files of no others.
+        passed_on: layers of earlier stages behind which the last one needs hidden states, for a draft head.
     """
 
     num_blocks: int
     num_host: int
     identity: CacheIdentity | None = None
     on_disk: tuple[bytes, ...] = ()
+    passed_on: tuple[int, ...] = ()
 
 
 @dataclasses.dataclass(frozen=True, slots=True)

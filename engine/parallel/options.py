@@ -18,14 +18,6 @@ NOT_IN_GROUPS: Mapping[str, Callable[[EngineConfig], bool]] = {
 }
 
 
-# By option: whether a group of several stages cannot have it.
-NOT_IN_STAGES: Mapping[str, Callable[[EngineConfig], bool]] = {
-    "speculation": lambda config: (
-        config.speculation == "eagle"
-    ),  # its head reads early layers, and is on the last stage
-}
-
-
 def shape_of(config: EngineConfig) -> ParallelShape:
     """Returns the shape of the group that the settings ask for, from the place of its first member.
 
@@ -51,12 +43,8 @@ def check_parallel(config: EngineConfig) -> ParallelShape:
     if config.sum_dtype != DEFAULTS.sum_dtype and shape.tensor_size == 1:
         text = f"{config.sum_dtype} is for sums that travel between hosts, and --tensor-parallel-size 1 has none"
         raise unusable("sum_dtype", f"{text}: leave it out")
-    for what, num, excluded in (
-        ("ranks", shape.members, NOT_IN_GROUPS),
-        ("stages", shape.pipeline_size, NOT_IN_STAGES),
-    ):
-        name = next((one for one, has in excluded.items() if num > 1 and has(config)), "")
-        if name:
-            text = f"{getattr(config, name)} is not supported beside several {what} yet"
-            raise unusable(name, f"{text}: leave one of the two out")
+    name = next((one for one, has in NOT_IN_GROUPS.items() if shape.members > 1 and has(config)), "")
+    if name:
+        text = f"{getattr(config, name)} is not supported beside several ranks yet"
+        raise unusable(name, f"{text}: leave one of the two out")
     return shape

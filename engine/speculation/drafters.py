@@ -84,7 +84,9 @@ class HeadDrafter:
     def new_cache(self, num_blocks: int, block_size: int, dtype: torch.dtype) -> list[Tensor]:
         """Implements `Drafter.new_cache`; the target writes to this cache from now on."""
         cache = self._head.new_cache(num_blocks, block_size, dtype)
-        self._target.hidden_state_hooks = hooks_of(self._head.behind, cache[1].flatten(0, 1))
+        behind, first = self._head.behind, self._target.layers.start
+        self._target.hidden_state_hooks = hooks_of(behind, cache[1].flatten(0, 1))
+        self._target.passed_on = tuple(num for num in sorted(behind) if num <= first)
         return cache
 
 
@@ -123,7 +125,7 @@ def _load_head(
         )
     if config.draft_vocab_size > config.layer.vocab_size:
         raise _unfit(f"proposes {config.draft_vocab_size} ids, the model has {config.layer.vocab_size}")
-    behind, num = config.behind or default_behind(target.config.num_layers), target.config.num_layers
+    behind, num = config.behind or default_behind(target.num_layers), target.num_layers
     if len(set(behind)) != 3 or not all(1 <= one <= num for one in behind):
         raise _unfit(
             f"reads behind the layers {', '.join(map(str, behind))}; it takes three in 1 to {num}, all different"

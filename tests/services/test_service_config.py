@@ -67,11 +67,6 @@ BAD: list[tuple[dict[str, object], dict[str, object], str]] = [
     ),
     ({"tensor_parallel_size": 0}, {}, "--tensor-parallel-size: 0 is below 1"),
     ({"tensor_parallel_size": 2, "device": "cuda"}, {}, "--device: cuda is not supported beside several ranks yet"),
-    (
-        {"pipeline_parallel_size": 2, "speculation": "eagle", "draft_model": "demo"},
-        {},
-        "--speculation: eagle is not supported beside several stages yet",
-    ),
     ({"pipeline_parallel_size": 0}, {}, "--pipeline-parallel-size: 0 is below 1"),
     ({"pipeline_parallel_size": 2, "device": "cuda"}, {}, "--device: cuda is not supported beside several ranks yet"),
     (

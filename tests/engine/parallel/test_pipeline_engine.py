@@ -20,6 +20,7 @@ from tests.engine.test_engine_oracle import ROOMY, make_engine, run, some_prompt
 from tests.engine.test_engine_search import run as run_search
 from tests.engine.test_structured_output import run as run_structured
 from tests.oracle.checkpoints import make_checkpoint
+from tests.oracle.heads import make_head
 
 SIZES = [(1, 2), pytest.param((2, 2), marks=pytest.mark.long)]
 NAMES = ("llama-biases", "gemma2", *(pytest.param(name, marks=pytest.mark.long) for name in ("phi3", "gpt-oss")))
@@ -124,6 +125,37 @@ def test_a_draft_model_of_rank_0(llama: Path) -> None:
     with threaded(llama, over(ROOMY, (1, 2), speculation="draft", **settings), draft=llama) as engine:
         assert run(engine, prompts) == want
         assert engine.scheduler.draft_stats.num_accepted > 10
+
+
+@pytest.mark.parametrize(
+    ("size", "behind", "width"),
+    [
+        ((1, 2), (1, 2, 4), 3),
+        pytest.param((1, 4), (1, 2, 3), 1, marks=pytest.mark.long),
+        pytest.param((2, 2), (1, 3, 4), 1, marks=pytest.mark.long),
+    ],
+    ids=str,
+)
+def test_an_eagle_head_of_rank_0(
+    tmp_path: Path, size: tuple[int, int], behind: tuple[int, int, int], width: int
+) -> None:
+    """Stages pass on what it reads of earlier layers."""
+    shape = dataclasses.replace(SHAPES["llama-biases"], layers=4)
+    (tmp_path / "model").mkdir()
+    (tmp_path / "head").mkdir()
+    directory = make_checkpoint(tmp_path / "model", shape)
+    head = make_head(tmp_path / "head", shape, behind=behind)
+    drafts = {"speculation": "eagle", "draft_model": "x", "draft_length": "fixed", "max_draft_width": width}
+    config = dataclasses.replace(ROOMY, sum_shards=size[0], **drafts)  # type: ignore[arg-type] # mixed values
+    prompts = some_prompts(shape.vocab, 4)
+    want = run(make_engine(directory, dataclasses.replace(ROOMY, sum_shards=size[0])), prompts)
+    alone = make_engine(directory, config, draft=head)
+    assert run(alone, prompts) == want
+    with threaded(directory, over(config, size), draft=head) as engine:
+        assert run(engine, prompts) == want
+        ours, theirs = engine.scheduler.draft_stats, alone.scheduler.draft_stats
+        assert ours == theirs, "the same drafts, and so the same states"
+        assert ours.num_drafted > 20
 
 
 def test_beams(llama: Path) -> None:
