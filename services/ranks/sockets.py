@@ -33,6 +33,7 @@ HIGH_WATER_MARK = 1000  # frames that may wait for a rank; it is asked how each 
 PROBE_S = 1.0  # between two probes of a TCP connection
 SILENCE_S = 4.0  # without an answer to a probe; a cut link is to be noticed within seven
 NAME_S = 30.0  # until the name of this host has an address: orchestrators tell names late
+LAST_WORD_S = 0.2  # in which a rank's reason may come behind the end of its connection
 STATES = b"\xff"  # first byte of hidden states; no order or report begins so
 _FAILED = (zmq.EVENT_HANDSHAKE_FAILED_AUTH, zmq.EVENT_HANDSHAKE_FAILED_PROTOCOL, zmq.EVENT_HANDSHAKE_FAILED_NO_DETAIL)
 
@@ -62,6 +63,7 @@ class RankSockets:
         self._others = tuple(others)
         self._frames: deque[Frame] = deque()  # that came while hidden states were awaited, or the other way round
         self._states: deque[bytes] = deque()
+        self._loss = ""  # of a connection, once it has ended
         self._lock = _claim(addresses[own])
         self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
         self._guard: ThreadAuthenticator | None = keys.guard(self._context) if keys is not None else None
@@ -121,14 +123,16 @@ class RankSockets:
             self._sort(self._inbox.recv(zmq.NOBLOCK))
             return bool(wanted)
         except zmq.Again:
-            pass
+            if self._loss:
+                raise RankLost(self._loss) from None
         ready = dict(self._poller.poll(int(timeout_s * 1000)))
         if self._inbox in ready:
             self._sort(self._inbox.recv())
             return bool(wanted)
         for name, monitor in self._monitors.items():
             if monitor in ready:
-                raise RankLost(_loss(name, recv_monitor_message(monitor)["event"]))
+                self._loss = _loss(name, recv_monitor_message(monitor)["event"])
+                return self._inbox.poll(int(LAST_WORD_S * 1000)) > 0 and self._read(0, wanted)
         return False
 
     def _sort(self, data: bytes) -> None:

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import cast
 
 import pytest
+import zmq
 
 from sluice_server.engine.config import EngineConfig
 from sluice_server.engine.errors import RankLost, ServiceError
@@ -24,6 +25,7 @@ from sluice_server.engine.parallel.messages import (
     Place,
     RankEnded,
     RankReady,
+    Refused,
     SaveBlocks,
     Saved,
 )
@@ -127,6 +129,24 @@ def test_the_end_of_a_launch_is_kept_until_it_is_awaited(pair: Pair) -> None:
     pair.rank.tell(Launched(1, 9))
     with pytest.raises(RankLost, match="rank 1 is at launch 9, rank 0 at 3"):
         pair.group.launched(3)
+
+
+def test_the_last_word_of_a_rank_is_heard_before_its_end(pair: Pair, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A rank that refuses another one tells it why and ends: the end may be seen first."""
+    monkeypatch.setattr(rank_sockets, "LAST_WORD_S", 20.0)
+    joined(pair)
+    pair.group.close()
+    with zmq.Context() as context, context.socket(zmq.PUSH) as late:
+        late.connect(pair.addresses["worker-0-1"])
+        frame = EPOCH.to_bytes(rank_sockets.EPOCH_BYTES) + ORDERS.encode(Refused("of another size"))
+        beside = threading.Timer(0.1, late.send, [frame])
+        beside.start()
+        with pytest.raises(ServiceError, match="of another size"):
+            next(pair.rank.orders())
+        beside.join()
+    monkeypatch.setattr(rank_sockets, "LAST_WORD_S", 0.0)
+    with pytest.raises(RankLost, match="engine-0 has ended, or its connection is lost"):
+        next(pair.rank.orders())
 
 
 def test_a_rank_that_listens_on_the_network_needs_a_key() -> None:
