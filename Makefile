@@ -199,6 +199,10 @@ bench-scheduler: $(VENV)/.run ## the scheduler's own cost, and its policies in s
 bench-adapters: $(VENV)/.run ## what adapters add to a step and to a server that has them idle, and a hundred of them over eight slots
 	$(BIN)/python -m benchmarks.adapters
 
+.PHONY: bench-images
+bench-images: $(VENV)/.dev ## streams of text while pictures arrive, pictures that come again, and preparing them
+	$(BIN)/python -m benchmarks.images
+
 bench-prefix: $(VENV)/.run ## what the prefix cache costs and saves
 	$(BIN)/python -m benchmarks.prefix_cache
 

@@ -30,7 +30,7 @@ def make_llava(path: Path, tower: str, *, as_published: bool = False, **fields: 
     text: Any = transformers.LlamaConfig(**{**TEXT, **fields.pop("text", {})})
     config = transformers.LlavaConfig(
         text_config=text,
-        vision_config=TOWERS[tower](**_VISION),
+        vision_config=TOWERS[tower](**{**_VISION, **fields.pop("vision", {})}),
         **{"image_token_index": IMAGE_ID, **fields},
     )
     model: Any = transformers.LlavaForConditionalGeneration(config)
@@ -67,10 +67,11 @@ PREPROCESSOR: dict[str, Any] = {
 }
 
 
-def make_served_llava(path: Path, *, context: int = 1024) -> Any:  # noqa: ANN401 # untyped
-    """Write a random LLaVA with tokenizer, chat template and preprocessor, as a directory that can be served."""
-    words = {"vocab_size": 260, "max_position_embeddings": context}
-    model = make_llava(path, "clip", text=words, image_token_index=WORDS_IMAGE_ID)
+def make_served_llava(path: Path, *, context: int = 1024, **fields: Any) -> Any:  # noqa: ANN401 # untyped
+    """Write a random LLaVA with tokenizer, chat template and preprocessor, as a directory that can be served. `fields`:
+    `text` and `vision` of its config.json."""
+    words = {"vocab_size": 260, "max_position_embeddings": context, **fields.get("text", {})}
+    model = make_llava(path, "clip", **{**fields, "text": words}, image_token_index=WORDS_IMAGE_ID)
     alphabet = sorted(tokenizers.pre_tokenizers.ByteLevel.alphabet())
     vocabulary = {"<s>": 0, "<unk>": 1, "</s>": 2, **{one: 3 + at for at, one in enumerate(alphabet)}}
     tokenizer = tokenizers.Tokenizer(tokenizers.models.BPE(vocabulary, []))
@@ -79,5 +80,7 @@ def make_served_llava(path: Path, *, context: int = 1024) -> Any:  # noqa: ANN40
     tokenizer.add_special_tokens([tokenizers.AddedToken(one, special=True) for one in ("<s>", "</s>", PLACE)])
     tokenizer.save(str(path / "tokenizer.json"))
     (path / "chat_template.json").write_text(json.dumps({"chat_template": TEMPLATE}))
-    (path / "preprocessor_config.json").write_text(json.dumps(PREPROCESSOR))
+    side = model.config.vision_config.image_size
+    sizes = {"size": {"shortest_edge": side}, "crop_size": {"height": side, "width": side}}
+    (path / "preprocessor_config.json").write_text(json.dumps({**PREPROCESSOR, **sizes}))
     return model
