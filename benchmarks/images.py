@@ -84,9 +84,12 @@ def streamed(stub: Stub, seed: int, num: int) -> list[float]:
 
 
 @contextlib.contextmanager
-def arriving(stub: Stub, ask: Ask, rate: float) -> Iterator[list[float]]:
-    """Sends requests at a rate until the block ends; the times of those that were answered."""
+def arriving(stub: Stub, ask: Ask | None, rate: float) -> Iterator[list[float]]:
+    """Sends requests, if any, at a rate until the block ends; the times of those that were answered."""
     is_over, answered, numbers = threading.Event(), list[float](), itertools.count()
+    if ask is None:
+        yield answered
+        return
 
     def send(number: int) -> None:
         with contextlib.suppress(grpc.RpcError):
@@ -122,7 +125,7 @@ def gaps_of(stub: Stub, num: int, seconds: float, ask: Ask | None, rate: float) 
                 return found
         raise AssertionError
 
-    with ThreadPoolExecutor(num) as threads, arriving(stub, ask, rate) if ask else contextlib.nullcontext([]) as done:
+    with ThreadPoolExecutor(num) as threads, arriving(stub, ask, rate) as done:
         start = time.perf_counter()
         gaps = sorted(gap for own in threads.map(repeat, range(num)) for gap in own)
         took, answered = time.perf_counter() - start, len(done)
@@ -195,7 +198,7 @@ def prepare(path: Path, options: argparse.Namespace) -> dict[str, object]:
             for num, pool in pools.items():
                 with ThreadPoolExecutor(num) as threads:
                     start = time.perf_counter()
-                    list(threads.map(lambda one, pool=pool: pool.prepare(one, "image"), data * 4))  # type: ignore[misc] # bound now
+                    list(threads.map(lambda one, pool=pool: pool.prepare(one, "image"), data * 4))
                     if at >= 0:  # the first round starts the processes
                         rates[num].append(4 * len(data) / (time.perf_counter() - start))
     finally:

@@ -136,6 +136,34 @@ DASHBOARDS: dict[str, tuple[DashboardPanel, ...]] = {
         one("Requests with a grammar", "short", "sum(sluice_grammar_open)", "open"),
         one("Grammars being compiled", "short", "sum(sluice_grammar_waiting)", "waiting"),
     ),
+    "images": (
+        rates("Images by what happened", "sluice_images_total", "what"),
+        rates("Time spent on images", "sluice_image_seconds_total", "part", "percentunit"),
+        one(
+            "Share whose rows were found",
+            "percentunit",
+            f'sum(rate(sluice_images_total{{what="found"}}[{WINDOW}])) / '
+            f'sum(rate(sluice_images_total{{what=~"found|encoded"}}[{WINDOW}]))',
+            "found",
+        ),
+        one(
+            "Seconds to encode one",
+            "s",
+            f'sum(rate(sluice_image_seconds_total{{part="encode"}}[{WINDOW}])) / '
+            f'sum(rate(sluice_images_total{{what="encoded"}}[{WINDOW}]))',
+            "encode",
+        ),
+        one(
+            "Seconds to prepare one",
+            "s",
+            f'sum(rate(sluice_image_seconds_total{{part="prepare"}}[{WINDOW}])) / '
+            f'sum(rate(sluice_images_total{{what=~"prepared|refused"}}[{WINDOW}]))',
+            "prepare",
+        ),
+        one(
+            "Tokens of images a second", "short", f'sum(rate(sluice_tokens_total{{kind="image"}}[{WINDOW}]))', "tokens"
+        ),
+    ),
     "adapters": (
         one("Adapters, by place", "short", "sum by (where) (sluice_adapters)", "{{where}}"),
         one("Bytes, by place", "bytes", "sum by (where) (sluice_adapters_bytes)", "{{where}}"),

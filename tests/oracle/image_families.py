@@ -12,6 +12,7 @@ import transformers
 from sluice_server.engine.images import Grid, PromptImage
 from sluice_server.engine.request import EngineRequest
 from tests.oracle.image_checkpoints import TEXT
+from tests.oracle.vision_checkpoints import WORDS_IMAGE_ID, write_words
 
 IMAGE_ID, OTHER_ID = 110, 109
 BREAKS = 108, 107
@@ -49,6 +50,7 @@ class Family:
     kind: Any
     picture: Callable[[int, Grid], Picture]
     given: Callable[[Sequence[Picture]], dict[str, Any]]
+    preprocessor: dict[str, Any]
     breaks: tuple[int, int] | None = None
     is_typed: bool = True
 
@@ -60,10 +62,10 @@ class Family:
         lines = [[*[IMAGE_ID] * columns, self.breaks[row == rows - 1]] for row in range(rows)]
         return [one for line in lines for one in line]
 
-    def make(self, path: Path, *, as_published: bool = False) -> Any:  # noqa: ANN401 # one of several classes
-        """Writes a random float32 checkpoint; returns its reference."""
+    def make(self, path: Path, *, as_published: bool = False, config: Any = None) -> Any:  # noqa: ANN401 # untyped
+        """Writes a random float32 checkpoint, with another `config` if one is given; returns its reference."""
         torch.manual_seed(0)
-        model: Any = self.kind(self.config())
+        model: Any = self.kind(config or self.config())
         model.float().eval()
         for name, parameter in model.named_parameters():
             if name.endswith("bias") or "norm" in name or "ln_q" in name:
@@ -75,6 +77,18 @@ class Family:
         names = {"[IMG_BREAK]": BREAKS[0], "[IMG_END]": BREAKS[1]}
         added = {str(token): {"content": name} for name, token in names.items()}
         (path / "tokenizer_config.json").write_text(json.dumps({"added_tokens_decoder": added}))
+        return model
+
+    def make_served(self, path: Path) -> Any:  # noqa: ANN401 # untyped
+        """Writes one with tokenizer, chat template and preprocessor, as a directory that can be served."""
+        config = self.config()
+        config.text_config.vocab_size, config.text_config.max_position_embeddings = WORDS_IMAGE_ID + 4, 1024
+        config.image_token_id, config.video_token_id = WORDS_IMAGE_ID, WORDS_IMAGE_ID + 3
+        model = self.make(path, config=config)
+        write_words(path, "[IMG_BREAK]", "[IMG_END]")
+        added = {str(WORDS_IMAGE_ID + at): {"content": one} for at, one in enumerate(("[IMG_BREAK]", "[IMG_END]"), 1)}
+        (path / "tokenizer_config.json").write_text(json.dumps({"added_tokens_decoder": added}))
+        (path / "preprocessor_config.json").write_text(json.dumps(self.preprocessor))
         return model
 
     def request(self, name: str, parts: Parts, **fields: Any) -> EngineRequest:  # noqa: ANN401 # of EngineRequest
@@ -133,7 +147,12 @@ def _qwen2_5() -> Any:  # noqa: ANN401 # a class of the reference
     )
 
 
-QWEN2_5 = Family("qwen2_5_vl", _qwen2_5, transformers.Qwen2_5_VLForConditionalGeneration, _patches, _qwen_given)
+_CELLS: dict[str, Any] = {
+    **{"image_processor_type": "Qwen2VLImageProcessor", "patch_size": PATCH, "merge_size": MERGED},
+    **{"min_pixels": 256, "max_pixels": 1600},
+}
+_OF_2_5 = transformers.Qwen2_5_VLForConditionalGeneration
+QWEN2_5 = Family("qwen2_5_vl", _qwen2_5, _OF_2_5, _patches, _qwen_given, _CELLS)
 
 
 def _qwen3() -> Any:  # noqa: ANN401 # a class of the reference
@@ -144,7 +163,7 @@ def _qwen3() -> Any:  # noqa: ANN401 # a class of the reference
     )
 
 
-QWEN3 = Family("qwen3_vl", _qwen3, transformers.Qwen3VLForConditionalGeneration, _patches, _qwen_given)
+QWEN3 = Family("qwen3_vl", _qwen3, transformers.Qwen3VLForConditionalGeneration, _patches, _qwen_given, _CELLS)
 
 
 def _mistral3_given(pictures: Sequence[Picture]) -> dict[str, Any]:
@@ -172,8 +191,9 @@ def _mistral3() -> Any:  # noqa: ANN401 # a class of the reference
     )
 
 
+_WITHIN = {"image_processor_type": "PixtralImageProcessor", "patch_size": PATCH, "size": {"longest_edge": 40}}
 MISTRAL3 = Family(
-    *("mistral3", _mistral3, transformers.Mistral3ForConditionalGeneration, _patches, _mistral3_given),
+    *("mistral3", _mistral3, transformers.Mistral3ForConditionalGeneration, _patches, _mistral3_given, _WITHIN),
     breaks=BREAKS,
     is_typed=False,
 )

@@ -72,15 +72,20 @@ def make_served_llava(path: Path, *, context: int = 1024, **fields: Any) -> Any:
     `text` and `vision` of its config.json."""
     words = {"vocab_size": 260, "max_position_embeddings": context, **fields.get("text", {})}
     model = make_llava(path, "clip", **{**fields, "text": words}, image_token_index=WORDS_IMAGE_ID)
+    write_words(path)
+    side = model.config.vision_config.image_size
+    sizes = {"size": {"shortest_edge": side}, "crop_size": {"height": side, "width": side}}
+    (path / "preprocessor_config.json").write_text(json.dumps({**PREPROCESSOR, **sizes}))
+    return model
+
+
+def write_words(path: Path, *more: str) -> None:
+    """Write a tokenizer of bytes, with a word for images and others behind it, and a chat template."""
     alphabet = sorted(tokenizers.pre_tokenizers.ByteLevel.alphabet())
     vocabulary = {"<s>": 0, "<unk>": 1, "</s>": 2, **{one: 3 + at for at, one in enumerate(alphabet)}}
     tokenizer = tokenizers.Tokenizer(tokenizers.models.BPE(vocabulary, []))
     tokenizer.pre_tokenizer = tokenizers.pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
     tokenizer.decoder = tokenizers.decoders.ByteLevel()
-    tokenizer.add_special_tokens([tokenizers.AddedToken(one, special=True) for one in ("<s>", "</s>", PLACE)])
+    tokenizer.add_special_tokens([tokenizers.AddedToken(one, special=True) for one in ("<s>", "</s>", PLACE, *more)])
     tokenizer.save(str(path / "tokenizer.json"))
     (path / "chat_template.json").write_text(json.dumps({"chat_template": TEMPLATE}))
-    side = model.config.vision_config.image_size
-    sizes = {"size": {"shortest_edge": side}, "crop_size": {"height": side, "width": side}}
-    (path / "preprocessor_config.json").write_text(json.dumps({**PREPROCESSOR, **sizes}))
-    return model

@@ -72,6 +72,11 @@ def leak(module: Any, num_bytes: int) -> None:  # noqa: ANN401
     module.RequestManager.close = leaking
 
 
+def kept_rows(module: Any, _: bool) -> None:  # noqa: ANN401
+    """An engine keeps the rows of every image for ever."""
+    module.EncoderCache.drop = lambda self, digests: None
+
+
 def schema(module: Any, version: int) -> None:  # noqa: ANN401
     """This process's messages have another schema version."""
     module.SCHEMA_VERSION = version
@@ -122,6 +127,7 @@ KNOWN: dict[str, tuple[str, Callable[[Any, Any], None]]] = {
     "out_of_memory": (RUNNER, out_of_memory),
     "device_lost": (RUNNER, device_lost),
     "leak": ("sluice_server.services.gateway.requests.manager", leak),
+    "kept_rows": ("sluice_server.engine.worker.slots.images", kept_rows),
     "schema": ("sluice_server.services.messages.messages", schema),
     "bug": (str(WANTED.get("bug", "")).partition(":")[0], bug),
     "slow": (str(WANTED.get("slow", "")).partition(":")[0], slow),
