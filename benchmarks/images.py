@@ -1,6 +1,7 @@
 """Pictures beside streams of text, pictures that come again, and the processes that prepare them.
 
-    python -m benchmarks.images [--rounds 5] [--streams 8] [--rate 8] [--seconds 6] [--only streams,again,prepare]
+    python -m benchmarks.images [--rounds 5] [--streams 8] [--rate 8] [--seconds 6] [--share 0.25]
+        [--only streams,again,prepare]
 
 Random LLaVAs of two sizes with one engine of one thread, in float32. Streams: the p99 of the time between two messages
 of greedy streams of text while new pictures arrive, over that without; rounds take turns with another load, prompts of
@@ -146,7 +147,8 @@ def beside_streams(path: Path, options: argparse.Namespace) -> dict[str, object]
 
     found: dict[str, list[float]] = {"alone": [], "text": [], "pictures": []}
     served = []
-    with serve("--model", str(path), *_SERVE) as service, grpc.insecure_channel(service.address) as channel:
+    serving = serve("--model", str(path), *_SERVE, "--encoder-share", str(options.share))
+    with serving as service, grpc.insecure_channel(service.address) as channel:
         stub = inference_pb2_grpc.InferenceServiceStub(channel)
         loads: list[tuple[str, Ask | None]] = [("alone", None), ("text", text), ("pictures", pictures)]
         gaps_of(stub, options.streams, 1.0, pictures, options.rate)
@@ -158,6 +160,7 @@ def beside_streams(path: Path, options: argparse.Namespace) -> dict[str, object]
                     served.append(rate)
     return {
         "pictures_per_second": options.rate,
+        "encoder_share": options.share,
         "served_per_second": median(served),
         **{f"gap_p99_{name}_ms": median(values) * 1e3 for name, values in found.items()},
         "gap_p99_over_alone": median(ratios(found["pictures"], found["alone"])),
@@ -232,6 +235,7 @@ def main() -> None:
     parser.add_argument("--streams", type=int, default=8)
     parser.add_argument("--rate", type=float, default=8.0)
     parser.add_argument("--seconds", type=float, default=6.0)
+    parser.add_argument("--share", type=float, default=0.25, help="--encoder-share of the service")
     parser.add_argument("--processes", type=int, default=2)
     parser.add_argument("--only", default=",".join(PARTS))
     options = parser.parse_args()
