@@ -8,7 +8,7 @@ def main() -> None:
     before = signal.getsignal(signal.SIGINT)
     if before is signal.default_int_handler:  # else the signal is ignored, as for a command that a shell runs aside
         signal.signal(signal.SIGINT, signal.SIG_DFL)
-    from sluice_server.services.cli.main import main as run
+    from sluice_server.services.cli.start import main as run
 
     signal.signal(signal.SIGINT, before)
     run()

@@ -4,7 +4,7 @@ Uses names only; values are read by the options.
 """
 
 import difflib
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 
 from typer import Typer
 from typer.core import TyperGroup
@@ -33,12 +33,13 @@ SERVICE_HOST = "_SERVICE_HOST"  # Kubernetes sets such variables in every pod fo
 OF_SERVICE = ("_SERVICE_HOST", "_SERVICE_PORT", "_PORT")
 
 
-def complaints(environment: Mapping[str, str], app: Typer) -> list[str]:
-    """Returns a line for each variable that starts with the prefix of settings and is none."""
+def complaints(environment: Mapping[str, str], every_command: Callable[[], Typer]) -> list[str]:
+    """Returns a line for each variable that starts with the prefix of settings and is none. `every_command` is called
+    if there is any such variable."""
     ours = sorted(name for name in environment if name.startswith(ENV_PREFIX))
     if not ours or CHECKED in environment or "SLUICE_SUPERVISOR_PID" in environment:
         return []
-    known = names_of(app) | OTHERS
+    known = names_of(every_command()) | OTHERS
     links = tuple(
         name.removesuffix(SERVICE_HOST) + end for name in ours if name.endswith(SERVICE_HOST) for end in OF_SERVICE
     )

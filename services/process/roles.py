@@ -17,6 +17,7 @@ from sluice_server.engine.errors import ServiceError
 from sluice_server.engine.images import ImageForm
 from sluice_server.engine.models.registry import read_served
 from sluice_server.engine.plugins.entry_points import find_plugins
+from sluice_server.engine.worker.host.torch_import import import_torch
 from sluice_server.services.checkpoint.digests import remembered
 from sluice_server.services.checkpoint.model_source import CheckpointFiles, resolve_model
 from sluice_server.services.config import WORKER, ServiceConfig, bad_setting, parse_peers
@@ -50,6 +51,7 @@ MIN_MESSAGE_BYTES = 4 << 20  # for headers, and for what a prompt of the smalles
 def run_role(engine_config: EngineConfig, config: ServiceConfig) -> int:
     """Run one process until it is asked to stop. Returns its exit status. Raises ServiceError for unusable settings."""
     if config.role == WORKER:
+        import_torch()
         from sluice_server.services.ranks.process import run_worker  # loads torch
 
         return run_worker(engine_config, config, config.process_id or f"{WORKER}-1")
@@ -133,6 +135,7 @@ async def _body(process: Process) -> int:
 
             return await tokenizer.run(process)
         case Role.ENGINE:
+            import_torch()
             from sluice_server.services.engine import process as engine_process
 
             return await engine_process.run(process)

@@ -17,7 +17,7 @@ def test_every_setting_and_every_commands_option_is_known() -> None:
     known = names_of(app)
     assert set(to_environment(EngineConfig(), ServiceConfig())) < known
     assert {"SLUICE_TOKEN", "SLUICE_EDGE_LISTEN", "SLUICE_MAX_TOKENS"} < known
-    assert complaints(dict.fromkeys([*known, *OWN, "PATH", "OTEL_SERVICE_NAME"], "1"), app) == []
+    assert complaints(dict.fromkeys([*known, *OWN, "PATH", "OTEL_SERVICE_NAME"], "1"), lambda: app) == []
 
 
 @pytest.mark.parametrize(
@@ -29,16 +29,16 @@ def test_every_setting_and_every_commands_option_is_known() -> None:
     ],
 )
 def test_what_is_no_setting_is_told_with_the_nearest_name(name: str, hint: str) -> None:
-    found = complaints({name: "secret", "SLUICE_MODEL": "demo"}, app)
+    found = complaints({name: "secret", "SLUICE_MODEL": "demo"}, lambda: app)
     assert found == [f"warning: {name} is no setting and is ignored{hint}"]
     for parent in ("SLUICE_SUPERVISOR_PID", CHECKED):
-        assert complaints({name: "secret", parent: "1"}, app) == []
+        assert complaints({name: "secret", parent: "1"}, lambda: app) == []
 
 
 def test_what_kubernetes_tells_of_a_service_is_no_setting() -> None:
     names = ["SERVICE_HOST", "SERVICE_PORT", "SERVICE_PORT_GRPC", "PORT", "PORT_50051_TCP", "PORT_50051_TCP_ADDR"]
     for service in ("SLUICE", "SLUICE_EDGE"):
-        assert complaints({f"{service}_{name}": "x" for name in names}, app) == []
+        assert complaints({f"{service}_{name}": "x" for name in names}, lambda: app) == []
 
 
 def test_every_command_tells() -> None:

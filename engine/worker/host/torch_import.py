@@ -1,0 +1,115 @@
+"""Imports torch without the parts of it that an engine does not use: a third of what importing torch takes, and 25 MB.
+
+Torch imports all of its Python parts at once: reference implementations of every operator for its compiler, optimisers,
+distributions, quantisation for training. Here each of those named below is an empty module at first, which is imported
+when somebody asks it for something, and all are imported before any further module of torch is, such as its compiler.
+So nothing is missing, whatever a plugin or another version of torch does; it only comes later.
+"""
+
+import importlib
+import os
+import sys
+from collections.abc import Sequence
+from importlib.abc import Loader, MetaPathFinder
+from importlib.machinery import ModuleSpec, PathFinder
+from types import ModuleType
+
+DEFERRED = (  # in torch's own order, as some of them import each other in circles
+    "torch.distributions",
+    "torch.optim",
+    "torch.profiler",
+    "torch.testing",
+    "torch.ao",
+    "torch.nn.intrinsic",
+    "torch.nn.qat",
+    "torch.nn.quantizable",
+    "torch.nn.quantized",
+    "torch.quantization",
+    "torch.masked",
+    "torch._meta_registrations",  # with the decompositions and reference implementations that it imports
+    "torch._native",
+)
+
+
+class Deferred(ModuleType):
+    """A module that is imported when it is first asked for a name."""
+
+    def __getattr__(self, name: str) -> object:
+        """Returns the module's own attribute. What only describes a module is not worth an import."""
+        if name.startswith("__") and name != "__all__":
+            raise AttributeError(f"module {self.__name__!r} has no attribute {name!r}")
+        return getattr(_imported(self), name)
+
+
+class _Empty(Loader):
+    """Makes the module, and executes nothing."""
+
+    def create_module(self, spec: ModuleSpec) -> ModuleType:
+        return Deferred(spec.name)
+
+    def exec_module(self, module: ModuleType) -> None:
+        pass
+
+
+class _Deferring(MetaPathFinder):
+    """Finds the deferred modules as empty ones, and no others."""
+
+    def find_spec(
+        self, fullname: str, path: Sequence[str] | None, target: ModuleType | None = None
+    ) -> ModuleSpec | None:
+        found = PathFinder.find_spec(fullname, path, target) if fullname in DEFERRED else None
+        if found is None:
+            return None
+        spec = ModuleSpec(fullname, _Empty(), origin=found.origin)
+        spec.submodule_search_locations = found.submodule_search_locations
+        return spec
+
+
+class _Completing(MetaPathFinder, Loader):
+    """Imports what was deferred before the first further module of torch, and then that module."""
+
+    def find_spec(
+        self, fullname: str, path: Sequence[str] | None, target: ModuleType | None = None
+    ) -> ModuleSpec | None:
+        return ModuleSpec(fullname, self) if fullname.startswith("torch.") else None
+
+    def exec_module(self, module: ModuleType) -> None:
+        sys.meta_path.remove(self)
+        del sys.modules[module.__name__]  # an empty one, in whose place the import system finds the other
+        for name in (*DEFERRED, module.__name__):
+            importlib.import_module(name)
+
+
+def import_torch() -> None:
+    """Imports torch, if nobody has yet. Call it before there are threads.
+
+    Unless the environment says otherwise, torch's own threads sleep while they wait. By default they spin, which takes
+    a core from the service's other processes after each of the many small operators of loading a model. The kernels
+    that compute steps have threads of their own.
+    """
+    if "torch" in sys.modules:
+        return
+    os.environ.setdefault("OMP_WAIT_POLICY", "passive")  # read when the library is loaded
+    finder = _Deferring()
+    sys.meta_path.insert(0, finder)
+    try:
+        importlib.import_module("torch")
+    finally:
+        sys.meta_path.remove(finder)
+    for name in DEFERRED:  # whoever imports one from now on gets it whole
+        if isinstance(sys.modules.get(name), Deferred):
+            del sys.modules[name]
+    sys.meta_path.insert(0, _Completing())
+
+
+def _imported(module: ModuleType) -> ModuleType:
+    """Returns the module, executed: in its own place while torch is imported, which needs it at once, else anew."""
+    name = module.__name__
+    if sys.modules.get(name) is not module:
+        return importlib.import_module(name)
+    spec = PathFinder.find_spec(name, sys.modules[name.rpartition(".")[0]].__path__)
+    assert spec is not None and spec.loader is not None
+    module.__class__ = ModuleType
+    module.__spec__, module.__loader__ = spec, spec.loader
+    spec.loader.exec_module(module)
+    return module

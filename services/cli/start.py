@@ -1,0 +1,52 @@
+"""Runs the command line. Where a ServiceError becomes a line on stderr and an exit status.
+
+A process that a supervisor starts takes its settings from its environment, and needs no command line.
+"""
+
+import os
+import sys
+from typing import TYPE_CHECKING
+
+from sluice_server.engine.errors import ServiceError
+from sluice_server.services.process.exit_reason import EXIT_REFUSED
+from sluice_server.services.process.supervised import SUPERVISOR_PID
+
+if TYPE_CHECKING:
+    from typer import Typer
+
+EXIT_INTERRUPTED = 130
+
+
+def main() -> None:
+    """Run the command, or the process."""
+    try:
+        if sys.argv[1:] == ["serve"] and SUPERVISOR_PID in os.environ:
+            from sluice_server.services.process.inherited import run_inherited
+
+            sys.exit(run_inherited(os.environ))
+        _run_command()
+    except ServiceError as error:
+        print(f"error: {error.message}", file=sys.stderr)
+        sys.exit(EXIT_REFUSED)
+    except KeyboardInterrupt:  # before or behind the command, which ends by itself
+        sys.exit(EXIT_INTERRUPTED)
+
+
+def _run_command() -> None:
+    from sluice_server.services.cli.app import alone
+    from sluice_server.services.cli.environment import complaints
+
+    for complaint in complaints(os.environ, _every_command):
+        print(complaint, file=sys.stderr)
+    app = alone(sys.argv[1]) if len(sys.argv) > 1 else None
+    (app or _every_command())()
+
+
+def _every_command() -> "Typer":
+    from sluice_server.services.cli.main import app
+
+    return app
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,54 @@
+"""Importing torch without what engines do not use: it is smaller, and everything is there for who asks for it."""
+
+import subprocess
+import sys
+
+import pytest
+
+BEGIN = """
+import importlib, sys
+from sluice_server.engine.worker.host.torch_import import DEFERRED, import_torch
+import_torch()
+import torch
+"""
+
+
+def run(program: str) -> str:
+    """Returns what a new process prints, which imports torch so."""
+    command = [sys.executable, "-W", "error", "-c", BEGIN + program]
+    ran = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+    assert ran.returncode == 0, ran.stderr
+    return ran.stdout
+
+
+def test_an_engine_computes_without_them() -> None:
+    said = run(
+        "import sluice_server.services.engine.process\n"
+        "x = torch.ones(2, 3)\n"
+        "assert torch.nn.functional.softmax(x @ x.T, -1).sum().item() == 2.0\n"
+        "assert torch.empty(2, 3, device='meta').t().shape == (3, 2)\n"
+        "print(*(set(DEFERRED) & set(sys.modules)))"
+    )
+    assert said == "\n"
+
+
+@pytest.mark.parametrize(
+    "asks",
+    [
+        "torch.optim.SGD([torch.ones(1, requires_grad=True)], lr=1.0)",
+        "importlib.import_module('torch.nn.quantized').Linear",
+        "importlib.import_module('torch._prims').add",
+        "assert importlib.import_module('torch._dynamo').is_compiling() is False",
+    ],
+)
+def test_whatever_is_asked_for_is_there(asks: str) -> None:
+    said = run(f"{asks}\nfrom torch import _meta_registrations as found\nprint(callable(vars(found)['activate_meta']))")
+    assert said == "True\n"
+
+
+def test_what_is_not_there_is_told_as_ever() -> None:
+    said = run(
+        "print(hasattr(torch.optim, '__wrapped__'), hasattr(torch.optim, 'nothing'))\n"
+        "try:\n    importlib.import_module('torch.nothing')\nexcept ModuleNotFoundError as error:\n    print(error)"
+    )
+    assert said == "False False\nNo module named 'torch.nothing'\n"
