@@ -83,17 +83,14 @@ def flood(service: Service, own: Group, seconds: float) -> tuple[list[str], list
     """Sends long prompts, all different, until the time is over or a process was killed: how each request ended, and
     the bytes in use over time."""
     rng, ends, used = random.Random(5), list[str](), list[tuple[float, int]]()
-    end_s = time.monotonic() + seconds
+    end_s, over = time.monotonic() + seconds, threading.Event()
     options = (("grpc.use_local_subchannel_pool", 1), ("grpc.enable_retries", 0))
     lock = threading.Lock()
-
-    def is_over() -> bool:
-        return time.monotonic() > end_s or own.num_kills > 0
 
     def send(_: int) -> None:
         with grpc.insecure_channel(service.address, options=options) as channel:
             stub = inference_pb2_grpc.InferenceServiceStub(channel)
-            while not is_over():
+            while not over.is_set():
                 with lock:
                     prompt = [rng.randrange(3, 250) for _ in range(LENGTH)]
                 try:
@@ -101,12 +98,15 @@ def flood(service: Service, own: Group, seconds: float) -> tuple[list[str], list
                     ends.append("OK")
                 except grpc.RpcError as error:
                     ends.append(error.code().name)
-                    time.sleep(0.2)  # as a client that was refused does
+                    over.wait(0.2)  # a client that was refused waits before it comes again
 
     def watch() -> None:
-        while not is_over():
-            used.append((time.monotonic(), own.used))
-            time.sleep(0.05)
+        try:
+            while time.monotonic() < end_s and own.num_kills == 0:
+                used.append((time.monotonic(), own.used))
+                over.wait(0.05)
+        finally:
+            over.set()
 
     with concurrent.futures.ThreadPoolExecutor(9) as threads:
         watching = threads.submit(watch)

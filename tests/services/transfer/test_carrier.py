@@ -1,12 +1,12 @@
 """Engines' memory over Unix sockets: it is found, outlives its owner, and leases end when blocks were read."""
 
 import contextlib
-import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
 from sluice_server.engine.kv_cache.shared_slots import SharedSlots
 from sluice_server.services.transfer.carrier import BlockCarrier, paths_of
+from tests.system.service import wait_until
 
 BYTES = 64
 NAME, OF_GROUP = b"n" * 32, b"n" * 32 + b"\1"
@@ -24,10 +24,7 @@ def carrier(own: Path, other: Path, layout: bytes = b"same") -> Iterator[tuple[S
 
 
 def until(state: Callable[[], bool]) -> None:
-    end_s = time.monotonic() + 60
-    while not state():
-        assert time.monotonic() < end_s, "it never came to that"
-        time.sleep(0.01)
+    wait_until(state, 60, "it never came to that")
 
 
 def test_blocks_are_found_after_their_owner_has_ended(tmp_path: Path) -> None:
