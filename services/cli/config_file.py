@@ -9,8 +9,6 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-import yaml
-
 from sluice_server.engine.errors import ServiceError
 from sluice_server.services.config import bad_setting
 
@@ -49,7 +47,7 @@ def _parsed(path: Path) -> dict[str, object]:
             parsed = _yaml(raw.decode())
         else:
             raise bad_setting("config", f"{path} ends neither in .yaml, .yml nor .toml")
-    except (yaml.YAMLError, ValueError, RecursionError) as error:
+    except (ValueError, RecursionError) as error:
         raise _bad(path, " ".join(str(error).split())) from None
     if parsed is None:  # an empty YAML file
         return {}
@@ -59,13 +57,19 @@ def _parsed(path: Path) -> dict[str, object]:
 
 
 def _yaml(text: str) -> object:
-    """Returns the contents. Raises YAMLError, also for a name that stands twice, of which PyYAML takes the last."""
-    node = yaml.compose(text, Loader=yaml.SafeLoader)
+    """Returns the contents. Raises ValueError, also for a name that stands twice, of which PyYAML takes the last."""
+    import yaml  # here, as few commands are given a file
+
+    try:
+        node = yaml.compose(text, Loader=yaml.SafeLoader)
+        value: object = yaml.safe_load(text)
+    except yaml.YAMLError as error:
+        raise ValueError(str(error)) from error
     names = [name.value for name, _ in node.value] if isinstance(node, yaml.MappingNode) else []
     twice = next((name for at, name in enumerate(names) if name in names[:at]), None)
     if twice is not None:
-        raise yaml.YAMLError(f"{twice!r} stands there twice")
-    return yaml.safe_load(text)
+        raise ValueError(f"{twice!r} stands there twice")
+    return value
 
 
 def _checked(path: Path, written: str, value: object, wanted: type) -> object:

@@ -37,7 +37,6 @@ from sluice_server.services.ring.loop import RingLoop
 from sluice_server.services.ring.peers import NEXT
 from sluice_server.services.telemetry import logs, names
 from sluice_server.services.telemetry.metrics import Metrics
-from sluice_server.services.telemetry.prometheus import serve as serve_metrics
 from sluice_server.services.telemetry.push import pushing
 from sluice_server.services.telemetry.tracing import Tracer, TraceSampling
 
@@ -111,6 +110,8 @@ async def _run(engine_config: EngineConfig, config: ServiceConfig, role: Role, p
         process.ring.on_keep = process.tracer.keep
         process.serve_profiles()
         if config.metrics_port:
+            from sluice_server.services.telemetry.prometheus import serve as serve_metrics  # loads an HTTP server
+
             serve_metrics(process.metrics, config.metrics_host, config.metrics_port)
         async with pushing(process.metrics, resource, config.otlp_endpoint):
             return await _body(process)

@@ -1,11 +1,11 @@
 """Which entry points are found: those that are allowed, each offered once; without a name nothing is looked up."""
 
+import importlib.metadata
 from pathlib import Path
 
 import pytest
 
 from sluice_server.engine.errors import ServiceError
-from sluice_server.engine.plugins import entry_points
 from sluice_server.engine.plugins.entry_points import NO_PLUGINS, find_plugins
 from tests.plugins.installed import write_package
 
@@ -24,7 +24,7 @@ def test_nothing_is_looked_up_where_nothing_is_allowed(monkeypatch: pytest.Monke
     def never(**_: object) -> None:
         pytest.fail("entry points were read")
 
-    monkeypatch.setattr(entry_points, "entry_points", never)
+    monkeypatch.setattr(importlib.metadata, "entry_points", never)
     assert find_plugins("") is NO_PLUGINS and find_plugins(" , ") is NO_PLUGINS
 
 
