@@ -1,4 +1,4 @@
-"""Greedy tokens through the real ring equal `transformers`, for every architecture, many at once."""
+"""Greedy tokens through the real ring equal `transformers`, many requests at once."""
 
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -13,9 +13,11 @@ from tests.system.service import generate, serve, spec
 TIGHT = ("--block-size", "8", "--kv-cache-tokens", "112", "--max-num-batched-tokens", "7", "--max-num-seqs", "5")
 
 
-@pytest.mark.parametrize(
-    "name", ["llama", "mistral-window", "qwen2-tied", "qwen3", pytest.param("gemma2", marks=pytest.mark.long)]
-)
+# tests/engine compares what every architecture computes; the ring carries ids, whatever they come from.
+OTHERS = [pytest.param(name, marks=pytest.mark.long) for name in ("llama", "qwen3", "gemma2")]
+
+
+@pytest.mark.parametrize("name", ["mistral-window", "qwen2-tied", *OTHERS])
 def test_ring_equals_transformers(name: str, tmp_path: Path) -> None:
     shape = SHAPES[name]
     make_checkpoint(tmp_path, shape)

@@ -385,9 +385,14 @@ class Simulation:
 
 
 def play(seed: int, events: int) -> str:
-    """The trace hash of one seed. A failure names the seed that replays it."""
+    """The trace hash of one seed."""
+    return run(Simulation(seed), seed, events)
+
+
+def run(simulation: Simulation, seed: int, events: int) -> str:
+    """The trace hash of a new simulation. A failure names the seed that replays it."""
     try:
-        return Simulation(seed).run(events)
+        return simulation.run(events)
     except Exception as error:
         raise AssertionError(f"replay with: make simulate SEED={seed} EVENTS={events}") from error
 
