@@ -5,7 +5,6 @@ import (
 	"fmt"
 	"net"
 	"strings"
-	"sync"
 	"time"
 
 	"google.golang.org/grpc"
@@ -32,33 +31,35 @@ type Options struct {
 	Retry    *RetryPolicy
 }
 
-// Client talks to one server, whose gateways may share its port. It is safe for concurrent use.
+// Client talks to one server, whose gateways may share its port, or to several. It is safe for concurrent use.
 type Client struct {
-	target  string
 	options Options
 	retry   RetryPolicy
-
-	mutex sync.Mutex
-	lines []*line
+	pool    *pool
 }
 
-// line is a connection and the number of calls on it.
-type line struct {
-	connection *grpc.ClientConn
-	stub       pb.InferenceServiceClient
-	numCalls   int
-}
-
-// NewClient makes a client, which connects on first use. It returns an error if a token would be sent to another host
-// in plaintext.
+// NewClient makes a client of one server, which connects on first use. It returns an error if a token would be sent to
+// another host in plaintext.
 func NewClient(target string, options Options) (*Client, error) {
-	if options.Token != "" && options.TLS == nil && !isLocal(target) {
-		return nil, fmt.Errorf("the token would be sent to %s in plaintext: set TLS", target)
+	return NewClientOfSeveral([]string{target}, options)
+}
+
+// NewClientOfSeveral makes a client of several servers with the same model. A call goes to the one on which the client
+// has fewest; what one does not take, or loses, goes on at another.
+func NewClientOfSeveral(targets []string, options Options) (*Client, error) {
+	if len(targets) == 0 {
+		return nil, errNoTarget
+	}
+	for _, target := range targets {
+		if options.Token != "" && options.TLS == nil && !isLocal(target) {
+			return nil, fmt.Errorf("the token would be sent to %s in plaintext: set TLS", target)
+		}
 	}
 	if options.Channels == 0 {
 		options.Channels = 4
 	}
-	client := &Client{target: target, options: options, retry: DefaultRetry}
+	client := &Client{options: options, retry: DefaultRetry}
+	client.pool = newPool(targets, options.Channels, client.dial)
 	if options.Retry != nil {
 		client.retry = *options.Retry
 	}
@@ -66,30 +67,24 @@ func NewClient(target string, options Options) (*Client, error) {
 }
 
 // Close closes the connections.
-func (c *Client) Close() {
-	c.mutex.Lock()
-	defer c.mutex.Unlock()
-	for _, one := range c.lines {
-		one.connection.Close()
-	}
-	c.lines = nil
-}
+func (c *Client) Close() { c.pool.close() }
 
 // Generate returns the whole answer at once. The deadline of ctx is that of the generation.
 func (c *Client) Generate(ctx context.Context, spec *pb.GenerationSpec) (*pb.GenerateResponse, error) {
-	tries := newAttempts(c.retry, nil)
+	tries := newAttempts(c.retry, nil, c.pool.chance)
 	var used *line
 	for {
 		var err error
-		if used, err = c.lease(used); err != nil {
+		if used, err = c.pool.lease(used, false); err != nil {
 			return nil, err
 		}
 		answer, err := used.stub.Generate(c.outgoing(ctx), &pb.GenerateRequest{Spec: spec})
-		c.release(used)
+		c.pool.release(used)
 		if err == nil {
 			return answer, nil
 		}
-		if err := tries.pause(ctx, fromRPC(err)); err != nil {
+		failure := fromRPC(err)
+		if err := tries.pause(ctx, failure, c.pool.failed(used, failure)); err != nil {
 			return nil, err
 		}
 	}
@@ -99,7 +94,7 @@ func (c *Client) Generate(ctx context.Context, spec *pb.GenerationSpec) (*pb.Gen
 func (c *Client) Stream(ctx context.Context, spec *pb.GenerationSpec) *Stream {
 	ctx, cancel := context.WithCancel(ctx)
 	progress := newProgress(spec)
-	return &Stream{Progress: progress, client: c, ctx: ctx, cancel: cancel, attempts: newAttempts(c.retry, progress)}
+	return &Stream{Progress: progress, client: c, ctx: ctx, cancel: cancel, attempts: newAttempts(c.retry, progress, c.pool.chance)}
 }
 
 func (c *Client) outgoing(ctx context.Context) context.Context {
@@ -109,44 +104,13 @@ func (c *Client) outgoing(ctx context.Context) context.Context {
 	return metadata.AppendToOutgoingContext(ctx, "authorization", "Bearer "+c.options.Token)
 }
 
-// lease returns the line with fewest calls, or a new one if all are in use, but not the one that has just failed.
-func (c *Client) lease(avoid *line) (*line, error) {
-	c.mutex.Lock()
-	defer c.mutex.Unlock()
-	var best *line
-	for _, one := range c.lines {
-		if one != avoid && (best == nil || one.numCalls < best.numCalls) {
-			best = one
-		}
-	}
-	if (best == nil || best.numCalls > 0) && len(c.lines) < c.options.Channels {
-		opened, err := c.dial()
-		if err != nil {
-			return nil, err
-		}
-		best = &line{connection: opened, stub: pb.NewInferenceServiceClient(opened)}
-		c.lines = append(c.lines, best)
-	}
-	if best == nil {
-		best = avoid
-	}
-	best.numCalls++
-	return best, nil
-}
-
-func (c *Client) release(used *line) {
-	c.mutex.Lock()
-	defer c.mutex.Unlock()
-	used.numCalls--
-}
-
-func (c *Client) dial() (*grpc.ClientConn, error) {
+func (c *Client) dial(target string) (*grpc.ClientConn, error) {
 	transport := grpc.WithInsecure()
 	if c.options.TLS != nil {
 		transport = grpc.WithTransportCredentials(c.options.TLS)
 	}
 	slow := backoff.Config{BaseDelay: 100 * time.Millisecond, Multiplier: 1.6, Jitter: 0.2, MaxDelay: time.Second}
-	return grpc.Dial(c.target, transport,
+	return grpc.Dial(target, transport,
 		grpc.WithDefaultCallOptions(grpc.MaxCallRecvMsgSize(maxReceiveBytes)),
 		grpc.WithUserAgent("sluice-go/"+Version),
 		// Small windows: when a reader stops, thousands of messages would otherwise pile up.

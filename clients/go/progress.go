@@ -45,6 +45,9 @@ func (p *Progress) hasBegun() bool { return p.Accepted != nil && (p.LastSeq > 0 
 // canGoOn says whether the generation can be resumed after its connection was lost.
 func (p *Progress) canGoOn() bool { return p.LastSeq == 0 || p.detaches() || p.numIDs == p.numTokens }
 
+// stays says whether only the service that has the generation can go on with it.
+func (p *Progress) stays() bool { return p.Accepted != nil && p.detaches() && p.numIDs != p.numTokens }
+
 // take records an event and returns its delta, unless it has none or the delta was received before.
 func (p *Progress) take(e event) *pb.Delta {
 	if delta := e.GetDelta(); delta != nil {

@@ -2,7 +2,6 @@ package sluice
 
 import (
 	"context"
-	"math/rand"
 	"time"
 
 	"google.golang.org/grpc/codes"
@@ -28,24 +27,25 @@ var (
 type attempts struct {
 	policy    RetryPolicy
 	progress  *Progress // nil for a unary call
+	chance    func() float64
 	numFailed int
 	numBroken int
 	news      time.Time
 	seen      uint64
 }
 
-func newAttempts(policy RetryPolicy, progress *Progress) *attempts {
-	return &attempts{policy: policy, progress: progress, news: time.Now()}
+func newAttempts(policy RetryPolicy, progress *Progress, chance func() float64) *attempts {
+	return &attempts{policy: policy, progress: progress, chance: chance, news: time.Now()}
 }
 
-// pause waits before the next attempt; it returns the error if there is to be none.
-func (a *attempts) pause(ctx context.Context, err *Error) error {
+// pause waits before the next attempt, which may be made elsewhere; it returns the error if there is to be none.
+func (a *attempts) pause(ctx context.Context, err *Error, elsewhere bool) error {
 	begun := a.progress != nil && a.progress.Accepted != nil
 	if a.progress != nil && a.progress.LastSeq > a.seen {
 		a.seen, a.numFailed, a.news = a.progress.LastSeq, 0, time.Now()
 	}
 	a.numFailed++
-	delay, ok := a.delay(err, begun)
+	delay, ok := a.delay(err, begun, elsewhere)
 	if !ok || (a.progress != nil && !a.progress.canGoOn()) {
 		return err
 	}
@@ -63,8 +63,8 @@ func (a *attempts) pause(ctx context.Context, err *Error) error {
 	}
 }
 
-func (a *attempts) delay(err *Error, begun bool) (time.Duration, bool) {
-	if !helps(err, begun) || (begun && time.Since(a.news) >= a.policy.Patience) {
+func (a *attempts) delay(err *Error, begun, elsewhere bool) (time.Duration, bool) {
+	if !helps(err, begun, elsewhere) || (begun && time.Since(a.news) >= a.policy.Patience) {
 		return 0, false
 	}
 	if !begun && a.numFailed >= a.policy.Attempts {
@@ -74,14 +74,15 @@ func (a *attempts) delay(err *Error, begun bool) (time.Duration, bool) {
 	if own > a.policy.MaxDelay {
 		own = a.policy.MaxDelay
 	}
-	own = own/2 + time.Duration(rand.Float64()*float64(own)/2)
-	if err.RetryAfter == nil || *err.RetryAfter < own {
+	own = own/2 + time.Duration(a.chance()*float64(own)/2)
+	// What one address names does not concern another.
+	if elsewhere || err.RetryAfter == nil || *err.RetryAfter < own {
 		return own, true
 	}
 	return *err.RetryAfter, *err.RetryAfter <= a.policy.Patience
 }
 
-func helps(err *Error, begun bool) bool {
+func helps(err *Error, begun, elsewhere bool) bool {
 	switch err.Code {
 	case codes.Unavailable:
 		return true
@@ -89,6 +90,8 @@ func helps(err *Error, begun bool) bool {
 		return err.RetryAfter != nil && err.Reason != "DEADLINE_UNATTAINABLE"
 	case codes.Aborted:
 		return begun && err.Reason == "SLOW_CONSUMER"
+	case codes.FailedPrecondition: // another address may still serve the revision that it began with
+		return begun && elsewhere && err.Reason == "REVISION_CHANGED"
 	}
 	return false
 }

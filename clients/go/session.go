@@ -143,13 +143,13 @@ type wire struct {
 }
 
 func (c *Client) openWire(ctx context.Context) (*wire, error) {
-	used, err := c.lease(nil)
+	used, err := c.pool.lease(nil, false)
 	if err != nil {
 		return nil, err
 	}
 	made := &wire{client: c, line: used, generations: map[uint64]*Generation{}}
 	if made.call, err = used.stub.Converse(c.outgoing(ctx)); err != nil {
-		c.release(used)
+		c.pool.release(used)
 		made.lost = fromRPC(err)
 		return made, nil
 	}
@@ -206,7 +206,7 @@ func (w *wire) end(err error) {
 	for _, generation := range w.generations {
 		generation.news <- news{err: lost}
 	}
-	w.client.release(w.line)
+	w.client.pool.release(w.line)
 }
 
 func (w *wire) deliver(frame *pb.ConverseResponse) {

@@ -43,7 +43,7 @@ func (s *Stream) Recv() (*pb.Delta, error) {
 			err = &Error{Code: codes.Internal, Message: "the stream ended before its last message"}
 		}
 		s.end()
-		if err := s.attempts.pause(s.ctx, fromRPC(err)); err != nil {
+		if err := s.pause(fromRPC(err)); err != nil {
 			s.cancel()
 			return nil, err
 		}
@@ -53,10 +53,10 @@ func (s *Stream) Recv() (*pb.Delta, error) {
 // Cancel ends the generation; Recv then returns CANCELLED.
 func (s *Stream) Cancel() {
 	if accepted := s.Progress.Accepted; accepted != nil && s.Progress.detaches() {
-		if used, err := s.client.lease(nil); err == nil {
+		if used, err := s.client.pool.lease(s.line, true); err == nil {
 			request := &pb.CancelGenerationRequest{GenerationId: accepted.GenerationId}
 			_, _ = used.stub.CancelGeneration(s.client.outgoing(s.ctx), request) // fails if it has ended
-			s.client.release(used)
+			s.client.pool.release(used)
 		}
 	}
 	s.cancel()
@@ -69,13 +69,18 @@ func (s *Stream) after(err *Error, used *line, canGoOn bool) error {
 	}
 	s.line = used
 	s.Progress.spec.CreditWindow = nil // ResumeGenerate takes no grants
-	return s.attempts.pause(s.ctx, err)
+	return s.pause(err)
+}
+
+func (s *Stream) pause(err *Error) error {
+	elsewhere := s.line != nil && s.client.pool.failed(s.line, err) && !s.Progress.stays()
+	return s.attempts.pause(s.ctx, err, elsewhere)
 }
 
 func (s *Stream) end() {
 	if s.call != nil {
 		s.call = nil
-		s.client.release(s.line)
+		s.client.pool.release(s.line)
 	}
 }
 
@@ -89,7 +94,7 @@ func (s *Stream) next() (event, error) {
 }
 
 func (s *Stream) open() error {
-	used, err := s.client.lease(s.line)
+	used, err := s.client.pool.lease(s.line, s.Progress.stays())
 	if err != nil {
 		return err
 	}

@@ -91,7 +91,7 @@ func main() {
 	if *noRetry {
 		options.Retry = &sluice.Never
 	}
-	client, err := sluice.NewClient(*address, options)
+	client, err := sluice.NewClientOfSeveral(strings.Split(*address, ","), options)
 	check(err)
 	var asked request
 	line, err := stdin.ReadString('\n')

@@ -92,7 +92,7 @@ final class Driver {
   }
 
   private static SluiceClient client(Map<String, String> options) throws IOException {
-    SluiceClient.Builder builder = SluiceClient.builder(options.get("--address")).token(options.get("--token"));
+    SluiceClient.Builder builder = SluiceClient.builder(options.get("--address").split(",")).token(options.get("--token"));
     if (options.containsKey("--tls-ca")) {
       TlsChannelCredentials.Builder tls =
           TlsChannelCredentials.newBuilder().trustManager(new File(options.get("--tls-ca")));

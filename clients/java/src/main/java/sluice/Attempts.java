@@ -33,8 +33,11 @@ final class Attempts {
     return numBroken;
   }
 
-  /** Returns the pause before the next attempt; empty if there is none. `chance` is a random number from 0 to 1. */
-  synchronized Optional<Duration> pause(SluiceException error, long nowNanos, double chance) {
+  /**
+   * Returns the pause before the next attempt, `elsewhere` if another address can be asked; empty if there is none.
+   * `chance` is a random number from 0 to 1.
+   */
+  synchronized Optional<Duration> pause(SluiceException error, boolean elsewhere, long nowNanos, double chance) {
     boolean begun = progress != null && progress.accepted().isPresent();
     if (progress != null && progress.lastSeq() > seenSeq) {
       seenSeq = progress.lastSeq();
@@ -42,10 +45,13 @@ final class Attempts {
       newsNanos = nowNanos;
     }
     numFailed++;
-    if (!mayGoOn(error, begun, nowNanos) || (progress != null && !progress.canGoOn())) {
+    // What one address names does not concern another.
+    Duration asked = elsewhere ? Duration.ZERO : error.retryAfter().orElse(Duration.ZERO);
+    boolean helps = helps(error, begun, elsewhere) && asked.compareTo(policy.patience) <= 0;
+    if (!helps || !mayGoOn(begun, nowNanos) || (progress != null && !progress.canGoOn())) {
       return Optional.empty();
     }
-    Duration delay = delay(error, chance);
+    Duration delay = delay(asked, chance);
     if (deadline != null && deadline.timeRemaining(TimeUnit.NANOSECONDS) <= delay.toNanos()) {
       return Optional.empty();
     }
@@ -53,28 +59,27 @@ final class Attempts {
     return Optional.of(delay);
   }
 
-  private boolean mayGoOn(SluiceException error, boolean begun, long nowNanos) {
-    Duration asked = error.retryAfter().orElse(Duration.ZERO);
-    if (!helps(error, begun) || asked.compareTo(policy.patience) > 0) {
-      return false;
-    }
+  private boolean mayGoOn(boolean begun, long nowNanos) {
     return begun ? nowNanos - newsNanos < policy.patience.toNanos() : numFailed < policy.attempts;
   }
 
-  private Duration delay(SluiceException error, double chance) {
+  private Duration delay(Duration asked, double chance) {
     double own = Math.min(
         policy.firstDelay.toNanos() * (double) (1L << Math.min(numFailed - 1, 16)), policy.maxDelay.toNanos());
     Duration spread = Duration.ofNanos((long) (own * (0.5 + chance / 2)));
-    Duration asked = error.retryAfter().orElse(Duration.ZERO);
     return asked.compareTo(spread) > 0 ? asked : spread;
   }
 
-  private static boolean helps(SluiceException error, boolean begun) {
+  private static boolean helps(SluiceException error, boolean begun, boolean elsewhere) {
     if (error.code() == Status.Code.UNAVAILABLE) {
       return true;
     }
     if (error.code() == Status.Code.RESOURCE_EXHAUSTED) {
       return error.retryAfter().isPresent() && !error.reason().equals("DEADLINE_UNATTAINABLE");
+    }
+    if (error.code() == Status.Code.FAILED_PRECONDITION) {
+      // Another address may still serve the revision that it began with.
+      return begun && elsewhere && error.reason().equals("REVISION_CHANGED");
     }
     return error.code() == Status.Code.ABORTED && begun && error.reason().equals("SLOW_CONSUMER");
   }

@@ -20,6 +20,7 @@ import sluice.v1.InferenceServiceGrpc;
 
 /** Makes calls: chooses the channel, adds headers, and repeats calls where that helps. */
 final class Caller {
+  private static final int ANY = -1;
   final Pool pool;
   final RetryPolicy retry;
   private final Duration timeout;
@@ -55,10 +56,15 @@ final class Caller {
     return new Attempts(retry, ends, progress, System.nanoTime());
   }
 
-  /** Runs the attempt after a pause. Returns false, and does nothing, if there is to be none. */
-  boolean again(Attempts attempts, SluiceException error, Runnable attempt) {
+  /**
+   * Runs the attempt after a pause. Returns false, and does nothing, if there is to be none. `failed`: the channel of
+   * the call that failed; `stays`: the attempt is made at its address.
+   */
+  boolean again(Attempts attempts, SluiceException error, Pool.Lease failed, boolean stays, Runnable attempt) {
     double chance = ThreadLocalRandom.current().nextDouble();
-    Optional<Duration> pause = pool.isClosed() ? Optional.empty() : attempts.pause(error, System.nanoTime(), chance);
+    long now = System.nanoTime();
+    boolean elsewhere = pool.failed(failed, error, now) && !stays;
+    Optional<Duration> pause = pool.isClosed() ? Optional.empty() : attempts.pause(error, elsewhere, now, chance);
     pause.ifPresent(delay ->
         CompletableFuture.delayedExecutor(delay.toNanos(), TimeUnit.NANOSECONDS).execute(attempt));
     return pause.isPresent();
@@ -66,15 +72,27 @@ final class Caller {
 
   /** Makes a unary call and repeats it where that helps. Cancelling the future cancels the call. */
   <Q, A> CompletableFuture<A> once(MethodDescriptor<Q, A> method, Q request, Duration own) {
+    return once(method, request, own, ANY);
+  }
+
+  private <Q, A> CompletableFuture<A> once(MethodDescriptor<Q, A> method, Q request, Duration own, int at) {
     CompletableFuture<A> answer = new CompletableFuture<>();
-    new Once<>(method, request, attempts(own, null), answer).begin(null);
+    new Once<>(method, request, attempts(own, null), answer, at).begin(null);
     return answer;
   }
 
-  /** Cancels a generation by its id. */
+  /** Cancels a generation by its id, at whichever server has it. */
   CompletableFuture<CancelGenerationResponse> cancel(String generationId) {
-    CancelGenerationRequest request = CancelGenerationRequest.newBuilder().setGenerationId(generationId).build();
-    return once(InferenceServiceGrpc.getCancelGenerationMethod(), request, null);
+    return cancel(CancelGenerationRequest.newBuilder().setGenerationId(generationId).build(), 0);
+  }
+
+  private CompletableFuture<CancelGenerationResponse> cancel(CancelGenerationRequest request, int at) {
+    CompletableFuture<CancelGenerationResponse> answer =
+        once(InferenceServiceGrpc.getCancelGenerationMethod(), request, null, at);
+    if (at + 1 == pool.numAddresses()) {
+      return answer;
+    }
+    return answer.handle((told, error) -> error == null ? answer : cancel(request, at + 1)).thenCompose(one -> one);
   }
 
   private final class Once<Q, A> {
@@ -82,19 +100,22 @@ final class Caller {
     private final Q request;
     private final Attempts attempts;
     private final CompletableFuture<A> answer;
+    private final int at;
     private final Metadata headers = headers();
     private final Context context = Context.current();
 
-    Once(MethodDescriptor<Q, A> method, Q request, Attempts attempts, CompletableFuture<A> answer) {
+    /** `at`: the number of the address, or ANY. */
+    Once(MethodDescriptor<Q, A> method, Q request, Attempts attempts, CompletableFuture<A> answer, int at) {
       this.method = method;
       this.request = request;
       this.attempts = attempts;
       this.answer = answer;
+      this.at = at;
     }
 
     void begin(Pool.Lease avoid) {
       try {
-        Pool.Lease lease = pool.lease(avoid);
+        Pool.Lease lease = at == ANY ? pool.lease(avoid, false) : pool.leaseAt(at, avoid);
         CallOptions options = CallOptions.DEFAULT.withDeadline(attempts.deadline());
         context.run(() -> ask(lease.channel.newCall(method, options), lease));
       } catch (SluiceException closed) {
@@ -136,7 +157,7 @@ final class Caller {
         }
         Status found = status.isOk() ? Status.INTERNAL.withDescription("the call ended without an answer") : status;
         SluiceException error = SluiceException.fromRpc(found, trailers);
-        if (answer.isDone() || !again(attempts, error, () -> begin(lease))) {
+        if (answer.isDone() || !again(attempts, error, lease, at != ANY, () -> begin(lease))) {
           answer.completeExceptionally(error);
         }
       }

@@ -89,7 +89,7 @@ public class DeltaStream implements Iterable<Delta>, Flow.Publisher<Delta>, Auto
   }
 
   private Upstream open(Pool.Lease avoid) {
-    Pool.Lease lease = caller.pool.lease(avoid);
+    Pool.Lease lease = caller.pool.lease(avoid, progress.stays());
     if (progress.hasBegun()) {
       ResumeGenerateRequest request = ResumeGenerateRequest.newBuilder().setSpec(progress.rest()).build();
       return started(lease, InferenceServiceGrpc.getResumeGenerateMethod(), Events::of, request);

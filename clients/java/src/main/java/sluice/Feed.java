@@ -169,7 +169,7 @@ final class Feed implements Flow.Subscription {
     Upstream lost = upstream;
     upstream = null;
     avoid = lost.lease();
-    isPaused = !isCancelled && lost.canBeFollowed() && caller.again(attempts, error, () -> tell(AGAIN));
+    isPaused = !isCancelled && lost.canBeFollowed() && caller.again(attempts, error, avoid, progress.stays(), () -> tell(AGAIN));
     if (!isPaused) {
       finish(error);
     }

@@ -90,6 +90,11 @@ public final class Progress {
     return lastSeq == 0 || detaches() || numIds == numTokens;
   }
 
+  /** Whether only the service that has the generation can go on with it. */
+  synchronized boolean stays() {
+    return accepted != null && detaches() && numIds != numTokens;
+  }
+
   /** Records an event. Returns its delta; null if it has none or the delta was received before. */
   synchronized Delta take(Object event) {
     if (event instanceof Delta) {

@@ -22,7 +22,10 @@ import sluice.v1.Inference.GenerateResponse;
 import sluice.v1.InferenceServiceGrpc;
 import sluice.v1.Types.GenerationSpec;
 
-/** A client of one server, whose gateways may share its port, or of several. Thread-safe. */
+/**
+ * A client of one server, whose gateways may share its port, or of several with the same model. A call goes to the server
+ * on which the client has fewest; what one does not take, or loses, goes on at another. Thread-safe.
+ */
 public final class SluiceClient implements AutoCloseable {
   private static final int MAX_RECEIVED_BYTES = 64 << 20;
   private static final int HTTP2_WINDOW_BYTES = 65_535; // most bytes of a stream that pile up when its reader stops

@@ -24,7 +24,7 @@ final class Wire extends ClientCall.Listener<ConverseResponse> {
 
   Wire(Caller caller, Context context) {
     pool = caller.pool;
-    lease = pool.lease(null);
+    lease = pool.lease(null, false);
     Context before = context.attach();
     try {
       call = lease.channel.newCall(InferenceServiceGrpc.getConverseMethod(), CallOptions.DEFAULT);
