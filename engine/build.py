@@ -22,8 +22,10 @@ from sluice_server.engine.executor.computing import Computing
 from sluice_server.engine.executor.image_work import ImageWork
 from sluice_server.engine.executor.step_runner import StepRunner
 from sluice_server.engine.kv_cache.block_store import BlockStore
+from sluice_server.engine.kv_cache.disk_upkeep import DiskUpkeep
 from sluice_server.engine.kv_cache.saving import save_cache
 from sluice_server.engine.kv_cache.shared_slots import SharedSlots
+from sluice_server.engine.kv_cache.tiers import Tiers
 from sluice_server.engine.models.config import ModelConfig
 from sluice_server.engine.models.limits import check_embeds_scale, check_tables
 from sluice_server.engine.models.loading import embeddings_of, load_model
@@ -196,6 +198,7 @@ def build_engine(  # noqa: PLR0913 # all that an engine is made of
         on_reached=pages.reach,
         adapters=adapters,
         images=image_work(config, scheduler.images, images),
+        disk=upkeep_of(config, tiers, store),
     )
     is_fixed = device.type != "cpu" or workers is not None
     return BuiltEngine(
@@ -295,6 +298,13 @@ def check_trials(
     check_trial(directory, ModelDrafter(model), by_layer, config.block_size, next(iter(model_config.eos_ids), 0))
     if draft is not None and drafter is not None:
         check_trial(draft, drafter, allocated.beside, config.block_size)
+
+
+def upkeep_of(config: EngineConfig, tiers: Tiers | None, store: BlockStore) -> DiskUpkeep | None:
+    """Returns what keeps the books of the disk tier; None without one."""
+    if tiers is None or not tiers.num_disk_slots:
+        return None
+    return DiskUpkeep(tiers, store, config.disk_cache_ttl_s)
 
 
 def tuner_of(config: EngineConfig, model: Model, formats: Formats) -> ThreadTuner | None:

@@ -36,6 +36,7 @@ _WITHOUT = {
     "host_cache_bytes": "an encoder has no KV cache",
     "disk_cache_dir": "an encoder has no KV cache",
     "disk_cache_bytes": "an encoder has no KV cache",
+    "disk_cache_ttl_s": "an encoder has no KV cache",
     "shared_cache_bytes": "an encoder has no KV cache",
     "kv_store": "an encoder has no KV cache",
     "max_adapters": "an encoder takes no adapters",

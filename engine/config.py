@@ -57,6 +57,10 @@ class EngineConfig:
     host_cache_bytes: int = option(0, "host memory for cache blocks that were evicted or preempted; 0 is off")
     disk_cache_dir: str = option("", "directory for cache blocks that host memory evicts; needs --host-cache-bytes")
     disk_cache_bytes: int = option(0, "the most bytes in --disk-cache-dir")
+    disk_cache_ttl_s: float = option(
+        0.0,
+        "seconds after which a block in --disk-cache-dir is deleted that was not used; 0 keeps it while there is room",
+    )
     disk_cache_save_s: float = option(
         5.0, "the most seconds in which an engine that ends writes its cache to --disk-cache-dir; 0 writes nothing then"
     )

@@ -19,7 +19,10 @@ from sluice_server.engine.executor.image_work import ImageWork
 from sluice_server.engine.executor.step_retry import StepRetry
 from sluice_server.engine.executor.step_runner import StepRunner
 from sluice_server.engine.kv_cache.behind import WriteBehind
+from sluice_server.engine.kv_cache.clearing import clear, wipe
+from sluice_server.engine.kv_cache.disk_upkeep import DiskUpkeep
 from sluice_server.engine.kv_cache.identity import UNNAMED, CacheIdentity
+from sluice_server.engine.kv_cache.prefix import owner_of
 from sluice_server.engine.plan import StepPlan
 from sluice_server.engine.plugins.sampling import NO_SAMPLING, SamplingPlugins
 from sluice_server.engine.request import EngineRequest
@@ -27,6 +30,8 @@ from sluice_server.engine.scheduler.events import Pooled, Sampled
 from sluice_server.engine.scheduler.scheduler import Scheduler
 from sluice_server.engine.scheduler.step_rates import StepRates
 from sluice_server.engine.speculation.proposer import Proposer, proposals
+
+WIPED = 8  # cache blocks at a time while idle: a request that arrives waits for no more
 
 
 class Tuner(Protocol):
@@ -85,10 +90,13 @@ class Engine:
         on_reached: Callable[[int], None] = _ignored,
         adapters: AdapterManager | None = None,
         images: ImageWork | None = None,
+        disk: DiskUpkeep | None = None,
     ) -> None:
         """`identity`: the identity of the cache's blocks, used for the salt of requests. `on_reached` is called before
         each step with the number of cache blocks that were ever in use. `adapters`: those of the scheduler's requests;
-        None if they name none. `images`: None for a model that takes none."""
+        None if they name none. `images`: None for a model that takes none. `disk`: keeps the
+        books of the disk tier, if there is one."""
+        self._disk = disk
         self.adapters = adapters
         self._on_reached = on_reached
         self._plugins = plugins
@@ -157,27 +165,47 @@ class Engine:
         """Does a little background work while there are no requests; returns False when nothing is left to do."""
         if self.adapters is not None and self.adapters.idle():
             return True
-        return self.runner.idle() or (self._tuner is not None and self._tuner.idle()) or self._write_behind()
+        if self.runner.idle() or (self._tuner is not None and self._tuner.idle()):
+            return True
+        return self._write_behind() or self.wipe(WIPED) > 0
+
+    def clear_cache(self, tenant: str | None) -> int:
+        """Forgets what is cached of a tenant's requests, or of all; those that are open share no blocks from then on.
+        Returns how many names of blocks are gone; `wipe` has their bytes go."""
+        num = clear(self.scheduler.cache, b"" if tenant is None else owner_of(tenant), self.scheduler.tables_of(tenant))
+        if self._images is not None:
+            self._images.clear()
+        self.move()
+        return num
+
+    def wipe(self, limit: int) -> int:
+        """Wipes up to `limit` blocks of each tier that were cleared; returns how many more could be wiped now."""
+        left = wipe(self.scheduler.cache, limit)
+        self.move()
+        return left
 
     def _write_behind(self) -> bool:
         """Writes a few blocks to the disk tier, if the cache has one; returns whether more are left."""
         if self.scheduler.cache.tiers is None:
             return False
-        self._end_moves()
+        self.end_moves()
+        self.move()
         moves = self._behind.moves()
         if moves:
             self.runner.move(moves)
         return bool(moves)
 
-    def _end_moves(self) -> None:
+    def end_moves(self) -> None:
         """Records the transfers with the disk that have ended."""
         for move, is_good in self.runner.moved():
             self.scheduler.cache.moved(move, is_good)
+        for move in self._disk.turn() if self._disk is not None else ():
+            self.scheduler.cache.push(move)
 
     def step(self) -> StepEvents:
         """Launches one step and returns the events of the steps that were collected."""
         start = self._clock()
-        self._end_moves()
+        self.end_moves()
         if self.scheduler.cache.offers is not None:
             self.scheduler.cache.offers.pass_time(start)
         if self.adapters is not None and self.adapters.settle():

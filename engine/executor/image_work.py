@@ -30,6 +30,10 @@ class ImageWork:
         self._rows = rows
         self._share = share
 
+    def clear(self) -> None:
+        """Drops the rows of all images that no request waits for."""
+        self._rows.drop(self._books.clear())
+
     def advance(self, step_s: float | None) -> None:
         """Encodes what is wanted next, behind a step that took `step_s`; None: no request is computed."""
         image = self._books.next

@@ -3,13 +3,10 @@
 A block's bytes are its part of every layer, one layer after the other. Host slots are tensors like the cache's own. On
 a GPU they are pinned, and copies run in the order of the device's stream, ahead of the step that overwrites their
 blocks; only reading or filling a slot from here waits for them. On a CPU a copy has ended when it returns. One thread
-writes and reads files, in order, so that a read finds what was written before it. A file carries a checksum over the
-identity of what computed it, its layout and its bytes: a file that is damaged, or of another identity or layout, is
-reported as lost and never used. Block names are opaque here.
+writes and reads files, in order, so that a read finds what was written before it. Block names are opaque here.
 """
 
 import dataclasses
-import hashlib
 import logging
 import queue
 import threading
@@ -20,7 +17,7 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from sluice_server.engine.kv_cache.disk import SUFFIX, UNFINISHED, create, order_files
+from sluice_server.engine.kv_cache.block_files import BlockFile, BlockFiles
 from sluice_server.engine.kv_cache.identity import UNNAMED, CacheIdentity, framed
 from sluice_server.engine.kv_cache.shared_slots import SharedSlots
 from sluice_server.engine.kv_cache.tiers import Move, MoveKind
@@ -30,7 +27,6 @@ from sluice_server.kernels.layout.layout import blocks_of, slots_of
 
 logger = logging.getLogger(__name__)
 
-DIGEST_BYTES = 32
 MAX_WAITING = 64  # writes that wait for the disk at most; further blocks are dropped, so that steps never wait
 
 
@@ -39,6 +35,10 @@ class _CopyJob:
     move: Move
     wait: Callable[[], None]  # waits for earlier copies that may still use its slot
     data: bytes = b""  # the bytes of a WRITE or KEEP
+
+
+class _ListJob:
+    """Looks at what is on disk."""
 
 
 class BlockStore:
@@ -61,15 +61,16 @@ class BlockStore:
         self.block_bytes = sum(layer[0].numel() * layer.element_size() for layer in self._all)
         self._host = [_host_like(layer, num_host) for layer in self._all] if num_host else []
         self.num_host = num_host
-        self._directory = directory
         self._layout = layout_of(self._all, identity)
+        self._files = None if directory is None else BlockFiles(directory, self._layout, self.block_bytes)
+        self._listing: list[BlockFile] | None = None
         self._shared: SharedSlots | None = None
         self._ended: deque[tuple[Move, bool]] = deque()
-        self._jobs: queue.Queue[_CopyJob | None] = queue.Queue()  # None ends the thread
+        self._jobs: queue.Queue[_CopyJob | _ListJob | None] = queue.Queue()  # None ends the thread
         self._fence = fence_of(cache[0].device)
         self._thread: threading.Thread | None = None
-        if directory is not None:
-            self._thread = threading.Thread(target=self._serve, name="cache disk", daemon=True)
+        if self._files is not None:
+            self._thread = threading.Thread(target=self._serve, args=(self._files,), name="cache disk", daemon=True)
             self._thread.start()
 
     def move(self, moves: list[Move]) -> None:
@@ -86,6 +87,8 @@ class BlockStore:
                     self._shared.write(move.target, move.name, _bytes_in(self._all, move.source))
                 case MoveKind.WITHDRAW if self._shared is not None:
                     self._shared.clear(move.target)
+                case MoveKind.WIPE | MoveKind.WIPE_SLOT:
+                    _wipe(self._all if move.kind is MoveKind.WIPE else self._host, move.target)
                 case MoveKind.WRITE | MoveKind.KEEP if self._jobs.qsize() >= MAX_WAITING:
                     self._ended.append((move, False))
                 case MoveKind.WRITE | MoveKind.KEEP:
@@ -128,6 +131,15 @@ class BlockStore:
             ended.append(self._ended.popleft())
         return ended
 
+    def list_files(self) -> None:
+        """Looks at what is on disk, in the background, behind the transfers that have begun."""
+        self._jobs.put(_ListJob())
+
+    def take_listing(self) -> list[BlockFile] | None:
+        """Returns what the last look has found, oldest first, once; None before it has ended."""
+        found, self._listing = self._listing, None
+        return found
+
     def close(self) -> None:
         """Ends the thread after all pending writes. `move` must not be called afterwards."""
         if self._thread is not None:
@@ -138,7 +150,8 @@ class BlockStore:
     def finish(self, moves: Sequence[Move], may_go_on: Callable[[], bool]) -> int:
         """Carries out removals and then writes, after `close`, in the caller's thread, until an error or until
         `may_go_on` is false at a write. Returns the number of blocks written."""
-        num = 0
+        num, files = 0, self._files
+        assert files is not None, "there is no disk"
         self._fence()()
         for move in moves:
             if move.kind is not MoveKind.REMOVE and not may_go_on():
@@ -146,9 +159,9 @@ class BlockStore:
             layers = self._all if move.kind is MoveKind.KEEP else self._host
             try:
                 if move.kind is MoveKind.REMOVE:
-                    self._path(move.name).unlink(missing_ok=True)
+                    files.remove(move.name)
                     continue
-                self._write(move.name, _bytes_in(layers, move.source))
+                files.write(move.name, _bytes_in(layers, move.source))
             except OSError as error:
                 logger.warning("cache blocks are not saved: %s; their tokens will be computed again", error)
                 break
@@ -156,57 +169,46 @@ class BlockStore:
         return num
 
     def order(self, names: Sequence[bytes]) -> None:
-        """Dates files so that `names_on_disk` returns them in this order."""
-        assert self._directory is not None
-        order_files([self._path(name) for name in names])
+        """Dates files so that they are listed in this order."""
+        assert self._files is not None, "there is no disk"
+        self._files.order(names)
 
-    def _serve(self) -> None:
+    def _serve(self, files: BlockFiles) -> None:
         while (job := self._jobs.get()) is not None:
+            if isinstance(job, _ListJob):
+                self._list(files)
+                continue
             try:
-                is_good = self._do(job)
+                is_good = self._do(job, files)
             except OSError as error:
                 logger.warning("cache block %s: %s; its tokens will be computed again", job.move.name.hex()[:12], error)
                 is_good = False
             if job.move.kind is not MoveKind.REMOVE:
                 self._ended.append((job.move, is_good))
 
-    def _do(self, job: _CopyJob) -> bool:
+    def _do(self, job: _CopyJob, files: BlockFiles) -> bool:
         job.wait()
-        if job.move.kind is MoveKind.REMOVE:
-            self._path(job.move.name).unlink(missing_ok=True)
-        elif job.move.kind in (MoveKind.WRITE, MoveKind.KEEP):
-            self._write(job.move.name, job.data)
-        else:
-            return self._read(self._path(job.move.name), job.move.target)
+        move = job.move
+        match move.kind:
+            case MoveKind.REMOVE:
+                files.remove(move.name)
+            case MoveKind.CLEAR:
+                files.clear(move.name)
+            case MoveKind.WRITE | MoveKind.KEEP:
+                files.write(move.name, job.data)
+            case _:
+                data = files.read(move.name)
+                if data is None:
+                    return False
+                _fill(self._host, move.target, data)
         return True
 
-    def _path(self, name: bytes) -> Path:
-        assert self._directory is not None
-        return self._directory / f"{name.hex()}{SUFFIX}"
-
-    def _write(self, name: bytes, data: bytes) -> None:
-        """Writes the file of a block; it is there as a whole or not at all."""
-        path = self._path(name)
-        part = path.with_suffix(UNFINISHED)
+    def _list(self, files: BlockFiles) -> None:
         try:
-            create(part, self._checksum(data) + data)
-            part.rename(path)
-        finally:
-            part.unlink(missing_ok=True)
-
-    def _read(self, path: Path, slot: int) -> bool:
-        """Fills a host slot from a file. Returns False if the file is not what was written."""
-        found = path.read_bytes()
-        data = found[DIGEST_BYTES:]
-        if len(data) != self.block_bytes or found[:DIGEST_BYTES] != self._checksum(data):
-            logger.warning("%s is damaged or of another identity or layout; its tokens will be computed again", path)
-            path.unlink(missing_ok=True)
-            return False
-        _fill(self._host, slot, data)
-        return True
-
-    def _checksum(self, data: bytes) -> bytes:
-        return hashlib.sha256(self._layout + data).digest()
+            self._listing = files.listed()
+        except OSError as error:
+            logger.warning("the cache's directory cannot be read: %s", error)
+            self._listing = []  # what cannot be read is of no use
 
 
 def layout_of(cache: list[Tensor], identity: CacheIdentity) -> bytes:
@@ -236,6 +238,11 @@ def _fill(layers: list[Tensor], block: int, data: bytes) -> None:
 def _copy(sources: list[Tensor], source: int, targets: list[Tensor], target: int) -> None:
     for one, other in zip(sources, targets, strict=True):
         other[target].copy_(one[source], non_blocking=True)
+
+
+def _wipe(layers: list[Tensor], block: int) -> None:
+    for layer in layers:
+        layer[block].zero_()
 
 
 def fence_of(device: torch.device) -> Callable[[], Callable[[], None]]:

@@ -57,6 +57,7 @@ class KVCache:
         self.sizes = CacheSizes(block_size, tuple(windows))
         self.capacity = CacheCapacity(self.pool, self.sizes)
         self._lookup = PrefixLookup(self.index, self.sizes, self.pool.null)
+        self.unwiped: set[int] = set()  # blocks with bytes that are to go, once they are free; see `clearing`
         self._is_worthless = bytearray(self.pool.size)  # cheaper to compute again than to move
         self._moves: list[Move] = []
 
@@ -204,6 +205,8 @@ class KVCache:
             first, end = table.trimmed[group], self.sizes.num_passed(group, num_computed)
             if end <= first:
                 continue
+            if table.is_wiped:
+                self.unwiped.update(own[first:end])
             for i in range(first, end):
                 self.let_go(own[i], EvictionClass.NORMAL)
                 own[i] = self.pool.null
@@ -216,6 +219,8 @@ class KVCache:
         """Frees the blocks behind the first `num_tokens` tokens: none of them is named or shared."""
         for own in table.groups:
             while len(own) > self.sizes.blocks_for(num_tokens):
+                if table.is_wiped:
+                    self.unwiped.add(own[-1])
                 self.pool.release(own.pop(), EvictionClass.NOT)
 
     def disown(self, table: BlockTable) -> None:
@@ -248,6 +253,8 @@ class KVCache:
             for block in reversed(own):
                 if block != self.pool.null:
                     self._is_worthless[block] = is_worthless
+                    if table.is_wiped:
+                        self.unwiped.add(block)
                 self.let_go(block, keep)
         table.groups = [[] for _ in self.sizes.windows]
         table.trimmed = [0] * self.num_groups
@@ -277,6 +284,9 @@ class KVCache:
         """Returns a block to write to. Its old contents lose their name on the device and may be saved to the host."""
         block = self.pool.allocate()
         self.forget(block)
+        if block in self.unwiped:
+            self.unwiped.discard(block)
+            self._moves.append(Move(MoveKind.WIPE, target=block))
         return block
 
     def _offer(self, table: BlockTable, first: int, end: int) -> None:

@@ -7,6 +7,8 @@ as long as no newer block takes its place. Bookkeeping by name only; `Move`s fil
 from collections import OrderedDict
 from collections.abc import Iterable
 
+from sluice_server.engine.kv_cache.prefix import is_of
+
 LEASE_S = 10.0  # a hand-off takes one turn round the ring
 
 
@@ -63,6 +65,11 @@ class Offers:
             del self._until[name]
             self._free.append(slot)
         return slot
+
+    def clear(self, owner: bytes) -> list[int]:
+        """Ends the offers of an owner's blocks, or all for b"". Returns the slots that must be cleared."""
+        slots = (self.withdraw(name) for name in list(self._slot_of) if is_of(name, owner))
+        return [slot for slot in slots if slot is not None]
 
     def check(self) -> None:
         """Asserts that every slot is in exactly one place, and that leases are in the order of their ends."""

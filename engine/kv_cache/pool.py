@@ -118,6 +118,12 @@ class BlockPool:
         elif refs == 0:
             self._append(block, self.size + keep)
 
+    def demote(self, block: int) -> None:
+        """Makes a free block one that is allocated before others, as it has no name any more."""
+        assert self._refs[block] == 0, f"block {block} is not free"
+        self._unlink(block)
+        self._append(block, self.size + EvictionClass.NOT)
+
     def is_offline(self, block: int) -> bool:
         """Whether the block has no memory."""
         return self._refs[block] == OFFLINE

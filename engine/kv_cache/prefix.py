@@ -1,9 +1,10 @@
 """The prefix index: maps token prefixes, by block name, to the blocks that hold their keys and values.
 
-A block's name is SHA-256 over (name of the block before it, its tokens). The first block's parent is `root()`, which
-frames everything else the values depend on and everything that keeps tenants apart. Equal names mean equal content, so
-a hit needs no token comparison. Only full blocks are named. Design: vLLM's hash chain. See CVE-2025-46570 for why the
-salt is derived from the authenticated identity and never sent by a client.
+A block's name is SHA-256, cut to 24 bytes, over (name of the block before it, its tokens), and 8 bytes that say whose
+it is. The first block's parent is `root()`, which frames everything else the values depend on and everything that keeps
+tenants apart. Equal names mean equal content, so a hit needs no token comparison. Only full blocks are named. Design:
+vLLM's hash chain. See CVE-2025-46570 for why the salt is derived from the authenticated identity and never sent by a
+client. The owner is in every name so that all that is a tenant's can be found, on disk too, whatever computed it.
 """
 
 import hashlib
@@ -14,6 +15,11 @@ from typing import NamedTuple
 from sluice_server.engine.kv_cache.identity import CacheIdentity, framed
 from sluice_server.engine.kv_cache.log import CacheLog, NamedBlock
 
+NAME_BYTES = 32  # of a block of the first group; those of others have one more
+_OWNED = 24  # bytes of a name before those of its owner
+_OWNER_BYTES = NAME_BYTES - _OWNED
+_NOBODY = bytes(_OWNER_BYTES)  # owns the blocks behind a root that names nobody
+
 
 def root(identity: CacheIdentity, *fields: bytes) -> bytes:
     """Returns the start of the chain of names for `identity` and further fields (adapter, tenant, …)."""
@@ -22,12 +28,22 @@ def root(identity: CacheIdentity, *fields: bytes) -> bytes:
 
 def root_of(identity: bytes, *fields: bytes) -> bytes:
     """Returns the same for an encoded identity."""
-    return hashlib.sha256(b"sluice.prefix.v2" + framed((identity, *fields))).digest()
+    return hashlib.sha256(b"sluice.prefix.v3" + framed((identity, *fields))).digest()
+
+
+def owner_of(tenant: str) -> bytes:
+    """Returns what the names of a tenant's blocks end with, for every identity."""
+    return hashlib.sha256(b"sluice.owner.v1" + tenant.encode()).digest()[:_OWNER_BYTES]
+
+
+def is_of(name: bytes, owner: bytes) -> bool:
+    """Whether a block of that name, in any group of layers, is an owner's; b"": any owner's."""
+    return name[_OWNED:NAME_BYTES] == owner or not owner
 
 
 def tenant_root(identity: bytes, tenant: str) -> bytes:
     """Returns the start of the chain for requests of a tenant, for an encoded identity."""
-    return root_of(identity, b"", tenant.encode())  # the empty field is older than `start_of`
+    return root_of(identity, b"", tenant.encode())[:_OWNED] + owner_of(tenant)
 
 
 def start_of(salt: bytes, adapter: bytes = b"", embeds: bytes = b"") -> bytes:
@@ -37,9 +53,10 @@ def start_of(salt: bytes, adapter: bytes = b"", embeds: bytes = b"") -> bytes:
     `adapter` and `embeds`: digests of the adapter that it is computed with and of the embeddings that it begins with,
     whose placeholders say nothing; empty without.
     """
+    owner = salt[_OWNED:]
     if adapter:
-        salt = root_of(salt, b"adapter", adapter)
-    return root_of(salt, b"prompt_embeds", embeds) if embeds else salt
+        salt = root_of(salt, b"adapter", adapter)[:_OWNED] + owner
+    return root_of(salt, b"prompt_embeds", embeds)[:_OWNED] + owner if embeds else salt
 
 
 def names_of(parent: bytes, tokens: Sequence[int], block_size: int) -> list[bytes]:
@@ -52,9 +69,10 @@ def names_of(parent: bytes, tokens: Sequence[int], block_size: int) -> list[byte
 
 
 def name_block(parent: bytes, tokens: Sequence[int], content: bytes = b"") -> bytes:
-    """Returns the name of a full block: 32 bytes. Parent and tokens have fixed sizes, so the concatenation is
-    unambiguous. `content`: see `content_of`."""
-    return hashlib.sha256(parent + array("i", tokens).tobytes() + content).digest()
+    """Returns the name of a full block: 32 bytes, with the owner of its parent. Parent and tokens have fixed sizes, so
+    the concatenation is unambiguous. `content`: see `content_of`."""
+    digest = hashlib.sha256(parent + array("i", tokens).tobytes() + content).digest()
+    return digest[:_OWNED] + (parent[_OWNED:] or _NOBODY)
 
 
 class ContentSpan(NamedTuple):
@@ -72,9 +90,6 @@ def content_of(spans: Iterable[ContentSpan], start: int, end: int) -> bytes:
     return b"".join(
         (span.first - start).to_bytes(8, "little") + span.digest for span in spans if start <= span.first < end
     )
-
-
-NAME_BYTES = 32  # of a block of the first group; those of others have one more
 
 
 def name_in(name: bytes, group: int) -> bytes:
@@ -123,6 +138,10 @@ class PrefixIndex:
         name = self._name_of.pop(block, None)
         if name is not None:
             self._block_of[name], self._name_of[target] = target, name
+
+    def named(self, owner: bytes) -> list[int]:
+        """Returns the blocks with a name of this owner; for b"" all that have a name."""
+        return [block for block, name in self._name_of.items() if is_of(name, owner)]
 
     def name_of(self, block: int) -> bytes | None:
         """Returns the name of a block; None if it has none."""

@@ -45,7 +45,8 @@ def save_cache(
     num = store.finish(moves, lambda: clock() < end_s)
     if others is not None:
         others.saved(max(0.0, end_s - clock()) + PATIENT_S)
-    store.order(cache.tiers.disk_names)
+    in_memory = {*cache.tiers.host_names, *(name for name in map(cache.index.name_of, cache.pool.by_worth()) if name)}
+    store.order([name for name in cache.tiers.disk_names if name in in_memory])
     if num_wanted:
         logger.info("saved %d of %d cache blocks on disk", num, num_wanted)
     return num

@@ -71,10 +71,12 @@ class SharedSlots:
         return self._memory[at : at + self._block_bytes]
 
     def clear(self, slot: int) -> None:
-        """Clears a slot: nothing is found in it."""
+        """Clears a slot: nothing is found in it, and its bytes are gone."""
         entry = self._entries[slot : slot + 1]
         generation = self._open(slot)
         entry["key"], entry["name"] = 0, _padded(b"")
+        at = _start_of(self.num_slots) + slot * self._block_bytes
+        self._memory[at : at + self._block_bytes] = bytes(self._block_bytes)
         entry["generation"] = generation + 1
 
     def close(self) -> None:

@@ -26,6 +26,7 @@ class BlockTable:
     shared_tail: int = -1  # index of the partial block that a fork shares until one of the two writes to it
     trimmed: list[int] = dataclasses.field(default_factory=lambda: [0])  # by group: leading blocks that were freed
     is_counted: bool = False  # its hits are in the statistics
+    is_wiped: bool = False  # its bytes are to go, when its blocks are free
     num_reads: int = 0  # times that it waited for blocks from disk
     spans: tuple[ContentSpan, ...] = ()  # tokens whose content names depend on, besides their ids
 
@@ -50,7 +51,7 @@ class BlockTable:
 
     def anew(self) -> "BlockTable":
         """Returns an empty table whose blocks have the same names."""
-        return BlockTable(self.root, self.is_private, spans=self.spans)
+        return BlockTable(self.root, self.is_private, is_wiped=self.is_wiped, spans=self.spans)
 
     def named(self, tokens: Sequence[int], i: int, size: int) -> NamedBlock:
         """Returns the i-th block with its name, its parent's and its tokens."""

@@ -12,7 +12,10 @@ evicts the least recently used block. Pure: no tensors, files or requests.
 import dataclasses
 import enum
 from collections import OrderedDict
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
+
+from sluice_server.engine.kv_cache.disk_books import DiskBooks, Listed
+from sluice_server.engine.kv_cache.prefix import is_of
 
 
 class MoveKind(enum.Enum):
@@ -27,12 +30,15 @@ class MoveKind(enum.Enum):
     REMOVE = enum.auto()  # deletes from disk
     OFFER = enum.auto()  # device block → shared slot, which other engines read
     WITHDRAW = enum.auto()  # clears a shared slot
+    WIPE = enum.auto()  # fills a device block with zeros
+    WIPE_SLOT = enum.auto()  # fills a host slot with zeros
+    CLEAR = enum.auto()  # deletes all of an owner from disk, in the background
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Move:
     """One transfer. `source` and `target` are block or slot numbers; `name` is the name of the block on disk,
-    or of one that is offered."""
+    of one that is offered, or of an owner."""
 
     kind: MoveKind
     source: int = -1
@@ -60,11 +66,14 @@ class Tiers:
         self.num_behind = 0  # device blocks that are being written to disk
         self.num_not_kept = 0  # of those that have ended since start, the failed ones
         self._num_host = num_host
-        self._num_disk = num_disk
         self._host: OrderedDict[bytes, int] = OrderedDict()  # name → slot, least recently used first
         self._free = list(range(num_host - 1, -1, -1))
-        self._disk: OrderedDict[bytes, None] = OrderedDict.fromkeys(on_disk[-num_disk:] if num_disk else ())
+        self._disk = DiskBooks(num_disk, on_disk)
         self._reading: dict[bytes, int] = {}
+        self._unwanted: set[bytes] = set()  # being read, and not to be used
+        self._unwiped: set[int] = set()  # slots with bytes that are to go, once they are free
+        self.num_clearing = 0  # owners whose files are being deleted
+        self.num_not_cleared = 0  # of those that have ended since start, the failed ones
 
     @property
     def num_host(self) -> int:
@@ -79,7 +88,7 @@ class Tiers:
     @property
     def num_disk_slots(self) -> int:
         """Number of blocks that the disk may hold."""
-        return self._num_disk
+        return self._disk.capacity
 
     def save(self, name: bytes, block: int) -> list[Move]:
         """Returns the moves that save `block`, named `name`, before it is overwritten on the device. Empty if the name
@@ -123,7 +132,7 @@ class Tiers:
         no slot is free."""
         if name not in self._disk or name in self._reading:
             return None
-        self._disk.move_to_end(name)
+        self._disk.touch(name)
         moves, slot = self._take_slot()
         if slot is None:
             return None
@@ -131,10 +140,14 @@ class Tiers:
         return [*moves, Move(MoveKind.READ, target=slot, name=name)]
 
     def ended(self, move: Move, is_good: bool) -> None:
-        """Records the end of a READ, WRITE or KEEP; after a failure the name is removed."""
+        """Records the end of a READ, WRITE, KEEP or CLEAR; after a failure the name is removed."""
         name = move.name
+        if move.kind is MoveKind.CLEAR:
+            self.num_clearing -= 1
+            self.num_not_cleared += not is_good
+            return
         if not is_good:
-            self._disk.pop(name, None)
+            self._disk.discard(name)
             self.stats.num_failed += 1
         if move.kind is MoveKind.KEEP:
             self.num_behind -= 1
@@ -142,10 +155,13 @@ class Tiers:
         if move.kind is not MoveKind.READ:
             self.stats.num_written += is_good
             return
-        slot = self._reading.pop(name)
+        slot, is_unwanted = self._reading.pop(name), name in self._unwanted
+        self._unwanted.discard(name)
         if slot >= self._num_host:  # there are fewer slots since the read began
             return
-        if is_good:
+        if is_unwanted:
+            self._unwiped.add(slot)
+        if is_good and not is_unwanted:
             self._host[name] = slot
             self.stats.num_read += 1
         else:
@@ -160,15 +176,46 @@ class Tiers:
             in_host = found.pop(name, None)
             found[name] = in_host or Move(MoveKind.KEEP, block, name=name)
         written = []
-        for name, move in list(found.items())[-self._num_disk :] if self._num_disk else ():
+        capacity = self._disk.capacity
+        for name, move in list(found.items())[-capacity:] if capacity else ():
             if name in self._disk:
-                self._disk.move_to_end(name)
+                self._disk.touch(name)
             else:
-                self._disk[name] = None
+                self._disk.add(name)
                 written.append(move)
-        num_over = max(0, len(self._disk) - self._num_disk)
-        removed = [Move(MoveKind.REMOVE, name=self._disk.popitem(last=False)[0]) for _ in range(num_over)]
-        return [*removed, *reversed(written)]
+        return [*_removals(self._disk.shrink()), *reversed(written)]
+
+    def clear(self, owner: bytes) -> tuple[int, list[Move]]:
+        """Forgets the blocks of an owner, or all for b"", and has their bytes wiped: those of free slots, too, as
+        nobody knows whose they were. Returns how many names are gone, and the moves that delete them from disk."""
+        gone = {name for name in self._host if is_of(name, owner)}
+        self._free += [self._host.pop(name) for name in gone]
+        self._unwanted |= {name for name in self._reading if is_of(name, owner)}
+        self._unwiped |= set(self._free)
+        num = len(gone) + self._disk.clear(owner)
+        if not self._disk.capacity:
+            return num, []
+        self.num_clearing += 1
+        return num, [Move(MoveKind.CLEAR, name=owner)]
+
+    def wipe(self, limit: int) -> list[Move]:
+        """Returns the moves that wipe up to `limit` slots of what was cleared."""
+        slots = [slot for slot in self._free if slot in self._unwiped][:limit] if self._unwiped else []
+        self._unwiped -= set(slots)
+        return [Move(MoveKind.WIPE_SLOT, target=slot) for slot in slots]
+
+    @property
+    def num_unwiped(self) -> int:
+        """Number of slots that are still to be wiped."""
+        return len(self._unwiped)
+
+    def begin_listing(self) -> None:
+        """Says that a look at the directory of the disk begins, behind all moves that were decided so far."""
+        self._disk.begin_listing()
+
+    def listed(self, found: Iterable[Listed]) -> list[Move]:
+        """Takes what the look has found, oldest first; returns the moves that remove what is too old or too much."""
+        return _removals(self._disk.listed(found))
 
     def is_on_disk(self, name: bytes) -> bool:
         """Whether the name is on disk, or about to be."""
@@ -181,19 +228,21 @@ class Tiers:
     def make_room(self, is_needed: Callable[[bytes], bool]) -> list[Move] | None:
         """Returns the moves that make room on disk for one block: none if there is, else the oldest that is not needed
         goes. None if all are needed."""
-        if len(self._disk) < self._num_disk:
+        if not self._disk.is_full:
             return []
-        oldest = next((name for name in self._disk if not is_needed(name) and name not in self._reading), None)
-        if oldest is None:
-            return None
-        del self._disk[oldest]
-        return [Move(MoveKind.REMOVE, name=oldest)]
+        oldest = self._disk.pop(lambda name: is_needed(name) or name in self._reading)
+        return None if oldest is None else _removals([oldest])
 
     def write(self, name: bytes, block: int) -> Move:
         """Returns the move that writes a device block to disk, for which there is room."""
-        self._disk[name] = None
+        self._disk.add(name)
         self.num_behind += 1
         return Move(MoveKind.KEEP, block, name=name)
+
+    @property
+    def host_names(self) -> tuple[bytes, ...]:
+        """Names of the blocks in host memory, least recently used first."""
+        return tuple(self._host)
 
     @property
     def disk_names(self) -> tuple[bytes, ...]:
@@ -208,6 +257,7 @@ class Tiers:
         for name in [name for name, slot in self._host.items() if slot >= num_host]:
             moves += self._to_disk(name, self._host.pop(name))
         self._free = [slot for slot in self._free if slot < num_host]
+        self._unwiped = {slot for slot in self._unwiped if slot < num_host}  # memory that is given back is gone
         reading = set(self._reading.values())
         self._free += [slot for slot in range(num_host - 1, before - 1, -1) if slot not in reading]
         return moves
@@ -219,26 +269,29 @@ class Tiers:
             "a host slot is used twice or lost"
         )
         assert {slot for slot in slots if slot >= self._num_host} <= set(self._reading.values()), "a slot is not there"
-        assert len(self._disk) <= self._num_disk, "more on disk than the budget allows"
+        self._disk.check()
+        assert self._unwiped <= set(slots) and self._unwanted <= self._reading.keys(), "what is to go is not there"
 
     def _take_slot(self) -> tuple[list[Move], int | None]:
         """Returns a host slot, and the moves that empty it first; the slot is None when all are being read into."""
         if self._free:
-            return [], self._free.pop()
+            slot = self._free.pop()
+            self._unwiped.discard(slot)  # it is overwritten as a whole
+            return [], slot
         if not self._host:
             return [], None
         name, slot = self._host.popitem(last=False)
         return self._to_disk(name, slot), slot
 
     def _to_disk(self, name: bytes, slot: int) -> list[Move]:
-        if not self._num_disk:
+        if not self._disk.capacity:
             return []
         if name in self._disk:
-            self._disk.move_to_end(name)
+            self._disk.touch(name)
             return []
-        moves = []
-        if len(self._disk) >= self._num_disk:
-            oldest, _ = self._disk.popitem(last=False)
-            moves.append(Move(MoveKind.REMOVE, name=oldest))
-        self._disk[name] = None
-        return [*moves, Move(MoveKind.WRITE, slot, name=name)]
+        self._disk.add(name)
+        return [*_removals(self._disk.shrink()), Move(MoveKind.WRITE, slot, name=name)]
+
+
+def _removals(names: Iterable[bytes]) -> list[Move]:
+    return [Move(MoveKind.REMOVE, name=name) for name in names]

@@ -6,8 +6,8 @@ from pathlib import Path
 
 from sluice_server.engine.build import chosen, loaded
 from sluice_server.engine.config import EngineConfig
+from sluice_server.engine.kv_cache.block_files import BlockFiles
 from sluice_server.engine.kv_cache.block_store import BlockStore
-from sluice_server.engine.kv_cache.disk import keep_only
 from sluice_server.engine.kv_cache.identity import UNNAMED
 from sluice_server.engine.models.config import ModelConfig
 from sluice_server.engine.parallel.messages import Allocate
@@ -54,7 +54,7 @@ def build_rank(part: RankPart, sizes: Callable[[str], Allocate]) -> RankWorker:
         cache = model.new_cache(told.num_blocks, config.block_size, formats.cache, groups.size)
         directory = disk_directory(config)
         if directory is not None:
-            keep_only(directory, told.on_disk)
+            BlockFiles(directory).keep_only(told.on_disk)
         store = BlockStore(cache, told.num_host, directory, identity=told.identity or UNNAMED)
     by_layer = [cache[place] for place in groups.place_of]
     trial(ModelDrafter(model), by_layer, config.block_size, next(iter(part.model_config.eos_ids), 0), model.is_last)

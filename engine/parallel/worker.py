@@ -20,6 +20,7 @@ from sluice_server.engine.worker.sample_positions import SamplePositions
 
 logger = logging.getLogger(__name__)
 
+ON_DISK = (MoveKind.READ, MoveKind.WRITE, MoveKind.KEEP, MoveKind.CLEAR)  # whose ends are told
 STEPS = 16  # over whose times a mean is taken
 
 
@@ -75,7 +76,7 @@ class RankWorker:
                 for run in order.new_blocks:
                     self._tables[run.group, run.slot, run.first : run.first + len(run.blocks)] = run.blocks
             case MoveBlocks():
-                self._num_moving += sum(move.kind in (MoveKind.READ, MoveKind.WRITE) for move in order.moves)
+                self._num_moving += sum(move.kind in ON_DISK for move in order.moves)
                 self._store.move(order.moves)
             case SaveBlocks():
                 end_s = time.monotonic() + order.seconds

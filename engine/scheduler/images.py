@@ -66,6 +66,13 @@ class ImageBooks:
                 dropped.append(digest)
         return dropped
 
+    def clear(self) -> list[bytes]:
+        """Forgets the rows that no prompt needs; returns their digests."""
+        dropped = [digest for digest in self._kept if digest not in self._claimed]
+        for digest in dropped:
+            self._num_bytes -= self._kept.pop(digest)
+        return dropped
+
     def give_up(self, image: PromptImage) -> None:
         """Records that an image cannot be encoded: its requests are admitted, and fail in the step that needs it."""
         self._wanted.pop(image.digest, None)

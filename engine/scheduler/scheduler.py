@@ -11,6 +11,7 @@ from collections.abc import Sequence as Ids
 from sluice_server.engine.checks import check_credit, check_ids, check_priority
 from sluice_server.engine.errors import Code, ServiceError, deadline_exceeded, invalid, not_open
 from sluice_server.engine.kv_cache.cache import KVCache
+from sluice_server.engine.kv_cache.table import BlockTable
 from sluice_server.engine.plan import DraftRequest, DraftTree, StepPlan, StepResult
 from sluice_server.engine.request import EngineRequest, FinishReason, Limits
 from sluice_server.engine.scheduler.adapters import NO_ADAPTERS, RequestAdapters
@@ -95,6 +96,11 @@ class Scheduler:
     def waiting_tenants(self) -> list[str]:
         """Returns the tenant of each sequence that waits for a slot."""
         return [sequence.group.request.tenant for sequence in list(self._state.waiting)]
+
+    def tables_of(self, tenant: str | None) -> list[BlockTable]:
+        """Returns the block tables of a tenant's open requests; of all for None."""
+        groups = [one for one in self._state.groups.values() if tenant is None or one.request.tenant == tenant]
+        return [sequence.table for group in groups for sequence in group.sequences]
 
     @property
     def num_running(self) -> int:

@@ -3,7 +3,7 @@
 from pathlib import Path
 
 from sluice_server.engine.config import EngineConfig
-from sluice_server.engine.kv_cache.disk import check_directory
+from sluice_server.engine.kv_cache.block_files import check_directory
 from sluice_server.services.checks.values import at_least
 from sluice_server.services.config import bad_setting
 

@@ -20,7 +20,14 @@ def check_engine(engine: EngineConfig) -> None:
         *("max_adapters", "adapter_bytes", "adapter_host_bytes"),
     ):
         at_least(name, getattr(engine, name), 0)
-    for name in ("priority_ageing_s", "starvation_bound_s", "pause_hold_s", "disk_cache_save_s", "adapter_turn_s"):
+    for name in (
+        "priority_ageing_s",
+        "starvation_bound_s",
+        "pause_hold_s",
+        "disk_cache_ttl_s",
+        "disk_cache_save_s",
+        "adapter_turn_s",
+    ):
         seconds(name, getattr(engine, name))
     if not -10.0 <= engine.admission_watermark <= 0.9:
         raise bad_setting("admission_watermark", f"{engine.admission_watermark} is not in [-10, 0.9]")

@@ -1,4 +1,4 @@
-"""`sluice cache`: changes the caches of a running service's engines."""
+"""`sluice cache`: changes and clears the caches of a running service's engines."""
 
 import contextlib
 import re
@@ -62,6 +62,44 @@ def resize(  # noqa: PLR0913 # a command line lists its options
         with contextlib.closing(reports):
             for report in reports:
                 typer.echo(line_of(report), err=not report.done)
+
+
+@cache.command()
+def clear(  # noqa: PLR0913 # a command line lists its options
+    tenant: Annotated[
+        str | None, typer.Option(envvar="SLUICE_TENANT", help="the tenant whose blocks are deleted")
+    ] = None,
+    everyone: Annotated[bool, typer.Option("--all", help="delete the blocks of all tenants")] = False,
+    process: Annotated[
+        str, typer.Option(envvar="SLUICE_PROCESS", help="id of the engine, such as engine-1; default: every one")
+    ] = "",
+    address: AddressOption = ADDRESS,
+    tls: TlsOption = False,
+    tls_ca: TlsCaOption = None,
+    tls_cert: TlsCertOption = None,
+    tls_key: TlsKeyOption = None,
+    token: TokenOption = None,
+) -> None:
+    """Delete what engines have cached of a tenant's requests, in memory and on disk. With an access file it needs a key
+    of scope admin."""
+    from sluice_server.services.cli.client import client, told
+
+    if everyone == (tenant is not None):
+        raise typer.BadParameter("give --tenant NAME, or --all for those of all tenants")
+    access = ConnectionOptions.of(address, tls, (tls_ca, tls_cert, tls_key), token)
+    with told(address), client(address, access) as opened:
+        reports = opened.clear_cache(tenant, process=process)
+        with contextlib.closing(reports):
+            for report in reports:
+                typer.echo(cleared_line(report), err=not report.done)
+
+
+def cleared_line(report: "control_pb2.ClearCacheResponse") -> str:
+    """Returns a report of clearing as a line."""
+    if not report.done:
+        return f"{report.process}: {report.blocks_left} blocks to wipe"
+    in_use = f"; {report.blocks_in_use} in use are wiped when their requests end" if report.blocks_in_use else ""
+    return f"{report.process}: {report.blocks} cached blocks deleted{in_use}"
 
 
 def line_of(report: "control_pb2.ResizeCacheResponse") -> str:

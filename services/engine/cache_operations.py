@@ -1,6 +1,7 @@
-"""Resizes the cache of this process's engine: a few blocks between two steps, then its memory is given back.
+"""Resizes and clears the cache of this process's engine: a few blocks between two steps.
 
-It goes on when its caller leaves: a cache that is half resized serves, but keeps memory.
+Resizing goes on when its caller leaves: a cache that is half resized serves, but keeps memory. What is cleared is wiped
+while the engine is idle, and before it is used again, also without a caller.
 """
 
 import asyncio
@@ -8,15 +9,51 @@ import logging
 from collections.abc import AsyncGenerator
 
 from sluice_server.engine.cache_memory import CacheMemory
-from sluice_server.engine.errors import unsupported
+from sluice_server.engine.engine import Engine
+from sluice_server.engine.errors import Code, ServiceError, unsupported
 from sluice_server.engine.kv_cache.cache import KVCache
-from sluice_server.services.messages.control import CacheResized, Progress, ResizeCache
+from sluice_server.services.messages.control import CacheCleared, CacheResized, ClearCache, Progress, ResizeCache
 from sluice_server.services.process.operations import is_running
 
 logger = logging.getLogger(__name__)
 
 MOVED_BYTES = 4 << 20  # between two steps: about a millisecond of copying
 REPORT_S = 0.25
+DISK_S = 0.01  # between two looks at whether files are deleted
+
+
+class CacheClearing:
+    """The clearing of one engine's cache. `block_bytes`: of a cache block."""
+
+    def __init__(self, engine: Engine, block_bytes: int) -> None:
+        self._engine = engine
+        self._limit = max(1, MOVED_BYTES // block_bytes)
+
+    async def clear(self, work: ClearCache) -> AsyncGenerator[Progress, None]:
+        """Yields how far clearing is, until no free block and no file has bytes of it. Raises ServiceError."""
+        tiers = self._engine.scheduler.cache.tiers
+        num_failed = 0 if tiers is None else tiers.num_not_cleared
+        num = self._engine.clear_cache(work.tenant)
+        logger.info("cleared %d blocks of %s from the cache", num, work.tenant or "all tenants")
+        while left := self._engine.wipe(self._limit):
+            yield CacheCleared(num, left, self._num_in_use)
+            await asyncio.sleep(0)  # a step in between
+        while tiers is not None and tiers.num_clearing:
+            yield CacheCleared(num, 0, self._num_in_use)
+            self._engine.end_moves()
+            await asyncio.sleep(DISK_S)
+        if tiers is not None and tiers.num_not_cleared > num_failed:
+            raise _not_removed()
+        yield CacheCleared(num, 0, self._num_in_use, is_complete=True)
+
+    @property
+    def _num_in_use(self) -> int:
+        return len(self._engine.scheduler.cache.unwiped)
+
+
+def _not_removed() -> ServiceError:
+    text = "files of the disk cache could not be deleted: the log of the engine says why; memory is cleared"
+    return ServiceError(Code.INTERNAL, "CACHE_FILES_LEFT", text)
 
 
 class CacheOperations:

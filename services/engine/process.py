@@ -13,14 +13,14 @@ from sluice_server.engine.config import EngineConfig
 from sluice_server.engine.errors import RankLost
 from sluice_server.engine.parallel.sums import SumsBroken
 from sluice_server.engine.transfer import BlockFetcher, BlockSource
-from sluice_server.services.engine.cache_operations import CacheOperations
+from sluice_server.services.engine.cache_operations import CacheClearing, CacheOperations
 from sluice_server.services.engine.figures import figures, image_figures, shared_figures
 from sluice_server.services.engine.grammar_gate import GrammarGate
 from sluice_server.services.engine.loading import load_engine
 from sluice_server.services.engine.pressure import EnginePressure
 from sluice_server.services.engine.stage import EngineStage, RingMembership
 from sluice_server.services.engine.torch_profiles import MAKERS, StageSteps
-from sluice_server.services.messages.control import ResizeCache
+from sluice_server.services.messages.control import ClearCache, ResizeCache
 from sluice_server.services.messages.processes import EngineRole
 from sluice_server.services.process.background import compiling_threads
 from sluice_server.services.process.engine_table import EngineTable
@@ -163,6 +163,8 @@ def _serve_operators(process: Process, built: BuiltEngine, stage: EngineStage) -
     process.serve_profiles(MAKERS, StageSteps(stage))
     caches, watch = CacheOperations(built.memory), process.memory
     process.operations.serve(ResizeCache, caches.resize)
+    if built.store is not None:
+        process.operations.serve(ClearCache, CacheClearing(built.engine, built.store.block_bytes).clear)
     if watch is not None:
         pressure = EnginePressure(built, caches, process.engine_config)
         watch.act, watch.holds = pressure.act, pressure.holds

@@ -90,7 +90,7 @@ class Gateway:
         self._control = Control(self.manager, self.drain, self._cache_events, named)
         first_engine = lambda: next(iter(self.manager.engines.ids), "")  # noqa: E731 # for both
         self._profiles = ProfileCalls(self._operations, first_engine)
-        self._caches = CacheCalls(self._operations, first_engine)
+        self._caches = CacheCalls(self._operations, lambda: self.manager.engines.ids)
         self.memory_level: Callable[[], Level] = lambda: Level.OK  # of this process's control group
         self.manager.is_memory_short = lambda: self._control.loads.memory_level(self.memory_level()) is Level.CRITICAL
         self._control.loads.own_level = lambda: self.memory_level()

@@ -11,7 +11,7 @@ from collections import OrderedDict
 from collections.abc import Sequence
 from pathlib import Path
 
-from sluice_server.engine.kv_cache.disk import SUFFIX, UNFINISHED
+from sluice_server.engine.kv_cache.block_files import SUFFIX, UNFINISHED
 from sluice_server.engine.kv_cache.prefix import NAME_BYTES
 from sluice_server.engine.kv_cache.shared_slots import SharedSlots
 

@@ -48,7 +48,13 @@ class ResizeCache(msgspec.Struct, frozen=True, gc=False, tag=True, forbid_unknow
     host_bytes: int | None = None  # of the host tier
 
 
-Work: TypeAlias = Profile | ResizeCache
+class ClearCache(msgspec.Struct, frozen=True, gc=False, tag=True, forbid_unknown_fields=True):
+    """Work: forget and wipe what is cached of a tenant's requests, or of all, on every tier of this engine."""
+
+    tenant: str | None = None  # None: all
+
+
+Work: TypeAlias = Profile | ResizeCache | ClearCache
 Asked: TypeAlias = Work | More | Stop
 
 
@@ -82,6 +88,15 @@ class CacheResized(msgspec.Struct, frozen=True, gc=False, tag=True, forbid_unkno
     is_complete: bool = False
 
 
+class CacheCleared(msgspec.Struct, frozen=True, gc=False, tag=True, forbid_unknown_fields=True):
+    """How far clearing is."""
+
+    num_blocks: int  # that had a name, on all tiers
+    num_left: int  # blocks that are still to be wiped now
+    num_in_use: int  # blocks that are wiped when their requests end
+    is_complete: bool = False
+
+
 class Refused(msgspec.Struct, frozen=True, gc=False, tag=True, forbid_unknown_fields=True):
     """The operation ended with an error."""
 
@@ -108,7 +123,7 @@ class Done(msgspec.Struct, frozen=True, gc=False, tag=True, forbid_unknown_field
     """The operation has ended; no answer follows."""
 
 
-Progress: TypeAlias = Recording | Chunk | Recorded | CacheResized
+Progress: TypeAlias = Recording | Chunk | Recorded | CacheResized | CacheCleared
 Answer: TypeAlias = Progress | Refused | Done
 
 

@@ -109,10 +109,12 @@ def plan_ranks(engine: EngineConfig, service: ServiceConfig, directory: Path) ->
 
 def share_of(engine: EngineConfig, num: int, name: str) -> EngineConfig:
     """Returns the settings of one of `num` engines or ranks of this machine: its share of the cores, unless `threads`
-    says otherwise, and a folder of its own for its disk cache."""
+    says otherwise. Engines share a disk cache, unless each has ranks: then it is in a folder of its own."""
     if num == 1:
         return engine
-    folder = str(Path(engine.disk_cache_dir) / name) if engine.disk_cache_dir else ""
+    folder = engine.disk_cache_dir
+    if folder and engine.num_ranks > 1:
+        folder = str(Path(folder) / name)
     threads = engine.threads or max(1, find_cores().usable // num)
     return dataclasses.replace(engine, threads=threads, disk_cache_dir=folder)
 

@@ -10,9 +10,9 @@ from torch import Tensor
 from sluice_server.engine.config import EngineConfig
 from sluice_server.engine.errors import Code, ServiceError
 from sluice_server.engine.executor.step_runner import StepRunner
+from sluice_server.engine.kv_cache.block_files import BlockFiles, check_directory
 from sluice_server.engine.kv_cache.block_store import BlockStore
 from sluice_server.engine.kv_cache.cache import KVCache
-from sluice_server.engine.kv_cache.disk import check_directory, names_on_disk
 from sluice_server.engine.kv_cache.groups import LayerGroups, layer_groups, one_group
 from sluice_server.engine.kv_cache.identity import CacheIdentity
 from sluice_server.engine.kv_cache.offers import Offers
@@ -155,7 +155,7 @@ def make_store(
         flag = "--disk-cache-bytes" if num_host else "--host-cache-bytes"
         raise _unusable(f"{flag}: less than one cache block, which takes {bare.block_bytes} bytes")
     directory = disk_directory(config)
-    on_disk = names_on_disk(directory) if directory is not None else ()
+    on_disk = () if directory is None else tuple(file.name for file in BlockFiles(directory).listed())
     return BlockStore(cache, num_host, directory, beside, identity), Tiers(num_host, num_disk, on_disk)
 
 

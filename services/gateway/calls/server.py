@@ -189,6 +189,7 @@ def control_table(control: Control, profiles: ProfileCalls, caches: CacheCalls) 
         "Drain": control.drain,
         "Profile": profiles.profile,
         "ResizeCache": caches.resize_cache,
+        "ClearCache": caches.clear_cache,
         "GetTokenizer": control.artifacts.get_tokenizer,
         "SubscribeKvEvents": control.artifacts.subscribe_kv_events,
     }

@@ -7,18 +7,19 @@ import torch
 from sluice_server.engine.kv_cache.behind import MOST, MOST_WAITING, WriteBehind
 from sluice_server.engine.kv_cache.block_store import BlockStore
 from sluice_server.engine.kv_cache.cache import KVCache
-from sluice_server.engine.kv_cache.disk import names_on_disk
-from sluice_server.engine.kv_cache.prefix import names_of
+from sluice_server.engine.kv_cache.prefix import names_of, tenant_root
 from sluice_server.engine.kv_cache.table import BlockTable
 from sluice_server.engine.kv_cache.tiers import Move, MoveKind, Tiers
+from tests.engine.kv_cache.test_block_store import names_on_disk
 
+ROOT = tenant_root(b"", "acme")
 SIZE, BLOCKS = 4, 60
 
 
 def filled(cache: KVCache, num: int, word: int = 0) -> BlockTable:
     """A table with so many named blocks."""
     tokens = list(range(word, word + num * SIZE))
-    table = BlockTable(b"root")
+    table = BlockTable(ROOT)
     assert cache.grow(table, len(tokens))
     cache.commit(table, tokens, len(tokens))
     return table
@@ -38,7 +39,7 @@ def test_what_was_used_last_goes_first_and_a_few_at_a_time() -> None:
         assert len(moves) <= MOST and {move.kind for move in moves} == {MoveKind.KEEP}
         written += kept(moves)
     assert len(written) == 9 and set(written) == {cache.index.name_of(block) for block in range(9)}
-    assert set(written[:3]) == {name for name in names_of(b"root", list(range(1000, 1000 + 3 * SIZE)), SIZE)}
+    assert set(written[:3]) == {name for name in names_of(ROOT, list(range(1000, 1000 + 3 * SIZE)), SIZE)}
     assert behind.moves() == []
     filled(cache, 1, 2000)
     assert len(kept(behind.moves())) == 1

@@ -8,12 +8,17 @@ from pathlib import Path
 import pytest
 import torch
 
+from sluice_server.engine.kv_cache.block_files import BlockFiles, check_directory
 from sluice_server.engine.kv_cache.block_store import BlockStore
-from sluice_server.engine.kv_cache.disk import check_directory, names_on_disk
 from sluice_server.engine.kv_cache.identity import CacheIdentity
 from sluice_server.engine.kv_cache.tiers import Move, MoveKind
 
 NAME, OTHER = bytes(range(32)), bytes(32)
+
+
+def names_on_disk(directory: Path) -> tuple[bytes, ...]:
+    """The names of the blocks in a directory, oldest first."""
+    return tuple(file.name for file in BlockFiles(directory).listed())
 
 
 def make_store(directory: Path | None, dtype: torch.dtype = torch.float32, layers: int = 2) -> BlockStore:
@@ -88,7 +93,7 @@ def test_a_file_of_another_layout_is_not_used(tmp_path: Path) -> None:
 
 def test_a_disk_that_cannot_be_written_costs_the_block_only(tmp_path: Path) -> None:
     store = make_store(tmp_path)
-    (tmp_path / f"{NAME.hex()}.part").mkdir()  # in the way of the file
+    (tmp_path / f"{NAME.hex()}.kv").mkdir()  # in the way of the file
     store.move([Move(MoveKind.WRITE, 0, name=NAME), Move(MoveKind.WRITE, 0, name=OTHER)])
     assert finished(store, 2) == [(MoveKind.WRITE, False), (MoveKind.WRITE, True)]
 
@@ -99,6 +104,7 @@ def test_what_an_earlier_process_left(tmp_path: Path) -> None:
         path.write_bytes(b"")
         os.utime(path, (1000 - age, 1000 - age))
     (tmp_path / "torn.part").write_bytes(b"")
+    os.utime(tmp_path / "torn.part", (1000, 1000))
     assert names_on_disk(tmp_path) == (NAME, OTHER)
     assert not (tmp_path / "torn.part").exists()
 

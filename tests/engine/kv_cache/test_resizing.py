@@ -9,6 +9,7 @@ import torch
 from sluice_server.engine.kv_cache.block_store import BlockStore
 from sluice_server.engine.kv_cache.cache import KVCache
 from sluice_server.engine.kv_cache.pool import BlockPool, EvictionClass
+from sluice_server.engine.kv_cache.prefix import tenant_root
 from sluice_server.engine.kv_cache.resizing import evacuate, num_outside, set_limit
 from sluice_server.engine.kv_cache.sizes import Window
 from sluice_server.engine.kv_cache.table import BlockTable
@@ -16,11 +17,12 @@ from sluice_server.engine.kv_cache.tiers import Move, MoveKind, Tiers
 from sluice_server.kernels.cpu import memory
 
 SIZE = 4
+ROOT = tenant_root(b"", "acme")
 
 
 def table_of(cache: KVCache, tokens: list[int]) -> BlockTable:
     """A table whose full blocks are named."""
-    table = BlockTable(b"root", groups=[[] for _ in range(cache.num_groups)], trimmed=[0] * cache.num_groups)
+    table = BlockTable(ROOT, groups=[[] for _ in range(cache.num_groups)], trimmed=[0] * cache.num_groups)
     assert cache.grow(table, len(tokens))
     cache.commit(table, tokens, len(tokens))
     return table
@@ -74,7 +76,7 @@ def test_held_blocks_move_with_their_names_and_their_sharers(windows: tuple[Wind
     cache.check([table, child])
     copies = {move.source: move.target for move in cache.take_moves() if move.kind is MoveKind.COPY}
     assert copies == moved
-    found = cache.match(BlockTable(b"root"), [*tokens, 0])  # by the names, which moved too
+    found = cache.match(BlockTable(ROOT), [*tokens, 0])  # by the names, which moved too
     assert found.num == 3 and all(own[1:] == table.groups[at][1:3] for at, own in enumerate(found.groups))
     cache.release(child)
     cache.release(table)

@@ -9,11 +9,13 @@ import torch
 
 from sluice_server.engine.kv_cache.block_store import BlockStore
 from sluice_server.engine.kv_cache.cache import KVCache
-from sluice_server.engine.kv_cache.disk import names_on_disk
+from sluice_server.engine.kv_cache.prefix import tenant_root
 from sluice_server.engine.kv_cache.saving import save_cache
 from sluice_server.engine.kv_cache.table import BlockTable
 from sluice_server.engine.kv_cache.tiers import Move, MoveKind, Tiers
+from tests.engine.kv_cache.test_block_store import names_on_disk
 
+ROOT = tenant_root(b"", "acme")
 SIZE, BLOCKS = 4, 12
 PROMPT = list(range(5 * SIZE + 1))
 
@@ -27,7 +29,7 @@ def made(directory: Path, num_disk: int = 8) -> tuple[KVCache, BlockStore]:
 
 def filled(cache: KVCache, tokens: list[int]) -> BlockTable:
     """A table whose full blocks are named."""
-    table = BlockTable(b"root")
+    table = BlockTable(ROOT)
     assert cache.grow(table, len(tokens))
     cache.commit(table, tokens, len(tokens))
     return table
@@ -41,7 +43,7 @@ def test_the_next_process_finds_what_the_last_one_held(tmp_path: Path) -> None:
     filled(cache, [100, *PROMPT[1 : 2 * SIZE]])  # held by a request that has not ended
     assert save_cache(cache, store, 60.0) == 7
     again, other = made(tmp_path)
-    table = BlockTable(b"root")
+    table = BlockTable(ROOT)
     while again.is_awaited(table, PROMPT) or again.match(table, PROMPT).num < 2:  # as many as host memory holds
         other.move(again.take_moves())
         for move, is_good in other.moved():
@@ -65,7 +67,10 @@ def test_the_most_recent_is_saved_first_and_is_the_last_to_go(tmp_path: Path) ->
 
 
 def test_a_disk_that_cannot_be_written_is_told_once(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    cache, store = made(tmp_path / "removed")
+    directory = tmp_path / "removed"
+    directory.mkdir()
+    cache, store = made(directory)
+    directory.rmdir()
     cache.release(filled(cache, PROMPT))
     with caplog.at_level(logging.WARNING):
         assert save_cache(cache, store, 60.0) == 0

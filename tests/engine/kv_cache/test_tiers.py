@@ -7,9 +7,10 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
 from sluice_server.engine.kv_cache.cache import KVCache
+from sluice_server.engine.kv_cache.clearing import clear, wipe
 from sluice_server.engine.kv_cache.identity import UNNAMED
 from sluice_server.engine.kv_cache.pool import EvictionClass
-from sluice_server.engine.kv_cache.prefix import root
+from sluice_server.engine.kv_cache.prefix import is_of, owner_of, tenant_root
 from sluice_server.engine.kv_cache.sizes import Window
 from sluice_server.engine.kv_cache.table import BlockTable
 from sluice_server.engine.kv_cache.tiers import Move, MoveKind, Tiers
@@ -37,12 +38,12 @@ class TierMachine(RuleBasedStateMachine):
     @rule(
         num=st.integers(1, 18),
         word=st.integers(0, 2),
-        tenant=st.sampled_from([b"a", b"a", b"a", b"b"]),
+        tenant=st.sampled_from(["a", "a", "a", "b"]),
         is_private=st.sampled_from([False, False, False, True]),
     )
-    def begin(self, num: int, word: int, tenant: bytes, is_private: bool) -> None:
+    def begin(self, num: int, word: int, tenant: str, is_private: bool) -> None:
         tokens = [word] * num  # few prompts, which come again and again
-        table = BlockTable(root(UNNAMED, tenant), is_private)
+        table = BlockTable(tenant_root(UNNAMED.encoded(), tenant), is_private)
         if self.cache.is_awaited(table, tokens):
             return
         found = self.cache.match(table, tokens)
@@ -84,12 +85,39 @@ class TierMachine(RuleBasedStateMachine):
             if move.kind is MoveKind.REMOVE:
                 self.disk.pop(move.name, None)
                 continue
+            if move.kind is MoveKind.CLEAR:
+                self.disk = {name: one for name, one in self.disk.items() if not is_of(name, move.name)}
+                self.cache.moved(move, is_good=True)
+                continue
             is_found = is_good and (move.kind is MoveKind.WRITE or move.name in self.disk)
             if move.kind is MoveKind.WRITE and is_found:
                 self.disk[move.name] = content
             elif move.kind is MoveKind.READ:
                 self.host[move.target] = self.disk[move.name] if is_found else NOTHING
             self.cache.moved(move, is_found)
+
+    @rule(tenant=st.sampled_from(["a", "b", ""]), limit=st.integers(1, 9), is_at_once=st.booleans())
+    def clear_a_tenant(self, tenant: str, limit: int, is_at_once: bool) -> None:
+        owner = owner_of(tenant) if tenant else b""
+        clear(self.cache, owner, [table for table, _ in self.tables if is_of(table.root, owner)])
+        if is_at_once:
+            while wipe(self.cache, limit):
+                pass
+            self.carry_out()
+            self.disk_works(100, is_good=True)
+            self.carry_out()
+            while wipe(self.cache, limit):
+                pass
+            self.carry_out()
+            held = {block for table, _ in self.tables for own in table.groups for block in own}
+            free = [content for block, content in enumerate(self.device) if block not in held]
+            kept = [*free, *self.host, *self.disk.values()]
+            assert not [one for one in kept if one != NOTHING and is_of(one[0], owner)], "bytes are left"
+
+    @rule(limit=st.integers(1, 3))
+    def wipe_some(self, limit: int) -> None:
+        wipe(self.cache, limit)
+        self.carry_out()
 
     @invariant()
     def holds(self) -> None:
@@ -113,6 +141,11 @@ class TierMachine(RuleBasedStateMachine):
                 self.host[move.target] = self.device[move.source]
             elif move.kind is MoveKind.RESTORE:
                 self.device[move.target] = self.host[move.source]
+            elif move.kind is MoveKind.WIPE:
+                assert not self.cache.index.has(move.target), "a block that others may read is wiped"
+                self.device[move.target] = NOTHING
+            elif move.kind is MoveKind.WIPE_SLOT:
+                self.host[move.target] = NOTHING
             else:
                 self.under_way.append((move, self.host[move.source] if move.kind is MoveKind.WRITE else NOTHING))
 

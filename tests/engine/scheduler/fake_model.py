@@ -8,6 +8,7 @@ import random
 from collections import deque
 from collections.abc import Sequence
 
+from sluice_server.engine.kv_cache.prefix import is_of
 from sluice_server.engine.kv_cache.tiers import Move, MoveKind
 from sluice_server.engine.plan import (
     IN_FLIGHT,
@@ -151,6 +152,10 @@ class FakeRunner:
                 self._host[move.target] = self._block(move.source)
             elif move.kind is MoveKind.RESTORE:
                 self._put(move.target, self._host[move.source])
+            elif move.kind is MoveKind.WIPE:
+                self._put(move.target, [-3] * self._size)
+            elif move.kind is MoveKind.WIPE_SLOT:
+                self._host[move.target] = [-3] * self._size
             else:
                 is_kept = move.kind is MoveKind.KEEP
                 source = (
@@ -171,6 +176,8 @@ class FakeRunner:
             if move.kind is MoveKind.REMOVE:
                 self._disk.pop(move.name, None)
                 continue
+            if move.kind is MoveKind.CLEAR:
+                self._disk = {name: kept for name, kept in self._disk.items() if not is_of(name, move.name)}
             if move.kind in (MoveKind.WRITE, MoveKind.KEEP) and is_good:
                 self._disk[move.name] = cells
             elif move.kind is MoveKind.READ:

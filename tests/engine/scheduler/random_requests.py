@@ -4,6 +4,7 @@ import dataclasses
 import random
 from typing import Any
 
+from sluice_server.engine.kv_cache.prefix import tenant_root
 from sluice_server.engine.request import AdapterRef, EngineRequest, Pooling, SamplingParams
 from tests.engine.scheduler.fake_model import VOCAB, sample
 from tests.engine.scheduler.ledger import EOS
@@ -39,7 +40,7 @@ class RandomRequests:
             priority=rng.choice((0, 0, 5)),
             arrival_s=now_s,
             deadline_s=now_s + rng.randrange(1, 80) if rng.random() < 0.1 else float("inf"),
-            cache_salt=tenant.encode() + (adapter.digest if adapter else b""),
+            cache_salt=tenant_root(adapter.digest if adapter else b"", tenant),
             bypasses_cache=rng.random() < 0.05,
             tenant=tenant,
             max_draft_tokens=rng.choice((None, None, 0, 2)),

@@ -3,12 +3,12 @@
     python -m tests.engine.scheduler.simulate --seed 1 --events 100000 [--seeds 10 --jobs 2]
 
 Events: submit, step with drafts right and wrong, cancel of a request or of one output, a preemption out of the blue, a
-cache that grows or shrinks, grant, append, close, update, a failing row, a full queue; requests of every kind (several
-outputs, searches, credit, open input, resumed ones, pooled ones); in pools so small that preemption is the rule; with
-up to two steps in flight while the next is planned, decodes ahead of their tokens or, of stages, other sequences; in
-a quarter of the seeds for adapters that outnumber their slots. After each event the cheap invariants are checked (I1
-to I7 of the reliability notes as far as a scheduler can break them), the full ones every thousand. Equal seeds give
-equal traces (I9): the SHA-256 of the trace is printed last.
+cache that grows, shrinks or is cleared of a tenant, grant, append, close, update, a failing row, a full queue; requests
+of every kind (several outputs, searches, credit, open input, resumed ones, pooled ones); in pools so small that
+preemption is the rule; with up to two steps in flight while the next is planned, decodes ahead of their tokens or, of
+stages, other sequences; in a quarter of the seeds for adapters that outnumber their slots. After each event the cheap
+invariants are checked (I1 to I7 of the reliability notes as far as a scheduler can break them), the full ones every
+thousand. Equal seeds give equal traces (I9): the SHA-256 of the trace is printed last.
 """
 
 import argparse
@@ -21,6 +21,8 @@ from collections import deque
 from sluice_server.engine.errors import Code, ServiceError
 from sluice_server.engine.kv_cache.behind import WriteBehind
 from sluice_server.engine.kv_cache.cache import KVCache
+from sluice_server.engine.kv_cache.clearing import clear, wipe
+from sluice_server.engine.kv_cache.prefix import owner_of
 from sluice_server.engine.kv_cache.resizing import num_outside
 from sluice_server.engine.kv_cache.sizes import Window
 from sluice_server.engine.kv_cache.tiers import Tiers
@@ -59,6 +61,7 @@ class Simulation:
         num_blocks = len(windows) * (rng.choice((10, num_blocks)) if window else num_blocks)
         self.max_blocks = num_blocks * 3 // 2 if seed % 4 == 1 else num_blocks  # of other seeds it only shrinks
         self.resizes = seed % 2 == 1
+        self.clears = seed % 5 == 3
         self.cache = KVCache(num_blocks, SIZE, rng.random() < 0.8, tiers, windows, self.max_blocks)
         self.log = self.cache.start_log()
         self.replica = Replica()
@@ -91,7 +94,7 @@ class Simulation:
         self.num_ahead = self.num_beside = 0  # steps that were planned so, one token ahead or of stages
         self.num_idle = 0  # steps in a row that computed nothing, while an adapter's slot changes hands
         self.num_trees = 0  # of drafts that were verified
-        self.num_resizes = self.num_evacuated = 0
+        self.num_resizes = self.num_evacuated = self.num_cleared = 0
         self.behind = WriteBehind(self.cache)
         self.now = 0.0
         self.num_events = 0
@@ -119,6 +122,8 @@ class Simulation:
             self.preempt()
         elif choice < 0.935 and self.resizes:
             self.resize()
+        elif 0.935 <= choice < 0.94 and self.clears:
+            self.clear()
         elif self.ledger.open:
             request_id = self.rng.choice(list(self.ledger.open))
             self.disturb(request_id, self.ledger.open[request_id])
@@ -169,6 +174,16 @@ class Simulation:
         for move in self.cache.tiers.resize(self.rng.randrange(7)) if self.cache.tiers is not None else ():
             self.cache.push(move)
         assert self.cache.pool.num_blocks == num_blocks
+
+    def clear(self) -> None:
+        """Clears what is a tenant's, or all, and wipes some of it, or all that is free."""
+        tenant = self.rng.choice(("a", "b", None))
+        clear(self.cache, b"" if tenant is None else owner_of(tenant), self.scheduler.tables_of(tenant))
+        self.num_cleared += 1
+        if self.rng.random() < 0.5:
+            while wipe(self.cache, 3):
+                pass
+        self.runner.move(self.cache.take_moves())
 
     def evacuate(self) -> None:
         """Goes on with making room above the limit, and loses the contents of what is offline."""

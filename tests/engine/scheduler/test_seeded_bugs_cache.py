@@ -108,7 +108,7 @@ def save_under_the_slot_of_another(self: Tiers, name: bytes, block: int) -> list
 
 
 def forget_the_disk_budget(self: Tiers, name: bytes, slot: int) -> list[Move]:
-    self._disk[name] = None
+    self._disk.add(name)
     return [Move(MoveKind.WRITE, slot, name=name)]
 
 

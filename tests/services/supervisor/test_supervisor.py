@@ -1,5 +1,6 @@
 """The supervisor with children of a few lines: what it starts, how it ends, and what it leaves behind."""
 
+import dataclasses
 import sys
 from pathlib import Path
 
@@ -163,13 +164,16 @@ def test_every_process_gets_the_same_table_and_its_own_place(tmp_path: Path) -> 
     assert [child.environment["SLUICE_METRICS_PORT"] for child in children] == [str(9000 + i) for i in range(5)]
 
 
-def test_engines_share_the_cores_and_have_disk_folders_of_their_own(tmp_path: Path) -> None:
+def test_engines_share_the_cores_and_the_disk_cache_but_not_those_of_several_ranks(tmp_path: Path) -> None:
     chosen = EngineConfig(disk_cache_dir="/cache")
     children = plan_children(chosen, ServiceConfig(engines=2), tmp_path)
     engines = [child.environment for child in children if child.role is Role.ENGINE]
-    assert [one["SLUICE_DISK_CACHE_DIR"] for one in engines] == ["/cache/engine-0", "/cache/engine-1"]
+    assert [one["SLUICE_DISK_CACHE_DIR"] for one in engines] == ["/cache"] * 2
     assert [int(one["SLUICE_THREADS"]) for one in engines] == [max(1, find_cores().usable // 2)] * 2
     assert {one["SLUICE_ENGINES_FILE"] for one in engines} == {f"{tmp_path}/engines.toml"}
+    ranked = plan_children(dataclasses.replace(chosen, tensor_parallel_size=2), ServiceConfig(engines=2), tmp_path)
+    folders = {child.environment["SLUICE_DISK_CACHE_DIR"] for child in ranked if child.group}
+    assert folders == {"/cache/engine-0", "/cache/engine-1"}
     (alone,) = [child for child in plan_children(chosen, ServiceConfig(), tmp_path) if child.role is Role.ENGINE]
     assert (alone.environment["SLUICE_DISK_CACHE_DIR"], alone.environment["SLUICE_THREADS"]) == ("/cache", "0")
 

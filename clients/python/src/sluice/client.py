@@ -276,6 +276,23 @@ class Client:
             call.cancel()
             self._pool.release(lease)
 
+    def clear_cache(
+        self, tenant: str | None, *, process: str = ""
+    ) -> Generator[control_pb2.ClearCacheResponse, None, None]:
+        """Deletes what engines have cached of a tenant's requests, or of all for None, and yields how far that is. It
+        goes on if the loop is left. `process`: an engine's id; "" is every one."""
+        owner = {"everyone": True} if tenant is None else {"tenant": tenant}
+        request = control_pb2.ClearCacheRequest(process=process, **owner)
+        lease = self._pool.lease()
+        call = lease.line.control.ClearCache(request, metadata=self._settings.metadata())
+        try:
+            yield from call
+        except grpc.RpcError as error:
+            raise from_rpc(error) from None
+        finally:
+            call.cancel()
+            self._pool.release(lease)
+
     def _once(self, ask: Callable[[Line, float | None], _T], timeout_s: float | None) -> _T:
         return once(self._pool, self._attempts(timeout_s, None), ask)
 

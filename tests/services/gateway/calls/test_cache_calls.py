@@ -1,4 +1,4 @@
-"""ControlService.ResizeCache: its fields, the reports, and errors of the engine."""
+"""ControlService.ResizeCache and ClearCache: their fields, the reports, and errors of the engine."""
 
 import asyncio
 from collections.abc import AsyncGenerator
@@ -9,7 +9,14 @@ from sluice.v1 import control_pb2
 
 from sluice_server.engine.errors import ServiceError
 from sluice_server.engine.scheduler.resizing import still_needed
-from sluice_server.services.messages.control import CacheResized, Operation, Progress, ResizeCache
+from sluice_server.services.messages.control import (
+    CacheCleared,
+    CacheResized,
+    ClearCache,
+    Operation,
+    Progress,
+    ResizeCache,
+)
 from sluice_server.services.process.operations import Operations
 from sluice_server.services.ring.leases import Leases
 from tests.services.gateway.calls.test_gateway_inference import failure
@@ -20,10 +27,11 @@ class Engine:
     """The process e0, whose cache is resized in two answers."""
 
     def __init__(self, rig: Rig, fault: ServiceError | None = None) -> None:
-        self.works: list[ResizeCache] = []
+        self.works: list[ResizeCache | ClearCache] = []
         self._fault = fault
         self.operations = Operations("e0", Leases(), rig.gateway.handle)
         self.operations.serve(ResizeCache, self._resize)
+        self.operations.serve(ClearCache, self._clear)
         rig.ring.script_operations = self.operations.handle
 
     async def _resize(self, work: ResizeCache) -> AsyncGenerator[Progress, None]:
@@ -33,6 +41,12 @@ class Engine:
         yield CacheResized(64, 128, 0, 7)
         await asyncio.sleep(0)
         yield CacheResized(64, 128, 0, 0, 4096, is_complete=True)
+
+    async def _clear(self, work: ClearCache) -> AsyncGenerator[Progress, None]:
+        self.works.append(work)
+        yield CacheCleared(5, 4, 1)
+        await asyncio.sleep(0)
+        yield CacheCleared(5, 0, 1, is_complete=True)
 
 
 async def test_progress_is_reported_until_it_is_done() -> None:
@@ -79,3 +93,30 @@ async def test_only_the_process_that_is_named_gets_it() -> None:
         [one async for one in rig.control.ResizeCache(control_pb2.ResizeCacheRequest(tokens=64))]
         sent = [one for one in rig.ring.emitted if isinstance(one, Operation)]
         assert {one.target for one in sent} == {"e0"} and len(engine.works) == 1
+
+
+async def test_every_engine_is_cleared_of_a_tenant() -> None:
+    async with running() as rig:
+        engine = Engine(rig)
+        for asked in ({"tenant": "acme"}, {"everyone": True}, {"tenant": "acme", "process": "e0"}):
+            found = [one async for one in rig.control.ClearCache(control_pb2.ClearCacheRequest(**asked))]
+            assert [(one.process, one.blocks_left, one.done) for one in found] == [("e0", 4, False), ("e0", 0, True)]
+            assert (found[-1].blocks, found[-1].blocks_in_use) == (5, 1)
+        assert engine.works == [ClearCache("acme"), ClearCache(None), ClearCache("acme")]
+
+
+@pytest.mark.parametrize(
+    ("asked", "reason"),
+    [
+        ({}, "INVALID_PARAMETER"),
+        ({"tenant": ""}, "INVALID_PARAMETER"),
+        ({"tenant": "a" * 257}, "INVALID_PARAMETER"),
+        ({"everyone": False}, "INVALID_PARAMETER"),
+        ({"tenant": "acme", "process": "e9"}, "PROCESS_NOT_FOUND"),
+    ],
+)
+async def test_nothing_is_cleared_unless_it_is_said_whose(asked: dict[str, str], reason: str) -> None:
+    async with running() as rig:
+        engine = Engine(rig)
+        calls = rig.control.ClearCache(control_pb2.ClearCacheRequest(**asked))  # type: ignore[arg-type] # mixed values
+        assert (await failure(anext(aiter(calls))))[1] == reason and not engine.works

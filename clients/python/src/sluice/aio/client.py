@@ -289,6 +289,24 @@ class AsyncClient:
             call.cancel()
             self._pool.release(lease)
 
+    async def clear_cache(
+        self, tenant: str | None, *, process: str = ""
+    ) -> AsyncGenerator[control_pb2.ClearCacheResponse, None]:
+        """Deletes what engines have cached of a tenant's requests, or of all for None, and yields how far that is. It
+        goes on if the loop is left. `process`: an engine's id; "" is every one."""
+        owner = {"everyone": True} if tenant is None else {"tenant": tenant}
+        request = control_pb2.ClearCacheRequest(process=process, **owner)
+        lease = self._pool.lease()
+        call = lease.line.control.ClearCache(request, metadata=self._settings.metadata())
+        try:
+            async for answer in call:
+                yield answer
+        except grpc.aio.AioRpcError as error:
+            raise from_rpc(error) from None
+        finally:
+            call.cancel()
+            self._pool.release(lease)
+
     async def _once(self, ask: Callable[[AsyncLine, float | None], Awaitable[_T]], timeout_s: float | None) -> _T:
         return await once(self._pool, self._attempts(timeout_s, None), ask)
 

@@ -1787,6 +1787,76 @@ class ResizeCacheResponse(_message.Message):
 Global___ResizeCacheResponse: _TypeAlias = ResizeCacheResponse  # noqa: Y015
 
 @_typing.final
+class ClearCacheRequest(_message.Message):
+    """The request of ClearCache."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    PROCESS_FIELD_NUMBER: _builtins.int
+    TENANT_FIELD_NUMBER: _builtins.int
+    EVERYONE_FIELD_NUMBER: _builtins.int
+    process: _builtins.str
+    """The id of an engine. At most 64 bytes. Empty: every engine, one after the other."""
+    tenant: _builtins.str
+    """A tenant, as the access file names it. 1 to 256 bytes."""
+    everyone: _builtins.bool
+    """All tenants. Must be true."""
+    def __init__(
+        self,
+        *,
+        process: _builtins.str = ...,
+        tenant: _builtins.str = ...,
+        everyone: _builtins.bool = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["everyone", b"everyone", "owner", b"owner", "tenant", b"tenant"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["everyone", b"everyone", "owner", b"owner", "process", b"process", "tenant", b"tenant"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    _WhichOneofReturnType_owner: _TypeAlias = _typing.Literal["tenant", "everyone"]  # noqa: Y015
+    _WhichOneofArgType_owner: _TypeAlias = _typing.Literal["owner", b"owner"]  # noqa: Y015
+    def WhichOneof(self, oneof_group: _WhichOneofArgType_owner) -> _WhichOneofReturnType_owner | None: ...
+
+Global___ClearCacheRequest: _TypeAlias = ClearCacheRequest  # noqa: Y015
+
+@_typing.final
+class ClearCacheResponse(_message.Message):
+    """The progress of clearing a cache."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    PROCESS_FIELD_NUMBER: _builtins.int
+    BLOCKS_FIELD_NUMBER: _builtins.int
+    BLOCKS_LEFT_FIELD_NUMBER: _builtins.int
+    BLOCKS_IN_USE_FIELD_NUMBER: _builtins.int
+    DONE_FIELD_NUMBER: _builtins.int
+    process: _builtins.str
+    """The engine. At most 64 bytes."""
+    blocks: _builtins.int
+    """Blocks that were deleted, on all tiers: one that is on two counts twice."""
+    blocks_left: _builtins.int
+    """Blocks that are still to be overwritten now. Blocks without a name count, too: nobody knows whose they were."""
+    blocks_in_use: _builtins.int
+    """Blocks that open requests use, which are overwritten when those end."""
+    done: _builtins.bool
+    """This engine is done; the last message about it."""
+    def __init__(
+        self,
+        *,
+        process: _builtins.str = ...,
+        blocks: _builtins.int = ...,
+        blocks_left: _builtins.int = ...,
+        blocks_in_use: _builtins.int = ...,
+        done: _builtins.bool = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["blocks", b"blocks", "blocks_in_use", b"blocks_in_use", "blocks_left", b"blocks_left", "done", b"done", "process", b"process"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___ClearCacheResponse: _TypeAlias = ClearCacheResponse  # noqa: Y015
+
+@_typing.final
 class ProfileRequest(_message.Message):
     """The request of Profile."""
 

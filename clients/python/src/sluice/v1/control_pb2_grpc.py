@@ -105,6 +105,11 @@ class ControlServiceStub:
                 request_serializer=sluice_dot_v1_dot_control__pb2.ResizeCacheRequest.SerializeToString,
                 response_deserializer=sluice_dot_v1_dot_control__pb2.ResizeCacheResponse.FromString,
                 _registered_method=True)
+        self.ClearCache = channel.unary_stream(
+                '/sluice.v1.ControlService/ClearCache',
+                request_serializer=sluice_dot_v1_dot_control__pb2.ClearCacheRequest.SerializeToString,
+                response_deserializer=sluice_dot_v1_dot_control__pb2.ClearCacheResponse.FromString,
+                _registered_method=True)
         self.Profile = channel.unary_stream(
                 '/sluice.v1.ControlService/Profile',
                 request_serializer=sluice_dot_v1_dot_control__pb2.ProfileRequest.SerializeToString,
@@ -223,6 +228,16 @@ class ControlServiceServicer:
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def ClearCache(self, request, context):
+        """Deletes what the engines have cached of a tenant's prompts and outputs: in memory, where it is overwritten with
+        zeros, and the files of the disk cache. Reports until it is done; it continues if the call ends. Requests of the
+        tenant that are open go on, and what they hold is shared with no other from then on, and is wiped when they end. Call
+        it again for an engine that was lost meanwhile: the error names it.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
     def Profile(self, request, context):
         """Records a profile of one process of the service and streams its file. It ends by itself, and when the call ends. A
         process records one profile at a time.
@@ -303,6 +318,11 @@ def add_ControlServiceServicer_to_server(servicer, server):
                     servicer.ResizeCache,
                     request_deserializer=sluice_dot_v1_dot_control__pb2.ResizeCacheRequest.FromString,
                     response_serializer=sluice_dot_v1_dot_control__pb2.ResizeCacheResponse.SerializeToString,
+            ),
+            'ClearCache': grpc.unary_stream_rpc_method_handler(
+                    servicer.ClearCache,
+                    request_deserializer=sluice_dot_v1_dot_control__pb2.ClearCacheRequest.FromString,
+                    response_serializer=sluice_dot_v1_dot_control__pb2.ClearCacheResponse.SerializeToString,
             ),
             'Profile': grpc.unary_stream_rpc_method_handler(
                     servicer.Profile,
@@ -689,6 +709,33 @@ class ControlService:
             '/sluice.v1.ControlService/ResizeCache',
             sluice_dot_v1_dot_control__pb2.ResizeCacheRequest.SerializeToString,
             sluice_dot_v1_dot_control__pb2.ResizeCacheResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def ClearCache(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_stream(
+            request,
+            target,
+            '/sluice.v1.ControlService/ClearCache',
+            sluice_dot_v1_dot_control__pb2.ClearCacheRequest.SerializeToString,
+            sluice_dot_v1_dot_control__pb2.ClearCacheResponse.FromString,
             options,
             channel_credentials,
             insecure,

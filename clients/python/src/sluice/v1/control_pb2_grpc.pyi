@@ -75,6 +75,12 @@ class ControlServiceStub:
     """Makes the cache of one engine larger or smaller while it serves, and reports until it is done. Resizing continues if
     the call ends. FAILED_PRECONDITION if a request that is open could no longer end.
     """
+    ClearCache: _grpc.UnaryStreamMultiCallable[_control_pb2.ClearCacheRequest, _control_pb2.ClearCacheResponse]
+    """Deletes what the engines have cached of a tenant's prompts and outputs: in memory, where it is overwritten with
+    zeros, and the files of the disk cache. Reports until it is done; it continues if the call ends. Requests of the
+    tenant that are open go on, and what they hold is shared with no other from then on, and is wiped when they end. Call
+    it again for an engine that was lost meanwhile: the error names it.
+    """
     Profile: _grpc.UnaryStreamMultiCallable[_control_pb2.ProfileRequest, _control_pb2.ProfileResponse]
     """Records a profile of one process of the service and streams its file. It ends by itself, and when the call ends. A
     process records one profile at a time.
@@ -126,6 +132,12 @@ class ControlServiceAsyncStub(ControlServiceStub):
     ResizeCache: _aio.UnaryStreamMultiCallable[_control_pb2.ResizeCacheRequest, _control_pb2.ResizeCacheResponse]  # type: ignore[assignment]
     """Makes the cache of one engine larger or smaller while it serves, and reports until it is done. Resizing continues if
     the call ends. FAILED_PRECONDITION if a request that is open could no longer end.
+    """
+    ClearCache: _aio.UnaryStreamMultiCallable[_control_pb2.ClearCacheRequest, _control_pb2.ClearCacheResponse]  # type: ignore[assignment]
+    """Deletes what the engines have cached of a tenant's prompts and outputs: in memory, where it is overwritten with
+    zeros, and the files of the disk cache. Reports until it is done; it continues if the call ends. Requests of the
+    tenant that are open go on, and what they hold is shared with no other from then on, and is wiped when they end. Call
+    it again for an engine that was lost meanwhile: the error names it.
     """
     Profile: _aio.UnaryStreamMultiCallable[_control_pb2.ProfileRequest, _control_pb2.ProfileResponse]  # type: ignore[assignment]
     """Records a profile of one process of the service and streams its file. It ends by itself, and when the call ends. A
@@ -259,6 +271,18 @@ class ControlServiceServicer(metaclass=_abc_1.ABCMeta):
     ) -> _typing.Union[_abc.Iterator[_control_pb2.ResizeCacheResponse], _abc.AsyncIterator[_control_pb2.ResizeCacheResponse]]:
         """Makes the cache of one engine larger or smaller while it serves, and reports until it is done. Resizing continues if
         the call ends. FAILED_PRECONDITION if a request that is open could no longer end.
+        """
+
+    @_abc_1.abstractmethod
+    def ClearCache(
+        self,
+        request: _control_pb2.ClearCacheRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_abc.Iterator[_control_pb2.ClearCacheResponse], _abc.AsyncIterator[_control_pb2.ClearCacheResponse]]:
+        """Deletes what the engines have cached of a tenant's prompts and outputs: in memory, where it is overwritten with
+        zeros, and the files of the disk cache. Reports until it is done; it continues if the call ends. Requests of the
+        tenant that are open go on, and what they hold is shared with no other from then on, and is wiped when they end. Call
+        it again for an engine that was lost meanwhile: the error names it.
         """
 
     @_abc_1.abstractmethod
