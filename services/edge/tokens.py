@@ -43,6 +43,8 @@ class TokenizeRequest(msgspec.Struct, forbid_unknown_fields=True, frozen=True):
     chat_template: str | None = None
     chat_template_kwargs: dict[str, Any] | None = None
     return_token_strs: bool | None = None
+    return_offsets: bool | None = None  # this and the next one are extensions of ours
+    count_only: bool | None = None
 
 
 class DetokenizeRequest(msgspec.Struct, forbid_unknown_fields=True, frozen=True):
@@ -70,7 +72,11 @@ class TokenRoutes:
         ids = [one.id for one in found.tokens]
         texts = [one.piece.decode("utf-8", "replace") for one in found.tokens] if asked.return_token_strs else None
         longest = await self._longest(found.model, metadata)
-        return as_json({"count": len(ids), "max_model_len": longest, "tokens": ids, "token_strs": texts})
+        answer = {"count": found.num_tokens, "max_model_len": longest, "tokens": ids, "token_strs": texts}
+        if asked.return_offsets:
+            answer["offsets"] = list(zip(found.starts, found.ends, strict=True))
+            answer["prompt"] = found.text if asked.prompt is None else asked.prompt
+        return as_json(answer)
 
     async def detokenize(self, request: Request) -> Response:
         """POST /detokenize."""
@@ -98,11 +104,22 @@ def to_tokenize(asked: TokenizeRequest) -> inference_pb2.TokenizeRequest:
         for name in OF_MESSAGES:
             if getattr(asked, name):
                 raise bad_request(name, "goes with messages")
-        return inference_pb2.TokenizeRequest(
-            model=asked.model, text=asked.prompt or "", add_special_tokens=asked.add_special_tokens
-        )
+        return inference_pb2.TokenizeRequest(text=asked.prompt or "", **_options(asked))
     chat = chat_spec(_chat(asked, asked.messages)).chat
-    return inference_pb2.TokenizeRequest(model=asked.model, chat=chat, add_special_tokens=asked.add_special_tokens)
+    return inference_pb2.TokenizeRequest(chat=chat, **_options(asked))
+
+
+def _options(asked: TokenizeRequest) -> dict[str, Any]:
+    """Returns the fields of the contract's request besides the prompt. Raises EdgeError."""
+    for name in ("return_token_strs", "return_offsets"):
+        if asked.count_only and getattr(asked, name):
+            raise bad_request(name, "is about tokens, and count_only returns none: leave one of them out")
+    return {
+        "model": asked.model,
+        "add_special_tokens": asked.add_special_tokens,
+        "count_only": asked.count_only,
+        "offsets": asked.return_offsets,
+    }
 
 
 def tokenize_names(asked: TokenizeRequest) -> FieldNames:

@@ -96,6 +96,10 @@ class Tokenized(msgspec.Struct, frozen=True, gc=False, tag=True, forbid_unknown_
 
     ids: bytes  # little-endian int32
     pieces: dict[int, bytes]  # by id, for every id in `ids`
+    num_tokens: int = 0  # where that alone was asked for, and `ids` is empty
+    starts: bytes = b""  # where offsets were asked for: in code points of the text, as little-endian int32
+    ends: bytes = b""
+    text: str = ""  # that of a conversation
 
 
 class Detokenized(msgspec.Struct, frozen=True, gc=False, tag=True, forbid_unknown_fields=True):

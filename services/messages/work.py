@@ -173,9 +173,11 @@ class Generate(msgspec.Struct, frozen=True, gc=False, tag=True, forbid_unknown_f
 
 
 class Tokenize(msgspec.Struct, frozen=True, gc=False, tag=True, forbid_unknown_fields=True):
-    """Work: return the token ids of a prompt."""
+    """Work: return the token ids of a prompt, or their number alone; with `offsets` also where they are in its text."""
 
     prompt: PromptInput
+    count_only: bool = False
+    offsets: bool = False
 
 
 class Detokenize(msgspec.Struct, frozen=True, gc=False, tag=True, forbid_unknown_fields=True):

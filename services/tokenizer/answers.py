@@ -33,6 +33,7 @@ from sluice_server.services.messages.work import (
     Embed,
     Generate,
     LoadAdapter,
+    PromptInput,
     Sections,
     TextOptions,
     TextPrompt,
@@ -98,12 +99,7 @@ class Answers:
             case Generate():
                 return self._prompt(submit, work, start, rendered)
             case Tokenize():
-                if isinstance(work.prompt, ChatPrompt):
-                    chat = rendered or self.encoder.render(work.prompt, self._limits)
-                    ids = self.encoder.encode_chat(chat, self._limits)
-                else:
-                    ids = self.encoder.encode(work.prompt, self._limits)
-                return EncodedMessage(Result(envelope, self._tokenized(ids)))
+                return EncodedMessage(Result(envelope, self._tokenize(work, rendered)))
             case Embed():
                 return EncodedMessage(self._inputs(envelope, work, start))
             case LoadAdapter() | DropAdapter():
@@ -169,6 +165,25 @@ class Answers:
         if isinstance(piece, TextPrompt):
             return self.encoder.encode_more(piece.text, self._limits)
         return unpack_checked(piece.ids, self._limits, "append.token_ids")
+
+    def _tokenize(self, work: Tokenize, rendered: RenderedChat | None) -> Tokenized:
+        prompt = self._rendered(work.prompt, rendered)
+        if work.offsets and not isinstance(prompt, TokenPrompt):
+            ids, starts, ends = self.encoder.place(prompt, self._limits)
+            text = prompt.text if isinstance(prompt, RenderedChat) else ""
+            return msgspec.structs.replace(
+                self._tokenized(ids), starts=pack_ids(starts), ends=pack_ids(ends), text=text
+            )
+        if isinstance(prompt, RenderedChat):
+            ids = self.encoder.encode_chat(prompt, self._limits)
+        else:
+            ids = self.encoder.encode(prompt, self._limits)
+        return Tokenized(b"", {}, num_tokens=len(ids)) if work.count_only else self._tokenized(ids)
+
+    def _rendered(self, prompt: PromptInput, rendered: RenderedChat | None) -> TextPrompt | TokenPrompt | RenderedChat:
+        if isinstance(prompt, ChatPrompt):
+            return rendered or self.encoder.render(prompt, self._limits)
+        return prompt
 
     def _tokenized(self, ids: Sequence[int]) -> Tokenized:
         distinct = list(dict.fromkeys(ids))

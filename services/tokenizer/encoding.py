@@ -34,6 +34,7 @@ from sluice_server.services.text_bound import longest_token
 from sluice_server.services.tokenizer.chat import ChatTemplate, TemplateSource, read_template
 from sluice_server.services.tokenizer.found_sections import DETECTED, Parsers
 from sluice_server.services.tokenizer.pieces import Pieces
+from sluice_server.services.tokenizer.places import PlacedTokens, placed
 
 _PROBE_BYTES = 1 << 20
 
@@ -199,6 +200,14 @@ class TextEncoder:
     def encode_chat(self, chat: RenderedChat, limits: Limits) -> list[int]:
         """Returns the token ids of a rendered conversation. Raises as `encode`."""
         return self._encode(chat.text, limits, "prompt.chat", chat.add_special_tokens, chat.cuts)
+
+    def place(self, prompt: TextPrompt | RenderedChat, limits: Limits) -> PlacedTokens:
+        """Returns the tokens of a prompt with their places in its text. Raises as `encode`."""
+        field, cuts = ("prompt.text", ()) if isinstance(prompt, TextPrompt) else ("prompt.chat", prompt.cuts)
+        check_text(prompt.text, limits, field)
+        found = placed(self.tokenizer, prompt.text, cuts, prompt.add_special_tokens)
+        check_ids(field, found.ids, limits)
+        return found
 
     def encode_words(self, words: Sequence[str], limits: Limits) -> tuple[tuple[int, ...], ...]:
         """Returns the token ids of each word with a leading space and without."""

@@ -239,10 +239,17 @@ def _output(index: int, completed: CompletedOutput, has_records: bool) -> types_
 def tokenized(envelope: Envelope, value: Tokenized) -> Iterator[bytes]:
     """Yields the encoded response of Tokenize in slices, each made in a millisecond at most. Other calls can run
     between them: a text of 1 MiB may be a million tokens."""
-    yield inference_pb2.TokenizeResponse(model=envelope.model, revision=envelope.revision).SerializeToString()
-    ids, entries = ints(value.ids), _Entries(value.pieces)
+    response, ids = inference_pb2.TokenizeResponse, ints(value.ids)
+    num = len(ids) or value.num_tokens
+    head = response(model=envelope.model, revision=envelope.revision, num_tokens=num, text=value.text)
+    yield head.SerializeToString()
+    entries = _Entries(value.pieces)
     for at in range(0, len(ids), SLICE_TOKENS):
         yield b"".join([entries[token_id] for token_id in ids[at : at + SLICE_TOKENS]])
+    starts, ends = ints(value.starts), ints(value.ends)
+    for at in range(0, len(starts), SLICE_TOKENS):
+        part = slice(at, at + SLICE_TOKENS)
+        yield response(starts=starts[part], ends=ends[part]).SerializeToString()
 
 
 class _Entries(dict[int, bytes]):

@@ -219,17 +219,20 @@ def _keep_last(spec: types_pb2.GenerationSpec, limits: Limits) -> int:
 def tokenization(request: inference_pb2.TokenizeRequest, settings: GatewaySettings) -> TranslatedRequest:
     """Returns the work of Tokenize. Raises `ServiceError`."""
     check_model(request, settings.model)
+    if request.count_only and request.offsets:
+        raise invalid("offsets", "are those of tokens, and count_only returns none: leave one of them out")
     if request.WhichOneof("prompt") == "text":
         text = request.text
         check_bytes(size_of_text(text), settings)
-        return TranslatedRequest(Tokenize(prompt=TextPrompt(text, _adds_special(request, default=True))))
+        prompt = TextPrompt(text, _adds_special(request, default=True))
+        return TranslatedRequest(Tokenize(prompt, request.count_only, request.offsets))
     if request.WhichOneof("prompt") != "chat":
         raise invalid("prompt", "is missing; send text or chat")
     refuse_unbuilt(request.chat, "chat.")
     if chat_images(request.chat, settings):
         raise unsupported(ALL, f"{ALL} is for generations: leave it out")
     chat, _ = _chat(request.chat, settings, adds_special=_adds_special(request, default=False))
-    return TranslatedRequest(Tokenize(prompt=chat))
+    return TranslatedRequest(Tokenize(chat, request.count_only, request.offsets))
 
 
 def detokenization(request: inference_pb2.DetokenizeRequest, settings: GatewaySettings) -> Slices[TranslatedRequest]:

@@ -48,6 +48,22 @@ async def test_tokens_of_a_prompt() -> None:
         assert (first.prompt.add_special_tokens, second.prompt.add_special_tokens) == (False, True)
 
 
+async def test_tokens_are_counted_alone_or_told_with_their_places() -> None:
+    async with edge() as rig:
+        values = [
+            Tokenized(b"", {}, num_tokens=3),
+            Tokenized(pack_ids([5, 6]), PIECES, starts=pack_ids([0, 1]), ends=pack_ids([1, 2]), text="[aé]"),
+        ]
+        rig.ring.script = lambda submit: rig.gateway.handle(Result(submit.envelope, values.pop(0)))
+        found = (await post(rig, "/tokenize", {"prompt": "aé", "count_only": True})).json()
+        assert found == {"count": 3, "max_model_len": 1000, "tokens": [], "token_strs": None}
+        found = (await post(rig, "/tokenize", {"messages": HELLO, "return_offsets": True})).json()
+        assert (found["offsets"], found["prompt"]) == ([[0, 1], [1, 2]], "[aé]")
+        for name in ("return_offsets", "return_token_strs"):
+            refused = await post(rig, "/tokenize", {"prompt": "a", "count_only": True, name: True})
+            assert refused.status_code == 400 and refused.json()["error"]["param"] == name
+
+
 async def test_tokens_of_messages() -> None:
     async with edge() as rig:
         asked = answering(rig)

@@ -8,8 +8,8 @@ import pytest
 
 from sluice_server.engine.errors import Code, ServiceError
 from sluice_server.engine.request import Limits
-from sluice_server.services.messages.work import ChatMessage, ChatPrompt, TextPrompt, TokenPrompt, pack_ids
-from sluice_server.services.tokenizer.encoding import TextEncoder
+from sluice_server.services.messages.work import ChatMessage, ChatPrompt, Sections, TextPrompt, TokenPrompt, pack_ids
+from sluice_server.services.tokenizer.encoding import RenderedChat, TextEncoder
 from tests.oracle.tokenizers import FAMILIES, byte_level_bpe
 
 LIMITS = Limits(context_length=100, vocab_size=404, max_prompt_bytes=64)
@@ -66,6 +66,33 @@ def test_ids_are_those_of_the_library_with_places(family: str, tmp_path: Path) -
         for special in (True, False):
             expected = tokenizer.encode(text, add_special_tokens=special).ids
             assert encoder.encode(TextPrompt(text, special), limits) == expected
+
+
+@pytest.mark.parametrize("special", [True, False])
+@pytest.mark.parametrize("family", list(FAMILIES))
+def test_places_are_those_of_the_library(family: str, special: bool, tmp_path: Path) -> None:
+    tokenizer = FAMILIES[family](tmp_path)
+    encoder = TextEncoder.load(tmp_path)
+    limits = Limits(1 << 20, 1000)
+    for text in ("", "hello world", "<s> a <|user|>addedword b</s>", "é 😀\n\n 你好 "):
+        expected = tokenizer.encode(text, add_special_tokens=special)
+        ids, starts, ends = encoder.place(TextPrompt(text, special), limits)
+        assert (ids, list(zip(starts, ends, strict=True))) == (expected.ids, expected.offsets)
+
+
+def test_places_behind_cuts_are_those_in_the_whole_text(tmp_path: Path) -> None:
+    byte_level_bpe(tmp_path)
+    encoder = TextEncoder.load(tmp_path)
+    limits, text = Limits(1 << 20, 1000), "é hi <s>  x </s>😀 a"
+    chat = RenderedChat(text, Sections(), cuts=(6, 13), add_special_tokens=True)
+    ids, starts, ends = encoder.place(chat, limits)
+    assert ids == encoder.encode_chat(chat, limits)
+    pieces = encoder.pieces(ids)
+    for piece, start, end in zip(pieces, starts, ends, strict=True):
+        assert piece.strip() in text[start:end].encode() or start == end == 0
+    assert max(ends) == len(text) and {6, 13} <= {0, *starts, *ends}
+    with pytest.raises(ServiceError, match=r"prompt\.chat"):
+        encoder.place(chat, Limits(1 << 20, 1000, max_prompt_bytes=3))
 
 
 def refused(encoder: TextEncoder, prompt: TextPrompt | TokenPrompt | ChatPrompt) -> ServiceError:

@@ -195,6 +195,28 @@ async def test_tokenize_and_detokenize_go_round_the_ring() -> None:
         assert text.text == "ab"
 
 
+async def test_tokens_are_counted_alone_or_told_with_their_places() -> None:
+    async with running() as rig:
+        values = [
+            Tokenized(b"", {}, num_tokens=3),
+            Tokenized(pack_ids([5, 6]), {5: b"a", 6: b"b"}, starts=pack_ids([0, 1]), ends=pack_ids([1, 2]), text="ab"),
+        ]
+
+        def script(submit: object) -> None:
+            rig.gateway.handle(Result(rig.ring.submits[-1].envelope, values.pop(0)))
+
+        rig.ring.script = script
+        counted = await rig.stub.Tokenize(inference_pb2.TokenizeRequest(text="abc", count_only=True))
+        assert (counted.num_tokens, list(counted.tokens), list(counted.starts)) == (3, [], [])
+        told = await rig.stub.Tokenize(inference_pb2.TokenizeRequest(text="ab", offsets=True))
+        assert (told.num_tokens, list(told.starts), list(told.ends), told.text) == (2, [0, 1], [1, 2], "ab")
+        first, second = (submit.work for submit in rig.ring.submits)
+        assert isinstance(first, Tokenize) and isinstance(second, Tokenize)
+        assert (first.count_only, first.offsets, second.count_only, second.offsets) == (True, False, False, True)
+        with pytest.raises(grpc.aio.AioRpcError, match="offsets: are those of tokens, and count_only returns none"):
+            await rig.stub.Tokenize(inference_pb2.TokenizeRequest(text="abc", count_only=True, offsets=True))
+
+
 async def test_a_long_text_is_told_in_slices_and_others_have_their_turns() -> None:
     num = 20_500
     async with running() as rig:

@@ -227,7 +227,9 @@ def test_every_rpc_input_besides_the_spec_is_small_enough_to_know() -> None:
         inference_pb2.GenerateRequest: {"spec"},
         inference_pb2.StreamGenerateRequest: {"spec"},
         inference_pb2.CancelGenerationRequest: {"generation_id", "output_index"},
-        inference_pb2.TokenizeRequest: {"model", "revision", "text", "chat", "add_special_tokens"},
+        inference_pb2.TokenizeRequest: {
+            *("model", "revision", "text", "chat", "add_special_tokens", "count_only", "offsets"),
+        },
         inference_pb2.DetokenizeRequest: {"model", "revision", "token_ids", "skip_special_tokens"},
     }
     for message, names in known.items():

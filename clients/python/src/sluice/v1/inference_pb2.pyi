@@ -1015,6 +1015,8 @@ class TokenizeRequest(_message.Message):
     TEXT_FIELD_NUMBER: _builtins.int
     CHAT_FIELD_NUMBER: _builtins.int
     ADD_SPECIAL_TOKENS_FIELD_NUMBER: _builtins.int
+    COUNT_ONLY_FIELD_NUMBER: _builtins.int
+    OFFSETS_FIELD_NUMBER: _builtins.int
     model: _builtins.str
     """Id of the model. Absent: the server's only model. At most 256 bytes."""
     revision: _builtins.str
@@ -1025,6 +1027,10 @@ class TokenizeRequest(_message.Message):
     """Add the special tokens of the tokenizer's own template. Absent: true for text, false for a chat, whose template
     writes them.
     """
+    count_only: _builtins.bool
+    """Return the number of tokens only. Absent: false. Not together with `offsets`."""
+    offsets: _builtins.bool
+    """Return each token's place in the text. Absent: false."""
     @_builtins.property
     def chat(self) -> _types_pb2.Chat:
         """A conversation, formatted by the model's chat template. At most 1 MiB of text in all."""
@@ -1037,15 +1043,21 @@ class TokenizeRequest(_message.Message):
         text: _builtins.str = ...,
         chat: _types_pb2.Chat | None = ...,
         add_special_tokens: _builtins.bool | None = ...,
+        count_only: _builtins.bool | None = ...,
+        offsets: _builtins.bool | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["_add_special_tokens", b"_add_special_tokens", "_model", b"_model", "_revision", b"_revision", "add_special_tokens", b"add_special_tokens", "chat", b"chat", "model", b"model", "prompt", b"prompt", "revision", b"revision", "text", b"text"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_add_special_tokens", b"_add_special_tokens", "_count_only", b"_count_only", "_model", b"_model", "_offsets", b"_offsets", "_revision", b"_revision", "add_special_tokens", b"add_special_tokens", "chat", b"chat", "count_only", b"count_only", "model", b"model", "offsets", b"offsets", "prompt", b"prompt", "revision", b"revision", "text", b"text"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_add_special_tokens", b"_add_special_tokens", "_model", b"_model", "_revision", b"_revision", "add_special_tokens", b"add_special_tokens", "chat", b"chat", "model", b"model", "prompt", b"prompt", "revision", b"revision", "text", b"text"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_add_special_tokens", b"_add_special_tokens", "_count_only", b"_count_only", "_model", b"_model", "_offsets", b"_offsets", "_revision", b"_revision", "add_special_tokens", b"add_special_tokens", "chat", b"chat", "count_only", b"count_only", "model", b"model", "offsets", b"offsets", "prompt", b"prompt", "revision", b"revision", "text", b"text"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__add_special_tokens: _TypeAlias = _typing.Literal["add_special_tokens"]  # noqa: Y015
     _WhichOneofArgType__add_special_tokens: _TypeAlias = _typing.Literal["_add_special_tokens", b"_add_special_tokens"]  # noqa: Y015
+    _WhichOneofReturnType__count_only: _TypeAlias = _typing.Literal["count_only"]  # noqa: Y015
+    _WhichOneofArgType__count_only: _TypeAlias = _typing.Literal["_count_only", b"_count_only"]  # noqa: Y015
     _WhichOneofReturnType__model: _TypeAlias = _typing.Literal["model"]  # noqa: Y015
     _WhichOneofArgType__model: _TypeAlias = _typing.Literal["_model", b"_model"]  # noqa: Y015
+    _WhichOneofReturnType__offsets: _TypeAlias = _typing.Literal["offsets"]  # noqa: Y015
+    _WhichOneofArgType__offsets: _TypeAlias = _typing.Literal["_offsets", b"_offsets"]  # noqa: Y015
     _WhichOneofReturnType__revision: _TypeAlias = _typing.Literal["revision"]  # noqa: Y015
     _WhichOneofArgType__revision: _TypeAlias = _typing.Literal["_revision", b"_revision"]  # noqa: Y015
     _WhichOneofReturnType_prompt: _TypeAlias = _typing.Literal["text", "chat"]  # noqa: Y015
@@ -1053,7 +1065,11 @@ class TokenizeRequest(_message.Message):
     @_typing.overload
     def WhichOneof(self, oneof_group: _WhichOneofArgType__add_special_tokens) -> _WhichOneofReturnType__add_special_tokens | None: ...
     @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__count_only) -> _WhichOneofReturnType__count_only | None: ...
+    @_typing.overload
     def WhichOneof(self, oneof_group: _WhichOneofArgType__model) -> _WhichOneofReturnType__model | None: ...
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__offsets) -> _WhichOneofReturnType__offsets | None: ...
     @_typing.overload
     def WhichOneof(self, oneof_group: _WhichOneofArgType__revision) -> _WhichOneofReturnType__revision | None: ...
     @_typing.overload
@@ -1070,13 +1086,31 @@ class TokenizeResponse(_message.Message):
     MODEL_FIELD_NUMBER: _builtins.int
     REVISION_FIELD_NUMBER: _builtins.int
     TOKENS_FIELD_NUMBER: _builtins.int
+    NUM_TOKENS_FIELD_NUMBER: _builtins.int
+    STARTS_FIELD_NUMBER: _builtins.int
+    ENDS_FIELD_NUMBER: _builtins.int
+    TEXT_FIELD_NUMBER: _builtins.int
     model: _builtins.str
     """The model that answered. At most 256 bytes."""
     revision: _builtins.str
     """Its revision. At most 128 bytes."""
+    num_tokens: _builtins.int
+    """The number of tokens."""
+    text: _builtins.str
+    """With `offsets`, of a conversation: the text that its chat template has made, in which the tokens are. At most 1 MiB."""
     @_builtins.property
     def tokens(self) -> _containers.RepeatedCompositeFieldContainer[_types_pb2.Token]:
-        """The tokens: id and bytes. At most 1,048,576."""
+        """The tokens: id and bytes. Empty with `count_only`. At most 1,048,576."""
+
+    @_builtins.property
+    def starts(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
+        """With `offsets`: where each token begins in the text, in Unicode code points. Tokens that are parts of one code point
+        have its place; a special token that the tokenizer has added has 0 and 0. At most 1,048,576.
+        """
+
+    @_builtins.property
+    def ends(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
+        """With `offsets`: where each token ends, behind its last code point. At most 1,048,576."""
 
     def __init__(
         self,
@@ -1084,10 +1118,14 @@ class TokenizeResponse(_message.Message):
         model: _builtins.str = ...,
         revision: _builtins.str = ...,
         tokens: _abc.Iterable[_types_pb2.Token] | None = ...,
+        num_tokens: _builtins.int = ...,
+        starts: _abc.Iterable[_builtins.int] | None = ...,
+        ends: _abc.Iterable[_builtins.int] | None = ...,
+        text: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["model", b"model", "revision", b"revision", "tokens", b"tokens"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["ends", b"ends", "model", b"model", "num_tokens", b"num_tokens", "revision", b"revision", "starts", b"starts", "text", b"text", "tokens", b"tokens"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
