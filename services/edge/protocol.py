@@ -21,6 +21,7 @@ from sluice_server.services.edge.connections import Bounds, Connections, group_o
 from sluice_server.services.edge.errors import EdgeError
 from sluice_server.services.edge.exchange import ID, new_id
 from sluice_server.services.edge.responses import BROKEN
+from sluice_server.services.edge.writing import LateTransport, Turn
 
 logger = logging.getLogger(__name__)
 
@@ -50,8 +51,10 @@ class BoundedProtocol(HttpToolsProtocol):
         *,
         bounds: Bounds,
         held: Connections,
+        turn: Turn,
     ) -> None:
         super().__init__(config, server_state, app_state, _loop)
+        self._turn = turn
         self.parser = httptools.HttpRequestParser(self)  # uvicorn's takes what follows a request to close
         self._bounds = bounds
         self._held = held
@@ -66,9 +69,9 @@ class BoundedProtocol(HttpToolsProtocol):
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override] # as uvicorn has it
         """Accept the connection, or close it if it is over the limits."""
-        super().connection_made(transport)
+        super().connection_made(LateTransport(transport, self._turn))
         if not self._held.opened(self, group_of(self.client[0] if self.client else "")):
-            transport.abort()
+            self.close()
             return
         self._expect(self._bounds.head_s)
 

@@ -14,6 +14,7 @@ from starlette.types import ASGIApp
 
 from sluice_server.services.edge.connections import Bounds, Connections
 from sluice_server.services.edge.protocol import BoundedProtocol
+from sluice_server.services.edge.writing import Turn
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -54,7 +55,8 @@ class EdgeServer(uvicorn.Server):
 
 def server_of(app: ASGIApp, bounds: Bounds, *, grace_s: float, https: HttpsFiles | None = None) -> EdgeServer:
     """Returns a server of `app`. Raises OSError for unusable files of HTTPS."""
-    protocol = functools.partial(BoundedProtocol, bounds=bounds, held=Connections(bounds))
+    turn = Turn()
+    protocol = functools.partial(BoundedProtocol, bounds=bounds, held=Connections(bounds), turn=turn)
     config = uvicorn.Config(
         app,
         http=protocol,  # type: ignore[arg-type] # a factory works like a class

@@ -1,0 +1,74 @@
+"""Hands what connections write in one turn of the loop to their transports at its end.
+
+The head and the body of a small answer become one packet, and what many streams are sent in one turn is made before the
+first of it wakes a reader, which often takes the processor, and its caches, from this one.
+"""
+
+import asyncio
+from typing import Any
+
+
+class Turn:
+    """The connections that have something to write in this turn."""
+
+    def __init__(self) -> None:
+        self._written: list[LateTransport] = []
+
+    def add(self, transport: "LateTransport") -> None:
+        """Writes what the transport holds at the end of this turn."""
+        if not self._written:
+            asyncio.get_running_loop().call_soon(self._end)
+        self._written.append(transport)
+
+    def _end(self) -> None:
+        written, self._written = self._written, []
+        for one in written:
+            one.flush()
+
+
+class LateTransport(asyncio.Transport):
+    """A transport that writes at the end of the turn."""
+
+    def __init__(self, transport: asyncio.Transport, turn: Turn) -> None:
+        super().__init__()
+        self._transport = transport
+        self._turn = turn
+        self._parts: list[bytes] = []
+
+    def write(self, data: bytes | bytearray | memoryview) -> None:
+        """Write at the end of this turn."""
+        if not self._parts:
+            self._turn.add(self)
+        self._parts.append(bytes(data))
+
+    def flush(self) -> None:
+        """Write now."""
+        if self._parts:
+            data, self._parts = b"".join(self._parts), []
+            self._transport.write(data)
+
+    def close(self) -> None:
+        """Write, then close."""
+        self.flush()
+        self._transport.close()
+
+    def abort(self) -> None:
+        """Close at once, without writing."""
+        self._parts = []
+        self._transport.abort()
+
+    def is_closing(self) -> bool:
+        """Whether it is closed, or closes."""
+        return self._transport.is_closing()
+
+    def pause_reading(self) -> None:
+        """Read nothing until `resume_reading`."""
+        self._transport.pause_reading()
+
+    def resume_reading(self) -> None:
+        """Read again."""
+        self._transport.resume_reading()
+
+    def get_extra_info(self, name: str, default: Any = None) -> Any:  # noqa: ANN401 # as asyncio has it
+        """Returns what the transport knows of itself."""
+        return self._transport.get_extra_info(name, default)
