@@ -34,7 +34,10 @@ _BROKEN = (500, "server_error")
 
 
 class EdgeError(Exception):
-    """An error response. `param` and `code` are OpenAI's; `retry_after_s` is 0 if a retry is of no use."""
+    """An error response.
+
+    `param` and `code` are OpenAI's; `retry_after_s` is 0 if a retry is of no use; `allow` has the methods of the path.
+    """
 
     def __init__(self, status: int, kind: str, message: str, *, param: str = "", code: str = "") -> None:
         super().__init__(message)
@@ -44,6 +47,7 @@ class EdgeError(Exception):
         self.param = param
         self.code = code
         self.retry_after_s = 0.0
+        self.allow = ""
 
     def body(self) -> dict[str, object]:
         """Returns OpenAI's error object."""
@@ -51,8 +55,9 @@ class EdgeError(Exception):
         return {"error": error}
 
     def headers(self) -> dict[str, str]:
-        """Returns the retry-after header, in whole seconds; {} without one."""
-        return {"retry-after": str(math.ceil(self.retry_after_s))} if self.retry_after_s else {}
+        """Returns the headers retry-after, in whole seconds, and allow, where they are known."""
+        retry = {"retry-after": str(math.ceil(self.retry_after_s))} if self.retry_after_s else {}
+        return {**retry, **({"allow": self.allow} if self.allow else {})}
 
 
 def bad_request(param: str, message: str, code: str = "") -> EdgeError:

@@ -14,8 +14,12 @@ BROKEN = EdgeError(500, "server_error", "the edge failed at this request; its lo
 
 def unroutable(request: Request, error: HTTPException) -> EdgeError:
     """Returns the error for an unknown path or method."""
-    text = f"{request.method} {request.url.path}: {error.detail}"
-    return EdgeError(error.status_code, "invalid_request_error", text, code="unknown_url")
+    allow = (error.headers or {}).get("Allow", "")
+    instead = f"; it takes {allow}" if allow else "; /openapi.json lists the paths"
+    text = f"{request.method} {request.url.path}: {error.detail}{instead}"
+    made = EdgeError(error.status_code, "invalid_request_error", text, code="unknown_url")
+    made.allow = allow
+    return made
 
 
 def as_json(value: Json, status: int = 200, headers: dict[str, str] | None = None) -> Response:

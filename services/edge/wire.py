@@ -3,10 +3,13 @@
 A field that is not listed is refused, never ignored.
 """
 
-from collections.abc import Mapping
+import difflib
+import re
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any, Literal, TypeVar, cast
 
 import msgspec
+from msgspec import inspect
 
 from sluice_server.services.edge.errors import bad_request
 from sluice_server.services.edge.field_table import ROWS
@@ -79,7 +82,7 @@ def decode(body: bytes, kind: type[_T]) -> _T:
         return msgspec.json.decode(body, type=kind)
     except msgspec.ValidationError as error:
         text, _, path = str(error).partition(" - at `$")
-        raise bad_request(path.strip("`.") or _unknown(text), text) from None
+        raise bad_request(path.strip("`.") or _unknown(text), _advised(text, path.strip("`."), kind)) from None
     except (msgspec.DecodeError, UnicodeDecodeError):
         raise bad_request("", "the body is not valid JSON in UTF-8") from None
     except RecursionError:
@@ -89,3 +92,32 @@ def decode(body: bytes, kind: type[_T]) -> _T:
 def _unknown(text: str) -> str:
     """Returns the unknown field that a message of msgspec names; "" for other messages."""
     return text.split("`")[1] if "unknown field `" in text else ""
+
+
+def _advised(text: str, path: str, kind: type) -> str:
+    """Returns msgspec's message about the value at `path` with what to send instead, where that is known."""
+    wanted: Iterable[inspect.Type] = [inspect.type_info(kind)]
+    for step in re.findall(r"[^.\[\]]+", path):
+        wanted = [one for found in wanted for one in _parts(found, step)]
+    flat = [one for found in wanted for one in _members(found)]
+    if text.startswith(("Invalid enum value", "Invalid value")):
+        values = [str(value) for one in flat if isinstance(one, inspect.LiteralType) for value in one.values]
+        return f"{text}; it is one of {', '.join(values)}" if values else text
+    names = [field.encode_name for one in flat if isinstance(one, inspect.StructType) for field in one.fields]
+    near = difflib.get_close_matches(_unknown(text), names, 1)
+    return f"{text}; is {near[0]} meant?" if near else text
+
+
+def _parts(found: inspect.Type, step: str) -> Iterator[inspect.Type]:
+    """Yields the types that a field, or an item of a list, of type `found` may have."""
+    for one in _members(found):
+        if isinstance(one, inspect.StructType):
+            yield from (field.type for field in one.fields if field.encode_name == step)
+            if one.tag_field == step:
+                yield inspect.LiteralType((str(one.tag),))
+        elif isinstance(one, inspect.ListType):
+            yield one.item_type
+
+
+def _members(found: inspect.Type) -> Sequence[inspect.Type]:
+    return found.types if isinstance(found, inspect.UnionType) else (found,)

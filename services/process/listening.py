@@ -15,8 +15,10 @@ SOCKET_SUFFIX = ".grpc"  # appended to the path of a gateway's inbox: the Unix s
 def split(setting: str, listen: str) -> tuple[str, int]:
     """Returns host and port of `listen`. Raises ServiceError naming `setting` if it is malformed."""
     host, _, port = listen.rpartition(":")
-    if not host or not port.isdecimal() or int(port) > 65535:
+    if not host or not port.isdecimal():
         raise bad_setting(setting, f"{listen!r} is not host:port, such as 127.0.0.1:50051")
+    if int(port) > 65535:
+        raise bad_setting(setting, f"the port {port} is above 65535")
     return host.strip("[]"), int(port)
 
 

@@ -3,6 +3,7 @@ import socket
 from pathlib import Path
 from typing import Any
 
+import httpx2
 import openai
 import pytest
 
@@ -206,6 +207,9 @@ async def test_what_is_no_request() -> None:
         for (head, body), status in cases.items():
             found, answer = await asyncio.to_thread(raw, rig.url, head, body)
             assert (found, b'"error"' in answer) == (status, True), head
+        async with httpx2.AsyncClient() as client:
+            refused = await client.get(f"{rig.url}/v1/chat/completions")
+            assert refused.headers["allow"] == "POST" and "it takes POST" in refused.json()["error"]["message"]
 
 
 def nested(depth: int) -> bytes:

@@ -27,6 +27,24 @@ PUBLISHED: dict[str, type] = {
 LABELS: dict[object, object] = {str: "x", int: 1, dict[str, Any]: {"a": "b"}}
 
 
+@pytest.mark.parametrize(
+    ("fields", "said"),
+    [
+        ({"temprature": 1}, "temprature: Object contains unknown field `temprature`; is temperature meant?"),
+        ({"zzz": 1}, "zzz: Object contains unknown field `zzz`"),
+        ({"stream_options": {"include_usge": 1}}, "include_usage meant"),
+        ({"messages": [{"role": "usr"}]}, "it is one of assistant, developer, system, tool, user"),
+        ({"tool_choice": "must"}, "it is one of auto, none, required"),
+        ({"messages": [{"role": "user", "content": [{"type": "audio"}]}]}, "it is one of text, refusal, image_url"),
+        ({"response_format": {"type": "xml"}}, "it is one of json_object, json_schema, text"),
+    ],
+)
+def test_a_wrong_name_or_value_is_told_with_those_that_are_taken(fields: dict[str, Any], said: str) -> None:
+    with pytest.raises(EdgeError) as caught:
+        decode(msgspec.json.encode({**BODIES[CHAT], **fields}), ChatRequest)
+    assert said in caught.value.message
+
+
 def spec(route: str, **fields: Any) -> types_pb2.GenerationSpec:  # noqa: ANN401 # any field of a request
     body = msgspec.json.encode({**BODIES[route], **fields})
     if route == CHAT:
