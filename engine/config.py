@@ -113,6 +113,9 @@ class EngineConfig:
     encoder_share: float = option(
         0.25, "encoding of images lasts no longer than this share of the step before it, while requests are computed"
     )
+    calibration: str = option(
+        "", "file of `sluice calibrate`: the ids that --quantization int4 observes; without it random ones"
+    )
     plugins: str = option(
         "",
         "entry points of packages, comma-separated: the models, logits processors and sampling strategies to allow",

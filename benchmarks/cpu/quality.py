@@ -46,6 +46,7 @@ class Format:
     weights: str = ""
     cache: torch.dtype = torch.float32
     variant: str = "permuted"
+    is_calibrated: bool = False
 
 
 FORMATS = {
@@ -58,6 +59,7 @@ FORMATS = {
     "int8, outliers": Format(weights="int8", cache=torch.bfloat16, variant="outliers"),
     "int8, as published": Format(weights="int8", cache=torch.bfloat16, variant="published"),
     "int4": Format(weights="int4", cache=torch.bfloat16),
+    "int4, calibrated": Format(weights="int4", cache=torch.bfloat16, is_calibrated=True),
     "int4, float32 cache": Format(weights="int4"),
     "int4, int8 cache": Format(weights="int4", cache=torch.int8),
     "int4, outliers": Format(weights="int4", cache=torch.bfloat16, variant="outliers"),
@@ -68,7 +70,11 @@ PEERS = {"permuted": ("f32", "q8_0", "q4_1", "q4_0"), "outliers": ("q8_0",), "pu
 
 def logits_of(folder: Path, form: Format, windows: Sequence[Sequence[int]]) -> Iterator[Array]:
     """float32 [window, vocabulary] of each window, through the paged cache as the engine goes."""
-    model = load_model(folder, read_config(folder), form.dtype, CPU, WINDOW, LinearPacker(form.weights))
+    config = read_config(folder)
+    if form.is_calibrated:  # by text behind what is measured
+        ids = real_model.windows(len(windows) + 1, WINDOW)[-1]
+        config = dataclasses.replace(config, calibration=tuple(ids))
+    model = load_model(folder, config, form.dtype, CPU, WINDOW, LinearPacker(form.weights))
     cache = model.new_cache(WINDOW // BLOCK, BLOCK, form.cache)
     for window in windows:
         yield _window(model, cache, window).numpy()

@@ -53,6 +53,7 @@ class ModelConfig:
         generates: whether the checkpoint is of a model with a head; else it is for vectors or classes only.
         labels: of the classification head, also one that is two rows of the head for logits; None without one.
         encoder: what an encoder has besides; None for a decoder. Its `windows` count the tokens on either side.
+        calibration: ids that are observed when weights are rounded; random ones without.
     """
 
     architecture: str
@@ -89,6 +90,7 @@ class ModelConfig:
     generates: bool = True
     labels: LabelsConfig | None = None
     encoder: EncoderConfig | None = None
+    calibration: tuple[int, ...] = ()
 
     @property
     def rotary_dim(self) -> int:

@@ -149,8 +149,11 @@ class Model:
         return found
 
     def _observer(self) -> InputObserver:
-        """Returns what computes random ids through layers as they are loaded, from where earlier stages end."""
-        ids = random_ids(self.config.vocab_size, self._rotations.num_positions).to(self.device)
+        """Returns what computes ids through layers as they are loaded, from where earlier stages end: those of a
+        calibration, or random ones."""
+        num = self._rotations.num_positions
+        chosen = torch.tensor(self.config.calibration[:num])
+        ids = (chosen if len(chosen) else random_ids(self.config.vocab_size, num)).to(self.device)
         cache = self.new_cache(-(-len(ids) // OBSERVED_BLOCK), OBSERVED_BLOCK, torch.float32)[0]
         cis = self._rotations.of(torch.arange(len(ids), device=self.device))
         return InputObserver(self._entry(ids)[0], cis, cache, OBSERVED_BLOCK)

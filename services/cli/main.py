@@ -6,6 +6,7 @@ from sluice_server.services.cli import app as frames
 from sluice_server.services.cli.adapters import adapters
 from sluice_server.services.cli.bench import bench
 from sluice_server.services.cli.cache import cache
+from sluice_server.services.cli.calibrate import calibrate
 from sluice_server.services.cli.chat import chat
 from sluice_server.services.cli.classify import classify
 from sluice_server.services.cli.demo import demo
@@ -33,9 +34,7 @@ def version() -> None:
     typer.echo(VERSION)
 
 
-app = frames.frame()
-for command in (serve, version, *CLIENTS, edge, demo, healthcheck, import_gguf, keys, kvstore):
-    frames.add(app, command)
+for command in (serve, version, *CLIENTS, edge, demo, healthcheck, import_gguf, keys, kvstore, calibrate):
 app.add_typer(adapters, name="adapters")
 app.add_typer(token, name="token")
 app.add_typer(ray, name="ray")

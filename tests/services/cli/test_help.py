@@ -27,6 +27,7 @@ COMMANDS = [
     "demo",
     "healthcheck",
     "import-gguf",
+    "calibrate",
     "keys",
     "kvstore",
 ]
