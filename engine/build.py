@@ -25,11 +25,8 @@ from sluice_server.engine.kv_cache.block_store import BlockStore
 from sluice_server.engine.kv_cache.disk_upkeep import DiskUpkeep
 from sluice_server.engine.kv_cache.saving import save_cache
 from sluice_server.engine.kv_cache.shared_slots import SharedSlots
-<<<<<<< HEAD
 from sluice_server.engine.kv_cache.tiers import Tiers
-=======
 from sluice_server.engine.models.calibration import with_calibration
->>>>>>> 747731c5 (Observe the ids of a text of one's own when weights are rounded to int4)
 from sluice_server.engine.models.config import ModelConfig
 from sluice_server.engine.models.limits import check_embeds_scale, check_tables
 from sluice_server.engine.models.loading import embeddings_of, load_model

@@ -1,6 +1,7 @@
 """The traits in which supported architectures differ; `architectures` makes them, the shared layers read them."""
 
 import dataclasses
+from collections.abc import Callable
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -54,6 +55,8 @@ class ArchitectureTraits:
         score_scale: the factor of attention scores; None for 1 / root of the head size.
         logit_scale: the factor of logits.
         score_cap, logit_cap: attention scores, or logits, become cap · tanh(x / cap); 0 for no cap.
+        attention: what computes attention in all layers, a `PagedAttention`; None for the kernels' own. Untyped here,
+            where nothing may depend on torch.
     """
 
     windows: tuple[int | None, ...]
@@ -76,6 +79,7 @@ class ArchitectureTraits:
     pre_norms: bool = True
     residual_scale: float = 1.0
     logit_scale: float = 1.0
+    attention: Callable[..., object] | None = None
 
     def __post_init__(self) -> None:
         """Raises ValueError for traits that exclude one another."""

@@ -1,6 +1,6 @@
 """Finds the plugins that the operator allows among the entry points of installed packages. Imports none of them.
 
-Entry points of three groups count. Without an allowed name nothing is looked up. Depends on the standard library only,
+Entry points of four groups count. Without an allowed name nothing is looked up. Depends on the standard library only,
 as every process needs the names.
 """
 
@@ -14,7 +14,8 @@ if TYPE_CHECKING:
     from importlib.metadata import EntryPoint
 
 MODELS, PROCESSORS, STRATEGIES = "sluice.models", "sluice.logits_processors", "sluice.sampling_strategies"
-GROUPS = (MODELS, PROCESSORS, STRATEGIES)
+ATTENTION = "sluice.attention"
+GROUPS = (MODELS, PROCESSORS, STRATEGIES, ATTENTION)
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -22,7 +23,8 @@ class Plugin:
     """One entry point of an installed package.
 
     Attributes:
-        name: of the entry point: an architecture of config.json, or what requests call a processor or strategy.
+        name: of the entry point: an architecture of config.json, what requests call a processor or strategy,
+            or what the operator calls an attention.
         package: the distribution with its version.
     """
 
@@ -42,6 +44,7 @@ class Plugins:
     models: Mapping[str, Plugin] = dataclasses.field(default_factory=dict)
     processors: Mapping[str, Plugin] = dataclasses.field(default_factory=dict)
     strategies: Mapping[str, Plugin] = dataclasses.field(default_factory=dict)
+    attention: Mapping[str, Plugin] = dataclasses.field(default_factory=dict)
 
 
 NO_PLUGINS = Plugins()

@@ -1,7 +1,8 @@
 """What a plugin implements: `docs/plugins.md` has a complete example.
 
 A package of one's own registers a `ModelPlugin` in the entry-point group `sluice.models`, a factory of a
-`LogitsProcessor` in `sluice.logits_processors`, or one of a `SamplingStrategy` in `sluice.sampling_strategies`.
+`LogitsProcessor` in `sluice.logits_processors`, one of a `SamplingStrategy` in `sluice.sampling_strategies`, or an
+`AttentionPlugin` in `sluice.attention`.
 """
 
 import dataclasses
@@ -10,6 +11,7 @@ from typing import Protocol
 
 from torch import Tensor
 
+from sluice_server.engine.models.attention import PagedAttention
 from sluice_server.engine.models.config import ModelConfig
 from sluice_server.engine.models.model import Model
 from sluice_server.engine.models.traits import ArchitectureTraits
@@ -94,3 +96,17 @@ class ModelPlugin:
     api: int
     traits: Callable[[ModelConfig], ArchitectureTraits]
     model: type[Model] = Model
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class AttentionPlugin:
+    """An attention of another package, which computes all layers of a model in place of the kernels' own.
+
+    Attributes:
+        api: the version of this interface, `API`.
+        attend: computes it. It may read keys and values of the step's sequences from the cache, and writes none; a
+            row's result must not depend on other rows.
+    """
+
+    api: int
+    attend: PagedAttention

@@ -9,7 +9,7 @@ import dataclasses
 import hashlib
 import inspect
 import logging
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -18,11 +18,12 @@ import torch
 from sluice_server.engine.errors import ServiceError
 from sluice_server.engine.models.config import ModelConfig
 from sluice_server.engine.models.model import Model
-from sluice_server.engine.models.registry import ARCHITECTURES
+from sluice_server.engine.models.registry import ARCHITECTURES, traits_of
 from sluice_server.engine.models.traits import ArchitectureTraits
 from sluice_server.engine.plugins.entry_points import MODELS, NO_PLUGINS, Plugin, find_plugins, wrong
 from sluice_server.engine.plugins.interface import (
     API,
+    AttentionPlugin,
     LogitsProcessor,
     ModelPlugin,
     ProcessorContext,
@@ -38,8 +39,8 @@ class LoadedPlugins:
     """The plugins of one engine.
 
     Attributes:
-        model: of the checkpoint's architecture; None if that is one of this package's own.
-        identity: names the plugin that computes the model: its package, version and code; empty without one.
+        model: of the checkpoint's architecture, or with attention of its own; None if all is this package's.
+        identity: names the plugins that compute the model: package, version and code; empty without any.
         sampling: all logits processors and sampling strategies.
         notes: for the operator, a line for each plugin.
     """
@@ -63,13 +64,18 @@ def load_plugins(allowed: str, config: ModelConfig) -> LoadedPlugins:
     strategies: dict[str, SamplingStrategy] = {
         name: _made(one, context, "check", "choose") for name, one in found.strategies.items()
     }
-    each = (*found.models.values(), *found.processors.values(), *found.strategies.values())
-    own = models.get(config.architecture)
+    each = (*found.models.values(), *found.processors.values(), *found.strategies.values(), *found.attention.values())
+    own, names = models.get(config.architecture), []
     if own is not None:
         _check_traits(found.models[config.architecture], own, config)
+        names.append(_identity(found.models[config.architecture], own.model, own.traits))
+    if found.attention:
+        plugin, attention = _attention(found.attention)
+        own = _with_attention(own, attention)
+        names.append(_identity(plugin, attention.attend))
     return LoadedPlugins(
         model=own,
-        identity="" if own is None else _identity(found.models[config.architecture], own),
+        identity=" ".join(names),
         sampling=SamplingPlugins(processors, strategies),
         notes=tuple(_note(one, config) for one in each),
     )
@@ -91,6 +97,29 @@ def _model(plugin: Plugin) -> ModelPlugin:
     if not (isinstance(made.model, type) and issubclass(made.model, Model)):
         raise wrong(f"{plugin}: its model is no subclass of Model")
     return made
+
+
+def _attention(found: Mapping[str, Plugin]) -> tuple[Plugin, AttentionPlugin]:
+    """Returns the only attention of another package."""
+    if len(found) > 1:
+        names = " and ".join(repr(name) for name in found)
+        raise wrong(f"{names} would both compute attention: allow one of them")
+    (plugin,) = found.values()
+    made = _imported(plugin)
+    if not isinstance(made, AttentionPlugin):
+        raise wrong(f"{plugin} is a {type(made).__name__}, and no AttentionPlugin")
+    _check_api(plugin, made)
+    return plugin, made
+
+
+def _with_attention(own: ModelPlugin | None, attention: AttentionPlugin) -> ModelPlugin:
+    """Returns a plugin's model, or this package's own, with an attention of another package."""
+    code = None if own is None else own.traits
+
+    def traits(config: ModelConfig) -> ArchitectureTraits:
+        return dataclasses.replace(traits_of(config, code), attention=attention.attend)
+
+    return ModelPlugin(API, traits, Model if own is None else own.model)
 
 
 def _check_traits(plugin: Plugin, model: ModelPlugin, config: ModelConfig) -> None:
@@ -154,10 +183,10 @@ def loading(plugin: ModelPlugin | None, architecture: str) -> Iterator[None]:
         raise wrong(text.splitlines()[0]) from error
 
 
-def _identity(plugin: Plugin, model: ModelPlugin) -> str:
-    """Names package, version and the code of the module that computes: what a package's version leaves open."""
+def _identity(plugin: Plugin, *code: Any) -> str:  # noqa: ANN401 # classes and functions
+    """Names package, version and the code of the modules that compute: what a package's version leaves open."""
     digest = hashlib.sha256()
-    for module in dict.fromkeys((inspect.getmodule(model.model), inspect.getmodule(model.traits))):
+    for module in dict.fromkeys(map(inspect.getmodule, code)):
         file = getattr(module, "__file__", None)
         digest.update(b"" if file is None else Path(file).read_bytes())
     return f"{plugin.package} {digest.hexdigest()[:16]}"

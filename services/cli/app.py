@@ -16,7 +16,7 @@ from sluice_server.version import VERSION
 # Commands without commands below them, by their modules.
 COMMANDS = (
     *("serve", "generate", "chat", "embed", "classify", "rerank", "bench", "run_batch", "top", "profile", "edge"),
-    *("demo", "healthcheck", "import_gguf", "keys", "kvstore"),
+    *("demo", "healthcheck", "import_gguf", "calibrate", "keys", "kvstore"),
 )
 PACKAGE = "sluice_server.services.cli"
 

@@ -34,7 +34,9 @@ def version() -> None:
     typer.echo(VERSION)
 
 
-for command in (serve, version, *CLIENTS, edge, demo, healthcheck, import_gguf, keys, kvstore, calibrate):
+app = frames.frame()
+for command in (serve, version, *CLIENTS, edge, demo, healthcheck, import_gguf, calibrate, keys, kvstore):
+    frames.add(app, command)
 app.add_typer(adapters, name="adapters")
 app.add_typer(token, name="token")
 app.add_typer(ray, name="ray")

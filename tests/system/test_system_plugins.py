@@ -20,7 +20,7 @@ from tests.plugins.installed import install_example, make_biased, write_package
 from tests.system.service import Service, generate, serve, spec
 
 TIGHT = ("--block-size", "8", "--kv-cache-tokens", "112", "--max-num-batched-tokens", "7", "--max-num-seqs", "5")
-ALL = ("--plugins", "BiasedLlamaForCausalLM,counting,failing", "--dtype", "float32", *TIGHT)
+ALL = ("--plugins", "BiasedLlamaForCausalLM,counting,failing,second", "--dtype", "float32", *TIGHT)
 
 
 @pytest.fixture(scope="module")
@@ -49,6 +49,13 @@ def asking(prompt: list[int], num: int, **processors: dict[str, str]) -> types_p
     return made
 
 
+def chosen(prompt: list[int], num: int, p: str) -> types_pb2.GenerationSpec:
+    made = spec(prompt, num)
+    made.sampling.ClearField("temperature")
+    made.sampling.strategy.CopyFrom(types_pb2.SamplingStrategy(name="second", arguments={"p": p}))
+    return made
+
+
 def refusal(service: Service, wanted: types_pb2.GenerationSpec) -> grpc.RpcError:
     with service.stub() as stub, pytest.raises(grpc.RpcError) as caught:
         stub.Generate(inference_pb2.GenerateRequest(spec=wanted), timeout=60)
@@ -62,6 +69,8 @@ def test_a_model_and_processors_of_another_package_serve(
     prompts = list(some_prompts(SHAPE.vocab, 6).values())
     want = [counted(plain, one, 12, 3 * (at % 2), bias) for at, one in enumerate(prompts)]
     asked = [asking(one, 12, **({"counting": {"of": "3"}} if at % 2 else {})) for at, one in enumerate(prompts)]
+    asked.append(chosen(prompts[0], 12, "0"))  # always the likeliest
+    want.append(want[0])
     asked.append(asking(prompts[0], 12, failing={"at": "5"}))
     options = ("--model", str(directory), "--log-level", "info", *ALL)
     with serve(*options, environment=site) as service, service.stub() as stub:
@@ -80,6 +89,8 @@ def test_a_model_and_processors_of_another_package_serve(
         assert "secret" not in str(failed.details())
         error = refusal(service, asking(prompts[0], 3, counting={"of": "x"}))
         assert error.code() is grpc.StatusCode.INVALID_ARGUMENT and "'of' must be 2 to 9" in str(error.details())
+        error = refusal(service, chosen(prompts[0], 3, "2"))
+        assert error.code() is grpc.StatusCode.INVALID_ARGUMENT and "'p' must be 0 to 1" in str(error.details())
         error = refusal(service, asking(prompts[0], 3, other={}))
         assert error.code() is grpc.StatusCode.INVALID_ARGUMENT and "'other' is not served" in str(error.details())
     said = capfd.readouterr().err

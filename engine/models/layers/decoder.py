@@ -5,9 +5,12 @@ architecture has one. Query, key and value are one matrix, gate and up another. 
 unless it is rounded, the norms' weights are folded into the matrix behind them. Independent of batching and sampling.
 """
 
+from typing import cast
+
 import torch
 from torch import Tensor
 
+from sluice_server.engine.models.attention import PagedAttention
 from sluice_server.engine.models.config import ModelConfig
 from sluice_server.engine.models.layers.layer import Layer, decoder_layer_, forward_, is_one_call
 from sluice_server.engine.models.layers.loader import LayerLoader
@@ -64,6 +67,7 @@ class DecoderLayer:
             pre_norms=traits.pre_norms,
             norms_all_heads=traits.norms_all_heads,
             sums=None if loader.ranks is None else loader.ranks.sums,
+            attention=cast("PagedAttention | None", traits.attention),
             sinks=loader.vector(f"{at}.self_attn.sinks", config.num_heads) if traits.sinks else None,
         )
 

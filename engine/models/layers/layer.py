@@ -10,6 +10,7 @@ from collections.abc import Iterable
 import torch
 from torch import Tensor
 
+from sluice_server.engine.models.attention import PagedAttention
 from sluice_server.engine.models.layers.experts import NativeExperts
 from sluice_server.engine.models.layers.mlp import DenseMlp, Mlp
 from sluice_server.engine.parallel.sums import RankSums
@@ -38,6 +39,7 @@ class Layer:
         pre_norms: whether there is a norm before qkv.
         norms_all_heads: whether `head_norms` is one norm of all query heads and one of all key heads.
         sums: of the ranks that share out heads; None for a layer that has all.
+        attention: what computes attention; None for the kernels' own.
     """
 
     qkv: PackedLinear
@@ -58,6 +60,7 @@ class Layer:
     pre_norms: bool = True
     norms_all_heads: bool = False
     sums: RankSums | None = None
+    attention: PagedAttention | None = None
 
     def fixed(self) -> "Layer":
         """Returns the batch-invariant form: no row's bits depend on other rows. Slower where schedules change."""
@@ -88,7 +91,13 @@ class Layer:
         None if a part of the layer has no kernel of ours.
         """
         mlp = self._mlp_arguments
-        if mlp is None or self.sinks is not None or not self.pre_norms or self.norms_all_heads:
+        if (
+            mlp is None
+            or self.attention is not None
+            or self.sinks is not None
+            or not self.pre_norms
+            or self.norms_all_heads
+        ):
             return None
         before, _, output, down = self._norms
         own = _linears(((self.qkv, before), (self.output, None)))
@@ -126,7 +135,8 @@ def decoder_layer_(
         _norm_heads_(heads, layer, layer.head_norms)
     ops.rotate_and_write(heads, cis, cache, meta)
     queries, options = heads[:, : layer.heads], (layer.scale, layer.window, layer.score_cap, layer.sinks)
-    seen = ops.paged_attention(queries, cache, meta, *options, is_fixed=layer.is_fixed)
+    attend = layer.attention or ops.paged_attention
+    seen = attend(queries, cache, meta, *options, is_fixed=layer.is_fixed)
     if isinstance(layer.mlp, DenseMlp) and layer.mlp.joins and layer.output_norm is None:
         layer.mlp.join(h, ops.linear(seen, layer.output), layer.eps)
     else:
