@@ -132,7 +132,9 @@ class RankSockets:
         for name, monitor in self._monitors.items():
             if monitor in ready:
                 self._loss = _loss(name, recv_monitor_message(monitor)["event"])
-                return self._inbox.poll(int(LAST_WORD_S * 1000)) > 0 and self._read(0, wanted)
+                if not self._inbox.poll(int(LAST_WORD_S * 1000)):
+                    raise RankLost(self._loss)
+                return self._read(0, wanted)
         return False
 
     def _sort(self, data: bytes) -> None:

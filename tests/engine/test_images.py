@@ -260,7 +260,7 @@ def test_beams_name_blocks_by_their_images(made: tuple[Path, Any]) -> None:
     ("change", "says"),
     [
         ({"images": ()}, "has 16 ids 110, which stand for images; those sent take 0"),
-        ({"first": 1}, "the prompt has not 16 ids 110 from position 1 on"),
+        ({"first": 1}, "the prompt has not 16 ids 110 of an image from position 1 on"),
         ({"first": -2}, "may begin at 0"),
         ({"num_tokens": 15}, "images have 16"),
         ({"digest": b"short"}, "has 5 bytes; it must have 32"),

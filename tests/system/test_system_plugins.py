@@ -12,7 +12,7 @@ import pytest
 import torch
 from sluice.v1 import inference_pb2, types_pb2
 
-from tests.engine.plugins.test_sampling import SHAPE, counted
+from tests.engine.plugins.test_sampling_plugins import SHAPE, counted
 from tests.engine.test_engine_oracle import some_prompts
 from tests.oracle.checkpoints import make_checkpoint
 from tests.oracle.tokenizers import byte_level_bpe

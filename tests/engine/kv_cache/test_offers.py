@@ -175,7 +175,7 @@ def keeps_offers_of_failures(self: Offers, name: bytes) -> None:
     ("owner", "method", "bug"),
     [
         (PrefixImport, "take", named_before_complete),
-        (PrefixImport, "complete", names_another),
+        pytest.param(PrefixImport, "complete", names_another, marks=pytest.mark.long),  # thousands of examples: 16 s
         (PrefixImport, "end", ends_early),
         (Offers, "_take_slot", overwrites_leases),
         (Offers, "withdraw", keeps_offers_of_failures),

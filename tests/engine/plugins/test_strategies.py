@@ -11,7 +11,7 @@ from sluice_server.engine.errors import Code, ServiceError
 from sluice_server.engine.plan import TokenLogprob
 from sluice_server.engine.request import EngineRequest, ProcessorCall, SamplingParams
 from sluice_server.kernels.reference.philox import uniforms
-from tests.engine.plugins.test_sampling import DRAFTS, FOUND, SHAPE, make_engine, run
+from tests.engine.plugins.test_sampling_plugins import DRAFTS, FOUND, SHAPE, make_engine, run
 from tests.engine.test_engine_oracle import ROOMY, TIGHT, some_prompts
 from tests.oracle.checkpoints import make_checkpoint, reference
 from tests.oracle.tokenizers import byte_level_bpe

@@ -6,7 +6,7 @@ import pytest
 
 from sluice_server import LLM, SamplingParams
 from sluice_server.services.offline.errors import PromptError
-from tests.engine.plugins.test_sampling import FOUND
+from tests.engine.plugins.test_sampling_plugins import FOUND
 from tests.plugins.installed import EXAMPLE, write_package
 
 

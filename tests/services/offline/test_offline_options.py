@@ -15,7 +15,7 @@ from sluice_server.services.offline.options import OF_SERVER, fields, settings_o
 def test_every_option_of_the_engine_is_one_here() -> None:
     of_engine: dict[str, Any] = {field.name: field.default for field in dataclasses.fields(EngineConfig)}
     of_service = {"model", "revision", "max_prompt_bytes", "chat_template", "trust_chat_content"}
-    of_service |= {"tool_call_parser", "reasoning_parser"}
+    of_service |= {"tool_call_parser", "reasoning_parser", "allow_shared_cores"}
     assert {*of_engine, *of_service} == {*fields(), *OF_SERVER}
     settings = settings_of({})
     assert dataclasses.replace(settings.engine, **{name: of_engine[name] for name in OF_SERVER}) == EngineConfig()
@@ -34,7 +34,7 @@ def test_values_arrive() -> None:
         ({"max_modle_len": 8}, "'max_modle_len' is no option; did you mean 'max_model_len'?"),
         (
             {"qqq": 8},
-            "'qqq' is no option; there are model, revision, max_prompt_bytes, chat_template, ",
+            "'qqq' is no option; there are model, revision, allow_shared_cores, max_prompt_bytes, chat_template, ",
         ),
         ({"listen": "127.0.0.1:0"}, "'listen' is an option of `sluice serve` alone"),
         ({"max_queued_requests": 3}, "'max_queued_requests' is an option of `sluice serve` alone"),

@@ -420,6 +420,8 @@ TOKENIZE: Mapping[str, Edge] = {
     "revision": SPEC["revision"],
     "text": Edge([{"text": ""}, *SPEC["text"].good], [{}, *SPEC["text"].bad[2:]]),
     "add_special_tokens": Edge(SPEC["add_special_tokens"].good[:4]),
+    "count_only": Edge([{"text": "a", "count_only": True}], [{"text": "a", "count_only": True, "offsets": True}]),
+    "offsets": Edge([{"text": "a", "offsets": True}], [{"text": "a", "count_only": True, "offsets": True}]),
     **{path: edge for path, edge in SPEC.items() if path.startswith("chat.") and ".image." not in path},
     **{path: Edge([], [*edge.good, *edge.bad[:2]]) for path, edge in SPEC.items() if ".image." in path},
 }

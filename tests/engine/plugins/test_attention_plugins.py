@@ -12,7 +12,7 @@ from sluice_server.engine.errors import ServiceError
 from sluice_server.engine.models.config import read_config
 from sluice_server.engine.plugins.loading import load_plugins
 from sluice_server.engine.request import SamplingParams
-from tests.engine.plugins.test_sampling import DRAFTS, SHAPE, make_engine, run
+from tests.engine.plugins.test_sampling_plugins import DRAFTS, SHAPE, make_engine, run
 from tests.engine.test_engine_oracle import ROOMY, TIGHT, some_prompts
 from tests.oracle.checkpoints import make_checkpoint, reference
 from tests.plugins.installed import EXAMPLE, write_package
