@@ -284,8 +284,13 @@ def choose(logits: Tensor, rows: Rows, changes: LogitAdjustments, wanted: Scored
     ids = ids.masked_fill(bad, -1)
     if wanted is None or raw is None:
         return ChosenTokens(ids, None)
+    return ChosenTokens(ids, score_chosen(raw, ids, wanted))
+
+
+def score_chosen(raw: Tensor, ids: Tensor, wanted: ScoredRows) -> Scores:
+    """Returns the scores of the rows in `wanted`, whose logits are `raw` [L, V], if ids [R] are chosen."""
     own = ids[wanted.at].clamp(min=0)
-    return ChosenTokens(ids, score(raw, ScoreRequest(own, wanted.nums, wanted.rows, wanted.others, wanted.width)))
+    return score(raw, ScoreRequest(own, wanted.nums, wanted.rows, wanted.others, wanted.width))
 
 
 def adjust_(logits: Tensor, changes: LogitAdjustments) -> None:

@@ -13,10 +13,9 @@ from sluice_server.engine.plan import TokenLogprob
 from sluice_server.engine.sampling.logprobs import read, spans, uploaded, want
 from sluice_server.engine.sampling.rows import AllowedTokenRows, SamplingParamRows, SamplingRows, TokenPairs
 from sluice_server.engine.sampling.rows import PenaltyRows as PenaltyRows
-from sluice_server.kernels import ops
 from sluice_server.kernels.reference.adjust import BannedTokens, LogitAdjustments, LogitBiases, Penalties, TokenMask
 from sluice_server.kernels.reference.sampling import Rows
-from sluice_server.kernels.reference.scores import ScoreRequest, Scores
+from sluice_server.kernels.reference.scores import Scores
 
 
 class FixedRows:
@@ -68,13 +67,6 @@ class FixedRows:
             masks = self._masks
         self._changes = LogitAdjustments(masks, banned_tokens, self._biases, penalties)
         return self._changes
-
-    def score(self, raw: Tensor, ids: Tensor) -> Scores:
-        """Returns the scores of the wanted rows, of whose logits `raw` [L, V] are, if `ids` [R] are chosen."""
-        wanted = self.wanted
-        assert wanted is not None
-        own = ids[wanted.at].clamp(min=0)
-        return ops.score(raw, ScoreRequest(own, wanted.nums, wanted.rows, wanted.others, wanted.width))
 
     def read(self, scores: Scores) -> dict[int, TokenLogprob]:
         """Returns the log probabilities, by row that requested them."""

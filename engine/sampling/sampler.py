@@ -63,12 +63,13 @@ class Sampler:
                 self._fixed.clear()
             fixed = self._fixed[rows.param_rows] = FixedRows(rows.param_rows, logits.shape[1], logits.device)
         failed: dict[int, ServiceError] = {}
-        wanted = None if strategies else fixed.wanted
-        raw = logits[fixed.wanted.at] if strategies and fixed.wanted is not None else None
-        chosen = ops.choose(logits, fixed.rows(rows.position), fixed.changes(rows), wanted)
+        wanted = fixed.wanted
+        raw = logits[wanted.at] if strategies and wanted is not None else None
+        chosen = ops.choose(logits, fixed.rows(rows.position), fixed.changes(rows), None if strategies else wanted)
         if strategies:
             failed = choose_(chosen.ids, logits, rows, strategies)
-            chosen = chosen if raw is None else ChosenTokens(chosen.ids, fixed.score(raw, chosen.ids))
+            if raw is not None and wanted is not None:
+                chosen = ChosenTokens(chosen.ids, ops.score_chosen(raw, chosen.ids, wanted))
         ids: list[int] = chosen.ids.tolist()
         bad = [row for row, token in enumerate(ids) if token < 0 or row in failed]
         errors = failed

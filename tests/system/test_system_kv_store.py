@@ -1,4 +1,4 @@
-"""A store beside a service: blocks outlive the service, and the store's end under load is noticed by nobody.
+"""A store beside a service: blocks outlive the service, and the store's end under load costs no token.
 
 Long: `pytest -m long`. Stores and links are tested in `services/kvstore`.
 """

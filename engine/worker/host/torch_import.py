@@ -81,7 +81,7 @@ class _Completing(MetaPathFinder, Loader):
 
 
 def import_torch() -> None:
-    """Imports torch, if nobody has yet. Call it before there are threads.
+    """Imports torch, unless it is imported already. Call it before there are threads.
 
     Unless the environment says otherwise, torch's own threads sleep while they wait. By default they spin, which takes
     a core from the service's other processes after each of the many small operators of loading a model. The kernels

@@ -1,4 +1,4 @@
-"""The index against a radix tree of somebody else: Dynamo's, in a process of its own.
+"""The index against the radix tree of another project: Dynamo's, in a process of its own.
 
 The tree holds every block behind the one before it, so the caches here evict the ends of prefixes first. What a reader
 may believe after loss, repetition and reordering is in the books of `test_index_storm`; what prefixes engines then have
