@@ -55,7 +55,7 @@ class TranslatedRequest:
         idempotency_key: name of the generation while it is open, or "".
         detach_ttl_s: how long the generation is kept without a reader; None: it ends with its reader.
         resume: per output the ids that it continues behind (int32); empty for a new generation.
-        after_seq: sequence number behind which its deltas are numbered.
+        after_seq: sequence number of the last delta that its client has.
         adapter: name of the adapter; "" for the base.
         model: what the request calls the model, if it names the adapter so; "" otherwise.
         adapter_digest: that the adapter must have, in hex; "" for any.
@@ -74,6 +74,11 @@ class TranslatedRequest:
     adapter: str = ""
     model: str = ""
     adapter_digest: str = ""
+
+    @property
+    def numbered_after(self) -> int:
+        """Sequence number behind which its deltas are numbered: a search sends its whole answer again."""
+        return 0 if self.is_search else self.after_seq
 
     @property
     def is_search(self) -> bool:
@@ -111,8 +116,6 @@ def continuation(spec: types_pb2.GenerationSpec, priority: int, settings: Gatewa
     if settings.model.revision and spec.revision != settings.model.revision:  # a label is not exact
         raise other_revision(spec.revision, settings.model.revision)
     asked = _generation(spec, priority, settings, is_open=False)
-    if asked.is_search:
-        raise invalid("resume", "best_of and beam search answer at their end only: start the generation again")
     received: list[bytes] = [b""] * asked.num_outputs
     named: set[int] = set()
     for at, one in enumerate(spec.resume.outputs):
@@ -123,7 +126,9 @@ def continuation(spec: types_pb2.GenerationSpec, priority: int, settings: Gatewa
         received[one.output_index] = pack_checked(f"resume.outputs[{at}].token_ids", one.token_ids, settings)
     if asked.adapter and not spec.resume.adapter_digest:
         raise invalid("resume.adapter_digest", "is needed, as in Accepted: the gateway that owned it is gone")
-    resume, digest = tuple(received) if any(received) else (), spec.resume.adapter_digest
+    # A search is computed again whole: its answer depends on the seed alone, and so do the numbers of its deltas.
+    goes_on = any(received) and not asked.is_search
+    resume, digest = tuple(received) if goes_on else (), spec.resume.adapter_digest
     return dataclasses.replace(asked, resume=resume, after_seq=spec.resume.after_seq, adapter_digest=digest)
 
 

@@ -103,7 +103,7 @@ class OpenRequest:
         self.outputs = [OutputState() for _ in range(asked.num_outputs)]
         for output, received in zip(self.outputs, asked.resume, strict=False):
             output.ids.extend(unpack_ids(received))
-        self.delivery = Delivery(streams=streams, num_outputs=asked.num_outputs, last_seq=asked.after_seq)
+        self.delivery = Delivery(streams=streams, num_outputs=asked.num_outputs, last_seq=asked.numbered_after)
         self.replay = Replay(started_s, envelope.time_left_s, self.num_tokens)
         self.credit = GrantedCredit(asked.work.scheduling.credit if isinstance(asked.work, Generate) else None)
         self.accounting = Accounting(started_s, asked.reserve, gaps)

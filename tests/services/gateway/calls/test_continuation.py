@@ -4,6 +4,7 @@ import dataclasses
 from typing import Any
 
 import grpc
+import msgspec
 import pytest
 from sluice.v1 import inference_pb2, types_pb2
 
@@ -55,12 +56,28 @@ async def test_nothing_received_is_a_beginning() -> None:
         call.cancel()
 
 
+@pytest.mark.parametrize("on_disconnect", ["DISCONNECT_ACTION_CANCEL", "DISCONNECT_ACTION_DETACH"])
+async def test_a_search_is_computed_again_and_what_its_client_has_is_left_out(on_disconnect: str) -> None:
+    async with running() as rig:
+        received = [{"output_index": 0, "token_ids": [0]}]
+        sampling = {"seed": 5, "n": 2, "best_of": 3}
+        call = go_on(rig, 1, outputs=received, sampling=sampling, scheduling={"on_disconnect": on_disconnect})
+        submit = await rig.ring.next_submit()
+        assert submit.resume == ()
+        whole = text_of(submit, 0, "a", first=True, last=True)
+        rig.ring.play(whole, msgspec.structs.replace(whole, output_index=1))
+        events = [event async for event in call]
+        kinds = [event.WhichOneof("event") for event in events]
+        assert kinds == ["accepted", "output_finished", "delta", "output_finished", "finished"]
+        assert (events[2].delta.seq, events[2].delta.output_index, events[2].delta.text) == (2, 1, "a")
+        assert events[-1].finished.usage.completion_tokens == 2
+
+
 @pytest.mark.parametrize(
     ("fields", "field"),
     [
         ({"model": "other"}, "model"),
         ({"sampling": {}}, "seed"),
-        ({"sampling": {"seed": 1, "best_of": 2}}, "resume"),
         ({"credit_window": 1}, "credit_window"),
         ({"outputs": [{"output_index": 1, "token_ids": [1]}]}, "resume.outputs[0].output_index"),
         ({"outputs": [{"output_index": 0}, {"output_index": 0}]}, "resume.outputs[1].output_index"),
