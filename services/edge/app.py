@@ -45,10 +45,11 @@ def build(
         return as_json(description(routes, VERSION, settings.root_path))
 
     routes.append(EdgeRoute("/openapi.json", describe, "Describe this API", is_open=True))
+    paths = frozenset(one.path for one in routes)
     handlers: dict[Any, Callable[[Request, Any], Response]] = {
         EdgeError: lambda request, error: refusal(error),
         grpc.aio.AioRpcError: lambda request, error: refusal(from_rpc(error)),
-        HTTPException: lambda request, error: refusal(unroutable(request, error)),
+        HTTPException: lambda request, error: refusal(unroutable(request, error, paths)),
         ClientDisconnect: lambda request, error: refusal(GONE),  # for statistics only: its client is gone
         Exception: lambda request, error: refusal(BROKEN),
     }

@@ -104,6 +104,16 @@ async def test_a_prefix_of_a_proxy_may_be_stripped_or_not() -> None:
         assert (await client.get(rig.url + "/other/version")).status_code == 404
 
 
+async def test_a_base_url_without_its_end_is_told_what_it_lacks() -> None:
+    async with edge() as rig, httpx2.AsyncClient(timeout=60) as client:
+        for path, meant in (("/chat/completions", "/v1/chat/completions"), ("/v1/tokenize", "/tokenize")):
+            found = await client.post(rig.url + path, content=b"{}")
+            assert found.status_code == 404 and f"; {meant} is a path: " in found.json()["error"]["message"]
+        found = await client.post(rig.url + "/v1/v1/completions", content=b"{}")
+        assert "; /v1/completions is a path: " in found.json()["error"]["message"]
+        assert "/openapi.json lists" in (await client.get(rig.url + "/nowhere")).json()["error"]["message"]
+
+
 async def test_the_log_of_requests_has_no_query(caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.INFO)
     async with edge(http=HttpSettings(access_log=True)) as rig, httpx2.AsyncClient(timeout=60) as client:

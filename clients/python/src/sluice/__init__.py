@@ -39,6 +39,7 @@ if TYPE_CHECKING:
     from sluice.spec import GenerateOptions as GenerateOptions
     from sluice.spec import Prompt as Prompt
     from sluice.spec import chat as chat
+    from sluice.tokens import TokenSpan as TokenSpan
 
 _ERRORS = (
     "Aborted",
@@ -69,6 +70,7 @@ _HOMES = {
     "Prompt": "sluice.spec",
     "RetryPolicy": "sluice.retry",
     "Tls": "sluice.settings",
+    "TokenSpan": "sluice.tokens",
     "chat": "sluice.spec",
     **dict.fromkeys(_ERRORS, "sluice.errors"),
     **dict.fromkeys(_RANKING, "sluice.ranking"),

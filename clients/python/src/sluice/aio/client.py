@@ -1,7 +1,7 @@
 """The client for asyncio: `generate`, `stream`, `converse`, and the calls that answer once."""
 
 import time
-from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
+from collections.abc import AsyncGenerator, Callable, Sequence
 from types import TracebackType
 from typing import Self, TypeVar, Unpack
 
@@ -33,8 +33,10 @@ from sluice.ranking import (
 from sluice.retry import RetryPolicy
 from sluice.settings import Settings, Tls, channel_options, targets_of
 from sluice.spec import GenerateOptions, Prompt, build
+from sluice.tokens import TokenSpan, spans, tokenize_request
 from sluice.v1 import control_pb2, inference_pb2, types_pb2
 
+_Request = TypeVar("_Request")
 _T = TypeVar("_T")
 
 
@@ -93,12 +95,7 @@ class AsyncClient:
     ) -> Completion:
         """Returns the whole answer at once. A call whose server is lost is repeated from the beginning."""
         request = inference_pb2.GenerateRequest(spec=build(prompt, options))
-        metadata = self._settings.metadata()
-        return Completion(
-            await self._once(
-                lambda line, left: line.inference.Generate(request, timeout=left, metadata=metadata), timeout_s
-            )
-        )
+        return Completion(await self._unary(lambda line: line.inference.Generate, request, timeout_s))
 
     def stream(
         self, prompt: Prompt, *, timeout_s: float | None = None, **options: Unpack[GenerateOptions]
@@ -117,44 +114,42 @@ class AsyncClient:
 
     async def tokenize(self, prompt: str | types_pb2.Chat, *, timeout_s: float | None = None) -> list[int]:
         """Returns the token ids of a prompt."""
-        request = inference_pb2.TokenizeRequest()
-        if isinstance(prompt, str):
-            request.text = prompt
-        else:
-            request.chat.CopyFrom(prompt)
-        metadata = self._settings.metadata()
-        found = await self._once(
-            lambda line, left: line.inference.Tokenize(request, timeout=left, metadata=metadata), timeout_s
-        )
+        request = tokenize_request(prompt)
+        found = await self._unary(lambda line: line.inference.Tokenize, request, timeout_s)
         return [token.id for token in found.tokens]
+
+    async def count_tokens(self, prompt: str | types_pb2.Chat, *, timeout_s: float | None = None) -> int:
+        """Returns the number of a prompt's tokens."""
+        request = tokenize_request(prompt, count_only=True)
+        found = await self._unary(lambda line: line.inference.Tokenize, request, timeout_s)
+        return found.num_tokens
+
+    async def token_spans(self, prompt: str | types_pb2.Chat, *, timeout_s: float | None = None) -> list[TokenSpan]:
+        """Returns the tokens of a prompt with the place of each in its text; of a chat, in what its template makes."""
+        request = tokenize_request(prompt, offsets=True)
+        found = await self._unary(lambda line: line.inference.Tokenize, request, timeout_s)
+        return spans(found)
 
     async def detokenize(self, token_ids: Sequence[int], *, timeout_s: float | None = None) -> str:
         """Returns the text of token ids."""
         request = inference_pb2.DetokenizeRequest(token_ids=token_ids)
-        metadata = self._settings.metadata()
-        found = await self._once(
-            lambda line, left: line.inference.Detokenize(request, timeout=left, metadata=metadata), timeout_s
-        )
+        found = await self._unary(lambda line: line.inference.Detokenize, request, timeout_s)
         return found.text
 
     async def embed(
         self, inputs: Input | Sequence[Input], *, timeout_s: float | None = None, **options: Unpack[EmbedOptions]
     ) -> Embeddings:
         """Returns a vector for each input, in order; `inputs` are texts or lists of token ids, or one of them."""
-        request, metadata = embed_request(inputs, options), self._settings.metadata()
-        found = await self._once(
-            lambda line, left: line.inference.Embed(request, timeout=left, metadata=metadata), timeout_s
-        )
+        request = embed_request(inputs, options)
+        found = await self._unary(lambda line: line.inference.Embed, request, timeout_s)
         return Embeddings(found)
 
     async def classify(
         self, inputs: Input | Sequence[Input], *, timeout_s: float | None = None, **options: Unpack[ClassifyOptions]
     ) -> Classifications:
         """Returns the scores of all classes for each input, in order; `inputs` as in `embed`."""
-        request, metadata = classify_request(inputs, options), self._settings.metadata()
-        found = await self._once(
-            lambda line, left: line.inference.Classify(request, timeout=left, metadata=metadata), timeout_s
-        )
+        request = classify_request(inputs, options)
+        found = await self._unary(lambda line: line.inference.Classify, request, timeout_s)
         return Classifications(found)
 
     async def rerank(
@@ -166,28 +161,22 @@ class AsyncClient:
         **options: Unpack[RerankOptions],
     ) -> Ranking:
         """Returns the documents that answer the query best, the best first; `top_n` of them, or all."""
-        request, metadata = rerank_request(query, documents, options), self._settings.metadata()
-        found = await self._once(
-            lambda line, left: line.inference.Rerank(request, timeout=left, metadata=metadata), timeout_s
-        )
+        request = rerank_request(query, documents, options)
+        found = await self._unary(lambda line: line.inference.Rerank, request, timeout_s)
         return Ranking(found)
 
     async def score(
         self, pairs: Sequence[Pair], *, timeout_s: float | None = None, **options: Unpack[ScoreOptions]
     ) -> Scores:
         """Returns how well the two texts of each pair go together, in order."""
-        request, metadata = score_request(pairs, options), self._settings.metadata()
-        found = await self._once(
-            lambda line, left: line.inference.Score(request, timeout=left, metadata=metadata), timeout_s
-        )
+        request = score_request(pairs, options)
+        found = await self._unary(lambda line: line.inference.Score, request, timeout_s)
         return Scores(found)
 
     async def models(self, *, timeout_s: float | None = None) -> list[control_pb2.Model]:
         """Returns the models that the server has."""
-        request, metadata = control_pb2.ListModelsRequest(), self._settings.metadata()
-        found = await self._once(
-            lambda line, left: line.control.ListModels(request, timeout=left, metadata=metadata), timeout_s
-        )
+        request = control_pb2.ListModelsRequest()
+        found = await self._unary(lambda line: line.control.ListModels, request, timeout_s)
         return list(found.models)
 
     async def load_adapter(
@@ -199,31 +188,22 @@ class AsyncClient:
         **options: Unpack[LoadAdapterOptions],
     ) -> control_pb2.Adapter:
         """Loads an adapter from the server's folder of adapters, and names it. `path`: default: as its name."""
-        request, metadata = load_request(name, path, options), self._settings.metadata()
-        found = await self._once(
-            lambda line, left: line.control.LoadAdapter(request, timeout=left, metadata=metadata), timeout_s
-        )
+        request = load_request(name, path, options)
+        found = await self._unary(lambda line: line.control.LoadAdapter, request, timeout_s)
         return found.adapter
 
     async def unload_adapter(self, name: str, *, grace_s: float | None = None, timeout_s: float | None = None) -> None:
         """Takes an adapter's name away. Its generations may continue for `grace_s` seconds, or until they end."""
-        request, metadata = unload_request(name, grace_s), self._settings.metadata()
-        await self._once(
-            lambda line, left: line.control.UnloadAdapter(request, timeout=left, metadata=metadata), timeout_s
-        )
+        request = unload_request(name, grace_s)
+        await self._unary(lambda line: line.control.UnloadAdapter, request, timeout_s)
 
     async def adapters(self, *, timeout_s: float | None = None) -> list[control_pb2.Adapter]:
         """Returns the adapters that are loaded, by name."""
         found: list[control_pb2.Adapter] = []
-        token, metadata = "", self._settings.metadata()
+        token = ""
         while True:
             request = control_pb2.ListAdaptersRequest(page_size=MAX_PAGE, page_token=token)
-            page = await self._once(
-                lambda line, left, request=request: line.control.ListAdapters(  # type: ignore[misc] # bound now
-                    request, timeout=left, metadata=metadata
-                ),
-                timeout_s,
-            )
+            page = await self._unary(lambda line: line.control.ListAdapters, request, timeout_s)
             found += page.adapters
             token = page.next_page_token
             if not token:
@@ -231,10 +211,8 @@ class AsyncClient:
 
     async def server_info(self, *, timeout_s: float | None = None) -> control_pb2.GetServerInfoResponse:
         """Returns version, features and limits of the server."""
-        request, metadata = control_pb2.GetServerInfoRequest(), self._settings.metadata()
-        return await self._once(
-            lambda line, left: line.control.GetServerInfo(request, timeout=left, metadata=metadata), timeout_s
-        )
+        request = control_pb2.GetServerInfoRequest()
+        return await self._unary(lambda line: line.control.GetServerInfo, request, timeout_s)
 
     async def watch_load(self, interval_s: float = 1.0) -> AsyncGenerator[control_pb2.Load, None]:
         """Yields the load of a gateway every `interval_s` seconds until the loop is left."""
@@ -307,8 +285,18 @@ class AsyncClient:
             call.cancel()
             self._pool.release(lease)
 
-    async def _once(self, ask: Callable[[AsyncLine, float | None], Awaitable[_T]], timeout_s: float | None) -> _T:
-        return await once(self._pool, self._attempts(timeout_s, None), ask)
+    async def _unary(
+        self,
+        method: "Callable[[AsyncLine], grpc.aio.UnaryUnaryMultiCallable[_Request, _T]]",
+        request: _Request,
+        timeout_s: float | None,
+    ) -> _T:
+        metadata = self._settings.metadata()
+        return await once(
+            self._pool,
+            self._attempts(timeout_s, None),
+            lambda line, left: method(line)(request, timeout=left, metadata=metadata),
+        )
 
     def _watch(self) -> None:
         if self._pool.num_targets > 1:
