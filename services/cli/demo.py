@@ -132,7 +132,7 @@ def _stream(console: "Console", address: str, trace_id: str, spec: "types_pb2.Ge
 
 def _memory(console: "Console", supervisor: int) -> None:
     """Print what the processes take."""
-    from sluice_server.services.cli.process_memory import ring_memory
+    from sluice_server.services.process.process_memory import ring_memory
 
     found = ring_memory(supervisor)
     parts = ", ".join(f"{name} {num / 2**20:.0f}" for name, num in sorted(found.items()))

@@ -8,6 +8,7 @@ import asyncio
 import dataclasses
 import itertools
 from collections.abc import AsyncGenerator, Callable, Collection, Set
+from typing import Protocol
 
 from sluice_server.engine.errors import ServiceError, stage_lost
 from sluice_server.services.gateway.contract.errors import not_found
@@ -24,6 +25,13 @@ from sluice_server.services.messages.control import (
 )
 
 PATIENCE_S = 60.0  # for an answer, beyond the time that the work itself takes: a step may be long
+
+
+class CarriesOut(Protocol):
+    """What has processes carry out work."""
+
+    def carry_out(self, target: str, work: Work, takes_s: float) -> AsyncGenerator[Progress, None]:
+        """Yields the answers of a process to work that takes so many seconds. Raises ServiceError."""
 
 
 @dataclasses.dataclass(slots=True)
@@ -43,21 +51,21 @@ class RemoteOperations:
         """`processes`: ids of all processes of the ring."""
         self._gateway_id = gateway_id
         self._epoch = epoch
-        self._processes = frozenset(processes) | {gateway_id}
+        self.processes = frozenset(processes) | {gateway_id}
         self._emit = emit
         self._numbers = itertools.count(1)
         self._open: dict[int, _Open] = {}
 
     def change_engines(self, left: Set[str], engines: Set[str]) -> None:
         """Takes these engines for those of the ring; the operations of those that left fail."""
-        self._processes = (self._processes - left) | engines
+        self.processes = (self.processes - left) | engines
         if left:
             self.lost(left)
 
     def check(self, process: str) -> None:
         """Raises ServiceError PROCESS_NOT_FOUND for a process that is not one of the ring."""
-        if process not in self._processes:
-            raise not_found("process", process, f"this service has {', '.join(sorted(self._processes))}")
+        if process not in self.processes:
+            raise not_found("process", process, f"this service has {', '.join(sorted(self.processes))}")
 
     async def carry_out(self, target: str, work: Work, takes_s: float) -> AsyncGenerator[Progress, None]:
         """Yields the answers of a process to work that takes so many seconds. Raises ServiceError."""

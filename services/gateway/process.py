@@ -22,6 +22,7 @@ from sluice_server.services.gateway.access.tls_files import files_of
 from sluice_server.services.gateway.connections.memory import share_one_heap
 from sluice_server.services.gateway.gateway import Gateway
 from sluice_server.services.gateway.model import model_info
+from sluice_server.services.gateway.models.lane import Lane, Ring
 from sluice_server.services.gateway.requests.fetching import ImageFetches
 from sluice_server.services.gateway.settings import GatewaySettings, ModelInfo
 from sluice_server.services.media.fetch_workers import FetchWorkers
@@ -42,6 +43,7 @@ from sluice_server.version import VERSION
 logger = logging.getLogger(__name__)
 
 IPC = "ipc://"
+FIRST = "m0"  # the lane of the model that the settings name
 FETCHES = 2  # images that are fetched at once
 OTHER_FILES = 256  # reserved for the ring, logs and files that are read again
 
@@ -53,34 +55,34 @@ async def run(process: Process) -> int:
     config, ring = process.config, process.ring
     log = RequestLog(is_on=config.log_requests, shows_prompts=config.log_prompts)
     observer = GatewayObserver(process.tracer, process.metrics, lambda envelope: ring.emit(KeepTrace(envelope)), log)
-    gateway = Gateway(
-        settings_of(process),
-        ring.emit,
-        observer,
-        lost_frames=lambda: ring.inbox.counts["lost"],
-        read_model=lambda revision: read_model(process, revision),
+    settings = settings_of(process)
+    gateway = Gateway(settings, observer)
+    lane = gateway.open(
+        FIRST,
+        settings,
+        Ring(ring.emit, lambda: ring.inbox.counts["lost"], lambda revision: read_model(process, revision)),
     )
     with contextlib.ExitStack() as closing:
         _fetch_images(gateway, hosts_of(config.media_from), closing)
-        return await _serve(process, gateway)
+        return await _serve(process, gateway, lane)
 
 
-async def _serve(process: Process, gateway: Gateway) -> int:
+async def _serve(process: Process, gateway: Gateway, lane: Lane) -> int:
     config, ring = process.config, process.ring
-    gateway.on_serving = lambda port: say_serving(
-        ring.process_id, bound(config.listen, port), gateway.manager.settings.model.revision
+    lane.on_serving = lambda: say_serving(
+        ring.process_id, bound(config.listen, gateway.port), lane.manager.settings.model.revision
     )
-    gateway.on_engines = lambda serving, drained: say_engines(ring.process_id, serving, drained)
-    gateway.change_engines(process.engines.value)  # some may be draining
-    process.on_engines.append(gateway.change_engines)
+    lane.on_engines = lambda serving, drained: say_engines(ring.process_id, serving, drained)
+    lane.change_engines(process.engines.value)  # some may be draining
+    process.on_engines.append(lane.change_engines)
     loop = asyncio.get_running_loop()
-    loop.add_signal_handler(signal.SIGUSR1, lambda: gateway.lost(absent_of(config)))
-    loop.add_signal_handler(signal.SIGUSR2, lambda: gateway.lost(absent_of(config), planned=True))
+    loop.add_signal_handler(signal.SIGUSR1, lambda: lane.lost(absent_of(config)))
+    loop.add_signal_handler(signal.SIGUSR2, lambda: lane.lost(absent_of(config), planned=True))
     loop.add_signal_handler(signal.SIGQUIT, lambda: end_at_once(gateway, process.stopping))
     if process.memory is not None:
         watch = process.memory
         gateway.memory_level = lambda: watch.level
-    process.start(gateway)
+    process.start(lane)
     process.metrics.collect_from(lambda: figures(gateway))
     await gateway.start()
     await process.stopping.wait()
@@ -96,7 +98,7 @@ def _fetch_images(gateway: Gateway, hosts: frozenset[str], closing: contextlib.E
     executor = ThreadPoolExecutor(FETCHES, thread_name_prefix="fetch")
     closing.callback(executor.shutdown, cancel_futures=True)
     on_loop = asyncio.get_running_loop().call_soon_threadsafe
-    gateway.manager.fetches = ImageFetches(workers.fetch, executor, on_loop)
+    gateway.books.fetches = ImageFetches(workers.fetch, executor, on_loop)
 
 
 def absent_of(config: ServiceConfig) -> frozenset[str]:
@@ -107,19 +109,22 @@ def absent_of(config: ServiceConfig) -> frozenset[str]:
 def end_at_once(gateway: Gateway, stopping: asyncio.Event) -> None:
     """Ends open requests as UNAVAILABLE at once (SIGQUIT: the service ends and cannot finish anything). Clients get a
     status with a message, not a broken connection."""
-    gateway.manager.drain()
-    gateway.manager.fail_all(stage_lost("serving"))
+    gateway.end_all(stage_lost("serving"))
     stopping.set()
 
 
 def figures(gateway: Gateway) -> list[MetricSample]:
     """Returns the metrics that the gateway itself measures: open requests, reserved tokens, gaps between tokens."""
-    manager = gateway.manager
+    managers = [lane.manager for lane in gateway.models]
     return [
-        MetricSample(catalogue.OPEN, len(manager.requests)),
-        MetricSample(catalogue.RESERVED, manager.admission.num_tokens),
-        MetricSample(catalogue.GAP, manager.gaps.snapshot()),
-        *[MetricSample(catalogue.ROUTED, num, way) for way, num in list(manager.engines.routed.items())],
+        MetricSample(catalogue.OPEN, sum(len(one.requests) for one in managers)),
+        MetricSample(catalogue.RESERVED, gateway.books.admission.num_tokens),
+        MetricSample(catalogue.GAP, gateway.books.gaps.snapshot()),
+        *[
+            MetricSample(catalogue.ROUTED, num, way)
+            for one in managers
+            for way, num in list(one.engines.routed.items())
+        ],
     ]
 
 

@@ -32,6 +32,7 @@ class ModelInfo:
         tokenizer: the files that its tokenizer is read from.
         labels: of its classification head; None without one.
         instruction: the first turn of what a model reads that answers with a word; "" for none.
+        aliases: other names that requests may give it.
     """
 
     id: str
@@ -49,6 +50,11 @@ class ModelInfo:
     tokenizer: TokenizerFiles = NO_FILES
     labels: LabelsConfig | None = None
     instruction: str = ""
+    aliases: frozenset[str] = frozenset()
+
+    def is_named(self, name: str) -> bool:
+        """Whether requests may give it this name."""
+        return name == self.id or name in self.aliases
 
 
 @dataclasses.dataclass(frozen=True, slots=True)

@@ -17,6 +17,7 @@ from sluice_server.services.faults import fault
 from sluice_server.services.gateway.access.call import CallMetadata
 from sluice_server.services.gateway.access.quota import Quotas, TenantLimits
 from sluice_server.services.gateway.contract.translate import TranslatedRequest
+from sluice_server.services.gateway.requests.books import Books
 from sluice_server.services.gateway.requests.manager import RequestManager
 from sluice_server.services.gateway.requests.open_request import OpenRequest
 from sluice_server.services.messages.messages import Envelope, Failed, Grant, Message, Preempted, Result, Text
@@ -50,7 +51,7 @@ class Pipeline:
             lambda message: self._mail.append((self._tokenizer.handle, message)),
             Unobserved(),
             time.monotonic,
-            Quotas(lambda tenant: TenantLimits(), 1),
+            Books(loaded.gateway, Quotas(lambda tenant: TenantLimits(), 1), time.monotonic),
         )
         self._manager.refusal = None
         self._tokenizer = TokenizerStage(
@@ -72,7 +73,7 @@ class Pipeline:
     @property
     def num_open(self) -> int:
         """The number of open requests."""
-        return self._manager.num_open
+        return self._manager.books.admission.num_requests
 
     def open(self, asked: TranslatedRequest, opened: list[OpenRequest]) -> None:
         """Opens a request, adds it to `opened`, and encodes its prompt unless a constraint must be compiled first.
@@ -140,7 +141,7 @@ class Pipeline:
         if isinstance(message, Text | Failed | Result | Preempted):
             self._manager.handle(message)
         elif isinstance(message, Grant):
-            self._manager.take_back(message)
+            self._manager.changes.take_back(message)
 
     @contextlib.contextmanager
     def _whole(self) -> Iterator[None]:

@@ -20,7 +20,7 @@ def script(rig: Rig, submit: Submit) -> None:
     assert isinstance(submit.work, Embed)
     num = len(submit.work.inputs)
     vectors = tuple(struct.pack("<2f", at, submit.work.options.dimensions) for at in range(num))
-    rig.gateway.handle(Result(submit.envelope, Embedded(vectors, (3,) * num, 1, Timings())))
+    rig.lane.handle(Result(submit.envelope, Embedded(vectors, (3,) * num, 1, Timings())))
 
 
 async def test_both_clients_get_the_vectors_in_order() -> None:

@@ -22,7 +22,7 @@ def answering(rig: Rig) -> None:
         assert isinstance(work, Tokenize)
         starts, ends = (pack_ids([0, 1]), pack_ids([1, 2])) if work.offsets else (b"", b"")
         whole = Tokenized(pack_ids([5, 6]), {5: b"a", 6: b"b"}, starts=starts, ends=ends)
-        rig.gateway.handle(Result(submit.envelope, Tokenized(b"", {}, num_tokens=2) if work.count_only else whole))
+        rig.lane.handle(Result(submit.envelope, Tokenized(b"", {}, num_tokens=2) if work.count_only else whole))
 
     rig.ring.script = answer
 

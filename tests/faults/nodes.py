@@ -24,6 +24,7 @@ from sluice_server.services.detokenizer.stage import DetokenizerStage
 from sluice_server.services.engine.stage import EngineStage, RingMembership
 from sluice_server.services.gateway.access.quota import Quotas, TenantLimits
 from sluice_server.services.gateway.recovery.watch import RingWatch, WatchInputs
+from sluice_server.services.gateway.requests.books import Books
 from sluice_server.services.gateway.requests.manager import RequestManager
 from sluice_server.services.gateway.settings import GatewaySettings, ModelInfo
 from sluice_server.services.messages.messages import Grant, Message
@@ -160,7 +161,7 @@ class Front:
         )
         observer = Counted(world)
         quotas = Quotas(lambda tenant: TenantLimits(), 1)
-        self.manager = RequestManager(settings, node.emit, observer, world.clock, quotas)
+        self.manager = RequestManager(settings, node.emit, observer, world.clock, Books(settings, quotas, world.clock))
         self.manager.new_id = lambda: f"{world.rng.getrandbits(128):032x}"
         inputs = WatchInputs(lambda: 0.01, lambda: node.receipts.counts["lost"], lambda revision: None, lambda: None)
         self.watch = RingWatch(self.manager, settings, node.emit, world.clock, inputs)
@@ -170,7 +171,7 @@ class Front:
         if isinstance(message, Probe):
             self.watch.returned(message)
         elif isinstance(message, Grant):
-            self.manager.take_back(message)
+            self.manager.changes.take_back(message)
         elif isinstance(message, Report | CacheChanges):
             if isinstance(message, Report):
                 self.manager.engines.learn(message.engine_id, message.role)

@@ -224,11 +224,11 @@ class World:
             return
         is_closed = any(isinstance(change, CloseInput) for change in request.replay.changes)
         if client.pieces:
-            manager.change(request, Append(request.envelope, TokenPrompt(pack_ids(client.pieces.pop(0)))))
+            manager.changes.change(request, Append(request.envelope, TokenPrompt(pack_ids(client.pieces.pop(0)))))
         elif work.scheduling.is_open and not is_closed:
-            manager.change(request, CloseInput(request.envelope))
+            manager.changes.change(request, CloseInput(request.envelope))
         if request.is_spent:
-            manager.grant(request, 2)
+            manager.changes.grant(request, 2)
 
     def take(self, client: Client) -> None:
         """Takes what has arrived for a client, and its end."""

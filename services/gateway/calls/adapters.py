@@ -1,6 +1,7 @@
 """The handlers of ControlService for adapters: load, unload, list."""
 
 import asyncio
+from typing import Protocol
 
 from sluice.v1 import control_pb2
 
@@ -11,6 +12,7 @@ from sluice_server.services.gateway.access.metadata import Context
 from sluice_server.services.gateway.adapters.loads import MAX_PATH_BYTES, Adapters, Answer, check_name, unknown
 from sluice_server.services.gateway.calls.refusal import refuse
 from sluice_server.services.gateway.contract.durations import to_seconds
+from sluice_server.services.gateway.models.registry import Models, Served
 from sluice_server.services.gateway.requests.manager import RequestManager
 from sluice_server.services.messages.details import AdapterState
 from sluice_server.services.messages.work import LoadAdapter
@@ -24,7 +26,7 @@ Residency = control_pb2.AdapterResidency
 
 
 class AdapterHandlers:
-    """The handlers of one gateway."""
+    """The handlers of the adapters of one model."""
 
     def __init__(self, manager: RequestManager, adapters: Adapters) -> None:
         self._manager = manager
@@ -33,6 +35,14 @@ class AdapterHandlers:
     def names(self, tenant: str) -> list[str]:
         """Returns the names of the adapters that a tenant may use."""
         return [name for name in self._adapters.registry.names() if self._adapters.allows(tenant, name)]
+
+    def is_known(self, name: str) -> bool:
+        """Whether the name has an adapter, or is about to."""
+        return self._adapters.is_known(name)
+
+    def states(self, tenant: str) -> list[AdapterState]:
+        """Returns the adapters that a tenant may use, by name."""
+        return [one for name in self.names(tenant) if (one := self._adapters.registry.get(name)) is not None]
 
     def of_engine(self, engine: str) -> list[control_pb2.AdapterLoad]:
         """Returns where the adapters of an engine are."""
@@ -53,7 +63,7 @@ class AdapterHandlers:
             await refuse(context, error)
             raise
         assert isinstance(found, AdapterState)
-        return control_pb2.LoadAdapterResponse(adapter=self._described(found))
+        return control_pb2.LoadAdapterResponse(adapter=self.described(found))
 
     async def unload(
         self, request: control_pb2.UnloadAdapterRequest, context: Context
@@ -78,19 +88,6 @@ class AdapterHandlers:
             raise
         return control_pb2.UnloadAdapterResponse()
 
-    async def list(
-        self, request: control_pb2.ListAdaptersRequest, context: Context
-    ) -> control_pb2.ListAdaptersResponse:
-        """ListAdapters: a page of the adapters that the caller's tenant may use."""
-        size = request.page_size if request.HasField("page_size") else DEFAULT_PAGE
-        if not 1 <= size <= MAX_PAGE:
-            await refuse(context, invalid("page_size", f"{size} is not in [1, {MAX_PAGE}]"))
-        after = request.page_token
-        names = [name for name in self.names(CALLER.get().tenant) if name > after]
-        states = [one for name in names[:size] if (one := self._adapters.registry.get(name)) is not None]
-        token = names[size - 1] if len(names) > size else ""
-        return control_pb2.ListAdaptersResponse(adapters=map(self._described, states), next_page_token=token)
-
     def _work(self, request: control_pb2.LoadAdapterRequest) -> LoadAdapter:
         settings = self._manager.settings
         check_takes_adapters(settings.limits)
@@ -108,7 +105,8 @@ class AdapterHandlers:
         if not self._manager.engines.is_any_serving and self._manager.refusal is not None:
             raise self._manager.refusal.with_traceback(None)
 
-    def _described(self, state: AdapterState) -> control_pb2.Adapter:
+    def described(self, state: AdapterState) -> control_pb2.Adapter:
+        """Returns the description of an adapter."""
         nearest = self._adapters.registry.nearest(state.name)
         return control_pb2.Adapter(
             name=state.name,
@@ -122,6 +120,58 @@ class AdapterHandlers:
             open_requests=self._adapters.num_open(state.digest),
             path=state.path,
         )
+
+
+class Adapted(Served, Protocol):
+    """A model, and the handlers of its adapters."""
+
+    @property
+    def named_adapters(self) -> AdapterHandlers:
+        """The handlers."""
+
+
+class AdapterCalls:
+    """The handlers of one gateway."""
+
+    def __init__(self, models: Models[Adapted]) -> None:
+        self._models = models
+
+    async def load(self, request: control_pb2.LoadAdapterRequest, context: Context) -> control_pb2.LoadAdapterResponse:
+        """LoadAdapter: loads into the engines of `base_model`."""
+        base = self._models.of(request.base_model)
+        return await (base or await self._first(context)).named_adapters.load(request, context)
+
+    async def unload(
+        self, request: control_pb2.UnloadAdapterRequest, context: Context
+    ) -> control_pb2.UnloadAdapterResponse:
+        """UnloadAdapter: unloads from the engines of the model that has it."""
+        base = next((one for one in self._models if one.named_adapters.is_known(request.adapter)), None)
+        return await (base or await self._first(context)).named_adapters.unload(request, context)
+
+    async def list(
+        self, request: control_pb2.ListAdaptersRequest, context: Context
+    ) -> control_pb2.ListAdaptersResponse:
+        """ListAdapters: a page of the adapters that the caller's tenant may use, of all models. Those of one name are
+        on one page, where it is large enough."""
+        size = request.page_size if request.HasField("page_size") else DEFAULT_PAGE
+        if not 1 <= size <= MAX_PAGE:
+            await refuse(context, invalid("page_size", f"{size} is not in [1, {MAX_PAGE}]"))
+        tenant, after = CALLER.get().tenant, request.page_token
+        pairs = [(state, one.named_adapters) for one in self._models for state in one.named_adapters.states(tenant)]
+        left = sorted((pair for pair in pairs if pair[0].name > after), key=lambda pair: pair[0].name)
+        end = size
+        while 1 < end < len(left) and left[end][0].name == left[end - 1][0].name:
+            end -= 1
+        token = left[end - 1][0].name if len(left) > end else ""
+        found = [handlers.described(state) for state, handlers in left[:end]]
+        return control_pb2.ListAdaptersResponse(adapters=found, next_page_token=token)
+
+    async def _first(self, context: Context) -> Adapted:
+        try:
+            return self._models.first
+        except ServiceError as error:
+            await refuse(context, error)
+            raise
 
 
 def _where(in_slot: bool, in_host: bool) -> "Residency.ValueType":  # of one adapter

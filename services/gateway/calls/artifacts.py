@@ -1,4 +1,4 @@
-"""The handlers of ControlService that stream what gateways in front need: the tokenizer's files, and cache events."""
+"""Streams what gateways in front need of a model: the tokenizer's files, and cache events."""
 
 import asyncio
 import contextlib
@@ -10,7 +10,6 @@ from sluice_server.engine.errors import ServiceError, unsupported
 from sluice_server.services.gateway.access.metadata import Context
 from sluice_server.services.gateway.cache_events import CacheBatch, CacheEvents
 from sluice_server.services.gateway.calls.refusal import refuse
-from sluice_server.services.gateway.contract.errors import not_found
 from sluice_server.services.gateway.requests.manager import RequestManager
 from sluice_server.services.messages.work import ints
 
@@ -18,23 +17,12 @@ LONG_S = 3600.0  # between two looks for news
 
 
 class Artifacts:
-    """The tokenizer's files and the cache events of one gateway, for every protocol."""
+    """The tokenizer's files and the cache events of one model, for every protocol."""
 
     def __init__(self, manager: RequestManager, events: CacheEvents) -> None:
         self.events = events
         self._manager = manager
         self._archiving = asyncio.Lock()  # one archive is in memory at a time
-
-    async def get_tokenizer(self, request: control_pb2.GetTokenizerRequest, context: Context) -> None:
-        """GetTokenizer: writes the files as a zip in chunks; NOT_FOUND for any model but the one that is served."""
-        known = self._manager.settings.model.id
-        if request.model != known:
-            await refuse(context, not_found("model", request.model, f"this server serves {known!r}"))
-
-        async def write(data: bytes, digest: str) -> None:
-            await context.write(control_pb2.GetTokenizerResponse(data=data, sha256=digest))
-
-        await self.write_tokenizer(context, write)
 
     async def write_tokenizer(self, context: Context, write: Callable[[bytes, str], Awaitable[None]]) -> None:
         """Passes each chunk of the files to `write`, the last one with the digest, "" with the others."""

@@ -9,7 +9,7 @@ from sluice.v1 import control_pb2
 from sluice_server.engine.errors import ServiceError, invalid
 from sluice_server.services.gateway.access.metadata import Context
 from sluice_server.services.gateway.calls.refusal import refuse
-from sluice_server.services.gateway.operations import RemoteOperations
+from sluice_server.services.gateway.operations import CarriesOut
 from sluice_server.services.messages.control import CacheCleared, CacheResized, ClearCache, ResizeCache
 
 RESIZE_S = 60.0  # between two reports, at most
@@ -19,7 +19,7 @@ MAX_TENANT_BYTES = 256
 class CacheCalls:
     """The handlers. `engines` returns the ids of those that the service has."""
 
-    def __init__(self, operations: RemoteOperations, engines: Callable[[], Collection[str]]) -> None:
+    def __init__(self, operations: CarriesOut, engines: Callable[[], Collection[str]]) -> None:
         self._operations = operations
         self._engines = engines
 

@@ -129,7 +129,7 @@ class Inference:
             return self._service.classify(call, request)
 
         async def body(reader: RequestReader) -> bytes:
-            value, labels = await reader.outcome(), self._service.labels
+            value, labels = await reader.outcome(), self._service.labels_of(reader)
             assert isinstance(value, Embedded) and labels is not None
             return await self._joined(classes.classified(reader.request, value, labels))
 
@@ -142,7 +142,7 @@ class Inference:
             return self._service.rerank(call, request)
 
         async def body(reader: RequestReader) -> inference_pb2.RerankResponse:
-            value, labels = await reader.outcome(), self._service.labels
+            value, labels = await reader.outcome(), self._service.labels_of(reader)
             assert isinstance(value, Embedded) and labels is not None
             return classes.ranked(reader.request, value, labels, request.top_n or None)
 
@@ -155,7 +155,7 @@ class Inference:
             return self._service.score(call, request)
 
         async def body(reader: RequestReader) -> inference_pb2.ScoreResponse:
-            value, labels = await reader.outcome(), self._service.labels
+            value, labels = await reader.outcome(), self._service.labels_of(reader)
             assert isinstance(value, Embedded) and labels is not None
             return classes.scored(reader.request, value, labels)
 

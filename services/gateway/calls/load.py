@@ -1,11 +1,12 @@
 """The load of this gateway and of the engines behind it: open requests, and the latest report of each engine."""
 
 import dataclasses
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator, Sequence
 
 from sluice.v1 import control_pb2
 
 from sluice_server.services.gateway.contract.durations import to_duration
+from sluice_server.services.gateway.requests.books import Books
 from sluice_server.services.gateway.requests.engines import Engines
 from sluice_server.services.gateway.requests.manager import RequestManager
 from sluice_server.services.gateway.requests.open_request import OpenRequest
@@ -82,19 +83,32 @@ class Loads:
         load.routed.update({str(reason): num for (engine, reason), num in engines.routed.items() if engine == name})
         return load
 
+    def of_engines(self) -> list[control_pb2.EngineLoad]:
+        """Returns the load of each engine as it last reported it."""
+        now_s = self._manager.clock()
+        return [self._engine_load(one, now_s) for _, one in sorted(self._heard.items())]
+
+    def requests(self) -> Iterator[OpenRequest]:
+        """Returns the open requests."""
+        return iter(self._manager.requests)
+
     def now(self) -> control_pb2.Load:
-        """Returns the present load as a message of the contract."""
-        admission, now_s = self._manager.admission, self._manager.clock()
-        heard = sorted(self._heard.items())
-        return control_pb2.Load(
-            open_requests=admission.num_requests,
-            max_open_requests=admission.max_requests,
-            reserved_tokens=admission.num_tokens,
-            max_reserved_tokens=admission.max_tokens,
-            engines=[self._engine_load(one, now_s) for _, one in heard],
-            tenants=tenants_of(self._manager.requests),
-            memory_level=MEMORY_LEVELS[self.own_level()],
-        )
+        """Returns the present load of a gateway with this model alone."""
+        return whole_load(self._manager.books, [self])
+
+
+def whole_load(books: Books, loads: Sequence[Loads]) -> control_pb2.Load:
+    """Returns the present load of a gateway with these models as a message of the contract."""
+    admission = books.admission
+    return control_pb2.Load(
+        open_requests=admission.num_requests,
+        max_open_requests=admission.max_requests,
+        reserved_tokens=admission.num_tokens,
+        max_reserved_tokens=admission.max_tokens,
+        engines=[engine for one in loads for engine in one.of_engines()],
+        tenants=tenants_of(request for one in loads for request in one.requests()),
+        memory_level=MEMORY_LEVELS[max((one.own_level() for one in loads), default=Level.OK)],
+    )
 
 
 def tenants_of(requests: Iterable[OpenRequest]) -> list[control_pb2.TenantLoad]:

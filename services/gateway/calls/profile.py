@@ -9,7 +9,7 @@ from sluice_server.engine.errors import ServiceError, invalid
 from sluice_server.services.gateway.access.metadata import Context
 from sluice_server.services.gateway.calls.refusal import refuse
 from sluice_server.services.gateway.contract.durations import to_duration, to_seconds
-from sluice_server.services.gateway.operations import RemoteOperations
+from sluice_server.services.gateway.operations import CarriesOut
 from sluice_server.services.messages.control import Chunk, Profile, ProfileKind, Progress, Recorded, Recording
 
 MAX_S = 60.0
@@ -30,7 +30,7 @@ KINDS = {
 class ProfileCalls:
     """The handler. `first_engine` returns the process that is recorded where a request names none."""
 
-    def __init__(self, operations: RemoteOperations, first_engine: Callable[[], str]) -> None:
+    def __init__(self, operations: CarriesOut, first_engine: Callable[[], str]) -> None:
         self._operations = operations
         self._first_engine = first_engine
 

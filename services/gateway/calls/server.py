@@ -190,8 +190,8 @@ def control_table(control: Control, profiles: ProfileCalls, caches: CacheCalls) 
         "Profile": profiles.profile,
         "ResizeCache": caches.resize_cache,
         "ClearCache": caches.clear_cache,
-        "GetTokenizer": control.artifacts.get_tokenizer,
-        "SubscribeKvEvents": control.artifacts.subscribe_kv_events,
+        "GetTokenizer": control.get_tokenizer,
+        "SubscribeKvEvents": control.subscribe_kv_events,
     }
 
 

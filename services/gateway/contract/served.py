@@ -26,7 +26,7 @@ def adapter_of(spec: types_pb2.GenerationSpec, settings: GatewaySettings) -> str
     model, named = settings.model, spec.adapter
     if named:
         check_takes_adapters(settings.limits)
-    if not spec.HasField("model") or spec.model == model.id or not settings.limits.max_adapters:
+    if not spec.HasField("model") or model.is_named(spec.model) or not settings.limits.max_adapters:
         check_model(spec, model)
         return named
     check_revision(spec, model)
@@ -38,7 +38,7 @@ def adapter_of(spec: types_pb2.GenerationSpec, settings: GatewaySettings) -> str
 
 def check_model(request: OfModel, model: ModelInfo) -> None:
     """Raises `ServiceError` unless the request names the model and revision that are served, or none."""
-    if request.HasField("model") and request.model != model.id:
+    if request.HasField("model") and not model.is_named(request.model):
         raise not_found("model", request.model, f"this server serves {model.id!r}")
     check_revision(request, model)
 

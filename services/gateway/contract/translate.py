@@ -209,7 +209,7 @@ def _generation(
         idempotency_key=sampling.idempotency_key(spec),
         detach_ttl_s=detach_ttl_s,
         adapter=adapter,
-        model=spec.model if adapter and spec.model != settings.model.id else "",
+        model=spec.model if adapter and not settings.model.is_named(spec.model) else "",
     )
 
 

@@ -16,11 +16,11 @@ from sluice_server.services.gateway.access.call import CallMetadata, sooner
 from sluice_server.services.gateway.contract import translate
 from sluice_server.services.gateway.contract.durations import to_seconds
 from sluice_server.services.gateway.contract.errors import bare, not_found, slow_consumer
-from sluice_server.services.gateway.generation.detached import DetachedSessions
+from sluice_server.services.gateway.generation.choosing import chosen
 from sluice_server.services.gateway.generation.events import GoingAwayEvent, PongEvent, RefusedEvent, TaggedEvent
 from sluice_server.services.gateway.generation.interruption import Interruption
 from sluice_server.services.gateway.generation.session import MAX_DEADLINE_S, GenerationSession
-from sluice_server.services.gateway.requests.manager import RequestManager
+from sluice_server.services.gateway.models.registry import Models, Served
 from sluice_server.services.gateway.requests.open_request import OpenRequest
 from sluice_server.services.gateway.requests.progress import WriteProgress
 from sluice_server.services.messages.messages import Envelope
@@ -37,14 +37,12 @@ class ConverseSession:
 
     def __init__(
         self,
-        manager: RequestManager,
-        detached: DetachedSessions,
+        models: Models[Served],
         call: Callable[[], CallMetadata],
         on_refused: Callable[[CallMetadata, ServiceError], object],
     ) -> None:
         """`call` returns the stream's metadata with the time that is left now. `on_refused` gets each refused open."""
-        self._manager = manager
-        self._detached = detached
+        self._models = models
         self._call = call
         self._on_refused = on_refused
         self._generations: dict[int, GenerationSession] = {}
@@ -59,9 +57,9 @@ class ConverseSession:
         self._room = asyncio.Event()
         self._progress = WriteProgress()
         self._interruption = Interruption()
-        manager.streams.add(self)
-        if manager.is_draining:
-            self.go_away(manager.refusal.message if manager.refusal else "")
+        models.books.streams.add(self)
+        if models.books.leaving:
+            self.go_away(models.books.leaving)
 
     def ping(self, nonce: int) -> None:
         """Answers a ping with a pong."""
@@ -75,15 +73,15 @@ class ConverseSession:
         self._highest_tag = tag
         try:
             self._joins_frames = self._joins_frames or asked.joined_frames
-            request = self._opened(asked)
+            one, request = self._opened(asked)
         except ServiceError as error:
             self._on_refused(self._call(), error)
             self._refuse(tag, error)
             return
-        generation = GenerationSession(self._manager, self._detached, request, lambda: self._wake(tag))
+        generation = GenerationSession(one.manager, one.detached, request, lambda: self._wake(tag))
         self._generations[tag] = generation
         request.delivery.attach(lambda: self._wake(tag), self._break_off, self._progress)
-        self._manager.submit(request)
+        one.manager.submit(request)
         self._wake(tag)
 
     def append(self, tag: int, asked: inference_pb2.Append) -> None:
@@ -129,11 +127,13 @@ class ConverseSession:
             self._is_leaving = True
             self._reply(TaggedEvent(0, GoingAwayEvent(message)))
 
-    def pause(self) -> None:
-        """Marks every generation as waiting for a process that is restarting; its client gets an event."""
+    def pause(self, origin: object) -> None:
+        """Marks the generations of this manager as waiting for a process that is restarting; their client gets an event
+        for each."""
         for tag, generation in self._generations.items():
-            generation.pause()
-            self._wake(tag)
+            if generation.is_of(origin):
+                generation.pause()
+                self._wake(tag)
 
     async def wait_for_room(self) -> None:
         """Waits until fewer than `MAX_REPLIES` replies are queued, so that another frame may be read."""
@@ -151,7 +151,7 @@ class ConverseSession:
 
     def close(self, error: ServiceError | None) -> None:
         """Releases everything; `error` is what ended the stream early, None otherwise. Never waits."""
-        self._manager.streams.discard(self)
+        self._models.books.streams.discard(self)
         for generation in self._generations.values():
             generation.close(error)
         self._generations.clear()
@@ -207,16 +207,17 @@ class ConverseSession:
                 return TaggedEvent(tag, event)
         return None
 
-    def _opened(self, asked: inference_pb2.Open) -> OpenRequest:
-        """Returns the admitted request; raises `ServiceError` if it is refused. Its deadline is the stream's, or its
-        own if that is sooner."""
-        settings = self._manager.settings
+    def _opened(self, asked: inference_pb2.Open) -> tuple[Served, OpenRequest]:
+        """Returns the admitted request and its model; raises `ServiceError` if it is refused. Its deadline is the
+        stream's, or its own if that is sooner."""
+        call = self._call()
+        one = chosen(self._models, call, asked.spec)
+        settings = one.manager.settings
         if len(self._generations) >= settings.max_stream_generations:
             raise _stream_full(settings.max_stream_generations)
-        call = self._call()
         if asked.HasField("deadline"):
             call = sooner(call, to_seconds("open.deadline", asked.deadline, MAX_DEADLINE_S))
-        return self._manager.open(call, translate.opening(asked, call.priority, settings), streams=True)
+        return one, one.manager.open(call, translate.opening(asked, call.priority, settings), streams=True)
 
     def _change(self, tag: int, kind: str, act: Callable[[GenerationSession], None]) -> None:
         generation = self._generations.get(tag)

@@ -57,6 +57,9 @@ class DetachedSessions:
     def __len__(self) -> int:
         return len(self._sessions)
 
+    def __contains__(self, request_id: str) -> bool:
+        return request_id in self._sessions
+
     def attach(self, request: OpenRequest, reader: SessionReader) -> None:
         """Makes `reader` the request's reader. Requests without a detach TTL are not recorded here."""
         ttl_s, request_id = request.asked.detach_ttl_s, request.request_id

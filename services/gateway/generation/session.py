@@ -60,14 +60,14 @@ class GenerationSession:
             raise ServiceError(Code.FAILED_PRECONDITION, "INPUT_CLOSED", text)
         piece, num_tokens = self._piece(asked)
         if self._params.max_tokens:  # without max_tokens the output shrinks by as much
-            self._manager.reserve_more(self.request, num_tokens)
-        self._manager.change(self.request, Append(self.request.envelope, piece))
+            self._manager.changes.reserve_more(self.request, num_tokens)
+        self._manager.changes.change(self.request, Append(self.request.envelope, piece))
 
     def close_input(self) -> None:
         """Marks the prompt as complete."""
         if self._is_input_open:
             self._is_input_open = False
-            self._manager.change(self.request, CloseInput(self.request.envelope))
+            self._manager.changes.change(self.request, CloseInput(self.request.envelope))
 
     def grant(self, num_tokens: int) -> None:
         """Adds credit."""
@@ -77,7 +77,7 @@ class GenerationSession:
         if not num_tokens:
             raise invalid("grant.tokens", f"0 is not in [1, {limits.max_credit}]", limit=1)
         check_credit(unused + num_tokens, limits, "grant.tokens")
-        self._manager.grant(self.request, num_tokens)
+        self._manager.changes.grant(self.request, num_tokens)
 
     def update(self, asked: inference_pb2.Update) -> None:
         """Changes max_tokens, priority or deadline."""
@@ -91,7 +91,7 @@ class GenerationSession:
         effective = self.request.asked.effective
         if priority is not None and effective is not None:
             effective.scheduling.priority = priority
-        self._manager.change(self.request, Update(self.request.envelope, max_tokens, priority, left_s))
+        self._manager.changes.change(self.request, Update(self.request.envelope, max_tokens, priority, left_s))
 
     def cancel(self, output_index: int | None) -> None:
         """Cancels the generation, or one output of it."""
@@ -105,6 +105,10 @@ class GenerationSession:
         """Ends this reader with `error`, because another reader has taken the generation over."""
         self._lost = error
         self._on_news()
+
+    def is_of(self, manager: object) -> bool:
+        """Whether the generation is one of this manager's."""
+        return manager is self._manager
 
     def pause(self) -> None:
         """Notes that the generation waits for a process that is restarting; the client gets an event."""
@@ -183,6 +187,6 @@ class GenerationSession:
             raise invalid("update.max_tokens", f"{asked} is not in [{low}, {high}]", limit=low if asked < low else high)
         more = asked - (self.request.max_tokens or self._params.max_tokens or high)
         if more > 0:
-            self._manager.reserve_more(self.request, more * self._params.num_sequences)
+            self._manager.changes.reserve_more(self.request, more * self._params.num_sequences)
         self.request.max_tokens = asked
         return asked

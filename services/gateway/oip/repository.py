@@ -1,5 +1,7 @@
 """What Triton's extensions say about the model: its configuration and the index of models. Pure."""
 
+from collections.abc import Mapping
+
 from sluice_server.services.gateway.oip.contract import open_inference_pb2 as oip
 from sluice_server.services.gateway.oip.translate import INPUTS, OUTPUTS, TEXT, VERSION
 
@@ -22,8 +24,14 @@ def config(model: str) -> oip.ModelConfig:
     )
 
 
-def index(model: str, refusal: str, *, only_ready: bool) -> oip.RepositoryIndexResponse:
-    """Returns the one model; `refusal` says why it takes no requests, "" if it does."""
-    state = "UNAVAILABLE" if refusal else "READY"
-    one = oip.RepositoryIndexResponse.ModelIndex(name=model, version=VERSION, state=state, reason=refusal)
-    return oip.RepositoryIndexResponse(models=[] if refusal and only_ready else [one])
+def index(models: Mapping[str, str], *, only_ready: bool) -> oip.RepositoryIndexResponse:
+    """Returns the models; the value of each says why it takes no requests, "" if it does."""
+    return oip.RepositoryIndexResponse(
+        models=[
+            oip.RepositoryIndexResponse.ModelIndex(
+                name=model, version=VERSION, state="UNAVAILABLE" if why else "READY", reason=why
+            )
+            for model, why in models.items()
+            if not (why and only_ready)
+        ]
+    )

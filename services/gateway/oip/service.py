@@ -2,7 +2,7 @@
 
 import asyncio
 from collections.abc import Awaitable, Callable, Mapping
-from typing import Any
+from typing import Any, Protocol
 
 import grpc
 
@@ -15,26 +15,37 @@ from sluice_server.services.gateway.contract.errors import not_found
 from sluice_server.services.gateway.contract.status import to_status
 from sluice_server.services.gateway.generation.service import GenerationService
 from sluice_server.services.gateway.generation.stream import GenerationStream
+from sluice_server.services.gateway.models.registry import Models, Served
 from sluice_server.services.gateway.oip.contract import open_inference_pb2 as oip
 from sluice_server.services.gateway.oip.repository import config, index
 from sluice_server.services.gateway.oip.responses import InferResponses
 from sluice_server.services.gateway.oip.statistics import GenerationCounts
 from sluice_server.services.gateway.oip.tensors import Tensor
 from sluice_server.services.gateway.oip.translate import INPUTS, OUTPUTS, VERSION, InferRequest, check_version, read
-from sluice_server.services.gateway.requests.manager import RequestManager
+from sluice_server.services.telemetry.observed import Observer
 
 SERVICE = oip.DESCRIPTOR.services_by_name["GRPCInferenceService"]
 MAX_AT_ONCE = 256  # concurrent requests of one stream; the next one is read when one has ended
 Send = Callable[[oip.ModelInferResponse], Awaitable[None]]
 
 
+class Counted(Served, Protocol):
+    """A model whose generations are counted."""
+
+    @property
+    def counts(self) -> GenerationCounts:
+        """The counts."""
+
+
 class OpenInference:
     """The handlers of the Open Inference Protocol."""
 
-    def __init__(self, service: GenerationService, manager: RequestManager, counts: GenerationCounts) -> None:
+    def __init__(self, service: GenerationService, models: Models[Counted], observer: Observer, version: str) -> None:
+        """`version`: of the server."""
         self._service = service
-        self._manager = manager
-        self._counts = counts
+        self._models = models
+        self._observer = observer
+        self._version = version
 
     def table(self) -> Mapping[str, Callable[[Any, Context], Awaitable[Any]]]:
         """Returns the handlers, by method."""
@@ -56,17 +67,16 @@ class OpenInference:
         return oip.ServerLiveResponse(live=True)
 
     async def server_ready(self, request: oip.ServerReadyRequest, context: Context) -> oip.ServerReadyResponse:
-        """ServerReady: whether requests are admitted, as in the health service."""
-        return oip.ServerReadyResponse(ready=self._manager.refusal is None)
+        """ServerReady: whether requests of the default model are admitted, as in the health service."""
+        return oip.ServerReadyResponse(ready=self._is_ready(None))
 
     async def model_ready(self, request: oip.ModelReadyRequest, context: Context) -> oip.ModelReadyResponse:
         """ModelReady: whether requests are admitted; false for an unknown model."""
-        known = request.name == self._manager.settings.model.id and request.version in ("", VERSION)
-        return oip.ModelReadyResponse(ready=known and self._manager.refusal is None)
+        return oip.ModelReadyResponse(ready=request.version in ("", VERSION) and self._is_ready(request.name))
 
     async def server_metadata(self, request: oip.ServerMetadataRequest, context: Context) -> oip.ServerMetadataResponse:
         """ServerMetadata: returns name and version of the server."""
-        return oip.ServerMetadataResponse(name="sluice", version=self._manager.settings.version)
+        return oip.ServerMetadataResponse(name="sluice", version=self._version)
 
     async def model_metadata(self, request: oip.ModelMetadataRequest, context: Context) -> oip.ModelMetadataResponse:
         """ModelMetadata: returns the tensors, those of Triton's vLLM backend."""
@@ -86,21 +96,22 @@ class OpenInference:
     async def repository_index(
         self, request: oip.RepositoryIndexRequest, context: Context
     ) -> oip.RepositoryIndexResponse:
-        """RepositoryIndex: returns the one model, with `ready` only if it takes requests."""
+        """RepositoryIndex: returns the models, with `ready` those that take requests only."""
         if request.repository_name:
             error = not_found("repository", request.repository_name, "there are none to choose from: leave it out")
             await refuse(context, error)
-        refusal = self._manager.refusal
-        reason = "" if refusal is None else refusal.message
-        return index(self._manager.settings.model.id, reason, only_ready=request.ready)
+        refusals = {one.manager.settings.model.id: one.manager.refusal for one in self._models}
+        reasons = {name: refusal.message if refusal else "" for name, refusal in sorted(refusals.items())}
+        return index(reasons, only_ready=request.ready)
 
     async def model_statistics(
         self, request: oip.ModelStatisticsRequest, context: Context
     ) -> oip.ModelStatisticsResponse:
-        """ModelStatistics: returns the counts of this gateway; without a name, those of all models, which are one."""
-        name = request.name or self._manager.settings.model.id
-        known = await self._known(name, request.version, context)
-        return oip.ModelStatisticsResponse(model_stats=[self._counts.statistics(known, VERSION)])
+        """ModelStatistics: returns the counts of this gateway; without a name, those of all models."""
+        names = [await self._known(request.name, request.version, context)] if request.name else self._models.ids()
+        found = [one for name in sorted(names) if (one := self._models.of(name)) is not None]
+        stats = [one.counts.statistics(one.manager.settings.model.id, VERSION) for one in found]
+        return oip.ModelStatisticsResponse(model_stats=stats)
 
     async def model_infer(self, request: oip.ModelInferRequest, context: Context) -> oip.ModelInferResponse:
         """ModelInfer: returns one response; a request for a stream is refused."""
@@ -141,15 +152,19 @@ class OpenInference:
                 group.create_task(answer(request))
 
     async def _known(self, name: str, version: str, context: Context) -> str:
-        """Returns the name of the model. Ends the call if another one, or another version, is named."""
-        known = self._manager.settings.model.id
+        """Returns the id of the model. Ends the call if an unknown one, or another version, is named."""
         try:
             check_version(name, version)
-            if name != known:
-                raise not_found("model", name, f"this server serves {known!r}")
+            return self._models.named(name).manager.settings.model.id
         except ServiceError as error:
             await refuse(context, error)
-        return known
+            raise
+
+    def _is_ready(self, name: str | None) -> bool:
+        try:
+            return self._models.choose(name).manager.refusal is None
+        except ServiceError:
+            return False
 
     async def _answer(
         self, request: object, context: Context, write: Callable[[oip.ModelStreamInferResponse], Awaitable[None]]
@@ -172,7 +187,7 @@ class OpenInference:
         self, request: "oip.ModelInferRequest | None", context: Context, send: Send, *, may_stream: bool
     ) -> None:
         """Runs one request and sends its responses. Raises CallEnded."""
-        observer = self._manager.observer
+        observer = self._observer
         try:
             asked = _read(request, may_stream=may_stream)
         except ServiceError as error:

@@ -18,6 +18,9 @@ from sluice_server.services.messages.work import Generate
 class AdapterSource(Protocol):
     """The adapters that requests may name."""
 
+    def is_known(self, name: str) -> bool:
+        """Returns whether the name has an adapter, or is about to."""
+
     def find(self, name: str, tenant: str) -> AdapterRef | None:
         """Returns the adapter of that name; None if it is to be loaded first. Raises ServiceError."""
 
@@ -27,6 +30,10 @@ class AdapterSource(Protocol):
 
 class NoAdapters:
     """The source of a gateway whose requests name none."""
+
+    def is_known(self, name: str) -> bool:
+        """Returns False."""
+        return False
 
     def find(self, name: str, tenant: str) -> AdapterRef | None:
         """Raises ServiceError."""

@@ -3,18 +3,12 @@
 Stands between the generation service and the ring. `emit` never blocks; the clock is passed in.
 """
 
-import dataclasses
 import secrets
 from collections.abc import Callable
-from typing import Protocol
 
-from sluice_server.engine.errors import ServiceError, cancelled, invalid, memory_pressure, stage_lost
+from sluice_server.engine.errors import ServiceError, cancelled, memory_pressure, stage_lost
 from sluice_server.engine.request import ENDED_BY_TEXT
-from sluice_server.engine.scheduler.histogram import Histogram
-from sluice_server.services.gateway.access.admission import RequestLimiter
 from sluice_server.services.gateway.access.call import CallMetadata
-from sluice_server.services.gateway.access.quota import Quotas
-from sluice_server.services.gateway.contract.chat import trusting
 from sluice_server.services.gateway.contract.errors import draining, loading, not_found, slow_consumer
 from sluice_server.services.gateway.contract.translate import TranslatedRequest
 from sluice_server.services.gateway.requests.adapters import (
@@ -26,13 +20,12 @@ from sluice_server.services.gateway.requests.adapters import (
     when_bound,
 )
 from sluice_server.services.gateway.requests.attempts import Attempts
+from sluice_server.services.gateway.requests.books import Books
+from sluice_server.services.gateway.requests.changes import RequestChanges
 from sluice_server.services.gateway.requests.engines import Engines, Placed
 from sluice_server.services.gateway.requests.envelope import envelope_of, session_of
-from sluice_server.services.gateway.requests.fetching import ImageFetches
 from sluice_server.services.gateway.requests.hedges import Hedges
 from sluice_server.services.gateway.requests.history import History
-from sluice_server.services.gateway.requests.idempotency import IdempotencyKeys
-from sluice_server.services.gateway.requests.images import ImageStore, held_bytes
 from sluice_server.services.gateway.requests.open_request import OpenRequest, RequestStatus
 from sluice_server.services.gateway.requests.progress import SlotLimits
 from sluice_server.services.gateway.requests.registry import OpenRequests
@@ -40,30 +33,16 @@ from sluice_server.services.gateway.settings import GatewaySettings
 from sluice_server.services.messages.details import Routed, RoutingReason
 from sluice_server.services.messages.messages import (
     Cancel,
-    Change,
     Failed,
-    Grant,
     Message,
     OpenSerials,
     Preempted,
     Result,
     Text,
-    Update,
 )
 from sluice_server.services.telemetry.observed import Observer, StartedRequest
 
 MAX_FUTILE_ATTEMPTS = 10
-GAP_S = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.075, 0.1, 0.15, 0.2, 0.3, 0.4, 0.5, 0.75, 1.0, 2.5)
-
-
-class RequestStream(Protocol):
-    """A stream that can carry many requests and is notified about the server's state."""
-
-    def go_away(self, message: str) -> None:
-        """Opens no further requests; called when the server drains."""
-
-    def pause(self) -> None:
-        """Tells the clients of running requests that they wait for a process that is restarting."""
 
 
 class RequestManager:
@@ -75,38 +54,32 @@ class RequestManager:
         emit: Callable[[Message], None],
         observer: Observer,
         clock: Callable[[], float],
-        quotas: Quotas,
+        books: Books,
     ) -> None:
         self.settings = settings
         self.observer = observer
         self.clock = clock
-        limits = settings.max_open_requests, settings.max_reserved_tokens, settings.max_open_image_bytes
-        self.admission = RequestLimiter(*limits)
-        self.images = ImageStore(settings.image_store_bytes)
-        self.fetches: ImageFetches | None = None  # where images are fetched by their URLs
+        self.books = books
         self.requests = OpenRequests()
         self.engines = Engines(settings.stages[1], settings.routing)
         self.adapters: AdapterSource = NoAdapters()
-        self._quotas = quotas
-        self._keys = IdempotencyKeys()
         self.refusal: ServiceError | None = loading()
         self.hold: Callable[[OpenRequest], None] | None = None  # keeps new requests until the ring works again
         self.is_memory_short: Callable[[], bool] = lambda: False
         self.is_draining = False
-        self.streams: set[RequestStream] = set()  # each carries many requests
         self.on_empty: Callable[[], None] = lambda: None
-        self.gaps = Histogram(GAP_S)  # seconds between two messages with tokens of one output
         self._num_opened = 0
         self.new_id: Callable[[], str] = _random_id
         self._emit = emit
         self._attempts = Attempts(self.engines, emit)
         self._hedges = Hedges(self.requests, self.engines, settings.stages[0], emit)
+        self.changes = RequestChanges(self.requests, self._hedges, books, emit, clock)
         self._slots = SlotLimits(settings.stall_timeout_s, settings.max_slot_deltas, settings.max_slot_bytes)
 
     @property
     def num_open(self) -> int:
         """Open requests of clients; the gateway's own requests are not counted."""
-        return self.admission.num_requests
+        return sum(not request.is_own for request in self.requests)
 
     def open(self, call: CallMetadata, asked: TranslatedRequest, *, streams: bool) -> OpenRequest:
         """Admits a request, or raises `ServiceError`. `submit` then sends it; `close` releases it on every path."""
@@ -115,23 +88,12 @@ class RequestManager:
         if self.is_memory_short():
             raise memory_pressure()
         tenant = call.caller.tenant
-        self._keys.check(tenant, asked.idempotency_key)
+        self.books.check_key(tenant, asked.idempotency_key)
         if asked.adapter and (adapter := self.adapters.find(asked.adapter, tenant)) is not None:
             asked = bound(asked, adapter)
-        asked = self.images.resolved(tenant, asked)
-        image_bytes = held_bytes(asked)
-        charged = self._quotas.take(tenant, asked.reserve, self.clock())
-        try:
-            self.admission.reserve(asked.reserve, image_bytes)
-        except ServiceError:
-            self._quotas.settle(tenant, charged, 0, self.clock())
-            raise
-        if self.settings.trust_chat_content or self._quotas.trusts_chat_content(tenant):
-            asked = dataclasses.replace(asked, work=trusting(asked.work))
+        asked, charge = self.books.admit(tenant, asked)
         request = self._add(call, asked, streams=streams)
-        request.accounting.charged, request.accounting.image_bytes = charged, image_bytes
-        self.images.keep(tenant, asked)
-        self._keys.add(tenant, asked.idempotency_key, request.generation_id)
+        self.books.opened(request, charge)
         if asked.detach_ttl_s is not None:
             most = self.settings.max_history_deltas, self.settings.max_history_bytes
             request.delivery.history = History(*most, after_seq=asked.after_seq)
@@ -149,11 +111,12 @@ class RequestManager:
     def submit(self, request: OpenRequest) -> None:
         """Sends a request into the ring once its images are here, or leaves it to `hold` while there is one."""
         self._attempts.trace(request)
-        if self.fetches is None or not self.fetches.begin(request, self._fetched):
+        fetches = self.books.fetches
+        if fetches is None or not fetches.begin(request, self._fetched):
             self._send(request)
 
     def _fetched(self, request: OpenRequest) -> None:
-        self.images.keep(request.envelope.tenant, request.asked)
+        self.books.images.keep(request.envelope.tenant, request.asked)
         request.restamp(self.clock())
         self._send(request)
 
@@ -203,10 +166,7 @@ class RequestManager:
         if not self.requests.remove(request):
             return
         self.engines.give_back(request.envelope.engine)
-        self._keys.remove(request.envelope.tenant, request.asked.idempotency_key)
-        if not request.is_own:
-            self.admission.release(request.accounting.reserved, request.accounting.image_bytes)
-            self._quotas.settle(request.envelope.tenant, request.accounting.charged, request.num_used, self.clock())
+        self.books.closed(request)
         self._cancel_in_ring(request)
         if not len(self.requests):
             self.on_empty()
@@ -227,40 +187,12 @@ class RequestManager:
         if request is None or found is not RequestStatus.RUNNING:
             return found, found
         if output_index is not None:
-            return self._cancel_output(request, output_index)
+            return self.changes.cancel_output(request, output_index)
         request.is_cancelled = True
         request.end(cancelled())
         self._hedges.drop(request)
         self._cancel_in_ring(request)
         return found, RequestStatus.CANCELLED
-
-    def change(self, request: OpenRequest, change: Change | Cancel) -> None:
-        """Records a client's change of its running request and sends it into the ring."""
-        self._hedges.drop(request)  # it would have to hear of it
-        numbered = request.replay.record(change)
-        if isinstance(change, Update) and change.time_left_s is not None:
-            request.replay.set_time_left(change.time_left_s, self.clock())
-        if not is_unbound(request.asked):
-            self._emit(numbered)
-
-    def grant(self, request: OpenRequest, num_tokens: int) -> None:
-        """Adds `num_tokens` to the credit of a request."""
-        request.credit.grant(num_tokens)
-        self.change(request, Grant(request.envelope, num_tokens))
-
-    def lift_credit(self, request: OpenRequest) -> None:
-        """Raises the credit of a request to the maximum, because its new reader has no call that grants more."""
-        unused = request.credit.unused(request.num_tokens)
-        if unused is None or request.outcome is not None:
-            return
-        more = self.settings.limits.max_credit - unused
-        if more > 0:
-            self.grant(request, more)
-
-    def reserve_more(self, request: OpenRequest, num_tokens: int) -> None:
-        """Reserves more tokens for a grown prompt or `max_tokens`. Raises `ServiceError` QUEUE_FULL."""
-        self.admission.grow(num_tokens)
-        request.accounting.reserved += num_tokens
 
     def handle(self, message: Text | Failed | Result | Preempted) -> None:
         """Handles a message from the ring. Late, stale, duplicate and unknown messages are dropped and counted."""
@@ -289,14 +221,6 @@ class RequestManager:
             self._attempts.again(request, self.clock(), is_hand_off=True)
             self._note(request, "handed_off")
 
-    def take_back(self, unused: Grant) -> None:
-        """Returns the credit of tokens that were sampled behind a stop string: they may be spent again."""
-        request = self.requests.get(unused.envelope.request_id)
-        if request is None or request.outcome is not None or request.credit.allowed is None:
-            return
-        if unused.envelope.attempt == request.envelope.attempt:
-            self.change(request, Grant(request.envelope, unused.tokens))
-
     def _cancel_stopped(self, request: OpenRequest, output_index: int) -> None:
         """Cancels an output that the detokenizer ended at a stop string or a tool call: the engine would compute on."""
         if request.outcome is None:  # the other outputs go on
@@ -315,16 +239,14 @@ class RequestManager:
             request.end(error)
 
     def drain(self) -> None:
-        """Refuses new requests from now on, and tells the open streams."""
+        """Refuses new requests from now on."""
         self.refusal = draining()
         self.is_draining = True
-        for stream in tuple(self.streams):
-            stream.go_away(self.refusal.message)
 
     def pause_streams(self) -> None:
         """Tells the streams with running requests that a process is gone and will be back."""
-        for stream in tuple(self.streams):
-            stream.pause()
+        for stream in tuple(self.books.streams):
+            stream.pause(self)
 
     def release_stuck(self, elapsed_s: float) -> None:
         """Breaks off readers that take nothing; called every `elapsed_s` seconds."""
@@ -334,19 +256,6 @@ class RequestManager:
             if request.is_stuck(self._slots) and not request.delivery.is_broken_off:
                 self.observer.count("slow_consumer")
                 request.break_off(slow_consumer(request.delivery.last_seq))
-
-    def _cancel_output(self, request: OpenRequest, index: int) -> tuple[RequestStatus, RequestStatus]:
-        """Asks the engine to end one output. The end arrives like any other."""
-        if index >= len(request.outputs):
-            raise invalid("output_index", f"{index}: this generation has {len(request.outputs)} outputs")
-        if request.asked.is_search:
-            raise invalid(
-                "output_index", "best_of and beam search choose among their outputs: cancel the whole generation"
-            )
-        if request.outputs[index].last is not None:
-            return RequestStatus.FINISHED, RequestStatus.FINISHED
-        self.change(request, Cancel(envelope=request.envelope, output_index=index))
-        return RequestStatus.RUNNING, RequestStatus.CANCELLED
 
     def _add(
         self,
@@ -365,7 +274,7 @@ class RequestManager:
         placed = own or self.engines.take(request_id, session=session)
         adapter = digest_of(asked)
         envelope = envelope_of(call, self.settings, request_id, self._num_opened, placed.engine, adapter)
-        request = OpenRequest(envelope, asked, self.clock(), streams=streams, is_own=is_own, gaps=self.gaps)
+        request = OpenRequest(envelope, asked, self.clock(), streams=streams, is_own=is_own, gaps=self.books.gaps)
         request.session, request.routed = session, Routed(placed.reason)
         self.requests.add(request)
         return request

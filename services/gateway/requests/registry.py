@@ -37,6 +37,10 @@ class OpenRequests:
         """Returns the open request with this id, or None."""
         return self._open.get(request_id) or self._linked.get(request_id)
 
+    def is_known(self, request_id: str) -> bool:
+        """Whether a request is open, or among the last that were."""
+        return request_id in self._open or request_id in self._ended
+
     def state(self, request_id: str, tenant: str) -> RequestStatus | None:
         """Returns the status of a request, open or ended; None if it is unknown, forgotten or another tenant's."""
         request = self._open.get(request_id)

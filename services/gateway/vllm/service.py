@@ -16,13 +16,11 @@ from sluice_server.services.gateway.access.call import CallMetadata
 from sluice_server.services.gateway.access.identity import CALLER
 from sluice_server.services.gateway.access.metadata import Context
 from sluice_server.services.gateway.calls.answering import CallEnded, answer
-from sluice_server.services.gateway.calls.artifacts import Artifacts
-from sluice_server.services.gateway.calls.load import Loads
 from sluice_server.services.gateway.calls.refusal import refuse
 from sluice_server.services.gateway.calls.vectors import floats
 from sluice_server.services.gateway.generation.service import GenerationService
 from sluice_server.services.gateway.generation.stream import GenerationStream, RequestReader
-from sluice_server.services.gateway.requests.manager import RequestManager
+from sluice_server.services.gateway.models.lane import Lane
 from sluice_server.services.gateway.vllm import described
 from sluice_server.services.gateway.vllm.answers import GenerateAnswers
 from sluice_server.services.gateway.vllm.contract import common_pb2 as common
@@ -38,13 +36,15 @@ SERVICE: ServiceDescriptor = vllm.DESCRIPTOR.services_by_name["VllmEngine"]
 class VllmEngine:
     """The handlers of the protocol."""
 
-    def __init__(self, service: GenerationService, manager: RequestManager, loads: Loads, artifacts: Artifacts) -> None:
+    def __init__(self, service: GenerationService, lane: Lane, clock: Callable[[], float]) -> None:
+        """`lane`: of the model that is described; requests of the protocol name none, and are the default model's."""
         self._service = service
-        self._manager = manager
-        self._loads = loads
-        self._artifacts = artifacts
+        self._manager = lane.manager
+        self._loads = lane.loads
+        self._artifacts = lane.artifacts
         self._running = RunningCalls()
-        self._started_s = manager.clock()
+        self._clock = clock
+        self._started_s = clock()
 
     def table(self) -> Mapping[str, Callable[[Any, Context], Awaitable[Any]]]:
         """Returns the handlers, by method; the server answers UNIMPLEMENTED to all others."""
@@ -119,7 +119,7 @@ class VllmEngine:
         """GetServerInfo: describes the server."""
         report = self._loads.any_report
         how = report.computing if report else UNKNOWN
-        return described.server_info(self._loads.now(), how, self._manager.clock() - self._started_s)
+        return described.server_info(self._loads.now(), how, self._clock() - self._started_s)
 
     async def get_loads(self, request: vllm.GetLoadsRequest, context: Context) -> vllm.GetLoadsResponse:
         """GetLoads: returns the load of all engines together, as the one rank 0."""

@@ -130,7 +130,7 @@ async def test_models_and_health() -> None:
         assert caught.value.code == "model_not_found"
         while (await asyncio.to_thread(raw, rig.url, "GET /healthz"))[0] != 200:
             continue
-        rig.gateway.manager.drain()
+        rig.gateway.leave()
         while (await asyncio.to_thread(raw, rig.url, "GET /healthz"))[0] != 503:
             continue
 

@@ -42,7 +42,7 @@ async def test_health_of_a_service_that_is_drained_and_gone(path: str) -> None:
     async with edge() as rig:
         while (await get(rig, path)).status_code != 200:
             continue
-        rig.gateway.manager.drain()
+        rig.gateway.leave()
         while (found := await get(rig, path)).status_code != 503:
             continue
         assert found.json() == {"status": "NOT_SERVING"}
@@ -51,7 +51,7 @@ async def test_health_of_a_service_that_is_drained_and_gone(path: str) -> None:
 async def test_a_service_that_mends_itself_lives_and_admits_nothing() -> None:
     async with edge() as rig:
         rig.ring.answers_probes = False
-        rig.gateway.lost()
+        rig.lane.lost()
         while (await get(rig, "/health/ready")).status_code != 503:
             continue
         assert (await get(rig, "/health")).status_code == 200

@@ -53,7 +53,7 @@ async def read(stream: EdgeStream) -> list[tuple[str | None, str]]:
 async def wait_for_end(rig: Rig) -> None:
     """Waits until the gateway has no stream with several generations."""
     async with asyncio.timeout(10):
-        while rig.gateway.manager.streams:
+        while rig.lane.manager.books.streams:
             await asyncio.sleep(0.005)
 
 
@@ -134,7 +134,7 @@ async def test_two_callers_share_no_call() -> None:
         streams = Streams(rig, metadata=(("authorization", "Bearer one"),))
         streams.add(NUM, (("authorization", "Bearer two"),))
         await rig.ring.until(lambda: len(rig.ring.submits) == 2 * NUM)
-        assert len(streams.shared) == 2 * (NUM - SHARED_FROM) and len(rig.gateway.manager.streams) == 2
+        assert len(streams.shared) == 2 * (NUM - SHARED_FROM) and len(rig.lane.manager.books.streams) == 2
         for stream in streams.all:
             stream.cancel()
         await wait_for_end(rig)
@@ -146,7 +146,7 @@ async def test_a_call_takes_new_generations_for_a_while_only() -> None:
         streams.now_s += TAKES_S
         streams.add(2)
         await rig.ring.until(lambda: len(rig.ring.submits) == NUM + 2)
-        assert len(rig.gateway.manager.streams) == 2
+        assert len(rig.lane.manager.books.streams) == 2
         for stream in streams.all:
             stream.cancel()
         await wait_for_end(rig)

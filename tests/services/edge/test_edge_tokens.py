@@ -23,7 +23,7 @@ def answering(rig: EdgeRig) -> list[Work]:
         ask = rig.ring.submits[-1]
         asked.append(ask.work)
         value = Tokenized(pack_ids([5, 6]), PIECES) if isinstance(ask.work, Tokenize) else Detokenized("aé")
-        rig.gateway.handle(Result(ask.envelope, value))
+        rig.lane.handle(Result(ask.envelope, value))
 
     rig.ring.script = script
     return asked
@@ -54,7 +54,7 @@ async def test_tokens_are_counted_alone_or_told_with_their_places() -> None:
             Tokenized(b"", {}, num_tokens=3),
             Tokenized(pack_ids([5, 6]), PIECES, starts=pack_ids([0, 1]), ends=pack_ids([1, 2]), text="[aé]"),
         ]
-        rig.ring.script = lambda submit: rig.gateway.handle(Result(submit.envelope, values.pop(0)))
+        rig.ring.script = lambda submit: rig.lane.handle(Result(submit.envelope, values.pop(0)))
         found = (await post(rig, "/tokenize", {"prompt": "aé", "count_only": True})).json()
         assert found == {"count": 3, "max_model_len": 1000, "tokens": [], "token_strs": None}
         found = (await post(rig, "/tokenize", {"messages": HELLO, "return_offsets": True})).json()

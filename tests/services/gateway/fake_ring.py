@@ -11,15 +11,19 @@ import msgspec
 from sluice.v1 import control_pb2_grpc, inference_pb2, inference_pb2_grpc, types_pb2
 
 from sluice_server.engine.request import FinishReason, Limits
+from sluice_server.services.gateway.access.quota import Quotas
 from sluice_server.services.gateway.gateway import Gateway
+from sluice_server.services.gateway.models.lane import Lane, Ring
 from sluice_server.services.gateway.recovery.watch import ReadModel
+from sluice_server.services.gateway.requests.books import Books
+from sluice_server.services.gateway.requests.manager import RequestManager
 from sluice_server.services.gateway.settings import GatewaySettings, ModelInfo
 from sluice_server.services.messages.control import Operation
 from sluice_server.services.messages.details import Admitted, Embedded, Routed, Timings, TokenRecord
 from sluice_server.services.messages.messages import Cancel, Grant, Message, Preempted, Result, Submit, Text
 from sluice_server.services.messages.processes import Probe, Role, Visit
 from sluice_server.services.messages.work import Embed, Generate, Stops, TokenPrompt
-from sluice_server.services.telemetry.observed import Observer
+from sluice_server.services.telemetry.observed import Observer, Unobserved
 
 FIRST_INPUT = TokenPrompt((2).to_bytes(4, "little"))  # of the warm-up of a model that generates nothing
 MODEL = ModelInfo(id="toy", revision="r1", context_length=1000, eos_ids=(2,), architecture="Toy", vector_width=8)
@@ -35,6 +39,11 @@ SETTINGS = GatewaySettings(
 
 def settings(**changes: Any) -> GatewaySettings:  # noqa: ANN401  # any field of the dataclass
     return dataclasses.replace(SETTINGS, **changes)
+
+
+def manager_of(chosen: GatewaySettings, emit: Callable[[Message], None], quotas: Quotas) -> RequestManager:
+    """A manager that is alone at its gateway; its clock stands still."""
+    return RequestManager(chosen, emit, Unobserved(), lambda: 0.0, Books(chosen, quotas, lambda: 0.0))
 
 
 def text_of(
@@ -62,7 +71,7 @@ class FakeRing:
     """Answers probes and warm-ups at once; other requests by `script`, or not at all."""
 
     def __init__(self) -> None:
-        self.gateway: Gateway | None = None
+        self._lane: Lane | None = None
         self.emitted: list[Message] = []
         self.script: Callable[[Submit], None] = lambda submit: None
         self.script_operations: Callable[[Operation], None] = lambda operation: None
@@ -76,15 +85,25 @@ class FakeRing:
         self.read_model: ReadModel = lambda revision: None
         self.changed = asyncio.Event()
 
+    def opened(self, gateway: Gateway, chosen: GatewaySettings, name: str = "m0") -> Lane:
+        """Opens the lane of this ring."""
+        ring = Ring(self.emit, read_model=lambda revision: self.read_model(revision))
+        self._lane = gateway.open(name, chosen, ring)
+        return self._lane
+
+    @property
+    def lane(self) -> Lane:
+        assert self._lane is not None
+        return self._lane
+
     def emit(self, message: Message) -> None:
         self.emitted.append(message)
         self.changed.set()
         asyncio.get_running_loop().call_soon(self._answer, message)
 
     def play(self, *messages: Text | Preempted | Grant) -> None:
-        assert self.gateway is not None
         for message in messages:
-            self.gateway.handle(message)
+            self.lane.handle(message)
 
     @property
     def submits(self) -> list[Submit]:
@@ -105,7 +124,6 @@ class FakeRing:
         return self.submits[-1]
 
     def _answer(self, message: Message) -> None:
-        assert self.gateway is not None
         if isinstance(message, Probe) and (not self.answers_probes or self.silent & set(message.route)):
             pass
         elif isinstance(message, Probe):
@@ -118,7 +136,7 @@ class FakeRing:
                 )
                 for role, one in ways
             )
-            self.gateway.handle(msgspec.structs.replace(message, visits=visits))
+            self.lane.handle(msgspec.structs.replace(message, visits=visits))
         elif isinstance(message, Submit) and message.envelope.engine in self.silent:
             pass
         elif isinstance(message, Submit) and is_warm_up(message):
@@ -131,9 +149,8 @@ class FakeRing:
 
     def _warm(self, submit: Submit) -> None:
         """Answers a warm-up: with a token, or with a vector of a model that generates nothing."""
-        assert self.gateway is not None
         if isinstance(submit.work, Embed):
-            self.gateway.handle(Result(submit.envelope, Embedded((bytes(4),), (1,), 0, Timings())))
+            self.lane.handle(Result(submit.envelope, Embedded((bytes(4),), (1,), 0, Timings())))
         else:
             self.play(text_of(submit, 0, "w", first=True, last=True))
 
@@ -159,6 +176,7 @@ class Rig:
 
     ring: FakeRing
     gateway: Gateway
+    lane: Lane
     channel: grpc.aio.Channel
     stub: "inference_pb2_grpc.InferenceServiceAsyncStub"
     control: "control_pb2_grpc.ControlServiceAsyncStub"
@@ -174,13 +192,14 @@ async def running(
     wait: bool = True,
 ) -> AsyncIterator[Rig]:
     ring = FakeRing()
-    gateway = ring.gateway = Gateway(chosen, ring.emit, observer, read_model=lambda revision: ring.read_model(revision))
+    gateway = Gateway(chosen, observer)
+    lane = ring.opened(gateway, chosen)
     port = await gateway.start()
     local = (("grpc.use_local_subchannel_pool", 1), *channel_options)
     async with grpc.aio.insecure_channel(f"127.0.0.1:{port}", options=local) as channel:
         inference = inference_pb2_grpc.InferenceServiceStub(channel)
         control = control_pb2_grpc.ControlServiceStub(channel)
-        rig = Rig(ring, gateway, channel, inference, control, port)
+        rig = Rig(ring, gateway, lane, channel, inference, control, port)
         if wait:
             await ring.until(lambda: gateway.is_serving)
         try:

@@ -155,7 +155,7 @@ async def test_what_broke_in_the_ring_is_cancelled_everywhere(code: Code, *, is_
         submit = await rig.ring.next_submit()
         error = stage_lost("engine")
         error.code = code
-        rig.gateway.handle(failed(submit.envelope, error))
+        rig.lane.handle(failed(submit.envelope, error))
         with pytest.raises(grpc.aio.AioRpcError):
             await anext(aiter(call))
         assert (submit.envelope.request_id in rig.ring.cancels) is is_cancelled

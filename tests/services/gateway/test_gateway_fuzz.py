@@ -71,7 +71,7 @@ async def served(rig: Rig) -> None:
     async with asyncio.timeout(20):
         reply = await rig.stub.Generate(unary_request())
         assert reply.outputs[0].text == "a"
-        while rig.gateway.manager.admission.num_requests:
+        while rig.lane.manager.books.admission.num_requests:
             await asyncio.sleep(0.01)
 
 

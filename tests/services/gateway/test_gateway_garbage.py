@@ -15,12 +15,12 @@ import pytest
 from sluice.v1 import inference_pb2, types_pb2
 
 from sluice_server.engine.errors import Code
-from sluice_server.services.gateway.gateway import Gateway
 from sluice_server.services.gateway.generation.converse import ConverseSession
 from sluice_server.services.gateway.generation.detached import DetachedSession
 from sluice_server.services.gateway.generation.event_sequence import EventSequence
 from sluice_server.services.gateway.generation.session import GenerationSession
 from sluice_server.services.gateway.generation.stream import GenerationStream, RequestReader
+from sluice_server.services.gateway.models.lane import Lane
 from sluice_server.services.gateway.requests.accounting import Accounting
 from sluice_server.services.gateway.requests.delivery import Delivery
 from sluice_server.services.gateway.requests.history import History
@@ -93,8 +93,7 @@ def play_end(rig: Rig) -> None:
 
 def play_failure(rig: Rig) -> None:
     envelope = rig.ring.submits[-1].envelope
-    assert rig.ring.gateway is not None
-    rig.ring.gateway.handle(Failed(envelope, int(Code.INTERNAL), "ENGINE_FAULT", "broken"))
+    rig.ring.lane.handle(Failed(envelope, int(Code.INTERNAL), "ENGINE_FAULT", "broken"))
 
 
 async def finished(rig: Rig, **fields: Any) -> None:  # noqa: ANN401 # of a spec
@@ -135,13 +134,13 @@ async def left_then_failed(rig: Rig) -> None:
 
 async def detached(rig: Rig) -> None:
     """Waits until the gateway has noticed that the reader is gone."""
-    sessions = detached_of(rig.gateway)
+    sessions = detached_of(rig.lane)
     while any(session.reader is not None for session in sessions.values()):
         await asyncio.sleep(0)
 
 
-def detached_of(gateway: Gateway) -> dict[str, DetachedSession]:
-    return gateway._detached._sessions
+def detached_of(lane: Lane) -> dict[str, DetachedSession]:
+    return lane.detached._sessions
 
 
 async def resumed(rig: Rig) -> None:
@@ -224,15 +223,15 @@ async def test_nothing_is_left_of_a_generation(rig: Rig, way: Way) -> None:
         await way(rig)
         rig.ring.script = lambda submit: None
     await detached(rig)
-    while sessions := detached_of(rig.gateway):  # as their timers do when their time is over
-        rig.gateway._detached.forget(next(iter(sessions.values())))
+    while sessions := detached_of(rig.lane):  # as their timers do when their time is over
+        rig.lane.detached.forget(next(iter(sessions.values())))
     await settled(rig)
     assert left() - before == Counter()
 
 
 async def settled(rig: Rig) -> None:
     """Waits until all requests have ended and their tasks are done."""
-    while len(rig.gateway.manager.requests) or any(task.get_name() == "gRPC call" for task in asyncio.all_tasks()):
+    while len(rig.lane.manager.requests) or any(task.get_name() == "gRPC call" for task in asyncio.all_tasks()):
         await asyncio.sleep(0)
     for _ in range(5):
         await asyncio.sleep(0)

@@ -12,7 +12,7 @@ from sluice_server.engine.errors import ServiceError
 from sluice_server.services.gateway.access.tls_files import TlsFiles, files_of
 from sluice_server.services.gateway.gateway import Gateway
 from tests.services.certificates import Authority, Pair, written
-from tests.services.gateway.fake_ring import FakeRing, running, settings, stream_request, unary_request
+from tests.services.gateway.fake_ring import running, settings, stream_request, unary_request
 
 
 async def ask(port: int, authority: bytes, client: Pair | None = None) -> str:
@@ -96,7 +96,7 @@ def faulty(folder: Path, fault: str) -> TlsFiles:
 async def test_files_that_cannot_be_used_are_refused_at_the_start(
     tmp_path: Path, fault: str, file: str, reason: str
 ) -> None:
-    gateway = Gateway(settings(tls=faulty(tmp_path, fault)), FakeRing().emit)
+    gateway = Gateway(settings(tls=faulty(tmp_path, fault)))
     with pytest.raises(ServiceError, match=reason) as caught:
         await gateway.start()
     assert str(tmp_path / file) in caught.value.message
@@ -110,7 +110,7 @@ def test_half_a_pair_is_refused(half: tuple[str, str, str]) -> None:
 
 async def test_plaintext_for_other_hosts_must_be_asked_for() -> None:
     with pytest.raises(ServiceError, match="--insecure"):
-        await Gateway(settings(listen="0.0.0.0:0"), FakeRing().emit).start()
+        await Gateway(settings(listen="0.0.0.0:0")).start()
     async with running(settings(listen="0.0.0.0:0", insecure=True), wait=False) as rig:
         assert (await rig.control.GetServerInfo(control_pb2.GetServerInfoRequest())).gateway_id == "g0"
 

@@ -39,15 +39,15 @@ class Engines:
         rig.ring.script = self.answer
 
     def answer(self, submit: Submit) -> None:
-        work, gateway = submit.work, self.rig.gateway
+        work, lane = submit.work, self.rig.lane
         if isinstance(work, LoadAdapter) and work.name in self.holds:
             return
         if isinstance(work, LoadAdapter) and work.name in self.refuses:
-            gateway.handle(failed(submit.envelope, self.refuses[work.name]))
+            lane.handle(failed(submit.envelope, self.refuses[work.name]))
         elif isinstance(work, LoadAdapter):
-            gateway.handle(Result(submit.envelope, of_name(work.name, work.path, self.digest)))
+            lane.handle(Result(submit.envelope, of_name(work.name, work.path, self.digest)))
         elif isinstance(work, DropAdapter):
-            gateway.handle(Result(submit.envelope, AdapterDropped(0)))
+            lane.handle(Result(submit.envelope, AdapterDropped(0)))
         else:
             self.rig.ring.play(*generation(submit, ["a", "b"]))
 
@@ -97,7 +97,7 @@ async def test_a_request_waits_for_its_load_and_is_never_sent_without() -> None:
         await call.write(inference_pb2.ConverseRequest(tag=1, append=inference_pb2.Append(text="more")))
         await call.write(inference_pb2.ConverseRequest(tag=1, close_input=inference_pb2.CloseInput()))
         await rig.ring.until(lambda: engines.works(LoadAdapter))
-        request = next(one for one in rig.gateway.manager.requests if not one.is_own)
+        request = next(one for one in rig.lane.manager.requests if not one.is_own)
         await rig.ring.until(lambda: len(request.replay.changes) == 2)
         rig.ring.epochs["e0"] = 2  # a new engine
         await rig.ring.until(lambda: len(engines.works(LoadAdapter)) > 1)
@@ -128,12 +128,12 @@ async def test_what_cannot_be_loaded_ends_its_requests_by_name() -> None:
 async def test_one_engine_that_refuses_takes_the_name_away_again() -> None:
     both = settings(limits=LIMITS, stages=(("t0",), ("e0", "e1"), ("d0",)))
     async with serving(both) as (rig, engines):
-        await rig.ring.until(lambda: len(rig.gateway.manager.engines.serving) == 2)
+        await rig.ring.until(lambda: len(rig.lane.manager.engines.serving) == 2)
 
         def answer(submit: Submit) -> None:
             if isinstance(submit.work, LoadAdapter) and submit.envelope.engine == "e1":
                 error = ServiceError(Code.FAILED_PRECONDITION, "ADAPTER_INVALID", "of another base")
-                rig.gateway.handle(failed(submit.envelope, error))
+                rig.lane.handle(failed(submit.envelope, error))
             else:
                 engines.answer(submit)
 
@@ -192,7 +192,7 @@ async def test_adapters_are_listed_in_pages_and_those_of_a_new_engine_are_loaded
         assert (rest.next_page_token, rest.adapters[0].path, rest.adapters[0].base_model) == ("", "of/c", "toy")
         for epoch in (1, 2):
             states = tuple(of_name(name, f"of/{name}") for name in "abc") if epoch == 1 else ()
-            rig.gateway.handle(Report("e0", epoch, Load(), served_token=True, adapters=states))
+            rig.lane.handle(Report("e0", epoch, Load(), served_token=True, adapters=states))
         await rig.ring.until(lambda: len(engines.works(LoadAdapter)) == 6)
         assert engines.works(LoadAdapter)[3:] == [LoadAdapter(name, f"of/{name}", DIGEST) for name in "abc"]
 

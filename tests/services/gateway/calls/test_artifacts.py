@@ -33,10 +33,10 @@ async def test_cache_events_of_all_tenants() -> None:
     first = CachedBlock(b"a" * 32, b"", "t", pack_ids([1, 2]))
     second = CachedBlock(b"b" * 32, b"a" * 32, "u", pack_ids([3, 4]))
     async with running(settings(kv_events=True)) as rig:
-        rig.gateway.handle(CacheChanges("e0", 1, 0, True, (), (first,)))
+        rig.lane.handle(CacheChanges("e0", 1, 0, True, (), (first,)))
         call = rig.control.SubscribeKvEvents(control_pb2.SubscribeKvEventsRequest())
         snapshot = await call.read()
-        rig.gateway.handle(CacheChanges("e0", 1, 1, False, (first.name,), (second,)))
+        rig.lane.handle(CacheChanges("e0", 1, 1, False, (first.name,), (second,)))
         change = await call.read()
         assert isinstance(snapshot, control_pb2.SubscribeKvEventsResponse)
         assert isinstance(change, control_pb2.SubscribeKvEventsResponse)

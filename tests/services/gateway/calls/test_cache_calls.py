@@ -29,7 +29,7 @@ class Engine:
     def __init__(self, rig: Rig, fault: ServiceError | None = None) -> None:
         self.works: list[ResizeCache | ClearCache] = []
         self._fault = fault
-        self.operations = Operations("e0", Leases(), rig.gateway.handle)
+        self.operations = Operations("e0", Leases(), rig.lane.handle)
         self.operations.serve(ResizeCache, self._resize)
         self.operations.serve(ClearCache, self._clear)
         rig.ring.script_operations = self.operations.handle

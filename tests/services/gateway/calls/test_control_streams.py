@@ -21,7 +21,7 @@ async def test_load_is_pushed_again_and_again() -> None:
         assert (await anext(loads)).load.open_requests == 0
         stream = rig.stub.StreamGenerate(stream_request())
         await rig.ring.next_submit()
-        rig.gateway.handle(Report("e0", 1, Load(num_waiting=2, num_running=3, num_blocks=9, num_free_blocks=4), True))
+        rig.lane.handle(Report("e0", 1, Load(num_waiting=2, num_running=3, num_blocks=9, num_free_blocks=4), True))
         load = (await anext(loads)).load
         engine = load.engines[0]
         assert (load.open_requests, engine.waiting_requests, engine.running_requests) == (1, 2, 3)

@@ -33,8 +33,8 @@ async def test_generations_run_side_by_side_and_each_has_its_end() -> None:
         rig.ring.play(*generation(one, ["c"]))
         assert await talk.kinds(4) == [(1, "prompt_info"), (1, "delta"), (1, "output_finished"), (1, "finished")]
         assert await talk.end() == grpc.StatusCode.OK
-        assert rig.ring.cancels == [] and rig.gateway.manager.admission.num_requests == 0
-        assert not rig.gateway.manager.streams
+        assert rig.ring.cancels == [] and rig.lane.manager.books.admission.num_requests == 0
+        assert not rig.lane.manager.books.streams
 
 
 async def test_those_that_have_something_to_say_take_turns() -> None:
@@ -78,7 +78,7 @@ async def test_a_failure_ends_its_generation_and_not_the_stream() -> None:
         await talk.kinds(2)
         error = stage_lost("engine")
         assert rig.gateway is not None
-        rig.gateway.handle(Failed(submit.envelope, int(error.code), error.reason, error.message, retry_after_s=1.0))
+        rig.lane.handle(Failed(submit.envelope, int(error.code), error.reason, error.message, retry_after_s=1.0))
         tag, failed, info = await talk.failure()
         assert (tag, failed.code, info.reason, info.domain) == (1, Code.UNAVAILABLE, "STAGE_LOST", "sluice")
         assert (failed.generation_id, failed.last_seq) == (public(submit), 1)
@@ -129,7 +129,7 @@ async def test_a_frame_that_is_misplaced_is_refused_under_tag_0(tag: int, frame:
         named, failed, info = await talk.failure()
         assert (named, failed.code, info.metadata["tag"]) == (0, Code.INVALID_ARGUMENT, str(tag))
         await assert_alive(talk)
-        assert len(rig.gateway.manager.requests) == 1 and rig.ring.cancels == []
+        assert len(rig.lane.manager.requests) == 1 and rig.ring.cancels == []
         talk.call.cancel()
 
 
@@ -172,7 +172,7 @@ async def test_changes_reach_the_ring_in_order_and_are_remembered() -> None:
         await talk.send(1, grant=inference_pb2.Grant(tokens=10))
         await talk.emitted(Grant)
         envelope = submit.envelope
-        request = rig.gateway.manager.requests.get(envelope.request_id)
+        request = rig.lane.manager.requests.get(envelope.request_id)
         expected = [
             Append(envelope, TextPrompt(" more")),
             Append(envelope, TokenPrompt(pack_ids([7, 8])), index=1),
@@ -185,10 +185,10 @@ async def test_changes_reach_the_ring_in_order_and_are_remembered() -> None:
         assert [one for one in rig.ring.emitted if isinstance(one, kinds)] == expected
         assert request is not None and request.replay.changes == expected and request.credit.allowed == 12
         # 2 tokens of prompt and 2 × 5 of output at the open, 2 and 2 for the pieces, 2 × 4 for the update
-        assert rig.gateway.manager.admission.num_tokens == request.accounting.reserved == 2 + 10 + 4 + 8
+        assert rig.lane.manager.books.admission.num_tokens == request.accounting.reserved == 2 + 10 + 4 + 8
         talk.call.cancel()
-        await rig.ring.until(lambda: not len(rig.gateway.manager.requests))
-        assert rig.gateway.manager.admission.num_tokens == 0
+        await rig.ring.until(lambda: not len(rig.lane.manager.requests))
+        assert rig.lane.manager.books.admission.num_tokens == 0
 
 
 @pytest.mark.parametrize(

@@ -131,9 +131,9 @@ async def test_unread_answers_hold_back_the_frames_behind_them() -> None:
                 await talk.send(0, ping=inference_pb2.Ping(nonce=1))
 
         flooding = asyncio.create_task(flood())
-        while not rig.gateway.manager.streams:
+        while not rig.lane.manager.books.streams:
             await asyncio.sleep(0)
-        (stream,) = rig.gateway.manager.streams
+        (stream,) = rig.lane.manager.books.streams
         while len(stream._replies) < MAX_REPLIES:  # type: ignore[attr-defined] # the only kind there is
             await asyncio.sleep(0)
         for _ in range(200):

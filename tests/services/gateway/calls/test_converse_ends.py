@@ -61,7 +61,7 @@ async def test_half_close_fails_what_waits_for_credit(spent_before: bool) -> Non
 
 
 async def assert_half_closed(rig: Rig) -> None:
-    (stream,) = rig.gateway.manager.streams
+    (stream,) = rig.lane.manager.books.streams
     while not stream.is_half_closed:  # type: ignore[attr-defined] # the only kind there is
         await asyncio.sleep(0)
 
@@ -73,7 +73,7 @@ async def test_abrupt_close_cancels_all() -> None:
         talk.call.cancel()
         await rig.ring.until(lambda: len(rig.ring.cancels) == 2)
         assert rig.ring.cancels == [one.envelope.request_id for one in submits]
-        assert rig.gateway.manager.admission.num_requests == 0
+        assert rig.lane.manager.books.admission.num_requests == 0
 
 
 async def test_the_deadline_of_the_call_is_that_of_each_and_an_open_may_name_a_nearer_one() -> None:

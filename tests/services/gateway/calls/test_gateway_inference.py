@@ -55,8 +55,8 @@ async def test_unary_answers_with_everything() -> None:
         assert (answer.timings.preemptions, answer.params.sampling.max_tokens) == (2, 8)
         assert ("x-sluice-generation-id", answer.generation_id) in tuple(await call.trailing_metadata())
         assert rig.ring.cancels == []
-        assert len(rig.gateway.manager.requests) == 0
-        assert rig.gateway.manager.admission.num_tokens == 0
+        assert len(rig.lane.manager.requests) == 0
+        assert rig.lane.manager.books.admission.num_tokens == 0
 
 
 async def test_stream_sends_accepted_deltas_and_one_end() -> None:
@@ -92,7 +92,7 @@ async def test_client_cancel_reaches_the_ring_once() -> None:
         call.cancel()
         await rig.ring.until(lambda: rig.ring.cancels)
         assert rig.ring.cancels == [submit.envelope.request_id]
-        assert rig.gateway.manager.admission.num_requests == 0
+        assert rig.lane.manager.books.admission.num_requests == 0
 
 
 async def test_cancel_generation_is_idempotent_and_says_what_it_found() -> None:
@@ -130,7 +130,7 @@ async def test_disconnect_releases_the_request() -> None:
         rig.ring.play(text_of(submit, 0, "a", first=True))
         await rig.channel.close()
         await rig.ring.until(lambda: rig.ring.cancels)
-        assert len(rig.gateway.manager.requests) == 0
+        assert len(rig.lane.manager.requests) == 0
 
 
 async def test_slow_reader_is_let_go_and_others_go_on() -> None:
@@ -147,7 +147,7 @@ async def test_slow_reader_is_let_go_and_others_go_on() -> None:
             at += 1
             rig.ring.changed.clear()
             await rig.ring.changed.wait()
-        assert len(rig.gateway.manager.requests) == 0
+        assert len(rig.lane.manager.requests) == 0
         with pytest.raises(grpc.aio.AioRpcError) as caught:
             async for _ in call:
                 pass
@@ -156,7 +156,7 @@ async def test_slow_reader_is_let_go_and_others_go_on() -> None:
 
 async def test_failed_from_the_ring_keeps_its_code_and_details() -> None:
     async with running() as rig:
-        rig.ring.script = lambda submit: rig.gateway.handle(
+        rig.ring.script = lambda submit: rig.lane.handle(
             Failed(submit.envelope, Code.RESOURCE_EXHAUSTED, "QUEUE_FULL", "full", retry_after_s=2.0)
         )
         error, reason = await failure(rig.stub.Generate(unary_request()))
@@ -169,7 +169,7 @@ async def test_text_before_a_failure_is_still_delivered() -> None:
         call = rig.stub.StreamGenerate(stream_request())
         submit = await rig.ring.next_submit()
         rig.ring.play(text_of(submit, 0, "a", first=True), text_of(submit, 1, "b"))
-        rig.gateway.manager.fail_all(stage_lost("engine"))
+        rig.lane.manager.fail_all(stage_lost("engine"))
         seen = []
         with pytest.raises(grpc.aio.AioRpcError) as caught:
             async for event in call:
@@ -186,7 +186,7 @@ async def test_tokenize_and_detokenize_go_round_the_ring() -> None:
         def script(submit: object) -> None:
             ask = rig.ring.submits[-1]
             value = Tokenized(ids, {5: b"a", 6: b"b"}) if isinstance(ask.work, Tokenize) else Detokenized("ab")
-            rig.gateway.handle(Result(ask.envelope, value))
+            rig.lane.handle(Result(ask.envelope, value))
 
         rig.ring.script = script
         tokens = await rig.stub.Tokenize(inference_pb2.TokenizeRequest(text="ab"))
@@ -203,7 +203,7 @@ async def test_tokens_are_counted_alone_or_told_with_their_places() -> None:
         ]
 
         def script(submit: object) -> None:
-            rig.gateway.handle(Result(rig.ring.submits[-1].envelope, values.pop(0)))
+            rig.lane.handle(Result(rig.ring.submits[-1].envelope, values.pop(0)))
 
         rig.ring.script = script
         counted = await rig.stub.Tokenize(inference_pb2.TokenizeRequest(text="abc", count_only=True))
@@ -224,7 +224,7 @@ async def test_a_long_text_is_told_in_slices_and_others_have_their_turns() -> No
         slices: list[int] = []
 
         def script(submit: object) -> None:
-            rig.gateway.handle(Result(rig.ring.submits[-1].envelope, value))
+            rig.lane.handle(Result(rig.ring.submits[-1].envelope, value))
 
         async def other() -> None:
             while True:
@@ -338,8 +338,8 @@ async def test_nothing_is_leaked_by_many_random_cancels(stream: bool) -> None:
             await rig.ring.until(functools.partial(_has_submits, rig, at + 1))
             call.cancel()
         await rig.ring.until(lambda: len(rig.ring.cancels) == 20)
-        assert len(rig.gateway.manager.requests) == 0
-        assert rig.gateway.manager.admission.num_tokens == 0
+        assert len(rig.lane.manager.requests) == 0
+        assert rig.lane.manager.books.admission.num_tokens == 0
 
 
 async def test_many_ids_to_decode_are_refused_by_the_place_of_the_wrong_one() -> None:

@@ -15,24 +15,10 @@ from sluice.v1 import control_pb2
 from sluice_server.engine.errors import ServiceError, invalid
 from sluice_server.engine.executor.computing import Computing
 from sluice_server.services.gateway.access.identity import CALLER, LOCAL
-from sluice_server.services.gateway.access.rate import Rate
-from sluice_server.services.gateway.cache_events import CacheEvents
 from sluice_server.services.gateway.calls import server
-from sluice_server.services.gateway.calls.adapters import AdapterHandlers
-from sluice_server.services.gateway.calls.cache import CacheCalls
-from sluice_server.services.gateway.calls.control import Control
-from sluice_server.services.gateway.calls.converse import Converse
-from sluice_server.services.gateway.calls.inference import Inference
 from sluice_server.services.gateway.calls.large import LargeRequestQueue
-from sluice_server.services.gateway.calls.peers import PeerGateways
-from sluice_server.services.gateway.calls.profile import ProfileCalls
 from sluice_server.services.gateway.calls.refusal import turn_away
 from sluice_server.services.gateway.contract.status import to_rpc
-from sluice_server.services.gateway.generation.detached import DetachedSessions
-from sluice_server.services.gateway.generation.service import GenerationService
-from sluice_server.services.gateway.oip.service import OpenInference
-from sluice_server.services.gateway.oip.statistics import GenerationCounts
-from sluice_server.services.gateway.operations import RemoteOperations
 from sluice_server.services.messages.details import Load
 from sluice_server.services.messages.processes import Report
 from tests.services.gateway.fake_ring import (
@@ -61,22 +47,12 @@ def test_option_keys_exist_in_grpc() -> None:
 
 async def test_every_handler_is_a_coroutine_function() -> None:
     async with running(wait=False) as rig:
-        manager = rig.gateway.manager
-        service = GenerationService(manager, DetachedSessions(manager, asyncio.get_running_loop().call_later, 1))
-        large = LargeRequestQueue(lambda: 0.0)
-        inference = Inference(service, PeerGateways("g0", {}, ""), manager.observer, large)
-        converse = Converse(service, manager.observer, lambda: Rate(1, lambda: 0.0))
-        adapter = OpenInference(service, manager, GenerationCounts(manager.observer))
-        adapters = AdapterHandlers(manager, rig.gateway.adapters)
-        control = Control(manager, rig.gateway.drain, CacheEvents("g0", rig.ring.emit, lambda: 0.0), adapters)
-        remote = RemoteOperations("g0", 0, ["e0"], rig.ring.emit)
-        operators = ProfileCalls(remote, lambda: "e0"), CacheCalls(remote, lambda: "e0")
-        handlers = server.Handlers(inference, converse, control, *operators, adapter, manager.observer, large)
+        handlers = rig.gateway.handlers()
         tables = {
             **server.inference_table(handlers),
             **server.control_table(handlers.control, handlers.profiles, handlers.caches),
-            **adapter.table(),
-            "x": server.refusal("x", functools.partial(turn_away, manager.observer, "x")),
+            **handlers.adapter.table(),
+            "x": server.refusal("x", functools.partial(turn_away, rig.gateway.observer, "x")),
         }
         assert [name for name, handler in tables.items() if not inspect.iscoroutinefunction(handler)] == []
 
@@ -137,7 +113,7 @@ async def test_models_info_and_load() -> None:
         how = Computing(
             "cpu", "native", "v4", "v4", "float32", "int8", "bfloat16", 7, 2, "--threads", "jemalloc", ("slow",)
         )
-        rig.gateway.handle(Report("e0", 1, Load(num_running=3, step_s=0.5), served_token=True, computing=how))
+        rig.lane.handle(Report("e0", 1, Load(num_running=3, step_s=0.5), served_token=True, computing=how))
         models = await rig.control.ListModels(control_pb2.ListModelsRequest())
         model = await rig.control.GetModel(control_pb2.GetModelRequest(model="toy"))
         info = await rig.control.GetServerInfo(control_pb2.GetServerInfoRequest())
@@ -204,7 +180,7 @@ async def test_large_requests_are_answered_whatever_they_are() -> None:
     async with running() as rig:
         method = "/sluice.v1.InferenceService/Generate"
         generate: grpc.aio.UnaryUnaryMultiCallable[bytes, bytes] = rig.channel.unary_unary(method)
-        too_long = unary_request(text="x" * (rig.gateway.manager.settings.limits.max_prompt_bytes + 1))
+        too_long = unary_request(text="x" * (rig.lane.manager.settings.limits.max_prompt_bytes + 1))
         raw = [b"\xff" * 200_000, too_long.SerializeToString()]
         ends = await asyncio.gather(*[generate(body) for body in 4 * raw], return_exceptions=True)
         codes = [end.code() for end in ends if isinstance(end, grpc.aio.AioRpcError)]

@@ -137,7 +137,9 @@ async def test_the_file_is_read_again_and_a_bad_one_is_not(tmp_path: Path, caplo
     file, clock = tmp_path / "access.toml", [0.0]
     file.write_text(entry("old", "acme", "generate"))
     ring = FakeRing()
-    gateway = ring.gateway = Gateway(settings(access_file=file), ring.emit, clock=lambda: clock[0])
+    chosen = settings(access_file=file)
+    gateway = Gateway(chosen, clock=lambda: clock[0])
+    ring.opened(gateway, chosen)
     port = await gateway.start()
     async with grpc.aio.insecure_channel(f"127.0.0.1:{port}") as channel:
         call: grpc.aio.UnaryUnaryMultiCallable[control_pb2.GetServerInfoRequest, bytes] = channel.unary_unary(
@@ -209,7 +211,7 @@ def test_an_access_file_that_cannot_be_used_is_refused_at_the_start(
     if text is not None:
         file.write_text(text)
     with pytest.raises(ServiceError, match=reason) as caught:
-        Gateway(settings(access_file=file), FakeRing().emit)
+        Gateway(settings(access_file=file))
     assert str(file) in caught.value.message
 
 

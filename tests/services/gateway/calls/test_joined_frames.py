@@ -44,7 +44,7 @@ async def played(*, joined: bool, num: int = 3) -> list[Frame]:
         rig.ring.play(*(text for texts in words for text in texts))
         await talk.call.done_writing()
         messages = await talk.remaining()
-        assert await talk.call.code() == grpc.StatusCode.OK and not rig.gateway.manager.streams
+        assert await talk.call.code() == grpc.StatusCode.OK and not rig.lane.manager.books.streams
         return messages
 
 
@@ -70,7 +70,7 @@ async def test_a_message_has_no_more_frames_than_the_contract_says() -> None:
     async with running() as rig:
         talk = Talker(rig)
         submit = await opened(talk, 1, joined=True)
-        (stream,) = rig.gateway.manager.streams
+        (stream,) = rig.lane.manager.books.streams
         rig.ring.play(text_of(submit, 0, "a", first=True))
         await talk.kinds(1)
         for nonce in range(MAX_JOINED + 10):

@@ -12,7 +12,7 @@ from tests.services.gateway.fake_ring import Rig, generation, running, settings,
 
 
 def report(rig: Rig, engine: str, level: Level) -> None:
-    rig.gateway.handle(Report(engine, 1, Load(), served_token=True, memory_level=int(level)))
+    rig.lane.handle(Report(engine, 1, Load(), served_token=True, memory_level=int(level)))
 
 
 async def test_new_requests_are_refused_and_running_ones_end_well() -> None:
@@ -36,10 +36,10 @@ async def test_engines_count_by_the_one_that_has_most_left() -> None:
         report(rig, "e1", Level.WARN)
         load = (await rig.control.GetLoad(control_pb2.GetLoadRequest())).load
         assert [one.memory_level for one in load.engines] == [3, 2] and load.memory_level == 1
-        assert not rig.gateway.manager.is_memory_short()
+        assert not rig.lane.manager.is_memory_short()
         report(rig, "e1", Level.CRITICAL)
         error, reason = await failure(rig.stub.Generate(unary_request()))
         assert reason == "MEMORY_PRESSURE" and error.code() is grpc.StatusCode.RESOURCE_EXHAUSTED
-        now_s = rig.gateway.manager.clock()
-        rig.gateway.manager.clock = lambda: now_s + FRESH_S + 1  # what is old does not count
-        assert not rig.gateway.manager.is_memory_short()
+        now_s = rig.lane.manager.clock()
+        rig.lane.manager.clock = lambda: now_s + FRESH_S + 1  # what is old does not count
+        assert not rig.lane.manager.is_memory_short()

@@ -41,7 +41,7 @@ class Engine:
     def __init__(self, rig: Rig) -> None:
         self.works: list[Profile] = []
         self.may_end = asyncio.Event()
-        self.operations = Operations("e0", Leases(), rig.gateway.handle)
+        self.operations = Operations("e0", Leases(), rig.lane.handle)
         self.operations.serve(Profile, self._take)
         rig.ring.script_operations = self.operations.handle
 
@@ -91,7 +91,7 @@ async def test_a_process_that_is_lost_ends_it() -> None:
     async with engine() as (rig, _):
         parts = aiter(rig.control.Profile(request(process="e0")))
         await anext(parts)
-        rig.gateway.lost({"e0"})
+        rig.lane.lost({"e0"})
         error, reason = await failure(anext(parts))
         assert (error.code(), reason) == (grpc.StatusCode.UNAVAILABLE, "STAGE_LOST")
 

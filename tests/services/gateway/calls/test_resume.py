@@ -60,7 +60,7 @@ async def lose_after(rig: Rig, words: int, **fields: Any) -> Submit:  # noqa: AN
 
 
 async def until_detached(rig: Rig, submit: Submit) -> None:
-    session = rig.gateway._detached._sessions[submit.envelope.request_id]  # its reader is not public
+    session = rig.lane.detached._sessions[submit.envelope.request_id]  # its reader is not public
     while session.reader is not None:
         await asyncio.sleep(0.001)
 
@@ -75,7 +75,7 @@ async def test_what_comes_without_a_reader_is_told_to_the_next_one() -> None:
         assert [(await anext(events)).delta.text for _ in range(3)] == ["b", "c", "d"]
         rig.ring.play(text_of(submit, 4, "e", last=True))
         assert await told(events) == [("delta", "5e"), ("output_finished", ""), ("finished", "")]
-        assert rig.ring.cancels == [] and rig.gateway.manager.admission.num_requests == 0
+        assert rig.ring.cancels == [] and rig.lane.manager.books.admission.num_requests == 0
 
 
 async def test_an_ended_generation_can_be_told_again_until_its_time_is_over() -> None:
@@ -84,11 +84,11 @@ async def test_an_ended_generation_can_be_told_again_until_its_time_is_over() ->
         call = rig.stub.StreamGenerate(stream_request(**detached()))
         first = await told(call)
         generation_id = public(rig.ring.submits[-1])
-        assert rig.gateway.manager.admission.num_requests == 0
+        assert rig.lane.manager.books.admission.num_requests == 0
         for _ in range(2):
             assert await told(resume(rig, generation_id)) == first
         assert await told(resume(rig, generation_id, after_seq=2)) == [first[0], *first[-2:]]
-        assert len(rig.gateway._detached) == 1
+        assert len(rig.lane.detached) == 1
 
 
 async def test_the_end_without_a_reader_frees_its_place_and_its_key() -> None:
@@ -97,7 +97,7 @@ async def test_the_end_without_a_reader_frees_its_place_and_its_key() -> None:
         error, reason = await failure(rig.stub.StreamGenerate(stream_request(idempotency_key="k")).read())
         assert (error.code(), reason) == (grpc.StatusCode.ALREADY_EXISTS, "DUPLICATE_REQUEST")
         rig.ring.play(text_of(submit, 1, "b", last=True))
-        assert rig.gateway.manager.admission.num_requests == 0
+        assert rig.lane.manager.books.admission.num_requests == 0
         again = rig.stub.StreamGenerate(stream_request(idempotency_key="k"))
         await rig.ring.until(lambda: len(rig.ring.submits) == 2)
         again.cancel()
@@ -187,7 +187,7 @@ async def test_a_slow_reader_of_a_detachable_generation_may_resume() -> None:
     async with running(settings(max_history_bytes=1 << 30), channel_options=options) as rig:
         call = rig.stub.StreamGenerate(stream_request(**detached()))
         submit = await rig.ring.next_submit()
-        session = rig.gateway._detached._sessions[submit.envelope.request_id]
+        session = rig.lane.detached._sessions[submit.envelope.request_id]
         at = 0
         while session.reader is not None:
             if at < 60:  # more than a client receives in one message
@@ -204,9 +204,9 @@ async def test_a_slow_reader_of_a_detachable_generation_may_resume() -> None:
 async def test_who_does_not_come_in_time_finds_nothing() -> None:
     async with running() as rig:
         submit = await lose_after(rig, 1)
-        session = rig.gateway._detached._sessions[submit.envelope.request_id]
-        rig.gateway._detached.forget(session)  # as its timer does
-        assert rig.ring.cancels == [submit.envelope.request_id] and rig.gateway.manager.admission.num_requests == 0
+        session = rig.lane.detached._sessions[submit.envelope.request_id]
+        rig.lane.detached.forget(session)  # as its timer does
+        assert rig.ring.cancels == [submit.envelope.request_id] and rig.lane.manager.books.admission.num_requests == 0
         error, reason = await failure(resume(rig, public(submit), 1).read())
         assert (error.code(), reason) == (grpc.StatusCode.NOT_FOUND, "GENERATION_NOT_FOUND")
 
@@ -215,7 +215,7 @@ async def test_a_cancel_ends_a_detached_generation_at_once() -> None:
     async with running() as rig:
         submit = await lose_after(rig, 1)
         await rig.stub.CancelGeneration(inference_pb2.CancelGenerationRequest(generation_id=public(submit)))
-        assert rig.ring.cancels == [submit.envelope.request_id] and rig.gateway.manager.admission.num_requests == 0
+        assert rig.ring.cancels == [submit.envelope.request_id] and rig.lane.manager.books.admission.num_requests == 0
         error, reason = await failure(told(resume(rig, public(submit))))
         assert (error.code(), reason) == (grpc.StatusCode.CANCELLED, "CLIENT_CANCELLED")
 
@@ -227,7 +227,7 @@ async def test_the_number_of_generations_without_a_reader_is_bounded() -> None:
         for _ in range(2):
             submit = await lose_after(rig, 1)
             rig.ring.play(text_of(submit, 1, "b", last=True))
-        assert len(rig.gateway._detached) == 2
+        assert len(rig.lane.detached) == 2
         _, reason = await failure(resume(rig, public(first)).read())
         assert reason == "GENERATION_NOT_FOUND"
 

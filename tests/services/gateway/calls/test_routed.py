@@ -22,9 +22,9 @@ THREE = settings(stages=(("t0",), ("e0", "e1", "e2"), ("d0",)), routing=KV_COST,
 
 
 async def whole(rig: Rig) -> None:
-    await rig.ring.until(lambda: rig.gateway.manager.engines.is_whole)
+    await rig.ring.until(lambda: rig.lane.manager.engines.is_whole)
     for name in ("e0", "e1", "e2"):
-        rig.gateway.handle(Report(name, 1, Load(), served_token=True))
+        rig.lane.handle(Report(name, 1, Load(), served_token=True))
 
 
 async def load_of(rig: Rig) -> control_pb2.Load:
@@ -77,10 +77,10 @@ async def test_the_load_says_why_engines_get_requests_and_why_not() -> None:
         )
         await rig.stub.Generate(unary_request())
         entries = {name: EngineEntry(f"ipc:///{name}", name == "e1") for name in ("e0", "e1", "e2")}
-        rig.gateway.change_engines(entries)
+        rig.lane.change_engines(entries)
         rig.ring.silent.add("e0")
-        rig.gateway.lost({"e0"})
-        rig.gateway.manager.engines.refused["e0"] = "other weights"
+        rig.lane.lost({"e0"})
+        rig.lane.manager.engines.refused["e0"] = "other weights"
         load = await load_of(rig)
         assert [dict(one.routed) for one in load.engines] == [{}, {}, {"cache": 1}]
         assert [(one.state, one.refusal) for one in load.engines] == [

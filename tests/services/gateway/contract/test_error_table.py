@@ -93,7 +93,7 @@ async def test_what_was_used_comes_with_the_end() -> None:
         events = aiter(call)
         for _ in range(2):
             await anext(events)
-        rig.gateway.manager.cancel(submit.envelope.request_id, submit.envelope.tenant)
+        rig.lane.manager.cancel(submit.envelope.request_id, submit.envelope.tenant)
         with pytest.raises(grpc.aio.AioRpcError) as caught:
             await anext(events)
         status = rpc_status.from_call(caught.value)

@@ -35,7 +35,7 @@ def answer(rig: Rig, vectors: Sequence[Sequence[float]]) -> None:
     """Has the ring answer with these numbers of the head."""
     packed = tuple(struct.pack(f"<{len(one)}f", *one) for one in vectors)
     found = Embedded(packed, (4,) * len(packed), 0, Timings())
-    rig.ring.script = lambda submit: rig.gateway.handle(Result(submit.envelope, found))
+    rig.ring.script = lambda submit: rig.lane.handle(Result(submit.envelope, found))
 
 
 async def test_the_classes_of_inputs() -> None:

@@ -9,7 +9,7 @@ from google.protobuf.message import Message
 from sluice.v1 import control_pb2, inference_pb2, types_pb2
 
 from sluice_server.engine.errors import Code, ServiceError
-from sluice_server.services.gateway.calls.control import FEATURES
+from sluice_server.services.gateway.calls.described import FEATURES
 from sluice_server.services.gateway.contract import translate
 from sluice_server.services.gateway.contract.fields import BUILT, FEATURE_FIELDS, NOT_BUILT, refuse_unbuilt
 from sluice_server.services.messages.work import ChatPrompt, Generate, TokenPrompt

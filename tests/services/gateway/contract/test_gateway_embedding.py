@@ -89,7 +89,7 @@ def test_what_cannot_be_made_is_refused_by_name(
 def answering(rig: Rig, vectors: list[bytes]) -> Callable[[Submit], None]:
     """A ring that answers with these vectors."""
     found = Embedded(tuple(vectors), tuple(range(4, 4 + len(vectors))), 2, Timings(queue_s=0.5))
-    return lambda submit: rig.gateway.handle(Result(submit.envelope, found))
+    return lambda submit: rig.lane.handle(Result(submit.envelope, found))
 
 
 async def test_the_answer_echoes_what_was_done() -> None:
@@ -102,7 +102,7 @@ async def test_the_answer_echoes_what_was_done() -> None:
         assert found.encoding == inference_pb2.VECTOR_ENCODING_FLOAT
         assert (found.usage.prompt_tokens, found.usage.cached_tokens, found.usage.completion_tokens) == (9, 2, 0)
         assert (found.model, found.revision) == ("toy", "r1")
-        assert rig.gateway.manager.num_open == 0 and not rig.ring.cancels
+        assert rig.lane.manager.num_open == 0 and not rig.ring.cancels
 
 
 @pytest.mark.parametrize("encoding", [inference_pb2.VECTOR_ENCODING_BFLOAT16, inference_pb2.VECTOR_ENCODING_BINARY])
@@ -128,17 +128,17 @@ async def test_a_client_that_leaves_cancels_its_request() -> None:
         await rig.ring.next_submit()
         call.cancel()
         await rig.ring.until(lambda: rig.ring.cancels)
-        assert rig.gateway.manager.num_open == 0
+        assert rig.lane.manager.num_open == 0
 
 
 async def test_a_lost_ring_gets_the_same_work_again() -> None:
     async with running() as rig:
         call = rig.stub.Embed(request())
         first = await rig.ring.next_submit()
-        open_request = rig.gateway.manager.requests.get(first.envelope.request_id)
+        open_request = rig.lane.manager.requests.get(first.envelope.request_id)
         assert open_request is not None
         rig.ring.script = answering(rig, [struct.pack("<f", 1.0)] * 2)
-        rig.gateway.manager.resubmit(open_request)
+        rig.lane.manager.resubmit(open_request)
         assert len((await call).embeddings) == 2
         again = rig.ring.submits[-1]
         assert again.work == first.work and again.envelope.attempt == first.envelope.attempt + 1

@@ -143,7 +143,7 @@ async def test_the_prompt_is_echoed_before_the_first_delta() -> None:
     async with running() as rig:
         call = rig.stub.StreamGenerate(stream_request(output={"echo": True}))
         submit = await rig.ring.next_submit()
-        rig.gateway.handle(Result(submit.envelope, Tokenized(pack_ids([5, 6, 7]), {5: b"a", 6: b"b", 7: b"c"})))
+        rig.lane.handle(Result(submit.envelope, Tokenized(pack_ids([5, 6, 7]), {5: b"a", 6: b"b", 7: b"c"})))
         rig.ring.play(text(submit, 0, 0, "x"), text(submit, 0, 1, "y", FinishReason.EOS))
         events = [event async for event in call]
         assert [event.WhichOneof("event") for event in events][:3] == ["accepted", "prompt_info", "delta"]
@@ -159,7 +159,7 @@ async def test_a_whole_answer_has_the_echo_and_an_echo_is_no_end() -> None:
     async with running() as rig:
         call = rig.stub.Generate(unary_request(output={"echo": True}))
         submit = await rig.ring.next_submit()
-        rig.gateway.handle(Result(submit.envelope, Tokenized(pack_ids([5]), {5: b"a"})))
+        rig.lane.handle(Result(submit.envelope, Tokenized(pack_ids([5]), {5: b"a"})))
         rig.ring.play(text(submit, 0, 0, "x", FinishReason.EOS))
         answer = await call
         assert [one.id for one in answer.prompt_info.tokens] == [5] and answer.outputs[0].text == "x"

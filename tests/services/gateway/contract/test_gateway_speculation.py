@@ -8,7 +8,7 @@ from sluice.v1 import control_pb2, types_pb2
 
 from sluice_server.engine.errors import Code, ServiceError
 from sluice_server.engine.request import Limits
-from sluice_server.services.gateway.calls.control import features
+from sluice_server.services.gateway.calls.described import features
 from sluice_server.services.gateway.contract import translate
 from sluice_server.services.gateway.contract.sampling import max_draft_tokens
 from sluice_server.services.messages.messages import Submit, Text

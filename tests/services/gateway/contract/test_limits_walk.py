@@ -80,14 +80,14 @@ def answer(rig: Rig, submit: Submit) -> None:
     """The ring's answer to any request."""
     match submit.work:
         case Tokenize():
-            rig.gateway.handle(Result(submit.envelope, Tokenized(b"", {})))
+            rig.lane.handle(Result(submit.envelope, Tokenized(b"", {})))
         case Detokenize():
-            rig.gateway.handle(Result(submit.envelope, Detokenized("")))
+            rig.lane.handle(Result(submit.envelope, Detokenized("")))
         case Embed():
             num = len(submit.work.inputs)
-            rig.gateway.handle(Result(submit.envelope, Embedded((bytes(32),) * num, (1,) * num, 0, Timings())))
+            rig.lane.handle(Result(submit.envelope, Embedded((bytes(32),) * num, (1,) * num, 0, Timings())))
         case _:
-            request = rig.gateway.manager.requests.get(submit.envelope.request_id)
+            request = rig.lane.manager.requests.get(submit.envelope.request_id)
             for text in generation(submit, ["a"]):
                 for index in range(len(request.outputs) if request is not None else 0):
                     rig.ring.play(_of_output(text, index))
@@ -212,7 +212,7 @@ async def test_frames(path: str) -> None:
             _, failed, info = await talk.failure()
             assert info.reason in {"CLIENT_CANCELLED"} if is_good else REFUSALS[_code(failed.code)], frame
         assert await talk.end() == grpc.StatusCode.OK
-        assert rig.gateway.manager.admission.num_tokens == 0
+        assert rig.lane.manager.books.admission.num_tokens == 0
 
 
 def _cases(edge: Edge) -> list[tuple[Fields, bool]]:
@@ -239,5 +239,5 @@ async def run(walk: Walk, edge: Edge) -> None:
     for fields in edge.bad:
         await walk.bad(fields)
     await walk.rig.stub.Generate(unary_request())  # whatever was asked, the next good request is served
-    assert walk.rig.gateway.manager.admission.num_requests == 0
+    assert walk.rig.lane.manager.books.admission.num_requests == 0
     assert len(asyncio.all_tasks()) < 50

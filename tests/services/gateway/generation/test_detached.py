@@ -11,10 +11,8 @@ from sluice_server.services.gateway.access.call import CallMetadata
 from sluice_server.services.gateway.access.quota import Quotas, TenantLimits
 from sluice_server.services.gateway.contract import translate
 from sluice_server.services.gateway.generation.detached import DetachedSessions
-from sluice_server.services.gateway.requests.manager import RequestManager
 from sluice_server.services.gateway.requests.open_request import OpenRequest, RequestStatus
-from sluice_server.services.telemetry.observed import Unobserved
-from tests.services.gateway.fake_ring import SETTINGS, spec
+from tests.services.gateway.fake_ring import SETTINGS, manager_of, spec
 
 DETACH = types_pb2.SchedulingOptions(
     on_disconnect=types_pb2.DISCONNECT_ACTION_DETACH,
@@ -49,7 +47,7 @@ class SessionBench:
     def __init__(self, max_detached: int = 4) -> None:
         self.timers: list[tuple[float, WoundTimer]] = []
         quotas = Quotas(lambda tenant: TenantLimits(), 1)
-        self.manager = RequestManager(SETTINGS, lambda message: None, Unobserved(), lambda: 0.0, quotas)
+        self.manager = manager_of(SETTINGS, lambda message: None, quotas)
         self.manager.refusal = None
         self.sessions = DetachedSessions(self.manager, self._call_later, max_detached)
 

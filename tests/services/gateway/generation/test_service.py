@@ -16,13 +16,12 @@ from sluice_server.services.gateway.generation.detached import DetachedSessions
 from sluice_server.services.gateway.generation.events import DeltaEvent, FailedEvent, FinishedEvent, StreamEvent
 from sluice_server.services.gateway.generation.service import GenerationService
 from sluice_server.services.gateway.generation.stream import GenerationStream
-from sluice_server.services.gateway.requests.manager import RequestManager
+from sluice_server.services.gateway.models.registry import Models
 from sluice_server.services.gateway.requests.open_request import RequestStatus
 from sluice_server.services.messages.details import Tokenized
 from sluice_server.services.messages.messages import Cancel, Grant, Message, Result, Submit
 from sluice_server.services.messages.work import pack_ids
-from sluice_server.services.telemetry.observed import Unobserved
-from tests.services.gateway.fake_ring import SETTINGS, generation, spec, text_of
+from tests.services.gateway.fake_ring import SETTINGS, generation, manager_of, spec, text_of
 
 OTHER = Identity("other", frozenset())
 CALL = CallMetadata("StreamGenerate")
@@ -35,10 +34,11 @@ class ServiceBench:
     def __init__(self) -> None:
         self.emitted: list[Message] = []
         quotas = Quotas(lambda tenant: TenantLimits(), 1)
-        self.manager = RequestManager(SETTINGS, self.emitted.append, Unobserved(), lambda: 0.0, quotas)
+        self.manager = manager_of(SETTINGS, self.emitted.append, quotas)
         self.manager.refusal = None
-        detached = DetachedSessions(self.manager, asyncio.get_running_loop().call_later, 4)
-        self.service = GenerationService(self.manager, detached)
+        self.detached = DetachedSessions(self.manager, asyncio.get_running_loop().call_later, 4)
+        self.is_leaving = False
+        self.service = GenerationService(Models({"m0": self}, self.manager.books), self.manager.observer)
 
     @property
     def submit(self) -> Submit:
@@ -190,7 +190,7 @@ async def test_a_conversation_is_credit_and_changes_by_tag(bench: ServiceBench) 
     told = [(one.tag, type(one.event).__name__) async for one in session]
     session.close(None)
     assert told[:2] == [(2, "RefusedEvent"), (1, "AcceptedEvent")] and told[-1] == (1, "FinishedEvent")
-    assert not bench.manager.streams and not len(bench.manager.requests)
+    assert not bench.manager.books.streams and not len(bench.manager.requests)
 
 
 async def test_closing_a_conversation_cancels_what_runs_on_it(bench: ServiceBench) -> None:

@@ -12,14 +12,10 @@ from sluice_server.engine.errors import ServiceError
 from sluice_server.engine.parameters import CHOICE
 from sluice_server.services.gateway.access.identity import digest_of
 from sluice_server.services.gateway.calls import guard
-from sluice_server.services.gateway.generation.detached import DetachedSessions
-from sluice_server.services.gateway.generation.service import GenerationService
 from sluice_server.services.gateway.oip import translate
 from sluice_server.services.gateway.oip.contract import open_inference_pb2 as oip
-from sluice_server.services.gateway.oip.service import SERVICE, OpenInference
-from sluice_server.services.gateway.oip.statistics import GenerationCounts
+from sluice_server.services.gateway.oip.service import SERVICE
 from sluice_server.services.messages.work import Generate
-from sluice_server.services.telemetry.observed import Unobserved
 from tests.services.gateway.fake_ring import Rig, generation, running, settings, text_of
 
 CLIENT = Path(__file__).with_name("triton_client.py")
@@ -85,9 +81,7 @@ async def test_tritons_own_client(tmp_path: Path) -> None:
 
 async def test_every_method_is_a_coroutine_and_has_its_scope() -> None:
     async with running(wait=False) as rig:
-        manager = rig.gateway.manager
-        service = GenerationService(manager, DetachedSessions(manager, asyncio.get_running_loop().call_later, 1))
-        table = OpenInference(service, manager, GenerationCounts(Unobserved())).table()
+        table = rig.gateway.handlers().adapter.table()
         assert all(inspect.iscoroutinefunction(handler) for handler in table.values())
         names = {f"/{SERVICE.full_name}/{method.name}" for method in SERVICE.methods}
         assert names == {f"/{SERVICE.full_name}/{name}" for name in table}
@@ -113,7 +107,7 @@ async def test_a_stream_that_is_cancelled_cancels_all_its_generations() -> None:
         await rig.ring.until(lambda: len(rig.ring.submits) == 3)
         call.cancel()
         await rig.ring.until(lambda: len(rig.ring.cancels) == 3)
-        await rig.ring.until(lambda: not len(rig.gateway.manager.requests))
+        await rig.ring.until(lambda: not len(rig.lane.manager.requests))
 
 
 async def test_a_stream_says_which_response_is_its_last_if_asked_to() -> None:

@@ -19,8 +19,8 @@ TWO = dataclasses.replace(THREE, stages=(("t0",), ("e0", "e1"), ("d0",)))
 
 async def split(rig: Rig) -> None:
     """Waits for all engines; e0 computes prompts only."""
-    await rig.ring.until(lambda: rig.gateway.manager.engines.is_whole)
-    rig.gateway.handle(Report("e0", 1, Load(), served_token=True, role=EngineRole.PREFILL))
+    await rig.ring.until(lambda: rig.lane.manager.engines.is_whole)
+    rig.lane.handle(Report("e0", 1, Load(), served_token=True, role=EngineRole.PREFILL))
 
 
 async def begun(rig: Rig, at: str = "e0", **fields: Any) -> Any:  # noqa: ANN401 # a call of grpc
@@ -76,7 +76,7 @@ async def test_a_request_is_never_handed_back() -> None:
         await split(rig)
         _call = await begun(rig, at="e1")
         assert len(rig.ring.submits) == 1
-        rig.gateway.lost({"e1"})
+        rig.lane.lost({"e1"})
         await rig.ring.until(lambda: len(rig.ring.submits) == 2)
         assert rig.ring.submits[-1].envelope.engine == "e2"
 
@@ -85,7 +85,7 @@ async def test_without_an_engine_that_goes_on_the_one_for_prompts_does() -> None
     async with running(TWO) as rig:
         await split(rig)
         rig.ring.silent.add("e1")
-        rig.gateway.lost({"e1"})
+        rig.lane.lost({"e1"})
         call = rig.stub.StreamGenerate(stream_request())
         submit = await rig.ring.next_submit()
         assert (submit.able, submit.envelope.engine) == ((), "e0")
@@ -99,12 +99,12 @@ async def test_the_loss_of_either_engine_during_a_hand_off_costs_no_token() -> N
         call = await begun(rig)
         assert rig.ring.submits[-1].envelope.engine == "e1"
         rig.ring.silent.add("e0")
-        rig.gateway.lost({"e0"})  # e1 goes on; what it cannot fetch it computes
+        rig.lane.lost({"e0"})  # e1 goes on; what it cannot fetch it computes
         assert len(rig.ring.submits) == 2
         rig.ring.silent.clear()
         await split(rig)
         rig.ring.silent.add("e1")
-        rig.gateway.lost({"e1"})
+        rig.lane.lost({"e1"})
         await rig.ring.until(lambda: len(rig.ring.submits) == 3)
         last = rig.ring.submits[-1]
         assert (last.envelope.engine, last.envelope.attempt) == ("e0", 2)
@@ -128,6 +128,6 @@ async def test_nothing_is_handed_off_while_no_engine_serves() -> None:
         rig.stub.StreamGenerate(stream_request())
         submit = placed(await rig.ring.next_submit(), "e0")
         rig.ring.silent |= {"e0", "e1"}
-        rig.gateway.lost()
+        rig.lane.lost()
         rig.ring.play(text_of(submit, 0, "a", first=True), text_of(submit, 1, "b"))  # on its way when the ring was lost
         assert len(rig.ring.submits) == 1

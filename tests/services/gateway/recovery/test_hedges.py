@@ -22,7 +22,7 @@ ROUTED = dataclasses.replace(TWO, stages=(TOKENIZERS, ("e0", "e1", "e2"), ("d0",
 
 async def hedged(rig: Rig, **fields: Any) -> tuple[Any, Submit, Submit]:  # noqa: ANN401 # a call of grpc
     """A stream that no engine answers, and its two attempts."""
-    await rig.ring.until(lambda: rig.gateway.manager.engines.is_whole)
+    await rig.ring.until(lambda: rig.lane.manager.engines.is_whole)
     call = rig.stub.StreamGenerate(stream_request(**fields))
     await rig.ring.until(lambda: len(rig.ring.submits) == 2)
     first, second = rig.ring.submits
@@ -42,7 +42,7 @@ def attempt(submit: Submit) -> tuple[str, str]:
 
 
 def load(rig: Rig) -> list[int]:
-    return [rig.gateway.manager.engines.load_of(engine) for engine in rig.gateway.manager.engines.ids]
+    return [rig.lane.manager.engines.load_of(engine) for engine in rig.lane.manager.engines.ids]
 
 
 @pytest.mark.parametrize("wins", [0, 1])
@@ -58,12 +58,12 @@ async def test_the_engine_that_brings_a_token_first_goes_on(wins: int) -> None:
         rig.ring.play(failed(loser.envelope, stage_lost("engine")))  # type: ignore[arg-type]
         rig.ring.play(text_of(winner, 1, "b", last=True))
         assert await text(call) == "ab"
-        assert load(rig) == [0, 0] and not len(rig.gateway.manager.requests)
+        assert load(rig) == [0, 0] and not len(rig.lane.manager.requests)
 
 
 async def test_a_stream_that_stalls_goes_on_elsewhere_behind_its_tokens() -> None:
     async with running(TWO) as rig:
-        await rig.ring.until(lambda: rig.gateway.manager.engines.is_whole)
+        await rig.ring.until(lambda: rig.lane.manager.engines.is_whole)
         call = rig.stub.StreamGenerate(stream_request())
         await rig.ring.until(lambda: rig.ring.submits)
         rig.ring.play(text_of(rig.ring.submits[0], 0, "a", first=True))
@@ -89,10 +89,10 @@ async def test_a_second_attempt_that_fails_costs_nothing_and_a_cancel_ends_both(
 
 async def test_what_cannot_be_told_apart_by_speed_alone_has_one_attempt() -> None:
     async with running(TWO) as rig:
-        await rig.ring.until(lambda: rig.gateway.manager.engines.is_whole)
+        await rig.ring.until(lambda: rig.lane.manager.engines.is_whole)
         rig.stub.StreamGenerate(stream_request(sampling=types_pb2.SamplingParams(best_of=2)))
         await rig.ring.until(lambda: rig.ring.submits)
-        before = rig.gateway.manager
+        before = rig.lane.manager
         for _ in range(3):
             before.hedge()
         assert len(rig.ring.submits) == 1
@@ -104,7 +104,7 @@ async def test_few_requests_have_two_attempts_at_a_time() -> None:
         rig.stub.StreamGenerate(stream_request())
         await rig.ring.until(lambda: len(rig.ring.submits) == 3)
         for _ in range(3):
-            rig.gateway.manager.hedge()
+            rig.lane.manager.hedge()
         assert len(rig.ring.submits) == 3
         rig.ring.play(text_of(first, 0, "a", first=True, last=True))
         await rig.ring.until(lambda: len(rig.ring.submits) == 4)  # there is room now
@@ -116,7 +116,7 @@ async def test_a_loss_replays_the_attempt_that_goes_on() -> None:
         call, first, second = await hedged(rig)
         rig.ring.play(text_of(second, 0, "a", first=True))
         rig.ring.silent.add(second.envelope.engine)
-        rig.gateway.lost({second.envelope.engine})
+        rig.lane.lost({second.envelope.engine})
         await rig.ring.until(lambda: len(rig.ring.submits) == 3)
         third = rig.ring.submits[-1]
         assert attempt(third) == (second.envelope.request_id, first.envelope.engine)
@@ -134,7 +134,7 @@ async def test_where_a_tokenizer_chooses_it_is_told_whose_engine_to_leave_out() 
         assert len({peer_of(one, TOKENIZERS) for one in ids}) == 1
         chosen = msgspec.structs.replace(second, envelope=msgspec.structs.replace(second.envelope, engine="e2"))
         rig.ring.play(text_of(chosen, 0, "a", first=True))
-        (request,) = rig.gateway.manager.requests
+        (request,) = rig.lane.manager.requests
         assert request.envelope.engine == "e2" and request.routed.reason is RoutingReason.HEDGE
         rig.ring.play(text_of(chosen, 1, "b", last=True))
         assert await text(call) == "ab" and load(rig) == [0, 0, 0]

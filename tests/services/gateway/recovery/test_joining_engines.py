@@ -18,11 +18,11 @@ TWO = settings(stages=(("t0",), ("e0", "e1"), ("d0",)), probe_timeout_s=0.2)
 
 def change(rig: Rig, *names: str, draining: Set[str] = frozenset()) -> None:
     """What the file of the engines says from now on."""
-    rig.gateway.change_engines({name: EngineEntry(f"ipc:///{name}", name in draining) for name in names})
+    rig.lane.change_engines({name: EngineEntry(f"ipc:///{name}", name in draining) for name in names})
 
 
 async def whole(rig: Rig) -> None:
-    await rig.ring.until(lambda: rig.gateway.manager.engines.is_whole)
+    await rig.ring.until(lambda: rig.lane.manager.engines.is_whole)
 
 
 async def streams(rig: Rig, num: int) -> list[Any]:
@@ -40,7 +40,7 @@ async def test_an_engine_that_joins_gets_requests_after_a_token() -> None:
         await whole(rig)
         rig.ring.silent.add("e2")
         change(rig, "e0", "e1", "e2")
-        assert rig.gateway.is_serving and not rig.gateway.manager.engines.is_whole
+        assert rig.gateway.is_serving and not rig.lane.manager.engines.is_whole
         await streams(rig, 3)
         assert {one.envelope.engine for one in rig.ring.submits} == {"e0", "e1"}
         rig.ring.silent.clear()
@@ -56,14 +56,14 @@ async def test_an_engine_that_drains_gets_no_new_requests_and_keeps_its_own(rout
     told: list[tuple[Set[str], Set[str]]] = []
     async with running(dataclasses.replace(TWO, routing=routing)) as rig:
         await whole(rig)
-        rig.gateway.on_engines = lambda serving, drained: told.append((serving, drained))
+        rig.lane.on_engines = lambda serving, drained: told.append((serving, drained))
         calls = await streams(rig, 2)
         (own,) = [one for one in rig.ring.submits if one.envelope.engine == "e1"]
         change(rig, "e0", "e1", draining={"e1"})
         await streams(rig, 2)
         assert {one.envelope.engine for one in rig.ring.submits[2:]} == {"e0"}
         assert not any(one.able for one in rig.ring.submits[2:])
-        assert not rig.gateway._watch.drained
+        assert not rig.lane.watch.drained
         rig.ring.play(text_of(own, 1, "b", last=True))
         async for _ in calls[rig.ring.submits.index(own)]:
             pass
@@ -76,7 +76,7 @@ async def test_without_another_engine_one_that_drains_serves_on() -> None:
         await whole(rig)
         change(rig, "e0", "e1", draining={"e1"})
         rig.ring.silent.add("e0")
-        rig.gateway.lost({"e0"})
+        rig.lane.lost({"e0"})
         await streams(rig, 1)
         assert rig.ring.submits[-1].envelope.engine == "e1"
 
@@ -105,7 +105,7 @@ async def test_requests_wait_where_the_last_engine_left_and_another_joins() -> N
         change(rig, "e1")
         calls.append(rig.stub.StreamGenerate(stream_request()))  # held, not refused
         assert rig.gateway.is_serving
-        await rig.ring.until(lambda: len(rig.gateway.manager.requests) == 2)
+        await rig.ring.until(lambda: len(rig.lane.manager.requests) == 2)
         rig.ring.silent.clear()
         await rig.ring.until(lambda: len(rig.ring.submits) == 3)
         assert {one.envelope.engine for one in rig.ring.submits[1:]} == {"e1"}
@@ -124,8 +124,8 @@ async def test_an_engine_of_another_revision_does_not_serve_and_disturbs_no_othe
         rig.ring.of_processes["e2"] = "r2"
         change(rig, "e0", "e1", "e2")
         await rig.ring.until(lambda: any(isinstance(one, Probe) and one.is_mixed for one in rig.ring.emitted))
-        rig.gateway.lost({"e1"})  # it comes back, though e2 never agrees
-        await rig.ring.until(lambda: rig.gateway.manager.engines.serving == {"e0", "e1"})
+        rig.lane.lost({"e1"})  # it comes back, though e2 never agrees
+        await rig.ring.until(lambda: rig.lane.manager.engines.serving == {"e0", "e1"})
         assert rig.gateway.is_serving
         assert sum("e2 gets no requests" in record.message for record in caplog.records) >= 1
         rig.ring.of_processes.clear()
@@ -139,7 +139,7 @@ async def test_an_engine_that_computes_otherwise_does_not_serve(caplog: pytest.L
         rig.ring.emitted.clear()
         change(rig, "e0", "e1", "e2")
         await rig.ring.until(lambda: sum("e2" in one.route for one in rig.ring.emitted if isinstance(one, Probe)) > 3)
-        assert rig.gateway.manager.engines.serving == {"e0", "e1"}
+        assert rig.lane.manager.engines.serving == {"e0", "e1"}
         (told,) = [record.message for record in caplog.records if "e2 gets no requests" in record.message]
         assert "are not those of e0" in told
         rig.ring.identities["e2"] = "a"
@@ -151,13 +151,13 @@ async def test_what_an_unknown_engine_says_is_not_taken() -> None:
         await whole(rig)
         rig.ring.emitted.clear()
         for name in ("e0", "e7"):
-            rig.gateway.handle(Report(name, 1, Load(num_running=3), served_token=True))
-            rig.gateway.handle(CacheChanges(name, 1, 0, is_whole=True, added=(CachedBlock(b"n", b"", "", b""),)))
+            rig.lane.handle(Report(name, 1, Load(num_running=3), served_token=True))
+            rig.lane.handle(CacheChanges(name, 1, 0, is_whole=True, added=(CachedBlock(b"n", b"", "", b""),)))
         heard = [one.engine_id for one in rig.ring.emitted if isinstance(one, Report | CacheChanges)]
         assert heard == ["e0", "e0"]
-        assert [one.engine_id for one in rig.gateway._control.loads.now().engines] == ["e0"]
+        assert [one.engine_id for one in rig.lane.loads.now().engines] == ["e0"]
         change(rig, "e1")
-        assert not rig.gateway._control.loads.now().engines
+        assert not rig.lane.loads.now().engines
 
 
 async def test_late_probes_of_an_engine_that_left_tell_nothing() -> None:
@@ -165,6 +165,6 @@ async def test_late_probes_of_an_engine_that_left_tell_nothing() -> None:
         await whole(rig)
         (late,) = [one for one in rig.ring.emitted if isinstance(one, Probe) and "e1" in one.route][-1:]
         change(rig, "e0")
-        rig.gateway.handle(late)
-        assert rig.gateway._watch._liveness.complete == {"e0"}
-        assert Role.ENGINE in {one.role for one in rig.gateway._watch._liveness._known.values()}
+        rig.lane.handle(late)
+        assert rig.lane.watch._liveness.complete == {"e0"}
+        assert Role.ENGINE in {one.role for one in rig.lane.watch._liveness._known.values()}

@@ -20,7 +20,7 @@ async def answered(rig: Rig) -> str:
 async def waiting(rig: Rig) -> "asyncio.Task[str]":
     """A call that the gateway has admitted and not sent."""
     call = asyncio.create_task(answered(rig))
-    await rig.ring.until(lambda: rig.gateway.manager.num_open == 1)
+    await rig.ring.until(lambda: rig.lane.manager.num_open == 1)
     assert not rig.ring.submits
     return call
 
@@ -30,7 +30,7 @@ async def test_new_requests_wait_for_a_planned_restart(lost: str) -> None:
     async with running(ONE) as rig:
         rig.ring.script = lambda submit: rig.ring.play(*generation(submit, ["a", "b"]))
         rig.ring.silent.add(lost)
-        rig.gateway.lost({lost}, planned=True)
+        rig.lane.lost({lost}, planned=True)
         assert rig.gateway.is_serving
         call = await waiting(rig)
         rig.ring.silent.clear()
@@ -44,24 +44,24 @@ async def test_the_new_process_of_a_planned_restart_is_no_other_loss(lost: str) 
     async with running(ONE) as rig:
         rig.ring.script = lambda submit: rig.ring.play(*generation(submit, ["a", "b"]))
         rig.ring.silent.add(lost)
-        rig.gateway.lost({lost}, planned=True)
+        rig.lane.lost({lost}, planned=True)
         rig.ring.emitted.clear()
         rig.ring.epochs[lost] = 2
         rig.ring.silent.clear()
         await rig.ring.until(lambda: any(isinstance(one, Submit) and is_warm_up(one) for one in rig.ring.emitted))
-        assert rig.gateway.is_serving and not rig.gateway.manager.engines.is_any_serving
+        assert rig.gateway.is_serving and not rig.lane.manager.engines.is_any_serving
         assert await answered(rig) == "ab"
 
 
 async def test_a_request_that_is_cancelled_while_it_waits_is_never_sent() -> None:
     async with running(ONE) as rig:
         rig.ring.silent.add("e0")
-        rig.gateway.lost({"e0"}, planned=True)
+        rig.lane.lost({"e0"}, planned=True)
         call = await waiting(rig)
         call.cancel()
-        await rig.ring.until(lambda: not rig.gateway.manager.num_open)
+        await rig.ring.until(lambda: not rig.lane.manager.num_open)
         rig.ring.silent.clear()
-        await rig.ring.until(lambda: rig.gateway.manager.engines.is_whole)
+        await rig.ring.until(lambda: rig.lane.manager.engines.is_whole)
         assert not rig.ring.submits
 
 
@@ -69,9 +69,9 @@ async def test_a_loss_that_was_not_planned_shuts_the_door_and_keeps_those_that_w
     async with running(ONE) as rig:
         rig.ring.script = lambda submit: rig.ring.play(*generation(submit, ["a", "b"]))
         rig.ring.silent.add("e0")
-        rig.gateway.lost({"e0"}, planned=True)
+        rig.lane.lost({"e0"}, planned=True)
         call = await waiting(rig)
-        rig.gateway.lost({"e0"})  # its next process ended, too
+        rig.lane.lost({"e0"})  # its next process ended, too
         assert not rig.gateway.is_serving
         rig.ring.silent.clear()
         assert await call == "ab"
@@ -80,7 +80,7 @@ async def test_a_loss_that_was_not_planned_shuts_the_door_and_keeps_those_that_w
 async def test_those_that_wait_too_long_are_refused() -> None:
     async with running(dataclasses.replace(ONE, recovery_timeout_s=0.2)) as rig:
         rig.ring.silent.add("e0")
-        rig.gateway.lost({"e0"}, planned=True)
+        rig.lane.lost({"e0"}, planned=True)
         with pytest.raises(grpc.aio.AioRpcError) as found:
             await answered(rig)
         assert found.value.code() is grpc.StatusCode.UNAVAILABLE
@@ -91,7 +91,7 @@ async def test_those_that_wait_while_a_new_revision_comes_are_refused() -> None:
     """They were told the old revision, and may be tried again."""
     async with running(ONE) as rig:
         rig.ring.silent.add("e0")
-        rig.gateway.lost({"e0"}, planned=True)
+        rig.lane.lost({"e0"}, planned=True)
         call = await waiting(rig)
         rig.ring.of_roles[Role.TOKENIZER] = "r2"
         rig.ring.silent.clear()

@@ -41,7 +41,7 @@ async def two_streams(rig: Rig) -> list[Any]:
 
 
 async def whole(rig: Rig) -> None:
-    await rig.ring.until(lambda: rig.gateway.manager.engines.is_whole)
+    await rig.ring.until(lambda: rig.lane.manager.engines.is_whole)
 
 
 async def test_each_engine_makes_a_token_before_it_gets_requests() -> None:
@@ -68,7 +68,7 @@ async def test_requests_of_a_lost_engine_go_on_at_the_other(how: str) -> None:
         (of_lost,) = [submit for submit in rig.ring.submits if submit.envelope.engine == "e1"]
         rig.ring.silent.add("e1")
         if how == "told":
-            rig.gateway.lost({"e1", "another rank of it"})
+            rig.lane.lost({"e1", "another rank of it"})
         elif how == "restarted":
             rig.ring.epochs["e1"] = 2
             rig.ring.silent.clear()
@@ -95,10 +95,10 @@ async def test_a_request_that_ends_engines_is_blamed_when_one_ends_again() -> No
         call = rig.stub.StreamGenerate(stream_request())
         await rig.ring.next_submit()
         for num in range(2, 4):
-            rig.gateway.lost({rig.ring.submits[-1].envelope.engine})
+            rig.lane.lost({rig.ring.submits[-1].envelope.engine})
             await rig.ring.until(lambda num=num: len(rig.ring.submits) == num)  # type: ignore[misc] # a default
             await whole(rig)
-        rig.gateway.lost({rig.ring.submits[-1].envelope.engine})
+        rig.lane.lost({rig.ring.submits[-1].envelope.engine})
         with pytest.raises(grpc.aio.AioRpcError, match="ended twice"):
             await anext(aiter(call))
 
@@ -107,9 +107,9 @@ async def test_without_another_engine_requests_wait() -> None:
     async with running(TWO) as rig:
         await whole(rig)
         rig.ring.silent |= {"e0", "e1"}
-        rig.gateway.lost({"e0"})
+        rig.lane.lost({"e0"})
         assert rig.gateway.is_serving
-        rig.gateway.lost({"e1"})
+        rig.lane.lost({"e1"})
         assert not rig.gateway.is_serving
         rig.ring.silent.clear()
         await whole(rig)
@@ -121,7 +121,7 @@ async def test_an_engine_that_was_out_of_reach_is_told_what_others_took_over() -
         await whole(rig)
         await two_streams(rig)
         rig.ring.silent.add("e1")
-        rig.gateway.lost({"e1"})
+        rig.lane.lost({"e1"})
         await rig.ring.until(lambda: len(rig.ring.submits) == 3)
         rig.ring.emitted.clear()
         rig.ring.silent.clear()
@@ -151,7 +151,7 @@ async def test_the_tokenizer_may_choose_among_the_engines_that_serve() -> None:
         (cancel,) = [one for one in rig.ring.emitted if isinstance(one, Cancel)]
         assert cancel.envelope.engine == other  # as its first answer said
         rig.ring.silent.add("e1")
-        rig.gateway.lost({"e1"})
+        rig.lane.lost({"e1"})
         call = rig.stub.StreamGenerate(stream_request())
         await rig.ring.until(lambda: len(rig.ring.submits) == 2)
         assert rig.ring.submits[-1].able == ()  # one is left
@@ -164,11 +164,11 @@ async def test_what_was_answered_by_an_engine_is_lost_with_that_engine_only() ->
         submit = await rig.ring.next_submit()
         rig.ring.play(text_of(at(submit, "e1"), 0, "a", first=True))
         rig.ring.silent.add("e0")
-        rig.gateway.lost({"e0"})
+        rig.lane.lost({"e0"})
         assert len(rig.ring.submits) == 1
         rig.ring.silent.clear()
         await whole(rig)
-        rig.gateway.lost({"e1"})
+        rig.lane.lost({"e1"})
         assert [(one.envelope.engine, one.envelope.attempt, one.able) for one in rig.ring.submits[1:]] == [
             ("e0", 1, ())
         ]
@@ -180,7 +180,7 @@ async def test_what_has_no_answer_yet_may_be_at_any_lost_engine() -> None:
         _call = rig.stub.StreamGenerate(stream_request())
         submit = await rig.ring.next_submit()
         rig.ring.silent.add("e0")
-        rig.gateway.lost({"e0"})
+        rig.lane.lost({"e0"})
         await rig.ring.until(lambda: len(rig.ring.submits) == 2)
         assert rig.ring.submits[-1].envelope.engine == "e1"
         cancelled = [one.envelope.engine for one in rig.ring.emitted if isinstance(one, Cancel)]
@@ -191,9 +191,9 @@ async def test_what_has_no_answer_yet_may_be_at_any_lost_engine() -> None:
 async def test_reports_are_passed_on_to_tokenizers_without_tokens() -> None:
     changes = CacheChanges("e0", 1, 0, added=(CachedBlock(b"n", b"p", "tenant", b"ids!"),))
     async with running(ROUTED) as rig:
-        rig.gateway.handle(changes)
+        rig.lane.handle(changes)
         (passed,) = [one for one in rig.ring.emitted if isinstance(one, CacheChanges)]
         assert passed.added == (CachedBlock(b"n", b"", "", b""),)
     async with running(TWO) as rig:
-        rig.gateway.handle(changes)
+        rig.lane.handle(changes)
         assert not [one for one in rig.ring.emitted if isinstance(one, CacheChanges)]

@@ -105,7 +105,7 @@ def fetching(rig: Rig, held: Held) -> None:
             raise invalid(field, "is answered with status 404")
         return url.encode()
 
-    rig.gateway.manager.fetches = ImageFetches(fetch, held, asyncio.get_running_loop().call_soon)
+    rig.lane.manager.books.fetches = ImageFetches(fetch, held, asyncio.get_running_loop().call_soon)
 
 
 def request(url: str = URL) -> inference_pb2.GenerateRequest:
@@ -132,17 +132,17 @@ async def test_the_ring_gets_a_request_when_its_images_are_fetched() -> None:
         fetching(rig, held)
         rig.ring.script = lambda submit: rig.ring.play(*generation(submit, ["a", "b"]))
         task = await asked(rig, held)
-        (opened,) = [one for one in rig.gateway.manager.requests if not one.is_own]
-        rig.gateway.manager.resubmit(opened)  # a process was lost meanwhile
-        assert not rig.ring.submits and rig.gateway.manager.admission.num_image_bytes == 8 << 20
+        (opened,) = [one for one in rig.lane.manager.requests if not one.is_own]
+        rig.lane.manager.resubmit(opened)  # a process was lost meanwhile
+        assert not rig.ring.submits and rig.lane.manager.books.admission.num_image_bytes == 8 << 20
         held.run()
         assert (await task).outputs[0].text == "ab"
         (submit,) = rig.ring.submits
         assert isinstance(submit, Submit) and isinstance(submit.work, Generate)
         assert [(one.data, one.url) for one in submit.work.images] == [(URL.encode(), "")]
         assert submit.envelope.time_left_s is not None and 0 < submit.envelope.time_left_s < 10
-        rig.gateway.manager.resubmit(opened)
-        assert rig.gateway.manager.admission.num_image_bytes == 0
+        rig.lane.manager.resubmit(opened)
+        assert rig.lane.manager.books.admission.num_image_bytes == 0
 
 
 async def test_a_url_that_is_not_fetched_fails_its_request_by_name() -> None:
@@ -154,7 +154,7 @@ async def test_a_url_that_is_not_fetched_fails_its_request_by_name() -> None:
         with pytest.raises(grpc.aio.AioRpcError, match="status 404") as caught:
             await task
         assert caught.value.code() is grpc.StatusCode.INVALID_ARGUMENT
-        assert not rig.ring.submits and not rig.gateway.manager.num_open
+        assert not rig.ring.submits and not rig.lane.manager.num_open
 
 
 async def test_a_request_that_is_cancelled_meanwhile_never_reaches_the_ring() -> None:
@@ -165,7 +165,7 @@ async def test_a_request_that_is_cancelled_meanwhile_never_reaches_the_ring() ->
         task.cancel()
         with pytest.raises(asyncio.CancelledError):
             await task
-        while rig.gateway.manager.num_open:
+        while rig.lane.manager.num_open:
             await asyncio.sleep(0)
         held.run()
         await asyncio.sleep(0)

@@ -10,11 +10,9 @@ from sluice_server.services.gateway.access.identity import Identity, read_access
 from sluice_server.services.gateway.access.quota import Quotas
 from sluice_server.services.gateway.contract import translate
 from sluice_server.services.gateway.contract.chat import trusting
-from sluice_server.services.gateway.requests.manager import RequestManager
 from sluice_server.services.messages.messages import Message, Submit
 from sluice_server.services.messages.work import ChatPrompt, Generate, TextPrompt, Tokenize
-from sluice_server.services.telemetry.observed import Unobserved
-from tests.services.gateway.fake_ring import settings
+from tests.services.gateway.fake_ring import manager_of, settings
 
 ASK = types_pb2.ChatMessage(role=types_pb2.ROLE_USER, parts=[types_pb2.ContentPart(text="hi")])
 CHAT = types_pb2.Chat(messages=[ASK])
@@ -25,7 +23,7 @@ def test_chats_are_trusted_for_a_tenant_or_for_all(tenant: str, by_all: bool, tr
     (tmp_path / "access").write_text("[tenants.a]\ntrust_chat_content = true\n[tenants.b]\nmax_concurrent = 9\n")
     emitted: list[Message] = []
     quotas = Quotas(read_access(tmp_path / "access").limits_of, 1)
-    manager = RequestManager(settings(trust_chat_content=by_all), emitted.append, Unobserved(), lambda: 0.0, quotas)
+    manager = manager_of(settings(trust_chat_content=by_all), emitted.append, quotas)
     manager.refusal = None
     call = CallMetadata("m", Identity(tenant, frozenset()))
     for asked in (

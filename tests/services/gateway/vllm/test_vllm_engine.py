@@ -1,6 +1,5 @@
 """The protocol over real sockets, before a ring that the test plays."""
 
-import asyncio
 import contextlib
 import dataclasses
 import hashlib
@@ -20,12 +19,7 @@ import pytest
 from sluice_server.engine.errors import ServiceError
 from sluice_server.engine.request import FinishReason
 from sluice_server.services.gateway.access.identity import digest_of
-from sluice_server.services.gateway.cache_events import CacheEvents
 from sluice_server.services.gateway.calls import guard
-from sluice_server.services.gateway.calls.artifacts import Artifacts
-from sluice_server.services.gateway.calls.load import Loads
-from sluice_server.services.gateway.generation.detached import DetachedSessions
-from sluice_server.services.gateway.generation.service import GenerationService
 from sluice_server.services.gateway.settings import GatewaySettings
 from sluice_server.services.gateway.tokenizer_files import TokenizerFiles
 from sluice_server.services.gateway.vllm.contract import common_pb2 as common
@@ -153,7 +147,7 @@ async def test_abort_ends_the_generations_of_an_id_and_no_others() -> None:
         asked = vllm.AbortRequest(request_ids=["x", "unknown"])
         await client.ask("Abort", asked, vllm.AbortResponse)
         assert [await call.code() for call in calls[:2]] == [grpc.StatusCode.CANCELLED] * 2
-        assert len(rig.gateway.manager.requests) == 1
+        assert len(rig.lane.manager.requests) == 1
         calls[2].cancel()
         await rig.ring.until(lambda: len(rig.ring.cancels) == 3)
 
@@ -177,7 +171,7 @@ async def test_a_vector_of_a_prompt() -> None:
     async with serving() as (rig, client):
         vector = array("f", [0.5, -1.0]).tobytes()
         found = Embedded((vector,), (3,), 0, Timings())
-        rig.ring.script = lambda submit: rig.gateway.handle(Result(submit.envelope, found))
+        rig.ring.script = lambda submit: rig.lane.handle(Result(submit.envelope, found))
         asked = vllm.EmbedRequest(request_id="r", tokenized=vllm.TokenizedInput(input_ids=[5, 6, 7]))
         answer = await client.ask("Embed", asked, vllm.EmbedResponse)
         assert (list(answer.embedding), answer.prompt_tokens, answer.embedding_dim) == ([0.5, -1.0], 3, 2)
@@ -189,7 +183,7 @@ async def test_health_says_why_not() -> None:
     async with serving() as (rig, client):
         health = await client.ask("HealthCheck", vllm.HealthCheckRequest(), vllm.HealthCheckResponse)
         assert (health.healthy, health.message) == (True, "")
-        rig.gateway.manager.drain()
+        rig.gateway.leave()
         health = await client.ask("HealthCheck", vllm.HealthCheckRequest(), vllm.HealthCheckResponse)
         assert not health.healthy and "shutting down" in health.message
 
@@ -197,7 +191,7 @@ async def test_health_says_why_not() -> None:
 async def test_model_server_and_load_are_described() -> None:
     async with serving() as (rig, client):
         load = Load(num_waiting=1, num_running=2, num_blocks=10, num_free_blocks=4, block_size=16, tokens_per_s=5.0)
-        rig.gateway.handle(Report("e0", 1, load, served_token=True))
+        rig.lane.handle(Report("e0", 1, load, served_token=True))
         model = await client.ask("GetModelInfo", vllm.GetModelInfoRequest(), vllm.GetModelInfoResponse)
         assert (model.served_model_name, model.max_context_length, list(model.eos_token_ids)) == ("toy", 1000, [2])
         assert json.loads(model.default_sampling_params_json)["top_p"] == 1.0
@@ -227,10 +221,7 @@ async def test_the_tokenizer_comes_whole_with_its_digest(tmp_path: Path) -> None
 
 async def test_every_method_is_a_coroutine_and_has_its_scope() -> None:
     async with running(wait=False) as rig:
-        manager = rig.gateway.manager
-        service = GenerationService(manager, DetachedSessions(manager, asyncio.get_running_loop().call_later, 1))
-        artifacts = Artifacts(manager, CacheEvents("g0", rig.ring.emit, lambda: 0.0))
-        table = VllmEngine(service, manager, Loads(manager), artifacts).table()
+        table = VllmEngine(rig.gateway.service, rig.lane, lambda: 0.0).table()
         assert all(inspect.iscoroutinefunction(handler) for handler in table.values())
         names = {f"/{SERVICE.full_name}/{method.name}" for method in SERVICE.methods}
         assert names >= {f"/{SERVICE.full_name}/{name}" for name in table}

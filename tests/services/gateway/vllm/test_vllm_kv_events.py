@@ -27,8 +27,8 @@ async def test_a_subscriber_follows_the_blocks_of_its_tenant() -> None:
     ab, cd, other = block("ab"), block("cd", "ab"), block("xy", tenant="other")
     async with serving(WITH_EVENTS) as (rig, client):
         load = Load(num_running=2, num_blocks=10, num_free_blocks=5, block_size=2)
-        rig.gateway.handle(Report("e0", 1, load, served_token=True))
-        rig.gateway.handle(CacheChanges("e0", 1, 0, True, (), (ab, cd, other)))
+        rig.lane.handle(Report("e0", 1, load, served_token=True))
+        rig.lane.handle(CacheChanges("e0", 1, 0, True, (), (ab, cd, other)))
         call = subscribe(client)
         first = await call.read()
         assert isinstance(first, common.KvEventBatch)
@@ -41,8 +41,8 @@ async def test_a_subscriber_follows_the_blocks_of_its_tenant() -> None:
             (hash_of(cd.name), [99, 100], 2),
         ]
         assert (first.load.running_requests, first.load.token_usage, first.load.load_only) == (2, 0.5, False)
-        rig.gateway.handle(CacheChanges("e0", 1, 1, False, (other.name,), ()))
-        rig.gateway.handle(CacheChanges("e0", 1, 2, False, (cd.name,), (block("ef", "ab"),)))
+        rig.lane.handle(CacheChanges("e0", 1, 1, False, (other.name,), ()))
+        rig.lane.handle(CacheChanges("e0", 1, 2, False, (cd.name,), (block("ef", "ab"),)))
         second, third = await call.read(), await call.read()
         assert isinstance(second, common.KvEventBatch) and isinstance(third, common.KvEventBatch)
         assert (second.sequence_number, len(second.events)) == (first.sequence_number + 1, 0)
@@ -58,12 +58,12 @@ async def test_several_engines_are_one_worker_that_holds_what_any_holds() -> Non
     ab, cd = block("ab"), block("cd", "ab")
     chosen = dataclasses.replace(WITH_EVENTS, stages=(("t0",), ("e0", "e1"), ("d0",)))
     async with serving(chosen) as (rig, client):
-        rig.gateway.handle(CacheChanges("e0", 1, 0, True, (), (ab,)))
-        rig.gateway.handle(CacheChanges("e1", 1, 0, True, (), (ab, cd)))
+        rig.lane.handle(CacheChanges("e0", 1, 0, True, (), (ab,)))
+        rig.lane.handle(CacheChanges("e1", 1, 0, True, (), (ab, cd)))
         call = subscribe(client)
         parts = [await call.read() for _ in range(2)]
-        rig.gateway.handle(CacheChanges("e0", 1, 1, False, (ab.name,), ()))
-        rig.gateway.lost({"e1"})
+        rig.lane.handle(CacheChanges("e0", 1, 1, False, (ab.name,), ()))
+        rig.lane.lost({"e1"})
         batches = [*parts, await call.read(), await call.read()]
         found = []
         for batch in batches:

@@ -5,7 +5,7 @@ import subprocess
 import sys
 from pathlib import Path
 
-from sluice_server.services.cli.process_memory import ring_memory
+from sluice_server.services.process.process_memory import ring_memory
 
 
 def process(proc: Path, pid: int, parent: int, title: bytes, kilobytes: int | None) -> None:

@@ -1,0 +1,1 @@
+"""The models behind a gateway: one lane each, and the names by which requests choose them."""
