@@ -5,6 +5,7 @@
 #include <iostream>
 #include <map>
 #include <mutex>
+#include <sstream>
 
 #include "asked.h"
 
@@ -119,6 +120,13 @@ void converse(sluice::Session& session, const Asked& asked) {
   follow(session.open(request_of(asked), opening), asked);
 }
 
+std::vector<std::string> addresses_of(const std::string& text) {
+  std::vector<std::string> found;
+  std::istringstream parts(text);
+  for (std::string one; std::getline(parts, one, ',');) found.push_back(one);
+  return found;
+}
+
 sluice::Options options_of(std::map<std::string, std::string>& given) {
   sluice::Options options;
   options.token = given["--token"];
@@ -140,7 +148,7 @@ int main(int argc, char** argv) {
   std::string line;
   std::getline(std::cin, line);
   const Asked asked = asked_of(line);
-  sluice::Client client(given["--address"], options_of(given));
+  sluice::Client client(addresses_of(given["--address"]), options_of(given));
   sluice::Session session = client.converse();
   std::vector<std::future<void>> jobs;
   for (int at = 0; at < asked.count; ++at) {

@@ -21,14 +21,16 @@ class Attempts {
   // Time left until the deadline; absent without one.
   std::optional<Duration> left(Clock::time_point now) const;
   // Returns how long to wait before the next attempt; absent if there is to be none. `progress` belongs to a
-  // generation, nullptr for a unary call; `chance` is a random number from 0 to 1, which spreads clients that failed
-  // together.
-  std::optional<Duration> pause(const Failure& failure, const Progress* progress, Clock::time_point now, double chance);
+  // generation, nullptr for a unary call; `elsewhere`: the next attempt may be made at another address; `chance` is a
+  // random number from 0 to 1, which spreads clients that failed together.
+  std::optional<Duration> pause(const Failure& failure, const Progress* progress, bool elsewhere, Clock::time_point now,
+                                double chance);
   // How often the generation was lost after it had been accepted, and was resumed.
   int num_broken() const { return num_broken_; }
 
  private:
-  std::optional<Duration> delay(const Failure& failure, bool begun, Clock::time_point now, double chance) const;
+  std::optional<Duration> delay(const Failure& failure, bool begun, bool elsewhere, Clock::time_point now,
+                                double chance) const;
 
   RetryPolicy policy_;
   std::optional<Clock::time_point> end_;

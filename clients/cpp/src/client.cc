@@ -36,7 +36,7 @@ Answer unary(Pool& pool, std::optional<Duration> timeout, const Asked& asked,
       const grpc::Status status = (lease.stub().*method)(context.get(), asked, &answer);
       if (status.ok()) return answer;
       const Failure failure = failure_of(status, *context);
-      pause = attempts.pause(failure, nullptr, Clock::now(), chance());
+      pause = attempts.pause(failure, nullptr, pool.failed(lease.line(), failure), Clock::now(), chance());
       if (!pause) raise(failure);
     }
     std::this_thread::sleep_for(*pause);

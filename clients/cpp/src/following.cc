@@ -77,7 +77,7 @@ void Following::after(const Failure& failure, const Line* line, bool can_go_on) 
 }
 
 void Following::open() {
-  lease_.emplace(pool_->lease(avoid_));
+  lease_.emplace(pool_->lease(avoid_, progress_.stays()));
   avoid_ = lease_->line();
   auto made = pool_->context(attempts_.left(Clock::now()));
   grpc::ClientContext* context = made.get();
@@ -115,7 +115,8 @@ void Following::note_id() {
 }
 
 void Following::pause(const Failure& failure) {
-  const auto time = attempts_.pause(failure, &progress_, Clock::now(), chance());
+  const bool elsewhere = pool_->failed(avoid_, failure) && !progress_.stays();
+  const auto time = attempts_.pause(failure, &progress_, elsewhere, Clock::now(), chance());
   if (!time) fail(failure);
   std::unique_lock lock(mutex_);
   if (!woken_.wait_for(lock, *time, [this] { return is_cancelled_; })) return;

@@ -16,6 +16,8 @@ namespace {
 
 constexpr int kMaxReceiveBytes = 64 << 20;  // the largest message that a server sends
 constexpr auto kCancelTimeout = std::chrono::seconds(10);
+constexpr Duration kFirstRest = std::chrono::milliseconds(500);  // doubles with each further failure in a row
+constexpr Duration kMaxRest = std::chrono::seconds(10);
 
 bool starts_with(const std::string& text, const char* start) { return text.rfind(start, 0) == 0; }
 
@@ -26,7 +28,7 @@ bool is_local(const std::string& target) {
   return false;
 }
 
-const std::vector<std::string>& checked(const std::vector<std::string>& targets, const Options& options) {
+std::vector<Address> addresses_of(const std::vector<std::string>& targets, const Options& options) {
   if (targets.empty() || options.channels < 1) {
     throw std::invalid_argument("a client needs an address and at least one channel");
   }
@@ -35,7 +37,18 @@ const std::vector<std::string>& checked(const std::vector<std::string>& targets,
       throw std::invalid_argument("the token would be sent to " + target + " in plaintext: set Options::tls");
     }
   }
-  return targets;
+  std::vector<Address> made(targets.size());
+  const std::size_t size = std::max(options.channels, targets.size());
+  for (std::size_t at = 0; at < targets.size(); ++at) {
+    made[at].target = targets[at];
+    made[at].size = size / targets.size() + (at < size % targets.size());
+  }
+  return made;
+}
+
+bool concerns_address(const Failure& failure) {
+  return failure.code == grpc::StatusCode::UNAVAILABLE ||
+         (failure.code == grpc::StatusCode::RESOURCE_EXHAUSTED && failure.reason == "QUEUE_FULL");
 }
 
 std::string content(const std::string& path) {
@@ -83,18 +96,64 @@ Lease::~Lease() {
   --line_->num_calls;
 }
 
-Pool::Pool(std::vector<std::string> targets, Options options)
-    : targets_(checked(targets, options)), options_(std::move(options)), credentials_(credentials_of(options_.tls)) {}
+std::size_t Address::num_calls() const {
+  std::size_t sum = 0;
+  for (const auto& line : lines) sum += line->num_calls;
+  return sum;
+}
 
-Lease Pool::lease(const Line* avoid) {
+Pool::Pool(std::vector<std::string> targets, Options options)
+    : options_(std::move(options)),
+      credentials_(credentials_of(options_.tls)),
+      addresses_(addresses_of(targets, options_)) {}
+
+Lease Pool::lease(const Line* avoid, bool stays) {
   const std::lock_guard lock(mutex_);
+  return lend(stays && avoid ? *avoid->address : choose(), avoid);
+}
+
+Lease Pool::lease_at(std::size_t number) {
+  const std::lock_guard lock(mutex_);
+  return lend(addresses_.at(number), nullptr);
+}
+
+bool Pool::failed(const Line* line, const Failure& failure) {
+  const std::lock_guard lock(mutex_);
+  const Clock::time_point now = Clock::now();
+  Address& address = *line->address;
+  if (concerns_address(failure) && now >= address.rests_until) {
+    // After a long rest without another failure it counts as well again.
+    if (now - address.rests_until > kMaxRest) address.num_failed = 0;
+    const Duration own = kFirstRest * (1 << std::min(address.num_failed, 16));
+    ++address.num_failed;
+    address.rests_until = now + std::min(std::max(own, failure.retry_after.value_or(Duration(0))), kMaxRest);
+  }
+  return std::any_of(addresses_.begin(), addresses_.end(),
+                     [&](const Address& one) { return &one != &address && now >= one.rests_until; });
+}
+
+// Returns the address with fewest calls among those that do not rest; the one that rests shortest if all do.
+Address& Pool::choose() {
+  const Clock::time_point now = Clock::now();
+  const auto num = addresses_.size();
+  const auto start = static_cast<std::size_t>(chance() * static_cast<double>(num));  // clients begin at different ones
+  Address* best = nullptr;
+  Address* next = &addresses_.front();
+  for (std::size_t at = 0; at < num; ++at) {
+    Address& one = addresses_[(start + at) % num];
+    if (now >= one.rests_until && (!best || one.num_calls() < best->num_calls())) best = &one;
+    if (one.rests_until < next->rests_until) next = &one;
+  }
+  return best ? *best : *next;
+}
+
+Lease Pool::lend(Address& address, const Line* avoid) {
   Line* best = nullptr;
-  for (const auto& one : lines_) {
+  for (const auto& one : address.lines) {
     if (one.get() != avoid && (!best || one->num_calls < best->num_calls)) best = one.get();
   }
-  const std::size_t size = std::max(options_.channels, targets_.size());
-  if ((!best || best->num_calls > 0) && lines_.size() < size) best = open();
-  if (!best) best = lines_.front().get();
+  if ((!best || best->num_calls > 0) && address.lines.size() < address.size) best = open(address);
+  if (!best) best = address.lines.front().get();
   ++best->num_calls;
   return {shared_from_this(), best};
 }
@@ -116,23 +175,27 @@ std::unique_ptr<grpc::ClientContext> Pool::context(std::optional<Duration> left)
   return made;
 }
 
-Line* Pool::open() {
-  const std::size_t number = lines_.size();
-  const std::string& target = targets_[number % targets_.size()];
+Line* Pool::open(Address& address) {
   auto line = std::make_unique<Line>();
-  const auto channel = grpc::CreateCustomChannel(target, credentials_, arguments(static_cast<int>(number)));
+  const auto channel = grpc::CreateCustomChannel(address.target, credentials_, arguments(num_opened_++));
+  line->address = &address;
   line->stub = v1::InferenceService::NewStub(channel);
-  return lines_.emplace_back(std::move(line)).get();
+  return address.lines.emplace_back(std::move(line)).get();
 }
 
 void cancel_generation(Pool& pool, const std::string& generation_id) {
   v1::CancelGenerationRequest request;
-  v1::CancelGenerationResponse answer;
   request.set_generation_id(generation_id);
-  const Lease lease = pool.lease(nullptr);
-  const auto context = pool.context(kCancelTimeout);
-  const grpc::Status status = lease.stub().CancelGeneration(context.get(), request, &answer);
-  if (!status.ok() && status.error_code() != grpc::StatusCode::NOT_FOUND) raise(failure_of(status, *context));
+  std::optional<Failure> failure;
+  for (std::size_t number = 0; number < pool.num_addresses(); ++number) {
+    v1::CancelGenerationResponse answer;
+    const Lease lease = pool.lease_at(number);
+    const auto context = pool.context(kCancelTimeout);
+    const grpc::Status status = lease.stub().CancelGeneration(context.get(), request, &answer);
+    if (status.ok()) return;
+    if (status.error_code() != grpc::StatusCode::NOT_FOUND) failure = failure_of(status, *context);
+  }
+  if (failure) raise(*failure);
 }
 
 }  // namespace sluice

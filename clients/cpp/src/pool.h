@@ -1,4 +1,5 @@
-// The channels of one client. They are opened as calls overlap; a call takes the channel with fewest calls.
+// The channels of one client: which server a call goes to, and on which channel there. Channels are opened as calls
+// overlap; a call takes the channel with fewest calls.
 #pragma once
 
 #include <grpcpp/channel.h>
@@ -18,10 +19,24 @@
 
 namespace sluice {
 
+struct Address;
+
 // A channel, its stub, and the calls on it.
 struct Line {
+  Address* address = nullptr;
   std::unique_ptr<v1::InferenceService::Stub> stub;
   std::size_t num_calls = 0;  // guarded by the pool
+};
+
+// A service, with its own gateways and engines. Guarded by the pool.
+struct Address {
+  std::string target;
+  std::size_t size = 1;  // the most lines
+  std::vector<std::unique_ptr<Line>> lines = {};
+  Clock::time_point rests_until = {};
+  int num_failed = 0;  // in a row
+
+  std::size_t num_calls() const;
 };
 
 class Pool;
@@ -42,14 +57,21 @@ class Lease {
   Line* line_;
 };
 
-// Lends lines to calls. A call that failed on one line takes another, since gateways that share a port differ by
-// connection only.
+// Lends lines to calls. A call goes to the address with fewest calls; one that failed takes another line, since
+// gateways that share a port differ by connection only. An address that is lost, stopping or full is not asked for a
+// while.
 class Pool : public std::enable_shared_from_this<Pool> {
  public:
   Pool(std::vector<std::string> targets, Options options);
 
-  // Returns the line with fewest calls; a new one if all are in use and the limit allows it.
-  Lease lease(const Line* avoid);
+  // Returns a line for a call: not that of the failed call, but one of its address if the call must stay there.
+  Lease lease(const Line* avoid, bool stays = false);
+  // Returns a line of one address, counted from 0.
+  Lease lease_at(std::size_t number);
+  // Takes the failure of a call. Calls that fail together count once. Returns whether another address can be asked at
+  // once.
+  bool failed(const Line* line, const Failure& failure);
+  std::size_t num_addresses() const { return addresses_.size(); }
   // Returns the attempts at a call with this timeout.
   Attempts attempts(std::optional<Duration> timeout) const;
   // Returns a context with the key, the trace context and the deadline of a call made now.
@@ -57,16 +79,19 @@ class Pool : public std::enable_shared_from_this<Pool> {
 
  private:
   friend class Lease;
-  Line* open();
+  // Called with the lock held.
+  Address& choose();
+  Lease lend(Address& address, const Line* avoid);
+  Line* open(Address& address);
 
-  const std::vector<std::string> targets_;
   const Options options_;
   const std::shared_ptr<grpc::ChannelCredentials> credentials_;
   std::mutex mutex_;
-  std::vector<std::unique_ptr<Line>> lines_;
+  std::vector<Address> addresses_;  // their number does not change
+  int num_opened_ = 0;
 };
 
-// Cancels a generation by its id; does nothing if it has ended. Throws Error.
+// Cancels a generation by its id, at whatever address it is; does nothing if it has ended. Throws Error.
 void cancel_generation(Pool& pool, const std::string& generation_id);
 
 }  // namespace sluice

@@ -6,6 +6,8 @@ bool Progress::detaches() const { return spec.scheduling().on_disconnect() == v1
 
 bool Progress::has_begun() const { return accepted && (last_seq > 0 || detaches()); }
 
+bool Progress::stays() const { return accepted && detaches() && !has_all_ids(); }
+
 bool Progress::can_go_on() const { return last_seq == 0 || detaches() || has_all_ids(); }
 
 bool Progress::has_all_ids() const {

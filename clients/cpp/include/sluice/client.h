@@ -17,7 +17,9 @@ namespace sluice {
 
 class Pool;
 
-// A client of one or several servers. It connects on first use and is thread-safe. Streams and sessions may outlive it.
+// A client of one server, or of several with the same model. It connects on first use and is thread-safe. A call goes
+// to the server on which the client has fewest; what one does not take, or loses, goes on at another. Streams and
+// sessions may outlive it.
 class Client {
  public:
   // Throws std::invalid_argument if there is no address, or if a token would be sent to another host in plaintext;
@@ -35,7 +37,7 @@ class Client {
   v1::TokenizeResponse tokenize(const Request& request);
   // Returns the text of token ids, without special tokens.
   std::string detokenize(const std::vector<std::uint32_t>& ids);
-  // Ends a generation by its id, through any gateway; does nothing if it has ended.
+  // Ends a generation by its id, at whatever server it is; does nothing if it has ended.
   void cancel(const std::string& generation_id);
 
  private:

@@ -37,6 +37,8 @@ struct Progress {
   // Whether the generation can continue after its connection was lost: with the ids received, from the beginning, or
   // because its server keeps it.
   bool can_go_on() const;
+  // Whether only the service that has the generation can go on with it.
+  bool stays() const;
   // Returns the spec for ResumeGenerate. If not all ids are known it has no prompt, so that no gateway starts the
   // generation again from the beginning.
   v1::GenerationSpec rest() const;
