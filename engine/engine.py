@@ -272,7 +272,8 @@ class Engine:
         start = self._clock()
         self._on_reached(self.scheduler.cache.pool.reached)
         self.runner.place(plan)
-        self._in_flight.append(StepRetry(self.runner, plan, self._in_flight[-1] if self._in_flight else None))
+        before = self._in_flight[-1] if self._in_flight else None
+        self._in_flight.append(StepRetry(self.runner, plan, before, self.scheduler.awaited))
         self.split.compute_s += self._clock() - start
 
     def _collect(self, most: int, events: StepEvents) -> None:

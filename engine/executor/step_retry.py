@@ -2,13 +2,14 @@
 request fails; and when the device has no memory for a row, in parts.
 
 Computing a row twice is safe: it writes the same values to the same places, and sampling is stateless. Of two attempts
-in flight the second depends on the first: when the first fails, both are computed again, one after the other.
+in flight the second depends on the first: when the first fails, both are computed again, one after the other. A row
+whose sequence has ended meanwhile is not: its slot and blocks may be another's by then, or wiped.
 """
 
 import dataclasses
 import logging
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import TypeVar
 
 from sluice_server.engine.errors import DeviceLost, OutOfDeviceMemory, engine_fault
@@ -20,6 +21,14 @@ T = TypeVar("T")
 logger = logging.getLogger(__name__)
 
 
+SKIPPED = StepResult([-1], frozenset({0}))  # of a row that nobody waits for
+
+
+def _all(plan: StepPlan) -> Sequence[bool]:
+    """Returns that every row is awaited."""
+    return [True] * len(plan.slots)
+
+
 class StepRetry:
     """One plan on one device, launched at construction. Raises only DeviceLost.
 
@@ -27,12 +36,20 @@ class StepRetry:
         ran_out: the device had no memory for the whole plan.
     """
 
-    def __init__(self, launcher: Launcher, plan: StepPlan, before: "StepRetry | None" = None) -> None:
-        """`before`: the step in flight that samples the plan's unknown tokens."""
+    def __init__(
+        self,
+        launcher: Launcher,
+        plan: StepPlan,
+        before: "StepRetry | None" = None,
+        awaited: Callable[[StepPlan], Sequence[bool]] = _all,
+    ) -> None:
+        """`before`: the step in flight that samples the plan's unknown tokens. `awaited` returns for each row of the
+        plan whether its sequence still waits for it."""
         self.plan = plan
         self.ran_out = False
         self._launcher = launcher
         self._before = before
+        self._awaited = awaited
         self._has_failed = False  # the whole launch failed: its rows are computed one by one
         self._result: StepResult | None = None
         self._pending = self._attempt(lambda: launcher.launch(plan))
@@ -72,7 +89,8 @@ class StepRetry:
         plan = self.plan
         if before is not None:
             plan = plan.known(dict(zip(before.plan.slots, before.result().token_ids, strict=True)))
-        return merge([self._row(plan.row(i)) for i in range(len(plan.slots))])
+        awaited = self._awaited(self.plan)
+        return merge([self._row(plan.row(i)) if is_awaited else SKIPPED for i, is_awaited in enumerate(awaited)])
 
     def _row(self, plan: StepPlan) -> StepResult:
         if plan.drafts:  # drafts may be what exceeds memory

@@ -65,6 +65,15 @@ class InFlightSteps:
                     found[one] = computed + num, sampled + samples
         return found
 
+    def awaited(self, plan: StepPlan) -> list[bool]:
+        """Returns for each row of a plan in flight whether its sequence has not been ended or preempted since."""
+        step = next(one for one in self._in_flight if one.plan is plan)
+        return [self._is_awaited(one, place) for one, place in zip(step.rows, step.places, strict=True)]
+
+    @staticmethod
+    def _is_awaited(sequence: Sequence, place: int) -> bool:
+        return sequence.num_places == place and sequence.state is SequenceStatus.RUNNING
+
     def land(self, plan: StepPlan, result: StepResult, now: float) -> tuple[list[Sampled], list[Failure]]:
         """Applies the result of the oldest step, which must be `plan`; returns events and failures."""
         step = self._in_flight.popleft()
@@ -106,7 +115,7 @@ class InFlightSteps:
     def _unmark(self, step: InFlightStep) -> None:
         """Takes the tokens of a step from those in flight."""
         for one, place, num in zip(step.rows, step.places, step.plan.query_lens, strict=True):
-            if one.num_places == place and one.state is SequenceStatus.RUNNING:
+            if self._is_awaited(one, place):
                 one.num_flying -= num
 
     def _leave_unsampled(self, sequence: Sequence, vector: bytes | None, now: float) -> None:

@@ -314,6 +314,10 @@ class Scheduler:
         """Advances the rows of `plan`; returns events and failures. Rows that were cancelled meanwhile are skipped."""
         return self._in_flight.land(plan, result, now)
 
+    def awaited(self, plan: StepPlan) -> list[bool]:
+        """Returns for each row of a plan in flight whether its sequence still waits for it."""
+        return self._in_flight.awaited(plan)
+
     def check(self) -> None:
         """Asserts invariant I3 and that queues, slots and states agree; for tests and simulation."""
         self._state.check()

@@ -61,6 +61,14 @@ def test_only_the_guilty_row_fails() -> None:
     assert [type(error.__cause__) for error in result.errors.values()] == [ValueError]
 
 
+def test_a_row_that_nobody_waits_for_is_not_computed_again() -> None:
+    """Its slot and blocks may be another's by now."""
+    device = Fragile(most=6)
+    result = StepRetry(device, PLAN, awaited=lambda plan: [True, False, True]).result()
+    assert (result.token_ids, result.failed) == ([100, -1, -1], frozenset({1}))
+    assert [plan.slots for plan in device.computed] == [[0], [2]]
+
+
 @pytest.mark.parametrize("most", [1, 2, 3, 5])
 def test_without_memory_a_row_is_computed_in_pieces_that_follow_each_other(most: int) -> None:
     device = Fragile(most=most)

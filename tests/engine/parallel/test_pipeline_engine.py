@@ -11,6 +11,7 @@ from sluice_server.engine.config import EngineConfig
 from sluice_server.engine.errors import OutOfDeviceMemory
 from sluice_server.engine.parallel.messages import Launch
 from sluice_server.engine.parallel.worker import RankWorker
+from sluice_server.engine.plan import StepPlan
 from sluice_server.engine.request import EngineRequest, SamplingParams
 from sluice_server.engine.worker.runner import Runner
 from tests.engine.parallel.test_rank_engine import HOST, SMALL, sampled, scores, structured
@@ -215,3 +216,63 @@ def test_a_step_that_fails_in_one_stage_is_tried_again_in_all(
     with threaded(llama, over(ROOMY, (1, 3))) as engine:
         monkeypatch.setattr(where, "_compute", failing(where._compute, error, member, is_late=is_late))
         assert run(engine, prompts) == want
+
+
+def held_workers(monkeypatch: pytest.MonkeyPatch) -> list[RankWorker]:
+    """The ranks other than 0 that are made from now on."""
+    workers: list[RankWorker] = []
+    made = RankWorker.__init__
+
+    def keep(worker: RankWorker, *given: Any, **named: Any) -> None:  # noqa: ANN401 # of any signature
+        made(worker, *given, **named)
+        workers.append(worker)
+
+    monkeypatch.setattr(RankWorker, "__init__", keep)
+    return workers
+
+
+def failing_once(monkeypatch: pytest.MonkeyPatch) -> list[StepPlan]:
+    """Has the next step of rank 0 fail; returns where it is noted then."""
+    compute, failed = Runner.launch, list[StepPlan]()
+
+    def launch(runner: Runner, plan: StepPlan) -> Any:  # noqa: ANN401 # a step
+        if not failed:
+            failed.append(plan)
+            raise RuntimeError
+        return compute(runner, plan)
+
+    monkeypatch.setattr(Runner, "launch", launch)
+    return failed
+
+
+@pytest.mark.parametrize("num", [2, 3])
+@pytest.mark.parametrize("fails", [False, True])
+def test_what_is_cleared_is_wiped_behind_the_steps_under_way(
+    llama: Path, num: int, monkeypatch: pytest.MonkeyPatch, *, fails: bool
+) -> None:
+    """A request that is cancelled and cleared while stages compute for it leaves nothing in the cache of any rank, also
+    where its step fails and is tried again for others."""
+    workers = held_workers(monkeypatch)
+    prompts = some_prompts(SHAPES["llama-biases"].vocab, 6)
+    with threaded(llama, over(ROOMY, (1, num))) as engine:
+        for name, prompt in prompts.items():
+            engine.add(EngineRequest(name, tuple(prompt), SamplingParams(max_tokens=20, ignore_eos=True)))
+        for _ in range(4):
+            engine.step()
+        assert len(engine._in_flight) == num - 1, "steps are under way"
+        for name in prompts:
+            engine.cancel(name)
+        engine.clear_cache(None)
+        while engine.wipe(64):
+            pass
+        failed = failing_once(monkeypatch) if fails else []
+        # The last request waits until every rank has done what it was told before.
+        engine.add(EngineRequest("last", (3, 4, 5), SamplingParams(max_tokens=1, ignore_eos=True)))
+        while engine.has_work:
+            engine.step()
+        assert len(failed) == fails
+        stores = [*(one._store for one in workers), engine.runner._plain._store]  # type: ignore[attr-defined] # a group's
+        assert len(stores) == num
+        for store in stores:
+            left = {block for layer in store.cache for block in range(len(layer)) if bool(layer[block].any())}
+            assert len(left) <= 1, "blocks beside that of the last request"
