@@ -2,7 +2,8 @@
 
 Frames begin with the number of the group's start, so that what is left of an earlier start is not heard. Hidden states
 from the stage before are read apart from orders and reports. A connection that was made and is lost ends the group:
-nothing is mended.
+nothing is mended. A rank that is reached and says nothing is awaited like one that does not run yet: it may hang, and
+be started again by its host.
 """
 
 import contextlib
@@ -34,6 +35,7 @@ PROBE_S = 1.0  # between two probes of a TCP connection
 SILENCE_S = 4.0  # without an answer to a probe; a cut link is to be noticed within seven
 NAME_S = 30.0  # until the name of this host has an address: orchestrators tell names late
 LAST_WORD_S = 0.2  # in which a rank's reason may come behind the end of its connection
+REFUSAL_S = 2.0  # in which a rank that runs refuses a key; what ends later, before it began, is no refusal
 STATES = b"\xff"  # first byte of hidden states; no order or report begins so
 _FAILED = (zmq.EVENT_HANDSHAKE_FAILED_AUTH, zmq.EVENT_HANDSHAKE_FAILED_PROTOCOL, zmq.EVENT_HANDSHAKE_FAILED_NO_DETAIL)
 
@@ -64,6 +66,8 @@ class RankSockets:
         self._frames: deque[Frame] = deque()  # that came while hidden states were awaited, or the other way round
         self._states: deque[bytes] = deque()
         self._loss = ""  # of a connection, once it has ended
+        self._reached_s: dict[str, float] = {}  # when the host of a rank took a connection
+        self._made: set[str] = set()  # ranks whose connections were made, with keys and all
         self._lock = _claim(addresses[own])
         self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
         self._guard: ThreadAuthenticator | None = keys.guard(self._context) if keys is not None else None
@@ -125,17 +129,36 @@ class RankSockets:
         except zmq.Again:
             if self._loss:
                 raise RankLost(self._loss) from None
+        until_s = time.monotonic() + timeout_s
         ready = dict(self._poller.poll(int(timeout_s * 1000)))
         if self._inbox in ready:
             self._sort(self._inbox.recv())
             return bool(wanted)
         for name, monitor in self._monitors.items():
             if monitor in ready:
-                self._loss = _loss(name, recv_monitor_message(monitor)["event"])
+                self._loss = self._loss_in(name, recv_monitor_message(monitor)["event"])
+                if not self._loss:
+                    return self._read(time_left(until_s), wanted)
                 if not self._inbox.poll(int(LAST_WORD_S * 1000)):
                     raise RankLost(self._loss)
                 return self._read(0, wanted)
         return False
+
+    def _loss_in(self, name: str, event: int) -> str:
+        """Takes what happened to the connection with a rank; returns why the group ends by it, or ""."""
+        match event:
+            case zmq.EVENT_CONNECTED:
+                self._reached_s[name] = time.monotonic()
+            case zmq.EVENT_HANDSHAKE_SUCCEEDED:
+                self._made.add(name)
+            case zmq.EVENT_DISCONNECTED if name in self._made:
+                return f"{name} has ended, or its connection is lost"
+            case zmq.EVENT_HANDSHAKE_FAILED_NO_DETAIL if time.monotonic() - self._reached_s[name] > REFUSAL_S:
+                pass  # it hangs, or has ended before it said anything
+            case _ if event in _FAILED:
+                both = "both must have the same --ring-keys, which `sluice keys` makes"
+                return f"{name} does not take this rank's key: {both}"
+        return ""
 
     def _sort(self, data: bytes) -> None:
         """Puts a frame where it is awaited."""
@@ -159,7 +182,7 @@ class RankSockets:
     def _open_outbox(self, name: str, address: str, keys: RingKeys | None) -> None:
         outbox = self._context.socket(zmq.PUSH)
         self._outboxes[name] = outbox
-        events = zmq.EVENT_DISCONNECTED
+        events = zmq.EVENT_CONNECTED | zmq.EVENT_HANDSHAKE_SUCCEEDED | zmq.EVENT_DISCONNECTED
         for one in _FAILED:
             events |= one
         self._monitors[name] = outbox.get_monitor_socket(events)
@@ -213,13 +236,6 @@ def number_of(host: str) -> str:
             break
         time.sleep(min(1.0, time_left(until_s)))
     raise bad_setting("rank_peers", f"{host} has no address here: give one of this host's, or a name that has one")
-
-
-def _loss(name: str, event: int) -> str:
-    """Returns what a rank is told of a connection that ended so."""
-    if event in _FAILED:
-        return f"{name} does not take this rank's key: both must have the same --ring-keys, which `sluice keys` makes"
-    return f"{name} has ended, or its connection is lost"
 
 
 def _claim(address: str) -> int:

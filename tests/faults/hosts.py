@@ -7,36 +7,77 @@ import signal
 import subprocess
 import sys
 import tempfile
+import threading
+import time
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import IO
 
 import psutil
 
+from sluice_server.services.process import heartbeat
 from sluice_server.services.ring.keys import make_keys
 from tests.system.service import Service, serve
 
 OPTIONS = ("--dtype", "float32", "--max-restarts", "1000", "--max-num-batched-tokens", "64", "--allow-shared-cores")
-# What an orchestrator does: a rank that ends is started again.
 AGAIN = 'trap "exit 0" TERM; while :; do "$@" & wait $!; done'
+
+
+class Workers:
+    """The ranks of another host. What an orchestrator does for them: one that ends is started again, and one that its
+    heartbeats say is stuck is ended."""
+
+    def __init__(self, beats: Path) -> None:
+        self._beats = beats
+        self._loops: dict[str, subprocess.Popen[bytes]] = {}
+        self._over = threading.Event()
+        self._watching = threading.Thread(target=self._watch, daemon=True)
+
+    def start(self, name: str, command: Sequence[str], log: IO[str] | None) -> None:
+        """Runs a rank by this command."""
+        beats = ("--heartbeat-dir", str(self._beats))
+        loop = subprocess.Popen(["sh", "-c", AGAIN, "sh", *command, *beats], stderr=log, start_new_session=True)
+        self._loops[name] = loop
+        if not self._watching.is_alive():
+            self._watching.start()
+
+    def find(self, name: str) -> psutil.Process | None:
+        """The process of a rank, by its title; None while there is none."""
+        loop = self._loops.get(name)
+        for child in () if loop is None else psutil.Process(loop.pid).children():
+            with contextlib.suppress(psutil.Error):
+                if " ".join(child.cmdline()).removeprefix("sluice: ").strip() == name:
+                    return child
+        return None
+
+    def end(self) -> None:
+        """Ends all of them."""
+        self._over.set()
+        for loop in self._loops.values():
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(loop.pid, signal.SIGKILL)
+            loop.wait()
+
+    def _watch(self) -> None:
+        while not self._over.wait(1.0):
+            for name in list(self._loops):
+                sign, found = heartbeat.read(self._beats, name), self.find(name)
+                if sign is not None and found is not None and sign.is_stuck(time.monotonic()):
+                    with contextlib.suppress(psutil.Error):
+                        found.kill()
 
 
 class Hosts:
     """A service on one host, and workers on another."""
 
-    def __init__(self, service: Service, workers: list["subprocess.Popen[bytes]"], peers: dict[str, str]) -> None:
+    def __init__(self, service: Service, workers: Workers, peers: dict[str, str]) -> None:
         self.service = service
         self.peers = peers
-        self._loops = workers
+        self._workers = workers
 
     def worker(self, name: str) -> psutil.Process | None:
-        """The process of a rank of the other host, by its title; None while there is none."""
-        for loop in self._loops:
-            for child in psutil.Process(loop.pid).children():
-                with contextlib.suppress(psutil.Error):
-                    if " ".join(child.cmdline()).removeprefix("sluice: ").strip() == name:
-                        return child
-        return None
+        """The process of a rank of the other host; None while there is none."""
+        return self._workers.find(name)
 
 
 def serve_command(role: str, name: str, options: Sequence[str]) -> list[str]:
@@ -60,20 +101,13 @@ def two_hosts(
         make_keys(keys, peers)
         table = ",".join(f"{name}={address}" for name, address in peers.items())
         both = (*options, "--rank-peers", table, "--ring-keys", str(keys))
-        loops = []
+        workers = Workers(Path(closing.enter_context(tempfile.TemporaryDirectory())))
+        closing.callback(workers.end)
         for name, address in peers.items():
             if address.rpartition(":")[0] != own_host:
-                command = ["sh", "-c", AGAIN, "sh", *within[1], *serve_command("worker", name, both)]
-                loops.append(subprocess.Popen(command, stderr=log, start_new_session=True))
-                closing.callback(_end, loops[-1])
+                workers.start(name, [*within[1], *serve_command("worker", name, both)], log)
         service = closing.enter_context(serve(*both, "--listen", listen, within=within[0], log=log))
-        yield Hosts(service, loops, peers)
-
-
-def _end(loop: "subprocess.Popen[bytes]") -> None:
-    with contextlib.suppress(ProcessLookupError):
-        os.killpg(loop.pid, signal.SIGKILL)
-    loop.wait()
+        yield Hosts(service, workers, peers)
 
 
 class Namespaces:

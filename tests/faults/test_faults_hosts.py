@@ -101,13 +101,12 @@ def test_streams_survive_every_harm_to_a_rank_of_either_host(
 ) -> None:
     victim = hosts.worker(name) or hosts.service.children()[name]
     answers = stream_all(hosts.service.address, SPECS, at_phase(phase, 1, lambda: harm(victim)))
-    with contextlib.suppress(psutil.NoSuchProcess):
-        victim.kill()  # a rank that is stopped has no supervisor on its host
     check_undisturbed(answers, one_rank)
     wait_until(lambda: has_recovered(hosts), BACK_WITHIN_S, "the service did not recover")
 
 
 @pytest.mark.long
+@pytest.mark.timeout(400)
 def test_stages_of_two_hosts_with_two_ranks_each_answer_as_one_and_survive(one_rank: list[Received]) -> None:
     with two_hosts(FOUR, table(A, A, B, B), "127.0.0.1:0") as hosts:
         check_undisturbed(stream_all(hosts.service.address, SPECS), one_rank)

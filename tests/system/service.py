@@ -15,7 +15,7 @@ import grpc
 import psutil
 from sluice.v1 import control_pb2, control_pb2_grpc, inference_pb2, inference_pb2_grpc, types_pb2
 
-START_TIMEOUT_S = 60.0
+START_TIMEOUT_S = 180.0  # four ranks take 16 s of CPU time, and a busy machine gives them a tenth of it
 
 
 @dataclasses.dataclass

@@ -18,11 +18,12 @@ from sluice_server.engine.parallel.sums_gloo import GlooSums
 from sluice_server.engine.parallel.sums_shared import SharedMemorySums
 from sluice_server.services.ranks.codec import REPORTS
 from sluice_server.services.ranks.membership import hello_of
-from sluice_server.services.ranks.sockets import open_sockets
+from sluice_server.services.ranks.sockets import REFUSAL_S, open_sockets
 from sluice_server.services.ranks.stages_sockets import SocketStages
 from sluice_server.services.ring.keys import make_keys
 from tests.engine.parallel.test_sums import SHAPE, added, uneven
 from tests.services.ranks.hosts import PATIENT_S, beside, host_group
+from tests.system.roles import free_ports
 
 A, B = "127.0.0.1", "127.0.0.2"
 TWO = EngineConfig(dtype="float32", tensor_parallel_size=2)
@@ -131,3 +132,16 @@ def test_a_rank_without_the_groups_key_is_told_so_and_says_nothing(tmp_path: Pat
             ):
                 other.receive(PATIENT_S)
             assert group.sockets[0]._inbox.poll(100) == 0
+
+
+def test_a_rank_that_is_reached_and_says_nothing_is_awaited(tmp_path: Path) -> None:
+    """It hangs before it answers, and is then ended by its host: that is neither a refused key nor a loss."""
+    make_keys(tmp_path, ("engine-0", "worker-0-1"))
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+        address = f"tcp://127.0.0.1:{silent.getsockname()[1]}"
+        table = {"engine-0": f"tcp://{A}:{free_ports(1)[0]}", "worker-0-1": address}
+        with contextlib.closing(open_sockets(table, "engine-0", ("worker-0-1",), str(tmp_path))) as ours:
+            reached, _ = silent.accept()
+            assert ours.receive(REFUSAL_S + 0.5) is None
+            reached.close()
+            assert ours.receive(0.5) is None
