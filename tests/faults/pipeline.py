@@ -3,8 +3,10 @@ that lose, repeat and delay frames, processes that die and come back.
 
     python -m tests.faults.pipeline --seed 1 --events 20000
 
-Every client must have exactly what it would have had alone: its tokens, in order, once, and one end. What is random
-comes from the seed, so that a history can be played again; the SHA-256 of its trace is printed last.
+Every client must have exactly what it would have had alone: its tokens, in order, once, and one end. A history has many
+episodes with few kinds of faults each, and behind each a calm in which all must end: what a fault leaves is found
+there, before the next fault hides it. What is random comes from the seed, so that a history can be played again; the
+SHA-256 of its trace is printed last.
 """
 
 import argparse
@@ -31,6 +33,9 @@ from tests.faults.nodes import Alone, Front, Link, Node, alone, encoder, ids_of,
 
 BEAT_S = 0.25
 MAX_CLIENTS = 16
+EPISODE = 400  # events
+SHARE_OF_FAULTS = 0.25  # of the kinds of faults, in an episode
+SILENT_BEATS = 16  # after which an engine that is out of reach counts as lost
 DRAIN_ROUNDS = 4000
 
 
@@ -72,27 +77,21 @@ class World:
             self.encode: 6,
             self.fire_timer: 6,
             self.beat: 3 / len(self.ids[Role.ENGINE]),  # as each brings probes for every engine
-            self.submit: 3,
-            self.read: 6.5,
-            self.cancel: 0.3,
-            self.crash: 0.2,
-            self.lose: 0.2,
-            self.repeat: 0.2,
+            self.submit: 6,
+            self.read: 9,
             self.revive: 0.6,
-            self.stop: 0.1,
             self.go_on: 0.3,
         }
+        self._faults: dict[Callable[[], None], float] = {  # and how often, in an episode that has them
+            self.cancel: 2,
+            self.crash: 0.6 * len(self.ids[Role.ENGINE]),
+            self.lose: 0.6 * len(self.ids[Role.ENGINE]),
+            self.repeat: 0.8,
+            self.stop: 0.8,
+        }
         if seed % 8 in (5, 7):
-            self._events |= {
-                self.join: 0.15,
-                self.drain_engine: 0.1,
-                self.leave: 0.15,
-                self.read_file: 2,
-                self.end: 0.5,
-                self.cut: 0.15,
-                self.heal: 0.3,
-                self.hedge: 2,
-            }
+            self._events |= {self.read_file: 2, self.end: 0.5, self.heal: 0.3}
+            self._faults |= {self.join: 1.2, self.drain_engine: 0.4, self.leave: 1.2, self.cut: 0.6, self.hedge: 8}
         self.stopped: set[str] = set()  # engines that take and compute nothing for a while
         self.nodes: dict[str, Node] = {}
         for role, names in self.ids.items():
@@ -110,16 +109,20 @@ class World:
         return self._links.setdefault((sender, receiver), deque())
 
     def run(self, events: int) -> str:
-        """Runs the events, drains, and returns the trace's hash."""
-        for _ in range(events):
-            self.event()
-        self.drain()
+        """Runs the events, episode by episode, and returns the trace's hash."""
+        for _ in range(0, events, EPISODE):
+            happening = self._events | {
+                fault: often for fault, often in self._faults.items() if self.rng.random() < SHARE_OF_FAULTS
+            }
+            for _ in range(EPISODE):
+                self.event(happening)
+            self.drain()
         return self.trace.hexdigest()
 
-    def event(self) -> None:
-        """Runs one random event."""
+    def event(self, often: dict[Callable[[], None], float]) -> None:
+        """Runs one random event of these, by how often they happen."""
         self.now += 0.001
-        (happen,) = self.rng.choices(list(self._events), list(self._events.values()))
+        (happen,) = self.rng.choices(list(often), list(often.values()))
         happen()
 
     def deliver(self) -> None:
@@ -271,7 +274,7 @@ class World:
 
     def crash(self) -> None:
         """Ends a process: frames to it are lost; of frames from it, the last ones may be."""
-        node = self.rng.choice(list(self.nodes.values()))
+        node = self.nodes[self.rng.choice(self.ids[Role.ENGINE] if self.rng.random() < 0.4 else list(self.nodes))]
         if not node.is_up:
             return
         node.is_up = False
@@ -385,7 +388,9 @@ class World:
             frames.insert(self.rng.randint(at, len(frames)), frames[at])
 
     def drain(self) -> None:
-        """Runs without faults until every client has its answer, and checks that no process holds anything."""
+        """Runs without further faults until every client has its answer, and checks that no process holds anything."""
+        for _ in range(self.rng.choice((0, SILENT_BEATS)) if self.stopped or self._cut else 0):
+            self.turn_all()  # what is out of reach is found to be so, before it is back
         self.go_on()
         self.heal()
         self.end()
@@ -395,21 +400,25 @@ class World:
             elif node.is_up:
                 node.read_file()
         for _ in range(DRAIN_ROUNDS):
-            self.beat()
-            for _ in range(60 * len(self.ids[Role.ENGINE])):  # as each brings probes and reports
-                self.now += 0.001
-                self.deliver()
-                self.encode()
-                self.turn_engines()
-                self.fire_timer()
-            for client in list(self.clients):
-                self.say(client)
-                self.take(client)
-            for node in self.nodes.values():
-                node.flush()
+            self.turn_all()
             if not self.clients and self.is_empty():
                 return
         raise AssertionError(f"{len(self.clients)} clients wait for ever, or something is left")
+
+    def turn_all(self) -> None:
+        """Runs one beat, in which every process has several turns, and all clients read."""
+        self.beat()
+        for _ in range(60 * len(self.ids[Role.ENGINE])):  # as each brings probes and reports
+            self.now += 0.001
+            self.deliver()
+            self.encode()
+            self.turn_engines()
+            self.fire_timer()
+        for client in list(self.clients):
+            self.say(client)
+            self.take(client)
+        for node in self.nodes.values():
+            node.flush()
 
     def is_empty(self) -> bool:
         """Whether no process holds anything of a request."""
