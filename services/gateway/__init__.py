@@ -6,7 +6,7 @@ by the `RequestManager`. It returns a `GenerationStream` (one reader of one `Ope
 by tag). `DetachedSessions` keeps requests that outlive their reader; `PeerGateways` reaches those of other gateways.
 
 The path of a token: ring → `Gateway.handle` → `RequestManager.handle` → `OpenRequest.handle` → its `Delivery`, which
-wakes the stream → `EventSequence.next` returns it as an event → the adapter writes that.
+wakes the stream's `EventWriter` → `EventSequence.next` returns it as an event → the adapter writes that.
 
 An `OpenRequest` has parts: `Delivery` (what waits for its reader), `Replay` (how it is sent again), `GrantedCredit`,
 `Accounting`. Messages of the ring are handled, events are written, readers attach and detach.

@@ -69,8 +69,8 @@ class Inference:
             return self._service.generate(call, request.spec)
 
         async def body(stream: GenerationStream) -> None:
-            async for event in stream:
-                await context.write(responses.fill(inference_pb2.StreamGenerateResponse(), event))
+            made = responses.of_stream
+            await stream.write_all(lambda event: context.write(made(inference_pb2.StreamGenerateResponse, event)))
 
         await self._answer("StreamGenerate", context, begin, body)
 
@@ -91,8 +91,8 @@ class Inference:
             return self._service.resume(call, request.spec, request_id)
 
         async def body(stream: GenerationStream) -> None:
-            async for event in stream:
-                await context.write(responses.fill(inference_pb2.ResumeGenerateResponse(), event))
+            made = responses.of_stream
+            await stream.write_all(lambda event: context.write(made(inference_pb2.ResumeGenerateResponse, event)))
 
         await self._answer("ResumeGenerate", context, begin, body)
 

@@ -7,8 +7,10 @@ from sluice.v1 import inference_pb2, types_pb2
 
 from sluice_server.engine.errors import ServiceError
 from sluice_server.engine.request import FinishReason
+from sluice_server.services.gateway.calls import delta_bytes
 from sluice_server.services.gateway.contract.durations import to_duration
 from sluice_server.services.gateway.contract.status import to_rpc
+from sluice_server.services.gateway.contract.wire import as_varint
 from sluice_server.services.gateway.generation.events import (
     AcceptedEvent,
     CompletedEvent,
@@ -45,10 +47,22 @@ _THROTTLED = {
     ThrottleReason.PREEMPTED: inference_pb2.THROTTLE_REASON_PREEMPTED,
     ThrottleReason.RECOVERY: inference_pb2.THROTTLE_REASON_RECOVERY,
 }
+_DELTA = as_varint(
+    inference_pb2.StreamGenerateResponse.DELTA_FIELD_NUMBER << 3 | 2
+)  # of every streaming call but Converse
 Response = TypeVar(
     "Response",
     bound=inference_pb2.StreamGenerateResponse | inference_pb2.ConverseResponse | inference_pb2.ResumeGenerateResponse,
 )
+
+
+def of_stream(kind: type[Response], event: StreamEvent) -> Response | bytes:
+    """Returns the response of a streaming call for an event; encoded already where that costs less."""
+    if isinstance(event, DeltaEvent):
+        made = delta_bytes.as_field(_DELTA, event)
+        if made is not None:
+            return made
+    return fill(kind(), event)
 
 
 def fill(made: Response, event: StreamEvent) -> Response:

@@ -3,11 +3,12 @@
 import asyncio
 import contextlib
 
-from sluice_server.engine.errors import ServiceError, cancelled
+from sluice_server.engine.errors import ServiceError
 from sluice_server.services.gateway.generation.detached import DetachedSessions
 from sluice_server.services.gateway.generation.event_sequence import EventOptions, EventSequence, completed_event
 from sluice_server.services.gateway.generation.events import CompletedEvent, StreamEvent
 from sluice_server.services.gateway.generation.interruption import Interruption
+from sluice_server.services.gateway.generation.writing import EventWriter, Write
 from sluice_server.services.gateway.requests.open_request import OpenRequest
 from sluice_server.services.gateway.requests.progress import WriteProgress
 from sluice_server.services.messages.details import AdapterDropped, AdapterState, Detokenized, Embedded, Tokenized
@@ -66,38 +67,37 @@ class RequestReader:
 
 
 class GenerationStream(RequestReader):
-    """The events of one generation: iterate, then close. Raises the error that ended the generation."""
+    """The events of one generation: write them, then close."""
 
     def __init__(self, request: OpenRequest, detached: DetachedSessions, options: EventOptions) -> None:
         super().__init__(request, detached)
         self._options = options
         self._events: EventSequence | None = None
 
-    def __aiter__(self) -> "GenerationStream":
-        return self
+    @property
+    def is_over(self) -> bool:
+        """Whether the last event has been taken."""
+        return self._events is not None and self._events.is_over
 
-    async def __anext__(self) -> StreamEvent:
-        """Waits for the next event. Until the next call, the reader counts as writing it."""
+    async def write_all(self, write: Write) -> None:
+        """Writes each event with `write`, until the last is written. Raises the error that ended the generation."""
+        self._interruption.check()
+        writer = EventWriter(self, write)
+        self.request.delivery.on_news = writer.wake
+        await writer.run()
+
+    def next(self) -> StreamEvent | None:
+        """Returns the next event, or None while there is none; raises the error that ended the generation. Until the
+        next call, the reader counts as writing it."""
         if self._events is None:
             self._events = EventSequence(self.request, self._options)
-        events = self._events
         self._progress.end_write()
         self._interruption.check()
-        while not events.is_over:
-            event = events.next()
-            if event is not None:
-                self._progress.begin_write()
-                return event
-            if self.request.outcome is None:
-                await self._next_news()
-            else:
-                await self.outcome()
-        raise StopAsyncIteration
-
-    async def aclose(self) -> None:
-        """Closes early: cancels the generation unless it has finished or may outlive its reader."""
-        outcome = self.request.outcome
-        if self._events is not None and self._events.is_over:
-            self.close(None)
-        else:
-            self.close(outcome if isinstance(outcome, ServiceError) else cancelled())
+        self.request.note_first_token()
+        event = self._events.next()
+        if event is not None:
+            self._progress.begin_write()
+        elif isinstance(self.request.outcome, ServiceError):
+            # one error object may be shared by many requests: drop the frames of earlier raises
+            raise self.request.outcome.with_traceback(None)
+        return event

@@ -13,6 +13,7 @@ from sluice_server.services.gateway.calls.answering import CallEnded, answer
 from sluice_server.services.gateway.calls.refusal import refuse, tell_refused
 from sluice_server.services.gateway.contract.errors import not_found
 from sluice_server.services.gateway.contract.status import to_status
+from sluice_server.services.gateway.generation.events import StreamEvent
 from sluice_server.services.gateway.generation.service import GenerationService
 from sluice_server.services.gateway.generation.stream import GenerationStream
 from sluice_server.services.gateway.models.registry import Models, Served
@@ -200,9 +201,11 @@ class OpenInference:
             return self._service.generate(call, asked.spec)
 
         async def body(stream: GenerationStream) -> None:
-            async for event in stream:
+            async def write(event: StreamEvent) -> None:
                 for response in made.of(event):
                     await send(response)
+
+            await stream.write_all(write)
 
         await answer(observer, "StreamGenerate", context, begin, body)
 

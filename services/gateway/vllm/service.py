@@ -18,6 +18,7 @@ from sluice_server.services.gateway.access.metadata import Context
 from sluice_server.services.gateway.calls.answering import CallEnded, answer
 from sluice_server.services.gateway.calls.refusal import refuse
 from sluice_server.services.gateway.calls.vectors import floats
+from sluice_server.services.gateway.generation.events import StreamEvent
 from sluice_server.services.gateway.generation.service import GenerationService
 from sluice_server.services.gateway.generation.stream import GenerationStream, RequestReader
 from sluice_server.services.gateway.models.lane import Lane
@@ -68,10 +69,13 @@ class VllmEngine:
 
         async def body(stream: GenerationStream) -> None:
             made = GenerateAnswers(request)
+
+            async def write(event: StreamEvent) -> None:
+                for response in made.of(event):
+                    await context.write(response)
+
             with self._running.entered(request.request_id, stream.request.request_id):
-                async for event in stream:
-                    for response in made.of(event):
-                        await context.write(response)
+                await stream.write_all(write)
 
         try:
             await answer(self._manager.observer, "StreamGenerate", context, begin, body)

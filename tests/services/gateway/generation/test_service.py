@@ -7,7 +7,7 @@ from collections.abc import Iterator
 import pytest
 from sluice.v1 import inference_pb2, types_pb2
 
-from sluice_server.engine.errors import Code, ServiceError, stage_lost
+from sluice_server.engine.errors import Code, ServiceError, cancelled, stage_lost
 from sluice_server.services.gateway.access.call import CallMetadata
 from sluice_server.services.gateway.access.identity import Identity
 from sluice_server.services.gateway.access.quota import Quotas, TenantLimits
@@ -71,11 +71,11 @@ def texts(events: list[StreamEvent]) -> list[str]:
     return ["".join(one.text for one in event.texts) for event in events if isinstance(event, DeltaEvent)]
 
 
-async def test_a_generation_is_an_iterator_of_events(bench: ServiceBench) -> None:
+async def test_a_generation_is_a_stream_of_events(bench: ServiceBench) -> None:
     stream = bench.service.generate(CALL, spec())
     bench.play("a", "b", "c")
-    async with contextlib.aclosing(stream):
-        events = [event async for event in stream]
+    events = await read(stream)
+    stream.close(None)
     names = ["AcceptedEvent", "DeltaEvent", "DeltaEvent", "OutputFinishedEvent", "FinishedEvent"]
     assert [type(event).__name__ for event in events] == names
     assert texts(events) == ["a", "bc"]
@@ -83,12 +83,12 @@ async def test_a_generation_is_an_iterator_of_events(bench: ServiceBench) -> Non
     assert not len(bench.manager.requests) and not any(isinstance(one, Cancel) for one in bench.emitted)
 
 
-async def test_closing_the_iterator_cancels(bench: ServiceBench) -> None:
+async def test_closing_the_stream_cancels(bench: ServiceBench) -> None:
     stream = bench.service.generate(CALL, spec())
     bench.begin()
-    await anext(stream)
-    await stream.aclose()
-    await stream.aclose()
+    assert stream.next() is not None
+    stream.close(cancelled())
+    stream.close(cancelled())
     assert [one.envelope for one in bench.emitted if isinstance(one, Cancel)] == [bench.submit.envelope]
     assert bench.manager.num_open == 0
     assert bench.manager.requests.state(bench.submit.envelope.request_id, CALL.caller.tenant) is RequestStatus.FAILED
@@ -107,17 +107,25 @@ async def test_what_fails_is_raised(bench: ServiceBench) -> None:
 
 
 async def read(stream: GenerationStream) -> list[StreamEvent]:
-    return [event async for event in stream]
+    events = []
+
+    async def write(event: StreamEvent) -> None:
+        events.append(event)
+
+    await stream.write_all(write)
+    return events
 
 
 async def test_a_reader_that_takes_nothing_is_ended_while_it_waits_for_its_transport(bench: ServiceBench) -> None:
     stream = bench.service.generate(CALL, spec())
     bench.begin()
 
+    async def write(event: StreamEvent) -> None:
+        await asyncio.Event().wait()
+
     async def stand_still() -> None:
         with stream.interruptible():
-            async for _ in stream:
-                await asyncio.Event().wait()
+            await stream.write_all(write)
 
     reading = asyncio.create_task(stand_still())
     while not stream.request.delivery.progress.is_writing:
@@ -131,17 +139,17 @@ async def test_a_reader_that_takes_nothing_is_ended_while_it_waits_for_its_trans
 async def test_a_reader_without_a_task_of_its_own_is_told_at_its_next_event(bench: ServiceBench) -> None:
     stream = bench.service.generate(CALL, spec(scheduling=DETACH))
     bench.begin()
-    await anext(stream)
+    stream.next()
     stream.request.break_off(slow_consumer(1))
     with fails("SLOW_CONSUMER"):
-        await anext(stream)
+        stream.next()
 
 
 async def test_a_generation_that_outlives_its_reader_is_resumed(bench: ServiceBench) -> None:
     stream = bench.service.generate(CALL, spec(scheduling=DETACH))
     bench.begin()
-    assert [type(await anext(stream)).__name__ for _ in range(2)] == ["AcceptedEvent", "DeltaEvent"]
-    await stream.aclose()
+    assert [type(stream.next()).__name__ for _ in range(2)] == ["AcceptedEvent", "DeltaEvent"]
+    stream.close(cancelled())
     request_id = bench.submit.envelope.request_id
     bench.manager.handle(text_of(bench.submit, 1, "b", last=True))
     point = types_pb2.GenerationSpec(resume=types_pb2.ResumePoint(generation_id=request_id, after_seq=1))
