@@ -100,13 +100,15 @@ class EngineConfig:
         "memory for what the vision tower computed of images, so that one that comes again is not encoded again",
     )
     max_adapters: int = option(
-        0, "adapters (LoRA) that running requests may have at once, beside the base; 0 takes no requests with one"
+        0,
+        "slots for adapters (LoRA) in a GPU's memory, as many as running requests may have; a CPU computes with any in "
+        "host memory; 0 takes no requests with one",
     )
     adapter_dir: str = option(
         "", "directory of adapters: folders as PEFT writes them, of which each is loaded when a request names it"
     )
-    adapter_bytes: int = option(1 << 30, "the most bytes of the adapters that running requests have")
-    adapter_host_bytes: int = option(1 << 30, "the most bytes of adapters that are kept in host memory for requests")
+    adapter_bytes: int = option(1 << 30, "the most bytes of adapters in the memory of a GPU")
+    adapter_host_bytes: int = option(1 << 30, "the most bytes of adapters that are kept in host memory")
     adapter_turn_s: float = option(
         1.0, "seconds that a request waits for its adapter before others have to make room for it"
     )

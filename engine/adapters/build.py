@@ -11,6 +11,9 @@ from sluice_server.engine.errors import Code, ServiceError
 from sluice_server.engine.models.model import Model
 from sluice_server.engine.scheduler.adapters import RequestAdapters
 
+# Each is a place in a table: on a CPU an adapter is computed with where it lies in host memory, so bytes bound them.
+CPU_SLOTS = 4096
+
 
 def check_adapters(config: EngineConfig, device: str) -> None:
     """Raises ServiceError INVALID_SETTING for settings that adapters cannot be combined with."""
@@ -29,9 +32,9 @@ def load_adapters(config: EngineConfig, model: Model) -> AdapterManager | None:
     """Returns the adapters of an engine, none of which is read yet; None if requests may not name any."""
     if not config.max_adapters:
         return None
-    shelf = Shelf(config.max_adapters, config.adapter_bytes, config.adapter_host_bytes)
+    shelf = Shelf(CPU_SLOTS, config.adapter_host_bytes, None)
     base = AdapterBase(modules_of(model.config, model.traits), model.foldings, model.config.num_layers)
-    loader = AdapterLoader(Path(config.adapter_dir), base, config.max_adapters)
+    loader = AdapterLoader(Path(config.adapter_dir), base, CPU_SLOTS)
     return AdapterManager(RequestAdapters(shelf, config.adapter_turn_s), loader)
 
 

@@ -16,10 +16,10 @@ from pathlib import Path
 
 import torch
 
+from sluice_server.engine.adapters.entry import Order, OrderKind
 from sluice_server.engine.adapters.files import read_adapter
 from sluice_server.engine.adapters.modules import Module
 from sluice_server.engine.adapters.products import products_of
-from sluice_server.engine.adapters.shelf import Order, OrderKind
 from sluice_server.engine.errors import ServiceError
 from sluice_server.engine.models.layers.sides import AdapterProducts, Folding
 
@@ -120,7 +120,7 @@ class AdapterLoader:
                     self._executor.submit(self._fill, order)
                 case OrderKind.LOAD:
                     self._num_under_way += 1
-                    self.slots[order.slot] = self._host[order.digest].products
+                    self.slots[order.slot] = self._host.pop(order.digest).products
                     self._end(order, is_good=True)
                 case OrderKind.FORGET:
                     del self._host[order.digest]
@@ -162,7 +162,7 @@ class AdapterLoader:
             found = self._read(self._paths[order.digest])
             is_good = found.digest == order.digest
             if is_good:
-                self.keep(found)
+                self.slots[order.slot] = found.products
             else:
                 logger.warning("the adapter %s has changed since it was loaded", self._paths[order.digest])
         except ServiceError as error:

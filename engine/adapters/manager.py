@@ -7,8 +7,8 @@ from collections.abc import Iterator
 from concurrent.futures import Future
 from typing import NamedTuple
 
+from sluice_server.engine.adapters.entry import Copy, OrderKind
 from sluice_server.engine.adapters.loader import AdapterLoader, LoadedAdapter
-from sluice_server.engine.adapters.shelf import Copy, OrderKind
 from sluice_server.engine.errors import Code, ServiceError
 from sluice_server.engine.request import AdapterRef
 from sluice_server.engine.scheduler.adapters import RequestAdapters
@@ -113,7 +113,8 @@ class AdapterManager:
         except ValueError as error:
             if not was_known:
                 self.requests.drop(digest)
-            text = f"pinned: {error}: pin fewer, or start the server with larger --max-adapters and --adapter-bytes"
+            option = self.requests.shelf.bounded_by
+            text = f"pinned: {error}: pin fewer, or start the server with a larger {option}"
             raise ServiceError(Code.FAILED_PRECONDITION, "ADAPTER_CAPACITY", text, field="pinned") from None
 
     def _order(self) -> None:

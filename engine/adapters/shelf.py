@@ -1,6 +1,7 @@
 """The shelf of adapters: decides which of them are in device slots and host memory, and which come next.
 
-    disk ──read──▶ host bytes ──load──▶ device slot
+    disk ──read──▶ host bytes ──load──▶ device slot        a device with memory of its own
+    disk ──────────read──────────▶ slot                    a CPU, whose slots are in host memory
 
 Bookkeeping by digest and bytes only: an adapter takes its own bytes, and nothing is padded to the largest. A runner
 carries out the `Order`s in the order in which they were decided, and reports how reads and loads ended; it never waits
@@ -9,72 +10,23 @@ one that has waited for long gets the turn: no other is loaded until running seq
 Pure: no tensors, files, requests or clock.
 """
 
-import dataclasses
-import enum
 from collections import Counter, OrderedDict
 from collections.abc import Iterator, Mapping
 
-
-class OrderKind(enum.Enum):
-    """What an order does. Reads and loads run in the background and end with `Shelf.ended`."""
-
-    READ = enum.auto()  # disk → host bytes
-    LOAD = enum.auto()  # host bytes → device slot; neither is touched until it ends
-    FORGET = enum.auto()  # drops the host bytes
-    FREE = enum.auto()  # empties the device slot
-
-
-@dataclasses.dataclass(frozen=True, slots=True)
-class Order:
-    """One order for an adapter; `slot` is of the device, for LOAD and FREE."""
-
-    kind: OrderKind
-    digest: bytes
-    slot: int = -1
-
-
-class Copy(enum.Enum):
-    """The state of an adapter's copy in one tier."""
-
-    NONE = enum.auto()
-    COMING = enum.auto()
-    HERE = enum.auto()
-
-
-@dataclasses.dataclass(slots=True)
-class Entry:
-    """An adapter on the shelf.
-
-    Attributes:
-        refs: the sequences that run with it.
-        is_fresh: whether nothing has run with it since it was loaded. What waits for it then comes first: turns that
-            follow each other would evict it before.
-    """
-
-    num_bytes: int
-    is_pinned: bool = False
-    is_leaving: bool = False
-    is_fresh: bool = False
-    refs: int = 0
-    slot: int = -1
-    host: Copy = Copy.NONE
-    device: Copy = Copy.NONE
-
-    @property
-    def is_idle(self) -> bool:
-        """Whether its device copy is there and may be given up."""
-        return self.device is Copy.HERE and not self.refs and (not self.is_pinned or self.is_leaving)
+from sluice_server.engine.adapters.entry import Copy, Entry, Order, OrderKind
 
 
 class Shelf:
     """The books of all adapters of an engine."""
 
-    def __init__(self, num_slots: int, device_bytes: int, host_bytes: int) -> None:
+    def __init__(self, num_slots: int, device_bytes: int, host_bytes: int | None) -> None:
+        """`host_bytes`: None where slots are in host memory, so that a read fills one."""
         self._num_slots = num_slots
         self._device_bytes = device_bytes
         self._host_bytes = host_bytes
         self._entries: OrderedDict[bytes, Entry] = OrderedDict()  # least recently needed first
         self._free = list(range(num_slots - 1, -1, -1))
+        self._queue: Mapping[bytes, bool] = {}  # of the last look
         self._turn: bytes | None = None
         self._draining: set[bytes] = set()
         self._lost: list[bytes] = []
@@ -133,8 +85,11 @@ class Shelf:
         self._drop_if_done(digest)
 
     def arrive(self, digest: bytes) -> bool:
-        """Puts an adapter whose bytes were just read in host memory, if there is room; returns whether it is there."""
+        """Takes an adapter whose bytes were just read into host memory, if there is room; returns whether it is there.
+        Where slots are in host memory, a load into one is ordered."""
         entry = self._entries[digest]
+        if self._host_bytes is None:
+            return entry.device is Copy.NONE and self._load(digest, entry, OrderKind.LOAD)
         if entry.host is Copy.NONE and self._in_host() + entry.num_bytes <= self._host_bytes:
             entry.host = Copy.HERE
             return True
@@ -145,7 +100,8 @@ class Shelf:
 
         `queue`: the adapters of waiting sequences in the order of these, and whether the oldest has waited for long.
         """
-        self._update_turn(queue)
+        self._queue = queue
+        self._update_turn()
         pinned = [digest for digest, entry in self._entries.items() if entry.is_pinned]
         has_host = has_device = True  # after the first that finds no room, only the one whose turn it is looks for some
         for digest in dict.fromkeys([*pinned, *queue]):
@@ -153,10 +109,18 @@ class Shelf:
             if entry is None or entry.is_leaving or entry.device is not Copy.NONE:
                 continue
             has_turn = digest == self._turn
-            if entry.host is Copy.NONE and (has_host or has_turn):
-                has_host = self._read(digest, entry, queue)
-            elif entry.host is Copy.HERE and ((has_device and self._turn is None) or has_turn):
-                has_device = self._load(digest, entry, queue)
+            kind = OrderKind.READ if self._host_bytes is None else OrderKind.LOAD
+            if kind is OrderKind.LOAD and entry.host is Copy.NONE and (has_host or has_turn):
+                has_host = self._read(digest, entry)
+            elif (kind is OrderKind.READ or entry.host is Copy.HERE) and (
+                (has_device and self._turn is None) or has_turn
+            ):
+                has_device = self._load(digest, entry, kind)
+
+    @property
+    def bounded_by(self) -> str:
+        """The option that bounds the bytes of slots."""
+        return "--adapter-host-bytes" if self._host_bytes is None else "--adapter-bytes"
 
     @property
     def slot_bytes(self) -> int:
@@ -194,15 +158,15 @@ class Shelf:
     def ended(self, order: Order, is_good: bool) -> None:
         """Records the end of a READ or LOAD. After a failed read the adapter is gone; a failed load is tried again."""
         digest, entry = order.digest, self._entries[order.digest]
-        if order.kind is OrderKind.READ:
+        if order.slot < 0:
             entry.host = Copy.HERE if is_good else Copy.NONE
-            if not is_good:
-                entry.is_leaving = True
-                self._lost.append(digest)
         elif is_good:
             entry.device = Copy.HERE
         else:
             self._empty(entry)
+        if order.kind is OrderKind.READ and not is_good:
+            entry.is_leaving = True
+            self._lost.append(digest)
         self._drop_if_done(digest)
 
     def check(self) -> None:
@@ -211,10 +175,11 @@ class Shelf:
         held = [one.slot for one in entries if one.device is not Copy.NONE]
         assert sorted([*held, *self._free]) == list(range(self._num_slots)), "a device slot is used twice or lost"
         assert self._on_device() <= self._device_bytes, "more on the device than the budget allows"
-        assert self._in_host() <= self._host_bytes, "more in host memory than the budget allows"
+        assert self._in_host() <= (self._host_bytes or 0), "more in host memory than the budget allows"
         for one in entries:
             assert not one.refs or one.device is Copy.HERE, "a sequence runs with an adapter that is not loaded"
-            assert one.device is not Copy.COMING or one.host is Copy.HERE, "a load has lost its source"
+            has_source = self._host_bytes is None or one.host is Copy.HERE
+            assert one.device is not Copy.COMING or has_source, "a load has lost its source"
         assert self._draining <= set(self._entries), "an adapter that is gone drains"
 
     def _check_room(self, num_bytes: int, pins: Mapping[bytes, bool]) -> None:
@@ -225,14 +190,14 @@ class Shelf:
         if sum(kept) + largest > self._device_bytes:
             text = f"{largest} bytes of an adapter and {sum(kept)} of those pinned exceed {self._device_bytes}"
             raise ValueError(text)
-        if max([largest, *kept]) > self._host_bytes:
+        if self._host_bytes is not None and max([largest, *kept]) > self._host_bytes:
             raise ValueError(f"{max([largest, *kept])} bytes of an adapter exceed {self._host_bytes} in host memory")
         if len(kept) + (largest > 0) > self._num_slots:
             raise ValueError(f"{len(kept)} pinned adapters leave none of {self._num_slots} slots to others")
 
-    def _update_turn(self, queue: Mapping[bytes, bool]) -> None:
+    def _update_turn(self) -> None:
         """Ends a turn that was taken or is no longer wanted, and gives it to the first that has waited for long."""
-        turn = self._turn
+        turn, queue = self._turn, self._queue
         if turn is not None and (turn not in queue or not self.has(turn) or self._is_coming(turn)):
             self._turn = None
             self._draining.clear()
@@ -243,12 +208,13 @@ class Shelf:
     def _is_coming(self, digest: bytes) -> bool:
         return self._entries[digest].device is not Copy.NONE
 
-    def _read(self, digest: bytes, entry: Entry, queue: Mapping[bytes, bool]) -> bool:
+    def _read(self, digest: bytes, entry: Entry) -> bool:
         """Orders a read if host memory has room, or others give it; returns whether it did. Only the one whose turn it
         is displaces what waiting sequences need."""
-        excess = self._in_host() + entry.num_bytes - self._host_bytes
+        assert self._host_bytes is not None, "slots are host memory"
+        queue, excess = self._queue, self._in_host() + entry.num_bytes - self._host_bytes
         leaving: list[bytes] = []
-        for other in self._wanted_last(queue):
+        for other in self._wanted_last():
             one = self._entries[other]
             if excess <= 0:
                 break
@@ -266,13 +232,13 @@ class Shelf:
         self._orders.append(Order(OrderKind.READ, digest))
         return True
 
-    def _load(self, digest: bytes, entry: Entry, queue: Mapping[bytes, bool]) -> bool:
-        """Orders a load if there is a slot with room, or others give it; returns whether it did. In its turn, an
-        adapter has others drain until so."""
-        excess = self._on_device() + entry.num_bytes - self._device_bytes
+    def _load(self, digest: bytes, entry: Entry, kind: OrderKind) -> bool:
+        """Orders that a slot be filled if there is one with room, or others give it; returns whether it did. In its
+        turn, an adapter has others drain until so."""
+        queue, excess = self._queue, self._on_device() + entry.num_bytes - self._device_bytes
         slots, has_turn = 1 - len(self._free), digest == self._turn
         leaving: list[bytes] = []
-        for other in self._wanted_last(queue):
+        for other in self._wanted_last():
             one = self._entries[other]
             if excess <= 0 and slots <= 0:
                 break
@@ -291,13 +257,13 @@ class Shelf:
             self._free_slot(other)
         entry.slot, entry.device, entry.is_fresh = self._free.pop(), Copy.COMING, True
         self._entries.move_to_end(digest)
-        self._orders.append(Order(OrderKind.LOAD, digest, entry.slot))
+        self._orders.append(Order(kind, digest, entry.slot))
         return True
 
-    def _wanted_last(self, queue: Mapping[bytes, bool]) -> Iterator[bytes]:
+    def _wanted_last(self) -> Iterator[bytes]:
         """Yields adapters in the order of eviction: those that drain, then those that nothing waits for, each from the
         least recently needed on."""
-        rank = {digest: (digest not in self._draining, digest in queue) for digest in self._entries}
+        rank = {digest: (digest not in self._draining, digest in self._queue) for digest in self._entries}
         return iter(sorted(self._entries, key=rank.__getitem__))
 
     def _on_device(self) -> int:

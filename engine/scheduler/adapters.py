@@ -47,7 +47,7 @@ class RequestAdapters:
         try:
             self.shelf.add(adapter.digest, adapter.num_bytes)
         except ValueError as error:
-            raise too_large(adapter.num_bytes, error) from None
+            raise _too_large(adapter.num_bytes, error, self.shelf.bounded_by) from None
 
     def enter(self, request: EngineRequest) -> None:
         """Counts a request that was opened."""
@@ -138,9 +138,9 @@ class RequestAdapters:
 NO_ADAPTERS = RequestAdapters(Shelf(0, 0, 0), 0.0)  # of engines whose requests name none; never changed
 
 
-def too_large(num_bytes: int, error: ValueError) -> ServiceError:
+def _too_large(num_bytes: int, error: ValueError, option: str) -> ServiceError:
     """Returns the error for an adapter that there is never room for."""
-    text = f"adapter: it takes {num_bytes} bytes, and {error}: start the server with larger --adapter-bytes"
+    text = f"adapter: it takes {num_bytes} bytes, and {error}: start the server with a larger {option}"
     details = {"actual": str(num_bytes)}
     return ServiceError(Code.FAILED_PRECONDITION, "ADAPTER_CAPACITY", text, field="adapter", details=details)
 

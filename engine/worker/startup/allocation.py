@@ -98,7 +98,7 @@ def cache_blocks(config: EngineConfig, size: int, limits: Limits, gpu_cache_byte
     sequences at full length as far as memory allows beside what adapters may take. `gpu_cache_bytes`: a GPU's memory
     for the cache, None without one.
     Raises ServiceError INVALID_SETTING for less than one block, or more than the memory that exists."""
-    adapters = config.adapter_bytes + config.adapter_host_bytes if config.max_adapters else 0
+    adapters = config.adapter_host_bytes if config.max_adapters else 0
     if gpu_cache_bytes is None:
         available = int((machine_memory("SC_AVPHYS_PAGES") - adapters) * CPU_CACHE_SHARE) // size
     else:
@@ -109,7 +109,7 @@ def cache_blocks(config: EngineConfig, size: int, limits: Limits, gpu_cache_byte
         raise _unusable(f"--kv-cache-tokens: {tokens} tokens need {tokens * size >> 20} MiB; {most} tokens fit")
     if tokens < config.block_size and adapters and not config.kv_cache_tokens:
         text = f"{adapters >> 20} MiB of adapters leave no free memory for the KV cache"
-        raise _unusable(f"--adapter-bytes and --adapter-host-bytes: {text}: set them lower")
+        raise _unusable(f"--adapter-host-bytes: {text}: set it lower")
     if tokens < config.block_size:
         raise _unusable(f"--kv-cache-tokens: {tokens} tokens are less than one block of {config.block_size}")
     return tokens // config.block_size

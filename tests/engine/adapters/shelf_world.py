@@ -2,7 +2,8 @@
 
 from collections import deque
 
-from sluice_server.engine.adapters.shelf import Order, OrderKind, Shelf
+from sluice_server.engine.adapters.entry import Order, OrderKind
+from sluice_server.engine.adapters.shelf import Shelf
 
 
 class World:
@@ -25,17 +26,17 @@ class World:
                 self.host.remove(order.digest)
                 assert all(one.digest != order.digest for one in self.under_way), "a source goes while it is read"
                 continue
-            if order.kind is OrderKind.LOAD:
-                assert order.digest in self.host, "a load has no source"
+            if order.slot >= 0:
+                assert order.kind is OrderKind.READ or order.digest in self.host, "a load has no source"
                 assert order.slot not in self.slots, "a load overwrites a slot"
-                assert all(one.slot != order.slot for one in self.under_way if one.kind is OrderKind.LOAD)
+                assert all(one.slot != order.slot for one in self.under_way)
             self.under_way.append(order)
-        used = [*self.slots.values(), *(one.digest for one in self.under_way if one.kind is OrderKind.LOAD)]
+        used = [*self.slots.values(), *(one.digest for one in self.under_way if one.slot >= 0)]
         assert sum(self.sizes[digest] for digest in used) <= self.budget, "the device has more bytes than it may"
 
     def end(self, is_good: bool = True) -> None:
         order = self.under_way.popleft()
-        if is_good and order.kind is OrderKind.READ:
+        if is_good and order.slot < 0:
             self.host.add(order.digest)
         elif is_good:
             self.slots[order.slot] = order.digest

@@ -132,18 +132,31 @@ def test_tokens_do_not_depend_on_company(llama: Path, config: EngineConfig) -> N
     assert len({tuple(tokens) for tokens in together.values()}) == len(requests)
 
 
-@pytest.mark.parametrize("slots", [1, 2])
-def test_every_request_ends_although_adapters_outnumber_slots(llama: Path, slots: int) -> None:
+@pytest.mark.parametrize("num", [1, 2])
+def test_every_request_ends_although_memory_holds_few_adapters(llama: Path, num: int) -> None:
+    """They are read again and again from their folders, and each comes to its turn."""
     folder = llama.parent / "adapters"
-    settings = with_adapters(dataclasses.replace(ROOMY, max_num_seqs=4), folder, slots, adapter_turn_s=0.02)
-    engine, free = make_engine(llama, settings), make_engine(llama, with_adapters(ROOMY, folder))
+    free = make_engine(llama, with_adapters(ROOMY, folder))
+    sizes = sorted(load(free, name).num_bytes for name in ADAPTERS)
+    settings = with_adapters(dataclasses.replace(ROOMY, max_num_seqs=4), folder, adapter_turn_s=0.02)
+    engine = make_engine(llama, dataclasses.replace(settings, adapter_host_bytes=sum(sizes[-num:])))
     refs = {name: load(engine, name) for name in ADAPTERS}
-    for name in ADAPTERS:
-        load(free, name)
     requests = [asking(f"{i:032x}", PROMPT, refs[name]) for i, name in enumerate([*ADAPTERS] * 3)]
     requests += [asking(f"{i:032x}", PROMPT) for i in range(100, 103)]
     assert run(engine, *requests) == run(free, *requests)
-    assert engine.adapters is not None and engine.adapters.num_evictions >= len(ADAPTERS) - slots
+    assert engine.adapters is not None and engine.adapters.num_evictions >= len(ADAPTERS) - num
+    assert engine.adapters.loader.num_reads > len(ADAPTERS)
+
+
+def test_all_adapters_in_host_memory_run_in_one_step(llama: Path) -> None:
+    """More than --max-adapters: a CPU has no slots of its own that could be too few."""
+    engine = make_engine(llama, with_adapters(ROOMY, llama.parent / "adapters", num_slots=1))
+    refs = [load(engine, name) for name in ADAPTERS]
+    engine.step()
+    for index, ref in enumerate(refs):
+        engine.add(asking(f"{index:032x}", PROMPT, ref))
+    assert len(engine.step().sampled) == len(ADAPTERS)
+    assert engine.adapters is not None and engine.adapters.loader.num_reads == len(ADAPTERS)
 
 
 def test_forks_beams_drafts_and_resumption_go_on_with_the_adapter(llama: Path) -> None:
@@ -221,14 +234,16 @@ def test_what_adapters_cannot_be_combined_with_is_refused_at_the_start(
 
 
 def test_one_that_never_fits_and_pins_without_room_are_refused(llama: Path) -> None:
-    engine = make_engine(llama, with_adapters(ROOMY, llama.parent / "adapters", num_slots=2))
+    folder = llama.parent / "adapters"
+    first, second = (load(make_engine(llama, with_adapters(ROOMY, folder)), name).num_bytes for name in ("all", "mlp"))
+    engine = make_engine(llama, with_adapters(ROOMY, folder, adapter_host_bytes=first + second))
     ref = load(engine, "all", is_pinned=True)
-    other = load(engine, "mlp")
+    other, third = load(engine, "mlp"), load(engine, "one")
     assert engine.adapters is not None
     with pytest.raises(ServiceError, match="pin fewer"):
-        load(engine, "some", is_pinned=True)
-    assert {one.digest for one in engine.adapters.residencies()} == {ref.digest, other.digest}
-    with pytest.raises(ServiceError, match="larger --adapter-bytes"):
+        load(engine, "mlp", is_pinned=True)
+    assert {one.digest for one in engine.adapters.residencies()} == {one.digest for one in (ref, other, third)}
+    with pytest.raises(ServiceError, match="larger --adapter-host-bytes"):
         engine.add(asking("a" * 32, PROMPT, dataclasses.replace(ref, digest=b"x" * 32, num_bytes=1 << 40)))
     with pytest.raises(ServiceError, match="digest has 3 bytes"):
         engine.add(asking("a" * 32, PROMPT, dataclasses.replace(ref, digest=b"xyz")))

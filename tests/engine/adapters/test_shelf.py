@@ -3,7 +3,7 @@ sequence ends although adapters outnumber slots. Bugs planted in it are noticed.
 
 import random
 from collections import deque
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
@@ -11,8 +11,8 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
-from sluice_server.engine.adapters import shelf as shelf_module
-from sluice_server.engine.adapters.shelf import Copy, Entry, Order, OrderKind, Shelf
+from sluice_server.engine.adapters.entry import Copy, Entry, Order, OrderKind
+from sluice_server.engine.adapters.shelf import Shelf
 from tests.engine.adapters.shelf_world import World
 
 PATIENCE = 12  # steps after which a waiting sequence has waited for long
@@ -21,8 +21,8 @@ PATIENCE = 12  # steps after which a waiting sequence has waited for long
 class ShelfMachine(RuleBasedStateMachine):
     """Any calls in any order."""
 
-    @initialize(num_slots=st.integers(1, 3), device=st.sampled_from([10, 14]), host=st.sampled_from([10, 12, 40]))
-    def make(self, num_slots: int, device: int, host: int) -> None:
+    @initialize(num_slots=st.integers(1, 3), device=st.sampled_from([10, 14]), host=st.sampled_from([10, 12, 40, None]))
+    def make(self, num_slots: int, device: int, host: int | None) -> None:
         self.shelf = Shelf(num_slots, device, host)
         self.world = World(self.shelf, device)
         self.running: list[bytes] = []
@@ -92,7 +92,7 @@ class Simulation:
 
     def __init__(self, seed: int) -> None:
         self.rng = random.Random(seed)
-        self.shelf = Shelf(3, 18, self.rng.choice((16, 30)))
+        self.shelf = Shelf(3, 18, self.rng.choice((16, 30, None)))
         self.world = World(self.shelf, 18)
         self.names = [bytes([i]) for i in range(30)]
         for name in self.names:
@@ -154,13 +154,13 @@ def ready_while_it_comes(self: Shelf, digest: bytes) -> bool:
     return self._entries[digest].device is not Copy.NONE
 
 
-def no_turns(self: Shelf, queue: object) -> None:
+def no_turns(self: Shelf) -> None:
     self._turn = None
 
 
-def a_turn_for_ever(self: Shelf, queue: Any) -> None:  # noqa: ANN401 # of the shelf's method
+def a_turn_for_ever(self: Shelf) -> None:
     if self._turn is None:
-        self._turn = next((one for one, is_late in queue.items() if is_late), None)
+        self._turn = next((one for one, is_late in self._queue.items() if is_late), None)
 
 
 def a_load_that_failed_is_there(self: Shelf, order: Order, is_good: bool) -> None:
@@ -219,7 +219,7 @@ def test_what_never_fits_is_refused() -> None:
     shelf.add(b"c", 1)
     with pytest.raises(ValueError, match=r"5 bytes|2 pinned adapters leave none of 2 slots"):
         shelf.pin(b"c")
-    assert shelf.has(b"c") and shelf_module.OrderKind.FREE not in {one.kind for one in shelf.take_orders()}
+    assert shelf.has(b"c") and OrderKind.FREE not in {one.kind for one in shelf.take_orders()}
 
 
 def test_an_adapter_in_use_leaves_last() -> None:
@@ -284,9 +284,9 @@ def test_a_full_shelf_is_not_searched_for_every_waiting_adapter(monkeypatch: pyt
     searches: list[int] = []
     wanted_last = Shelf._wanted_last
 
-    def search(self: Shelf, queue: Mapping[bytes, bool]) -> Iterator[bytes]:
+    def search(self: Shelf) -> Iterator[bytes]:
         searches.append(1)
-        return wanted_last(self, queue)
+        return wanted_last(self)
 
     monkeypatch.setattr(Shelf, "_wanted_last", search)
     shelf.look_over(queue)

@@ -2,7 +2,8 @@
 
 import random
 
-from sluice_server.engine.adapters.shelf import OrderKind, Shelf
+from sluice_server.engine.adapters.entry import OrderKind
+from sluice_server.engine.adapters.shelf import Shelf
 from sluice_server.engine.errors import ServiceError
 from sluice_server.engine.plan import NO_ADAPTER, StepPlan
 from sluice_server.engine.request import AdapterRef, EngineRequest
@@ -10,6 +11,7 @@ from sluice_server.engine.scheduler.adapters import RequestAdapters
 from tests.engine.adapters.shelf_world import World
 
 NUM = 14
+SHELVES = ((1, 9, 9), (2, 12, 14), (3, 20, 40), (9, 16, None))  # slots, bytes in them, and in host memory
 NO_SHELF = (0, 0, 0)
 
 
@@ -23,7 +25,7 @@ class FakeAdapters:
     def __init__(self, rng: random.Random, is_used: bool) -> None:
         self._rng = rng
         self._is_used = is_used
-        self.num_slots, device, host = rng.choice(((1, 9, 9), (2, 12, 14), (3, 20, 40))) if is_used else NO_SHELF
+        self.num_slots, device, host = rng.choice(SHELVES) if is_used else NO_SHELF
         self.shelf = Shelf(self.num_slots, device, host)
         self.requests = RequestAdapters(self.shelf, rng.choice((3.0, 30.0)))
         self._world = World(self.shelf, device)

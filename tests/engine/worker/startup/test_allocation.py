@@ -42,11 +42,11 @@ def test_what_adapters_may_take_is_not_given_to_the_cache(monkeypatch: pytest.Mo
     monkeypatch.setattr(allocation, "machine_memory", lambda _: 100 << 20)
     limits, plain = Limits(context_length=1 << 20, vocab_size=100), EngineConfig(block_size=16)
     assert cache_blocks(plain, TOKEN_BYTES, limits, None) == (25 << 10) // 16
-    budgets = dataclasses.replace(plain, adapter_bytes=40 << 20, adapter_host_bytes=20 << 20)
+    budgets = dataclasses.replace(plain, adapter_bytes=40 << 20, adapter_host_bytes=60 << 20)
     assert cache_blocks(budgets, TOKEN_BYTES, limits, None) == (25 << 10) // 16  # requests name none
     assert cache_blocks(dataclasses.replace(budgets, max_adapters=4), TOKEN_BYTES, limits, None) == (10 << 10) // 16
-    too_much = dataclasses.replace(plain, max_adapters=4, adapter_bytes=1 << 30)
-    with pytest.raises(ServiceError, match="--adapter-bytes and --adapter-host-bytes: 2048 MiB of adapters leave no"):
+    too_much = dataclasses.replace(plain, max_adapters=4, adapter_host_bytes=1 << 30)
+    with pytest.raises(ServiceError, match="--adapter-host-bytes: 1024 MiB of adapters leave no"):
         cache_blocks(too_much, TOKEN_BYTES, limits, None)
     assert cache_blocks(dataclasses.replace(too_much, kv_cache_tokens=160), TOKEN_BYTES, limits, None) == 10
 

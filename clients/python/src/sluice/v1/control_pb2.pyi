@@ -1072,7 +1072,9 @@ class ServerLimits(_message.Message):
     max_image_tokens: _builtins.int
     """The most tokens that stand for one image in a prompt."""
     max_adapters: _builtins.int
-    """Adapters that running requests of an engine may have at once; 0 where requests may not name any."""
+    """Adapters that running requests of an engine may have at once on a GPU; a CPU computes with all that are in host
+    memory. 0 where requests may not name any.
+    """
     @_builtins.property
     def stall_timeout(self) -> _duration_pb2.Duration:
         """How long a client may leave frames of a stream unread."""
