@@ -54,6 +54,11 @@ type ControlServiceClient interface {
 	// Makes the cache of one engine larger or smaller while it serves, and reports until it is done. Resizing continues if
 	// the call ends. FAILED_PRECONDITION if a request that is open could no longer end.
 	ResizeCache(ctx context.Context, in *ResizeCacheRequest, opts ...grpc.CallOption) (ControlService_ResizeCacheClient, error)
+	// Deletes what the engines have cached of a tenant's prompts and outputs: in memory, where it is overwritten with
+	// zeros, and the files of the disk cache. Reports until it is done; it continues if the call ends. Requests of the
+	// tenant that are open go on, and what they hold is shared with no other from then on, and is wiped when they end. Call
+	// it again for an engine that was lost meanwhile: the error names it.
+	ClearCache(ctx context.Context, in *ClearCacheRequest, opts ...grpc.CallOption) (ControlService_ClearCacheClient, error)
 	// Records a profile of one process of the service and streams its file. It ends by itself, and when the call ends. A
 	// process records one profile at a time.
 	Profile(ctx context.Context, in *ProfileRequest, opts ...grpc.CallOption) (ControlService_ProfileClient, error)
@@ -308,8 +313,40 @@ func (x *controlServiceResizeCacheClient) Recv() (*ResizeCacheResponse, error) {
 	return m, nil
 }
 
+func (c *controlServiceClient) ClearCache(ctx context.Context, in *ClearCacheRequest, opts ...grpc.CallOption) (ControlService_ClearCacheClient, error) {
+	stream, err := c.cc.NewStream(ctx, &_ControlService_serviceDesc.Streams[5], "/sluice.v1.ControlService/ClearCache", opts...)
+	if err != nil {
+		return nil, err
+	}
+	x := &controlServiceClearCacheClient{stream}
+	if err := x.ClientStream.SendMsg(in); err != nil {
+		return nil, err
+	}
+	if err := x.ClientStream.CloseSend(); err != nil {
+		return nil, err
+	}
+	return x, nil
+}
+
+type ControlService_ClearCacheClient interface {
+	Recv() (*ClearCacheResponse, error)
+	grpc.ClientStream
+}
+
+type controlServiceClearCacheClient struct {
+	grpc.ClientStream
+}
+
+func (x *controlServiceClearCacheClient) Recv() (*ClearCacheResponse, error) {
+	m := new(ClearCacheResponse)
+	if err := x.ClientStream.RecvMsg(m); err != nil {
+		return nil, err
+	}
+	return m, nil
+}
+
 func (c *controlServiceClient) Profile(ctx context.Context, in *ProfileRequest, opts ...grpc.CallOption) (ControlService_ProfileClient, error) {
-	stream, err := c.cc.NewStream(ctx, &_ControlService_serviceDesc.Streams[5], "/sluice.v1.ControlService/Profile", opts...)
+	stream, err := c.cc.NewStream(ctx, &_ControlService_serviceDesc.Streams[6], "/sluice.v1.ControlService/Profile", opts...)
 	if err != nil {
 		return nil, err
 	}
@@ -381,6 +418,11 @@ type ControlServiceServer interface {
 	// Makes the cache of one engine larger or smaller while it serves, and reports until it is done. Resizing continues if
 	// the call ends. FAILED_PRECONDITION if a request that is open could no longer end.
 	ResizeCache(*ResizeCacheRequest, ControlService_ResizeCacheServer) error
+	// Deletes what the engines have cached of a tenant's prompts and outputs: in memory, where it is overwritten with
+	// zeros, and the files of the disk cache. Reports until it is done; it continues if the call ends. Requests of the
+	// tenant that are open go on, and what they hold is shared with no other from then on, and is wiped when they end. Call
+	// it again for an engine that was lost meanwhile: the error names it.
+	ClearCache(*ClearCacheRequest, ControlService_ClearCacheServer) error
 	// Records a profile of one process of the service and streams its file. It ends by itself, and when the call ends. A
 	// process records one profile at a time.
 	Profile(*ProfileRequest, ControlService_ProfileServer) error
@@ -431,6 +473,9 @@ func (UnimplementedControlServiceServer) Drain(*DrainRequest, ControlService_Dra
 }
 func (UnimplementedControlServiceServer) ResizeCache(*ResizeCacheRequest, ControlService_ResizeCacheServer) error {
 	return status.Errorf(codes.Unimplemented, "method ResizeCache not implemented")
+}
+func (UnimplementedControlServiceServer) ClearCache(*ClearCacheRequest, ControlService_ClearCacheServer) error {
+	return status.Errorf(codes.Unimplemented, "method ClearCache not implemented")
 }
 func (UnimplementedControlServiceServer) Profile(*ProfileRequest, ControlService_ProfileServer) error {
 	return status.Errorf(codes.Unimplemented, "method Profile not implemented")
@@ -714,6 +759,27 @@ func (x *controlServiceResizeCacheServer) Send(m *ResizeCacheResponse) error {
 	return x.ServerStream.SendMsg(m)
 }
 
+func _ControlService_ClearCache_Handler(srv interface{}, stream grpc.ServerStream) error {
+	m := new(ClearCacheRequest)
+	if err := stream.RecvMsg(m); err != nil {
+		return err
+	}
+	return srv.(ControlServiceServer).ClearCache(m, &controlServiceClearCacheServer{stream})
+}
+
+type ControlService_ClearCacheServer interface {
+	Send(*ClearCacheResponse) error
+	grpc.ServerStream
+}
+
+type controlServiceClearCacheServer struct {
+	grpc.ServerStream
+}
+
+func (x *controlServiceClearCacheServer) Send(m *ClearCacheResponse) error {
+	return x.ServerStream.SendMsg(m)
+}
+
 func _ControlService_Profile_Handler(srv interface{}, stream grpc.ServerStream) error {
 	m := new(ProfileRequest)
 	if err := stream.RecvMsg(m); err != nil {
@@ -800,6 +866,11 @@ var _ControlService_serviceDesc = grpc.ServiceDesc{
 		{
 			StreamName:    "ResizeCache",
 			Handler:       _ControlService_ResizeCache_Handler,
+			ServerStreams: true,
+		},
+		{
+			StreamName:    "ClearCache",
+			Handler:       _ControlService_ClearCache_Handler,
 			ServerStreams: true,
 		},
 		{

@@ -15,6 +15,7 @@ from sluice_server.services.gateway.access.identity import CALLER
 from sluice_server.services.gateway.access.metadata import Context
 from sluice_server.services.gateway.calls import classes, responses, vectors
 from sluice_server.services.gateway.calls.answering import CallEnded, answer
+from sluice_server.services.gateway.calls.joined_frames import joined_events
 from sluice_server.services.gateway.calls.large import LargeRequestQueue
 from sluice_server.services.gateway.calls.peers import PeerGateways
 from sluice_server.services.gateway.calls.refusal import refuse, trailers_of, turn_away
@@ -69,8 +70,8 @@ class Inference:
             return self._service.generate(call, request.spec)
 
         async def body(stream: GenerationStream) -> None:
-            made = responses.of_stream
-            await stream.write_all(lambda event: context.write(made(inference_pb2.StreamGenerateResponse, event)))
+            kind = inference_pb2.StreamGenerateResponse
+            await _write_all(stream, kind, context, joins=request.joined_events)
 
         await self._answer("StreamGenerate", context, begin, body)
 
@@ -91,8 +92,8 @@ class Inference:
             return self._service.resume(call, request.spec, request_id)
 
         async def body(stream: GenerationStream) -> None:
-            made = responses.of_stream
-            await stream.write_all(lambda event: context.write(made(inference_pb2.ResumeGenerateResponse, event)))
+            kind = inference_pb2.ResumeGenerateResponse
+            await _write_all(stream, kind, context, joins=request.joined_events)
 
         await self._answer("ResumeGenerate", context, begin, body)
 
@@ -217,3 +218,13 @@ class Inference:
             status = ended.status
         await context.abort(*status)
         raise AssertionError("abort raises")
+
+
+async def _write_all(
+    stream: GenerationStream, kind: type[responses.Response], context: Context, *, joins: bool
+) -> None:
+    """Writes the events of a stream; with `joins`, those that are ready together as one message."""
+    if joins:
+        await stream.write_all(lambda event: context.write(joined_events(kind, event, stream.further())))
+    else:
+        await stream.write_all(lambda event: context.write(responses.of_stream(kind, event)))

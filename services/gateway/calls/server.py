@@ -27,6 +27,7 @@ from sluice_server.services.gateway.calls.inference import Inference
 from sluice_server.services.gateway.calls.large import LargeRequestQueue
 from sluice_server.services.gateway.calls.profile import ProfileCalls
 from sluice_server.services.gateway.calls.refusal import turn_away
+from sluice_server.services.gateway.calls.serialized import serialized
 from sluice_server.services.gateway.connections import acceptor
 from sluice_server.services.gateway.connections.threads import yielding_threads
 from sluice_server.services.gateway.contract import wire
@@ -214,11 +215,6 @@ def _service(
             response_serializer=serialized,
         )
     return handlers
-
-
-def serialized(answer: Message | bytes) -> bytes:
-    """Serializes a response; one that is bytes already is returned as it is."""
-    return answer if isinstance(answer, bytes) else answer.SerializeToString()
 
 
 class MalformedRequest:

@@ -2,6 +2,7 @@
 
 import asyncio
 import contextlib
+from collections.abc import Iterator
 
 from sluice_server.engine.errors import ServiceError
 from sluice_server.services.gateway.generation.detached import DetachedSessions
@@ -85,6 +86,12 @@ class GenerationStream(RequestReader):
         writer = EventWriter(self, write)
         self.request.delivery.on_news = writer.wake
         await writer.run()
+
+    def further(self) -> Iterator[StreamEvent]:
+        """Yields the events that are ready behind the one that `next` has returned, to be written with it."""
+        events = self._events
+        while events is not None and not events.is_over and (event := events.next()) is not None:
+            yield event
 
     def next(self) -> StreamEvent | None:
         """Returns the next event, or None while there is none; raises the error that ended the generation. Until the

@@ -8,9 +8,8 @@ from typing import TypeAlias
 from sluice.received import Received
 from sluice.v1 import inference_pb2, types_pb2
 
-Event: TypeAlias = (
-    inference_pb2.StreamGenerateResponse | inference_pb2.ResumeGenerateResponse | inference_pb2.ConverseResponse
-)
+Message: TypeAlias = inference_pb2.StreamGenerateResponse | inference_pb2.ResumeGenerateResponse
+Event: TypeAlias = Message | inference_pb2.ConverseResponse
 _EFFECTIVE = ("sampling", "stop", "output", "constraint", "cache", "scheduling", "speculation")
 
 
@@ -66,6 +65,10 @@ class Progress:
         """What the generation waits for; None while it is running."""
         seq, throttled = self._throttled or (self.last_seq, None)
         return throttled if seq == self.last_seq else None
+
+    def deltas(self, message: Message) -> list[types_pb2.Delta]:
+        """Records the events of a message. Returns its deltas that were not received before."""
+        return [delta for event in (message, *message.more) if (delta := self.take(event)) is not None]
 
     def take(self, event: Event) -> types_pb2.Delta | None:
         """Records an event. Returns its delta, unless it has none or the delta was received before."""

@@ -89,12 +89,10 @@ class Stream:
 
     def _read(self, line: Line) -> Iterator[types_pb2.Delta]:
         call = self._call = self._asked(line)
-        take = self.progress.take
+        deltas = self.progress.deltas
         try:
-            for event in call:
-                delta = take(event)
-                if delta is not None:
-                    yield delta
+            for message in call:
+                yield from deltas(message)
         finally:
             call.cancel()  # does nothing to a call that has ended
         if self.progress.finished is None:
@@ -103,9 +101,9 @@ class Stream:
     def _asked(self, line: Line) -> Call:
         left_s = self._attempts.left_s(time.monotonic())
         if not self.progress.has_begun:
-            request = inference_pb2.StreamGenerateRequest(spec=self.progress.spec)
+            request = inference_pb2.StreamGenerateRequest(spec=self.progress.spec, joined_events=True)
             return line.inference.StreamGenerate(request, timeout=left_s, metadata=self._metadata)
-        rest = inference_pb2.ResumeGenerateRequest(spec=self.progress.rest())
+        rest = inference_pb2.ResumeGenerateRequest(spec=self.progress.rest(), joined_events=True)
         return line.inference.ResumeGenerate(rest, timeout=left_s, metadata=self._metadata)
 
     def _pause_s(self, error: errors.SluiceError, lease: Lease[Line]) -> float:

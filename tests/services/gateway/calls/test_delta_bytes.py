@@ -5,7 +5,7 @@ from hypothesis import strategies as st
 from sluice.v1 import inference_pb2
 
 from sluice_server.services.gateway.calls import delta_bytes, responses
-from sluice_server.services.gateway.calls.server import serialized
+from sluice_server.services.gateway.calls.serialized import serialized
 from sluice_server.services.gateway.generation.events import DeltaEvent
 from sluice_server.services.messages.details import TokenLogprobs, TokenRecord
 from sluice_server.services.messages.messages import Envelope, Text

@@ -1,17 +1,17 @@
-"""Converse with joined frames: what is ready together comes as one message, the same frames in the same order."""
+"""Frames and events that are ready together come as one message: the same ones in the same order."""
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 
 import grpc
 from sluice.v1 import inference_pb2
 
-from sluice_server.services.gateway.calls.joined_frames import joined
+from sluice_server.services.gateway.calls.joined_frames import MAX_FURTHER, joined, joined_events
 from sluice_server.services.gateway.calls.responses import converse_response
 from sluice_server.services.gateway.generation.converse import MAX_JOINED
 from sluice_server.services.gateway.generation.events import DeltaEvent, PongEvent, TaggedEvent
 from sluice_server.services.messages.details import TokenRecord
 from sluice_server.services.messages.messages import Envelope, Submit, Text
-from tests.services.gateway.fake_ring import generation, running, spec, text_of
+from tests.services.gateway.fake_ring import generation, running, spec, stream_request, text_of
 from tests.services.gateway.talker import Talker
 
 Frame = inference_pb2.ConverseResponse
@@ -106,3 +106,46 @@ def test_the_encoding_is_that_of_the_message() -> None:
     want = converse_response(events[0])
     want.more.extend(converse_response(one) for one in events[1:])
     assert isinstance(made, bytes) and Frame.FromString(made) == want
+
+
+Events = inference_pb2.StreamGenerateResponse
+
+
+async def streamed(*, joined: bool) -> Sequence[Events]:
+    """The messages of a generation whose words come together."""
+    async with running() as rig:
+        asked = stream_request()
+        asked.joined_events = joined
+        rig.ring.script = lambda submit: rig.ring.play(*generation(submit, ["a", "b", "c"]))
+        return [message async for message in rig.stub.StreamGenerate(asked)]
+
+
+async def test_joined_events_are_those_that_come_one_by_one() -> None:
+    alone, (first,) = await streamed(joined=False), await streamed(joined=True)
+    assert not any(message.more for message in alone) and not any(message.more for message in first.more)
+    further = list(first.more)
+    first.ClearField("more")
+    came = [(message.WhichOneof("event"), message.delta.seq, message.delta.text) for message in (first, *further)]
+    assert came == [(message.WhichOneof("event"), message.delta.seq, message.delta.text) for message in alone]
+
+
+async def test_the_first_text_comes_with_the_acceptance_and_not_with_later_text() -> None:
+    async with running() as rig:
+        call = rig.stub.StreamGenerate(inference_pb2.StreamGenerateRequest(spec=spec(), joined_events=True))
+        submit = await rig.ring.next_submit()
+        rig.ring.play(text_of(submit, 0, "a", first=True))
+        message = await call.read()
+        assert isinstance(message, Events) and message.accepted.generation_id
+        assert [one.delta.text for one in message.more] == ["a"]
+        rig.ring.play(text_of(submit, 1, "b", last=True))
+        message = await call.read()
+        assert isinstance(message, Events) and message.delta.text == "b"
+        assert [one.WhichOneof("event") for one in message.more] == ["output_finished", "finished"]
+        assert await call.code() == grpc.StatusCode.OK
+
+
+def test_a_message_of_joined_events_is_bounded() -> None:
+    text = Text(Envelope("r", "g"), 0, (TokenRecord(1, b"x"),), "x")
+    event = DeltaEvent("r.g", 1, [text], False)
+    made = joined_events(Events, event, iter([event] * 400))
+    assert isinstance(made, bytes) and len(Events.FromString(made).more) == MAX_FURTHER

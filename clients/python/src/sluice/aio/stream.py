@@ -53,15 +53,14 @@ class AsyncStream:
         return self._attempts.num_broken
 
     async def __aiter__(self) -> AsyncGenerator[types_pb2.Delta, None]:
-        take = self.progress.take
+        deltas = self.progress.deltas
         while self.progress.finished is None:
             lease = self._avoid = self._pool.lease(self._avoid, stay=self.progress.stays)
             call = self._call = self._asked(lease.line)
             try:
                 # Written inline: each further async generator costs every delta one more switch in Python.
-                async for event in call:
-                    delta = take(event)
-                    if delta is not None:
+                async for message in call:
+                    for delta in deltas(message):
                         yield delta
                 if self.progress.finished is None:
                     raise errors.InternalError("the server ended the stream before its last message")
@@ -103,9 +102,9 @@ class AsyncStream:
     def _asked(self, line: AsyncLine) -> Call:
         left_s = self._attempts.left_s(time.monotonic())
         if not self.progress.has_begun:
-            request = inference_pb2.StreamGenerateRequest(spec=self.progress.spec)
+            request = inference_pb2.StreamGenerateRequest(spec=self.progress.spec, joined_events=True)
             return line.inference.StreamGenerate(request, timeout=left_s, metadata=self._metadata)
-        rest = inference_pb2.ResumeGenerateRequest(spec=self.progress.rest())
+        rest = inference_pb2.ResumeGenerateRequest(spec=self.progress.rest(), joined_events=True)
         return line.inference.ResumeGenerate(rest, timeout=left_s, metadata=self._metadata)
 
     def _pause_s(self, error: errors.SluiceError, lease: Lease[AsyncLine]) -> float:

@@ -311,6 +311,11 @@ class StreamGenerateRequest(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 
     SPEC_FIELD_NUMBER: _builtins.int
+    JOINED_EVENTS_FIELD_NUMBER: _builtins.int
+    joined_events: _builtins.bool
+    """Events that are ready together come as one message: those behind the first in its `more`. The first text then comes
+    with `accepted`, and the last with the ends. Absent: false.
+    """
     @_builtins.property
     def spec(self) -> _types_pb2.GenerationSpec:
         """The generation to run. Required."""
@@ -319,12 +324,15 @@ class StreamGenerateRequest(_message.Message):
         self,
         *,
         spec: _types_pb2.GenerationSpec | None = ...,
+        joined_events: _builtins.bool | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["spec", b"spec"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_joined_events", b"_joined_events", "joined_events", b"joined_events", "spec", b"spec"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["spec", b"spec"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_joined_events", b"_joined_events", "joined_events", b"joined_events", "spec", b"spec"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    def WhichOneof(self, oneof_group: _Never) -> None: ...
+    _WhichOneofReturnType__joined_events: _TypeAlias = _typing.Literal["joined_events"]  # noqa: Y015
+    _WhichOneofArgType__joined_events: _TypeAlias = _typing.Literal["_joined_events", b"_joined_events"]  # noqa: Y015
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__joined_events) -> _WhichOneofReturnType__joined_events | None: ...
 
 Global___StreamGenerateRequest: _TypeAlias = StreamGenerateRequest  # noqa: Y015
 
@@ -339,6 +347,7 @@ class StreamGenerateResponse(_message.Message):
     OUTPUT_FINISHED_FIELD_NUMBER: _builtins.int
     FINISHED_FIELD_NUMBER: _builtins.int
     PROMPT_INFO_FIELD_NUMBER: _builtins.int
+    MORE_FIELD_NUMBER: _builtins.int
     @_builtins.property
     def accepted(self) -> _types_pb2.Accepted:
         """The generation was admitted; the first message."""
@@ -359,6 +368,10 @@ class StreamGenerateResponse(_message.Message):
     def prompt_info(self) -> _types_pb2.PromptInfo:
         """With echo or prompt_logprobs: the prompt, before the first delta."""
 
+    @_builtins.property
+    def more(self) -> _containers.RepeatedCompositeFieldContainer[Global___StreamGenerateResponse]:
+        """With joined_events: further events, in order, as if each came after this one. Empty in each of them. At most 255."""
+
     def __init__(
         self,
         *,
@@ -367,10 +380,11 @@ class StreamGenerateResponse(_message.Message):
         output_finished: _types_pb2.OutputFinished | None = ...,
         finished: _types_pb2.Finished | None = ...,
         prompt_info: _types_pb2.PromptInfo | None = ...,
+        more: _abc.Iterable[Global___StreamGenerateResponse] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["accepted", b"accepted", "delta", b"delta", "event", b"event", "finished", b"finished", "output_finished", b"output_finished", "prompt_info", b"prompt_info"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["accepted", b"accepted", "delta", b"delta", "event", b"event", "finished", b"finished", "output_finished", b"output_finished", "prompt_info", b"prompt_info"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["accepted", b"accepted", "delta", b"delta", "event", b"event", "finished", b"finished", "more", b"more", "output_finished", b"output_finished", "prompt_info", b"prompt_info"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType_event: _TypeAlias = _typing.Literal["accepted", "delta", "output_finished", "finished", "prompt_info"]  # noqa: Y015
     _WhichOneofArgType_event: _TypeAlias = _typing.Literal["event", b"event"]  # noqa: Y015
@@ -878,6 +892,9 @@ class ResumeGenerateRequest(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 
     SPEC_FIELD_NUMBER: _builtins.int
+    JOINED_EVENTS_FIELD_NUMBER: _builtins.int
+    joined_events: _builtins.bool
+    """As in StreamGenerateRequest. Absent: false."""
     @_builtins.property
     def spec(self) -> _types_pb2.GenerationSpec:
         """`resume` is required. If the gateway that owned the generation still has it, all other fields are ignored.
@@ -891,12 +908,15 @@ class ResumeGenerateRequest(_message.Message):
         self,
         *,
         spec: _types_pb2.GenerationSpec | None = ...,
+        joined_events: _builtins.bool | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["spec", b"spec"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_joined_events", b"_joined_events", "joined_events", b"joined_events", "spec", b"spec"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["spec", b"spec"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_joined_events", b"_joined_events", "joined_events", b"joined_events", "spec", b"spec"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    def WhichOneof(self, oneof_group: _Never) -> None: ...
+    _WhichOneofReturnType__joined_events: _TypeAlias = _typing.Literal["joined_events"]  # noqa: Y015
+    _WhichOneofArgType__joined_events: _TypeAlias = _typing.Literal["_joined_events", b"_joined_events"]  # noqa: Y015
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__joined_events) -> _WhichOneofReturnType__joined_events | None: ...
 
 Global___ResumeGenerateRequest: _TypeAlias = ResumeGenerateRequest  # noqa: Y015
 
@@ -911,6 +931,7 @@ class ResumeGenerateResponse(_message.Message):
     OUTPUT_FINISHED_FIELD_NUMBER: _builtins.int
     FINISHED_FIELD_NUMBER: _builtins.int
     PROMPT_INFO_FIELD_NUMBER: _builtins.int
+    MORE_FIELD_NUMBER: _builtins.int
     @_builtins.property
     def accepted(self) -> _types_pb2.Accepted:
         """The generation was admitted; the first message."""
@@ -931,6 +952,10 @@ class ResumeGenerateResponse(_message.Message):
     def prompt_info(self) -> _types_pb2.PromptInfo:
         """With echo or prompt_logprobs: the prompt, before the first delta."""
 
+    @_builtins.property
+    def more(self) -> _containers.RepeatedCompositeFieldContainer[Global___ResumeGenerateResponse]:
+        """With joined_events: further events, in order, as if each came after this one. Empty in each of them. At most 255."""
+
     def __init__(
         self,
         *,
@@ -939,10 +964,11 @@ class ResumeGenerateResponse(_message.Message):
         output_finished: _types_pb2.OutputFinished | None = ...,
         finished: _types_pb2.Finished | None = ...,
         prompt_info: _types_pb2.PromptInfo | None = ...,
+        more: _abc.Iterable[Global___ResumeGenerateResponse] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["accepted", b"accepted", "delta", b"delta", "event", b"event", "finished", b"finished", "output_finished", b"output_finished", "prompt_info", b"prompt_info"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["accepted", b"accepted", "delta", b"delta", "event", b"event", "finished", b"finished", "output_finished", b"output_finished", "prompt_info", b"prompt_info"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["accepted", b"accepted", "delta", b"delta", "event", b"event", "finished", b"finished", "more", b"more", "output_finished", b"output_finished", "prompt_info", b"prompt_info"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType_event: _TypeAlias = _typing.Literal["accepted", "delta", "output_finished", "finished", "prompt_info"]  # noqa: Y015
     _WhichOneofArgType_event: _TypeAlias = _typing.Literal["event", b"event"]  # noqa: Y015

@@ -385,6 +385,19 @@ export interface ResizeCacheResponse {
   done: boolean;
 }
 
+export interface ClearCacheRequest {
+  process: string;
+  owner: { $case: "tenant"; value: string } | { $case: "everyone"; value: boolean } | undefined;
+}
+
+export interface ClearCacheResponse {
+  process: string;
+  blocks: bigint;
+  blocksLeft: bigint;
+  blocksInUse: bigint;
+  done: boolean;
+}
+
 export interface ProfileRequest {
   process: string;
   kind: ProfileKind;
@@ -4308,6 +4321,215 @@ export const ResizeCacheResponse: MessageFns<ResizeCacheResponse> = {
   },
 };
 
+function createBaseClearCacheRequest(): ClearCacheRequest {
+  return { process: "", owner: undefined };
+}
+
+export const ClearCacheRequest: MessageFns<ClearCacheRequest> = {
+  encode(message: ClearCacheRequest, writer: BinaryWriter = new BinaryWriter()): BinaryWriter {
+    if (message.process !== "") {
+      writer.uint32(10).string(message.process);
+    }
+    switch (message.owner?.$case) {
+      case "tenant":
+        writer.uint32(18).string(message.owner.value);
+        break;
+      case "everyone":
+        writer.uint32(24).bool(message.owner.value);
+        break;
+    }
+    return writer;
+  },
+
+  decode(input: BinaryReader | Uint8Array, length?: number): ClearCacheRequest {
+    const reader = input instanceof BinaryReader ? input : new BinaryReader(input);
+    const previousRecursionDepth = (reader as any).__tsProtoDecodeDepth ?? 0;
+    if (previousRecursionDepth >= 100) {
+      throw new globalThis.Error("protobuf decode recursion limit exceeded");
+    }
+    (reader as any).__tsProtoDecodeDepth = previousRecursionDepth + 1;
+    try {
+      const end = length === undefined ? reader.len : reader.pos + length;
+      const message = createBaseClearCacheRequest();
+      while (reader.pos < end) {
+        const tag = reader.uint32();
+        switch (tag >>> 3) {
+          case 1: {
+            if (tag !== 10) {
+              break;
+            }
+
+            message.process = reader.string();
+            continue;
+          }
+          case 2: {
+            if (tag !== 18) {
+              break;
+            }
+
+            message.owner = { $case: "tenant", value: reader.string() };
+            continue;
+          }
+          case 3: {
+            if (tag !== 24) {
+              break;
+            }
+
+            message.owner = { $case: "everyone", value: reader.bool() };
+            continue;
+          }
+        }
+        if ((tag & 7) === 4 || tag === 0) {
+          break;
+        }
+        reader.skip(tag & 7);
+      }
+      return message;
+    } finally {
+      (reader as any).__tsProtoDecodeDepth = previousRecursionDepth;
+    }
+  },
+
+  create(base?: DeepPartial<ClearCacheRequest>): ClearCacheRequest {
+    return ClearCacheRequest.fromPartial(base ?? {});
+  },
+  fromPartial(object: DeepPartial<ClearCacheRequest>): ClearCacheRequest {
+    const message = createBaseClearCacheRequest();
+    message.process = object.process ?? "";
+    switch (object.owner?.$case) {
+      case "tenant": {
+        if (object.owner?.value !== undefined && object.owner?.value !== null) {
+          message.owner = { $case: "tenant", value: object.owner.value };
+        }
+        break;
+      }
+      case "everyone": {
+        if (object.owner?.value !== undefined && object.owner?.value !== null) {
+          message.owner = { $case: "everyone", value: object.owner.value };
+        }
+        break;
+      }
+    }
+    return message;
+  },
+};
+
+function createBaseClearCacheResponse(): ClearCacheResponse {
+  return { process: "", blocks: 0n, blocksLeft: 0n, blocksInUse: 0n, done: false };
+}
+
+export const ClearCacheResponse: MessageFns<ClearCacheResponse> = {
+  encode(message: ClearCacheResponse, writer: BinaryWriter = new BinaryWriter()): BinaryWriter {
+    if (message.process !== "") {
+      writer.uint32(10).string(message.process);
+    }
+    if (message.blocks !== 0n) {
+      if (BigInt.asUintN(64, message.blocks) !== message.blocks) {
+        throw new globalThis.Error("value provided for field message.blocks of type uint64 too large");
+      }
+      writer.uint32(16).uint64(message.blocks);
+    }
+    if (message.blocksLeft !== 0n) {
+      if (BigInt.asUintN(64, message.blocksLeft) !== message.blocksLeft) {
+        throw new globalThis.Error("value provided for field message.blocksLeft of type uint64 too large");
+      }
+      writer.uint32(24).uint64(message.blocksLeft);
+    }
+    if (message.blocksInUse !== 0n) {
+      if (BigInt.asUintN(64, message.blocksInUse) !== message.blocksInUse) {
+        throw new globalThis.Error("value provided for field message.blocksInUse of type uint64 too large");
+      }
+      writer.uint32(32).uint64(message.blocksInUse);
+    }
+    if (message.done !== false) {
+      writer.uint32(40).bool(message.done);
+    }
+    return writer;
+  },
+
+  decode(input: BinaryReader | Uint8Array, length?: number): ClearCacheResponse {
+    const reader = input instanceof BinaryReader ? input : new BinaryReader(input);
+    const previousRecursionDepth = (reader as any).__tsProtoDecodeDepth ?? 0;
+    if (previousRecursionDepth >= 100) {
+      throw new globalThis.Error("protobuf decode recursion limit exceeded");
+    }
+    (reader as any).__tsProtoDecodeDepth = previousRecursionDepth + 1;
+    try {
+      const end = length === undefined ? reader.len : reader.pos + length;
+      const message = createBaseClearCacheResponse();
+      while (reader.pos < end) {
+        const tag = reader.uint32();
+        switch (tag >>> 3) {
+          case 1: {
+            if (tag !== 10) {
+              break;
+            }
+
+            message.process = reader.string();
+            continue;
+          }
+          case 2: {
+            if (tag !== 16) {
+              break;
+            }
+
+            message.blocks = reader.uint64() as bigint;
+            continue;
+          }
+          case 3: {
+            if (tag !== 24) {
+              break;
+            }
+
+            message.blocksLeft = reader.uint64() as bigint;
+            continue;
+          }
+          case 4: {
+            if (tag !== 32) {
+              break;
+            }
+
+            message.blocksInUse = reader.uint64() as bigint;
+            continue;
+          }
+          case 5: {
+            if (tag !== 40) {
+              break;
+            }
+
+            message.done = reader.bool();
+            continue;
+          }
+        }
+        if ((tag & 7) === 4 || tag === 0) {
+          break;
+        }
+        reader.skip(tag & 7);
+      }
+      return message;
+    } finally {
+      (reader as any).__tsProtoDecodeDepth = previousRecursionDepth;
+    }
+  },
+
+  create(base?: DeepPartial<ClearCacheResponse>): ClearCacheResponse {
+    return ClearCacheResponse.fromPartial(base ?? {});
+  },
+  fromPartial(object: DeepPartial<ClearCacheResponse>): ClearCacheResponse {
+    const message = createBaseClearCacheResponse();
+    message.process = object.process ?? "";
+    message.blocks = (object.blocks !== undefined && object.blocks !== null) ? BigInt(object.blocks) : 0n;
+    message.blocksLeft = (object.blocksLeft !== undefined && object.blocksLeft !== null)
+      ? BigInt(object.blocksLeft)
+      : 0n;
+    message.blocksInUse = (object.blocksInUse !== undefined && object.blocksInUse !== null)
+      ? BigInt(object.blocksInUse)
+      : 0n;
+    message.done = object.done ?? false;
+    return message;
+  },
+};
+
 function createBaseProfileRequest(): ProfileRequest {
   return { process: "", kind: 0, duration: undefined, steps: undefined, maxBytes: undefined };
 }
@@ -4813,6 +5035,15 @@ export const ControlServiceService = {
     responseSerialize: (value: ResizeCacheResponse): Buffer => Buffer.from(ResizeCacheResponse.encode(value).finish()),
     responseDeserialize: (value: Buffer): ResizeCacheResponse => ResizeCacheResponse.decode(value),
   },
+  clearCache: {
+    path: "/sluice.v1.ControlService/ClearCache" as const,
+    requestStream: false as const,
+    responseStream: true as const,
+    requestSerialize: (value: ClearCacheRequest): Buffer => Buffer.from(ClearCacheRequest.encode(value).finish()),
+    requestDeserialize: (value: Buffer): ClearCacheRequest => ClearCacheRequest.decode(value),
+    responseSerialize: (value: ClearCacheResponse): Buffer => Buffer.from(ClearCacheResponse.encode(value).finish()),
+    responseDeserialize: (value: Buffer): ClearCacheResponse => ClearCacheResponse.decode(value),
+  },
   profile: {
     path: "/sluice.v1.ControlService/Profile" as const,
     requestStream: false as const,
@@ -4839,6 +5070,7 @@ export interface ControlServiceServer extends UntypedServiceImplementation {
   subscribeKvEvents: handleServerStreamingCall<SubscribeKvEventsRequest, SubscribeKvEventsResponse>;
   drain: handleServerStreamingCall<DrainRequest, DrainResponse>;
   resizeCache: handleServerStreamingCall<ResizeCacheRequest, ResizeCacheResponse>;
+  clearCache: handleServerStreamingCall<ClearCacheRequest, ClearCacheResponse>;
   profile: handleServerStreamingCall<ProfileRequest, ProfileResponse>;
 }
 
@@ -5014,6 +5246,12 @@ export interface ControlServiceClient extends Client {
     metadata?: Metadata,
     options?: Partial<CallOptions>,
   ): ClientReadableStream<ResizeCacheResponse>;
+  clearCache(request: ClearCacheRequest, options?: Partial<CallOptions>): ClientReadableStream<ClearCacheResponse>;
+  clearCache(
+    request: ClearCacheRequest,
+    metadata?: Metadata,
+    options?: Partial<CallOptions>,
+  ): ClientReadableStream<ClearCacheResponse>;
   profile(request: ProfileRequest, options?: Partial<CallOptions>): ClientReadableStream<ProfileResponse>;
   profile(
     request: ProfileRequest,

@@ -114,6 +114,7 @@ export interface GenerateResponse {
 
 export interface StreamGenerateRequest {
   spec: GenerationSpec | undefined;
+  joinedEvents?: boolean | undefined;
 }
 
 export interface StreamGenerateResponse {
@@ -124,6 +125,7 @@ export interface StreamGenerateResponse {
     | { $case: "finished"; value: Finished }
     | { $case: "promptInfo"; value: PromptInfo }
     | undefined;
+  more: StreamGenerateResponse[];
 }
 
 export interface ConverseRequest {
@@ -215,6 +217,7 @@ export interface GoingAway {
 
 export interface ResumeGenerateRequest {
   spec: GenerationSpec | undefined;
+  joinedEvents?: boolean | undefined;
 }
 
 export interface ResumeGenerateResponse {
@@ -225,6 +228,7 @@ export interface ResumeGenerateResponse {
     | { $case: "finished"; value: Finished }
     | { $case: "promptInfo"; value: PromptInfo }
     | undefined;
+  more: ResumeGenerateResponse[];
 }
 
 export interface CancelGenerationRequest {
@@ -242,12 +246,18 @@ export interface TokenizeRequest {
   revision?: string | undefined;
   prompt: { $case: "text"; value: string } | { $case: "chat"; value: Chat } | undefined;
   addSpecialTokens?: boolean | undefined;
+  countOnly?: boolean | undefined;
+  offsets?: boolean | undefined;
 }
 
 export interface TokenizeResponse {
   model: string;
   revision: string;
   tokens: Token[];
+  numTokens: number;
+  starts: number[];
+  ends: number[];
+  text: string;
 }
 
 export interface DetokenizeRequest {
@@ -598,13 +608,16 @@ export const GenerateResponse: MessageFns<GenerateResponse> = {
 };
 
 function createBaseStreamGenerateRequest(): StreamGenerateRequest {
-  return { spec: undefined };
+  return { spec: undefined, joinedEvents: undefined };
 }
 
 export const StreamGenerateRequest: MessageFns<StreamGenerateRequest> = {
   encode(message: StreamGenerateRequest, writer: BinaryWriter = new BinaryWriter()): BinaryWriter {
     if (message.spec !== undefined) {
       GenerationSpec.encode(message.spec, writer.uint32(10).fork()).join();
+    }
+    if (message.joinedEvents !== undefined) {
+      writer.uint32(16).bool(message.joinedEvents);
     }
     return writer;
   },
@@ -630,6 +643,14 @@ export const StreamGenerateRequest: MessageFns<StreamGenerateRequest> = {
             message.spec = GenerationSpec.decode(reader, reader.uint32());
             continue;
           }
+          case 2: {
+            if (tag !== 16) {
+              break;
+            }
+
+            message.joinedEvents = reader.bool();
+            continue;
+          }
         }
         if ((tag & 7) === 4 || tag === 0) {
           break;
@@ -650,12 +671,13 @@ export const StreamGenerateRequest: MessageFns<StreamGenerateRequest> = {
     message.spec = (object.spec !== undefined && object.spec !== null)
       ? GenerationSpec.fromPartial(object.spec)
       : undefined;
+    message.joinedEvents = object.joinedEvents ?? undefined;
     return message;
   },
 };
 
 function createBaseStreamGenerateResponse(): StreamGenerateResponse {
-  return { event: undefined };
+  return { event: undefined, more: [] };
 }
 
 export const StreamGenerateResponse: MessageFns<StreamGenerateResponse> = {
@@ -676,6 +698,9 @@ export const StreamGenerateResponse: MessageFns<StreamGenerateResponse> = {
       case "promptInfo":
         PromptInfo.encode(message.event.value, writer.uint32(42).fork()).join();
         break;
+    }
+    for (const v of message.more) {
+      StreamGenerateResponse.encode(v!, writer.uint32(50).fork()).join();
     }
     return writer;
   },
@@ -733,6 +758,14 @@ export const StreamGenerateResponse: MessageFns<StreamGenerateResponse> = {
             message.event = { $case: "promptInfo", value: PromptInfo.decode(reader, reader.uint32()) };
             continue;
           }
+          case 6: {
+            if (tag !== 50) {
+              break;
+            }
+
+            message.more.push(StreamGenerateResponse.decode(reader, reader.uint32()));
+            continue;
+          }
         }
         if ((tag & 7) === 4 || tag === 0) {
           break;
@@ -782,6 +815,7 @@ export const StreamGenerateResponse: MessageFns<StreamGenerateResponse> = {
         break;
       }
     }
+    message.more = object.more?.map((e) => StreamGenerateResponse.fromPartial(e)) || [];
     return message;
   },
 };
@@ -1992,13 +2026,16 @@ export const GoingAway: MessageFns<GoingAway> = {
 };
 
 function createBaseResumeGenerateRequest(): ResumeGenerateRequest {
-  return { spec: undefined };
+  return { spec: undefined, joinedEvents: undefined };
 }
 
 export const ResumeGenerateRequest: MessageFns<ResumeGenerateRequest> = {
   encode(message: ResumeGenerateRequest, writer: BinaryWriter = new BinaryWriter()): BinaryWriter {
     if (message.spec !== undefined) {
       GenerationSpec.encode(message.spec, writer.uint32(10).fork()).join();
+    }
+    if (message.joinedEvents !== undefined) {
+      writer.uint32(16).bool(message.joinedEvents);
     }
     return writer;
   },
@@ -2024,6 +2061,14 @@ export const ResumeGenerateRequest: MessageFns<ResumeGenerateRequest> = {
             message.spec = GenerationSpec.decode(reader, reader.uint32());
             continue;
           }
+          case 2: {
+            if (tag !== 16) {
+              break;
+            }
+
+            message.joinedEvents = reader.bool();
+            continue;
+          }
         }
         if ((tag & 7) === 4 || tag === 0) {
           break;
@@ -2044,12 +2089,13 @@ export const ResumeGenerateRequest: MessageFns<ResumeGenerateRequest> = {
     message.spec = (object.spec !== undefined && object.spec !== null)
       ? GenerationSpec.fromPartial(object.spec)
       : undefined;
+    message.joinedEvents = object.joinedEvents ?? undefined;
     return message;
   },
 };
 
 function createBaseResumeGenerateResponse(): ResumeGenerateResponse {
-  return { event: undefined };
+  return { event: undefined, more: [] };
 }
 
 export const ResumeGenerateResponse: MessageFns<ResumeGenerateResponse> = {
@@ -2070,6 +2116,9 @@ export const ResumeGenerateResponse: MessageFns<ResumeGenerateResponse> = {
       case "promptInfo":
         PromptInfo.encode(message.event.value, writer.uint32(42).fork()).join();
         break;
+    }
+    for (const v of message.more) {
+      ResumeGenerateResponse.encode(v!, writer.uint32(50).fork()).join();
     }
     return writer;
   },
@@ -2127,6 +2176,14 @@ export const ResumeGenerateResponse: MessageFns<ResumeGenerateResponse> = {
             message.event = { $case: "promptInfo", value: PromptInfo.decode(reader, reader.uint32()) };
             continue;
           }
+          case 6: {
+            if (tag !== 50) {
+              break;
+            }
+
+            message.more.push(ResumeGenerateResponse.decode(reader, reader.uint32()));
+            continue;
+          }
         }
         if ((tag & 7) === 4 || tag === 0) {
           break;
@@ -2176,6 +2233,7 @@ export const ResumeGenerateResponse: MessageFns<ResumeGenerateResponse> = {
         break;
       }
     }
+    message.more = object.more?.map((e) => ResumeGenerateResponse.fromPartial(e)) || [];
     return message;
   },
 };
@@ -2315,7 +2373,14 @@ export const CancelGenerationResponse: MessageFns<CancelGenerationResponse> = {
 };
 
 function createBaseTokenizeRequest(): TokenizeRequest {
-  return { model: undefined, revision: undefined, prompt: undefined, addSpecialTokens: undefined };
+  return {
+    model: undefined,
+    revision: undefined,
+    prompt: undefined,
+    addSpecialTokens: undefined,
+    countOnly: undefined,
+    offsets: undefined,
+  };
 }
 
 export const TokenizeRequest: MessageFns<TokenizeRequest> = {
@@ -2336,6 +2401,12 @@ export const TokenizeRequest: MessageFns<TokenizeRequest> = {
     }
     if (message.addSpecialTokens !== undefined) {
       writer.uint32(40).bool(message.addSpecialTokens);
+    }
+    if (message.countOnly !== undefined) {
+      writer.uint32(48).bool(message.countOnly);
+    }
+    if (message.offsets !== undefined) {
+      writer.uint32(56).bool(message.offsets);
     }
     return writer;
   },
@@ -2393,6 +2464,22 @@ export const TokenizeRequest: MessageFns<TokenizeRequest> = {
             message.addSpecialTokens = reader.bool();
             continue;
           }
+          case 6: {
+            if (tag !== 48) {
+              break;
+            }
+
+            message.countOnly = reader.bool();
+            continue;
+          }
+          case 7: {
+            if (tag !== 56) {
+              break;
+            }
+
+            message.offsets = reader.bool();
+            continue;
+          }
         }
         if ((tag & 7) === 4 || tag === 0) {
           break;
@@ -2427,12 +2514,14 @@ export const TokenizeRequest: MessageFns<TokenizeRequest> = {
       }
     }
     message.addSpecialTokens = object.addSpecialTokens ?? undefined;
+    message.countOnly = object.countOnly ?? undefined;
+    message.offsets = object.offsets ?? undefined;
     return message;
   },
 };
 
 function createBaseTokenizeResponse(): TokenizeResponse {
-  return { model: "", revision: "", tokens: [] };
+  return { model: "", revision: "", tokens: [], numTokens: 0, starts: [], ends: [], text: "" };
 }
 
 export const TokenizeResponse: MessageFns<TokenizeResponse> = {
@@ -2445,6 +2534,26 @@ export const TokenizeResponse: MessageFns<TokenizeResponse> = {
     }
     for (const v of message.tokens) {
       Token.encode(v!, writer.uint32(26).fork()).join();
+    }
+    if (message.numTokens !== 0) {
+      writer.uint32(32).uint32(message.numTokens);
+    }
+    if (message.starts.length !== 0) {
+      writer.uint32(42).fork();
+      for (const v of message.starts) {
+        writer.uint32(v);
+      }
+      writer.join();
+    }
+    if (message.ends.length !== 0) {
+      writer.uint32(50).fork();
+      for (const v of message.ends) {
+        writer.uint32(v);
+      }
+      writer.join();
+    }
+    if (message.text !== "") {
+      writer.uint32(58).string(message.text);
     }
     return writer;
   },
@@ -2486,6 +2595,58 @@ export const TokenizeResponse: MessageFns<TokenizeResponse> = {
             message.tokens.push(Token.decode(reader, reader.uint32()));
             continue;
           }
+          case 4: {
+            if (tag !== 32) {
+              break;
+            }
+
+            message.numTokens = reader.uint32();
+            continue;
+          }
+          case 5: {
+            if (tag === 40) {
+              message.starts.push(reader.uint32());
+
+              continue;
+            }
+
+            if (tag === 42) {
+              const end2 = reader.uint32() + reader.pos;
+              while (reader.pos < end2) {
+                message.starts.push(reader.uint32());
+              }
+
+              continue;
+            }
+
+            break;
+          }
+          case 6: {
+            if (tag === 48) {
+              message.ends.push(reader.uint32());
+
+              continue;
+            }
+
+            if (tag === 50) {
+              const end2 = reader.uint32() + reader.pos;
+              while (reader.pos < end2) {
+                message.ends.push(reader.uint32());
+              }
+
+              continue;
+            }
+
+            break;
+          }
+          case 7: {
+            if (tag !== 58) {
+              break;
+            }
+
+            message.text = reader.string();
+            continue;
+          }
         }
         if ((tag & 7) === 4 || tag === 0) {
           break;
@@ -2506,6 +2667,10 @@ export const TokenizeResponse: MessageFns<TokenizeResponse> = {
     message.model = object.model ?? "";
     message.revision = object.revision ?? "";
     message.tokens = object.tokens?.map((e) => Token.fromPartial(e)) || [];
+    message.numTokens = object.numTokens ?? 0;
+    message.starts = object.starts?.map((e) => e) || [];
+    message.ends = object.ends?.map((e) => e) || [];
+    message.text = object.text ?? "";
     return message;
   },
 };
