@@ -24,10 +24,12 @@ def num_open(service: Service) -> int:
         return sum(one.running_requests + one.waiting_requests for one in engines)
 
 
-def cancel(service: Service, generation_id: str) -> None:
-    """Cancels a generation by its id, from another client."""
+def cancel(service: Service, generation_id: str) -> bool:
+    """Cancels a generation by its id, from another client; returns whether it still ran."""
     with service.stub() as stub:
-        stub.CancelGeneration(inference_pb2.CancelGenerationRequest(generation_id=generation_id), timeout=60)
+        request = inference_pb2.CancelGenerationRequest(generation_id=generation_id)
+        found = stub.CancelGeneration(request, timeout=60).found
+    return bool(found == inference_pb2.GENERATION_STATE_RUNNING)
 
 
 def test_unary(sdk: Sdk, service: Service, expected: str) -> None:
@@ -81,11 +83,14 @@ def test_credit_exactness(sdk: Sdk, service: Service) -> None:
 
 @pytest.mark.parametrize("call", ["stream", "converse"])
 def test_rich_error_mid_stream(sdk: Sdk, service: Service, call: str) -> None:
-    with asking(sdk, service.address, call=call, text=PROMPT, max_tokens=1800, pause_after=2) as driver:
-        generation_id = driver.paused()
-        cancel(service, generation_id)
-        driver.go_on()
-        end = driver.end()
+    for _ in range(5):  # on a busy machine another client may take longer than all tokens do
+        with asking(sdk, service.address, call=call, text=PROMPT, max_tokens=1800, pause_after=2) as driver:
+            generation_id = driver.paused()
+            is_cut = cancel(service, generation_id)
+            driver.go_on()
+            end = driver.end()
+        if is_cut:
+            break
     error = end["error"]
     assert (error["code"], error["reason"], error["generation_id"]) == ("CANCELLED", "CLIENT_CANCELLED", generation_id)
     assert error["last_seq"] >= 2 and end["completion_tokens"] >= 2

@@ -2,6 +2,7 @@ package sluice;
 
 import io.grpc.Metadata;
 import io.grpc.Status;
+import java.io.IOException;
 import java.time.Duration;
 import java.util.List;
 import java.util.Map;
@@ -83,7 +84,7 @@ public class SluiceException extends RuntimeException {
     Metadata found = trailers == null ? new Metadata() : trailers;
     String message = message(status);
     byte[] packed = found.get(DETAILS);
-    SluiceException made = of(status.getCode(), message);
+    SluiceException made = of(code(status), message);
     if (status.getCause() != null) {
       made.initCause(status.getCause());
     }
@@ -95,6 +96,12 @@ public class SluiceException extends RuntimeException {
       made.details.generationId = Optional.ofNullable(found.get(GENERATION)).orElse("");
     }
     return made;
+  }
+
+  /** Returns UNAVAILABLE for a lost connection: grpc-java says UNKNOWN where it ended before the call was written. */
+  private static Status.Code code(Status status) {
+    boolean isLost = status.getCode() == Status.Code.UNKNOWN && status.getCause() instanceof IOException;
+    return isLost ? Status.Code.UNAVAILABLE : status.getCode();
   }
 
   private static String message(Status status) {
