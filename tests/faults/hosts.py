@@ -117,7 +117,7 @@ class Namespaces:
         mark = secrets.token_hex(3)
         self.names = (f"sluice-a-{mark}", f"sluice-b-{mark}")
         self.addresses = ("198.51.100.1", "198.51.100.2")
-        self._links = (f"va{mark}", f"vb{mark}")
+        self.links = (f"va{mark}", f"vb{mark}")
 
     def within(self, at: int) -> list[str]:
         """What runs a command in one of them."""
@@ -125,7 +125,7 @@ class Namespaces:
 
     def set_link(self, state: str) -> None:
         """Cuts the link ("down"), or mends it ("up")."""
-        ip("-n", self.names[0], "link", "set", self._links[0], state)
+        ip("-n", self.names[0], "link", "set", self.links[0], state)
 
     def make(self) -> None:
         """Makes both. Raises subprocess.CalledProcessError where that is not allowed."""
@@ -134,17 +134,17 @@ class Namespaces:
         ip(
             "link",
             "add",
-            self._links[0],
+            self.links[0],
             "netns",
             self.names[0],
             "type",
             "veth",
             "peer",
-            self._links[1],
+            self.links[1],
             "netns",
             self.names[1],
         )
-        for name, link, address in zip(self.names, self._links, self.addresses, strict=True):
+        for name, link, address in zip(self.names, self.links, self.addresses, strict=True):
             ip("-n", name, "address", "add", f"{address}/24", "dev", link)
             ip("-n", name, "link", "set", link, "up")
             ip("-n", name, "link", "set", "lo", "up")

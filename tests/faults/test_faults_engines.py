@@ -1,11 +1,13 @@
 """Several engines in one ring: the loss of some moves their streams to the others, and the door stays open."""
 
 import contextlib
+import itertools
 import signal
 import threading
 from collections.abc import Callable, Iterator
 
 import grpc
+import psutil
 import pytest
 from sluice.v1 import control_pb2, inference_pb2
 
@@ -74,8 +76,13 @@ def callers(service: Service) -> Iterator[list[str]]:
 
 
 def is_whole(service: Service) -> bool:
-    """Whether every engine runs, has reported, and nothing is left in any of them."""
-    return service.children().keys() >= set(ENGINES) and is_serving(service) and nothing_is_left(service)
+    """Whether every engine runs and serves, and nothing is left in any of them."""
+    if service.children().keys() < set(ENGINES) or not is_serving(service):
+        return False
+    with service.control() as control:
+        load = control.GetLoad(control_pb2.GetLoadRequest(), timeout=5).load
+    serving = {one.engine_id for one in load.engines if one.state == control_pb2.ENGINE_STATE_SERVING}
+    return serving >= set(ENGINES) and nothing_is_left(service)
 
 
 def killing(service: Service, *engines: str) -> Callable[[], None]:
@@ -88,7 +95,9 @@ def killing(service: Service, *engines: str) -> Callable[[], None]:
     return at_once
 
 
-LOST = [("engine-0",), pytest.param(("engine-2",), marks=pytest.mark.long), ("engine-0", "engine-1")]
+QUICK = {("engine-0",), ("engine-0", "engine-1")}
+EACH = [*itertools.combinations(ENGINES, 1), *itertools.combinations(ENGINES, 2)]
+LOST = [one if one in QUICK else pytest.param(one, marks=pytest.mark.long) for one in EACH]
 
 
 @pytest.mark.parametrize("lost", LOST, ids="+".join)
@@ -104,15 +113,42 @@ def test_streams_go_on_at_other_engines_and_the_door_stays_open(
     wait_until(lambda: is_whole(service), BACK_WITHIN_S, "something is left")
 
 
-def test_what_a_stopped_engine_still_says_later_reaches_nobody(service: Service, undisturbed: list[Received]) -> None:
+@pytest.mark.parametrize(
+    "name",
+    [pytest.param("engine-0", marks=pytest.mark.long), "engine-1", pytest.param("engine-2", marks=pytest.mark.long)],
+)
+def test_what_a_stopped_engine_still_says_later_reaches_nobody(
+    service: Service, undisturbed: list[Received], name: str
+) -> None:
     wait_until(lambda: is_whole(service), BACK_WITHIN_S, "the engines are not back")
-    stopped = service.children()["engine-1"]
+    stopped = service.children()[name]
     with callers(service) as errors:
         answers = stream_all(service.address, SPECS, at_phase("decode", 4, stopped.suspend))
-        stopped.resume()  # it computes on, and its requests are others' by now
+        with contextlib.suppress(psutil.NoSuchProcess):  # a supervisor has started it again
+            stopped.resume()  # it computes on, and its requests are others' by now
         again = stream_all(service.address, SPECS)
     check_undisturbed(answers, undisturbed)
     check_undisturbed(again, undisturbed)
+    assert not [error for error in errors if "DEADLINE" not in error]
+    wait_until(lambda: is_whole(service), BACK_WITHIN_S, "something is left")
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("names", list(itertools.combinations(ENGINES, 2)), ids="+".join)
+def test_two_engines_that_stop_for_good_are_replaced(
+    service: Service, undisturbed: list[Received], names: tuple[str, ...]
+) -> None:
+    wait_until(lambda: is_whole(service), BACK_WITHIN_S, "the engines are not back")
+    stopped = [service.children()[name] for name in names]
+
+    def suspend() -> None:
+        for one in stopped:
+            one.suspend()
+
+    with callers(service) as errors:
+        answers = stream_all(service.address, SPECS, at_phase("decode", 5, suspend))
+        wait_until(lambda: not any(one.is_running() for one in stopped), BACK_WITHIN_S, "nobody ended them")
+    check_undisturbed(answers, undisturbed)
     assert not [error for error in errors if "DEADLINE" not in error]
     wait_until(lambda: is_whole(service), BACK_WITHIN_S, "something is left")
 
