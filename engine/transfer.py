@@ -14,9 +14,12 @@ FETCH_S = 0.25  # the most seconds of a fetch: running requests wait as long
 class BlockSource(Protocol):
     """Where other engines' blocks are read."""
 
-    def find(self, names: Sequence[bytes]) -> Mapping[bytes, Callable[[], bytes | None]]:
-        """Returns the names that are offered, each with a function that reads its block; that returns None if the
-        offer has ended."""
+    def find(self, names: Sequence[bytes], end_s: float) -> Mapping[bytes, Callable[[], bytes | None]]:
+        """Returns the names that are offered, as far as that is known by the time `end_s` of the monotonic clock. Each
+        has a function that reads its block; that returns None if the offer has ended."""
+
+    def begin(self, names: Sequence[bytes], end_s: float) -> None:
+        """Says which of the names that were found last are read next, in this order, until a time at most."""
 
     def release(self, names: Sequence[bytes]) -> None:
         """Ends the leases of blocks that were found."""
@@ -37,7 +40,7 @@ class BlockFetcher:
     def __init__(
         self, engine: Engine, source: BlockSource, fill: Callable[[int, bytes], None], clock: Callable[[], float]
     ) -> None:
-        """`fill` writes the bytes of a block."""
+        """`fill` writes the bytes of a block. `clock` is the monotonic one."""
         self.num_fetched = 0
         self.num_missed = 0
         self.token_s = 0.0
@@ -59,22 +62,31 @@ class BlockFetcher:
     def _import(self, prefix: PrefixImport) -> None:
         try:
             lacking = prefix.lacking()
-            offered = self._source.find(lacking) if lacking else {}
+            start_s = self._clock()
+            offered = self._source.find(lacking, start_s + self._worth_s(len(lacking))) if lacking else {}
             if offered:
-                self._fetch(prefix, prefix.wanted(offered), offered)
+                self._fetch(prefix, prefix.wanted(offered), offered, start_s)
                 self._source.release(list(offered))
         finally:
             self.num_fetched += prefix.num_completed
             prefix.end()
 
+    def _worth_s(self, num_blocks: int) -> float:
+        """Returns how long so many blocks may be waited for."""
+        computing_s = self._engine.stats.time_for(num_blocks * self._engine.scheduler.cache.block_size, 0)
+        return min(FETCH_S, computing_s or FETCH_S)
+
     def _fetch(
-        self, prefix: PrefixImport, wanted: Sequence[bytes], offered: Mapping[bytes, Callable[[], bytes | None]]
+        self,
+        prefix: PrefixImport,
+        wanted: Sequence[bytes],
+        offered: Mapping[bytes, Callable[[], bytes | None]],
+        start_s: float,
     ) -> None:
         """Fetches block by block until the first that does not come, or until it is too late."""
         size = self._engine.scheduler.cache.block_size
-        computing_s = self._engine.stats.time_for(len(wanted) * size, 0) or FETCH_S
-        start_s = self._clock()
-        end_s = start_s + min(FETCH_S, computing_s)
+        end_s = start_s + self._worth_s(len(wanted))
+        self._source.begin(wanted, end_s)
         for name in wanted:
             block = prefix.take(name) if self._clock() < end_s else None
             data = offered[name]() if block is not None else None

@@ -72,6 +72,11 @@ class ServiceConfig:
     detokenizer_peers: str = option("", "id=address, comma-separated, of every detokenizer")
     rank_peers: str = option("", "id=address, comma-separated, of every rank of the engine, rank 0 first")
     ring_keys: str = option("", "directory of CURVE keys, made by `sluice keys`: needed for tcp:// in the ring")
+    kv_port_offset: int = option(
+        0,
+        "engines on tcp:// pass cache blocks to each other at the port of their inbox plus this, encrypted; 0: they do "
+        "not. Needs --shared-cache-bytes",
+    )
     gateways: int = option(1, "gateway processes, sharing the port")
     tokenizers: int = option(1, "tokenizer processes")
     engines: int = option(

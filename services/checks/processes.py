@@ -14,6 +14,8 @@ from sluice_server.services.config import (
 )
 from sluice_server.services.messages.processes import EngineRole, Role
 
+MAX_PORT = 65_535
+
 
 def check_engines(engine: EngineConfig, service: ServiceConfig) -> None:
     """Raise ServiceError for engines that cannot be chosen among, or that would share what is one."""
@@ -23,6 +25,7 @@ def check_engines(engine: EngineConfig, service: ServiceConfig) -> None:
     if service.routing == KV_COST and service.role and not engine.kv_events:
         raise bad_setting("routing", f"{KV_COST} needs --kv-events at every process")
     check_roles(engine, service)
+    _check_kv_ports(engine, service)
     num = service.engines
     if not 1 <= num <= MAX_ENGINES:
         raise bad_setting("engines", f"{num} is not in [1, {MAX_ENGINES}]; more need a service of their own")
@@ -53,6 +56,19 @@ def check_roles(engine: EngineConfig, service: ServiceConfig) -> None:
         raise bad_setting(name, f"needs --routing {KV_COST}: the router decides which prompts are computed apart")
     if not engine.shared_cache_bytes:
         raise bad_setting(name, "needs --shared-cache-bytes: other engines fetch the blocks of a prompt from there")
+
+
+def _check_kv_ports(engine: EngineConfig, service: ServiceConfig) -> None:
+    """Raise ServiceError for ports that there are not, and where no block would travel."""
+    offset, port = service.kv_port_offset, service.inbox.rpartition(":")[2]
+    if not offset:
+        return
+    if not 0 < offset < MAX_PORT:
+        raise bad_setting("kv_port_offset", f"{offset} is not in [0, {MAX_PORT - 1}]")
+    if not engine.shared_cache_bytes:
+        raise bad_setting("kv_port_offset", "needs --shared-cache-bytes: other engines fetch blocks from there")
+    if service.role and port.isdecimal() and int(port) + offset > MAX_PORT:
+        raise bad_setting("kv_port_offset", f"{offset} and the port of --inbox, {port}, are above {MAX_PORT}")
 
 
 def check_threads(engine: EngineConfig, service: ServiceConfig) -> None:

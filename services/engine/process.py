@@ -12,7 +12,7 @@ from sluice_server.engine.build import BuiltEngine
 from sluice_server.engine.config import EngineConfig
 from sluice_server.engine.errors import RankLost
 from sluice_server.engine.parallel.sums import SumsBroken
-from sluice_server.engine.transfer import BlockFetcher, BlockSource
+from sluice_server.services.engine.block_sources import fetcher_of
 from sluice_server.services.engine.cache_operations import CacheClearing, CacheOperations
 from sluice_server.services.engine.figures import figures, image_figures, shared_figures
 from sluice_server.services.engine.grammar_gate import GrammarGate
@@ -23,7 +23,6 @@ from sluice_server.services.engine.torch_profiles import MAKERS, StageSteps
 from sluice_server.services.messages.control import ClearCache, ResizeCache
 from sluice_server.services.messages.processes import EngineRole
 from sluice_server.services.process.background import compiling_threads
-from sluice_server.services.process.engine_table import EngineTable
 from sluice_server.services.process.process import Process
 from sluice_server.services.process.slices import LONG_S, take_turns_of
 from sluice_server.services.ranks.leader import RankGroup, open_group
@@ -31,8 +30,6 @@ from sluice_server.services.ranks.settings import config_of_rank
 from sluice_server.services.ring.loop import EXIT_BROKEN
 from sluice_server.services.telemetry import catalogue
 from sluice_server.services.telemetry.metrics import Labelled, MetricSample
-from sluice_server.services.transfer.carrier import BlockCarrier, paths_of
-from sluice_server.services.transfer.store_link import SeveralSources, StoreLink
 
 logger = logging.getLogger(__name__)
 
@@ -84,7 +81,7 @@ async def _serve(
         logger.info("computing on %d threads from now on (%s)", threads, why)
 
     stage.on_scheduled = queued
-    fetcher = _fetcher(built, process, closing)
+    fetcher = fetcher_of(built, process, closing)
     if fetcher is not None:
         stage.on_add, stage.fetch_s = fetcher.fetch, lambda: fetcher.token_s
         process.metrics.collect_from(lambda: shared_figures(built.engine, fetcher))
@@ -116,46 +113,6 @@ def _watch(built: BuiltEngine, attend: Callable[[], None], wake: Callable[[], No
     built.engine.runner.watch(at_most_every(ATTEND_S, attend))
     if built.engine.adapters is not None:
         built.engine.adapters.loader.on_ended = wake
-
-
-def _fetcher(built: BuiltEngine, process: Process, closing: contextlib.ExitStack) -> BlockFetcher | None:
-    """Returns what fetches blocks from this host's other engines and store; None if that is off, or cannot be."""
-    if built.shared is None or built.store is None:
-        return None
-    sources = [one for one in (_carrier(built, process, closing), _store(built, process, closing)) if one is not None]
-    return BlockFetcher(built.engine, SeveralSources(sources), built.store.fill, time.monotonic) if sources else None
-
-
-def _store(built: BuiltEngine, process: Process, closing: contextlib.ExitStack) -> BlockSource | None:
-    """Returns the store of this host; None without one."""
-    path = process.engine_config.kv_store
-    if not path:
-        return None
-    assert built.shared is not None and built.store is not None
-    link = StoreLink(path, built.shared, built.store.layout, built.store.block_bytes)
-    closing.callback(link.close)
-    return link
-
-
-def _carrier(built: BuiltEngine, process: Process, closing: contextlib.ExitStack) -> BlockSource | None:
-    """Returns the memory of the other engines of this host; None if this one cannot be reached by them."""
-    assert built.shared is not None and built.store is not None
-    own = paths_of({"": process.config.inbox}).get("", "")
-    others = _others(process.engines.value, own)
-    try:
-        carrier = BlockCarrier(own, others, built.shared, built.store.layout, built.store.block_bytes)
-    except OSError as error:
-        logger.warning("no cache blocks are shared: cannot listen on %s: %s", own, error)
-        return None
-    closing.callback(carrier.close)
-    process.on_engines.append(lambda table: carrier.change(_others(table, own)))
-    return carrier
-
-
-def _others(engines: EngineTable, own: str) -> list[str]:
-    """Returns where the other engines of this host pass their blocks on."""
-    paths = paths_of({name: entry.address for name, entry in engines.items()})
-    return [path for path in paths.values() if path != own]
 
 
 def _serve_operators(process: Process, built: BuiltEngine, stage: EngineStage) -> None:

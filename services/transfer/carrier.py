@@ -70,13 +70,16 @@ class BlockCarrier:
         """Reads the blocks of these engines from now on: some have joined, and some have left."""
         self._others = frozenset(others)
 
-    def find(self, names: Sequence[bytes]) -> dict[bytes, Callable[[], bytes | None]]:
-        """Returns the names that some engine offers, each with a function that reads its block."""
+    def find(self, names: Sequence[bytes], end_s: float) -> dict[bytes, Callable[[], bytes | None]]:
+        """Implements `BlockSource.find`, at once."""
         found: dict[bytes, Callable[[], bytes | None]] = {}
         for memory in tuple(self._memory.values()):
             for name, place in memory.find([name for name in names if name not in found]).items():
                 found[name] = partial(memory.read, place)
         return found
+
+    def begin(self, names: Sequence[bytes], end_s: float) -> None:
+        """Implements `BlockSource.begin`: blocks in memory are there."""
 
     def release(self, names: Sequence[bytes]) -> None:
         """Tells all engines that blocks were read. Never waits: what does not reach them ends with its lease."""

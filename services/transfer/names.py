@@ -6,17 +6,17 @@ from sluice_server.engine.kv_cache.prefix import NAME_BYTES
 
 MAX_NAMES = 512  # of one message
 SIZE_BYTES = 8  # of a number
-_NAME = NAME_BYTES + 1  # the group of layers is the last byte, 0 for the first
-MAX_BYTES = MAX_NAMES * _NAME
+NAME_CHARS = NAME_BYTES + 1  # the group of layers is the last byte, 0 for the first
+MAX_BYTES = MAX_NAMES * NAME_CHARS
 ON_DISK = b"on disk"  # the layout of a store's list of names
 
 
 def joined(names: Iterable[bytes]) -> bytes:
     """Returns names as one message."""
-    return b"".join(name.ljust(_NAME, b"\0") for name in names)
+    return b"".join(name.ljust(NAME_CHARS, b"\0") for name in names)
 
 
 def parted(data: bytes) -> list[bytes]:
     """Returns the names of a message; what is left over is ignored."""
-    names = [data[first : first + _NAME] for first in range(0, len(data) - _NAME + 1, _NAME)]
+    names = [data[first : first + NAME_CHARS] for first in range(0, len(data) - NAME_CHARS + 1, NAME_CHARS)]
     return [name[:NAME_BYTES] if name.endswith(b"\0") else name for name in names]

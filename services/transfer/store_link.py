@@ -38,6 +38,7 @@ class StoreLink:
         self._on_disk: ReadSlots | None = None
         self._link: socket.socket | None = None
         self._copied: deque[bytes] = deque()
+        self._slow: dict[bytes, float] = {}  # found on disk alone, and until when they are waited for
         self._over = threading.Event()
         self._refused = ""
         self._thread = threading.Thread(target=self._run, name="kv store", daemon=True)
@@ -48,20 +49,28 @@ class StoreLink:
         """Whether there is a store now."""
         return self._link is not None
 
-    def find(self, names: Sequence[bytes]) -> Mapping[bytes, Callable[[], bytes | None]]:
-        """Implements `BlockSource.find`. What is on disk alone is asked for at once, and read in its turn."""
-        memory, on_disk, link = self._memory, self._on_disk, self._link
+    def find(self, names: Sequence[bytes], end_s: float) -> Mapping[bytes, Callable[[], bytes | None]]:
+        """Implements `BlockSource.find`, at once."""
+        memory, on_disk = self._memory, self._on_disk
+        self._slow = {}
         if memory is None:
             return {}
         found = {name: partial(memory.read, place) for name, place in memory.find(names).items()}
         lacking = [name for name in names if name not in found]
-        if on_disk is None or link is None or not lacking:
+        if on_disk is None or self._link is None or not lacking:
             return found
-        asked = [name for name in on_disk.find(lacking)]
+        self._slow = {name: end_s for name in on_disk.find(lacking)}
+        return found | {name: partial(self._awaited, memory, name) for name in self._slow}
+
+    def begin(self, names: Sequence[bytes], end_s: float) -> None:
+        """Implements `BlockSource.begin`: has the store read what is on disk alone."""
+        asked = [name for name in names if name in self._slow]
+        self._slow |= dict.fromkeys(asked, end_s)
         for first in range(0, len(asked), MAX_NAMES):
+            link = self._link
             with contextlib.suppress(OSError):
-                link.send(joined(asked[first : first + MAX_NAMES]), socket.MSG_DONTWAIT)
-        return found | {name: partial(self._awaited, memory, name) for name in asked}
+                if link is not None:
+                    link.send(joined(asked[first : first + MAX_NAMES]), socket.MSG_DONTWAIT)
 
     def release(self, names: Sequence[bytes]) -> None:
         """Implements `BlockSource.release`: the store keeps its blocks under no lease."""
@@ -83,7 +92,7 @@ class StoreLink:
 
     def _awaited(self, memory: ReadSlots, name: bytes) -> bytes | None:
         """Returns a block that the store is reading from disk; None if that takes too long."""
-        end_s = time.monotonic() + DISK_WAIT_S
+        end_s = min(self._slow.get(name, 0.0), time.monotonic() + DISK_WAIT_S)
         while True:
             place = memory.find([name]).get(name)
             data = None if place is None else memory.read(place)
@@ -139,12 +148,17 @@ class SeveralSources:
     def __init__(self, sources: Sequence[BlockSource]) -> None:
         self._sources = tuple(sources)
 
-    def find(self, names: Sequence[bytes]) -> Mapping[bytes, Callable[[], bytes | None]]:
+    def find(self, names: Sequence[bytes], end_s: float) -> Mapping[bytes, Callable[[], bytes | None]]:
         """Implements `BlockSource.find`."""
         found: dict[bytes, Callable[[], bytes | None]] = {}
         for source in self._sources:
-            found |= source.find([name for name in names if name not in found])
+            found |= source.find([name for name in names if name not in found], end_s)
         return found
+
+    def begin(self, names: Sequence[bytes], end_s: float) -> None:
+        """Implements `BlockSource.begin`: each source takes the names that it has found."""
+        for source in self._sources:
+            source.begin(names, end_s)
 
     def release(self, names: Sequence[bytes]) -> None:
         """Implements `BlockSource.release`."""

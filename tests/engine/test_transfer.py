@@ -43,7 +43,7 @@ class Lossy:
         self._loses = loses
         self.num = 0
 
-    def find(self, names: Sequence[bytes]) -> Mapping[bytes, Callable[[], bytes | None]]:
+    def find(self, names: Sequence[bytes], end_s: float) -> Mapping[bytes, Callable[[], bytes | None]]:
         """All that is offered; what is lost is seen when it is read."""
 
         def reading(name: bytes) -> Callable[[], bytes | None]:
@@ -53,6 +53,9 @@ class Lossy:
 
         found = self._memory.find(names)
         return {name: reading(name) for name in found}
+
+    def begin(self, names: Sequence[bytes], end_s: float) -> None:
+        """Does nothing: memory is there."""
 
     def release(self, names: Sequence[bytes]) -> None:
         """Does nothing: these blocks are not awaited."""

@@ -76,6 +76,13 @@ BAD: list[tuple[dict[str, object], dict[str, object], str]] = [
     ),
     ({"expert_parallel": True}, {}, "--expert-parallel: True is not supported yet"),
     ({"tensor_parallel_size": 2, "sum_shards": 3}, {}, "--sum-shards: 3 is no multiple of --tensor-parallel-size 2"),
+    ({}, {"kv_port_offset": 100}, "--kv-port-offset: needs --shared-cache-bytes"),
+    ({"shared_cache_bytes": 1 << 20}, {"kv_port_offset": -1}, r"--kv-port-offset: -1 is not in \[0, 65534\]"),
+    (
+        {"shared_cache_bytes": 1 << 20},
+        {"kv_port_offset": 60_000, "role": "engine", "inbox": "tcp://10.0.0.1:7000"},
+        "--kv-port-offset: 60000 and the port of --inbox, 7000, are above 65535",
+    ),
     ({}, {"gateways": 0}, "--gateways: 0 is below 1"),
     ({}, {"grace_s": float("nan")}, "--grace-s: nan is not a number of seconds"),
     ({}, {"text_interval_ms": -1.0}, r"--text-interval-ms: -1 is not in \[0, 1000\]"),

@@ -3,6 +3,7 @@ end and come back."""
 
 import contextlib
 import threading
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -39,7 +40,9 @@ def engine(path: Path, layout: bytes = LAYOUT) -> Iterator[tuple[SharedSlots, St
 
 
 def read(link: StoreLink, name: bytes) -> bytes | None:
-    found = SeveralSources([link]).find([name])
+    source, end_s = SeveralSources([link]), time.monotonic() + 5
+    found = source.find([name], end_s)
+    source.begin(list(found), end_s)
     return found[name]() if name in found else None
 
 

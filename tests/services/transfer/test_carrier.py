@@ -9,6 +9,7 @@ from sluice_server.services.transfer.carrier import BlockCarrier, paths_of
 from tests.system.service import wait_until
 
 BYTES = 64
+LATE_S = float("inf")
 NAME, OF_GROUP = b"n" * 32, b"n" * 32 + b"\1"
 
 
@@ -43,12 +44,12 @@ def test_blocks_are_found_after_their_owner_has_ended(tmp_path: Path) -> None:
 
             until(are_taken)
             assert taken == [NAME, OF_GROUP]
-        found = reader.find([NAME, OF_GROUP, b"q" * 32])
+        found = reader.find([NAME, OF_GROUP, b"q" * 32], LATE_S)
         assert {name: read() for name, read in found.items()} == {NAME: b"x" * BYTES, OF_GROUP: b"y" * BYTES}
         with carrier(one, two) as (slots, _):  # a new process takes its place
-            until(lambda: not reader.find([NAME]))
+            until(lambda: not reader.find([NAME], LATE_S))
             slots.write(0, NAME, b"z" * BYTES)
-            assert reader.find([NAME])[NAME]() == b"z" * BYTES
+            assert reader.find([NAME], LATE_S)[NAME]() == b"z" * BYTES
 
 
 def test_memory_of_another_layout_is_never_read(tmp_path: Path) -> None:
@@ -56,7 +57,7 @@ def test_memory_of_another_layout_is_never_read(tmp_path: Path) -> None:
     with carrier(two, one, b"other") as (_, reader), carrier(one, two) as (slots, _):
         slots.write(1, NAME, b"x" * BYTES)
         until(lambda: bool(reader._refused))
-        assert not reader.find([NAME])
+        assert not reader.find([NAME], LATE_S)
 
 
 def test_engines_on_tcp_are_not_reached() -> None:
@@ -67,8 +68,8 @@ def test_the_memory_of_an_engine_that_left_is_given_up(tmp_path: Path) -> None:
     one, two = tmp_path / "one.kv", tmp_path / "two.kv"
     with carrier(two, one) as (_, reader), carrier(one, two) as (slots, _):
         slots.write(1, NAME, b"x" * BYTES)
-        until(lambda: bool(reader.find([NAME])))
+        until(lambda: bool(reader.find([NAME], LATE_S)))
         reader.change([])
         until(lambda: not reader.num_reached)
         reader.change([str(one)])
-        until(lambda: bool(reader.find([NAME])))
+        until(lambda: bool(reader.find([NAME], LATE_S)))
