@@ -12,6 +12,8 @@ import json
 import os
 import signal
 import sys
+from collections.abc import Callable
+from contextlib import AbstractAsyncContextManager
 from pathlib import Path
 
 import typer
@@ -23,7 +25,7 @@ from sluice_server.services.config import ServiceConfig
 from sluice_server.services.gateway import process as gateway_process
 from sluice_server.services.gateway.requests.manager import RequestManager
 from sluice_server.services.gateway.requests.open_request import OpenRequest
-from sluice_server.services.process.process import Process
+from sluice_server.services.process.joining import Common
 from sluice_server.services.process.roles import run_role
 
 serve = gateway_process.run
@@ -47,7 +49,12 @@ def in_use() -> dict[str, int]:
     return {"malloc_bytes": heap.uordblks + heap.hblkhd, "python_blocks": sys.getallocatedblocks()}
 
 
-async def run(process: Process) -> int:
+async def run(
+    engine: EngineConfig,
+    config: ServiceConfig,
+    common: Common,
+    telling: Callable[[], AbstractAsyncContextManager[None]],
+) -> int:
     """Runs the gateway's process with the watch."""
     path = Path(os.environ["WATCH_FILE"])
 
@@ -57,7 +64,7 @@ async def run(process: Process) -> int:
         new.replace(path)
 
     asyncio.get_running_loop().add_signal_handler(signal.SIGHUP, write)
-    return await serve(process)
+    return await serve(engine, config, common, telling)
 
 
 @takes_settings

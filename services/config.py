@@ -34,6 +34,12 @@ class ServiceConfig:
         "demo, the embedded model",
     )
     revision: str = option("", "branch, tag or commit of a hub model; of a directory a label before its content's name")
+    models: str = option(
+        "", "TOML file of models in place of --model, each in processes of its own behind the same gateways"
+    )
+    models_dir: str = option(
+        "", "directory below which LoadModel may find models that --models does not name; empty: nowhere"
+    )
     served_model_name: str = option("", "model name in requests; default: as in --model")
     listen: str = option("127.0.0.1:50051", "host:port of the gRPC server, or unix:/path; port 0 takes a free one")
     http: str = option("", "host:port of an HTTP server with OpenAI's API beside the gRPC server; empty is off")

@@ -4,7 +4,7 @@ May be read from another thread: each `snapshot` is consistent in itself. Stdlib
 """
 
 from bisect import bisect_left
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
 
@@ -40,3 +40,12 @@ class Histogram:
     def snapshot(self) -> HistogramSnapshot:
         """Returns the present contents."""
         return HistogramSnapshot(self._bounds, tuple(self._counts), self._total)
+
+
+def merged(snapshots: Iterable[HistogramSnapshot]) -> list[HistogramSnapshot]:
+    """Returns the sum of histograms with equal bounds; nothing for none."""
+    found = list(snapshots)
+    if not found:
+        return []
+    counts = tuple(map(sum, zip(*(one.counts for one in found), strict=True)))
+    return [HistogramSnapshot(found[0].bounds, counts, sum(one.total for one in found))]

@@ -17,6 +17,7 @@ from sluice_server.services.cli.healthcheck import healthcheck
 from sluice_server.services.cli.import_gguf import import_gguf
 from sluice_server.services.cli.keys import keys
 from sluice_server.services.cli.kvstore import kvstore
+from sluice_server.services.cli.models import models
 from sluice_server.services.cli.profile import profile
 from sluice_server.services.cli.ray_up import ray
 from sluice_server.services.cli.rerank import rerank
@@ -38,6 +39,7 @@ app = frames.frame()
 for command in (serve, version, *CLIENTS, edge, demo, healthcheck, import_gguf, calibrate, keys, kvstore):
     frames.add(app, command)
 app.add_typer(adapters, name="adapters")
+app.add_typer(models, name="models")
 app.add_typer(token, name="token")
 app.add_typer(ray, name="ray")
 app.add_typer(cache, name="cache")

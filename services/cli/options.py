@@ -21,12 +21,12 @@ USUAL = "Usual options"
 # The groups of the help, in order; a setting that is in none stands last.
 GROUPS = {
     USUAL: (
-        *("model", "listen", "http", "served_model_name", "device", "dtype", "quantization"),
+        *("model", "models", "listen", "http", "served_model_name", "device", "dtype", "quantization"),
         *("max_model_len", "max_num_seqs", "gpu_memory_utilization"),
     ),
     "Access": ("api_key", "tls_cert", "tls_key", "tls_client_ca", "access_file", "insecure", "reflection"),
     "HTTP": ("allowed_origins", "allowed_hosts", "root_path", "access_log"),
-    "Model": ("revision", "calibration", "plugins", "batch_invariant", "enable_prompt_embeds"),
+    "Model": ("revision", "models_dir", "calibration", "plugins", "batch_invariant", "enable_prompt_embeds"),
     "Adapters": ("adapter_dir", "max_adapters", "adapter_bytes", "adapter_host_bytes", "adapter_turn_s"),
     "Scheduling": (
         *("max_num_batched_tokens", "max_num_pooling_tokens", "scheduling_policy", "priority_ageing_s"),

@@ -147,6 +147,11 @@ def model(found: control_pb2.Model) -> Json:
     }
 
 
+def alias(name: str, meant: control_pb2.Model) -> Json:
+    """Returns the entry of an alias in /v1/models; `meant` is one of the models that it stands for."""
+    return {**model(meant), "id": name, "root": meant.id}
+
+
 def adapter(name: str, base: control_pb2.Model) -> Json:
     """Returns the entry of an adapter in /v1/models, as vLLM has it."""
     return {**model(base), "id": name, "parent": base.id, "root": name}

@@ -26,7 +26,9 @@ class Information:
         """GET /v1/models."""
         found = await self._control.ListModels(control_pb2.ListModelsRequest(), metadata=metadata_of(request))
         adapters = [answers.adapter(name, one) for one in found.models for name in one.adapters]
-        return as_json({"object": "list", "data": [*(answers.model(one) for one in found.models), *adapters]})
+        named = {each.alias: one for one in found.models for each in one.aliases}
+        aliases = [answers.alias(name, one) for name, one in named.items()]
+        return as_json({"object": "list", "data": [*(answers.model(one) for one in found.models), *aliases, *adapters]})
 
     async def model(self, request: Request) -> Response:
         """GET /v1/models/{model}."""

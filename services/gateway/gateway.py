@@ -23,6 +23,7 @@ from sluice_server.services.gateway.calls.converse import Converse
 from sluice_server.services.gateway.calls.guard import Guard
 from sluice_server.services.gateway.calls.inference import Inference
 from sluice_server.services.gateway.calls.large import LargeRequestQueue
+from sluice_server.services.gateway.calls.models import ModelCalls
 from sluice_server.services.gateway.calls.peers import PeerGateways
 from sluice_server.services.gateway.calls.profile import ProfileCalls
 from sluice_server.services.gateway.connections.floods import floods
@@ -30,6 +31,7 @@ from sluice_server.services.gateway.connections.listener import PortListener
 from sluice_server.services.gateway.connections.memory import MallocTrim
 from sluice_server.services.gateway.contract.errors import draining
 from sluice_server.services.gateway.generation.service import GenerationService
+from sluice_server.services.gateway.models.known import KnownModels, OneModel
 from sluice_server.services.gateway.models.lane import Lane, Ring, Shared
 from sluice_server.services.gateway.models.operations import LaneOperations
 from sluice_server.services.gateway.models.registry import Models
@@ -80,6 +82,8 @@ class Gateway:
         self._listeners: list[PortListener] = []
         self._tasks: list[asyncio.Task[None]] = []
         self._was_serving: bool | None = None
+        self.on_published: Callable[[], None] = lambda: None  # whenever something may have changed
+        self.known: KnownModels = OneModel()
         self.port = 0
         self.vllm_port = 0  # of `vllm_listen`
 
@@ -90,6 +94,15 @@ class Gateway:
             return self.models.first.is_serving
         except ServiceError:
             return False
+
+    @property
+    def is_listening(self) -> bool:
+        """Whether it has started."""
+        return bool(self._tasks)
+
+    def nudge(self) -> None:
+        """Publishes a change at once."""
+        self._nudge.set()
 
     def open(self, name: str, settings: GatewaySettings, ring: Ring) -> Lane:
         """Opens a lane, whose model requests may name from now on."""
@@ -116,7 +129,8 @@ class Gateway:
             CacheCalls(operations, operations.engines),
         )
         control = Control(self._settings, self.models, self.drain)
-        return server.Handlers(inference, converse, control, *operators, adapter, observer, large)
+        models = ModelCalls(self.models, self.known)
+        return server.Handlers(inference, converse, control, models, *operators, adapter, observer, large)
 
     async def start(self) -> int:
         """Listens and begins to probe the rings; returns the port. Raises `ServiceError` LISTEN_FAILED."""
@@ -196,6 +210,7 @@ class Gateway:
     async def _publish(self) -> None:
         for lane in self.models:
             lane.publish()
+        self.on_published()
         serving = self.is_serving
         if serving is self._was_serving:
             return

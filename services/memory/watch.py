@@ -66,9 +66,12 @@ class MemoryWatch:
         """The level now."""
         return self._pressure.level
 
-    def begin(self) -> None:
-        """Starts the task that watches, on the running loop."""
+    def begin(self) -> bool:
+        """Starts the task that watches, on the running loop; returns False if it runs already."""
+        if self._task is not None:
+            return False
         self._task = asyncio.get_running_loop().create_task(self._run(), name="memory watch")
+        return True
 
     async def close(self) -> None:
         """Ends the task."""

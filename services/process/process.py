@@ -44,6 +44,7 @@ class Process:
         plugins: what the settings allow; only an engine loads them.
         engines: of the ring, as the settings say; read again when their file changes.
         on_engines: called then, with the new table.
+        beating: the next heartbeat, once it has started.
     """
 
     engine_config: EngineConfig
@@ -63,6 +64,7 @@ class Process:
     plugins: Plugins = NO_PLUGINS
     engines: WatchedFile[EngineTable] = dataclasses.field(default_factory=no_engines)
     on_engines: list[Callable[[EngineTable], None]] = dataclasses.field(default_factory=list)
+    beating: list[asyncio.TimerHandle] = dataclasses.field(default_factory=list)
 
     def record(self, envelope: Envelope, phase: Phase) -> None:
         """Record a span for a phase of a request."""
@@ -80,13 +82,13 @@ class Process:
         collecting took a tenth of a gateway's time.
         """
         self.contents.check()
-        gc.freeze()
+        if not gc.get_freeze_count():  # a gateway starts one stage for each model
+            gc.freeze()
         gc.set_threshold(GC_THRESHOLD, 50, 100)
         self.ring.on_operation = self.operations.handle
         self.ring.start(stage)
-        if self.memory is not None:
+        if self.memory is not None and self.memory.begin():
             self.metrics.collect_from(self.memory.figures)
-            self.memory.begin()
         self._beat(stage, time.monotonic())
 
     def _beat(self, stage: Stage, last_s: float) -> None:
@@ -102,7 +104,14 @@ class Process:
         if self.engines.refresh():
             for told in self.on_engines:
                 told(self.engines.value)
-        asyncio.get_running_loop().call_later(BEAT_S, self._beat, stage, now_s)
+        self.beating[:] = [asyncio.get_running_loop().call_later(BEAT_S, self._beat, stage, now_s)]
+
+    async def leave(self) -> None:
+        """Leaves the ring; the process may stay in others."""
+        if self.beating:
+            self.beating.pop().cancel()
+        await self.operations.close()
+        self.ring.stop()
 
     async def run(self, stage: Stage) -> int:
         """Run `stage` in the ring until the process is asked to stop. Returns the exit status."""

@@ -4,47 +4,31 @@ This is what `sluice serve --role …` runs, under a supervisor or alone in a co
 """
 
 import asyncio
-import logging
+import contextlib
 import signal
+from collections.abc import AsyncIterator, Mapping
 from typing import assert_never
 
 import setproctitle
 import uvloop
-import zmq
 
 from sluice_server.engine.config import EngineConfig
-from sluice_server.engine.errors import ServiceError
-from sluice_server.engine.images import ImageForm
-from sluice_server.engine.models.registry import read_served
-from sluice_server.engine.plugins.entry_points import find_plugins
 from sluice_server.engine.worker.host.torch_import import import_torch
-from sluice_server.services.checkpoint.digests import remembered
-from sluice_server.services.checkpoint.model_source import CheckpointFiles, resolve_model
-from sluice_server.services.config import WORKER, ServiceConfig, bad_setting, parse_peers
-from sluice_server.services.media.processor import FILE_LIMITS
-from sluice_server.services.media.serving import limits_for
+from sluice_server.services.config import WORKER, ServiceConfig, bad_setting
 from sluice_server.services.memory.watch import MemoryWatch
 from sluice_server.services.messages.processes import Role
-from sluice_server.services.process.engine_table import EngineTable, engines_of
 from sluice_server.services.process.heartbeat import Heartbeat
-from sluice_server.services.process.operations import Operations
+from sluice_server.services.process.joining import Common, join, read_files
 from sluice_server.services.process.process import Process
 from sluice_server.services.process.slices import SHORT_S, take_turns_of
 from sluice_server.services.process.supervised import die_with_supervisor
 from sluice_server.services.ring.figures import figures as ring_figures
-from sluice_server.services.ring.keys import load_keys
-from sluice_server.services.ring.loop import RingLoop
-from sluice_server.services.ring.peers import NEXT
 from sluice_server.services.telemetry import logs, names
 from sluice_server.services.telemetry.metrics import Metrics
 from sluice_server.services.telemetry.push import pushing
 from sluice_server.services.telemetry.tracing import Tracer, TraceSampling
 
-logger = logging.getLogger(__name__)
-
 LOSSES = (signal.SIGUSR1, signal.SIGUSR2)  # sent to gateways when a process died, or restarts as planned
-EXIT_OUTDATED = 75  # EX_TEMPFAIL: exit status of a process that is to be started again
-MIN_MESSAGE_BYTES = 4 << 20  # for headers, and for what a prompt of the smallest allowed size can become
 
 
 def run_role(engine_config: EngineConfig, config: ServiceConfig) -> int:
@@ -71,66 +55,59 @@ async def _run(engine_config: EngineConfig, config: ServiceConfig, role: Role, p
     loop = asyncio.get_running_loop()
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, stopping.set)
-    source = resolve_model(config.model, config.revision)
-    contents = CheckpointFiles(source, remembered(), with_weights=role is Role.ENGINE)
-    plugins = find_plugins(engine_config.plugins)
-    model = read_served(contents.directory, plugins.models)
-    engines = engines_of(config)
-    directory, most = contents.directory, config.max_prompt_bytes
-    limits = limits_for(engine_config, model, directory, most, plugins)
-    ring = join_ring(config, role, process_id, engines.value, limits.images)
-    ring.revision = contents.configuration
-    ring.on_mixed = lambda: leave_if_changed(contents)
     resource = {"service.name": names.SERVICE_NAME, "service.instance.id": process_id, names.ROLE: str(role)}
-    process = Process(
-        engine_config=engine_config,
-        config=config,
+    common = Common(
         role=role,
-        source=source,
-        contents=contents,
-        model=model,
-        limits=limits,
-        ring=ring,
+        process_id=process_id,
         tracer=Tracer.create(
             resource, config.otlp_endpoint, TraceSampling(config.trace_sample_ratio, config.trace_slow_s)
         ),
         metrics=Metrics(role, process_id),
         heart=open_heart(config, process_id),
         stopping=stopping,
-        operations=Operations(process_id, ring.leases, ring.emit),
         memory=MemoryWatch(config.memory_warn_share) if config.memory_watch else None,
-        plugins=plugins,
-        engines=engines,
     )
-    if role is Role.TOKENIZER:
-        process.on_engines.append(lambda table: connect(ring, table))
     try:
-        process.metrics.collect_from(lambda: ring_figures(ring))
-        process.metrics.collect_from(process.tracer.figures)
-        process.ring.on_keep = process.tracer.keep
-        process.serve_profiles()
-        if config.metrics_port:
-            from sluice_server.services.telemetry.prometheus import serve as serve_metrics  # loads an HTTP server
+        common.metrics.collect_from(common.tracer.figures)
+        if role is Role.GATEWAY:
+            from sluice_server.services.gateway import process as gateway  # loads grpc
 
-            serve_metrics(process.metrics, config.metrics_host, config.metrics_port)
-        async with pushing(process.metrics, resource, config.otlp_endpoint):
+            return await gateway.run(engine_config, config, common, lambda: _telling(config, common, resource))
+        return await _run_stage(engine_config, config, common, resource)
+    finally:
+        if common.memory is not None:
+            await common.memory.close()
+        common.heart.close()
+        common.tracer.shutdown()
+
+
+async def _run_stage(
+    engine_config: EngineConfig, config: ServiceConfig, common: Common, resource: Mapping[str, str]
+) -> int:
+    files = read_files(engine_config, config, with_weights=common.role is Role.ENGINE)
+    process = join(engine_config, config, files, common)
+    common.metrics.collect_from(lambda: ring_figures([process.ring]))
+    try:
+        async with _telling(config, common, resource):
             return await _body(process)
     finally:
-        await process.operations.close()
-        if process.memory is not None:
-            await process.memory.close()
-        process.ring.stop()
-        process.heart.close()
-        process.tracer.shutdown()
+        await process.leave()
+
+
+@contextlib.asynccontextmanager
+async def _telling(config: ServiceConfig, common: Common, resource: Mapping[str, str]) -> AsyncIterator[None]:
+    """Serves and sends the metrics of a process during the block."""
+    if config.metrics_port:
+        from sluice_server.services.telemetry.prometheus import serve as serve_metrics  # loads an HTTP server
+
+        serve_metrics(common.metrics, config.metrics_host, config.metrics_port)
+    async with pushing(common.metrics, resource, config.otlp_endpoint):
+        yield
 
 
 async def _body(process: Process) -> int:
     """Run the role's body. Imports are local: each process loads only what its role needs, such as torch or grpc."""
     match process.role:
-        case Role.GATEWAY:
-            from sluice_server.services.gateway import process as gateway
-
-            return await gateway.run(process)
         case Role.TOKENIZER:
             from sluice_server.services.tokenizer import process as tokenizer
 
@@ -144,59 +121,10 @@ async def _body(process: Process) -> int:
             from sluice_server.services.detokenizer import process as detokenizer
 
             return await detokenizer.run(process)
+        case Role.GATEWAY:
+            raise AssertionError("a gateway is in the rings of several models")
         case _:
             assert_never(process.role)
-
-
-def connect(ring: RingLoop, engines: EngineTable) -> None:
-    """Connect a tokenizer to the engines as they are now."""
-    try:
-        ring.change_peers({name: entry.address for name, entry in engines.items()})
-    except ServiceError as error:
-        logger.error("%s; the engines without a key get no requests from here", error.message)
-    logger.info("the engines are %s from now on", ", ".join(sorted(engines)))
-
-
-def join_ring(
-    config: ServiceConfig, role: Role, process_id: str, engines: EngineTable, images: ImageForm | None = None
-) -> RingLoop:
-    """Bind the inbox and connect to the peers of the next role. Raises ServiceError naming the setting at fault."""
-    if not config.inbox:
-        raise bad_setting("inbox", "is needed with --role: where this process listens, tcp://host:port or ipc://path")
-    tables = {
-        Role.GATEWAY: config.gateway_peers,
-        Role.TOKENIZER: config.tokenizer_peers,
-        Role.DETOKENIZER: config.detokenizer_peers,
-    }
-    following = NEXT[role]
-    if following is Role.ENGINE:
-        peers = {name: entry.address for name, entry in engines.items()}
-    else:
-        peers = parse_peers(following, tables[following])
-    if not peers:
-        raise bad_setting(f"{following}_peers", f"is needed by a {role}: id=address of every {following}")
-    plain = [address for address in (config.inbox, *peers.values()) if address.startswith("tcp://")]
-    if plain and not config.ring_keys:
-        raise bad_setting("ring_keys", f"is needed for {plain[0]}: TCP is always encrypted; `sluice keys` makes them")
-    keys = load_keys(config.ring_keys, process_id) if plain else None
-    # A prompt's bytes can become four bytes each as token ids; everything else is far smaller.
-    max_message_bytes = MIN_MESSAGE_BYTES + 4 * config.max_prompt_bytes
-    if images is not None:  # as files, and as pixels
-        max_message_bytes += images.max_images * max(FILE_LIMITS.max_bytes, images.most_bytes)
-    try:
-        return RingLoop(role, process_id, config.inbox, peers, max_message_bytes, keys)
-    except (zmq.ZMQError, OSError) as error:
-        raise bad_setting("inbox", f"cannot listen on {config.inbox}: {error.strerror}") from error
-
-
-def leave_if_changed(contents: CheckpointFiles) -> None:
-    """End this process if its model files were replaced since it read them. Called when the ring's processes serve
-    different revisions. Raises SystemExit EXIT_OUTDATED, and the supervisor starts the process again with the new
-    files."""
-    if contents.is_changed():
-        path = contents.path
-        logger.warning("%s was replaced since this process read it, and others serve another revision: ending", path)
-        raise SystemExit(EXIT_OUTDATED)
 
 
 def open_heart(config: ServiceConfig, process_id: str) -> Heartbeat:

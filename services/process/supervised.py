@@ -9,6 +9,7 @@ SUPERVISOR_PID = "SLUICE_SUPERVISOR_PID"  # set by a supervisor; this process mu
 READY_FD = "SLUICE_READY_FD"  # number of an inherited pipe's file, which gets a line whenever this process serves again
 GROUP_EPOCH = "SLUICE_GROUP_EPOCH"  # set by a supervisor: the number of this start of a group of ranks
 ENGINES = "engines"  # how a gateway's line about engines begins
+LANES = "lanes"  # and its line about models
 PR_SET_PDEATHSIG = 1
 
 
@@ -24,6 +25,13 @@ def say_engines(process_id: str, serving: Iterable[str], drained: Iterable[str])
     """Tell the supervisor, if there is one, which engines serve, and which have no request left."""
     if READY_FD in os.environ:
         line = f"{ENGINES} {process_id} {','.join(sorted(serving))};{','.join(sorted(drained))}\n"
+        os.write(int(os.environ[READY_FD]), line.encode())
+
+
+def say_lanes(process_id: str, serving: Iterable[str], drained: Iterable[str]) -> None:
+    """Tell the supervisor, if there is one, which lanes serve, and which of those that leave have nothing open."""
+    if READY_FD in os.environ:
+        line = f"{LANES} {process_id} {','.join(sorted(serving))};{','.join(sorted(drained))}\n"
         os.write(int(os.environ[READY_FD]), line.encode())
 
 

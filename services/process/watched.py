@@ -28,6 +28,11 @@ class WatchedFile(Generic[_T]):
         self._stamp = self._now()
         self.value = load()
 
+    @property
+    def is_followed(self) -> bool:
+        """Whether there are files that may change."""
+        return bool(self._paths)
+
     def refresh(self) -> bool:
         """Read again if a file changed. Returns whether there is a new value."""
         with self._lock:

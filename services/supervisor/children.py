@@ -23,6 +23,7 @@ class Child:
         role: its role in the ring; None for an edge, outside of it, and for a rank that is no engine.
         command: that of `sluice`.
         group: names the processes that start and end together; empty for one that is alone.
+        lane: of a model that comes and goes; empty for a process that the service cannot be without.
     """
 
     process_id: str
@@ -30,6 +31,7 @@ class Child:
     environment: Mapping[str, str]
     command: str = "serve"
     group: str = ""
+    lane: str = ""
 
 
 class Running:

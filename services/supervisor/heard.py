@@ -1,6 +1,8 @@
 """What gateways and edges tell their supervisor, line by line over a pipe."""
 
-from sluice_server.services.process.supervised import ENGINES
+from collections.abc import Callable
+
+from sluice_server.services.process.supervised import ENGINES, LANES
 from sluice_server.services.supervisor.scale import UNKNOWN, EngineStates
 
 
@@ -10,19 +12,31 @@ class Heard:
     Attributes:
         serving: gateways that admit requests while every engine serves, and edges that listen.
         address: of the gateway that said last that it serves, and its model's revision.
+        on_lanes: gets what a gateway says of lanes: its name, those that serve, those that have nothing open.
     """
 
     def __init__(self) -> None:
         self.serving: set[str] = set()
         self.address = ""
+        self.on_lanes: Callable[[str, frozenset[str], frozenset[str]], None] = lambda gateway, serving, drained: None
         self._states: dict[str, EngineStates] = {}  # of engines, by gateway
+        self._rest = ""  # the beginning of a line
+
+    def lines(self, data: bytes) -> list[str]:
+        """Returns the whole lines of what was read."""
+        *whole, self._rest = (self._rest + data.decode()).split("\n")
+        return whole
 
     def take(self, line: str, *, is_gateway: bool) -> bool:
         """Takes a line; returns whether it says that its process serves. `is_gateway`: whether a gateway said so."""
         what, name, rest = line.split(maxsplit=2)
-        if what == ENGINES:
-            serving, _, drained = rest.partition(";")
-            self._states[name] = EngineStates(frozenset(serving.split(",")), frozenset(drained.split(",")))
+        if what in (ENGINES, LANES):
+            first, _, second = rest.partition(";")
+            told = frozenset(filter(None, first.split(","))), frozenset(filter(None, second.split(",")))
+            if what == LANES:
+                self.on_lanes(name, *told)
+            else:
+                self._states[name] = EngineStates(*told)
             return False
         self.serving.add(name)
         if is_gateway:

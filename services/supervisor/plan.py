@@ -11,55 +11,67 @@ from sluice_server.services.config import KV_COST, WORKER, ServiceConfig, parse_
 from sluice_server.services.messages.processes import EngineRole, Role
 from sluice_server.services.process.edge_settings import EDGE, edge_of
 from sluice_server.services.process.edge_settings import to_environment as edge_environment
+from sluice_server.services.process.lane_ring import address_of, lane_settings, ring_of
 from sluice_server.services.process.listening import SOCKET_SUFFIX, UNIX, bound, socket_path, split
+from sluice_server.services.process.model_table import FIRST, LaneEntry, names_of
 from sluice_server.services.process.socket_file import SocketFile
 from sluice_server.services.ranks.settings import ranks_here
 from sluice_server.services.supervisor.children import Child
 
-ENGINES_FILE = "engines.toml"  # in the run directory; see `services.process.engine_table`
-
-
-def address_of(directory: Path, name: str) -> str:
-    """Returns the inbox of a process of the ring."""
-    return f"ipc://{directory}/{name}"
+PORTS_OF_LANE = 100  # metrics ports from those of one lane to those of the next
 
 
 def plan_children(engine: EngineConfig, service: ServiceConfig, directory: Path) -> list[Child]:
-    """Returns every process with its environment; the engine first, as it takes longest to start."""
-    counts = {
-        Role.ENGINE: service.engines,
-        Role.GATEWAY: service.gateways,
-        Role.TOKENIZER: service.tokenizers,
-        Role.DETOKENIZER: service.detokenizers,
-    }
-    ids = {role: [f"{role}-{i}" for i in range(num)] for role, num in counts.items()}
+    """Returns every process of a service with one model; the engine first, as it takes longest to start."""
     service = ring_of(service, directory)
+    children = _engines(engine, service, directory, FIRST, 0)
+    children += plan_gateways(engine, service, directory, len(children))
+    children += _others(engine, service, directory, FIRST, len(children))
+    return [*children, *plan_edges(service, directory, len(children))]
+
+
+def plan_fronts(engine: EngineConfig, service: ServiceConfig, directory: Path) -> list[Child]:
+    """Returns the processes of a service that belong to no model: gateways and edges."""
+    children = plan_gateways(engine, ring_of(service, directory), directory, 0)
+    return [*children, *plan_edges(service, directory, len(children))]
+
+
+def plan_lane(
+    engine: EngineConfig, service: ServiceConfig, directory: Path, lane: str, entry: LaneEntry
+) -> list[Child]:
+    """Returns the processes of a lane; the engine first."""
+    engine, service = lane_settings(engine, service, directory, lane, entry)
+    at = PORTS_OF_LANE * (1 + int(lane.removeprefix("m")))
+    children = _engines(engine, service, directory, lane, at)
+    children += _others(engine, service, directory, lane, at + len(children))
+    return [dataclasses.replace(child, lane=lane) for child in children]
+
+
+def _engines(engine: EngineConfig, service: ServiceConfig, directory: Path, lane: str, at: int) -> list[Child]:
     children: list[Child] = []
-    for role, names in ids.items():
-        for name in names:
-            if role is Role.ENGINE:
-                children += plan_engine(engine, service, directory, name, len(children))
-            else:
-                own = own_of(service, role, name, directory, len(children))
-                children.append(Child(name, role, to_environment(_reporting(engine, service), own)))
-    return [*children, *_edges(service, directory, len(children))]
+    for name in names_of(lane, Role.ENGINE, service.engines):
+        children += plan_engine(engine, service, directory, name, at + len(children))
+    return children
 
 
-def ring_of(service: ServiceConfig, directory: Path) -> ServiceConfig:
-    """Returns the settings with the peers of every process: engines in a file, as they join and leave."""
+def plan_gateways(engine: EngineConfig, service: ServiceConfig, directory: Path, at: int) -> list[Child]:
+    """Returns the gateways; `service` is what `ring_of` gives."""
+    return _of_role(engine, service, directory, Role.GATEWAY, names_of(FIRST, Role.GATEWAY, service.gateways), at)
 
-    def peers(role: Role, num: int) -> str:
-        names = [f"{role}-{at}" for at in range(num)]
-        return ",".join(f"{name}={address_of(directory, name)}" for name in names)
 
-    return dataclasses.replace(
-        service,
-        gateway_peers=peers(Role.GATEWAY, service.gateways),
-        tokenizer_peers=peers(Role.TOKENIZER, service.tokenizers),
-        detokenizer_peers=peers(Role.DETOKENIZER, service.detokenizers),
-        engine_peers="",
-        engines_file=str(directory / ENGINES_FILE),
-    )
+def _others(engine: EngineConfig, service: ServiceConfig, directory: Path, lane: str, at: int) -> list[Child]:
+    tokenizers = names_of(lane, Role.TOKENIZER, service.tokenizers)
+    detokenizers = names_of(lane, Role.DETOKENIZER, service.detokenizers)
+    made = _of_role(engine, service, directory, Role.TOKENIZER, tokenizers, at)
+    return [*made, *_of_role(engine, service, directory, Role.DETOKENIZER, detokenizers, at + len(made))]
+
+
+def _of_role(
+    engine: EngineConfig, service: ServiceConfig, directory: Path, role: Role, names: tuple[str, ...], at: int
+) -> list[Child]:
+    owns = [own_of(service, role, name, directory, at + num) for num, name in enumerate(names)]
+    environments = [to_environment(_reporting(engine, service), own) for own in owns]
+    return [Child(name, role, environment) for name, environment in zip(names, environments, strict=True)]
 
 
 def own_of(service: ServiceConfig, role: Role, name: str, directory: Path, at: int) -> ServiceConfig:
@@ -119,8 +131,9 @@ def share_of(engine: EngineConfig, num: int, name: str) -> EngineConfig:
     return dataclasses.replace(engine, threads=threads, disk_cache_dir=folder)
 
 
-def _edges(service: ServiceConfig, directory: Path, num_before: int) -> list[Child]:
-    """Returns an edge in front of each gateway, which it reaches by the gateway's Unix socket."""
+def plan_edges(service: ServiceConfig, directory: Path, num_before: int) -> list[Child]:
+    """Returns an edge in front of each gateway, which it reaches by the gateway's Unix socket. `num_before`: processes
+    that have ports before theirs."""
     own = dataclasses.replace(service, heartbeat_dir=str(directory))
     made = []
     for at in range(service.gateways if service.http else 0):

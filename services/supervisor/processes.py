@@ -1,10 +1,12 @@
 """The processes of a service as its supervisor knows them; those of engines join and leave."""
 
+import contextlib
 import signal
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
+from sluice_server.services.process import absences
 from sluice_server.services.supervisor.children import Child, Running
 
 
@@ -88,6 +90,11 @@ class Processes:
             else:
                 self.forget(child)
 
+    def dismiss_lane(self, lane: str) -> None:
+        """Asks the processes of a lane to exit; they are not started again."""
+        for engine in {child.engine for child in self.all if child.child.lane == lane}:
+            self.dismiss(engine)
+
     def is_there(self, engine: str) -> bool:
         """Whether a process of the engine is left."""
         return bool(self._of(engine))
@@ -96,5 +103,24 @@ class Processes:
         """Takes out a process that has ended for good."""
         self.all.remove(child)
 
+    def tell_loss(self, directory: Path, *, is_planned: bool) -> None:
+        """Tells gateways that a process of a ring is gone. `is_planned`: somebody asked for it, and no request is to
+        blame."""
+        with contextlib.suppress(OSError):  # without names, gateways take the whole ring for lost
+            absences.write(directory, self.absent)
+        for gateway in self.gateways:
+            gateway.signal(signal.SIGUSR2 if is_planned else signal.SIGUSR1)
+
     def _of(self, engine: str) -> list[Running]:
         return [child for child in self.all if child.engine == engine]
+
+
+def end(children: Sequence[Running], seconds: float, number: signal.Signals, num_stops: Callable[[], int]) -> None:
+    """Sends a signal and waits `seconds` for the processes to exit. A further stop signal ends the wait."""
+    before = num_stops()
+    for child in children:
+        child.signal(number)
+    end_s = time.monotonic() + seconds
+    for child in children:
+        while child.is_running and time.monotonic() < end_s and num_stops() == before:
+            child.wait(0.02)

@@ -1,6 +1,7 @@
 """Implements `sluice serve`: checks the settings, makes the run directory and runs the supervisor."""
 
 import dataclasses
+import functools
 import secrets
 import shlex
 import sys
@@ -8,25 +9,24 @@ import time
 from pathlib import Path
 
 from sluice_server.engine.config import EngineConfig
-from sluice_server.engine.models.config import read_head_config
-from sluice_server.engine.models.registry import read_served
-from sluice_server.engine.parallel.options import shape_of
-from sluice_server.engine.plugins.entry_points import find_plugins
-from sluice_server.services.checkpoint.model_source import DEMO, resolve_draft, resolve_model
+from sluice_server.services.checkpoint.model_source import DEMO, directory_of, resolve_model
 from sluice_server.services.checkpoint.packaged import SMOLLM2
+from sluice_server.services.checks.models import check_files
 from sluice_server.services.checks.settings import check
 from sluice_server.services.config import ServiceConfig, bad_setting
 from sluice_server.services.gateway.access.identity import access_of, as_digest, read_access
 from sluice_server.services.gateway.access.tls_files import files_of
-from sluice_server.services.media.serving import limits_for
 from sluice_server.services.process.edge_settings import check_http, url
 from sluice_server.services.process.listening import UNIX, check_plaintext, check_vllm, split
+from sluice_server.services.process.model_table import ModelTable
 from sluice_server.services.ranks.settings import check_ranks
 from sluice_server.services.supervisor.directory import run_directory
-from sluice_server.services.supervisor.plan import free_address, plan_children
+from sluice_server.services.supervisor.first_models import of_file, of_one
+from sluice_server.services.supervisor.lanes import Lanes
+from sluice_server.services.supervisor.plan import free_address, plan_children, plan_fronts, plan_lane
 from sluice_server.services.supervisor.restarts import Restarts
 from sluice_server.services.supervisor.scale import EngineFile, EngineScale
-from sluice_server.services.supervisor.supervisor import Supervisor
+from sluice_server.services.supervisor.supervisor import Moving, Supervisor
 from sluice_server.services.supervisor.wakeups import STOP, wakeups
 
 EMBEDDED = (
@@ -52,28 +52,38 @@ def supervise(engine: EngineConfig, service: ServiceConfig) -> int:
     check_vllm(service)
     if service.engines_file:
         raise bad_setting("engines_file", "is for --role; here SIGTTIN and SIGTTOU to this process add and end engines")
-    source, is_embedded = resolve_model(service.model, service.revision), service.model == DEMO
-    check_models(source.directory, engine, service)
     service = dataclasses.replace(
         service,
-        model=str(source.path),
-        revision=source.label,
-        served_model_name=service.served_model_name or source.name,
         listen=free_address(service.listen),
         http=free_address(service.http, "http") if service.http else "",
         vllm_listen=free_address(service.vllm_listen) if service.vllm_listen else "",
         api_key=tuple(map(as_digest, service.api_key)),  # the processes need no key itself
         peer_secret=service.peer_secret or (secrets.token_hex(32) if service.gateways > 1 else ""),
     )
+    if service.models:
+        return _run(engine, service, of_file(engine, service), "")
+    source, is_embedded = resolve_model(service.model, service.revision), service.model == DEMO
+    check_files(source.directory, engine, service)
+    service = dataclasses.replace(
+        service,
+        model=str(source.path),
+        revision=source.label,
+        served_model_name=service.served_model_name or source.name,
+    )
+    return _run(engine, service, of_one(service), EMBEDDED if is_embedded else "")
+
+
+def _run(engine: EngineConfig, service: ServiceConfig, table: ModelTable, hint: str) -> int:
+    """Run a service with these models until it is asked to stop. `hint` follows the line that it serves."""
     start = time.monotonic()
 
     def on_ready(ready: str) -> None:
         address, revision = ready.split()
         took = time.monotonic() - start
         http = f", on {url(service.http, has_tls=bool(service.tls_cert))}" if service.http else ""
-        line = f"sluice: serving {service.served_model_name} (revision {revision}) on {address}{http}"
+        line = f"sluice: serving {_named(table, revision)} on {address}{http}"
         line += f", ready in {took:.1f} s"
-        print(line + (EMBEDDED if is_embedded else ""), flush=True)  # at once: who waits may read one line and leave
+        print(line + hint, flush=True)  # at once: who waits may read one line and leave
 
     def complain(text: str) -> None:
         print(text, file=sys.stderr, flush=True)
@@ -82,12 +92,27 @@ def supervise(engine: EngineConfig, service: ServiceConfig) -> int:
     with wakeups(signals), run_directory() as directory:
         if any(number in STOP for number in signals):
             return 0
-        children = plan_children(engine, service, directory.path)
-        scale = EngineScale(EngineFile(engine, service, directory.path, len(children)), complain, service.grace_s)
+        path = directory.path
+        scale = None
+        if service.models:
+            children, back = plan_fronts(engine, service, path), Path(service.models)
+        else:
+            children, back = plan_children(engine, service, path), directory_of(Path(service.model))
+            scale = EngineScale(EngineFile(engine, service, path, len(children)), complain, service.grace_s)
         save_s = engine.disk_cache_save_s if engine.disk_cache_dir else 0.0
-        restarts = Restarts(service.max_restarts, save_s=save_s, way_back=way_back(source.directory))
-        supervisor = Supervisor(children, COMMAND, directory, restarts, complain, scale)
+        restarts = Restarts(service.max_restarts, save_s=save_s, way_back=way_back(back))
+        plan = functools.partial(plan_lane, engine, service, path)
+        lanes = Lanes(plan, path, complain, service.max_restarts, table)
+        supervisor = Supervisor(children, COMMAND, directory, restarts, complain, Moving(scale, lanes))
         return supervisor.run(on_ready, service.grace_s, signals)
+
+
+def _named(table: ModelTable, revision: str) -> str:
+    """Returns what a service serves, for operators."""
+    models = [entry.model for entry in table.lanes.values()]
+    if len(models) == 1:
+        return f"{models[0]} (revision {revision})"
+    return f"{', '.join(models)} (by default {table.default}, revision {revision})"
 
 
 def check_access(service: ServiceConfig) -> None:
@@ -100,17 +125,6 @@ def check_access(service: ServiceConfig) -> None:
         from sluice_server.services.gateway.access.tls import read  # loads grpc, which a supervisor needs for this only
 
         read(files)
-
-
-def check_models(directory: Path, engine: EngineConfig, service: ServiceConfig) -> None:
-    """Check the configuration files of the checkpoint and of the draft once, before any process starts. Raises
-    ServiceError."""
-    model = read_served(directory, find_plugins(engine.plugins).models)
-    limits_for(engine, model, directory, service.max_prompt_bytes)
-    shape_of(engine).check(model)
-    if engine.draft_model:
-        draft = resolve_draft(engine.draft_model, engine.speculation)
-        (read_head_config if engine.speculation == "eagle" else read_served)(draft.directory)
 
 
 def way_back(model: Path) -> tuple[str, str]:

@@ -9,18 +9,21 @@ is told. It handles processes and signals only.
 """
 
 import contextlib
+import dataclasses
 import os
 import selectors
 import signal
 import time
 from collections.abc import Callable
 
-from sluice_server.services.process import absences
+from sluice_server.services.process.model_commands import Answer, Command
 from sluice_server.services.supervisor.children import Child, Running
+from sluice_server.services.supervisor.command_socket import CommandSocket
 from sluice_server.services.supervisor.directory import RunDirectory
 from sluice_server.services.supervisor.exit_lines import exit_line
 from sluice_server.services.supervisor.heard import Heard, name_in
-from sluice_server.services.supervisor.processes import Processes
+from sluice_server.services.supervisor.lanes import Lanes
+from sluice_server.services.supervisor.processes import Processes, end
 from sluice_server.services.supervisor.restarts import Restarts
 from sluice_server.services.supervisor.scale import EngineScale
 from sluice_server.services.supervisor.wakeups import FEWER, MORE, RESTART, STOP, wakeups
@@ -30,6 +33,17 @@ POLL_S = 0.25  # to read heartbeats, and in case a SIGCHLD is missed
 PAUSED_S = 2.0  # a longer gap between two polls: this process was stopped, and perhaps the children too
 LAST_WORDS_S = 2.0  # what gateways get to report the end of the service to their clients
 NEVER_S = float("-inf")
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Moving:
+    """What joins and leaves while a service runs: engines of one model, and models."""
+
+    engines: EngineScale | None = None
+    lanes: Lanes | None = None
+
+
+NOTHING = Moving()
 
 
 class Supervisor:
@@ -42,13 +56,16 @@ class Supervisor:
         directory: RunDirectory,
         restarts: Restarts,
         say: Callable[[str], None],
-        scale: EngineScale | None = None,
+        moving: Moving = NOTHING,
     ) -> None:
-        """`directory` is the run's own; `say` prints lines for operators. `scale` lets engines join and leave."""
+        """`directory` is the run's own; `say` prints lines for operators. `moving`: what joins and leaves."""
         self._ready_read, self._ready_write = os.pipe()
         self._processes = Processes(children, command, directory.path, self._ready_write, restarts.leave_s)
-        self._scale = scale
+        self._scale, self._lanes = moving.engines, moving.lanes
+        self._commands = None if self._lanes is None else CommandSocket(directory.path)
         self._heard = Heard()
+        if self._lanes is not None:
+            self._heard.on_lanes = self._lanes.heard
         self._directory = directory
         self._restarts = restarts
         self._say = say
@@ -77,8 +94,13 @@ class Supervisor:
             cleanup.callback(self._kill_all)
             selector.register(wake, selectors.EVENT_READ)
             selector.register(self._ready_read, selectors.EVENT_READ)
+            if self._commands is not None:
+                cleanup.callback(self._commands.close)
+                selector.register(self._commands.fileno, selectors.EVENT_READ)
             for child in self._processes.all:
                 child.start_at_s = self._started_s
+            if self._lanes is not None:
+                self._lanes.start(self._started_s, self._processes)
             return self._watch(selector, on_ready, grace_s)
 
     def _watch(self, selector: selectors.BaseSelector, on_ready: Callable[[str], None], grace_s: float) -> int:
@@ -96,24 +118,42 @@ class Supervisor:
     def _look(self, selector: selectors.BaseSelector, on_ready: Callable[[str], None]) -> None:
         """Wait for an event, or for `POLL_S`, and read what gateways report."""
         for key, _ in selector.select(POLL_S):
+            if self._commands is not None and key.fd == self._commands.fileno:
+                self._commands.take(self._carry_out)
+                continue
             data = os.read(key.fd, 4096)
             if key.fd == self._ready_read:
-                self._hear(data.decode(), on_ready)
+                self._hear(self._heard.lines(data), on_ready)
         now_s = time.monotonic()
+        if self._lanes is not None:
+            self._lanes.turn(now_s, {one.name for one in self._processes.gateways}, self._processes)
         if now_s - self._looked_s > PAUSED_S:
             self._awake_since_s = now_s
         self._looked_s = now_s
         mended = self._directory.mend()
         if mended:
             self._say(f"sluice: {mended}")
-            if self._scale is not None:
-                self._scale.rewrite()
+            self._rewrite(selector)
 
-    def _hear(self, lines: str, on_ready: Callable[[str], None]) -> None:
+    def _rewrite(self, selector: selectors.BaseSelector) -> None:
+        """Make anew what was in the run directory."""
+        if self._scale is not None:
+            self._scale.rewrite()
+        if self._lanes is not None and self._commands is not None:
+            self._lanes.write()
+            selector.unregister(self._commands.fileno)
+            self._commands.reopen()
+            selector.register(self._commands.fileno, selectors.EVENT_READ)
+
+    def _carry_out(self, command: Command) -> Answer:
+        assert self._lanes is not None, "commands are about lanes"
+        return self._lanes.carry_out(command, time.monotonic(), self._processes)
+
+    def _hear(self, lines: list[str], on_ready: Callable[[str], None]) -> None:
         """Handle lines of gateways, which report that they admit requests, at first and after every loss of a process
         of the ring, and which engines serve; and of edges, when they listen."""
         now_s = time.monotonic()
-        for line in lines.splitlines():
+        for line in lines:
             is_gateway = any(name_in(line) == gateway.name for gateway in self._processes.gateways)
             if not self._heard.take(line, is_gateway=is_gateway):
                 continue
@@ -164,30 +204,39 @@ class Supervisor:
             self._processes.dismiss(child.engine)  # the other ranks of its group
             return True
         is_planned = child is self._leaving
+        if self._lanes is not None and self._lanes.owns(child):
+            self._leaving = None if is_planned else self._leaving
+            self._lanes.ended(child, how, now_s, self._processes, is_planned=is_planned)
+            self._processes.tell_loss(self._directory.path, is_planned=is_planned or child.was_asked)
+            return True
         if is_planned:
             self._leaving, self._returning = None, child
             child.start_at_s = now_s
-        elif not self._was_ready:
-            self._say(f"sluice: {how}, before the service was ready; the service ends")
+        elif not self._start_again(child, how, now_s):
             return False
-        else:
-            wait_s = self._restarts.wait_s(child.name, now_s)
-            back = (*self._restarts.way_back, self._restarts.left(child.name)) if child is self._returning else None
-            self._say(exit_line(child, how, wait_s, back))
-            if wait_s is None:
-                return False
-            child.start_at_s = now_s + wait_s
+        assert child.start_at_s is not None
         self._processes.end_group(child, child.start_at_s)
         self._lost_at_s = now_s if self._lost_at_s is None else self._lost_at_s
         if child in self._processes.inner:
             self._heard.serving -= {gateway.name for gateway in self._processes.gateways}
-            with contextlib.suppress(OSError):  # without names, gateways take the whole ring for lost
-                absences.write(self._directory.path, self._processes.absent)
-            for gateway in self._processes.gateways:  # no request is to blame for an end that somebody asked for
-                gateway.signal(signal.SIGUSR2 if is_planned or child.was_asked else signal.SIGUSR1)
+            self._processes.tell_loss(self._directory.path, is_planned=is_planned or child.was_asked)
         else:
             self._heard.ended(child.name)
+            if self._lanes is not None:
+                self._lanes.gateway_ended(child.name)
         return True
+
+    def _start_again(self, child: Running, how: str, now_s: float) -> bool:
+        """Schedule the next start of a process that the service cannot be without. Returns False if there is none."""
+        if not self._was_ready:
+            self._say(f"sluice: {how}, before the service was ready; the service ends")
+            return False
+        wait_s = self._restarts.wait_s(child.name, now_s)
+        back = (*self._restarts.way_back, self._restarts.left(child.name)) if child is self._returning else None
+        self._say(exit_line(child, how, wait_s, back))
+        if wait_s is not None:
+            child.start_at_s = now_s + wait_s
+        return wait_s is not None
 
     def _kill_what_does_not_serve(self) -> None:
         """Kill the newest process if the service does not serve within `return_s` of its start. That counts as its
@@ -195,7 +244,8 @@ class Supervisor:
         if self._lost_at_s is None or not self._was_ready:
             return
         listening = [edge for edge in self._processes.edges if edge.name in self._heard.serving]
-        newest = max((one for one in self._processes.all if one not in listening), key=lambda child: child.started_s)
+        spared = {*listening, *(one for one in self._processes.all if one.child.lane)}
+        newest = max((one for one in self._processes.all if one not in spared), key=lambda child: child.started_s)
         if newest.started_s < self._lost_at_s:
             return  # no process was started since the loss
         if time.monotonic() - max(newest.started_s, self._awake_since_s) > self._restarts.return_s:
@@ -210,6 +260,8 @@ class Supervisor:
                 self._leaving.kill_for("did not leave")
             return
         if not self._was_ready or self._lost_at_s is not None or (self._scale is not None and self._scale.is_busy):
+            return
+        if self._lanes is not None and not self._lanes.is_settled:
             return
         child = self._next_to_restart()
         if child is not None:
@@ -236,8 +288,8 @@ class Supervisor:
 
     def _give_up(self) -> int:
         """Let gateways end open requests as UNAVAILABLE, and edges tell their clients; then end everything."""
-        self._end(self._processes.gateways, LAST_WORDS_S, signal.SIGQUIT)
-        self._end(self._processes.edges, LAST_WORDS_S, signal.SIGTERM)
+        end(self._processes.gateways, LAST_WORDS_S, signal.SIGQUIT, self._num_stops)
+        end(self._processes.edges, LAST_WORDS_S, signal.SIGTERM, self._num_stops)
         return 1
 
     def _drain(self, selector: selectors.BaseSelector, grace_s: float) -> int:
@@ -258,18 +310,8 @@ class Supervisor:
                 if not self._mend(self._processes.inner):
                     return self._give_up()
                 self._roll()
-        self._end(self._processes.inner, TERMINATE_S + self._restarts.save_s, signal.SIGTERM)
+        end(self._processes.inner, TERMINATE_S + self._restarts.save_s, signal.SIGTERM, self._num_stops)
         return 0
-
-    def _end(self, children: list[Running], seconds: float, number: signal.Signals) -> None:
-        """Send a signal and wait `seconds` for the processes to exit. A further stop signal ends the wait."""
-        num_stops = self._num_stops()
-        for child in children:
-            child.signal(number)
-        end_s = time.monotonic() + seconds
-        for child in children:
-            while child.is_running and time.monotonic() < end_s and self._num_stops() == num_stops:
-                child.wait(0.02)
 
     def _num_stops(self) -> int:
         return sum(number in STOP for number in self._signals)

@@ -11,7 +11,7 @@ import pytest
 from sluice.v1 import control_pb2, inference_pb2, types_pb2
 
 from sluice_server.services.gateway.contract.status import DETAILS_KEY
-from sluice_server.services.process.roles import EXIT_OUTDATED
+from sluice_server.services.process.joining import EXIT_OUTDATED
 from tests.faults.faulty import faults
 from tests.system.roles import four_roles
 from tests.system.service import Service, serve, spec, wait_until

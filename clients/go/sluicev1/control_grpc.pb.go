@@ -21,10 +21,19 @@ type ControlServiceClient interface {
 	ListModels(ctx context.Context, in *ListModelsRequest, opts ...grpc.CallOption) (*ListModelsResponse, error)
 	// Describes one model.
 	GetModel(ctx context.Context, in *GetModelRequest, opts ...grpc.CallOption) (*GetModelResponse, error)
-	// Loads a model and answers when it is ready.
+	// Loads a model into processes of its own, beside those that are served, and answers when it has made a token.
+	// WatchModels tells how far it is. The load goes on if the call ends. A second call for a model that is being loaded
+	// waits for the same load. FAILED_PRECONDITION with the reason if its processes end before it serves: nothing of it is
+	// kept then.
 	LoadModel(ctx context.Context, in *LoadModelRequest, opts ...grpc.CallOption) (*LoadModelResponse, error)
-	// Unloads a model when its running generations have ended.
+	// Unloads a model when its running generations have ended, and answers then. No new requests reach it meanwhile.
+	// FAILED_PRECONDITION for one that an alias stands for, for the default, and for the one of a server of one model.
 	UnloadModel(ctx context.Context, in *UnloadModelRequest, opts ...grpc.CallOption) (*UnloadModelResponse, error)
+	// Makes a name stand for a model, or for several with weights: a canary, and the way back. Running generations end
+	// with the model that they began with. Without targets the alias is forgotten.
+	SetAlias(ctx context.Context, in *SetAliasRequest, opts ...grpc.CallOption) (*SetAliasResponse, error)
+	// Streams all models: now, and whenever one of them changes.
+	WatchModels(ctx context.Context, in *WatchModelsRequest, opts ...grpc.CallOption) (ControlService_WatchModelsClient, error)
 	// Loads an adapter from the server's folder of adapters into every engine that serves, names it, and answers when it
 	// is ready. A name that is taken goes to the new adapter; running generations end with the one that they began with.
 	// UNIMPLEMENTED where the server was not started with --max-adapters. A folder that is no adapter of the model is
@@ -108,6 +117,47 @@ func (c *controlServiceClient) UnloadModel(ctx context.Context, in *UnloadModelR
 	return out, nil
 }
 
+func (c *controlServiceClient) SetAlias(ctx context.Context, in *SetAliasRequest, opts ...grpc.CallOption) (*SetAliasResponse, error) {
+	out := new(SetAliasResponse)
+	err := c.cc.Invoke(ctx, "/sluice.v1.ControlService/SetAlias", in, out, opts...)
+	if err != nil {
+		return nil, err
+	}
+	return out, nil
+}
+
+func (c *controlServiceClient) WatchModels(ctx context.Context, in *WatchModelsRequest, opts ...grpc.CallOption) (ControlService_WatchModelsClient, error) {
+	stream, err := c.cc.NewStream(ctx, &_ControlService_serviceDesc.Streams[0], "/sluice.v1.ControlService/WatchModels", opts...)
+	if err != nil {
+		return nil, err
+	}
+	x := &controlServiceWatchModelsClient{stream}
+	if err := x.ClientStream.SendMsg(in); err != nil {
+		return nil, err
+	}
+	if err := x.ClientStream.CloseSend(); err != nil {
+		return nil, err
+	}
+	return x, nil
+}
+
+type ControlService_WatchModelsClient interface {
+	Recv() (*WatchModelsResponse, error)
+	grpc.ClientStream
+}
+
+type controlServiceWatchModelsClient struct {
+	grpc.ClientStream
+}
+
+func (x *controlServiceWatchModelsClient) Recv() (*WatchModelsResponse, error) {
+	m := new(WatchModelsResponse)
+	if err := x.ClientStream.RecvMsg(m); err != nil {
+		return nil, err
+	}
+	return m, nil
+}
+
 func (c *controlServiceClient) LoadAdapter(ctx context.Context, in *LoadAdapterRequest, opts ...grpc.CallOption) (*LoadAdapterResponse, error) {
 	out := new(LoadAdapterResponse)
 	err := c.cc.Invoke(ctx, "/sluice.v1.ControlService/LoadAdapter", in, out, opts...)
@@ -154,7 +204,7 @@ func (c *controlServiceClient) GetLoad(ctx context.Context, in *GetLoadRequest, 
 }
 
 func (c *controlServiceClient) WatchLoad(ctx context.Context, in *WatchLoadRequest, opts ...grpc.CallOption) (ControlService_WatchLoadClient, error) {
-	stream, err := c.cc.NewStream(ctx, &_ControlService_serviceDesc.Streams[0], "/sluice.v1.ControlService/WatchLoad", opts...)
+	stream, err := c.cc.NewStream(ctx, &_ControlService_serviceDesc.Streams[1], "/sluice.v1.ControlService/WatchLoad", opts...)
 	if err != nil {
 		return nil, err
 	}
@@ -186,7 +236,7 @@ func (x *controlServiceWatchLoadClient) Recv() (*WatchLoadResponse, error) {
 }
 
 func (c *controlServiceClient) GetTokenizer(ctx context.Context, in *GetTokenizerRequest, opts ...grpc.CallOption) (ControlService_GetTokenizerClient, error) {
-	stream, err := c.cc.NewStream(ctx, &_ControlService_serviceDesc.Streams[1], "/sluice.v1.ControlService/GetTokenizer", opts...)
+	stream, err := c.cc.NewStream(ctx, &_ControlService_serviceDesc.Streams[2], "/sluice.v1.ControlService/GetTokenizer", opts...)
 	if err != nil {
 		return nil, err
 	}
@@ -218,7 +268,7 @@ func (x *controlServiceGetTokenizerClient) Recv() (*GetTokenizerResponse, error)
 }
 
 func (c *controlServiceClient) SubscribeKvEvents(ctx context.Context, in *SubscribeKvEventsRequest, opts ...grpc.CallOption) (ControlService_SubscribeKvEventsClient, error) {
-	stream, err := c.cc.NewStream(ctx, &_ControlService_serviceDesc.Streams[2], "/sluice.v1.ControlService/SubscribeKvEvents", opts...)
+	stream, err := c.cc.NewStream(ctx, &_ControlService_serviceDesc.Streams[3], "/sluice.v1.ControlService/SubscribeKvEvents", opts...)
 	if err != nil {
 		return nil, err
 	}
@@ -250,7 +300,7 @@ func (x *controlServiceSubscribeKvEventsClient) Recv() (*SubscribeKvEventsRespon
 }
 
 func (c *controlServiceClient) Drain(ctx context.Context, in *DrainRequest, opts ...grpc.CallOption) (ControlService_DrainClient, error) {
-	stream, err := c.cc.NewStream(ctx, &_ControlService_serviceDesc.Streams[3], "/sluice.v1.ControlService/Drain", opts...)
+	stream, err := c.cc.NewStream(ctx, &_ControlService_serviceDesc.Streams[4], "/sluice.v1.ControlService/Drain", opts...)
 	if err != nil {
 		return nil, err
 	}
@@ -282,7 +332,7 @@ func (x *controlServiceDrainClient) Recv() (*DrainResponse, error) {
 }
 
 func (c *controlServiceClient) ResizeCache(ctx context.Context, in *ResizeCacheRequest, opts ...grpc.CallOption) (ControlService_ResizeCacheClient, error) {
-	stream, err := c.cc.NewStream(ctx, &_ControlService_serviceDesc.Streams[4], "/sluice.v1.ControlService/ResizeCache", opts...)
+	stream, err := c.cc.NewStream(ctx, &_ControlService_serviceDesc.Streams[5], "/sluice.v1.ControlService/ResizeCache", opts...)
 	if err != nil {
 		return nil, err
 	}
@@ -314,7 +364,7 @@ func (x *controlServiceResizeCacheClient) Recv() (*ResizeCacheResponse, error) {
 }
 
 func (c *controlServiceClient) ClearCache(ctx context.Context, in *ClearCacheRequest, opts ...grpc.CallOption) (ControlService_ClearCacheClient, error) {
-	stream, err := c.cc.NewStream(ctx, &_ControlService_serviceDesc.Streams[5], "/sluice.v1.ControlService/ClearCache", opts...)
+	stream, err := c.cc.NewStream(ctx, &_ControlService_serviceDesc.Streams[6], "/sluice.v1.ControlService/ClearCache", opts...)
 	if err != nil {
 		return nil, err
 	}
@@ -346,7 +396,7 @@ func (x *controlServiceClearCacheClient) Recv() (*ClearCacheResponse, error) {
 }
 
 func (c *controlServiceClient) Profile(ctx context.Context, in *ProfileRequest, opts ...grpc.CallOption) (ControlService_ProfileClient, error) {
-	stream, err := c.cc.NewStream(ctx, &_ControlService_serviceDesc.Streams[6], "/sluice.v1.ControlService/Profile", opts...)
+	stream, err := c.cc.NewStream(ctx, &_ControlService_serviceDesc.Streams[7], "/sluice.v1.ControlService/Profile", opts...)
 	if err != nil {
 		return nil, err
 	}
@@ -385,10 +435,19 @@ type ControlServiceServer interface {
 	ListModels(context.Context, *ListModelsRequest) (*ListModelsResponse, error)
 	// Describes one model.
 	GetModel(context.Context, *GetModelRequest) (*GetModelResponse, error)
-	// Loads a model and answers when it is ready.
+	// Loads a model into processes of its own, beside those that are served, and answers when it has made a token.
+	// WatchModels tells how far it is. The load goes on if the call ends. A second call for a model that is being loaded
+	// waits for the same load. FAILED_PRECONDITION with the reason if its processes end before it serves: nothing of it is
+	// kept then.
 	LoadModel(context.Context, *LoadModelRequest) (*LoadModelResponse, error)
-	// Unloads a model when its running generations have ended.
+	// Unloads a model when its running generations have ended, and answers then. No new requests reach it meanwhile.
+	// FAILED_PRECONDITION for one that an alias stands for, for the default, and for the one of a server of one model.
 	UnloadModel(context.Context, *UnloadModelRequest) (*UnloadModelResponse, error)
+	// Makes a name stand for a model, or for several with weights: a canary, and the way back. Running generations end
+	// with the model that they began with. Without targets the alias is forgotten.
+	SetAlias(context.Context, *SetAliasRequest) (*SetAliasResponse, error)
+	// Streams all models: now, and whenever one of them changes.
+	WatchModels(*WatchModelsRequest, ControlService_WatchModelsServer) error
 	// Loads an adapter from the server's folder of adapters into every engine that serves, names it, and answers when it
 	// is ready. A name that is taken goes to the new adapter; running generations end with the one that they began with.
 	// UNIMPLEMENTED where the server was not started with --max-adapters. A folder that is no adapter of the model is
@@ -443,6 +502,12 @@ func (UnimplementedControlServiceServer) LoadModel(context.Context, *LoadModelRe
 }
 func (UnimplementedControlServiceServer) UnloadModel(context.Context, *UnloadModelRequest) (*UnloadModelResponse, error) {
 	return nil, status.Errorf(codes.Unimplemented, "method UnloadModel not implemented")
+}
+func (UnimplementedControlServiceServer) SetAlias(context.Context, *SetAliasRequest) (*SetAliasResponse, error) {
+	return nil, status.Errorf(codes.Unimplemented, "method SetAlias not implemented")
+}
+func (UnimplementedControlServiceServer) WatchModels(*WatchModelsRequest, ControlService_WatchModelsServer) error {
+	return status.Errorf(codes.Unimplemented, "method WatchModels not implemented")
 }
 func (UnimplementedControlServiceServer) LoadAdapter(context.Context, *LoadAdapterRequest) (*LoadAdapterResponse, error) {
 	return nil, status.Errorf(codes.Unimplemented, "method LoadAdapter not implemented")
@@ -562,6 +627,45 @@ func _ControlService_UnloadModel_Handler(srv interface{}, ctx context.Context, d
 		return srv.(ControlServiceServer).UnloadModel(ctx, req.(*UnloadModelRequest))
 	}
 	return interceptor(ctx, in, info, handler)
+}
+
+func _ControlService_SetAlias_Handler(srv interface{}, ctx context.Context, dec func(interface{}) error, interceptor grpc.UnaryServerInterceptor) (interface{}, error) {
+	in := new(SetAliasRequest)
+	if err := dec(in); err != nil {
+		return nil, err
+	}
+	if interceptor == nil {
+		return srv.(ControlServiceServer).SetAlias(ctx, in)
+	}
+	info := &grpc.UnaryServerInfo{
+		Server:     srv,
+		FullMethod: "/sluice.v1.ControlService/SetAlias",
+	}
+	handler := func(ctx context.Context, req interface{}) (interface{}, error) {
+		return srv.(ControlServiceServer).SetAlias(ctx, req.(*SetAliasRequest))
+	}
+	return interceptor(ctx, in, info, handler)
+}
+
+func _ControlService_WatchModels_Handler(srv interface{}, stream grpc.ServerStream) error {
+	m := new(WatchModelsRequest)
+	if err := stream.RecvMsg(m); err != nil {
+		return err
+	}
+	return srv.(ControlServiceServer).WatchModels(m, &controlServiceWatchModelsServer{stream})
+}
+
+type ControlService_WatchModelsServer interface {
+	Send(*WatchModelsResponse) error
+	grpc.ServerStream
+}
+
+type controlServiceWatchModelsServer struct {
+	grpc.ServerStream
+}
+
+func (x *controlServiceWatchModelsServer) Send(m *WatchModelsResponse) error {
+	return x.ServerStream.SendMsg(m)
 }
 
 func _ControlService_LoadAdapter_Handler(srv interface{}, ctx context.Context, dec func(interface{}) error, interceptor grpc.UnaryServerInterceptor) (interface{}, error) {
@@ -822,6 +926,10 @@ var _ControlService_serviceDesc = grpc.ServiceDesc{
 			Handler:    _ControlService_UnloadModel_Handler,
 		},
 		{
+			MethodName: "SetAlias",
+			Handler:    _ControlService_SetAlias_Handler,
+		},
+		{
 			MethodName: "LoadAdapter",
 			Handler:    _ControlService_LoadAdapter_Handler,
 		},
@@ -843,6 +951,11 @@ var _ControlService_serviceDesc = grpc.ServiceDesc{
 		},
 	},
 	Streams: []grpc.StreamDesc{
+		{
+			StreamName:    "WatchModels",
+			Handler:       _ControlService_WatchModels_Handler,
+			ServerStreams: true,
+		},
 		{
 			StreamName:    "WatchLoad",
 			Handler:       _ControlService_WatchLoad_Handler,

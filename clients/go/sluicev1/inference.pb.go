@@ -2159,7 +2159,7 @@ type TokenizeRequest struct {
 	sizeCache     protoimpl.SizeCache
 	unknownFields protoimpl.UnknownFields
 
-	// Id of the model. Absent: the server's only model. At most 256 bytes.
+	// Id of the model, or an alias. Absent: the server's default model. At most 256 bytes.
 	Model *string `protobuf:"bytes,1,opt,name=model,proto3,oneof" json:"model,omitempty"`
 	// The revision that must answer. Absent: the one that is served. At most 128 bytes.
 	Revision *string `protobuf:"bytes,2,opt,name=revision,proto3,oneof" json:"revision,omitempty"`
@@ -2395,7 +2395,7 @@ type DetokenizeRequest struct {
 	sizeCache     protoimpl.SizeCache
 	unknownFields protoimpl.UnknownFields
 
-	// Id of the model. Absent: the server's only model. At most 256 bytes.
+	// Id of the model, or an alias. Absent: the server's default model. At most 256 bytes.
 	Model *string `protobuf:"bytes,1,opt,name=model,proto3,oneof" json:"model,omitempty"`
 	// The revision that must answer. Absent: the one that is served. At most 128 bytes.
 	Revision *string `protobuf:"bytes,2,opt,name=revision,proto3,oneof" json:"revision,omitempty"`
@@ -2538,7 +2538,7 @@ type EmbedRequest struct {
 	sizeCache     protoimpl.SizeCache
 	unknownFields protoimpl.UnknownFields
 
-	// Id of the model. Absent: the server's only model. At most 256 bytes.
+	// Id of the model, or an alias. Absent: the server's default model. At most 256 bytes.
 	Model *string `protobuf:"bytes,1,opt,name=model,proto3,oneof" json:"model,omitempty"`
 	// The revision that must answer. Absent: the one that is served. At most 128 bytes.
 	Revision *string `protobuf:"bytes,2,opt,name=revision,proto3,oneof" json:"revision,omitempty"`
@@ -2934,7 +2934,7 @@ type ClassifyRequest struct {
 	sizeCache     protoimpl.SizeCache
 	unknownFields protoimpl.UnknownFields
 
-	// Id of the model. Absent: the server's only model. At most 256 bytes.
+	// Id of the model, or an alias. Absent: the server's default model. At most 256 bytes.
 	Model *string `protobuf:"bytes,1,opt,name=model,proto3,oneof" json:"model,omitempty"`
 	// The revision that must answer. Absent: the one that is served. At most 128 bytes.
 	Revision *string `protobuf:"bytes,2,opt,name=revision,proto3,oneof" json:"revision,omitempty"`
@@ -3163,7 +3163,7 @@ type RerankRequest struct {
 	sizeCache     protoimpl.SizeCache
 	unknownFields protoimpl.UnknownFields
 
-	// Id of the model. Absent: the server's only model. At most 256 bytes.
+	// Id of the model, or an alias. Absent: the server's default model. At most 256 bytes.
 	Model *string `protobuf:"bytes,1,opt,name=model,proto3,oneof" json:"model,omitempty"`
 	// The revision that must answer. Absent: the one that is served. At most 128 bytes.
 	Revision *string `protobuf:"bytes,2,opt,name=revision,proto3,oneof" json:"revision,omitempty"`
@@ -3403,7 +3403,7 @@ type ScoreRequest struct {
 	sizeCache     protoimpl.SizeCache
 	unknownFields protoimpl.UnknownFields
 
-	// Id of the model. Absent: the server's only model. At most 256 bytes.
+	// Id of the model, or an alias. Absent: the server's default model. At most 256 bytes.
 	Model *string `protobuf:"bytes,1,opt,name=model,proto3,oneof" json:"model,omitempty"`
 	// The revision that must answer. Absent: the one that is served. At most 128 bytes.
 	Revision *string `protobuf:"bytes,2,opt,name=revision,proto3,oneof" json:"revision,omitempty"`

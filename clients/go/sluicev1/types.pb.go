@@ -451,7 +451,7 @@ type GenerationSpec struct {
 	sizeCache     protoimpl.SizeCache
 	unknownFields protoimpl.UnknownFields
 
-	// Id of the model. Absent: the server's only model; INVALID_ARGUMENT if it serves several. At most 256 bytes.
+	// Id of the model, or an alias. Absent: the server's default model. At most 256 bytes.
 	Model *string `protobuf:"bytes,1,opt,name=model,proto3,oneof" json:"model,omitempty"`
 	// The revision of the model that must answer; NOT_FOUND if another one is served. Absent: the one that is served.
 	// At most 128 bytes.

@@ -8,11 +8,10 @@ from typing import Any
 from google.protobuf.timestamp_pb2 import Timestamp
 from sluice.v1 import control_pb2
 
-from sluice_server.engine.errors import ServiceError, invalid
-from sluice_server.services.gateway.access.identity import CALLER
+from sluice_server.engine.errors import ServiceError
 from sluice_server.services.gateway.access.metadata import Context
-from sluice_server.services.gateway.calls.adapters import MAX_NAMED, AdapterCalls
-from sluice_server.services.gateway.calls.described import features, model_message, server_limits
+from sluice_server.services.gateway.calls.adapters import AdapterCalls
+from sluice_server.services.gateway.calls.described import features, server_limits
 from sluice_server.services.gateway.calls.load import whole_load
 from sluice_server.services.gateway.calls.refusal import refuse
 from sluice_server.services.gateway.contract.durations import to_seconds
@@ -20,8 +19,7 @@ from sluice_server.services.gateway.models.lane import Lane
 from sluice_server.services.gateway.models.registry import Models
 from sluice_server.services.gateway.settings import GatewaySettings
 
-SCHEMA_REVISION = 18
-MAX_PAGE, DEFAULT_PAGE = 1000, 100
+SCHEMA_REVISION = 19
 MIN_INTERVAL_S, MAX_INTERVAL_S = 0.1, 3600.0  # intervals of WatchLoad
 MAX_GRACE_S = 24 * 3600.0
 DRAIN_INTERVAL_S = 0.25  # between two reports of Drain
@@ -39,26 +37,6 @@ class Control:
         self._drain = drain
         self._draining: asyncio.Task[None] | None = None
         self._start_time = Timestamp(seconds=int(time.time()))
-
-    async def list_models(
-        self, request: control_pb2.ListModelsRequest, context: Context
-    ) -> control_pb2.ListModelsResponse:
-        """ListModels: returns a page of the models, by id."""
-        size = request.page_size if request.HasField("page_size") else DEFAULT_PAGE
-        if not 1 <= size <= MAX_PAGE:
-            await refuse(context, invalid("page_size", f"{size} is not in [1, {MAX_PAGE}]"))
-        after = request.page_token
-        ids = sorted(one.id for one in self._models)
-        if after and after not in ids:
-            await refuse(context, invalid("page_token", "is not one that this server gave out"))
-        left = [name for name in ids if name > after]
-        models = [one for name in left[:size] if (one := self._models.of(name)) is not None]
-        token = left[size - 1] if len(left) > size else ""
-        return control_pb2.ListModelsResponse(models=map(self._model, models), next_page_token=token)
-
-    async def get_model(self, request: control_pb2.GetModelRequest, context: Context) -> control_pb2.GetModelResponse:
-        """GetModel: returns the model of that name; NOT_FOUND for any other name."""
-        return control_pb2.GetModelResponse(model=self._model(await self._known(request.model, context)))
 
     async def get_tokenizer(self, request: control_pb2.GetTokenizerRequest, context: Context) -> None:
         """GetTokenizer: writes the files as a zip in chunks; NOT_FOUND for a model that is not served."""
@@ -138,8 +116,3 @@ class Control:
         except ServiceError as error:
             await refuse(context, error)
             raise
-
-    def _model(self, one: Lane) -> control_pb2.Model:
-        state = control_pb2.MODEL_STATE_READY if one.is_serving else control_pb2.MODEL_STATE_LOADING
-        names = one.named_adapters.names(CALLER.get().tenant)[:MAX_NAMED]
-        return model_message(one.manager.settings, one.loads.any_report, state, names)

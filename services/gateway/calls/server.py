@@ -25,6 +25,7 @@ from sluice_server.services.gateway.calls.converse import Converse
 from sluice_server.services.gateway.calls.guard import Guard
 from sluice_server.services.gateway.calls.inference import Inference
 from sluice_server.services.gateway.calls.large import LargeRequestQueue
+from sluice_server.services.gateway.calls.models import ModelCalls
 from sluice_server.services.gateway.calls.profile import ProfileCalls
 from sluice_server.services.gateway.calls.refusal import turn_away
 from sluice_server.services.gateway.calls.serialized import serialized
@@ -69,6 +70,7 @@ class Handlers:
     inference: Inference
     converse: Converse
     control: Control
+    models: ModelCalls
     profiles: ProfileCalls
     caches: CacheCalls
     adapter: OpenInference
@@ -79,7 +81,7 @@ class Handlers:
         """Returns the services with their tables."""
         tables = (
             (INFERENCE, inference_table(self)),
-            (CONTROL, control_table(self.control, self.profiles, self.caches)),
+            (CONTROL, control_table(self.control, self.models, self.profiles, self.caches)),
             (OIP, self.adapter.table()),
         )
         return Services(tables, self.observer, self.large)
@@ -176,11 +178,17 @@ def inference_table(handlers: Handlers) -> Mapping[str, Behaviour]:
     }
 
 
-def control_table(control: Control, profiles: ProfileCalls, caches: CacheCalls) -> Mapping[str, Behaviour]:
+def control_table(
+    control: Control, models: ModelCalls, profiles: ProfileCalls, caches: CacheCalls
+) -> Mapping[str, Behaviour]:
     """Returns the implemented methods of ControlService and their handlers."""
     return {
-        "ListModels": control.list_models,
-        "GetModel": control.get_model,
+        "ListModels": models.list_models,
+        "GetModel": models.get,
+        "LoadModel": models.load,
+        "UnloadModel": models.unload,
+        "SetAlias": models.set_alias,
+        "WatchModels": models.watch,
         "GetServerInfo": control.get_server_info,
         "GetLoad": control.get_load,
         "WatchLoad": control.watch_load,

@@ -114,6 +114,13 @@ class Lane:
         """The model's name in requests."""
         return self.manager.settings.model.id
 
+    def answer_to(self, aliases: frozenset[str]) -> None:
+        """Lets requests give the model these names, too."""
+        settings = self.manager.settings
+        if settings.model.aliases != aliases:
+            model = dataclasses.replace(settings.model, aliases=aliases)
+            self.manager.settings = dataclasses.replace(settings, model=model)
+
     def handle(self, message: Message) -> None:
         """Handles a message from the ring, without waiting. Raises TypeError for a type that gateways do not take."""
         self.progress += 1

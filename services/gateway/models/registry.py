@@ -16,6 +16,7 @@ from sluice_server.services.gateway.generation.detached import DetachedSessions
 from sluice_server.services.gateway.requests.books import Books
 from sluice_server.services.gateway.requests.manager import RequestManager
 from sluice_server.services.gateway.settings import ModelInfo
+from sluice_server.services.process.model_table import LaneEntry, LaneState
 
 MOST_NAMED = 16  # models that an error names
 SHARES = 1 << 32
@@ -48,14 +49,14 @@ class Models(Generic[_L]):
         books: what the requests of all of them share.
         default: the name that a request without one has; "" for the first model.
         aliases: the models that each alias stands for, by their ids.
-        absent: by id, why a model that the service has is not served here.
+        facts: by id, what the service says of each model that it has.
     """
 
     def __init__(self, lanes: Mapping[str, _L], books: Books) -> None:
         self.books = books
         self.default = ""
         self.aliases: Aliases = {}
-        self.absent: Mapping[str, str] = {}
+        self.facts: Mapping[str, LaneEntry] = {}
         self._lanes = lanes
 
     def __iter__(self) -> Iterator[_L]:
@@ -86,6 +87,7 @@ class Models(Generic[_L]):
             found = [one for one in having if wanted in self.aliases or _info(one).id == wanted] or found
         elif revision:
             found = [one for one in found if has_revision(one, revision)]
+        found = [one for one in found if not self._has_failed(one)]
         if not found:
             raise self._unknown(wanted)
         return found[0] if len(found) == 1 else self._by_weight(wanted, found, key)
@@ -125,12 +127,15 @@ class Models(Generic[_L]):
                 return one
         raise AssertionError("a share below the sum of the weights is within one of them")
 
+    def _has_failed(self, one: Served) -> bool:
+        """Whether a model's processes end again and again, and no request can be sent to it."""
+        fact = self.facts.get(_info(one).id)
+        return fact is not None and fact.state is LaneState.FAILED and one.manager.refusal is not None
+
     def _unknown(self, name: str) -> ServiceError:
-        why = self.absent.get(name) or next(
-            (self.absent[one] for one in self.aliases.get(name, ()) if one in self.absent), None
-        )
-        if why is not None:
-            text = f"model {name!r} is not served at present: {why}"
+        fact = next((self.facts[one] for one in (name, *self.aliases.get(name, ())) if one in self.facts), None)
+        if fact is not None:
+            text = f"model {name!r} is not served at present: {fact.why or 'its files cannot be read by this gateway'}"
             details = {"model": name}
             return ServiceError(Code.UNAVAILABLE, "MODEL_UNAVAILABLE", text, details=details, retry_after_s=1.0)
         return unknown_model(name, [*self.ids(), *self.aliases])

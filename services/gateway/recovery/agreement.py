@@ -67,6 +67,7 @@ class Agreement:
 
     def _adopt(self, model: ModelInfo, limits: Limits) -> None:
         """Serves this model from now on. Open requests of another revision end."""
+        model = dataclasses.replace(model, aliases=self._manager.settings.model.aliases)
         self._manager.settings = dataclasses.replace(self._manager.settings, model=model, limits=limits)
         for request in self._manager.requests:
             if request.envelope.revision != model.revision:

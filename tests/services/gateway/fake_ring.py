@@ -190,10 +190,13 @@ async def running(
     observer: Observer | None = None,
     channel_options: tuple[tuple[str, int], ...] = (),
     wait: bool = True,
+    prepare: Callable[[Gateway], None] = lambda gateway: None,
 ) -> AsyncIterator[Rig]:
+    """`prepare` gets the gateway before it listens."""
     ring = FakeRing()
     gateway = Gateway(chosen, observer)
     lane = ring.opened(gateway, chosen)
+    prepare(gateway)
     port = await gateway.start()
     local = (("grpc.use_local_subchannel_pool", 1), *channel_options)
     async with grpc.aio.insecure_channel(f"127.0.0.1:{port}", options=local) as channel:

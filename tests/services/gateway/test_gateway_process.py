@@ -5,7 +5,8 @@ import asyncio
 import grpc
 import pytest
 
-from sluice_server.services.gateway.process import OTHER_FILES, end_at_once, most_connections
+from sluice_server.services.gateway.opening import OTHER_FILES, most_connections
+from sluice_server.services.gateway.process import end_at_once
 from tests.services.gateway.fake_ring import running, stream_request, text_of
 
 

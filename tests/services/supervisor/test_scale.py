@@ -16,7 +16,7 @@ from sluice_server.services.supervisor.children import Child
 from sluice_server.services.supervisor.directory import RunDirectory
 from sluice_server.services.supervisor.restarts import Restarts
 from sluice_server.services.supervisor.scale import UNKNOWN, EngineFile, EngineScale, EngineStates
-from sluice_server.services.supervisor.supervisor import Supervisor
+from sluice_server.services.supervisor.supervisor import Moving, Supervisor
 
 GRACE_S, RETURN_S = 30.0, 60.0
 ENGINE = EngineConfig(device="cpu", threads=1)
@@ -209,7 +209,7 @@ def test_signals_add_and_end_engines(tmp_path: Path) -> None:
     os.environ["RUNS"] = str(tmp_path)  # of the engine that the plan makes
     try:
         command = (sys.executable, "-c", SCALED)
-        supervisor = Supervisor(children, command, RunDirectory(tmp_path), Restarts(8), say, scale)
+        supervisor = Supervisor(children, command, RunDirectory(tmp_path), Restarts(8), say, Moving(scale))
         deadline = threading.Timer(60.0, os.kill, (os.getpid(), signal.SIGTERM))
         deadline.start()
         assert supervisor.run(lambda line: signal.raise_signal(signal.SIGTTIN), grace_s=1.0) == 0

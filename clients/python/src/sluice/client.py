@@ -2,7 +2,7 @@
 
 import time
 import weakref
-from collections.abc import Callable, Generator, Sequence
+from collections.abc import Callable, Generator, Mapping, Sequence
 from types import TracebackType
 from typing import Self, TypeVar, Unpack
 
@@ -13,6 +13,9 @@ from sluice.attempts import Attempts
 from sluice.completion import Completion
 from sluice.embeddings import Embeddings, EmbedOptions, Input, embed_request
 from sluice.errors import from_rpc
+from sluice.models import LoadModelOptions, alias_request
+from sluice.models import load_request as load_model_request
+from sluice.models import unload_request as unload_model_request
 from sluice.pool import Pool
 from sluice.profiles import ProfileOptions, profile_request
 from sluice.progress import Progress
@@ -175,6 +178,23 @@ class Client:
         request = control_pb2.ListModelsRequest()
         found = self._unary(lambda line: line.control.ListModels, request, timeout_s)
         return list(found.models)
+
+    def load_model(
+        self, model: str, *, timeout_s: float | None = None, **options: Unpack[LoadModelOptions]
+    ) -> control_pb2.Model:
+        """Loads a model beside those that are served, and waits until it serves."""
+        request = load_model_request(model, options)
+        found = self._unary(lambda line: line.control.LoadModel, request, timeout_s)
+        return found.model
+
+    def unload_model(self, model: str, *, grace_s: float | None = None, timeout_s: float | None = None) -> None:
+        """Unloads a model. Its generations may continue for `grace_s` seconds, or until they end."""
+        request = unload_model_request(model, grace_s)
+        self._unary(lambda line: line.control.UnloadModel, request, timeout_s)
+
+    def set_alias(self, alias: str, weights: Mapping[str, int], *, timeout_s: float | None = None) -> None:
+        """Makes a name stand for these models, by weight; without any, it is forgotten."""
+        self._unary(lambda line: line.control.SetAlias, alias_request(alias, weights), timeout_s)
 
     def load_adapter(
         self,

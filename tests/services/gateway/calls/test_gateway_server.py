@@ -50,20 +50,20 @@ async def test_every_handler_is_a_coroutine_function() -> None:
         handlers = rig.gateway.handlers()
         tables = {
             **server.inference_table(handlers),
-            **server.control_table(handlers.control, handlers.profiles, handlers.caches),
+            **server.control_table(handlers.control, handlers.models, handlers.profiles, handlers.caches),
             **handlers.adapter.table(),
             "x": server.refusal("x", functools.partial(turn_away, rig.gateway.observer, "x")),
         }
         assert [name for name, handler in tables.items() if not inspect.iscoroutinefunction(handler)] == []
 
 
-async def test_rpcs_that_are_not_built_say_so() -> None:
+async def test_models_are_loaded_under_a_supervisor_only() -> None:
     async with running() as rig:
         for call in (
-            rig.control.LoadModel(control_pb2.LoadModelRequest()),
-            rig.control.UnloadModel(control_pb2.UnloadModelRequest()),
+            rig.control.UnloadModel(control_pb2.UnloadModelRequest(model="toy")),
+            rig.control.SetAlias(control_pb2.SetAliasRequest(alias="a")),
         ):
-            with pytest.raises(grpc.aio.AioRpcError) as caught:
+            with pytest.raises(grpc.aio.AioRpcError, match="under a supervisor only") as caught:
                 await call
             assert caught.value.code() == grpc.StatusCode.UNIMPLEMENTED
 

@@ -61,8 +61,8 @@ async def test_scopes_per_method(tmp_path: Path) -> None:
         assert await status_of(rig.control.GetLoad(load, metadata=bearer("g"))) == NOT_ALLOWED
         assert await status_of(rig.stub.Generate(unary_request(), metadata=bearer("c"))) == NOT_ALLOWED
         assert await status_of(rig.control.LoadModel(model, metadata=bearer("c"))) == NOT_ALLOWED
-        unbuilt = (grpc.StatusCode.UNIMPLEMENTED, "FEATURE_UNSUPPORTED")
-        assert await status_of(rig.control.LoadModel(model, metadata=bearer("a"))) == unbuilt
+        invalid = (grpc.StatusCode.INVALID_ARGUMENT, "INVALID_PARAMETER")
+        assert await status_of(rig.control.LoadModel(model, metadata=bearer("a"))) == invalid
 
 
 @pytest.mark.parametrize(

@@ -240,4 +240,4 @@ async def run(walk: Walk, edge: Edge) -> None:
         await walk.bad(fields)
     await walk.rig.stub.Generate(unary_request())  # whatever was asked, the next good request is served
     assert walk.rig.lane.manager.books.admission.num_requests == 0
-    assert len(asyncio.all_tasks()) < 50
+    assert len(asyncio.all_tasks()) < 60  # one for each method waits for calls

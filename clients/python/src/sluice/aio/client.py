@@ -1,7 +1,7 @@
 """The client for asyncio: `generate`, `stream`, `converse`, and the calls that answer once."""
 
 import time
-from collections.abc import AsyncGenerator, Callable, Sequence
+from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
 from types import TracebackType
 from typing import Self, TypeVar, Unpack
 
@@ -15,6 +15,9 @@ from sluice.attempts import Attempts
 from sluice.completion import Completion
 from sluice.embeddings import Embeddings, EmbedOptions, Input, embed_request
 from sluice.errors import from_rpc
+from sluice.models import LoadModelOptions, alias_request
+from sluice.models import load_request as load_model_request
+from sluice.models import unload_request as unload_model_request
 from sluice.pool import Pool
 from sluice.profiles import ProfileOptions, profile_request
 from sluice.progress import Progress
@@ -178,6 +181,23 @@ class AsyncClient:
         request = control_pb2.ListModelsRequest()
         found = await self._unary(lambda line: line.control.ListModels, request, timeout_s)
         return list(found.models)
+
+    async def load_model(
+        self, model: str, *, timeout_s: float | None = None, **options: Unpack[LoadModelOptions]
+    ) -> control_pb2.Model:
+        """Loads a model beside those that are served, and waits until it serves."""
+        request = load_model_request(model, options)
+        found = await self._unary(lambda line: line.control.LoadModel, request, timeout_s)
+        return found.model
+
+    async def unload_model(self, model: str, *, grace_s: float | None = None, timeout_s: float | None = None) -> None:
+        """Unloads a model. Its generations may continue for `grace_s` seconds, or until they end."""
+        request = unload_model_request(model, grace_s)
+        await self._unary(lambda line: line.control.UnloadModel, request, timeout_s)
+
+    async def set_alias(self, alias: str, weights: Mapping[str, int], *, timeout_s: float | None = None) -> None:
+        """Makes a name stand for these models, by weight; without any, it is forgotten."""
+        await self._unary(lambda line: line.control.SetAlias, alias_request(alias, weights), timeout_s)
 
     async def load_adapter(
         self,

@@ -443,6 +443,12 @@ class Model(_message.Message):
     CREATE_TIME_FIELD_NUMBER: _builtins.int
     TASKS_FIELD_NUMBER: _builtins.int
     EMBEDDING_WIDTH_FIELD_NUMBER: _builtins.int
+    ALIASES_FIELD_NUMBER: _builtins.int
+    FAILURE_FIELD_NUMBER: _builtins.int
+    OPEN_REQUESTS_FIELD_NUMBER: _builtins.int
+    MEMORY_BYTES_FIELD_NUMBER: _builtins.int
+    PINNED_FIELD_NUMBER: _builtins.int
+    PROCESSES_FIELD_NUMBER: _builtins.int
     id: _builtins.str
     """Id by which requests name the model. At most 256 bytes."""
     revision: _builtins.str
@@ -469,6 +475,14 @@ class Model(_message.Message):
     """
     embedding_width: _builtins.int
     """Components of a vector of Embed; 0 without it."""
+    failure: _builtins.str
+    """Why it is MODEL_STATE_FAILED, or was started again last; empty without a failure. At most 1,024 bytes."""
+    open_requests: _builtins.int
+    """Open requests at the gateway that answered."""
+    memory_bytes: _builtins.int
+    """Memory of its processes; what processes share is counted in parts. 0: unknown, as they run elsewhere."""
+    pinned: _builtins.bool
+    """It is never unloaded to make room for another one."""
     @_builtins.property
     def eos_token_ids(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
         """Ids that end an output unless ignore_eos. At most 64."""
@@ -488,6 +502,14 @@ class Model(_message.Message):
     @_builtins.property
     def tasks(self) -> _containers.RepeatedScalarFieldContainer[Global___ModelTask.ValueType]:
         """What it can be asked for. At most 16."""
+
+    @_builtins.property
+    def aliases(self) -> _containers.RepeatedCompositeFieldContainer[Global___ModelAlias]:
+        """The aliases that stand for it. At most 256."""
+
+    @_builtins.property
+    def processes(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
+        """Ids of its processes, by name. At most 1,024, each at most 64 bytes."""
 
     def __init__(
         self,
@@ -509,14 +531,46 @@ class Model(_message.Message):
         create_time: _timestamp_pb2.Timestamp | None = ...,
         tasks: _abc.Iterable[Global___ModelTask.ValueType] | None = ...,
         embedding_width: _builtins.int = ...,
+        aliases: _abc.Iterable[Global___ModelAlias] | None = ...,
+        failure: _builtins.str = ...,
+        open_requests: _builtins.int = ...,
+        memory_bytes: _builtins.int = ...,
+        pinned: _builtins.bool = ...,
+        processes: _abc.Iterable[_builtins.str] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["create_time", b"create_time", "defaults", b"defaults"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["adapters", b"adapters", "architecture", b"architecture", "context_length", b"context_length", "create_time", b"create_time", "defaults", b"defaults", "dtype", b"dtype", "embedding_width", b"embedding_width", "eos_token_ids", b"eos_token_ids", "id", b"id", "kernels", b"kernels", "kv_cache_dtype", b"kv_cache_dtype", "parameter_count", b"parameter_count", "quantization", b"quantization", "revision", b"revision", "state", b"state", "tasks", b"tasks", "vocab_size", b"vocab_size"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["adapters", b"adapters", "aliases", b"aliases", "architecture", b"architecture", "context_length", b"context_length", "create_time", b"create_time", "defaults", b"defaults", "dtype", b"dtype", "embedding_width", b"embedding_width", "eos_token_ids", b"eos_token_ids", "failure", b"failure", "id", b"id", "kernels", b"kernels", "kv_cache_dtype", b"kv_cache_dtype", "memory_bytes", b"memory_bytes", "open_requests", b"open_requests", "parameter_count", b"parameter_count", "pinned", b"pinned", "processes", b"processes", "quantization", b"quantization", "revision", b"revision", "state", b"state", "tasks", b"tasks", "vocab_size", b"vocab_size"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___Model: _TypeAlias = Model  # noqa: Y015
+
+@_typing.final
+class ModelAlias(_message.Message):
+    """An alias of a model."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    ALIAS_FIELD_NUMBER: _builtins.int
+    WEIGHT_FIELD_NUMBER: _builtins.int
+    alias: _builtins.str
+    """The name. At most 256 bytes."""
+    weight: _builtins.int
+    """Its share of the alias's requests is this weight over the sum of the weights of all its models."""
+    def __init__(
+        self,
+        *,
+        alias: _builtins.str = ...,
+        weight: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["alias", b"alias", "weight", b"weight"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___ModelAlias: _TypeAlias = ModelAlias  # noqa: Y015
 
 @_typing.final
 class LoadModelRequest(_message.Message):
@@ -524,16 +578,54 @@ class LoadModelRequest(_message.Message):
 
     DESCRIPTOR: _descriptor.Descriptor
 
+    @_typing.final
+    class SettingsEntry(_message.Message):
+        DESCRIPTOR: _descriptor.Descriptor
+
+        KEY_FIELD_NUMBER: _builtins.int
+        VALUE_FIELD_NUMBER: _builtins.int
+        key: _builtins.str
+        value: _builtins.str
+        def __init__(
+            self,
+            *,
+            key: _builtins.str = ...,
+            value: _builtins.str = ...,
+        ) -> None: ...
+        _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+        def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+        _ClearFieldArgType: _TypeAlias = _typing.Literal["key", b"key", "value", b"value"]  # noqa: Y015
+        def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+        def WhichOneof(self, oneof_group: _Never) -> None: ...
+
     MODEL_FIELD_NUMBER: _builtins.int
     REVISION_FIELD_NUMBER: _builtins.int
     ADAPTERS_FIELD_NUMBER: _builtins.int
+    SOURCE_FIELD_NUMBER: _builtins.int
+    SETTINGS_FIELD_NUMBER: _builtins.int
+    PINNED_FIELD_NUMBER: _builtins.int
+    EXPECTED_REVISION_FIELD_NUMBER: _builtins.int
     model: _builtins.str
     """Its id. Required. 1 to 256 bytes."""
     revision: _builtins.str
     """The revision to load. Absent: the newest. At most 128 bytes."""
+    source: _builtins.str
+    """Where its files are: a path below the server's directory of models. Absent: as the server's file of models says of
+    this id, or else the id. At most 1,024 bytes.
+    """
+    pinned: _builtins.bool
+    """Never unload it to make room for another one. Absent: false."""
+    expected_revision: _builtins.str
+    """The revision that it must have once it is loaded; it is unloaded otherwise. Absent: any. At most 128 bytes."""
     @_builtins.property
     def adapters(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
         """Adapters to load with it. At most 1,024, each at most 256 bytes."""
+
+    @_builtins.property
+    def settings(self) -> _containers.ScalarMap[_builtins.str, _builtins.str]:
+        """Options of the server for this model, by name, such as "max-num-seqs": "8"; they go before those of the server's
+        file of models. At most 64, names and values at most 1,024 bytes.
+        """
 
     def __init__(
         self,
@@ -541,14 +633,31 @@ class LoadModelRequest(_message.Message):
         model: _builtins.str = ...,
         revision: _builtins.str | None = ...,
         adapters: _abc.Iterable[_builtins.str] | None = ...,
+        source: _builtins.str | None = ...,
+        settings: _abc.Mapping[_builtins.str, _builtins.str] | None = ...,
+        pinned: _builtins.bool | None = ...,
+        expected_revision: _builtins.str | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["_revision", b"_revision", "revision", b"revision"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_expected_revision", b"_expected_revision", "_pinned", b"_pinned", "_revision", b"_revision", "_source", b"_source", "expected_revision", b"expected_revision", "pinned", b"pinned", "revision", b"revision", "source", b"source"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_revision", b"_revision", "adapters", b"adapters", "model", b"model", "revision", b"revision"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_expected_revision", b"_expected_revision", "_pinned", b"_pinned", "_revision", b"_revision", "_source", b"_source", "adapters", b"adapters", "expected_revision", b"expected_revision", "model", b"model", "pinned", b"pinned", "revision", b"revision", "settings", b"settings", "source", b"source"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    _WhichOneofReturnType__expected_revision: _TypeAlias = _typing.Literal["expected_revision"]  # noqa: Y015
+    _WhichOneofArgType__expected_revision: _TypeAlias = _typing.Literal["_expected_revision", b"_expected_revision"]  # noqa: Y015
+    _WhichOneofReturnType__pinned: _TypeAlias = _typing.Literal["pinned"]  # noqa: Y015
+    _WhichOneofArgType__pinned: _TypeAlias = _typing.Literal["_pinned", b"_pinned"]  # noqa: Y015
     _WhichOneofReturnType__revision: _TypeAlias = _typing.Literal["revision"]  # noqa: Y015
     _WhichOneofArgType__revision: _TypeAlias = _typing.Literal["_revision", b"_revision"]  # noqa: Y015
+    _WhichOneofReturnType__source: _TypeAlias = _typing.Literal["source"]  # noqa: Y015
+    _WhichOneofArgType__source: _TypeAlias = _typing.Literal["_source", b"_source"]  # noqa: Y015
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__expected_revision) -> _WhichOneofReturnType__expected_revision | None: ...
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__pinned) -> _WhichOneofReturnType__pinned | None: ...
+    @_typing.overload
     def WhichOneof(self, oneof_group: _WhichOneofArgType__revision) -> _WhichOneofReturnType__revision | None: ...
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__source) -> _WhichOneofReturnType__source | None: ...
 
 Global___LoadModelRequest: _TypeAlias = LoadModelRequest  # noqa: Y015
 
@@ -620,6 +729,122 @@ class UnloadModelResponse(_message.Message):
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___UnloadModelResponse: _TypeAlias = UnloadModelResponse  # noqa: Y015
+
+@_typing.final
+class SetAliasRequest(_message.Message):
+    """The request of SetAlias."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    ALIAS_FIELD_NUMBER: _builtins.int
+    TARGETS_FIELD_NUMBER: _builtins.int
+    alias: _builtins.str
+    """The name. Required. 1 to 256 bytes, without a colon. Not the id of a model."""
+    @_builtins.property
+    def targets(self) -> _containers.RepeatedCompositeFieldContainer[Global___AliasTarget]:
+        """The models that it stands for from now on. Of requests without an idempotency key and a session, each gets its share
+        by chance; others with equal ones, of one tenant, get the same model while the targets stay. At most 16.
+        """
+
+    def __init__(
+        self,
+        *,
+        alias: _builtins.str = ...,
+        targets: _abc.Iterable[Global___AliasTarget] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["alias", b"alias", "targets", b"targets"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___SetAliasRequest: _TypeAlias = SetAliasRequest  # noqa: Y015
+
+@_typing.final
+class AliasTarget(_message.Message):
+    """One of the models that an alias stands for."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    MODEL_FIELD_NUMBER: _builtins.int
+    WEIGHT_FIELD_NUMBER: _builtins.int
+    model: _builtins.str
+    """Its id. Required. 1 to 256 bytes."""
+    weight: _builtins.int
+    """Its share. 0 to 10,000; the sum of all must be above 0. Absent: 1."""
+    def __init__(
+        self,
+        *,
+        model: _builtins.str = ...,
+        weight: _builtins.int | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_weight", b"_weight", "weight", b"weight"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_weight", b"_weight", "model", b"model", "weight", b"weight"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    _WhichOneofReturnType__weight: _TypeAlias = _typing.Literal["weight"]  # noqa: Y015
+    _WhichOneofArgType__weight: _TypeAlias = _typing.Literal["_weight", b"_weight"]  # noqa: Y015
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__weight) -> _WhichOneofReturnType__weight | None: ...
+
+Global___AliasTarget: _TypeAlias = AliasTarget  # noqa: Y015
+
+@_typing.final
+class SetAliasResponse(_message.Message):
+    """The alias was set."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    def __init__(
+        self,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___SetAliasResponse: _TypeAlias = SetAliasResponse  # noqa: Y015
+
+@_typing.final
+class WatchModelsRequest(_message.Message):
+    """The request of WatchModels."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    def __init__(
+        self,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___WatchModelsRequest: _TypeAlias = WatchModelsRequest  # noqa: Y015
+
+@_typing.final
+class WatchModelsResponse(_message.Message):
+    """All models, as they are now."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    MODELS_FIELD_NUMBER: _builtins.int
+    @_builtins.property
+    def models(self) -> _containers.RepeatedCompositeFieldContainer[Global___Model]:
+        """The models, by id. At most 64."""
+
+    def __init__(
+        self,
+        *,
+        models: _abc.Iterable[Global___Model] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["models", b"models"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___WatchModelsResponse: _TypeAlias = WatchModelsResponse  # noqa: Y015
 
 @_typing.final
 class LoadAdapterRequest(_message.Message):

@@ -55,6 +55,16 @@ class ControlServiceStub:
                 request_serializer=sluice_dot_v1_dot_control__pb2.UnloadModelRequest.SerializeToString,
                 response_deserializer=sluice_dot_v1_dot_control__pb2.UnloadModelResponse.FromString,
                 _registered_method=True)
+        self.SetAlias = channel.unary_unary(
+                '/sluice.v1.ControlService/SetAlias',
+                request_serializer=sluice_dot_v1_dot_control__pb2.SetAliasRequest.SerializeToString,
+                response_deserializer=sluice_dot_v1_dot_control__pb2.SetAliasResponse.FromString,
+                _registered_method=True)
+        self.WatchModels = channel.unary_stream(
+                '/sluice.v1.ControlService/WatchModels',
+                request_serializer=sluice_dot_v1_dot_control__pb2.WatchModelsRequest.SerializeToString,
+                response_deserializer=sluice_dot_v1_dot_control__pb2.WatchModelsResponse.FromString,
+                _registered_method=True)
         self.LoadAdapter = channel.unary_unary(
                 '/sluice.v1.ControlService/LoadAdapter',
                 request_serializer=sluice_dot_v1_dot_control__pb2.LoadAdapterRequest.SerializeToString,
@@ -136,14 +146,33 @@ class ControlServiceServicer:
         raise NotImplementedError('Method not implemented!')
 
     def LoadModel(self, request, context):
-        """Loads a model and answers when it is ready.
+        """Loads a model into processes of its own, beside those that are served, and answers when it has made a token.
+        WatchModels tells how far it is. The load goes on if the call ends. A second call for a model that is being loaded
+        waits for the same load. FAILED_PRECONDITION with the reason if its processes end before it serves: nothing of it is
+        kept then.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def UnloadModel(self, request, context):
-        """Unloads a model when its running generations have ended.
+        """Unloads a model when its running generations have ended, and answers then. No new requests reach it meanwhile.
+        FAILED_PRECONDITION for one that an alias stands for, for the default, and for the one of a server of one model.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def SetAlias(self, request, context):
+        """Makes a name stand for a model, or for several with weights: a canary, and the way back. Running generations end
+        with the model that they began with. Without targets the alias is forgotten.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def WatchModels(self, request, context):
+        """Streams all models: now, and whenever one of them changes.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -268,6 +297,16 @@ def add_ControlServiceServicer_to_server(servicer, server):
                     servicer.UnloadModel,
                     request_deserializer=sluice_dot_v1_dot_control__pb2.UnloadModelRequest.FromString,
                     response_serializer=sluice_dot_v1_dot_control__pb2.UnloadModelResponse.SerializeToString,
+            ),
+            'SetAlias': grpc.unary_unary_rpc_method_handler(
+                    servicer.SetAlias,
+                    request_deserializer=sluice_dot_v1_dot_control__pb2.SetAliasRequest.FromString,
+                    response_serializer=sluice_dot_v1_dot_control__pb2.SetAliasResponse.SerializeToString,
+            ),
+            'WatchModels': grpc.unary_stream_rpc_method_handler(
+                    servicer.WatchModels,
+                    request_deserializer=sluice_dot_v1_dot_control__pb2.WatchModelsRequest.FromString,
+                    response_serializer=sluice_dot_v1_dot_control__pb2.WatchModelsResponse.SerializeToString,
             ),
             'LoadAdapter': grpc.unary_unary_rpc_method_handler(
                     servicer.LoadAdapter,
@@ -439,6 +478,60 @@ class ControlService:
             '/sluice.v1.ControlService/UnloadModel',
             sluice_dot_v1_dot_control__pb2.UnloadModelRequest.SerializeToString,
             sluice_dot_v1_dot_control__pb2.UnloadModelResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def SetAlias(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/sluice.v1.ControlService/SetAlias',
+            sluice_dot_v1_dot_control__pb2.SetAliasRequest.SerializeToString,
+            sluice_dot_v1_dot_control__pb2.SetAliasResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def WatchModels(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_stream(
+            request,
+            target,
+            '/sluice.v1.ControlService/WatchModels',
+            sluice_dot_v1_dot_control__pb2.WatchModelsRequest.SerializeToString,
+            sluice_dot_v1_dot_control__pb2.WatchModelsResponse.FromString,
             options,
             channel_credentials,
             insecure,

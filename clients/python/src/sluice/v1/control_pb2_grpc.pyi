@@ -38,9 +38,21 @@ class ControlServiceStub:
     GetModel: _grpc.UnaryUnaryMultiCallable[_control_pb2.GetModelRequest, _control_pb2.GetModelResponse]
     """Describes one model."""
     LoadModel: _grpc.UnaryUnaryMultiCallable[_control_pb2.LoadModelRequest, _control_pb2.LoadModelResponse]
-    """Loads a model and answers when it is ready."""
+    """Loads a model into processes of its own, beside those that are served, and answers when it has made a token.
+    WatchModels tells how far it is. The load goes on if the call ends. A second call for a model that is being loaded
+    waits for the same load. FAILED_PRECONDITION with the reason if its processes end before it serves: nothing of it is
+    kept then.
+    """
     UnloadModel: _grpc.UnaryUnaryMultiCallable[_control_pb2.UnloadModelRequest, _control_pb2.UnloadModelResponse]
-    """Unloads a model when its running generations have ended."""
+    """Unloads a model when its running generations have ended, and answers then. No new requests reach it meanwhile.
+    FAILED_PRECONDITION for one that an alias stands for, for the default, and for the one of a server of one model.
+    """
+    SetAlias: _grpc.UnaryUnaryMultiCallable[_control_pb2.SetAliasRequest, _control_pb2.SetAliasResponse]
+    """Makes a name stand for a model, or for several with weights: a canary, and the way back. Running generations end
+    with the model that they began with. Without targets the alias is forgotten.
+    """
+    WatchModels: _grpc.UnaryStreamMultiCallable[_control_pb2.WatchModelsRequest, _control_pb2.WatchModelsResponse]
+    """Streams all models: now, and whenever one of them changes."""
     LoadAdapter: _grpc.UnaryUnaryMultiCallable[_control_pb2.LoadAdapterRequest, _control_pb2.LoadAdapterResponse]
     """Loads an adapter from the server's folder of adapters into every engine that serves, names it, and answers when it
     is ready. A name that is taken goes to the new adapter; running generations end with the one that they began with.
@@ -96,9 +108,21 @@ class ControlServiceAsyncStub(ControlServiceStub):
     GetModel: _aio.UnaryUnaryMultiCallable[_control_pb2.GetModelRequest, _control_pb2.GetModelResponse]  # type: ignore[assignment]
     """Describes one model."""
     LoadModel: _aio.UnaryUnaryMultiCallable[_control_pb2.LoadModelRequest, _control_pb2.LoadModelResponse]  # type: ignore[assignment]
-    """Loads a model and answers when it is ready."""
+    """Loads a model into processes of its own, beside those that are served, and answers when it has made a token.
+    WatchModels tells how far it is. The load goes on if the call ends. A second call for a model that is being loaded
+    waits for the same load. FAILED_PRECONDITION with the reason if its processes end before it serves: nothing of it is
+    kept then.
+    """
     UnloadModel: _aio.UnaryUnaryMultiCallable[_control_pb2.UnloadModelRequest, _control_pb2.UnloadModelResponse]  # type: ignore[assignment]
-    """Unloads a model when its running generations have ended."""
+    """Unloads a model when its running generations have ended, and answers then. No new requests reach it meanwhile.
+    FAILED_PRECONDITION for one that an alias stands for, for the default, and for the one of a server of one model.
+    """
+    SetAlias: _aio.UnaryUnaryMultiCallable[_control_pb2.SetAliasRequest, _control_pb2.SetAliasResponse]  # type: ignore[assignment]
+    """Makes a name stand for a model, or for several with weights: a canary, and the way back. Running generations end
+    with the model that they began with. Without targets the alias is forgotten.
+    """
+    WatchModels: _aio.UnaryStreamMultiCallable[_control_pb2.WatchModelsRequest, _control_pb2.WatchModelsResponse]  # type: ignore[assignment]
+    """Streams all models: now, and whenever one of them changes."""
     LoadAdapter: _aio.UnaryUnaryMultiCallable[_control_pb2.LoadAdapterRequest, _control_pb2.LoadAdapterResponse]  # type: ignore[assignment]
     """Loads an adapter from the server's folder of adapters into every engine that serves, names it, and answers when it
     is ready. A name that is taken goes to the new adapter; running generations end with the one that they began with.
@@ -169,7 +193,11 @@ class ControlServiceServicer(metaclass=_abc_1.ABCMeta):
         request: _control_pb2.LoadModelRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_control_pb2.LoadModelResponse, _abc.Awaitable[_control_pb2.LoadModelResponse]]:
-        """Loads a model and answers when it is ready."""
+        """Loads a model into processes of its own, beside those that are served, and answers when it has made a token.
+        WatchModels tells how far it is. The load goes on if the call ends. A second call for a model that is being loaded
+        waits for the same load. FAILED_PRECONDITION with the reason if its processes end before it serves: nothing of it is
+        kept then.
+        """
 
     @_abc_1.abstractmethod
     def UnloadModel(
@@ -177,7 +205,27 @@ class ControlServiceServicer(metaclass=_abc_1.ABCMeta):
         request: _control_pb2.UnloadModelRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_control_pb2.UnloadModelResponse, _abc.Awaitable[_control_pb2.UnloadModelResponse]]:
-        """Unloads a model when its running generations have ended."""
+        """Unloads a model when its running generations have ended, and answers then. No new requests reach it meanwhile.
+        FAILED_PRECONDITION for one that an alias stands for, for the default, and for the one of a server of one model.
+        """
+
+    @_abc_1.abstractmethod
+    def SetAlias(
+        self,
+        request: _control_pb2.SetAliasRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_control_pb2.SetAliasResponse, _abc.Awaitable[_control_pb2.SetAliasResponse]]:
+        """Makes a name stand for a model, or for several with weights: a canary, and the way back. Running generations end
+        with the model that they began with. Without targets the alias is forgotten.
+        """
+
+    @_abc_1.abstractmethod
+    def WatchModels(
+        self,
+        request: _control_pb2.WatchModelsRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_abc.Iterator[_control_pb2.WatchModelsResponse], _abc.AsyncIterator[_control_pb2.WatchModelsResponse]]:
+        """Streams all models: now, and whenever one of them changes."""
 
     @_abc_1.abstractmethod
     def LoadAdapter(

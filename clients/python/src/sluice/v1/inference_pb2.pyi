@@ -1044,7 +1044,7 @@ class TokenizeRequest(_message.Message):
     COUNT_ONLY_FIELD_NUMBER: _builtins.int
     OFFSETS_FIELD_NUMBER: _builtins.int
     model: _builtins.str
-    """Id of the model. Absent: the server's only model. At most 256 bytes."""
+    """Id of the model, or an alias. Absent: the server's default model. At most 256 bytes."""
     revision: _builtins.str
     """The revision that must answer. Absent: the one that is served. At most 128 bytes."""
     text: _builtins.str
@@ -1168,7 +1168,7 @@ class DetokenizeRequest(_message.Message):
     TOKEN_IDS_FIELD_NUMBER: _builtins.int
     SKIP_SPECIAL_TOKENS_FIELD_NUMBER: _builtins.int
     model: _builtins.str
-    """Id of the model. Absent: the server's only model. At most 256 bytes."""
+    """Id of the model, or an alias. Absent: the server's default model. At most 256 bytes."""
     revision: _builtins.str
     """The revision that must answer. Absent: the one that is served. At most 128 bytes."""
     skip_special_tokens: _builtins.bool
@@ -1251,7 +1251,7 @@ class EmbedRequest(_message.Message):
     TRUNCATE_FIELD_NUMBER: _builtins.int
     INSTRUCTION_FIELD_NUMBER: _builtins.int
     model: _builtins.str
-    """Id of the model. Absent: the server's only model. At most 256 bytes."""
+    """Id of the model, or an alias. Absent: the server's default model. At most 256 bytes."""
     revision: _builtins.str
     """The revision that must answer. Absent: the one that is served. At most 128 bytes."""
     adapter: _builtins.str
@@ -1458,7 +1458,7 @@ class ClassifyRequest(_message.Message):
     INPUTS_FIELD_NUMBER: _builtins.int
     TRUNCATE_FIELD_NUMBER: _builtins.int
     model: _builtins.str
-    """Id of the model. Absent: the server's only model. At most 256 bytes."""
+    """Id of the model, or an alias. Absent: the server's default model. At most 256 bytes."""
     revision: _builtins.str
     """The revision that must answer. Absent: the one that is served. At most 128 bytes."""
     truncate: Global___Truncation.ValueType
@@ -1586,7 +1586,7 @@ class RerankRequest(_message.Message):
     INSTRUCTION_FIELD_NUMBER: _builtins.int
     TRUNCATE_FIELD_NUMBER: _builtins.int
     model: _builtins.str
-    """Id of the model. Absent: the server's only model. At most 256 bytes."""
+    """Id of the model, or an alias. Absent: the server's default model. At most 256 bytes."""
     revision: _builtins.str
     """The revision that must answer. Absent: the one that is served. At most 128 bytes."""
     query: _builtins.str
@@ -1721,7 +1721,7 @@ class ScoreRequest(_message.Message):
     INSTRUCTION_FIELD_NUMBER: _builtins.int
     TRUNCATE_FIELD_NUMBER: _builtins.int
     model: _builtins.str
-    """Id of the model. Absent: the server's only model. At most 256 bytes."""
+    """Id of the model, or an alias. Absent: the server's default model. At most 256 bytes."""
     revision: _builtins.str
     """The revision that must answer. Absent: the one that is served. At most 128 bytes."""
     instruction: _builtins.str

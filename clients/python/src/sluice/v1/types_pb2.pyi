@@ -266,7 +266,7 @@ class GenerationSpec(_message.Message):
     ADD_SPECIAL_TOKENS_FIELD_NUMBER: _builtins.int
     PROMPT_EMBEDS_FIELD_NUMBER: _builtins.int
     model: _builtins.str
-    """Id of the model. Absent: the server's only model; INVALID_ARGUMENT if it serves several. At most 256 bytes."""
+    """Id of the model, or an alias. Absent: the server's default model. At most 256 bytes."""
     revision: _builtins.str
     """The revision of the model that must answer; NOT_FOUND if another one is served. Absent: the one that is served.
     At most 128 bytes.

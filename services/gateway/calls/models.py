@@ -1,0 +1,175 @@
+"""The handlers of ControlService for models: list, load, unload, name, watch."""
+
+import asyncio
+from collections.abc import Callable
+
+from sluice.v1 import control_pb2
+
+from sluice_server.engine.errors import Code, ServiceError, invalid
+from sluice_server.services.gateway.access.identity import CALLER
+from sluice_server.services.gateway.access.metadata import Context
+from sluice_server.services.gateway.adapters.loads import Answer
+from sluice_server.services.gateway.calls.adapters import MAX_NAMED
+from sluice_server.services.gateway.calls.described import model_message
+from sluice_server.services.gateway.calls.refusal import refuse
+from sluice_server.services.gateway.contract.durations import to_seconds
+from sluice_server.services.gateway.models.asked import named_model, weights_of
+from sluice_server.services.gateway.models.known import KnownModels
+from sluice_server.services.gateway.models.lane import Lane
+from sluice_server.services.gateway.models.memory import LaneMemory
+from sluice_server.services.gateway.models.registry import Models
+from sluice_server.services.messages.work import LoadAdapter
+from sluice_server.services.process.model_commands import LoadLane, NameModels, UnloadLane
+from sluice_server.services.process.model_table import LaneEntry, LaneState
+
+MAX_PAGE, DEFAULT_PAGE = 1000, 100
+MAX_GRACE_S = 24 * 3600.0
+UNLIMITED_S = 1e9  # for what is open, where no grace is given
+MAX_FAILURE = 1024
+STATES = {
+    LaneState.DRAINING: control_pb2.MODEL_STATE_UNLOADING,
+    LaneState.FAILED: control_pb2.MODEL_STATE_FAILED,
+}
+
+
+class ModelCalls:
+    """The handlers of one gateway."""
+
+    def __init__(self, models: Models[Lane], known: KnownModels) -> None:
+        self._models = models
+        self._known = known
+        self._memory = LaneMemory()
+
+    async def list_models(
+        self, request: control_pb2.ListModelsRequest, context: Context
+    ) -> control_pb2.ListModelsResponse:
+        """ListModels: returns a page of the models, by id."""
+        size = request.page_size if request.HasField("page_size") else DEFAULT_PAGE
+        if not 1 <= size <= MAX_PAGE:
+            await refuse(context, invalid("page_size", f"{size} is not in [1, {MAX_PAGE}]"))
+        after, ids = request.page_token, self._ids()
+        if after and after not in ids:
+            await refuse(context, invalid("page_token", "is not one that this server gave out"))
+        left = [name for name in ids if name > after]
+        await self._memory.refresh()
+        token = left[size - 1] if len(left) > size else ""
+        return control_pb2.ListModelsResponse(models=map(self._described, left[:size]), next_page_token=token)
+
+    async def get(self, request: control_pb2.GetModelRequest, context: Context) -> control_pb2.GetModelResponse:
+        """GetModel: returns the model of that id or alias; NOT_FOUND for any other name."""
+        name = request.model
+        try:
+            name = name if name in self._models.facts else self._models.named(name).id
+        except ServiceError as error:
+            await refuse(context, error)
+        await self._memory.refresh()
+        return control_pb2.GetModelResponse(model=self._described(name))
+
+    async def watch(self, request: control_pb2.WatchModelsRequest, context: Context) -> None:
+        """WatchModels: writes all models, and again whenever one changes."""
+        while True:
+            seen = self._known.news.number
+            await self._memory.refresh()
+            await context.write(control_pb2.WatchModelsResponse(models=map(self._described, self._ids())))
+            await self._known.news.after(seen)
+
+    async def load(self, request: control_pb2.LoadModelRequest, context: Context) -> control_pb2.LoadModelResponse:
+        """LoadModel: answers when the model serves at this gateway and at the others."""
+        try:
+            named = named_model(request, self._known.models_dir, self._known.declared)
+            name = await self._known.ask(LoadLane(await self._known.entry_of(named)))
+            lane = await self._until_ready(name, request.model)
+            await self._check_revision(lane, request)
+            for adapter in request.adapters:
+                await _load_adapter(lane, adapter)
+        except ServiceError as error:
+            await refuse(context, error)
+            raise
+        await self._memory.refresh()
+        return control_pb2.LoadModelResponse(model=self._described(lane.id))
+
+    async def unload(
+        self, request: control_pb2.UnloadModelRequest, context: Context
+    ) -> control_pb2.UnloadModelResponse:
+        """UnloadModel: answers when what was open has ended, and its processes are asked to exit."""
+        try:
+            grace_s = to_seconds("grace", request.grace, MAX_GRACE_S, 0.0) if request.HasField("grace") else UNLIMITED_S
+            name = await self._known.ask(UnloadLane(request.model, grace_s))
+            await self._until(lambda: name not in self._known.table.lanes)
+        except ServiceError as error:
+            await refuse(context, error)
+        return control_pb2.UnloadModelResponse()
+
+    async def set_alias(self, request: control_pb2.SetAliasRequest, context: Context) -> control_pb2.SetAliasResponse:
+        """SetAlias: answers when this gateway follows it; the others do within a moment."""
+        try:
+            weights = weights_of(request)
+            await self._known.ask(NameModels(request.alias, weights))
+            await self._until(lambda: self._known.table.aliases.get(request.alias, {}) == weights)
+        except ServiceError as error:
+            await refuse(context, error)
+        return control_pb2.SetAliasResponse()
+
+    async def _until(self, is_met: Callable[[], bool]) -> None:
+        while not is_met():
+            await self._known.news.after(self._known.news.number)
+
+    async def _until_ready(self, name: str, model: str) -> Lane:
+        """Waits until a lane serves. Raises ServiceError MODEL_FAILED if it is given up or unloaded."""
+        was_there = False
+        while True:
+            table, lane = self._known.table, self._models.of(model)
+            if name in table.given_up:
+                raise _failed(model, table.given_up[name])
+            entry = table.lanes.get(name)
+            was_there = was_there or entry is not None
+            if was_there and (entry is None or entry.state is LaneState.DRAINING):
+                raise _failed(model, "it was unloaded meanwhile")
+            if entry is not None and entry.state is LaneState.READY and lane is not None and lane.is_serving:
+                return lane
+            await self._known.news.after(self._known.news.number)
+
+    async def _check_revision(self, lane: Lane, request: control_pb2.LoadModelRequest) -> None:
+        """Raises ServiceError for a model of another revision than was expected; it is unloaded then."""
+        served = lane.manager.settings.model.revision
+        if request.HasField("expected_revision") and served != request.expected_revision:
+            await self._known.ask(UnloadLane(request.model, 0.0))
+            text = f"expected_revision: is {request.expected_revision[:64]!r}, and the files have {served!r}"
+            raise ServiceError(Code.FAILED_PRECONDITION, "REVISION_CHANGED", text, field="expected_revision")
+
+    def _ids(self) -> list[str]:
+        return sorted({*self._models.facts, *(one.id for one in self._models)})
+
+    def _described(self, model: str) -> control_pb2.Model:
+        lane, fact = self._models.of(model), self._models.facts.get(model)
+        made = control_pb2.Model(id=model, state=control_pb2.MODEL_STATE_LOADING)
+        if lane is not None:
+            state = control_pb2.MODEL_STATE_READY if lane.is_serving else control_pb2.MODEL_STATE_LOADING
+            names = lane.named_adapters.names(CALLER.get().tenant)[:MAX_NAMED]
+            made = model_message(lane.manager.settings, lane.loads.any_report, state, names)
+            made.open_requests = lane.manager.num_open
+            made.processes.extend(sorted(lane.processes))
+            made.memory_bytes = self._memory.of(lane.processes)
+        if fact is not None:
+            self._add_facts(made, fact)
+        return made
+
+    def _add_facts(self, made: control_pb2.Model, fact: LaneEntry) -> None:
+        made.state = STATES.get(fact.state, made.state)
+        made.failure, made.pinned = fact.why.encode()[:MAX_FAILURE].decode(errors="ignore"), fact.pinned
+        for alias, weights in sorted(self._models.aliases.items()):
+            if fact.model in weights:
+                made.aliases.add(alias=alias, weight=weights[fact.model])
+
+
+async def _load_adapter(lane: Lane, name: str) -> None:
+    answer: asyncio.Future[Answer] = asyncio.get_running_loop().create_future()
+    lane.adapters.load(LoadAdapter(name, name), lambda found: None if answer.done() else answer.set_result(found))
+    found = await answer
+    if isinstance(found, ServiceError):
+        raise found.with_traceback(None)
+
+
+def _failed(model: str, why: str) -> ServiceError:
+    text = f"the model {model!r} was not loaded: {why}"
+    return ServiceError(Code.FAILED_PRECONDITION, "MODEL_FAILED", text, field="model")

@@ -1,0 +1,249 @@
+"""The lanes of a gateway's process: opened, closed and named as the table of models says.
+
+Under a supervisor the table is a file in the run directory, which is looked at again and again. A gateway that runs
+alone has one lane, that of its settings.
+"""
+
+import asyncio
+import dataclasses
+import logging
+import os
+from collections.abc import Set
+from pathlib import Path
+
+from sluice_server.engine.config import EngineConfig
+from sluice_server.engine.errors import Code, ServiceError, unsupported
+from sluice_server.services.checks.models import checked_entry
+from sluice_server.services.config import ServiceConfig
+from sluice_server.services.gateway.gateway import Gateway
+from sluice_server.services.gateway.models.known import News
+from sluice_server.services.gateway.models.lane import Lane, Ring
+from sluice_server.services.gateway.opening import lane_settings_of, model_of, read_model, settings_of
+from sluice_server.services.messages.messages import Envelope, KeepTrace, Message
+from sluice_server.services.process.joining import Common, join, read_files
+from sluice_server.services.process.lane_ring import address_of, lane_of, lane_settings
+from sluice_server.services.process.listening import bound
+from sluice_server.services.process.model_commands import Command, ask
+from sluice_server.services.process.model_table import (
+    FILE,
+    FIRST,
+    LaneEntry,
+    LaneState,
+    ModelTable,
+    prefix_of,
+    read_table,
+)
+from sluice_server.services.process.models_file import NamedModel, read_models
+from sluice_server.services.process.process import Process
+from sluice_server.services.process.supervised import SUPERVISOR_PID, say_engines, say_lanes, say_ready
+from sluice_server.services.process.watched import WatchedFile
+from sluice_server.services.ring.loop import RingLoop
+
+logger = logging.getLogger(__name__)
+
+LOOK_S = 0.1  # between two looks at the table
+LAST_WORDS_S = 2.0  # that the readers of what an unloaded model had open get to tell their clients
+NONE = "none"  # in place of the revision of a default model that does not serve
+
+
+class GatewayLanes:
+    """The lanes of one process."""
+
+    def __init__(self, gateway: Gateway, engine: EngineConfig, service: ServiceConfig, common: Common) -> None:
+        """Raises ServiceError for a table that cannot be read."""
+        self._gateway = gateway
+        self._engine = engine
+        self._service = service
+        self._common = common
+        self._front = settings_of(engine, service, common.process_id)
+        self._directory = Path(service.heartbeat_dir)
+        self._table = _table_of(service)
+        self._processes: dict[str, Process] = {}
+        self._told: tuple[frozenset[str], frozenset[str]] | None = None
+        self._has_said_so = False
+        self.news = News()
+        gateway.on_published, gateway.known = self._tell, self
+
+    @property
+    def table(self) -> ModelTable:
+        """The table as it was last read."""
+        return self._table.value
+
+    @property
+    def rings(self) -> list[RingLoop]:
+        """The rings that this process is in."""
+        return [process.ring for process in list(self._processes.values())]
+
+    async def ask(self, command: Command) -> str:
+        """Has the supervisor carry out a command; returns the lane that it is about. Raises ServiceError."""
+        if not self._table.is_followed:
+            raise unsupported("models", "models are loaded under a supervisor only: start the service without --role")
+        return await ask(self._directory, command)
+
+    async def entry_of(self, named: NamedModel) -> LaneEntry:
+        """Returns the lane of a model. Raises ServiceError naming what is wrong with its files or settings."""
+        return await asyncio.to_thread(checked_entry, self._engine, self._service, named)
+
+    def declared(self, model: str) -> NamedModel | None:
+        """Returns what the file of models says of one. Raises ServiceError for a file that cannot be used."""
+        return read_models(Path(self._service.models)).models.get(model) if self._service.models else None
+
+    @property
+    def models_dir(self) -> str:
+        """The directory below which models are found; "" for none."""
+        return self._service.models_dir
+
+    def keep_trace(self, envelope: Envelope) -> None:
+        """Has the processes of a request's ring keep its trace."""
+        lane = self._gateway.models.of(envelope.model)
+        if lane is not None:
+            self._processes[lane.name].ring.emit(KeepTrace(envelope))
+
+    def lost(self, names: Set[str], *, planned: bool = False) -> None:
+        """Handles the loss of these processes; without names, of an unknown one."""
+        for lane in self._gateway.models:
+            own = frozenset(name for name in names if lane_of(name) == lane.name)
+            if own or not names:
+                lane.lost(own, planned=planned)
+
+    async def open_first(self) -> None:
+        """Opens the lanes of the table. Raises ServiceError if the only one cannot be opened."""
+        for name, entry in self.table.lanes.items():
+            try:
+                await self._open(name, entry)
+            except ServiceError as error:
+                if not self._service.models:
+                    raise
+                logger.error("the model %s cannot be served: %s", entry.model, error.message)
+        self._name()
+
+    async def follow(self) -> None:
+        """Follows the table until it is cancelled."""
+        while True:
+            await asyncio.sleep(LOOK_S)
+            if self._table.refresh():
+                await self._change()
+
+    async def leave(self) -> None:
+        """Leaves all rings."""
+        for process in self._processes.values():
+            await process.leave()
+
+    async def _change(self) -> None:
+        lanes = self.table.lanes
+        for name in self._processes.keys() - lanes.keys():
+            await self._close(name)
+        for name, entry in lanes.items():
+            if name not in self._processes:
+                try:
+                    await self._open(name, entry)
+                except ServiceError as error:
+                    logger.error("the model %s cannot be served: %s", entry.model, error.message)
+        self._name()
+        self.news.tell()
+        self._gateway.nudge()
+
+    def _name(self) -> None:
+        """Makes the names of the table those by which requests choose models."""
+        models, table = self._gateway.models, self.table
+        models.default, models.aliases = table.default, table.aliases
+        opened = self._gateway.lanes
+        models.facts = {
+            opened[name].id if name in opened else entry.model: entry for name, entry in table.lanes.items()
+        }
+        for name, lane in opened.items():
+            entry = table.lanes[name]
+            lane.is_leaving = entry.state is LaneState.DRAINING
+            lane.answer_to(frozenset(alias for alias, weights in table.aliases.items() if entry.model in weights))
+
+    async def _open(self, name: str, entry: LaneEntry) -> None:
+        """Joins the ring of a lane. Raises ServiceError."""
+        engine, service = self._engine, self._service
+        if name != FIRST or service.models:
+            inbox = address_of(self._directory, f"{prefix_of(name)}{self._common.process_id}")
+            engine, service = lane_settings(engine, service, self._directory, name, entry)
+            service = dataclasses.replace(service, inbox=inbox)
+        files = await asyncio.to_thread(read_files, engine, service, with_weights=False)
+        model = await asyncio.to_thread(model_of, service.served_model_name, files)
+        process = join(engine, service, files, self._common)
+        settings = lane_settings_of(self._front, process, model)
+        ring = Ring(
+            lambda message: self._emit(name, message),
+            lambda: process.ring.inbox.counts["lost"],
+            lambda revision: read_model(process, revision),
+        )
+        lane = self._gateway.open(name, settings, ring)
+        self._processes[name] = process
+        if name == FIRST and not self._service.models:
+            self._be_only(process, lane)
+        try:
+            process.start(lane)
+        except ServiceError:
+            await self._close(name)
+            raise
+
+    def _emit(self, name: str, message: Message) -> None:
+        """Sends a message into the ring of a lane; what comes once it is closed is of no use to anyone."""
+        process = self._processes.get(name)
+        if process is not None:
+            process.ring.emit(message)
+
+    def _be_only(self, process: Process, lane: Lane) -> None:
+        """Tells the supervisor of the model of `--model`, without which the service does not serve, and follows its
+        engines, which join and leave."""
+        name = process.ring.process_id
+        lane.on_serving = self._say_serving
+        lane.on_engines = lambda serving, drained: say_engines(name, serving, drained)
+        lane.change_engines(process.engines.value)  # some may be draining
+        process.on_engines.append(lane.change_engines)
+
+    async def _close(self, name: str) -> None:
+        """Ends what a lane has open, and leaves its ring."""
+        lane, process = self._gateway.lanes[name], self._processes.pop(name)
+        lane.is_leaving = True
+        lane.end(unloaded(lane.id))
+        await lane.emptied(LAST_WORDS_S)
+        self._gateway.close(name)
+        await process.leave()
+
+    def _tell(self) -> None:
+        """Tells the supervisor what serves, and what leaves and has nothing open."""
+        lanes = self._gateway.models
+        serving = frozenset(one.name for one in lanes if one.is_serving and one.watch.is_whole)
+        drained = frozenset(one.name for one in lanes if one.is_leaving and not one.manager.num_open)
+        if (serving, drained) != self._told:
+            self._told = serving, drained
+            self.news.tell()
+            say_lanes(self._common.process_id, serving, drained)
+        if self._service.models and not self._has_said_so and self._gateway.is_listening and self._is_settled():
+            self._has_said_so = True
+            self._say_serving()
+
+    def _is_settled(self) -> bool:
+        """Whether the default model serves, or is known not to: then the others are served without it."""
+        table = self.table
+        meant = [one for one in table.lanes.values() if one.model in table.aliases.get(table.default, (table.default,))]
+        return self._gateway.is_serving or any(one.state is LaneState.FAILED for one in meant)
+
+    def _say_serving(self) -> None:
+        """Reports to the log, and to the supervisor if there is one, that requests are admitted."""
+        gateway = self._gateway
+        revision = gateway.models.first.manager.settings.model.revision if gateway.is_serving else NONE
+        address = bound(self._service.listen, gateway.port)
+        logger.info("serving revision %s on %s", revision, address)
+        say_ready(self._common.process_id, f"{address} {revision}")
+
+
+def unloaded(model: str) -> ServiceError:
+    """Returns the error of what is open when its model is unloaded."""
+    text = f"model: {model!r} was unloaded, and the time that its requests had has passed"
+    return ServiceError(Code.ABORTED, "MODEL_UNLOADED", text, field="model")
+
+
+def _table_of(service: ServiceConfig) -> WatchedFile[ModelTable]:
+    """Returns the table of the supervisor; without one, that of the model of the settings."""
+    directory = Path(service.heartbeat_dir)
+    if SUPERVISOR_PID in os.environ and service.heartbeat_dir and (directory / FILE).exists():
+        return WatchedFile((directory / FILE,), lambda: read_table(directory))
+    entry = LaneEntry(service.served_model_name, service.model, service.revision, state=LaneState.READY, pinned=True)
+    return WatchedFile((), lambda: ModelTable({FIRST: entry}))

@@ -1,0 +1,70 @@
+"""What gateways ask of the supervisor about models, over a Unix socket in the run directory: one line of JSON each
+way."""
+
+import asyncio
+from pathlib import Path
+from typing import TypeAlias
+
+import msgspec
+
+from sluice_server.engine.errors import Code, ServiceError, stage_lost
+from sluice_server.services.process.model_table import LaneEntry
+
+SOCKET = "models"
+MAX_LINE_BYTES = 1 << 20
+ANSWER_S = 10.0
+
+
+class LoadLane(msgspec.Struct, frozen=True, tag=True, forbid_unknown_fields=True):
+    """Starts a lane of a model. Where one of that id is being loaded, that one will do."""
+
+    entry: LaneEntry
+
+
+class UnloadLane(msgspec.Struct, frozen=True, tag=True, forbid_unknown_fields=True):
+    """Ends the lane of a model once what is open has ended, or in `grace_s`."""
+
+    model: str
+    grace_s: float
+
+
+class NameModels(msgspec.Struct, frozen=True, tag=True, forbid_unknown_fields=True):
+    """Makes an alias stand for these models, by weight; without any, it is forgotten."""
+
+    alias: str
+    weights: dict[str, int]
+
+
+Command: TypeAlias = LoadLane | UnloadLane | NameModels
+
+
+class Answer(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """The lane that a command is about, or the error."""
+
+    lane: str = ""
+    code: int = 0
+    reason: str = ""
+    message: str = ""
+    field: str = ""
+
+
+def refused(error: ServiceError) -> Answer:
+    """Returns an error as an answer."""
+    return Answer(code=int(error.code), reason=error.reason, message=error.message, field=error.field)
+
+
+async def ask(directory: Path, command: Command) -> str:
+    """Has the supervisor carry out a command; returns the lane. Raises ServiceError."""
+    try:
+        async with asyncio.timeout(ANSWER_S):
+            reader, writer = await asyncio.open_unix_connection(directory / SOCKET, limit=MAX_LINE_BYTES)
+            try:
+                writer.write(msgspec.json.encode(command) + b"\n")
+                answer = msgspec.json.decode(await reader.readline(), type=Answer)
+            finally:
+                writer.close()
+    except (OSError, TimeoutError, ValueError) as error:
+        raise stage_lost("supervisor") from error
+    if answer.code:
+        raise ServiceError(Code(answer.code), answer.reason, answer.message, field=answer.field)
+    return answer.lane

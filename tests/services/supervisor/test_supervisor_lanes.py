@@ -1,0 +1,183 @@
+"""The models of a service that come and go: what is started, written, said and ended, and when."""
+
+from pathlib import Path
+
+import pytest
+
+from sluice_server.services.messages.processes import Role
+from sluice_server.services.process.model_commands import Answer, LoadLane, NameModels, UnloadLane
+from sluice_server.services.process.model_table import LaneEntry, LaneState, ModelTable, read_table
+from sluice_server.services.supervisor.children import Child, Running
+from sluice_server.services.supervisor.lanes import SELDOM_S, Lanes
+
+TWO = {"m0": LaneEntry("a", "/a"), "m1": LaneEntry("b", "/b")}
+GATEWAYS = {"gateway-0", "gateway-1"}
+
+
+def planned(lane: str, entry: LaneEntry) -> list[Child]:
+    roles = (Role.ENGINE, Role.TOKENIZER)
+    return [Child(f"{lane}-{role}-0", role, {}, lane=lane) for role in roles]
+
+
+class Bench:
+    """Lanes, their table, and the processes that they start and end."""
+
+    def __init__(self, directory: Path, table: ModelTable | None = None, max_restarts: int = 1) -> None:
+        self.directory = directory
+        self.said: list[str] = []
+        self.children: dict[str, Running] = {}
+        self.dismissed: list[str] = []
+        first = table or ModelTable(dict(TWO), "chat", {"chat": {"a": 1}})
+        self.lanes = Lanes(planned, directory, self.said.append, max_restarts, first)
+        self.lanes.start(0.0, self)
+
+    def join(self, children: list[Child]) -> None:
+        for child in children:
+            self.children[child.process_id] = Running(child, ("true",), self.directory, -1)
+
+    def dismiss_lane(self, lane: str) -> None:
+        self.dismissed.append(lane)
+
+    def forget(self, child: Running) -> None:
+        del self.children[child.name]
+
+    def end_group(self, child: Running, start_at_s: float) -> None:
+        """Nothing: the processes are alone."""
+
+    def serving(self, *lanes: str, drained: str = "", gateways: set[str] = GATEWAYS) -> None:
+        for gateway in gateways:
+            self.lanes.heard(gateway, frozenset(lanes), frozenset(drained.split()))
+
+    def turn(self, now_s: float) -> dict[str, LaneState]:
+        self.lanes.turn(now_s, GATEWAYS, self)
+        return self.states
+
+    def ends(self, name: str, now_s: float) -> float | None:
+        """Ends a process; returns when it is started again."""
+        child = self.children[name]
+        self.lanes.ended(child, f"{name} ended", now_s, self, is_planned=False)
+        return child.start_at_s
+
+    def ask(self, command: LoadLane | UnloadLane | NameModels, now_s: float = 1.0) -> Answer:
+        return self.lanes.carry_out(command, now_s, self)
+
+    @property
+    def table(self) -> ModelTable:
+        return read_table(self.directory)
+
+    @property
+    def states(self) -> dict[str, LaneState]:
+        return {name: entry.state for name, entry in self.table.lanes.items()}
+
+
+@pytest.fixture
+def bench(tmp_path: Path) -> Bench:
+    return Bench(tmp_path)
+
+
+def test_a_model_is_ready_once_every_gateway_says_so(bench: Bench) -> None:
+    bench.serving("m0", gateways={"gateway-0"})
+    assert set(bench.turn(1.0).values()) == {LaneState.LOADING} and not bench.lanes.is_settled
+    bench.serving("m0", "m1")
+    assert set(bench.turn(2.0).values()) == {LaneState.READY} and bench.lanes.is_settled
+    assert bench.said == [f"sluice: the model {name} serves after 2.0 s" for name in "ab"]
+
+
+def test_a_broken_model_is_started_more_and_more_seldom_and_comes_back(bench: Bench) -> None:
+    bench.serving("m0", "m1")
+    bench.turn(1.0)
+    assert bench.ends("m1-engine-0", 10.0) == 10.0 and bench.states["m1"] is LaneState.LOADING
+    waits = [(bench.ends("m1-engine-0", at) or 0.0) - at for at in (20.0, 40.0, 80.0, 160.0, 320.0, 700.0)]
+    assert waits == [*SELDOM_S, SELDOM_S[-1]]
+    assert bench.table.lanes["m1"].state is LaneState.FAILED and bench.table.lanes["m1"].why == "m1-engine-0 ended"
+    assert bench.states["m0"] is LaneState.READY and bench.lanes.is_settled and not bench.dismissed
+    bench.serving("m0", "m1")
+    assert bench.turn(900.0)["m1"] is LaneState.READY and bench.table.lanes["m1"].why == ""
+    assert bench.ends("m1-engine-0", 2000.0) == 2000.0
+
+
+def test_a_stale_word_of_a_gateway_does_not_make_a_lane_ready(bench: Bench) -> None:
+    bench.serving("m0", "m1")
+    bench.turn(1.0)
+    bench.ends("m1-engine-0", 10.0)
+    assert bench.turn(10.1)["m1"] is LaneState.LOADING
+    bench.serving("m0", "m1")
+    bench.lanes.gateway_ended("gateway-1")
+    bench.ends("m1-engine-0", 11.0)
+    bench.serving("m0", "m1", gateways={"gateway-0"})
+    assert bench.turn(12.0)["m1"] is LaneState.FAILED
+
+
+def test_a_model_that_is_asked_for_is_planned_once_and_serves(bench: Bench) -> None:
+    entry = LaneEntry("c", "/c")
+    assert [bench.ask(LoadLane(entry)).lane for _ in range(2)] == ["m2", "m2"] and "m2-engine-0" in bench.children
+    bench.serving("m0", "m1", "m2")
+    assert bench.turn(3.0)["m2"] is LaneState.READY
+    other = bench.ask(LoadLane(LaneEntry("c", "/d")))
+    assert (other.reason, bench.ask(LoadLane(LaneEntry("chat", "/d"))).reason) == ("MODEL_EXISTS", "MODEL_EXISTS")
+
+
+def test_a_model_that_ends_before_it_served_is_given_up(bench: Bench) -> None:
+    bench.ask(LoadLane(LaneEntry("c", "/c")))
+    bench.ask(NameModels("canary", {"a": 9, "c": 1}))
+    bench.ends("m2-engine-0", 2.0)
+    assert bench.dismissed == ["m2"] and "m2" not in bench.states
+    assert bench.table.given_up == {"m2": "m2-engine-0 ended"} and bench.table.aliases["canary"] == {"a": 9}
+    assert bench.ask(LoadLane(LaneEntry("c", "/c"))).lane == "m3"  # a number is never used twice
+
+
+def test_a_model_leaves_when_every_gateway_has_nothing_open_there(bench: Bench) -> None:
+    bench.serving("m0", "m1")
+    bench.turn(1.0)
+    assert bench.ask(UnloadLane("b", 1e9)).lane == "m1" and bench.states["m1"] is LaneState.DRAINING
+    bench.serving("m0", drained="m1", gateways={"gateway-0"})
+    assert "m1" in bench.turn(2.0) and not bench.dismissed
+    assert bench.ask(LoadLane(LaneEntry("b", "/b"))).reason == "MODEL_IN_USE"
+    bench.serving("m0", drained="m1")
+    assert "m1" not in bench.turn(3.0) and bench.dismissed == ["m1"]
+
+
+def test_the_grace_ends_and_a_second_unload_may_shorten_it(bench: Bench) -> None:
+    bench.ask(UnloadLane("b", 100.0), 1.0)
+    bench.ask(UnloadLane("b", 5.0), 2.0)
+    assert "m1" in bench.turn(6.9) and "m1" not in bench.turn(7.1)
+
+
+def test_a_process_that_ends_while_its_lane_drains_does_not_keep_it(bench: Bench) -> None:
+    bench.serving("m0", "m1")
+    bench.turn(1.0)
+    bench.ask(UnloadLane("b", 100.0), 1.0)
+    bench.ends("m1-engine-0", 2.0)
+    assert bench.states["m1"] is LaneState.DRAINING
+
+
+@pytest.mark.parametrize(
+    ("command", "reason"),
+    [
+        (UnloadLane("a", 0.0), "MODEL_IN_USE"),
+        (UnloadLane("none", 0.0), "MODEL_NOT_FOUND"),
+        (NameModels("a", {"b": 1}), "MODEL_EXISTS"),
+        (NameModels("x", {"none": 1}), "MODEL_NOT_FOUND"),
+        (NameModels("x", {"chat": 1}), "MODEL_NOT_FOUND"),  # no alias of an alias
+        (NameModels("x", {}), "MODEL_NOT_FOUND"),
+        (NameModels("chat", {}), "MODEL_IN_USE"),
+    ],
+)
+def test_what_would_leave_a_name_without_a_model_is_refused(
+    bench: Bench, command: UnloadLane | NameModels, reason: str
+) -> None:
+    before = bench.table
+    assert bench.ask(command).reason == reason and bench.table == before
+
+
+def test_an_alias_moves_and_the_model_before_may_leave(bench: Bench) -> None:
+    assert not bench.ask(NameModels("chat", {"a": 1, "b": 3})).code
+    assert bench.table.aliases == {"chat": {"a": 1, "b": 3}}
+    assert not bench.ask(NameModels("chat", {"b": 1})).code and not bench.ask(UnloadLane("a", 0.0)).code
+
+
+def test_the_model_of_a_service_of_one_stays(tmp_path: Path) -> None:
+    bench = Bench(tmp_path, ModelTable({"m0": LaneEntry("a", "/a", state=LaneState.READY)}))
+    assert not bench.children and bench.ask(UnloadLane("a", 0.0)).reason == "MODEL_IN_USE"
+    assert bench.ask(LoadLane(LaneEntry("b", "/b"))).lane == "m1"
+    assert bench.states == {"m0": LaneState.READY, "m1": LaneState.LOADING}
