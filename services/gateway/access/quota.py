@@ -5,7 +5,7 @@ ends. So a bucket can go below zero; the tenant then waits until it is refilled.
 """
 
 import fnmatch
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 
 import msgspec
 
@@ -21,6 +21,7 @@ class TenantLimits(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     Attributes:
         trust_chat_content: content of its chats may write control tokens.
         adapters: names of the adapters that its requests may name; * stands for any characters.
+        models: ids and aliases of the models that its requests may reach, in the same form.
     """
 
     requests_per_minute: int | None = None
@@ -28,6 +29,7 @@ class TenantLimits(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     max_concurrent: int | None = None
     trust_chat_content: bool = False
     adapters: tuple[str, ...] | None = None
+    models: tuple[str, ...] | None = None
 
     def __post_init__(self) -> None:
         for name in ("requests_per_minute", "tokens_per_minute", "max_concurrent"):
@@ -127,6 +129,11 @@ class Quotas:
         """Whether requests of the tenant may name an adapter."""
         patterns = self._limits_of(tenant).adapters
         return patterns is None or any(fnmatch.fnmatchcase(name, pattern) for pattern in patterns)
+
+    def allows_model(self, tenant: str, names: Iterable[str]) -> bool:
+        """Whether requests of the tenant may reach a model that has these names."""
+        patterns = self._limits_of(tenant).models
+        return patterns is None or any(fnmatch.fnmatchcase(name, pattern) for name in names for pattern in patterns)
 
     def settle(self, tenant: str, charged: int, used: int, now_s: float) -> None:
         """Closes a request that used `used` tokens."""

@@ -9,6 +9,7 @@ from google.protobuf.timestamp_pb2 import Timestamp
 from sluice.v1 import control_pb2
 
 from sluice_server.engine.errors import ServiceError
+from sluice_server.services.gateway.access.identity import CALLER
 from sluice_server.services.gateway.access.metadata import Context
 from sluice_server.services.gateway.calls.adapters import AdapterCalls
 from sluice_server.services.gateway.calls.described import features, server_limits
@@ -112,7 +113,7 @@ class Control:
     async def _known(self, name: str, context: Context) -> Lane:
         """Returns the model of that name; ends the call if there is none."""
         try:
-            return self._models.named(name)
+            return self._models.chosen_for(CALLER.get().tenant, name)
         except ServiceError as error:
             await refuse(context, error)
             raise

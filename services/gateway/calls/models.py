@@ -59,7 +59,8 @@ class ModelCalls:
         """GetModel: returns the model of that id or alias; NOT_FOUND for any other name."""
         name = request.model
         try:
-            name = name if name in self._models.facts else self._models.named(name).id
+            if name not in self._ids():
+                name = self._models.chosen_for(CALLER.get().tenant, name).id
         except ServiceError as error:
             await refuse(context, error)
         await self._memory.refresh()
@@ -138,7 +139,12 @@ class ModelCalls:
             raise ServiceError(Code.FAILED_PRECONDITION, "REVISION_CHANGED", text, field="expected_revision")
 
     def _ids(self) -> list[str]:
-        return sorted({*self._models.facts, *(one.id for one in self._models)})
+        """Returns the ids of the models that the caller's tenant may use."""
+        models, tenant = self._models, CALLER.get().tenant
+        hidden = {one.id for one in models if not models.allows(tenant, one)}
+        closed = [name for name in models.facts if models.of(name) is None]
+        hidden |= {name for name in closed if not models.books.allows_model(tenant, [name])}
+        return sorted({*models.facts, *(one.id for one in models)} - hidden)
 
     def _described(self, model: str) -> control_pb2.Model:
         lane, fact = self._models.of(model), self._models.facts.get(model)

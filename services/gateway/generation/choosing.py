@@ -19,4 +19,5 @@ def chosen(models: Models[_L], call: CallMetadata, asked: OfModel) -> _L:
     revision = asked.revision if asked.HasField("revision") else ""
     key = asked.idempotency_key if isinstance(asked, types_pb2.GenerationSpec) else ""
     key = key or call.session or secrets.token_hex(8)
-    return models.choose(name, revision, f"{call.caller.tenant}\0{key}")
+    tenant = call.caller.tenant
+    return models.chosen_for(tenant, name, revision, f"{tenant}\0{key}")

@@ -75,8 +75,29 @@ class Models(Generic[_L]):
         """Returns the model that this name leads to. Raises `ServiceError` MODEL_NOT_FOUND."""
         return self.choose(name)
 
+    def allows(self, tenant: str, one: Served) -> bool:
+        """Whether requests of a tenant may reach a model, by its id or an alias."""
+        model = _info(one)
+        return self.books.allows_model(tenant, (model.id, *model.aliases))
+
+    def chosen_for(self, tenant: str, name: str | None, revision: str = "", key: str = "") -> _L:
+        """Returns the model that answers a request of a tenant. Raises as `choose`; a model that the tenant may not use
+        is unknown to it."""
+        try:
+            one = self.choose(name, revision, key)
+            is_known = self.allows(tenant, one)
+        except ServiceError as error:
+            if error.code is not Code.NOT_FOUND:
+                raise
+            is_known = False
+        if is_known:
+            return one
+        allowed = [each for each in self._all() if self.allows(tenant, each)]
+        names = dict.fromkeys(name for each in allowed for name in sorted(_info(each).aliases))
+        raise unknown_model(name or "", [*(_info(each).id for each in allowed), *names])
+
     def choose(self, name: str | None, revision: str = "", key: str = "") -> _L:
-        """Returns the model that answers a request. `name`: as the request gives it; `key`: equal ones lead to the
+        """Returns the model that a name leads to. `name`: as the request gives it; `key`: equal ones lead to the
         same model of an alias. Raises `ServiceError` MODEL_NOT_FOUND, or MODEL_UNAVAILABLE for one that the service
         has and cannot serve."""
         wanted = self.default if name is None else name

@@ -8,6 +8,7 @@ import grpc
 
 from sluice_server.engine.errors import ServiceError, invalid
 from sluice_server.services.gateway.access.call import CallMetadata
+from sluice_server.services.gateway.access.identity import CALLER
 from sluice_server.services.gateway.access.metadata import Context
 from sluice_server.services.gateway.calls.answering import CallEnded, answer
 from sluice_server.services.gateway.calls.refusal import refuse, tell_refused
@@ -101,7 +102,9 @@ class OpenInference:
         if request.repository_name:
             error = not_found("repository", request.repository_name, "there are none to choose from: leave it out")
             await refuse(context, error)
-        refusals = {one.manager.settings.model.id: one.manager.refusal for one in self._models}
+        tenant = CALLER.get().tenant
+        models = [one for one in self._models if self._models.allows(tenant, one)]
+        refusals = {one.manager.settings.model.id: one.manager.refusal for one in models}
         reasons = {name: refusal.message if refusal else "" for name, refusal in sorted(refusals.items())}
         return index(reasons, only_ready=request.ready)
 
@@ -156,7 +159,7 @@ class OpenInference:
         """Returns the id of the model. Ends the call if an unknown one, or another version, is named."""
         try:
             check_version(name, version)
-            return self._models.named(name).manager.settings.model.id
+            return self._models.chosen_for(CALLER.get().tenant, name).manager.settings.model.id
         except ServiceError as error:
             await refuse(context, error)
             raise

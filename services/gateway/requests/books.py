@@ -1,7 +1,7 @@
 """What the requests of all models of a gateway share: the limits of what may be open, quotas, keys, images, streams."""
 
 import dataclasses
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Protocol
 
 from sluice_server.engine.errors import ServiceError
@@ -77,6 +77,10 @@ class Books:
     def check_key(self, tenant: str, key: str) -> None:
         """Raises `ServiceError` ALREADY_EXISTS for the idempotency key of an open request of this tenant."""
         self._keys.check(tenant, key)
+
+    def allows_model(self, tenant: str, names: Iterable[str]) -> bool:
+        """Whether requests of a tenant may reach a model that has these names."""
+        return self._quotas.allows_model(tenant, names)
 
     def opened(self, request: OpenRequest, charge: Charge) -> None:
         """Enters an admitted request, which then holds what was taken."""

@@ -3,6 +3,7 @@
 import contextlib
 import dataclasses
 from collections.abc import AsyncIterator
+from pathlib import Path
 
 import grpc
 import pytest
@@ -10,7 +11,9 @@ from sluice.v1 import control_pb2, inference_pb2, types_pb2
 
 from sluice_server.services.gateway.lanes import unloaded
 from sluice_server.services.gateway.models.lane import Lane
+from sluice_server.services.gateway.settings import GatewaySettings
 from sluice_server.services.messages.messages import Submit
+from tests.services.gateway.calls.test_guard import bearer, entry
 from tests.services.gateway.fake_ring import (
     MODEL,
     SETTINGS,
@@ -37,11 +40,11 @@ class Two:
 
 
 @contextlib.asynccontextmanager
-async def two() -> AsyncIterator[Two]:
-    async with running() as rig:
+async def two(front: GatewaySettings = SETTINGS) -> AsyncIterator[Two]:
+    async with running(front) as rig:
         ring = FakeRing()
         stages = (("m1-t0",), ("m1-e0",), ("m1-d0",))
-        chosen = dataclasses.replace(SETTINGS, model=dataclasses.replace(MODEL, id="other"), stages=stages)
+        chosen = dataclasses.replace(front, model=dataclasses.replace(MODEL, id="other"), stages=stages)
         lane = ring.opened(rig.gateway, chosen, "m1")
         await ring.until(lambda: lane.is_serving)
         yield Two(rig, ring, lane)
@@ -161,3 +164,31 @@ async def test_load_and_operations_are_those_of_all_models() -> None:
         asked = control_pb2.ResizeCacheRequest(process="none", tokens=9)
         with pytest.raises(grpc.aio.AioRpcError, match=r"this service has d0, e0, g0, m1-d0, m1-e0, m1-t0, t0"):
             await both.rig.control.ResizeCache(asked).read()
+
+
+async def test_a_tenant_reaches_the_models_that_its_file_names_and_knows_of_no_others(tmp_path: Path) -> None:
+    file = tmp_path / "access.toml"
+    limits = '[tenants.few]\nmodels = ["ot*"]\n[tenants.none]\nmodels = []\n'
+    keys = [entry(name, name, "generate") for name in ("few", "none", "all")]
+    file.write_text(limits + "".join(keys))
+    async with two(dataclasses.replace(SETTINGS, access_file=file)) as both:
+        answering(both.rig.ring, "toy")
+        answering(both.ring, "other")
+        control = both.rig.control
+        for key, names in (("few", ["other"]), ("none", []), ("all", ["other", "toy"])):
+            found = await control.ListModels(control_pb2.ListModelsRequest(), metadata=bearer(key))
+            assert [one.id for one in found.models] == names
+            for name in ("toy", "other"):
+                call = both.rig.stub.Generate(unary_request(model=name), metadata=bearer(key))
+                if name in names:
+                    assert (await call).model == name
+                    continue
+                with pytest.raises(grpc.aio.AioRpcError) as refused:
+                    await call
+                shown = "'other'" if key == "few" else "none"
+                assert refused.value.code() is grpc.StatusCode.NOT_FOUND
+                assert f"this server serves {shown}" in str(refused.value.details())
+        with pytest.raises(grpc.aio.AioRpcError, match="model '' is not known here"):
+            await both.rig.stub.Generate(unary_request(), metadata=bearer("few"))
+        with pytest.raises(grpc.aio.AioRpcError, match="'toy' is not known here"):
+            await control.GetModel(control_pb2.GetModelRequest(model="toy"), metadata=bearer("few"))
