@@ -203,10 +203,12 @@ class RingWatch:
             to_blame.end(self._ended_twice(to_blame))
 
     def _missed(self, names: Set[str]) -> None:
-        """Reacts to frames lost on the way to these processes: the warm-up or a Cancel may have been in one."""
+        """Reacts to frames lost on the way to these processes: the warm-up or a Cancel may have been in one. What a
+        tokenizer lost may have been for any engine."""
         self._give_up_warm_ups(set(self._warm_ups))
         self._manager.announce_open()
-        for engine in names & set(self._engines.ids):
+        engines = set(self._engines.ids)
+        for engine in sorted(engines if names & set(self._settings.stages[0]) else names & engines):
             self._manager.disown(engine)
 
     def _why(self) -> ServiceError:

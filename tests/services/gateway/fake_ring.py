@@ -78,6 +78,7 @@ class FakeRing:
         self.answers_probes = True
         self.epoch = 1
         self.epochs: dict[str, int] = {}  # of single processes
+        self.lost: dict[str, int] = {}  # frames that single processes lost
         self.silent: set[str] = set()  # processes that no probe comes back from, and that compute nothing
         self.of_roles: dict[str, str] = {}  # revisions that are not the model's
         self.of_processes: dict[str, str] = {}
@@ -131,7 +132,7 @@ class FakeRing:
             ways = zip(roles, message.route, strict=True)
             visits = tuple(
                 Visit(
-                    *(role, one, self.epochs.get(one, self.epoch), 1, 0),
+                    *(role, one, self.epochs.get(one, self.epoch), 1, self.lost.get(one, 0)),
                     *(self.of_processes.get(one, self._revision(role)), self.identities.get(one, "")),
                 )
                 for role, one in ways

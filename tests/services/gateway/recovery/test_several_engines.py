@@ -88,6 +88,25 @@ async def test_requests_of_a_lost_engine_go_on_at_the_other(how: str) -> None:
         await whole(rig)
 
 
+async def test_a_cancel_that_a_tokenizer_lost_is_sent_again() -> None:
+    """It may have been for any engine, which would keep the request for as long as it runs elsewhere."""
+    async with running(TWO) as rig:
+        await whole(rig)
+        await two_streams(rig)
+        (of_lost,) = [submit for submit in rig.ring.submits if submit.envelope.engine == "e1"]
+
+        def cancels() -> int:
+            told = [one.envelope for one in rig.ring.emitted if isinstance(one, Cancel)]
+            return sum(one.request_id == of_lost.envelope.request_id and one.engine == "e1" for one in told)
+
+        rig.lane.lost({"e1"})
+        await rig.ring.until(lambda: cancels() == 1)
+        await whole(rig)
+        before = cancels()
+        rig.ring.lost["t0"] = 1
+        await rig.ring.until(lambda: cancels() > before)
+
+
 async def test_a_request_that_ends_engines_is_blamed_when_one_ends_again() -> None:
     """Not before: engines that are ended from outside, one after the other, are no request's fault."""
     async with running(TWO) as rig:
