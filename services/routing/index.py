@@ -8,6 +8,7 @@ from collections import deque
 from collections.abc import Iterable, Sequence
 
 EXPECTED_S = 60.0  # how long a block counts as held that was never reported: its request may have been cancelled
+STRIDE = 16  # blocks of a long prompt, of which the last stands for all: caches let go of the ends of prefixes first
 
 
 class CacheIndex:
@@ -17,8 +18,7 @@ class CacheIndex:
         self._bit_of = {name: 1 << at for at, name in enumerate(engines)}
         self._held: dict[bytes, int] = {}  # reported
         self._expected: dict[bytes, int] = {}  # routed there, and not reported yet
-        self._until: dict[tuple[bytes, int], float] = {}  # when an expectation ends
-        self._order: deque[tuple[float, bytes, int]] = deque()  # expectations, the oldest first
+        self._order: deque[tuple[float, int, list[bytes]]] = deque()  # when expectations end, the oldest first
         self._next: dict[str, tuple[int, int]] = {}  # epoch and number of an engine's next report
 
     def change(self, engines: Iterable[str]) -> None:
@@ -58,10 +58,11 @@ class CacheIndex:
         self._next[engine] = (epoch, number + 1)
         for name in removed:
             self._clear(self._held, name, bit)
+        held, expected = self._held, self._expected
         for name in added:
-            self._held[name] = self._held.get(name, 0) | bit
-            if self._until.pop((name, bit), None) is not None:
-                self._clear(self._expected, name, bit)
+            held[name] = held.get(name, 0) | bit
+            if name in expected:
+                self._clear(expected, name, bit)
         return True
 
     def knows(self, engine: str) -> bool:
@@ -74,44 +75,63 @@ class CacheIndex:
         self._next.pop(engine, None)
         self._drop(self._held, bit)
         self._drop(self._expected, bit)
-        self._until = {key: end_s for key, end_s in self._until.items() if key[1] != bit}
+        self._order = deque(one for one in self._order if one[1] != bit)
 
-    def expect(self, engine: str, names: Sequence[bytes], now_s: float) -> None:
-        """Counts the blocks of a prompt as held by the engine that it was sent to."""
-        bit, end_s = self._bit_of[engine], now_s + EXPECTED_S
-        for name in names:
-            if not self._held.get(name, 0) & bit:
-                self._expected[name] = self._expected.get(name, 0) | bit
-                self._until[name, bit] = end_s
-                self._order.append((end_s, name, bit))
+    def expect(self, engine: str, names: Sequence[bytes], now_s: float, first: int = 0) -> None:
+        """Counts the blocks of a prompt as held by the engine that it was sent to: those from `first` on that are
+        looked for, and are not held yet."""
+        bit, held, expected = self._bit_of[engine], self._held, self._expected
+        stride = (max(first, STRIDE) // STRIDE + 1) * STRIDE - 1
+        looked = (*names[first:STRIDE], *names[stride::STRIDE], *names[max(first, STRIDE) :][-1:])
+        new = [name for name in looked if not (held.get(name, 0) | expected.get(name, 0)) & bit]
+        if new:
+            others = [(name, expected[name]) for name in new if name in expected]
+            expected.update(dict.fromkeys(new, bit))
+            for name, bits in others:
+                expected[name] = bits | bit
+            self._order.append((now_s + EXPECTED_S, bit, new))
         while self._order and self._order[0][0] <= now_s:
-            _, name, bit = self._order.popleft()
-            if self._until.get((name, bit), now_s + 1.0) <= now_s:
-                del self._until[name, bit]
-                self._clear(self._expected, name, bit)
+            _, bit, names = self._order.popleft()
+            for name in names:
+                self._clear(expected, name, bit)
 
     def matched(self, names: Sequence[bytes], engines: Iterable[str]) -> dict[str, int]:
-        """Returns for each of these engines how many leading blocks of a prompt it holds."""
+        """Returns for each of these engines how many leading blocks of a prompt it holds. Behind the first `STRIDE`
+        only the last block of each `STRIDE` is looked for, as long as it is there."""
         able = 0
         for engine in engines:
             able |= self._bit_of[engine]
-        found, num = {}, 0
+        found: dict[int, int] = {}
         held, expected = self._held, self._expected
-        for num, name in enumerate(names):
+        first = 0
+        while able and first < len(names):
+            end = min(first + STRIDE, len(names))
+            last = names[end - 1]
+            still = able & (held.get(last, 0) | expected.get(last, 0)) if first else 0
+            self._match_each(names, first, end, able & ~still, found)
+            able = still if first else found.pop(end, 0)
+            first = end
+        found[len(names)] = found.get(len(names), 0) | able
+        return {name: num for num, bits in found.items() for name, bit in self._bit_of.items() if bits & bit}
+
+    def _match_each(self, names: Sequence[bytes], first: int, end: int, able: int, found: dict[int, int]) -> None:
+        """Notes of some engines which of the blocks from `first` to `end` is the first that each lacks."""
+        held, expected = self._held, self._expected
+        for num in range(first, end):
+            if not able:
+                return
+            name = names[num]
             still = able & (held.get(name, 0) | expected.get(name, 0))
             if still != able:
                 found[num] = able & ~still
                 able = still
-                if not able:
-                    break
-        else:
-            found[len(names)] = able
-        return {name: num for num, bits in found.items() for name, bit in self._bit_of.items() if bits & bit}
+        if able:
+            found[end] = able
 
     @property
     def num_expected(self) -> int:
-        """The number of expectations."""
-        return len(self._until)
+        """The number of blocks that are expected of any engine."""
+        return len(self._expected)
 
     @staticmethod
     def _clear(blocks: dict[bytes, int], name: bytes, bit: int) -> None:

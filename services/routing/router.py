@@ -96,37 +96,37 @@ class Router:
         share one list, and are matched at once. `is_handed_off`: another engine has computed the prompt, and its blocks
         are fetched."""
         able = tuple(names)
-        options: list[Choice] = []
         matched = dict.fromkeys(able, num_tokens // self._block_size) if is_handed_off else self._matched(names)
-        is_split = any(self._state(engine).role is EngineRole.PREFILL for engine in able)
+        is_split = any(state.role is EngineRole.PREFILL for state in self.states.values())
         self._turn += 1
-        best: Choice | None = None
-        least = 0.0
+        best, least = able[0], math.inf
+        waiting: dict[str, float] = {}
         for at in range(len(able)):
             engine = able[(at + self._turn) % len(able)]
-            num_waiting = self.queues[engine].left(now_s)
-            # The last token is computed in any case: what follows it is sampled.
-            num_cached = min(matched[engine] * self._block_size, num_tokens - 1)
-            cost = num_waiting + num_tokens - num_cached
+            num_waiting = waiting[engine] = self.queues[engine].left(now_s)
+            cost = num_waiting + self._num_left(matched[engine], num_tokens)
             if is_split:
-                cost = self._split_cost(engine, num_waiting, num_tokens - num_cached, num_tokens)
-            options.append(Choice(engine, num_waiting, num_cached))
-            if best is None or cost < least:
-                best, least = options[-1], cost
-        assert best is not None, "no engine to choose from"
-        reason = RoutingReason.HAND_OFF if is_handed_off else self._why(best, options)
-        self.queues[best.engine].add(num_tokens - best.num_cached, now_s)
-        self.index.expect(best.engine, names[best.engine], now_s)
-        return dataclasses.replace(best, reason=reason)
+                cost = self._split_cost(engine, num_waiting, self._num_left(matched[engine], num_tokens), num_tokens)
+            if cost < least or not at:
+                best, least = engine, cost
+        reason = RoutingReason.HAND_OFF if is_handed_off else self._why(best, matched, waiting)
+        num_left = self._num_left(matched[best], num_tokens)
+        self.queues[best].add(num_left, now_s)
+        self.index.expect(best, names[best], now_s, 0 if is_handed_off else matched[best])
+        return Choice(best, waiting[best], num_tokens - num_left, reason)
 
-    def _why(self, best: Choice, options: Sequence[Choice]) -> RoutingReason:
-        """Returns what speaks for the best of several options."""
-        if self._state(best.engine).role is EngineRole.PREFILL:
+    def _num_left(self, num_matched: int, num_tokens: int) -> int:
+        """Returns the tokens of a prompt behind the blocks that a cache holds: the last one is computed in any case, as
+        what follows it is sampled."""
+        return max(1, num_tokens - num_matched * self._block_size)
+
+    def _why(self, best: str, matched: Mapping[str, int], waiting: Mapping[str, float]) -> RoutingReason:
+        """Returns what speaks for the best of several engines."""
+        if self._state(best).role is EngineRole.PREFILL:
             return RoutingReason.PREFILL
-        if best.num_cached > min(one.num_cached for one in options):
+        if matched[best] > min(matched.values()):
             return RoutingReason.CACHE
-        is_less = best.num_waiting < max(one.num_waiting for one in options)
-        return RoutingReason.LOAD if is_less else RoutingReason.TURN
+        return RoutingReason.LOAD if waiting[best] < max(waiting.values()) else RoutingReason.TURN
 
     def _state(self, engine: str) -> EngineState:
         return self.states.get(engine, UNKNOWN)

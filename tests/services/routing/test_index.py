@@ -36,9 +36,28 @@ def test_what_was_routed_counts_until_it_is_reported_or_overdue() -> None:
     index.expect("e0", [], now_s=EXPECTED_S)
     assert index.matched([name(1), name(2)], ENGINES)["e2"] == 1 and not index.num_expected
     index.expect("e2", [name(2)], now_s=100.0)
-    index.expect("e2", [name(2)], now_s=130.0)  # again: the later end counts
-    index.expect("e2", [], now_s=100.0 + EXPECTED_S)
+    index.expect("e2", [name(2)], now_s=130.0)  # again: the first end counts
+    index.expect("e2", [], now_s=99.0 + EXPECTED_S)
     assert index.matched([name(1), name(2)], ENGINES)["e2"] == 2
+    index.expect("e2", [], now_s=100.0 + EXPECTED_S)
+    assert index.matched([name(1), name(2)], ENGINES)["e2"] == 1
+
+
+def test_of_a_long_prompt_some_blocks_stand_for_all() -> None:
+    """Caches let go of ends first, so an engine that holds a block holds those before it."""
+    index = whole()
+    names = [name(at) for at in range(100)]
+    index.report("e0", 1, 1, (), names[:71])
+    index.report("e1", 1, 1, (), names[:16])
+    index.expect("e2", names, now_s=0.0)
+    assert index.num_expected == 16 + 5 + 1
+    assert index.matched(names, ENGINES) == {"e0": 71, "e1": 16, "e2": 100}
+    other = [*names[:90], *(name(200 + at) for at in range(20))]
+    assert index.matched(other, ENGINES) == {"e0": 71, "e1": 16, "e2": 80}, "a few less"
+    assert index.matched(names[:40], ENGINES) == {"e0": 40, "e1": 16, "e2": 32}
+    index.expect("e0", names, now_s=0.0, first=71)
+    assert index.matched(names, ENGINES)["e0"] == 100
+    assert index.num_expected == 16 + 5 + 1
 
 
 def test_after_a_gap_nothing_is_believed_before_a_whole_report() -> None:
