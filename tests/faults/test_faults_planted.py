@@ -118,22 +118,20 @@ def cancels_of_earlier_attempts_end_later_ones(patch: pytest.MonkeyPatch) -> Non
     patch.setattr(DetokenizerStage, "_end", ending)
 
 
-# Each with the history that finds it.
-QUICKLY: dict[Plant, int] = {
-    requests_stay_with_an_engine_that_left: 5,
-    hand_offs_begin_anew: 7,
-    changes_go_where_the_gateway_guessed: 7,
-}
-SLOWLY: dict[Plant, int] = {
-    no_census: 5,
-    losses_concern_nobody: 7,
-    an_engine_that_was_chosen_and_lost_concerns_nobody: 15,
-    engines_out_of_reach_keep_what_others_have: 3,
-    the_engine_before_is_not_told: 7,
-    frames_count_twice: 2,
-    earlier_attempts_replace_later_ones: 7,
-    cancels_of_earlier_attempts_end_later_ones: 7,
-}
+QUICKLY: tuple[Plant, ...] = (hand_offs_begin_anew, changes_go_where_the_gateway_guessed)
+SLOWLY: tuple[Plant, ...] = (
+    no_census,
+    losses_concern_nobody,
+    requests_stay_with_an_engine_that_left,
+    an_engine_that_was_chosen_and_lost_concerns_nobody,
+    engines_out_of_reach_keep_what_others_have,
+    the_engine_before_is_not_told,
+    frames_count_twice,
+    earlier_attempts_replace_later_ones,
+    cancels_of_earlier_attempts_end_later_ones,
+)
+# Those of engines that join, leave and hand over first: they find most.
+ORDER = sorted(QUICK, key=lambda seed: (seed % 8 != 7, seed % 8 != 5, seed % 4 != 3, seed))
 
 
 @pytest.fixture(autouse=True)
@@ -142,19 +140,26 @@ def soon(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(pipeline, "DRAIN_ROUNDS", 400)
 
 
-@pytest.mark.parametrize(
-    ("plant", "seed"),
-    [*QUICKLY.items(), *(pytest.param(*one, marks=pytest.mark.long) for one in SLOWLY.items())],
-    ids=lambda given: getattr(given, "__name__", str(given)),
-)
-def test_a_planted_bug_is_found(monkeypatch: pytest.MonkeyPatch, plant: Plant, seed: int) -> None:
-    assert seed in QUICK
-    plant(monkeypatch)
-    with pytest.raises(AssertionError):
+def finds(seed: int) -> bool:
+    """Whether a history fails."""
+    try:
         World(seed).run(EVENTS)
+    except AssertionError:
+        return True
+    return False
+
+
+@pytest.mark.parametrize(
+    "plant",
+    [*QUICKLY, *(pytest.param(one, marks=pytest.mark.long) for one in SLOWLY)],
+    ids=lambda plant: plant.__name__,
+)
+def test_a_planted_bug_is_found(monkeypatch: pytest.MonkeyPatch, plant: Plant) -> None:
+    """By one of the histories: which one changes with all that these processes do."""
+    plant(monkeypatch)
+    assert any(map(finds, ORDER))
 
 
 @pytest.mark.long
-@pytest.mark.parametrize("seed", sorted({*QUICKLY.values(), *SLOWLY.values()}))
-def test_without_it_nothing_is_found(seed: int) -> None:
-    World(seed).run(EVENTS)
+def test_without_it_nothing_is_found() -> None:
+    assert not any(map(finds, ORDER))
