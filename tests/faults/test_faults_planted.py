@@ -118,11 +118,12 @@ def cancels_of_earlier_attempts_end_later_ones(patch: pytest.MonkeyPatch) -> Non
     patch.setattr(DetokenizerStage, "_end", ending)
 
 
-QUICKLY: tuple[Plant, ...] = (hand_offs_begin_anew, changes_go_where_the_gateway_guessed)
+QUICKLY: tuple[Plant, ...] = (hand_offs_begin_anew,)
 SLOWLY: tuple[Plant, ...] = (
     no_census,
     losses_concern_nobody,
     requests_stay_with_an_engine_that_left,
+    changes_go_where_the_gateway_guessed,
     an_engine_that_was_chosen_and_lost_concerns_nobody,
     engines_out_of_reach_keep_what_others_have,
     the_engine_before_is_not_told,
