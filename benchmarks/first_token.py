@@ -48,10 +48,8 @@ HOPS = (  # process, mark, what has happened since the mark before
     ("detokenizer-0", "woken by Tokens", "ring to detokenizer"),
     ("detokenizer-0", "sent Text", "text made, sent"),
     ("gateway-0", "woken by Text", "ring to gateway"),
-    ("gateway-0", "begin_write", "handler wakes, has that it was accepted"),
-    ("gateway-0", "end_write", "that is made and written"),
-    ("gateway-0", "begin_write", "delta taken"),
-    ("gateway-0", "end_write", "that is made and written"),
+    ("gateway-0", "begin_write", "added to its request, taken by its writer"),
+    ("gateway-0", "end_write", "made and written, with that it was accepted"),
 )
 ARRIVED = "gateway to client"
 

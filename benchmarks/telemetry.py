@@ -1,14 +1,17 @@
 """Measures the cost of telemetry: throughput with every request traced, and steps with a collector that accepts
 connections and does not answer.
 
-    python -m benchmarks.telemetry [--rounds 20] [--streams 64] [--requests 128]
+    python -m benchmarks.telemetry [--rounds 20] [--streams 64] [--requests 128] [--all]
 
-Demo model, 64 tokens in and 64 out, closed loop. Three services stand side by side: without telemetry, with traces and
-metrics to a collector, with the same to a black hole. Each round loads one after the other, in an order that changes,
-for as long as `requests` take. The collector answers without reading, lest its own work be charged. Ratios are medians
-of those within a round, as the machine changes from one to the next. Steps are the engine's own: its histogram has
-buckets of one percent here (fine_steps); beside the medians, the percentiles of all rounds together. Processor time is
-that of the four processes: it says the same on a machine that others use too.
+Demo model, 64 tokens in and 64 out, closed loop. Services stand side by side: with metrics to be fetched (plain), with
+traces and metrics to a collector too, with the same to a black hole. Each round loads one after the other, in an order
+that changes, for as long as `requests` take. The collector answers without reading, lest its own work be charged.
+Ratios are medians of those within a round, as the machine changes from one to the next. Steps are the engine's own: its
+histogram has buckets of one percent here (fine_steps); beside the medians, the percentiles of all rounds together.
+Processor time is that of the four processes: it says the same on a machine that others use too.
+
+With `--all` there are two services: one without any telemetry, and one with all of it: traces, metrics that are fetched
+every second, a line in JSON for each request.
 """
 
 import argparse
@@ -24,21 +27,24 @@ import socket
 import subprocess
 import sys
 import tempfile
+import threading
 import urllib.request
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import grpc
+import psutil
 
 from benchmarks.machine import end_as_asked, median, write
 
 LENGTH = 64
-SERVE = (sys.executable, "-m", "sluice_server", "serve", "--listen", "127.0.0.1:0", "--log-level", "error")
+SERVE = (sys.executable, "-m", "sluice_server", "serve", "--listen", "127.0.0.1:0")
+QUIET = ("--log-level", "error")
+LINES = ("--log-level", "info", "--log-format", "json", "--log-requests")
 BENCH = (sys.executable, "-m", "sluice_server", "bench", "--input-len", str(LENGTH), "--output-len", str(LENGTH))
 PORT = 19464  # the first of metrics
-CPU = re.compile(r"^process_cpu_seconds_total (\S+)$", re.M)
 PERCENTILES = {"p50": 0.5, "p90": 0.9, "p99": 0.99}
 BUCKET = re.compile(r'^sluice_engine_step_time_seconds_bucket{(?:.*,)?le="([^"]+)".*} (\S+)$', re.M)
 
@@ -111,9 +117,10 @@ class LoadResult:
 
 @dataclasses.dataclass(frozen=True)
 class Service:
-    """A running service, and the port of its engine's metrics: the first of four processes."""
+    """A running service, its processes, and the port of its engine's metrics, the first of four; 0 without metrics."""
 
     address: str
+    processes: list[psutil.Process]
     metrics_port: int
 
     def load(self, streams: int, requests: int) -> LoadResult:
@@ -126,12 +133,20 @@ class Service:
         return LoadResult(speed, self.steps().since(before), self.cpu_s() - cpu_before_s)
 
     def steps(self) -> Steps:
-        """The engine's steps so far."""
+        """The engine's steps so far; none without metrics."""
+        if not self.metrics_port:
+            return Steps(Counter())
         return Steps(Counter({float(bound): int(float(num)) for bound, num in BUCKET.findall(self._metrics(0))}))
 
     def cpu_s(self) -> float:
         """Processor time of its processes so far."""
-        return sum(float(CPU.findall(self._metrics(i))[0]) for i in range(4))
+        return sum(sum(one.cpu_times()[:2]) for one in self.processes)
+
+    def fetch(self, stop: threading.Event) -> None:
+        """Fetches the metrics of all four processes every second, as a Prometheus would every fifteen."""
+        while not stop.wait(1.0):
+            for place in range(4):
+                self._metrics(place)
 
     def _metrics(self, place: int) -> str:
         url = f"http://127.0.0.1:{self.metrics_port + place}/metrics"
@@ -144,10 +159,12 @@ def serving(metrics_port: int, *options: str) -> Iterator[Service]:
     fine = str(Path(__file__).parent / "fine_steps")
     path = os.pathsep.join(filter(None, [fine, str(Path(__file__).parents[1]), os.environ.get("PYTHONPATH", "")]))
     command = [*SERVE, "--metrics-port", str(metrics_port), *options]
-    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env={**os.environ, "PYTHONPATH": path}) as child:
+    made = {**os.environ, "PYTHONPATH": path}
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True, env=made) as child:
         assert child.stdout is not None
         try:
-            yield Service(child.stdout.readline().split(" on ")[1].split(",")[0], metrics_port)
+            address = child.stdout.readline().split(" on ")[1].split(",")[0]
+            yield Service(address, psutil.Process(child.pid).children(), metrics_port)
         finally:
             child.send_signal(signal.SIGTERM)
 
@@ -159,26 +176,46 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=20)
     parser.add_argument("--streams", type=int, default=64)
     parser.add_argument("--requests", type=int, default=128)
+    parser.add_argument("--all", action="store_true")
     options = parser.parse_args()
     loads: dict[str, list[LoadResult]] = {}
     with collector() as (endpoint, sink), black_hole() as hole, contextlib.ExitStack() as stack:
-        ways = {"plain": [], "traced": ["--otlp-endpoint", endpoint], "black_hole": ["--otlp-endpoint", hole]}
-        services = {
-            way: stack.enter_context(serving(PORT + 10 * i, *more)) for i, (way, more) in enumerate(ways.items())
+        ways: dict[str, tuple[int, Sequence[str]]] = {
+            "plain": (PORT, QUIET),
+            "traced": (PORT + 10, (*QUIET, "--otlp-endpoint", endpoint)),
+            "black_hole": (PORT + 20, (*QUIET, "--otlp-endpoint", hole)),
         }
+        if options.all:
+            ways = {"off": (0, QUIET), "all": (PORT + 30, (*LINES, "--otlp-endpoint", endpoint))}
+        services = {way: stack.enter_context(serving(port, *more)) for way, (port, more) in ways.items()}
+        if options.all:
+            stop = threading.Event()
+            stack.callback(stop.set)
+            threading.Thread(target=services["all"].fetch, args=(stop,), daemon=True).start()
         for service in services.values():
             service.load(options.streams, 2 * options.streams)
         for i in range(options.rounds):
             names = list(services)
-            for way in names[i % 3 :] + names[: i % 3]:
+            for way in names[i % len(names) :] + names[: i % len(names)]:
                 loads.setdefault(way, []).append(services[way].load(options.streams, options.requests))
             last = {way: found[-1] for way, found in loads.items()}
-            print(
-                {way: (round(one.tokens_per_s), one.steps.percentile_ms(0.99), one.cpu_s) for way, one in last.items()},
-                flush=True,
-            )
+            print({way: (round(one.tokens_per_s), round(one.cpu_s, 2)) for way, one in last.items()}, flush=True)
+    if options.all:
+        print(whole_cost(loads))
+        return
     command = "python -m benchmarks.telemetry" + "".join(f" --{name} {num}" for name, num in vars(options).items())
     write("telemetry", command, {**result(loads), "exports_received": sink.num})
+
+
+def whole_cost(loads: dict[str, list[LoadResult]]) -> dict[str, object]:
+    """Ratios of everything to nothing, of processor time with its quartiles."""
+    pairs = list(zip(loads["all"], loads["off"], strict=True))
+    cpu = sorted(one.cpu_s / base.cpu_s for one, base in pairs)
+    return {
+        "cpu_ratio": round(median(cpu), 4),
+        "cpu_ratio_quartiles": [round(cpu[len(cpu) * at // 4], 4) for at in (1, 3)],
+        "throughput_ratio": round(median([one.tokens_per_s / base.tokens_per_s for one, base in pairs]), 4),
+    }
 
 
 def result(loads: dict[str, list[LoadResult]]) -> dict[str, object]:

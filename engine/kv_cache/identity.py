@@ -33,7 +33,8 @@ class CacheIdentity:
 
     def encoded(self) -> bytes:
         """Returns bytes that are equal only for equal identities."""
-        return framed(one.encode() if isinstance(one, str) else one for one in dataclasses.astuple(self))
+        values = [getattr(self, field.name) for field in dataclasses.fields(self)]  # `astuple` would copy each one
+        return framed(one.encode() if isinstance(one, str) else one for one in values)
 
 
 UNNAMED = CacheIdentity()  # for blocks that stay within one process

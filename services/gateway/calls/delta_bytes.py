@@ -44,12 +44,12 @@ def as_field(tag: bytes, event: DeltaEvent) -> bytes | None:
     if not (text and consumed and steps):
         return None  # a field that is 0 is not written at all
     name = event.generation_id.encode()
-    index = _OUTPUT_INDEX + _varint(first.output_index) if first.output_index else b""
-    head = (_GENERATION_ID, _varint(len(name)), name, _SEQ, _varint(event.seq), index, _TEXT, _varint(len(text)))
-    delta = b"".join((*head, text, _CONSUMED, _varint(consumed), _STEPS, _varint(steps)))
-    return b"".join((tag, _varint(len(delta)), delta))
+    index = _OUTPUT_INDEX + varint(first.output_index) if first.output_index else b""
+    head = (_GENERATION_ID, varint(len(name)), name, _SEQ, varint(event.seq), index, _TEXT, varint(len(text)))
+    delta = b"".join((*head, text, _CONSUMED, varint(consumed), _STEPS, varint(steps)))
+    return b"".join((tag, varint(len(delta)), delta))
 
 
-def _varint(number: int) -> bytes:
+def varint(number: int) -> bytes:
     """Returns a number as a varint; small ones from a table."""
     return _SMALL[number] if number < len(_SMALL) else as_varint(number)

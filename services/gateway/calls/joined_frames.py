@@ -7,7 +7,7 @@ from collections.abc import Iterable, Iterator
 
 from sluice.v1 import inference_pb2
 
-from sluice_server.services.gateway.calls.responses import Response, converse_response, of_stream
+from sluice_server.services.gateway.calls.responses import Response, of_converse, of_stream
 from sluice_server.services.gateway.calls.serialized import serialized
 from sluice_server.services.gateway.contract.wire import as_varint
 from sluice_server.services.gateway.generation.events import StreamEvent, TaggedEvent
@@ -22,9 +22,9 @@ _MORE_EVENTS = as_varint(inference_pb2.StreamGenerateResponse.MORE_FIELD_NUMBER 
 def joined(first: TaggedEvent, further: Iterator[TaggedEvent]) -> inference_pb2.ConverseResponse | bytes:
     """Returns the response for an event of a Converse stream and those behind it, encoded if there are any. Takes
     events from `further` up to a number of bytes."""
-    made = converse_response(first)
-    more = _more(_MORE_FRAMES, (converse_response(event).SerializeToString() for event in further))
-    return b"".join((made.SerializeToString(), *more)) if more else made
+    made = of_converse(first)
+    more = _more(_MORE_FRAMES, (serialized(of_converse(event)) for event in further))
+    return b"".join((serialized(made), *more)) if more else made
 
 
 def joined_events(kind: type[Response], first: StreamEvent, further: Iterator[StreamEvent]) -> Response | bytes:

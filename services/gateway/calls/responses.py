@@ -50,6 +50,8 @@ _THROTTLED = {
 _DELTA = as_varint(
     inference_pb2.StreamGenerateResponse.DELTA_FIELD_NUMBER << 3 | 2
 )  # of every streaming call but Converse
+_FRAME_TAG = as_varint(inference_pb2.ConverseResponse.TAG_FIELD_NUMBER << 3)
+_FRAME_DELTA = as_varint(inference_pb2.ConverseResponse.DELTA_FIELD_NUMBER << 3 | 2)
 Response = TypeVar(
     "Response",
     bound=inference_pb2.StreamGenerateResponse | inference_pb2.ConverseResponse | inference_pb2.ResumeGenerateResponse,
@@ -79,6 +81,15 @@ def fill(made: Response, event: StreamEvent) -> Response:
         case FinishedEvent():
             made.finished.CopyFrom(finished(event))
     return made
+
+
+def of_converse(tagged: TaggedEvent) -> inference_pb2.ConverseResponse | bytes:
+    """Returns the response for an event of a Converse stream; encoded already where that costs less."""
+    if isinstance(tagged.event, DeltaEvent):
+        made = delta_bytes.as_field(_FRAME_DELTA, tagged.event)
+        if made is not None:
+            return b"".join((_FRAME_TAG, delta_bytes.varint(tagged.tag), made))
+    return converse_response(tagged)
 
 
 def converse_response(tagged: TaggedEvent) -> inference_pb2.ConverseResponse:

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from sluice_server.engine.scheduler.draft_stats import DraftStats
 from sluice_server.engine.scheduler.histogram import Histogram
 from sluice_server.services.gateway.requests.output_state import OutputState
-from sluice_server.services.messages.details import Admitted, Embedded, Timings
+from sluice_server.services.messages.details import Admitted, Embedded, Routed, Timings
 from sluice_server.services.messages.messages import Text
 from sluice_server.services.messages.work import Stops
 from sluice_server.services.telemetry.observed import RequestUsage
@@ -64,8 +64,11 @@ class Accounting:
         self.admitted = Admitted(sum(found.num_tokens), found.num_cached, 0, Stops())
         self._timings = found.timings
 
-    def used(self, outputs: Sequence[OutputState], last: Text | None) -> RequestUsage:
-        """Returns the usage so far; `last` is the message that finished the generation, None before."""
+    def used(
+        self, outputs: Sequence[OutputState], last: Text | None, engine: str = "", routed: Routed | None = None
+    ) -> RequestUsage:
+        """Returns the usage so far; `last` is the message that finished the generation, None before. `engine` computes
+        the last attempt, and is that one for the reason `routed`."""
         drafts = self._drafts
         return RequestUsage(
             num_prompt=self.num_prompt,
@@ -80,4 +83,6 @@ class Accounting:
             ttft_s=self.first_token_s - self._started_s if self.first_token_s is not None else 0.0,
             finish_reason=last.finish.value if last and last.finish else "",
             timings=last.timings if last else self._timings,
+            engine=engine,
+            routed=routed,
         )

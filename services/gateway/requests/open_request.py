@@ -4,7 +4,6 @@
 needed to send the request again, `credit` the granted tokens, `accounting` the tokens used. Pure: no clock, no loop.
 """
 
-import dataclasses
 import enum
 
 import msgspec
@@ -145,8 +144,8 @@ class OpenRequest:
     @property
     def used(self) -> RequestUsage:
         """The usage so far, whether the request has finished or not."""
-        used = self.accounting.used(self.outputs, self.outcome if isinstance(self.outcome, Text) else None)
-        return dataclasses.replace(used, engine=self.envelope.engine, routed=self.routed)
+        last = self.outcome if isinstance(self.outcome, Text) else None
+        return self.accounting.used(self.outputs, last, self.envelope.engine, self.routed)
 
     def handle(self, message: Text | Failed | Result | Preempted, now_s: float) -> str:
         """Handles a message of the ring; returns why it was dropped, or "". "gap" means that a message was lost and the

@@ -6,7 +6,7 @@ from sluice.v1 import inference_pb2
 
 from sluice_server.services.gateway.calls import delta_bytes, responses
 from sluice_server.services.gateway.calls.serialized import serialized
-from sluice_server.services.gateway.generation.events import DeltaEvent
+from sluice_server.services.gateway.generation.events import DeltaEvent, TaggedEvent
 from sluice_server.services.messages.details import TokenLogprobs, TokenRecord
 from sluice_server.services.messages.messages import Envelope, Text
 from sluice_server.services.messages.work import ToolCall, ToolCallPart
@@ -49,6 +49,9 @@ def test_the_bytes_of_a_delta_are_those_of_its_message(
     for kind in (inference_pb2.StreamGenerateResponse, inference_pb2.ResumeGenerateResponse):
         made = responses.fill(kind(), event)
         assert serialized(responses.of_stream(kind, event)) == made.SerializeToString(deterministic=True)
+    tagged = TaggedEvent(seq, event)
+    frame = responses.converse_response(tagged).SerializeToString(deterministic=True)
+    assert serialized(responses.of_converse(tagged)) == frame
 
 
 def test_a_delta_of_text_needs_no_message() -> None:
