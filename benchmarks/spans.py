@@ -1,9 +1,11 @@
-"""Measures the processor time of a request's spans in all four roles, made and sent at a service's pace.
+"""Measures the processor time of a request's spans in all four roles, made and sent at a service's pace, and of its
+line in the log.
 
     python -m benchmarks.spans [--rate 70] [--seconds 5] [--rounds 3]
 
 One process plays the gateway, tokenizer, engine and detokenizer of requests that have seven spans, without a collector,
-with one that takes everything (in another process) and with a black hole, in turn. Processor time is that of the whole
+with one that takes everything (in another process), with a black hole, with a line in JSON for each request, and with
+spans and lines, in turn. Processor time is that of the whole
 process, its sending thread included; beside it that of the thread that serves. Less than benchmarks/telemetry.py shows,
 as one process sends what four would.
 """
@@ -11,11 +13,13 @@ as one process sends what four would.
 import argparse
 import contextlib
 import multiprocessing
+import os
 import secrets
 import socket
 import time
 from collections.abc import Iterator
 from multiprocessing.synchronize import Event
+from pathlib import Path
 
 from benchmarks.machine import median, write
 from benchmarks.telemetry import collector
@@ -25,10 +29,12 @@ from sluice_server.services.engine.trace import EngineTrace, RequestEnd
 from sluice_server.services.messages.messages import Envelope
 from sluice_server.services.messages.work import Generate, TextPrompt
 from sluice_server.services.telemetry import names
+from sluice_server.services.telemetry.logs import configure
 from sluice_server.services.telemetry.metrics import Metrics
 from sluice_server.services.telemetry.observed import RequestUsage, StartedRequest
 from sluice_server.services.telemetry.observer import GatewayObserver
 from sluice_server.services.telemetry.phases import Phase
+from sluice_server.services.telemetry.request_log import RequestLog
 from sluice_server.services.telemetry.spans import Parent
 from sluice_server.services.telemetry.tracing import Tracer
 
@@ -41,9 +47,10 @@ RESOURCE = {"service.name": "sluice", "service.instance.id": "all-0"}
 class Ring:
     """The telemetry of a request in the four roles, without the rest of them."""
 
-    def __init__(self, endpoint: str) -> None:
+    def __init__(self, endpoint: str, *, has_lines: bool) -> None:
         self.tracer = Tracer.create(RESOURCE, endpoint)
-        self._observer = GatewayObserver(self.tracer, Metrics("gateway", "all-0"), lambda envelope: None)
+        log = RequestLog(is_on=has_lines, shows_prompts=False)
+        self._observer = GatewayObserver(self.tracer, Metrics("gateway", "all-0"), lambda envelope: None, log)
         self._engine = EngineTrace(self._record)
 
     def request(self) -> None:
@@ -70,9 +77,9 @@ class Ring:
         self.tracer.record(envelope.request_id, Parent(envelope.traceparent, envelope.tracestate), phase)
 
 
-def measured(endpoint: str, rate: float, seconds: float) -> tuple[float, float]:
+def measured(endpoint: str, rate: float, seconds: float, *, has_lines: bool) -> tuple[float, float]:
     """Milliseconds per request of the process and of this thread."""
-    ring = Ring(endpoint)
+    ring = Ring(endpoint, has_lines=has_lines)
     ring.request()
     time.sleep(1.5)  # for the first call to the collector
     start, process_s, thread_s, num = time.monotonic(), time.process_time(), time.thread_time(), 0
@@ -114,11 +121,24 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=3)
     options = parser.parse_args()
     found: dict[str, list[tuple[float, float]]] = {}
-    with socket.create_server(("127.0.0.1", 0), backlog=64) as silent, other_process() as endpoint:
+    with (
+        Path(os.devnull).open("w") as nowhere,
+        contextlib.redirect_stderr(nowhere),
+        socket.create_server(("127.0.0.1", 0), backlog=64) as silent,
+        other_process() as endpoint,
+    ):
+        configure("info", "json", "all-0")  # to a file, as the lines of a service
         hole = f"http://127.0.0.1:{silent.getsockname()[1]}"
         for _ in range(options.rounds):
-            for way, where in {"plain": "", "traced": endpoint, "black_hole": hole}.items():
-                found.setdefault(way, []).append(measured(where, options.rate, options.seconds))
+            for way, (where, lines) in {
+                "plain": ("", False),
+                "traced": (endpoint, False),
+                "black_hole": (hole, False),
+                "lines": ("", True),
+                "all": (endpoint, True),
+            }.items():
+                one = measured(where, options.rate, options.seconds, has_lines=lines)
+                found.setdefault(way, []).append(one)
     figures = {
         way: {
             "process_ms": round(median([one[0] for one in ones]), 3),

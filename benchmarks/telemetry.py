@@ -10,8 +10,8 @@ Ratios are medians of those within a round, as the machine changes from one to t
 histogram has buckets of one percent here (fine_steps); beside the medians, the percentiles of all rounds together.
 Processor time is that of the four processes: it says the same on a machine that others use too.
 
-With `--all` there are two services: one without any telemetry, and one with all of it: traces, metrics that are fetched
-every second, a line in JSON for each request.
+With `--all` the services are: one without any telemetry, one that logs a line in JSON for each request, one with
+traces, and one with both and with metrics that are fetched as a Prometheus does.
 """
 
 import argparse
@@ -45,6 +45,7 @@ QUIET = ("--log-level", "error")
 LINES = ("--log-level", "info", "--log-format", "json", "--log-requests")
 BENCH = (sys.executable, "-m", "sluice_server", "bench", "--input-len", str(LENGTH), "--output-len", str(LENGTH))
 PORT = 19464  # the first of metrics
+FETCH_S = 15.0
 PERCENTILES = {"p50": 0.5, "p90": 0.9, "p99": 0.99}
 BUCKET = re.compile(r'^sluice_engine_step_time_seconds_bucket{(?:.*,)?le="([^"]+)".*} (\S+)$', re.M)
 
@@ -143,8 +144,8 @@ class Service:
         return sum(sum(one.cpu_times()[:2]) for one in self.processes)
 
     def fetch(self, stop: threading.Event) -> None:
-        """Fetches the metrics of all four processes every second, as a Prometheus would every fifteen."""
-        while not stop.wait(1.0):
+        """Fetches the metrics of all four processes every so often."""
+        while not stop.wait(FETCH_S):
             for place in range(4):
                 self._metrics(place)
 
@@ -157,6 +158,7 @@ class Service:
 def serving(metrics_port: int, *options: str) -> Iterator[Service]:
     """A service whose engine keeps step times to one percent."""
     fine = str(Path(__file__).parent / "fine_steps")
+    fine = fine if metrics_port and "--log-requests" not in options else ""
     path = os.pathsep.join(filter(None, [fine, str(Path(__file__).parents[1]), os.environ.get("PYTHONPATH", "")]))
     command = [*SERVE, "--metrics-port", str(metrics_port), *options]
     made = {**os.environ, "PYTHONPATH": path}
@@ -186,7 +188,9 @@ def main() -> None:
             "black_hole": (PORT + 20, (*QUIET, "--otlp-endpoint", hole)),
         }
         if options.all:
-            ways = {"off": (0, QUIET), "all": (PORT + 30, (*LINES, "--otlp-endpoint", endpoint))}
+            traces = ("--otlp-endpoint", endpoint)
+            ways = {"off": (0, QUIET), "lines": (0, LINES), "traces": (0, (*QUIET, *traces))}
+            ways["all"] = (PORT, (*LINES, *traces))
         services = {way: stack.enter_context(serving(port, *more)) for way, (port, more) in ways.items()}
         if options.all:
             stop = threading.Event()
@@ -208,14 +212,16 @@ def main() -> None:
 
 
 def whole_cost(loads: dict[str, list[LoadResult]]) -> dict[str, object]:
-    """Ratios of everything to nothing, of processor time with its quartiles."""
-    pairs = list(zip(loads["all"], loads["off"], strict=True))
-    cpu = sorted(one.cpu_s / base.cpu_s for one, base in pairs)
-    return {
-        "cpu_ratio": round(median(cpu), 4),
-        "cpu_ratio_quartiles": [round(cpu[len(cpu) * at // 4], 4) for at in (1, 3)],
-        "throughput_ratio": round(median([one.tokens_per_s / base.tokens_per_s for one, base in pairs]), 4),
-    }
+    """Ratios to the service without telemetry, of processor time with its quartiles."""
+    found: dict[str, object] = {}
+    for way in loads.keys() - {"off"}:
+        pairs = list(zip(loads[way], loads["off"], strict=True))
+        cpu = sorted(one.cpu_s / base.cpu_s for one, base in pairs)
+        found[f"{way}_cpu_ratio"] = round(median(cpu), 4)
+        found[f"{way}_cpu_ratio_quartiles"] = [round(cpu[len(cpu) * at // 4], 4) for at in (1, 3)]
+        speeds = [one.tokens_per_s / base.tokens_per_s for one, base in pairs]
+        found[f"{way}_throughput_ratio"] = round(median(speeds), 4)
+    return found
 
 
 def result(loads: dict[str, list[LoadResult]]) -> dict[str, object]:
