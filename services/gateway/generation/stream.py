@@ -96,12 +96,14 @@ class GenerationStream(RequestReader):
     def next(self) -> StreamEvent | None:
         """Returns the next event, or None while there is none; raises the error that ended the generation. Until the
         next call, the reader counts as writing it."""
-        if self._events is None:
-            self._events = EventSequence(self.request, self._options)
+        events = self._events
+        if events is None:
+            events = self._events = EventSequence(self.request, self._options)
         self._progress.end_write()
-        self._interruption.check()
+        if self._interruption.error is not None:
+            self._interruption.check()
+        event = events.next()
         self.request.note_first_token()
-        event = self._events.next()
         if event is not None:
             self._progress.begin_write()
         elif isinstance(self.request.outcome, ServiceError):

@@ -38,8 +38,9 @@ class Attempts:
     def hands_off(self, request: OpenRequest) -> bool:
         """Whether a request is to go on at another engine, as it has its first token from one that computes prompts
         only."""
-        is_begun = request.outcome is None and request.num_tokens > 0 and not request.is_own
-        return is_begun and self._engines.hands_off(request.envelope.engine)
+        if not self._engines.hands_off(request.envelope.engine):
+            return False
+        return request.outcome is None and request.num_tokens > 0 and not request.is_own
 
     def again(self, request: OpenRequest, now_s: float, *, is_hand_off: bool = False) -> None:
         """Sends a request behind the tokens that came. Messages of older attempts are dropped. At a hand-off a

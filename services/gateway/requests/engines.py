@@ -95,8 +95,10 @@ class Engines:
 
     def hands_off(self, engine: str) -> bool:
         """Whether another engine goes on behind the first token that this one has computed."""
+        if not self._is_apart(engine):  # asked of every message: nearly always this is all
+            return False
         going_on = self._going_on  # none while the ring is lost: then nothing is sent at all
-        return self._is_apart(engine) and bool(going_on) and engine not in going_on
+        return bool(going_on) and engine not in going_on
 
     def is_used(self, engine: str) -> bool:
         """Whether an engine serves, or has requests."""

@@ -196,20 +196,18 @@ class RequestManager:
 
     def handle(self, message: Text | Failed | Result | Preempted) -> None:
         """Handles a message from the ring. Late, stale, duplicate and unknown messages are dropped and counted."""
-        request = self.requests.get(message.envelope.request_id)
+        envelope = message.envelope
+        request = self.requests.get(envelope.request_id)
         if request is None:
             self.observer.count("dropped", reason="unknown")
             return
         first = request.envelope.request_id
-        if not self._hedges.settles(request, message, message.envelope):
-            self.observer.count("dropped", reason="too_slow")
+        if (request.hedge is not None or envelope.request_id != first) and not self._settles(request, message):
             return
-        if request.envelope.request_id != first:
-            self._note(request, "hedge_won")
-        if request.able and message.envelope.attempt == request.envelope.attempt:
+        if request.able and envelope.attempt == request.envelope.attempt:
             admitted = message.admitted if isinstance(message, Text) else None
             routed = admitted.routed if admitted is not None else None
-            self._attempts.answered(request, message.envelope.engine, routed)
+            self._attempts.answered(request, envelope.engine, routed)
         dropped = request.handle(message, self.clock())
         if dropped:
             self.observer.count("dropped", reason=dropped)
@@ -220,6 +218,16 @@ class RequestManager:
         if self._attempts.hands_off(request):
             self._attempts.again(request, self.clock(), is_hand_off=True)
             self._note(request, "handed_off")
+
+    def _settles(self, request: OpenRequest, message: Text | Failed | Result | Preempted) -> bool:
+        """Whether a message of a request with two attempts in the ring is of the one that goes on."""
+        first = request.envelope.request_id
+        is_settled = self._hedges.settles(request, message, message.envelope)
+        if not is_settled:
+            self.observer.count("dropped", reason="too_slow")
+        elif request.envelope.request_id != first:
+            self._note(request, "hedge_won")
+        return is_settled
 
     def _cancel_stopped(self, request: OpenRequest, output_index: int) -> None:
         """Cancels an output that the detokenizer ended at a stop string or a tool call: the engine would compute on."""

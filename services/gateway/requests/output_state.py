@@ -30,7 +30,10 @@ class OutputState:
 
     def add(self, text: Text) -> None:
         """Appends a message for which `unfit` returned ""."""
-        self.ids.extend([token.id for token in text.tokens])
+        if len(text.tokens) == 1:
+            self.ids.append(text.tokens[0].id)
+        else:
+            self.ids.extend([token.id for token in text.tokens])
         self.num_reasoning += text.num_reasoning
         if text.finish is not None:
             self.last = text
