@@ -135,7 +135,7 @@ inline void scale(const Element* const* from, int64_t dim, int count, float (*sc
 
 // Adds the keys [from, from + KEYS) of a block to the running softmax of queries [first, last) of a tile.
 template <typename Element, typename Products>
-inline void meet(const Attention<Element>& job, const QueryTile& tile, Products& products, int first, int last,
+inline void meet(const Attention<Element>& job, const QueryTile& tile, Products&& products, int first, int last,
                  const KeyBlock<Element>& block, int64_t from, Running& running) {
   alignas(64) float scores[QUERIES][KEYS];
   products.score(first, last, block, scores);
@@ -150,7 +150,7 @@ inline void meet(const Attention<Element>& job, const QueryTile& tile, Products&
 
 // Does the same in a draft tree, token by token: each token's queries attend to the keys on its own path.
 template <typename Element, typename Products>
-inline void meet_paths(const Attention<Element>& job, const QueryTile& tile, Products& products, const int32_t* table,
+inline void meet_paths(const Attention<Element>& job, const QueryTile& tile, Products&& products, const int32_t* table,
                        int64_t kv_head, KeyBlock<Element>& block, int64_t from, Running& running) {
   for (int first = 0, last; first < tile.count; first = last) {
     for (last = first + 1; last < tile.count && tile.path[last] == tile.path[first];) ++last;
@@ -160,63 +160,79 @@ inline void meet_paths(const Attention<Element>& job, const QueryTile& tile, Pro
   }
 }
 
+// The query heads that a piece of work has: a tile for each of its key heads, all of the same tokens.
+struct Heads {
+  int64_t first;  // the first key head
+  int num;
+  QueryTile tiles[MOST_HEADS];
+  Running running[MOST_HEADS];
+};
+
 // Adds the keys [low, high) of one row, or of rows that have the same ones, to the running softmax of their queries
-// [first, last).
-template <typename Products, typename Element>
-inline void meet_keys(const Attention<Element>& job, const QueryTile& tile, Products& products, int first, int last,
-                      int64_t kv_head, int64_t low, int64_t high, Running& running) {
+// [first, last). Goes through all heads of a block before the next one: in memory they lie behind each other, and the
+// processor fetches ahead what is read in order.
+template <typename Element, typename Products>
+inline void meet_keys(const Attention<Element>& job, Heads& heads, const Products& products, int first, int last,
+                      int64_t low, int64_t high) {
+  const QueryTile& tile = heads.tiles[0];
   int64_t begin = tile.begin[first], end = tile.end[first];
   for (int r = first; r < last; ++r) begin = std::min(begin, tile.begin[r]), end = std::max(end, tile.end[r]);
   begin = std::max(begin, low), end = std::min(end, high);
   const int32_t* table = tile.table[first];
   const bool has_tree = tile.path[first] != nullptr;
   KeyBlock<Element> blocks[2];  // one is computed while the other is prefetched
-  const auto find = [&](int64_t from) {
-    blocks[from / KEYS % 2].find(job, table, kv_head, from, begin, end, nullptr, 0);
-  };
+  int at = 0;
   const int64_t lowest = begin / KEYS * KEYS;
-  find(lowest);
-  for (int64_t from = lowest; from < end; from += KEYS) {
-    KeyBlock<Element>& block = blocks[from / KEYS % 2];
-    if (has_tree && from + KEYS > tile.start) {
-      meet_paths(job, tile, products, table, kv_head, block, from, running);
-      continue;
+  blocks[at].find(job, table, heads.first, lowest, begin, end, nullptr, 0);
+  for (int64_t from = lowest; from < end; from += KEYS)
+    for (int head = 0; head < heads.num; ++head, at ^= 1) {
+      KeyBlock<Element>&block = blocks[at], &next = blocks[at ^ 1];
+      if (has_tree && from + KEYS > tile.start) {  // a piece of one head
+        meet_paths(job, tile, products(0), table, heads.first, block, from, heads.running[0]);
+        continue;
+      }
+      if (head + 1 < heads.num) {
+        next.find_beside(block, job.cache.head);
+      } else if (from + KEYS < end) {
+        next.find(job, table, heads.first, from + KEYS, begin, end, nullptr, 0);
+      }
+      if (head + 1 < heads.num || from + KEYS < end) block.ahead = next.keys;
+      meet(job, heads.tiles[head], products(head), first, last, block, from, heads.running[head]);
     }
-    if (from + KEYS < end) {
-      find(from + KEYS);
-      block.ahead = blocks[(from / KEYS + 1) % 2].keys;
-    }
-    meet(job, tile, products, first, last, block, from, running);
-  }
 }
 
 // The first `shared` keys are read once for all rows of the tile, the others row by row.
-template <typename Products, typename Element>
-inline void attend(const Attention<Element>& job, const QueryTile& tile, int64_t shared, int64_t kv_head) {
-  Products products{job, tile};
-  Running running;
-  std::fill_n(running.acc, tile.count * job.dim, 0.0f);
-  std::fill_n(running.peak, QUERIES + LANES, -std::numeric_limits<float>::infinity());
-  std::fill_n(running.total, QUERIES + LANES, 0.0f);
-  if (shared > 0) meet_keys(job, tile, products, 0, tile.count, kv_head, 0, shared, running);
+template <typename Element, typename Products>
+inline void attend(const Attention<Element>& job, Heads& heads, const Products& products, int64_t shared) {
+  const QueryTile& tile = heads.tiles[0];
+  for (int head = 0; head < heads.num; ++head) {
+    Running& running = heads.running[head];
+    std::fill_n(running.acc, tile.count * job.dim, 0.0f);
+    std::fill_n(running.peak, QUERIES + LANES, -std::numeric_limits<float>::infinity());
+    std::fill_n(running.total, QUERIES + LANES, 0.0f);
+  }
+  if (shared > 0) meet_keys(job, heads, products, 0, tile.count, 0, shared);
   for (int first = 0, last; first < tile.count; first = last) {
     for (last = first + 1; last < tile.count && tile.table[last] == tile.table[first];) ++last;
-    meet_keys(job, tile, products, first, last, kv_head, shared, std::numeric_limits<int64_t>::max(), running);
+    meet_keys(job, heads, products, first, last, shared, std::numeric_limits<int64_t>::max());
   }
-  for (int r = 0; r < tile.count; ++r) {
-    const float total = running.total[r] + std::exp(tile.sink[r] - running.peak[r]);
-    for (int64_t d = 0; d < job.dim; d += LANES) store(tile.out[r] + d, load(running.acc + r * job.dim + d) / total);
+  for (int head = 0; head < heads.num; ++head) {
+    const QueryTile& own = heads.tiles[head];
+    const Running& running = heads.running[head];
+    for (int r = 0; r < own.count; ++r) {
+      const float total = running.total[r] + std::exp(own.sink[r] - running.peak[r]);
+      for (int64_t d = 0; d < job.dim; d += LANES) store(own.out[r] + d, load(running.acc + r * job.dim + d) / total);
+    }
   }
 }
 
-// Computes piece `at` of a bundle: a tile of query heads that share a key head.
+// Returns the tile `first` / QUERIES of the query heads that use one key head.
 template <typename Element>
-inline void attend(const Attention<Element>& job, const Bundle& bundle, int64_t at) {
-  const int64_t group = job.heads / job.kv_heads, first = at / job.kv_heads * QUERIES;
-  const int64_t kv_head = job.kv_heads - 1 - at % job.kv_heads;  // pieces descend: memory is read upwards
+inline void make_tile(const Attention<Element>& job, const Bundle& bundle, int64_t first, int64_t kv_head,
+                      QueryTile& tile) {
+  const int64_t group = job.heads / job.kv_heads;
   const bool is_one = bundle.num == 1;
   const int64_t num = (is_one ? job.counts[bundle.rows[0]] : bundle.num) * group;
-  QueryTile tile;
   tile.start = job.contexts[bundle.rows[0]] - job.counts[bundle.rows[0]];
   tile.count = static_cast<int>(std::min<int64_t>(QUERIES, num - first));
   for (int r = 0; r < tile.count; ++r) {
@@ -231,11 +247,26 @@ inline void attend(const Attention<Element>& job, const Bundle& bundle, int64_t 
     tile.sink[r] = job.sinks == nullptr ? -std::numeric_limits<float>::infinity() : job.sinks[head];
     tile.begin[r] = job.window == 0 ? 0 : std::max<int64_t>(0, tile.end[r] - job.window);
   }
+}
+
+// Computes piece `at` of a bundle: a tile of queries, for some consecutive key heads.
+template <typename Element>
+inline void attend(const Attention<Element>& job, const Bundle& bundle, int64_t at) {
+  const int64_t parts = parts_of(job.kv_heads, bundle.span);
+  const int64_t part = parts - 1 - at % parts;  // pieces descend: memory is read upwards
+  Heads heads;
+  heads.first = part * bundle.span;
+  heads.num = static_cast<int>(std::min(bundle.span, job.kv_heads - heads.first));
+  for (int head = 0; head < heads.num; ++head)
+    make_tile(job, bundle, at / parts * QUERIES, heads.first + head, heads.tiles[head]);
 #if defined(__AMX_BF16__)
   if constexpr (std::is_same_v<Element, uint16_t>)
-    if (ByTiles::takes(job.dim)) return attend<ByTiles>(job, tile, bundle.shared, kv_head);
+    if (ByTiles::takes(job.dim)) {
+      ByTiles products{job, heads.tiles[0]};
+      return attend(job, heads, [&](int) -> ByTiles& { return products; }, bundle.shared);
+    }
 #endif
-  attend<ByVectors<Element>>(job, tile, bundle.shared, kv_head);
+  attend(job, heads, [&](int head) { return ByVectors<Element>{job, heads.tiles[head]}; }, bundle.shared);
 }
 
 template <typename Element>

@@ -92,6 +92,13 @@ struct KeyBlock {
       values[j] = keys[j] + job.cache.half;
     }
   }
+
+  // Finds the same positions of another head, `by` elements behind that of `other`.
+  void find_beside(const KeyBlock& other, int64_t by) {
+    num = other.num;
+    ahead = keys;
+    for (int j = 0; j < KEYS; ++j) keys[j] = other.keys[j] + by, values[j] = other.values[j] + by;
+  }
 };
 
 // Prefetches the cache line at from + at; does nothing unless `at` is the start of a line.
