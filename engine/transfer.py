@@ -24,6 +24,10 @@ class BlockSource(Protocol):
     def release(self, names: Sequence[bytes]) -> None:
         """Ends the leases of blocks that were found."""
 
+    def clear(self, owner: bytes) -> bool:
+        """Has an owner's blocks, or all for b"", removed from where they are kept outside of engines; returns whether
+        that is done."""
+
     def take_released(self) -> Sequence[bytes]:
         """Returns the names of this engine's blocks whose leases others have ended since the last call."""
 
@@ -58,6 +62,10 @@ class BlockFetcher:
             return
         for tokens in _chains(request):
             self._import(PrefixImport(cache, salt_of(request), tokens))
+
+    def clear(self, owner: bytes) -> bool:
+        """Has an owner's blocks removed from the store of the host, if there is one; returns whether that is done."""
+        return self._source.clear(owner)
 
     def _import(self, prefix: PrefixImport) -> None:
         try:

@@ -6,12 +6,13 @@ while the engine is idle, and before it is used again, also without a caller.
 
 import asyncio
 import logging
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Callable
 
 from sluice_server.engine.cache_memory import CacheMemory
 from sluice_server.engine.engine import Engine
 from sluice_server.engine.errors import Code, ServiceError, unsupported
 from sluice_server.engine.kv_cache.cache import KVCache
+from sluice_server.engine.kv_cache.prefix import owner_of
 from sluice_server.services.messages.control import CacheCleared, CacheResized, ClearCache, Progress, ResizeCache
 from sluice_server.services.process.operations import is_running
 
@@ -22,11 +23,18 @@ REPORT_S = 0.25
 DISK_S = 0.01  # between two looks at whether files are deleted
 
 
+def _nowhere(owner: bytes) -> bool:
+    """Returns that nothing is left: there is no store."""
+    return True
+
+
 class CacheClearing:
     """The clearing of one engine's cache. `block_bytes`: of a cache block."""
 
-    def __init__(self, engine: Engine, block_bytes: int) -> None:
+    def __init__(self, engine: Engine, block_bytes: int, clear_store: Callable[[bytes], bool] = _nowhere) -> None:
+        """`clear_store` has an owner's blocks removed from the store of the host; returns whether that is done."""
         self._engine = engine
+        self._clear_store = clear_store
         self._limit = max(1, MOVED_BYTES // block_bytes)
 
     async def clear(self, work: ClearCache) -> AsyncGenerator[Progress, None]:
@@ -44,6 +52,9 @@ class CacheClearing:
             await asyncio.sleep(DISK_S)
         if tiers is not None and tiers.num_not_cleared > num_failed:
             raise _not_removed()
+        owner = b"" if work.tenant is None else owner_of(work.tenant)
+        if not await asyncio.to_thread(self._clear_store, owner):
+            raise _store_not_cleared()
         yield CacheCleared(num, 0, self._num_in_use, is_complete=True)
 
     @property
@@ -54,6 +65,13 @@ class CacheClearing:
 def _not_removed() -> ServiceError:
     text = "files of the disk cache could not be deleted: the log of the engine says why; memory is cleared"
     return ServiceError(Code.INTERNAL, "CACHE_FILES_LEFT", text)
+
+
+def _store_not_cleared() -> ServiceError:
+    text = (
+        "the store of this host was not reached, or could not delete files (see its log); the engine's cache is cleared"
+    )
+    return ServiceError(Code.INTERNAL, "CACHE_STORE_LEFT", f"{text}: start the store, and clear again")
 
 
 class CacheOperations:

@@ -12,6 +12,7 @@ from sluice_server.engine.build import BuiltEngine
 from sluice_server.engine.config import EngineConfig
 from sluice_server.engine.errors import RankLost
 from sluice_server.engine.parallel.sums import SumsBroken
+from sluice_server.engine.transfer import BlockFetcher
 from sluice_server.services.engine.block_sources import fetcher_of
 from sluice_server.services.engine.cache_operations import CacheClearing, CacheOperations
 from sluice_server.services.engine.figures import figures, image_figures, shared_figures
@@ -88,7 +89,7 @@ async def _serve(
     process.metrics.collect_from(lambda: image_figures(built.images))
     if built.tuner is not None:
         built.tuner.on_change = retuned
-    _serve_operators(process, built, stage)
+    _serve_operators(process, built, stage, fetcher)
     loop = asyncio.get_running_loop()
 
     def attend() -> None:
@@ -115,13 +116,16 @@ def _watch(built: BuiltEngine, attend: Callable[[], None], wake: Callable[[], No
         built.engine.adapters.loader.on_ended = wake
 
 
-def _serve_operators(process: Process, built: BuiltEngine, stage: EngineStage) -> None:
+def _serve_operators(process: Process, built: BuiltEngine, stage: EngineStage, fetcher: BlockFetcher | None) -> None:
     """Serves what operators ask of an engine, and has it act on the memory that is left."""
     process.serve_profiles(MAKERS, StageSteps(stage))
     caches, watch = CacheOperations(built.memory), process.memory
     process.operations.serve(ResizeCache, caches.resize)
     if built.store is not None:
-        process.operations.serve(ClearCache, CacheClearing(built.engine, built.store.block_bytes).clear)
+        clearing = CacheClearing(built.engine, built.store.block_bytes)
+        if fetcher is not None:
+            clearing = CacheClearing(built.engine, built.store.block_bytes, fetcher.clear)
+        process.operations.serve(ClearCache, clearing.clear)
     if watch is not None:
         pressure = EnginePressure(built, caches, process.engine_config)
         watch.act, watch.holds = pressure.act, pressure.holds

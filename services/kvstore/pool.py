@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from sluice_server.engine.kv_cache.block_files import SUFFIX, UNFINISHED
-from sluice_server.engine.kv_cache.prefix import NAME_BYTES
+from sluice_server.engine.kv_cache.prefix import NAME_BYTES, is_of
 from sluice_server.engine.kv_cache.shared_slots import SharedSlots
 
 logger = logging.getLogger(__name__)
@@ -48,6 +48,10 @@ class Names:
         """Fills a free slot."""
         slot = self._slot_of[name] = self._free.pop()
         self._slots.write(slot, name, data)
+
+    def of(self, owner: bytes) -> list[bytes]:
+        """Returns the names of an owner's blocks; all for b""."""
+        return [name for name in self._slot_of if is_of(name, owner)]
 
     def oldest(self) -> bytes:
         """Returns the name that was used least recently."""
@@ -124,6 +128,16 @@ class BlockPool:
                 self._drop(name)
             else:
                 self.put(name, data)
+
+    def clear(self, owner: bytes) -> bool:
+        """Removes an owner's blocks, or all for b"", from memory and disk; returns whether no file is left."""
+        before = self.num_failed
+        for name in self._kept.of(owner):
+            self._kept.clear(name)
+        if self._on_disk is not None and self._folder is not None:
+            for name in self._on_disk.of(owner):
+                self._drop(name)
+        return self.num_failed == before
 
     def close(self) -> None:
         """Writes what is in memory to disk, the most recently used last, as far as there is room."""

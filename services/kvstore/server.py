@@ -2,6 +2,7 @@
 
     engine → store   block size and layout, with the descriptor of what it offers; later names that it wants from disk
     store → engine   the descriptors of the store's blocks and of the names on disk; later names that it has copied
+    both             an owner whose blocks are to be removed, and are
 
 One thread. Engines never wait for it: they read its memory, and what they want from disk comes within their own time
 or is computed. It may end at any time: its memory can be read as long as an engine has the descriptor.
@@ -22,7 +23,7 @@ from numpy.typing import NDArray
 from sluice_server.engine.kv_cache.shared_slots import ReadSlots, SharedSlots
 from sluice_server.services.kvstore.pool import BlockPool, folder_of
 from sluice_server.services.ranks.descriptors import user_of
-from sluice_server.services.transfer.names import MAX_NAMES, ON_DISK, SIZE_BYTES, joined, parted
+from sluice_server.services.transfer.names import MAX_NAMES, ON_DISK, SIZE_BYTES, cleared_owner, joined, parted
 
 logger = logging.getLogger(__name__)
 
@@ -116,7 +117,17 @@ class Store:
         elif not data:
             self._cut(link)
         elif self.pool is not None and link in self._engines:
-            self.pool.want(parted(data))
+            self._take(link, self.pool, data)
+
+    @staticmethod
+    def _take(link: socket.socket, pool: BlockPool, data: bytes) -> None:
+        """Reads blocks from disk that an engine wants, or removes an owner's."""
+        owner = cleared_owner(data)
+        if owner is None:
+            pool.want(parted(data))
+        elif pool.clear(owner):
+            with contextlib.suppress(OSError):
+                link.send(data, socket.MSG_DONTWAIT)
 
     def _welcome(self, link: socket.socket, data: bytes, file: int) -> None:
         """Takes an engine's memory, and gives it the store's."""

@@ -89,6 +89,10 @@ class BlockCarrier:
                 with contextlib.suppress(OSError):
                     link.send(data, socket.MSG_DONTWAIT)
 
+    def clear(self, owner: bytes) -> bool:
+        """Implements `BlockSource.clear`: other engines clear their own."""
+        return True
+
     def take_released(self) -> list[bytes]:
         """Returns the names of blocks that other engines have read since the last call."""
         taken = []

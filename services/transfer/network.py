@@ -128,6 +128,10 @@ class NetworkCarrier:
             if own:
                 self._do(partial(self._send, engine, Release(joined(own))))
 
+    def clear(self, owner: bytes) -> bool:
+        """Implements `BlockSource.clear`: other engines clear their own."""
+        return True
+
     def take_released(self) -> list[bytes]:
         """Implements `BlockSource.take_released`."""
         taken = []

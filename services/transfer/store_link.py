@@ -16,13 +16,23 @@ from functools import partial
 
 from sluice_server.engine.kv_cache.shared_slots import ReadSlots, SharedSlots
 from sluice_server.engine.transfer import BlockSource
-from sluice_server.services.transfer.names import MAX_BYTES, MAX_NAMES, ON_DISK, SIZE_BYTES, joined, parted
+from sluice_server.services.transfer.names import (
+    CLEAR,
+    MAX_BYTES,
+    MAX_NAMES,
+    ON_DISK,
+    SIZE_BYTES,
+    cleared_owner,
+    joined,
+    parted,
+)
 
 logger = logging.getLogger(__name__)
 
 RETRY_S = 0.5  # between two attempts to reach the store
 DISK_WAIT_S = 0.05  # that a block may take from disk into memory
 LOOK_S = 0.0005
+CLEAR_S = 10.0  # until the store must have removed an owner's blocks
 
 
 class StoreLink:
@@ -40,6 +50,7 @@ class StoreLink:
         self._copied: deque[bytes] = deque()
         self._slow: dict[bytes, float] = {}  # found on disk alone, and until when they are waited for
         self._over = threading.Event()
+        self._cleared = threading.Event()
         self._refused = ""
         self._thread = threading.Thread(target=self._run, name="kv store", daemon=True)
         self._thread.start()
@@ -81,6 +92,17 @@ class StoreLink:
         while self._copied:
             taken.append(self._copied.popleft())
         return taken
+
+    def clear(self, owner: bytes) -> bool:
+        """Implements `BlockSource.clear`."""
+        link, self._cleared = self._link, threading.Event()
+        if link is None:
+            return False
+        try:
+            link.send(CLEAR + owner)
+        except OSError:
+            return False
+        return self._cleared.wait(CLEAR_S)
 
     def close(self) -> None:
         """Ends the thread and the connection."""
@@ -125,6 +147,8 @@ class StoreLink:
                 return
             if files:
                 self._take(link, files)
+            elif cleared_owner(data) is not None:
+                self._cleared.set()
             else:
                 self._copied.extend(parted(data))
 
@@ -164,6 +188,10 @@ class SeveralSources:
         """Implements `BlockSource.release`."""
         for source in self._sources:
             source.release(names)
+
+    def clear(self, owner: bytes) -> bool:
+        """Implements `BlockSource.clear`."""
+        return all([source.clear(owner) for source in self._sources])
 
     def take_released(self) -> list[bytes]:
         """Implements `BlockSource.take_released`."""

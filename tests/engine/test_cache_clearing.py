@@ -9,6 +9,7 @@ import pytest
 
 from sluice_server.engine.build import BuiltEngine, build_engine
 from sluice_server.engine.config import EngineConfig
+from sluice_server.engine.errors import ServiceError
 from sluice_server.engine.kv_cache.prefix import is_of, owner_of, tenant_root
 from sluice_server.engine.models.config import read_config
 from sluice_server.engine.models.limits import limits_of
@@ -142,6 +143,25 @@ def test_a_block_is_wiped_before_it_is_used_again(checkpoint: Path, tmp_path: Pa
     tail = [layer[table.blocks[1]] for layer in made.store._all]
     assert sum(int((one != 0).any(-1).sum()) for one in tail) < sum(one.numel() // one.shape[-1] for one in tail) / 2
     finish(made)
+    made.close()
+
+
+def test_the_store_of_the_host_is_cleared_as_well(checkpoint: Path, tmp_path: Path) -> None:
+    made, told = built(checkpoint, tmp_path), list[bytes]()
+    assert made.store is not None
+
+    async def clear_with(tenant: str | None, *, is_done: bool) -> None:
+        def clear_store(owner: bytes) -> bool:
+            told.append(owner)
+            return is_done
+
+        operation = CacheClearing(made.engine, made.store.block_bytes, clear_store)  # type: ignore[union-attr] # is there
+        assert [one async for one in operation.clear(ClearCache(tenant))]
+
+    asyncio.run(clear_with("acme", is_done=True))
+    with pytest.raises(ServiceError, match="the store of this host was not reached"):
+        asyncio.run(clear_with(None, is_done=False))
+    assert told == [owner_of("acme"), b""]
     made.close()
 
 

@@ -7,6 +7,7 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 
+from sluice_server.engine.kv_cache.prefix import is_of, names_of, owner_of, tenant_root
 from sluice_server.engine.kv_cache.shared_slots import SharedSlots
 from sluice_server.services.kvstore.server import Store, StoreSettings
 from sluice_server.services.transfer.store_link import SeveralSources, StoreLink
@@ -101,3 +102,29 @@ def test_blocks_of_another_model_are_neither_taken_nor_given(tmp_path: Path) -> 
         until(lambda: (link.is_reached and read(link, NAME) is not None) or other.is_reached)
         until(lambda: made.pool is not None and made.pool.num_in_memory == 1)
         assert not (link.is_reached and other.is_reached)
+
+
+def owned(tenant: str, at: int) -> bytes:
+    """A name of a tenant's block."""
+    return names_of(tenant_root(b"identity", tenant), [at, at + 1], 2)[0]
+
+
+def test_what_is_a_tenants_is_cleared_from_memory_and_disk(tmp_path: Path) -> None:
+    path = tmp_path / "store"
+    with store(path, num=2, num_disk=8), engine(path) as (slots, link):
+        for at in range(4):
+            slots.write(at, owned(("acme", "other")[at % 2], at), bytes([at]) * BYTES)
+        until(lambda: all(read(link, owned(("acme", "other")[at % 2], at)) is not None for at in range(4)))
+        for at in (0, 2):  # as an engine does that clears its own
+            slots.clear(at)
+        assert link.clear(owner_of("acme"))
+        files = [bytes.fromhex(one.stem) for one in tmp_path.glob("disk/*/*.kv")]
+        assert files and not [name for name in files if is_of(name, owner_of("acme"))]
+        assert [read(link, owned("acme", at)) for at in (0, 2)] == [None, None]
+        assert read(link, owned("other", 1)) == bytes([1]) * BYTES
+        assert link.clear(b"") and not list(tmp_path.glob("disk/*/*.kv")) and read(link, owned("other", 3)) is None
+
+
+def test_a_store_that_is_not_there_is_not_cleared(tmp_path: Path) -> None:
+    with engine(tmp_path / "store") as (_, link):
+        assert not link.clear(b"")
