@@ -146,12 +146,16 @@ class EngineStage:
             case _:
                 raise TypeError(f"an engine takes no {type(message).__name__}")
 
+    def answer_loads(self) -> None:
+        """Answers the loads of adapters that have been read."""
+        self._adapters.turn()
+
     def turn(self) -> bool:
         """Runs one engine step, or `engine.idle` if there are no requests. Returns True if there is more work.
 
         Paused requests need steps too, because a deadline may pass.
         """
-        self._adapters.turn()
+        self.answer_loads()
         again = self._step() if self._open or self.engine.has_work else self.engine.idle()
         self._cache.report()
         self._report()

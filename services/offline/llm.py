@@ -37,6 +37,7 @@ from sluice_server.services.offline.outputs import RequestOutput, output_of, pro
 from sluice_server.services.offline.params import Given
 from sluice_server.services.offline.pipeline import Pipeline, closed
 from sluice_server.services.offline.prompts import (
+    Adapter,
     Conversation,
     Prompt,
     Specs,
@@ -46,6 +47,7 @@ from sluice_server.services.offline.prompts import (
     each_with,
     prompts_of,
     specs_of,
+    with_adapters,
 )
 from sluice_server.services.offline.vectors import (
     EmbeddingOptions,
@@ -83,15 +85,16 @@ class LLM:
         prompts: Prompt | Sequence[Prompt],
         params: Given | Sequence[Given] = None,
         *,
+        adapter: Adapter = None,
         progress: bool = True,
     ) -> list[RequestOutput]:
-        """Generates outputs for each prompt, in order; `params` are for all prompts, or one for each.
+        """Generates outputs for each prompt, in order; `params` and `adapter` are for all prompts, or one for each.
 
-        Raises PromptError for an invalid prompt or parameters, before anything is computed. On SIGINT everything is
-        released.
+        An adapter is the name of a folder in `adapter_dir`, which is read when it is first named. Raises PromptError
+        for an invalid prompt, parameters or adapter, before anything is computed. On SIGINT everything is released.
         """
         found = prompts_of(prompts)
-        return self._run(specs_of(found, each_with(params, len(found))), progress)
+        return self._run(with_adapters(specs_of(found, each_with(params, len(found))), adapter), progress)
 
     def chat(  # noqa: PLR0913 # all that a chat template is given
         self,
@@ -105,6 +108,7 @@ class LLM:
         documents: Sequence[Mapping[str, Any]] | None = None,
         add_generation_prompt: bool | None = None,
         continue_final_message: bool = False,
+        adapter: Adapter = None,
         progress: bool = True,
     ) -> list[RequestOutput]:
         """Generates outputs for each conversation, which the checkpoint's chat template renders, or `chat_template`;
@@ -123,15 +127,16 @@ class LLM:
             "add_generation_prompt": add_generation_prompt,
             "continue_final_message": continue_final_message,
         }
-        return self._run(chats_of(found, each_with(params, len(found)), chat_options(options)), progress)
+        specs = chats_of(found, each_with(params, len(found)), chat_options(options))
+        return self._run(with_adapters(specs, adapter), progress)
 
-    def stream(self, prompt: Prompt, params: Given = None) -> Iterator[str]:
+    def stream(self, prompt: Prompt, params: Given = None, *, adapter: str | None = None) -> Iterator[str]:
         """Yields the text of one output as it becomes certain; closing the iterator cancels the request.
 
         Computes only while the caller waits for the next piece.
         """
         pipeline = self._open()
-        (asked,) = _asked(specs_of([prompt], [params]), pipeline.settings)
+        (asked,) = _asked(with_adapters(specs_of([prompt], [params]), adapter), pipeline.settings)
         yield from batch.stream(pipeline, asked)
 
     def embed(

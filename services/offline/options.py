@@ -25,13 +25,12 @@ OF_SERVICE = frozenset(
     }
 )  # others: processes, network, telemetry
 # Options of an engine that are for servers alone, and their values here: a batch is queued as a whole, in the order of
-# the policy, no router reads what the cache holds, there is no other engine, its prompts are texts or ids,
-# its requests name no adapters, and nothing resizes its cache.
+# the policy, no router reads what the cache holds, there is no other engine, its prompts are texts or ids, and nothing
+# resizes its cache.
 OF_SERVER: dict[str, Any] = {
     **{"max_queued_requests": sys.maxsize, "max_queued_tokens": sys.maxsize},
     **{"kv_events": False, "shared_cache_bytes": 0, "kv_store": "", "enable_prompt_embeds": False},
-    **{"max_adapters": 0, "adapter_dir": "", "adapter_bytes": 1 << 30, "adapter_host_bytes": 1 << 30},
-    **{"adapter_turn_s": 1.0, "kv_cache_max_tokens": 0, "kv_cache_min_tokens": 0},
+    **{"kv_cache_max_tokens": 0, "kv_cache_min_tokens": 0},
 }
 
 

@@ -16,6 +16,7 @@ from sluice_server.services.engine.stage import EngineStage, RingMembership
 from sluice_server.services.faults import fault
 from sluice_server.services.gateway.access.call import CallMetadata
 from sluice_server.services.gateway.access.quota import Quotas, TenantLimits
+from sluice_server.services.gateway.adapters.loads import Adapters
 from sluice_server.services.gateway.contract.translate import TranslatedRequest
 from sluice_server.services.gateway.requests.books import Books
 from sluice_server.services.gateway.requests.manager import RequestManager
@@ -65,6 +66,12 @@ class Pipeline:
         )
         built = loaded.built
         engine = EngineStage(built.engine, RingMembership(NAME, 0), self._to_detokenizer, _unrecorded, built.computing)
+        self._stage = engine
+        self._adapters = Adapters(self._manager, lambda tenant, name: True)
+        if loaded.gateway.limits.max_adapters:
+            self._manager.engines.change((NAME,), ())
+            self._manager.engines.admit(NAME)
+            self._manager.adapters = self._adapters
         self._gate = GrammarGate(engine, built.grammars, InlineExecutor(), lambda: None, self._to_detokenizer)
         self._detokenizer = DetokenizerStage(
             loaded.encoder, lambda message: self._mail.append((self._deliver, message)), _unrecorded
@@ -76,7 +83,8 @@ class Pipeline:
         return self._manager.books.admission.num_requests
 
     def open(self, asked: TranslatedRequest, opened: list[OpenRequest]) -> None:
-        """Opens a request, adds it to `opened`, and encodes its prompt unless a constraint must be compiled first.
+        """Opens a request, adds it to `opened`, and encodes its prompt unless a constraint must be compiled first. Waits
+        for its adapter if that is to be read first.
 
         An error becomes the request's outcome.
         """
@@ -84,6 +92,11 @@ class Pipeline:
             opened.append(self._manager.open(CallMetadata(NAME), asked, streams=False))
             self._manager.submit(opened[-1])
             self._pass_on()
+        while self.engine.adapters is not None and self._adapters.is_loading:
+            self.engine.adapters.wait()  # SIGINT is handled here
+            with self._whole():
+                self._stage.answer_loads()
+                self._pass_on()
 
     def wait_encoded(self) -> None:
         """Waits for constraints that are being compiled."""
@@ -120,7 +133,7 @@ class Pipeline:
         self._manager.fail_all(closed())
         self.close(*self._manager.requests)
         self._refusal = closed()
-        del self.engine, self._tokenizer, self._gate, self._detokenizer  # an unfinished stream may still refer to self
+        del self.engine, self._stage, self._tokenizer, self._gate, self._detokenizer  # an unfinished stream may still refer to self
 
     def _stuck(self) -> OpenRequest | None:
         """Returns a request that has not ended although no prompt is being encoded."""

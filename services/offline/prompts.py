@@ -17,6 +17,7 @@ Prompt: TypeAlias = str | Sequence[int]
 Message: TypeAlias = Mapping[str, Any]  # in OpenAI's form
 Conversation: TypeAlias = Sequence[Message]
 Specs: TypeAlias = list[types_pb2.GenerationSpec]
+Adapter: TypeAlias = str | Sequence[str | None] | None  # name for all prompts, or one for each; None: the base
 
 
 def prompts_of(given: Prompt | Sequence[Prompt]) -> list[Prompt]:
@@ -40,6 +41,16 @@ def each_with(params: Given | Sequence[Given], num: int) -> list[Given]:
     if len(params) != num:
         raise ValueError(f"{len(params)} parameters for {num} prompts: give one for all, or one for each")
     return list(params)
+
+
+def with_adapters(specs: Specs, adapter: Adapter) -> Specs:
+    """Returns the specs, which name their adapters then. Raises ValueError if the number of names differs."""
+    names = [adapter] * len(specs) if adapter is None or isinstance(adapter, str) else list(adapter)
+    if len(names) != len(specs):
+        raise ValueError(f"{len(names)} adapters for {len(specs)} prompts: give one for all, or one for each")
+    for spec, name in zip(specs, names, strict=True):
+        spec.adapter = name or ""
+    return specs
 
 
 def specs_of(prompts: Sequence[Prompt], params: Sequence[Given]) -> Specs:

@@ -98,6 +98,11 @@ class Adapters:
         self._begin(DropAdapter(name), tell)
         return state
 
+    @property
+    def is_loading(self) -> bool:
+        """Whether loads or drops are under way."""
+        return bool(self._loads)
+
     def is_known(self, name: str) -> bool:
         """Returns whether the name has an adapter, or is about to."""
         return self.registry.get(name) is not None or any(one.work.name == name for one in self._loads)
