@@ -74,7 +74,7 @@ def load(engine: Engine, name: str) -> AdapterRef:
     """Loads an adapter."""
     assert engine.adapters is not None
     loaded = engine.adapters.read(name).result()
-    engine.adapters.add(loaded, name, is_pinned=False)
+    engine.adapters.add(loaded, is_pinned=False)
     return AdapterRef(loaded.digest, name, loaded.num_bytes)
 
 

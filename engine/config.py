@@ -107,6 +107,10 @@ class EngineConfig:
     adapter_dir: str = option(
         "", "directory of adapters: folders as PEFT writes them, of which each is loaded when a request names it"
     )
+    adapter_hub: str = option(
+        "",
+        "hub repositories of which adapters may be downloaded, comma-separated: ORG/NAME, or ORG/* for all of ORG",
+    )
     adapter_bytes: int = option(1 << 30, "the most bytes of adapters in the memory of a GPU")
     adapter_host_bytes: int = option(1 << 30, "the most bytes of adapters that are kept in host memory")
     adapter_turn_s: float = option(

@@ -6,6 +6,7 @@ from sluice_server.engine.adapters.loader import AdapterBase, AdapterLoader
 from sluice_server.engine.adapters.manager import AdapterManager
 from sluice_server.engine.adapters.modules import modules_of
 from sluice_server.engine.adapters.shelf import Shelf
+from sluice_server.engine.adapters.sources import AdapterSources
 from sluice_server.engine.config import EngineConfig
 from sluice_server.engine.errors import Code, ServiceError
 from sluice_server.engine.models.model import Model
@@ -23,7 +24,7 @@ def check_adapters(config: EngineConfig, device: str) -> None:
         raise _unusable("adapters are computed on the CPU only as yet: leave it out, or use --device cpu")
     if config.num_ranks > 1 or config.sum_shards:
         raise _unusable("adapters are not supported by a model over several ranks: leave one of the two out")
-    if not Path(config.adapter_dir).is_dir():
+    if config.adapter_dir and not Path(config.adapter_dir).is_dir():
         text = f"--adapter-dir: there is no directory {config.adapter_dir!r}: make it, or name another"
         raise ServiceError(Code.INVALID_ARGUMENT, "INVALID_SETTING", text, field="adapter_dir")
 
@@ -34,7 +35,7 @@ def load_adapters(config: EngineConfig, model: Model) -> AdapterManager | None:
         return None
     shelf = Shelf(CPU_SLOTS, config.adapter_host_bytes, None)
     base = AdapterBase(modules_of(model.config, model.traits), model.foldings, model.config.num_layers)
-    loader = AdapterLoader(Path(config.adapter_dir), base, CPU_SLOTS)
+    loader = AdapterLoader(AdapterSources(Path(config.adapter_dir) if config.adapter_dir else None), base, CPU_SLOTS)
     return AdapterManager(RequestAdapters(shelf, config.adapter_turn_s), loader)
 
 

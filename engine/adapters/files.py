@@ -82,13 +82,13 @@ def read_adapter(root: Path, path: str, modules: Mapping[str, Module], limit: in
     kind that is not built. Nothing is kept then.
     """
     folder = find_folder(root, path)
-    text = read_file(root, folder, CONFIG, MAX_CONFIG_BYTES)
+    limits = most_bytes(modules) if limit is None else {CONFIG: MAX_CONFIG_BYTES, WEIGHTS: MAX_HEADER_BYTES + limit}
+    text = read_file(root, folder, CONFIG, limits[CONFIG])
     config = parse_config(text)
     if not has_file(folder, WEIGHTS) and has_file(folder, PICKLE):
         said = f"the folder holds only {PICKLE}, which can run code when read"
         raise invalid_adapter(f"{said}: save the adapter as {WEIGHTS}")
-    greatest = sum(4 * MAX_RANK * (one.inputs + one.outputs) for one in modules.values())
-    content = read_file(root, folder, WEIGHTS, MAX_HEADER_BYTES + (greatest if limit is None else limit))
+    content = read_file(root, folder, WEIGHTS, limits[WEIGHTS])
     digest = blake3()
     for one in (text, content):
         digest.update(len(one).to_bytes(8, "little"))
@@ -98,6 +98,12 @@ def read_adapter(root: Path, path: str, modules: Mapping[str, Module], limit: in
     parts = _parts(config, modules, tensors)
     _check_names(config, modules, parts)
     return Adapter(digest.digest(), parts)
+
+
+def most_bytes(modules: Mapping[str, Module]) -> dict[str, int]:
+    """Returns the files of an adapter of a base with these modules, and the most bytes that each may have."""
+    greatest = sum(4 * MAX_RANK * (one.inputs + one.outputs) for one in modules.values())
+    return {CONFIG: MAX_CONFIG_BYTES, WEIGHTS: MAX_HEADER_BYTES + greatest}
 
 
 def _tensors(content: bytes) -> Iterator[tuple[str, Tensor]]:

@@ -5,6 +5,7 @@ has a lower priority and computes alone, so that a load delays steps as little a
 """
 
 import dataclasses
+import functools
 import logging
 import os
 import threading
@@ -12,19 +13,22 @@ import time
 from collections import deque
 from collections.abc import Callable, Iterable, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
-from pathlib import Path
+from typing import TypeVar
 
 import torch
 
 from sluice_server.engine.adapters.entry import Order, OrderKind
-from sluice_server.engine.adapters.files import read_adapter
+from sluice_server.engine.adapters.files import most_bytes, read_adapter
 from sluice_server.engine.adapters.modules import Module
 from sluice_server.engine.adapters.products import products_of
+from sluice_server.engine.adapters.sources import AdapterFolder, AdapterSources
 from sluice_server.engine.errors import ServiceError
 from sluice_server.engine.models.layers.sides import AdapterProducts, Folding
 
 logger = logging.getLogger(__name__)
 
+_T = TypeVar("_T")
+NUM_FETCHES = 4  # downloads at once
 NICENESS = 10  # of the thread: a tenth of the share of normal priority
 
 
@@ -33,6 +37,7 @@ class LoadedAdapter:
     """An adapter that was read: ready to be computed with.
 
     Attributes:
+        path: that names the same files again.
         rank: the greatest of its modules.
         modules: names of the projections that it changes.
         products: what it adds to each layer.
@@ -40,6 +45,7 @@ class LoadedAdapter:
     """
 
     digest: bytes
+    path: str
     rank: int
     modules: tuple[str, ...]
     products: AdapterProducts
@@ -60,6 +66,16 @@ class AdapterBase:
     num_layers: int
 
 
+def _outcome(call: Callable[[], _T]) -> Callable[[], _T]:
+    """Calls a function; returns what returns its result, or raises its error."""
+    done: Future[_T] = Future()
+    try:
+        done.set_result(call())
+    except Exception as error:
+        done.set_exception(error)
+    return done.result
+
+
 def _nothing() -> None:
     """The default of `on_ended`."""
 
@@ -74,13 +90,12 @@ def _begin() -> None:
 class AdapterLoader:
     """The adapters in memory."""
 
-    def __init__(self, root: Path, base: AdapterBase, num_slots: int) -> None:
-        """`root`: the folder of adapters."""
+    def __init__(self, sources: AdapterSources, base: AdapterBase, num_slots: int) -> None:
+        self.sources = sources
         self.on_ended: Callable[[], None] = _nothing  # called on the thread when a read has ended
         self.slots: list[AdapterProducts | None] = [None] * num_slots
         self.num_reads = 0  # since start
         self.read_s = 0.0  # seconds of these
-        self._root = root
         self._base = base
         self._host: dict[bytes, LoadedAdapter] = {}
         self._paths: dict[bytes, str] = {}
@@ -90,6 +105,9 @@ class AdapterLoader:
         num_threads = torch.get_num_threads()
         self._executor = ThreadPoolExecutor(1, "adapters", initializer=_begin)
         self._executor.submit(_nothing).result()
+        self._fetching = ThreadPoolExecutor(
+            NUM_FETCHES, "adapters-fetch"
+        )  # threads begin with the first that is fetched
         torch.set_num_threads(num_threads)  # for threads that begin later: this one's number has become theirs
 
     @property
@@ -103,7 +121,7 @@ class AdapterLoader:
 
     def read(self, path: str) -> "Future[LoadedAdapter]":
         """Begins to read the folder at `path`; the future raises ServiceError for one that cannot be used."""
-        reading = self._executor.submit(self._read, path)
+        reading = self._begin(path, lambda folder: self._read(folder()))
         reading.add_done_callback(lambda _: self.on_ended())
         return reading
 
@@ -117,7 +135,7 @@ class AdapterLoader:
             match order.kind:
                 case OrderKind.READ:
                     self._num_under_way += 1
-                    self._executor.submit(self._fill, order)
+                    self._begin(self._paths[order.digest], functools.partial(self._fill, order))
                 case OrderKind.LOAD:
                     self._num_under_way += 1
                     self.slots[order.slot] = self._host.pop(order.digest).products
@@ -142,24 +160,37 @@ class AdapterLoader:
 
     def close(self) -> None:
         """Ends the thread, after the read that it is at."""
+        self._fetching.shutdown(wait=False, cancel_futures=True)
         self._executor.shutdown(cancel_futures=True)
 
-    def _read(self, path: str) -> LoadedAdapter:
+    def _begin(self, path: str, take: "Callable[[Callable[[], AdapterFolder]], _T]") -> "Future[_T]":
+        """Has the thread call `take` with what gives the folder of a path, once that is fetched."""
+        if self.sources.is_local(path):
+            return self._executor.submit(take, lambda: self.sources.local(path))
+        limits = most_bytes(self._base.modules)
+
+        def fetched() -> "_T":
+            found = _outcome(lambda: self.sources.fetched(path, limits))
+            return self._executor.submit(take, found).result()
+
+        return self._fetching.submit(fetched)
+
+    def _read(self, found: AdapterFolder) -> LoadedAdapter:
         start = time.monotonic()
         base = self._base
-        adapter = read_adapter(self._root, path, base.modules)
+        adapter = read_adapter(found.root, found.folder, base.modules)
         products = products_of(adapter, base.foldings, base.num_layers)
         modules = tuple(dict.fromkeys(base.modules[name].projection for name in adapter.parts))
         took = time.monotonic() - start
         self.num_reads += 1
         self.read_s += took
-        return LoadedAdapter(adapter.digest, adapter.rank, modules, products, took)
+        return LoadedAdapter(adapter.digest, found.path, adapter.rank, modules, products, took)
 
-    def _fill(self, order: Order) -> None:
+    def _fill(self, order: Order, folder: Callable[[], AdapterFolder]) -> None:
         """Carries out a READ, on the thread."""
         is_good = False
         try:
-            found = self._read(self._paths[order.digest])
+            found = self._read(folder())
             is_good = found.digest == order.digest
             if is_good:
                 self.slots[order.slot] = found.products

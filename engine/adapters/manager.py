@@ -44,14 +44,14 @@ class AdapterManager:
         """Begins to read the folder at `path` below the folder of adapters."""
         return self.loader.read(path)
 
-    def add(self, loaded: LoadedAdapter, path: str, *, is_pinned: bool) -> None:
+    def add(self, loaded: LoadedAdapter, *, is_pinned: bool) -> None:
         """Makes an adapter that was read known, and keeps it in host memory if there is room. Raises ServiceError if
         there is never room for it, or none to pin it."""
         digest, shelf = loaded.digest, self.requests.shelf
         was_known = shelf.has(digest)
-        self.requests.add(AdapterRef(digest, path, loaded.num_bytes))
+        self.requests.add(AdapterRef(digest, loaded.path, loaded.num_bytes))
         self.requests.keep(digest)
-        self.loader.know(digest, path)
+        self.loader.know(digest, loaded.path)
         if not is_pinned:
             shelf.unpin(digest)
         else:

@@ -7,6 +7,7 @@ from sluice_server.engine.parallel.options import check_parallel
 from sluice_server.engine.request import MAX_DRAFT_TOKENS, MAX_DRAFT_WIDTH
 from sluice_server.engine.scheduler.policies import POLICIES
 from sluice_server.engine.scheduler.settings import parse_weights
+from sluice_server.services.checkpoint.adapter_hub import allowed_of
 from sluice_server.services.checks.values import at_least, one_of, seconds
 from sluice_server.services.config import bad_setting
 
@@ -60,8 +61,13 @@ def _check_speculation(engine: EngineConfig) -> None:
 
 
 def _check_adapters(engine: EngineConfig) -> None:
-    if bool(engine.adapter_dir) != bool(engine.max_adapters):
-        raise bad_setting("adapter_dir", "and --max-adapters need each other")
+    has_source = bool(engine.adapter_dir or engine.adapter_hub)
+    if has_source != bool(engine.max_adapters):
+        raise bad_setting("max_adapters", "and --adapter-dir or --adapter-hub need each other")
+    try:
+        allowed_of(engine.adapter_hub)
+    except ValueError as error:
+        raise bad_setting("adapter_hub", f"{str(error)!r} is no ORG/NAME and no ORG/*") from None
     if engine.adapter_dir and not Path(engine.adapter_dir).is_dir():
         raise bad_setting("adapter_dir", f"there is no directory {engine.adapter_dir!r}: make it, or name another")
     if engine.max_adapters and engine.num_ranks > 1:

@@ -88,10 +88,10 @@ class AdapterCalls:
         work, loaded = load.work, load.reading.result()
         if work.digest not in (b"", loaded.digest):
             raise _other_digest(work, loaded.digest)
-        manager.add(loaded, work.path, is_pinned=work.is_pinned)
+        manager.add(loaded, is_pinned=work.is_pinned)
         before = self._named.get(work.name)
         state = AdapterState(
-            work.name, work.path, loaded.digest, loaded.rank, loaded.modules, loaded.num_bytes, work.is_pinned
+            work.name, loaded.path, loaded.digest, loaded.rank, loaded.modules, loaded.num_bytes, work.is_pinned
         )
         self._named[work.name] = state
         self.num_changes += 1

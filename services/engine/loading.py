@@ -8,6 +8,7 @@ from sluice_server.engine.config import EngineConfig
 from sluice_server.engine.models.config import ModelConfig
 from sluice_server.engine.parallel.group import Workers
 from sluice_server.engine.request import Limits
+from sluice_server.services.checkpoint.adapter_hub import AdapterHub
 from sluice_server.services.checkpoint.digests import remembered
 from sluice_server.services.checkpoint.grammar_ids import grammars_of
 from sluice_server.services.checkpoint.model_source import CheckpointFiles, resolve_draft
@@ -49,6 +50,8 @@ def load_engine(
             built = build_engine(
                 config, model, directory, limits, draft, digests=digests, grammars=grammars, workers=workers
             )
+            if built.engine.adapters is not None and config.adapter_hub:
+                built.engine.adapters.loader.sources.fetch = AdapterHub(config.adapter_hub).fetch
         revision, plugin = naming.check(), built.engine.identity.plugin  # which ends in the digest of its code
         if workers is not None:
             workers.check_revision(revision)

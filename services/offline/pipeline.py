@@ -83,8 +83,8 @@ class Pipeline:
         return self._manager.books.admission.num_requests
 
     def open(self, asked: TranslatedRequest, opened: list[OpenRequest]) -> None:
-        """Opens a request, adds it to `opened`, and encodes its prompt unless a constraint must be compiled first. Waits
-        for its adapter if that is to be read first.
+        """Opens a request, adds it to `opened`, and encodes its prompt unless a constraint must be compiled first.
+        Waits for its adapter if that is to be read first.
 
         An error becomes the request's outcome.
         """
@@ -133,7 +133,13 @@ class Pipeline:
         self._manager.fail_all(closed())
         self.close(*self._manager.requests)
         self._refusal = closed()
-        del self.engine, self._stage, self._tokenizer, self._gate, self._detokenizer  # an unfinished stream may still refer to self
+        del (
+            self.engine,
+            self._stage,
+            self._tokenizer,
+            self._gate,
+            self._detokenizer,
+        )  # an unfinished stream may still refer to self
 
     def _stuck(self) -> OpenRequest | None:
         """Returns a request that has not ended although no prompt is being encoded."""

@@ -46,7 +46,7 @@ def load(engine: Engine, path: str, *, is_pinned: bool = False) -> AdapterRef:
     """Loads an adapter, and returns how requests name it."""
     assert engine.adapters is not None
     loaded = engine.adapters.read(path).result()
-    engine.adapters.add(loaded, path, is_pinned=is_pinned)
+    engine.adapters.add(loaded, is_pinned=is_pinned)
     return AdapterRef(loaded.digest, path, loaded.num_bytes)
 
 
