@@ -34,7 +34,7 @@ from sluice_server.engine.models.model import Model
 from sluice_server.engine.models.vision.config import read_vision
 from sluice_server.engine.models.vision.loading import load_vision
 from sluice_server.engine.parallel.group import GroupRunner, Workers
-from sluice_server.engine.parallel.messages import Allocate
+from sluice_server.engine.parallel.messages import Allocate, FillSlot
 from sluice_server.engine.parallel.options import check_parallel, shape_of
 from sluice_server.engine.parallel.ranks import Ranks
 from sluice_server.engine.parallel.sums import LocalSums
@@ -153,7 +153,7 @@ def build_engine(  # noqa: PLR0913 # all that an engine is made of
     ranks = ranks_of(config, workers)
     model, drafter = loaded(config, model_config, directory, limits, draft, formats, device, plugins.model, ranks)
     images = loaded_images(config, directory, limits, model, formats, workers)
-    adapters = load_adapters(config, model)
+    adapters = load_adapters(config, model_config, model, ranks)
     if workers is not None:
         workers.ready(rank_layout(config, formats, model))
     allocated = allocate(config, model, drafter, formats, limits)
@@ -186,6 +186,8 @@ def build_engine(  # noqa: PLR0913 # all that an engine is made of
     plain = Runner(model, store, *sizes, grammars, allocated.groups, plugins.sampling, images, loaded_slots)
     runner: StepRunner = runner_for(config, plain, model, store, limits)
     if workers is not None:
+        if adapters is not None:
+            adapters.loader.on_slot = lambda *filled: workers.send(FillSlot(*filled))
         shape, drafts = workers.shape, drafter is not None
         own = workers.sums, time.monotonic, workers.stages
         runner = GroupRunner(plain, workers, shape.members, *own, depth=workers.depth, drafts_in_cache=drafts)

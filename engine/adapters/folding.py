@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 from torch import Tensor
 
 from sluice_server.engine.adapters.files import LowRank
-from sluice_server.kernels.formats.side_products import Side, SidePart, in_blocks
+from sluice_server.kernels.formats.side_products import Side, SidePart, in_blocks, in_shards
 
 
 def fold(
@@ -19,12 +19,14 @@ def fold(
     *,
     norm: Tensor | None = None,
     orders: Mapping[str, Tensor] | None = None,
+    num_shards: int = 1,
 ) -> Side | None:
     """Returns what an adapter adds to the linear of the projections `parts` [(name, rows)], stacked by rows.
 
     Args:
         norm: float32 [K], the norm's weight if it is folded into the weight.
         orders: names of projections → order of their rows, as packing had them.
+        num_shards: equal parts of the linear's inputs, which have a product of their own each.
 
     Returns None if the adapter changes none of them.
     """
@@ -33,6 +35,6 @@ def fold(
         one, order = adapter.get(name), (orders or {}).get(name)
         if one is not None:
             b = one.b if order is None else one.b[order]
-            found.append(SidePart(one.a, in_blocks(b), one.scale, first, rows))
+            found.append(SidePart(in_shards(one.a, num_shards), in_blocks(b), one.scale, first, rows))
         first += rows
-    return Side(tuple(found), norm) if found else None
+    return Side(tuple(found), norm, num_shards) if found else None

@@ -13,10 +13,11 @@ import time
 from collections import deque
 from collections.abc import Callable, Iterable, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
-from typing import TypeVar
+from typing import TypeAlias, TypeVar
 
 import torch
 
+from sluice_server.engine.adapters.cutting import AdapterCut
 from sluice_server.engine.adapters.entry import Order, OrderKind
 from sluice_server.engine.adapters.files import most_bytes, read_adapter
 from sluice_server.engine.adapters.modules import Module
@@ -28,6 +29,7 @@ from sluice_server.engine.models.layers.sides import AdapterProducts, Folding
 logger = logging.getLogger(__name__)
 
 _T = TypeVar("_T")
+OnSlot: TypeAlias = Callable[[int, str, bytes], None]  # slot, path, "" for one that is emptied, and digest
 NUM_FETCHES = 4  # downloads at once
 NICENESS = 10  # of the thread: a tenth of the share of normal priority
 
@@ -59,11 +61,17 @@ class LoadedAdapter:
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class AdapterBase:
-    """What adapters belong to: the modules of a model by name, and how it packed its linears."""
+    """What adapters belong to: the modules of a model by name, and how it packed its linears.
+
+    Attributes:
+        foldings, num_layers: of the part of the model that a rank has.
+        cut: what cuts adapters for that rank; None for the whole model.
+    """
 
     modules: Mapping[str, Module]
     foldings: Mapping[str, Folding]
     num_layers: int
+    cut: AdapterCut | None = None
 
 
 def _outcome(call: Callable[[], _T]) -> Callable[[], _T]:
@@ -80,6 +88,10 @@ def _nothing() -> None:
     """The default of `on_ended`."""
 
 
+def _untold(slot: int, path: str, digest: bytes) -> None:
+    """The default of `on_slot`."""
+
+
 def _begin() -> None:
     """Begins the thread. Helpers of torch would have normal priority, and wait for each other by spinning."""
     os.nice(NICENESS)
@@ -93,6 +105,7 @@ class AdapterLoader:
     def __init__(self, sources: AdapterSources, base: AdapterBase, num_slots: int) -> None:
         self.sources = sources
         self.on_ended: Callable[[], None] = _nothing  # called on the thread when a read has ended
+        self.on_slot: OnSlot = _untold
         self.slots: list[AdapterProducts | None] = [None] * num_slots
         self.num_reads = 0  # since start
         self.read_s = 0.0  # seconds of these
@@ -132,6 +145,9 @@ class AdapterLoader:
     def carry_out(self, orders: Iterable[Order]) -> None:
         """Carries out orders; reads end later."""
         for order in orders:
+            if order.slot >= 0:
+                is_filled = order.kind is not OrderKind.FREE
+                self.on_slot(order.slot, self._paths[order.digest] if is_filled else "", order.digest)
             match order.kind:
                 case OrderKind.READ:
                     self._num_under_way += 1
@@ -179,7 +195,10 @@ class AdapterLoader:
         start = time.monotonic()
         base = self._base
         adapter = read_adapter(found.root, found.folder, base.modules)
-        products = products_of(adapter, base.foldings, base.num_layers)
+        parts, num_shards = adapter.parts, 1
+        if base.cut is not None:
+            parts, num_shards = base.cut.of(parts), base.cut.num_shards
+        products = products_of(parts, base.foldings, base.num_layers, num_shards)
         modules = tuple(dict.fromkeys(base.modules[name].projection for name in adapter.parts))
         took = time.monotonic() - start
         self.num_reads += 1

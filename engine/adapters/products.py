@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 
 from sluice_server.engine.adapters.config import invalid_adapter
-from sluice_server.engine.adapters.files import Adapter
+from sluice_server.engine.adapters.files import LowRank
 from sluice_server.engine.adapters.folding import fold
 from sluice_server.engine.models.layers.sides import AdapterProducts, Folding, LayerProducts
 from sluice_server.kernels.formats.side_products import Side
@@ -17,12 +17,18 @@ FIRST = {
 }
 
 
-def products_of(adapter: Adapter, foldings: Mapping[str, Folding], num_layers: int) -> AdapterProducts:
-    """Returns what an adapter adds. `foldings`: of the model's linears, by their first projections.
+ROW_PARALLEL = ("output", "down")  # linears whose inputs ranks share out
+
+
+def products_of(
+    parts: Mapping[str, LowRank], foldings: Mapping[str, Folding], num_layers: int, num_shards: int = 1
+) -> AdapterProducts:
+    """Returns what the parts of an adapter add. `foldings`: of the model's linears, by their first projections.
+    `num_shards`: partial products that this rank computes of a linear whose inputs ranks share out.
 
     Raises ServiceError ADAPTER_INVALID if a part of it would not be used.
     """
-    unused = set(adapter.parts)
+    unused = set(parts)
     layers = []
     for index in range(num_layers):
         found: dict[str, Side] = {}
@@ -33,7 +39,8 @@ def products_of(adapter: Adapter, foldings: Mapping[str, Folding], num_layers: i
             if folding is None:
                 continue
             unused.difference_update(name for name, _ in folding.parts)
-            side = fold(folding.parts, adapter.parts, norm=folding.norm, orders=folding.orders)
+            shards = num_shards if linear in ROW_PARALLEL else 1
+            side = fold(folding.parts, parts, norm=folding.norm, orders=folding.orders, num_shards=shards)
             if side is not None:
                 found[linear] = side
         layers.append(LayerProducts(**found))

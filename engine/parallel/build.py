@@ -4,12 +4,14 @@ import dataclasses
 from collections.abc import Callable
 from pathlib import Path
 
+from sluice_server.engine.adapters.build import make_loader
 from sluice_server.engine.build import chosen, loaded
 from sluice_server.engine.config import EngineConfig
 from sluice_server.engine.kv_cache.block_files import BlockFiles
 from sluice_server.engine.kv_cache.block_store import BlockStore
 from sluice_server.engine.kv_cache.identity import UNNAMED
 from sluice_server.engine.models.config import ModelConfig
+from sluice_server.engine.parallel.adapters import RankAdapters
 from sluice_server.engine.parallel.messages import Allocate
 from sluice_server.engine.parallel.ranks import Ranks
 from sluice_server.engine.parallel.shape import ParallelShape
@@ -61,4 +63,5 @@ def build_rank(part: RankPart, sizes: Callable[[str], Allocate]) -> RankWorker:
     if told.num_host:
         measure_costs(model, store, config.block_size)
     sizes_of = config.block_size, config.max_num_seqs, limits.context_length
-    return RankWorker(part.shape.member, model, store, *sizes_of, groups, part.sums, part.stages)
+    adapters = RankAdapters(make_loader(config, part.model_config, model, ranks)) if config.max_adapters else None
+    return RankWorker(part.shape.member, model, store, *sizes_of, groups, part.sums, part.stages, adapters)

@@ -154,7 +154,8 @@ class GroupRunner:
     def place(self, plan: StepPlan) -> None:
         """Applies the plan's placements and block-table additions on all ranks."""
         if plan.placements or plan.new_blocks:
-            self._workers.send(Place([one.slot for one in plan.placements], plan.new_blocks))
+            placed = [one.slot for one in plan.placements], plan.new_blocks, [one.adapter for one in plan.placements]
+            self._workers.send(Place(*placed))
             if any(one.params.prompt_logprobs >= 0 for one in plan.placements):
                 self._backlog.catch_up()  # what the other ranks are told of the next launch depends on it
             self._backlog.do(partial(self._plain.place, plan))

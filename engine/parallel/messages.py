@@ -70,10 +70,28 @@ class Allocate:
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Place:
-    """Slots with a new sequence, whose block tables are empty, and what has changed in block tables since."""
+    """Slots with a new sequence, whose block tables are empty, and what has changed in block tables since.
+
+    Attributes:
+        adapters: the adapter slot of each sequence, -1 for the base.
+    """
 
     slots: list[int]
     new_blocks: list[BlockRun]
+    adapters: list[int]
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class FillSlot:
+    """An adapter slot gets the adapter at a path, or is emptied if that is "".
+
+    Attributes:
+        digest: that the adapter's files must have.
+    """
+
+    slot: int
+    path: str = ""
+    digest: bytes = b""
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -187,5 +205,7 @@ class RankEnded:
 
 
 # Of rank 0, and to rank 0:
-Order: TypeAlias = Welcome | Refused | Allocate | Place | Launch | MoveBlocks | MoveAccepted | Told | SaveBlocks
+Order: TypeAlias = (
+    Welcome | Refused | Allocate | Place | FillSlot | Launch | MoveBlocks | MoveAccepted | Told | SaveBlocks
+)
 Report: TypeAlias = Hello | RankReady | Launched | RankEnded | Told | Connected | Moved | Saved

@@ -11,12 +11,23 @@ from sluice_server.engine.kv_cache.block_store import BlockStore
 from sluice_server.engine.kv_cache.groups import LayerGroups, one_group
 from sluice_server.engine.kv_cache.tiers import Move, MoveKind
 from sluice_server.engine.models.model import Model
-from sluice_server.engine.parallel.messages import Launch, Launched, MoveAccepted, MoveBlocks, Order, Place, SaveBlocks
+from sluice_server.engine.parallel.adapters import RankAdapters
+from sluice_server.engine.parallel.messages import (
+    FillSlot,
+    Launch,
+    Launched,
+    MoveAccepted,
+    MoveBlocks,
+    Order,
+    Place,
+    SaveBlocks,
+)
 from sluice_server.engine.parallel.stages import StageFailed, Stages
 from sluice_server.engine.parallel.sums import SumsBroken, TimedSums, patience_s
 from sluice_server.engine.worker.faults import device_faults
 from sluice_server.engine.worker.forward import ForwardPass
 from sluice_server.engine.worker.sample_positions import SamplePositions
+from sluice_server.engine.worker.slots.adapters import SlotAdapters
 
 logger = logging.getLogger(__name__)
 
@@ -38,8 +49,12 @@ class RankWorker:
         groups: LayerGroups | None = None,
         sums: TimedSums | None = None,
         stages: Stages | None = None,
+        adapters: RankAdapters | None = None,
     ) -> None:
-        """`sums` of this rank with the others; None where each rank computes the whole model."""
+        """`sums` of this rank with the others; None where each rank computes the whole model. `adapters`: None where
+        requests name none."""
+        self.adapters = adapters
+        self._slot_adapters = SlotAdapters(() if adapters is None else adapters)
         self.step_s = 0.0  # mean of recent launches
         self._rank = rank
         self._num_moving = 0
@@ -50,6 +65,11 @@ class RankWorker:
         groups = groups or one_group(model.config.windows)
         self._tables = np.zeros((groups.num, max_num_seqs, -(-max_model_len // block_size)), dtype=np.int32)
         self._forward = ForwardPass(model, store, block_size, self._tables, groups)
+
+    def close(self) -> None:
+        """Ends the thread that reads adapters."""
+        if self.adapters is not None:
+            self.adapters.loader.close()
 
     def watch(self, on_layer: Callable[[], None]) -> None:
         """Registers `on_layer`, called after each computed layer."""
@@ -73,8 +93,13 @@ class RankWorker:
                 return self._launch(order)
             case Place():
                 self._tables[:, order.slots] = 0
+                for slot, adapter in zip(order.slots, order.adapters, strict=True):
+                    self._slot_adapters.put(slot, adapter)
                 for run in order.new_blocks:
                     self._tables[run.group, run.slot, run.first : run.first + len(run.blocks)] = run.blocks
+            case FillSlot():
+                assert self.adapters is not None, "an adapter of requests that name none"
+                self.adapters.fill(order)
             case MoveBlocks():
                 self._num_moving += sum(move.kind in ON_DISK for move in order.moves)
                 self._store.move(order.moves)
@@ -114,10 +139,16 @@ class RankWorker:
 
     def _compute(self, launch: Launch) -> None:
         positions = SamplePositions.of(launch.plan)
-        states = self._forward.compute(launch.plan, positions, is_whole=launch.is_whole)
-        if not self._model.is_last:
-            return
-        for first, end in launch.spans:
-            self._model.logits(states.computed[first:end])
-        if positions.rows:
-            self._model.logits(states.sampled)
+        failure, sides = None, None
+        try:
+            sides = self._slot_adapters.sides(launch.plan)
+        except Exception as error:  # the other ranks' sums need those of this one: what they give is not used
+            failure = error
+        states = self._forward.compute(launch.plan, positions, is_whole=launch.is_whole, sides=sides)
+        if self._model.is_last:
+            for first, end in launch.spans:
+                self._model.logits(states.computed[first:end])
+            if positions.rows:
+                self._model.logits(states.sampled)
+        if failure is not None:
+            raise failure

@@ -27,7 +27,7 @@ class SidePart:
     """The product beside one projection of a linear.
 
     Attributes:
-        a: [rank, K].
+        a: [rank, K]; of several shards [shards, rank, K / shards].
         b: [rows · rank], see `in_blocks`.
         scale: of the product.
         first, rows: which rows of the linear's weight are the projection's.
@@ -59,14 +59,28 @@ class Side:
 
     Attributes:
         norm: float32 [K], by which x is multiplied, as the linear's weight has it folded in; None without.
+        num_shards: equal parts of the linear's inputs, with a product each; see `shards`.
     """
 
     parts: tuple[SidePart, ...]
     norm: Tensor | None = None
+    num_shards: int = 1
+
+    @functools.cached_property
+    def shards(self) -> Sequence["Side"]:
+        """The products of each shard, whose sum is the whole product."""
+        if self.num_shards == 1:
+            return (self,)
+        assert self.norm is None, "inputs that ranks share out have no norm before them"
+        return [
+            Side(tuple(dataclasses.replace(one, a=one.a[at]) for one in self.parts)) for at in range(self.num_shards)
+        ]
 
     @functools.cached_property
     def numbers(self) -> Tensor:
-        """The description for the C++ kernels."""
+        """The description for the C++ kernels; of several shards an empty one, as each has its own."""
+        if self.num_shards > 1:
+            return Side(()).numbers
         parts = [(one.a, one.b, one.first, one.rows, one.scale) for one in self.parts]
         return low_rank.numbers_of(self.norm, parts)
 
@@ -79,6 +93,11 @@ class Side:
         for one in self.parts:
             y[:, one.first : one.first + one.rows] += one.times(x)
         return y
+
+
+def in_shards(a: Tensor, num: int) -> Tensor:
+    """Returns a [rank, K] as that of so many shards: [num, rank, K / num]; as it is for one."""
+    return a if num == 1 else a.view(len(a), num, -1).transpose(0, 1).contiguous()
 
 
 def in_blocks(b: Tensor) -> Tensor:
@@ -109,7 +128,7 @@ def together(sides: Iterable[Side | None]) -> list[Side | None]:
 def _moved(side: Side, copies: Iterator[Tensor]) -> Side:
     a = [next(copies).view(one.a.shape) for one in side.parts]
     parts = (dataclasses.replace(one, a=own, b=next(copies)) for one, own in zip(side.parts, a, strict=True))
-    return Side(tuple(parts), side.norm)
+    return Side(tuple(parts), side.norm, side.num_shards)
 
 
 def bytes_of(sides: Iterable[Side | None]) -> int:
@@ -136,7 +155,9 @@ class SidedLinear(PackedLinear):
         return y
 
     def store_in(self, y: Tensor, x: Tensor) -> None:
-        y.copy_(self.apply(x))
+        self._linear.store_in(y, x)
+        for rows, side in self._sides:
+            y[rows] = side.add_to(y[rows], x[rows])
 
     def add_to(self, residual: Tensor, x: Tensor) -> Tensor:
         self._linear.add_to(residual, x)

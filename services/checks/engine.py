@@ -70,5 +70,3 @@ def _check_adapters(engine: EngineConfig) -> None:
         raise bad_setting("adapter_hub", f"{str(error)!r} is no ORG/NAME and no ORG/*") from None
     if engine.adapter_dir and not Path(engine.adapter_dir).is_dir():
         raise bad_setting("adapter_dir", f"there is no directory {engine.adapter_dir!r}: make it, or name another")
-    if engine.max_adapters and engine.num_ranks > 1:
-        raise bad_setting("max_adapters", "adapters are not supported by a model over several ranks: use one")

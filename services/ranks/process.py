@@ -38,6 +38,7 @@ from sluice_server.engine.parallel.shape import ParallelShape
 from sluice_server.engine.parallel.sums import SumsBroken
 from sluice_server.engine.parallel.worker import RankWorker
 from sluice_server.engine.plugins.entry_points import find_plugins
+from sluice_server.services.checkpoint.adapter_hub import AdapterHub
 from sluice_server.services.checkpoint.digests import remembered
 from sluice_server.services.checkpoint.model_source import CheckpointFiles, resolve_model
 from sluice_server.services.config import ServiceConfig
@@ -197,9 +198,12 @@ def _work(
             return order
 
         worker = build_rank(part, sizes)
+        if worker.adapters is not None and engine.adapter_hub:
+            worker.adapters.loader.sources.fetch = AdapterHub(engine.adapter_hub).fetch
     worker.watch(_at_most_every(BEAT_S / 2, process.beat))
     logger.info("rank %d of %d computes", table.rank, engine.num_ranks)
-    process.compute(worker)
+    with contextlib.closing(worker):
+        process.compute(worker)
 
 
 @contextlib.contextmanager

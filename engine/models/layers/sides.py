@@ -12,6 +12,7 @@ from torch import Tensor
 
 from sluice_server.engine.models.layers.layer import Layer
 from sluice_server.engine.models.layers.mlp import DenseMlp, UnnormedMlp
+from sluice_server.engine.parallel.sums_linear import SummedLinear
 from sluice_server.kernels.cpu import low_rank
 from sluice_server.kernels.formats.linear import PackedLinear
 from sluice_server.kernels.formats.side_products import Rows, Side, SidedLinear, bytes_of, together
@@ -89,4 +90,11 @@ class StepSides:
 
 
 def _sided(linear: PackedLinear, sides: Sides) -> PackedLinear:
-    return SidedLinear(linear, sides) if sides else linear
+    if not sides:
+        return linear
+    if isinstance(linear, SummedLinear):  # products are part of the partial ones, and added up with them
+        shards = [
+            SidedLinear(one, [(rows, side.shards[at]) for rows, side in sides]) for at, one in enumerate(linear.shards)
+        ]
+        return SummedLinear(shards, linear.sums)
+    return SidedLinear(linear, sides)

@@ -4,14 +4,19 @@ Takes slots and plans, not requests.
 """
 
 import itertools
-from collections.abc import Sequence
+from typing import Protocol
 
 import torch
 
 from sluice_server.engine.models.layers.sides import AdapterProducts, StepSides
 from sluice_server.engine.plan import NO_ADAPTER, Placement, StepPlan
 
-AdapterSlots = Sequence[AdapterProducts | None]  # what each adapter slot holds
+
+class AdapterSlots(Protocol):
+    """What adapter slots hold."""
+
+    def __getitem__(self, slot: int, /) -> AdapterProducts | None:
+        """Returns what a slot holds."""
 
 
 class SlotAdapters:
@@ -23,9 +28,13 @@ class SlotAdapters:
 
     def reset(self, placement: Placement) -> None:
         """Replaces that of the slot's former sequence."""
-        self._adapters.pop(placement.slot, None)
-        if placement.adapter != NO_ADAPTER:
-            self._adapters[placement.slot] = placement.adapter
+        self.put(placement.slot, placement.adapter)
+
+    def put(self, slot: int, adapter: int) -> None:
+        """Makes an adapter slot that of a slot's sequence."""
+        self._adapters.pop(slot, None)
+        if adapter != NO_ADAPTER:
+            self._adapters[slot] = adapter
 
     def sides(self, plan: StepPlan) -> StepSides | None:
         """Returns the products beside the plan's rows; None for a plan of the base alone."""

@@ -48,7 +48,7 @@ class Batch:
     def __init__(self, model: Model, ids: Sequence[list[int]], adapters: Sequence[Adapter | None]) -> None:
         self.model, self.ids = model, ids
         num = model.config.num_layers
-        self.products = [None if one is None else products_of(one, model.foldings, num) for one in adapters]
+        self.products = [None if one is None else products_of(one.parts, model.foldings, num) for one in adapters]
 
     def logits(self, rows: Sequence[int], cut: int) -> list[Tensor]:
         """Logits of the sequences `rows`, computed side by side in two chunks of which the first has `cut` tokens."""

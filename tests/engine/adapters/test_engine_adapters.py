@@ -220,8 +220,6 @@ def test_an_adapter_is_dropped_when_its_last_request_has_ended(llama: Path) -> N
     ("changes", "part"),
     [
         ({"max_adapters": 2, "adapter_dir": "/nowhere"}, "there is no directory '/nowhere'"),
-        ({"max_adapters": 2, "sum_shards": 2}, "not supported by a model over several ranks"),
-        ({"max_adapters": 2, "tensor_parallel_size": 2}, "not supported by a model over several ranks"),
     ],
 )
 def test_what_adapters_cannot_be_combined_with_is_refused_at_the_start(

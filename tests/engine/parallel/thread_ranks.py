@@ -153,6 +153,7 @@ class ThreadWorkers:
                     self._saved.put(part.shape.member)
                 if ended is not None:
                     self._answers.put(ended)
+            worker.close()
         except Exception as error:
             self.errors.append(error)
 
