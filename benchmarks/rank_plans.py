@@ -48,7 +48,7 @@ def lead(directory: str) -> None:
     taken, turns = [], []
     for num in range(ROUNDS):
         if num % 32 == 0:
-            group.send(Place([], [BlockRun(slot, 40, [slot]) for slot in range(ROWS)]))
+            group.send(Place([], [BlockRun(slot, 40, [slot]) for slot in range(ROWS)], []))
         made, sent_ns = plan(), time.monotonic_ns()
         group.send(Launch(sent_ns, made, False, []))
         (answer,) = group.launched(sent_ns)

@@ -76,7 +76,7 @@ def test_who_has_no_key_of_the_group_disturbs_nothing(hosts: Hosts, one_rank: li
             plain = closing.enter_context(context.socket(zmq.PUSH))
             plain.linger = 0
             plain.connect(f"tcp://{address}")
-            plain.send(ORDERS.encode(Place([0], [])))
+            plain.send(ORDERS.encode(Place([0], [], [-1])))
             host, port = address.split(":")
             raw = closing.enter_context(socket.create_connection((host, int(port))))
             raw.sendall(bytes(64))

@@ -117,7 +117,14 @@ def asking(name: str, prompt: list[int], adapter: AdapterRef | None = None, **pa
 PROMPT = [7, 8, 9, 10, 11, 12, 13, 14, 15, 16, 17]
 
 
-@pytest.mark.parametrize("config", [ROOMY, dataclasses.replace(ROOMY, quantization="int8")], ids=["float32", "int8"])
+FORMATS = {
+    "float32": ROOMY,
+    "bfloat16": dataclasses.replace(ROOMY, dtype="bfloat16"),
+    **{name: dataclasses.replace(ROOMY, quantization=name) for name in ("int8", "int4")},
+}
+
+
+@pytest.mark.parametrize("config", FORMATS.values(), ids=FORMATS)
 def test_tokens_do_not_depend_on_company(llama: Path, config: EngineConfig) -> None:
     """Alone and beside others: base rows too, of which some steps are computed without products beside them."""
     engine = make_engine(llama, with_adapters(config, llama.parent / "adapters"))

@@ -16,6 +16,7 @@ from sluice_server.engine.errors import RankLost, ServiceError
 from sluice_server.engine.kv_cache.table import BlockRun
 from sluice_server.engine.kv_cache.tiers import Move, MoveKind
 from sluice_server.engine.parallel.messages import (
+    FillSlot,
     Hello,
     Launch,
     Launched,
@@ -176,7 +177,8 @@ def test_a_rank_listens_on_an_address_of_its_host_alone(
 
 def test_orders_come_as_they_were_sent_and_launches_are_answered(pair: Pair) -> None:
     sent: list[Order] = [
-        Place([2], [BlockRun(2, 0, [4, 5], 1)]),
+        Place([2], [BlockRun(2, 0, [4, 5], 1)], [-1]),
+        FillSlot(3, "a/b", b"digest"),
         MoveBlocks([Move(MoveKind.SAVE, 3, 1, b"name")]),
         Launch(1, PLAN, True, [(0, 2)]),
     ]
@@ -314,7 +316,7 @@ def test_what_is_left_of_an_earlier_start_is_not_heard(pair: Pair) -> None:
     pair.rank.tell(Launched(1, 1))
     assert pair.group.launched(1) == [Launched(1, 1)]
     pair.group._sockets.epoch = EPOCH + 1
-    pair.group.send(Place([], []))
+    pair.group.send(Place([], [], []))
     with pytest.raises(RankLost, match="rank 0 is at start 6 of the group, this rank at 5"):
         next(pair.rank.orders())
 
