@@ -71,21 +71,31 @@ func (c *Client) Close() { c.pool.close() }
 
 // Generate returns the whole answer at once. The deadline of ctx is that of the generation.
 func (c *Client) Generate(ctx context.Context, spec *pb.GenerationSpec) (*pb.GenerateResponse, error) {
+	var answer *pb.GenerateResponse
+	err := c.unary(ctx, func(ctx context.Context, used *line) (err error) {
+		answer, err = used.stub.Generate(ctx, &pb.GenerateRequest{Spec: spec})
+		return err
+	})
+	return answer, err
+}
+
+// unary makes a call that has one answer, again where the policy says so.
+func (c *Client) unary(ctx context.Context, call func(ctx context.Context, used *line) error) error {
 	tries := newAttempts(c.retry, nil, c.pool.chance)
 	var used *line
 	for {
 		var err error
 		if used, err = c.pool.lease(used, false); err != nil {
-			return nil, err
+			return err
 		}
-		answer, err := used.stub.Generate(c.outgoing(ctx), &pb.GenerateRequest{Spec: spec})
+		err = call(c.outgoing(ctx), used)
 		c.pool.release(used)
 		if err == nil {
-			return answer, nil
+			return nil
 		}
 		failure := fromRPC(err)
 		if err := tries.pause(ctx, failure, c.pool.failed(used, failure)); err != nil {
-			return nil, err
+			return err
 		}
 	}
 }

@@ -6,7 +6,7 @@ opened.
 """
 
 import dataclasses
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 
 import torch
@@ -72,11 +72,18 @@ class Adapter:
         return max(len(part.a) for part in self.parts.values())
 
 
-def read_adapter(root: Path, path: str, modules: Mapping[str, Module], limit: int | None = None) -> Adapter:
+def no_rest() -> None:
+    """Goes on at once."""
+
+
+def read_adapter(
+    root: Path, path: str, modules: Mapping[str, Module], limit: int | None = None, rest: Callable[[], None] = no_rest
+) -> Adapter:
     """Reads the folder `path` below `root`, for a base with these modules; see `modules_of`.
 
     Args:
         limit: bytes that its tensors may have; None for what the greatest rank takes in float32.
+        rest: called between tensors, so that other threads may run.
 
     Raises ServiceError: ADAPTER_INVALID for a folder that is no adapter of this base, UNIMPLEMENTED for an adapter of a
     kind that is not built. Nothing is kept then.
@@ -95,7 +102,7 @@ def read_adapter(root: Path, path: str, modules: Mapping[str, Module], limit: in
         digest.update(one)
     tensors = dict(_tensors(content))
     del content
-    parts = _parts(config, modules, tensors)
+    parts = _parts(config, modules, tensors, rest)
     _check_names(config, modules, parts)
     return Adapter(digest.digest(), parts)
 
@@ -123,10 +130,13 @@ def _tensors(content: bytes) -> Iterator[tuple[str, Tensor]]:
         yield name, flat.view(stored["shape"])
 
 
-def _parts(config: AdapterConfig, modules: Mapping[str, Module], tensors: Mapping[str, Tensor]) -> dict[str, LowRank]:
+def _parts(
+    config: AdapterConfig, modules: Mapping[str, Module], tensors: Mapping[str, Tensor], rest: Callable[[], None]
+) -> dict[str, LowRank]:
     """Returns what an adapter adds, by module. Raises ServiceError naming the first tensor that does not fit."""
     halves: dict[str, dict[str, Tensor]] = {}
     for stored, tensor in sorted(tensors.items()):
+        rest()
         name, half = _module_of(stored)
         module = modules.get(name)
         if module is None or half not in "AB":

@@ -1,13 +1,13 @@
 """Reads adapters on a thread of its own, and carries out the orders of a shelf: host memory and the slots of steps.
 
-On a CPU host memory and slots are the same memory: what a slot has is shared with the copy in host memory. The thread
-has a lower priority and computes alone, so that a load delays steps as little as it can.
+On a CPU slots are in host memory. The thread computes alone and rests between tensors, so that a load delays steps as
+little as it can. It has the priority of the others: one of a lower priority that is interrupted while it has Python's
+interpreter keeps that from the thread that computes.
 """
 
 import dataclasses
 import functools
 import logging
-import os
 import threading
 import time
 from collections import deque
@@ -31,7 +31,7 @@ logger = logging.getLogger(__name__)
 _T = TypeVar("_T")
 OnSlot: TypeAlias = Callable[[int, str, bytes], None]  # slot, path, "" for one that is emptied, and digest
 NUM_FETCHES = 4  # downloads at once
-NICENESS = 10  # of the thread: a tenth of the share of normal priority
+REST_S = 0.0001  # between tensors: long enough for a thread that waits to begin
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -88,13 +88,18 @@ def _nothing() -> None:
     """The default of `on_ended`."""
 
 
+def _rest() -> None:
+    """Lets the thread that computes take the interpreter: it would wait for it at each of its calls otherwise, for as
+    long as this thread runs Python."""
+    time.sleep(REST_S)
+
+
 def _untold(slot: int, path: str, digest: bytes) -> None:
     """The default of `on_slot`."""
 
 
 def _begin() -> None:
-    """Begins the thread. Helpers of torch would have normal priority, and wait for each other by spinning."""
-    os.nice(NICENESS)
+    """Begins the thread. Helpers of torch would wait for each other by spinning."""
     torch.get_num_threads()  # a thread's first call gives it the number of all threads
     torch.set_num_threads(1)
 
@@ -194,11 +199,11 @@ class AdapterLoader:
     def _read(self, found: AdapterFolder) -> LoadedAdapter:
         start = time.monotonic()
         base = self._base
-        adapter = read_adapter(found.root, found.folder, base.modules)
+        adapter = read_adapter(found.root, found.folder, base.modules, rest=_rest)
         parts, num_shards = adapter.parts, 1
         if base.cut is not None:
             parts, num_shards = base.cut.of(parts), base.cut.num_shards
-        products = products_of(parts, base.foldings, base.num_layers, num_shards)
+        products = products_of(parts, base.foldings, base.num_layers, num_shards, _rest)
         modules = tuple(dict.fromkeys(base.modules[name].projection for name in adapter.parts))
         took = time.monotonic() - start
         self.num_reads += 1

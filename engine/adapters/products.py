@@ -1,9 +1,9 @@
 """Makes the products that an adapter adds to a model's layers, from its matrices and how the model's were packed."""
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 
 from sluice_server.engine.adapters.config import invalid_adapter
-from sluice_server.engine.adapters.files import LowRank
+from sluice_server.engine.adapters.files import LowRank, no_rest
 from sluice_server.engine.adapters.folding import fold
 from sluice_server.engine.models.layers.sides import AdapterProducts, Folding, LayerProducts
 from sluice_server.kernels.formats.side_products import Side
@@ -21,10 +21,15 @@ ROW_PARALLEL = ("output", "down")  # linears whose inputs ranks share out
 
 
 def products_of(
-    parts: Mapping[str, LowRank], foldings: Mapping[str, Folding], num_layers: int, num_shards: int = 1
+    parts: Mapping[str, LowRank],
+    foldings: Mapping[str, Folding],
+    num_layers: int,
+    num_shards: int = 1,
+    rest: Callable[[], None] = no_rest,
 ) -> AdapterProducts:
     """Returns what the parts of an adapter add. `foldings`: of the model's linears, by their first projections.
-    `num_shards`: partial products that this rank computes of a linear whose inputs ranks share out.
+    `num_shards`: partial products that this rank computes of a linear whose inputs ranks share out. `rest` is called
+    between linears.
 
     Raises ServiceError ADAPTER_INVALID if a part of it would not be used.
     """
@@ -33,6 +38,7 @@ def products_of(
     for index in range(num_layers):
         found: dict[str, Side] = {}
         for linear, names in FIRST.items():
+            rest()
             folding = next(
                 (foldings[key] for name in names if (key := f"model.layers.{index}.{name}") in foldings), None
             )

@@ -37,6 +37,28 @@ sluice::Request request_of(const Asked& asked) {
   return asked.choices.empty() ? request.ignore_eos() : request.choices(asked.choices);
 }
 
+std::string names_of(const std::vector<v1::Adapter>& adapters) {
+  std::string found;
+  for (const auto& one : adapters) found += (found.empty() ? "" : ",") + one.name();
+  return found;
+}
+
+void adapters(sluice::Client& client, const std::string& name) {
+  End end;
+  try {
+    v1::LoadAdapterRequest wanted;
+    wanted.set_adapter(name);
+    wanted.set_path(name);
+    const auto digest = client.load_adapter(wanted).digest();
+    const std::string loaded = names_of(client.adapters());
+    client.unload_adapter(name, std::chrono::milliseconds(1500));
+    end.text = std::to_string(digest.size()) + " " + loaded + " " + names_of(client.adapters());
+  } catch (const sluice::Error& error) {
+    end.error = error;
+  }
+  say(told(end));
+}
+
 void generate(sluice::Client& client, const Asked& asked) {
   End end;
   try {
@@ -154,6 +176,7 @@ int main(int argc, char** argv) {
   for (int at = 0; at < asked.count; ++at) {
     jobs.push_back(std::async(std::launch::async, [&] {
       if (asked.call == "generate") return generate(client, asked);
+      if (asked.call == "adapters") return adapters(client, asked.text);
       if (asked.call == "stream") return follow(client.stream(request_of(asked)), asked);
       converse(session, asked);
     }));

@@ -1,5 +1,6 @@
 #include "sluice/client.h"
 
+#include <chrono>
 #include <stdexcept>
 #include <thread>
 #include <utility>
@@ -19,11 +20,17 @@ Client::Client(std::vector<std::string> targets, Options options)
 namespace {
 
 using Stub = v1::InferenceService::Stub;
+using Control = v1::ControlService::Stub;
+
+constexpr int kMaxAdapters = 1000;  // of one answer
+
+void stub_of(const Lease& lease, Stub*& stub) { stub = &lease.stub(); }
+void stub_of(const Lease& lease, Control*& stub) { stub = &lease.control(); }
 
 // Calls a unary method, and repeats it as the policy says. Throws Error.
-template <typename Asked, typename Answer>
+template <typename Service, typename Asked, typename Answer>
 Answer unary(Pool& pool, std::optional<Duration> timeout, const Asked& asked,
-             grpc::Status (Stub::*method)(grpc::ClientContext*, const Asked&, Answer*)) {
+             grpc::Status (Service::*method)(grpc::ClientContext*, const Asked&, Answer*)) {
   Attempts attempts = pool.attempts(timeout);
   const Line* avoid = nullptr;
   for (;;) {
@@ -33,7 +40,9 @@ Answer unary(Pool& pool, std::optional<Duration> timeout, const Asked& asked,
       const Lease lease = pool.lease(avoid);
       avoid = lease.line();
       const auto context = pool.context(attempts.left(Clock::now()));
-      const grpc::Status status = (lease.stub().*method)(context.get(), asked, &answer);
+      Service* stub = nullptr;
+      stub_of(lease, stub);
+      const grpc::Status status = (stub->*method)(context.get(), asked, &answer);
       if (status.ok()) return answer;
       const Failure failure = failure_of(status, *context);
       pause = attempts.pause(failure, nullptr, pool.failed(lease.line(), failure), Clock::now(), chance());
@@ -70,6 +79,33 @@ std::string Client::detokenize(const std::vector<std::uint32_t>& ids) {
   v1::DetokenizeRequest asked;
   asked.mutable_token_ids()->Add(ids.begin(), ids.end());
   return unary(*pool_, std::nullopt, asked, &Stub::Detokenize).text();
+}
+
+v1::Adapter Client::load_adapter(const v1::LoadAdapterRequest& request) {
+  return unary(*pool_, std::nullopt, request, &Control::LoadAdapter).adapter();
+}
+
+void Client::unload_adapter(const std::string& name, std::optional<Duration> grace) {
+  v1::UnloadAdapterRequest asked;
+  asked.set_adapter(name);
+  if (grace) {
+    const auto seconds = std::chrono::duration_cast<std::chrono::seconds>(*grace);
+    asked.mutable_grace()->set_seconds(seconds.count());
+    asked.mutable_grace()->set_nanos(static_cast<std::int32_t>((*grace - seconds).count()));
+  }
+  unary(*pool_, std::nullopt, asked, &Control::UnloadAdapter);
+}
+
+std::vector<v1::Adapter> Client::adapters() {
+  std::vector<v1::Adapter> found;
+  v1::ListAdaptersRequest asked;
+  asked.set_page_size(kMaxAdapters);
+  do {
+    const v1::ListAdaptersResponse page = unary(*pool_, std::nullopt, asked, &Control::ListAdapters);
+    found.insert(found.end(), page.adapters().begin(), page.adapters().end());
+    asked.set_page_token(page.next_page_token());
+  } while (!asked.page_token().empty());
+  return found;
 }
 
 Stream Client::stream(const Request& request) {

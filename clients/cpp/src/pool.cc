@@ -180,6 +180,7 @@ Line* Pool::open(Address& address) {
   const auto channel = grpc::CreateCustomChannel(address.target, credentials_, arguments(num_opened_++));
   line->address = &address;
   line->stub = v1::InferenceService::NewStub(channel);
+  line->control = v1::ControlService::NewStub(channel);
   return address.lines.emplace_back(std::move(line)).get();
 }
 

@@ -15,16 +15,18 @@
 
 #include "attempts.h"
 #include "sluice/options.h"
+#include "sluice/v1/control.grpc.pb.h"
 #include "sluice/v1/inference.grpc.pb.h"
 
 namespace sluice {
 
 struct Address;
 
-// A channel, its stub, and the calls on it.
+// A channel, its stubs, and the calls on it.
 struct Line {
   Address* address = nullptr;
   std::unique_ptr<v1::InferenceService::Stub> stub;
+  std::unique_ptr<v1::ControlService::Stub> control;
   std::size_t num_calls = 0;  // guarded by the pool
 };
 
@@ -50,6 +52,7 @@ class Lease {
   ~Lease();
 
   v1::InferenceService::Stub& stub() const { return *line_->stub; }
+  v1::ControlService::Stub& control() const { return *line_->control; }
   const Line* line() const { return line_; }
 
  private:

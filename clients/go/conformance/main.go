@@ -8,6 +8,7 @@ import (
 	"crypto/x509"
 	"encoding/json"
 	"flag"
+	"fmt"
 	"io"
 	"os"
 	"strings"
@@ -121,6 +122,8 @@ func do(ctx context.Context, client *sluice.Client, session *sluice.Session, ask
 	switch asked.Call {
 	case "generate":
 		generate(ctx, client, asked)
+	case "adapters":
+		adapters(ctx, client, asked.Text)
 	case "stream":
 		stream := client.Stream(ctx, specOf(asked))
 		follow(stream, stream.Progress, asked)
@@ -146,6 +149,30 @@ func generate(ctx context.Context, client *sluice.Client, asked *request) {
 		}
 	}
 	say(map[string]interface{}{"end": told})
+}
+
+func adapters(ctx context.Context, client *sluice.Client, name string) {
+	told := end{TokenIDs: []uint32{}, SeqsRise: true}
+	loaded, err := client.LoadAdapter(ctx, &pb.LoadAdapterRequest{Adapter: name, Path: &name})
+	if err == nil {
+		told.Text = fmt.Sprintf("%d %s", len(loaded.Digest), names(ctx, client))
+		err = client.UnloadAdapter(ctx, &pb.UnloadAdapterRequest{Adapter: name})
+		told.Text += " " + names(ctx, client)
+	}
+	if err != nil {
+		told.Error = failed(err)
+	}
+	say(map[string]interface{}{"end": told})
+}
+
+func names(ctx context.Context, client *sluice.Client) string {
+	each, err := client.Adapters(ctx)
+	check(err)
+	found := []string{}
+	for _, one := range each {
+		found = append(found, one.Name)
+	}
+	return strings.Join(found, ",")
 }
 
 func follow(opened reader, progress *sluice.Progress, asked *request) {

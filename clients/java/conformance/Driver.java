@@ -15,6 +15,7 @@ import java.util.Map;
 import java.util.concurrent.CompletableFuture;
 import java.util.concurrent.ExecutorService;
 import java.util.concurrent.Executors;
+import java.util.stream.Collectors;
 import sluice.DeltaStream;
 import sluice.Generation;
 import sluice.OpenOptions;
@@ -22,6 +23,9 @@ import sluice.RetryPolicy;
 import sluice.Session;
 import sluice.SluiceClient;
 import sluice.SluiceException;
+import sluice.v1.Control.Adapter;
+import sluice.v1.Control.LoadAdapterRequest;
+import sluice.v1.Control.UnloadAdapterRequest;
 import sluice.v1.Inference.GenerateResponse;
 import sluice.v1.Types.Choice;
 import sluice.v1.Types.Constraint;
@@ -121,6 +125,8 @@ final class Driver {
     switch (asked.call) {
       case "generate":
         return generate();
+      case "adapters":
+        return adapters(asked.text);
       case "stream":
         return follow(client.stream(spec, timeout));
       default:
@@ -128,6 +134,24 @@ final class Driver {
         options = asked.window == null ? options : options.window(asked.window);
         return follow(session.open(spec, asked.grants == null ? options : options.withoutGrants()));
     }
+  }
+
+  private End adapters(String name) {
+    End end = new End();
+    try {
+      LoadAdapterRequest wanted = LoadAdapterRequest.newBuilder().setAdapter(name).setPath(name).build();
+      int digest = client.loadAdapter(wanted).getDigest().length();
+      String loaded = names();
+      client.unloadAdapter(UnloadAdapterRequest.newBuilder().setAdapter(name).build());
+      end.text.append(digest + " " + loaded + " " + names());
+    } catch (SluiceException failed) {
+      end.error = told(failed);
+    }
+    return end;
+  }
+
+  private String names() {
+    return client.adapters().stream().map(Adapter::getName).collect(Collectors.joining(","));
   }
 
   private End generate() {

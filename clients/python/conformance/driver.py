@@ -12,7 +12,7 @@ from typing import Any, TypeAlias
 import sluice
 from sluice.completion import finish_name
 from sluice.progress import Progress
-from sluice.v1 import types_pb2
+from sluice.v1 import control_pb2, types_pb2
 
 Asked: TypeAlias = dict[str, Any]
 
@@ -87,9 +87,14 @@ def failure(error: sluice.SluiceError | None) -> dict[str, object] | None:
     }
 
 
-def tell_whole(answer: sluice.Completion | None, error: sluice.SluiceError | None) -> None:
+def names_of(adapters: Iterable[control_pb2.Adapter]) -> str:
+    """Returns the names of adapters."""
+    return ",".join(one.name for one in adapters)
+
+
+def tell_whole(answer: sluice.Completion | None, error: sluice.SluiceError | None, text: str = "") -> None:
     """Prints the end of a unary call."""
-    told: dict[str, object] = {"text": "", "token_ids": [], "finish_reason": "", "completion_tokens": None}
+    told: dict[str, object] = {"text": text, "token_ids": [], "finish_reason": "", "completion_tokens": None}
     if answer is not None:
         told |= {"text": answer.text, "token_ids": answer.token_ids, "finish_reason": answer.finish_reason}
         told["completion_tokens"] = answer.usage.completion_tokens
@@ -117,6 +122,28 @@ def session_options(asked: Asked) -> dict[str, Any]:
     return {**found, "grants": "grants" not in asked}
 
 
+def adapters(client: sluice.Client, name: str) -> None:
+    """Loads an adapter, lists all, and takes its name away."""
+    try:
+        digest = client.load_adapter(name, name).digest
+        loaded = names_of(client.adapters())
+        client.unload_adapter(name, grace_s=1.5)
+        tell_whole(None, None, f"{len(digest)} {loaded} {names_of(client.adapters())}")
+    except sluice.SluiceError as error:
+        tell_whole(None, error)
+
+
+async def adapters_aio(client: sluice.AsyncClient, name: str) -> None:
+    """Does the same with the asyncio client."""
+    try:
+        digest = (await client.load_adapter(name, name)).digest
+        loaded = names_of(await client.adapters())
+        await client.unload_adapter(name, grace_s=1.5)
+        tell_whole(None, None, f"{len(digest)} {loaded} {names_of(await client.adapters())}")
+    except sluice.SluiceError as error:
+        tell_whole(None, error)
+
+
 def blocking(client: sluice.Client, asked: Asked) -> None:
     """Run the request with the blocking client, in threads where there are several at once."""
     prompt, options = asked.get("text", "") * asked.get("repeat", 1), options_of(asked)
@@ -139,6 +166,8 @@ def blocking(client: sluice.Client, asked: Asked) -> None:
     count = asked.get("count", 1)
     if asked["call"] == "generate":
         together([generate] * count)
+    elif asked["call"] == "adapters":
+        adapters(client, prompt)
     elif asked["call"] == "stream":
         together([lambda: follow(client.stream(prompt, **options))] * count)
     else:
@@ -193,7 +222,9 @@ async def waiting(client: sluice.AsyncClient, asked: Asked) -> None:
         seen.tell(opened.progress, opened.num_broken, error)
 
     count = asked.get("count", 1)
-    if asked["call"] == "generate":
+    if asked["call"] == "adapters":
+        await adapters_aio(client, prompt)
+    elif asked["call"] == "generate":
         await asyncio.gather(*(generate() for _ in range(count)))
     elif asked["call"] == "stream":
         await asyncio.gather(*(follow(client.stream(prompt, **options)) for _ in range(count)))

@@ -39,6 +39,20 @@ async function generate(client, asked, prompt, options) {
   say({ end: { ...end, num_deltas: 0, num_empty: 0, seqs_rise: true, num_broken: 0, error: failure(error) } });
 }
 
+async function adapters(client, name) {
+  const end = { text: "", token_ids: [], finish_reason: "", completion_tokens: null };
+  const names = async () => (await client.adapters()).map((one) => one.name).join(",");
+  let error;
+  try {
+    const { digest } = await client.loadAdapter(name, { path: name });
+    const [loaded] = [await names(), await client.unloadAdapter(name, { graceS: 1.5 })];
+    end.text = `${digest.length} ${loaded} ${await names()}`;
+  } catch (failed) {
+    error = failed;
+  }
+  say({ end: { ...end, num_deltas: 0, num_empty: 0, seqs_rise: true, num_broken: 0, error: failure(error) } });
+}
+
 async function follow(opened, asked) {
   const seen = { text: "", ids: [], seqs: [], empty: 0, consumed: 0 };
   const grants = [...(asked.grants ?? [])];
@@ -87,6 +101,7 @@ async function main() {
   const session = client.converse();
   const start = {
     generate: () => generate(client, asked, prompt, options),
+    adapters: () => adapters(client, prompt),
     stream: () => follow(client.stream(prompt, options), asked),
     converse: () => {
       const more = "window" in asked ? { window: asked.window } : {};

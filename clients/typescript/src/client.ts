@@ -1,10 +1,12 @@
-/** The client: `generate`, `stream`, `converse`. Streams are resumed when their connection breaks. */
+/** The client: `generate`, `stream`, `converse`, adapters. Streams are resumed when their connection breaks. */
 
 import { readFileSync } from "node:fs";
 
-import { ChannelCredentials, Metadata, ServiceError } from "@grpc/grpc-js";
+import { CallOptions, ChannelCredentials, Metadata, ServiceError } from "@grpc/grpc-js";
 
+import { LoadAdapterOptions, MAX_PAGE, UnloadAdapterOptions, controlOf, durationOf } from "./adapters";
 import { SluiceError, fromRpc } from "./errors";
+import { Adapter, ListAdaptersResponse, LoadAdapterResponse, UnloadAdapterResponse } from "./gen/sluice/v1/control";
 import { GenerateResponse, InferenceServiceClient } from "./gen/sluice/v1/inference";
 import { Delta, GenerationSpec } from "./gen/sluice/v1/types";
 import { Lease, Pool } from "./pool";
@@ -72,24 +74,41 @@ export class Client {
   /** Returns the whole answer at once. */
   async generate(prompt: Prompt, options: GenerateOptions = {}): Promise<GenerateResponse> {
     const spec = build(prompt, options);
-    const attempts = new Attempts(this.retry, options.timeoutS ?? this.options.timeoutS);
-    let lease: Lease | undefined;
-    for (;;) {
-      lease = this.pool.lease(lease);
-      const { client } = lease;
-      try {
-        return await new Promise<GenerateResponse>((resolve, reject) =>
-          client.generate({ spec }, this.metadata(), { deadline: attempts.deadline }, (error: ServiceError | null, answer) =>
-            error ? reject(error) : resolve(answer),
-          ),
-        );
-      } catch (error) {
-        const failed = fromRpc(error);
-        await attempts.pause(failed, this.pool.failed(lease, failed));
-      } finally {
-        lease.numCalls -= 1;
-      }
-    }
+    return this.unary<GenerateResponse>(options.timeoutS, ({ client }, ...call) => client.generate({ spec }, ...call));
+  }
+
+  /** Loads an adapter from the server's folder of adapters, and names it. Of several servers it is one that does; any
+   * loads a folder, or a repository that it allows, when a request names it. */
+  async loadAdapter(name: string, options: LoadAdapterOptions = {}): Promise<Adapter> {
+    const { timeoutS, ...asked } = options;
+    const request = { adapter: name, ...asked };
+    const answer = await this.unary<LoadAdapterResponse>(timeoutS, (lease, ...call) =>
+      controlOf(lease).loadAdapter(request, ...call),
+    );
+    return answer.adapter!;
+  }
+
+  /** Takes an adapter's name away. Its generations go on to their ends, or for `graceS`. */
+  async unloadAdapter(name: string, options: UnloadAdapterOptions = {}): Promise<void> {
+    const grace = options.graceS === undefined ? undefined : durationOf(options.graceS);
+    await this.unary<UnloadAdapterResponse>(options.timeoutS, (lease, ...call) =>
+      controlOf(lease).unloadAdapter({ adapter: name, grace }, ...call),
+    );
+  }
+
+  /** Returns the adapters that are loaded, by name. */
+  async adapters(options: { timeoutS?: number } = {}): Promise<Adapter[]> {
+    const found: Adapter[] = [];
+    let pageToken = "";
+    do {
+      const request = { pageSize: MAX_PAGE, pageToken };
+      const page = await this.unary<ListAdaptersResponse>(options.timeoutS, (lease, ...call) =>
+        controlOf(lease).listAdapters(request, ...call),
+      );
+      found.push(...page.adapters);
+      pageToken = page.nextPageToken;
+    } while (pageToken);
+    return found;
   }
 
   /** Returns the answer as a stream: `for await` over its deltas. Leaving the loop cancels it. */
@@ -106,6 +125,28 @@ export class Client {
     const progress = new Progress(spec);
     const attempts = new Attempts(this.retry, timeoutS ?? this.options.timeoutS, progress);
     return new Stream(this.pool, progress, attempts, () => this.metadata());
+  }
+
+  /** Makes a call that has one answer, again where the policy says so. */
+  private async unary<T>(
+    timeoutS: number | undefined,
+    send: (lease: Lease, metadata: Metadata, options: CallOptions, done: (error: ServiceError | null, answer: T) => void) => void,
+  ): Promise<T> {
+    const attempts = new Attempts(this.retry, timeoutS ?? this.options.timeoutS);
+    let lease: Lease | undefined;
+    for (;;) {
+      const used = (lease = this.pool.lease(lease));
+      try {
+        return await new Promise<T>((resolve, reject) =>
+          send(used, this.metadata(), { deadline: attempts.deadline }, (error, answer) => (error ? reject(error) : resolve(answer))),
+        );
+      } catch (error) {
+        const failed = fromRpc(error);
+        await attempts.pause(failed, this.pool.failed(used, failed));
+      } finally {
+        used.numCalls -= 1;
+      }
+    }
   }
 
   private get retry(): RetryPolicy {

@@ -1,5 +1,6 @@
 /** The client of sluice. `Client` is the entry point; `v1` holds the generated types of the contract. */
 
+export { LoadAdapterOptions, UnloadAdapterOptions } from "./adapters";
 export { Client, ClientOptions, Stream, Tls } from "./client";
 export { SluiceError } from "./errors";
 export { Progress } from "./progress";

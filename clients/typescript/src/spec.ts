@@ -6,6 +6,7 @@ export type Prompt = string | number[] | { chat: [role: "system" | "user" | "ass
 
 export interface GenerateOptions extends Partial<SamplingParams> {
   model?: string;
+  adapter?: string;
   stop?: string[];
   ignoreEos?: boolean;
   logprobs?: number;
@@ -21,9 +22,10 @@ export interface GenerateOptions extends Partial<SamplingParams> {
 const ROLES = { system: Role.ROLE_SYSTEM, user: Role.ROLE_USER, assistant: Role.ROLE_ASSISTANT };
 
 export function build(prompt: Prompt, options: GenerateOptions): GenerationSpec {
-  const { model, stop, ignoreEos, logprobs, jsonSchema, choices, priority, detach, timeoutS, ...sampling } = options;
+  const { model, adapter, stop, ignoreEos, logprobs, jsonSchema, choices, priority, detach, timeoutS, ...sampling } = options;
   const spec = prompted(prompt);
   spec.model = model ?? spec.model;
+  spec.adapter = adapter ?? spec.adapter;
   spec.sampling = SamplingParams.fromPartial({ ...spec.sampling, ...sampling });
   if (stop || ignoreEos !== undefined)
     spec.stop = { ...{ tokenIds: [] }, ...spec.stop, strings: stop ?? spec.stop?.strings ?? [], ignoreEos };

@@ -1,8 +1,9 @@
-// The client: `generate`, `stream`, `converse`, `tokenize`, `detokenize`.
+// The client: `generate`, `stream`, `converse`, `tokenize`, `detokenize`, adapters.
 #pragma once
 
 #include <cstdint>
 #include <memory>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -11,6 +12,7 @@
 #include "sluice/request.h"
 #include "sluice/session.h"
 #include "sluice/stream.h"
+#include "sluice/v1/control.pb.h"
 #include "sluice/v1/inference.pb.h"
 
 namespace sluice {
@@ -37,6 +39,13 @@ class Client {
   v1::TokenizeResponse tokenize(const Request& request);
   // Returns the text of token ids, without special tokens.
   std::string detokenize(const std::vector<std::uint32_t>& ids);
+  // Loads an adapter from the server's folder of adapters, and names it. Of several servers it is one that does; any
+  // loads a folder, or a repository that it allows, when a request names it.
+  v1::Adapter load_adapter(const v1::LoadAdapterRequest& request);
+  // Takes an adapter's name away. Its generations go on to their ends, or for `grace`.
+  void unload_adapter(const std::string& name, std::optional<Duration> grace = std::nullopt);
+  // Returns the adapters that are loaded, by name.
+  std::vector<v1::Adapter> adapters();
   // Ends a generation by its id, at whatever server it is; does nothing if it has ended.
   void cancel(const std::string& generation_id);
 

@@ -17,6 +17,12 @@ import java.util.concurrent.ExecutionException;
 import java.util.concurrent.TimeUnit;
 import java.util.function.BiFunction;
 import java.util.function.Supplier;
+import sluice.v1.Control.Adapter;
+import sluice.v1.Control.ListAdaptersRequest;
+import sluice.v1.Control.ListAdaptersResponse;
+import sluice.v1.Control.LoadAdapterRequest;
+import sluice.v1.Control.UnloadAdapterRequest;
+import sluice.v1.ControlServiceGrpc;
 import sluice.v1.Inference.GenerateRequest;
 import sluice.v1.Inference.GenerateResponse;
 import sluice.v1.InferenceServiceGrpc;
@@ -29,6 +35,7 @@ import sluice.v1.Types.GenerationSpec;
 public final class SluiceClient implements AutoCloseable {
   private static final int MAX_RECEIVED_BYTES = 64 << 20;
   private static final int HTTP2_WINDOW_BYTES = 65_535; // most bytes of a stream that pile up when its reader stops
+  private static final int MAX_ADAPTERS = 1000; // of one answer
   private final Caller caller;
 
   private SluiceClient(Caller caller) {
@@ -84,6 +91,33 @@ public final class SluiceClient implements AutoCloseable {
     } catch (SluiceException.NotFound ended) {
       return;
     }
+  }
+
+  /**
+   * Loads an adapter from the server's folder of adapters, and names it. Of several servers it is one that does; any loads
+   * a folder, or a repository that it allows, when a request names it. Blocks. Throws SluiceException.
+   */
+  public Adapter loadAdapter(LoadAdapterRequest request) {
+    return waited(caller.once(ControlServiceGrpc.getLoadAdapterMethod(), request, null)).getAdapter();
+  }
+
+  /** Takes an adapter's name away. Its generations go on to their ends, or for the request's grace. Blocks. */
+  public void unloadAdapter(UnloadAdapterRequest request) {
+    waited(caller.once(ControlServiceGrpc.getUnloadAdapterMethod(), request, null));
+  }
+
+  /** Returns the adapters that are loaded, by name. Blocks. */
+  public List<Adapter> adapters() {
+    List<Adapter> found = new ArrayList<>();
+    String token = "";
+    do {
+      ListAdaptersRequest asked =
+          ListAdaptersRequest.newBuilder().setPageSize(MAX_ADAPTERS).setPageToken(token).build();
+      ListAdaptersResponse page = waited(caller.once(ControlServiceGrpc.getListAdaptersMethod(), asked, null));
+      found.addAll(page.getAdaptersList());
+      token = page.getNextPageToken();
+    } while (!token.isEmpty());
+    return found;
   }
 
   /** Closes the connections. Calls that still run are cut off after a second. */
