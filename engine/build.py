@@ -177,7 +177,7 @@ def build_engine(  # noqa: PLR0913 # all that an engine is made of
         config.max_num_batched_tokens,
         settings_of(config, costs, 1 if workers is None else 1 + workers.depth),
         NO_ADAPTERS if adapters is None else adapters.requests,
-        None if images is None else ImageBooks(config.encoder_cache_bytes, images.row_bytes),
+        books_of(config, limits, images),
     )
     shared = offer_blocks(config, store, scheduler.cache)
     grammars = grammars or Grammars(None)
@@ -281,6 +281,13 @@ def loaded_images(
     vision = read_vision(directory)
     tower = load_vision(directory, vision, model.config.hidden_size, formats.dtype, model.device)
     return EncoderCache(tower)
+
+
+def books_of(config: EngineConfig, limits: Limits, images: EncoderCache | None) -> ImageBooks | None:
+    """Returns the books of images; None for a model that takes none."""
+    if images is None or limits.images is None:
+        return None
+    return ImageBooks(config.encoder_cache_bytes, images.row_bytes, are_whole=limits.images.is_whole)
 
 
 def image_work(config: EngineConfig, books: ImageBooks | None, images: EncoderCache | None) -> ImageWork | None:

@@ -252,6 +252,8 @@ def check_images(images: Sequence[PromptImage], ids: Sequence[int], limits: Limi
     for index, image in enumerate(images):
         check_image(image, form, ids, behind, f"{field}[{index}]")
         behind, places = image.end, places + form.ids(image.grid).count(form.token_id)
+    if form.is_whole and images and images[-1].end == len(ids):  # its last token may have to wait, and it is not cut
+        raise invalid(f"{field}[{len(images) - 1}]", "ends the prompt; text must follow an image")
     if (actual := tuple(ids).count(form.token_id)) != places:
         raise invalid("prompt", f"has {actual} ids {form.token_id}, which stand for images; those sent take {places}")
 

@@ -23,6 +23,9 @@ class ImageForm:
         grid: of every image; None: each has its own.
         breaks: the ids that stand behind each row of a grid but the last, and behind that; None: none do. Rows of the
             tower take the place of their embeddings too.
+        around: the ids before an image's tokens and behind them, of which a chat template writes the first where an
+            image belongs; None: it writes `token_id` there.
+        is_whole: the tokens of an image all see one another, so that they are computed in one step.
         patch: pixels of a side of a patch, where pixels come patch by patch and token by token; 0: colour by colour.
         num_more: tokens besides those of the grid, before them.
         max_images: of a request.
@@ -34,6 +37,8 @@ class ImageForm:
     grid: Grid | None = None
     patch: int = 0
     breaks: tuple[int, int] | None = None
+    around: tuple[int, int] | None = None
+    is_whole: bool = False
     num_more: int = 0
     max_images: int = 16
 

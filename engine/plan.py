@@ -69,6 +69,7 @@ class StepPlan:
             each.
         parents: of rows whose drafts are a tree and not a chain; see `engine.speculation.trees`.
         pools: rows whose hidden states are pooled, each with whether its prompt ends in this step.
+        wholes: ranges of `token_ids` that are tokens of one image, where these see one another: each within a row.
     """
 
     step: int
@@ -82,6 +83,7 @@ class StepPlan:
     drafts: dict[int, int] = dataclasses.field(default_factory=dict)
     parents: dict[int, tuple[int, ...]] = dataclasses.field(default_factory=dict)
     pools: dict[int, bool] = dataclasses.field(default_factory=dict)
+    wholes: list[tuple[int, int]] = dataclasses.field(default_factory=list)
 
     @property
     def num_tokens(self) -> int:
@@ -91,18 +93,20 @@ class StepPlan:
     def row(self, i: int) -> "StepPlan":
         """Returns the plan of row `i` alone, its slot already placed: used to find the request that breaks a step."""
         first = sum(self.query_lens[:i])
+        last = first + self.query_lens[i]
         return StepPlan(
             step=self.step,
             slots=[self.slots[i]],
             query_lens=[self.query_lens[i]],
             starts=[self.starts[i]],
-            token_ids=self.token_ids[first : first + self.query_lens[i]],
+            token_ids=self.token_ids[first:last],
             samples=[self.samples[i]],
             placements=[],
             new_blocks=[],
             drafts={0: self.drafts[i]} if i in self.drafts else {},
             parents={0: self.parents[i]} if i in self.parents else {},
             pools={0: self.pools[i]} if i in self.pools else {},
+            wholes=_between(self.wholes, first, last),
         )
 
     def known(self, sampled: Mapping[int, int]) -> "StepPlan":
@@ -121,27 +125,43 @@ class StepPlan:
         num = self.num_tokens - self.drafts[0]
         return dataclasses.replace(self, query_lens=[num], token_ids=self.token_ids[:num], drafts={}, parents={})
 
-    def halves(self) -> "tuple[StepPlan, StepPlan]":
-        """Splits a plan of one row without drafts: its first tokens, after which nothing is sampled, and the rest."""
+    @property
+    def middle(self) -> int:
+        """Tokens of the first half of a plan of one row without drafts; 0 where it cannot be split."""
         num = self.num_tokens // 2
+        for first, end in self.wholes:
+            if first < num < end:
+                return first or end % self.num_tokens
+        return num
+
+    def halves(self) -> "tuple[StepPlan, StepPlan]":
+        """Splits a plan of one row with a `middle`: its first tokens, after which nothing is sampled, and the rest."""
+        num = self.middle
         first = dataclasses.replace(
             self,
             query_lens=[num],
             token_ids=self.token_ids[:num],
             samples=[False],
             pools=dict.fromkeys(self.pools, False),
+            wholes=_between(self.wholes, 0, num),
         )
         rest = dataclasses.replace(
             self,
             query_lens=[self.num_tokens - num],
             starts=[self.starts[0] + num],
             token_ids=self.token_ids[num:],
+            wholes=_between(self.wholes, num, self.num_tokens),
         )
         return first, rest
 
     def drafted(self, i: int, end: int) -> list[int]:
         """Returns the drafts of row `i`, whose tokens end before index `end` of `token_ids`."""
         return self.token_ids[end - self.drafts.get(i, 0) : end]
+
+
+def _between(ranges: Sequence[tuple[int, int]], begin: int, stop: int) -> list[tuple[int, int]]:
+    """Returns the ranges from `begin` to `stop`, as seen from there."""
+    return [(first - begin, end - begin) for first, end in ranges if begin <= first and end <= stop]
 
 
 class TokenLogprob(NamedTuple):

@@ -102,7 +102,7 @@ class StepRetry:
         except DeviceLost:
             raise
         except OutOfDeviceMemory as error:
-            if plan.num_tokens > 1:
+            if plan.middle:
                 first, rest = plan.halves()
                 before = self._row(first)
                 return before if before.failed else behind(before, self._row(rest))

@@ -15,8 +15,9 @@ from sluice_server.engine.images import PromptImage
 class ImageBooks:
     """The images with rows, and those that are wanted."""
 
-    def __init__(self, max_bytes: int, row_bytes: int) -> None:
-        """`row_bytes`: of a token's row."""
+    def __init__(self, max_bytes: int, row_bytes: int, *, are_whole: bool = False) -> None:
+        """`row_bytes`: of a token's row. `are_whole`: an image's tokens are computed in one step."""
+        self.are_whole = are_whole
         self._max_bytes = max_bytes
         self._row_bytes = row_bytes
         self._num_bytes = 0

@@ -17,6 +17,7 @@ from sluice_server.engine.scheduler.sequence import Sequence, SequenceStatus
 from sluice_server.engine.scheduler.settings import SchedulerSettings
 from sluice_server.engine.scheduler.stage_shares import decode_share, prompt_share
 from sluice_server.engine.scheduler.state import SchedulerState
+from sluice_server.engine.scheduler.whole_images import uncut, wholes_of
 
 
 class Planner:
@@ -146,13 +147,23 @@ class Planner:
             shares = self._prefill_shares.share_beside(here, budget, most_pooled)
         else:
             shares = self._prefill_shares.share(here, budget)
+        room = budget
         for one, share in shares:
             # An earlier row may have preempted this sequence, or spent the last credit of its request.
             num = min(share, one.num_missing) if one.state is SequenceStatus.RUNNING else 0
+            num = self._uncut(one, num, room, is_first=room == budget)
             if num > 0 and self._take(one, num):
                 self._lens.append(num)
+                room -= num
         if 1 in self._lens[decodes:]:
             self._put_short_first()
+
+    def _uncut(self, sequence: Sequence, num: int, room: int, *, is_first: bool) -> int:
+        """Returns how many tokens of a sequence are computed, where images may have to stay whole."""
+        images = self._state.images
+        if images is None or not images.are_whole:
+            return num
+        return uncut(sequence.group.request.images, sequence.num_begun, num, room, is_first=is_first)
 
     def _most_pooled(self, decodes: list[Sequence]) -> int:
         """Returns how many tokens of pooled prompts may be computed beside `decodes`; 0 if there is no limit."""
@@ -219,7 +230,7 @@ class Planner:
             return
         self.num_last_resorts += 1
         sequence = min(able, key=lambda one: (one.group.order, one.index))
-        num = min(sequence.num_missing, self.budget)
+        num = self._uncut(sequence, min(sequence.num_missing, self.budget), self.budget, is_first=True)
         while not self._state.cache.grow(sequence.table, sequence.num_computed + num):
             victim = victims.last_resort(self._state.running, sequence)
             assert victim is not None, "a request that never fits was let in"
@@ -263,6 +274,8 @@ class Planner:
                     if one.drafting.parents:
                         parents[i] = tuple(one.drafting.parents)
         pools = self._pools(samples) if self._state.num_pooling else {}
+        images = self._state.images
+        each = ((one.group.request.images, start, num) for one, start, num in zip(rows, starts, lens, strict=True))
         return StepPlan(
             step=self.step,
             slots=[one.slot for one in rows],
@@ -275,6 +288,7 @@ class Planner:
             drafts=drafts,
             parents=parents,
             pools=pools,
+            wholes=wholes_of(each) if images is not None and images.are_whole else [],
         )
 
     def _pools(self, samples: list[bool]) -> dict[int, bool]:

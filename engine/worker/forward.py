@@ -101,6 +101,7 @@ class ForwardPass:
                 device,
                 trees,
                 prefixes.of(plan) if prefixes else None,
+                plan.wholes,
             )
             for tables, prefixes in zip(self._tables, self._prefixes, strict=True)
         )

@@ -242,10 +242,10 @@ inline void make_tile(const Attention<Element>& job, const Bundle& bundle, int64
     tile.table[r] = job.tables + row * job.table_width;
     tile.q[r] = job.q + index * job.q_stride + head * job.dim;
     tile.out[r] = job.out + index * job.out_stride + head * job.dim;
-    tile.end[r] = job.positions[index] + 1;
+    tile.end[r] = job.ends == nullptr ? job.positions[index] + 1 : job.ends[index];
     tile.path[r] = paths < 0 ? nullptr : job.paths + paths + token * job.counts[row];
     tile.sink[r] = job.sinks == nullptr ? -std::numeric_limits<float>::infinity() : job.sinks[head];
-    tile.begin[r] = job.window == 0 ? 0 : std::max<int64_t>(0, tile.end[r] - job.window);
+    tile.begin[r] = job.window == 0 ? 0 : std::max<int64_t>(0, job.positions[index] + 1 - job.window);
   }
 }
 

@@ -23,6 +23,12 @@ class Arguments {
     return reinterpret_cast<T*>(static_cast<uintptr_t>(integer()));
   }
 
+  // The last argument, which calls may leave out: then null.
+  template <typename T>
+  T* optional() {
+    return at_ < num_ ? address<T>() : nullptr;
+  }
+
   bool ok() {
     if (PyErr_Occurred() != nullptr) return false;
     if (at_ == num_) return true;

@@ -174,6 +174,7 @@ PyObject* attention(PyObject*, PyObject* const* values, Py_ssize_t num) {
   job.sinks = arguments.address<const float>();
   job.out = arguments.address<float>();
   job.out_stride = job.heads * job.dim;
+  job.ends = arguments.optional<const int64_t>();
   return arguments.ok() ? compute(job) : nullptr;
 }
 
@@ -236,6 +237,7 @@ PyObject* layer(PyObject*, PyObject* const* values, Py_ssize_t num) {
   job.num_kept = arguments.integer();
   job.adapters = arguments.address<const StepAdapters>();
   job.index = arguments.integer();
+  attention.ends = arguments.optional<const int64_t>();
   return arguments.ok() ? compute(job) : nullptr;
 }
 

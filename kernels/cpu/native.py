@@ -263,6 +263,7 @@ def paged_attention(
         cap,
         0 if sinks is None else sinks.data_ptr(),
         out.data_ptr(),
+        *meta.last_address,
     )
     return out
 
@@ -301,6 +302,7 @@ def layer(
         ALL_TOKENS if kept is None else len(kept),
         0 if beside is None else beside[0].data_ptr(),
         0 if beside is None else beside[1],
+        *meta.last_address,
     )
 
 

@@ -38,7 +38,8 @@ struct Attention {
   const int64_t* counts;    // [rows] number of the row's tokens in this step
   const int64_t* contexts;  // [rows] length of the sequence after this step's write
   int64_t rows;
-  const int64_t* positions;    // [T] position of each token in its sequence
+  const int64_t* positions;       // [T] position of each token in its sequence
+  const int64_t* ends = nullptr;  // [T] where the keys end that a token sees, behind itself in an image; or null
   const int32_t* paths;        // [counts, counts] for each row with a draft tree: by depth, the visible tokens; or null
   const int64_t* path_begins;  // [rows] offset of the row's paths, -1 without a tree; or null
   SharedPrefixes prefixes;     // used where queries see all keys

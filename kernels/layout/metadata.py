@@ -18,6 +18,7 @@ from torch import Tensor
 from sluice_server.kernels.layout.prefixes import PrefixGroups
 from sluice_server.kernels.layout.ragged import Longs, Ragged, Tables
 from sluice_server.kernels.layout.trees import NO_TREES, Paths, Tree, Trees, masks_of, paths_of
+from sluice_server.kernels.layout.wholes import Wholes, ends_of
 
 # Lengths of decode attention are rounded up to a multiple of this. For each new length oneDNN generates new kernels,
 # which costs more than the step itself (6.5 M parameters, 1 sequence: 5.6 ms a step with exact lengths).
@@ -54,6 +55,7 @@ class QueryChunk:
         start: position of its first token.
         slots: int64 [start + num], slots of all keys up to its last token.
         tree: the draft tree of its tokens; None where each token follows the one before it.
+        ends: int64 [num], where the keys end that each token sees; None where each sees those up to itself.
     """
 
     first: int
@@ -61,20 +63,27 @@ class QueryChunk:
     start: int
     slots: Tensor
     tree: Tree | None = None
+    ends: "Longs | None" = None
+
+    def end_of(self, i: int) -> int:
+        """Returns where the keys end that query `i` or one before it sees, without a tree."""
+        return self.start + i + 1 if self.ends is None else int(self.ends[: i + 1].max())
 
     def keys_of(self, i: int) -> Tensor:
-        """Returns the slots of the keys that query `i` sees, itself included, by position: int64."""
+        """Returns the slots of the keys that query `i` sees without a window, itself included, by position: int64."""
         if self.tree is None:
-            return self.slots[: self.start + i + 1]
+            return self.slots[: self.start + i + 1 if self.ends is None else int(self.ends[i])]
         path = self.tree.paths[i, : self.tree.depths[i] + 1]
         own = self.slots[self.start :][torch.from_numpy(path).long().to(self.slots.device)]
         return torch.cat((self.slots[: self.start], own))
 
     def mask(self, done: int, num: int, window: int | None, dtype: torch.dtype) -> Tensor:
-        """Returns the additive mask [num, start + done + num] of the `num` queries after the first `done`."""
+        """Returns the additive mask of the `num` queries after the first `done`, for the keys up to `end_of` the last:
+        [num, keys]."""
         device = self.slots.device
         if self.tree is None:
-            return chunk_mask(self.start + done, num, window, dtype, device)
+            ends = None if self.ends is None else torch.from_numpy(self.ends[done : done + num]).to(device)
+            return chunk_mask(self.start + done, num, window, dtype, device, self.end_of(done + num - 1), ends)
         end = done + num
         depths = torch.from_numpy(self.tree.depths[:end]).to(device)
         key = torch.cat((torch.arange(self.start, device=device), self.start + depths))
@@ -99,6 +108,7 @@ class AttentionMetadata:
         last_tokens: int64 [rows], index of each row's last token.
         on_device: the rows in the form that GPU kernels use, if they are on the device already.
         trees: draft trees of the rows that have one.
+        wholes: ranges of tokens that all see one another; see `kernels.layout.wholes`.
         prefixes: rows of one token that share prefixes, which CPU kernels then read once; None: none are known.
         by_layer: the metadata of each layer, where not all of them have the same block tables.
     """
@@ -113,6 +123,7 @@ class AttentionMetadata:
     last_tokens: Tensor
     on_device: Ragged | None = None
     trees: Trees = dataclasses.field(default_factory=dict)
+    wholes: Wholes = ()
     prefixes: PrefixGroups | None = None
     by_layer: "tuple[AttentionMetadata, ...]" = ()
     _masks: dict[tuple[int, int | None], Tensor | None] = dataclasses.field(default_factory=dict)
@@ -127,6 +138,7 @@ class AttentionMetadata:
         device: torch.device,
         trees: Trees = NO_TREES,
         prefixes: PrefixGroups | None = None,
+        wholes: Wholes = (),
     ) -> "AttentionMetadata":
         """Builds the metadata of one step.
 
@@ -136,6 +148,7 @@ class AttentionMetadata:
             block_tables: int32 [rows, blocks], entries beyond a row's blocks may be any valid block.
             trees: draft trees of the rows that have one; a tree has as many tokens as its row.
             prefixes: rows of one token, of the first ones, that share prefixes.
+            wholes: ranges of tokens that all see one another, each within a row without a tree.
         """
         counts, ends = np.asarray(query_lens, dtype=np.int64), np.asarray(contexts, dtype=np.int64)
         num_tokens = sum(query_lens)
@@ -160,6 +173,7 @@ class AttentionMetadata:
             write_slots=torch.from_numpy(slots).to(device),
             last_tokens=torch.from_numpy(last).to(device),
             trees=trees,
+            wholes=wholes,
             prefixes=prefixes,
         )
 
@@ -185,9 +199,21 @@ class AttentionMetadata:
             return self.on_device
         device = self.write_slots.device
         found = Ragged.of(self.counts, self.contexts, self.tables, device)
+        if self.ends is not None:
+            found = dataclasses.replace(found, ends=torch.from_numpy(self.ends.astype(np.int32)).to(device))
         if not self.trees:
             return found
         return dataclasses.replace(found, tree=torch.from_numpy(masks_of(self.counts, self.trees)).to(device))
+
+    @functools.cached_property
+    def ends(self) -> "Longs | None":
+        """Where the keys end that each token sees: int64 [T]; None where each sees those up to itself."""
+        return ends_of(self.positions.cpu().numpy(), self.wholes) if self.wholes else None
+
+    @functools.cached_property
+    def last_address(self) -> tuple[int, ...]:
+        """The address of `ends` for the CPU kernels, which take it as an argument behind all others; none without."""
+        return () if self.ends is None else (_address(self.ends),)
 
     @functools.cached_property
     def paths(self) -> tuple[Paths | None, Longs]:
@@ -236,7 +262,9 @@ class AttentionMetadata:
             num, end = int(self.counts[row]), int(self.contexts[row])
             slots = _all_slots(self.tables[row : row + 1], end, self.block_size)[0]
             keys = torch.from_numpy(slots).to(self.write_slots.device)
-            made.append(QueryChunk(int(self.firsts[row]), num, end - num, keys, self.trees.get(row)))
+            first = int(self.firsts[row])
+            ends = None if self.ends is None else self.ends[first : first + num]
+            made.append(QueryChunk(first, num, end - num, keys, self.trees.get(row), ends))
         return tuple(made)
 
     def decode_mask(self, index: int, window: int | None, dtype: torch.dtype) -> Tensor | None:
@@ -261,11 +289,20 @@ def _address(array: "np.ndarray[Any, Any]") -> int:
     return address
 
 
-def chunk_mask(start: int, num: int, window: int | None, dtype: torch.dtype, device: torch.device) -> Tensor:
-    """Returns the causal additive mask [num, start + num] of queries at positions start … start+num-1."""
-    key = torch.arange(start + num, device=device)
+def chunk_mask(
+    start: int,
+    num: int,
+    window: int | None,
+    dtype: torch.dtype,
+    device: torch.device,
+    length: int = 0,
+    ends: Tensor | None = None,
+) -> Tensor:
+    """Returns the causal additive mask [num, length] of queries at positions start … start+num-1; `length` 0: up to the
+    last of them. `ends`, int64 [num]: where the keys end that each sees, if not behind itself."""
+    key = torch.arange(length or start + num, device=device)
     query = torch.arange(start, start + num, device=device).unsqueeze(1)
-    hidden = key > query
+    hidden = key > query if ends is None else key >= ends.unsqueeze(1)
     if window is not None:
         hidden |= key <= query - window
     return _additive(hidden, dtype)

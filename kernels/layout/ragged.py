@@ -52,6 +52,7 @@ class Ragged:
         tree: int64 [T]: bit j says whether a token sees token j of its own row in this step (itself included); None if
             every token sees all tokens up to itself. Rows of a tree have `MAX_TREE` tokens at most.
         shared: prefixes that rows share; None if there are none.
+        ends: int32 [T], where the keys end that a token sees; None if every token sees all tokens up to itself.
         is_mixed: rows of one token are anywhere among the others, not only in front; `num_singles` is then 0.
     """
 
@@ -66,6 +67,7 @@ class Ragged:
     tree: Tensor | None = None
     shared: SharedPrefixRows | None = None
     is_mixed: bool = False
+    ends: Tensor | None = None
 
     @classmethod
     def of(cls, counts: Longs, contexts: Longs, tables: Tables, device: torch.device) -> "Ragged":

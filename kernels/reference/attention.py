@@ -76,7 +76,7 @@ def _prefill(q: Tensor, cache: Tensor, chunk: QueryChunk, options: AttentionOpti
         num = min(step, chunk.num - done)
         first = chunk.first + done
         mask = chunk.mask(done, num, options.window, q.dtype)
-        pieces.append(_masked(q[first : first + num], kv[: chunk.start + done + num], mask, options))
+        pieces.append(_masked(q[first : first + num], kv[: chunk.end_of(done + num - 1)], mask, options))
     return pieces[0] if len(pieces) == 1 else torch.cat(pieces)
 
 

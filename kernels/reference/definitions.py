@@ -77,13 +77,14 @@ def paged_attention(
     for chunk in meta.chunks:
         for i in range(chunk.num):
             keys = decode(read(cache, chunk.keys_of(i)), q.shape[2], torch.float32)
-            out[chunk.first + i] = _attend(q[chunk.first + i], keys, options)
+            behind = 0 if chunk.ends is None else len(keys) - (chunk.start + i + 1)
+            out[chunk.first + i] = _attend(q[chunk.first + i], keys, options, behind)
     return out.view(len(q), -1)
 
 
-def _attend(q: Tensor, kv: Tensor, options: AttentionOptions) -> Tensor:
-    """Computes attention of one query [heads, D] over kv [S, 2, kv_heads, D] → [heads, D]."""
-    seen = kv if options.window is None else kv[-options.window :]
+def _attend(q: Tensor, kv: Tensor, options: AttentionOptions, behind: int = 0) -> Tensor:
+    """Computes attention of one query [heads, D] over kv [S, 2, kv_heads, D], the last `behind` of them behind it."""
+    seen = kv if options.window is None else kv[-options.window - behind :]
     return _softmax_over(q, seen.double(), options).to(q.dtype)
 
 
@@ -104,7 +105,8 @@ def ragged_attention(
         num = starts[row + 1] - starts[row]
         for i in range(num):
             token, last = starts[row] + i, context - num + i
-            seen = torch.arange(context, device=q.device) <= last
+            end = last + 1 if batch.ends is None else int(batch.ends[token])
+            seen = torch.arange(context, device=q.device) < end
             if options.window is not None:
                 seen &= torch.arange(context, device=q.device) > last - options.window
             if batch.tree is not None:

@@ -135,6 +135,7 @@ class _Call:
             batch.contexts if shared is None else shared.prefixes,
             batch.starts if batch.tree is None else batch.tree,
             self._sinks,
+            self._ends,
             self.out,
             parts,
             sums,
@@ -155,6 +156,7 @@ class _Call:
             HAS_PREFIX=shared is not None,
             HAS_TREE=batch.tree is not None,
             HAS_SINKS=self.options.sinks is not None,
+            HAS_ENDS=batch.ends is not None,
         )
         if slots > 1:
             self._merge(parts, sums, slots, num_tokens)
@@ -173,6 +175,7 @@ class _Call:
             batch.starts,
             batch.contexts,
             self._sinks,
+            self._ends,
             self.out,
             *self._strides(batch.tables),
             self.options.scale,
@@ -183,6 +186,7 @@ class _Call:
             2 if batch.is_mixed else 1,
             **self._constants(tiles),
             HAS_SINKS=self.options.sinks is not None,
+            HAS_ENDS=batch.ends is not None,
         )
 
     def _prefix_splits(self) -> int:
@@ -206,6 +210,7 @@ class _Call:
             shared.lengths,
             shared.starts,
             self._sinks,
+            shared.starts,
             self.out,
             parts,
             sums,
@@ -226,6 +231,7 @@ class _Call:
             HAS_PREFIX=False,
             HAS_TREE=False,
             HAS_SINKS=False,
+            HAS_ENDS=False,
         )
 
     def _merge(self, parts: Tensor, sums: Tensor, slots: int, num_tokens: int) -> None:
@@ -250,6 +256,10 @@ class _Call:
     @property
     def _sinks(self) -> Tensor:
         return self.q if self.options.sinks is None else self.options.sinks
+
+    @property
+    def _ends(self) -> Tensor:
+        return self.batch.starts if self.batch.ends is None else self.batch.ends
 
     def _strides(self, tables: Tensor) -> tuple[int, ...]:
         cache, scales = self.cache.stride()[:4], self._scales.stride()[:4]

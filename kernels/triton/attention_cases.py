@@ -28,7 +28,7 @@ def _types(kept: torch.dtype) -> dict[str, str]:
     types = dict.fromkeys((*INTS, *LOOSE), "i32") | dict.fromkeys(FLOATS, "fp32")
     computed = pointer(_computed(kept))
     types |= {"q": computed, "cache": pointer(kept), "scales": scales, "out": computed}
-    return types | dict.fromkeys(("tables", "starts", "contexts"), "*i32")
+    return types | dict.fromkeys(("tables", "starts", "contexts", "ends"), "*i32")
 
 
 def _constants(shape: AttentionShape, tiles: AttentionTiles, kept: torch.dtype, flags: set[str]) -> dict[str, object]:
@@ -42,6 +42,7 @@ def _constants(shape: AttentionShape, tiles: AttentionTiles, kept: torch.dtype, 
         "HAS_WINDOW": "window" in flags,
         "HAS_CAP": "cap" in flags,
         "HAS_SINKS": "sinks" in flags,
+        "HAS_ENDS": "ends" in flags,
         "QUANTISED": kept.itemsize == 1,
         "PRECISION": precision(_computed(kept)),
     }
@@ -166,6 +167,7 @@ def _of(capability: int) -> tuple[AotCase, ...]:
         *(_prefill(f"d128-g4-{name}", capability, 128, 4, flags=name) for name in ("window", "cap", "sinks")),
         _split("d256-g2-cap-window", capability, 256, 2, flags="cap window"),
         _prefill("d256-g2-cap-window", capability, 256, 2, flags="cap window"),
+        _prefill("d256-g2-ends-window", capability, 256, 2, flags="ends window"),
         _split("d256-g2-tree-cap-window", capability, 256, 2, max_query=32, flags="tree cap window"),
         _split("d256-g2-fixed-cap-window", capability, 256, 2, flags="fixed cap window"),
         *(_split(f"d256-g2-cap-{names[one]}", capability, 256, 2, one, flags="cap window") for one in narrow),

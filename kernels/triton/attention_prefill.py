@@ -7,7 +7,7 @@ that the host needs no lengths. Keys that every query of a tile sees are compute
 import triton
 import triton.language as tl
 
-from sluice_server.kernels.triton.attention_tiles import attend, begun, queries_of, row_of
+from sluice_server.kernels.triton.attention_tiles import attend, begun, end_of, queries_of, row_of, seen_to
 
 
 @triton.jit(do_not_specialize=["first_row", "num_rows", "least"])  # otherwise a new value is compiled during a request
@@ -19,6 +19,7 @@ def attention_prefill_kernel(
     starts,  # int32 [rows + 1], a row's first token
     contexts,  # int32 [rows], keys of a row
     sinks,  # float32 [heads]; unused without HAS_SINKS
+    ends,  # int32 [T], where the keys end that a token sees; unused without HAS_ENDS
     out,  # [T, heads, DIM]
     q_token,
     q_head,
@@ -47,6 +48,7 @@ def attention_prefill_kernel(
     HAS_WINDOW: tl.constexpr,
     HAS_CAP: tl.constexpr,
     HAS_SINKS: tl.constexpr,
+    HAS_ENDS: tl.constexpr,
     QUANTISED: tl.constexpr,
     PRECISION: tl.constexpr,
 ):
@@ -73,7 +75,8 @@ def attention_prefill_kernel(
     bits = tl.zeros((BLOCK_M,), tl.int64)
     table = tables + row.to(tl.int64) * tables_row
     seen_by_all = context - num + skipped + 1
-    end = tl.minimum(context, seen_by_all + BLOCK_Q - 1)
+    last = seen_to(ends + token, is_query, position, HAS_ENDS)
+    end = end_of(context, seen_by_all + BLOCK_Q - 1, last, True, HAS_ENDS)
     first = 0
     if HAS_WINDOW:  # any tile may have a key that some query does not see
         first = tl.maximum(0, seen_by_all - window) // TILE * TILE
@@ -87,6 +90,7 @@ def attention_prefill_kernel(
             0,
             first,
             position,
+            last,
             0,
             bits,
             table,
@@ -121,6 +125,7 @@ def attention_prefill_kernel(
         first,
         end,
         position,
+        last,
         0,
         bits,
         table,

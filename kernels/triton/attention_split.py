@@ -8,7 +8,7 @@ splits or, if batch-invariant, on that length alone.
 import triton
 import triton.language as tl
 
-from sluice_server.kernels.triton.attention_tiles import attend, begun, depth_of, keys_of, queries_of
+from sluice_server.kernels.triton.attention_tiles import attend, begun, depth_of, end_of, keys_of, queries_of, seen_to
 
 
 @triton.jit(
@@ -24,6 +24,7 @@ def attention_split_kernel(
     prefixes,  # int32 [rows], keys that the prefix pass computes; unused without HAS_PREFIX
     tree,  # int64 [T]; unused without HAS_TREE
     sinks,  # float32 [heads]; unused without HAS_SINKS
+    ends,  # int32 [T], where the keys end that a token sees; unused without HAS_ENDS
     out,  # [T, heads, DIM]; written when IS_WHOLE
     parts,  # float32 [T, heads, SLOTS, DIM]; written otherwise
     sums,  # float32 [T, heads, SLOTS, 2]: highest score in base 2, total
@@ -62,6 +63,7 @@ def attention_split_kernel(
     HAS_CAP: tl.constexpr,
     HAS_TREE: tl.constexpr,
     HAS_SINKS: tl.constexpr,
+    HAS_ENDS: tl.constexpr,
     QUANTISED: tl.constexpr,
     PRECISION: tl.constexpr,
 ):
@@ -89,13 +91,12 @@ def attention_split_kernel(
         position = context - num + depth_of(bits, HAS_WINDOW)
 
     first = 0
-    end = context
     if HAS_WINDOW:
         first = tl.maximum(0, context - num + (0 if HAS_TREE else skipped) - window + 1) // TILE * TILE
     if HAS_PREFIX:
         first = tl.load(prefixes + row)
-    if IS_CAUSAL and not HAS_TREE:
-        end = tl.minimum(context, context - num + skipped + BLOCK_Q)
+    seen = seen_to(ends + token, is_query, position, HAS_ENDS)
+    end = end_of(context, context - num + skipped + BLOCK_Q, seen, IS_CAUSAL and not HAS_TREE, HAS_ENDS)
     first, last = keys_of(first, end, split, tl.num_programs(2), TILE, SPLIT, IS_FIXED)
 
     highest, total = begun(sinks + q_heads, is_query, split, BLOCK_M, HAS_SINKS)
@@ -107,6 +108,7 @@ def attention_split_kernel(
         first,
         last,
         position,
+        seen,
         context - num,
         bits,
         tables + row.to(tl.int64) * tables_row,

@@ -19,7 +19,8 @@ def attend(
     summed,  # float32 [M, WIDTH]
     first,  # keys [first, end) are processed
     end,
-    position,  # int32 [M], the last key that a query sees
+    position,  # int32 [M], a query's own key
+    last,  # int32 [M], the last key that a query sees
     start,  # the first key that the tree masks cover
     tree,  # int64 [M], bit j: key start + j is visible
     table,  # int32, the row's blocks
@@ -72,7 +73,7 @@ def attend(
             scores = cap - 2.0 * cap / (tl.exp2(scores * (2.0 * LOG2_E / cap)) + 1.0)
             scores *= LOG2_E
         if IS_MASKED:
-            is_seen = sees(key, is_key, position, start, tree, window, IS_CAUSAL, HAS_WINDOW, HAS_TREE)
+            is_seen = sees(key, is_key, position, last, start, tree, window, IS_CAUSAL, HAS_WINDOW, HAS_TREE)
             scores = tl.where(is_seen, scores, float("-inf"))
         higher = tl.maximum(highest, tl.max(scores, axis=1))
         base = tl.where(higher == float("-inf"), 0.0, higher)  # no key seen yet: avoids inf - inf
@@ -92,6 +93,7 @@ def sees(
     key,
     is_key,
     position,
+    last,
     start,
     tree,
     window,
@@ -102,7 +104,7 @@ def sees(
     """Returns which queries see which keys of a tile: [M, TILE]; see `attend`."""
     is_seen = is_key[None, :]
     if IS_CAUSAL:
-        is_seen = is_seen & (key[None, :] <= position[:, None])
+        is_seen = is_seen & (key[None, :] <= last[:, None])
     if HAS_WINDOW:
         is_seen = is_seen & (key[None, :] > position[:, None] - window)
     if HAS_TREE:
@@ -123,6 +125,26 @@ def queries_of(begin, num, skipped, head, GROUP: tl.constexpr, BLOCK_M: tl.const
     own = skipped + m // GROUP
     is_query = (m // GROUP < BLOCK_M // GROUP) & (own < num)
     return own, is_query, (begin + own).to(tl.int64), head * GROUP + m % GROUP
+
+
+@triton.jit
+def seen_to(ends, is_query, position, HAS_ENDS: tl.constexpr):
+    """Returns the last key that each query sees: its own, or that before the end that it has."""
+    last = position
+    if HAS_ENDS:
+        last = tl.load(ends, mask=is_query, other=0) - 1
+    return last
+
+
+@triton.jit
+def end_of(context, causal, last, IS_CAUSAL: tl.constexpr, HAS_ENDS: tl.constexpr):
+    """Returns where the keys end that any query of a tile sees: those of its row, or up to its last query."""
+    end = context
+    if HAS_ENDS:
+        end = tl.max(last) + 1
+    elif IS_CAUSAL:
+        end = tl.minimum(context, causal)
+    return end
 
 
 @triton.jit

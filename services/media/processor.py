@@ -18,6 +18,10 @@ _ALWAYS: Mapping[str, Json] = {
     **{"do_resize": True, "do_rescale": True, "do_normalize": True, "resample": _BICUBIC, "rescale_factor": 1 / 255},
 }
 _OF_CLIP: Mapping[str, Json] = {**_ALWAYS, "image_mean": [*_CLIP_MEAN], "image_std": [*_CLIP_STD]}
+_OF_SIGLIP: Mapping[str, Json] = {
+    **_ALWAYS,
+    **{"size": {"height": 224, "width": 224}, "image_mean": [*_HALF], "image_std": [*_HALF]},
+}
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -68,6 +72,8 @@ def read_processor(directory: Path, form: ImageForm) -> ImageProcessor:
             raise unsupported(name, f"{path}: {name} is false; images are prepared with it")
     if raw.boolean("do_pad", False) and resizing_of is not _within:  # which pads pictures of a batch only
         raise unsupported("do_pad", f"{path}: do_pad is true; images are prepared without padding")
+    if raw.values.get("do_pan_and_scan"):
+        raise unsupported("do_pan_and_scan", f"{path}: do_pan_and_scan is set; a picture is prepared as one image")
     resample = raw.values.get("resample")
     if resample not in (_BILINEAR, _BICUBIC):
         raise raw.must_be("resample", f"{_BILINEAR} (bilinear) or {_BICUBIC} (bicubic)")
@@ -137,10 +143,8 @@ _KINDS: Mapping[str, tuple[Mapping[str, Json], Callable[[Fields, ImageForm], Res
             _squares,
         ),
     ),
-    "SiglipImageProcessor": (
-        {**_ALWAYS, "size": {"height": 224, "width": 224}, "image_mean": [*_HALF], "image_std": [*_HALF]},
-        _squares,
-    ),
+    "SiglipImageProcessor": (_OF_SIGLIP, _squares),
+    "Gemma3ImageProcessor": ({**_OF_SIGLIP, "resample": _BILINEAR}, _squares),
     "Qwen2VLImageProcessor": (_QWEN, _cells),
     "PixtralImageProcessor": ({**_OF_CLIP, "size": {"longest_edge": 1024}, "patch_size": 16}, _within),
 }

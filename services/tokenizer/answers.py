@@ -152,7 +152,8 @@ class Answers:
             return self.encoder.encode(work.prompt, self._limits), Sections()
         chat = rendered or self.encoder.render(work.prompt, self._limits)
         self._check_bytes(work, chat)
-        return self.encoder.encode_chat(chat, self._limits), chat.sections
+        form = self._limits.images if work.images else None
+        return self.encoder.encode_chat(chat, self._limits, form), chat.sections
 
     def _check_bytes(self, work: Generate, chat: RenderedChat | None) -> None:
         """Raises ServiceError for a text that is certain to exceed the context, unless the prompt is truncated."""

@@ -17,6 +17,7 @@ from tokenizers import Encoding, Tokenizer
 
 from sluice_server.engine.checks import check_ids
 from sluice_server.engine.errors import Code, ServiceError, invalid, unsupported
+from sluice_server.engine.images import ImageForm
 from sluice_server.engine.models.fields import is_file
 from sluice_server.engine.request import Limits
 from sluice_server.services.messages.work import (
@@ -33,6 +34,7 @@ from sluice_server.services.messages.work import (
 from sluice_server.services.text_bound import longest_token
 from sluice_server.services.tokenizer.chat import ChatTemplate, TemplateSource, read_template
 from sluice_server.services.tokenizer.found_sections import DETECTED, Parsers
+from sluice_server.services.tokenizer.image_places import with_words, words_of
 from sluice_server.services.tokenizer.pieces import Pieces
 from sluice_server.services.tokenizer.places import PlacedTokens, placed
 
@@ -197,9 +199,14 @@ class TextEncoder:
         sections = self._template.sections(prompt, rendered)
         return RenderedChat(rendered.text, sections, rendered.cuts, prompt.add_special_tokens)
 
-    def encode_chat(self, chat: RenderedChat, limits: Limits) -> list[int]:
-        """Returns the token ids of a rendered conversation. Raises as `encode`."""
-        return self._encode(chat.text, limits, "prompt.chat", chat.add_special_tokens, chat.cuts)
+    def encode_chat(self, chat: RenderedChat, limits: Limits, form: ImageForm | None = None) -> list[int]:
+        """Returns the token ids of a rendered conversation, with `form` of its images if it has any. Raises as
+        `encode`."""
+        text, cuts = chat.text, chat.cuts
+        words = None if form is None else words_of(form, self.tokenizer.id_to_token)
+        if words is not None:
+            text, cuts = with_words(text, cuts, words)
+        return self._encode(text, limits, "prompt.chat", chat.add_special_tokens, cuts)
 
     def place(self, prompt: TextPrompt | RenderedChat, limits: Limits) -> PlacedTokens:
         """Returns the tokens of a prompt with their places in its text. Raises as `encode`."""

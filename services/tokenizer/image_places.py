@@ -1,9 +1,53 @@
-"""Finds the places of images among a prompt's token ids. Pure; pixels are not needed for it."""
+"""Finds the places of images in a prompt's text and among its token ids. Pure; pixels are not needed for it."""
 
-from collections.abc import Sequence
+import bisect
+import re
+from collections.abc import Callable, Sequence
+from typing import NamedTuple
 
-from sluice_server.engine.errors import invalid
+from sluice_server.engine.errors import Code, ServiceError, invalid
 from sluice_server.engine.images import Grid, ImageForm, PromptImage
+
+
+class ImageWords(NamedTuple):
+    """The words of a model whose images are between two of them: the one before, which chat templates write for an
+    image, the one for the image itself, and the one behind."""
+
+    before: str
+    image: str
+    behind: str
+
+
+def words_of(form: ImageForm, word_of: Callable[[int], str | None]) -> ImageWords | None:
+    """Returns the words of a form, by what finds the word of an id; None for a model whose templates write all that
+    belongs to an image. Raises ServiceError MODEL_INVALID for an id without a word."""
+    if form.around is None:
+        return None
+    ids = form.around[0], form.token_id, form.around[1]
+    words = [word_of(one) for one in ids]
+    missing = [one for one, word in zip(ids, words, strict=True) if word is None]
+    if missing:
+        text = f"tokenizer.json has no word for the id {missing[0]}, which config.json has for images"
+        raise ServiceError(Code.FAILED_PRECONDITION, "MODEL_INVALID", text)
+    return ImageWords(*filter(None, words))
+
+
+def with_words(text: str, cuts: Sequence[int], words: ImageWords) -> tuple[str, tuple[int, ...]]:
+    """Returns a rendered chat with all words of each image, which are paragraphs of their own, and its cuts.
+
+    A word that a cut is in was typed, and stays as it is.
+    """
+    whole, ends = f"\n\n{''.join(words)}\n\n", list[int]()
+
+    def written(match: re.Match[str]) -> str:
+        if any(match.start() < cut < match.end() for cut in cuts):
+            return match[0]
+        ends.append(match.end())
+        return whole
+
+    found = re.sub(re.escape(words.before), written, text)
+    grown = len(whole) - len(words.before)
+    return found, tuple(cut + grown * bisect.bisect_right(ends, cut) for cut in cuts)
 
 
 def check_places(ids: Sequence[int], num: int, form: ImageForm, field: str) -> None:

@@ -12,7 +12,7 @@ import transformers
 from sluice_server.engine.images import Grid, PromptImage
 from sluice_server.engine.request import EngineRequest
 from tests.oracle.image_checkpoints import TEXT
-from tests.oracle.vision_checkpoints import WORDS_IMAGE_ID, write_words
+from tests.oracle.vision_checkpoints import TEMPLATE, WORDS_IMAGE_ID, write_words
 
 IMAGE_ID, OTHER_ID = 110, 109
 BREAKS = 108, 107
@@ -42,7 +42,8 @@ class Family:
 
     Attributes:
         breaks: ids behind each row of an image's tokens but the last, and behind that.
-        is_typed: whether the reference wants to know which tokens are of images.
+        types: name under which the reference is told which tokens are of images; "" where it is not.
+        words: of its tokenizer, behind the word for an image.
     """
 
     name: str
@@ -52,7 +53,9 @@ class Family:
     given: Callable[[Sequence[Picture]], dict[str, Any]]
     preprocessor: dict[str, Any]
     breaks: tuple[int, int] | None = None
-    is_typed: bool = True
+    types: str = "mm_token_type_ids"
+    words: tuple[str, ...] = ("[IMG_BREAK]", "[IMG_END]")
+    template: str = TEMPLATE
 
     def ids(self, grid: Grid) -> list[int]:
         """The ids of an image in a prompt."""
@@ -84,9 +87,10 @@ class Family:
         config = self.config()
         config.text_config.vocab_size, config.text_config.max_position_embeddings = WORDS_IMAGE_ID + 4, 1024
         config.image_token_id, config.video_token_id = WORDS_IMAGE_ID, WORDS_IMAGE_ID + 3
+        config.boi_token_index, config.eoi_token_index = WORDS_IMAGE_ID + 1, WORDS_IMAGE_ID + 2
         model = self.make(path, config=config)
-        write_words(path, "[IMG_BREAK]", "[IMG_END]")
-        added = {str(WORDS_IMAGE_ID + at): {"content": one} for at, one in enumerate(("[IMG_BREAK]", "[IMG_END]"), 1)}
+        write_words(path, *self.words, template=self.template)
+        added = {str(WORDS_IMAGE_ID + at): {"content": one} for at, one in enumerate(self.words, 1)}
         (path / "tokenizer_config.json").write_text(json.dumps({"added_tokens_decoder": added}))
         (path / "preprocessor_config.json").write_text(json.dumps(self.preprocessor))
         return model
@@ -110,8 +114,8 @@ class Family:
         pictures = [one for one in parts if isinstance(one, Picture)]
         given = self.given(pictures) if pictures else {}
         whole = torch.tensor([[*ids]])
-        if pictures and self.is_typed:
-            given["mm_token_type_ids"] = (whole == IMAGE_ID).int()
+        if pictures and self.types:
+            given[self.types] = (whole == IMAGE_ID).int()
         if hasattr(reference.model, "rope_deltas"):
             reference.model.rope_deltas = None  # it keeps those of the call before
         found = reference(whole, **given).logits[0]
@@ -195,6 +199,44 @@ _WITHIN = {"image_processor_type": "PixtralImageProcessor", "patch_size": PATCH,
 MISTRAL3 = Family(
     *("mistral3", _mistral3, transformers.Mistral3ForConditionalGeneration, _patches, _mistral3_given, _WITHIN),
     breaks=BREAKS,
-    is_typed=False,
+    types="",
+)
+
+
+def _flat(seed: int, grid: Grid) -> Picture:
+    """Colour by colour; all have the same shape."""
+    made = torch.randn(3 * (PATCH * MERGED) ** 2 * grid[0] * grid[1], generator=torch.Generator().manual_seed(seed))
+    return Picture(made, grid)
+
+
+def _gemma3_given(pictures: Sequence[Picture]) -> dict[str, Any]:
+    side = PATCH * MERGED * GEMMA3_GRID[0]
+    return {"pixel_values": torch.stack([one.numbers.view(3, side, side) for one in pictures])}
+
+
+def _gemma3() -> Any:  # noqa: ANN401 # a class of the reference
+    kinds = ["sliding_attention", "full_attention", "sliding_attention"]
+    vision: dict[str, Any] = {
+        **{"hidden_size": 32, "intermediate_size": 40, "num_attention_heads": 2, "num_hidden_layers": 3},
+        **{"patch_size": PATCH, "image_size": PATCH * MERGED * GEMMA3_GRID[0], "model_type": "siglip_vision_model"},
+    }
+    return transformers.Gemma3Config(
+        text_config={**TEXT, "num_hidden_layers": 3, "layer_types": kinds, "sliding_window": 17},
+        vision_config=vision,
+        mm_tokens_per_image=GEMMA3_GRID[0] ** 2,
+        image_token_index=IMAGE_ID,
+        boi_token_index=OTHER_ID,
+        eoi_token_index=BREAKS[0],
+    )
+
+
+GEMMA3_GRID: Grid = (4, 4)
+_SQUARE: dict[str, Any] = {"size": {"height": PATCH * MERGED * 4, "width": PATCH * MERGED * 4}}
+GEMMA3 = Family(  # of one size, unlike the others
+    *("gemma3", _gemma3, transformers.Gemma3ForConditionalGeneration, _flat, _gemma3_given),
+    {"image_processor_type": "Gemma3ImageProcessor", "do_pan_and_scan": None, **_SQUARE},
+    types="token_type_ids",
+    words=("<start_of_image>", "<end_of_image>"),
+    template=TEMPLATE.replace("<image>\n", "<start_of_image>"),
 )
 FAMILIES = {one.name: one for one in (QWEN2_5, QWEN3, MISTRAL3)}

@@ -79,7 +79,7 @@ def make_served_llava(path: Path, *, context: int = 1024, **fields: Any) -> Any:
     return model
 
 
-def write_words(path: Path, *more: str) -> None:
+def write_words(path: Path, *more: str, template: str = TEMPLATE) -> None:
     """Write a tokenizer of bytes, with a word for images and others behind it, and a chat template."""
     alphabet = sorted(tokenizers.pre_tokenizers.ByteLevel.alphabet())
     vocabulary = {"<s>": 0, "<unk>": 1, "</s>": 2, **{one: 3 + at for at, one in enumerate(alphabet)}}
@@ -88,4 +88,4 @@ def write_words(path: Path, *more: str) -> None:
     tokenizer.decoder = tokenizers.decoders.ByteLevel()
     tokenizer.add_special_tokens([tokenizers.AddedToken(one, special=True) for one in ("<s>", "</s>", PLACE, *more)])
     tokenizer.save(str(path / "tokenizer.json"))
-    (path / "chat_template.json").write_text(json.dumps({"chat_template": TEMPLATE}))
+    (path / "chat_template.json").write_text(json.dumps({"chat_template": template}))

@@ -33,7 +33,7 @@ def ids_of_turn(path: Path, text: str, *pictures: bytes) -> tuple[list[int], lis
 def greedy(family: Family, model: Any, ids: list[int], pictures: list[Picture], tokens: list[int]) -> list[int]:  # noqa: ANN401 # untyped
     """What the reference chooses before each of the tokens behind a prompt."""
     whole = torch.tensor([[*ids, *tokens[:-1]]])
-    given = family.given(pictures) | ({"mm_token_type_ids": (whole == WORDS_IMAGE_ID).int()} if family.is_typed else {})
+    given = family.given(pictures) | ({family.types: (whole == WORDS_IMAGE_ID).int()} if family.types else {})
     model.model.rope_deltas = None
     return [int(one) for one in model(whole, **given).logits[0, len(ids) - 1 :, :WORDS_IMAGE_ID].argmax(-1)]
 

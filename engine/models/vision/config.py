@@ -9,12 +9,14 @@ from typing import TypeAlias
 
 from sluice_server.engine.errors import unsupported
 from sluice_server.engine.models.fields import Fields, read_json, shown
+from sluice_server.engine.models.vision.gemma3_config import Gemma3Vision, read_gemma3
 from sluice_server.engine.models.vision.llava_config import LlavaVision, read_llava
 from sluice_server.engine.models.vision.mistral3_config import Mistral3Vision, read_mistral3
 from sluice_server.engine.models.vision.qwen_config import Qwen3Vision, Qwen25Vision, read_qwen2_5, read_qwen3
 
-VisionConfig: TypeAlias = LlavaVision | Qwen25Vision | Qwen3Vision | Mistral3Vision
+VisionConfig: TypeAlias = LlavaVision | Qwen25Vision | Qwen3Vision | Mistral3Vision | Gemma3Vision
 _READERS: Mapping[str, Callable[[Fields], VisionConfig]] = {
+    "Gemma3ForConditionalGeneration": read_gemma3,
     "LlavaForConditionalGeneration": read_llava,
     "Mistral3ForConditionalGeneration": read_mistral3,
     "Qwen2_5_VLForConditionalGeneration": read_qwen2_5,

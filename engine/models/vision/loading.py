@@ -9,6 +9,8 @@ import torch
 from sluice_server.engine.models.layers.loader import Pack
 from sluice_server.engine.models.vision.config import VisionConfig
 from sluice_server.engine.models.vision.encoding import Encoder, VisionTower
+from sluice_server.engine.models.vision.gemma3 import Gemma3Tower
+from sluice_server.engine.models.vision.gemma3_config import Gemma3Vision
 from sluice_server.engine.models.vision.llava import LlavaTower
 from sluice_server.engine.models.vision.llava_config import LlavaVision
 from sluice_server.engine.models.vision.mistral3 import Mistral3Tower
@@ -21,6 +23,7 @@ from sluice_server.engine.models.weights import Checkpoint
 from sluice_server.kernels.formats.packer import PLAIN
 
 _TOWERS: Mapping[type[VisionConfig], Callable[[Any, VisionWeights, int], VisionTower]] = {
+    Gemma3Vision: Gemma3Tower,
     LlavaVision: LlavaTower,
     Mistral3Vision: Mistral3Tower,
     Qwen25Vision: Qwen25Tower,

@@ -211,3 +211,20 @@ def test_a_schedule_follows_from_bounds_alone(monkeypatch: pytest.MonkeyPatch) -
     assert configs.num_splits(512, 32_768, 132) == 1
     assert configs.num_splits(1, 200, 132) == 1
     assert configs.num_splits(1, 1 << 20, 132) == configs.MAX_SPLITS
+
+
+@pytest.mark.parametrize("window", [None, 64])
+@pytest.mark.parametrize(
+    ("rows", "wholes"),
+    [([(1, 20), (6, 26), (8, 8)], [(2, 6), (7, 15)]), ([(1, 64), (5, 21), (50, 80)], [(2, 5), (8, 50), (53, 56)])],
+    ids=["short", "long"],
+)
+def test_tokens_that_see_one_another(
+    rows: list[tuple[int, int]], wholes: list[tuple[int, int]], window: int | None
+) -> None:
+    q, pages, _ = step(rows, 4, 2, 64, 16)
+    lens, contexts = ([row[at] for row in rows] for at in (0, 1))
+    meta = AttentionMetadata.build(lens, contexts, pages.tables.numpy(), 16, CPU, wholes=wholes)
+    got = check(q, pages.cache, meta.ragged, AttentionOptions(0.125, window=window))
+    want = definitions.paged_attention(q.contiguous(), pages.cache.contiguous(), meta, 0.125, window)
+    assert torch.allclose(got, want, atol=1e-4)

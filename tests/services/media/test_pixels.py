@@ -98,12 +98,17 @@ def preprocessed(data: bytes, kind: Any, fields: dict[str, Any], path: Path) -> 
     return np.asarray(found["pixel_values"]), sizes
 
 
-@pytest.mark.parametrize("kind", ["clip", "siglip"])
+ORACLES: dict[str, tuple[dict[str, Any], str]] = {
+    "clip": (CLIP, "CLIPImageProcessorPil"),
+    "siglip": (SIGLIP, "SiglipImageProcessorPil"),
+    "gemma3": ({**SIGLIP, "image_processor_type": "Gemma3ImageProcessor"}, "Gemma3ImageProcessorPil"),
+}
+
+
+@pytest.mark.parametrize("kind", list(ORACLES))
 @pytest.mark.parametrize("name", list(IMAGES))
 def test_pixels_equal_transformers(name: str, kind: str, tmp_path: Path) -> None:
-    fields, oracle = (
-        (CLIP, transformers.CLIPImageProcessorPil) if kind == "clip" else (SIGLIP, transformers.SiglipImageProcessorPil)
-    )
+    fields, oracle = ORACLES[kind][0], getattr(transformers, ORACLES[kind][1])
     got, grid = prepare(IMAGES[name], read(tmp_path, fields), ImageLimits())
     want = reference(IMAGES[name], oracle, fields, tmp_path)
     assert got.shape == want.shape == (3, 28, 28) and grid == (4, 4)
@@ -234,6 +239,7 @@ def test_bad_images_are_refused_by_name(name: str) -> None:
         ({"image_processor_type": "Qwen2VLImageProcessor"}, "prepares patches, and the model takes pictures"),
         ({"do_rescale": False}, "do_rescale is false"),
         ({"do_pad": True}, "do_pad is true"),
+        ({"image_processor_type": "Gemma3ImageProcessor", "do_pan_and_scan": True}, "do_pan_and_scan is set"),
         ({"resample": 0}, "resample is 0"),
         ({"size": {"longest_edge": 42}}, "size"),
         ({"size": 0}, "size"),
