@@ -152,7 +152,7 @@ def build_engine(  # noqa: PLR0913 # all that an engine is made of
     plugins = load_plugins(config.plugins, model_config)
     ranks = ranks_of(config, workers)
     model, drafter = loaded(config, model_config, directory, limits, draft, formats, device, plugins.model, ranks)
-    images = loaded_images(config, directory, limits, model, formats, workers)
+    images = loaded_images(config, directory, limits, model, formats)
     adapters = load_adapters(config, model_config, model, ranks)
     if workers is not None:
         workers.ready(rank_layout(config, formats, model))
@@ -271,13 +271,11 @@ def loaded(  # noqa: PLR0913 # all that is loaded
 
 
 def loaded_images(
-    config: EngineConfig, directory: Path, limits: Limits, model: Model, formats: Formats, workers: Workers | None
+    config: EngineConfig, directory: Path, limits: Limits, model: Model, formats: Formats
 ) -> EncoderCache | None:
-    """Loads the vision tower, if requests may bring images, with weights that are not quantised."""
+    """Loads the vision tower, if requests may bring images, with weights that are not quantised; on rank 0 alone."""
     if limits.images is None:
         return None
-    if workers is not None:
-        raise _unusable("images are not supported by a model over several ranks: use one")
     vision = read_vision(directory)
     tower = load_vision(directory, vision, model.config.hidden_size, formats.dtype, model.device)
     return EncoderCache(tower)

@@ -21,8 +21,9 @@ from sluice_server.engine.parallel.messages import Launch, Launched, MoveAccepte
 from sluice_server.engine.parallel.shape import ParallelShape
 from sluice_server.engine.parallel.stages import StageFailed, Stages
 from sluice_server.engine.parallel.sums import SumsBroken, TimedSums, patience_s
+from sluice_server.engine.parallel.told_rows import rows_as_told, turned_as_told
 from sluice_server.engine.plan import StepPlan
-from sluice_server.engine.worker.runner import CompletedStep, Runner
+from sluice_server.engine.worker.runner import CompletedStep, Runner, StepImages
 
 STEPS = 16  # over whose times a mean is taken
 LOOK_S = 0.25  # between looks at the other ranks where no step waits for them
@@ -175,14 +176,17 @@ class GroupRunner:
         is_alone = not self._depth or wanted.is_whole or bool(plan.parents)  # accepted branches move keys behind it
         if is_alone:
             self._backlog.catch_up()
+        images = self._plain.images(plan)
         self._num += 1
         bare = dataclasses.replace(plan, placements=[], new_blocks=[])
-        self._workers.send(Launch(self._num, bare, *wanted))
+        for told in rows_as_told(images.given):
+            self._workers.send(told)
+        self._workers.send(Launch(self._num, bare, *wanted, turned_as_told(images.turned)))
         if is_alone:
-            return self._compute(self._num, plan)
-        return self._backlog.step(partial(self._compute, self._num, plan))
+            return self._compute(self._num, plan, images)
+        return self._backlog.step(partial(self._compute, self._num, plan, images))
 
-    def _compute(self, num: int, plan: StepPlan) -> CompletedStep:
+    def _compute(self, num: int, plan: StepPlan, images: StepImages) -> CompletedStep:
         """Computes a launch here, and waits for its end on all ranks."""
         for one in (self._sums, self._stages):
             if one is not None:
@@ -190,7 +194,7 @@ class GroupRunner:
         start = self._clock()
         try:
             with self._staged():
-                done = self._plain.launch(plan)
+                done = self._plain.launch(plan, images)
         except SumsBroken as error:
             raise RankLost(str(error)) from error
         except StageFailed:

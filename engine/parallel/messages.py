@@ -95,6 +95,16 @@ class FillSlot:
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
+class GiveRows:
+    """Rows of images that take the place of embeddings in the next launch: float32 [N, width], from the step's token
+    `first` on."""
+
+    first: int
+    width: int
+    rows: bytes
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
 class Launch:
     """A step to compute, answered by `Launched`.
 
@@ -103,12 +113,15 @@ class Launch:
         plan: without placements and new blocks.
         is_whole: the hidden states of all tokens are needed.
         spans: ranges of the step's tokens whose logits score prompts.
+        turned: positions in three directions of tokens that follow or are an image, int64 [3, N], with the index of the
+            first token.
     """
 
     num: int
     plan: StepPlan
     is_whole: bool
     spans: list[tuple[int, int]]
+    turned: list[tuple[int, bytes]] = dataclasses.field(default_factory=list)
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -206,6 +219,16 @@ class RankEnded:
 
 # Of rank 0, and to rank 0:
 Order: TypeAlias = (
-    Welcome | Refused | Allocate | Place | FillSlot | Launch | MoveBlocks | MoveAccepted | Told | SaveBlocks
+    Welcome
+    | Refused
+    | Allocate
+    | Place
+    | FillSlot
+    | GiveRows
+    | Launch
+    | MoveBlocks
+    | MoveAccepted
+    | Told
+    | SaveBlocks
 )
 Report: TypeAlias = Hello | RankReady | Launched | RankEnded | Told | Connected | Moved | Saved

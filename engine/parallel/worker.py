@@ -10,10 +10,12 @@ from sluice_server.engine.errors import OutOfDeviceMemory
 from sluice_server.engine.kv_cache.block_store import BlockStore
 from sluice_server.engine.kv_cache.groups import LayerGroups, one_group
 from sluice_server.engine.kv_cache.tiers import Move, MoveKind
+from sluice_server.engine.models.given import GivenRows
 from sluice_server.engine.models.model import Model
 from sluice_server.engine.parallel.adapters import RankAdapters
 from sluice_server.engine.parallel.messages import (
     FillSlot,
+    GiveRows,
     Launch,
     Launched,
     MoveAccepted,
@@ -24,6 +26,7 @@ from sluice_server.engine.parallel.messages import (
 )
 from sluice_server.engine.parallel.stages import StageFailed, Stages
 from sluice_server.engine.parallel.sums import SumsBroken, TimedSums, patience_s
+from sluice_server.engine.parallel.told_rows import rows_of, turned_of
 from sluice_server.engine.worker.faults import device_faults
 from sluice_server.engine.worker.forward import ForwardPass
 from sluice_server.engine.worker.sample_positions import SamplePositions
@@ -58,6 +61,7 @@ class RankWorker:
         self.step_s = 0.0  # mean of recent launches
         self._rank = rank
         self._num_moving = 0
+        self._given: list[GivenRows] = []  # for the next launch
         self._model = model
         self._store = store
         self._sums = sums
@@ -91,6 +95,8 @@ class RankWorker:
         match order:
             case Launch():
                 return self._launch(order)
+            case GiveRows():
+                self._given.append(rows_of(order))
             case Place():
                 self._tables[:, order.slots] = 0
                 for slot, adapter in zip(order.slots, order.adapters, strict=True):
@@ -144,7 +150,11 @@ class RankWorker:
             sides = self._slot_adapters.sides(launch.plan)
         except Exception as error:  # the other ranks' sums need those of this one: what they give is not used
             failure = error
-        states = self._forward.compute(launch.plan, positions, is_whole=launch.is_whole, sides=sides)
+        given, self._given = self._given, []
+        turned, is_whole = turned_of(launch.turned), launch.is_whole
+        states = self._forward.compute(
+            launch.plan, positions, is_whole=is_whole, given=given, turned=turned, sides=sides
+        )
         if self._model.is_last:
             for first, end in launch.spans:
                 self._model.logits(states.computed[first:end])

@@ -25,6 +25,7 @@ from sluice_server.engine.worker.faults import device_faults
 from sluice_server.engine.worker.forward import AcceptedMoves, ForwardPass, HiddenStates
 from sluice_server.engine.worker.sample_positions import SamplePositions
 from sluice_server.engine.worker.slots.adapters import AdapterSlots
+from sluice_server.engine.worker.slots.embeds import Given
 from sluice_server.engine.worker.slots.images import EncoderCache
 from sluice_server.engine.worker.slots.pooling import with_vectors
 from sluice_server.engine.worker.slots.rows import SlotRows
@@ -44,6 +45,13 @@ class WantedStates(NamedTuple):
 
     is_whole: bool
     spans: list[tuple[int, int]]
+
+
+class StepImages(NamedTuple):
+    """What images give a step: rows in the place of embeddings, and positions in three directions."""
+
+    given: Given
+    turned: Given
 
 
 class CompletedStep:
@@ -124,14 +132,19 @@ class Runner:
         """Returns False: there is nothing to prepare."""
         return False
 
-    def launch(self, plan: StepPlan) -> CompletedStep:
-        """Computes the plan's rows.
+    def images(self, plan: StepPlan) -> StepImages:
+        """Returns what images give the plan's tokens, from rows that are kept, or computed now."""
+        images = self._rows.images
+        return StepImages(images.given(plan), images.turned(plan) if self._model.is_turned else [])
+
+    def launch(self, plan: StepPlan, images: StepImages | None = None) -> CompletedStep:
+        """Computes the plan's rows. `images`: what the method of that name gave for them, if it was called.
 
         Grammar masks are filled meanwhile; a step that fails waits for them too. Raises OutOfDeviceMemory and
         DeviceLost for device failures.
         """
         with device_faults():
-            return self._compute(plan)
+            return self._compute(plan, images)
 
     def wanted(self, plan: StepPlan) -> WantedStates:
         """Returns which hidden states of a plan are needed besides those that are sampled from."""
@@ -168,13 +181,13 @@ class Runner:
             filled = masks.result()
         return found, filled
 
-    def _compute(self, plan: StepPlan) -> CompletedStep:
+    def _compute(self, plan: StepPlan, images: StepImages | None) -> CompletedStep:
         positions = SamplePositions.of(plan)
 
         def forward() -> HiddenStates:
-            given = self._rows.embeds.given(plan, self._model) + self._rows.images.given(plan)
+            of_images, turned = images or self.images(plan)
+            given = self._rows.embeds.given(plan, self._model) + of_images
             is_whole, sides = self.wanted(plan).is_whole, self._rows.adapters.sides(plan)
-            turned = self._rows.images.turned(plan) if self._model.is_turned else ()
             return self._forward.compute(plan, positions, is_whole=is_whole, given=given, turned=turned, sides=sides)
 
         states, filled = self._beside_masks(plan, positions, forward)

@@ -45,11 +45,13 @@ def processed(path: Path, text: str, *files: bytes) -> tuple[dict[str, Any], lis
 
 
 @pytest.mark.long
-def test_tokens_are_those_of_transformers_in_two_turns(tmp_path: Path) -> None:
+@pytest.mark.parametrize("ranks", [1, 2])
+def test_tokens_are_those_of_transformers_in_two_turns(ranks: int, tmp_path: Path) -> None:
     model = GEMMA3.make_served(tmp_path)
     wide, tall = picture(1, 60, 30), picture(2, 25, 70, "JPEG")
     options = ("--dtype", "float32", "--max-num-batched-tokens", "12", "--block-size", "8")  # fewer than an image has
-    with serve("--model", str(tmp_path), *options) as service, service.stub() as stub:
+    over = () if ranks == 1 else ("--tensor-parallel-size", str(ranks), "--allow-shared-cores")
+    with serve("--model", str(tmp_path), *options, *over) as service, service.stub() as stub:
         first = asked(wide, "what is it?\n", num=NUM)
         first.sampling.logit_bias.update(dict.fromkeys(BARRED, -100.0))
         answer = answered(stub, first)

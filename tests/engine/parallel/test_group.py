@@ -117,10 +117,10 @@ def test_a_step_that_fails_on_one_rank_is_tried_again_on_all(
     want = run(make_engine(llama, ROOMY), prompts)
     made, failing, compute = group(llama, ROOMY), Failing(error, 3), where._compute
 
-    def computed(self: object, given: Any) -> object:  # noqa: ANN401 # a plan or a launch
+    def computed(self: object, given: Any, *more: Any) -> object:  # noqa: ANN401 # a plan or a launch
         plan = given.plan if isinstance(given, Launch) else given
         failing(len(plan.slots))
-        return compute(self, given)
+        return compute(self, given, *more)
 
     monkeypatch.setattr(where, "_compute", computed)
     assert run(made.engine, prompts) == want
@@ -131,7 +131,7 @@ def test_a_step_that_fails_on_one_rank_is_tried_again_on_all(
 def test_a_sum_that_breaks_ends_the_engine(llama: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Ranks that are out of step cannot try again."""
 
-    def broken(self: Runner, plan: object) -> object:
+    def broken(self: Runner, plan: object, images: object) -> object:
         raise SumsBroken(1, "rank 1 did not come")
 
     made = group(llama, ROOMY)

@@ -15,8 +15,8 @@ from sluice_server.engine.build import build_engine
 from sluice_server.engine.config import EngineConfig
 from sluice_server.engine.engine import Engine
 from sluice_server.engine.kv_cache.tiers import Move
-from sluice_server.engine.models.config import read_config
 from sluice_server.engine.models.limits import limits_of
+from sluice_server.engine.models.registry import read_served
 from sluice_server.engine.parallel.build import RankPart, build_rank
 from sluice_server.engine.parallel.messages import Allocate, Launch, Launched, Moved, Order, SaveBlocks
 from sluice_server.engine.parallel.options import shape_of
@@ -25,6 +25,7 @@ from sluice_server.engine.parallel.shape import ParallelShape
 from sluice_server.engine.parallel.stages_shared import SharedMemoryStages, new_stages
 from sluice_server.engine.parallel.sums import LocalSums, ThreadSums, TimedSums, thread_sums
 from sluice_server.engine.parallel.worker import RankWorker
+from sluice_server.engine.request import Limits
 from sluice_server.engine.worker.startup.identity import Digests
 from sluice_server.services.checkpoint.grammar_ids import grammars_of
 from sluice_server.services.ranks.settings import config_of_rank
@@ -83,7 +84,7 @@ class ThreadWorkers:
         self.errors: list[Exception] = []
         self._inboxes: list[queue.Queue[Order | None]] = [queue.Queue() for _ in range(1, size)]
         self._answers: queue.Queue[str | Launched] = queue.Queue()
-        model = read_config(directory)
+        model = read_served(directory)
         limits = limits_of(config, model, 1 << 20)
         self._moved: list[Moved] = []
         self._saved: queue.Queue[int] = queue.Queue()
@@ -167,10 +168,14 @@ class ThreadWorkers:
 
 
 @contextlib.contextmanager
-def threaded(directory: Path, config: EngineConfig, draft: Path | None = None) -> Iterator[Engine]:
-    """An engine whose other ranks are threads; at the end it saves its cache if it has a directory."""
-    model = read_config(directory)
-    limits, grammars = limits_of(config, model, 1 << 20), grammars_of(directory, model.vocab_size, model.eos_ids)
+def threaded(
+    directory: Path, config: EngineConfig, draft: Path | None = None, limits: Limits | None = None
+) -> Iterator[Engine]:
+    """An engine whose other ranks are threads; at the end it saves its cache if it has a directory. `limits`: None for
+    those of text."""
+    model = read_served(directory)
+    limits = limits or limits_of(config, model, 1 << 20)
+    grammars = grammars_of(directory, model.vocab_size, model.eos_ids)
     workers = ThreadWorkers(directory, config)
     given = config_of_rank(config), model, directory, limits, draft
     named = Digests(b"weights", b"draft")
