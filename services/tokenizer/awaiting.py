@@ -14,6 +14,23 @@ from sluice_server.services.messages.messages import Envelope, Prompt
 _T = TypeVar("_T")
 
 
+def cancelling(whole: "Future[_T]", first: "Future[_T]") -> Callable[[], None]:
+    """Has `first` cancelled when `whole` is, and returns what ends that.
+
+    `first` calls what completes `whole`. Where that is never ended, both keep each other, with their results, until
+    garbage is collected.
+    """
+    awaited = [first]
+
+    def ended(done: "Future[_T]") -> None:
+        if done.cancelled():
+            for one in [*awaited]:
+                one.cancel()
+
+    whole.add_done_callback(ended)
+    return awaited.clear
+
+
 def chained(
     first: "Future[_T]", executor: Executor, at_once: Callable[[_T], _T | None], then: Callable[[_T], _T]
 ) -> "Future[_T]":
@@ -24,6 +41,7 @@ def chained(
     whole: Future[_T] = Future()
 
     def go_on(done: "Future[_T]") -> None:
+        forget()
         if done.cancelled() or not whole.set_running_or_notify_cancel():
             return
         if done.exception() is not None:
@@ -45,7 +63,7 @@ def chained(
         else:
             whole.set_result(done.result())
 
-    whole.add_done_callback(lambda whole: first.cancel() if whole.cancelled() else None)
+    forget = cancelling(whole, first)
     first.add_done_callback(go_on)
     return whole
 

@@ -25,8 +25,9 @@ class _QueuedJob(Generic[_T]):
     due: float
     number: int  # in order of arrival
     size: int = dataclasses.field(compare=False)
-    future: "Future[_T]" = dataclasses.field(compare=False)
-    call: Callable[[], _T] | None = dataclasses.field(compare=False)  # None: started or cancelled
+    # None: started or cancelled. A job that kept its future would be kept by that, through what a cancel calls: both
+    # would live, with the result, until garbage is collected.
+    work: "tuple[Future[_T], Callable[[], _T]] | None" = dataclasses.field(compare=False)
 
 
 @dataclasses.dataclass(slots=True)
@@ -72,7 +73,7 @@ class FairExecutor(Generic[_T]):
             if own.num_bytes and own.num_bytes + size > self._max_bytes:
                 raise _full(own.num_bytes, size, self._max_bytes)
             self._num_jobs += 1
-            job = _QueuedJob(self._clock() + size * SECONDS_PER_BYTE, self._num_jobs, size, future, call)
+            job = _QueuedJob(self._clock() + size * SECONDS_PER_BYTE, self._num_jobs, size, (future, call))
             own.served = own.served if own.jobs else max(own.served, self._served)
             own.num_bytes += size
             heapq.heappush(own.jobs, job)
@@ -82,8 +83,8 @@ class FairExecutor(Generic[_T]):
 
     def _give_up(self, own: _Tenant[_T], job: _QueuedJob[_T]) -> None:
         with self._lock:
-            if job.call is not None:
-                job.call = None
+            if job.work is not None:
+                job.work = None
                 own.num_bytes -= job.size
 
     def _run_next(self) -> None:
@@ -103,7 +104,7 @@ class FairExecutor(Generic[_T]):
         """Removes and returns the next job; None when all that were left are cancelled."""
         with self._lock:
             for own in self._tenants.values():
-                while own.jobs and own.jobs[0].call is None:
+                while own.jobs and own.jobs[0].work is None:
                     heapq.heappop(own.jobs)
             waiting = [own for own in self._tenants.values() if own.jobs]
             if not waiting:
@@ -111,13 +112,13 @@ class FairExecutor(Generic[_T]):
                 return None
             own = min(waiting, key=lambda one: one.served)
             job = heapq.heappop(own.jobs)
-            call, job.call = job.call, None
-            assert call is not None
+            work, job.work = job.work, None
+            assert work is not None
             self._served = own.served
             own.served += job.size
             own.num_bytes -= job.size
             self._tenants = {name: one for name, one in self._tenants.items() if one.jobs or one.served > self._served}
-            return job.future, call
+            return work
 
 
 def _full(waiting: int, wanted: int, limit: int) -> ServiceError:

@@ -19,7 +19,7 @@ from sluice_server.services.messages.details import Tokenized
 from sluice_server.services.messages.messages import Append, Prompt, Result, Submit, failed
 from sluice_server.services.messages.work import Generate, ImageFile, pack_ids, unpack_ids
 from sluice_server.services.tokenizer.answers import EncodedMessage
-from sluice_server.services.tokenizer.awaiting import later
+from sluice_server.services.tokenizer.awaiting import cancelling, later
 from sluice_server.services.tokenizer.fair_executor import FairExecutor
 from sluice_server.services.tokenizer.image_places import with_places
 
@@ -58,10 +58,11 @@ class _Following:
         self._lock = threading.Lock()
         self._jobs: list[Future[PreparedPixels]] = []
         self._start = 0.0
-        self.whole.add_done_callback(lambda whole: first.cancel() if whole.cancelled() else None)
+        self._forget = cancelling(self.whole, first)
         first.add_done_callback(self._begin)
 
     def _begin(self, first: "Future[EncodedMessage]") -> None:
+        self._forget()
         if first.cancelled() or not self.whole.set_running_or_notify_cancel():
             return
         if (error := first.exception()) is not None:
@@ -101,7 +102,8 @@ class _Following:
         end = time.monotonic()
         envelope = later(made.answer.envelope, end - self._start)
         try:
-            found = [job.result() for job in self._jobs]
+            jobs, self._jobs = self._jobs, []  # each of which has this object among what it calls
+            found = [job.result() for job in jobs]
             prompt = _with_images(made.answer, found, self._images.limits)
         except ServiceError as error:
             return EncodedMessage(failed(envelope, error))

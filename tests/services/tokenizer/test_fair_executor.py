@@ -1,5 +1,7 @@
 """The queue of jobs before an executor: small jobs pass large ones, tenants take turns, the queue is bounded."""
 
+import gc
+import weakref
 from concurrent.futures import Future
 
 import pytest
@@ -93,3 +95,18 @@ def test_what_a_job_raises_is_in_its_future() -> None:
     after = rig.add("after", 2)
     rig.run()
     assert isinstance(future.exception(), RuntimeError) and after.result() is None
+
+
+def test_a_job_that_is_done_is_dropped_without_a_collection_of_garbage() -> None:
+    gc.collect()
+    gc.disable()
+    try:
+        rig = Rig()
+        done, cancelled = weakref.ref(rig.add("a")), weakref.ref(one := rig.add("b"))
+        one.cancel()
+        del one
+        assert rig.run() == ["a"]
+        rig.add("c")
+        assert rig.run() == ["c"] and done() is None and cancelled() is None
+    finally:
+        gc.enable()

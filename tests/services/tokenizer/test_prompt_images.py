@@ -1,5 +1,7 @@
 """Images filled into prompts: ids, places, pixels, the report of the prompt's tokens, and what is refused."""
 
+import gc
+import weakref
 from concurrent.futures import Future
 
 import pytest
@@ -20,6 +22,7 @@ from sluice_server.services.messages.work import (
     unpack_ids,
 )
 from sluice_server.services.tokenizer.answers import EncodedMessage
+from sluice_server.services.tokenizer.awaiting import chained
 from sluice_server.services.tokenizer.inline_executor import InlineExecutor
 from sluice_server.services.tokenizer.prompt_images import PromptImages
 
@@ -78,3 +81,27 @@ def test_a_prompt_without_images_is_left_alone() -> None:
     first: Future[EncodedMessage] = Future()
     work = Generate(TokenPrompt(pack_ids([1])), SamplingParams())
     assert PromptImages(PixelCache(BySize()), LIMITS, InlineExecutor()).follow(Submit(ENVELOPE, work), first) is first
+
+
+@pytest.mark.parametrize("is_cancelled", [False, True])
+def test_what_is_done_is_dropped_without_a_collection_of_garbage(is_cancelled: bool) -> None:
+    """Pixels would stay with it."""
+    gc.collect()
+    gc.disable()
+    try:
+        work = Generate(TokenPrompt(pack_ids([9])), SamplingParams(max_tokens=2), images=(ImageFile("f", b"ab"),))
+        images = PromptImages(PixelCache(BySize()), LIMITS, InlineExecutor())
+        encoded: Future[EncodedMessage] = Future()
+        first = chained(encoded, InlineExecutor(), lambda made: made, lambda made: made)
+        whole = images.follow(Submit(ENVELOPE, work), first)
+        made = EncodedMessage(Prompt(ENVELOPE, pack_ids([9]), SamplingParams(max_tokens=2), Stops(), Scheduling(), 0.0))
+        if is_cancelled:
+            assert whole.cancel() and encoded.cancelled()
+        else:
+            encoded.set_result(made)
+            assert isinstance(whole.result(timeout=10).answer, Prompt)
+        living = [weakref.ref(one) for one in (encoded, first, whole)]
+        del encoded, first, whole
+        assert [one() for one in living] == [None] * 3
+    finally:
+        gc.enable()
