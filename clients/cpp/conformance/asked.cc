@@ -71,6 +71,7 @@ Asked asked_of(const std::string& line) {
   Asked asked;
   read(from, "call", asked.call);
   read(from, "text", asked.text);
+  read(from, "image", asked.image);
   read(from, "repeat", asked.repeat);
   read(from, "max_tokens", asked.max_tokens);
   read(from, "seed", asked.seed);

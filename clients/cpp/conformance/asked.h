@@ -13,6 +13,7 @@
 struct Asked {
   std::string call;
   std::string text;
+  std::string image;  // path of a picture before the text, or empty
   int repeat = 1;
   std::optional<std::uint32_t> max_tokens;
   std::optional<std::uint64_t> seed;

@@ -1,6 +1,7 @@
 // The driver of the C++ client; tests/conformance/README.md has the contract.
 #include <algorithm>
 #include <cctype>
+#include <fstream>
 #include <future>
 #include <iostream>
 #include <map>
@@ -26,10 +27,19 @@ std::string name_of(v1::FinishReason reason) {
   return name;
 }
 
+std::string read(const std::string& path) {
+  std::ifstream file(path, std::ios::binary);
+  if (!file) throw std::runtime_error("no file: " + path);
+  std::ostringstream whole;
+  whole << file.rdbuf();
+  return whole.str();
+}
+
 sluice::Request request_of(const Asked& asked) {
   std::string text;
   for (int at = 0; at < asked.repeat; ++at) text += asked.text;
-  sluice::Request request(std::move(text));
+  sluice::Request request =
+      asked.image.empty() ? sluice::Request(text) : sluice::Request::chat({{"user", text}}).image(read(asked.image));
   request.temperature(0);
   if (asked.max_tokens) request.max_tokens(*asked.max_tokens);
   if (asked.seed) request.seed(*asked.seed);

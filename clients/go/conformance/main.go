@@ -26,6 +26,7 @@ import (
 type request struct {
 	Call        string
 	Text        string
+	Image       string
 	Repeat      int
 	MaxTokens   uint32 `json:"max_tokens"`
 	Seed        *uint64
@@ -232,6 +233,18 @@ func specOf(asked *request) *pb.GenerationSpec {
 	spec := &pb.GenerationSpec{
 		Prompt:   &pb.GenerationSpec_Text{Text: text},
 		Sampling: &pb.SamplingParams{Temperature: proto.Float64(0), Seed: asked.Seed},
+	}
+	if asked.Image != "" {
+		file, err := os.ReadFile(asked.Image)
+		if err != nil {
+			panic(err)
+		}
+		parts := []*pb.ContentPart{
+			{Part: &pb.ContentPart_Image{Image: &pb.Image{Source: &pb.Image_Data{Data: file}}}},
+			{Part: &pb.ContentPart_Text{Text: text}},
+		}
+		turn := &pb.ChatMessage{Role: pb.Role_ROLE_USER, Parts: parts}
+		spec.Prompt = &pb.GenerationSpec_Chat{Chat: &pb.Chat{Messages: []*pb.ChatMessage{turn}}}
 	}
 	if asked.MaxTokens > 0 {
 		spec.Sampling.MaxTokens = proto.Uint32(asked.MaxTokens)

@@ -1,5 +1,6 @@
 import com.google.gson.Gson;
 import com.google.gson.JsonObject;
+import com.google.protobuf.ByteString;
 import io.grpc.TlsChannelCredentials;
 import java.io.BufferedReader;
 import java.io.File;
@@ -7,6 +8,8 @@ import java.io.IOException;
 import java.io.InputStreamReader;
 import java.io.UncheckedIOException;
 import java.nio.charset.StandardCharsets;
+import java.nio.file.Files;
+import java.nio.file.Path;
 import java.time.Duration;
 import java.util.ArrayList;
 import java.util.HashMap;
@@ -27,12 +30,17 @@ import sluice.v1.Control.Adapter;
 import sluice.v1.Control.LoadAdapterRequest;
 import sluice.v1.Control.UnloadAdapterRequest;
 import sluice.v1.Inference.GenerateResponse;
+import sluice.v1.Types.Chat;
+import sluice.v1.Types.ChatMessage;
 import sluice.v1.Types.Choice;
 import sluice.v1.Types.Constraint;
+import sluice.v1.Types.ContentPart;
 import sluice.v1.Types.Delta;
 import sluice.v1.Types.FinishReason;
 import sluice.v1.Types.GenerationSpec;
+import sluice.v1.Types.Image;
 import sluice.v1.Types.Output;
+import sluice.v1.Types.Role;
 import sluice.v1.Types.SamplingParams;
 import sluice.v1.Types.StopConditions;
 import sluice.v1.Types.Token;
@@ -44,6 +52,7 @@ final class Driver {
   private static final class Asked {
     String call;
     String text = "";
+    String image;
     int repeat = 1;
     Integer max_tokens;
     Long seed;
@@ -234,6 +243,19 @@ final class Driver {
     }
   }
 
+  private static ChatMessage turnOf(String image, String text) {
+    try {
+      ByteString file = ByteString.copyFrom(Files.readAllBytes(Path.of(image)));
+      return ChatMessage.newBuilder()
+          .setRole(Role.ROLE_USER)
+          .addParts(ContentPart.newBuilder().setImage(Image.newBuilder().setData(file)))
+          .addParts(ContentPart.newBuilder().setText(text))
+          .build();
+    } catch (IOException failed) {
+      throw new UncheckedIOException(failed);
+    }
+  }
+
   private static GenerationSpec specOf(Asked asked) {
     SamplingParams.Builder sampling = SamplingParams.newBuilder().setTemperature(0);
     if (asked.max_tokens != null) {
@@ -242,8 +264,13 @@ final class Driver {
     if (asked.seed != null) {
       sampling.setSeed(asked.seed);
     }
-    GenerationSpec.Builder spec =
-        GenerationSpec.newBuilder().setText(asked.text.repeat(asked.repeat)).setSampling(sampling);
+    String text = asked.text.repeat(asked.repeat);
+    GenerationSpec.Builder spec = GenerationSpec.newBuilder().setSampling(sampling);
+    if (asked.image == null) {
+      spec.setText(text);
+    } else {
+      spec.setChat(Chat.newBuilder().addMessages(turnOf(asked.image, text)));
+    }
     if (asked.choices == null) {
       return spec.setStop(StopConditions.newBuilder().setIgnoreEos(true)).build();
     }

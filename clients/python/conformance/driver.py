@@ -107,6 +107,12 @@ def pause(progress: Progress) -> None:
     sys.stdin.readline()
 
 
+def prompt_of(asked: Asked) -> Any:  # noqa: ANN401 # a text or a chat
+    """Returns the prompt: a text, or a turn of the user with a picture before it."""
+    text = asked.get("text", "") * asked.get("repeat", 1)
+    return sluice.chat(("user", [Path(asked["image"]).read_bytes(), text])) if "image" in asked else text
+
+
 def options_of(asked: Asked) -> dict[str, Any]:
     """Returns the keyword arguments of the SDK."""
     options: dict[str, Any] = {"temperature": 0.0, "timeout_s": asked.get("timeout_s")}
@@ -146,7 +152,7 @@ async def adapters_aio(client: sluice.AsyncClient, name: str) -> None:
 
 def blocking(client: sluice.Client, asked: Asked) -> None:
     """Run the request with the blocking client, in threads where there are several at once."""
-    prompt, options = asked.get("text", "") * asked.get("repeat", 1), options_of(asked)
+    prompt, options = prompt_of(asked), options_of(asked)
 
     def generate() -> None:
         try:
@@ -204,7 +210,7 @@ def together(jobs: Iterable[Callable[[], None]]) -> None:
 
 async def waiting(client: sluice.AsyncClient, asked: Asked) -> None:
     """Run the request with the asyncio client, in tasks where there are several at once."""
-    prompt, options = asked.get("text", "") * asked.get("repeat", 1), options_of(asked)
+    prompt, options = prompt_of(asked), options_of(asked)
 
     async def generate() -> None:
         try:

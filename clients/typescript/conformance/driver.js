@@ -1,6 +1,7 @@
 /** The driver of the TypeScript client; tests/conformance/README.md has the contract. Uses the built package. */
 "use strict";
 
+const { readFileSync } = require("node:fs");
 const readline = require("node:readline");
 const { parseArgs } = require("node:util");
 const { Client, NEVER, SluiceError, types } = require("sluice-client");
@@ -93,7 +94,8 @@ async function main() {
   const asked = JSON.parse((await lines.next()).value);
   const tls = values["tls-ca"] && { ca: values["tls-ca"], certificate: values["tls-cert"], key: values["tls-key"] };
   const client = new Client(values.address.split(","), { tls, token: values.token, retry: values["no-retry"] ? NEVER : undefined });
-  const prompt = (asked.text ?? "").repeat(asked.repeat ?? 1);
+  const said = (asked.text ?? "").repeat(asked.repeat ?? 1);
+  const prompt = asked.image ? { chat: [["user", [readFileSync(asked.image), said]]] } : said;
   const options = { temperature: 0, maxTokens: asked.max_tokens, timeoutS: asked.timeout_s };
   if (asked.seed !== undefined) options.seed = BigInt(asked.seed);
   if (asked.choices) options.choices = asked.choices;
