@@ -219,16 +219,6 @@ class RankEnded:
 
 # Of rank 0, and to rank 0:
 Order: TypeAlias = (
-    Welcome
-    | Refused
-    | Allocate
-    | Place
-    | FillSlot
-    | GiveRows
-    | Launch
-    | MoveBlocks
-    | MoveAccepted
-    | Told
-    | SaveBlocks
+    Welcome | Refused | Allocate | Place | FillSlot | GiveRows | Launch | MoveBlocks | MoveAccepted | Told | SaveBlocks
 )
 Report: TypeAlias = Hello | RankReady | Launched | RankEnded | Told | Connected | Moved | Saved
