@@ -146,6 +146,7 @@ def build_engine(  # noqa: PLR0913 # all that an engine is made of
     every constraint is refused. `workers` are the other ranks, if this engine is rank 0 of a group. Raises
     ServiceError naming what is wrong and what to do.
     """
+    config = config.sized(choose_device(config.device).type)
     device, formats, notes = chosen(config, model_config, limits)
     if workers is not None and device.type != "cpu":
         raise _unusable("--tensor-parallel-size: several ranks compute on CPUs only as yet; use --device cpu")

@@ -55,6 +55,7 @@ ON_CPU_ONLY = "encoders are computed on the CPU"
 def build_encoder(config: EngineConfig, model_config: ModelConfig, directory: Path, limits: Limits) -> BuiltEngine:
     """Loads the checkpoint of an encoder and builds its engine. Raises ServiceError naming what is wrong and what to
     do."""
+    config = config.sized("cpu")
     check_settings(config)
     device = torch.device("cpu")
     formats = choose_formats(config, device)

@@ -7,6 +7,9 @@ from typing import TypeVar
 _T = TypeVar("_T")
 QUANTIZATIONS = ("none", "int8", "int4", "w8a8", "fp8")
 CACHE_DTYPES = ("float32", "bfloat16", "int8", "fp8")
+# Sequences and tokens of a step. A GPU's products wait for weights up to some 300 tokens a step, and its recorded steps
+# cost little for each more; on a CPU every token takes its time, for which the others of the step wait.
+STEP_SIZES = {"cpu": (64, 512), "cuda": (256, 2048)}
 SUM_DTYPES = ("float32", "bfloat16", "int8")  # of `engine.parallel.sums_gloo`
 
 
@@ -38,8 +41,10 @@ class EngineConfig:
         "on a CPU they never do, or the setting is refused",
     )
     max_model_len: int = option(0, "context length in tokens; 0 is the model's own")
-    max_num_seqs: int = option(64, "the most sequences that run at once")
-    max_num_batched_tokens: int = option(512, "the most tokens computed in one step (chunked prefill)")
+    max_num_seqs: int = option(0, "the most sequences that run at once; 0 is 64, on CUDA 256")
+    max_num_batched_tokens: int = option(
+        0, "the most tokens computed in one step (chunked prefill); 0 is 512, on CUDA 2048"
+    )
     max_num_pooling_tokens: int = option(
         0, "the most prompt tokens of embeddings, classes and scores in a step that also decodes; 0 is no such limit"
     )
@@ -140,6 +145,16 @@ class EngineConfig:
     sum_dtype: str = option(
         "float32", f"form in which partial sums travel between hosts: {', '.join(SUM_DTYPES)}; all but the first round"
     )
+
+    def sized(self, device: str) -> "EngineConfig":
+        """Returns the same settings with the size of a step on that device, "cpu" or "cuda", where they leave it
+        open."""
+        num_seqs, num_tokens = STEP_SIZES[device]
+        return dataclasses.replace(
+            self,
+            max_num_seqs=self.max_num_seqs or num_seqs,
+            max_num_batched_tokens=self.max_num_batched_tokens or num_tokens,
+        )
 
     @property
     def num_ranks(self) -> int:

@@ -62,6 +62,5 @@ def build_rank(part: RankPart, sizes: Callable[[str], Allocate]) -> RankWorker:
     trial(ModelDrafter(model), by_layer, config.block_size, next(iter(part.model_config.eos_ids), 0), model.is_last)
     if told.num_host:
         measure_costs(model, store, config.block_size)
-    sizes_of = config.block_size, config.max_num_seqs, limits.context_length
-    adapters = RankAdapters(make_loader(config, part.model_config, model, ranks)) if config.max_adapters else None
-    return RankWorker(part.shape.member, model, store, *sizes_of, groups, part.sums, part.stages, adapters)
+    sizes_of = config.block_size, config.sized("cpu").max_num_seqs, limits.context_length
+    return RankWorker(part.shape.member, model, store, *sizes_of, groups, part.sums, part.stages)

@@ -14,9 +14,10 @@ from sluice_server.services.config import bad_setting
 
 def check_engine(engine: EngineConfig) -> None:
     """Raise ServiceError naming the first setting that is out of range."""
-    for name in ("max_num_seqs", "max_num_batched_tokens", "max_queued_requests", "max_queued_tokens"):
+    for name in ("max_queued_requests", "max_queued_tokens"):
         at_least(name, getattr(engine, name), 1)
     for name in (
+        *("max_num_seqs", "max_num_batched_tokens"),
         *("max_model_len", "threads", "max_num_pooling_tokens"),
         *("max_adapters", "adapter_bytes", "adapter_host_bytes"),
     ):

@@ -54,7 +54,7 @@ def test_every_setting_is_among_the_options() -> None:
     for cls in (EngineConfig, ServiceConfig):
         for name in cls.__dataclass_fields__:
             assert f"| `SLUICE_{name.upper()}` |" in page
-    assert "| `--max-num-seqs` | `SLUICE_MAX_NUM_SEQS` | `64` | the most sequences that run at once |" in page
+    assert "| `--max-queued-requests` | `SLUICE_MAX_QUEUED_REQUESTS` | `4096` | the most requests" in page
 
 
 def test_every_metric_is_there() -> None:

@@ -17,7 +17,9 @@ ALL = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") // TOKEN_BYTES
 
 
 def blocks(tokens: int, gpu_cache_bytes: int | None = None) -> int:
-    return cache_blocks(EngineConfig(kv_cache_tokens=tokens, block_size=16), TOKEN_BYTES, LIMITS, gpu_cache_bytes)
+    return cache_blocks(
+        EngineConfig(kv_cache_tokens=tokens, block_size=16).sized("cpu"), TOKEN_BYTES, LIMITS, gpu_cache_bytes
+    )
 
 
 def test_it_is_as_large_as_asked_for_if_that_can_be() -> None:
@@ -40,7 +42,8 @@ def test_one_that_cannot_be_is_refused_and_names_the_flag(tokens: int, gpu_cache
 
 def test_what_adapters_may_take_is_not_given_to_the_cache(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(allocation, "machine_memory", lambda _: 100 << 20)
-    limits, plain = Limits(context_length=1 << 20, vocab_size=100), EngineConfig(block_size=16)
+    limits = Limits(context_length=1 << 20, vocab_size=100)
+    plain = EngineConfig(block_size=16).sized("cpu")
     assert cache_blocks(plain, TOKEN_BYTES, limits, None) == (25 << 10) // 16
     budgets = dataclasses.replace(plain, adapter_bytes=40 << 20, adapter_host_bytes=60 << 20)
     assert cache_blocks(budgets, TOKEN_BYTES, limits, None) == (25 << 10) // 16  # requests name none
@@ -52,5 +55,5 @@ def test_what_adapters_may_take_is_not_given_to_the_cache(monkeypatch: pytest.Mo
 
 
 def test_without_a_wish_it_takes_a_share_of_what_is_free_and_no_more_than_can_be_used() -> None:
-    assert 0 < blocks(0) <= EngineConfig().max_num_seqs * LIMITS.context_length // 16
+    assert 0 < blocks(0) <= EngineConfig().sized("cpu").max_num_seqs * LIMITS.context_length // 16
     assert blocks(0, gpu_cache_bytes=320 * TOKEN_BYTES) == 20

@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 import torch
 
+from sluice_server.engine.config import EngineConfig
 from sluice_server.engine.errors import ServiceError
 from sluice_server.engine.models.config import ModelConfig, read_config
 from sluice_server.engine.models.stored_form import StoredForm
@@ -86,3 +87,9 @@ def test_rows_too_wide_to_be_rounded_are_refused(model: ModelConfig, weights: st
         wide = dataclasses.replace(wide, stored=StoredForm("fp8"))
     with pytest.raises(ServiceError, match="rounded activations of 53248 inputs: up to 32768 are supported"):
         check_shape(wide, formats, 32, 90)
+
+
+def test_the_size_of_a_step_is_the_device_s_where_settings_leave_it_open() -> None:
+    open_sizes = [EngineConfig().sized(device) for device in ("cpu", "cuda")]
+    assert [(one.max_num_seqs, one.max_num_batched_tokens) for one in open_sizes] == [(64, 512), (256, 2048)]
+    assert EngineConfig(max_num_seqs=3).sized("cuda") == EngineConfig(max_num_seqs=3, max_num_batched_tokens=2048)

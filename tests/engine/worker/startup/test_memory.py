@@ -131,7 +131,9 @@ def test_memory_that_is_missing_at_start_names_a_flag_and_other_faults_do_not() 
         raise ValueError("z")
 
 
-CONFIG = EngineConfig(device="cpu", dtype="float32", block_size=8, kv_cache_tokens=512, threads=1, max_num_seqs=4)
+CONFIG = EngineConfig(
+    device="cpu", dtype="float32", block_size=8, kv_cache_tokens=512, threads=1, max_num_seqs=4
+).sized("cpu")
 
 
 def full(*arguments: object, **named: object) -> None:
