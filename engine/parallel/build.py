@@ -63,4 +63,5 @@ def build_rank(part: RankPart, sizes: Callable[[str], Allocate]) -> RankWorker:
     if told.num_host:
         measure_costs(model, store, config.block_size)
     sizes_of = config.block_size, config.sized("cpu").max_num_seqs, limits.context_length
-    return RankWorker(part.shape.member, model, store, *sizes_of, groups, part.sums, part.stages)
+    adapters = RankAdapters(make_loader(config, part.model_config, model, ranks)) if config.max_adapters else None
+    return RankWorker(part.shape.member, model, store, *sizes_of, groups, part.sums, part.stages, adapters)

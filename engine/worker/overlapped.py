@@ -226,8 +226,7 @@ def new_graphs(model: Model, steps: UniformSteps, slots: Slots, drafts: InFlight
     """Returns the set of steps to record; none is recorded yet."""
     later = [(1, RowShape.SHARED)] if may_share(model) else []
     forms = forms_of(drafts.lengths, may_branch=drafts.may_branch)
-    # One schedule for rows of any length computes rows of a mixed step as if each had all of its tokens.
-    return Graphs(slots.num, forms, steps.record, later, 0 if model.is_fixed else slots.max_tokens)
+    return Graphs(slots.num, forms, steps.record, later, slots.max_tokens)
 
 
 def may_share(model: Model) -> bool:

@@ -207,10 +207,9 @@ class UniformSteps:
             tables=self._state.tables[slots],
             num_tokens=key.num_tokens,
             num_rows=key.num_rows,
-            num_singles=key.num_rows if key.per_row == 1 else 0,
+            has_singles=key.per_row == 1 or key.form is RowShape.MIXED,
             max_query=key.per_row,
             max_context=self._state.slots.max_len,
-            is_mixed=key.form is RowShape.MIXED,
         )
 
     def _shared(self, key: GraphKey, slots: Tensor, form: Tensor) -> SharedPrefixRows:

@@ -5,7 +5,7 @@ returns tensors; depends on no request or plan.
 """
 
 import dataclasses
-from typing import TypeAlias
+from typing import Any, TypeAlias
 
 import numpy as np
 import torch
@@ -46,14 +46,14 @@ class Ragged:
         contexts: int32 [rows], number of keys of each row, this step's included.
         tables: int32 [rows, width], with contiguous rows.
         num_tokens, num_rows: T and number of rows; the tensors may be longer, and their rest is ignored.
-        num_singles: number of leading rows of one token.
+        has_singles: whether rows may have a single token.
         max_query: upper bound of a row's tokens.
         max_context: upper bound of a row's keys.
         tree: int64 [T]: bit j says whether a token sees token j of its own row in this step (itself included); None if
             every token sees all tokens up to itself. Rows of a tree have `MAX_TREE` tokens at most.
         shared: prefixes that rows share; None if there are none.
         ends: int32 [T], where the keys end that a token sees; None if every token sees all tokens up to itself.
-        is_mixed: rows of one token are anywhere among the others, not only in front; `num_singles` is then 0.
+        plans: what kernels derive from the rows once for all layers, by what it depends on.
     """
 
     starts: Tensor
@@ -61,13 +61,13 @@ class Ragged:
     tables: Tensor
     num_tokens: int
     num_rows: int
-    num_singles: int
+    has_singles: bool
     max_query: int
     max_context: int
     tree: Tensor | None = None
     shared: SharedPrefixRows | None = None
-    is_mixed: bool = False
     ends: Tensor | None = None
+    plans: dict[object, Any] = dataclasses.field(default_factory=dict, init=False, compare=False)
 
     @classmethod
     def of(cls, counts: Longs, contexts: Longs, tables: Tables, device: torch.device) -> "Ragged":
@@ -80,7 +80,7 @@ class Ragged:
             tables=torch.from_numpy(tables).to(device),
             num_tokens=int(starts[-1]),
             num_rows=len(counts),
-            num_singles=int((counts == 1).sum()),
+            has_singles=bool((counts == 1).any()),
             max_query=int(counts.max()),
             max_context=int(contexts.max()),
         )

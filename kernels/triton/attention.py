@@ -1,20 +1,20 @@
 """Launches attention over the paged cache on a GPU: one interface for ragged queries, and the choice of schedules.
 
 Rows of one token, of drafts or of a tree use the split schedule, longer rows the prefill schedule. A prefix that rows
-share is read once for all of them. Grid sizes follow from bounds on the host, so that no launch waits for the device.
-Independent of models and requests.
+share is read once for all of them. Plans on the device (`attention_plan`) divide the keys among programs; grid sizes
+follow from bounds on the host, so that no launch waits for the device. Independent of models and requests.
 """
 
 import dataclasses
 import functools
 
 import torch
-import triton
 from torch import Tensor
 
-from sluice_server.kernels.layout.ragged import MAX_TREE, AttentionOptions, Ragged
+from sluice_server.kernels.layout.ragged import MAX_TREE, AttentionOptions, Ragged, SharedPrefixRows
 from sluice_server.kernels.triton import configs
 from sluice_server.kernels.triton.attention_merge import attention_merge_kernel
+from sluice_server.kernels.triton.attention_plan import AttentionPlan, Division, PlannedRows, planned
 from sluice_server.kernels.triton.attention_prefill import attention_prefill_kernel
 from sluice_server.kernels.triton.attention_split import attention_split_kernel
 from sluice_server.kernels.triton.configs import AttentionShape
@@ -68,12 +68,10 @@ def paged_attention(
     out = torch.empty_like(q, memory_format=torch.contiguous_format)
     call = _Call(q, cache, batch, options, gpu or gpu_of(q.device), scales, out)
     if options.is_batch_invariant or batch.tree is not None or batch.max_query <= SHORT:
-        call.split(batch.num_rows, batch.num_tokens, batch.max_query)
-    else:
-        if batch.is_mixed:  # each kernel finds its rows by their tokens
-            call.split(batch.num_rows, batch.num_tokens, 1)
-        elif batch.num_singles:
-            call.split(batch.num_singles, batch.num_singles, 1)
+        call.split(batch.max_query)
+    else:  # each kernel gets its rows by their tokens
+        if batch.has_singles:
+            call.split(1)
         call.prefill()
     return out.view(len(q), -1)
 
@@ -101,73 +99,31 @@ class _Call:
         group = self.q.shape[1] // self.cache.shape[3]
         return AttentionShape(self.q.shape[2], group, self.cache.dtype.itemsize, self.gpu.capability)
 
-    def split(self, num_rows: int, num_tokens: int, max_query: int) -> None:
-        """Runs the split schedule for those of the first `num_rows` rows, which have `num_tokens` tokens together, that
-        have at most `max_query` tokens."""
-        batch, heads, kv_heads = self.batch, self.q.shape[1], self.cache.shape[3]
-        is_fixed = self.options.is_batch_invariant
-        tiles = configs.split_tiles(self.shape, configs.FIXED_ROWS if is_fixed else max_query, self.gpu.name)
-        num_blocks = triton.cdiv(max_query, tiles.block_m // self.shape.group)
-        if is_fixed:
-            splits = triton.cdiv(batch.max_context, configs.FIXED_SPLIT)
-        else:
-            programs = num_rows * num_blocks * kv_heads
-            splits = configs.num_splits(programs, batch.max_context, self.gpu.num_multiprocessors)
+    def split(self, most: int) -> None:
+        """Runs the split schedule for the rows that have at most `most` tokens."""
+        batch, is_fixed = self.batch, self.options.is_batch_invariant
         shared = None if self.options.window is not None or is_fixed else batch.shared
-        before = self._prefix_splits() if shared is not None else 0
-        slots = before + splits
-        if slots == 1:
-            parts = sums = self.out  # one part: nothing to merge
-        else:
-            parts = self.q.new_empty((num_tokens, heads, slots, self.q.shape[2]), dtype=torch.float32)
-            sums = self.q.new_empty((num_tokens, heads, slots, 2), dtype=torch.float32)
-            if shared is not None:
-                sums.zero_()  # rows in no group get no results from the prefix pass
-        if shared is not None:
-            self._prefix_pass(parts, sums, slots, before)
-        attention_split_kernel[(num_rows * num_blocks, kv_heads, splits)](
-            self.q,
-            self.cache,
-            self._scales,
-            batch.tables,
-            batch.starts,
-            batch.contexts,
-            batch.contexts if shared is None else shared.prefixes,
-            batch.starts if batch.tree is None else batch.tree,
-            self._sinks,
-            self._ends,
-            self.out,
-            parts,
-            sums,
-            *self._strides(batch.tables),
-            self.options.scale,
-            self.options.cap,
-            self.options.window or 0,
-            slots,
-            before,
-            num_blocks,
-            max_query,
-            **self._constants(tiles),
-            KEYS=kv_heads,
-            SPLIT=configs.FIXED_SPLIT if is_fixed else configs.LEAST_SPLIT,
-            IS_FIXED=is_fixed,
-            IS_WHOLE=slots == 1,
-            IS_CAUSAL=True,
-            HAS_PREFIX=shared is not None,
-            HAS_TREE=batch.tree is not None,
-            HAS_SINKS=self.options.sinks is not None,
-            HAS_ENDS=batch.ends is not None,
+        before = None if shared is None else self._prefix_pass(shared)
+        tiles = configs.split_tiles(self.shape, configs.FIXED_ROWS if is_fixed else most, self.gpu.name)
+        division = self._division(tiles, configs.SPLIT_PROGRAMS, most=most)._replace(
+            part=configs.FIXED_SPLIT if is_fixed else configs.LEAST_SPLIT,
+            is_fixed=is_fixed,
+            is_causal=batch.tree is None,
+            is_merged=shared is not None,
         )
-        if slots > 1:
-            self._merge(parts, sums, slots, num_tokens)
+        rows = PlannedRows(batch.starts, batch.contexts, None if shared is None else shared.prefixes, ends=batch.ends)
+        plan = self._plan(rows, (batch.num_rows, batch.num_tokens, most, batch.max_context), division)
+        self._compute(plan, tiles, batch.starts, batch.contexts, batch.tables, is_fixed=is_fixed, has_sinks=True)
+        self._merge(plan, before, is_fixed=is_fixed)
 
     def prefill(self) -> None:
         """Runs the prefill schedule for all rows except those of one token."""
-        batch, first = self.batch, self.batch.num_singles
-        tiles = configs.prefill_tiles(self.shape, self.gpu.name)
-        num_rows = batch.num_rows - first
-        num_blocks = (batch.num_tokens - first) // (tiles.block_m // self.shape.group) + num_rows
-        attention_prefill_kernel[(num_blocks, self.cache.shape[3])](
+        batch, tiles = self.batch, configs.prefill_tiles(self.shape, self.gpu.name)
+        division = self._division(tiles, configs.PREFILL_PROGRAMS, least=2, most=batch.max_query)
+        division = division._replace(part=configs.LEAST_PREFILL_SPLIT)
+        bounds = batch.num_rows, batch.num_tokens, batch.max_query, batch.max_context
+        plan = self._plan(PlannedRows(batch.starts, batch.contexts, ends=batch.ends), bounds, division)
+        attention_prefill_kernel[(len(plan.items) * self.cache.shape[3],)](
             self.q,
             self.cache,
             self._scales,
@@ -177,75 +133,116 @@ class _Call:
             self._sinks,
             self._ends,
             self.out,
+            plan.items,
+            plan.parts,
+            plan.sums,
             *self._strides(batch.tables),
             self.options.scale,
             self.options.cap,
             self.options.window or 0,
-            first,
-            num_rows,
-            2 if batch.is_mixed else 1,
             **self._constants(tiles),
+            HAS_WINDOW=self.options.window is not None,
             HAS_SINKS=self.options.sinks is not None,
             HAS_ENDS=batch.ends is not None,
         )
+        self._merge(plan, None, is_fixed=False)
 
-    def _prefix_splits(self) -> int:
-        assert self.batch.shared is not None
-        programs = len(self.batch.shared.lengths) * self.cache.shape[3]
-        return configs.num_splits(programs, self.batch.shared.max_length, self.gpu.num_multiprocessors)
-
-    def _prefix_pass(self, parts: Tensor, sums: Tensor, slots: int, splits: int) -> None:
-        """Computes the shared prefixes: every query of a group sees every key of its prefix."""
-        shared, kv_heads = self.batch.shared, self.cache.shape[3]
-        assert shared is not None
+    def _prefix_pass(self, shared: SharedPrefixRows) -> AttentionPlan:
+        """Computes the shared prefixes, of which every query of a group sees every key; returns their parts."""
         tiles = configs.split_tiles(self.shape, shared.max_rows, self.gpu.name)
-        num_blocks = triton.cdiv(shared.max_rows, tiles.block_m // self.shape.group)
-        attention_split_kernel[(len(shared.lengths) * num_blocks, kv_heads, splits)](
+        division = self._division(tiles, configs.SPLIT_PROGRAMS, most=shared.max_rows)
+        division = division._replace(is_causal=False, is_merged=True)
+        bounds = len(shared.lengths), self.batch.num_tokens, shared.max_rows, shared.max_length
+        plan = self._plan(PlannedRows(shared.starts, shared.lengths), bounds, division)
+        self._compute(
+            plan, tiles, shared.starts, shared.lengths, shared.tables, is_fixed=False, has_sinks=False, sees_all=True
+        )
+        return plan
+
+    def _division(self, tiles: configs.AttentionTiles, for_each: int, *, least: int = 1, most: int) -> Division:
+        """Returns how keys are divided among programs, `for_each` multiprocessor."""
+        return Division(
+            least=least,
+            most=most,
+            block=tiles.block_m // self.shape.group,
+            tile=tiles.tile,
+            part=configs.LEAST_SPLIT,
+            programs=configs.programs(for_each, self.gpu.num_multiprocessors, self.cache.shape[3]),
+            window=self.options.window or 0,
+        )
+
+    def _plan(self, rows: PlannedRows, bounds: tuple[int, int, int, int], division: Division) -> AttentionPlan:
+        """Returns the plan for rows, which all layers of a step share."""
+        plans: dict[object, AttentionPlan] = self.batch.plans
+        heads, dim = self.q.shape[1:]
+        key = bounds, division, heads, dim
+        if key not in plans:
+            plans[key] = planned(rows, bounds, division, heads, dim)
+        return plans[key]
+
+    def _compute(
+        self,
+        plan: AttentionPlan,
+        tiles: configs.AttentionTiles,
+        starts: Tensor,
+        contexts: Tensor,
+        tables: Tensor,
+        *,
+        is_fixed: bool,
+        has_sinks: bool,
+        sees_all: bool = False,
+    ) -> None:
+        tree = None if sees_all else self.batch.tree
+        window = None if sees_all else self.options.window
+        attention_split_kernel[(len(plan.items) * self.cache.shape[3],)](
             self.q,
             self.cache,
             self._scales,
-            shared.tables,
-            shared.starts,
-            shared.lengths,
-            shared.lengths,
-            shared.starts,
+            tables,
+            starts,
+            contexts,
+            starts if tree is None else tree,
             self._sinks,
-            shared.starts,
+            self._ends,
             self.out,
-            parts,
-            sums,
-            *self._strides(shared.tables),
+            plan.items,
+            plan.parts,
+            plan.sums,
+            *self._strides(tables),
             self.options.scale,
             self.options.cap,
-            0,
-            slots,
-            0,
-            num_blocks,
-            shared.max_rows,
+            window or 0,
             **self._constants(tiles),
-            KEYS=kv_heads,
-            SPLIT=configs.LEAST_SPLIT,
-            IS_FIXED=False,
-            IS_WHOLE=False,
-            IS_CAUSAL=False,
-            HAS_PREFIX=False,
-            HAS_TREE=False,
-            HAS_SINKS=False,
-            HAS_ENDS=False,
+            SPLIT=configs.FIXED_SPLIT if is_fixed else 0,
+            IS_CAUSAL=tree is None and not sees_all,
+            HAS_TREE=tree is not None,
+            HAS_WINDOW=window is not None,
+            HAS_SINKS=has_sinks and self.options.sinks is not None,
+            HAS_ENDS=self.batch.ends is not None and not sees_all,
         )
 
-    def _merge(self, parts: Tensor, sums: Tensor, slots: int, num_tokens: int) -> None:
+    def _merge(self, plan: AttentionPlan, before: AttentionPlan | None, *, is_fixed: bool) -> None:
+        """Merges what is in parts, if anything can be."""
+        if not len(plan.entries):
+            return
         heads, dim = self.q.shape[1:]
-        attention_merge_kernel[(num_tokens, heads)](
-            parts,
-            sums,
+        first = before or plan
+        attention_merge_kernel[(len(plan.entries), heads)](
+            plan.entries,
+            plan.parts,
+            plan.sums,
+            first.entries,
+            first.parts,
+            first.sums,
+            self._sinks,
             self.out,
             self.out.stride(0),
-            slots,
             HEADS=heads,
             DIM=dim,
             WIDTH=next_power_of_two(dim),
-            CHUNK=MERGED,
+            CHUNK=1 if is_fixed else MERGED,
+            HAS_BEFORE=before is not None,
+            HAS_SINKS=self.options.sinks is not None,
             num_warps=4,
         )
 
@@ -267,13 +264,13 @@ class _Call:
 
     def _constants(self, tiles: configs.AttentionTiles) -> dict[str, int | bool | str]:
         return {
+            "KEYS": self.cache.shape[3],
             "GROUP": self.shape.group,
             "DIM": self.shape.dim,
             "WIDTH": self.shape.width,
             "BLOCK": self.cache.shape[1],
             "TILE": tiles.tile,
             "BLOCK_M": tiles.block_m,
-            "HAS_WINDOW": self.options.window is not None,
             "HAS_CAP": self.options.cap > 0,
             "QUANTISED": self.scales is not None,
             "PRECISION": precision(self.q.dtype),

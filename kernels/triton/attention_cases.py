@@ -2,7 +2,7 @@
 
 import torch
 
-from sluice_server.kernels.triton import configs
+from sluice_server.kernels.triton import attention_plan, configs
 from sluice_server.kernels.triton.aot import SHARED_BYTES, AotCase
 from sluice_server.kernels.triton.attention import MERGED, precision
 from sluice_server.kernels.triton.attention_merge import attention_merge_kernel
@@ -28,11 +28,13 @@ def _types(kept: torch.dtype) -> dict[str, str]:
     types = dict.fromkeys((*INTS, *LOOSE), "i32") | dict.fromkeys(FLOATS, "fp32")
     computed = pointer(_computed(kept))
     types |= {"q": computed, "cache": pointer(kept), "scales": scales, "out": computed}
-    return types | dict.fromkeys(("tables", "starts", "contexts", "ends"), "*i32")
+    types |= {"parts": "*fp32", "sums": "*fp32"}
+    return types | dict.fromkeys(("tables", "starts", "contexts", "items", "ends"), "*i32")
 
 
 def _constants(shape: AttentionShape, tiles: AttentionTiles, kept: torch.dtype, flags: set[str]) -> dict[str, object]:
     return {
+        "KEYS": 8,
         "GROUP": shape.group,
         "DIM": shape.dim,
         "WIDTH": shape.width,
@@ -62,17 +64,11 @@ def _split(
     shape, given = AttentionShape(dim, group, kept.itemsize, capability), set(flags.split())
     is_fixed = "fixed" in given
     tiles = configs.split_tiles(shape, configs.FIXED_ROWS if is_fixed else max_query)
-    types = _types(kept) | dict.fromkeys(("num_slots", "first_slot", "blocks_per_row", "most"), "i32")
-    types |= {"prefixes": "*i32", "sinks": "*fp32" if "sinks" in given else types["q"]}
-    types |= {"tree": "*i64" if "tree" in given else "*i32"}
-    types |= dict.fromkeys(("parts", "sums"), types["out"] if "whole" in given else "*fp32")
+    types = _types(kept)
+    types |= {"sinks": "*fp32" if "sinks" in given else types["q"], "tree": "*i64" if "tree" in given else "*i32"}
     constants = _constants(shape, tiles, kept, given) | {
-        "KEYS": 8,
-        "SPLIT": configs.FIXED_SPLIT if is_fixed else configs.LEAST_SPLIT,
-        "IS_FIXED": is_fixed,
-        "IS_WHOLE": "whole" in given,
-        "IS_CAUSAL": "prefix" not in given,
-        "HAS_PREFIX": "suffix" in given,
+        "SPLIT": configs.FIXED_SPLIT if is_fixed else 0,
+        "IS_CAUSAL": not given & {"prefix", "tree"},
         "HAS_TREE": "tree" in given,
     }
     return _case(f"split/{name}", attention_split_kernel, types, constants, tiles, "mma", capability, is_quick)
@@ -90,7 +86,7 @@ def _prefill(
 ) -> AotCase:
     shape, given = AttentionShape(dim, group, kept.itemsize, capability), set(flags.split())
     tiles = configs.prefill_tiles(shape)
-    types = _types(kept) | dict.fromkeys(("first_row", "num_rows", "least"), "i32")
+    types = _types(kept)
     types |= {"sinks": "*fp32" if "sinks" in given else types["q"]}
     constants = _constants(shape, tiles, kept, given)
     return _case(f"prefill/{name}", attention_prefill_kernel, types, constants, tiles, "wgmma", capability, is_quick)
@@ -106,15 +102,13 @@ def _case(
     capability: int,
     is_quick: bool,
 ) -> AotCase:
-    counts = ("num_slots", "first_slot", "blocks_per_row", "most", "first_row", "num_rows", "least")
-    loose = frozenset({*LOOSE, *counts} & set(types))
     vectors = frozenset({"loads"})
     return AotCase(
         f"attention-{name}",
         kernel,
         types,
         constants,
-        loose,
+        frozenset(LOOSE),
         tiles.num_warps,
         tiles.num_stages,
         tensor_cores,
@@ -126,11 +120,16 @@ def _case(
     )
 
 
-def _merge(dim: int, *, is_quick: bool = False) -> AotCase:
-    types = {"parts": "*fp32", "sums": "*fp32", "out": "*bf16", "out_token": "i32", "num_slots": "i32"}
-    constants = {"HEADS": 32, "DIM": dim, "WIDTH": next_power_of_two(dim), "CHUNK": MERGED}
-    loose = frozenset({"num_slots"})
-    return AotCase(f"attention-merge/d{dim}", attention_merge_kernel, types, constants, loose, is_quick=is_quick)
+def _merge(dim: int, *, is_fixed: bool = False, has_before: bool = False, is_quick: bool = False) -> AotCase:
+    types = dict.fromkeys(("parts", "sums", "parts_before", "sums_before", "sinks"), "*fp32")
+    types |= {"entries": "*i32", "before": "*i32", "out": "*bf16", "out_token": "i32"}
+    constants = {"HEADS": 32, "DIM": dim, "WIDTH": next_power_of_two(dim), "CHUNK": 1 if is_fixed else MERGED}
+    constants |= {"HAS_BEFORE": has_before, "HAS_SINKS": True}
+    name = f"d{dim}{'-fixed' if is_fixed else ''}{'-before' if has_before else ''}"
+    vectors = frozenset[str]() if is_fixed else frozenset({"loads"})
+    return AotCase(
+        f"attention-merge/{name}", attention_merge_kernel, types, constants, vectors=vectors, is_quick=is_quick
+    )
 
 
 def _of(capability: int) -> tuple[AotCase, ...]:
@@ -141,12 +140,10 @@ def _of(capability: int) -> tuple[AotCase, ...]:
     narrow = [one for one in names if one.itemsize == 1]
     eight_bits = [(one, dim) for one in narrow for dim in (64, 192, 256)]
     variants = {
-        "whole": "whole",
         "window": "window",
         "cap": "cap",
         "sinks": "sinks",
         "prefix": "prefix",
-        "suffix": "suffix",
         "fixed": "fixed",
     }
     return (
@@ -178,4 +175,7 @@ def _of(capability: int) -> tuple[AotCase, ...]:
 CASES = (
     *(case for capability in SHARED_BYTES for case in _of(capability)),
     *(_merge(dim, is_quick=dim == 128) for dim in (64, 80, 128, 256)),
+    _merge(128, is_fixed=True),
+    _merge(128, has_before=True),
+    *attention_plan.CASES,
 )

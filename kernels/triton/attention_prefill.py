@@ -1,16 +1,17 @@
-"""Attention of many queries of a row: query tiles large enough for wgmma, all keys in one pass, without splits.
+"""Attention of many queries of a row: query tiles large enough for wgmma.
 
-The grid has as many blocks of queries as the number of tokens allows at most. A block finds its row by bisection, so
-that the host needs no lengths. Keys that every query of a tile sees are computed without masks.
+A plan (`attention_plan`) says which queries and keys a program computes, so that the host needs no lengths, and few
+queries behind many keys are computed by many programs. Keys that every query of a tile sees are computed without masks.
 """
 
 import triton
 import triton.language as tl
 
-from sluice_server.kernels.triton.attention_tiles import attend, begun, end_of, queries_of, row_of, seen_to
+from sluice_server.kernels.triton.attention_plan import ITEM
+from sluice_server.kernels.triton.attention_tiles import attend, begun, queries_of, seen_to, store_result
 
 
-@triton.jit(do_not_specialize=["first_row", "num_rows", "least"])  # otherwise a new value is compiled during a request
+@triton.jit
 def attention_prefill_kernel(
     q,  # [T, KEYS · GROUP, DIM]
     cache,  # [blocks, BLOCK, 2, KEYS, DIM]
@@ -21,6 +22,9 @@ def attention_prefill_kernel(
     sinks,  # float32 [heads]; unused without HAS_SINKS
     ends,  # int32 [T], where the keys end that a token sees; unused without HAS_ENDS
     out,  # [T, heads, DIM]
+    items,  # int32 [items, ITEM], see `attention_plan.AttentionPlan`, as are parts and sums
+    parts,
+    sums,
     q_token,
     q_head,
     cache_block,
@@ -36,9 +40,7 @@ def attention_prefill_kernel(
     scale,
     cap,
     window,
-    first_row,
-    num_rows,
-    least,  # tokens of a row; rows with fewer are skipped
+    KEYS: tl.constexpr,
     GROUP: tl.constexpr,
     DIM: tl.constexpr,
     WIDTH: tl.constexpr,
@@ -52,16 +54,18 @@ def attention_prefill_kernel(
     QUANTISED: tl.constexpr,
     PRECISION: tl.constexpr,
 ):
-    """Computes one block of queries of a kv head. Grid: (blocks of queries, KEYS)."""
-    BLOCK_Q: tl.constexpr = BLOCK_M // GROUP
-    head = tl.program_id(1)
-    block = tl.num_programs(0) - 1 - tl.program_id(0)  # the last queries of a row see most keys, so they start first
-    row, first_block = row_of(block, starts, first_row, num_rows, BLOCK_Q)
-    skipped = (block - first_block) * BLOCK_Q
+    """Computes one item of the plan for a kv head. Grid: items · KEYS, those of an item adjacent."""
+    head = tl.program_id(0) % KEYS
+    item = items + tl.program_id(0) // KEYS * ITEM
+    end = tl.load(item + 3)
+    if end == 0:
+        return
+    row = tl.load(item)
+    skipped = tl.load(item + 1)
+    first = tl.load(item + 2)
+    slot = tl.load(item + 4)
     begin = tl.load(starts + row)
     num = tl.load(starts + row + 1) - begin
-    if (skipped >= num) | (num < least):
-        return
     context = tl.load(contexts + row)
 
     own, is_query, token, q_heads = queries_of(begin, num, skipped, head, GROUP, BLOCK_M)
@@ -69,26 +73,21 @@ def attention_prefill_kernel(
     mask = is_query[:, None] & (dim < DIM)[None, :]
     queries = tl.load(q + token[:, None] * q_token + q_heads[:, None] * q_head + dim[None, :], mask=mask, other=0.0)
 
-    highest, total = begun(sinks + q_heads, is_query, 0, BLOCK_M, HAS_SINKS)
+    highest, total = begun(sinks + q_heads, is_query, slot < 0, BLOCK_M, HAS_SINKS)
     summed = tl.zeros((BLOCK_M, WIDTH), tl.float32)
     position = context - num + own
     bits = tl.zeros((BLOCK_M,), tl.int64)
     table = tables + row.to(tl.int64) * tables_row
-    seen_by_all = context - num + skipped + 1
     last = seen_to(ends + token, is_query, position, HAS_ENDS)
-    end = end_of(context, seen_by_all + BLOCK_Q - 1, last, True, HAS_ENDS)
-    first = 0
-    if HAS_WINDOW:  # any tile may have a key that some query does not see
-        first = tl.maximum(0, seen_by_all - window) // TILE * TILE
-    else:
-        first = seen_by_all // TILE * TILE
+    if not HAS_WINDOW:  # with one, any tile may have a key that some query does not see
+        seen_by_all = tl.maximum(first, tl.minimum(end, context - num + skipped + 1) // TILE * TILE)
         highest, total, summed = attend(
             queries,
             highest,
             total,
             summed,
-            0,
             first,
+            seen_by_all,
             position,
             last,
             0,
@@ -117,6 +116,7 @@ def attention_prefill_kernel(
             QUANTISED,
             PRECISION,
         )
+        first = seen_by_all
     highest, total, summed = attend(
         queries,
         highest,
@@ -152,6 +152,8 @@ def attention_prefill_kernel(
         QUANTISED,
         PRECISION,
     )
-    place = out + token[:, None] * out_token + q_heads[:, None] * DIM + dim[None, :]
-    result = summed / tl.maximum(total, 1e-30)[:, None]
-    tl.store(place, result.to(out.dtype.element_ty), mask=mask)
+    step = tl.load(item + 5)
+    store_result(
+        highest, total, summed, slot, step, own - skipped, token, q_heads, out, out_token, parts, sums, is_query,
+        KEYS * GROUP, DIM, WIDTH,
+    )  # fmt: skip

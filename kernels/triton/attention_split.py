@@ -1,19 +1,25 @@
 """Attention of few queries over many keys: decode, verification of drafts and trees, and prefixes that rows share.
 
-The queries of one row and the heads that share a kv head form one tile, so that keys are read once. The keys are split
-over programs, and another kernel merges their results. The split depends on a row's own length and on the number of
-splits or, if batch-invariant, on that length alone.
+The queries of one row and the heads that share a kv head form one tile, so that keys are read once. A plan
+(`attention_plan`) says which keys a program computes; results that are parts are merged by another kernel.
 """
 
 import triton
 import triton.language as tl
 
-from sluice_server.kernels.triton.attention_tiles import attend, begun, depth_of, end_of, keys_of, queries_of, seen_to
+from sluice_server.kernels.triton.attention_plan import ITEM
+from sluice_server.kernels.triton.attention_tiles import (
+    attend,
+    begun,
+    depth_of,
+    folded,
+    queries_of,
+    seen_to,
+    store_result,
+)
 
 
-@triton.jit(
-    do_not_specialize=["num_slots", "first_slot", "blocks_per_row", "most"]
-)  # otherwise a new value is compiled during a request
+@triton.jit
 def attention_split_kernel(
     q,  # [T, KEYS · GROUP, DIM]
     cache,  # [blocks, BLOCK, 2, KEYS, DIM]
@@ -21,13 +27,13 @@ def attention_split_kernel(
     tables,  # int32 [rows, …]
     starts,  # int32 [rows + 1], a row's first token
     contexts,  # int32 [rows], keys of a row
-    prefixes,  # int32 [rows], keys that the prefix pass computes; unused without HAS_PREFIX
     tree,  # int64 [T]; unused without HAS_TREE
     sinks,  # float32 [heads]; unused without HAS_SINKS
     ends,  # int32 [T], where the keys end that a token sees; unused without HAS_ENDS
-    out,  # [T, heads, DIM]; written when IS_WHOLE
-    parts,  # float32 [T, heads, SLOTS, DIM]; written otherwise
-    sums,  # float32 [T, heads, SLOTS, 2]: highest score in base 2, total
+    out,  # [T, heads, DIM]
+    items,  # int32 [items, ITEM], see `attention_plan.AttentionPlan`, as are parts and sums
+    parts,
+    sums,
     q_token,
     q_head,
     cache_block,
@@ -43,10 +49,6 @@ def attention_split_kernel(
     scale,
     cap,
     window,
-    num_slots,
-    first_slot,
-    blocks_per_row,
-    most,  # tokens of a row; rows with more are skipped
     KEYS: tl.constexpr,
     GROUP: tl.constexpr,
     DIM: tl.constexpr,
@@ -54,11 +56,8 @@ def attention_split_kernel(
     BLOCK: tl.constexpr,
     TILE: tl.constexpr,
     BLOCK_M: tl.constexpr,
-    SPLIT: tl.constexpr,  # keys of a split: at least, or exactly when IS_FIXED; a multiple of TILE
-    IS_FIXED: tl.constexpr,
-    IS_WHOLE: tl.constexpr,
+    SPLIT: tl.constexpr,  # keys that are summed by themselves and then folded; 0: all of the item
     IS_CAUSAL: tl.constexpr,
-    HAS_PREFIX: tl.constexpr,
     HAS_WINDOW: tl.constexpr,
     HAS_CAP: tl.constexpr,
     HAS_TREE: tl.constexpr,
@@ -67,16 +66,18 @@ def attention_split_kernel(
     QUANTISED: tl.constexpr,
     PRECISION: tl.constexpr,
 ):
-    """Computes one split of the keys for a tile of queries. Grid: (rows · blocks_per_row, KEYS, splits)."""
-    row = tl.program_id(0) // blocks_per_row
-    head = tl.program_id(1)
-    split = tl.program_id(2)
-    BLOCK_Q: tl.constexpr = BLOCK_M // GROUP
-    skipped = (tl.program_id(0) % blocks_per_row) * BLOCK_Q
+    """Computes one item of the plan for a kv head. Grid: items · KEYS, those of an item adjacent."""
+    head = tl.program_id(0) % KEYS
+    item = items + tl.program_id(0) // KEYS * ITEM
+    last = tl.load(item + 3)
+    if last == 0:
+        return
+    row = tl.load(item)
+    skipped = tl.load(item + 1)
+    first = tl.load(item + 2)
+    slot = tl.load(item + 4)
     begin = tl.load(starts + row)
     num = tl.load(starts + row + 1) - begin
-    if (skipped >= num) | (num > most):
-        return
     context = tl.load(contexts + row)
 
     own, is_query, token, q_heads = queries_of(begin, num, skipped, head, GROUP, BLOCK_M)
@@ -90,57 +91,86 @@ def attention_split_kernel(
         bits = tl.load(tree + token, mask=is_query, other=1)
         position = context - num + depth_of(bits, HAS_WINDOW)
 
-    first = 0
-    if HAS_WINDOW:
-        first = tl.maximum(0, context - num + (0 if HAS_TREE else skipped) - window + 1) // TILE * TILE
-    if HAS_PREFIX:
-        first = tl.load(prefixes + row)
     seen = seen_to(ends + token, is_query, position, HAS_ENDS)
-    end = end_of(context, context - num + skipped + BLOCK_Q, seen, IS_CAUSAL and not HAS_TREE, HAS_ENDS)
-    first, last = keys_of(first, end, split, tl.num_programs(2), TILE, SPLIT, IS_FIXED)
-
-    highest, total = begun(sinks + q_heads, is_query, split, BLOCK_M, HAS_SINKS)
-    highest, total, summed = attend(
-        queries,
-        highest,
-        total,
-        tl.zeros((BLOCK_M, WIDTH), tl.float32),
-        first,
-        last,
-        position,
-        seen,
-        context - num,
-        bits,
-        tables + row.to(tl.int64) * tables_row,
-        cache + head * cache_head,
-        cache + head * cache_head + cache_kind,
-        scales + head * scales_head,
-        scales + head * scales_head + scales_kind,
-        cache_block,
-        cache_offset,
-        scales_block,
-        scales_offset,
-        scale,
-        cap,
-        window,
-        DIM,
-        WIDTH,
-        BLOCK,
-        TILE,
-        True,
-        IS_CAUSAL and not HAS_TREE,
-        HAS_WINDOW,
-        HAS_CAP,
-        HAS_TREE,
-        QUANTISED,
-        PRECISION,
-    )
-    if IS_WHOLE:
-        result = summed / tl.maximum(total, 1e-30)[:, None]
-        place = out + token[:, None] * out_token + q_heads[:, None] * DIM + dim[None, :]
-        tl.store(place, result.to(out.dtype.element_ty), mask=mask)
+    highest, total = begun(sinks + q_heads, is_query, slot < 0, BLOCK_M, HAS_SINKS)
+    summed = tl.zeros((BLOCK_M, WIDTH), tl.float32)
+    if SPLIT == 0:
+        highest, total, summed = attend(
+            queries,
+            highest,
+            total,
+            summed,
+            first,
+            last,
+            position,
+            seen,
+            context - num,
+            bits,
+            tables + row.to(tl.int64) * tables_row,
+            cache + head * cache_head,
+            cache + head * cache_head + cache_kind,
+            scales + head * scales_head,
+            scales + head * scales_head + scales_kind,
+            cache_block,
+            cache_offset,
+            scales_block,
+            scales_offset,
+            scale,
+            cap,
+            window,
+            DIM,
+            WIDTH,
+            BLOCK,
+            TILE,
+            True,
+            IS_CAUSAL and not HAS_TREE,
+            HAS_WINDOW,
+            HAS_CAP,
+            HAS_TREE,
+            QUANTISED,
+            PRECISION,
+        )
     else:
-        slot = (token * KEYS * GROUP + q_heads) * num_slots + first_slot + split
-        tl.store(parts + slot[:, None] * DIM + dim[None, :], summed, mask=mask & (total > 0.0)[:, None])
-        tl.store(sums + slot * 2, highest, mask=is_query)
-        tl.store(sums + slot * 2 + 1, total, mask=is_query)
+        for chunk in tl.range(first // SPLIT, tl.cdiv(last, SPLIT)):
+            nothing = tl.zeros((BLOCK_M,), tl.float32)
+            own_highest, own_total, own_summed = attend(
+                queries,
+                nothing + float("-inf"),
+                nothing,
+                tl.zeros((BLOCK_M, WIDTH), tl.float32),
+                tl.maximum(first, chunk * SPLIT),
+                tl.minimum(last, (chunk + 1) * SPLIT),
+                position,
+                seen,
+                context - num,
+                bits,
+                tables + row.to(tl.int64) * tables_row,
+                cache + head * cache_head,
+                cache + head * cache_head + cache_kind,
+                scales + head * scales_head,
+                scales + head * scales_head + scales_kind,
+                cache_block,
+                cache_offset,
+                scales_block,
+                scales_offset,
+                scale,
+                cap,
+                window,
+                DIM,
+                WIDTH,
+                BLOCK,
+                TILE,
+                True,
+                IS_CAUSAL and not HAS_TREE,
+                HAS_WINDOW,
+                HAS_CAP,
+                HAS_TREE,
+                QUANTISED,
+                PRECISION,
+            )
+            highest, total, summed = folded(highest, total, summed, own_highest, own_total, own_summed)
+    step = tl.load(item + 5)
+    store_result(
+        highest, total, summed, slot, step, own - skipped, token, q_heads, out, out_token, parts, sums, is_query,
+        KEYS * GROUP, DIM, WIDTH,
+    )  # fmt: skip

@@ -8,6 +8,8 @@ hold NaN.
 import triton
 import triton.language as tl
 
+from sluice_server.kernels.triton.widen import widened
+
 LOG2_E = tl.constexpr(1.4426950408889634)
 
 
@@ -50,39 +52,46 @@ def attend(
     """Continues the running softmax of queries with keys [first, end); returns highest score, total and weighted
     sum."""
     dim = tl.arange(0, WIDTH)
+    slope = scale * (2.0 * LOG2_E) / cap if HAS_CAP else scale * LOG2_E
+    # Float16 is widened from 8 bits in half the instructions, with more registers than tiles of wide heads leave.
+    if QUANTISED and WIDTH <= 128 and q.dtype == tl.bfloat16:
+        peak = tl.maximum(tl.max(tl.abs(q.to(tl.float32)), axis=1), 1e-30)
+        q = (q.to(tl.float32) / peak[:, None]).to(tl.float16)  # so that no number is too large for it
+        slope *= peak
+    else:
+        slope += tl.zeros(highest.shape, tl.float32)
     next_key = first + tl.arange(0, TILE)
-    next_block = tl.load(table + next_key // BLOCK, mask=next_key < end, other=0)
+    next_block = tl.load(table + next_key.to(tl.uint32) // BLOCK, mask=next_key < end, other=0)
     for at in tl.range(first, end, TILE):
         key = at + tl.arange(0, TILE)
         is_key = key < end if IS_MASKED else key >= 0
         block = next_block.to(tl.int64)
         # A tile ahead: where a load waits for another one of the same iteration, the compiler does not pipeline it.
         next_key = key + TILE
-        next_block = tl.load(table + next_key // BLOCK, mask=next_key < end, other=0)
-        place = block * cache_block + (key % BLOCK) * cache_offset
+        next_block = tl.load(table + next_key.to(tl.uint32) // BLOCK, mask=next_key < end, other=0)
+        offset = (key.to(tl.uint32) % BLOCK).to(tl.int32)
+        place = block * cache_block + offset * cache_offset
         inside = is_key[:, None] & (dim < DIM)[None, :]
         k = tl.load(keys + place[:, None] + dim[None, :], mask=inside, other=0.0)
-        factor = scale if HAS_CAP else scale * LOG2_E
-        scores = tl.dot(q, tl.trans(k.to(q.dtype)), input_precision=PRECISION)
+        scores = tl.dot(q, tl.trans(widened(k, q.dtype)), input_precision=PRECISION)
         if QUANTISED:
-            own = block * scales_block + (key % BLOCK) * scales_offset
-            scores *= (tl.load(key_scales + own, mask=is_key, other=0.0) * factor)[None, :]
-        else:
-            scores *= factor
-        if HAS_CAP:  # cap · tanh(scores / cap)
-            scores = cap - 2.0 * cap / (tl.exp2(scores * (2.0 * LOG2_E / cap)) + 1.0)
-            scores *= LOG2_E
+            own = block * scales_block + offset * scales_offset
+            scores *= tl.load(key_scales + own, mask=is_key, other=0.0)[None, :]
+        if HAS_CAP:  # cap · tanh(scores / cap), in base 2
+            scores = cap * LOG2_E - (2.0 * LOG2_E) * cap / (tl.exp2(scores * slope[:, None]) + 1.0)
         if IS_MASKED:
             is_seen = sees(key, is_key, position, last, start, tree, window, IS_CAUSAL, HAS_WINDOW, HAS_TREE)
             scores = tl.where(is_seen, scores, float("-inf"))
-        higher = tl.maximum(highest, tl.max(scores, axis=1))
+        peak = tl.max(scores, axis=1)
+        higher = tl.maximum(highest, peak if HAS_CAP else peak * slope)
         base = tl.where(higher == float("-inf"), 0.0, higher)  # no key seen yet: avoids inf - inf
-        weights = tl.exp2(scores - base[:, None])
+        # Without a cap, the product with scale and log2(e) and the difference are one instruction.
+        weights = tl.exp2((scores if HAS_CAP else scores * slope[:, None]) - base[:, None])
         kept = tl.exp2(highest - base)
         total = total * kept + tl.sum(weights, axis=1)
         if QUANTISED:
             weights *= tl.load(value_scales + own, mask=is_key, other=0.0)[None, :]
-        v = tl.load(values + place[:, None] + dim[None, :], mask=inside, other=0.0).to(q.dtype)
+        v = widened(tl.load(values + place[:, None] + dim[None, :], mask=inside, other=0.0), q.dtype)
         summed = tl.dot(weights.to(q.dtype), v, summed * kept[:, None], input_precision=PRECISION)
         highest = higher
     return highest, total, summed
@@ -137,17 +146,6 @@ def seen_to(ends, is_query, position, HAS_ENDS: tl.constexpr):
 
 
 @triton.jit
-def end_of(context, causal, last, IS_CAUSAL: tl.constexpr, HAS_ENDS: tl.constexpr):
-    """Returns where the keys end that any query of a tile sees: those of its row, or up to its last query."""
-    end = context
-    if HAS_ENDS:
-        end = tl.max(last) + 1
-    elif IS_CAUSAL:
-        end = tl.minimum(context, causal)
-    return end
-
-
-@triton.jit
 def depth_of(bits, HAS_WINDOW: tl.constexpr):
     """Returns the depth of each query of a tree, the number of tokens before it on its path, from which windows count.
 
@@ -161,47 +159,66 @@ def depth_of(bits, HAS_WINDOW: tl.constexpr):
 
 
 @triton.jit
-def begun(sinks, is_query, split, BLOCK_M: tl.constexpr, HAS_SINKS: tl.constexpr):
-    """Returns the initial highest score and total of queries; in the first split those of the head's sink, if any."""
+def begun(sinks, is_query, is_whole, BLOCK_M: tl.constexpr, HAS_SINKS: tl.constexpr):
+    """Returns the initial highest score and total of queries: those of the head's sink, if it has one and no other
+    kernel merges these results with more."""
     highest = tl.full((BLOCK_M,), float("-inf"), tl.float32)
     total = tl.zeros((BLOCK_M,), tl.float32)
     if HAS_SINKS:
         sink = tl.load(sinks, mask=is_query, other=0.0) * LOG2_E
-        highest = tl.where(split == 0, sink, highest)
-        total = tl.where(split == 0, 1.0, total)
+        highest = tl.where(is_whole, sink, highest)
+        total = tl.where(is_whole, 1.0, total)
     return highest, total
 
 
 @triton.jit
-def keys_of(first, end, split, num_splits, TILE: tl.constexpr, SPLIT: tl.constexpr, IS_FIXED: tl.constexpr):
-    """Returns the keys of one of the splits of [first, end): equally many, in whole tiles, and at least SPLIT.
-
-    If IS_FIXED, returns those between two multiples of SPLIT.
-    """
-    if IS_FIXED:
-        begin = tl.maximum(split * SPLIT, first)
-        size = (split + 1) * SPLIT - begin
-    else:
-        size = tl.maximum(tl.cdiv(tl.cdiv(end - first, num_splits), TILE) * TILE, SPLIT)
-        begin = first + split * size
-    return begin, tl.minimum(begin + size, end)
+def folded(
+    highest,  # float32 [M], base 2
+    total,  # float32 [M]
+    summed,  # float32 [M, WIDTH]
+    own,  # the same of one more part
+    weight,
+    part,
+):
+    """Returns the softmax of all parts, in the same bits wherever it is computed: products are fused by hand."""
+    own = tl.where(weight > 0.0, own, float("-inf"))  # ignores the scores of an empty part
+    higher = tl.maximum(highest, own)
+    base = tl.where(higher == float("-inf"), 0.0, higher)
+    share = tl.exp2(own - base)
+    kept = tl.exp2(highest - base)
+    total = tl.fma(weight, share, total * kept)
+    share, part = tl.broadcast(share[:, None], part)
+    return higher, total, tl.fma(part, share, summed * kept[:, None])
 
 
 @triton.jit
-def row_of(block, starts, first_row, num_rows, BLOCK_Q: tl.constexpr):
-    """Returns the row of a block of queries, and that row's first block.
-
-    A row's blocks begin at (its first token) / BLOCK_Q + its index, which leaves space for a partly filled last block.
-    The row is found by bisection; the number of blocks is bounded without reading lengths.
-    """
-    origin = tl.load(starts + first_row)
-    low = 0
-    high = num_rows
-    while high - low > 1:
-        middle = (low + high) // 2
-        begin = (tl.load(starts + first_row + middle) - origin) // BLOCK_Q + middle
-        if begin <= block:
-            low = middle
-        else:
-            high = middle
-    return first_row + low, (tl.load(starts + first_row + low) - origin) // BLOCK_Q + low
+def store_result(
+    highest,
+    total,
+    summed,
+    slot,  # of the unit's first query; below 0 if the result is whole
+    step,  # parts of a query
+    unit_query,  # [M], place of each query in its unit
+    token,
+    q_heads,
+    out,
+    out_token,
+    parts,
+    sums,
+    is_query,
+    HEADS: tl.constexpr,
+    DIM: tl.constexpr,
+    WIDTH: tl.constexpr,
+):
+    """Stores the result of queries, or their part of it."""
+    dim = tl.arange(0, WIDTH)
+    mask = is_query[:, None] & (dim < DIM)[None, :]
+    if slot < 0:
+        result = summed / tl.maximum(total, 1e-30)[:, None]
+        place = out + token[:, None] * out_token + q_heads[:, None] * DIM + dim[None, :]
+        tl.store(place, result.to(out.dtype.element_ty), mask=mask)
+    else:
+        own = (slot + unit_query * step).to(tl.int64) * HEADS + q_heads
+        tl.store(parts + own[:, None] * DIM + dim[None, :], summed, mask=mask & (total > 0.0)[:, None])
+        tl.store(sums + own * 2, highest, mask=is_query)
+        tl.store(sums + own * 2 + 1, total, mask=is_query)

@@ -13,10 +13,13 @@ from pathlib import Path
 from sluice_server.kernels.triton.numbers import next_power_of_two
 
 TUNED = Path(__file__).parent / "tuned"
-WAVES = 2  # programs for each multiprocessor that splitting aims at, so that one computes while another loads
-MAX_SPLITS = 64
-LEAST_SPLIT = 256  # least keys of a split: fewer are not worth a program and a part to merge
-FIXED_SPLIT = 1024  # keys of a split in the batch-invariant schedule
+# Programs for each multiprocessor among which keys are divided: two rounds of those that it holds at once by registers
+# and shared memory, so that what the last round leaves idle is little.
+SPLIT_PROGRAMS = 6
+PREFILL_PROGRAMS = 2
+LEAST_SPLIT = 256  # least keys of a part: fewer are not worth a program and a result to merge
+LEAST_PREFILL_SPLIT = 1024  # the same for tiles of many queries, whose results are larger
+FIXED_SPLIT = 1024  # keys of a part in the batch-invariant schedule
 FIXED_ROWS = 64  # rows of a tile for one token or many, if batch-invariant: products of other shapes may sum otherwise
 LITTLE_MEMORY = (86, 89, 120)  # compute capabilities with 101,376 bytes of shared memory for a block
 LEAST_TILE_M = 16  # least rows of a product on tensor cores
@@ -69,7 +72,9 @@ def split_tiles(shape: AttentionShape, max_query: int, gpu: str = "") -> Attenti
     block_m = max(rows, next_power_of_two(shape.group), LEAST_TILE_M)
     is_small = shape.width <= 128 and shape.width * shape.bytes <= 256  # also if 8 bits are widened in registers
     tile = 64 if is_small else 32
-    num_warps = 8 if not shape.has_large_products and block_m * shape.width > 4096 else 4  # otherwise registers spill
+    is_wide = shape.width > 128 and max_query >= FIXED_ROWS
+    is_large = block_m * shape.width > 4096 and (is_wide or not shape.has_large_products)
+    num_warps = 8 if is_large else 4  # otherwise registers spill
     # With one stage less there is one buffer for keys, and each load waits for the product of the last.
     rule = AttentionTiles(block_m, tile, num_warps, 4 if shape.bytes == 1 and shape.width <= 128 else 3)
     tuned = tuned_for(gpu).get(shape.key("split"))
@@ -94,10 +99,9 @@ def prefill_tiles(shape: AttentionShape, gpu: str = "") -> AttentionTiles:
     return AttentionTiles(128, 64, 8, 3)
 
 
-def num_splits(num_programs: int, max_context: int, num_multiprocessors: int) -> int:
-    """Returns the splits of each row's keys, so that `num_programs` without splits become enough to fill the GPU."""
-    wanted = -(-WAVES * num_multiprocessors // max(1, num_programs))
-    return max(1, min(wanted, MAX_SPLITS, -(-max_context // LEAST_SPLIT)))
+def programs(for_each: int, num_multiprocessors: int, kv_heads: int) -> int:
+    """Returns the programs among which the keys of each kv head are divided."""
+    return max(1, for_each * num_multiprocessors // kv_heads)
 
 
 def table_path(gpu: str) -> Path:

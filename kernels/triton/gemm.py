@@ -39,17 +39,24 @@ EVERY = (DECODE, SMALL, MEDIUM, LARGE)
 FIXED = MEDIUM  # where the schedule must not depend on the number of inputs
 
 
-def tiles_of(num: int) -> GemmTiles:
-    """Returns the tiles for products with `num` inputs."""
-    return next((tiles for tiles in EVERY if num <= tiles.m), LARGE)
+def tiles_of(num: int, *, is_widened: bool = False) -> GemmTiles:
+    """Returns the tiles for products with `num` inputs.
+
+    Few inputs take two warps where weights are widened (`is_widened`): the products of a whole group of four (wgmma)
+    want two neighbouring numbers of a row from a thread, those of a warp four, which it loads and widens at once.
+    """
+    tiles = next((tiles for tiles in EVERY if num <= tiles.m), LARGE)
+    return tiles._replace(warps=2) if is_widened and tiles.m <= SMALL.m else tiles
 
 
-def schedule_of(num: int, outputs: int, inputs: int, *, is_fixed: bool) -> tuple[GemmTiles, int]:
+def schedule_of(
+    num: int, outputs: int, inputs: int, *, is_fixed: bool, is_widened: bool = False
+) -> tuple[GemmTiles, int]:
     """Returns the tiles and the number of parts of the inner dimension.
 
     With `is_fixed` they are the same for any number of inputs, so that an output's sum has one order.
     """
-    tiles = FIXED if is_fixed else tiles_of(num)
+    tiles = FIXED if is_fixed else tiles_of(num, is_widened=is_widened)
     return tiles, splits_of(tiles, FIXED.m if is_fixed else num, outputs, inputs)
 
 

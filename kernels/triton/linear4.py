@@ -12,8 +12,9 @@ from torch import Tensor
 
 from sluice_server.kernels.formats.packed_weights import UNIT, Int4Weight
 from sluice_server.kernels.triton.aot import AotCase
-from sluice_server.kernels.triton.gemm import EVERY, FIXED, GemmTiles, schedule_of, sum_parts
+from sluice_server.kernels.triton.gemm import EVERY, FIXED, GemmTiles, schedule_of, sum_parts, tiles_of
 from sluice_server.kernels.triton.numbers import pointer
+from sluice_server.kernels.triton.widen import nibbles
 
 HALF = tl.constexpr(UNIT // 2)
 
@@ -32,7 +33,7 @@ def linear_w4a16(x: Tensor, packed: Int4Weight, bias: Tensor | None = None, *, i
         )
     if not y.numel():
         return y
-    tiles, splits = schedule_of(num, outputs, inputs, is_fixed=is_fixed)
+    tiles, splits = schedule_of(num, outputs, inputs, is_fixed=is_fixed, is_widened=True)
     span = span_of(packed.group, inputs, tiles)
     parts = y if splits == 1 else torch.empty(splits, num, outputs, dtype=torch.float32, device=x.device)
     grid = (triton.cdiv(num, tiles.m) * triton.cdiv(outputs, tiles.n), splits)
@@ -112,19 +113,19 @@ def linear4_kernel(
     for at in range(start, tl.minimum(start + each, inputs), SPAN):
         both = tl.load(places + at // 2, mask=is_output[:, None] & (at // 2 + byte < width)[None, :], other=0)
         of_group = at // group * outputs + n
-        zero = tl.load(zeros_ptr + of_group, mask=is_output, other=0.0).to(x_ptr.dtype.element_ty)
+        zero = tl.load(zeros_ptr + of_group, mask=is_output, other=0.0)
         scale = tl.load(scales_ptr + of_group, mask=is_output, other=0.0).to(tl.float32)
         x = tl.load(x_places + at, mask=is_row & (at + low < inputs)[:, None], other=0.0)
-        part = tl.dot((both & 15).to(x.dtype) - zero[:, None], x, input_precision=precision)
+        part = tl.dot(nibbles(both, zero, x.dtype, False), x, input_precision=precision)
         if TWO_GROUPS:
             total += part * scale[:, None]
             is_there = is_output & (at + SPAN // 2 + 0 * n < inputs)
             of_group = (at + SPAN // 2) // group * outputs + n
-            zero = tl.load(zeros_ptr + of_group, mask=is_there, other=0.0).to(x_ptr.dtype.element_ty)
+            zero = tl.load(zeros_ptr + of_group, mask=is_there, other=0.0)
             scale = tl.load(scales_ptr + of_group, mask=is_there, other=0.0).to(tl.float32)
             part = tl.zeros([N, M], tl.float32)
         x = tl.load(x_places + at + HALF, mask=is_row & (at + high < inputs)[:, None], other=0.0)
-        part = tl.dot((both >> 4).to(x.dtype) - zero[:, None], x, part, input_precision=precision)
+        part = tl.dot(nibbles(both, zero, x.dtype, True), x, part, input_precision=precision)
         total += part * scale[:, None]
     y = tl.trans(total)
     if SPLITS == 1 and HAS_BIAS:
@@ -150,15 +151,16 @@ def _case(tiles: GemmTiles, group: int, splits: int = 1) -> AotCase:
         frozenset({"num"}),
         num_warps=tiles.warps,
         num_stages=tiles.stages,
-        tensor_cores="wgmma",
+        tensor_cores="wgmma" if tiles.warps >= 4 else "mma",
         vectors=frozenset(),
         is_quick=group == 128 and tiles.m == 16 and splits == 1,
     )
 
 
+TILES = tuple(tiles_of(tiles.m, is_widened=True) for tiles in EVERY)
 CASES = (
-    *(_case(tiles, 128) for tiles in EVERY),
-    _case(EVERY[0], 128, 4),
+    *(_case(tiles, 128) for tiles in TILES),
+    _case(TILES[0], 128, 4),
     _case(FIXED, 128, 4),
-    *(_case(tiles, group) for tiles in (EVERY[0], EVERY[3]) for group in (32, 64)),
+    *(_case(tiles, group) for tiles in (TILES[0], TILES[3]) for group in (32, 64)),
 )

@@ -11,9 +11,10 @@ from torch import Tensor
 
 from sluice_server.kernels.formats.packed_weights import LARGEST, Int8Weight
 from sluice_server.kernels.triton.aot import AotCase
-from sluice_server.kernels.triton.gemm import EVERY, FIXED, GemmTiles, schedule_of, sum_parts
+from sluice_server.kernels.triton.gemm import EVERY, FIXED, GemmTiles, schedule_of, sum_parts, tiles_of
 from sluice_server.kernels.triton.numbers import next_power_of_two, pointer
 from sluice_server.kernels.triton.support import MAX_INPUTS
+from sluice_server.kernels.triton.widen import widened
 
 
 def linear_w8a16(x: Tensor, packed: Int8Weight, bias: Tensor | None = None, *, is_fixed: bool = False) -> Tensor:
@@ -67,7 +68,8 @@ def _multiply(
     y = torch.empty(num, outputs, dtype=dtype, device=x.device)
     if not y.numel():
         return y
-    tiles, splits = schedule_of(num, outputs, inputs, is_fixed=is_fixed)
+    is_widened = x.dtype is not packed.weight.dtype
+    tiles, splits = schedule_of(num, outputs, inputs, is_fixed=is_fixed, is_widened=is_widened)
     sums = torch.float32 if x.dtype is not torch.int8 else torch.int32
     parts = y if splits == 1 else torch.empty(splits, num, outputs, dtype=sums, device=x.device)
     grid = (triton.cdiv(num, tiles.m) * triton.cdiv(outputs, tiles.n), splits)
@@ -162,7 +164,7 @@ def linear8_kernel(
         elif x.dtype == weight.dtype:
             total = tl.dot(weight, x, total, max_num_imprecise_acc=K)
         else:
-            total = tl.dot(weight.to(x.dtype), x, total, input_precision="ieee" if IS_EXACT else "tf32")
+            total = tl.dot(widened(weight, x.dtype), x, total, input_precision="ieee" if IS_EXACT else "tf32")
     y = tl.trans(total)
     mask = (m < num)[:, None] & (n < outputs)[None, :]
     if SPLITS == 1:
@@ -191,7 +193,7 @@ def _case(name: str, x: torch.dtype, weight: torch.dtype, tiles: GemmTiles, spli
         frozenset({"num"}),
         num_warps=tiles.warps,
         num_stages=tiles.stages,
-        tensor_cores="wgmma",
+        tensor_cores="wgmma" if tiles.warps >= 4 else "mma",
         vectors=frozenset(),
         since=since,
         is_quick=tiles.m in (16, 128) and splits == 1 and name == "w8a16",
@@ -212,8 +214,12 @@ _FORMS = (
     ("fp8", torch.float8_e4m3fn, torch.float8_e4m3fn, 90),
 )
 CASES = (
-    *(_case(name, x, weight, tiles, 1, since) for name, x, weight, since in _FORMS for tiles in EVERY),
-    *(_case(name, x, weight, EVERY[0], 4, since) for name, x, weight, since in _FORMS),
+    *(
+        _case(name, x, weight, tiles_of(tiles.m, is_widened=x is not weight), 1, since)
+        for name, x, weight, since in _FORMS
+        for tiles in EVERY
+    ),
+    *(_case(name, x, weight, tiles_of(1, is_widened=x is not weight), 4, since) for name, x, weight, since in _FORMS),
     *(_case(name, x, weight, FIXED, 4, since) for name, x, weight, since in _FORMS),
     *(_quantise_case(torch.int8, width) for width in (1024, 4096, 16_384)),
     _quantise_case(torch.float8_e4m3fn, 4096, 90),

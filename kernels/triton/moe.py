@@ -16,6 +16,7 @@ from sluice_server.kernels.triton.activation import GATES
 from sluice_server.kernels.triton.aot import AotCase
 from sluice_server.kernels.triton.gemm import DECODE, LARGE, MEDIUM, GemmTiles
 from sluice_server.kernels.triton.numbers import next_power_of_two, pointer
+from sluice_server.kernels.triton.widen import widened
 
 CHOICES = 1024  # choices that a program counts or places at once
 BLOCK = 1024  # elements of a program that adds results
@@ -179,7 +180,7 @@ def grouped_kernel(
             is_in = at + k < inputs
             x = tl.load(x_places + at, mask=is_choice[None, :] & is_in[:, None], other=0.0)
             weight = tl.load(places + at, mask=is_output[:, None] & is_in[None, :], other=0.0)
-            total = tl.dot(weight.to(x.dtype), x, total, input_precision="ieee" if IS_EXACT else "tf32")
+            total = tl.dot(widened(weight, x.dtype), x, total, input_precision="ieee" if IS_EXACT else "tf32")
         y = tl.trans(total)
         if HAS_SCALES:
             y *= tl.load(scales_ptr + expert * outputs + n, mask=is_output, other=0.0)[None, :]

@@ -36,7 +36,7 @@ from tests.pretended_gpu.memory import (
 
 GIB = 1 << 30
 NUM_MULTIPROCESSORS = 4
-LEAST_SPLIT = 64  # so that short contexts are split
+LEAST_SPLIT = 16  # so that short contexts are split
 
 
 @dataclasses.dataclass
@@ -159,6 +159,7 @@ def pretend(seed: int = 0) -> Iterator[PretendedGpu]:
             patch.setattr(torch.cuda, name, value)
         patch.setattr(torch, "Event", lambda _: Event(gpu.memory))
         patch.setattr(configs, "LEAST_SPLIT", LEAST_SPLIT)
+        patch.setattr(configs, "LEAST_PREFILL_SPLIT", LEAST_SPLIT)
         patch.setattr(device, "WARM_RUNS", 1)
         patch.setattr(compiler, "missing", lambda: None)
         patch.setattr(support, "DTYPES", (*support.DTYPES, torch.float32))  # the interpreter has no registers

@@ -12,7 +12,7 @@ from sluice_server.kernels.layout.metadata import AttentionMetadata
 from sluice_server.kernels.layout.ragged import MAX_TREE, AttentionOptions, Ragged, SharedPrefixRows
 from sluice_server.kernels.layout.trees import Tree
 from sluice_server.kernels.reference import definitions
-from sluice_server.kernels.triton import attention, configs
+from sluice_server.kernels.triton import attention_plan, configs
 from sluice_server.kernels.triton.attention import GpuTraits, paged_attention
 from tests.kernels.triton.harness import Pages, assert_close, in_one_order, poisoned
 
@@ -93,13 +93,23 @@ def test_quantised_caches(kept_as: torch.dtype, is_per_token: bool) -> None:
     check(q, cache, batch, AttentionOptions(0.125), scales)
 
 
+@pytest.mark.parametrize("cap", [0.0, 2.0])
+def test_queries_too_large_for_half_precision_over_8_bits(cap: float) -> None:
+    """Products are computed in float16 there; bfloat16 is none of the interpreter's own products."""
+    q, pages, batch = step([(1, 40), (18, 30)], 4, 2, 64, 16)
+    q, kept = (q * 1e5).to(torch.bfloat16), (pages.cache.nan_to_num(0.0) * 20).to(torch.int8)
+    scales = torch.rand(kept.shape[:4]) / 20
+    check(q, kept, batch, AttentionOptions(1e-6, cap=cap), scales)
+
+
 @pytest.mark.parametrize("rows", [[(1, 1), (1, 300)], [(4, 5), (4, 300)]], ids=["one", "drafts"])
 @pytest.mark.parametrize("sinks", [None, torch.tensor([0.5, -2.0, 50.0, 0.0])], ids=["", "sinks"])
-def test_splits_are_merged(rows: list[tuple[int, int]], sinks: Tensor | None) -> None:
-    """Splits without any key are merged too."""
+def test_parts_are_merged(rows: list[tuple[int, int]], sinks: Tensor | None, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(configs, "LEAST_SPLIT", 64)
     q, pages, batch = step(rows, 4, 2, 64, 16)
-    assert configs.num_splits(2 * 2, batch.max_context, GPU.num_multiprocessors) > 1
     check(q, pages.cache, batch, AttentionOptions(0.125, sinks=sinks))
+    (plan,) = batch.plans.values()
+    assert (plan.entries[:, 2] > 1).any()
 
 
 @pytest.mark.parametrize("cap", [0.0, 1.5])
@@ -178,7 +188,8 @@ def test_shared_prefixes_are_looked_at_once(prefix: int, cap: float, monkeypatch
 
 
 def test_bits_depend_neither_on_company_nor_on_chunks(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Batch-invariant: a sequence alone, beside others of any length, and in chunks of any size."""
+    """Batch-invariant: a sequence alone, beside others of any length, and in chunks of any size; parts computed by
+    programs of their own, and by one."""
     monkeypatch.setattr(np, "matmul", in_one_order)  # which the interpreter takes for products
     options = AttentionOptions(0.125, is_batch_invariant=True)
     q, pages, batch = step([(1, 20), (40, 1100)], 2, 1, 64, 16)
@@ -191,6 +202,11 @@ def test_bits_depend_neither_on_company_nor_on_chunks(monkeypatch: pytest.Monkey
                 q[1 + at : 1 + at + size], pages.cache, Ragged.of(*rows, tables, CPU), options, None, GPU
             )
             assert torch.equal(alone, whole[1 + at : 1 + at + size]), (size, at)
+    assert [len(plan.entries) for plan in batch.plans.values()] == [41]
+    monkeypatch.setattr(attention_plan, "num_parts_of", lambda *_: 0)
+    batch = dataclasses.replace(batch)
+    assert torch.equal(paged_attention(q, pages.cache, batch, options, None, GPU), whole)
+    assert [len(plan.entries) for plan in batch.plans.values()] == [0]
 
 
 def test_blocks_beyond_what_32_bits_address() -> None:
@@ -204,13 +220,24 @@ def test_blocks_beyond_what_32_bits_address() -> None:
     check(torch.randn(1, 4, 64), cache, batch, AttentionOptions(0.125), scales)
 
 
-def test_a_schedule_follows_from_bounds_alone(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Splits: more for fewer rows, none for many or for short ones."""
-    assert attention.SHORT >= 1 + 8
-    assert configs.num_splits(8, 32_768, 132) == 33
-    assert configs.num_splits(512, 32_768, 132) == 1
-    assert configs.num_splits(1, 200, 132) == 1
-    assert configs.num_splits(1, 1 << 20, 132) == configs.MAX_SPLITS
+@pytest.mark.parametrize("sinks", [None, torch.tensor([0.5, -2.0])], ids=["", "sinks"])
+def test_few_queries_behind_many_keys_are_split(sinks: Tensor | None, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Beside a prompt without anything before it, and a row of one token."""
+    monkeypatch.setattr(configs, "LEAST_PREFILL_SPLIT", 64)
+    q, pages, batch = step([(1, 30), (20, 260), (17, 17)], 2, 1, 64, 16)
+    check(q, pages.cache, batch, AttentionOptions(0.125, sinks=sinks))
+    _, plan = batch.plans.values()
+    assert (plan.entries[:, 2] > 1).sum() == 20
+
+
+def test_layers_of_a_step_share_plans() -> None:
+    q, pages, batch = step([(1, 5), (17, 20)], 1, 1, 64, 16)
+    for _ in range(2):
+        check(q, pages.cache, batch, AttentionOptions(0.125))
+    assert len(batch.plans) == 2
+    check(q, pages.cache, batch, AttentionOptions(0.125, window=13))
+    assert len(batch.plans) == 4
+    assert not dataclasses.replace(batch).plans
 
 
 @pytest.mark.parametrize("window", [None, 64])
