@@ -113,6 +113,48 @@ def unload(  # noqa: PLR0913 # a command line lists its options
 
 
 @models.command()
+def sleep(  # noqa: PLR0913 # a command line lists its options
+    model: Annotated[str, typer.Argument(help="its id")],
+    *,
+    address: AddressOption = ADDRESS,
+    grace: Annotated[
+        float | None, typer.Option(min=0, help="seconds that its generations may continue; default: to their ends")
+    ] = None,
+    tls: TlsOption = False,
+    tls_ca: TlsCaOption = None,
+    tls_cert: TlsCertOption = None,
+    tls_key: TlsKeyOption = None,
+    token: TokenOption = None,
+) -> None:
+    """Stop a model's processes until it is asked for."""
+    from sluice_server.services.cli.client import client, told
+
+    access = ConnectionOptions.of(address, tls, (tls_ca, tls_cert, tls_key), token)
+    with client(address, access) as opened, told(address):
+        opened.sleep_model(model, grace_s=grace)
+
+
+@models.command()
+def wake(  # noqa: PLR0913 # a command line lists its options
+    model: Annotated[str, typer.Argument(help="its id")],
+    *,
+    address: AddressOption = ADDRESS,
+    as_json: JsonOption = False,
+    tls: TlsOption = False,
+    tls_ca: TlsCaOption = None,
+    tls_cert: TlsCertOption = None,
+    tls_key: TlsKeyOption = None,
+    token: TokenOption = None,
+) -> None:
+    """Wake a model that sleeps, and wait until it serves."""
+    from sluice_server.services.cli.client import client, told
+
+    access = ConnectionOptions.of(address, tls, (tls_ca, tls_cert, tls_key), token)
+    with client(address, access) as opened, told(address):
+        show(_rows([opened.wake_model(model)]), COLUMNS, as_json)
+
+
+@models.command()
 def alias(  # noqa: PLR0913 # a command line lists its options
     name: Annotated[str, typer.Argument(help="the alias")],
     targets: Annotated[

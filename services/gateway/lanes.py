@@ -23,7 +23,7 @@ from sluice_server.services.messages.messages import Envelope, KeepTrace, Messag
 from sluice_server.services.process.joining import Common, join, read_files
 from sluice_server.services.process.lane_ring import address_of, lane_of, lane_settings
 from sluice_server.services.process.listening import bound
-from sluice_server.services.process.model_commands import Command, ask
+from sluice_server.services.process.model_commands import Command, WakeLane, ask
 from sluice_server.services.process.model_table import (
     FILE,
     FIRST,
@@ -62,7 +62,9 @@ class GatewayLanes:
         self._told: tuple[frozenset[str], frozenset[str]] | None = None
         self._has_said_so = False
         self.news = News()
+        self._waking: set[asyncio.Task[str]] = set()
         gateway.on_published, gateway.known = self._tell, self
+        gateway.models.on_wanted = self._wake
 
     @property
     def table(self) -> ModelTable:
@@ -93,6 +95,18 @@ class GatewayLanes:
         """The directory below which models are found; "" for none."""
         return self._service.models_dir
 
+    def _wake(self, model: str) -> None:
+        """Has a model woken that a request was for."""
+        if not self._waking:
+            task = asyncio.get_running_loop().create_task(ask(self._directory, WakeLane(model)), name="wake")
+            self._waking.add(task)
+            task.add_done_callback(self._woken)
+
+    def _woken(self, task: "asyncio.Task[str]") -> None:
+        self._waking.discard(task)
+        if not task.cancelled() and task.exception() is not None:
+            logger.error("a model could not be woken: %s", task.exception())
+
     def keep_trace(self, envelope: Envelope) -> None:
         """Has the processes of a request's ring keep its trace."""
         lane = self._gateway.models.of(envelope.model)
@@ -109,6 +123,8 @@ class GatewayLanes:
     async def open_first(self) -> None:
         """Opens the lanes of the table. Raises ServiceError if the only one cannot be opened."""
         for name, entry in self.table.lanes.items():
+            if entry.state is LaneState.SLEEPING:
+                continue
             try:
                 await self._open(name, entry)
             except ServiceError as error:
@@ -130,7 +146,7 @@ class GatewayLanes:
             await process.leave()
 
     async def _change(self) -> None:
-        lanes = self.table.lanes
+        lanes = {name: one for name, one in self.table.lanes.items() if one.state is not LaneState.SLEEPING}
         for name in self._processes.keys() - lanes.keys():
             await self._close(name)
         for name, entry in lanes.items():

@@ -28,6 +28,19 @@ class UnloadLane(msgspec.Struct, frozen=True, tag=True, forbid_unknown_fields=Tr
     grace_s: float
 
 
+class SleepLane(msgspec.Struct, frozen=True, tag=True, forbid_unknown_fields=True):
+    """Ends the processes of a model once what is open has ended, or in `grace_s`, and keeps its lane."""
+
+    model: str
+    grace_s: float
+
+
+class WakeLane(msgspec.Struct, frozen=True, tag=True, forbid_unknown_fields=True):
+    """Starts the processes of a model that sleeps."""
+
+    model: str
+
+
 class NameModels(msgspec.Struct, frozen=True, tag=True, forbid_unknown_fields=True):
     """Makes an alias stand for these models, by weight; without any, it is forgotten."""
 
@@ -35,7 +48,7 @@ class NameModels(msgspec.Struct, frozen=True, tag=True, forbid_unknown_fields=Tr
     weights: dict[str, int]
 
 
-Command: TypeAlias = LoadLane | UnloadLane | NameModels
+Command: TypeAlias = LoadLane | UnloadLane | SleepLane | WakeLane | NameModels
 
 
 class Answer(msgspec.Struct, frozen=True, forbid_unknown_fields=True):

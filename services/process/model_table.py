@@ -35,6 +35,7 @@ class LaneState(enum.StrEnum):
     LOADING = "loading"  # its processes start, or one of them does again
     READY = "ready"
     DRAINING = "draining"  # it is being unloaded
+    SLEEPING = "sleeping"  # it has no processes until it is asked for
     FAILED = "failed"  # its processes end again and again; they are started more and more seldom
 
 

@@ -5,64 +5,32 @@ on. One that was asked for while the service ran, and ends before it has served,
 from the table of models, and say which lanes serve and which have nothing open. Pure, except for the table's file.
 """
 
-import dataclasses
 from collections.abc import Callable
 from pathlib import Path
-from typing import Protocol
 
 import msgspec
 
 from sluice_server.engine.errors import ServiceError
-from sluice_server.services.process.model_commands import Answer, Command, LoadLane, NameModels, UnloadLane, refused
+from sluice_server.services.process.model_commands import (
+    Answer,
+    Command,
+    LoadLane,
+    NameModels,
+    SleepLane,
+    UnloadLane,
+    WakeLane,
+    refused,
+)
 from sluice_server.services.process.model_table import LaneEntry, LaneState, ModelTable, write_table
 from sluice_server.services.supervisor import lane_errors as errors
 from sluice_server.services.supervisor.children import Child, Running
+from sluice_server.services.supervisor.lane import Lane, LaneProcesses
 from sluice_server.services.supervisor.restarts import Restarts
 
 SELDOM_S = (15.0, 30.0, 60.0, 120.0, 300.0)  # between two starts of a process that ends again and again
 FOREVER_S = 1e8  # a grace from which on it is no limit
 MAX_LANES = 64
 MAX_GIVEN_UP = 32  # that are remembered
-
-
-class LaneProcesses(Protocol):
-    """What starts and ends the processes of lanes."""
-
-    def join(self, children: list[Child]) -> None:
-        """Starts these processes."""
-
-    def dismiss_lane(self, lane: str) -> None:
-        """Asks the processes of a lane to exit; they are not started again."""
-
-    def forget(self, child: Running) -> None:
-        """Takes out a process that has ended for good."""
-
-    def end_group(self, child: Running, start_at_s: float) -> None:
-        """Kills the other processes of the group of a child that ended."""
-
-
-@dataclasses.dataclass(slots=True)
-class _Lane:
-    """A lane.
-
-    Attributes:
-        is_kept: it is started again whatever happens; else it is given up if it ends before it has served.
-        serving, drained: gateways that say so of it.
-        until_s: when it ends, if it is being unloaded.
-        num_failures: in a row.
-    """
-
-    entry: LaneEntry
-    is_kept: bool
-    since_s: float
-    serving: set[str] = dataclasses.field(default_factory=set)
-    drained: set[str] = dataclasses.field(default_factory=set)
-    until_s: float | None = None
-    num_failures: int = 0
-
-    def become(self, state: LaneState, why: str = "") -> None:
-        """Takes another state."""
-        self.entry = msgspec.structs.replace(self.entry, state=state, why=why)
 
 
 class Lanes:
@@ -84,7 +52,7 @@ class Lanes:
         self._restarts = Restarts(max_restarts)
         self._fixed = {name: entry for name, entry in first.lanes.items() if entry.state is LaneState.READY}
         self._to_start = {name: entry for name, entry in first.lanes.items() if name not in self._fixed}
-        self._lanes: dict[str, _Lane] = {}
+        self._lanes: dict[str, Lane] = {}
         self._number = len(first.lanes)
         self._default = first.default
         self._aliases = {alias: dict(weights) for alias, weights in first.aliases.items()}
@@ -104,7 +72,7 @@ class Lanes:
     def start(self, now_s: float, processes: LaneProcesses) -> None:
         """Starts the lanes of the table."""
         for name, entry in self._to_start.items():
-            self._lanes[name] = _Lane(entry, is_kept=True, since_s=now_s)
+            self._lanes[name] = Lane(entry, is_kept=True, since_s=now_s)
             processes.join(self._plan(name, entry))
         self._to_start = {}
 
@@ -149,7 +117,10 @@ class Lanes:
         for name, lane in list(self._lanes.items()):
             if lane.until_s is not None:
                 if gateways <= lane.drained or now_s > lane.until_s:
-                    self._end(name, processes)
+                    (self._fall_asleep if lane.sleeps else self._end)(name, processes)
+            elif lane.entry.state is LaneState.SLEEPING:
+                if lane.is_wanted and not processes.is_lane_there(name):
+                    self._wake_up(name, now_s, processes)
             elif lane.entry.state is not LaneState.READY and gateways and gateways <= lane.serving:
                 self._say(f"sluice: the model {lane.entry.model} serves after {now_s - lane.since_s:.1f} s")
                 lane.is_kept, lane.num_failures = True, 0
@@ -164,7 +135,11 @@ class Lanes:
                 case LoadLane():
                     name = self._load(command.entry, now_s, processes)
                 case UnloadLane():
-                    name = self._unload(command, now_s)
+                    name = self._unload(command, now_s, processes)
+                case SleepLane():
+                    name = self._sleep(command, now_s)
+                case WakeLane():
+                    name = self._wake(command.model)
                 case NameModels():
                     name = self._name(command)
         except ServiceError as error:
@@ -183,39 +158,90 @@ class Lanes:
     def _load(self, entry: LaneEntry, now_s: float, processes: LaneProcesses) -> str:
         for name, there in self._entries().items():
             if there.model == entry.model:
-                if there.state is LaneState.DRAINING:
+                if there.state is LaneState.DRAINING and not self._lanes[name].sleeps:
                     raise errors.is_leaving(entry.model)
                 if (there.source, there.revision, there.options) != (entry.source, entry.revision, entry.options):
                     raise errors.exists(entry.model)
-                return name
+                return self._wake(entry.model)
         if entry.model in self._aliases:
             raise errors.is_alias(entry.model)
         if len(self._entries()) >= MAX_LANES:
             raise errors.too_many(MAX_LANES)
         name, self._number = f"m{self._number}", self._number + 1
         children = self._plan(name, entry)
-        self._lanes[name] = _Lane(entry, is_kept=False, since_s=now_s)
+        self._lanes[name] = Lane(entry, is_kept=False, since_s=now_s)
         self._say(f"sluice: the model {entry.model} is being loaded ({name})")
         processes.join(children)
         return name
 
-    def _unload(self, asked: UnloadLane, now_s: float) -> str:
-        name = next((one for one, entry in self._entries().items() if entry.model == asked.model), None)
+    def _lane_of(self, model: str) -> str:
+        """Returns the lane of a model that may leave. Raises ServiceError."""
+        name = next((one for one, entry in self._entries().items() if entry.model == model), None)
         if name is None:
-            raise errors.unknown(asked.model)
+            raise errors.unknown(model)
         if name in self._fixed:
-            raise errors.is_fixed(asked.model)
+            raise errors.is_fixed(model)
+        return name
+
+    def _sleep(self, asked: SleepLane, now_s: float) -> str:
+        name = self._lane_of(asked.model)
+        lane = self._lanes[name]
+        if lane.entry.state is LaneState.DRAINING and not lane.sleeps:
+            raise errors.is_leaving(asked.model)
+        lane.is_wanted = False
+        if lane.entry.state is not LaneState.SLEEPING:
+            lane.sleeps, lane.is_kept = True, True
+            lane.become(LaneState.DRAINING)
+            lane.until_s = min(now_s + asked.grace_s, lane.until_s or now_s + asked.grace_s)
+        return name
+
+    def _wake(self, model: str) -> str:
+        """Wakes a lane, or keeps it awake that was about to sleep; one that serves stays as it is."""
+        name = next((one for one, entry in self._entries().items() if entry.model == model), None)
+        if name is None:
+            raise errors.unknown(model)
+        lane = self._lanes.get(name)
+        if lane is not None and lane.sleeps:
+            lane.is_wanted = True
+            if lane.until_s is not None:
+                lane.until_s, lane.sleeps, lane.is_wanted = None, False, False
+                lane.become(LaneState.LOADING)  # until gateways say that it serves, as they did before
+        return name
+
+    def _fall_asleep(self, name: str, processes: LaneProcesses) -> None:
+        lane = self._lanes[name]
+        lane.until_s = None
+        lane.serving.clear()
+        lane.become(LaneState.SLEEPING)
+        self.write()
+        processes.dismiss_lane(name)
+        self._say(f"sluice: the model {lane.entry.model} sleeps")
+
+    def _wake_up(self, name: str, now_s: float, processes: LaneProcesses) -> None:
+        lane = self._lanes[name]
+        lane.sleeps, lane.is_wanted, lane.since_s = False, False, now_s
+        lane.serving.clear()
+        lane.become(LaneState.LOADING)
+        self.write()
+        self._say(f"sluice: the model {lane.entry.model} wakes")
+        processes.join(self._plan(name, lane.entry))
+
+    def _unload(self, asked: UnloadLane, now_s: float, processes: LaneProcesses) -> str:
+        name = self._lane_of(asked.model)
         lane = self._lanes[name]
         users = [alias for alias, weights in self._aliases.items() if asked.model in weights]
         if users:
             raise errors.is_named(asked.model, users)
         if asked.model == self._default or (not self._default and name == next(iter(self._entries()))):
             raise errors.is_default(asked.model)
+        is_asleep, lane.sleeps = lane.entry.state is LaneState.SLEEPING, False
         lane.become(LaneState.DRAINING)
         lane.entry = msgspec.structs.replace(lane.entry, grace_s=asked.grace_s)
         lane.until_s = min(now_s + asked.grace_s, lane.until_s or now_s + asked.grace_s)
         limit = f", or in {asked.grace_s:g} s" if asked.grace_s < FOREVER_S else ""
         self._say(f"sluice: the model {asked.model} leaves once its requests have ended{limit}")
+        if is_asleep:
+            self._end(name, processes)
         return name
 
     def _name(self, asked: NameModels) -> str:

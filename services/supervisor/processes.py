@@ -95,6 +95,10 @@ class Processes:
         for engine in {child.engine for child in self.all if child.child.lane == lane}:
             self.dismiss(engine)
 
+    def is_lane_there(self, lane: str) -> bool:
+        """Whether a process of the lane is left."""
+        return any(child.child.lane == lane for child in self.all)
+
     def is_there(self, engine: str) -> bool:
         """Whether a process of the engine is left."""
         return bool(self._of(engine))

@@ -150,6 +150,31 @@ def test_a_broken_model_is_given_up_and_a_killed_engine_s_streams_go_on(tmp_path
             assert text == whole and answered(service, "v1") == "v1"
 
 
+@pytest.mark.long
+def test_a_model_sleeps_and_a_request_wakes_it(tmp_path: Path) -> None:
+    with two(tmp_path) as service, service.control() as control:
+        text = generate_of(service, "other")
+        control.SleepModel(control_pb2.SleepModelRequest(model="other"), timeout=60)
+        assert states(control) == {"other": "SLEEPING", "v1": "READY"}
+        wait_until(lambda: not any(name.startswith("m1-") for name in service.children()), 20, "it has no processes")
+        assert answered(service, "v1") == "v1"
+        with pytest.raises(grpc.RpcError, match="sleeps, and wakes now"):
+            answered(service, "other")
+        wait_until(lambda: states(control)["other"] == "READY", 90, "the request has woken it")
+        assert generate_of(service, "other") == text
+        control.SleepModel(control_pb2.SleepModelRequest(model="other"), timeout=60)
+        assert control.WakeModel(control_pb2.WakeModelRequest(model="other"), timeout=90).model.id == "other"
+        assert generate_of(service, "other") == text
+
+
+def generate_of(service: Service, model: str) -> str:
+    """The text of a greedy generation of a model."""
+    wanted = spec("def f(", 12)
+    wanted.model = model
+    with service.stub() as stub:
+        return str(generate(stub, wanted).text)
+
+
 def _killing(service: Service, call: "Iterator[inference_pb2.StreamGenerateResponse]") -> Iterator[str]:
     """The texts of a stream; the engine is killed behind the first one."""
     is_killed = False

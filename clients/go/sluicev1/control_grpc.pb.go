@@ -29,6 +29,12 @@ type ControlServiceClient interface {
 	// Unloads a model when its running generations have ended, and answers then. No new requests reach it meanwhile.
 	// FAILED_PRECONDITION for one that an alias stands for, for the default, and for the one of a server of one model.
 	UnloadModel(ctx context.Context, in *UnloadModelRequest, opts ...grpc.CallOption) (*UnloadModelResponse, error)
+	// Stops the processes of a model when its running generations have ended, and keeps its names: it takes no memory but
+	// the system's cache of its files, from which it is read when it wakes. A request for it is refused with MODEL_SLEEPING
+	// and wakes it. FAILED_PRECONDITION for the model of a server of one model.
+	SleepModel(ctx context.Context, in *SleepModelRequest, opts ...grpc.CallOption) (*SleepModelResponse, error)
+	// Wakes a model, and answers when it has made a token.
+	WakeModel(ctx context.Context, in *WakeModelRequest, opts ...grpc.CallOption) (*WakeModelResponse, error)
 	// Makes a name stand for a model, or for several with weights: a canary, and the way back. Running generations end
 	// with the model that they began with. Without targets the alias is forgotten.
 	SetAlias(ctx context.Context, in *SetAliasRequest, opts ...grpc.CallOption) (*SetAliasResponse, error)
@@ -111,6 +117,24 @@ func (c *controlServiceClient) LoadModel(ctx context.Context, in *LoadModelReque
 func (c *controlServiceClient) UnloadModel(ctx context.Context, in *UnloadModelRequest, opts ...grpc.CallOption) (*UnloadModelResponse, error) {
 	out := new(UnloadModelResponse)
 	err := c.cc.Invoke(ctx, "/sluice.v1.ControlService/UnloadModel", in, out, opts...)
+	if err != nil {
+		return nil, err
+	}
+	return out, nil
+}
+
+func (c *controlServiceClient) SleepModel(ctx context.Context, in *SleepModelRequest, opts ...grpc.CallOption) (*SleepModelResponse, error) {
+	out := new(SleepModelResponse)
+	err := c.cc.Invoke(ctx, "/sluice.v1.ControlService/SleepModel", in, out, opts...)
+	if err != nil {
+		return nil, err
+	}
+	return out, nil
+}
+
+func (c *controlServiceClient) WakeModel(ctx context.Context, in *WakeModelRequest, opts ...grpc.CallOption) (*WakeModelResponse, error) {
+	out := new(WakeModelResponse)
+	err := c.cc.Invoke(ctx, "/sluice.v1.ControlService/WakeModel", in, out, opts...)
 	if err != nil {
 		return nil, err
 	}
@@ -443,6 +467,12 @@ type ControlServiceServer interface {
 	// Unloads a model when its running generations have ended, and answers then. No new requests reach it meanwhile.
 	// FAILED_PRECONDITION for one that an alias stands for, for the default, and for the one of a server of one model.
 	UnloadModel(context.Context, *UnloadModelRequest) (*UnloadModelResponse, error)
+	// Stops the processes of a model when its running generations have ended, and keeps its names: it takes no memory but
+	// the system's cache of its files, from which it is read when it wakes. A request for it is refused with MODEL_SLEEPING
+	// and wakes it. FAILED_PRECONDITION for the model of a server of one model.
+	SleepModel(context.Context, *SleepModelRequest) (*SleepModelResponse, error)
+	// Wakes a model, and answers when it has made a token.
+	WakeModel(context.Context, *WakeModelRequest) (*WakeModelResponse, error)
 	// Makes a name stand for a model, or for several with weights: a canary, and the way back. Running generations end
 	// with the model that they began with. Without targets the alias is forgotten.
 	SetAlias(context.Context, *SetAliasRequest) (*SetAliasResponse, error)
@@ -502,6 +532,12 @@ func (UnimplementedControlServiceServer) LoadModel(context.Context, *LoadModelRe
 }
 func (UnimplementedControlServiceServer) UnloadModel(context.Context, *UnloadModelRequest) (*UnloadModelResponse, error) {
 	return nil, status.Errorf(codes.Unimplemented, "method UnloadModel not implemented")
+}
+func (UnimplementedControlServiceServer) SleepModel(context.Context, *SleepModelRequest) (*SleepModelResponse, error) {
+	return nil, status.Errorf(codes.Unimplemented, "method SleepModel not implemented")
+}
+func (UnimplementedControlServiceServer) WakeModel(context.Context, *WakeModelRequest) (*WakeModelResponse, error) {
+	return nil, status.Errorf(codes.Unimplemented, "method WakeModel not implemented")
 }
 func (UnimplementedControlServiceServer) SetAlias(context.Context, *SetAliasRequest) (*SetAliasResponse, error) {
 	return nil, status.Errorf(codes.Unimplemented, "method SetAlias not implemented")
@@ -625,6 +661,42 @@ func _ControlService_UnloadModel_Handler(srv interface{}, ctx context.Context, d
 	}
 	handler := func(ctx context.Context, req interface{}) (interface{}, error) {
 		return srv.(ControlServiceServer).UnloadModel(ctx, req.(*UnloadModelRequest))
+	}
+	return interceptor(ctx, in, info, handler)
+}
+
+func _ControlService_SleepModel_Handler(srv interface{}, ctx context.Context, dec func(interface{}) error, interceptor grpc.UnaryServerInterceptor) (interface{}, error) {
+	in := new(SleepModelRequest)
+	if err := dec(in); err != nil {
+		return nil, err
+	}
+	if interceptor == nil {
+		return srv.(ControlServiceServer).SleepModel(ctx, in)
+	}
+	info := &grpc.UnaryServerInfo{
+		Server:     srv,
+		FullMethod: "/sluice.v1.ControlService/SleepModel",
+	}
+	handler := func(ctx context.Context, req interface{}) (interface{}, error) {
+		return srv.(ControlServiceServer).SleepModel(ctx, req.(*SleepModelRequest))
+	}
+	return interceptor(ctx, in, info, handler)
+}
+
+func _ControlService_WakeModel_Handler(srv interface{}, ctx context.Context, dec func(interface{}) error, interceptor grpc.UnaryServerInterceptor) (interface{}, error) {
+	in := new(WakeModelRequest)
+	if err := dec(in); err != nil {
+		return nil, err
+	}
+	if interceptor == nil {
+		return srv.(ControlServiceServer).WakeModel(ctx, in)
+	}
+	info := &grpc.UnaryServerInfo{
+		Server:     srv,
+		FullMethod: "/sluice.v1.ControlService/WakeModel",
+	}
+	handler := func(ctx context.Context, req interface{}) (interface{}, error) {
+		return srv.(ControlServiceServer).WakeModel(ctx, req.(*WakeModelRequest))
 	}
 	return interceptor(ctx, in, info, handler)
 }
@@ -924,6 +996,14 @@ var _ControlService_serviceDesc = grpc.ServiceDesc{
 		{
 			MethodName: "UnloadModel",
 			Handler:    _ControlService_UnloadModel_Handler,
+		},
+		{
+			MethodName: "SleepModel",
+			Handler:    _ControlService_SleepModel_Handler,
+		},
+		{
+			MethodName: "WakeModel",
+			Handler:    _ControlService_WakeModel_Handler,
 		},
 		{
 			MethodName: "SetAlias",

@@ -20,7 +20,7 @@ from sluice_server.services.gateway.models.lane import Lane
 from sluice_server.services.gateway.models.registry import Models
 from sluice_server.services.gateway.settings import GatewaySettings
 
-SCHEMA_REVISION = 19
+SCHEMA_REVISION = 20
 MIN_INTERVAL_S, MAX_INTERVAL_S = 0.1, 3600.0  # intervals of WatchLoad
 MAX_GRACE_S = 24 * 3600.0
 DRAIN_INTERVAL_S = 0.25  # between two reports of Drain

@@ -55,6 +55,8 @@ SCOPES: Mapping[str, frozenset[Scope]] = {  # any one of them is enough; an empt
         ADMIN,
         "LoadModel",
         "UnloadModel",
+        "SleepModel",
+        "WakeModel",
         "SetAlias",
         "Drain",
         "SubscribeKvEvents",

@@ -19,7 +19,7 @@ from sluice_server.services.gateway.models.lane import Lane
 from sluice_server.services.gateway.models.memory import LaneMemory
 from sluice_server.services.gateway.models.registry import Models
 from sluice_server.services.messages.work import LoadAdapter
-from sluice_server.services.process.model_commands import LoadLane, NameModels, UnloadLane
+from sluice_server.services.process.model_commands import LoadLane, NameModels, SleepLane, UnloadLane, WakeLane
 from sluice_server.services.process.model_table import LaneEntry, LaneState
 
 MAX_PAGE, DEFAULT_PAGE = 1000, 100
@@ -29,6 +29,7 @@ MAX_FAILURE = 1024
 STATES = {
     LaneState.DRAINING: control_pb2.MODEL_STATE_UNLOADING,
     LaneState.FAILED: control_pb2.MODEL_STATE_FAILED,
+    LaneState.SLEEPING: control_pb2.MODEL_STATE_SLEEPING,
 }
 
 
@@ -100,6 +101,30 @@ class ModelCalls:
         except ServiceError as error:
             await refuse(context, error)
         return control_pb2.UnloadModelResponse()
+
+    async def sleep(self, request: control_pb2.SleepModelRequest, context: Context) -> control_pb2.SleepModelResponse:
+        """SleepModel: answers when what was open has ended, and its processes are asked to exit."""
+        try:
+            grace_s = to_seconds("grace", request.grace, MAX_GRACE_S, 0.0) if request.HasField("grace") else UNLIMITED_S
+            name = await self._known.ask(SleepLane(request.model, grace_s))
+            await self._until(lambda: self._state(name) in (LaneState.SLEEPING, None))
+        except ServiceError as error:
+            await refuse(context, error)
+        return control_pb2.SleepModelResponse()
+
+    async def wake(self, request: control_pb2.WakeModelRequest, context: Context) -> control_pb2.WakeModelResponse:
+        """WakeModel: answers when the model serves."""
+        try:
+            name = await self._known.ask(WakeLane(request.model))
+            lane = await self._until_ready(name, request.model)
+        except ServiceError as error:
+            await refuse(context, error)
+            raise
+        return control_pb2.WakeModelResponse(model=self._described(lane.id))
+
+    def _state(self, lane: str) -> LaneState | None:
+        entry = self._known.table.lanes.get(lane)
+        return None if entry is None else entry.state
 
     async def set_alias(self, request: control_pb2.SetAliasRequest, context: Context) -> control_pb2.SetAliasResponse:
         """SetAlias: answers when this gateway follows it; the others do within a moment."""

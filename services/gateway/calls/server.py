@@ -187,6 +187,8 @@ def control_table(
         "GetModel": models.get,
         "LoadModel": models.load,
         "UnloadModel": models.unload,
+        "SleepModel": models.sleep,
+        "WakeModel": models.wake,
         "SetAlias": models.set_alias,
         "WatchModels": models.watch,
         "GetServerInfo": control.get_server_info,

@@ -7,7 +7,7 @@ that began it.
 """
 
 import hashlib
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import Generic, Protocol, TypeAlias, TypeVar
 
 from sluice_server.engine.errors import Code, ServiceError
@@ -50,6 +50,7 @@ class Models(Generic[_L]):
         default: the name that a request without one has; "" for the first model.
         aliases: the models that each alias stands for, by their ids.
         facts: by id, what the service says of each model that it has.
+        on_wanted: called with the id of a model that sleeps, and that a request is for.
     """
 
     def __init__(self, lanes: Mapping[str, _L], books: Books) -> None:
@@ -57,6 +58,7 @@ class Models(Generic[_L]):
         self.default = ""
         self.aliases: Aliases = {}
         self.facts: Mapping[str, LaneEntry] = {}
+        self.on_wanted: Callable[[str], None] = lambda model: None
         self._lanes = lanes
 
     def __iter__(self) -> Iterator[_L]:
@@ -154,7 +156,13 @@ class Models(Generic[_L]):
         return fact is not None and fact.state is LaneState.FAILED and one.manager.refusal is not None
 
     def _unknown(self, name: str) -> ServiceError:
-        fact = next((self.facts[one] for one in (name, *self.aliases.get(name, ())) if one in self.facts), None)
+        named = (name, *self.aliases.get(name, ()))
+        facts = [self.facts[one] for one in named if one in self.facts]
+        fact = next((one for one in facts if one.state is not LaneState.DRAINING), None)
+        if fact is not None and fact.state is LaneState.SLEEPING:
+            self.on_wanted(fact.model)
+            text = f"model {name!r} sleeps, and wakes now: try again shortly"
+            return ServiceError(Code.UNAVAILABLE, "MODEL_SLEEPING", text, details={"model": name}, retry_after_s=1.0)
         if fact is not None:
             text = f"model {name!r} is not served at present: {fact.why or 'its files cannot be read by this gateway'}"
             details = {"model": name}

@@ -5,7 +5,15 @@ from pathlib import Path
 import pytest
 
 from sluice_server.services.messages.processes import Role
-from sluice_server.services.process.model_commands import Answer, LoadLane, NameModels, UnloadLane
+from sluice_server.services.process.model_commands import (
+    Answer,
+    Command,
+    LoadLane,
+    NameModels,
+    SleepLane,
+    UnloadLane,
+    WakeLane,
+)
 from sluice_server.services.process.model_table import LaneEntry, LaneState, ModelTable, read_table
 from sluice_server.services.supervisor.children import Child, Running
 from sluice_server.services.supervisor.lanes import SELDOM_S, Lanes
@@ -28,6 +36,7 @@ class Bench:
         self.children: dict[str, Running] = {}
         self.dismissed: list[str] = []
         first = table or ModelTable(dict(TWO), "chat", {"chat": {"a": 1}})
+        self.ending: set[str] = set()  # lanes whose processes have not ended yet
         self.lanes = Lanes(planned, directory, self.said.append, max_restarts, first)
         self.lanes.start(0.0, self)
 
@@ -37,6 +46,9 @@ class Bench:
 
     def dismiss_lane(self, lane: str) -> None:
         self.dismissed.append(lane)
+
+    def is_lane_there(self, lane: str) -> bool:
+        return lane in self.ending
 
     def forget(self, child: Running) -> None:
         del self.children[child.name]
@@ -58,7 +70,7 @@ class Bench:
         self.lanes.ended(child, f"{name} ended", now_s, self, is_planned=False)
         return child.start_at_s
 
-    def ask(self, command: LoadLane | UnloadLane | NameModels, now_s: float = 1.0) -> Answer:
+    def ask(self, command: Command, now_s: float = 1.0) -> Answer:
         return self.lanes.carry_out(command, now_s, self)
 
     @property
@@ -181,3 +193,46 @@ def test_the_model_of_a_service_of_one_stays(tmp_path: Path) -> None:
     assert not bench.children and bench.ask(UnloadLane("a", 0.0)).reason == "MODEL_IN_USE"
     assert bench.ask(LoadLane(LaneEntry("b", "/b"))).lane == "m1"
     assert bench.states == {"m0": LaneState.READY, "m1": LaneState.LOADING}
+
+
+def asleep(bench: Bench) -> None:
+    """Has the model `b` sleep."""
+    bench.serving("m0", "m1")
+    bench.turn(1.0)
+    assert bench.ask(SleepLane("b", 100.0)).lane == "m1" and bench.states["m1"] is LaneState.DRAINING
+    bench.serving("m0", "m1", drained="m1")
+    assert bench.turn(2.0)["m1"] is LaneState.SLEEPING and bench.dismissed == ["m1"]
+
+
+def test_a_model_sleeps_and_wakes_once_its_processes_have_ended(bench: Bench) -> None:
+    asleep(bench)
+    bench.children.clear()
+    bench.ending = {"m1"}
+    bench.serving("m0", "m1")  # the last word of a gateway that has not looked yet
+    assert bench.ask(WakeLane("b")).lane == "m1" and bench.turn(3.0)["m1"] is LaneState.SLEEPING
+    bench.ending = set()
+    assert bench.turn(4.0)["m1"] is LaneState.LOADING and "m1-engine-0" in bench.children
+    bench.serving("m0", "m1")
+    assert bench.turn(5.0)["m1"] is LaneState.READY and bench.said[-1] == "sluice: the model b serves after 1.0 s"
+
+
+def test_a_model_that_is_wanted_before_it_sleeps_stays(bench: Bench) -> None:
+    bench.serving("m0", "m1")
+    bench.turn(1.0)
+    bench.ask(SleepLane("b", 100.0))
+    bench.ask(LoadLane(LaneEntry("b", "/b")))
+    assert bench.turn(200.0)["m1"] is LaneState.READY and not bench.dismissed
+
+
+def test_a_model_that_sleeps_may_be_named_and_unloaded_at_once(bench: Bench) -> None:
+    asleep(bench)
+    assert not bench.ask(NameModels("x", {"b": 1})).code and not bench.ask(NameModels("x", {})).code
+    assert bench.ask(SleepLane("b", 0.0)).lane == "m1" and bench.states["m1"] is LaneState.SLEEPING
+    assert not bench.ask(UnloadLane("b", 100.0)).code and "m1" not in bench.states
+
+
+def test_what_cannot_sleep_or_wake_says_so(bench: Bench, tmp_path: Path) -> None:
+    assert [bench.ask(one).reason for one in (SleepLane("none", 0.0), WakeLane("none"))] == ["MODEL_NOT_FOUND"] * 2
+    assert bench.ask(WakeLane("a")).lane == "m0" and bench.states["m0"] is LaneState.LOADING
+    bench.ask(UnloadLane("b", 100.0))
+    assert bench.ask(SleepLane("b", 0.0)).reason == "MODEL_IN_USE"

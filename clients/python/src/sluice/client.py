@@ -15,6 +15,7 @@ from sluice.embeddings import Embeddings, EmbedOptions, Input, embed_request
 from sluice.errors import from_rpc
 from sluice.models import LoadModelOptions, alias_request
 from sluice.models import load_request as load_model_request
+from sluice.models import sleep_request as sleep_model_request
 from sluice.models import unload_request as unload_model_request
 from sluice.pool import Pool
 from sluice.profiles import ProfileOptions, profile_request
@@ -191,6 +192,16 @@ class Client:
         """Unloads a model. Its generations may continue for `grace_s` seconds, or until they end."""
         request = unload_model_request(model, grace_s)
         self._unary(lambda line: line.control.UnloadModel, request, timeout_s)
+
+    def sleep_model(self, model: str, *, grace_s: float | None = None, timeout_s: float | None = None) -> None:
+        """Stops a model's processes until it is asked for. Its generations may continue for `grace_s` seconds."""
+        self._unary(lambda line: line.control.SleepModel, sleep_model_request(model, grace_s), timeout_s)
+
+    def wake_model(self, model: str, *, timeout_s: float | None = None) -> control_pb2.Model:
+        """Wakes a model that sleeps, and waits until it serves."""
+        request = control_pb2.WakeModelRequest(model=model)
+        found = self._unary(lambda line: line.control.WakeModel, request, timeout_s)
+        return found.model
 
     def set_alias(self, alias: str, weights: Mapping[str, int], *, timeout_s: float | None = None) -> None:
         """Makes a name stand for these models, by weight; without any, it is forgotten."""

@@ -34,6 +34,14 @@ def unload_request(model: str, grace_s: float | None) -> control_pb2.UnloadModel
     return request
 
 
+def sleep_request(model: str, grace_s: float | None) -> control_pb2.SleepModelRequest:
+    """Returns the request that has a model sleep."""
+    request = control_pb2.SleepModelRequest(model=model)
+    if grace_s is not None:
+        request.grace.FromNanoseconds(int(grace_s * 1e9))
+    return request
+
+
 def alias_request(alias: str, weights: Mapping[str, int]) -> control_pb2.SetAliasRequest:
     """Returns the request that sets an alias."""
     targets = [control_pb2.AliasTarget(model=model, weight=weight) for model, weight in weights.items()]

@@ -70,6 +70,8 @@ class _ModelStateEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_ModelState
     """It serves no new requests and will be unloaded."""
     MODEL_STATE_FAILED: _ModelState.ValueType  # 4
     """It could not be loaded, or stopped working."""
+    MODEL_STATE_SLEEPING: _ModelState.ValueType  # 5
+    """Its processes are stopped until it is asked for."""
 
 class ModelState(_ModelState, metaclass=_ModelStateEnumTypeWrapper):
     """The state of a model."""
@@ -84,6 +86,8 @@ MODEL_STATE_UNLOADING: ModelState.ValueType  # 3
 """It serves no new requests and will be unloaded."""
 MODEL_STATE_FAILED: ModelState.ValueType  # 4
 """It could not be loaded, or stopped working."""
+MODEL_STATE_SLEEPING: ModelState.ValueType  # 5
+"""Its processes are stopped until it is asked for."""
 Global___ModelState: _TypeAlias = ModelState  # noqa: Y015
 
 class _AdapterResidency:
@@ -729,6 +733,97 @@ class UnloadModelResponse(_message.Message):
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___UnloadModelResponse: _TypeAlias = UnloadModelResponse  # noqa: Y015
+
+@_typing.final
+class SleepModelRequest(_message.Message):
+    """The request of SleepModel."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    MODEL_FIELD_NUMBER: _builtins.int
+    GRACE_FIELD_NUMBER: _builtins.int
+    model: _builtins.str
+    """Its id. Required. 1 to 256 bytes."""
+    @_builtins.property
+    def grace(self) -> _duration_pb2.Duration:
+        """How long running generations may continue. 0 to 24 hours. Absent: until they end."""
+
+    def __init__(
+        self,
+        *,
+        model: _builtins.str = ...,
+        grace: _duration_pb2.Duration | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["grace", b"grace"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["grace", b"grace", "model", b"model"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___SleepModelRequest: _TypeAlias = SleepModelRequest  # noqa: Y015
+
+@_typing.final
+class SleepModelResponse(_message.Message):
+    """The model sleeps."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    def __init__(
+        self,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___SleepModelResponse: _TypeAlias = SleepModelResponse  # noqa: Y015
+
+@_typing.final
+class WakeModelRequest(_message.Message):
+    """The request of WakeModel."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    MODEL_FIELD_NUMBER: _builtins.int
+    model: _builtins.str
+    """Its id. Required. 1 to 256 bytes."""
+    def __init__(
+        self,
+        *,
+        model: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["model", b"model"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___WakeModelRequest: _TypeAlias = WakeModelRequest  # noqa: Y015
+
+@_typing.final
+class WakeModelResponse(_message.Message):
+    """The model serves."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    MODEL_FIELD_NUMBER: _builtins.int
+    @_builtins.property
+    def model(self) -> Global___Model:
+        """The model."""
+
+    def __init__(
+        self,
+        *,
+        model: Global___Model | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["model", b"model"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["model", b"model"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___WakeModelResponse: _TypeAlias = WakeModelResponse  # noqa: Y015
 
 @_typing.final
 class SetAliasRequest(_message.Message):

@@ -55,6 +55,16 @@ class ControlServiceStub:
                 request_serializer=sluice_dot_v1_dot_control__pb2.UnloadModelRequest.SerializeToString,
                 response_deserializer=sluice_dot_v1_dot_control__pb2.UnloadModelResponse.FromString,
                 _registered_method=True)
+        self.SleepModel = channel.unary_unary(
+                '/sluice.v1.ControlService/SleepModel',
+                request_serializer=sluice_dot_v1_dot_control__pb2.SleepModelRequest.SerializeToString,
+                response_deserializer=sluice_dot_v1_dot_control__pb2.SleepModelResponse.FromString,
+                _registered_method=True)
+        self.WakeModel = channel.unary_unary(
+                '/sluice.v1.ControlService/WakeModel',
+                request_serializer=sluice_dot_v1_dot_control__pb2.WakeModelRequest.SerializeToString,
+                response_deserializer=sluice_dot_v1_dot_control__pb2.WakeModelResponse.FromString,
+                _registered_method=True)
         self.SetAlias = channel.unary_unary(
                 '/sluice.v1.ControlService/SetAlias',
                 request_serializer=sluice_dot_v1_dot_control__pb2.SetAliasRequest.SerializeToString,
@@ -158,6 +168,22 @@ class ControlServiceServicer:
     def UnloadModel(self, request, context):
         """Unloads a model when its running generations have ended, and answers then. No new requests reach it meanwhile.
         FAILED_PRECONDITION for one that an alias stands for, for the default, and for the one of a server of one model.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def SleepModel(self, request, context):
+        """Stops the processes of a model when its running generations have ended, and keeps its names: it takes no memory but
+        the system's cache of its files, from which it is read when it wakes. A request for it is refused with MODEL_SLEEPING
+        and wakes it. FAILED_PRECONDITION for the model of a server of one model.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def WakeModel(self, request, context):
+        """Wakes a model, and answers when it has made a token.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -297,6 +323,16 @@ def add_ControlServiceServicer_to_server(servicer, server):
                     servicer.UnloadModel,
                     request_deserializer=sluice_dot_v1_dot_control__pb2.UnloadModelRequest.FromString,
                     response_serializer=sluice_dot_v1_dot_control__pb2.UnloadModelResponse.SerializeToString,
+            ),
+            'SleepModel': grpc.unary_unary_rpc_method_handler(
+                    servicer.SleepModel,
+                    request_deserializer=sluice_dot_v1_dot_control__pb2.SleepModelRequest.FromString,
+                    response_serializer=sluice_dot_v1_dot_control__pb2.SleepModelResponse.SerializeToString,
+            ),
+            'WakeModel': grpc.unary_unary_rpc_method_handler(
+                    servicer.WakeModel,
+                    request_deserializer=sluice_dot_v1_dot_control__pb2.WakeModelRequest.FromString,
+                    response_serializer=sluice_dot_v1_dot_control__pb2.WakeModelResponse.SerializeToString,
             ),
             'SetAlias': grpc.unary_unary_rpc_method_handler(
                     servicer.SetAlias,
@@ -478,6 +514,60 @@ class ControlService:
             '/sluice.v1.ControlService/UnloadModel',
             sluice_dot_v1_dot_control__pb2.UnloadModelRequest.SerializeToString,
             sluice_dot_v1_dot_control__pb2.UnloadModelResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def SleepModel(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/sluice.v1.ControlService/SleepModel',
+            sluice_dot_v1_dot_control__pb2.SleepModelRequest.SerializeToString,
+            sluice_dot_v1_dot_control__pb2.SleepModelResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def WakeModel(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/sluice.v1.ControlService/WakeModel',
+            sluice_dot_v1_dot_control__pb2.WakeModelRequest.SerializeToString,
+            sluice_dot_v1_dot_control__pb2.WakeModelResponse.FromString,
             options,
             channel_credentials,
             insecure,

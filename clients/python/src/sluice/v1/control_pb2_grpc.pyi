@@ -47,6 +47,13 @@ class ControlServiceStub:
     """Unloads a model when its running generations have ended, and answers then. No new requests reach it meanwhile.
     FAILED_PRECONDITION for one that an alias stands for, for the default, and for the one of a server of one model.
     """
+    SleepModel: _grpc.UnaryUnaryMultiCallable[_control_pb2.SleepModelRequest, _control_pb2.SleepModelResponse]
+    """Stops the processes of a model when its running generations have ended, and keeps its names: it takes no memory but
+    the system's cache of its files, from which it is read when it wakes. A request for it is refused with MODEL_SLEEPING
+    and wakes it. FAILED_PRECONDITION for the model of a server of one model.
+    """
+    WakeModel: _grpc.UnaryUnaryMultiCallable[_control_pb2.WakeModelRequest, _control_pb2.WakeModelResponse]
+    """Wakes a model, and answers when it has made a token."""
     SetAlias: _grpc.UnaryUnaryMultiCallable[_control_pb2.SetAliasRequest, _control_pb2.SetAliasResponse]
     """Makes a name stand for a model, or for several with weights: a canary, and the way back. Running generations end
     with the model that they began with. Without targets the alias is forgotten.
@@ -117,6 +124,13 @@ class ControlServiceAsyncStub(ControlServiceStub):
     """Unloads a model when its running generations have ended, and answers then. No new requests reach it meanwhile.
     FAILED_PRECONDITION for one that an alias stands for, for the default, and for the one of a server of one model.
     """
+    SleepModel: _aio.UnaryUnaryMultiCallable[_control_pb2.SleepModelRequest, _control_pb2.SleepModelResponse]  # type: ignore[assignment]
+    """Stops the processes of a model when its running generations have ended, and keeps its names: it takes no memory but
+    the system's cache of its files, from which it is read when it wakes. A request for it is refused with MODEL_SLEEPING
+    and wakes it. FAILED_PRECONDITION for the model of a server of one model.
+    """
+    WakeModel: _aio.UnaryUnaryMultiCallable[_control_pb2.WakeModelRequest, _control_pb2.WakeModelResponse]  # type: ignore[assignment]
+    """Wakes a model, and answers when it has made a token."""
     SetAlias: _aio.UnaryUnaryMultiCallable[_control_pb2.SetAliasRequest, _control_pb2.SetAliasResponse]  # type: ignore[assignment]
     """Makes a name stand for a model, or for several with weights: a canary, and the way back. Running generations end
     with the model that they began with. Without targets the alias is forgotten.
@@ -208,6 +222,25 @@ class ControlServiceServicer(metaclass=_abc_1.ABCMeta):
         """Unloads a model when its running generations have ended, and answers then. No new requests reach it meanwhile.
         FAILED_PRECONDITION for one that an alias stands for, for the default, and for the one of a server of one model.
         """
+
+    @_abc_1.abstractmethod
+    def SleepModel(
+        self,
+        request: _control_pb2.SleepModelRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_control_pb2.SleepModelResponse, _abc.Awaitable[_control_pb2.SleepModelResponse]]:
+        """Stops the processes of a model when its running generations have ended, and keeps its names: it takes no memory but
+        the system's cache of its files, from which it is read when it wakes. A request for it is refused with MODEL_SLEEPING
+        and wakes it. FAILED_PRECONDITION for the model of a server of one model.
+        """
+
+    @_abc_1.abstractmethod
+    def WakeModel(
+        self,
+        request: _control_pb2.WakeModelRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_control_pb2.WakeModelResponse, _abc.Awaitable[_control_pb2.WakeModelResponse]]:
+        """Wakes a model, and answers when it has made a token."""
 
     @_abc_1.abstractmethod
     def SetAlias(
