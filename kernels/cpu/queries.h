@@ -54,7 +54,7 @@ struct Attention {
 // Up to QUERIES query heads that use the same key head: of one sequence, consecutive in (token, head of the group), or
 // of several sequences that begin with the same keys.
 struct QueryTile {
-  int count;
+  int count = 0;
   const int32_t* table[QUERIES];  // block table of the query's row
   const float* q[QUERIES];
   float* out[QUERIES];

@@ -24,8 +24,9 @@ PARENT = (("traceparent", f"00-{TRACE}-{'cd' * 8}-01"),)
 
 # About a process, a file, a connection to others: no request has a part in them.
 OF_NO_REQUEST = {
-    ("engine/process.py", "no cache blocks are shared: cannot listen on %s: %s"),
+    ("engine/block_sources.py", "no cache blocks are shared: cannot listen on %s: %s"),
     ("transfer/carrier.py", "no cache blocks are fetched from %s: %s"),
+    ("transfer/network.py", "no cache blocks are fetched from %s: %s"),
     ("ranks/process.py", "rank %d of %d computes"),
     ("ranks/process.py", "this rank ends with its group: %s"),
     ("engine/process.py", "this rank ends with its group: %s"),

@@ -225,7 +225,7 @@ def test_chat_is_joined_and_its_roles_are_known() -> None:
 def test_every_rpc_input_besides_the_spec_is_small_enough_to_know() -> None:
     known: dict[type[Message], set[str]] = {
         inference_pb2.GenerateRequest: {"spec"},
-        inference_pb2.StreamGenerateRequest: {"spec"},
+        inference_pb2.StreamGenerateRequest: {"spec", "joined_events"},
         inference_pb2.CancelGenerationRequest: {"generation_id", "output_index"},
         inference_pb2.TokenizeRequest: {
             *("model", "revision", "text", "chat", "add_special_tokens", "count_only", "offsets"),
