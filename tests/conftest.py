@@ -29,6 +29,8 @@ SERVICES = (
     "tests/faults/",
     "tests/ray/",
     "tests/services/offline/test_offline_equality.py",
+    "tests/services/ranks/test_network.py",
+    "tests/services/transfer/test_network_carrier.py",
     "tests/system/",
     "tests/tools/test_generations.py",
 )

@@ -170,7 +170,7 @@ def test_steps_of_mixed_traffic_are_recorded(tmp_path: Path, monkeypatch: pytest
     and its logits are a graph, and what is launched beside graphs samples, whatever the number of layers."""
     directory = make_checkpoint(tmp_path, LLAMA)
     plain = list[StepPlan]()
-    monkeypatch.setattr(Runner, "_compute", lambda self, plan: plain.append(plan))
+    monkeypatch.setattr(Runner, "_compute", lambda self, plan, images: plain.append(plan))
     with pretend() as gpu:
         engine = build(directory)
         before, waiting = gpu.launches.copy(), list(enumerate(MIXED))

@@ -25,6 +25,7 @@ OTHER_MEANING = {
     ("engine/scheduler/validation.py", "max_draft_tokens"),
     ("engine/scheduler/settings.py", "max_draft_tokens"),
     ("services/messages/details.py", "block_size"),
+    ("services/process/model_table.py", "grace_s"),
 }
 
 

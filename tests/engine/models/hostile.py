@@ -73,6 +73,11 @@ TRUTHFUL_BROKEN_VISION: Values = {  # and ids between an image's lines
     "text_config": {},
     "vision_config": {},
 }
+TRUTHFUL_WHOLE_VISION: Values = {  # whose tokens of an image see one another
+    "architectures": ["Gemma3ForConditionalGeneration"],
+    "text_config": {},
+    "vision_config": {"image_size": 896, "patch_size": 14},
+}
 TRUTHFUL_ENCODERS: dict[str, Values] = {
     "BertModel": {**_ENCODER, "type_vocab_size": 2, "hidden_act": "gelu"},
     "XLMRobertaForSequenceClassification": {**_ENCODER, "type_vocab_size": 1, "pad_token_id": 1},

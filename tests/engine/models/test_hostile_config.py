@@ -33,6 +33,7 @@ from tests.engine.models.hostile import (
     TRUTHFUL_ENCODERS,
     TRUTHFUL_SIZED_VISION,
     TRUTHFUL_VISION,
+    TRUTHFUL_WHOLE_VISION,
     Values,
     lies,
     truthful,
@@ -94,12 +95,17 @@ OF_BROKEN_VISION = [
     ),
     *("vision_config.hidden_size", "vision_config.num_attention_heads", "vision_config.rope_theta"),
 ]
+OF_WHOLE_VISION = [
+    *("architectures", "image_token_index", "boi_token_index", "eoi_token_index", "mm_tokens_per_image", "text_config"),
+    *("text_config.sliding_window", "vision_config", "vision_config.image_size", "vision_config.hidden_size"),
+]
 BREAKS: Values = {"added_tokens_decoder": {"12": {"content": "[IMG_BREAK]"}, "13": {"content": "[IMG_END]"}}}
 VISIONS = (
     (TRUTHFUL_VISION, OF_VISION),
     (TRUTHFUL_SIZED_VISION, OF_SIZED_VISION),
     (TRUTHFUL_DEEP_VISION, OF_DEEP_VISION),
     (TRUTHFUL_BROKEN_VISION, OF_BROKEN_VISION),
+    (TRUTHFUL_WHOLE_VISION, OF_WHOLE_VISION),
 )
 QUICK = {"Qwen3MoeForCausalLM", "Gemma3ForCausalLM"}  # which read what there is to read
 ARCHITECTURES = [one if one in QUICK else pytest.param(one, marks=pytest.mark.long) for one in TRUTHFUL]
@@ -173,7 +179,7 @@ def of_vision(name: str, path: Path) -> Iterator[Callable[[], object]]:
             yield lambda: read_vision(path)
 
 
-@pytest.mark.parametrize(("base", "fields"), VISIONS, ids=["one size", "any", "deep", "broken"])
+@pytest.mark.parametrize(("base", "fields"), VISIONS, ids=["one size", "any", "deep", "broken", "whole"])
 def test_every_field_of_a_vision_tower_is_read_or_refused_by_a_line(
     base: Values, fields: list[str], tmp_path: Path
 ) -> None:

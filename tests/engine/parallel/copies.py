@@ -112,7 +112,7 @@ def copied(engine: Engine, directory: Path, config: EngineConfig, num: int = 1) 
             its.copy_(mine)
         store = BlockStore(cache, len(own._host[0]) if own._host else 0)
         caches.append(cache)
-        sizes = config.block_size, config.max_num_seqs, limits.context_length
+        sizes = config.block_size, config.sized("cpu").max_num_seqs, limits.context_length
         ranks.append(RankWorker(rank, model, store, *sizes, groups))
         tables.append(ranks[-1]._tables)
     workers = Copies(ranks)

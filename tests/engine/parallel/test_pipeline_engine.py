@@ -188,15 +188,15 @@ def failing(compute: Callable[..., Any], error: Exception, member: int, *, is_la
     """Computes, but fails at the third step and whenever there are several rows from then on."""
     calls = [0]
 
-    def computed(self: Any, given: Any) -> Any:  # noqa: ANN401 # of a runner or a rank
+    def computed(self: Any, given: Any, *more: Any) -> Any:  # noqa: ANN401 # of a runner or a rank
         if isinstance(self, RankWorker) and self._rank != member:
-            return compute(self, given)
+            return compute(self, given, *more)
         plan = given.plan if isinstance(given, Launch) else given
         calls[0] += 1
         fails = calls[0] == 3 or (calls[0] > 3 and len(plan.slots) > 1)
         if fails and not is_late:
             raise error
-        found = compute(self, given)
+        found = compute(self, given, *more)
         if fails:
             raise error
         return found
@@ -235,11 +235,11 @@ def failing_once(monkeypatch: pytest.MonkeyPatch) -> list[StepPlan]:
     """Has the next step of rank 0 fail; returns where it is noted then."""
     compute, failed = Runner.launch, list[StepPlan]()
 
-    def launch(runner: Runner, plan: StepPlan) -> Any:  # noqa: ANN401 # a step
+    def launch(runner: Runner, plan: StepPlan, *more: Any) -> Any:  # noqa: ANN401 # a step
         if not failed:
             failed.append(plan)
             raise RuntimeError
-        return compute(runner, plan)
+        return compute(runner, plan, *more)
 
     monkeypatch.setattr(Runner, "launch", launch)
     return failed

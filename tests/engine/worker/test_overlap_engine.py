@@ -225,11 +225,11 @@ def test_a_device_that_runs_out_of_memory_takes_smaller_steps_from_then_on(
     kind, name = (OverlappedRunner, "_stage") if is_overlapped else (Runner, "_compute")
     compute: Callable[..., Any] = getattr(kind, name)
 
-    def computed(self: object, plan: StepPlan) -> object:
+    def computed(self: object, plan: StepPlan, *more: object) -> object:
         if plan.num_tokens > most:
             refused.append(plan.num_tokens)
             raise torch.OutOfMemoryError
-        return compute(self, plan)
+        return compute(self, plan, *more)
 
     monkeypatch.setattr(kind, name, computed)
     assert run(own, 5) == expected

@@ -109,9 +109,9 @@ def bug(module: Any, place: str) -> None:  # noqa: ANN401
 def _before_launch(module: Any, check: Callable[[Any], None]) -> None:  # noqa: ANN401
     compute = module.Runner._compute
 
-    def checked(self: object, plan: Any) -> Any:  # noqa: ANN401  # a Plan in, a step out
+    def checked(self: object, plan: Any, *more: Any) -> Any:  # noqa: ANN401  # a Plan in, a step out
         check(plan)
-        return compute(self, plan)
+        return compute(self, plan, *more)
 
     module.Runner._compute = checked
 

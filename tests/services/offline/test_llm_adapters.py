@@ -60,6 +60,7 @@ def test_what_cannot_be_named_fails_before_anything_is_computed(llm: LLM, folder
     assert llm.generate(PROMPT, GREEDY, adapter="first")
 
 
+@pytest.mark.long
 def test_more_adapters_than_may_be_loaded_at_once(folder: Path) -> None:
     """A batch may name a hundred: each is waited for before the next one is asked for."""
     params = dataclasses.replace(GREEDY, max_tokens=1)
