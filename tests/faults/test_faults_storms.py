@@ -151,6 +151,7 @@ def test_a_gateway_without_file_descriptors_recovers(service: Service) -> None:
         assert generate(stub, spec("import os", 8)).completion_tokens == 8
 
 
+@pytest.mark.long
 def test_a_collector_that_does_not_answer_delays_no_request() -> None:
     """A collector that accepts connections and answers nothing delays no request (F13)."""
     with socket.create_server(("127.0.0.1", 0)) as deaf:

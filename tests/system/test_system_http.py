@@ -77,6 +77,7 @@ def streamed(lines: Iterator[str]) -> tuple[str, int]:
     return text, found[-1]["usage"]["completion_tokens"]
 
 
+@pytest.mark.long
 def test_http_clients_do_not_notice_that_their_gateway_dies(service: Service) -> None:
     num, timeout = 1500, 60
     chat = {"messages": [{"role": "user", "content": "hi"}], "max_tokens": num, "seed": 7, "ignore_eos": True}

@@ -31,6 +31,7 @@ def folder() -> Iterator[Path]:
         yield Path(path)
 
 
+@pytest.mark.long
 def test_a_service_keeps_its_place(folder: Path) -> None:
     tmp, door = folder / "tmp", folder / "door"
     tmp.mkdir()

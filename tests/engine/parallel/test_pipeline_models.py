@@ -106,7 +106,8 @@ def test_a_stage_has_its_layers_and_their_keys_alone(tmp_path: Path) -> None:
 
 
 @pytest.mark.skipif(not builds.is_available(), reason="torch's operators keep weights as they are mapped from the file")
-@pytest.mark.parametrize("member", [pytest.param(0, marks=LONG), 1])
+@LONG
+@pytest.mark.parametrize("member", [0, 1])
 def test_a_stage_takes_the_memory_of_its_share(member: int, tmp_path: Path) -> None:
     """Also at its peak, while it is loaded."""
     program = [sys.executable, "-m", "tests.engine.parallel.stage_memory", str(tmp_path), str(member)]

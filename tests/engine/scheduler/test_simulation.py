@@ -63,6 +63,7 @@ def test_histories_run_in_several_processes() -> None:
     assert done[0] == "4 seeds of 1000 events"
 
 
+@pytest.mark.long
 def test_equal_seeds_give_equal_traces_in_every_process() -> None:
     traces = [simulate("--seed", "3", "--events", "3000", hash_seed=hash_seed)[-1] for hash_seed in "12"]
     assert traces[0] == traces[1] == Simulation(3).run(3000) != Simulation(4).run(3000)
