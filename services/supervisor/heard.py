@@ -7,7 +7,7 @@ from sluice_server.services.supervisor.scale import UNKNOWN, EngineStates
 
 
 class Heard:
-    """Who serves, as far as it was told.
+    """The processes that serve, as far as they have said so.
 
     Attributes:
         serving: gateways that admit requests while every engine serves, and edges that listen.

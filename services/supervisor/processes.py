@@ -108,7 +108,7 @@ class Processes:
         self.all.remove(child)
 
     def tell_loss(self, directory: Path, *, is_planned: bool) -> None:
-        """Tells gateways that a process of a ring is gone. `is_planned`: somebody asked for it, and no request is to
+        """Tells gateways that a process of a ring is gone. `is_planned`: the loss was asked for, and no request is to
         blame."""
         with contextlib.suppress(OSError):  # without names, gateways take the whole ring for lost
             absences.write(directory, self.absent)

@@ -222,7 +222,7 @@ class NetworkCarrier:
         return peer is not None and peer.send(request)
 
     def _drop(self, readings: Set[Reading]) -> None:
-        """Forgets what nobody waits for any more."""
+        """Forgets blocks that no fetch waits for any more."""
         self._gets = {number: get for number, get in self._gets.items() if get[0] not in readings}
 
     def _give(self) -> None:

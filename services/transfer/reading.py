@@ -70,7 +70,7 @@ class Reading:
             return first, names
 
     def arrived(self, at: int, block: Block, data: bytes) -> None:
-        """Takes a block; what is damaged, or nobody waits for, is as if it were gone."""
+        """Takes a block; one that is damaged, or that no fetch waits for, is as if it were gone."""
         is_good = not block.is_gone and len(data) == self._block_bytes and zlib.crc32(data) == block.checksum
         with self._changed:
             if at in self._came or at >= self._num_asked:
