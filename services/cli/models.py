@@ -22,6 +22,11 @@ if TYPE_CHECKING:
 
 COLUMNS = ("id", "state", "aliases", "open", "MiB", "revision", "failure")
 
+ModelArgument = Annotated[str, typer.Argument(help="its id")]
+GraceOption = Annotated[
+    float | None, typer.Option(min=0, help="seconds that its generations may continue; default: to their ends")
+]
+
 models = typer.Typer(help="Models of a running service.", no_args_is_help=True)
 
 
@@ -92,12 +97,10 @@ def load(  # noqa: PLR0913 # a command line lists its options
 
 @models.command()
 def unload(  # noqa: PLR0913 # a command line lists its options
-    model: Annotated[str, typer.Argument(help="its id")],
+    model: ModelArgument,
     *,
     address: AddressOption = ADDRESS,
-    grace: Annotated[
-        float | None, typer.Option(min=0, help="seconds that its generations may continue; default: to their ends")
-    ] = None,
+    grace: GraceOption = None,
     tls: TlsOption = False,
     tls_ca: TlsCaOption = None,
     tls_cert: TlsCertOption = None,
@@ -114,12 +117,10 @@ def unload(  # noqa: PLR0913 # a command line lists its options
 
 @models.command()
 def sleep(  # noqa: PLR0913 # a command line lists its options
-    model: Annotated[str, typer.Argument(help="its id")],
+    model: ModelArgument,
     *,
     address: AddressOption = ADDRESS,
-    grace: Annotated[
-        float | None, typer.Option(min=0, help="seconds that its generations may continue; default: to their ends")
-    ] = None,
+    grace: GraceOption = None,
     tls: TlsOption = False,
     tls_ca: TlsCaOption = None,
     tls_cert: TlsCertOption = None,
@@ -136,7 +137,7 @@ def sleep(  # noqa: PLR0913 # a command line lists its options
 
 @models.command()
 def wake(  # noqa: PLR0913 # a command line lists its options
-    model: Annotated[str, typer.Argument(help="its id")],
+    model: ModelArgument,
     *,
     address: AddressOption = ADDRESS,
     as_json: JsonOption = False,

@@ -1,4 +1,4 @@
-"""Engines' blocks over the network: found, read in time or not at all, and given to nobody without a key."""
+"""Engines' blocks over the network: found, read in time or not at all, and refused without a key."""
 
 import contextlib
 import threading
