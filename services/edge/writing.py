@@ -42,9 +42,9 @@ class LateTransport(asyncio.Transport):
         self._parts.append(bytes(data))
 
     def flush(self) -> None:
-        """Write now."""
-        if self._parts:
-            data, self._parts = b"".join(self._parts), []
+        """Write now. What a client that went away was to be sent is dropped: its transport takes nothing any more."""
+        data, self._parts = b"".join(self._parts), []
+        if data and not self._transport.is_closing():
             self._transport.write(data)
 
     def close(self) -> None:

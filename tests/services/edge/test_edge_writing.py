@@ -1,4 +1,4 @@
-"""What connections write in one turn reaches their transports at its end, in order, and never after an abort."""
+"""What connections write in one turn reaches their transports at its end, in order, and never after an abort or an end."""
 
 import asyncio
 
@@ -13,7 +13,12 @@ class Wire(asyncio.Transport):
         self.done: list[bytes] = []
 
     def write(self, data: bytes | bytearray | memoryview) -> None:
+        if self.is_closing():
+            raise RuntimeError("the handler is closed")  # as uvloop has it
         self.done.append(bytes(data))
+
+    def is_closing(self) -> bool:
+        return bool(self.done) and self.done[-1] in (b"closed", b"aborted")
 
     def close(self) -> None:
         self.done.append(b"closed")
@@ -44,3 +49,14 @@ async def test_the_end_of_a_connection_waits_for_what_was_written_and_an_abort_d
     second.abort()
     await asyncio.sleep(0)
     assert [wire.done for wire in wires] == [[b"a", b"closed"], [b"aborted"]]
+
+
+async def test_a_client_that_goes_away_within_a_turn_takes_nothing_from_the_others() -> None:
+    turn, wires = Turn(), [Wire(), Wire()]
+    first, second = (LateTransport(wire, turn) for wire in wires)
+    for one in (first, second):
+        one.write(b"a")
+    wires[0].close()
+    await asyncio.sleep(0)
+    assert [wire.done for wire in wires] == [[b"closed"], [b"a"]]
+    first.close()
