@@ -1,4 +1,4 @@
-"""What connections write in one turn reaches their transports at its end, in order, and never after an abort or an end."""
+"""What connections write in one turn reaches their transports at its end, in order; never after an abort or an end."""
 
 import asyncio
 
