@@ -188,8 +188,9 @@ def texts_per_second(name: str, rounds: int, num: int) -> dict[str, dict[str, fl
             made.save_pretrained(directory)
         else:
             directory = checkpoint(DECODERS[name])
-            made = transformers.AutoModel.from_config(transformers.AutoConfig.from_pretrained(directory))
-        found = {}
+            about = transformers.AutoConfig.from_pretrained(directory)
+            made = transformers.AutoModel.from_config(about)  # type: ignore[no-untyped-call] # theirs
+        found: dict[str, dict[str, float]] = {}
         for runs in runs_of(directory, made, num):
             found |= {name: rates(times, num) for name, times in timed(runs, rounds).items()}
         return found
