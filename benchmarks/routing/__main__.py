@@ -5,8 +5,10 @@
 
 Each engine computes prompts one after the other at `--tokens-per-s` and keeps `--cache-tokens`; outputs cost nothing.
 The router is the class that the service runs. Lines of a trace in Mooncake's format: {"timestamp": ms, "input_length":
-tokens, "hash_ids": [block, …]}, blocks of 512 tokens. Traces of Azure (`.csv`) do not say what prompts have in common:
-there the router can only tell how much engines have to do.
+tokens, "output_length": tokens, "hash_ids": [block, …]}, blocks of 512 tokens. Such a trace does not name the blocks
+that answers fill: they are those of the first later prompt that goes on where a prompt of two full blocks or more
+ended, and has room for its answer. Traces of Azure (`.csv`) do not say what prompts have in common: there the router
+can only tell how much engines have to do.
 """
 
 import argparse
@@ -14,7 +16,7 @@ import json
 import statistics
 import sys
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 
 from benchmarks.fleet.loads import azure
@@ -22,20 +24,41 @@ from benchmarks.routing.policies import ById, Fleet, KvCost, LeastLoaded, Oracle
 from benchmarks.routing.replicas import Arrival, Replica
 
 BLOCK = 512
+TOKEN_S = 0.02  # assumed of a token of an answer: the router hears of its blocks so late
 
 Result = dict[str, float]
 
 
-def read(path: Path, speed: float) -> list[Arrival]:
-    """Returns the requests of a trace, `speed` times as fast."""
+def read(path: Path, speed: float, token_s: float = TOKEN_S) -> list[Arrival]:
+    """Returns the requests of a trace, `speed` times as fast; `token_s`: what a token of an answer takes."""
     if path.suffix == ".csv":
         jobs = azure(path, None, sys.maxsize, speed).jobs
         return [Arrival(job.at_s, sum(num for _, num in job.parts), ()) for job in jobs]
+    rows = [json.loads(line) for line in path.read_text().splitlines()]
+    names = [
+        tuple(number.to_bytes(32, "big") for number in one["hash_ids"][: one["input_length"] // BLOCK]) for one in rows
+    ]
+    generated = answered(rows, names)
+    return [
+        Arrival(one["timestamp"] / 1000 / speed, one["input_length"], own, more, one["output_length"] * token_s)
+        for one, own, more in zip(rows, names, generated, strict=True)
+    ]
+
+
+def answered(rows: Sequence[Mapping[str, int]], names: Sequence[tuple[bytes, ...]]) -> list[tuple[bytes, ...]]:
+    """Returns for each request the names of the full blocks behind its prompt's that its answer fills, as its next turn
+    tells."""
+    with_block: dict[tuple[int, bytes], list[int]] = {}
+    for at, own in enumerate(names):
+        for place, name in enumerate(own):
+            with_block.setdefault((place, name), []).append(at)
     found = []
-    for line in path.read_text().splitlines():
-        one = json.loads(line)
-        names = tuple(number.to_bytes(32, "big") for number in one["hash_ids"][: one["input_length"] // BLOCK])
-        found.append(Arrival(one["timestamp"] / 1000 / speed, one["input_length"], names))
+    for at, own in enumerate(names):
+        num_tokens = rows[at]["input_length"] + rows[at]["output_length"]
+        going_on = with_block[len(own) - 1, own[-1]] if len(own) > 1 else []
+        later = (two for two in going_on if two > at and rows[two]["input_length"] >= num_tokens)
+        turn = next(later, None)
+        found.append(() if turn is None else names[turn][len(own) : num_tokens // BLOCK])
     return found
 
 

@@ -87,13 +87,14 @@ class Oracle(CacheBlind):
 
 
 class KvCost(CacheBlind):
-    """The router of the service, with reports of caches that arrive `lag_s` after a prompt was computed."""
+    """The router of the service, with reports of caches that arrive `lag_s` after a prompt was computed, and after its
+    answer."""
 
     def __init__(self, fleet: Fleet, lag_s: float) -> None:
         super().__init__(fleet)
         self.router = Router(fleet.names, fleet.block_size, fleet.tokens_per_s)
         self._lag_s = lag_s
-        self._reports: list[tuple[float, int, int, Served]] = []
+        self._reports: list[tuple[float, int, int, tuple[bytes, ...], tuple[bytes, ...]]] = []
         self._numbers = [0] * len(fleet.replicas)
         self._num = 0
         for name in fleet.names:
@@ -103,14 +104,20 @@ class KvCost(CacheBlind):
         """Implements `RoutingPolicy.choose`."""
         names = self.fleet.names
         while self._reports and self._reports[0][0] <= arrival.at_s:
-            _, _, engine, done = heapq.heappop(self._reports)
+            _, _, engine, removed, added = heapq.heappop(self._reports)
             self._numbers[engine] += 1
-            taken = self.router.index.report(names[engine], 1, self._numbers[engine], done.removed, done.added)
+            added = tuple(filter(self.fleet.replicas[engine].holds, added))  # else a later report has removed it
+            taken = self.router.index.report(names[engine], 1, self._numbers[engine], removed, added)
             assert taken, "reports are neither lost nor out of order"
         choice = self.router.choose(dict.fromkeys(names, arrival.names), arrival.num_tokens, arrival.at_s)
         return names.index(choice.engine)
 
     def served(self, engine: int, done: Served) -> None:
         """Implements `RoutingPolicy.served`."""
+        self._tell(done.end_s, engine, done.removed, done.added)
+        if done.generated:
+            self._tell(done.answered_s, engine, (), done.generated)
+
+    def _tell(self, at_s: float, engine: int, removed: tuple[bytes, ...], added: tuple[bytes, ...]) -> None:
         self._num += 1
-        heapq.heappush(self._reports, (done.end_s + self._lag_s, self._num, engine, done))
+        heapq.heappush(self._reports, (at_s + self._lag_s, self._num, engine, removed, added))

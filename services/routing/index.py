@@ -79,10 +79,12 @@ class CacheIndex:
 
     def expect(self, engine: str, names: Sequence[bytes], now_s: float, first: int = 0) -> None:
         """Counts the blocks of a prompt as held by the engine that it was sent to: those from `first` on that are
-        looked for, and are not held yet."""
+        looked for, and are not held yet. Each behind the last whole `STRIDE` is: there the next turn of a conversation
+        goes on."""
         bit, held, expected = self._bit_of[engine], self._held, self._expected
         stride = (max(first, STRIDE) // STRIDE + 1) * STRIDE - 1
-        looked = (*names[first:STRIDE], *names[stride::STRIDE], *names[max(first, STRIDE) :][-1:])
+        end = max(first, STRIDE, len(names) // STRIDE * STRIDE)
+        looked = (*names[first:STRIDE], *names[stride::STRIDE], *names[end:])
         new = [name for name in looked if not (held.get(name, 0) | expected.get(name, 0)) & bit]
         if new:
             others = [(name, expected[name]) for name in new if name in expected]
@@ -98,9 +100,9 @@ class CacheIndex:
     def matched(self, names: Sequence[bytes], engines: Iterable[str]) -> dict[str, int]:
         """Returns for each of these engines how many leading blocks of a prompt it holds. Behind the first `STRIDE`
         only the last block of each `STRIDE` is looked for, as long as it is there."""
-        able = 0
+        able, bit_of = 0, self._bit_of
         for engine in engines:
-            able |= self._bit_of[engine]
+            able |= bit_of[engine]
         found: dict[int, int] = {}
         held, expected = self._held, self._expected
         first = 0
@@ -112,7 +114,7 @@ class CacheIndex:
             able = still if first else found.pop(end, 0)
             first = end
         found[len(names)] = found.get(len(names), 0) | able
-        return {name: num for num, bits in found.items() for name, bit in self._bit_of.items() if bits & bit}
+        return {name: num for num, bits in found.items() if bits for name, bit in bit_of.items() if bits & bit}
 
     def _match_each(self, names: Sequence[bytes], first: int, end: int, able: int, found: dict[int, int]) -> None:
         """Notes of some engines which of the blocks from `first` to `end` is the first that each lacks."""

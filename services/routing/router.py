@@ -59,7 +59,10 @@ class PrefillQueue:
 
     def left(self, now_s: float) -> float:
         """Returns how many are left."""
-        return max(0.0, self._num_left - self._tokens_per_s * max(0.0, now_s - self._at_s))
+        if not self._num_left or now_s <= self._at_s:
+            return self._num_left
+        num_left = self._num_left - self._tokens_per_s * (now_s - self._at_s)
+        return num_left if num_left > 0.0 else 0.0
 
     def add(self, num_tokens: int, now_s: float) -> None:
         """Counts tokens that were sent to the engine."""
@@ -97,20 +100,21 @@ class Router:
         are fetched."""
         able = tuple(names)
         matched = dict.fromkeys(able, num_tokens // self._block_size) if is_handed_off else self._matched(names)
-        is_split = any(state.role is EngineRole.PREFILL for state in self.states.values())
+        left_behind = {num: self._num_left(num, num_tokens) for num in set(matched.values())}
+        is_split = EngineRole.PREFILL in [state.role for state in self.states.values()]
         self._turn += 1
-        best, least = able[0], math.inf
+        turn = self._turn % len(able)
+        best, least = able[turn], math.inf
         waiting: dict[str, float] = {}
-        for at in range(len(able)):
-            engine = able[(at + self._turn) % len(able)]
+        for engine in able[turn:] + able[:turn]:
             num_waiting = waiting[engine] = self.queues[engine].left(now_s)
-            cost = num_waiting + self._num_left(matched[engine], num_tokens)
+            cost = num_waiting + left_behind[matched[engine]]
             if is_split:
-                cost = self._split_cost(engine, num_waiting, self._num_left(matched[engine], num_tokens), num_tokens)
-            if cost < least or not at:
+                cost = self._split_cost(engine, num_waiting, left_behind[matched[engine]], num_tokens)
+            if cost < least:
                 best, least = engine, cost
         reason = RoutingReason.HAND_OFF if is_handed_off else self._why(best, matched, waiting)
-        num_left = self._num_left(matched[best], num_tokens)
+        num_left = left_behind[matched[best]]
         self.queues[best].add(num_left, now_s)
         self.index.expect(best, names[best], now_s, 0 if is_handed_off else matched[best])
         return Choice(best, waiting[best], num_tokens - num_left, reason)

@@ -50,14 +50,32 @@ def test_of_a_long_prompt_some_blocks_stand_for_all() -> None:
     index.report("e0", 1, 1, (), names[:71])
     index.report("e1", 1, 1, (), names[:16])
     index.expect("e2", names, now_s=0.0)
-    assert index.num_expected == 16 + 5 + 1
+    assert index.num_expected == 16 + 5 + 4
     assert index.matched(names, ENGINES) == {"e0": 71, "e1": 16, "e2": 100}
     other = [*names[:90], *(name(200 + at) for at in range(20))]
     assert index.matched(other, ENGINES) == {"e0": 71, "e1": 16, "e2": 80}, "a few less"
     assert index.matched(names[:40], ENGINES) == {"e0": 40, "e1": 16, "e2": 32}
     index.expect("e0", names, now_s=0.0, first=71)
     assert index.matched(names, ENGINES)["e0"] == 100
-    assert index.num_expected == 16 + 5 + 1
+    assert index.num_expected == 16 + 5 + 4
+
+
+def test_the_next_turn_of_a_conversation_finds_all_of_the_one_before() -> None:
+    """Before the engine has reported a block: the end of a prompt is where the next one goes on."""
+    index, names = whole(), [name(at) for at in range(200)]
+    for num in (1, 15, 16, 17, 31, 40, 100, 112):
+        index.expect("e1", names[:num], now_s=0.0, first=index.matched(names[:num], ENGINES)["e1"])
+        assert index.matched(names, ENGINES)["e1"] == num
+
+
+def test_blocks_that_were_generated_count_as_soon_as_they_are_reported() -> None:
+    index, names = whole(), [name(at) for at in range(60)]
+    index.expect("e1", names[:40], now_s=0.0)
+    index.report("e1", 1, 1, (), names[:40])
+    assert index.matched(names, ENGINES)["e1"] == 40
+    for number, at in enumerate(range(40, 50), 2):  # one by one, as they are filled
+        index.report("e1", 1, number, (), [names[at]])
+        assert index.matched(names, ENGINES) == {"e0": 0, "e1": at + 1, "e2": 0}
 
 
 def test_after_a_gap_nothing_is_believed_before_a_whole_report() -> None:
