@@ -67,7 +67,7 @@ class Envelope(msgspec.Struct, frozen=True, gc=False, array_like=True, forbid_un
     tracestate: str = ""
     time_left_s: float | None = None  # None: no deadline
     epoch: int = 0  # boot epoch of the origin: messages of an earlier epoch are stale
-    serial: int = 0  # number of the request within that epoch
+    serial: int = 0  # number of the request within that epoch; a second attempt beside it has one of its own
     engine: str = ""  # id of the engine that computes this attempt; "": a hash of the request id decides
 
 

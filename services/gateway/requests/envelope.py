@@ -5,6 +5,22 @@ from sluice_server.services.gateway.settings import GatewaySettings
 from sluice_server.services.messages.messages import Envelope
 
 
+class Serials:
+    """The numbers of a gateway's attempts: each id in the ring has one of its own, so that what is open can be told.
+
+    Attributes:
+        last: the latest one; 0 before the first.
+    """
+
+    def __init__(self) -> None:
+        self.last = 0
+
+    def next(self) -> int:
+        """Returns the next one."""
+        self.last += 1
+        return self.last
+
+
 def envelope_of(  # all that an envelope is made of
     call: CallMetadata, settings: GatewaySettings, request_id: str, serial: int, engine: str, adapter: str = ""
 ) -> Envelope:

@@ -1,8 +1,8 @@
 """Sends requests whose engine is slow to a second engine as well; the one that brings a token first goes on.
 
 Tokens depend on their seed and position only, so both engines would bring the same ones. The second attempt has an id
-of its own in the ring: the two share no state there, and what the slower one still brings is dropped. Time is passed
-in; `emit` never blocks.
+and a serial of its own in the ring: the two share no state there, and what the slower one still brings is dropped. Time
+is passed in; `emit` never blocks.
 """
 
 from collections.abc import Callable, Sequence
@@ -11,6 +11,7 @@ import msgspec
 
 from sluice_server.services.gateway.requests.adapters import is_unbound
 from sluice_server.services.gateway.requests.engines import Engines
+from sluice_server.services.gateway.requests.envelope import Serials
 from sluice_server.services.gateway.requests.open_request import OpenRequest
 from sluice_server.services.gateway.requests.registry import OpenRequests
 from sluice_server.services.messages.details import Routed, RoutingReason
@@ -25,8 +26,14 @@ class Hedges:
     """The second attempts of a gateway's requests."""
 
     def __init__(
-        self, requests: OpenRequests, engines: Engines, tokenizers: Sequence[str], emit: Callable[[Message], None]
+        self,
+        requests: OpenRequests,
+        engines: Engines,
+        tokenizers: Sequence[str],
+        serials: Serials,
+        emit: Callable[[Message], None],
     ) -> None:
+        self._serials = serials
         self._requests = requests
         self._engines = engines
         self._tokenizers = tuple(tokenizers)
@@ -96,7 +103,8 @@ class Hedges:
         before = request.envelope
         able = request.able  # then the tokenizer knows which of them has the request
         engine = self._engines.hold(self._engines.beside(request.engines))
-        hedge = msgspec.structs.replace(request.replay.restamped(before, now_s), request_id=ring_id, engine=engine)
+        stamped = request.replay.restamped(before, now_s)
+        hedge = msgspec.structs.replace(stamped, request_id=ring_id, engine=engine, serial=self._serials.next())
         request.hedge = hedge
         self._num += 1
         self._requests.link(ring_id, request)

@@ -23,7 +23,7 @@ from sluice_server.services.gateway.requests.attempts import Attempts
 from sluice_server.services.gateway.requests.books import Books
 from sluice_server.services.gateway.requests.changes import RequestChanges
 from sluice_server.services.gateway.requests.engines import Engines, Placed
-from sluice_server.services.gateway.requests.envelope import envelope_of, session_of
+from sluice_server.services.gateway.requests.envelope import Serials, envelope_of, session_of
 from sluice_server.services.gateway.requests.hedges import Hedges
 from sluice_server.services.gateway.requests.history import History
 from sluice_server.services.gateway.requests.open_request import OpenRequest, RequestStatus
@@ -68,11 +68,11 @@ class RequestManager:
         self.is_memory_short: Callable[[], bool] = lambda: False
         self.is_draining = False
         self.on_empty: Callable[[], None] = lambda: None
-        self._num_opened = 0
+        self._serials = Serials()
         self.new_id: Callable[[], str] = _random_id
         self._emit = emit
         self._attempts = Attempts(self.engines, emit)
-        self._hedges = Hedges(self.requests, self.engines, settings.stages[0], emit)
+        self._hedges = Hedges(self.requests, self.engines, settings.stages[0], self._serials, emit)
         self.changes = RequestChanges(self.requests, self._hedges, books, emit, clock)
         self._slots = SlotLimits(settings.stall_timeout_s, settings.max_slot_deltas, settings.max_slot_bytes)
 
@@ -148,9 +148,11 @@ class RequestManager:
         request.trace.happened(event, attempt=request.envelope.attempt)
 
     def announce_open(self) -> None:
-        """Sends the ring the serials of all open requests, because Cancels may have been lost."""
-        serials = frozenset(request.envelope.serial for request in self.requests if request.outcome is None)
-        self._emit(OpenSerials(self.settings.gateway_id, self.settings.epoch, self._num_opened + 1, serials))
+        """Sends the ring the serials of all open attempts, because Cancels may have been lost."""
+        requests = [request for request in self.requests if request.outcome is None]
+        attempts = [*(one.envelope for one in requests), *(one.hedge for one in requests if one.hedge is not None)]
+        serials = frozenset(envelope.serial for envelope in attempts)
+        self._emit(OpenSerials(self.settings.gateway_id, self.settings.epoch, self._serials.last + 1, serials))
 
     def disown(self, engine: str) -> None:
         """Sends an engine that was out of reach Cancels of the attempts that other engines have taken over."""
@@ -275,13 +277,12 @@ class RequestManager:
         engine: str = "",
     ) -> OpenRequest:
         """Creates a request; the routing chooses its engine unless `engine` is given."""
-        self._num_opened += 1
         request_id = self.new_id()
         session = session_of(call)
         own = Placed(self.engines.hold(engine), RoutingReason.ONLY) if engine else None
         placed = own or self.engines.take(request_id, session=session)
         adapter = digest_of(asked)
-        envelope = envelope_of(call, self.settings, request_id, self._num_opened, placed.engine, adapter)
+        envelope = envelope_of(call, self.settings, request_id, self._serials.next(), placed.engine, adapter)
         request = OpenRequest(envelope, asked, self.clock(), streams=streams, is_own=is_own, gaps=self.books.gaps)
         request.session, request.routed = session, Routed(placed.reason)
         self.requests.add(request)

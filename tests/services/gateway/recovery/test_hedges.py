@@ -10,7 +10,7 @@ from sluice.v1 import inference_pb2, types_pb2
 from sluice_server.engine.errors import stage_lost
 from sluice_server.services.config import KV_COST
 from sluice_server.services.messages.details import RoutingReason
-from sluice_server.services.messages.messages import Cancel, Submit, failed
+from sluice_server.services.messages.messages import Cancel, OpenSerials, Submit, failed
 from sluice_server.services.messages.work import unpack_ids
 from sluice_server.services.ring.peers import peer_of
 from tests.services.gateway.fake_ring import Rig, running, settings, stream_request, text_of
@@ -123,6 +123,26 @@ async def test_a_loss_replays_the_attempt_that_goes_on() -> None:
         assert third.envelope.attempt == second.envelope.attempt + 1
         rig.ring.play(text_of(third, 1, "b", first=True, last=True))
         assert await text(call) == "ab"
+
+
+def open_serials(rig: Rig) -> OpenSerials:
+    rig.lane.manager.announce_open()
+    told = rig.ring.emitted[-1]
+    assert isinstance(told, OpenSerials)
+    return told
+
+
+@pytest.mark.parametrize("wins", [0, 1])
+async def test_an_attempt_that_ended_is_not_told_to_be_open(wins: int) -> None:
+    """Its Cancel may have been lost, while the other one goes on."""
+    async with running(TWO) as rig:
+        call, *attempts = await hedged(rig)
+        assert not any(open_serials(rig).has_ended(one.envelope) for one in attempts)
+        winner, loser = attempts[wins], attempts[1 - wins]
+        rig.ring.play(text_of(winner, 0, "a", first=True))
+        assert open_serials(rig).has_ended(loser.envelope) and not open_serials(rig).has_ended(winner.envelope)
+        rig.ring.play(text_of(winner, 1, "b", last=True))
+        assert await text(call) == "ab" and open_serials(rig).has_ended(winner.envelope)
 
 
 async def test_where_a_tokenizer_chooses_it_is_told_whose_engine_to_leave_out() -> None:
