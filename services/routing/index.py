@@ -5,7 +5,7 @@ Reports of an engine are numbered: after a gap nothing of it is believed until i
 """
 
 from collections import deque
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 
 EXPECTED_S = 60.0  # how long a block counts as held that was never reported: its request may have been cancelled
 STRIDE = 16  # blocks of a long prompt, of which the last stands for all: caches let go of the ends of prefixes first
@@ -85,7 +85,9 @@ class CacheIndex:
         stride = (max(first, STRIDE) // STRIDE + 1) * STRIDE - 1
         end = max(first, STRIDE, len(names) // STRIDE * STRIDE)
         looked = (*names[first:STRIDE], *names[stride::STRIDE], *names[end:])
-        new = [name for name in looked if not (held.get(name, 0) | expected.get(name, 0)) & bit]
+        new = [name for name in looked if not expected.get(name, 0) & bit]
+        if not first:  # else none is held, as the first of them is not
+            new = [name for name in new if not held.get(name, 0) & bit]
         if new:
             others = [(name, expected[name]) for name in new if name in expected]
             expected.update(dict.fromkeys(new, bit))
@@ -98,37 +100,56 @@ class CacheIndex:
                 self._clear(expected, name, bit)
 
     def matched(self, names: Sequence[bytes], engines: Iterable[str]) -> dict[str, int]:
-        """Returns for each of these engines how many leading blocks of a prompt it holds. Behind the first `STRIDE`
-        only the last block of each `STRIDE` is looked for, as long as it is there."""
+        """Returns for each of these engines how many leading blocks of a prompt it holds. Behind the first `STRIDE` an
+        engine that holds a block is taken to hold those before it, so that few are looked for."""
         able, bit_of = 0, self._bit_of
         for engine in engines:
             able |= bit_of[engine]
         found: dict[int, int] = {}
-        held, expected = self._held, self._expected
-        first = 0
-        while able and first < len(names):
-            end = min(first + STRIDE, len(names))
-            last = names[end - 1]
-            still = able & (held.get(last, 0) | expected.get(last, 0)) if first else 0
-            self._match_each(names, first, end, able & ~still, found)
-            able = still if first else found.pop(end, 0)
-            first = end
-        found[len(names)] = found.get(len(names), 0) | able
-        return {name: num for num, bits in found.items() if bits for name, bit in bit_of.items() if bits & bit}
+        end = min(STRIDE, len(names))
+        able = self._match_each(names, end, able, found)
+        if able and end < len(names):
+            ends = (*range(2 * STRIDE - 1, len(names) - 1, STRIDE), len(names) - 1)
+            for num, bits in self._search(names, ends, able):
+                first = ends[num - 1] + 1 if num else STRIDE
+                rest = range(first, ends[num] if num < len(ends) else first)
+                for more, own in self._search(names, rest, bits):
+                    found[first + more] = found.get(first + more, 0) | own
+        elif able:
+            found[end] = able
+        return {name: num for num, bits in found.items() for name, bit in bit_of.items() if bits & bit}
 
-    def _match_each(self, names: Sequence[bytes], first: int, end: int, able: int, found: dict[int, int]) -> None:
-        """Notes of some engines which of the blocks from `first` to `end` is the first that each lacks."""
+    def _match_each(self, names: Sequence[bytes], end: int, able: int, found: dict[int, int]) -> int:
+        """Notes which of the blocks before `end` is the first that each of some engines lacks; returns those that lack
+        none."""
         held, expected = self._held, self._expected
-        for num in range(first, end):
+        for num in range(end):
             if not able:
-                return
+                break
             name = names[num]
             still = able & (held.get(name, 0) | expected.get(name, 0))
             if still != able:
                 found[num] = able & ~still
                 able = still
-        if able:
-            found[end] = able
+        return able
+
+    def _search(self, names: Sequence[bytes], places: Sequence[int], able: int) -> Iterator[tuple[int, int]]:
+        """Yields of how many of these places, in their order, some engines hold the blocks, and which engines: by
+        halves, but the first place first, as most have nothing behind what all prompts begin with."""
+        held, expected = self._held, self._expected
+        open_ = [(0, len(places), able)]
+        while open_:
+            least, most, bits = open_.pop()
+            if least == most:
+                yield least, bits
+                continue
+            at = (least + most) // 2 if least else 0
+            name = names[places[at]]
+            still = bits & (held.get(name, 0) | expected.get(name, 0))
+            if still:
+                open_.append((at + 1, most, still))
+            if still != bits:
+                open_.append((least, at, bits & ~still))
 
     @property
     def num_expected(self) -> int:
