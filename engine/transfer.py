@@ -1,10 +1,15 @@
-"""Fetches cache blocks from other engines before a request is computed. What is not found or late is computed."""
+"""Fetches cache blocks from other engines before a request is computed. What is not found or late is computed.
 
-from collections.abc import Callable, Mapping, Sequence
+The store of the host is asked first. With a host tier it is a level of the tiers below the cache: here only its names
+are noted, and what a request lacks is read while others are computed.
+"""
+
+from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Protocol
 
 from sluice_server.engine.engine import Engine
 from sluice_server.engine.kv_cache.imports import PrefixImport
+from sluice_server.engine.kv_cache.tiers import Tiers
 from sluice_server.engine.request import EngineRequest
 from sluice_server.engine.scheduler.validation import salt_of
 
@@ -32,6 +37,19 @@ class BlockSource(Protocol):
         """Returns the names of this engine's blocks whose leases others have ended since the last call."""
 
 
+class StoreLevel(Protocol):
+    """The store of the host, where it is a level of the tiers."""
+
+    def holds(self, names: Sequence[bytes]) -> Collection[bytes]:
+        """Returns which of these it has, in memory or on its disk, as far as that is known at once."""
+
+    def clear(self, owner: bytes) -> bool:
+        """See `BlockSource.clear`."""
+
+    def take_released(self) -> Sequence[bytes]:
+        """Returns the names of this engine's blocks that it has copied since the last call."""
+
+
 class BlockFetcher:
     """Fetches the blocks of requests into one engine's cache.
 
@@ -42,9 +60,15 @@ class BlockFetcher:
     """
 
     def __init__(
-        self, engine: Engine, source: BlockSource, fill: Callable[[int, bytes], None], clock: Callable[[], float]
+        self,
+        engine: Engine,
+        source: BlockSource,
+        fill: Callable[[int, bytes], None],
+        clock: Callable[[], float],
+        level: StoreLevel | None = None,
     ) -> None:
-        """`fill` writes the bytes of a block. `clock` is the monotonic one."""
+        """`fill` writes the bytes of a block. `clock` is the monotonic one. `level`: the store, if the cache has tiers
+        that read it."""
         self.num_fetched = 0
         self.num_missed = 0
         self.token_s = 0.0
@@ -52,12 +76,14 @@ class BlockFetcher:
         self._source = source
         self._fill = fill
         self._clock = clock
+        self._level = level
 
     def fetch(self, request: EngineRequest) -> None:
         """Fetches what the cache lacks of a request's full blocks, within the time that computing them would take."""
         cache = self._engine.scheduler.cache
         if cache.offers is not None:
             cache.offers.release(self._source.take_released())
+            cache.offers.release(self._copied(cache.tiers))
         if request.bypasses_cache or not cache.prefix_caching:
             return
         for tokens in _chains(request):
@@ -65,21 +91,40 @@ class BlockFetcher:
 
     def clear(self, owner: bytes) -> bool:
         """Has an owner's blocks removed from the store of the host, if there is one; returns whether that is done."""
-        return self._source.clear(owner)
+        return self._source.clear(owner) and (self._level is None or self._level.clear(owner))
+
+    def _copied(self, tiers: Tiers | None) -> Sequence[bytes]:
+        """Returns what the store has copied, which the tiers may expect of it from now on."""
+        copied = () if self._level is None else self._level.take_released()
+        if tiers is not None:
+            tiers.expect(copied)
+        return copied
 
     def _import(self, prefix: PrefixImport) -> None:
         try:
             lacking = prefix.lacking()
+            below = self._below(lacking)
+            lacking = [name for name in lacking if name not in below]
             start_s = self._clock()
-            offered = self._source.find(lacking, start_s + self._worth_s(len(lacking))) if lacking else {}
+            offered = self._source.find(lacking, start_s + self.worth_s(len(lacking))) if lacking else {}
             if offered:
-                self._fetch(prefix, prefix.wanted(offered), offered, start_s)
+                wanted = [name for name in prefix.wanted(below | offered.keys()) if name in offered]
+                self._fetch(prefix, wanted, offered, start_s)
                 self._source.release(list(offered))
         finally:
             self.num_fetched += prefix.num_completed
             prefix.end()
 
-    def _worth_s(self, num_blocks: int) -> float:
+    def _below(self, lacking: Sequence[bytes]) -> set[bytes]:
+        """Returns what the tiers below the cache can bring, of their own or from the store."""
+        tiers = self._engine.scheduler.cache.tiers
+        if tiers is None:
+            return set()
+        if self._level is not None:
+            tiers.expect(self._level.holds([name for name in lacking if not tiers.is_in_host(name)]))
+        return {name for name in lacking if tiers.can_bring(name)}
+
+    def worth_s(self, num_blocks: int) -> float:
         """Returns how long so many blocks may be waited for."""
         computing_s = self._engine.stats.time_for(num_blocks * self._engine.scheduler.cache.block_size, 0)
         return min(FETCH_S, computing_s or FETCH_S)
@@ -93,7 +138,7 @@ class BlockFetcher:
     ) -> None:
         """Fetches block by block until the first that does not come, or until it is too late."""
         size = self._engine.scheduler.cache.block_size
-        end_s = start_s + self._worth_s(len(wanted))
+        end_s = start_s + self.worth_s(len(wanted))
         self._source.begin(wanted, end_s)
         for name in wanted:
             block = prefix.take(name) if self._clock() < end_s else None

@@ -6,7 +6,7 @@
 from collections.abc import Callable
 from typing import Protocol
 
-from sluice_server.engine.kv_cache.tiers import Move
+from sluice_server.engine.kv_cache.moves import Move
 from sluice_server.engine.plan import StepPlan, StepResult
 
 

@@ -5,7 +5,7 @@ what the device and host memory still have, and lets the oldest of the rest go. 
 """
 
 from sluice_server.engine.kv_cache.cache import KVCache
-from sluice_server.engine.kv_cache.tiers import Move, MoveKind
+from sluice_server.engine.kv_cache.moves import Move, MoveKind
 
 MOST = 4  # blocks at a time: a request that arrives waits for no more
 MOST_WAITING = 32  # for the disk

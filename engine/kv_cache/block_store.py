@@ -3,7 +3,8 @@
 A block's bytes are its part of every layer, one layer after the other. Host slots are tensors like the cache's own. On
 a GPU they are pinned, and copies run in the order of the device's stream, ahead of the step that overwrites their
 blocks; only reading or filling a slot from here waits for them. On a CPU a copy has ended when it returns. One thread
-writes and reads files, in order, so that a read finds what was written before it. Block names are opaque here.
+writes and reads files, in order, so that a read finds what was written before it; another reads the store of the host,
+if there is one. Block names are opaque here.
 """
 
 import dataclasses
@@ -12,6 +13,7 @@ import queue
 import threading
 from collections import deque
 from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
 
 import torch
@@ -19,8 +21,9 @@ from torch import Tensor
 
 from sluice_server.engine.kv_cache.block_files import BlockFile, BlockFiles
 from sluice_server.engine.kv_cache.identity import UNNAMED, CacheIdentity, framed
+from sluice_server.engine.kv_cache.moves import Move, MoveKind
 from sluice_server.engine.kv_cache.shared_slots import SharedSlots
-from sluice_server.engine.kv_cache.tiers import Move, MoveKind
+from sluice_server.engine.kv_cache.store_reads import StoreBlocks, StoreReads
 from sluice_server.kernels import ops
 from sluice_server.kernels.cpu import memory
 from sluice_server.kernels.layout.layout import blocks_of, slots_of
@@ -65,6 +68,7 @@ class BlockStore:
         self._files = None if directory is None else BlockFiles(directory, self._layout, self.block_bytes)
         self._listing: list[BlockFile] | None = None
         self._shared: SharedSlots | None = None
+        self._fetching: StoreReads | None = None
         self._ended: deque[tuple[Move, bool]] = deque()
         self._jobs: queue.Queue[_CopyJob | _ListJob | None] = queue.Queue()  # None ends the thread
         self._fence = fence_of(cache[0].device)
@@ -74,29 +78,38 @@ class BlockStore:
             self._thread.start()
 
     def move(self, moves: list[Move]) -> None:
-        """Carries out moves in order; those with the disk run in the background."""
+        """Carries out moves in order; those with the disk and the store run in the background."""
+        fetched = [move for move in moves if move.kind is MoveKind.FETCH]
         for move in moves:
-            match move.kind:
-                case MoveKind.COPY:
-                    _copy(self._all, move.source, self._all, move.target)
-                case MoveKind.SAVE:
-                    _copy(self._all, move.source, self._host, move.target)
-                case MoveKind.RESTORE:
-                    _copy(self._host, move.source, self._all, move.target)
-                case MoveKind.OFFER if self._shared is not None:
-                    self._shared.write(move.target, move.name, _bytes_in(self._all, move.source))
-                case MoveKind.WITHDRAW if self._shared is not None:
-                    self._shared.clear(move.target)
-                case MoveKind.WIPE | MoveKind.WIPE_SLOT:
-                    _wipe(self._all if move.kind is MoveKind.WIPE else self._host, move.target)
-                case MoveKind.WRITE | MoveKind.KEEP if self._jobs.qsize() >= MAX_WAITING:
-                    self._ended.append((move, False))
-                case MoveKind.WRITE | MoveKind.KEEP:
-                    self._fence()()
-                    layers = self._host if move.kind is MoveKind.WRITE else self._all
-                    self._jobs.put(_CopyJob(move, _nothing, _bytes_in(layers, move.source)))
-                case _:
-                    self._jobs.put(_CopyJob(move, self._fence()))
+            if move.kind is not MoveKind.FETCH:
+                self._begin(move)
+        if fetched and self._fetching is not None:
+            self._fetching.begin(fetched)  # what was in their slots has been copied
+        else:
+            self._ended.extend((move, False) for move in fetched)
+
+    def _begin(self, move: Move) -> None:
+        match move.kind:
+            case MoveKind.COPY:
+                _copy(self._all, move.source, self._all, move.target)
+            case MoveKind.SAVE:
+                _copy(self._all, move.source, self._host, move.target)
+            case MoveKind.RESTORE:
+                _copy(self._host, move.source, self._all, move.target)
+            case MoveKind.OFFER if self._shared is not None:
+                self._shared.write(move.target, move.name, _bytes_in(self._all, move.source))
+            case MoveKind.WITHDRAW if self._shared is not None:
+                self._shared.clear(move.target)
+            case MoveKind.WIPE | MoveKind.WIPE_SLOT:
+                _wipe(self._all if move.kind is MoveKind.WIPE else self._host, move.target)
+            case MoveKind.WRITE | MoveKind.KEEP if self._jobs.qsize() >= MAX_WAITING:
+                self._ended.append((move, False))
+            case MoveKind.WRITE | MoveKind.KEEP:
+                self._fence()()
+                layers = self._host if move.kind is MoveKind.WRITE else self._all
+                self._jobs.put(_CopyJob(move, _nothing, _bytes_in(layers, move.source)))
+            case _:
+                self._jobs.put(_CopyJob(move, self._fence()))
 
     @property
     def layout(self) -> bytes:
@@ -106,6 +119,11 @@ class BlockStore:
     def share(self, slots: SharedSlots) -> None:
         """Copies blocks that are offered to these slots, from now on."""
         self._shared = slots
+
+    def fetch_from(self, source: StoreBlocks, worth_s: Callable[[int], float]) -> None:
+        """Reads blocks of the store of the host from `source`, from now on; on a CPU. `worth_s`: see `StoreReads`."""
+        fill, ended = partial(_fill, self._host), self._ended.append
+        self._fetching = StoreReads(source, fill, ended, worth_s)
 
     def fill(self, block: int, data: bytes) -> None:
         """Fills a device block with the bytes of another engine's block of the same layout."""
@@ -141,7 +159,10 @@ class BlockStore:
         return found
 
     def close(self) -> None:
-        """Ends the thread after all pending writes. `move` must not be called afterwards."""
+        """Ends the threads after all pending writes and reads. `move` must not be called afterwards."""
+        if self._fetching is not None:
+            self._fetching.close()
+            self._fetching = None
         if self._thread is not None:
             self._jobs.put(None)
             self._thread.join()

@@ -12,12 +12,13 @@ from collections.abc import Sequence
 from sluice_server.engine.kv_cache.capacity import CacheCapacity
 from sluice_server.engine.kv_cache.log import CacheLog, NamedBlock
 from sluice_server.engine.kv_cache.lookup import PrefixLookup
+from sluice_server.engine.kv_cache.moves import Move, MoveKind
 from sluice_server.engine.kv_cache.offers import Offers
 from sluice_server.engine.kv_cache.pool import BlockPool, EvictionClass
 from sluice_server.engine.kv_cache.prefix import PrefixIndex, name_in
 from sluice_server.engine.kv_cache.sizes import CacheSizes, Window
 from sluice_server.engine.kv_cache.table import BlockTable, CachedPrefix
-from sluice_server.engine.kv_cache.tiers import Move, MoveKind, Tiers
+from sluice_server.engine.kv_cache.tiers import Tiers
 
 
 @dataclasses.dataclass(slots=True)
@@ -92,8 +93,8 @@ class KVCache:
         return self._lookup.within_windows(table, tokens, found)
 
     def is_awaited(self, table: BlockTable, tokens: Sequence[int]) -> bool:
-        """Whether the next blocks of the prefix are being read from disk; starts reading them. A table starts
-        `MAX_READS` + 1 times at most."""
+        """Whether the next blocks of the prefix are being read from the store or disk; starts reading them. A table
+        starts `MAX_READS` + 1 times at most."""
         if self.tiers is None or not self.prefix_caching or table.is_private or table.num_reads > MAX_READS:
             return False
         num_host, has_begun = 0, False
@@ -316,14 +317,20 @@ class KVCache:
                 self._moves += self.tiers.save(name, block)
 
     def _restore(self, tiers: Tiers, table: BlockTable, tokens: Sequence[int], found: list[int]) -> list[int]:
-        """Returns device blocks into which pending moves restore the blocks that follow `found` from host memory."""
+        """Returns device blocks that follow `found`: those into which pending moves restore blocks from host memory,
+        and those that are cached behind one of them."""
         # Hold the blocks found, so that `_allocate` does not reuse them; released later, they are most recently used.
         for block in found:
             self.pool.share(block)
         restored: list[int] = []
         for i in range(len(found), (len(tokens) - 1) // self.block_size):
             name = table.name(tokens, i, self.block_size)
-            if not self.pool.num_free or self.index.find(name) is not None or not tiers.touch(name):
+            cached = self.index.find(name)
+            if cached is not None:
+                self.pool.share(cached)
+                restored.append(cached)
+                continue
+            if not self.pool.num_free or not tiers.touch(name):
                 break
             block = self._allocate()
             if not tiers.touch(name):  # saving the overwritten block has evicted it

@@ -9,8 +9,8 @@ the moves wipe.
 from collections.abc import Iterable
 
 from sluice_server.engine.kv_cache.cache import KVCache
+from sluice_server.engine.kv_cache.moves import Move, MoveKind
 from sluice_server.engine.kv_cache.table import BlockTable
-from sluice_server.engine.kv_cache.tiers import Move, MoveKind
 
 
 def clear(cache: KVCache, owner: bytes, tables: Iterable[BlockTable]) -> int:

@@ -8,7 +8,8 @@ from typing import Protocol
 
 from sluice_server.engine.kv_cache.block_files import DIGEST_BYTES, BlockFile
 from sluice_server.engine.kv_cache.disk_books import Listed
-from sluice_server.engine.kv_cache.tiers import Move, Tiers
+from sluice_server.engine.kv_cache.moves import Move
+from sluice_server.engine.kv_cache.tiers import Tiers
 
 LOOK_S = 5.0  # between two looks, and so much more for each file:
 FILE_S = 0.001

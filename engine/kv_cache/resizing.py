@@ -8,9 +8,9 @@ its rows would write where blocks were. Bookkeeping only: the moves copy the byt
 from collections.abc import Iterable
 
 from sluice_server.engine.kv_cache.cache import KVCache
+from sluice_server.engine.kv_cache.moves import Move, MoveKind
 from sluice_server.engine.kv_cache.pool import EvictionClass
 from sluice_server.engine.kv_cache.table import BlockTable
-from sluice_server.engine.kv_cache.tiers import Move, MoveKind
 
 
 def set_limit(cache: KVCache, num_blocks: int) -> None:

@@ -7,7 +7,7 @@ from typing import Protocol
 
 from sluice_server.engine.kv_cache.block_store import BlockStore
 from sluice_server.engine.kv_cache.cache import KVCache
-from sluice_server.engine.kv_cache.tiers import Move, MoveKind
+from sluice_server.engine.kv_cache.moves import Move, MoveKind
 
 logger = logging.getLogger(__name__)
 

@@ -1,49 +1,26 @@
 """The tiers below the device: decides which blocks move to host memory and then to disk, and how they come back.
 
     device ──save──▶ host slots ──write──▶ disk
-       ▲                │  ▲                 │
-       └────restore─────┘  └──────read───────┘
+       ▲                │  ▲  ▲              │
+       └────restore─────┘  │  └─────read─────┘
+                         fetch
+                           │
+                  store of the host ◀── what is offered, of all its engines
 
 Bookkeeping by name only. A runner carries out the `Move`s in the order in which they were decided, and reports how
 reads and writes ended. A name whose bytes may be lost is not found, and its tokens are computed again. Every tier
-evicts the least recently used block. Pure: no tensors, files or requests.
+evicts the least recently used block; the store, which is another process, does so by itself. Pure: no tensors, files or
+requests.
 """
 
 import dataclasses
-import enum
 from collections import OrderedDict
 from collections.abc import Callable, Iterable, Sequence
 
 from sluice_server.engine.kv_cache.disk_books import DiskBooks, Listed
+from sluice_server.engine.kv_cache.moves import Move, MoveKind
 from sluice_server.engine.kv_cache.prefix import is_of
-
-
-class MoveKind(enum.Enum):
-    """The source and target of a move."""
-
-    COPY = enum.auto()  # device block → device block
-    SAVE = enum.auto()  # device block → host slot
-    RESTORE = enum.auto()  # host slot → device block
-    KEEP = enum.auto()  # device block → disk: in the background, or after the last step
-    WRITE = enum.auto()  # host slot → disk, in the background; the slot may be reused at once
-    READ = enum.auto()  # disk → host slot, in the background; the slot is not touched until it ends
-    REMOVE = enum.auto()  # deletes from disk
-    OFFER = enum.auto()  # device block → shared slot, which other engines read
-    WITHDRAW = enum.auto()  # clears a shared slot
-    WIPE = enum.auto()  # fills a device block with zeros
-    WIPE_SLOT = enum.auto()  # fills a host slot with zeros
-    CLEAR = enum.auto()  # deletes all of an owner from disk, in the background
-
-
-@dataclasses.dataclass(frozen=True, slots=True)
-class Move:
-    """One transfer. `source` and `target` are block or slot numbers; `name` is the name of the block on disk,
-    of one that is offered, or of an owner."""
-
-    kind: MoveKind
-    source: int = -1
-    target: int = -1
-    name: bytes = b""
+from sluice_server.engine.kv_cache.store_books import StoreBooks
 
 
 @dataclasses.dataclass(slots=True)
@@ -55,6 +32,8 @@ class TierStats:
     num_written: int = 0
     num_read: int = 0
     num_failed: int = 0  # failed reads and writes: the tokens are computed again
+    num_fetched: int = 0
+    num_missed: int = 0  # blocks that the store was believed to have, and did not give in time
 
 
 class Tiers:
@@ -69,6 +48,7 @@ class Tiers:
         self._host: OrderedDict[bytes, int] = OrderedDict()  # name → slot, least recently used first
         self._free = list(range(num_host - 1, -1, -1))
         self._disk = DiskBooks(num_disk, on_disk)
+        self._store = StoreBooks()
         self._reading: dict[bytes, int] = {}
         self._unwanted: set[bytes] = set()  # being read, and not to be used
         self._unwiped: set[int] = set()  # slots with bytes that are to go, once they are free
@@ -124,48 +104,66 @@ class Tiers:
         return Move(MoveKind.RESTORE, self._host[name], block)
 
     def is_reading(self, name: bytes) -> bool:
-        """Whether the name is being read from disk."""
+        """Whether the name is being read from the store or from disk."""
         return name in self._reading
 
+    def expect(self, names: Iterable[bytes]) -> None:
+        """Notes that the store of the host has these: it is asked before the disk."""
+        self._store.add(names)
+
     def read(self, name: bytes) -> list[Move] | None:
-        """Returns the moves that read a name from disk into host memory. None if it is not on disk, is being read, or
-        no slot is free."""
-        if name not in self._disk or name in self._reading:
+        """Returns the moves that read a name from the store, or else from disk, into host memory. None if neither has
+        it, it is being read, or no slot is free."""
+        is_stored = name in self._store
+        if name in self._reading or not (is_stored or name in self._disk):
             return None
-        self._disk.touch(name)
+        if not is_stored:
+            self._disk.touch(name)
         moves, slot = self._take_slot()
         if slot is None:
             return None
         self._reading[name] = slot
-        return [*moves, Move(MoveKind.READ, target=slot, name=name)]
+        return [*moves, Move(MoveKind.FETCH if is_stored else MoveKind.READ, target=slot, name=name)]
 
     def ended(self, move: Move, is_good: bool) -> None:
-        """Records the end of a READ, WRITE, KEEP or CLEAR; after a failure the name is removed."""
-        name = move.name
+        """Records the end of a READ, FETCH, WRITE, KEEP or CLEAR; after a failure the name is removed."""
         if move.kind is MoveKind.CLEAR:
             self.num_clearing -= 1
             self.num_not_cleared += not is_good
-            return
+        elif move.kind is MoveKind.FETCH:
+            self.stats.num_fetched += is_good
+            self.stats.num_missed += not is_good
+            if not is_good:
+                self._store.discard(move.name)
+            self._has_read(move.name, is_good)
+        else:
+            self._disk_ended(move, is_good)
+
+    def _disk_ended(self, move: Move, is_good: bool) -> None:
         if not is_good:
-            self._disk.discard(name)
+            self._disk.discard(move.name)
             self.stats.num_failed += 1
+        if move.kind is MoveKind.READ:
+            self.stats.num_read += self._has_read(move.name, is_good)
+            return
+        self.stats.num_written += is_good
         if move.kind is MoveKind.KEEP:
             self.num_behind -= 1
             self.num_not_kept += not is_good
-        if move.kind is not MoveKind.READ:
-            self.stats.num_written += is_good
-            return
+
+    def _has_read(self, name: bytes, is_good: bool) -> bool:
+        """Ends a read into a host slot; returns whether the name is there now."""
         slot, is_unwanted = self._reading.pop(name), name in self._unwanted
         self._unwanted.discard(name)
         if slot >= self._num_host:  # there are fewer slots since the read began
-            return
+            return False
         if is_unwanted:
             self._unwiped.add(slot)
         if is_good and not is_unwanted:
             self._host[name] = slot
-            self.stats.num_read += 1
-        else:
-            self._free.append(slot)
+            return True
+        self._free.append(slot)
+        return False
 
     def keep(self, blocks: Sequence[tuple[bytes, int]]) -> list[Move]:
         """Returns the moves that bring the disk to what is worth keeping of all tiers: what leaves it, then what is
@@ -192,6 +190,7 @@ class Tiers:
         self._free += [self._host.pop(name) for name in gone]
         self._unwanted |= {name for name in self._reading if is_of(name, owner)}
         self._unwiped |= set(self._free)
+        self._store.clear(owner)
         num = len(gone) + self._disk.clear(owner)
         if not self._disk.capacity:
             return num, []
@@ -220,6 +219,10 @@ class Tiers:
     def is_on_disk(self, name: bytes) -> bool:
         """Whether the name is on disk, or about to be."""
         return name in self._disk
+
+    def can_bring(self, name: bytes) -> bool:
+        """Whether the name is in host memory, or in the store as far as is known."""
+        return name in self._host or name in self._store
 
     def is_in_host(self, name: bytes) -> bool:
         """Whether the name is in host memory."""

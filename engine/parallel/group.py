@@ -14,7 +14,7 @@ from typing import Protocol
 
 from sluice_server.engine.errors import OutOfDeviceMemory, RankFailed, RankLost
 from sluice_server.engine.executor.step_runner import Pending
-from sluice_server.engine.kv_cache.tiers import Move, MoveKind
+from sluice_server.engine.kv_cache.moves import Move, MoveKind
 from sluice_server.engine.parallel.backlog import Backlog
 from sluice_server.engine.parallel.disk_ends import DiskEnds
 from sluice_server.engine.parallel.messages import Launch, Launched, MoveAccepted, MoveBlocks, Moved, Order, Place

@@ -7,8 +7,8 @@ import dataclasses
 from typing import TypeAlias
 
 from sluice_server.engine.kv_cache.identity import CacheIdentity
+from sluice_server.engine.kv_cache.moves import Move
 from sluice_server.engine.kv_cache.table import BlockRun
-from sluice_server.engine.kv_cache.tiers import Move
 from sluice_server.engine.plan import StepPlan
 
 

@@ -9,7 +9,7 @@ import numpy as np
 from sluice_server.engine.errors import OutOfDeviceMemory
 from sluice_server.engine.kv_cache.block_store import BlockStore
 from sluice_server.engine.kv_cache.groups import LayerGroups, one_group
-from sluice_server.engine.kv_cache.tiers import Move, MoveKind
+from sluice_server.engine.kv_cache.moves import Move, MoveKind
 from sluice_server.engine.models.given import GivenRows
 from sluice_server.engine.models.model import Model
 from sluice_server.engine.parallel.adapters import RankAdapters

@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator, Mapping
 
 from torch import Tensor
 
-from sluice_server.engine.kv_cache.tiers import Move
+from sluice_server.engine.kv_cache.moves import Move
 from sluice_server.engine.models.encoders.model import Encoder, EncoderInput
 from sluice_server.engine.plan import Placement, StepPlan, StepResult
 from sluice_server.engine.request import Pooling

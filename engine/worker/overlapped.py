@@ -16,7 +16,7 @@ from torch import Tensor
 
 from sluice_server.engine.errors import OutOfDeviceMemory
 from sluice_server.engine.kv_cache.block_store import BlockStore
-from sluice_server.engine.kv_cache.tiers import Move
+from sluice_server.engine.kv_cache.moves import Move
 from sluice_server.engine.models.model import Model
 from sluice_server.engine.plan import IN_FLIGHT, Placement, StepPlan
 from sluice_server.engine.worker.device import Device

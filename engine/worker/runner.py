@@ -13,7 +13,7 @@ from torch import Tensor
 
 from sluice_server.engine.kv_cache.block_store import BlockStore
 from sluice_server.engine.kv_cache.groups import LayerGroups, one_group
-from sluice_server.engine.kv_cache.tiers import Move
+from sluice_server.engine.kv_cache.moves import Move
 from sluice_server.engine.models.model import Model
 from sluice_server.engine.plan import StepPlan, StepResult
 from sluice_server.engine.plugins.sampling import NO_SAMPLING, SamplingPlugins

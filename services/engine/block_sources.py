@@ -22,12 +22,19 @@ def fetcher_of(built: BuiltEngine, process: Process, closing: contextlib.ExitSta
     """Returns what fetches blocks from other engines and the store of this host; None if that is off, or cannot be."""
     if built.shared is None or built.store is None:
         return None
-    made = (_carrier(built, process, closing), _store(built, process, closing), _network(built, process, closing))
+    store = _store(built, process, closing)
+    level = store if built.engine.scheduler.cache.tiers is not None else None
+    made = (_carrier(built, process, closing), None if level else store, _network(built, process, closing))
     sources = [one for one in made if one is not None]
-    return BlockFetcher(built.engine, SeveralSources(sources), built.store.fill, time.monotonic) if sources else None
+    if not sources and level is None:
+        return None
+    fetcher = BlockFetcher(built.engine, SeveralSources(sources), built.store.fill, time.monotonic, level)
+    if level is not None:
+        built.store.fetch_from(level, fetcher.worth_s)
+    return fetcher
 
 
-def _store(built: BuiltEngine, process: Process, closing: contextlib.ExitStack) -> BlockSource | None:
+def _store(built: BuiltEngine, process: Process, closing: contextlib.ExitStack) -> StoreLink | None:
     """Returns the store of this host; None without one."""
     path = process.engine_config.kv_store
     if not path:

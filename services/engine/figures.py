@@ -105,13 +105,14 @@ def _tiers(tiers: Tiers | None) -> Iterator[MetricSample]:
 
 
 def shared_figures(engine: Engine, fetcher: BlockFetcher) -> Iterator[MetricSample]:
-    """Yields the blocks that this engine offered to others and fetched from them."""
-    offers = engine.scheduler.cache.offers
+    """Yields the blocks that this engine offered to others and fetched from them, or from the store of the host."""
+    offers, tiers = engine.scheduler.cache.offers, engine.scheduler.cache.tiers
+    fetched, missed = (0, 0) if tiers is None else (tiers.stats.num_fetched, tiers.stats.num_missed)
     if offers is not None:
         yield MetricSample(catalogue.MOVES, offers.num_offered, ("offered",))
         yield MetricSample(catalogue.MOVES, offers.num_refused, ("refused",))
-    yield MetricSample(catalogue.MOVES, fetcher.num_fetched, ("fetched",))
-    yield MetricSample(catalogue.MOVES, fetcher.num_missed, ("missed",))
+    yield MetricSample(catalogue.MOVES, fetcher.num_fetched + fetched, ("fetched",))
+    yield MetricSample(catalogue.MOVES, fetcher.num_missed + missed, ("missed",))
 
 
 def image_figures(images: EncoderCache | None) -> Iterator[MetricSample]:

@@ -9,7 +9,7 @@ from collections.abc import Callable, Container
 
 from sluice_server.engine.config import EngineConfig
 from sluice_server.engine.errors import Code, RankLost, ServiceError
-from sluice_server.engine.kv_cache.tiers import Move
+from sluice_server.engine.kv_cache.moves import Move
 from sluice_server.engine.parallel.messages import (
     Connected,
     Hello,

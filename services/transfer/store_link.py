@@ -1,7 +1,8 @@
 """An engine's link to the store of its host: its blocks for the store, and the store's for it.
 
 A thread of its own connects, again and again while there is no store, and hears what the store says. The engine reads
-the store's memory, which it keeps when the store has ended.
+the store's memory, which it keeps when the store has ended: by `holds` and `blocks` where the store is a level of its
+tiers, else as a `BlockSource`.
 """
 
 import contextlib
@@ -11,7 +12,7 @@ import socket
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from functools import partial
 
 from sluice_server.engine.kv_cache.shared_slots import ReadSlots, SharedSlots
@@ -62,26 +63,42 @@ class StoreLink:
 
     def find(self, names: Sequence[bytes], end_s: float) -> Mapping[bytes, Callable[[], bytes | None]]:
         """Implements `BlockSource.find`, at once."""
-        memory, on_disk = self._memory, self._on_disk
-        self._slow = {}
+        memory, self._slow = self._memory, {}
         if memory is None:
             return {}
         found = {name: partial(memory.read, place) for name, place in memory.find(names).items()}
         lacking = [name for name in names if name not in found]
-        if on_disk is None or self._link is None or not lacking:
-            return found
-        self._slow = {name: end_s for name in on_disk.find(lacking)}
-        return found | {name: partial(self._awaited, memory, name) for name in self._slow}
+        self._slow = dict.fromkeys(self._listed(lacking), end_s)
+        return found | {name: partial(self._slowly, memory, name) for name in self._slow}
 
     def begin(self, names: Sequence[bytes], end_s: float) -> None:
         """Implements `BlockSource.begin`: has the store read what is on disk alone."""
         asked = [name for name in names if name in self._slow]
         self._slow |= dict.fromkeys(asked, end_s)
-        for first in range(0, len(asked), MAX_NAMES):
-            link = self._link
-            with contextlib.suppress(OSError):
-                if link is not None:
-                    link.send(joined(asked[first : first + MAX_NAMES]), socket.MSG_DONTWAIT)
+        self._ask(asked)
+
+    def holds(self, names: Sequence[bytes]) -> Collection[bytes]:
+        """Implements `StoreLevel.holds`."""
+        memory = self._memory
+        if memory is None or not names:
+            return ()
+        found = memory.find(names).keys()
+        return found | self._listed([name for name in names if name not in found])
+
+    def blocks(self, names: Sequence[bytes], end_s: float) -> Iterator[bytes | None]:
+        """Implements `StoreBlocks.blocks`; in any thread."""
+        memory = self._memory
+        places = {} if memory is None else memory.find(names)
+        self._ask([name for name in names if name not in places])
+        for name in names:
+            if memory is None or time.monotonic() >= end_s:
+                yield None
+                continue
+            data = memory.read(places[name]) if name in places else None
+            if data is None:
+                self._ask([name])  # again: others may have taken its place, or come before it
+                data = self._awaited(memory, name, end_s)
+            yield data
 
     def release(self, names: Sequence[bytes]) -> None:
         """Implements `BlockSource.release`: the store keeps its blocks under no lease."""
@@ -112,13 +129,30 @@ class StoreLink:
                 link.shutdown(socket.SHUT_RDWR)
         self._thread.join()
 
-    def _awaited(self, memory: ReadSlots, name: bytes) -> bytes | None:
-        """Returns a block that the store is reading from disk; None if that takes too long."""
-        end_s = min(self._slow.get(name, 0.0), time.monotonic() + DISK_WAIT_S)
+    def _listed(self, names: Sequence[bytes]) -> Collection[bytes]:
+        """Returns which of these the store has on disk, if it runs."""
+        on_disk = self._on_disk
+        return () if on_disk is None or self._link is None or not names else on_disk.find(names).keys()
+
+    def _ask(self, names: Sequence[bytes]) -> None:
+        """Has the store read blocks from disk into memory."""
+        for first in range(0, len(names), MAX_NAMES):
+            link = self._link
+            with contextlib.suppress(OSError):
+                if link is not None:
+                    link.send(joined(names[first : first + MAX_NAMES]), socket.MSG_DONTWAIT)
+
+    def _slowly(self, memory: ReadSlots, name: bytes) -> bytes | None:
+        return self._awaited(memory, name, self._slow.get(name, 0.0))
+
+    def _awaited(self, memory: ReadSlots, name: bytes, end_s: float) -> bytes | None:
+        """Returns a block that the store is reading from disk; None if that takes too long, or there is no such
+        block."""
+        end_s = min(end_s, time.monotonic() + DISK_WAIT_S)
         while True:
             place = memory.find([name]).get(name)
             data = None if place is None else memory.read(place)
-            if data is not None or time.monotonic() >= end_s:
+            if data is not None or time.monotonic() >= end_s or not self._listed([name]):
                 return data
             time.sleep(LOOK_S)
 

@@ -3,7 +3,7 @@
 import dataclasses
 import random
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 
 import pytest
@@ -18,6 +18,7 @@ from sluice_server.engine.models.config import read_config
 from sluice_server.engine.models.limits import limits_of
 from sluice_server.engine.request import EngineRequest, SamplingParams
 from sluice_server.engine.transfer import BlockFetcher
+from sluice_server.services.transfer.store_link import SeveralSources
 from tests.engine.test_engine_oracle import GEMMA2, GPT_OSS, SHARED, named
 from tests.oracle.checkpoints import Shape, make_checkpoint
 
@@ -123,6 +124,46 @@ def test_tokens_are_equal_and_full_blocks_are_cached(
             assert cached == 0 and fetcher.num_missed
         else:
             assert cached < full
+        second.close()
+
+
+class Store(Lossy):
+    """The memory as the store of the host, a level of the tiers: some of what it holds does not come."""
+
+    def holds(self, names: Sequence[bytes]) -> Sequence[bytes]:
+        """All that is offered."""
+        return list(self._memory.find(names))
+
+    def blocks(self, names: Sequence[bytes], end_s: float) -> Iterator[bytes | None]:
+        """Reads one after the other."""
+        for name in names:
+            yield self.find([name], end_s)[name]()
+
+
+@pytest.mark.parametrize("name", ["llama", "mistral-window"])
+def test_the_store_is_a_level_below_the_host_memory(tmp_path: Path, name: str) -> None:
+    shape = SHAPES[name]
+    make_checkpoint(tmp_path, shape)
+    rng = random.Random(4)
+    prompt = tuple(rng.randrange(shape.vocab) for _ in range(203))
+    params = SamplingParams(max_tokens=NUM, temperature=0.9, seed=5, ignore_eos=True)
+    asked = EngineRequest("a" * 32, prompt, params, cache_salt=b"t")
+    first = make(tmp_path)
+    assert first.shared is not None and first.store is not None
+    alone, _ = finish(first.engine, asked)
+    memory = ReadSlots(first.shared.file, first.store.block_bytes, first.store.layout)
+    first.close()
+    for loses, least in ((lambda i: False, 200), (lambda i: i >= 12, 96), (lambda i: True, 0)):
+        second = make(tmp_path, host_cache_bytes=1 << 20)
+        assert second.store is not None and (tiers := second.engine.scheduler.cache.tiers) is not None
+        store = Store(memory, loses)
+        fetcher = BlockFetcher(second.engine, SeveralSources([]), second.store.fill, time.monotonic, store)
+        second.store.fetch_from(store, lambda num: 60.0)
+        fetcher.fetch(asked)
+        assert second.engine.scheduler.cache.num_free == second.engine.scheduler.cache.num_blocks, "nothing is held"
+        ids, cached = finish(second.engine, asked)
+        assert (ids, cached) == (alone, least)
+        assert tiers.stats.num_fetched == least // 8 and (tiers.stats.num_missed > 0) is (least < 200)
         second.close()
 
 

@@ -7,7 +7,7 @@ import pytest
 
 from sluice_server.engine.engine import Engine
 from sluice_server.engine.kv_cache.cache import KVCache
-from sluice_server.engine.kv_cache.tiers import Move
+from sluice_server.engine.kv_cache.moves import Move
 from sluice_server.engine.plan import StepPlan, StepResult
 from sluice_server.engine.request import FinishReason, Limits, SamplingParams
 from sluice_server.engine.scheduler.scheduler import Scheduler

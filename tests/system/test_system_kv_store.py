@@ -1,6 +1,7 @@
-"""A store beside a service: blocks outlive the service, and the store's end under load costs no token.
+"""A store of a service: blocks outlive the service, and the store's end under load costs no token.
 
-Long: `pytest -m long`. Stores and links are tested in `services/kvstore`.
+With a host tier the store is a level of the tiers, and is read while others are computed; without, it is asked like
+another engine. Long: `pytest -m long`. Stores and links are tested in `services/kvstore`.
 """
 
 import contextlib
@@ -16,6 +17,7 @@ from benchmarks.streams import at_phase, stream_all, varied
 from tests.faults.test_faults_kill import check_undisturbed
 from tests.system.service import Service, serve, spec
 
+WAYS = {"beside": (), "level": ("--host-cache-bytes", str(1 << 24))}
 PROMPTS = [[first, *range(100, 740)] for first in range(11, 17)]
 
 
@@ -48,18 +50,19 @@ def answer(running: Service, ids: list[int]) -> tuple[str, int]:
 
 
 @pytest.mark.long
-def test_blocks_outlive_the_service_and_the_store(tmp_path: Path) -> None:
-    path = tmp_path / "store"
+@pytest.mark.parametrize("way", WAYS)
+def test_blocks_outlive_the_service_and_the_store(tmp_path: Path, way: str) -> None:
+    path, more = tmp_path / "store", WAYS[way]
     found: list[list[int]] = []
     with store(path):
-        with service(path) as first:
+        with service(path, *more) as first:
             texts = [answer(first, ids) for ids in PROMPTS]
             assert [cached for _, cached in texts] == [0] * len(PROMPTS)
-        with service(path) as second:  # in the memory of the store
+        with service(path, *more) as second:  # in the memory of the store
             again = [answer(second, ids) for ids in PROMPTS]
             assert [text for text, _ in again] == [text for text, _ in texts]
             found.append([cached for _, cached in again])
-    with store(path), service(path) as third:  # on disk
+    with store(path), service(path, *more) as third:  # on disk
         again = [answer(third, ids) for ids in PROMPTS]
         assert [text for text, _ in again] == [text for text, _ in texts]
         found.append([cached for _, cached in again])
@@ -68,9 +71,10 @@ def test_blocks_outlive_the_service_and_the_store(tmp_path: Path) -> None:
 
 
 @pytest.mark.long
-def test_a_store_that_is_killed_under_load_costs_no_token(tmp_path: Path) -> None:
+@pytest.mark.parametrize("way", WAYS)
+def test_a_store_that_is_killed_under_load_costs_no_token(tmp_path: Path, way: str) -> None:
     path, specs = tmp_path / "store", varied(8, 60)
-    with service(path, "--engines", "2") as running:
+    with service(path, "--engines", "2", *WAYS[way]) as running:
         undisturbed = stream_all(running.address, specs)
         with store(path) as process:
             check_undisturbed(stream_all(running.address, specs, at_phase("decode", 3, process.kill)), undisturbed)

@@ -7,7 +7,7 @@ import numpy as np
 import torch
 
 from sluice_server.engine.kv_cache.block_store import BlockStore
-from sluice_server.engine.kv_cache.tiers import Move, MoveKind
+from sluice_server.engine.kv_cache.moves import Move, MoveKind
 from sluice_server.engine.models.model import Model
 from sluice_server.engine.scheduler.costs import PreemptionCosts
 from sluice_server.kernels.layout.metadata import AttentionMetadata

@@ -11,7 +11,7 @@ import torch
 from sluice_server.engine.kv_cache.block_files import BlockFiles, check_directory
 from sluice_server.engine.kv_cache.block_store import BlockStore
 from sluice_server.engine.kv_cache.identity import CacheIdentity
-from sluice_server.engine.kv_cache.tiers import Move, MoveKind
+from sluice_server.engine.kv_cache.moves import Move, MoveKind
 
 NAME, OTHER = bytes(range(32)), bytes(32)
 

@@ -7,11 +7,12 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, 
 
 from sluice_server.engine.kv_cache.cache import KVCache
 from sluice_server.engine.kv_cache.identity import UNNAMED
+from sluice_server.engine.kv_cache.moves import MoveKind
 from sluice_server.engine.kv_cache.pool import BlockPool, EvictionClass
 from sluice_server.engine.kv_cache.prefix import name_block, root
 from sluice_server.engine.kv_cache.sizes import Window
 from sluice_server.engine.kv_cache.table import BlockTable
-from sluice_server.engine.kv_cache.tiers import MoveKind, Tiers
+from sluice_server.engine.kv_cache.tiers import Tiers
 from tests.engine.kv_cache.replica import Replica
 
 SIZE = 4

@@ -10,7 +10,8 @@ from hypothesis import strategies as st
 from sluice_server.engine.kv_cache.block_files import DIGEST_BYTES, BlockFile, BlockFiles
 from sluice_server.engine.kv_cache.disk_books import DiskBooks, Listed
 from sluice_server.engine.kv_cache.disk_upkeep import LOOK_S, DiskUpkeep
-from sluice_server.engine.kv_cache.tiers import Move, MoveKind, Tiers
+from sluice_server.engine.kv_cache.moves import Move, MoveKind
+from sluice_server.engine.kv_cache.tiers import Tiers
 
 BLOCK = 100
 

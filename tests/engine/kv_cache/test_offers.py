@@ -17,11 +17,11 @@ from hypothesis.stateful import (
 from sluice_server.engine.kv_cache.cache import KVCache
 from sluice_server.engine.kv_cache.identity import UNNAMED
 from sluice_server.engine.kv_cache.imports import PrefixImport
+from sluice_server.engine.kv_cache.moves import MoveKind
 from sluice_server.engine.kv_cache.offers import LEASE_S, Offers
 from sluice_server.engine.kv_cache.prefix import root
 from sluice_server.engine.kv_cache.sizes import Window
 from sluice_server.engine.kv_cache.table import BlockTable
-from sluice_server.engine.kv_cache.tiers import MoveKind
 
 SIZE = 4
 ROOT = root(UNNAMED, b"a")

@@ -8,12 +8,13 @@ import torch
 
 from sluice_server.engine.kv_cache.block_store import BlockStore
 from sluice_server.engine.kv_cache.cache import KVCache
+from sluice_server.engine.kv_cache.moves import Move, MoveKind
 from sluice_server.engine.kv_cache.pool import BlockPool, EvictionClass
 from sluice_server.engine.kv_cache.prefix import tenant_root
 from sluice_server.engine.kv_cache.resizing import evacuate, num_outside, set_limit
 from sluice_server.engine.kv_cache.sizes import Window
 from sluice_server.engine.kv_cache.table import BlockTable
-from sluice_server.engine.kv_cache.tiers import Move, MoveKind, Tiers
+from sluice_server.engine.kv_cache.tiers import Tiers
 from sluice_server.kernels.cpu import memory
 
 SIZE = 4

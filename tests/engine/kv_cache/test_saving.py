@@ -9,10 +9,11 @@ import torch
 
 from sluice_server.engine.kv_cache.block_store import BlockStore
 from sluice_server.engine.kv_cache.cache import KVCache
+from sluice_server.engine.kv_cache.moves import Move, MoveKind
 from sluice_server.engine.kv_cache.prefix import tenant_root
 from sluice_server.engine.kv_cache.saving import save_cache
 from sluice_server.engine.kv_cache.table import BlockTable
-from sluice_server.engine.kv_cache.tiers import Move, MoveKind, Tiers
+from sluice_server.engine.kv_cache.tiers import Tiers
 from tests.engine.kv_cache.test_block_store import names_on_disk
 
 ROOT = tenant_root(b"", "acme")

@@ -9,11 +9,13 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 from sluice_server.engine.kv_cache.cache import KVCache
 from sluice_server.engine.kv_cache.clearing import clear, wipe
 from sluice_server.engine.kv_cache.identity import UNNAMED
+from sluice_server.engine.kv_cache.imports import PrefixImport
+from sluice_server.engine.kv_cache.moves import Move, MoveKind
 from sluice_server.engine.kv_cache.pool import EvictionClass
-from sluice_server.engine.kv_cache.prefix import is_of, owner_of, tenant_root
+from sluice_server.engine.kv_cache.prefix import is_of, names_of, owner_of, tenant_root
 from sluice_server.engine.kv_cache.sizes import Window
 from sluice_server.engine.kv_cache.table import BlockTable
-from sluice_server.engine.kv_cache.tiers import Move, MoveKind, Tiers
+from sluice_server.engine.kv_cache.tiers import Tiers
 
 SIZE = 4
 Content = tuple[bytes, tuple[int, ...]]  # root, and all tokens up to a block's end
@@ -33,6 +35,8 @@ class TierMachine(RuleBasedStateMachine):
         self.host = [NOTHING] * num_host
         self.disk: dict[bytes, Content] = {}
         self.under_way: deque[tuple[Move, Content]] = deque()
+        self.store: dict[bytes, Content] = {}  # of the host: another process
+        self.fetched: deque[Move] = deque()
         self.tables: list[tuple[BlockTable, list[int]]] = []
 
     @rule(
@@ -96,15 +100,47 @@ class TierMachine(RuleBasedStateMachine):
                 self.host[move.target] = self.disk[move.name] if is_found else NOTHING
             self.cache.moved(move, is_found)
 
+    @rule(num=st.integers(1, 9), is_good=st.sampled_from([True, True, False]))
+    def store_gives(self, num: int, is_good: bool) -> None:
+        """Beside the disk: the two end in any order."""
+        for _ in range(min(num, len(self.fetched))):
+            move = self.fetched.popleft()
+            is_found = is_good and move.name in self.store
+            if is_found:
+                self.host[move.target] = self.store[move.name]
+            self.cache.moved(move, is_found)
+
+    @rule(num=st.integers(1, 9), is_known=st.booleans())
+    def store_copies(self, num: int, is_known: bool) -> None:
+        """What is offered, and some of it without a word."""
+        named = [block for block in range(1, 6) if self.cache.index.has(block)][:num]
+        for block in named:
+            name = self.cache.index.name_of(block)
+            assert name is not None
+            self.store[name] = self.device[block]
+            if is_known:
+                self.tiers.expect([name])
+
+    @rule(data=st.data(), is_known=st.booleans())
+    def store_dies(self, data: st.DataObject, is_known: bool) -> None:
+        """Another one takes its place, which has nothing; or it has let go of what was used longest ago."""
+        if is_known:
+            self.tiers.expect(self.store)
+        for name in data.draw(st.sets(st.sampled_from(sorted(self.store)))) if self.store else ():
+            del self.store[name]
+
     @rule(tenant=st.sampled_from(["a", "b", ""]), limit=st.integers(1, 9), is_at_once=st.booleans())
     def clear_a_tenant(self, tenant: str, limit: int, is_at_once: bool) -> None:
         owner = owner_of(tenant) if tenant else b""
         clear(self.cache, owner, [table for table, _ in self.tables if is_of(table.root, owner)])
+        self.store = {name: one for name, one in self.store.items() if not is_of(name, owner)}
+        assert not any(map(self.tiers.can_bring, [name for name in self.store if is_of(name, owner)]))
         if is_at_once:
             while wipe(self.cache, limit):
                 pass
             self.carry_out()
             self.disk_works(100, is_good=True)
+            self.store_gives(100, is_good=True)
             self.carry_out()
             while wipe(self.cache, limit):
                 pass
@@ -146,6 +182,8 @@ class TierMachine(RuleBasedStateMachine):
                 self.device[move.target] = NOTHING
             elif move.kind is MoveKind.WIPE_SLOT:
                 self.host[move.target] = NOTHING
+            elif move.kind is MoveKind.FETCH:
+                self.fetched.append(move)
             else:
                 self.under_way.append((move, self.host[move.source] if move.kind is MoveKind.WRITE else NOTHING))
 
@@ -168,6 +206,45 @@ def test_what_is_worth_keeping_goes_to_disk_at_the_end() -> None:
     ]
     assert tiers.disk_names == (name(1), name(3), name(2), name(4))
     tiers.check()
+
+
+def test_the_store_is_asked_before_the_disk_and_believed_until_it_fails() -> None:
+    tiers = Tiers(num_host=2, num_disk=4, on_disk=(name(1),))
+    assert tiers.read(name(2)) is None and not tiers.can_bring(name(1))
+    tiers.expect([name(1), name(2)])
+    assert tiers.can_bring(name(2))
+    first, second = (Move(MoveKind.FETCH, target=at, name=name(at + 1)) for at in range(2))
+    assert tiers.read(name(1)) == [first] and tiers.read(name(2)) == [second]
+    assert tiers.is_reading(name(1)) and tiers.read(name(1)) is None
+    tiers.ended(first, is_good=False)
+    tiers.ended(second, is_good=True)
+    assert tiers.touch(name(2)) and (tiers.stats.num_fetched, tiers.stats.num_missed) == (1, 1)
+    assert tiers.read(name(1)) == [Move(MoveKind.READ, target=0, name=name(1))] and tiers.is_on_disk(name(1))
+    tiers.check()
+
+
+def test_what_is_cached_behind_a_block_of_the_host_is_found_with_it() -> None:
+    tiers = Tiers(num_host=4, num_disk=0)
+    cache = KVCache(5, SIZE, True, tiers)
+    root = tenant_root(UNNAMED.encoded(), "a")
+    tokens = list(range(4 * SIZE))
+    names = names_of(root, tokens, SIZE)
+    tiers.expect(names[:1])
+    imported = PrefixImport(cache, root, tokens)
+    assert imported.lacking() == names[:3]
+    for one in imported.wanted(names):
+        if one != names[0]:
+            block = imported.take(one)
+            assert block is not None
+            imported.complete(block)
+    imported.end()
+    table = BlockTable(root)
+    assert cache.is_awaited(table, tokens)
+    (fetch,) = cache.take_moves()
+    cache.moved(fetch, is_good=True)
+    assert cache.match(table, tokens).num == 3 and not cache.is_awaited(table, tokens)
+    assert [move.kind for move in cache.take_moves()] == [MoveKind.RESTORE]
+    cache.check([])
 
 
 def test_no_more_is_kept_than_the_disk_may_hold() -> None:

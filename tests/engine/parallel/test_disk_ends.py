@@ -1,6 +1,6 @@
 """A block is on disk if it is on every rank's."""
 
-from sluice_server.engine.kv_cache.tiers import Move, MoveKind
+from sluice_server.engine.kv_cache.moves import Move, MoveKind
 from sluice_server.engine.parallel.disk_ends import DiskEnds
 
 READ, WRITE = Move(MoveKind.READ, -1, 3, b"a"), Move(MoveKind.WRITE, 2, -1, b"b")

@@ -8,7 +8,7 @@ import pytest
 
 from sluice_server.engine.config import EngineConfig
 from sluice_server.engine.errors import OutOfDeviceMemory, RankLost
-from sluice_server.engine.kv_cache.tiers import Move, MoveKind
+from sluice_server.engine.kv_cache.moves import Move, MoveKind
 from sluice_server.engine.parallel.group import GroupRunner
 from sluice_server.engine.parallel.messages import Launch, MoveAccepted, MoveBlocks, Moved
 from sluice_server.engine.parallel.sums import SumsBroken

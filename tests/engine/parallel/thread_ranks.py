@@ -14,7 +14,7 @@ from typing import NamedTuple
 from sluice_server.engine.build import build_engine
 from sluice_server.engine.config import EngineConfig
 from sluice_server.engine.engine import Engine
-from sluice_server.engine.kv_cache.tiers import Move
+from sluice_server.engine.kv_cache.moves import Move
 from sluice_server.engine.models.limits import limits_of
 from sluice_server.engine.models.registry import read_served
 from sluice_server.engine.parallel.build import RankPart, build_rank

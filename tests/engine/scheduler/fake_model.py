@@ -8,8 +8,8 @@ import random
 from collections import deque
 from collections.abc import Sequence
 
+from sluice_server.engine.kv_cache.moves import Move, MoveKind
 from sluice_server.engine.kv_cache.prefix import is_of
-from sluice_server.engine.kv_cache.tiers import Move, MoveKind
 from sluice_server.engine.plan import (
     IN_FLIGHT,
     DraftRequest,

@@ -11,11 +11,12 @@ from sluice_server.engine.kv_cache import prefix
 from sluice_server.engine.kv_cache import table as table_module
 from sluice_server.engine.kv_cache.cache import KVCache
 from sluice_server.engine.kv_cache.lookup import PrefixLookup
+from sluice_server.engine.kv_cache.moves import Move, MoveKind
 from sluice_server.engine.kv_cache.pool import BlockPool
 from sluice_server.engine.kv_cache.prefix import PrefixIndex
 from sluice_server.engine.kv_cache.sizes import CacheSizes
 from sluice_server.engine.kv_cache.table import BlockTable, CachedPrefix
-from sluice_server.engine.kv_cache.tiers import Move, MoveKind, Tiers
+from sluice_server.engine.kv_cache.tiers import Tiers
 from tests.engine.scheduler.seeded_bugs import Bug, assert_noticed
 
 

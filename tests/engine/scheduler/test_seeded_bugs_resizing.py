@@ -8,10 +8,11 @@ import pytest
 from sluice_server.engine.errors import ServiceError
 from sluice_server.engine.kv_cache import resizing as cache_resizing
 from sluice_server.engine.kv_cache.cache import KVCache
+from sluice_server.engine.kv_cache.moves import Move
 from sluice_server.engine.kv_cache.pool import OFFLINE, BlockPool, EvictionClass
 from sluice_server.engine.kv_cache.prefix import PrefixIndex
 from sluice_server.engine.kv_cache.table import BlockTable
-from sluice_server.engine.kv_cache.tiers import Move, Tiers
+from sluice_server.engine.kv_cache.tiers import Tiers
 from sluice_server.engine.scheduler import resizing
 from sluice_server.engine.scheduler.resizing import CacheResizer
 from sluice_server.engine.scheduler.state import SchedulerState

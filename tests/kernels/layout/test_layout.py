@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from sluice_server.engine.kv_cache.block_store import BlockStore
-from sluice_server.engine.kv_cache.tiers import Move, MoveKind
+from sluice_server.engine.kv_cache.moves import Move, MoveKind
 from sluice_server.kernels import ops
 from sluice_server.kernels.layout.layout import blocks_of, new_layers, slots_of
 

@@ -94,6 +94,27 @@ def test_a_store_that_ends_is_read_on_and_a_new_one_takes_its_place(tmp_path: Pa
             until(lambda: read(link, OF_GROUP) == b"y" * BYTES)
 
 
+def blocks(link: StoreLink, *names: bytes, seconds: float = 5.0) -> list[bytes | None]:
+    return list(link.blocks(names, time.monotonic() + seconds))
+
+
+def test_a_level_of_the_tiers_reads_memory_and_disk_in_one_batch(tmp_path: Path) -> None:
+    path, other = tmp_path / "store", b"z" * 32
+    with store(path, num=2, num_disk=8), engine(path) as (slots, link):
+        assert not link.holds([NAME]) and blocks(link, NAME) == [None]  # there is no store yet
+        for at, name in enumerate((NAME, OF_GROUP, other)):
+            slots.write(at, name, name[-1:] * BYTES)
+            until(lambda name=name: name in link.holds([name]))  # type: ignore[misc] # of lambdas
+        names = NAME, b"q" * 32, OF_GROUP, other
+        assert set(link.holds(names)) == {NAME, OF_GROUP, other}
+        wanted = [NAME[-1:] * BYTES, None, OF_GROUP[-1:] * BYTES, other[-1:] * BYTES]
+        until(lambda: blocks(link, *names) == wanted)
+        assert blocks(link, *names, seconds=0.0) == [None] * 4
+    assert NAME not in link.holds(names)  # on the disk of a store that has ended
+    start = time.monotonic()
+    assert blocks(link, NAME) == [None] and time.monotonic() - start < 5.0
+
+
 def test_blocks_of_another_model_are_neither_taken_nor_given(tmp_path: Path) -> None:
     path = tmp_path / "store"
     with store(path) as made, engine(path) as (slots, link), engine(path, b"other") as (stranger, other):

@@ -13,8 +13,8 @@ import zmq
 
 from sluice_server.engine.config import EngineConfig
 from sluice_server.engine.errors import RankLost, ServiceError
+from sluice_server.engine.kv_cache.moves import Move, MoveKind
 from sluice_server.engine.kv_cache.table import BlockRun
-from sluice_server.engine.kv_cache.tiers import Move, MoveKind
 from sluice_server.engine.parallel.messages import (
     FillSlot,
     Hello,
