@@ -41,12 +41,14 @@ def undisturbed(service: Service) -> list[Received]:
 
 
 def test_a_conversation_finds_its_prefix_at_whatever_engine_has_it(service: Service) -> None:
-    ids = list(range(100, 164))
+    """What an engine has generated is part of it."""
+    ids, new = list(range(100, 164)), 64
     with service.stub() as stub:
         for turn in range(6):
-            ids += range(200 + 64 * turn, 264 + 64 * turn)
-            answer = stub.Generate(inference_pb2.GenerateRequest(spec=spec(ids, 1)), timeout=60)
-            assert (answer.usage.cached_tokens >= len(ids) - 64 - 32) is (turn > 0), turn
+            ids += range(200 + new * turn, 200 + new * (turn + 1))
+            answer = stub.Generate(inference_pb2.GenerateRequest(spec=spec(ids, 96)), timeout=60)
+            assert (answer.usage.cached_tokens >= len(ids) - new - 32) is (turn > 0), turn
+            ids += [token.id for token in answer.outputs[0].tokens]
             generate(stub, spec([3 + turn], 1))  # which would take its turn at an engine
 
 
