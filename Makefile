@@ -293,5 +293,27 @@ bench-cpu: $(VENV)/.run ## what rounding costs, memory, and this engine and serv
 	done
 	$(BIN)/python -m benchmarks.cpu.plots
 
+# Each line takes ten minutes at most, can be run by itself, and goes on where it was stopped; TRACE: a file of Mooncake's
+# or Azure's traces (docs/benchmarks.md) beside the lengths that are drawn.
+PEER_RUNS ?= 5
+OPEN_LOAD = $(BIN)/python -m benchmarks.cpu.open_load --rounds $(PEER_RUNS)
+
+.PHONY: bench-open bench-peers
+bench-open: $(VENV)/.run ## requests a second that keep goals for latency, bursts and static batches, beside vLLM: TRACE=…
+	$(BIN)/python -m benchmarks.cpu.peer_settings
+	$(OPEN_LOAD)
+	$(if $(TRACE),$(OPEN_LOAD) --trace $(TRACE) --only goodput)
+	$(BIN)/python -m benchmarks.cpu.batching --runs $(PEER_RUNS)
+
+bench-peers: bench-open ## all of that, steps, prefill, long contexts and service beside vLLM and llama.cpp: docs/peers.md
+	$(BIN)/python -m benchmarks.cpu.decode 61M --runs $(PEER_RUNS) --result cpu_decode_61M_float32 \
+		--only "float32,llama.cpp f32,vLLM float32"
+	$(BIN)/python -m benchmarks.cpu.service 61M --runs $(PEER_RUNS) --result cpu_service_61M_float32 \
+		--streams 1,8,32 --rounds 2 --only "sluice float32,vLLM"
+	$(BIN)/python -m benchmarks.cpu.long_context --runs $(PEER_RUNS) --parts decode,shared
+	$(BIN)/python -m benchmarks.cpu.long_context --runs $(PEER_RUNS) --parts prefill
+	$(BIN)/python -m benchmarks.cpu.plots
+	$(BIN)/python -m benchmarks.cpu.peers_report
+
 clean: ## remove the virtual environment and caches
 	rm -rf $(VENV) .mypy_cache .ruff_cache .pytest_cache .hypothesis

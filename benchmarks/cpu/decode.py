@@ -22,9 +22,10 @@ from benchmarks.machine import end_as_asked, median, write
 PEERS = Path(__file__).parent / "peers"
 VENVS = CACHE.parent / "peers"
 ROUNDED = ("llama.cpp q8_0", "llama.cpp q4_0")
+VLLM = ("vLLM float32", "vLLM bfloat16")
 CONTESTANTS = {
     "6.5M": ("float32", "bfloat16", "int8", "bare", "llama.cpp f32", "llama.cpp q8_0", "vLLM float32"),
-    "61M": ("float32", "bfloat16", "int8", "int4", "llama.cpp bf16", *ROUNDED, "vLLM bfloat16"),
+    "61M": ("float32", "bfloat16", "int8", "int4", "llama.cpp f32", "llama.cpp bf16", *ROUNDED, *VLLM),
     "135M": ("float32", "int8", "int8+", "int4", "int4+", "llama.cpp f32", *ROUNDED),
     "474M": ("bfloat16", "int8", "int8+", "int4", "llama.cpp bf16", *ROUNDED, "vLLM bfloat16"),
 }
@@ -40,10 +41,10 @@ class Contestant:
     steps: dict[int, list[float]] = dataclasses.field(default_factory=dict)
     prefills: list[float] = dataclasses.field(default_factory=list)
 
-    def ask(self, what: str, batch: int = 1, steps: int = 0) -> list[float]:
+    def ask(self, what: str, **sizes: int) -> list[float]:
         """Seconds of what was asked for."""
         assert self.process.stdin is not None
-        self.process.stdin.write(json.dumps({"what": what, "batch": batch, "steps": steps}) + "\n")
+        self.process.stdin.write(json.dumps({"what": what, **sizes}) + "\n")
         self.process.stdin.flush()
         seconds: list[float] = self.answer()["seconds"]
         return seconds
@@ -70,9 +71,8 @@ def command(name: str, shape: str) -> list[str]:
     return [sys.executable, "-m", "benchmarks.cpu.own_worker", shape, form]
 
 
-def start(name: str, shape: str, log: Path) -> Contestant | None:
+def start(name: str, line: list[str], log: Path) -> Contestant | None:
     """A contestant that is ready; None, and why, if it cannot be."""
-    line = command(name, shape)
     environment = {**os.environ, "OMP_NUM_THREADS": os.environ["BENCH_THREADS"]}
     if " " in name:
         environment.pop("PYTHONPATH", None)
@@ -95,8 +95,10 @@ def measure(contestants: list[Contestant], batches: tuple[int, ...], steps: int)
     """One run of each, in turn."""
     for contestant in contestants:
         for batch in batches:
-            contestant.steps.setdefault(batch, []).append(median(contestant.ask("decode", batch, steps)) * 1e3)
-        contestant.prefills += [512 / took for took in contestant.ask("prefill")]
+            contestant.steps.setdefault(batch, []).append(
+                median(contestant.ask("decode", batch=batch, steps=steps)) * 1e3
+            )
+        contestant.prefills += [512 / took for took in contestant.ask("prefill", batch=1, steps=0)]
 
 
 def table(contestants: list[Contestant]) -> dict[str, object]:
@@ -105,7 +107,9 @@ def table(contestants: list[Contestant]) -> dict[str, object]:
         one.name: {
             "about": one.about,
             "step_ms": {str(batch): round(median(runs), 2) for batch, runs in one.steps.items()},
+            "step_ms_runs": {str(batch): [round(run, 2) for run in runs] for batch, runs in one.steps.items()},
             "prefill_tokens_per_s": round(median(one.prefills)) if one.prefills else None,
+            "prefill_runs": [round(run) for run in one.prefills],
         }
         for one in contestants
     }
@@ -122,6 +126,7 @@ def main() -> None:
     parser.add_argument("--batches", default="1,8,32")
     parser.add_argument("--threads", default="2")
     parser.add_argument("--clock", choices=("wall", "cpu"), default="wall")
+    parser.add_argument("--result", help="name of the file in benchmarks/results; cpu_decode_SHAPE")
     options = parser.parse_args()
     os.environ.update(BENCH_THREADS=options.threads, BENCH_CLOCK=options.clock)
     batches = tuple(int(batch) for batch in options.batches.split(","))
@@ -130,7 +135,7 @@ def main() -> None:
     if unknown := [name for name in names if name not in known]:
         parser.error(f"--only {unknown[0]!r}: there is {', '.join(known)}")
     log = CACHE / f"{options.shape}.log"
-    found = [start(name, options.shape, log) for name in names]
+    found = [start(name, command(name, options.shape), log) for name in names]
     contestants = [one for one in found if one is not None]
     try:
         for run in range(options.runs):
@@ -144,7 +149,7 @@ def main() -> None:
     line = f"python -m benchmarks.cpu.decode {options.shape} --runs {options.runs} --steps {options.steps}"
     line += f" --threads {options.threads} --clock {options.clock}"
     about = {"runs": options.runs, "threads": int(options.threads), "clock": options.clock}
-    write(f"cpu_decode_{options.shape}", line, {**about, "contestants": table(contestants)})
+    write(options.result or f"cpu_decode_{options.shape}", line, {**about, "contestants": table(contestants)})
 
 
 if __name__ == "__main__":

@@ -1,59 +1,92 @@
-"""A closed loop of streamed completions on a server with OpenAI's HTTP interface, as light as it can be: one connection
-a stream, kept, and server-sent events counted without being parsed.
+"""Streamed completions on a server with OpenAI's HTTP interface, as light as they can be: connections that are kept,
+and server-sent events counted without being parsed. A closed loop, and a way to send for an open one.
 
-In come an address and what to send, out come samples as those of `sluice bench`. Knows nothing of who serves.
+In come an address and what to send, out come samples as those of `sluice bench`, or flights. Knows nothing of who
+serves.
 """
 
 import asyncio
+import contextlib
 import dataclasses
 import json
 import random
 import time
+from collections.abc import AsyncIterator
 
+from benchmarks.cpu.goodput import Flight
+from benchmarks.cpu.open_loop import Completion, Send
 from sluice_server.services.cli.load import RequestSample, random_prompt
 
 END = b"[DONE]"
 
+Connection = tuple[asyncio.StreamReader, asyncio.StreamWriter]
+
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Ask:
-    """What every request is: `length` random ids below `vocab` in, as many out, greedy."""
+    """What every request of a closed loop is: `length` random ids below `vocab` in, as many out."""
 
     port: int
     model: str
     vocab: int
     length: int
 
-    def body(self, rng: random.Random) -> bytes:
-        """Of one request."""
-        prompt = random_prompt(rng, self.vocab, self.length)
-        fields = {"model": self.model, "prompt": prompt, "max_tokens": self.length, "temperature": 0.0}
-        return json.dumps({**fields, "ignore_eos": True, "stream": True}).encode()
+    def request(self, rng: random.Random) -> Completion:
+        """One of them."""
+        return Completion(random_prompt(rng, self.vocab, self.length), self.length)
 
 
 async def closed_loop(ask: Ask, streams: int, requests: int, seed: int) -> list[RequestSample]:
     """`requests` of them, `streams` at a time. Raises ConnectionError for an answer that is none."""
     rng = random.Random(seed)
-    waiting = [ask.body(rng) for _ in range(requests)]
+    waiting = [ask.request(rng) for _ in range(requests)]
     samples: list[RequestSample] = []
 
     async def stream() -> None:
-        reader, writer = await asyncio.open_connection("127.0.0.1", ask.port)
+        connection = await asyncio.open_connection("127.0.0.1", ask.port)
         try:
             while waiting:
-                samples.append(await _one(reader, writer, waiting.pop(), ask.length))
+                one = waiting.pop()
+                flight = Flight(time.perf_counter(), one.num_tokens)
+                await send(connection, ask.model, one, flight)
+                samples.append(sample_of(flight))
         finally:
-            writer.close()
+            connection[1].close()
 
     await asyncio.gather(*(stream() for _ in range(streams)))
     return samples
 
 
-async def _one(
-    reader: asyncio.StreamReader, writer: asyncio.StreamWriter, body: bytes, num_tokens: int
-) -> RequestSample:
-    """One request. All tokens are put at the end but the first, whose event is the first: their number is known."""
-    start = time.perf_counter()
+def sample_of(flight: Flight) -> RequestSample:
+    """All tokens are put at the end but the first, whose event is the first: their number is known."""
+    return RequestSample(flight.due, ((flight.first, 1), (flight.end, flight.num_tokens - 1)), flight.end)
+
+
+@contextlib.asynccontextmanager
+async def connections(port: int, model: str) -> AsyncIterator[Send]:
+    """A way to send on connections that are taken again when they are free."""
+    free: list[Connection] = []
+    taken: set[asyncio.StreamWriter] = set()
+
+    async def on_any(one: Completion, flight: Flight) -> None:
+        connection = free.pop() if free else await asyncio.open_connection("127.0.0.1", port)
+        taken.add(connection[1])
+        await send(connection, model, one, flight)
+        taken.discard(connection[1])
+        free.append(connection)
+
+    try:
+        yield on_any
+    finally:
+        for writer in (*taken, *(writer for _, writer in free)):
+            writer.close()
+
+
+async def send(connection: Connection, model: str, one: Completion, flight: Flight) -> None:
+    """Sends a request and reads its answer. Raises ConnectionError for an answer that is none."""
+    reader, writer = connection
+    fields = {"model": model, "prompt": list(one.prompt), "max_tokens": one.num_tokens, "temperature": 0.0}
+    body = json.dumps({**fields, "ignore_eos": True, "stream": True}).encode()
     head = f"POST /v1/completions HTTP/1.1\r\nHost: localhost\r\nContent-Length: {len(body)}\r\n"
     writer.write(f"{head}Content-Type: application/json\r\n\r\n".encode() + body)
     status = await reader.readuntil(b"\r\n\r\n")
@@ -62,10 +95,10 @@ async def _one(
     first, last = 0.0, b""
     while size := int(await reader.readline(), 16):
         chunk = (await reader.readexactly(size + 2))[:size]
-        first = first or time.perf_counter()
+        if not first:
+            flight.first = first = time.perf_counter()
         last = (last + chunk)[-64:]
     await reader.readline()  # the end of the chunks
-    end = time.perf_counter()
     if END not in last:
         raise ConnectionError(f"a stream ended with {last!r}")
-    return RequestSample(start, ((first, 1), (end, num_tokens - 1)), end)
+    flight.end = time.perf_counter()

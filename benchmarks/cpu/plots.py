@@ -2,13 +2,15 @@
 
     python -m benchmarks.cpu.plots
 
-Steps by batch, throughput and time to the first token by streams, resident memory by number format.
+Steps by batch, throughput and time to the first token by streams, resident memory by number format, steps by context,
+requests a second that keep their goals by round.
 """
 
 import json
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
+from benchmarks.cpu.long_context import PEERS_OF
 from benchmarks.machine import RESULTS
 from sluice_server.services.cli.plot import Panel, svg
 
@@ -48,6 +50,31 @@ def draw_memory(found: Found) -> str:
     return svg([float(at) for at in range(1, len(rows) + 1)], names, [Panel("MiB", lines)])
 
 
+def draw_long_context(found: Found) -> str:
+    """Milliseconds of a step of the most rows by tokens of context, each cache beside peers' of its size."""
+    steps = {
+        tuple(int(word) for word in case.split() if word.isdigit()): row
+        for case, row in found["ms"].items()
+        if case.startswith("decode")
+    }
+    most = max(rows for _, rows in steps)
+    contexts = sorted(context for context, rows in steps if rows == most)
+    panels = []
+    for own, peers in PEERS_OF.items():
+        names = [name for name in (own, *peers) if all(name in steps[context, most] for context in contexts)]
+        lines = {name: [steps[context, most][name]["ms"] for context in contexts] for name in names}
+        panels.append(Panel(f"{most} rows, cache in {own}: step, ms", lines))
+    return svg([float(context) for context in contexts], "tokens of context", panels)
+
+
+def draw_open_load(found: Found) -> str:
+    """Requests a second that keep both goals, by round."""
+    lines = {name: row["rounds"]["goodput"] for name, row in found["goodput"].items()}
+    num = min(map(len, lines.values()))
+    shown = {name: line[:num] for name, line in lines.items()}
+    return svg([float(at) for at in range(1, num + 1)], "round", [Panel("requests a second within goals", shown)])
+
+
 def shared(rows: Sequence[Mapping[str, object]]) -> list[str]:
     """The places that every row has, rising: a line has no gaps."""
     places = set.intersection(*(set(row) for row in rows)) if rows else set()
@@ -63,6 +90,8 @@ KINDS: Mapping[str, Callable[[Found], str]] = {
     "cpu_decode_": draw_decode,
     "cpu_service_": draw_service,
     "cpu_memory_": draw_memory,
+    "cpu_long_context_": draw_long_context,
+    "cpu_open_load_": draw_open_load,
 }
 
 

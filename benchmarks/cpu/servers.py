@@ -17,11 +17,14 @@ import sys
 import time
 import urllib.error
 import urllib.request
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import partial
 from importlib import resources
 from pathlib import Path
 
-from benchmarks.cpu.http_load import Ask, closed_loop
+from benchmarks.cpu.grpc_load import calls
+from benchmarks.cpu.http_load import Ask, closed_loop, connections
+from benchmarks.cpu.open_loop import Connect
 from benchmarks.cpu.shapes import CACHE, SHAPES, checkpoint
 from sluice_server.services.cli.load import report
 
@@ -43,15 +46,23 @@ class Server:
     name: str
     process: "subprocess.Popen[str]"
     load: Load
+    ways: Mapping[str, Connect]  # by protocol, for open loops
     rests: bool = False  # stopped while others are measured: a peer's idle processes poll
 
     def measure(self, streams: int, requests: int, seed: int) -> Figures:
         """Put load on it."""
-        if not self.rests:
+        with self.awake():
             return self.load(streams, requests, seed)
+
+    @contextlib.contextmanager
+    def awake(self) -> Iterator[None]:
+        """Its processes run."""
+        if not self.rests:
+            yield
+            return
         os.killpg(self.process.pid, signal.SIGCONT)
         try:
-            return self.load(streams, requests, seed)
+            yield
         finally:
             os.killpg(self.process.pid, signal.SIGSTOP)
 
@@ -79,17 +90,22 @@ def served(shape: str) -> Path:
     return directory
 
 
-def start_own(shape: str, form: str, log: Path) -> Server:
-    """`sluice serve` with a number format: a dtype, or int8 or int4."""
+def start_own(shape: str, form: str, log: Path, more: Sequence[str] = ()) -> Server:
+    """`sluice serve` with a number format: a dtype, or int8 or int4. `more`: further options; with --http it can be
+    asked by HTTP, too."""
     flag = "--quantization" if form.startswith("int") else "--dtype"
     line = [sys.executable, "-m", "sluice_server"]
     serve = [*line, "serve", "--model", str(served(shape)), "--served-model-name", "bench", "--listen", "127.0.0.1:0"]
-    serve += [flag, form, "--max-num-seqs", str(MAX_STREAMS), "--log-level", "warning"]
+    serve += [flag, form, "--max-num-seqs", str(MAX_STREAMS), "--log-level", "warning", *more]
     process = _start(serve, dict(os.environ), log, subprocess.PIPE)
     assert process.stdout is not None
-    address = process.stdout.readline().partition(" on ")[2].split(",")[0]
+    places = process.stdout.readline().partition(" on ")[2]
+    address, http = places.split(",")[0], places.partition(" on http://127.0.0.1:")[2].split(",")[0]
     if not address:
         raise ChildProcessError(f"sluice {form} did not start; see {log}")
+    ways = {"gRPC": partial(calls, address)}
+    if http:
+        ways["HTTP"] = partial(connections, int(http), "bench")
 
     def load(streams: int, requests: int, seed: int) -> Figures:
         result = CACHE / "service.json"
@@ -98,12 +114,12 @@ def start_own(shape: str, form: str, log: Path) -> Server:
         subprocess.run([*bench, "--json", str(result)], check=True, stdout=subprocess.DEVNULL)
         return _figures(json.loads(result.read_text()))
 
-    return Server(f"sluice {form}", process, load)
+    return Server(" ".join((f"sluice {form}", *_named(more))), process, load, ways)
 
 
-def start_vllm(shape: str, form: str, threads: int, log: Path) -> Server | None:
-    """vLLM's server with so many compute threads, tcmalloc before its allocator where there is one; None if it is not
-    installed."""
+def start_vllm(shape: str, form: str, threads: int, log: Path, more: Sequence[str] = ()) -> Server | None:
+    """vLLM's server with so many compute threads and further options, tcmalloc before its allocator where there is one;
+    None if it is not installed."""
     python = VENVS / "vllm" / "bin" / "python"
     if not python.exists():
         print(f"vLLM: not installed in {VENVS}", flush=True)
@@ -111,25 +127,31 @@ def start_vllm(shape: str, form: str, threads: int, log: Path) -> Server | None:
     port = _free_port()
     line = [str(python), "-m", "vllm.entrypoints.openai.api_server", "--model", str(served(shape)), "--dtype", form]
     line += ["--served-model-name", "bench", "--host", "127.0.0.1", "--port", str(port), "--max-model-len", "1024"]
-    line += ["--max-num-seqs", str(MAX_STREAMS), "--disable-uvicorn-access-log"]
+    line += ["--max-num-seqs", str(MAX_STREAMS), "--disable-uvicorn-access-log", *more]
     environment = {**os.environ, "VLLM_CPU_KVCACHE_SPACE": "1", "OMP_NUM_THREADS": str(threads)}
     environment["VLLM_CPU_OMP_THREADS_BIND"] = "0" if threads == 1 else f"0-{threads - 1}"
     environment.pop("PYTHONPATH", None)
     name = f"vLLM {form}, {threads} thread{'s' * (threads > 1)}"
     if (library := tcmalloc()) is not None:
         environment["LD_PRELOAD"], name = str(library), f"{name}, tcmalloc"
+    name = " ".join((name, *_named(more)))
     process = _start(line, environment, log, subprocess.DEVNULL)
     ask = Ask(port, "bench", SHAPES[shape].vocab_size, LENGTH)
 
     def load(streams: int, requests: int, seed: int) -> Figures:
         return _figures(report(asyncio.run(closed_loop(ask, streams, requests, seed))))
 
-    server = Server(name, process, load, rests=True)
+    server = Server(name, process, load, {"HTTP": partial(connections, port, "bench")}, rests=True)
     if not _answers(port, process):
         server.stop()
         raise ChildProcessError(f"{name} did not start within {START_S:.0f} s; see {log}")
     os.killpg(process.pid, signal.SIGSTOP)
     return server
+
+
+def _named(more: Sequence[str]) -> list[str]:
+    """Options as they are in a server's name; where it listens says nothing of it."""
+    return [part for at, part in enumerate(more) if part != "--http" and (not at or more[at - 1] != "--http")]
 
 
 def tcmalloc() -> Path | None:

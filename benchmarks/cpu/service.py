@@ -4,8 +4,9 @@
 
 All servers stay up and are asked in turn, so that the machine's moods hit all of them; the load generator shares the
 machine with them. A measurement is `rounds` requests of every stream, eight at least; a figure is the median over runs,
-a ratio that of ours to the best peer. What has been measured is kept beside the checkpoints: a benchmark that was
-stopped goes on where it was, --fresh begins again.
+a ratio that of ours to the best peer. vLLM runs with the settings that `peer_settings` has found for the shape; where
+none were looked for, with one and two threads in both formats. What has been measured is kept beside the checkpoints: a
+benchmark that was stopped goes on where it was, --fresh begins again.
 """
 
 import argparse
@@ -14,11 +15,12 @@ import json
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
+from benchmarks.cpu.peer_settings import settings_path, start_best
 from benchmarks.cpu.servers import Server, start_own, start_vllm
 from benchmarks.cpu.shapes import CACHE
 from benchmarks.machine import end_as_asked, median, write
 
-FORMS = {"6.5M": ("float32", "bfloat16", "int8"), "61M": ("bfloat16", "int8"), "474M": ("bfloat16", "int8")}
+FORMS = {"6.5M": ("float32", "bfloat16", "int8"), "61M": ("float32", "bfloat16", "int8"), "474M": ("bfloat16", "int8")}
 PEER_FORMS = ("float32", "bfloat16")  # which of them is the faster depends on the machine
 LEAST_REQUESTS = 8
 OWN = "sluice"
@@ -32,6 +34,10 @@ def start_all(shape: str, only: Sequence[str], log: Path) -> Iterator[Server]:
     for form in FORMS[shape]:
         if _wanted(f"{OWN} {form}", only):
             yield start_own(shape, form, log)
+    if settings_path(shape).exists():
+        if _wanted("vLLM", only) and (server := start_best(shape, log)):
+            yield server
+        return
     for form, threads in itertools.product(PEER_FORMS, (1, 2)):
         if _wanted(f"vLLM {form}, {threads} thread", only) and (server := start_vllm(shape, form, threads, log)):
             yield server
@@ -76,7 +82,14 @@ def table(found: Found, streams: Sequence[int]) -> dict[str, object]:
         for level in streams:
             runs = [figures for (_, one, at), figures in found.items() if (one, at) == (name, level)]
             if runs:
-                rows[name][str(level)] = {key: round(median([one[key] for one in runs]), 1) for key in runs[0]}
+                rows[name][str(level)] = {
+                    **{key: round(median([one[key] for one in runs]), 1) for key in runs[0]},
+                    **{
+                        f"{key}_{which.__name__}": round(which(one[key] for one in runs), 1)
+                        for key in runs[0]
+                        for which in (min, max)
+                    },
+                }
     peers = [name for name in names if not name.startswith(OWN)]
     ratios: dict[str, dict[str, float]] = {}
     for name in (one for one in names if one.startswith(OWN)):
@@ -100,10 +113,12 @@ def main() -> None:
     parser.add_argument("--streams", default="1,8,32,64")
     parser.add_argument("--rounds", type=int, default=4)
     parser.add_argument("--only", default="")
+    parser.add_argument("--result", help="name of the file in benchmarks/results; cpu_service_SHAPE")
     parser.add_argument("--fresh", action="store_true")
     options = parser.parse_args()
     CACHE.mkdir(parents=True, exist_ok=True)
-    kept = CACHE / f"{options.shape}-service-{options.rounds}.jsonl"
+    result = options.result or f"cpu_service_{options.shape}"
+    kept = CACHE / f"{result}-{options.rounds}.jsonl"
     if options.fresh:
         kept.unlink(missing_ok=True)
     found, servers = read(kept), []
@@ -118,7 +133,7 @@ def main() -> None:
     command = f"python -m benchmarks.cpu.service {options.shape} --runs {options.runs} --streams {options.streams}"
     settings = {"runs": options.runs, "rounds": options.rounds}
     figures = table(found, _numbers(options.streams))
-    write(f"cpu_service_{options.shape}", f"{command} --rounds {options.rounds}", {**settings, **figures})
+    write(result, f"{command} --rounds {options.rounds}", {**settings, **figures})
 
 
 if __name__ == "__main__":

@@ -53,6 +53,18 @@ def checkpoint(name: str) -> Path:
     return directory
 
 
+def lengthened(name: str, context: int) -> Path:
+    """The directory of a shape's checkpoint, for contexts of so many tokens."""
+    directory, weights = CACHE / f"{name}-{context}", checkpoint(name)
+    if not (directory / "config.json").exists():
+        directory.mkdir(parents=True, exist_ok=True)
+        (directory / "model.safetensors").unlink(missing_ok=True)
+        os.link(weights / "model.safetensors", directory / "model.safetensors")
+        fields = {**config(SHAPES[name]), "max_position_embeddings": context}
+        (directory / "config.json").write_text(json.dumps(fields, indent=2))
+    return directory
+
+
 def config(shape: Shape) -> dict[str, object]:
     """config.json of a shape."""
     fields = dataclasses.asdict(shape)

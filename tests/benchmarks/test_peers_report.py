@@ -1,0 +1,73 @@
+"""The page that compares with peers: a row for each figure that was measured, goals that are missed are marked."""
+
+import json
+from pathlib import Path
+
+from benchmarks.cpu.peers_report import page, plots
+
+ABOUT = {"machine": {"cpu": "Some CPU", "cores": 2}}
+
+
+def keep(folder: Path, name: str, **found: object) -> None:
+    (folder / f"{name}.json").write_text(json.dumps({"command": f"measure {name}", **ABOUT, **found}))
+
+
+def rounds(**values: list[float]) -> dict[str, object]:
+    return {**{name: sorted(each)[len(each) // 2] for name, each in values.items()}, "rounds": values}
+
+
+def test_what_was_not_measured_has_no_row(tmp_path: Path) -> None:
+    assert page(tmp_path).endswith("|---|---|---|---|---|---|\n\n")
+    assert "those of its start" in page(tmp_path)
+
+
+def test_rows_have_spread_ratio_goal_and_command(tmp_path: Path) -> None:
+    own, peer = "sluice float32, HTTP", "vLLM float32, 2 threads, HTTP"
+    keep(
+        tmp_path,
+        "cpu_open_load_61M",
+        lengths="short",
+        goodput={own: rounds(goodput=[9.0, 8.0, 7.5]), peer: rounds(goodput=[5.0, 4.0, 6.0])},
+        goodput_over_peer={own: {"median": 1.5, "least": 1.2, "most": 2.0}},
+        burst={own: rounds(late_for_s=[0.0, 0.4, 0.2]), peer: rounds(late_for_s=[3.0, 4.0, 9.0])},
+    )
+    text = page(tmp_path)
+    assert "8.0 (7.5 to 9.0) | 5.0 (4.0 to 6.0) | 1.5 × (1.2 to 2.0) | ≥ 1.6 ×: **missed** |" in text
+    assert "0.2 (0.0 to 0.4) | 4.0 (3.0 to 9.0) |  | ≤ 2 s | `measure cpu_open_load_61M` |" in text
+    assert "2 cores of Some CPU" in text
+
+
+def test_long_contexts_and_steps(tmp_path: Path) -> None:
+    case = "decode, 1024 tokens, 8 rows"
+    row = {"least": 1.0, "most": 9.0}
+    keep(
+        tmp_path,
+        "cpu_long_context_61M",
+        ms={case: {"int8": {"ms": 2.0, **row}, "llama.cpp q8_0": {"ms": 4.0, **row}}},
+        over_best_peer={case: {"int8": 0.5}},
+        int8_attention_over_bfloat16={"1024 tokens, 8 rows": 0.7},
+    )
+    steps = {"1": [2.0, 3.0, 4.0]}
+    fast = {"step_ms": {"1": 3.0}, "step_ms_runs": steps, "prefill_tokens_per_s": 200, "prefill_runs": [200]}
+    slow = {"step_ms": {"1": 6.0}, "step_ms_runs": steps, "prefill_tokens_per_s": 100, "prefill_runs": [100]}
+    keep(tmp_path, "cpu_decode_61M_float32", contestants={"float32": fast, "vLLM float32": slow, "llama.cpp f32": slow})
+    text = page(tmp_path)
+    assert "2.0 (1.0 to 9.0) | llama.cpp q8_0 4.0 (1.0 to 9.0) | 0.50 × | ≤ 0.7 × |" in text
+    assert "int8 over bfloat16 |  |  | 0.70 × | ≤ 0.6 ×: **missed** |" in text
+    assert "| 0.50 × |  | `measure cpu_decode_61M_float32` |" in text and "| 2.00 × |" in text
+
+
+def test_plots_of_what_was_measured(tmp_path: Path) -> None:
+    assert list(plots(tmp_path)) == []
+    row = {"ms": 2.0, "least": 1.0, "most": 3.0}
+    steps = {
+        f"decode, {context} tokens, {rows} rows": {"int8": row, "llama.cpp q8_0": row}
+        for context in (64, 1024)
+        for rows in (1, 8)
+    }
+    keep(tmp_path, "cpu_long_context_61M", ms={**steps, "prefill, 4096 tokens, 1 rows": {"int8": row}})
+    keep(tmp_path, "cpu_open_load_61M", goodput={"vLLM": rounds(goodput=[5.0, 4.0]), "sluice": rounds(goodput=[5.0])})
+    drawn = {name: text for name, _, text in plots(tmp_path)}
+    assert set(drawn) == {"peers-open.svg", "peers-long.svg"}
+    assert drawn["peers-long.svg"].count("<polyline") == 2 and "8 rows, cache in int8" in drawn["peers-long.svg"]
+    assert "1 rows" not in drawn["peers-long.svg"] and drawn["peers-open.svg"].count("<polyline") == 2
