@@ -42,6 +42,8 @@ class Sizes:
     chosen: int = 8
     hidden: int = 2048
     inner: int = 768
+    adapters: int = 8
+    rank: int = 16
 
 
 class CaseDevice(NamedTuple):

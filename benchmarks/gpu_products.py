@@ -1,4 +1,4 @@
-"""The measured cases of matrix products: linear layers over weights of 8 and 4 bits, and experts.
+"""The measured cases of matrix products: linear layers over weights of 8 and 4 bits, experts, and adapters.
 
 Beside each, torch's product with the same weights in the activations' format. Roofline: bytes of weights, inputs and
 outputs, or operations, whichever takes longer.
@@ -16,8 +16,9 @@ from torch import Tensor
 from benchmarks.gpu_cases import Case, CaseDevice, Sizes, Work, pure
 from sluice_server.kernels.formats.gpu_linear import round_groups
 from sluice_server.kernels.formats.packed_weights import dequantise, quantise_rows
+from sluice_server.kernels.reference.low_rank import MAX_PARTS, PLACES, LowRankTables
 from sluice_server.kernels.reference.moe import ExpertStack
-from sluice_server.kernels.triton import linear4, linear8, moe
+from sluice_server.kernels.triton import linear4, linear8, low_rank, moe
 
 
 class Linear(Protocol):
@@ -28,11 +29,15 @@ class Linear(Protocol):
 
 
 def cases(sizes: Sizes) -> Iterator[Case]:
-    """All cases of this file: linear layers by kind and width over numbers of rows, experts over numbers of tokens."""
+    """All cases of this file: linear layers by kind and width over numbers of rows, experts over numbers of tokens,
+    adapters over numbers of rows."""
     for (name, make), width, num in itertools.product(LINEARS.items(), sizes.squares, sizes.rows):
         yield Case("linear", f"{name}, {width} x {width}", num, partial(make, rows=num, width=width), name == "fp8")
     for experts, num in itertools.product(sizes.experts, sizes.expert_tokens):
         yield Case("experts", f"{experts} experts", num, partial(mlp, tokens=num, num_experts=experts, sizes=sizes))
+    for num in sizes.rows:
+        name = f"{sizes.adapters} of rank {sizes.rank}, {sizes.squares[0]} x {sizes.squares[0]}"
+        yield Case("adapters", name, num, partial(adapters, rows=num, sizes=sizes))
 
 
 def w8a16(at: CaseDevice, rows: int, width: int) -> Work:
@@ -95,3 +100,30 @@ def mlp(at: CaseDevice, tokens: int, num_experts: int, sizes: Sizes) -> Work:
     flops = 6 * experts.numel() * hidden * inner
     ours = partial(moe.experts_mlp, x, ExpertStack(gate_up), ExpertStack(down), experts, shares)
     return pure(ours, peer, moved)._replace(flops=flops)
+
+
+def adapters(at: CaseDevice, rows: int, sizes: Sizes) -> Work:
+    """Low-rank products beside a square linear, for rows that have adapters by turns; only those that some row has are
+    counted. Beside it, one adapter after the other with known rows, by torch."""
+    width, rank, num = sizes.squares[0], sizes.rank, sizes.adapters
+    x, a, b = at.randn(rows, width), at.randn(num, rank, width) * width**-0.5, at.randn(num, rank, width)
+    places = torch.zeros(num + 1, PLACES, dtype=torch.int64)
+    for slot in range(num):
+        places[slot, :5] = torch.tensor([slot * a[0].numel(), rank, 0, rank, a.numel() + slot * b[0].numel()])
+    memory, scales = torch.cat([a.flatten(), b.flatten()]), torch.ones(num + 1, MAX_PARTS, device=at.device)
+    tables, parts = LowRankTables(memory, places.to(at.device), scales), [(0, width)]
+    owners = torch.arange(rows, device=at.device) % num
+    groups, y = low_rank.group(owners, num + 1), torch.zeros(rows, width, device=at.device, dtype=at.dtype)
+    owned = [(slot, torch.arange(slot, rows, num, device=at.device)) for slot in range(min(num, rows))]
+
+    def peer(y: Tensor) -> Tensor:
+        for slot, own in owned:
+            y.index_add_(0, own, x[own] @ a[slot].t() @ b[slot])
+        return y
+
+    def both() -> tuple[Tensor, Tensor]:
+        return low_rank.add_low_rank_(torch.zeros_like(y), x, tables, parts, groups), peer(torch.zeros_like(y))
+
+    ours = partial(low_rank.add_low_rank_, y, x, tables, parts, groups)
+    moved = len(owned) * (a[0].nbytes + b[0].nbytes) + x.nbytes + 2 * y.nbytes
+    return Work(ours, partial(peer, y), moved, both, flops=4 * rows * rank * width)

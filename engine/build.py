@@ -56,6 +56,7 @@ from sluice_server.engine.worker.host.compute_threads import set_threads, tune_t
 from sluice_server.engine.worker.host.pages import PagesAhead
 from sluice_server.engine.worker.host.threads import ThreadTuner
 from sluice_server.engine.worker.runner import Runner
+from sluice_server.engine.worker.slots.adapters import NO_SLOTS
 from sluice_server.engine.worker.slots.images import EncoderCache
 from sluice_server.engine.worker.startup.allocation import (
     AllocatedCache,
@@ -154,10 +155,10 @@ def build_engine(  # noqa: PLR0913 # all that an engine is made of
     ranks = ranks_of(config, workers)
     model, drafter = loaded(config, model_config, directory, limits, draft, formats, device, plugins.model, ranks)
     images = loaded_images(config, directory, limits, model, formats)
-    adapters = load_adapters(config, model_config, model, ranks)
+    adapters, tables = load_adapters(config, model_config, model, ranks)
     if workers is not None:
         workers.ready(rank_layout(config, formats, model))
-    allocated = allocate(config, model, drafter, formats, limits)
+    allocated = allocate(config, model, drafter, formats, limits, tables)
     cache, beside = allocated.cache, allocated.beside
     identity = identity_of(config, formats, model, digests(), plugins.identity)
     store, tiers = make_store(config, cache, beside, identity)
@@ -183,9 +184,9 @@ def build_engine(  # noqa: PLR0913 # all that an engine is made of
     shared = offer_blocks(config, store, scheduler.cache)
     grammars = grammars or Grammars(None)
     sizes = config.block_size, config.max_num_seqs, limits.context_length
-    loaded_slots = () if adapters is None else adapters.loader.slots
+    loaded_slots = NO_SLOTS if adapters is None else adapters.loader.slots
     plain = Runner(model, store, *sizes, grammars, allocated.groups, plugins.sampling, images, loaded_slots)
-    runner: StepRunner = runner_for(config, plain, model, store, limits)
+    runner: StepRunner = runner_for(config, plain, model, store, limits, tables)
     if workers is not None:
         if adapters is not None:
             adapters.loader.on_slot = lambda *filled: workers.send(FillSlot(*filled))

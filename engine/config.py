@@ -107,8 +107,8 @@ class EngineConfig:
     )
     max_adapters: int = option(
         0,
-        "slots for adapters (LoRA) in a GPU's memory, as many as running requests may have; a CPU computes with any in "
-        "host memory; 0 takes no requests with one",
+        "slots for adapters (LoRA) in a GPU's memory, as many as running requests may have, at most 255; a CPU "
+        "computes with any in host memory; 0 takes no requests with one",
     )
     adapter_dir: str = option(
         "", "directory of adapters: folders as PEFT writes them, of which each is loaded when a request names it"
@@ -117,7 +117,7 @@ class EngineConfig:
         "",
         "hub repositories of which adapters may be downloaded, comma-separated: ORG/NAME, or ORG/* for all of ORG",
     )
-    adapter_bytes: int = option(1 << 30, "the most bytes of adapters in the memory of a GPU")
+    adapter_bytes: int = option(1 << 30, "memory of a GPU for adapters, allocated at the start")
     adapter_host_bytes: int = option(1 << 30, "the most bytes of adapters that are kept in host memory")
     adapter_turn_s: float = option(
         1.0, "seconds that a request waits for its adapter before others have to make room for it"

@@ -56,7 +56,8 @@ class Limits:
         max_embeds_bytes: of the prompt embeddings of a request.
         images: the form of images; None where requests may not bring any.
         why_no_images: why they may not.
-        max_adapters: adapters that running requests may have at once; 0 where requests may not name any.
+        max_adapters: adapters that running requests may have at once on a GPU, while a CPU computes with all that are
+            in host memory; 0 where requests may not name any.
     """
 
     context_length: int

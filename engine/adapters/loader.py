@@ -1,8 +1,8 @@
 """Reads adapters on a thread of its own, and carries out the orders of a shelf: host memory and the slots of steps.
 
-On a CPU slots are in host memory. The thread computes alone and rests between tensors, so that a load delays steps as
-little as it can. It has the priority of the others: one of a lower priority that is interrupted while it has Python's
-interpreter keeps that from the thread that computes.
+On a CPU slots are in host memory; a device is given copies of what is there (`DeviceSlots`). The thread computes alone
+and rests between tensors, so that a load delays steps as little as it can. It has the priority of the others: one of a
+lower priority that is interrupted while it has Python's interpreter keeps that from the thread that computes.
 """
 
 import dataclasses
@@ -13,18 +13,17 @@ import time
 from collections import deque
 from collections.abc import Callable, Iterable, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
-from typing import TypeAlias, TypeVar
+from typing import Any, Protocol, TypeAlias, TypeVar
 
 import torch
 
 from sluice_server.engine.adapters.cutting import AdapterCut
 from sluice_server.engine.adapters.entry import Order, OrderKind
-from sluice_server.engine.adapters.files import most_bytes, read_adapter
+from sluice_server.engine.adapters.files import LowRank, most_bytes, read_adapter
 from sluice_server.engine.adapters.modules import Module
-from sluice_server.engine.adapters.products import products_of
 from sluice_server.engine.adapters.sources import AdapterFolder, AdapterSources
 from sluice_server.engine.errors import ServiceError
-from sluice_server.engine.models.layers.sides import AdapterProducts, Folding
+from sluice_server.engine.worker.slots.adapters import AdapterSlots
 
 logger = logging.getLogger(__name__)
 
@@ -32,6 +31,32 @@ _T = TypeVar("_T")
 OnSlot: TypeAlias = Callable[[int, str, bytes], None]  # slot, path, "" for one that is emptied, and digest
 NUM_FETCHES = 4  # downloads at once
 REST_S = 0.0001  # between tensors: long enough for a thread that waits to begin
+ARRIVE_S = 0.0005  # of a wait for a copy to a device, which nothing ends
+
+
+class AdapterContent(Protocol):
+    """An adapter in host memory, in the form in which slots take it."""
+
+    @property
+    def num_bytes(self) -> int:
+        """The bytes that it takes in a slot."""
+
+
+class Slots(AdapterSlots, Protocol):
+    """What slots hold, and what fills them."""
+
+    @property
+    def is_busy(self) -> bool:
+        """Whether slots are being filled."""
+
+    def fill(self, slot: int, content: Any, then: Callable[[], None]) -> None:  # noqa: ANN401 # each takes its own
+        """Begins to fill a slot with what `AdapterBase.make` made; `then` is called here or by `settle`."""
+
+    def empty(self, slot: int) -> None:
+        """Empties a slot."""
+
+    def settle(self) -> None:
+        """Notes which slots are full now."""
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -42,7 +67,7 @@ class LoadedAdapter:
         path: that names the same files again.
         rank: the greatest of its modules.
         modules: names of the projections that it changes.
-        products: what it adds to each layer.
+        content: what it adds to each layer.
         seconds: how long it took to read and fold.
     """
 
@@ -50,27 +75,28 @@ class LoadedAdapter:
     path: str
     rank: int
     modules: tuple[str, ...]
-    products: AdapterProducts
+    content: AdapterContent
     seconds: float
 
     @property
     def num_bytes(self) -> int:
         """The bytes that it takes in memory."""
-        return self.products.num_bytes
+        return self.content.num_bytes
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class AdapterBase:
-    """What adapters belong to: the modules of a model by name, and how it packed its linears.
+    """What adapters belong to.
 
     Attributes:
-        foldings, num_layers: of the part of the model that a rank has.
-        cut: what cuts adapters for that rank; None for the whole model.
+        modules: of a model, by name.
+        make: makes what slots take, of an adapter's parts, the partial products that a rank computes of a linear whose
+            inputs are shared out, and what is called between tensors.
+        cut: what cuts adapters for a rank; None for the whole model.
     """
 
     modules: Mapping[str, Module]
-    foldings: Mapping[str, Folding]
-    num_layers: int
+    make: Callable[[Mapping[str, LowRank], int, Callable[[], None]], AdapterContent]
     cut: AdapterCut | None = None
 
 
@@ -107,11 +133,11 @@ def _begin() -> None:
 class AdapterLoader:
     """The adapters in memory."""
 
-    def __init__(self, sources: AdapterSources, base: AdapterBase, num_slots: int) -> None:
+    def __init__(self, sources: AdapterSources, base: AdapterBase, slots: Slots) -> None:
         self.sources = sources
         self.on_ended: Callable[[], None] = _nothing  # called on the thread when a read has ended
         self.on_slot: OnSlot = _untold
-        self.slots: list[AdapterProducts | None] = [None] * num_slots
+        self.slots = slots
         self.num_reads = 0  # since start
         self.read_s = 0.0  # seconds of these
         self._base = base
@@ -159,16 +185,18 @@ class AdapterLoader:
                     self._begin(self._paths[order.digest], functools.partial(self._fill, order))
                 case OrderKind.LOAD:
                     self._num_under_way += 1
-                    self.slots[order.slot] = self._host.pop(order.digest).products
-                    self._end(order, is_good=True)
+                    # Where slots are in host memory, the adapter itself goes there.
+                    take = self._host.__getitem__ if self.slots.on_device else self._host.pop
+                    self._load(order, take(order.digest))
                 case OrderKind.FORGET:
                     del self._host[order.digest]
                 case OrderKind.FREE:
-                    self.slots[order.slot] = None
+                    self.slots.empty(order.slot)
 
     def ended(self) -> list[tuple[Order, bool]]:
         """Returns the reads and loads that have ended since the last call, and whether they succeeded."""
         self._has_ended.clear()
+        self.slots.settle()
         found = []
         while self._ended:
             found.append(self._ended.popleft())
@@ -176,8 +204,8 @@ class AdapterLoader:
         return found
 
     def wait(self, seconds: float) -> None:
-        """Waits until a read has ended, so many seconds at most."""
-        self._has_ended.wait(seconds)
+        """Waits until a read has ended or a copy may have arrived, so many seconds at most."""
+        self._has_ended.wait(min(seconds, ARRIVE_S) if self.slots.is_busy else seconds)
 
     def close(self) -> None:
         """Ends the thread, after the read that it is at."""
@@ -203,12 +231,12 @@ class AdapterLoader:
         parts, num_shards = adapter.parts, 1
         if base.cut is not None:
             parts, num_shards = base.cut.of(parts), base.cut.num_shards
-        products = products_of(parts, base.foldings, base.num_layers, num_shards, _rest)
+        content = base.make(parts, num_shards, _rest)
         modules = tuple(dict.fromkeys(base.modules[name].projection for name in adapter.parts))
         took = time.monotonic() - start
         self.num_reads += 1
         self.read_s += took
-        return LoadedAdapter(adapter.digest, found.path, adapter.rank, modules, products, took)
+        return LoadedAdapter(adapter.digest, found.path, adapter.rank, modules, content, took)
 
     def _fill(self, order: Order, folder: Callable[[], AdapterFolder]) -> None:
         """Carries out a READ, on the thread."""
@@ -216,8 +244,11 @@ class AdapterLoader:
         try:
             found = self._read(folder())
             is_good = found.digest == order.digest
-            if is_good:
-                self.slots[order.slot] = found.products
+            if is_good and order.slot < 0:
+                self._host[order.digest] = found
+            elif is_good:
+                self._load(order, found)
+                return
             else:
                 logger.warning("the adapter %s has changed since it was loaded", self._paths[order.digest])
         except ServiceError as error:
@@ -225,6 +256,9 @@ class AdapterLoader:
         except Exception:
             logger.exception("the adapter %s cannot be read again", self._paths[order.digest])
         self._end(order, is_good=is_good)
+
+    def _load(self, order: Order, adapter: LoadedAdapter) -> None:
+        self.slots.fill(order.slot, adapter.content, lambda: self._end(order, is_good=True))
 
     def _end(self, order: Order, *, is_good: bool) -> None:
         self._ended.append((order, is_good))

@@ -88,10 +88,11 @@ class AdapterManager:
             self.loader.carry_out(orders)
 
     def idle(self) -> bool:
-        """Carries on with loads while there are no requests; returns whether some have ended."""
+        """Carries on with loads while there are no requests; returns whether some have ended, or copies are
+        under way that end by themselves."""
         has_ended = self.settle()
         self._order()
-        return has_ended
+        return has_ended or self.loader.slots.is_busy
 
     def wait(self) -> None:
         """Waits a moment for a read to end, as there is nothing to compute."""

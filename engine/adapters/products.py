@@ -1,21 +1,12 @@
 """Makes the products that an adapter adds to a model's layers, from its matrices and how the model's were packed."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 
 from sluice_server.engine.adapters.config import invalid_adapter
 from sluice_server.engine.adapters.files import LowRank, no_rest
 from sluice_server.engine.adapters.folding import fold
-from sluice_server.engine.models.layers.sides import AdapterProducts, Folding, LayerProducts
+from sluice_server.engine.models.layers.sides import LINEARS, AdapterProducts, Folding, LayerProducts
 from sluice_server.kernels.formats.side_products import Side
-
-# The first projection of each linear of a layer, with projections of their own or fused.
-FIRST = {
-    "qkv": ("self_attn.q_proj", "self_attn.qkv_proj"),
-    "output": ("self_attn.o_proj",),
-    "gate_up": ("mlp.gate_proj", "mlp.gate_up_proj"),
-    "down": ("mlp.down_proj",),
-}
-
 
 ROW_PARALLEL = ("output", "down")  # linears whose inputs ranks share out
 
@@ -33,23 +24,30 @@ def products_of(
 
     Raises ServiceError ADAPTER_INVALID if a part of it would not be used.
     """
+    found: list[dict[str, Side]] = [{} for _ in range(num_layers)]
+    for index, linear, folding in linears_of(parts, foldings, num_layers, rest):
+        shards = num_shards if linear in ROW_PARALLEL else 1
+        side = fold(folding.parts, parts, norm=folding.norm, orders=folding.orders, num_shards=shards)
+        if side is not None:
+            found[index][linear] = side
+    return AdapterProducts(LayerProducts(**sides) for sides in found)
+
+
+def linears_of(
+    parts: Mapping[str, LowRank], foldings: Mapping[str, Folding], num_layers: int, rest: Callable[[], None]
+) -> Iterator[tuple[int, str, Folding]]:
+    """Yields the linears that adapters can change: layer, name and how it was packed; calls `rest` between them.
+
+    Raises ServiceError ADAPTER_INVALID at the end if a part of the adapter belongs to none of them.
+    """
     unused = set(parts)
-    layers = []
     for index in range(num_layers):
-        found: dict[str, Side] = {}
-        for linear, names in FIRST.items():
+        for linear, names in LINEARS.items():
             rest()
-            folding = next(
-                (foldings[key] for name in names if (key := f"model.layers.{index}.{name}") in foldings), None
-            )
-            if folding is None:
-                continue
-            unused.difference_update(name for name, _ in folding.parts)
-            shards = num_shards if linear in ROW_PARALLEL else 1
-            side = fold(folding.parts, parts, norm=folding.norm, orders=folding.orders, num_shards=shards)
-            if side is not None:
-                found[linear] = side
-        layers.append(LayerProducts(**found))
+            keys = (f"model.layers.{index}.{name}" for name in names)
+            folding = next((foldings[key] for key in keys if key in foldings), None)
+            if folding is not None:
+                unused.difference_update(name for name, _ in folding.parts)
+                yield index, linear, folding
     if unused:
         raise invalid_adapter(f"{min(unused)} is no linear of this model that adapters can change")
-    return AdapterProducts(layers)

@@ -48,7 +48,7 @@ def _embeds_width(config: EngineConfig, model: ModelConfig) -> int:
 
 
 def _max_adapters(config: EngineConfig, model: ModelConfig) -> int:
-    """Returns the most adapters that running requests may have. Raises ServiceError for a model that takes none."""
+    """Returns `Limits.max_adapters`. Raises ServiceError for a model that takes none."""
     if config.max_adapters and model.encoder is not None:
         text = f"--max-adapters: {model.architecture} is an encoder, and encoders take no adapters: leave it out"
         raise ServiceError(Code.INVALID_ARGUMENT, "INVALID_SETTING", text, field="max_adapters")

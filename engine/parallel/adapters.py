@@ -4,15 +4,19 @@ Rank 0 says which slot gets which adapter before it says what to compute with it
 ended; one whose adapter could not be read, or is another than rank 0's, fails.
 """
 
+from collections.abc import Mapping
 from concurrent.futures import Future
 
 from sluice_server.engine.adapters.loader import AdapterLoader, LoadedAdapter
-from sluice_server.engine.models.layers.sides import AdapterProducts
+from sluice_server.engine.models.layers.sides import AdapterProducts, HostSides
 from sluice_server.engine.parallel.messages import FillSlot
+from sluice_server.engine.worker.slots.adapters import host_sides
 
 
 class RankAdapters:
     """What adapter slots hold on this rank."""
+
+    on_device = False
 
     def __init__(self, loader: AdapterLoader) -> None:
         self.loader = loader
@@ -33,4 +37,9 @@ class RankAdapters:
         loaded = reading.result()
         if loaded.digest != order.digest:
             raise ValueError(f"the adapter {order.path} of this rank has another digest than that of rank 0")
-        return loaded.products
+        assert isinstance(loaded.content, AdapterProducts), "ranks are on CPUs"
+        return loaded.content
+
+    def sides(self, rows: Mapping[int, list[int]], num_tokens: int) -> HostSides:
+        """Returns the products beside a step; `rows`: those of each adapter slot. Raises what `[]` raises."""
+        return host_sides(rows, self)

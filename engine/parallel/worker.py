@@ -30,7 +30,7 @@ from sluice_server.engine.parallel.told_rows import rows_of, turned_of
 from sluice_server.engine.worker.faults import device_faults
 from sluice_server.engine.worker.forward import ForwardPass
 from sluice_server.engine.worker.sample_positions import SamplePositions
-from sluice_server.engine.worker.slots.adapters import SlotAdapters
+from sluice_server.engine.worker.slots.adapters import NO_SLOTS, SlotAdapters
 
 logger = logging.getLogger(__name__)
 
@@ -57,7 +57,7 @@ class RankWorker:
         """`sums` of this rank with the others; None where each rank computes the whole model. `adapters`: None where
         requests name none."""
         self.adapters = adapters
-        self._slot_adapters = SlotAdapters(() if adapters is None else adapters)
+        self._slot_adapters = SlotAdapters(NO_SLOTS if adapters is None else adapters)
         self.step_s = 0.0  # mean of recent launches
         self._rank = rank
         self._num_moving = 0

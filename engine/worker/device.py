@@ -46,6 +46,14 @@ class Device(Protocol):
         """Returns the bytes of device memory in use by any process, after all work is done. Slow."""
 
 
+class Copies(Protocol):
+    """A queue of copies to a device that steps do not wait for."""
+
+    def begin(self, target: Tensor, source: Tensor) -> Callable[[], bool]:
+        """Begins to copy a source in pinned memory, behind all steps begun before; returns what tells whether it has
+        arrived. Both must stay as they are until then."""
+
+
 class CudaDevice:
     """One CUDA device: pinned memory, graphs in one memory pool, a separate stream for transfers."""
 
@@ -115,3 +123,29 @@ class CudaHostCopy:
         with device_faults():
             self._event.synchronize()
         return self._values.numpy().copy()
+
+
+class CudaCopies:
+    """A stream for copies to one CUDA device."""
+
+    def __init__(self, device: torch.device) -> None:
+        self._device = device
+        self._stream = torch.cuda.Stream(device)
+
+    def begin(self, target: Tensor, source: Tensor) -> Callable[[], bool]:
+        self._stream.wait_stream(torch.cuda.current_stream(self._device))
+        with torch.cuda.stream(self._stream):
+            target.copy_(source, non_blocking=True)
+            event = torch.cuda.Event()
+            event.record()
+
+        def has_arrived() -> bool:
+            with device_faults():
+                return bool(event.query())
+
+        return has_arrived
+
+
+def pinned(num: int, dtype: torch.dtype) -> Tensor:
+    """Returns memory of the host from which copies to a CUDA device run by themselves."""
+    return torch.empty(num, dtype=dtype, pin_memory=True)

@@ -26,12 +26,13 @@ class RowShape(enum.Enum):
 
 
 class GraphKey(NamedTuple):
-    """The shape of a recorded step: its rows, the tokens of each at most, or of all together if mixed, and their
-    form."""
+    """The shape of a recorded step: its rows, the tokens of each at most, or of all together if mixed, their form, and
+    whether rows may have adapters."""
 
     num_rows: int
     per_row: int
     form: RowShape = RowShape.PLAIN
+    has_adapters: bool = False
 
     @property
     def num_tokens(self) -> int:
@@ -89,8 +90,11 @@ class Graphs(Generic[S]):
         capture: Callable[[GraphKey], S],
         later: Sequence[tuple[int, RowShape]] = (),
         max_tokens: int = 0,
+        *,
+        with_adapters: bool = False,
     ) -> None:
-        """`max_tokens`: of a mixed step; 0 records none."""
+        """`max_tokens`: of a mixed step; 0 records none. `with_adapters`: steps of `forms` and mixed ones are recorded
+        a second time, for rows with adapters."""
         self._capture = capture
         self._captured: dict[GraphKey, S] = {}
         first, between = sizes(max_rows)
@@ -99,6 +103,8 @@ class Graphs(Generic[S]):
         mixed, mixed_later = mixed_keys(max_rows, max_tokens)
         self._first += mixed
         self._later += mixed_later
+        if with_adapters:
+            self._first, self._later = map(_with_adapters, (self._first, self._later))
         # A single row shares no prefix.
         self._later += [
             GraphKey(num, *form) for num in sorted({*first, *between} - {1}, reverse=True) for form in later
@@ -140,11 +146,19 @@ class Graphs(Generic[S]):
         self._later.clear()
         return num
 
-    def find(self, num_rows: int, per_row: int, form: RowShape = RowShape.PLAIN) -> S | None:
+    def find(
+        self, num_rows: int, per_row: int, form: RowShape = RowShape.PLAIN, has_adapters: bool = False
+    ) -> S | None:
         """Returns the least recorded step for so many rows of so many tokens, or None."""
-        captured = self._captured
-        fits = [key for key in captured if key.form is form and key.per_row >= per_row and key.num_rows >= num_rows]
+        captured, kind = self._captured, (form, has_adapters)
+        alike = [key for key in captured if (key.form, key.has_adapters) == kind]
+        fits = [key for key in alike if key.per_row >= per_row and key.num_rows >= num_rows]
         return captured[min(fits, key=lambda key: (key.per_row, key.num_rows))] if fits else None
 
     def _add(self, key: GraphKey) -> None:
         self._captured[key] = self._capture(key)
+
+
+def _with_adapters(keys: list[GraphKey]) -> list[GraphKey]:
+    """Returns the same steps, each followed by that for rows with adapters."""
+    return [one for key in keys for one in (key, key._replace(has_adapters=True))]

@@ -17,6 +17,7 @@ from torch import Tensor
 from sluice_server.engine.errors import OutOfDeviceMemory
 from sluice_server.engine.kv_cache.block_store import BlockStore
 from sluice_server.engine.kv_cache.moves import Move
+from sluice_server.engine.models.layers.device_sides import DeviceTables
 from sluice_server.engine.models.model import Model
 from sluice_server.engine.plan import IN_FLIGHT, Placement, StepPlan
 from sluice_server.engine.worker.device import Device
@@ -140,7 +141,7 @@ class OverlappedRunner:
         """Returns whether the forward pass of a plan can be a recorded one."""
         if is_uniform(plan):
             return not self._plain.needs_hidden(plan)
-        shape = len(plan.slots), plan.num_tokens, RowShape.MIXED
+        shape = len(plan.slots), plan.num_tokens, RowShape.MIXED, self._plain.has_adapters(plan)
         return not (plan.drafts or self._graphs.find(*shape) is None or self._plain.needs_hidden(plan))
 
     def _stage(self, plan: StepPlan) -> None:
@@ -166,13 +167,14 @@ class OverlappedRunner:
     def _rows(self, plan: StepPlan, *, may_share: bool = True) -> UniformRows:
         """Returns the rows in the order of computation: rows that share prefixes are adjacent where that pays off."""
         slots, starts, lens = plan.slots, plan.starts, plan.query_lens
+        has_adapters = self._plain.has_adapters(plan)
         if not is_uniform(plan):
-            return UniformRows(slots, starts, lens, samples=plan.samples)
+            return UniformRows(slots, starts, lens, samples=plan.samples, has_adapters=has_adapters)
         found = None
-        if may_share and self._prefixes is not None and len(slots) > 1 and max(lens) == 1:
+        if may_share and not has_adapters and self._prefixes is not None and len(slots) > 1 and max(lens) == 1:
             found = self._prefixes.find(slots, starts)
         if found is None:
-            return UniformRows(slots, starts, lens, trees_of(plan))
+            return UniformRows(slots, starts, lens, trees_of(plan), has_adapters=has_adapters)
         return UniformRows([slots[i] for i in found.order], [starts[i] for i in found.order], lens, prefixes=found)
 
     def _known(self, plan: StepPlan) -> StepPlan:
@@ -182,27 +184,38 @@ class OverlappedRunner:
         return plan.known(self._last.sampled())
 
 
-def overlap(
-    plain: Runner, model: Model, store: BlockStore, device: Device, slots: Slots, drafts: InFlightDrafts = NO_DRAFTS
+def overlap(  # noqa: PLR0913 # all that is recorded
+    plain: Runner,
+    model: Model,
+    store: BlockStore,
+    device: Device,
+    slots: Slots,
+    drafts: InFlightDrafts = NO_DRAFTS,
+    adapters: DeviceTables | None = None,
 ) -> OverlappedRunner:
     """Builds an overlapped runner around a plain one and records the steps that every start needs.
 
     These are plain decode steps, those with drafts and mixed ones. Steps of rows that share a prefix are recorded while
-    idle.
+    idle. `adapters`: those that rows may have; steps of rows with some are recorded beside the others.
     """
     state = DeviceState(device, model.device, slots)
     state.note(0, 0, [0])  # compiles the kernels that write to rows
     state.extend(0, 0, [0])
     state.flush()
-    steps = UniformSteps(model, store, state, device, most_sampled(slots, drafts))
+    steps = UniformSteps(model, store, state, device, most_sampled(slots, drafts), adapters)
     graphs = new_graphs(model, steps, slots, drafts)
     graphs.warm()
     prefixes = SharedPrefixes(plain.block_tables, slots.block_size) if may_share(model) else None
     return OverlappedRunner(plain, steps, state, device, graphs, prefixes)
 
 
-def recorded_bytes(
-    model: Model, cache_dtype: torch.dtype, device: Device, slots: Slots, drafts: InFlightDrafts = NO_DRAFTS
+def recorded_bytes(  # all that is recorded
+    model: Model,
+    cache_dtype: torch.dtype,
+    device: Device,
+    slots: Slots,
+    drafts: InFlightDrafts = NO_DRAFTS,
+    adapters: DeviceTables | None = None,
 ) -> int:
     """Returns the bytes that recorded steps and slot state will take on the device, beside weights and cache.
 
@@ -212,7 +225,7 @@ def recorded_bytes(
     before = device.taken()
     state = DeviceState(device, model.device, slots)
     store = BlockStore(model.new_cache(1, slots.block_size, cache_dtype))
-    steps = UniformSteps(model, store, state, device, most_sampled(slots, drafts))
+    steps = UniformSteps(model, store, state, device, most_sampled(slots, drafts), adapters)
     own = device.taken() - before
     return own + new_graphs(model, steps, slots, drafts).bytes_of_all(device.taken)
 
@@ -226,7 +239,7 @@ def new_graphs(model: Model, steps: UniformSteps, slots: Slots, drafts: InFlight
     """Returns the set of steps to record; none is recorded yet."""
     later = [(1, RowShape.SHARED)] if may_share(model) else []
     forms = forms_of(drafts.lengths, may_branch=drafts.may_branch)
-    return Graphs(slots.num, forms, steps.record, later, slots.max_tokens)
+    return Graphs(slots.num, forms, steps.record, later, slots.max_tokens, with_adapters=slots.adapter_slots > 0)
 
 
 def may_share(model: Model) -> bool:

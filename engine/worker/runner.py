@@ -24,7 +24,7 @@ from sluice_server.engine.sampling.sampler import Sampler
 from sluice_server.engine.worker.faults import device_faults
 from sluice_server.engine.worker.forward import AcceptedMoves, ForwardPass, HiddenStates
 from sluice_server.engine.worker.sample_positions import SamplePositions
-from sluice_server.engine.worker.slots.adapters import AdapterSlots
+from sluice_server.engine.worker.slots.adapters import NO_SLOTS, AdapterSlots
 from sluice_server.engine.worker.slots.embeds import Given
 from sluice_server.engine.worker.slots.images import EncoderCache
 from sluice_server.engine.worker.slots.pooling import with_vectors
@@ -83,7 +83,7 @@ class Runner:
         groups: LayerGroups | None = None,
         plugins: SamplingPlugins = NO_SAMPLING,
         images: EncoderCache | None = None,
-        adapters: AdapterSlots = (),
+        adapters: AdapterSlots = NO_SLOTS,
     ) -> None:
         """`groups` of the model's layers share the blocks of `store`; None: a block holds all layers. `images`: None
         for a model that takes none. `adapters`: what adapter slots hold, which changes between steps."""
@@ -164,9 +164,13 @@ class Runner:
     def needs_hidden(self, plan: StepPlan) -> bool:
         """Returns whether a plan's forward pass needs more than ids, or gives more than logits to sample from."""
         rows, is_turned = self._rows, self._model.is_turned
-        wanted = rows.prompts.spans(plan) or plan.pools or rows.adapters.sides(plan) is not None
+        wanted = rows.prompts.spans(plan) or plan.pools or rows.adapters.are_of_host(plan)
         by_images = rows.images.given(plan) or (is_turned and rows.images.turned(plan))
         return bool(wanted or rows.embeds.given(plan, self._model) or by_images)
+
+    def has_adapters(self, plan: StepPlan) -> bool:
+        """Returns whether some row of a plan is computed with an adapter."""
+        return self._rows.adapters.are_in(plan)
 
     def _beside_masks(
         self, plan: StepPlan, positions: SamplePositions, compute: Callable[[], T]

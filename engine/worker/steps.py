@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 
 from sluice_server.engine.kv_cache.block_store import BlockStore
+from sluice_server.engine.models.layers.device_sides import DeviceSides, DeviceTables
 from sluice_server.engine.models.model import Model
 from sluice_server.engine.worker.device import Device, HostCopy
 from sluice_server.engine.worker.graphs import GraphKey, Graphs, RowShape
@@ -40,6 +41,7 @@ class UniformRows:
         trees: of the rows whose drafts branch.
         prefixes: shared prefixes of rows of one token each; the rows are in `prefixes.order` already.
         samples: of a mixed step, whether each row samples behind its last token; None: every row behind every token.
+        has_adapters: whether some rows have adapters.
     """
 
     slots: list[int]
@@ -48,6 +50,7 @@ class UniformRows:
     trees: Trees = dataclasses.field(default_factory=dict)
     prefixes: PrefixGroups | None = None
     samples: list[bool] | None = None
+    has_adapters: bool = False
 
     @property
     def num_sampled(self) -> int:
@@ -55,9 +58,10 @@ class UniformRows:
         return sum(self.lens) if self.samples is None else len(self.lens)
 
     @property
-    def shape(self) -> tuple[int, int, RowShape]:
+    def shape(self) -> GraphKey:
         """What `Graphs.find` looks for."""
-        return len(self.slots), max(self.lens) if self.samples is None else sum(self.lens), self.form
+        per_row = max(self.lens) if self.samples is None else sum(self.lens)
+        return GraphKey(len(self.slots), per_row, self.form, self.has_adapters)
 
     @property
     def form(self) -> RowShape:
@@ -96,12 +100,21 @@ class RecordedStep:
 class UniformSteps:
     """Computes and records steps of one model over one cache."""
 
-    def __init__(self, model: Model, store: BlockStore, state: DeviceState, device: Device, most_sampled: int) -> None:
-        """`most_sampled`: tokens that a step samples at most."""
+    def __init__(  # all that a step is made of
+        self,
+        model: Model,
+        store: BlockStore,
+        state: DeviceState,
+        device: Device,
+        most_sampled: int,
+        adapters: DeviceTables | None = None,
+    ) -> None:
+        """`most_sampled`: tokens that a step samples at most. `adapters`: those that rows may have."""
         self._model = model
         self._store = store
         self._state = state
         self._device = device
+        self._adapters = adapters
         vocab = model.config.vocab_size
         self._logits = torch.empty(most_sampled, vocab, dtype=torch.float32, device=model.device)
 
@@ -129,7 +142,7 @@ class UniformSteps:
         if step is None and rows.prefixes is not None:  # the step may be recorded for plain rows
             rows = rows.plain()
             step = graphs.find(*rows.shape)
-        step, num = step or self._blank(GraphKey(*rows.shape)), len(rows.slots)
+        step, num = step or self._blank(rows.shape), len(rows.slots)
         given = np.zeros((4, step.key.num_rows), dtype=np.int64)
         given[0, :num], given[1, :num] = rows.slots, rows.starts
         given[2, :num] = np.cumsum(rows.lens)
@@ -170,7 +183,8 @@ class UniformSteps:
         if key.form is RowShape.SHARED:
             rows = dataclasses.replace(rows, shared=self._shared(key, slots, form))
         meta = self._metadata(inputs, rows, ends)
-        hidden = self._model.forward(inputs.ids, inputs.positions, self._store.cache, meta)
+        sides = self._sides(key, slots, ends) if key.has_adapters else None
+        hidden = self._model.forward(inputs.ids, inputs.positions, self._store.cache, meta, sides=sides)
         if key.form is RowShape.MIXED:
             hidden = hidden[(ends - 1).clamp(min=0)]
         logits.copy_(self._model.logits(hidden))
@@ -186,8 +200,7 @@ class UniformSteps:
         if is_mixed:
             owners, positions = slots, starts + counts
         else:
-            row = torch.searchsorted(ends, torch.arange(num, device=ends.device), right=True)
-            owners, positions = slots[row.clamp_(max=key.num_rows - 1)], inputs.positions + 1
+            owners, positions = slots[_rows_of(ends, num)], inputs.positions + 1
         ids, bad = ops.sample(logits, self._state.rows(owners, positions))
         ids = ids.masked_fill(bad, BAD)
         sampled.copy_(ids)
@@ -198,6 +211,14 @@ class UniformSteps:
         if not is_mixed:
             kept = kept[(ends - counts).clamp(max=num - 1)]
         self._keep(kept, slots, positions if is_mixed else starts + 1, (counts > 0) & (samples > 0))
+
+    def _sides(self, key: GraphKey, slots: Tensor, ends: Tensor) -> DeviceSides:
+        """Returns the products beside the rows of a step, by the adapters of their slots."""
+        tables, num = self._adapters, key.num_tokens
+        assert tables is not None, "a step of rows with adapters where there are none"
+        adapters = self._state.adapters[slots[_rows_of(ends, num)]]
+        is_token = torch.arange(num, device=ends.device) < ends[-1:]  # the others are padding
+        return tables.sides(torch.where(is_token, adapters, tables.no_slot))
 
     def _ragged(self, key: GraphKey, slots: Tensor, starts: Tensor, ends: Tensor) -> Ragged:
         zero = ends.new_zeros(1)
@@ -247,6 +268,12 @@ class UniformSteps:
         at = torch.where(is_kept, at, tokens.shape[1] - 1)
         kept = torch.where(is_kept, ids, tokens[slots, at])
         tokens.index_put_((slots, at), kept)
+
+
+def _rows_of(ends: Tensor, num: int) -> Tensor:
+    """Returns the row of each of `num` tokens: int64 [num]; padding is of the last one."""
+    row = torch.searchsorted(ends, torch.arange(num, device=ends.device), right=True)
+    return row.clamp_(max=len(ends) - 1)
 
 
 def _numbers(rows: UniformRows, key: GraphKey) -> Longs:

@@ -112,6 +112,13 @@ def storage_of(x: Tensor) -> int:
         return x.untyped_storage().data_ptr()
 
 
+def pinned(num: int, dtype: torch.dtype) -> Tensor:
+    """Pinned memory of the host, also on threads that know nothing of the device."""
+    found = torch.empty(num, dtype=dtype)
+    found.__dict__["_pinned"] = True
+    return found
+
+
 class Graph:
     """See `torch.cuda.CUDAGraph`."""
 
@@ -129,6 +136,12 @@ class Event:
     def __init__(self, memory: DeviceMemory) -> None:
         self._memory = memory
         self._before: list[tuple[Tensor, Tensor]] = []
+        self._was_asked = False
+
+    def query(self) -> bool:
+        """Has not happened yet when it is asked first."""
+        was_asked, self._was_asked = self._was_asked, True
+        return was_asked
 
     def record(self, stream: object = None) -> None:
         self._before = list(self._memory.arriving)
@@ -161,6 +174,7 @@ def pretend(seed: int = 0) -> Iterator[PretendedGpu]:
         patch.setattr(configs, "LEAST_SPLIT", LEAST_SPLIT)
         patch.setattr(configs, "LEAST_PREFILL_SPLIT", LEAST_SPLIT)
         patch.setattr(device, "WARM_RUNS", 1)
+        patch.setattr(device, "pinned", pinned)
         patch.setattr(compiler, "missing", lambda: None)
         patch.setattr(support, "DTYPES", (*support.DTYPES, torch.float32))  # the interpreter has no registers
         patch.setattr(memory, "gc", types.SimpleNamespace(collect=lambda: 0))  # takes a second in a test run

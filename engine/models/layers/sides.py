@@ -4,8 +4,8 @@
 """
 
 import dataclasses
-from collections.abc import Iterable, Mapping, Sequence
-from typing import NamedTuple, TypeAlias
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import NamedTuple, Protocol, TypeAlias
 
 import torch
 from torch import Tensor
@@ -18,6 +18,13 @@ from sluice_server.kernels.formats.linear import PackedLinear
 from sluice_server.kernels.formats.side_products import Rows, Side, SidedLinear, bytes_of, together
 
 Sides: TypeAlias = Sequence[tuple[Rows, Side]]
+# The linears of a layer in the kernels' order, and their first projections, of their own or fused.
+LINEARS: Mapping[str, tuple[str, ...]] = {
+    "qkv": ("self_attn.q_proj", "self_attn.qkv_proj"),
+    "output": ("self_attn.o_proj",),
+    "gate_up": ("mlp.gate_proj", "mlp.gate_up_proj"),
+    "down": ("mlp.down_proj",),
+}
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -36,7 +43,8 @@ class Folding:
 
 
 class LayerProducts(NamedTuple):
-    """What an adapter adds to the linears of a layer; None for one that it leaves as it is. In the kernels' order."""
+    """What an adapter adds to the linears of a layer, in the order of `LINEARS`; None for one that it leaves as it
+    is."""
 
     qkv: Side | None = None
     output: Side | None = None
@@ -65,8 +73,18 @@ class AdapterProducts:
         self.num_bytes = 2 * self.numbers.nbytes + bytes_of(each)  # each side has its own numbers, too
 
 
-class StepSides:
-    """The products of one step."""
+class StepSides(Protocol):
+    """The products beside the linears of one step."""
+
+    def numbers(self, index: int) -> tuple[Tensor, int]:
+        """Returns what one call of the C++ kernels takes for layer `index`."""
+
+    def beside(self, layer: Layer, index: int) -> Layer:
+        """Returns layer `index` with the products beside its linears, for a layer that is not one call."""
+
+
+class HostSides:
+    """The products of one step, of adapters in host memory; see `StepSides`."""
 
     def __init__(self, groups: Sequence[tuple[Rows, AdapterProducts]]) -> None:
         """`groups`: rows of the step's tokens, and the products of their adapter; no row is in two groups."""
@@ -74,19 +92,25 @@ class StepSides:
         self._numbers = low_rank.step_of([(rows, own.numbers) for rows, own in groups])
 
     def numbers(self, index: int) -> tuple[Tensor, int]:
-        """Returns what one call of the C++ kernels takes for layer `index`."""
+        """Implements `StepSides.numbers`."""
         return self._numbers, index
 
     def beside(self, layer: Layer, index: int) -> Layer:
-        """Returns layer `index` with the products beside its linears, for a layer that is not one call."""
-        qkv, output, gate_up, down = (
-            [(rows, one) for rows, own in self._groups if (one := own.layers[index][at]) is not None]
-            for at in range(len(LayerProducts._fields))
-        )
-        mlp = layer.mlp
-        if isinstance(mlp, DenseMlp | UnnormedMlp):
-            mlp = dataclasses.replace(mlp, gate_up=_sided(mlp.gate_up, gate_up), down=_sided(mlp.down, down))
-        return dataclasses.replace(layer, qkv=_sided(layer.qkv, qkv), output=_sided(layer.output, output), mlp=mlp)
+        """Implements `StepSides.beside`."""
+
+        def sided(at: int, linear: PackedLinear) -> PackedLinear:
+            sides = ((rows, own.layers[index][at]) for rows, own in self._groups)
+            return _sided(linear, [(rows, side) for rows, side in sides if side is not None])
+
+        return with_linears(layer, sided)
+
+
+def with_linears(layer: Layer, sided: Callable[[int, PackedLinear], PackedLinear]) -> Layer:
+    """Returns a layer with other linears: `sided` of an index in `LINEARS` and the linear."""
+    mlp = layer.mlp
+    if isinstance(mlp, DenseMlp | UnnormedMlp):
+        mlp = dataclasses.replace(mlp, gate_up=sided(2, mlp.gate_up), down=sided(3, mlp.down))
+    return dataclasses.replace(layer, qkv=sided(0, layer.qkv), output=sided(1, layer.output), mlp=mlp)
 
 
 def _sided(linear: PackedLinear, sides: Sides) -> PackedLinear:

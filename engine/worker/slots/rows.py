@@ -15,7 +15,7 @@ from sluice_server.engine.plugins.sampling import NO_SAMPLING, SamplingPlugins
 from sluice_server.engine.sampling.columns import FLOATS, INTS, neutral, pack, sampling_rows
 from sluice_server.engine.sampling.matchers import SlotMatchers
 from sluice_server.engine.sampling.rows import GrammarMasks, LogprobRows, SamplingParamRows, SamplingRows
-from sluice_server.engine.worker.slots.adapters import AdapterSlots, SlotAdapters
+from sluice_server.engine.worker.slots.adapters import NO_SLOTS, AdapterSlots, SlotAdapters
 from sluice_server.engine.worker.slots.adjustments import SlotAdjustments
 from sluice_server.engine.worker.slots.banned_tokens import SlotBannedTokens
 from sluice_server.engine.worker.slots.embeds import SlotEmbeds
@@ -55,7 +55,7 @@ class SlotRows:
         plugins: SamplingPlugins = NO_SAMPLING,
         num_groups: int = 1,
         images: EncoderCache | None = None,
-        adapters: AdapterSlots = (),
+        adapters: AdapterSlots = NO_SLOTS,
     ) -> None:
         self.matchers = matchers
         self.plugins = SlotSamplingPlugins(plugins)

@@ -11,7 +11,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from sluice_server.engine.plan import Placement
+from sluice_server.engine.plan import NO_ADAPTER, Placement
 from sluice_server.engine.sampling.columns import FLOATS, INTS, neutral, pack
 from sluice_server.engine.worker.device import Device
 from sluice_server.kernels import ops
@@ -20,13 +20,14 @@ from sluice_server.kernels.reference.sampling import Rows
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Slots:
-    """The number of slots, tokens of a sequence at most, tokens of a block, and tokens of a mixed step at most (0: such
-    steps are not recorded)."""
+    """The number of slots, tokens of a sequence at most, tokens of a block, tokens of a mixed step at most (0: such
+    steps are not recorded), and the number of adapter slots."""
 
     num: int
     max_len: int
     block_size: int
     max_tokens: int = 0
+    adapter_slots: int = 0
 
 
 class DeviceState:
@@ -39,6 +40,8 @@ class DeviceState:
         # One more: a token may be sampled behind the last one that is computed.
         self.tokens = torch.zeros(num_slots, max_len + 1, dtype=torch.int64, device=on)
         self.tables = torch.zeros(num_slots, max_blocks, dtype=torch.int32, device=on)
+        # The adapter slot of each slot's sequence; `slots.adapter_slots` stands for none.
+        self.adapters = torch.full((num_slots,), slots.adapter_slots, dtype=torch.int64, device=on)
         self._floats = torch.from_numpy(neutral(FLOATS, num_slots)).to(on)
         self._ints = torch.from_numpy(neutral(INTS, num_slots)).to(on)
         self._token_runs: list[tuple[int, int, Sequence[int]]] = []
@@ -82,6 +85,9 @@ class DeviceState:
         slots = self._device.upload(np.array([one.slot for one in placed], dtype=np.int64))
         self._floats[slots] = self._device.upload(pack(FLOATS, owners))
         self._ints[slots] = self._device.upload(pack(INTS, owners))
+        if most := self.slots.adapter_slots:
+            adapters = [most if one.adapter == NO_ADAPTER else one.adapter for one in placed]
+            self.adapters[slots] = self._device.upload(np.array(adapters, dtype=np.int64))
 
     def _write_runs(self, table: Tensor, runs: list[tuple[int, int, Sequence[int]]]) -> None:
         num = len(runs)

@@ -19,6 +19,7 @@ from sluice_server.engine.kv_cache.offers import Offers
 from sluice_server.engine.kv_cache.shared_slots import SharedSlots
 from sluice_server.engine.kv_cache.sizes import Window
 from sluice_server.engine.kv_cache.tiers import Tiers
+from sluice_server.engine.models.layers.device_sides import DeviceTables
 from sluice_server.engine.models.model import Model
 from sluice_server.engine.request import Limits
 from sluice_server.engine.speculation.drafters import Drafter
@@ -51,17 +52,25 @@ class AllocatedCache:
     max_blocks: int
 
 
-def allocate(
-    config: EngineConfig, model: Model, drafter: Drafter | None, formats: Formats, limits: Limits
+def allocate(  # all that takes memory
+    config: EngineConfig,
+    model: Model,
+    drafter: Drafter | None,
+    formats: Formats,
+    limits: Limits,
+    adapters: DeviceTables | None = None,
 ) -> AllocatedCache:
-    """Allocates the cache of a model and its drafter. Raises ServiceError naming the flag if it does not fit."""
+    """Allocates the cache of a model and its drafter. Raises ServiceError naming the flag if it does not fit.
+
+    `adapters`: those of a device.
+    """
     whole = groups_for(config, model, has_drafter=drafter is not None)
     groups, num_layers = whole.of_layers(model.layers), len(model.windows)
     own, beside_it = (0 if one is None else one.token_bytes(formats.cache) for one in (model, drafter))
     size = own + beside_it
     ranks_of_stage = config.tensor_parallel_size  # of this host, each of which takes as much
     of_all = ranks_of_stage * own * num_layers // len(model.layers) + beside_it
-    num_whole = cache_blocks(config, of_all, limits, cache_room(config, model, formats, limits))
+    num_whole = cache_blocks(config, of_all, limits, cache_room(config, model, formats, limits, adapters))
     max_whole = max(num_whole, max_cache_blocks(config, model, of_all))
     num_blocks, max_blocks = (num * num_layers // whole.size for num in (num_whole, max_whole))  # of all stages' layers
     what = f"a cache of {num_whole * config.block_size * size >> 20} MiB; set --kv-cache-tokens lower"
@@ -129,17 +138,20 @@ def max_cache_blocks(config: EngineConfig, model: Model, size: int) -> int:
     return tokens // config.block_size
 
 
-def cache_room(config: EngineConfig, model: Model, formats: Formats, limits: Limits) -> int | None:
+def cache_room(
+    config: EngineConfig, model: Model, formats: Formats, limits: Limits, adapters: DeviceTables | None = None
+) -> int | None:
     """Returns the bytes that a GPU has for the cache; None without a GPU."""
     if model.device.type != "cuda":
         return None
     rows, tokens = config.max_num_seqs, config.max_num_batched_tokens
     give_back_unused()
     with at_start("--max-num-seqs", f"recorded steps of {rows} rows beside the weights; lower it"):
-        recorded = recorded_bytes(model, formats.cache, CudaDevice(model.device), *recorded_for(config, limits))
+        device, what_for = CudaDevice(model.device), recorded_for(config, limits, adapters)
+        recorded = recorded_bytes(model, formats.cache, device, *what_for)
     with at_start("--max-num-batched-tokens", f"a step of {tokens} tokens beside the weights; lower it"):
         sizes = tokens, (rows, config.block_size), recorded
-        return cuda_cache_bytes(model, formats.cache, *sizes, config.gpu_memory_utilization)
+        return cuda_cache_bytes(model, formats.cache, *sizes, config.gpu_memory_utilization, adapters)
 
 
 def make_store(
@@ -188,19 +200,30 @@ def offer_blocks(config: EngineConfig, store: BlockStore, cache: KVCache) -> Sha
     return slots
 
 
-def runner_for(config: EngineConfig, plain: Runner, model: Model, store: BlockStore, limits: Limits) -> StepRunner:
-    """Returns the runner itself, or, on a GPU, one that replays recorded steps where it can."""
+def runner_for(  # all that is recorded
+    config: EngineConfig,
+    plain: Runner,
+    model: Model,
+    store: BlockStore,
+    limits: Limits,
+    adapters: DeviceTables | None = None,
+) -> StepRunner:
+    """Returns the runner itself, or, on a GPU, one that replays recorded steps where it can. `adapters`: those of a
+    device."""
     if model.device.type != "cuda":
         return plain
     what = f"recorded steps of {config.max_num_seqs} rows beside the cache; lower it"
     with at_start("--gpu-memory-utilization", what):
-        return overlap(plain, model, store, CudaDevice(model.device), *recorded_for(config, limits))
+        return overlap(plain, model, store, CudaDevice(model.device), *recorded_for(config, limits, adapters))
 
 
-def recorded_for(config: EngineConfig, limits: Limits) -> tuple[Slots, InFlightDrafts]:
-    """Returns the slots and drafts for which steps are recorded."""
-    slots = Slots(config.max_num_seqs, limits.context_length, config.block_size, config.max_num_batched_tokens)
-    return slots, InFlightDrafts(recorded_drafts(config), config.max_draft_width > 1)
+def recorded_for(
+    config: EngineConfig, limits: Limits, adapters: DeviceTables | None = None
+) -> tuple[Slots, InFlightDrafts, DeviceTables | None]:
+    """Returns the slots, drafts and adapters for which steps are recorded."""
+    sizes = config.max_num_seqs, limits.context_length, config.block_size, config.max_num_batched_tokens
+    slots = Slots(*sizes, adapter_slots=0 if adapters is None else adapters.no_slot)
+    return slots, InFlightDrafts(recorded_drafts(config), config.max_draft_width > 1), adapters
 
 
 def recorded_drafts(config: EngineConfig) -> tuple[int, ...]:

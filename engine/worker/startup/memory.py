@@ -12,6 +12,7 @@ import numpy as np
 import torch
 
 from sluice_server.engine.errors import Code, OutOfDeviceMemory, ServiceError
+from sluice_server.engine.models.layers.device_sides import DeviceTables
 from sluice_server.engine.models.model import Model
 from sluice_server.engine.sampling.logprobs import score
 from sluice_server.engine.worker.faults import device_faults
@@ -19,8 +20,14 @@ from sluice_server.engine.worker.slots.prompts import CHUNK
 from sluice_server.kernels.layout.metadata import AttentionMetadata
 
 
-def cuda_cache_bytes(
-    model: Model, cache_dtype: torch.dtype, max_tokens: int, rows: tuple[int, int], recorded: int, utilization: float
+def cuda_cache_bytes(  # noqa: PLR0913 # all that takes memory
+    model: Model,
+    cache_dtype: torch.dtype,
+    max_tokens: int,
+    rows: tuple[int, int],
+    recorded: int,
+    utilization: float,
+    adapters: DeviceTables | None = None,
 ) -> int:
     """Returns the bytes for the cache beside a loaded model and `recorded` bytes of steps that are recorded later.
 
@@ -32,6 +39,8 @@ def cuda_cache_bytes(
     torch.cuda.reset_peak_memory_stats(device)
     for num in ladder(max_tokens):
         whole_step(model, cache_dtype, num, *rows)
+        if adapters is not None:
+            whole_step(model, cache_dtype, num, *rows, adapters)
     torch.cuda.synchronize(device)
     peak, reserved = torch.cuda.max_memory_allocated(device), torch.cuda.memory_reserved(device)
     free, total = torch.cuda.mem_get_info(device)
@@ -64,14 +73,23 @@ def ladder(most: int) -> list[int]:
     return [*(1 << i for i in range((most - 1).bit_length())), most]
 
 
-def whole_step(model: Model, cache_dtype: torch.dtype, max_tokens: int, max_rows: int, block_size: int) -> None:
-    """Computes a prompt as long as a step may be, logits of `max_rows` rows and one chunk of prompt scores."""
+def whole_step(  # all that a step is made of
+    model: Model,
+    cache_dtype: torch.dtype,
+    max_tokens: int,
+    max_rows: int,
+    block_size: int,
+    adapters: DeviceTables | None = None,
+) -> None:
+    """Computes a prompt as long as a step may be, logits of `max_rows` rows and one chunk of prompt scores; with
+    `adapters` beside those of a slot, which are none yet: their kernels are compiled."""
     num_blocks = -(-max_tokens // block_size)
     cache = model.new_cache(num_blocks, block_size, cache_dtype)
     tables = np.arange(num_blocks, dtype=np.int32)[None]
     meta = AttentionMetadata.build([max_tokens], [max_tokens], tables, block_size, model.device)
     ids = torch.zeros(max_tokens, dtype=torch.int64, device=model.device)
-    hidden = model.forward(ids, meta.positions, cache, meta)
+    sides = None if adapters is None else adapters.sides(ids)
+    hidden = model.forward(ids, meta.positions, cache, meta, sides=sides)
     model.logits(hidden[:1].expand(max_rows, -1).contiguous())
     chunk = hidden[:CHUNK]
     score(model.logits(chunk), [0] * len(chunk), 1)

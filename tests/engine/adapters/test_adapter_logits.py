@@ -12,7 +12,7 @@ from torch import Tensor
 from sluice_server.engine.adapters.files import Adapter, read_adapter
 from sluice_server.engine.adapters.products import products_of
 from sluice_server.engine.models.config import ModelConfig, read_config
-from sluice_server.engine.models.layers.sides import StepSides
+from sluice_server.engine.models.layers.sides import HostSides
 from sluice_server.engine.models.loading import load_model
 from sluice_server.engine.models.model import Model
 from sluice_server.kernels.cpu import builds
@@ -65,7 +65,7 @@ class Batch:
                 if (own := self.products[row]) is not None
             ]
             ids = torch.tensor([token for row in rows for token in self.ids[row][first:end]])
-            sides = StepSides(groups) if groups else None
+            sides = HostSides(groups) if groups else None
             hidden = self.model.forward(ids, meta.positions, cache, meta, sides=sides)
             for at, part in enumerate(self.model.logits(hidden).split(num)):
                 found[at].append(part)

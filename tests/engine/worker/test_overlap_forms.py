@@ -185,6 +185,29 @@ def test_steps_of_trees_are_recorded_at_start_and_those_of_prefixes_later() -> N
     assert graphs.find(1, 1, RowShape.SHARED) == GraphKey(2, 1, RowShape.SHARED)
 
 
+def test_steps_of_rows_with_adapters_are_recorded_beside_the_others() -> None:
+    """But those of rows that share prefixes, and none of them where requests name no adapter."""
+    forms, shared = [(1, RowShape.PLAIN), (3, RowShape.TREES)], [(1, RowShape.SHARED)]
+    with_them, without = (
+        Graphs(20, forms, lambda key: key, shared, 32, with_adapters=is_asked) for is_asked in (True, False)
+    )
+    for each in (with_them, without):
+        each.warm()
+    assert with_them.find(2, 1, has_adapters=True) == GraphKey(2, 1, has_adapters=True)
+    assert with_them.find(17, 2, RowShape.TREES, has_adapters=True) == GraphKey(20, 3, RowShape.TREES, True)
+    assert with_them.find(20, 30, RowShape.MIXED, has_adapters=True) == GraphKey(20, 32, RowShape.MIXED, True)
+    assert (
+        with_them.find(2, 1) == without.find(2, 1) == GraphKey(2, 1) and without.find(1, 1, has_adapters=True) is None
+    )
+    for each in (with_them, without):
+        while each.grow():
+            continue
+    assert with_them.find(9, 1, has_adapters=True) == GraphKey(16, 1, has_adapters=True)
+    assert with_them.find(2, 1, RowShape.SHARED) is not None
+    assert with_them.find(2, 1, RowShape.SHARED, has_adapters=True) is None
+    assert not [key for key in without._captured if key.has_adapters]
+
+
 @pytest.mark.parametrize("is_recorded", [True, False])
 def test_forks_and_common_prompts_are_looked_at_once(
     checkpoint: Path, is_recorded: bool, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture

@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+from sluice_server.engine.adapters.host_slots import HostSlots
 from sluice_server.engine.engine import Engine
 from sluice_server.engine.models.config import read_config
 from sluice_server.services.engine.adapter_calls import AdapterCalls
@@ -65,7 +66,8 @@ class Calls:
         assert manager is not None
         manager.idle()
         assert list(manager.residencies()) == [] and manager.requests.shelf.slot_bytes == 0
-        assert not any(manager.loader.slots) and not manager.loader._host
+        slots = manager.loader.slots
+        assert isinstance(slots, HostSlots) and not any(slots) and not manager.loader._host
 
 
 @pytest.fixture

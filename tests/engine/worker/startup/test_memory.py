@@ -184,7 +184,7 @@ def test_what_compiles_for_steps_of_any_size_does_it_at_start() -> None:
 def test_a_step_is_computed_without_the_cache_of_the_engine(model: Model) -> None:
     seen: list[tuple[int, ...]] = []
     forward, logits = model.forward, model.logits
-    model.forward = lambda *given: seen.append(tuple(given[0].shape)) or forward(*given)  # type: ignore[method-assign, func-returns-value]
+    model.forward = lambda *given, **named: seen.append(tuple(given[0].shape)) or forward(*given, **named)  # type: ignore[method-assign, func-returns-value]
     model.logits = lambda hidden: seen.append(tuple(hidden.shape)) or logits(hidden)  # type: ignore[method-assign, func-returns-value]
     memory.whole_step(model, torch.float32, 30, 5, 8)
     width = model.config.hidden_size
@@ -193,5 +193,6 @@ def test_a_step_is_computed_without_the_cache_of_the_engine(model: Model) -> Non
 
 def test_sizes_are_those_of_the_settings() -> None:
     config = dataclasses.replace(CONFIG, speculation="ngram", max_draft_tokens=2, max_num_seqs=7)
-    slots, drafts = allocation.recorded_for(config, Limits(64, 1000))
+    slots, drafts, adapters = allocation.recorded_for(config, Limits(64, 1000))
+    assert adapters is None and slots.adapter_slots == 0
     assert (slots.num, slots.max_len, slots.block_size, drafts.lengths) == (7, 64, 8, (1, 2))
