@@ -1,13 +1,15 @@
 """Measures how fast cache blocks travel between two hosts, and what a cut link costs: two network namespaces, as root.
 
-    python -m benchmarks.kv_network [--mbit 1000] [--blocks 512] [--kib 64] [--rounds 5]
+    python -m benchmarks.kv_network [--mbit 1000] [--blocks 512] [--kib 64] [--rounds 5] [--nixl]
 
 The link has the rate that `tc` gives it. A round asks for all blocks and reads them in their order, as an engine does.
-Last, the link is cut in the midst of a round: the reader must be done at its deadline.
+Last, the link is cut in the midst of a round: the reader must be done at its deadline. When it is mended, all blocks
+come again. `--nixl`: the reader reads the owner's memory by NIXL (the extra `nixl`).
 """
 
 import argparse
 import json
+import os
 import secrets
 import statistics
 import subprocess
@@ -18,6 +20,7 @@ from pathlib import Path
 
 from sluice_server.engine.kv_cache.shared_slots import SharedSlots
 from sluice_server.services.ring.keys import load_keys, make_keys
+from sluice_server.services.transfer.by_nixl import read_by_nixl
 from sluice_server.services.transfer.names import MAX_NAMES
 from sluice_server.services.transfer.network import NetworkCarrier
 from tests.faults.hosts import Namespaces
@@ -33,12 +36,17 @@ def say(**figures: object) -> None:
     print(json.dumps(figures), flush=True)
 
 
-def carrier(keys: str, name: str, places: dict[str, str], size: int, num: int) -> tuple[SharedSlots, NetworkCarrier]:
+def carrier(  # what a connection is made of
+    keys: str, name: str, places: dict[str, str], size: int, num: int, *, nixl: bool
+) -> tuple[SharedSlots, NetworkCarrier]:
     """Returns one engine's end."""
     slots, own = SharedSlots(num, size, LAYOUT), load_keys(keys, name)
     assert own is not None
     others = {other: place for other, place in places.items() if other != name}
-    return slots, NetworkCarrier(places[name], others, slots, LAYOUT, size, own)
+    made = NetworkCarrier(places[name], others, slots, LAYOUT, size, own)
+    if nixl:
+        read_by_nixl(made, name, size)
+    return slots, made
 
 
 def names_of(num: int) -> list[bytes]:
@@ -46,9 +54,9 @@ def names_of(num: int) -> list[bytes]:
     return [at.to_bytes(32, "little") for at in range(1, num + 1)]
 
 
-def give(keys: str, places: dict[str, str], size: int, num: int) -> None:
+def give(keys: str, places: dict[str, str], size: int, num: int, *, nixl: bool) -> None:
     """Offers blocks until standard input ends."""
-    slots, made = carrier(keys, OWNER, places, size, num)
+    slots, made = carrier(keys, OWNER, places, size, num, nixl=nixl)
     for at, name in enumerate(names_of(num)):
         slots.write(at, name, secrets.token_bytes(size))
     print("ready", flush=True)
@@ -69,9 +77,9 @@ def read(source: NetworkCarrier, names: list[bytes], seconds: float) -> tuple[in
     return num, time.monotonic() - start_s
 
 
-def take(keys: str, places: dict[str, str], size: int, num: int, rounds: int) -> None:
-    """Reads all blocks, round after round, and prints the rates; then says so, and reads once more."""
-    _, made = carrier(keys, READER, places, size, 1)
+def take(keys: str, places: dict[str, str], size: int, num: int, rounds: int, *, nixl: bool) -> None:
+    """Reads all blocks, round after round, and prints the rates; then says so, and reads once more, and again."""
+    _, made = carrier(keys, READER, places, size, 1, nixl=nixl)
     names, end_s = names_of(num), time.monotonic() + WAIT_S
     while read(made, names[-1:], 1.0)[0] == 0 and time.monotonic() < end_s:
         time.sleep(0.1)
@@ -84,7 +92,36 @@ def take(keys: str, places: dict[str, str], size: int, num: int, rounds: int) ->
     sys.stdin.readline()
     came, took_s = read(made, names * 4, DEADLINE_S)
     say(came=came, of=4 * num, done_after_s=round(took_s, 3), deadline_s=DEADLINE_S)
+    sys.stdin.readline()
+    end_s = time.monotonic() + WAIT_S
+    while (came := read(made, names, 5.0)[0]) < num and time.monotonic() < end_s:
+        time.sleep(0.1)
+    say(came_when_mended=came)
     made.close()
+
+
+def play(spaces: Namespaces, own: tuple[str, ...]) -> None:
+    """Runs both ends, and prints what the reader says; cuts the link and mends it in between."""
+    pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "text": True}
+    with (
+        subprocess.Popen([*spaces.within(0), *own, "--end", "give"], **pipes) as giver,  # type: ignore[call-overload] # mixed
+        subprocess.Popen([*spaces.within(1), *own, "--end", "take"], **pipes) as taker,  # type: ignore[call-overload] # mixed
+    ):
+
+        def go_on() -> None:
+            taker.stdin.write("\n")
+            taker.stdin.flush()
+
+        giver.stdout.readline()
+        print(taker.stdout.readline().strip())
+        go_on()
+        time.sleep(DEADLINE_S / 3)
+        spaces.set_link("down")
+        print(taker.stdout.readline().strip())
+        spaces.set_link("up")
+        go_on()
+        print(taker.stdout.readline().strip())
+        giver.stdin.close()
 
 
 def main() -> None:
@@ -94,6 +131,7 @@ def main() -> None:
     parser.add_argument("--blocks", type=int, default=512)
     parser.add_argument("--kib", type=int, default=64)
     parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--nixl", action="store_true", help="read by NIXL")
     parser.add_argument("--end", choices=("give", "take"), help=argparse.SUPPRESS)
     parser.add_argument("--keys", help=argparse.SUPPRESS)
     options = parser.parse_args()
@@ -101,33 +139,23 @@ def main() -> None:
     places = {OWNER: f"tcp://{spaces.addresses[0]}:7100", READER: f"tcp://{spaces.addresses[1]}:7100"}
     sizes = options.kib << 10, options.blocks
     if options.end == "give":
-        give(options.keys, places, *sizes)
+        give(options.keys, places, *sizes, nixl=options.nixl)
         return
     if options.end == "take":
-        take(options.keys, places, *sizes, options.rounds)
+        take(options.keys, places, *sizes, options.rounds, nixl=options.nixl)
         return
+    os.environ.setdefault("UCX_TLS", "tcp,self")  # both ends are on one host here, and it would notice
     with tempfile.TemporaryDirectory() as keys:
         make_keys(Path(keys), (OWNER, READER))
         shape = ("--blocks", str(options.blocks), "--kib", str(options.kib), "--rounds", str(options.rounds))
-        own = (sys.executable, "-m", "benchmarks.kv_network", "--keys", keys, *shape)
+        way = ("--nixl",) if options.nixl else ()
+        own = (sys.executable, "-m", "benchmarks.kv_network", "--keys", keys, *shape, *way)
         try:
             spaces.make()
             rate = ("root", "tbf", "rate", f"{options.mbit}mbit", "burst", "256kb", "latency", "50ms")
             inside = ("tc", "qdisc", "add", "dev", spaces.links[0], *rate)
             subprocess.run([*spaces.within(0), *inside], check=True)
-            pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "text": True}
-            with (
-                subprocess.Popen([*spaces.within(0), *own, "--end", "give"], **pipes) as giver,  # type: ignore[call-overload] # mixed
-                subprocess.Popen([*spaces.within(1), *own, "--end", "take"], **pipes) as taker,  # type: ignore[call-overload] # mixed
-            ):
-                giver.stdout.readline()
-                print(taker.stdout.readline().strip())
-                taker.stdin.write("\n")
-                taker.stdin.flush()
-                time.sleep(DEADLINE_S / 3)
-                spaces.set_link("down")
-                print(taker.stdout.readline().strip())
-                giver.stdin.close()
+            play(spaces, own)
         finally:
             spaces.remove()
 

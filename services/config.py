@@ -83,6 +83,11 @@ class ServiceConfig:
         "engines on tcp:// pass cache blocks to each other at the port of their inbox plus this, encrypted; 0: they do "
         "not. Needs --shared-cache-bytes",
     )
+    kv_nixl: bool = option(
+        False,
+        "with --kv-port-offset: engines read each other's blocks by NIXL, which authenticates nobody; needs the extra "
+        "`nixl` and a network of their own",
+    )
     gateways: int = option(1, "gateway processes, sharing the port")
     tokenizers: int = option(1, "tokenizer processes")
     engines: int = option(

@@ -139,6 +139,18 @@ class ReadSlots:
         names = [(int(slot), self._entries["name"][slot].tobytes()) for slot in changed]
         return [(FoundSlot(slot, _unpadded(name)), int(now[slot])) for slot, name in names]
 
+    @property
+    def region(self) -> tuple[int, int]:
+        """The address and the size of this mapping, which cannot be written to."""
+        return int(np.frombuffer(self._memory, np.uint8).ctypes.data), len(self._memory)
+
+    def place_of(self, place: FoundSlot) -> tuple[int, int]:
+        """Returns the address of the block in a place, and its checksum, which tells a reader whether the slot was
+        written to meanwhile."""
+        address, _ = self.region
+        at = _start_of(self._num) + place.slot * self._block_bytes
+        return address + at, int(self._entries["checksum"][place.slot])
+
     def read(self, place: FoundSlot) -> bytes | None:
         """Returns the block in a place; None if it is not there any more."""
         entry = self._entries[place.slot : place.slot + 1]

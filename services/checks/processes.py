@@ -61,6 +61,8 @@ def check_roles(engine: EngineConfig, service: ServiceConfig) -> None:
 def _check_kv_ports(engine: EngineConfig, service: ServiceConfig) -> None:
     """Raise ServiceError for ports that there are not, and where no block would travel."""
     offset, port = service.kv_port_offset, service.inbox.rpartition(":")[2]
+    if not offset and service.kv_nixl:
+        raise bad_setting("kv_nixl", "needs --kv-port-offset: there engines tell each other where blocks are")
     if not offset:
         return
     if not 0 < offset < MAX_PORT:

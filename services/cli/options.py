@@ -51,7 +51,7 @@ GROUPS = {
             "disk_cache_save_s",
             "shared_cache_bytes",
         ),
-        *("kv_store", "kv_port_offset"),
+        *("kv_store", "kv_port_offset", "kv_nixl"),
     ),
     "A gateway of another project in front": ("vllm_listen", "vllm_tenant"),
     "Speculation": ("speculation", "draft_model", "draft_length", "max_draft_tokens", "max_draft_width"),

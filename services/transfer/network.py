@@ -2,7 +2,8 @@
 
 Each engine listens beside its inbox, at a port of its own. A thread has all sockets: it gives this engine's offered
 blocks to others, and asks them for theirs. The engine waits until its deadline and no longer; one that lets a question
-pass is not asked for a while. Bytes have a checksum of their own, and what does not come is computed.
+pass is not asked for a while. Bytes have a checksum of their own, and what does not come is computed. With NIXL on both
+sides the reader reads the owner's memory itself: then only questions and answers go this way.
 """
 
 import contextlib
@@ -19,6 +20,7 @@ import zmq
 
 from sluice_server.engine.kv_cache.shared_slots import ReadSlots, SharedSlots
 from sluice_server.services.ring.keys import RingKeys
+from sluice_server.services.transfer.direct_reads import DirectJob, DirectReads
 from sluice_server.services.transfer.names import MAX_NAMES, joined
 from sluice_server.services.transfer.network_frames import (
     ANSWERS,
@@ -27,8 +29,10 @@ from sluice_server.services.transfer.network_frames import (
     Find,
     Get,
     Offered,
+    Placed,
     Release,
     Request,
+    Where,
     digest_of,
 )
 from sluice_server.services.transfer.network_peers import CURVE_BYTES, NetworkPeer, connected, watch
@@ -67,6 +71,7 @@ class NetworkCarrier:
         self._readings: dict[bytes, Reading] = {}  # of the blocks that the engine waits for
         self._engine_of: dict[bytes, str] = {}  # of what was found last
         self._todo: deque[Callable[[], object]] = deque()
+        self._direct: DirectReads | None = None
         self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
         self._guard = keys.guard(self._context)
         self._listener = self._context.socket(zmq.ROUTER)
@@ -79,6 +84,16 @@ class NetworkCarrier:
         self._is_over = False
         self._thread = threading.Thread(target=self._serve, name="kv network", daemon=True)
         self._thread.start()
+
+    @property
+    def region(self) -> tuple[int, int]:
+        """Address and size of the memory of the blocks that this engine offers."""
+        return self._owner.region
+
+    def read_directly(self, direct: DirectReads, agent: bytes) -> None:
+        """Reads the memory of engines that allow it, from now on, and lets others read this one's by `agent`."""
+        self._direct, self._owner.agent = direct, agent
+        direct.start()
 
     def change(self, others: Mapping[str, str]) -> None:
         """Reads the blocks of these engines from now on: some have joined, and some have left."""
@@ -142,6 +157,8 @@ class NetworkCarrier:
     def close(self) -> None:
         """Ends the thread and all connections."""
         self._is_over = True
+        if self._direct is not None:
+            self._direct.close()
         self._do(lambda: None)
         self._thread.join()
         self._end()
@@ -210,11 +227,14 @@ class NetworkCarrier:
 
     def _continue(self, engine: str, reading: Reading) -> None:
         """Asks for further blocks."""
-        first, names = reading.next()
-        if names:
+        peer = self._peers.get(engine)
+        is_direct = self._direct is not None and peer is not None and not peer.sends
+        ask, parts = (Where, 2) if is_direct else (Get, 1)  # one part is read while the next is asked for
+        while (asked := reading.next(parts)) is not None:
+            first, names = asked
             self._num_gets += 1
             self._gets[self._num_gets] = reading, first
-            if not self._send(engine, Get(self._num_gets, self._layout, joined(names))):
+            if not self._send(engine, ask(self._num_gets, self._layout, joined(names))):
                 reading.lost()
 
     def _send(self, engine: str, request: Request) -> bool:
@@ -241,7 +261,7 @@ class NetworkCarrier:
                 with contextlib.suppress(msgspec.MsgspecError):
                     self._take(peer, ANSWERS.decode(header), rest[0] if rest else b"")
 
-    def _take(self, peer: NetworkPeer, answer: Offered | Block, data: bytes) -> None:
+    def _take(self, peer: NetworkPeer, answer: Offered | Block | Placed, data: bytes) -> None:
         if isinstance(answer, Offered):
             if answer.refusal and answer.refusal != peer.refusal:
                 logger.warning("no cache blocks are fetched from %s: %s", peer.name, answer.refusal)
@@ -251,9 +271,25 @@ class NetworkCarrier:
                 question.answered(peer.name, answer.which)
             return
         reading, first = self._gets.get(answer.number, (None, 0))
-        if reading is not None:
+        if reading is not None and isinstance(answer, Placed):
+            self._read_directly(peer, answer, reading, first)
+        elif reading is not None and isinstance(answer, Block):
             reading.arrived(first + answer.at, answer, data)
             self._continue(peer.name, reading)
+
+    def _read_directly(self, peer: NetworkPeer, answer: Placed, reading: Reading, first: int) -> None:
+        """Reads blocks of an engine's memory, or has them sent if that is not allowed."""
+        self._gets.pop(answer.number)
+        num = min(len(answer.places), len(reading.names) - first)
+        if answer.agent and self._direct is not None:
+            go_on = partial(self._do, partial(self._continue, peer.name, reading))
+            self._direct.begin(DirectJob(peer.name, answer.agent, reading, first, answer.places[:num], go_on))
+            return
+        peer.sends = True
+        self._num_gets += 1
+        self._gets[self._num_gets] = reading, first
+        if not self._send(peer.name, Get(self._num_gets, self._layout, joined(reading.names[first : first + num]))):
+            reading.lost()
 
     def _end(self) -> None:
         for peer in self._peers.values():

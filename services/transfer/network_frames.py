@@ -1,7 +1,8 @@
 """Messages about cache blocks between engines of several hosts, and the names in them. Pure.
 
-    reader → owner   Find names; Get names, a few at a time; Release names
-    owner → reader   Offered: which of the names are here; Block: one of those that were wanted, its bytes behind it
+    reader → owner   Find names; Get names, or ask Where they are, a few at a time; Release names
+    owner → reader   Offered: which of the names are here; Block: one of those that were wanted, its bytes behind it;
+                     Placed: where they are, for a reader that reads its memory by NIXL
 
 Each has the digest of the reader's layout, so that an owner never gives blocks that would mean something else there:
 neither after a restart with another model, nor in another format.
@@ -58,8 +59,25 @@ class Block(msgspec.Struct, frozen=True, gc=False, tag=5, array_like=True, forbi
     is_gone: bool = False
 
 
-Request: TypeAlias = Find | Get | Release
-Answer: TypeAlias = Offered | Block
+class Where(msgspec.Struct, frozen=True, gc=False, tag=6, array_like=True, forbid_unknown_fields=True):
+    """Asks where blocks lie in the owner's memory."""
+
+    number: int
+    layout: bytes
+    names: bytes
+
+
+class Placed(msgspec.Struct, frozen=True, gc=False, tag=7, array_like=True, forbid_unknown_fields=True):
+    """For each name of a `Where` the address of its block, 0 if it is gone, and its checksum. `agent`: the metadata of
+    the owner's agent; b"" if nobody may read its memory: then blocks are sent."""
+
+    number: int
+    agent: bytes
+    places: tuple[tuple[int, int], ...]
+
+
+Request: TypeAlias = Find | Get | Release | Where
+Answer: TypeAlias = Offered | Block | Placed
 REQUESTS: "msgspec.msgpack.Decoder[Request]" = msgspec.msgpack.Decoder(Request)
 ANSWERS: "msgspec.msgpack.Decoder[Answer]" = msgspec.msgpack.Decoder(Answer)
 

@@ -39,6 +39,7 @@ class NetworkPeer:
     socket: "zmq.Socket[bytes]"
     rests_until_s: float = 0.0
     refusal: str = ""  # why it gives no blocks
+    sends: bool = False  # blocks, as nobody may read its memory
     _num_passed: int = 0  # questions in a row that it let pass
 
     def answered(self) -> None:

@@ -15,7 +15,9 @@ from sluice_server.services.transfer.network_frames import (
     Find,
     Get,
     Offered,
+    Placed,
     Release,
+    Where,
 )
 
 ENCODE = msgspec.msgpack.Encoder().encode
@@ -27,14 +29,21 @@ class BlockOwner:
     Attributes:
         released: names whose leases readers have ended.
         num_malformed: messages that were no requests.
+        agent: see `Placed`.
     """
 
     def __init__(self, memory: ReadSlots, layout: bytes) -> None:
         """`layout`: its digest."""
         self.released: deque[bytes] = deque()
         self.num_malformed = 0
+        self.agent = b""  # the metadata by which others read this memory themselves
         self._memory = memory
         self._layout = layout
+
+    @property
+    def region(self) -> tuple[int, int]:
+        """Address and size of the memory that it reads."""
+        return self._memory.region
 
     def answers(self, data: bytes) -> Iterator[list[bytes]]:
         """Yields the frames of the answers to one message."""
@@ -52,6 +61,10 @@ class BlockOwner:
             case Find():
                 found = self._memory.find(names)
                 yield [ENCODE(Offered(asked.number, bytes(name in found for name in names)))]
+            case Where() if asked.layout == self._layout:
+                found = self._memory.find(names) if self.agent else {}
+                places = (self._memory.place_of(found[name]) if name in found else (0, 0) for name in names)
+                yield [ENCODE(Placed(asked.number, self.agent, tuple(places)))]
             case Get() if asked.layout == self._layout:
                 found = self._memory.find(names)
                 for at, name in enumerate(names):

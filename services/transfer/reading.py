@@ -57,17 +57,22 @@ class Reading:
         self._came: dict[int, bytes | None] = {}
         self._changed = threading.Condition()
 
-    def next(self) -> tuple[int, Sequence[bytes]]:
-        """Returns the names to ask for now, and the place of the first; none while enough are under way, or when it is
-        too late."""
+    @property
+    def is_over(self) -> bool:
+        """Whether its blocks are of no use any more."""
+        return time.monotonic() >= self._end_s
+
+    def next(self, parts: int = 1) -> tuple[int, Sequence[bytes]] | None:
+        """Returns the names to ask for now, and the place of the first; None while enough are under way, or when all
+        were asked for, or it is too late. `parts`: at least so many requests are under way at a time."""
         with self._changed:
             room = self._window - (self._num_asked - self._num_came)
             if room < self._window // 2 or time.monotonic() >= self._end_s:
-                return 0, ()
+                return None
             first = self._num_asked
-            names = self.names[first : first + min(room, MAX_NAMES)]
+            names = self.names[first : first + min(room, max(1, self._window // parts), MAX_NAMES)]
             self._num_asked += len(names)
-            return first, names
+            return (first, names) if names else None
 
     def arrived(self, at: int, block: Block, data: bytes) -> None:
         """Takes a block; one that is damaged, or that no fetch waits for, is as if it were gone."""

@@ -81,6 +81,7 @@ BAD: list[tuple[dict[str, object], dict[str, object], str]] = [
     ({"expert_parallel": True}, {}, "--expert-parallel: True is not supported yet"),
     ({"tensor_parallel_size": 2, "sum_shards": 3}, {}, "--sum-shards: 3 is no multiple of --tensor-parallel-size 2"),
     ({}, {"kv_port_offset": 100}, "--kv-port-offset: needs --shared-cache-bytes"),
+    ({"shared_cache_bytes": 1 << 20}, {"kv_nixl": True}, "--kv-nixl: needs --kv-port-offset"),
     ({"shared_cache_bytes": 1 << 20}, {"kv_port_offset": -1}, r"--kv-port-offset: -1 is not in \[0, 65534\]"),
     (
         {"shared_cache_bytes": 1 << 20},
