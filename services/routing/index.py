@@ -97,7 +97,8 @@ class CacheIndex:
         while self._order and self._order[0][0] <= now_s:
             _, bit, names = self._order.popleft()
             for name in names:
-                self._clear(expected, name, bit)
+                if name in expected:  # few are: the others were reported
+                    self._clear(expected, name, bit)
 
     def matched(self, names: Sequence[bytes], engines: Iterable[str]) -> dict[str, int]:
         """Returns for each of these engines how many leading blocks of a prompt it holds. Behind the first `STRIDE` an
