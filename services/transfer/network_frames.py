@@ -16,7 +16,9 @@ import msgspec
 from sluice_server.services.transfer.names import MAX_NAMES, NAME_CHARS
 
 MAX_REQUEST_BYTES = MAX_NAMES * NAME_CHARS + 256
-MAX_HEADER_BYTES = MAX_NAMES + 256
+MAX_AGENT_BYTES = 1 << 12
+PLACE_BYTES = 16  # of an address and a checksum
+MAX_HEADER_BYTES = MAX_NAMES * PLACE_BYTES + MAX_AGENT_BYTES + 256
 OTHER_LAYOUT = "its blocks are of another model, format or layout"
 
 

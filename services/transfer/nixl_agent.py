@@ -11,6 +11,8 @@ import secrets
 from collections.abc import Callable, Sequence
 from typing import Any, Protocol, TypeVar
 
+from sluice_server.services.transfer.network_frames import MAX_AGENT_BYTES
+
 MEMORY = "DRAM"
 R = TypeVar("R")
 
@@ -60,6 +62,8 @@ class NixlAgent:
             self.metadata: bytes = self._agent.get_agent_metadata()
         except Exception as error:
             raise OSError(f"NIXL cannot be used ({error})") from error
+        if len(self.metadata) > MAX_AGENT_BYTES:
+            raise OSError(f"NIXL's metadata has {len(self.metadata)} bytes: choose fewer devices by UCX_NET_DEVICES")
 
     def join(self, metadata: bytes) -> str:
         """Implements `Agent.join`."""

@@ -11,7 +11,10 @@ import pytest
 
 from sluice_server.services.transfer import reading
 from sluice_server.services.transfer.direct_reads import Buffers, DirectJob, DirectReads
+from sluice_server.services.transfer.names import MAX_NAMES
+from sluice_server.services.transfer.network_frames import MAX_AGENT_BYTES, MAX_HEADER_BYTES, Placed
 from sluice_server.services.transfer.nixl_agent import TransferFailed
+from sluice_server.services.transfer.owner import ENCODE
 from sluice_server.services.transfer.reading import Reading
 from tests.services.transfer import test_network_carrier as network
 from tests.services.transfer.test_carrier import until
@@ -161,6 +164,12 @@ def test_the_thread_reads_while_nobody_looks() -> None:
     rig.reads.begin(DirectJob("engine-1", b"first", reading, 0, rig.places(), rig._ended))
     assert taken(reading) == [whole(at) for at in range(NUM)]
     rig.reads.close()
+
+
+def test_the_largest_answer_fits_into_what_a_connection_takes() -> None:
+    """One that does not would end the connection for good, where blocks are small."""
+    largest = Placed(2**63, bytes(MAX_AGENT_BYTES), ((2**64 - 1, 2**32 - 1),) * MAX_NAMES)
+    assert len(ENCODE(largest)) <= MAX_HEADER_BYTES
 
 
 @pytest.mark.parametrize("allows", [True, False])
