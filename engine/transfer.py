@@ -4,11 +4,13 @@ The store of the host is asked first. With a host tier it is a level of the tier
 are noted, and what a request lacks is read while others are computed.
 """
 
-from collections.abc import Callable, Collection, Mapping, Sequence
+import contextlib
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from typing import Protocol
 
 from sluice_server.engine.engine import Engine
 from sluice_server.engine.kv_cache.imports import PrefixImport
+from sluice_server.engine.kv_cache.prefix import is_of
 from sluice_server.engine.kv_cache.tiers import Tiers
 from sluice_server.engine.request import EngineRequest
 from sluice_server.engine.scheduler.validation import salt_of
@@ -77,6 +79,7 @@ class BlockFetcher:
         self._fill = fill
         self._clock = clock
         self._level = level
+        self._held_off: list[bytes] = []  # owners
 
     def fetch(self, request: EngineRequest) -> None:
         """Fetches what the cache lacks of a request's full blocks, within the time that computing them would take."""
@@ -84,10 +87,21 @@ class BlockFetcher:
         if cache.offers is not None:
             cache.offers.release(self._source.take_released())
             cache.offers.release(self._copied(cache.tiers))
-        if request.bypasses_cache or not cache.prefix_caching:
+        salt = salt_of(request)
+        if request.bypasses_cache or not cache.prefix_caching or any(is_of(salt, owner) for owner in self._held_off):
             return
         for tokens in _chains(request):
-            self._import(PrefixImport(cache, salt_of(request), tokens))
+            self._import(PrefixImport(cache, salt, tokens))
+
+    @contextlib.contextmanager
+    def hold_off(self, owner: bytes) -> Iterator[None]:
+        """Fetches nothing of an owner's, or of anybody's for b"", while it is being cleared: what is cleared here would
+        come back from where it is not cleared yet."""
+        self._held_off.append(owner)
+        try:
+            yield
+        finally:
+            self._held_off.remove(owner)
 
     def clear(self, owner: bytes) -> bool:
         """Has an owner's blocks removed from the store of the host, if there is one; returns whether that is done."""

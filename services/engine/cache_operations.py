@@ -5,6 +5,7 @@ while the engine is idle, and before it is used again, also without a caller.
 """
 
 import asyncio
+import contextlib
 import logging
 from collections.abc import AsyncGenerator, Callable
 
@@ -28,17 +29,36 @@ def _nowhere(owner: bytes) -> bool:
     return True
 
 
+def _nobody(owner: bytes) -> contextlib.AbstractContextManager[None]:
+    """Holds nobody off: nothing is fetched."""
+    return contextlib.nullcontext()
+
+
 class CacheClearing:
     """The clearing of one engine's cache. `block_bytes`: of a cache block."""
 
-    def __init__(self, engine: Engine, block_bytes: int, clear_store: Callable[[bytes], bool] = _nowhere) -> None:
-        """`clear_store` has an owner's blocks removed from the store of the host; returns whether that is done."""
+    def __init__(
+        self,
+        engine: Engine,
+        block_bytes: int,
+        clear_store: Callable[[bytes], bool] = _nowhere,
+        hold_off: Callable[[bytes], contextlib.AbstractContextManager[None]] = _nobody,
+    ) -> None:
+        """`clear_store` has an owner's blocks removed from the store of the host; returns whether that is done. While
+        the context of `hold_off` lasts none of them are fetched."""
         self._engine = engine
         self._clear_store = clear_store
+        self._hold_off = hold_off
         self._limit = max(1, MOVED_BYTES // block_bytes)
 
     async def clear(self, work: ClearCache) -> AsyncGenerator[Progress, None]:
         """Yields how far clearing is, until no free block and no file has bytes of it. Raises ServiceError."""
+        owner = b"" if work.tenant is None else owner_of(work.tenant)
+        with self._hold_off(owner):
+            async for progress in self._cleared(work, owner):
+                yield progress
+
+    async def _cleared(self, work: ClearCache, owner: bytes) -> AsyncGenerator[CacheCleared, None]:
         tiers = self._engine.scheduler.cache.tiers
         num_failed = 0 if tiers is None else tiers.num_not_cleared
         num = self._engine.clear_cache(work.tenant)
@@ -52,7 +72,6 @@ class CacheClearing:
             await asyncio.sleep(DISK_S)
         if tiers is not None and tiers.num_not_cleared > num_failed:
             raise _not_removed()
-        owner = b"" if work.tenant is None else owner_of(work.tenant)
         if not await asyncio.to_thread(self._clear_store, owner):
             raise _store_not_cleared()
         yield CacheCleared(num, 0, self._num_in_use, is_complete=True)

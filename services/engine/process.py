@@ -124,7 +124,7 @@ def _serve_operators(process: Process, built: BuiltEngine, stage: EngineStage, f
     if built.store is not None:
         clearing = CacheClearing(built.engine, built.store.block_bytes)
         if fetcher is not None:
-            clearing = CacheClearing(built.engine, built.store.block_bytes, fetcher.clear)
+            clearing = CacheClearing(built.engine, built.store.block_bytes, fetcher.clear, fetcher.hold_off)
         process.operations.serve(ClearCache, clearing.clear)
     if watch is not None:
         pressure = EnginePressure(built, caches, process.engine_config)

@@ -1,8 +1,10 @@
 """An engine whose cache is cleared of a tenant: on all tiers nothing of it is left, and tokens do not change."""
 
 import asyncio
+import contextlib
 import dataclasses
 import time
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -147,21 +149,33 @@ def test_a_block_is_wiped_before_it_is_used_again(checkpoint: Path, tmp_path: Pa
 
 
 def test_the_store_of_the_host_is_cleared_as_well(checkpoint: Path, tmp_path: Path) -> None:
-    made, told = built(checkpoint, tmp_path), list[bytes]()
+    made, told, held_off = built(checkpoint, tmp_path), list[bytes](), list[bytes]()
     assert made.store is not None
+
+    @contextlib.contextmanager
+    def hold_off(owner: bytes) -> Iterator[None]:
+        begin(made, "a1", "acme", num=1)
+        finish(made)
+        held_off.append(owner)
+        try:
+            yield
+        finally:
+            held_off.remove(owner)
 
     async def clear_with(tenant: str | None, *, is_done: bool) -> None:
         def clear_store(owner: bytes) -> bool:
+            assert held_off == [owner] and not made.engine.scheduler.cache.index.named(owner)
             told.append(owner)
             return is_done
 
-        operation = CacheClearing(made.engine, made.store.block_bytes, clear_store)  # type: ignore[union-attr] # is there
+        sizes = made.store.block_bytes  # type: ignore[union-attr] # is there
+        operation = CacheClearing(made.engine, sizes, clear_store, hold_off)
         assert [one async for one in operation.clear(ClearCache(tenant))]
 
     asyncio.run(clear_with("acme", is_done=True))
     with pytest.raises(ServiceError, match="the store of this host was not reached"):
         asyncio.run(clear_with(None, is_done=False))
-    assert told == [owner_of("acme"), b""]
+    assert told == [owner_of("acme"), b""] and not held_off
     made.close()
 
 

@@ -13,6 +13,7 @@ from sluice_server.engine.build import BuiltEngine
 from sluice_server.engine.config import EngineConfig
 from sluice_server.engine.engine import Engine
 from sluice_server.engine.errors import ServiceError
+from sluice_server.engine.kv_cache.prefix import owner_of, tenant_root
 from sluice_server.engine.kv_cache.shared_slots import ReadSlots
 from sluice_server.engine.models.config import read_config
 from sluice_server.engine.models.limits import limits_of
@@ -179,6 +180,24 @@ def test_nothing_waits_longer_than_computing_takes(tmp_path: Path) -> None:
     fetcher.fetch(asked)
     assert fetcher.num_fetched == 2  # of the 0.25 s, each takes 0.1
     second.engine.scheduler.check()
+
+
+def test_what_is_being_cleared_is_not_fetched(tmp_path: Path) -> None:
+    make_checkpoint(tmp_path, SHAPES["llama"])
+    first, second = make(tmp_path), make(tmp_path)
+    assert first.shared is not None and first.store is not None and second.store is not None
+    salt = tenant_root(first.engine.identity.encoded(), "t")
+    asked = EngineRequest("a" * 32, tuple(range(90)), SamplingParams(max_tokens=2), cache_salt=salt)
+    finish(first.engine, asked)
+    memory = ReadSlots(first.shared.file, first.store.block_bytes, first.store.layout)
+    fetcher = BlockFetcher(second.engine, Lossy(memory, lambda i: False), second.store.fill, lambda: 0.0)
+    for owner in (b"", owner_of("t")):
+        with fetcher.hold_off(owner):
+            fetcher.fetch(asked)
+        assert not fetcher.num_fetched
+    with fetcher.hold_off(owner_of("other")):
+        fetcher.fetch(asked)
+    assert fetcher.num_fetched == 11
 
 
 def test_memory_of_another_layout_is_refused(tmp_path: Path) -> None:
