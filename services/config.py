@@ -40,6 +40,14 @@ class ServiceConfig:
     models_dir: str = option(
         "", "directory below which LoadModel may find models that --models does not name; empty: nowhere"
     )
+    memory_budget: int = option(
+        0,
+        "bytes of memory that all models may take together, as planned before each is loaded; 0 is the limit of the "
+        "control group, else the machine's memory",
+    )
+    model_wait_s: float = option(
+        300.0, "seconds that requests wait for a model that sleeps or is being loaded, if their deadline is not sooner"
+    )
     served_model_name: str = option("", "model name in requests; default: as in --model")
     listen: str = option("127.0.0.1:50051", "host:port of the gRPC server, or unix:/path; port 0 takes a free one")
     http: str = option("", "host:port of an HTTP server with OpenAI's API beside the gRPC server; empty is off")

@@ -98,7 +98,7 @@ class Checkpoint:
         self._name_of: dict[str, str] = {}  # in the file
         self._sizes: dict[str, int] = {}  # elements of each tensor of which something was read
         self._files: dict[Path, safe_open] = {}
-        for path in _files(directory):
+        for path in weight_files(directory):
             self._files[path] = _open(path)
             for name in self._files[path].keys():  # noqa: SIM118 # not a mapping
                 self._name_of[known := known_name(name)] = name
@@ -230,7 +230,8 @@ def known_name(name: str) -> str:
     return name
 
 
-def _files(directory: Path) -> Iterable[Path]:
+def weight_files(directory: Path) -> Iterable[Path]:
+    """Returns the safetensors files of a directory. Raises ServiceError if there are none."""
     index = directory / INDEX
     if os.path.lexists(index):
         return [directory / name for name in sorted(_indexed(index))]

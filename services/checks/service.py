@@ -14,13 +14,20 @@ def check_service(service: ServiceConfig) -> None:
         *("media_workers", "max_open_image_bytes"),
     ):
         at_least(name, getattr(service, name), 1)
-    for name in ("image_store_bytes", "max_restarts"):
+    for name in ("image_store_bytes", "max_restarts", "memory_budget"):
         at_least(name, getattr(service, name), 0)
     for name, most in (("text_interval_ms", MAX_TEXT_INTERVAL_MS), ("hedging_delay_ms", MAX_HEDGING_DELAY_MS)):
         value = getattr(service, name)
         if not 0.0 <= value <= most:
             raise bad_setting(name, f"{value:g} is not in [0, {most:g}]")
-    for name in ("probe_interval_s", "probe_timeout_s", "recovery_timeout_s", "grace_s", "max_connection_age_s"):
+    for name in (
+        "probe_interval_s",
+        "probe_timeout_s",
+        "recovery_timeout_s",
+        "grace_s",
+        "max_connection_age_s",
+        "model_wait_s",
+    ):
         seconds(name, getattr(service, name))
     one_of("role", service.role, ("", *Role, WORKER))
     one_of("tool_call_parser", service.tool_call_parser, tools.NAMES)

@@ -26,7 +26,16 @@ GROUPS = {
     ),
     "Access": ("api_key", "tls_cert", "tls_key", "tls_client_ca", "access_file", "insecure", "reflection"),
     "HTTP": ("allowed_origins", "allowed_hosts", "root_path", "access_log"),
-    "Model": ("revision", "models_dir", "calibration", "plugins", "batch_invariant", "enable_prompt_embeds"),
+    "Model": (
+        "revision",
+        "models_dir",
+        "memory_budget",
+        "model_wait_s",
+        "calibration",
+        "plugins",
+        "batch_invariant",
+        "enable_prompt_embeds",
+    ),
     "Adapters": ("adapter_dir", "adapter_hub", "max_adapters", "adapter_bytes", "adapter_host_bytes", "adapter_turn_s"),
     "Scheduling": (
         *("max_num_batched_tokens", "max_num_pooling_tokens", "scheduling_policy", "priority_ageing_s"),

@@ -14,19 +14,22 @@ from pathlib import Path
 from sluice_server.engine.config import EngineConfig
 from sluice_server.engine.errors import Code, ServiceError, unsupported
 from sluice_server.services.checks.models import checked_entry
+from sluice_server.services.checks.planned import with_plans
 from sluice_server.services.config import ServiceConfig
 from sluice_server.services.gateway.gateway import Gateway
 from sluice_server.services.gateway.models.known import News
 from sluice_server.services.gateway.models.lane import Lane, Ring
+from sluice_server.services.gateway.models.waiting import Rest
 from sluice_server.services.gateway.opening import lane_settings_of, model_of, read_model, settings_of
 from sluice_server.services.messages.messages import Envelope, KeepTrace, Message
 from sluice_server.services.process.joining import Common, join, read_files
 from sluice_server.services.process.lane_ring import address_of, lane_of, lane_settings
 from sluice_server.services.process.listening import bound
-from sluice_server.services.process.model_commands import Command, WakeLane, ask
+from sluice_server.services.process.model_commands import Command, LoadLane, ask
 from sluice_server.services.process.model_table import (
     FILE,
     FIRST,
+    UNPLANNED,
     LaneEntry,
     LaneState,
     ModelTable,
@@ -59,12 +62,11 @@ class GatewayLanes:
         self._directory = Path(service.heartbeat_dir)
         self._table = _table_of(service)
         self._processes: dict[str, Process] = {}
-        self._told: tuple[frozenset[str], frozenset[str]] | None = None
+        self._told: tuple[object, ...] | None = None
+        self._opened: dict[str, int] = {}  # requests that each lane has had when that was told
         self._has_said_so = False
         self.news = News()
-        self._waking: set[asyncio.Task[str]] = set()
         gateway.on_published, gateway.known = self._tell, self
-        gateway.models.on_wanted = self._wake
 
     @property
     def table(self) -> ModelTable:
@@ -82,9 +84,16 @@ class GatewayLanes:
             raise unsupported("models", "models are loaded under a supervisor only: start the service without --role")
         return await ask(self._directory, command)
 
-    async def entry_of(self, named: NamedModel) -> LaneEntry:
-        """Returns the lane of a model. Raises ServiceError naming what is wrong with its files or settings."""
-        return await asyncio.to_thread(checked_entry, self._engine, self._service, named)
+    async def loading_of(self, named: NamedModel) -> LoadLane:
+        """Returns the command that loads a model, with the memory that it may take. Raises ServiceError naming what is
+        wrong with its files or settings."""
+        return await asyncio.to_thread(self._loading_of, named)
+
+    def _loading_of(self, named: NamedModel) -> LoadLane:
+        entry = checked_entry(self._engine, self._service, named)
+        first = self.table.lanes.get(FIRST) if not self._service.models else None
+        planned, *beside = with_plans(self._engine, self._service, [entry] if first is None else [entry, first])
+        return LoadLane(planned, beside[0].planned if beside else UNPLANNED)
 
     def declared(self, model: str) -> NamedModel | None:
         """Returns what the file of models says of one. Raises ServiceError for a file that cannot be used."""
@@ -94,18 +103,6 @@ class GatewayLanes:
     def models_dir(self) -> str:
         """The directory below which models are found; "" for none."""
         return self._service.models_dir
-
-    def _wake(self, model: str) -> None:
-        """Has a model woken that a request was for."""
-        if not self._waking:
-            task = asyncio.get_running_loop().create_task(ask(self._directory, WakeLane(model)), name="wake")
-            self._waking.add(task)
-            task.add_done_callback(self._woken)
-
-    def _woken(self, task: "asyncio.Task[str]") -> None:
-        self._waking.discard(task)
-        if not task.cancelled() and task.exception() is not None:
-            logger.error("a model could not be woken: %s", task.exception())
 
     def keep_trace(self, envelope: Envelope) -> None:
         """Has the processes of a request's ring keep its trace."""
@@ -123,8 +120,6 @@ class GatewayLanes:
     async def open_first(self) -> None:
         """Opens the lanes of the table. Raises ServiceError if the only one cannot be opened."""
         for name, entry in self.table.lanes.items():
-            if entry.state is LaneState.SLEEPING:
-                continue
             try:
                 await self._open(name, entry)
             except ServiceError as error:
@@ -146,7 +141,7 @@ class GatewayLanes:
             await process.leave()
 
     async def _change(self) -> None:
-        lanes = {name: one for name, one in self.table.lanes.items() if one.state is not LaneState.SLEEPING}
+        lanes = self.table.lanes
         for name in self._processes.keys() - lanes.keys():
             await self._close(name)
         for name, entry in lanes.items():
@@ -171,6 +166,8 @@ class GatewayLanes:
             entry = table.lanes[name]
             lane.is_leaving = entry.state is LaneState.DRAINING
             lane.answer_to(frozenset(alias for alias, weights in table.aliases.items() if entry.model in weights))
+            if name != FIRST or self._service.models:
+                lane.waiting.follow(entry)
 
     async def _open(self, name: str, entry: LaneEntry) -> None:
         """Joins the ring of a lane. Raises ServiceError."""
@@ -217,23 +214,36 @@ class GatewayLanes:
         """Ends what a lane has open, and leaves its ring."""
         lane, process = self._gateway.lanes[name], self._processes.pop(name)
         lane.is_leaving = True
-        lane.end(unloaded(lane.id))
+        why = self.table.given_up.get(name)
+        lane.end(unloaded(lane.id) if why is None else not_loaded(lane.id, why))
         await lane.emptied(LAST_WORDS_S)
         self._gateway.close(name)
         await process.leave()
 
     def _tell(self) -> None:
         """Tells the supervisor what serves, and what leaves and has nothing open."""
-        lanes = self._gateway.models
+        lanes = list(self._gateway.models)
         serving = frozenset(one.name for one in lanes if one.is_serving and one.watch.is_whole)
-        drained = frozenset(one.name for one in lanes if one.is_leaving and not one.manager.num_open)
-        if (serving, drained) != self._told:
-            self._told = serving, drained
+        drained = frozenset(one.name for one in lanes if self._is_drained(one))
+        opened = {one.name: one.manager.num_opened for one in lanes}
+        busy = frozenset(
+            one.name for one in lanes if one.manager.num_open or opened[one.name] != self._opened.get(one.name, 0)
+        )
+        self._opened = opened
+        starts = tuple(entry.starts for entry in self.table.lanes.values())  # after each, all is said again
+        if (serving, drained, busy, starts) != self._told:
+            self._told = serving, drained, busy, starts
             self.news.tell()
-            say_lanes(self._common.process_id, serving, drained)
+            say_lanes(self._common.process_id, serving, drained, busy)
         if self._service.models and not self._has_said_so and self._gateway.is_listening and self._is_settled():
             self._has_said_so = True
             self._say_serving()
+
+    def _is_drained(self, lane: Lane) -> bool:
+        """Whether a lane that is about to leave, or to sleep, has nothing in its ring."""
+        if lane.is_leaving:
+            return not lane.manager.num_open
+        return lane.waiting.rest in (Rest.DOZING, Rest.ASLEEP) and not lane.waiting.num_running
 
     def _is_settled(self) -> bool:
         """Whether the default model serves, or is known not to: then the others are served without it."""
@@ -254,6 +264,12 @@ def unloaded(model: str) -> ServiceError:
     """Returns the error of what is open when its model is unloaded."""
     text = f"model: {model!r} was unloaded, and the time that its requests had has passed"
     return ServiceError(Code.ABORTED, "MODEL_UNLOADED", text, field="model")
+
+
+def not_loaded(model: str, why: str) -> ServiceError:
+    """Returns the error of what waits for a model that could not be loaded."""
+    text = f"model {model!r} could not be loaded: {why}"
+    return ServiceError(Code.UNAVAILABLE, "MODEL_UNAVAILABLE", text, details={"model": model})
 
 
 def _table_of(service: ServiceConfig) -> WatchedFile[ModelTable]:

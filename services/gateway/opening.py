@@ -80,6 +80,7 @@ def settings_of(engine: EngineConfig, config: ServiceConfig, gateway_id: str) ->
         routing=config.routing,
         hedging_delay_s=config.hedging_delay_ms / 1000,
         recovery_timeout_s=config.recovery_timeout_s,
+        model_wait_s=config.model_wait_s,
         version=VERSION,
         trust_chat_content=config.trust_chat_content,
         trust_request_chat_template=config.trust_request_chat_template,

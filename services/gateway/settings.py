@@ -80,6 +80,7 @@ class GatewaySettings:
         routing: how the engine of a request is chosen; see `requests.engines`.
         hedging_delay_s: silence after which a request is sent to a second engine as well; 0 for never.
         recovery_timeout_s: how long open requests wait for a lost process to come back.
+        model_wait_s: how long requests wait for a model that sleeps or is being loaded.
         trust_chat_content: content of chats may write control tokens, for all tenants.
         trust_request_chat_template: a request may bring its own chat template.
         max_open_requests, max_reserved_tokens: admission limits; tokens are the estimated prompt plus max_tokens.
@@ -117,6 +118,7 @@ class GatewaySettings:
     routing: str = DEFAULTS.routing
     hedging_delay_s: float = DEFAULTS.hedging_delay_ms / 1000
     recovery_timeout_s: float = DEFAULTS.recovery_timeout_s
+    model_wait_s: float = DEFAULTS.model_wait_s
     version: str = "0.1.0"
     trust_chat_content: bool = DEFAULTS.trust_chat_content
     trust_request_chat_template: bool = DEFAULTS.trust_request_chat_template

@@ -8,7 +8,7 @@ from typing import TypeAlias
 import msgspec
 
 from sluice_server.engine.errors import Code, ServiceError, stage_lost
-from sluice_server.services.process.model_table import LaneEntry
+from sluice_server.services.process.model_table import UNPLANNED, LaneEntry, PlannedBytes
 
 SOCKET = "models"
 MAX_LINE_BYTES = 1 << 20
@@ -16,9 +16,11 @@ ANSWER_S = 10.0
 
 
 class LoadLane(msgspec.Struct, frozen=True, tag=True, forbid_unknown_fields=True):
-    """Starts a lane of a model. Where one of that id is being loaded, that one will do."""
+    """Starts a lane of a model. Where one of that id is being loaded, that one will do. `beside`: what the model of
+    `--model` may take, if the service has one."""
 
     entry: LaneEntry
+    beside: PlannedBytes = UNPLANNED
 
 
 class UnloadLane(msgspec.Struct, frozen=True, tag=True, forbid_unknown_fields=True):

@@ -35,8 +35,32 @@ class LaneState(enum.StrEnum):
     LOADING = "loading"  # its processes start, or one of them does again
     READY = "ready"
     DRAINING = "draining"  # it is being unloaded
+    DOZING = "dozing"  # it will sleep when what it has open has ended; new requests wait
     SLEEPING = "sleeping"  # it has no processes until it is asked for
     FAILED = "failed"  # its processes end again and again; they are started more and more seldom
+
+
+class PlannedBytes(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """What the processes of a lane may take of the host's memory.
+
+    Attributes:
+        weights, cache, workspace, tiers: as `engine.worker.startup.planned` says of an engine, of all processes.
+        cache_tokens: the size of the cache of each engine at the start; 0 where it was not planned.
+    """
+
+    weights: int = 0
+    cache: int = 0
+    workspace: int = 0
+    tiers: int = 0
+    cache_tokens: int = 0
+
+    @property
+    def total(self) -> int:
+        """All of them."""
+        return self.weights + self.cache + self.workspace + self.tiers
+
+
+UNPLANNED = PlannedBytes()
 
 
 class LaneEntry(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -48,6 +72,8 @@ class LaneEntry(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         options: its own settings.
         why: what it failed by.
         grace_s: how long what is open may go on while it drains.
+        planned: the memory that it may take.
+        starts: how often it was started, or woken.
     """
 
     model: str
@@ -58,6 +84,8 @@ class LaneEntry(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     why: str = ""
     pinned: bool = False
     grace_s: float = 0.0
+    planned: PlannedBytes = UNPLANNED
+    starts: int = 0
 
 
 class ModelTable(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -105,8 +133,11 @@ def read_table(directory: Path) -> ModelTable:
 
 
 def with_options(engine: EngineConfig, service: ServiceConfig, entry: LaneEntry) -> tuple[EngineConfig, ServiceConfig]:
-    """Returns the settings of a model's processes: its own over those of the service."""
+    """Returns the settings of a model's processes: its own over those of the service. A cache that would size itself
+    has the size that was planned."""
     engine = dataclasses.replace(engine, **_of(EngineConfig, entry.options))
+    if entry.planned.cache_tokens and not engine.kv_cache_tokens:
+        engine = dataclasses.replace(engine, kv_cache_tokens=entry.planned.cache_tokens)
     own = {name: value for name, value in entry.options.items() if name in OF_SERVICE}
     return engine, dataclasses.replace(
         service,

@@ -28,11 +28,12 @@ def say_engines(process_id: str, serving: Iterable[str], drained: Iterable[str])
         os.write(int(os.environ[READY_FD]), line.encode())
 
 
-def say_lanes(process_id: str, serving: Iterable[str], drained: Iterable[str]) -> None:
-    """Tell the supervisor, if there is one, which lanes serve, and which of those that leave have nothing open."""
+def say_lanes(process_id: str, serving: Iterable[str], drained: Iterable[str], busy: Iterable[str]) -> None:
+    """Tell the supervisor, if there is one, which lanes serve, which of those that leave have nothing open, and which
+    have something open."""
     if READY_FD in os.environ:
-        line = f"{LANES} {process_id} {','.join(sorted(serving))};{','.join(sorted(drained))}\n"
-        os.write(int(os.environ[READY_FD]), line.encode())
+        told = ";".join(",".join(sorted(names)) for names in (serving, drained, busy))
+        os.write(int(os.environ[READY_FD]), f"{LANES} {process_id} {told}\n".encode())
 
 
 def die_with_supervisor() -> None:

@@ -1,9 +1,12 @@
 """What gateways and edges tell their supervisor, line by line over a pipe."""
 
 from collections.abc import Callable
+from typing import TypeAlias
 
 from sluice_server.services.process.supervised import ENGINES, LANES
 from sluice_server.services.supervisor.scale import UNKNOWN, EngineStates
+
+OnLanes: TypeAlias = Callable[[str, frozenset[str], frozenset[str], frozenset[str]], None]
 
 
 class Heard:
@@ -12,13 +15,14 @@ class Heard:
     Attributes:
         serving: gateways that admit requests while every engine serves, and edges that listen.
         address: of the gateway that said last that it serves, and its model's revision.
-        on_lanes: gets what a gateway says of lanes: its name, those that serve, those that have nothing open.
+        on_lanes: gets what a gateway says of lanes: its name, those that serve, those that have nothing open any more,
+            those that have something open.
     """
 
     def __init__(self) -> None:
         self.serving: set[str] = set()
         self.address = ""
-        self.on_lanes: Callable[[str, frozenset[str], frozenset[str]], None] = lambda gateway, serving, drained: None
+        self.on_lanes: OnLanes = lambda gateway, serving, drained, busy: None
         self._states: dict[str, EngineStates] = {}  # of engines, by gateway
         self._rest = ""  # the beginning of a line
 
@@ -31,10 +35,10 @@ class Heard:
         """Takes a line; returns whether it says that its process serves. `is_gateway`: whether a gateway said so."""
         what, name, rest = line.split(maxsplit=2)
         if what in (ENGINES, LANES):
-            first, _, second = rest.partition(";")
-            told = frozenset(filter(None, first.split(","))), frozenset(filter(None, second.split(",")))
+            told = [frozenset(filter(None, part.split(","))) for part in rest.split(";")]
             if what == LANES:
-                self.on_lanes(name, *told)
+                serving, drained, busy = told
+                self.on_lanes(name, serving, drained, busy)
             else:
                 self._states[name] = EngineStates(*told)
             return False

@@ -28,16 +28,22 @@ class LaneProcesses(Protocol):
         """Kills the other processes of the group of a child that ended."""
 
 
-@dataclasses.dataclass(slots=True)
+@dataclasses.dataclass(slots=True, eq=False)
 class Lane:
     """A lane of the supervisor.
 
     Attributes:
         is_kept: it is started again whatever happens; else it is given up if it ends before it has served.
         serving, drained: gateways that say so of it.
+        busy: gateways that have something open there.
         until_s: when it ends, if it is being unloaded, or is to sleep.
         sleeps: it ends until it is asked for.
-        is_wanted: it is to wake as soon as its processes have ended.
+        is_asked: an operator wants it to wake, whether or not requests wait for it.
+        wanted_s: since when it is to start as soon as there is room; None: it has been started, or sleeps.
+        has_processes: some may be left.
+        used_s: when it last had something open.
+        since_s, served_s: when it was started, and when it served then.
+        load_s: how long its last start took.
         num_failures: in a row.
     """
 
@@ -46,10 +52,26 @@ class Lane:
     since_s: float
     serving: set[str] = dataclasses.field(default_factory=set)
     drained: set[str] = dataclasses.field(default_factory=set)
+    busy: set[str] = dataclasses.field(default_factory=set)
     until_s: float | None = None
     sleeps: bool = False
-    is_wanted: bool = False
+    is_asked: bool = False
+    wanted_s: float | None = None
+    has_processes: bool = False
+    used_s: float = 0.0
+    served_s: float = 0.0
+    load_s: float = 0.0
     num_failures: int = 0
+
+    @property
+    def held(self) -> int:
+        """The bytes that it has, or is about to take."""
+        return self.entry.planned.total if self.has_processes else 0
+
+    @property
+    def needed(self) -> int:
+        """The bytes that it takes beyond those when it starts."""
+        return self.entry.planned.total - self.held
 
     def become(self, state: LaneState, why: str = "") -> None:
         """Takes another state."""

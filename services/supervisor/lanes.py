@@ -2,7 +2,9 @@
 
 A lane that breaks is a lane that failed: its processes are started again, more and more seldom, and the service goes
 on. One that was asked for while the service ran, and ends before it has served, is given up. Gateways read the states
-from the table of models, and say which lanes serve and which have nothing open. Pure, except for the table's file.
+from the table of models, and say which lanes serve, which have nothing open, and which requests are for. A lane starts
+when the budget of memory has room for it (`room`); those that wait for room start in the order in which they were
+wanted. Pure, except for the table's file.
 """
 
 from collections.abc import Callable
@@ -21,28 +23,31 @@ from sluice_server.services.process.model_commands import (
     WakeLane,
     refused,
 )
-from sluice_server.services.process.model_table import LaneEntry, LaneState, ModelTable, write_table
+from sluice_server.services.process.model_table import FIRST, LaneEntry, LaneState, ModelTable, write_table
 from sluice_server.services.supervisor import lane_errors as errors
 from sluice_server.services.supervisor.children import Child, Running
 from sluice_server.services.supervisor.lane import Lane, LaneProcesses
+from sluice_server.services.supervisor.lane_names import LaneNames
+from sluice_server.services.supervisor.lane_queue import LaneQueue, MakeRoom, Refuse, Start
 from sluice_server.services.supervisor.restarts import Restarts
+from sluice_server.services.supervisor.room import Budget, Room
 
 SELDOM_S = (15.0, 30.0, 60.0, 120.0, 300.0)  # between two starts of a process that ends again and again
 FOREVER_S = 1e8  # a grace from which on it is no limit
 MAX_LANES = 64
-MAX_GIVEN_UP = 32  # that are remembered
 
 
 class Lanes:
     """The lanes of one service."""
 
-    def __init__(
+    def __init__(  # all that the lanes of a service depend on
         self,
         plan: Callable[[str, LaneEntry], list[Child]],
         directory: Path,
         say: Callable[[str], None],
         max_restarts: int,
         first: ModelTable,
+        budget: Budget,
     ) -> None:
         """`plan` returns the processes of a lane. `first`: the table at the start; its lanes in state READY are not
         started: the service is not without them. Raises OSError if the file cannot be written."""
@@ -53,10 +58,11 @@ class Lanes:
         self._fixed = {name: entry for name, entry in first.lanes.items() if entry.state is LaneState.READY}
         self._to_start = {name: entry for name, entry in first.lanes.items() if name not in self._fixed}
         self._lanes: dict[str, Lane] = {}
+        self._ending: dict[str, Lane] = {}  # unloaded ones whose processes may not have ended yet
         self._number = len(first.lanes)
-        self._default = first.default
-        self._aliases = {alias: dict(weights) for alias, weights in first.aliases.items()}
-        self._given_up: dict[str, str] = {}
+        self._names = LaneNames(first)
+        room = Room(budget, lambda lane: lane.entry.model in self._defaults)
+        self._queue = LaneQueue(room, self._lanes, self._ending, self._fixed)
         write_table(directory, first)
 
     @property
@@ -70,17 +76,22 @@ class Lanes:
         return bool(child.child.lane)
 
     def start(self, now_s: float, processes: LaneProcesses) -> None:
-        """Starts the lanes of the table."""
+        """Starts the lanes of the table that do not sleep."""
         for name, entry in self._to_start.items():
-            self._lanes[name] = Lane(entry, is_kept=True, since_s=now_s)
-            processes.join(self._plan(name, entry))
+            lane = self._lanes[name] = Lane(entry, is_kept=True, since_s=now_s)
+            if entry.state is LaneState.SLEEPING:
+                lane.sleeps = True
+            else:
+                self._start(name, now_s, processes)
         self._to_start = {}
 
-    def heard(self, gateway: str, serving: frozenset[str], drained: frozenset[str]) -> None:
-        """Takes what a gateway says: which lanes serve there, and which have nothing open any more."""
+    def heard(
+        self, gateway: str, serving: frozenset[str], drained: frozenset[str], busy: frozenset[str] = frozenset()
+    ) -> None:
+        """Takes what a gateway says: which lanes serve there, which have nothing open any more, and which have."""
         for name, lane in self._lanes.items():
-            for names, is_meant in ((lane.serving, name in serving), (lane.drained, name in drained)):
-                (names.add if is_meant else names.discard)(gateway)
+            for names, told in ((lane.serving, serving), (lane.drained, drained), (lane.busy, busy)):
+                (names.add if name in told else names.discard)(gateway)
 
     def gateway_ended(self, name: str) -> None:
         """Forgets what a gateway said that has ended."""
@@ -114,34 +125,36 @@ class Lanes:
 
     def turn(self, now_s: float, gateways: set[str], processes: LaneProcesses) -> None:
         """Goes on with what gateways have said."""
+        for name in [name for name in self._ending if not processes.is_lane_there(name)]:
+            del self._ending[name]
         for name, lane in list(self._lanes.items()):
+            if lane.busy:
+                lane.used_s = now_s
             if lane.until_s is not None:
                 if gateways <= lane.drained or now_s > lane.until_s:
                     (self._fall_asleep if lane.sleeps else self._end)(name, processes)
             elif lane.entry.state is LaneState.SLEEPING:
-                if lane.is_wanted and not processes.is_lane_there(name):
-                    self._wake_up(name, now_s, processes)
+                lane.has_processes = processes.is_lane_there(name)
+                self._want(lane, now_s)
             elif lane.entry.state is not LaneState.READY and gateways and gateways <= lane.serving:
-                self._say(f"sluice: the model {lane.entry.model} serves after {now_s - lane.since_s:.1f} s")
-                lane.is_kept, lane.num_failures = True, 0
-                lane.become(LaneState.READY)
-                self._restarts.served(now_s)
-                self.write()
+                self._serves(lane, now_s)
+        self._start_next(now_s, processes)
 
     def carry_out(self, command: Command, now_s: float, processes: LaneProcesses) -> Answer:
         """Carries out a command of a gateway, or begins to."""
         try:
             match command:
                 case LoadLane():
-                    name = self._load(command.entry, now_s, processes)
+                    name = self._load(command, now_s, processes)
                 case UnloadLane():
                     name = self._unload(command, now_s, processes)
                 case SleepLane():
                     name = self._sleep(command, now_s)
                 case WakeLane():
-                    name = self._wake(command.model)
+                    name = self._wake(command.model, now_s)
                 case NameModels():
-                    name = self._name(command)
+                    self._say(self._names.name(command, self._entries))
+                    name = ""
         except ServiceError as error:
             return refused(error)
         self.write()
@@ -149,34 +162,113 @@ class Lanes:
 
     def write(self) -> None:
         """Writes the table."""
-        lanes = {**self._fixed, **{name: lane.entry for name, lane in self._lanes.items()}}
+        names = self._names
+        table = ModelTable(self._entries, names.default, names.aliases, names.given_up)
         try:
-            write_table(self._directory, ModelTable(lanes, self._default, self._aliases, self._given_up))
+            write_table(self._directory, table)
         except OSError as error:  # as after the loss of the run directory
             self._say(f"sluice: the table of models cannot be written ({error.strerror})")
 
-    def _load(self, entry: LaneEntry, now_s: float, processes: LaneProcesses) -> str:
-        for name, there in self._entries().items():
+    @property
+    def _entries(self) -> dict[str, LaneEntry]:
+        return {**self._fixed, **{name: lane.entry for name, lane in self._lanes.items()}}
+
+    @property
+    def _defaults(self) -> set[str]:
+        """The models of requests that name none."""
+        return self._names.defaults(next((one.model for one in self._entries.values()), ""))
+
+    def _load(self, command: LoadLane, now_s: float, processes: LaneProcesses) -> str:
+        entry = command.entry
+        if FIRST in self._fixed:
+            self._fixed[FIRST] = msgspec.structs.replace(self._fixed[FIRST], planned=command.beside)
+        for there in self._entries.values():
             if there.model == entry.model:
-                if there.state is LaneState.DRAINING and not self._lanes[name].sleeps:
+                if there.state is LaneState.DRAINING:
                     raise errors.is_leaving(entry.model)
                 if (there.source, there.revision, there.options) != (entry.source, entry.revision, entry.options):
                     raise errors.exists(entry.model)
-                return self._wake(entry.model)
-        if entry.model in self._aliases:
+                return self._wake(entry.model, now_s)
+        if entry.model in self._names.aliases:
             raise errors.is_alias(entry.model)
-        if len(self._entries()) >= MAX_LANES:
+        if len(self._entries) >= MAX_LANES:
             raise errors.too_many(MAX_LANES)
+        lane = Lane(entry, is_kept=False, since_s=now_s, is_asked=True, wanted_s=now_s)
+        self._evict(self._queue.admit(lane), lane, now_s)
         name, self._number = f"m{self._number}", self._number + 1
-        children = self._plan(name, entry)
-        self._lanes[name] = Lane(entry, is_kept=False, since_s=now_s)
+        self._lanes[name] = lane
         self._say(f"sluice: the model {entry.model} is being loaded ({name})")
-        processes.join(children)
+        self._start_next(now_s, processes)
         return name
+
+    def _evict(self, lanes: list[Lane], other: Lane, now_s: float) -> None:
+        """Has lanes fall asleep once what they have open has ended."""
+        for lane in lanes:
+            self._say(f"sluice: the model {lane.entry.model} makes room for {other.entry.model}")
+            lane.sleeps, lane.until_s = True, now_s + FOREVER_S
+            lane.drained.clear()
+            lane.become(LaneState.DOZING)
+        if lanes:
+            self.write()
+
+    def _want(self, lane: Lane, now_s: float) -> None:
+        """Queues a lane that sleeps while it is wanted: by requests that wait at a gateway, or by an operator."""
+        if lane.entry.why and self._queue.may_fit(lane):
+            lane.become(LaneState.SLEEPING)
+            self.write()
+        if not (lane.busy or lane.is_asked):
+            lane.wanted_s = None
+        elif lane.wanted_s is None:
+            lane.wanted_s = now_s
+
+    def _start_next(self, now_s: float, processes: LaneProcesses) -> None:
+        """Starts the lanes that are wanted, in this order, as far as there is room."""
+        while (step := self._queue.next(now_s)) is not None:
+            match step:
+                case Start(lane=name):
+                    self._start(name, now_s, processes)
+                case Refuse(lane=name, error=error):
+                    self._refuse(name, error.message, processes)
+                case MakeRoom(lanes=lanes, other=other):
+                    self._evict(lanes, other, now_s)
+
+    def _refuse(self, name: str, why: str, processes: LaneProcesses) -> None:
+        """Gives up a lane for which there will never be room, unless another is unloaded."""
+        lane = self._lanes[name]
+        if lane.is_kept:
+            lane.wanted_s, lane.is_asked = None, False
+            if lane.entry.why != why:
+                self._say(f"sluice: {why}")
+                lane.become(LaneState.SLEEPING, why)
+                self.write()
+        else:
+            self._give_up(name, why, processes)
+
+    def _start(self, name: str, now_s: float, processes: LaneProcesses) -> None:
+        lane = self._lanes[name]
+        if lane.entry.state is LaneState.SLEEPING:
+            self._say(f"sluice: the model {lane.entry.model} wakes")
+        lane.wanted_s, lane.is_asked, lane.sleeps = None, False, False
+        lane.has_processes, lane.since_s, lane.used_s = True, now_s, now_s
+        lane.serving.clear()
+        lane.entry = msgspec.structs.replace(lane.entry, starts=lane.entry.starts + 1)
+        lane.become(LaneState.LOADING)
+        self.write()
+        processes.join(self._plan(name, lane.entry))
+
+    def _serves(self, lane: Lane, now_s: float) -> None:
+        if not lane.has_processes:
+            return  # the word of a gateway that has not looked yet
+        self._say(f"sluice: the model {lane.entry.model} serves after {now_s - lane.since_s:.1f} s")
+        lane.is_kept, lane.num_failures = True, 0
+        lane.served_s, lane.load_s, lane.used_s = now_s, now_s - lane.since_s, now_s
+        lane.become(LaneState.READY)
+        self._restarts.served(now_s)
+        self.write()
 
     def _lane_of(self, model: str) -> str:
         """Returns the lane of a model that may leave. Raises ServiceError."""
-        name = next((one for one, entry in self._entries().items() if entry.model == model), None)
+        name = next((one for one, entry in self._entries.items() if entry.model == model), None)
         if name is None:
             raise errors.unknown(model)
         if name in self._fixed:
@@ -186,25 +278,29 @@ class Lanes:
     def _sleep(self, asked: SleepLane, now_s: float) -> str:
         name = self._lane_of(asked.model)
         lane = self._lanes[name]
-        if lane.entry.state is LaneState.DRAINING and not lane.sleeps:
+        if lane.entry.state is LaneState.DRAINING:
             raise errors.is_leaving(asked.model)
-        lane.is_wanted = False
+        lane.is_asked = False
         if lane.entry.state is not LaneState.SLEEPING:
             lane.sleeps, lane.is_kept = True, True
-            lane.become(LaneState.DRAINING)
+            lane.wanted_s = None
+            lane.become(LaneState.DOZING)
             lane.until_s = min(now_s + asked.grace_s, lane.until_s or now_s + asked.grace_s)
         return name
 
-    def _wake(self, model: str) -> str:
-        """Wakes a lane, or keeps it awake that was about to sleep; one that serves stays as it is."""
-        name = next((one for one, entry in self._entries().items() if entry.model == model), None)
+    def _wake(self, model: str, now_s: float) -> str:
+        """Wakes a lane, or keeps it awake that was about to sleep; one that serves stays as it is. Raises ServiceError
+        if there is no room."""
+        name = next((one for one, entry in self._entries.items() if entry.model == model), None)
         if name is None:
             raise errors.unknown(model)
         lane = self._lanes.get(name)
         if lane is not None and lane.sleeps:
-            lane.is_wanted = True
-            if lane.until_s is not None:
-                lane.until_s, lane.sleeps, lane.is_wanted = None, False, False
+            if lane.until_s is None:
+                self._evict(self._queue.admit(lane), lane, now_s)
+                lane.is_asked = True
+            else:
+                lane.until_s, lane.sleeps = None, False
                 lane.become(LaneState.LOADING)  # until gateways say that it serves, as they did before
         return name
 
@@ -217,24 +313,16 @@ class Lanes:
         processes.dismiss_lane(name)
         self._say(f"sluice: the model {lane.entry.model} sleeps")
 
-    def _wake_up(self, name: str, now_s: float, processes: LaneProcesses) -> None:
-        lane = self._lanes[name]
-        lane.sleeps, lane.is_wanted, lane.since_s = False, False, now_s
-        lane.serving.clear()
-        lane.become(LaneState.LOADING)
-        self.write()
-        self._say(f"sluice: the model {lane.entry.model} wakes")
-        processes.join(self._plan(name, lane.entry))
-
     def _unload(self, asked: UnloadLane, now_s: float, processes: LaneProcesses) -> str:
         name = self._lane_of(asked.model)
         lane = self._lanes[name]
-        users = [alias for alias, weights in self._aliases.items() if asked.model in weights]
+        users = self._names.users(asked.model)
         if users:
             raise errors.is_named(asked.model, users)
-        if asked.model == self._default or (not self._default and name == next(iter(self._entries()))):
+        if asked.model in self._defaults:
             raise errors.is_default(asked.model)
         is_asleep, lane.sleeps = lane.entry.state is LaneState.SLEEPING, False
+        lane.wanted_s = None
         lane.become(LaneState.DRAINING)
         lane.entry = msgspec.structs.replace(lane.entry, grace_s=asked.grace_s)
         lane.until_s = min(now_s + asked.grace_s, lane.until_s or now_s + asked.grace_s)
@@ -244,42 +332,12 @@ class Lanes:
             self._end(name, processes)
         return name
 
-    def _name(self, asked: NameModels) -> str:
-        models = {one.model: one for one in self._entries().values()}
-        if asked.alias in models:
-            raise errors.is_model(asked.alias)
-        if not asked.weights and asked.alias not in self._aliases:
-            raise errors.unknown_alias(asked.alias)
-        if not asked.weights and asked.alias == self._default:
-            raise errors.is_default(asked.alias)
-        for model in asked.weights:
-            if model not in models:
-                raise errors.unknown(model, [*models])
-            if models[model].state is LaneState.DRAINING:
-                raise errors.is_leaving(model)
-        if asked.weights:
-            self._aliases[asked.alias] = dict(asked.weights)
-        else:
-            del self._aliases[asked.alias]
-        shown = ", ".join(f"{model} ({weight})" for model, weight in asked.weights.items())
-        self._say(f"sluice: {asked.alias} is {shown or 'no name of a model any more'}")
-        return ""
-
-    def _entries(self) -> dict[str, LaneEntry]:
-        return {**self._fixed, **{name: lane.entry for name, lane in self._lanes.items()}}
-
     def _give_up(self, name: str, why: str, processes: LaneProcesses) -> None:
-        self._given_up[name] = why
-        while len(self._given_up) > MAX_GIVEN_UP:
-            del self._given_up[next(iter(self._given_up))]
-        for alias, weights in list(self._aliases.items()):  # it may have been named meanwhile
-            weights.pop(self._lanes[name].entry.model, None)
-            if not weights:
-                del self._aliases[alias]
+        self._names.give_up(name, self._lanes[name].entry.model, why)
         self._end(name, processes)
 
     def _end(self, name: str, processes: LaneProcesses) -> None:
-        lane = self._lanes.pop(name)
+        lane = self._ending[name] = self._lanes.pop(name)
         self.write()
         processes.dismiss_lane(name)
         if lane.until_s is not None:

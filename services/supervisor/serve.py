@@ -12,6 +12,7 @@ from sluice_server.engine.config import EngineConfig
 from sluice_server.services.checkpoint.model_source import DEMO, directory_of, resolve_model
 from sluice_server.services.checkpoint.packaged import SMOLLM2
 from sluice_server.services.checks.models import check_files
+from sluice_server.services.checks.planned import budget_of, front_bytes
 from sluice_server.services.checks.settings import check
 from sluice_server.services.config import ServiceConfig, bad_setting
 from sluice_server.services.gateway.access.identity import access_of, as_digest, read_access
@@ -25,6 +26,7 @@ from sluice_server.services.supervisor.first_models import of_file, of_one
 from sluice_server.services.supervisor.lanes import Lanes
 from sluice_server.services.supervisor.plan import free_address, plan_children, plan_fronts, plan_lane
 from sluice_server.services.supervisor.restarts import Restarts
+from sluice_server.services.supervisor.room import Budget
 from sluice_server.services.supervisor.scale import EngineFile, EngineScale
 from sluice_server.services.supervisor.supervisor import Moving, Supervisor
 from sluice_server.services.supervisor.wakeups import STOP, wakeups
@@ -61,7 +63,7 @@ def supervise(engine: EngineConfig, service: ServiceConfig) -> int:
         peer_secret=service.peer_secret or (secrets.token_hex(32) if service.gateways > 1 else ""),
     )
     if service.models:
-        return _run(engine, service, of_file(engine, service), "")
+        return _run(engine, service, of_file(engine, service, complain), "")
     source, is_embedded = resolve_model(service.model, service.revision), service.model == DEMO
     check_files(source.directory, engine, service)
     service = dataclasses.replace(
@@ -85,9 +87,6 @@ def _run(engine: EngineConfig, service: ServiceConfig, table: ModelTable, hint: 
         line += f", ready in {took:.1f} s"
         print(line + hint, flush=True)  # at once: who waits may read one line and leave
 
-    def complain(text: str) -> None:
-        print(text, file=sys.stderr, flush=True)
-
     signals: list[int] = []
     with wakeups(signals), run_directory() as directory:
         if any(number in STOP for number in signals):
@@ -102,9 +101,15 @@ def _run(engine: EngineConfig, service: ServiceConfig, table: ModelTable, hint: 
         save_s = engine.disk_cache_save_s if engine.disk_cache_dir else 0.0
         restarts = Restarts(service.max_restarts, save_s=save_s, way_back=way_back(back))
         plan = functools.partial(plan_lane, engine, service, path)
-        lanes = Lanes(plan, path, complain, service.max_restarts, table)
+        budget = Budget(budget_of(service), front_bytes(service))
+        lanes = Lanes(plan, path, complain, service.max_restarts, table, budget)
         supervisor = Supervisor(children, COMMAND, directory, restarts, complain, Moving(scale, lanes))
         return supervisor.run(on_ready, service.grace_s, signals)
+
+
+def complain(text: str) -> None:
+    """Prints a line for operators, at once."""
+    print(text, file=sys.stderr, flush=True)
 
 
 def _named(table: ModelTable, revision: str) -> str:

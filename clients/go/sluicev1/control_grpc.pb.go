@@ -30,10 +30,11 @@ type ControlServiceClient interface {
 	// FAILED_PRECONDITION for one that an alias stands for, for the default, and for the one of a server of one model.
 	UnloadModel(ctx context.Context, in *UnloadModelRequest, opts ...grpc.CallOption) (*UnloadModelResponse, error)
 	// Stops the processes of a model when its running generations have ended, and keeps its names: it takes no memory but
-	// the system's cache of its files, from which it is read when it wakes. A request for it is refused with MODEL_SLEEPING
-	// and wakes it. FAILED_PRECONDITION for the model of a server of one model.
+	// the system's cache of its files, from which it is read when it wakes. A request for it wakes it, and waits until it
+	// serves. FAILED_PRECONDITION for the model of a server of one model.
 	SleepModel(ctx context.Context, in *SleepModelRequest, opts ...grpc.CallOption) (*SleepModelResponse, error)
-	// Wakes a model, and answers when it has made a token.
+	// Wakes a model, and answers when it has made a token. RESOURCE_EXHAUSTED if memory has no room for it beside the
+	// models that are in use.
 	WakeModel(ctx context.Context, in *WakeModelRequest, opts ...grpc.CallOption) (*WakeModelResponse, error)
 	// Makes a name stand for a model, or for several with weights: a canary, and the way back. Running generations end
 	// with the model that they began with. Without targets the alias is forgotten.
@@ -468,10 +469,11 @@ type ControlServiceServer interface {
 	// FAILED_PRECONDITION for one that an alias stands for, for the default, and for the one of a server of one model.
 	UnloadModel(context.Context, *UnloadModelRequest) (*UnloadModelResponse, error)
 	// Stops the processes of a model when its running generations have ended, and keeps its names: it takes no memory but
-	// the system's cache of its files, from which it is read when it wakes. A request for it is refused with MODEL_SLEEPING
-	// and wakes it. FAILED_PRECONDITION for the model of a server of one model.
+	// the system's cache of its files, from which it is read when it wakes. A request for it wakes it, and waits until it
+	// serves. FAILED_PRECONDITION for the model of a server of one model.
 	SleepModel(context.Context, *SleepModelRequest) (*SleepModelResponse, error)
-	// Wakes a model, and answers when it has made a token.
+	// Wakes a model, and answers when it has made a token. RESOURCE_EXHAUSTED if memory has no room for it beside the
+	// models that are in use.
 	WakeModel(context.Context, *WakeModelRequest) (*WakeModelResponse, error)
 	// Makes a name stand for a model, or for several with weights: a canary, and the way back. Running generations end
 	// with the model that they began with. Without targets the alias is forgotten.

@@ -18,8 +18,9 @@ from sluice_server.services.gateway.models.known import KnownModels
 from sluice_server.services.gateway.models.lane import Lane
 from sluice_server.services.gateway.models.memory import LaneMemory
 from sluice_server.services.gateway.models.registry import Models
+from sluice_server.services.gateway.models.waiting import Rest
 from sluice_server.services.messages.work import LoadAdapter
-from sluice_server.services.process.model_commands import LoadLane, NameModels, SleepLane, UnloadLane, WakeLane
+from sluice_server.services.process.model_commands import NameModels, SleepLane, UnloadLane, WakeLane
 from sluice_server.services.process.model_table import LaneEntry, LaneState
 
 MAX_PAGE, DEFAULT_PAGE = 1000, 100
@@ -29,6 +30,7 @@ MAX_FAILURE = 1024
 STATES = {
     LaneState.DRAINING: control_pb2.MODEL_STATE_UNLOADING,
     LaneState.FAILED: control_pb2.MODEL_STATE_FAILED,
+    LaneState.DOZING: control_pb2.MODEL_STATE_SLEEPING,
     LaneState.SLEEPING: control_pb2.MODEL_STATE_SLEEPING,
 }
 
@@ -79,7 +81,7 @@ class ModelCalls:
         """LoadModel: answers when the model serves at this gateway and at the others."""
         try:
             named = named_model(request, self._known.models_dir, self._known.declared)
-            name = await self._known.ask(LoadLane(await self._known.entry_of(named)))
+            name = await self._known.ask(await self._known.loading_of(named))
             lane = await self._until_ready(name, request.model)
             await self._check_revision(lane, request)
             for adapter in request.adapters:
@@ -179,7 +181,8 @@ class ModelCalls:
             names = lane.named_adapters.names(CALLER.get().tenant)[:MAX_NAMED]
             made = model_message(lane.manager.settings, lane.loads.any_report, state, names)
             made.open_requests = lane.manager.num_open
-            made.processes.extend(sorted(lane.processes))
+            if lane.waiting.rest is not Rest.ASLEEP:
+                made.processes.extend(sorted(lane.processes))
             made.memory_bytes = self._memory.of(lane.processes)
         if fact is not None:
             self._add_facts(made, fact)

@@ -61,7 +61,9 @@ class EventSequence:
         """Returns the next event; None while there is none, after the last, or when a failed generation has no more."""
         request = self._request
         if not self._is_accepted:
-            if is_unbound(request.asked) or (not self._options.is_eager and request.accounting.admitted is None):
+            if is_unbound(request.asked) or not request.envelope.revision:
+                return None  # it waits for its adapter, or for a model that has not served yet
+            if not self._options.is_eager and request.accounting.admitted is None:
                 return None
             self._is_accepted = True
             return accepted_event(request)

@@ -4,8 +4,8 @@ import asyncio
 from typing import Protocol
 
 from sluice_server.engine.errors import unsupported
-from sluice_server.services.process.model_commands import Command
-from sluice_server.services.process.model_table import LaneEntry, ModelTable
+from sluice_server.services.process.model_commands import Command, LoadLane
+from sluice_server.services.process.model_table import ModelTable
 from sluice_server.services.process.models_file import NamedModel
 
 ALONE = "models are loaded and named under a supervisor only: start the service without --role"
@@ -54,8 +54,9 @@ class KnownModels(Protocol):
     def declared(self, model: str) -> NamedModel | None:
         """Returns what the file of models says of one. Raises ServiceError for a file that cannot be used."""
 
-    async def entry_of(self, named: NamedModel) -> LaneEntry:
-        """Returns the lane of a model. Raises ServiceError naming what is wrong with its files or settings."""
+    async def loading_of(self, named: NamedModel) -> LoadLane:
+        """Returns the command that loads a model, with the memory that it may take. Raises ServiceError naming what is
+        wrong with its files or settings."""
 
     async def ask(self, command: Command) -> str:
         """Has the supervisor carry out a command; returns the lane that it is about. Raises ServiceError."""
@@ -73,7 +74,7 @@ class OneModel:
         """Returns None."""
         return None
 
-    async def entry_of(self, named: NamedModel) -> LaneEntry:
+    async def loading_of(self, named: NamedModel) -> LoadLane:
         """Raises ServiceError."""
         raise unsupported("models", ALONE)
 

@@ -18,6 +18,7 @@ from sluice_server.services.gateway.calls.adapters import AdapterHandlers
 from sluice_server.services.gateway.calls.artifacts import Artifacts
 from sluice_server.services.gateway.calls.load import Loads
 from sluice_server.services.gateway.generation.detached import DetachedSessions
+from sluice_server.services.gateway.models.waiting import Rest, WaitingRequests
 from sluice_server.services.gateway.oip.statistics import GenerationCounts
 from sluice_server.services.gateway.operations import RemoteOperations
 from sluice_server.services.gateway.recovery.watch import ReadModel, RingWatch, WatchInputs
@@ -91,6 +92,8 @@ class Lane:
         self._routes_by_caches = settings.routing == KV_COST
         inputs = WatchInputs(lambda: self.loads.step_s, ring.lost_frames, ring.read_model, shared.on_change)
         self.watch = RingWatch(self.manager, settings, ring.emit, shared.clock, inputs)
+        self.waiting = WaitingRequests(self.manager, self.watch, settings.model_wait_s)
+        self._clock = shared.clock
         self._handlers: dict[type, Callable[[Any], None]] = {
             Grant: self.manager.changes.take_back,
             Probe: self.watch.returned,
@@ -106,8 +109,8 @@ class Lane:
 
     @property
     def is_serving(self) -> bool:
-        """Whether new requests are admitted."""
-        return self.manager.refusal is None
+        """Whether new requests are sent to the ring at once."""
+        return self.manager.refusal is None and not self.waiting.is_resting
 
     @property
     def id(self) -> str:
@@ -143,11 +146,13 @@ class Lane:
     def beat(self, elapsed_s: float) -> None:
         """Goes on with what takes time; called every `elapsed_s` seconds."""
         self.manager.release_stuck(elapsed_s)
-        self.watch.beat(elapsed_s)
+        if self.waiting.rest is not Rest.ASLEEP:  # there is no ring to probe
+            self.watch.beat(elapsed_s)
         self.adapters.beat()
 
     def publish(self) -> None:
         """Calls `on_serving` and `on_engines` for what is new."""
+        self.waiting.beat(self._clock())
         if self.is_serving and self.watch.is_whole and not self._has_said_so:
             self._has_said_so = True
             self.on_serving()

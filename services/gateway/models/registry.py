@@ -7,7 +7,7 @@ that began it.
 """
 
 import hashlib
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from typing import Generic, Protocol, TypeAlias, TypeVar
 
 from sluice_server.engine.errors import Code, ServiceError
@@ -50,7 +50,6 @@ class Models(Generic[_L]):
         default: the name that a request without one has; "" for the first model.
         aliases: the models that each alias stands for, by their ids.
         facts: by id, what the service says of each model that it has.
-        on_wanted: called with the id of a model that sleeps, and that a request is for.
     """
 
     def __init__(self, lanes: Mapping[str, _L], books: Books) -> None:
@@ -58,7 +57,6 @@ class Models(Generic[_L]):
         self.default = ""
         self.aliases: Aliases = {}
         self.facts: Mapping[str, LaneEntry] = {}
-        self.on_wanted: Callable[[str], None] = lambda model: None
         self._lanes = lanes
 
     def __iter__(self) -> Iterator[_L]:
@@ -159,15 +157,15 @@ class Models(Generic[_L]):
         named = (name, *self.aliases.get(name, ()))
         facts = [self.facts[one] for one in named if one in self.facts]
         fact = next((one for one in facts if one.state is not LaneState.DRAINING), None)
-        if fact is not None and fact.state is LaneState.SLEEPING:
-            self.on_wanted(fact.model)
-            text = f"model {name!r} sleeps, and wakes now: try again shortly"
-            return ServiceError(Code.UNAVAILABLE, "MODEL_SLEEPING", text, details={"model": name}, retry_after_s=1.0)
         if fact is not None:
-            text = f"model {name!r} is not served at present: {fact.why or 'its files cannot be read by this gateway'}"
-            details = {"model": name}
-            return ServiceError(Code.UNAVAILABLE, "MODEL_UNAVAILABLE", text, details=details, retry_after_s=1.0)
+            return unavailable(name, fact.why)
         return unknown_model(name, [*self.ids(), *self.aliases])
+
+
+def unavailable(name: str, why: str) -> ServiceError:
+    """Returns the error of requests for a model that the service has and cannot serve."""
+    text = f"model {name!r} is not served at present: {why or 'its files cannot be read by this gateway'}"
+    return ServiceError(Code.UNAVAILABLE, "MODEL_UNAVAILABLE", text, details={"model": name}, retry_after_s=1.0)
 
 
 def unknown_model(name: str, served: "list[str]") -> ServiceError:

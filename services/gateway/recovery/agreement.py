@@ -66,9 +66,12 @@ class Agreement:
         return ""
 
     def _adopt(self, model: ModelInfo, limits: Limits) -> None:
-        """Serves this model from now on. Open requests of another revision end."""
+        """Serves this model from now on. Open requests of another revision end; those that were opened before one was
+        known are of this one."""
         model = dataclasses.replace(model, aliases=self._manager.settings.model.aliases)
         self._manager.settings = dataclasses.replace(self._manager.settings, model=model, limits=limits)
         for request in self._manager.requests:
-            if request.envelope.revision != model.revision:
+            if not request.envelope.revision and not request.is_own:
+                request.learn_revision(model.revision)
+            elif request.envelope.revision != model.revision:
                 request.end(other_revision(request.envelope.revision, model.revision))

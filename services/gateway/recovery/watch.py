@@ -53,7 +53,11 @@ class WatchInputs:
 
 
 class RingWatch:
-    """The watch over the ring of one gateway."""
+    """The watch over the ring of one gateway.
+
+    Attributes:
+        is_expected: the ring is being started, and requests wait for it however long that takes.
+    """
 
     def __init__(
         self,
@@ -77,6 +81,7 @@ class RingWatch:
         self._held: list[OpenRequest] = []  # admitted during a planned restart, and not sent yet
         self._mismatch: ServiceError | None = None  # schema versions of two processes differ
         self._mismatch_s = 0.0  # when it was reported
+        self.is_expected = False
 
     @property
     def is_whole(self) -> bool:
@@ -89,7 +94,7 @@ class RingWatch:
             self._emit(probe)
         if self._engines.is_any_serving:
             self._look_for_losses(self._inputs.step_s())
-        if self._recovery.is_overdue(self._clock()):
+        if not self.is_expected and self._recovery.is_overdue(self._clock()):
             self._refuse()
             self._manager.fail_all(self._why())
         num_lost = self._inputs.num_lost_frames()
@@ -160,15 +165,27 @@ class RingWatch:
         self._agreement.is_mixed = False
         self._liveness.forget()
         self._give_up_warm_ups(set(self._warm_ups))
-        if planned and self._manager.refusal is None:
+        if (planned or self.is_expected) and self._manager.refusal is None:
             self._manager.hold = self._hold
         else:
             self._refuse()
         self._inputs.on_change()
 
+    def expect(self) -> None:
+        """Has requests wait for a ring that is to be started, those that are open and those that come."""
+        if not self._manager.is_draining:
+            self._manager.refusal = None
+        self.is_expected = True
+        self.stage_lost(planned=True)
+        for request in self._manager.requests:
+            if request.outcome is None and not request.is_own:
+                self._hold(request)
+
     def _hold(self, request: OpenRequest) -> None:
         self._held.append(request)
         self._recovery.again([request])
+        if self.is_expected:
+            self._inputs.on_change()
 
     def _refuse(self) -> None:
         """Refuses new requests until the ring works again."""
@@ -271,6 +288,7 @@ class RingWatch:
             return
         self._manager.announce_open()
         self._manager.disown(engine)
+        self.is_expected = False
         self._manager.hold = None
         self._held.clear()
         if not self._manager.is_draining:

@@ -30,7 +30,7 @@ class Accounting:
         self.image_bytes = 0
         self.admitted: Admitted | None = None
         self.first_token_s: float | None = None
-        self._started_s = started_s
+        self.started_s = started_s
         self._gaps = gaps
         self._drafts = DraftStats()  # of all outputs
         self._timings: Timings | None = None  # of vectors
@@ -80,7 +80,7 @@ class Accounting:
             num_accepted=drafts.num_accepted,
             drafted_at=tuple(drafts.drafted_at),
             accepted_at=tuple(drafts.accepted_at),
-            ttft_s=self.first_token_s - self._started_s if self.first_token_s is not None else 0.0,
+            ttft_s=self.first_token_s - self.started_s if self.first_token_s is not None else 0.0,
             finish_reason=last.finish.value if last and last.finish else "",
             timings=last.timings if last else self._timings,
             engine=engine,

@@ -178,6 +178,11 @@ class OpenRequest:
         self.envelope = msgspec.structs.replace(self.envelope, adapter=digest_of(asked))
         self.delivery.on_news()
 
+    def learn_revision(self, revision: str) -> None:
+        """Takes the revision of the model, which was not known when the request was opened."""
+        self.envelope = msgspec.structs.replace(self.envelope, revision=revision)
+        self.delivery.on_news()
+
     def end(self, outcome: Outcome) -> bool:
         """Sets the outcome; returns False if there is one already."""
         if self.outcome is not None:

@@ -37,6 +37,10 @@ class Replay:
         """Whether no token has come since the request was last sent."""
         return num_tokens == self._num_sent_tokens
 
+    def is_overdue(self, now_s: float) -> bool:
+        """Whether the deadline has passed."""
+        return self._deadline_s is not None and now_s > self._deadline_s
+
     def set_time_left(self, seconds: float, now_s: float) -> None:
         """Sets the deadline to `seconds` from now; later attempts carry it."""
         self._deadline_s = now_s + seconds

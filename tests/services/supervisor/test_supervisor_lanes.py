@@ -17,9 +17,11 @@ from sluice_server.services.process.model_commands import (
 from sluice_server.services.process.model_table import LaneEntry, LaneState, ModelTable, read_table
 from sluice_server.services.supervisor.children import Child, Running
 from sluice_server.services.supervisor.lanes import SELDOM_S, Lanes
+from sluice_server.services.supervisor.room import Budget
 
 TWO = {"m0": LaneEntry("a", "/a"), "m1": LaneEntry("b", "/b")}
 GATEWAYS = {"gateway-0", "gateway-1"}
+PLENTY = Budget(1 << 40)
 
 
 def planned(lane: str, entry: LaneEntry) -> list[Child]:
@@ -30,14 +32,16 @@ def planned(lane: str, entry: LaneEntry) -> list[Child]:
 class Bench:
     """Lanes, their table, and the processes that they start and end."""
 
-    def __init__(self, directory: Path, table: ModelTable | None = None, max_restarts: int = 1) -> None:
+    def __init__(
+        self, directory: Path, table: ModelTable | None = None, max_restarts: int = 1, budget: Budget = PLENTY
+    ) -> None:
         self.directory = directory
         self.said: list[str] = []
         self.children: dict[str, Running] = {}
         self.dismissed: list[str] = []
         first = table or ModelTable(dict(TWO), "chat", {"chat": {"a": 1}})
         self.ending: set[str] = set()  # lanes whose processes have not ended yet
-        self.lanes = Lanes(planned, directory, self.said.append, max_restarts, first)
+        self.lanes = Lanes(planned, directory, self.said.append, max_restarts, first, budget)
         self.lanes.start(0.0, self)
 
     def join(self, children: list[Child]) -> None:
@@ -56,9 +60,9 @@ class Bench:
     def end_group(self, child: Running, start_at_s: float) -> None:
         """Nothing: the processes are alone."""
 
-    def serving(self, *lanes: str, drained: str = "", gateways: set[str] = GATEWAYS) -> None:
+    def serving(self, *lanes: str, drained: str = "", busy: str = "", gateways: set[str] = GATEWAYS) -> None:
         for gateway in gateways:
-            self.lanes.heard(gateway, frozenset(lanes), frozenset(drained.split()))
+            self.lanes.heard(gateway, frozenset(lanes), frozenset(drained.split()), frozenset(busy.split()))
 
     def turn(self, now_s: float) -> dict[str, LaneState]:
         self.lanes.turn(now_s, GATEWAYS, self)
@@ -199,7 +203,7 @@ def asleep(bench: Bench) -> None:
     """Has the model `b` sleep."""
     bench.serving("m0", "m1")
     bench.turn(1.0)
-    assert bench.ask(SleepLane("b", 100.0)).lane == "m1" and bench.states["m1"] is LaneState.DRAINING
+    assert bench.ask(SleepLane("b", 100.0)).lane == "m1" and bench.states["m1"] is LaneState.DOZING
     bench.serving("m0", "m1", drained="m1")
     assert bench.turn(2.0)["m1"] is LaneState.SLEEPING and bench.dismissed == ["m1"]
 
@@ -234,5 +238,6 @@ def test_a_model_that_sleeps_may_be_named_and_unloaded_at_once(bench: Bench) -> 
 def test_what_cannot_sleep_or_wake_says_so(bench: Bench, tmp_path: Path) -> None:
     assert [bench.ask(one).reason for one in (SleepLane("none", 0.0), WakeLane("none"))] == ["MODEL_NOT_FOUND"] * 2
     assert bench.ask(WakeLane("a")).lane == "m0" and bench.states["m0"] is LaneState.LOADING
+    assert bench.table.lanes["m0"].starts == 1
     bench.ask(UnloadLane("b", 100.0))
     assert bench.ask(SleepLane("b", 0.0)).reason == "MODEL_IN_USE"

@@ -12,7 +12,7 @@ from sluice_server.services.messages.details import Admitted, TokenRecord
 from sluice_server.services.messages.messages import Envelope, Text
 from sluice_server.services.messages.work import Generate, Stops, TextPrompt
 
-ENVELOPE = Envelope("r", "g")
+ENVELOPE = Envelope("r", "g", revision="r1")
 LAST = FinishReason.LENGTH
 
 

@@ -41,8 +41,8 @@ class Supervised:
         known = NamedModel("known", "/known", "label", pinned=True, options={"max_num_seqs": 3, "block_size": 8})
         return known if model == "known" else None
 
-    async def entry_of(self, named: NamedModel) -> LaneEntry:
-        return LaneEntry(named.id, named.source, named.revision, named.options, pinned=named.pinned)
+    async def loading_of(self, named: NamedModel) -> LoadLane:
+        return LoadLane(LaneEntry(named.id, named.source, named.revision, named.options, pinned=named.pinned))
 
     async def ask(self, command: Command) -> str:
         self.commands.append(command)

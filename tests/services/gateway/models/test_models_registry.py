@@ -102,20 +102,6 @@ async def test_a_request_is_looked_up_where_it_is(bench: Bench) -> None:
         bench.models.owner("none")
 
 
-async def test_a_request_for_a_model_that_sleeps_wakes_it(bench: Bench) -> None:
-    wanted: list[str] = []
-    bench.models.on_wanted = wanted.append
-    del bench.lanes["m2"]
-    bench.models.facts = {"c": LaneEntry("c", "", state=LaneState.SLEEPING)}
-    bench.models.aliases = {"night": {"c": 1}}
-    for name in ("c", "night"):
-        with pytest.raises(ServiceError, match="sleeps, and wakes now") as refused:
-            bench.named(name)
-        assert (refused.value.code, refused.value.reason) == (Code.UNAVAILABLE, "MODEL_SLEEPING")
-        assert refused.value.retry_after_s
-    assert wanted == ["c", "c"]
-
-
 async def test_a_model_that_is_being_unloaded_is_unknown(bench: Bench) -> None:
     bench.models.facts = {"b": LaneEntry("b", "", state=LaneState.DRAINING)}
     bench.lanes["m1"].is_leaving = True

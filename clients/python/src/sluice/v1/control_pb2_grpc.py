@@ -175,15 +175,16 @@ class ControlServiceServicer:
 
     def SleepModel(self, request, context):
         """Stops the processes of a model when its running generations have ended, and keeps its names: it takes no memory but
-        the system's cache of its files, from which it is read when it wakes. A request for it is refused with MODEL_SLEEPING
-        and wakes it. FAILED_PRECONDITION for the model of a server of one model.
+        the system's cache of its files, from which it is read when it wakes. A request for it wakes it, and waits until it
+        serves. FAILED_PRECONDITION for the model of a server of one model.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def WakeModel(self, request, context):
-        """Wakes a model, and answers when it has made a token.
+        """Wakes a model, and answers when it has made a token. RESOURCE_EXHAUSTED if memory has no room for it beside the
+        models that are in use.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')

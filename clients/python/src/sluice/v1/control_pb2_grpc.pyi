@@ -49,11 +49,13 @@ class ControlServiceStub:
     """
     SleepModel: _grpc.UnaryUnaryMultiCallable[_control_pb2.SleepModelRequest, _control_pb2.SleepModelResponse]
     """Stops the processes of a model when its running generations have ended, and keeps its names: it takes no memory but
-    the system's cache of its files, from which it is read when it wakes. A request for it is refused with MODEL_SLEEPING
-    and wakes it. FAILED_PRECONDITION for the model of a server of one model.
+    the system's cache of its files, from which it is read when it wakes. A request for it wakes it, and waits until it
+    serves. FAILED_PRECONDITION for the model of a server of one model.
     """
     WakeModel: _grpc.UnaryUnaryMultiCallable[_control_pb2.WakeModelRequest, _control_pb2.WakeModelResponse]
-    """Wakes a model, and answers when it has made a token."""
+    """Wakes a model, and answers when it has made a token. RESOURCE_EXHAUSTED if memory has no room for it beside the
+    models that are in use.
+    """
     SetAlias: _grpc.UnaryUnaryMultiCallable[_control_pb2.SetAliasRequest, _control_pb2.SetAliasResponse]
     """Makes a name stand for a model, or for several with weights: a canary, and the way back. Running generations end
     with the model that they began with. Without targets the alias is forgotten.
@@ -126,11 +128,13 @@ class ControlServiceAsyncStub(ControlServiceStub):
     """
     SleepModel: _aio.UnaryUnaryMultiCallable[_control_pb2.SleepModelRequest, _control_pb2.SleepModelResponse]  # type: ignore[assignment]
     """Stops the processes of a model when its running generations have ended, and keeps its names: it takes no memory but
-    the system's cache of its files, from which it is read when it wakes. A request for it is refused with MODEL_SLEEPING
-    and wakes it. FAILED_PRECONDITION for the model of a server of one model.
+    the system's cache of its files, from which it is read when it wakes. A request for it wakes it, and waits until it
+    serves. FAILED_PRECONDITION for the model of a server of one model.
     """
     WakeModel: _aio.UnaryUnaryMultiCallable[_control_pb2.WakeModelRequest, _control_pb2.WakeModelResponse]  # type: ignore[assignment]
-    """Wakes a model, and answers when it has made a token."""
+    """Wakes a model, and answers when it has made a token. RESOURCE_EXHAUSTED if memory has no room for it beside the
+    models that are in use.
+    """
     SetAlias: _aio.UnaryUnaryMultiCallable[_control_pb2.SetAliasRequest, _control_pb2.SetAliasResponse]  # type: ignore[assignment]
     """Makes a name stand for a model, or for several with weights: a canary, and the way back. Running generations end
     with the model that they began with. Without targets the alias is forgotten.
@@ -230,8 +234,8 @@ class ControlServiceServicer(metaclass=_abc_1.ABCMeta):
         context: _ServicerContext,
     ) -> _typing.Union[_control_pb2.SleepModelResponse, _abc.Awaitable[_control_pb2.SleepModelResponse]]:
         """Stops the processes of a model when its running generations have ended, and keeps its names: it takes no memory but
-        the system's cache of its files, from which it is read when it wakes. A request for it is refused with MODEL_SLEEPING
-        and wakes it. FAILED_PRECONDITION for the model of a server of one model.
+        the system's cache of its files, from which it is read when it wakes. A request for it wakes it, and waits until it
+        serves. FAILED_PRECONDITION for the model of a server of one model.
         """
 
     @_abc_1.abstractmethod
@@ -240,7 +244,9 @@ class ControlServiceServicer(metaclass=_abc_1.ABCMeta):
         request: _control_pb2.WakeModelRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_control_pb2.WakeModelResponse, _abc.Awaitable[_control_pb2.WakeModelResponse]]:
-        """Wakes a model, and answers when it has made a token."""
+        """Wakes a model, and answers when it has made a token. RESOURCE_EXHAUSTED if memory has no room for it beside the
+        models that are in use.
+        """
 
     @_abc_1.abstractmethod
     def SetAlias(
