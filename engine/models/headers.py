@@ -24,7 +24,7 @@ def read_shapes(directory: Path) -> Shapes:
                 header = json.loads(file.read(min(size, MAX_HEADER_BYTES)))
             shapes = {known_name(name): tuple(map(int, one["shape"])) for name, one in _tensors(header)}
         except (OSError, struct.error, ValueError, KeyError, TypeError, AttributeError) as error:
-            raise invalid_model(path, f"cannot be read as safetensors ({error}): {MENDING}") from error
+            raise invalid_model(path, f"is corrupt or cut short ({error}): {MENDING}") from error
         found.update(shapes)
     return found
 

@@ -140,7 +140,7 @@ def test_a_broken_model_is_given_up_and_a_killed_engine_s_streams_go_on(tmp_path
     with two(tmp_path) as service, service.control() as control:
         checkpoints(tmp_path, "broken")
         weights = next((tmp_path / "broken").glob("*.safetensors"))
-        weights.write_bytes(weights.read_bytes()[:2000])
+        weights.write_bytes(weights.read_bytes()[:-2000])  # the header is whole
         with pytest.raises(grpc.RpcError, match="corrupt or cut short"):
             control.LoadModel(control_pb2.LoadModelRequest(model="broken"), timeout=120)
         assert states(control) == {"other": "READY", "v1": "READY"}

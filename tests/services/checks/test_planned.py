@@ -60,7 +60,7 @@ def test_a_process_of_its_own_plans_and_says_what_is_wrong(tmp_path: Path) -> No
     (tmp_path / "config.json").write_text((TARGET / "config.json").read_text())
     (tmp_path / "model.safetensors").write_bytes(b"\x10\0\0\0\0\0\0\0{")
     good = LaneEntry("x", str(TARGET), options={"kv_cache_tokens": 4096})
-    with pytest.raises(ServiceError, match="cannot be read as safetensors"):
+    with pytest.raises(ServiceError, match="is corrupt or cut short"):
         with_plans(EngineConfig(), ServiceConfig(), [good, LaneEntry("y", str(tmp_path))])
 
 
