@@ -15,11 +15,11 @@ from sluice.v1 import control_pb2
 from sluice_server.engine.config import EngineConfig
 from sluice_server.services.checks.planned import budget_of, front_bytes, with_plans
 from sluice_server.services.config import ServiceConfig
-from sluice_server.services.process.model_table import LaneEntry
+from sluice_server.services.process.model_table import LaneEntry, Options
 from tests.system.service import Service, serve, wait_until
 from tests.system.test_system_models import answered, checkpoints, states
 
-OPTIONS = {"kv_cache_tokens": 2048, "max_num_seqs": 8}
+OPTIONS: Options = {"kv_cache_tokens": 2048, "max_num_seqs": 8}
 
 
 def planned_bytes(source: Path) -> int:

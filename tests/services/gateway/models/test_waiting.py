@@ -38,8 +38,8 @@ def start(both: Two, starts: int = 1) -> None:
 
 
 @contextlib.asynccontextmanager
-async def asleep(**settings: float) -> AsyncIterator[Two]:
-    async with two(dataclasses.replace(SETTINGS, **settings)) as both:
+async def asleep(wait_s: float = 300.0) -> AsyncIterator[Two]:
+    async with two(dataclasses.replace(SETTINGS, model_wait_s=wait_s)) as both:
         follow(both, LaneState.LOADING)
         await both.ring.until(lambda: both.lane.is_serving)
         follow(both, LaneState.DOZING)
@@ -113,7 +113,7 @@ async def test_what_is_open_ends_when_its_model_is_put_to_sleep_and_what_waits_d
 
 
 async def test_a_request_waits_for_so_long_and_no_longer() -> None:
-    async with asleep(model_wait_s=0.05) as both:
+    async with asleep(0.05) as both:
         with pytest.raises(grpc.aio.AioRpcError, match=r"has not served within 0\.05 s") as refused:
             await both.rig.stub.Generate(unary_request(model="other"))
         assert refused.value.code() is grpc.StatusCode.UNAVAILABLE
