@@ -61,7 +61,6 @@ OF_NO_REQUEST = {
     ("profiles/recording.py", "recording a profile (%s) for %g s at most"),
     ("gateway/lanes.py", "serving revision %s on %s"),
     ("gateway/lanes.py", "the model %s cannot be served: %s"),
-    ("gateway/lanes.py", "a model could not be woken: %s"),
     ("gateway/opening.py", "%s"),
     ("gateway/recovery/agreement.py", "requests are of revision %s from now on%s"),
     ("gateway/recovery/agreement.py", "%s gets no requests: %s"),
