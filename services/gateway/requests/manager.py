@@ -81,11 +81,6 @@ class RequestManager:
         """Open requests of clients; the gateway's own requests are not counted."""
         return sum(not request.is_own for request in self.requests)
 
-    @property
-    def num_opened(self) -> int:
-        """Requests that were opened so far."""
-        return self._num_opened
-
     def open(self, call: CallMetadata, asked: TranslatedRequest, *, streams: bool) -> OpenRequest:
         """Admits a request, or raises `ServiceError`. `submit` then sends it; `close` releases it on every path."""
         if self.refusal is not None:
