@@ -63,7 +63,7 @@ class GatewayLanes:
         self._table = _table_of(service)
         self._processes: dict[str, Process] = {}
         self._told: tuple[object, ...] | None = None
-        self._opened: dict[str, int] = {}  # requests that each lane has had when that was told
+        self._opened: dict[str, int] = {}  # attempts that each lane has had when that was told
         self._has_said_so = False
         self.news = News()
         gateway.on_published, gateway.known = self._tell, self
@@ -225,7 +225,7 @@ class GatewayLanes:
         lanes = list(self._gateway.models)
         serving = frozenset(one.name for one in lanes if one.is_serving and one.watch.is_whole)
         drained = frozenset(one.name for one in lanes if self._is_drained(one))
-        opened = {one.name: one.manager.num_opened for one in lanes}
+        opened = {one.name: one.manager.num_sent for one in lanes}
         busy = frozenset(
             one.name for one in lanes if one.manager.num_open or opened[one.name] != self._opened.get(one.name, 0)
         )

@@ -81,6 +81,11 @@ class RequestManager:
         """Open requests of clients; the gateway's own requests are not counted."""
         return sum(not request.is_own for request in self.requests)
 
+    @property
+    def num_sent(self) -> int:
+        """How many attempts of requests there were so far."""
+        return self._serials.last
+
     def open(self, call: CallMetadata, asked: TranslatedRequest, *, streams: bool) -> OpenRequest:
         """Admits a request, or raises `ServiceError`. `submit` then sends it; `close` releases it on every path."""
         if self.refusal is not None:
