@@ -33,6 +33,7 @@ from sluice_server.kernels.reference import (
 from sluice_server.kernels.reference.adjust import NO_CHANGES, LogitAdjustments
 from sluice_server.kernels.reference.automaton import SuffixAutomaton
 from sluice_server.kernels.reference.choice import ChosenTokens, ScoredRows
+from sluice_server.kernels.reference.elementwise import HeadNorms
 from sluice_server.kernels.reference.inputs import StepInputs
 from sluice_server.kernels.reference.moe import ExpertStack
 from sluice_server.kernels.reference.sampling import Rows
@@ -139,7 +140,9 @@ def soft_cap_(x: Tensor, cap: float) -> Tensor:
     return elementwise.soft_cap_(x, cap)
 
 
-def rotate_and_write(heads: Tensor, cis: Tensor, cache: Tensor, meta: AttentionMetadata) -> None:
+def rotate_and_write(
+    heads: Tensor, cis: Tensor, cache: Tensor, meta: AttentionMetadata, norms: HeadNorms | None = None
+) -> None:
     """Rotates queries in place and writes rotated keys and values into the cache.
 
     Args:
@@ -149,11 +152,14 @@ def rotate_and_write(heads: Tensor, cis: Tensor, cache: Tensor, meta: AttentionM
             projections so that the two numbers of a pair are neighbours.
         cache: [num_blocks, block_size, 2, kv_heads, slot_width(D)], in a memory order that `kernels.layout.layout`
             chooses; see `kernels.layout.slots`.
+        norms: of queries and keys before their rotation; None without.
     """
     if gpu.takes(cache):
         numbers, scales = slots.parts(cache, heads.shape[2])
-        gpu.family("kv_write").rotate_and_write(heads, cis, numbers, meta.write_slots, scales)
+        gpu.family("kv_write").rotate_and_write(heads, cis, numbers, meta.write_slots, scales, norms)
         return
+    if norms is not None:
+        elementwise.norm_heads_(heads, norms)
     if native.takes(heads, cache):
         native.rotate_and_write(heads, cis, cache, meta)
         return

@@ -2,6 +2,7 @@
 
 import functools
 from collections.abc import Callable, Mapping
+from typing import NamedTuple
 
 import torch
 import torch.nn.functional as F
@@ -9,6 +10,14 @@ from torch import Tensor
 
 BOUND, STEEP = 7.0, 1.702  # bound and factor of the gate of gpt-oss
 SPLIT = 16_384  # elements of a tensor from which torch may split it over several threads of a CPU
+
+
+class HeadNorms(NamedTuple):
+    """The norms of queries and keys, head by head: weights float32 [heads + kv_heads, D], and what is added to the mean
+    square."""
+
+    weights: Tensor
+    eps: float
 
 
 def rms_norm(x: Tensor, weight: Tensor | None, eps: float, dtype: torch.dtype | None = None) -> Tensor:
@@ -37,6 +46,12 @@ def add_rms_norm_(
 def _scalar(value: float, device: torch.device) -> Tensor:
     """Returns a constant as a tensor, cached: wrapping a Python number costs a microsecond at every use."""
     return torch.tensor(value, device=device)
+
+
+def norm_heads_(heads: Tensor, norms: HeadNorms) -> None:
+    """Replaces the queries and keys among heads [T, heads + 2 kv_heads, D] by their norms."""
+    normed = heads[:, : len(norms.weights)]
+    normed.copy_(rms_norm(normed.float(), norms.weights, norms.eps))
 
 
 def rope_(x: Tensor, cis: Tensor) -> Tensor:

@@ -1,8 +1,9 @@
-"""Applies rotary embedding to queries and keys and writes keys and values into the paged cache, in one kernel.
+"""Norms and rotates queries and keys and writes keys and values into the paged cache, in one kernel.
 
 Takes the heads of a step's tokens; stores rotated queries in place, and keys and values in their slots, quantised if
-the cache is. Cache and scales are views in the logical order [blocks, offset, 2, kv_heads(, D)] with any strides.
-Independent of models and requests.
+the cache is. The norm of each head (as in Qwen3) is optional; its result is rotated without being rounded. Cache and
+scales are views in the logical order [blocks, offset, 2, kv_heads(, D)] with any strides. Independent of models and
+requests.
 """
 
 import torch
@@ -10,6 +11,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from sluice_server.kernels.reference.elementwise import HeadNorms
 from sluice_server.kernels.triton.aot import AotCase
 from sluice_server.kernels.triton.numbers import largest, next_power_of_two, pointer
 
@@ -23,6 +25,8 @@ def kv_write_kernel(
     cache,  # [blocks, BLOCK, 2, KEYS, DIM]
     scales,  # float32 [blocks, BLOCK, 2, KEYS]; unused when not QUANTISED
     slots,  # int64 [T], -1 for a token that is not written
+    norms,  # float32 [QUERIES + KEYS, DIM]; unused when not HAS_NORMS
+    eps,
     heads_token,
     heads_head,
     cache_block,
@@ -43,8 +47,9 @@ def kv_write_kernel(
     IS_DYNAMIC: tl.constexpr,  # scales are computed, one for each token and head; otherwise they are read
     IS_INTEGER: tl.constexpr,
     LARGEST: tl.constexpr,
+    HAS_NORMS: tl.constexpr,
 ):
-    """Rotates and writes HEADS_BLOCK heads of a token. Grid: (tokens, ⌈heads / HEADS_BLOCK⌉)."""
+    """Norms, rotates and writes HEADS_BLOCK heads of a token. Grid: (tokens, ⌈heads / HEADS_BLOCK⌉)."""
     token = tl.program_id(0).to(tl.int64)
     head = tl.program_id(1) * HEADS_BLOCK + tl.arange(0, HEADS_BLOCK)
     dim = tl.arange(0, WIDTH)
@@ -54,6 +59,10 @@ def kv_write_kernel(
 
     place = heads + token * heads_token + head[:, None] * heads_head + dim[None, :]
     x = tl.load(place, mask=mask, other=0.0).to(tl.float32)
+    if HAS_NORMS:
+        is_normed = (head < QUERIES + KEYS)[:, None]
+        weights = tl.load(norms + head[:, None] * DIM + dim[None, :], mask=mask & is_normed, other=0.0)
+        x = tl.where(is_normed, x * tl.rsqrt(tl.sum(x * x, 1) / DIM + eps)[:, None] * weights, x)
     even, odd = tl.split(tl.reshape(x, (HEADS_BLOCK, WIDTH // 2, 2)))
     cosine = tl.load(cis + token * DIM + 2 * pair, mask=pair < DIM // 2, other=1.0)[None, :]
     sine = tl.load(cis + token * DIM + 2 * pair + 1, mask=pair < DIM // 2, other=0.0)[None, :]
@@ -83,7 +92,14 @@ def kv_write_kernel(
 
 
 def rotate_and_write(
-    heads: Tensor, cis: Tensor, cache: Tensor, slots: Tensor, scales: Tensor | None = None, *, is_dynamic: bool = True
+    heads: Tensor,
+    cis: Tensor,
+    cache: Tensor,
+    slots: Tensor,
+    scales: Tensor | None = None,
+    norms: HeadNorms | None = None,
+    *,
+    is_dynamic: bool = True,
 ) -> None:
     """Rotates queries in place and writes rotated keys and values into the cache.
 
@@ -96,17 +112,20 @@ def rotate_and_write(
         scales: float32 [num_blocks, block_size, 2, kv_heads] of a quantised cache, any strides. With `is_dynamic`, one
             is written for each token and head; otherwise they are used as they are, and values beyond their range
             saturate.
+        norms: of queries and keys before their rotation; None without.
     """
     num_heads, dim = heads.shape[1:]
     _, block_size, _, keys, _ = cache.shape
     width = min(HEADS, next_power_of_two(num_heads))
-    own = cache if scales is None else scales
+    own, cis = cache if scales is None else scales, cis.view(cis.real.dtype)
     kv_write_kernel[(len(slots), triton.cdiv(num_heads, width))](
         heads,
-        cis.view(cis.real.dtype),
+        cis,
         cache,
         own,
         slots,
+        cis if norms is None else norms.weights,
+        0.0 if norms is None else norms.eps,
         heads.stride(0),
         heads.stride(1),
         *cache.stride()[:4],
@@ -121,12 +140,22 @@ def rotate_and_write(
         IS_DYNAMIC=is_dynamic,
         IS_INTEGER=not cache.dtype.is_floating_point,
         LARGEST=largest(cache.dtype),
+        HAS_NORMS=norms is not None,
     )
 
 
-def _case(name: str, kept: torch.dtype, dim: int = 128, *, is_quick: bool = False, since: int = 80) -> AotCase:
-    types = dict.fromkeys(kv_write_kernel.arg_names[5:15], "i32")
-    types |= {"heads": "*bf16", "cis": "*fp32", "cache": pointer(kept), "slots": "*i64"}
+def _case(
+    name: str,
+    kept: torch.dtype,
+    dim: int = 128,
+    *,
+    is_quick: bool = False,
+    since: int = 80,
+    has_norms: bool = False,
+) -> AotCase:
+    types = dict.fromkeys(kv_write_kernel.arg_names[7:17], "i32")
+    types |= {"heads": "*bf16", "cis": "*fp32", "cache": pointer(kept), "slots": "*i64", "norms": "*fp32"}
+    types["eps"] = "fp32"
     types["scales"] = "*fp32" if kept.itemsize == 1 else pointer(kept)
     constants = {
         "QUERIES": 32,
@@ -139,6 +168,7 @@ def _case(name: str, kept: torch.dtype, dim: int = 128, *, is_quick: bool = Fals
         "IS_DYNAMIC": True,
         "IS_INTEGER": not kept.is_floating_point,
         "LARGEST": largest(kept),
+        "HAS_NORMS": has_norms,
     }
     # Strides of scales are small, such as 1 or kv_heads, and so not divisible by 16.
     unaligned = frozenset(name for name in types if name.startswith("scales_"))
@@ -162,4 +192,8 @@ CASES = (
     _case("bf16-d256", torch.bfloat16, 256),
     _case("int8-d128", torch.int8, is_quick=True),
     _case("fp8-d128", torch.float8_e4m3fn, since=90),
+    _case("normed-bf16-d128", torch.bfloat16, is_quick=True, has_norms=True),
+    _case("normed-bf16-d256", torch.bfloat16, 256, has_norms=True),
+    _case("normed-int8-d128", torch.int8, has_norms=True),
+    _case("normed-fp8-d128", torch.float8_e4m3fn, since=90, has_norms=True),
 )

@@ -2,6 +2,7 @@
 
 import contextlib
 import random
+import types
 from collections.abc import Callable, Iterator
 
 import numpy as np
@@ -9,7 +10,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from sluice_server.kernels import ops
+from sluice_server.kernels import gpu, ops
 from sluice_server.kernels.contract import is_batch_invariant
 from sluice_server.kernels.cpu import builds
 from sluice_server.kernels.formats import weight_formats
@@ -18,6 +19,7 @@ from sluice_server.kernels.layout.metadata import AttentionMetadata
 from sluice_server.kernels.layout.prefixes import PrefixGroups
 from sluice_server.kernels.layout.slots import slot_width
 from sluice_server.kernels.reference import definitions
+from sluice_server.kernels.reference.elementwise import HeadNorms
 
 CPU = torch.device("cpu")
 BATCHES = {
@@ -143,6 +145,26 @@ def test_keys_and_values_go_to_their_slots_only() -> None:
     others = torch.ones(len(slots), dtype=torch.bool)
     others[meta.write_slots] = False
     assert torch.equal(slots[others].nan_to_num(7.0), before.flatten(0, 1)[others].nan_to_num(7.0))
+
+
+def test_heads_are_normed_before_they_are_written_or_by_what_writes_them(monkeypatch: pytest.MonkeyPatch) -> None:
+    _, cache, meta = make(BATCHES["mixed"], 4, 2, 64, 16)
+    heads = torch.randn(meta.num_tokens, 8, 64)
+    cis = torch.ones(len(heads), 1, 32, dtype=torch.complex64)
+    norms = HeadNorms(torch.rand(6, 64), 1e-3)
+    want = torch.cat([definitions.rms_norm(heads[:, :6], norms.weights, norms.eps), heads[:, 6:]], 1)
+    given = heads.clone()
+    ops.rotate_and_write(given, cis, cache, meta, norms)
+    assert torch.allclose(given[:, :4], want[:, :4], atol=1e-5)
+    assert torch.allclose(cache.flatten(0, 1)[meta.write_slots], want[:, 4:].view(-1, 2, 2, 64), atol=1e-5)
+
+    seen: list[tuple[torch.Tensor, HeadNorms]] = []
+    write = types.SimpleNamespace(rotate_and_write=lambda *given: seen.append((given[0].clone(), given[-1])))
+    monkeypatch.setattr(gpu, "takes", lambda _: True)
+    monkeypatch.setattr(gpu, "family", lambda name: {"kv_write": write}[name])
+    ops.rotate_and_write(heads, cis, cache, meta, norms)
+    ((unchanged, given_norms),) = seen
+    assert torch.equal(unchanged, heads) and given_norms is norms
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])

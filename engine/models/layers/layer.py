@@ -18,6 +18,7 @@ from sluice_server.kernels import gpu, ops
 from sluice_server.kernels.cpu import builds, native
 from sluice_server.kernels.formats.linear import NativeLinear, PackedLinear
 from sluice_server.kernels.layout.metadata import AttentionMetadata
+from sluice_server.kernels.reference.elementwise import HeadNorms
 
 
 @dataclasses.dataclass(frozen=True)
@@ -131,9 +132,11 @@ def decoder_layer_(
         forward_(h, layer, cis, cache, meta, kept)
         return
     heads = _heads(h, layer)
-    if layer.head_norms is not None:
-        _norm_heads_(heads, layer, layer.head_norms)
-    ops.rotate_and_write(heads, cis, cache, meta)
+    norms = layer.head_norms
+    if norms is not None and layer.norms_all_heads:
+        _norm_all_heads_(heads, layer, norms)
+        norms = None
+    ops.rotate_and_write(heads, cis, cache, meta, None if norms is None else HeadNorms(norms, layer.eps))
     queries, options = heads[:, : layer.heads], (layer.scale, layer.window, layer.score_cap, layer.sinks)
     attend = layer.attention or ops.paged_attention
     seen = attend(queries, cache, meta, *options, is_fixed=layer.is_fixed)
@@ -155,14 +158,9 @@ def _heads(h: Tensor, layer: Layer) -> Tensor:
     return found.view(len(h), layer.heads + 2 * layer.kv_heads, layer.dim)
 
 
-def _norm_heads_(heads: Tensor, layer: Layer, weights: Tensor) -> None:
-    """Replaces queries and keys by their norms: of each head, or of all of either kind."""
-    both = layer.heads + layer.kv_heads
-    if not layer.norms_all_heads:
-        normed = heads[:, :both]
-        normed.copy_(ops.rms_norm(normed.float(), weights, layer.eps))
-        return
-    kinds = (slice(layer.heads), slice(layer.heads, both))
+def _norm_all_heads_(heads: Tensor, layer: Layer, weights: Tensor) -> None:
+    """Replaces queries and keys by their norms, of all heads of either kind."""
+    kinds = (slice(layer.heads), slice(layer.heads, layer.heads + layer.kv_heads))
     if layer.sums is not None:
         _norm_shared_(heads, kinds, layer.sums, weights, layer.eps)
         return

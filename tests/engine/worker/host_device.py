@@ -108,8 +108,17 @@ def _check_shared(batch: Ragged, shared: SharedPrefixRows, block: int) -> None:
     assert shared.max_rows >= shared.starts.diff().max() and shared.max_length >= shared.lengths.max()
 
 
-def _write(heads: Tensor, cis: Tensor, cache: Tensor, slots: Tensor, scales: Tensor | None = None) -> None:
+def _write(
+    heads: Tensor,
+    cis: Tensor,
+    cache: Tensor,
+    slots: Tensor,
+    scales: Tensor | None = None,
+    norms: elementwise.HeadNorms | None = None,
+) -> None:
     assert scales is None
+    if norms is not None:
+        elementwise.norm_heads_(heads, norms)
     _, block, _, kv_heads, dim = cache.shape
     definitions.rope_(heads[:, :-kv_heads], cis)
     for token, slot in enumerate(slots.tolist()):

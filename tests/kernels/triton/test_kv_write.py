@@ -4,8 +4,9 @@ import pytest
 import torch
 from torch import Tensor
 
+from sluice_server.kernels.reference.elementwise import HeadNorms, norm_heads_
 from sluice_server.kernels.triton.kv_write import rotate_and_write
-from tests.kernels.triton.harness import Guarded, assert_close, is_poison, poisoned
+from tests.kernels.triton.harness import TOLERANCE, Guarded, assert_close, is_poison, poisoned
 
 TOKENS, QUERIES, KEYS, BLOCKS = 5, 5, 2, 4
 
@@ -48,6 +49,30 @@ def test_turned_keys_and_values_go_to_their_slots_only(dim: int, block: int, dty
     others = torch.ones(len(places), dtype=torch.bool)
     others[slots[kept]] = False
     assert is_poison(places[others]).all()
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16])
+@pytest.mark.parametrize("kept_as", [None, torch.int8])
+@pytest.mark.parametrize("dim", [80, 128])
+def test_queries_and_keys_are_normed_head_by_head_before_their_rotation(
+    dim: int, kept_as: torch.dtype | None, dtype: torch.dtype
+) -> None:
+    """Equal to the reference implementation: norm of each head, rotation, write. Values are written as they are."""
+    heads, cis, slots = step(dim, 16, dtype)
+    norms = HeadNorms(torch.rand(QUERIES + KEYS, dim) + 0.5, 1e-3)
+    before = heads.tensor.clone()
+    wide = heads.tensor.to(torch.float32, copy=True)
+    norm_heads_(wide, norms)
+    want, cache = rotated(wide, cis), new_cache(16, dim, kept_as or dtype)
+    scales = poisoned(cache.shape[:4], torch.float32) if kept_as else None
+    rotate_and_write(heads.tensor, cis, cache, slots, scales, norms)
+    assert_close(heads.check()[:, :QUERIES], want[:, :QUERIES], dtype)
+    kept = slots >= 0
+    found = (cache.float() if scales is None else cache.float() * scales[..., None]).reshape(-1, 2, KEYS, dim)
+    wanted = want[kept, QUERIES:].view(-1, 2, KEYS, dim)
+    allowed = 0.0 if scales is None else (wanted.abs().amax() / 254).item()
+    assert ((found[slots[kept]] - wanted).abs() <= allowed + TOLERANCE[dtype] * wanted.abs().max()).all()
+    assert torch.equal(heads.tensor[:, QUERIES + KEYS :], before[:, QUERIES + KEYS :])
 
 
 @pytest.mark.parametrize("kept_as", [torch.int8, torch.float8_e4m3fn])
