@@ -65,6 +65,7 @@ from sluice_server.engine.worker.startup.allocation import (
     machine_memory,
     make_store,
     offer_blocks,
+    passes_for,
     runner_for,
 )
 from sluice_server.engine.worker.startup.described import computing_of
@@ -196,7 +197,7 @@ def build_engine(  # noqa: PLR0913 # all that an engine is made of
     engine = Engine(
         scheduler,
         runner,
-        proposer=make_proposer(config, drafter, beside, grammars),
+        proposer=make_proposer(config, drafter, beside, grammars, limits),
         identity=identity,
         tuner=tuner,
         plugins=plugins.sampling,
@@ -335,11 +336,11 @@ def ranks_of(config: EngineConfig, workers: Workers | None) -> Ranks | None:
 
 
 def make_proposer(
-    config: EngineConfig, drafter: Drafter | None, cache: list[Tensor], grammars: Grammars
+    config: EngineConfig, drafter: Drafter | None, cache: list[Tensor], grammars: Grammars, limits: Limits
 ) -> Proposer | None:
     """Returns the proposer of drafts; None without speculation."""
     if drafter is not None:
-        return DraftProposer(drafter, cache, config.block_size, config.max_num_batched_tokens)
+        return DraftProposer(passes_for(config, drafter, cache, limits), config.max_num_batched_tokens)
     if config.speculation == "grammar":
         return ForcedProposer(grammars)
     return NgramProposer() if config.speculation == "ngram" else None

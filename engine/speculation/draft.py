@@ -10,15 +10,13 @@ block; this may cost a draft.
 from collections.abc import Sequence
 
 import numpy as np
-import torch
 from torch import Tensor
 
 from sluice_server.engine.plan import DraftRequest
+from sluice_server.engine.speculation.draft_passes import DraftPass, DraftPasses
 from sluice_server.engine.speculation.draft_rows import DrafterProgress, DraftRow
 from sluice_server.engine.speculation.draft_sampling import DraftSampling
-from sluice_server.engine.speculation.drafters import Drafter
 from sluice_server.engine.speculation.proposer import Draft
-from sluice_server.kernels.layout.metadata import AttentionMetadata
 from sluice_server.kernels.layout.ragged import Tables
 
 
@@ -27,18 +25,13 @@ class DraftProposer:
 
     writes_cache = True
 
-    def __init__(self, drafter: Drafter, cache: list[Tensor], block_size: int, max_tokens: int) -> None:
-        """Creates the proposer.
-
-        Args:
-            cache: from `Drafter.new_cache`, with as many blocks as the target's.
-            max_tokens: entries read of sequences before their first draft, per call at most.
-        """
-        self._drafter = drafter
-        self._cache = cache
-        self._size = block_size
+    def __init__(self, passes: DraftPasses, max_tokens: int) -> None:
+        """`max_tokens`: entries read of sequences before their first draft, per call at most."""
+        self._passes = passes
+        self._drafter = passes.drafter
+        self._size = passes.block_size
         self._max_tokens = max_tokens
-        self._sampling = DraftSampling(drafter.vocab_size)
+        self._sampling = DraftSampling(passes.drafter.vocab_size)
         self._holds: dict[int, bytes] = {}  # block → name of the tokens whose drafter entries it holds
 
     def propose(self, asks: Sequence[DraftRequest]) -> list[Draft]:
@@ -54,7 +47,7 @@ class DraftProposer:
             going, states = self._compute(going, [row.missing for row in going], tables, states)
             kept = [i for i, row in enumerate(going) if not row.is_done]
             if len(kept) < len(going):
-                going, states = [going[i] for i in kept], states[kept]
+                going, states = [going[i] for i in kept], None if states is None else states[kept]
         for row in caught_up:
             row.forget()
         drafted = {id(row.ask): row.answer for row in caught_up}
@@ -105,7 +98,7 @@ class DraftProposer:
 
     def _compute(
         self, rows: list[DraftRow], nums: list[int], tables: Tables, states: Tensor | None
-    ) -> tuple[list[DraftRow], Tensor]:
+    ) -> tuple[list[DraftRow], Tensor | None]:
         """Computes `nums` entries of each row, from `states` [rows, hidden] where these are the drafts' own.
 
         Drafts a token for each row that has no further entry missing. Returns these rows in the order of `DraftRow.at`,
@@ -114,20 +107,23 @@ class DraftProposer:
         if states is None:
             order = sorted(range(len(rows)), key=lambda i: nums[i] > 1)  # the kernels expect rows of one token first
             rows, nums = [rows[i] for i in order], [nums[i] for i in order]
-        ids = [token for row, num in zip(rows, nums, strict=True) for token in row.take(num)]
-        contexts = [row.num + num for row, num in zip(rows, nums, strict=True)]
-        device = self._drafter.device
-        meta = AttentionMetadata.build(nums, contexts, tables[[row.at for row in rows]], self._size, device)
-        hidden = self._drafter.forward(torch.tensor(ids, device=device), self._cache, meta, states)
         ends = sorted([i for i, row in enumerate(rows) if nums[i] == row.missing], key=lambda i: rows[i].at)
+        one = DraftPass(
+            ids=[token for row, num in zip(rows, nums, strict=True) for token in row.take(num)],
+            nums=nums,
+            contexts=[row.num + num for row, num in zip(rows, nums, strict=True)],
+            tables=tables[[row.at for row in rows]],
+            ends=ends,
+            states=states,
+        )
+        left = self._passes.compute(one)
         for row, num in zip(rows, nums, strict=True):
             self._note(row, num)
+        if left is None:
+            return [], None
         ending = [rows[i] for i in ends]
-        if states is None:
-            hidden = hidden[meta.last_tokens[ends]]
-        if ending:
-            self._sampling.draw(ending, self._drafter.logits(hidden))
-        return ending, hidden
+        self._sampling.draw(ending, left.logits)
+        return ending, left.hidden
 
     def _note(self, row: DraftRow, num: int) -> None:
         """Records `num` more computed entries of the row. Full blocks with a name can be used by other sequences."""

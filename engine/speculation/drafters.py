@@ -30,11 +30,13 @@ class Drafter(Protocol):
         lag: entries by which it is behind the existing tokens.
         context_length: entries of one sequence at most.
         vocab_size: of the logits.
+        hidden_size: of the hidden states.
     """
 
     lag: int
     context_length: int
     vocab_size: int
+    hidden_size: int
     device: torch.device
 
     def token_bytes(self, cache: torch.dtype) -> int:
@@ -42,6 +44,9 @@ class Drafter(Protocol):
 
     def new_cache(self, num_blocks: int, block_size: int, dtype: torch.dtype) -> list[Tensor]:
         """Returns tensors [num_blocks + 1, …], which are moved with the target's."""
+
+    def read_from(self, cache: list[Tensor]) -> None:
+        """Makes the target write into this cache what the drafter reads of it, from now on."""
 
     def forward(self, ids: Tensor, cache: list[Tensor], meta: AttentionMetadata, states: Tensor | None) -> Tensor:
         """Returns hidden states [T, hidden] of ids int64 [T].
@@ -62,7 +67,11 @@ class ModelDrafter:
         self._model = model
         self.device = model.device
         self.context_length, self.vocab_size = model.config.context_length, model.config.vocab_size
+        self.hidden_size = model.config.hidden_size
         self.token_bytes, self.new_cache, self.logits = model.token_bytes, model.new_cache, model.logits
+
+    def read_from(self, cache: list[Tensor]) -> None:
+        """Implements `Drafter.read_from`: tokens are all that it reads."""
 
     def forward(self, ids: Tensor, cache: list[Tensor], meta: AttentionMetadata, states: Tensor | None) -> Tensor:
         """Implements `Drafter.forward`."""
@@ -79,15 +88,14 @@ class HeadDrafter:
         self._target = target
         self.device = head.device
         self.context_length, self.vocab_size = head.config.context_length, head.config.vocab_size
+        self.hidden_size, self.new_cache = head.config.hidden_size, head.new_cache
         self.token_bytes, self.forward, self.logits = head.token_bytes, head.forward, head.logits
 
-    def new_cache(self, num_blocks: int, block_size: int, dtype: torch.dtype) -> list[Tensor]:
-        """Implements `Drafter.new_cache`; the target writes to this cache from now on."""
-        cache = self._head.new_cache(num_blocks, block_size, dtype)
+    def read_from(self, cache: list[Tensor]) -> None:
+        """Implements `Drafter.read_from`: the target's hidden states."""
         behind, first = self._head.behind, self._target.layers.start
         self._target.hidden_state_hooks = hooks_of(behind, cache[1].flatten(0, 1))
         self._target.passed_on = tuple(num for num in sorted(behind) if num <= first)
-        return cache
 
 
 def load_drafter(

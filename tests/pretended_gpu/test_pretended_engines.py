@@ -1,6 +1,7 @@
 """The whole GPU branch of an engine on a pretended device: the tokens of transformers, recorded and computed."""
 
 import dataclasses
+from collections import Counter
 from pathlib import Path
 from typing import Any
 
@@ -16,9 +17,11 @@ from sluice_server.engine.models.limits import limits_of
 from sluice_server.engine.plan import IN_FLIGHT, StepPlan
 from sluice_server.engine.request import EngineRequest, SamplingParams
 from sluice_server.engine.worker.overlapped import OverlappedRunner
+from sluice_server.engine.worker.recorded_passes import RecordedPasses
 from sluice_server.engine.worker.runner import Runner
 from tests.gpu.computed import computes_each_step
 from tests.oracle.checkpoints import Shape, greedy, make_checkpoint, reference
+from tests.oracle.heads import make_head
 from tests.pretended_gpu.cuda import pretend
 
 CONFIG = EngineConfig(
@@ -39,7 +42,7 @@ SHAPES = {
 }
 PROMPTS = {"long": tuple(range(1, 24)), "short": (9,) * 6}
 NUM = 4
-WITH_DRAFTS = 7
+WITH_DRAFTS, MANY = 7, 12
 EIGHT_BITS, INVARIANT = {"kv_cache_dtype": "int8"}, {"batch_invariant": True, "prefix_caching": False}
 LOOK_UP = {"speculation": "ngram", "draft_length": "fixed", "max_draft_tokens": 2}
 W8A16 = {"quantization": "int8"}
@@ -58,10 +61,10 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
 QUICK = 2
 
 
-def build(directory: Path, **changes: Any) -> Engine:  # noqa: ANN401 # of settings' types
+def build(directory: Path, draft: Path | None = None, **changes: Any) -> Engine:  # noqa: ANN401 # of settings' types
     """An engine on the device."""
     config, model = dataclasses.replace(CONFIG, **changes), read_config(directory)
-    return build_engine(config, model, directory, limits_of(config, model, 1 << 20)).engine
+    return build_engine(config, model, directory, limits_of(config, model, 1 << 20), draft).engine
 
 
 def run(engine: Engine, prompts: dict[str, tuple[int, ...]] = PROMPTS, **params: Any) -> dict[str, list[int]]:  # noqa: ANN401
@@ -115,6 +118,36 @@ def test_tokens_are_those_of_transformers(name: str, tmp_path: Path) -> None:
     assert "look-up" not in name or engine.scheduler.draft_stats.num_accepted > 0
 
 
+@pytest.mark.parametrize("speculation", ["draft", pytest.param("eagle", marks=pytest.mark.long)])
+def test_drafts_are_made_in_recorded_passes(tmp_path: Path, speculation: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of what a drafter launches beside graphs, only the reading of prompts and sampling is left."""
+    shape = dataclasses.replace(LLAMA, layers=3) if speculation == "eagle" else LLAMA
+    directory = make_checkpoint(tmp_path, shape)
+    (head := tmp_path / "head").mkdir()
+    draft = make_head(head, shape) if speculation == "eagle" else directory
+    settings: dict[str, Any] = {
+        "speculation": speculation,
+        "draft_model": "x",
+        "draft_length": "fixed",
+        "max_draft_tokens": 3,
+    }
+    launched = list[Counter[str]]()
+    found = list[dict[str, list[int]]]()
+    for is_recorded in (True, False):
+        if not is_recorded:
+            monkeypatch.setattr(RecordedPasses, "compute", lambda self, one: self._computed.compute(one))
+        with pretend() as gpu:
+            engine = build(directory, draft, **settings)
+            before = gpu.launches.copy()
+            found.append(run(engine, max_tokens=MANY))
+            launched.append(gpu.launches - before)
+            assert engine.scheduler.draft_stats.num_drafted > 0
+    assert found[0] == found[1] == wanted(directory, MANY)
+    print(launched)  # XXX
+    recorded, computed = (one["kv_write_kernel"] for one in launched)
+    assert recorded < computed / 2, launched
+
+
 @pytest.mark.long
 @pytest.mark.parametrize("temperature", [0.0, 1.0])
 def test_a_recorded_step_equals_a_computed_one(
@@ -152,7 +185,7 @@ def test_the_host_does_not_wait_in_steady_decode(tmp_path: Path) -> None:
 def test_tokens_do_not_depend_on_company_where_that_was_asked(tmp_path: Path) -> None:
     directory = make_checkpoint(tmp_path, LLAMA)
     with pretend():
-        engine = build(directory, **INVARIANT)
+        engine = build(directory, None, **INVARIANT)
         together = run(engine, temperature=1.0, seed=5)
         for name, prompt in PROMPTS.items():
             assert run(engine, {name: prompt}, temperature=1.0, seed=5) == {name: together[name]}

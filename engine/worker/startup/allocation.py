@@ -22,9 +22,11 @@ from sluice_server.engine.kv_cache.tiers import Tiers
 from sluice_server.engine.models.layers.device_sides import DeviceTables
 from sluice_server.engine.models.model import Model
 from sluice_server.engine.request import Limits
+from sluice_server.engine.speculation.draft_passes import ComputedPasses, DraftPasses
 from sluice_server.engine.speculation.drafters import Drafter
 from sluice_server.engine.worker.device import CudaDevice
 from sluice_server.engine.worker.overlapped import InFlightDrafts, overlap, recorded_bytes
+from sluice_server.engine.worker.recorded_passes import PassSizes, RecordedPasses, recorded_pass_bytes
 from sluice_server.engine.worker.runner import Runner
 from sluice_server.engine.worker.slots.state import Slots
 from sluice_server.engine.worker.startup.formats import Formats
@@ -70,12 +72,14 @@ def allocate(  # all that takes memory
     size = own + beside_it
     ranks_of_stage = config.tensor_parallel_size  # of this host, each of which takes as much
     of_all = ranks_of_stage * own * num_layers // len(model.layers) + beside_it
-    num_whole = cache_blocks(config, of_all, limits, cache_room(config, model, formats, limits, adapters))
+    num_whole = cache_blocks(config, of_all, limits, cache_room(config, model, drafter, formats, limits, adapters))
     max_whole = max(num_whole, max_cache_blocks(config, model, of_all))
     num_blocks, max_blocks = (num * num_layers // whole.size for num in (num_whole, max_whole))  # of all stages' layers
     what = f"a cache of {num_whole * config.block_size * size >> 20} MiB; set --kv-cache-tokens lower"
     with at_start("--kv-cache-tokens" if model.device.type == "cpu" else "--gpu-memory-utilization", what):
         beside = [] if drafter is None else drafter.new_cache(max_blocks, config.block_size, formats.cache)
+        if drafter is not None:
+            drafter.read_from(beside)
         cache = model.new_cache(max_blocks, config.block_size, formats.cache, groups.size)
     return AllocatedCache(cache, beside, groups, num_blocks, max_blocks)
 
@@ -139,7 +143,12 @@ def max_cache_blocks(config: EngineConfig, model: Model, size: int) -> int:
 
 
 def cache_room(
-    config: EngineConfig, model: Model, formats: Formats, limits: Limits, adapters: DeviceTables | None = None
+    config: EngineConfig,
+    model: Model,
+    drafter: Drafter | None,
+    formats: Formats,
+    limits: Limits,
+    adapters: DeviceTables | None = None,
 ) -> int | None:
     """Returns the bytes that a GPU has for the cache; None without a GPU."""
     if model.device.type != "cuda":
@@ -149,9 +158,12 @@ def cache_room(
     with at_start("--max-num-seqs", f"recorded steps of {rows} rows beside the weights; lower it"):
         device, what_for = CudaDevice(model.device), recorded_for(config, limits, adapters)
         recorded = recorded_bytes(model, formats.cache, device, *what_for)
+        if drafter is not None:
+            sizes = config.block_size, pass_sizes(config, drafter, limits)
+            recorded += recorded_pass_bytes(drafter, formats.cache, *sizes, CudaDevice(model.device))
     with at_start("--max-num-batched-tokens", f"a step of {tokens} tokens beside the weights; lower it"):
-        sizes = tokens, (rows, config.block_size), recorded
-        return cuda_cache_bytes(model, formats.cache, *sizes, config.gpu_memory_utilization, adapters)
+        step = tokens, (rows, config.block_size), recorded
+        return cuda_cache_bytes(model, formats.cache, *step, config.gpu_memory_utilization, adapters)
 
 
 def make_store(
@@ -215,6 +227,23 @@ def runner_for(  # all that is recorded
     what = f"recorded steps of {config.max_num_seqs} rows beside the cache; lower it"
     with at_start("--gpu-memory-utilization", what):
         return overlap(plain, model, store, CudaDevice(model.device), *recorded_for(config, limits, adapters))
+
+
+def passes_for(config: EngineConfig, drafter: Drafter, cache: list[Tensor], limits: Limits) -> DraftPasses:
+    """Returns what computes a drafter's passes over its cache; on a GPU, what replays recorded ones."""
+    if drafter.device.type != "cuda":
+        return ComputedPasses(drafter, cache, config.block_size)
+    sizes, device = pass_sizes(config, drafter, limits), CudaDevice(drafter.device)
+    with at_start("--gpu-memory-utilization", "recorded passes of the draft model beside the cache; lower it"):
+        passes = RecordedPasses(drafter, cache, config.block_size, sizes, device)
+        passes.warm()
+    return passes
+
+
+def pass_sizes(config: EngineConfig, drafter: Drafter, limits: Limits) -> PassSizes:
+    """Returns the sizes in which a drafter's passes are recorded."""
+    max_len = min(drafter.context_length, limits.context_length)
+    return PassSizes(config.max_num_seqs, max_len, config.max_draft_tokens)
 
 
 def recorded_for(

@@ -172,7 +172,7 @@ def test_steps_that_do_not_fit_name_their_option(where: str, said: str, monkeypa
     on_gpu: Any = types.SimpleNamespace(device=torch.device("cuda"))
     formats, limits, other = Formats(torch.bfloat16, "", torch.bfloat16), Limits(64, 1000), cast(Any, None)
     with pytest.raises(ServiceError, match=said):
-        assert allocation.cache_room(CONFIG, on_gpu, formats, limits) == 1
+        assert allocation.cache_room(CONFIG, on_gpu, None, formats, limits) == 1
         allocation.runner_for(CONFIG, other, on_gpu, other, limits)
 
 
