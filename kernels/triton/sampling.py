@@ -2,8 +2,8 @@
 
 The reference implementation is `kernels.reference.sampling.sample`. Five launches, none of which waits for the host:
 peaks, floors, bands of typical-p, Gumbel-max over the kept set, and its merge. If there are few rows, each is split
-over several programs. A row's token depends on that row alone, whatever the split: peaks and best scores are exact, and
-mass is summed in integers.
+over several programs, and two launches before the floors count and gather what may be kept. A row's token depends on
+that row alone, whatever the split: peaks and best scores are exact, and mass is summed in integers.
 """
 
 from typing import Any
@@ -15,8 +15,9 @@ from torch import Tensor
 
 from sluice_server.kernels.reference.sampling import Rows
 from sluice_server.kernels.triton.aot import AotCase
+from sluice_server.kernels.triton.narrowing import BINS, count_kernel, gather_kernel, is_drawn, peak_of, scaled
 from sluice_server.kernels.triton.noise import gumbel, uniform_words
-from sluice_server.kernels.triton.truncation import band_kernel, floor_kernel, is_drawn, peak_of, scaled
+from sluice_server.kernels.triton.truncation import band_kernel, floor_kernel
 
 TILE = 4096  # values that a program processes at once
 CALLS = 512  # Philox calls at once, for 4 ids each
@@ -54,7 +55,14 @@ def sample(logits: Tensor, rows: Rows) -> tuple[Tensor, Tensor]:
     row = (logits, stride, vocab)
     peak_kernel[num, splits](*row, peaks, splits, TILE, num_warps=WARPS)
     at = (peaks, temperature)
-    floor_kernel[num,](*row, *at, top_k, top_p, min_p, scratch, floors, splits, TILE, num_warps=ROW_WARPS)
+    counts = torch.empty(num, splits, BINS.value, dtype=torch.int32, device=logits.device)
+    masses = torch.empty_like(peaks, dtype=torch.int64)
+    if splits > 1:
+        narrowed = (*row, *at, top_k, top_p, counts, masses)
+        count_kernel[num, splits](*narrowed, splits, TILE, num_warps=WARPS)
+        gather_kernel[num, splits](*narrowed, scratch, splits, TILE, num_warps=WARPS)
+    kept = (top_k, top_p, min_p, counts, masses, scratch)
+    floor_kernel[num,](*row, *at, *kept, floors, splits, TILE, num_warps=ROW_WARPS)
     bounds = (floors, centres, reaches, lasts)
     band_kernel[num,](*row, *at, typical_p, *bounds, splits, TILE, num_warps=ROW_WARPS)
     noise = (seeds, positions, outputs)
@@ -164,7 +172,8 @@ def _case(name: str, kernel: Any, warps: int, **constants: int) -> AotCase:  # n
     )
     floats |= dict.fromkeys(("temperature_ptr", "top_p_ptr", "min_p_ptr", "typical_p_ptr", "scratch_ptr"), "*fp32")
     longs = dict.fromkeys(("top_k_ptr", "lasts_ptr", "seeds_ptr", "positions_ptr", "outputs_ptr", "ids_ptr"), "*i64")
-    types = floats | longs | {"stride": "i64", "vocab": "i32", "picks_ptr": "*i32"}
+    types = floats | longs | {"stride": "i64", "vocab": "i32", "picks_ptr": "*i32", "counts_ptr": "*i32"}
+    types["masses_ptr"] = "*i64"
     own = {argument: types[argument] for argument in kernel.arg_names if argument not in constants}
     vectors = frozenset({"loads"} if "logits_ptr" in own else ())
     splits = constants["SPLITS"]
@@ -178,6 +187,11 @@ CASES = tuple(
     for splits in (1, 8, MAX_SPLITS)
     for case in (
         _case("peak", peak_kernel, WARPS, SPLITS=splits, TILE=TILE),
+        *(
+            _case(name, kernel, WARPS, SPLITS=splits, TILE=TILE)
+            for name, kernel in (("count", count_kernel), ("gather", gather_kernel))
+            if splits > 1
+        ),
         _case("floor", floor_kernel, ROW_WARPS, SPLITS=splits, TILE=TILE),
         _case("band", band_kernel, ROW_WARPS, SPLITS=splits, TILE=TILE),
         _case("draw", draw_kernel, WARPS, SPLITS=splits, CALLS=CALLS),
