@@ -16,9 +16,10 @@ from torch import Tensor
 from benchmarks.gpu_cases import Case, CaseDevice, Sizes, Work, pure
 from sluice_server.kernels.formats.gpu_linear import round_groups
 from sluice_server.kernels.formats.packed_weights import dequantise, quantise_rows
+from sluice_server.kernels.formats.planes import planes_of_4, planes_of_8
 from sluice_server.kernels.reference.low_rank import MAX_PARTS, PLACES, LowRankTables
 from sluice_server.kernels.reference.moe import ExpertStack
-from sluice_server.kernels.triton import linear4, linear8, low_rank, moe
+from sluice_server.kernels.triton import linear4, linear8, linear8a16, low_rank, moe
 
 
 class Linear(Protocol):
@@ -44,15 +45,16 @@ def w8a16(at: CaseDevice, rows: int, width: int) -> Work:
     """Weights of int8, widened in registers."""
     x, packed = at.randn(rows, width), quantise_rows(at.randn(width, width), torch.int8)
     meant = (packed.weight.float() * packed.scales[:, None]).to(at.dtype)
-    weights = packed.weight.nbytes + packed.scales.nbytes
-    return _linear(lambda: linear8.linear_w8a16(x, packed), x, meant, weights)
+    weights, planes = packed.weight.nbytes + packed.scales.nbytes, planes_of_8(packed)
+    return _linear(lambda: linear8a16.linear_w8a16(x, planes), x, meant, weights)
 
 
 def w4a16(at: CaseDevice, rows: int, width: int) -> Work:
     """Weights of 4 bits in groups of 128."""
     x, packed = at.randn(rows, width), round_groups(at.randn(width, width))
     weights = packed.nibbles.nbytes + packed.scales.nbytes + packed.zeros.nbytes
-    return _linear(lambda: linear4.linear_w4a16(x, packed), x, dequantise(packed).to(at.dtype), weights)
+    planes = planes_of_4(packed)
+    return _linear(lambda: linear4.linear_w4a16(x, planes), x, dequantise(packed).to(at.dtype), weights)
 
 
 def w8a8(at: CaseDevice, rows: int, width: int, dtype: torch.dtype = torch.int8) -> Work:

@@ -12,6 +12,7 @@ from torch import Tensor
 from sluice_server.kernels import gpu
 from sluice_server.kernels.formats.linear import GpuLinear
 from sluice_server.kernels.formats.packed_weights import Int4Weight, Int8Weight, pack_nibbles, quantise_rows
+from sluice_server.kernels.formats.planes import planes_of_4, planes_of_8
 
 GROUP = 128  # inputs that share a scale in 4 bits
 CLIPS = (1.0, 0.93, 0.86, 0.8)  # factors of a group's greatest weight; the one of least squared error is taken
@@ -24,11 +25,11 @@ class Int8OnGpu(GpuLinear):
 
     def __init__(self, weight: Tensor, bias: Tensor | None) -> None:
         super().__init__(weight, bias)
-        self.packed = quantise_rows(weight, torch.int8)
-        self.weight = self.packed.weight
+        self.packed = planes_of_8(quantise_rows(weight, torch.int8))
+        self.weight = self.packed.words
 
     def apply(self, x: Tensor) -> Tensor:
-        y: Tensor = gpu.family("linear8").linear_w8a16(
+        y: Tensor = gpu.family("linear8a16").linear_w8a16(
             x.to(self.dtype), self.packed, self.bias, is_fixed=self.batch_invariant
         )
         return y
@@ -43,8 +44,8 @@ class Int4OnGpu(GpuLinear):
     kernel = "Triton W4A16"
 
     def __init__(self, weight: Tensor | Int4Weight, bias: Tensor | None, dtype: torch.dtype | None = None) -> None:
-        self._packed = round_groups(weight) if isinstance(weight, Tensor) else weight
-        super().__init__(self._packed.nibbles, bias)
+        self._packed = planes_of_4(round_groups(weight) if isinstance(weight, Tensor) else weight)
+        super().__init__(self._packed.words, bias)
         self.dtype = dtype or self._packed.scales.dtype
 
     def apply(self, x: Tensor) -> Tensor:
@@ -63,9 +64,9 @@ class EightBitsOnGpu(GpuLinear):
 
     def __init__(self, packed: Int8Weight, bias: Tensor | None, dtype: torch.dtype) -> None:
         super().__init__(packed.weight, bias)
-        self.kernel = "Triton fp8" if packed.weight.dtype.is_floating_point else "Triton W8A8"
         self._packed = packed
         self.dtype = dtype
+        self.kernel = "Triton fp8" if packed.weight.dtype.is_floating_point else "Triton W8A8"
 
     def apply(self, x: Tensor) -> Tensor:
         y: Tensor = gpu.family("linear8").linear_w8a8(

@@ -1,7 +1,7 @@
-"""Linear layers with 8-bit weights on a CUDA device; reference implementations in `kernels.formats.packed_weights`.
+"""Linear layers with 8-bit weights and inputs (W8A8) on a CUDA device.
 
-W8A16 widens int8 weights to the inputs' format in registers. W8A8 first quantises inputs row by row, and multiplies
-int8 exactly, or float8 with sums carried over to float32 at every tile. Scales are applied to the sums.
+The reference implementation is `kernels.formats.packed_weights.linear_w8a8`. Inputs are first quantised row by row;
+int8 is multiplied exactly, and float8 with sums carried over to float32 at every tile. Scales are applied to the sums.
 """
 
 import torch
@@ -14,15 +14,6 @@ from sluice_server.kernels.triton.aot import AotCase
 from sluice_server.kernels.triton.gemm import EVERY, FIXED, GemmTiles, schedule_of, sum_parts, tiles_of
 from sluice_server.kernels.triton.numbers import next_power_of_two, pointer
 from sluice_server.kernels.triton.support import MAX_INPUTS
-from sluice_server.kernels.triton.widen import widened
-
-
-def linear_w8a16(x: Tensor, packed: Int8Weight, bias: Tensor | None = None, *, is_fixed: bool = False) -> Tensor:
-    """Multiplies x [M, K] by an 8-bit weight; returns [M, N] in x's dtype. With `is_fixed`, it is batch-invariant.
-
-    See `kernels.formats.packed_weights.linear_w8a16`.
-    """
-    return _multiply(x, None, packed, bias, x.dtype, is_fixed)
 
 
 def linear_w8a8(x: Tensor, packed: Int8Weight, bias: Tensor | None = None, *, is_fixed: bool = False) -> Tensor:
@@ -30,8 +21,44 @@ def linear_w8a8(x: Tensor, packed: Int8Weight, bias: Tensor | None = None, *, is
 
     With `is_fixed`, it is batch-invariant. See `kernels.formats.packed_weights.linear_w8a8`.
     """
-    rows = quantise_rows(x, packed.weight.dtype)
-    return _multiply(rows.weight, rows.scales, packed, bias, x.dtype, is_fixed)
+    return multiply(quantise_rows(x, packed.weight.dtype), packed, bias, x.dtype, is_fixed=is_fixed)
+
+
+def multiply(
+    rows: Int8Weight, packed: Int8Weight, bias: Tensor | None, dtype: torch.dtype, *, is_fixed: bool = False
+) -> Tensor:
+    """Multiplies quantised rows [M, K] by a weight of the same format; returns [M, N] in `dtype`."""
+    x = rows.weight
+    (num, inputs), outputs = x.shape, len(packed.weight)
+    y = torch.empty(num, outputs, dtype=dtype, device=x.device)
+    if not y.numel():
+        return y
+    tiles, splits = schedule_of(num, outputs, inputs, is_fixed=is_fixed)
+    sums = torch.float32 if packed.weight.dtype.is_floating_point else torch.int32
+    parts = y if splits == 1 else torch.empty(splits, num, outputs, dtype=sums, device=x.device)
+    grid = (triton.cdiv(num, tiles.m) * triton.cdiv(outputs, tiles.n), splits)
+    linear8_kernel[grid](
+        x,
+        packed.weight,
+        packed.weight.stride(0),
+        packed.scales,
+        rows.scales,
+        packed.scales if bias is None else bias,
+        parts,
+        num,
+        outputs,
+        inputs,
+        HAS_BIAS=bias is not None,
+        SPLITS=splits,
+        M=tiles.m,
+        N=tiles.n,
+        K=tiles.k,
+        num_warps=tiles.warps,
+        num_stages=tiles.stages,
+    )
+    if splits > 1:
+        sum_parts(parts, y, packed.scales, rows.scales, bias)
+    return y
 
 
 def quantise_rows(x: Tensor, dtype: torch.dtype) -> Int8Weight:
@@ -54,50 +81,6 @@ def quantise_rows(x: Tensor, dtype: torch.dtype) -> Int8Weight:
 
 def _warps(block: int) -> int:
     return min(32, max(1, block // 1024))
-
-
-def _multiply(
-    x: Tensor,
-    row_scales: Tensor | None,
-    packed: Int8Weight,
-    bias: Tensor | None,
-    dtype: torch.dtype,
-    is_fixed: bool,
-) -> Tensor:
-    (num, inputs), outputs = x.shape, len(packed.weight)
-    y = torch.empty(num, outputs, dtype=dtype, device=x.device)
-    if not y.numel():
-        return y
-    is_widened = x.dtype is not packed.weight.dtype
-    tiles, splits = schedule_of(num, outputs, inputs, is_fixed=is_fixed, is_widened=is_widened)
-    sums = torch.float32 if x.dtype is not torch.int8 else torch.int32
-    parts = y if splits == 1 else torch.empty(splits, num, outputs, dtype=sums, device=x.device)
-    grid = (triton.cdiv(num, tiles.m) * triton.cdiv(outputs, tiles.n), splits)
-    linear8_kernel[grid](
-        x,
-        x.stride(0),
-        packed.weight,
-        packed.weight.stride(0),
-        packed.scales,
-        packed.scales if row_scales is None else row_scales,
-        packed.scales if bias is None else bias,
-        parts,
-        num,
-        outputs,
-        inputs,
-        HAS_ROW_SCALES=row_scales is not None,
-        HAS_BIAS=bias is not None,
-        IS_EXACT=x.dtype is torch.float32,
-        SPLITS=splits,
-        M=tiles.m,
-        N=tiles.n,
-        K=tiles.k,
-        num_warps=tiles.warps,
-        num_stages=tiles.stages,
-    )
-    if splits > 1:
-        sum_parts(parts, y, packed.scales, row_scales, bias)
-    return y
 
 
 @triton.jit
@@ -125,20 +108,17 @@ def quantise_kernel(
 
 @triton.jit(do_not_specialize=["num"])  # otherwise a new value is compiled during a request
 def linear8_kernel(
-    x_ptr,  # [num, inputs], rows `x_stride` apart
-    x_stride,
+    x_ptr,  # int8 or float8 [num, inputs]
     weight_ptr,  # int8 or float8 [outputs, inputs], rows `weight_stride` apart
     weight_stride,
     scales_ptr,  # float32 [outputs]
-    row_scales_ptr,  # float32 [num]; unused when not HAS_ROW_SCALES
+    row_scales_ptr,  # float32 [num]
     bias_ptr,  # [outputs]; unused when not HAS_BIAS
     y_ptr,  # [num, outputs], or sums [SPLITS, num, outputs] when SPLITS > 1
     num,
     outputs,
     inputs,
-    HAS_ROW_SCALES: tl.constexpr,
     HAS_BIAS: tl.constexpr,
-    IS_EXACT: tl.constexpr,  # float32 inputs are not rounded to fewer bits
     SPLITS: tl.constexpr,
     M: tl.constexpr,
     N: tl.constexpr,
@@ -152,7 +132,7 @@ def linear8_kernel(
     is_integer: tl.constexpr = x_ptr.dtype.element_ty == tl.int8
     each = tl.cdiv(tl.cdiv(inputs, K), SPLITS) * K
     start = tl.program_id(1) * each
-    x_places = x_ptr + m.to(tl.int64)[None, :] * x_stride + k[:, None]
+    x_places = x_ptr + m.to(tl.int64)[None, :] * inputs + k[:, None]
     weight_places = weight_ptr + n.to(tl.int64)[:, None] * weight_stride + k[None, :]
     total = tl.zeros([N, M], tl.int32 if is_integer else tl.float32)
     for at in range(start, tl.minimum(start + each, inputs), K):
@@ -161,42 +141,38 @@ def linear8_kernel(
         weight = tl.load(weight_places + at, mask=(n < outputs)[:, None] & is_in[None, :], other=0.0)
         if is_integer:
             total = tl.dot(weight, x, total, out_dtype=tl.int32)
-        elif x.dtype == weight.dtype:
-            total = tl.dot(weight, x, total, max_num_imprecise_acc=K)
         else:
-            total = tl.dot(widened(weight, x.dtype), x, total, input_precision="ieee" if IS_EXACT else "tf32")
+            total = tl.dot(weight, x, total, max_num_imprecise_acc=K)
     y = tl.trans(total)
     mask = (m < num)[:, None] & (n < outputs)[None, :]
     if SPLITS == 1:
         y = y.to(tl.float32) * tl.load(scales_ptr + n, mask=n < outputs, other=0.0)[None, :]
-        if HAS_ROW_SCALES:
-            y *= tl.load(row_scales_ptr + m, mask=m < num, other=0.0)[:, None]
+        y *= tl.load(row_scales_ptr + m, mask=m < num, other=0.0)[:, None]
         if HAS_BIAS:
             y += tl.load(bias_ptr + n, mask=n < outputs, other=0.0).to(tl.float32)[None, :]
     row = tl.program_id(1).to(tl.int64) * num + m
     tl.store(y_ptr + row[:, None] * outputs + n[None, :], y.to(y_ptr.dtype.element_ty), mask=mask)
 
 
-def _case(name: str, x: torch.dtype, weight: torch.dtype, tiles: GemmTiles, splits: int, since: int = 80) -> AotCase:
-    has_rows = x is weight
-    sums = {torch.int8: "*i32"}.get(x, "*fp32")
-    types = {"x_ptr": pointer(x), "weight_ptr": pointer(weight), "scales_ptr": "*fp32", "row_scales_ptr": "*fp32"}
+def _case(name: str, form: torch.dtype, tiles: GemmTiles, splits: int, since: int = 80) -> AotCase:
+    sums = {torch.int8: "*i32"}.get(form, "*fp32")
+    types = dict.fromkeys(("x_ptr", "weight_ptr"), pointer(form)) | dict.fromkeys(
+        ("scales_ptr", "row_scales_ptr"), "*fp32"
+    )
     types |= {"bias_ptr": "*bf16", "y_ptr": "*bf16" if splits == 1 else sums, "num": "i32", "outputs": "i32"}
-    types |= {"inputs": "i32", "x_stride": "i64", "weight_stride": "i64"}
-    constants = {"HAS_ROW_SCALES": has_rows, "HAS_BIAS": False, "IS_EXACT": False, "SPLITS": splits}
-    constants |= {"M": tiles.m, "N": tiles.n, "K": tiles.k}
+    types |= {"inputs": "i32", "weight_stride": "i64"}
     return AotCase(
         f"linear8/{name}-m{tiles.m}-s{splits}",
         linear8_kernel,
         types,
-        constants,
+        {"HAS_BIAS": False, "SPLITS": splits, "M": tiles.m, "N": tiles.n, "K": tiles.k},
         frozenset({"num"}),
         num_warps=tiles.warps,
         num_stages=tiles.stages,
-        tensor_cores="wgmma" if tiles.warps >= 4 else "mma",
+        tensor_cores="wgmma",
         vectors=frozenset(),
         since=since,
-        is_quick=tiles.m in (16, 128) and splits == 1 and name == "w8a16",
+        is_quick=tiles.m == 16 and splits == 1 and name == "int8",
     )
 
 
@@ -208,19 +184,10 @@ def _quantise_case(dtype: torch.dtype, width: int, since: int = 80) -> AotCase:
     return AotCase(name, quantise_kernel, types, constants, num_warps=_warps(block), since=since)
 
 
-_FORMS = (
-    ("w8a16", torch.bfloat16, torch.int8, 80),
-    ("int8", torch.int8, torch.int8, 80),
-    ("fp8", torch.float8_e4m3fn, torch.float8_e4m3fn, 90),
-)
+_FORMS = (("int8", torch.int8, 80), ("fp8", torch.float8_e4m3fn, 90))
 CASES = (
-    *(
-        _case(name, x, weight, tiles_of(tiles.m, is_widened=x is not weight), 1, since)
-        for name, x, weight, since in _FORMS
-        for tiles in EVERY
-    ),
-    *(_case(name, x, weight, tiles_of(1, is_widened=x is not weight), 4, since) for name, x, weight, since in _FORMS),
-    *(_case(name, x, weight, FIXED, 4, since) for name, x, weight, since in _FORMS),
+    *(_case(name, form, tiles, 1, since) for name, form, since in _FORMS for tiles in EVERY),
+    *(_case(name, form, tiles, 4, since) for name, form, since in _FORMS for tiles in (tiles_of(1), FIXED)),
     *(_quantise_case(torch.int8, width) for width in (1024, 4096, 16_384)),
     _quantise_case(torch.float8_e4m3fn, 4096, 90),
 )

@@ -1,6 +1,6 @@
-"""Widens integers of 8 and 4 bits to half precision on a CUDA device, four at once, without conversion instructions.
+"""Widens integers of 8 and 4 bits to half precision on a CUDA device, several at once, without conversion instructions.
 
-A byte that is put behind the upper byte of a half-precision number is that number plus an integer: 0x64nn is 1024 + n
+Bits that are put behind the upper byte of a half-precision number are that number plus an integer: 0x64nn is 1024 + n
 in float16, 0x43nn is 128 + n in bfloat16 where n has 7 bits. A difference leaves the integer, exactly. A conversion
 takes four to sixteen times as long. The interpreter, which has no assembly, and other formats convert.
 """
@@ -33,45 +33,58 @@ and.b32 sign, high, 0xff80ff80;
 and.b32 rest, high, 0xff7fff7f;
 fma.rn.bf16x2 $1, sign, minus, rest;
 }""")
-# $2: four bytes of two nibbles; $3, $4: what is added to the numbers, and to 1024 or 128.
+# The lower bytes of two words, $1: the first instruction puts each behind 0x64 and adds 128, as above.
 LOWER_TO_FLOAT16 = tl.constexpr("""{
-.reg .b32 bytes, low, high, one;
-and.b32 bytes, $2, 0x0f0f0f0f;
-prmt.b32 low, bytes, 0x64646464, 0x4140;
-prmt.b32 high, bytes, 0x64646464, 0x4342;
-mov.b32 one, 0x3c003c00;
-fma.rn.f16x2 $0, low, one, $3;
-fma.rn.f16x2 $1, high, one, $4;
+.reg .b32 both, magic, less;
+mov.b32 magic, 0x64806480;
+lop3.b32 both, $1, 0x00ff00ff, magic, 0x6a;
+mov.b32 less, 0x64806480;
+sub.f16x2 $0, both, less;
 }""")
 LOWER_TO_BFLOAT16 = tl.constexpr("""{
-.reg .b32 bytes, low, high, one;
-and.b32 bytes, $2, 0x0f0f0f0f;
-prmt.b32 low, bytes, 0x43434343, 0x4140;
-prmt.b32 high, bytes, 0x43434343, 0x4342;
-mov.b32 one, 0x3f803f80;
-fma.rn.bf16x2 $0, low, one, $3;
-fma.rn.bf16x2 $1, high, one, $4;
+.reg .b32 rest, sign, magic, minus;
+mov.b32 magic, 0x43004300;
+lop3.b32 rest, $1, 0x007f007f, magic, 0xea;
+lop3.b32 sign, $1, 0x00800080, magic, 0xea;
+mov.b32 minus, 0xbf80bf80;
+fma.rn.bf16x2 $0, sign, minus, rest;
 }""")
-UPPER_TO_FLOAT16 = tl.constexpr("""{
-.reg .b32 bytes, low, high, one;
-shr.b32 bytes, $2, 4;
-and.b32 bytes, bytes, 0x0f0f0f0f;
-prmt.b32 low, bytes, 0x64646464, 0x4140;
-prmt.b32 high, bytes, 0x64646464, 0x4342;
-mov.b32 one, 0x3c003c00;
-fma.rn.f16x2 $0, low, one, $3;
-fma.rn.f16x2 $1, high, one, $4;
-}""")
-UPPER_TO_BFLOAT16 = tl.constexpr("""{
-.reg .b32 bytes, low, high, one;
-shr.b32 bytes, $2, 4;
-and.b32 bytes, bytes, 0x0f0f0f0f;
-prmt.b32 low, bytes, 0x43434343, 0x4140;
-prmt.b32 high, bytes, 0x43434343, 0x4342;
-mov.b32 one, 0x3f803f80;
-fma.rn.bf16x2 $0, low, one, $3;
-fma.rn.bf16x2 $1, high, one, $4;
-}""")
+UPPER_TO_FLOAT16, UPPER_TO_BFLOAT16 = (
+    tl.constexpr(code.value.replace("$1", "upper").replace("{\n", "{\n.reg .b32 upper;\nshr.b32 upper, $1, 8;\n"))
+    for code in (LOWER_TO_FLOAT16, LOWER_TO_BFLOAT16)
+)
+# A plane of 4-bit numbers of two words, $1: 1024 or 128 plus each number (16 times it for the upper ones of a byte in
+# float16), from which $2 leaves the number less its zero point.
+PLANE = """{
+.reg .b32 word, both, magic, factor;
+shr.b32 word, $1, SHIFT;
+mov.b32 magic, MAGIC;
+lop3.b32 both, word, MASK, magic, 0xea;
+mov.b32 factor, FACTOR;
+fma.rn.KIND $0, both, factor, $2;
+}"""
+
+
+def _plane(**parts: str) -> tl.constexpr:
+    code = PLANE.replace("shr.b32 word, $1, SHIFT;", "mov.b32 word, $1;") if parts["SHIFT"] == "0" else PLANE
+    for name, part in parts.items():
+        code = code.replace(name, part)
+    return tl.constexpr(code)
+
+
+_FLOAT16 = {"MAGIC": "0x64006400", "KIND": "f16x2"}
+_LOWER, _UPPER = (
+    {"MASK": mask, "FACTOR": by} for mask, by in (("0x000f000f", "0x3c003c00"), ("0x00f000f0", "0x2c002c00"))
+)
+PLANE_0_TO_FLOAT16 = _plane(SHIFT="0", **_LOWER, **_FLOAT16)
+PLANE_1_TO_FLOAT16 = _plane(SHIFT="0", **_UPPER, **_FLOAT16)
+PLANE_2_TO_FLOAT16 = _plane(SHIFT="8", **_LOWER, **_FLOAT16)
+PLANE_3_TO_FLOAT16 = _plane(SHIFT="8", **_UPPER, **_FLOAT16)
+_BFLOAT16 = {"MAGIC": "0x43004300", "MASK": "0x000f000f", "FACTOR": "0x3f803f80", "KIND": "bf16x2"}
+PLANE_0_TO_BFLOAT16 = _plane(SHIFT="0", **_BFLOAT16)
+PLANE_1_TO_BFLOAT16 = _plane(SHIFT="4", **_BFLOAT16)
+PLANE_2_TO_BFLOAT16 = _plane(SHIFT="8", **_BFLOAT16)
+PLANE_3_TO_BFLOAT16 = _plane(SHIFT="12", **_BFLOAT16)
 
 
 @triton.jit
@@ -88,16 +101,35 @@ def widened(x, dtype: tl.constexpr):
 
 
 @triton.jit
-def nibbles(both, zero, dtype: tl.constexpr, IS_UPPER: tl.constexpr):
-    """Returns the lower or upper nibbles of uint8 [N, K] less the zero points [N], integers from 0 to 15."""
+def plane8(words, dtype: tl.constexpr, PLANE: tl.constexpr):
+    """Returns the int8 of a plane of words int16 [N, K] in another format; see `kernels.formats.planes`."""
     if CONVERTS or (dtype != tl.float16 and dtype != tl.bfloat16):
-        own = both >> 4 if IS_UPPER else both & 15
-        return own.to(dtype) - zero.to(dtype)[:, None]
+        return ((((words >> (8 * PLANE)) & 255) ^ 128) - 128).to(dtype)
     elif dtype == tl.float16:
-        code: tl.constexpr = UPPER_TO_FLOAT16 if IS_UPPER else LOWER_TO_FLOAT16
-        added = (-1024.0 - zero.to(tl.float32)).to(dtype)[:, None]
-        return tl.inline_asm_elementwise(code, "=r,=r,r,r,r", [both, added], dtype=tl.float16, is_pure=True, pack=4)
+        code: tl.constexpr = UPPER_TO_FLOAT16 if PLANE else LOWER_TO_FLOAT16
+        return tl.inline_asm_elementwise(code, "=r,r", [words], dtype=tl.float16, is_pure=True, pack=2)
     else:
-        short: tl.constexpr = UPPER_TO_BFLOAT16 if IS_UPPER else LOWER_TO_BFLOAT16
+        short: tl.constexpr = UPPER_TO_BFLOAT16 if PLANE else LOWER_TO_BFLOAT16
+        return tl.inline_asm_elementwise(short, "=r,r", [words], dtype=tl.bfloat16, is_pure=True, pack=2)
+
+
+@triton.jit
+def plane4(words, zero, dtype: tl.constexpr, PLANE: tl.constexpr):
+    """Returns the numbers of a plane of words int16 [N, K] less the zero points [N], integers from 0 to 16.
+
+    See `kernels.formats.planes`.
+    """
+    if CONVERTS or (dtype != tl.float16 and dtype != tl.bfloat16):
+        return ((words >> (4 * PLANE)) & 15).to(dtype) - zero.to(dtype)[:, None]
+    elif dtype == tl.float16:
+        lower: tl.constexpr = PLANE_2_TO_FLOAT16 if PLANE == 2 else PLANE_0_TO_FLOAT16
+        upper: tl.constexpr = PLANE_3_TO_FLOAT16 if PLANE == 3 else PLANE_1_TO_FLOAT16
+        code: tl.constexpr = lower if PLANE % 2 == 0 else upper
+        added = ((-1024.0 if PLANE % 2 == 0 else -64.0) - zero.to(tl.float32)).to(dtype)[:, None]
+        return tl.inline_asm_elementwise(code, "=r,r,r", [words, added], dtype=tl.float16, is_pure=True, pack=2)
+    else:
+        first: tl.constexpr = PLANE_0_TO_BFLOAT16 if PLANE == 0 else PLANE_1_TO_BFLOAT16
+        last: tl.constexpr = PLANE_2_TO_BFLOAT16 if PLANE == 2 else PLANE_3_TO_BFLOAT16
+        short: tl.constexpr = first if PLANE < 2 else last
         added = (-128.0 - zero.to(tl.float32)).to(dtype)[:, None]
-        return tl.inline_asm_elementwise(short, "=r,=r,r,r,r", [both, added], dtype=tl.bfloat16, is_pure=True, pack=4)
+        return tl.inline_asm_elementwise(short, "=r,r,r", [words, added], dtype=tl.bfloat16, is_pure=True, pack=2)

@@ -8,13 +8,14 @@ from torch import Tensor
 
 from sluice_server.kernels.formats import packed_weights
 from sluice_server.kernels.formats.gpu_linear import round_groups
+from sluice_server.kernels.formats.planes import planes_of_4, planes_of_8
 from sluice_server.kernels.layout import slots
 from sluice_server.kernels.layout.layout import new_layers
 from sluice_server.kernels.reference import definitions, sampling
 from sluice_server.kernels.reference import moe as plain_moe
 from sluice_server.kernels.reference.moe import ExpertStack
 from sluice_server.kernels.reference.sampling import Rows
-from sluice_server.kernels.triton import activation, kv_write, linear4, linear8, linear16, moe, norm
+from sluice_server.kernels.triton import activation, kv_write, linear4, linear8, linear8a16, linear16, moe, norm
 from sluice_server.kernels.triton import sampling as sampler
 from tests.kernels.cpu.test_native_sampling import TIE, score
 from tests.kernels.triton.harness import assert_close
@@ -90,13 +91,13 @@ def test_linears_over_rounded_weights(outputs: int, inputs: int, rows: int) -> N
     x, weight, bias = numbers(rows, inputs), numbers(outputs, inputs, seed=1), numbers(outputs, seed=2)
     eight = packed_weights.quantise_rows(weight, torch.int8)
     wanted = x.double() @ (eight.weight.double() * eight.scales.double()[:, None]).t() + bias.double()
-    found = linear8.linear_w8a16(x, eight, bias)
+    found = linear8a16.linear_w8a16(x, planes_of_8(eight), bias)
     assert_close(found, wanted, BF16)
-    assert torch.equal(found, linear8.linear_w8a16(x, eight, bias))
+    assert torch.equal(found, linear8a16.linear_w8a16(x, planes_of_8(eight), bias))
     four = round_groups(weight)
-    found = linear4.linear_w4a16(x, four, bias)
+    found = linear4.linear_w4a16(x, planes_of_4(four), bias)
     assert_close(found, x.double() @ packed_weights.dequantise(four).double().t() + bias.double(), BF16)
-    assert torch.equal(found, linear4.linear_w4a16(x, four, bias))
+    assert torch.equal(found, linear4.linear_w4a16(x, planes_of_4(four), bias))
 
 
 @pytest.mark.parametrize("rows", ROWS)
@@ -122,9 +123,9 @@ def test_linears_of_one_order(outputs: int, inputs: int) -> None:
     assert_close(whole, x.double() @ weight.double().t() + bias.double(), BF16)
     applied: dict[str, Callable[[Tensor], Tensor]] = {
         "16": lambda x: linear16.linear(x, weight, bias),
-        "w8a16": lambda x: linear8.linear_w8a16(x, eight, bias, is_fixed=True),
+        "w8a16": lambda x: linear8a16.linear_w8a16(x, planes_of_8(eight), bias, is_fixed=True),
         "w8a8": lambda x: linear8.linear_w8a8(x, eight, bias, is_fixed=True),
-        "w4a16": lambda x: linear4.linear_w4a16(x, four, bias, is_fixed=True),
+        "w4a16": lambda x: linear4.linear_w4a16(x, planes_of_4(four), bias, is_fixed=True),
     }
     for name, apply in applied.items():
         whole = apply(x)

@@ -23,6 +23,7 @@ from sluice_server.kernels import ops
 from sluice_server.kernels.cpu import native
 from sluice_server.kernels.formats.gpu_linear import Int8OnGpu
 from sluice_server.kernels.formats.linear import GpuLinear, NativeLinear, PackedLinear, gather
+from sluice_server.kernels.formats.planes import rows_of_8
 from sluice_server.kernels.reference import moe
 from sluice_server.kernels.reference.moe import ExpertStack
 
@@ -284,7 +285,7 @@ def _plain(each: Sequence[PackedLinear]) -> ExpertStack:
 
 
 def _eight_bits(each: Sequence[PackedLinear]) -> ExpertStack:
-    packed = [one.packed for one in each if isinstance(one, Int8OnGpu)]  # true for all of them
+    packed = [rows_of_8(one.packed) for one in each if isinstance(one, Int8OnGpu)]  # true for all of them
     scales = torch.stack([one.scales for one in packed])
     return ExpertStack(torch.stack([one.weight for one in packed]), scales, _biases(each))
 

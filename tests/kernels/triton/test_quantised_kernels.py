@@ -12,7 +12,8 @@ from torch import Tensor
 
 from sluice_server.kernels.formats import packed_weights as plain
 from sluice_server.kernels.formats.packed_weights import Int4Weight, Int8Weight
-from sluice_server.kernels.triton import gemm, linear4, linear8, linear16
+from sluice_server.kernels.formats.planes import planes_of_4, planes_of_8, rows_of_8
+from sluice_server.kernels.triton import gemm, linear4, linear8, linear8a16, linear16
 from sluice_server.kernels.triton.gemm import DECODE, LARGE, MEDIUM, SMALL
 from tests.kernels.triton.harness import assert_close, caught, in_one_order, poisoned
 
@@ -55,8 +56,8 @@ def test_w8a16(shape: tuple[int, int, int], dtype: torch.dtype, monkeypatch: pyt
     bias = torch.randn(outputs).to(dtype) if num % 2 else None
     wanted = x.double() @ packed.weight.double().t() * packed.scales.double()
     wanted += 0.0 if bias is None else bias.double()
-    made = caught(monkeypatch, linear8)
-    linear8.linear_w8a16(x, packed, bias)
+    made = caught(monkeypatch, linear8a16)
+    linear8a16.linear_w8a16(x, planes_of_8(packed), bias)
     assert_close(made[0].check(), wanted, dtype)
     assert_close(plain.linear_w8a16(x, packed, bias), wanted, dtype)
 
@@ -101,7 +102,7 @@ def test_w4a16(shape: tuple[int, int, int], group: int, monkeypatch: pytest.Monk
     bias = torch.randn(outputs).half() if num % 2 else None
     wanted = x.double() @ exact.t() + (0.0 if bias is None else bias.double())
     made = caught(monkeypatch, linear4)
-    linear4.linear_w4a16(x, packed, bias)
+    linear4.linear_w4a16(x, planes_of_4(packed), bias)
     assert_close(made[0].check(), wanted, torch.float16)
     assert_close(plain.linear_w4a16(x, packed, bias), wanted, torch.float16)
     assert torch.equal(plain.dequantise(packed).double(), exact.float().double())
@@ -110,9 +111,9 @@ def test_w4a16(shape: tuple[int, int, int], group: int, monkeypatch: pytest.Monk
 def test_4_bit_weights_in_float32() -> None:
     packed, exact = weights4(30, 160, 32)
     x = inputs(5, 160, torch.float32)
-    assert_close(linear4.linear_w4a16(x, packed), x.double() @ exact.t(), torch.float32)
+    assert_close(linear4.linear_w4a16(x, planes_of_4(packed)), x.double() @ exact.t(), torch.float32)
     with pytest.raises(ValueError, match="contiguous rows of 160"):
-        linear4.linear_w4a16(x[:, :80], packed)
+        linear4.linear_w4a16(x[:, :80], planes_of_4(packed))
 
 
 @pytest.mark.parametrize("splits", [2, 4])
@@ -121,22 +122,32 @@ def test_parts_of_a_split_are_added_in_their_order(splits: int, monkeypatch: pyt
     x, eight = inputs(5, 700, torch.float16), weights8(40, 700, torch.int8)
     bias = torch.randn(40)
     wanted = x.double() @ eight.weight.double().t() * eight.scales.double() + bias
-    found = linear8.linear_w8a16(x, eight, bias)
+    found = linear8a16.linear_w8a16(x, planes_of_8(eight), bias)
     assert_close(found, wanted, torch.float16)
-    assert torch.equal(found, linear8.linear_w8a16(x, eight, bias))
+    assert torch.equal(found, linear8a16.linear_w8a16(x, planes_of_8(eight), bias))
     rows = linear8.quantise_rows(x, torch.int8)
     sums = (rows.weight.long() @ eight.weight.long().t()).float()  # exact, whatever the split
     assert torch.equal(linear8.linear_w8a8(x, eight), (sums * eight.scales * rows.scales[:, None]).half())
     four, exact = weights4(40, 768, 128)
     x = inputs(5, 768, torch.float16)
-    assert_close(linear4.linear_w4a16(x, four, bias), x.double() @ exact.t() + bias, torch.float16)
+    assert_close(linear4.linear_w4a16(x, planes_of_4(four), bias), x.double() @ exact.t() + bias, torch.float16)
+
+
+@pytest.mark.parametrize("width", [32, 64, 65, 100])
+def test_weights_in_planes_are_the_same_weights(width: int) -> None:
+    eight, (four, _) = weights8(3, width, torch.int8), weights4(3, width, width)
+    assert torch.equal(rows_of_8(planes_of_8(eight)).weight, eight.weight)
+    words, units = planes_of_4(four).words, -(-width // 64)
+    shifts = torch.arange(0, 16, 4)[:, None]
+    found = (words.view(3, units, 1, 16).int() >> shifts & 15).flatten(1)
+    assert torch.equal(found[:, :width], plain.unpack_nibbles(four).int())
 
 
 def test_no_input_gives_no_output() -> None:
     x = torch.zeros(0, 128, dtype=torch.float16)
-    assert linear8.linear_w8a16(x, weights8(5, 128, torch.int8)).shape == (0, 5)
+    assert linear8a16.linear_w8a16(x, planes_of_8(weights8(5, 128, torch.int8))).shape == (0, 5)
     assert linear8.linear_w8a8(x, weights8(5, 128, torch.int8)).shape == (0, 5)
-    assert linear4.linear_w4a16(x, weights4(5, 128, 32)[0]).shape == (0, 5)
+    assert linear4.linear_w4a16(x, planes_of_4(weights4(5, 128, 32)[0])).shape == (0, 5)
 
 
 def test_tiles_and_splits_follow_the_shape() -> None:
@@ -155,9 +166,9 @@ def test_larger_products(shape: tuple[int, int, int], dtype: torch.dtype) -> Non
     num, outputs, width = shape
     x, eight = inputs(num, width, dtype), weights8(outputs, width, torch.int8)
     wanted = x.double() @ eight.weight.double().t() * eight.scales.double()
-    assert_close(linear8.linear_w8a16(x, eight), wanted, dtype, 4.0)
+    assert_close(linear8a16.linear_w8a16(x, planes_of_8(eight)), wanted, dtype, 4.0)
     four, exact = weights4(outputs, width, 128 if width % 128 == 0 else width)
-    assert_close(linear4.linear_w4a16(x, four), x.double() @ exact.t(), dtype, 4.0)
+    assert_close(linear4.linear_w4a16(x, planes_of_4(four)), x.double() @ exact.t(), dtype, 4.0)
 
 
 @pytest.mark.long
@@ -190,10 +201,10 @@ def fixed_linears(outputs: int, width: int) -> dict[str, Apply]:
     eight, four = weights8(outputs, width, torch.int8), weights4(outputs, width, 64)[0]
     float8, weight = weights8(outputs, width, torch.float8_e4m3fn), torch.randn(outputs, width).half()
     return {
-        "w8a16": lambda x: linear8.linear_w8a16(x, eight, is_fixed=True),
+        "w8a16": lambda x: linear8a16.linear_w8a16(x, planes_of_8(eight), is_fixed=True),
         "w8a8": lambda x: linear8.linear_w8a8(x, eight, is_fixed=True),
         "fp8": lambda x: linear8.linear_w8a8(x, float8, is_fixed=True),
-        "w4a16": lambda x: linear4.linear_w4a16(x, four, is_fixed=True),
+        "w4a16": lambda x: linear4.linear_w4a16(x, planes_of_4(four), is_fixed=True),
         "16 bits": lambda x: linear16.linear(x, weight),
     }
 

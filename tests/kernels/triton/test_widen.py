@@ -33,6 +33,7 @@ RULES: dict[str, Callable[..., Words]] = {
     "mov.b32": lambda a: a,
     "and.b32": np.bitwise_and,
     "xor.b32": np.bitwise_xor,
+    "lop3.b32": lambda a, b, c, table: a & b | c if int(table.flat[0]) == 0xEA else (a & b) ^ c,
     "shr.b32": np.right_shift,
     "shr.u32": np.right_shift,
     "prmt.b32": permuted,
@@ -44,9 +45,9 @@ RULES: dict[str, Callable[..., Words]] = {
 }
 
 
-def run(code: str, *given: Words) -> tuple[Words, Words]:
-    """What the code leaves in $0 and $1; $2 and so on are given."""
-    values = {f"${i}": one for i, one in enumerate(given, 2)}
+def run(code: str, *given: Words, num: int = 2) -> tuple[Words, ...]:
+    """What the code leaves in its first `num` operands; the others are given."""
+    values = {f"${i}": one for i, one in enumerate(given, num)}
     for name, rest in re.findall(r"^([a-z][\w.]*) (.*);$", code, re.M):
         target, *sources = rest.split(", ")
         words = [
@@ -54,11 +55,11 @@ def run(code: str, *given: Words) -> tuple[Words, Words]:
             for one in sources
         ]
         values[target] = RULES[name](*words)
-    return values["$0"], values["$1"]
+    return tuple(values[f"${i}"] for i in range(num))
 
 
-def four(found: tuple[Words, Words], dtype: torch.dtype) -> torch.Tensor:
-    """The numbers of two registers of each thread, in order: [threads, 4]."""
+def numbers(found: tuple[Words, ...], dtype: torch.dtype) -> torch.Tensor:
+    """The numbers of the registers of each thread, in order: [threads, 2 · registers]."""
     pairs = np.stack(found, axis=1)
     return torch.from_numpy(pairs.view(np.int16)).view(dtype).float()
 
@@ -67,21 +68,29 @@ def four(found: tuple[Words, Words], dtype: torch.dtype) -> torch.Tensor:
     ("code", "dtype"), [(widen.INT8_TO_FLOAT16, torch.float16), (widen.INT8_TO_BFLOAT16, torch.bfloat16)]
 )
 def test_every_int8(code: object, dtype: torch.dtype) -> None:
-    numbers = torch.arange(-128, 128, dtype=torch.int8)
-    rows = torch.stack([numbers.roll(i) for i in range(4)], dim=1).contiguous()
+    every = torch.arange(-128, 128, dtype=torch.int8)
+    rows = torch.stack([every.roll(i) for i in range(4)], dim=1).contiguous()
     words = rows.numpy().view(np.uint32).reshape(-1)
-    assert torch.equal(four(run(code.value, words), dtype), rows.float())  # type: ignore[attr-defined]
+    assert torch.equal(numbers(run(code.value, words), dtype), rows.float())  # type: ignore[attr-defined]
 
 
-@pytest.mark.parametrize("is_upper", [False, True])
-@pytest.mark.parametrize(
-    ("kind", "dtype", "base"), [("FLOAT16", torch.float16, 1024), ("BFLOAT16", torch.bfloat16, 128)]
-)
-def test_every_nibble_less_every_zero_point(is_upper: bool, kind: str, dtype: torch.dtype, base: int) -> None:
-    code = getattr(widen, f"{'UPPER' if is_upper else 'LOWER'}_TO_{kind}").value
-    rows = torch.stack([torch.arange(256).roll(i).to(torch.uint8) for i in range(4)], dim=1).contiguous()
+@pytest.mark.parametrize("place", ["LOWER", "UPPER"])
+@pytest.mark.parametrize(("kind", "dtype"), [("FLOAT16", torch.float16), ("BFLOAT16", torch.bfloat16)])
+def test_every_int8_of_a_word(place: str, kind: str, dtype: torch.dtype) -> None:
+    code = getattr(widen, f"{place}_TO_{kind}").value
+    every = torch.arange(-128, 128, dtype=torch.int8)
+    rows = torch.stack([every.roll(i) for i in range(4)], dim=1).contiguous()
     words = rows.numpy().view(np.uint32).reshape(-1)
-    own = (rows >> 4 if is_upper else rows & 15).float()
-    for zero in range(16):
-        added = torch.full((256, 2), -float(base + zero), dtype=dtype).view(torch.int16).numpy().view(np.uint32)
-        assert torch.equal(four(run(code, words, added[:, 0], added[:, 0]), dtype), own - zero)
+    assert torch.equal(numbers(run(code, words, num=1), dtype), rows[:, int(place == "UPPER") :: 2].float())
+
+
+@pytest.mark.parametrize("plane", range(4))
+@pytest.mark.parametrize(("kind", "dtype"), [("FLOAT16", torch.float16), ("BFLOAT16", torch.bfloat16)])
+def test_every_number_of_4_bits_less_every_zero_point(plane: int, kind: str, dtype: torch.dtype) -> None:
+    code = getattr(widen, f"PLANE_{plane}_TO_{kind}").value
+    rows = torch.stack([torch.arange(1 << 16), torch.arange(1 << 16).roll(4321)], dim=1).to(torch.int16)
+    words, own = rows.numpy().view(np.uint32).reshape(-1), (rows.int() >> 4 * plane & 15).float()
+    base = 128 if kind == "BFLOAT16" else (64 if plane % 2 else 1024)
+    for zero in (0, 1, 8, 15, 16):
+        added = torch.full((len(words), 2), -float(base + zero), dtype=dtype).view(torch.int16).numpy().view(np.uint32)
+        assert torch.equal(numbers(run(code, words, added[:, 0], num=1), dtype), own - zero)

@@ -1,0 +1,145 @@
+"""Linear layers with int8 weights and inputs that are not rounded (W8A16) on a CUDA device.
+
+The reference implementation is `kernels.formats.packed_weights.linear_w8a16`. Weights are widened to the inputs' format
+in registers, and scales are applied to the sums. A weight is kept in planes (`kernels.formats.planes`): a word holds
+two inputs that belong to two products, so that words go to registers in the order of tensor cores.
+"""
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from sluice_server.kernels.formats import planes
+from sluice_server.kernels.formats.planes import Int8Planes
+from sluice_server.kernels.triton.aot import AotCase
+from sluice_server.kernels.triton.gemm import EVERY, FIXED, GemmTiles, schedule_of, sum_parts, tiles_of
+from sluice_server.kernels.triton.widen import plane8
+
+PLANES, PLANE = tl.constexpr(planes.PLANES8), tl.constexpr(planes.PLANE)
+
+
+def linear_w8a16(x: Tensor, packed: Int8Planes, bias: Tensor | None = None, *, is_fixed: bool = False) -> Tensor:
+    """Multiplies x [M, K] by an int8 weight; returns [M, N] in x's dtype. With `is_fixed`, it is batch-invariant.
+
+    Raises ValueError if x does not fit or its rows are not contiguous.
+    """
+    (num, inputs), outputs = x.shape, len(packed.words)
+    if inputs != packed.inputs or x.stride(1) != 1:
+        raise ValueError(f"inputs {list(x.shape)} {list(x.stride())}: contiguous rows of {packed.inputs} wanted")
+    y = torch.empty(num, outputs, dtype=x.dtype, device=x.device)
+    if not y.numel():
+        return y
+    tiles, splits = schedule_of(num, outputs, inputs, is_fixed=is_fixed, is_widened=True)
+    parts = y if splits == 1 else torch.empty(splits, num, outputs, dtype=torch.float32, device=x.device)
+    linear8a16_kernel[triton.cdiv(num, tiles.m) * triton.cdiv(outputs, tiles.n), splits](
+        x,
+        x.stride(0),
+        packed.words,
+        packed.words.stride(0),
+        packed.scales,
+        packed.scales if bias is None else bias,
+        parts,
+        num,
+        outputs,
+        inputs,
+        HAS_BIAS=bias is not None,
+        IS_EXACT=x.dtype is torch.float32,
+        IS_EVEN=inputs % tiles.k == 0 and outputs % tiles.n == 0,
+        SPLITS=splits,
+        M=tiles.m,
+        N=tiles.n,
+        K=tiles.k,
+        num_warps=tiles.warps,
+        num_stages=tiles.stages,
+    )
+    if splits > 1:
+        sum_parts(parts, y, packed.scales, None, bias)
+    return y
+
+
+@triton.jit(do_not_specialize=["num"])  # otherwise a new value is compiled during a request
+def linear8a16_kernel(
+    x_ptr,  # [num, inputs], rows `x_stride` apart
+    x_stride,
+    words_ptr,  # int16 [outputs, ⌈inputs / 32⌉ · 16], rows `words_stride` apart
+    words_stride,
+    scales_ptr,  # float32 [outputs]
+    bias_ptr,  # [outputs]; unused when not HAS_BIAS
+    y_ptr,  # [num, outputs], or sums [SPLITS, num, outputs] when SPLITS > 1
+    num,
+    outputs,
+    inputs,
+    HAS_BIAS: tl.constexpr,
+    IS_EXACT: tl.constexpr,  # float32 inputs are not rounded to fewer bits
+    IS_EVEN: tl.constexpr,  # the weight consists of whole tiles
+    SPLITS: tl.constexpr,
+    M: tl.constexpr,
+    N: tl.constexpr,
+    K: tl.constexpr,
+):
+    """Multiplies one tile over one part of the inputs. Grid: tiles, with those of the same weights adjacent; SPLITS."""
+    tiles = tl.cdiv(num, M)
+    m = (tl.program_id(0) % tiles) * M + tl.arange(0, M)
+    n = (tl.program_id(0) // tiles) * N + tl.arange(0, N)
+    word = tl.arange(0, K // PLANES)
+    first = word // PLANE * (PLANES * PLANE) + word % PLANE  # the input of a word's first plane
+    each = tl.cdiv(tl.cdiv(inputs, K), SPLITS) * K
+    start = tl.program_id(1) * each
+    width = tl.cdiv(inputs, PLANES * PLANE) * PLANE
+    # Rows that are not there repeat the last one: what becomes of them is not stored.
+    x_places = x_ptr + tl.minimum(m, num - 1).to(tl.int64)[None, :] * x_stride + first[:, None]
+    places = words_ptr + n.to(tl.int64)[:, None] * words_stride + word[None, :]
+    is_output = n < outputs
+    total = tl.zeros([N, M], tl.float32)
+    for at in range(start, tl.minimum(start + each, inputs), K):
+        if IS_EVEN:
+            words = tl.load(places + at // PLANES)
+        else:
+            words = tl.load(
+                places + at // PLANES, mask=is_output[:, None] & (at // PLANES + word < width)[None, :], other=0
+            )
+        for one in tl.static_range(PLANES):
+            if IS_EVEN:
+                x = tl.load(x_places + at + one * PLANE)
+            else:
+                is_in = (at + one * PLANE + first < inputs)[:, None] & (m < num)[None, :]
+                x = tl.load(x_places + at + one * PLANE, mask=is_in, other=0.0)
+            total = tl.dot(plane8(words, x.dtype, one), x, total, input_precision="ieee" if IS_EXACT else "tf32")
+    y = tl.trans(total)
+    if SPLITS == 1:
+        y *= tl.load(scales_ptr + n, mask=is_output, other=0.0)[None, :]
+        if HAS_BIAS:
+            y += tl.load(bias_ptr + n, mask=is_output, other=0.0).to(tl.float32)[None, :]
+    row = tl.program_id(1).to(tl.int64) * num + m
+    mask = (m < num)[:, None] & is_output[None, :]
+    tl.store(y_ptr + row[:, None] * outputs + n[None, :], y.to(y_ptr.dtype.element_ty), mask=mask)
+
+
+def _case(tiles: GemmTiles, splits: int = 1, *, is_even: bool = True) -> AotCase:
+    types = dict.fromkeys(("x_ptr", "bias_ptr"), "*bf16") | dict.fromkeys(("num", "outputs", "inputs"), "i32")
+    types |= {"words_ptr": "*i16", "scales_ptr": "*fp32", "y_ptr": "*bf16" if splits == 1 else "*fp32"}
+    types |= dict.fromkeys(("x_stride", "words_stride"), "i64")
+    constants = {"HAS_BIAS": False, "IS_EXACT": False, "IS_EVEN": is_even, "SPLITS": splits}
+    constants |= {"M": tiles.m, "N": tiles.n, "K": tiles.k}
+    return AotCase(
+        f"linear8a16/m{tiles.m}-s{splits}{'' if is_even else '-uneven'}",
+        linear8a16_kernel,
+        types,
+        constants,
+        frozenset({"num"}),
+        num_warps=tiles.warps,
+        num_stages=tiles.stages,
+        tensor_cores="wgmma" if tiles.warps >= 4 else "mma",
+        vectors=frozenset(),
+        is_quick=tiles.m in (16, 128) and splits == 1 and is_even,
+    )
+
+
+TILES = tuple(tiles_of(tiles.m, is_widened=True) for tiles in EVERY)
+CASES = (
+    *(_case(tiles) for tiles in TILES),
+    *(_case(tiles, is_even=False) for tiles in TILES),
+    _case(TILES[0], 4),
+    _case(FIXED, 4),
+)
