@@ -10,6 +10,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from sluice_server.kernels import gpu
+from sluice_server.kernels.formats.library_product import by_library, measured_rows
 from sluice_server.kernels.formats.linear import GpuLinear
 from sluice_server.kernels.formats.packed_weights import Int4Weight, Int8Weight, pack_nibbles, quantise_rows
 from sluice_server.kernels.formats.planes import planes_of_4, planes_of_8
@@ -66,9 +67,18 @@ class EightBitsOnGpu(GpuLinear):
         super().__init__(packed.weight, bias)
         self._packed = packed
         self.dtype = dtype
-        self.kernel = "Triton fp8" if packed.weight.dtype.is_floating_point else "Triton W8A8"
+        is_float = packed.weight.dtype.is_floating_point
+        self.kernel = "Triton fp8" if is_float else "Triton W8A8"
+        is_measured = is_float and gpu.takes(packed.weight)
+        self._library_rows = measured_rows(*packed.weight.shape, dtype, packed.weight.device) if is_measured else None
+        if self._library_rows is not None:
+            self.kernel += f", torch._scaled_mm from {self._library_rows} rows"
 
     def apply(self, x: Tensor) -> Tensor:
+        if self._library_rows is not None and len(x) >= self._library_rows and not self.batch_invariant:
+            rows = gpu.family("linear8").quantise_rows(x.to(self.dtype), self._packed.weight.dtype)
+            found = by_library(rows, self._packed, self.dtype)
+            return found if self.bias is None else found.add_(self.bias)
         y: Tensor = gpu.family("linear8").linear_w8a8(
             x.to(self.dtype), self._packed, self.bias, is_fixed=self.batch_invariant
         )

@@ -1,0 +1,100 @@
+"""Products of float8 by torch's library (`torch._scaled_mm`) instead of our kernel, where it was measured to be faster.
+
+Measured once for each shape of weight, at load. The library is used where it is faster for that many rows and all
+larger numbers measured, and gives the same numbers within a rounding. Our kernel computes all others, and everything
+that must be batch-invariant, as the library chooses the order of its sums by the number of rows. Bits of a result
+therefore depend on what a start has measured.
+"""
+
+import functools
+import itertools
+import logging
+import statistics
+from collections.abc import Callable
+
+import torch
+from torch import Tensor
+
+from sluice_server.kernels import gpu
+from sluice_server.kernels.formats.packed_weights import Int8Weight
+
+logger = logging.getLogger(__name__)
+
+ROWS = (16, 64, 256, 1024, 4096)  # numbers of rows that are measured
+GAIN = 0.95  # of our kernel's time, below which the library is used
+WARM_RUNS, RUNS = 3, 7
+TOLERANCE = 0.02  # of the largest number of a result: a rounding of bfloat16, and sums in another order
+MULTIPLE = 16  # of which the library wants inputs and outputs to be
+
+Seconds = Callable[[Callable[[], object]], float]
+Product = Callable[[Int8Weight, Int8Weight, torch.dtype], Tensor]
+
+
+def by_library(rows: Int8Weight, packed: Int8Weight, dtype: torch.dtype) -> Tensor:
+    """Multiplies float8 rows [M, K] by a float8 weight [N, K], each with a scale for each row: [M, N]."""
+    scales = {"scale_a": rows.scales[:, None], "scale_b": packed.scales[None]}
+    y: Tensor = torch._scaled_mm(rows.weight, packed.weight.t(), **scales, out_dtype=dtype)
+    return y
+
+
+def by_kernel(rows: Int8Weight, packed: Int8Weight, dtype: torch.dtype) -> Tensor:
+    """Computes the same with our kernel."""
+    y: Tensor = gpu.family("linear8").multiply(rows, packed, None, dtype)
+    return y
+
+
+@functools.cache
+def measured_rows(outputs: int, inputs: int, dtype: torch.dtype, device: torch.device) -> int | None:
+    """Returns the least number of rows for which the library computes products of that shape; None if it never does.
+
+    Measures on the device at the first call for a shape.
+    """
+    if dtype is not torch.bfloat16 or outputs % MULTIPLE or inputs % MULTIPLE:
+        return None
+    return rows_for_library(Int8Weight(*_random(outputs, inputs, device)), dtype, device_seconds)
+
+
+def rows_for_library(
+    packed: Int8Weight, dtype: torch.dtype, seconds: Seconds, ours: Product = by_kernel, theirs: Product = by_library
+) -> int | None:
+    """Implements `measured_rows` for a float8 weight. `seconds` measures a call on its device."""
+    found = None
+    for num in reversed(ROWS):
+        rows = Int8Weight(*_random(num, packed.weight.shape[1], packed.weight.device))
+        try:
+            if not _agree(ours(rows, packed, dtype), theirs(rows, packed, dtype)):
+                logger.warning("torch's product of float8 differs from ours for %d rows: it is not used there", num)
+                break
+        except RuntimeError as error:  # this GPU or version has none
+            logger.info("torch has no product of float8 for %d rows here: %s", num, error)
+            break
+        own, other = (seconds(functools.partial(one, rows, packed, dtype)) for one in (ours, theirs))
+        if other > GAIN * own:
+            break
+        found = num
+    return found
+
+
+def device_seconds(call: Callable[[], object]) -> float:
+    """Returns the seconds that a call takes on the current CUDA device, the median of some runs."""
+    for _ in range(WARM_RUNS):
+        call()
+    marks = [torch.cuda.Event(enable_timing=True) for _ in range(RUNS + 1)]
+    marks[0].record()
+    for mark in marks[1:]:
+        call()
+        mark.record()
+    marks[-1].synchronize()
+    return statistics.median(a.elapsed_time(b) for a, b in itertools.pairwise(marks)) / 1000
+
+
+def _random(num: int, width: int, device: torch.device) -> tuple[Tensor, Tensor]:
+    """Returns rows of float8 and their scales."""
+    generator = torch.Generator(device).manual_seed(num)
+    rows = torch.randn(num, width, device=device, generator=generator).to(torch.float8_e4m3fn)
+    return rows, torch.rand(num, device=device, generator=generator) + 0.5
+
+
+def _agree(ours: Tensor, theirs: Tensor) -> bool:
+    largest = ours.float().abs().amax()
+    return bool((ours.float() - theirs.float()).abs().amax() <= TOLERANCE * largest)
