@@ -41,7 +41,7 @@ class RecordedPass:
     Attributes:
         given: int64 [3 · tokens + 2 · rows]: ids, positions and cache slots of its tokens; the tokens up to each row's
             last, and each row's entries.
-        tables: int32 [rows, blocks].
+        tables: int32 [rows, blocks], in memory that all passes share.
         states: [rows, hidden], the drafter's own before each token; None where these are not read.
         hidden: [rows, hidden] behind each row's last token.
         logits: float32 [rows, V], in memory that all passes share.
@@ -70,6 +70,9 @@ class RecordedPasses:
         self._cache = cache
         self._sizes = sizes
         self._device = device
+        # Block tables as they are on the device, and its memory: most passes have those of the pass before.
+        self._held = np.zeros((sizes.num_rows, -(-sizes.max_len // block_size)), dtype=np.int32)
+        self._tables = torch.from_numpy(self._held).to(drafter.device, copy=True)
         self._logits = torch.empty(sizes.num_rows, drafter.vocab_size, dtype=torch.float32, device=drafter.device)
         # What a row has to read before its first draft: a head reads all accepted tokens again.
         most = 1 + sizes.max_drafts if drafter.lag else MODEL_TOKENS
@@ -83,7 +86,8 @@ class RecordedPasses:
 
     def bytes_of_all(self) -> int:
         """Returns about how many bytes recorded passes take, beside the cache. Nothing is kept."""
-        return sum(graphs.bytes_of_all(self._device.taken) for graphs in self._all) + self._logits.nbytes
+        own = self._logits.nbytes + self._tables.nbytes
+        return own + sum(graphs.bytes_of_all(self._device.taken) for graphs in self._all)
 
     def compute(self, one: DraftPass) -> EndStates | None:
         """Implements `DraftPasses.compute`."""
@@ -93,7 +97,9 @@ class RecordedPasses:
             return self._computed.compute(one)
         step.given.copy_(self._device.upload(self._numbers(one, step.key)), non_blocking=True)
         num, width = one.tables.shape
-        step.tables[:num, :width].copy_(self._device.upload(one.tables), non_blocking=True)
+        if not np.array_equal(self._held[:num, :width], one.tables):
+            self._held[:num, :width] = one.tables
+            step.tables[:num, :width].copy_(self._device.upload(one.tables), non_blocking=True)
         if step.states is not None and one.states is not None:
             step.states[:num].copy_(one.states)
         step.replay()
@@ -117,12 +123,10 @@ class RecordedPasses:
 
     def _record(self, key: GraphKey, *, reads_states: bool) -> RecordedPass:
         on, rows = self.drafter.device, key.num_rows
-        blocks = -(-self._sizes.max_len // self.block_size)
         given = torch.zeros(3 * key.num_tokens + 2 * rows, dtype=torch.int64, device=on)
-        tables = torch.zeros(rows, blocks, dtype=torch.int32, device=on)
         hidden = torch.zeros(rows, self.drafter.hidden_size, device=on)
         states = torch.zeros_like(hidden) if reads_states else None
-        step = RecordedPass(key, given, tables, states, hidden, self._logits[:rows], lambda: None)
+        step = RecordedPass(key, given, self._tables[:rows], states, hidden, self._logits[:rows], lambda: None)
         return dataclasses.replace(step, replay=self._device.capture(lambda: self._compute(step)))
 
     @torch.inference_mode()
