@@ -32,8 +32,8 @@ Product = Callable[[Int8Weight, Int8Weight, torch.dtype], Tensor]
 
 def by_library(rows: Int8Weight, packed: Int8Weight, dtype: torch.dtype) -> Tensor:
     """Multiplies float8 rows [M, K] by a float8 weight [N, K], each with a scale for each row: [M, N]."""
-    scales = {"scale_a": rows.scales[:, None], "scale_b": packed.scales[None]}
-    y: Tensor = torch._scaled_mm(rows.weight, packed.weight.t(), **scales, out_dtype=dtype)
+    scales = rows.scales[:, None], packed.scales[None]
+    y: Tensor = torch._scaled_mm(rows.weight, packed.weight.t(), scale_a=scales[0], scale_b=scales[1], out_dtype=dtype)
     return y
 
 
@@ -85,7 +85,8 @@ def device_seconds(call: Callable[[], object]) -> float:
         call()
         mark.record()
     marks[-1].synchronize()
-    return statistics.median(a.elapsed_time(b) for a, b in itertools.pairwise(marks)) / 1000
+    taken: list[float] = [a.elapsed_time(b) for a, b in itertools.pairwise(marks)]
+    return statistics.median(taken) / 1000
 
 
 def _random(num: int, width: int, device: torch.device) -> tuple[Tensor, Tensor]:

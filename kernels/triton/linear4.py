@@ -15,7 +15,7 @@ from sluice_server.kernels.formats import planes
 from sluice_server.kernels.formats.packed_weights import UNIT
 from sluice_server.kernels.formats.planes import Int4Planes
 from sluice_server.kernels.triton.aot import AotCase
-from sluice_server.kernels.triton.gemm import EVERY, FIXED, SMALL, GemmTiles, schedule_of, sum_parts, tiles_of
+from sluice_server.kernels.triton.gemm import DECODE, EVERY, FIXED, SMALL, GemmTiles, schedule_of, sum_parts, tiles_of
 from sluice_server.kernels.triton.numbers import pointer
 from sluice_server.kernels.triton.widen import plane4
 
@@ -74,11 +74,11 @@ def spans_of(group: int, inputs: int, tiles: GemmTiles) -> tuple[int, int]:
     """Returns how many inputs are multiplied at once, and how often a pass of the loop does that.
 
     The former are whole units, in one group if groups are as long as a unit. Large tiles take one unit, because more
-    spill registers; with small ones, a longer pass has less to do besides.
+    spill registers; with the smallest, a longer pass has less to do besides.
     """
     if tiles.m > SMALL.m:
         return UNIT, 1
-    return (2 * UNIT, 2) if group % (2 * UNIT) == 0 or group == inputs else (UNIT, 2)
+    return 2 * UNIT if group % (2 * UNIT) == 0 or group == inputs else UNIT, 2 if tiles.m == DECODE.m else 1
 
 
 @triton.jit(do_not_specialize=["num"])  # otherwise a new value is compiled during a request
@@ -126,7 +126,7 @@ def linear4_kernel(
             if IS_EVEN:
                 words = tl.load(places + at // PLANES)
             else:
-                is_word = is_output[:, None] & (at // PLANES + word < width)[None, :]
+                is_word = is_output[:, None] & (word + at // PLANES < width)[None, :]
                 words = tl.load(places + at // PLANES, mask=is_word, other=0)
             scale, zero = _of_group(scales_ptr, zeros_ptr, n, at, inputs, outputs, group, IS_EVEN)
             part = tl.zeros([N, M], tl.float32)
@@ -139,7 +139,7 @@ def linear4_kernel(
                 if IS_EVEN:
                     x = tl.load(x_places + at + one * PLANE)
                 else:
-                    is_in = (at + one * PLANE + first < inputs)[:, None] & (m < num)[None, :]
+                    is_in = (first + (at + one * PLANE) < inputs)[:, None] & (m < num)[None, :]
                     x = tl.load(x_places + at + one * PLANE, mask=is_in, other=0.0)
                 part = tl.dot(plane4(words, zero, x.dtype, one), x, part, input_precision=precision)
             total += part * scale[:, None]
@@ -169,7 +169,12 @@ def _case(tiles: GemmTiles, group: int, splits: int = 1, *, is_even: bool = True
     types |= {"y_ptr": "*bf16" if splits == 1 else pointer(torch.float32), "words_ptr": "*i16"}
     types |= dict.fromkeys(("num", "outputs", "inputs", "group"), "i32")
     types |= dict.fromkeys(("x_stride", "words_stride"), "i64")
-    constants = {"HAS_BIAS": False, "IS_EXACT": False, "IS_EVEN": is_even, "TWO_GROUPS": group % span != 0}
+    constants: dict[str, int] = {
+        "HAS_BIAS": False,
+        "IS_EXACT": False,
+        "IS_EVEN": is_even,
+        "TWO_GROUPS": group % span != 0,
+    }
     constants |= {"SPLITS": splits, "M": tiles.m, "N": tiles.n, "SPAN": span, "SPANS": spans}
     return AotCase(
         f"linear4/g{group}-m{tiles.m}-s{splits}{'' if is_even else '-uneven'}",

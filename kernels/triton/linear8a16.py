@@ -96,14 +96,13 @@ def linear8a16_kernel(
         if IS_EVEN:
             words = tl.load(places + at // PLANES)
         else:
-            words = tl.load(
-                places + at // PLANES, mask=is_output[:, None] & (at // PLANES + word < width)[None, :], other=0
-            )
+            is_word = is_output[:, None] & (word + at // PLANES < width)[None, :]
+            words = tl.load(places + at // PLANES, mask=is_word, other=0)
         for one in tl.static_range(PLANES):
             if IS_EVEN:
                 x = tl.load(x_places + at + one * PLANE)
             else:
-                is_in = (at + one * PLANE + first < inputs)[:, None] & (m < num)[None, :]
+                is_in = (first + (at + one * PLANE) < inputs)[:, None] & (m < num)[None, :]
                 x = tl.load(x_places + at + one * PLANE, mask=is_in, other=0.0)
             total = tl.dot(plane8(words, x.dtype, one), x, total, input_precision="ieee" if IS_EXACT else "tf32")
     y = tl.trans(total)

@@ -143,7 +143,6 @@ def test_drafts_are_made_in_recorded_passes(tmp_path: Path, speculation: str, mo
             launched.append(gpu.launches - before)
             assert engine.scheduler.draft_stats.num_drafted > 0
     assert found[0] == found[1] == wanted(directory, MANY)
-    print(launched)  # XXX
     recorded, computed = (one["kv_write_kernel"] for one in launched)
     assert recorded < computed / 2, launched
 
