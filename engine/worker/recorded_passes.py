@@ -124,6 +124,7 @@ class RecordedPasses:
     def _record(self, key: GraphKey, *, reads_states: bool) -> RecordedPass:
         on, rows = self.drafter.device, key.num_rows
         given = torch.zeros(3 * key.num_tokens + 2 * rows, dtype=torch.int64, device=on)
+        given[2 * key.num_tokens : 3 * key.num_tokens] = -1  # runs before a capture write no entry
         hidden = torch.zeros(rows, self.drafter.hidden_size, device=on)
         states = torch.zeros_like(hidden) if reads_states else None
         step = RecordedPass(key, given, self._tables[:rows], states, hidden, self._logits[:rows], lambda: None)

@@ -10,7 +10,8 @@ import functools
 import itertools
 import logging
 import statistics
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -27,7 +28,6 @@ TOLERANCE = 0.02  # of the largest number of a result: a rounding of bfloat16, a
 MULTIPLE = 16  # of which the library wants inputs and outputs to be
 
 Seconds = Callable[[Callable[[], object]], float]
-Product = Callable[[Int8Weight, Int8Weight, torch.dtype], Tensor]
 
 
 def by_library(rows: Int8Weight, packed: Int8Weight, dtype: torch.dtype) -> Tensor:
@@ -51,24 +51,37 @@ def measured_rows(outputs: int, inputs: int, dtype: torch.dtype, device: torch.d
     """
     if dtype is not torch.bfloat16 or outputs % MULTIPLE or inputs % MULTIPLE:
         return None
-    return rows_for_library(Int8Weight(*_random(outputs, inputs, device)), dtype, device_seconds)
+    packed = Int8Weight(*_random(outputs, inputs, device))
+
+    def given(num: int) -> tuple[Int8Weight, Int8Weight, torch.dtype]:
+        return Int8Weight(*_random(num, inputs, device)), packed, dtype
+
+    return least_faster(ROWS, given, by_kernel, by_library, device_seconds, "float8")
 
 
-def rows_for_library(
-    packed: Int8Weight, dtype: torch.dtype, seconds: Seconds, ours: Product = by_kernel, theirs: Product = by_library
+def least_faster(
+    sizes: Sequence[int],
+    given: Callable[[int], Sequence[Any]],
+    ours: Callable[..., Tensor],
+    theirs: Callable[..., Tensor],
+    seconds: Seconds,
+    what: str,
 ) -> int | None:
-    """Implements `measured_rows` for a float8 weight. `seconds` measures a call on its device."""
+    """Returns the least of ascending sizes from which on the library is faster; None if it is not for the last.
+
+    It must give the same numbers. `given` returns the arguments of both for a size, and `seconds` measures a call.
+    """
     found = None
-    for num in reversed(ROWS):
-        rows = Int8Weight(*_random(num, packed.weight.shape[1], packed.weight.device))
+    for num in reversed(sizes):
+        arguments = given(num)
         try:
-            if not _agree(ours(rows, packed, dtype), theirs(rows, packed, dtype)):
-                logger.warning("torch's product of float8 differs from ours for %d rows: it is not used there", num)
+            if not _agree(ours(*arguments), theirs(*arguments)):
+                logger.warning("torch's products of %s differ from ours for %d rows: they are not used", what, num)
                 break
         except RuntimeError as error:  # this GPU or version has none
-            logger.info("torch has no product of float8 for %d rows here: %s", num, error)
+            logger.info("torch has no products of %s for %d rows here: %s", what, num, error)
             break
-        own, other = (seconds(functools.partial(one, rows, packed, dtype)) for one in (ours, theirs))
+        own, other = (seconds(functools.partial(one, *arguments)) for one in (ours, theirs))
         if other > GAIN * own:
             break
         found = num

@@ -22,6 +22,7 @@ from sluice_server.engine.parallel.sums import RankSums
 from sluice_server.kernels import ops
 from sluice_server.kernels.cpu import native
 from sluice_server.kernels.formats.gpu_linear import Int8OnGpu
+from sluice_server.kernels.formats.library_experts import experts_by_library, library_tokens
 from sluice_server.kernels.formats.linear import GpuLinear, NativeLinear, PackedLinear, gather
 from sluice_server.kernels.formats.planes import rows_of_8
 from sluice_server.kernels.reference import moe
@@ -208,6 +209,7 @@ class StackedExperts:
     down: ExpertStack
     activation: str
     is_fixed: bool = False
+    library_tokens: int | None = None  # from which torch's library computes, unless fixed; None for none
 
     def fixed(self) -> "StackedExperts":
         """Implements `Mlp.fixed`."""
@@ -222,6 +224,8 @@ class StackedExperts:
         x = ops.rms_norm(h, self.norm, eps, self.router.linear.dtype)
         experts, shares = self.router.choose(ops.linear(x, self.router.linear))
         given = self.gate_up, self.down, experts, shares, self.activation
+        if self.library_tokens is not None and len(x) >= self.library_tokens and not self.is_fixed:
+            return to.add_(experts_by_library(x, *given))
         return to.add_(ops.experts_mlp(x, *given, is_fixed=self.is_fixed))
 
 
@@ -264,7 +268,9 @@ def pack_experts(router: ExpertRouter, each: Sequence[DenseMlp]) -> Experts:
     if len(each) < router.linear.features:
         raise ValueError("experts are not shared out among ranks of a GPU")
     gate_up, down = stack([one.gate_up for one in each]), stack([one.down for one in each])
-    return StackedExperts(router, each[0].norm, gate_up, down, each[0].activation)
+    activation = each[0].activation
+    least = library_tokens(gate_up, down, router.per_token, activation)
+    return StackedExperts(router, each[0].norm, gate_up, down, activation, library_tokens=least)
 
 
 def _form(linear: PackedLinear) -> tuple[int, int, int] | None:

@@ -1,5 +1,6 @@
 """Experts: their choice, independence of a token's numbers from other tokens, and equality of both forms."""
 
+import dataclasses
 from collections.abc import Callable
 from typing import Any
 
@@ -8,6 +9,7 @@ import torch
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from sluice_server.engine.models.layers import experts
 from sluice_server.engine.models.layers.experts import (
     ExpertRouter,
     NativeExperts,
@@ -161,6 +163,25 @@ def test_biases_and_another_gate(form: type[GpuLinear], is_reference: bool, monk
     )
     assert torch.allclose(together.add_to(h.clone(), EPS), found, atol=1e-4 if form is GpuLinear else 0.1)
     assert float((found - h).abs().mean()) > 0.3
+
+
+def test_many_tokens_are_left_to_the_library_unless_all_is_fixed(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(gpu, "takes", lambda _: True)
+    monkeypatch.setattr(gpu, "family", reference_family)
+    made, used = stacked(GpuLinear), list[int]()
+    assert isinstance(made, StackedExperts) and made.library_tokens is None
+    mlp = dataclasses.replace(made, library_tokens=5)
+
+    def by_library(x: Tensor, *given: Any) -> Tensor:  # noqa: ANN401 # of several types
+        used.append(len(x))
+        return torch.zeros_like(x)
+
+    monkeypatch.setattr(experts, "experts_by_library", by_library)
+    for num in (4, 5, 6):
+        assert torch.equal(mlp.add_to(tokens(num), EPS), tokens(num)) is (num >= 5)
+        fixed = dataclasses.replace(mlp, is_fixed=True)
+        assert not torch.equal(fixed.add_to(tokens(num), EPS), tokens(num))
+    assert used == [5, 6]
 
 
 def stacked(form: type[GpuLinear]) -> Mlp:
