@@ -63,7 +63,7 @@ STAGES: dict[str, tuple[Step, ...]] = {
         Step("engine", tests("tests/gpu/test_gpu_engine.py")),
         Step(
             "forms",
-            tests("tests/gpu/test_gpu_forms.py", "tests/gpu/test_gpu_stored.py", "tests/gpu/test_gpu_experts.py"),
+            tests(*(f"tests/gpu/test_gpu_{name}.py" for name in ("forms", "stored", "experts", "adapters"))),
         ),
     ),
     "grid": (

@@ -1,5 +1,6 @@
 """Adapters on a pretended device: tokens of merged weights, recorded steps, slots and their memory."""
 
+import dataclasses
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, TypeAlias
@@ -19,7 +20,7 @@ from sluice_server.engine.worker.startup import allocation
 from tests.oracle.adapters import merged, modules, write_adapter
 from tests.oracle.checkpoints import greedy, make_checkpoint, reference
 from tests.pretended_gpu.cuda import pretend
-from tests.pretended_gpu.test_pretended_engines import SHAPES, build
+from tests.pretended_gpu.test_pretended_engines import INVARIANT, LOOK_UP, SHAPES, W8A16, build, checkpoint
 
 NUM = 4
 Asked: TypeAlias = Mapping[str, tuple[tuple[int, ...], str | None]]  # prompt and adapter of each request
@@ -156,6 +157,39 @@ def test_eight_adapters_and_the_base_in_one_batch_equal_merged_weights(
         assert engine.scheduler.cache.stats.hit_tokens > 0
         assert not plain and not {"shrink_kernel", "attention_split_kernel"} & set(gpu.launches - launched)
     assert found == wanted(base, asked) == again
+
+
+FORMS: dict[str, dict[str, Any]] = {
+    "look-up": LOOK_UP,
+    "W8A16": W8A16,
+    "batch-invariant": INVARIANT,
+    "not recorded": {},
+}
+
+
+@pytest.mark.long
+@pytest.mark.usefixtures("few_steps")
+@pytest.mark.parametrize("form", FORMS)
+def test_adapters_beside_rounded_weights_drafts_and_what_is_not_recorded(form: str, tmp_path: Path) -> None:
+    """Steps with drafts are recorded for rows with adapters, too; those that score prompts are not."""
+    base = prepared(tmp_path)
+    checkpoint(base, SHAPES["llama"])  # to round its weights changes nothing
+    asked: Asked = {"a": ((9, 8) * 4, "all"), "b": ((9, 8) * 4, None), "c": ((7,) * 6, "some")}
+    with pretend() as gpu:
+        engine = engine_of(base, **FEW, **FORMS[form])
+        refs = {name: load(engine, name) for name in ("all", "some")}
+        requests = [asking(name, prompt, refs[own] if own else None, 7) for name, (prompt, own) in asked.items()]
+        if form == "not recorded":
+            requests = [dataclasses.replace(one, params=scoring(one.params)) for one in requests]
+        launches = gpu.launches.copy()
+        found = run(engine, *requests)
+        assert ("shrink_kernel" in gpu.launches - launches) is (form == "not recorded")
+        assert form != "look-up" or engine.scheduler.draft_stats.num_drafted > 0
+    assert found == wanted(base, asked, 7)
+
+
+def scoring(params: SamplingParams) -> SamplingParams:
+    return dataclasses.replace(params, prompt_logprobs=1)
 
 
 @pytest.mark.long
