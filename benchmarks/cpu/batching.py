@@ -5,17 +5,16 @@ batch.
 
 All requests are there at the start. Static: `batch` of them are run to the end of the longest before the next ones
 begin. Lengths are those of `open_load`. Both ways in turn; figures are medians of output tokens a second and of the
-mean time to a request's end.
+mean time to a request's end. BENCH_THREADS=1 BENCH_CLOCK=cpu measures processor time, for a machine with other users.
 """
 
 import argparse
 import dataclasses
 import os
-import time
 
 from benchmarks.cpu.load_lengths import sharegpt
 from benchmarks.cpu.open_loop import Completion, completions
-from benchmarks.cpu.own_worker import SETTINGS
+from benchmarks.cpu.own_worker import CLOCK, SETTINGS, THREADS
 from benchmarks.cpu.shapes import SHAPES, checkpoint
 from benchmarks.machine import end_as_asked, median, write
 from sluice_server.engine.build import build_engine
@@ -31,7 +30,7 @@ WAYS = ("continuous", "static")
 def make_engine(shape: str, form: str, batch: int) -> Engine:
     """One that runs so many requests at once, and finds no prefix again."""
     directory = checkpoint(shape)
-    config = EngineConfig(device="cpu", max_num_seqs=batch, threads=len(os.sched_getaffinity(0)), prefix_caching=False)
+    config = EngineConfig(device="cpu", max_num_seqs=batch, threads=THREADS, prefix_caching=False)
     config = dataclasses.replace(config, **SETTINGS[form])  # type: ignore[arg-type] # mixed values
     model = read_config(directory)
     return build_engine(config, model, directory, limits_of(config, model, 1 << 20)).engine
@@ -39,7 +38,7 @@ def make_engine(shape: str, form: str, batch: int) -> Engine:
 
 def run(engine: Engine, work: list[Completion], batch: int, way: str) -> tuple[float, float]:
     """Output tokens a second, and the mean seconds to a request's end."""
-    start, ends = time.perf_counter(), []
+    start, ends = CLOCK(), []
     size = len(work) if way == "continuous" else batch
     for first in range(0, len(work), size):
         for at, one in enumerate(work[first : first + size], first):
@@ -47,7 +46,7 @@ def run(engine: Engine, work: list[Completion], batch: int, way: str) -> tuple[f
             engine.add(EngineRequest(f"{at:032x}", tuple(one.prompt), params))
         while engine.has_work:
             num = sum(event.finish is not None for event in engine.step().sampled)
-            ends += [time.perf_counter() - start] * num
+            ends += [CLOCK() - start] * num
     assert len(ends) == len(work)
     return sum(one.num_tokens for one in work) / ends[-1], sum(ends) / len(ends)
 
@@ -73,7 +72,8 @@ def main() -> None:
             rates[way].append(round(rate, 1))
             means[way].append(round(mean_s, 2))
             print(f"run {number}, {way}: {rate:.0f} tokens/s, mean end after {mean_s:.1f} s", flush=True)
-    line = f"python -m benchmarks.cpu.batching --shape {options.shape} --form {options.form}"
+    clock = "BENCH_THREADS=1 BENCH_CLOCK=cpu " if os.environ.get("BENCH_CLOCK") == "cpu" else ""
+    line = f"{clock}python -m benchmarks.cpu.batching --shape {options.shape} --form {options.form}"
     line += f" --requests {options.requests} --batch {options.batch} --runs {options.runs}"
     pairs = [one / other for one, other in zip(*rates.values(), strict=True)]
     figures: dict[str, object] = {

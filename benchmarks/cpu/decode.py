@@ -148,6 +148,8 @@ def main() -> None:
             one.process.kill()
     line = f"python -m benchmarks.cpu.decode {options.shape} --runs {options.runs} --steps {options.steps}"
     line += f" --threads {options.threads} --clock {options.clock}"
+    line += f" --only '{options.only}'" if options.only else ""
+    line += f" --result {options.result}" if options.result else ""
     about = {"runs": options.runs, "threads": int(options.threads), "clock": options.clock}
     write(options.result or f"cpu_decode_{options.shape}", line, {**about, "contestants": table(contestants)})
 

@@ -69,6 +69,8 @@ async def connections(port: int, model: str) -> AsyncIterator[Send]:
     taken: set[asyncio.StreamWriter] = set()
 
     async def on_any(one: Completion, flight: Flight) -> None:
+        while free and free[-1][0].at_eof():  # servers close what has been idle for some seconds
+            free.pop()[1].close()
         connection = free.pop() if free else await asyncio.open_connection("127.0.0.1", port)
         taken.add(connection[1])
         await send(connection, model, one, flight)
@@ -89,6 +91,14 @@ async def send(connection: Connection, model: str, one: Completion, flight: Flig
     body = json.dumps({**fields, "ignore_eos": True, "stream": True}).encode()
     head = f"POST /v1/completions HTTP/1.1\r\nHost: localhost\r\nContent-Length: {len(body)}\r\n"
     writer.write(f"{head}Content-Type: application/json\r\n\r\n".encode() + body)
+    try:
+        await _read(reader, flight)
+    except EOFError as error:
+        raise ConnectionError("the server closed the connection") from error
+    flight.end = time.perf_counter()
+
+
+async def _read(reader: asyncio.StreamReader, flight: Flight) -> None:
     status = await reader.readuntil(b"\r\n\r\n")
     if b" 200 " not in status.split(b"\r\n")[0]:
         raise ConnectionError(status.decode(errors="replace"))
@@ -101,4 +111,3 @@ async def send(connection: Connection, model: str, one: Completion, flight: Flig
     await reader.readline()  # the end of the chunks
     if END not in last:
         raise ConnectionError(f"a stream ended with {last!r}")
-    flight.end = time.perf_counter()

@@ -2,12 +2,14 @@
 and vLLM's, each with caches of several number formats.
 
     python -m benchmarks.cpu.long_context [--shape 61M] [--contexts 32768,8192,1024] [--rows 1,8] [--runs 5] [--steps 8]
-                                          [--prefix 16384] [--only NAME,…] [--parts decode,shared,prefill] [--fresh]
+                                          [--prefix 16384] [--only NAME,…] [--parts decode,shared,prefill]
+                                          [--threads 2] [--clock wall] [--fresh]
 
 Weights are in float32, so that the steps differ by their attention. Contexts are filled, not computed (see the
 workers). Every contestant is asked in turn; a figure is the median over runs of the run's median step. `attention` is a
-step less the same rows' step behind 64 tokens. What has been measured is kept beside the checkpoints: a benchmark that
-was stopped goes on where it was, --fresh begins again.
+step less the same rows' step behind 64 tokens. --clock cpu, with --threads 1, measures processor time instead of wall
+time, for a machine with other users. What has been measured is kept beside the checkpoints: a benchmark that was
+stopped goes on where it was, --fresh begins again.
 """
 
 import argparse
@@ -22,6 +24,7 @@ from benchmarks.cpu.shapes import CACHE, SHAPES, lengthened
 from benchmarks.machine import end_as_asked, median, write
 
 SHORT = 64  # the context behind which a step is everything but attention
+LEAST_SHARE = 0.2  # of a step, that attention takes for its time to be read from a difference
 MARGIN = 1024
 # A cache of ours, and the peers' of the same or the next larger size.
 PEERS_OF = {
@@ -111,13 +114,14 @@ def over_peers(medians: Mapping[tuple[str, int, int], Mapping[str, float]]) -> d
 
 
 def attention(medians: Mapping[tuple[str, int, int], Mapping[str, float]]) -> dict[str, float]:
-    """The time of attention over an int8 cache, over that of a bfloat16 cache."""
+    """The time of attention over an int8 cache, over that of a bfloat16 cache, where it is no small difference."""
     ratios = {}
     for (part, context, rows), row in medians.items():
         short = medians.get((part, SHORT, rows))
         if part == "decode" and context > SHORT and short and {"int8", "bfloat16"} <= {*row} & {*short}:
             took = {name: row[name] - short[name] for name in ("int8", "bfloat16")}
-            ratios[f"{context} tokens, {rows} rows"] = round(took["int8"] / max(took["bfloat16"], 1e-3), 2)
+            if took["bfloat16"] >= LEAST_SHARE * row["bfloat16"]:
+                ratios[f"{context} tokens, {rows} rows"] = round(took["int8"] / took["bfloat16"], 2)
     return ratios
 
 
@@ -137,14 +141,15 @@ def main() -> None:
     parser.add_argument("--runs", type=int, default=5)
     parser.add_argument("--steps", type=int, default=8)
     parser.add_argument("--threads", default="2")
+    parser.add_argument("--clock", choices=("wall", "cpu"), default="wall")
     parser.add_argument("--only", default=",".join(CONTESTANTS))
     parser.add_argument("--parts", default=",".join(PARTS))
     parser.add_argument("--fresh", action="store_true")
     options = parser.parse_args()
-    os.environ.update(BENCH_THREADS=options.threads, BENCH_CLOCK="wall")
+    os.environ.update(BENCH_THREADS=options.threads, BENCH_CLOCK=options.clock)
     name, longest = f"cpu_long_context_{options.shape}", max(numbers(options.contexts))
+    kept = CACHE / f"{name}-{options.threads}-{options.clock}.jsonl"
     CACHE.mkdir(parents=True, exist_ok=True)
-    kept = CACHE / f"{name}.jsonl"
     if options.fresh:
         kept.unlink(missing_ok=True)
     found, contestants = read(kept), []
@@ -160,7 +165,8 @@ def main() -> None:
             one.process.kill()
     line = f"python -m benchmarks.cpu.long_context --shape {options.shape} --contexts {options.contexts}"
     line += f" --rows {options.rows} --prefix {options.prefix} --runs {options.runs} --steps {options.steps}"
-    write(name, line, {"threads": int(options.threads), **table(found)})
+    line += f" --threads {options.threads} --clock {options.clock} --parts {options.parts} --only '{options.only}'"
+    write(name, line, {"threads": int(options.threads), "clock": options.clock, **table(found)})
 
 
 if __name__ == "__main__":

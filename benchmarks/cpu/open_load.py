@@ -35,6 +35,7 @@ from sluice_server.services.cli.load import arrival_times
 
 GOALS = Goals()
 GUESS = 6.0  # requests a second at which the first search begins
+LEAST = 20  # requests of a trial: one of them may be late
 REST_S = 1.0  # between two trials: what was cut off is forgotten
 BASE, BURST, BURST_S = 0.2, 10.0, 1.0  # of the highest rate; over the base; seconds of it
 BEFORE_S, AFTER_S = 6.0, 6.0
@@ -72,7 +73,7 @@ class Bench:
 
     def trial(self, one: Contestant, rate: float, seed: int) -> Trial:
         """Arrivals at a rate."""
-        times = arrival_times(max(8, round(rate * self.seconds)), rate, seed)
+        times = arrival_times(max(LEAST, round(rate * self.seconds)), rate, seed)
         flights = self.fly(one, times, seed, hopeless(len(times), GOALS))
         found = trial_of(rate, len(times), max(self.seconds, times[-1]), flights, GOALS)
         print(f"  {one.name}: {_shown(found)}", flush=True)

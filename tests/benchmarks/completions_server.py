@@ -9,10 +9,11 @@ EVENTS = (b'data: {"choices": []}\n\n', b"data: [DONE]\n\n")
 class Completions:
     """A server that answers completions with two events in three chunks, the last one torn."""
 
-    def __init__(self, status: str = "200 OK", events: tuple[bytes, ...] = EVENTS) -> None:
+    def __init__(self, status: str = "200 OK", events: tuple[bytes, ...] = EVENTS, *, is_kept: bool = True) -> None:
+        """`is_kept`: connections stay open behind an answer."""
         self.bodies: list[dict[str, object]] = []
         self.num_connections = 0
-        self._status, self._events = status, events
+        self._status, self._events, self._is_kept = status, events, is_kept
 
     async def __call__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         self.num_connections += 1
@@ -25,6 +26,8 @@ class Completions:
                 for chunk in (*self._events[:-1], last[:9], last[9:]):
                     writer.write(f"{len(chunk):x}\r\n".encode() + chunk + b"\r\n")
                 writer.write(b"0\r\n\r\n")
+                if not self._is_kept:
+                    break
         except asyncio.IncompleteReadError:
             pass  # the client has what it wanted
         finally:

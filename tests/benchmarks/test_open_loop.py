@@ -3,6 +3,7 @@
 import asyncio
 import contextlib
 from collections.abc import AsyncIterator, Sequence
+from functools import partial
 
 import pytest
 
@@ -76,6 +77,39 @@ async def test_connections_are_taken_again(events: tuple[bytes, ...], error: str
                     assert 0 < flight.first <= flight.end < float("inf")
     assert server.num_connections == (3 if error else 1)
     assert [body["prompt"] for body in server.bodies] == [[0], [1], [2]]
+
+
+async def test_a_connection_that_the_server_has_closed_is_not_taken_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    server, readers, connect = Completions(is_kept=False), [], asyncio.open_connection
+
+    async def recorded(host: str, port: int) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
+        connection = await connect(host, port)
+        readers.append(connection[0])
+        return connection
+
+    async def at_end(reader: asyncio.StreamReader) -> None:
+        while not reader.at_eof():
+            await asyncio.sleep(0.001)
+
+    monkeypatch.setattr(asyncio, "open_connection", recorded)
+    listening = await asyncio.start_server(server, "127.0.0.1", 0)
+    async with listening, connections(listening.sockets[0].getsockname()[1], "bench") as send:
+        for at in range(2):
+            await send(Completion([1], 4), Flight(0.0, 4))
+            await asyncio.wait_for(at_end(readers[at]), 10)
+    assert server.num_connections == 2
+
+
+async def test_a_server_that_goes_away_is_a_refusal() -> None:
+    async def close(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        head = await reader.readuntil(b"\r\n\r\n")
+        await reader.readexactly(int(head.partition(b"Content-Length: ")[2].partition(b"\r\n")[0]))
+        writer.close()
+
+    async with await asyncio.start_server(close, "127.0.0.1", 0) as listening:
+        connect = partial(connections, listening.sockets[0].getsockname()[1], "bench")
+        (flight,) = await play(connect, [0.0], WORK[:1])
+    assert flight.error and flight.ttft == float("inf")
 
 
 def test_requests_of_one_seed_have_equal_lengths_for_every_vocabulary() -> None:

@@ -33,8 +33,9 @@ def test_rows_have_spread_ratio_goal_and_command(tmp_path: Path) -> None:
     )
     text = page(tmp_path)
     assert "8.0 (7.5 to 9.0) | 5.0 (4.0 to 6.0) | 1.5 × (1.2 to 2.0) | ≥ 1.6 ×: **missed** |" in text
-    assert "0.2 (0.0 to 0.4) | 4.0 (3.0 to 9.0) |  | ≤ 2 s | `measure cpu_open_load_61M` |" in text
+    assert "0.2 (0.0 to 0.4) | 4.0 (3.0 to 9.0) |  | ≤ 2 s | 1 |" in text and "1. `measure cpu_open_load_61M`" in text
     assert "2 cores of Some CPU" in text
+    assert page(tmp_path, "Others computed.").replace("Others computed.\n\n", "") == text
 
 
 def test_long_contexts_and_steps(tmp_path: Path) -> None:
@@ -54,7 +55,7 @@ def test_long_contexts_and_steps(tmp_path: Path) -> None:
     text = page(tmp_path)
     assert "2.0 (1.0 to 9.0) | llama.cpp q8_0 4.0 (1.0 to 9.0) | 0.50 × | ≤ 0.7 × |" in text
     assert "int8 over bfloat16 |  |  | 0.70 × | ≤ 0.6 ×: **missed** |" in text
-    assert "| 0.50 × |  | `measure cpu_decode_61M_float32` |" in text and "| 2.00 × |" in text
+    assert "| 0.50 × |  | 1 |" in text and "2. `measure cpu_long_context_61M`" in text and "| 2.00 × |" in text
 
 
 def test_plots_of_what_was_measured(tmp_path: Path) -> None:

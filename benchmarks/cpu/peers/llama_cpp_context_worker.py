@@ -19,6 +19,7 @@ MARGIN = 256
 TYPES = {"f16": 1, "q8_0": 8}  # ggml_type
 FLASH_ON = 1  # llama_flash_attn_type
 CHUNK = 512
+HEAD = 8  # bytes of a state before its streams
 
 
 class Contexts:
@@ -101,9 +102,9 @@ class Filled:
 def tile(state: bytes, times: int) -> bytes:
     """The state of a sequence, `times` as long: its keys and values again and again, at positions that go on.
 
-    As this version writes it: streams; of each the number of its cells; of the one that has any each cell's position
-    and sequences; whether values are transposed, layers; of each layer type, bytes of a cell and all cells, keys and
-    then values.
+    As this version writes it: magic and version; streams; of each the number of its cells; of the one that has any
+    each cell's position and sequences; whether values are transposed, layers; of each layer type, bytes of a cell and
+    all cells, keys and then values.
     """
     made, at = bytearray(), 0
 
@@ -116,6 +117,7 @@ def tile(state: bytes, times: int) -> bytes:
         raw = take(struct.calcsize(kind))
         return struct.unpack(kind, raw)[0], raw
 
+    made += take(HEAD)
     streams, raw = number()
     made += raw
     for _ in range(streams):
