@@ -163,7 +163,7 @@ def test_a_model_whose_engine_is_killed_while_it_loads_is_given_up_and_the_other
         service.children()["m2-engine-0"].send_signal(signal.SIGKILL)
         with pytest.raises(grpc.RpcError, match="the model 'v2' was not loaded: m2-engine-0") as failed:
             loading.result()
-        assert failed.value.code() is grpc.StatusCode.FAILED_PRECONDITION  # type: ignore[attr-defined] # of a call
+        assert failed.value.code() is grpc.StatusCode.FAILED_PRECONDITION
         assert states(control) == {"other": "READY", "v1": "READY"} and answered(service, "chat") == "v1"
         assert control.LoadModel(control_pb2.LoadModelRequest(model="v2"), timeout=120).model.id == "v2"
         targets = [control_pb2.AliasTarget(model=name, weight=weight) for name, weight in (("v1", 9), ("v2", 1))]
