@@ -8,13 +8,12 @@ that was computed. A step is all of the engine: scheduler, cache, forward, sampl
 
 import dataclasses
 import json
-import os
 import random
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
-from benchmarks.cpu.own_worker import CLOCK, THREADS, timed
+from benchmarks.cpu.own_worker import THREADS, timed
 from sluice_server.engine.build import BuiltEngine, build_engine
 from sluice_server.engine.config import EngineConfig
 from sluice_server.engine.kv_cache.prefix import names_of
@@ -143,7 +142,7 @@ def main() -> None:
     """Answer until the input ends."""
     directory, cache_dtype, longest = sys.argv[1:]
     worker = OwnContexts(Path(directory), cache_dtype, int(longest))
-    print(json.dumps({"ready": True, "about": worker.about, "threads": os.environ.get("BENCH_THREADS")}), flush=True)
+    print(json.dumps({"ready": True, "about": worker.about}), flush=True)
     for line in sys.stdin:
         asked = Asked(**json.loads(line))
         if asked.what == "prefill":
@@ -154,5 +153,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    assert CLOCK is not None
     main()
