@@ -17,7 +17,7 @@ from sluice_server.kernels.cpu import builds
 NONE, ENDED, LATE, BROKEN, UNEQUAL = range(5)  # faults; as in kernels/cpu/sums.h
 LINE = 64  # bytes
 FLOAT = 4
-VIEWS = 64  # of slots that are kept: making one takes longer than a small sum
+ROOMS = 64  # of slots that are kept: making one takes longer than a small sum
 MAGIC = 0x736D7573  # in a segment's first line, before the ranks and the floats of a slot
 
 
@@ -26,6 +26,20 @@ class Outcome(NamedTuple):
 
     fault: int
     rank: int
+
+
+class Room(NamedTuple):
+    """A rank's slot of one operation.
+
+    Attributes:
+        parts: float32 [T, H] each.
+        shape: of each.
+        arguments: what the kernel is told of them.
+    """
+
+    parts: Sequence[Tensor]
+    shape: torch.Size
+    arguments: tuple[int, ...]
 
 
 def segment_bytes(size: int, slot_floats: int) -> int:
@@ -68,18 +82,22 @@ class Segment:
         self._memory = torch.frombuffer(mmap.mmap(file, 0), dtype=torch.uint8)
         self._fixed = (self._memory.data_ptr(), self.size, self.slot_floats, rank, file)
         self._number = 1  # of the next operation
-        self._views: dict[tuple[int, tuple[int, int, int]], Sequence[Tensor]] = {}
+        self._rooms: dict[tuple[int, tuple[int, int, int]], Room] = {}
 
-    def slot(self, shape: tuple[int, int, int]) -> Sequence[Tensor] | None:
-        """Returns this rank's slot of the next operation as float32 tensors [num, T, H]; None if it is too small."""
-        floats, key = shape[0] * shape[1] * shape[2], (self._number % 2, shape)
-        if floats > self.slot_floats:
-            return None
-        if key not in self._views:
-            if len(self._views) >= VIEWS:
-                self._views.clear()
-            self._views[key] = self._view(floats).view(shape).unbind()
-        return self._views[key]
+    def slot(self, shape: tuple[int, int, int]) -> Room | None:
+        """Returns this rank's slot of the next operation for tensors [num, T, H]; None if it is too small."""
+        key = self._number % 2, shape
+        found = self._rooms.get(key)
+        if found is None:
+            num, rows, width = shape
+            if num * rows * width > self.slot_floats:
+                return None
+            if len(self._rooms) >= ROOMS:
+                self._rooms.clear()
+            parts = self._view(num * rows * width).view(shape).unbind()
+            addresses = (one.data_ptr() for one in parts)
+            found = self._rooms[key] = Room(parts, parts[0].shape, (rows, width, num, *addresses))
+        return found
 
     def _view(self, floats: int) -> Tensor:
         begin = LINE * (2 + self.size) + (2 * self._rank + self._number % 2) * _slot_bytes(self.slot_floats)
@@ -95,6 +113,15 @@ class Segment:
         outcome = Outcome(*self._module.sums_exchange(*self._arguments, value, values.data_ptr()))
         self._number += 1
         return values.tolist(), outcome
+
+    def add_room(self, into: Tensor, room: Room) -> tuple[int, int]:
+        """Does as `add` with what is in the room that `slot` gave last; `into` has its shape, and must fit otherwise.
+        Nothing is checked: this takes as long as a small sum."""
+        found: tuple[int, int] = self._module.sums_add(
+            *self._fixed, self.timeout_s, self._number, into.data_ptr(), *room.arguments
+        )
+        self._number += 1
+        return found
 
     def add(self, into: Tensor, partials: Sequence[Tensor]) -> Outcome:
         """Adds the partial sums of all ranks to `into`, all contiguous float32 [T, H]."""

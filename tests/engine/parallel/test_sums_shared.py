@@ -55,17 +55,18 @@ def test_the_bits_are_those_of_one_rank_with_all_shards(size: int, shards: int, 
     assert all(sums.seconds > 0 for sums in each)
 
 
+@pytest.mark.parametrize(("agrees", "is_apart"), [(True, False), (False, False), (False, True)])
 @pytest.mark.parametrize("slot_floats", [1 << 12, 100])
-def test_partial_sums_may_be_written_where_the_others_read(slot_floats: int) -> None:
+def test_partial_sums_may_be_written_where_the_others_read(slot_floats: int, agrees: bool, is_apart: bool) -> None:
     given, start = uneven(6), uneven(1, seed=1)[0]
 
     def work(sums: SharedMemorySums) -> torch.Tensor:
-        into = start.clone()
+        into = torch.stack([start, start], 2)[..., 0] if is_apart else start.clone()
         for _ in range(3):
             room = sums.room(*SHAPE)
             for one, value in zip(room, given[sums.rank * 2 :], strict=False):
                 one.copy_(value)
-            assert sums.agree(True)  # what is in the room stays while something else is exchanged
+            assert not agrees or sums.agree(True)  # what is in the room stays while something else is exchanged
             sums.add(into, room)
         return into
 
