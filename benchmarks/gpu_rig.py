@@ -146,6 +146,10 @@ class WatchedArrival:
     def __init__(self, watched: Watched, arrival: HostCopy) -> None:
         self._watched, self._arrival = watched, arrival
 
+    @property
+    def is_there(self) -> bool:
+        return self._arrival.is_there
+
     def wait(self) -> "np.ndarray[Any, Any]":
         return self._watched.time(self._arrival.wait)
 

@@ -1,6 +1,6 @@
 """Times decoding and prompts over ranks of one core each, beside one process with as many threads, taken in turn.
 
-    python -m benchmarks.ranks [--shape 474M] [--format int8] [--rows 1 8 32] [--rounds 5] [--only NAMES]
+    python -m benchmarks.ranks [--shape 474M] [--format int8] [--device cpu] [--rows 1 8 32] [--rounds 5] [--only NAMES]
 
 Ways: threads (one process), tensor (ranks that share out layers), stages (of a pipeline, with as many steps under way),
 turns (the same stages, one step at a time). Tokens a second, the best and the median of the rounds: other work on the
@@ -23,6 +23,7 @@ from sluice_server.engine.config import EngineConfig
 from sluice_server.engine.engine import Engine
 from sluice_server.engine.models.config import read_config
 from sluice_server.engine.models.limits import limits_of
+from sluice_server.engine.parallel.device_group import DeviceGroupRunner
 from sluice_server.engine.parallel.group import GroupRunner
 from sluice_server.engine.request import EngineRequest, SamplingParams
 from sluice_server.services.checkpoint.digests import remembered
@@ -41,9 +42,10 @@ WAYS = {
 
 
 @contextlib.contextmanager
-def opened(way: str, directory: Path, form: str) -> Iterator[Engine]:
+def opened(way: str, directory: Path, options: argparse.Namespace) -> Iterator[Engine]:
     """An engine that computes in one of the ways."""
-    given = {"device": "cpu", "max_num_seqs": 32, "kv_cache_tokens": 32 * CONTEXT, "prefix_caching": False}
+    form = options.format
+    given = {"device": options.device, "max_num_seqs": 32, "kv_cache_tokens": 32 * CONTEXT, "prefix_caching": False}
     config = dataclasses.replace(EngineConfig(), **given, **SETTINGS[form], **WAYS[way])  # type: ignore[arg-type]
     service = ServiceConfig(model=str(directory), allow_shared_cores=True)
     model = read_config(directory)
@@ -106,9 +108,9 @@ class Load:
 def shares(engine: Engine) -> str:
     """Returns what part of their time ranks spent in sums, or waiting for other stages."""
     runner = engine.runner
-    if not isinstance(runner, GroupRunner):
+    if not isinstance(runner, GroupRunner | DeviceGroupRunner):
         return ""
-    return ", ".join(f"{one.sums_s / max(one.compute_s, 1e-9):.0%}" for one in runner.times)
+    return ", ".join(f"{one.sums_s / max(one.compute_s, 1e-9):.0%}" for one in runner.launches.times)
 
 
 def main() -> None:
@@ -118,12 +120,13 @@ def main() -> None:
     parser.add_argument("--format", default="int8", choices=list(SETTINGS))
     parser.add_argument("--rows", type=int, nargs="+", default=[1, 8, 32])
     parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--device", default="cpu", choices=["cpu", "cuda"])
     parser.add_argument("--only", nargs="+", default=list(WAYS), choices=list(WAYS))
     options = parser.parse_args()
     directory = checkpoint(options.shape)
     found: dict[tuple[str, str], list[float]] = {}
     with contextlib.ExitStack() as closing:
-        engines = {way: closing.enter_context(opened(way, directory, options.format)) for way in options.only}
+        engines = {way: closing.enter_context(opened(way, directory, options)) for way in options.only}
         loads = {way: Load(engine) for way, engine in engines.items()}
         for _ in range(options.rounds):
             for way, load in loads.items():

@@ -28,16 +28,19 @@ from sluice_server.engine.kv_cache.shared_slots import SharedSlots
 from sluice_server.engine.kv_cache.tiers import Tiers
 from sluice_server.engine.models.calibration import with_calibration
 from sluice_server.engine.models.config import ModelConfig
+from sluice_server.engine.models.layers.device_sides import DeviceTables
 from sluice_server.engine.models.limits import check_embeds_scale, check_tables
 from sluice_server.engine.models.loading import embeddings_of, load_model
 from sluice_server.engine.models.model import Model
 from sluice_server.engine.models.vision.config import read_vision
 from sluice_server.engine.models.vision.loading import load_vision
+from sluice_server.engine.parallel.device_group import over_devices
 from sluice_server.engine.parallel.group import GroupRunner, Workers
 from sluice_server.engine.parallel.messages import Allocate, FillSlot
-from sluice_server.engine.parallel.options import check_parallel, shape_of
+from sluice_server.engine.parallel.options import check_on_device, check_parallel, shape_of
 from sluice_server.engine.parallel.ranks import Ranks
 from sluice_server.engine.parallel.sums import LocalSums
+from sluice_server.engine.parallel.sums_nccl import sums_of_devices
 from sluice_server.engine.plugins.interface import ModelPlugin
 from sluice_server.engine.plugins.loading import load_plugins, loading
 from sluice_server.engine.request import Limits
@@ -65,6 +68,7 @@ from sluice_server.engine.worker.startup.allocation import (
     machine_memory,
     make_store,
     offer_blocks,
+    overlapped_for,
     passes_for,
     runner_for,
 )
@@ -150,16 +154,15 @@ def build_engine(  # noqa: PLR0913 # all that an engine is made of
     """
     config = config.sized(choose_device(config.device).type)
     device, formats, notes = chosen(config, model_config, limits)
-    if workers is not None and device.type != "cpu":
-        raise _unusable("--tensor-parallel-size: several ranks compute on CPUs only as yet; use --device cpu")
     plugins = load_plugins(config.plugins, model_config)
-    ranks = ranks_of(config, workers)
+    ranks = ranks_of(config, workers, device)
     model, drafter = loaded(config, model_config, directory, limits, draft, formats, device, plugins.model, ranks)
     images = loaded_images(config, directory, limits, model, formats)
     adapters, tables = load_adapters(config, model_config, model, ranks)
     if workers is not None:
         workers.ready(rank_layout(config, formats, model))
-    allocated = allocate(config, model, drafter, formats, limits, tables)
+    sums = sums_of_devices(None if workers is None else workers.sums)
+    allocated = allocate(config, model, drafter, formats, limits, tables, sums)
     cache, beside = allocated.cache, allocated.beside
     identity = identity_of(config, formats, model, digests(), plugins.identity)
     store, tiers = make_store(config, cache, beside, identity)
@@ -187,16 +190,11 @@ def build_engine(  # noqa: PLR0913 # all that an engine is made of
     sizes = config.block_size, config.max_num_seqs, limits.context_length
     loaded_slots = NO_SLOTS if adapters is None else adapters.loader.slots
     plain = Runner(model, store, *sizes, grammars, allocated.groups, plugins.sampling, images, loaded_slots)
-    runner: StepRunner = runner_for(config, plain, model, store, limits, tables)
-    if workers is not None:
-        if adapters is not None:
-            adapters.loader.on_slot = lambda *filled: workers.send(FillSlot(*filled))
-        shape, drafts = workers.shape, drafter is not None
-        own = workers.sums, time.monotonic, workers.stages
-        runner = GroupRunner(plain, workers, shape.members, *own, depth=workers.depth, drafts_in_cache=drafts)
+    if workers is not None and adapters is not None:
+        adapters.loader.on_slot = lambda *filled: workers.send(FillSlot(*filled))
     engine = Engine(
         scheduler,
-        runner,
+        runner_over(workers, (config, plain, model, store, limits, tables), has_drafter=drafter is not None),
         proposer=make_proposer(config, drafter, beside, grammars, limits),
         identity=identity,
         tuner=tuner,
@@ -223,13 +221,31 @@ def build_engine(  # noqa: PLR0913 # all that an engine is made of
     )
 
 
+def runner_over(
+    workers: Workers | None,
+    own: tuple[EngineConfig, Runner, Model, BlockStore, Limits, DeviceTables | None],
+    *,
+    has_drafter: bool,
+) -> StepRunner:
+    """Returns what runs plans here, and on the other ranks of a group; `own` are the parts of this rank."""
+    if workers is None:
+        return runner_for(*own)
+    plain, sums = own[1], sums_of_devices(workers.sums)
+    if sums is not None:
+        return over_devices(plain, workers, sums, lambda told, watched: overlapped_for(*own, told, watched))
+    timed = workers.sums, time.monotonic, workers.stages
+    return GroupRunner(plain, workers, workers.shape.members, *timed, depth=workers.depth, drafts_in_cache=has_drafter)
+
+
 def chosen(
     config: EngineConfig, model_config: ModelConfig, limits: Limits
 ) -> tuple[torch.device, Formats, tuple[str, ...]]:
     """Returns device, number formats and notes for the operator, before any weight is read. Raises ServiceError for
     what this server cannot compute."""
-    check_parallel(config).check(model_config)
+    shape = check_parallel(config)
+    shape.check(model_config)
     device = choose_device(config.device)
+    check_on_device(config, device.type)
     check_trees(config, model_config, device)
     check_adapters(config, device.type)
     formats = choose_formats(config, device)
@@ -327,12 +343,12 @@ def tuner_of(config: EngineConfig, model: Model, formats: Formats) -> ThreadTune
     return tune_threads(config, one_token(model, own, config.block_size))
 
 
-def ranks_of(config: EngineConfig, workers: Workers | None) -> Ranks | None:
+def ranks_of(config: EngineConfig, workers: Workers | None, device: torch.device) -> Ranks | None:
     """Returns the place of this engine among ranks; None for an engine that adds nothing up."""
     shape = shape_of(config)
     if workers is not None:
         return Ranks(workers.shape, workers.sums, workers.stages)
-    return None if shape.is_whole else Ranks(shape, LocalSums(shape.sum_shards))
+    return None if shape.is_whole else Ranks(shape, LocalSums(shape.sum_shards, device))
 
 
 def make_proposer(

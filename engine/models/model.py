@@ -172,6 +172,11 @@ class Model:
         return self._rotations.axes is not None
 
     @property
+    def num_logits(self) -> int:
+        """The number of logits of a row: of all ids, or, on another rank than 0, of its own."""
+        return self._vocabulary.num_logits
+
+    @property
     def slot_align(self) -> int:
         """The alignment of 8-bit slots; see `kernels.layout.slots`."""
         return GPU_ALIGN if gpu.takes(self.embeddings) else SCALE_BYTES

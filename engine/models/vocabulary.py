@@ -17,6 +17,10 @@ class Vocabulary(Protocol):
     def num_rows(self) -> int:
         """The number of these ids."""
 
+    @property
+    def num_logits(self) -> int:
+        """The number of logits that `gathered` returns for a row."""
+
     def embedding(self, ids: Tensor, table: Tensor) -> Tensor:
         """Returns the rows [T, H] of ids int64 [T] in `table` [rows, H]; zeros for ids that other ranks have."""
 
@@ -31,7 +35,7 @@ class WholeVocabulary:
     """All ids."""
 
     def __init__(self, size: int) -> None:
-        self.num_rows = size
+        self.num_rows = self.num_logits = size
 
     def embedding(self, ids: Tensor, table: Tensor) -> Tensor:
         """Implements `Vocabulary.embedding`."""
@@ -49,8 +53,10 @@ class WholeVocabulary:
 class SharedVocabulary:
     """The ids of one rank among several."""
 
-    def __init__(self, ids: range, sums: RankSums) -> None:
+    def __init__(self, ids: range, size: int, sums: RankSums) -> None:
+        """Has `ids` of a vocabulary of `size`."""
         self.num_rows = len(ids)
+        self.num_logits = len(ids) if sums.rank else size
         self._first = ids.start
         self._sums = sums
 
@@ -74,4 +80,4 @@ def vocabulary_of(size: int, ranks: Ranks | None) -> Vocabulary:
     """Returns the ids that a rank has of a vocabulary of `size`; all of them without other ranks."""
     if ranks is None or ranks.shape.tensor_size == 1:
         return WholeVocabulary(size)
-    return SharedVocabulary(ranks.shape.vocabulary(size), ranks.sums)
+    return SharedVocabulary(ranks.shape.vocabulary(size), size, ranks.sums)

@@ -12,16 +12,27 @@ from sluice_server.engine.kv_cache.block_store import BlockStore
 from sluice_server.engine.kv_cache.identity import UNNAMED
 from sluice_server.engine.models.config import ModelConfig
 from sluice_server.engine.parallel.adapters import RankAdapters
+from sluice_server.engine.parallel.device_steps import ON_CPU, DeviceSteps, RecordedSteps
 from sluice_server.engine.parallel.messages import Allocate
 from sluice_server.engine.parallel.ranks import Ranks
 from sluice_server.engine.parallel.shape import ParallelShape
 from sluice_server.engine.parallel.stages import Stages
 from sluice_server.engine.parallel.sums import TimedSums
+from sluice_server.engine.parallel.sums_nccl import sums_of_devices
 from sluice_server.engine.parallel.worker import RankWorker
 from sluice_server.engine.plugins.loading import load_plugins
 from sluice_server.engine.request import Limits
 from sluice_server.engine.speculation.drafters import ModelDrafter
-from sluice_server.engine.worker.startup.allocation import disk_directory, groups_for
+from sluice_server.engine.worker.device import CudaDevice
+from sluice_server.engine.worker.overlapped import record
+from sluice_server.engine.worker.startup.allocation import (
+    cache_room,
+    disk_directory,
+    groups_for,
+    recorded_for,
+    recording,
+)
+from sluice_server.engine.worker.startup.device_support import choose_device
 from sluice_server.engine.worker.startup.identity import rank_layout
 from sluice_server.engine.worker.startup.memory import at_start
 from sluice_server.engine.worker.startup.rates import measure_costs
@@ -41,16 +52,20 @@ class RankPart:
     stages: Stages | None = None
 
 
-def build_rank(part: RankPart, sizes: Callable[[str], Allocate]) -> RankWorker:
-    """Loads a rank's part of the model. `sizes` takes what must be equal on all ranks, once the weights are loaded, and
-    returns the sizes of the cache. Raises ServiceError naming what is wrong and what to do."""
-    config, limits = part.config, part.limits
+def build_rank(part: RankPart, ready: Callable[[str], None], sizes: Callable[[], Allocate]) -> RankWorker:
+    """Loads a rank's part of the model. `ready` takes what must be equal on all ranks, once the weights are loaded;
+    `sizes` returns those of the cache. Raises ServiceError naming what is wrong and what to do."""
+    config, limits = part.config.sized(choose_device(part.config.device).type), part.limits
     device, formats, _ = chosen(config, part.model_config, limits)
     plugins = load_plugins(config.plugins, part.model_config)
     ranks = Ranks(part.shape, part.sums, part.stages)
     model, _ = loaded(config, part.model_config, part.directory, limits, None, formats, device, plugins.model, ranks)
     groups = groups_for(config, model, has_drafter=bool(config.draft_model)).of_layers(model.layers)
-    told = sizes(rank_layout(config, formats, model))
+    ready(rank_layout(config, formats, model))
+    sums = sums_of_devices(part.sums)
+    if sums is not None:
+        cache_room(config, model, None, formats, limits, ranks=sums)
+    told = sizes()
     model.passed_on = told.passed_on
     with at_start("--kv-cache-tokens", f"a cache of {told.num_blocks} blocks; set --kv-cache-tokens lower"):
         cache = model.new_cache(told.num_blocks, config.block_size, formats.cache, groups.size)
@@ -62,6 +77,11 @@ def build_rank(part: RankPart, sizes: Callable[[str], Allocate]) -> RankWorker:
     trial(ModelDrafter(model), by_layer, config.block_size, next(iter(part.model_config.eos_ids), 0), model.is_last)
     if told.num_host:
         measure_costs(model, store, config.block_size)
-    sizes_of = config.block_size, config.sized("cpu").max_num_seqs, limits.context_length
+    sizes_of = config.block_size, config.max_num_seqs, limits.context_length
     adapters = RankAdapters(make_loader(config, part.model_config, model, ranks)) if config.max_adapters else None
-    return RankWorker(part.shape.member, model, store, *sizes_of, groups, part.sums, part.stages, adapters)
+    steps: DeviceSteps = ON_CPU
+    if sums is not None:
+        on = CudaDevice(device)
+        with recording(config):
+            steps = RecordedSteps(on, record(model, store, on, *recorded_for(config, limits), sums.sampled_ids))
+    return RankWorker(part.shape.member, model, store, *sizes_of, groups, part.sums, part.stages, adapters, steps)

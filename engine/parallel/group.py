@@ -12,11 +12,12 @@ from collections.abc import Callable, Iterator
 from functools import partial
 from typing import Protocol
 
-from sluice_server.engine.errors import OutOfDeviceMemory, RankFailed, RankLost
+from sluice_server.engine.errors import RankLost
 from sluice_server.engine.executor.step_runner import Pending
 from sluice_server.engine.kv_cache.moves import Move, MoveKind
 from sluice_server.engine.parallel.backlog import Backlog
 from sluice_server.engine.parallel.disk_ends import DiskEnds
+from sluice_server.engine.parallel.launches import GroupLaunches, check_ended
 from sluice_server.engine.parallel.messages import Launch, Launched, MoveAccepted, MoveBlocks, Moved, Order, Place
 from sluice_server.engine.parallel.shape import ParallelShape
 from sluice_server.engine.parallel.stages import StageFailed, Stages
@@ -24,9 +25,6 @@ from sluice_server.engine.parallel.sums import SumsBroken, TimedSums, patience_s
 from sluice_server.engine.parallel.told_rows import rows_as_told, turned_as_told
 from sluice_server.engine.plan import StepPlan
 from sluice_server.engine.worker.runner import CompletedStep, Runner, StepImages
-
-STEPS = 16  # over whose times a mean is taken
-LOOK_S = 0.25  # between looks at the other ranks where no step waits for them
 
 
 class Workers(Protocol):
@@ -71,21 +69,11 @@ class Workers(Protocol):
         for a rank that does not in time."""
 
 
-@dataclasses.dataclass(slots=True)
-class RankTimes:
-    """Seconds of all launches of one rank: `compute_s` in all, of them `sums_s` in sums."""
-
-    compute_s: float = 0.0
-    sums_s: float = 0.0
-
-
 class GroupRunner:
     """Runs each plan on rank 0 by `plain`, and on the other ranks.
 
     Attributes:
-        times: by rank, the first is rank 0.
-        last: those of the latest launch alone.
-        skew_s: seconds between the fastest and the slowest rank of a launch, added up.
+        launches: how they ended, and how long they took.
     """
 
     def __init__(  # noqa: PLR0913 # the parts of a group
@@ -103,17 +91,13 @@ class GroupRunner:
         """`sums` of rank 0 with the others; None where each rank computes the whole model. `depth`: of the steps under
         way, those that other stages compute meanwhile. `drafts_in_cache`: what drafts writes to blocks of its own
         between steps, so that no move may wait."""
-        self.times = [RankTimes() for _ in range(size)]
-        self.last: list[RankTimes] = []
-        self.skew_s = 0.0
         self._plain = plain
         self._workers = workers
-        self._sums = sums
         self._stages = stages
-        self._step_s = 0.0  # mean of recent launches
+        self._timed = [one for one in (sums, stages) if one is not None]
+        self.launches = GroupLaunches(workers, size, self._timed, clock)
         self._clock = clock
         self._ends = DiskEnds(size)
-        self._looked_s = clock()
         self._num = 0
         self._depth = depth
         self._backlog = Backlog()
@@ -143,7 +127,7 @@ class GroupRunner:
 
     def moved(self) -> list[tuple[Move, bool]]:
         """Returns the transfers with the disk that have ended on all ranks. What failed on one is removed on all."""
-        self._look()
+        self.launches.look()
         ended = self._ends.note(0, self._plain.moved())
         for one in self._workers.moved():
             ended += self._ends.note(one.rank, one.ended)
@@ -163,7 +147,7 @@ class GroupRunner:
 
     def idle(self) -> bool:
         """Returns False: there is nothing to prepare. Raises RankLost if a rank has ended."""
-        self._look()
+        self.launches.look()
         return False
 
     def launch(self, plan: StepPlan) -> Pending:
@@ -188,9 +172,8 @@ class GroupRunner:
 
     def _compute(self, num: int, plan: StepPlan, images: StepImages) -> CompletedStep:
         """Computes a launch here, and waits for its end on all ranks."""
-        for one in (self._sums, self._stages):
-            if one is not None:
-                one.timeout_s = patience_s(self._step_s)
+        for one in self._timed:
+            one.timeout_s = patience_s(self.launches.step_s)
         start = self._clock()
         try:
             with self._staged():
@@ -198,20 +181,13 @@ class GroupRunner:
         except SumsBroken as error:
             raise RankLost(str(error)) from error
         except StageFailed:
-            self._check(self._join(num, self._clock() - start))
+            check_ended(self.launches.join(num, self._clock() - start))
             raise
         except Exception:
-            self._join(num, self._clock() - start)
+            self.launches.join(num, self._clock() - start)
             raise
-        self._check(self._join(num, self._clock() - start))
+        check_ended(self.launches.join(num, self._clock() - start))
         return done
-
-    def _look(self) -> None:
-        """Looks at the other ranks, but not each time: a supervisor sees the end of those of its own host alone."""
-        now_s = self._clock()
-        if now_s - self._looked_s >= LOOK_S:
-            self._looked_s = now_s
-            self._workers.look()
 
     @contextlib.contextmanager
     def _staged(self) -> Iterator[None]:
@@ -226,26 +202,3 @@ class GroupRunner:
             if self._stages is not None:
                 self._stages.settle()
             raise
-
-    @staticmethod
-    def _check(ended: list[Launched]) -> None:
-        """Raises OutOfDeviceMemory or RankFailed if a launch failed on another rank."""
-        failed = next((one for one in ended if one.error), None)
-        if failed is not None:
-            text = f"rank {failed.rank}: {failed.error}"
-            raise OutOfDeviceMemory(text) if failed.ran_out else RankFailed(text)
-
-    def _join(self, num: int, compute_s: float) -> list[Launched]:
-        """Waits for the end of a launch on every rank, and adds up times."""
-        ended = sorted(self._workers.launched(num), key=lambda one: one.rank)
-        self._step_s += (compute_s - self._step_s) / STEPS
-        sums_s = sum(one.seconds for one in (self._sums, self._stages) if one is not None)
-        own = Launched(0, num, compute_s=compute_s, sums_s=sums_s)
-        self.last = []
-        for one, times in zip((own, *ended), self.times, strict=True):
-            self.last.append(RankTimes(one.compute_s, one.sums_s - times.sums_s))
-            times.compute_s += one.compute_s
-            times.sums_s = one.sums_s
-        taken = [one.compute_s - one.sums_s for one in self.last]
-        self.skew_s += max(taken) - min(taken)
-        return ended

@@ -125,6 +125,29 @@ class Launch:
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
+class BeginStep:
+    """A step of fixed shape to begin on each rank's device, recorded there or not; answered by `Launched` once it is in
+    the device's queue.
+
+    Attributes:
+        num: number of the launch, as in `Launch`.
+        num_rows, per_row, form: of its shape; see `GraphKey`.
+        given, numbers: int64; see `StepNumbers`.
+        tokens: what slots have got since the last step: (slot, first position, ids).
+        is_sampled: rank 0 samples on its device, and shares the ids.
+    """
+
+    num: int
+    num_rows: int
+    per_row: int
+    form: str
+    given: bytes
+    numbers: bytes
+    tokens: list[tuple[int, int, list[int]]]
+    is_sampled: bool
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
 class MoveBlocks:
     """Transfers between cache blocks and host slots."""
 
@@ -184,6 +207,7 @@ class Launched:
         ran_out: it failed for lack of memory.
         compute_s: seconds from its receipt to its end.
         sums_s: seconds of these in sums with other ranks, and waiting for other stages, so far since start.
+        num_sums: calls of sums on a device so far: ranks with other numbers are out of step.
     """
 
     rank: int
@@ -192,6 +216,7 @@ class Launched:
     ran_out: bool = False
     compute_s: float = 0.0
     sums_s: float = 0.0
+    num_sums: int = 0
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -219,6 +244,17 @@ class RankEnded:
 
 # Of rank 0, and to rank 0:
 Order: TypeAlias = (
-    Welcome | Refused | Allocate | Place | FillSlot | GiveRows | Launch | MoveBlocks | MoveAccepted | Told | SaveBlocks
+    Welcome
+    | Refused
+    | Allocate
+    | Place
+    | FillSlot
+    | GiveRows
+    | Launch
+    | BeginStep
+    | MoveBlocks
+    | MoveAccepted
+    | Told
+    | SaveBlocks
 )
 Report: TypeAlias = Hello | RankReady | Launched | RankEnded | Told | Connected | Moved | Saved

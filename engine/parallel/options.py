@@ -13,8 +13,15 @@ NOT_BUILT: Mapping[str, Callable[[ParallelShape], bool]] = {
 
 # By option: whether a group of ranks cannot have it.
 NOT_IN_GROUPS: Mapping[str, Callable[[EngineConfig], bool]] = {
-    "device": lambda config: config.device == "cuda",
     "shared_cache_bytes": lambda config: config.shared_cache_bytes > 0,
+}
+
+
+# By option: whether ranks with a GPU each cannot have it.
+NOT_ON_DEVICES: Mapping[str, Callable[[EngineConfig], bool]] = {
+    "pipeline_parallel_size": lambda config: config.pipeline_parallel_size > 1,
+    "expert_parallel": lambda config: config.expert_parallel,
+    "max_adapters": lambda config: config.max_adapters > 0,
 }
 
 
@@ -48,3 +55,13 @@ def check_parallel(config: EngineConfig) -> ParallelShape:
         text = f"{getattr(config, name)} is not supported beside several ranks yet"
         raise unusable(name, f"{text}: leave one of the two out")
     return shape
+
+
+def check_on_device(config: EngineConfig, device: str) -> None:
+    """Raises ServiceError INVALID_SETTING for what a group on devices of that type, "cpu" or "cuda", does not have."""
+    if device == "cpu" or config.num_ranks == 1:
+        return
+    name = next((one for one, has in NOT_ON_DEVICES.items() if has(config)), "")
+    if name:
+        text = f"{getattr(config, name)} is not supported over several GPUs yet: leave it out, or use --device cpu"
+        raise unusable(name, text)

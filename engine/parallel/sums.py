@@ -108,9 +108,9 @@ def add_in_order(into: Tensor, partials: Sequence[Tensor]) -> None:
     into += total
 
 
-def new_room(shards: int, rows: int, width: int) -> Sequence[Tensor]:
-    """Returns so many tensors, float32 [rows, width]."""
-    return torch.empty(shards, rows, width).unbind()
+def new_room(shards: int, rows: int, width: int, device: torch.device | None = None) -> Sequence[Tensor]:
+    """Returns so many tensors, float32 [rows, width]; None: in host memory."""
+    return torch.empty(shards, rows, width, device=device).unbind()
 
 
 class LocalSums:
@@ -121,13 +121,15 @@ class LocalSums:
     timeout_s = TIMEOUT_S
     seconds = 0.0
 
-    def __init__(self, shards: int = 1) -> None:
+    def __init__(self, shards: int = 1, device: torch.device | None = None) -> None:
+        """`device` of the tensors; None: host memory."""
         check_shards(1, shards)
         self.shards = shards
+        self._device = device
 
     def room(self, rows: int, width: int) -> Sequence[Tensor]:
         """Implements `RankSums.room`."""
-        return new_room(self.shards, rows, width)
+        return new_room(self.shards, rows, width, self._device)
 
     def add(self, into: Tensor, partials: Sequence[Tensor], *, is_exact: bool = False) -> None:
         """Implements `RankSums.add`."""

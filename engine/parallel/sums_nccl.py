@@ -6,7 +6,7 @@ the others' word of each launch, and NCCL's watchdog ends a process whose queue 
 by a store that the caller gives.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from datetime import timedelta
 from typing import Any, Protocol
 
@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 from torch._C import _distributed_c10d as dist
 
-from sluice_server.engine.parallel.sums import TIMEOUT_S, SumsBroken, add_in_order, check_shards
+from sluice_server.engine.parallel.sums import TIMEOUT_S, RankSums, SumsBroken, add_in_order, check_shards
 
 UNKNOWN = -1  # NCCL does not say which rank is at fault
 
@@ -22,11 +22,16 @@ UNKNOWN = -1  # NCCL does not say which rank is at fault
 class Collectives(Protocol):
     """What these sums use of a process group of torch; gloo's is one too, for tensors of the host."""
 
-    def allgather(self, outputs: list[list[Tensor]], inputs: list[Tensor], options: Any, /) -> Any:  # noqa: ANN401 # untyped
-        """Begins to collect the inputs of all ranks on each."""
+    def _allgather_base(self, output: Tensor, own: Tensor, options: Any, /) -> Any:  # noqa: ANN401 # untyped
+        """Begins to collect what each rank has, side by side in `output` on all."""
 
     def broadcast(self, tensors: list[Tensor], options: Any, /) -> Any:  # noqa: ANN401 # untyped
         """Begins to send those of one rank to all."""
+
+
+def sums_of_devices(sums: RankSums | None) -> "NcclSums | None":
+    """Returns sums of ranks with a GPU each as what they are; None for others."""
+    return sums if isinstance(sums, NcclSums) else None
 
 
 def nccl_group(store: dist.Store, rank: int, size: int, timeout_s: float = TIMEOUT_S) -> Collectives:
@@ -47,6 +52,7 @@ class NcclSums:
     Attributes:
         timeout_s: until ranks that do not come are given up, where a call waits for them on the host.
         seconds: stays 0: what sums take is the device's time.
+        calls: collectives that were put into the queue, or recorded, so far; ranks in step have equal numbers.
     """
 
     def __init__(  # what a group is made of
@@ -67,6 +73,7 @@ class NcclSums:
         self.device = device
         self.timeout_s = timeout_s
         self.seconds = 0.0
+        self.calls = 0
         self._group = group
         self._widths: dict[int, list[int]] = {}  # of all ranks, by this rank's
         self._base = torch.empty(0, device=device)
@@ -81,7 +88,7 @@ class NcclSums:
     def add(self, into: Tensor, partials: Sequence[Tensor], *, is_exact: bool = False) -> None:
         """Implements `RankSums.add`."""
         own = self._base if partials is self._room else torch.stack(list(partials))
-        add_in_order(into, [part for given in self._gathered(own) for part in given.unbind()])
+        add_in_order(into, self._gathered(own).flatten(0, 1).unbind())
 
     def gather(self, part: Tensor) -> Tensor | None:
         """Implements `RankSums.gather`. The ranks' numbers of columns are asked for once: they stay the same."""
@@ -91,36 +98,47 @@ class NcclSums:
             widths = self._widths[width] = self._numbers(width)
         padded = torch.nn.functional.pad(part, (0, max(widths) - width)).contiguous()
         found = self._gathered(padded)
-        return torch.cat([one[:, :num] for one, num in zip(found, widths, strict=True)], 1) if self.rank == 0 else None
+        if self.rank:
+            return None
+        return torch.cat([one[:, :num] for one, num in zip(found.unbind(), widths, strict=True)], 1)
 
     def agree(self, ok: bool) -> bool:
         """Implements `RankSums.agree`; waits for the device."""
         return all(self._numbers(int(ok)))
 
+    def least(self, value: int) -> int:
+        """Returns the least of all ranks' values; waits for the device."""
+        return min(self._numbers(value))
+
+    def sampled_ids(self, num: int, choose: Callable[[], Tensor]) -> Tensor:
+        """Implements `SampledIds`: rank 0 samples, and the others get its ids."""
+        return self.share(torch.empty(num, dtype=torch.int64, device=self.device) if self.rank else choose())
+
     def share(self, ids: Tensor) -> Tensor:
         """Returns rank 0's ids, int64 [S], for which others give room: what it sampled, before the host knows it."""
         options = dist.BroadcastOptions()
         options.rootRank, options.timeout = 0, timedelta(seconds=self.timeout_s)
-        self._end(self._group.broadcast([ids], options))
+        self._end(lambda: self._group.broadcast([ids], options))
         return ids
 
     def _numbers(self, own: int) -> list[int]:
         """Returns the numbers of all ranks, on the host."""
         found = self._gathered(torch.tensor([own], device=self.device))
-        return [int(one) for one in torch.cat(found).tolist()]
+        return [int(one) for one in found.flatten().tolist()]
 
-    def _gathered(self, own: Tensor) -> list[Tensor]:
+    def _gathered(self, own: Tensor) -> Tensor:
         """Returns what all ranks give, in their order; all of one size."""
-        found = list(own.new_empty(self.size, *own.shape).unbind())
+        found = own.new_empty(self.size * own.shape[0], *own.shape[1:])
         options = dist.AllgatherOptions()
         options.timeout = timedelta(seconds=self.timeout_s)
-        self._end(self._group.allgather([found], [own], options))
-        return found
+        self._end(lambda: self._group._allgather_base(found, own, options))
+        return found.view(self.size, *own.shape)
 
-    def _end(self, begun: Any) -> None:  # noqa: ANN401 # of torch's untyped groups
-        """Has what follows in the device's queue wait for a collective; gloo's waits here."""
+    def _end(self, begin: Callable[[], Any]) -> None:
+        """Begins a collective, and has what follows in the device's queue wait for it; gloo's waits here."""
+        self.calls += 1
         try:
-            begun.wait()
+            begin().wait()
         except RuntimeError as error:
             text = f"a rank of {self.size} has ended, or did not come to a sum: start the group anew"
             raise SumsBroken(UNKNOWN, f"{text} ({str(error).splitlines()[0]})") from error

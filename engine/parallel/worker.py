@@ -13,7 +13,9 @@ from sluice_server.engine.kv_cache.moves import Move, MoveKind
 from sluice_server.engine.models.given import GivenRows
 from sluice_server.engine.models.model import Model
 from sluice_server.engine.parallel.adapters import RankAdapters
+from sluice_server.engine.parallel.device_steps import ON_CPU, DeviceSteps
 from sluice_server.engine.parallel.messages import (
+    BeginStep,
     FillSlot,
     GiveRows,
     Launch,
@@ -26,6 +28,7 @@ from sluice_server.engine.parallel.messages import (
 )
 from sluice_server.engine.parallel.stages import StageFailed, Stages
 from sluice_server.engine.parallel.sums import SumsBroken, TimedSums, patience_s
+from sluice_server.engine.parallel.sums_nccl import NcclSums
 from sluice_server.engine.parallel.told_rows import rows_of, turned_of
 from sluice_server.engine.worker.faults import device_faults
 from sluice_server.engine.worker.forward import ForwardPass
@@ -53,9 +56,11 @@ class RankWorker:
         sums: TimedSums | None = None,
         stages: Stages | None = None,
         adapters: RankAdapters | None = None,
+        steps: DeviceSteps = ON_CPU,
     ) -> None:
         """`sums` of this rank with the others; None where each rank computes the whole model. `adapters`: None where
-        requests name none."""
+        requests name none. `steps` of a rank that has a GPU."""
+        self._steps = steps
         self.adapters = adapters
         self._slot_adapters = SlotAdapters(NO_SLOTS if adapters is None else adapters)
         self.step_s = 0.0  # mean of recent launches
@@ -94,21 +99,20 @@ class RankWorker:
         """Does what rank 0 says; returns how a launch ended. Raises SumsBroken when the group has ended."""
         match order:
             case Launch():
-                return self._launch(order)
+                return self._launch(order, lambda: self._compute(order))
+            case BeginStep():
+                return self._launch(order, lambda: self._steps.begin(order))
             case GiveRows():
                 self._given.append(rows_of(order))
             case Place():
-                self._tables[:, order.slots] = 0
-                for slot, adapter in zip(order.slots, order.adapters, strict=True):
-                    self._slot_adapters.put(slot, adapter)
-                for run in order.new_blocks:
-                    self._tables[run.group, run.slot, run.first : run.first + len(run.blocks)] = run.blocks
+                self._place(order)
             case FillSlot():
                 assert self.adapters is not None, "an adapter of requests that name none"
                 self.adapters.fill(order)
             case MoveBlocks():
                 self._num_moving += sum(move.kind in ON_DISK for move in order.moves)
-                self._store.move(order.moves)
+                with self._steps.aside():
+                    self._store.move(order.moves)
             case SaveBlocks():
                 end_s = time.monotonic() + order.seconds
                 self._store.close()
@@ -119,7 +123,15 @@ class RankWorker:
                 raise ValueError(f"{type(order).__name__} is no order for a rank that computes")
         return None
 
-    def _launch(self, launch: Launch) -> Launched:
+    def _place(self, order: Place) -> None:
+        self._tables[:, order.slots] = 0
+        for slot, adapter in zip(order.slots, order.adapters, strict=True):
+            self._slot_adapters.put(slot, adapter)
+        for run in order.new_blocks:
+            self._tables[run.group, run.slot, run.first : run.first + len(run.blocks)] = run.blocks
+        self._steps.extend(order.new_blocks)
+
+    def _launch(self, launch: Launch | BeginStep, compute: Callable[[], None]) -> Launched:
         if self._sums is not None:
             self._sums.timeout_s = patience_s(self.step_s)
         if self._stages is not None:
@@ -128,20 +140,22 @@ class RankWorker:
         start, error, ran_out = time.monotonic(), "", False
         try:
             with device_faults():
-                self._compute(launch)
+                self._steps.join()
+                compute()
         except SumsBroken:
             raise
         except StageFailed:
             logger.info("launch %d failed in an earlier stage, which tells rank 0 why", launch.num)
         except Exception as failure:
-            logger.exception("launch %d with %d rows failed", launch.num, len(launch.plan.slots))
+            logger.exception("launch %d failed", launch.num)
             error, ran_out = repr(failure), isinstance(failure, OutOfDeviceMemory)
         if self._stages is not None:
             self._stages.settle()
         taken_s = time.monotonic() - start
         self.step_s += (taken_s - self.step_s) / STEPS
         sums_s = sum(one.seconds for one in (self._sums, self._stages) if one is not None)
-        return Launched(self._rank, launch.num, error, ran_out, taken_s, sums_s)
+        num_sums = self._sums.calls if isinstance(self._sums, NcclSums) else 0
+        return Launched(self._rank, launch.num, error, ran_out, taken_s, sums_s, num_sums)
 
     def _compute(self, launch: Launch) -> None:
         positions = SamplePositions.of(launch.plan)

@@ -20,6 +20,10 @@ WARM_RUNS = 2  # before a capture: kernels compile and workspaces are allocated
 class HostCopy(Protocol):
     """A copy of a tensor to the host, in progress."""
 
+    @property
+    def is_there(self) -> bool:
+        """Whether `wait` would return at once."""
+
     def wait(self) -> "np.ndarray[Any, Any]":
         """Waits for the copy and returns it. Raises DeviceLost and OutOfDeviceMemory for failures of earlier work."""
 
@@ -118,6 +122,11 @@ class CudaHostCopy:
     def __init__(self, values: Tensor, event: torch.cuda.Event) -> None:
         self._values = values
         self._event = event
+
+    @property
+    def is_there(self) -> bool:
+        with device_faults():
+            return bool(self._event.query())
 
     def wait(self) -> "np.ndarray[Any, Any]":
         with device_faults():

@@ -140,6 +140,11 @@ class Graphs(Generic[S]):
         self._add(self._later.pop(0))
         return True
 
+    def finish(self) -> None:
+        """Captures all that is left."""
+        while self.grow():
+            pass
+
     def give_up(self) -> int:
         """Stops capturing; returns the number of steps left unrecorded."""
         num = len(self._later)
@@ -154,6 +159,10 @@ class Graphs(Generic[S]):
         alike = [key for key in captured if (key.form, key.has_adapters) == kind]
         fits = [key for key in alike if key.per_row >= per_row and key.num_rows >= num_rows]
         return captured[min(fits, key=lambda key: (key.per_row, key.num_rows))] if fits else None
+
+    def get(self, key: GraphKey) -> S | None:
+        """Returns the recorded step of exactly this shape, or None."""
+        return self._captured.get(key)
 
     def _add(self, key: GraphKey) -> None:
         self._captured[key] = self._capture(key)

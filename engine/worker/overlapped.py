@@ -3,12 +3,13 @@
 A step is uniform if its rows only decode or verify drafts, and mixed if some compute parts of prompts. `UniformSteps`
 computes both from recorded steps. Where rows need more than sampling (a grammar, penalties, log probabilities), only
 the forward pass is recorded, and the plain `Runner` samples, which waits for the device. What brings or wants hidden
-states is the plain runner's as a whole. Scheduling policy is decided elsewhere; the input is a `StepPlan`.
+states is the plain runner's as a whole. Scheduling policy is decided elsewhere; the input is a `StepPlan`. Where other
+ranks compute the same steps, they are told of each before it begins (`Followers`).
 """
 
 import logging
 from collections.abc import Callable, Sequence
-from typing import NamedTuple
+from typing import NamedTuple, Protocol
 
 import numpy as np
 import torch
@@ -26,9 +27,9 @@ from sluice_server.engine.worker.forward import trees_of
 from sluice_server.engine.worker.graphs import Graphs, RowShape, forms_of
 from sluice_server.engine.worker.launched import LaunchedStep, is_uniform
 from sluice_server.engine.worker.prefixes import SharedPrefixes
-from sluice_server.engine.worker.runner import CompletedStep, Runner
+from sluice_server.engine.worker.runner import CompletedStep, Runner, StepImages
 from sluice_server.engine.worker.slots.state import DeviceState, Slots
-from sluice_server.engine.worker.steps import RecordedStep, UniformRows, UniformSteps
+from sluice_server.engine.worker.steps import RecordedStep, SampledIds, StepNumbers, UniformRows, UniformSteps, own_ids
 
 logger = logging.getLogger(__name__)
 
@@ -50,12 +51,48 @@ class InFlightDrafts(NamedTuple):
 NO_DRAFTS = InFlightDrafts(())
 
 
+class Followers(Protocol):
+    """Other ranks, which compute the same steps on devices of their own."""
+
+    @property
+    def sampled_ids(self) -> SampledIds | None:
+        """Has the ids that this rank samples on all of them; None where there are none."""
+
+    def note(self, slot: int, first: int, ids: Sequence[int]) -> None:
+        """Tells the tokens of a slot from a position on, which the next step needs."""
+
+    def begin(self, numbers: StepNumbers, *, is_sampled: bool) -> None:
+        """Tells them to begin a step. `is_sampled`: the device samples behind it, and not the host."""
+
+    def compute(self, plan: StepPlan) -> StepImages | None:
+        """Tells them to compute a plan that cannot be recorded; returns what images give it, if that is known now."""
+
+
+class NoFollowers:
+    """Implements `Followers` where there are no other ranks."""
+
+    sampled_ids = None
+
+    def note(self, slot: int, first: int, ids: Sequence[int]) -> None:
+        """Implements `Followers.note`."""
+
+    def begin(self, numbers: StepNumbers, *, is_sampled: bool) -> None:
+        """Implements `Followers.begin`."""
+
+    def compute(self, plan: StepPlan) -> StepImages | None:
+        """Implements `Followers.compute`."""
+        return None
+
+
+ALONE = NoFollowers()
+
+
 class OverlappedRunner:
     """Runs steps with `UniformSteps` and the state on the device, and what cannot be recorded with `plain`."""
 
     depth = 1  # the device computes one step while the next is planned
 
-    def __init__(
+    def __init__(  # noqa: PLR0913 # the parts of a runner
         self,
         plain: Runner,
         steps: UniformSteps,
@@ -63,7 +100,9 @@ class OverlappedRunner:
         device: Device,
         graphs: Graphs[RecordedStep],
         prefixes: SharedPrefixes | None = None,
+        followers: Followers = ALONE,
     ) -> None:
+        self._followers = followers
         self._plain = plain
         self._steps = steps
         self._state = state
@@ -111,7 +150,8 @@ class OverlappedRunner:
         with device_faults():
             self._device.join()
             if not self._is_recorded(plan):
-                return self._plain.launch(self._known(plan))
+                known = self._known(plan)
+                return self._plain.launch(known, self._followers.compute(known))
             self._stage(plan)
             self._num_steps += 1
             if all(map(self._is_plain.__getitem__, plan.slots)):
@@ -121,7 +161,9 @@ class OverlappedRunner:
 
     def _logits(self, plan: StepPlan, rows: UniformRows) -> Tensor:
         """Begins the forward pass of a plan; returns the logits of its sample positions."""
-        logits = self._steps.logits(self._graphs, rows)
+        numbers = self._steps.numbers(self._graphs, rows)
+        self._followers.begin(numbers, is_sampled=False)
+        logits = self._steps.forward(self._graphs, numbers).logits[: rows.num_sampled]
         if rows.samples is None or all(rows.samples):
             return logits
         at = np.flatnonzero(rows.samples)
@@ -154,6 +196,7 @@ class OverlappedRunner:
             if self._ahead[slot] != start or num > 1:
                 assert IN_FLIGHT not in ids, f"slot {slot}: the token at {start} is on no device"
                 self._state.note(slot, start, ids)
+                self._followers.note(slot, start, ids)
             is_kept = is_last and samples and (num == 1 or not is_uniform(plan))
             self._ahead[slot] = start + num if is_kept else UNKNOWN
         self._state.flush()
@@ -161,7 +204,9 @@ class OverlappedRunner:
     def _launch(self, plan: StepPlan) -> LaunchedStep:
         rows = self._rows(plan)
         order: Sequence[int] = () if rows.prefixes is None else rows.prefixes.order
-        self._last = LaunchedStep(plan, self._steps.launch(self._graphs, rows), order)
+        numbers = self._steps.numbers(self._graphs, rows)
+        self._followers.begin(numbers, is_sampled=True)
+        self._last = LaunchedStep(plan, self._steps.launch(self._graphs, numbers, rows.num_sampled), order)
         return self._last
 
     def _rows(self, plan: StepPlan, *, may_share: bool = True) -> UniformRows:
@@ -184,7 +229,15 @@ class OverlappedRunner:
         return plan.known(self._last.sampled())
 
 
-def overlap(  # noqa: PLR0913 # all that is recorded
+class Recording(NamedTuple):
+    """Recorded steps, and the state of slots from which they compute."""
+
+    state: DeviceState
+    steps: UniformSteps
+    graphs: Graphs[RecordedStep]
+
+
+def overlap(  # noqa: PLR0913 # the parts and sizes of a runner
     plain: Runner,
     model: Model,
     store: BlockStore,
@@ -192,30 +245,52 @@ def overlap(  # noqa: PLR0913 # all that is recorded
     slots: Slots,
     drafts: InFlightDrafts = NO_DRAFTS,
     adapters: DeviceTables | None = None,
+    followers: Followers = ALONE,
 ) -> OverlappedRunner:
     """Builds an overlapped runner around a plain one and records the steps that every start needs.
 
-    These are plain decode steps, those with drafts and mixed ones. Steps of rows that share a prefix are recorded while
-    idle. `adapters`: those that rows may have; steps of rows with some are recorded beside the others.
+    `adapters`: those that rows may have; steps of rows with some are recorded beside the others.
+    """
+    state, steps, graphs = record(model, store, device, slots, drafts, adapters, followers.sampled_ids)
+    prefixes = SharedPrefixes(plain.block_tables, slots.block_size) if may_share(model) else None
+    return OverlappedRunner(plain, steps, state, device, graphs, prefixes, followers)
+
+
+def record(  # noqa: PLR0913 # all that is recorded
+    model: Model,
+    store: BlockStore,
+    device: Device,
+    slots: Slots,
+    drafts: InFlightDrafts,
+    adapters: DeviceTables | None = None,
+    sampled_ids: SampledIds | None = None,
+) -> Recording:
+    """Records the steps that every start needs: plain decode steps, those with drafts and mixed ones.
+
+    Steps of rows that share a prefix, and further sizes, are recorded while idle. Where ranks share sampled ids, all
+    are recorded now: what one of them could not record later would end the group.
     """
     state = DeviceState(device, model.device, slots)
     state.note(0, 0, [0])  # compiles the kernels that write to rows
     state.extend(0, 0, [0])
     state.flush()
-    steps = UniformSteps(model, store, state, device, most_sampled(slots, drafts), adapters)
+    shared = sampled_ids or own_ids
+    steps = UniformSteps(model, store, state, device, most_sampled(slots, drafts), adapters, shared)
     graphs = new_graphs(model, steps, slots, drafts)
     graphs.warm()
-    prefixes = SharedPrefixes(plain.block_tables, slots.block_size) if may_share(model) else None
-    return OverlappedRunner(plain, steps, state, device, graphs, prefixes)
+    if sampled_ids is not None:
+        graphs.finish()
+    return Recording(state, steps, graphs)
 
 
-def recorded_bytes(  # all that is recorded
+def recorded_bytes(  # noqa: PLR0913 # all that is recorded
     model: Model,
     cache_dtype: torch.dtype,
     device: Device,
     slots: Slots,
     drafts: InFlightDrafts = NO_DRAFTS,
     adapters: DeviceTables | None = None,
+    sampled_ids: SampledIds | None = None,
 ) -> int:
     """Returns the bytes that recorded steps and slot state will take on the device, beside weights and cache.
 
@@ -225,7 +300,8 @@ def recorded_bytes(  # all that is recorded
     before = device.taken()
     state = DeviceState(device, model.device, slots)
     store = BlockStore(model.new_cache(1, slots.block_size, cache_dtype))
-    steps = UniformSteps(model, store, state, device, most_sampled(slots, drafts), adapters)
+    shared = sampled_ids or own_ids
+    steps = UniformSteps(model, store, state, device, most_sampled(slots, drafts), adapters, shared)
     own = device.taken() - before
     return own + new_graphs(model, steps, slots, drafts).bytes_of_all(device.taken)
 

@@ -4,11 +4,13 @@ The inputs of such a step are on the device already or staged beforehand; the st
 Rows of few tokens sample behind every one, those of a mixed step behind their last. The two parts are recorded apart,
 so that rows that need more than sampling do not make a step unrecorded. Sampled tokens are written to the slots' rows
 at once, so the next step can be launched before the host reads them. In trees, the keys and values of accepted drafts
-move to the positions that they would have in a chain. Takes slots and numbers, not requests.
+move to the positions that they would have in a chain. Takes slots and numbers, not requests. Ranks that compute the
+same step take the same numbers (`StepNumbers`), and the ids that one of them samples.
 """
 
 import dataclasses
 from collections.abc import Callable
+from typing import TypeAlias
 
 import numpy as np
 import torch
@@ -27,6 +29,9 @@ from sluice_server.kernels.layout.prefixes import MOST_GROUPS, PrefixGroups
 from sluice_server.kernels.layout.ragged import Longs, Ragged, SharedPrefixRows
 from sluice_server.kernels.layout.trees import Trees, numbers_of
 from sluice_server.kernels.reference.inputs import StepInputs
+
+# Returns the sampled ids, int64 [S], of a step that samples S of them; the function given samples them.
+SampledIds: TypeAlias = Callable[[int, Callable[[], Tensor]], Tensor]
 
 NO_LONGS = np.empty(0, dtype=np.int64)
 NO_TABLES = np.empty((0, 0), dtype=np.int32)
@@ -77,13 +82,26 @@ class UniformRows:
         return dataclasses.replace(self, prefixes=None)
 
 
+@dataclasses.dataclass(frozen=True, slots=True)
+class StepNumbers:
+    """What a step of some shape computes from, besides the state of its slots.
+
+    Attributes:
+        given: int64 [4, R]: slots, positions of the first tokens, tokens up to each row's last, whether it samples.
+        form: int64, further numbers that the rows' form needs: see `_numbers`.
+    """
+
+    key: GraphKey
+    given: "np.ndarray[tuple[int, int], np.dtype[np.int64]]"
+    form: Longs
+
+
 @dataclasses.dataclass(frozen=True)
 class RecordedStep:
     """A step of fixed shape: `forward` computes `logits` from `given` and `form`, and `sample` then `sampled`.
 
     Attributes:
-        given: int64 [4, R]: slots, positions of the first tokens, tokens up to each row's last, whether it samples.
-        form: int64, further numbers that the rows' form needs: see `_numbers`.
+        given, form: see `StepNumbers`.
         logits: float32 [num_sampled, V], in memory that all steps share: valid until the next forward pass.
         sampled: int64 [num_sampled], one row after the other.
     """
@@ -97,10 +115,15 @@ class RecordedStep:
     sample: Callable[[], None]
 
 
+def own_ids(num: int, choose: Callable[[], Tensor]) -> Tensor:
+    """The default of `SampledIds`: no other rank needs them."""
+    return choose()
+
+
 class UniformSteps:
     """Computes and records steps of one model over one cache."""
 
-    def __init__(  # all that a step is made of
+    def __init__(  # noqa: PLR0913 # all that a step is made of
         self,
         model: Model,
         store: BlockStore,
@@ -108,15 +131,17 @@ class UniformSteps:
         device: Device,
         most_sampled: int,
         adapters: DeviceTables | None = None,
+        sampled_ids: SampledIds = own_ids,
     ) -> None:
-        """`most_sampled`: tokens that a step samples at most. `adapters`: those that rows may have."""
+        """`most_sampled`: tokens that a step samples at most. `adapters`: those that rows may have. `sampled_ids`: has
+        those that one of several ranks samples on all."""
         self._model = model
         self._store = store
         self._state = state
         self._device = device
         self._adapters = adapters
-        vocab = model.config.vocab_size
-        self._logits = torch.empty(most_sampled, vocab, dtype=torch.float32, device=model.device)
+        self._sampled_ids = sampled_ids
+        self._logits = torch.empty(most_sampled, model.num_logits, dtype=torch.float32, device=model.device)
 
     def record(self, key: GraphKey) -> RecordedStep:
         """Records a step of that shape."""
@@ -124,33 +149,36 @@ class UniformSteps:
         forward = self._device.capture(step.forward)
         return dataclasses.replace(step, forward=forward, sample=self._device.capture(step.sample))
 
-    def launch(self, graphs: Graphs[RecordedStep], rows: UniformRows) -> HostCopy:
-        """Begins a step and returns its pending result.
-
-        The result is int64 [num_sampled], BAD where logits held no usable number.
-        """
-        step = self._forward(graphs, rows)
-        step.sample()
-        return self._device.download(step.sampled[: rows.num_sampled])
-
-    def logits(self, graphs: Graphs[RecordedStep], rows: UniformRows) -> Tensor:
-        """Begins the forward pass of a step; returns its logits [num_sampled, V], valid until the next one."""
-        return self._forward(graphs, rows).logits[: rows.num_sampled]
-
-    def _forward(self, graphs: Graphs[RecordedStep], rows: UniformRows) -> RecordedStep:
+    @staticmethod
+    def numbers(graphs: Graphs[RecordedStep], rows: UniformRows) -> StepNumbers:
+        """Returns the numbers of a step of these rows: of the least recorded one that takes them, if there is one."""
         step = graphs.find(*rows.shape)
         if step is None and rows.prefixes is not None:  # the step may be recorded for plain rows
             rows = rows.plain()
             step = graphs.find(*rows.shape)
-        step, num = step or self._blank(rows.shape), len(rows.slots)
-        given = np.zeros((4, step.key.num_rows), dtype=np.int64)
+        key, num = rows.shape if step is None else step.key, len(rows.slots)
+        given = np.zeros((4, key.num_rows), dtype=np.int64)
         given[0, :num], given[1, :num] = rows.slots, rows.starts
         given[2, :num] = np.cumsum(rows.lens)
         given[2, num:] = given[2, num - 1]  # padding rows have no token
         given[3, :num] = True if rows.samples is None else rows.samples
-        step.given.copy_(self._device.upload(given), non_blocking=True)
+        return StepNumbers(key, given, _numbers(rows, key))
+
+    def launch(self, graphs: Graphs[RecordedStep], numbers: StepNumbers, num_sampled: int) -> HostCopy:
+        """Begins a step and returns its pending result.
+
+        The result is int64 [num_sampled], BAD where logits held no usable number.
+        """
+        step = self.forward(graphs, numbers)
+        step.sample()
+        return self._device.download(step.sampled[:num_sampled])
+
+    def forward(self, graphs: Graphs[RecordedStep], numbers: StepNumbers) -> RecordedStep:
+        """Begins the forward pass of a step; its logits are valid until the next one."""
+        step = graphs.get(numbers.key) or self._blank(numbers.key)
+        step.given.copy_(self._device.upload(numbers.given), non_blocking=True)
         if len(step.form):
-            step.form.copy_(self._device.upload(_numbers(rows, step.key)), non_blocking=True)
+            step.form.copy_(self._device.upload(numbers.form), non_blocking=True)
         step.forward()
         return step
 
@@ -201,8 +229,12 @@ class UniformSteps:
             owners, positions = slots, starts + counts
         else:
             owners, positions = slots[_rows_of(ends, num)], inputs.positions + 1
-        ids, bad = ops.sample(logits, self._state.rows(owners, positions))
-        ids = ids.masked_fill(bad, BAD)
+
+        def choose() -> Tensor:
+            ids, bad = ops.sample(logits, self._state.rows(owners, positions))
+            return ids.masked_fill(bad, BAD)
+
+        ids = self._sampled_ids(key.num_sampled, choose)
         sampled.copy_(ids)
         if key.form is RowShape.TREES:
             places = ops.standing(ids, inputs.ids, form.view(3, -1)[2], ends)

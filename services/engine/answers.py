@@ -4,7 +4,9 @@ from collections.abc import Sequence
 
 from sluice_server.engine.engine import Engine
 from sluice_server.engine.executor.step_runner import StepRunner
-from sluice_server.engine.parallel.group import GroupRunner, RankTimes
+from sluice_server.engine.parallel.device_group import DeviceGroupRunner
+from sluice_server.engine.parallel.group import GroupRunner
+from sluice_server.engine.parallel.launches import RankTimes
 from sluice_server.engine.plan import TokenLogprob
 from sluice_server.engine.scheduler.events import Sampled
 from sluice_server.services.messages.details import Load, PromptScores, RankLoad, TokenLogprobs
@@ -33,12 +35,12 @@ def load_of(engine: Engine) -> Load:
 
 def rank_times(runner: StepRunner) -> Sequence[RankTimes]:
     """Returns the times of each rank of a group since it started; nothing for an engine of one rank."""
-    return runner.times if isinstance(runner, GroupRunner) else ()
+    return runner.launches.times if isinstance(runner, GroupRunner | DeviceGroupRunner) else ()
 
 
 def last_times(runner: StepRunner) -> Sequence[RankTimes]:
     """Returns `rank_times` of the latest step alone."""
-    return runner.last if isinstance(runner, GroupRunner) else ()
+    return runner.launches.last if isinstance(runner, GroupRunner | DeviceGroupRunner) else ()
 
 
 def logprobs_of(found: TokenLogprob) -> TokenLogprobs:

@@ -10,6 +10,7 @@ from sluice_server.engine.adapters.manager import AdapterManager
 from sluice_server.engine.engine import Engine
 from sluice_server.engine.executor.step_runner import StepRunner
 from sluice_server.engine.kv_cache.tiers import Tiers
+from sluice_server.engine.parallel.device_group import DeviceGroupRunner
 from sluice_server.engine.parallel.group import GroupRunner
 from sluice_server.engine.scheduler.draft_stats import DraftStats
 from sluice_server.engine.transfer import BlockFetcher
@@ -67,8 +68,8 @@ def _ranks(runner: StepRunner) -> Iterator[MetricSample]:
     for rank, times in enumerate(rank_times(runner)):
         yield MetricSample(catalogue.RANK_TIME, times.compute_s, (str(rank), "steps"))
         yield MetricSample(catalogue.RANK_TIME, times.sums_s, (str(rank), "sums"))
-    if isinstance(runner, GroupRunner):
-        yield MetricSample(catalogue.RANK_SKEW, runner.skew_s)
+    if isinstance(runner, GroupRunner | DeviceGroupRunner):
+        yield MetricSample(catalogue.RANK_SKEW, runner.launches.skew_s)
 
 
 def _cache(stage: EngineStage) -> Iterator[MetricSample]:

@@ -8,7 +8,7 @@ import dataclasses
 from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
-from sluice_server.engine.parallel.group import RankTimes
+from sluice_server.engine.parallel.launches import RankTimes
 from sluice_server.engine.scheduler.events import RequestTimes
 from sluice_server.engine.timeline import EventKind, RequestTimeline, TimelineEvent
 from sluice_server.services.messages.messages import Envelope

@@ -6,6 +6,7 @@ import os
 import time
 from collections import defaultdict
 from collections.abc import Callable, Container
+from functools import partial
 
 from sluice_server.engine.config import EngineConfig
 from sluice_server.engine.errors import Code, RankLost, ServiceError
@@ -32,11 +33,12 @@ from sluice_server.engine.parallel.sums import TimedSums, patience_s
 from sluice_server.services.config import ServiceConfig
 from sluice_server.services.ranks.codec import ORDERS, REPORTS, MalformedMessage
 from sluice_server.services.ranks.descriptors import SUFFIX, Offer, offered
+from sluice_server.services.ranks.devices import connect_devices, take_device
 from sluice_server.services.ranks.membership import check_equal, disagreement, hello_of, refusal
 from sluice_server.services.ranks.memory import RankConnections, connect, new_memory
 from sluice_server.services.ranks.network import connect_hosts
 from sluice_server.services.ranks.rendezvous import Rendezvous
-from sluice_server.services.ranks.settings import START_S, RankTable, own_epoch, rank_table
+from sluice_server.services.ranks.settings import START_S, own_epoch, rank_table
 from sluice_server.services.ranks.sockets import RankSockets, open_sockets, time_left
 from sluice_server.version import VERSION
 
@@ -96,8 +98,9 @@ class RankGroup:
         offer.pass_on(files, self.size - 1)
         self._connections = connect(files, self.shape, START_S)
 
-    def connect(self, table: RankTable, sum_dtype: str) -> None:
-        """Connects the ranks of several hosts, once they have joined. Raises ServiceError and RankLost."""
+    def connect(self, make: Callable[[Rendezvous], RankConnections]) -> None:
+        """Connects ranks that find one another by what they tell, once they have joined; `make` connects this one.
+        Raises ServiceError and RankLost."""
         connected: set[int] = set()
 
         def note(report: Report) -> None:
@@ -113,7 +116,7 @@ class RankGroup:
                 note(report)
 
         rendezvous = Rendezvous(self.send, receive)
-        self._connections = connect_hosts(self.shape, table, self._sockets, rendezvous, sum_dtype)
+        self._connections = make(rendezvous)
         self._await(note, lambda: self._missing(connected), "to connect with the others")
 
     def gather(self, sums: str = "") -> None:
@@ -248,14 +251,20 @@ def open_group(
     """Returns the group of which this process is rank 0, once all ranks have joined it. Raises ServiceError; `attend`
     is called while it waits."""
     table = rank_table(engine, service, process_id)
+    device = take_device(engine, table)
     epoch = own_epoch(os.environ, table)
     own = hello_of(engine, 0, epoch, VERSION, configuration, service.rank_peers if table.is_networked else "")
     sockets = open_sockets(table.addresses, process_id, table.others, service.ring_keys)
-    group = RankGroup(sockets, own, shape_of(engine), table.num_here, attend)
+    shape = shape_of(engine)
+    group = RankGroup(sockets, own, shape, table.num_here, attend)
     try:
+        if device.type != "cpu":
+            group.gather()
+            group.connect(partial(connect_devices, shape, device))
+            return group
         if table.is_networked:
             group.gather()
-            group.connect(table, engine.sum_dtype)
+            group.connect(partial(connect_hosts, shape, table, sockets, sum_dtype=engine.sum_dtype))
             return group
         with offered(table.addresses[process_id].removeprefix("ipc://") + SUFFIX) as offer:
             group.gather(offer.path)

@@ -21,7 +21,7 @@ CONNECT_S = 60.0  # until ranks that have all joined must have reached one anoth
 
 
 def connect_hosts(
-    shape: ParallelShape, table: RankTable, sockets: RankSockets, rendezvous: Rendezvous, sum_dtype: str
+    shape: ParallelShape, table: RankTable, sockets: RankSockets, rendezvous: Rendezvous, *, sum_dtype: str
 ) -> RankConnections:
     """Returns one rank's connections with the others. Raises RankLost if one of them cannot be reached."""
     sums = _sums(shape, table, rendezvous, sum_dtype)

@@ -49,6 +49,7 @@ from sluice_server.services.process.slices import LONG_S, take_turns_of
 from sluice_server.services.process.supervised import die_with_supervisor
 from sluice_server.services.ranks.codec import ORDERS, REPORTS
 from sluice_server.services.ranks.descriptors import receive
+from sluice_server.services.ranks.devices import connect_devices, take_device
 from sluice_server.services.ranks.membership import disagreement, hello_of
 from sluice_server.services.ranks.memory import RankConnections, connect
 from sluice_server.services.ranks.network import connect_hosts
@@ -71,7 +72,7 @@ class RankProcess:
 
     def __init__(self, rank: int, sockets: RankSockets, heart: Heartbeat) -> None:
         self.rank = rank
-        self._sockets = sockets
+        self.sockets = sockets
         self._heart = heart
         self._step_s = 0.0  # mean of recent steps
         self._is_loaded = False
@@ -83,13 +84,13 @@ class RankProcess:
 
     def tell(self, report: Report) -> None:
         """Sends a report to rank 0."""
-        self._sockets.send(REPORTS.encode(report))
+        self.sockets.send(REPORTS.encode(report))
 
     def orders(self, tell_moved: Callable[[], bool] = bool) -> Iterator[Order]:
         """Yields the orders of rank 0, with a heartbeat while there is none. Raises RankLost when rank 0 has ended,
         and ServiceError when it refuses this rank. `tell_moved` returns whether transfers with the disk go on."""
         while True:
-            frame = self._sockets.receive(DISK_S if tell_moved() else BEAT_S)
+            frame = self.sockets.receive(DISK_S if tell_moved() else BEAT_S)
             self.beat()
             if frame is None:
                 continue
@@ -97,13 +98,13 @@ class RankProcess:
             if isinstance(order, Refused):
                 raise disagreement(order.reason)
             if isinstance(order, Welcome):
-                self._sockets.epoch = order.epoch
-            elif frame.epoch != self._sockets.epoch:
-                raise RankLost(f"rank 0 is at start {frame.epoch} of the group, this rank at {self._sockets.epoch}")
+                self.sockets.epoch = order.epoch
+            elif frame.epoch != self.sockets.epoch:
+                raise RankLost(f"rank 0 is at start {frame.epoch} of the group, this rank at {self.sockets.epoch}")
             yield order
 
-    def connect(self, shape: ParallelShape, table: RankTable, sum_dtype: str) -> RankConnections:
-        """Connects this rank with those of other hosts. Raises RankLost."""
+    def connect(self, make: Callable[[Rendezvous], RankConnections]) -> RankConnections:
+        """Connects this rank with others, which it finds by what they tell; `make` connects it. Raises RankLost."""
         orders = self.orders()
 
         def receive() -> None:
@@ -112,7 +113,7 @@ class RankProcess:
             rendezvous.note(order)
 
         rendezvous = Rendezvous(self.tell, receive)
-        found = connect_hosts(shape, table, self._sockets, rendezvous, sum_dtype)
+        found = make(rendezvous)
         self.tell(Connected(self.rank))
         return found
 
@@ -171,6 +172,7 @@ def run_worker(engine: EngineConfig, service: ServiceConfig, process_id: str) ->
 def _work(
     process: RankProcess, engine: EngineConfig, service: ServiceConfig, table: RankTable, shape: ParallelShape
 ) -> None:
+    device = take_device(engine, table)
     contents = CheckpointFiles(resolve_model(service.model, service.revision), remembered(), with_weights=True)
     plugins = find_plugins(engine.plugins)
     model = read_served(contents.directory, plugins.models)
@@ -181,23 +183,28 @@ def _work(
     welcome = next(orders)
     assert isinstance(welcome, Welcome), "rank 0 welcomes a rank before it orders anything else"
     with Naming(contents, None) as naming:
-        if table.is_networked:
-            connections = process.connect(shape, table, engine.sum_dtype)
+        if device.type != "cpu":
+            connections = process.connect(partial(connect_devices, shape, device))
+        elif table.is_networked:
+            dtype = engine.sum_dtype
+            connections = process.connect(partial(connect_hosts, shape, table, process.sockets, sum_dtype=dtype))
         else:
             connections = connect(receive(welcome.sums), shape, START_S)
         part = RankPart(
             config_of_rank(engine, table.num_here, table.rank), model, contents.directory, limits, shape, *connections
         )
 
-        def sizes(layout: str) -> Allocate:
+        def ready(layout: str) -> None:
             process.tell(RankReady(table.rank, layout, naming.check()))
+
+        def sizes() -> Allocate:
             order = next(orders)
             while isinstance(order, Told):  # to ranks that are not connected yet
                 order = next(orders)
             assert isinstance(order, Allocate), "a rank that is ready gets the size of its cache next"
             return order
 
-        worker = build_rank(part, sizes)
+        worker = build_rank(part, ready, sizes)
         if worker.adapters is not None and engine.adapter_hub:
             worker.adapters.loader.sources.fetch = AdapterHub(engine.adapter_hub).fetch
     worker.watch(_at_most_every(BEAT_S / 2, process.beat))

@@ -48,10 +48,16 @@ class RendezvousStore(dist.Store):
         super().__init__()
         self._rendezvous = rendezvous
         self._prefix = prefix
+        self._is_closed = False
+
+    def close(self) -> None:
+        """Ignores what is set from now on: threads of a collective may do so, and sockets are not theirs to use."""
+        self._is_closed = True
 
     def set(self, key: str, value: bytes | str) -> None:
         """Tells the others."""
-        self._rendezvous.tell(self._prefix + key, value.encode() if isinstance(value, str) else bytes(value))
+        if not self._is_closed:
+            self._rendezvous.tell(self._prefix + key, value.encode() if isinstance(value, str) else bytes(value))
 
     def get(self, key: str) -> bytes:
         """Returns what was told."""

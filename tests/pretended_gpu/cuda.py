@@ -3,13 +3,15 @@
 Streams run in the order of their calls. A capture records the calls of torch and the launches of kernels with their
 arguments, and leaves garbage behind; a replay repeats them with these very arguments and puts the results where those
 of the capture were, so that a number of the host that a capture holds stays what it was. The programs of a launch run
-in a shuffled order, and a kernel that gets memory of the host is refused.
+in a shuffled order, and a kernel that gets memory of the host is refused. Threads may have a device each (`beside`);
+one of them interprets a kernel at a time.
 """
 
 import contextlib
 import dataclasses
 import itertools
 import random
+import threading
 import types
 from collections import Counter
 from collections.abc import Callable, Iterator
@@ -37,6 +39,8 @@ from tests.pretended_gpu.memory import (
 GIB = 1 << 30
 NUM_MULTIPROCESSORS = 4
 LEAST_SPLIT = 16  # so that short contexts are split
+_OF_THREAD = threading.local()
+_INTERPRETING = threading.RLock()  # what stands in for the language is one for all threads
 
 
 @dataclasses.dataclass
@@ -69,8 +73,16 @@ class PretendedGpu:
             return
         if not self.is_replaying:
             self.launches[executor.fn.__name__] += 1
-        with torch._C.DisableTorchFunction():
+        with _INTERPRETING, torch._C.DisableTorchFunction():
             run(executor, *args, **named)
+
+    @contextlib.contextmanager
+    def beside(self, seed: int) -> Iterator["PretendedGpu"]:
+        """A context in which this thread, another than that of `pretend`, has a device of its own."""
+        other = PretendedGpu(DeviceMemory(), random.Random(seed))
+        _OF_THREAD.gpu = other
+        with other.memory:
+            yield other
 
     def replay(self, calls: list[Call]) -> None:
         """Repeats the calls of a capture."""
@@ -166,11 +178,11 @@ class Stream:
 @contextlib.contextmanager
 def pretend(seed: int = 0) -> Iterator[PretendedGpu]:
     """A context in which there is a GPU of compute capability 9.0. Nothing of it may be used afterwards."""
-    gpu = PretendedGpu(DeviceMemory(), random.Random(seed))
+    gpu = _OF_THREAD.gpu = PretendedGpu(DeviceMemory(), random.Random(seed))
     with pytest.MonkeyPatch.context() as patch:
-        for name, value in _interface(gpu).items():
+        for name, value in _interface().items():
             patch.setattr(torch.cuda, name, value)
-        patch.setattr(torch, "Event", lambda _: Event(gpu.memory))
+        patch.setattr(torch, "Event", lambda _: Event(current_gpu().memory))
         patch.setattr(configs, "LEAST_SPLIT", LEAST_SPLIT)
         patch.setattr(configs, "LEAST_PREFILL_SPLIT", LEAST_SPLIT)
         patch.setattr(device, "WARM_RUNS", 1)
@@ -178,7 +190,7 @@ def pretend(seed: int = 0) -> Iterator[PretendedGpu]:
         patch.setattr(compiler, "missing", lambda: None)
         patch.setattr(support, "DTYPES", (*support.DTYPES, torch.float32))  # the interpreter has no registers
         patch.setattr(memory, "gc", types.SimpleNamespace(collect=lambda: 0))  # takes a second in a test run
-        _intercept(gpu, patch)
+        _intercept(patch)
         attention.gpu_of.cache_clear()
         try:
             with patched_language(patch), gpu.memory:
@@ -208,12 +220,18 @@ def patched_language(patch: pytest.MonkeyPatch) -> Iterator[None]:
             scope.restore()
 
 
-def _interface(gpu: PretendedGpu) -> dict[str, Any]:
+def current_gpu() -> PretendedGpu:
+    """The device of this thread."""
+    found: PretendedGpu = _OF_THREAD.gpu
+    return found
+
+
+def _interface() -> dict[str, Any]:
     """What stands in for torch.cuda."""
     current = Stream()
 
     def set_debug(mode: str) -> None:
-        gpu.memory.refuses_waits = mode == "error"
+        current_gpu().memory.refuses_waits = mode == "error"
 
     return {
         "is_available": lambda: True,
@@ -228,19 +246,19 @@ def _interface(gpu: PretendedGpu) -> dict[str, Any]:
         "memory_reserved": lambda device=None: GIB,
         "reset_peak_memory_stats": lambda device=None: None,
         "empty_cache": lambda: None,
-        "synchronize": lambda device=None: gpu.memory.wait("synchronize"),
+        "synchronize": lambda device=None: current_gpu().memory.wait("synchronize"),
         "set_sync_debug_mode": set_debug,
         "graph_pool_handle": lambda: (0, 0),
-        "CUDAGraph": lambda: Graph(gpu),
-        "graph": lambda graph, **named: gpu.capture(graph),
+        "CUDAGraph": lambda: Graph(current_gpu()),
+        "graph": lambda graph, **named: current_gpu().capture(graph),
         "Stream": Stream,
-        "Event": lambda *given: Event(gpu.memory),
+        "Event": lambda *given: Event(current_gpu().memory),
         "current_stream": lambda device=None: current,
         "stream": lambda stream: contextlib.nullcontext(),
     }
 
 
-def _intercept(gpu: PretendedGpu, patch: pytest.MonkeyPatch) -> None:
+def _intercept(patch: pytest.MonkeyPatch) -> None:
     """Sends launches of kernels to the device, and shuffles their programs."""
     run = interpreter.GridExecutor.__call__
     builder = interpreter.interpreter_builder
@@ -250,9 +268,13 @@ def _intercept(gpu: PretendedGpu, patch: pytest.MonkeyPatch) -> None:
     def dim(*sizes: int) -> None:
         places = list(itertools.product(*map(range, sizes)))
         order.clear()
-        order.update(zip(places, gpu.random.sample(places, len(places)), strict=True))
+        order.update(zip(places, current_gpu().random.sample(places, len(places)), strict=True))
         set_dim(*sizes)
 
-    patch.setattr(interpreter.GridExecutor, "__call__", lambda self, *args, **named: gpu.launch(run, self, args, named))
+    patch.setattr(
+        interpreter.GridExecutor,
+        "__call__",
+        lambda self, *args, **named: current_gpu().launch(run, self, args, named),
+    )
     patch.setattr(builder, "set_grid_dim", dim)
     patch.setattr(builder, "set_grid_idx", lambda *at: set_at(*order[at]))

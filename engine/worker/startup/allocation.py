@@ -2,8 +2,10 @@
 
 import dataclasses
 import os
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager
 from pathlib import Path
+from typing import Protocol
 
 from torch import Tensor
 
@@ -24,8 +26,15 @@ from sluice_server.engine.models.model import Model
 from sluice_server.engine.request import Limits
 from sluice_server.engine.speculation.draft_passes import ComputedPasses, DraftPasses
 from sluice_server.engine.speculation.drafters import Drafter
-from sluice_server.engine.worker.device import CudaDevice
-from sluice_server.engine.worker.overlapped import InFlightDrafts, overlap, recorded_bytes
+from sluice_server.engine.worker.device import CudaDevice, Device
+from sluice_server.engine.worker.overlapped import (
+    ALONE,
+    Followers,
+    InFlightDrafts,
+    OverlappedRunner,
+    overlap,
+    recorded_bytes,
+)
 from sluice_server.engine.worker.recorded_passes import PassSizes, RecordedPasses, recorded_pass_bytes
 from sluice_server.engine.worker.runner import Runner
 from sluice_server.engine.worker.slots.state import Slots
@@ -54,25 +63,37 @@ class AllocatedCache:
     max_blocks: int
 
 
-def allocate(  # all that takes memory
+class DeviceRanks(Protocol):
+    """Ranks with a GPU each, which plan their memory and record their steps together."""
+
+    def sampled_ids(self, num: int, choose: Callable[[], Tensor]) -> Tensor:
+        """Implements `SampledIds`."""
+
+    def least(self, value: int) -> int:
+        """Returns the least of all ranks' values."""
+
+
+def allocate(  # noqa: PLR0913 # all that takes memory
     config: EngineConfig,
     model: Model,
     drafter: Drafter | None,
     formats: Formats,
     limits: Limits,
     adapters: DeviceTables | None = None,
+    ranks: DeviceRanks | None = None,
 ) -> AllocatedCache:
     """Allocates the cache of a model and its drafter. Raises ServiceError naming the flag if it does not fit.
 
-    `adapters`: those of a device.
+    `adapters`: those of a device. `ranks`: those that have a GPU each, None where there is one.
     """
     whole = groups_for(config, model, has_drafter=drafter is not None)
     groups, num_layers = whole.of_layers(model.layers), len(model.windows)
     own, beside_it = (0 if one is None else one.token_bytes(formats.cache) for one in (model, drafter))
     size = own + beside_it
-    ranks_of_stage = config.tensor_parallel_size  # of this host, each of which takes as much
+    ranks_of_stage = 1 if ranks is not None else config.tensor_parallel_size  # of this memory, each takes as much
     of_all = ranks_of_stage * own * num_layers // len(model.layers) + beside_it
-    num_whole = cache_blocks(config, of_all, limits, cache_room(config, model, drafter, formats, limits, adapters))
+    room = cache_room(config, model, drafter, formats, limits, adapters, ranks)
+    num_whole = cache_blocks(config, of_all, limits, room)
     max_whole = max(num_whole, max_cache_blocks(config, model, of_all))
     num_blocks, max_blocks = (num * num_layers // whole.size for num in (num_whole, max_whole))  # of all stages' layers
     what = f"a cache of {num_whole * config.block_size * size >> 20} MiB; set --kv-cache-tokens lower"
@@ -142,28 +163,31 @@ def max_cache_blocks(config: EngineConfig, model: Model, size: int) -> int:
     return tokens // config.block_size
 
 
-def cache_room(
+def cache_room(  # noqa: PLR0913 # all that takes memory
     config: EngineConfig,
     model: Model,
     drafter: Drafter | None,
     formats: Formats,
     limits: Limits,
     adapters: DeviceTables | None = None,
+    ranks: DeviceRanks | None = None,
 ) -> int | None:
-    """Returns the bytes that a GPU has for the cache; None without a GPU."""
+    """Returns the bytes that a GPU has for the cache, of several ranks' the one with least; None without a GPU."""
     if model.device.type != "cuda":
         return None
     rows, tokens = config.max_num_seqs, config.max_num_batched_tokens
     give_back_unused()
     with at_start("--max-num-seqs", f"recorded steps of {rows} rows beside the weights; lower it"):
         device, what_for = CudaDevice(model.device), recorded_for(config, limits, adapters)
-        recorded = recorded_bytes(model, formats.cache, device, *what_for)
+        sampled_ids = None if ranks is None else ranks.sampled_ids
+        recorded = recorded_bytes(model, formats.cache, device, *what_for, sampled_ids)
         if drafter is not None:
             sizes = config.block_size, pass_sizes(config, drafter, limits)
             recorded += recorded_pass_bytes(drafter, formats.cache, *sizes, CudaDevice(model.device))
     with at_start("--max-num-batched-tokens", f"a step of {tokens} tokens beside the weights; lower it"):
         step = tokens, (rows, config.block_size), recorded
-        return cuda_cache_bytes(model, formats.cache, *step, config.gpu_memory_utilization, adapters)
+        room = cuda_cache_bytes(model, formats.cache, *step, config.gpu_memory_utilization, adapters)
+    return room if ranks is None else ranks.least(room)
 
 
 def make_store(
@@ -222,11 +246,32 @@ def runner_for(  # all that is recorded
 ) -> StepRunner:
     """Returns the runner itself, or, on a GPU, one that replays recorded steps where it can. `adapters`: those of a
     device."""
-    if model.device.type != "cuda":
-        return plain
-    what = f"recorded steps of {config.max_num_seqs} rows beside the cache; lower it"
-    with at_start("--gpu-memory-utilization", what):
-        return overlap(plain, model, store, CudaDevice(model.device), *recorded_for(config, limits, adapters))
+    return plain if model.device.type != "cuda" else overlapped_for(config, plain, model, store, limits, adapters)
+
+
+def overlapped_for(  # noqa: PLR0913 # all that recorded steps are made of
+    config: EngineConfig,
+    plain: Runner,
+    model: Model,
+    store: BlockStore,
+    limits: Limits,
+    adapters: DeviceTables | None = None,
+    followers: Followers = ALONE,
+    watched: Callable[[Device], Device] | None = None,
+) -> OverlappedRunner:
+    """Returns a runner that replays recorded steps. `watched` returns the device with a bound on how long it is waited
+    for; without it there is none."""
+    device: Device = CudaDevice(model.device)
+    with recording(config):
+        on = device if watched is None else watched(device)
+        return overlap(plain, model, store, on, *recorded_for(config, limits, adapters), followers)
+
+
+def recording(config: EngineConfig) -> AbstractContextManager[None]:
+    """A context in which a lack of memory for recorded steps names the setting."""
+    return at_start(
+        "--gpu-memory-utilization", f"recorded steps of {config.max_num_seqs} rows beside the cache; lower it"
+    )
 
 
 def passes_for(config: EngineConfig, drafter: Drafter, cache: list[Tensor], limits: Limits) -> DraftPasses:

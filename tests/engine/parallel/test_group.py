@@ -146,9 +146,9 @@ def test_times_of_ranks_are_added_up(llama: Path) -> None:
     run(made.engine, some_prompts(SHAPES["llama"].vocab, 3))
     runner = made.engine.runner
     assert isinstance(runner, GroupRunner)
-    assert len(runner.times) == 3
-    assert all(times.compute_s > times.sums_s == 0.0 for times in runner.times)
-    assert runner.skew_s > 0.0
+    assert len(runner.launches.times) == 3
+    assert all(times.compute_s > times.sums_s == 0.0 for times in runner.launches.times)
+    assert runner.launches.skew_s > 0.0
 
 
 def test_the_loss_of_a_rank_is_seen_where_no_step_waits_for_it(llama: Path) -> None:
@@ -156,8 +156,8 @@ def test_the_loss_of_a_rank_is_seen_where_no_step_waits_for_it(llama: Path) -> N
     made = group(llama, ROOMY)
     runner, now_s = made.engine.runner, 0.0
     assert isinstance(runner, GroupRunner)
-    runner._clock = lambda: now_s
-    runner._looked_s = 0.0
+    runner.launches._clock = lambda: now_s
+    runner.launches._looked_s = 0.0
     made.workers.lost = "worker-0-1 has ended"
     made.engine.idle()
     for look in (made.engine.idle, made.engine.step):

@@ -7,9 +7,9 @@ import contextlib
 import queue
 import threading
 from collections import defaultdict
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
-from typing import NamedTuple
+from typing import NamedTuple, TypeAlias
 
 from sluice_server.engine.build import build_engine
 from sluice_server.engine.config import EngineConfig
@@ -31,6 +31,7 @@ from sluice_server.services.checkpoint.grammar_ids import grammars_of
 from sluice_server.services.ranks.settings import config_of_rank
 
 WAIT_S = 60.0
+Within: TypeAlias = Callable[[int], contextlib.AbstractContextManager[object]]  # of a rank's number
 
 
 class TimedThreadSums(ThreadSums):
@@ -74,11 +75,19 @@ def places(shape: ParallelShape) -> list[ThreadPlace]:
 class ThreadWorkers:
     """Implements `Workers`."""
 
-    def __init__(self, directory: Path, config: EngineConfig) -> None:
+    def __init__(
+        self,
+        directory: Path,
+        config: EngineConfig,
+        ranks: Sequence[ThreadPlace] | None = None,
+        within: Within = contextlib.nullcontext,
+    ) -> None:
+        """`ranks`: their places; None for those of `places`. Each runs within a context that gets its number."""
         self.shape = shape_of(config)
         self.depth = self.shape.pipeline_size - 1
         size = self.shape.members
-        ranks = places(self.shape)
+        ranks = ranks or places(self.shape)
+        self._within = within
         self.sums, self.stages = ranks[0].sums, ranks[0].stages
         self.orders: list[Order] = []
         self.errors: list[Exception] = []
@@ -129,7 +138,7 @@ class ThreadWorkers:
         self.num_ahead = max(self.num_ahead, self._num_sent - num)
         while len(self._launched[num]) < len(self._threads):
             one = self._answers.get(timeout=WAIT_S)
-            assert isinstance(one, Launched) and num <= one.num < num + self.shape.pipeline_size
+            assert isinstance(one, Launched) and num <= one.num <= num + self.shape.pipeline_size
             self._launched[one.num].append(one)
         return self._launched.pop(num)
 
@@ -140,21 +149,21 @@ class ThreadWorkers:
             thread.join(WAIT_S)
 
     def _run(self, part: RankPart, inbox: "queue.Queue[Order | None]") -> None:
-        def sizes(layout: str) -> Allocate:
-            self._answers.put(layout)
+        def sizes() -> Allocate:
             order = inbox.get(timeout=WAIT_S)
             assert isinstance(order, Allocate)
             return order
 
         try:
-            worker = build_rank(part, sizes)
-            while (order := self._next(inbox, worker)) is not None:
-                ended = worker.carry_out(order)
-                if isinstance(order, SaveBlocks):
-                    self._saved.put(part.shape.member)
-                if ended is not None:
-                    self._answers.put(ended)
-            worker.close()
+            with self._within(part.shape.member):
+                worker = build_rank(part, self._answers.put, sizes)
+                while (order := self._next(inbox, worker)) is not None:
+                    ended = worker.carry_out(order)
+                    if isinstance(order, SaveBlocks):
+                        self._saved.put(part.shape.member)
+                    if ended is not None:
+                        self._answers.put(ended)
+                worker.close()
         except Exception as error:
             self.errors.append(error)
 
@@ -169,14 +178,19 @@ class ThreadWorkers:
 
 @contextlib.contextmanager
 def threaded(
-    directory: Path, config: EngineConfig, draft: Path | None = None, limits: Limits | None = None
+    directory: Path,
+    config: EngineConfig,
+    draft: Path | None = None,
+    limits: Limits | None = None,
+    ranks: Sequence[ThreadPlace] | None = None,
+    within: Within = contextlib.nullcontext,
 ) -> Iterator[Engine]:
     """An engine whose other ranks are threads; at the end it saves its cache if it has a directory. `limits`: None for
-    those of text."""
+    those of text. `ranks`, `within`: see `ThreadWorkers`."""
     model = read_served(directory)
     limits = limits or limits_of(config, model, 1 << 20)
     grammars = grammars_of(directory, model.vocab_size, model.eos_ids)
-    workers = ThreadWorkers(directory, config)
+    workers = ThreadWorkers(directory, config, ranks, within)
     given = config_of_rank(config), model, directory, limits, draft
     named = Digests(b"weights", b"draft")
     try:
@@ -185,4 +199,5 @@ def threaded(
         built.close()
     finally:
         workers.close()
-        assert not workers.errors
+        if workers.errors:
+            raise workers.errors[0]

@@ -63,6 +63,10 @@ class HostArrival:
         self._log = log
         self._values = values
 
+    @property
+    def is_there(self) -> bool:
+        return True
+
     def wait(self) -> "np.ndarray[Any, Any]":
         self._log.append("wait")
         return self._values.numpy().copy()

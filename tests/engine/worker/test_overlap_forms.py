@@ -15,6 +15,7 @@ from sluice_server.engine.kv_cache.block_store import BlockStore
 from sluice_server.engine.models.config import read_config
 from sluice_server.engine.models.limits import limits_of
 from sluice_server.engine.request import EngineRequest, SamplingParams
+from sluice_server.engine.worker.device import HostCopy
 from sluice_server.engine.worker.graphs import GraphKey, Graphs, RowShape, forms_of
 from sluice_server.engine.worker.launched import result_of
 from sluice_server.engine.worker.overlapped import InFlightDrafts, OverlappedRunner, overlap
@@ -22,7 +23,7 @@ from sluice_server.engine.worker.prefixes import SharedPrefixes
 from sluice_server.engine.worker.runner import Runner
 from sluice_server.engine.worker.slots.state import Slots
 from sluice_server.engine.worker.startup.device_support import check_trees
-from sluice_server.engine.worker.steps import UniformRows, UniformSteps
+from sluice_server.engine.worker.steps import StepNumbers, UniformRows, UniformSteps
 from sluice_server.kernels import gpu
 from sluice_server.kernels.reference import speculation
 from tests.engine.speculation.test_verification import Outputs, Prophet, run
@@ -93,13 +94,16 @@ class Log:
         self.forms: list[RowShape] = []
         self.moved = 0
         self._is_within = False
-        launch, move = UniformSteps.launch, BlockStore.move_slots
+        launch, numbers_of, move = UniformSteps.launch, UniformSteps.numbers, BlockStore.move_slots
 
-        def launched(steps: UniformSteps, graphs: Graphs[Any], rows: UniformRows) -> Any:  # noqa: ANN401 # an arrival
+        def begun(graphs: Graphs[Any], rows: UniformRows) -> StepNumbers:
             self.forms.append(rows.form)
+            return numbers_of(graphs, rows)
+
+        def launched(steps: UniformSteps, graphs: Graphs[Any], numbers: StepNumbers, num: int) -> HostCopy:
             self._is_within = True
             try:
-                return launch(steps, graphs, rows)
+                return launch(steps, graphs, numbers, num)
             finally:
                 self._is_within = False
 
@@ -108,6 +112,7 @@ class Log:
             move(store, sources, targets)
 
         monkeypatch.setattr(UniformSteps, "launch", launched)
+        monkeypatch.setattr(UniformSteps, "numbers", staticmethod(begun))
         monkeypatch.setattr(BlockStore, "move_slots", moved)
 
 

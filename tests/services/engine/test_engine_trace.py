@@ -2,7 +2,7 @@
 
 from sluice_server.engine.engine import Engine
 from sluice_server.engine.kv_cache.cache import KVCache
-from sluice_server.engine.parallel.group import RankTimes
+from sluice_server.engine.parallel.launches import RankTimes
 from sluice_server.engine.request import Limits, SamplingParams
 from sluice_server.engine.scheduler.events import RequestTimes
 from sluice_server.engine.scheduler.scheduler import Scheduler

@@ -4,6 +4,7 @@ import contextlib
 import dataclasses
 import threading
 from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 
 from sluice_server.engine.config import EngineConfig
@@ -14,7 +15,9 @@ from sluice_server.services.process.heartbeat import Heartbeat
 from sluice_server.services.ranks.leader import RankGroup
 from sluice_server.services.ranks.membership import hello_of
 from sluice_server.services.ranks.memory import RankConnections
+from sluice_server.services.ranks.network import connect_hosts
 from sluice_server.services.ranks.process import RankProcess
+from sluice_server.services.ranks.rendezvous import Rendezvous
 from sluice_server.services.ranks.settings import RankTable, rank_table
 from sluice_server.services.ranks.sockets import RankSockets, open_sockets
 from sluice_server.services.ranks.stages_sockets import next_rank
@@ -45,26 +48,30 @@ class HostGroup:
     shapes: list[ParallelShape]
     sockets: list[RankSockets]
 
-    def connected(self) -> list[RankConnections]:
-        """Lets all ranks join and connect; returns their connections in order."""
-        size = len(self.tables)
+    def connected(self, connect: Callable[[int, Rendezvous], RankConnections] | None = None) -> list[RankConnections]:
+        """Lets all ranks join and connect, by `connect` if that is given; returns their connections in order."""
+        size, make = len(self.tables), connect or self.connect
         found: list[RankConnections | None] = [None] * size
 
         def join(rank: int) -> None:
             process = RankProcess(rank, self.sockets[rank], Heartbeat("", ""))
             process.tell(hello_of(self.config, rank, 0, "1", "abc", "peers"))
             next(process.orders())
-            found[rank] = process.connect(self.shapes[rank], self.tables[rank], self.config.sum_dtype)
+            found[rank] = process.connect(partial(make, rank))
 
         def lead() -> None:
             group = RankGroup(self.sockets[0], hello_of(self.config, 0, 7, "1", "abc", "peers"), self.shapes[0])
             group.gather()
-            group.connect(self.tables[0], self.config.sum_dtype)
+            group.connect(partial(make, 0))
             assert group._connections is not None
             found[0] = group._connections
 
         beside([lead, *((lambda rank=rank: join(rank)) for rank in range(1, size))])
         return [one for one in found if one is not None]
+
+    def connect(self, rank: int, rendezvous: Rendezvous) -> RankConnections:
+        given = self.shapes[rank], self.tables[rank], self.sockets[rank], rendezvous
+        return connect_hosts(*given, sum_dtype=self.config.sum_dtype)
 
 
 def beside(works: list[Callable[[], None]]) -> None:

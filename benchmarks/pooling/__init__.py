@@ -1,1 +1,0 @@
-"""Vectors beside peers, and what a flood of texts for vectors does to generations."""
