@@ -105,7 +105,7 @@ class WaitingRequests:
         if why:
             self.give_up(ServiceError(Code.RESOURCE_EXHAUSTED, "MEMORY_BUDGET", why, field="model"))
             self.rest = Rest.ASLEEP
-        else:
+        elif self.rest is not Rest.ASLEEP or self._manager.refusal is not None:
             self._expect(Rest.ASLEEP)
 
     def _go_on(self) -> None:

@@ -67,6 +67,18 @@ async def test_requests_for_a_model_that_sleeps_wait_until_it_serves() -> None:
         assert (await both.rig.stub.Generate(unary_request(model="other"))).outputs[0].text == "again"
 
 
+async def test_a_change_of_another_model_does_not_queue_what_waits_again() -> None:
+    async with asleep() as both:
+        answering(both.ring, "again")
+        call = asyncio.ensure_future(both.rig.stub.Generate(unary_request(model="other")))
+        await waiting(both.rig.gateway, 1)
+        for _ in range(3):
+            follow(both, LaneState.SLEEPING)
+        assert len(both.lane.watch._held) == 1
+        start(both)
+        assert (await call).outputs[0].text == "again"
+
+
 async def test_no_probe_is_sent_to_a_model_that_sleeps() -> None:
     async with asleep() as both:
         before = len(both.ring.emitted)
