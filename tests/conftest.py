@@ -5,6 +5,7 @@ and transformers imports it. SIGINT gets Python's handler back: a shell ignores 
 and the children of a test would inherit that.
 """
 
+import gc
 import os
 import signal
 import sys
@@ -62,7 +63,11 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 
 def pytest_collection_finish() -> None:
-    """Gives each of several workers its share of the cores: a test that is about threads sets their number itself."""
+    """Takes what was imported and collected out of the garbage collector's sight, which would walk all of it again and
+    again: half a second each time. Gives each of several workers its share of the cores: a test that is about threads
+    sets their number itself."""
+    gc.collect()
+    gc.freeze()
     torch = sys.modules.get("torch")
     if torch is not None and "PYTEST_XDIST_WORKER_COUNT" in os.environ:
         torch.set_num_threads(max(1, len(os.sched_getaffinity(0)) // int(os.environ["PYTEST_XDIST_WORKER_COUNT"])))

@@ -85,9 +85,14 @@ def served(shape: str) -> Path:
     for path in weights.iterdir():
         if not (directory / path.name).exists():
             os.link(path, directory / path.name)
+    add_tokenizer(directory)
+    return directory
+
+
+def add_tokenizer(directory: Path) -> None:
+    """Copies the demo model's tokenizer into a checkpoint: peers want one, also where they are given ids."""
     for name in TOKENIZER:
         shutil.copy(Path(str(resources.files("sluice_server.demo"))) / "target" / name, directory)
-    return directory
 
 
 def start_own(shape: str, form: str, log: Path, more: Sequence[str] = ()) -> Server:

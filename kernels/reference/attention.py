@@ -11,7 +11,8 @@ from torch import Tensor
 
 from sluice_server.kernels.layout import layout
 from sluice_server.kernels.layout import slots as formats
-from sluice_server.kernels.layout.metadata import MAX_SCORES, AttentionMetadata, QueryChunk
+from sluice_server.kernels.layout.gathered import MAX_SCORES, QueryChunk
+from sluice_server.kernels.layout.metadata import AttentionMetadata
 from sluice_server.kernels.layout.ragged import AttentionOptions
 from sluice_server.kernels.reference.elementwise import soft_cap_
 

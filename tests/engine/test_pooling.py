@@ -17,7 +17,7 @@ from tests.engine.test_engine_oracle import GEMMA2, GRANITE, ROOMY, TIGHT, make_
 from tests.oracle.checkpoints import Shape, greedy, make_checkpoint, reference
 
 CHUNKED = dataclasses.replace(ROOMY, max_num_batched_tokens=7)
-WIDE = dataclasses.replace(ROOMY, max_num_batched_tokens=512)
+WIDE = dataclasses.replace(ROOMY, max_num_batched_tokens=512, max_num_pooling_tokens=512)
 ALONE = dataclasses.replace(WIDE, max_num_seqs=1)
 DRAFTED = dataclasses.replace(CHUNKED, speculation="ngram")
 BOUNDED = dataclasses.replace(WIDE, max_num_pooling_tokens=5)

@@ -118,12 +118,7 @@ def test_streams_survive_every_death(
 
 @pytest.mark.parametrize(
     ("one", "other", "phase"),
-    [
-        pytest.param(
-            *pair, marks=() if pair[::2] in {("engine", "decode"), ("gateway", "prefill")} else pytest.mark.long
-        )
-        for pair in PAIRS
-    ],
+    [pytest.param(*pair, marks=() if pair[::2] == ("gateway", "prefill") else pytest.mark.long) for pair in PAIRS],
 )
 def test_streams_survive_the_death_of_two_processes_at_once(
     service: Service, undisturbed: list[Received], one: str, other: str, phase: str

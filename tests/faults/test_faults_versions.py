@@ -86,7 +86,8 @@ def test_a_neighbour_of_another_release_is_refused_by_name(roles: Roles) -> None
     wait_until(roles.is_serving, 60, "the service did not become ready when all were of one release")
 
 
-@pytest.mark.parametrize("role", ["detokenizer", pytest.param("engine", marks=pytest.mark.long)])
+@pytest.mark.long
+@pytest.mark.parametrize("role", ["detokenizer", "engine"])
 def test_a_process_that_comes_back_of_another_release_ends_streams_by_name(roles: Roles, role: str) -> None:
     wait_until(roles.is_serving, 60, "the service is not ready")
     before = len(lines(roles, NEIGHBOURS[role]))

@@ -64,6 +64,7 @@ def check_commands(address: str, ranking: inference_pb2.RerankResponse, alone: f
     assert found["label"] == scored["label"] and scored["score"] == pytest.approx(alone, abs=1e-4)
 
 
+@pytest.mark.long
 def test_an_encoder_ranks_and_generates_nothing(tmp_path: Path) -> None:
     size = word_piece(tmp_path)
     oracle = make_encoder(tmp_path, "Bert", "ForSequenceClassification", vocab_size=size, num_labels=1)
@@ -77,6 +78,7 @@ def test_an_encoder_ranks_and_generates_nothing(tmp_path: Path) -> None:
         assert refused.value.code() is grpc.StatusCode.UNIMPLEMENTED
 
 
+@pytest.mark.long
 def test_a_ranking_by_a_word_is_that_of_both_logits(tmp_path: Path) -> None:
     model = make_reranker(tmp_path, tied=True, vocab=404)
     tokenizer = byte_level_bpe(tmp_path)

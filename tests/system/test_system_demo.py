@@ -24,6 +24,7 @@ def test_the_embedded_model_completes_and_its_figures_are_shown() -> None:
     assert "not installed" not in shown.stdout
 
 
+@pytest.mark.long
 def test_a_prompt_of_ones_own() -> None:
     assert "\nimport os\n" in demo("import os", "--model", "demo", "--max-tokens", "2").stdout
 

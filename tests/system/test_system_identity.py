@@ -147,6 +147,7 @@ def test_streams_of_replaced_files_end_and_new_ones_name_the_new_revision(
         assert (told.temperature == 0.625) == ("generation_config.json" in names)
 
 
+@pytest.mark.long
 def test_a_cache_on_disk_is_of_one_content(tmp_path: Path) -> None:
     model, other = copied(tmp_path / "model"), fine_tuned(tmp_path / "other")
     tiers = ("--host-cache-bytes", str(8 * BLOCK_BYTES), "--disk-cache-bytes", str(400 * BLOCK_BYTES))

@@ -2,6 +2,8 @@
 
 from pathlib import Path
 
+import pytest
+
 from tests.oracle.checkpoints import Shape, make_checkpoint
 from tests.oracle.tokenizers import byte_level_bpe
 from tests.system.service import generate, serve, spec
@@ -9,6 +11,7 @@ from tests.system.service import generate, serve, spec
 PROBE_TIMEOUT_S = 0.75
 
 
+@pytest.mark.long
 def test_a_long_first_prefill_is_not_a_loss(tmp_path: Path) -> None:
     """One step of 3,000 tokens through 24 layers takes several times the probe timeout."""
     make_checkpoint(tmp_path, Shape(layers=24, hidden=256, heads=8, head_dim=32, intermediate=512, context=8192))

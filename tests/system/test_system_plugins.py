@@ -118,6 +118,7 @@ def refused_start(environment: dict[str, str], *options: str) -> str:
     return done.stdout + done.stderr
 
 
+@pytest.mark.long
 def test_a_plugin_that_is_missing_or_broken_ends_the_start(site: dict[str, str], tmp_path: Path) -> None:
     said = refused_start(site, "--plugins", "counting,absent")
     assert "--plugins: 'absent' is offered by no installed package" in said

@@ -25,6 +25,7 @@ def embedded(ids: list[int], following: list[int], num: int, **sampling: float) 
     return wanted
 
 
+@pytest.mark.long
 def test_the_models_own_embeddings_give_the_tokens_of_its_ids() -> None:
     with serve("--enable-prompt-embeds", "--dtype", "float32") as service, service.stub() as stub:
         expected = generate(stub, spec(IDS, 30)).text

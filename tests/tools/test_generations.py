@@ -18,6 +18,7 @@ def kill(service: Service, name: str) -> None:
     wait_until(lambda: service.children().get(name, old).pid != old.pid, 30, f"{name} does not come back")
 
 
+@pytest.mark.long
 def test_a_generation_is_interrupted_before_its_end() -> None:
     with serve("--model", "demo") as service:
         whole = stream(service.address, NUM)

@@ -4,7 +4,7 @@ file should have."""
 import copy
 import json
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -155,11 +155,11 @@ def truthful(architecture: str) -> Values:
     return {**copy.deepcopy(PLAIN), **copy.deepcopy(TRUTHFUL[architecture]), "architectures": [architecture]}
 
 
-def lies(values: Values, fields: list[str]) -> Iterator[tuple[str, Values]]:
-    """Configs with one field replaced each, and a description of the change."""
+def lies(values: Values, fields: list[str], told: Sequence[Any] = HOSTILE) -> Iterator[tuple[str, Values]]:
+    """Configs with one field replaced each, by each of `told`, and a description of the change."""
     for path in fields:
         *outer, name = path.split(".")
-        for value in HOSTILE:
+        for value in told:
             made = copy.deepcopy(values)
             inner = made
             for step in outer:

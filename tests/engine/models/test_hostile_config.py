@@ -4,6 +4,7 @@ the memory it claims. A value that the tensors contradict is refused when they a
 import copy
 import itertools
 import json
+import math
 import tracemalloc
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -107,6 +108,7 @@ VISIONS = (
     (TRUTHFUL_BROKEN_VISION, OF_BROKEN_VISION),
     (TRUTHFUL_WHOLE_VISION, OF_WHOLE_VISION),
 )
+NO_NUMBER = (math.nan,)  # which no field may be
 QUICK = {"Qwen3MoeForCausalLM", "Gemma3ForCausalLM"}  # which read what there is to read
 ARCHITECTURES = [one if one in QUICK else pytest.param(one, marks=pytest.mark.long) for one in TRUTHFUL]
 
@@ -144,11 +146,11 @@ def test_every_rule_is_asked(name: str, tmp_path: Path) -> None:
 
 
 def of_decoders(name: str, path: Path) -> Iterator[Callable[[], object]]:
-    """Yields what reads the file of a decoder, after each lie about a field has been written into it."""
+    """Yields what reads the file of a decoder, after a lie about a field has been written into it."""
     for architecture in TRUTHFUL:
         base = truthful(architecture)
         for at in (name, f"rope_parameters.{name}", f"rope_scaling.{name}"):
-            for _, values in lies(base, [at]):
+            for _, values in lies(base, [at], NO_NUMBER):
                 if name == "draft_vocab_size":
                     write(path, {**values, "num_hidden_layers": 1})
                     yield lambda: read_head_config(path)
@@ -161,11 +163,11 @@ def of_encoders(name: str, path: Path) -> Iterator[Callable[[], object]]:
     """Yields the same for an encoder and for its settings."""
     for encoder, base in TRUTHFUL_ENCODERS.items():
         named = {**base, "architectures": [encoder]}
-        for _, values in lies(named, [name]):
+        for _, values in lies(named, [name], NO_NUMBER):
             write(path, values)
             yield lambda: read_served(path)
         write(path, named)
-        for _, values in lies({}, [name]):
+        for _, values in lies({}, [name], NO_NUMBER):
             write(path, values, SENTENCES)
             yield lambda: read_served(path)
         (path / SENTENCES).unlink()
@@ -174,7 +176,7 @@ def of_encoders(name: str, path: Path) -> Iterator[Callable[[], object]]:
 def of_vision(name: str, path: Path) -> Iterator[Callable[[], object]]:
     """Yields the same for a vision tower."""
     for base, fields in VISIONS:
-        for _, values in lies(base, [one for one in fields if one.split(".")[-1] == name]):
+        for _, values in lies(base, [one for one in fields if one.split(".")[-1] == name], NO_NUMBER):
             write(path, values)
             yield lambda: read_vision(path)
 

@@ -90,6 +90,8 @@ def test_rows_too_wide_to_be_rounded_are_refused(model: ModelConfig, weights: st
 
 
 def test_the_size_of_a_step_is_the_device_s_where_settings_leave_it_open() -> None:
-    open_sizes = [EngineConfig().sized(device) for device in ("cpu", "cuda")]
-    assert [(one.max_num_seqs, one.max_num_batched_tokens) for one in open_sizes] == [(64, 512), (256, 2048)]
-    assert EngineConfig(max_num_seqs=3).sized("cuda") == EngineConfig(max_num_seqs=3, max_num_batched_tokens=2048)
+    names = ("max_num_seqs", "max_num_batched_tokens", "max_num_pooling_tokens")
+    sizes = [[getattr(EngineConfig().sized(device), name) for name in names] for device in ("cpu", "cuda")]
+    assert sizes == [[64, 512, 8], [256, 2048, 64]]
+    own = EngineConfig(max_num_seqs=3, max_num_batched_tokens=5, max_num_pooling_tokens=2)
+    assert own.sized("cuda") == own

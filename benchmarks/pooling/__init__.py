@@ -1,0 +1,1 @@
+"""Vectors beside peers, and what a flood of texts for vectors does to generations."""
