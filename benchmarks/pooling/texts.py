@@ -1,6 +1,6 @@
 """Measures vectors of texts beside peers, on one core.
 
-    python -m benchmarks.pooling.texts [--rounds 5] [--texts 16] [--only Qwen3-0.6B,MiniLM-L6]
+    python -m benchmarks.pooling.texts [--rounds 5] [--texts 16] [--only Qwen3-0.6B,MiniLM-L6] [--peers vLLM]
 
 Texts of 128 tokens through the engine, scheduler included, on random weights of published shapes: two encoders, whose
 hidden states are averaged, and a decoder, of which the last token's counts. The peers are transformers at its best
@@ -19,7 +19,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -45,6 +45,7 @@ ENCODERS: dict[str, dict[str, int]] = {
 }
 DECODERS = {"Qwen3-0.6B": "474M"}  # the shape but for its vocabulary, of which vectors read a few rows
 DTYPES = ("float32", "bfloat16")
+PEERS = ("transformers", "onnxruntime", "vLLM")
 Run = Callable[[], object]
 
 
@@ -159,26 +160,32 @@ def vllm(directory: Path, dtype: str, texts: list[list[int]], expected: bytes) -
         yield {f"vLLM {dtype}": lambda: peer.vectors(texts)}
 
 
-def runs_of(directory: Path, model: transformers.PreTrainedModel, num: int) -> Iterator[dict[str, Run]]:
-    """The runs of everybody, a dtype at a time: models of a few GB are not all held at once."""
+def runs_of(
+    directory: Path, model: transformers.PreTrainedModel, num: int, asked: Sequence[str]
+) -> Iterator[dict[str, Run]]:
+    """The runs of everybody asked, a dtype at a time: models of a few GB are not all held at once."""
     for dtype in DTYPES:
         texts = texts_of(num, model.config.vocab_size)
         ours = own(directory, dtype, texts)
         runs: dict[str, Run] = {f"sluice {dtype}": ours}
-        peers = {f"transformers {dtype}": with_transformers(model, dtype)}
+        peers = {f"transformers {dtype}": with_transformers(model, dtype)} if "transformers" in asked else {}
         if (
-            dtype == "float32"
+            "onnxruntime" in asked
+            and dtype == "float32"
             and isinstance(model, transformers.BertModel)
             and all(importlib.util.find_spec(name) for name in ("onnxruntime", "onnx", "onnxscript"))
         ):
             peers["onnxruntime float32"] = with_onnxruntime(model, directory)
         for name, call in peers.items():
             runs |= {f"{name}, {size} at once": run for size, run in in_batches(call, texts)}
+        if "vLLM" not in asked:
+            yield runs
+            continue
         with vllm(directory, dtype, texts, ours()[0]) as peer:
             yield runs | peer
 
 
-def texts_per_second(name: str, rounds: int, num: int) -> dict[str, dict[str, float]]:
+def texts_per_second(name: str, rounds: int, num: int, peers: Sequence[str]) -> dict[str, dict[str, float]]:
     """Texts per second of each runner on one shape: of its best and of its median round."""
     with tempfile.TemporaryDirectory() as folder:
         torch.manual_seed(0)
@@ -192,7 +199,7 @@ def texts_per_second(name: str, rounds: int, num: int) -> dict[str, dict[str, fl
             about = transformers.AutoConfig.from_pretrained(directory)
             made = transformers.AutoModel.from_config(about)  # type: ignore[no-untyped-call] # theirs
         found: dict[str, dict[str, float]] = {}
-        for runs in runs_of(directory, made, num):
+        for runs in runs_of(directory, made, num, peers):
             found |= {name: rates(times, num) for name, times in timed(runs, rounds).items()}
         return found
 
@@ -223,16 +230,19 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--texts", type=int, default=16)
     parser.add_argument("--only", default=",".join(shapes), help="shapes, with commas between them")
+    parser.add_argument("--peers", default=",".join(PEERS), help="peers, with commas between them")
     asked = parser.parse_args()
-    names = asked.only.split(",")
-    if unknown := [name for name in names if name not in shapes]:
-        parser.error(f"--only {unknown[0]!r}: there is {', '.join(shapes)}")
+    names, peers = asked.only.split(","), asked.peers.split(",")
+    for option, given, there in (("--only", names, shapes), ("--peers", peers, PEERS)):
+        if unknown := [name for name in given if name not in there]:
+            parser.error(f"{option} {unknown[0]!r}: there is {', '.join(there)}")
     figures: dict[str, object] = {
         "tokens_in_a_text": LENGTH,
         "versions": {name: version_of(name) for name in ("transformers", "onnxruntime")},
-        "texts_per_s": {name: texts_per_second(name, asked.rounds, asked.texts) for name in names},
+        "texts_per_s": {name: texts_per_second(name, asked.rounds, asked.texts, peers) for name in names},
     }
-    command = f"python -m benchmarks.pooling.texts --rounds {asked.rounds} --texts {asked.texts} --only {asked.only}"
+    command = f"python -m benchmarks.pooling.texts --rounds {asked.rounds} --texts {asked.texts}"
+    command += f" --only {asked.only} --peers {asked.peers}"
     write("pooling_texts", command, figures)
 
 

@@ -54,6 +54,8 @@ def check_parallel(config: EngineConfig) -> ParallelShape:
     if name:
         text = f"{getattr(config, name)} is not supported beside several ranks yet"
         raise unusable(name, f"{text}: leave one of the two out")
+    if config.device.startswith("cuda"):  # "auto" is known where the device is
+        check_on_device(config, "cuda")
     return shape
 
 

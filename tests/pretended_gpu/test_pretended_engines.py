@@ -118,7 +118,8 @@ def test_tokens_are_those_of_transformers(name: str, tmp_path: Path) -> None:
     assert "look-up" not in name or engine.scheduler.draft_stats.num_accepted > 0
 
 
-@pytest.mark.parametrize("speculation", ["draft", pytest.param("eagle", marks=pytest.mark.long)])
+@pytest.mark.long
+@pytest.mark.parametrize("speculation", ["draft", "eagle"])
 def test_drafts_are_made_in_recorded_passes(tmp_path: Path, speculation: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Of what a drafter launches beside graphs, only the reading of prompts and sampling is left."""
     shape = dataclasses.replace(LLAMA, layers=3) if speculation == "eagle" else LLAMA

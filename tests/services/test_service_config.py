@@ -70,9 +70,12 @@ BAD: list[tuple[dict[str, object], dict[str, object], str]] = [
         "--disk-cache-dir: cannot write to /proc/nowhere",
     ),
     ({"tensor_parallel_size": 0}, {}, "--tensor-parallel-size: 0 is below 1"),
-    ({"tensor_parallel_size": 2, "device": "cuda"}, {}, "--device: cuda is not supported beside several ranks yet"),
     ({"pipeline_parallel_size": 0}, {}, "--pipeline-parallel-size: 0 is below 1"),
-    ({"pipeline_parallel_size": 2, "device": "cuda"}, {}, "--device: cuda is not supported beside several ranks yet"),
+    (
+        {"pipeline_parallel_size": 2, "device": "cuda"},
+        {},
+        "--pipeline-parallel-size: 2 is not supported over several GPUs",
+    ),
     (
         {"pipeline_parallel_size": 2, "expert_parallel": True},
         {},

@@ -18,6 +18,7 @@ ROOT = HERE.parents[2]
 
 FIVES = [range(first, first + 5) for first in range(0, 50, 5)]
 EVENTS = 3000
+OF_STORE = {"num_fetched", "num_missed"}
 NUM_COUNTED = 15  # histories that must reach everything together
 
 
@@ -132,4 +133,5 @@ def test_the_histories_reach_everything(histories: Histories) -> None:
     assert preemptions > 150 and recomputed > 500 and hits > 500 and evictions > 500, (preemptions, recomputed)
     assert resorts > 0 and swaps > 50 and ahead > 1500 and beside > 1500 and trees > 500 and pooled > 300
     assert accepted > 500 and drafted - accepted > 500
-    assert min(dataclasses.astuple(tiers)) > 100, tiers
+    # Those of the host's store, which these caches lack, are 0: the tiers' stateful test has them.
+    assert min(num for name, num in dataclasses.asdict(tiers).items() if name not in OF_STORE) > 100, tiers
