@@ -3,7 +3,8 @@
 from collections import defaultdict
 from collections.abc import Sequence
 
-from sluice_server.engine.kv_cache.moves import Move
+from sluice_server.engine.kv_cache.moves import Move, MoveKind
+from sluice_server.engine.parallel.messages import Moved
 
 End = tuple[Move, bool]  # and whether it succeeded
 
@@ -26,3 +27,11 @@ class DiskEnds:
                 if not any(each):
                     del self._by_move[move]
         return found
+
+    def of_all(self, own: Sequence[End], told: Sequence[Moved]) -> tuple[list[End], list[Move]]:
+        """Takes what has ended on rank 0 and what the others have told; returns what has now ended on all, and the
+        removals, on all, of what failed on one."""
+        ended = self.note(0, own)
+        for one in told:
+            ended += self.note(one.rank, one.ended)
+        return ended, [Move(MoveKind.REMOVE, -1, -1, move.name) for move, is_good in ended if not is_good]

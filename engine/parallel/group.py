@@ -14,7 +14,7 @@ from typing import Protocol
 
 from sluice_server.engine.errors import RankLost
 from sluice_server.engine.executor.step_runner import Pending
-from sluice_server.engine.kv_cache.moves import Move, MoveKind
+from sluice_server.engine.kv_cache.moves import Move
 from sluice_server.engine.parallel.backlog import Backlog
 from sluice_server.engine.parallel.disk_ends import DiskEnds
 from sluice_server.engine.parallel.launches import GroupLaunches, check_ended
@@ -128,10 +128,7 @@ class GroupRunner:
     def moved(self) -> list[tuple[Move, bool]]:
         """Returns the transfers with the disk that have ended on all ranks. What failed on one is removed on all."""
         self.launches.look()
-        ended = self._ends.note(0, self._plain.moved())
-        for one in self._workers.moved():
-            ended += self._ends.note(one.rank, one.ended)
-        lost = [Move(MoveKind.REMOVE, -1, -1, move.name) for move, is_good in ended if not is_good]
+        ended, lost = self._ends.of_all(self._plain.moved(), self._workers.moved())
         if lost:
             self.move(lost)
         return ended

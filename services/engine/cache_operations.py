@@ -29,8 +29,8 @@ def _nowhere(owner: bytes) -> bool:
     return True
 
 
-def _nobody(owner: bytes) -> contextlib.AbstractContextManager[None]:
-    """Holds nobody off: nothing is fetched."""
+def _no_hold(owner: bytes) -> contextlib.AbstractContextManager[None]:
+    """Returns a context that does nothing, for an engine that fetches no blocks."""
     return contextlib.nullcontext()
 
 
@@ -42,7 +42,7 @@ class CacheClearing:
         engine: Engine,
         block_bytes: int,
         clear_store: Callable[[bytes], bool] = _nowhere,
-        hold_off: Callable[[bytes], contextlib.AbstractContextManager[None]] = _nobody,
+        hold_off: Callable[[bytes], contextlib.AbstractContextManager[None]] = _no_hold,
     ) -> None:
         """`clear_store` has an owner's blocks removed from the store of the host; returns whether that is done. While
         the context of `hold_off` lasts none of them are fetched."""

@@ -97,7 +97,7 @@ class DirectReads:
         self._jobs.put(job)
 
     def close(self) -> None:
-        """Ends the thread; nobody waits for what is under way."""
+        """Ends the thread, without a wait for reads that are under way."""
         self._jobs.put(None)
         self._thread.join()
 

@@ -91,7 +91,7 @@ def test_whatever_meets_a_request_there_it_ends_once_and_leaves_nothing(point: s
                     dying.kill()
 
         def is_replaced() -> bool:
-            """If it had sent all by then, nobody may have noticed its end: the door is open, and is shut soon."""
+            """Whether another process has its name. The end of one that had sent all is noticed late."""
             child = service.children().get(f"{victim}-0")
             return child is not None and child.pid != killed[0]
 
