@@ -39,7 +39,7 @@ from sluice_server.engine.worker.recorded_passes import PassSizes, RecordedPasse
 from sluice_server.engine.worker.runner import Runner
 from sluice_server.engine.worker.slots.state import Slots
 from sluice_server.engine.worker.startup.formats import Formats
-from sluice_server.engine.worker.startup.memory import at_start, cuda_cache_bytes, give_back_unused
+from sluice_server.engine.worker.startup.memory import StepRows, at_start, cuda_cache_bytes, give_back_unused
 
 CPU_CACHE_SHARE = 0.25  # of the memory that is free at start; the OS assigns pages only on use
 
@@ -185,7 +185,7 @@ def cache_room(  # noqa: PLR0913 # all that takes memory
             sizes = config.block_size, pass_sizes(config, drafter, limits)
             recorded += recorded_pass_bytes(drafter, formats.cache, *sizes, CudaDevice(model.device))
     with at_start("--max-num-batched-tokens", f"a step of {tokens} tokens beside the weights; lower it"):
-        step = tokens, (rows, config.block_size), recorded
+        step = tokens, StepRows(rows, limits.context_length, config.block_size), recorded
         room = cuda_cache_bytes(model, formats.cache, *step, config.gpu_memory_utilization, adapters)
     return room if ranks is None else ranks.least(room)
 

@@ -7,6 +7,7 @@ ServiceError that names the setting.
 import contextlib
 import gc
 from collections.abc import Iterator
+from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -20,27 +21,39 @@ from sluice_server.engine.worker.slots.prompts import CHUNK
 from sluice_server.kernels.layout.metadata import AttentionMetadata
 
 
+class StepRows(NamedTuple):
+    """Attributes:
+    most: sequences at most.
+    length: tokens of a sequence at most; no position lies beyond.
+    block: tokens of a block.
+    """
+
+    most: int
+    length: int
+    block: int
+
+
 def cuda_cache_bytes(  # noqa: PLR0913 # all that takes memory
     model: Model,
     cache_dtype: torch.dtype,
     max_tokens: int,
-    rows: tuple[int, int],
+    rows: StepRows,
     recorded: int,
     utilization: float,
     adapters: DeviceTables | None = None,
 ) -> int:
     """Returns the bytes for the cache beside a loaded model and `recorded` bytes of steps that are recorded later.
 
-    `rows`: sequences at most, and tokens of a block. Steps of other sizes run before the largest one, so that their
-    kernels are compiled now. Raises ServiceError naming the setting when no memory is left.
+    Steps of other sizes run before the largest one, so that their kernels are compiled now. Raises ServiceError naming
+    the setting when no memory is left.
     """
     device = model.device
     give_back_unused()
     torch.cuda.reset_peak_memory_stats(device)
     for num in ladder(max_tokens):
-        whole_step(model, cache_dtype, num, *rows)
+        whole_step(model, cache_dtype, num, rows)
         if adapters is not None:
-            whole_step(model, cache_dtype, num, *rows, adapters)
+            whole_step(model, cache_dtype, num, rows, adapters)
     torch.cuda.synchronize(device)
     peak, reserved = torch.cuda.max_memory_allocated(device), torch.cuda.memory_reserved(device)
     free, total = torch.cuda.mem_get_info(device)
@@ -73,24 +86,26 @@ def ladder(most: int) -> list[int]:
     return [*(1 << i for i in range((most - 1).bit_length())), most]
 
 
-def whole_step(  # all that a step is made of
-    model: Model,
-    cache_dtype: torch.dtype,
-    max_tokens: int,
-    max_rows: int,
-    block_size: int,
-    adapters: DeviceTables | None = None,
+def prompts_of(tokens: int, length: int) -> list[int]:
+    """Returns the lengths of as few prompts as make so many tokens, none over `length`, the shorter ones first."""
+    num = -(-tokens // length)
+    return sorted(tokens * (at + 1) // num - tokens * at // num for at in range(num))
+
+
+def whole_step(
+    model: Model, cache_dtype: torch.dtype, max_tokens: int, rows: StepRows, adapters: DeviceTables | None = None
 ) -> None:
-    """Computes a prompt as long as a step may be, logits of `max_rows` rows and one chunk of prompt scores; with
+    """Computes prompts that fill a step, logits of as many rows as there may be and one chunk of prompt scores; with
     `adapters` beside those of a slot, which are none yet: their kernels are compiled."""
-    num_blocks = -(-max_tokens // block_size)
-    cache = model.new_cache(num_blocks, block_size, cache_dtype)
-    tables = np.arange(num_blocks, dtype=np.int32)[None]
-    meta = AttentionMetadata.build([max_tokens], [max_tokens], tables, block_size, model.device)
+    lengths = prompts_of(max_tokens, rows.length)
+    width = -(-lengths[-1] // rows.block)
+    cache = model.new_cache(width * len(lengths), rows.block, cache_dtype)
+    tables = np.arange(width * len(lengths), dtype=np.int32).reshape(-1, width)
+    meta = AttentionMetadata.build(lengths, lengths, tables, rows.block, model.device)
     ids = torch.zeros(max_tokens, dtype=torch.int64, device=model.device)
     sides = None if adapters is None else adapters.sides(ids)
     hidden = model.forward(ids, meta.positions, cache, meta, sides=sides)
-    model.logits(hidden[:1].expand(max_rows, -1).contiguous())
+    model.logits(hidden[:1].expand(rows.most, -1).contiguous())
     chunk = hidden[:CHUNK]
     score(model.logits(chunk), [0] * len(chunk), 1)
 

@@ -25,7 +25,7 @@ from sluice_server.engine.scheduler.scheduler import Scheduler
 from sluice_server.engine.worker.overlapped import InFlightDrafts, overlap
 from sluice_server.engine.worker.runner import Runner
 from sluice_server.engine.worker.slots.state import Slots
-from sluice_server.engine.worker.startup.memory import ladder, whole_step
+from sluice_server.engine.worker.startup.memory import StepRows, ladder, whole_step
 from sluice_server.kernels import gpu
 from sluice_server.kernels.formats import weight_formats as kinds
 from sluice_server.kernels.formats.packer import LinearPacker
@@ -95,7 +95,7 @@ def started(form: str) -> Engine:
     if form == "fixed":
         model.fix()
     for num in ladder(256):
-        whole_step(model, cache or torch.bfloat16, num, 8, 32)
+        whole_step(model, cache or torch.bfloat16, num, StepRows(8, LENGTH, 32))
     store = BlockStore(model.new_cache(64, 32, cache))
     slots, drafts = Slots(8, LENGTH, 32), InFlightDrafts((1, 3), may_branch=form != "fixed")
     runner = overlap(Runner(model, store, 32, 8, LENGTH), model, store, HostDevice(), slots, drafts)

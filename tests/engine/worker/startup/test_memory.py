@@ -186,9 +186,26 @@ def test_a_step_is_computed_without_the_cache_of_the_engine(model: Model) -> Non
     forward, logits = model.forward, model.logits
     model.forward = lambda *given, **named: seen.append(tuple(given[0].shape)) or forward(*given, **named)  # type: ignore[method-assign, func-returns-value]
     model.logits = lambda hidden: seen.append(tuple(hidden.shape)) or logits(hidden)  # type: ignore[method-assign, func-returns-value]
-    memory.whole_step(model, torch.float32, 30, 5, 8)
+    memory.whole_step(model, torch.float32, 30, memory.StepRows(5, 64, 8))
     width = model.config.hidden_size
     assert seen == [(30,), (5, width), (30, width)]  # a step, its rows, and a prompt that tells of its tokens
+
+
+def test_a_step_that_is_longer_than_any_sequence_is_computed_of_several(model: Model) -> None:
+    """A position behind the last one that a sequence can have is none of the model's."""
+    length, given = 32, list[int]()
+    forward = model.forward
+    model.forward = lambda ids, positions, *rest, **named: (  # type: ignore[method-assign]
+        given.extend(positions.tolist()) or forward(ids, positions, *rest, **named)  # type: ignore[func-returns-value]
+    )
+    memory.whole_step(model, torch.float32, 2 * length + 1, memory.StepRows(5, length, 8))
+    assert len(given) == 2 * length + 1 and max(given) < length
+
+
+def test_prompts_of_a_step_are_as_few_as_their_length_allows() -> None:
+    assert memory.prompts_of(30, 64) == [30] and memory.prompts_of(64, 64) == [64]
+    assert memory.prompts_of(65, 64) == [32, 33] and memory.prompts_of(200, 64) == [50] * 4
+    assert memory.prompts_of(3, 1) == [1, 1, 1]
 
 
 def test_sizes_are_those_of_the_settings() -> None:
