@@ -85,7 +85,10 @@ class Chunks:
 
     def _delta(self, source: int, delta: types_pb2.Delta) -> Iterator[bytes]:
         index = self._index(source, delta.output_index)
-        yield from self._opened(source, index)
+        has_begun = index in self.lengths  # for the client, too
+        for chunk in self._opened(source, index):
+            has_begun = True
+            yield chunk
         if self.report.prompt_only:
             return
         self.running.completion_tokens += delta.consumed
@@ -96,7 +99,8 @@ class Chunks:
         if self.report.scored:
             logprobs = self.dialect.logprobs(delta.tokens, self.lengths[index], self.report)
         self.lengths[index] += len(delta.text)
-        if delta.text or others or ((logprobs or extra) and delta.tokens):
+        # A first token may have no text yet; load tests, and what shows that a model answers, wait for its chunk.
+        if delta.text or others or not has_begun or ((logprobs or extra) and delta.tokens):
             yield self._chunk([{**self.dialect.piece(index, delta.text, others, logprobs), **extra}])
 
     def _output_finished(self, source: int, ended: types_pb2.OutputFinished) -> Iterator[bytes]:

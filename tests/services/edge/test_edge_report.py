@@ -160,3 +160,18 @@ def test_streams_of_several_prompts_are_one() -> None:
     assert texts == {0: "xc", 1: "yc"}
     assert {one["id"] for one in (*found, last)} == {"cmpl-g0"}
     assert last["choices"] == [] and last["usage"]["total_tokens"] == 8
+
+
+def test_a_first_token_without_text_is_told_at_once() -> None:
+    def told(dialect: Dialect, report: AnswerReport) -> list[bytes]:
+        made = Chunks(dialect, 1, report)
+        deltas = [types_pb2.Delta(consumed=1), types_pb2.Delta(consumed=1), types_pb2.Delta(consumed=1, text="c")]
+        events = [Event(accepted=types_pb2.Accepted(generation_id="g")), *(Event(delta=delta) for delta in deltas)]
+        return [made.of(0, [event]) for event in events]
+
+    plain = told(COMPLETION, AnswerReport())
+    assert [piece.count(b"data: ") for piece in plain] == [0, 1, 0, 1]
+    assert b'"text":""' in plain[1] and b'"finish_reason":null' in plain[1]
+    echoed = told(COMPLETION, AnswerReport(echoed=("ab",)))
+    assert [piece.count(b"data: ") for piece in echoed] == [0, 1, 0, 1] and b'"text":"ab"' in echoed[1]
+    assert [piece.count(b"data: ") for piece in told(CHAT, AnswerReport())] == [0, 1, 0, 1]  # its role comes first
