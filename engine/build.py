@@ -207,7 +207,9 @@ def build_engine(  # noqa: PLR0913 # all that an engine is made of
     is_fixed = device.type != "cpu" or workers is not None
     return BuiltEngine(
         engine=engine,
-        computing=computing_of(device, formats, model, tuner, (*notes, *plugins.notes)),
+        computing=dataclasses.replace(
+            computing_of(device, formats, model, tuner, (*notes, *plugins.notes)), has_fixed_cache=is_fixed
+        ),
         num_blocks=scheduler.cache.num_blocks,
         grammars=grammars,
         tuner=tuner,

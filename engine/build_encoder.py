@@ -111,6 +111,7 @@ def _computing(config: EngineConfig, formats: Formats, model: Encoder, threads: 
         threads=threads,
         threads_because=why,
         allocator=allocator(),
+        has_fixed_cache=True,
         notes=tuple(_notes(config, formats)),
     )
 

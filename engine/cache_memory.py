@@ -1,10 +1,12 @@
 """The memory of an engine's cache, which can be resized while it serves.
 
 `resize` sets the new size and `advance` moves blocks out of the way, both between two steps; `give_back` then returns
-memory to the system, in any thread, as nothing touches what is offline. On a CPU and with one rank.
+memory to the system, in any thread, as nothing touches what is offline; a resize meanwhile waits for it. On a CPU and
+with one rank.
 """
 
 import dataclasses
+import threading
 
 from sluice_server.engine.engine import Engine
 from sluice_server.engine.errors import invalid
@@ -21,6 +23,7 @@ class CacheMemory:
     pages: PagesAhead | None
     _backed: int = 0  # blocks of the pool whose memory may be backed
     _host_backed: int = 0  # slots of the host tier, likewise
+    _giving_back: threading.Lock = dataclasses.field(default_factory=threading.Lock)
 
     def __post_init__(self) -> None:
         self._backed = self.engine.scheduler.cache.pool.num_blocks
@@ -41,6 +44,11 @@ class CacheMemory:
         """The slots of the host tier now."""
         tiers = self.engine.scheduler.cache.tiers
         return 0 if tiers is None else tiers.num_slots
+
+    @property
+    def least_tokens(self) -> int:
+        """The tokens of the smallest cache."""
+        return self.engine.scheduler.cache.block_size
 
     @property
     def max_tokens(self) -> int:
@@ -69,14 +77,15 @@ class CacheMemory:
         if host_bytes is not None and not 0 <= host_bytes <= most_bytes:
             text = f"{host_bytes} is not in [0, {most_bytes}], the size at start: see --host-cache-bytes"
             raise invalid("host_bytes", text, limit=most_bytes)
-        if tokens is not None:
-            self.engine.scheduler.resizer.set_limit(tokens // cache.block_size * groups)
-            self._backed = max(self._backed, cache.pool.num_blocks)
-        if host_bytes is not None and cache.tiers is not None:
-            for move in cache.tiers.resize(host_bytes // self.store.block_bytes):
-                cache.push(move)
-            self._host_backed = max(self._host_backed, cache.tiers.num_slots)
-        self.engine.move()
+        with self._giving_back:
+            if tokens is not None:
+                self.engine.scheduler.resizer.set_limit(tokens // cache.block_size * groups)
+                self._backed = max(self._backed, cache.pool.num_blocks)
+            if host_bytes is not None and cache.tiers is not None:
+                for move in cache.tiers.resize(host_bytes // self.store.block_bytes):
+                    cache.push(move)
+                self._host_backed = max(self._host_backed, cache.tiers.num_slots)
+            self.engine.move()
 
     def advance(self, limit: int) -> int:
         """Moves up to `limit` blocks that are in the way; returns how many are left."""
@@ -88,14 +97,15 @@ class CacheMemory:
         """Gives the memory of what is offline back to the system; returns the bytes. Called once `advance` is done."""
         cache = self.engine.scheduler.cache
         given = 0
-        if cache.pool.num_blocks < self._backed:
-            if self.pages is not None:
-                self.pages.shrink(cache.pool.num_blocks)
-            given += self.store.give_back(cache.pool.num_blocks, self._backed)
-            self._backed = cache.pool.num_blocks
-        if cache.tiers is not None and cache.tiers.num_slots < self._host_backed:
-            given += self.store.give_back_host(cache.tiers.num_slots, self._host_backed)
-            self._host_backed = cache.tiers.num_slots
+        with self._giving_back:
+            if cache.pool.num_blocks < self._backed:
+                if self.pages is not None:
+                    self.pages.shrink(cache.pool.num_blocks)
+                given += self.store.give_back(cache.pool.num_blocks, self._backed)
+                self._backed = cache.pool.num_blocks
+            if cache.tiers is not None and cache.tiers.num_slots < self._host_backed:
+                given += self.store.give_back_host(cache.tiers.num_slots, self._host_backed)
+                self._host_backed = cache.tiers.num_slots
         return given
 
     def tokens_of(self, num_blocks: int) -> int:

@@ -25,6 +25,7 @@ class Computing:
         threads_because: what decided their number.
         allocator: the memory allocator: "glibc 2.36", "jemalloc", …
         notes: hints for an operator: why something is slower than it could be.
+        has_fixed_cache: whether its cache cannot be resized while it serves.
     """
 
     device: str = ""
@@ -39,6 +40,7 @@ class Computing:
     threads_because: str = ""
     allocator: str = ""
     notes: tuple[str, ...] = ()
+    has_fixed_cache: bool = False
 
 
 UNKNOWN = Computing()

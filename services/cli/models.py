@@ -121,18 +121,21 @@ def sleep(  # noqa: PLR0913 # a command line lists its options
     *,
     address: AddressOption = ADDRESS,
     grace: GraceOption = None,
+    level: Annotated[
+        int, typer.Option(min=1, max=2, help="1: keep the weights and empty the cache; 2: stop its processes")
+    ] = 2,
     tls: TlsOption = False,
     tls_ca: TlsCaOption = None,
     tls_cert: TlsCertOption = None,
     tls_key: TlsKeyOption = None,
     token: TokenOption = None,
 ) -> None:
-    """Stop a model's processes until it is asked for."""
+    """Stop a model's processes, or empty their cache, until it is asked for."""
     from sluice_server.services.cli.client import client, told
 
     access = ConnectionOptions.of(address, tls, (tls_ca, tls_cert, tls_key), token)
     with client(address, access) as opened, told(address):
-        opened.sleep_model(model, grace_s=grace)
+        opened.sleep_model(model, grace_s=grace, level=level)
 
 
 @models.command()
@@ -203,6 +206,7 @@ def _rows(found: "list[control_pb2.Model]") -> Iterator[Row]:
             "id": one.id,
             "revision": one.revision,
             "state": state,
+            "sleep_level": one.sleep_level,
             "aliases": {each.alias: each.weight for each in one.aliases},
             "open_requests": one.open_requests,
             "memory_bytes": one.memory_bytes,
@@ -212,4 +216,5 @@ def _rows(found: "list[control_pb2.Model]") -> Iterator[Row]:
         }
         names = " ".join(f"{each.alias}={each.weight}" for each in one.aliases)
         size = f"{one.memory_bytes / (1 << 20):.0f}"
-        yield fields, (one.id, state, names, str(one.open_requests), size, one.revision, one.failure)
+        shown = f"{state} ({one.sleep_level})" if one.sleep_level else state
+        yield fields, (one.id, shown, names, str(one.open_requests), size, one.revision, one.failure)

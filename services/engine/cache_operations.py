@@ -102,6 +102,8 @@ class CacheOperations:
         self._num_left = 0
         self._wanted_blocks = 0 if memory is None else memory.num_blocks
         self._wanted_slots = 0 if memory is None else memory.num_host_slots
+        self._before: tuple[int, int] | None = None  # tokens, and bytes of the host tier, that the cache had
+        self._is_emptied = False
 
     def wanted_blocks(self, cache: KVCache) -> int:
         """Returns the blocks of the pool that an operator asked for; those at start if none did."""
@@ -113,8 +115,37 @@ class CacheOperations:
 
     @property
     def is_resizing(self) -> bool:
-        """Whether blocks are being moved out of the way."""
-        return self._task is not None and not self._task.done()
+        """Whether blocks are being moved out of the way, or the cache is to stay empty."""
+        return self._before is not None or (self._task is not None and not self._task.done())
+
+    @property
+    def is_empty(self) -> bool:
+        """Whether the cache was emptied and its memory given back."""
+        return self._is_emptied
+
+    def empty(self) -> bool:
+        """Begins to empty the cache, but for one block, and to give its memory back; it is of that size until `refill`.
+        Returns False if that is not possible now: while requests are open, or for a cache of fixed size."""
+        memory = self._memory
+        if memory is None or self.is_resizing:
+            return False
+        before = memory.tokens, memory.host_bytes
+        try:
+            task = self.begin(memory, memory.least_tokens, 0)
+        except ServiceError:
+            return False
+        self._before = before
+        task.add_done_callback(self._emptied)
+        return True
+
+    def _emptied(self, task: "asyncio.Task[int]") -> None:
+        self._is_emptied = self._before is not None and not task.cancelled() and task.exception() is None
+
+    def refill(self) -> None:
+        """Gives an emptied cache the size that it had."""
+        if self._memory is not None and self._before is not None:
+            self._memory.resize(*self._before)
+        self._before, self._is_emptied = None, False
 
     async def resize(self, work: ResizeCache) -> AsyncGenerator[Progress, None]:
         """Yields how far resizing is, until it is done. Raises ServiceError."""

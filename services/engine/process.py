@@ -18,6 +18,7 @@ from sluice_server.services.engine.cache_operations import CacheClearing, CacheO
 from sluice_server.services.engine.figures import figures, image_figures, shared_figures
 from sluice_server.services.engine.grammar_gate import GrammarGate
 from sluice_server.services.engine.loading import load_engine
+from sluice_server.services.engine.napping import Napping, table_of
 from sluice_server.services.engine.pressure import EnginePressure
 from sluice_server.services.engine.stage import EngineStage, RingMembership
 from sluice_server.services.engine.torch_profiles import MAKERS, StageSteps
@@ -26,6 +27,7 @@ from sluice_server.services.messages.processes import EngineRole
 from sluice_server.services.process.background import compiling_threads
 from sluice_server.services.process.process import Process
 from sluice_server.services.process.slices import LONG_S, take_turns_of
+from sluice_server.services.process.supervised import say_cache
 from sluice_server.services.ranks.leader import RankGroup, open_group
 from sluice_server.services.ranks.settings import config_of_rank
 from sluice_server.services.ring.loop import EXIT_BROKEN
@@ -121,6 +123,10 @@ def _serve_operators(process: Process, built: BuiltEngine, stage: EngineStage, f
     process.serve_profiles(MAKERS, StageSteps(stage))
     caches, watch = CacheOperations(built.memory), process.memory
     process.operations.serve(ResizeCache, caches.resize)
+    name, table = process.ring.process_id, table_of(process.config)
+    napping = Napping(name, table, caches, lambda: stage.num_open, lambda is_empty: say_cache(name, is_empty=is_empty))
+    process.on_beat.append(napping.look)
+    stage.on_request = napping.wake
     if built.store is not None:
         clearing = CacheClearing(built.engine, built.store.block_bytes)
         if fetcher is not None:

@@ -85,6 +85,7 @@ class EngineStage:
         # Called with tenant and seconds in the queue; and before the engine gets a request.
         self.on_scheduled: Callable[[str, float], None] = lambda tenant, seconds: None
         self.on_add: Callable[[EngineRequest], None] = lambda request: None
+        self.on_request: Callable[[], None] = lambda: None  # called when the ring brings a request
         self.computing = computing  # sent in reports, as is the next
         self.fetch_s: Callable[[], float] = lambda: 0.0  # see `Report`
         self.on_step: Callable[[], None] | None = None  # called after each step
@@ -121,8 +122,10 @@ class EngineStage:
         """
         match message:
             case Prompt():
+                self.on_request()
                 self._add(message)
             case Inputs():
+                self.on_request()
                 tenant = message.envelope.tenant
                 self._cache.know(tenant_root(self.engine.identity.encoded(), tenant), tenant)
                 self._vectors.add(message)

@@ -65,6 +65,7 @@ class GatewayLanes:
         self._told: tuple[object, ...] | None = None
         self._opened: dict[str, int] = {}  # attempts that each lane has had when that was told
         self._has_said_so = False
+        self._looking = asyncio.Lock()
         self.news = News()
         gateway.on_published, gateway.known = self._tell, self
 
@@ -82,7 +83,9 @@ class GatewayLanes:
         """Has the supervisor carry out a command; returns the lane that it is about. Raises ServiceError."""
         if not self._table.is_followed:
             raise unsupported("models", "models are loaded under a supervisor only: start the service without --role")
-        return await ask(self._directory, command)
+        lane = await ask(self._directory, command)
+        await self._look()
+        return lane
 
     async def loading_of(self, named: NamedModel) -> LoadLane:
         """Returns the command that loads a model, with the memory that it may take. Raises ServiceError naming what is
@@ -132,13 +135,18 @@ class GatewayLanes:
         """Follows the table until it is cancelled."""
         while True:
             await asyncio.sleep(LOOK_S)
-            if self._table.refresh():
-                await self._change()
+            await self._look()
 
     async def leave(self) -> None:
         """Leaves all rings."""
         for process in self._processes.values():
             await process.leave()
+
+    async def _look(self) -> None:
+        """Does what the table says, if it has changed."""
+        async with self._looking:
+            if self._table.refresh():
+                await self._change()
 
     async def _change(self) -> None:
         lanes = self.table.lanes
@@ -164,7 +172,7 @@ class GatewayLanes:
         }
         for name, lane in opened.items():
             entry = table.lanes[name]
-            lane.is_leaving = entry.state is LaneState.DRAINING
+            lane.is_leaving, lane.leaves = entry.state is LaneState.DRAINING, entry.leaves
             lane.answer_to(frozenset(alias for alias, weights in table.aliases.items() if entry.model in weights))
             if name != FIRST or self._service.models:
                 lane.waiting.follow(entry)
@@ -221,20 +229,21 @@ class GatewayLanes:
         await process.leave()
 
     def _tell(self) -> None:
-        """Tells the supervisor what serves, and what leaves and has nothing open."""
+        """Tells the supervisor what serves, what leaves and has nothing open, and for what requests wait."""
         lanes = list(self._gateway.models)
         serving = frozenset(one.name for one in lanes if one.is_serving and one.watch.is_whole)
-        drained = frozenset(one.name for one in lanes if self._is_drained(one))
+        drained = frozenset(f"{one.name}@{one.leaves}" for one in lanes if self._is_drained(one))
+        waiting = frozenset(one.name for one in lanes if one.waiting.is_waited_for)
         opened = {one.name: one.manager.num_sent for one in lanes}
         busy = frozenset(
             one.name for one in lanes if one.manager.num_open or opened[one.name] != self._opened.get(one.name, 0)
         )
         self._opened = opened
         starts = tuple(entry.starts for entry in self.table.lanes.values())  # after each, all is said again
-        if (serving, drained, busy, starts) != self._told:
-            self._told = serving, drained, busy, starts
+        if (serving, drained, busy, waiting, starts) != self._told:
+            self._told = serving, drained, busy, waiting, starts
             self.news.tell()
-            say_lanes(self._common.process_id, serving, drained, busy)
+            say_lanes(self._common.process_id, serving, drained, busy, waiting)
         if self._service.models and not self._has_said_so and self._gateway.is_listening and self._is_settled():
             self._has_said_so = True
             self._say_serving()

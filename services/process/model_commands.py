@@ -31,10 +31,12 @@ class UnloadLane(msgspec.Struct, frozen=True, tag=True, forbid_unknown_fields=Tr
 
 
 class SleepLane(msgspec.Struct, frozen=True, tag=True, forbid_unknown_fields=True):
-    """Ends the processes of a model once what is open has ended, or in `grace_s`, and keeps its lane."""
+    """Ends the processes of a model once what is open has ended, or in `grace_s`, and keeps its lane. At level 1 the
+    processes stay, and their cache is emptied."""
 
     model: str
     grace_s: float
+    level: int = 2
 
 
 class WakeLane(msgspec.Struct, frozen=True, tag=True, forbid_unknown_fields=True):

@@ -36,7 +36,8 @@ class LaneState(enum.StrEnum):
     READY = "ready"
     DRAINING = "draining"  # it is being unloaded
     DOZING = "dozing"  # it will sleep when what it has open has ended; new requests wait
-    SLEEPING = "sleeping"  # it has no processes until it is asked for
+    NAPPING = "napping"  # asleep at level 1: until it is asked for its processes have the weights, and an empty cache
+    SLEEPING = "sleeping"  # asleep at level 2: it has no processes until it is asked for
     FAILED = "failed"  # its processes end again and again; they are started more and more seldom
 
 
@@ -73,7 +74,9 @@ class LaneEntry(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         why: what it failed by.
         grace_s: how long what is open may go on while it drains.
         planned: the memory that it may take.
-        starts: how often it was started, or woken.
+        starts: how often its processes were started.
+        leaves: how often it was asked to leave or to sleep: what gateways say of that has this number.
+        is_empty: while it naps, whether its engines have given the memory of their cache back.
     """
 
     model: str
@@ -86,6 +89,13 @@ class LaneEntry(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     grace_s: float = 0.0
     planned: PlannedBytes = UNPLANNED
     starts: int = 0
+    leaves: int = 0
+    is_empty: bool = False
+
+    @property
+    def sleep_level(self) -> int:
+        """How deeply it sleeps; 0 if it does not."""
+        return {LaneState.NAPPING: 1, LaneState.SLEEPING: 2}.get(self.state, 0)
 
 
 class ModelTable(msgspec.Struct, frozen=True, forbid_unknown_fields=True):

@@ -44,6 +44,7 @@ class Process:
         plugins: what the settings allow; only an engine loads them.
         engines: of the ring, as the settings say; read again when their file changes.
         on_engines: called then, with the new table.
+        on_beat: called at each heartbeat.
         beating: the next heartbeat, once it has started.
     """
 
@@ -64,6 +65,7 @@ class Process:
     plugins: Plugins = NO_PLUGINS
     engines: WatchedFile[EngineTable] = dataclasses.field(default_factory=no_engines)
     on_engines: list[Callable[[EngineTable], None]] = dataclasses.field(default_factory=list)
+    on_beat: list[Callable[[], None]] = dataclasses.field(default_factory=list)
     beating: list[asyncio.TimerHandle] = dataclasses.field(default_factory=list)
 
     def record(self, envelope: Envelope, phase: Phase) -> None:
@@ -104,6 +106,8 @@ class Process:
         if self.engines.refresh():
             for told in self.on_engines:
                 told(self.engines.value)
+        for call in self.on_beat:
+            call()
         self.beating[:] = [asyncio.get_running_loop().call_later(BEAT_S, self._beat, stage, now_s)]
 
     async def leave(self) -> None:

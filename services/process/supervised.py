@@ -10,6 +10,7 @@ READY_FD = "SLUICE_READY_FD"  # number of an inherited pipe's file, which gets a
 GROUP_EPOCH = "SLUICE_GROUP_EPOCH"  # set by a supervisor: the number of this start of a group of ranks
 ENGINES = "engines"  # how a gateway's line about engines begins
 LANES = "lanes"  # and its line about models
+CACHE = "cache"  # and an engine's about its cache
 PR_SET_PDEATHSIG = 1
 
 
@@ -28,12 +29,18 @@ def say_engines(process_id: str, serving: Iterable[str], drained: Iterable[str])
         os.write(int(os.environ[READY_FD]), line.encode())
 
 
-def say_lanes(process_id: str, serving: Iterable[str], drained: Iterable[str], busy: Iterable[str]) -> None:
-    """Tell the supervisor, if there is one, which lanes serve, which of those that leave have nothing open, and which
-    have something open."""
+def say_lanes(process_id: str, *lanes: Iterable[str]) -> None:
+    """Tell the supervisor, if there is one, which lanes serve, which of those that leave have nothing open, which have
+    something open, and for which requests wait; see `LaneReports.heard`."""
     if READY_FD in os.environ:
-        told = ";".join(",".join(sorted(names)) for names in (serving, drained, busy))
+        told = ";".join(",".join(sorted(names)) for names in lanes)
         os.write(int(os.environ[READY_FD]), f"{LANES} {process_id} {told}\n".encode())
+
+
+def say_cache(process_id: str, *, is_empty: bool) -> None:
+    """Tell the supervisor, if there is one, whether this engine's cache is empty and its memory given back."""
+    if READY_FD in os.environ:
+        os.write(int(os.environ[READY_FD]), f"{CACHE} {process_id} {int(is_empty)}\n".encode())
 
 
 def die_with_supervisor() -> None:

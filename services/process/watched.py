@@ -21,8 +21,10 @@ Stamp = tuple[tuple[int, int, int], ...]
 class WatchedFile(Generic[_T]):
     """Holds the value. The first read must succeed. `load` raises ServiceError for contents that cannot be used."""
 
-    def __init__(self, paths: tuple[Path, ...], load: Callable[[], _T]) -> None:
+    def __init__(self, paths: tuple[Path, ...], load: Callable[[], _T], *, says: bool = True) -> None:
+        """`says`: whether the log has a line for each change."""
         self._paths = paths
+        self._says = says
         self._load = load
         self._lock = threading.Lock()  # a change is read once, and told once
         self._stamp = self._now()
@@ -48,7 +50,8 @@ class WatchedFile(Generic[_T]):
         except ServiceError as error:
             logger.error("%s; the one read before stays in force", error.message)
             return False
-        logger.info("%s was read again", ", ".join(map(str, self._paths)))
+        if self._says:
+            logger.info("%s was read again", ", ".join(map(str, self._paths)))
         return True
 
     def _now(self) -> Stamp:

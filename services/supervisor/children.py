@@ -39,7 +39,7 @@ class Running:
 
     def __init__(self, child: Child, command: tuple[str, ...], directory: Path, ready_fd: int) -> None:
         """`command` is what starts `sluice`. `directory` has the heartbeat files. A gateway writes to `ready_fd` when
-        it admits requests, an edge when it listens."""
+        it admits requests, an edge when it listens, an engine of a lane when its cache is empty."""
         self.child = child
         self.start_at_s: float | None = None  # set after an end: when to start it again
         self.started_s = 0.0  # when the current process was started
@@ -70,6 +70,11 @@ class Running:
     def is_edge(self) -> bool:
         """Whether it is an HTTP edge: outside of the ring, in front of a gateway."""
         return self.child.role is None and not self.child.group
+
+    @property
+    def _says(self) -> bool:
+        """Whether it tells its supervisor something."""
+        return self.is_gateway or self.is_edge or (bool(self.child.lane) and self.child.role is Role.ENGINE)
 
     @property
     def is_running(self) -> bool:
@@ -103,7 +108,7 @@ class Running:
             # A terminal's Ctrl-C and Ctrl-Z reach the supervisor only. No session of its own: Linux shares processors
             # between sessions first, where a stage's wake-ups and slices (`services.process.slices`) count for less.
             process_group=0,
-            pass_fds=[self._ready_fd] if self.is_gateway or self.is_edge else [],
+            pass_fds=[self._ready_fd] if self._says else [],
         )
 
     def ended(self, awake_since_s: float = 0.0) -> str:

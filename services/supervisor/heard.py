@@ -1,12 +1,14 @@
-"""What gateways and edges tell their supervisor, line by line over a pipe."""
+"""What gateways, edges and engines tell their supervisor, line by line over a pipe."""
 
 from collections.abc import Callable
 from typing import TypeAlias
 
-from sluice_server.services.process.supervised import ENGINES, LANES
+from sluice_server.services.process.supervised import CACHE, ENGINES, LANES
 from sluice_server.services.supervisor.scale import UNKNOWN, EngineStates
 
-OnLanes: TypeAlias = Callable[[str, frozenset[str], frozenset[str], frozenset[str]], None]
+Names: TypeAlias = frozenset[str]
+OnLanes: TypeAlias = Callable[[str, Names, Names, Names, Names], None]
+OnCache: TypeAlias = Callable[[str, bool], None]
 
 
 class Heard:
@@ -15,14 +17,15 @@ class Heard:
     Attributes:
         serving: gateways that admit requests while every engine serves, and edges that listen.
         address: of the gateway that said last that it serves, and its model's revision.
-        on_lanes: gets what a gateway says of lanes: its name, those that serve, those that have nothing open any more,
-            those that have something open.
+        on_lanes: gets what a gateway says of lanes; see `LaneReports.heard`.
+        on_cache: gets what an engine says: its name, and whether its cache is empty.
     """
 
     def __init__(self) -> None:
         self.serving: set[str] = set()
         self.address = ""
-        self.on_lanes: OnLanes = lambda gateway, serving, drained, busy: None
+        self.on_lanes: OnLanes = lambda gateway, serving, drained, busy, waiting: None
+        self.on_cache: OnCache = lambda engine, is_empty: None
         self._states: dict[str, EngineStates] = {}  # of engines, by gateway
         self._rest = ""  # the beginning of a line
 
@@ -34,11 +37,14 @@ class Heard:
     def take(self, line: str, *, is_gateway: bool) -> bool:
         """Takes a line; returns whether it says that its process serves. `is_gateway`: whether a gateway said so."""
         what, name, rest = line.split(maxsplit=2)
+        if what == CACHE:
+            self.on_cache(name, rest == "1")
+            return False
         if what in (ENGINES, LANES):
             told = [frozenset(filter(None, part.split(","))) for part in rest.split(";")]
             if what == LANES:
-                serving, drained, busy = told
-                self.on_lanes(name, serving, drained, busy)
+                serving, drained, busy, waiting = told
+                self.on_lanes(name, serving, drained, busy, waiting)
             else:
                 self._states[name] = EngineStates(*told)
             return False

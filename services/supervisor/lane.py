@@ -36,8 +36,12 @@ class Lane:
         is_kept: it is started again whatever happens; else it is given up if it ends before it has served.
         serving, drained: gateways that say so of it.
         busy: gateways that have something open there.
+        waiting: gateways at which requests wait for it.
+        engines, emptied: its engines, and those whose cache is empty.
         until_s: when it ends, if it is being unloaded, or is to sleep.
-        sleeps: it ends until it is asked for.
+        sleeps: it ends, or its cache is emptied, until it is asked for.
+        is_light: it sleeps at level 1, or is about to, or was until it serves again: its processes stay.
+        yields: it is about to sleep to make room for another one, also if requests come for it meanwhile.
         is_asked: an operator wants it to wake, whether or not requests wait for it.
         wanted_s: since when it is to start as soon as there is room; None: it has been started, or sleeps.
         has_processes: some may be left.
@@ -53,8 +57,13 @@ class Lane:
     serving: set[str] = dataclasses.field(default_factory=set)
     drained: set[str] = dataclasses.field(default_factory=set)
     busy: set[str] = dataclasses.field(default_factory=set)
+    waiting: set[str] = dataclasses.field(default_factory=set)
+    engines: frozenset[str] = frozenset()
+    emptied: set[str] = dataclasses.field(default_factory=set)
     until_s: float | None = None
     sleeps: bool = False
+    is_light: bool = False
+    yields: bool = False
     is_asked: bool = False
     wanted_s: float | None = None
     has_processes: bool = False
@@ -66,7 +75,20 @@ class Lane:
     @property
     def held(self) -> int:
         """The bytes that it has, or is about to take."""
+        if self.entry.is_empty:
+            return self._kept
         return self.entry.planned.total if self.has_processes else 0
+
+    @property
+    def leaving(self) -> int:
+        """The bytes of these that it will give back by itself: it leaves, sleeps or is about to."""
+        leaves = self.until_s is not None or self.entry.sleep_level > 0
+        return self.held - self._kept if leaves and self.has_processes else 0
+
+    @property
+    def _kept(self) -> int:
+        """The bytes that it has while it sleeps."""
+        return self.entry.planned.total - self.entry.planned.cache if self.is_light else 0
 
     @property
     def needed(self) -> int:
@@ -75,4 +97,21 @@ class Lane:
 
     def become(self, state: LaneState, why: str = "") -> None:
         """Takes another state."""
-        self.entry = msgspec.structs.replace(self.entry, state=state, why=why)
+        self.entry = msgspec.structs.replace(self.entry, state=state, why=why, is_empty=False)
+
+    def leave(self, state: LaneState, until_s: float) -> None:
+        """Begins to leave or to sleep, which ends by then: what gateways said before does not count."""
+        self.until_s = until_s
+        self.drained.clear()
+        self.become(state)
+        self.entry = msgspec.structs.replace(self.entry, leaves=self.entry.leaves + 1)
+
+    def doze(self, until_s: float, *, is_light: bool = False, yields: bool = False) -> None:
+        """Begins to fall asleep."""
+        self.sleeps, self.is_light, self.yields = True, is_light, yields
+        self.leave(LaneState.DOZING, until_s)
+
+    def stay(self) -> None:
+        """Does not sleep after all: gateways will say that it serves, as they did before."""
+        self.until_s, self.sleeps, self.is_light = None, False, False
+        self.become(LaneState.LOADING)

@@ -55,7 +55,7 @@ class LaneQueue:
     def admit(self, lane: Lane) -> list[Lane]:
         """Returns the idle lanes that make room for one that an operator wants now. Raises ServiceError if there is not
         enough."""
-        leaving, idle = self._leaving, self._room.idle(self._lanes.values())
+        leaving, idle = self._leaving, self._room.idle(self._others(lane))
         chosen = enough(idle, lane.needed - self._free - leaving)
         if chosen is None:
             raise self._room.refused(lane, self._free + leaving + sum(one.held for one in idle))
@@ -63,7 +63,7 @@ class LaneQueue:
 
     def may_fit(self, lane: Lane) -> bool:
         """Whether there is room for a lane once all others sleep that may."""
-        return lane.needed <= self._most_for(lane)
+        return lane.entry.planned.total <= self._most_for(lane)
 
     def next(self, now_s: float) -> Step | None:
         """Returns what is to be done now; None if the first lane must wait."""
@@ -72,14 +72,14 @@ class LaneQueue:
             return None
         name = min(queue, key=lambda name: queue[name])
         lane = self._lanes[name]
-        if lane.has_processes:
+        if lane.has_processes and lane.entry.state is not LaneState.NAPPING:
             return None  # of the time before it slept: they have not ended yet
         if lane.needed <= self._free:
             return Start(name)
         if not self.may_fit(lane):
             return Refuse(name, self._room.refused(lane, self._most_for(lane)))
         missing = lane.needed - self._free - self._leaving
-        chosen = enough(self._room.turned(self._lanes.values(), now_s), missing)
+        chosen = enough(self._room.turned(self._others(lane), now_s), missing)
         return MakeRoom(chosen, lane) if chosen else None
 
     @property
@@ -95,8 +95,10 @@ class LaneQueue:
     @property
     def _leaving(self) -> int:
         """The bytes that will be free once lanes have ended that are asleep, about to sleep, or unloaded."""
-        gone = [one for one in self._lanes.values() if one.until_s is not None or one.entry.state is LaneState.SLEEPING]
-        return sum(one.held for one in (*gone, *self._ending.values()))
+        return sum(one.leaving for one in self._lanes.values()) + sum(one.held for one in self._ending.values())
+
+    def _others(self, lane: Lane) -> list[Lane]:
+        return [one for one in self._lanes.values() if one is not lane]
 
     def _most_for(self, lane: Lane) -> int:
         """Returns the bytes beside the lanes that never make room."""

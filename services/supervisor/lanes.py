@@ -13,6 +13,7 @@ from pathlib import Path
 import msgspec
 
 from sluice_server.engine.errors import ServiceError
+from sluice_server.services.messages.processes import Role
 from sluice_server.services.process.model_commands import (
     Answer,
     Command,
@@ -25,20 +26,25 @@ from sluice_server.services.process.model_commands import (
 )
 from sluice_server.services.process.model_table import FIRST, LaneEntry, LaneState, ModelTable, write_table
 from sluice_server.services.supervisor import lane_errors as errors
+from sluice_server.services.supervisor import lane_sleep
 from sluice_server.services.supervisor.children import Child, Running
 from sluice_server.services.supervisor.lane import Lane, LaneProcesses
 from sluice_server.services.supervisor.lane_names import LaneNames
 from sluice_server.services.supervisor.lane_queue import LaneQueue, MakeRoom, Refuse, Start
+from sluice_server.services.supervisor.lane_reports import LaneReports
 from sluice_server.services.supervisor.restarts import Restarts
 from sluice_server.services.supervisor.room import Budget, Room
 
 SELDOM_S = (15.0, 30.0, 60.0, 120.0, 300.0)  # between two starts of a process that ends again and again
-FOREVER_S = 1e8  # a grace from which on it is no limit
 MAX_LANES = 64
 
 
 class Lanes:
-    """The lanes of one service."""
+    """The lanes of one service.
+
+    Attributes:
+        reports: takes what gateways and engines say of them.
+    """
 
     def __init__(  # all that the lanes of a service depend on
         self,
@@ -58,6 +64,7 @@ class Lanes:
         self._fixed = {name: entry for name, entry in first.lanes.items() if entry.state is LaneState.READY}
         self._to_start = {name: entry for name, entry in first.lanes.items() if name not in self._fixed}
         self._lanes: dict[str, Lane] = {}
+        self.reports = LaneReports(self._lanes)
         self._ending: dict[str, Lane] = {}  # unloaded ones whose processes may not have ended yet
         self._number = len(first.lanes)
         self._names = LaneNames(first)
@@ -85,18 +92,6 @@ class Lanes:
                 self._start(name, now_s, processes)
         self._to_start = {}
 
-    def heard(
-        self, gateway: str, serving: frozenset[str], drained: frozenset[str], busy: frozenset[str] = frozenset()
-    ) -> None:
-        """Takes what a gateway says: which lanes serve there, which have nothing open any more, and which have."""
-        for name, lane in self._lanes.items():
-            for names, told in ((lane.serving, serving), (lane.drained, drained), (lane.busy, busy)):
-                (names.add if name in told else names.discard)(gateway)
-
-    def gateway_ended(self, name: str) -> None:
-        """Forgets what a gateway said that has ended."""
-        self.heard(name, frozenset(), frozenset())
-
     def ended(self, child: Running, how: str, now_s: float, processes: LaneProcesses, *, is_planned: bool) -> None:
         """Takes the end of a process: it starts again now or later, or its lane is given up."""
         lane = self._lanes.get(child.child.lane)
@@ -104,6 +99,7 @@ class Lanes:
             processes.forget(child)
             return
         lane.serving.clear()  # gateways say it again
+        lane.emptied.discard(child.name)
         if not lane.is_kept:
             self._say(f"sluice: {how}; the model {lane.entry.model} had not served yet and is given up")
             processes.forget(child)
@@ -114,7 +110,9 @@ class Lanes:
         if wait_s is None:
             wait_s = SELDOM_S[min(lane.num_failures, len(SELDOM_S) - 1)]
             lane.num_failures += 1
-        if lane.until_s is None and (failed or lane.entry.state is not LaneState.FAILED):
+        state = lane.entry.state
+        if lane.until_s is None and (failed or state not in (LaneState.FAILED, LaneState.NAPPING)):
+            lane.sleeps = lane.is_light = False
             lane.become(LaneState.FAILED if failed else LaneState.LOADING, "" if is_planned else how)
         soon = f" in {wait_s:.1f} s" if wait_s else ""
         if not is_planned:
@@ -131,10 +129,13 @@ class Lanes:
             if lane.busy:
                 lane.used_s = now_s
             if lane.until_s is not None:
-                if gateways <= lane.drained or now_s > lane.until_s:
-                    (self._fall_asleep if lane.sleeps else self._end)(name, processes)
+                self._go_on_leaving(name, now_s, gateways, processes)
             elif lane.entry.state is LaneState.SLEEPING:
                 lane.has_processes = processes.is_lane_there(name)
+                self._want(lane, now_s)
+            elif lane.entry.state is LaneState.NAPPING:
+                if lane_sleep.take_emptied(lane):
+                    self.write()
                 self._want(lane, now_s)
             elif lane.entry.state is not LaneState.READY and gateways and gateways <= lane.serving:
                 self._serves(lane, now_s)
@@ -205,18 +206,16 @@ class Lanes:
         """Has lanes fall asleep once what they have open has ended."""
         for lane in lanes:
             self._say(f"sluice: the model {lane.entry.model} makes room for {other.entry.model}")
-            lane.sleeps, lane.until_s = True, now_s + FOREVER_S
-            lane.drained.clear()
-            lane.become(LaneState.DOZING)
+            lane_sleep.make_room(lane, now_s)
         if lanes:
             self.write()
 
     def _want(self, lane: Lane, now_s: float) -> None:
         """Queues a lane that sleeps while it is wanted: by requests that wait at a gateway, or by an operator."""
         if lane.entry.why and self._queue.may_fit(lane):
-            lane.become(LaneState.SLEEPING)
+            lane.become(lane.entry.state)
             self.write()
-        if not (lane.busy or lane.is_asked):
+        if not (lane.waiting or lane.is_asked):
             lane.wanted_s = None
         elif lane.wanted_s is None:
             lane.wanted_s = now_s
@@ -239,29 +238,36 @@ class Lanes:
             lane.wanted_s, lane.is_asked = None, False
             if lane.entry.why != why:
                 self._say(f"sluice: {why}")
-                lane.become(LaneState.SLEEPING, why)
+                lane.become(lane.entry.state, why)
                 self.write()
         else:
             self._give_up(name, why, processes)
 
     def _start(self, name: str, now_s: float, processes: LaneProcesses) -> None:
-        lane = self._lanes[name]
-        if lane.entry.state is LaneState.SLEEPING:
+        lane, is_napping = self._lanes[name], self._lanes[name].entry.state is LaneState.NAPPING
+        if lane.entry.sleep_level:
             self._say(f"sluice: the model {lane.entry.model} wakes")
         lane.wanted_s, lane.is_asked, lane.sleeps = None, False, False
         lane.has_processes, lane.since_s, lane.used_s = True, now_s, now_s
         lane.serving.clear()
-        lane.entry = msgspec.structs.replace(lane.entry, starts=lane.entry.starts + 1)
         lane.become(LaneState.LOADING)
+        if not is_napping:
+            lane.entry = msgspec.structs.replace(lane.entry, starts=lane.entry.starts + 1)
+            children = self._plan(name, lane.entry)
+            lane.engines = frozenset(one.process_id for one in children if one.role is Role.ENGINE)
+            lane.emptied.clear()
+            processes.join(children)
         self.write()
-        processes.join(self._plan(name, lane.entry))
 
     def _serves(self, lane: Lane, now_s: float) -> None:
         if not lane.has_processes:
             return  # the word of a gateway that has not looked yet
         self._say(f"sluice: the model {lane.entry.model} serves after {now_s - lane.since_s:.1f} s")
         lane.is_kept, lane.num_failures = True, 0
-        lane.served_s, lane.load_s, lane.used_s = now_s, now_s - lane.since_s, now_s
+        lane.served_s, lane.used_s = now_s, now_s
+        if not lane.is_light:
+            lane.load_s = now_s - lane.since_s
+        lane.is_light = False
         lane.become(LaneState.READY)
         self._restarts.served(now_s)
         self.write()
@@ -281,11 +287,7 @@ class Lanes:
         if lane.entry.state is LaneState.DRAINING:
             raise errors.is_leaving(asked.model)
         lane.is_asked = False
-        if lane.entry.state is not LaneState.SLEEPING:
-            lane.sleeps, lane.is_kept = True, True
-            lane.wanted_s = None
-            lane.become(LaneState.DOZING)
-            lane.until_s = min(now_s + asked.grace_s, lane.until_s or now_s + asked.grace_s)
+        lane_sleep.ask_to_sleep(lane, asked, now_s)
         return name
 
     def _wake(self, model: str, now_s: float) -> str:
@@ -300,13 +302,31 @@ class Lanes:
                 self._evict(self._queue.admit(lane), lane, now_s)
                 lane.is_asked = True
             else:
-                lane.until_s, lane.sleeps = None, False
-                lane.become(LaneState.LOADING)  # until gateways say that it serves, as they did before
+                lane_sleep.stay(lane, now_s)
         return name
+
+    def _go_on_leaving(self, name: str, now_s: float, gateways: set[str], processes: LaneProcesses) -> None:
+        """Ends a lane that leaves, or has it sleep, once gateways have nothing open there, or its time is over."""
+        lane = self._lanes[name]
+        assert lane.until_s is not None, "it leaves"
+        if lane_sleep.is_called_back(lane):
+            self._say(f"sluice: the model {lane.entry.model} does not sleep: requests wait for it")
+            lane_sleep.stay(lane, now_s)
+            self.write()
+        elif not gateways <= lane.drained and now_s <= lane.until_s:
+            return
+        elif not lane.sleeps:
+            self._end(name, processes)
+        elif lane.is_light and lane.has_processes:
+            lane_sleep.nap(lane)
+            self.write()
+            self._say(f"sluice: the model {lane.entry.model} sleeps, and keeps its weights")
+        else:
+            self._fall_asleep(name, processes)
 
     def _fall_asleep(self, name: str, processes: LaneProcesses) -> None:
         lane = self._lanes[name]
-        lane.until_s = None
+        lane.until_s, lane.is_light = None, False
         lane.serving.clear()
         lane.become(LaneState.SLEEPING)
         self.write()
@@ -321,12 +341,11 @@ class Lanes:
             raise errors.is_named(asked.model, users)
         if asked.model in self._defaults:
             raise errors.is_default(asked.model)
-        is_asleep, lane.sleeps = lane.entry.state is LaneState.SLEEPING, False
-        lane.wanted_s = None
-        lane.become(LaneState.DRAINING)
+        is_asleep = lane.entry.sleep_level > 0
+        lane.wanted_s, lane.sleeps, lane.is_light = None, False, False
         lane.entry = msgspec.structs.replace(lane.entry, grace_s=asked.grace_s)
-        lane.until_s = min(now_s + asked.grace_s, lane.until_s or now_s + asked.grace_s)
-        limit = f", or in {asked.grace_s:g} s" if asked.grace_s < FOREVER_S else ""
+        lane.leave(LaneState.DRAINING, min(now_s + asked.grace_s, lane.until_s or now_s + asked.grace_s))
+        limit = f", or in {asked.grace_s:g} s" if asked.grace_s < lane_sleep.FOREVER_S else ""
         self._say(f"sluice: the model {asked.model} leaves once its requests have ended{limit}")
         if is_asleep:
             self._end(name, processes)

@@ -48,7 +48,7 @@ class Room:
 
     def is_idle(self, lane: Lane) -> bool:
         """Whether a lane may make room now, without any request that would notice."""
-        is_up = lane.entry.state in (LaneState.READY, LaneState.FAILED)
+        is_up = lane.entry.state in (LaneState.READY, LaneState.FAILED, LaneState.NAPPING)
         return is_up and self.can_leave(lane) and lane.until_s is None and not lane.busy
 
     def idle(self, lanes: Iterable[Lane]) -> list[Lane]:
@@ -57,16 +57,16 @@ class Room:
 
     def turned(self, lanes: Iterable[Lane], now_s: float) -> list[Lane]:
         """Returns the lanes whose turn is over because requests wait for another: idle ones first, and then those that
-        have served for a while."""
-        rested = [one for one in self.idle(lanes) if now_s - one.used_s >= IDLE_SHARE * one.load_s]
+        have served for a while. One that naps serves nobody, also if it is wanted later."""
+        rested = [one for one in self.idle(lanes) if _naps(one) or now_s - one.used_s >= IDLE_SHARE * one.load_s]
         stayed = [
             one
             for one in lanes
-            if one.entry.state is LaneState.READY
+            if (_naps(one) or one.entry.state is LaneState.READY)
             and one.until_s is None
             and self.can_leave(one)
             and one not in rested
-            and now_s - one.served_s >= STAY_SHARE * one.load_s
+            and (_naps(one) or now_s - one.served_s >= STAY_SHARE * one.load_s)
         ]
         return [*rested, *sorted(stayed, key=lambda one: (bool(one.busy), one.served_s))]
 
@@ -83,6 +83,10 @@ class Room:
         )
         details = {"needed_bytes": str(needed), "free_bytes": str(max(0, free))}
         return ServiceError(Code.RESOURCE_EXHAUSTED, "MEMORY_BUDGET", text, field="model", details=details)
+
+
+def _naps(lane: Lane) -> bool:
+    return lane.entry.state is LaneState.NAPPING
 
 
 def enough(candidates: Iterable[Lane], missing: int) -> list[Lane] | None:

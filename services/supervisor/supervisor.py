@@ -65,7 +65,8 @@ class Supervisor:
         self._commands = None if self._lanes is None else CommandSocket(directory.path)
         self._heard = Heard()
         if self._lanes is not None:
-            self._heard.on_lanes = self._lanes.heard
+            reports = self._lanes.reports
+            self._heard.on_lanes, self._heard.on_cache = reports.heard, reports.heard_of_cache
         self._directory = directory
         self._restarts = restarts
         self._say = say
@@ -223,7 +224,7 @@ class Supervisor:
         else:
             self._heard.ended(child.name)
             if self._lanes is not None:
-                self._lanes.gateway_ended(child.name)
+                self._lanes.reports.gateway_ended(child.name)
         return True
 
     def _start_again(self, child: Running, how: str, now_s: float) -> bool:

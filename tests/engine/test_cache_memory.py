@@ -1,7 +1,9 @@
 """An engine whose cache is resized while it computes: tokens do not change, and memory follows."""
 
+import concurrent.futures
 import dataclasses
 import random
+import threading
 from pathlib import Path
 
 import pytest
@@ -111,6 +113,29 @@ def test_memory_that_was_in_use_is_given_back(checkpoint: Path) -> None:
     assert 0.95 * expected <= given <= expected
     assert memory.give_back() == 0
     assert float(store.cache[0][1 << 13].max()) == 0.0 and float(store.cache[0][0].min()) == 1.0
+    made.close()
+
+
+def test_a_resize_waits_while_memory_is_given_back(checkpoint: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    made, memory = built(checkpoint)
+    memory.resize(64)
+    begun, ended, order = threading.Event(), threading.Event(), list[str]()
+
+    def give_back(first: int, end: int) -> int:
+        begun.set()
+        assert ended.wait(20)
+        order.append("given back")
+        return 0
+
+    monkeypatch.setattr(memory.store, "give_back", give_back)
+    with concurrent.futures.ThreadPoolExecutor(2) as threads:
+        giving = threads.submit(memory.give_back)
+        assert begun.wait(20)
+        resizing = threads.submit(memory.resize, 512)
+        resizing.add_done_callback(lambda done: order.append("resized"))
+        threading.Timer(0.05, ended.set).start()
+        giving.result(), resizing.result()
+    assert order == ["given back", "resized"] and memory.tokens == 512
     made.close()
 
 

@@ -187,6 +187,38 @@ def test_a_model_sleeps_and_a_request_wakes_it(tmp_path: Path) -> None:
         assert generate_of(service, "other") == text
 
 
+@pytest.mark.long
+def test_a_model_sleeps_with_its_weights_and_gives_the_memory_of_its_cache_back(tmp_path: Path) -> None:
+    sizes = "--kv-cache-tokens", "32768", "--max-num-seqs", "8"
+    with two(tmp_path, *sizes) as service, service.control() as control:
+        text = generate_of(service, "other")
+        engine = service.children()["m1-engine-0"]
+        least = engine.memory_info().rss
+        streams = [spec([3 + at] * 1900, 2) for at in range(17)]  # they fill the cache
+        for wanted in streams:
+            wanted.model = "other"
+            with service.stub() as stub:
+                generate(stub, wanted)
+        filled = engine.memory_info().rss
+        for wakes in (lambda: generate_of(service, "other"), lambda: control.WakeModel(_waking, timeout=60)):
+            control.SleepModel(control_pb2.SleepModelRequest(model="other", level=1), timeout=60)
+            found = next(one for one in control.ListModels(control_pb2.ListModelsRequest()).models if one.id == "other")
+            assert found.sleep_level == 1 and "m1-engine-0" in found.processes
+            assert states(control) == {"other": "SLEEPING", "v1": "READY"}
+            assert filled - engine.memory_info().rss > 0.9 * (filled - least)
+            assert answered(service, "v1") == "v1"
+            wakes()
+            assert states(control) == {"other": "READY", "v1": "READY"} and generate_of(service, "other") == text
+        assert engine.is_running() and service.children()["m1-engine-0"].pid == engine.pid
+        control.SleepModel(control_pb2.SleepModelRequest(model="other", level=1), timeout=60)
+        control.SleepModel(control_pb2.SleepModelRequest(model="other"), timeout=60)  # deeper
+        wait_until(lambda: not any(name.startswith("m1-") for name in service.children()), 20, "it has no processes")
+        assert generate_of(service, "other") == text
+
+
+_waking = control_pb2.WakeModelRequest(model="other")
+
+
 def generate_of(service: Service, model: str) -> str:
     """The text of a greedy generation of a model."""
     wanted = spec("def f(", 12)

@@ -5,7 +5,7 @@ from collections.abc import Callable
 
 from sluice.v1 import control_pb2
 
-from sluice_server.engine.errors import Code, ServiceError, invalid
+from sluice_server.engine.errors import Code, ServiceError, invalid, unsupported
 from sluice_server.services.gateway.access.identity import CALLER
 from sluice_server.services.gateway.access.metadata import Context
 from sluice_server.services.gateway.adapters.loads import Answer
@@ -18,7 +18,6 @@ from sluice_server.services.gateway.models.known import KnownModels
 from sluice_server.services.gateway.models.lane import Lane
 from sluice_server.services.gateway.models.memory import LaneMemory
 from sluice_server.services.gateway.models.registry import Models
-from sluice_server.services.gateway.models.waiting import Rest
 from sluice_server.services.messages.work import LoadAdapter
 from sluice_server.services.process.model_commands import NameModels, SleepLane, UnloadLane, WakeLane
 from sluice_server.services.process.model_table import LaneEntry, LaneState
@@ -27,10 +26,12 @@ MAX_PAGE, DEFAULT_PAGE = 1000, 100
 MAX_GRACE_S = 24 * 3600.0
 UNLIMITED_S = 1e9  # for what is open, where no grace is given
 MAX_FAILURE = 1024
+DEEPEST = 2  # level of sleep
 STATES = {
     LaneState.DRAINING: control_pb2.MODEL_STATE_UNLOADING,
     LaneState.FAILED: control_pb2.MODEL_STATE_FAILED,
     LaneState.DOZING: control_pb2.MODEL_STATE_SLEEPING,
+    LaneState.NAPPING: control_pb2.MODEL_STATE_SLEEPING,
     LaneState.SLEEPING: control_pb2.MODEL_STATE_SLEEPING,
 }
 
@@ -105,11 +106,19 @@ class ModelCalls:
         return control_pb2.UnloadModelResponse()
 
     async def sleep(self, request: control_pb2.SleepModelRequest, context: Context) -> control_pb2.SleepModelResponse:
-        """SleepModel: answers when what was open has ended, and its processes are asked to exit."""
+        """SleepModel: answers when what was open has ended, and its processes are asked to exit, or at level 1 have
+        emptied their cache."""
         try:
             grace_s = to_seconds("grace", request.grace, MAX_GRACE_S, 0.0) if request.HasField("grace") else UNLIMITED_S
-            name = await self._known.ask(SleepLane(request.model, grace_s))
-            await self._until(lambda: self._state(name) in (LaneState.SLEEPING, None))
+            level = request.level if request.HasField("level") else DEEPEST
+            if not 1 <= level <= DEEPEST:
+                raise invalid("level", f"{level} is not in [1, {DEEPEST}]", limit=DEEPEST)
+            if level < DEEPEST:
+                self._check_cache(request.model)
+            name = await self._known.ask(SleepLane(request.model, grace_s, level))
+            await self._until(lambda: not self._falls_asleep(name))
+            if self._state(name) not in (LaneState.NAPPING, LaneState.SLEEPING, LaneState.DRAINING, None):
+                raise _still_used(request.model)
         except ServiceError as error:
             await refuse(context, error)
         return control_pb2.SleepModelResponse()
@@ -123,6 +132,20 @@ class ModelCalls:
             await refuse(context, error)
             raise
         return control_pb2.WakeModelResponse(model=self._described(lane.id))
+
+    def _check_cache(self, model: str) -> None:
+        """Raises ServiceError for a model that cannot sleep at level 1."""
+        lane = self._models.of(model)
+        report = None if lane is None else lane.loads.any_report
+        if report is not None and report.computing.has_fixed_cache:
+            text = "it is an encoder, on a GPU or of several ranks, so that its cache has a fixed size: use level 2"
+            raise unsupported("level", text)
+
+    def _falls_asleep(self, lane: str) -> bool:
+        """Whether a lane is about to sleep."""
+        entry = self._known.table.lanes.get(lane)
+        is_emptying = entry is not None and entry.state is LaneState.NAPPING and not entry.is_empty
+        return is_emptying or self._state(lane) is LaneState.DOZING
 
     def _state(self, lane: str) -> LaneState | None:
         entry = self._known.table.lanes.get(lane)
@@ -181,7 +204,7 @@ class ModelCalls:
             names = lane.named_adapters.names(CALLER.get().tenant)[:MAX_NAMED]
             made = model_message(lane.manager.settings, lane.loads.any_report, state, names)
             made.open_requests = lane.manager.num_open
-            if lane.waiting.rest is not Rest.ASLEEP:
+            if fact is None or fact.state is not LaneState.SLEEPING:
                 made.processes.extend(sorted(lane.processes))
             made.memory_bytes = self._memory.of(lane.processes)
         if fact is not None:
@@ -189,7 +212,7 @@ class ModelCalls:
         return made
 
     def _add_facts(self, made: control_pb2.Model, fact: LaneEntry) -> None:
-        made.state = STATES.get(fact.state, made.state)
+        made.state, made.sleep_level = STATES.get(fact.state, made.state), fact.sleep_level
         made.failure, made.pinned = fact.why.encode()[:MAX_FAILURE].decode(errors="ignore"), fact.pinned
         for alias, weights in sorted(self._models.aliases.items()):
             if fact.model in weights:
@@ -202,6 +225,11 @@ async def _load_adapter(lane: Lane, name: str) -> None:
     found = await answer
     if isinstance(found, ServiceError):
         raise found.with_traceback(None)
+
+
+def _still_used(model: str) -> ServiceError:
+    text = f"the model {model!r} serves on: it was asked for, by a request or WakeModel, before it slept"
+    return ServiceError(Code.FAILED_PRECONDITION, "MODEL_IN_USE", text, field="model")
 
 
 def _failed(model: str, why: str) -> ServiceError:

@@ -74,6 +74,7 @@ class Lane:
     def __init__(self, name: str, settings: GatewaySettings, ring: Ring, shared: Shared) -> None:
         self.name = name
         self.is_leaving = False
+        self.leaves = 0  # how often it was asked to leave or to sleep, as far as it knows
         self.progress = 0
         self.counts = GenerationCounts(shared.observer, shared.clock)
         self.manager = RequestManager(settings, ring.emit, self.counts, shared.clock, shared.books)
@@ -92,7 +93,7 @@ class Lane:
         self._routes_by_caches = settings.routing == KV_COST
         inputs = WatchInputs(lambda: self.loads.step_s, ring.lost_frames, ring.read_model, shared.on_change)
         self.watch = RingWatch(self.manager, settings, ring.emit, shared.clock, inputs)
-        self.waiting = WaitingRequests(self.manager, self.watch, settings.model_wait_s)
+        self.waiting = WaitingRequests(self.manager, self.watch, settings.model_wait_s, shared.on_change)
         self._clock = shared.clock
         self._handlers: dict[type, Callable[[Any], None]] = {
             Grant: self.manager.changes.take_back,

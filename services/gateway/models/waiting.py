@@ -6,6 +6,7 @@ over the ring; time is passed in.
 """
 
 import enum
+from collections.abc import Callable
 
 from sluice_server.engine.errors import Code, ServiceError, deadline_exceeded
 from sluice_server.services.gateway.models.registry import unavailable
@@ -20,7 +21,7 @@ class Rest(enum.Enum):
 
     AWAKE = enum.auto()  # the ring decides
     DOZING = enum.auto()  # what was sent to the ring goes on; what is new is kept
-    ASLEEP = enum.auto()  # there is no ring
+    ASLEEP = enum.auto()  # there is no ring, or one that is not to be used
     STARTING = enum.auto()  # the ring is being started
 
 
@@ -31,12 +32,15 @@ class WaitingRequests:
         rest: whether the model serves.
     """
 
-    def __init__(self, manager: RequestManager, watch: RingWatch, limit_s: float) -> None:
-        """`limit_s`: how long a request may wait."""
+    def __init__(
+        self, manager: RequestManager, watch: RingWatch, limit_s: float, on_change: Callable[[], None]
+    ) -> None:
+        """`limit_s`: how long a request may wait. `on_change` is called when one begins to."""
         self.rest = Rest.AWAKE
         self._manager = manager
         self._watch = watch
         self._limit_s = limit_s
+        self._on_change = on_change
         self._kept: list[OpenRequest] = []
         self._starts = -1  # the start of the lane's processes that the ring is of
 
@@ -51,9 +55,17 @@ class WaitingRequests:
         kept = sum(request.outcome is None for request in self._kept)
         return self._manager.num_open - kept if self.rest is Rest.DOZING else 0
 
+    @property
+    def is_waited_for(self) -> bool:
+        """Whether requests of clients wait."""
+        if self.rest is Rest.AWAKE:
+            return False
+        waiting = self._kept if self.rest is Rest.DOZING else self._manager.requests
+        return any(request.outcome is None and not request.is_own for request in waiting)
+
     def follow(self, entry: LaneEntry) -> None:
         """Does as the supervisor says of the lane."""
-        if entry.state is LaneState.SLEEPING:
+        if entry.sleep_level:
             self._sleep(entry.why)
         elif entry.state is LaneState.DOZING:
             self._doze()
@@ -62,6 +74,8 @@ class WaitingRequests:
             self._expect(Rest.STARTING)
         elif self.rest is Rest.DOZING:  # it is to serve after all
             self._go_on()
+        elif self.rest is Rest.ASLEEP:  # the processes are those of the time before
+            self._expect(Rest.STARTING)
         if entry.state is LaneState.FAILED and self.rest is Rest.STARTING:
             self.give_up(unavailable(entry.model, entry.why))
 
@@ -94,7 +108,7 @@ class WaitingRequests:
         if self.rest is Rest.AWAKE and self._manager.refusal is None:
             self.rest = Rest.DOZING
             self._manager.hold = self._keep
-        elif self.rest is Rest.AWAKE:
+        elif self.rest in (Rest.AWAKE, Rest.STARTING):  # nothing is in the ring
             self._expect(Rest.ASLEEP)
 
     def _sleep(self, why: str) -> None:
@@ -125,6 +139,7 @@ class WaitingRequests:
 
     def _keep(self, request: OpenRequest) -> None:
         self._kept.append(request)
+        self._on_change()
 
 
 def too_long(model: str, limit_s: float) -> ServiceError:

@@ -63,6 +63,15 @@ def test_threads_are_measured_while_nothing_is_open_and_a_request_waits_for_one_
     assert tuner.left == 0
 
 
+def test_it_is_told_of_a_request_before_the_engine_sees_it() -> None:
+    stage, _ = make()
+    seen: list[int] = []
+    stage.on_request = lambda: seen.append(stage.num_open)
+    stage.handle(prompt())
+    stage.handle(Cancel(Envelope("a", "g")))
+    assert seen == [0]
+
+
 def test_each_output_is_admitted_and_ends_for_itself() -> None:
     stage, sent = make()
     stage.handle(prompt(n=3))

@@ -60,9 +60,24 @@ class Bench:
     def end_group(self, child: Running, start_at_s: float) -> None:
         """Nothing: the processes are alone."""
 
-    def serving(self, *lanes: str, drained: str = "", busy: str = "", gateways: set[str] = GATEWAYS) -> None:
+    def serving(
+        self,
+        *lanes: str,
+        drained: str = "",
+        busy: str = "",
+        gateways: set[str] = GATEWAYS,
+        waiting: str | None = None,
+        before: int = 0,
+    ) -> None:
+        """Says so at gateways. `waiting`: all that are busy, unless it is given. `before`: how many changes ago what is
+        drained was."""
+        entries = self.table.lanes
+        last = {f"{name}@{entries[name].leaves - before}" for name in drained.split()}
+        waits = busy if waiting is None else waiting
         for gateway in gateways:
-            self.lanes.heard(gateway, frozenset(lanes), frozenset(drained.split()), frozenset(busy.split()))
+            self.lanes.reports.heard(
+                gateway, frozenset(lanes), frozenset(last), frozenset(busy.split()), frozenset(waits.split())
+            )
 
     def turn(self, now_s: float) -> dict[str, LaneState]:
         self.lanes.turn(now_s, GATEWAYS, self)
@@ -118,7 +133,7 @@ def test_a_stale_word_of_a_gateway_does_not_make_a_lane_ready(bench: Bench) -> N
     bench.ends("m1-engine-0", 10.0)
     assert bench.turn(10.1)["m1"] is LaneState.LOADING
     bench.serving("m0", "m1")
-    bench.lanes.gateway_ended("gateway-1")
+    bench.lanes.reports.gateway_ended("gateway-1")
     bench.ends("m1-engine-0", 11.0)
     bench.serving("m0", "m1", gateways={"gateway-0"})
     assert bench.turn(12.0)["m1"] is LaneState.FAILED

@@ -193,9 +193,12 @@ class Client:
         request = unload_model_request(model, grace_s)
         self._unary(lambda line: line.control.UnloadModel, request, timeout_s)
 
-    def sleep_model(self, model: str, *, grace_s: float | None = None, timeout_s: float | None = None) -> None:
-        """Stops a model's processes until it is asked for. Its generations may continue for `grace_s` seconds."""
-        self._unary(lambda line: line.control.SleepModel, sleep_model_request(model, grace_s), timeout_s)
+    def sleep_model(
+        self, model: str, *, grace_s: float | None = None, level: int | None = None, timeout_s: float | None = None
+    ) -> None:
+        """Stops a model's processes until it is asked for; at level 1 they only empty their cache. Its generations may
+        continue for `grace_s` seconds."""
+        self._unary(lambda line: line.control.SleepModel, sleep_model_request(model, grace_s, level), timeout_s)
 
     def wake_model(self, model: str, *, timeout_s: float | None = None) -> control_pb2.Model:
         """Wakes a model that sleeps, and waits until it serves."""

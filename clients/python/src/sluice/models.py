@@ -34,9 +34,9 @@ def unload_request(model: str, grace_s: float | None) -> control_pb2.UnloadModel
     return request
 
 
-def sleep_request(model: str, grace_s: float | None) -> control_pb2.SleepModelRequest:
+def sleep_request(model: str, grace_s: float | None, level: int | None) -> control_pb2.SleepModelRequest:
     """Returns the request that has a model sleep."""
-    request = control_pb2.SleepModelRequest(model=model)
+    request = control_pb2.SleepModelRequest(model=model, level=level)
     if grace_s is not None:
         request.grace.FromNanoseconds(int(grace_s * 1e9))
     return request

@@ -13,9 +13,12 @@ import pytest
 from sluice.v1 import control_pb2
 
 from sluice_server.engine.errors import Code, ServiceError
+from sluice_server.engine.executor.computing import Computing
 from sluice_server.services.gateway.gateway import Gateway
 from sluice_server.services.gateway.models.known import News
-from sluice_server.services.process.model_commands import Command, LoadLane, NameModels, UnloadLane
+from sluice_server.services.messages.details import Load
+from sluice_server.services.messages.processes import Report
+from sluice_server.services.process.model_commands import Command, LoadLane, NameModels, SleepLane, UnloadLane
 from sluice_server.services.process.model_table import LaneEntry, LaneState, ModelTable
 from sluice_server.services.process.models_file import NamedModel
 from tests.services.gateway.fake_ring import MODEL, SETTINGS, FakeRing, Rig, running
@@ -224,3 +227,52 @@ async def test_the_supervisor_s_refusal_is_that_of_the_call(tmp_path: Path) -> N
         known.ask = refuse  # type: ignore[method-assign] # the refusal itself
         with pytest.raises(grpc.aio.AioRpcError, match="it stays"):
             await rig.control.UnloadModel(control_pb2.UnloadModelRequest(model="toy"))
+
+
+async def test_a_sleep_answers_when_memory_is_given_back_and_says_how_deep_it_is(tmp_path: Path) -> None:
+    async with supervised(tmp_path) as (rig, known):
+        await opened(rig)
+        known.state(LaneState.DOZING)
+        call = rig.control.SleepModel(control_pb2.SleepModelRequest(model="new", level=1))
+        watch = aiter(rig.control.WatchModels(control_pb2.WatchModelsRequest()))
+        while (await anext(watch)).models[0].state != control_pb2.MODEL_STATE_SLEEPING:
+            pass
+        known.state(LaneState.NAPPING)
+        seen = (await anext(watch)).models[0]
+        assert (seen.sleep_level, list(seen.processes)) == (1, ["d0", "e0", "t0"]) and not call.done()
+        known.change(lanes={"m0": TOY, "m1": msgspec.structs.replace(NEW, state=LaneState.NAPPING, is_empty=True)})
+        await call
+        assert known.commands == [SleepLane("new", 1e9, 1)]
+        known.state(LaneState.SLEEPING)
+        await rig.control.SleepModel(control_pb2.SleepModelRequest(model="new"))
+        assert known.commands[-1] == SleepLane("new", 1e9, 2)
+        listed = (await rig.control.ListModels(control_pb2.ListModelsRequest())).models[0]
+        assert (listed.sleep_level, list(listed.processes)) == (2, [])
+
+
+async def test_a_sleep_that_a_request_ends_says_so(tmp_path: Path) -> None:
+    async with supervised(tmp_path) as (rig, known):
+        known.state(LaneState.DOZING)
+        known.on_command = lambda: known.state(LaneState.LOADING)
+        with pytest.raises(grpc.aio.AioRpcError, match="'new' serves on: it was asked for") as failed:
+            await rig.control.SleepModel(control_pb2.SleepModelRequest(model="new"))
+        assert failed.value.code() is grpc.StatusCode.FAILED_PRECONDITION
+
+
+@pytest.mark.parametrize("level", [0, 3])
+async def test_a_level_of_sleep_that_there_is_not_is_refused(tmp_path: Path, level: int) -> None:
+    async with supervised(tmp_path) as (rig, known):
+        with pytest.raises(grpc.aio.AioRpcError, match=rf"level: {level} is not in \[1, 2\]"):
+            await rig.control.SleepModel(control_pb2.SleepModelRequest(model="new", level=level))
+        assert not known.commands
+
+
+async def test_a_cache_of_fixed_size_sleeps_at_level_2_only(tmp_path: Path) -> None:
+    async with supervised(tmp_path) as (rig, known):
+        await opened(rig)
+        lane = rig.gateway.lanes["m1"]
+        fixed = Computing(has_fixed_cache=True)
+        lane.handle(Report("e0", 1, Load(), served_token=True, computing=fixed))
+        with pytest.raises(grpc.aio.AioRpcError, match="its cache has a fixed size: use level 2"):
+            await rig.control.SleepModel(control_pb2.SleepModelRequest(model="new", level=1))
+        assert not known.commands

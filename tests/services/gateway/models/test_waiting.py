@@ -124,6 +124,55 @@ async def test_what_is_open_ends_when_its_model_is_put_to_sleep_and_what_waits_d
         assert (await new).outputs[0].text == "new"
 
 
+async def test_a_model_that_kept_its_processes_serves_again_and_they_prove_it() -> None:
+    async with two() as both:
+        follow(both, LaneState.LOADING)
+        await both.ring.until(lambda: both.lane.is_serving)
+        follow(both, LaneState.DOZING)
+        follow(both, LaneState.NAPPING)
+        assert both.lane.waiting.rest is Rest.ASLEEP and not both.lane.waiting.is_waited_for
+        call = asyncio.ensure_future(both.rig.stub.Generate(unary_request(model="other")))
+        await waiting(both.rig.gateway, 1)
+        assert both.lane.waiting.is_waited_for and not both.ring.submits
+        answering(both.ring, "again")
+        follow(both, LaneState.LOADING)  # the same processes
+        assert (await call).outputs[0].text == "again"
+        await both.ring.until(lambda: both.lane.is_serving)
+
+
+async def test_a_model_without_a_ring_that_does_not_sleep_after_all_serves_when_it_has_one() -> None:
+    async with two() as both:
+        both.ring.answers_probes = False
+        follow(both, LaneState.LOADING, 1)
+        follow(both, LaneState.DOZING, 1)
+        assert both.lane.waiting.rest is Rest.ASLEEP and not both.lane.waiting.num_running
+        call = asyncio.ensure_future(both.rig.stub.Generate(unary_request(model="other")))
+        await waiting(both.rig.gateway, 1)
+        assert both.lane.waiting.is_waited_for
+        answering(both.ring, "again")
+        both.ring.answers_probes = True
+        follow(both, LaneState.LOADING, 1)
+        assert (await call).outputs[0].text == "again"
+
+
+async def test_only_what_waits_calls_a_model_back() -> None:
+    async with two() as both:
+        follow(both, LaneState.LOADING)
+        await both.ring.until(lambda: both.lane.is_serving)
+        call = asyncio.ensure_future(both.rig.stub.Generate(unary_request(model="other")))
+        submit = await both.ring.next_submit()
+        assert not both.lane.waiting.is_waited_for
+        follow(both, LaneState.DOZING)
+        assert not both.lane.waiting.is_waited_for
+        new = asyncio.ensure_future(both.rig.stub.Generate(unary_request(model="other")))
+        await waiting(both.rig.gateway, 2)
+        assert both.lane.waiting.is_waited_for
+        answering(both.ring, "new")
+        follow(both, LaneState.LOADING)
+        both.ring.play(*generation(submit, ["old"]))
+        assert {(await one).outputs[0].text for one in (call, new)} == {"old", "new"}
+
+
 async def test_a_request_waits_for_so_long_and_no_longer() -> None:
     async with asleep(0.05) as both:
         with pytest.raises(grpc.aio.AioRpcError, match=r"has not served within 0\.05 s") as refused:

@@ -71,7 +71,7 @@ class _ModelStateEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_ModelState
     MODEL_STATE_FAILED: _ModelState.ValueType  # 4
     """It could not be loaded, or stopped working."""
     MODEL_STATE_SLEEPING: _ModelState.ValueType  # 5
-    """Its processes are stopped until it is asked for."""
+    """Its processes are stopped, or their cache is empty, until it is asked for."""
 
 class ModelState(_ModelState, metaclass=_ModelStateEnumTypeWrapper):
     """The state of a model."""
@@ -87,7 +87,7 @@ MODEL_STATE_UNLOADING: ModelState.ValueType  # 3
 MODEL_STATE_FAILED: ModelState.ValueType  # 4
 """It could not be loaded, or stopped working."""
 MODEL_STATE_SLEEPING: ModelState.ValueType  # 5
-"""Its processes are stopped until it is asked for."""
+"""Its processes are stopped, or their cache is empty, until it is asked for."""
 Global___ModelState: _TypeAlias = ModelState  # noqa: Y015
 
 class _AdapterResidency:
@@ -453,6 +453,7 @@ class Model(_message.Message):
     MEMORY_BYTES_FIELD_NUMBER: _builtins.int
     PINNED_FIELD_NUMBER: _builtins.int
     PROCESSES_FIELD_NUMBER: _builtins.int
+    SLEEP_LEVEL_FIELD_NUMBER: _builtins.int
     id: _builtins.str
     """Id by which requests name the model. At most 256 bytes."""
     revision: _builtins.str
@@ -487,6 +488,8 @@ class Model(_message.Message):
     """Memory of its processes; what processes share is counted in parts. 0: unknown, as they run elsewhere."""
     pinned: _builtins.bool
     """It is never unloaded to make room for another one."""
+    sleep_level: _builtins.int
+    """How deeply it sleeps, as SleepModelRequest has it. 0: it does not, or is about to."""
     @_builtins.property
     def eos_token_ids(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
         """Ids that end an output unless ignore_eos. At most 64."""
@@ -541,10 +544,11 @@ class Model(_message.Message):
         memory_bytes: _builtins.int = ...,
         pinned: _builtins.bool = ...,
         processes: _abc.Iterable[_builtins.str] | None = ...,
+        sleep_level: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["create_time", b"create_time", "defaults", b"defaults"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["adapters", b"adapters", "aliases", b"aliases", "architecture", b"architecture", "context_length", b"context_length", "create_time", b"create_time", "defaults", b"defaults", "dtype", b"dtype", "embedding_width", b"embedding_width", "eos_token_ids", b"eos_token_ids", "failure", b"failure", "id", b"id", "kernels", b"kernels", "kv_cache_dtype", b"kv_cache_dtype", "memory_bytes", b"memory_bytes", "open_requests", b"open_requests", "parameter_count", b"parameter_count", "pinned", b"pinned", "processes", b"processes", "quantization", b"quantization", "revision", b"revision", "state", b"state", "tasks", b"tasks", "vocab_size", b"vocab_size"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["adapters", b"adapters", "aliases", b"aliases", "architecture", b"architecture", "context_length", b"context_length", "create_time", b"create_time", "defaults", b"defaults", "dtype", b"dtype", "embedding_width", b"embedding_width", "eos_token_ids", b"eos_token_ids", "failure", b"failure", "id", b"id", "kernels", b"kernels", "kv_cache_dtype", b"kv_cache_dtype", "memory_bytes", b"memory_bytes", "open_requests", b"open_requests", "parameter_count", b"parameter_count", "pinned", b"pinned", "processes", b"processes", "quantization", b"quantization", "revision", b"revision", "sleep_level", b"sleep_level", "state", b"state", "tasks", b"tasks", "vocab_size", b"vocab_size"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -742,23 +746,33 @@ class SleepModelRequest(_message.Message):
 
     MODEL_FIELD_NUMBER: _builtins.int
     GRACE_FIELD_NUMBER: _builtins.int
+    LEVEL_FIELD_NUMBER: _builtins.int
     model: _builtins.str
     """Its id. Required. 1 to 256 bytes."""
+    level: _builtins.int
+    """1: its processes keep the weights, and give the memory of their cache back. 2: its processes end. Absent: 2. One that
+    sleeps at level 2 stays there.
+    """
     @_builtins.property
     def grace(self) -> _duration_pb2.Duration:
-        """How long running generations may continue. 0 to 24 hours. Absent: until they end."""
+        """How long running generations may continue. 0 to 24 hours. Absent: until they end. A request that comes meanwhile ends
+        the attempt: SleepModel fails with FAILED_PRECONDITION, MODEL_IN_USE.
+        """
 
     def __init__(
         self,
         *,
         model: _builtins.str = ...,
         grace: _duration_pb2.Duration | None = ...,
+        level: _builtins.int | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["grace", b"grace"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_level", b"_level", "grace", b"grace", "level", b"level"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["grace", b"grace", "model", b"model"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_level", b"_level", "grace", b"grace", "level", b"level", "model", b"model"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    def WhichOneof(self, oneof_group: _Never) -> None: ...
+    _WhichOneofReturnType__level: _TypeAlias = _typing.Literal["level"]  # noqa: Y015
+    _WhichOneofArgType__level: _TypeAlias = _typing.Literal["_level", b"_level"]  # noqa: Y015
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__level) -> _WhichOneofReturnType__level | None: ...
 
 Global___SleepModelRequest: _TypeAlias = SleepModelRequest  # noqa: Y015
 

@@ -43,6 +43,7 @@ export enum ModelState {
   MODEL_STATE_READY = 2,
   MODEL_STATE_UNLOADING = 3,
   MODEL_STATE_FAILED = 4,
+  MODEL_STATE_SLEEPING = 5,
   UNRECOGNIZED = -1,
 }
 
@@ -143,12 +144,33 @@ export interface Model {
   createTime: Timestamp | undefined;
   tasks: ModelTask[];
   embeddingWidth: number;
+  aliases: ModelAlias[];
+  failure: string;
+  openRequests: number;
+  memoryBytes: bigint;
+  pinned: boolean;
+  processes: string[];
+  sleepLevel: number;
+}
+
+export interface ModelAlias {
+  alias: string;
+  weight: number;
 }
 
 export interface LoadModelRequest {
   model: string;
   revision?: string | undefined;
   adapters: string[];
+  source?: string | undefined;
+  settings: { [key: string]: string };
+  pinned?: boolean | undefined;
+  expectedRevision?: string | undefined;
+}
+
+export interface LoadModelRequest_SettingsEntry {
+  key: string;
+  value: string;
 }
 
 export interface LoadModelResponse {
@@ -161,6 +183,43 @@ export interface UnloadModelRequest {
 }
 
 export interface UnloadModelResponse {
+}
+
+export interface SleepModelRequest {
+  model: string;
+  grace: Duration | undefined;
+  level?: number | undefined;
+}
+
+export interface SleepModelResponse {
+}
+
+export interface WakeModelRequest {
+  model: string;
+}
+
+export interface WakeModelResponse {
+  model: Model | undefined;
+}
+
+export interface SetAliasRequest {
+  alias: string;
+  targets: AliasTarget[];
+}
+
+export interface AliasTarget {
+  model: string;
+  weight?: number | undefined;
+}
+
+export interface SetAliasResponse {
+}
+
+export interface WatchModelsRequest {
+}
+
+export interface WatchModelsResponse {
+  models: Model[];
 }
 
 export interface LoadAdapterRequest {
@@ -688,6 +747,13 @@ function createBaseModel(): Model {
     createTime: undefined,
     tasks: [],
     embeddingWidth: 0,
+    aliases: [],
+    failure: "",
+    openRequests: 0,
+    memoryBytes: 0n,
+    pinned: false,
+    processes: [],
+    sleepLevel: 0,
   };
 }
 
@@ -754,6 +820,30 @@ export const Model: MessageFns<Model> = {
     }
     if (message.embeddingWidth !== 0) {
       writer.uint32(136).uint32(message.embeddingWidth);
+    }
+    for (const v of message.aliases) {
+      ModelAlias.encode(v!, writer.uint32(146).fork()).join();
+    }
+    if (message.failure !== "") {
+      writer.uint32(154).string(message.failure);
+    }
+    if (message.openRequests !== 0) {
+      writer.uint32(160).uint32(message.openRequests);
+    }
+    if (message.memoryBytes !== 0n) {
+      if (BigInt.asUintN(64, message.memoryBytes) !== message.memoryBytes) {
+        throw new globalThis.Error("value provided for field message.memoryBytes of type uint64 too large");
+      }
+      writer.uint32(168).uint64(message.memoryBytes);
+    }
+    if (message.pinned !== false) {
+      writer.uint32(176).bool(message.pinned);
+    }
+    for (const v of message.processes) {
+      writer.uint32(186).string(v!);
+    }
+    if (message.sleepLevel !== 0) {
+      writer.uint32(192).uint32(message.sleepLevel);
     }
     return writer;
   },
@@ -927,6 +1017,62 @@ export const Model: MessageFns<Model> = {
             message.embeddingWidth = reader.uint32();
             continue;
           }
+          case 18: {
+            if (tag !== 146) {
+              break;
+            }
+
+            message.aliases.push(ModelAlias.decode(reader, reader.uint32()));
+            continue;
+          }
+          case 19: {
+            if (tag !== 154) {
+              break;
+            }
+
+            message.failure = reader.string();
+            continue;
+          }
+          case 20: {
+            if (tag !== 160) {
+              break;
+            }
+
+            message.openRequests = reader.uint32();
+            continue;
+          }
+          case 21: {
+            if (tag !== 168) {
+              break;
+            }
+
+            message.memoryBytes = reader.uint64() as bigint;
+            continue;
+          }
+          case 22: {
+            if (tag !== 176) {
+              break;
+            }
+
+            message.pinned = reader.bool();
+            continue;
+          }
+          case 23: {
+            if (tag !== 186) {
+              break;
+            }
+
+            message.processes.push(reader.string());
+            continue;
+          }
+          case 24: {
+            if (tag !== 192) {
+              break;
+            }
+
+            message.sleepLevel = reader.uint32();
+            continue;
+          }
         }
         if ((tag & 7) === 4 || tag === 0) {
           break;
@@ -967,12 +1113,96 @@ export const Model: MessageFns<Model> = {
       : undefined;
     message.tasks = object.tasks?.map((e) => e) || [];
     message.embeddingWidth = object.embeddingWidth ?? 0;
+    message.aliases = object.aliases?.map((e) => ModelAlias.fromPartial(e)) || [];
+    message.failure = object.failure ?? "";
+    message.openRequests = object.openRequests ?? 0;
+    message.memoryBytes = (object.memoryBytes !== undefined && object.memoryBytes !== null)
+      ? BigInt(object.memoryBytes)
+      : 0n;
+    message.pinned = object.pinned ?? false;
+    message.processes = object.processes?.map((e) => e) || [];
+    message.sleepLevel = object.sleepLevel ?? 0;
+    return message;
+  },
+};
+
+function createBaseModelAlias(): ModelAlias {
+  return { alias: "", weight: 0 };
+}
+
+export const ModelAlias: MessageFns<ModelAlias> = {
+  encode(message: ModelAlias, writer: BinaryWriter = new BinaryWriter()): BinaryWriter {
+    if (message.alias !== "") {
+      writer.uint32(10).string(message.alias);
+    }
+    if (message.weight !== 0) {
+      writer.uint32(16).uint32(message.weight);
+    }
+    return writer;
+  },
+
+  decode(input: BinaryReader | Uint8Array, length?: number): ModelAlias {
+    const reader = input instanceof BinaryReader ? input : new BinaryReader(input);
+    const previousRecursionDepth = (reader as any).__tsProtoDecodeDepth ?? 0;
+    if (previousRecursionDepth >= 100) {
+      throw new globalThis.Error("protobuf decode recursion limit exceeded");
+    }
+    (reader as any).__tsProtoDecodeDepth = previousRecursionDepth + 1;
+    try {
+      const end = length === undefined ? reader.len : reader.pos + length;
+      const message = createBaseModelAlias();
+      while (reader.pos < end) {
+        const tag = reader.uint32();
+        switch (tag >>> 3) {
+          case 1: {
+            if (tag !== 10) {
+              break;
+            }
+
+            message.alias = reader.string();
+            continue;
+          }
+          case 2: {
+            if (tag !== 16) {
+              break;
+            }
+
+            message.weight = reader.uint32();
+            continue;
+          }
+        }
+        if ((tag & 7) === 4 || tag === 0) {
+          break;
+        }
+        reader.skip(tag & 7);
+      }
+      return message;
+    } finally {
+      (reader as any).__tsProtoDecodeDepth = previousRecursionDepth;
+    }
+  },
+
+  create(base?: DeepPartial<ModelAlias>): ModelAlias {
+    return ModelAlias.fromPartial(base ?? {});
+  },
+  fromPartial(object: DeepPartial<ModelAlias>): ModelAlias {
+    const message = createBaseModelAlias();
+    message.alias = object.alias ?? "";
+    message.weight = object.weight ?? 0;
     return message;
   },
 };
 
 function createBaseLoadModelRequest(): LoadModelRequest {
-  return { model: "", revision: undefined, adapters: [] };
+  return {
+    model: "",
+    revision: undefined,
+    adapters: [],
+    source: undefined,
+    settings: {},
+    pinned: undefined,
+    expectedRevision: undefined,
+  };
 }
 
 export const LoadModelRequest: MessageFns<LoadModelRequest> = {
@@ -985,6 +1215,18 @@ export const LoadModelRequest: MessageFns<LoadModelRequest> = {
     }
     for (const v of message.adapters) {
       writer.uint32(26).string(v!);
+    }
+    if (message.source !== undefined) {
+      writer.uint32(34).string(message.source);
+    }
+    globalThis.Object.entries(message.settings).forEach(([key, value]: [string, string]) => {
+      LoadModelRequest_SettingsEntry.encode({ key: key as any, value }, writer.uint32(42).fork()).join();
+    });
+    if (message.pinned !== undefined) {
+      writer.uint32(48).bool(message.pinned);
+    }
+    if (message.expectedRevision !== undefined) {
+      writer.uint32(58).string(message.expectedRevision);
     }
     return writer;
   },
@@ -1026,6 +1268,41 @@ export const LoadModelRequest: MessageFns<LoadModelRequest> = {
             message.adapters.push(reader.string());
             continue;
           }
+          case 4: {
+            if (tag !== 34) {
+              break;
+            }
+
+            message.source = reader.string();
+            continue;
+          }
+          case 5: {
+            if (tag !== 42) {
+              break;
+            }
+
+            const entry5 = LoadModelRequest_SettingsEntry.decode(reader, reader.uint32());
+            if (entry5.value !== undefined) {
+              message.settings[entry5.key] = entry5.value;
+            }
+            continue;
+          }
+          case 6: {
+            if (tag !== 48) {
+              break;
+            }
+
+            message.pinned = reader.bool();
+            continue;
+          }
+          case 7: {
+            if (tag !== 58) {
+              break;
+            }
+
+            message.expectedRevision = reader.string();
+            continue;
+          }
         }
         if ((tag & 7) === 4 || tag === 0) {
           break;
@@ -1046,6 +1323,85 @@ export const LoadModelRequest: MessageFns<LoadModelRequest> = {
     message.model = object.model ?? "";
     message.revision = object.revision ?? undefined;
     message.adapters = object.adapters?.map((e) => e) || [];
+    message.source = object.source ?? undefined;
+    message.settings = (globalThis.Object.entries(object.settings ?? {}) as [string, string][]).reduce(
+      (acc: { [key: string]: string }, [key, value]: [string, string]) => {
+        if (value !== undefined) {
+          acc[key] = globalThis.String(value);
+        }
+        return acc;
+      },
+      {},
+    );
+    message.pinned = object.pinned ?? undefined;
+    message.expectedRevision = object.expectedRevision ?? undefined;
+    return message;
+  },
+};
+
+function createBaseLoadModelRequest_SettingsEntry(): LoadModelRequest_SettingsEntry {
+  return { key: "", value: "" };
+}
+
+export const LoadModelRequest_SettingsEntry: MessageFns<LoadModelRequest_SettingsEntry> = {
+  encode(message: LoadModelRequest_SettingsEntry, writer: BinaryWriter = new BinaryWriter()): BinaryWriter {
+    if (message.key !== "") {
+      writer.uint32(10).string(message.key);
+    }
+    if (message.value !== "") {
+      writer.uint32(18).string(message.value);
+    }
+    return writer;
+  },
+
+  decode(input: BinaryReader | Uint8Array, length?: number): LoadModelRequest_SettingsEntry {
+    const reader = input instanceof BinaryReader ? input : new BinaryReader(input);
+    const previousRecursionDepth = (reader as any).__tsProtoDecodeDepth ?? 0;
+    if (previousRecursionDepth >= 100) {
+      throw new globalThis.Error("protobuf decode recursion limit exceeded");
+    }
+    (reader as any).__tsProtoDecodeDepth = previousRecursionDepth + 1;
+    try {
+      const end = length === undefined ? reader.len : reader.pos + length;
+      const message = createBaseLoadModelRequest_SettingsEntry();
+      while (reader.pos < end) {
+        const tag = reader.uint32();
+        switch (tag >>> 3) {
+          case 1: {
+            if (tag !== 10) {
+              break;
+            }
+
+            message.key = reader.string();
+            continue;
+          }
+          case 2: {
+            if (tag !== 18) {
+              break;
+            }
+
+            message.value = reader.string();
+            continue;
+          }
+        }
+        if ((tag & 7) === 4 || tag === 0) {
+          break;
+        }
+        reader.skip(tag & 7);
+      }
+      return message;
+    } finally {
+      (reader as any).__tsProtoDecodeDepth = previousRecursionDepth;
+    }
+  },
+
+  create(base?: DeepPartial<LoadModelRequest_SettingsEntry>): LoadModelRequest_SettingsEntry {
+    return LoadModelRequest_SettingsEntry.fromPartial(base ?? {});
+  },
+  fromPartial(object: DeepPartial<LoadModelRequest_SettingsEntry>): LoadModelRequest_SettingsEntry {
+    const message = createBaseLoadModelRequest_SettingsEntry();
+    message.key = object.key ?? "";
+    message.value = object.value ?? "";
     return message;
   },
 };
@@ -1213,6 +1569,515 @@ export const UnloadModelResponse: MessageFns<UnloadModelResponse> = {
   },
   fromPartial(_: DeepPartial<UnloadModelResponse>): UnloadModelResponse {
     const message = createBaseUnloadModelResponse();
+    return message;
+  },
+};
+
+function createBaseSleepModelRequest(): SleepModelRequest {
+  return { model: "", grace: undefined, level: undefined };
+}
+
+export const SleepModelRequest: MessageFns<SleepModelRequest> = {
+  encode(message: SleepModelRequest, writer: BinaryWriter = new BinaryWriter()): BinaryWriter {
+    if (message.model !== "") {
+      writer.uint32(10).string(message.model);
+    }
+    if (message.grace !== undefined) {
+      Duration.encode(message.grace, writer.uint32(18).fork()).join();
+    }
+    if (message.level !== undefined) {
+      writer.uint32(24).uint32(message.level);
+    }
+    return writer;
+  },
+
+  decode(input: BinaryReader | Uint8Array, length?: number): SleepModelRequest {
+    const reader = input instanceof BinaryReader ? input : new BinaryReader(input);
+    const previousRecursionDepth = (reader as any).__tsProtoDecodeDepth ?? 0;
+    if (previousRecursionDepth >= 100) {
+      throw new globalThis.Error("protobuf decode recursion limit exceeded");
+    }
+    (reader as any).__tsProtoDecodeDepth = previousRecursionDepth + 1;
+    try {
+      const end = length === undefined ? reader.len : reader.pos + length;
+      const message = createBaseSleepModelRequest();
+      while (reader.pos < end) {
+        const tag = reader.uint32();
+        switch (tag >>> 3) {
+          case 1: {
+            if (tag !== 10) {
+              break;
+            }
+
+            message.model = reader.string();
+            continue;
+          }
+          case 2: {
+            if (tag !== 18) {
+              break;
+            }
+
+            message.grace = Duration.decode(reader, reader.uint32());
+            continue;
+          }
+          case 3: {
+            if (tag !== 24) {
+              break;
+            }
+
+            message.level = reader.uint32();
+            continue;
+          }
+        }
+        if ((tag & 7) === 4 || tag === 0) {
+          break;
+        }
+        reader.skip(tag & 7);
+      }
+      return message;
+    } finally {
+      (reader as any).__tsProtoDecodeDepth = previousRecursionDepth;
+    }
+  },
+
+  create(base?: DeepPartial<SleepModelRequest>): SleepModelRequest {
+    return SleepModelRequest.fromPartial(base ?? {});
+  },
+  fromPartial(object: DeepPartial<SleepModelRequest>): SleepModelRequest {
+    const message = createBaseSleepModelRequest();
+    message.model = object.model ?? "";
+    message.grace = (object.grace !== undefined && object.grace !== null)
+      ? Duration.fromPartial(object.grace)
+      : undefined;
+    message.level = object.level ?? undefined;
+    return message;
+  },
+};
+
+function createBaseSleepModelResponse(): SleepModelResponse {
+  return {};
+}
+
+export const SleepModelResponse: MessageFns<SleepModelResponse> = {
+  encode(_: SleepModelResponse, writer: BinaryWriter = new BinaryWriter()): BinaryWriter {
+    return writer;
+  },
+
+  decode(input: BinaryReader | Uint8Array, length?: number): SleepModelResponse {
+    const reader = input instanceof BinaryReader ? input : new BinaryReader(input);
+    const previousRecursionDepth = (reader as any).__tsProtoDecodeDepth ?? 0;
+    if (previousRecursionDepth >= 100) {
+      throw new globalThis.Error("protobuf decode recursion limit exceeded");
+    }
+    (reader as any).__tsProtoDecodeDepth = previousRecursionDepth + 1;
+    try {
+      const end = length === undefined ? reader.len : reader.pos + length;
+      const message = createBaseSleepModelResponse();
+      while (reader.pos < end) {
+        const tag = reader.uint32();
+        switch (tag >>> 3) {
+        }
+        if ((tag & 7) === 4 || tag === 0) {
+          break;
+        }
+        reader.skip(tag & 7);
+      }
+      return message;
+    } finally {
+      (reader as any).__tsProtoDecodeDepth = previousRecursionDepth;
+    }
+  },
+
+  create(base?: DeepPartial<SleepModelResponse>): SleepModelResponse {
+    return SleepModelResponse.fromPartial(base ?? {});
+  },
+  fromPartial(_: DeepPartial<SleepModelResponse>): SleepModelResponse {
+    const message = createBaseSleepModelResponse();
+    return message;
+  },
+};
+
+function createBaseWakeModelRequest(): WakeModelRequest {
+  return { model: "" };
+}
+
+export const WakeModelRequest: MessageFns<WakeModelRequest> = {
+  encode(message: WakeModelRequest, writer: BinaryWriter = new BinaryWriter()): BinaryWriter {
+    if (message.model !== "") {
+      writer.uint32(10).string(message.model);
+    }
+    return writer;
+  },
+
+  decode(input: BinaryReader | Uint8Array, length?: number): WakeModelRequest {
+    const reader = input instanceof BinaryReader ? input : new BinaryReader(input);
+    const previousRecursionDepth = (reader as any).__tsProtoDecodeDepth ?? 0;
+    if (previousRecursionDepth >= 100) {
+      throw new globalThis.Error("protobuf decode recursion limit exceeded");
+    }
+    (reader as any).__tsProtoDecodeDepth = previousRecursionDepth + 1;
+    try {
+      const end = length === undefined ? reader.len : reader.pos + length;
+      const message = createBaseWakeModelRequest();
+      while (reader.pos < end) {
+        const tag = reader.uint32();
+        switch (tag >>> 3) {
+          case 1: {
+            if (tag !== 10) {
+              break;
+            }
+
+            message.model = reader.string();
+            continue;
+          }
+        }
+        if ((tag & 7) === 4 || tag === 0) {
+          break;
+        }
+        reader.skip(tag & 7);
+      }
+      return message;
+    } finally {
+      (reader as any).__tsProtoDecodeDepth = previousRecursionDepth;
+    }
+  },
+
+  create(base?: DeepPartial<WakeModelRequest>): WakeModelRequest {
+    return WakeModelRequest.fromPartial(base ?? {});
+  },
+  fromPartial(object: DeepPartial<WakeModelRequest>): WakeModelRequest {
+    const message = createBaseWakeModelRequest();
+    message.model = object.model ?? "";
+    return message;
+  },
+};
+
+function createBaseWakeModelResponse(): WakeModelResponse {
+  return { model: undefined };
+}
+
+export const WakeModelResponse: MessageFns<WakeModelResponse> = {
+  encode(message: WakeModelResponse, writer: BinaryWriter = new BinaryWriter()): BinaryWriter {
+    if (message.model !== undefined) {
+      Model.encode(message.model, writer.uint32(10).fork()).join();
+    }
+    return writer;
+  },
+
+  decode(input: BinaryReader | Uint8Array, length?: number): WakeModelResponse {
+    const reader = input instanceof BinaryReader ? input : new BinaryReader(input);
+    const previousRecursionDepth = (reader as any).__tsProtoDecodeDepth ?? 0;
+    if (previousRecursionDepth >= 100) {
+      throw new globalThis.Error("protobuf decode recursion limit exceeded");
+    }
+    (reader as any).__tsProtoDecodeDepth = previousRecursionDepth + 1;
+    try {
+      const end = length === undefined ? reader.len : reader.pos + length;
+      const message = createBaseWakeModelResponse();
+      while (reader.pos < end) {
+        const tag = reader.uint32();
+        switch (tag >>> 3) {
+          case 1: {
+            if (tag !== 10) {
+              break;
+            }
+
+            message.model = Model.decode(reader, reader.uint32());
+            continue;
+          }
+        }
+        if ((tag & 7) === 4 || tag === 0) {
+          break;
+        }
+        reader.skip(tag & 7);
+      }
+      return message;
+    } finally {
+      (reader as any).__tsProtoDecodeDepth = previousRecursionDepth;
+    }
+  },
+
+  create(base?: DeepPartial<WakeModelResponse>): WakeModelResponse {
+    return WakeModelResponse.fromPartial(base ?? {});
+  },
+  fromPartial(object: DeepPartial<WakeModelResponse>): WakeModelResponse {
+    const message = createBaseWakeModelResponse();
+    message.model = (object.model !== undefined && object.model !== null) ? Model.fromPartial(object.model) : undefined;
+    return message;
+  },
+};
+
+function createBaseSetAliasRequest(): SetAliasRequest {
+  return { alias: "", targets: [] };
+}
+
+export const SetAliasRequest: MessageFns<SetAliasRequest> = {
+  encode(message: SetAliasRequest, writer: BinaryWriter = new BinaryWriter()): BinaryWriter {
+    if (message.alias !== "") {
+      writer.uint32(10).string(message.alias);
+    }
+    for (const v of message.targets) {
+      AliasTarget.encode(v!, writer.uint32(18).fork()).join();
+    }
+    return writer;
+  },
+
+  decode(input: BinaryReader | Uint8Array, length?: number): SetAliasRequest {
+    const reader = input instanceof BinaryReader ? input : new BinaryReader(input);
+    const previousRecursionDepth = (reader as any).__tsProtoDecodeDepth ?? 0;
+    if (previousRecursionDepth >= 100) {
+      throw new globalThis.Error("protobuf decode recursion limit exceeded");
+    }
+    (reader as any).__tsProtoDecodeDepth = previousRecursionDepth + 1;
+    try {
+      const end = length === undefined ? reader.len : reader.pos + length;
+      const message = createBaseSetAliasRequest();
+      while (reader.pos < end) {
+        const tag = reader.uint32();
+        switch (tag >>> 3) {
+          case 1: {
+            if (tag !== 10) {
+              break;
+            }
+
+            message.alias = reader.string();
+            continue;
+          }
+          case 2: {
+            if (tag !== 18) {
+              break;
+            }
+
+            message.targets.push(AliasTarget.decode(reader, reader.uint32()));
+            continue;
+          }
+        }
+        if ((tag & 7) === 4 || tag === 0) {
+          break;
+        }
+        reader.skip(tag & 7);
+      }
+      return message;
+    } finally {
+      (reader as any).__tsProtoDecodeDepth = previousRecursionDepth;
+    }
+  },
+
+  create(base?: DeepPartial<SetAliasRequest>): SetAliasRequest {
+    return SetAliasRequest.fromPartial(base ?? {});
+  },
+  fromPartial(object: DeepPartial<SetAliasRequest>): SetAliasRequest {
+    const message = createBaseSetAliasRequest();
+    message.alias = object.alias ?? "";
+    message.targets = object.targets?.map((e) => AliasTarget.fromPartial(e)) || [];
+    return message;
+  },
+};
+
+function createBaseAliasTarget(): AliasTarget {
+  return { model: "", weight: undefined };
+}
+
+export const AliasTarget: MessageFns<AliasTarget> = {
+  encode(message: AliasTarget, writer: BinaryWriter = new BinaryWriter()): BinaryWriter {
+    if (message.model !== "") {
+      writer.uint32(10).string(message.model);
+    }
+    if (message.weight !== undefined) {
+      writer.uint32(16).uint32(message.weight);
+    }
+    return writer;
+  },
+
+  decode(input: BinaryReader | Uint8Array, length?: number): AliasTarget {
+    const reader = input instanceof BinaryReader ? input : new BinaryReader(input);
+    const previousRecursionDepth = (reader as any).__tsProtoDecodeDepth ?? 0;
+    if (previousRecursionDepth >= 100) {
+      throw new globalThis.Error("protobuf decode recursion limit exceeded");
+    }
+    (reader as any).__tsProtoDecodeDepth = previousRecursionDepth + 1;
+    try {
+      const end = length === undefined ? reader.len : reader.pos + length;
+      const message = createBaseAliasTarget();
+      while (reader.pos < end) {
+        const tag = reader.uint32();
+        switch (tag >>> 3) {
+          case 1: {
+            if (tag !== 10) {
+              break;
+            }
+
+            message.model = reader.string();
+            continue;
+          }
+          case 2: {
+            if (tag !== 16) {
+              break;
+            }
+
+            message.weight = reader.uint32();
+            continue;
+          }
+        }
+        if ((tag & 7) === 4 || tag === 0) {
+          break;
+        }
+        reader.skip(tag & 7);
+      }
+      return message;
+    } finally {
+      (reader as any).__tsProtoDecodeDepth = previousRecursionDepth;
+    }
+  },
+
+  create(base?: DeepPartial<AliasTarget>): AliasTarget {
+    return AliasTarget.fromPartial(base ?? {});
+  },
+  fromPartial(object: DeepPartial<AliasTarget>): AliasTarget {
+    const message = createBaseAliasTarget();
+    message.model = object.model ?? "";
+    message.weight = object.weight ?? undefined;
+    return message;
+  },
+};
+
+function createBaseSetAliasResponse(): SetAliasResponse {
+  return {};
+}
+
+export const SetAliasResponse: MessageFns<SetAliasResponse> = {
+  encode(_: SetAliasResponse, writer: BinaryWriter = new BinaryWriter()): BinaryWriter {
+    return writer;
+  },
+
+  decode(input: BinaryReader | Uint8Array, length?: number): SetAliasResponse {
+    const reader = input instanceof BinaryReader ? input : new BinaryReader(input);
+    const previousRecursionDepth = (reader as any).__tsProtoDecodeDepth ?? 0;
+    if (previousRecursionDepth >= 100) {
+      throw new globalThis.Error("protobuf decode recursion limit exceeded");
+    }
+    (reader as any).__tsProtoDecodeDepth = previousRecursionDepth + 1;
+    try {
+      const end = length === undefined ? reader.len : reader.pos + length;
+      const message = createBaseSetAliasResponse();
+      while (reader.pos < end) {
+        const tag = reader.uint32();
+        switch (tag >>> 3) {
+        }
+        if ((tag & 7) === 4 || tag === 0) {
+          break;
+        }
+        reader.skip(tag & 7);
+      }
+      return message;
+    } finally {
+      (reader as any).__tsProtoDecodeDepth = previousRecursionDepth;
+    }
+  },
+
+  create(base?: DeepPartial<SetAliasResponse>): SetAliasResponse {
+    return SetAliasResponse.fromPartial(base ?? {});
+  },
+  fromPartial(_: DeepPartial<SetAliasResponse>): SetAliasResponse {
+    const message = createBaseSetAliasResponse();
+    return message;
+  },
+};
+
+function createBaseWatchModelsRequest(): WatchModelsRequest {
+  return {};
+}
+
+export const WatchModelsRequest: MessageFns<WatchModelsRequest> = {
+  encode(_: WatchModelsRequest, writer: BinaryWriter = new BinaryWriter()): BinaryWriter {
+    return writer;
+  },
+
+  decode(input: BinaryReader | Uint8Array, length?: number): WatchModelsRequest {
+    const reader = input instanceof BinaryReader ? input : new BinaryReader(input);
+    const previousRecursionDepth = (reader as any).__tsProtoDecodeDepth ?? 0;
+    if (previousRecursionDepth >= 100) {
+      throw new globalThis.Error("protobuf decode recursion limit exceeded");
+    }
+    (reader as any).__tsProtoDecodeDepth = previousRecursionDepth + 1;
+    try {
+      const end = length === undefined ? reader.len : reader.pos + length;
+      const message = createBaseWatchModelsRequest();
+      while (reader.pos < end) {
+        const tag = reader.uint32();
+        switch (tag >>> 3) {
+        }
+        if ((tag & 7) === 4 || tag === 0) {
+          break;
+        }
+        reader.skip(tag & 7);
+      }
+      return message;
+    } finally {
+      (reader as any).__tsProtoDecodeDepth = previousRecursionDepth;
+    }
+  },
+
+  create(base?: DeepPartial<WatchModelsRequest>): WatchModelsRequest {
+    return WatchModelsRequest.fromPartial(base ?? {});
+  },
+  fromPartial(_: DeepPartial<WatchModelsRequest>): WatchModelsRequest {
+    const message = createBaseWatchModelsRequest();
+    return message;
+  },
+};
+
+function createBaseWatchModelsResponse(): WatchModelsResponse {
+  return { models: [] };
+}
+
+export const WatchModelsResponse: MessageFns<WatchModelsResponse> = {
+  encode(message: WatchModelsResponse, writer: BinaryWriter = new BinaryWriter()): BinaryWriter {
+    for (const v of message.models) {
+      Model.encode(v!, writer.uint32(10).fork()).join();
+    }
+    return writer;
+  },
+
+  decode(input: BinaryReader | Uint8Array, length?: number): WatchModelsResponse {
+    const reader = input instanceof BinaryReader ? input : new BinaryReader(input);
+    const previousRecursionDepth = (reader as any).__tsProtoDecodeDepth ?? 0;
+    if (previousRecursionDepth >= 100) {
+      throw new globalThis.Error("protobuf decode recursion limit exceeded");
+    }
+    (reader as any).__tsProtoDecodeDepth = previousRecursionDepth + 1;
+    try {
+      const end = length === undefined ? reader.len : reader.pos + length;
+      const message = createBaseWatchModelsResponse();
+      while (reader.pos < end) {
+        const tag = reader.uint32();
+        switch (tag >>> 3) {
+          case 1: {
+            if (tag !== 10) {
+              break;
+            }
+
+            message.models.push(Model.decode(reader, reader.uint32()));
+            continue;
+          }
+        }
+        if ((tag & 7) === 4 || tag === 0) {
+          break;
+        }
+        reader.skip(tag & 7);
+      }
+      return message;
+    } finally {
+      (reader as any).__tsProtoDecodeDepth = previousRecursionDepth;
+    }
+  },
+
+  create(base?: DeepPartial<WatchModelsResponse>): WatchModelsResponse {
+    return WatchModelsResponse.fromPartial(base ?? {});
+  },
+  fromPartial(object: DeepPartial<WatchModelsResponse>): WatchModelsResponse {
+    const message = createBaseWatchModelsResponse();
+    message.models = object.models?.map((e) => Model.fromPartial(e)) || [];
     return message;
   },
 };
@@ -4939,6 +5804,42 @@ export const ControlServiceService = {
     responseSerialize: (value: UnloadModelResponse): Buffer => Buffer.from(UnloadModelResponse.encode(value).finish()),
     responseDeserialize: (value: Buffer): UnloadModelResponse => UnloadModelResponse.decode(value),
   },
+  sleepModel: {
+    path: "/sluice.v1.ControlService/SleepModel" as const,
+    requestStream: false as const,
+    responseStream: false as const,
+    requestSerialize: (value: SleepModelRequest): Buffer => Buffer.from(SleepModelRequest.encode(value).finish()),
+    requestDeserialize: (value: Buffer): SleepModelRequest => SleepModelRequest.decode(value),
+    responseSerialize: (value: SleepModelResponse): Buffer => Buffer.from(SleepModelResponse.encode(value).finish()),
+    responseDeserialize: (value: Buffer): SleepModelResponse => SleepModelResponse.decode(value),
+  },
+  wakeModel: {
+    path: "/sluice.v1.ControlService/WakeModel" as const,
+    requestStream: false as const,
+    responseStream: false as const,
+    requestSerialize: (value: WakeModelRequest): Buffer => Buffer.from(WakeModelRequest.encode(value).finish()),
+    requestDeserialize: (value: Buffer): WakeModelRequest => WakeModelRequest.decode(value),
+    responseSerialize: (value: WakeModelResponse): Buffer => Buffer.from(WakeModelResponse.encode(value).finish()),
+    responseDeserialize: (value: Buffer): WakeModelResponse => WakeModelResponse.decode(value),
+  },
+  setAlias: {
+    path: "/sluice.v1.ControlService/SetAlias" as const,
+    requestStream: false as const,
+    responseStream: false as const,
+    requestSerialize: (value: SetAliasRequest): Buffer => Buffer.from(SetAliasRequest.encode(value).finish()),
+    requestDeserialize: (value: Buffer): SetAliasRequest => SetAliasRequest.decode(value),
+    responseSerialize: (value: SetAliasResponse): Buffer => Buffer.from(SetAliasResponse.encode(value).finish()),
+    responseDeserialize: (value: Buffer): SetAliasResponse => SetAliasResponse.decode(value),
+  },
+  watchModels: {
+    path: "/sluice.v1.ControlService/WatchModels" as const,
+    requestStream: false as const,
+    responseStream: true as const,
+    requestSerialize: (value: WatchModelsRequest): Buffer => Buffer.from(WatchModelsRequest.encode(value).finish()),
+    requestDeserialize: (value: Buffer): WatchModelsRequest => WatchModelsRequest.decode(value),
+    responseSerialize: (value: WatchModelsResponse): Buffer => Buffer.from(WatchModelsResponse.encode(value).finish()),
+    responseDeserialize: (value: Buffer): WatchModelsResponse => WatchModelsResponse.decode(value),
+  },
   loadAdapter: {
     path: "/sluice.v1.ControlService/LoadAdapter" as const,
     requestStream: false as const,
@@ -5060,6 +5961,10 @@ export interface ControlServiceServer extends UntypedServiceImplementation {
   getModel: handleUnaryCall<GetModelRequest, GetModelResponse>;
   loadModel: handleUnaryCall<LoadModelRequest, LoadModelResponse>;
   unloadModel: handleUnaryCall<UnloadModelRequest, UnloadModelResponse>;
+  sleepModel: handleUnaryCall<SleepModelRequest, SleepModelResponse>;
+  wakeModel: handleUnaryCall<WakeModelRequest, WakeModelResponse>;
+  setAlias: handleUnaryCall<SetAliasRequest, SetAliasResponse>;
+  watchModels: handleServerStreamingCall<WatchModelsRequest, WatchModelsResponse>;
   loadAdapter: handleUnaryCall<LoadAdapterRequest, LoadAdapterResponse>;
   unloadAdapter: handleUnaryCall<UnloadAdapterRequest, UnloadAdapterResponse>;
   listAdapters: handleUnaryCall<ListAdaptersRequest, ListAdaptersResponse>;
@@ -5135,6 +6040,57 @@ export interface ControlServiceClient extends Client {
     options: Partial<CallOptions>,
     callback: (error: ServiceError | null, response: UnloadModelResponse) => void,
   ): ClientUnaryCall;
+  sleepModel(
+    request: SleepModelRequest,
+    callback: (error: ServiceError | null, response: SleepModelResponse) => void,
+  ): ClientUnaryCall;
+  sleepModel(
+    request: SleepModelRequest,
+    metadata: Metadata,
+    callback: (error: ServiceError | null, response: SleepModelResponse) => void,
+  ): ClientUnaryCall;
+  sleepModel(
+    request: SleepModelRequest,
+    metadata: Metadata,
+    options: Partial<CallOptions>,
+    callback: (error: ServiceError | null, response: SleepModelResponse) => void,
+  ): ClientUnaryCall;
+  wakeModel(
+    request: WakeModelRequest,
+    callback: (error: ServiceError | null, response: WakeModelResponse) => void,
+  ): ClientUnaryCall;
+  wakeModel(
+    request: WakeModelRequest,
+    metadata: Metadata,
+    callback: (error: ServiceError | null, response: WakeModelResponse) => void,
+  ): ClientUnaryCall;
+  wakeModel(
+    request: WakeModelRequest,
+    metadata: Metadata,
+    options: Partial<CallOptions>,
+    callback: (error: ServiceError | null, response: WakeModelResponse) => void,
+  ): ClientUnaryCall;
+  setAlias(
+    request: SetAliasRequest,
+    callback: (error: ServiceError | null, response: SetAliasResponse) => void,
+  ): ClientUnaryCall;
+  setAlias(
+    request: SetAliasRequest,
+    metadata: Metadata,
+    callback: (error: ServiceError | null, response: SetAliasResponse) => void,
+  ): ClientUnaryCall;
+  setAlias(
+    request: SetAliasRequest,
+    metadata: Metadata,
+    options: Partial<CallOptions>,
+    callback: (error: ServiceError | null, response: SetAliasResponse) => void,
+  ): ClientUnaryCall;
+  watchModels(request: WatchModelsRequest, options?: Partial<CallOptions>): ClientReadableStream<WatchModelsResponse>;
+  watchModels(
+    request: WatchModelsRequest,
+    metadata?: Metadata,
+    options?: Partial<CallOptions>,
+  ): ClientReadableStream<WatchModelsResponse>;
   loadAdapter(
     request: LoadAdapterRequest,
     callback: (error: ServiceError | null, response: LoadAdapterResponse) => void,
