@@ -5,6 +5,8 @@
 Ways: threads (one process), tensor (ranks that share out layers), stages (of a pipeline, with as many steps under way),
 turns (the same stages, one step at a time). Tokens a second, the best and the median of the rounds: other work on the
 machine slows all ways, so the best is what they can do. Random weights: what the model says means nothing.
+
+The engines of all ways are in this process, and the number of threads is the process's: each turn sets its way's.
 """
 
 import argparse
@@ -26,6 +28,7 @@ from sluice_server.engine.models.limits import limits_of
 from sluice_server.engine.parallel.device_group import DeviceGroupRunner
 from sluice_server.engine.parallel.group import GroupRunner
 from sluice_server.engine.request import EngineRequest, SamplingParams
+from sluice_server.engine.worker.host.compute_threads import use_threads
 from sluice_server.services.checkpoint.digests import remembered
 from sluice_server.services.checkpoint.model_source import CheckpointFiles, resolve_model
 from sluice_server.services.config import ServiceConfig
@@ -63,10 +66,11 @@ def opened(way: str, directory: Path, options: argparse.Namespace) -> Iterator[E
 
 
 class Load:
-    """Requests for one engine."""
+    """Requests for one engine, which computes with so many threads of this process."""
 
-    def __init__(self, engine: Engine) -> None:
+    def __init__(self, engine: Engine, threads: int) -> None:
         self._engine = engine
+        self._threads = threads
         self._count = 0
 
     def decode(self, rows: int) -> float:
@@ -98,6 +102,7 @@ class Load:
             spoken[event.request_id] = spoken.get(event.request_id, 0) + len(event.token_ids)
 
     def _add(self, num: int, prompt: int, tokens: int) -> None:
+        use_threads(self._threads)
         params = SamplingParams(max_tokens=tokens, temperature=0.0, ignore_eos=True)
         for i in range(num):
             self._count += 1
@@ -127,7 +132,7 @@ def main() -> None:
     found: dict[tuple[str, str], list[float]] = {}
     with contextlib.ExitStack() as closing:
         engines = {way: closing.enter_context(opened(way, directory, options)) for way in options.only}
-        loads = {way: Load(engine) for way, engine in engines.items()}
+        loads = {way: Load(engine, WAYS[way]["threads"]) for way, engine in engines.items()}
         for _ in range(options.rounds):
             for way, load in loads.items():
                 for rows in options.rows:
