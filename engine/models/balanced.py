@@ -113,15 +113,15 @@ class BalancedWeights:
         self._factors: dict[str, Tensor] = {}  # by producer
 
     def get(self, name: str, shape: Shape) -> Tensor:
-        """Implements `WeightSource.get`."""
+        """Implements `WeightSource.get`; in the source's dtype, which is that of the layer's inputs on a GPU."""
         tensor = self._source.get(name, shape)
         projection, _, kind = name.rpartition(".")
         if projection in self._producers:
             factors = self._factors_of(self._producers[projection])[span_of(shape[0]).slice]
-            return tensor / (factors if kind == "bias" else factors[:, None])
+            return (tensor / (factors if kind == "bias" else factors[:, None])).to(tensor.dtype)
         if projection in self._consumers and kind == "weight":
             pair = self._consumers[projection]
-            return tensor * pair.spread(self._factors_of(pair))[span_of(shape[1]).slice]
+            return (tensor * pair.spread(self._factors_of(pair))[span_of(shape[1]).slice]).to(tensor.dtype)
         return tensor
 
     def stored(self, name: str, rows: Dim, width: Dim) -> Packed | None:

@@ -114,8 +114,8 @@ def linear4_kernel(
     each = tl.cdiv(tl.cdiv(inputs, SPAN * SPANS), SPLITS) * (SPAN * SPANS)
     start = tl.program_id(1) * each
     width = tl.cdiv(inputs, PLANES * PLANE) * PLANE
-    # Rows that are not there repeat the last one: what becomes of them is not stored.
-    x_places = x_ptr + tl.minimum(m, num - 1).to(tl.int64)[None, :] * x_stride + first[:, None]
+    x_places = x_ptr + m.to(tl.int64)[None, :] * x_stride + first[:, None]
+    is_row = (m < num)[None, :]  # rows that are not there are not read: all programs would ask for one and the same
     places = words_ptr + n.to(tl.int64)[:, None] * words_stride + word[None, :]
     is_output = n < outputs
     precision: tl.constexpr = "ieee" if IS_EXACT else "tf32"
@@ -137,9 +137,9 @@ def linear4_kernel(
                     scale, zero = _of_group(scales_ptr, zeros_ptr, n, behind, inputs, outputs, group, IS_EVEN)
                     part = tl.zeros([N, M], tl.float32)
                 if IS_EVEN:
-                    x = tl.load(x_places + at + one * PLANE)
+                    x = tl.load(x_places + at + one * PLANE, mask=is_row, other=0.0)
                 else:
-                    is_in = (first + (at + one * PLANE) < inputs)[:, None] & (m < num)[None, :]
+                    is_in = (first + (at + one * PLANE) < inputs)[:, None] & is_row
                     x = tl.load(x_places + at + one * PLANE, mask=is_in, other=0.0)
                 part = tl.dot(plane4(words, zero, x.dtype, one), x, part, input_precision=precision)
             total += part * scale[:, None]

@@ -23,9 +23,10 @@ from tests.gpu.computed import computes_each_step
 from tests.oracle.checkpoints import Shape, make_checkpoint, reference
 
 SHAPES = {
-    "0.6B": Shape("qwen3", 151_936, 1024, 28, 16, 8, 128, 3072, 2048, tied=True),
-    "1B": Shape("llama", 128_256, 2048, 16, 32, 8, 64, 8192, 2048, tied=True),
-    "gemma2": Shape("gemma2", 64_000, 2304, 8, 8, 4, 256, 9216, 2048, tied=True),  # windows, caps, norms on both sides
+    "0.6B": Shape("qwen3", 151_936, 1024, 28, 16, 8, 128, 3072, 2048, tied=True, spread=0.04),
+    "1B": Shape("llama", 128_256, 2048, 16, 32, 8, 64, 8192, 2048, tied=True, spread=0.03),
+    # Windows, caps, norms on both sides.
+    "gemma2": Shape("gemma2", 64_000, 2304, 8, 8, 4, 256, 9216, 2048, tied=True, spread=0.03),
 }
 CONFIG = EngineConfig(device="cuda", dtype="bfloat16", block_size=32, max_num_seqs=8, kv_cache_tokens=16_384)
 SLACK = 256 << 20  # bytes that a driver takes for code when it is first run
@@ -76,7 +77,7 @@ def behind(checkpoint: Path, found: dict[str, list[int]]) -> Iterator[tuple[torc
 def test_tokens_are_the_likeliest_of_transformers(engine: Engine, checkpoint: Path) -> None:
     for tokens, logits in behind(checkpoint, run(engine, 6)):
         chosen = logits.gather(1, tokens[:, None])[:, 0]
-        assert (logits.amax(1) - chosen <= MARGIN * logits.abs().amax(1)).all()
+        assert ((logits.amax(1) - chosen) / logits.abs().amax(1)).max() <= MARGIN
 
 
 def test_greedy_tokens_in_float32_are_those_of_transformers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -34,6 +34,8 @@ class Shape:
 
     Attributes:
         is_fused: whether the experts of a layer are written as one tensor, not as one each.
+        spread: standard deviation of weights; large enough that greedy tokens vary, and in wide layers less, else
+            every layer multiplies what rounding loses.
     """
 
     architecture: str = "llama"
@@ -47,11 +49,12 @@ class Shape:
     context: int = 256
     tied: bool = False
     is_fused: bool = False
+    spread: float = 0.2
     options: tuple[tuple[str, Any], ...] = ()
 
 
 def make_checkpoint(path: Path, shape: Shape, seed: int = 0, max_shard_size: str = "5GB") -> Path:
-    """Write a random float32 checkpoint; weights large enough that greedy tokens vary."""
+    """Write a random float32 checkpoint."""
     config_class, model_class = CLASSES[shape.architecture]()
     config = config_class(
         vocab_size=shape.vocab,
@@ -63,7 +66,7 @@ def make_checkpoint(path: Path, shape: Shape, seed: int = 0, max_shard_size: str
         intermediate_size=shape.intermediate,
         max_position_embeddings=shape.context,
         tie_word_embeddings=shape.tied,
-        initializer_range=0.2,
+        initializer_range=shape.spread,
         bos_token_id=1,
         eos_token_id=2,
         pad_token_id=None,

@@ -77,6 +77,16 @@ def test_channels_that_do_not_stand_out_are_left_alone(tmp_path: Path) -> None:
         assert torch.equal(balanced.get(full, shape), source.get(full, shape))
 
 
+def test_balanced_weights_stay_in_the_format_that_layers_compute_in(tmp_path: Path) -> None:
+    """On a GPU the inputs of a linear layer have its weight's format; powers of two lose nothing."""
+    make_checkpoint(tmp_path, Shape("llama", options=OPTIONS["llama"]))
+    grow(tmp_path, 512.0)
+    config = read_config(tmp_path)
+    balanced = BalancedWeights(Checkpoint(tmp_path, torch.bfloat16, CPU), channel_pairs(config, traits_of(config)))
+    for name, tensor in load_file(tmp_path / "model.safetensors").items():
+        assert balanced.get(name, tuple(tensor.shape)).dtype is torch.bfloat16, name
+
+
 def test_factors_are_powers_of_2_and_meet_halfway() -> None:
     made, read = torch.full((7,), 4.0), torch.full((7,), 1.0)
     made[1], read[1] = 4.0 * 128.0**2, 1.0 / 128.0**2
