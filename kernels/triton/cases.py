@@ -18,6 +18,7 @@ from sluice_server.kernels.triton import (
     sampling,
     scores,
     speculation,
+    unpacked,
 )
 from sluice_server.kernels.triton.aot import AotCase
 
@@ -39,4 +40,5 @@ CASES: tuple[AotCase, ...] = (
     *sampling.CASES,
     *scores.CASES,
     *speculation.CASES,
+    *unpacked.CASES,
 )

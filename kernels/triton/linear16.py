@@ -10,7 +10,7 @@ import triton.language as tl
 from torch import Tensor
 
 from sluice_server.kernels.triton.aot import AotCase
-from sluice_server.kernels.triton.gemm import FIXED, schedule_of, sum_parts
+from sluice_server.kernels.triton.gemm import PLAIN, schedule_of, sum_parts
 
 
 def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
@@ -92,17 +92,18 @@ def linear16_kernel(
 
 
 def _case(splits: int) -> AotCase:
+    tiles = PLAIN.fixed
     types = dict.fromkeys(("x_ptr", "weight_ptr", "bias_ptr"), "*bf16") | dict.fromkeys(("outputs", "inputs"), "i32")
     types |= {"y_ptr": "*bf16" if splits == 1 else "*fp32", "num": "i32", "x_stride": "i64", "weight_stride": "i64"}
-    constants = {"HAS_BIAS": False, "PRECISION": "tf32", "SPLITS": splits, "M": FIXED.m, "N": FIXED.n, "K": FIXED.k}
+    constants = {"HAS_BIAS": False, "PRECISION": "tf32", "SPLITS": splits, "M": tiles.m, "N": tiles.n, "K": tiles.k}
     return AotCase(
         f"linear16/s{splits}",
         linear16_kernel,
         types,
         constants,
         frozenset({"num"}),
-        num_warps=FIXED.warps,
-        num_stages=FIXED.stages,
+        num_warps=tiles.warps,
+        num_stages=tiles.stages,
         tensor_cores="wgmma",
         vectors=frozenset(),
         is_quick=splits == 1,

@@ -7,6 +7,7 @@ registers in the order of tensor cores, and nothing has to be interleaved.
 """
 
 import torch
+import torch.nn.functional as F
 import triton
 import triton.language as tl
 from torch import Tensor
@@ -15,10 +16,12 @@ from sluice_server.kernels.formats import planes
 from sluice_server.kernels.formats.packed_weights import UNIT
 from sluice_server.kernels.formats.planes import Int4Planes
 from sluice_server.kernels.triton.aot import AotCase
-from sluice_server.kernels.triton.gemm import DECODE, EVERY, FIXED, SMALL, GemmTiles, schedule_of, sum_parts, tiles_of
+from sluice_server.kernels.triton.gemm import LARGE, WIDENED4, GemmTiles, schedule_of, sum_parts
 from sluice_server.kernels.triton.numbers import pointer
+from sluice_server.kernels.triton.unpacked import unpacked
 from sluice_server.kernels.triton.widen import plane4
 
+MANY = 256  # rows from which a weight is written out for a library's product; measured on an H200
 PLANES, PLANE = tl.constexpr(planes.PLANES4), tl.constexpr(planes.PLANE)
 
 
@@ -29,15 +32,17 @@ def linear_w4a16(x: Tensor, packed: Int4Planes, bias: Tensor | None = None, *, i
     `kernels.formats.packed_weights.linear_w4a16`.
     """
     (num, inputs), outputs = x.shape, len(packed.words)
-    y = torch.empty(num, outputs, dtype=x.dtype, device=x.device)
     if inputs != packed.inputs or x.stride(1) != 1:
         raise ValueError(
             f"inputs {list(x.shape)} {list(x.stride())}: contiguous rows of {packed.inputs} numbers wanted"
         )
+    if num >= MANY and not is_fixed and x.dtype is not torch.float32:
+        return F.linear(x, unpacked(packed, x.dtype), bias)
+    y = torch.empty(num, outputs, dtype=x.dtype, device=x.device)
     if not y.numel():
         return y
-    tiles, splits = schedule_of(num, outputs, inputs, is_fixed=is_fixed, is_widened=True)
-    span, spans = spans_of(packed.group, inputs, tiles)
+    tiles, splits = schedule_of(num, outputs, inputs, WIDENED4, is_fixed=is_fixed)
+    span = span_of(packed.group, inputs, tiles)
     parts = y if splits == 1 else torch.empty(splits, num, outputs, dtype=torch.float32, device=x.device)
     grid = (triton.cdiv(num, tiles.m) * triton.cdiv(outputs, tiles.n), splits)
     linear4_kernel[grid](
@@ -55,13 +60,12 @@ def linear_w4a16(x: Tensor, packed: Int4Planes, bias: Tensor | None = None, *, i
         packed.group,
         HAS_BIAS=bias is not None,
         IS_EXACT=x.dtype is torch.float32,
-        IS_EVEN=inputs % (span * spans) == 0 and outputs % tiles.n == 0,
+        IS_EVEN=inputs % span == 0 and outputs % tiles.n == 0,
         TWO_GROUPS=packed.group % span != 0 and packed.group < inputs,
         SPLITS=splits,
         M=tiles.m,
         N=tiles.n,
         SPAN=span,
-        SPANS=spans,
         num_warps=tiles.warps,
         num_stages=tiles.stages,
     )
@@ -70,15 +74,12 @@ def linear_w4a16(x: Tensor, packed: Int4Planes, bias: Tensor | None = None, *, i
     return y
 
 
-def spans_of(group: int, inputs: int, tiles: GemmTiles) -> tuple[int, int]:
-    """Returns how many inputs are multiplied at once, and how often a pass of the loop does that.
+def span_of(group: int, inputs: int, tiles: GemmTiles) -> int:
+    """Returns how many inputs are multiplied at once: whole units, in one group if groups are as long as a unit.
 
-    The former are whole units, in one group if groups are as long as a unit. Large tiles take one unit, because more
-    spill registers; with the smallest, a longer pass has less to do besides.
+    Large tiles take one unit, because more spill registers.
     """
-    if tiles.m > SMALL.m:
-        return UNIT, 1
-    return 2 * UNIT if group % (2 * UNIT) == 0 or group == inputs else UNIT, 2 if tiles.m == DECODE.m else 1
+    return 2 * UNIT if tiles != LARGE and (group % (2 * UNIT) == 0 or group == inputs) else UNIT
 
 
 @triton.jit(do_not_specialize=["num"])  # otherwise a new value is compiled during a request
@@ -103,7 +104,6 @@ def linear4_kernel(
     M: tl.constexpr,
     N: tl.constexpr,
     SPAN: tl.constexpr,
-    SPANS: tl.constexpr,
 ):
     """Multiplies one tile over one part of the inputs. Grid: tiles, with those of the same weights adjacent; SPLITS."""
     tiles = tl.cdiv(num, M)
@@ -111,7 +111,7 @@ def linear4_kernel(
     n = (tl.program_id(0) // tiles) * N + tl.arange(0, N)
     word = tl.arange(0, SPAN // PLANES)
     first = word // PLANE * (PLANES * PLANE) + word % PLANE  # the input of a word's first plane
-    each = tl.cdiv(tl.cdiv(inputs, SPAN * SPANS), SPLITS) * (SPAN * SPANS)
+    each = tl.cdiv(tl.cdiv(inputs, SPAN), SPLITS) * SPAN
     start = tl.program_id(1) * each
     width = tl.cdiv(inputs, PLANES * PLANE) * PLANE
     x_places = x_ptr + m.to(tl.int64)[None, :] * x_stride + first[:, None]
@@ -120,29 +120,27 @@ def linear4_kernel(
     is_output = n < outputs
     precision: tl.constexpr = "ieee" if IS_EXACT else "tf32"
     total = tl.zeros([N, M], tl.float32)
-    for begin in range(start, tl.minimum(start + each, inputs), SPAN * SPANS):
-        for span in tl.static_range(SPANS):
-            at = begin + span * SPAN
+    for at in range(start, tl.minimum(start + each, inputs), SPAN):
+        if IS_EVEN:
+            words = tl.load(places + at // PLANES)
+        else:
+            is_word = is_output[:, None] & (word + at // PLANES < width)[None, :]
+            words = tl.load(places + at // PLANES, mask=is_word, other=0)
+        scale, zero = _of_group(scales_ptr, zeros_ptr, n, at, inputs, outputs, group, IS_EVEN)
+        part = tl.zeros([N, M], tl.float32)
+        for one in tl.static_range(PLANES):
+            if TWO_GROUPS and one == PLANES // 2:
+                total += part * scale[:, None]
+                behind = at + SPAN // 2
+                scale, zero = _of_group(scales_ptr, zeros_ptr, n, behind, inputs, outputs, group, IS_EVEN)
+                part = tl.zeros([N, M], tl.float32)
             if IS_EVEN:
-                words = tl.load(places + at // PLANES)
+                x = tl.load(x_places + at + one * PLANE, mask=is_row, other=0.0)
             else:
-                is_word = is_output[:, None] & (word + at // PLANES < width)[None, :]
-                words = tl.load(places + at // PLANES, mask=is_word, other=0)
-            scale, zero = _of_group(scales_ptr, zeros_ptr, n, at, inputs, outputs, group, IS_EVEN)
-            part = tl.zeros([N, M], tl.float32)
-            for one in tl.static_range(PLANES):
-                if TWO_GROUPS and one == PLANES // 2:
-                    total += part * scale[:, None]
-                    behind = at + SPAN // 2
-                    scale, zero = _of_group(scales_ptr, zeros_ptr, n, behind, inputs, outputs, group, IS_EVEN)
-                    part = tl.zeros([N, M], tl.float32)
-                if IS_EVEN:
-                    x = tl.load(x_places + at + one * PLANE, mask=is_row, other=0.0)
-                else:
-                    is_in = (first + (at + one * PLANE) < inputs)[:, None] & is_row
-                    x = tl.load(x_places + at + one * PLANE, mask=is_in, other=0.0)
-                part = tl.dot(plane4(words, zero, x.dtype, one), x, part, input_precision=precision)
-            total += part * scale[:, None]
+                is_in = (first + (at + one * PLANE) < inputs)[:, None] & is_row
+                x = tl.load(x_places + at + one * PLANE, mask=is_in, other=0.0)
+            part = tl.dot(plane4(words, zero, x.dtype, one), x, part, input_precision=precision)
+        total += part * scale[:, None]
     y = tl.trans(total)
     if SPLITS == 1 and HAS_BIAS:
         y += tl.load(bias_ptr + n, mask=is_output, other=0.0).to(tl.float32)[None, :]
@@ -164,7 +162,7 @@ def _of_group(scales_ptr, zeros_ptr, n, at, inputs, outputs, group, IS_EVEN: tl.
 
 
 def _case(tiles: GemmTiles, group: int, splits: int = 1, *, is_even: bool = True) -> AotCase:
-    span, spans = spans_of(group, 4096, tiles)
+    span = span_of(group, 4096, tiles)
     types = dict.fromkeys(("x_ptr", "bias_ptr"), "*bf16") | dict.fromkeys(("scales_ptr", "zeros_ptr"), "*fp16")
     types |= {"y_ptr": "*bf16" if splits == 1 else pointer(torch.float32), "words_ptr": "*i16"}
     types |= dict.fromkeys(("num", "outputs", "inputs", "group"), "i32")
@@ -175,7 +173,7 @@ def _case(tiles: GemmTiles, group: int, splits: int = 1, *, is_even: bool = True
         "IS_EVEN": is_even,
         "TWO_GROUPS": group % span != 0,
     }
-    constants |= {"SPLITS": splits, "M": tiles.m, "N": tiles.n, "SPAN": span, "SPANS": spans}
+    constants |= {"SPLITS": splits, "M": tiles.m, "N": tiles.n, "SPAN": span}
     return AotCase(
         f"linear4/g{group}-m{tiles.m}-s{splits}{'' if is_even else '-uneven'}",
         linear4_kernel,
@@ -184,17 +182,16 @@ def _case(tiles: GemmTiles, group: int, splits: int = 1, *, is_even: bool = True
         frozenset({"num"}),
         num_warps=tiles.warps,
         num_stages=tiles.stages,
-        tensor_cores="wgmma" if tiles.warps >= 4 else "mma",
+        tensor_cores="wgmma",
         vectors=frozenset(),
         is_quick=group == 128 and tiles.m == 16 and splits == 1,
     )
 
 
-TILES = tuple(tiles_of(tiles.m, is_widened=True) for tiles in EVERY)
 CASES = (
-    *(_case(tiles, 128) for tiles in TILES),
-    *(_case(tiles, 128, is_even=False) for tiles in TILES),
-    _case(TILES[0], 128, 4),
-    _case(FIXED, 128, 4),
-    *(_case(tiles, group) for tiles in (TILES[0], TILES[3]) for group in (32, 64)),
+    *(_case(tiles, 128) for tiles in WIDENED4.tiles),
+    *(_case(tiles, 128, is_even=False) for tiles in WIDENED4.tiles),
+    _case(WIDENED4.tiles[0], 128, 4),
+    _case(WIDENED4.fixed, 128, 4),
+    *(_case(tiles, group) for tiles in (WIDENED4.tiles[0], LARGE) for group in (32, 64)),
 )

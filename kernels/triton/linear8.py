@@ -11,7 +11,7 @@ from torch import Tensor
 
 from sluice_server.kernels.formats.packed_weights import LARGEST, Int8Weight
 from sluice_server.kernels.triton.aot import AotCase
-from sluice_server.kernels.triton.gemm import EVERY, FIXED, GemmTiles, schedule_of, sum_parts, tiles_of
+from sluice_server.kernels.triton.gemm import PLAIN, GemmTiles, schedule_of, sum_parts, tiles_of
 from sluice_server.kernels.triton.numbers import next_power_of_two, pointer
 from sluice_server.kernels.triton.support import MAX_INPUTS
 
@@ -186,8 +186,8 @@ def _quantise_case(dtype: torch.dtype, width: int, since: int = 80) -> AotCase:
 
 _FORMS = (("int8", torch.int8, 80), ("fp8", torch.float8_e4m3fn, 90))
 CASES = (
-    *(_case(name, form, tiles, 1, since) for name, form, since in _FORMS for tiles in EVERY),
-    *(_case(name, form, tiles, 4, since) for name, form, since in _FORMS for tiles in (tiles_of(1), FIXED)),
+    *(_case(name, form, tiles, 1, since) for name, form, since in _FORMS for tiles in PLAIN.tiles),
+    *(_case(name, form, tiles, 4, since) for name, form, since in _FORMS for tiles in (tiles_of(1), PLAIN.fixed)),
     *(_quantise_case(torch.int8, width) for width in (1024, 4096, 16_384)),
     _quantise_case(torch.float8_e4m3fn, 4096, 90),
 )

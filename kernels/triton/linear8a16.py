@@ -6,6 +6,7 @@ two inputs that belong to two products, so that words go to registers in the ord
 """
 
 import torch
+import torch.nn.functional as F
 import triton
 import triton.language as tl
 from torch import Tensor
@@ -13,9 +14,11 @@ from torch import Tensor
 from sluice_server.kernels.formats import planes
 from sluice_server.kernels.formats.planes import Int8Planes
 from sluice_server.kernels.triton.aot import AotCase
-from sluice_server.kernels.triton.gemm import EVERY, FIXED, GemmTiles, schedule_of, sum_parts, tiles_of
+from sluice_server.kernels.triton.gemm import WIDENED8, GemmTiles, schedule_of, sum_parts
+from sluice_server.kernels.triton.unpacked import unpacked
 from sluice_server.kernels.triton.widen import plane8
 
+MANY = 512  # rows from which a weight is written out for a library's product; measured on an H200
 PLANES, PLANE = tl.constexpr(planes.PLANES8), tl.constexpr(planes.PLANE)
 
 
@@ -27,10 +30,12 @@ def linear_w8a16(x: Tensor, packed: Int8Planes, bias: Tensor | None = None, *, i
     (num, inputs), outputs = x.shape, len(packed.words)
     if inputs != packed.inputs or x.stride(1) != 1:
         raise ValueError(f"inputs {list(x.shape)} {list(x.stride())}: contiguous rows of {packed.inputs} wanted")
+    if num >= MANY and not is_fixed and x.dtype is not torch.float32:
+        return F.linear(x, unpacked(packed, x.dtype), bias)
     y = torch.empty(num, outputs, dtype=x.dtype, device=x.device)
     if not y.numel():
         return y
-    tiles, splits = schedule_of(num, outputs, inputs, is_fixed=is_fixed, is_widened=True)
+    tiles, splits = schedule_of(num, outputs, inputs, WIDENED8, is_fixed=is_fixed)
     parts = y if splits == 1 else torch.empty(splits, num, outputs, dtype=torch.float32, device=x.device)
     linear8a16_kernel[triton.cdiv(num, tiles.m) * triton.cdiv(outputs, tiles.n), splits](
         x,
@@ -129,16 +134,15 @@ def _case(tiles: GemmTiles, splits: int = 1, *, is_even: bool = True) -> AotCase
         frozenset({"num"}),
         num_warps=tiles.warps,
         num_stages=tiles.stages,
-        tensor_cores="wgmma" if tiles.warps >= 4 else "mma",
+        tensor_cores="wgmma",
         vectors=frozenset(),
         is_quick=tiles.m in (16, 128) and splits == 1 and is_even,
     )
 
 
-TILES = tuple(tiles_of(tiles.m, is_widened=True) for tiles in EVERY)
 CASES = (
-    *(_case(tiles) for tiles in TILES),
-    *(_case(tiles, is_even=False) for tiles in TILES),
-    _case(TILES[0], 4),
-    _case(FIXED, 4),
+    *(_case(tiles) for tiles in WIDENED8.tiles),
+    *(_case(tiles, is_even=False) for tiles in WIDENED8.tiles),
+    _case(WIDENED8.tiles[0], 4),
+    _case(WIDENED8.fixed, 4),
 )

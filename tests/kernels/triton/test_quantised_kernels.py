@@ -14,7 +14,8 @@ from sluice_server.kernels.formats import packed_weights as plain
 from sluice_server.kernels.formats.packed_weights import Int4Weight, Int8Weight
 from sluice_server.kernels.formats.planes import planes_of_4, planes_of_8, rows_of_8
 from sluice_server.kernels.triton import gemm, linear4, linear8, linear8a16, linear16
-from sluice_server.kernels.triton.gemm import DECODE, LARGE, MEDIUM, SMALL
+from sluice_server.kernels.triton.gemm import DECODE, LARGE, MEDIUM, SMALL, WIDENED4, WIDENED8
+from sluice_server.kernels.triton.unpacked import unpacked
 from tests.kernels.triton.harness import assert_close, caught, in_one_order, poisoned
 
 DTYPES = [torch.float32, torch.float16]
@@ -133,6 +134,26 @@ def test_parts_of_a_split_are_added_in_their_order(splits: int, monkeypatch: pyt
     assert_close(linear4.linear_w4a16(x, planes_of_4(four), bias), x.double() @ exact.t() + bias, torch.float16)
 
 
+@pytest.mark.parametrize("width", [100, 2112])
+def test_many_rows_are_multiplied_by_a_weight_that_is_written_out(width: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    eight, (four, exact) = weights8(3, width, torch.int8), weights4(3, width, 64 if width % 64 == 0 else width)
+    wanted = eight.weight.float() * eight.scales[:, None]
+    assert torch.allclose(unpacked(planes_of_8(eight), torch.float32), wanted, rtol=1e-6, atol=0)
+    assert torch.allclose(unpacked(planes_of_4(four), torch.float32), exact.float(), rtol=1e-6, atol=1e-7)
+    x, bias = inputs(5, width, torch.float16), torch.randn(3).half()
+    for module, apply, packed, plain_weight in (
+        (linear8a16, linear8a16.linear_w8a16, planes_of_8(eight), wanted),
+        (linear4, linear4.linear_w4a16, planes_of_4(four), exact),
+    ):
+        few = apply(x, packed, bias)
+        monkeypatch.setattr(module, "MANY", 5)
+        monkeypatch.setattr(module, "schedule_of", None)
+        assert_close(apply(x, packed, bias), x.double() @ plain_weight.double().t() + bias.double(), torch.float16)
+        monkeypatch.undo()
+        assert torch.equal(apply(x, packed, bias, is_fixed=True), apply(x, packed, bias, is_fixed=True))
+        assert torch.allclose(few, apply(x, packed, bias))
+
+
 @pytest.mark.parametrize("width", [32, 64, 65, 100])
 def test_weights_in_planes_are_the_same_weights(width: int) -> None:
     eight, (four, _) = weights8(3, width, torch.int8), weights4(3, width, width)
@@ -156,6 +177,13 @@ def test_tiles_and_splits_follow_the_shape() -> None:
     assert gemm.splits_of(DECODE, 1, 4096, 512) == 1  # nothing to split
     assert gemm.splits_of(DECODE, 1, 64, 1 << 20) == gemm.MAX_SPLITS
     assert gemm.splits_of(LARGE, 4096, 4096, 4096) == 1
+    (eight, parts), (four, more) = (
+        gemm.schedule_of(1, 4096, 8192, one, is_fixed=False) for one in (WIDENED8, WIDENED4)
+    )
+    assert eight == four and (eight.m, parts, more) == (16, 8, 16)  # 32 tiles, where 264 and 528 programs fit
+    assert gemm.schedule_of(1, 4096, 8192, WIDENED8, is_fixed=True) == gemm.schedule_of(
+        64, 4096, 8192, WIDENED8, is_fixed=False
+    )
 
 
 @pytest.mark.long
@@ -215,7 +243,7 @@ def test_the_bits_of_a_row_depend_on_that_row_alone(name: str, monkeypatch: pyte
     monkeypatch.setattr(np, "matmul", in_one_order)  # which the interpreter takes for products
     apply, x = fixed_linears(33, 1100)[name], inputs(70, 1100, torch.float16)
     assert gemm.schedule_of(1, 33, 1100, is_fixed=False) != gemm.schedule_of(70, 33, 1100, is_fixed=False)
-    assert gemm.schedule_of(70, 33, 1100, is_fixed=True) == (gemm.FIXED, 2)
+    assert gemm.schedule_of(70, 33, 1100, is_fixed=True) == (gemm.PLAIN.fixed, 2)
     whole = apply(x)
     for rows in (slice(0, 1), slice(65, 66), slice(40, 42)):
         assert torch.equal(apply(x[rows].contiguous()), whole[rows]), rows
