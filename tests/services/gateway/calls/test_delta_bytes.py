@@ -54,7 +54,13 @@ def test_the_bytes_of_a_delta_are_those_of_its_message(
     assert serialized(responses.of_converse(tagged)) == frame
 
 
-def test_a_delta_of_text_needs_no_message() -> None:
+def test_a_delta_of_text_and_ids_needs_no_message() -> None:
+    def encoded(*texts: Text, has_records: bool) -> bytes | None:
+        return delta_bytes.as_field(b"\x12", DeltaEvent("0.g0", 1, texts, has_records))
+
     text = Text(ENVELOPE, 0, (TokenRecord(5, b"a"),), "a")
-    assert delta_bytes.as_field(b"\x12", DeltaEvent("0.g0", 1, (text, text), False)) is not None
-    assert delta_bytes.as_field(b"\x12", DeltaEvent("0.g0", 1, (text,), True)) is None
+    half = Text(ENVELOPE, 0, (TokenRecord(5, b"\xc3"),), "")
+    scored = Text(ENVELOPE, 0, (TokenRecord(5, b"a", TokenLogprobs(-0.5, 2, (), ())),), "a")
+    assert encoded(text, text, has_records=False) is not None
+    assert encoded(text, half, has_records=True) is not None and encoded(half, has_records=True) is not None
+    assert encoded(text, scored, has_records=True) is None and encoded(scored, has_records=False) is not None
