@@ -58,7 +58,7 @@ class EmbeddingRoutes:
         wanted, metadata = to_embed(asked), metadata_of(request)
         call = repeated(self._channel, lambda: self._inference.Embed(wanted, metadata=metadata))
         with naming(FieldNames({**input_names(asked.input), **_NAMES})):
-            found = await until_gone(request, call)
+            found = await until_gone(request.receive, call)
         data = await _encoded(found.embeddings, is_base64=asked.encoding_format == "base64")
         num = found.usage.prompt_tokens
         usage = {"prompt_tokens": num, "total_tokens": num}

@@ -2,27 +2,25 @@
 disconnects."""
 
 import asyncio
-import contextlib
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import Callable
 from typing import TypeAlias
 
 import grpc
-import msgspec
 from sluice.v1 import inference_pb2, inference_pb2_grpc, types_pb2
 from starlette.requests import Request
-from starlette.responses import Response, StreamingResponse
+from starlette.responses import Response
 
 from sluice_server.services.edge import answers
 from sluice_server.services.edge.answers import CHAT, COMPLETION, Dialect
-from sluice_server.services.edge.calls import events_of
-from sluice_server.services.edge.errors import EdgeError, bad_request, naming
+from sluice_server.services.edge.errors import bad_request, naming
+from sluice_server.services.edge.event_stream import EventStream
 from sluice_server.services.edge.names import FieldNames
 from sluice_server.services.edge.recovery import repeated
 from sluice_server.services.edge.report import AnswerReport, chat_report, completion_report
 from sluice_server.services.edge.requests import Metadata, metadata_of, read_body, until_gone
 from sluice_server.services.edge.responses import as_json
 from sluice_server.services.edge.resumed import EdgeStream
-from sluice_server.services.edge.shared import Event, SharedCalls
+from sluice_server.services.edge.shared import SharedCalls
 from sluice_server.services.edge.stream import Chunks
 from sluice_server.services.edge.translate import chat_names, chat_spec, completion_names, completion_specs
 from sluice_server.services.edge.wire import ChatRequest, Common, CompletionRequest, decode
@@ -78,7 +76,7 @@ class GenerationRoutes:
             return [task.result() for task in tasks]
 
         try:
-            found = await until_gone(request, generate())
+            found = await until_gone(request.receive, generate())
         except ExceptionGroup as group:
             raise _first(group) from None
         return as_json(answers.whole(dialect, found, int(self._clock()), report))
@@ -96,31 +94,12 @@ class GenerationRoutes:
         metadata = metadata_of(request)
         calls = [EdgeStream(self._channel, spec, metadata, self._calls, names) for spec, names in specs]
         try:
-            firsts = await until_gone(request, asyncio.gather(*(call.read() for call in calls)))
+            firsts = await until_gone(request.receive, asyncio.gather(*(call.read() for call in calls)))
         except BaseException:
-            _cancel(calls)
+            for call in calls:
+                call.cancel()
             raise
-        return StreamingResponse(_events(calls, firsts, chunks), media_type="text/event-stream")
-
-
-async def _events(calls: list[EdgeStream], firsts: Sequence[Sequence[Event]], chunks: Chunks) -> AsyncIterator[bytes]:
-    """Yields server-sent events; an error is sent as the last event. Cancels the generations if the client stops
-    reading."""
-    try:
-        async with contextlib.aclosing(events_of(calls, firsts)) as read:
-            async for source, events in read:
-                if piece := chunks.of(source, events):
-                    yield piece
-        yield b"data: [DONE]\n\n"
-    except EdgeError as error:
-        yield b"data: " + msgspec.json.encode(error.body()) + b"\n\n"
-    finally:
-        _cancel(calls)
-
-
-def _cancel(calls: list[EdgeStream]) -> None:
-    for call in calls:
-        call.cancel()  # no effect on a call that has ended
+        return EventStream(calls, firsts, chunks)
 
 
 def _first(group: ExceptionGroup[Exception]) -> Exception:

@@ -21,7 +21,7 @@ from sluice_server.services.edge.connections import Bounds, Connections, group_o
 from sluice_server.services.edge.errors import EdgeError
 from sluice_server.services.edge.exchange import ID, new_id
 from sluice_server.services.edge.responses import BROKEN
-from sluice_server.services.edge.writing import LateTransport, Turn
+from sluice_server.services.edge.writing import PARTS, AnswerParts, LateTransport, Turn
 
 logger = logging.getLogger(__name__)
 
@@ -69,7 +69,9 @@ class BoundedProtocol(HttpToolsProtocol):
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override] # as uvicorn has it
         """Accept the connection, or close it if it is over the limits."""
-        super().connection_made(LateTransport(transport, self._turn))
+        late = LateTransport(transport, self._turn)
+        super().connection_made(late)
+        self._parts = AnswerParts(late, self.flow)
         if not self._held.opened(self, group_of(self.client[0] if self.client else "")):
             self.close()
             return
@@ -116,6 +118,7 @@ class BoundedProtocol(HttpToolsProtocol):
         self._awaited = Awaited.BODY
         self._left = None if is_chunked else int(framing.get(b"content-length", b"0"))
         self._unframed = 0
+        self.scope[PARTS] = self._parts  # type: ignore[literal-required] # beside ASGI's own keys
         try:
             super().on_headers_complete()
         except (httptools.HttpParserInvalidURLError, UnicodeError, AttributeError):

@@ -51,7 +51,7 @@ class Ranking:
         asked = decode(await read_body(request), ClassificationRequest)
         wanted = inference_pb2.ClassifyRequest(model=asked.model or None, inputs=inputs_of(asked.input))
         with naming(FieldNames(input_names(asked.input))):
-            found = await until_gone(request, self._inference.Classify(wanted, metadata=metadata_of(request)))
+            found = await until_gone(request.receive, self._inference.Classify(wanted, metadata=metadata_of(request)))
         data = []
         for index, one in enumerate(found.results):
             scores = list(one.scores)
@@ -75,7 +75,7 @@ class Ranking:
             truncate=truncation_of(asked),
         )
         with naming(_NAMES):
-            found = await until_gone(request, self._inference.Rerank(wanted, metadata=metadata_of(request)))
+            found = await until_gone(request.receive, self._inference.Rerank(wanted, metadata=metadata_of(request)))
         results: list[dict[str, Any]] = []
         for one in found.results:
             result: dict[str, Any] = {"index": one.index, "relevance_score": one.score}

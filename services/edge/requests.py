@@ -5,6 +5,7 @@ from collections.abc import Awaitable
 from typing import TypeAlias, TypeVar
 
 from starlette.requests import ClientDisconnect, Request
+from starlette.types import Receive
 
 from sluice_server.services.edge.errors import EdgeError, bad_request
 
@@ -17,13 +18,13 @@ _T = TypeVar("_T")
 Metadata: TypeAlias = tuple[tuple[str, str], ...]
 
 
-async def until_gone(request: Request, work: Awaitable[_T]) -> _T:
+async def until_gone(receive: Receive, work: Awaitable[_T]) -> _T:
     """Wait for `work`. If the client disconnects first, cancel it and raise ClientDisconnect."""
 
     async def run() -> _T:
         return await work
 
-    task, gone = asyncio.create_task(run()), asyncio.create_task(_gone(request))
+    task, gone = asyncio.create_task(run()), asyncio.create_task(_gone(receive))
     try:
         await asyncio.wait((task, gone), return_when=asyncio.FIRST_COMPLETED)
         if not task.done():
@@ -35,8 +36,8 @@ async def until_gone(request: Request, work: Awaitable[_T]) -> _T:
         await asyncio.gather(task, gone, return_exceptions=True)
 
 
-async def _gone(request: Request) -> None:
-    while (await request.receive())["type"] != "http.disconnect":
+async def _gone(receive: Receive) -> None:
+    while (await receive())["type"] != "http.disconnect":
         continue
 
 

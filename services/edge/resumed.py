@@ -1,6 +1,7 @@
 """One generation's events as the edge reads them: resumed when the connection to its gateway is lost."""
 
-from collections.abc import Sequence
+import asyncio
+from collections.abc import Callable, Sequence
 
 import grpc
 from sluice.progress import Progress
@@ -33,43 +34,74 @@ class EdgeStream:
         self._names = names
         self._sent: set[tuple[str | None, int]] = set()
         self._is_cancelled = False
+        self._recovering: asyncio.Task[None] | None = None
+        self._error: Exception | None = None  # why the call is not made again
+        self._on_news: Callable[[], None] = _nothing
         calls.began(metadata)
         self._call = self._asked()
 
-    async def read(self) -> Sequence[Event]:
-        """Returns the events that have come, at least one; none behind the last. Raises EdgeError."""
-        try:
-            return await self._next()
-        except grpc.aio.AioRpcError as error:
-            raise from_rpc(error, self._names) from error
+    def attach(self, on_news: Callable[[], None]) -> None:
+        """Sets what is called when `received` has something to return or to raise."""
+        self._on_news = self._call.on_news = on_news
 
-    async def _next(self) -> Sequence[Event]:
-        while True:
-            try:
-                events = await self._call.read()
-            except grpc.aio.AioRpcError as error:
-                if self._progress.finished is not None:
-                    return ()
-                if not self._progress.can_go_on:
-                    raise
-                await self._recovery.after(error)
-                if self._is_cancelled:
-                    raise
-                self._call = self._asked()
-                continue
-            if not events and self._progress.finished is None:
-                raise EdgeError(500, "server_error", "the server ended the stream before its last event")
-            if (found := [event for event in events if self._is_new(event)]) or not events:
-                return found
+    async def read(self) -> Sequence[Event]:
+        """Waits for events and returns those that have come; none behind the last. Raises EdgeError."""
+        news = asyncio.Event()
+        self.attach(news.set)
+        while (events := self.received()) is None:
+            await news.wait()
+            news.clear()
+        return events
+
+    def received(self) -> Sequence[Event] | None:
+        """Returns the events that have come, None while there are none, an empty list behind the last. Raises
+        EdgeError."""
+        if self._error is not None:
+            raise self._error
+        if self._recovering is not None:
+            return None
+        try:
+            while (events := self._call.received()) is not None:
+                if not events and self._progress.finished is None:
+                    raise EdgeError(500, "server_error", "the server ended the stream before its last event")
+                if (found := [event for event in events if self._is_new(event)]) or not events:
+                    return found
+        except grpc.aio.AioRpcError as error:
+            if self._progress.finished is not None:
+                return ()
+            if not self._progress.can_go_on:
+                raise from_rpc(error, self._names) from error
+            self._recovering = asyncio.create_task(self._recover(error))
+        return None
 
     def cancel(self) -> None:
         """Cancel the generation; no effect on one that has ended."""
         if not self._is_cancelled:
             self._calls.ended(self._metadata)
         self._is_cancelled = True
+        self.attach(_nothing)
         self._call.cancel()
+        if self._recovering is not None:
+            self._recovering.cancel()
+
+    async def _recover(self, error: grpc.aio.AioRpcError) -> None:
+        """Makes a call for the rest once the gateway, or another one, can be reached."""
+        try:
+            await self._recovery.after(error)
+            self._call = self._asked()
+        except grpc.aio.AioRpcError as last:
+            self._error = from_rpc(last, self._names)
+        except Exception as bug:  # its reader raises it
+            self._error = bug
+        self._recovering = None
+        self._on_news()
 
     def _asked(self) -> StreamCall:
+        call = self._begun()
+        call.on_news = self._on_news
+        return call
+
+    def _begun(self) -> StreamCall:
         if not self._progress.has_begun:
             return self._calls.begin(self._progress.spec, self._metadata)
         rest = inference_pb2.ResumeGenerateRequest(spec=self._progress.rest())
@@ -85,6 +117,10 @@ class EdgeStream:
             return False
         self._sent.add(one)
         return True
+
+
+def _nothing() -> None:
+    """Does nothing: nobody waits for news."""
 
 
 def kind_of(event: Event) -> str | None:

@@ -49,7 +49,7 @@ class Scoring:
             model=asked.model or None, pairs=pairs, instruction=asked.instruction, truncate=truncation_of(asked)
         )
         with naming(pair_names(asked)):
-            found = await until_gone(request, self._inference.Score(wanted, metadata=metadata_of(request)))
+            found = await until_gone(request.receive, self._inference.Score(wanted, metadata=metadata_of(request)))
         num = found.usage.prompt_tokens
         return as_json(
             {

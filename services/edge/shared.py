@@ -6,6 +6,7 @@ and cancelled like a call of its own. The metadata of the call are checked when 
 a few seconds only.
 """
 
+import asyncio
 import time
 from collections.abc import Callable, Sequence
 from typing import TypeAlias
@@ -18,6 +19,7 @@ from sluice_server.services.edge.shared_call import SharedCall, SharedGeneration
 
 SHARED_FROM = 1  # streams of one caller that have calls of their own; further ones share
 TAKES_S = 5.0  # how long a call takes new generations
+MOST_UNREAD = 8  # events of a call of one stream; then it is its gateway's to see that nobody reads
 MOST_GENERATIONS = 128  # of one call; a gateway allows twice as many
 OWN = frozenset({"traceparent", "tracestate"})  # of one request: with these it has a call of its own
 
@@ -34,16 +36,50 @@ class OwnCall:
     """A call of one stream."""
 
     def __init__(self, call: _Call) -> None:
+        self.on_news: Callable[[], None] = lambda: None  # called when `received` has something to return or to raise
         self._call = call
+        self._waiting: list[Event] = []
+        self._room = asyncio.Event()
+        self._end: grpc.aio.AioRpcError | bool = False  # its error; True: it has ended well
+        self._reading = asyncio.create_task(self._read())
 
-    async def read(self) -> Sequence[Event]:
-        """Returns the next event; none behind the last. Raises AioRpcError."""
-        event = await self._call.read()
-        return (event,) if isinstance(event, Event) else ()  # or EOF
+    def received(self) -> Sequence[Event] | None:
+        """Returns the events that have come, None while there are none, an empty list behind the last. Raises
+        AioRpcError."""
+        found = self._waiting
+        if found:
+            self._waiting = []
+            self._room.set()
+            return found
+        if isinstance(self._end, grpc.aio.AioRpcError):
+            raise self._end
+        return found if self._end else None
 
     def cancel(self) -> None:
         """Cancels it; no effect if it has ended."""
         self._call.cancel()
+        self._room.set()
+
+    async def _read(self) -> None:
+        """Reads events, as many ahead as a stream may leave unread."""
+        nothing, text = grpc.aio.Metadata(), "the call was cancelled"
+        end: grpc.aio.AioRpcError | bool = grpc.aio.AioRpcError(grpc.StatusCode.CANCELLED, nothing, nothing, text)
+        try:
+            while isinstance(event := await self._call.read(), Event):  # or EOF
+                self._waiting.append(event)
+                self.on_news()
+                while len(self._waiting) >= MOST_UNREAD and not self._call.done():
+                    self._room.clear()
+                    await self._room.wait()
+            end = True
+        except grpc.aio.AioRpcError as error:
+            end = error
+        except asyncio.CancelledError:
+            if not self._call.cancelled():
+                raise
+        finally:
+            self._end = end
+            self.on_news()
 
 
 StreamCall: TypeAlias = OwnCall | SharedGeneration

@@ -6,7 +6,7 @@ stream that takes nothing for too long is ended.
 
 import asyncio
 import itertools
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import TypeAlias
 
 import grpc
@@ -29,6 +29,7 @@ class SharedCall:
         self._call = call
         self._tags = itertools.count(1)
         self._generations: dict[int, SharedGeneration] = {}
+        self._woken: dict[SharedGeneration, None] = {}  # for which a part of this message is
         self._frames: asyncio.Queue[inference_pb2.ConverseRequest | None] = asyncio.Queue()
         self._tasks = (asyncio.create_task(self._read()), asyncio.create_task(self._write()))
 
@@ -76,6 +77,7 @@ class SharedCall:
                 self._deliver(message)
                 for frame in message.more:
                     self._deliver(frame)
+                self._tell()
         except grpc.aio.AioRpcError as error:
             lost = error.code(), error.trailing_metadata(), error.details()
         except asyncio.CancelledError:
@@ -87,6 +89,16 @@ class SharedCall:
             for generation in self._generations.values():
                 generation.fail(_error(*lost))
             self._generations.clear()
+            self._tell()
+
+    def wake(self, generation: "SharedGeneration") -> None:
+        """Tells the stream of a generation that there is something for it, behind the last part of this message."""
+        self._woken[generation] = None
+
+    def _tell(self) -> None:
+        woken, self._woken = self._woken, {}
+        for generation in woken:
+            generation.on_news()
 
     def _deliver(self, frame: inference_pb2.ConverseResponse) -> None:
         generation = self._generations.get(frame.tag)
@@ -101,6 +113,7 @@ class SharedGeneration:
     """One generation, read and cancelled like a call of its own: it is accepted when the engine has seen its prompt."""
 
     def __init__(self, call: SharedCall, tag: int, output: types_pb2.OutputOptions) -> None:
+        self.on_news: Callable[[], None] = _nothing  # called when `received` has something to return or to raise
         self._call = call
         self._tag = tag
         self._tells_prompt = output.echo or output.HasField("prompt_logprobs")
@@ -108,22 +121,17 @@ class SharedGeneration:
         self._waiting: list[Event] = []
         self._num_bytes = 0  # of the waiting events, without the first
         self._end: grpc.aio.AioRpcError | bool = False  # its error; True: it has ended well
-        self._news: asyncio.Future[None] | None = None  # what the reader waits for
 
-    async def read(self) -> Sequence[Event]:
-        """Returns the events that have come, at least one; none behind the last. Raises AioRpcError."""
-        while not self._waiting:
-            if isinstance(self._end, grpc.aio.AioRpcError):
-                raise self._end
-            if self._end:
-                return ()
-            self._news = asyncio.get_running_loop().create_future()
-            try:
-                await self._news
-            finally:
-                self._news = None
-        found, self._waiting, self._num_bytes = self._waiting, [], 0
-        return found
+    def received(self) -> Sequence[Event] | None:
+        """Returns the events that have come, None while there are none, an empty list behind the last. Raises
+        AioRpcError."""
+        found = self._waiting
+        if found:
+            self._waiting, self._num_bytes = [], 0
+            return found
+        if isinstance(self._end, grpc.aio.AioRpcError):
+            raise self._end
+        return found if self._end else None
 
     def cancel(self) -> None:
         """Cancels it; no effect if it has ended."""
@@ -132,7 +140,7 @@ class SharedGeneration:
     def fail(self, error: grpc.aio.AioRpcError) -> None:
         """Ends it with `error`, behind the events that wait."""
         self._end = self._end or error
-        self._wake()
+        self._call.wake(self)
 
     def take(self, frame: inference_pb2.ConverseResponse) -> bool:
         """Takes a frame. Returns whether it is the last."""
@@ -173,11 +181,11 @@ class SharedGeneration:
             self._accepted = None
         if event is not None:
             self._waiting.append(event)
-        self._wake()
+        self._call.wake(self)
 
-    def _wake(self) -> None:
-        if self._news is not None and not self._news.done():
-            self._news.set_result(None)
+
+def _nothing() -> None:
+    """Does nothing: nobody waits for news."""
 
 
 def is_of_one(first: types_pb2.Delta, second: types_pb2.Delta) -> bool:

@@ -7,6 +7,10 @@ first of it wakes a reader, which often takes the processor, and its caches, fro
 import asyncio
 from typing import Any
 
+from uvicorn.protocols.http.flow_control import FlowControl
+
+PARTS = "sluice.parts"  # in the scope of a request: its `AnswerParts`
+
 
 class Turn:
     """The connections that have something to write in this turn."""
@@ -72,3 +76,24 @@ class LateTransport(asyncio.Transport):
     def get_extra_info(self, name: str, default: Any = None) -> Any:  # noqa: ANN401 # as asyncio has it
         """Returns what the transport knows of itself."""
         return self._transport.get_extra_info(name, default)
+
+
+class AnswerParts:
+    """Writes the parts of an answer in chunks, past the server's `send`: that has its head and its end."""
+
+    def __init__(self, transport: LateTransport, flow: FlowControl) -> None:
+        self._transport = transport
+        self._flow = flow
+
+    @property
+    def is_free(self) -> bool:
+        """Whether the client reads what it is sent."""
+        return not self._flow.write_paused
+
+    def write(self, part: bytes) -> None:
+        """Write a part, of one byte at least, behind the head."""
+        self._transport.write(b"%x\r\n%b\r\n" % (len(part), part))
+
+    async def drain(self) -> None:
+        """Waits until the client reads, or has left."""
+        await self._flow.drain()
