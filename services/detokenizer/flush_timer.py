@@ -2,8 +2,9 @@
 
 A gRPC message and a ring message cost far more than a token, so sending each token alone limits the throughput of a
 busy service. An output is sent at most once per `interval_s`: open requests of the gateway ÷ `DELTAS_PER_S`, at most
-`max_interval_s`. When many outputs are due, they are sent in parts, spread over the interval, so that the gateway's
-other work, such as a cancel, waits for one part only. Takes a clock and a timer; generic in the outputs.
+`max_interval_s`. When there is much to send, it is sent in parts, spread over the interval, so that the gateway's other
+work, such as a cancel, waits for one part only; not in more, since all that a process does first after a pause costs
+several times what it costs behind that. Takes a clock and a timer; generic in the outputs.
 """
 
 import time
@@ -12,7 +13,8 @@ from typing import Generic, NamedTuple, TypeVar
 
 DELTAS_PER_S = 800  # of one gateway; about a tenth of a core: a delta costs as much as six tokens
 MAX_INTERVAL_S = 0.04  # one frame of a film: too short for a reader to notice; the default of `--text-interval-ms`
-PART = 16  # least outputs in a part: with 8 a token cost all stages together a tenth more
+TEXTS_OF_DELTA = 6  # so many joined texts, of a token each, cost as much as the delta that they are joined in
+PART = 32  # least deltas' worth of a part: with half as many a token of 32 streams costs all processes a tenth more
 MAX_PARTS = 8
 
 _T = TypeVar("_T")
@@ -39,6 +41,8 @@ class FlushTimer(Generic[_T]):
         self._due: dict[_T, None] = {}  # in order of arrival
         self._sent: dict[_T, float] = {}  # when outputs were sent, within the last interval, in order
         self._part_s = float("-inf")  # when the latest part was sent
+        self._num_texts = 0  # that came since then
+        self._texts_each = 1.0  # that come for an output in an interval
         self._has_timer = False
 
     @property
@@ -49,11 +53,13 @@ class FlushTimer(Generic[_T]):
     @property
     def num_parts(self) -> int:
         """The number of parts into which the due outputs are divided; with an interval of 0 there is one."""
-        return max(1, min(self.num_open // PART, MAX_PARTS)) if self._max_interval_s else 1
+        deltas = self.num_open * (1 + self._texts_each / TEXTS_OF_DELTA)
+        return max(1, min(int(deltas) // PART, MAX_PARTS)) if self._max_interval_s else 1
 
     def text_came(self, output: _T) -> None:
         """Marks an output as having text to send."""
         self._due[output] = None
+        self._num_texts += 1
 
     def turn(self) -> None:
         """Sends a part or starts the timer; called when all messages that arrived together are handled."""
@@ -69,10 +75,12 @@ class FlushTimer(Generic[_T]):
         """Sends the outputs that have waited longest."""
         self._has_timer = False
         self._part_s = now_s = self._timer.clock()
-        part_s = self.interval_s / self.num_parts
+        num_parts = self.num_parts
+        part_s = self.interval_s / num_parts
         since_s = now_s - self.interval_s + part_s / 2  # timers are not exact
         self._sent = {one: sent_s for one, sent_s in self._sent.items() if sent_s > since_s}
-        num = -(-max(self.num_open, len(self._due)) // self.num_parts)
+        num = -(-max(self.num_open, len(self._due)) // num_parts)
+        self._texts_each, self._num_texts = self._num_texts * num_parts / max(1, self.num_open), 0
         for output in [one for one in self._due if one not in self._sent][:num]:
             del self._due[output]
             self._sent[output] = now_s

@@ -11,6 +11,7 @@ from sluice_server.services.detokenizer.flush_timer import (
     MAX_INTERVAL_S,
     MAX_PARTS,
     PART,
+    TEXTS_OF_DELTA,
     Alarm,
     FlushTimer,
 )
@@ -72,7 +73,7 @@ def test_much_text_is_gathered_for_an_interval() -> None:
     assert sent == outputs * 2 and not timers.set, "nothing is due"
 
 
-@pytest.mark.parametrize(("num_open", "num_parts"), [(32, 2), (300, MAX_PARTS)])
+@pytest.mark.parametrize(("num_open", "num_parts"), [(2 * PART, 2), (300, MAX_PARTS)])
 def test_many_outputs_leave_in_parts_each_once_an_interval(num_open: int, num_parts: int) -> None:
     pace, timers, sent = paced(num_open)
     left_s: dict[int, list[float]] = {output: [] for output in range(num_open)}
@@ -88,6 +89,19 @@ def test_many_outputs_leave_in_parts_each_once_an_interval(num_open: int, num_pa
     assert {len(times) for times in left_s.values()} == {3}
     gaps = [later - before for times in left_s.values() for before, later in itertools.pairwise(times)]
     assert min(gaps) == pytest.approx(MAX_INTERVAL_S) == max(gaps)
+
+
+def test_much_text_leaves_in_more_parts() -> None:
+    pace, timers, _ = paced(PART)
+    counts = []
+    for num_texts in (1, 2 * TEXTS_OF_DELTA, 1):
+        for output in list(range(PART)) * num_texts:
+            pace.text_came(output)
+        pace.turn()
+        if timers.set:
+            timers.fire()
+        counts.append(pace.num_parts)
+    assert counts == [1, 3, 1]
 
 
 def test_few_of_many_are_told_no_oftener_for_it() -> None:
