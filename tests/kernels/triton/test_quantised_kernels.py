@@ -4,6 +4,7 @@ Inputs are float16 and float32; shapes are small, as the interpreter takes milli
 """
 
 from collections.abc import Callable
+from types import ModuleType
 
 import numpy as np
 import pytest
@@ -141,10 +142,11 @@ def test_many_rows_are_multiplied_by_a_weight_that_is_written_out(width: int, mo
     assert torch.allclose(unpacked(planes_of_8(eight), torch.float32), wanted, rtol=1e-6, atol=0)
     assert torch.allclose(unpacked(planes_of_4(four), torch.float32), exact.float(), rtol=1e-6, atol=1e-7)
     x, bias = inputs(5, width, torch.float16), torch.randn(3).half()
-    for module, apply, packed, plain_weight in (
+    ways: tuple[tuple[ModuleType, Callable[..., Tensor], object, Tensor], ...] = (
         (linear8a16, linear8a16.linear_w8a16, planes_of_8(eight), wanted),
         (linear4, linear4.linear_w4a16, planes_of_4(four), exact),
-    ):
+    )
+    for module, apply, packed, plain_weight in ways:
         few = apply(x, packed, bias)
         monkeypatch.setattr(module, "MANY", 5)
         monkeypatch.setattr(module, "schedule_of", None)
