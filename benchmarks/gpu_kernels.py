@@ -1,7 +1,7 @@
 """Compares the kernels other than attention on one GPU with torch's equivalents and with the roofline.
 
-    python -m benchmarks.gpu_kernels [--parts sample,norm,write,silu,linear,experts,adapters] [--fresh] [--seconds N]
-        [--out DIR] [--dry-run]
+    python -m benchmarks.gpu_kernels [--parts sample,norm,write,silu,linear,row,experts,adapters] [--fresh]
+        [--seconds N] [--out DIR] [--dry-run]
 
 Results are kept after each case: a run that was stopped goes on where it was, --fresh begins again. No figure is taken
 of a kernel that disagrees with torch.
@@ -17,7 +17,7 @@ from benchmarks.gpu_cases import Case, Sizes, disagreement
 from benchmarks.gpu_command import Ground, asked
 from benchmarks.gpu_results import Row
 
-PARTS = ("sample", "norm", "write", "silu", "linear", "experts", "adapters")
+PARTS = ("sample", "norm", "write", "silu", "linear", "row", "experts", "adapters")
 # Of a dry run: every kernel, in few tiles.
 DRY = Sizes((1,), 300, (5,), 96, 4, 2, 32, 4, (3,), (128,), (5,), (4,), 2, 32, 16)
 

@@ -13,13 +13,13 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from benchmarks.gpu_cases import Case, CaseDevice, Sizes, Work, pure
+from benchmarks.gpu_cases import EPS, Case, CaseDevice, Sizes, Work, pure
 from sluice_server.kernels.formats.gpu_linear import round_groups
 from sluice_server.kernels.formats.packed_weights import dequantise, quantise_rows
 from sluice_server.kernels.formats.planes import planes_of_4, planes_of_8
 from sluice_server.kernels.reference.low_rank import MAX_PARTS, PLACES, LowRankTables
 from sluice_server.kernels.reference.moe import ExpertStack
-from sluice_server.kernels.triton import linear4, linear8, linear8a16, low_rank, moe
+from sluice_server.kernels.triton import activation, gemv, linear4, linear8, linear8a16, low_rank, moe, norm
 
 
 class Linear(Protocol):
@@ -30,10 +30,12 @@ class Linear(Protocol):
 
 
 def cases(sizes: Sizes) -> Iterator[Case]:
-    """All cases of this file: linear layers by kind and width over numbers of rows, experts over numbers of tokens,
-    adapters over numbers of rows."""
+    """All cases of this file: linear layers by kind and width over numbers of rows, and of one row; experts over
+    numbers of tokens; adapters over numbers of rows."""
     for (name, make), width, num in itertools.product(LINEARS.items(), sizes.squares, sizes.rows):
         yield Case("linear", f"{name}, {width} x {width}", num, partial(make, rows=num, width=width), name == "fp8")
+    for (name, make), width in itertools.product(ROWS.items(), sizes.squares):
+        yield Case("row", f"{name}, {width} x {width}", 1, partial(make, width=width))
     for experts, num in itertools.product(sizes.experts, sizes.expert_tokens):
         yield Case("experts", f"{experts} experts", num, partial(mlp, tokens=num, num_experts=experts, sizes=sizes))
     for num in sizes.rows:
@@ -71,6 +73,27 @@ def fp8(at: CaseDevice, rows: int, width: int) -> Work:
     return w8a8(at, rows, width, torch.float8_e4m3fn)
 
 
+def one_row(at: CaseDevice, width: int) -> Work:
+    """A row by a weight that is not rounded."""
+    x, weight = at.randn(1, width), at.randn(width, width) * width**-0.5
+    moved = weight.nbytes + 2 * x.nbytes
+    return pure(lambda: gemv.linear(x, weight), lambda: F.linear(x, weight), moved)._replace(flops=2 * weight.numel())
+
+
+def one_gated_row(at: CaseDevice, width: int) -> Work:
+    """The same with the norm before it and the gate behind; torch's peer is our norm, cuBLAS and our gate."""
+    x, weight = at.randn(1, width).float(), at.randn(width, width) * width**-0.5
+    scales = torch.rand(width, device=at.device) + 0.5
+
+    def peer() -> Tensor:
+        return activation.silu_mul(F.linear(norm.rms_norm(x, scales, EPS, at.dtype), weight))
+
+    moved = weight.nbytes + 2 * x.nbytes
+    ours = partial(gemv.linear, x, weight, norm=(scales, EPS), gate="silu")
+    return pure(ours, peer, moved)._replace(flops=2 * weight.numel())
+
+
+ROWS: dict[str, Callable[..., Work]] = {"16 bits": one_row, "normed, gated": one_gated_row}
 LINEARS: dict[str, Linear] = {"w8a16": w8a16, "w4a16": w4a16, "w8a8": w8a8, "fp8": fp8}
 
 

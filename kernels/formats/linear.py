@@ -82,6 +82,10 @@ class GpuLinear(PackedLinear):
 
     batch_invariant = False  # cuBLAS chooses the order of its sums by the number of rows
 
+    def norms(self, num: int) -> bool:
+        """Returns whether `apply_normed` and `apply_gated` of `num` rows norm what they read in the same launch."""
+        return False
+
     def fixed(self) -> Self:
         found = copy.copy(self)
         found.batch_invariant = True

@@ -15,10 +15,10 @@ from torch import Tensor
 from sluice_server.kernels.cpu import builds
 from sluice_server.kernels.formats import private_operators as private
 from sluice_server.kernels.formats.gpu_linear import EightBitsOnGpu, Int4OnGpu, Int8OnGpu
+from sluice_server.kernels.formats.gpu_plain import PlainOnGpu
 from sluice_server.kernels.formats.integer_linear import integer_linear
 from sluice_server.kernels.formats.linear import (
     BlockedLinear,
-    GpuLinear,
     NativePanels,
     OneDnnLinear,
     PackedLinear,
@@ -97,7 +97,7 @@ def _both(kept: torch.dtype) -> tuple[WeightFormat, ...]:
 
 
 ANY = WeightFormat(lambda device: True, lambda weight, bias, gated, importance: PackedLinear(weight, bias))
-GPU = WeightFormat(_on_gpu, lambda weight, bias, gated, importance: GpuLinear(weight, bias))
+GPU = WeightFormat(_on_gpu, lambda weight, bias, gated, importance: PlainOnGpu(weight, bias))
 OWN = WeightFormat(_own, lambda weight, bias, gated, importance: NativePanels(weight, bias, gated))
 ONEDNN, ONEDNN32 = (
     WeightFormat(functools.partial(_onednn, dtype), lambda weight, bias, gated, importance: OneDnnLinear(weight, bias))

@@ -67,13 +67,19 @@ def gate_kernel(
     mask = at < width
     gate = tl.load(gate_up_ptr + row * stride + at, mask=mask, other=0.0).to(tl.float32)
     up = tl.load(gate_up_ptr + row * stride + width + at, mask=mask, other=0.0).to(tl.float32)
+    y = gated(gate, up, IS_GELU)
+    tl.store(y_ptr + row * width + at, y.to(y_ptr.dtype.element_ty), mask=mask)
+
+
+@triton.jit
+def gated(gate, up, IS_GELU: tl.constexpr):
+    """Returns SiLU, or GELU by tanh, of gates in float32, times up."""
     power = gate
     if IS_GELU:  # (1 + tanh(a)) / 2 = sigmoid(2 a), a = sqrt(2 / pi) · (x + 0.044715 x³)
         power = 1.5957691216057308 * gate * (1.0 + 0.044715 * gate * gate)
     # Only e^-|x|, which does not overflow: sigmoid(x) = 1 / (1 + e^-x) = e^x / (1 + e^x)
     small = tl.exp(-tl.abs(power))
-    y = gate * tl.where(power >= 0, 1.0, small) / (1.0 + small) * up
-    tl.store(y_ptr + row * width + at, y.to(y_ptr.dtype.element_ty), mask=mask)
+    return gate * tl.where(power >= 0, 1.0, small) / (1.0 + small) * up
 
 
 @triton.jit

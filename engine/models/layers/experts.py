@@ -22,6 +22,7 @@ from sluice_server.engine.parallel.sums import RankSums
 from sluice_server.kernels import ops
 from sluice_server.kernels.cpu import native
 from sluice_server.kernels.formats.gpu_linear import Int8OnGpu
+from sluice_server.kernels.formats.gpu_plain import PlainOnGpu
 from sluice_server.kernels.formats.library_experts import experts_by_library, library_tokens
 from sluice_server.kernels.formats.linear import GpuLinear, NativeLinear, PackedLinear, gather
 from sluice_server.kernels.formats.planes import rows_of_8
@@ -302,6 +303,6 @@ def _biases(each: Sequence[PackedLinear]) -> Tensor | None:
 
 
 STACKS: Mapping[type[PackedLinear], Callable[[Sequence[PackedLinear]], ExpertStack]] = {
-    GpuLinear: _plain,
+    PlainOnGpu: _plain,
     Int8OnGpu: _eight_bits,
 }

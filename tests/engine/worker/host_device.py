@@ -11,7 +11,17 @@ import torch
 from torch import Tensor
 
 from sluice_server.kernels.layout.ragged import AttentionOptions, Ragged, SharedPrefixRows
-from sluice_server.kernels.reference import adjust, definitions, elementwise, inputs, moe, sampling, scores, speculation
+from sluice_server.kernels.reference import (
+    adjust,
+    definitions,
+    elementwise,
+    gemv,
+    inputs,
+    moe,
+    sampling,
+    scores,
+    speculation,
+)
 
 
 class HostDevice:
@@ -80,6 +90,7 @@ def reference_family(name: str) -> object:
         "embedding": types.SimpleNamespace(embedding=lambda ids, table: table[ids]),
         "norm": elementwise,
         "activation": elementwise,
+        "gemv": gemv,
         "moe": moe,
         "inputs": inputs,
         "sampling": sampling,

@@ -5,6 +5,7 @@ import torch
 
 from sluice_server.kernels.formats import weight_formats as kinds
 from sluice_server.kernels.formats.gpu_linear import EightBitsOnGpu, Int4OnGpu, Int8OnGpu, round_groups
+from sluice_server.kernels.formats.gpu_plain import PlainOnGpu
 from sluice_server.kernels.formats.linear import GpuLinear
 from sluice_server.kernels.formats.packed_weights import dequantise, quantise_rows
 from sluice_server.kernels.reference.elementwise import rms_norm, silu_mul
@@ -43,7 +44,7 @@ KINDS = [
     ("int4", Int4OnGpu),
     ("w8a8", EightBitsOnGpu),
     ("fp8", EightBitsOnGpu),
-    ("bfloat16", GpuLinear),
+    ("bfloat16", PlainOnGpu),
 ]
 
 

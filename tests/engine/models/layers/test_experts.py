@@ -22,7 +22,8 @@ from sluice_server.kernels import gpu, ops
 from sluice_server.kernels.cpu import builds
 from sluice_server.kernels.formats import weight_formats
 from sluice_server.kernels.formats.gpu_linear import EightBitsOnGpu, Int4OnGpu, Int8OnGpu
-from sluice_server.kernels.formats.linear import GpuLinear, PackedLinear
+from sluice_server.kernels.formats.gpu_plain import PlainOnGpu
+from sluice_server.kernels.formats.linear import PackedLinear
 from sluice_server.kernels.formats.packed_weights import quantise_rows
 from sluice_server.kernels.reference import moe
 from tests.engine.worker.host_device import reference_family
@@ -125,10 +126,10 @@ def wanted(router: ExpertRouter, norm: Tensor | None, h: Tensor) -> Tensor:
     return found
 
 
-@pytest.mark.parametrize("form", [GpuLinear, Int8OnGpu])
+@pytest.mark.parametrize("form", [PlainOnGpu, Int8OnGpu])
 @pytest.mark.parametrize("is_reference", [True, False])
 def test_stacked_experts_compute_the_same(
-    form: type[GpuLinear], is_reference: bool, monkeypatch: pytest.MonkeyPatch
+    form: type[PlainOnGpu], is_reference: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """By the reference implementations, and by the interpreted Triton kernels."""
     monkeypatch.setattr(gpu, "takes", lambda _: True)
@@ -136,13 +137,13 @@ def test_stacked_experts_compute_the_same(
         monkeypatch.setattr(gpu, "family", reference_family)
     mlp, h = stacked(form), tokens(9)
     assert isinstance(mlp, StackedExperts)
-    limit = 1e-4 if form is GpuLinear else 0.05
+    limit = 1e-4 if form is PlainOnGpu else 0.05
     assert torch.allclose(mlp.add_to(h.clone(), EPS), wanted(mlp.router, mlp.norm, h), atol=limit)
 
 
-@pytest.mark.parametrize("form", [GpuLinear, Int8OnGpu])
+@pytest.mark.parametrize("form", [PlainOnGpu, Int8OnGpu])
 @pytest.mark.parametrize("is_reference", [True, False])
-def test_biases_and_another_gate(form: type[GpuLinear], is_reference: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_biases_and_another_gate(form: type[PlainOnGpu], is_reference: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     """Stacked experts give the result of single ones."""
 
     def each(pack: Callable[..., PackedLinear]) -> list[DenseMlp]:
@@ -159,16 +160,16 @@ def test_biases_and_another_gate(form: type[GpuLinear], is_reference: bool, monk
     if is_reference:
         monkeypatch.setattr(gpu, "family", reference_family)
     together = pack_experts(
-        ExpertRouter(GpuLinear(weight, bias), PER_TOKEN, True), each(lambda w, b, gated=False: form(w, b))
+        ExpertRouter(PlainOnGpu(weight, bias), PER_TOKEN, True), each(lambda w, b, gated=False: form(w, b))
     )
-    assert torch.allclose(together.add_to(h.clone(), EPS), found, atol=1e-4 if form is GpuLinear else 0.1)
+    assert torch.allclose(together.add_to(h.clone(), EPS), found, atol=1e-4 if form is PlainOnGpu else 0.1)
     assert float((found - h).abs().mean()) > 0.3
 
 
 def test_many_tokens_are_left_to_the_library_unless_all_is_fixed(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(gpu, "takes", lambda _: True)
     monkeypatch.setattr(gpu, "family", reference_family)
-    made, used = stacked(GpuLinear), list[int]()
+    made, used = stacked(PlainOnGpu), list[int]()
     assert isinstance(made, StackedExperts) and made.library_tokens is None
     mlp = dataclasses.replace(made, library_tokens=5)
 
@@ -184,10 +185,10 @@ def test_many_tokens_are_left_to_the_library_unless_all_is_fixed(monkeypatch: py
     assert used == [5, 6]
 
 
-def stacked(form: type[GpuLinear]) -> Mlp:
+def stacked(form: type[PlainOnGpu]) -> Mlp:
     norm = torch.linspace(0.5, 1.5, HIDDEN)
     each = [DenseMlp(form(gate_up, None), form(down, None), norm) for gate_up, down in weights()]
-    return pack_experts(ExpertRouter(GpuLinear(torch.randn(NUM, HIDDEN), None), PER_TOKEN, True), each)
+    return pack_experts(ExpertRouter(PlainOnGpu(torch.randn(NUM, HIDDEN), None), PER_TOKEN, True), each)
 
 
 class NoHostSync(TorchDispatchMode):
@@ -205,7 +206,7 @@ class NoHostSync(TorchDispatchMode):
 def test_no_choice_is_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
     """No op waits, so that a step can be recorded: neither in torch's operators nor around our kernels."""
     monkeypatch.setattr(gpu, "takes", lambda _: True)
-    mlp, h = stacked(GpuLinear), tokens(1)
+    mlp, h = stacked(PlainOnGpu), tokens(1)
     with NoHostSync():
         mlp.add_to(h, EPS)
     monkeypatch.setattr(gpu, "family", lambda name: moe if name == "moe" else reference_family(name))
@@ -216,7 +217,7 @@ def test_no_choice_is_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_what_no_kernel_multiplies_is_refused() -> None:
     norm, (gate_up, down) = torch.ones(HIDDEN), weights()[0]
     eight = [EightBitsOnGpu(quantise_rows(one, torch.int8), None, torch.float32) for one in (gate_up, down)]
-    router = ExpertRouter(GpuLinear(torch.randn(NUM, HIDDEN), None), PER_TOKEN, True)
-    for one, other in (eight, (Int4OnGpu(gate_up, None), Int4OnGpu(down, None)), (GpuLinear(gate_up, None), eight[1])):
+    router = ExpertRouter(PlainOnGpu(torch.randn(NUM, HIDDEN), None), PER_TOKEN, True)
+    for one, other in (eight, (Int4OnGpu(gate_up, None), Int4OnGpu(down, None)), (PlainOnGpu(gate_up, None), eight[1])):
         with pytest.raises(ValueError, match="no kernel takes experts of"):
             pack_experts(router, [DenseMlp(one, other, norm)])

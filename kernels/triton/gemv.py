@@ -1,0 +1,151 @@
+"""Linear layers of one row on a CUDA device, with the norm before and the gate or the sum behind in the same kernel.
+
+The reference implementation is `kernels.reference.gemv`. A row is multiplied without tensor cores, as
+reading the weight takes longest; the mean square of a norm is added up beside the products, and scales their sums.
+"""
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from sluice_server.kernels.triton.activation import gated
+from sluice_server.kernels.triton.aot import AotCase
+from sluice_server.kernels.triton.numbers import pointer
+
+INPUTS, WARPS = 1024, 4  # inputs that a program multiplies at once
+MANY, ROWS, FEW_ROWS = 4096, 4, 2  # rows of a weight from which a program reads ROWS of it; it reads FEW_ROWS of fewer
+GATES = {"silu": 1, "gelu_tanh": 2}  # those that a kernel computes
+
+
+def linear(
+    x: Tensor,
+    weight: Tensor,
+    bias: Tensor | None = None,
+    *,
+    norm: tuple[Tensor | None, float] | None = None,
+    gate: str = "",
+    residual: Tensor | None = None,
+) -> Tensor:
+    """Multiplies a row x [1, K] by a weight [N, K] and adds a bias [N].
+
+    Args:
+        norm: weight [K], or None for ones, and epsilon of the RMSNorm of x; None for no norm.
+        gate: one of `GATES`; the outputs' halves are then multiplied as activation(first) · second.
+        residual: float32 [1, N], to which the result is added in place.
+
+    Returns:
+        [1, N] in the weight's dtype, or [1, N / 2] with a gate, or the residual.
+    """
+    outputs, inputs = len(weight) // (2 if gate else 1), weight.shape[1]
+    y = torch.empty(1, outputs, dtype=weight.dtype, device=x.device) if residual is None else residual
+    rows = (ROWS if len(weight) >= MANY else FEW_ROWS) // (2 if gate else 1)
+    scales, eps = (None, 0.0) if norm is None else norm
+    gemv_kernel[triton.cdiv(outputs, rows),](
+        x,
+        x if scales is None else scales,
+        weight,
+        weight.stride(0),
+        weight if bias is None else bias,
+        y,
+        outputs,
+        inputs,
+        eps,
+        IS_NORMED=norm is not None,
+        IS_WEIGHED=scales is not None,
+        HAS_BIAS=bias is not None,
+        GATE=GATES[gate] if gate else 0,
+        IS_ADDED=residual is not None,
+        IS_EVEN=inputs % INPUTS == 0 and outputs % rows == 0,
+        ROWS=rows,
+        INPUTS=INPUTS,
+        num_warps=WARPS,
+    )
+    return y
+
+
+@triton.jit
+def gemv_kernel(
+    x_ptr,  # [inputs]
+    norm_ptr,  # [inputs]; unused when not IS_WEIGHED
+    weight_ptr,  # [outputs, inputs], or twice as many rows with a GATE, `weight_stride` apart
+    weight_stride,
+    bias_ptr,  # one of each row of the weight; unused when not HAS_BIAS
+    y_ptr,  # [outputs]; read, too, when IS_ADDED
+    outputs,
+    inputs,
+    eps,
+    IS_NORMED: tl.constexpr,
+    IS_WEIGHED: tl.constexpr,
+    HAS_BIAS: tl.constexpr,
+    GATE: tl.constexpr,  # 0: none, 1: SiLU, 2: GELU by tanh
+    IS_ADDED: tl.constexpr,
+    IS_EVEN: tl.constexpr,  # the weight consists of whole tiles
+    ROWS: tl.constexpr,
+    INPUTS: tl.constexpr,
+):
+    """Computes ROWS outputs, with a GATE of twice as many rows. Grid: ⌈outputs / ROWS⌉."""
+    n = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
+    k = tl.arange(0, INPUTS)
+    is_output = n < outputs
+    places = weight_ptr + n.to(tl.int64)[:, None] * weight_stride + k[None, :]
+    up_places = weight_ptr + (n + outputs).to(tl.int64)[:, None] * weight_stride + k[None, :]
+    sums = tl.zeros([ROWS, INPUTS], tl.float32)
+    others = tl.zeros([ROWS, INPUTS], tl.float32)
+    for at in range(0, inputs, INPUTS):
+        is_in = at + k < inputs
+        x = _part(x_ptr + at + k, is_in, IS_EVEN)
+        if IS_WEIGHED:
+            x *= _part(norm_ptr + at + k, is_in, IS_EVEN)
+        is_weight = is_output[:, None] & is_in[None, :]
+        sums += _part(places + at, is_weight, IS_EVEN) * x[None, :]
+        if GATE:
+            others += _part(up_places + at, is_weight, IS_EVEN) * x[None, :]
+    scale = 1.0
+    if IS_NORMED:  # in a loop of its own, behind the weights: here x is at hand, and its threads are other ones
+        squares = tl.zeros([INPUTS], tl.float32)
+        for at in range(0, inputs, INPUTS):
+            x = _part(x_ptr + at + k, at + k < inputs, IS_EVEN)
+            squares += x * x
+        scale = tl.rsqrt(tl.sum(squares, 0) / inputs + eps)
+    y = tl.sum(sums, 1) * scale
+    if HAS_BIAS:
+        y += tl.load(bias_ptr + n, mask=is_output, other=0.0).to(tl.float32)
+    if GATE:
+        up = tl.sum(others, 1) * scale
+        if HAS_BIAS:
+            up += tl.load(bias_ptr + outputs + n, mask=is_output, other=0.0).to(tl.float32)
+        y = gated(y, up, GATE == 2)
+    if IS_ADDED:
+        y += tl.load(y_ptr + n, mask=is_output, other=0.0)
+    tl.store(y_ptr + n, y.to(y_ptr.dtype.element_ty), mask=is_output)
+
+
+@triton.jit
+def _part(places, mask, IS_EVEN: tl.constexpr):
+    """Returns numbers in float32, 0 where there are none."""
+    if IS_EVEN:
+        return tl.load(places).to(tl.float32)
+    else:
+        return tl.load(places, mask=mask, other=0.0).to(tl.float32)
+
+
+def _case(name: str, *, rows: int = ROWS, is_even: bool = True, **given: int) -> AotCase:
+    constants = dict.fromkeys(("IS_NORMED", "IS_WEIGHED", "HAS_BIAS", "GATE", "IS_ADDED"), 0) | given
+    is_added, is_normed = bool(constants["IS_ADDED"]), bool(constants["IS_NORMED"])
+    types = dict.fromkeys(("weight_ptr", "bias_ptr"), "*bf16") | {"norm_ptr": "*fp32", "weight_stride": "i64"}
+    types |= {"x_ptr": "*fp32" if is_normed else "*bf16", "y_ptr": pointer(torch.float32) if is_added else "*bf16"}
+    types |= {"outputs": "i32", "inputs": "i32", "eps": "fp32"}
+    constants |= {"IS_EVEN": is_even, "ROWS": rows, "INPUTS": INPUTS}
+    vectors = frozenset({"loads"}) if is_even else frozenset()
+    return AotCase(f"gemv/{name}", gemv_kernel, types, constants, num_warps=WARPS, vectors=vectors)
+
+
+CASES = (
+    _case("plain"),
+    _case("few", rows=FEW_ROWS),
+    _case("uneven", is_even=False),
+    _case("normed", IS_NORMED=True, IS_WEIGHED=True),
+    _case("gated", rows=ROWS // 2, IS_NORMED=True, IS_WEIGHED=True, GATE=1),
+    _case("added", IS_ADDED=True),
+)
