@@ -4,6 +4,8 @@ Inputs are float16 and float32; shapes are small, as the interpreter takes milli
 """
 
 from collections.abc import Callable
+from functools import partial
+from types import ModuleType
 from types import ModuleType
 
 import numpy as np
@@ -138,22 +140,22 @@ def test_parts_of_a_split_are_added_in_their_order(splits: int, monkeypatch: pyt
 @pytest.mark.parametrize("width", [100, 2112])
 def test_many_rows_are_multiplied_by_a_weight_that_is_written_out(width: int, monkeypatch: pytest.MonkeyPatch) -> None:
     eight, (four, exact) = weights8(3, width, torch.int8), weights4(3, width, 64 if width % 64 == 0 else width)
-    wanted = eight.weight.float() * eight.scales[:, None]
-    assert torch.allclose(unpacked(planes_of_8(eight), torch.float32), wanted, rtol=1e-6, atol=0)
+    represented = eight.weight.float() * eight.scales[:, None]
+    assert torch.allclose(unpacked(planes_of_8(eight), torch.float32), represented, rtol=1e-6, atol=0)
     assert torch.allclose(unpacked(planes_of_4(four), torch.float32), exact.float(), rtol=1e-6, atol=1e-7)
     x, bias = inputs(5, width, torch.float16), torch.randn(3).half()
-    ways: tuple[tuple[ModuleType, Callable[..., Tensor], object, Tensor], ...] = (
-        (linear8a16, linear8a16.linear_w8a16, planes_of_8(eight), wanted),
-        (linear4, linear4.linear_w4a16, planes_of_4(four), exact),
-    )
-    for module, apply, packed, plain_weight in ways:
-        few = apply(x, packed, bias)
-        monkeypatch.setattr(module, "MANY", 5)
-        monkeypatch.setattr(module, "schedule_of", None)
-        assert_close(apply(x, packed, bias), x.double() @ plain_weight.double().t() + bias.double(), torch.float16)
-        monkeypatch.undo()
-        assert torch.equal(apply(x, packed, bias, is_fixed=True), apply(x, packed, bias, is_fixed=True))
-        assert torch.allclose(few, apply(x, packed, bias))
+    of: dict[ModuleType, tuple[Callable[..., Tensor], Tensor]] = {
+        linear8a16: (partial(linear8a16.linear_w8a16, x, planes_of_8(eight), bias), represented),
+        linear4: (partial(linear4.linear_w4a16, x, planes_of_4(four), bias), exact),
+    }
+    for module, (apply, weight) in of.items():
+        wanted = x.double() @ weight.double().t() + bias.double()
+        with monkeypatch.context() as patch:
+            patch.setattr(module, "MANY", 5)
+            fixed = apply(is_fixed=True)
+            patch.setattr(module, "schedule_of", None)  # what the kernel would need
+            assert_close(apply(), wanted, torch.float16)
+        assert_close(fixed, wanted, torch.float16)
 
 
 @pytest.mark.parametrize("width", [32, 64, 65, 100])
