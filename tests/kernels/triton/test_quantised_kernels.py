@@ -6,7 +6,6 @@ Inputs are float16 and float32; shapes are small, as the interpreter takes milli
 from collections.abc import Callable
 from functools import partial
 from types import ModuleType
-from types import ModuleType
 
 import numpy as np
 import pytest
