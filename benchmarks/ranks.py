@@ -3,10 +3,12 @@
     python -m benchmarks.ranks [--shape 474M] [--format int8] [--device cpu] [--rows 1 8 32] [--rounds 5] [--only NAMES]
 
 Ways: threads (one process), tensor (ranks that share out layers), stages (of a pipeline, with as many steps under way),
-turns (the same stages, one step at a time). Tokens a second, the best and the median of the rounds: other work on the
-machine slows all ways, so the best is what they can do. Random weights: what the model says means nothing.
+turns (the same stages, one step at a time), thread (one process with a single one). Tokens a second, the best and the
+median of the rounds: other work on the machine slows all ways, so the best is what they can do. Random weights: what
+the model says means nothing. The engines of all ways are in this process, and the number of threads is the process's:
+each turn sets its way's.
 
-The engines of all ways are in this process, and the number of threads is the process's: each turn sets its way's.
+From thread, threads and tensor follows what ranks of more cores would do (`forecast`).
 """
 
 import argparse
@@ -36,12 +38,15 @@ from sluice_server.services.ranks.settings import config_of_rank
 from sluice_server.services.ranks.started import started
 
 RANKS, TOKENS, LONG_PROMPT = 2, 24, 512
+CORES = (1, 2, 4, 8, 16)  # of a rank, in the forecast
 WAYS = {
     "threads": {"threads": RANKS},
     "tensor": {"threads": 1, "tensor_parallel_size": RANKS},
     "stages": {"threads": 1, "pipeline_parallel_size": RANKS},
     "turns": {"threads": 1, "pipeline_parallel_size": RANKS},
+    "thread": {"threads": 1},
 }
+Rates = dict[tuple[str, str], list[float]]  # tokens a second of each round, by what is done and way
 
 
 @contextlib.contextmanager
@@ -118,6 +123,35 @@ def shares(engine: Engine) -> str:
     return ", ".join(f"{one.sums_s / max(one.compute_s, 1e-9):.0%}" for one in runner.launches.times)
 
 
+def forecast(best: dict[str, float], cores: int) -> tuple[float, float, float]:
+    """Returns the tokens a second of ranks with so many cores each, of one process with all of these, and with those of
+    one rank.
+
+    `best` are those of thread, threads and tensor. What more threads make faster is shared out over all cores, as if
+    memory could feed them. The rest of a step stays as it is, and so does what ranks take longer than as many threads:
+    their sums, and their waits for each other.
+    """
+    one, threads, tensor = (1 / best[way] for way in ("thread", "threads", "tensor"))
+    shared = min(one, (one - threads) * RANKS / (RANKS - 1))
+    rest, more = one - shared, max(0.0, tensor - threads)
+    together = rest + shared / cores / RANKS
+    return 1 / (together + more), 1 / together, 1 / (rest + shared / cores)
+
+
+def show(found: Rates, base: str) -> None:
+    """Prints a table of what was measured, beside the way `base`, and a forecast if it has all that this needs."""
+    for (what, way), each in found.items():
+        line = f"{what:16} {way:8} best {max(each):8.1f} median {statistics.median(each):8.1f}"
+        print(f"{line}   {max(each) / max(found[what, base]):5.2f} x {base}'s best")
+    for what in dict.fromkeys(what for what, _ in found):
+        best = {way: max(each) for (one, way), each in found.items() if one == what}
+        for cores in CORES if {"thread", "threads", "tensor"} <= set(best) else ():
+            ranks, all_cores, own = forecast(best, cores)
+            line = f"{what:16} forecast: {RANKS} ranks of {cores:2} cores {ranks:8.1f}"
+            line += f" = {ranks / own:4.2f} x one process of {cores}"
+            print(f"{line}, {ranks / all_cores:4.2f} x one of {RANKS * cores}")
+
+
 def main() -> None:
     """Measures all ways in turn and prints a table."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
@@ -129,7 +163,7 @@ def main() -> None:
     parser.add_argument("--only", nargs="+", default=list(WAYS), choices=list(WAYS))
     options = parser.parse_args()
     directory = checkpoint(options.shape)
-    found: dict[tuple[str, str], list[float]] = {}
+    found: Rates = {}
     with contextlib.ExitStack() as closing:
         engines = {way: closing.enter_context(opened(way, directory, options)) for way in options.only}
         loads = {way: Load(engine, WAYS[way]["threads"]) for way, engine in engines.items()}
@@ -142,10 +176,7 @@ def main() -> None:
         print(f"{options.shape} {options.format}, {where}; tokens/s")
         for way, engine in engines.items():
             print(f"{way}: time of ranks in sums or waiting {shares(engine) or 'none'}")
-    for (what, way), each in found.items():
-        first = found[what, options.only[0]]
-        line = f"{what:16} {way:8} best {max(each):8.1f} median {statistics.median(each):8.1f}"
-        print(f"{line}   {max(each) / max(first):5.2f} x {options.only[0]}'s best")
+    show(found, options.only[0])
 
 
 if __name__ == "__main__":
