@@ -54,7 +54,7 @@ def paged_attention(
 
     Args:
         q: [T or more, heads, D], the last dimension contiguous.
-        cache: [num_blocks, block_size, 2, kv_heads, D] without scales; any strides but the last.
+        cache: [num_blocks, block_size, 2, kv_heads, D] without scales; any strides but the last, even ones in 8 bits.
         scales: float32 [num_blocks, block_size, 2, kv_heads] of a quantised cache, any strides.
         gpu: the GPU for which schedules are chosen; by default the one that computes.
 

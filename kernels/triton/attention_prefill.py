@@ -114,6 +114,7 @@ def attention_prefill_kernel(
             HAS_CAP,
             False,
             QUANTISED,
+            False,  # not in words: products of warp groups take keys from shared memory, where words are no numbers
             PRECISION,
         )
         first = seen_by_all
@@ -150,6 +151,7 @@ def attention_prefill_kernel(
         HAS_CAP,
         False,
         QUANTISED,
+        False,  # not in words: products of warp groups take keys from shared memory, where words are no numbers
         PRECISION,
     )
     step = tl.load(item + 5)

@@ -128,6 +128,7 @@ def attention_split_kernel(
             HAS_CAP,
             HAS_TREE,
             QUANTISED,
+            QUANTISED,  # in words
             PRECISION,
         )
     else:
@@ -166,6 +167,7 @@ def attention_split_kernel(
                 HAS_CAP,
                 HAS_TREE,
                 QUANTISED,
+                QUANTISED,  # in words
                 PRECISION,
             )
             highest, total, summed = folded(highest, total, summed, own_highest, own_total, own_summed)

@@ -8,7 +8,7 @@ hold NaN.
 import triton
 import triton.language as tl
 
-from sluice_server.kernels.triton.widen import widened
+from sluice_server.kernels.triton.attention_words import added, joined, parted, prepared, scored, words_at
 
 LOG2_E = tl.constexpr(1.4426950408889634)
 
@@ -47,19 +47,17 @@ def attend(
     HAS_CAP: tl.constexpr,
     HAS_TREE: tl.constexpr,
     QUANTISED: tl.constexpr,
+    IN_WORDS: tl.constexpr,  # numbers of 8 bits are read as words of two neighbours
     PRECISION: tl.constexpr,
 ):
     """Continues the running softmax of queries with keys [first, end); returns highest score, total and weighted
     sum."""
-    dim = tl.arange(0, WIDTH)
+    kind: tl.constexpr = keys.dtype.element_ty
+    number = tl.arange(0, WIDTH // 2 if IN_WORDS else WIDTH)  # or a word of two
     slope = scale * (2.0 * LOG2_E) / cap if HAS_CAP else scale * LOG2_E
-    # Float16 is widened from 8 bits in half the instructions, with more registers than tiles of wide heads leave.
-    if QUANTISED and WIDTH <= 128 and q.dtype == tl.bfloat16:
-        peak = tl.maximum(tl.max(tl.abs(q.to(tl.float32)), axis=1), 1e-30)
-        q = (q.to(tl.float32) / peak[:, None]).to(tl.float16)  # so that no number is too large for it
-        slope *= peak
-    else:
-        slope += tl.zeros(highest.shape, tl.float32)
+    q, slope = prepared(q, slope, WIDTH, QUANTISED, IN_WORDS)
+    q, odd_q = parted(q, IN_WORDS)
+    summed, odd = parted(summed, IN_WORDS)
     next_key = first + tl.arange(0, TILE)
     next_block = tl.load(table + next_key.to(tl.uint32) // BLOCK, mask=next_key < end, other=0)
     for at in tl.range(first, end, TILE):
@@ -71,9 +69,9 @@ def attend(
         next_block = tl.load(table + next_key.to(tl.uint32) // BLOCK, mask=next_key < end, other=0)
         offset = (key.to(tl.uint32) % BLOCK).to(tl.int32)
         place = block * cache_block + offset * cache_offset
-        inside = is_key[:, None] & (dim < DIM)[None, :]
-        k = tl.load(keys + place[:, None] + dim[None, :], mask=inside, other=0.0)
-        scores = tl.dot(q, tl.trans(widened(k, q.dtype)), input_precision=PRECISION)
+        inside = is_key[:, None] & (number < (DIM // 2 if IN_WORDS else DIM))[None, :]
+        k = tl.load(words_at(keys, place, IN_WORDS) + number[None, :], mask=inside, other=0.0)
+        scores = scored(q, odd_q, k, kind, IN_WORDS, PRECISION)
         if QUANTISED:
             own = block * scales_block + offset * scales_offset
             scores *= tl.load(key_scales + own, mask=is_key, other=0.0)[None, :]
@@ -91,10 +89,10 @@ def attend(
         total = total * kept + tl.sum(weights, axis=1)
         if QUANTISED:
             weights *= tl.load(value_scales + own, mask=is_key, other=0.0)[None, :]
-        v = widened(tl.load(values + place[:, None] + dim[None, :], mask=inside, other=0.0), q.dtype)
-        summed = tl.dot(weights.to(q.dtype), v, summed * kept[:, None], input_precision=PRECISION)
+        v = tl.load(words_at(values, place, IN_WORDS) + number[None, :], mask=inside, other=0.0)
+        summed, odd = added(summed, odd, weights.to(q.dtype), kept, v, kind, IN_WORDS, PRECISION)
         highest = higher
-    return highest, total, summed
+    return highest, total, joined(summed, odd, IN_WORDS)
 
 
 @triton.jit

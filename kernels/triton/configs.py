@@ -71,12 +71,14 @@ def split_tiles(shape: AttentionShape, max_query: int, gpu: str = "") -> Attenti
     rows = min(64, max(LEAST_TILE_M, next_power_of_two(max_query * shape.group)), 8192 // shape.width)
     block_m = max(rows, next_power_of_two(shape.group), LEAST_TILE_M)
     is_small = shape.width <= 128 and shape.width * shape.bytes <= 256  # also if 8 bits are widened in registers
-    tile = 64 if is_small else 32
+    # Of 8 bits, few rows leave registers for more keys, which share the work that each tile needs.
+    is_long = shape.bytes == 1 and is_small and block_m == LEAST_TILE_M and shape.capability not in LITTLE_MEMORY
+    tile = 128 if is_long else 64 if is_small else 32
     is_wide = shape.width > 128 and max_query >= FIXED_ROWS
     is_large = block_m * shape.width > 4096 and (is_wide or not shape.has_large_products)
     num_warps = 8 if is_large else 4  # otherwise registers spill
     # With one stage less there is one buffer for keys, and each load waits for the product of the last.
-    rule = AttentionTiles(block_m, tile, num_warps, 4 if shape.bytes == 1 and shape.width <= 128 else 3)
+    rule = AttentionTiles(block_m, tile, num_warps, 4 if shape.bytes == 1 and is_small and not is_long else 3)
     tuned = tuned_for(gpu).get(shape.key("split"))
     # What was measured for tiles of few rows may spill with more.
     return tuned if tuned is not None and tuned.block_m == block_m else rule

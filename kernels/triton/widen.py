@@ -1,4 +1,4 @@
-"""Widens integers of 8 and 4 bits to half precision on a CUDA device, several at once, without conversion instructions.
+"""Widens numbers of 8 and 4 bits to half precision on a CUDA device, several at once, integers without conversions.
 
 Bits that are put behind the upper byte of a half-precision number are that number plus an integer: 0x64nn is 1024 + n
 in float16, 0x43nn is 128 + n in bfloat16 where n has 7 bits. A difference leaves the integer, exactly. A conversion
@@ -52,6 +52,17 @@ fma.rn.bf16x2 $0, sign, minus, rest;
 UPPER_TO_FLOAT16, UPPER_TO_BFLOAT16 = (
     tl.constexpr(code.value.replace("$1", "upper").replace("{\n", "{\n.reg .b32 upper;\nshr.b32 upper, $1, 8;\n"))
     for code in (LOWER_TO_FLOAT16, LOWER_TO_BFLOAT16)
+)
+# The same bytes as float8: put side by side, then converted both at once.
+LOWER_FLOAT8_TO_FLOAT16, UPPER_FLOAT8_TO_FLOAT16 = (
+    tl.constexpr(f"""{{
+.reg .b32 both;
+.reg .b16 pair;
+prmt.b32 both, $1, 0, {selector};
+cvt.u16.u32 pair, both;
+cvt.rn.f16x2.e4m3x2 $0, pair;
+}}""")
+    for selector in ("0x4420", "0x4431")
 )
 # A plane of 4-bit numbers of two words, $1: 1024 or 128 plus each number (16 times it for the upper ones of a byte in
 # float16), from which $2 leaves the number less its zero point.
@@ -111,6 +122,16 @@ def plane8(words, dtype: tl.constexpr, PLANE: tl.constexpr):
     else:
         short: tl.constexpr = UPPER_TO_BFLOAT16 if PLANE else LOWER_TO_BFLOAT16
         return tl.inline_asm_elementwise(short, "=r,r", [words], dtype=tl.bfloat16, is_pure=True, pack=2)
+
+
+@triton.jit
+def plane_float8(words, dtype: tl.constexpr, PLANE: tl.constexpr):
+    """Returns the float8 (e4m3) of a plane of words int16 [N, K] in another format, as `plane8`."""
+    if CONVERTS or dtype != tl.float16:
+        return ((words >> (8 * PLANE)) & 255).to(tl.uint8).to(tl.float8e4nv, bitcast=True).to(dtype)
+    else:
+        code: tl.constexpr = UPPER_FLOAT8_TO_FLOAT16 if PLANE else LOWER_FLOAT8_TO_FLOAT16
+        return tl.inline_asm_elementwise(code, "=r,r", [words], dtype=tl.float16, is_pure=True, pack=2)
 
 
 @triton.jit

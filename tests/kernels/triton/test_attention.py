@@ -93,6 +93,33 @@ def test_quantised_caches(kept_as: torch.dtype, is_per_token: bool) -> None:
     check(q, cache, batch, AttentionOptions(0.125), scales)
 
 
+@pytest.mark.parametrize("kept_as", [torch.int8, torch.float8_e4m3fn])
+@pytest.mark.parametrize(
+    ("dim", "sort"), [(80, ""), (96, "parts"), (192, ""), (64, "tree"), (64, "fixed"), (64, "prefix")]
+)
+def test_few_queries_over_8_bits(dim: int, sort: str, kept_as: torch.dtype, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Which are read as words of two neighbours: of head sizes that are no powers of two, and in every schedule."""
+    monkeypatch.setattr(configs, "LEAST_SPLIT", 128 if sort == "parts" else configs.LEAST_SPLIT)
+    q, pages, batch = step([(1, 300), (3, 40)], 4, 2, dim, 16)
+    cache, scales = (pages.cache * 20).to(kept_as), torch.rand(pages.cache.shape[:4]) / 20
+    if sort == "tree":
+        batch = dataclasses.replace(batch, tree=torch.tensor([1, 1, 3, 5]))
+    if sort == "prefix":
+        first = batch.tables[:1]
+        batch = dataclasses.replace(
+            batch,
+            shared=SharedPrefixRows(
+                starts=torch.tensor([0, 1], dtype=torch.int32),
+                lengths=torch.tensor([64], dtype=torch.int32),
+                tables=first,
+                prefixes=torch.tensor([64, 0], dtype=torch.int32),
+                max_rows=1,
+                max_length=64,
+            ),
+        )
+    check(q, cache, batch, AttentionOptions(0.125, is_batch_invariant=sort == "fixed"), scales)
+
+
 @pytest.mark.parametrize("cap", [0.0, 2.0])
 def test_queries_too_large_for_half_precision_over_8_bits(cap: float) -> None:
     """Products are computed in float16 there; bfloat16 is none of the interpreter's own products."""

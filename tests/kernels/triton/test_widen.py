@@ -1,4 +1,4 @@
-"""The assembly that widens integers gives every integer exactly: computed here instruction by instruction, as there is
+"""The assembly that widens numbers gives every one exactly: computed here instruction by instruction, as there is
 no GPU; and what is computed instead where kernels are interpreted."""
 
 import re
@@ -37,6 +37,15 @@ RULES: dict[str, Callable[..., Words]] = {
     "shr.b32": np.right_shift,
     "shr.u32": np.right_shift,
     "prmt.b32": permuted,
+    "cvt.u16.u32": lambda a: a & np.uint32(0xFFFF),
+    "cvt.rn.f16x2.e4m3x2": lambda a: (
+        torch.from_numpy(np.ascontiguousarray(a).view(np.uint8).reshape(-1, 4)[:, :2].copy())
+        .view(torch.float8_e4m3fn)
+        .to(torch.float16)
+        .view(torch.int16)
+        .numpy()
+        .view(np.uint32)[:, 0]
+    ),
     **{f"sub.{kind}": lambda a, b, kind=kind: in_halves(kind, torch.sub, a, b) for kind in HALVES},
     **{
         f"fma.rn.{kind}": lambda a, b, c, kind=kind: in_halves(kind, lambda x, y, z: x * y + z, a, b, c)
@@ -82,6 +91,15 @@ def test_every_int8_of_a_word(place: str, kind: str, dtype: torch.dtype) -> None
     rows = torch.stack([every.roll(i) for i in range(4)], dim=1).contiguous()
     words = rows.numpy().view(np.uint32).reshape(-1)
     assert torch.equal(numbers(run(code, words, num=1), dtype), rows[:, int(place == "UPPER") :: 2].float())
+
+
+@pytest.mark.parametrize("place", ["LOWER", "UPPER"])
+def test_every_float8_of_a_word(place: str) -> None:
+    every = torch.arange(256).to(torch.uint8)
+    rows = torch.stack([every.roll(i) for i in range(4)], dim=1).contiguous()
+    found = run(getattr(widen, f"{place}_FLOAT8_TO_FLOAT16").value, rows.numpy().view(np.uint32).reshape(-1), num=1)
+    wanted = rows.view(torch.float8_e4m3fn).float()[:, int(place == "UPPER") :: 2]
+    assert torch.equal(numbers(found, torch.float16).nan_to_num(-1.0), wanted.nan_to_num(-1.0))
 
 
 @pytest.mark.parametrize("plane", range(4))
