@@ -75,7 +75,7 @@ def split_tiles(shape: AttentionShape, max_query: int, gpu: str = "") -> Attenti
     is_long = shape.bytes == 1 and is_small and block_m == LEAST_TILE_M and shape.capability not in LITTLE_MEMORY
     tile = 128 if is_long else 64 if is_small else 32
     is_wide = shape.width > 128 and max_query >= FIXED_ROWS
-    is_large = block_m * shape.width > 4096 and (is_wide or not shape.has_large_products)
+    is_large = block_m * shape.width > 4096 and (is_wide or shape.bytes == 1 or not shape.has_large_products)
     num_warps = 8 if is_large else 4  # otherwise registers spill
     # With one stage less there is one buffer for keys, and each load waits for the product of the last.
     rule = AttentionTiles(block_m, tile, num_warps, 4 if shape.bytes == 1 and is_small and not is_long else 3)
