@@ -121,6 +121,7 @@ def shrink(service: Service, num: int, length: int, most: int) -> dict[str, floa
         "share_back": (before - after) / given if given > 0 else 0.0,
         "gap_p99_before_ms": alone * 1e3,
         "gap_p99_meanwhile_ms": meanwhile * 1e3,
+        "gap_p99_ratio": meanwhile / alone if alone else 0.0,
     }
 
 

@@ -28,6 +28,7 @@ class CacheMemory:
     def __post_init__(self) -> None:
         self._backed = self.engine.scheduler.cache.pool.num_blocks
         self._host_backed = self.max_host_slots
+        self._tell_pages()
 
     @property
     def tokens(self) -> int:
@@ -81,6 +82,7 @@ class CacheMemory:
             if tokens is not None:
                 self.engine.scheduler.resizer.set_limit(tokens // cache.block_size * groups)
                 self._backed = max(self._backed, cache.pool.num_blocks)
+                self._tell_pages()
             if host_bytes is not None and cache.tiers is not None:
                 for move in cache.tiers.resize(host_bytes // self.store.block_bytes):
                     cache.push(move)
@@ -99,14 +101,16 @@ class CacheMemory:
         given = 0
         with self._giving_back:
             if cache.pool.num_blocks < self._backed:
-                if self.pages is not None:
-                    self.pages.shrink(cache.pool.num_blocks)
                 given += self.store.give_back(cache.pool.num_blocks, self._backed)
                 self._backed = cache.pool.num_blocks
             if cache.tiers is not None and cache.tiers.num_slots < self._host_backed:
                 given += self.store.give_back_host(cache.tiers.num_slots, self._host_backed)
                 self._host_backed = cache.tiers.num_slots
         return given
+
+    def _tell_pages(self) -> None:
+        if self.pages is not None:
+            self.pages.resize(self.engine.scheduler.cache.pool.num_blocks)
 
     def tokens_of(self, num_blocks: int) -> int:
         """Returns the tokens that so many blocks of the pool hold."""

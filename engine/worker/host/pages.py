@@ -30,7 +30,8 @@ def populate(address: int, size: int) -> bool:
 class PagesAhead:
     """Keeps the memory of the cache backed one large page beyond the blocks that were used so far, in each tensor.
 
-    Blocks are used in ascending order for the first time (`BlockPool`). Memory that is never used stays unbacked.
+    Blocks are used in ascending order for the first time (`BlockPool`). Memory that is never used stays unbacked, and
+    so does what lies behind the blocks that may be used (`resize`).
     """
 
     def __init__(self, cache: Sequence[Tensor], populate: Populate = populate) -> None:
@@ -40,6 +41,7 @@ class PagesAhead:
         self._done = [one.data_ptr() for one in self._tensors]  # address up to which each is backed
         self._num = 0  # blocks used so far
         self._limit = 0  # blocks whose memory is backed or about to be
+        self._most = max((len(one) for one in self._tensors), default=0)  # blocks that may be used
         self._step = min((HUGE // 4 // _stride(one) for one in self._tensors), default=0) or 1
         self._changed = threading.Condition()
         self._is_over = not self._tensors
@@ -55,10 +57,11 @@ class PagesAhead:
             self._num, self._limit = num_blocks, num_blocks + self._step
             self._changed.notify()
 
-    def shrink(self, num_blocks: int) -> None:
-        """Forgets what is backed behind so many blocks, whose memory is given back."""
+    def resize(self, num_blocks: int) -> None:
+        """Sets how many blocks may be used. Forgets what is backed behind them, whose memory is given back."""
         with self._changed:
-            self._num, self._limit = min(self._num, num_blocks), min(self._limit, num_blocks)
+            before, self._most = self._most, num_blocks
+            self._num, self._limit = min(self._num, num_blocks), min(self._limit, num_blocks, before)
             for at, tensor in enumerate(self._tensors):
                 end = -(-(tensor.data_ptr() + num_blocks * _stride(tensor)) // mmap.PAGESIZE) * mmap.PAGESIZE
                 self._done[at] = min(self._done[at], end)
@@ -72,7 +75,7 @@ class PagesAhead:
             self._thread.join()
 
     def _serve(self) -> None:
-        """The thread's work: a page at a time, until all is backed or the system refuses."""
+        """The thread's work: a page at a time, until the system refuses."""
         seen = -1
         while True:
             with self._changed:
@@ -85,10 +88,9 @@ class PagesAhead:
                 return
 
     def _advance(self, num_blocks: int) -> bool:
-        """Backs the memory of that many blocks, and a large page more. Returns whether something is left to do."""
-        is_open = False
+        """Backs the memory of that many blocks, and a large page more. Returns False if the system refuses."""
         for at, tensor in enumerate(self._tensors):
-            end = tensor.data_ptr() + tensor.numel() * tensor.element_size()
+            end = tensor.data_ptr() + min(self._most, len(tensor)) * _stride(tensor)
             wanted = min(tensor.data_ptr() + num_blocks * _stride(tensor) + HUGE, end)
             while self._done[at] < wanted and not self._is_over:
                 first = self._done[at] // mmap.PAGESIZE * mmap.PAGESIZE
@@ -96,8 +98,7 @@ class PagesAhead:
                 if not self._populate(first, -(-(last - first) // mmap.PAGESIZE) * mmap.PAGESIZE):
                     return False
                 self._done[at] = last
-            is_open |= self._done[at] < end
-        return is_open
+        return True
 
 
 def _stride(tensor: Tensor) -> int:

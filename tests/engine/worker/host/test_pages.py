@@ -61,16 +61,43 @@ def test_a_large_page_beyond_the_used_blocks_is_backed_in_each_tensor() -> None:
     )
 
 
-def test_no_memory_beyond_the_cache_is_touched_and_the_thread_ends_with_it() -> None:
+def test_no_memory_beyond_the_cache_is_touched() -> None:
     system, tensor = System(), cache(20)
     pages = PagesAhead([tensor], system)
     pages.reach(20)
     system.wait(20 * BLOCK)
-    pages._thread.join(20)
-    assert not pages._thread.is_alive() and system.num_bytes == 20 * BLOCK
-    assert max(address + size for address, size in system.calls) == tensor.data_ptr() + 20 * BLOCK
     pages.reach(21)
     pages.close()
+    assert system.num_bytes == 20 * BLOCK
+    assert max(address + size for address, size in system.calls) == tensor.data_ptr() + 20 * BLOCK
+
+
+def test_no_memory_behind_the_blocks_that_may_be_used_is_touched_until_more_may_be() -> None:
+    system, tensor = System(), cache()
+    pages = PagesAhead([tensor], system)
+    system.wait(HUGE)
+    pages.resize(12)
+    pages.reach(12)
+    system.wait(12 * BLOCK)
+    pages.resize(64)
+    pages.reach(13)
+    system.wait(3 * HUGE)
+    pages.close()
+    ends = [address + size - tensor.data_ptr() for address, size in system.calls]
+    assert ends == [HUGE, 12 * BLOCK, 2 * HUGE, 3 * HUGE]
+
+
+def test_what_is_given_back_is_backed_again_before_its_use() -> None:
+    system, tensor = System(), cache(16)
+    pages = PagesAhead([tensor], system)
+    pages.reach(16)
+    system.wait(2 * HUGE)
+    pages.resize(8)
+    pages.resize(16)
+    pages.reach(8)
+    system.wait(3 * HUGE)
+    pages.close()
+    assert system.calls[-1] == (tensor.data_ptr() + HUGE, HUGE)
 
 
 def test_a_system_that_refuses_is_asked_once() -> None:
