@@ -93,9 +93,12 @@ def import_torch() -> None:
     finder = _Deferring()
     sys.meta_path.insert(0, finder)
     try:
-        importlib.import_module("torch")
+        torch = importlib.import_module("torch")
     finally:
         sys.meta_path.remove(finder)
+    base = sys.modules.get("torch._opaque_base")
+    if base is not None and hasattr(torch._C, "_set_generator_metaclass"):
+        torch._C._set_generator_metaclass(base.OpaqueBaseMeta)  # else a deferred part does it
     for name in DEFERRED:  # whoever imports one from now on gets it whole
         if isinstance(sys.modules.get(name), Deferred):
             del sys.modules[name]

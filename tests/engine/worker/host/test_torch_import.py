@@ -32,6 +32,16 @@ def test_an_engine_computes_without_them() -> None:
     assert said == "\n"
 
 
+def test_random_numbers_need_none_of_them() -> None:
+    said = run(
+        "numbers = [torch.rand(1, generator=torch.Generator().manual_seed(1)) for _ in range(2)]\n"
+        "print(numbers[0] == numbers[1], *(set(DEFERRED) & set(sys.modules)))\n"
+        "importlib.import_module('torch._dynamo')\n"
+        "print(torch.rand(1, generator=torch.Generator().manual_seed(1)) == numbers[0])"
+    )
+    assert said == "tensor([True])\ntensor([True])\n"
+
+
 @pytest.mark.parametrize(
     "asks",
     [
