@@ -87,7 +87,7 @@ class FakeRunner:
 
 async def run(process: Process) -> int:
     """Runs the engine's process around the fake runner."""
-    config = process.engine_config
+    config = process.engine_config.sized("cpu")
     num_blocks = config.kv_cache_tokens // config.block_size
     cache = KVCache(num_blocks, config.block_size, config.prefix_caching)
     scheduler = Scheduler(

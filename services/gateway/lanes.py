@@ -231,7 +231,7 @@ class GatewayLanes:
     def _tell(self) -> None:
         """Tells the supervisor what serves, what leaves and has nothing open, and for what requests wait."""
         lanes = list(self._gateway.models)
-        serving = frozenset(one.name for one in lanes if one.is_serving and one.watch.is_whole)
+        serving = frozenset(one.name for one in lanes if one.is_up)
         drained = frozenset(f"{one.name}@{one.leaves}" for one in lanes if self._is_drained(one))
         waiting = frozenset(one.name for one in lanes if one.waiting.is_waited_for)
         opened = {one.name: one.manager.num_sent for one in lanes}
@@ -240,8 +240,9 @@ class GatewayLanes:
         )
         self._opened = opened
         starts = tuple(entry.starts for entry in self.table.lanes.values())  # after each, all is said again
-        if (serving, drained, busy, waiting, starts) != self._told:
-            self._told = serving, drained, busy, waiting, starts
+        told = serving, drained, busy, waiting, starts, self._gateway.books.leaving
+        if told != self._told:
+            self._told = told
             self.news.tell()
             say_lanes(self._common.process_id, serving, drained, busy, waiting)
         if self._service.models and not self._has_said_so and self._gateway.is_listening and self._is_settled():

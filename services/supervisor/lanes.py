@@ -68,6 +68,7 @@ class Lanes:
         self._ending: dict[str, Lane] = {}  # unloaded ones whose processes may not have ended yet
         self._number = len(first.lanes)
         self._names = LaneNames(first)
+        self._is_unwritten = False
         room = Room(budget, lambda lane: lane.entry.model in self._defaults)
         self._queue = LaneQueue(room, self._lanes, self._ending, self._fixed)
         write_table(directory, first)
@@ -123,6 +124,8 @@ class Lanes:
 
     def turn(self, now_s: float, gateways: set[str], processes: LaneProcesses) -> None:
         """Goes on with what gateways have said."""
+        if self._is_unwritten:
+            self.write()
         for name in [name for name in self._ending if not processes.is_lane_there(name)]:
             del self._ending[name]
         for name, lane in list(self._lanes.items()):
@@ -162,13 +165,17 @@ class Lanes:
         return Answer(name)
 
     def write(self) -> None:
-        """Writes the table."""
+        """Writes the table; tried again at each turn until it succeeds."""
         names = self._names
         table = ModelTable(self._entries, names.default, names.aliases, names.given_up)
         try:
             write_table(self._directory, table)
-        except OSError as error:  # as after the loss of the run directory
-            self._say(f"sluice: the table of models cannot be written ({error.strerror})")
+        except OSError as error:  # a full disk, or the loss of the run directory
+            if not self._is_unwritten:
+                self._say(f"sluice: the table of models cannot be written ({error.strerror}); gateways follow later")
+            self._is_unwritten = True
+        else:
+            self._is_unwritten = False
 
     @property
     def _entries(self) -> dict[str, LaneEntry]:

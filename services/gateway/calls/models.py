@@ -13,6 +13,7 @@ from sluice_server.services.gateway.calls.adapters import MAX_NAMED
 from sluice_server.services.gateway.calls.described import model_message
 from sluice_server.services.gateway.calls.refusal import refuse
 from sluice_server.services.gateway.contract.durations import to_seconds
+from sluice_server.services.gateway.contract.errors import draining
 from sluice_server.services.gateway.models.asked import named_model, weights_of
 from sluice_server.services.gateway.models.known import KnownModels
 from sluice_server.services.gateway.models.lane import Lane
@@ -81,6 +82,7 @@ class ModelCalls:
     async def load(self, request: control_pb2.LoadModelRequest, context: Context) -> control_pb2.LoadModelResponse:
         """LoadModel: answers when the model serves at this gateway and at the others."""
         try:
+            self._check_stays()
             named = named_model(request, self._known.models_dir, self._known.declared)
             name = await self._known.ask(await self._known.loading_of(named))
             lane = await self._until_ready(name, request.model)
@@ -126,12 +128,18 @@ class ModelCalls:
     async def wake(self, request: control_pb2.WakeModelRequest, context: Context) -> control_pb2.WakeModelResponse:
         """WakeModel: answers when the model serves."""
         try:
+            self._check_stays()
             name = await self._known.ask(WakeLane(request.model))
             lane = await self._until_ready(name, request.model)
         except ServiceError as error:
             await refuse(context, error)
             raise
         return control_pb2.WakeModelResponse(model=self._described(lane.id))
+
+    def _check_stays(self) -> None:
+        """Raises ServiceError while this gateway drains: no model serves here any more."""
+        if self._models.books.leaving:
+            raise draining()
 
     def _check_cache(self, model: str) -> None:
         """Raises ServiceError for a model that cannot sleep at level 1."""
@@ -166,9 +174,11 @@ class ModelCalls:
             await self._known.news.after(self._known.news.number)
 
     async def _until_ready(self, name: str, model: str) -> Lane:
-        """Waits until a lane serves. Raises ServiceError MODEL_FAILED if it is given up or unloaded."""
+        """Waits until a lane serves. Raises ServiceError MODEL_FAILED if it is given up or unloaded, and DRAINING if
+        this gateway begins to drain."""
         was_there = False
         while True:
+            self._check_stays()
             table, lane = self._known.table, self._models.of(model)
             if name in table.given_up:
                 raise _failed(model, table.given_up[name])

@@ -114,6 +114,12 @@ class Lane:
         return self.manager.refusal is None and not self.waiting.is_resting
 
     @property
+    def is_up(self) -> bool:
+        """Whether all of its ring serves, also if this gateway drains and takes no new requests."""
+        is_refused = self.manager.refusal is not None and not self.manager.is_draining
+        return self.watch.is_whole and not is_refused and not self.waiting.is_resting
+
+    @property
     def id(self) -> str:
         """The model's name in requests."""
         return self.manager.settings.model.id

@@ -1,5 +1,6 @@
 """The models of a service that come and go: what is started, written, said and ended, and when."""
 
+import errno
 from pathlib import Path
 
 import pytest
@@ -15,6 +16,7 @@ from sluice_server.services.process.model_commands import (
     WakeLane,
 )
 from sluice_server.services.process.model_table import LaneEntry, LaneState, ModelTable, read_table
+from sluice_server.services.supervisor import lanes
 from sluice_server.services.supervisor.children import Child, Running
 from sluice_server.services.supervisor.lanes import SELDOM_S, Lanes
 from sluice_server.services.supervisor.room import Budget
@@ -212,6 +214,20 @@ def test_the_model_of_a_service_of_one_stays(tmp_path: Path) -> None:
     assert not bench.children and bench.ask(UnloadLane("a", 0.0)).reason == "MODEL_IN_USE"
     assert bench.ask(LoadLane(LaneEntry("b", "/b"))).lane == "m1"
     assert bench.states == {"m0": LaneState.READY, "m1": LaneState.LOADING}
+
+
+def test_a_table_that_cannot_be_written_on_a_full_disk_is_written_later(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(directory: Path, table: ModelTable) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    with monkeypatch.context() as context:
+        context.setattr(lanes, "write_table", full)
+        assert bench.ask(LoadLane(LaneEntry("c", "/c"))).lane == "m2"
+        bench.turn(2.0)
+    assert "m2" not in bench.states and sum("No space left on device" in line for line in bench.said) == 1
+    assert bench.turn(3.0)["m2"] is LaneState.LOADING
 
 
 def asleep(bench: Bench) -> None:

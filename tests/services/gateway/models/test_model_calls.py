@@ -276,3 +276,30 @@ async def test_a_cache_of_fixed_size_sleeps_at_level_2_only(tmp_path: Path) -> N
         with pytest.raises(grpc.aio.AioRpcError, match="its cache has a fixed size: use level 2"):
             await rig.control.SleepModel(control_pb2.SleepModelRequest(model="new", level=1))
         assert not known.commands
+
+
+async def test_a_gateway_that_drains_loads_and_wakes_nothing(tmp_path: Path) -> None:
+    async with supervised(tmp_path) as (rig, known):
+        known.on_command = lambda: known.state(LaneState.LOADING)
+        call = load(rig)
+        watch = aiter(rig.control.WatchModels(control_pb2.WatchModelsRequest()))
+        while len((await anext(watch)).models) < 2:
+            pass
+        rig.gateway.leave()
+        known.news.tell()
+        waking = rig.control.WakeModel(control_pb2.WakeModelRequest(model="new"))
+        for one in (call, load(rig), waking):
+            with pytest.raises(grpc.aio.AioRpcError, match="is shutting down") as failed:
+                await one
+            assert failed.value.code() is grpc.StatusCode.UNAVAILABLE
+        assert len(known.commands) == 1
+
+
+async def test_a_model_is_up_at_a_gateway_that_drains(tmp_path: Path) -> None:
+    async with supervised(tmp_path) as (rig, _):
+        rig.gateway.leave()
+        ring = FakeRing()
+        lane = ring.opened(rig.gateway, dataclasses.replace(SETTINGS, model=dataclasses.replace(MODEL, id="new")), "m1")
+        assert not lane.is_up
+        await ring.until(lambda: lane.is_up)
+        assert not lane.is_serving
