@@ -5,6 +5,7 @@ A row's `kind` is the field's type in JSON; null always means absent.
 """
 
 import dataclasses
+import functools
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any, TypeAlias
 
@@ -81,13 +82,13 @@ Row: TypeAlias = Sent | Label | Unbuilt | Own
 _Nested: TypeAlias = dict[str, Any]
 
 
-def spec_of(rows: Iterable[Row], values: Mapping[str, Any]) -> types_pb2.GenerationSpec:
-    """Returns the spec that the rows make of a body's values, by name; what is missing is absent. Raises EdgeError."""
+def spec_of(rows: Mapping[str, Row], values: Mapping[str, Any]) -> types_pb2.GenerationSpec:
+    """Returns the spec that the rows make of a body's values; both by name. None: a value is absent. Raises
+    EdgeError."""
     nested: _Nested = {}
     senders: dict[str, tuple[str, object]] = {}
-    for row in rows:
-        given = values.get(row.name)
-        if given is None or isinstance(row, Label | Own):
+    for name, given in values.items():
+        if given is None or isinstance(row := rows[name], Label | Own):
             continue
         if isinstance(row, Unbuilt):
             if given not in row.neutral:
@@ -109,9 +110,13 @@ def unless(off: object) -> Callable[[Any], object]:
     return lambda value: None if value == off else value
 
 
-def names_of(rows: Iterable[Row], values: Mapping[str, Any]) -> FieldNames:
+def names_of(rows: Iterable[Row], values: Callable[[], Mapping[str, Any]]) -> FieldNames:
     """Returns the names of the fields of a body in errors; of several fields for one path it is the one that is
-    given."""
+    given. `values` returns those of the body."""
+    return FieldNames(lambda: _names(rows, values()))
+
+
+def _names(rows: Iterable[Row], values: Mapping[str, Any]) -> Mapping[str, str]:
     given: dict[str, str] = {}
     absent: dict[str, str] = {}
     for row in rows:
@@ -121,7 +126,7 @@ def names_of(rows: Iterable[Row], values: Mapping[str, Any]) -> FieldNames:
                 given[path] = name
             else:
                 absent.setdefault(path, name)
-    return FieldNames({**absent, **given})
+    return {**absent, **given}
 
 
 def _named(row: Row, value: object) -> Iterable[tuple[str, str]]:
@@ -148,15 +153,22 @@ def field_at(path: str) -> FieldDescriptor:
 
 def _check_bounds(row: Sent, value: Any) -> None:  # noqa: ANN401 # of the field's type in JSON
     """Refuses a number that its field in the contract cannot hold: an integer, those of a list, or a map's keys."""
-    field = field_at(row.path)
-    if field.message_type is not None and field.message_type.GetOptions().map_entry:
-        field = field.message_type.fields_by_name["key"]
-    if field.cpp_type not in _BOUNDS:
+    bounds = _bounds_at(row.path)
+    if bounds is None:
         return
-    low, high = _BOUNDS[field.cpp_type]
+    low, high = bounds
     for one in value if isinstance(value, list | dict) else [value]:
         if not low <= one <= high:
             raise bad_request(row.name, f"{one} is not in [{low}, {high}]")
+
+
+@functools.cache
+def _bounds_at(path: str) -> tuple[int, int] | None:
+    """Returns the least and the greatest number of a field of the contract; None for one that holds no integers."""
+    field = field_at(path)
+    if field.message_type is not None and field.message_type.GetOptions().map_entry:
+        field = field.message_type.fields_by_name["key"]
+    return _BOUNDS.get(field.cpp_type)
 
 
 def _put(nested: _Nested, path: str, value: object) -> None:

@@ -48,7 +48,7 @@ class GenerationRoutes:
         """POST /v1/completions."""
         asked = decode(await read_body(request), CompletionRequest)
         specs = completion_specs(asked)
-        named = list(zip(specs, completion_names(asked), strict=True))
+        named = list(zip(specs, completion_names(asked, len(specs)), strict=True))
         return await self._answer(request, COMPLETION, asked, named, completion_report(asked, specs))
 
     async def _answer(

@@ -1,7 +1,8 @@
 """Turns the fields that an error of sluice.v1 names into those that the HTTP client wrote. Pure."""
 
+import functools
 import re
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 
 _INDEX = re.compile(r"\[\w+\]")
 _SLOT = re.compile(r"\[-?\]")
@@ -19,14 +20,25 @@ class FieldNames:
     follows in the path. A path takes the name of its longest beginning; without one it stays as it is.
     """
 
-    def __init__(self, names: Mapping[str, str]) -> None:
-        self._names = {**{_LEFT_OUT.sub("", path): name for path, name in names.items()}, **names}
+    def __init__(self, names: Mapping[str, str] | Callable[[], Mapping[str, str]]) -> None:
+        """`names` may be made when the first error comes, which few requests have."""
+        self._given = names
+
+    @functools.cached_property
+    def _names(self) -> Mapping[str, str]:
+        names = self._given() if callable(self._given) else self._given
+        return {**{_LEFT_OUT.sub("", path): name for path, name in names.items()}, **names}
 
     def of_item(self, name: str, index: int) -> "FieldNames":
         """Returns names for a request about one item of a list: `name` is `name[index]`."""
         item = f"{name}[{index}]"
-        found = {path: one.replace(name, item, 1) for path, one in self._names.items() if _SLOT.sub("", one) == name}
-        return FieldNames({**self._names, **found})
+
+        def made() -> Mapping[str, str]:
+            names = self._names
+            found = {path: one.replace(name, item, 1) for path, one in names.items() if _SLOT.sub("", one) == name}
+            return {**names, **found}
+
+        return FieldNames(made)
 
     def of(self, path: str) -> str:
         """Returns the client's name of a path."""

@@ -11,7 +11,7 @@ from sluice_server.services.edge.wire_parts import ChosenTool, encode
 
 COMPLETION_MAX_TOKENS = 16  # OpenAI's default for completions
 MAX_PROMPTS = 128
-_CHAT_ROWS, _COMPLETION_ROWS = rows_of(CHAT), rows_of(COMPLETION)
+_CHAT_ROWS, _COMPLETION_ROWS = ({row.name: row for row in rows_of(route)} for route in (CHAT, COMPLETION))
 
 
 def chat_spec(request: Chat) -> types_pb2.GenerationSpec:
@@ -36,8 +36,9 @@ def chat_spec(request: Chat) -> types_pb2.GenerationSpec:
 
 def completion_specs(request: Completion) -> list[types_pb2.GenerationSpec]:
     """Returns a spec for each prompt. Raises EdgeError."""
-    common = spec_of(_COMPLETION_ROWS, request.values())
-    if not common.sampling.HasField("max_tokens") and request.values()["n_predict"] is None:
+    values = request.values()
+    common = spec_of(_COMPLETION_ROWS, values)
+    if not common.sampling.HasField("max_tokens") and values["n_predict"] is None:
         common.sampling.max_tokens = COMPLETION_MAX_TOKENS
     _finish(common, request, request.logprobs)
     if request.echo:
@@ -60,13 +61,12 @@ def completion_specs(request: Completion) -> list[types_pb2.GenerationSpec]:
 
 def chat_names(request: Chat) -> FieldNames:
     """Returns the names of a chat request's fields in errors."""
-    return names_of(_CHAT_ROWS, request.values())
+    return names_of(_CHAT_ROWS.values(), request.values)
 
 
-def completion_names(request: Completion) -> list[FieldNames]:
-    """Returns the names of a completion request's fields in errors, for each prompt."""
-    found = names_of(_COMPLETION_ROWS, request.values())
-    num = len(_prompts(request))
+def completion_names(request: Completion, num: int) -> list[FieldNames]:
+    """Returns the names of a completion request's fields in errors, for each of its prompts."""
+    found = names_of(_COMPLETION_ROWS.values(), request.values)
     return [found] if num == 1 else [found.of_item("prompt", at) for at in range(num)]
 
 
