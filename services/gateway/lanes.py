@@ -24,6 +24,7 @@ from sluice_server.services.gateway.opening import lane_settings_of, model_of, r
 from sluice_server.services.messages.messages import Envelope, KeepTrace, Message
 from sluice_server.services.process.joining import Common, join, read_files
 from sluice_server.services.process.lane_ring import address_of, lane_of, lane_settings
+from sluice_server.services.process.left_files import remove_inbox
 from sluice_server.services.process.listening import bound
 from sluice_server.services.process.model_commands import Command, LoadLane, ask
 from sluice_server.services.process.model_table import (
@@ -227,6 +228,7 @@ class GatewayLanes:
         await lane.emptied(LAST_WORDS_S)
         self._gateway.close(name)
         await process.leave()
+        remove_inbox(process.config.inbox)
 
     def _tell(self) -> None:
         """Tells the supervisor what serves, what leaves and has nothing open, and for what requests wait."""

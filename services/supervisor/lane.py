@@ -37,6 +37,7 @@ class Lane:
         serving, drained: gateways that say so of it.
         busy: gateways that have something open there.
         waiting: gateways at which requests wait for it.
+        processes: the names of those that it was started with.
         engines, emptied: its engines, and those whose cache is empty.
         until_s: when it ends, if it is being unloaded, or is to sleep.
         sleeps: it ends, or its cache is emptied, until it is asked for.
@@ -58,6 +59,7 @@ class Lane:
     drained: set[str] = dataclasses.field(default_factory=set)
     busy: set[str] = dataclasses.field(default_factory=set)
     waiting: set[str] = dataclasses.field(default_factory=set)
+    processes: tuple[str, ...] = ()
     engines: frozenset[str] = frozenset()
     emptied: set[str] = dataclasses.field(default_factory=set)
     until_s: float | None = None

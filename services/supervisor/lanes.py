@@ -14,6 +14,7 @@ import msgspec
 
 from sluice_server.engine.errors import ServiceError
 from sluice_server.services.messages.processes import Role
+from sluice_server.services.process import left_files
 from sluice_server.services.process.model_commands import (
     Answer,
     Command,
@@ -127,7 +128,7 @@ class Lanes:
         if self._is_unwritten:
             self.write()
         for name in [name for name in self._ending if not processes.is_lane_there(name)]:
-            del self._ending[name]
+            left_files.remove(self._directory, self._ending.pop(name).processes)
         for name, lane in list(self._lanes.items()):
             if lane.busy:
                 lane.used_s = now_s
@@ -261,6 +262,7 @@ class Lanes:
         if not is_napping:
             lane.entry = msgspec.structs.replace(lane.entry, starts=lane.entry.starts + 1)
             children = self._plan(name, lane.entry)
+            lane.processes = tuple(one.process_id for one in children)
             lane.engines = frozenset(one.process_id for one in children if one.role is Role.ENGINE)
             lane.emptied.clear()
             processes.join(children)

@@ -230,6 +230,22 @@ def test_a_table_that_cannot_be_written_on_a_full_disk_is_written_later(
     assert bench.turn(3.0)["m2"] is LaneState.LOADING
 
 
+def test_nothing_is_left_of_a_model_in_the_run_directory_once_its_processes_have_ended(bench: Bench) -> None:
+    bench.ask(LoadLane(LaneEntry("c", "/c")))
+    (bench.directory / "m2-engine-0.blobs").mkdir()
+    others = {"m1-engine-0", "m2-gateway-0", "models.json"}
+    for name in ("m2-engine-0", "m2-engine-0.alive", "m2-engine-0.blobs/x", "m2-tokenizer-0.alive", *others):
+        (bench.directory / name).touch()
+    bench.ending = {"m2"}
+    bench.ask(UnloadLane("c", 0.0))
+    bench.turn(2.0)
+    bench.turn(3.0)
+    assert (bench.directory / "m2-engine-0").exists()
+    bench.ending = set()
+    bench.turn(4.0)
+    assert {path.name for path in bench.directory.iterdir()} == others  # a gateway removes its own
+
+
 def asleep(bench: Bench) -> None:
     """Has the model `b` sleep."""
     bench.serving("m0", "m1")
