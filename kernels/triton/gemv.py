@@ -4,6 +4,8 @@ The reference implementation is `kernels.reference.gemv`. A row is multiplied wi
 reading the weight takes longest; the mean square of a norm is added up beside the products, and scales their sums.
 """
 
+from typing import NamedTuple
+
 import torch
 import triton
 import triton.language as tl
@@ -13,9 +15,22 @@ from sluice_server.kernels.triton.activation import gated
 from sluice_server.kernels.triton.aot import AotCase
 from sluice_server.kernels.triton.numbers import pointer
 
-INPUTS, WARPS = 1024, 4  # inputs that a program multiplies at once
-MANY, ROWS, FEW_ROWS = 4096, 4, 2  # rows of a weight from which a program reads ROWS of it; it reads FEW_ROWS of fewer
+MANY = 4096  # rows of a weight from which a program reads more of them
 GATES = {"silu": 1, "gelu_tanh": 2}  # those that a kernel computes
+
+
+class RowTiles(NamedTuple):
+    """What a program computes: outputs, and inputs that it multiplies at once, by so many warps."""
+
+    rows: int
+    inputs: int
+    warps: int
+
+
+def tiles_of(num_rows: int, *, is_gated: bool) -> RowTiles:
+    """Returns the tiles for a weight of so many rows; a gate takes two rows of it for each output."""
+    rows = 4 if num_rows >= MANY else 2
+    return RowTiles(rows // 2 if is_gated else rows, 1024, 4)
 
 
 def linear(
@@ -39,9 +54,9 @@ def linear(
     """
     outputs, inputs = len(weight) // (2 if gate else 1), weight.shape[1]
     y = torch.empty(1, outputs, dtype=weight.dtype, device=x.device) if residual is None else residual
-    rows = (ROWS if len(weight) >= MANY else FEW_ROWS) // (2 if gate else 1)
+    tiles = tiles_of(len(weight), is_gated=bool(gate))
     scales, eps = (None, 0.0) if norm is None else norm
-    gemv_kernel[triton.cdiv(outputs, rows),](
+    gemv_kernel[triton.cdiv(outputs, tiles.rows),](
         x,
         x if scales is None else scales,
         weight,
@@ -56,10 +71,10 @@ def linear(
         HAS_BIAS=bias is not None,
         GATE=GATES[gate] if gate else 0,
         IS_ADDED=residual is not None,
-        IS_EVEN=inputs % INPUTS == 0 and outputs % rows == 0,
-        ROWS=rows,
-        INPUTS=INPUTS,
-        num_warps=WARPS,
+        IS_EVEN=inputs % tiles.inputs == 0 and outputs % tiles.rows == 0,
+        ROWS=tiles.rows,
+        INPUTS=tiles.inputs,
+        num_warps=tiles.warps,
     )
     return y
 
@@ -130,22 +145,23 @@ def _part(places, mask, IS_EVEN: tl.constexpr):
         return tl.load(places, mask=mask, other=0.0).to(tl.float32)
 
 
-def _case(name: str, *, rows: int = ROWS, is_even: bool = True, **given: int) -> AotCase:
+def _case(name: str, num_rows: int = MANY, *, is_even: bool = True, **given: int) -> AotCase:
     constants = dict.fromkeys(("IS_NORMED", "IS_WEIGHED", "HAS_BIAS", "GATE", "IS_ADDED"), 0) | given
     is_added, is_normed = bool(constants["IS_ADDED"]), bool(constants["IS_NORMED"])
+    tiles = tiles_of(num_rows, is_gated=bool(constants["GATE"]))
     types = dict.fromkeys(("weight_ptr", "bias_ptr"), "*bf16") | {"norm_ptr": "*fp32", "weight_stride": "i64"}
     types |= {"x_ptr": "*fp32" if is_normed else "*bf16", "y_ptr": pointer(torch.float32) if is_added else "*bf16"}
     types |= {"outputs": "i32", "inputs": "i32", "eps": "fp32"}
-    constants |= {"IS_EVEN": is_even, "ROWS": rows, "INPUTS": INPUTS}
+    constants |= {"IS_EVEN": is_even, "ROWS": tiles.rows, "INPUTS": tiles.inputs}
     vectors = frozenset({"loads"}) if is_even else frozenset()
-    return AotCase(f"gemv/{name}", gemv_kernel, types, constants, num_warps=WARPS, vectors=vectors)
+    return AotCase(f"gemv/{name}", gemv_kernel, types, constants, num_warps=tiles.warps, vectors=vectors)
 
 
 CASES = (
     _case("plain"),
-    _case("few", rows=FEW_ROWS),
+    _case("few", 1024),
     _case("uneven", is_even=False),
     _case("normed", IS_NORMED=True, IS_WEIGHED=True),
-    _case("gated", rows=ROWS // 2, IS_NORMED=True, IS_WEIGHED=True, GATE=1),
+    _case("gated", IS_NORMED=True, IS_WEIGHED=True, GATE=1),
     _case("added", IS_ADDED=True),
 )

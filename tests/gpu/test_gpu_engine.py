@@ -35,7 +35,13 @@ MARGIN = 0.05  # of the largest logit's size: what bfloat16 may take for the mos
 
 @pytest.fixture(scope="module", params=list(SHAPES))
 def checkpoint(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return make_checkpoint(tmp_path_factory.mktemp("model"), SHAPES[request.param])
+    return made(tmp_path_factory.mktemp("model"), request.param)
+
+
+def made(folder: Path, name: str) -> Path:
+    """A checkpoint of one of the shapes; a GPU draws a billion numbers in no time."""
+    with torch.device("cuda"):
+        return make_checkpoint(folder, SHAPES[name])
 
 
 @pytest.fixture
@@ -83,7 +89,7 @@ def test_tokens_are_the_likeliest_of_transformers(engine: Engine, checkpoint: Pa
 def test_greedy_tokens_in_float32_are_those_of_transformers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """With heads of 64, whose tiles fit into registers in float32, too; no user may take it, as others do not."""
     monkeypatch.setattr(support, "DTYPES", (*support.DTYPES, torch.float32))
-    checkpoint = make_checkpoint(tmp_path, SHAPES["1B"])
+    checkpoint = made(tmp_path, "1B")
     config = read_config(checkpoint)
     asked = dataclasses.replace(CONFIG, dtype="float32")
     engine = build_engine(asked, config, checkpoint, limits_of(asked, config, 1 << 20)).engine
