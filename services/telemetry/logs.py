@@ -13,8 +13,11 @@ from collections.abc import Iterable, Mapping
 from itertools import islice
 from typing import TextIO
 
+import msgspec
+
 from sluice_server.services.messages.messages import Envelope
 
+_encode = msgspec.json.Encoder(enc_hook=str).encode
 FIELDS = "about"  # attribute of a log record with its named fields
 MAX_NAMED = 32  # requests of a stream that are named in one line
 MAX_REPEATS = 5  # errors of one kind that are written per minute
@@ -44,11 +47,14 @@ class JsonFormatter(logging.Formatter):
     def __init__(self, process_id: str) -> None:
         super().__init__()
         self._process_id = process_id
+        self._second = 0, ""  # the latest one, and its text
 
     def format(self, record: logging.LogRecord) -> str:
         """Returns time, level, process, logger, message, the record's fields, and the exception if there is one."""
+        if self._second[0] != int(record.created):
+            self._second = int(record.created), self.formatTime(record, "%Y-%m-%dT%H:%M:%S%z")
         fields = {
-            "time": self.formatTime(record, "%Y-%m-%dT%H:%M:%S%z"),
+            "time": self._second[1],
             "level": record.levelname.lower(),
             "process": self._process_id,
             "logger": record.name,
@@ -57,7 +63,7 @@ class JsonFormatter(logging.Formatter):
         }
         if record.exc_info:
             fields["exception"] = self.formatException(record.exc_info)
-        return json.dumps(fields, ensure_ascii=False)
+        return _encoded(fields)
 
 
 class ConsoleFormatter(logging.Formatter):
@@ -152,9 +158,18 @@ def configure(level: str, form: str, process_id: str) -> None:
     handler.setFormatter(JsonFormatter(process_id) if form == "json" else ConsoleFormatter(process_id))
     root = logging.getLogger()
     root.handlers[:] = [handler]
+    # No line has these, and each is asked for with each record: the process's id by a call of the system.
+    logging.logThreads = logging.logProcesses = logging.logMultiprocessing = False
     # The SDK logs every failed batch; `queue` counts failed spans and logs once.
     logging.getLogger("opentelemetry").setLevel(logging.CRITICAL)
     root.setLevel(level.upper())
+
+
+def _encoded(fields: Mapping[str, object]) -> str:
+    try:
+        return _encode(fields).decode()
+    except UnicodeEncodeError:  # half of a surrogate pair, as in a file's name that is no UTF-8
+        return json.dumps(fields, ensure_ascii=False, default=str)
 
 
 def _trace(traceparent: str) -> dict[str, str]:

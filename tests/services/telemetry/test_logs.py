@@ -2,6 +2,7 @@
 
 import json
 import logging
+import time
 from collections.abc import Iterator
 
 import pytest
@@ -72,3 +73,17 @@ def test_a_failure_in_json_is_one_line_with_its_trace(capsys: pytest.CaptureFixt
     assert (found["message"], found["trace_id"], found["request_id"]) == ("could not do", TRACE, "r1")
     assert "ValueError: bad" in found["exception"] and found["process"] == "engine-0"
     assert "trace_id" not in logs.about(Envelope("r", "g"))[logs.FIELDS]
+
+
+def test_lines_in_json_have_their_second_and_whatever_text_there_is() -> None:
+    form = logs.JsonFormatter("g")
+
+    def told(created: float, message: str) -> tuple[str, str]:
+        record = logging.makeLogRecord({"created": created, "msg": message, "levelname": "INFO", "name": "x"})
+        found = json.loads(form.format(record))
+        assert found["time"] == time.strftime("%Y-%m-%dT%H:%M:%S%z", time.localtime(created))
+        return found["time"], found["message"]
+
+    first, half = told(1000.2, "a"), told(1000.9, "\udcff")
+    assert first[0] == half[0] and half[1] == "\udcff"
+    assert told(1001.1, "c")[0] != first[0] and told(1000.2, "d")[0] == first[0]
