@@ -80,20 +80,26 @@ def one_row(at: CaseDevice, width: int) -> Work:
     return pure(lambda: gemv.linear(x, weight), lambda: F.linear(x, weight), moved)._replace(flops=2 * weight.numel())
 
 
-def one_gated_row(at: CaseDevice, width: int) -> Work:
-    """The same with the norm before it and the gate behind; torch's peer is our norm, cuBLAS and our gate."""
+def one_normed_row(at: CaseDevice, width: int) -> Work:
+    """The same with the norm before it; torch's peer is our norm and cuBLAS."""
     x, weight = at.randn(1, width).float(), at.randn(width, width) * width**-0.5
     scales = torch.rand(width, device=at.device) + 0.5
-
-    def peer() -> Tensor:
-        return activation.silu_mul(F.linear(norm.rms_norm(x, scales, EPS, at.dtype), weight))
-
-    moved = weight.nbytes + 2 * x.nbytes
-    ours = partial(gemv.linear, x, weight, norm=(scales, EPS), gate="silu")
-    return pure(ours, peer, moved)._replace(flops=2 * weight.numel())
+    ours = partial(gemv.linear, x, weight, norm=(scales, EPS))
+    return pure(
+        ours, lambda: F.linear(norm.rms_norm(x, scales, EPS, at.dtype), weight), weight.nbytes + 2 * x.nbytes
+    )._replace(flops=2 * weight.numel())
 
 
-ROWS: dict[str, Callable[..., Work]] = {"16 bits": one_row, "normed, gated": one_gated_row}
+def one_gated_row(at: CaseDevice, width: int) -> Work:
+    """The same with the gate behind it; torch's peer is cuBLAS and our gate."""
+    x, weight = at.randn(1, width), at.randn(width, width) * width**-0.5
+    ours = partial(gemv.linear, x, weight, gate="silu")
+    return pure(ours, lambda: activation.silu_mul(F.linear(x, weight)), weight.nbytes + 2 * x.nbytes)._replace(
+        flops=2 * weight.numel()
+    )
+
+
+ROWS: dict[str, Callable[..., Work]] = {"plain": one_row, "normed": one_normed_row, "gated": one_gated_row}
 LINEARS: dict[str, Linear] = {"w8a16": w8a16, "w4a16": w4a16, "w8a8": w8a8, "fp8": fp8}
 
 

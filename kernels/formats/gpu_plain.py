@@ -1,7 +1,7 @@
 """Linear layers over weights that are not rounded, on a CUDA device.
 
-Several rows are multiplied by cuBLAS; one row by a kernel that reads the weight faster, with the norm before and the
-gate or the sum behind in the same launch.
+Several rows are multiplied by cuBLAS; one row by a kernel that reads the weight faster, with the norm before, or the
+gate or the sum behind, in the same launch.
 """
 
 import torch
@@ -13,9 +13,6 @@ from sluice_server.kernels.formats.linear import GpuLinear
 
 class PlainOnGpu(GpuLinear):
     """Linear layer of a weight in the activations' format."""
-
-    def norms(self, num: int) -> bool:
-        return num == 1 and not self.batch_invariant
 
     def apply(self, x: Tensor) -> Tensor:
         if not self._is_row(x):
@@ -35,12 +32,12 @@ class PlainOnGpu(GpuLinear):
         y: Tensor = gpu.family("gemv").linear(x, self.weight, self.bias, norm=(norm, eps))
         return y
 
-    def apply_gated(self, x: Tensor, norm: Tensor | None, eps: float, activation: str = "silu") -> Tensor:
+    def gated(self, x: Tensor, activation: str = "silu") -> Tensor:
         kernel = gpu.family("gemv")
         if not self._is_row(x) or activation not in kernel.GATES:
-            return super().apply_gated(x, norm, eps, activation)
-        y: Tensor = kernel.linear(x, self.weight, self.bias, norm=(norm, eps), gate=activation)
+            return super().gated(x, activation)
+        y: Tensor = kernel.linear(x.to(self.dtype), self.weight, self.bias, gate=activation)
         return y
 
     def _is_row(self, x: Tensor) -> bool:
-        return self.norms(len(x)) and x.stride(1) == 1
+        return len(x) == 1 and x.stride(1) == 1 and not self.batch_invariant

@@ -69,6 +69,10 @@ class PackedLinear:
         """Returns activation(first half) · second half [M, N / 2] of the layer of RMSNorm(x [M, K]), see `GATES`."""
         return GATES[activation](self.apply_normed(x, norm, eps))
 
+    def gated(self, x: Tensor, activation: str = "silu") -> Tensor:
+        """Returns the same of the layer of x [M, K], without a norm."""
+        return GATES[activation](self.apply(x))
+
     def halves(self, x: Tensor, norm: Tensor | None, eps: float) -> Tensor:
         """Returns both halves [M, N] of a gated layer of RMSNorm(x [M, K]), before the activation."""
         return self.apply_normed(x, norm, eps)
@@ -81,10 +85,6 @@ class GpuLinear(PackedLinear):
     """
 
     batch_invariant = False  # cuBLAS chooses the order of its sums by the number of rows
-
-    def norms(self, num: int) -> bool:
-        """Returns whether `apply_normed` and `apply_gated` of `num` rows norm what they read in the same launch."""
-        return False
 
     def fixed(self) -> Self:
         found = copy.copy(self)
@@ -104,7 +104,10 @@ class GpuLinear(PackedLinear):
         return self.apply(gpu.family("norm").rms_norm(x, norm, eps, self.dtype))
 
     def apply_gated(self, x: Tensor, norm: Tensor | None, eps: float, activation: str = "silu") -> Tensor:
-        y: Tensor = gpu.family("activation").GATES[activation](self.apply_normed(x, norm, eps))
+        return self.gated(gpu.family("norm").rms_norm(x, norm, eps, self.dtype), activation)
+
+    def gated(self, x: Tensor, activation: str = "silu") -> Tensor:
+        y: Tensor = gpu.family("activation").GATES[activation](self.apply(x))
         return y
 
 

@@ -140,7 +140,7 @@ def decoder_layer_(
     queries, options = heads[:, : layer.heads], (layer.scale, layer.window, layer.score_cap, layer.sinks)
     attend = layer.attention or ops.paged_attention
     seen = attend(queries, cache, meta, *options, is_fixed=layer.is_fixed)
-    if isinstance(layer.mlp, DenseMlp) and layer.mlp.joins(len(h)) and layer.output_norm is None:
+    if isinstance(layer.mlp, DenseMlp) and layer.mlp.joins and layer.output_norm is None:
         layer.mlp.join(h, ops.linear(seen, layer.output), layer.eps)
     else:
         ops.linear_add_(h, seen, layer.output, layer.output_norm, layer.eps)

@@ -46,14 +46,15 @@ class DenseMlp:
             return self.down.add_to(h, gated)
         return self.down.add_normed_to(h, gated, self.down_norm, eps)
 
-    def joins(self, num: int) -> bool:
-        """Whether `join` is to be used for `num` rows: on a GPU, unless the linear norms what it reads."""
-        return isinstance(self.gate_up, GpuLinear) and not self.gate_up.norms(num)
+    @property
+    def joins(self) -> bool:
+        """Whether `join` can be used: on a GPU, where no linear norms what it reads."""
+        return isinstance(self.gate_up, GpuLinear)
 
     def join(self, h: Tensor, x: Tensor, eps: float) -> Tensor:
         """Computes h [T, hidden] (float32) += x and then h += mlp(norm(h)) in place; sum and norm are one operation."""
         normed = ops.add_rms_norm_(h, x, self.norm, eps, self.gate_up.dtype)
-        gated = ops.gate(ops.linear(normed, self.gate_up), self.activation)
+        gated = self.gate_up.gated(normed, self.activation)
         if self.down_norm is None:
             return self.down.add_to(h, gated)
         return self.down.add_normed_to(h, gated, self.down_norm, eps)
