@@ -188,6 +188,24 @@ def test_a_model_sleeps_and_a_request_wakes_it(tmp_path: Path) -> None:
 
 
 @pytest.mark.long
+def test_a_request_that_comes_before_a_model_sleeps_keeps_it_awake(tmp_path: Path) -> None:
+    with two(tmp_path) as service, service.control() as control, service.stub() as stub:
+        engine = service.children()["m1-engine-0"].pid
+        wanted = spec("class A:", 900)
+        wanted.model = "other"
+        stream = stub.StreamGenerate(inference_pb2.StreamGenerateRequest(spec=wanted), timeout=120)
+        assert next(stream).WhichOneof("event") == "accepted"
+        sleeping = control.SleepModel.future(control_pb2.SleepModelRequest(model="other"), timeout=120)
+        wait_until(lambda: states(control)["other"] == "SLEEPING", 20, "it is about to sleep")
+        assert answered(service, "other") == "other"
+        with pytest.raises(grpc.RpcError, match="serves on") as failed:
+            sleeping.result()
+        assert failed.value.code() is grpc.StatusCode.FAILED_PRECONDITION
+        assert sum(len(event.delta.tokens) for event in stream) == 900
+        assert service.children()["m1-engine-0"].pid == engine
+
+
+@pytest.mark.long
 def test_a_model_sleeps_with_its_weights_and_gives_the_memory_of_its_cache_back(tmp_path: Path) -> None:
     sizes = "--kv-cache-tokens", "32768", "--max-num-seqs", "8"
     with two(tmp_path, *sizes) as service, service.control() as control:
