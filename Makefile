@@ -199,6 +199,10 @@ bench-scheduler: $(VENV)/.run ## the scheduler's own cost, and its policies in s
 bench-adapters: $(VENV)/.run ## what adapters add to a step and to a server that has them idle, and a hundred of them over eight slots
 	$(BIN)/python -m benchmarks.adapters
 
+.PHONY: bench-models
+bench-models: $(VENV)/.run ## several models in one service: loads beside streams, wakes, eight lanes, two with memory for one
+	$(BIN)/python -m benchmarks.models
+
 .PHONY: bench-images
 bench-images: $(VENV)/.dev ## streams of text while pictures arrive, pictures that come again, and preparing them
 	$(BIN)/python -m benchmarks.images

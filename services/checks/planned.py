@@ -3,6 +3,7 @@
 import subprocess
 import sys
 from collections.abc import Sequence
+from subprocess import PIPE
 
 import msgspec
 
@@ -10,6 +11,7 @@ from sluice_server.engine.config import EngineConfig
 from sluice_server.engine.errors import Code, ServiceError
 from sluice_server.services.config import ServiceConfig
 from sluice_server.services.memory.control_group import ControlGroup
+from sluice_server.services.process.aside import lower
 from sluice_server.services.process.model_table import UNPLANNED, LaneEntry, PlannedBytes, with_options
 
 COMMAND = (sys.executable, "-m", "sluice_server.services.engine.planning")
@@ -76,12 +78,17 @@ def _asked(engine: EngineConfig, service: ServiceConfig, entry: LaneEntry, budge
 def _ask(asked: list[AskedPlan]) -> list[PlannedBytes]:
     try:
         told = msgspec.json.encode(asked)
-        done = subprocess.run(COMMAND, input=told, capture_output=True, timeout=PLAN_S, check=False)
-        answers = msgspec.json.decode(done.stdout, type=list[AnsweredPlan])
+        with subprocess.Popen(COMMAND, stdin=PIPE, stdout=PIPE, stderr=PIPE) as planning:
+            lower(planning.pid)
+            try:
+                said, failed = planning.communicate(told, PLAN_S)
+            finally:
+                planning.kill()
+        answers = msgspec.json.decode(said, type=list[AnsweredPlan])
     except (OSError, subprocess.TimeoutExpired) as error:
         raise _failed(str(error)) from error
     except msgspec.DecodeError as error:
-        raise _failed(done.stderr.decode(errors="replace").strip()[-LAST_WORDS:]) from error
+        raise _failed(failed.decode(errors="replace").strip()[-LAST_WORDS:]) from error
     for one in answers:
         if one.code:
             raise ServiceError(Code(one.code), one.reason, one.message, field=one.field)

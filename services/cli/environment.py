@@ -20,6 +20,7 @@ OTHERS = frozenset(
         "SLUICE_SUPERVISOR_PID",
         "SLUICE_GROUP_EPOCH",
         "SLUICE_READY_FD",
+        "SLUICE_ASIDE",
         "SLUICE_PORT",
         "SLUICE_HTTP_PORT",
         "SLUICE_TEXT_IMAGE",

@@ -11,7 +11,7 @@ from pathlib import Path
 
 from sluice_server.services.messages.processes import Role
 from sluice_server.services.process import exit_reason, heartbeat
-from sluice_server.services.process.supervised import GROUP_EPOCH, READY_FD, SUPERVISOR_PID
+from sluice_server.services.process.supervised import ASIDE, GROUP_EPOCH, READY_FD, SUPERVISOR_PID
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -32,6 +32,10 @@ class Child:
     command: str = "serve"
     group: str = ""
     lane: str = ""
+
+    def aside(self) -> "Child":
+        """Returns it as a process that starts beside models that serve, and takes less of the processors until then."""
+        return dataclasses.replace(self, environment={**self.environment, ASIDE: "1"})
 
 
 class Running:
@@ -101,10 +105,13 @@ class Running:
         own = {SUPERVISOR_PID: str(os.getpid()), READY_FD: str(self._ready_fd)}
         if self.child.group:
             own[GROUP_EPOCH] = str(epoch)
+        settings = dict(self.child.environment)
+        if self.started_s:  # requests may wait for it
+            settings.pop(ASIDE, None)
         self.started_s = time.monotonic()
         self._process = subprocess.Popen(
             self._command,
-            env={**os.environ, **self.child.environment, **own},
+            env={**os.environ, **settings, **own},
             # A terminal's Ctrl-C and Ctrl-Z reach the supervisor only. No session of its own: Linux shares processors
             # between sessions first, where a stage's wake-ups and slices (`services.process.slices`) count for less.
             process_group=0,

@@ -261,7 +261,8 @@ class Lanes:
         lane.become(LaneState.LOADING)
         if not is_napping:
             lane.entry = msgspec.structs.replace(lane.entry, starts=lane.entry.starts + 1)
-            children = self._plan(name, lane.entry)
+            is_aside = any(one.state is LaneState.READY for one in self._entries.values())
+            children = [one.aside() if is_aside else one for one in self._plan(name, lane.entry)]
             lane.processes = tuple(one.process_id for one in children)
             lane.engines = frozenset(one.process_id for one in children if one.role is Role.ENGINE)
             lane.emptied.clear()

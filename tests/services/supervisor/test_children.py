@@ -10,6 +10,7 @@ import pytest
 
 from sluice_server.services.messages.processes import Role
 from sluice_server.services.process import exit_reason, heartbeat
+from sluice_server.services.process.supervised import ASIDE
 from sluice_server.services.supervisor.children import Child, Running
 
 
@@ -38,6 +39,14 @@ def test_processes_have_a_group_of_their_own_and_share_a_session(tmp_path: Path)
     assert end_of(child) == "engine-0 ended with exit status 0"
     child = running(tmp_path, f"import os; raise SystemExit(os.getsid(0) != {os.getsid(0)})")
     assert end_of(child) == "engine-0 ended with exit status 0"
+
+
+def test_a_process_that_ended_starts_again_with_all_of_the_processors(tmp_path: Path) -> None:
+    script = f"import os; raise SystemExit({ASIDE!r} in os.environ)"
+    child = Running(Child("m1-engine-0", Role.ENGINE, {}).aside(), (sys.executable, "-c", script), tmp_path, -1)
+    for status in (1, 0):
+        child.start()
+        assert end_of(child) == f"m1-engine-0 ended with exit status {status}"
 
 
 def test_exit_reason_are_of_this_life(tmp_path: Path) -> None:

@@ -16,6 +16,7 @@ from sluice_server.services.process.model_commands import (
     WakeLane,
 )
 from sluice_server.services.process.model_table import LaneEntry, LaneState, ModelTable, read_table
+from sluice_server.services.process.supervised import ASIDE
 from sluice_server.services.supervisor import lanes
 from sluice_server.services.supervisor.children import Child, Running
 from sluice_server.services.supervisor.lanes import SELDOM_S, Lanes
@@ -148,6 +149,14 @@ def test_a_model_that_is_asked_for_is_planned_once_and_serves(bench: Bench) -> N
     assert bench.turn(3.0)["m2"] is LaneState.READY
     other = bench.ask(LoadLane(LaneEntry("c", "/d")))
     assert (other.reason, bench.ask(LoadLane(LaneEntry("chat", "/d"))).reason) == ("MODEL_EXISTS", "MODEL_EXISTS")
+
+
+def test_a_model_that_starts_beside_one_that_serves_takes_less_of_the_processors(bench: Bench) -> None:
+    assert not any(ASIDE in child.child.environment for child in bench.children.values())
+    bench.serving("m0")
+    bench.turn(1.0)
+    bench.ask(LoadLane(LaneEntry("c", "/c")))
+    assert bench.children["m2-engine-0"].child.environment[ASIDE] == "1"
 
 
 def test_a_model_that_ends_before_it_served_is_given_up(bench: Bench) -> None:
