@@ -78,7 +78,7 @@ FORMATS = [
     ({"kv_cache_dtype": "fp8"}, 0.2),
     ({"quantization": "int8"}, 0.1),
     ({"quantization": "w8a8", "kv_cache_dtype": "int8"}, 0.2),
-    ({"quantization": "fp8", "kv_cache_dtype": "fp8"}, 0.3),
+    ({"quantization": "fp8", "kv_cache_dtype": "fp8"}, 0.5),  # transformers with what is rounded the same loses 0.38
 ]
 
 
