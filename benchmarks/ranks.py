@@ -3,10 +3,10 @@
     python -m benchmarks.ranks [--shape 474M] [--format int8] [--device cpu] [--rows 1 8 32] [--rounds 5] [--only NAMES]
 
 Ways: threads (one process), tensor (ranks that share out layers), stages (of a pipeline, with as many steps under way),
-turns (the same stages, one step at a time), thread (one process with a single one). Tokens a second, the best and the
-median of the rounds: other work on the machine slows all ways, so the best is what they can do. Random weights: what
-the model says means nothing. The engines of all ways are in this process, and the number of threads is the process's:
-each turn sets its way's.
+turns (the same stages, one step at a time), thread (one process with a single one). Tokens a second of a few steps, or
+of a prompt, the best and the median of all rounds: other work on the machine slows all ways, so the best is what they
+can do. Random weights: what the model says means nothing. The engines of all ways are in this process, and the number
+of threads is the process's: each turn sets its way's.
 
 From thread, threads and tensor follows what ranks of more cores would do (`forecast`).
 """
@@ -38,6 +38,7 @@ from sluice_server.services.ranks.settings import config_of_rank
 from sluice_server.services.ranks.started import started
 
 RANKS, TOKENS, LONG_PROMPT = 2, 24, 512
+PART = 4  # steps of which a rate is taken: so short a time is quiet now and then on a machine that others use
 CORES = (1, 2, 4, 8, 16)  # of a rank, in the forecast
 WAYS = {
     "threads": {"threads": RANKS},
@@ -46,7 +47,7 @@ WAYS = {
     "turns": {"threads": 1, "pipeline_parallel_size": RANKS},
     "thread": {"threads": 1},
 }
-Rates = dict[tuple[str, str], list[float]]  # tokens a second of each round, by what is done and way
+Rates = dict[tuple[str, str], list[float]]  # tokens a second, by what is done and way
 
 
 @contextlib.contextmanager
@@ -78,21 +79,22 @@ class Load:
         self._threads = threads
         self._count = 0
 
-    def decode(self, rows: int) -> float:
-        """Returns the tokens a second of so many sequences, once all of them decode."""
+    def decode(self, rows: int) -> list[float]:
+        """Returns the tokens a second of so many sequences, once all of them decode: one rate for every PART steps."""
         self._add(rows, PROMPT, TOKENS + 16)
         spoken: dict[str, int] = {}
         while len(spoken) < rows:
             self._step(spoken)
-        spoken.clear()
-        start = time.perf_counter()
-        while sum(spoken.values()) < rows * TOKENS:
-            self._step(spoken)
-        taken_s = time.perf_counter() - start
-        num = sum(spoken.values())
+        rates = []
+        for _ in range(TOKENS // PART):
+            spoken.clear()
+            start = time.perf_counter()
+            while sum(spoken.values()) < rows * PART:
+                self._step(spoken)
+            rates.append(sum(spoken.values()) / (time.perf_counter() - start))
         while self._engine.has_work:
             self._engine.step()
-        return num / taken_s
+        return rates
 
     def prompt(self) -> float:
         """Returns the tokens a second of one long prompt."""
@@ -170,7 +172,7 @@ def main() -> None:
         for _ in range(options.rounds):
             for way, load in loads.items():
                 for rows in options.rows:
-                    found.setdefault((f"decode, {rows} rows", way), []).append(load.decode(rows))
+                    found.setdefault((f"decode, {rows} rows", way), []).extend(load.decode(rows))
                 found.setdefault((f"prompt of {LONG_PROMPT}", way), []).append(load.prompt())
         where = f"{RANKS} cores of {os.cpu_count()}, load {os.getloadavg()[0]:.1f}"
         print(f"{options.shape} {options.format}, {where}; tokens/s")

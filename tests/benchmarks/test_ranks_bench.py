@@ -8,31 +8,31 @@ from typing import cast
 import pytest
 import torch
 
-from benchmarks.ranks import Load, forecast, show
+from benchmarks.ranks import PART, TOKENS, Load, forecast, show
 from sluice_server.engine.engine import Engine
 from sluice_server.engine.request import EngineRequest
 from sluice_server.engine.worker.host.compute_threads import use_threads
 
 
 class CountedEngine:
-    """Ends a request with each step, and notes how many threads would compute it."""
+    """Samples a token of every request with each step, and notes how many threads would compute it."""
 
     def __init__(self) -> None:
         self.seen: list[int] = []
-        self._waiting: list[EngineRequest] = []
+        self._left: dict[str, int] = {}
 
     @property
     def has_work(self) -> bool:
-        return bool(self._waiting)
+        return bool(self._left)
 
     def add(self, request: EngineRequest) -> None:
-        self._waiting.append(request)
+        self._left[request.request_id] = request.params.max_tokens
 
     def step(self) -> SimpleNamespace:
         self.seen.append(torch.get_num_threads())
-        request = self._waiting.pop()
-        tokens = tuple(range(request.params.max_tokens))
-        return SimpleNamespace(sampled=[SimpleNamespace(request_id=request.request_id, token_ids=tokens)])
+        sampled = [SimpleNamespace(request_id=name, token_ids=(7,)) for name in self._left]
+        self._left = {name: num - 1 for name, num in self._left.items() if num > 1}
+        return SimpleNamespace(sampled=sampled)
 
 
 @pytest.fixture
@@ -49,6 +49,14 @@ def test_each_way_computes_with_its_own_threads() -> None:
     for load in (*loads.values(), *loads.values()):
         load.prompt()
     assert {num: engine.seen for num, engine in engines.items()} == {num: [num, num] for num in engines}
+
+
+@pytest.mark.usefixtures("threads")
+def test_a_rate_is_of_a_few_steps_behind_the_first_tokens() -> None:
+    engine = CountedEngine()
+    load = Load(cast("Engine", engine), 1)
+    assert len(load.decode(3)) == TOKENS // PART and not engine.has_work
+    assert len(load.decode(1)) == TOKENS // PART and len(engine.seen) == 2 * (TOKENS + 16)
 
 
 # A step of 10 s of which 8 are shared out: 6 s with two threads, 6.5 s with two ranks.
