@@ -41,13 +41,14 @@ class Lane:
         engines, emptied: its engines, and those whose cache is empty.
         until_s: when it ends, if it is being unloaded, or is to sleep.
         sleeps: it ends, or its cache is emptied, until it is asked for.
-        is_light: it sleeps at level 1, or is about to, or was until it serves again: its processes stay.
+        is_light: it sleeps at level 1, or is about to: its processes stay.
         yields: it is about to sleep to make room for another one, also if requests come for it meanwhile.
         is_asked: an operator wants it to wake, whether or not requests wait for it.
         wanted_s: since when it is to start as soon as there is room; None: it has been started, or sleeps.
         has_processes: some may be left.
         used_s: when it last had something open.
-        since_s, served_s: when it was started, and when it served then.
+        is_starting: its processes start, or one does again: how long that takes is `load_s`.
+        since_s, served_s: when it was started, woken or kept awake, and when it served then.
         load_s: how long its last start took.
         num_failures: in a row.
     """
@@ -69,6 +70,7 @@ class Lane:
     is_asked: bool = False
     wanted_s: float | None = None
     has_processes: bool = False
+    is_starting: bool = False
     used_s: float = 0.0
     served_s: float = 0.0
     load_s: float = 0.0

@@ -38,6 +38,8 @@ def is_called_back(lane: Lane) -> bool:
 def stay(lane: Lane, now_s: float) -> None:
     """Keeps a lane awake that was about to sleep."""
     lane.stay()
+    if not lane.is_starting:
+        lane.since_s = now_s
     if not lane.has_processes:  # it still waited for room
         lane.wanted_s = now_s
 

@@ -115,6 +115,7 @@ class Lanes:
         state = lane.entry.state
         if lane.until_s is None and (failed or state not in (LaneState.FAILED, LaneState.NAPPING)):
             lane.sleeps = lane.is_light = False
+            lane.is_starting, lane.since_s = True, now_s + wait_s
             lane.become(LaneState.FAILED if failed else LaneState.LOADING, "" if is_planned else how)
         soon = f" in {wait_s:.1f} s" if wait_s else ""
         if not is_planned:
@@ -257,6 +258,7 @@ class Lanes:
             self._say(f"sluice: the model {lane.entry.model} wakes")
         lane.wanted_s, lane.is_asked, lane.sleeps = None, False, False
         lane.has_processes, lane.since_s, lane.used_s = True, now_s, now_s
+        lane.is_starting, lane.is_light = not is_napping, False
         lane.serving.clear()
         lane.become(LaneState.LOADING)
         if not is_napping:
@@ -275,9 +277,9 @@ class Lanes:
         self._say(f"sluice: the model {lane.entry.model} serves after {now_s - lane.since_s:.1f} s")
         lane.is_kept, lane.num_failures = True, 0
         lane.served_s, lane.used_s = now_s, now_s
-        if not lane.is_light:
+        if lane.is_starting:
             lane.load_s = now_s - lane.since_s
-        lane.is_light = False
+        lane.is_starting = False
         lane.become(LaneState.READY)
         self._restarts.served(now_s)
         self.write()

@@ -163,3 +163,23 @@ def test_a_lane_that_waits_for_room_and_is_called_back_waits_on(tmp_path: Path) 
     bench.serving("m0", drained="m1")
     bench.turn(4.0)
     assert bench.turn(5.0)["m2"] is LaneState.LOADING and "m2-engine-0" in bench.children
+
+
+def test_how_long_a_start_takes_is_not_how_long_ago_it_was(bench: Bench) -> None:
+    lane = bench.lanes._lanes["m1"]
+    assert lane.load_s == 1.0
+    bench.ask(SleepLane("b", 1e9), 100.0)
+    bench.ask(WakeLane("b"), 100.0)
+    bench.serving("m0", "m1")
+    bench.turn(103.0)
+    assert bench.said[-1] == "sluice: the model b serves after 3.0 s" and lane.load_s == 1.0
+    bench.ends("m1-engine-0", 200.0)
+    bench.serving("m0", "m1")
+    bench.turn(204.0)
+    assert bench.said[-1] == "sluice: the model b serves after 4.0 s" and lane.load_s == 4.0
+    nap(bench)
+    bench.ask(WakeLane("b"), 300.0)
+    bench.turn(300.0)
+    bench.serving("m0", "m1")
+    bench.turn(302.0)
+    assert bench.said[-1] == "sluice: the model b serves after 2.0 s" and lane.load_s == 4.0
