@@ -69,6 +69,7 @@ class RequestManager:
         self.is_draining = False
         self.on_empty: Callable[[], None] = lambda: None
         self._serials = Serials()
+        self._num_own = 0  # requests of the gateway itself so far
         self.new_id: Callable[[], str] = _random_id
         self._emit = emit
         self._attempts = Attempts(self.engines, emit)
@@ -83,8 +84,8 @@ class RequestManager:
 
     @property
     def num_sent(self) -> int:
-        """How many attempts of requests there were so far."""
-        return self._serials.last
+        """How many attempts of requests of clients there were so far."""
+        return self._serials.last - self._num_own
 
     def open(self, call: CallMetadata, asked: TranslatedRequest, *, streams: bool) -> OpenRequest:
         """Admits a request, or raises `ServiceError`. `submit` then sends it; `close` releases it on every path."""
@@ -109,6 +110,7 @@ class RequestManager:
 
     def open_own(self, call: CallMetadata, asked: TranslatedRequest, engine: str) -> OpenRequest:
         """Opens and sends a request of the gateway itself to `engine`, without admission."""
+        self._num_own += 1
         request = self._add(call, asked, is_own=True, engine=engine)
         self.submit(request)
         return request

@@ -79,6 +79,17 @@ async def test_a_change_of_another_model_does_not_queue_what_waits_again() -> No
         assert (await call).outputs[0].text == "again"
 
 
+async def test_a_warm_up_is_no_use_of_a_model() -> None:
+    async with two() as both:
+        follow(both, LaneState.LOADING)
+        await both.ring.until(lambda: both.lane.is_serving)
+        before = both.lane.manager.num_sent
+        assert before == 0 and both.ring.emitted
+        answering(both.ring, "once")
+        await both.rig.stub.Generate(unary_request(model="other"))
+        assert both.lane.manager.num_sent == 1
+
+
 async def test_no_probe_is_sent_to_a_model_that_sleeps() -> None:
     async with asleep() as both:
         before = len(both.ring.emitted)
