@@ -97,8 +97,8 @@ class KernelResources:
     cubin_bytes: int
 
 
-def compile_case(case: AotCase, capability: int) -> KernelResources:
-    """Compiles for a compute capability (80, 90). Raises triton.CompilationError when it does not compile."""
+def compiled(case: AotCase, target: GPUTarget) -> Any:  # noqa: ANN401 # Triton's
+    """Compiles for a GPU. Raises triton.CompilationError when it does not compile."""
     arguments = list(case.kernel.arg_names)
     signature = {name: "constexpr" if name in case.constants else case.types[name] for name in arguments}
     aligned = [
@@ -109,7 +109,12 @@ def compile_case(case: AotCase, capability: int) -> KernelResources:
     attributes = {(arguments.index(name),): [["tt.divisibility", 16]] for name in aligned}
     source = ASTSource(fn=case.kernel, signature=signature, constexprs=dict(case.constants), attrs=attributes)
     options = {"num_warps": case.num_warps, "num_stages": case.num_stages}
-    built = triton.compile(source, target=GPUTarget("cuda", capability, WARP), options=options)
+    return triton.compile(source, target=target, options=options)
+
+
+def compile_case(case: AotCase, capability: int) -> KernelResources:
+    """Compiles for a compute capability (80, 90), and reads the machine code."""
+    built = compiled(case, GPUTarget("cuda", capability, WARP))
     registers, stack = map(int, dumped(built.asm["cubin"], "-res-usage", r"REG:(\d+) STACK:(\d+)")[0])
     counts = {name: len(re.findall(pattern, built.asm["ptx"])) for name, pattern in PATTERNS.items()}
     return KernelResources(

@@ -2,13 +2,15 @@
 
 Bits that are put behind the upper byte of a half-precision number are that number plus an integer: 0x64nn is 1024 + n
 in float16, 0x43nn is 128 + n in bfloat16 where n has 7 bits. A difference leaves the integer, exactly. A conversion
-takes four to sixteen times as long. The interpreter, which has no assembly, and other formats convert.
+takes four to sixteen times as long. The interpreter and AMD's GPUs, which have no such assembly, and other formats
+convert.
 """
 
+import torch
 import triton
 import triton.language as tl
 
-CONVERTS = tl.constexpr(triton.knobs.runtime.interpret)
+CONVERTS = tl.constexpr(triton.knobs.runtime.interpret or torch.version.hip is not None)
 
 # $0, $1: two pairs of numbers; $2: four int8. Adding 128 makes them unsigned, which the difference undoes.
 INT8_TO_FLOAT16 = tl.constexpr("""{
