@@ -71,6 +71,10 @@ class Bench:
             time.sleep(REST_S)
             return self.runner.run(play(one.connect, times, work, give_up))
 
+    def warm(self, one: Contestant) -> None:
+        """Sends some requests: what slept for minutes while others were measured is slow to answer the first ones."""
+        self.fly(one, arrival_times(16, 8.0, 1), 1)
+
     def trial(self, one: Contestant, rate: float, seed: int) -> Trial:
         """Arrivals at a rate."""
         times = arrival_times(max(LEAST, round(rate * self.seconds)), rate, seed)
@@ -81,6 +85,7 @@ class Bench:
 
     def limit(self, one: Contestant, start: float, seed: int) -> Row:
         """The highest rate that keeps the goals, and what it was like."""
+        self.warm(one)
         trials: list[Trial] = []
 
         def passes(rate: float) -> bool:
@@ -100,6 +105,7 @@ class Bench:
 
     def burst(self, one: Contestant, limit: float, seed: int) -> Row:
         """First tokens before a burst and behind it."""
+        self.warm(one)
         base, end = limit * BASE, BEFORE_S + BURST_S
         usual = arrival_times(max(8, round(base * (end + AFTER_S))), base, seed)
         extra = arrival_times(max(1, round((BURST - 1) * base * BURST_S)), (BURST - 1) * base, seed + 1)
@@ -238,7 +244,7 @@ def main() -> None:
             print(f"{server.name}: ready", flush=True)
         all_of = list(contestants(servers))
         for one in all_of:
-            bench.fly(one, arrival_times(16, 8.0, 1), 1)  # warms it up
+            bench.warm(one)
         measure(bench, all_of, options, kept, found)
     finally:
         for server in servers:
