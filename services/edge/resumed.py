@@ -12,6 +12,7 @@ from sluice_server.services.edge.names import UNNAMED, FieldNames
 from sluice_server.services.edge.recovery import CallRecovery
 from sluice_server.services.edge.requests import Metadata
 from sluice_server.services.edge.shared import Event, OwnCall, SharedCalls, StreamCall
+from sluice_server.services.edge.shared_call import no_news
 
 
 class EdgeStream:
@@ -36,7 +37,7 @@ class EdgeStream:
         self._is_cancelled = False
         self._recovering: asyncio.Task[None] | None = None
         self._error: Exception | None = None  # why the call is not made again
-        self._on_news: Callable[[], None] = _nothing
+        self._on_news: Callable[[], None] = no_news
         calls.began(metadata)
         self._call = self._asked()
 
@@ -79,7 +80,7 @@ class EdgeStream:
         if not self._is_cancelled:
             self._calls.ended(self._metadata)
         self._is_cancelled = True
-        self.attach(_nothing)
+        self.attach(no_news)
         self._call.cancel()
         if self._recovering is not None:
             self._recovering.cancel()
@@ -117,10 +118,6 @@ class EdgeStream:
             return False
         self._sent.add(one)
         return True
-
-
-def _nothing() -> None:
-    """Does nothing: nobody waits for news."""
 
 
 def kind_of(event: Event) -> str | None:

@@ -113,7 +113,7 @@ class SharedGeneration:
     """One generation, read and cancelled like a call of its own: it is accepted when the engine has seen its prompt."""
 
     def __init__(self, call: SharedCall, tag: int, output: types_pb2.OutputOptions) -> None:
-        self.on_news: Callable[[], None] = _nothing  # called when `received` has something to return or to raise
+        self.on_news: Callable[[], None] = no_news  # called when `received` has something to return or to raise
         self._call = call
         self._tag = tag
         self._tells_prompt = output.echo or output.HasField("prompt_logprobs")
@@ -184,8 +184,8 @@ class SharedGeneration:
         self._call.wake(self)
 
 
-def _nothing() -> None:
-    """Does nothing: nobody waits for news."""
+def no_news() -> None:
+    """Does nothing, where news of a call are not waited for."""
 
 
 def is_of_one(first: types_pb2.Delta, second: types_pb2.Delta) -> bool:

@@ -1,7 +1,9 @@
 """Imports of a process that starts beside models that serve: at a low priority, and nothing else of it is."""
 
+import importlib
 import subprocess
 import sys
+import threading
 
 import pytest
 
@@ -28,6 +30,11 @@ def test_a_thread_of_low_priority_imports_what_the_role_needs(role: str) -> None
     assert int(priority) >= NICE and raised == "0" and rest == ["True", "1"]
 
 
-def test_a_role_that_is_none_is_left_to_who_reads_it() -> None:
-    import_aside("")
-    import_aside("none")
+@pytest.mark.parametrize("role", ["", "none"])
+def test_a_role_that_is_none_is_left_to_who_reads_it(role: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What all processes need is imported, and no role's module; nothing is raised, in no thread."""
+    named, failed = list[str](), list[object]()
+    monkeypatch.setattr(importlib, "import_module", named.append)
+    monkeypatch.setattr(threading, "excepthook", failed.append)
+    import_aside(role)
+    assert named == ["sluice_server.services.process.inherited"] and not failed
