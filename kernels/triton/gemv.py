@@ -51,12 +51,17 @@ def linear(
 
     Args:
         norm: weight [K], or None for ones, and epsilon of the RMSNorm of x; None for no norm.
-        gate: one of `GATES`; the outputs' halves are then multiplied as activation(first) · second.
+        gate: one of `GATES`; the outputs' halves are then multiplied as activation(first) · second. Only without a
+            norm, which read as much as the weight beside it, and a residual.
         residual: float32 [1, N], to which the result is added in place.
 
     Returns:
         [1, N] in the weight's dtype, or [1, N / 2] with a gate, or the residual.
+
+    Raises ValueError for a gate beside a norm or a residual.
     """
+    if gate and (norm is not None or residual is not None):
+        raise ValueError(f"the gate {gate!r} has no norm before it in this launch, and no sum behind it")
     outputs, inputs = len(weight) // (2 if gate else 1), weight.shape[1]
     y = torch.empty(1, outputs, dtype=weight.dtype, device=x.device) if residual is None else residual
     tiles = tiles_of(len(weight), inputs, is_normed=norm is not None, is_gated=bool(gate))
@@ -132,7 +137,7 @@ def gemv_kernel(
     if HAS_BIAS:
         y += tl.load(bias_ptr + n, mask=is_output, other=0.0).to(tl.float32)
     if GATE:
-        up = tl.sum(others, 1) * scale
+        up = tl.sum(others, 1)
         if HAS_BIAS:
             up += tl.load(bias_ptr + outputs + n, mask=is_output, other=0.0).to(tl.float32)
         y = gated(y, up, GATE == 2)

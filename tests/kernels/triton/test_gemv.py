@@ -62,6 +62,13 @@ def test_a_row_is_gated(activation: str, has_bias: bool) -> None:
     assert torch.allclose(found.double(), GATES[activation](halves), atol=1e-5, rtol=1e-5)
 
 
+@pytest.mark.parametrize("beside", ["norm", "residual"])
+def test_a_gate_is_alone_in_its_launch(beside: str) -> None:
+    weight, x = weight_of(64, 64, torch.float32), torch.randn(1, 64)
+    with pytest.raises(ValueError, match="the gate 'silu'"):
+        gemv.linear(x, weight, gate="silu", **{"norm": (None, EPS)} if beside == "norm" else {"residual": x})
+
+
 def test_several_rows_and_batch_invariant_ones_take_the_other_way(monkeypatch: pytest.MonkeyPatch) -> None:
     """A row's bits must not depend on whether it is alone."""
     monkeypatch.setattr(gemv, "linear", None)
