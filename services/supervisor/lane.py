@@ -5,6 +5,7 @@ from typing import Protocol
 
 import msgspec
 
+from sluice_server.services.messages.processes import Role
 from sluice_server.services.process.model_table import LaneEntry, LaneState
 from sluice_server.services.supervisor.children import Child, Running
 
@@ -26,6 +27,9 @@ class LaneProcesses(Protocol):
 
     def end_group(self, child: Running, start_at_s: float) -> None:
         """Kills the other processes of the group of a child that ended."""
+
+
+SELDOM_S = (15.0, 30.0, 60.0, 120.0, 300.0)  # between two starts of a process that ends again and again
 
 
 @dataclasses.dataclass(slots=True, eq=False)
@@ -99,9 +103,61 @@ class Lane:
         """The bytes that it takes beyond those when it starts."""
         return self.entry.planned.total - self.held
 
+    @property
+    def is_about_to_serve(self) -> bool:
+        """Whether it serves once gateways say so. Without processes that is the word of one that has not looked yet."""
+        return self.has_processes and self.entry.state is not LaneState.READY
+
     def become(self, state: LaneState, why: str = "") -> None:
         """Takes another state."""
         self.entry = msgspec.structs.replace(self.entry, state=state, why=why, is_empty=False)
+
+    def want(self, now_s: float) -> None:
+        """Is wanted, or is not, as requests and operators say."""
+        if not (self.waiting or self.is_asked):
+            self.wanted_s = None
+        elif self.wanted_s is None:
+            self.wanted_s = now_s
+
+    def begin(self, now_s: float) -> bool:
+        """Begins to start, or to wake from a nap. Returns whether its processes are to be started."""
+        is_napping = self.entry.state is LaneState.NAPPING
+        self.wanted_s, self.is_asked, self.sleeps = None, False, False
+        self.has_processes, self.since_s, self.used_s = True, now_s, now_s
+        self.is_starting, self.is_light = not is_napping, False
+        self.serving.clear()
+        self.become(LaneState.LOADING)
+        if not is_napping:
+            self.entry = msgspec.structs.replace(self.entry, starts=self.entry.starts + 1)
+        return not is_napping
+
+    def consists_of(self, children: list[Child]) -> None:
+        """Has these processes from now on."""
+        self.processes = tuple(one.process_id for one in children)
+        self.engines = frozenset(one.process_id for one in children if one.role is Role.ENGINE)
+        self.emptied.clear()
+
+    def serve(self, now_s: float) -> None:
+        """Serves, at first or again."""
+        self.is_kept, self.num_failures = True, 0
+        self.served_s, self.used_s = now_s, now_s
+        if self.is_starting:
+            self.load_s = now_s - self.since_s
+        self.is_starting = False
+        self.become(LaneState.READY)
+
+    def start_again(self, wait_s: float | None, how: str, now_s: float) -> float:
+        """Has a process that ended start again after `wait_s`, which it returns. None: it has ended too often, and
+        starts seldom. `how`: it ended without being asked to."""
+        failed = wait_s is None
+        if wait_s is None:
+            wait_s = SELDOM_S[min(self.num_failures, len(SELDOM_S) - 1)]
+            self.num_failures += 1
+        if self.until_s is None and (failed or self.entry.state not in (LaneState.FAILED, LaneState.NAPPING)):
+            self.sleeps = self.is_light = False
+            self.is_starting, self.since_s = True, now_s + wait_s
+            self.become(LaneState.FAILED if failed else LaneState.LOADING, how)
+        return wait_s
 
     def leave(self, state: LaneState, until_s: float) -> None:
         """Begins to leave or to sleep, which ends by then: what gateways said before does not count."""

@@ -3,6 +3,7 @@
 from collections.abc import Sequence
 
 from sluice_server.engine.errors import Code, ServiceError
+from sluice_server.services.process.model_table import LaneEntry, LaneState
 
 
 def unknown(model: str, served: Sequence[str] = ()) -> ServiceError:
@@ -65,3 +66,11 @@ def _in_use(text: str) -> ServiceError:
 
 def _error(code: Code, reason: str, text: str) -> ServiceError:
     return ServiceError(code, reason, text, field="model")
+
+
+def check_same(there: LaneEntry, wanted: LaneEntry) -> None:
+    """Raises ServiceError unless a model that is to be loaded is there already, and stays."""
+    if there.state is LaneState.DRAINING:
+        raise is_leaving(there.model)
+    if (there.source, there.revision, there.options) != (wanted.source, wanted.revision, wanted.options):
+        raise exists(there.model)

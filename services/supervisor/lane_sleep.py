@@ -11,7 +11,7 @@ FOREVER_S = 1e8  # a grace from which on it is no limit
 
 def ask_to_sleep(lane: Lane, asked: SleepLane, now_s: float) -> None:
     """Has a lane fall asleep for an operator, unless it sleeps as deeply."""
-    is_light = asked.level == 1
+    is_light, lane.is_asked = asked.level == 1, False
     if lane.entry.sleep_level >= asked.level:
         return
     lane.is_kept, lane.wanted_s = True, None
@@ -49,6 +49,13 @@ def nap(lane: Lane) -> None:
     lane.until_s = None
     lane.serving.clear()
     lane.become(LaneState.NAPPING)
+
+
+def fall_asleep(lane: Lane) -> None:
+    """Has a lane sleep at level 2: its processes end."""
+    lane.until_s, lane.is_light = None, False
+    lane.serving.clear()
+    lane.become(LaneState.SLEEPING)
 
 
 def take_emptied(lane: Lane) -> bool:

@@ -13,7 +13,6 @@ from pathlib import Path
 import msgspec
 
 from sluice_server.engine.errors import ServiceError
-from sluice_server.services.messages.processes import Role
 from sluice_server.services.process import left_files
 from sluice_server.services.process.model_commands import (
     Answer,
@@ -30,13 +29,13 @@ from sluice_server.services.supervisor import lane_errors as errors
 from sluice_server.services.supervisor import lane_sleep
 from sluice_server.services.supervisor.children import Child, Running
 from sluice_server.services.supervisor.lane import Lane, LaneProcesses
+from sluice_server.services.supervisor.lane_ends import LaneEnds
 from sluice_server.services.supervisor.lane_names import LaneNames
 from sluice_server.services.supervisor.lane_queue import LaneQueue, MakeRoom, Refuse, Start
 from sluice_server.services.supervisor.lane_reports import LaneReports
 from sluice_server.services.supervisor.restarts import Restarts
 from sluice_server.services.supervisor.room import Budget, Room
 
-SELDOM_S = (15.0, 30.0, 60.0, 120.0, 300.0)  # between two starts of a process that ends again and again
 MAX_LANES = 64
 
 
@@ -66,12 +65,12 @@ class Lanes:
         self._to_start = {name: entry for name, entry in first.lanes.items() if name not in self._fixed}
         self._lanes: dict[str, Lane] = {}
         self.reports = LaneReports(self._lanes)
-        self._ending: dict[str, Lane] = {}  # unloaded ones whose processes may not have ended yet
         self._number = len(first.lanes)
         self._names = LaneNames(first)
+        self._ends = LaneEnds(self._lanes, self._names, say, self.write)
         self._is_unwritten = False
         room = Room(budget, lambda lane: lane.entry.model in self._defaults)
-        self._queue = LaneQueue(room, self._lanes, self._ending, self._fixed)
+        self._queue = LaneQueue(room, self._lanes, self._ends.ending, self._fixed)
         write_table(directory, first)
 
     @property
@@ -105,18 +104,10 @@ class Lanes:
         if not lane.is_kept:
             self._say(f"sluice: {how}; the model {lane.entry.model} had not served yet and is given up")
             processes.forget(child)
-            self._give_up(child.child.lane, how, processes)
+            self._ends.give_up(child.child.lane, how, processes)
             return
         wait_s = 0.0 if is_planned else self._restarts.wait_s(child.name, now_s)
-        failed = wait_s is None
-        if wait_s is None:
-            wait_s = SELDOM_S[min(lane.num_failures, len(SELDOM_S) - 1)]
-            lane.num_failures += 1
-        state = lane.entry.state
-        if lane.until_s is None and (failed or state not in (LaneState.FAILED, LaneState.NAPPING)):
-            lane.sleeps = lane.is_light = False
-            lane.is_starting, lane.since_s = True, now_s + wait_s
-            lane.become(LaneState.FAILED if failed else LaneState.LOADING, "" if is_planned else how)
+        wait_s = lane.start_again(wait_s, "" if is_planned else how, now_s)
         soon = f" in {wait_s:.1f} s" if wait_s else ""
         if not is_planned:
             self._say(f"sluice: {how}; starting it again{soon} (model {lane.entry.model}, {lane.entry.state})")
@@ -128,13 +119,13 @@ class Lanes:
         """Goes on with what gateways have said."""
         if self._is_unwritten:
             self.write()
-        for name in [name for name in self._ending if not processes.is_lane_there(name)]:
-            left_files.remove(self._directory, self._ending.pop(name).processes)
+        for lane in self._ends.take_ended(processes):
+            left_files.remove(self._directory, lane.processes)
         for name, lane in list(self._lanes.items()):
             if lane.busy:
                 lane.used_s = now_s
             if lane.until_s is not None:
-                self._go_on_leaving(name, now_s, gateways, processes)
+                self._ends.go_on(name, now_s, gateways, processes)
             elif lane.entry.state is LaneState.SLEEPING:
                 lane.has_processes = processes.is_lane_there(name)
                 self._want(lane, now_s)
@@ -142,7 +133,7 @@ class Lanes:
                 if lane_sleep.take_emptied(lane):
                     self.write()
                 self._want(lane, now_s)
-            elif lane.entry.state is not LaneState.READY and gateways and gateways <= lane.serving:
+            elif lane.is_about_to_serve and gateways and gateways <= lane.serving:
                 self._serves(lane, now_s)
         self._start_next(now_s, processes)
 
@@ -194,10 +185,7 @@ class Lanes:
             self._fixed[FIRST] = msgspec.structs.replace(self._fixed[FIRST], planned=command.beside)
         for there in self._entries.values():
             if there.model == entry.model:
-                if there.state is LaneState.DRAINING:
-                    raise errors.is_leaving(entry.model)
-                if (there.source, there.revision, there.options) != (entry.source, entry.revision, entry.options):
-                    raise errors.exists(entry.model)
+                errors.check_same(there, entry)
                 return self._wake(entry.model, now_s)
         if entry.model in self._names.aliases:
             raise errors.is_alias(entry.model)
@@ -224,10 +212,7 @@ class Lanes:
         if lane.entry.why and self._queue.may_fit(lane):
             lane.become(lane.entry.state)
             self.write()
-        if not (lane.waiting or lane.is_asked):
-            lane.wanted_s = None
-        elif lane.wanted_s is None:
-            lane.wanted_s = now_s
+        lane.want(now_s)
 
     def _start_next(self, now_s: float, processes: LaneProcesses) -> None:
         """Starts the lanes that are wanted, in this order, as far as there is room."""
@@ -250,64 +235,50 @@ class Lanes:
                 lane.become(lane.entry.state, why)
                 self.write()
         else:
-            self._give_up(name, why, processes)
+            self._ends.give_up(name, why, processes)
 
     def _start(self, name: str, now_s: float, processes: LaneProcesses) -> None:
-        lane, is_napping = self._lanes[name], self._lanes[name].entry.state is LaneState.NAPPING
+        lane = self._lanes[name]
         if lane.entry.sleep_level:
             self._say(f"sluice: the model {lane.entry.model} wakes")
-        lane.wanted_s, lane.is_asked, lane.sleeps = None, False, False
-        lane.has_processes, lane.since_s, lane.used_s = True, now_s, now_s
-        lane.is_starting, lane.is_light = not is_napping, False
-        lane.serving.clear()
-        lane.become(LaneState.LOADING)
-        if not is_napping:
-            lane.entry = msgspec.structs.replace(lane.entry, starts=lane.entry.starts + 1)
+        if lane.begin(now_s):
             is_aside = any(one.state is LaneState.READY for one in self._entries.values())
             children = [one.aside() if is_aside else one for one in self._plan(name, lane.entry)]
-            lane.processes = tuple(one.process_id for one in children)
-            lane.engines = frozenset(one.process_id for one in children if one.role is Role.ENGINE)
-            lane.emptied.clear()
+            lane.consists_of(children)
             processes.join(children)
         self.write()
 
     def _serves(self, lane: Lane, now_s: float) -> None:
-        if not lane.has_processes:
-            return  # the word of a gateway that has not looked yet
         self._say(f"sluice: the model {lane.entry.model} serves after {now_s - lane.since_s:.1f} s")
-        lane.is_kept, lane.num_failures = True, 0
-        lane.served_s, lane.used_s = now_s, now_s
-        if lane.is_starting:
-            lane.load_s = now_s - lane.since_s
-        lane.is_starting = False
-        lane.become(LaneState.READY)
+        lane.serve(now_s)
         self._restarts.served(now_s)
         self.write()
 
-    def _lane_of(self, model: str) -> str:
-        """Returns the lane of a model that may leave. Raises ServiceError."""
+    def _named(self, model: str) -> str:
+        """Returns the lane of a model. Raises ServiceError."""
         name = next((one for one, entry in self._entries.items() if entry.model == model), None)
         if name is None:
             raise errors.unknown(model)
+        return name
+
+    def _lane_of(self, model: str) -> str:
+        """Returns the lane of a model that may leave. Raises ServiceError."""
+        name = self._named(model)
         if name in self._fixed:
             raise errors.is_fixed(model)
         return name
 
     def _sleep(self, asked: SleepLane, now_s: float) -> str:
         name = self._lane_of(asked.model)
-        lane = self._lanes[name]
-        if lane.entry.state is LaneState.DRAINING:
+        if self._lanes[name].entry.state is LaneState.DRAINING:
             raise errors.is_leaving(asked.model)
-        lane.is_asked = False
-        lane_sleep.ask_to_sleep(lane, asked, now_s)
+        lane_sleep.ask_to_sleep(self._lanes[name], asked, now_s)
         return name
 
     def _wake(self, model: str, now_s: float) -> str:
         """Wakes a lane, or keeps it awake that was about to sleep; one that serves stays as it is. Raises ServiceError
         if there is no room."""
-        name = next((one for one, entry in self._entries.items() if entry.model == model), None)
-        if name is None:
-            raise errors.unknown(model)
+        name = self._named(model)
         lane = self._lanes.get(name)
         if lane is not None and lane.sleeps:
             if lane.until_s is None:
@@ -317,59 +288,12 @@ class Lanes:
                 lane_sleep.stay(lane, now_s)
         return name
 
-    def _go_on_leaving(self, name: str, now_s: float, gateways: set[str], processes: LaneProcesses) -> None:
-        """Ends a lane that leaves, or has it sleep, once gateways have nothing open there, or its time is over."""
-        lane = self._lanes[name]
-        assert lane.until_s is not None, "it leaves"
-        if lane_sleep.is_called_back(lane):
-            self._say(f"sluice: the model {lane.entry.model} does not sleep: requests wait for it")
-            lane_sleep.stay(lane, now_s)
-            self.write()
-        elif not gateways <= lane.drained and now_s <= lane.until_s:
-            return
-        elif not lane.sleeps:
-            self._end(name, processes)
-        elif lane.is_light and lane.has_processes:
-            lane_sleep.nap(lane)
-            self.write()
-            self._say(f"sluice: the model {lane.entry.model} sleeps, and keeps its weights")
-        else:
-            self._fall_asleep(name, processes)
-
-    def _fall_asleep(self, name: str, processes: LaneProcesses) -> None:
-        lane = self._lanes[name]
-        lane.until_s, lane.is_light = None, False
-        lane.serving.clear()
-        lane.become(LaneState.SLEEPING)
-        self.write()
-        processes.dismiss_lane(name)
-        self._say(f"sluice: the model {lane.entry.model} sleeps")
-
     def _unload(self, asked: UnloadLane, now_s: float, processes: LaneProcesses) -> str:
         name = self._lane_of(asked.model)
-        lane = self._lanes[name]
         users = self._names.users(asked.model)
         if users:
             raise errors.is_named(asked.model, users)
         if asked.model in self._defaults:
             raise errors.is_default(asked.model)
-        is_asleep = lane.entry.sleep_level > 0
-        lane.wanted_s, lane.sleeps, lane.is_light = None, False, False
-        lane.entry = msgspec.structs.replace(lane.entry, grace_s=asked.grace_s)
-        lane.leave(LaneState.DRAINING, min(now_s + asked.grace_s, lane.until_s or now_s + asked.grace_s))
-        limit = f", or in {asked.grace_s:g} s" if asked.grace_s < lane_sleep.FOREVER_S else ""
-        self._say(f"sluice: the model {asked.model} leaves once its requests have ended{limit}")
-        if is_asleep:
-            self._end(name, processes)
+        self._ends.unload(name, asked.grace_s, now_s, processes)
         return name
-
-    def _give_up(self, name: str, why: str, processes: LaneProcesses) -> None:
-        self._names.give_up(name, self._lanes[name].entry.model, why)
-        self._end(name, processes)
-
-    def _end(self, name: str, processes: LaneProcesses) -> None:
-        lane = self._ending[name] = self._lanes.pop(name)
-        self.write()
-        processes.dismiss_lane(name)
-        if lane.until_s is not None:
-            self._say(f"sluice: the model {lane.entry.model} was unloaded")

@@ -19,7 +19,8 @@ from sluice_server.services.process.model_table import LaneEntry, LaneState, Mod
 from sluice_server.services.process.supervised import ASIDE
 from sluice_server.services.supervisor import lanes
 from sluice_server.services.supervisor.children import Child, Running
-from sluice_server.services.supervisor.lanes import SELDOM_S, Lanes
+from sluice_server.services.supervisor.lane import SELDOM_S
+from sluice_server.services.supervisor.lanes import Lanes
 from sluice_server.services.supervisor.room import Budget
 
 TWO = {"m0": LaneEntry("a", "/a"), "m1": LaneEntry("b", "/b")}
