@@ -5,7 +5,7 @@ Reports of an engine are numbered: after a gap nothing of it is believed until i
 """
 
 from collections import deque
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
 
 EXPECTED_S = 60.0  # how long a block counts as held that was never reported: its request may have been cancelled
 STRIDE = 16  # blocks of a long prompt, of which the last stands for all: caches let go of the ends of prefixes first
@@ -16,7 +16,9 @@ class CacheIndex:
 
     def __init__(self, engines: Sequence[str]) -> None:
         self._bit_of = {name: 1 << at for at, name in enumerate(engines)}
+        self._engine_of = {bit: name for name, bit in self._bit_of.items()}
         self._held: dict[bytes, int] = {}  # reported
+        self._sets: dict[int, int] = {}  # one object for equal values of `_held`: few, which no look waits for
         self._expected: dict[bytes, int] = {}  # routed there, and not reported yet
         self._order: deque[tuple[float, int, list[bytes]]] = deque()  # when expectations end, the oldest first
         self._next: dict[str, tuple[int, int]] = {}  # epoch and number of an engine's next report
@@ -31,6 +33,7 @@ class CacheIndex:
             if name not in self._bit_of:
                 taken = set(self._bit_of.values())
                 self._bit_of[name] = next(1 << at for at in range(len(taken) + 1) if 1 << at not in taken)
+        self._engine_of = {bit: name for name, bit in self._bit_of.items()}
 
     def report(
         self,
@@ -58,9 +61,10 @@ class CacheIndex:
         self._next[engine] = (epoch, number + 1)
         for name in removed:
             self._clear(self._held, name, bit)
-        held, expected = self._held, self._expected
+        held, expected, sets = self._held, self._expected, self._sets
         for name in added:
-            held[name] = held.get(name, 0) | bit
+            bits = held.get(name, 0) | bit
+            held[name] = sets.setdefault(bits, bits)
             if name in expected:
                 self._clear(expected, name, bit)
         return True
@@ -84,15 +88,16 @@ class CacheIndex:
         bit, held, expected = self._bit_of[engine], self._held, self._expected
         stride = (max(first, STRIDE) // STRIDE + 1) * STRIDE - 1
         end = max(first, STRIDE, len(names) // STRIDE * STRIDE)
-        looked = (*names[first:STRIDE], *names[stride::STRIDE], *names[end:])
-        new = [name for name in looked if not expected.get(name, 0) & bit]
+        new = [*names[first:STRIDE], *names[stride::STRIDE], *names[end:]]
         if not first:  # else none is held, as the first of them is not
             new = [name for name in new if not held.get(name, 0) & bit]
-        if new:
-            others = [(name, expected[name]) for name in new if name in expected]
+        if expected.keys().isdisjoint(new):  # as a rule
             expected.update(dict.fromkeys(new, bit))
-            for name, bits in others:
-                expected[name] = bits | bit
+        else:
+            new = [name for name in new if not expected.get(name, 0) & bit]
+            for name in new:
+                expected[name] = expected.get(name, 0) | bit
+        if new:
             self._order.append((now_s + EXPECTED_S, bit, new))
         while self._order and self._order[0][0] <= now_s:
             _, bit, names = self._order.popleft()
@@ -100,7 +105,7 @@ class CacheIndex:
                 if name in expected:  # few are: the others were reported
                     self._clear(expected, name, bit)
 
-    def matched(self, names: Sequence[bytes], engines: Iterable[str]) -> dict[str, int]:
+    def matched(self, names: Sequence[bytes], engines: Sequence[str]) -> dict[str, int]:
         """Returns for each of these engines how many leading blocks of a prompt it holds. Behind the first `STRIDE` an
         engine that holds a block is taken to hold those before it, so that few are looked for."""
         able, bit_of = 0, self._bit_of
@@ -109,44 +114,46 @@ class CacheIndex:
         found: dict[int, int] = {}
         end = min(STRIDE, len(names))
         able = self._match_each(names, end, able, found)
-        if able and end < len(names):
-            ends = (*range(2 * STRIDE - 1, len(names) - 1, STRIDE), len(names) - 1)
-            for num, bits in self._search(names, ends, able):
-                first = ends[num - 1] + 1 if num else STRIDE
-                rest = range(first, ends[num] if num < len(ends) else first)
-                for more, own in self._search(names, rest, bits):
-                    found[first + more] = found.get(first + more, 0) | own
-        elif able:
-            found[end] = able
-        return {name: num for num, bits in found.items() for name, bit in bit_of.items() if bits & bit}
+        if able:
+            self._match_behind(names, end, able, found)
+        matched, engine_of = dict.fromkeys(engines, 0), self._engine_of
+        for num, bits in found.items():
+            while bits and num:
+                lowest = bits & -bits
+                matched[engine_of[lowest]] = num
+                bits ^= lowest
+        return matched
 
     def _match_each(self, names: Sequence[bytes], end: int, able: int, found: dict[int, int]) -> int:
         """Notes which of the blocks before `end` is the first that each of some engines lacks; returns those that lack
         none."""
-        held, expected = self._held, self._expected
+        held, expected = self._held.get, self._expected.get
         for num in range(end):
-            if not able:
-                break
             name = names[num]
-            still = able & (held.get(name, 0) | expected.get(name, 0))
+            still = able & (held(name, 0) | expected(name, 0))
             if still != able:
                 found[num] = able & ~still
                 able = still
+                if not able:
+                    break
         return able
 
-    def _search(self, names: Sequence[bytes], places: Sequence[int], able: int) -> Iterator[tuple[int, int]]:
-        """Yields of how many of these places, in their order, some engines hold the blocks, and which engines: by
-        halves, but the first place first, as most have nothing behind what all prompts begin with."""
-        held, expected = self._held, self._expected
-        open_ = [(0, len(places), able)]
+    def _match_behind(self, names: Sequence[bytes], first: int, able: int, found: dict[int, int]) -> None:
+        """Notes the same of the blocks from `first` on, by halves: at ends of strides as long as there is one between,
+        and at that of the first before, as most engines have nothing behind what all prompts begin with."""
+        held, expected = self._held.get, self._expected.get
+        open_ = [(first, len(names), able)]  # with the least and most blocks that they hold
         while open_:
             least, most, bits = open_.pop()
             if least == most:
-                yield least, bits
+                found[least] = found.get(least, 0) | bits
                 continue
-            at = (least + most) // 2 if least else 0
-            name = names[places[at]]
-            still = bits & (held.get(name, 0) | expected.get(name, 0))
+            mid = first if least == first else (least + most) // 2
+            at = mid // STRIDE * STRIDE + STRIDE - 1
+            at -= STRIDE if at >= most else 0
+            at = mid if at < least else at
+            name = names[at]
+            still = bits & (held(name, 0) | expected(name, 0))
             if still:
                 open_.append((at + 1, most, still))
             if still != bits:

@@ -54,24 +54,22 @@ class PrefillQueue:
     def __init__(self, tokens_per_s: float) -> None:
         """`tokens_per_s`: how fast the engine computes prompts, until it reports a rate."""
         self._tokens_per_s = tokens_per_s
-        self._num_left = 0.0
-        self._at_s = 0.0
+        self._end_s = 0.0  # when nothing is left
 
     def left(self, now_s: float) -> float:
         """Returns how many are left."""
-        if not self._num_left or now_s <= self._at_s:
-            return self._num_left
-        num_left = self._num_left - self._tokens_per_s * (now_s - self._at_s)
-        return num_left if num_left > 0.0 else 0.0
+        left_s = self._end_s - now_s
+        return left_s * self._tokens_per_s if left_s > 0.0 else 0.0
 
     def add(self, num_tokens: int, now_s: float) -> None:
         """Counts tokens that were sent to the engine."""
-        self._num_left, self._at_s = self.left(now_s) + num_tokens, max(self._at_s, now_s)
+        self._end_s = max(self._end_s, now_s) + num_tokens / self._tokens_per_s
 
     def measured(self, tokens_per_s: float, now_s: float) -> None:
         """Takes the rate at which the engine computes prompts; 0 tells nothing."""
-        self._num_left, self._at_s = self.left(now_s), max(self._at_s, now_s)
-        self._tokens_per_s = tokens_per_s or self._tokens_per_s
+        if tokens_per_s:
+            self._end_s = now_s + self.left(now_s) / tokens_per_s
+            self._tokens_per_s = tokens_per_s
 
 
 class Router:
@@ -146,6 +144,8 @@ class Router:
         return num_waiting + num_left * (1 + state.num_running)
 
     def _matched(self, names: Mapping[str, Sequence[bytes]]) -> dict[str, int]:
+        if len(set(map(id, names.values()))) == 1:  # as a rule
+            return self.index.matched(next(iter(names.values())), tuple(names))
         alike: dict[int, list[str]] = {}
         for engine, own in names.items():
             alike.setdefault(id(own), []).append(engine)

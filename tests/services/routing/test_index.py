@@ -43,6 +43,15 @@ def test_what_was_routed_counts_until_it_is_reported_or_overdue() -> None:
     assert index.matched([name(1), name(2)], ENGINES)["e2"] == 1
 
 
+def test_a_block_may_be_expected_of_several_engines() -> None:
+    index, names = whole(), [name(1), name(2)]
+    index.expect("e0", names[:1], now_s=0.0)
+    index.expect("e2", names, now_s=0.0)
+    assert index.matched(names, ENGINES) == {"e0": 1, "e1": 0, "e2": 2}
+    index.report("e2", 1, 1, (), names)
+    assert index.matched(names, ENGINES) == {"e0": 1, "e1": 0, "e2": 2}
+
+
 def test_of_a_long_prompt_some_blocks_stand_for_all() -> None:
     """Caches let go of ends first, so an engine that holds a block holds those before it."""
     index = whole()

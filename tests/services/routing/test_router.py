@@ -5,7 +5,7 @@ import random
 from benchmarks.routing.__main__ import BLOCK, compare
 from benchmarks.routing.replicas import Arrival
 from sluice_server.services.messages.processes import EngineRole
-from sluice_server.services.routing.router import EngineState, Router
+from sluice_server.services.routing.router import EngineState, PrefillQueue, Router
 
 ENGINES = ("e0", "e1")
 
@@ -50,6 +50,23 @@ def test_an_engine_that_is_too_busy_loses_its_prefix_to_a_free_one() -> None:
     made.queues["e1"].add(50, 0.0)
     assert made.choose(named([name(1)]), 15, 0.0).engine == "e0"
     assert made.queues["e1"].left(0.25) == 25.0
+
+
+def test_a_queue_is_as_long_as_before_when_another_rate_is_measured() -> None:
+    queue = PrefillQueue(tokens_per_s=100.0)
+    queue.add(100, 5.0)
+    queue.measured(50.0, 5.5)
+    assert (queue.left(5.5), queue.left(6.0)) == (50.0, 25.0)
+    queue.measured(0.0, 6.0)
+    assert (queue.left(6.0), queue.left(6.5), queue.left(9.0)) == (25.0, 0.0, 0.0)
+
+
+def test_engines_that_name_a_prompt_differently_are_matched_each_by_its_own_names() -> None:
+    made = router()
+    made.index.report("e0", 1, 1, (), [name(1)])
+    made.index.report("e1", 1, 1, (), [name(11), name(12)])
+    choice = made.choose({"e0": [name(1), name(2)], "e1": [name(11), name(12)]}, 25, 0.0)
+    assert (choice.engine, choice.num_cached) == ("e1", 20)
 
 
 def test_only_engines_that_serve_are_chosen() -> None:
