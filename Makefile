@@ -196,6 +196,10 @@ bench-recovery: $(VENV)/.run ## 240 kills, 20 hangs and saturation under load: w
 bench-scheduler: $(VENV)/.run ## the scheduler's own cost, and its policies in simulated time
 	$(BIN)/python -m benchmarks.scheduler
 
+.PHONY: bench-host
+bench-host: $(VENV)/.run ## what the host does in a decode step, over a device that takes no time
+	$(BIN)/python -m benchmarks.host_step
+
 bench-adapters: $(VENV)/.run ## what adapters add to a step and to a server that has them idle, and a hundred of them over eight slots
 	$(BIN)/python -m benchmarks.adapters
 

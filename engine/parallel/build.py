@@ -24,7 +24,7 @@ from sluice_server.engine.plugins.loading import load_plugins
 from sluice_server.engine.request import Limits
 from sluice_server.engine.speculation.drafters import ModelDrafter
 from sluice_server.engine.worker.device import CudaDevice
-from sluice_server.engine.worker.overlapped import record
+from sluice_server.engine.worker.recorded_steps import record
 from sluice_server.engine.worker.startup.allocation import (
     cache_room,
     disk_directory,

@@ -10,7 +10,7 @@ from sluice_server.engine.kv_cache.table import BlockRun
 from sluice_server.engine.parallel.messages import BeginStep
 from sluice_server.engine.worker.device import Device
 from sluice_server.engine.worker.graphs import GraphKey, RowShape
-from sluice_server.engine.worker.overlapped import Recording
+from sluice_server.engine.worker.recorded_steps import Recording
 from sluice_server.engine.worker.steps import StepNumbers
 
 

@@ -97,6 +97,7 @@ class Graphs(Generic[S]):
         a second time, for rows with adapters."""
         self._capture = capture
         self._captured: dict[GraphKey, S] = {}
+        self._found: dict[GraphKey, S | None] = {}  # what `find` has found since the last capture
         first, between = sizes(max_rows)
         self._first = [GraphKey(num, *form) for num in first for form in forms]
         self._later = [GraphKey(num, *form) for num in between for form in forms]
@@ -155,17 +156,24 @@ class Graphs(Generic[S]):
         self, num_rows: int, per_row: int, form: RowShape = RowShape.PLAIN, has_adapters: bool = False
     ) -> S | None:
         """Returns the least recorded step for so many rows of so many tokens, or None."""
-        captured, kind = self._captured, (form, has_adapters)
-        alike = [key for key in captured if (key.form, key.has_adapters) == kind]
-        fits = [key for key in alike if key.per_row >= per_row and key.num_rows >= num_rows]
-        return captured[min(fits, key=lambda key: (key.per_row, key.num_rows))] if fits else None
+        asked = GraphKey(num_rows, per_row, form, has_adapters)
+        if asked not in self._found:
+            self._found[asked] = self._search(asked)
+        return self._found[asked]
 
     def get(self, key: GraphKey) -> S | None:
         """Returns the recorded step of exactly this shape, or None."""
         return self._captured.get(key)
 
+    def _search(self, asked: GraphKey) -> S | None:
+        captured, kind = self._captured, (asked.form, asked.has_adapters)
+        alike = [key for key in captured if (key.form, key.has_adapters) == kind]
+        fits = [key for key in alike if key.per_row >= asked.per_row and key.num_rows >= asked.num_rows]
+        return captured[min(fits, key=lambda key: (key.per_row, key.num_rows))] if fits else None
+
     def _add(self, key: GraphKey) -> None:
         self._captured[key] = self._capture(key)
+        self._found.clear()
 
 
 def _with_adapters(keys: list[GraphKey]) -> list[GraphKey]:

@@ -11,6 +11,7 @@ from sluice_server.engine.speculation.trees import walk
 from sluice_server.engine.worker.device import HostCopy
 
 BAD = -1  # marks a row whose logits hold no usable number
+NONE: frozenset[int] = frozenset()
 
 
 class LaunchedStep:
@@ -29,13 +30,11 @@ class LaunchedStep:
         """Waits for the device and returns the sampled tokens."""
         if self._result is None:
             ids, plan = self._arrival.wait().tolist(), self._plan
-            if not is_uniform(plan):
-                self._result = mixed_result(plan, ids)
+            if not plan.drafts:  # one id behind each row
+                self._result = result_without_drafts(plan, _in_order(ids, self._order))
                 return self._result
             ends = itertools.accumulate(plan.query_lens)
             rows = [ids[end - num : end] for end, num in zip(ends, plan.query_lens, strict=True)]
-            if self._order:  # such rows have one token each
-                rows = [row for _, row in sorted(zip(self._order, rows, strict=True))]
             self._result = result_of(plan, rows)
         return self._result
 
@@ -64,15 +63,29 @@ def result_of(plan: StepPlan, rows: list[list[int]]) -> StepResult:
     return StepResult([ids[0] for ids in rows], frozenset(failed), runs=runs)
 
 
-def mixed_result(plan: StepPlan, ids: list[int]) -> StepResult:
-    """Returns the result of a mixed step, given the id sampled behind each row's last token."""
-    failed = frozenset(i for i, samples in enumerate(plan.samples) if samples and ids[i] == BAD)
+def result_without_drafts(plan: StepPlan, ids: list[int]) -> StepResult:
+    """Returns the result of a step without drafts, given the id sampled behind each row's last token."""
+    failed = frozenset(i for i, samples in enumerate(plan.samples) if samples and ids[i] == BAD) if BAD in ids else NONE
+    if all(plan.samples):
+        return StepResult(ids, failed)
     return StepResult([one if samples else -1 for one, samples in zip(ids, plan.samples, strict=True)], failed)
+
+
+def _in_order(ids: list[int], order: Sequence[int]) -> list[int]:
+    """Returns the ids of rows in the order of the plan; `order`: theirs, if it is another."""
+    if not order:
+        return ids
+    found = [BAD] * len(ids)
+    for row, one in zip(order, ids, strict=True):
+        found[row] = one
+    return found
 
 
 def is_uniform(plan: StepPlan) -> bool:
     """Returns whether every row samples behind each of its tokens."""
     drafts = plan.drafts
+    if not drafts:
+        return plan.num_tokens == len(plan.slots) and all(plan.samples)
     return all(
         samples and drafts.get(i, 0) == length - 1
         for i, (length, samples) in enumerate(zip(plan.query_lens, plan.samples, strict=True))

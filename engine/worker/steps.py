@@ -42,16 +42,16 @@ class UniformRows:
     """The rows of a step.
 
     Attributes:
-        slots, starts, lens: per row, its slot, the position of its first token, its number of tokens.
+        slots, starts, lens: int64 [R], per row, its slot, the position of its first token, its number of tokens.
         trees: of the rows whose drafts branch.
         prefixes: shared prefixes of rows of one token each; the rows are in `prefixes.order` already.
         samples: of a mixed step, whether each row samples behind its last token; None: every row behind every token.
         has_adapters: whether some rows have adapters.
     """
 
-    slots: list[int]
-    starts: list[int]
-    lens: list[int]
+    slots: Longs
+    starts: Longs
+    lens: Longs
     trees: Trees = dataclasses.field(default_factory=dict)
     prefixes: PrefixGroups | None = None
     samples: list[bool] | None = None
@@ -60,13 +60,13 @@ class UniformRows:
     @property
     def num_sampled(self) -> int:
         """The number of tokens that are sampled, or that could be, in a mixed step."""
-        return sum(self.lens) if self.samples is None else len(self.lens)
+        return int(self.lens.sum()) if self.samples is None else len(self.lens)
 
     @property
     def shape(self) -> GraphKey:
         """What `Graphs.find` looks for."""
-        per_row = max(self.lens) if self.samples is None else sum(self.lens)
-        return GraphKey(len(self.slots), per_row, self.form, self.has_adapters)
+        per_row = self.lens.max() if self.samples is None else self.lens.sum()
+        return GraphKey(len(self.slots), int(per_row), self.form, self.has_adapters)
 
     @property
     def form(self) -> RowShape:
@@ -152,14 +152,16 @@ class UniformSteps:
     @staticmethod
     def numbers(graphs: Graphs[RecordedStep], rows: UniformRows) -> StepNumbers:
         """Returns the numbers of a step of these rows: of the least recorded one that takes them, if there is one."""
-        step = graphs.find(*rows.shape)
+        shape = rows.shape
+        step = graphs.find(*shape)
         if step is None and rows.prefixes is not None:  # the step may be recorded for plain rows
             rows = rows.plain()
-            step = graphs.find(*rows.shape)
-        key, num = rows.shape if step is None else step.key, len(rows.slots)
+            shape = rows.shape
+            step = graphs.find(*shape)
+        key, num = shape if step is None else step.key, len(rows.slots)
         given = np.zeros((4, key.num_rows), dtype=np.int64)
         given[0, :num], given[1, :num] = rows.slots, rows.starts
-        given[2, :num] = np.cumsum(rows.lens)
+        np.cumsum(rows.lens, out=given[2, :num])
         given[2, num:] = given[2, num - 1]  # padding rows have no token
         given[3, :num] = True if rows.samples is None else rows.samples
         return StepNumbers(key, given, _numbers(rows, key))
@@ -185,7 +187,7 @@ class UniformSteps:
     def _blank(self, key: GraphKey) -> RecordedStep:
         on = self._model.device
         given = torch.zeros(4, key.num_rows, dtype=torch.int64, device=on)
-        form = torch.from_numpy(_numbers(UniformRows([], [], []), key)).to(on)
+        form = torch.from_numpy(_numbers(UniformRows(NO_LONGS, NO_LONGS, NO_LONGS), key)).to(on)
         sampled = torch.full((key.num_sampled,), BAD, dtype=torch.int64, device=on)
         logits, inputs = self._logits[: key.num_sampled], list[StepInputs]()
 
@@ -315,7 +317,7 @@ def _numbers(rows: UniformRows, key: GraphKey) -> Longs:
     are groups), the keys of its prefix, and the keys of each row's prefix.
     """
     if key.form is RowShape.TREES:
-        return numbers_of(rows.lens, rows.trees, key.num_tokens).reshape(-1)
+        return numbers_of(rows.lens.tolist(), rows.trees, key.num_tokens).reshape(-1)
     if key.form is not RowShape.SHARED:
         return NO_LONGS
     firsts, lengths = np.zeros(MOST_GROUPS + 1, dtype=np.int64), np.zeros(MOST_GROUPS, dtype=np.int64)

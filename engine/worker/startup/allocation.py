@@ -27,15 +27,10 @@ from sluice_server.engine.request import Limits
 from sluice_server.engine.speculation.draft_passes import ComputedPasses, DraftPasses
 from sluice_server.engine.speculation.drafters import Drafter
 from sluice_server.engine.worker.device import CudaDevice, Device
-from sluice_server.engine.worker.overlapped import (
-    ALONE,
-    Followers,
-    InFlightDrafts,
-    OverlappedRunner,
-    overlap,
-    recorded_bytes,
-)
+from sluice_server.engine.worker.followers import ALONE, Followers
+from sluice_server.engine.worker.overlapped import OverlappedRunner, overlap
 from sluice_server.engine.worker.recorded_passes import PassSizes, RecordedPasses, recorded_pass_bytes
+from sluice_server.engine.worker.recorded_steps import InFlightDrafts, recorded_bytes
 from sluice_server.engine.worker.runner import Runner
 from sluice_server.engine.worker.slots.state import Slots
 from sluice_server.engine.worker.startup.formats import Formats

@@ -24,9 +24,12 @@ from sluice_server.engine.scheduler.scheduler import Scheduler
 from sluice_server.engine.scheduler.settings import settings_of
 from sluice_server.engine.speculation.ngram import NgramProposer
 from sluice_server.engine.worker.launched import LaunchedStep
-from sluice_server.engine.worker.overlapped import InFlightDrafts, OverlappedRunner, overlap
+from sluice_server.engine.worker.overlapped import OverlappedRunner, overlap
+from sluice_server.engine.worker.recorded_steps import InFlightDrafts
 from sluice_server.engine.worker.runner import CompletedStep, Runner
 from sluice_server.engine.worker.slots.state import Slots
+from sluice_server.engine.worker.staging import StagedTokens
+from sluice_server.engine.worker.steps import UniformRows
 from sluice_server.kernels import gpu
 from tests.engine.test_engine_oracle import GEMMA2, some_prompts
 from tests.engine.worker.host_device import HostDevice, reference_family
@@ -197,10 +200,10 @@ def test_a_step_that_fails_is_computed_again_and_with_it_what_rests_on_it(
         calls[0] += num_rows > 1
         return num_rows > 1 and calls[0] % 3 == 0
 
-    def launched(self: OverlappedRunner, plan: StepPlan) -> LaunchedStep | CompletedStep:
+    def launched(self: OverlappedRunner, plan: StepPlan, rows: UniformRows) -> LaunchedStep | CompletedStep:
         if fails(len(plan.slots)):
             raise error
-        return launch(self, plan)
+        return launch(self, plan, rows)
 
     def collected(self: LaunchedStep) -> Any:  # noqa: ANN401 # a result
         if fails(len(self._plan.slots)):
@@ -222,14 +225,14 @@ def test_a_device_that_runs_out_of_memory_takes_smaller_steps_from_then_on(
     model, most, refused = load(checkpoint), 7, list[int]()
     expected = run(make(checkpoint, model, is_overlapped=False), 5)
     own = make(checkpoint, model, is_overlapped=is_overlapped)
-    kind, name = (OverlappedRunner, "_stage") if is_overlapped else (Runner, "_compute")
+    kind, name = (StagedTokens, "stage") if is_overlapped else (Runner, "_compute")
     compute: Callable[..., Any] = getattr(kind, name)
 
-    def computed(self: object, plan: StepPlan, *more: object) -> object:
+    def computed(self: object, plan: StepPlan, *more: object, **named: object) -> object:
         if plan.num_tokens > most:
             refused.append(plan.num_tokens)
             raise torch.OutOfMemoryError
-        return compute(self, plan, *more)
+        return compute(self, plan, *more, **named)
 
     monkeypatch.setattr(kind, name, computed)
     assert run(own, 5) == expected

@@ -18,8 +18,9 @@ from sluice_server.engine.request import EngineRequest, SamplingParams
 from sluice_server.engine.worker.device import HostCopy
 from sluice_server.engine.worker.graphs import GraphKey, Graphs, RowShape, forms_of
 from sluice_server.engine.worker.launched import result_of
-from sluice_server.engine.worker.overlapped import InFlightDrafts, OverlappedRunner, overlap
+from sluice_server.engine.worker.overlapped import OverlappedRunner, overlap
 from sluice_server.engine.worker.prefixes import SharedPrefixes
+from sluice_server.engine.worker.recorded_steps import InFlightDrafts
 from sluice_server.engine.worker.runner import Runner
 from sluice_server.engine.worker.slots.state import Slots
 from sluice_server.engine.worker.startup.device_support import check_trees

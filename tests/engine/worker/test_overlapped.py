@@ -24,14 +24,11 @@ from sluice_server.engine.scheduler.scheduler import Scheduler
 from sluice_server.engine.scheduler.settings import settings_of
 from sluice_server.engine.worker.graphs import GraphKey, Graphs, RowShape, sizes
 from sluice_server.engine.worker.launched import result_of
-from sluice_server.engine.worker.overlapped import (
-    InFlightDrafts,
-    OverlappedRunner,
-    overlap,
-    wants_only_sampling,
-)
+from sluice_server.engine.worker.overlapped import OverlappedRunner, overlap
+from sluice_server.engine.worker.recorded_steps import InFlightDrafts
 from sluice_server.engine.worker.runner import Runner
 from sluice_server.engine.worker.slots.state import Slots
+from sluice_server.engine.worker.staging import wants_only_sampling
 from sluice_server.engine.worker.startup.allocation import recorded_drafts
 from sluice_server.kernels import gpu, ops
 from tests.engine.worker.host_device import HostDevice, reference_family
@@ -288,4 +285,4 @@ def test_embeddings_of_a_prompt_leave_recorded_steps_which_look_ids_up(checkpoin
     for start, is_given in ((0, True), (2, True), (3, False)):
         plan = StepPlan(1, [1], [2], [start], [0, 0], [True], [], [])
         assert own.runner._plain.needs_hidden(plan) is is_given
-        assert own.runner._is_recorded(plan) is not is_given
+        assert own.runner._is_recorded(plan, has_adapters=False, is_mixed=True) is not is_given

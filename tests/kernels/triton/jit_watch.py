@@ -22,7 +22,8 @@ from sluice_server.engine.kv_cache.cache import KVCache
 from sluice_server.engine.models.model import Model
 from sluice_server.engine.request import EngineRequest, Limits, SamplingParams
 from sluice_server.engine.scheduler.scheduler import Scheduler
-from sluice_server.engine.worker.overlapped import InFlightDrafts, overlap
+from sluice_server.engine.worker.overlapped import overlap
+from sluice_server.engine.worker.recorded_steps import InFlightDrafts
 from sluice_server.engine.worker.runner import Runner
 from sluice_server.engine.worker.slots.state import Slots
 from sluice_server.engine.worker.startup.memory import StepRows, ladder, whole_step

@@ -19,7 +19,8 @@ from sluice_server.engine.models.loading import load_model
 from sluice_server.engine.models.model import Model
 from sluice_server.engine.request import Limits
 from sluice_server.engine.worker.graphs import GraphKey, Graphs, RowShape
-from sluice_server.engine.worker.overlapped import InFlightDrafts, OverlappedRunner, overlap, recorded_bytes
+from sluice_server.engine.worker.overlapped import OverlappedRunner, overlap
+from sluice_server.engine.worker.recorded_steps import InFlightDrafts, recorded_bytes
 from sluice_server.engine.worker.runner import Runner
 from sluice_server.engine.worker.slots.state import Slots
 from sluice_server.engine.worker.startup import allocation, memory
