@@ -1,7 +1,8 @@
-"""Other implementations of attention on one GPU: torch's SDPA and its backends, FlexAttention, FlashInfer.
+"""Other implementations of attention on one GPU: torch's SDPA and its backends, FlexAttention, FlashInfer,
+and FlashAttention 3.
 
-All but FlashInfer get keys and values that are contiguous already, which ours are not. A peer that is not here, or that
-fails, costs its own figure only and says why.
+All but the last two get keys and values that are contiguous already, which ours are not. A peer that is not here, or
+that fails, costs its own figure only and says why.
 """
 
 import functools
@@ -16,6 +17,9 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from benchmarks.gpu_command import Clock, Ground
 from benchmarks.gpu_results import Row
+from sluice_server.kernels.backends.fa3 import load as load_fa3
+from sluice_server.kernels.backends.measured import AttentionSizes, made
+from sluice_server.kernels.layout.ragged import AttentionOptions
 
 
 class Problem(NamedTuple):
@@ -122,10 +126,22 @@ def flashinfer(problem: Problem, ground: Ground) -> Call:
     return lambda: wrapper.run(q, cache)
 
 
+def fa3(problem: Problem, ground: Ground) -> Call:
+    """FlashAttention 3 as `--attention-backend fa3` calls it, over a cache in our layout."""
+    q, device = problem.q, problem.q.device
+    options = AttentionOptions(q.shape[2] ** -0.5)
+    shape = q.shape[1], problem.kv_heads, q.shape[2], problem.block, q.dtype, device, options
+    sizes = AttentionSizes(*shape, problem.batch, problem.batch * problem.num, problem.length)
+    _, cache, rows = made([problem.num] * problem.batch, [problem.length] * problem.batch, sizes)
+    library = load_fa3(device)
+    return lambda: library.attend(q, cache, rows, options, None)
+
+
 PEERS: dict[str, Callable[[Problem, Ground], Call]] = {
     "sdpa": sdpa,
     "flash": functools.partial(sdpa, backend=SDPBackend.FLASH_ATTENTION),
     "cudnn": functools.partial(sdpa, backend=SDPBackend.CUDNN_ATTENTION),
     "flex": flex,
     "flashinfer": flashinfer,
+    "fa3": fa3,
 }

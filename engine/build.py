@@ -72,6 +72,7 @@ from sluice_server.engine.worker.startup.allocation import (
     passes_for,
     runner_for,
 )
+from sluice_server.engine.worker.startup.attention import check_attention, choose_attention
 from sluice_server.engine.worker.startup.described import computing_of
 from sluice_server.engine.worker.startup.device_support import (
     check_gpu,
@@ -155,8 +156,13 @@ def build_engine(  # noqa: PLR0913 # all that an engine is made of
     config = config.sized(choose_device(config.device).type)
     device, formats, notes = chosen(config, model_config, limits)
     plugins = load_plugins(config.plugins, model_config)
+    check_attention(config, device, has_plugin=plugins.has_attention)
     ranks = ranks_of(config, workers, device)
     model, drafter = loaded(config, model_config, directory, limits, draft, formats, device, plugins.model, ranks)
+    attention, said = choose_attention(config, model, formats, limits)
+    if attention is not None:
+        model.attend_by(attention, records_prompts=attention.records_prompts)
+        plugins = plugins.beside(attention.identity)
     images = loaded_images(config, directory, limits, model, formats)
     adapters, tables = load_adapters(config, model_config, model, ranks)
     if workers is not None:
@@ -208,7 +214,7 @@ def build_engine(  # noqa: PLR0913 # all that an engine is made of
     return BuiltEngine(
         engine=engine,
         computing=dataclasses.replace(
-            computing_of(device, formats, model, tuner, (*notes, *plugins.notes)), has_fixed_cache=is_fixed
+            computing_of(device, formats, model, tuner, (*notes, *said, *plugins.notes)), has_fixed_cache=is_fixed
         ),
         num_blocks=scheduler.cache.num_blocks,
         grammars=grammars,

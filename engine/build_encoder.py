@@ -29,6 +29,7 @@ TRIAL = 32  # tokens of the input that is computed at start
 _WITHOUT = {
     "quantization": "weights of an encoder are not rounded",
     "kv_cache_dtype": "an encoder has no KV cache",
+    "attention_backend": "an encoder attends without a KV cache",
     "kv_cache_tokens": "an encoder has no KV cache",
     "kv_cache_max_tokens": "an encoder has no KV cache",
     "kv_cache_min_tokens": "an encoder has no KV cache",

@@ -7,6 +7,7 @@ from typing import TypeVar
 _T = TypeVar("_T")
 QUANTIZATIONS = ("none", "int8", "int4", "w8a8", "fp8")
 CACHE_DTYPES = ("float32", "bfloat16", "int8", "fp8")
+ATTENTION_BACKENDS = ("auto", "triton", "fa3", "flashinfer")
 # Sequences and tokens of a step, and tokens of vectors beside decodes. A GPU's products wait for weights up to some 300
 # tokens a step, and its recorded steps cost little for each more; on a CPU every token takes its time, for which the
 # others of the step wait: 8 of a small model make the time between two tokens of its streams 1.2 times as long.
@@ -40,6 +41,11 @@ class EngineConfig:
         False,
         "tokens do not depend on the other requests of a step: on CUDA by slower kernels with one order of summation; "
         "on a CPU they never do, or the setting is refused",
+    )
+    attention_backend: str = option(
+        "triton",
+        "what computes attention on CUDA: triton (our kernels), fa3 or flashinfer (installed packages), or auto: the "
+        "fastest of these at start, for prompts and for decoding apart",
     )
     max_model_len: int = option(0, "context length in tokens; 0 is the model's own")
     max_num_seqs: int = option(0, "the most sequences that run at once; 0 is 64, on CUDA 256")

@@ -9,6 +9,7 @@ from typing import TypeAlias
 import torch
 from torch import Tensor
 
+from sluice_server.engine.models.attention import PagedAttention
 from sluice_server.engine.models.by_layer import ORIGINAL
 from sluice_server.engine.models.config import ModelConfig
 from sluice_server.engine.models.given import GivenRows, GivenStates
@@ -57,6 +58,7 @@ def hooks_of(behind: tuple[int, ...], states: Tensor) -> HiddenStateHooks:
 class Model:
     """The weights of one model, packed for one device."""
 
+    records_prompts = True  # whether steps with prompts of any size can be recorded; set by `attend_by`
     passed_on: tuple[int, ...] = ()  # layers of earlier stages behind which the last one needs hidden states
 
     def __init__(  # noqa: PLR0913 # all that a model is made of
@@ -165,6 +167,14 @@ class Model:
         if self._head is not None:
             self._head.fix()
         self.is_fixed = True
+
+    def attend_by(self, attention: PagedAttention, *, records_prompts: bool) -> None:
+        """Has attention of all layers computed in another way than by the kernels' own operation.
+
+        `records_prompts`: whether steps with prompts of any size can be recorded."""
+        for layer in self._layers:
+            layer.attend_by(attention)
+        self.records_prompts = records_prompts
 
     @property
     def is_turned(self) -> bool:

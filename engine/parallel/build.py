@@ -83,5 +83,5 @@ def build_rank(part: RankPart, ready: Callable[[str], None], sizes: Callable[[],
     if sums is not None:
         on = CudaDevice(device)
         with recording(config):
-            steps = RecordedSteps(on, record(model, store, on, *recorded_for(config, limits), sums.sampled_ids))
+            steps = RecordedSteps(on, record(model, store, on, *recorded_for(config, model, limits), sums.sampled_ids))
     return RankWorker(part.shape.member, model, store, *sizes_of, groups, part.sums, part.stages, adapters, steps)

@@ -22,6 +22,7 @@ NOT_ON_DEVICES: Mapping[str, Callable[[EngineConfig], bool]] = {
     "pipeline_parallel_size": lambda config: config.pipeline_parallel_size > 1,
     "expert_parallel": lambda config: config.expert_parallel,
     "max_adapters": lambda config: config.max_adapters > 0,
+    "attention_backend": lambda config: config.attention_backend != DEFAULTS.attention_backend,
 }
 
 

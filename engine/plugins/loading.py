@@ -43,12 +43,18 @@ class LoadedPlugins:
         identity: names the plugins that compute the model: package, version and code; empty without any.
         sampling: all logits processors and sampling strategies.
         notes: for the operator, a line for each plugin.
+        has_attention: whether one of them computes attention.
     """
 
     model: ModelPlugin | None = None
     identity: str = ""
     sampling: SamplingPlugins = NO_SAMPLING
     notes: tuple[str, ...] = ()
+    has_attention: bool = False
+
+    def beside(self, library: str) -> "LoadedPlugins":
+        """Returns the same where a library computes a part of the model."""
+        return dataclasses.replace(self, identity=" ".join(filter(None, (self.identity, library))))
 
 
 def load_plugins(allowed: str, config: ModelConfig) -> LoadedPlugins:
@@ -78,6 +84,7 @@ def load_plugins(allowed: str, config: ModelConfig) -> LoadedPlugins:
         identity=" ".join(names),
         sampling=SamplingPlugins(processors, strategies),
         notes=tuple(_note(one, config) for one in each),
+        has_attention=bool(found.attention),
     )
 
 

@@ -2,7 +2,7 @@
 
 from pathlib import Path
 
-from sluice_server.engine.config import CACHE_DTYPES, QUANTIZATIONS, EngineConfig
+from sluice_server.engine.config import ATTENTION_BACKENDS, CACHE_DTYPES, QUANTIZATIONS, EngineConfig
 from sluice_server.engine.parallel.options import check_parallel
 from sluice_server.engine.request import MAX_DRAFT_TOKENS, MAX_DRAFT_WIDTH
 from sluice_server.engine.scheduler.policies import POLICIES
@@ -46,6 +46,7 @@ def check_engine(engine: EngineConfig) -> None:
     one_of("dtype", engine.dtype, ("auto", "float32", "bfloat16"))
     one_of("quantization", engine.quantization, QUANTIZATIONS)
     one_of("kv_cache_dtype", engine.kv_cache_dtype, ("auto", *CACHE_DTYPES))
+    one_of("attention_backend", engine.attention_backend, ATTENTION_BACKENDS)
 
 
 def _check_speculation(engine: EngineConfig) -> None:

@@ -34,6 +34,7 @@ GROUPS = {
         "calibration",
         "plugins",
         "batch_invariant",
+        "attention_backend",
         "enable_prompt_embeds",
     ),
     "Adapters": ("adapter_dir", "adapter_hub", "max_adapters", "adapter_bytes", "adapter_host_bytes", "adapter_turn_s"),

@@ -5,6 +5,7 @@ architecture has one. Query, key and value are one matrix, gate and up another. 
 unless it is rounded, the norms' weights are folded into the matrix behind them. Independent of batching and sampling.
 """
 
+import dataclasses
 from typing import cast
 
 import torch
@@ -82,6 +83,10 @@ class DecoderLayer:
     def fix(self) -> None:
         """Makes the layer batch-invariant; see `Model.fix`."""
         self._layer = self._layer.fixed()
+
+    def attend_by(self, attention: PagedAttention) -> None:
+        """Has attention computed in another way than by the kernels' own operation."""
+        self._layer = dataclasses.replace(self._layer, attention=attention)
 
     def forward(
         self,

@@ -36,6 +36,7 @@ from sluice_server.engine.worker.slots.state import Slots
 from sluice_server.engine.worker.startup.formats import Formats
 from sluice_server.engine.worker.startup.memory import StepRows, at_start, cuda_cache_bytes, give_back_unused
 
+MOST_RECORDED = 256  # tokens of a mixed step where attention of more is a library's that cannot be recorded
 CPU_CACHE_SHARE = 0.25  # of the memory that is free at start; the OS assigns pages only on use
 
 
@@ -173,7 +174,7 @@ def cache_room(  # noqa: PLR0913 # all that takes memory
     rows, tokens = config.max_num_seqs, config.max_num_batched_tokens
     give_back_unused()
     with at_start("--max-num-seqs", f"recorded steps of {rows} rows beside the weights; lower it"):
-        device, what_for = CudaDevice(model.device), recorded_for(config, limits, adapters)
+        device, what_for = CudaDevice(model.device), recorded_for(config, model, limits, adapters)
         sampled_ids = None if ranks is None else ranks.sampled_ids
         recorded = recorded_bytes(model, formats.cache, device, *what_for, sampled_ids)
         if drafter is not None:
@@ -259,7 +260,7 @@ def overlapped_for(  # noqa: PLR0913 # all that recorded steps are made of
     device: Device = CudaDevice(model.device)
     with recording(config):
         on = device if watched is None else watched(device)
-        return overlap(plain, model, store, on, *recorded_for(config, limits, adapters), followers)
+        return overlap(plain, model, store, on, *recorded_for(config, model, limits, adapters), followers)
 
 
 def recording(config: EngineConfig) -> AbstractContextManager[None]:
@@ -287,10 +288,11 @@ def pass_sizes(config: EngineConfig, drafter: Drafter, limits: Limits) -> PassSi
 
 
 def recorded_for(
-    config: EngineConfig, limits: Limits, adapters: DeviceTables | None = None
+    config: EngineConfig, model: Model, limits: Limits, adapters: DeviceTables | None = None
 ) -> tuple[Slots, InFlightDrafts, DeviceTables | None]:
     """Returns the slots, drafts and adapters for which steps are recorded."""
-    sizes = config.max_num_seqs, limits.context_length, config.block_size, config.max_num_batched_tokens
+    most = config.max_num_batched_tokens if model.records_prompts else min(MOST_RECORDED, config.max_num_batched_tokens)
+    sizes = config.max_num_seqs, limits.context_length, config.block_size, most
     slots = Slots(*sizes, adapter_slots=0 if adapters is None else adapters.no_slot)
     return slots, InFlightDrafts(recorded_drafts(config), config.max_draft_width > 1), adapters
 

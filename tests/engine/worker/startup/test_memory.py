@@ -170,7 +170,7 @@ def test_steps_that_do_not_fit_name_their_option(where: str, said: str, monkeypa
     """The device answers as a GPU does, and only this question."""
     for name in ("CudaDevice", "recorded_bytes", "cuda_cache_bytes", "overlap"):
         monkeypatch.setattr(allocation, name, full if name == where else lambda *_: 1)
-    on_gpu: Any = types.SimpleNamespace(device=torch.device("cuda"))
+    on_gpu: Any = types.SimpleNamespace(device=torch.device("cuda"), records_prompts=True)
     formats, limits, other = Formats(torch.bfloat16, "", torch.bfloat16), Limits(64, 1000), cast(Any, None)
     with pytest.raises(ServiceError, match=said):
         assert allocation.cache_room(CONFIG, on_gpu, None, formats, limits) == 1
@@ -211,6 +211,10 @@ def test_prompts_of_a_step_are_as_few_as_their_length_allows() -> None:
 
 def test_sizes_are_those_of_the_settings() -> None:
     config = dataclasses.replace(CONFIG, speculation="ngram", max_draft_tokens=2, max_num_seqs=7)
-    slots, drafts, adapters = allocation.recorded_for(config, Limits(64, 1000))
+    model = types.SimpleNamespace(records_prompts=True)
+    slots, drafts, adapters = allocation.recorded_for(config, cast("Model", model), Limits(64, 1000))
     assert adapters is None and slots.adapter_slots == 0
+    assert slots.max_tokens == config.max_num_batched_tokens
+    model.records_prompts, config = False, dataclasses.replace(config, max_num_batched_tokens=2048)
+    assert allocation.recorded_for(config, cast("Model", model), Limits(64, 1000))[0].max_tokens == 256
     assert (slots.num, slots.max_len, slots.block_size, drafts.lengths) == (7, 64, 8, (1, 2))
