@@ -80,12 +80,13 @@ class EventPieces:
 
     def _write(self) -> None:
         """Writes what there is, until the client does not read. What it raises, the request's task raises."""
+        parts = self._parts
         try:
-            while self._parts.is_free and not self._is_over:
+            while not self._is_over and parts.is_free:
                 piece = self._next()
                 if piece is None:
                     return
-                self._parts.write(piece)
+                parts.write(piece)
         except EdgeError as error:
             self._is_over = True
             self._parts.write(b"data: " + msgspec.json.encode(error.body()) + b"\n\n")

@@ -65,7 +65,9 @@ class EdgeStream:
             while (events := self._call.received()) is not None:
                 if not events and self._progress.finished is None:
                     raise EdgeError(500, "server_error", "the server ended the stream before its last event")
-                if (found := [event for event in events if self._is_new(event)]) or not events:
+                take = self._progress.take
+                found = [event for event in events if take(event) is not None or self._is_told_first(event)]
+                if found or not events:
                     return found
         except grpc.aio.AioRpcError as error:
             if self._progress.finished is not None:
@@ -108,10 +110,9 @@ class EdgeStream:
         rest = inference_pb2.ResumeGenerateRequest(spec=self._progress.rest())
         return OwnCall(self._inference.ResumeGenerate(rest, metadata=self._metadata))
 
-    def _is_new(self, event: Event) -> bool:
-        """Records an event. Whether it was not read before: a stream that was resumed begins with what is known."""
-        if self._progress.take(event) is not None:
-            return True
+    def _is_told_first(self, event: Event) -> bool:
+        """Whether an event that is no new delta was not read before: a stream that was resumed begins with what is
+        known."""
         kind = kind_of(event)
         one = (kind, event.output_finished.output_index)
         if kind == "delta" or one in self._sent:

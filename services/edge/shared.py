@@ -1,9 +1,9 @@
 """Shares Converse calls among the streams of one caller: deltas of many streams come as one message.
 
-A message of a call of its own costs the edge and its gateway several times what a delta costs, so while a stream of one
-caller runs, further ones become generations of one call, and frames that are ready together are joined. Each is read
-and cancelled like a call of its own. The metadata of the call are checked when it begins: it takes new generations for
-a few seconds only.
+A message of a call of its own costs the edge and its gateway several times what a delta costs, so the streams of one
+caller become generations of one call, and frames that are ready together are joined. Each is read and cancelled like a
+call of its own, which a stream has that is part of a client's trace or goes on at another gateway. The metadata of the
+call are checked when it begins: it takes new generations for a few seconds only.
 """
 
 import asyncio
@@ -17,7 +17,6 @@ from sluice.v1 import inference_pb2, inference_pb2_grpc, types_pb2
 from sluice_server.services.edge.requests import Metadata
 from sluice_server.services.edge.shared_call import SharedCall, SharedGeneration
 
-SHARED_FROM = 1  # streams of one caller that have calls of their own; further ones share
 TAKES_S = 5.0  # how long a call takes new generations
 MOST_UNREAD = 8  # events of a call of one stream; then it is its gateway's to see that nobody reads
 MOST_GENERATIONS = 128  # of one call; a gateway allows twice as many
@@ -109,7 +108,7 @@ class SharedCalls:
 
     def begin(self, spec: types_pb2.GenerationSpec, metadata: Metadata) -> StreamCall:
         """Begins a generation."""
-        if self._num_running.get(metadata, 0) <= SHARED_FROM or any(key in OWN for key, _ in metadata):
+        if any(key in OWN for key, _ in metadata):
             asked = inference_pb2.StreamGenerateRequest(spec=spec)
             return OwnCall(self._inference.StreamGenerate(asked, metadata=metadata))
         return self._shared(metadata).open(spec)

@@ -73,9 +73,9 @@ class SharedCall:
         lost: tuple[grpc.StatusCode, grpc.aio.Metadata, str | None]
         lost = grpc.StatusCode.UNAVAILABLE, grpc.aio.Metadata(), "the server ended the call"
         try:
-            async for message in self._call:
+            while isinstance(message := await self._call.read(), Event):  # or EOF
                 self._deliver(message)
-                for frame in message.more:
+                for frame in message.more[:]:  # a list: protobuf's container is read by way of an exception at its end
                     self._deliver(frame)
                 self._tell()
         except grpc.aio.AioRpcError as error:
@@ -144,9 +144,18 @@ class SharedGeneration:
 
     def take(self, frame: inference_pb2.ConverseResponse) -> bool:
         """Takes a frame. Returns whether it is the last."""
+        delta = frame.delta
+        if delta.seq:  # 0: it is no delta, which few frames are
+            self._add_delta(frame, delta)
+        elif self._take_other(frame):
+            return True
+        if self._num_bytes > MOST_BYTES:
+            self.fail(_error(grpc.StatusCode.ABORTED, grpc.aio.Metadata(), "the client reads too slowly"))
+            self.cancel()
+        return False
+
+    def _take_other(self, frame: Event) -> bool:
         match frame.WhichOneof("frame"):
-            case "delta":
-                self._add_delta(frame)
             case "accepted":
                 self._accepted = frame
             case "prompt_info":
@@ -160,14 +169,14 @@ class SharedGeneration:
             case "failed":
                 self.fail(_failed(frame.failed))
                 return True
-        if self._num_bytes > MOST_BYTES:
-            self.fail(_error(grpc.StatusCode.ABORTED, grpc.aio.Metadata(), "the client reads too slowly"))
-            self.cancel()
         return False
 
-    def _add_delta(self, frame: Event) -> None:
-        waiting, delta = self._waiting, frame.delta
-        if len(waiting) >= MERGED_FROM and waiting[-1].delta.seq and is_of_one(waiting[-1].delta, delta):
+    def _add_delta(self, frame: Event, delta: types_pb2.Delta) -> None:
+        waiting = self._waiting
+        if not waiting and self._accepted is None:  # nearly always
+            waiting.append(frame)
+            self._call.wake(self)
+        elif len(waiting) >= MERGED_FROM and waiting[-1].delta.seq and is_of_one(waiting[-1].delta, delta):
             self._num_bytes += delta.ByteSize()
             merge(waiting[-1].delta, delta)
         else:

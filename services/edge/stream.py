@@ -29,7 +29,7 @@ class Chunks:
         prompts: what is known of each stream's prompt.
         lengths: by choice the length of its text, for log probabilities; num_calls: its tool calls.
         running: usage until now; spent: usage of the streams that have ended.
-        around: by choice the bytes before and behind the text of a chunk that has nothing else.
+        around: by stream and output the bytes before and behind the text of a chunk that has nothing else.
     """
 
     dialect: Dialect
@@ -42,7 +42,7 @@ class Chunks:
     running: types_pb2.Usage = dataclasses.field(default_factory=types_pb2.Usage)
     spent: types_pb2.Usage = dataclasses.field(default_factory=types_pb2.Usage)
     num_ended: int = 0
-    around: dict[int, tuple[bytes, bytes]] = dataclasses.field(default_factory=dict)
+    around: dict[tuple[int, int], tuple[bytes, bytes]] = dataclasses.field(default_factory=dict)
 
     def of(self, source: int, events: Sequence[Event]) -> bytes:
         """Returns the chunks of the events of stream `source` that came together, as one piece: one write."""
@@ -52,16 +52,20 @@ class Chunks:
     def _text_alone(self, source: int, delta: types_pb2.Delta) -> bytes:
         """Returns the chunk of a delta that has nothing but text, by far the most frequent, from the bytes around its
         text; b"" for all others."""
-        text, index = delta.text, self._index(source, delta.output_index)
-        if not text or index not in self.lengths or self.report.adds_to_text:
+        text, place = delta.text, (source, delta.output_index)
+        if not text or delta.reasoning or delta.tool_call_parts or delta.tool_calls:
             return b""
-        if delta.reasoning or delta.tool_call_parts or delta.tool_calls:
-            return b""
-        around = self.around.get(index)
-        if around is None:
-            before, _, behind = self._chunk([self.dialect.piece(index, _TEXT, {}, None)]).rpartition(_TEXT_BYTES)
-            around = self.around[index] = before, behind
-        return around[0] + _encode(text) + around[1]
+        around = self.around.get(place) or self._bytes_around(*place)
+        return around[0] + _encode(text) + around[1] if around else b""
+
+    def _bytes_around(self, source: int, output_index: int) -> tuple[bytes, bytes] | tuple[()]:
+        """Returns the bytes before and behind the text of an output's chunks, () if they change or it has none yet."""
+        index = self._index(source, output_index)
+        if index not in self.lengths or self.report.adds_to_text:
+            return ()
+        before, _, behind = self._chunk([self.dialect.piece(index, _TEXT, {}, None)]).rpartition(_TEXT_BYTES)
+        around = self.around[source, output_index] = before, behind
+        return around
 
     def _chunks(self, source: int, event: Event) -> Iterator[bytes]:
         match kind_of(event):

@@ -47,9 +47,9 @@ class LateTransport(asyncio.Transport):
 
     def flush(self) -> None:
         """Write now. What a client that went away was to be sent is dropped: its transport takes nothing any more."""
-        data, self._parts = b"".join(self._parts), []
-        if data and not self._transport.is_closing():
-            self._transport.write(data)
+        parts, self._parts = self._parts, []
+        if parts and not self._transport.is_closing():
+            self._transport.write(parts[0] if len(parts) == 1 else b"".join(parts))
 
     def close(self) -> None:
         """Write, then close."""

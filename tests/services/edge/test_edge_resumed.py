@@ -17,6 +17,7 @@ from sluice_server.services.edge.resumed import EdgeStream, kind_of
 from sluice_server.services.edge.shared import SharedCalls
 
 SPEC = types_pb2.GenerationSpec(text="p")
+TRACED = (("traceparent", f"00-{1:032x}-{1:016x}-01"),)  # with which a stream has a call of its own
 ENDED = types_pb2.OutputFinished(finish_reason=types_pb2.FINISH_REASON_LENGTH)
 
 
@@ -114,7 +115,7 @@ async def read(lossy: LossyServer) -> list[str]:
     """The kinds of the events; of deltas the text."""
     found = []
     async with behind(lossy) as channel:
-        stream = EdgeStream(channel, SPEC, (), SharedCalls(channel))
+        stream = EdgeStream(channel, SPEC, TRACED, SharedCalls(channel))
         while events := await stream.read():
             found += [event.delta.text or str(kind_of(event)) for event in events]
     return found

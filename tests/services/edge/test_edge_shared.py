@@ -11,19 +11,19 @@ from sluice.v1 import inference_pb2, types_pb2
 from sluice_server.services.edge.errors import EdgeError
 from sluice_server.services.edge.requests import Metadata
 from sluice_server.services.edge.resumed import EdgeStream, kind_of
-from sluice_server.services.edge.shared import SHARED_FROM, TAKES_S, SharedCalls
+from sluice_server.services.edge.shared import TAKES_S, SharedCalls
 from sluice_server.services.edge.shared_call import MERGED_FROM, MOST_BYTES, SharedCall, SharedGeneration, merge
 from sluice_server.services.messages.messages import Submit
 from sluice_server.services.messages.work import Generate
 from tests.services.gateway.fake_ring import Rig, generation, running, text_of
 
 SPEC = types_pb2.GenerationSpec(text="p")
-NUM = SHARED_FROM + 3
+NUM = 4
 TRACED = (("traceparent", f"00-{1:032x}-{1:016x}-01"),)
 
 
 class Streams:
-    """Streams of the edge in front of a gateway, the later of which share a call."""
+    """Streams of the edge in front of a gateway; those of one caller share a call."""
 
     def __init__(
         self, rig: Rig, num: int = NUM, metadata: Metadata = (), spec: types_pb2.GenerationSpec = SPEC
@@ -61,8 +61,9 @@ async def test_shared_streams_read_the_events_of_a_call_of_their_own() -> None:
     async with running() as rig:
         rig.ring.script = lambda submit: rig.ring.play(*generation(submit, ["a", "b", "c"]))
         streams = Streams(rig)
-        assert len(streams.shared) == NUM - SHARED_FROM
-        alone, *others = await asyncio.gather(*map(read, streams.all))
+        streams.add(1, TRACED)
+        assert len(streams.shared) == NUM
+        *others, alone = await asyncio.gather(*map(read, streams.all))
         assert alone[0] == ("accepted", "") and alone[-1] == ("finished", "")
         assert "".join(text for _, text in alone) == "abc"
         assert all(other == alone for other in others)
@@ -85,7 +86,7 @@ async def test_the_prompt_is_told_where_it_was_asked_for(echo: bool, kinds: list
 
 async def test_a_refusal_is_the_same() -> None:
     async with running() as rig:
-        streams = Streams(rig, SHARED_FROM)
+        streams = Streams(rig, 0)
         alone = EdgeStream(rig.channel, types_pb2.GenerationSpec(), TRACED, streams.calls)
         streams.add(1, spec=types_pb2.GenerationSpec())
         errors = []
@@ -134,7 +135,7 @@ async def test_two_callers_share_no_call() -> None:
         streams = Streams(rig, metadata=(("authorization", "Bearer one"),))
         streams.add(NUM, (("authorization", "Bearer two"),))
         await rig.ring.until(lambda: len(rig.ring.submits) == 2 * NUM)
-        assert len(streams.shared) == 2 * (NUM - SHARED_FROM) and len(rig.lane.manager.books.streams) == 2
+        assert len(streams.shared) == 2 * NUM and len(rig.lane.manager.books.streams) == 2
         for stream in streams.all:
             stream.cancel()
         await wait_for_end(rig)
@@ -155,7 +156,7 @@ async def test_a_call_takes_new_generations_for_a_while_only() -> None:
 async def test_streams_of_a_lost_call_go_on() -> None:
     async with running() as rig:
         rig.ring.script = lambda submit: rig.ring.play(text_of(submit, 0, "a", first=True))
-        streams = Streams(rig, SHARED_FROM + 1)
+        streams = Streams(rig, 1)
         (stream,) = streams.shared
         assert isinstance(stream._call, SharedGeneration)
         kinds: list[str | None] = []
