@@ -71,7 +71,7 @@ STAGES: dict[str, tuple[Step, ...]] = {
         Step("kernels", tests("tests/gpu/test_gpu_kernels.py")),
         Step("attention", tests("tests/gpu/test_gpu_attention.py")),
     ),
-    "attention": (bench("gpu_attention"),),
+    "attention": (bench("gpu_attention"), Step("libraries", tests("tests/gpu/test_gpu_backends.py"))),
     "kernels": (bench("gpu_kernels"),),
     "engine": (bench("gpu_engine", "--parts", "8b,0.6b,busy,8b-fp8"),),
     "throughput": (bench("gpu_engine", "--parts", "throughput"),),

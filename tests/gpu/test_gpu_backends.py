@@ -1,18 +1,25 @@
 """Libraries of attention on a GPU, where they are installed: their numbers, and recorded steps with other rows."""
 
 import dataclasses
+from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 
+from sluice_server.engine.build import build_engine
+from sluice_server.engine.models.config import read_config
+from sluice_server.engine.models.limits import limits_of
 from sluice_server.engine.worker.startup.attention import LIBRARIES
 from sluice_server.kernels.backends.interface import OURS, AttentionBackend, NotInstalled, StepKind, Wanted
 from sluice_server.kernels.backends.measured import AttentionSizes, is_faster, made, seconds_on_device, shares
 from sluice_server.kernels.layout.ragged import AttentionOptions
+from tests.gpu.test_gpu_engine import CONFIG, MARGIN, behind, run
+from tests.oracle.checkpoints import Shape, make_checkpoint
 
 DEVICE = torch.device("cuda")
 SIZES = AttentionSizes(16, 4, 128, 32, torch.bfloat16, DEVICE, AttentionOptions(128**-0.5), 32, 2048, 4096)
+SHAPE = Shape("qwen3", 32_000, 1024, 4, 16, 8, 128, 3072, 2048, tied=True, spread=0.04)
 STEPS = {
     "decode": ([1] * 5, [1, 33, 512, 2049, 4096]),
     "drafts": ([5] * 3, [6, 700, 1030]),
@@ -74,3 +81,21 @@ def test_a_library_is_measured(library: AttentionBackend) -> None:
         assert not isinstance(found, str), found
         print(f"{library.version}, {kind.value}: {found} of triton's time, faster: {is_faster(found)}")
         assert all(0.01 < one < 100 for one in found) and kind in StepKind
+
+
+@pytest.mark.parametrize("is_measured", [False, True], ids=["by name", "auto"])
+def test_the_tokens_of_an_engine_are_the_likeliest_of_transformers(
+    library: AttentionBackend, is_measured: bool, tmp_path: Path
+) -> None:
+    with torch.device("cuda"):
+        checkpoint = make_checkpoint(tmp_path, SHAPE)
+    config = read_config(checkpoint)
+    asked = dataclasses.replace(CONFIG, attention_backend="auto" if is_measured else library.name)
+    built = build_engine(asked, config, checkpoint, limits_of(asked, config, 1 << 20))
+    (note,) = (note for note in built.computing.notes if note.startswith("attention"))
+    print(note)
+    assert is_measured or library.version in note
+    for tokens, logits in behind(checkpoint, run(built.engine, 8)):
+        chosen = logits.gather(1, tokens[:, None])[:, 0]
+        assert ((logits.amax(1) - chosen) / logits.abs().amax(1)).max() <= MARGIN
+    torch.cuda.empty_cache()
