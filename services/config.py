@@ -150,6 +150,7 @@ class ServiceConfig:
     )
     grace_s: float = option(30.0, "seconds that running generations get to finish after SIGTERM")
     heartbeat_dir: str = option("", "directory of the heartbeat files, for `sluice healthcheck`; empty is off")
+    process_templates: bool = option(True, "fork processes from one that has imported what they need; else spawn them")
     max_restarts: int = option(
         8, "the most restarts of one process in a minute, or until all serve again; one more ends the service"
     )

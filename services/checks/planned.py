@@ -20,6 +20,7 @@ TOKENIZER_BYTES = 128 << 20  # with the children that render templates
 DETOKENIZER_BYTES = 96 << 20
 FRONT_BYTES = 160 << 20  # of a gateway, or an edge
 SUPERVISOR_BYTES = 64 << 20
+TEMPLATE_BYTES = 32 << 20  # of both templates alone: the rest they share with what they fork, of which it is planned
 LAST_WORDS = 500  # characters that are shown of what a process said that failed
 
 
@@ -59,7 +60,8 @@ def budget_of(service: ServiceConfig) -> int:
 
 def front_bytes(service: ServiceConfig) -> int:
     """Returns what the processes of a service take that belong to no model."""
-    return SUPERVISOR_BYTES + service.gateways * FRONT_BYTES * (2 if service.http else 1)
+    templates = TEMPLATE_BYTES if service.process_templates else 0
+    return SUPERVISOR_BYTES + templates + service.gateways * FRONT_BYTES * (2 if service.http else 1)
 
 
 def with_plans(engine: EngineConfig, service: ServiceConfig, entries: Sequence[LaneEntry]) -> list[LaneEntry]:

@@ -84,6 +84,7 @@ GROUPS = {
         "detokenizers",
         "threads",
         "encoding_threads",
+        "process_templates",
     ),
     "One process alone": (
         *(

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 from sluice_server.engine.errors import ServiceError
 from sluice_server.services.process.exit_reason import EXIT_REFUSED
-from sluice_server.services.process.supervised import ASIDE, SUPERVISOR_PID
+from sluice_server.services.process.supervised import ASIDE, SUPERVISOR_PID, TEMPLATE
 
 if TYPE_CHECKING:
     from typer import Typer
@@ -21,6 +21,10 @@ def main() -> None:
     """Run the command, or the process."""
     try:
         if sys.argv[1:] == ["serve"] and SUPERVISOR_PID in os.environ:
+            while TEMPLATE in os.environ:  # what a template forks may be another one
+                from sluice_server.services.process.template import become_forked
+
+                become_forked()
             if ASIDE in os.environ:
                 from sluice_server.services.process.aside import import_aside
 

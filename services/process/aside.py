@@ -20,11 +20,22 @@ MODULES = {
 }
 
 
-def import_aside(role: str) -> None:
-    """Imports what a process of this role needs. What cannot be imported is left to who needs it."""
-    thread = threading.Thread(target=_import, args=(role,), name="imports")
+def import_aside(*roles: str) -> None:
+    """Imports what processes of these roles need. What cannot be imported is left to who needs it."""
+    thread = threading.Thread(target=_import, args=roles, name="imports")
     thread.start()
     thread.join()
+
+
+def import_needs(role: str) -> None:
+    """Imports what a process of this role needs."""
+    importlib.import_module("sluice_server.services.process.inherited")
+    if role == Role.ENGINE:
+        from sluice_server.engine.worker.host.torch_import import import_torch
+
+        import_torch()
+    if role in MODULES:
+        importlib.import_module(MODULES[Role(role)])
 
 
 def lower(process: int) -> None:
@@ -33,13 +44,8 @@ def lower(process: int) -> None:
         os.setpriority(os.PRIO_PROCESS, process, max(NICE, os.getpriority(os.PRIO_PROCESS, process)))
 
 
-def _import(role: str) -> None:
+def _import(*roles: str) -> None:
     lower(threading.get_native_id())
     with contextlib.suppress(Exception):
-        importlib.import_module("sluice_server.services.process.inherited")
-        if role == Role.ENGINE:
-            from sluice_server.engine.worker.host.torch_import import import_torch
-
-            import_torch()
-        if role in MODULES:
-            importlib.import_module(MODULES[Role(role)])
+        for role in roles:
+            import_needs(role)

@@ -84,7 +84,7 @@ class Process:
         collecting took a tenth of a gateway's time.
         """
         self.contents.check()
-        if not gc.get_freeze_count():  # a gateway starts one stage for each model
+        if gc.get_threshold()[0] != GC_THRESHOLD:  # a gateway starts one stage for each model
             gc.freeze()
         gc.set_threshold(GC_THRESHOLD, 50, 100)
         self.ring.on_operation = self.operations.handle

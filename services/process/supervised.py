@@ -9,9 +9,12 @@ SUPERVISOR_PID = "SLUICE_SUPERVISOR_PID"  # set by a supervisor; this process mu
 READY_FD = "SLUICE_READY_FD"  # number of an inherited pipe's file, which gets a line whenever this process serves again
 GROUP_EPOCH = "SLUICE_GROUP_EPOCH"  # set by a supervisor: the number of this start of a group of ranks
 ASIDE = "SLUICE_ASIDE"  # set by a supervisor for a process that starts beside models that serve
+TEMPLATE = "SLUICE_TEMPLATE"  # set by a supervisor for a template: the number of its socket
+TEMPLATE_KIND = "SLUICE_TEMPLATE_KIND"  # and what it forks
 ENGINES = "engines"  # how a gateway's line about engines begins
 LANES = "lanes"  # and its line about models
 CACHE = "cache"  # and an engine's about its cache
+TEMPLATES = "template"  # and a template's when it can fork
 PR_SET_PDEATHSIG = 1
 
 
@@ -42,6 +45,14 @@ def say_cache(process_id: str, *, is_empty: bool) -> None:
     """Tell the supervisor, if there is one, whether this engine's cache is empty and its memory given back."""
     if READY_FD in os.environ:
         os.write(int(os.environ[READY_FD]), f"{CACHE} {process_id} {int(is_empty)}\n".encode())
+
+
+def say_template(kind: str) -> None:
+    """Tell the supervisor, once, that a template of this kind can fork: what it forks has a file of its own for that,
+    or none."""
+    file = int(os.environ.pop(READY_FD))
+    os.write(file, f"{TEMPLATES} {kind} ready\n".encode())
+    os.close(file)
 
 
 def die_with_supervisor() -> None:

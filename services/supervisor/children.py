@@ -12,6 +12,8 @@ from pathlib import Path
 from sluice_server.services.messages.processes import Role
 from sluice_server.services.process import exit_reason, heartbeat
 from sluice_server.services.process.supervised import ASIDE, GROUP_EPOCH, READY_FD, SUPERVISOR_PID
+from sluice_server.services.supervisor.forked import ProcessHandle
+from sluice_server.services.supervisor.templates import Templates
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -41,16 +43,25 @@ class Child:
 class Running:
     """One child and its current process."""
 
-    def __init__(self, child: Child, command: tuple[str, ...], directory: Path, ready_fd: int) -> None:
+    def __init__(
+        self,
+        child: Child,
+        command: tuple[str, ...],
+        directory: Path,
+        ready_fd: int,
+        templates: Templates | None = None,
+    ) -> None:
         """`command` is what starts `sluice`. `directory` has the heartbeat files. A gateway writes to `ready_fd` when
-        it admits requests, an edge when it listens, an engine of a lane when its cache is empty."""
+        it admits requests, an edge when it listens, an engine of a lane when its cache is empty. `templates` fork what
+        they can."""
         self.child = child
         self.start_at_s: float | None = None  # set after an end: when to start it again
         self.started_s = 0.0  # when the current process was started
         self._command = (*command, child.command)
         self._directory = directory
         self._ready_fd = ready_fd
-        self._process: subprocess.Popen[bytes] | None = None
+        self._templates = templates
+        self._process: ProcessHandle | None = None
         self._killed_for = ""  # why the supervisor killed it
         self.leave_by_s: float | None = None  # set once it is dismissed: it must exit, and is not started again
         self.was_asked = False  # the last process ended with status 0: somebody sent it SIGTERM
@@ -109,9 +120,29 @@ class Running:
         if self.started_s:  # requests may wait for it
             settings.pop(ASIDE, None)
         self.started_s = time.monotonic()
-        self._process = subprocess.Popen(
+        self._process = self._fork({**settings, **own}) or self._spawn({**settings, **own})
+
+    @property
+    def is_awaited(self) -> bool:
+        """Whether it starts sooner if it starts a moment later."""
+        templates = self._templates if self._is_forkable else None
+        return templates is not None and templates.is_awaited(self.child.role, dict(self.child.environment))
+
+    @property
+    def _is_forkable(self) -> bool:
+        return self.child.command == "serve" and not self.child.group
+
+    def _fork(self, own: dict[str, str]) -> ProcessHandle | None:
+        if self._templates is None or not self._is_forkable:
+            return None
+        own.pop(READY_FD)
+        inherits, files = ((READY_FD,), (self._ready_fd,)) if self._says else ((), ())
+        return self._templates.fork(self.child.role, own, inherits, files)
+
+    def _spawn(self, own: dict[str, str]) -> ProcessHandle:
+        return subprocess.Popen(
             self._command,
-            env={**os.environ, **settings, **own},
+            env={**os.environ, **own},
             # A terminal's Ctrl-C and Ctrl-Z reach the supervisor only. No session of its own: Linux shares processors
             # between sessions first, where a stage's wake-ups and slices (`services.process.slices`) count for less.
             process_group=0,
@@ -137,10 +168,11 @@ class Running:
         self.was_asked = process.returncode == 0 and not self._killed_for
         if self._killed_for:
             return f"{self.name} {self._killed_for}"
-        if process.returncode < 0:
-            return f"{self.name} was killed by {signal.Signals(-process.returncode).name}"
+        status = process.returncode or 0
+        if status < 0:
+            return f"{self.name} was killed by {signal.Signals(-status).name}"
         reason = exit_reason.read(self._directory, self.name)
-        return f"{self.name} ended with exit status {process.returncode}" + (f" ({reason})" if reason else "")
+        return f"{self.name} ended with exit status {status}" + (f" ({reason})" if reason else "")
 
     def kill_for(self, reason: str) -> None:
         """Send SIGKILL. `ended` returns this reason once the process has ended."""
@@ -167,7 +199,7 @@ class Running:
             self._sweep(process)
             process.wait()
 
-    def _sweep(self, process: "subprocess.Popen[bytes]") -> None:
+    def _sweep(self, process: ProcessHandle) -> None:
         """Kill the process's group: itself and its own children. Those that lead sessions end with it."""
         with contextlib.suppress(ProcessLookupError):
             os.killpg(process.pid, signal.SIGKILL)

@@ -3,7 +3,7 @@
 from collections.abc import Callable
 from typing import TypeAlias
 
-from sluice_server.services.process.supervised import CACHE, ENGINES, LANES
+from sluice_server.services.process.supervised import CACHE, ENGINES, LANES, TEMPLATES
 from sluice_server.services.supervisor.scale import UNKNOWN, EngineStates
 
 Names: TypeAlias = frozenset[str]
@@ -19,6 +19,7 @@ class Heard:
         address: of the gateway that said last that it serves, and its model's revision.
         on_lanes: gets what a gateway says of lanes; see `LaneReports.heard`.
         on_cache: gets what an engine says: its name, and whether its cache is empty.
+        on_template: gets the kind of a template that can fork.
     """
 
     def __init__(self) -> None:
@@ -26,6 +27,7 @@ class Heard:
         self.address = ""
         self.on_lanes: OnLanes = lambda gateway, serving, drained, busy, waiting: None
         self.on_cache: OnCache = lambda engine, is_empty: None
+        self.on_template: Callable[[str], None] = lambda kind: None
         self._states: dict[str, EngineStates] = {}  # of engines, by gateway
         self._rest = ""  # the beginning of a line
 
@@ -39,6 +41,9 @@ class Heard:
         what, name, rest = line.split(maxsplit=2)
         if what == CACHE:
             self.on_cache(name, rest == "1")
+            return False
+        if what == TEMPLATES:
+            self.on_template(name)
             return False
         if what in (ENGINES, LANES):
             told = [frozenset(filter(None, part.split(","))) for part in rest.split(";")]

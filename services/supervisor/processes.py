@@ -8,6 +8,7 @@ from pathlib import Path
 
 from sluice_server.services.process import absences
 from sluice_server.services.supervisor.children import Child, Running
+from sluice_server.services.supervisor.templates import Templates
 
 
 class Processes:
@@ -18,11 +19,17 @@ class Processes:
         falling: names of those that were killed because another one of their group ended.
     """
 
-    def __init__(
-        self, children: Sequence[Child], command: tuple[str, ...], directory: Path, ready_fd: int, leave_s: float
+    def __init__(  # all that starting processes depends on
+        self,
+        children: Sequence[Child],
+        command: tuple[str, ...],
+        directory: Path,
+        ready_fd: int,
+        leave_s: float,
+        templates: Templates | None = None,
     ) -> None:
         """`leave_s`: seconds that a process gets to exit when it is asked to. See `Running` for the others."""
-        self._how = command, directory, ready_fd
+        self._how = command, directory, ready_fd, templates
         self._leave_s = leave_s
         self.all = [Running(child, *self._how) for child in children]
         self.falling: set[str] = set()
@@ -52,6 +59,11 @@ class Processes:
         """The processes of the ring that have ended or are about to."""
         return [one.name for one in self.inner if not one.is_running or one.name in self.falling]
 
+    def newest(self, serving: set[str]) -> Running:
+        """Returns the process that was started last, but for edges that listen and the processes of lanes."""
+        found = [one for one in self.all if not one.child.lane and not (one.is_edge and one.name in serving)]
+        return max(found, key=lambda child: child.started_s)
+
     def epoch_of(self, child: Running) -> int:
         """Returns the number of the present start of a child's group."""
         return self._epochs.get(child.child.group, 1)
@@ -60,7 +72,7 @@ class Processes:
         """Whether a child is to be started now: a group starts once all of its processes have ended."""
         if child.start_at_s is None or now_s < child.start_at_s:
             return False
-        return not any(one.name in self.falling for one in (child, *self.mates(child)))
+        return not child.is_awaited and not any(one.name in self.falling for one in (child, *self.mates(child)))
 
     def end_group(self, child: Running, start_at_s: float) -> None:
         """Kills the other processes of the group of a child that ended: they can only start together."""

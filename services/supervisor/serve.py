@@ -24,11 +24,13 @@ from sluice_server.services.ranks.settings import check_ranks
 from sluice_server.services.supervisor.directory import run_directory
 from sluice_server.services.supervisor.first_models import of_file, of_one
 from sluice_server.services.supervisor.lanes import Lanes
+from sluice_server.services.supervisor.moving import Moving
 from sluice_server.services.supervisor.plan import free_address, plan_children, plan_fronts, plan_lane
 from sluice_server.services.supervisor.restarts import Restarts
 from sluice_server.services.supervisor.room import Budget
 from sluice_server.services.supervisor.scale import EngineFile, EngineScale
-from sluice_server.services.supervisor.supervisor import Moving, Supervisor
+from sluice_server.services.supervisor.supervisor import Supervisor
+from sluice_server.services.supervisor.templates import kinds_for
 from sluice_server.services.supervisor.wakeups import STOP, wakeups
 
 EMBEDDED = (
@@ -103,7 +105,14 @@ def _run(engine: EngineConfig, service: ServiceConfig, table: ModelTable, hint: 
         plan = functools.partial(plan_lane, engine, service, path)
         budget = Budget(budget_of(service), front_bytes(service))
         lanes = Lanes(plan, path, complain, service.max_restarts, table, budget)
-        supervisor = Supervisor(children, COMMAND, directory, restarts, complain, Moving(scale, lanes))
+        supervisor = Supervisor(
+            children,
+            COMMAND,
+            directory,
+            restarts,
+            complain,
+            Moving(scale, lanes, kinds_for(engine) if service.process_templates else ()),
+        )
         return supervisor.run(on_ready, service.grace_s, signals)
 
 

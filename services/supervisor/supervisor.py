@@ -9,7 +9,6 @@ is told. It handles processes and signals only.
 """
 
 import contextlib
-import dataclasses
 import os
 import selectors
 import signal
@@ -22,28 +21,17 @@ from sluice_server.services.supervisor.command_socket import CommandSocket
 from sluice_server.services.supervisor.directory import RunDirectory
 from sluice_server.services.supervisor.exit_lines import exit_line
 from sluice_server.services.supervisor.heard import Heard, name_in
-from sluice_server.services.supervisor.lanes import Lanes
+from sluice_server.services.supervisor.moving import NOTHING, Moving
 from sluice_server.services.supervisor.processes import Processes, end
 from sluice_server.services.supervisor.restarts import Restarts
-from sluice_server.services.supervisor.scale import EngineScale
+from sluice_server.services.supervisor.rolling import NEVER_S, RollingRestart
+from sluice_server.services.supervisor.templates import Templates
 from sluice_server.services.supervisor.wakeups import FEWER, MORE, RESTART, STOP, wakeups
 
 TERMINATE_S = 2.0  # what the processes behind the gateways get to exit after SIGTERM
 POLL_S = 0.25  # to read heartbeats, and in case a SIGCHLD is missed
 PAUSED_S = 2.0  # a longer gap between two polls: this process was stopped, and perhaps the children too
 LAST_WORDS_S = 2.0  # what gateways get to report the end of the service to their clients
-NEVER_S = float("-inf")
-
-
-@dataclasses.dataclass(frozen=True, slots=True)
-class Moving:
-    """What joins and leaves while a service runs: engines of one model, and models."""
-
-    engines: EngineScale | None = None
-    lanes: Lanes | None = None
-
-
-NOTHING = Moving()
 
 
 class Supervisor:
@@ -60,10 +48,13 @@ class Supervisor:
     ) -> None:
         """`directory` is the run's own; `say` prints lines for operators. `moving`: what joins and leaves."""
         self._ready_read, self._ready_write = os.pipe()
-        self._processes = Processes(children, command, directory.path, self._ready_write, restarts.leave_s)
+        self._templates = Templates(moving.templates, command, self._ready_write)
+        how = command, directory.path, self._ready_write, restarts.leave_s, self._templates
+        self._processes = Processes(children, *how)
         self._scale, self._lanes = moving.engines, moving.lanes
         self._commands = None if self._lanes is None else CommandSocket(directory.path)
         self._heard = Heard()
+        self._heard.on_template = self._templates.heard
         if self._lanes is not None:
             reports = self._lanes.reports
             self._heard.on_lanes, self._heard.on_cache = reports.heard, reports.heard_of_cache
@@ -76,10 +67,7 @@ class Supervisor:
         self._started_s = time.monotonic()
         self._looked_s = self._started_s
         self._awake_since_s = NEVER_S
-        self._asked_s = NEVER_S  # processes started before this time are to be restarted
-        self._leaving: Running | None = None  # asked to exit
-        self._leave_by_s = 0.0
-        self._returning: Running | None = None  # exited as asked; the service does not serve again yet
+        self._rolling = RollingRestart(restarts.leave_s, say)
 
     def run(self, on_ready: Callable[[str], None], grace_s: float, signals: list[int] | None = None) -> int:
         """Start all processes and wait for the end. Returns the exit status. `on_ready` gets the line of the last
@@ -93,6 +81,7 @@ class Supervisor:
         ):
             cleanup.callback(self._close_pipe)
             cleanup.callback(self._kill_all)
+            cleanup.callback(self._templates.close)
             selector.register(wake, selectors.EVENT_READ)
             selector.register(self._ready_read, selectors.EVENT_READ)
             if self._commands is not None:
@@ -113,7 +102,7 @@ class Supervisor:
                 return self._drain(selector, grace_s)
             while RESTART in self._signals:
                 self._signals.remove(RESTART)  # atomic, as a signal handler may append meanwhile
-                self._asked_s = time.monotonic()
+                self._rolling.ask(time.monotonic())
         return self._give_up()
 
     def _look(self, selector: selectors.BaseSelector, on_ready: Callable[[str], None]) -> None:
@@ -168,12 +157,13 @@ class Supervisor:
                 self._say(f"sluice: serving again after {now_s - self._lost_at_s:.1f} s")
             self._restarts.served(now_s)
             self._lost_at_s = None
-            self._returning = None
+            self._rolling.returning = None
 
     def _mend(self, children: list[Running]) -> bool:
         """Find the children that ended, and start those that may start again. Returns False if the service cannot go
         on."""
         self._kill_what_does_not_serve()
+        self._templates.turn()
         now_s = time.monotonic()
         for child in tuple(children):
             if child.leave_by_s is not None and now_s > child.leave_by_s:
@@ -204,14 +194,14 @@ class Supervisor:
             self._processes.forget(child)
             self._processes.dismiss(child.engine)  # the other ranks of its group
             return True
-        is_planned = child is self._leaving
+        is_planned = child is self._rolling.leaving
         if self._lanes is not None and self._lanes.owns(child):
-            self._leaving = None if is_planned else self._leaving
+            self._rolling.leaving = None if is_planned else self._rolling.leaving
             self._lanes.ended(child, how, now_s, self._processes, is_planned=is_planned)
             self._processes.tell_loss(self._directory.path, is_planned=is_planned or child.was_asked)
             return True
         if is_planned:
-            self._leaving, self._returning = None, child
+            self._rolling.leaving, self._rolling.returning = None, child
             child.start_at_s = now_s
         elif not self._start_again(child, how, now_s):
             return False
@@ -233,7 +223,7 @@ class Supervisor:
             self._say(f"sluice: {how}, before the service was ready; the service ends")
             return False
         wait_s = self._restarts.wait_s(child.name, now_s)
-        back = (*self._restarts.way_back, self._restarts.left(child.name)) if child is self._returning else None
+        back = (*self._restarts.way_back, self._restarts.left(child.name)) if child is self._rolling.returning else None
         self._say(exit_line(child, how, wait_s, back))
         if wait_s is not None:
             child.start_at_s = now_s + wait_s
@@ -244,35 +234,17 @@ class Supervisor:
         end."""
         if self._lost_at_s is None or not self._was_ready:
             return
-        listening = [edge for edge in self._processes.edges if edge.name in self._heard.serving]
-        spared = {*listening, *(one for one in self._processes.all if one.child.lane)}
-        newest = max((one for one in self._processes.all if one not in spared), key=lambda child: child.started_s)
+        newest = self._processes.newest(self._heard.serving)
         if newest.started_s < self._lost_at_s:
             return  # no process was started since the loss
         if time.monotonic() - max(newest.started_s, self._awake_since_s) > self._restarts.return_s:
             newest.kill_for(f"did not bring the service back within {self._restarts.return_s:.1f} s of its start")
 
     def _roll(self) -> None:
-        """Ask the next process of a rolling restart to exit, once the service serves with the previous one."""
-        now_s = time.monotonic()
-        if self._leaving is not None:
-            if now_s > self._leave_by_s:
-                self._say(f"sluice: {self._leaving.name} did not leave within {self._restarts.leave_s:g} s; killing it")
-                self._leaving.kill_for("did not leave")
-            return
-        if not self._was_ready or self._lost_at_s is not None or (self._scale is not None and self._scale.is_busy):
-            return
-        if self._lanes is not None and not self._lanes.is_settled:
-            return
-        child = self._next_to_restart()
-        if child is not None:
-            self._say(f"sluice: restarting {child.name}")
-            self._leaving, self._leave_by_s = child, now_s + self._restarts.leave_s
-            child.signal(signal.SIGTERM)
-
-    def _next_to_restart(self) -> Running | None:
-        """Returns the next process of a rolling restart."""
-        return next((one for one in self._processes.inner if one.started_s < self._asked_s and one.is_running), None)
+        """Go on with a rolling restart."""
+        is_whole = self._was_ready and self._lost_at_s is None and not (self._scale is not None and self._scale.is_busy)
+        is_settled = self._lanes is None or self._lanes.is_settled
+        self._rolling.go_on(self._processes.inner, time.monotonic(), is_whole=is_whole and is_settled)
 
     def _resize(self) -> None:
         """Go on with an engine that joins or leaves, or begin with the next one while the service is whole."""
@@ -282,8 +254,8 @@ class Supervisor:
             while number in self._signals:
                 self._signals.remove(number)
                 self._scale.ask(more)
-        is_whole = self._was_ready and self._lost_at_s is None and self._leaving is None
-        if self._scale.is_busy or (is_whole and self._next_to_restart() is None):
+        is_whole = self._was_ready and self._lost_at_s is None
+        if self._scale.is_busy or (is_whole and self._rolling.is_over(self._processes.inner)):
             states = self._heard.states([one.name for one in self._processes.gateways])
             self._scale.turn(time.monotonic(), self._processes, states, self._restarts.return_s)
 
@@ -298,7 +270,7 @@ class Supervisor:
         processes exit. A second signal stops at once."""
         fronts = [*self._processes.edges, *self._processes.gateways]
         num_signals = self._num_stops()
-        self._asked_s = NEVER_S
+        self._rolling.give_up()
         end_s = time.monotonic() + grace_s + TERMINATE_S
         for front in fronts:
             front.start_at_s = None

@@ -14,9 +14,10 @@ from sluice_server.services.messages.processes import Role
 from sluice_server.services.process.engine_table import engines_of
 from sluice_server.services.supervisor.children import Child
 from sluice_server.services.supervisor.directory import RunDirectory
+from sluice_server.services.supervisor.moving import Moving
 from sluice_server.services.supervisor.restarts import Restarts
 from sluice_server.services.supervisor.scale import UNKNOWN, EngineFile, EngineScale, EngineStates
-from sluice_server.services.supervisor.supervisor import Moving, Supervisor
+from sluice_server.services.supervisor.supervisor import Supervisor
 
 GRACE_S, RETURN_S = 30.0, 60.0
 ENGINE = EngineConfig(device="cpu", threads=1)

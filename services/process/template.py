@@ -1,0 +1,152 @@
+"""A template: a process with one thread that has imported what others of a service need, and forks them when asked.
+
+What it forks starts within milliseconds and shares its memory. It has no event loop, socket of the ring, gRPC or CUDA,
+and no thread: none of them survives a fork. Its supervisor asks it over a socket, and becomes the parent of each forked
+process, so that the end of a template ends no other process.
+"""
+
+import contextlib
+import gc
+import os
+import socket
+import sys
+from collections.abc import Iterator
+
+import msgspec
+import setproctitle
+
+from sluice_server.services.messages.processes import Role
+from sluice_server.services.process.aside import import_aside, import_needs
+from sluice_server.services.process.supervised import ASIDE, TEMPLATE, TEMPLATE_KIND, die_with_supervisor, say_template
+
+STAGES, ENGINES = "stages", "engines"  # the kinds
+MADE_BY = {Role.GATEWAY: STAGES, Role.TOKENIZER: STAGES, Role.DETOKENIZER: STAGES, Role.ENGINE: ENGINES}
+MAX_REQUEST_BYTES = 1 << 20
+MAX_FILES = 6
+GO = b"g"
+NAME = "SLUICE_PROCESS_ID"  # of a process, as its supervisor lists it
+BLAS_THREADS = "OPENBLAS_NUM_THREADS"  # read when numpy is loaded, which starts them at once; engines use none of them
+
+
+class Fork(msgspec.Struct, frozen=True):
+    """A process that a supervisor asks for, with its standard files, and a pipe on which it waits for `GO`.
+
+    Attributes:
+        environment: what it has beside the template's own.
+        inherits: the variables that say the numbers of further files.
+    """
+
+    environment: dict[str, str]
+    inherits: tuple[str, ...] = ()
+
+
+class Forked(msgspec.Struct, frozen=True):
+    """A template's answer: the process, or why there is none."""
+
+    pid: int = 0
+    error: str = ""
+
+
+def become_forked() -> None:
+    """Runs this process as the template that its environment names. Returns in each process that it forks, and exits
+    when its supervisor has closed the socket."""
+    number, kind = os.environ.pop(TEMPLATE), os.environ.pop(TEMPLATE_KIND)
+    setproctitle.setproctitle(f"sluice: template-{kind}")
+    die_with_supervisor()
+    with socket.socket(fileno=int(number)) as channel:
+        _import(kind)
+        gc.collect()
+        gc.freeze()  # collections in forked processes leave the shared memory alone
+        say_template(kind)
+        _serve(channel)
+
+
+def _import(kind: str) -> None:
+    roles = [role for role, made_by in MADE_BY.items() if made_by == kind]
+    with _without_blas_threads():
+        if os.environ.pop(ASIDE, ""):
+            import_aside(*roles)
+        else:
+            for role in roles:
+                import_needs(role)
+
+
+@contextlib.contextmanager
+def _without_blas_threads() -> Iterator[None]:
+    before = os.environ.get(BLAS_THREADS)
+    os.environ[BLAS_THREADS] = "1"
+    try:
+        yield
+    finally:
+        del os.environ[BLAS_THREADS]
+        if before is not None:
+            os.environ[BLAS_THREADS] = before
+
+
+def _serve(channel: socket.socket) -> None:
+    """Forks what is asked for; returns in what was forked."""
+    while True:
+        data, files, _, _ = socket.recv_fds(channel, MAX_REQUEST_BYTES, MAX_FILES)
+        if not data:
+            raise SystemExit
+        try:
+            pid = _fork()
+        except OSError as error:
+            answer = Forked(error=str(error))
+        else:
+            if not pid:
+                channel.close()
+                _begin(msgspec.msgpack.decode(data, type=Fork), files)
+                return
+            answer = Forked(pid)
+        for file in files:
+            os.close(file)
+        channel.send(msgspec.msgpack.encode(answer))
+
+
+def _fork() -> int:
+    """Forks twice: the process between exits, so that the supervisor becomes the parent of the second one. Returns 0
+    there, and its number in the template. Raises OSError."""
+    if len(os.listdir("/proc/self/task")) > 1:
+        raise OSError(0, "the template has threads")
+    read, write = os.pipe()
+    between = os.fork()
+    if not between:
+        try:
+            pid = os.fork()
+        except OSError:
+            os._exit(1)
+        if pid:
+            with contextlib.suppress(OSError):  # it does so too: whoever hears of it may signal its group at once
+                os.setpgid(pid, pid)
+            os.write(write, str(pid).encode())
+            os._exit(0)
+        os.close(read)
+        os.close(write)
+        return 0
+    os.close(write)
+    with os.fdopen(read, "rb") as told:
+        number = told.read()
+    os.waitpid(between, 0)
+    if not number:
+        raise OSError(0, "the system makes no second process")
+    return int(number)
+
+
+def _begin(asked: Fork, files: list[int]) -> None:
+    """Makes of this process what a spawned one is: its group, files, environment and random numbers."""
+    with contextlib.suppress(OSError):
+        os.setpgid(0, 0)
+    *standard, go = files[:4]
+    for number, file in enumerate(standard):
+        os.dup2(file, number)
+        os.close(file)
+    os.environ.update(asked.environment)
+    setproctitle.setproctitle(f"sluice: {os.environ.get(NAME, '')}")
+    os.environ.update(zip(asked.inherits, map(str, files[4:]), strict=True))
+    numbers = sys.modules.get("numpy.random")
+    if numbers is not None:  # Python makes its own anew
+        numbers.seed()
+    with os.fdopen(go, "rb", 0) as told:
+        if told.read(1) != GO:  # whoever asked is gone, or did not wait for the answer
+            os._exit(1)

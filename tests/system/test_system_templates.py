@@ -1,0 +1,58 @@
+"""A service whose processes are forked: what a user sees when a template or what it forked ends, and without any."""
+
+import contextlib
+import os
+import sys
+
+import grpc
+import psutil
+import pytest
+
+from tests.system.service import Service, generate, serve, spec, wait_until
+
+pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="templates need Linux")
+TEMPLATES = {"template-stages", "template-engines"}
+STAGES = {"gateway-0", "tokenizer-0", "engine-0", "detokenizer-0"}
+
+
+def is_serving(service: Service) -> bool:
+    """Whether a generation ends well."""
+    with service.stub() as stub, contextlib.suppress(grpc.RpcError):
+        return bool(generate(stub, spec("def f(", 4)).text)
+    return False
+
+
+def mapped(process: psutil.Process) -> set[str]:
+    """The libraries that a process has loaded."""
+    return {os.path.basename(one.path) for one in process.memory_maps()}
+
+
+def test_the_processes_of_a_service_are_forked_and_outlive_the_templates() -> None:
+    with serve() as service:
+        before = service.children()
+        assert before.keys() == STAGES | TEMPLATES
+        assert "libtorch_cpu.so" not in {*mapped(before["tokenizer-0"]), *mapped(before["gateway-0"])}
+        for name in TEMPLATES:
+            before[name].kill()
+        wait_until(lambda: not any(before[name].is_running() for name in TEMPLATES), 30, "they are gone")
+        assert is_serving(service)
+        wait_until(lambda: service.children().keys() == STAGES | TEMPLATES, 60, "there are new ones")
+        after = service.children()
+        assert all(after[name] == before[name] for name in STAGES)
+
+
+@pytest.mark.parametrize("name", ["engine-0", "tokenizer-0", "gateway-0"])
+def test_a_forked_process_that_is_killed_is_forked_again(name: str) -> None:
+    with serve() as service:
+        before = service.children()
+        before[name].kill()
+        wait_until(lambda: service.children().get(name, before[name]) != before[name], 60, "it is back")
+        wait_until(lambda: is_serving(service), 60, "it serves")
+        after = service.children()
+        assert all(after[one] == before[one] for one in TEMPLATES)
+
+
+def test_without_templates_they_are_spawned() -> None:
+    with serve("--no-process-templates") as service:
+        assert service.children().keys() == STAGES
+        assert is_serving(service)
