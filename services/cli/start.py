@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 from sluice_server.engine.errors import ServiceError
 from sluice_server.services.process.exit_reason import EXIT_REFUSED
 from sluice_server.services.process.supervised import ASIDE, SUPERVISOR_PID, TEMPLATE
+from sluice_server.services.supervisor.early import begin
 
 if TYPE_CHECKING:
     from typer import Typer
@@ -41,6 +42,7 @@ def main() -> None:
 
 
 def _run_command() -> None:
+    begin(sys.argv[1:], os.environ)
     from sluice_server.services.cli.app import alone
     from sluice_server.services.cli.environment import complaints
 

@@ -2,6 +2,7 @@
 
 import dataclasses
 import functools
+import os
 import secrets
 import shlex
 import sys
@@ -22,6 +23,7 @@ from sluice_server.services.process.listening import UNIX, check_plaintext, chec
 from sluice_server.services.process.model_table import ModelTable
 from sluice_server.services.ranks.settings import check_ranks
 from sluice_server.services.supervisor.directory import run_directory
+from sluice_server.services.supervisor.early import EarlyTemplate, take
 from sluice_server.services.supervisor.first_models import of_file, of_one
 from sluice_server.services.supervisor.lanes import Lanes
 from sluice_server.services.supervisor.moving import Moving
@@ -43,6 +45,7 @@ COMMAND = (sys.executable, "-m", "sluice_server")
 def supervise(engine: EngineConfig, service: ServiceConfig) -> int:
     """Run the whole ring until it is asked to stop. Returns the exit status. Raises ServiceError before any process
     starts."""
+    early = take(os.environ)
     check(engine, service)
     check_access(service)
     check_plaintext("listen", service.listen, bool(service.tls_cert), service.insecure)
@@ -65,7 +68,7 @@ def supervise(engine: EngineConfig, service: ServiceConfig) -> int:
         peer_secret=service.peer_secret or (secrets.token_hex(32) if service.gateways > 1 else ""),
     )
     if service.models:
-        return _run(engine, service, of_file(engine, service, complain), "")
+        return _run(engine, service, of_file(engine, service, complain), "", early)
     source, is_embedded = resolve_model(service.model, service.revision), service.model == DEMO
     check_files(source.directory, engine, service)
     service = dataclasses.replace(
@@ -74,11 +77,14 @@ def supervise(engine: EngineConfig, service: ServiceConfig) -> int:
         revision=source.label,
         served_model_name=service.served_model_name or source.name,
     )
-    return _run(engine, service, of_one(service), EMBEDDED if is_embedded else "")
+    return _run(engine, service, of_one(service), EMBEDDED if is_embedded else "", early)
 
 
-def _run(engine: EngineConfig, service: ServiceConfig, table: ModelTable, hint: str) -> int:
-    """Run a service with these models until it is asked to stop. `hint` follows the line that it serves."""
+def _run(
+    engine: EngineConfig, service: ServiceConfig, table: ModelTable, hint: str, early: EarlyTemplate | None
+) -> int:
+    """Run a service with these models until it is asked to stop. `hint` follows the line that it serves. `early`: a
+    template that was started already."""
     start = time.monotonic()
 
     def on_ready(ready: str) -> None:
@@ -105,14 +111,9 @@ def _run(engine: EngineConfig, service: ServiceConfig, table: ModelTable, hint: 
         plan = functools.partial(plan_lane, engine, service, path)
         budget = Budget(budget_of(service), front_bytes(service))
         lanes = Lanes(plan, path, complain, service.max_restarts, table, budget)
-        supervisor = Supervisor(
-            children,
-            COMMAND,
-            directory,
-            restarts,
-            complain,
-            Moving(scale, lanes, kinds_for(engine) if service.process_templates else ()),
-        )
+        kinds = kinds_for(engine) if service.process_templates else ()
+        moving = Moving(scale, lanes, kinds, early)
+        supervisor = Supervisor(children, COMMAND, directory, restarts, complain, moving)
         return supervisor.run(on_ready, service.grace_s, signals)
 
 

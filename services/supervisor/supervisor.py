@@ -47,8 +47,8 @@ class Supervisor:
         moving: Moving = NOTHING,
     ) -> None:
         """`directory` is the run's own; `say` prints lines for operators. `moving`: what joins and leaves."""
-        self._ready_read, self._ready_write = os.pipe()
-        self._templates = Templates(moving.templates, command, self._ready_write)
+        self._ready_read, self._ready_write = os.pipe() if moving.early is None else moving.early.ready
+        self._templates = Templates(moving.templates, command, self._ready_write, moving.early)
         how = command, directory.path, self._ready_write, restarts.leave_s, self._templates
         self._processes = Processes(children, *how)
         self._scale, self._lanes = moving.engines, moving.lanes

@@ -4,12 +4,11 @@ import ctypes
 import os
 import socket
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 
 import msgspec
 
-from sluice_server.services.process.supervised import READY_FD, TEMPLATE, TEMPLATE_KIND
 from sluice_server.services.process.template import GO, Fork, Forked
 from sluice_server.services.supervisor.forked import ForkedProcess, ProcessHandle
 
@@ -17,7 +16,6 @@ ANSWER_S = 2.0  # forking takes a few milliseconds
 MAX_ANSWER_BYTES = 4096
 PR_SET_CHILD_SUBREAPER = 36
 STATUS = ("Uid", "Gid", "Groups", "Umask", "NoNewPrivs", "Seccomp", "CapEff", "CapBnd", "Cpus_allowed", "Mems_allowed")
-Start = Callable[[dict[str, str], Sequence[str], list[int]], ProcessHandle | None]
 
 
 class TemplateProcess:
@@ -27,27 +25,23 @@ class TemplateProcess:
         is_ready: it has said that it can fork.
     """
 
-    def __init__(self, kind: str, start: Start, ready_fd: int, environment: Mapping[str, str]) -> None:
-        """`start` starts a process with variables beside this one's, of which some say the numbers of files. `ready_fd`
-        is where the template says that it is ready. Raises OSError."""
+    def __init__(self, process: ProcessHandle, asked: socket.socket) -> None:
+        """It has the variables that this process has now. It is asked over the socket."""
         self.is_ready = False
-        self._outer = dict(os.environ)  # what it forks has these variables too
-        self._socket, inner = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        self._outer = dict(os.environ)
+        self._process = process
+        self._socket = asked
         self._socket.settimeout(ANSWER_S)
-        with inner:
-            own = {**environment, TEMPLATE_KIND: kind}
-            self._process = start(own, (TEMPLATE, READY_FD), [inner.fileno(), ready_fd])
 
     @property
     def is_alive(self) -> bool:
         """Whether it has not ended."""
-        return self._process is not None and self._process.poll() is None
+        return self._process.poll() is None
 
     @property
     def is_like_this(self) -> bool:
         """Whether what it forks has what a process has that this one spawns: variables, control group, priority and
         other things that a process inherits."""
-        assert self._process is not None, "it is alive"
         return self._outer == dict(os.environ) and _inherited(self._process.pid) == _inherited(os.getpid())
 
     def fork(
@@ -76,9 +70,8 @@ class TemplateProcess:
 
     def end(self) -> None:
         """Ends it."""
-        if self._process is not None:
-            self._process.kill()
-            self._process.wait()
+        self._process.kill()
+        self._process.wait()
 
     def close(self) -> None:
         """Ends it, and what is left of it here."""

@@ -8,6 +8,7 @@ import contextlib
 import importlib.util
 import os
 import runpy
+import socket
 from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
@@ -16,8 +17,9 @@ from subprocess import Popen
 from sluice_server.engine.config import EngineConfig
 from sluice_server.services.config import ENV_PREFIX
 from sluice_server.services.messages.processes import Role
-from sluice_server.services.process.supervised import ASIDE, SUPERVISOR_PID
+from sluice_server.services.process.supervised import ASIDE, READY_FD, SUPERVISOR_PID, TEMPLATE, TEMPLATE_KIND
 from sluice_server.services.process.template import ENGINES, MADE_BY, STAGES
+from sluice_server.services.supervisor.early import EarlyTemplate
 from sluice_server.services.supervisor.forked import ForkedProcess, ProcessHandle
 from sluice_server.services.supervisor.template_process import TemplateProcess, can_fork
 
@@ -29,14 +31,21 @@ DEVICE = f"{ENV_PREFIX}DEVICE"
 class Templates:
     """The templates of one service."""
 
-    def __init__(self, kinds: Sequence[str], command: tuple[str, ...], ready_fd: int) -> None:
+    def __init__(
+        self, kinds: Sequence[str], command: tuple[str, ...], ready_fd: int, early: EarlyTemplate | None = None
+    ) -> None:
         """`kinds`: which of them there are. `command` is what starts `sluice`; `ready_fd` is where they say that they
-        are ready."""
+        are ready. `early`: the first one, if it has been started."""
         self._kinds = kinds if can_fork() else ()
         self._command = (*command, COMMAND)
         self._ready_fd = ready_fd
         self._now: dict[str, TemplateProcess] = {}
         self._starts: Counter[str] = Counter()
+        if early is not None:
+            self._now[STAGES] = TemplateProcess(ForkedProcess(early.pid), socket.socket(fileno=early.socket))
+            self._starts[STAGES] += 1
+        if STAGES not in self._kinds:
+            self.close()
 
     def turn(self) -> None:
         """Starts those that are not there; called again and again."""
@@ -91,7 +100,10 @@ class Templates:
         self._starts[kind] += 1
         start = self._make if kind == ENGINES else self._spawn
         with contextlib.suppress(OSError):  # without one, processes are spawned
-            self._now[kind] = TemplateProcess(kind, start, self._ready_fd, own)
+            asked, inner = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+            with inner:
+                named, files = (TEMPLATE, READY_FD), [inner.fileno(), self._ready_fd]
+                self._now[kind] = TemplateProcess(start({**own, TEMPLATE_KIND: kind}, named, files), asked)
 
     def _make(self, own: dict[str, str], inherits: Sequence[str], files: list[int]) -> ProcessHandle:
         """Forks a template, or spawns it."""

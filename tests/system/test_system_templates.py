@@ -31,6 +31,7 @@ def test_the_processes_of_a_service_are_forked_and_outlive_the_templates() -> No
     with serve() as service:
         before = service.children()
         assert before.keys() == STAGES | TEMPLATES
+        assert len(psutil.Process(service.process.pid).children()) == len(before)
         assert "libtorch_cpu.so" not in {*mapped(before["tokenizer-0"]), *mapped(before["gateway-0"])}
         for name in TEMPLATES:
             before[name].kill()

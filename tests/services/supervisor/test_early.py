@@ -1,0 +1,66 @@
+"""The template that is started before the command line is imported: when, and that the supervisor takes it over."""
+
+import contextlib
+import os
+import sys
+
+import psutil
+import pytest
+
+from sluice_server.services.process.supervised import SUPERVISOR_PID
+from sluice_server.services.process.template import STAGES
+from sluice_server.services.supervisor.early import EARLY, SETTING, begin, take
+from sluice_server.services.supervisor.templates import Templates
+
+pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="templates need Linux")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "variables"),
+    [
+        (["generate"], {}),
+        ([], {}),
+        (["serve", "--help"], {}),
+        (["serve", "--role=engine"], {}),
+        (["serve", "--role", "engine"], {}),
+        (["serve"], {"SLUICE_ROLE": "engine"}),
+        (["serve", "--no-process-templates"], {}),
+        (["serve"], {SETTING: "0"}),
+        (["serve"], {SETTING: "False"}),
+    ],
+)
+def test_there_is_none_without_a_use_for_it(arguments: list[str], variables: dict[str, str]) -> None:
+    environment = dict(variables)
+    begin(arguments, environment)
+    assert environment == variables and take(environment) is None
+    assert not psutil.Process().children()
+
+
+def test_the_supervisor_takes_it_over() -> None:
+    begin(["serve", "--listen", "x"], os.environ)
+    found = take(os.environ)
+    assert found is not None and EARLY not in os.environ and SUPERVISOR_PID not in os.environ
+    (process,) = psutil.Process().children()
+    assert process.pid == found.pid and os.getpgid(found.pid) == found.pid
+    templates = Templates((STAGES,), ("false",), found.ready[1], found)
+    with contextlib.closing(templates):
+        templates.turn()
+        assert os.read(found.ready[0], 99) == f"template {STAGES} ready\n".encode()
+        templates.heard(STAGES)
+        own = {"SLUICE_PROCESS_ID": "x-0", "SLUICE_ROLE": "none", SUPERVISOR_PID: str(os.getpid())}
+        forked = templates._fork(STAGES, own, (), ())
+        assert forked is not None and forked.wait(60) != 0  # there is no such role
+        assert psutil.Process().children() == [process]
+    assert not process.is_running()
+    for file in found.ready:
+        os.close(file)
+
+
+def test_one_that_the_settings_do_not_want_ends() -> None:
+    begin(["serve"], os.environ)
+    found = take(os.environ)
+    assert found is not None
+    Templates((), ("false",), found.ready[1], found)
+    assert not psutil.Process().children()
+    for file in found.ready:
+        os.close(file)
