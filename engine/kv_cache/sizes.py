@@ -18,6 +18,11 @@ class CacheSizes:
     block_size: int
     windows: tuple[Window | None, ...]
 
+    @property
+    def have_windows(self) -> bool:
+        """Whether a window leaves blocks behind in some group."""
+        return any(self.windows)
+
     def blocks_for(self, num_tokens: int) -> int:
         """Returns the blocks that `num_tokens` tokens take in each group."""
         return -(-num_tokens // self.block_size)

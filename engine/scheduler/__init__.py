@@ -6,7 +6,8 @@ policies         the order of service          admission        gives slots to w
 running_stats    counts for admission          lengths          predicts output lengths
 planner          plans one step                prefill_shares   shares a step among prompts
 victims          chooses what is preempted     async_planner    plans a step before the last one is applied
-in_flight        planned steps, not applied    stage_planner    plans a step of a pipeline beside others
+decode_rows      rows of steps planned so      stage_planner    plans a step of a pipeline beside others
+in_flight        planned steps, not applied
 resizing         resizes the cache while it serves
 stage_shares     shares work among the steps of a pipeline
 adapters         those of open requests, and which are loaded
@@ -41,7 +42,7 @@ WRITERS: Mapping[str, tuple[str, ...]] = MappingProxyType(
         "num_computed": ("drafts", "in_flight", "state"),
         "num_flying": ("in_flight", "state"),
         "last_step": ("planner",),
-        "tokens": ("drafts", "outputs", "scheduler"),  # verified, sampled, appended by the client
+        "tokens": ("drafts", "in_flight", "outputs", "scheduler"),  # verified, sampled (twice), appended by the client
         "index": ("outputs",),
         "has_spoken": ("outputs",),
         "num_sampled": ("outputs",),

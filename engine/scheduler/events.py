@@ -4,6 +4,8 @@ Frozen values. Times are plain numbers; services make spans of them.
 """
 
 import dataclasses
+import functools
+from collections.abc import Callable
 from typing import NamedTuple, TypeAlias
 
 from sluice_server.engine.errors import ServiceError
@@ -98,3 +100,7 @@ class Sampled(NamedTuple):
     is_last: bool = False
     num_drafted: int = 0
     num_accepted: int = 0
+
+
+# Makes an event of all its fields: half the time of a call with eleven arguments, and a step makes hundreds.
+EVENT_OF: Callable[[tuple[object, ...]], Sampled] = functools.partial(tuple.__new__, Sampled)

@@ -10,7 +10,7 @@ from collections import deque
 from sluice_server.engine.errors import ServiceError, engine_fault
 from sluice_server.engine.plan import StepPlan, StepResult
 from sluice_server.engine.scheduler.drafts import DraftScheduler
-from sluice_server.engine.scheduler.events import Failure, Sampled
+from sluice_server.engine.scheduler.events import EVENT_OF, Failure, Sampled
 from sluice_server.engine.scheduler.group import SequenceGroup
 from sluice_server.engine.scheduler.outputs import Outputs
 from sluice_server.engine.scheduler.sequence import Sequence, SequenceStatus
@@ -86,31 +86,64 @@ class InFlightSteps:
         self._drafts.stepped(plan, seconds)
         events: list[Sampled] = []
         failures: list[Failure] = []
-        size, failed, logprobs, prompts = self._state.cache.block_size, result.failed, result.logprobs, result.prompts
-        running, advance, fill = SequenceStatus.RUNNING, self._outputs.advance, self._state.fill
+        size, logprobs, others = self._state.cache.block_size, result.logprobs, {*result.failed, *plan.drafts}
+        running, fill, event_of = SequenceStatus.RUNNING, self._state.fill, EVENT_OF
         rows = zip(step.rows, step.places, plan.query_lens, plan.samples, result.token_ids, strict=True)
         for i, (sequence, place, num, samples, token) in enumerate(rows):
-            if sequence.num_places != place or sequence.state is not running:
-                self._state.give_back(sequence.group, samples + plan.drafts.get(i, 0))
+            if sequence.num_places != place or sequence.state is not running or i in others:
+                self._land_without_token(step, i, result, now, events, failures)
                 continue
-            if i in failed:
-                failures.append(self._break(sequence.group, result.errors.get(i)))
+            if num > 1 or not samples or not sequence.has_spoken:
+                self._land_rarely(step, i, result, now, events)
                 continue
-            if i in plan.drafts:
-                self._drafts.verify(sequence, plan.drafts[i], result.runs[i], now, events)
-                continue
-            sequence.num_computed += num
-            if i in prompts:
-                sequence.group.learn(prompts[i])
-            if num > 1 or not sequence.num_computed % size:
+            # Nearly all rows: they decode, not an output's first token, and not of a search, whose events come last.
+            # All in this loop, as at hundreds of rows a call for each of them is most of the time.
+            computed = sequence.num_computed = sequence.num_computed + 1
+            if not computed % size:
                 fill(sequence)
-                if num > 1:
-                    sequence.group.note(EventKind.CHUNK, now, num, sequence.index)
-            if samples:
-                advance(sequence, token, logprobs.get(i), now, events)
+            group = sequence.group
+            num_output = len(sequence.tokens) - len(group.prompt)
+            sequence.tokens.append(token)
+            scores = (logprobs[i],) if i in logprobs else ()
+            if token in group.end_ids or num_output + 1 >= group.max_tokens:
+                events.append(self._outputs.end(sequence, scores, now))
             else:
-                self._leave_unsampled(sequence, result.pooled.get(i), now)
+                given = (group.request_id, num_output, (token,), scores, None, None, None, sequence.index, False, 0, 0)
+                events.append(event_of(given))
         return events, failures
+
+    def _land_without_token(
+        self,
+        step: InFlightStep,
+        i: int,
+        result: StepResult,
+        now: float,
+        events: list[Sampled],
+        failures: list[Failure],
+    ) -> None:
+        """Applies a row that nobody waits for, that failed or that verifies drafts."""
+        sequence, num_drafts = step.rows[i], step.plan.drafts.get(i, 0)
+        if not self._is_awaited(sequence, step.places[i]):
+            self._state.give_back(sequence.group, step.plan.samples[i] + num_drafts)
+        elif i in result.failed:
+            failures.append(self._break(sequence.group, result.errors.get(i)))
+        else:
+            self._drafts.verify(sequence, num_drafts, result.runs[i], now, events)
+
+    def _land_rarely(self, step: InFlightStep, i: int, result: StepResult, now: float, events: list[Sampled]) -> None:
+        """Applies a row that computes a part of a prompt, or of an output without an event so far."""
+        sequence, num = step.rows[i], step.plan.query_lens[i]
+        sequence.num_computed += num
+        if i in result.prompts:
+            sequence.group.learn(result.prompts[i])
+        if num > 1 or not sequence.num_computed % self._state.cache.block_size:
+            self._state.fill(sequence)
+            if num > 1:
+                sequence.group.note(EventKind.CHUNK, now, num, sequence.index)
+        if step.plan.samples[i]:
+            self._outputs.advance(sequence, result.token_ids[i], result.logprobs.get(i), now, events)
+        else:
+            self._leave_unsampled(sequence, result.pooled.get(i), now)
 
     def _unmark(self, step: InFlightStep) -> None:
         """Takes the tokens of a step from those in flight."""

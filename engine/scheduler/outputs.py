@@ -42,17 +42,22 @@ class Outputs:
     ) -> None:
         """Appends a sampled token to the sequence and adds its event to `events`, if it has one."""
         group = sequence.group
-        if not sequence.has_spoken:
-            self._advance_rarely(sequence, token, logprob, now, events)
+        if group.beam is None:
+            sequence.tokens.append(token)
+            self.advance_run(sequence, AddedTokens(1, () if logprob is None else (logprob,)), now, events)
             return
-        # Fast path of nearly all tokens: not an output's first, and not of a search, whose events come at its end.
-        logprobs: tuple[TokenLogprob, ...] = () if logprob is None else (logprob,)
-        num_output = len(sequence.tokens) - len(group.prompt)
-        sequence.tokens.append(token)
-        if token in group.end_ids or num_output + 1 >= group.max_tokens:
-            events.append(self._event(sequence, num_output, (token,), logprobs, self._finish_of(sequence, token), now))
-            return
-        events.append(Sampled(group.request_id, num_output, (token,), logprobs, None, None, None, sequence.index))
+        group.has_token(now)
+        sequence.candidates = logprob
+        if all(one.candidates for one in group.sequences):
+            self._advance_beams(group)
+        if not group.sequences:
+            events += self._answer(group, now)
+
+    def end(self, sequence: Sequence, logprobs: tuple[TokenLogprob, ...], now: float) -> Sampled:
+        """Ends an output with its last token, and returns the event of that token."""
+        token = sequence.tokens[-1]
+        finish = self._finish_of(sequence, token)
+        return self._event(sequence, sequence.num_output - 1, (token,), logprobs, finish, now)
 
     def num_kept(self, sequence: Sequence, tokens: Ids[int]) -> int:
         """Returns how many of consecutively sampled `tokens` belong to the output: those up to its end."""
@@ -115,22 +120,6 @@ class Outputs:
         group.num_sampled += sum(sequence.num_output for sequence in group.sequences)
         self._policy.leave(group)
         self._state.close(group)
-
-    def _advance_rarely(
-        self, sequence: Sequence, token: int, logprob: TokenLogprob | None, now: float, events: list[Sampled]
-    ) -> None:
-        """Handles the first token of an output, and every token of a search."""
-        group = sequence.group
-        if group.beam is None:
-            sequence.tokens.append(token)
-            self.advance_run(sequence, AddedTokens(1, () if logprob is None else (logprob,)), now, events)
-            return
-        group.has_token(now)
-        sequence.candidates = logprob
-        if all(one.candidates for one in group.sequences):
-            self._advance_beams(group)
-        if not group.sequences:
-            events += self._answer(group, now)
 
     def _event(
         self,

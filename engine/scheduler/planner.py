@@ -7,9 +7,10 @@ budget. `victims` explains why every request makes progress. Independent of toke
 from collections.abc import Iterator
 
 from sluice_server.engine.kv_cache.table import BlockRun
-from sluice_server.engine.plan import IN_FLIGHT, StepPlan
+from sluice_server.engine.plan import StepPlan
 from sluice_server.engine.scheduler import victims
 from sluice_server.engine.scheduler.admission import AdmissionControl
+from sluice_server.engine.scheduler.decode_rows import DecodeRows
 from sluice_server.engine.scheduler.drafts import DraftScheduler
 from sluice_server.engine.scheduler.group import SequenceGroup
 from sluice_server.engine.scheduler.prefill_shares import PrefillRoundRobin
@@ -42,6 +43,7 @@ class Planner:
         self.budget = self._most = budget
         self._prefill_shares = PrefillRoundRobin()
         self._lens: list[int] = []
+        self._num_decodes = 0  # rows that are one token behind, drafts of theirs not counted
         self._num_drafts: dict[Sequence, int] = {}  # drafts of these rows
         self._now = 0.0
         self._is_short = False  # a sequence had to skip the last step for want of blocks
@@ -79,18 +81,19 @@ class Planner:
         """Whether the next step does more than decode: admission is due, or a pause has lasted too long."""
         return self._admission.is_due(self.step + 1) or next(self._held_too_long(now), None) is not None
 
-    def decode_ahead(self, rows: list[tuple[Sequence, int]], now: float) -> StepPlan:
-        """Returns a step in which each sequence of `rows` decodes the token at the given position. That token may not
-        be sampled yet. The sequences must have block capacity for the position."""
+    def decode_ahead(self, rows: DecodeRows, now: float) -> StepPlan:
+        """Returns a step in which each of these rows decodes. Its token may not be sampled yet. The sequences must have
+        block capacity for it."""
         self.step += 1
-        self.rows, self._now = [one for one, _ in rows], now
-        ids: list[int] = []
-        for one, start in rows:
+        self.rows, self._now = rows.sequences, now
+        for one in rows.sequences:
             one.last_step = self.step
-            ids.append(one.tokens[start] if start < len(one.tokens) else IN_FLIGHT)
-            self._spend(one.group)
-        num, slots, starts = len(rows), [one.slot for one in self.rows], [start for _, start in rows]
-        return StepPlan(self.step, slots, [1] * num, starts, ids, [True] * num, [], self._new_blocks())
+        if rows.are_new:
+            for one in rows.sequences:
+                self._spend(one.group)
+        changed = rows.sequences if rows.are_new or self._state.cache.sizes.have_windows else rows.grown
+        blocks = self._new_blocks(changed)
+        return StepPlan(self.step, rows.slots, rows.ones, rows.starts, rows.ids, rows.samples, [], blocks)
 
     def hold(self, group: SequenceGroup, now: float) -> None:
         """Records since when the group may not sample, by its flags."""
@@ -102,7 +105,7 @@ class Planner:
         """Returns the running sequences that are one token behind (decodes), and those that miss more (prefills)."""
         decodes, prefills = [], []
         for one in self._state.running:
-            if not one.group.holds_back and len(one.tokens) - one.num_computed - one.num_flying == 1:
+            if len(one.tokens) - one.num_computed - one.num_flying == 1 and not one.group.holds_back:
                 decodes.append(one)
             elif one.num_missing > 0:
                 prefills.append(one)
@@ -132,7 +135,8 @@ class Planner:
                 self.rows.append(one)
             elif one.state is SequenceStatus.RUNNING and one.num_missing == 1:  # not preempted or held by now
                 self._take(one, 1)
-        self._lens = [1] * len(self.rows)
+        self._num_decodes = len(self.rows)
+        self._lens = [1] * self._num_decodes
 
     def _prefill(self, prefills: list[Sequence]) -> None:
         """Adds rows for the sequences that miss more tokens, within the budget."""
@@ -257,25 +261,22 @@ class Planner:
 
     def _write(self) -> StepPlan:
         rows, lens, starts = self.rows, self._lens, [one.num_computed + one.num_flying for one in self.rows]
-        token_ids: list[int] = []
-        samples: list[bool] = []
+        num_decodes = self._num_decodes - len(self._num_drafts)  # that come first, each behind its newest token
+        token_ids = [one.tokens[-1] for one in rows[:num_decodes]]
+        samples = [True] * num_decodes
         drafts: dict[int, int] = {}
         parents: dict[int, tuple[int, ...]] = {}
-        for i, (one, num, start) in enumerate(zip(rows, lens, starts, strict=True)):
-            if num == 1:
-                token_ids.append(one.tokens[start])
-                samples.append(start + 1 == len(one.tokens))
-            else:
-                token_ids.extend(one.tokens[start : start + num])
-                samples.append(start + num >= len(one.tokens))
-                if one in self._num_drafts and one.drafting is not None:
-                    token_ids.extend(one.drafting.ids)
-                    drafts[i] = self._num_drafts[one]
-                    if one.drafting.parents:
-                        parents[i] = tuple(one.drafting.parents)
+        for i in range(num_decodes, len(rows)):
+            one, num, start = rows[i], lens[i], starts[i]
+            token_ids.extend(one.tokens[start : start + num])
+            samples.append(start + num >= len(one.tokens))
+            if one in self._num_drafts and one.drafting is not None:
+                token_ids.extend(one.drafting.ids)
+                drafts[i] = self._num_drafts[one]
+                if one.drafting.parents:
+                    parents[i] = tuple(one.drafting.parents)
         pools = self._pools(samples) if self._state.num_pooling else {}
         images = self._state.images
-        each = ((one.group.request.images, start, num) for one, start, num in zip(rows, starts, lens, strict=True))
         return StepPlan(
             step=self.step,
             slots=[one.slot for one in rows],
@@ -284,12 +285,17 @@ class Planner:
             token_ids=token_ids,
             samples=samples,
             placements=self._state.take_placements(),
-            new_blocks=self._new_blocks(),
+            new_blocks=self._new_blocks(rows),
             drafts=drafts,
             parents=parents,
             pools=pools,
-            wholes=wholes_of(each) if images is not None and images.are_whole else [],
+            wholes=self._wholes(starts) if images is not None and images.are_whole else [],
         )
+
+    def _wholes(self, starts: list[int]) -> list[tuple[int, int]]:
+        """Returns the ranges of the step's tokens that are of one image."""
+        rows = zip(self.rows, starts, self._lens, strict=True)
+        return wholes_of((one.group.request.images, start, num) for one, start, num in rows)
 
     def _pools(self, samples: list[bool]) -> dict[int, bool]:
         """Returns the rows that are pooled, each with whether its prompt ends, and has none of them sample."""
@@ -298,11 +304,11 @@ class Planner:
             samples[i] = False
         return pools
 
-    def _new_blocks(self) -> list[BlockRun]:
-        """Returns the parts of the rows' block tables that no plan has carried to the runner yet."""
+    def _new_blocks(self, rows: list[Sequence]) -> list[BlockRun]:
+        """Returns the parts of the block tables of `rows` that no plan has carried to the runner yet."""
         found: list[BlockRun] = []
-        for one in self.rows:
-            planned, num = one.num_blocks_planned, len(one.table.blocks)
+        for one in rows:
+            planned, num = one.num_blocks_planned, len(one.table.groups[0])
             if planned < num:
                 found += [
                     BlockRun(one.slot, planned, own[planned:], group) for group, own in enumerate(one.table.groups)

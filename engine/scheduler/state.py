@@ -53,6 +53,7 @@ class SchedulerState:
         self.num_recomputed = 0  # tokens computed once more, because a preemption had dropped them
         self.now_s = 0.0  # engine clock of the step being planned
         self.has_changed = True  # a sequence ended or arrived: one that did not fit may fit now
+        self.num_changes = 0  # since start, of what decides which sequences decode, besides their tokens
 
     def begin(self, now: float) -> None:
         """Begins planning a step at engine time `now`."""
@@ -140,6 +141,7 @@ class SchedulerState:
     def wake(self, group: SequenceGroup) -> None:
         """Queues the group's paused sequences that can compute something now. Called when credit or input changes."""
         group.refresh_hold()
+        self.num_changes += 1
         for sequence in group.sequences:
             if sequence.state is SequenceStatus.PAUSED:
                 self._await(sequence)
@@ -170,6 +172,7 @@ class SchedulerState:
             )
             if first is not None:
                 one.num_blocks_planned = min(one.num_blocks_planned, first)
+                self.num_changes += 1
 
     @contextlib.contextmanager
     def requeued(self, group: SequenceGroup) -> Iterator[None]:
@@ -184,6 +187,7 @@ class SchedulerState:
             if sequence.state is SequenceStatus.RUNNING:
                 self._report(sequence)
         self.has_changed = True
+        self.num_changes += 1
 
     def end(self, sequence: Sequence) -> None:
         """Ends one output. The group closes with its last one."""
@@ -258,6 +262,7 @@ class SchedulerState:
 
     def _start(self, sequence: Sequence, num_computed: int) -> None:
         sequence.state = SequenceStatus.RUNNING
+        self.num_changes += 1
         sequence.num_computed = sequence.capacity = num_computed
         sequence.num_places += 1
         sequence.adapter_slot = self.adapters.hold(sequence.group.request)
@@ -297,6 +302,7 @@ class SchedulerState:
     def _leave(self, sequence: Sequence, *, reuse: bool = False, is_worthless: bool = False) -> None:
         """Frees blocks and slot. `reuse`: the slot stays with the group, for a sibling."""
         keep = EvictionClass.LONG if sequence.group.priority > 0 else EvictionClass.NORMAL
+        self.num_changes += 1
         self.cache.release(sequence.table, keep, is_worthless=is_worthless)
         self.running.remove(sequence)
         (sequence.group.spare_slots if reuse else self.free_slots).append(sequence.slot)

@@ -5,6 +5,7 @@ and numbers, not requests.
 """
 
 import dataclasses
+import itertools
 from collections.abc import Sequence
 
 import numpy as np
@@ -69,9 +70,10 @@ class DeviceState:
             self._write_parameters(list(self._placed.values()))
             self._placed = {}
         for table, runs in ((self.tables, self._block_runs), (self.tokens, self._token_runs)):
-            for part in _apart(runs):
-                self._write_runs(table, part)
-            runs.clear()
+            if runs:
+                for part in _apart(runs):
+                    self._write_runs(table, part)
+                runs.clear()
 
     def rows(self, slots: Tensor, positions: Tensor) -> Rows:
         """Returns the parameters of rows that sample the tokens at `positions`; both int64 [R]."""
@@ -90,14 +92,13 @@ class DeviceState:
             self.adapters[slots] = self._device.upload(np.array(adapters, dtype=np.int64))
 
     def _write_runs(self, table: Tensor, runs: list[tuple[int, int, Sequence[int]]]) -> None:
-        num = len(runs)
-        offsets = np.zeros(num + 1, dtype=np.int64)
-        np.cumsum([len(ids) for _, _, ids in runs], out=offsets[1:])
-        head = np.array([(slot, first) for slot, first, _ in runs], dtype=np.int64).T.reshape(-1)
-        values = np.concatenate([np.asarray(ids, dtype=np.int64) for _, _, ids in runs])
-        packed = self._device.upload(np.concatenate([head, offsets, values]))
-        rows, firsts, ends, rest = packed.split([num, num, num + 1, len(values)])
-        ops.write_runs_(table, rows, firsts, ends, rest.to(table.dtype))
+        slots, starts, all_ids = zip(*runs, strict=True)
+        ends = list(itertools.accumulate(map(len, all_ids), initial=0))
+        numbers = itertools.chain(slots, starts, ends, *all_ids)  # one array: it costs more than its numbers
+        num, num_values = len(runs), ends[-1]
+        packed = self._device.upload(np.fromiter(numbers, dtype=np.int64, count=3 * num + 1 + num_values))
+        rows, firsts, offsets, rest = packed.split([num, num, num + 1, num_values])
+        ops.write_runs_(table, rows, firsts, offsets, rest.to(table.dtype))
 
 
 def _apart(runs: list[tuple[int, int, Sequence[int]]]) -> list[list[tuple[int, int, Sequence[int]]]]:

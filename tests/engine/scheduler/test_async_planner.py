@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from sluice_server.engine.kv_cache.cache import KVCache
-from sluice_server.engine.plan import IN_FLIGHT, StepPlan, StepResult
+from sluice_server.engine.plan import IN_FLIGHT, StepPlan, StepResult, VerifiedDrafts
 from sluice_server.engine.request import EngineRequest, FinishReason, Limits, SamplingParams
 from sluice_server.engine.scheduler.scheduler import Scheduler
 from sluice_server.engine.scheduler.settings import SchedulerSettings
@@ -133,3 +133,67 @@ def test_credit_goes_to_as_many_rows_as_there_is_and_comes_back_from_those_in_va
     apply(scheduler, second, 3)
     left = scheduler._state.groups["a"].credit
     assert left == 5 - 2 - 1  # two tokens each had before, and one that the other got since
+
+
+def ahead(scheduler: Scheduler) -> StepPlan:
+    plan = scheduler.plan_ahead(0.0)
+    assert plan is not None
+    return plan
+
+
+def test_a_step_follows_from_the_one_before_and_leaves_its_plan_as_it_was() -> None:
+    scheduler = make()
+    for name in ("a", "b"):
+        add(scheduler, name, num_prompt=3, max_tokens=20)
+    plans = [begun(scheduler)]
+    blocks = []
+    for _ in range(6):
+        plans.append(ahead(scheduler))
+        apply(scheduler, plans.pop(0), 1)
+        blocks.append([(run.slot, run.first) for run in plans[0].new_blocks])
+    assert plans[0].starts == [9, 9] and plans[0].token_ids == [IN_FLIGHT] * 2
+    slots = plans[0].slots
+    assert blocks == [[(one, 1) for one in slots], [], [], [], [(one, 2) for one in slots], []]
+    scheduler.check()
+    last = scheduler._planner.rows
+    ahead(scheduler)
+    assert plans[0].starts == [9, 9] and scheduler._planner.rows is last  # as the rows are kept
+
+
+def test_a_row_whose_output_is_complete_is_left_out_of_those_that_follow() -> None:
+    scheduler = make()
+    add(scheduler, "a", max_tokens=20)
+    add(scheduler, "b", max_tokens=4)
+    first = begun(scheduler)
+    second, third = ahead(scheduler), ahead(scheduler)
+    fourth = ahead(scheduler)
+    assert [len(one.slots) for one in (first, second, third, fourth)] == [2, 2, 2, 1]
+
+
+def test_a_row_that_has_ended_is_left_out_of_those_that_follow() -> None:
+    scheduler = make()
+    add(scheduler, "a", max_tokens=20)
+    add(scheduler, "b", max_tokens=20)
+    first, second = begun(scheduler), ahead(scheduler)
+    scheduler.apply(first, StepResult([EOS, 1]), 0.0)
+    assert ahead(scheduler).slots == second.slots[1:]
+
+
+def test_behind_drafts_in_flight_no_step_follows_without_their_row() -> None:
+    """The row whose drafts are verified is left out of one step, and not of those behind it."""
+    scheduler = make(max_draft_tokens=2)
+    add(scheduler, "a", max_tokens=20)
+    add(scheduler, "b", max_tokens=20)
+    plan = begun(scheduler)
+    apply(scheduler, plan, 1)
+    asks = scheduler.asks()
+    scheduler.offer(asks, [[5, 5], []], 0.0)
+    verifying = planned(scheduler)
+    assert verifying.drafts == {1: 2}
+    scheduler._drafts.num_resting = 4
+    beside = ahead(scheduler)
+    assert len(beside.slots) == 1
+    runs = {1: VerifiedDrafts((5, 5, 1))}
+    scheduler.apply(verifying, StepResult([1, 5], runs=runs), 0.0)
+    assert len(ahead(scheduler).slots) == 2
+    apply(scheduler, beside, 1)

@@ -9,6 +9,7 @@ import pytest
 from sluice_server.engine.plan import StepPlan, VerifiedDrafts, num_accepted
 from sluice_server.engine.scheduler import drafts as drafts_module
 from sluice_server.engine.scheduler.async_planner import AsyncPlanner
+from sluice_server.engine.scheduler.decode_rows import DecodeRows
 from sluice_server.engine.scheduler.drafts import DraftScheduler
 from sluice_server.engine.scheduler.events import Sampled
 from sluice_server.engine.scheduler.group import SequenceGroup
@@ -87,16 +88,30 @@ def take_it_for_the_one_before(self: InFlightSteps, plan: StepPlan, rows: list[R
         one.num_places -= one.num_places > 1
 
 
-def write_ahead_without_room(self: AsyncPlanner, rows: list[tuple[Row, int]]) -> bool:
+def write_ahead_without_room(self: AsyncPlanner, rows: DecodeRows) -> bool:
     return True
+
+
+def give_room_to_the_first_alone(self: DecodeRows) -> list[int]:
+    return full(self)[:1]
+
+
+def see_no_change(self: DecodeRows, num_changes: int, *, rests: bool) -> bool:
+    return may_follow(self, self._num_changes, rests=rests)
+
+
+def stay_where_one_was(self: DecodeRows) -> None:
+    starts = self.starts
+    follow(self)
+    self.starts = starts
 
 
 def guess_what_the_host_must_know(self: SequenceGroup) -> None:
     self.needs_host = False
 
 
-def spend_no_credit_ahead(self: Planner, rows: list[tuple[Row, int]], now: float) -> StepPlan:
-    credits = {one.group: one.group.credit for one, _ in rows}
+def spend_no_credit_ahead(self: Planner, rows: DecodeRows, now: float) -> StepPlan:
+    credits = {one.group: one.group.credit for one in rows.sequences}
     plan = decode_ahead(self, rows, now)
     for group, credit in credits.items():
         group.credit = credit
@@ -130,6 +145,9 @@ write = Planner._write
 shrink = SchedulerState.shrink
 begin = InFlightSteps.begin
 decode_ahead = Planner.decode_ahead
+full = DecodeRows.full
+may_follow = DecodeRows.may_follow
+follow = DecodeRows.follow
 verify = DraftScheduler.verify
 take = DraftScheduler.take
 grow_ahead = DraftScheduler._grow_ahead
@@ -148,6 +166,9 @@ BUGS: list[Bug] = [
     (InFlightSteps, "under_way", forget_what_is_in_flight),
     (InFlightSteps, "begin", take_it_for_the_one_before),
     (AsyncPlanner, "_make_room", write_ahead_without_room),
+    (DecodeRows, "full", give_room_to_the_first_alone),
+    (DecodeRows, "may_follow", see_no_change),
+    (DecodeRows, "follow", stay_where_one_was),
     (SequenceGroup, "__post_init__", guess_what_the_host_must_know),
     (Planner, "decode_ahead", spend_no_credit_ahead),
     (Outputs, "num_kept", run_past_the_end),
