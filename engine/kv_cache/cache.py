@@ -10,12 +10,14 @@ import dataclasses
 from collections.abc import Sequence
 
 from sluice_server.engine.kv_cache.capacity import CacheCapacity
+from sluice_server.engine.kv_cache.holders import check_holders
 from sluice_server.engine.kv_cache.log import CacheLog, NamedBlock
 from sluice_server.engine.kv_cache.lookup import PrefixLookup
 from sluice_server.engine.kv_cache.moves import Move, MoveKind
 from sluice_server.engine.kv_cache.offers import Offers
 from sluice_server.engine.kv_cache.pool import BlockPool, EvictionClass
 from sluice_server.engine.kv_cache.prefix import PrefixIndex, name_in
+from sluice_server.engine.kv_cache.restoring import begin_reads, restore
 from sluice_server.engine.kv_cache.sizes import CacheSizes, Window
 from sluice_server.engine.kv_cache.table import BlockTable, CachedPrefix
 from sluice_server.engine.kv_cache.tiers import Tiers
@@ -28,9 +30,6 @@ class CacheStats:
     query_tokens: int = 0
     hit_tokens: int = 0
     evictions: int = 0
-
-
-MAX_READS = 2  # after so many, blocks evicted again before use are computed
 
 
 class KVCache:
@@ -89,31 +88,14 @@ class KVCache:
             return self.no_prefix()
         found = self._lookup.longest(table, tokens)
         if self.tiers is not None and len(found[0]) < (len(tokens) - 1) // self.block_size:
-            found[0] += self._restore(self.tiers, table, tokens, found[0])
+            found[0] += restore(self, self.tiers, table, tokens, found[0])
         return self._lookup.within_windows(table, tokens, found)
 
     def is_awaited(self, table: BlockTable, tokens: Sequence[int]) -> bool:
-        """Whether the next blocks of the prefix are being read from the store or disk; starts reading them. A table
-        starts `MAX_READS` + 1 times at most."""
-        if self.tiers is None or not self.prefix_caching or table.is_private or table.num_reads > MAX_READS:
+        """Whether the next blocks of the prefix are being read from the store or disk; starts reading them."""
+        if self.tiers is None or not self.prefix_caching or table.is_private:
             return False
-        num_host, has_begun = 0, False
-        for i in range((len(tokens) - 1) // self.block_size):
-            name = table.name(tokens, i, self.block_size)
-            if self.index.find(name) is not None:
-                continue
-            num_host += 1
-            if self.tiers.touch(name):
-                continue
-            if self.tiers.is_reading(name):
-                return True
-            moves = self.tiers.read(name) if num_host <= self.tiers.num_slots else None
-            if moves is None:
-                break
-            self._moves += moves
-            has_begun = True
-        table.num_reads += has_begun
-        return has_begun
+        return begin_reads(self, self.tiers, table, tokens)
 
     def adopt(self, table: BlockTable, found: CachedPrefix, num_tokens: int) -> None:
         """Starts an empty table with the shared blocks that `match` found for `num_tokens`. Counts hits only the
@@ -192,7 +174,7 @@ class KVCache:
         for i in range(table.num_named, num_computed // self.block_size):
             name = table.name(tokens, i, self.block_size)
             for group, own in enumerate(table.groups):
-                self.index.add(name_in(name, group), own[i], None if group else self._logged(table, tokens, i))
+                self.index.add(name_in(name, group), own[i], None if group else self.logged(table, tokens, i))
             self._offer(table, i, i + 1)
             table.num_named = i + 1
 
@@ -262,24 +244,18 @@ class KVCache:
         table.num_named, table.shared_tail = 0, -1
 
     def check(self, tables: Sequence[BlockTable]) -> None:
-        """Asserts invariant I3: the given tables are all that hold blocks, and each reference has its holder."""
+        """Asserts invariant I3 and what each part asserts of itself; for tests and simulation."""
         self.pool.check()
         self.index.check()
         if self.tiers is not None:
             self.tiers.check()
         if self.offers is not None:
             self.offers.check()
-        holders = [0] * self.pool.size + [1]
-        for table in tables:
-            assert len({len(own) for own in table.groups}) == 1, "groups of different length"
-            for own, trimmed in zip(table.groups, table.trimmed, strict=True):
-                assert trimmed == own.count(self.pool.null), "a block is missing inside the window"
-                for block in own:
-                    holders[block] += 1
-        for block, count in enumerate(holders):
-            found = 0 if self.pool.is_offline(block) else self.pool.refs(block)
-            assert found == count, f"block {block}: {found} references, {count} holders"
-            assert not (self.pool.is_offline(block) and self.index.has(block)), f"block {block} is offline and named"
+        check_holders(self.pool, self.index, tables)
+
+    def logged(self, table: BlockTable, tokens: Sequence[int], i: int) -> NamedBlock | None:
+        """Returns the i-th block as the log has it; None without a log."""
+        return None if self.index.log is None else table.named(tokens, i, self.block_size)
 
     def _allocate(self) -> int:
         """Returns a block to write to. Its old contents lose their name on the device and may be saved to the host."""
@@ -315,35 +291,3 @@ class KVCache:
             self.stats.evictions += 1
             if self.tiers is not None and not self._is_worthless[block]:
                 self._moves += self.tiers.save(name, block)
-
-    def _restore(self, tiers: Tiers, table: BlockTable, tokens: Sequence[int], found: list[int]) -> list[int]:
-        """Returns device blocks that follow `found`: those into which pending moves restore blocks from host memory,
-        and those that are cached behind one of them."""
-        # Hold the blocks found, so that `_allocate` does not reuse them; released later, they are most recently used.
-        for block in found:
-            self.pool.share(block)
-        restored: list[int] = []
-        for i in range(len(found), (len(tokens) - 1) // self.block_size):
-            name = table.name(tokens, i, self.block_size)
-            cached = self.index.find(name)
-            if cached is not None:
-                self.pool.share(cached)
-                restored.append(cached)
-                continue
-            if not self.pool.num_free or not tiers.touch(name):
-                break
-            block = self._allocate()
-            if not tiers.touch(name):  # saving the overwritten block has evicted it
-                self.pool.release(block, EvictionClass.NOT)
-                break
-            self._moves.append(tiers.restore(name, block))
-            self.index.add(name, block, self._logged(table, tokens, i))
-            self._is_worthless[block] = False
-            restored.append(block)
-        for block in reversed(found + restored):
-            self.let_go(block, EvictionClass.NORMAL)
-        return restored
-
-    def _logged(self, table: BlockTable, tokens: Sequence[int], i: int) -> NamedBlock | None:
-        """Returns the i-th block as the log has it; None without a log."""
-        return None if self.index.log is None else table.named(tokens, i, self.block_size)

@@ -8,7 +8,7 @@ planner          plans one step                prefill_shares   shares a step am
 victims          chooses what is preempted     async_planner    plans a step before the last one is applied
 decode_rows      rows of steps planned so      stage_planner    plans a step of a pipeline beside others
 in_flight        planned steps, not applied
-resizing         resizes the cache while it serves
+resizing         resizes the cache             changes          changes open requests for their clients
 stage_shares     shares work among the steps of a pipeline
 adapters         those of open requests, and which are loaded
 state            queue, slots and blocks: the only module that changes a sequence's state
@@ -42,26 +42,26 @@ WRITERS: Mapping[str, tuple[str, ...]] = MappingProxyType(
         "num_computed": ("drafts", "in_flight", "state"),
         "num_flying": ("in_flight", "state"),
         "last_step": ("planner",),
-        "tokens": ("drafts", "in_flight", "outputs", "scheduler"),  # verified, sampled (twice), appended by the client
+        "tokens": ("drafts", "in_flight", "outputs", "changes"),  # verified, sampled (twice), appended by the client
         "index": ("outputs",),
         "has_spoken": ("outputs",),
         "num_sampled": ("outputs",),
         "prompt_scores": ("outputs",),
         # Order of service and refusals
-        "measure": ("scheduler", "waiting"),
+        "measure": ("changes", "scheduler", "waiting"),
         "refused_free": ("admission", "state"),
         "retry_step": ("admission", "state"),
         "num_overtaken": ("admission",),
         "num_cached": ("admission",),
         "first_scheduled_s": ("admission",),
         # Changed by the client while the request is open, and the credit it spends
-        "asked_tokens": ("scheduler",),
-        "deadline_s": ("scheduler",),
-        "is_open": ("scheduler",),
-        "max_tokens": ("scheduler",),
-        "priority": ("scheduler",),
-        "prompt": ("scheduler",),
-        "credit": ("drafts", "state", "planner", "scheduler"),  # returned, spent, granted
+        "asked_tokens": ("changes",),
+        "deadline_s": ("changes",),
+        "is_open": ("changes",),
+        "max_tokens": ("changes",),
+        "priority": ("changes",),
+        "prompt": ("changes",),
+        "credit": ("drafts", "state", "planner", "changes"),  # returned, spent, granted
         "held_since_s": ("planner",),
         # Searches
         "candidates": ("state", "outputs"),

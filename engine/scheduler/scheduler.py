@@ -8,8 +8,7 @@ what is left. Pure: no tensor, no I/O; the clock is an argument.
 import math
 from collections.abc import Sequence as Ids
 
-from sluice_server.engine.checks import check_credit, check_ids, check_priority
-from sluice_server.engine.errors import Code, ServiceError, deadline_exceeded, invalid, not_open
+from sluice_server.engine.errors import Code, ServiceError, deadline_exceeded, not_open
 from sluice_server.engine.kv_cache.cache import KVCache
 from sluice_server.engine.kv_cache.table import BlockTable
 from sluice_server.engine.plan import DraftRequest, DraftTree, StepPlan, StepResult
@@ -17,6 +16,7 @@ from sluice_server.engine.request import EngineRequest, FinishReason, Limits
 from sluice_server.engine.scheduler.adapters import NO_ADAPTERS, RequestAdapters
 from sluice_server.engine.scheduler.admission import AdmissionControl
 from sluice_server.engine.scheduler.async_planner import AsyncPlanner
+from sluice_server.engine.scheduler.changes import RequestChanges
 from sluice_server.engine.scheduler.draft_stats import DraftStats
 from sluice_server.engine.scheduler.drafts import DraftScheduler
 from sluice_server.engine.scheduler.events import Failure, Pooled, Sampled
@@ -28,7 +28,6 @@ from sluice_server.engine.scheduler.outputs import Outputs
 from sluice_server.engine.scheduler.planner import Planner
 from sluice_server.engine.scheduler.policies import make_policy
 from sluice_server.engine.scheduler.resizing import CacheResizer
-from sluice_server.engine.scheduler.sequence import SequenceStatus
 from sluice_server.engine.scheduler.settings import SchedulerSettings
 from sluice_server.engine.scheduler.stage_planner import StagePlanner
 from sluice_server.engine.scheduler.state import SchedulerState
@@ -83,6 +82,7 @@ class Scheduler:
             if is_staged
             else AsyncPlanner(self._state, self._planner, self._drafts, self._in_flight)
         )
+        self._changes = RequestChanges(self._state, self._planner, self._validator, self._policy, limits)
         self._num_added = 0
         self._due: list[SequenceGroup] = []  # requests with outputs that may be complete without a step
         self._ended: list[Sampled] = []  # events of what ended between steps
@@ -203,59 +203,20 @@ class Scheduler:
 
     def grant(self, request_id: str, num_tokens: int, now: float) -> None:
         """Adds `num_tokens` of credit. Raises ServiceError: not open, sent without credit, or out of range."""
-        group = self._group(request_id)
-        if group.credit is None:
-            raise invalid("grant", "the request was sent without credit_window: its credit is unlimited")
-        check_credit(num_tokens, self.limits)
-        check_credit(group.credit + num_tokens, self.limits)
-        group.credit += num_tokens
-        self._wake(group, now)
+        self._changes.grant(self._group(request_id), num_tokens, now)
 
     def append(self, request_id: str, ids: Ids[int], now: float) -> None:
         """Appends ids to the prompt. Raises ServiceError, and changes nothing, when not open, closed, or too long."""
-        group = self._group(request_id)
-        if not group.is_open:
-            raise ServiceError(Code.FAILED_PRECONDITION, "INPUT_CLOSED", "the input of this request is closed")
-        check_ids("append", ids, self.limits)
-        num_prompt = len(group.prompt) + len(ids)
-        max_tokens = group.asked_tokens or self.limits.context_length - num_prompt
-        self._validator.check_size(group, num_prompt, max_tokens)
-        with self._state.requeued(group):
-            group.max_tokens = max_tokens
-            group.prompt.extend(ids)
-            for sequence in group.sequences:
-                sequence.tokens.extend(ids)
-        self._wake(group, now)
+        self._changes.append(self._group(request_id), ids, now)
 
     def close_input(self, request_id: str, now: float) -> None:
         """Closes the input, so that sampling may start. Idempotent. Raises ServiceError if the request is not open."""
-        group = self._group(request_id)
-        group.is_open = False
-        self._wake(group, now)
+        self._changes.close_input(self._group(request_id), now)
 
-    def update(
-        self,
-        request_id: str,
-        max_tokens: int | None,
-        priority: int | None,
-        deadline_s: float | None,
-    ) -> None:
+    def update(self, request_id: str, max_tokens: int | None, priority: int | None, deadline_s: float | None) -> None:
         """Changes an open request; None leaves a value unchanged. Raises ServiceError: not open, or out of range."""
         group = self._group(request_id)
-        if priority is not None:
-            check_priority(priority, self.limits)
-        if deadline_s is not None and math.isnan(deadline_s):
-            raise invalid("deadline", "is not a number")
-        if max_tokens is not None:
-            if max_tokens < 1:
-                raise invalid("max_tokens", f"{max_tokens} is below 1", limit=1)
-            self._validator.check_size(group, len(group.prompt), max_tokens)
-        with self._state.requeued(group):
-            if max_tokens is not None:
-                group.asked_tokens = group.max_tokens = max_tokens
-            group.priority = group.priority if priority is None else priority
-            group.deadline_s = group.deadline_s if deadline_s is None else deadline_s
-            group.measure = self._policy.measure(group)
+        self._changes.update(group, max_tokens, priority, deadline_s)
         self._next_deadline = min(self._next_deadline, group.deadline_s)
         self._due.append(group)
 
@@ -326,14 +287,6 @@ class Scheduler:
         if request_id not in self._state.groups:
             raise not_open(request_id)
         return self._state.groups[request_id]
-
-    def _wake(self, group: SequenceGroup, now: float) -> None:
-        """Resumes a group after an action of its client, as far as that action allows."""
-        self._state.wake(group)
-        if group.can_fork and group.sequences[0].state is SequenceStatus.RUNNING:
-            self._state.fork_all(group)
-        if group.is_held:
-            self._planner.hold(group, now)
 
     def _begin(self, plan: StepPlan | None, now: float) -> StepPlan | None:
         if plan is not None:
