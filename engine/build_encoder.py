@@ -5,7 +5,7 @@ from pathlib import Path
 
 import torch
 
-from sluice_server.engine.build import BuiltEngine
+from sluice_server.engine.built import BuiltEngine
 from sluice_server.engine.config import DEFAULTS, EngineConfig
 from sluice_server.engine.engine import Engine
 from sluice_server.engine.executor.computing import Computing

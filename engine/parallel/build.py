@@ -5,7 +5,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from sluice_server.engine.adapters.build import make_loader
-from sluice_server.engine.build import chosen, loaded
+from sluice_server.engine.build_model import chosen, loaded
 from sluice_server.engine.config import EngineConfig
 from sluice_server.engine.kv_cache.block_files import BlockFiles
 from sluice_server.engine.kv_cache.block_store import BlockStore

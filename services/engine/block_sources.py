@@ -4,7 +4,7 @@ import contextlib
 import logging
 import time
 
-from sluice_server.engine.build import BuiltEngine
+from sluice_server.engine.built import BuiltEngine
 from sluice_server.engine.transfer import BlockFetcher, BlockSource
 from sluice_server.services.config import bad_setting
 from sluice_server.services.process.engine_table import EngineTable

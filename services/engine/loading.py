@@ -2,8 +2,9 @@
 
 from typing import NamedTuple, Protocol
 
-from sluice_server.engine.build import BuiltEngine, build_engine
+from sluice_server.engine.build import build_engine
 from sluice_server.engine.build_encoder import build_encoder
+from sluice_server.engine.built import BuiltEngine
 from sluice_server.engine.config import EngineConfig
 from sluice_server.engine.models.config import ModelConfig
 from sluice_server.engine.parallel.group import Workers

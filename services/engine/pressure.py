@@ -6,7 +6,7 @@ Called by the memory watch between two steps. Every measure ends by itself once 
 import time
 from collections.abc import Callable, Iterable, Mapping
 
-from sluice_server.engine.build import BuiltEngine
+from sluice_server.engine.built import BuiltEngine
 from sluice_server.engine.config import EngineConfig
 from sluice_server.engine.errors import ServiceError
 from sluice_server.engine.pressure import CacheNeeds, CachePressure

@@ -8,7 +8,7 @@ import logging
 import time
 from collections.abc import Callable
 
-from sluice_server.engine.build import BuiltEngine
+from sluice_server.engine.built import BuiltEngine
 from sluice_server.engine.config import EngineConfig
 from sluice_server.engine.errors import RankLost
 from sluice_server.engine.parallel.sums import SumsBroken

@@ -4,7 +4,7 @@ import contextlib
 import sys
 from typing import NamedTuple
 
-from sluice_server.engine.build import BuiltEngine
+from sluice_server.engine.built import BuiltEngine
 from sluice_server.engine.models.registry import read_served
 from sluice_server.engine.parallel.options import check_parallel
 from sluice_server.engine.plugins.entry_points import find_plugins

@@ -9,7 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from sluice_server.engine.build import BuiltEngine, build_engine
+from sluice_server.engine.build import build_engine
+from sluice_server.engine.built import BuiltEngine
 from sluice_server.engine.config import EngineConfig
 from sluice_server.engine.errors import ServiceError
 from sluice_server.engine.kv_cache.prefix import is_of, owner_of, tenant_root

@@ -8,7 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from sluice_server.engine.build import BuiltEngine, build_engine
+from sluice_server.engine.build import build_engine
+from sluice_server.engine.built import BuiltEngine
 from sluice_server.engine.cache_memory import CacheMemory
 from sluice_server.engine.config import EngineConfig
 from sluice_server.engine.errors import ServiceError

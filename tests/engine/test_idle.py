@@ -9,7 +9,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from sluice_server.engine.build import BuiltEngine, build_engine
+from sluice_server.engine.build import build_engine
+from sluice_server.engine.built import BuiltEngine
 from sluice_server.engine.config import EngineConfig
 from sluice_server.engine.models.config import read_config
 from sluice_server.engine.models.limits import limits_of

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from sluice_server.engine import build
-from sluice_server.engine.build import BuiltEngine
+from sluice_server.engine.built import BuiltEngine
 from sluice_server.engine.config import EngineConfig
 from sluice_server.engine.engine import Engine
 from sluice_server.engine.errors import ServiceError

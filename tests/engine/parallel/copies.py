@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from sluice_server.engine.build import chosen, loaded
+from sluice_server.engine.build_model import chosen, loaded
 from sluice_server.engine.config import EngineConfig
 from sluice_server.engine.engine import Engine
 from sluice_server.engine.errors import RankLost

@@ -9,7 +9,8 @@ from typing import Any
 import pytest
 import torch
 
-from sluice_server.engine.build import BuiltEngine, build_engine
+from sluice_server.engine.build import build_engine
+from sluice_server.engine.built import BuiltEngine
 from sluice_server.engine.config import EngineConfig
 from sluice_server.engine.errors import Code, ServiceError
 from sluice_server.engine.models.config import read_config

@@ -6,7 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from sluice_server.engine.build import BuiltEngine, build_engine
+from sluice_server.engine.build import build_engine
+from sluice_server.engine.built import BuiltEngine
 from sluice_server.engine.config import EngineConfig
 from sluice_server.engine.models.config import read_config
 from sluice_server.engine.models.limits import limits_of

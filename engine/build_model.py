@@ -1,0 +1,166 @@
+"""Chooses what a model is computed with, and loads it with all that belongs to it: drafter, vision tower, adapters.
+
+Reads settings and a checkpoint directory; knows no cache and no scheduler.
+"""
+
+import dataclasses
+from functools import partial
+from pathlib import Path
+
+import torch
+
+from sluice_server.engine.adapters.build import check_adapters, load_adapters
+from sluice_server.engine.adapters.manager import AdapterManager
+from sluice_server.engine.config import EngineConfig
+from sluice_server.engine.models.calibration import with_calibration
+from sluice_server.engine.models.config import ModelConfig
+from sluice_server.engine.models.layers.device_sides import DeviceTables
+from sluice_server.engine.models.limits import check_embeds_scale, check_tables
+from sluice_server.engine.models.loading import embeddings_of, load_model
+from sluice_server.engine.models.model import Model
+from sluice_server.engine.models.vision.config import read_vision
+from sluice_server.engine.models.vision.loading import load_vision
+from sluice_server.engine.parallel.group import Workers
+from sluice_server.engine.parallel.options import check_on_device, check_parallel, shape_of
+from sluice_server.engine.parallel.ranks import Ranks
+from sluice_server.engine.parallel.sums import LocalSums
+from sluice_server.engine.plugins.interface import ModelPlugin
+from sluice_server.engine.plugins.loading import LoadedPlugins, load_plugins, loading
+from sluice_server.engine.request import Limits
+from sluice_server.engine.speculation.drafters import Drafter, load_drafter
+from sluice_server.engine.worker.host.allocator import give_back
+from sluice_server.engine.worker.host.compute_threads import set_threads
+from sluice_server.engine.worker.slots.images import EncoderCache
+from sluice_server.engine.worker.startup.allocation import (
+    machine_memory,
+)
+from sluice_server.engine.worker.startup.attention import check_attention, choose_attention
+from sluice_server.engine.worker.startup.device_support import (
+    check_gpu,
+    check_invariance,
+    check_step,
+    check_trees,
+    choose_device,
+)
+from sluice_server.engine.worker.startup.formats import Formats, check_stored, choose_formats, name_of
+from sluice_server.engine.worker.startup.memory import at_start
+from sluice_server.kernels.formats.packer import LinearPacker
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class LoadedModel:
+    """A model and what computes it.
+
+    Attributes:
+        config: settings, sized for the device.
+        notes: for the operator.
+        drafter, images, adapters, tables: None where there are none.
+        tables: what adapters are computed from on a device.
+    """
+
+    config: EngineConfig
+    device: torch.device
+    formats: Formats
+    notes: tuple[str, ...]
+    plugins: LoadedPlugins
+    model: Model
+    drafter: Drafter | None
+    images: EncoderCache | None
+    adapters: AdapterManager | None
+    tables: DeviceTables | None
+
+
+def load_all(  # all that is loaded
+    config: EngineConfig,
+    model_config: ModelConfig,
+    directory: Path,
+    limits: Limits,
+    draft: Path | None,
+    workers: Workers | None,
+) -> LoadedModel:
+    """Loads a model and what belongs to it. Raises ServiceError for what this server cannot compute."""
+    config = config.sized(choose_device(config.device).type)
+    device, formats, notes = chosen(config, model_config, limits)
+    plugins = load_plugins(config.plugins, model_config)
+    check_attention(config, device, has_plugin=plugins.has_attention)
+    ranks = ranks_of(config, workers, device)
+    model, drafter = loaded(config, model_config, directory, limits, draft, formats, device, plugins.model, ranks)
+    attention, said = choose_attention(config, model, formats, limits)
+    if attention is not None:
+        model.attend_by(attention, records_prompts=attention.records_prompts)
+        plugins = plugins.beside(attention.identity)
+    images = loaded_images(config, directory, limits, model, formats)
+    adapters, tables = load_adapters(config, model_config, model, ranks)
+    notes += said
+    return LoadedModel(config, device, formats, notes, plugins, model, drafter, images, adapters, tables)
+
+
+def chosen(
+    config: EngineConfig, model_config: ModelConfig, limits: Limits
+) -> tuple[torch.device, Formats, tuple[str, ...]]:
+    """Returns device, number formats and notes for the operator, before any weight is read. Raises ServiceError for
+    what this server cannot compute."""
+    shape = check_parallel(config)
+    shape.check(model_config)
+    device = choose_device(config.device)
+    check_on_device(config, device.type)
+    check_trees(config, model_config, device)
+    check_adapters(config, device.type)
+    formats = choose_formats(config, device)
+    check_stored(model_config, formats)
+    check_gpu(model_config, formats, config.block_size, device)
+    check_step(config.max_num_batched_tokens, device)
+    check_tables(model_config, limits, machine_memory("SC_PHYS_PAGES"))
+    return device, formats, check_invariance(config, model_config.head_dim, device)
+
+
+def loaded(  # noqa: PLR0913 # all that is loaded
+    config: EngineConfig,
+    model_config: ModelConfig,
+    directory: Path,
+    limits: Limits,
+    draft: Path | None,
+    formats: Formats,
+    device: torch.device,
+    plugin: ModelPlugin | None = None,
+    ranks: Ranks | None = None,
+) -> tuple[Model, Drafter | None]:
+    """Loads the model, or a rank's part of it, and the drafter if there is one; `plugin` has the model's class and
+    traits if they are not this package's own."""
+    if device.type == "cpu":
+        set_threads(config)
+    model_config = with_calibration(model_config, config.calibration, formats.weights)
+    pack = LinearPacker(formats.weights)
+    with at_start("--model", f"its weights in {formats.weights or name_of(formats.dtype)}; try --quantization int4"):
+        with loading(plugin, model_config.architecture):
+            sizes = formats.dtype, device, limits.context_length
+            model = load_model(directory, model_config, *sizes, pack, plugin, ranks)
+        if limits.embeds_width:
+            check_embeds_scale(model_config, model.embedding_scale)
+        drafter = None
+        if draft is not None:
+            table = partial(embeddings_of, directory, model_config, model)
+            drafter = load_drafter(config.speculation, draft, model, limits, pack, table)
+    give_back()
+    if config.batch_invariant:
+        model.fix()
+    return model, drafter
+
+
+def loaded_images(
+    config: EngineConfig, directory: Path, limits: Limits, model: Model, formats: Formats
+) -> EncoderCache | None:
+    """Loads the vision tower, if requests may bring images, with weights that are not quantised; on rank 0 alone."""
+    if limits.images is None:
+        return None
+    vision = read_vision(directory)
+    tower = load_vision(directory, vision, model.config.hidden_size, formats.dtype, model.device)
+    return EncoderCache(tower)
+
+
+def ranks_of(config: EngineConfig, workers: Workers | None, device: torch.device) -> Ranks | None:
+    """Returns the place of this engine among ranks; None for an engine that adds nothing up."""
+    shape = shape_of(config)
+    if workers is not None:
+        return Ranks(workers.shape, workers.sums, workers.stages)
+    return None if shape.is_whole else Ranks(shape, LocalSums(shape.sum_shards, device))
