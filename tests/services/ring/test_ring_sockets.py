@@ -69,6 +69,25 @@ async def test_outbox_keeps_what_cannot_leave_and_merges_it(net: Net, tmp_path: 
     assert await drained(inbox, 1) == [Tokens(ENVELOPE, 0, (1,))] * 5
 
 
+async def test_wake_ups_bring_every_frame(net: Net, tmp_path: Path) -> None:
+    address = f"ipc://{tmp_path}/in"
+    inbox, outbox = net.inbox(address), net.outbox(address)
+    woken = asyncio.Event()
+    asyncio.get_running_loop().add_reader(inbox.fd, woken.set)
+    wanted = [Tokens(ENVELOPE, at, (1,)) for at in range(20)]
+    for one in wanted:
+        assert await sent(outbox, [one]) == []
+    came = inbox.drain()
+    async with asyncio.timeout(10):
+        while len(came) < len(wanted):
+            if not inbox.has_more:
+                await woken.wait()
+                woken.clear()
+            came += inbox.drain()
+    asyncio.get_running_loop().remove_reader(inbox.fd)
+    assert came == wanted and outbox.counts["frames"] == len(wanted)
+
+
 async def test_a_message_too_large_is_given_back(net: Net, tmp_path: Path) -> None:
     address = f"ipc://{tmp_path}/in"
     inbox, outbox = net.inbox(address), net.outbox(address)
