@@ -15,6 +15,7 @@ import grpc
 import psutil
 from sluice.v1 import control_pb2, control_pb2_grpc, inference_pb2, inference_pb2_grpc, types_pb2
 
+TEMPLATE = "template-"  # how their titles begin
 START_TIMEOUT_S = 180.0  # four ranks take 16 s of CPU time, and a busy machine gives them a tenth of it
 
 
@@ -28,6 +29,15 @@ class Service:
 
     def children(self) -> dict[str, psutil.Process]:
         """Its ring processes by id, from their titles."""
+        return {name: child for name, child in self.titled().items() if not name.startswith(TEMPLATE)}
+
+    def templates(self) -> dict[str, psutil.Process]:
+        """What its processes are forked from, by their kind."""
+        found = self.titled().items()
+        return {name.removeprefix(TEMPLATE): child for name, child in found if name.startswith(TEMPLATE)}
+
+    def titled(self) -> dict[str, psutil.Process]:
+        """Its processes by their titles."""
         found = {}
         for child in psutil.Process(self.process.pid).children():
             with contextlib.suppress(psutil.Error):

@@ -11,7 +11,7 @@ import pytest
 from tests.system.service import Service, generate, serve, spec, wait_until
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="templates need Linux")
-TEMPLATES = {"template-stages", "template-engines"}
+KINDS = {"stages", "engines"}
 STAGES = {"gateway-0", "tokenizer-0", "engine-0", "detokenizer-0"}
 
 
@@ -29,31 +29,29 @@ def mapped(process: psutil.Process) -> set[str]:
 
 def test_the_processes_of_a_service_are_forked_and_outlive_the_templates() -> None:
     with serve() as service:
-        before = service.children()
-        assert before.keys() == STAGES | TEMPLATES
-        assert len(psutil.Process(service.process.pid).children()) == len(before)
+        before, templates = service.children(), service.templates()
+        assert before.keys() == STAGES and templates.keys() == KINDS
+        assert len(psutil.Process(service.process.pid).children()) == len(before) + len(templates)
         assert "libtorch_cpu.so" not in {*mapped(before["tokenizer-0"]), *mapped(before["gateway-0"])}
-        for name in TEMPLATES:
-            before[name].kill()
-        wait_until(lambda: not any(before[name].is_running() for name in TEMPLATES), 30, "they are gone")
+        for template in templates.values():
+            template.kill()
+        wait_until(lambda: not any(template.is_running() for template in templates.values()), 30, "they are gone")
         assert is_serving(service)
-        wait_until(lambda: service.children().keys() == STAGES | TEMPLATES, 60, "there are new ones")
-        after = service.children()
-        assert all(after[name] == before[name] for name in STAGES)
+        wait_until(lambda: service.templates().keys() == KINDS, 60, "there are new ones")
+        assert service.children() == before
 
 
 @pytest.mark.parametrize("name", ["engine-0", "tokenizer-0", "gateway-0"])
 def test_a_forked_process_that_is_killed_is_forked_again(name: str) -> None:
     with serve() as service:
-        before = service.children()
+        before, templates = service.children(), service.templates()
         before[name].kill()
         wait_until(lambda: service.children().get(name, before[name]) != before[name], 60, "it is back")
         wait_until(lambda: is_serving(service), 60, "it serves")
-        after = service.children()
-        assert all(after[one] == before[one] for one in TEMPLATES)
+        assert service.templates() == templates
 
 
 def test_without_templates_they_are_spawned() -> None:
     with serve("--no-process-templates") as service:
-        assert service.children().keys() == STAGES
+        assert service.children().keys() == STAGES and not service.templates()
         assert is_serving(service)

@@ -45,6 +45,7 @@ def test_the_supervisor_takes_it_over() -> None:
     templates = Templates((STAGES,), ("false",), found.ready[1], found)
     with contextlib.closing(templates):
         templates.turn()
+        assert templates._starts == {STAGES: 1}
         assert os.read(found.ready[0], 99) == f"template {STAGES} ready\n".encode()
         templates.heard(STAGES)
         own = {"SLUICE_PROCESS_ID": "x-0", "SLUICE_ROLE": "none", SUPERVISOR_PID: str(os.getpid())}

@@ -4,20 +4,23 @@ import contextlib
 import os
 import selectors
 import signal
+import socket
 import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
 
+import msgspec
 import psutil
 import pytest
 
 from sluice_server.engine.config import EngineConfig
 from sluice_server.services.messages.processes import Role
 from sluice_server.services.process.supervised import READY_FD, SUPERVISOR_PID
-from sluice_server.services.process.template import ENGINES, NAME, STAGES
+from sluice_server.services.process.template import ENGINES, NAME, STAGES, Forked
 from sluice_server.services.supervisor import templates as module
 from sluice_server.services.supervisor.children import Child, Running
+from sluice_server.services.supervisor.template_process import TemplateProcess
 from sluice_server.services.supervisor.templates import MAX_STARTS, Templates, kinds_for, may_fork_engines
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="templates need Linux")
@@ -221,13 +224,15 @@ def test_a_template_that_is_not_like_this_process_is_made_anew(bench: Bench, mon
 
 def test_random_numbers_are_each_process_own(bench: Bench, capfd: pytest.CaptureFixture[str]) -> None:
     bench.templates.close()
-    loads = PROGRAM.replace("while", "import random, numpy.random\nwhile")
+    alone = "os.environ['OPENBLAS_NUM_THREADS'] = '1'"  # else numpy has threads
+    loads = PROGRAM.replace("while", f"{alone}\nimport random, numpy.random\ndel {alone.partition(' = ')[0]}\nwhile")
     bench.templates = Templates((STAGES,), (sys.executable, "-c", loads), bench.write)
     bench.ready(STAGES)
     for _ in range(3):
         child = bench.child("import random, numpy.random; print(random.random(), numpy.random.random(), flush=True)")
         child.start()
         assert end_of(child) == "tokenizer-0 ended with exit status 0"
+    assert len(named("template-stages")) == 1
     numbers = capfd.readouterr().out.split()
     assert len(set(numbers)) == len(numbers) == 6
 
@@ -272,3 +277,39 @@ def test_one_that_is_asked_by_nobody_ends(bench: Bench) -> None:
     (template,) = named("template-stages")
     bench.templates.close()
     assert not template.is_running() and SUPERVISOR_PID not in os.environ
+
+
+class Late:
+    """A template that answers as it is ended."""
+
+    def __init__(self, peer: socket.socket, answer: bytes) -> None:
+        self.pid = os.getpid()
+        self.returncode: int | None = None
+        self._peer, self._answer = peer, answer
+
+    def poll(self) -> None:
+        """It runs."""
+
+    def wait(self, timeout: float | None = None) -> int:
+        """It has ended."""
+        return 0
+
+    def send_signal(self, sig: int) -> None:
+        """It answers."""
+        self._peer.send(self._answer)
+
+    def kill(self) -> None:
+        """It answers."""
+        self.send_signal(signal.SIGKILL)
+
+
+@pytest.mark.parametrize("has_answer", [True, False])
+def test_what_was_forked_before_it_was_ended_is_not_lost(has_answer: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("sluice_server.services.supervisor.template_process.ANSWER_S", 0.1)
+    asked, peer = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    with peer:
+        answer = Forked(4321) if has_answer else Forked(error="none")
+        template = TemplateProcess(Late(peer, msgspec.msgpack.encode(answer)), asked)
+        made = template.fork({})
+        assert (made.pid if made is not None else 0) == (4321 if has_answer else 0)
+        asked.close()
