@@ -103,6 +103,7 @@ class Supervisor:
             while RESTART in self._signals:
                 self._signals.remove(RESTART)  # atomic, as a signal handler may append meanwhile
                 self._rolling.ask(time.monotonic())
+                self._templates.renew()
         return self._give_up()
 
     def _look(self, selector: selectors.BaseSelector, on_ready: Callable[[str], None]) -> None:

@@ -88,8 +88,15 @@ class TemplateProcess:
 
 
 def can_fork() -> bool:
-    """Whether the system lets a process become the parent of what another one forks."""
-    return sys.platform == "linux" and hasattr(os, "pidfd_open")
+    """Whether the system lets a process become the parent of what another one forks, and wait for its end: a sandbox
+    may refuse the calls."""
+    if sys.platform != "linux":
+        return False
+    try:
+        os.close(os.pidfd_open(os.getpid()))
+    except OSError:
+        return False
+    return True
 
 
 def _adopt(is_wanted: bool) -> None:

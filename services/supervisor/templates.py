@@ -77,9 +77,18 @@ class Templates:
         kind = self._kind(role, environment)
         return self._fork(kind, environment, inherits, files) if kind else None
 
+    def renew(self) -> None:
+        """Has them made anew, so that what is forked from now on is of the files that are installed now."""
+        for kind in self._now:
+            self._starts[kind] = 1
+        self._end()
+
     def close(self) -> None:
         """Ends them; there are no more."""
         self._kinds = ()
+        self._end()
+
+    def _end(self) -> None:
         while self._now:
             self._now.popitem()[1].close()
 

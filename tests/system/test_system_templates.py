@@ -2,6 +2,7 @@
 
 import contextlib
 import os
+import signal
 import sys
 
 import grpc
@@ -55,3 +56,22 @@ def test_without_templates_they_are_spawned() -> None:
     with serve("--no-process-templates") as service:
         assert service.children().keys() == STAGES and not service.templates()
         assert is_serving(service)
+
+
+def test_a_rolling_restart_makes_them_anew() -> None:
+    """What was installed since is imported then, as by processes that are spawned."""
+    with serve() as service:
+        before, templates = service.children(), service.templates()
+
+        def are_new() -> bool:
+            now = service.templates()
+            return now.keys() == KINDS and all(now[kind] != templates[kind] for kind in KINDS)
+
+        def have_restarted() -> bool:
+            now = service.children()
+            return all(now.get(name, before[name]) != before[name] for name in STAGES - {"gateway-0"})
+
+        service.process.send_signal(signal.SIGHUP)
+        wait_until(are_new, 90, "there are new ones")
+        wait_until(have_restarted, 90, "all have restarted")
+        wait_until(lambda: is_serving(service), 60, "it serves")

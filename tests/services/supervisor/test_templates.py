@@ -158,7 +158,7 @@ def test_the_first_start_waits_for_it_and_later_ones_do_not(bench: Bench) -> Non
     assert not Running(edge, bench.command, Path(), bench.write, bench.templates).is_awaited
     bench.ready(STAGES)
     assert not child.is_awaited
-    for template in psutil.Process().children():
+    for template in named("template-stages"):
         template.kill()
         template.wait()
     bench.templates.turn()
@@ -183,9 +183,10 @@ def test_the_template_of_engines_is_forked_from_the_other(tmp_path: Path) -> Non
 
 def test_one_that_ends_again_and_again_is_given_up(bench: Bench) -> None:
     bench.templates = Templates((STAGES,), (sys.executable, "-c", "raise SystemExit"), bench.write)
+    before = set(psutil.Process().children())
     for _ in range(MAX_STARTS + 2):
         bench.templates.turn()
-        for template in psutil.Process().children():
+        for template in set(psutil.Process().children()) - before:
             template.wait(30)
     assert bench.templates._starts[STAGES] == MAX_STARTS
     child = bench.child("raise SystemExit(5)")
@@ -313,3 +314,26 @@ def test_what_was_forked_before_it_was_ended_is_not_lost(has_answer: bool, monke
         made = template.fork({})
         assert (made.pid if made is not None else 0) == (4321 if has_answer else 0)
         asked.close()
+
+
+def test_where_the_system_refuses_the_calls_there_is_none(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refused(pid: int) -> int:
+        raise PermissionError
+
+    monkeypatch.setattr(os, "pidfd_open", refused)
+    bench.templates = Templates((STAGES,), bench.command, bench.write)
+    bench.templates.turn()
+    assert not named("template-stages") and not bench.child(PAUSE).is_awaited
+
+
+def test_at_a_rolling_restart_there_are_new_ones(bench: Bench) -> None:
+    bench.ready(STAGES)
+    before = named("template-stages")
+    bench.templates.renew()
+    assert not named("template-stages")
+    child = bench.child("raise SystemExit(5)")
+    assert not child.is_awaited
+    child.start()
+    assert end_of(child) == "tokenizer-0 ended with exit status 5"
+    bench.ready(STAGES)
+    assert named("template-stages") != before and bench.templates._starts[STAGES] == 2
