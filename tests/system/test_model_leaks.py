@@ -55,6 +55,7 @@ def num_files(folder: Path) -> int:
 def lasting(service: Service) -> Iterator[tuple[str, psutil.Process]]:
     """The processes of a service that belong to no model."""
     yield "supervisor", psutil.Process(service.process.pid)
+    yield from service.templates().items()
     yield from ((name, process) for name, process in service.children().items() if name.startswith("gateway"))
 
 
