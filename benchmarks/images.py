@@ -28,7 +28,7 @@ import numpy as np
 from PIL import Image
 from sluice.v1 import inference_pb2, inference_pb2_grpc, types_pb2
 
-from benchmarks.machine import end_as_asked, median, write
+from benchmarks.machine import end_as_asked, median, save
 from sluice_server.engine.models.vision.config import read_vision
 from sluice_server.services.media.image_workers import ImageWorkers
 from sluice_server.services.media.processor import read_processor
@@ -240,11 +240,12 @@ def main() -> None:
     parser.add_argument("--only", default=",".join(PARTS))
     options = parser.parse_args()
     figures: dict[str, object] = {"rounds": options.rounds, "streams": options.streams}
+    command = f"python -m benchmarks.images --rounds {options.rounds} --only {options.only}"
     for name in options.only.split(","):
         with tempfile.TemporaryDirectory() as folder:
             figures[name] = PARTS[name](Path(folder), options)
         print(name, figures[name], flush=True)
-    write("images", f"python -m benchmarks.images --rounds {options.rounds} --only {options.only}", figures)
+        save("images", command, figures)  # after each, as a run may be cut short
 
 
 if __name__ == "__main__":
