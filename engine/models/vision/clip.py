@@ -37,7 +37,7 @@ class ClipTower:
 
     def parts(self, pixels: Tensor) -> Parts:
         """Computes the hidden states [positions, hidden], the class token's first, if there is one."""
-        h = ops.linear(self._split(pixels.to(self._positions.device)), self._patches).float()
+        h = ops.linear(self._split(pixels), self._patches).float()
         if self._class is not None:
             h = torch.cat([self._class[None], h])
         h = h + self._positions

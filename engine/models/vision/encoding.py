@@ -28,14 +28,17 @@ class VisionTower(Protocol):
     width: int
 
     def parts(self, pixels: Tensor, grid: Grid) -> Parts:
-        """Computes the rows, float32 [tokens, width], of an image: float32 numbers in the model's order."""
+        """Computes the rows, float32 [tokens, width], of an image: float32 numbers in the model's order, on the
+        device of the weights."""
 
 
 class Encoder:
     """Encodes images with one tower, each alone: the rows of an image do not depend on others."""
 
-    def __init__(self, tower: VisionTower) -> None:
+    def __init__(self, tower: VisionTower, device: torch.device) -> None:
+        """`device`: of the tower's weights; pixels come in memory of the host."""
         self.tower = tower
+        self._device = device
 
     @property
     def width(self) -> int:
@@ -52,7 +55,7 @@ class Encoder:
 
     def begin(self, pixels: Tensor, grid: Grid) -> "Encoding":
         """Begins to encode an image."""
-        return Encoding(self.tower.parts(pixels, grid))
+        return Encoding(self.tower.parts(pixels.to(self._device), grid))
 
 
 class Encoding:

@@ -44,4 +44,4 @@ def load_vision(
     Raises ServiceError naming file and tensor.
     """
     weights = VisionWeights(Checkpoint(directory, torch.float32, device), dtype, pack, ("",), "")
-    return Encoder(_TOWERS[type(config)](config, weights, width))
+    return Encoder(_TOWERS[type(config)](config, weights, width), device)

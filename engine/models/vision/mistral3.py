@@ -47,7 +47,7 @@ class Mistral3Tower:
         config, num = self._config, rows_of(self._config.hidden_size)
         row, column = places_of(grid, config.merged)
         dim = config.hidden_size // config.num_heads
-        cis = rotation_of(row, column, dim, config.theta, takes_turns=True)
+        cis = rotation_of(row, column, dim, config.theta, takes_turns=True).to(pixels.device)
         h = yield from by_rows(pixels.view(len(row), -1), num, self._entered)
         for layer in self._layers:
             yield from layer.parts(h, num, cis)

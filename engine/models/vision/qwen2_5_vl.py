@@ -44,7 +44,8 @@ class Qwen25Tower:
         order, ends = windows_of(grid, config.window)
         each = tower.merged**2
         row, column = (one.view(-1, each)[order].flatten() for one in places_of(grid, tower.merged))
-        cis = rotation_of(row, column, tower.dim, tower.theta)
+        cis = rotation_of(row, column, tower.dim, tower.theta).to(pixels.device)
+        order = order.to(pixels.device)
         patches = pixels.view(len(order), -1)[order].view(len(row), -1)
         h = yield from by_rows(patches, num, lambda rows: ops.linear(rows, self._patches).float())
         for index, layer in enumerate(self._layers):

@@ -45,7 +45,7 @@ class Qwen3Tower:
         """Computes the rows of an image; see `VisionTower`."""
         config, tower, num = self._config, self._config.tower, rows_of(self._config.tower.hidden_size)
         row, column = places_of(grid, tower.merged)
-        cis = rotation_of(row, column, tower.dim, tower.theta)
+        cis = rotation_of(row, column, tower.dim, tower.theta).to(pixels.device)
         patches = pixels.view(len(row), -1)
         h = yield from by_rows(patches, num, lambda rows: ops.linear(rows, self._patches).float())
         h += embedded_places(
@@ -65,11 +65,11 @@ def embedded_places(table: Tensor, side: int, places: tuple[Tensor, Tensor], siz
     by `side` whose corners are the image's: the table's four nearest, weighted."""
     near, shares = [], []
     for place, size in zip(places, sizes, strict=True):
-        at = place.float() * (side - 1) / max(size - 1, 1)
+        at = place.to(table.device).float() * (side - 1) / max(size - 1, 1)
         low = at.floor()
         near.append((low.long(), (low.long() + 1).clamp(max=side - 1)))
         shares.append((1 - (at - low), at - low))
-    found = torch.zeros(len(places[0]), table.shape[1])
+    found = torch.zeros(len(places[0]), table.shape[1], device=table.device)
     for row, by_row in zip(near[0], shares[0], strict=True):
         for column, by_column in zip(near[1], shares[1], strict=True):
             found += table[row * side + column] * (by_row * by_column)[:, None]
