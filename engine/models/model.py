@@ -3,7 +3,7 @@
 `engine.models.loading` builds it from a checkpoint.
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence, Set
 from typing import TypeAlias
 
 import torch
@@ -17,6 +17,7 @@ from sluice_server.engine.models.head import ModelHead
 from sluice_server.engine.models.layers.decoder import DecoderLayer
 from sluice_server.engine.models.layers.loader import LayerLoader, Pack
 from sluice_server.engine.models.layers.mlp_weights import make_mlp
+from sluice_server.engine.models.layers.runs import LayerRuns
 from sluice_server.engine.models.layers.sides import Folding, StepSides
 from sluice_server.engine.models.observed import DIGEST_BYTES, InputObserver, WeighingPack, observed_layers, random_ids
 from sluice_server.engine.models.registry import traits_of
@@ -89,7 +90,7 @@ class Model:
         self.dtype, self.device = dtype, device
         # Set by `load_model`; counts computed layers, which tells a busy process from a stuck one:
         self.num_parameters = self.layers_done = 0
-        self.on_layer: Callable[[], None] = _nothing  # called after each layer
+        self.on_layer: Callable[[], None] = _nothing  # called after layers
         self.hidden_state_hooks: HiddenStateHooks = {}  # copy hidden states for an EAGLE-3 head
         self.is_fixed = False  # set by `fix`
         self.observed = ""  # names the observations by which weights were rounded; empty if there were none
@@ -112,8 +113,8 @@ class Model:
         self._scale = torch.tensor(scale, dtype=dtype, device=device) if scale != 1.0 else None
         self._stream_scale = 1.0 / traits.residual_scale
         self._rotations = Rotations(config, traits, num_positions, device)
-        is_weighed = pack.weighs and not is_stored and device.type == "cpu"
-        self._layers = self._load_layers(traits, loader_of, WeighingPack(pack) if is_weighed else None, loader)
+        weighing = WeighingPack(pack) if pack.weighs and not is_stored and device.type == "cpu" else None
+        self._layers = LayerRuns(self._load_layers(traits, loader_of, weighing, loader))
         self._head = ModelHead(config, traits, loader, source, whole, self._vocabulary) if self.is_last else None
         gather(linear for layer in self._layers for linear in layer.linears)
         self.kernel = self._head.kernel if self._head is not None else ""  # name of the kernel that multiplies
@@ -162,8 +163,7 @@ class Model:
 
     def fix(self) -> None:
         """Makes the model batch-invariant: no bit of a row depends on the other rows. Slower where schedules change."""
-        for layer in self._layers:
-            layer.fix()
+        self._layers.fix()
         if self._head is not None:
             self._head.fix()
         self.is_fixed = True
@@ -243,10 +243,10 @@ class Model:
         whole = hidden_state_hooks.keys() | states.layers  # behind these layers all tokens are needed
         for num in passed.keys() & hidden_state_hooks.keys():
             hidden_state_hooks[num](passed[num], meta.write_slots, meta.num_tokens)
-        for at, (layer, layer_cache) in enumerate(zip(self._layers, cache, strict=True)):
-            num = self.layers.start + at + 1
+        for span in self._layers.spans(self._stops(whole), cache, meta):
+            num = self.layers.start + span.stop
             is_last = num == self.num_layers and num not in whole
-            layer.forward(h, cis[layer.rope], layer_cache, meta.of_layer(at), kept if is_last else None, sides)
+            self._layers.forward(span, h, cis, cache, meta, kept if is_last else None, sides)
             states.follow(num, h)
             if num in hidden_state_hooks:
                 hidden_state_hooks[num](h, meta.write_slots, meta.num_tokens)
@@ -254,7 +254,7 @@ class Model:
                 passed[num] = h.clone()
             if self._stages is not None:
                 self._stages.note_progress()
-            self._advanced()
+            self._advanced(len(span))
         if self._stages is not None and not self.is_last:
             told = torch.cat((h, *passed.values()), 1) if passed else h
             self._stages.send(told[: meta.num_tokens], self._advanced)
@@ -263,9 +263,15 @@ class Model:
             return h[: meta.num_tokens]
         return h[kept] if self.num_layers in whole else h[: len(kept)]
 
-    def _advanced(self) -> None:
-        """Counts a layer that was computed, here or by a stage that this one waits for."""
-        self.layers_done += 1
+    def _stops(self, whole: Set[int]) -> Set[int]:
+        """Returns how many layers of this part are computed when something is done: behind `whole` and others."""
+        if self._stages is not None:
+            return set(range(len(self._layers)))  # each layer is a sign of life
+        return {num - self.layers.start for num in (*whole, *self.passed_on)}
+
+    def _advanced(self, num: int = 1) -> None:
+        """Counts layers that were computed, here or by a stage that this one waits for."""
+        self.layers_done += num
         self.on_layer()
 
     def _entry(self, ids: Tensor) -> tuple[Tensor, dict[int, Tensor]]:

@@ -42,6 +42,24 @@ class Arguments {
   Py_ssize_t at_ = 0;
 };
 
+// Reads numbers that Python keeps as float64, with the methods of `Arguments`: addresses and sizes are below 2^53.
+class Numbers {
+ public:
+  explicit Numbers(const double* from) : at_(from) {}
+
+  int64_t integer() { return static_cast<int64_t>(*at_++); }
+
+  float real() { return static_cast<float>(*at_++); }
+
+  template <typename T>
+  T* address() {
+    return reinterpret_cast<T*>(static_cast<uintptr_t>(integer()));
+  }
+
+ private:
+  const double* at_;
+};
+
 template <typename Job>
 PyObject* compute(Job& job) {
   Py_BEGIN_ALLOW_THREADS;

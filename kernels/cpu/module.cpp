@@ -2,9 +2,8 @@
 // and checks them: nothing here may be called from anywhere else. The interpreter's lock is released while computing.
 #include "call.h"
 
-#include "attention.h"
 #include "automaton_type.h"
-#include "layer.h"
+#include "layer_call.h"
 #include "sampling_methods.h"
 #include "slots.h"
 #include "sums_methods.h"
@@ -13,24 +12,24 @@ namespace {
 
 using sluice::Arguments;
 using sluice::Attention;
-using sluice::Cache;
+using sluice::cache;
 using sluice::compute;
 using sluice::Experts;
 using sluice::Finish;
-using sluice::Format;
 using sluice::Integer;
-using sluice::Layer;
+using sluice::layer;
+using sluice::layers;
 using sluice::Linear;
 using sluice::method;
 using sluice::Output;
-using sluice::Packed;
+using sluice::packed;
 using sluice::Pool;
 using sluice::Quantised;
 using sluice::RotateAndWrite;
 using sluice::Router;
+using sluice::rows;
 using sluice::Side;
 using sluice::SideJob;
-using sluice::StepAdapters;
 
 PyObject* set_threads(PyObject*, PyObject* const* values, Py_ssize_t num) {
   Arguments arguments(values, num);
@@ -129,35 +128,6 @@ PyObject* integer(PyObject*, PyObject* const* values, Py_ssize_t num) {
 }
 
 template <typename Element>
-Cache<Element> cache(Arguments& arguments) {
-  Cache<Element> found;
-  found.first = arguments.address<Element>();
-  found.block_size = arguments.integer();
-  found.block = arguments.integer();
-  found.token = arguments.integer();
-  found.half = arguments.integer();
-  found.head = arguments.integer();
-  return found;
-}
-
-template <typename Element>
-void rows(Arguments& arguments, Attention<Element>& job) {
-  job.tables = arguments.address<const int32_t>();
-  job.table_width = arguments.integer();
-  job.firsts = arguments.address<const int64_t>();
-  job.counts = arguments.address<const int64_t>();
-  job.contexts = arguments.address<const int64_t>();
-  job.rows = arguments.integer();
-  job.positions = arguments.address<const int64_t>();
-  job.paths = arguments.address<const int32_t>();
-  job.path_begins = arguments.address<const int64_t>();
-  job.prefixes.rows = arguments.address<const int64_t>();
-  job.prefixes.ends = arguments.address<const int64_t>();
-  job.prefixes.lengths = arguments.address<const int64_t>();
-  job.prefixes.num = arguments.integer();
-}
-
-template <typename Element>
 PyObject* attention(PyObject*, PyObject* const* values, Py_ssize_t num) {
   Arguments arguments(values, num);
   Attention<Element> job;
@@ -191,53 +161,6 @@ PyObject* rotate_and_write(PyObject*, PyObject* const* values, Py_ssize_t num) {
   job.cache = cache<Element>(arguments);
   job.slots = arguments.address<const int64_t>();
   job.stride = (job.num_heads + 2 * job.kv_heads) * job.dim;
-  return arguments.ok() ? compute(job) : nullptr;
-}
-
-Packed packed(Arguments& arguments) {
-  Packed layer;
-  layer.format = static_cast<Format>(arguments.integer());
-  layer.weight = arguments.address<const void>();
-  layer.bias = arguments.address<const float>();
-  layer.inputs = arguments.integer();
-  layer.outputs = arguments.integer();
-  layer.norm = arguments.address<const float>();
-  return layer;
-}
-
-template <typename Element>
-PyObject* layer(PyObject*, PyObject* const* values, Py_ssize_t num) {
-  Arguments arguments(values, num);
-  Layer<Element> job;
-  job.qkv = packed(arguments);
-  job.output = packed(arguments);
-  job.gate_up = packed(arguments);
-  job.down = packed(arguments);
-  job.gate = static_cast<Finish>(arguments.integer());
-  job.router = arguments.address<const Router>();
-  job.output_norm = arguments.address<const float>();
-  job.down_norm = arguments.address<const float>();
-  RotateAndWrite<Element>& write = job.write;
-  Attention<Element>& attention = job.attention;
-  write.norms = arguments.address<const float>();
-  write.eps = job.eps = arguments.real();
-  write.num_heads = attention.heads = arguments.integer();
-  write.kv_heads = attention.kv_heads = arguments.integer();
-  write.dim = attention.dim = arguments.integer();
-  attention.window = arguments.integer();
-  attention.scale = arguments.real();
-  attention.cap = arguments.real();
-  job.h = arguments.address<float>();
-  write.cis = arguments.address<const float>();
-  write.tokens = arguments.integer();
-  write.slots = arguments.address<const int64_t>();
-  write.cache = attention.cache = cache<Element>(arguments);
-  rows(arguments, attention);
-  job.kept = arguments.address<const int64_t>();
-  job.num_kept = arguments.integer();
-  job.adapters = arguments.address<const StepAdapters>();
-  job.index = arguments.integer();
-  attention.ends = arguments.optional<const int64_t>();
   return arguments.ok() ? compute(job) : nullptr;
 }
 
@@ -321,6 +244,9 @@ PyMethodDef methods[] = {
     method<layer<float>>("layer_float32"),
     method<layer<uint16_t>>("layer_bfloat16"),
     method<layer<int8_t>>("layer_int8"),
+    method<layers<float>>("layers_float32"),
+    method<layers<uint16_t>>("layers_bfloat16"),
+    method<layers<int8_t>>("layers_int8"),
     method<experts>("experts_into"),
     method<low_rank>("low_rank"),
     method<keep>("keep"),

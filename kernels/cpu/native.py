@@ -4,6 +4,7 @@ Activations are float32, contiguous where a function says so; weights and cache 
 names. `kernels.cpu.builds` chooses the build.
 """
 
+import itertools
 from collections.abc import Callable, Sequence
 
 import torch
@@ -170,7 +171,7 @@ def _check(x: Tensor, y: Tensor, inputs: int) -> None:
         raise ValueError(f"x {tuple(x.shape)} {x.dtype} does not fit a layer of {inputs} inputs in float32")
 
 
-def _places(cache: Tensor) -> tuple[int, ...]:
+def places(cache: Tensor) -> tuple[int, ...]:
     """Returns a cache layer's address, tokens in a block and strides, in the order of kernels/cpu/module.cpp."""
     block, token, half, head, one = cache.stride()
     assert one == 1
@@ -196,7 +197,7 @@ def rotate_and_write(heads: Tensor, cis: Tensor, cache: Tensor, meta: AttentionM
         heads.shape[1] - 2 * kv_heads,
         kv_heads,
         dim,
-        *_places(cache),
+        *places(cache),
         meta.write_slots.data_ptr(),
     )
 
@@ -253,7 +254,7 @@ def paged_attention(
     calls[cache.dtype](
         q.data_ptr(),
         q.stride(0),
-        *_places(cache),
+        *places(cache),
         kv_heads,
         q.shape[1],
         dim,
@@ -296,13 +297,59 @@ def layer(
         cis.data_ptr(),
         meta.num_tokens,
         meta.write_slots.data_ptr(),
-        *_places(cache),
+        *places(cache),
         *meta.addresses,
         0 if kept is None else kept.data_ptr(),
         ALL_TOKENS if kept is None else len(kept),
         0 if beside is None else beside[0].data_ptr(),
         0 if beside is None else beside[1],
         *meta.last_address,
+    )
+
+
+def has_layers() -> bool:
+    """Returns whether `layers` can be called: kernels that were built before an update of the sources may lack it."""
+    return hasattr(builds.MODULE, "layers_float32")
+
+
+def layers(
+    table: Tensor,
+    h: Tensor,
+    cis: Sequence[Tensor],
+    cache: torch.dtype,
+    meta: AttentionMetadata,
+    kept: Tensor | None = None,
+    beside: tuple[Tensor, int] | None = None,
+) -> None:
+    """Computes consecutive decoder layers in one call, each as `layer` does.
+
+    `table`: float64 [layers, ..], of each layer its index in `cis`, its group in `meta.groups`, the `places` of its
+    cache, which is of dtype `cache`, and `layer`'s arguments. `kept` is of the last layer, the index in `beside` of
+    the first.
+    """
+    assert builds.MODULE is not None and h.is_contiguous()
+    calls: dict[torch.dtype, Callable[..., None]] = {
+        torch.float32: builds.MODULE.layers_float32,
+        torch.bfloat16: builds.MODULE.layers_bfloat16,
+        torch.int8: builds.MODULE.layers_int8,
+    }
+    groups = [
+        (one.write_slots.data_ptr(), *one.addresses, *(one.last_address or (0,))) for one in meta.groups or (meta,)
+    ]
+    calls[cache](
+        table.data_ptr(),
+        table.stride(0),
+        len(table),
+        h.data_ptr(),
+        meta.num_tokens,
+        0 if kept is None else kept.data_ptr(),
+        ALL_TOKENS if kept is None else len(kept),
+        0 if beside is None else beside[0].data_ptr(),
+        0 if beside is None else beside[1],
+        len(cis),
+        *(one.data_ptr() for one in cis),
+        len(groups),
+        *itertools.chain.from_iterable(groups),
     )
 
 

@@ -38,7 +38,8 @@ class AttentionMetadata:
         trees: draft trees of the rows that have one.
         wholes: ranges of tokens that all see one another; see `kernels.layout.wholes`.
         prefixes: rows of one token that share prefixes, which CPU kernels then read once; None: none are known.
-        by_layer: the metadata of each layer, where not all of them have the same block tables.
+        groups, group_of: the metadata of each group of layers, and the group of each layer, where not all layers have
+            the same block tables.
     """
 
     num_tokens: int
@@ -53,7 +54,8 @@ class AttentionMetadata:
     trees: Trees = dataclasses.field(default_factory=dict)
     wholes: Wholes = ()
     prefixes: PrefixGroups | None = None
-    by_layer: "tuple[AttentionMetadata, ...]" = ()
+    groups: "tuple[AttentionMetadata, ...]" = ()
+    group_of: tuple[int, ...] = ()
     _masks: dict[tuple[int, int | None], Tensor | None] = dataclasses.field(default_factory=dict)
 
     @classmethod
@@ -105,13 +107,13 @@ class AttentionMetadata:
             prefixes=prefixes,
         )
 
-    def with_groups(self, groups: "Sequence[AttentionMetadata]", group_of: Sequence[int]) -> "AttentionMetadata":
+    def with_groups(self, groups: "tuple[AttentionMetadata, ...]", group_of: tuple[int, ...]) -> "AttentionMetadata":
         """Returns the metadata of a step whose layers have the block tables of their group; `group_of` each layer."""
-        return dataclasses.replace(self, by_layer=tuple(groups[group] for group in group_of))
+        return dataclasses.replace(self, groups=groups, group_of=group_of)
 
     def of_layer(self, layer: int) -> "AttentionMetadata":
         """Returns the metadata of one layer."""
-        return self.by_layer[layer] if self.by_layer else self
+        return self.groups[self.group_of[layer]] if self.groups else self
 
     @functools.cached_property
     def firsts(self) -> Longs:

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from sluice_server.engine.models.attention import PagedAttention
 from sluice_server.engine.models.config import ModelConfig
-from sluice_server.engine.models.layers.layer import Layer, decoder_layer_, forward_, is_one_call
+from sluice_server.engine.models.layers.layer import Layer, decoder_layer_, forward_, has_kernel, is_one_call
 from sluice_server.engine.models.layers.loader import LayerLoader
 from sluice_server.engine.models.layers.mlp import DenseMlp, Mlp, UnnormedMlp
 from sluice_server.engine.models.layers.sides import StepSides
@@ -79,6 +79,15 @@ class DecoderLayer:
         own = (layer.mlp.gate_up, layer.mlp.down) if isinstance(layer.mlp, DenseMlp | UnnormedMlp) else ()
         each = (layer.qkv, layer.output, *own)
         return tuple(part for one in each for part in (one.shards if isinstance(one, SummedLinear) else (one,)))
+
+    @property
+    def work(self) -> int:
+        """The multiply-adds of a token in the layer's products; see `Layer.work`."""
+        return self._layer.work
+
+    def arguments(self, cache: Tensor) -> tuple[float, ...] | None:
+        """Returns what stays from call to call over a cache layer; None if the layer is not one call."""
+        return self._layer.arguments if has_kernel(self._layer, cache) else None
 
     def fix(self) -> None:
         """Makes the layer batch-invariant; see `Model.fix`."""

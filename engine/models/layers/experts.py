@@ -132,6 +132,11 @@ class NativeExperts:
         return self
 
     @property
+    def per_token(self) -> int:
+        """Experts that a token is routed to."""
+        return self._router.per_token
+
+    @property
     def _linears(self) -> tuple[PackedLinear, ...]:
         """The linears of all experts, in their order."""
         return tuple(linear for one in self._each for linear in (one.gate_up, one.down))

@@ -20,6 +20,8 @@ from sluice_server.kernels.formats.linear import NativeLinear, PackedLinear
 from sluice_server.kernels.layout.metadata import AttentionMetadata
 from sluice_server.kernels.reference.elementwise import HeadNorms
 
+LINEAR_NUMBERS = 6  # numbers of a linear in `Layer.arguments`: format, weight, bias, inputs, outputs, norm
+
 
 @dataclasses.dataclass(frozen=True)
 class Layer:
@@ -109,6 +111,15 @@ class Layer:
         return (*own, *mlp, *norms, self.eps, *sizes, self.scale, self.score_cap)
 
     @property
+    def work(self) -> int:
+        """The multiply-adds of a token in the products of `arguments`, without attention: with experts, of those that
+        a token is routed to."""
+        assert self.arguments is not None
+        sizes = [self.arguments[at] * self.arguments[at + 1] for at in range(3, 4 * LINEAR_NUMBERS, LINEAR_NUMBERS)]
+        of_mlp = self.mlp.per_token if isinstance(self.mlp, NativeExperts) else 1
+        return int(sum(sizes[:2]) + of_mlp * sum(sizes[2:]))
+
+    @property
     def _mlp_arguments(self) -> tuple[float, ...] | None:
         """The MLP's linears, its gate, and the address of a router's numbers or 0; None if it has no kernel of ours."""
         mlp = self.mlp
@@ -187,11 +198,14 @@ def _norm_shared_(heads: Tensor, kinds: tuple[slice, ...], sums: RankSums, weigh
 
 def is_one_call(layer: Layer, h: Tensor, cache: Tensor) -> bool:
     """Returns whether the layer can be one call, for residuals h [T, hidden] and a cache layer."""
+    return h.dtype is torch.float32 and h.is_cpu and has_kernel(layer, cache)
+
+
+def has_kernel(layer: Layer, cache: Tensor) -> bool:
+    """Returns whether there is a kernel of ours for the layer over a cache layer."""
     return (
         builds.MODULE is not None
         and not gpu.takes(cache)
-        and h.dtype is torch.float32
-        and h.is_cpu
         and layer.arguments is not None
         and native.attends(layer.dim, cache)
     )

@@ -1,0 +1,113 @@
+"""Computes the decoder layers of a step, several of them in one call of the C++ kernels where nothing comes between.
+
+Between two calls the interpreter costs 0.1 ms where weights have passed through the caches: some per cent of a decode
+step. What a layer is and where its keys and values lie is in a table of numbers, made once for a cache. Every layer
+gives what it gives by itself, to the bit. Independent of what models do between layers.
+"""
+
+import dataclasses
+from collections.abc import Iterator, Sequence, Set
+
+import torch
+from torch import Tensor
+
+from sluice_server.engine.models.layers.decoder import DecoderLayer
+from sluice_server.engine.models.layers.sides import StepSides
+from sluice_server.kernels.cpu import builds, native
+from sluice_server.kernels.layout.metadata import AttentionMetadata
+
+# Multiply-adds of a call, beyond which it has one layer: services attend to others between calls, every 0.1 s.
+MOST_WORK = 2_000_000_000
+
+
+@dataclasses.dataclass(frozen=True)
+class _Table:
+    """The layers over one cache.
+
+    Attributes:
+        numbers: float64 [layers, ..], what `native.layers` reads; zeros for layers that are not one call.
+        work: by layer, the multiply-adds of a token; 0 for a layer that is not one call.
+        made_of: what the table depends on.
+    """
+
+    numbers: Tensor
+    work: Sequence[int]
+    made_of: tuple[object, ...]
+    cache: Sequence[Tensor]
+
+
+class LayerRuns:
+    """Computes the layers of one model in their order."""
+
+    def __init__(self, layers: Sequence[DecoderLayer]) -> None:
+        self._layers = layers
+        self._table: _Table | None = None
+
+    def __len__(self) -> int:
+        return len(self._layers)
+
+    def __iter__(self) -> Iterator[DecoderLayer]:
+        return iter(self._layers)
+
+    def fix(self) -> None:
+        """Makes all layers batch-invariant; see `Model.fix`."""
+        for layer in self._layers:
+            layer.fix()
+        self._table = None
+
+    def spans(self, stops: Set[int], cache: Sequence[Tensor], meta: AttentionMetadata) -> Iterator[range]:
+        """Yields all layers, in spans that one `forward` each computes; where a stop is, one span ends."""
+        work, most, first = self._of(cache, meta).work, MOST_WORK // max(1, meta.num_tokens), 0
+        while first < len(work):
+            end, left = first + 1, most - work[first]
+            while end < len(work) and end not in stops and work[first] and 0 < work[end] <= left:
+                left -= work[end]
+                end += 1
+            yield range(first, end)
+            first = end
+
+    def forward(  # noqa: PLR0913 # all that a step is made of
+        self,
+        span: range,
+        h: Tensor,
+        cis: Sequence[Tensor],
+        cache: Sequence[Tensor],
+        meta: AttentionMetadata,
+        kept: Tensor | None = None,
+        sides: StepSides | None = None,
+    ) -> None:
+        """Advances h [T, hidden] (float32) by the layers `span`, one of `spans`.
+
+        `cis` are the rotations of each table of the model; `cache` those of all layers. `kept` is of the last layer;
+        for it and `sides` see `DecoderLayer.forward`.
+        """
+        if len(span) == 1:
+            at = span.start
+            layer = self._layers[at]
+            layer.forward(h, cis[layer.rope], cache[at], meta.of_layer(at), kept, sides)
+            return
+        numbers = self._of(cache, meta).numbers[span.start : span.stop]
+        beside = None if sides is None else sides.numbers(span.start)
+        native.layers(numbers, h, cis, cache[0].dtype, meta, kept, beside)
+
+    def _of(self, cache: Sequence[Tensor], meta: AttentionMetadata) -> _Table:
+        """Returns the table over a cache; it changes only where a test changes kernels, or another cache is used."""
+        table, made_of = self._table, (builds.MODULE, meta.group_of)
+        if table is None or table.made_of != made_of or not _are(table.cache, cache):
+            table = self._table = self._make(cache, meta, made_of)
+        return table
+
+    def _make(self, cache: Sequence[Tensor], meta: AttentionMetadata, made_of: tuple[object, ...]) -> _Table:
+        rows: list[tuple[float, ...]] = []
+        for at, (layer, own) in enumerate(zip(self._layers, cache, strict=True)):
+            arguments = layer.arguments(own) if native.has_layers() else None
+            group = meta.group_of[at] if meta.group_of else 0
+            rows.append(() if arguments is None else (layer.rope, group, *native.places(own), *arguments))
+        width = max(map(len, rows))
+        numbers = torch.tensor([row or (0.0,) * width for row in rows], dtype=torch.float64).view(len(rows), width)
+        work = [layer.work if row else 0 for layer, row in zip(self._layers, rows, strict=True)]
+        return _Table(numbers, work, made_of, tuple(cache))
+
+
+def _are(these: Sequence[Tensor], those: Sequence[Tensor]) -> bool:
+    return len(these) == len(those) and all(one is other for one, other in zip(these, those, strict=True))
