@@ -71,6 +71,7 @@ class Grammars:
         self._alive: weakref.WeakValueDictionary[str, Grammar] = weakref.WeakValueDictionary()
         self._kept: OrderedDict[str, Grammar] = OrderedDict()
         self._dropped_bytes = 0
+        self._signs: dict[int, bool] = {}  # by token, of those that were asked for
 
     @property
     def num_bytes(self) -> int:
@@ -83,6 +84,16 @@ class Grammars:
         with self._lock:
             dropped, self._dropped_bytes = self._dropped_bytes, 0
             return dropped
+
+    def is_sign(self, token: int) -> bool:
+        """Returns whether a token's text has neither letters nor digits nor bytes beyond ASCII."""
+        if self._tokenizer is None:
+            return False
+        found = self._signs.get(token)
+        if found is None:
+            text = self._tokenizer.decode_bytes([token])
+            found = self._signs[token] = text.isascii() and not any(chr(one).isalnum() for one in text)
+        return found
 
     def compiled(self, source: str) -> Grammar | None:
         """Returns the grammar if it is cached or in use, else None."""

@@ -140,3 +140,15 @@ def test_free_outputs_are_not_drafted_for(directory: Path) -> None:
     assert engine.scheduler.draft_stats.num_drafted == 0
     run(engine, EngineRequest("b", (5, 6, 7), SamplingParams(max_tokens=20, grammar=REGEX, temperature=0.0)))
     assert engine.scheduler.draft_stats.num_drafted > 0
+
+
+def test_white_space_is_drafted_as_the_output_wrote_it_before(grammars: Grammars, tokenizer: Tokenizer) -> None:
+    """Between what is forced; up to the first token that has letters or digits and is not forced."""
+    proposer, memory = ForcedProposer(grammars), ProposerMemory()
+    before = tokenizer.encode('{\n "first_name" : 12 ,\n "', add_special_tokens=False).ids
+    (first,) = proposer.propose([ask([7, *before], 1, PERSON, memory=memory)])
+    assert tokenizer.decode([*first]).startswith('family_name" :')
+    (again,) = proposer.propose([ask([7, *before], 1, PERSON, memory=memory)])
+    assert [*again] == [*first]  # what was drafted was not taken for generated
+    (few,) = proposer.propose([ask([7, *before], 1, PERSON, num=len(first) - 1, memory=memory)])
+    assert [*few] == [*first][:-1]
