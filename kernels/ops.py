@@ -50,6 +50,13 @@ def linear_normed(x: Tensor, norm: Tensor | None, eps: float, weight: PackedLine
     return weight.apply_normed(x, norm, eps)
 
 
+def linear_normed_wide(
+    x: Tensor, norm: Tensor | None, eps: float, weight: PackedLinear, out: Tensor | None = None
+) -> Tensor:
+    """Computes `linear_normed` in float32: [M, N], in `out` if it is given."""
+    return weight.wide_normed(x, norm, eps, out)
+
+
 def linear_gated(x: Tensor, norm: Tensor | None, eps: float, weight: PackedLinear, activation: str = "silu") -> Tensor:
     """Returns activation(gate) · up [M, N / 2]; gate and up are the halves of the linear layer of RMSNorm(x [M, K]).
 

@@ -57,7 +57,9 @@ class ModelHead:
         assert self._classes is not None, "the gateway asks models with such a head only"
         return normed @ self._classes.T
 
-    def logits(self, hidden: Tensor) -> Tensor:
+    def logits(self, hidden: Tensor, out: Tensor | None = None) -> Tensor:
         """Implements `Model.logits`."""
-        logits = ops.linear_normed(hidden, self._norm, self._eps, self._head).float()
-        return self._vocabulary.gathered(ops.soft_cap_(logits, self._logit_cap) if self._logit_cap else logits)
+        is_own = self._vocabulary.num_logits == self._vocabulary.num_rows
+        logits = ops.linear_normed_wide(hidden, self._norm, self._eps, self._head, out if is_own else None)
+        found = self._vocabulary.gathered(ops.soft_cap_(logits, self._logit_cap) if self._logit_cap else logits)
+        return found if out is None or found is out else out.copy_(found)

@@ -305,9 +305,10 @@ class Model:
         return self._top.classes(normed)
 
     @torch.inference_mode()
-    def logits(self, hidden: Tensor) -> Tensor:
-        """Returns logits float32 [R, vocab] of hidden [R, hidden]; on other ranks than 0 those of its own ids."""
-        return self._top.logits(hidden)
+    def logits(self, hidden: Tensor, out: Tensor | None = None) -> Tensor:
+        """Returns logits float32 [R, vocab] of hidden [R, hidden], in `out` if it is given; on other ranks than 0 those
+        of its own ids."""
+        return self._top.logits(hidden, out)
 
     @property
     def _top(self) -> ModelHead:

@@ -32,6 +32,18 @@ class PlainOnGpu(GpuLinear):
         y: Tensor = gpu.family("gemv").linear(x, self.weight, self.bias, norm=(norm, eps))
         return y
 
+    def wide_normed(self, x: Tensor, norm: Tensor | None, eps: float, out: Tensor | None = None) -> Tensor:
+        if self.batch_invariant:
+            return super().wide_normed(x, norm, eps, out)
+        y = torch.empty(len(x), self.features, dtype=torch.float32, device=x.device) if out is None else out
+        if self._is_row(x):
+            gpu.family("gemv").linear(x, self.weight, self.bias, norm=(norm, eps), out=y)
+        else:
+            wide_product(gpu.family("norm").rms_norm(x, norm, eps, self.dtype), self.weight, y)
+            if self.bias is not None:
+                y += self.bias
+        return y
+
     def gated(self, x: Tensor, activation: str = "silu") -> Tensor:
         kernel = gpu.family("gemv")
         if not self._is_row(x) or activation not in kernel.GATES:
@@ -41,3 +53,11 @@ class PlainOnGpu(GpuLinear):
 
     def _is_row(self, x: Tensor) -> bool:
         return len(x) == 1 and x.stride(1) == 1 and not self.batch_invariant
+
+
+def wide_product(x: Tensor, weight: Tensor, y: Tensor) -> None:
+    """Multiplies x [M, K] by a weight [N, K] of the same format into y float32 [M, N], not rounded to that format."""
+    if weight.dtype is torch.float32:
+        torch.mm(x, weight.t(), out=y)
+    else:
+        torch.mm(x, weight.t(), out_dtype=torch.float32, out=y)

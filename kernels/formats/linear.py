@@ -65,6 +65,11 @@ class PackedLinear:
         """Computes the layer of RMSNorm(x [M, K]); `norm` [K], or None when it is folded into the weight."""
         return self.apply(rms_norm(x, norm, eps, self.dtype))
 
+    def wide_normed(self, x: Tensor, norm: Tensor | None, eps: float, out: Tensor | None = None) -> Tensor:
+        """Computes `apply_normed` in float32, into `out` [M, N] if it is given."""
+        y = self.apply_normed(x, norm, eps)
+        return y.float() if out is None else out.copy_(y)
+
     def apply_gated(self, x: Tensor, norm: Tensor | None, eps: float, activation: str = "silu") -> Tensor:
         """Returns activation(first half) · second half [M, N / 2] of the layer of RMSNorm(x [M, K]), see `GATES`."""
         return GATES[activation](self.apply_normed(x, norm, eps))

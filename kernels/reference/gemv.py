@@ -16,9 +16,12 @@ def linear(
     norm: tuple[Tensor | None, float] | None = None,
     gate: str = "",
     residual: Tensor | None = None,
+    out: Tensor | None = None,
 ) -> Tensor:
     """Multiplies a row; see `kernels.triton.gemv.linear`."""
     own = x if norm is None else rms_norm(x, *norm, weight.dtype)
     y = F.linear(own.to(weight.dtype), weight, bias)
     y = GATES[gate](y) if gate else y
+    if out is not None:
+        return out.copy_(y)
     return y if residual is None else residual.add_(y)

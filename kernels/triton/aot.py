@@ -33,6 +33,7 @@ WAITS = re.compile(r"cp\.async\.wait_group\s+(\d+)")
 # Address, name, and where a branch goes: "/*4b60*/ @!P0 BRA 0x2b90 ;".
 SASS = r"/\*([0-9a-f]{4,5})\*/\s+(?:@!?U?P\w+\s+)?([A-Z][A-Z0-9]*)(?:\s(?:U?P\w+,\s*)?(0x[0-9a-f]+)\s*;)?"
 LEAST_BUFFERS = 2
+DEPENDENT_SINCE = 90  # compute capability; see `dependent`
 
 
 @dataclasses.dataclass(frozen=True)
@@ -99,15 +100,17 @@ class KernelResources:
 
 def compiled(case: AotCase, target: GPUTarget) -> Any:  # noqa: ANN401 # Triton's
     """Compiles for a GPU. Raises triton.CompilationError when it does not compile."""
-    arguments = list(case.kernel.arg_names)
-    signature = {name: "constexpr" if name in case.constants else case.types[name] for name in arguments}
+    arguments, constants = list(case.kernel.arg_names), dict(case.constants)
+    if "IS_DEPENDENT" in arguments:  # as `dependent` decides
+        constants["IS_DEPENDENT"] = target.backend == "cuda" and target.arch >= DEPENDENT_SINCE
+    signature = {name: "constexpr" if name in constants else case.types[name] for name in arguments}
     aligned = [
         name
         for name, kind in case.types.items()
         if name not in case.unaligned and (kind.startswith("*") or kind in ("i32", "i64"))
     ]
     attributes = {(arguments.index(name),): [["tt.divisibility", 16]] for name in aligned}
-    source = ASTSource(fn=case.kernel, signature=signature, constexprs=dict(case.constants), attrs=attributes)
+    source = ASTSource(fn=case.kernel, signature=signature, constexprs=constants, attrs=attributes)
     options = {"num_warps": case.num_warps, "num_stages": case.num_stages}
     return triton.compile(source, target=target, options=options)
 

@@ -18,6 +18,7 @@ from sluice_server.kernels.triton.attention_plan import AttentionPlan, Division,
 from sluice_server.kernels.triton.attention_prefill import attention_prefill_kernel
 from sluice_server.kernels.triton.attention_split import attention_split_kernel
 from sluice_server.kernels.triton.configs import AttentionShape
+from sluice_server.kernels.triton.dependent import dependent
 from sluice_server.kernels.triton.numbers import next_power_of_two
 
 SHORT = 16  # the split schedule computes all rows of a step if none has more tokens than this
@@ -244,6 +245,7 @@ class _Call:
             HAS_BEFORE=before is not None,
             HAS_SINKS=self.options.sinks is not None,
             num_warps=4,
+            **dependent(self.q),
         )
 
     @property
@@ -276,4 +278,5 @@ class _Call:
             "PRECISION": precision(self.q.dtype),
             "num_warps": tiles.num_warps,
             "num_stages": tiles.num_stages,
+            **dependent(self.q),
         }

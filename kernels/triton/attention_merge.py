@@ -5,6 +5,7 @@ import triton.language as tl
 
 from sluice_server.kernels.triton.attention_plan import ENTRY
 from sluice_server.kernels.triton.attention_tiles import LOG2_E, folded
+from sluice_server.kernels.triton.dependent import wait_for_inputs
 
 
 @triton.jit
@@ -24,8 +25,10 @@ def attention_merge_kernel(
     CHUNK: tl.constexpr,  # parts that one load reads; 1: they are folded as a program folds the parts of its item
     HAS_BEFORE: tl.constexpr,
     HAS_SINKS: tl.constexpr,
+    IS_DEPENDENT: tl.constexpr,
 ):
     """Merges the parts of one token and head. Grid: (entries, HEADS)."""
+    wait_for_inputs(IS_DEPENDENT)
     entry = tl.program_id(0) * ENTRY
     head = tl.program_id(1)
     num = tl.load(entries + entry + 2)

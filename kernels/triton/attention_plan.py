@@ -18,6 +18,7 @@ import triton.language as tl
 from torch import Tensor
 
 from sluice_server.kernels.triton.aot import AotCase
+from sluice_server.kernels.triton.dependent import dependent, wait_for_inputs
 
 UNITS = 256  # units that the planning program looks at together
 CLASSES = 8  # of items by length
@@ -127,6 +128,7 @@ def planned(
         HAS_ENDS=ends is not None,
         HAS_WINDOW=division.window > 0,
         num_warps=UNITS // 32,
+        **dependent(starts),
     )
     slots = max(1, num_parts * per_unit)
     parts, sums = (torch.empty(slots, heads, width, dtype=torch.float32, device=starts.device) for width in (dim, 2))
@@ -226,10 +228,12 @@ def attention_plan_kernel(
     HAS_PREFIX: tl.constexpr,
     HAS_ENDS: tl.constexpr,
     HAS_WINDOW: tl.constexpr,
+    IS_DEPENDENT: tl.constexpr,
     UNITS: tl.constexpr = UNITS,
     CLASSES: tl.constexpr = CLASSES,
 ):
     """Plans a step; see `Division` and `AttentionPlan`. Grid: one program."""
+    wait_for_inputs(IS_DEPENDENT)
     all_keys = tl.zeros((UNITS,), tl.int64)
     most_keys = tl.zeros((UNITS,), tl.int32)
     for at in tl.range(0, num_units, UNITS):

@@ -17,6 +17,7 @@ from sluice_server.kernels.triton.attention_tiles import (
     seen_to,
     store_result,
 )
+from sluice_server.kernels.triton.dependent import wait_for_inputs
 
 
 @triton.jit
@@ -65,8 +66,10 @@ def attention_split_kernel(
     HAS_ENDS: tl.constexpr,
     QUANTISED: tl.constexpr,
     PRECISION: tl.constexpr,
+    IS_DEPENDENT: tl.constexpr,
 ):
     """Computes one item of the plan for a kv head. Grid: items · KEYS, those of an item adjacent."""
+    wait_for_inputs(IS_DEPENDENT)
     head = tl.program_id(0) % KEYS
     item = items + tl.program_id(0) // KEYS * ITEM
     last = tl.load(item + 3)

@@ -13,6 +13,7 @@ from torch import Tensor
 
 from sluice_server.kernels.triton.activation import gated
 from sluice_server.kernels.triton.aot import AotCase
+from sluice_server.kernels.triton.dependent import dependent, wait_for_inputs
 from sluice_server.kernels.triton.numbers import pointer
 
 MANY = 4096  # rows of a weight from which a program reads more of them
@@ -46,6 +47,7 @@ def linear(
     norm: tuple[Tensor | None, float] | None = None,
     gate: str = "",
     residual: Tensor | None = None,
+    out: Tensor | None = None,
 ) -> Tensor:
     """Multiplies a row x [1, K] by a weight [N, K] and adds a bias [N].
 
@@ -54,16 +56,19 @@ def linear(
         gate: one of `GATES`; the outputs' halves are then multiplied as activation(first) · second. Only without a
             norm, which read as much as the weight beside it, and a residual.
         residual: float32 [1, N], to which the result is added in place.
+        out: [1, N] of any format, for the result of a product without a residual.
 
     Returns:
-        [1, N] in the weight's dtype, or [1, N / 2] with a gate, or the residual.
+        [1, N] in the weight's dtype, or [1, N / 2] with a gate, or the residual, or `out`.
 
     Raises ValueError for a gate beside a norm or a residual.
     """
     if gate and (norm is not None or residual is not None):
         raise ValueError(f"the gate {gate!r} has no norm before it in this launch, and no sum behind it")
     outputs, inputs = len(weight) // (2 if gate else 1), weight.shape[1]
-    y = torch.empty(1, outputs, dtype=weight.dtype, device=x.device) if residual is None else residual
+    y = out if residual is None else residual
+    if y is None:
+        y = torch.empty(1, outputs, dtype=weight.dtype, device=x.device)
     tiles = tiles_of(len(weight), inputs, is_normed=norm is not None, is_gated=bool(gate))
     scales, eps = (None, 0.0) if norm is None else norm
     gemv_kernel[triton.cdiv(outputs, tiles.rows),](
@@ -85,6 +90,7 @@ def linear(
         ROWS=tiles.rows,
         INPUTS=tiles.inputs,
         num_warps=tiles.warps,
+        **dependent(x),
     )
     return y
 
@@ -108,8 +114,10 @@ def gemv_kernel(
     IS_EVEN: tl.constexpr,  # the weight consists of whole tiles
     ROWS: tl.constexpr,
     INPUTS: tl.constexpr,
+    IS_DEPENDENT: tl.constexpr,
 ):
     """Computes ROWS outputs, with a GATE of twice as many rows. Grid: ⌈outputs / ROWS⌉."""
+    wait_for_inputs(IS_DEPENDENT)
     n = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
     k = tl.arange(0, INPUTS)
     is_output = n < outputs

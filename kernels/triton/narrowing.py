@@ -9,6 +9,8 @@ them. Both give the same values; their order differs, on which nothing depends. 
 import triton
 import triton.language as tl
 
+from sluice_server.kernels.triton.dependent import wait_for_inputs
+
 # Of width 1/4 each. The last bin holds all values 31.75 or more below the peak, of mass e^-31.75 at most each.
 BINS = tl.constexpr(128)
 ONE = tl.constexpr(17592186044416.0)  # 2^44, so that the mass of 2^19 ids of weight 1 fits in int64
@@ -115,8 +117,10 @@ def count_kernel(
     masses_ptr,  # int64 [R, SPLITS]
     SPLITS: tl.constexpr,
     TILE: tl.constexpr,
+    IS_DEPENDENT: tl.constexpr,
 ):
     """Counts the values of one part of a row that top-k or top-p narrows. Grid: R, SPLITS."""
+    wait_for_inputs(IS_DEPENDENT)
     row, part = tl.program_id(0).to(tl.int64), tl.program_id(1)
     peak, temperature = peak_of(peaks_ptr, row, SPLITS), tl.load(temperature_ptr + row)
     top_k, top_p = truncation_of(top_k_ptr, top_p_ptr, row, vocab)
@@ -141,8 +145,10 @@ def gather_kernel(
     scratch_ptr,  # float32 [R, TILE]
     SPLITS: tl.constexpr,
     TILE: tl.constexpr,
+    IS_DEPENDENT: tl.constexpr,
 ):
     """Gathers what may be kept of one part of a row, behind what is gathered of the parts before. Grid: R, SPLITS."""
+    wait_for_inputs(IS_DEPENDENT)
     row, part = tl.program_id(0).to(tl.int64), tl.program_id(1)
     peak, temperature = peak_of(peaks_ptr, row, SPLITS), tl.load(temperature_ptr + row)
     top_k, top_p = truncation_of(top_k_ptr, top_p_ptr, row, vocab)

@@ -1,9 +1,10 @@
 """Samples one token for each row of logits on a CUDA device.
 
 The reference implementation is `kernels.reference.sampling.sample`. Five launches, none of which waits for the host:
-peaks, floors, bands of typical-p, Gumbel-max over the kept set, and its merge. If there are few rows, each is split
-over several programs, and two launches before the floors count and gather what may be kept. A row's token depends on
-that row alone, whatever the split: peaks and best scores are exact, and mass is summed in integers.
+peaks, floors, bands of typical-p, Gumbel-max over the kept set, and its merge. Of a greedy row only peaks are read. If
+there are few rows, each is split over several programs, and two launches before the floors count and gather what may be
+kept. A row's token depends on that row alone, whatever the split: peaks and best scores are exact, and mass is summed
+in integers.
 """
 
 from typing import Any
@@ -15,6 +16,7 @@ from torch import Tensor
 
 from sluice_server.kernels.reference.sampling import Rows
 from sluice_server.kernels.triton.aot import AotCase
+from sluice_server.kernels.triton.dependent import dependent, wait_for_inputs
 from sluice_server.kernels.triton.narrowing import BINS, count_kernel, gather_kernel, is_drawn, peak_of, scaled
 from sluice_server.kernels.triton.noise import gumbel, uniform_words
 from sluice_server.kernels.triton.truncation import band_kernel, floor_kernel
@@ -53,21 +55,22 @@ def sample(logits: Tensor, rows: Rows) -> tuple[Tensor, Tensor]:
     floors, centres, reaches = logits.new_empty(3, num)
     scratch = logits.new_empty(num, TILE)
     row = (logits, stride, vocab)
-    peak_kernel[num, splits](*row, peaks, splits, TILE, num_warps=WARPS)
+    chained = dependent(logits)
+    peak_kernel[num, splits](*row, peaks, picks, splits, TILE, num_warps=WARPS, **chained)
     at = (peaks, temperature)
     counts = torch.empty(num, splits, BINS.value, dtype=torch.int32, device=logits.device)
     masses = torch.empty_like(peaks, dtype=torch.int64)
     if splits > 1:
         narrowed = (*row, *at, top_k, top_p, counts, masses)
-        count_kernel[num, splits](*narrowed, splits, TILE, num_warps=WARPS)
-        gather_kernel[num, splits](*narrowed, scratch, splits, TILE, num_warps=WARPS)
+        count_kernel[num, splits](*narrowed, splits, TILE, num_warps=WARPS, **chained)
+        gather_kernel[num, splits](*narrowed, scratch, splits, TILE, num_warps=WARPS, **chained)
     kept = (top_k, top_p, min_p, counts, masses, scratch)
-    floor_kernel[num,](*row, *at, *kept, floors, splits, TILE, num_warps=ROW_WARPS)
+    floor_kernel[num,](*row, *at, *kept, floors, splits, TILE, num_warps=ROW_WARPS, **chained)
     bounds = (floors, centres, reaches, lasts)
-    band_kernel[num,](*row, *at, typical_p, *bounds, splits, TILE, num_warps=ROW_WARPS)
+    band_kernel[num,](*row, *at, typical_p, *bounds, splits, TILE, num_warps=ROW_WARPS, **chained)
     noise = (seeds, positions, outputs)
-    draw_kernel[num, splits](*row, *at, *bounds, *noise, scores, picks, splits, CALLS, num_warps=WARPS)
-    merge_kernel[num,](peaks, scores, picks, ids, splits, num_warps=1)
+    draw_kernel[num, splits](*row, *at, *bounds, *noise, scores, picks, splits, CALLS, num_warps=WARPS, **chained)
+    merge_kernel[num,](peaks, scores, picks, ids, splits, num_warps=1, **chained)
     return ids, ids < 0
 
 
@@ -83,17 +86,25 @@ def peak_kernel(
     stride,
     vocab,
     peaks_ptr,  # float32 [R, SPLITS]
+    picks_ptr,  # int32 [R, SPLITS]
     SPLITS: tl.constexpr,
     TILE: tl.constexpr,
+    IS_DEPENDENT: tl.constexpr,
 ):
-    """Finds the greatest logit of each part of a row; +inf for a part that holds NaN."""
+    """Finds the greatest logit of each part of a row and the lowest id that has it; +inf for a part that holds NaN."""
+    wait_for_inputs(IS_DEPENDENT)
     row, part = tl.program_id(0).to(tl.int64), tl.program_id(1)  # grid: R, SPLITS
     peak = tl.full([TILE], float("-inf"), tl.float32)
+    pick = tl.full([TILE], NO_ID, tl.int32)
     for first in range(part * TILE, vocab, SPLITS * TILE):
         at = first + tl.arange(0, TILE)
         value = tl.load(logits_ptr + row * stride + at, mask=at < vocab, other=float("-inf"))
-        peak = tl.maximum(peak, tl.where(value < float("inf"), value, float("inf")))
-    tl.store(peaks_ptr + row * SPLITS + part, tl.max(peak, 0))
+        value = tl.where(value < float("inf"), value, float("inf"))
+        pick = tl.where(value > peak, at, pick)  # ids ascend, so that the first of equals is kept
+        peak = tl.maximum(peak, value)
+    top = tl.max(peak, 0)
+    tl.store(peaks_ptr + row * SPLITS + part, top)
+    tl.store(picks_ptr + row * SPLITS + part, tl.min(tl.where(peak == top, pick, NO_ID), 0))
 
 
 @triton.jit(
@@ -113,40 +124,39 @@ def draw_kernel(
     positions_ptr,  # int64 [R]
     outputs_ptr,  # int64 [R]
     scores_ptr,  # float32 [R, SPLITS]
-    picks_ptr,  # int32 [R, SPLITS]
+    picks_ptr,  # int32 [R, SPLITS]; of a greedy row those of the peaks stay
     SPLITS: tl.constexpr,
     CALLS: tl.constexpr,
+    IS_DEPENDENT: tl.constexpr,
 ):
     """Finds the best score of each part of a row and the lowest id that has it. Draws noise only where ids are kept."""
+    wait_for_inputs(IS_DEPENDENT)
     row, part = tl.program_id(0).to(tl.int64), tl.program_id(1)  # grid: R, SPLITS
+    own = row * SPLITS + part
     peak, temperature = peak_of(peaks_ptr, row, SPLITS), tl.load(temperature_ptr + row)
-    drawn = is_drawn(peak, temperature)
-    temperature = tl.where(drawn, temperature, 1.0)
-    peak = tl.where(tl.abs(peak) < float("inf"), peak, 0.0)
-    floor = tl.where(drawn, tl.load(floors_ptr + row), 0.0)  # greedy: keeps the peak alone
-    centre, reach = tl.load(centres_ptr + row), tl.load(reaches_ptr + row)
-    last = tl.load(lasts_ptr + row)
-    seed, position, output = tl.load(seeds_ptr + row), tl.load(positions_ptr + row), tl.load(outputs_ptr + row)
-    best = tl.full([CALLS, 4], float("-inf"), tl.float32)
-    pick = tl.full([CALLS, 4], NO_ID, tl.int32)
-    for first in range(part * CALLS, tl.cdiv(vocab, 4), SPLITS * CALLS):
-        calls = first + tl.arange(0, CALLS)
-        at = calls[:, None] * 4 + tl.arange(0, 4)[None, :]
-        logits = tl.load(logits_ptr + row * stride + at, mask=at < vocab, other=float("-inf"))
-        x = scaled(logits, peak, temperature)
-        away = tl.abs(x - centre)
-        kept = (x >= floor) & (x > float("-inf")) & ((away < reach) | ((away == reach) & (at <= last)))
-        if tl.max(tl.max(kept.to(tl.int32), 1), 0) > 0:
-            score = x
-            if drawn:
-                score += gumbel(uniform_words(seed, position, output, calls))
-            better = kept & (score > best)  # ids ascend, so that the first of equals is kept
-            best = tl.where(better, score, best)
-            pick = tl.where(better, at, pick)
-    top = tl.max(tl.max(best, 1), 0)
-    lowest = tl.min(tl.min(tl.where(best == top, pick, NO_ID), 1), 0)
-    tl.store(scores_ptr + row * SPLITS + part, top)
-    tl.store(picks_ptr + row * SPLITS + part, lowest)
+    if is_drawn(peak, temperature):
+        floor, last = tl.load(floors_ptr + row), tl.load(lasts_ptr + row)
+        centre, reach = tl.load(centres_ptr + row), tl.load(reaches_ptr + row)
+        seed, position, output = tl.load(seeds_ptr + row), tl.load(positions_ptr + row), tl.load(outputs_ptr + row)
+        best = tl.full([CALLS, 4], float("-inf"), tl.float32)
+        pick = tl.full([CALLS, 4], NO_ID, tl.int32)
+        for first in range(part * CALLS, tl.cdiv(vocab, 4), SPLITS * CALLS):
+            calls = first + tl.arange(0, CALLS)
+            at = calls[:, None] * 4 + tl.arange(0, 4)[None, :]
+            logits = tl.load(logits_ptr + row * stride + at, mask=at < vocab, other=float("-inf"))
+            x = scaled(logits, peak, temperature)
+            away = tl.abs(x - centre)
+            kept = (x >= floor) & (x > float("-inf")) & ((away < reach) | ((away == reach) & (at <= last)))
+            if tl.max(tl.max(kept.to(tl.int32), 1), 0) > 0:
+                score = x + gumbel(uniform_words(seed, position, output, calls))
+                better = kept & (score > best)  # ids ascend, so that the first of equals is kept
+                best = tl.where(better, score, best)
+                pick = tl.where(better, at, pick)
+        top = tl.max(tl.max(best, 1), 0)
+        tl.store(scores_ptr + own, top)
+        tl.store(picks_ptr + own, tl.min(tl.min(tl.where(best == top, pick, NO_ID), 1), 0))
+    else:
+        tl.store(scores_ptr + own, tl.load(peaks_ptr + own))
 
 
 @triton.jit
@@ -156,8 +166,10 @@ def merge_kernel(
     picks_ptr,  # int32 [R, SPLITS]
     ids_ptr,  # int64 [R]
     SPLITS: tl.constexpr,
+    IS_DEPENDENT: tl.constexpr,
 ):
     """Chooses the best of a row's parts, the lowest id of equals; -1 for a row without a usable number."""
+    wait_for_inputs(IS_DEPENDENT)
     row = tl.program_id(0).to(tl.int64)  # grid: R
     at = row * SPLITS + tl.arange(0, SPLITS)
     scores = tl.load(scores_ptr + at)
@@ -174,7 +186,7 @@ def _case(name: str, kernel: Any, warps: int, **constants: int) -> AotCase:  # n
     longs = dict.fromkeys(("top_k_ptr", "lasts_ptr", "seeds_ptr", "positions_ptr", "outputs_ptr", "ids_ptr"), "*i64")
     types = floats | longs | {"stride": "i64", "vocab": "i32", "picks_ptr": "*i32", "counts_ptr": "*i32"}
     types["masses_ptr"] = "*i64"
-    own = {argument: types[argument] for argument in kernel.arg_names if argument not in constants}
+    own = {argument: types[argument] for argument in kernel.arg_names if argument in types}
     vectors = frozenset({"loads"} if "logits_ptr" in own else ())
     splits = constants["SPLITS"]
     return AotCase(

@@ -9,6 +9,7 @@ they are more than a tile, bisection reads the row itself.
 import triton
 import triton.language as tl
 
+from sluice_server.kernels.triton.dependent import wait_for_inputs
 from sluice_server.kernels.triton.narrowing import (
     ONE,
     counted,
@@ -42,8 +43,10 @@ def floor_kernel(
     floors_ptr,  # float32 [R]
     SPLITS: tl.constexpr,
     TILE: tl.constexpr,
+    IS_DEPENDENT: tl.constexpr,
 ):
     """Finds the least scaled logit that top-k, top-p and min-p keep of each row."""
+    wait_for_inputs(IS_DEPENDENT)
     row = tl.program_id(0).to(tl.int64)  # grid: R
     peak = peak_of(peaks_ptr, row, SPLITS)
     temperature = tl.load(temperature_ptr + row)
@@ -85,6 +88,7 @@ def band_kernel(
     lasts_ptr,  # int64 [R]
     SPLITS: tl.constexpr,
     TILE: tl.constexpr,
+    IS_DEPENDENT: tl.constexpr,
 ):
     """Finds the locally typical set (Meister et al. 2022) of what a floor keeps.
 
@@ -92,6 +96,7 @@ def band_kernel(
     away up to id `last`. The surprise of x is (log mass - x), so that its distance from the entropy is that of x from
     the mean of x.
     """
+    wait_for_inputs(IS_DEPENDENT)
     row = tl.program_id(0).to(tl.int64)  # grid: R
     peak = peak_of(peaks_ptr, row, SPLITS)
     temperature = tl.load(temperature_ptr + row)
