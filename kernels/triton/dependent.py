@@ -18,11 +18,12 @@ from sluice_server.kernels.triton.aot import DEPENDENT_SINCE
 
 def dependent(x: Tensor) -> dict[str, bool]:
     """Returns the arguments with which a kernel is launched that has `IS_DEPENDENT`, on the device of a tensor."""
-    return _arguments(x.device)
+    return arguments_on(x.device)
 
 
 @functools.cache
-def _arguments(device: torch.device) -> dict[str, bool]:
+def arguments_on(device: torch.device) -> dict[str, bool]:
+    """Returns those of `dependent` on a device."""
     since = DEPENDENT_SINCE // 10, 0
     if device.type == "cuda" and not torch.version.hip and torch.cuda.get_device_capability(device) >= since:
         return {"IS_DEPENDENT": True, "launch_pdl": True}

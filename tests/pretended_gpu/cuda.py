@@ -24,7 +24,7 @@ from triton.runtime import interpreter
 
 from sluice_server.engine.worker import device
 from sluice_server.engine.worker.startup import compiler, memory
-from sluice_server.kernels.triton import attention, configs, support
+from sluice_server.kernels.triton import attention, configs, dependent, support
 from tests.pretended_gpu.memory import (
     FRESH,
     Call,
@@ -43,6 +43,34 @@ _OF_THREAD = threading.local()
 _INTERPRETING = threading.RLock()  # what stands in for the language is one for all threads
 
 
+class WroteTooEarly(AssertionError):
+    """A program does not wait for what kernels before it write."""
+
+
+@dataclasses.dataclass
+class Waiting:
+    """Which programs of a launch have waited for the kernels before it.
+
+    Attributes:
+        is_wanted: it may begin before these have ended, so that each of its programs has to wait.
+    """
+
+    is_wanted: bool = False
+    begun: int = 0
+    waited: int = 0
+
+    def check(self, name: str) -> None:
+        """Raises WroteTooEarly if a program that has begun has not waited."""
+        if self.is_wanted and self.waited < self.begun:
+            raise WroteTooEarly(f"a program of {name} does not wait for what kernels before it write")
+
+    def begin(self) -> None:
+        self.begun += 1
+
+    def wait(self) -> None:
+        self.waited += 1
+
+
 @dataclasses.dataclass
 class PretendedGpu:
     """A pretended device, and what happened on it.
@@ -59,6 +87,7 @@ class PretendedGpu:
     replays: int = 0
     captures: int = 0
     is_replaying: bool = False
+    waiting: Waiting = dataclasses.field(default_factory=Waiting)
 
     def launch(
         self, run: Callable[..., None], executor: interpreter.GridExecutor, args: tuple[Any, ...], named: dict[str, Any]
@@ -73,8 +102,10 @@ class PretendedGpu:
             return
         if not self.is_replaying:
             self.launches[executor.fn.__name__] += 1
+        self.waiting = Waiting(is_wanted=named.get("launch_pdl", False))
         with _INTERPRETING, torch._C.DisableTorchFunction():
             run(executor, *args, **named)
+        self.waiting.check(executor.fn.__name__)
 
     @contextlib.contextmanager
     def beside(self, seed: int) -> Iterator["PretendedGpu"]:
@@ -192,11 +223,13 @@ def pretend(seed: int = 0) -> Iterator[PretendedGpu]:
         patch.setattr(memory, "gc", types.SimpleNamespace(collect=lambda: 0))  # takes a second in a test run
         _intercept(patch)
         attention.gpu_of.cache_clear()
+        dependent.arguments_on.cache_clear()
         try:
             with patched_language(patch), gpu.memory:
                 yield gpu
         finally:
             attention.gpu_of.cache_clear()
+            dependent.arguments_on.cache_clear()
 
 
 @contextlib.contextmanager
@@ -277,4 +310,13 @@ def _intercept(patch: pytest.MonkeyPatch) -> None:
         lambda self, *args, **named: current_gpu().launch(run, self, args, named),
     )
     patch.setattr(builder, "set_grid_dim", dim)
-    patch.setattr(builder, "set_grid_idx", lambda *at: set_at(*order[at]))
+    patch.setattr(builder, "set_grid_idx", lambda *at: (current_gpu().waiting.begin(), set_at(*order[at])))
+    store = builder.create_masked_store
+
+    def checked(*given: Any) -> Any:  # noqa: ANN401 # as Triton's
+        current_gpu().waiting.check("a kernel that writes")
+        return store(*given)
+
+    patch.setattr(builder, "create_masked_store", checked)
+    control = types.SimpleNamespace(gdc_launch_dependents=lambda: None, gdc_wait=lambda: current_gpu().waiting.wait())
+    patch.setattr(dependent, "cuda", control)

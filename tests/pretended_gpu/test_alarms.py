@@ -4,7 +4,9 @@ import pytest
 import torch
 import triton
 import triton.language as tl
+from triton.runtime.errors import InterpreterError
 
+from sluice_server.kernels.triton.dependent import dependent, wait_for_inputs
 from tests.pretended_gpu.cuda import pretend
 from tests.pretended_gpu.memory import CUDA, GARBAGE, HostWaits, WrongDevice
 
@@ -34,6 +36,24 @@ def test_memory_of_both_kinds_is_refused() -> None:
         with pytest.raises(WrongDevice):
             add_kernel[(3,)](x, torch.zeros(3), IS_WRONG=False)
         assert (x + torch.tensor(1.0)).is_cuda  # a single number of the host is let pass
+
+
+@triton.jit  # type: ignore[untyped-decorator]
+def early_kernel(y_ptr: torch.Tensor, WAITS: tl.constexpr, IS_DEPENDENT: tl.constexpr) -> None:
+    """Writes a number, without waiting for kernels before it if it is wrong."""
+    if WAITS:
+        wait_for_inputs(IS_DEPENDENT)
+    tl.store(y_ptr + tl.program_id(0), 1.0)
+
+
+def test_a_kernel_that_does_not_wait_for_those_before_is_noticed() -> None:
+    with pretend():
+        y = torch.zeros(3, device="cuda")
+        assert dependent(y) == {"IS_DEPENDENT": True, "launch_pdl": True}
+        early_kernel[(3,)](y, WAITS=True, **dependent(y))
+        early_kernel[(3,)](y, WAITS=False, IS_DEPENDENT=False)
+        with pytest.raises(InterpreterError, match="does not wait"):  # of WroteTooEarly
+            early_kernel[(3,)](y, WAITS=False, **dependent(y))
 
 
 def test_programs_run_in_no_order() -> None:
