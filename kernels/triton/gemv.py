@@ -36,7 +36,10 @@ def tiles_of(num_rows: int, inputs: int, *, is_normed: bool, is_gated: bool) -> 
     if is_normed:  # of x and the norm's weight a thread reads as much as of four rows
         return RowTiles(8 if num_rows >= MANY else 4, 512, 4)
     rows = 4 if num_rows >= MANY else 2
-    return RowTiles(rows // 2 if is_gated else rows, 2048 if inputs % 2048 == 0 else 1024, 4)
+    is_long = inputs % 2048 == 0
+    return RowTiles(
+        rows // (4 if is_gated and is_long else 2 if is_gated else 1), 2048 if is_long else 1024, 8 if is_long else 4
+    )
 
 
 def linear(
@@ -123,17 +126,23 @@ def gemv_kernel(
     is_output = n < outputs
     places = weight_ptr + n.to(tl.int64)[:, None] * weight_stride + k[None, :]
     up_places = weight_ptr + (n + outputs).to(tl.int64)[:, None] * weight_stride + k[None, :]
+    weights = _weights(places, is_output, k < inputs, IS_EVEN)  # before the wait, as no kernel writes a weight
+    ups = _weights(up_places, is_output, k < inputs, IS_EVEN) if GATE else weights
+    wait_for_inputs(IS_DEPENDENT)
     sums = tl.zeros([ROWS, INPUTS], tl.float32)
     others = tl.zeros([ROWS, INPUTS], tl.float32)
     for at in range(0, inputs, INPUTS):
-        is_in = at + k < inputs
-        x = _part(x_ptr + at + k, is_in, IS_EVEN)
+        x = _part(x_ptr + at + k, at + k < inputs, IS_EVEN)
         if IS_WEIGHED:
-            x *= _part(norm_ptr + at + k, is_in, IS_EVEN)
-        is_weight = is_output[:, None] & is_in[None, :]
-        sums += _part(places + at, is_weight, IS_EVEN) * x[None, :]
+            x *= _part(norm_ptr + at + k, at + k < inputs, IS_EVEN)
+        is_next = at + INPUTS + k < inputs
+        next_weights = _weights(places + at + INPUTS, is_output, is_next, False)
+        sums += weights.to(tl.float32) * x[None, :]
+        weights = next_weights
         if GATE:
-            others += _part(up_places + at, is_weight, IS_EVEN) * x[None, :]
+            next_ups = _weights(up_places + at + INPUTS, is_output, is_next, False)
+            others += ups.to(tl.float32) * x[None, :]
+            ups = next_ups
     scale = 1.0
     if IS_NORMED:  # in a loop of its own, behind the weights: here x is at hand, and its threads are other ones
         squares = tl.zeros([INPUTS], tl.float32)
@@ -161,6 +170,15 @@ def _part(places, mask, IS_EVEN: tl.constexpr):
         return tl.load(places).to(tl.float32)
     else:
         return tl.load(places, mask=mask, other=0.0).to(tl.float32)
+
+
+@triton.jit
+def _weights(places, is_output, is_in, IS_EVEN: tl.constexpr):
+    """Returns a tile of a weight, 0 where there is none. It is read once, and so leaves the cache first."""
+    if IS_EVEN:
+        return tl.load(places, eviction_policy="evict_first")
+    else:
+        return tl.load(places, mask=is_output[:, None] & is_in[None, :], other=0.0, eviction_policy="evict_first")
 
 
 def _case(name: str, num_rows: int = MANY, inputs: int = 4096, *, is_even: bool = True, **given: int) -> AotCase:
