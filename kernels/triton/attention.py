@@ -6,7 +6,6 @@ follow from bounds on the host, so that no launch waits for the device. Independ
 """
 
 import dataclasses
-import functools
 
 import torch
 from torch import Tensor
@@ -19,28 +18,11 @@ from sluice_server.kernels.triton.attention_prefill import attention_prefill_ker
 from sluice_server.kernels.triton.attention_split import attention_split_kernel
 from sluice_server.kernels.triton.configs import AttentionShape
 from sluice_server.kernels.triton.dependent import dependent
+from sluice_server.kernels.triton.gpu_traits import GpuTraits, gpu_of
 from sluice_server.kernels.triton.numbers import next_power_of_two
 
 SHORT = 16  # the split schedule computes all rows of a step if none has more tokens than this
 MERGED = 16  # parts that one load reads
-
-
-@dataclasses.dataclass(frozen=True, slots=True)
-class GpuTraits:
-    """Properties of a GPU on which the choice of schedules depends."""
-
-    name: str
-    capability: int
-    num_multiprocessors: int
-
-
-@functools.cache
-def gpu_of(device: torch.device) -> GpuTraits:
-    """Returns the properties of a device; fixed ones for the interpreter on a CPU."""
-    if device.type != "cuda":
-        return GpuTraits("", 90, 2)
-    found = torch.cuda.get_device_properties(device)
-    return GpuTraits(found.name, 10 * found.major + found.minor, found.multi_processor_count)
 
 
 def paged_attention(
