@@ -51,6 +51,13 @@ class PlainOnGpu(GpuLinear):
         y: Tensor = kernel.linear(x.to(self.dtype), self.weight, self.bias, gate=activation)
         return y
 
+    def apply_gated(self, x: Tensor, norm: Tensor | None, eps: float, activation: str = "silu") -> Tensor:
+        kernel = gpu.family("gemv")
+        if not self._is_row(x) or activation not in kernel.GATES or x.shape[1] > kernel.FUSED:
+            return super().apply_gated(x, norm, eps, activation)
+        y: Tensor = kernel.linear(x, self.weight, self.bias, norm=(norm, eps), gate=activation)
+        return y
+
     def _is_row(self, x: Tensor) -> bool:
         return len(x) == 1 and x.stride(1) == 1 and not self.batch_invariant
 

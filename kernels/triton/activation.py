@@ -12,7 +12,6 @@ from torch import Tensor
 
 from sluice_server.kernels.reference import elementwise
 from sluice_server.kernels.triton.aot import AotCase
-from sluice_server.kernels.triton.dependent import dependent, wait_for_inputs
 from sluice_server.kernels.triton.numbers import pointer
 
 BLOCK = 1024  # elements of one program
@@ -41,16 +40,7 @@ def _gated(gate_up: Tensor, is_gelu: bool) -> Tensor:
     y = torch.empty(num, width, dtype=gate_up.dtype, device=gate_up.device)
     if y.numel():
         grid = (triton.cdiv(width, BLOCK), num)
-        gate_kernel[grid](
-            gate_up,
-            gate_up.stride(0),
-            y,
-            width,
-            IS_GELU=is_gelu,
-            BLOCK=BLOCK,
-            num_warps=WARPS,
-            **dependent(y),
-        )
+        gate_kernel[grid](gate_up, gate_up.stride(0), y, width, IS_GELU=is_gelu, BLOCK=BLOCK, num_warps=WARPS)
     return y
 
 
@@ -58,7 +48,7 @@ def soft_cap_(x: Tensor, cap: float) -> Tensor:
     """Replaces x [M, N], contiguous, by cap · tanh(x / cap) in place."""
     num, width = x.shape
     if num:
-        soft_cap_kernel[triton.cdiv(width, BLOCK), num](x, width, cap, BLOCK=BLOCK, num_warps=WARPS, **dependent(x))
+        soft_cap_kernel[triton.cdiv(width, BLOCK), num](x, width, cap, BLOCK=BLOCK, num_warps=WARPS)
     return x
 
 
@@ -70,10 +60,8 @@ def gate_kernel(
     width,
     IS_GELU: tl.constexpr,
     BLOCK: tl.constexpr,
-    IS_DEPENDENT: tl.constexpr,
 ):
     """Applies a gate to BLOCK columns of a row. Grid: ⌈width / BLOCK⌉, T."""
-    wait_for_inputs(IS_DEPENDENT)
     row = tl.program_id(1).to(tl.int64)
     at = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
     mask = at < width
@@ -100,10 +88,8 @@ def soft_cap_kernel(
     width,
     cap,
     BLOCK: tl.constexpr,
-    IS_DEPENDENT: tl.constexpr,
 ):
     """Applies the cap to BLOCK columns of a row. Grid: ⌈width / BLOCK⌉, M."""
-    wait_for_inputs(IS_DEPENDENT)
     at = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
     mask = at < width
     places = x_ptr + tl.program_id(1).to(tl.int64) * width + at

@@ -88,7 +88,8 @@ class _Call:
         shared = None if self.options.window is not None or is_fixed else batch.shared
         before = None if shared is None else self._prefix_pass(shared)
         tiles = configs.split_tiles(self.shape, configs.FIXED_ROWS if is_fixed else most, self.gpu.name)
-        division = self._division(tiles, configs.SPLIT_PROGRAMS, most=most)._replace(
+        for_each = configs.split_programs(batch.num_rows, self.cache.shape[3], self.gpu.num_multiprocessors)
+        division = self._division(tiles, for_each, most=most)._replace(
             part=configs.FIXED_SPLIT if is_fixed else configs.LEAST_SPLIT,
             is_fixed=is_fixed,
             is_causal=batch.tree is None,
@@ -202,6 +203,7 @@ class _Call:
             HAS_WINDOW=window is not None,
             HAS_SINKS=has_sinks and self.options.sinks is not None,
             HAS_ENDS=self.batch.ends is not None and not sees_all,
+            **dependent(self.q),
         )
 
     def _merge(self, plan: AttentionPlan, before: AttentionPlan | None, *, is_fixed: bool) -> None:
@@ -260,5 +262,4 @@ class _Call:
             "PRECISION": precision(self.q.dtype),
             "num_warps": tiles.num_warps,
             "num_stages": tiles.num_stages,
-            **dependent(self.q),
         }

@@ -9,7 +9,6 @@ import triton.language as tl
 
 from sluice_server.kernels.triton.attention_plan import ITEM
 from sluice_server.kernels.triton.attention_tiles import attend, begun, queries_of, seen_to, store_result
-from sluice_server.kernels.triton.dependent import wait_for_inputs
 
 
 @triton.jit
@@ -54,10 +53,8 @@ def attention_prefill_kernel(
     HAS_ENDS: tl.constexpr,
     QUANTISED: tl.constexpr,
     PRECISION: tl.constexpr,
-    IS_DEPENDENT: tl.constexpr,
 ):
     """Computes one item of the plan for a kv head. Grid: items · KEYS, those of an item adjacent."""
-    wait_for_inputs(IS_DEPENDENT)
     head = tl.program_id(0) % KEYS
     item = items + tl.program_id(0) // KEYS * ITEM
     end = tl.load(item + 3)

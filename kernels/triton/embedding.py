@@ -9,7 +9,6 @@ import triton.language as tl
 from torch import Tensor
 
 from sluice_server.kernels.triton.aot import AotCase
-from sluice_server.kernels.triton.dependent import dependent, wait_for_inputs
 from sluice_server.kernels.triton.numbers import pointer
 
 BLOCK = 1024  # elements of one program
@@ -23,7 +22,7 @@ def embedding(ids: Tensor, table: Tensor) -> Tensor:
     y = torch.empty(len(ids), table.shape[1], dtype=table.dtype, device=table.device)
     if y.numel():
         grid = (triton.cdiv(table.shape[1], BLOCK), len(ids))
-        embedding_kernel[grid](ids.contiguous(), table, table.stride(0), y, *table.shape, BLOCK, **dependent(table))
+        embedding_kernel[grid](ids.contiguous(), table, table.stride(0), y, table.shape[0], table.shape[1], BLOCK)
     return y
 
 
@@ -36,10 +35,8 @@ def embedding_kernel(
     vocab,
     width,
     BLOCK: tl.constexpr,
-    IS_DEPENDENT: tl.constexpr,
 ):
     """Copies BLOCK columns of one row. Grid: ⌈width / BLOCK⌉, T."""
-    wait_for_inputs(IS_DEPENDENT)
     row = tl.program_id(1).to(tl.int64)
     chosen = tl.load(ids_ptr + row)
     at = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)

@@ -12,7 +12,6 @@ import triton.language as tl
 from torch import Tensor
 
 from sluice_server.kernels.triton.aot import AotCase
-from sluice_server.kernels.triton.dependent import dependent, wait_for_inputs
 
 PROGRAMS = 264  # twice the multiprocessors of an H100: the number of programs that splitting aims at
 MAX_SPLITS = 16
@@ -90,7 +89,7 @@ def sum_parts(parts: Tensor, y: Tensor, scales: Tensor | None, row_scales: Tenso
     grid = (triton.cdiv(outputs, SUM_BLOCK), num)
     optional = [parts if one is None else one for one in (scales, row_scales, bias)]
     has = [one is not None for one in (scales, row_scales, bias)]
-    sum_kernel[grid](parts, *optional, y, num, outputs, *has, splits, SUM_BLOCK, **dependent(y))
+    sum_kernel[grid](parts, *optional, y, num, outputs, *has, splits, SUM_BLOCK)
 
 
 @triton.jit(do_not_specialize=["num"])  # otherwise a new value is compiled during a request
@@ -107,10 +106,8 @@ def sum_kernel(
     HAS_BIAS: tl.constexpr,
     SPLITS: tl.constexpr,
     BLOCK: tl.constexpr,
-    IS_DEPENDENT: tl.constexpr,
 ):
     """Sums the parts of BLOCK outputs of a row, scales them and adds the bias. Grid: ⌈outputs / BLOCK⌉, M."""
-    wait_for_inputs(IS_DEPENDENT)
     row = tl.program_id(1).to(tl.int64)
     at = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
     mask = at < outputs

@@ -10,7 +10,6 @@ from torch import Tensor
 
 from sluice_server.kernels.reference.inputs import StepInputs
 from sluice_server.kernels.triton.aot import AotCase
-from sluice_server.kernels.triton.dependent import dependent, wait_for_inputs
 
 RUN = 128  # elements of a run that are copied at once
 TOKENS = 128  # of one program
@@ -28,8 +27,10 @@ def build_inputs(
     """Builds the inputs of a step; see `kernels.reference.inputs.build_inputs`."""
     found = StepInputs(*torch.empty(3, num_tokens, dtype=torch.int64, device=tokens.device))
     grid = (triton.cdiv(num_tokens, TOKENS),)
-    state, rows = (tokens, tokens.stride(0), tables, tables.stride(0)), (slots, starts, ends, len(slots))
-    build_inputs_kernel[grid](*state, *rows, *found, num_tokens, block_size, TOKENS, **dependent(tokens))
+    rows = (slots, starts, ends, len(slots))
+    build_inputs_kernel[grid](
+        tokens, tokens.stride(0), tables, tables.stride(0), *rows, *found, num_tokens, block_size, TOKENS
+    )
     return found
 
 
@@ -71,10 +72,8 @@ def build_inputs_kernel(
     num_tokens,
     block_size,
     TOKENS: tl.constexpr,
-    IS_DEPENDENT: tl.constexpr,
 ):
     """Builds the inputs of TOKENS tokens; finds the row of each token by bisection. Grid: ⌈num_tokens / TOKENS⌉."""
-    wait_for_inputs(IS_DEPENDENT)
     at = tl.program_id(0) * TOKENS + tl.arange(0, TOKENS)
     mask = at < num_tokens
     low, high = tl.zeros([TOKENS], tl.int32), tl.zeros([TOKENS], tl.int32) + num_rows

@@ -13,7 +13,6 @@ from torch import Tensor
 
 from sluice_server.kernels.reference.elementwise import HeadNorms
 from sluice_server.kernels.triton.aot import AotCase
-from sluice_server.kernels.triton.dependent import dependent, wait_for_inputs
 from sluice_server.kernels.triton.numbers import largest, next_power_of_two, pointer
 
 HEADS = 8  # most heads of one program: enough independent loads to hide their latency, few enough for registers
@@ -49,10 +48,8 @@ def kv_write_kernel(
     IS_INTEGER: tl.constexpr,
     LARGEST: tl.constexpr,
     HAS_NORMS: tl.constexpr,
-    IS_DEPENDENT: tl.constexpr,
 ):
     """Norms, rotates and writes HEADS_BLOCK heads of a token. Grid: (tokens, ⌈heads / HEADS_BLOCK⌉)."""
-    wait_for_inputs(IS_DEPENDENT)
     token = tl.program_id(0).to(tl.int64)
     head = tl.program_id(1) * HEADS_BLOCK + tl.arange(0, HEADS_BLOCK)
     dim = tl.arange(0, WIDTH)
@@ -144,7 +141,6 @@ def rotate_and_write(
         IS_INTEGER=not cache.dtype.is_floating_point,
         LARGEST=largest(cache.dtype),
         HAS_NORMS=norms is not None,
-        **dependent(heads),
     )
 
 

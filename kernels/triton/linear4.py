@@ -16,7 +16,6 @@ from sluice_server.kernels.formats import planes
 from sluice_server.kernels.formats.packed_weights import UNIT
 from sluice_server.kernels.formats.planes import Int4Planes
 from sluice_server.kernels.triton.aot import AotCase
-from sluice_server.kernels.triton.dependent import dependent, wait_for_inputs
 from sluice_server.kernels.triton.gemm import LARGE, WIDENED4, GemmTiles, schedule_of, sum_parts
 from sluice_server.kernels.triton.numbers import pointer
 from sluice_server.kernels.triton.unpacked import unpacked
@@ -69,7 +68,6 @@ def linear_w4a16(x: Tensor, packed: Int4Planes, bias: Tensor | None = None, *, i
         SPAN=span,
         num_warps=tiles.warps,
         num_stages=tiles.stages,
-        **dependent(x),
     )
     if splits > 1:
         sum_parts(parts, y, None, None, bias)
@@ -106,12 +104,11 @@ def linear4_kernel(
     M: tl.constexpr,
     N: tl.constexpr,
     SPAN: tl.constexpr,
-    IS_DEPENDENT: tl.constexpr,
 ):
     """Multiplies one tile over one part of the inputs. Grid: tiles, with those of the same weights adjacent; SPLITS."""
-    wait_for_inputs(IS_DEPENDENT)
     tiles = tl.cdiv(num, M)
-    m, n = tl.program_id(0) % tiles * M + tl.arange(0, M), tl.program_id(0) // tiles * N + tl.arange(0, N)
+    m = (tl.program_id(0) % tiles) * M + tl.arange(0, M)
+    n = (tl.program_id(0) // tiles) * N + tl.arange(0, N)
     word = tl.arange(0, SPAN // PLANES)
     first = word // PLANE * (PLANES * PLANE) + word % PLANE  # the input of a word's first plane
     each = tl.cdiv(tl.cdiv(inputs, SPAN), SPLITS) * SPAN

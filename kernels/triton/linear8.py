@@ -11,7 +11,6 @@ from torch import Tensor
 
 from sluice_server.kernels.formats.packed_weights import LARGEST, Int8Weight
 from sluice_server.kernels.triton.aot import AotCase
-from sluice_server.kernels.triton.dependent import dependent, wait_for_inputs
 from sluice_server.kernels.triton.gemm import PLAIN, GemmTiles, schedule_of, sum_parts, tiles_of
 from sluice_server.kernels.triton.numbers import next_power_of_two, pointer
 from sluice_server.kernels.triton.support import MAX_INPUTS
@@ -56,7 +55,6 @@ def multiply(
         K=tiles.k,
         num_warps=tiles.warps,
         num_stages=tiles.stages,
-        **dependent(x),
     )
     if splits > 1:
         sum_parts(parts, y, packed.scales, rows.scales, bias)
@@ -77,9 +75,7 @@ def quantise_rows(x: Tensor, dtype: torch.dtype) -> Int8Weight:
     if num:
         block = next_power_of_two(width)
         is_integer, largest = not dtype.is_floating_point, LARGEST[dtype]
-        quantise_kernel[num,](
-            x, x.stride(0), *rows, width, is_integer, largest, block, num_warps=_warps(block), **dependent(x)
-        )
+        quantise_kernel[num,](x, x.stride(0), *rows, width, is_integer, largest, block, num_warps=_warps(block))
     return rows
 
 
@@ -97,10 +93,8 @@ def quantise_kernel(
     IS_INTEGER: tl.constexpr,
     LARGEST: tl.constexpr,
     BLOCK: tl.constexpr,
-    IS_DEPENDENT: tl.constexpr,
 ):
     """Quantises one row. Grid: M."""
-    wait_for_inputs(IS_DEPENDENT)
     row = tl.program_id(0).to(tl.int64)
     at = tl.arange(0, BLOCK)
     x = tl.load(x_ptr + row * stride + at, mask=at < width, other=0.0).to(tl.float32)
@@ -129,10 +123,8 @@ def linear8_kernel(
     M: tl.constexpr,
     N: tl.constexpr,
     K: tl.constexpr,
-    IS_DEPENDENT: tl.constexpr,
 ):
     """Multiplies one tile over one part of the inputs. Grid: tiles, with those of the same weights adjacent; SPLITS."""
-    wait_for_inputs(IS_DEPENDENT)
     tiles = tl.cdiv(num, M)
     m = (tl.program_id(0) % tiles) * M + tl.arange(0, M)
     n = (tl.program_id(0) // tiles) * N + tl.arange(0, N)

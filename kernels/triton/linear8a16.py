@@ -14,7 +14,6 @@ from torch import Tensor
 from sluice_server.kernels.formats import planes
 from sluice_server.kernels.formats.planes import Int8Planes
 from sluice_server.kernels.triton.aot import AotCase
-from sluice_server.kernels.triton.dependent import dependent, wait_for_inputs
 from sluice_server.kernels.triton.gemm import WIDENED8, GemmTiles, schedule_of, sum_parts
 from sluice_server.kernels.triton.unpacked import unpacked
 from sluice_server.kernels.triton.widen import plane8
@@ -58,7 +57,6 @@ def linear_w8a16(x: Tensor, packed: Int8Planes, bias: Tensor | None = None, *, i
         K=tiles.k,
         num_warps=tiles.warps,
         num_stages=tiles.stages,
-        **dependent(x),
     )
     if splits > 1:
         sum_parts(parts, y, packed.scales, None, bias)
@@ -84,10 +82,8 @@ def linear8a16_kernel(
     M: tl.constexpr,
     N: tl.constexpr,
     K: tl.constexpr,
-    IS_DEPENDENT: tl.constexpr,
 ):
     """Multiplies one tile over one part of the inputs. Grid: tiles, with those of the same weights adjacent; SPLITS."""
-    wait_for_inputs(IS_DEPENDENT)
     tiles = tl.cdiv(num, M)
     m = (tl.program_id(0) % tiles) * M + tl.arange(0, M)
     n = (tl.program_id(0) // tiles) * N + tl.arange(0, N)

@@ -16,7 +16,6 @@ from sluice_server.kernels.reference.low_rank import GROUP, LowRankTables, Parts
 from sluice_server.kernels.reference.moe import ExpertGroups
 from sluice_server.kernels.triton import moe
 from sluice_server.kernels.triton.aot import AotCase
-from sluice_server.kernels.triton.dependent import dependent, wait_for_inputs
 from sluice_server.kernels.triton.numbers import pointer
 
 RANKS = 32  # of a tile
@@ -74,7 +73,6 @@ def add_low_rank_(y: Tensor, x: Tensor, tables: LowRankTables, parts: Parts, gro
         K=INPUTS,
         num_warps=4,
         num_stages=4,
-        **dependent(x),
     )
     each = [*parts, *[(0, 0)] * (3 - len(parts))]
     tiles = [triton.cdiv(rows, OUTPUTS) for _, rows in each]
@@ -100,7 +98,6 @@ def add_low_rank_(y: Tensor, x: Tensor, tables: LowRankTables, parts: Parts, gro
         R=RANKS,
         num_warps=4,
         num_stages=3,
-        **dependent(x),
     )
     return y
 
@@ -123,11 +120,9 @@ def shrink_kernel(
     M: tl.constexpr,
     R: tl.constexpr,
     K: tl.constexpr,
-    IS_DEPENDENT: tl.constexpr,
 ):
     """Multiplies a group's rows by a, over one part of the inputs. Grid: groups; programs among which tiles of ranks
     are shared out; SPLITS."""
-    wait_for_inputs(IS_DEPENDENT)
     owner = tl.load(owners_ptr + tl.program_id(0)).to(tl.int64)
     if owner >= 0:
         own = places_ptr + owner * places_stride
@@ -179,10 +174,8 @@ def expand_kernel(
     M: tl.constexpr,
     N: tl.constexpr,
     R: tl.constexpr,
-    IS_DEPENDENT: tl.constexpr,
 ):
     """Multiplies a group's sums by b, and adds N outputs of a projection to y. Grid: groups, tiles of outputs."""
-    wait_for_inputs(IS_DEPENDENT)
     owner = tl.load(owners_ptr + tl.program_id(0)).to(tl.int64)
     if owner >= 0:
         tile = tl.program_id(1)
@@ -226,7 +219,7 @@ def _types(*names: str) -> dict[str, str]:
 
 def _shrink(splits: int, *, is_quick: bool = False) -> AotCase:
     constants = {"PRECISION": "tf32", "SPLITS": splits, "M": GROUP, "R": RANKS, "K": INPUTS}
-    names = [name for name in shrink_kernel.arg_names if name.islower()]
+    names = [name for name in shrink_kernel.arg_names if name not in constants]
     return AotCase(
         f"low-rank/shrink-{splits}",
         shrink_kernel,
@@ -243,7 +236,7 @@ def _shrink(splits: int, *, is_quick: bool = False) -> AotCase:
 
 def _expand(splits: int, sums: torch.dtype, *, is_quick: bool = False) -> AotCase:
     constants = {"PRECISION": "tf32", "SPLITS": splits, "M": GROUP, "N": OUTPUTS, "R": RANKS}
-    names = [name for name in expand_kernel.arg_names if name.islower()]
+    names = [name for name in expand_kernel.arg_names if name not in constants]
     unaligned = {"num", "tiles_0", "tiles_1", "places_stride", "scales_stride", "places_ptr", "scales_ptr"}
     return AotCase(
         f"low-rank/expand-{pointer(sums)[1:]}-{splits}",

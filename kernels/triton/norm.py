@@ -10,7 +10,6 @@ import triton.language as tl
 from torch import Tensor
 
 from sluice_server.kernels.triton.aot import AotCase
-from sluice_server.kernels.triton.dependent import dependent, wait_for_inputs
 from sluice_server.kernels.triton.numbers import next_power_of_two, pointer
 
 NUMBERS = 2048  # least elements of a program, if there are as many
@@ -64,7 +63,6 @@ def _launch(x: Tensor, residual: Tensor | None, weight: Tensor | None, y: Tensor
         ROWS=rows,
         BLOCK=block,
         num_warps=warps,
-        **dependent(x),
     )
 
 
@@ -91,10 +89,8 @@ def norm_kernel(
     IS_WEIGHED: tl.constexpr,
     ROWS: tl.constexpr,
     BLOCK: tl.constexpr,
-    IS_DEPENDENT: tl.constexpr,
 ):
     """Norms ROWS rows. Grid: ⌈num / ROWS⌉."""
-    wait_for_inputs(IS_DEPENDENT)
     row = tl.program_id(0).to(tl.int64) * ROWS + tl.arange(0, ROWS)[:, None]
     at = tl.arange(0, BLOCK)[None, :]
     mask = (row < num) & (at < width)

@@ -56,17 +56,48 @@ def test_a_row_is_gated(activation: str, has_bias: bool) -> None:
     x, scales = torch.randn(1, 1500), torch.rand(1500) + 0.5
     layer = PlainOnGpu(weight, bias)
     found = layer.apply_gated(x, scales, EPS, activation)
-    assert torch.equal(found, layer.gated(rms_norm(x, scales, EPS), activation))
+    assert torch.allclose(found, layer.gated(rms_norm(x, scales, EPS), activation), atol=1e-5, rtol=1e-5)
     halves = normed(x, scales) @ weight.double().t() + (0.0 if bias is None else bias.double())
     assert found.shape == (1, 70)
     assert torch.allclose(found.double(), GATES[activation](halves), atol=1e-5, rtol=1e-5)
 
 
 @pytest.mark.parametrize("beside", ["norm", "residual"])
-def test_a_gate_is_alone_in_its_launch(beside: str) -> None:
+def test_a_gate_has_no_long_norm_and_no_sum_in_its_launch(beside: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(gemv, "FUSED", 63)
     weight, x = weight_of(64, 64, torch.float32), torch.randn(1, 64)
     with pytest.raises(ValueError, match="the gate 'silu'"):
         gemv.linear(x, weight, gate="silu", **{"norm": (None, EPS)} if beside == "norm" else {"residual": x})
+    scales = torch.rand(64)
+    apart = PlainOnGpu(weight, None).gated(rms_norm(x, scales, EPS))
+    assert torch.equal(PlainOnGpu(weight, None).apply_gated(x, scales, EPS), apart)  # in two launches
+
+
+def test_a_held_row_goes_through_all_tiles(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Few programs share many tiles, the last of which is not whole; the norm, the gate or the sum is in the launch."""
+    monkeypatch.setattr(gemv, "tiles_of", lambda *sizes, **kinds: gemv.RowTiles(4, 128, 4, 1))
+    torch.manual_seed(2)
+    weight, bias, x, scales = weight_of(70, 100, torch.float32), torch.randn(70), torch.randn(1, 100), torch.rand(100)
+    layer, wide = PlainOnGpu(weight, bias), weight.double().t()
+    assert torch.allclose(layer.apply(x).double(), x.double() @ wide + bias, atol=1e-5)
+    residual = torch.randn(1, 70)
+    behind = residual.double() + x.double() @ wide + bias
+    assert torch.allclose(layer.add_to(residual, x).double(), behind, atol=1e-5)
+    halves = normed(x, scales) @ wide + bias
+    assert torch.allclose(layer.apply_normed(x, scales, EPS).double(), halves, atol=1e-5)
+    assert torch.allclose(layer.apply_gated(x, scales, EPS).double(), GATES["silu"](halves), atol=1e-5)
+
+
+@pytest.mark.parametrize("num", [1, 3])
+@pytest.mark.parametrize("has_bias", [False, True])
+def test_sums_are_kept_in_float32_where_they_are_wanted(num: int, has_bias: bool) -> None:
+    torch.manual_seed(3)
+    weight, x, scales = weight_of(70, 128, torch.float32), torch.randn(num, 128), torch.rand(128)
+    layer = PlainOnGpu(weight, torch.randn(70) if has_bias else None)
+    out = torch.empty(num, 70)
+    assert layer.wide_normed(x, scales, EPS, out) is out
+    assert torch.allclose(out, layer.apply_normed(x, scales, EPS), atol=1e-5)
+    assert torch.allclose(layer.fixed().wide_normed(x, scales, EPS), out, atol=1e-5)
 
 
 def test_several_rows_and_batch_invariant_ones_take_the_other_way(monkeypatch: pytest.MonkeyPatch) -> None:
