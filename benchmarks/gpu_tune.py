@@ -20,8 +20,9 @@ from benchmarks.gpu_attention import DRY, SIZES, kept_as, paged
 from benchmarks.gpu_command import Clock, asked
 from benchmarks.gpu_results import Row
 from sluice_server.kernels.triton import configs
-from sluice_server.kernels.triton.attention import GpuTraits, gpu_of, paged_attention
+from sluice_server.kernels.triton.attention import paged_attention
 from sluice_server.kernels.triton.configs import AttentionShape, AttentionTiles
+from sluice_server.kernels.triton.gpu_traits import GpuTraits, gpu_of
 
 # Of the table, rows and keys, queries of each, rows of a tile that are tried; of the dry run, these.
 TRIED = {"decode": ("split", (32, 8192), 1, (16,)), "prefill": ("prefill", (1, 8192), 8192, (64, 128))}

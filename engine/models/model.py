@@ -305,10 +305,17 @@ class Model:
         return self._top.classes(normed)
 
     @torch.inference_mode()
-    def logits(self, hidden: Tensor, out: Tensor | None = None) -> Tensor:
-        """Returns logits float32 [R, vocab] of hidden [R, hidden], in `out` if it is given; on other ranks than 0 those
-        of its own ids."""
-        return self._top.logits(hidden, out)
+    def logits(self, hidden: Tensor) -> Tensor:
+        """Returns logits float32 [R, vocab] of hidden [R, hidden]; on other ranks than 0 those of its own ids."""
+        return self._top.logits(hidden)
+
+    @torch.inference_mode()
+    def write_logits(self, hidden: Tensor, out: Tensor) -> None:
+        """Writes the logits of hidden into `out`, without a copy unless a plugin's model has logits of its own."""
+        if type(self).logits is Model.logits:
+            self._top.logits(hidden, out)
+        else:
+            out.copy_(self.logits(hidden))
 
     @property
     def _top(self) -> ModelHead:

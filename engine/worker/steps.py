@@ -217,7 +217,7 @@ class UniformSteps:
         hidden = self._model.forward(inputs.ids, inputs.positions, self._store.cache, meta, sides=sides)
         if key.form is RowShape.MIXED:
             hidden = hidden[(ends - 1).clamp(min=0)]
-        self._model.logits(hidden, logits)
+        self._model.write_logits(hidden, logits)
         return inputs
 
     @torch.inference_mode()

@@ -24,7 +24,8 @@ from triton.runtime import interpreter
 
 from sluice_server.engine.worker import device
 from sluice_server.engine.worker.startup import compiler, memory
-from sluice_server.kernels.triton import attention, configs, dependent, support
+from sluice_server.kernels.formats import gpu_plain
+from sluice_server.kernels.triton import configs, dependent, gpu_traits, support
 from tests.pretended_gpu.memory import (
     FRESH,
     Call,
@@ -221,14 +222,15 @@ def pretend(seed: int = 0) -> Iterator[PretendedGpu]:
         patch.setattr(compiler, "missing", lambda: None)
         patch.setattr(support, "DTYPES", (*support.DTYPES, torch.float32))  # the interpreter has no registers
         patch.setattr(memory, "gc", types.SimpleNamespace(collect=lambda: 0))  # takes a second in a test run
+        patch.setattr(gpu_plain, "wide_product", _wide_product)  # CPUs widen no product of 16 bits
         _intercept(patch)
-        attention.gpu_of.cache_clear()
+        gpu_traits.gpu_of.cache_clear()
         dependent.arguments_on.cache_clear()
         try:
             with patched_language(patch), gpu.memory:
                 yield gpu
         finally:
-            attention.gpu_of.cache_clear()
+            gpu_traits.gpu_of.cache_clear()
             dependent.arguments_on.cache_clear()
 
 
@@ -257,6 +259,11 @@ def current_gpu() -> PretendedGpu:
     """The device of this thread."""
     found: PretendedGpu = _OF_THREAD.gpu
     return found
+
+
+def _wide_product(x: Tensor, weight: Tensor, y: Tensor) -> None:
+    """See `gpu_plain.wide_product`."""
+    y.copy_(x.float() @ weight.t().float())
 
 
 def _interface() -> dict[str, Any]:
@@ -310,13 +317,17 @@ def _intercept(patch: pytest.MonkeyPatch) -> None:
         lambda self, *args, **named: current_gpu().launch(run, self, args, named),
     )
     patch.setattr(builder, "set_grid_dim", dim)
-    patch.setattr(builder, "set_grid_idx", lambda *at: (current_gpu().waiting.begin(), set_at(*order[at])))
     store = builder.create_masked_store
+
+    def begin(*at: int) -> None:
+        current_gpu().waiting.begin()
+        set_at(*order[at])
 
     def checked(*given: Any) -> Any:  # noqa: ANN401 # as Triton's
         current_gpu().waiting.check("a kernel that writes")
         return store(*given)
 
+    patch.setattr(builder, "set_grid_idx", begin)
     patch.setattr(builder, "create_masked_store", checked)
     control = types.SimpleNamespace(gdc_launch_dependents=lambda: None, gdc_wait=lambda: current_gpu().waiting.wait())
     patch.setattr(dependent, "cuda", control)

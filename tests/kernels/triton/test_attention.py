@@ -13,7 +13,8 @@ from sluice_server.kernels.layout.ragged import MAX_TREE, AttentionOptions, Ragg
 from sluice_server.kernels.layout.trees import Tree
 from sluice_server.kernels.reference import definitions
 from sluice_server.kernels.triton import attention_plan, configs
-from sluice_server.kernels.triton.attention import GpuTraits, paged_attention
+from sluice_server.kernels.triton.attention import paged_attention
+from sluice_server.kernels.triton.gpu_traits import GpuTraits
 from tests.kernels.triton.harness import Pages, assert_close, in_one_order, poisoned
 
 GPU = GpuTraits("", 90, 8)
