@@ -200,13 +200,14 @@ def test_without_its_files_an_adapter_is_lost_and_never_the_base(rig: Rig) -> No
     shutil.rmtree(rig.folder / "gone")
     assert rig.tokens("gone") != rig.tokens("")  # it is in memory
     rig.service.children()["engine-0"].kill()
-    code: list[grpc.StatusCode] = []
+    answers: list[tuple[grpc.StatusCode, str]] = []
 
     def is_back() -> bool:
-        code.append(rig.error("gone")[0])
-        return code[-1] is not grpc.StatusCode.UNAVAILABLE
+        answers.append(rig.error("gone"))
+        return answers[-1][0] is not grpc.StatusCode.UNAVAILABLE
 
     wait_until(is_back, 60, "the engine does not come back")
-    assert code[-1] is grpc.StatusCode.FAILED_PRECONDITION
-    assert "ADAPTER_LOST" in rig.error("gone")[1] or "no longer in --adapter-dir" in rig.error("gone")[1]
+    code, message = answers[-1]
+    assert code is grpc.StatusCode.FAILED_PRECONDITION
+    assert "ADAPTER_LOST" in message or "no longer in --adapter-dir" in message
     assert rig.tokens("a") == wanted_of(rig.folder, "a")

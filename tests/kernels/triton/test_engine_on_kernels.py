@@ -158,4 +158,4 @@ def as_on_a_gpu(monkeypatch: pytest.MonkeyPatch, formats: Formats) -> None:
     }
     monkeypatch.setattr(kinds, "KINDS", table)
     monkeypatch.setattr(gpu, "takes", lambda _: True)
-    monkeypatch.setattr("sluice_server.engine.build.choose_formats", lambda *_: formats)
+    monkeypatch.setattr("sluice_server.engine.build_model.choose_formats", lambda *_: formats)
