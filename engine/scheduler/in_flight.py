@@ -121,7 +121,7 @@ class InFlightSteps:
         events: list[Sampled],
         failures: list[Failure],
     ) -> None:
-        """Applies a row that nobody waits for, that failed or that verifies drafts."""
+        """Applies a row that failed, that verifies drafts, or whose sequence waits for no token."""
         sequence, num_drafts = step.rows[i], step.plan.drafts.get(i, 0)
         if not self._is_awaited(sequence, step.places[i]):
             self._state.give_back(sequence.group, step.plan.samples[i] + num_drafts)

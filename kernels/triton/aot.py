@@ -16,6 +16,8 @@ import triton
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 
+from sluice_server.kernels.triton.support import DEPENDENT_SINCE
+
 # Shared memory of one block, by compute capability: A100, L40S, H100 and H200, B200, RTX 50.
 SHARED_BYTES = {80: 166_912, 89: 101_376, 90: 232_448, 100: 232_448, 120: 101_376}
 WARP = 32
@@ -33,7 +35,6 @@ WAITS = re.compile(r"cp\.async\.wait_group\s+(\d+)")
 # Address, name, and where a branch goes: "/*4b60*/ @!P0 BRA 0x2b90 ;".
 SASS = r"/\*([0-9a-f]{4,5})\*/\s+(?:@!?U?P\w+\s+)?([A-Z][A-Z0-9]*)(?:\s(?:U?P\w+,\s*)?(0x[0-9a-f]+)\s*;)?"
 LEAST_BUFFERS = 2
-DEPENDENT_SINCE = 90  # compute capability; see `dependent`
 
 
 @dataclasses.dataclass(frozen=True)

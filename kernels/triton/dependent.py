@@ -13,7 +13,7 @@ import triton.language as tl
 from torch import Tensor
 from triton.language.extra import cuda
 
-from sluice_server.kernels.triton.aot import DEPENDENT_SINCE
+from sluice_server.kernels.triton.support import DEPENDENT_SINCE
 
 
 def dependent(x: Tensor) -> dict[str, bool]:

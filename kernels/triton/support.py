@@ -7,6 +7,7 @@ HEAD_DIMS = range(64, 257, 16)
 MAX_GROUP = 64
 MAX_BLOCK = 128
 FP8_SINCE = 89  # least compute capability with products and conversions of float8
+DEPENDENT_SINCE = 90  # least compute capability whose kernels can begin while the one before ends (`dependent`)
 MAX_INPUTS = 32_768  # elements of a row that is rounded to 8 bits: a program keeps it in registers
 DTYPES = (torch.float16, torch.bfloat16)  # attention's tiles do not fit into registers in float32
 
