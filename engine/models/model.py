@@ -238,7 +238,8 @@ class Model:
         """
         h, passed = self._entry(ids)
         states = GivenStates(given, self.config.hidden_size)
-        states.enter(h)
+        if self._is_first:  # later stages have hidden states
+            states.enter(h)
         cis, hidden_state_hooks = self._rotations.of(positions, turned), self.hidden_state_hooks
         whole = hidden_state_hooks.keys() | states.layers  # behind these layers all tokens are needed
         for num in passed.keys() & hidden_state_hooks.keys():

@@ -138,7 +138,7 @@ class GroupRunner:
         if plan.placements or plan.new_blocks:
             placed = [one.slot for one in plan.placements], plan.new_blocks, [one.adapter for one in plan.placements]
             self._workers.send(Place(*placed))
-            if any(one.params.prompt_logprobs >= 0 for one in plan.placements):
+            if any(map(self._plain.is_told, plan.placements)):
                 self._backlog.catch_up()  # what the other ranks are told of the next launch depends on it
             self._backlog.do(partial(self._plain.place, plan))
 

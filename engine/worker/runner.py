@@ -15,7 +15,7 @@ from sluice_server.engine.kv_cache.block_store import BlockStore
 from sluice_server.engine.kv_cache.groups import LayerGroups, one_group
 from sluice_server.engine.kv_cache.moves import Move
 from sluice_server.engine.models.model import Model
-from sluice_server.engine.plan import StepPlan, StepResult
+from sluice_server.engine.plan import Placement, StepPlan, StepResult
 from sluice_server.engine.plugins.sampling import NO_SAMPLING, SamplingPlugins
 from sluice_server.engine.sampling.grammars import Grammars
 from sluice_server.engine.sampling.matchers import SlotMatchers
@@ -145,6 +145,10 @@ class Runner:
         """
         with device_faults():
             return self._compute(plan, images)
+
+    def is_told(self, placement: Placement) -> bool:
+        """Returns whether `images` or `wanted` of later plans depend on this placement."""
+        return self._rows.images.changes_by(placement) or self._rows.prompts.changes_by(placement)
 
     def wanted(self, plan: StepPlan) -> WantedStates:
         """Returns which hidden states of a plan are needed besides those that are sampled from."""

@@ -45,8 +45,6 @@ def _why_none(engine: EngineConfig, directory: Path) -> str:
         return f"images for {architecture} are not built yet"
     if not engine.images:
         return "it was started with --no-images"
-    if engine.pipeline_parallel_size > 1:
-        return "a model in stages (--pipeline-parallel-size) takes none yet"
     if engine.device == "cuda" or (engine.device == "auto" and GPU.exists()):
         return "they are computed with --device cpu only yet"
     return ""

@@ -20,6 +20,7 @@ from sluice_server.engine.config import EngineConfig
 from sluice_server.engine.engine import Engine
 from sluice_server.engine.parallel.options import shape_of
 from sluice_server.engine.parallel.sums_nccl import NcclSums
+from sluice_server.engine.request import Limits
 from tests.engine.parallel.test_sums_nccl import PATIENT_S, standing_in
 from tests.engine.parallel.thread_ranks import ThreadPlace, threaded
 from tests.pretended_gpu.cuda import PretendedGpu, current_gpu
@@ -81,9 +82,13 @@ class DeviceRanks:
 
 @contextlib.contextmanager
 def over_gpus(
-    gpu: PretendedGpu, directory: Path, config: EngineConfig, draft: Path | None = None
+    gpu: PretendedGpu,
+    directory: Path,
+    config: EngineConfig,
+    draft: Path | None = None,
+    limits: Limits | None = None,
 ) -> Iterator[DeviceRanks]:
-    """An engine whose rank 0 has `gpu`, and the other ranks devices of their own."""
+    """An engine whose rank 0 has `gpu`, and the other ranks devices of their own. `limits`: see `threaded`."""
     shape, store = shape_of(config), dist.HashStore()
     each = [shape.of_member(member) for member in range(shape.members)]
     with ThreadPoolExecutor(len(each)) as pool:
@@ -102,5 +107,5 @@ def over_gpus(
             gpus[rank] = own
             yield
 
-    with threaded(directory, config, draft, ranks=places, within=within) as engine:
+    with threaded(directory, config, draft, limits, places, within) as engine:
         yield DeviceRanks(engine, gpus, groups, sums)

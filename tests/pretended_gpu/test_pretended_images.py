@@ -13,6 +13,7 @@ from tests.engine.test_images import limits_for, run
 from tests.engine.test_whole_images import BARRED
 from tests.oracle.image_families import FAMILIES, Family, Parts
 from tests.pretended_gpu.cuda import pretend
+from tests.pretended_gpu.device_ranks import over_gpus
 from tests.pretended_gpu.test_pretended_engines import CONFIG
 
 ONE = dataclasses.replace(CONFIG, max_num_batched_tokens=8, max_num_seqs=1)
@@ -51,3 +52,15 @@ def test_tokens_are_those_of_transformers(family: Family, tmp_path: Path) -> Non
         (found,) = run(engine, family.request("a", parts, params=GREEDY)).values()
     assert found == family.greedy(reference, parts, found)
     assert gpu.replays > 0 or family is not MISTRAL3  # positions in three directions are computed step by step
+
+
+@pytest.mark.long
+@pytest.mark.timeout(600)
+@pytest.mark.parametrize("family", [MISTRAL3, FAMILIES["qwen2_5_vl"]], ids=lambda one: one.name)
+def test_tokens_over_two_gpus(family: Family, tmp_path: Path) -> None:
+    """The rank without a vision tower is told the rows."""
+    reference, parts = family.make(tmp_path, config=config_of(family)), parts_of(family)
+    config = dataclasses.replace(ONE, tensor_parallel_size=2, threads=1)
+    with pretend() as gpu, over_gpus(gpu, tmp_path, config, limits=limits_for(tmp_path, config)) as ranks:
+        (found,) = run(ranks.engine, family.request("a", parts, params=GREEDY)).values()
+    assert found == family.greedy(reference, parts, found)

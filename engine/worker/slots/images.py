@@ -114,6 +114,10 @@ class SlotImages:
         self._images: dict[int, tuple[PromptImage, ...]] = {}
         self._positions: dict[int, ImagePositions] = {}  # those that were asked for
 
+    def changes_by(self, placement: Placement) -> bool:
+        """Returns whether the slot's former sequence has images, or the new one."""
+        return placement.slot in self._images or bool(placement.images)
+
     def reset(self, placement: Placement) -> None:
         """Replaces those of the slot's former sequence."""
         self._images.pop(placement.slot, None)

@@ -27,6 +27,10 @@ class SlotPrompts:
         """Whether any slot requests them: then all hidden states of a step may be needed."""
         return bool(self._prompts)
 
+    def changes_by(self, placement: Placement) -> bool:
+        """Returns whether the slot's former sequence requests them, or the new one."""
+        return placement.slot in self._prompts or placement.params.prompt_logprobs >= 0
+
     def reset(self, placement: Placement) -> None:
         """Replaces the state of the slot's former sequence."""
         self._prompts.pop(placement.slot, None)

@@ -15,7 +15,7 @@ CPU = EngineConfig(device="cpu", dtype="float32")
 REASONS: dict[str, tuple[dict[str, Any], str]] = {
     "one process": ({}, ""),
     "two ranks": ({"tensor_parallel_size": 2}, ""),
-    "two stages": ({"pipeline_parallel_size": 2}, "--pipeline-parallel-size"),
+    "two stages": ({"pipeline_parallel_size": 2}, ""),
     "a GPU": ({"device": "cuda"}, "--device cpu"),
     "two GPUs": ({"device": "cuda", "tensor_parallel_size": 2}, "--device cpu"),
     "none wanted": ({"images": False}, "--no-images"),
