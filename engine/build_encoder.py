@@ -40,6 +40,7 @@ _WITHOUT = {
     "disk_cache_ttl_s": "an encoder has no KV cache",
     "shared_cache_bytes": "an encoder has no KV cache",
     "kv_store": "an encoder has no KV cache",
+    "weights_offload_bytes": "weights of an encoder stay in memory",
     "max_adapters": "an encoder takes no adapters",
     "adapter_dir": "an encoder takes no adapters",
     "speculation": "an encoder generates nothing",

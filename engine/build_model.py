@@ -4,6 +4,8 @@ Reads settings and a checkpoint directory; knows no cache and no scheduler.
 """
 
 import dataclasses
+import os
+from contextlib import closing
 from functools import partial
 from pathlib import Path
 
@@ -18,6 +20,9 @@ from sluice_server.engine.models.layers.device_sides import DeviceTables
 from sluice_server.engine.models.limits import check_embeds_scale, check_tables
 from sluice_server.engine.models.loading import embeddings_of, load_model
 from sluice_server.engine.models.model import Model
+from sluice_server.engine.models.offload.choice import unusable as not_offloaded
+from sluice_server.engine.models.offload.file_store import FileStore, offload_folder
+from sluice_server.engine.models.offload.store import IN_MEMORY, LayerStore
 from sluice_server.engine.models.vision.config import read_vision
 from sluice_server.engine.models.vision.loading import load_vision
 from sluice_server.engine.parallel.group import Workers
@@ -44,6 +49,7 @@ from sluice_server.engine.worker.startup.device_support import (
 )
 from sluice_server.engine.worker.startup.formats import Formats, check_stored, choose_formats, name_of
 from sluice_server.engine.worker.startup.memory import at_start
+from sluice_server.engine.worker.startup.planned import offloaded_layers
 from sluice_server.kernels.formats.packer import LinearPacker
 
 
@@ -131,10 +137,12 @@ def loaded(  # noqa: PLR0913 # all that is loaded
         set_threads(config)
     model_config = with_calibration(model_config, config.calibration, formats.weights)
     pack = LinearPacker(formats.weights)
-    with at_start("--model", f"its weights in {formats.weights or name_of(formats.dtype)}; try --quantization int4"):
+    advice = "try --quantization int4, or --weights-offload-bytes"
+    with at_start("--model", f"its weights in {formats.weights or name_of(formats.dtype)}; {advice}"):
         with loading(plugin, model_config.architecture):
             sizes = formats.dtype, device, limits.context_length
-            model = load_model(directory, model_config, *sizes, pack, plugin, ranks)
+            with closing(store_for(config, model_config, directory, formats, device, plugin)) as store:
+                model = load_model(directory, model_config, *sizes, pack, plugin, ranks, store)
         if limits.embeds_width:
             check_embeds_scale(model_config, model.embedding_scale)
         drafter = None
@@ -145,6 +153,26 @@ def loaded(  # noqa: PLR0913 # all that is loaded
     if config.batch_invariant:
         model.fix()
     return model, drafter
+
+
+def store_for(  # all that it depends on
+    config: EngineConfig,
+    model_config: ModelConfig,
+    directory: Path,
+    formats: Formats,
+    device: torch.device,
+    plugin: ModelPlugin | None,
+) -> LayerStore:
+    """Returns what takes the layers of the model as they are loaded. Raises ServiceError for weights that cannot be
+    offloaded as asked."""
+    if not config.weights_offload_bytes:
+        return IN_MEMORY
+    if plugin is not None:
+        raise not_offloaded(f"{model_config.architecture} is a plugin's, which keeps its own weights: leave it out")
+    if device.type != "cpu":
+        raise not_offloaded("weights of a GPU cannot be offloaded yet: leave it out, or use --device cpu")
+    layers = offloaded_layers(config, directory, model_config, formats).layers
+    return FileStore(offload_folder(os.environ), layers)
 
 
 def loaded_images(

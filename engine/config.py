@@ -82,6 +82,11 @@ class EngineConfig:
     kv_store: str = option(
         "", "path of the socket of `sluice kvstore`, which keeps this host's cache blocks; needs --shared-cache-bytes"
     )
+    weights_offload_bytes: int = option(
+        0,
+        "bytes of the layers' weights that do not stay in memory: each step reads them, layer by layer, from a file in "
+        "the user's cache folder; 0 is off",
+    )
     threads: int = option(0, "compute threads, at most 4 per core; 0 takes the cores that the process may use")
     scheduling_policy: str = option("priority", "order of requests: priority (with ageing), fcfs, sjf, fair, deadline")
     priority_ageing_s: float = option(5.0, "policy priority: seconds of waiting that outweigh one level of priority")

@@ -4,7 +4,7 @@ import json
 import struct
 from collections.abc import Mapping
 from pathlib import Path
-from typing import TypeAlias
+from typing import NamedTuple, TypeAlias
 
 from sluice_server.engine.models.fields import MENDING, invalid_model
 from sluice_server.engine.models.weights import known_name, weight_files
@@ -14,19 +14,36 @@ MAX_HEADER_BYTES = 100 << 20  # as safetensors itself bounds it
 Shapes: TypeAlias = Mapping[str, tuple[int, ...]]
 
 
+class StoredTensor(NamedTuple):
+    """What a header says of a tensor; `size` is its bytes in the file."""
+
+    shape: tuple[int, ...]
+    size: int
+
+
 def read_shapes(directory: Path) -> Shapes:
     """Returns the shape of each tensor by its name. Raises ServiceError for a file that is no safetensors file."""
-    found: dict[str, tuple[int, ...]] = {}
+    return {name: one.shape for name, one in read_tensors(directory).items()}
+
+
+def read_tensors(directory: Path) -> Mapping[str, StoredTensor]:
+    """Returns what headers say of each tensor by its name. Raises like `read_shapes`."""
+    found: dict[str, StoredTensor] = {}
     for path in weight_files(directory):
         try:
             with path.open("rb") as file:
                 (size,) = LENGTH.unpack(file.read(LENGTH.size))
                 header = json.loads(file.read(min(size, MAX_HEADER_BYTES)))
-            shapes = {known_name(name): tuple(map(int, one["shape"])) for name, one in _tensors(header)}
+            tensors = {known_name(name): _stored(one) for name, one in _tensors(header)}
         except (OSError, struct.error, ValueError, KeyError, TypeError, AttributeError) as error:
             raise invalid_model(path, f"is corrupt or cut short ({error}): {MENDING}") from error
-        found.update(shapes)
+        found.update(tensors)
     return found
+
+
+def _stored(one: Mapping[str, list[int]]) -> StoredTensor:
+    first, end = one["data_offsets"]
+    return StoredTensor(tuple(map(int, one["shape"])), int(end) - int(first))
 
 
 def _tensors(header: Mapping[str, Mapping[str, list[int]]]) -> list[tuple[str, Mapping[str, list[int]]]]:

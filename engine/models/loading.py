@@ -14,6 +14,7 @@ from sluice_server.engine.models.fields import MENDING, invalid_model
 from sluice_server.engine.models.gguf.checkpoint import GgufCheckpoint, gguf_files
 from sluice_server.engine.models.layers.loader import Pack
 from sluice_server.engine.models.model import Model, owned
+from sluice_server.engine.models.offload.store import IN_MEMORY, LayerStore
 from sluice_server.engine.models.registry import Traits, traits_of
 from sluice_server.engine.models.weights import Checkpoint, PlannedWeights
 from sluice_server.engine.parallel.ranks import Ranks
@@ -43,12 +44,13 @@ def load_model(  # noqa: PLR0913 # all that a model is made of
     pack: Pack = PLAIN,
     code: ModelCode | None = None,
     ranks: Ranks | None = None,
+    store: LayerStore = IN_MEMORY,
 ) -> Model:
     """Loads a checkpoint, or a rank's part of it.
 
     `num_positions` bounds the rotary table; 0 is the model's context. `pack` packs each weight. `code` is
-    that of a plugin's architecture. Raises ServiceError MODEL_INVALID naming file and tensor,
-    UNIMPLEMENTED for an architecture, or INVALID_SETTING for ranks that cannot share the model out.
+    that of a plugin's architecture, whose layers `store` does not take. Raises ServiceError MODEL_INVALID naming file
+    and tensor, UNIMPLEMENTED for an architecture, or INVALID_SETTING for ranks that cannot share the model out.
     """
     traits = traits_of(config, None if code is None else code.traits)  # raises before any weight is read
     if ranks is not None:
@@ -57,9 +59,8 @@ def load_model(  # noqa: PLR0913 # all that a model is made of
             raise unusable("plugins", f"{config.architecture} is a plugin's, whose tensors ranks cannot share out")
     source = open_checkpoint(directory, config, dtype, device)
     check_layers(directory, config, source)
-    make = Model if code is None else code.model
     given = (config, source, dtype, device, num_positions or config.context_length, pack, traits)
-    model = make(*given) if ranks is None else make(*given, ranks)
+    model = Model(*given, ranks, store) if code is None else code.model(*given)
     has_all = ranks is None or (not ranks.shape.expert_parallel and ranks.shape.pipeline_size == 1)  # of every tensor
     model.num_parameters = source.num_parameters if has_all else plan_model(config, dtype).num_parameters
     model.notes += source.notes

@@ -3,7 +3,7 @@
 `engine.models.loading` builds it from a checkpoint.
 """
 
-from collections.abc import Callable, Mapping, Sequence, Set
+from collections.abc import Callable, Iterator, Mapping, Sequence, Set
 from typing import TypeAlias
 
 import torch
@@ -20,6 +20,7 @@ from sluice_server.engine.models.layers.mlp_weights import make_mlp
 from sluice_server.engine.models.layers.runs import LayerRuns
 from sluice_server.engine.models.layers.sides import Folding, StepSides
 from sluice_server.engine.models.observed import DIGEST_BYTES, InputObserver, WeighingPack, observed_layers, random_ids
+from sluice_server.engine.models.offload.store import IN_MEMORY, LayerStore
 from sluice_server.engine.models.registry import traits_of
 from sluice_server.engine.models.rope import Rotations, uses_long_factors
 from sluice_server.engine.models.traits import ArchitectureTraits
@@ -72,10 +73,12 @@ class Model:
         pack: Pack = PLAIN,
         traits: ArchitectureTraits | None = None,
         ranks: Ranks | None = None,
+        store: LayerStore = IN_MEMORY,
     ) -> None:
         """`traits`: of a plugin's architecture; None looks them up.
 
         `config`, `source` and `traits` are of the whole model; with `ranks`, a rank's part of it is loaded.
+        `store` takes the layers.
         """
         whole, is_stored = source, config.stored is not None
         given = ModelPart(config, traits or traits_of(config), source)
@@ -114,11 +117,13 @@ class Model:
         self._stream_scale = 1.0 / traits.residual_scale
         self._rotations = Rotations(config, traits, num_positions, device)
         weighing = WeighingPack(pack) if pack.weighs and not is_stored and device.type == "cpu" else None
-        self._layers = LayerRuns(self._load_layers(traits, loader_of, weighing, loader))
+        self._layers = LayerRuns(
+            [store.keep(*one) for one in enumerate(self._load_layers(traits, loader_of, weighing, loader))]
+        )
         self._head = ModelHead(config, traits, loader, source, whole, self._vocabulary) if self.is_last else None
         gather(linear for layer in self._layers for linear in layer.linears)
         self.kernel = self._head.kernel if self._head is not None else ""  # name of the kernel that multiplies
-        self.notes = tuple(loader.notes)  # for the operator, about weight formats and rotary factors
+        self.notes = (*loader.notes, *store.finish())  # for the operator, about weight formats and rotary factors
         if uses_long_factors(config, num_positions):
             self.notes += (LONG_FACTORS.format(num_positions, int(config.rope.get(ORIGINAL))),)
 
@@ -128,8 +133,9 @@ class Model:
         loader_of: Callable[[Pack], LayerLoader],
         weighing: WeighingPack | None,
         loader: LayerLoader,
-    ) -> list[DecoderLayer]:
-        """Loads the layers, each behind an observation of its inputs if `weighing` is to round its weights by that."""
+    ) -> Iterator[DecoderLayer]:
+        """Loads the layers one by one, each behind an observation of its inputs if `weighing` is to round its weights
+        by that."""
         config = self.config
 
         def make(index: int, loader: LayerLoader) -> DecoderLayer:
@@ -138,18 +144,18 @@ class Model:
             return layer
 
         if weighing is None:
-            return [make(i, loader) for i in range(config.num_layers)]
+            yield from (make(i, loader) for i in range(config.num_layers))
+            return
         observer = self._observer()
         if self._stages is not None and not self._is_first:
             weighing.follow(bytes(map(int, self._stages.receive(1, DIGEST_BYTES, self._advanced)[0].tolist())))
-        found = [*observed_layers(make, loader_of, config.num_layers, observer, weighing)]
+        yield from observed_layers(make, loader_of, config.num_layers, observer, weighing)
         self.observed, ranks = weighing.digest, loader.ranks
         if ranks is not None:  # each observes the inputs of its own columns
             self.observed = joined_digest(bytes.fromhex(self.observed), config.hidden_size, ranks.sums)
         if self._stages is not None and not self.is_last:
             self._stages.send(observer.hidden, self._advanced)
             self._stages.send(torch.tensor([list(bytes.fromhex(weighing.digest))]).float(), self._advanced)
-        return found
 
     def _observer(self) -> InputObserver:
         """Returns what computes ids through layers as they are loaded, from where earlier stages end: those of a

@@ -14,6 +14,7 @@ NOT_BUILT: Mapping[str, Callable[[ParallelShape], bool]] = {
 # By option: whether a group of ranks cannot have it.
 NOT_IN_GROUPS: Mapping[str, Callable[[EngineConfig], bool]] = {
     "shared_cache_bytes": lambda config: config.shared_cache_bytes > 0,
+    "weights_offload_bytes": lambda config: config.weights_offload_bytes > 0,
 }
 
 

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from sluice_server.engine.parallel.sums import RankSums
 from sluice_server.kernels import ops
-from sluice_server.kernels.formats.linear import PackedLinear
+from sluice_server.kernels.formats.linear import Matrix, PackedLinear
 
 
 class SummedLinear(PackedLinear):
@@ -32,6 +32,10 @@ class SummedLinear(PackedLinear):
         self.dtype = first.dtype
         self.kernel = first.kernel
         self.batch_invariant = all(one.batch_invariant for one in shards)
+
+    @property
+    def matrices(self) -> Sequence[Matrix]:
+        return self.shards
 
     def fixed(self) -> Self:
         found = copy.copy(self)

@@ -5,8 +5,8 @@ Measured on two Skylake cores, N, K = 1024, 256 and M = 32: `F.linear` 267 µs, 
 """
 
 import copy
-from collections.abc import Callable, Iterable
-from typing import Self, TypeAlias
+from collections.abc import Callable, Iterable, Sequence
+from typing import Protocol, Self, TypeAlias
 
 import torch
 import torch.nn.functional as F
@@ -19,6 +19,14 @@ from sluice_server.kernels.formats.row_blocks import RowBlocks
 from sluice_server.kernels.reference.elementwise import GATES, rms_norm
 
 Product: TypeAlias = Callable[[Tensor], Tensor]
+
+
+class Matrix(Protocol):
+    """What holds a weight that products read."""
+
+    @property
+    def weight(self) -> Tensor:
+        """The weight as it is packed, without its scales where these are apart."""
 
 
 class PackedLinear:
@@ -40,6 +48,11 @@ class PackedLinear:
         self.bias = bias
         self.features = weight.shape[0]
         self.dtype = weight.dtype
+
+    @property
+    def matrices(self) -> Sequence[Matrix]:
+        """What holds the weights."""
+        return (self,)
 
     def fixed(self) -> Self:
         """Returns a `batch_invariant` version of this layer, maybe slower, or the layer itself if there is none."""

@@ -14,6 +14,7 @@ def check_cache(engine: EngineConfig) -> None:
     for name in (
         *("kv_cache_tokens", "kv_cache_max_tokens", "kv_cache_min_tokens"),
         *("host_cache_bytes", "disk_cache_bytes", "shared_cache_bytes", "encoder_cache_bytes"),
+        "weights_offload_bytes",
     ):
         at_least(name, getattr(engine, name), 0)
     if engine.kv_cache_tokens % engine.block_size:

@@ -31,6 +31,7 @@ GROUPS = {
         "models_dir",
         "memory_budget",
         "model_wait_s",
+        "weights_offload_bytes",
         "calibration",
         "plugins",
         "batch_invariant",

@@ -74,8 +74,8 @@ def _awake(service: ServiceConfig, file: ModelsFile, entries: list[LaneEntry]) -
             room -= entry.planned.total
         elif entry.model in stays:
             sizes = f"{entry.planned.total // MIB} MiB; {max(0, room) // MIB} of {budget // MIB} MiB are left"
-            text = f"{entry.model} is pinned or the default, and needs {sizes}: raise it, or set kv-cache-tokens lower"
-            raise bad_setting("memory_budget", text)
+            advice = "raise it, set kv-cache-tokens lower, or set weights-offload-bytes"
+            raise bad_setting("memory_budget", f"{entry.model} is pinned or the default, and needs {sizes}: {advice}")
     return awake
 
 

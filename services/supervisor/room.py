@@ -79,7 +79,8 @@ class Room:
         text = (
             f"model {lane.entry.model!r} needs {needed // MIB} MiB ({shown}), and {max(0, free) // MIB} MiB of the "
             f"memory budget of {self._budget.total // MIB} MiB are free or held by models that are idle: unload a "
-            "model or let it sleep, wait until one is idle, set kv-cache-tokens lower, or raise --memory-budget"
+            "model or let it sleep, wait until one is idle, set kv-cache-tokens lower, set weights-offload-bytes, "
+            "or raise --memory-budget"
         )
         details = {"needed_bytes": str(needed), "free_bytes": str(max(0, free))}
         return ServiceError(Code.RESOURCE_EXHAUSTED, "MEMORY_BUDGET", text, field="model", details=details)

@@ -62,6 +62,7 @@ BAD: list[tuple[dict[str, object], dict[str, object], str]] = [
     ({"gpu_memory_utilization": 1.5}, {}, "--gpu-memory-utilization: 1.5 is not in"),
     ({"kv_cache_tokens": 100, "block_size": 32}, {}, "--block-size: 32 does not divide --kv-cache-tokens 100"),
     ({"max_num_pooling_tokens": -1}, {}, "--max-num-pooling-tokens: -1 is below 0"),
+    ({"weights_offload_bytes": -1}, {}, "--weights-offload-bytes: -1 is below 0"),
     ({"disk_cache_bytes": 1}, {}, "--disk-cache-dir: needs --disk-cache-bytes, and neither"),
     ({"disk_cache_dir": "/x", "disk_cache_bytes": 1}, {}, "--disk-cache-dir: needs --host-cache-bytes"),
     (

@@ -19,7 +19,7 @@ from sluice_server.engine.models.layers.mlp import DenseMlp, Mlp, UnnormedMlp
 from sluice_server.engine.models.layers.sides import StepSides
 from sluice_server.engine.models.traits import ArchitectureTraits
 from sluice_server.engine.parallel.sums_linear import SummedLinear
-from sluice_server.kernels.formats.linear import PackedLinear
+from sluice_server.kernels.formats.linear import Matrix, PackedLinear
 from sluice_server.kernels.layout.metadata import AttentionMetadata
 
 
@@ -79,6 +79,11 @@ class DecoderLayer:
         own = (layer.mlp.gate_up, layer.mlp.down) if isinstance(layer.mlp, DenseMlp | UnnormedMlp) else ()
         each = (layer.qkv, layer.output, *own)
         return tuple(part for one in each for part in (one.shards if isinstance(one, SummedLinear) else (one,)))
+
+    @property
+    def matrices(self) -> tuple[Matrix, ...]:
+        """What holds the weights of all its products, those of experts too."""
+        return tuple(one for part in (self._layer.qkv, self._layer.output, self._layer.mlp) for one in part.matrices)
 
     @property
     def work(self) -> int:

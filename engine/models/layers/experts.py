@@ -24,7 +24,7 @@ from sluice_server.kernels.cpu import native
 from sluice_server.kernels.formats.gpu_linear import Int8OnGpu
 from sluice_server.kernels.formats.gpu_plain import PlainOnGpu
 from sluice_server.kernels.formats.library_experts import experts_by_library, library_tokens
-from sluice_server.kernels.formats.linear import GpuLinear, NativeLinear, PackedLinear, gather
+from sluice_server.kernels.formats.linear import GpuLinear, Matrix, NativeLinear, PackedLinear, gather
 from sluice_server.kernels.formats.planes import rows_of_8
 from sluice_server.kernels.reference import moe
 from sluice_server.kernels.reference.moe import ExpertStack
@@ -93,6 +93,11 @@ class SeparateExperts:
         """Implements `Mlp.fixed`."""
         return SeparateExperts(self._router.fixed(), [one.fixed() for one in self._each])
 
+    @property
+    def matrices(self) -> Sequence[Matrix]:
+        """Implements `Mlp.matrices`."""
+        return tuple(one for expert in self._each for one in expert.matrices)
+
     def _apply(self, expert: DenseMlp, x: Tensor, eps: float) -> Tensor:
         """Returns x [M, hidden] after one expert."""
         inner = ops.linear_gated(x, expert.norm, eps, expert.gate_up, expert.activation)
@@ -130,6 +135,11 @@ class NativeExperts:
     def fixed(self) -> "NativeExperts":
         """Implements `Mlp.fixed`: the kernels are batch-invariant."""
         return self
+
+    @property
+    def matrices(self) -> Sequence[Matrix]:
+        """Implements `Mlp.matrices`."""
+        return self._linears
 
     @property
     def per_token(self) -> int:
@@ -204,6 +214,11 @@ class SharedExpert:
         """Implements `Mlp.fixed`."""
         return SharedExpert(self.routed.fixed(), self.shared.fixed(), self.gate.fixed())
 
+    @property
+    def matrices(self) -> Sequence[Matrix]:
+        """Implements `Mlp.matrices`."""
+        return (*self.routed.matrices, *self.shared.matrices)
+
 
 @dataclasses.dataclass(frozen=True)
 class StackedExperts:
@@ -220,6 +235,11 @@ class StackedExperts:
     def fixed(self) -> "StackedExperts":
         """Implements `Mlp.fixed`."""
         return dataclasses.replace(self, router=self.router.fixed(), is_fixed=True)
+
+    @property
+    def matrices(self) -> Sequence[Matrix]:
+        """Implements `Mlp.matrices`."""
+        return (self.gate_up, self.down)
 
     def add_to(self, h: Tensor, eps: float) -> Tensor:
         """Implements `Mlp.add_to`."""
@@ -258,6 +278,11 @@ class SummedExperts:
     def fixed(self) -> "SummedExperts":
         """Implements `Mlp.fixed`."""
         return SummedExperts([one.fixed() for one in self.shards], self.sums)
+
+    @property
+    def matrices(self) -> Sequence[Matrix]:
+        """Implements `Mlp.matrices`."""
+        return tuple(one for shard in self.shards for one in shard.matrices)
 
 
 def pack_experts(router: ExpertRouter, each: Sequence[DenseMlp]) -> Experts:

@@ -4,12 +4,13 @@ Takes packed linears; `engine.models.layers.experts` has the other forms.
 """
 
 import dataclasses
+from collections.abc import Sequence
 from typing import Protocol, Self
 
 from torch import Tensor
 
 from sluice_server.kernels import ops
-from sluice_server.kernels.formats.linear import GpuLinear, PackedLinear
+from sluice_server.kernels.formats.linear import GpuLinear, Matrix, PackedLinear
 
 
 class Mlp(Protocol):
@@ -20,6 +21,10 @@ class Mlp(Protocol):
 
     def fixed(self) -> Self:
         """Returns the batch-invariant form: no row's bits depend on other rows. Slower where schedules change."""
+
+    @property
+    def matrices(self) -> Sequence[Matrix]:
+        """What holds the weights, but for small ones that choose among experts."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -63,6 +68,11 @@ class DenseMlp:
         """Implements `Mlp.fixed`."""
         return dataclasses.replace(self, gate_up=self.gate_up.fixed(), down=self.down.fixed())
 
+    @property
+    def matrices(self) -> Sequence[Matrix]:
+        """Implements `Mlp.matrices`."""
+        return (*self.gate_up.matrices, *self.down.matrices)
+
 
 @dataclasses.dataclass(frozen=True)
 class UnnormedMlp:
@@ -86,3 +96,8 @@ class UnnormedMlp:
     def fixed(self) -> Self:
         """Implements `Mlp.fixed`."""
         return dataclasses.replace(self, gate_up=self.gate_up.fixed(), down=self.down.fixed())
+
+    @property
+    def matrices(self) -> Sequence[Matrix]:
+        """Implements `Mlp.matrices`."""
+        return (*self.gate_up.matrices, *self.down.matrices)

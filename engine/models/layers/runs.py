@@ -7,17 +7,55 @@ gives what it gives by itself, to the bit. Independent of what models do between
 
 import dataclasses
 from collections.abc import Iterator, Sequence, Set
+from typing import Protocol
 
 import torch
 from torch import Tensor
 
-from sluice_server.engine.models.layers.decoder import DecoderLayer
+from sluice_server.engine.models.attention import PagedAttention
 from sluice_server.engine.models.layers.sides import StepSides
 from sluice_server.kernels.cpu import builds, native
+from sluice_server.kernels.formats.linear import PackedLinear
 from sluice_server.kernels.layout.metadata import AttentionMetadata
 
 # Multiply-adds of a call, beyond which it has one layer: services attend to others between calls, every 0.1 s.
 MOST_WORK = 2_000_000_000
+
+
+class RunLayer(Protocol):
+    """A layer that is computed with others, as `DecoderLayer`."""
+
+    @property
+    def rope(self) -> int:
+        """The index of its rotary table in the model."""
+
+    @property
+    def linears(self) -> Sequence[PackedLinear]:
+        """Its linears whose weights may be moved until the layer is computed."""
+
+    @property
+    def work(self) -> int:
+        """The multiply-adds of a token; asked for a layer with `arguments` only."""
+
+    def arguments(self, cache: Tensor) -> tuple[float, ...] | None:
+        """Returns what stays from call to call over a cache layer; None if the layer is not one call."""
+
+    def fix(self) -> None:
+        """Makes the layer batch-invariant."""
+
+    def attend_by(self, attention: PagedAttention) -> None:
+        """Has attention computed in another way than by the kernels' own operation."""
+
+    def forward(  # all that a step is made of
+        self,
+        h: Tensor,
+        cis: Tensor,
+        cache: Tensor,
+        meta: AttentionMetadata,
+        kept: Tensor | None = None,
+        sides: StepSides | None = None,
+    ) -> None:
+        """Advances the residual stream h [T, hidden] (float32) in place."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -39,14 +77,14 @@ class _Table:
 class LayerRuns:
     """Computes the layers of one model in their order."""
 
-    def __init__(self, layers: Sequence[DecoderLayer]) -> None:
+    def __init__(self, layers: Sequence[RunLayer]) -> None:
         self._layers = layers
         self._table: _Table | None = None
 
     def __len__(self) -> int:
         return len(self._layers)
 
-    def __iter__(self) -> Iterator[DecoderLayer]:
+    def __iter__(self) -> Iterator[RunLayer]:
         return iter(self._layers)
 
     def fix(self) -> None:

@@ -6,14 +6,18 @@ weights and cache are on the device, where `--gpu-memory-utilization` bounds the
 
 import dataclasses
 import math
+from collections.abc import Iterator
 from pathlib import Path
 
 from sluice_server.engine.config import EngineConfig
 from sluice_server.engine.models.config import ModelConfig
 from sluice_server.engine.models.gguf.checkpoint import gguf_files
-from sluice_server.engine.models.headers import read_shapes
+from sluice_server.engine.models.gguf.reader import read_header
+from sluice_server.engine.models.headers import read_shapes, read_tensors
 from sluice_server.engine.models.model import token_bytes
+from sluice_server.engine.models.offload.choice import OffloadedLayers, choose_layers
 from sluice_server.engine.models.weights import weight_files
+from sluice_server.engine.parallel.sharded import LAYERS
 from sluice_server.engine.request import Limits
 from sluice_server.engine.worker.startup.allocation import CPU_CACHE_SHARE, cache_blocks
 from sluice_server.engine.worker.startup.device_support import choose_device
@@ -22,6 +26,7 @@ from sluice_server.kernels.layout.slots import SCALE_BYTES
 
 EMBEDDINGS = "model.embed_tokens.weight"
 HEAD = "lm_head.weight"
+MOST_DIGITS = 10  # of a layer's number
 WIDE = 4  # bytes of an activation
 PROCESS_BYTES = 256 << 20  # an engine's code, torch and its threads
 GPU_PROCESS_BYTES = 2 << 30  # with the device's context, and what weights are read through
@@ -36,7 +41,8 @@ class PlannedMemory:
     """Bytes of host memory that an engine may take.
 
     Attributes:
-        weights: of the model, its draft model and its vision tower.
+        weights: of the model, its draft model and its vision tower; without those that are offloaded to a file, and
+            of a GPU those that are offloaded to the host.
         cache: of keys and values at the largest size.
         workspace: the process, and the largest step.
         tiers: cache blocks in host memory, adapters, rows of images.
@@ -62,9 +68,10 @@ def plan_memory(
     tiers = config.host_cache_bytes + config.shared_cache_bytes
     tiers += config.adapter_host_bytes if config.max_adapters else 0
     tiers += config.encoder_cache_bytes if limits.images is not None else 0
+    offloaded = offloaded_layers(config, directory, model, formats) if model.encoder is None else OffloadedLayers()
     if device.type != "cpu":
-        return PlannedMemory(0, 0, GPU_PROCESS_BYTES, tiers, 0)
-    weights = weight_bytes(directory, model, formats)
+        return PlannedMemory(offloaded.size, 0, GPU_PROCESS_BYTES, tiers, 0)
+    weights = weight_bytes(directory, model, formats) - offloaded.saved
     if draft is not None:
         weights += weight_bytes(draft, model, formats)
     workspace = config.num_ranks * PROCESS_BYTES + step_bytes(config, model)
@@ -87,11 +94,52 @@ def weight_bytes(directory: Path, model: ModelConfig, formats: Formats) -> int:
     body, head = ROUNDED.get(formats.weights, wide), ROUNDED_HEAD.get(formats.weights, wide)
     total = 0.0
     for name, shape in shapes.items():
-        is_matrix = len(shape) > 1 and name.startswith("model.layers.")
-        total += math.prod(shape) * (head if name == HEAD else body if is_matrix else wide)
+        total += math.prod(shape) * (head if name == HEAD else body if _is_matrix(name, shape) else wide)
     if HEAD not in shapes and model.encoder is None:  # it is tied: a packed copy of the embeddings
         total += math.prod(shapes.get(EMBEDDINGS, ())) * head
     return int(total)
+
+
+def layer_bytes(directory: Path, model: ModelConfig, formats: Formats) -> list[int]:
+    """Returns the bytes of each layer's matrices in memory, as `weight_bytes`."""
+    found = [0.0] * model.num_layers
+    for layer, size in _matrices(directory, model, formats):
+        if layer < len(found):  # else loading refuses the file
+            found[layer] += size
+    return [int(size) for size in found]
+
+
+def offloaded_layers(config: EngineConfig, directory: Path, model: ModelConfig, formats: Formats) -> OffloadedLayers:
+    """Returns the layers whose weights are to be offloaded. Raises ServiceError for bytes that cannot be."""
+    if not config.weights_offload_bytes:
+        return OffloadedLayers()
+    return choose_layers(layer_bytes(directory, model, formats), config.weights_offload_bytes)
+
+
+def _matrices(directory: Path, model: ModelConfig, formats: Formats) -> Iterator[tuple[int, float]]:
+    """Yields the layer and the bytes of each matrix of a layer."""
+    files = gguf_files(directory)
+    for path in files:
+        for name, info in read_header(path).tensors.items():
+            if len(info.shape) > 1 and (layer := _layer_of(name, "blk.")) is not None:
+                yield layer, info.size
+    if files:
+        return
+    each = ROUNDED.get(formats.weights, formats.dtype.itemsize)
+    for name, (shape, size) in read_tensors(directory).items():
+        layer = _layer_of(name, LAYERS)
+        if layer is not None and len(shape) > 1:
+            yield layer, size if model.stored is not None else math.prod(shape) * each
+
+
+def _layer_of(name: str, before: str) -> int | None:
+    """Returns the number of the layer that a tensor belongs to; None for one of none."""
+    number = name.removeprefix(before).split(".", 1)[0] if name.startswith(before) else ""
+    return int(number) if number.isdecimal() and len(number) < MOST_DIGITS else None
+
+
+def _is_matrix(name: str, shape: tuple[int, ...]) -> bool:
+    return len(shape) > 1 and name.startswith(LAYERS)
 
 
 def step_bytes(config: EngineConfig, model: ModelConfig) -> int:
