@@ -173,7 +173,8 @@ func (w *wire) start(generation *Generation, spec *pb.GenerationSpec) {
 		return
 	}
 	w.generations[w.tag] = generation
-	_ = w.call.Send(&pb.ConverseRequest{Tag: w.tag, Frame: &pb.ConverseRequest_Open{Open: &pb.Open{Spec: spec}}})
+	open := &pb.Open{Spec: spec, JoinedFrames: proto.Bool(true)}
+	_ = w.call.Send(&pb.ConverseRequest{Tag: w.tag, Frame: &pb.ConverseRequest_Open{Open: open}})
 }
 
 func (w *wire) send(frame *pb.ConverseRequest) {
@@ -192,6 +193,9 @@ func (w *wire) read() {
 			return
 		}
 		w.deliver(frame)
+		for _, further := range frame.GetMore() {
+			w.deliver(further)
+		}
 	}
 }
 

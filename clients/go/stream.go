@@ -5,6 +5,7 @@ import (
 	"io"
 
 	"google.golang.org/grpc/codes"
+	"google.golang.org/protobuf/proto"
 
 	pb "example.com/sluice/go/sluicev1"
 )
@@ -19,7 +20,14 @@ type Stream struct {
 	cancel   context.CancelFunc
 	attempts *attempts
 	line     *line
-	call     func() (event, error) // reads the next event of the running call; nil without a call
+	call     func() (event, error) // reads the next message of the running call; nil without a call
+	further  []event               // that came with the last message, and were not returned yet
+}
+
+// joined is a message that may bring further events.
+type joined[M any] interface {
+	event
+	GetMore() []M
 }
 
 // NumBroken returns how often the connection was lost and the generation resumed.
@@ -85,6 +93,11 @@ func (s *Stream) end() {
 }
 
 func (s *Stream) next() (event, error) {
+	if len(s.further) > 0 {
+		next := s.further[0]
+		s.further = s.further[1:]
+		return next, nil
+	}
 	if s.call == nil {
 		if err := s.open(); err != nil {
 			return nil, err
@@ -101,13 +114,32 @@ func (s *Stream) open() error {
 	s.line = used
 	ctx := s.client.outgoing(s.ctx)
 	if s.Progress.hasBegun() {
-		call, err := used.stub.ResumeGenerate(ctx, &pb.ResumeGenerateRequest{Spec: s.Progress.rest()})
-		s.call = func() (event, error) { return call.Recv() }
+		request := &pb.ResumeGenerateRequest{Spec: s.Progress.rest(), JoinedEvents: proto.Bool(true)}
+		call, err := used.stub.ResumeGenerate(ctx, request)
+		s.call = func() (event, error) {
+			message, err := call.Recv()
+			return received(s, message, err)
+		}
 		return s.opened(err)
 	}
-	call, err := used.stub.StreamGenerate(ctx, &pb.StreamGenerateRequest{Spec: s.Progress.spec})
-	s.call = func() (event, error) { return call.Recv() }
+	request := &pb.StreamGenerateRequest{Spec: s.Progress.spec, JoinedEvents: proto.Bool(true)}
+	call, err := used.stub.StreamGenerate(ctx, request)
+	s.call = func() (event, error) {
+		message, err := call.Recv()
+		return received(s, message, err)
+	}
 	return s.opened(err)
+}
+
+// received returns the event of a message, and keeps the further ones of it for the next calls.
+func received[M joined[M]](s *Stream, message M, err error) (event, error) {
+	if err != nil {
+		return nil, err
+	}
+	for _, one := range message.GetMore() {
+		s.further = append(s.further, one)
+	}
+	return message, nil
 }
 
 func (s *Stream) opened(err error) error {

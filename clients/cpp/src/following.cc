@@ -11,13 +11,23 @@ template <typename Response>
 class CallOf : public Call {
  public:
   explicit CallOf(std::unique_ptr<grpc::ClientReader<Response>> reader) : reader_(std::move(reader)) {}
-  bool read() override { return reader_->Read(&event_); }
-  const v1::Delta* take(Progress& progress) override { return progress.take(event_); }
+  bool read() override {
+    if (num_read_ < message_.more_size()) {
+      event_ = &message_.more(num_read_++);
+      return true;
+    }
+    num_read_ = 0;
+    event_ = &message_;
+    return reader_->Read(&message_);
+  }
+  const v1::Delta* take(Progress& progress) override { return progress.take(*event_); }
   grpc::Status finish() override { return reader_->Finish(); }
 
  private:
   std::unique_ptr<grpc::ClientReader<Response>> reader_;
-  Response event_;
+  Response message_;                   // with the events that it joins
+  const Response* event_ = &message_;  // the one that was read last
+  int num_read_ = 0;                   // of the further events in it
 };
 
 template <typename Response>
@@ -89,10 +99,12 @@ void Following::open() {
   if (!progress_.has_begun()) {
     v1::StreamGenerateRequest request;
     *request.mutable_spec() = progress_.spec;
+    request.set_joined_events(true);
     call_ = call_of(lease_->stub().StreamGenerate(context, request));
   } else {
     v1::ResumeGenerateRequest request;
     *request.mutable_spec() = progress_.rest();
+    request.set_joined_events(true);
     call_ = call_of(lease_->stub().ResumeGenerate(context, request));
   }
 }

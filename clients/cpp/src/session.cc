@@ -90,6 +90,7 @@ class Wires {
     if (opening.window > 0) spec.set_credit_window(opening.window);
     v1::ConverseRequest first;
     *first.mutable_open()->mutable_spec() = spec;
+    first.mutable_open()->set_joined_frames(true);
     if (opening.keep_input_open) first.mutable_open()->set_keep_input_open(true);
     if (const auto timeout = request.timeout()) {
       const auto seconds = std::chrono::duration_cast<std::chrono::seconds>(*timeout);

@@ -74,7 +74,10 @@ bool Wire::is_lost() {
 
 void Wire::OnReadDone(bool ok) {
   if (ok) {
-    deliver();
+    google::protobuf::RepeatedPtrField<v1::ConverseResponse> further;
+    further.Swap(read_.mutable_more());
+    deliver(read_);
+    for (v1::ConverseResponse& frame : further) deliver(frame);
     StartRead(&read_);
     return;
   }
@@ -104,14 +107,14 @@ void Wire::OnDone(const grpc::Status& status) {
   ended_.notify_all();
 }
 
-void Wire::deliver() {
+void Wire::deliver(v1::ConverseResponse& frame) {
   const std::lock_guard lock(mutex_);
-  if (read_.has_going_away()) is_going_away_ = true;
-  const auto found = inboxes_.find(read_.tag());
+  if (frame.has_going_away()) is_going_away_ = true;
+  const auto found = inboxes_.find(frame.tag());
   if (found != inboxes_.end()) {
     const std::shared_ptr<Inbox> inbox = found->second;
-    if (read_.has_finished() || read_.has_failed()) inboxes_.erase(found);
-    inbox->put(read_.has_failed() ? News(failure_of(read_.failed())) : News(std::move(read_)));
+    if (frame.has_finished() || frame.has_failed()) inboxes_.erase(found);
+    inbox->put(frame.has_failed() ? News(failure_of(frame.failed())) : News(std::move(frame)));
   }
   write();
 }

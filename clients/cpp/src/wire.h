@@ -55,7 +55,7 @@ class Wire : public grpc::ClientBidiReactor<v1::ConverseRequest, v1::ConverseRes
   void OnReadDone(bool ok) override;
   void OnWriteDone(bool ok) override;
   void OnDone(const grpc::Status& status) override;
-  void deliver();
+  void deliver(v1::ConverseResponse& frame);
   void write();
 
   const Lease lease_;

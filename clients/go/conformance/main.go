@@ -156,9 +156,9 @@ func adapters(ctx context.Context, client *sluice.Client, name string) {
 	told := end{TokenIDs: []uint32{}, SeqsRise: true}
 	loaded, err := client.LoadAdapter(ctx, &pb.LoadAdapterRequest{Adapter: name, Path: &name})
 	if err == nil {
-		told.Text = fmt.Sprintf("%d %s", len(loaded.Digest), names(ctx, client))
+		told.Text = fmt.Sprintf("%d %s", len(loaded.Digest), adapterNames(ctx, client))
 		err = client.UnloadAdapter(ctx, &pb.UnloadAdapterRequest{Adapter: name})
-		told.Text += " " + names(ctx, client)
+		told.Text += " " + adapterNames(ctx, client)
 	}
 	if err != nil {
 		told.Error = failed(err)
@@ -166,7 +166,7 @@ func adapters(ctx context.Context, client *sluice.Client, name string) {
 	say(map[string]interface{}{"end": told})
 }
 
-func names(ctx context.Context, client *sluice.Client) string {
+func adapterNames(ctx context.Context, client *sluice.Client) string {
 	each, err := client.Adapters(ctx)
 	check(err)
 	found := []string{}
@@ -240,7 +240,7 @@ func specOf(asked *request) *pb.GenerationSpec {
 			panic(err)
 		}
 		parts := []*pb.ContentPart{
-			{Part: &pb.ContentPart_Image{Image: &pb.Image{Source: &pb.Image_Data{Data: file}}}},
+			{Part: &pb.ContentPart_Image{Image: &pb.Image{Data: file}}},
 			{Part: &pb.ContentPart_Text{Text: text}},
 		}
 		turn := &pb.ChatMessage{Role: pb.Role_ROLE_USER, Parts: parts}

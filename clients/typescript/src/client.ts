@@ -186,8 +186,10 @@ export class Stream implements AsyncIterable<Delta> {
       call.on("error", () => undefined); // the loop below throws it; a later one has no reader
       try {
         for await (const message of call) {
-          const delta = this.progress.take(message.event);
-          if (delta) yield delta;
+          for (const { event } of [message, ...message.more]) {
+            const delta = this.progress.take(event);
+            if (delta) yield delta;
+          }
         }
         if (this.progress.finished === undefined) throw new SluiceError(13, "the stream ended before its last message");
       } catch (error) {
@@ -223,8 +225,8 @@ export class Stream implements AsyncIterable<Delta> {
   private open(lease: Lease) {
     const options = { deadline: this.attempts.deadline };
     return this.progress.hasBegun
-      ? lease.client.resumeGenerate({ spec: this.progress.rest() }, this.metadata(), options)
-      : lease.client.streamGenerate({ spec: this.progress.spec }, this.metadata(), options);
+      ? lease.client.resumeGenerate({ spec: this.progress.rest(), joinedEvents: true }, this.metadata(), options)
+      : lease.client.streamGenerate({ spec: this.progress.spec, joinedEvents: true }, this.metadata(), options);
   }
 
   private async pause(error: SluiceError, lease: Lease): Promise<void> {

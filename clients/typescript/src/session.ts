@@ -39,7 +39,7 @@ export class Session {
     const step = grants && window ? Math.ceil(window / 2) : 0;
     const generation = new Generation(wire, this.streamOf(spec, others.timeoutS), step, keepInputOpen);
     const deadline = others.timeoutS === undefined ? undefined : durationOf(others.timeoutS);
-    wire.start(generation, { spec, keepInputOpen: keepInputOpen || undefined, deadline });
+    wire.start(generation, { spec, keepInputOpen: keepInputOpen || undefined, deadline, joinedFrames: true });
     return generation;
   }
 
@@ -176,7 +176,8 @@ class Wire {
   private async read(): Promise<void> {
     let lost = new SluiceError(14, "the server ended the stream of this session");
     try {
-      for await (const frame of this.call as AsyncIterable<ConverseResponse>) this.deliver(frame);
+      for await (const message of this.call as AsyncIterable<ConverseResponse>)
+        for (const frame of [message, ...message.more]) this.deliver(frame);
     } catch (error) {
       lost = fromRpc(error);
       this.pool.failed(this.lease, lost);

@@ -5,6 +5,7 @@ import io.grpc.Context;
 import io.grpc.Metadata;
 import io.grpc.MethodDescriptor;
 import java.util.Iterator;
+import java.util.List;
 import java.util.concurrent.Flow;
 import java.util.concurrent.atomic.AtomicBoolean;
 import java.util.function.Function;
@@ -91,19 +92,19 @@ public class DeltaStream implements Iterable<Delta>, Flow.Publisher<Delta>, Auto
   private Upstream open(Pool.Lease avoid) {
     Pool.Lease lease = caller.pool.lease(avoid, progress.stays());
     if (progress.hasBegun()) {
-      ResumeGenerateRequest request = ResumeGenerateRequest.newBuilder().setSpec(progress.rest()).build();
-      return started(lease, InferenceServiceGrpc.getResumeGenerateMethod(), Events::of, request);
+      ResumeGenerateRequest request = ResumeGenerateRequest.newBuilder().setSpec(progress.rest()).setJoinedEvents(true).build();
+      return started(lease, InferenceServiceGrpc.getResumeGenerateMethod(), Events::allOf, request);
     }
-    StreamGenerateRequest request = StreamGenerateRequest.newBuilder().setSpec(progress.spec()).build();
-    return started(lease, InferenceServiceGrpc.getStreamGenerateMethod(), Events::of, request);
+    StreamGenerateRequest request = StreamGenerateRequest.newBuilder().setSpec(progress.spec()).setJoinedEvents(true).build();
+    return started(lease, InferenceServiceGrpc.getStreamGenerateMethod(), Events::allOf, request);
   }
 
   private <Q, A> Upstream started(
-      Pool.Lease lease, MethodDescriptor<Q, A> method, Function<A, Object> eventOf, Q request) {
+      Pool.Lease lease, MethodDescriptor<Q, A> method, Function<A, List<Object>> eventsOf, Q request) {
     Context before = context.attach();
     try {
       CallOptions options = CallOptions.DEFAULT.withDeadline(attempts.deadline());
-      return new ServerCall<>(lease.channel.newCall(method, options), caller.pool, lease, eventOf, feed::tell)
+      return new ServerCall<>(lease.channel.newCall(method, options), caller.pool, lease, eventsOf, feed::tell)
           .start(Caller.copy(headers), request);
     } finally {
       context.detach(before);

@@ -1,14 +1,34 @@
 package sluice;
 
+import java.util.ArrayList;
+import java.util.List;
+import java.util.function.Function;
 import sluice.v1.Inference.ConverseResponse;
 import sluice.v1.Inference.ResumeGenerateResponse;
 import sluice.v1.Inference.StreamGenerateResponse;
 
-/** Returns the event in a message about a generation; the message itself if this client does not know the event. */
+/** Returns the events in a message about a generation; the message itself for one that this client does not know. */
 final class Events {
   private Events() {}
 
-  static Object of(StreamGenerateResponse message) {
+  static List<Object> allOf(StreamGenerateResponse message) {
+    return all(of(message), message.getMoreList(), Events::of);
+  }
+
+  static List<Object> allOf(ResumeGenerateResponse message) {
+    return all(of(message), message.getMoreList(), Events::of);
+  }
+
+  private static <A> List<Object> all(Object first, List<A> further, Function<A, Object> eventOf) {
+    if (further.isEmpty()) {
+      return List.of(first);
+    }
+    List<Object> events = new ArrayList<>(List.of(first));
+    further.forEach(one -> events.add(eventOf.apply(one)));
+    return events;
+  }
+
+  private static Object of(StreamGenerateResponse message) {
     switch (message.getEventCase()) {
       case ACCEPTED:
         return message.getAccepted();
@@ -25,7 +45,7 @@ final class Events {
     }
   }
 
-  static Object of(ResumeGenerateResponse message) {
+  private static Object of(ResumeGenerateResponse message) {
     switch (message.getEventCase()) {
       case ACCEPTED:
         return message.getAccepted();

@@ -3,6 +3,7 @@ package sluice;
 import io.grpc.ClientCall;
 import io.grpc.Metadata;
 import io.grpc.Status;
+import java.util.List;
 import java.util.function.Consumer;
 import java.util.function.Function;
 
@@ -11,15 +12,15 @@ final class ServerCall<Q, A> extends ClientCall.Listener<A> implements Upstream 
   private final ClientCall<Q, A> call;
   private final Pool pool;
   private final Pool.Lease lease;
-  private final Function<A, Object> eventOf;
+  private final Function<A, List<Object>> eventsOf;
   private final Consumer<Object> news;
   private volatile boolean isAsked;
 
-  ServerCall(ClientCall<Q, A> call, Pool pool, Pool.Lease lease, Function<A, Object> eventOf, Consumer<Object> news) {
+  ServerCall(ClientCall<Q, A> call, Pool pool, Pool.Lease lease, Function<A, List<Object>> eventsOf, Consumer<Object> news) {
     this.call = call;
     this.pool = pool;
     this.lease = lease;
-    this.eventOf = eventOf;
+    this.eventsOf = eventsOf;
     this.news = news;
   }
 
@@ -58,8 +59,11 @@ final class ServerCall<Q, A> extends ClientCall.Listener<A> implements Upstream 
 
   @Override
   public void onMessage(A message) {
-    isAsked = false;
-    news.accept(eventOf.apply(message));
+    List<Object> events = eventsOf.apply(message);
+    int last = events.size() - 1;
+    events.subList(0, last).forEach(news);
+    isAsked = false; // before its last event, or the next message would be requested while there are events left
+    news.accept(events.get(last));
   }
 
   @Override

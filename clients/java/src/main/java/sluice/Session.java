@@ -24,7 +24,7 @@ public final class Session implements AutoCloseable {
   public Generation open(GenerationSpec spec, OpenOptions options) {
     GenerationSpec.Builder bounded = spec.toBuilder();
     options.creditWindow().ifPresent(bounded::setCreditWindow);
-    Open.Builder open = Open.newBuilder().setSpec(bounded);
+    Open.Builder open = Open.newBuilder().setSpec(bounded).setJoinedFrames(true);
     if (options.keepsInputOpen()) {
       open.setKeepInputOpen(true);
     }

@@ -65,7 +65,13 @@ final class Wire extends ClientCall.Listener<ConverseResponse> {
   }
 
   @Override
-  public void onMessage(ConverseResponse frame) {
+  public void onMessage(ConverseResponse message) {
+    deliver(message);
+    message.getMoreList().forEach(this::deliver);
+    call.request(1);
+  }
+
+  private void deliver(ConverseResponse frame) {
     Feed feed;
     synchronized (this) {
       isGoingAway |= frame.hasGoingAway();
@@ -79,7 +85,6 @@ final class Wire extends ClientCall.Listener<ConverseResponse> {
     if (feed != null) {
       feed.tell(Events.of(frame));
     }
-    call.request(1);
   }
 
   @Override
