@@ -22,6 +22,7 @@ from sluice_server.engine.models.loading import embeddings_of, load_model
 from sluice_server.engine.models.model import Model
 from sluice_server.engine.models.offload.choice import unusable as not_offloaded
 from sluice_server.engine.models.offload.file_store import FileStore, offload_folder
+from sluice_server.engine.models.offload.host_store import HostStore
 from sluice_server.engine.models.offload.store import IN_MEMORY, LayerStore
 from sluice_server.engine.models.vision.config import read_vision
 from sluice_server.engine.models.vision.loading import load_vision
@@ -169,10 +170,8 @@ def store_for(  # all that it depends on
         return IN_MEMORY
     if plugin is not None:
         raise not_offloaded(f"{model_config.architecture} is a plugin's, which keeps its own weights: leave it out")
-    if device.type != "cpu":
-        raise not_offloaded("weights of a GPU cannot be offloaded yet: leave it out, or use --device cpu")
     layers = offloaded_layers(config, directory, model_config, formats).layers
-    return FileStore(offload_folder(os.environ), layers)
+    return HostStore(device, layers) if device.type == "cuda" else FileStore(offload_folder(os.environ), layers)
 
 
 def loaded_images(

@@ -85,7 +85,7 @@ class EngineConfig:
     weights_offload_bytes: int = option(
         0,
         "bytes of the layers' weights that do not stay in memory: each step reads them, layer by layer, from a file in "
-        "the user's cache folder; 0 is off",
+        "the user's cache folder, or for a GPU from memory of the host; 0 is off",
     )
     threads: int = option(0, "compute threads, at most 4 per core; 0 takes the cores that the process may use")
     scheduling_policy: str = option("priority", "order of requests: priority (with ageing), fcfs, sjf, fair, deadline")

@@ -1,6 +1,6 @@
 """Pretends a GPU: CUDA's interface in torch, over `memory.DeviceMemory`, with Triton's kernels interpreted.
 
-Streams run in the order of their calls. A capture records the calls of torch and the launches of kernels with their
+Streams are those of `streams`. A capture records the calls of torch and the launches of kernels with their
 arguments, and leaves garbage behind; a replay repeats them with these very arguments and puts the results where those
 of the capture were, so that a number of the host that a capture holds stays what it was. The programs of a launch run
 in a shuffled order, and a kernel that gets memory of the host is refused. Threads may have a device each (`beside`);
@@ -36,6 +36,7 @@ from tests.pretended_gpu.memory import (
     poison,
     tensors_in,
 )
+from tests.pretended_gpu.streams import Stream, Streams
 
 GIB = 1 << 30
 NUM_MULTIPROCESSORS = 4
@@ -98,6 +99,7 @@ class PretendedGpu:
         strange = [list(one.shape) for one in given if not is_on_device(one)]
         if strange:
             raise WrongDevice(f"{executor.fn.__name__} gets memory of the host: {strange}")
+        self.memory.streams.compute()
         if self.memory.recording is not None:  # nothing runs in a capture
             self.memory.record((lambda *args, **named: self.launch(run, executor, args, named), args, named, None))
             return
@@ -188,6 +190,7 @@ class Event:
         return was_asked
 
     def record(self, stream: object = None) -> None:
+        self._memory.streams.current.arrive()  # it is not asked for by what this pretends
         self._before = list(self._memory.arriving)
 
     def synchronize(self) -> None:
@@ -195,16 +198,6 @@ class Event:
             raise HostWaits("an event is waited for in a capture")
         done = [i for i, one in enumerate(self._memory.arriving) if any(one is other for other in self._before)]
         self._memory.arrive(max(done, default=-1) + 1)
-
-
-class Stream:
-    """See `torch.cuda.Stream`: work is done when it is begun."""
-
-    def __init__(self, device: object = None) -> None:
-        """Takes what torch's takes."""
-
-    def wait_stream(self, other: "Stream") -> None:
-        """Does nothing, as all work begun before is done."""
 
 
 @contextlib.contextmanager
@@ -268,7 +261,9 @@ def _wide_product(x: Tensor, weight: Tensor, y: Tensor) -> None:
 
 def _interface() -> dict[str, Any]:
     """What stands in for torch.cuda."""
-    current = Stream()
+
+    def streams() -> Streams:
+        return current_gpu().memory.streams
 
     def set_debug(mode: str) -> None:
         current_gpu().memory.refuses_waits = mode == "error"
@@ -293,8 +288,8 @@ def _interface() -> dict[str, Any]:
         "graph": lambda graph, **named: current_gpu().capture(graph),
         "Stream": Stream,
         "Event": lambda *given: Event(current_gpu().memory),
-        "current_stream": lambda device=None: current,
-        "stream": lambda stream: contextlib.nullcontext(),
+        "current_stream": lambda device=None: streams().current,
+        "stream": lambda stream: streams().on(stream),
     }
 
 

@@ -15,6 +15,8 @@ import torch
 from torch import Tensor
 from torch.overrides import TorchFunctionMode
 
+from tests.pretended_gpu.streams import Streams
+
 CUDA = torch.device("cuda", 0)
 GARBAGE = 0x7B  # of integers; floating point is NaN
 FRESH = {"empty", "empty_like", "new_empty", "empty_strided"}
@@ -26,6 +28,7 @@ QUIET = {
     *("size", "stride", "dim", "numel", "element_size", "data_ptr", "is_contiguous", "__len__", "storage_offset"),
     *("untyped_storage", "is_floating_point", "__hash__", "__repr__", "__format__", "__set__", "is_complex"),
 }
+VIEWS = {"__getitem__", "view", "split", "chunk", "narrow", "unbind", "reshape", "t", "transpose", "expand", "flatten"}
 
 Call: TypeAlias = tuple[Callable[..., Any], tuple[Any, ...], Mapping[str, Any], Any]  # function, arguments, result
 
@@ -53,6 +56,7 @@ class DeviceMemory(TorchFunctionMode):
         self.refuses_waits = False
         self.waits: list[str] = []
         self.recording: list[Call] | None = None
+        self.streams = Streams()
         self.arriving: list[tuple[Tensor, Tensor]] = []
 
     def __torch_function__(
@@ -71,6 +75,8 @@ class DeviceMemory(TorchFunctionMode):
         is_pinned = bool(named.pop("pin_memory", False))
         given = list(tensors_in((args, named)))
         is_own = any(map(is_on_device, given))
+        if (is_own or is_asked) and name not in VIEWS:
+            self.streams.compute()
         if is_own:
             self._check(name, args, given)
         found = func(*args, **named)
@@ -178,17 +184,32 @@ class DeviceMemory(TorchFunctionMode):
             if is_on_device(target):
                 self.record((Tensor.copy_, (target, source), {}, found))
             return found
-        if self.recording is not None:
+        is_quiet = is_async and is_on_device(target) and is_pinned(source)
+        if self.recording is not None and not is_quiet:
             raise HostWaits("a capture copies between host and device")
+        if is_quiet:
+            coming: Tensor = target
+            self.streams.bring(coming, lambda: self._bring(target, source), lambda: self._spoil(target))
+            return coming
         if is_on_device(source) and is_async and is_pinned(target):
             self.arriving.append((target, source.clone()))
             poison(target)
             waiting: Tensor = target
             return waiting
-        if not (is_async and is_pinned(source)):
-            self.wait("copy_ between device and pageable memory")
+        self.wait("copy_ between device and pageable memory")
         copied: Tensor = target.copy_(source)
         return copied
+
+    def _bring(self, target: Tensor, source: Tensor) -> None:
+        """Carries out a copy from pinned memory."""
+        with torch._C.DisableTorchFunction(), torch.inference_mode():
+            target.copy_(source)
+        self.record((Tensor.copy_, (target, source), {}, target))
+
+    def _spoil(self, target: Tensor) -> None:
+        """Leaves what a copy that is on its way may leave."""
+        poison(target)
+        self.record((poison, (target,), {}, None))
 
 
 COPIES: dict[str, Callable[[DeviceMemory, Any, tuple[Any, ...], dict[str, Any]], Any]] = {
