@@ -127,9 +127,13 @@ def _taken(image: Image.Image, processor: ImageProcessor) -> Image.Image:
 
 
 def _normalised(image: Image.Image, processor: ImageProcessor) -> Pixels:
-    scaled = (np.asarray(image).astype(np.float64) * processor.scale).astype(np.float32)
+    """Returns pixels [3, height, width], each of the 256 numbers of a colour as the model takes it."""
+    scaled = (np.arange(256, dtype=np.float64) * processor.scale).astype(np.float32)
     mean, std = np.array(processor.mean, np.float32), np.array(processor.std, np.float32)
-    normalised: Pixels = ((scaled - mean) / std).transpose(2, 0, 1)
+    found = np.asarray(image)
+    normalised = np.empty((3, *found.shape[:2]), np.float32)
+    for colour in range(3):
+        np.take((scaled - mean[colour]) / std[colour], found[..., colour], out=normalised[colour], mode="clip")
     return normalised
 
 
