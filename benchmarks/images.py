@@ -1,14 +1,14 @@
 """Pictures beside streams of text, pictures that come again, and the processes that prepare them.
 
     python -m benchmarks.images [--rounds 5] [--streams 8] [--rate 8] [--seconds 6] [--share 0.25]
-        [--only streams,again,prepare]
+        [--only streams,again,prepare,peer] [--shape small|base]
 
 Random LLaVAs of two sizes with one engine of one thread, in float32. Streams: the p99 of the time between two messages
 of greedy streams of text while new pictures arrive, over that without; rounds take turns with another load, prompts of
 as many text tokens, which shows what of it the pictures cost. Again: the time to the first token of a picture that is
 new, of the same request once more, and of the picture in another conversation. Prepare: pictures a second that one
-process and several decode and resize. A busy machine changes from one second to the next: ratios are medians of those
-within a round.
+process and several decode and resize. Peer: pictures a second of eight clients here and in vLLM's server, in turns,
+with equal ids. A busy machine changes from one second to the next: ratios are medians of those within a round.
 """
 
 import argparse
@@ -28,6 +28,7 @@ import numpy as np
 from PIL import Image
 from sluice.v1 import inference_pb2, inference_pb2_grpc, types_pb2
 
+from benchmarks.image_peer import beside_peer
 from benchmarks.machine import end_as_asked, median, save
 from sluice_server.engine.models.vision.config import read_vision
 from sluice_server.services.media.image_workers import ImageWorkers
@@ -142,8 +143,12 @@ def beside_streams(path: Path, options: argparse.Namespace) -> dict[str, object]
     def text(_: int) -> types_pb2.GenerationSpec:
         return spec(np.random.default_rng(next(numbers)).integers(3, 250, tokens).tolist(), 1)
 
+    num = int((options.rounds + 1) * options.rate * (options.seconds + 2))
+    # Made before they are sent: encoding JPEGs takes processors from those who read streams.
+    files = itertools.chain([picture(number) for number in range(num)], map(picture, itertools.count(num)))
+
     def pictures(_: int) -> types_pb2.GenerationSpec:
-        return asked(picture(next(numbers)), "Look: ")
+        return asked(next(files), "Look: ")
 
     found: dict[str, list[float]] = {"alone": [], "text": [], "pictures": []}
     served = []
@@ -195,18 +200,20 @@ def prepare(path: Path, options: argparse.Namespace) -> dict[str, object]:
     data = [picture(number) for number in range(32)]
     nums = range(1, options.processes + 1)
     rates: dict[int, list[float]] = {num: [] for num in nums}
-    pools = {num: ImageWorkers(processor, num=num) for num in nums}
-    try:
+    with contextlib.ExitStack() as stack:
+        pools = {
+            num: (
+                stack.enter_context(contextlib.closing(ImageWorkers(processor, num=num))),
+                stack.enter_context(ThreadPoolExecutor(num)),  # kept: a process ends with the thread that started it
+            )
+            for num in nums
+        }
         for at in range(-1, options.rounds):
-            for num, pool in pools.items():
-                with ThreadPoolExecutor(num) as threads:
-                    start = time.perf_counter()
-                    list(threads.map(lambda one, pool=pool: pool.prepare(one, "image"), data * 4))
-                    if at >= 0:  # the first round starts the processes
-                        rates[num].append(4 * len(data) / (time.perf_counter() - start))
-    finally:
-        for pool in pools.values():
-            pool.close()
+            for num, (pool, threads) in pools.items():
+                start = time.perf_counter()
+                list(threads.map(lambda one, pool=pool: pool.prepare(one, "image"), data * 4))
+                if at >= 0:  # the first round starts the processes
+                    rates[num].append(4 * len(data) / (time.perf_counter() - start))
     return {
         "pictures_per_second_by_processes": {num: median(values) for num, values in rates.items()},
         "over_one_process_each": {num: median(ratios(values, rates[1])) / num for num, values in rates.items()},
@@ -218,12 +225,20 @@ def ratios(values: Sequence[float], to: Sequence[float]) -> list[float]:
     return [one / other for one, other in zip(values, to, strict=True)]
 
 
+def peer(path: Path, options: argparse.Namespace) -> dict[str, object]:
+    """Pictures a second, and vLLM's."""
+    vision = {**SHAPES[options.shape], **_PATCHES}
+    make_served_llava(path, context=2048, as_published=True, text=TEXT, vision=vision)  # names that vLLM knows, too
+    return beside_peer(path, options, picture, _SERVE)
+
+
 _PATCHES = {"patch_size": 14, "num_attention_heads": 8}
 _SERVE = ("--dtype", "float32", "--device", "cpu", "--kv-cache-tokens", "32768")
 PARTS: dict[str, Callable[[Path, argparse.Namespace], dict[str, object]]] = {
     "streams": beside_streams,
     "again": again,
     "prepare": prepare,
+    "peer": peer,
 }
 
 
@@ -236,7 +251,8 @@ def main() -> None:
     parser.add_argument("--rate", type=float, default=8.0)
     parser.add_argument("--seconds", type=float, default=6.0)
     parser.add_argument("--share", type=float, default=0.25, help="--encoder-share of the service")
-    parser.add_argument("--processes", type=int, default=2)
+    parser.add_argument("--processes", type=int, default=2, help="that prepare pictures; threads of each server")
+    parser.add_argument("--shape", choices=list(SHAPES), default="small", help="of the tower beside a peer")
     parser.add_argument("--only", default=",".join(PARTS))
     options = parser.parse_args()
     figures: dict[str, object] = {"rounds": options.rounds, "streams": options.streams}

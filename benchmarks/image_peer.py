@@ -1,0 +1,190 @@
+"""Pictures a second beside vLLM's server: the same checkpoint, requests and client, each server in turn.
+
+Every request is a chat over HTTP with a picture that no other has, in a closed loop, and its ids are asked for: greedy
+ids must be equal. A part of `benchmarks.images`. vLLM is installed as `benchmarks/cpu/README.md` says, and what its
+models of pictures import on a path of its own:
+
+    cd ~/.cache/sluice/peers && vllm/bin/pip install --no-deps --target torchvision torchvision==0.28.0
+"""
+
+import argparse
+import base64
+import contextlib
+import http.client
+import itertools
+import json
+import os
+import signal
+import socket
+import subprocess
+import time
+import urllib.request
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import safetensors.torch
+
+from benchmarks.cpu.servers import MAX_STREAMS, START_S, VENVS, Server, tcmalloc
+from benchmarks.cpu.shapes import CACHE
+from benchmarks.machine import median
+from tests.oracle.vision_checkpoints import PLACE, TEMPLATE
+from tests.system.service import serve, wait_until
+
+CLIENTS = 8
+REQUESTS = 96  # of a round
+NUM_TOKENS = 16
+TOWER = "vision_tower."  # how the names of its tensors begin
+SCRIPT = Path(__file__).parent / "cpu" / "peers" / "vllm_pictures_server.py"
+TORCHVISION = VENVS / "torchvision"
+# Files that vLLM reads beside ours.
+FILES = {
+    "tokenizer_config.json": {
+        **{"tokenizer_class": "PreTrainedTokenizerFast", "processor_class": "LlavaProcessor", "image_token": PLACE},
+        **{"bos_token": "<s>", "eos_token": "</s>", "unk_token": "<unk>", "pad_token": "<unk>"},
+        **{"add_bos_token": False, "chat_template": TEMPLATE},
+    },
+    "processor_config.json": {
+        **{"processor_class": "LlavaProcessor", "patch_size": 14, "image_token": PLACE},
+        **{"vision_feature_select_strategy": "default", "num_additional_image_tokens": 1},
+    },
+}
+Answers = dict[int, list[int]]  # ids by request
+Ask = Callable[[bytes], list[int]]
+
+
+def request(data: bytes, number: int) -> bytes:
+    """The body of a chat."""
+    url = "data:image/jpeg;base64," + base64.b64encode(data).decode()
+    parts = [{"type": "image_url", "image_url": {"url": url}}, {"type": "text", "text": f"What is number {number}?"}]
+    asked = {"model": "bench", "messages": [{"role": "user", "content": parts}], "return_token_ids": True}
+    return json.dumps({**asked, "max_tokens": NUM_TOKENS, "temperature": 0, "ignore_eos": True}).encode()
+
+
+@contextlib.contextmanager
+def asking(port: int) -> Iterator[Ask]:
+    """A connection that is kept."""
+    connection = http.client.HTTPConnection("127.0.0.1", port, timeout=300)
+
+    def ask(body: bytes) -> list[int]:
+        connection.request("POST", "/v1/chat/completions", body, {"content-type": "application/json"})
+        answer = connection.getresponse()
+        text = answer.read()
+        if answer.status != 200:
+            raise ConnectionError(text[:500])
+        ids: list[int] = json.loads(text)["choices"][0]["token_ids"]
+        return ids
+
+    try:
+        yield ask
+    finally:
+        connection.close()
+
+
+def rate(port: int, bodies: dict[int, bytes]) -> tuple[float, Answers]:
+    """Answers a second with eight clients, and the answers."""
+    waiting, found = iter(list(bodies.items())), Answers()
+
+    def repeat(_: int) -> None:
+        with asking(port) as ask:
+            for number, body in waiting:  # a list's iterator is shared by threads
+                found[number] = ask(body)
+
+    with ThreadPoolExecutor(CLIENTS) as threads:
+        start = time.perf_counter()
+        list(threads.map(repeat, range(CLIENTS)))
+        return len(found) / (time.perf_counter() - start), found
+
+
+def publish(path: Path) -> None:
+    """Gives a LLaVA's files the form of those that are published, which both servers read."""
+    for name, fields in FILES.items():
+        (path / name).write_text(json.dumps(fields))
+    file = path / "model.safetensors"
+    tensors = safetensors.torch.load_file(file)
+    named = {f"{TOWER}vision_model.{name.removeprefix(TOWER)}": one for name, one in tensors.items() if TOWER in name}
+    others = {name: one for name, one in tensors.items() if TOWER not in name}
+    safetensors.torch.save_file({**others, **named}, file, {"format": "pt"})
+
+
+@contextlib.contextmanager
+def peer(path: Path, threads: int) -> Iterator[tuple[Server, int] | None]:
+    """vLLM's server of a checkpoint, stopped while it is not measured, and its port; None if it is not installed."""
+    python = VENVS / "vllm" / "bin" / "python"
+    if not python.exists() or not TORCHVISION.exists():
+        print(f"vLLM with pictures: not installed in {VENVS}", flush=True)
+        yield None
+        return
+    port = free_port()
+    line = [str(python), str(SCRIPT), "--model", str(path), "--served-model-name", "bench", "--dtype", "float32"]
+    line += ["--host", "127.0.0.1", "--port", str(port), "--max-model-len", "1024", "--block-size", "128"]
+    line += ["--max-num-seqs", str(MAX_STREAMS), "--limit-mm-per-prompt", '{"image": 1}']
+    cores = "0" if threads == 1 else f"0-{threads - 1}"
+    environment = {**os.environ, "PYTHONPATH": str(TORCHVISION), "VLLM_CPU_KVCACHE_SPACE": "1"}
+    environment |= {"OMP_NUM_THREADS": str(threads), "VLLM_CPU_OMP_THREADS_BIND": cores}
+    if (library := tcmalloc()) is not None:
+        environment["LD_PRELOAD"] = str(library)
+    CACHE.mkdir(parents=True, exist_ok=True)
+    with (CACHE / "vllm_pictures.log").open("w") as log:
+        process = subprocess.Popen(line, stdout=log, stderr=log, text=True, env=environment, start_new_session=True)
+    server = Server(f"vLLM float32, {threads} threads", process, lambda streams, requests, seed: {}, {}, rests=True)
+    try:
+        wait_until(lambda: process.poll() is not None or answers(port), START_S, f"vLLM did not start; see {log.name}")
+        if process.poll() is not None:
+            raise ChildProcessError(f"vLLM has ended; see {log.name}")
+        os.killpg(process.pid, signal.SIGSTOP)
+        yield server, port
+    finally:
+        server.stop()
+
+
+def free_port() -> int:
+    """A port that nobody listens on."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port: int = probe.getsockname()[1]
+        return port
+
+
+def answers(port: int) -> bool:
+    """Whether a server says that it is healthy."""
+    try:
+        with urllib.request.urlopen(f"http://127.0.0.1:{port}/health", timeout=5) as answer:
+            return bool(answer.status == 200)
+    except OSError:
+        return False
+
+
+def beside_peer(
+    path: Path, options: argparse.Namespace, picture: Callable[[int], bytes], serve_options: tuple[str, ...]
+) -> dict[str, object]:
+    """Pictures a second of both, and their ratio in each round."""
+    publish(path)
+    rates: dict[str, list[float]] = {"here": [], "peer": []}
+    differing, numbers = 0, itertools.count(10_000)
+    line = ("--model", str(path), "--served-model-name", "bench", "--http", "127.0.0.1:0", *serve_options)
+    with peer(path, options.processes) as other, serve(*line, "--threads", str(options.processes)) as service:
+        own = int(service.http.rpartition(":")[2])
+        if other is None:
+            return {}
+        server, port = other
+        for at in range(-1, options.rounds):
+            bodies = {number: request(picture(number), number) for number in itertools.islice(numbers, REQUESTS)}
+            answers = []
+            for side in ("here", "peer") if at % 2 else ("peer", "here"):
+                with server.awake() if side == "peer" else contextlib.nullcontext():
+                    found, ids = rate(own if side == "here" else port, bodies)
+                answers.append(ids)
+                if at >= 0:  # the first round starts processes
+                    rates[side].append(found)
+            differing += sum(answers[0][number] != answers[1][number] for number in bodies)
+    both = zip(rates["here"], rates["peer"], strict=True)
+    return {
+        "peer": server.name,
+        "clients": CLIENTS,
+        "pictures_per_second": median(rates["here"]),
+        "pictures_per_second_peer": median(rates["peer"]),
+        "over_peer": median([one / other for one, other in both]),
+        "differing_answers": differing,
+        "answers": REQUESTS * (options.rounds + 1),
+    }
