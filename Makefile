@@ -200,8 +200,9 @@ bench-scheduler: $(VENV)/.run ## the scheduler's own cost, and its policies in s
 bench-host: $(VENV)/.run ## what the host does in a decode step, over a device that takes no time
 	$(BIN)/python -m benchmarks.host_step
 
-bench-adapters: $(VENV)/.run ## what adapters add to a step and to a server that has them idle, and a hundred of them over eight slots
+bench-adapters: $(VENV)/.run ## what adapters add to a step and to an idle server, a hundred over eight slots; eight beside vLLM and llama.cpp
 	$(BIN)/python -m benchmarks.adapters
+	$(BIN)/python -m benchmarks.cpu.adapters
 
 .PHONY: bench-models
 bench-models: $(VENV)/.run ## several models in one service: loads beside streams, wakes, eight lanes, two with memory for one

@@ -13,13 +13,18 @@ CHANNELS = 4
 
 
 @contextlib.asynccontextmanager
-async def calls(address: str) -> AsyncIterator[Send]:
-    """A call of its own for each request."""
+async def calls(address: str, adapter: str = "") -> AsyncIterator[Send]:
+    """A call of its own for each request. `adapter`: the name of one, "" for the model itself."""
     async with sluice.AsyncClient(address, retry=sluice.NEVER, channels=CHANNELS) as client:
 
         async def send(one: Completion, flight: Flight) -> None:
             stream = client.stream(
-                list(one.prompt), max_tokens=one.num_tokens, temperature=0.0, ignore_eos=True, token_records=False
+                list(one.prompt),
+                adapter=adapter,
+                max_tokens=one.num_tokens,
+                temperature=0.0,
+                ignore_eos=True,
+                token_records=False,
             )
             first = 0.0
             try:

@@ -11,7 +11,7 @@ import dataclasses
 import json
 import random
 import time
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Mapping
 
 from benchmarks.cpu.goodput import Flight
 from benchmarks.cpu.open_loop import Completion, Send
@@ -63,8 +63,8 @@ def sample_of(flight: Flight) -> RequestSample:
 
 
 @contextlib.asynccontextmanager
-async def connections(port: int, model: str) -> AsyncIterator[Send]:
-    """A way to send on connections that are taken again when they are free."""
+async def connections(port: int, model: str, more: Mapping[str, object] | None = None) -> AsyncIterator[Send]:
+    """A way to send on connections that are taken again when they are free. `more`: further fields of the body."""
     free: list[Connection] = []
     taken: set[asyncio.StreamWriter] = set()
 
@@ -73,7 +73,7 @@ async def connections(port: int, model: str) -> AsyncIterator[Send]:
             free.pop()[1].close()
         connection = free.pop() if free else await asyncio.open_connection("127.0.0.1", port)
         taken.add(connection[1])
-        await send(connection, model, one, flight)
+        await send(connection, model, one, flight, more)
         taken.discard(connection[1])
         free.append(connection)
 
@@ -84,11 +84,13 @@ async def connections(port: int, model: str) -> AsyncIterator[Send]:
             writer.close()
 
 
-async def send(connection: Connection, model: str, one: Completion, flight: Flight) -> None:
+async def send(
+    connection: Connection, model: str, one: Completion, flight: Flight, more: Mapping[str, object] | None = None
+) -> None:
     """Sends a request and reads its answer. Raises ConnectionError for an answer that is none."""
     reader, writer = connection
     fields = {"model": model, "prompt": list(one.prompt), "max_tokens": one.num_tokens, "temperature": 0.0}
-    body = json.dumps({**fields, "ignore_eos": True, "stream": True}).encode()
+    body = json.dumps({**fields, "ignore_eos": True, "stream": True, **(more or {})}).encode()
     head = f"POST /v1/completions HTTP/1.1\r\nHost: localhost\r\nContent-Length: {len(body)}\r\n"
     writer.write(f"{head}Content-Type: application/json\r\n\r\n".encode() + body)
     try:

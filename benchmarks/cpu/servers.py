@@ -41,13 +41,22 @@ Load = Callable[[int, int, int], Figures]  # streams, requests, seed
 
 @dataclasses.dataclass(slots=True)
 class Server:
-    """One that is ready."""
+    """One that is ready.
+
+    Attributes:
+        ways: by protocol, for open loops.
+        rests: stopped while others are measured: a peer's idle processes poll.
+        address: where it is asked by gRPC.
+        port: where it is asked by HTTP.
+    """
 
     name: str
     process: "subprocess.Popen[str]"
     load: Load
-    ways: Mapping[str, Connect]  # by protocol, for open loops
-    rests: bool = False  # stopped while others are measured: a peer's idle processes poll
+    ways: Mapping[str, Connect]
+    rests: bool = False
+    address: str = ""
+    port: int = 0
 
     def measure(self, streams: int, requests: int, seed: int) -> Figures:
         """Put load on it."""
@@ -105,12 +114,12 @@ def start_own(shape: str, form: str, log: Path, more: Sequence[str] = ()) -> Ser
     process = _start(serve, dict(os.environ), log, subprocess.PIPE)
     assert process.stdout is not None
     places = process.stdout.readline().partition(" on ")[2]
-    address, http = places.split(",")[0], places.partition(" on http://127.0.0.1:")[2].split(",")[0]
+    address, port = places.split(",")[0], int(places.partition(" on http://127.0.0.1:")[2].split(",")[0] or 0)
     if not address:
         raise ChildProcessError(f"sluice {form} did not start; see {log}")
     ways = {"gRPC": partial(calls, address)}
-    if http:
-        ways["HTTP"] = partial(connections, int(http), "bench")
+    if port:
+        ways["HTTP"] = partial(connections, port, "bench")
 
     def load(streams: int, requests: int, seed: int) -> Figures:
         result = CACHE / "service.json"
@@ -119,7 +128,7 @@ def start_own(shape: str, form: str, log: Path, more: Sequence[str] = ()) -> Ser
         subprocess.run([*bench, "--json", str(result)], check=True, stdout=subprocess.DEVNULL)
         return _figures(json.loads(result.read_text()))
 
-    return Server(" ".join((f"sluice {form}", *_named(more))), process, load, ways)
+    return Server(" ".join((f"sluice {form}", *_named(more))), process, load, ways, address=address, port=port)
 
 
 def start_vllm(shape: str, form: str, threads: int, log: Path, more: Sequence[str] = ()) -> Server | None:
@@ -146,11 +155,34 @@ def start_vllm(shape: str, form: str, threads: int, log: Path, more: Sequence[st
     def load(streams: int, requests: int, seed: int) -> Figures:
         return _figures(report(asyncio.run(closed_loop(ask, streams, requests, seed))))
 
-    server = Server(name, process, load, {"HTTP": partial(connections, port, "bench")}, rests=True)
-    if not _answers(port, process):
+    server = Server(name, process, load, {"HTTP": partial(connections, port, "bench")}, rests=True, port=port)
+    return _at_rest(server, log)
+
+
+def start_llama(model: Path, vocab: int, log: Path, more: Sequence[str] = ()) -> Server | None:
+    """llama.cpp's server on a GGUF file, with two compute threads and further options; None if it was not built."""
+    program, name = VENVS / "llama" / "bin" / "llama-server", "llama.cpp"
+    if not program.exists():
+        print(f"llama.cpp's server: not in {program.parent}", flush=True)
+        return None
+    port = _free_port()
+    line = [str(program), "--model", str(model), "--host", "127.0.0.1", "--port", str(port), "--threads", "2", *more]
+    process = _start(line, dict(os.environ), log, subprocess.DEVNULL)
+    ask = Ask(port, "bench", vocab, LENGTH)
+
+    def load(streams: int, requests: int, seed: int) -> Figures:
+        return _figures(report(asyncio.run(closed_loop(ask, streams, requests, seed))))
+
+    ways = {"HTTP": partial(connections, port, "bench")}
+    return _at_rest(Server(name, process, load, ways, rests=True, port=port), log)
+
+
+def _at_rest(server: Server, log: Path) -> Server:
+    """Waits until a peer answers, and stops it until it is measured."""
+    if not _answers(server.port, server.process):
         server.stop()
-        raise ChildProcessError(f"{name} did not start within {START_S:.0f} s; see {log}")
-    os.killpg(process.pid, signal.SIGSTOP)
+        raise ChildProcessError(f"{server.name} did not start within {START_S:.0f} s; see {log}")
+    os.killpg(server.process.pid, signal.SIGSTOP)
     return server
 
 

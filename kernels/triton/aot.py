@@ -35,6 +35,7 @@ WAITS = re.compile(r"cp\.async\.wait_group\s+(\d+)")
 # Address, name, and where a branch goes: "/*4b60*/ @!P0 BRA 0x2b90 ;".
 SASS = r"/\*([0-9a-f]{4,5})\*/\s+(?:@!?U?P\w+\s+)?([A-Z][A-Z0-9]*)(?:\s(?:U?P\w+,\s*)?(0x[0-9a-f]+)\s*;)?"
 LEAST_BUFFERS = 2
+WARP_GROUPS = (90, 100)  # compute capabilities whose tensor cores are fed by groups of warps; sm_120's are not
 
 
 @dataclasses.dataclass(frozen=True)
@@ -144,7 +145,7 @@ def faults(case: AotCase, capability: int, found: KernelResources) -> list[str]:
         wrong.append("no vector loads")
     if "stores" in case.vectors and not found.vector_stores:
         wrong.append("no vector stores")
-    if case.tensor_cores == "wgmma" and capability >= 90 and not found.wgmma:
+    if case.tensor_cores == "wgmma" and capability in WARP_GROUPS and not found.wgmma:
         wrong.append("no wgmma")
     if case.tensor_cores and not found.mma and not found.wgmma:
         wrong.append("no tensor cores")

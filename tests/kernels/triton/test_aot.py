@@ -40,3 +40,9 @@ def test_faults_are_named(changes: dict[str, int], said: str) -> None:
     assert not faults(CASE, 120, FINE)
     (found,) = faults(CASE, 120, dataclasses.replace(FINE, **changes))
     assert said in found
+
+
+@pytest.mark.parametrize(("capability", "is_wrong"), [(80, False), (90, True), (100, True), (120, False)])
+def test_warp_groups_multiply_where_there_are_any(capability: int, is_wrong: bool) -> None:
+    case = dataclasses.replace(CASE, tensor_cores="wgmma")
+    assert faults(case, capability, dataclasses.replace(FINE, wgmma=0)) == ["no wgmma"] * is_wrong
