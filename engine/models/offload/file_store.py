@@ -9,6 +9,7 @@ under the limit of a control group.
 import ctypes
 import mmap
 import os
+import sys
 import tempfile
 from collections.abc import Collection, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -54,6 +55,8 @@ class FileStore:
 
     def __init__(self, folder: Path, layers: Collection[int]) -> None:
         """`folder` is made if needed. Raises ServiceError if no file can be made in it."""
+        if sys.platform != "linux":
+            raise unusable("needs Linux on a CPU: leave it out")
         self._folder, self._layers = folder, layers
         try:
             folder.mkdir(mode=0o700, parents=True, exist_ok=True)

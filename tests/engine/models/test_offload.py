@@ -27,6 +27,8 @@ from sluice_server.engine.worker.startup.formats import choose_formats
 from sluice_server.engine.worker.startup.planned import layer_bytes, plan_memory
 from sluice_server.kernels.cpu import builds
 from sluice_server.kernels.formats.packer import LinearPacker
+from tests.engine.adapters.test_engine_adapters import load, write_all
+from tests.engine.adapters.test_engine_adapters import run as run_adapters
 from tests.oracle.checkpoints import Shape, make_checkpoint
 
 CPU = torch.device("cpu")
@@ -116,6 +118,30 @@ def test_tokens_are_equal_alone_and_together(name: str, tmp_path: Path) -> None:
         found.append(together)
         built.close()
     assert found[0] == found[1] == found[2]
+
+
+@pytest.mark.long
+def test_rows_with_adapters_and_drafts_of_a_model_are_equal(tmp_path: Path) -> None:
+    directory, folder = make_checkpoint(tmp_path / "base", SHAPES["llama"]), tmp_path / "adapters"
+    write_all(folder, read_config(directory))
+    size, found = sum(planned(directory)), list[dict[str, list[int]]]()
+    for asked in (0, size):
+        built = build(directory, weights_offload_bytes=asked, max_adapters=8, adapter_dir=str(folder))
+        refs = [None, *(load(built.engine, name) for name in ("all", "mlp"))]
+        params = SamplingParams(max_tokens=12, temperature=0.0, ignore_eos=True)
+        rows = [
+            EngineRequest(name, PROMPTS[name], params, adapter=ref) for name, ref in zip(PROMPTS, refs, strict=True)
+        ]
+        found.append(run_adapters(built.engine, *rows))
+        built.close()
+    assert found[0] == found[1] and run(build(directory).engine, tuple(PROMPTS)) != found[0]
+    config = dataclasses.replace(
+        CONFIG, weights_offload_bytes=size, speculation="draft", draft_model="x", draft_length="fixed"
+    )
+    model = read_config(directory)
+    built = build_engine(config, model, directory, limits_of(config, model, 1 << 20), directory)
+    assert run(built.engine, tuple(PROMPTS)) == run(build(directory).engine, tuple(PROMPTS))
+    assert built.engine.scheduler.draft_stats.num_accepted > 0
 
 
 def test_two_layers_are_in_memory_at_a_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
