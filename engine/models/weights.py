@@ -117,7 +117,7 @@ class Checkpoint:
         # Vectors are kept as read, while matrices are packed. What is kept must not be memory mapped from the file,
         # as that changes when the file is overwritten.
         found = tensor.to(self._device, self._dtype, copy=tensor.dim() == 1)
-        return self._numbers(name, found.contiguous())  # part of the columns of a matrix is not
+        return self._numbers(name, found.contiguous(), shape)  # part of the columns of a matrix is not
 
     def stored(self, name: str, rows: Dim, width: Dim) -> Packed | None:
         """Implements `WeightSource.stored`. Raises ServiceError naming file, tensor and what is supported."""
@@ -164,12 +164,12 @@ class Checkpoint:
             wanted = " or ".join(map(str, dtypes))
             raise invalid_model(path, f"tensor {name} has dtype {found.dtype}; config.json implies {wanted}")
         # Not memory mapped from the file, as above.
-        return self._numbers(name, found.to(self._device, copy=True, memory_format=torch.contiguous_format))
+        return self._numbers(name, found.to(self._device, copy=True, memory_format=torch.contiguous_format), shape)
 
-    def _numbers(self, name: str, tensor: Tensor) -> Tensor:
-        """Returns the tensor. Raises ServiceError if it holds NaN or infinity."""
+    def _numbers(self, name: str, tensor: Tensor, shape: Shape) -> Tensor:
+        """Returns the tensor, which is what `shape` names. Raises ServiceError if it holds NaN or infinity."""
         if not is_finite(tensor):
-            raise self.wrong(name, f"holds {_first_odd(tensor)}: download the checkpoint again")
+            raise self.wrong(name, f"holds {_first_odd(tensor, shape)}: download the checkpoint again")
         return tensor
 
     def wrong(self, name: str, message: str) -> ServiceError:
@@ -283,8 +283,9 @@ def is_finite(tensor: Tensor) -> bool:
     return bool(tensor.isfinite().all())
 
 
-def _first_odd(tensor: Tensor) -> str:
-    """Returns the first number that is not finite, and its index."""
+def _first_odd(tensor: Tensor, shape: Shape) -> str:
+    """Returns the first number that is not finite, and its index in the whole tensor."""
     wide = tensor.float() if tensor.itemsize == 1 else tensor
     at = tuple(wide.isfinite().logical_not().nonzero()[0].tolist()) if wide.dim() else ()
-    return f"{float(wide[at])} at {list(at)}"
+    places = [span.start + one for span, one in zip(spans_of(shape), at, strict=False)]  # none of a single number
+    return f"{float(wide[at])} at {places}"

@@ -151,6 +151,9 @@ def check_ranks(engine: EngineConfig, service: ServiceConfig) -> None:
             raise bad_setting(
                 "ring_keys", "is needed for --rank-peers: TCP is always encrypted; `sluice keys` makes them"
             )
+    elif engine.sum_dtype != DEFAULTS.sum_dtype:
+        text = f"{engine.sum_dtype} is for sums that travel between hosts, and all ranks are on this one"
+        raise bad_setting("sum_dtype", f"{text}: leave it out, or give --rank-peers")
     check_cores(engine, service)
 
 

@@ -145,6 +145,18 @@ def test_a_checkpoint_that_lacks_a_slice_is_refused_by_every_rank(width: int, sa
         assert name in caught.value.message
 
 
+def test_what_is_no_number_is_named_by_its_place_in_the_file(tmp_path: Path) -> None:
+    make_checkpoint(tmp_path, SHAPES["llama"])
+    config, tensors = read_config(tmp_path), load_file(tmp_path / "model.safetensors")
+    name = "model.layers.1.mlp.down_proj.weight"
+    tensors[name][3, 60] = torch.nan
+    save_file(tensors, tmp_path / "model.safetensors", {"format": "pt"})
+    first, second = of_ranks(source_of(tmp_path, config), config, 2)
+    assert first.get(name, (48, 44)).isfinite().all()
+    with pytest.raises(ServiceError, match=r"holds nan at \[3, 60\]"):
+        second.get(name, (48, 44))
+
+
 def test_blocks_of_experts_are_cut(tmp_path: Path) -> None:
     shape = Shape("gpt_oss", hidden=64, head_dim=32, intermediate=128, options=SHAPES["gpt_oss"].options)
     directory = published.publish_mxfp4(tmp_path, shape).directory

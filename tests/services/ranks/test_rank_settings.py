@@ -90,6 +90,13 @@ def test_a_supervisor_refuses_ranks_that_it_cannot_start(peers: str, keys: str, 
         check_ranks(TWO, ServiceConfig(rank_peers=peers, ring_keys=keys, engines=engines))
 
 
+def test_a_supervisor_refuses_what_is_for_several_hosts_before_it_starts_ranks() -> None:
+    with pytest.raises(
+        ServiceError, match="--sum-dtype: int8 is for sums that travel between hosts, and all ranks are"
+    ):
+        check_ranks(dataclasses.replace(TWO, sum_dtype="int8"), ServiceConfig())
+
+
 def test_a_supervisor_counts_the_ranks_of_its_host() -> None:
     many = EngineConfig(tensor_parallel_size=find_cores().usable + 1)
     ids = ["engine-0", *(f"w{rank}" for rank in range(find_cores().usable))]
