@@ -28,6 +28,7 @@ SERVICES = (
     "tests/deploy/test_prometheus.py",
     "tests/ecosystem/",
     "tests/faults/",
+    "tests/pretended_gpu/test_pretended_services.py",
     "tests/ray/",
     "tests/services/offline/test_offline_equality.py",
     "tests/services/ranks/test_network.py",

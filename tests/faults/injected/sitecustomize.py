@@ -106,6 +106,30 @@ def bug(module: Any, place: str) -> None:  # noqa: ANN401
     setattr(getattr(module, owner_name), name, broken)
 
 
+def pretended_gpus(module: Any, num: int) -> None:  # noqa: ANN401
+    """A process that computes has one of so many pretended GPUs."""
+    if hasattr(module, "run_worker"):
+        run_worker = module.run_worker
+
+        def run_rank(*given: Any) -> Any:  # noqa: ANN401  # as `run_worker`
+            from tests.pretended_gpu import processes
+
+            with processes.pretended_gpus(num):
+                return run_worker(*given)
+
+        module.run_worker = run_rank
+        return
+    run = module.run
+
+    async def run_engine(process: object) -> Any:  # noqa: ANN401  # as `run`
+        from tests.pretended_gpu import processes
+
+        with processes.pretended_gpus(num):
+            return await run(process)
+
+    module.run = run_engine
+
+
 def _before_launch(module: Any, check: Callable[[Any], None]) -> None:  # noqa: ANN401
     compute = module.Runner._compute
 
@@ -121,16 +145,20 @@ def _raise(error: Exception) -> None:
 
 
 RUNNER = "sluice_server.engine.worker.runner"
-KNOWN: dict[str, tuple[str, Callable[[Any, Any], None]]] = {
-    "poison": ("sluice_server.engine.scheduler.scheduler", poison),
-    "row_error": (RUNNER, row_error),
-    "out_of_memory": (RUNNER, out_of_memory),
-    "device_lost": (RUNNER, device_lost),
-    "leak": ("sluice_server.services.gateway.requests.manager", leak),
-    "kept_rows": ("sluice_server.engine.worker.slots.images", kept_rows),
-    "schema": ("sluice_server.services.messages.messages", schema),
-    "bug": (str(WANTED.get("bug", "")).partition(":")[0], bug),
-    "slow": (str(WANTED.get("slow", "")).partition(":")[0], slow),
+KNOWN: dict[str, tuple[tuple[str, ...], Callable[[Any, Any], None]]] = {
+    "poison": (("sluice_server.engine.scheduler.scheduler",), poison),
+    "row_error": ((RUNNER,), row_error),
+    "out_of_memory": ((RUNNER,), out_of_memory),
+    "device_lost": ((RUNNER,), device_lost),
+    "leak": (("sluice_server.services.gateway.requests.manager",), leak),
+    "kept_rows": (("sluice_server.engine.worker.slots.images",), kept_rows),
+    "schema": (("sluice_server.services.messages.messages",), schema),
+    "pretended_gpus": (
+        ("sluice_server.services.engine.process", "sluice_server.services.ranks.process"),
+        pretended_gpus,
+    ),
+    "bug": ((str(WANTED.get("bug", "")).partition(":")[0],), bug),
+    "slow": ((str(WANTED.get("slow", "")).partition(":")[0],), slow),
 }
 
 
@@ -140,7 +168,7 @@ class Injector(importlib.abc.MetaPathFinder):
     def find_spec(
         self, name: str, path: Sequence[str] | None, target: ModuleType | None = None
     ) -> importlib.machinery.ModuleSpec | None:
-        wanted = [fault for fault in WANTED if fault in KNOWN and KNOWN[fault][0] == name]
+        wanted = [fault for fault in WANTED if fault in KNOWN and name in KNOWN[fault][0]]
         if not wanted:
             return None
         spec = importlib.machinery.PathFinder.find_spec(name, path, target)
