@@ -1,6 +1,7 @@
 """One model over ranks of two hosts: its answers, what it listens on, who may join, and hosts that are lost."""
 
 import contextlib
+import os
 import shutil
 import socket
 import subprocess
@@ -16,11 +17,13 @@ from benchmarks.streams import Received, at_phase, stream_all, varied
 from sluice_server.engine.parallel.messages import Place
 from sluice_server.services.ranks.codec import ORDERS
 from sluice_server.services.ring.keys import make_keys
+from tests.faults.faulty import faults
 from tests.faults.hosts import OPTIONS, Hosts, Namespaces, serve_command, two_hosts
 from tests.faults.test_faults_kill import check_undisturbed, is_serving, nothing_is_left
 from tests.faults.test_faults_ranks import listening
 from tests.system.roles import free_ports
 from tests.system.service import wait_until
+from tests.system.test_system_checkpoints import start
 
 SPECS = varied(16, 48)
 A, B = "127.0.0.1", "127.0.0.2"
@@ -185,3 +188,19 @@ def test_a_worker_that_cannot_be_a_rank_says_why(tmp_path: Path, options: Sequen
     )
     done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
     assert done.returncode == 2 and text in done.stderr, done.stderr
+
+
+@pytest.mark.long
+def test_a_rank_of_another_build_ends_its_group(tmp_path: Path) -> None:
+    make_keys(tmp_path, ("engine-0", "worker-0-1"))
+    peers = ",".join(f"{name}={address}" for name, address in table(A, B).items())
+    both = (*TWO, "--rank-peers", peers, "--ring-keys", str(tmp_path))
+    environment = {**os.environ, **faults(version="9.9.9")}
+    worker = subprocess.Popen(serve_command("worker", "worker-0-1", both), env=environment)
+    try:
+        ended = start(*both, "--listen", f"unix:{tmp_path}/s")
+        assert ended.returncode and "rank 1 has another version, 9.9.9; rank 0 has" in ended.stderr
+        assert worker.wait(60) == 2
+    finally:
+        worker.kill()
+        worker.wait()

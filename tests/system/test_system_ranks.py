@@ -11,6 +11,7 @@ from sluice.v1 import inference_pb2, inference_pb2_grpc, types_pb2
 from tests.oracle.vision_checkpoints import make_served_llava
 from tests.system.service import Service, serve, wait_until
 from tests.system.test_system_adapters import NAMES, Rig, wanted_of, write
+from tests.system.test_system_checkpoints import copied, spoil, start
 from tests.system.test_system_images import TEXT, answered, asked, ids_of, once_serving, oracle, picture
 
 RANKS = ("worker-0-1", "engine-0")
@@ -87,3 +88,12 @@ def test_adapters_outlive_each_rank(kind: str, name: str, tmp_path: Path) -> Non
         wait_until(is_served, 60.0, "the group does not serve again")
         assert set(rig.listed()) == {*NAMES, "renamed"}
         assert rig.tokens("a", NUM) == expected["a"]
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_checkpoint_that_lacks_a_tensor_ends_the_service(kind: str, tmp_path: Path) -> None:
+    name = "model.layers.2.mlp.down_proj.weight"
+    directory = spoil(copied(tmp_path), lambda weights: weights.pop(name))
+    ended = start("--model", str(directory), *COMMON, kind, "2", "--listen", f"unix:{tmp_path}/s")
+    assert ended.returncode and f"no safetensors file holds the tensor {name}" in ended.stderr

@@ -82,6 +82,11 @@ def schema(module: Any, version: int) -> None:  # noqa: ANN401
     module.SCHEMA_VERSION = version
 
 
+def version(module: Any, text: str) -> None:  # noqa: ANN401
+    """This process is of another build."""
+    module.VERSION = text
+
+
 def slow(module: Any, place: str) -> None:  # noqa: ANN401
     """The named function "module:Class.function" is delayed by 50 ms."""
     owner_name, _, name = place.partition(":")[2].rpartition(".")
@@ -157,6 +162,7 @@ KNOWN: dict[str, tuple[tuple[str, ...], Callable[[Any, Any], None]]] = {
         ("sluice_server.services.engine.process", "sluice_server.services.ranks.process"),
         pretended_gpus,
     ),
+    "version": (("sluice_server.version",), version),
     "bug": ((str(WANTED.get("bug", "")).partition(":")[0],), bug),
     "slow": ((str(WANTED.get("slow", "")).partition(":")[0],), slow),
 }
