@@ -212,6 +212,7 @@ BAD: dict[str, tuple[bytes, str]] = {
     "lying header": (png(65_535, 65_535), "has more than 16777216 pixels"),
     "large header": (png(5000, 4000), "has 5000 by 4000 pixels; at most 16777216 in all"),
     "strip": (encoded(picture(30_000, 1)), "is resized to 1260000 by 42 pixels"),
+    "upright strip": (encoded(picture(1, 10_000)), "is resized to 42 by 420000 pixels"),
     "truncated": (encoded(picture(64, 64), "JPEG")[:-200], "cannot be decoded"),
     "nothing behind the header": (png(8, 8), "cannot be decoded"),
     "text bomb": (png(8, 8, chunk(b"zTXt", b"a\0\0" + zlib.compress(b"a" * (80 << 20)))), "cannot be decoded"),
