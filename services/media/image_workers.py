@@ -11,6 +11,7 @@ from sluice_server.services.tokenizer.child_pool import ChildPool, CpuTimeLimit,
 MODULE = "sluice_server.services.media.image_child"
 MEMORY_BYTES = 1 << 30  # of address space: an idle child maps about 200 MiB, the largest image takes three times 64
 PATIENCE = CpuTimeLimit(job_s=5.0)
+PIPE_BYTES = 1 << 20  # the most that Linux lets a user's pipe hold by default: pixels of 290 by 290
 
 
 class ImageWorkers:
@@ -26,7 +27,7 @@ class ImageWorkers:
     ) -> None:
         """`memory_bytes`: the address space of each process."""
         setup = ImageSetup(memory_bytes, processor, limits or ImageLimits())
-        self._children: ChildPool[ImageAnswer] = ChildPool(MODULE, setup, _decode, num, patience)
+        self._children: ChildPool[ImageAnswer] = ChildPool(MODULE, setup, _decode, num, patience, PIPE_BYTES)
 
     def prepare(self, data: bytes, field: str, media_type: str = "") -> PreparedPixels:
         """Returns the pixels of an encoded image, float32. It must be of the media type, where one is given.

@@ -5,7 +5,9 @@ ends with the thread that started it. One thread at a time uses a child. Setup a
 `child_pipe` is the child's end of the pipe.
 """
 
+import contextlib
 import dataclasses
+import fcntl
 import os
 import queue
 import selectors
@@ -77,10 +79,12 @@ class ChildPool(Generic[_Answer]):
         decode: Callable[[bytes], _Answer],
         num: int = 1,
         patience: CpuTimeLimit = PATIENCE,
+        pipe_bytes: int = 0,
     ) -> None:
-        """Runs `module` in each child. `setup` is its first frame; `decode` reads its answers, raising MsgspecError."""
+        """Runs `module` in each child. `setup` is its first frame; `decode` reads its answers, raising MsgspecError.
+        `pipe_bytes`: that a pipe of answers is to hold, where the system allows it; 0 for what pipes hold."""
         self._free: queue.LifoQueue[_Child[_Answer]] = queue.LifoQueue()  # LIFO: another child starts only when needed
-        self._children = [_Child((EXECUTABLE, "-m", module), setup, decode, patience) for _ in range(num)]
+        self._children = [_Child((EXECUTABLE, "-m", module), setup, decode, patience, pipe_bytes) for _ in range(num)]
         for child in self._children:
             self._free.put(child)
 
@@ -110,11 +114,13 @@ class _Child(Generic[_Answer]):
         setup: msgspec.Struct,
         decode: Callable[[bytes], _Answer],
         patience: CpuTimeLimit,
+        pipe_bytes: int,
     ) -> None:
         self._command = command
         self._setup = setup
         self._decode = decode
         self._patience = patience
+        self._pipe_bytes = pipe_bytes
         self._process: subprocess.Popen[bytes] | None = None
 
     def ask(self, job: msgspec.Struct) -> _Answer:
@@ -161,11 +167,20 @@ class _Child(Generic[_Answer]):
             )
         except OSError as error:
             raise UnstartedError from error
+        if self._pipe_bytes:
+            _widen(process, self._pipe_bytes)
         answer = _exchange(process, self._setup, self._patience.start_s)
         if isinstance(msgspec.msgpack.decode(answer, type=ChildReady | Unready), ChildReady):
             return process
         self.stop()
         raise UnreadyError
+
+
+def _widen(process: "subprocess.Popen[bytes]", num_bytes: int) -> None:
+    """Has the pipe of answers hold so many bytes: both sides take turns for each 64 KiB of a long answer otherwise."""
+    assert process.stdout is not None
+    with contextlib.suppress(OSError):  # more than a user may have
+        fcntl.fcntl(process.stdout.fileno(), fcntl.F_SETPIPE_SZ, num_bytes)
 
 
 def _exchange(process: "subprocess.Popen[bytes]", request: msgspec.Struct, timeout_s: float) -> bytes:

@@ -1,14 +1,17 @@
 """Child processes that decode images: a bad one fails alone, and costs its process at most."""
 
+import dataclasses
+import fcntl
 import io
 
 import numpy as np
+import psutil
 import pytest
 from PIL import Image
 
 from sluice_server.engine.errors import Code, ServiceError
 from sluice_server.engine.images import digest_of
-from sluice_server.services.media.image_workers import ImageWorkers
+from sluice_server.services.media.image_workers import PIPE_BYTES, ImageWorkers
 from sluice_server.services.media.pixels import prepare
 from sluice_server.services.media.preparing import PreparedPixels
 from sluice_server.services.media.processor import ImageLimits, ImageProcessor
@@ -44,6 +47,18 @@ def test_pixels_are_those_of_this_process_and_errors_name_the_field() -> None:
         assert refused(workers, data[:-40]).startswith("messages[0].image: cannot be decoded: ")
         assert workers.prepare(data, "image", "image/png").pixels == expected
         assert "is image/png, and its media type says 'image/jpeg'" in refused(workers, data, "image/jpeg")
+    finally:
+        workers.close()
+
+
+def test_pixels_come_through_a_pipe_that_holds_them() -> None:
+    workers = ImageWorkers(dataclasses.replace(PROCESSOR, resizing=ToMiddle(140, 140)))
+    before = {child.pid for child in psutil.Process().children()}
+    try:
+        assert len(workers.prepare(png(60, 50), "image").pixels) == 3 * 140 * 140 * 4
+        (child,) = [one for one in psutil.Process().children() if one.pid not in before]
+        with open(f"/proc/{child.pid}/fd/1", "wb") as answers:
+            assert fcntl.fcntl(answers, fcntl.F_GETPIPE_SZ) == PIPE_BYTES
     finally:
         workers.close()
 
