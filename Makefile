@@ -208,6 +208,13 @@ bench-adapters: $(VENV)/.run ## what adapters add to a step and to an idle serve
 bench-models: $(VENV)/.run ## several models in one service: loads beside streams, wakes, eight lanes, two with memory for one
 	$(BIN)/python -m benchmarks.models
 
+.PHONY: bench-ranks
+bench-ranks: $(VENV)/.run ## ranks of one host: their sums beside gloo's, plans, two beside two threads, and what a pipeline gains
+	$(BIN)/python -m benchmarks.rank_sums
+	$(BIN)/python -m benchmarks.rank_plans
+	$(BIN)/python -m benchmarks.ranks --shape 474M --format int8 --rows 8 32 --rounds 3 --only threads tensor
+	$(BIN)/python -m benchmarks.ranks --shape 61M --format int8 --rows 1 8 --rounds 3 --only thread turns stages
+
 .PHONY: bench-images
 bench-images: $(VENV)/.dev ## streams of text while pictures arrive, pictures that come again, and preparing them
 	$(BIN)/python -m benchmarks.images
