@@ -127,7 +127,9 @@ def test_two_models_are_served_by_their_names_and_one_leaves(tmp_path: Path) -> 
         with pytest.raises(grpc.RpcError, match="serves 'v1', 'other', 'chat'"):
             answered(service, "none")
         large = control_pb2.LoadModelRequest(model="v1-large", source="v1", settings={"kv-cache-tokens": "16000000"})
-        with pytest.raises(grpc.RpcError, match=r"needs \d+ MiB \(.* MiB of cache.* raise --memory-budget"):
+        with pytest.raises(
+            grpc.RpcError, match=r"needs \d+ MiB \(.* MiB of cache.*weights-offload-bytes, or raise --memory-budget"
+        ):
             control.LoadModel(large, timeout=60)
         assert states(control) == {"other": "READY", "v1": "READY"}
         control.UnloadModel(control_pb2.UnloadModelRequest(model="other"), timeout=60)

@@ -56,6 +56,7 @@ CASES: dict[str, dict[str, Any]] = {
     "llama, int4": {"quantization": "int4"},
     "llama, bfloat16": {"dtype": "bfloat16"},
     "llama, shards of sums": {"sum_shards": 2},
+    "llama, batch-invariant": {"dtype": "float32", "batch_invariant": True},
     "experts, int8": {"quantization": "int8"},
     "a shared expert": {},
     "olmo2": {},

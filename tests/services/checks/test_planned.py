@@ -11,6 +11,8 @@ from sluice_server.engine.errors import ServiceError
 from sluice_server.engine.models.headers import read_shapes
 from sluice_server.engine.models.loading import load_model
 from sluice_server.engine.models.registry import read_served
+from sluice_server.engine.worker.startup.formats import Formats
+from sluice_server.engine.worker.startup.planned import layer_bytes
 from sluice_server.services.checks.planned import AskedPlan, budget_of, front_bytes, with_plans
 from sluice_server.services.config import ServiceConfig
 from sluice_server.services.engine.planning import plan
@@ -43,6 +45,11 @@ def test_what_settings_change() -> None:
     tiers = planned(EngineConfig(dtype="float32", kv_cache_tokens=4096, kv_cache_max_tokens=8192, host_cache_bytes=GIB))
     assert (tiers.cache, tiers.cache_tokens, tiers.tiers) == (2 * plain.cache, 4096, GIB)
     assert planned(EngineConfig(quantization="int4", kv_cache_tokens=4096)).weights < plain.weights / 2
+    layers = layer_bytes(TARGET, read_served(TARGET), Formats(torch.float32, "", torch.float32))
+    offloading = EngineConfig(dtype="float32", kv_cache_tokens=4096, weights_offload_bytes=sum(layers))
+    assert plain.weights - planned(offloading).weights == sum(layers) - 2 * max(layers) > 0
+    beyond = EngineConfig(weights_offload_bytes=1 << 40)
+    assert "are more than the" in plan(AskedPlan(beyond, str(TARGET), 1 << 20, 1, 0, GIB)).message
     drafting = EngineConfig(dtype="float32", kv_cache_tokens=4096, speculation="draft", draft_model="demo")
     assert plain.weights < planned(drafting).weights < 2 * plain.weights
 
