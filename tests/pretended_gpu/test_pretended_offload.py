@@ -11,7 +11,10 @@ import torch
 from torch import Tensor
 
 from sluice_server.engine.models.config import read_config
+from sluice_server.engine.models.layers.decoder import DecoderLayer
+from sluice_server.engine.models.layers.runs import RunLayer
 from sluice_server.engine.models.limits import limits_of
+from sluice_server.engine.models.loading import load_model
 from sluice_server.engine.models.offload import host_store
 from sluice_server.engine.models.offload.host_store import HostStore
 from sluice_server.engine.models.offload.store import IN_MEMORY, LayerStore
@@ -19,6 +22,7 @@ from sluice_server.engine.worker.device import CudaDevice
 from sluice_server.engine.worker.startup.device_support import choose_device
 from sluice_server.engine.worker.startup.formats import choose_formats
 from sluice_server.engine.worker.startup.planned import layer_bytes, plan_memory
+from sluice_server.kernels.formats.packer import LinearPacker
 from tests.gpu.computed import computes_each_step
 from tests.pretended_gpu.cuda import pretend
 from tests.pretended_gpu.test_pretended_engines import CONFIG, NUM, SHAPES, build, checkpoint, run, wanted
@@ -99,6 +103,32 @@ def test_each_layer_has_its_weights_and_no_other_stream_overwrites_them(
         gpu.memory.wait("the end")
     assert gpu.replays == 4 and bool(found[0].isfinite().all())
     assert all(torch.equal(found[0], one) for one in found[1:])
+
+
+FORMATS = [*(("llama", one) for one in ("", "int8", "int4", "w8a8", "fp8")), ("experts", ""), ("experts", "int8")]
+
+
+@pytest.mark.parametrize(("shape", "weights"), FORMATS)
+def test_weights_of_every_format_arrive_as_they_were_packed(shape: str, weights: str, tmp_path: Path) -> None:
+    directory = made(tmp_path, shape)
+    config, pack = read_config(directory), LinearPacker(weights)
+    with pretend() as gpu:
+        on, kept = torch.device("cuda", 0), dict[int, DecoderLayer]()
+
+        class Noting(HostStore):
+            def keep(self, index: int, layer: DecoderLayer) -> RunLayer:
+                kept[index] = layer
+                return super().keep(index, layer)
+
+        store = Noting(on, range(NUM_LAYERS))
+        model, _ = (load_model(directory, config, torch.float32, on, 0, pack, store=one) for one in (IN_MEMORY, store))
+        for number, one in enumerate(model._layers):
+            assert isinstance(one, DecoderLayer)
+            store._copy(number)
+            torch.cuda.current_stream().wait_stream(store._stream)
+            pairs = zip(one.matrices, kept[number].matrices, strict=True)
+            assert all(torch.equal(ours.weight, theirs.weight) for ours, theirs in pairs)
+        gpu.memory.wait("the end")
 
 
 def test_what_is_planned_is_what_lies_on_the_host(tmp_path: Path) -> None:
