@@ -228,6 +228,10 @@ bench-fleet: $(VENV)/.run ## in simulated time: the cells that 10,000 requests a
 	$(BIN)/python -m benchmarks.fleet $(if $(TRACES),--traces $(TRACES))
 	$(BIN)/python -m benchmarks.fleet --whole 40
 
+.PHONY: bench-victims
+bench-victims: $(VENV)/.run ## whom a shortage of cache blocks preempts, in simulated time: TRACES=folder (five minutes)
+	$(BIN)/python -m benchmarks.victims --traces $(TRACES)
+
 # In an environment of its own: Dynamo is no dependency.
 DYNAMO := $(VENV)/dynamo
 $(DYNAMO)/.done: | $(VENV)/bin/python

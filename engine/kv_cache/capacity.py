@@ -1,5 +1,7 @@
 """How many blocks of the pool sequences hold or could take: what the scheduler asks before it admits or preempts."""
 
+import bisect
+
 from sluice_server.engine.kv_cache.pool import BlockPool
 from sluice_server.engine.kv_cache.sizes import CacheSizes
 from sluice_server.engine.kv_cache.table import BlockTable, CachedPrefix
@@ -15,6 +17,19 @@ class CacheCapacity:
     def num_own(self, table: BlockTable) -> int:
         """Returns how many of a table's blocks no other table holds, in all groups."""
         return sum(self._pool.refs(block) == 1 for own in table.groups for block in own if block != self._pool.null)
+
+    def num_behind_shared(self, table: BlockTable) -> int:
+        """Returns how many of a table's blocks lie behind those that other tables share: about `num_own`, but found by
+        bisection."""
+        return sum(self._num_last(own, first) for own, first in zip(table.groups, table.trimmed, strict=True))
+
+    def _num_last(self, blocks: list[int], first: int) -> int:
+        """Returns how many blocks from `first` on lie behind the last one with several holders."""
+
+        def is_own(i: int) -> bool:
+            return self._pool.refs(blocks[i]) == 1
+
+        return len(blocks) - bisect.bisect_left(range(len(blocks)), True, lo=first, key=is_own)
 
     def num_shared(self, found: CachedPrefix) -> int:
         """Returns how many of a prefix's blocks other tables hold, in all groups."""

@@ -7,7 +7,7 @@ running_stats    counts for admission          lengths          predicts output 
 planner          plans one step                prefill_shares   shares a step among prompts
 victims          chooses what is preempted     async_planner    plans a step before the last one is applied
 decode_rows      rows of steps planned so      stage_planner    plans a step of a pipeline beside others
-in_flight        planned steps, not applied
+in_flight        planned steps, not applied    shortage         preempts, or has a sequence wait for a block
 resizing         resizes the cache             changes          changes open requests for their clients
 stage_shares     shares work among the steps of a pipeline
 adapters         those of open requests, and which are loaded
@@ -38,6 +38,8 @@ WRITERS: Mapping[str, tuple[str, ...]] = MappingProxyType(
         "capacity": ("async_planner", "drafts", "state", "planner"),  # each module that lets the cache grow the table
         "num_blocks_planned": ("async_planner", "state", "planner"),
         "freed": ("state", "planner"),
+        "waited_at": ("shortage",),
+        "num_waits": ("shortage",),
         # Progress
         "num_computed": ("drafts", "in_flight", "state"),
         "num_flying": ("in_flight", "state"),

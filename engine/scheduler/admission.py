@@ -33,6 +33,7 @@ class AdmissionControl:
         self._state = state
         self._policy = policy
         self._lengths = lengths
+        self._losses = victims.Losses(state, lengths)
         self._settings = settings
         self._begin(0)
 
@@ -198,7 +199,8 @@ class AdmissionControl:
         blocks = cache.sizes.blocks_for(group.num_ready(sequence)) + num_slots - found.num + len(state.running)
         blocks = blocks * cache.num_groups - cache.pool.num_free
         leaving: list[Sequence] = []
-        for victim in victims.below(state.running, sequence, step, self._settings.max_preemptions):
+        most = self._settings.max_preemptions
+        for victim in victims.below(state.running, sequence, step, most, self._losses.of):
             if slots <= 0 and blocks <= 0:
                 break
             leaving.append(victim)

@@ -22,4 +22,8 @@ class PreemptionCosts:
 
     def is_swap_cheaper(self, num_blocks: int, num_tokens: int) -> bool:
         """Whether moving `num_blocks` out and back takes less time than computing `num_tokens`."""
-        return 2 * num_blocks * self.block_bytes / self.bytes_per_s < num_tokens / self.tokens_per_s
+        return self.tokens_lost(num_blocks, num_tokens) < num_tokens
+
+    def tokens_lost(self, num_blocks: int, num_tokens: int) -> float:
+        """Returns the tokens that could be computed in the time of the cheaper way."""
+        return min(num_tokens, 2 * num_blocks * self.block_bytes / self.bytes_per_s * self.tokens_per_s)

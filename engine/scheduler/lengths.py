@@ -4,6 +4,7 @@ Pure: lengths of ended outputs in, predictions out; independent of requests and 
 """
 
 import bisect
+import itertools
 from collections import deque
 
 WINDOW = 256  # outputs remembered per tenant
@@ -19,6 +20,7 @@ class _History:
         self.mean = 0.0
         self.recent: deque[int] = deque()
         self.ordered: list[int] = []
+        self._sums: list[int] = []  # of the first 0, 1, … of `ordered`; empty: to be made again
 
     def add(self, length: int) -> None:
         """Adds a length and drops the oldest beyond the window."""
@@ -27,6 +29,14 @@ class _History:
         bisect.insort(self.ordered, length)
         if len(self.recent) > WINDOW:
             del self.ordered[bisect.bisect_left(self.ordered, self.recent.popleft())]
+        self._sums.clear()
+
+    def mean_beyond(self, length: int) -> float:
+        """Returns the mean of the lengths above this one; 0 if there is none."""
+        if not self._sums:
+            self._sums = list(itertools.accumulate(self.ordered, initial=0))
+        first, num = bisect.bisect_right(self.ordered, length), len(self.ordered)
+        return (self._sums[num] - self._sums[first]) / (num - first) if first < num else 0.0
 
 
 class OutputLengths:
@@ -47,6 +57,13 @@ class OutputLengths:
         """Returns the mean output length of the tenant; `max_tokens` while it has no history."""
         history = self._tenants.get(tenant)
         return float(max_tokens) if history is None else min(history.mean, max_tokens)
+
+    def remaining(self, tenant: str, produced: int, max_tokens: int) -> float:
+        """Returns how many tokens an output of `produced` will go on for, at least 1: the mean over longer ones of the
+        tenant, or all that its limit leaves where there is none."""
+        history = self._tenants.get(tenant)
+        end = history.mean_beyond(produced) if history is not None else 0.0
+        return max(1.0, min(end or max_tokens, max_tokens) - produced)
 
     def likely_end(self, tenant: str, produced: int, max_tokens: int) -> int:
         """Returns a length that an output of `produced` tokens will hardly exceed: a quantile of longer ones."""

@@ -1,7 +1,8 @@
 """Makes the plan of one step: which sequences compute which tokens into which blocks.
 
 Sequences one token behind (decodes) come first, then waiting sequences are admitted, then prompts share the rest of the
-budget. `victims` explains why every request makes progress. Independent of token values and events.
+budget. `shortage` gets their blocks, and `victims` explains why every request makes progress. Independent of token
+values and events.
 """
 
 from collections.abc import Iterator
@@ -16,6 +17,7 @@ from sluice_server.engine.scheduler.group import SequenceGroup
 from sluice_server.engine.scheduler.prefill_shares import PrefillRoundRobin
 from sluice_server.engine.scheduler.sequence import Sequence, SequenceStatus
 from sluice_server.engine.scheduler.settings import SchedulerSettings
+from sluice_server.engine.scheduler.shortage import BlockShortage
 from sluice_server.engine.scheduler.stage_shares import decode_share, prompt_share
 from sluice_server.engine.scheduler.state import SchedulerState
 from sluice_server.engine.scheduler.whole_images import uncut, wholes_of
@@ -29,6 +31,7 @@ class Planner:
         state: SchedulerState,
         admission: AdmissionControl,
         drafts: DraftScheduler,
+        shortage: BlockShortage,
         settings: SchedulerSettings,
         budget: int,
     ) -> None:
@@ -39,6 +42,7 @@ class Planner:
         self._state = state
         self._admission = admission
         self._drafts = drafts
+        self._shortage = shortage
         self._settings = settings
         self.budget = self._most = budget
         self._prefill_shares = PrefillRoundRobin()
@@ -69,6 +73,7 @@ class Planner:
         if self._state.waiting:
             self._let_in(decodes, prefills)
         self._is_short = False
+        self._shortage.begin(self.step)
         self._decode(decodes)
         self._prefill(prefills)
         if self._drafts.is_pending:
@@ -177,15 +182,9 @@ class Planner:
 
     def _take(self, sequence: Sequence, num: int) -> bool:
         """Adds the sequence to the step with `num` tokens; may preempt others. Returns False if blocks are short."""
-        cache = self._state.cache
-        while not cache.grow(sequence.table, sequence.num_begun + num):
-            victim = victims.idle(self._state.running, self.step) or victims.behind(
-                self._state.running, sequence, self.step, self._settings.max_preemptions
-            )
-            if victim is None:
-                self._is_short = True
-                return False
-            self._state.evict(victim)
+        if not self._shortage.grow(sequence, sequence.num_begun + num):
+            self._is_short = True
+            return False
         self._enrol(sequence, num)
         return True
 

@@ -7,6 +7,7 @@ one first, then the one that loses least. Called between steps, with none in fli
 from sluice_server.engine.errors import Code, ServiceError
 from sluice_server.engine.kv_cache.resizing import evacuate, num_outside, set_limit
 from sluice_server.engine.scheduler import victims
+from sluice_server.engine.scheduler.lengths import OutputLengths
 from sluice_server.engine.scheduler.state import SchedulerState
 from sluice_server.engine.scheduler.validation import RequestValidator
 
@@ -14,9 +15,10 @@ from sluice_server.engine.scheduler.validation import RequestValidator
 class CacheResizer:
     """Resizes the cache of one scheduler."""
 
-    def __init__(self, state: SchedulerState, validator: RequestValidator) -> None:
+    def __init__(self, state: SchedulerState, validator: RequestValidator, lengths: OutputLengths) -> None:
         self._state = state
         self._validator = validator
+        self._losses = victims.Losses(state, lengths)
 
     @property
     def num_used_tokens(self) -> int:
@@ -46,7 +48,7 @@ class CacheResizer:
             if state.cache.pool.num_free:
                 state.relocated(evacuate(state.cache, [one.table for one in state.running], limit))
                 break
-            victim = victims.cheapest(state.running)
+            victim = victims.cheapest(state.running, self._losses.of)
             assert victim is not None, "blocks are held by no sequence"
             state.evict(victim)
         return num_outside(state.cache)

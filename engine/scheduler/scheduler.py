@@ -29,6 +29,7 @@ from sluice_server.engine.scheduler.planner import Planner
 from sluice_server.engine.scheduler.policies import make_policy
 from sluice_server.engine.scheduler.resizing import CacheResizer
 from sluice_server.engine.scheduler.settings import SchedulerSettings
+from sluice_server.engine.scheduler.shortage import BlockShortage
 from sluice_server.engine.scheduler.stage_planner import StagePlanner
 from sluice_server.engine.scheduler.state import SchedulerState
 from sluice_server.engine.scheduler.step_rates import StepRates
@@ -67,14 +68,15 @@ class Scheduler:
         self._state = SchedulerState(cache, waiting, max_num_seqs, settings.costs, adapters, images)
         drafts = settings.max_draft_tokens, settings.drafts_forced
         self._validator = RequestValidator(cache, limits, eos_ids, max_num_seqs, *drafts)
-        self.resizer = CacheResizer(self._state, self._validator)
+        self.resizer = CacheResizer(self._state, self._validator, self._lengths)
         self._outputs = Outputs(self._state, self._policy, self._lengths)
         admission = AdmissionControl(self._state, self._policy, self._lengths, settings)
         controller = None
         if settings.adapts_drafts:
             controller = SpeculationController(settings.max_draft_tokens, settings.max_draft_width)
         self._drafts = DraftScheduler(self._state, self._outputs, controller, settings.max_draft_width)
-        self._planner = Planner(self._state, admission, self._drafts, settings, max_num_batched_tokens)
+        shortage = BlockShortage(self._state, self._lengths, settings.max_preemptions)
+        self._planner = Planner(self._state, admission, self._drafts, shortage, settings, max_num_batched_tokens)
         is_staged = settings.num_stages > 1
         self._in_flight = InFlightSteps(self._state, self._outputs, self._drafts, self.pace, marks=is_staged)
         self._ahead: AsyncPlanner | StagePlanner = (

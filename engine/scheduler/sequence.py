@@ -74,6 +74,8 @@ class Sequence:
     refused_free: int = -1  # number of free blocks when it was refused for too few
     retry_step: int = 0  # step until which its predicted peak is too high
     num_preemptions: int = 0
+    waited_at: int = -1  # tokens begun when it had to wait for a block last
+    num_waits: int = 0  # steps that it has waited there
     has_spoken: bool = False  # its first event was emitted
     score: float = 0.0  # of a search: sum of the log probabilities of its output
     logprobs: list[TokenLogprob] = dataclasses.field(default_factory=list)  # of a search: held until its end

@@ -294,6 +294,12 @@ class SchedulerState:
             )
         )
 
+    def tokens_lost(self, sequence: Sequence) -> float:
+        """Returns what a preemption of the sequence costs, as a number of tokens that are computed in that time."""
+        if self._costs is None:
+            return sequence.num_computed
+        return self._costs.tokens_lost(len(sequence.table.blocks), sequence.num_computed)
+
     def _is_worth_moving(self, sequence: Sequence) -> bool:
         if self._costs is None:
             return False

@@ -27,6 +27,18 @@ def test_unused_blocks_are_taken_in_order_and_counted() -> None:
     assert (pool.allocate(), pool.reached) == (first, 3)
 
 
+def test_blocks_behind_a_shared_prefix_are_found_by_bisection() -> None:
+    cache = KVCache(20, SIZE, True)
+    first, second = BlockTable(root(UNNAMED)), BlockTable(root(UNNAMED))
+    tokens = list(range(14))
+    assert cache.grow(first, 14) and cache.capacity.num_behind_shared(first) == 4
+    cache.commit(first, tokens, 14)
+    cache.adopt(second, cache.match(second, [*tokens[:9], 99]), 10)
+    assert cache.grow(second, 18)
+    for table, num in ((first, 2), (second, 3), (BlockTable(root(UNNAMED)), 0)):
+        assert cache.capacity.num_behind_shared(table) == cache.capacity.num_own(table) == num
+
+
 def test_least_recently_released_block_goes_first() -> None:
     pool = BlockPool(3)
     blocks = [pool.allocate() for _ in range(3)]

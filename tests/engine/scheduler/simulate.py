@@ -28,11 +28,13 @@ from sluice_server.engine.kv_cache.sizes import Window
 from sluice_server.engine.kv_cache.tiers import Tiers
 from sluice_server.engine.plan import StepPlan, StepResult
 from sluice_server.engine.request import Limits
+from sluice_server.engine.scheduler import victims
 from sluice_server.engine.scheduler.costs import PreemptionCosts
 from sluice_server.engine.scheduler.policies import POLICIES
 from sluice_server.engine.scheduler.scheduler import Scheduler
 from sluice_server.engine.scheduler.sequence import Sequence, SequenceStatus
 from sluice_server.engine.scheduler.settings import SchedulerSettings
+from sluice_server.engine.scheduler.shortage import MOST_WAITS
 from tests.engine.kv_cache.replica import Replica
 from tests.engine.scheduler.fake_adapters import FakeAdapters, is_loss
 from tests.engine.scheduler.fake_model import VOCAB, FakeProposer, FakeRunner, extend
@@ -88,6 +90,8 @@ class Simulation:
         self.runner = FakeRunner(num_slots, self.max_blocks, SIZE, num_host, rng, len(windows))
         self.proposer = FakeProposer(rng, rng.choice((0.3, 0.8, 1.0)))
         self.ledger = Ledger(SIZE)
+        self.losses = victims.Losses(self.scheduler._state, self.scheduler._lengths)
+        self.waited: dict[tuple[Sequence, int], int] = {}  # steps without a block there
         # Steps in flight while the next one is planned:
         self.depth = seed % 3 if self.settings.num_stages == 1 else self.settings.num_stages - 1
         self.in_flight: deque[tuple[StepPlan, StepResult]] = deque()
@@ -283,6 +287,7 @@ class Simulation:
             return
         self.num_idle = 0
         self.check_preemptions(plan)
+        self.check_waits(plan)
         self.check_writes(plan)
         self.launch(plan)
         self.land(self.depth)
@@ -345,6 +350,22 @@ class Simulation:
         for one in spared:
             one.num_preemptions = self.settings.max_preemptions
         assert not spared or len(plan.slots) == 1, "preempted more often than is allowed while others run"
+
+    def check_waits(self, plan: StepPlan) -> None:
+        """Checks that no decode with budget left lacks a block that it could take from a lower priority, or lacks it
+        for longer than is allowed although there is a victim."""
+        if self.in_flight or plan.num_tokens >= self.budget or self.settings.num_stages > 1:
+            return
+        waited, self.waited = self.waited, {}
+        running, step = self.scheduler._state.running, plan.step
+        for one in running:
+            if one.last_step == step or one.num_missing != 1 or one.group.holds_back:
+                continue
+            found = victims.behind(running, one, step, self.settings.max_preemptions, self.losses.of)
+            assert found is None or found.group.priority >= one.group.priority, "waits for a lower priority"
+            if found is not None:
+                self.waited[one, one.num_computed] = waited.get((one, one.num_computed), 0) + 1
+                assert self.waited[one, one.num_computed] <= MOST_WAITS, "waits too long for a block"
 
     def check_idle(self) -> None:
         """Checks I6: no step is idle with work left, unless a disk is waited for."""

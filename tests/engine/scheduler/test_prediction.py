@@ -49,6 +49,20 @@ def test_predictions_follow_the_tenant_and_what_was_produced_already() -> None:
     assert lengths.likely_end("b", 0, 1000) == 1000
 
 
+def test_what_remains_is_the_mean_of_longer_outputs() -> None:
+    lengths = OutputLengths()
+    assert lengths.remaining("a", 30, 100) == 70, "nothing known: the limit"
+    for length in (10, 20, 60, 100):
+        lengths.observe("a", length)
+    assert lengths.remaining("a", 0, 1000) == 47.5
+    assert lengths.remaining("a", 20, 1000) == 60
+    assert lengths.remaining("a", 20, 50) == 30, "no more than its limit leaves"
+    assert lengths.remaining("a", 100, 1000) == 900, "longer than any seen"
+    assert lengths.remaining("a", 100, 100) == 1
+    lengths.observe("a", 400)
+    assert lengths.remaining("a", 100, 1000) == 300, "and what ends later counts at once"
+
+
 def test_memory_is_bounded_in_outputs_and_tenants() -> None:
     lengths = OutputLengths()
     for _ in range(3 * WINDOW):

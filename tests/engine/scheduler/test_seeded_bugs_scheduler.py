@@ -18,6 +18,7 @@ from sluice_server.engine.scheduler.planner import Planner
 from sluice_server.engine.scheduler.scheduler import Scheduler
 from sluice_server.engine.scheduler.sequence import Sequence as Row
 from sluice_server.engine.scheduler.sequence import SequenceStatus
+from sluice_server.engine.scheduler.shortage import BlockShortage
 from sluice_server.engine.scheduler.state import SchedulerState
 from sluice_server.engine.scheduler.waiting import WaitingQueue
 from tests.engine.scheduler.seeded_bugs import Bug, assert_noticed
@@ -132,8 +133,14 @@ def take_from_this_step(sequence: Row, step: int) -> bool:
     return True
 
 
-def ignore_the_limit(running: Iterable[Row], beneficiary: Row, step: int, max_preemptions: int) -> Row | None:
-    return behind(running, beneficiary, step, 1000)
+def ignore_the_limit(
+    running: Iterable[Row], beneficiary: Row, step: int, max_preemptions: int, loss: Callable[[Row], victims.Loss]
+) -> Row | None:
+    return behind(running, beneficiary, step, 1000, loss)
+
+
+def wait_for_anyone(self: BlockShortage, sequence: Row, num_tokens: int, victim: Row) -> bool:
+    return True
 
 
 expire = Scheduler.expire
@@ -172,6 +179,7 @@ BUGS: list[Bug] = [
     (Planner, "_last_resort", no_last_resort),
     (victims, "is_free", take_from_this_step),
     (victims, "behind", ignore_the_limit),
+    (BlockShortage, "_waits", wait_for_anyone),
 ]
 
 
