@@ -1,10 +1,7 @@
 """Pictures a second beside vLLM's server: the same checkpoint, requests and client, each server in turn.
 
 Every request is a chat over HTTP with a picture that no other has, in a closed loop, and its ids are asked for: greedy
-ids must be equal. A part of `benchmarks.images`. vLLM is installed as `benchmarks/cpu/README.md` says, and what its
-models of pictures import on a path of its own:
-
-    cd ~/.cache/sluice/peers && vllm/bin/pip install --no-deps --target torchvision torchvision==0.28.0
+ids must be equal. A part of `benchmarks.images`; vLLM is installed as `benchmarks/cpu/README.md` says.
 """
 
 import argparse
@@ -23,6 +20,7 @@ from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
+import psutil
 import safetensors.torch
 
 from benchmarks.cpu.servers import MAX_STREAMS, START_S, VENVS, Server, tcmalloc
@@ -32,11 +30,10 @@ from tests.oracle.vision_checkpoints import PLACE, TEMPLATE
 from tests.system.service import serve, wait_until
 
 CLIENTS = 8
-REQUESTS = 96  # of a round
+REQUESTS = 48  # of a round
 NUM_TOKENS = 16
 TOWER = "vision_tower."  # how the names of its tensors begin
 SCRIPT = Path(__file__).parent / "cpu" / "peers" / "vllm_pictures_server.py"
-TORCHVISION = VENVS / "torchvision"
 # Files that vLLM reads beside ours.
 FILES = {
     "tokenizer_config.json": {
@@ -111,16 +108,23 @@ def publish(path: Path) -> None:
 def peer(path: Path, threads: int) -> Iterator[tuple[Server, int] | None]:
     """vLLM's server of a checkpoint, stopped while it is not measured, and its port; None if it is not installed."""
     python = VENVS / "vllm" / "bin" / "python"
-    if not python.exists() or not TORCHVISION.exists():
-        print(f"vLLM with pictures: not installed in {VENVS}", flush=True)
+    if not python.exists():
+        print(f"vLLM: not installed in {VENVS}", flush=True)
         yield None
         return
     port = free_port()
     line = [str(python), str(SCRIPT), "--model", str(path), "--served-model-name", "bench", "--dtype", "float32"]
     line += ["--host", "127.0.0.1", "--port", str(port), "--max-model-len", "1024", "--block-size", "128"]
-    line += ["--max-num-seqs", str(MAX_STREAMS), "--limit-mm-per-prompt", '{"image": 1}']
+    line += [
+        "--max-num-seqs",
+        str(MAX_STREAMS),
+        "--disable-uvicorn-access-log",
+        "--limit-mm-per-prompt",
+        '{"image": 1}',
+    ]
     cores = "0" if threads == 1 else f"0-{threads - 1}"
-    environment = {**os.environ, "PYTHONPATH": str(TORCHVISION), "VLLM_CPU_KVCACHE_SPACE": "1"}
+    environment = {**os.environ, "VLLM_CPU_KVCACHE_SPACE": "1"}
+    environment.pop("PYTHONPATH", None)
     environment |= {"OMP_NUM_THREADS": str(threads), "VLLM_CPU_OMP_THREADS_BIND": cores}
     if (library := tcmalloc()) is not None:
         environment["LD_PRELOAD"] = str(library)
@@ -136,6 +140,12 @@ def peer(path: Path, threads: int) -> Iterator[tuple[Server, int] | None]:
         yield server, port
     finally:
         server.stop()
+
+
+def cpu_s(pid: int) -> float:
+    """Seconds of processor time of a process and those below it."""
+    root = psutil.Process(pid)
+    return sum(sum(one.cpu_times()[:2]) for one in (root, *root.children(recursive=True)))
 
 
 def free_port() -> int:
@@ -161,6 +171,7 @@ def beside_peer(
     """Pictures a second of both, and their ratio in each round."""
     publish(path)
     rates: dict[str, list[float]] = {"here": [], "peer": []}
+    took: dict[str, list[float]] = {"here": [], "peer": []}
     differing, numbers = 0, itertools.count(10_000)
     line = ("--model", str(path), "--served-model-name", "bench", "--http", "127.0.0.1:0", *serve_options)
     with peer(path, options.processes) as other, serve(*line, "--threads", str(options.processes)) as service:
@@ -168,16 +179,21 @@ def beside_peer(
         if other is None:
             return {}
         server, port = other
+        sides = {"here": (own, service.process.pid), "peer": (port, server.process.pid)}
         for at in range(-1, options.rounds):
             bodies = {number: request(picture(number), number) for number in itertools.islice(numbers, REQUESTS)}
-            answers = []
+            given: list[Answers] = []
             for side in ("here", "peer") if at % 2 else ("peer", "here"):
+                asked, pid = sides[side]
                 with server.awake() if side == "peer" else contextlib.nullcontext():
-                    found, ids = rate(own if side == "here" else port, bodies)
-                answers.append(ids)
+                    before = cpu_s(pid)
+                    found, ids = rate(asked, bodies)
+                    spent = cpu_s(pid) - before
+                given.append(ids)
                 if at >= 0:  # the first round starts processes
                     rates[side].append(found)
-            differing += sum(answers[0][number] != answers[1][number] for number in bodies)
+                    took[side].append(spent / len(bodies))
+            differing += sum(given[0][number] != given[1][number] for number in bodies)
     both = zip(rates["here"], rates["peer"], strict=True)
     return {
         "peer": server.name,
@@ -185,6 +201,8 @@ def beside_peer(
         "pictures_per_second": median(rates["here"]),
         "pictures_per_second_peer": median(rates["peer"]),
         "over_peer": median([one / other for one, other in both]),
+        "cpu_ms_a_picture": median(took["here"]) * 1e3,
+        "cpu_ms_a_picture_peer": median(took["peer"]) * 1e3,
         "differing_answers": differing,
         "answers": REQUESTS * (options.rounds + 1),
     }

@@ -1,15 +1,15 @@
-"""Runs vLLM's server with pictures beside a torch for CPUs.
+"""Runs vLLM's server with pictures, prepared by Pillow: other libraries resize to other pixels, and greedy ids differ.
 
-Its models of pictures import torchvision, whose wheels are of a torch for CUDA. Their operators do not load there, and
-nothing here calls any; but what registers more of each would fail, so an empty module stands in its place. In come the
-command line of vLLM's server, and torchvision in PYTHONPATH.
+Its models of pictures import two functions from a module of transformers that needs torchvision, which has no wheel for
+a torch for CPUs. The module that does without has them, too. In comes the command line of vLLM's server.
 """
 
 import sys
-import types
 
-for name in ("_meta_registrations", "_autograd_registrations"):  # in the processes that the server spawns, too
-    sys.modules[f"torchvision.{name}"] = types.ModuleType(name)
+from transformers.models.pixtral import image_processing_pil_pixtral
+
+# At the top: the processes that the server spawns need it, too.
+sys.modules["transformers.models.pixtral.image_processing_pixtral"] = image_processing_pil_pixtral
 
 if __name__ == "__main__":
     from vllm.entrypoints.launchers.api_server.entry import main
