@@ -63,7 +63,7 @@ STAGES: dict[str, tuple[Step, ...]] = {
         Step("engine", tests("tests/gpu/test_gpu_engine.py")),
         Step(
             "forms",
-            tests(*(f"tests/gpu/test_gpu_{name}.py" for name in ("forms", "stored", "experts", "adapters"))),
+            tests(*(f"tests/gpu/test_gpu_{name}.py" for name in ("forms", "stored", "experts", "adapters", "offload"))),
         ),
     ),
     "ranks": (Step("ranks", tests("tests/gpu/test_gpu_ranks.py")),),

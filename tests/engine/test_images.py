@@ -122,6 +122,7 @@ PROMPTS: dict[str, Parts] = {
 }
 
 
+@pytest.mark.usefixtures("preempts_at_once")
 @pytest.mark.parametrize("config", CONFIGS.values(), ids=CONFIGS.keys())
 def test_tokens_equal_those_of_transformers(made: tuple[Path, Any], config: EngineConfig) -> None:
     path, reference = made

@@ -42,7 +42,9 @@ def test_the_processes_of_a_service_are_forked_and_outlive_the_templates() -> No
         assert service.children() == before
 
 
-@pytest.mark.parametrize("name", ["engine-0", "tokenizer-0", "gateway-0"])
+@pytest.mark.parametrize(
+    "name", ["engine-0", *(pytest.param(one, marks=pytest.mark.long) for one in ("tokenizer-0", "gateway-0"))]
+)
 def test_a_forked_process_that_is_killed_is_forked_again(name: str) -> None:
     with serve() as service:
         before, templates = service.children(), service.templates()

@@ -36,6 +36,7 @@ def llama(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return make_checkpoint(tmp_path_factory.mktemp("llama"), SHAPES["llama-biases"])
 
 
+@pytest.mark.usefixtures("preempts_at_once")
 @pytest.mark.parametrize("size", SIZES)
 @pytest.mark.parametrize("name", NAMES)
 def test_chunks_prefix_hits_and_preemption(tmp_path: Path, name: str, size: int) -> None:

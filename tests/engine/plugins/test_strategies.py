@@ -57,6 +57,7 @@ def defined(directory: Path, prompt: list[int], output: int = 0, banned: int | N
     return ids[len(prompt) :]
 
 
+@pytest.mark.usefixtures("preempts_at_once")
 @pytest.mark.parametrize("config", [ROOMY, TIGHT, DRAFTS], ids=["roomy", "tight", "drafts"])
 def test_tokens_are_those_of_the_definition_in_any_company(config: EngineConfig, checkpoint: Path) -> None:
     prompts = some_prompts(SHAPE.vocab, 6)

@@ -19,7 +19,7 @@ from sluice_server.engine.scheduler.planner import Planner
 from sluice_server.engine.scheduler.sequence import Sequence as Row
 from sluice_server.engine.scheduler.sequence import SequenceStatus
 from sluice_server.engine.scheduler.state import SchedulerState
-from tests.engine.scheduler.seeded_bugs import Bug, assert_noticed
+from tests.engine.scheduler.seeded_bugs import Bug, assert_noticed, cases
 
 
 def accept_one_too_many(drafts: Sequence[int], sampled: Sequence[int]) -> int:
@@ -177,9 +177,16 @@ BUGS: list[Bug] = [
     (DraftScheduler, "_grow", draft_without_room),
     (DraftScheduler, "take", draft_beyond_the_budget),
 ]
+LATE = (
+    run_past_the_end,
+    keep_the_credit_of_undelivered_tokens,
+    see_no_change,
+    draft_beyond_the_limit,
+    draft_on_credit,
+)
 
 
-@pytest.mark.parametrize(("owner", "name", "bug"), BUGS, ids=[bug.__name__ for _, _, bug in BUGS])
+@pytest.mark.parametrize(("owner", "name", "bug"), cases(BUGS, LATE))
 def test_the_simulator_notices(
     owner: object, name: str, bug: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -17,7 +17,7 @@ from sluice_server.engine.kv_cache.prefix import PrefixIndex
 from sluice_server.engine.kv_cache.sizes import CacheSizes
 from sluice_server.engine.kv_cache.table import BlockTable, CachedPrefix
 from sluice_server.engine.kv_cache.tiers import Tiers
-from tests.engine.scheduler.seeded_bugs import Bug, assert_noticed
+from tests.engine.scheduler.seeded_bugs import Bug, assert_noticed, cases
 
 
 def skip_release(self: KVCache, table: BlockTable, *_: object, **__: object) -> None:
@@ -167,9 +167,16 @@ BUGS: list[Bug] = [
     (PrefixLookup, "within_windows", match_without_windows),
     ((cache_module, lookup_module), "name_in", name_groups_alike),
 ]
+LATE = (
+    trim_a_block_too_many,
+    match_without_windows,
+    name_groups_alike,
+    use_a_bad_read,
+    reuse_a_slot_that_is_read_into,
+)
 
 
-@pytest.mark.parametrize(("owner", "name", "bug"), BUGS, ids=[bug.__name__ for _, _, bug in BUGS])
+@pytest.mark.parametrize(("owner", "name", "bug"), cases(BUGS, LATE))
 def test_the_simulator_notices(
     owner: object, name: str, bug: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:

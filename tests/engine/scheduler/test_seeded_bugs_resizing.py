@@ -16,7 +16,7 @@ from sluice_server.engine.kv_cache.tiers import Tiers
 from sluice_server.engine.scheduler import resizing
 from sluice_server.engine.scheduler.resizing import CacheResizer
 from sluice_server.engine.scheduler.state import SchedulerState
-from tests.engine.scheduler.seeded_bugs import Bug
+from tests.engine.scheduler.seeded_bugs import Bug, cases
 from tests.engine.scheduler.simulate import Simulation
 
 SEEDS = range(1, 48, 2)  # whose caches are resized
@@ -88,7 +88,7 @@ BUGS: list[Bug] = [
 ]
 
 
-@pytest.mark.parametrize(("owner", "name", "bug"), BUGS, ids=[bug.__name__ for _, _, bug in BUGS])
+@pytest.mark.parametrize(("owner", "name", "bug"), cases(BUGS))
 def test_the_simulator_notices(
     owner: object, name: str, bug: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -21,7 +21,7 @@ from sluice_server.engine.scheduler.sequence import SequenceStatus
 from sluice_server.engine.scheduler.shortage import BlockShortage
 from sluice_server.engine.scheduler.state import SchedulerState
 from sluice_server.engine.scheduler.waiting import WaitingQueue
-from tests.engine.scheduler.seeded_bugs import Bug, assert_noticed
+from tests.engine.scheduler.seeded_bugs import Bug, assert_noticed, cases
 
 
 def same_noise_for_all(self: SchedulerState, sequence: Row) -> None:
@@ -181,9 +181,13 @@ BUGS: list[Bug] = [
     (victims, "behind", ignore_the_limit),
     (BlockShortage, "_waits", wait_for_anyone),
 ]
+LATE = (
+    wait_for_anyone,
+    take_from_this_step,
+)
 
 
-@pytest.mark.parametrize(("owner", "name", "bug"), BUGS, ids=[bug.__name__ for _, _, bug in BUGS])
+@pytest.mark.parametrize(("owner", "name", "bug"), cases(BUGS, LATE))
 def test_the_simulator_notices(
     owner: object, name: str, bug: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:

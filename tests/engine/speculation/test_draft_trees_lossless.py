@@ -56,6 +56,7 @@ def guessed(checkpoint: Path, plain: Outputs, config: EngineConfig = ROOMY) -> E
     return Engine(engine.scheduler, engine.runner, proposer=Prophet(plain, 0.5))
 
 
+@pytest.mark.usefixtures("preempts_at_once")
 @pytest.mark.parametrize("config", [ROOMY, TIGHT], ids=["roomy", "tight"])
 def test_accepted_drafts_come_from_all_over_the_tree(
     checkpoint: Path, plain: Outputs, config: EngineConfig, monkeypatch: pytest.MonkeyPatch

@@ -85,6 +85,7 @@ class Judge:
         return drafts
 
 
+@pytest.mark.usefixtures("preempts_at_once")
 @pytest.mark.parametrize("config", [ROOMY, TIGHT], ids=["roomy", "tight"])
 def test_drafts_are_those_of_the_plain_head(models: tuple[Path, Path], config: EngineConfig) -> None:
     """In chunks and after preemption; without shared blocks, whose last entry may be another sequence's."""

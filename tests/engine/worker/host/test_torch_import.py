@@ -46,8 +46,8 @@ def test_random_numbers_need_none_of_them() -> None:
     "asks",
     [
         "torch.optim.SGD([torch.ones(1, requires_grad=True)], lr=1.0)",
-        "importlib.import_module('torch.nn.quantized').Linear",
-        "importlib.import_module('torch._prims').add",
+        pytest.param("importlib.import_module('torch.nn.quantized').Linear", marks=pytest.mark.long),
+        pytest.param("importlib.import_module('torch._prims').add", marks=pytest.mark.long),
         "assert importlib.import_module('torch._dynamo').is_compiling() is False",
     ],
 )

@@ -144,7 +144,10 @@ def full(*arguments: object, **named: object) -> None:
 @pytest.mark.parametrize(
     ("where", "said"),
     [
-        ("build_model.load_model", r"--model: no memory for its weights in float32; try --quantization int4, or use a"),
+        (
+            "build_model.load_model",
+            "--model: .* weights in float32; try --quantization int4, or --weights-offload-bytes, or use a",
+        ),
         ("models.model.Model.new_cache", r"--kv-cache-tokens: .* for a cache of \d+ MiB; set --kv-cache-tokens lower"),
     ],
 )
