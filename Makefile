@@ -286,6 +286,20 @@ dashboards: $(VENV)/.run ## write Grafana's dashboards from their table
 kernel-resources: $(VENV)/.dev ## compile the Triton kernels ahead of time and accept what they take (no GPU needed)
 	$(BIN)/python -m tools.kernel_resources --update --jobs 2
 
+TRITONS ?= 3.6.0 3.7.1 3.9.0
+ARCHS ?= 80,89,90,100,120
+
+.PHONY: test-tritons
+test-tritons: $(VENV)/.dev ## look for faults of compiled kernels with each of TRITONS for each of ARCHS (asks the index; an hour and more)
+	@status=0; for version in $(TRITONS); do \
+		$(BIN)/pip install --quiet --disable-pip-version-check --no-deps --upgrade --target build/triton-$$version \
+			triton==$$version || exit 1; \
+		for arch in $$(echo $(ARCHS) | tr , ' '); do \
+			echo "Triton $$version, sm_$$arch"; \
+			PYTHONPATH=build/triton-$$version $(BIN)/python -m tools.kernel_resources --jobs 2 --arch $$arch || status=1; \
+		done; \
+	done; exit $$status
+
 .PHONY: check-install
 check-install: $(VENV)/.dev ## ask the index whether everything installs, with torch for CUDA, on every Python: UPDATE=--update
 	$(BIN)/python -m tools.check_install $(UPDATE)
