@@ -174,7 +174,9 @@ def beside_peer(
     took: dict[str, list[float]] = {"here": [], "peer": []}
     differing, numbers = 0, itertools.count(10_000)
     line = ("--model", str(path), "--served-model-name", "bench", "--http", "127.0.0.1:0", *serve_options)
-    with peer(path, options.processes) as other, serve(*line, "--threads", str(options.processes)) as service:
+    # One thread computes: the other core prepares. Nobody reads streams meanwhile, so that encoding may take its time.
+    own_options = ("--threads", "1", "--encoder-share", str(options.peer_share))
+    with peer(path, options.processes) as other, serve(*line, *own_options) as service:
         own = int(service.http.rpartition(":")[2])
         if other is None:
             return {}

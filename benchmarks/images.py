@@ -252,6 +252,7 @@ def main() -> None:
     parser.add_argument("--seconds", type=float, default=6.0)
     parser.add_argument("--share", type=float, default=0.25, help="--encoder-share of the service")
     parser.add_argument("--processes", type=int, default=2, help="that prepare pictures; threads of each server")
+    parser.add_argument("--peer-share", type=float, default=1.0, help="--encoder-share beside a peer")
     parser.add_argument("--shape", choices=list(SHAPES), default="small", help="of the tower beside a peer")
     parser.add_argument("--only", default=",".join(PARTS))
     options = parser.parse_args()

@@ -84,7 +84,7 @@ def llama(options: argparse.Namespace, folder: Path, log: Path) -> Iterator[Cont
 
     def connect(adapter: str) -> AbstractAsyncContextManager[Send]:
         scales = [{"id": index, "scale": float(str(index) == adapter)} for index in range(options.adapters)]
-        return connections(server.port, "bench", {"lora": scales})
+        return connections(server.port, "bench", {"lora": scales}, keeps=False)
 
     yield Contestant("llama.cpp float32, HTTP", server, connect)
 

@@ -63,8 +63,11 @@ def sample_of(flight: Flight) -> RequestSample:
 
 
 @contextlib.asynccontextmanager
-async def connections(port: int, model: str, more: Mapping[str, object] | None = None) -> AsyncIterator[Send]:
-    """A way to send on connections that are taken again when they are free. `more`: further fields of the body."""
+async def connections(
+    port: int, model: str, more: Mapping[str, object] | None = None, *, keeps: bool = True
+) -> AsyncIterator[Send]:
+    """A way to send on connections that are taken again when they are free, or each once if the server `keeps` none.
+    `more`: further fields of the body."""
     free: list[Connection] = []
     taken: set[asyncio.StreamWriter] = set()
 
@@ -75,7 +78,10 @@ async def connections(port: int, model: str, more: Mapping[str, object] | None =
         taken.add(connection[1])
         await send(connection, model, one, flight, more)
         taken.discard(connection[1])
-        free.append(connection)
+        if keeps:
+            free.append(connection)
+        else:
+            connection[1].close()
 
     try:
         yield on_any
