@@ -11,11 +11,8 @@ import http.client
 import itertools
 import json
 import os
-import signal
-import socket
 import subprocess
 import time
-import urllib.request
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -23,15 +20,16 @@ from pathlib import Path
 import psutil
 import safetensors.torch
 
-from benchmarks.cpu.servers import MAX_STREAMS, START_S, VENVS, Server, tcmalloc
+from benchmarks.cpu.servers import MAX_STREAMS, VENVS, Server, at_rest, free_port, tcmalloc
 from benchmarks.cpu.shapes import CACHE
 from benchmarks.machine import median
 from tests.oracle.vision_checkpoints import PLACE, TEMPLATE
-from tests.system.service import serve, wait_until
+from tests.system.service import serve
 
 CLIENTS = 8
 REQUESTS = 48  # of a round
 NUM_TOKENS = 16
+LOG = "vllm_pictures.log"
 TOWER = "vision_tower."  # how the names of its tensors begin
 SCRIPT = Path(__file__).parent / "cpu" / "peers" / "vllm_pictures_server.py"
 # Files that vLLM reads beside ours.
@@ -129,14 +127,13 @@ def peer(path: Path, threads: int) -> Iterator[tuple[Server, int] | None]:
     if (library := tcmalloc()) is not None:
         environment["LD_PRELOAD"] = str(library)
     CACHE.mkdir(parents=True, exist_ok=True)
-    with (CACHE / "vllm_pictures.log").open("w") as log:
+    with (CACHE / LOG).open("w") as log:
         process = subprocess.Popen(line, stdout=log, stderr=log, text=True, env=environment, start_new_session=True)
-    server = Server(f"vLLM float32, {threads} threads", process, lambda streams, requests, seed: {}, {}, rests=True)
+    server = Server(
+        f"vLLM float32, {threads} threads", process, lambda streams, requests, seed: {}, {}, rests=True, port=port
+    )
     try:
-        wait_until(lambda: process.poll() is not None or answers(port), START_S, f"vLLM did not start; see {log.name}")
-        if process.poll() is not None:
-            raise ChildProcessError(f"vLLM has ended; see {log.name}")
-        os.killpg(process.pid, signal.SIGSTOP)
+        at_rest(server, CACHE / LOG)
         yield server, port
     finally:
         server.stop()
@@ -146,23 +143,6 @@ def cpu_s(pid: int) -> float:
     """Seconds of processor time of a process and those below it."""
     root = psutil.Process(pid)
     return sum(sum(one.cpu_times()[:2]) for one in (root, *root.children(recursive=True)))
-
-
-def free_port() -> int:
-    """A port that nobody listens on."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port: int = probe.getsockname()[1]
-        return port
-
-
-def answers(port: int) -> bool:
-    """Whether a server says that it is healthy."""
-    try:
-        with urllib.request.urlopen(f"http://127.0.0.1:{port}/health", timeout=5) as answer:
-            return bool(answer.status == 200)
-    except OSError:
-        return False
 
 
 def beside_peer(

@@ -138,7 +138,7 @@ def start_vllm(shape: str, form: str, threads: int, log: Path, more: Sequence[st
     if not python.exists():
         print(f"vLLM: not installed in {VENVS}", flush=True)
         return None
-    port = _free_port()
+    port = free_port()
     line = [str(python), "-m", "vllm.entrypoints.openai.api_server", "--model", str(served(shape)), "--dtype", form]
     line += ["--served-model-name", "bench", "--host", "127.0.0.1", "--port", str(port), "--max-model-len", "1024"]
     line += ["--max-num-seqs", str(MAX_STREAMS), "--disable-uvicorn-access-log", *more]
@@ -156,7 +156,7 @@ def start_vllm(shape: str, form: str, threads: int, log: Path, more: Sequence[st
         return _figures(report(asyncio.run(closed_loop(ask, streams, requests, seed))))
 
     server = Server(name, process, load, {"HTTP": partial(connections, port, "bench")}, rests=True, port=port)
-    return _at_rest(server, log)
+    return at_rest(server, log)
 
 
 def start_llama(model: Path, vocab: int, log: Path, more: Sequence[str] = ()) -> Server | None:
@@ -165,7 +165,7 @@ def start_llama(model: Path, vocab: int, log: Path, more: Sequence[str] = ()) ->
     if not program.exists():
         print(f"llama.cpp's server: not in {program.parent}", flush=True)
         return None
-    port = _free_port()
+    port = free_port()
     line = [str(program), "--model", str(model), "--host", "127.0.0.1", "--port", str(port), "--threads", "2", *more]
     process = _start(line, dict(os.environ), log, subprocess.DEVNULL)
     ask = Ask(port, "bench", vocab, LENGTH)
@@ -174,10 +174,10 @@ def start_llama(model: Path, vocab: int, log: Path, more: Sequence[str] = ()) ->
         return _figures(report(asyncio.run(closed_loop(ask, streams, requests, seed))))
 
     ways = {"HTTP": partial(connections, port, "bench")}
-    return _at_rest(Server(name, process, load, ways, rests=True, port=port), log)
+    return at_rest(Server(name, process, load, ways, rests=True, port=port), log)
 
 
-def _at_rest(server: Server, log: Path) -> Server:
+def at_rest(server: Server, log: Path) -> Server:
     """Waits until a peer answers, and stops it until it is measured."""
     if not _answers(server.port, server.process):
         server.stop()
@@ -228,7 +228,8 @@ def _is_healthy(port: int) -> bool:
         return False
 
 
-def _free_port() -> int:
+def free_port() -> int:
+    """Returns a port that is free."""
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         port: int = probe.getsockname()[1]
