@@ -97,6 +97,18 @@ DASHBOARDS: dict[str, tuple[DashboardPanel, ...]] = {
         one("Stalled for memory", "percentunit", "max(sluice_memory_stalled_ratio)", "share of time"),
         one("Killed for memory", "short", "max(sluice_memory_oom_kills)", "kills"),
     ),
+    "gpu": (
+        one("Memory of GPUs", "bytes", "max by (gpu, what) (sluice_gpu_memory_bytes)", "{{gpu}} {{what}}"),
+        one("Share of time with a kernel", "percentunit", "max by (gpu) (sluice_gpu_busy_ratio)", "{{gpu}}"),
+        one("Power", "watt", "max by (gpu) (sluice_gpu_power_watts)", "{{gpu}}"),
+        one(
+            "Energy for each output token",
+            "joule",
+            f"sum(max by (gpu) (rate(sluice_gpu_energy_joules_total[{WINDOW}])))"
+            f' / sum(rate(sluice_tokens_total{{kind="completion"}}[{WINDOW}]))',
+            "joules",
+        ),
+    ),
     "scheduling": (
         one("Running", "short", "sum by (process) (sluice_requests_running)", "{{process}}"),
         one("Waiting", "short", "sum by (process) (sluice_requests_waiting)", "{{process}}"),

@@ -11,6 +11,7 @@ from sluice_server.engine.config import EngineConfig
 from sluice_server.engine.errors import ServiceError
 from sluice_server.engine.pressure import CacheNeeds, CachePressure
 from sluice_server.services.engine.cache_operations import CacheOperations
+from sluice_server.services.engine.gpus import GpuPressure
 from sluice_server.services.memory.control_group import GroupMemory
 from sluice_server.services.memory.level import Forecast, Level
 from sluice_server.services.memory.watch import LONGEST_S, resident_bytes
@@ -29,34 +30,33 @@ class EnginePressure:
         operations: CacheOperations,
         config: EngineConfig,
         clock: Callable[[], float] = time.monotonic,
+        gpu: GpuPressure | None = None,
     ) -> None:
-        """Called once the weights are loaded."""
+        """Called once the weights are loaded. `gpu`: on which it computes."""
         min_tokens = config.kv_cache_min_tokens
         self._built = built
         self._operations = operations
         self._may_grow = config.kv_cache_max_tokens > 0  # beyond what was asked for, while requests wait
         self._clock = clock
+        self._gpu = gpu
         self._cache = CachePressure()
         self._forecast = Forecast()
-        self._level = Level.OK
+        self._has_small_steps = False
         scheduler = built.engine.scheduler
         sizes = scheduler.cache.sizes
         self._least = sizes.most_blocks(min_tokens or scheduler.limits.context_length) + scheduler.cache.num_groups
         self._weights = max(0, resident_bytes() - self._cache_bytes())
-
-    @property
-    def level(self) -> Level:
-        """The level of the last sample."""
-        return self._level
 
     def act(self, level: Level, memory: GroupMemory) -> None:
         """Takes the measures for a level."""
         engine, now_s = self._built.engine, self._clock()
         pool = engine.scheduler.cache.pool
         self._forecast.add(now_s, pool.num_held)
-        if level is not self._level:
-            self._level = level
-            engine.scheduler.take_share(1.0 if level is Level.OK else BUDGET_SHARE)
+        of_gpu = Level.OK if self._gpu is None else self._gpu.look()
+        is_short = max(level, of_gpu) > Level.OK
+        if is_short is not self._has_small_steps:
+            self._has_small_steps = is_short
+            engine.scheduler.take_share(BUDGET_SHARE if is_short else 1.0)
         cache, operations = self._built.memory, self._operations
         if cache is None or operations.is_resizing:
             return

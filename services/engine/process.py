@@ -16,6 +16,7 @@ from sluice_server.engine.transfer import BlockFetcher
 from sluice_server.services.engine.block_sources import fetcher_of
 from sluice_server.services.engine.cache_operations import CacheClearing, CacheOperations
 from sluice_server.services.engine.figures import figures, image_figures, shared_figures
+from sluice_server.services.engine.gpus import gpu_figures, opened, pressure_of
 from sluice_server.services.engine.grammar_gate import GrammarGate
 from sluice_server.services.engine.loading import load_engine
 from sluice_server.services.engine.napping import Napping, table_of
@@ -132,8 +133,13 @@ def _serve_operators(process: Process, built: BuiltEngine, stage: EngineStage, f
         if fetcher is not None:
             clearing = CacheClearing(built.engine, built.store.block_bytes, fetcher.clear, fetcher.hold_off)
         process.operations.serve(ClearCache, clearing.clear)
+    has_gpu = built.computing.device == "cuda"
+    nvml = opened(process.engine_config.num_ranks) if has_gpu else None
+    if nvml is not None:
+        process.metrics.collect_from(lambda: gpu_figures(nvml.samples()))
     if watch is not None:
-        pressure = EnginePressure(built, caches, process.engine_config)
+        gpu = pressure_of(process.config.memory_warn_share) if has_gpu else None
+        pressure = EnginePressure(built, caches, process.engine_config, gpu=gpu)
         watch.act, watch.holds = pressure.act, pressure.holds
         stage.memory_level = lambda: int(watch.level)
         process.metrics.collect_from(pressure.figures)

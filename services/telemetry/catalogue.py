@@ -12,6 +12,7 @@ DURATION_S = (0.01, 0.02, 0.04, 0.08, 0.16, 0.32, 0.64, 1.28, 2.56, 5.12, 10.24,
 TTFT_S = (0.001, 0.005, 0.01, 0.02, 0.04, 0.06, 0.08, 0.1, 0.25, 0.5, 0.75, 1.0, 2.5, 5.0, 7.5, 10.0, 30.0, 120.0)
 TPOT_S = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.075, 0.1, 0.15, 0.2, 0.3, 0.4, 0.5, 0.75, 1.0, 2.5)
 
+UNITS = {"s": "_seconds", "By": "_bytes", "J": "_joules", "W": "_watts", "": ""}
 LENGTHS = tuple(float(1 << i) for i in range(18))  # tokens
 
 
@@ -25,7 +26,7 @@ class MetricKind(enum.Enum):
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Metric:
-    """One metric. `unit` is "s", "By" or "" for plain counts; `labels` are the label names of its samples. `buckets`
+    """One metric. `unit` is one of `UNITS`, "" for plain counts; `labels` are the label names of its samples. `buckets`
     is empty for a histogram whose bounds come with its samples."""
 
     name: str
@@ -38,7 +39,7 @@ class Metric:
     @property
     def prometheus(self) -> str:
         """Returns the name in the exposition format; for a histogram without `_bucket`, `_sum` and `_count`."""
-        name = self.name.replace(".", "_") + {"s": "_seconds", "By": "_bytes", "": ""}[self.unit]
+        name = self.name.replace(".", "_") + UNITS[self.unit]
         return name + "_total" if self.kind is MetricKind.COUNTER else name
 
 
@@ -159,6 +160,12 @@ PREEMPTIONS = _counter("sluice.preemptions", "Preempted sequences by what happen
 RECOMPUTED = _counter("sluice.recomputed_tokens", "Tokens computed once more after a preemption")
 DRAFTED = _counter("sluice.drafted_tokens", "Drafted tokens by their position in the draft", "place")
 ACCEPTED = _counter("sluice.accepted_tokens", "Drafted tokens that were accepted, by their position", "place")
+
+# The GPUs that it computes on, with what other processes do there. Their names are those of `nvidia-smi -L`.
+GPU_MEMORY = _gauge("sluice.gpu.memory", "Memory of a GPU: used, limit", "gpu", "what", unit="By")
+GPU_BUSY = _gauge("sluice.gpu.busy_ratio", "Share of the last moments in which a kernel ran on a GPU", "gpu")
+GPU_POWER = _gauge("sluice.gpu.power", "Power that a GPU takes", "gpu", unit="W")
+GPU_ENERGY = _counter("sluice.gpu.energy", "Energy that a GPU took since its driver was loaded", "gpu", unit="J")
 
 # Its adapters.
 ADAPTERS = _gauge(

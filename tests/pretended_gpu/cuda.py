@@ -274,7 +274,7 @@ def _interface() -> dict[str, Any]:
         "get_device_capability": lambda device=None: (9, 0),
         "get_device_name": lambda device=None: "pretended",
         "get_device_properties": lambda device=None: types.SimpleNamespace(
-            name="pretended", major=9, minor=0, multi_processor_count=NUM_MULTIPROCESSORS
+            name="pretended", major=9, minor=0, multi_processor_count=NUM_MULTIPROCESSORS, uuid="00-pretended"
         ),
         "mem_get_info": lambda device=None: (6 * GIB, 8 * GIB),
         "max_memory_allocated": lambda device=None: GIB,

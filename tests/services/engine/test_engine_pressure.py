@@ -15,6 +15,7 @@ from sluice_server.engine.pressure import CALM_S
 from sluice_server.engine.request import EngineRequest, SamplingParams
 from sluice_server.engine.worker.startup.identity import Digests
 from sluice_server.services.engine.cache_operations import CacheOperations
+from sluice_server.services.engine.gpus import GpuPressure
 from sluice_server.services.engine.pressure import EnginePressure
 from sluice_server.services.memory.control_group import GroupMemory
 from sluice_server.services.memory.level import Level
@@ -44,13 +45,13 @@ def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
 class Rig:
     """An engine, its measures, and a clock."""
 
-    def __init__(self, checkpoint: Path, config: EngineConfig = CONFIG) -> None:
+    def __init__(self, checkpoint: Path, config: EngineConfig = CONFIG, gpu: GpuPressure | None = None) -> None:
         model = read_config(checkpoint)
         limits = limits_of(config, model, 1 << 20)
         self.built: BuiltEngine = build_engine(config, model, checkpoint, limits, digests=lambda: Digests(b"w"))
         self.now_s = 0.0
         self.operations = CacheOperations(self.built.memory)
-        self.pressure = EnginePressure(self.built, self.operations, config, lambda: self.now_s)
+        self.pressure = EnginePressure(self.built, self.operations, config, lambda: self.now_s, gpu)
 
     @property
     def sizes(self) -> tuple[int, int]:
@@ -79,6 +80,21 @@ async def test_the_cache_gives_way_and_comes_back(checkpoint: Path) -> None:
     assert scheduler._planner.budget == 64
     found = [await rig.act(Level.OK, CALM_S) for _ in range(5)]
     assert found == [(328, 0), (584, 0), (840, 0), (1024, slots), (1024, slots)]
+    rig.built.close()
+
+
+async def test_a_gpu_that_is_short_of_memory_makes_steps_smaller_and_nothing_else(checkpoint: Path) -> None:
+    free, now_s = 8 << 30, 0.0
+    rig = Rig(checkpoint, gpu=GpuPressure(0.1, lambda: (free, 80 << 30), lambda: now_s))
+    planner, before = rig.built.engine.scheduler._planner, rig.sizes
+    assert await rig.act(Level.OK) == before and planner.budget == 64
+    free = 0
+    assert await rig.act(Level.OK) == before and planner.budget == 16
+    free = 8 << 30
+    for _ in range(20):
+        now_s += 1.0
+        assert await rig.act(Level.OK) == before
+    assert planner.budget == 64
     rig.built.close()
 
 

@@ -57,6 +57,12 @@ OF_NO_REQUEST = {
     ("engine/cache_operations.py", "cleared %d blocks of %s from the cache"),
     ("edge/protocol.py", "the edge failed at a request's head"),
     ("memory/watch.py", "looking after the memory failed"),
+    (
+        "engine/gpus.py",
+        "memory of the GPU is short: %d MiB are free, %d MiB were at the start; steps compute fewer tokens",
+    ),
+    ("engine/gpus.py", "the GPU's use and energy are not measured: no %s (pip install sluice-server[nvml])"),
+    ("engine/gpus.py", "the GPU's use and energy are not measured: %s"),
     ("faults.py", "%s failed in a %s"),
     ("profiles/recording.py", "recording a profile (%s) for %g s at most"),
     ("gateway/lanes.py", "serving revision %s on %s"),
