@@ -77,6 +77,26 @@ def kept_rows(module: Any, _: bool) -> None:  # noqa: ANN401
     module.EncoderCache.drop = lambda self, digests: None
 
 
+def kept_pixels(module: Any, _: bool) -> None:  # noqa: ANN401
+    """A tokenizer keeps the pixels of every image for ever."""
+    module.PixelCache.__init__.__defaults__ = (1 << 62,)
+
+
+def kept_pictures(module: Any, _: bool) -> None:  # noqa: ANN401
+    """A process that decodes keeps every image for ever."""
+    if hasattr(module, "INHERITED"):  # of the one that starts it
+        module.INHERITED += ("SLUICE_TEST_FAULTS",)
+        return
+    prepare, kept = module.prepare, []
+
+    def keeping(*given: Any, **named: Any) -> Any:  # noqa: ANN401  # as `prepare`
+        found = prepare(*given, **named)
+        kept.append(found)
+        return found
+
+    module.prepare = keeping
+
+
 def schema(module: Any, version: int) -> None:  # noqa: ANN401
     """This process's messages have another schema version."""
     module.SCHEMA_VERSION = version
@@ -157,6 +177,11 @@ KNOWN: dict[str, tuple[tuple[str, ...], Callable[[Any, Any], None]]] = {
     "device_lost": ((RUNNER,), device_lost),
     "leak": (("sluice_server.services.gateway.requests.manager",), leak),
     "kept_rows": (("sluice_server.engine.worker.slots.images",), kept_rows),
+    "kept_pixels": (("sluice_server.services.media.preparing",), kept_pixels),
+    "kept_pictures": (
+        ("sluice_server.services.tokenizer.child_pool", "sluice_server.services.media.pixels"),
+        kept_pictures,
+    ),
     "schema": (("sluice_server.services.messages.messages",), schema),
     "pretended_gpus": (
         ("sluice_server.services.engine.process", "sluice_server.services.ranks.process"),
