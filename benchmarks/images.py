@@ -1,6 +1,6 @@
 """Pictures beside streams of text, pictures that come again, and the processes that prepare them.
 
-    python -m benchmarks.images [--rounds 5] [--streams 8] [--rate 8] [--seconds 6] [--share 0.25]
+    python -m benchmarks.images [--rounds 5] [--streams 8] [--rate 8] [--seconds 6] [--share 1]
         [--only streams,again,prepare,peer] [--shape small|base]
 
 Random LLaVAs of two sizes with one engine of one thread, in float32. Streams: the p99 of the time between two messages
@@ -30,6 +30,7 @@ from sluice.v1 import inference_pb2, inference_pb2_grpc, types_pb2
 
 from benchmarks.image_peer import beside_peer
 from benchmarks.machine import end_as_asked, median, save
+from sluice_server.engine.config import DEFAULTS
 from sluice_server.engine.models.vision.config import read_vision
 from sluice_server.services.media.image_workers import ImageWorkers
 from sluice_server.services.media.processor import read_processor
@@ -250,9 +251,9 @@ def main() -> None:
     parser.add_argument("--streams", type=int, default=8)
     parser.add_argument("--rate", type=float, default=8.0)
     parser.add_argument("--seconds", type=float, default=6.0)
-    parser.add_argument("--share", type=float, default=0.25, help="--encoder-share of the service")
+    parser.add_argument("--share", type=float, default=DEFAULTS.encoder_share, help="--encoder-share")
     parser.add_argument("--processes", type=int, default=2, help="that prepare pictures; threads of each server")
-    parser.add_argument("--peer-share", type=float, default=1.0, help="--encoder-share beside a peer")
+    parser.add_argument("--peer-share", type=float, default=4.0, help="--encoder-share beside a peer")
     parser.add_argument("--shape", choices=list(SHAPES), default="small", help="of the tower beside a peer")
     parser.add_argument("--only", default=",".join(PARTS))
     options = parser.parse_args()

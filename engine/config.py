@@ -134,7 +134,9 @@ class EngineConfig:
         1.0, "seconds that a request waits for its adapter before others have to make room for it"
     )
     encoder_share: float = option(
-        0.25, "encoding of images takes no more than this share of the steps' time, while requests are computed"
+        1.0,
+        "encoding of images takes no more than this share of the steps' time, while requests are computed: more of it "
+        "serves more images a second, with longer gaps in streams meanwhile",
     )
     calibration: str = option(
         "", "file of `sluice calibrate`: the ids that --quantization int4 observes; without it random ones"

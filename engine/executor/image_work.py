@@ -33,7 +33,8 @@ class ImageWork:
     """The encoding of one engine's images.
 
     Steps earn encoding its share of their time. It is spent behind steps that are not longer than most: the longest
-    gaps between two tokens of a stream are then those that they are without images.
+    gaps between two tokens of a stream are then those that they are without images, or LONG steps and what the mean
+    step earns, one step at least.
     """
 
     def __init__(
@@ -78,6 +79,7 @@ class ImageWork:
     def _earn(self, step_s: float) -> float | None:
         """Adds the share of a step; returns for how long to encode behind it, or None if nothing is computed."""
         part_s = self._rows.part_s
-        self._earned_s = min(self._earned_s + self._share * step_s, max(self._mean_s, part_s))
+        most_s = max(max(1.0, self._share) * self._mean_s, part_s)  # a long step, and a long wait, earn no more
+        self._earned_s = min(self._earned_s + self._share * step_s, most_s)
         is_long = step_s > LONG * self._mean_s
         return None if is_long or self._earned_s < part_s else self._earned_s

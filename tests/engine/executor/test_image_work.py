@@ -1,10 +1,12 @@
 """Encoding between steps: for how long, and what a failure leaves."""
 
 import dataclasses
+import random
 
 import pytest
 
-from sluice_server.engine.executor.image_work import ALONE_S, ImageWork
+from sluice_server.engine.config import DEFAULTS
+from sluice_server.engine.executor.image_work import ALONE_S, LONG, ImageWork
 from sluice_server.engine.images import PromptImage
 from sluice_server.engine.scheduler.images import ImageBooks
 
@@ -30,6 +32,15 @@ class Rows:
     def drop(self, digests: list[bytes]) -> None:
         """Records the digests."""
         self.dropped += digests
+
+
+class Parts(Rows):
+    """Needs parts without end, of which a call has those for which there is time."""
+
+    def advance(self, image: PromptImage, seconds: float) -> bool:
+        """Computes them."""
+        self.now_s += max(1, int(seconds / self.part_s)) * self.part_s
+        return False
 
 
 def waiting(*digests: bytes) -> ImageBooks:
@@ -100,6 +111,22 @@ def test_a_long_wait_earns_no_long_burst() -> None:
     for _ in range(100):
         work.advance(0.01)
     assert max(seconds for _, seconds in rows.asked) == pytest.approx(0.01)
+
+
+@pytest.mark.parametrize("share", [DEFAULTS.encoder_share, 0.25, 4.0])
+def test_a_gap_is_bounded_by_the_mean_step_and_the_share_is_spent(share: float) -> None:
+    rows, rng = Parts(part_s=0.001), random.Random(1)
+    work = ImageWork(waiting(b"a"), rows, share, lambda: rows.now_s)
+    steps = [rng.uniform(0.009, 0.011) * (1 if at % 20 else 6) for at in range(1, 1001)]
+    gaps = []
+    for step_s in steps:
+        before = rows.now_s
+        work.advance(step_s)
+        gaps.append(step_s + (rows.now_s - before))
+    mean = sum(steps) / len(steps)
+    most = (LONG + max(1.0, share)) * 1.3 * mean  # the mean of the last steps is now and then more than that of all
+    assert max(gap for gap, step_s in zip(gaps, steps, strict=True) if gap > step_s) < most
+    assert 0.7 * share * sum(steps) < rows.now_s <= share * sum(steps)
 
 
 def test_an_image_that_cannot_be_encoded_holds_nothing_back(caplog: pytest.LogCaptureFixture) -> None:
