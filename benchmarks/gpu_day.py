@@ -73,7 +73,7 @@ STAGES: dict[str, tuple[Step, ...]] = {
     ),
     "attention": (bench("gpu_attention"), Step("libraries", tests("tests/gpu/test_gpu_backends.py"))),
     "kernels": (bench("gpu_kernels"),),
-    "engine": (bench("gpu_engine", "--parts", "8b,0.6b,busy,8b-fp8"),),
+    "engine": (bench("gpu_engine", "--parts", "8b,0.6b,busy,mixed,8b-fp8"),),
     "throughput": (bench("gpu_engine", "--parts", "throughput"),),
     "tune": (bench("gpu_tune"), bench("gpu_attention", "--fresh")),
     "memcheck": (sanitized("memcheck"),),

@@ -1,7 +1,7 @@
-"""The engine on one GPU: decode steps against the time their bytes take, host time a step, how busy the GPU is, and
-throughput beside transformers' continuous batching.
+"""The engine on one GPU: decode steps against the time their bytes take, host time a step, how busy the GPU is, the
+share of mixed traffic that is recorded, and throughput beside transformers' continuous batching.
 
-    python -m benchmarks.gpu_engine [--parts 8b,8b-fp8,0.6b,busy,throughput] [--fresh] [--seconds N] [--out DIR]
+    python -m benchmarks.gpu_engine [--parts 8b,8b-fp8,0.6b,busy,mixed,throughput] [--fresh] [--seconds N] [--out DIR]
         [--dry-run]
 
 Random weights made on the device. Throughput: 256 requests of 100 to 1024 tokens in and out, Qwen3-0.6B's shape. A run
@@ -22,6 +22,7 @@ from torch.autograd import DeviceType  # type: ignore[attr-defined] # documented
 
 from benchmarks.gpu_clock import Peaks
 from benchmarks.gpu_command import Asked, asked
+from benchmarks.gpu_mixed import mixed
 from benchmarks.gpu_peer import continuous_batching, make_model
 from benchmarks.gpu_results import Row
 from benchmarks.gpu_rig import BLOCK, LLAMA_8B, PLAIN, QWEN_06B, GpuRig, Kept, add, make_rig, prompts_of
@@ -30,7 +31,7 @@ from sluice_server.engine.models.config import ModelConfig
 
 STEPS = 200
 OURS = "throughput: ours"
-PARTS = ("8b", "8b-fp8", "0.6b", "busy", "throughput")
+PARTS = ("8b", "8b-fp8", "0.6b", "busy", "mixed", "throughput")
 
 
 Rows = Mapping[str, Row]
@@ -156,6 +157,7 @@ class GpuLoads:
 
     Attributes:
         requests, lengths: of throughput: how many, and tokens in and out of each.
+        mixed, mixed_lengths: of mixed traffic: rows at most, tokens of a step at most, requests; tokens of each.
     """
 
     large: ModelConfig = LLAMA_8B
@@ -165,6 +167,8 @@ class GpuLoads:
     contexts: tuple[int, int] = (1024, 512)
     requests: int = 256
     lengths: tuple[int, int] = (100, 1024)
+    mixed: tuple[int, int, int] = (64, 2048, 200)
+    mixed_lengths: tuple[int, int] = (100, 512)
 
 
 TINY = dataclasses.replace(
@@ -179,7 +183,7 @@ TINY = dataclasses.replace(
     windows=(None,),
     context_length=300,
 )
-DRY = GpuLoads(TINY, TINY, (1,), (3,), (8, 5), 4, (5, 12))
+DRY = GpuLoads(TINY, TINY, (1,), (3,), (8, 5), 4, (5, 12), (3, 64, 6), (5, 12))
 
 
 def todo(given: Asked) -> list[tuple[str, Callable[[], Row]]]:
@@ -193,6 +197,14 @@ def todo(given: Asked) -> list[tuple[str, Callable[[], Row]]]:
         **{f"8b: {num} rows": functools.partial(step, loads.large, num, long) for num in loads.few},
         **{f"0.6b: {num} rows": functools.partial(step, loads.small, num, short) for num in loads.many},
         f"busy: {loads.many[-1]} rows": functools.partial(busy, loads.small, loads.many[-1], short, device),
+        f"mixed: {loads.mixed[0]} rows": functools.partial(
+            mixed,
+            loads.small,
+            loads.mixed[0],
+            sizes_of(loads.mixed[2], loads.mixed_lengths),
+            loads.mixed[1],
+            device,
+        ),
         OURS: functools.partial(own_throughput, loads.small, sizes, device),
         "throughput: transformers": functools.partial(peer_throughput, loads.small, sizes, device, given.results.rows),
     }

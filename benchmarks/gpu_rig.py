@@ -24,6 +24,7 @@ from sluice_server.engine.models.config import ModelConfig
 from sluice_server.engine.models.model import Model
 from sluice_server.engine.models.spans import Dim, Shape, sizes_of
 from sluice_server.engine.request import EngineRequest, Limits, SamplingParams
+from sluice_server.engine.sampling.grammars import Grammars
 from sluice_server.engine.scheduler.scheduler import Scheduler
 from sluice_server.engine.worker.device import CudaDevice, Device, HostCopy
 from sluice_server.engine.worker.overlapped import overlap
@@ -156,10 +157,11 @@ class WatchedArrival:
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class GpuRig:
-    """An engine and the device that it waits for; None where it waits for none."""
+    """An engine, the device that it waits for (None where it waits for none), and its runner."""
 
     engine: Engine
     watched: Watched | None
+    runner: StepRunner
 
     @property
     def waited_s(self) -> float:
@@ -167,23 +169,34 @@ class GpuRig:
         return 0.0 if self.watched is None else self.watched.waited_s
 
 
-def make_rig(config: ModelConfig, num: int, num_blocks: int, device: torch.device, kept: Kept = PLAIN) -> GpuRig:
-    """An engine for `num` sequences; every size of a step that can be recorded is recorded."""
+def make_rig(  # noqa: PLR0913 # the parts and sizes of an engine
+    config: ModelConfig,
+    num: int,
+    num_blocks: int,
+    device: torch.device,
+    kept: Kept = PLAIN,
+    grammars: Grammars | None = None,
+    mixed_tokens: int = 0,
+) -> GpuRig:
+    """An engine for `num` sequences; every size of a step that can be recorded is recorded.
+
+    `mixed_tokens`: of a step at most, if steps with prompts are recorded, too.
+    """
     dtype = torch.bfloat16 if device.type == "cuda" else torch.float32
     pack = LinearPacker(kept.weights)
     model = Model(config, DeviceRandomWeights(dtype, device), dtype, device, config.context_length, pack)
     store = BlockStore(model.new_cache(num_blocks, BLOCK, kept.cache))
-    runner: StepRunner = Runner(model, store, BLOCK, num, config.context_length)
+    runner: StepRunner = Runner(model, store, BLOCK, num, config.context_length, grammars)
     watched = None
     if device.type == "cuda":
         watched = Watched(CudaDevice(device))
-        plain = Runner(model, store, BLOCK, num, config.context_length)
-        runner = overlap(plain, model, store, watched, Slots(num, config.context_length, BLOCK))
+        plain = Runner(model, store, BLOCK, num, config.context_length, grammars)
+        runner = overlap(plain, model, store, watched, Slots(num, config.context_length, BLOCK, mixed_tokens))
         while runner.idle():
             continue
     cache = KVCache(num_blocks, BLOCK, prefix_caching=True)
     limits = Limits(config.context_length, config.vocab_size)
-    return GpuRig(Engine(Scheduler(cache, limits, (), num, 8192), runner), watched)
+    return GpuRig(Engine(Scheduler(cache, limits, config.eos_ids, num, mixed_tokens or 8192), runner), watched, runner)
 
 
 def prompts_of(sizes: list[int]) -> list[tuple[int, ...]]:

@@ -10,9 +10,10 @@ import torch
 from torch import Tensor
 
 from sluice_server.engine.plan import TokenLogprob
-from sluice_server.engine.sampling.logprobs import read, spans, uploaded, want
+from sluice_server.engine.sampling.logprobs import read, spans, want
 from sluice_server.engine.sampling.rows import AllowedTokenRows, SamplingParamRows, SamplingRows, TokenPairs
 from sluice_server.engine.sampling.rows import PenaltyRows as PenaltyRows
+from sluice_server.engine.uploads import uploaded
 from sluice_server.kernels.reference.adjust import BannedTokens, LogitAdjustments, LogitBiases, Penalties, TokenMask
 from sluice_server.kernels.reference.sampling import Rows
 from sluice_server.kernels.reference.scores import Scores

@@ -4,7 +4,7 @@ Computed in one pass for all rows that request them.
 """
 
 from collections.abc import Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -12,6 +12,7 @@ from torch import Tensor
 
 from sluice_server.engine.plan import TokenLogprob
 from sluice_server.engine.sampling.rows import LogprobRows
+from sluice_server.engine.uploads import uploaded
 from sluice_server.kernels import ops
 from sluice_server.kernels.reference.choice import ScoredRows
 from sluice_server.kernels.reference.scores import ScoreRequest, Scores, score_buffer
@@ -30,15 +31,6 @@ def score(logits: Tensor, ids: Sequence[int], num: int) -> list[TokenLogprob]:
     no_ids = own.new_empty(0)
     found = ops.score(logits, ScoreRequest(own, torch.full_like(own, num), no_ids, no_ids, num))
     return read(found, spans([num] * len(ids), {}))
-
-
-def uploaded(values: "np.ndarray[Any, Any]", device: torch.device) -> Tensor:
-    """Returns an array as a tensor on a device; on a CPU one over the same memory.
-
-    A copy to a GPU is begun and not waited for: otherwise the host would wait for the forward pass before it.
-    """
-    found = torch.from_numpy(values)
-    return found if device.type == "cpu" else found.pin_memory().to(device, non_blocking=True)
 
 
 def want(asked: LogprobRows, vocab: int, device: torch.device) -> ScoredRows:

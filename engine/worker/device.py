@@ -12,6 +12,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from sluice_server.engine.uploads import uploaded
 from sluice_server.engine.worker.faults import device_faults
 
 WARM_RUNS = 2  # before a capture: kernels compile and workspaces are allocated
@@ -71,8 +72,7 @@ class CudaDevice:
         self._is_apart = False
 
     def upload(self, values: "np.ndarray[Any, Any]") -> Tensor:
-        # A new pinned buffer each time: torch reuses its memory only after the copy is done.
-        return torch.from_numpy(values).pin_memory().to(self._device, non_blocking=True)
+        return uploaded(values, self._device)
 
     def download(self, values: Tensor) -> "CudaHostCopy":
         self._turn ^= 1

@@ -1,6 +1,9 @@
 """The stages of a GPU day: the commands they run, isolation of a failure, and the time limit."""
 
 import json
+import re
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -75,3 +78,24 @@ def test_tables_that_were_tuned_come_along(tmp_path: Path, monkeypatch: pytest.M
     stage(monkeypatch)
     assert gpu_day.main(["engines", "--out", str(tmp_path / "out")]) == 0
     assert (tmp_path / "out" / "GPU.json").exists()
+
+
+def test_the_page_names_every_package_that_a_machine_with_a_gpu_needs() -> None:
+    """What our own modules import there, in the benchmarks and in the tests of a GPU."""
+    code = """
+import builtins, sys
+ours, found, given = ("benchmarks", "sluice_server", "tests"), set(), builtins.__import__
+def counted(name, globals=None, *others, **named):
+    if str((globals or {}).get("__name__")).split(".")[0] in ours:
+        found.add(name.split(".")[0])
+    return given(name, globals, *others, **named)
+builtins.__import__ = counted
+for name in sys.argv[1:]:
+    given(name)
+print(*sorted(found - set(ours) - sys.stdlib_module_names - {""}))
+"""
+    modules = [f"benchmarks.{path.stem}" for path in (ROOT / "benchmarks").glob("gpu_*.py")]
+    modules += [f"tests.gpu.{path.stem}" for path in (ROOT / "tests" / "gpu").glob("*.py") if "ranks" not in path.stem]
+    told = subprocess.run([sys.executable, "-c", code, *modules], cwd=ROOT, capture_output=True, text=True, check=True)
+    page = (ROOT / "benchmarks" / "GPU.md").read_text().split("## What the machine needs")[1].split("\n\n")[1]
+    assert set(told.stdout.split()) <= set(re.findall(r"\w+", page.lower()))

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 
-from benchmarks import gpu_engine, gpu_peer, gpu_rig
+from benchmarks import gpu_engine, gpu_mixed, gpu_peer, gpu_rig
 from benchmarks.gpu_clock import Peaks
 from benchmarks.gpu_engine import TINY
 from benchmarks.gpu_rig import LLAMA_8B, Watched
@@ -103,3 +103,17 @@ def test_without_a_gpu_it_says_so(arguments: list[str], said: str, capsys: pytes
     with pytest.raises(SystemExit):
         gpu_engine.main(arguments)
     assert said in capsys.readouterr().err
+
+
+def test_mixed_traffic_is_served_whole() -> None:
+    """Constrained, scored and plain requests that arrive one by one; on a CPU nothing is recorded."""
+    sizes = gpu_engine.sizes_of(7, (5, 12))
+    row = gpu_mixed.mixed(TINY, 3, sizes, 32, CPU)
+    assert (row["rows"], row["requests"], row["recorded"]) == (3, 7, 0.0) and float(str(row["of_plain"])) > 0
+
+
+def test_of_five_requests_one_has_a_grammar_and_one_asks_for_scores() -> None:
+    asked = [gpu_mixed.params_of(at, 4, is_mixed=True) for at in range(10)]
+    assert [bool(one.grammar) for one in asked] == [True, False, False, False, False] * 2
+    assert [one.logprobs >= 0 for one in asked] == [False, True, False, False, False] * 2
+    assert not any(one.grammar or one.logprobs >= 0 for one in (gpu_mixed.params_of(0, 4, is_mixed=False),))

@@ -33,5 +33,7 @@ def test_tokens_are_equal_in_less_memory(tmp_path: Path, changes: dict[str, Any]
         gc.collect()
         torch.cuda.empty_cache()
     assert found[0] == found[1] == found[2]
+    # Of the bytes planned; 4 bits are planned as five, and their scales stay.
+    least = 0.75 if config.quantization == "int4" else 0.9
     for num_layers, size in zip((len(sizes) // 2, len(sizes)), used[1:], strict=True):
-        assert used[0] - size > 0.9 * (num_layers - 2) * sizes[0]
+        assert used[0] - size > least * (num_layers - 2) * sizes[0]
