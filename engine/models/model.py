@@ -118,7 +118,8 @@ class Model:
         self._rotations = Rotations(config, traits, num_positions, device)
         weighing = WeighingPack(pack) if pack.weighs and not is_stored and device.type == "cpu" else None
         self._layers = LayerRuns(
-            [store.keep(*one) for one in enumerate(self._load_layers(traits, loader_of, weighing, loader))]
+            [store.keep(*one) for one in enumerate(self._load_layers(traits, loader_of, weighing, loader))],
+            None if loader.ranks is None else loader.ranks.sums,
         )
         self._head = ModelHead(config, traits, loader, source, whole, self._vocabulary) if self.is_last else None
         gather(linear for layer in self._layers for linear in layer.linears)

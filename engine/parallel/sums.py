@@ -39,6 +39,17 @@ def patience_s(step_s: float) -> float:
     return max(PATIENCE_S, STEPS_OF_PATIENCE * step_s)
 
 
+class KernelSums(Protocol):
+    """The sums of one rank that the C++ kernels carry out themselves, within a call of several layers."""
+
+    @property
+    def numbers(self) -> tuple[float, ...]:
+        """What a call is told of them; see `kernels.cpu.native.shared_layers`."""
+
+    def follow(self, ended: tuple[int, int, int, float]) -> None:
+        """Takes what a call returned. Raises SumsBroken if one of its sums could not be completed."""
+
+
 class RankSums(Protocol):
     """The sums of one rank with the other ranks of its group. Every rank makes the same calls in the same order.
 
@@ -56,6 +67,10 @@ class RankSums(Protocol):
     @property
     def shards(self) -> int:
         """Partial sums of a row-parallel product: a multiple of `size`."""
+
+    @property
+    def in_kernels(self) -> KernelSums | None:
+        """These sums as the C++ kernels carry them out; None where only calls of `add` can."""
 
     def room(self, rows: int, width: int) -> Sequence[Tensor]:
         """Returns where to put the next partial sums: float32 [rows, width], one for each shard of this rank.
@@ -114,8 +129,10 @@ def new_room(shards: int, rows: int, width: int, device: torch.device | None = N
 
 
 class LocalSums:
-    """The sums of a single rank, which holds all shards itself. Implements `TimedSums`: it never waits."""
+    """The sums of a single rank, which holds all shards itself. Implements `TimedSums` and `KernelSums`: it never
+    waits."""
 
+    numbers = (0, 1, 0, 0, -1, 0.0, 1)  # a segment without memory
     rank = 0
     size = 1
     timeout_s = TIMEOUT_S
@@ -126,6 +143,14 @@ class LocalSums:
         check_shards(1, shards)
         self.shards = shards
         self._device = device
+
+    @property
+    def in_kernels(self) -> KernelSums:
+        """Implements `RankSums.in_kernels`."""
+        return self
+
+    def follow(self, ended: tuple[int, int, int, float]) -> None:
+        """Implements `KernelSums.follow`."""
 
     def room(self, rows: int, width: int) -> Sequence[Tensor]:
         """Implements `RankSums.room`."""
@@ -179,6 +204,8 @@ class ThreadGroup:
 
 class ThreadSums:
     """The sums of a rank that is a thread among others of this process; see `thread_sums`."""
+
+    in_kernels: KernelSums | None = None
 
     def __init__(self, group: ThreadGroup, rank: int, shards: int) -> None:
         check_shards(group.size, shards)

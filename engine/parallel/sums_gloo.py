@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 from torch._C import _distributed_c10d as dist
 
-from sluice_server.engine.parallel.sums import TIMEOUT_S, SumsBroken, add_in_order, check_shards, new_room
+from sluice_server.engine.parallel.sums import TIMEOUT_S, KernelSums, SumsBroken, add_in_order, check_shards, new_room
 
 GROUP = 64  # numbers that share a scale where sums travel as int8
 LEVELS = 127
@@ -59,9 +59,12 @@ class GlooSums:
     """The sums of one rank over gloo; see `RankSums`.
 
     Attributes:
+        in_kernels: None, as the kernels reach no other host.
         timeout_s: until ranks that do not come are given up; may be changed between sums.
         seconds: spent in sums since start, waiting included.
     """
+
+    in_kernels: KernelSums | None = None
 
     def __init__(  # noqa: PLR0913 # what a group is made of
         self,

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 from torch._C import _distributed_c10d as dist
 
-from sluice_server.engine.parallel.sums import TIMEOUT_S, RankSums, SumsBroken, add_in_order, check_shards
+from sluice_server.engine.parallel.sums import TIMEOUT_S, KernelSums, RankSums, SumsBroken, add_in_order, check_shards
 
 UNKNOWN = -1  # NCCL does not say which rank is at fault
 
@@ -53,7 +53,10 @@ class NcclSums:
         timeout_s: until ranks that do not come are given up, where a call waits for them on the host.
         seconds: stays 0: what sums take is the device's time.
         calls: collectives that were put into the queue, or recorded, so far; ranks in step have equal numbers.
+        in_kernels: None: those kernels are a processor's.
     """
+
+    in_kernels: KernelSums | None = None
 
     def __init__(  # what a group is made of
         self,

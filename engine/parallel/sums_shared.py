@@ -14,7 +14,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from sluice_server.engine.parallel.sums import TIMEOUT_S, SumsBroken, check_shards, new_room
+from sluice_server.engine.parallel.sums import TIMEOUT_S, KernelSums, SumsBroken, check_shards, new_room
 from sluice_server.kernels.cpu import builds, sums
 
 SLOT_FLOATS = 1 << 18  # of a rank's partial sums in one piece: 1 MiB; more are added piece by piece
@@ -30,7 +30,7 @@ def new_segment(size: int, slot_floats: int = SLOT_FLOATS) -> int:
 
 
 class SharedMemorySums:
-    """The sums of one rank over a segment; see `RankSums`.
+    """The sums of one rank over a segment; see `RankSums` and `KernelSums`.
 
     Attributes:
         timeout_s: until a rank that does not come is given up; may be changed between sums.
@@ -70,6 +70,24 @@ class SharedMemorySums:
     @timeout_s.setter
     def timeout_s(self, value: float) -> None:
         self._segment.timeout_s = value
+
+    @property
+    def in_kernels(self) -> KernelSums:
+        """Implements `RankSums.in_kernels`."""
+        return self
+
+    @property
+    def numbers(self) -> tuple[float, ...]:
+        """Implements `KernelSums.numbers`."""
+        return self._segment.arguments
+
+    def follow(self, ended: tuple[int, int, int, float]) -> None:
+        """Implements `KernelSums.follow`."""
+        fault, rank, number, seconds = ended
+        self._segment.follow(number)
+        self.seconds += seconds
+        if fault != sums.NONE:
+            raise self._broken(sums.Outcome(fault, rank))
 
     def room(self, rows: int, width: int) -> Sequence[Tensor]:
         """Implements `RankSums.room`: where the others read it, if it fits."""

@@ -4,7 +4,7 @@
 #pragma once
 
 #include "attention.h"
-#include "experts.h"
+#include "layer_sums.h"
 #include "low_rank.h"
 
 namespace sluice {
@@ -32,6 +32,10 @@ struct Layer {
   int64_t num_kept;               // ALL_TOKENS: nothing moves
   const StepAdapters* adapters;   // of the step's tokens, or null
   int64_t index;                  // of this layer in them
+  // Where ranks share out the inputs of output and down, this rank's shards of them; both are then those of the first
+  // shard and have no norms behind, there are no experts and no adapters, and nothing moves. Else null.
+  const LayerShards* shards = nullptr;
+  LayerSums* sums = nullptr;
 };
 
 constexpr int64_t ALL_TOKENS = -1;  // as in kernels/cpu/native.py
@@ -68,21 +72,42 @@ inline int64_t keep_wanted(const Layer<Element>& job, Rows seen, Rows h) {
   return job.num_kept;
 }
 
+// seen = attention of h; `heads` are used for queries, keys and values.
 template <typename Element>
-inline void run(Layer<Element>& job) {
-  const int64_t tokens = job.write.tokens, hidden = job.output.outputs;
-  const bool is_normed = job.output_norm != nullptr || job.down_norm != nullptr;
-  const auto [heads, seen, gated, between] =
-      rows_of<4>(tokens, {job.qkv.outputs, job.output.inputs, job.down.inputs, is_normed ? hidden : 0});
-  const Rows h{job.h, hidden};
+inline void attend(Layer<Element>& job, Rows h, Rows heads, Rows seen) {
   const Beside all{job.adapters, job.index, nullptr, 0};
-  apply(job.qkv, h, tokens, job.eps, Finish::STORE, heads);
+  apply(job.qkv, h, job.write.tokens, job.eps, Finish::STORE, heads);
   add_beside(all, Linears::QKV, {h, job.qkv.inputs, job.qkv.outputs, job.eps, job.qkv.norm, heads, false});
   job.write.heads = heads.first, job.write.stride = heads.stride;
   run(job.write);
   job.attention.q = heads.first, job.attention.q_stride = heads.stride;
   job.attention.out = seen.first, job.attention.out_stride = seen.stride;
   run(job.attention);
+}
+
+// The layer of a rank among others. A sum that cannot be completed ends it; `sums` tells.
+template <typename Element>
+inline void run_shared(Layer<Element>& job) {
+  const int64_t tokens = job.write.tokens, num = job.shards->num;
+  const auto [heads, seen, gated] =
+      rows_of<3>(tokens, {job.qkv.outputs, num * job.output.inputs, num * job.down.inputs});
+  const Rows h{job.h, job.output.outputs};
+  attend(job, h, heads, seen);
+  add_shared(job.output, job.shards->output(), num, seen, tokens, job.h, *job.sums);
+  if (!job.sums->are_well()) return;
+  apply(job.gate_up, h, tokens, job.eps, job.gate, gated);
+  add_shared(job.down, job.shards->down(), num, gated, tokens, job.h, *job.sums);
+}
+
+template <typename Element>
+inline void run(Layer<Element>& job) {
+  if (job.shards != nullptr) return run_shared(job);
+  const int64_t tokens = job.write.tokens, hidden = job.output.outputs;
+  const bool is_normed = job.output_norm != nullptr || job.down_norm != nullptr;
+  const auto [heads, seen, gated, between] =
+      rows_of<4>(tokens, {job.qkv.outputs, job.output.inputs, job.down.inputs, is_normed ? hidden : 0});
+  const Rows h{job.h, hidden};
+  attend(job, h, heads, seen);
   const int64_t wanted = keep_wanted(job, seen, h);
   const Beside left{job.adapters, job.index, job.num_kept == ALL_TOKENS ? nullptr : job.kept, job.num_kept};
   add({job.output, Linears::OUTPUT, job.output_norm, job.eps}, seen, between, h, wanted, left);

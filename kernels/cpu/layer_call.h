@@ -8,6 +8,7 @@
 
 #include "call.h"
 #include "layer.h"
+#include "segment_call.h"
 
 namespace sluice {
 
@@ -116,6 +117,7 @@ struct Layers {
   int64_t first;                        // index of the first layer in `adapters`
   std::vector<const float*> rotations;  // by table
   std::vector<StepTokens<Element>> groups;
+  LayerSums* sums = nullptr;  // of ranks that share out the layers; each row of `table` ends with its shards then
 };
 
 template <typename Element>
@@ -133,14 +135,14 @@ void run(const Layers<Element>& all) {
     job.h = all.h;
     job.kept = all.kept, job.num_kept = is_last ? all.num_kept : ALL_TOKENS;
     job.adapters = all.adapters, job.index = all.first + at;
+    if (all.sums != nullptr) job.shards = numbers.address<const LayerShards>(), job.sums = all.sums;
     run(job);
+    if (all.sums != nullptr && !all.sums->are_well()) return;
   }
 }
 
 template <typename Element>
-PyObject* layers(PyObject*, PyObject* const* values, Py_ssize_t num) {
-  Arguments arguments(values, num);
-  Layers<Element> job;
+void layers_of(Arguments& arguments, Layers<Element>& job) {
   job.table = arguments.address<const double>();
   job.width = arguments.integer();
   job.num = arguments.integer();
@@ -157,7 +159,33 @@ PyObject* layers(PyObject*, PyObject* const* values, Py_ssize_t num) {
     rows(arguments, group.seen);
     group.seen.ends = arguments.address<const int64_t>();
   }
+}
+
+template <typename Element>
+PyObject* layers(PyObject*, PyObject* const* values, Py_ssize_t num) {
+  Arguments arguments(values, num);
+  Layers<Element> job;
+  layers_of(arguments, job);
   return arguments.ok() ? compute(job) : nullptr;
+}
+
+// Of a rank among others: returns what went wrong in a sum, as kernels/cpu/sums.py says, then the number of the next
+// sum and the seconds that sums took.
+template <typename Element>
+PyObject* shared_layers(PyObject*, PyObject* const* values, Py_ssize_t num) {
+  Arguments arguments(values, num);
+  LayerSums sums{segment(arguments)};
+  Layers<Element> job;
+  layers_of(arguments, job);
+  job.sums = &sums;
+  if (!arguments.ok()) return nullptr;
+  Py_BEGIN_ALLOW_THREADS;
+  run(job);
+  tell(sums.segment, sums.outcome);
+  Py_END_ALLOW_THREADS;
+  const Outcome& found = sums.outcome;
+  return Py_BuildValue("LLLd", static_cast<long long>(found.fault), static_cast<long long>(found.rank),
+                       static_cast<long long>(sums.segment.number), sums.seconds);
 }
 
 }  // namespace sluice

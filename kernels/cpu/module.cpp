@@ -28,6 +28,7 @@ using sluice::Quantised;
 using sluice::RotateAndWrite;
 using sluice::Router;
 using sluice::rows;
+using sluice::shared_layers;
 using sluice::Side;
 using sluice::SideJob;
 
@@ -247,6 +248,9 @@ PyMethodDef methods[] = {
     method<layers<float>>("layers_float32"),
     method<layers<uint16_t>>("layers_bfloat16"),
     method<layers<int8_t>>("layers_int8"),
+    method<shared_layers<float>>("shared_layers_float32"),
+    method<shared_layers<uint16_t>>("shared_layers_bfloat16"),
+    method<shared_layers<int8_t>>("shared_layers_int8"),
     method<experts>("experts_into"),
     method<low_rank>("low_rank"),
     method<keep>("keep"),

@@ -312,6 +312,11 @@ def has_layers() -> bool:
     return hasattr(builds.MODULE, "layers_float32")
 
 
+def has_shared_layers() -> bool:
+    """Returns whether `shared_layers` can be called; see `has_layers`."""
+    return hasattr(builds.MODULE, "shared_layers_float32")
+
+
 def layers(
     table: Tensor,
     h: Tensor,
@@ -327,16 +332,47 @@ def layers(
     cache, which is of dtype `cache`, and `layer`'s arguments. `kept` is of the last layer, the index in `beside` of
     the first.
     """
-    assert builds.MODULE is not None and h.is_contiguous()
+    assert builds.MODULE is not None
     calls: dict[torch.dtype, Callable[..., None]] = {
         torch.float32: builds.MODULE.layers_float32,
         torch.bfloat16: builds.MODULE.layers_bfloat16,
         torch.int8: builds.MODULE.layers_int8,
     }
+    calls[cache](*_layers_arguments(table, h, cis, meta, kept, beside))
+
+
+def shared_layers(
+    sums: Sequence[float], table: Tensor, h: Tensor, cis: Sequence[Tensor], cache: torch.dtype, meta: AttentionMetadata
+) -> tuple[int, int, int, float]:
+    """Computes `layers` of a rank that shares them out with others, each with its two sums.
+
+    `sums`: the numbers of a `kernels.cpu.sums.Segment`, or of none for a single rank. Each row of `table` ends with the
+    address of the layer's shards. Returns what went wrong in a sum, if anything, and the rank at fault, see
+    `kernels.cpu.sums`; then the number of the next sum, and the seconds that sums took.
+    """
+    assert builds.MODULE is not None
+    calls: dict[torch.dtype, Callable[..., tuple[int, int, int, float]]] = {
+        torch.float32: builds.MODULE.shared_layers_float32,
+        torch.bfloat16: builds.MODULE.shared_layers_bfloat16,
+        torch.int8: builds.MODULE.shared_layers_int8,
+    }
+    return calls[cache](*sums, *_layers_arguments(table, h, cis, meta))
+
+
+def _layers_arguments(
+    table: Tensor,
+    h: Tensor,
+    cis: Sequence[Tensor],
+    meta: AttentionMetadata,
+    kept: Tensor | None = None,
+    beside: tuple[Tensor, int] | None = None,
+) -> tuple[int, ...]:
+    """Returns the arguments that all calls for consecutive layers take."""
+    assert h.is_contiguous()
     groups = [
         (one.write_slots.data_ptr(), *one.addresses, *(one.last_address or (0,))) for one in meta.groups or (meta,)
     ]
-    calls[cache](
+    return (
         table.data_ptr(),
         table.stride(0),
         len(table),

@@ -2,30 +2,17 @@
 // wrong, a pair of numbers (0, 0 if nothing).
 #include "sums.h"
 
+#include "segment_call.h"
 #include "sums_methods.h"
 
 namespace sluice {
 namespace {
 
-Segment segment(Arguments& arguments) {
-  Segment found;
-  found.first = arguments.address<char>();
-  found.size = arguments.integer();
-  found.slot_floats = arguments.integer();
-  found.rank = arguments.integer();
-  found.file = static_cast<int>(arguments.integer());
-  found.timeout_s = arguments.real();
-  found.number = arguments.integer();
-  return found;
-}
-
 template <typename Job>
 PyObject* finish(Job& job) {
   Py_BEGIN_ALLOW_THREADS;
   run(job);
-  const Outcome& found = job.outcome;
-  if (found.fault != Fault::NONE)
-    job.segment.line(job.segment.rank).broken.store(1 + found.rank, std::memory_order_release);
+  tell(job.segment, job.outcome);
   Py_END_ALLOW_THREADS;
   return Py_BuildValue("LL", static_cast<long long>(job.outcome.fault), static_cast<long long>(job.outcome.rank));
 }

@@ -124,6 +124,11 @@ inline Outcome meet(const Segment& segment, const SlotHead& own) {
   return {};
 }
 
+// Tells the others that this rank goes on no more, if something is wrong.
+inline void tell(const Segment& segment, const Outcome& found) {
+  if (found.fault != Fault::NONE) segment.line(segment.rank).broken.store(1 + found.rank, std::memory_order_release);
+}
+
 // `values` [size]: what each rank gives.
 struct Exchange {
   Segment segment;

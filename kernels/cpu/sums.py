@@ -105,12 +105,12 @@ class Segment:
 
     def mark(self, process: int = 0, broken: int = 0) -> None:
         """Tells the others that this rank is there, by a number of its process, or has given up: 1 + whose fault."""
-        self._module.sums_mark(*self._arguments, process, broken)
+        self._module.sums_mark(*self.arguments, process, broken)
 
     def exchange(self, value: int) -> tuple[list[int], Outcome]:
         """Returns the values of all ranks."""
         values = torch.zeros(self.size, dtype=torch.int64)
-        outcome = Outcome(*self._module.sums_exchange(*self._arguments, value, values.data_ptr()))
+        outcome = Outcome(*self._module.sums_exchange(*self.arguments, value, values.data_ptr()))
         self._number += 1
         return values.tolist(), outcome
 
@@ -127,7 +127,7 @@ class Segment:
         """Adds the partial sums of all ranks to `into`, all contiguous float32 [T, H]."""
         rows, width = into.shape
         addresses = [one.data_ptr() for one in partials]
-        found = self._module.sums_add(*self._arguments, into.data_ptr(), rows, width, len(addresses), *addresses)
+        found = self._module.sums_add(*self.arguments, into.data_ptr(), rows, width, len(addresses), *addresses)
         self._number += max(1, -(-rows * width // (self.slot_floats // len(addresses))))
         return Outcome(*found)
 
@@ -135,10 +135,15 @@ class Segment:
         """Writes the columns of all ranks into `to` [R, the sum of widths], if it is given; all contiguous float32."""
         numbers = torch.tensor(widths)
         address = 0 if to is None else to.data_ptr()
-        found = self._module.sums_gather(*self._arguments, part.data_ptr(), len(part), numbers.data_ptr(), address)
+        found = self._module.sums_gather(*self.arguments, part.data_ptr(), len(part), numbers.data_ptr(), address)
         self._number += -(-len(part) * max(widths) // self.slot_floats)
         return Outcome(*found)
 
+    def follow(self, number: int) -> None:
+        """Takes the number of the next operation, behind those that a call carried out by itself."""
+        self._number = number
+
     @property
-    def _arguments(self) -> tuple[float, ...]:
+    def arguments(self) -> tuple[float, ...]:
+        """What the kernels are told of this segment and of the next operation."""
         return (*self._fixed, self.timeout_s, self._number)

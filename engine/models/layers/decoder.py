@@ -92,7 +92,11 @@ class DecoderLayer:
 
     def arguments(self, cache: Tensor) -> tuple[float, ...] | None:
         """Returns what stays from call to call over a cache layer; None if the layer is not one call."""
-        return self._layer.arguments if has_kernel(self._layer, cache) else None
+        layer = self._layer
+        if layer.sums is None:
+            return layer.arguments if has_kernel(layer, cache) else None
+        one = layer.one_shard
+        return layer.shared_arguments if one is not None and has_kernel(one, cache) else None
 
     def fix(self) -> None:
         """Makes the layer batch-invariant; see `Model.fix`."""

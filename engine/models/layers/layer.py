@@ -14,6 +14,7 @@ from sluice_server.engine.models.attention import PagedAttention
 from sluice_server.engine.models.layers.experts import NativeExperts
 from sluice_server.engine.models.layers.mlp import DenseMlp, Mlp
 from sluice_server.engine.parallel.sums import RankSums
+from sluice_server.engine.parallel.sums_linear import SummedLinear
 from sluice_server.kernels import gpu, ops
 from sluice_server.kernels.cpu import builds, native
 from sluice_server.kernels.formats.linear import NativeLinear, PackedLinear
@@ -110,14 +111,48 @@ class Layer:
         norms = (_address(output), _address(down), _address(self.head_norms))
         return (*own, *mlp, *norms, self.eps, *sizes, self.scale, self.score_cap)
 
+    @functools.cached_property
+    def one_shard(self) -> "Layer | None":
+        """The layer of a rank among others with the first alone of its shards, in which all that stays from call to
+        call is found; None if they have no kernel of ours, or differ in more than where they lie."""
+        output, mlp = self.output, self.mlp
+        if not isinstance(mlp, DenseMlp) or self.output_norm is not None or mlp.down_norm is not None:
+            return None
+        down = mlp.down
+        if not isinstance(output, SummedLinear) or not isinstance(down, SummedLinear):
+            return None
+        if not _are_alike(output.shards) or not _are_alike(down.shards):
+            return None
+        first = dataclasses.replace(mlp, down=down.shards[0])
+        return dataclasses.replace(self, output=output.shards[0], mlp=first, sums=None)
+
+    @functools.cached_property
+    def shared_arguments(self) -> tuple[float, ...] | None:
+        """Those of `one_shard`, and the address of all shards; None if a part of it has no kernel of ours."""
+        one = self.one_shard
+        if one is None or one.arguments is None:
+            return None
+        return (*one.arguments, self._shards.data_ptr())
+
+    @functools.cached_property
+    def _shards(self) -> Tensor:
+        """The shards of output and down as kernels/cpu/layer_sums.h has them: int64."""
+        assert isinstance(self.mlp, DenseMlp)
+        each = (*self.output.matrices, *self.mlp.down.matrices)
+        addresses = [address for one in each if isinstance(one, NativeLinear) for address in one.arguments[1:3]]
+        return torch.tensor([len(each) // 2, *addresses], dtype=torch.int64)
+
     @property
     def work(self) -> int:
         """The multiply-adds of a token in the products of `arguments`, without attention: with experts, of those that
-        a token is routed to."""
-        assert self.arguments is not None
-        sizes = [self.arguments[at] * self.arguments[at + 1] for at in range(3, 4 * LINEAR_NUMBERS, LINEAR_NUMBERS)]
+        a token is routed to. Of a rank among others, in the products of `shared_arguments`."""
+        one = self if self.sums is None else self.one_shard
+        assert one is not None and one.arguments is not None
+        sizes = [one.arguments[at] * one.arguments[at + 1] for at in range(3, 4 * LINEAR_NUMBERS, LINEAR_NUMBERS)]
         of_mlp = self.mlp.per_token if isinstance(self.mlp, NativeExperts) else 1
-        return int(sum(sizes[:2]) + of_mlp * sum(sizes[2:]))
+        qkv, output, gate_up, down = sizes
+        num = len(self.output.matrices)  # of shards
+        return int(qkv + num * output + of_mlp * (gate_up + num * down))
 
     @property
     def _mlp_arguments(self) -> tuple[float, ...] | None:
@@ -233,6 +268,13 @@ def _linears(parts: Iterable[tuple[PackedLinear, Tensor | None]]) -> tuple[int, 
             return None
         found += (*linear.arguments, _address(norm))
     return tuple(found)
+
+
+def _are_alike(shards: Iterable[PackedLinear]) -> bool:
+    """Returns whether shards are of one format and size, for kernels of ours."""
+    native_ones = [one for one in shards if isinstance(one, NativeLinear)]
+    forms = {(one.arguments[0], *one.arguments[3:]) for one in native_ones}
+    return len(native_ones) == len(list(shards)) and len(forms) == 1
 
 
 def _address(values: Tensor | None) -> int:

@@ -14,6 +14,7 @@ from torch import Tensor
 
 from sluice_server.engine.models.attention import PagedAttention
 from sluice_server.engine.models.layers.sides import StepSides
+from sluice_server.engine.parallel.sums import RankSums
 from sluice_server.kernels.cpu import builds, native
 from sluice_server.kernels.formats.linear import PackedLinear
 from sluice_server.kernels.layout.metadata import AttentionMetadata
@@ -77,8 +78,11 @@ class _Table:
 class LayerRuns:
     """Computes the layers of one model in their order."""
 
-    def __init__(self, layers: Sequence[RunLayer]) -> None:
+    def __init__(self, layers: Sequence[RunLayer], sums: RankSums | None = None) -> None:
+        """`sums` of the ranks that share out the layers; None for those that one rank has."""
         self._layers = layers
+        self._is_shared = sums is not None
+        self._sums = None if sums is None else sums.in_kernels
         self._table: _Table | None = None
 
     def __len__(self) -> int:
@@ -119,14 +123,26 @@ class LayerRuns:
         `cis` are the rotations of each table of the model; `cache` those of all layers. `kept` is of the last layer;
         for it and `sides` see `DecoderLayer.forward`.
         """
-        if len(span) == 1:
-            at = span.start
-            layer = self._layers[at]
-            layer.forward(h, cis[layer.rope], cache[at], meta.of_layer(at), kept, sides)
-            return
-        numbers = self._of(cache, meta).numbers[span.start : span.stop]
-        beside = None if sides is None else sides.numbers(span.start)
-        native.layers(numbers, h, cis, cache[0].dtype, meta, kept, beside)
+        table = self._of(cache, meta)
+        numbers = table.numbers[span.start : span.stop]
+        if self._sums is not None and sides is None and table.work[span.start]:
+            self._sums.follow(native.shared_layers(self._sums.numbers, numbers, h, cis, cache[0].dtype, meta))
+            if kept is not None:  # only now, as without a call: ranks must give equal rows to a sum
+                h[: len(kept)] = h[kept]
+        elif len(span) == 1 or self._is_shared:
+            for at in span:
+                layer = self._layers[at]
+                of_last = kept if at == span.stop - 1 else None
+                layer.forward(h, cis[layer.rope], cache[at], meta.of_layer(at), of_last, sides)
+        else:
+            beside = None if sides is None else sides.numbers(span.start)
+            native.layers(numbers, h, cis, cache[0].dtype, meta, kept, beside)
+
+    def _are_calls(self) -> bool:
+        """Returns whether there are calls that compute layers as these."""
+        if self._is_shared:
+            return self._sums is not None and native.has_shared_layers()
+        return native.has_layers()
 
     def _of(self, cache: Sequence[Tensor], meta: AttentionMetadata) -> _Table:
         """Returns the table over a cache; it changes only where a test changes kernels, or another cache is used."""
@@ -138,7 +154,7 @@ class LayerRuns:
     def _make(self, cache: Sequence[Tensor], meta: AttentionMetadata, made_of: tuple[object, ...]) -> _Table:
         rows: list[tuple[float, ...]] = []
         for at, (layer, own) in enumerate(zip(self._layers, cache, strict=True)):
-            arguments = layer.arguments(own) if native.has_layers() else None
+            arguments = layer.arguments(own) if self._are_calls() else None
             group = meta.group_of[at] if meta.group_of else 0
             rows.append(() if arguments is None else (layer.rope, group, *native.places(own), *arguments))
         width = max(map(len, rows))

@@ -7,6 +7,7 @@ from typing import TypeVar
 from sluice_server.engine.parallel.ranks import Ranks
 from sluice_server.engine.parallel.shape import ParallelShape
 from sluice_server.engine.parallel.sums import ThreadSums
+from sluice_server.engine.parallel.sums_shared import SharedMemorySums
 from sluice_server.kernels.cpu import builds
 from tests.engine.parallel.thread_ranks import ThreadPlace, places
 
@@ -23,7 +24,7 @@ def run_members(shape: ParallelShape, work: Callable[[Ranks], Result]) -> list[R
             return work(place.ranks)
         except BaseException as error:
             errors.append(error)
-            if isinstance(place.sums, ThreadSums):
+            if isinstance(place.sums, ThreadSums | SharedMemorySums):
                 place.sums.end()
             if place.stages is not None:
                 place.stages.end()

@@ -21,7 +21,7 @@ from sluice_server.engine.parallel.sums import LocalSums, RankSums, thread_sums
 from sluice_server.kernels.cpu import builds
 from tests.engine.models.test_model_oracle import SHAPES
 from tests.engine.models.test_stored import FORMS
-from tests.engine.parallel.rank_threads import run_ranks
+from tests.engine.parallel.rank_threads import run_ranks, timed_sums
 from tests.engine.parallel.test_rank_models import computed, token_ids
 from tests.oracle import published
 from tests.oracle.checkpoints import Shape, make_checkpoint, reference
@@ -44,7 +44,7 @@ def over(path: Path, size: int, shards: int = 0) -> Tensor:
     """Logits of rank 0 among so many."""
     if size == 1:
         return computed(load(path, LocalSums(shards)))
-    return run_ranks(thread_sums(size, shards, timeout_s=60.0), lambda sums: computed(load(path, sums)))[0]
+    return run_ranks(timed_sums(size, shards), lambda sums: computed(load(path, sums)))[0]
 
 
 @pytest.mark.parametrize("name", NAMES)

@@ -19,7 +19,7 @@ from sluice_server.kernels.cpu import builds
 from sluice_server.kernels.formats.packer import LinearPacker
 from sluice_server.kernels.layout.metadata import AttentionMetadata
 from tests.engine.models.test_model_oracle import GEMMA2, GPT_OSS, GRANITE
-from tests.engine.parallel.rank_threads import run_ranks
+from tests.engine.parallel.rank_threads import WAIT_S, memory_sums, run_ranks
 from tests.oracle.checkpoints import Shape, make_checkpoint, reference
 
 CPU = torch.device("cpu")
@@ -66,7 +66,11 @@ class Served:
         """Logits of rank 0 among so many."""
         if size == 1:
             return self.logits(LocalSums(shards))
-        return run_ranks(thread_sums(size, shards, timeout_s=60.0), self.logits)[0]
+        return run_ranks(memory_sums(size, shards), self.logits)[0] if builds.MODULE else self.by_calls(size, shards)
+
+    def by_calls(self, size: int, shards: int) -> Tensor:
+        """The same, with a call of Python for each sum."""
+        return run_ranks(thread_sums(size, shards, timeout_s=WAIT_S), self.logits)[0]
 
 
 def token_ids(vocab: int) -> list[int]:

@@ -1,6 +1,6 @@
-"""A group whose ranks are threads: each has its part of the model, and they add over `ThreadSums`.
+"""A group whose ranks are threads: each has its part of the model.
 
-Stages pass hidden states through the memory that processes would share.
+They add, and stages pass hidden states, over the memory that processes would share.
 """
 
 import contextlib
@@ -23,25 +23,15 @@ from sluice_server.engine.parallel.options import shape_of
 from sluice_server.engine.parallel.ranks import Ranks
 from sluice_server.engine.parallel.shape import ParallelShape
 from sluice_server.engine.parallel.stages_shared import SharedMemoryStages, new_stages
-from sluice_server.engine.parallel.sums import LocalSums, ThreadSums, TimedSums, thread_sums
+from sluice_server.engine.parallel.sums import LocalSums, TimedSums
 from sluice_server.engine.parallel.worker import RankWorker
 from sluice_server.engine.request import Limits
 from sluice_server.engine.worker.startup.identity import Digests
 from sluice_server.services.checkpoint.grammar_ids import grammars_of
 from sluice_server.services.ranks.settings import config_of_rank
+from tests.engine.parallel.rank_threads import WAIT_S, timed_sums
 
-WAIT_S = 60.0
 Within: TypeAlias = Callable[[int], contextlib.AbstractContextManager[object]]  # of a rank's number
-
-
-class TimedThreadSums(ThreadSums):
-    """Implements `TimedSums`; nothing is measured."""
-
-    timeout_s = seconds = 0.0
-
-
-def timed(sums: ThreadSums) -> TimedThreadSums:
-    return TimedThreadSums(sums._group, sums.rank, sums.shards)
 
 
 class ThreadPlace(NamedTuple):
@@ -59,13 +49,13 @@ class ThreadPlace(NamedTuple):
 def places(shape: ParallelShape) -> list[ThreadPlace]:
     """The places of all ranks of a group."""
     size, num = shape.tensor_size, shape.pipeline_size
-    sums = [one for _ in range(num) for one in thread_sums(size, shape.sum_shards, timeout_s=WAIT_S)]
+    sums = [one for _ in range(num) for one in timed_sums(size, shape.sum_shards)]
     each = [shape.of_member(member) for member in range(shape.members)]
     file = new_stages(shape) if num > 1 else None
     return [
         ThreadPlace(
             one,
-            LocalSums(shape.sum_shards) if size == 1 else timed(its),
+            LocalSums(shape.sum_shards) if size == 1 else its,
             None if file is None else SharedMemoryStages(file, one, WAIT_S),
         )
         for one, its in zip(each, sums, strict=True)
