@@ -2,6 +2,7 @@
 functions that compute them. Stdlib only."""
 
 import dataclasses
+from collections.abc import Mapping
 from typing import TypeVar
 
 _T = TypeVar("_T")
@@ -15,10 +16,14 @@ STEP_SIZES = {"cpu": (64, 512, 8), "cuda": (256, 2048, 64)}
 SUM_DTYPES = ("float32", "bfloat16", "int8")  # of `engine.parallel.sums_gloo`
 
 
-def option(default: _T, text: str) -> _T:
-    """Returns a dataclass field with a help text for the command line."""
+AUTO = {"auto": 0}  # the number that stands for the word
+
+
+def option(default: _T, text: str, words: Mapping[str, int] | None = None) -> _T:
+    """Returns a dataclass field with a help text for the command line, and the words that it takes in place of
+    numbers."""
     # typed as the value, like dataclasses.field itself
-    return dataclasses.field(default=default, metadata={"help": text})
+    return dataclasses.field(default=default, metadata={"help": text, "words": words or {}})
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -55,7 +60,12 @@ class EngineConfig:
     max_num_pooling_tokens: int = option(
         0, "the most prompt tokens of embeddings, classes and scores in a step that also decodes; 0 is 8, on CUDA 64"
     )
-    block_size: int = option(32, "tokens in a KV cache block")
+    block_size: int = option(
+        32,
+        "tokens in a KV cache block; auto, for a service of one model: 16, 32, 64 or 128, whichever would have saved "
+        "most in the run before",
+        AUTO,
+    )
     gpu_memory_utilization: float = option(0.9, "share of a GPU's memory that may be used: weights, steps and cache")
     kv_cache_tokens: int = option(0, "tokens the KV cache holds; 0 sizes it from memory and max_num_seqs")
     kv_cache_max_tokens: int = option(

@@ -80,6 +80,10 @@ class ServiceConfig:
     gateway_peers: str = option("", "id=address, comma-separated, of every gateway")
     tokenizer_peers: str = option("", "id=address, comma-separated, of every tokenizer")
     engine_peers: str = option("", "id=address, comma-separated, of every engine")
+    traffic_file: str = option(
+        "",
+        "what the files begin with in which an engine keeps what --block-size auto chooses by; set by its supervisor",
+    )
     engines_file: str = option(
         "", "TOML file of the engines in place of --engine-peers, read again when it changes: engines join and leave"
     )

@@ -25,6 +25,12 @@ class CacheResizer:
         """Tokens that running sequences have computed."""
         return sum(one.num_computed for one in self._state.running)
 
+    @property
+    def num_unused_slots(self) -> int:
+        """Slots behind the last tokens of running sequences, in blocks that these hold."""
+        size = self._state.cache.block_size
+        return sum(-one.num_computed % size for one in self._state.running)
+
     def set_limit(self, num_blocks: int) -> None:
         """Sets how many blocks of the pool may be used. Raises ServiceError, and changes nothing, if an open request
         needs more."""

@@ -2,14 +2,16 @@
 
 from pathlib import Path
 
-from sluice_server.engine.config import EngineConfig
+from sluice_server.engine.config import AUTO, EngineConfig
 from sluice_server.engine.kv_cache.block_files import check_directory
+from sluice_server.engine.kv_cache.block_size import USUAL
 from sluice_server.services.checks.values import at_least
 from sluice_server.services.config import bad_setting
 
 
 def check_cache(engine: EngineConfig) -> None:
     """Raise ServiceError for a cache that cannot have its size, or be resized, or a tier without the one before it."""
+    refuse_auto(engine)
     at_least("block_size", engine.block_size, 1)
     for name in (
         *("kv_cache_tokens", "kv_cache_max_tokens", "kv_cache_min_tokens"),
@@ -23,6 +25,13 @@ def check_cache(engine: EngineConfig) -> None:
     _check_resizing(engine)
     _check_disk_cache(engine)
     _check_shared_cache(engine)
+
+
+def refuse_auto(engine: EngineConfig) -> None:
+    """Raise ServiceError for a block size that is to be chosen: whoever reads it must have the same number."""
+    if engine.block_size == AUTO["auto"]:
+        text = "auto is for `sluice serve` of one model, which chooses it for all its processes: give a number"
+        raise bad_setting("block_size", f"{text}, as {USUAL}")
 
 
 def _check_resizing(engine: EngineConfig) -> None:

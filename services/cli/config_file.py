@@ -16,8 +16,9 @@ MAX_BYTES = 1 << 20
 TYPES = {str: "text", int: "a whole number", float: "a number", bool: "true or false", tuple: "text or a list of texts"}
 
 
-def read(path: Path, settings: Mapping[str, type]) -> dict[str, Any]:
-    """Returns the values of the file by the names of `settings`, which has the type of each.
+def read(path: Path, settings: Mapping[str, type], words: Mapping[str, Mapping[str, int]]) -> dict[str, Any]:
+    """Returns the values of the file by the names of `settings`, which has the type of each. `words`: what some numbers
+    may be written as.
 
     Raises ServiceError naming the file and the place for a file that cannot be read, a name that is no setting and a
     value of another type.
@@ -29,7 +30,8 @@ def read(path: Path, settings: Mapping[str, type]) -> dict[str, Any]:
             raise _bad(path, f"{written!r} is no option of serve{_nearest(written, settings)}")
         if name in found:
             raise _bad(path, f"{written!r} stands there twice")
-        found[name] = _checked(path, written, value, settings[name])
+        is_word = isinstance(value, str) and value in words.get(name, ())
+        found[name] = value if is_word else _checked(path, written, value, settings[name])
     return found
 
 

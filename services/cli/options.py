@@ -5,8 +5,9 @@ command line, else from the environment, else from the file of `--config`, else 
 """
 
 import dataclasses
+import functools
 import inspect
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Annotated, Any, get_origin
 
@@ -97,6 +98,7 @@ GROUPS = {
             "tokenizer_peers",
             "engine_peers",
             "engines_file",
+            "traffic_file",
         ),
         *("detokenizer_peers", "rank_peers", "ring_keys", "peer_secret", "heartbeat_dir"),
     ),
@@ -144,9 +146,26 @@ def parameter(field: "dataclasses.Field[Any]", group: str, variable: str) -> ins
     names = [f"--{field.name.replace('_', '-')}"]
     if field.type is bool:
         names = [f"{names[0]}/--no-{names[0][2:]}"]
-    info = typer.Option(*names, help=field.metadata["help"], envvar=variable, rich_help_panel=group)
+    words = field.metadata["words"]
+    parser, shown = (functools.partial(_number, words), f"INTEGER|{'|'.join(words)}") if words else (None, None)
+    info = typer.Option(
+        *names,
+        help=field.metadata["help"],
+        envvar=variable,
+        rich_help_panel=group,
+        parser=parser,
+        metavar=shown,
+    )
     taken = list[str] if field.type == tuple[str, ...] else field.type
     return _keyword(field.name, field.default, Annotated[taken, info])
+
+
+def _number(words: Mapping[str, int], value: str | int) -> int:
+    """Returns the number that a text is, or that a word stands for; a default is one. Raises BadParameter."""
+    try:
+        return words[value] if isinstance(value, str) and value in words else int(value)
+    except ValueError:
+        raise typer.BadParameter(f"{value!r} is neither a whole number nor {' or '.join(words)}") from None
 
 
 def _positional() -> inspect.Parameter:
@@ -169,7 +188,9 @@ def _config() -> inspect.Parameter:
 def _read_config(context: typer.Context, path: Path | None) -> Path | None:
     """Make the values of the file the defaults of the options. Raises ServiceError."""
     if path is not None and not context.resilient_parsing:
-        context.default_map = config_file.read(path, {**_types(ServiceConfig), **_types(EngineConfig)})
+        types = {**_types(ServiceConfig), **_types(EngineConfig)}
+        words = {field.name: field.metadata["words"] for cls in CLASSES for field in dataclasses.fields(cls)}
+        context.default_map = config_file.read(path, types, words)
     return path
 
 

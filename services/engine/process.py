@@ -23,6 +23,7 @@ from sluice_server.services.engine.napping import Napping, table_of
 from sluice_server.services.engine.pressure import EnginePressure
 from sluice_server.services.engine.stage import EngineStage, RingMembership
 from sluice_server.services.engine.torch_profiles import MAKERS, StageSteps
+from sluice_server.services.engine.traffic import measure
 from sluice_server.services.messages.control import ClearCache, ResizeCache
 from sluice_server.services.messages.processes import EngineRole
 from sluice_server.services.process.background import compiling_threads
@@ -93,6 +94,7 @@ async def _serve(
     if built.tuner is not None:
         built.tuner.on_change = retuned
     _serve_operators(process, built, stage, fetcher)
+    measure(process, built, stage, closing)
     loop = asyncio.get_running_loop()
 
     def attend() -> None:

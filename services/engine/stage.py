@@ -85,6 +85,7 @@ class EngineStage:
         # Called with tenant and seconds in the queue; and before the engine gets a request.
         self.on_scheduled: Callable[[str, float], None] = lambda tenant, seconds: None
         self.on_add: Callable[[EngineRequest], None] = lambda request: None
+        self.on_sampled: Callable[[Sampled], None] | None = None  # called with what the engine sampled
         self.on_request: Callable[[], None] = lambda: None  # called when the ring brings a request
         self.computing = computing  # sent in reports, as is the next
         self.fetch_s: Callable[[], float] = lambda: 0.0  # see `Report`
@@ -173,6 +174,8 @@ class EngineStage:
             inside = [self._open[name].traced for name in {one.request_id for one in events.sampled}]
             self._trace.step(start, self._place.clock(), inside, sum(len(one.token_ids) for one in events.sampled))
         for sampled in events.sampled:
+            if self.on_sampled is not None:
+                self.on_sampled(sampled)
             self._emit(self._tokens(sampled))
         for request_id, error in self._vectors.take(events):
             self._fail(request_id, error)

@@ -22,6 +22,7 @@ from sluice_server.services.process.edge_settings import check_http, url
 from sluice_server.services.process.listening import UNIX, check_plaintext, check_vllm, split
 from sluice_server.services.process.model_table import ModelTable
 from sluice_server.services.ranks.settings import check_ranks
+from sluice_server.services.supervisor.block_size import with_any_size, with_block_size
 from sluice_server.services.supervisor.directory import run_directory
 from sluice_server.services.supervisor.early import EarlyTemplate, take
 from sluice_server.services.supervisor.first_models import of_file, of_one
@@ -46,6 +47,7 @@ def supervise(engine: EngineConfig, service: ServiceConfig) -> int:
     """Run the whole ring until it is asked to stop. Returns the exit status. Raises ServiceError before any process
     starts."""
     early = take(os.environ)
+    wanted, engine = engine, with_any_size(engine, service)
     check(engine, service)
     check_access(service)
     check_plaintext("listen", service.listen, bool(service.tls_cert), service.insecure)
@@ -77,6 +79,7 @@ def supervise(engine: EngineConfig, service: ServiceConfig) -> int:
         revision=source.label,
         served_model_name=service.served_model_name or source.name,
     )
+    engine, service = with_block_size(wanted, service, source.directory, complain)
     return _run(engine, service, of_one(service), EMBEDDED if is_embedded else "", early)
 
 

@@ -12,7 +12,8 @@ from sluice_server.services.config import ServiceConfig, parse_peers, to_environ
 from sluice_server.services.messages.processes import Role
 
 BAD: list[tuple[dict[str, object], dict[str, object], str]] = [
-    ({"block_size": 0}, {}, "--block-size: 0 is below 1"),
+    ({"block_size": 0}, {}, "--block-size: auto is for `sluice serve` of one model, .*: give a number, as 32"),
+    ({"block_size": -1}, {}, "--block-size: -1 is below 1"),
     ({"threads": -1}, {}, "--threads: -1 is below 0"),
     ({"threads": 100_000}, {}, r"--threads: 100000 is above \d+, 4 for each core that can be used here \("),
     ({}, {"encoding_threads": 100_000}, "--encoding-threads: 100000 is above"),

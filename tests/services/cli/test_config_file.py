@@ -43,9 +43,25 @@ def test_a_flag_wins_over_a_variable_and_that_over_the_file(tmp_path: Path, name
     assert (engine.max_num_seqs, service.listen, service.grace_s, service.reflection) == (9, "127.0.0.1:3", 3.0, True)
 
 
+@pytest.mark.parametrize(("value", "size"), [("auto", 0), ("64", 64)])
+def test_a_number_that_may_be_a_word_is_the_same_wherever_it_is_given(tmp_path: Path, value: str, size: int) -> None:
+    file = tmp_path / "a.yaml"
+    file.write_text(f"block-size: {value}")
+    for options, environment in (
+        (("--block-size", value), {}),
+        ((), {"SLUICE_BLOCK_SIZE": value}),
+        (("--config", str(file)), {}),
+    ):
+        engine, _ = given(*options, **environment)
+        assert engine.block_size == size
+    assert given()[0].block_size == EngineConfig().block_size
+
+
 @pytest.mark.parametrize(
     ("name", "text", "said"),
     [
+        ("a.yaml", "block-size: small", "block-size: 'small' is not a whole number"),
+        ("a.yaml", "max-num-seqs: auto", "max-num-seqs: 'auto' is not a whole number"),
         ("a.yaml", "max-num-seq: 8", "'max-num-seq' is no option of serve; did you mean 'max-num-seqs'"),
         ("a.toml", "xyzzy = 8", "'xyzzy' is no option of serve; `sluice serve --help`"),
         ("a.yaml", "dtype: float32\ndtype: bfloat16", "'dtype' stands there twice"),

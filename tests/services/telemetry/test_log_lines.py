@@ -63,6 +63,7 @@ OF_NO_REQUEST = {
     ),
     ("engine/gpus.py", "the GPU's use and energy are not measured: no %s (pip install sluice-server[nvml])"),
     ("engine/gpus.py", "the GPU's use and energy are not measured: %s"),
+    ("engine/traffic.py", "what the block size is chosen by is not kept: %s"),
     ("faults.py", "%s failed in a %s"),
     ("profiles/recording.py", "recording a profile (%s) for %g s at most"),
     ("gateway/lanes.py", "serving revision %s on %s"),
