@@ -87,7 +87,7 @@ def serve(rig: GpuRig, num_layers: int, rows: int, sizes: list[tuple[int, int]],
         "rows": rows,
         "requests": len(sizes),
         "steps": steps,
-        "recorded": (steps * num_layers - layers) / max(1, num_layers - 1) / steps,
+        "recorded": min(1.0, (steps * num_layers - layers) / max(1, num_layers - 1) / steps),  # the last launches none
         "ms": median(took) * 1e3,
         "tokens_per_s": num / whole,
     }
