@@ -40,7 +40,7 @@ FILES = {
         **{"add_bos_token": False, "chat_template": TEMPLATE},
     },
     "processor_config.json": {
-        **{"processor_class": "LlavaProcessor", "patch_size": 14, "image_token": PLACE},
+        **{"processor_class": "LlavaProcessor", "image_token": PLACE},
         **{"vision_feature_select_strategy": "default", "num_additional_image_tokens": 1},
     },
 }
@@ -91,10 +91,10 @@ def rate(port: int, bodies: dict[int, bytes]) -> tuple[float, Answers]:
         return len(found) / (time.perf_counter() - start), found
 
 
-def publish(path: Path) -> None:
+def publish(path: Path, patch_size: int) -> None:
     """Gives a LLaVA's files the form of those that are published, which both servers read."""
     for name, fields in FILES.items():
-        (path / name).write_text(json.dumps(fields))
+        (path / name).write_text(json.dumps({**fields, "patch_size": patch_size}))
     file = path / "model.safetensors"
     tensors = safetensors.torch.load_file(file)
     named = {f"{TOWER}vision_model.{name.removeprefix(TOWER)}": one for name, one in tensors.items() if TOWER in name}
@@ -149,13 +149,14 @@ def beside_peer(
     path: Path, options: argparse.Namespace, picture: Callable[[int], bytes], serve_options: tuple[str, ...]
 ) -> dict[str, object]:
     """Pictures a second of both, and their ratio in each round."""
-    publish(path)
+    publish(path, json.loads((path / "config.json").read_text())["vision_config"]["patch_size"])
     rates: dict[str, list[float]] = {"here": [], "peer": []}
     took: dict[str, list[float]] = {"here": [], "peer": []}
     differing, numbers = 0, itertools.count(10_000)
     line = ("--model", str(path), "--served-model-name", "bench", "--http", "127.0.0.1:0", *serve_options)
-    # One thread computes: the other core prepares. Nobody reads streams meanwhile, so that encoding may take its time.
-    own_options = ("--threads", "1", "--encoder-share", str(options.peer_share))
+    # Of two cores one computes small pictures, and the other prepares them. Nobody reads streams meanwhile, so that
+    # encoding may take its time.
+    own_options = ("--threads", str(options.threads), "--encoder-share", str(options.peer_share))
     with peer(path, options.processes) as other, serve(*line, *own_options) as service:
         own = int(service.http.rpartition(":")[2])
         if other is None:

@@ -1,7 +1,7 @@
 """Pictures beside streams of text, pictures that come again, and the processes that prepare them.
 
     python -m benchmarks.images [--rounds 5] [--streams 8] [--rate 8] [--seconds 6] [--share 1]
-        [--only streams,again,prepare,peer] [--shape small|base]
+        [--only streams,again,prepare,peer] [--shape small|base|vit-b] [--threads 1]
 
 Random LLaVAs of two sizes with one engine of one thread, in float32. Streams: the p99 of the time between two messages
 of greedy streams of text while new pictures arrive, over that without; rounds take turns with another load, prompts of
@@ -38,11 +38,15 @@ from tests.oracle.vision_checkpoints import make_served_llava
 from tests.system.service import serve, spec
 
 TEXT = {"hidden_size": 256, "num_hidden_layers": 6, "num_attention_heads": 4, "head_dim": 64, "intermediate_size": 704}
-SHAPES: dict[str, dict[str, Any]] = {  # of the tower; 64 and 256 tokens a picture
-    "small": {"hidden_size": 256, "intermediate_size": 1024, "num_hidden_layers": 6, "image_size": 112},
-    "base": {"hidden_size": 512, "intermediate_size": 2048, "num_hidden_layers": 12, "image_size": 224},
+_PATCHES = {"patch_size": 14, "num_attention_heads": 8}
+SHAPES: dict[str, dict[str, Any]] = {  # of the tower; 64, 256 and 196 tokens a picture
+    "small": {"hidden_size": 256, "intermediate_size": 1024, "num_hidden_layers": 6, "image_size": 112, **_PATCHES},
+    "base": {"hidden_size": 512, "intermediate_size": 2048, "num_hidden_layers": 12, "image_size": 224, **_PATCHES},
+    "vit-b": {  # CLIP's ViT-B/16
+        **{"hidden_size": 768, "intermediate_size": 3072, "num_hidden_layers": 12, "image_size": 224},
+        **{"patch_size": 16, "num_attention_heads": 12},
+    },
 }
-NUM_TOKENS = {"small": 64, "base": 256}
 SIZE = 640, 480  # of a picture as it is sent
 Stub = inference_pb2_grpc.InferenceServiceStub
 Ask = Callable[[int], types_pb2.GenerationSpec]
@@ -137,9 +141,9 @@ def gaps_of(stub: Stub, num: int, seconds: float, ask: Ask | None, rate: float) 
 
 def beside_streams(path: Path, options: argparse.Namespace) -> dict[str, object]:
     """The ratios of the streams' gaps."""
-    make_served_llava(path, context=2048, text=TEXT, vision={**SHAPES["small"], **_PATCHES})
+    make_served_llava(path, context=2048, text=TEXT, vision=SHAPES["small"])
     numbers = itertools.count()
-    tokens = NUM_TOKENS["small"] + 32
+    tokens = (SHAPES["small"]["image_size"] // SHAPES["small"]["patch_size"]) ** 2 + 32
 
     def text(_: int) -> types_pb2.GenerationSpec:
         return spec(np.random.default_rng(next(numbers)).integers(3, 250, tokens).tolist(), 1)
@@ -176,7 +180,7 @@ def beside_streams(path: Path, options: argparse.Namespace) -> dict[str, object]
 
 def again(path: Path, options: argparse.Namespace) -> dict[str, object]:
     """The times to the first token."""
-    make_served_llava(path, context=2048, text=TEXT, vision={**SHAPES["base"], **_PATCHES})
+    make_served_llava(path, context=2048, text=TEXT, vision=SHAPES["base"])
     times: dict[str, list[float]] = {"first": [], "repeated": [], "elsewhere": []}
     with serve("--model", str(path), *_SERVE) as service, grpc.insecure_channel(service.address) as channel:
         stub = inference_pb2_grpc.InferenceServiceStub(channel)
@@ -196,7 +200,7 @@ def again(path: Path, options: argparse.Namespace) -> dict[str, object]:
 
 def prepare(path: Path, options: argparse.Namespace) -> dict[str, object]:
     """Pictures a second by processes."""
-    make_served_llava(path, vision={**SHAPES["base"], **_PATCHES})
+    make_served_llava(path, vision=SHAPES["base"])
     processor = read_processor(path, read_vision(path).form)
     data = [picture(number) for number in range(32)]
     nums = range(1, options.processes + 1)
@@ -228,12 +232,11 @@ def ratios(values: Sequence[float], to: Sequence[float]) -> list[float]:
 
 def peer(path: Path, options: argparse.Namespace) -> dict[str, object]:
     """Pictures a second, and vLLM's."""
-    vision = {**SHAPES[options.shape], **_PATCHES}
+    vision = SHAPES[options.shape]
     make_served_llava(path, context=2048, as_published=True, text=TEXT, vision=vision)  # names that vLLM knows, too
     return beside_peer(path, options, picture, _SERVE)
 
 
-_PATCHES = {"patch_size": 14, "num_attention_heads": 8}
 _SERVE = ("--dtype", "float32", "--device", "cpu", "--kv-cache-tokens", "32768")
 PARTS: dict[str, Callable[[Path, argparse.Namespace], dict[str, object]]] = {
     "streams": beside_streams,
@@ -254,6 +257,7 @@ def main() -> None:
     parser.add_argument("--share", type=float, default=DEFAULTS.encoder_share, help="--encoder-share")
     parser.add_argument("--processes", type=int, default=2, help="that prepare pictures; threads of each server")
     parser.add_argument("--peer-share", type=float, default=4.0, help="--encoder-share beside a peer")
+    parser.add_argument("--threads", type=int, default=1, help="of the engine beside a peer")
     parser.add_argument("--shape", choices=list(SHAPES), default="small", help="of the tower beside a peer")
     parser.add_argument("--only", default=",".join(PARTS))
     options = parser.parse_args()
