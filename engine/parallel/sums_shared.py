@@ -56,6 +56,7 @@ class SharedMemorySums:
         self._where = where
         self._shards_here = self.shards // self.size
         self._room: sums.Room | None = None  # that was given last
+        self._widths: dict[int, list[int]] = {}  # of all ranks' parts, by this rank's
         try:
             fcntl.lockf(file, fcntl.LOCK_EX | fcntl.LOCK_NB, 1, rank)
         except OSError:
@@ -115,11 +116,15 @@ class SharedMemorySums:
         self._end(outcome, start)
 
     def gather(self, part: Tensor) -> Tensor | None:
-        """Implements `RankSums.gather`."""
-        start = time.perf_counter()
+        """Implements `RankSums.gather`. The ranks' numbers of columns are asked for once: they stay the same."""
         _check(part)
-        widths, outcome = self._segment.exchange(part.shape[1])
-        self._end(outcome, start)
+        width = part.shape[1]
+        widths = self._widths.get(width)
+        if widths is None:
+            start = time.perf_counter()
+            widths, outcome = self._segment.exchange(width)
+            self._end(outcome, start)
+            self._widths[width] = widths
         start = time.perf_counter()
         found = torch.empty(len(part), sum(widths)) if self.rank == 0 else None
         self._end(self._segment.gather(part.contiguous(), widths, found), start)

@@ -190,7 +190,8 @@ inline void run(AddSums& job) {
   }
 }
 
-// All ranks' columns side by side, in `to` [rows, the sum of widths] at rank 0.
+// All ranks' columns side by side, in `to` [rows, the sum of widths] at rank 0. Its own go there straight: nobody else
+// reads them.
 struct GatherSums {
   Segment segment;
   const float* part;  // [rows, widths[rank]]
@@ -207,14 +208,16 @@ inline void run(GatherSums& job) {
   for (int64_t rank = 0; rank < segment.size; ++rank) total += job.widths[rank];
   for (int64_t begin = 0; begin < job.rows * widest; begin += segment.slot_floats, ++job.segment.number) {
     const auto end = [&](int64_t width) { return std::min(begin + segment.slot_floats, job.rows * width); };
-    if (begin < end(own)) std::memcpy(segment.slot(segment.rank), job.part + begin, (end(own) - begin) * sizeof(float));
+    if (job.to == nullptr && begin < end(own))
+      std::memcpy(segment.slot(segment.rank), job.part + begin, (end(own) - begin) * sizeof(float));
     job.outcome = meet(segment, {static_cast<int64_t>(SumKind::GATHER), job.rows, widest, 1, begin});
     if (job.outcome.fault != Fault::NONE) return;
     for (int64_t rank = 0, left = 0; job.to != nullptr && rank < segment.size; left += job.widths[rank++]) {
       const int64_t width = job.widths[rank];
+      const float* from = rank == segment.rank ? job.part + begin : segment.slot(rank);
       for (int64_t i = begin; i < end(width);) {
         const int64_t column = i % width, num = std::min(width - column, end(width) - i);
-        std::memcpy(job.to + i / width * total + left + column, segment.slot(rank) + i - begin, num * sizeof(float));
+        std::memcpy(job.to + i / width * total + left + column, from + i - begin, num * sizeof(float));
         i += num;
       }
     }

@@ -92,6 +92,28 @@ def test_columns_are_gathered_at_rank_0(slot_floats: int) -> None:
         assert found is not None and torch.equal(found, torch.cat(parts, 1)) and others == [None, None]
 
 
+def test_the_numbers_of_columns_are_asked_for_once() -> None:
+    """Of each number that a rank gives: a second one is another's too."""
+    each = group(2)
+
+    def numbers(widths: Sequence[tuple[int, int]]) -> list[int]:
+        """How many operations each gather took."""
+
+        def work(sums: SharedMemorySums) -> list[int]:
+            taken = []
+            for one in widths:
+                before = sums._segment._number
+                sums.gather(torch.zeros(2, one[sums.rank]))
+                taken.append(sums._segment._number - before)
+            return taken
+
+        first, second = of_each(each, work)
+        assert first == second
+        return first
+
+    assert numbers([(3, 4), (3, 4), (5, 6), (3, 4), (5, 6)]) == [2, 1, 2, 1, 1]
+
+
 @pytest.mark.parametrize("unwell", [None, 0, 2])
 def test_ranks_agree_whether_all_are_well(unwell: int | None) -> None:
     assert of_each(group(3), lambda sums: sums.agree(sums.rank != unwell)) == [unwell is None] * 3
