@@ -127,6 +127,7 @@ def build_engine(  # noqa: PLR0913 # all that an engine is made of
         memory=None if is_fixed else CacheMemory(engine, store, pages),
         save_s=config.disk_cache_save_s,
         workers=workers,
+        offloaded=model.offloaded,
     )
 
 

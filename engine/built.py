@@ -13,6 +13,7 @@ from sluice_server.engine.executor.computing import Computing
 from sluice_server.engine.kv_cache.block_store import BlockStore
 from sluice_server.engine.kv_cache.saving import save_cache
 from sluice_server.engine.kv_cache.shared_slots import SharedSlots
+from sluice_server.engine.models.offload.store import OffloadFigures
 from sluice_server.engine.parallel.group import Workers
 from sluice_server.engine.sampling.grammars import Grammars
 from sluice_server.engine.worker.host.pages import PagesAhead
@@ -33,6 +34,7 @@ class BuiltEngine:
         shared: memory in which other engines read its blocks; None if that is off.
         images: what it keeps of images; None for a model that takes none.
         save_s: seconds that saving the cache may take.
+        offloaded: counts of weights that are not in memory; None if all are.
         workers: the other ranks of its group; None if it is of one rank.
         pages: takes that memory from the system before it is used, on a CPU.
         memory: resizes the cache while it serves; None where its size is fixed.
@@ -49,6 +51,7 @@ class BuiltEngine:
     images: EncoderCache | None = None
     memory: CacheMemory | None = None
     save_s: float = 0.0
+    offloaded: OffloadFigures | None = None
     workers: Workers | None = None
 
     def close(self) -> None:

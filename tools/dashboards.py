@@ -96,6 +96,19 @@ DASHBOARDS: dict[str, tuple[DashboardPanel, ...]] = {
         one("Cache blocks in use that hold nothing", "percentunit", "sluice_cache_waste_ratio", "{{process}}"),
         one("Stalled for memory", "percentunit", "max(sluice_memory_stalled_ratio)", "share of time"),
         one("Killed for memory", "short", "max(sluice_memory_oom_kills)", "kills"),
+        one(
+            "Weights read by steps, bytes a second",
+            "Bps",
+            "sum by (process) (sluice_weights_offloaded_bytes)"
+            f" * sum by (process) (rate(sluice_engine_steps_total[{WINDOW}]))",
+            "{{process}}",
+        ),
+        one(
+            "Share of time waiting for weights",
+            "percentunit",
+            f"sum by (process) (rate(sluice_weights_wait_seconds_total[{WINDOW}]))",
+            "{{process}}",
+        ),
     ),
     "gpu": (
         one("Memory of GPUs", "bytes", "max by (gpu, what) (sluice_gpu_memory_bytes)", "{{gpu}} {{what}}"),

@@ -124,7 +124,8 @@ class Model:
         self._head = ModelHead(config, traits, loader, source, whole, self._vocabulary) if self.is_last else None
         gather(linear for layer in self._layers for linear in layer.linears)
         self.kernel = self._head.kernel if self._head is not None else ""  # name of the kernel that multiplies
-        self.notes = (*loader.notes, *store.finish())  # for the operator, about weight formats and rotary factors
+        # for the operator, about weight formats and rotary factors; and what is counted of weights that are elsewhere
+        self.notes, self.offloaded = (*loader.notes, *store.finish()), store.figures
         if uses_long_factors(config, num_positions):
             self.notes += (LONG_FACTORS.format(num_positions, int(config.rope.get(ORIGINAL))),)
 

@@ -10,6 +10,7 @@ from sluice_server.engine.adapters.manager import AdapterManager
 from sluice_server.engine.engine import Engine
 from sluice_server.engine.executor.step_runner import StepRunner
 from sluice_server.engine.kv_cache.tiers import Tiers
+from sluice_server.engine.models.offload.store import OffloadFigures
 from sluice_server.engine.parallel.device_group import DeviceGroupRunner
 from sluice_server.engine.parallel.group import GroupRunner
 from sluice_server.engine.scheduler.draft_stats import DraftStats
@@ -123,6 +124,15 @@ def image_figures(images: EncoderCache | None) -> Iterator[MetricSample]:
     yield MetricSample(catalogue.IMAGES, images.num_encoded, ("encoded",))
     yield MetricSample(catalogue.IMAGES, images.num_found, ("found",))
     yield MetricSample(catalogue.IMAGE_TIME, images.busy_s, ("encode",))
+
+
+def offload_figures(offloaded: OffloadFigures | None) -> Iterator[MetricSample]:
+    """Yields what weights do not stay in memory, and how long steps waited for them."""
+    if offloaded is None:
+        return
+    yield MetricSample(catalogue.OFFLOADED, offloaded.num_bytes, (offloaded.where,))
+    if offloaded.where == "file":
+        yield MetricSample(catalogue.OFFLOAD_WAIT, offloaded.waited_s)
 
 
 def _drafts(stats: DraftStats) -> Iterator[MetricSample]:

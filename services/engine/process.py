@@ -15,7 +15,7 @@ from sluice_server.engine.parallel.sums import SumsBroken
 from sluice_server.engine.transfer import BlockFetcher
 from sluice_server.services.engine.block_sources import fetcher_of
 from sluice_server.services.engine.cache_operations import CacheClearing, CacheOperations
-from sluice_server.services.engine.figures import figures, image_figures, shared_figures
+from sluice_server.services.engine.figures import figures, image_figures, offload_figures, shared_figures
 from sluice_server.services.engine.gpus import gpu_figures, opened, pressure_of
 from sluice_server.services.engine.grammar_gate import GrammarGate
 from sluice_server.services.engine.loading import load_engine
@@ -135,6 +135,7 @@ def _serve_operators(process: Process, built: BuiltEngine, stage: EngineStage, f
         if fetcher is not None:
             clearing = CacheClearing(built.engine, built.store.block_bytes, fetcher.clear, fetcher.hold_off)
         process.operations.serve(ClearCache, clearing.clear)
+    process.metrics.collect_from(lambda: offload_figures(built.offloaded))
     has_gpu = built.computing.device == "cuda"
     nvml = opened(process.engine_config.num_ranks) if has_gpu else None
     if nvml is not None:

@@ -161,6 +161,15 @@ RECOMPUTED = _counter("sluice.recomputed_tokens", "Tokens computed once more aft
 DRAFTED = _counter("sluice.drafted_tokens", "Drafted tokens by their position in the draft", "place")
 ACCEPTED = _counter("sluice.accepted_tokens", "Drafted tokens that were accepted, by their position", "place")
 
+# Its weights that do not stay in memory: with the rate of steps, the bytes that they read in a second.
+OFFLOADED = _gauge(
+    "sluice.weights.offloaded",
+    "Bytes of weights that each step reads from a file, or from the host",
+    "where",
+    unit="By",
+)
+OFFLOAD_WAIT = _counter("sluice.weights.wait", "Time for which steps waited for weights from a file", unit="s")
+
 # The GPUs that it computes on, with what other processes do there. Their names are those of `nvidia-smi -L`.
 GPU_MEMORY = _gauge("sluice.gpu.memory", "Memory of a GPU: used, limit", "gpu", "what", unit="By")
 GPU_BUSY = _gauge("sluice.gpu.busy_ratio", "Share of the last moments in which a kernel ran on a GPU", "gpu")

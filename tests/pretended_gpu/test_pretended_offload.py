@@ -17,7 +17,7 @@ from sluice_server.engine.models.limits import limits_of
 from sluice_server.engine.models.loading import load_model
 from sluice_server.engine.models.offload import host_store
 from sluice_server.engine.models.offload.host_store import HostStore
-from sluice_server.engine.models.offload.store import IN_MEMORY, LayerStore
+from sluice_server.engine.models.offload.store import IN_MEMORY, LayerStore, OffloadFigures
 from sluice_server.engine.worker.device import CudaDevice
 from sluice_server.engine.worker.startup.device_support import choose_device
 from sluice_server.engine.worker.startup.formats import choose_formats
@@ -122,6 +122,9 @@ def test_weights_of_every_format_arrive_as_they_were_packed(shape: str, weights:
 
         store = Noting(on, range(NUM_LAYERS))
         model, _ = (load_model(directory, config, torch.float32, on, 0, pack, store=one) for one in (IN_MEMORY, store))
+        layers = [one for one in model._layers if isinstance(one, DecoderLayer)]
+        num_bytes = sum(matrix.weight.nbytes for one in layers for matrix in one.matrices)
+        assert store.figures == OffloadFigures("host", num_bytes) and IN_MEMORY.figures is None
         for number, one in enumerate(model._layers):
             assert isinstance(one, DecoderLayer)
             store._copy(number)

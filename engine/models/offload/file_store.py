@@ -11,6 +11,7 @@ import mmap
 import os
 import sys
 import tempfile
+import time
 from collections.abc import Collection, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
@@ -21,7 +22,7 @@ from torch import Tensor
 from sluice_server.engine.models.layers.decoder import DecoderLayer
 from sluice_server.engine.models.layers.runs import RunLayer
 from sluice_server.engine.models.offload.choice import WINDOW, unusable
-from sluice_server.engine.models.offload.store import ArrivingLayer
+from sluice_server.engine.models.offload.store import ArrivingLayer, OffloadFigures
 from sluice_server.engine.worker.host.allocator import give_back
 from sluice_server.kernels.cpu.memory import LINE
 from sluice_server.kernels.formats.linear import NativeLinear
@@ -67,6 +68,8 @@ class FileStore:
             raise self._unwritable(error) from error
         self._parts: list[MappedWeights] = []
         self._size = 0
+        self._figures = OffloadFigures("file")
+        self.figures: OffloadFigures | None = self._figures
         self._thread = ThreadPoolExecutor(1, "weights")
         self._coming: Future[None] | None = None
         self._next = 0
@@ -111,7 +114,9 @@ class FileStore:
         if self._coming is None or number != self._next:  # a step before this one was not computed to its end
             self._ask(number)
         assert self._coming is not None
+        start = time.perf_counter()
         self._coming.result()
+        self._figures.waited_s += time.perf_counter() - start
         self._next = (number + 1) % len(self._parts)
         self._ask(number, self._next)
 
@@ -140,6 +145,7 @@ class FileStore:
             at = _aligned(at, LINE)
         os.fdatasync(file)  # the system can drop only what is on the disk
         self._size += size
+        self._figures.num_bytes += sum(one.nbytes for one in weights)
         return MappedWeights(file, first, size)
 
     def _unwritable(self, error: OSError) -> Exception:

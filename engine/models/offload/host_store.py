@@ -13,7 +13,7 @@ from torch import Tensor
 from sluice_server.engine.models.layers.decoder import DecoderLayer
 from sluice_server.engine.models.layers.runs import RunLayer
 from sluice_server.engine.models.offload.choice import WINDOW, unusable
-from sluice_server.engine.models.offload.store import ArrivingLayer
+from sluice_server.engine.models.offload.store import ArrivingLayer, OffloadFigures
 from sluice_server.engine.worker import device
 
 ALIGN = 256  # bytes; what kernels of a device read at once lies within
@@ -29,6 +29,8 @@ class HostStore:
         self._parts: list[tuple[Tensor, ...]] = []  # of each layer, pieces of its bytes on the host
         self._weights: list[list[tuple[Tensor, int, torch.dtype, torch.Size]]] = []  # of each layer, with their places
         self._buffers: tuple[Tensor, ...] = ()
+        self._figures = OffloadFigures("host")
+        self.figures: OffloadFigures | None = self._figures
 
     def keep(self, index: int, layer: DecoderLayer) -> RunLayer:
         """Implements `LayerStore.keep`."""
@@ -95,6 +97,7 @@ class HostStore:
         for piece, one in zip(pieces, together.split(PIECE), strict=True):
             piece.copy_(one)
         self._parts.append(pieces)
+        self._figures.num_bytes += sum(one.nbytes for one in whole)
         self._weights.append([(one, first, one.dtype, one.shape) for one, first in zip(whole, firsts, strict=True)])
         for one in whole:
             one.untyped_storage().resize_(0)  # views of a weight would keep it

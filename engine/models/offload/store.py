@@ -3,6 +3,7 @@
 A store takes layers one by one as they are loaded, so that no more than one is in memory beside those that stay.
 """
 
+import dataclasses
 from collections.abc import Callable, Sequence
 from typing import Protocol
 
@@ -16,8 +17,25 @@ from sluice_server.kernels.formats.linear import PackedLinear
 from sluice_server.kernels.layout.metadata import AttentionMetadata
 
 
+@dataclasses.dataclass(slots=True)
+class OffloadFigures:
+    """What a store counts.
+
+    Attributes:
+        where: the weights are: "file" or "host".
+        num_bytes: of the weights that each step reads from there.
+        waited_s: seconds for which steps waited for them; 0 where the host does not wait.
+    """
+
+    where: str
+    num_bytes: int = 0
+    waited_s: float = 0.0
+
+
 class LayerStore(Protocol):
-    """Takes the layers of a model as they are loaded."""
+    """Takes the layers of a model as they are loaded. `figures`: None if it leaves them in memory."""
+
+    figures: OffloadFigures | None
 
     def keep(self, index: int, layer: DecoderLayer) -> RunLayer:
         """Returns layer `index` as it is to be computed; its weights may have left. Called in the order of layers."""
@@ -31,6 +49,8 @@ class LayerStore(Protocol):
 
 class InMemory:
     """Leaves all weights where they were loaded."""
+
+    figures: OffloadFigures | None = None
 
     def keep(self, index: int, layer: DecoderLayer) -> RunLayer:
         """Implements `LayerStore.keep`."""

@@ -115,6 +115,12 @@ def test_tokens_are_equal_alone_and_together(name: str, tmp_path: Path) -> None:
         assert any("the weights of" in note for note in built.computing.notes) is (num_layers > 0)
         alone = [run(built.engine, (one,))[one] for one in PROMPTS]
         together = run(built.engine, tuple(PROMPTS))
+        counted = built.offloaded
+        if num_layers:
+            assert counted is not None and counted.where == "file"
+            assert counted.num_bytes > 0 and counted.waited_s > 0
+        else:
+            assert counted is None
         assert alone == [*together.values()]
         found.append(together)
         built.close()
@@ -218,6 +224,7 @@ def test_what_is_planned_is_what_stays(tmp_path: Path, changes: dict[str, Any]) 
         load_model(directory, model, formats.dtype, CPU, pack=LinearPacker(formats.weights), store=store)
     for size, part in zip(sizes[1:], store._parts, strict=True):
         assert size == pytest.approx(len(part.bytes), rel=0.1)
+    assert store.figures is not None and store.figures.num_bytes == pytest.approx(sum(sizes[1:]), rel=0.1)
 
 
 def test_layers_are_spread_evenly_and_are_as_many_as_asked_for() -> None:
