@@ -1,5 +1,6 @@
 """Block size auto in real processes: what a run saw decides the next start's, and streams stay what they were."""
 
+import shutil
 from pathlib import Path
 
 import pytest
@@ -39,3 +40,18 @@ def test_the_next_start_takes_what_the_traffic_asks_for(tmp_path: Path, options:
     assert again.startswith("sluice: --block-size auto takes 16: it would have saved")
     assert same_texts == texts
     assert more_found >= num_found + 10 * NUM > 10 * NUM
+
+
+@pytest.mark.long
+@pytest.mark.timeout(400)
+def test_a_cache_on_disk_is_not_lost_for_less_than_it_holds(tmp_path: Path) -> None:
+    kept = ("--host-cache-bytes", str(4 << 20), "--disk-cache-dir", str(tmp_path / "kept"))
+    options = (*kept, "--disk-cache-bytes", str(1 << 30))
+    _, texts, num_found = run(tmp_path, *options)
+    again, same_texts, more_found = run(tmp_path, *options)
+    assert again.startswith(f"sluice: --block-size auto takes 32: {tmp_path}/kept keeps ")
+    assert same_texts == texts and more_found > num_found
+    shutil.rmtree(tmp_path / "kept")
+    third, same_texts, _ = run(tmp_path, *options)
+    assert third.startswith("sluice: --block-size auto takes 16: it would have saved")
+    assert same_texts == texts
