@@ -1,15 +1,9 @@
-"""The options of ranks: a group's shape from the settings, and which of them are not built yet."""
+"""The options of ranks: a group's shape from the settings, and what it cannot have."""
 
 from collections.abc import Callable, Mapping
 
 from sluice_server.engine.config import DEFAULTS, SUM_DTYPES, EngineConfig
 from sluice_server.engine.parallel.shape import ParallelShape, unusable
-
-# By option: whether a group needs what is not built.
-NOT_BUILT: Mapping[str, Callable[[ParallelShape], bool]] = {
-    "expert_parallel": lambda shape: shape.expert_parallel and shape.tensor_size == 1,
-}
-
 
 # By option: whether a group of ranks cannot have it.
 NOT_IN_GROUPS: Mapping[str, Callable[[EngineConfig], bool]] = {
@@ -42,11 +36,11 @@ def shape_of(config: EngineConfig) -> ParallelShape:
 
 
 def check_parallel(config: EngineConfig) -> ParallelShape:
-    """Returns `shape_of` the settings. Raises ServiceError INVALID_SETTING for what it needs and is not built."""
+    """Returns `shape_of` the settings. Raises ServiceError INVALID_SETTING for what such a group cannot have."""
     shape = shape_of(config)
-    for name, needs in NOT_BUILT.items():
-        if needs(shape):
-            raise unusable(name, f"{getattr(config, name)} is not supported yet: leave it out")
+    if shape.expert_parallel and shape.tensor_size == 1:
+        text = "shares out experts among tensor-parallel ranks, and there is one: needs --tensor-parallel-size above 1"
+        raise unusable("expert_parallel", f"{text}, or leave it out")
     if config.sum_dtype not in SUM_DTYPES:
         raise unusable("sum_dtype", f"{config.sum_dtype!r} is not one of {', '.join(SUM_DTYPES)}")
     if config.sum_dtype != DEFAULTS.sum_dtype and shape.tensor_size == 1:

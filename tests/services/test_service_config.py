@@ -81,9 +81,9 @@ BAD: list[tuple[dict[str, object], dict[str, object], str]] = [
     (
         {"pipeline_parallel_size": 2, "expert_parallel": True},
         {},
-        "--expert-parallel: True is not supported yet",
+        "--expert-parallel: shares out experts among tensor-parallel ranks, and there is one",
     ),
-    ({"expert_parallel": True}, {}, "--expert-parallel: True is not supported yet"),
+    ({"expert_parallel": True}, {}, "--expert-parallel: .* needs --tensor-parallel-size above 1, or leave it out"),
     ({"tensor_parallel_size": 2, "sum_shards": 3}, {}, "--sum-shards: 3 is no multiple of --tensor-parallel-size 2"),
     ({}, {"kv_port_offset": 100}, "--kv-port-offset: needs --shared-cache-bytes"),
     ({"shared_cache_bytes": 1 << 20}, {"kv_nixl": True}, "--kv-nixl: needs --kv-port-offset"),
