@@ -33,7 +33,7 @@ struct Layer {
   const StepAdapters* adapters;   // of the step's tokens, or null
   int64_t index;                  // of this layer in them
   // Where ranks share out the inputs of output and down, this rank's shards of them; both are then those of the first
-  // shard and have no norms behind, there are no experts and no adapters, and nothing moves. Else null.
+  // shard, there are no experts and no adapters, and nothing moves. Else null.
   const LayerShards* shards = nullptr;
   LayerSums* sums = nullptr;
 };
@@ -85,18 +85,34 @@ inline void attend(Layer<Element>& job, Rows h, Rows heads, Rows seen) {
   run(job.attention);
 }
 
+// h += what all ranks make of their inputs x, through a norm if there is one; see `add` and `add_shared`.
+inline void add_of_ranks(const Join& join, const Matrix* shards, int64_t num, Rows x, Rows between, Rows h,
+                         int64_t tokens, LayerSums& sums) {
+  const auto& [layer, linear, norm, eps] = join;
+  if (norm == nullptr) return add_shared(layer, shards, num, x, tokens, h.first, sums);
+  const Rows total{between.first, layer.outputs};  // row by row without a gap, as sums are
+  std::fill_n(total.first, tokens * layer.outputs, 0.0f);
+  add_shared(layer, shards, num, x, tokens, total.first, sums);
+  if (!sums.are_well()) return;
+  each_row(tokens, layer.outputs, [&](int64_t t) { add_normed(total[t], norm, layer.outputs, eps, h[t]); });
+}
+
 // The layer of a rank among others. A sum that cannot be completed ends it; `sums` tells.
 template <typename Element>
 inline void run_shared(Layer<Element>& job) {
   const int64_t tokens = job.write.tokens, num = job.shards->num;
-  const auto [heads, seen, gated] =
-      rows_of<3>(tokens, {job.qkv.outputs, num * job.output.inputs, num * job.down.inputs});
-  const Rows h{job.h, job.output.outputs};
+  const bool is_normed = job.output_norm != nullptr || job.down_norm != nullptr;
+  const int64_t hidden = job.output.outputs;
+  const auto [heads, seen, gated, between] =
+      rows_of<4>(tokens, {job.qkv.outputs, num * job.output.inputs, num * job.down.inputs, is_normed ? hidden : 0});
+  const Rows h{job.h, hidden};
+  const Join output{job.output, Linears::OUTPUT, job.output_norm, job.eps};
+  const Join down{job.down, Linears::DOWN, job.down_norm, job.eps};
   attend(job, h, heads, seen);
-  add_shared(job.output, job.shards->output(), num, seen, tokens, job.h, *job.sums);
+  add_of_ranks(output, job.shards->output(), num, seen, between, h, tokens, *job.sums);
   if (!job.sums->are_well()) return;
   apply(job.gate_up, h, tokens, job.eps, job.gate, gated);
-  add_shared(job.down, job.shards->down(), num, gated, tokens, job.h, *job.sums);
+  add_of_ranks(down, job.shards->down(), num, gated, between, h, tokens, *job.sums);
 }
 
 template <typename Element>

@@ -116,10 +116,8 @@ class Layer:
         """The layer of a rank among others with the first alone of its shards, in which all that stays from call to
         call is found; None if they have no kernel of ours, or differ in more than where they lie."""
         output, mlp = self.output, self.mlp
-        if not isinstance(mlp, DenseMlp) or self.output_norm is not None or mlp.down_norm is not None:
-            return None
-        down = mlp.down
-        if not isinstance(output, SummedLinear) or not isinstance(down, SummedLinear):
+        down = mlp.down if isinstance(mlp, DenseMlp) else None
+        if not isinstance(mlp, DenseMlp) or not isinstance(output, SummedLinear) or not isinstance(down, SummedLinear):
             return None
         if not _are_alike(output.shards) or not _are_alike(down.shards):
             return None
