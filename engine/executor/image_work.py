@@ -68,8 +68,7 @@ class ImageWork:
             is_done = self._rows.advance(image, seconds)
         except Exception:
             logger.exception("an image cannot be encoded; the requests that bring it will fail")
-            self._books.give_up(image)
-            return
+            is_done = True  # the step that needs its rows tries once more, and they are dropped as others are
         finally:
             if step_s is not None:
                 self._earned_s -= self._clock() - start

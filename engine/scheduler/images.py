@@ -24,7 +24,6 @@ class ImageBooks:
         self._kept: OrderedDict[bytes, int] = OrderedDict()  # bytes by digest, the least recently used first
         self._claimed: dict[bytes, int] = {}  # bytes by digest
         self._wanted: dict[bytes, PromptImage] = {}  # by digest, the first to be encoded first
-        self._given_up: set[bytes] = set()  # could not be encoded: the step that needs them fails
 
     @property
     def next(self) -> PromptImage | None:
@@ -38,7 +37,7 @@ class ImageBooks:
 
     def await_rows(self, images: Sequence[PromptImage]) -> bool:
         """Whether a request must wait for rows. Claims its images if they fit, and wants those without rows."""
-        own = {image.digest: image for image in images if image.digest not in self._given_up}
+        own = {image.digest: image for image in images}
         if not own:
             return False
         more = sum(self._size(image) for digest, image in own.items() if digest not in self._claimed)
@@ -73,11 +72,6 @@ class ImageBooks:
         for digest in dropped:
             self._num_bytes -= self._kept.pop(digest)
         return dropped
-
-    def give_up(self, image: PromptImage) -> None:
-        """Records that an image cannot be encoded: its requests are admitted, and fail in the step that needs it."""
-        self._wanted.pop(image.digest, None)
-        self._given_up.add(image.digest)
 
     def check(self) -> None:
         """Asserts that the books add up; for tests and simulation."""

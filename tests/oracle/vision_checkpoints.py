@@ -36,9 +36,8 @@ def make_llava(path: Path, tower: str, *, as_published: bool = False, **fields: 
     model: Any = transformers.LlavaForConditionalGeneration(config)
     model.float().eval()
     vision: Any = config.vision_config
-    std = (
-        0.2 * (48 / max(48, vision.hidden_size)) ** 0.5
-    )  # with more, a wide tower makes another answer of a rounded bit
+    # With larger weights a wide tower makes another answer of a rounded bit.
+    std = 0.2 * (48 / max(48, vision.hidden_size)) ** 0.5
     for name, parameter in model.named_parameters():
         if name.endswith(("bias", "embedding")) or "norm" in name:
             torch.nn.init.normal_(parameter, mean=1.0 if "norm" in name and "weight" in name else 0.0, std=0.2)

@@ -13,7 +13,7 @@ from sluice_server.engine.scheduler.images import ImageBooks
 
 @dataclasses.dataclass
 class Rows:
-    """Needs `num_parts` calls for an image, each of which takes `part_s`; the image of digest b"bad" fails."""
+    """Needs `num_parts` calls for an image, each of which takes `part_s`; the image of a digest b"bad…" fails."""
 
     num_parts: int = 2
     part_s: float = 0.0
@@ -25,7 +25,7 @@ class Rows:
         """Records the call."""
         self.asked.append((image.digest, seconds))
         self.now_s += self.part_s
-        if image.digest == b"bad":
+        if image.digest.startswith(b"bad"):
             raise RuntimeError("no rows")
         return len([one for one, _ in self.asked if one == image.digest]) == self.num_parts
 
@@ -135,3 +135,14 @@ def test_an_image_that_cannot_be_encoded_holds_nothing_back(caplog: pytest.LogCa
     assert books.await_rows([PromptImage(0, 1, (1, 1), b"bad", b"")])
     ImageWork(books, rows, 0.25).advance(1.0)
     assert books.next is None and "cannot be encoded" in caplog.text
+
+
+def test_what_a_step_may_encode_of_images_that_failed_is_dropped_in_turn() -> None:
+    books, rows = ImageBooks(2, 1), Rows()
+    work = ImageWork(books, rows, 0.25)
+    for digest in (b"bad 1", b"bad 2", b"bad 3", b"bad 4"):
+        want(books, digest)
+        work.advance(None)
+        assert books.next is None
+        books.check()
+    assert rows.dropped == [b"bad 1", b"bad 2"]

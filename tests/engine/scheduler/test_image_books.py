@@ -71,16 +71,6 @@ def test_the_least_recently_claimed_rows_go_first() -> None:
     assert encode_all(books) == [2]
 
 
-def test_an_image_that_is_given_up_holds_nothing_back() -> None:
-    books = ImageBooks(3, 1)
-    books.begin([])
-    assert books.await_rows([image(1)]) and books.next is not None
-    books.give_up(books.next)
-    assert books.next is None
-    books.begin([])
-    assert not books.await_rows([image(1)])
-
-
 def test_bytes_stay_within_the_limit_whatever_is_asked() -> None:
     rng = random.Random(5)
     books, kept = ImageBooks(20, 2), set[bytes]()
