@@ -75,8 +75,9 @@ def test_tokens_are_those_of_the_reference(vocab: int) -> None:
     check_equal(random_logits(11, vocab, 3.0, seed=vocab), every_kind())
 
 
-def test_long_rows_are_narrowed_or_read_themselves(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(sampling, "TILE", 256)
+@pytest.mark.parametrize("tile", [256, 1024])  # flat rows are read themselves, or their gathered values bisected
+def test_long_rows_are_narrowed_or_read_themselves(tile: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sampling, "TILE", tile)
     logits = random_logits(11, 1003, 3.0)
     logits[1] /= 30  # so even that more than a tile may be kept
     logits[3] /= 30
