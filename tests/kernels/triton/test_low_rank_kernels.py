@@ -118,4 +118,4 @@ def test_numbers_of_another_format_are_refused() -> None:
 
 
 def test_parts_of_the_inputs_follow_the_linear_alone() -> None:
-    assert [kernels.splits_of(num) for num in (64, 2047, 2048, 4095, 4096, 14336)] == [1, 1, 2, 2, 4, 4]
+    assert [kernels.splits_of(num) for num in (64, 2047, 2048, 4095, 4096, 14336)] == [1, 1, 2, 2, 4, 8]
