@@ -45,9 +45,10 @@ class Int4OnGpu(GpuLinear):
     kernel = "Triton W4A16"
 
     def __init__(self, weight: Tensor | Int4Weight, bias: Tensor | None, dtype: torch.dtype | None = None) -> None:
-        self._packed = planes_of_4(round_groups(weight) if isinstance(weight, Tensor) else weight)
+        packed = round_groups(weight) if isinstance(weight, Tensor) else weight
+        self._packed = planes_of_4(packed)
         super().__init__(self._packed.words, bias)
-        self.dtype = dtype or self._packed.scales.dtype
+        self.dtype = dtype or packed.scales.dtype
 
     def apply(self, x: Tensor) -> Tensor:
         y: Tensor = gpu.family("linear4").linear_w4a16(

@@ -1,9 +1,10 @@
 """The forms in which GPU kernels read weights of 4 and 8 bits: words of 16 bits with a number of each plane.
 
 A plane is the part of a unit's inputs that have the same place in words. Of 4 bits there are four: word i of a unit of
-64 holds inputs i, i + 16, i + 32 and i + 48 in ascending bits. Of 8 bits there are two: word i of a unit of 32 holds
-inputs i and i + 16. So the words of a tile are loaded like numbers of 16 bits, in the order in which tensor cores want
-them, and few instructions take a plane out of two words and widen it. Made once, at load.
+256 holds inputs i, i + 64, i + 128 and i + 192 in ascending bits; of half as many where inputs do not fill such units,
+or share scales in groups of 32, so that a plane has one. Of 8 bits there are two: word i of a unit of 128 holds inputs
+i and i + 64. So the words of a tile are loaded like numbers of 16 bits, in the order in which tensor cores want them,
+and few instructions take a plane out of two words and widen it. Made once, at load.
 """
 
 from typing import NamedTuple
@@ -12,29 +13,33 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from sluice_server.kernels.formats.packed_weights import UNIT, Int4Weight, Int8Weight
+from sluice_server.kernels.formats.packed_weights import Int4Weight, Int8Weight, unpack_nibbles
 
-PLANE = 16  # words of a unit
+PLANE, SMALL_PLANE = 64, 32  # words of a unit
 PLANES4, PLANES8 = 4, 2
+ZERO = 31  # lowest bits of a scale in float32, which have its zero point
 
 
 class Int4Planes(NamedTuple):
     """A 4-bit weight, (number - zero) · scale for each group of inputs.
 
     Attributes:
-        words: int16 [N, ⌈K / 64⌉ · PLANE].
-        scales, zeros, inputs, group: as in `Int4Weight`; scales and zeros contiguous.
+        words: int16 [N, ⌈K / (4 · plane)⌉ · plane].
+        pairs: int32 [⌈K / group⌉, N]: the bits of a scale in float32, the lowest of which are its zero point, 0 to 16.
+            A scale of 16 bits has none there. One number, so that a GPU copies both ahead.
+        inputs, group: as in `Int4Weight`.
+        plane: words of a unit.
     """
 
     words: Tensor
-    scales: Tensor
-    zeros: Tensor
+    pairs: Tensor
     inputs: int
     group: int
+    plane: int
 
 
 class Int8Planes(NamedTuple):
-    """An int8 weight, number · scale: words int16 [N, ⌈K / 32⌉ · PLANE], scales float32 [N], K."""
+    """An int8 weight, number · scale: words int16 [N, ⌈K / 128⌉ · PLANE], scales float32 [N], K."""
 
     words: Tensor
     scales: Tensor
@@ -42,12 +47,17 @@ class Int8Planes(NamedTuple):
 
 
 def planes_of_4(packed: Int4Weight) -> Int4Planes:
-    """Returns the same weight in planes."""
-    nibbles = packed.nibbles
-    halves = (half.view(len(nibbles), -1, UNIT // 2) for half in (nibbles & 15, nibbles >> 4))
-    low, high = (half[..., :PLANE] | half[..., PLANE:] << 4 for half in halves)
-    scales, zeros = packed.scales.contiguous(), packed.zeros.contiguous()
-    return Int4Planes(_words(low, high), scales, zeros, packed.inputs, packed.group)
+    """Returns the same weight in planes. Raises ValueError for groups that end within a plane."""
+    inputs, group = packed.inputs, packed.group
+    is_whole = inputs % (PLANES4 * PLANE) == 0  # others would be filled up with more than they need
+    plane = PLANE if is_whole and (group >= inputs or group % PLANE == 0) else SMALL_PLANE
+    if group < inputs and group % plane:
+        raise ValueError(f"groups of {group} inputs: a multiple of {SMALL_PLANE} wanted")
+    numbers = F.pad(unpack_nibbles(packed), (0, -inputs % (PLANES4 * plane)))
+    first, second, third, fourth = numbers.view(len(numbers), -1, PLANES4, plane).unbind(2)
+    scales = packed.scales.float().contiguous().view(torch.int32)
+    pairs = (scales & ~ZERO) | packed.zeros.int()
+    return Int4Planes(_words(first | second << 4, third | fourth << 4), pairs, inputs, group, plane)
 
 
 def planes_of_8(packed: Int8Weight) -> Int8Planes:

@@ -20,13 +20,15 @@ SUM_BLOCK = 512
 
 
 class GemmTiles(NamedTuple):
-    """Tile of a product: inputs m, outputs n and inner numbers k; warps and pipeline stages of a program."""
+    """Tile of a product: inputs m, outputs n and inner numbers k; warps and pipeline stages of a program; and the
+    number of programs that splitting aims at."""
 
     m: int
     n: int
     k: int
     warps: int
     stages: int
+    programs: int = PROGRAMS
 
 
 class GemmSchedules(NamedTuple):
@@ -35,12 +37,10 @@ class GemmSchedules(NamedTuple):
     Attributes:
         tiles: by rising numbers of inputs; the last are for any number above.
         fixed: those where the schedule must not depend on the number of inputs.
-        programs: the number that splitting aims at.
     """
 
     tiles: tuple[GemmTiles, ...]
     fixed: GemmTiles
-    programs: int = PROGRAMS
 
 
 DECODE, SMALL, MEDIUM, LARGE = (
@@ -50,11 +50,16 @@ DECODE, SMALL, MEDIUM, LARGE = (
     GemmTiles(128, 128, 64, 8, 3),
 )
 PLAIN = GemmSchedules((DECODE, SMALL, MEDIUM, LARGE), MEDIUM)
-# Where weights are widened in registers, instructions are short, not bytes: eight warps share what a tile reads of the
-# inputs. Measured on an H200 over four shapes, 1 to 64 inputs; of 4 bits, twice as many programs hide more of it.
-_WIDE = tuple(GemmTiles(m, 128, 128, 8, 3) for m in (16, 32, 64))
-WIDENED8 = GemmSchedules((*_WIDE, LARGE), _WIDE[-1])
-WIDENED4 = GemmSchedules((*_WIDE, LARGE), _WIDE[-1], 2 * PROGRAMS)
+# Where weights are widened in registers, measured on an H200 over five shapes, 1 to 64 inputs. Of 4 bits, k is a unit
+# of planes; larger tiles of it spill registers. A tile of 256 outputs leaves room for one program.
+_FEW8 = tuple(GemmTiles(m, 128, 128, 8, 4) for m in (16, 32))
+_MANY8, _SMALL8 = GemmTiles(64, 256, 128, 8, 4, PROGRAMS // 2), GemmTiles(64, 128, 128, 8, 3)
+WIDENED8 = GemmSchedules((*_FEW8, _MANY8, GemmTiles(128, 128, 128, 8, 3)), _MANY8)
+WIDENED8_IN_LITTLE = GemmSchedules((*_FEW8, _SMALL8), _SMALL8)  # on GPUs with little shared memory
+_MANY4 = GemmTiles(64, 64, 256, 4, 3)
+_FEW4 = (GemmTiles(16, 128, 256, 4, 3), GemmTiles(32, 128, 256, 8, 3))
+WIDENED4 = GemmSchedules((*_FEW4, _MANY4), _MANY4)
+WIDENED4_IN_LITTLE = GemmSchedules(_FEW4, _FEW4[-1])  # there more rows of a tile spill registers
 
 
 def tiles_of(num: int, schedules: GemmSchedules = PLAIN) -> GemmTiles:
@@ -70,15 +75,15 @@ def schedule_of(
     With `is_fixed` they are the same for any number of inputs, so that an output's sum has one order.
     """
     tiles = schedules.fixed if is_fixed else tiles_of(num, schedules)
-    return tiles, splits_of(tiles, tiles.m if is_fixed else num, outputs, inputs, schedules.programs)
+    return tiles, splits_of(tiles, tiles.m if is_fixed else num, outputs, inputs)
 
 
-def splits_of(tiles: GemmTiles, num: int, outputs: int, inputs: int, most: int = PROGRAMS) -> int:
-    """Returns the parts of the inner dimension: a power of two, 1 if there are enough tiles for `most` programs or few
+def splits_of(tiles: GemmTiles, num: int, outputs: int, inputs: int) -> int:
+    """Returns the parts of the inner dimension: a power of two, 1 if there are enough tiles for all programs or few
     numbers to add."""
     programs = triton.cdiv(num, tiles.m) * triton.cdiv(outputs, tiles.n)
     splits = 1
-    while splits < MAX_SPLITS and 2 * splits * programs <= most and inputs >= 2 * splits * MIN_INPUTS:
+    while splits < MAX_SPLITS and 2 * splits * programs <= tiles.programs and inputs >= 2 * splits * MIN_INPUTS:
         splits *= 2
     return splits
 

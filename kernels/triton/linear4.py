@@ -13,16 +13,17 @@ import triton.language as tl
 from torch import Tensor
 
 from sluice_server.kernels.formats import planes
-from sluice_server.kernels.formats.packed_weights import UNIT
 from sluice_server.kernels.formats.planes import Int4Planes
 from sluice_server.kernels.triton.aot import AotCase
-from sluice_server.kernels.triton.gemm import LARGE, WIDENED4, GemmTiles, schedule_of, sum_parts
+from sluice_server.kernels.triton.configs import LITTLE_MEMORY
+from sluice_server.kernels.triton.gemm import WIDENED4, WIDENED4_IN_LITTLE, GemmTiles, schedule_of, sum_parts
+from sluice_server.kernels.triton.gpu_traits import gpu_of
 from sluice_server.kernels.triton.numbers import pointer
 from sluice_server.kernels.triton.unpacked import unpacked
-from sluice_server.kernels.triton.widen import plane4
+from sluice_server.kernels.triton.widen import plane4, scale_and_zero
 
-MANY = 256  # rows from which a weight is written out for a library's product; measured on an H200
-PLANES, PLANE = tl.constexpr(planes.PLANES4), tl.constexpr(planes.PLANE)
+MANY = 192  # rows from which a weight is written out for a library's product, which on an H200 takes as long as 3 tiles
+PLANES = tl.constexpr(planes.PLANES4)
 
 
 def linear_w4a16(x: Tensor, packed: Int4Planes, bias: Tensor | None = None, *, is_fixed: bool = False) -> Tensor:
@@ -41,8 +42,9 @@ def linear_w4a16(x: Tensor, packed: Int4Planes, bias: Tensor | None = None, *, i
     y = torch.empty(num, outputs, dtype=x.dtype, device=x.device)
     if not y.numel():
         return y
-    tiles, splits = schedule_of(num, outputs, inputs, WIDENED4, is_fixed=is_fixed)
-    span = span_of(packed.group, inputs, tiles)
+    schedules = WIDENED4_IN_LITTLE if gpu_of(x.device).capability in LITTLE_MEMORY else WIDENED4
+    tiles, splits = schedule_of(num, outputs, inputs, schedules, is_fixed=is_fixed)
+    group = packed.group if packed.group < inputs else 0
     parts = y if splits == 1 else torch.empty(splits, num, outputs, dtype=torch.float32, device=x.device)
     grid = (triton.cdiv(num, tiles.m) * triton.cdiv(outputs, tiles.n), splits)
     linear4_kernel[grid](
@@ -50,22 +52,21 @@ def linear_w4a16(x: Tensor, packed: Int4Planes, bias: Tensor | None = None, *, i
         x.stride(0),
         packed.words,
         packed.words.stride(0),
-        packed.scales,
-        packed.zeros,
-        packed.scales if bias is None else bias,
+        packed.pairs,
+        x if bias is None else bias,
         parts,
         num,
         outputs,
         inputs,
-        packed.group,
         HAS_BIAS=bias is not None,
         IS_EXACT=x.dtype is torch.float32,
-        IS_EVEN=inputs % span == 0 and outputs % tiles.n == 0,
-        TWO_GROUPS=packed.group % span != 0 and packed.group < inputs,
+        IS_EVEN=inputs % (planes.PLANES4 * packed.plane) == 0 and outputs % tiles.n == 0,
+        GROUP=group,
+        EACH=planes_of_group(group, packed.plane),
         SPLITS=splits,
         M=tiles.m,
         N=tiles.n,
-        SPAN=span,
+        PLANE=packed.plane,
         num_warps=tiles.warps,
         num_stages=tiles.stages,
     )
@@ -74,47 +75,42 @@ def linear_w4a16(x: Tensor, packed: Int4Planes, bias: Tensor | None = None, *, i
     return y
 
 
-def span_of(group: int, inputs: int, tiles: GemmTiles) -> int:
-    """Returns how many inputs are multiplied at once: whole units, in one group if groups are as long as a unit.
-
-    Large tiles take one unit, because more spill registers.
-    """
-    return 2 * UNIT if tiles != LARGE and (group % (2 * UNIT) == 0 or group == inputs) else UNIT
+def planes_of_group(group: int, plane: int) -> int:
+    """Returns how many planes of a unit share a scale; `group` is 0 where all inputs do."""
+    return next(num for num in (planes.PLANES4, 2, 1) if group % (num * plane) == 0)
 
 
 @triton.jit(do_not_specialize=["num"])  # otherwise a new value is compiled during a request
 def linear4_kernel(
     x_ptr,  # [num, inputs], rows `x_stride` apart
     x_stride,
-    words_ptr,  # int16 [outputs, ⌈inputs / 64⌉ · 16], rows `words_stride` apart
+    words_ptr,  # int16 [outputs, ⌈inputs / (4 · PLANE)⌉ · PLANE], rows `words_stride` apart
     words_stride,
-    scales_ptr,  # [⌈inputs / group⌉, outputs]
-    zeros_ptr,  # [⌈inputs / group⌉, outputs]
+    pairs_ptr,  # int32 [⌈inputs / GROUP⌉, outputs], scales and zero points
     bias_ptr,  # [outputs]; unused when not HAS_BIAS
     y_ptr,  # [num, outputs], or sums [SPLITS, num, outputs] when SPLITS > 1
     num,
     outputs,
     inputs,
-    group,
     HAS_BIAS: tl.constexpr,
     IS_EXACT: tl.constexpr,  # float32 inputs are not rounded to fewer bits
     IS_EVEN: tl.constexpr,  # the weight consists of whole tiles
-    TWO_GROUPS: tl.constexpr,  # the halves of a unit belong to different groups
+    GROUP: tl.constexpr,  # inputs that share a scale, 0 for all
+    EACH: tl.constexpr,  # planes of a group
     SPLITS: tl.constexpr,
     M: tl.constexpr,
     N: tl.constexpr,
-    SPAN: tl.constexpr,
+    PLANE: tl.constexpr,
 ):
     """Multiplies one tile over one part of the inputs. Grid: tiles, with those of the same weights adjacent; SPLITS."""
     tiles = tl.cdiv(num, M)
     m = (tl.program_id(0) % tiles) * M + tl.arange(0, M)
     n = (tl.program_id(0) // tiles) * N + tl.arange(0, N)
-    word = tl.arange(0, SPAN // PLANES)
-    first = word // PLANE * (PLANES * PLANE) + word % PLANE  # the input of a word's first plane
+    word = tl.arange(0, PLANE)
+    SPAN: tl.constexpr = PLANES * PLANE
     each = tl.cdiv(tl.cdiv(inputs, SPAN), SPLITS) * SPAN
     start = tl.program_id(1) * each
-    width = tl.cdiv(inputs, PLANES * PLANE) * PLANE
-    x_places = x_ptr + m.to(tl.int64)[None, :] * x_stride + first[:, None]
+    x_places = x_ptr + m.to(tl.int64)[None, :] * x_stride + word[:, None]
     is_row = (m < num)[None, :]  # rows that are not there are not read: all programs would ask for one and the same
     places = words_ptr + n.to(tl.int64)[:, None] * words_stride + word[None, :]
     is_output = n < outputs
@@ -124,23 +120,19 @@ def linear4_kernel(
         if IS_EVEN:
             words = tl.load(places + at // PLANES)
         else:
-            is_word = is_output[:, None] & (word + at // PLANES < width)[None, :]
-            words = tl.load(places + at // PLANES, mask=is_word, other=0)
-        scale, zero = _of_group(scales_ptr, zeros_ptr, n, at, inputs, outputs, group, IS_EVEN)
-        part = tl.zeros([N, M], tl.float32)
+            words = tl.load(places + at // PLANES, mask=is_output[:, None], other=0)
         for one in tl.static_range(PLANES):
-            if TWO_GROUPS and one == PLANES // 2:
-                total += part * scale[:, None]
-                behind = at + SPAN // 2
-                scale, zero = _of_group(scales_ptr, zeros_ptr, n, behind, inputs, outputs, group, IS_EVEN)
+            here = at + one * PLANE
+            if one % EACH == 0:
+                scale, zero = _of_group(pairs_ptr, n, here, inputs, outputs, GROUP, IS_EVEN)
                 part = tl.zeros([N, M], tl.float32)
             if IS_EVEN:
-                x = tl.load(x_places + at + one * PLANE, mask=is_row, other=0.0)
+                x = tl.load(x_places + here, mask=is_row, other=0.0)
             else:
-                is_in = (first + (at + one * PLANE) < inputs)[:, None] & is_row
-                x = tl.load(x_places + at + one * PLANE, mask=is_in, other=0.0)
+                x = tl.load(x_places + here, mask=(word + here < inputs)[:, None] & is_row, other=0.0)
             part = tl.dot(plane4(words, zero, x.dtype, one), x, part, input_precision=precision)
-        total += part * scale[:, None]
+            if one % EACH == EACH - 1:
+                total += part * scale[:, None]
     y = tl.trans(total)
     if SPLITS == 1 and HAS_BIAS:
         y += tl.load(bias_ptr + n, mask=is_output, other=0.0).to(tl.float32)[None, :]
@@ -150,32 +142,26 @@ def linear4_kernel(
 
 
 @triton.jit
-def _of_group(scales_ptr, zeros_ptr, n, at, inputs, outputs, group, IS_EVEN: tl.constexpr):
+def _of_group(pairs_ptr, n, at, inputs, outputs, GROUP: tl.constexpr, IS_EVEN: tl.constexpr):
     """Returns the scales, in float32, and zero points of outputs n for the group of input `at`; 0 for none."""
-    places = at // group * outputs + n
+    places = pairs_ptr + (at // GROUP if GROUP else 0) * outputs + n
     if IS_EVEN:
-        return tl.load(scales_ptr + places).to(tl.float32), tl.load(zeros_ptr + places)
+        return scale_and_zero(tl.load(places))
     else:
-        mask = (n < outputs) & (at + 0 * n < inputs)
-        scale = tl.load(scales_ptr + places, mask=mask, other=0.0).to(tl.float32)
-        return scale, tl.load(zeros_ptr + places, mask=mask, other=0.0)
+        return scale_and_zero(tl.load(places, mask=(n < outputs) & (at + 0 * n < inputs), other=0))
 
 
-def _case(tiles: GemmTiles, group: int, splits: int = 1, *, is_even: bool = True) -> AotCase:
-    span = span_of(group, 4096, tiles)
-    types = dict.fromkeys(("x_ptr", "bias_ptr"), "*bf16") | dict.fromkeys(("scales_ptr", "zeros_ptr"), "*fp16")
-    types |= {"y_ptr": "*bf16" if splits == 1 else pointer(torch.float32), "words_ptr": "*i16"}
-    types |= dict.fromkeys(("num", "outputs", "inputs", "group"), "i32")
-    types |= dict.fromkeys(("x_stride", "words_stride"), "i64")
-    constants: dict[str, int] = {
-        "HAS_BIAS": False,
-        "IS_EXACT": False,
-        "IS_EVEN": is_even,
-        "TWO_GROUPS": group % span != 0,
-    }
-    constants |= {"SPLITS": splits, "M": tiles.m, "N": tiles.n, "SPAN": span}
+def _case(
+    tiles: GemmTiles, group: int, splits: int = 1, *, is_even: bool = True, since: int = 80, until: int = 120
+) -> AotCase:
+    types = dict.fromkeys(("x_ptr", "bias_ptr"), "*bf16") | {"words_ptr": "*i16", "pairs_ptr": "*i32"}
+    types |= {"y_ptr": "*bf16" if splits == 1 else pointer(torch.float32)}
+    types |= dict.fromkeys(("num", "outputs", "inputs"), "i32") | dict.fromkeys(("x_stride", "words_stride"), "i64")
+    constants: dict[str, int] = {"HAS_BIAS": False, "IS_EXACT": False, "IS_EVEN": is_even, "GROUP": group}
+    plane = planes.PLANE if group % planes.PLANE == 0 else planes.SMALL_PLANE
+    constants |= {"EACH": planes_of_group(group, plane), "SPLITS": splits, "M": tiles.m, "N": tiles.n, "PLANE": plane}
     return AotCase(
-        f"linear4/g{group}-m{tiles.m}-s{splits}{'' if is_even else '-uneven'}",
+        f"linear4/g{group}-m{tiles.m}-s{splits}{'' if is_even else '-uneven'}{'' if until == 120 else f'-{since}'}",
         linear4_kernel,
         types,
         constants,
@@ -184,14 +170,28 @@ def _case(tiles: GemmTiles, group: int, splits: int = 1, *, is_even: bool = True
         num_stages=tiles.stages,
         tensor_cores="wgmma",
         vectors=frozenset(),
+        since=since,
         is_quick=group == 128 and tiles.m == 16 and splits == 1,
+        until=until,
+        is_pipelined=is_even and group >= planes.PLANE,
+    )
+
+
+def _many(group: int, splits: int = 1, *, is_even: bool = True) -> tuple[AotCase, ...]:
+    """Cases of the tiles that GPUs with little memory do without."""
+    return tuple(
+        _case(WIDENED4.fixed, group, splits, is_even=is_even, since=since, until=until)
+        for since, until in ((80, 80), (90, 100))
     )
 
 
 CASES = (
-    *(_case(tiles, 128) for tiles in WIDENED4.tiles),
-    *(_case(tiles, 128, is_even=False) for tiles in WIDENED4.tiles),
+    *(_case(tiles, 128, is_even=is_even) for tiles in WIDENED4_IN_LITTLE.tiles for is_even in (True, False)),
     _case(WIDENED4.tiles[0], 128, 4),
-    _case(WIDENED4.fixed, 128, 4),
-    *(_case(tiles, group) for tiles in (WIDENED4.tiles[0], LARGE) for group in (32, 64)),
+    _case(WIDENED4_IN_LITTLE.fixed, 128, 4),
+    *(_case(WIDENED4.tiles[0], group) for group in (0, 32, 64)),
+    *_many(128),
+    *_many(128, is_even=False),
+    *_many(128, 4),
+    *(case for group in (0, 32, 64) for case in _many(group)),
 )

@@ -14,7 +14,9 @@ from torch import Tensor
 from sluice_server.kernels.formats import planes
 from sluice_server.kernels.formats.planes import Int8Planes
 from sluice_server.kernels.triton.aot import AotCase
-from sluice_server.kernels.triton.gemm import WIDENED8, GemmTiles, schedule_of, sum_parts
+from sluice_server.kernels.triton.configs import LITTLE_MEMORY
+from sluice_server.kernels.triton.gemm import WIDENED8, WIDENED8_IN_LITTLE, GemmTiles, schedule_of, sum_parts
+from sluice_server.kernels.triton.gpu_traits import gpu_of
 from sluice_server.kernels.triton.unpacked import unpacked
 from sluice_server.kernels.triton.widen import plane8
 
@@ -35,7 +37,8 @@ def linear_w8a16(x: Tensor, packed: Int8Planes, bias: Tensor | None = None, *, i
     y = torch.empty(num, outputs, dtype=x.dtype, device=x.device)
     if not y.numel():
         return y
-    tiles, splits = schedule_of(num, outputs, inputs, WIDENED8, is_fixed=is_fixed)
+    schedules = WIDENED8_IN_LITTLE if gpu_of(x.device).capability in LITTLE_MEMORY else WIDENED8
+    tiles, splits = schedule_of(num, outputs, inputs, schedules, is_fixed=is_fixed)
     parts = y if splits == 1 else torch.empty(splits, num, outputs, dtype=torch.float32, device=x.device)
     linear8a16_kernel[triton.cdiv(num, tiles.m) * triton.cdiv(outputs, tiles.n), splits](
         x,
@@ -67,7 +70,7 @@ def linear_w8a16(x: Tensor, packed: Int8Planes, bias: Tensor | None = None, *, i
 def linear8a16_kernel(
     x_ptr,  # [num, inputs], rows `x_stride` apart
     x_stride,
-    words_ptr,  # int16 [outputs, ⌈inputs / 32⌉ · 16], rows `words_stride` apart
+    words_ptr,  # int16 [outputs, ⌈inputs / 128⌉ · 64], rows `words_stride` apart
     words_stride,
     scales_ptr,  # float32 [outputs]
     bias_ptr,  # [outputs]; unused when not HAS_BIAS
@@ -120,14 +123,16 @@ def linear8a16_kernel(
     tl.store(y_ptr + row[:, None] * outputs + n[None, :], y.to(y_ptr.dtype.element_ty), mask=mask)
 
 
-def _case(tiles: GemmTiles, splits: int = 1, *, is_even: bool = True) -> AotCase:
+def _case(
+    tiles: GemmTiles, splits: int = 1, *, is_even: bool = True, since: int = 80, until: int = 120, name: str = ""
+) -> AotCase:
     types = dict.fromkeys(("x_ptr", "bias_ptr"), "*bf16") | dict.fromkeys(("num", "outputs", "inputs"), "i32")
     types |= {"words_ptr": "*i16", "scales_ptr": "*fp32", "y_ptr": "*bf16" if splits == 1 else "*fp32"}
     types |= dict.fromkeys(("x_stride", "words_stride"), "i64")
     constants = {"HAS_BIAS": False, "IS_EXACT": False, "IS_EVEN": is_even, "SPLITS": splits}
     constants |= {"M": tiles.m, "N": tiles.n, "K": tiles.k}
     return AotCase(
-        f"linear8a16/m{tiles.m}-s{splits}{'' if is_even else '-uneven'}",
+        f"linear8a16/m{tiles.m}-s{splits}{'' if is_even else '-uneven'}{name}",
         linear8a16_kernel,
         types,
         constants,
@@ -136,13 +141,29 @@ def _case(tiles: GemmTiles, splits: int = 1, *, is_even: bool = True) -> AotCase
         num_stages=tiles.stages,
         tensor_cores="wgmma",
         vectors=frozenset(),
+        since=since,
         is_quick=tiles.m in (16, 128) and splits == 1 and is_even,
+        until=until,
     )
 
 
+def _large(tiles: GemmTiles, splits: int = 1, *, is_even: bool = True) -> tuple[AotCase, ...]:
+    """Cases of tiles that not every GPU has the memory for."""
+    return tuple(
+        _case(tiles, splits, is_even=is_even, since=since, until=until, name=f"-{since}")
+        for since, until in ((80, 80), (90, 100))
+    )
+
+
+FEW, LARGE_TILES = WIDENED8.tiles[:2], WIDENED8.tiles[2:]
 CASES = (
-    *(_case(tiles) for tiles in WIDENED8.tiles),
-    *(_case(tiles, is_even=False) for tiles in WIDENED8.tiles),
+    *(_case(tiles, is_even=is_even) for tiles in FEW for is_even in (True, False)),
+    *(case for tiles in LARGE_TILES for is_even in (True, False) for case in _large(tiles, is_even=is_even)),
     _case(WIDENED8.tiles[0], 4),
-    _case(WIDENED8.fixed, 4),
+    *_large(WIDENED8.fixed, 4),
+    *(
+        _case(WIDENED8_IN_LITTLE.fixed, splits, since=one, until=one, name=f"-{one}")
+        for one in (89, 120)
+        for splits in (1, 4)
+    ),
 )

@@ -2,8 +2,8 @@
 
 Takes logits, their peaks and the sampling parameters. Returns for each row a floor (values not below it are kept) and
 the band of typical-p. The kept set is that of `kernels.reference.sampling`: a floor is a value of the row, found by
-bisection over the bits of floats. First a row is narrowed to the values that can be kept (`narrowing`), usually few: then
-each is compared with each. If they are more than a tile, bisection reads the row itself.
+bisection over the bits of floats. First a row is narrowed to the values that can be kept (`narrowing`), usually few:
+then each is compared with each. If they are more than a tile, bisection reads the row itself.
 """
 
 import triton

@@ -13,9 +13,9 @@ from torch import Tensor
 from sluice_server.kernels.formats import planes
 from sluice_server.kernels.formats.planes import Int4Planes, Int8Planes
 from sluice_server.kernels.triton.aot import AotCase
+from sluice_server.kernels.triton.widen import scale_and_zero
 
 WORDS = 512  # of a row, in one program
-PLANE = tl.constexpr(planes.PLANE)
 
 
 def unpacked(packed: Int8Planes | Int4Planes, dtype: torch.dtype) -> Tensor:
@@ -28,13 +28,13 @@ def unpacked(packed: Int8Planes | Int4Planes, dtype: torch.dtype) -> Tensor:
     unpack_kernel[grid](
         packed.words,
         packed.words.stride(0),
-        packed.scales,
-        packed.zeros if isinstance(packed, Int4Planes) else packed.scales,
+        packed.pairs if isinstance(packed, Int4Planes) else packed.scales,
         weight,
         outputs,
         inputs,
         packed.group if isinstance(packed, Int4Planes) else inputs,
         PLANES=count,
+        PLANE=packed.plane if isinstance(packed, Int4Planes) else planes.PLANE,
         WORDS=WORDS,
     )
     return weight
@@ -44,13 +44,13 @@ def unpacked(packed: Int8Planes | Int4Planes, dtype: torch.dtype) -> Tensor:
 def unpack_kernel(
     words_ptr,  # int16 [outputs, ⌈inputs / (PLANES · PLANE)⌉ · PLANE], rows `words_stride` apart
     words_stride,
-    scales_ptr,  # [⌈inputs / group⌉, outputs]; of 8 bits, [outputs]
-    zeros_ptr,  # [⌈inputs / group⌉, outputs]; unused for 8 bits
+    scales_ptr,  # pairs [⌈inputs / group⌉, outputs]; of 8 bits, [outputs]
     weight_ptr,  # [outputs, inputs]
     outputs,
     inputs,
     group,
     PLANES: tl.constexpr,
+    PLANE: tl.constexpr,
     WORDS: tl.constexpr,
 ):
     """Writes WORDS words of one row. Grid: outputs, parts of a row."""
@@ -66,17 +66,16 @@ def unpack_kernel(
             number = ((((words >> (8 * one)) & 255) ^ 128) - 128).to(tl.float32) * tl.load(scales_ptr + row)
         else:
             places = at // group * outputs + row
-            zero = tl.load(zeros_ptr + places, mask=is_in, other=0.0).to(tl.float32)
-            scale = tl.load(scales_ptr + places, mask=is_in, other=0.0).to(tl.float32)
-            number = (((words >> (4 * one)) & 15).to(tl.float32) - zero) * scale
+            scale, zero = scale_and_zero(tl.load(scales_ptr + places, mask=is_in, other=0))
+            number = (((words >> (4 * one)) & 15) - zero).to(tl.float32) * scale
         tl.store(weight_ptr + row * inputs + at, number.to(weight_ptr.dtype.element_ty), mask=is_in)
 
 
 def _case(count: int) -> AotCase:
     types = {"words_ptr": "*i16", "words_stride": "i64", "weight_ptr": "*bf16"}
-    types |= dict.fromkeys(("scales_ptr", "zeros_ptr"), "*fp32" if count == planes.PLANES8 else "*fp16")
+    types |= {"scales_ptr": "*fp32" if count == planes.PLANES8 else "*i32"}
     types |= dict.fromkeys(("outputs", "inputs", "group"), "i32")
-    constants = {"PLANES": count, "WORDS": WORDS}
+    constants = {"PLANES": count, "PLANE": planes.PLANE, "WORDS": WORDS}
     return AotCase(f"unpacked/{16 // count}", unpack_kernel, types, constants, vectors=frozenset({"loads"}))
 
 

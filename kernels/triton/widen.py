@@ -156,3 +156,9 @@ def plane4(words, zero, dtype: tl.constexpr, PLANE: tl.constexpr):
         short: tl.constexpr = first if PLANE < 2 else last
         added = (-128.0 - zero.to(tl.float32)).to(dtype)[:, None]
         return tl.inline_asm_elementwise(short, "=r,r,r", [words, added], dtype=tl.bfloat16, is_pure=True, pack=2)
+
+
+@triton.jit
+def scale_and_zero(pairs):
+    """Returns the scales, in float32, and zero points, in int32, of `kernels.formats.planes.Int4Planes.pairs`."""
+    return (pairs & ~31).to(tl.float32, bitcast=True), pairs & 31

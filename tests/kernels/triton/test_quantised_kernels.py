@@ -16,7 +16,19 @@ from sluice_server.kernels.formats import packed_weights as plain
 from sluice_server.kernels.formats.packed_weights import Int4Weight, Int8Weight
 from sluice_server.kernels.formats.planes import planes_of_4, planes_of_8, rows_of_8
 from sluice_server.kernels.triton import gemm, linear4, linear8, linear8a16, linear16
-from sluice_server.kernels.triton.gemm import DECODE, LARGE, MEDIUM, SMALL, WIDENED4, WIDENED8
+from sluice_server.kernels.triton.gemm import (
+    DECODE,
+    LARGE,
+    MEDIUM,
+    SMALL,
+    WIDENED4,
+    WIDENED4_IN_LITTLE,
+    WIDENED8,
+    WIDENED8_IN_LITTLE,
+    GemmSchedules,
+    GemmTiles,
+)
+from sluice_server.kernels.triton.gpu_traits import GpuTraits
 from sluice_server.kernels.triton.unpacked import unpacked
 from tests.kernels.triton.harness import assert_close, caught, in_one_order, poisoned
 
@@ -157,14 +169,23 @@ def test_many_rows_are_multiplied_by_a_weight_that_is_written_out(width: int, mo
         assert_close(fixed, wanted, torch.float16)
 
 
-@pytest.mark.parametrize("width", [32, 64, 65, 100])
-def test_weights_in_planes_are_the_same_weights(width: int) -> None:
-    eight, (four, _) = weights8(3, width, torch.int8), weights4(3, width, width)
+@pytest.mark.parametrize("width", [32, 64, 65, 100, 512])
+@pytest.mark.parametrize("group", [0, 32, 64])
+def test_weights_in_planes_are_the_same_weights(width: int, group: int) -> None:
+    eight, (four, _) = weights8(3, width, torch.int8), weights4(3, width, group or width)
     assert torch.equal(rows_of_8(planes_of_8(eight)).weight, eight.weight)
-    words, units = planes_of_4(four).words, -(-width // 64)
+    planes = planes_of_4(four)
+    assert planes.plane == (64 if width == 512 and group != 32 else 32)
     shifts = torch.arange(0, 16, 4)[:, None]
-    found = (words.view(3, units, 1, 16).int() >> shifts & 15).flatten(1)
+    found = (planes.words.view(3, -1, 1, planes.plane).int() >> shifts & 15).flatten(1)
     assert torch.equal(found[:, :width], plain.unpack_nibbles(four).int())
+    scales = (planes.pairs & ~31).view(torch.float32)
+    assert torch.equal(scales, four.scales.float()) and torch.equal(planes.pairs & 31, four.zeros.int())
+
+
+def test_groups_that_end_within_a_plane_are_refused() -> None:
+    with pytest.raises(ValueError, match="groups of 48 inputs: a multiple of 32"):
+        planes_of_4(weights4(3, 96, 48)[0])
 
 
 def test_no_input_gives_no_output() -> None:
@@ -180,13 +201,31 @@ def test_tiles_and_splits_follow_the_shape() -> None:
     assert gemm.splits_of(DECODE, 1, 4096, 512) == 1  # nothing to split
     assert gemm.splits_of(DECODE, 1, 64, 1 << 20) == gemm.MAX_SPLITS
     assert gemm.splits_of(LARGE, 4096, 4096, 4096) == 1
-    (eight, parts), (four, more) = (
-        gemm.schedule_of(1, 4096, 8192, one, is_fixed=False) for one in (WIDENED8, WIDENED4)
-    )
-    assert eight == four and (eight.m, parts, more) == (16, 8, 16)  # 32 tiles, where 264 and 528 programs fit
-    assert gemm.schedule_of(1, 4096, 8192, WIDENED8, is_fixed=True) == gemm.schedule_of(
-        64, 4096, 8192, WIDENED8, is_fixed=False
-    )
+    for widened, many in ((WIDENED8, 8), (WIDENED4, 4)):  # 32 tiles where 264 programs fit; 16 for 132, 64 for 264
+        parts = [gemm.schedule_of(num, 4096, 4096, widened, is_fixed=False)[1] for num in (1, 64)]
+        assert parts == [8, many]
+        assert gemm.schedule_of(1, 4096, 8192, widened, is_fixed=True) == gemm.schedule_of(
+            64, 4096, 8192, widened, is_fixed=False
+        )
+
+
+@pytest.mark.parametrize("capability", [89, 90])
+def test_gpus_with_little_memory_get_smaller_tiles(capability: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    asked = list[GemmSchedules]()
+
+    def schedule_of(
+        num: int, outputs: int, inputs: int, schedules: GemmSchedules, *, is_fixed: bool
+    ) -> tuple[GemmTiles, int]:
+        asked.append(schedules)
+        return gemm.schedule_of(num, outputs, inputs, schedules, is_fixed=is_fixed)
+
+    for module in (linear8a16, linear4):
+        monkeypatch.setattr(module, "gpu_of", lambda device: GpuTraits("", capability, 2))
+        monkeypatch.setattr(module, "schedule_of", schedule_of)
+    x = inputs(1, 64, torch.float16)
+    linear8a16.linear_w8a16(x, planes_of_8(weights8(16, 64, torch.int8)))
+    linear4.linear_w4a16(x, planes_of_4(weights4(16, 64, 64)[0]))
+    assert asked == ([WIDENED8_IN_LITTLE, WIDENED4_IN_LITTLE] if capability == 89 else [WIDENED8, WIDENED4])
 
 
 @pytest.mark.long
