@@ -47,6 +47,7 @@ class Planner:
         self.budget = self._most = budget
         self._prefill_shares = PrefillRoundRobin()
         self._lens: list[int] = []
+        self._others: list[Sequence] = []  # that are one token behind, beyond what a step takes
         self._num_decodes = 0  # rows that are one token behind, drafts of theirs not counted
         self._num_drafts: dict[Sequence, int] = {}  # drafts of these rows
         self._now = 0.0
@@ -107,7 +108,8 @@ class Planner:
         self._state.looked(has_more=True)
 
     def _behind(self) -> tuple[list[Sequence], list[Sequence]]:
-        """Returns the running sequences that are one token behind (decodes), and those that miss more (prefills)."""
+        """Returns the running sequences that are one token behind (decodes), and those that miss more (prefills). Of
+        decodes as many as a step takes; the others may go on in place of those that have to wait."""
         decodes, prefills = [], []
         for one in self._state.running:
             if len(one.tokens) - one.num_computed - one.num_flying == 1 and not one.group.holds_back:
@@ -117,8 +119,8 @@ class Planner:
         most = min(self.budget, decode_share(len(decodes), self._state.running, self._settings.num_stages))
         if len(decodes) > most:
             decodes.sort(key=lambda one: one.last_step)  # least recently served first: no sequence starves
-            del decodes[most:]
-        return decodes, prefills
+        self._others = decodes[most:]
+        return decodes[:most], prefills
 
     def _let_in(self, decodes: list[Sequence], prefills: list[Sequence]) -> None:
         """Admits waiting sequences before anything is planned, as an admission may preempt running ones. Skipped when
@@ -134,14 +136,22 @@ class Planner:
         """Adds rows for the sequences that are one token behind."""
         if len(decodes) > self._state.cache.num_free:  # blocks may run out: serve in order
             decodes.sort(key=_key)
+        self._go_on(decodes)
+        for one in self._others:
+            if len(self.rows) == len(decodes):
+                break
+            self._go_on([one])
+        self._num_decodes = len(self.rows)
+        self._lens = [1] * self._num_decodes
+
+    def _go_on(self, decodes: list[Sequence]) -> None:
+        """Adds a row for each of these that has a block, or gets one."""
         for one in decodes:
             if one.num_computed + one.num_flying < one.capacity and one.group.credit is None:
                 one.last_step = self.step
                 self.rows.append(one)
             elif one.state is SequenceStatus.RUNNING and one.num_missing == 1:  # not preempted or held by now
                 self._take(one, 1)
-        self._num_decodes = len(self.rows)
-        self._lens = [1] * self._num_decodes
 
     def _prefill(self, prefills: list[Sequence]) -> None:
         """Adds rows for the sequences that miss more tokens, within the budget."""

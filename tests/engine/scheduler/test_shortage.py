@@ -91,6 +91,16 @@ def test_it_does_not_wait_if_nothing_goes_on() -> None:
     assert rig.scheduler.num_last_resorts == 0
 
 
+def test_others_go_on_in_place_of_those_that_wait() -> None:
+    """Of more sequences than a step has tokens, those that waited are the least recently served."""
+    rig = Rig(NUM_BLOCKS, (0, 0, 0))
+    rig.learn(*SOON)
+    assert rig.until_short() == [0]
+    rig.scheduler.take_share(2 / 64)
+    assert rig.step() == [0]
+    assert rig.scheduler.num_preemptions == 0 == rig.scheduler.num_last_resorts
+
+
 def test_a_victim_that_is_cheaply_moved_is_hardly_waited_for() -> None:
     assert PreemptionCosts(1, 1e9, 1.0).tokens_lost(10, 100) == pytest.approx(2e-8)
     assert PreemptionCosts(1, 1.0, 1e9).tokens_lost(10, 100) == 100
