@@ -361,6 +361,8 @@ class Simulation:
         for one in running:
             if one.last_step == step or one.num_missing != 1 or one.group.holds_back:
                 continue
+            if one.num_computed < one.capacity or self.cache.num_free >= self.cache.num_groups:
+                continue  # it lacks no block: it waits for its turn, or for another output's prompt
             found = victims.behind(running, one, step, self.settings.max_preemptions, self.losses.of)
             assert found is None or found.group.priority >= one.group.priority, "waits for a lower priority"
             if found is not None:
