@@ -16,7 +16,7 @@ STEP_SIZES = {"cpu": (64, 512, 8), "cuda": (256, 2048, 64)}
 SUM_DTYPES = ("float32", "bfloat16", "int8")  # of `engine.parallel.sums_gloo`
 
 
-AUTO = {"auto": 0}  # the number that stands for the word
+AUTO = {"auto": -(1 << 31)}  # the number that stands for the word; written out, it is refused
 
 
 def option(default: _T, text: str, words: Mapping[str, int] | None = None) -> _T:

@@ -4,6 +4,7 @@ Each field becomes `--field-name` and `SLUICE_FIELD_NAME`; its help text is the 
 command line, else from the environment, else from the file of `--config`, else it is the field's default.
 """
 
+import contextlib
 import dataclasses
 import functools
 import inspect
@@ -162,10 +163,12 @@ def parameter(field: "dataclasses.Field[Any]", group: str, variable: str) -> ins
 
 def _number(words: Mapping[str, int], value: str | int) -> int:
     """Returns the number that a text is, or that a word stands for; a default is one. Raises BadParameter."""
-    try:
-        return words[value] if isinstance(value, str) and value in words else int(value)
-    except ValueError:
-        raise typer.BadParameter(f"{value!r} is neither a whole number nor {' or '.join(words)}") from None
+    if isinstance(value, str) and value in words:
+        return words[value]
+    with contextlib.suppress(ValueError):
+        if (number := int(value)) not in words.values():
+            return number
+    raise typer.BadParameter(f"{value!r} is neither a number of 1 and more nor {' or '.join(words)}")
 
 
 def _positional() -> inspect.Parameter:

@@ -4,7 +4,7 @@ import dataclasses
 
 import pytest
 
-from sluice_server.engine.config import EngineConfig
+from sluice_server.engine.config import AUTO, EngineConfig
 from sluice_server.engine.errors import ServiceError
 from sluice_server.services.checks.processes import check_threads
 from sluice_server.services.checks.settings import check
@@ -12,7 +12,12 @@ from sluice_server.services.config import ServiceConfig, parse_peers, to_environ
 from sluice_server.services.messages.processes import Role
 
 BAD: list[tuple[dict[str, object], dict[str, object], str]] = [
-    ({"block_size": 0}, {}, "--block-size: auto is for `sluice serve` of one model, .*: give a number, as 32"),
+    ({"block_size": 0}, {}, "--block-size: 0 is below 1"),
+    (
+        {"block_size": AUTO["auto"]},
+        {},
+        "--block-size: auto is for `sluice serve` of one model.*: give a number, as 32",
+    ),
     ({"block_size": -1}, {}, "--block-size: -1 is below 1"),
     ({"threads": -1}, {}, "--threads: -1 is below 0"),
     ({"threads": 100_000}, {}, r"--threads: 100000 is above \d+, 4 for each core that can be used here \("),

@@ -6,7 +6,7 @@ import pytest
 import typer
 from typer.testing import CliRunner
 
-from sluice_server.engine.config import EngineConfig
+from sluice_server.engine.config import AUTO, EngineConfig
 from sluice_server.engine.errors import ServiceError
 from sluice_server.services.cli.options import takes_settings
 from sluice_server.services.config import ServiceConfig, to_environment
@@ -43,7 +43,7 @@ def test_a_flag_wins_over_a_variable_and_that_over_the_file(tmp_path: Path, name
     assert (engine.max_num_seqs, service.listen, service.grace_s, service.reflection) == (9, "127.0.0.1:3", 3.0, True)
 
 
-@pytest.mark.parametrize(("value", "size"), [("auto", 0), ("64", 64)])
+@pytest.mark.parametrize(("value", "size"), [("auto", AUTO["auto"]), ("64", 64)])
 def test_a_number_that_may_be_a_word_is_the_same_wherever_it_is_given(tmp_path: Path, value: str, size: int) -> None:
     file = tmp_path / "a.yaml"
     file.write_text(f"block-size: {value}")

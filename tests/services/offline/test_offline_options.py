@@ -50,8 +50,8 @@ def test_what_is_no_option_or_of_another_type(options: dict[str, Any], said: str
 
 
 def test_what_is_out_of_range_is_refused_as_the_service_refuses_it() -> None:
-    with pytest.raises(ServiceError, match="--block-size: -1 is below 1") as caught:
-        settings_of({"block_size": -1})
+    with pytest.raises(ServiceError, match="--block-size: 0 is below 1") as caught:
+        settings_of({"block_size": 0})
     assert (caught.value.reason, caught.value.field) == ("INVALID_SETTING", "block_size")
 
 
