@@ -66,6 +66,7 @@ LOADS = {
 }
 LONG = (pytest.mark.long, pytest.mark.timeout(3600))
 CASES = ["short", pytest.param("ten thousand", marks=LONG)]
+PLANTED = [pytest.param(name, marks=LONG) for name in LOADS]
 
 
 def request(number: int, sides: tuple[int, int]) -> inference_pb2.GenerateRequest:
@@ -103,7 +104,7 @@ def test_nothing_grows_over_pictures(tmp_path: Path, name: str) -> None:
         assert not grown(service, load, load.rounds)
 
 
-@pytest.mark.parametrize("name", CASES)
+@pytest.mark.parametrize("name", PLANTED)
 def test_processes_that_keep_something_of_each_picture_are_found_out(tmp_path: Path, name: str) -> None:
     """The check finds planted leaks, and no others."""
     load = LOADS[name]

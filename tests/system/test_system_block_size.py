@@ -32,7 +32,10 @@ def run(folder: Path, *options: str) -> tuple[str, list[str], int]:
 
 
 @pytest.mark.timeout(400)
-@pytest.mark.parametrize("options", [(), ROUTED], ids=["one engine", "routed by what caches hold"])
+@pytest.mark.parametrize(
+    "options",
+    [pytest.param((), id="one engine", marks=pytest.mark.long), pytest.param(ROUTED, id="routed by what caches hold")],
+)
 def test_the_next_start_takes_what_the_traffic_asks_for(tmp_path: Path, options: tuple[str, ...]) -> None:
     said, texts, num_found = run(tmp_path, *options)
     assert said == "sluice: --block-size auto takes 32: no run of this model was measured"
