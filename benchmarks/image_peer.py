@@ -27,7 +27,7 @@ from tests.oracle.vision_checkpoints import PLACE, TEMPLATE
 from tests.system.service import serve
 
 CLIENTS = 8
-REQUESTS = 48  # of a round
+REQUESTS = 192  # of a round: while it begins and ends, fewer than all clients are served
 NUM_TOKENS = 16
 LOG = "vllm_pictures.log"
 TOWER = "vision_tower."  # how the names of its tensors begin
