@@ -154,8 +154,10 @@ def shrink_kernel(
 
 @triton.jit
 def _group(owners_ptr, choices_ptr, M: tl.constexpr):
-    """Returns the slot of a group, whether it has one (the first is given if not), and its rows, -1 for none. Reads
-    nothing that the kernel before this one wrote."""
+    """Returns the slot of a group, whether it has one (the first is given if not), and its rows, -1 for none.
+
+    Read before `wait_for_inputs`: what groups rows is not launched early, so that it has ended before the kernel behind
+    it begins, and with it all that are launched early behind that."""
     owner = tl.load(owners_ptr + tl.program_id(0)).to(tl.int64)
     choice = tl.load(choices_ptr + tl.program_id(0) * M + tl.arange(0, M)).to(tl.int64)
     return tl.maximum(owner, 0), owner >= 0, choice
