@@ -80,10 +80,11 @@ def quantile(values: Sequence[float], share: float) -> float:
 
 def highest(passes: Callable[[float], bool], start: float, *, widen: float = 1.25, ratio: float = 1.06) -> float:
     """The highest rate that passes, within `ratio`: steps of `widen` from `start` until one passes and one does not,
-    then halves of what is between. 0 if even a 64th of the start does not."""
+    then halves of what is between. 0 if even a 64th of the start does not. A rate fails if it does not pass twice:
+    one short trial may be disturbed, and would end the search where it is."""
     low, high, rate = 0.0, math.inf, start
     while not low or math.isinf(high):
-        if passes(rate):
+        if passes(rate) or passes(rate):
             low = rate
         else:
             high = rate
@@ -92,7 +93,7 @@ def highest(passes: Callable[[float], bool], start: float, *, widen: float = 1.2
         rate = high / widen if not low else low * widen
     while high / low > ratio:
         middle = math.sqrt(low * high)
-        low, high = (middle, high) if passes(middle) else (low, middle)
+        low, high = (middle, high) if passes(middle) or passes(middle) else (low, middle)
     return low
 
 

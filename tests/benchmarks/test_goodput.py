@@ -23,11 +23,23 @@ def test_the_search_ends_just_below_the_limit(limit: float) -> None:
 
     found = highest(passes, 4.0, widen=1.25, ratio=1.06)
     assert limit / 1.06 <= found <= limit
-    assert found in asked and len(asked) == len(set(asked)) <= 16
+    assert found in asked and len(set(asked)) <= 16
+    assert all(asked.count(rate) == (1 if rate <= limit else 2) for rate in asked)
 
 
 def test_the_search_gives_up_where_nothing_passes() -> None:
     assert highest(lambda rate: False, 4.0) == 0.0
+
+
+@pytest.mark.parametrize("disturbed", [1, 2, 4, 7])
+def test_a_trial_that_is_disturbed_does_not_end_the_search(disturbed: int) -> None:
+    asked: list[float] = []
+
+    def passes(rate: float) -> bool:
+        asked.append(rate)
+        return rate <= 10.0 and len(asked) != disturbed
+
+    assert 10.0 / 1.06 <= highest(passes, 4.0, widen=1.25, ratio=1.06) <= 10.0
 
 
 def test_a_trial_passes_by_the_slowest_of_nineteen_in_twenty() -> None:
