@@ -1,4 +1,4 @@
-"""Copies of arrays of the host to a device, which nobody waits for."""
+"""Copies of arrays of the host to a device, begun without a wait."""
 
 from typing import Any
 

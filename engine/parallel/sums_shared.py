@@ -56,7 +56,6 @@ class SharedMemorySums:
         self._where = where
         self._shards_here = self.shards // self.size
         self._room: sums.Room | None = None  # that was given last
-        self._widths: dict[int, list[int]] = {}  # of all ranks' parts, by this rank's
         try:
             fcntl.lockf(file, fcntl.LOCK_EX | fcntl.LOCK_NB, 1, rank)
         except OSError:
@@ -116,15 +115,11 @@ class SharedMemorySums:
         self._end(outcome, start)
 
     def gather(self, part: Tensor) -> Tensor | None:
-        """Implements `RankSums.gather`. The ranks' numbers of columns are asked for once: they stay the same."""
+        """Implements `RankSums.gather`."""
         _check(part)
-        width = part.shape[1]
-        widths = self._widths.get(width)
-        if widths is None:
-            start = time.perf_counter()
-            widths, outcome = self._segment.exchange(width)
-            self._end(outcome, start)
-            self._widths[width] = widths
+        start = time.perf_counter()
+        widths, outcome = self._segment.exchange(part.shape[1])
+        self._end(outcome, start)
         start = time.perf_counter()
         found = torch.empty(len(part), sum(widths)) if self.rank == 0 else None
         self._end(self._segment.gather(part.contiguous(), widths, found), start)

@@ -28,7 +28,7 @@ def check_cache(engine: EngineConfig) -> None:
 
 
 def refuse_auto(engine: EngineConfig) -> None:
-    """Raise ServiceError for a block size that is to be chosen: whoever reads it must have the same number."""
+    """Raise ServiceError for a block size that is to be chosen: processes that read it must have one number."""
     if engine.block_size == AUTO["auto"]:
         text = "auto is for `sluice serve` of one model, which chooses it for all its processes: give a number"
         raise bad_setting("block_size", f"{text}, as {USUAL}")
