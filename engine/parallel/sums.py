@@ -44,7 +44,7 @@ class KernelSums(Protocol):
 
     @property
     def numbers(self) -> tuple[float, ...]:
-        """What a call is told of them; see `kernels.cpu.native.shared_layers`."""
+        """What a call is told of them; see `kernels.cpu.native_layers.shared_layers`."""
 
     def follow(self, ended: tuple[int, int, int, float]) -> None:
         """Takes what a call returned. Raises SumsBroken if one of its sums could not be completed."""

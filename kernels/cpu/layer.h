@@ -38,7 +38,7 @@ struct Layer {
   LayerSums* sums = nullptr;
 };
 
-constexpr int64_t ALL_TOKENS = -1;  // as in kernels/cpu/native.py
+constexpr int64_t ALL_TOKENS = -1;  // as in kernels/cpu/native_layers.py
 
 // A layer's linear whose result joins the residual stream, and the norm that this passes first, or null.
 struct Join {

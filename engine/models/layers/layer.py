@@ -16,7 +16,7 @@ from sluice_server.engine.models.layers.mlp import DenseMlp, Mlp
 from sluice_server.engine.parallel.sums import RankSums
 from sluice_server.engine.parallel.sums_linear import SummedLinear
 from sluice_server.kernels import gpu, ops
-from sluice_server.kernels.cpu import builds, native
+from sluice_server.kernels.cpu import builds, native, native_layers
 from sluice_server.kernels.formats.linear import NativeLinear, PackedLinear
 from sluice_server.kernels.layout.metadata import AttentionMetadata
 from sluice_server.kernels.reference.elementwise import HeadNorms
@@ -253,9 +253,9 @@ def forward_(  # noqa: PLR0913 # all that one call takes
     kept: Tensor | None = None,
     beside: tuple[Tensor, int] | None = None,
 ) -> None:
-    """Computes `decoder_layer_` in one call; requires `is_one_call`. For `beside` see `native.layer`."""
+    """Computes `decoder_layer_` in one call; requires `is_one_call`. For `beside` see `native_layers.layer`."""
     assert layer.arguments is not None and h.is_contiguous() and cis.is_contiguous()
-    native.layer(layer.arguments, h, cis, cache, meta, kept, beside)
+    native_layers.layer(layer.arguments, h, cis, cache, meta, kept, beside)
 
 
 def _linears(parts: Iterable[tuple[PackedLinear, Tensor | None]]) -> tuple[int, ...] | None:

@@ -15,7 +15,7 @@ from torch import Tensor
 from sluice_server.engine.models.attention import PagedAttention
 from sluice_server.engine.models.layers.sides import StepSides
 from sluice_server.engine.parallel.sums import RankSums
-from sluice_server.kernels.cpu import builds, native
+from sluice_server.kernels.cpu import builds, native, native_layers
 from sluice_server.kernels.formats.linear import PackedLinear
 from sluice_server.kernels.layout.metadata import AttentionMetadata
 
@@ -64,7 +64,7 @@ class _Table:
     """The layers over one cache.
 
     Attributes:
-        numbers: float64 [layers, ..], what `native.layers` reads; zeros for layers that are not one call.
+        numbers: float64 [layers, ..], what `native_layers.layers` reads; zeros for layers that are not one call.
         work: by layer, the multiply-adds of a token; 0 for a layer that is not one call.
         made_of: what the table depends on.
     """
@@ -126,7 +126,7 @@ class LayerRuns:
         table = self._of(cache, meta)
         numbers = table.numbers[span.start : span.stop]
         if self._sums is not None and sides is None and table.work[span.start]:
-            self._sums.follow(native.shared_layers(self._sums.numbers, numbers, h, cis, cache[0].dtype, meta))
+            self._sums.follow(native_layers.shared_layers(self._sums.numbers, numbers, h, cis, cache[0].dtype, meta))
             if kept is not None:  # only now, as without a call: ranks must give equal rows to a sum
                 h[: len(kept)] = h[kept]
         elif len(span) == 1 or self._is_shared:
@@ -136,13 +136,13 @@ class LayerRuns:
                 layer.forward(h, cis[layer.rope], cache[at], meta.of_layer(at), of_last, sides)
         else:
             beside = None if sides is None else sides.numbers(span.start)
-            native.layers(numbers, h, cis, cache[0].dtype, meta, kept, beside)
+            native_layers.layers(numbers, h, cis, cache[0].dtype, meta, kept, beside)
 
     def _are_calls(self) -> bool:
         """Returns whether there are calls that compute layers as these."""
         if self._is_shared:
-            return self._sums is not None and native.has_shared_layers()
-        return native.has_layers()
+            return self._sums is not None and native_layers.has_shared_layers()
+        return native_layers.has_layers()
 
     def _of(self, cache: Sequence[Tensor], meta: AttentionMetadata) -> _Table:
         """Returns the table over a cache; it changes only where a test changes kernels, or another cache is used."""

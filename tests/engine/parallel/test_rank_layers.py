@@ -14,7 +14,7 @@ from sluice_server.engine.models.layers.sides import HostSides
 from sluice_server.engine.models.model import Model
 from sluice_server.engine.parallel.sums import LocalSums, RankSums, SumsBroken
 from sluice_server.engine.parallel.sums_shared import SharedMemorySums, new_segment
-from sluice_server.kernels.cpu import builds, native
+from sluice_server.kernels.cpu import builds, native_layers
 from sluice_server.kernels.layout.metadata import AttentionMetadata
 from tests.engine.parallel.rank_threads import MemorySums, memory_sums, run_ranks
 from tests.engine.parallel.test_rank_formats import load
@@ -32,13 +32,13 @@ class Calls:
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.sizes: list[int] = []
-        call = native.shared_layers
+        call = native_layers.shared_layers
 
         def note(sums: Sequence[float], table: Tensor, *rest: object) -> tuple[int, int, int, float]:
             self.sizes.append(len(table))
             return call(sums, table, *rest)  # type: ignore[arg-type] # whatever it takes
 
-        monkeypatch.setattr(native, "shared_layers", note)
+        monkeypatch.setattr(native_layers, "shared_layers", note)
 
 
 @pytest.mark.parametrize("form", FORMATS)
@@ -101,7 +101,7 @@ def test_without_the_kernels_for_it_each_sum_is_a_call(tmp_path: Path, monkeypat
     """As with kernels that were built before these sources."""
     own = served(tmp_path, ("llama-biases", False))
     wanted, calls = own.over(2, 4), Calls(monkeypatch)
-    monkeypatch.setattr(native, "has_shared_layers", lambda: False)
+    monkeypatch.setattr(native_layers, "has_shared_layers", lambda: False)
     assert torch.equal(own.over(2, 4), wanted) and not calls.sizes
 
 

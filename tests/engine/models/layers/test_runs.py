@@ -13,7 +13,7 @@ from sluice_server.engine.models.config import read_config
 from sluice_server.engine.models.layers import runs
 from sluice_server.engine.models.loading import load_model
 from sluice_server.engine.models.model import Model
-from sluice_server.kernels.cpu import builds, native
+from sluice_server.kernels.cpu import builds, native_layers
 from sluice_server.kernels.formats.packer import LinearPacker
 from sluice_server.kernels.layout.metadata import AttentionMetadata
 from tests.engine.models.test_model_oracle import SHAPES
@@ -33,18 +33,18 @@ class Calls:
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.sizes: list[int] = []
-        many, one = native.layers, native.layer
+        many, one = native_layers.layers, native_layers.layer
 
-        def note_many(table: Tensor, *rest: Any) -> None:  # noqa: ANN401 # whatever `native.layers` takes
+        def note_many(table: Tensor, *rest: Any) -> None:  # noqa: ANN401 # whatever `native_layers.layers` takes
             self.sizes.append(len(table))
             many(table, *rest)
 
-        def note_one(*given: Any) -> None:  # noqa: ANN401 # whatever `native.layer` takes
+        def note_one(*given: Any) -> None:  # noqa: ANN401 # whatever `native_layers.layer` takes
             self.sizes.append(1)
             one(*given)
 
-        monkeypatch.setattr(native, "layers", note_many)
-        monkeypatch.setattr(native, "layer", note_one)
+        monkeypatch.setattr(native_layers, "layers", note_many)
+        monkeypatch.setattr(native_layers, "layer", note_one)
 
     def take(self) -> list[int]:
         """Those since the last call."""
