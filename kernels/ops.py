@@ -12,7 +12,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from sluice_server.kernels import gpu
-from sluice_server.kernels.cpu import builds, native
+from sluice_server.kernels.cpu import builds, native, native_encoders
 from sluice_server.kernels.cpu import sampling as native_sampling
 from sluice_server.kernels.formats.linear import PackedLinear
 from sluice_server.kernels.layout import slots
@@ -107,11 +107,15 @@ def add_rms_norm_(
 
 def layer_norm(x: Tensor, weight: Tensor, bias: Tensor | None, eps: float) -> Tensor:
     """Returns LayerNorm over the last dimension; see `kernels.reference.encoders.layer_norm`."""
+    if native_encoders.takes(x):
+        return native_encoders.layer_norm(x, weight, bias, eps)
     return encoders.layer_norm(x, weight, bias, eps)
 
 
 def activate(x: Tensor, name: str) -> Tensor:
     """Returns an activation of x [T, N]; see `kernels.reference.encoders.activate`."""
+    if native_encoders.takes(x):
+        return native_encoders.activate(x, name)
     return encoders.activate(x, name)
 
 

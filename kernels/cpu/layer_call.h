@@ -8,6 +8,7 @@
 
 #include "call.h"
 #include "layer.h"
+#include "packed_call.h"
 #include "segment_call.h"
 
 namespace sluice {
@@ -39,18 +40,6 @@ void rows(Arguments& arguments, Attention<Element>& job) {
   job.prefixes.ends = arguments.address<const int64_t>();
   job.prefixes.lengths = arguments.address<const int64_t>();
   job.prefixes.num = arguments.integer();
-}
-
-template <typename From>
-Packed packed(From& from) {
-  Packed layer;
-  layer.format = static_cast<Format>(from.integer());
-  layer.weight = from.template address<const void>();
-  layer.bias = from.template address<const float>();
-  layer.inputs = from.integer();
-  layer.outputs = from.integer();
-  layer.norm = from.template address<const float>();
-  return layer;
 }
 
 // What a layer is, whatever the step.

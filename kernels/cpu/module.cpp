@@ -3,6 +3,7 @@
 #include "call.h"
 
 #include "automaton_type.h"
+#include "encoder_methods.h"
 #include "layer_call.h"
 #include "sampling_methods.h"
 #include "slots.h"
@@ -281,6 +282,7 @@ PyMODINIT_FUNC INIT(SLUICE_MODULE)() {
   const bool is_whole = module != nullptr && automaton != nullptr &&
                         PyModule_AddFunctions(module, sluice::sampling_methods()) == 0 &&
                         PyModule_AddFunctions(module, sluice::sums_methods()) == 0 &&
+                        PyModule_AddFunctions(module, sluice::encoder_methods()) == 0 &&
                         PyModule_AddObjectRef(module, "SuffixAutomaton", automaton) == 0;
   Py_XDECREF(automaton);
   if (is_whole) return module;

@@ -19,6 +19,8 @@ TESTS = (
     "engine/models/layers/test_native_experts.py",
     "kernels/formats/test_quantised.py",
     "engine/models/layers/test_layer.py",
+    "engine/models/encoders/test_encoder_parts.py",
+    "engine/models/vision/test_tower.py",
     "kernels/formats/test_quality.py",
     "kernels/reference/test_sampling.py",
     "kernels/reference/test_scores.py",

@@ -2,6 +2,7 @@
 
 import bisect
 import dataclasses
+import functools
 from collections.abc import Iterator, Sequence
 from typing import Protocol
 
@@ -13,7 +14,8 @@ from sluice_server.engine.models.encoders.families import FAMILIES, Family
 from sluice_server.engine.models.layers.loader import Pack
 from sluice_server.engine.models.weights import WeightSource
 from sluice_server.kernels import ops
-from sluice_server.kernels.formats.linear import PackedLinear
+from sluice_server.kernels.cpu.native_encoders import EncoderCall, EncoderPass, norm_numbers, takes
+from sluice_server.kernels.formats.linear import NativeLinear, PackedLinear
 
 OLD = (("weight", "gamma"), ("bias", "beta"))  # names of a norm's tensors in the oldest files
 
@@ -30,6 +32,11 @@ class LayerNorm:
         """Returns the norm of x [T, hidden]."""
         return ops.layer_norm(x, self.weight, self.bias, self.eps)
 
+    @property
+    def numbers(self) -> tuple[float, ...]:
+        """The norm as our CPU kernels take it."""
+        return norm_numbers(self.weight, self.bias, self.eps, is_root=False)
+
 
 @dataclasses.dataclass(frozen=True)
 class RootNorm:
@@ -42,9 +49,18 @@ class RootNorm:
         """Returns the norm of x [T, hidden]."""
         return ops.rms_norm(x, self.weight, self.eps)
 
+    @property
+    def numbers(self) -> tuple[float, ...]:
+        """The norm as our CPU kernels take it."""
+        return norm_numbers(self.weight, None, self.eps, is_root=True)
+
 
 class Norm(Protocol):
     """A norm over the last dimension."""
+
+    @property
+    def numbers(self) -> tuple[float, ...]:
+        """The norm as our CPU kernels take it."""
 
     def apply(self, x: Tensor) -> Tensor:
         """Returns the norm of x [T, hidden]."""
@@ -118,24 +134,48 @@ class EncoderLayer:
         `cis`: rotary factors of the tokens, complex64 [T, D/2]; None without rotation. `ends`: where each run of tokens
         that see each other ends; none: all do.
         """
-        norm = self.attention_norm
-        assert self.is_pre_normed and norm is not None and self.window is None
-        projected = []
-        for first in range(0, len(h), num):
-            made = ops.linear(norm.apply(h[first : first + num]), self.qkv).view(
-                -1, 3, self.heads, h.shape[1] // self.heads
-            )
+        assert self.is_pre_normed and self.attention_norm is not None and self.window is None
+        ends = ends or (len(h),)
+        if self._numbers is None or not takes(h):
+            yield from self._by_operation(h, num, cis, ends)
+            return
+        all_rows, by_kernel = _cut(len(h), num), EncoderPass(self._numbers, h, self.heads)
+        for first, last in all_rows:
+            by_kernel.project(first, last, cis)
+            yield
+        for first, last in all_rows:
+            by_kernel.advance(first, last, list(_runs(first, last, ends)))
+            yield
+
+    @functools.cached_property
+    def _numbers(self) -> tuple[float, ...] | None:
+        """The layer as our CPU kernels take it; None if they have none for one of its matrices."""
+        linears: list[int] = []
+        for one in (self.qkv, self.output, self.up, self.down):
+            if not isinstance(one, NativeLinear):
+                return None
+            linears += (*one.arguments, 0)
+        assert self.attention_norm is not None
+        norms, dim = (*self.attention_norm.numbers, *self.mlp_norm.numbers), self.qkv.features // 3 // self.heads
+        return EncoderCall(tuple(linears), norms, self.activation, self.is_gated, self.heads, dim).numbers
+
+    def _by_operation(self, h: Tensor, num: int, cis: Tensor | None, ends: Sequence[int]) -> Iterator[None]:
+        """Computes `parts` by torch and the products of any format."""
+        norm, all_rows, projected = self.attention_norm, _cut(len(h), num), []
+        assert norm is not None
+        for first, last in all_rows:
+            made = ops.linear(norm.apply(h[first:last]), self.qkv).view(-1, 3, self.heads, h.shape[1] // self.heads)
             if cis is not None:
-                turned = ops.rotate_halves(made[:, :2].flatten(1, 2), cis[first : first + num])
+                turned = ops.rotate_halves(made[:, :2].flatten(1, 2), cis[first:last])
                 made = torch.cat([turned.view_as(made[:, :2]), made[:, 2:]], dim=1)
             projected.append(made)
             yield
         q, k, v = torch.cat(projected).unbind(1)
-        for first in range(0, len(h), num):
-            rows = h[first : first + num]
+        for first, last in all_rows:
+            rows = h[first:last]
             seen = [
                 ops.attend_all(q[begin:end], k[low:high], v[low:high])
-                for begin, end, low, high in _runs(first, first + len(rows), ends or (len(h),))
+                for begin, end, low, high in _runs(first, last, ends)
             ]
             ops.linear_add_(rows, seen[0] if len(seen) == 1 else torch.cat(seen), self.output)
             ops.linear_add_(rows, self._up(self.mlp_norm.apply(rows)), self.down)
@@ -153,6 +193,11 @@ class EncoderLayer:
             return ops.activate(up, self.activation)
         first, second = up.chunk(2, dim=-1)
         return ops.activate(first.contiguous(), self.activation).mul_(second)
+
+
+def _cut(rows: int, num: int) -> list[tuple[int, int]]:
+    """Returns where parts of `num` rows begin and end."""
+    return [(first, min(first + num, rows)) for first in range(0, rows, num)]
 
 
 def _runs(first: int, last: int, ends: Sequence[int]) -> Iterator[tuple[int, int, int, int]]:
