@@ -51,6 +51,7 @@ class Output:
         self._splitter: Splitter | None = None
         if options.sections is not None:
             self._splitter = splitter_of(options.sections, dict(marks.values()))
+        self.may_end = bool(any(stops.strings) or self._splitter is not None)  # by its text
 
     def push(self, ids: Sequence[int], finish: FinishReason | None) -> OutputProgress:
         """Processes the next tokens; `finish` is the engine's reason if the output ends with them."""

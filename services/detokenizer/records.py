@@ -3,6 +3,8 @@
 A record without log probabilities is the same everywhere, so it is built once for each id.
 """
 
+from collections.abc import Sequence
+
 from sluice_server.services.messages.details import PromptScores, TokenLogprobs, TokenRecord
 from sluice_server.services.messages.messages import Tokens
 from sluice_server.services.messages.work import unpack_ids
@@ -16,14 +18,18 @@ class Records:
         self._pieces = pieces
         self._alone = _Alone(pieces)
 
-    def of(self, message: Tokens, num: int) -> tuple[TokenRecord, ...]:
-        """Returns the records of the first `num` tokens of a message."""
-        ids = message.ids
-        if num == 1 and not message.logprobs:
-            return self._alone[ids[0]]
+    def of(self, came: Sequence[Tokens], num: int) -> tuple[TokenRecord, ...]:
+        """Returns the records of the first `num` tokens of messages of one output."""
+        if num == len(came) == 1 and not came[0].logprobs:
+            return self._alone[came[0].ids[0]]
+        records = [record for one in came for record in self._each(one)]
+        return tuple(records[:num])
+
+    def _each(self, message: Tokens) -> list[TokenRecord]:
+        """Returns the records of a message's tokens."""
         if not message.logprobs:
-            return tuple([self._alone[token][0] for token in ids[:num]])
-        return tuple(self._scored(token, scores) for token, scores in zip(ids[:num], message.logprobs, strict=False))
+            return [self._alone[token][0] for token in message.ids]
+        return [self._scored(token, scores) for token, scores in zip(message.ids, message.logprobs, strict=False)]
 
     def of_prompt(self, prompt: PromptScores) -> tuple[TokenRecord, ...]:
         """Returns the records of a prompt's tokens; the first token has no log probability."""

@@ -2,6 +2,7 @@
 
 Text is sent in the turn in which its tokens arrived, or joined with other text at high load (`flush_timer`). A request
 may ask for a number of tokens instead (`stream_interval`). The first and the last text of an output are sent at once.
+Tokens whose text cannot end their output are decoded when it is sent, those of one message together.
 After a stop string the engine still sends tokens until the gateway's Cancel arrives; they are dropped, and their credit
 is returned by a Grant.
 """
@@ -10,11 +11,11 @@ import dataclasses
 from collections.abc import Callable
 
 from sluice_server.services.detokenizer.flush_timer import AT_ONCE, MAX_INTERVAL_S, Alarm, FlushTimer
-from sluice_server.services.detokenizer.joined import joined
+from sluice_server.services.detokenizer.joined import joined, text_of
 from sluice_server.services.detokenizer.output import Output, OutputProgress
 from sluice_server.services.detokenizer.records import Records
 from sluice_server.services.faults import fault
-from sluice_server.services.messages.details import Scored, Timings
+from sluice_server.services.messages.details import Scored
 from sluice_server.services.messages.messages import (
     Cancel,
     Envelope,
@@ -52,7 +53,14 @@ class _Output:
     ended: bool = False  # by a stop string: later tokens are dropped
     num_unused: int = 0  # tokens after the stop string
     resumed_at_end: OutputProgress | None = None  # set: the tokens before a resume had already ended the output
+    came: list[Tokens] = dataclasses.field(default_factory=list)  # not decoded yet
     waiting: list[Text] = dataclasses.field(default_factory=list)
+    num_sent: int = 0  # messages
+
+    @property
+    def first_waiting(self) -> int:
+        """The index of the first token whose text waits."""
+        return self.waiting[0].first_index if self.waiting else self.came[0].first_index
 
 
 @dataclasses.dataclass(slots=True)
@@ -126,8 +134,7 @@ class DetokenizerStage:
                 self._emit(message)
 
     def _take(self, message: Tokens) -> None:
-        start = self._timer.clock()
-        output = self._output(message, start)
+        output = self._output(message)
         if output is None or output.ended or message.first_index != output.next_index:
             self.num_late += len(message.ids)
             if output is not None and output.ended:
@@ -137,69 +144,65 @@ class DetokenizerStage:
             return
         if message.prompt is not None:
             self._emit(Result(message.envelope, Scored(self._records.of_prompt(message.prompt))))
-        advance = output.resumed_at_end or output.output.push(message.ids, message.finish)
-        output.next_index += advance.num_consumed
-        output.num_unused += len(message.ids) - advance.num_consumed
-        output.ended = advance.finish is not None
-        now = self._timer.clock()
-        output.busy_s += now - start
-        output.waiting.append(self._text(message, advance, output.busy_s))
-        if message.admitted is not None or advance.finish is not None:
+        output.came.append(message)
+        output.next_index += len(message.ids)
+        if message.finish is not None or message.admitted is not None or output.output.may_end:
+            self._decode(output)
+        if message.admitted is not None or output.ended:
             self._send(output)
         elif output.stream_interval:
             self._wait_for_tokens(output)
         else:
             output.pace.text_came(output)
-        if advance.finish is not None:
-            self._trace(message.envelope, message.output_index, output, Phase(names.SPAN_DETOKENIZE, output.start, now))
+        if output.ended:
+            phase = Phase(names.SPAN_DETOKENIZE, output.start, self._timer.clock())
+            self._trace(message.envelope, message.output_index, output, phase)
         if message.finish is not None:
             self._forget(message)
 
-    def _text(self, message: Tokens, advance: OutputProgress, busy_s: float) -> Text:
-        return Text(
-            envelope=message.envelope,
-            first_index=message.first_index,
-            tokens=self._records.of(message, advance.num_consumed),
-            text=advance.text,
-            output_index=message.output_index,
-            admitted=message.admitted,
-            finish=advance.finish,
-            stop_match=advance.stop_match,
-            timings=_timings(message.timings, busy_s) if advance.finish is not None else None,
-            reasoning=advance.reasoning,
-            num_reasoning=advance.num_reasoning,
-            tool_calls=advance.tool_calls,
-            tool_call_parts=advance.tool_call_parts,
-            drafts=((message.num_drafted, message.num_accepted),) if message.num_drafted else (),
-        )
+    def _decode(self, output: _Output) -> None:
+        """Turns the tokens that have come into text that waits."""
+        start = self._timer.clock()
+        came, output.came = output.came, []
+        first, last = came[0], came[-1]
+        ids = first.ids if first is last else tuple([token for one in came for token in one.ids])
+        advance = output.resumed_at_end or output.output.push(ids, last.finish)
+        output.num_unused += len(ids) - advance.num_consumed
+        output.next_index -= len(ids) - advance.num_consumed
+        output.ended = advance.finish is not None
+        output.busy_s += self._timer.clock() - start
+        output.waiting.append(text_of(came, advance, self._records.of(came, advance.num_consumed), output.busy_s))
 
     def _wait_for_tokens(self, output: _Output) -> None:
         """Sends the waiting text of an output if it has the tokens of its interval; at the latest after a while."""
-        waiting = output.waiting
-        if output.next_index - waiting[0].first_index >= output.stream_interval:
+        if output.next_index - output.first_waiting >= output.stream_interval:
             self._send(output)
-        elif len(waiting) == 1 and self._timer.call_later is not None:
-            self._timer.call_later(MAX_WAIT_S, lambda: self._send_late(output, waiting))
+        elif len(output.waiting) + len(output.came) == 1 and self._timer.call_later is not None:
+            num_sent = output.num_sent
+            self._timer.call_later(MAX_WAIT_S, lambda: self._send_late(output, num_sent))
 
-    def _send_late(self, output: _Output, waiting: list[Text]) -> None:
+    def _send_late(self, output: _Output, num_sent: int) -> None:
         """Sends text that has waited for too long; nothing if it was sent meanwhile."""
-        if output.waiting is waiting:
+        if output.num_sent == num_sent:
             self._send(output)
 
     def _send(self, output: _Output) -> None:
         """Sends the waiting text of an output as one message. Catches exceptions, because a timer may call this."""
-        waiting, output.waiting = output.waiting, []
-        if not waiting:
+        if not output.came and not output.waiting:
             return
-        envelope = waiting[0].envelope
+        envelope = (output.came or output.waiting)[0].envelope
+        output.num_sent += 1
         try:
+            if output.came:
+                self._decode(output)
+            waiting, output.waiting = output.waiting, []
             self._emit(joined(waiting))
         except Exception as error:
-            broken = fault(Role.DETOKENIZER, about(envelope), "failed while joining text of this request", error)
+            broken = fault(Role.DETOKENIZER, about(envelope), "failed while making text of this request", error)
             self._end(envelope)
             self._emit(failed(envelope, broken))
 
-    def _output(self, message: Tokens, now: float) -> _Output | None:
+    def _output(self, message: Tokens) -> _Output | None:
         """Returns the state of the message's output, or None for a message without state.
 
         The first message of an attempt creates it, from the options in `admitted`.
@@ -217,7 +220,7 @@ class DetokenizerStage:
             request = self._open(envelope)
         name, admitted = f"{envelope.request_id}/{message.output_index}", message.admitted
         made = Output(self._encoder, name, admitted.stops, admitted.text)
-        output = _Output(made, self._paces[envelope.origin], now, admitted.text.stream_interval)
+        output = _Output(made, self._paces[envelope.origin], self._timer.clock(), admitted.text.stream_interval)
         if admitted.resumed:  # its text was emitted before: continue after it
             resumed = unpack_ids(admitted.resumed)
             before = output.output.push(resumed, None)
@@ -242,7 +245,7 @@ class DetokenizerStage:
         del self._requests[request.envelope.request_id]
         self._paces[request.envelope.origin].num_open -= 1
         for output in request.outputs.values():
-            output.waiting = []
+            output.came, output.waiting = [], []
 
     def _forget(self, message: Tokens) -> None:
         """Drops the state of an output after the engine has sent its last token; returns unused credit."""
@@ -263,7 +266,8 @@ class DetokenizerStage:
         if error:  # the client still gets the text so far
             for output in request.outputs.values():
                 self._send(output)
-        self._close(request)
+        if envelope.request_id in self._requests:  # else sending failed, and has closed it
+            self._close(request)
         now = self._timer.clock()
         for index, output in request.outputs.items():
             if not output.ended:
@@ -273,10 +277,3 @@ class DetokenizerStage:
     def _trace(self, envelope: Envelope, index: int, output: _Output, phase: Phase) -> None:
         attributes = {**phase.attributes, names.OUTPUT: index, names.NUM_TOKENS: output.next_index}
         self._record(envelope, phase._replace(attributes=attributes))
-
-
-def _timings(timings: Timings | None, busy_s: float) -> Timings:
-    """Returns the engine's timings with this stage's own; zeros for the engine's if a stop string ended the output
-    here."""
-    known = timings or Timings()
-    return Timings(known.tokenize_s, known.queue_s, known.prefill_s, known.decode_s, busy_s, known.num_preemptions)

@@ -98,12 +98,12 @@ def frames_count_twice(patch: pytest.MonkeyPatch) -> None:
 def earlier_attempts_replace_later_ones(patch: pytest.MonkeyPatch) -> None:
     output = DetokenizerStage._output
 
-    def replacing(stage: DetokenizerStage, message: Tokens, now: float) -> object:
+    def replacing(stage: DetokenizerStage, message: Tokens) -> object:
         request = stage._requests.get(message.envelope.request_id)
         is_earlier = request is not None and message.envelope.attempt < request.envelope.attempt
         if request is not None and is_earlier and message.admitted is not None:
             stage._close(request)
-        return output(stage, message, now)
+        return output(stage, message)
 
     patch.setattr(DetokenizerStage, "_output", replacing)
 

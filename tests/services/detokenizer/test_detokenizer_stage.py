@@ -1,15 +1,17 @@
 """The detokenizer stage alone: several outputs, their ends, and dropped messages."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import pytest
 
+from sluice_server.engine.errors import Code, ServiceError
 from sluice_server.engine.request import FinishReason
 from sluice_server.services.detokenizer.flush_timer import AT_ONCE, Alarm
+from sluice_server.services.detokenizer.output import Output, OutputProgress
 from sluice_server.services.detokenizer.stage import DetokenizerStage
 from sluice_server.services.messages.details import Admitted
-from sluice_server.services.messages.messages import Cancel, Envelope, Grant, Message, Text, Tokens
+from sluice_server.services.messages.messages import Cancel, Envelope, Failed, Grant, Message, Text, Tokens, failed
 from sluice_server.services.messages.work import Stops, TextOptions
 from sluice_server.services.tokenizer.encoding import TextEncoder
 from tests.oracle.tokenizers import byte_level_bpe
@@ -34,7 +36,10 @@ class Rig:
         self.encoder = encoder
         self.sent: list[Message] = []
         self.late: list[Callable[[], None]] = []  # what a timer will call
-        alarm = AT_ONCE if options is None else Alarm(lambda: 0.0, lambda _, callback: self.late.append(callback))
+        self.now_s = 0.0
+        alarm = (
+            AT_ONCE if options is None else Alarm(lambda: self.now_s, lambda _, callback: self.late.append(callback))
+        )
         self.stage = DetokenizerStage(encoder, self.sent.append, unrecorded, timer=alarm)
         self._stops = stops
         self._options = options or TextOptions()
@@ -48,6 +53,11 @@ class Rig:
         admitted = None if first else Admitted(3, 0, 8, self._stops, self._options)
         self.stage.handle(Tokens(ENVELOPE, first, ids, output, admitted=admitted, finish=finish))
         self.stage.turn()
+
+    def pass_time(self) -> None:
+        """Lets the first timer go off."""
+        self.now_s += 1.0
+        self.late.pop(0)()
 
     def sizes(self) -> list[int]:
         """The tokens of each message with text."""
@@ -144,3 +154,57 @@ def test_waiting_text_of_a_cancelled_request_is_not_sent_late(encoder: TextEncod
     rig.stage.handle(Cancel(ENVELOPE))
     rig.late.pop()()
     assert rig.sizes() == [1] and rig.stage.num_open == 0
+
+
+def test_tokens_that_cannot_end_their_output_are_decoded_together_when_it_is_sent(
+    encoder: TextEncoder, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    decoded: list[int] = []
+    push = Output.push
+
+    def counted(output: Output, ids: Sequence[int], finish: FinishReason | None) -> OutputProgress:
+        decoded.append(len(ids))
+        return push(output, ids, finish)
+
+    monkeypatch.setattr(Output, "push", counted)
+    rig = Rig(encoder, Stops(), TextOptions())
+    say_each(rig, 5)
+    assert decoded == [1, 1] and rig.sizes() == [1, 1]
+    rig.pass_time()
+    assert decoded == [1, 1, 3] and rig.sizes() == [1, 1, 3] and rig.texts(0) == "xxxxx"
+    last = rig.sent[-1]
+    assert isinstance(last, Text) and (last.first_index, last.num_steps) == (2, 3)
+
+
+def test_a_stop_string_is_found_before_its_text_is_due(encoder: TextEncoder) -> None:
+    rig = Rig(encoder, Stops(("world",)), TextOptions())
+    for text in ("hello", " big", " brown", " world"):
+        rig.say(0, text)
+    assert rig.late and rig.ends() == {0: FinishReason.STOP_STRING} and rig.texts(0) == "hello big brown "
+
+
+def test_a_fault_in_late_decoding_ends_its_own_request_only(
+    encoder: TextEncoder, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    rig = Rig(encoder, Stops(), TextOptions())
+    say_each(rig, 3)
+    monkeypatch.setattr(Output, "push", lambda *_: 1 // 0)
+    rig.pass_time()
+    assert isinstance(rig.sent[-1], Failed) and rig.sizes() == [1, 1] and rig.stage.num_open == 0
+
+
+def test_waiting_tokens_of_a_request_that_fails_elsewhere_are_sent_before_its_end(encoder: TextEncoder) -> None:
+    rig = Rig(encoder, Stops(), TextOptions())
+    say_each(rig, 4)
+    rig.stage.handle(failed(ENVELOPE, ServiceError(Code.INTERNAL, "BROKEN", "is broken")))
+    assert rig.sizes() == [1, 1, 2] and isinstance(rig.sent[-1], Failed) and rig.stage.num_open == 0
+
+
+def test_a_request_whose_waiting_tokens_cannot_be_decoded_fails_once_more_at_most(
+    encoder: TextEncoder, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    rig = Rig(encoder, Stops(), TextOptions())
+    say_each(rig, 3)
+    monkeypatch.setattr(Output, "push", lambda *_: 1 // 0)
+    rig.stage.handle(failed(ENVELOPE, ServiceError(Code.INTERNAL, "BROKEN", "is broken")))
+    assert [type(one) for one in rig.sent] == [Text, Text, Failed, Failed] and rig.stage.num_open == 0

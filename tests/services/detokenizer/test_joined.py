@@ -1,9 +1,10 @@
 """Several messages joined into one: nothing is lost, ends keep their places."""
 
 from sluice_server.engine.request import FinishReason
-from sluice_server.services.detokenizer.joined import joined
+from sluice_server.services.detokenizer.joined import joined, text_of
+from sluice_server.services.detokenizer.output import OutputProgress
 from sluice_server.services.messages.details import Admitted, Timings, TokenRecord
-from sluice_server.services.messages.messages import Envelope, Text
+from sluice_server.services.messages.messages import Envelope, Text, Tokens
 from sluice_server.services.messages.work import Stops, ToolCall
 
 ENVELOPE = Envelope("r", "g")
@@ -49,3 +50,21 @@ def test_the_first_tells_the_beginning_and_the_last_the_end() -> None:
         num_steps=6,
         drafts=((3, 1), (2, 0)),
     )
+
+
+def test_text_of_several_messages_of_tokens_is_that_of_each_joined() -> None:
+    """Decoded together or one by one: the client must not see which."""
+    records = [TokenRecord(id=at, piece=b"x") for at in range(4)]
+    admitted, timings = Admitted(3, 0, 8, Stops()), Timings(decode_s=2.0)
+    came = [
+        Tokens(ENVELOPE, 5, (0, 1), 1, admitted=admitted, num_drafted=3, num_accepted=1),
+        Tokens(ENVELOPE, 7, (2,), 1),
+        Tokens(ENVELOPE, 8, (3,), 1, finish=FinishReason.LENGTH, timings=timings, num_drafted=2),
+    ]
+    ends = [None, None, FinishReason.LENGTH]
+    parts = [tuple(records[:2]), (records[2],), (records[3],)]
+    each = [
+        text_of([one], OutputProgress(text, len(one.ids), end), part, 0.5)
+        for one, text, end, part in zip(came, "abc", ends, parts, strict=True)
+    ]
+    assert text_of(came, OutputProgress("abc", 4, FinishReason.LENGTH), tuple(records), 0.5) == joined(each)
