@@ -14,9 +14,9 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from benchmarks.gpu_cases import EPS, Case, CaseDevice, Sizes, Work, pure
-from sluice_server.kernels.formats.gpu_linear import round_groups
 from sluice_server.kernels.formats.packed_weights import dequantise, quantise_rows
 from sluice_server.kernels.formats.planes import planes_of_4, planes_of_8
+from sluice_server.kernels.formats.zero_points import round_groups
 from sluice_server.kernels.reference.low_rank import MAX_PARTS, PLACES, LowRankTables
 from sluice_server.kernels.reference.moe import ExpertStack
 from sluice_server.kernels.triton import activation, gemv, linear4, linear8, linear8a16, low_rank, moe, norm
@@ -52,7 +52,7 @@ def w8a16(at: CaseDevice, rows: int, width: int) -> Work:
 
 
 def w4a16(at: CaseDevice, rows: int, width: int) -> Work:
-    """Weights of 4 bits in groups of 128."""
+    """Weights of 4 bits as they are rounded at load."""
     x, packed = at.randn(rows, width), round_groups(at.randn(width, width))
     weights = packed.nibbles.nbytes + packed.scales.nbytes + packed.zeros.nbytes
     planes = planes_of_4(packed)

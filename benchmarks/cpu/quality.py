@@ -68,34 +68,38 @@ FORMATS = {
 PEERS = {"permuted": ("f32", "q8_0", "q4_1", "q4_0"), "outliers": ("q8_0",), "published": ("q4_1",)}
 
 
-def logits_of(folder: Path, form: Format, windows: Sequence[Sequence[int]]) -> Iterator[Array]:
+def logits_of(
+    folder: Path, form: Format, windows: Sequence[Sequence[int]], device: torch.device = CPU
+) -> Iterator[Array]:
     """float32 [window, vocabulary] of each window, through the paged cache as the engine goes."""
     config = read_config(folder)
     if form.is_calibrated:  # by text behind what is measured
         ids = real_model.windows(len(windows) + 1, WINDOW)[-1]
         config = dataclasses.replace(config, calibration=tuple(ids))
-    model = load_model(folder, config, form.dtype, CPU, WINDOW, LinearPacker(form.weights))
+    model = load_model(folder, config, form.dtype, device, WINDOW, LinearPacker(form.weights))
     cache = model.new_cache(WINDOW // BLOCK, BLOCK, form.cache)
     for window in windows:
-        yield _window(model, cache, window).numpy()
+        yield _window(model, cache, window, device).float().cpu().numpy()
 
 
-def _window(model: Model, cache: list[Tensor], ids: Sequence[int]) -> Tensor:
+def _window(model: Model, cache: list[Tensor], ids: Sequence[int], device: torch.device) -> Tensor:
     tables = np.arange(WINDOW // BLOCK, dtype=np.int32)[None]
-    meta = AttentionMetadata.build([len(ids)], [len(ids)], tables, BLOCK, CPU)
-    return model.logits(model.forward(torch.tensor(ids), meta.positions, cache, meta))
+    meta = AttentionMetadata.build([len(ids)], [len(ids)], tables, BLOCK, device)
+    return model.logits(model.forward(torch.tensor(ids, device=device), meta.positions, cache, meta))
 
 
-def write_reference(folder: Path, windows: Sequence[Sequence[int]], to: Path) -> Array:
+def write_reference(folder: Path, windows: Sequence[Sequence[int]], to: Path, device: torch.device = CPU) -> Array:
     """Log probabilities of transformers in float32, written to a file that peers read."""
     from transformers import AutoModelForCausalLM  # of the tests' environment, and needed only here
 
-    model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32, attn_implementation="eager")
+    model = AutoModelForCausalLM.from_pretrained(
+        folder, dtype=torch.float32, attn_implementation="eager", device_map={"": device}
+    )
     shape = (len(windows), WINDOW, model.config.vocab_size)
     found: Array = np.lib.format.open_memmap(to, mode="w+", dtype=np.float32, shape=shape)
     with torch.inference_mode():
         for at, ids in enumerate(windows):
-            found[at] = log_softmax(model(torch.tensor([ids])).logits[0].float().numpy())
+            found[at] = log_softmax(model(torch.tensor([ids], device=device)).logits[0].float().cpu().numpy())
     return found
 
 

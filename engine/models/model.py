@@ -116,7 +116,7 @@ class Model:
         self._scale = torch.tensor(scale, dtype=dtype, device=device) if scale != 1.0 else None
         self._stream_scale = 1.0 / traits.residual_scale
         self._rotations = Rotations(config, traits, num_positions, device)
-        weighing = WeighingPack(pack) if pack.weighs and not is_stored and device.type == "cpu" else None
+        weighing = WeighingPack(pack) if pack.weighs and not is_stored and device.type != "meta" else None
         self._layers = LayerRuns(
             [store.keep(*one) for one in enumerate(self._load_layers(traits, loader_of, weighing, loader))],
             None if loader.ranks is None else loader.ranks.sums,
@@ -165,7 +165,7 @@ class Model:
         num = self._rotations.num_positions
         chosen = torch.tensor(self.config.calibration[:num])
         ids = (chosen if len(chosen) else random_ids(self.config.vocab_size, num)).to(self.device)
-        cache = self.new_cache(-(-len(ids) // OBSERVED_BLOCK), OBSERVED_BLOCK, torch.float32)[0]
+        cache = self.new_cache(-(-len(ids) // OBSERVED_BLOCK), OBSERVED_BLOCK)[0]
         cis = self._rotations.of(torch.arange(len(ids), device=self.device))
         return InputObserver(self._entry(ids)[0], cis, cache, OBSERVED_BLOCK)
 

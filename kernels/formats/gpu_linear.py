@@ -6,17 +6,14 @@ read. The reference implementations are in `kernels.formats.packed_weights`.
 """
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 
 from sluice_server.kernels import gpu
 from sluice_server.kernels.formats.library_product import by_library, measured_rows
 from sluice_server.kernels.formats.linear import GpuLinear
-from sluice_server.kernels.formats.packed_weights import Int4Weight, Int8Weight, pack_nibbles, quantise_rows
+from sluice_server.kernels.formats.packed_weights import Int4Weight, Int8Weight, quantise_rows
 from sluice_server.kernels.formats.planes import planes_of_4, planes_of_8
-
-GROUP = 128  # inputs that share a scale in 4 bits
-CLIPS = (1.0, 0.93, 0.86, 0.8)  # factors of a group's greatest weight; the one of least squared error is taken
+from sluice_server.kernels.formats.zero_points import round_groups
 
 
 class Int8OnGpu(GpuLinear):
@@ -39,16 +36,22 @@ class Int8OnGpu(GpuLinear):
 class Int4OnGpu(GpuLinear):
     """Linear layer with 4-bit weights and a scale for each group of inputs (W4A16).
 
-    Quantises a plain weight, or takes one that is quantised already.
+    Quantises a plain weight, whose errors count by the `importance` [K] of inputs, or takes one that is quantised
+    already, with activations of `dtype`.
     """
 
     kernel = "Triton W4A16"
 
-    def __init__(self, weight: Tensor | Int4Weight, bias: Tensor | None, dtype: torch.dtype | None = None) -> None:
-        packed = round_groups(weight) if isinstance(weight, Tensor) else weight
-        self._packed = planes_of_4(packed)
+    def __init__(
+        self,
+        weight: Tensor | Int4Weight,
+        bias: Tensor | None,
+        dtype: torch.dtype,
+        importance: Tensor | None = None,
+    ) -> None:
+        self._packed = planes_of_4(round_groups(weight, importance) if isinstance(weight, Tensor) else weight)
         super().__init__(self._packed.words, bias)
-        self.dtype = dtype or packed.scales.dtype
+        self.dtype = dtype
 
     def apply(self, x: Tensor) -> Tensor:
         y: Tensor = gpu.family("linear4").linear_w4a16(
@@ -84,33 +87,3 @@ class EightBitsOnGpu(GpuLinear):
             x.to(self.dtype), self._packed, self.bias, is_fixed=self.batch_invariant
         )
         return y
-
-
-def round_groups(weight: Tensor) -> Int4Weight:
-    """Quantises a weight [N, K] to 4 bits. `GROUP` inputs share a scale, which is kept in the weight's dtype."""
-    rows, inputs = weight.shape
-    groups = -(-inputs // GROUP)
-    grouped = F.pad(weight.float(), (0, groups * GROUP - inputs)).view(rows, groups, GROUP)
-    scales = _scales(grouped)
-    levels = _levels(grouped, scales).view(rows, -1)[:, :inputs].contiguous()
-    scales = scales.squeeze(2).t().contiguous().to(weight.dtype)
-    group = GROUP if inputs > GROUP else inputs
-    return Int4Weight(pack_nibbles(levels), scales, torch.full_like(scales, 8.0), inputs, group)
-
-
-def _scales(grouped: Tensor) -> Tensor:
-    """Returns scales [N, groups, 1], with the sign that maps a group's greatest weight to -8, as there is no level 8
-    above zero."""
-    extreme = grouped.gather(2, grouped.abs().argmax(2, keepdim=True)) / -8
-    best, error = extreme, torch.full_like(extreme, float("inf"))
-    for clip in CLIPS:
-        scales = extreme * clip
-        off = ((_levels(grouped, scales).float() - 8) * scales - grouped).square().sum(2, keepdim=True)
-        best, error = torch.where(off < error, scales, best), torch.minimum(off, error)
-    return best
-
-
-def _levels(weight: Tensor, scales: Tensor) -> Tensor:
-    """Returns the uint8 levels of weights; the zero level where the scale is 0, as all weights are 0 there."""
-    scaled = torch.where(scales == 0, 0.0, weight / scales)
-    return scaled.round_().add_(8).clamp_(0, 15).to(torch.uint8)

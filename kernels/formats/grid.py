@@ -11,7 +11,8 @@ from torch import Tensor
 HIGHEST = 15.0  # level of 4 bits
 FITS = 2
 LEAST_IMPORTANCE = 0.01  # of an input, as a share of the middle one: what was never seen may still come
-AT_ONCE = 1 << 17  # weights whose grids are searched together: a core's second-level cache holds them
+# Weights whose grids are searched together: a core's second-level cache holds them; a GPU wants many.
+AT_ONCE, AT_ONCE_ON_GPU = 1 << 17, 1 << 24
 ROUNDING = 1e-6  # of float32 in the sums of a fit; a smaller spread of levels is none
 
 
@@ -21,9 +22,10 @@ def grid_of(groups: Tensor, importance: Tensor | None = None) -> tuple[Tensor, T
     `importance` float32 [G, S] of the inputs; None if all count alike.
     """
     rows, num, size = groups.shape
-    counts = torch.ones(num, size, device=groups.device) if importance is None else _bounded(importance)
+    counts = torch.ones(num, size, device=groups.device) if importance is None else bounded(importance)
     counts = counts.t()[:, None].contiguous()  # [S, 1, G]: sums over the first dimension run along memory
-    pieces = torch.split(groups, max(1, AT_ONCE // max(1, num * size)))
+    at_once = AT_ONCE_ON_GPU if groups.is_cuda else AT_ONCE
+    pieces = torch.split(groups, max(1, at_once // max(1, num * size)))
     found = [_search(piece.permute(2, 0, 1).contiguous(), counts) for piece in pieces]
     scales, minima = (torch.cat(parts).view(rows, num, 1) for parts in zip(*found, strict=True))
     return scales, minima
@@ -35,7 +37,7 @@ def levels_of(groups: Tensor, scales: Tensor, minima: Tensor) -> Tensor:
     return (groups - minima.float()).mul_(by).round_().clamp_(0.0, HIGHEST)
 
 
-def _bounded(importance: Tensor) -> Tensor:
+def bounded(importance: Tensor) -> Tensor:
     """Returns importance in shares of the middle one, with a least."""
     middle = float(importance.median()) or 1.0
     return (importance / middle).clamp_(min=LEAST_IMPORTANCE)

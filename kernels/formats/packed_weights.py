@@ -27,7 +27,7 @@ class Int4Weight(NamedTuple):
 
     Attributes:
         nibbles: uint8 [N, ⌈K / UNIT⌉ · UNIT / 2], see UNIT.
-        scales, zeros: [⌈K / group⌉, N], zeros in the dtype of scales.
+        scales, zeros: [⌈K / group⌉, N], zeros in the dtype of scales: eighths from 0 to 16.
         inputs: K.
         group: number of inputs that share a scale; the last group may have fewer.
     """

@@ -17,7 +17,8 @@ from sluice_server.kernels.formats.packed_weights import Int4Weight, Int8Weight,
 
 PLANE, SMALL_PLANE = 64, 32  # words of a unit
 PLANES4, PLANES8 = 4, 2
-ZERO = 31  # lowest bits of a scale in float32, which have its zero point
+ZERO = 255  # lowest bits of a scale in float32, which have its zero point
+ZERO_STEPS = 8  # zero points are multiples of an eighth: what half precision has behind numbers from 16 to 32
 
 
 class Int4Planes(NamedTuple):
@@ -25,8 +26,8 @@ class Int4Planes(NamedTuple):
 
     Attributes:
         words: int16 [N, ⌈K / (4 · plane)⌉ · plane].
-        pairs: int32 [⌈K / group⌉, N]: the bits of a scale in float32, the lowest of which are its zero point, 0 to 16.
-            A scale of 16 bits has none there. One number, so that a GPU copies both ahead.
+        pairs: int32 [⌈K / group⌉, N]: the bits of a scale in float32, the lowest of which are its zero point in
+            eighths, 0 to 128. A scale of 16 bits has none there. One number, so that a GPU copies both ahead.
         inputs, group: as in `Int4Weight`.
         plane: words of a unit.
     """
@@ -56,7 +57,7 @@ def planes_of_4(packed: Int4Weight) -> Int4Planes:
     numbers = F.pad(unpack_nibbles(packed), (0, -inputs % (PLANES4 * plane)))
     first, second, third, fourth = numbers.view(len(numbers), -1, PLANES4, plane).unbind(2)
     scales = packed.scales.float().contiguous().view(torch.int32)
-    pairs = (scales & ~ZERO) | packed.zeros.int()
+    pairs = (scales & ~ZERO) | (packed.zeros.float() * ZERO_STEPS).int()
     return Int4Planes(_words(first | second << 4, third | fourth << 4), pairs, inputs, group, plane)
 
 

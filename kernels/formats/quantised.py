@@ -85,7 +85,7 @@ def round_weight(weight: Tensor, bits: int, importance: Tensor | None = None) ->
 
     In 4 bits, `importance` float32 [K] says how much an error counts; see `kernels.formats.grid`.
     """
-    counts = None if importance is None else _grouped(importance[None])[0]
+    counts = None if importance is None else in_groups(importance[None])[0]
     pieces = [_round_rows(piece, bits, counts) for piece in torch.split(weight, ROWS_AT_ONCE)]
     levels, scales, minima = (torch.cat(parts) for parts in zip(*pieces, strict=True))
     return QuantisedWeight(bits, levels, scales, None if bits == 8 else minima)
@@ -94,7 +94,7 @@ def round_weight(weight: Tensor, bits: int, importance: Tensor | None = None) ->
 def _round_rows(weight: Tensor, bits: int, importance: Tensor | None) -> tuple[Tensor, Tensor, Tensor]:
     """Returns levels, scales and minima of some rows."""
     rows, inputs = weight.shape
-    grouped = _grouped(weight)
+    grouped = in_groups(weight)
     if bits == 8:
         scales = (grouped.abs().amax(2, keepdim=True) / LEVELS).half()
         minima, levels = scales, _symmetric_levels(grouped, scales.float())
@@ -104,7 +104,7 @@ def _round_rows(weight: Tensor, bits: int, importance: Tensor | None) -> tuple[T
     return levels.to(torch.uint8).view(rows, -1)[:, :inputs], scales.squeeze(2), minima.squeeze(2)
 
 
-def _grouped(weight: Tensor) -> Tensor:
+def in_groups(weight: Tensor) -> Tensor:
     """Returns groups [N, ⌈K / GROUP⌉, GROUP]; the last one is filled with the last input, which keeps its range."""
     missing = -weight.shape[1] % GROUP
     return torch.cat((weight, weight[:, -1:].expand(-1, missing)), 1).view(len(weight), -1, GROUP)

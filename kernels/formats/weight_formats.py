@@ -75,7 +75,7 @@ def serves_onednn() -> bool:
     return computes_bfloat16() and not _own_bfloat16(torch.device("cpu"))
 
 
-def _integers(bits: int, on_gpu: Callable[[Tensor, Tensor | None], PackedLinear]) -> tuple[WeightFormat, ...]:
+def _integers(bits: int, on_gpu: Make) -> tuple[WeightFormat, ...]:
     return (
         WeightFormat(
             _on_cpu,
@@ -83,7 +83,7 @@ def _integers(bits: int, on_gpu: Callable[[Tensor, Tensor | None], PackedLinear]
                 round_weight(weight.float(), bits, importance), bias, gated
             ),
         ),
-        WeightFormat(_on_gpu, lambda weight, bias, gated, importance: on_gpu(weight, bias)),
+        WeightFormat(_on_gpu, on_gpu),
     )
 
 
@@ -122,11 +122,11 @@ KINDS: Mapping[str, tuple[WeightFormat, ...]] = {
         GPU,
         ANY,
     ),
-    "int8": _integers(8, Int8OnGpu),
+    "int8": _integers(8, lambda weight, bias, gated, importance: Int8OnGpu(weight, bias)),
     # The same format for any number of rows: another format for many rows would round differently, and a request's
     # tokens would depend on the other requests. Nor would it be faster. Measured on Skylake, without VNNI, N, K = 3072,
     # 1024: int4's time over that of int8 is 0.61 at 1 row, 0.67 at 4, 0.63 at 8, 0.61 at 32 and at 128.
-    "int4": _integers(4, Int4OnGpu),
+    "int4": _integers(4, lambda weight, bias, gated, importance: Int4OnGpu(weight, bias, weight.dtype, importance)),
     "w8a8": _both(torch.int8),
     "fp8": _both(torch.float8_e4m3fn),
 }

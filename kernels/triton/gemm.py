@@ -20,8 +20,8 @@ SUM_BLOCK = 512
 
 
 class GemmTiles(NamedTuple):
-    """Tile of a product: inputs m, outputs n and inner numbers k; warps and pipeline stages of a program; and the
-    number of programs that splitting aims at."""
+    """Tile of a product: inputs m, outputs n and inner numbers k; warps and pipeline stages of a program; the number of
+    programs that splitting aims at, and whether it doubles parts until then or takes as many as fit."""
 
     m: int
     n: int
@@ -29,6 +29,7 @@ class GemmTiles(NamedTuple):
     warps: int
     stages: int
     programs: int = PROGRAMS
+    doubles: bool = True
 
 
 class GemmSchedules(NamedTuple):
@@ -60,6 +61,9 @@ _MANY4 = GemmTiles(64, 64, 256, 4, 3)
 _FEW4 = (GemmTiles(16, 128, 256, 4, 3), GemmTiles(32, 128, 256, 8, 3))
 WIDENED4 = GemmSchedules((*_FEW4, _MANY4), _MANY4)
 WIDENED4_IN_LITTLE = GemmSchedules(_FEW4, _FEW4[-1])  # there more rows of a tile spill registers
+# Of 4 bits in groups of 32, a unit has 128 inputs: few rows go well in three programs of a multiprocessor.
+_FEW32, _MANY32 = GemmTiles(16, 128, 128, 4, 3, 3 * PROGRAMS // 2, doubles=False), GemmTiles(64, 128, 128, 4, 3)
+WIDENED4_BY_32 = GemmSchedules((_FEW32, GemmTiles(32, 128, 128, 4, 3), _MANY32), _MANY32)
 
 
 def tiles_of(num: int, schedules: GemmSchedules = PLAIN) -> GemmTiles:
@@ -79,9 +83,10 @@ def schedule_of(
 
 
 def splits_of(tiles: GemmTiles, num: int, outputs: int, inputs: int) -> int:
-    """Returns the parts of the inner dimension: a power of two, 1 if there are enough tiles for all programs or few
-    numbers to add."""
-    programs = triton.cdiv(num, tiles.m) * triton.cdiv(outputs, tiles.n)
+    """Returns the parts of the inner dimension: 1 if there are enough tiles for all programs or few numbers to add."""
+    programs: int = triton.cdiv(num, tiles.m) * triton.cdiv(outputs, tiles.n)
+    if not tiles.doubles:
+        return max(1, min(MAX_SPLITS, tiles.programs // programs, inputs // MIN_INPUTS))
     splits = 1
     while splits < MAX_SPLITS and 2 * splits * programs <= tiles.programs and inputs >= 2 * splits * MIN_INPUTS:
         splits *= 2

@@ -1,7 +1,7 @@
 """Linear layers with 4-bit weights on a CUDA device.
 
-The reference implementation is `kernels.formats.packed_weights.linear_w4a16`. Numbers minus their zero points are small
-integers, exact in every format. Tensor cores multiply these, and scales are applied to the sums of a group. A weight is
+The reference implementation is `kernels.formats.packed_weights.linear_w4a16`. Numbers minus their zero points are few
+eighths, exact in every format. Tensor cores multiply these, and scales are applied to the sums of a group. A weight is
 kept in planes (`kernels.formats.planes`): a word holds four inputs that belong to four products, so that words go to
 registers in the order of tensor cores, and nothing has to be interleaved.
 """
@@ -16,7 +16,15 @@ from sluice_server.kernels.formats import planes
 from sluice_server.kernels.formats.planes import Int4Planes
 from sluice_server.kernels.triton.aot import AotCase
 from sluice_server.kernels.triton.configs import LITTLE_MEMORY
-from sluice_server.kernels.triton.gemm import WIDENED4, WIDENED4_IN_LITTLE, GemmTiles, schedule_of, sum_parts
+from sluice_server.kernels.triton.gemm import (
+    WIDENED4,
+    WIDENED4_BY_32,
+    WIDENED4_IN_LITTLE,
+    GemmSchedules,
+    GemmTiles,
+    schedule_of,
+    sum_parts,
+)
 from sluice_server.kernels.triton.gpu_traits import gpu_of
 from sluice_server.kernels.triton.numbers import pointer
 from sluice_server.kernels.triton.unpacked import unpacked
@@ -42,8 +50,7 @@ def linear_w4a16(x: Tensor, packed: Int4Planes, bias: Tensor | None = None, *, i
     y = torch.empty(num, outputs, dtype=x.dtype, device=x.device)
     if not y.numel():
         return y
-    schedules = WIDENED4_IN_LITTLE if gpu_of(x.device).capability in LITTLE_MEMORY else WIDENED4
-    tiles, splits = schedule_of(num, outputs, inputs, schedules, is_fixed=is_fixed)
+    tiles, splits = schedule_of(num, outputs, inputs, _schedules(packed, x.device), is_fixed=is_fixed)
     group = packed.group if packed.group < inputs else 0
     parts = y if splits == 1 else torch.empty(splits, num, outputs, dtype=torch.float32, device=x.device)
     grid = (triton.cdiv(num, tiles.m) * triton.cdiv(outputs, tiles.n), splits)
@@ -73,6 +80,12 @@ def linear_w4a16(x: Tensor, packed: Int4Planes, bias: Tensor | None = None, *, i
     if splits > 1:
         sum_parts(parts, y, None, None, bias)
     return y
+
+
+def _schedules(packed: Int4Planes, device: torch.device) -> GemmSchedules:
+    if gpu_of(device).capability in LITTLE_MEMORY:
+        return WIDENED4_IN_LITTLE
+    return WIDENED4 if packed.plane == planes.PLANE else WIDENED4_BY_32
 
 
 def planes_of_group(group: int, plane: int) -> int:
@@ -171,7 +184,7 @@ def _case(
         tensor_cores="wgmma",
         vectors=frozenset(),
         since=since,
-        is_quick=group == 128 and tiles.m == 16 and splits == 1,
+        is_quick=group in (32, 128) and tiles.m == 16 and splits == 1,
         until=until,
         is_pipelined=is_even and group >= planes.PLANE,
     )
@@ -179,9 +192,9 @@ def _case(
 
 def _many(group: int, splits: int = 1, *, is_even: bool = True) -> tuple[AotCase, ...]:
     """Cases of the tiles that GPUs with little memory do without."""
+    tiles = WIDENED4_BY_32.fixed if group == planes.SMALL_PLANE else WIDENED4.fixed
     return tuple(
-        _case(WIDENED4.fixed, group, splits, is_even=is_even, since=since, until=until)
-        for since, until in ((80, 80), (90, 100))
+        _case(tiles, group, splits, is_even=is_even, since=since, until=until) for since, until in ((80, 80), (90, 100))
     )
 
 
@@ -189,7 +202,8 @@ CASES = (
     *(_case(tiles, 128, is_even=is_even) for tiles in WIDENED4_IN_LITTLE.tiles for is_even in (True, False)),
     _case(WIDENED4.tiles[0], 128, 4),
     _case(WIDENED4_IN_LITTLE.fixed, 128, 4),
-    *(_case(WIDENED4.tiles[0], group) for group in (0, 32, 64)),
+    *(_case(WIDENED4.tiles[0], group) for group in (0, 64)),
+    *(_case(tiles, 32, splits) for tiles in WIDENED4_BY_32.tiles[:2] for splits in (1, 3)),
     *_many(128),
     *_many(128, is_even=False),
     *_many(128, 4),

@@ -67,7 +67,7 @@ def unpack_kernel(
         else:
             places = at // group * outputs + row
             scale, zero = scale_and_zero(tl.load(scales_ptr + places, mask=is_in, other=0))
-            number = (((words >> (4 * one)) & 15) - zero).to(tl.float32) * scale
+            number = (((words >> (4 * one)) & 15).to(tl.float32) - zero) * scale
         tl.store(weight_ptr + row * inputs + at, number.to(weight_ptr.dtype.element_ty), mask=is_in)
 
 

@@ -66,11 +66,11 @@ cvt.rn.f16x2.e4m3x2 $0, pair;
 }}""")
     for selector in ("0x4420", "0x4431")
 )
-# A plane of 4-bit numbers of two words, $1: 1024 or 128 plus each number (16 times it for the upper ones of a byte in
-# float16), from which $2 leaves the number less its zero point.
+# A plane of 4-bit numbers of two words, $1: 64 or 16 plus each number, from which $2 leaves the number less its zero
+# point. Where numbers of 16 bits are so large, their last place is an eighth or less, as the zero point's is.
 PLANE = """{
 .reg .b32 word, both, magic, factor;
-shr.b32 word, $1, SHIFT;
+SHIFT
 mov.b32 magic, MAGIC;
 lop3.b32 both, word, MASK, magic, 0xea;
 mov.b32 factor, FACTOR;
@@ -78,26 +78,26 @@ fma.rn.KIND $0, both, factor, $2;
 }"""
 
 
-def _plane(**parts: str) -> tl.constexpr:
-    code = PLANE.replace("shr.b32 word, $1, SHIFT;", "mov.b32 word, $1;") if parts["SHIFT"] == "0" else PLANE
+def _plane(bits: int, **parts: str) -> tl.constexpr:
+    """Assembly for planes whose numbers are `bits` too low in their word; too high if negative."""
+    shift = f"{'shl' if bits > 0 else 'shr'}.b32 word, $1, {abs(bits)};" if bits else "mov.b32 word, $1;"
+    code = PLANE.replace("SHIFT", shift)
     for name, part in parts.items():
         code = code.replace(name, part)
     return tl.constexpr(code)
 
 
-_FLOAT16 = {"MAGIC": "0x64006400", "KIND": "f16x2"}
-_LOWER, _UPPER = (
-    {"MASK": mask, "FACTOR": by} for mask, by in (("0x000f000f", "0x3c003c00"), ("0x00f000f0", "0x2c002c00"))
-)
-PLANE_0_TO_FLOAT16 = _plane(SHIFT="0", **_LOWER, **_FLOAT16)
-PLANE_1_TO_FLOAT16 = _plane(SHIFT="0", **_UPPER, **_FLOAT16)
-PLANE_2_TO_FLOAT16 = _plane(SHIFT="8", **_LOWER, **_FLOAT16)
-PLANE_3_TO_FLOAT16 = _plane(SHIFT="8", **_UPPER, **_FLOAT16)
-_BFLOAT16 = {"MAGIC": "0x43004300", "MASK": "0x000f000f", "FACTOR": "0x3f803f80", "KIND": "bf16x2"}
-PLANE_0_TO_BFLOAT16 = _plane(SHIFT="0", **_BFLOAT16)
-PLANE_1_TO_BFLOAT16 = _plane(SHIFT="4", **_BFLOAT16)
-PLANE_2_TO_BFLOAT16 = _plane(SHIFT="8", **_BFLOAT16)
-PLANE_3_TO_BFLOAT16 = _plane(SHIFT="12", **_BFLOAT16)
+# 1024 plus 16 times the number, over 16.
+_FLOAT16 = {"MASK": "0x00f000f0", "MAGIC": "0x64006400", "FACTOR": "0x2c002c00", "KIND": "f16x2"}
+PLANE_0_TO_FLOAT16 = _plane(4, **_FLOAT16)
+PLANE_1_TO_FLOAT16 = _plane(0, **_FLOAT16)
+PLANE_2_TO_FLOAT16 = _plane(-4, **_FLOAT16)
+PLANE_3_TO_FLOAT16 = _plane(-8, **_FLOAT16)
+_BFLOAT16 = {"MASK": "0x00780078", "MAGIC": "0x41804180", "FACTOR": "0x3f803f80", "KIND": "bf16x2"}
+PLANE_0_TO_BFLOAT16 = _plane(3, **_BFLOAT16)
+PLANE_1_TO_BFLOAT16 = _plane(-1, **_BFLOAT16)
+PLANE_2_TO_BFLOAT16 = _plane(-5, **_BFLOAT16)
+PLANE_3_TO_BFLOAT16 = _plane(-9, **_BFLOAT16)
 
 
 @triton.jit
@@ -138,27 +138,27 @@ def plane_float8(words, dtype: tl.constexpr, PLANE: tl.constexpr):
 
 @triton.jit
 def plane4(words, zero, dtype: tl.constexpr, PLANE: tl.constexpr):
-    """Returns the numbers of a plane of words int16 [N, K] less the zero points [N], integers from 0 to 16.
+    """Returns the numbers of a plane of words int16 [N, K] less the zero points [N], eighths from 0 to 16.
 
     See `kernels.formats.planes`.
     """
     if CONVERTS or (dtype != tl.float16 and dtype != tl.bfloat16):
         return ((words >> (4 * PLANE)) & 15).to(dtype) - zero.to(dtype)[:, None]
     elif dtype == tl.float16:
-        lower: tl.constexpr = PLANE_2_TO_FLOAT16 if PLANE == 2 else PLANE_0_TO_FLOAT16
-        upper: tl.constexpr = PLANE_3_TO_FLOAT16 if PLANE == 3 else PLANE_1_TO_FLOAT16
-        code: tl.constexpr = lower if PLANE % 2 == 0 else upper
-        added = ((-1024.0 if PLANE % 2 == 0 else -64.0) - zero.to(tl.float32)).to(dtype)[:, None]
+        lower: tl.constexpr = PLANE_0_TO_FLOAT16 if PLANE == 0 else PLANE_1_TO_FLOAT16
+        upper: tl.constexpr = PLANE_2_TO_FLOAT16 if PLANE == 2 else PLANE_3_TO_FLOAT16
+        code: tl.constexpr = lower if PLANE < 2 else upper
+        added = (-64.0 - zero).to(dtype)[:, None]
         return tl.inline_asm_elementwise(code, "=r,r,r", [words, added], dtype=tl.float16, is_pure=True, pack=2)
     else:
         first: tl.constexpr = PLANE_0_TO_BFLOAT16 if PLANE == 0 else PLANE_1_TO_BFLOAT16
         last: tl.constexpr = PLANE_2_TO_BFLOAT16 if PLANE == 2 else PLANE_3_TO_BFLOAT16
         short: tl.constexpr = first if PLANE < 2 else last
-        added = (-128.0 - zero.to(tl.float32)).to(dtype)[:, None]
+        added = (-16.0 - zero).to(dtype)[:, None]
         return tl.inline_asm_elementwise(short, "=r,r,r", [words, added], dtype=tl.bfloat16, is_pure=True, pack=2)
 
 
 @triton.jit
 def scale_and_zero(pairs):
-    """Returns the scales, in float32, and zero points, in int32, of `kernels.formats.planes.Int4Planes.pairs`."""
-    return (pairs & ~31).to(tl.float32, bitcast=True), pairs & 31
+    """Returns the scales and zero points, in float32, of `kernels.formats.planes.Int4Planes.pairs`."""
+    return (pairs & ~255).to(tl.float32, bitcast=True), (pairs & 255).to(tl.float32) * 0.125

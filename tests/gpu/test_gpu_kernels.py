@@ -7,8 +7,8 @@ import torch
 from torch import Tensor
 
 from sluice_server.kernels.formats import packed_weights
-from sluice_server.kernels.formats.gpu_linear import round_groups
 from sluice_server.kernels.formats.planes import planes_of_4, planes_of_8
+from sluice_server.kernels.formats.zero_points import round_groups
 from sluice_server.kernels.layout import slots
 from sluice_server.kernels.layout.layout import new_layers
 from sluice_server.kernels.reference import definitions, sampling

@@ -22,6 +22,7 @@ from sluice_server.kernels.triton.gemm import (
     MEDIUM,
     SMALL,
     WIDENED4,
+    WIDENED4_BY_32,
     WIDENED4_IN_LITTLE,
     WIDENED8,
     WIDENED8_IN_LITTLE,
@@ -55,7 +56,7 @@ def weights8(outputs: int, width: int, kind: torch.dtype) -> Int8Weight:
 def weights4(outputs: int, width: int, group: int) -> tuple[Int4Weight, Tensor]:
     """Random 4-bit weights, and the numbers they represent, float64 [N, K]."""
     num = -(-width // group)
-    values, zeros = torch.randint(0, 16, (outputs, width)), torch.randint(0, 17, (num, outputs))
+    values, zeros = torch.randint(0, 16, (outputs, width)), torch.randint(0, 129, (num, outputs)) / 8
     scales = torch.rand(num, outputs).half()
     scales[:, 0] = 0.0
     of = torch.arange(width) // group
@@ -179,8 +180,8 @@ def test_weights_in_planes_are_the_same_weights(width: int, group: int) -> None:
     shifts = torch.arange(0, 16, 4)[:, None]
     found = (planes.words.view(3, -1, 1, planes.plane).int() >> shifts & 15).flatten(1)
     assert torch.equal(found[:, :width], plain.unpack_nibbles(four).int())
-    scales = (planes.pairs & ~31).view(torch.float32)
-    assert torch.equal(scales, four.scales.float()) and torch.equal(planes.pairs & 31, four.zeros.int())
+    scales = (planes.pairs & ~255).view(torch.float32)
+    assert torch.equal(scales, four.scales.float()) and torch.equal((planes.pairs & 255) / 8, four.zeros.float())
 
 
 def test_groups_that_end_within_a_plane_are_refused() -> None:
@@ -201,12 +202,14 @@ def test_tiles_and_splits_follow_the_shape() -> None:
     assert gemm.splits_of(DECODE, 1, 4096, 512) == 1  # nothing to split
     assert gemm.splits_of(DECODE, 1, 64, 1 << 20) == gemm.MAX_SPLITS
     assert gemm.splits_of(LARGE, 4096, 4096, 4096) == 1
-    for widened, many in ((WIDENED8, 8), (WIDENED4, 4)):  # 32 tiles where 264 programs fit; 16 for 132, 64 for 264
+    for widened, many in ((WIDENED8, 8), (WIDENED4, 4), (WIDENED4_BY_32, 8)):  # 32 tiles of 264 programs; 16 of 132, 64
         parts = [gemm.schedule_of(num, 4096, 4096, widened, is_fixed=False)[1] for num in (1, 64)]
         assert parts == [8, many]
         assert gemm.schedule_of(1, 4096, 8192, widened, is_fixed=True) == gemm.schedule_of(
             64, 4096, 8192, widened, is_fixed=False
         )
+    few = WIDENED4_BY_32.tiles[0]  # as many parts as 396 programs have, and no fewer than 512 inputs each
+    assert [gemm.splits_of(few, 1, *shape) for shape in ((14_336, 14_336), (6144, 4096), (51_200, 4096))] == [3, 8, 1]
 
 
 @pytest.mark.parametrize("capability", [89, 90])
@@ -222,10 +225,12 @@ def test_gpus_with_little_memory_get_smaller_tiles(capability: int, monkeypatch:
     for module in (linear8a16, linear4):
         monkeypatch.setattr(module, "gpu_of", lambda device: GpuTraits("", capability, 2))
         monkeypatch.setattr(module, "schedule_of", schedule_of)
-    x = inputs(1, 64, torch.float16)
-    linear8a16.linear_w8a16(x, planes_of_8(weights8(16, 64, torch.int8)))
-    linear4.linear_w4a16(x, planes_of_4(weights4(16, 64, 64)[0]))
-    assert asked == ([WIDENED8_IN_LITTLE, WIDENED4_IN_LITTLE] if capability == 89 else [WIDENED8, WIDENED4])
+    x = inputs(1, 256, torch.float16)
+    linear8a16.linear_w8a16(x, planes_of_8(weights8(16, 256, torch.int8)))
+    for group in (64, 32):
+        linear4.linear_w4a16(x, planes_of_4(weights4(16, 256, group)[0]))
+    little = [WIDENED8_IN_LITTLE, WIDENED4_IN_LITTLE, WIDENED4_IN_LITTLE]
+    assert asked == (little if capability == 89 else [WIDENED8, WIDENED4, WIDENED4_BY_32])
 
 
 @pytest.mark.long

@@ -35,6 +35,7 @@ RULES: dict[str, Callable[..., Words]] = {
     "xor.b32": np.bitwise_xor,
     "lop3.b32": lambda a, b, c, table: a & b | c if int(table.flat[0]) == 0xEA else (a & b) ^ c,
     "shr.b32": np.right_shift,
+    "shl.b32": np.left_shift,
     "shr.u32": np.right_shift,
     "prmt.b32": permuted,
     "cvt.u16.u32": lambda a: a & np.uint32(0xFFFF),
@@ -108,7 +109,7 @@ def test_every_number_of_4_bits_less_every_zero_point(plane: int, kind: str, dty
     code = getattr(widen, f"PLANE_{plane}_TO_{kind}").value
     rows = torch.stack([torch.arange(1 << 16), torch.arange(1 << 16).roll(4321)], dim=1).to(torch.int16)
     words, own = rows.numpy().view(np.uint32).reshape(-1), (rows.int() >> 4 * plane & 15).float()
-    base = 128 if kind == "BFLOAT16" else (64 if plane % 2 else 1024)
-    for zero in (0, 1, 8, 15, 16):
+    base = 16 if kind == "BFLOAT16" else 64
+    for zero in np.arange(129) / 8:
         added = torch.full((len(words), 2), -float(base + zero), dtype=dtype).view(torch.int16).numpy().view(np.uint32)
         assert torch.equal(numbers(run(code, words, added[:, 0], num=1), dtype), own - zero)

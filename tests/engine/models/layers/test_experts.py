@@ -218,6 +218,7 @@ def test_what_no_kernel_multiplies_is_refused() -> None:
     norm, (gate_up, down) = torch.ones(HIDDEN), weights()[0]
     eight = [EightBitsOnGpu(quantise_rows(one, torch.int8), None, torch.float32) for one in (gate_up, down)]
     router = ExpertRouter(PlainOnGpu(torch.randn(NUM, HIDDEN), None), PER_TOKEN, True)
-    for one, other in (eight, (Int4OnGpu(gate_up, None), Int4OnGpu(down, None)), (PlainOnGpu(gate_up, None), eight[1])):
+    four = [Int4OnGpu(one, None, torch.float32) for one in (gate_up, down)]
+    for one, other in (eight, four, (PlainOnGpu(gate_up, None), eight[1])):
         with pytest.raises(ValueError, match="no kernel takes experts of"):
             pack_experts(router, [DenseMlp(one, other, norm)])
