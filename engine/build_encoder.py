@@ -19,6 +19,7 @@ from sluice_server.engine.scheduler.scheduler import Scheduler
 from sluice_server.engine.scheduler.settings import settings_of
 from sluice_server.engine.worker.encoder_runner import EncoderRunner
 from sluice_server.engine.worker.host.allocator import allocator, give_back
+from sluice_server.engine.worker.host.aside import call_aside
 from sluice_server.engine.worker.host.compute_threads import set_threads, tune_threads
 from sluice_server.engine.worker.startup.device_support import ON_CPU
 from sluice_server.engine.worker.startup.formats import Formats, choose_formats, name_of, unusable
@@ -61,8 +62,9 @@ def build_encoder(config: EngineConfig, model_config: ModelConfig, directory: Pa
     check_settings(config)
     device = torch.device("cpu")
     formats = choose_formats(config, device)
-    set_threads(config)
-    model = load_encoder(directory, model_config, formats.dtype, device, limits.context_length)
+    set_threads(config)  # before the weights are read: these threads last
+    sizes = formats.dtype, device, limits.context_length
+    model = call_aside(lambda: load_encoder(directory, model_config, *sizes))
     give_back()
     trial = trial_input(model_config, limits)
     if not bool(model.forward([trial])[0].isfinite().all()):

@@ -5,9 +5,11 @@ Reads settings and a checkpoint directory; knows no cache and no scheduler.
 
 import dataclasses
 import os
+from collections.abc import Callable
 from contextlib import closing
 from functools import partial
 from pathlib import Path
+from typing import TypeVar
 
 import torch
 
@@ -35,6 +37,7 @@ from sluice_server.engine.plugins.loading import LoadedPlugins, load_plugins, lo
 from sluice_server.engine.request import Limits
 from sluice_server.engine.speculation.drafters import Drafter, load_drafter
 from sluice_server.engine.worker.host.allocator import give_back
+from sluice_server.engine.worker.host.aside import call_aside
 from sluice_server.engine.worker.host.compute_threads import set_threads
 from sluice_server.engine.worker.slots.images import EncoderCache
 from sluice_server.engine.worker.startup.allocation import (
@@ -52,6 +55,8 @@ from sluice_server.engine.worker.startup.formats import Formats, check_stored, c
 from sluice_server.engine.worker.startup.memory import at_start
 from sluice_server.engine.worker.startup.planned import offloaded_layers
 from sluice_server.kernels.formats.packer import LinearPacker
+
+Read = TypeVar("Read")
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -135,7 +140,27 @@ def loaded(  # noqa: PLR0913 # all that is loaded
     """Loads the model, or a rank's part of it, and the drafter if there is one; `plugin` has the model's class and
     traits if they are not this package's own."""
     if device.type == "cpu":
-        set_threads(config)
+        set_threads(config)  # before the weights are read: these threads last
+    own = config, model_config, directory, limits, draft, formats, device, plugin, ranks
+    return _read_aside(device, lambda: _read(*own))
+
+
+def _read_aside(device: torch.device, read: Callable[[], Read]) -> Read:
+    """Returns what was read, see `call_aside`; for a GPU by this thread, as each has a current GPU of its own."""
+    return call_aside(read) if device.type == "cpu" else read()
+
+
+def _read(  # noqa: PLR0913 # all that is loaded
+    config: EngineConfig,
+    model_config: ModelConfig,
+    directory: Path,
+    limits: Limits,
+    draft: Path | None,
+    formats: Formats,
+    device: torch.device,
+    plugin: ModelPlugin | None,
+    ranks: Ranks | None,
+) -> tuple[Model, Drafter | None]:
     model_config = with_calibration(model_config, config.calibration, formats.weights)
     pack = LinearPacker(formats.weights)
     advice = "try --quantization int4, or --weights-offload-bytes"
@@ -181,7 +206,8 @@ def loaded_images(
     if limits.images is None:
         return None
     vision = read_vision(directory)
-    tower = load_vision(directory, vision, model.config.hidden_size, formats.dtype, model.device)
+    sizes = model.config.hidden_size, formats.dtype, model.device
+    tower = _read_aside(model.device, lambda: load_vision(directory, vision, *sizes))
     return EncoderCache(tower)
 
 

@@ -9,9 +9,9 @@ import msgspec
 
 from sluice_server.engine.config import EngineConfig
 from sluice_server.engine.errors import Code, ServiceError
+from sluice_server.engine.worker.host.aside import lower
 from sluice_server.services.config import ServiceConfig
 from sluice_server.services.memory.control_group import ControlGroup
-from sluice_server.services.process.aside import lower
 from sluice_server.services.process.model_table import UNPLANNED, LaneEntry, PlannedBytes, with_options
 
 COMMAND = (sys.executable, "-m", "sluice_server.services.engine.planning")

@@ -8,8 +8,9 @@ import sys
 from typing import TYPE_CHECKING
 
 from sluice_server.engine.errors import ServiceError
+from sluice_server.engine.worker.host.aside import ASIDE
 from sluice_server.services.process.exit_reason import EXIT_REFUSED
-from sluice_server.services.process.supervised import ASIDE, SUPERVISOR_PID, TEMPLATE
+from sluice_server.services.process.supervised import SUPERVISOR_PID, TEMPLATE
 from sluice_server.services.supervisor.early import begin
 
 if TYPE_CHECKING:

@@ -3,6 +3,7 @@
 import asyncio
 import time
 
+from sluice_server.engine.worker.host.aside import call_aside
 from sluice_server.services.detokenizer.flush_timer import Alarm
 from sluice_server.services.detokenizer.stage import DetokenizerStage
 from sluice_server.services.process.process import Process
@@ -13,7 +14,7 @@ from sluice_server.services.tokenizer.encoding import TextEncoder
 
 async def run(process: Process) -> int:
     """Runs the stage until the process is stopped; returns the exit status."""
-    encoder = TextEncoder.load(process.contents.directory)
+    encoder = call_aside(lambda: TextEncoder.load(process.contents.directory))
     timer = Alarm(time.monotonic, asyncio.get_running_loop().call_later)
     max_interval_s = process.config.text_interval_ms / 1e3
     stage = DetokenizerStage(encoder, process.ring.emit, process.record, process.ring.leases, timer, max_interval_s)

@@ -9,6 +9,7 @@ from sluice_server.engine.config import EngineConfig
 from sluice_server.engine.models.config import ModelConfig
 from sluice_server.engine.parallel.group import Workers
 from sluice_server.engine.request import Limits
+from sluice_server.engine.worker.host.aside import call_aside
 from sluice_server.services.checkpoint.adapter_hub import AdapterHub
 from sluice_server.services.checkpoint.digests import remembered
 from sluice_server.services.checkpoint.grammar_ids import grammars_of
@@ -43,7 +44,7 @@ def load_engine(
     """
     directory = contents.directory
     with Naming(contents, drafting(config)) as naming:
-        grammars = grammars_of(directory, limits.vocab_size, model.eos_ids)
+        grammars = call_aside(lambda: grammars_of(directory, limits.vocab_size, model.eos_ids))
         if model.encoder is not None:
             built = build_encoder(config, model, directory, limits)
         else:

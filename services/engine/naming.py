@@ -8,6 +8,7 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 from types import TracebackType
 
+from sluice_server.engine.worker.host.aside import lower_aside
 from sluice_server.engine.worker.startup.identity import Digests
 from sluice_server.services.checkpoint.model_source import CheckpointFiles, CheckpointName
 
@@ -17,7 +18,7 @@ class Naming:
 
     def __init__(self, model: CheckpointFiles, draft: CheckpointFiles | None) -> None:
         self._contents = [model, *([draft] if draft is not None else [])]
-        self._executor = ThreadPoolExecutor(1, thread_name_prefix="naming")
+        self._executor = ThreadPoolExecutor(1, thread_name_prefix="naming", initializer=lower_aside)
         self._named: list[Future[CheckpointName]] = []
 
     def __enter__(self) -> "Naming":

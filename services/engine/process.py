@@ -13,6 +13,7 @@ from sluice_server.engine.config import EngineConfig
 from sluice_server.engine.errors import RankLost
 from sluice_server.engine.parallel.sums import SumsBroken
 from sluice_server.engine.transfer import BlockFetcher
+from sluice_server.engine.worker.host.slices import LONG_S, take_turns_of
 from sluice_server.services.engine.block_sources import fetcher_of
 from sluice_server.services.engine.cache_operations import CacheClearing, CacheOperations
 from sluice_server.services.engine.figures import figures, image_figures, offload_figures, shared_figures
@@ -28,7 +29,6 @@ from sluice_server.services.messages.control import ClearCache, ResizeCache
 from sluice_server.services.messages.processes import EngineRole
 from sluice_server.services.process.background import compiling_threads
 from sluice_server.services.process.process import Process
-from sluice_server.services.process.slices import LONG_S, take_turns_of
 from sluice_server.services.process.supervised import say_cache
 from sluice_server.services.ranks.leader import RankGroup, open_group
 from sluice_server.services.ranks.settings import config_of_rank

@@ -1,18 +1,14 @@
 """Imports what a process of a model needs at a low priority, so that models that serve meanwhile lose little.
 
-That is most of what a start takes: torch alone is a second. Linux has a priority for each thread, and one may lower its
-own but not raise it again: so a thread imports, and ends; the thread that waits for it keeps its priority. Where no
-other work waits for a processor a low priority costs nothing.
+That is most of what a start takes that no template has made: torch alone is a second.
 """
 
 import contextlib
 import importlib
-import os
-import threading
 
+from sluice_server.engine.worker.host.aside import call_aside
 from sluice_server.services.messages.processes import Role
 
-NICE = 10  # a tenth of the share of an ordinary thread
 MODULES = {
     Role.TOKENIZER: "sluice_server.services.tokenizer.process",
     Role.ENGINE: "sluice_server.services.engine.process",
@@ -21,10 +17,8 @@ MODULES = {
 
 
 def import_aside(*roles: str) -> None:
-    """Imports what processes of these roles need. What cannot be imported is left to who needs it."""
-    thread = threading.Thread(target=_import, args=roles, name="imports")
-    thread.start()
-    thread.join()
+    """Imports what processes of these roles need, see `call_aside`. What cannot be imported is left to who needs it."""
+    call_aside(lambda: _import(*roles))
 
 
 def import_needs(role: str) -> None:
@@ -38,14 +32,7 @@ def import_needs(role: str) -> None:
         importlib.import_module(MODULES[Role(role)])
 
 
-def lower(process: int) -> None:
-    """Lowers the priority of a process or thread, if the system lets it."""
-    with contextlib.suppress(OSError):
-        os.setpriority(os.PRIO_PROCESS, process, max(NICE, os.getpriority(os.PRIO_PROCESS, process)))
-
-
 def _import(*roles: str) -> None:
-    lower(threading.get_native_id())
     with contextlib.suppress(Exception):
         for role in roles:
             import_needs(role)

@@ -17,6 +17,7 @@ import uvloop
 from prometheus_client import generate_latest
 from starlette.types import ASGIApp
 
+from sluice_server.engine.worker.host.slices import SHORT_S, take_turns_of
 from sluice_server.services.config import bad_setting
 from sluice_server.services.edge.app import build
 from sluice_server.services.edge.connections import Bounds
@@ -25,7 +26,6 @@ from sluice_server.services.edge.server import EdgeServer, HttpsFiles, server_of
 from sluice_server.services.process.edge_settings import EDGE, EdgeSettings, http_settings, path_of, url
 from sluice_server.services.process.heartbeat import BEAT_S, Heartbeat
 from sluice_server.services.process.listening import bound, split
-from sluice_server.services.process.slices import SHORT_S, take_turns_of
 from sluice_server.services.process.supervised import die_with_supervisor, say_ready
 from sluice_server.services.process.watched import WatchedFile
 from sluice_server.services.telemetry import catalogue, logs, names

@@ -16,6 +16,7 @@ from sluice_server.engine.models.config import ModelConfig
 from sluice_server.engine.models.registry import read_served
 from sluice_server.engine.plugins.entry_points import Plugins, find_plugins
 from sluice_server.engine.request import Limits
+from sluice_server.engine.worker.host.aside import call_aside
 from sluice_server.services.checkpoint.digests import remembered
 from sluice_server.services.checkpoint.model_source import CheckpointFiles, ModelSource, resolve_model
 from sluice_server.services.config import ServiceConfig, bad_setting, parse_peers
@@ -64,7 +65,12 @@ class ModelFiles:
 
 
 def read_files(engine: EngineConfig, config: ServiceConfig, *, with_weights: bool) -> ModelFiles:
-    """Reads the files of the model that the settings name. Raises ServiceError. May run in any thread."""
+    """Reads the files of the model that the settings name, see `call_aside`. Raises ServiceError. May run in any
+    thread."""
+    return call_aside(lambda: _read_files(engine, config, with_weights=with_weights))
+
+
+def _read_files(engine: EngineConfig, config: ServiceConfig, *, with_weights: bool) -> ModelFiles:
     source = resolve_model(config.model, config.revision)
     contents = CheckpointFiles(source, remembered(), with_weights=with_weights)
     plugins = find_plugins(engine.plugins)

@@ -13,6 +13,7 @@ import setproctitle
 import uvloop
 
 from sluice_server.engine.config import EngineConfig
+from sluice_server.engine.worker.host.slices import SHORT_S, take_turns_of
 from sluice_server.engine.worker.host.torch_import import import_torch
 from sluice_server.services.config import WORKER, ServiceConfig, bad_setting
 from sluice_server.services.memory.watch import MemoryWatch
@@ -20,7 +21,6 @@ from sluice_server.services.messages.processes import Role
 from sluice_server.services.process.heartbeat import Heartbeat
 from sluice_server.services.process.joining import Common, join, read_files
 from sluice_server.services.process.process import Process
-from sluice_server.services.process.slices import SHORT_S, take_turns_of
 from sluice_server.services.process.supervised import die_with_supervisor
 from sluice_server.services.ring.figures import figures as ring_figures
 from sluice_server.services.telemetry import logs, names

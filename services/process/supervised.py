@@ -8,7 +8,6 @@ from collections.abc import Iterable
 SUPERVISOR_PID = "SLUICE_SUPERVISOR_PID"  # set by a supervisor; this process must end when it ends
 READY_FD = "SLUICE_READY_FD"  # number of an inherited pipe's file, which gets a line whenever this process serves again
 GROUP_EPOCH = "SLUICE_GROUP_EPOCH"  # set by a supervisor: the number of this start of a group of ranks
-ASIDE = "SLUICE_ASIDE"  # set by a supervisor for a process that starts beside models that serve
 TEMPLATE = "SLUICE_TEMPLATE"  # set by a supervisor for a template: the number of its socket
 TEMPLATE_KIND = "SLUICE_TEMPLATE_KIND"  # and what it forks
 ENGINES = "engines"  # how a gateway's line about engines begins

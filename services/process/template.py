@@ -15,9 +15,10 @@ from collections.abc import Iterator
 import msgspec
 import setproctitle
 
+from sluice_server.engine.worker.host.aside import ASIDE
 from sluice_server.services.messages.processes import Role
 from sluice_server.services.process.aside import import_aside, import_needs
-from sluice_server.services.process.supervised import ASIDE, TEMPLATE, TEMPLATE_KIND, die_with_supervisor, say_template
+from sluice_server.services.process.supervised import TEMPLATE, TEMPLATE_KIND, die_with_supervisor, say_template
 
 STAGES, ENGINES = "stages", "engines"  # the kinds
 MADE_BY = {Role.GATEWAY: STAGES, Role.TOKENIZER: STAGES, Role.DETOKENIZER: STAGES, Role.ENGINE: ENGINES}
@@ -64,8 +65,9 @@ def become_forked() -> None:
 def _import(kind: str) -> None:
     roles = [role for role, made_by in MADE_BY.items() if made_by == kind]
     with _without_blas_threads():
-        if os.environ.pop(ASIDE, ""):
+        if ASIDE in os.environ:
             import_aside(*roles)
+            del os.environ[ASIDE]  # what it forks may start beside nothing
         else:
             for role in roles:
                 import_needs(role)

@@ -38,6 +38,7 @@ from sluice_server.engine.parallel.shape import ParallelShape
 from sluice_server.engine.parallel.sums import SumsBroken
 from sluice_server.engine.parallel.worker import RankWorker
 from sluice_server.engine.plugins.entry_points import find_plugins
+from sluice_server.engine.worker.host.slices import LONG_S, take_turns_of
 from sluice_server.services.checkpoint.adapter_hub import AdapterHub
 from sluice_server.services.checkpoint.digests import remembered
 from sluice_server.services.checkpoint.model_source import CheckpointFiles, resolve_model
@@ -45,7 +46,6 @@ from sluice_server.services.config import ServiceConfig
 from sluice_server.services.engine.naming import Naming
 from sluice_server.services.process.heartbeat import BEAT_S, Heartbeat
 from sluice_server.services.process.roles import open_heart
-from sluice_server.services.process.slices import LONG_S, take_turns_of
 from sluice_server.services.process.supervised import die_with_supervisor
 from sluice_server.services.ranks.codec import ORDERS, REPORTS
 from sluice_server.services.ranks.descriptors import receive

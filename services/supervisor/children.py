@@ -9,9 +9,10 @@ import time
 from collections.abc import Mapping
 from pathlib import Path
 
+from sluice_server.engine.worker.host.aside import ASIDE
 from sluice_server.services.messages.processes import Role
 from sluice_server.services.process import exit_reason, heartbeat
-from sluice_server.services.process.supervised import ASIDE, GROUP_EPOCH, READY_FD, SUPERVISOR_PID
+from sluice_server.services.process.supervised import GROUP_EPOCH, READY_FD, SUPERVISOR_PID
 from sluice_server.services.supervisor.forked import ProcessHandle
 from sluice_server.services.supervisor.templates import Templates
 
@@ -144,7 +145,7 @@ class Running:
             self._command,
             env={**os.environ, **own},
             # A terminal's Ctrl-C and Ctrl-Z reach the supervisor only. No session of its own: Linux shares processors
-            # between sessions first, where a stage's wake-ups and slices (`services.process.slices`) count for less.
+            # between sessions first, where a stage's wake-ups and slices (`engine.worker.host.slices`) count for less.
             process_group=0,
             pass_fds=[self._ready_fd] if self._says else [],
         )

@@ -15,9 +15,10 @@ from pathlib import Path
 from subprocess import Popen
 
 from sluice_server.engine.config import EngineConfig
+from sluice_server.engine.worker.host.aside import ASIDE
 from sluice_server.services.config import ENV_PREFIX
 from sluice_server.services.messages.processes import Role
-from sluice_server.services.process.supervised import ASIDE, READY_FD, SUPERVISOR_PID, TEMPLATE, TEMPLATE_KIND
+from sluice_server.services.process.supervised import READY_FD, SUPERVISOR_PID, TEMPLATE, TEMPLATE_KIND
 from sluice_server.services.process.template import ENGINES, MADE_BY, STAGES
 from sluice_server.services.supervisor.early import EarlyTemplate
 from sluice_server.services.supervisor.forked import ForkedProcess, ProcessHandle

@@ -8,6 +8,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 from sluice_server.engine.request import Limits
+from sluice_server.engine.worker.host.aside import call_aside
 from sluice_server.services.config import KV_COST
 from sluice_server.services.media.image_workers import ImageWorkers
 from sluice_server.services.media.preparing import PixelCache
@@ -40,7 +41,8 @@ async def run(process: Process) -> int:
         sizes = (MIDDLE_BYTES, max(limits.max_prompt_bytes, MIDDLE_BYTES))
         apart = tuple(_apart(stack, directory, limits, size, num_threads) for size in sizes)
         parsers = Parsers(process.config.tool_call_parser, process.config.reasoning_parser)
-        loaded = load_encoder(directory, num_threads * (1 + len(apart)), process.config.chat_template, parsers)
+        template, num_renderers = process.config.chat_template, num_threads * (1 + len(apart))
+        loaded = call_aside(lambda: load_encoder(directory, num_renderers, template, parsers))
         encoder = stack.enter_context(contextlib.closing(loaded))
         constraints = stack.enter_context(
             contextlib.closing(Constraints(path, limits.vocab_size, process.model.eos_ids, num_compilers()))

@@ -1,6 +1,7 @@
 """Several models behind one gateway, in real processes: routing, loading, swapping under streams, breaking, leaving."""
 
 import contextlib
+import os
 import shutil
 import signal
 import threading
@@ -187,6 +188,8 @@ def test_a_model_sleeps_and_a_request_wakes_it(tmp_path: Path) -> None:
         control.SleepModel(control_pb2.SleepModelRequest(model="other"), timeout=60)
         assert control.WakeModel(control_pb2.WakeModelRequest(model="other"), timeout=90).model.id == "other"
         assert generate_of(service, "other") == text
+        for name, child in service.children().items():  # what was read at a low priority is computed at no such one
+            assert {os.getpriority(os.PRIO_PROCESS, one.id) for one in child.threads()} == {os.nice(0)}, name
 
 
 @pytest.mark.long

@@ -11,7 +11,7 @@ def yielding_threads() -> Iterator[None]:
     """Keeps threads that start in this block from preempting others when they wake (SCHED_BATCH).
 
     The same holds for threads that those start. They take a free processor or wait for one; their share of time stays
-    the same. Other time slices, as stages and engines have, would cost a fifth more: see `services.process.slices`.
+    the same. Other time slices, as stages and engines have, would cost a fifth more: see `engine.worker.host.slices`.
 
     gRPC's poller wakes at the end of every write to notify the event loop, and preempted it: 2.5 switches per message,
     in the middle of the loop's writes to other streams. With SCHED_BATCH it notifies of many writes at once. Linux

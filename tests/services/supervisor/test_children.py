@@ -8,9 +8,9 @@ from pathlib import Path
 
 import pytest
 
+from sluice_server.engine.worker.host.aside import ASIDE
 from sluice_server.services.messages.processes import Role
 from sluice_server.services.process import exit_reason, heartbeat
-from sluice_server.services.process.supervised import ASIDE
 from sluice_server.services.supervisor.children import Child, Running
 
 

@@ -5,6 +5,7 @@ from pathlib import Path
 
 import pytest
 
+from sluice_server.engine.worker.host.aside import ASIDE
 from sluice_server.services.messages.processes import Role
 from sluice_server.services.process.model_commands import (
     Answer,
@@ -16,7 +17,6 @@ from sluice_server.services.process.model_commands import (
     WakeLane,
 )
 from sluice_server.services.process.model_table import LaneEntry, LaneState, ModelTable, read_table
-from sluice_server.services.process.supervised import ASIDE
 from sluice_server.services.supervisor import lanes
 from sluice_server.services.supervisor.children import Child, Running
 from sluice_server.services.supervisor.lane import SELDOM_S

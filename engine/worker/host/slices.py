@@ -12,6 +12,7 @@ import platform
 import sys
 
 SHORT_S = 0.0001  # the least that Linux accepts; a stage needs little more for a message
+LONGEST_S = 0.1  # the most that Linux accepts, for work that all else may interrupt
 LONG_S = 0.01  # longer than the default of 0.7 to 2.8 ms, which other programs on the machine have, clients included
 CALLS = {
     "x86_64": (314, 315),

@@ -8,8 +8,8 @@ from collections.abc import Callable
 
 import pytest
 
-from sluice_server.services.process import slices
-from sluice_server.services.process.slices import LONG_S, SHORT_S, take_turns_of, turns_s
+from sluice_server.engine.worker.host import slices
+from sluice_server.engine.worker.host.slices import LONG_S, SHORT_S, take_turns_of, turns_s
 
 
 def elsewhere(call: Callable[[], None]) -> None:
