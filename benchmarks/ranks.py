@@ -3,8 +3,9 @@
     python -m benchmarks.ranks [--shape 474M] [--format int8] [--device cpu] [--rows 1 8 32] [--rounds 5] [--only NAMES]
 
 Ways: threads (one process), tensor (ranks that share out layers), stages (of a pipeline, with as many steps under way),
-turns (the same stages, one step at a time), thread (one process with a single one). Tokens a second of a few steps, or
-of a prompt, the best and the median of all rounds: other work on the machine slows all ways, so the best is what they
+turns (the same stages, one step at a time), thread (one process with a single one); with --peers also vLLM, as one
+process and over ranks, where it is installed (`benchmarks/cpu/README.md`). Tokens a second of a few steps, or of a
+prompt, the best and the median of all rounds: other work on the machine slows all ways, so the best is what they
 can do. Random weights: what the model says means nothing. The engines of all ways are in this process, and the number
 of threads is the process's: each turn sets its way's.
 
@@ -20,8 +21,9 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 
+from benchmarks import rank_peer
 from benchmarks.cpu.own_worker import CONTEXT, PROMPT, SETTINGS
-from benchmarks.cpu.shapes import SHAPES, checkpoint
+from benchmarks.cpu.shapes import CACHE, SHAPES, checkpoint
 from sluice_server.engine.build import build_engine
 from sluice_server.engine.config import EngineConfig
 from sluice_server.engine.engine import Engine
@@ -163,12 +165,20 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--device", default="cpu", choices=["cpu", "cuda"])
     parser.add_argument("--only", nargs="+", default=list(WAYS), choices=list(WAYS))
+    parser.add_argument("--peers", action="store_true", help="vLLM as well, in the same turns")
     options = parser.parse_args()
     directory = checkpoint(options.shape)
     found: Rates = {}
     with contextlib.ExitStack() as closing:
         engines = {way: closing.enter_context(opened(way, directory, options)) for way in options.only}
-        loads = {way: Load(engine, WAYS[way]["threads"]) for way, engine in engines.items()}
+        loads: dict[str, Load | rank_peer.RankPeer] = {
+            way: Load(engine, WAYS[way]["threads"]) for way, engine in engines.items()
+        }
+        for ranks in (1, RANKS) if options.peers else ():
+            sizes = PART, TOKENS, LONG_PROMPT
+            opening = rank_peer.opened(directory, options.format, ranks, CACHE / "vllm-ranks.log", sizes)
+            if (peer := closing.enter_context(opening)) is not None:
+                loads["vLLM" if ranks == 1 else f"vLLM x{ranks}"] = peer
         for _ in range(options.rounds):
             for way, load in loads.items():
                 for rows in options.rows:

@@ -1,6 +1,7 @@
 """vLLM's decode step and prefill, its engine in this process; answers one JSON line for each it reads.
 
-Runs in the peer's own environment: python vllm_worker.py CHECKPOINT DTYPE.
+Runs in the peer's own environment: python vllm_worker.py CHECKPOINT DTYPE. With BENCH_RANKS the model is over so many
+processes of one thread each, beside this one, which only hands them work.
 """
 
 import json
@@ -12,7 +13,9 @@ os.environ["VLLM_ENABLE_V1_MULTIPROCESSING"] = "0"
 os.environ.setdefault("VLLM_CPU_KVCACHE_SPACE", "1")
 
 THREADS = int(os.environ.get("BENCH_THREADS", "2"))
-os.environ["VLLM_CPU_OMP_THREADS_BIND"] = "0" if THREADS == 1 else f"0-{THREADS - 1}"
+RANKS = int(os.environ.get("BENCH_RANKS", "1"))
+OF_RANKS = "|".join(map(str, range(RANKS)))
+os.environ["VLLM_CPU_OMP_THREADS_BIND"] = OF_RANKS if THREADS == 1 or RANKS > 1 else f"0-{THREADS - 1}"
 CLOCK = time.process_time if os.environ.get("BENCH_CLOCK") == "cpu" else time.perf_counter
 PROMPT = 128
 
@@ -30,6 +33,8 @@ def main() -> None:
         max_num_seqs=32,
         max_num_batched_tokens=4096,
         enable_prefix_caching=False,
+        tensor_parallel_size=RANKS,
+        distributed_executor_backend="mp" if RANKS > 1 else None,
     )
     engine = llm.llm_engine
     counter = 0
