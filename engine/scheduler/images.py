@@ -57,7 +57,9 @@ class ImageBooks:
         if image.digest not in self._kept:
             self._kept[image.digest] = self._size(image)
             self._num_bytes += self._size(image)
-        dropped = []
+        dropped: list[bytes] = []
+        if self._num_bytes <= self._max_bytes:
+            return dropped  # before the books are copied: they may hold thousands
         for digest in list(self._kept):
             if self._num_bytes <= self._max_bytes:
                 break
