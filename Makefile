@@ -200,7 +200,7 @@ bench-scheduler: $(VENV)/.run ## the scheduler's own cost, and its policies in s
 bench-host: $(VENV)/.run ## what the host does in a decode step, over a device that takes no time
 	$(BIN)/python -m benchmarks.host_step
 
-bench-adapters: $(VENV)/.run ## what adapters add to a step and to an idle server, a hundred over eight slots; eight beside vLLM and llama.cpp
+bench-adapters: $(VENV)/.run ## what adapters add to a step, to an idle server and to gaps while they load, a hundred over eight slots; eight beside vLLM and llama.cpp
 	$(BIN)/python -m benchmarks.adapters
 	$(BIN)/python -m benchmarks.cpu.adapters
 

@@ -5,12 +5,10 @@
 One engine each, in bfloat16, random weights and adapters of rank 16 on all projections. What is compared takes turns,
 and figures are ratios of medians: absolute times of a shared machine mean little. `--threads 1 --clock cpu` is for
 machines that others use too: it takes CPU time, of the thread that computes for `steps` and `idle`, of all threads
-for `zipf`, as if the one that reads had the same core.
+for `zipf` and `load`, as if the one that reads had the same core.
 """
 
 import argparse
-import dataclasses
-import json
 import random
 import tempfile
 import time
@@ -18,70 +16,23 @@ from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 
-import torch
-from safetensors.torch import save_file
-
-from benchmarks.cpu.shapes import SHAPES, checkpoint
+from benchmarks.adapter_loads import loading
+from benchmarks.adapter_rig import (
+    CLOCKS,
+    RANK,
+    ROWS,
+    SLOTS,
+    Clock,
+    asking,
+    load,
+    make_engine,
+    modules_of_shape,
+    write_adapters,
+)
+from benchmarks.cpu.shapes import SHAPES
 from benchmarks.machine import median, write
-from sluice_server.engine.adapters.modules import Module, modules_of
-from sluice_server.engine.build import build_engine
-from sluice_server.engine.config import EngineConfig
 from sluice_server.engine.engine import Engine
-from sluice_server.engine.models.config import read_config
-from sluice_server.engine.models.limits import limits_of
-from sluice_server.engine.models.registry import traits_of
-from sluice_server.engine.request import AdapterRef, EngineRequest, SamplingParams
-
-RANK = 16
-PROMPT = tuple(range(100, 116))
-NUM_STEPS = 24  # of a measurement
-SLOTS = 8
-ROWS = (8, 32)
-Clock = Callable[[], float]
-CLOCKS: dict[str, Clock] = {"wall": time.perf_counter, "cpu": time.thread_time}
-
-
-def write_adapters(folder: Path, shape: str, num: int, rank: int) -> None:
-    """Writes random adapters in bfloat16, on all projections."""
-    config = read_config(checkpoint(shape))
-    names = modules_of(config, traits_of(config))
-    targets = sorted({one.projection for one in names.values()})
-    for index in range(num):
-        generator, tensors = torch.Generator().manual_seed(index), {}
-        for name, one in names.items():
-            for half, size in (("A", (rank, one.inputs)), ("B", (one.outputs, rank))):
-                values = torch.randn(size, generator=generator).mul_(0.02).bfloat16()
-                tensors[f"base_model.model.{name}.lora_{half}.weight"] = values
-        (folder / str(index)).mkdir()
-        save_file(tensors, folder / str(index) / "adapter_model.safetensors", {"format": "pt"})
-        fields = {"peft_type": "LORA", "r": rank, "lora_alpha": rank, "target_modules": targets}
-        (folder / str(index) / "adapter_config.json").write_text(json.dumps(fields))
-
-
-def make_engine(shape: str, threads: int, folder: Path | None, num_bytes: int = 8 << 30) -> Engine:
-    """An engine of a shape with so many bytes for adapters; without a folder its requests name none."""
-    directory = checkpoint(shape)
-    model = read_config(directory)
-    config = EngineConfig(
-        device="cpu", dtype="bfloat16", threads=threads, max_num_seqs=max(ROWS), kv_cache_tokens=128 * max(ROWS)
-    )
-    if folder is not None:
-        config = dataclasses.replace(config, adapter_dir=str(folder), max_adapters=SLOTS, adapter_host_bytes=num_bytes)
-    return build_engine(config, model, directory, limits_of(config, model, 1 << 20)).engine
-
-
-def load(engine: Engine, name: str) -> AdapterRef:
-    """Loads an adapter."""
-    assert engine.adapters is not None
-    loaded = engine.adapters.read(name).result()
-    engine.adapters.add(loaded, is_pinned=False)
-    return AdapterRef(loaded.digest, name, loaded.num_bytes)
-
-
-def asking(name: str, adapter: AdapterRef | None, num: int = NUM_STEPS) -> EngineRequest:
-    """A request of so many greedy tokens that uses no cache."""
-    params = SamplingParams(max_tokens=num, temperature=0.0, ignore_eos=True)
-    return EngineRequest(name, PROMPT, params, adapter=adapter, bypasses_cache=True)
+from sluice_server.engine.request import AdapterRef
 
 
 def step_s(engine: Engine, clock: Clock, adapters: Sequence[AdapterRef | None]) -> float:
@@ -126,14 +77,9 @@ def steps(shape: str, rounds: int, threads: int, clock: Clock) -> dict[str, obje
                 "base_ms": round(found["base"] * 1e3, 2),
                 **{f"{name} over base": round(value / found["base"], 3) for name, value in found.items()},
             }
-        tensors = sum(2 * RANK * (one.inputs + one.outputs) for one in _modules(shape))
+        tensors = sum(2 * RANK * (one.inputs + one.outputs) for one in modules_of_shape(shape))
         figures["bytes over its tensors"] = round(refs[0].num_bytes / tensors, 3)
         return figures
-
-
-def _modules(shape: str) -> list[Module]:
-    config = read_config(checkpoint(shape))
-    return list(modules_of(config, traits_of(config)).values())
 
 
 def idle(shape: str, rounds: int, threads: int, clock: Clock) -> dict[str, object]:
@@ -197,33 +143,6 @@ def zipf(shape: str, rounds: int, threads: int, clock: Clock, num: int = 100) ->
             "goodput over all resident": round(rate["few"] / rate["all"], 3),
             "p99 TTFT over all resident": round(first["few"] / first["all"], 2),
         }
-
-
-def loading(shape: str, rounds: int, threads: int, _: Clock) -> dict[str, object]:
-    """The p99 step of eight base streams while adapters are read one after the other, over one without."""
-    with tempfile.TemporaryDirectory() as folder:
-        write_adapters(Path(folder), shape, 4, RANK)
-        engine = make_engine(shape, threads, Path(folder))
-        assert engine.adapters is not None
-        manager = engine.adapters
-
-        def p99(is_loading: bool) -> float:
-            for at in range(8):
-                engine.add(asking(f"{at:032x}", None, 100))
-            took, reading, index = [], None, 0
-            while engine.has_work:
-                if is_loading and (reading is None or reading.done()):
-                    reading, index = manager.read(str(index % 4)), index + 1
-                start = time.perf_counter()
-                engine.step()
-                took.append(time.perf_counter() - start)
-            if reading is not None:
-                reading.result()
-            took.sort()
-            return took[int(len(took) * 0.99)]
-
-        found = in_turns({"without": lambda: p99(False), "loading": lambda: p99(True)}, rounds)
-        return {"p99 step while adapters are read, over without": round(found["loading"] / found["without"], 3)}
 
 
 PARTS: dict[str, Callable[[str, int, int, Clock], dict[str, object]]] = {

@@ -21,7 +21,7 @@ from contextlib import AbstractAsyncContextManager, ExitStack
 from functools import partial
 from pathlib import Path
 
-from benchmarks.adapters import RANK, write_adapters
+from benchmarks.adapter_rig import RANK, write_adapters
 from benchmarks.cpu.goodput import Flight
 from benchmarks.cpu.grpc_load import calls
 from benchmarks.cpu.http_load import connections, sample_of

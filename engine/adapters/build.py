@@ -12,6 +12,7 @@ from sluice_server.engine.adapters.images import ALIGN, image_of
 from sluice_server.engine.adapters.loader import AdapterBase, AdapterLoader
 from sluice_server.engine.adapters.manager import AdapterManager
 from sluice_server.engine.adapters.modules import modules_of
+from sluice_server.engine.adapters.pace import CROWDED, ROOMY
 from sluice_server.engine.adapters.products import products_of
 from sluice_server.engine.adapters.shelf import Shelf
 from sluice_server.engine.adapters.sources import AdapterSources
@@ -23,6 +24,7 @@ from sluice_server.engine.models.model import Model
 from sluice_server.engine.parallel.ranks import Ranks
 from sluice_server.engine.scheduler.adapters import RequestAdapters
 from sluice_server.engine.worker import device as devices
+from sluice_server.engine.worker.host.cores import find_cores
 from sluice_server.engine.worker.startup.memory import at_start
 
 # Each is a place in a table: on a CPU an adapter is computed with where it lies in host memory, so bytes bound them.
@@ -81,7 +83,8 @@ def make_loader(config: EngineConfig, whole: ModelConfig, model: Model, ranks: R
         lambda parts, num_shards, rest: products_of(parts, foldings, num_layers, num_shards, rest),
         cut,
     )
-    return AdapterLoader(_sources(config), base, HostSlots(CPU_SLOTS))
+    is_crowded = torch.get_num_threads() >= find_cores().usable
+    return AdapterLoader(_sources(config), base, HostSlots(CPU_SLOTS), CROWDED if is_crowded else ROOMY)
 
 
 def _device_loader(config: EngineConfig, whole: ModelConfig, model: Model, tables: DeviceTables) -> AdapterLoader:

@@ -59,11 +59,12 @@ class DeviceSlots:
         self._waiting.append(Filling(slot, image, then))
         self._begin()
 
-    def empty(self, slot: int) -> None:
-        """Empties a slot. Steps begun before may still read its memory: what comes there next is behind them."""
+    def empty(self, slot: int) -> AdapterImage:
+        """Empties a slot; returns what it held. Steps begun before may still read its memory: what comes there next
+        is behind them."""
         assert all(slot != one.slot for one, _ in self._arriving), "a slot is emptied while it is filled"
-        del self._images[slot]
         self._regions.give(slot)
+        return self._images.pop(slot)
 
     def settle(self) -> None:
         """Notes the slots whose copies have arrived, and begins what has waited for that."""

@@ -6,12 +6,10 @@ opened.
 """
 
 import dataclasses
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 
-import torch
 from blake3 import blake3
-from safetensors import SafetensorError, deserialize
 from torch import Tensor
 
 from sluice_server.engine.adapters.config import (
@@ -22,8 +20,9 @@ from sluice_server.engine.adapters.config import (
     is_named,
     parse_config,
 )
-from sluice_server.engine.adapters.folder import find_folder, has_file, read_file
+from sluice_server.engine.adapters.folder import PIECE, find_folder, has_file, no_rest, read_file
 from sluice_server.engine.adapters.modules import Module
+from sluice_server.engine.adapters.stored import tensors_of
 from sluice_server.engine.errors import unsupported
 from sluice_server.engine.models.fields import shown
 from sluice_server.engine.models.weights import is_finite, known_name
@@ -32,7 +31,6 @@ WEIGHTS, PICKLE = "adapter_model.safetensors", "adapter_model.bin"
 PREFIX = "base_model.model."  # before a base's names in PEFT's files
 MAX_CONFIG_BYTES = 1 << 20
 MAX_HEADER_BYTES = 16 << 20  # of a thousand layers
-DTYPES = {"F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16}
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -72,10 +70,6 @@ class Adapter:
         return max(len(part.a) for part in self.parts.values())
 
 
-def no_rest() -> None:
-    """Goes on at once."""
-
-
 def read_adapter(
     root: Path, path: str, modules: Mapping[str, Module], limit: int | None = None, rest: Callable[[], None] = no_rest
 ) -> Adapter:
@@ -83,7 +77,7 @@ def read_adapter(
 
     Args:
         limit: bytes that its tensors may have; None for what the greatest rank takes in float32.
-        rest: called between tensors, so that other threads may run.
+        rest: called between tensors and between pieces of the file, so that other threads may run.
 
     Raises ServiceError: ADAPTER_INVALID for a folder that is no adapter of this base, UNIMPLEMENTED for an adapter of a
     kind that is not built. Nothing is kept then.
@@ -91,17 +85,21 @@ def read_adapter(
     folder = find_folder(root, path)
     limits = most_bytes(modules) if limit is None else {CONFIG: MAX_CONFIG_BYTES, WEIGHTS: MAX_HEADER_BYTES + limit}
     text = read_file(root, folder, CONFIG, limits[CONFIG])
-    config = parse_config(text)
+    config = parse_config(bytes(text))
     if not has_file(folder, WEIGHTS) and has_file(folder, PICKLE):
         said = f"the folder holds only {PICKLE}, which can run code when read"
         raise invalid_adapter(f"{said}: save the adapter as {WEIGHTS}")
-    content = read_file(root, folder, WEIGHTS, limits[WEIGHTS])
+    content = read_file(root, folder, WEIGHTS, limits[WEIGHTS], rest)
     digest = blake3()
     for one in (text, content):
         digest.update(len(one).to_bytes(8, "little"))
-        digest.update(one)
-    tensors = dict(_tensors(content))
-    del content
+        for first in range(0, len(one), PIECE):
+            digest.update(one[first : first + PIECE])
+            rest()
+    tensors = {}
+    for name, tensor in tensors_of(content, WEIGHTS):
+        tensors[name] = tensor
+        rest()
     parts = _parts(config, modules, tensors, rest)
     _check_names(config, modules, parts)
     return Adapter(digest.digest(), parts)
@@ -111,23 +109,6 @@ def most_bytes(modules: Mapping[str, Module]) -> dict[str, int]:
     """Returns the files of an adapter of a base with these modules, and the most bytes that each may have."""
     greatest = sum(4 * MAX_RANK * (one.inputs + one.outputs) for one in modules.values())
     return {CONFIG: MAX_CONFIG_BYTES, WEIGHTS: MAX_HEADER_BYTES + greatest}
-
-
-def _tensors(content: bytes) -> Iterator[tuple[str, Tensor]]:
-    """Yields the tensors of a safetensors file. Raises ServiceError if its header lies, and for other dtypes."""
-    try:
-        found = deserialize(content)
-    except (SafetensorError, ValueError, OverflowError, MemoryError) as error:
-        text = f"{WEIGHTS} is corrupt or cut short ({len(content)} bytes): save the adapter again"
-        raise invalid_adapter(text) from error
-    for name, stored in found:
-        dtype = DTYPES.get(stored["dtype"])
-        if dtype is None:
-            known = ", ".join(DTYPES)
-            raise invalid_adapter(f"{WEIGHTS}: tensor {shown(name)} is {stored['dtype']}; supported are {known}")
-        data = stored["data"]
-        flat = torch.frombuffer(data, dtype=dtype) if len(data) else torch.empty(0, dtype=dtype)
-        yield name, flat.view(stored["shape"])
 
 
 def _parts(

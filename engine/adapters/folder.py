@@ -4,8 +4,10 @@ Paths come from clients. A path that leaves the root, also by a link, is refused
 read once, so that what is checked, named by a digest and used are the same bytes.
 """
 
+import mmap
 import os
 import stat
+from collections.abc import Callable
 from pathlib import Path
 
 from sluice_server.engine.adapters.config import invalid_adapter
@@ -13,6 +15,11 @@ from sluice_server.engine.errors import Code, ServiceError
 from sluice_server.engine.models.fields import shown
 
 MAX_PATH = 1024  # characters
+PIECE = 256 << 10  # bytes that are read at once
+
+
+def no_rest() -> None:
+    """Goes on at once."""
 
 
 def find_folder(root: Path, path: str) -> Path:
@@ -35,8 +42,15 @@ def has_file(folder: Path, name: str) -> bool:
     return os.path.lexists(folder / name)
 
 
-def read_file(root: Path, folder: Path, name: str, limit: int) -> bytes:
-    """Returns the content of a file of at most `limit` bytes in `folder`, which is below `root`.
+def read_file(
+    root: Path,
+    folder: Path,
+    name: str,
+    limit: int,
+    rest: Callable[[], None] = no_rest,
+) -> memoryview:
+    """Returns the content of a file of at most `limit` bytes in `folder`, which is below `root`. `rest` is called
+    between pieces.
 
     Raises ServiceError ADAPTER_INVALID if it is missing, no regular file, too large, a link that leads out of the
     root, or changes meanwhile.
@@ -49,21 +63,25 @@ def read_file(root: Path, folder: Path, name: str, limit: int) -> bytes:
     except OSError as error:
         raise invalid_adapter(f"{name} cannot be opened ({error.strerror})") from None
     try:
-        return _read(descriptor, name, limit)
+        return _read(descriptor, name, limit, rest)
     finally:
         os.close(descriptor)
 
 
-def _read(descriptor: int, name: str, limit: int) -> bytes:
+def _read(descriptor: int, name: str, limit: int, rest: Callable[[], None]) -> memoryview:
     before = os.fstat(descriptor)
     if not stat.S_ISREG(before.st_mode):
         raise invalid_adapter(f"{name} is no regular file")
     if before.st_size > limit:
         raise invalid_adapter(f"{name} has {before.st_size} bytes; an adapter of this base has at most {limit}")
-    with open(descriptor, "rb", closefd=False) as file:
-        content = file.read(before.st_size)
+    # Of the system: it is given back while other threads have the interpreter, other memory of this size is not.
+    memory = mmap.mmap(-1, max(1, before.st_size), flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+    content, num = memoryview(memory)[: before.st_size], 0
+    while num < len(content) and (came := os.readv(descriptor, [content[num : num + PIECE]])):
+        num += came
+        rest()
     after = os.fstat(descriptor)
-    if len(content) < before.st_size or (after.st_size, after.st_mtime_ns) != (before.st_size, before.st_mtime_ns):
+    if num < before.st_size or (after.st_size, after.st_mtime_ns) != (before.st_size, before.st_mtime_ns):
         raise invalid_adapter(f"{name} changed while it was being read: load the adapter again when it is complete")
     return content
 

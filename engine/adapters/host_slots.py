@@ -27,9 +27,10 @@ class HostSlots:
         self._slots[slot] = content
         then()
 
-    def empty(self, slot: int) -> None:
-        """Empties a slot."""
-        self._slots[slot] = None
+    def empty(self, slot: int) -> AdapterProducts | None:
+        """Empties a slot; returns what it held."""
+        content, self._slots[slot] = self._slots[slot], None
+        return content
 
     def settle(self) -> None:
         """Does nothing: slots are filled at once."""

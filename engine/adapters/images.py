@@ -13,7 +13,8 @@ import torch
 from torch import Tensor
 
 from sluice_server.engine.adapters.config import invalid_adapter
-from sluice_server.engine.adapters.files import LowRank, no_rest
+from sluice_server.engine.adapters.files import LowRank
+from sluice_server.engine.adapters.folder import no_rest
 from sluice_server.engine.adapters.products import linears_of
 from sluice_server.engine.models.layers.sides import LINEARS, Folding
 from sluice_server.engine.models.weights import is_finite

@@ -1,8 +1,9 @@
 """Reads adapters on a thread of its own, and carries out the orders of a shelf: host memory and the slots of steps.
 
 On a CPU slots are in host memory; a device is given copies of what is there (`DeviceSlots`). The thread computes alone
-and rests between tensors, so that a load delays steps as little as it can. It has the priority of the others: one of a
-lower priority that is interrupted while it has Python's interpreter keeps that from the thread that computes.
+and rests between tensors (`Pace`), so that a load delays steps as little as it can. It has the priority of the others:
+one of a lower priority that is interrupted while it has Python's interpreter keeps that from the thread that computes.
+What is dropped is freed there too: the system takes milliseconds to take back the memory of a large adapter.
 """
 
 import dataclasses
@@ -21,6 +22,7 @@ from sluice_server.engine.adapters.cutting import AdapterCut
 from sluice_server.engine.adapters.entry import Order, OrderKind
 from sluice_server.engine.adapters.files import LowRank, most_bytes, read_adapter
 from sluice_server.engine.adapters.modules import Module
+from sluice_server.engine.adapters.pace import ROOMY, Pace
 from sluice_server.engine.adapters.sources import AdapterFolder, AdapterSources
 from sluice_server.engine.errors import ServiceError
 from sluice_server.engine.worker.slots.adapters import AdapterSlots
@@ -30,7 +32,6 @@ logger = logging.getLogger(__name__)
 _T = TypeVar("_T")
 OnSlot: TypeAlias = Callable[[int, str, bytes], None]  # slot, path, "" for one that is emptied, and digest
 NUM_FETCHES = 4  # downloads at once
-REST_S = 0.0001  # between tensors: long enough for a thread that waits to begin
 ARRIVE_S = 0.0005  # of a wait for a copy to a device, which nothing ends
 
 
@@ -52,8 +53,8 @@ class Slots(AdapterSlots, Protocol):
     def fill(self, slot: int, content: Any, then: Callable[[], None]) -> None:  # noqa: ANN401 # each takes its own
         """Begins to fill a slot with what `AdapterBase.make` made; `then` is called here or by `settle`."""
 
-    def empty(self, slot: int) -> None:
-        """Empties a slot."""
+    def empty(self, slot: int) -> object:
+        """Empties a slot; returns what it held."""
 
     def settle(self) -> None:
         """Notes which slots are full now."""
@@ -114,12 +115,6 @@ def _nothing() -> None:
     """The default of `on_ended`."""
 
 
-def _rest() -> None:
-    """Lets the thread that computes take the interpreter: it would wait for it at each of its calls otherwise, for as
-    long as this thread runs Python."""
-    time.sleep(REST_S)
-
-
 def _untold(slot: int, path: str, digest: bytes) -> None:
     """The default of `on_slot`."""
 
@@ -131,13 +126,19 @@ def _begin() -> None:
 
 
 class AdapterLoader:
-    """The adapters in memory."""
+    """The adapters in memory.
 
-    def __init__(self, sources: AdapterSources, base: AdapterBase, slots: Slots) -> None:
+    Attributes:
+        pace: of the thread.
+        least: the share of a core that is left to it beside sequences that run.
+    """
+
+    def __init__(self, sources: AdapterSources, base: AdapterBase, slots: Slots, least: float = ROOMY) -> None:
         self.sources = sources
         self.on_ended: Callable[[], None] = _nothing  # called on the thread when a read has ended
         self.on_slot: OnSlot = _untold
         self.slots = slots
+        self.pace, self.least = Pace(), least
         self.num_reads = 0  # since start
         self.read_s = 0.0  # seconds of these
         self._base = base
@@ -173,6 +174,10 @@ class AdapterLoader:
         """Takes an adapter that was read into host memory."""
         self._host[adapter.digest] = adapter
 
+    def let_go(self, held: list[object]) -> None:
+        """Frees on the thread what a list alone holds."""
+        self._executor.submit(held.clear)
+
     def carry_out(self, orders: Iterable[Order]) -> None:
         """Carries out orders; reads end later."""
         for order in orders:
@@ -189,9 +194,9 @@ class AdapterLoader:
                     take = self._host.__getitem__ if self.slots.on_device else self._host.pop
                     self._load(order, take(order.digest))
                 case OrderKind.FORGET:
-                    del self._host[order.digest]
+                    self.let_go([self._host.pop(order.digest)])
                 case OrderKind.FREE:
-                    self.slots.empty(order.slot)
+                    self.let_go([self.slots.empty(order.slot)])
 
     def ended(self) -> list[tuple[Order, bool]]:
         """Returns the reads and loads that have ended since the last call, and whether they succeeded."""
@@ -227,11 +232,11 @@ class AdapterLoader:
     def _read(self, found: AdapterFolder) -> LoadedAdapter:
         start = time.monotonic()
         base = self._base
-        adapter = read_adapter(found.root, found.folder, base.modules, rest=_rest)
+        adapter = read_adapter(found.root, found.folder, base.modules, rest=self.pace.rest)
         parts, num_shards = adapter.parts, 1
         if base.cut is not None:
             parts, num_shards = base.cut.of(parts), base.cut.num_shards
-        content = base.make(parts, num_shards, _rest)
+        content = base.make(parts, num_shards, self.pace.rest)
         modules = tuple(dict.fromkeys(base.modules[name].projection for name in adapter.parts))
         took = time.monotonic() - start
         self.num_reads += 1

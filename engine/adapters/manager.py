@@ -9,6 +9,7 @@ from typing import NamedTuple
 
 from sluice_server.engine.adapters.entry import Copy, OrderKind
 from sluice_server.engine.adapters.loader import AdapterLoader, LoadedAdapter
+from sluice_server.engine.adapters.pace import share_beside
 from sluice_server.engine.errors import Code, ServiceError
 from sluice_server.engine.request import AdapterRef
 from sluice_server.engine.scheduler.adapters import RequestAdapters
@@ -72,7 +73,10 @@ class AdapterManager:
         self.loader.know(adapter.digest, adapter.path)
 
     def settle(self) -> bool:
-        """Records what has ended since the last call; returns whether sequences may have waited for it."""
+        """Records what has ended since the last call; returns whether sequences may have waited for it. Called before
+        each step: loads have the share of a core from now on that these leave them."""
+        requests, loader = self.requests, self.loader
+        loader.pace.share = share_beside(requests.num_running, requests.num_waiting, loader.least)
         ended = self.loader.ended()
         for order, is_good in ended:
             self.requests.shelf.ended(order, is_good)
@@ -91,11 +95,13 @@ class AdapterManager:
         """Carries on with loads while there are no requests; returns whether some have ended, or copies are
         under way that end by themselves."""
         has_ended = self.settle()
+        self.loader.pace.share = 1.0
         self._order()
         return has_ended or self.loader.slots.is_busy
 
     def wait(self) -> None:
         """Waits a moment for a read to end, as there is nothing to compute."""
+        self.loader.pace.share = 1.0
         self.loader.wait(AWAIT_S)
 
     def residencies(self) -> Iterator[AdapterResidency]:

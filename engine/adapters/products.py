@@ -3,7 +3,8 @@
 from collections.abc import Callable, Iterator, Mapping
 
 from sluice_server.engine.adapters.config import invalid_adapter
-from sluice_server.engine.adapters.files import LowRank, no_rest
+from sluice_server.engine.adapters.files import LowRank
+from sluice_server.engine.adapters.folder import no_rest
 from sluice_server.engine.adapters.folding import fold
 from sluice_server.engine.models.layers.sides import LINEARS, AdapterProducts, Folding, LayerProducts
 from sluice_server.kernels.formats.side_products import Side
@@ -20,7 +21,7 @@ def products_of(
 ) -> AdapterProducts:
     """Returns what the parts of an adapter add. `foldings`: of the model's linears, by their first projections.
     `num_shards`: partial products that this rank computes of a linear whose inputs ranks share out. `rest` is called
-    between linears.
+    between linears, and between the copies of their matrices.
 
     Raises ServiceError ADAPTER_INVALID if a part of it would not be used.
     """
@@ -30,7 +31,7 @@ def products_of(
         side = fold(folding.parts, parts, norm=folding.norm, orders=folding.orders, num_shards=shards)
         if side is not None:
             found[index][linear] = side
-    return AdapterProducts(LayerProducts(**sides) for sides in found)
+    return AdapterProducts((LayerProducts(**sides) for sides in found), rest)
 
 
 def linears_of(

@@ -24,7 +24,7 @@ class RankAdapters:
 
     def fill(self, order: FillSlot) -> None:
         """Begins to read what a slot is to hold, or empties the slot."""
-        self._slots.pop(order.slot, None)
+        self.loader.let_go([self._slots.pop(order.slot, None)])
         if order.path:
             self._slots[order.slot] = order, self.loader.read(order.path)
 

@@ -5,7 +5,7 @@ adapter stays on the shelf as long as an open request names it. Pure: no files, 
 """
 
 from collections import Counter
-from collections.abc import Iterable, Iterator
+from collections.abc import Collection, Iterable, Iterator
 
 from sluice_server.engine.adapters.shelf import Shelf
 from sluice_server.engine.errors import Code, ServiceError
@@ -26,6 +26,7 @@ class RequestAdapters:
         """`turn_s`: seconds that a request waits for its adapter before others have to make room for it."""
         self.shelf = shelf
         self.waits = Histogram(WAIT_S)  # seconds that requests waited for their adapter, of those that did
+        self.num_running = 0  # sequences, at the last look
         self._turn_s = turn_s
         self._now = 0.0
         self._waiting_since: dict[str, float] = {}  # by request
@@ -36,6 +37,11 @@ class RequestAdapters:
     def num_open(self) -> Counter[bytes]:
         """Open requests by adapter."""
         return self._num_open
+
+    @property
+    def num_waiting(self) -> int:
+        """Requests that wait for their adapter."""
+        return len(self._waiting_since)
 
     def expect(self, request: EngineRequest) -> None:
         """Makes a request's adapter known. Raises ServiceError if there is never room for it."""
@@ -104,11 +110,11 @@ class RequestAdapters:
         """Returns whether a paused sequence of the request keeps its adapter's slot from the one whose turn it is."""
         return request.adapter is not None and self.shelf.drains(request.adapter.digest)
 
-    def look_over(self, waiting: WaitingQueue, running: Iterable[Sequence], now: float) -> None:
+    def look_over(self, waiting: WaitingQueue, running: Collection[Sequence], now: float) -> None:
         """Has the shelf order what the queue needs; called once a step. If all that runs is paused, no one's turn has
         to be waited for."""
         queue: dict[bytes, bool] = {}
-        self._now = now
+        self._now, self.num_running = now, len(running)
         if waiting.num_with_adapter:
             is_idle = all(one.is_idle for one in running)
             for sequence in waiting:

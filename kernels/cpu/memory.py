@@ -11,7 +11,7 @@ import ctypes
 import itertools
 import mmap
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import torch
 from torch import Tensor
@@ -33,9 +33,21 @@ def zeros(num: int, dtype: torch.dtype) -> Tensor:
     return torch.zeros(num, dtype=dtype) if size < HUGE else _mapped(size).view(dtype)
 
 
+def in_small_pages(num: int, dtype: torch.dtype) -> Tensor:
+    """Allocates a vector of `num` zeros in small pages, each of which is made at its first use. Where memory is in
+    pieces, the system may take 5 ms to make a large one."""
+    size = num * dtype.itemsize
+    return torch.frombuffer(_map(max(size, PAGE)), dtype=torch.uint8)[:size].view(dtype)
+
+
+def _map(size: int) -> mmap.mmap:
+    """Maps bytes from the system, which are zero, until no tensor has them."""
+    return mmap.mmap(-1, size, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+
+
 def _mapped(size: int) -> Tensor:
-    """Maps bytes from the system, which are zero."""
-    memory = mmap.mmap(-1, size + HUGE, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)  # kept alive by the tensor
+    """Maps bytes from the system in large pages."""
+    memory = _map(size + HUGE)
     whole = torch.frombuffer(memory, dtype=torch.uint8)
     first = -whole.data_ptr() % HUGE
     with contextlib.suppress(AttributeError, OSError):  # a system without large pages
@@ -43,21 +55,31 @@ def _mapped(size: int) -> Tensor:
     return whole[first : first + size]
 
 
-def side_by_side(vectors: Sequence[Tensor], align: int = PAGE) -> list[Tensor]:
+def no_rest() -> None:
+    """Goes on at once."""
+
+
+def side_by_side(
+    vectors: Sequence[Tensor],
+    align: int = PAGE,
+    allocate: Callable[[int, torch.dtype], Tensor] = empty,
+    rest: Callable[[], None] = no_rest,
+) -> list[Tensor]:
     """Copies vectors into one memory, so that vectors smaller than a large page fill large pages together. Each begins
-    at a multiple of `align` bytes: by default no two share a page.
+    at a multiple of `align` bytes: by default no two share a page. `rest` is called between copies.
 
     Measured as above, with all weights of 6.5 M parameters in 8 bits being smaller: a step takes 4 to 7 % less time.
     """
     sizes = [vector.numel() * vector.element_size() for vector in vectors]
     firsts = [0, *itertools.accumulate(-(-size // align) * align for size in sizes)]
-    memory = empty(firsts[-1], torch.uint8)
+    memory = allocate(firsts[-1], torch.uint8)
     copies = [
         memory[first : first + size].view(vector.dtype)
         for vector, first, size in zip(vectors, firsts, sizes, strict=False)  # the last one is the end
     ]
     for copy, vector in zip(copies, vectors, strict=True):
         copy.copy_(vector)
+        rest()
     return copies
 
 

@@ -7,7 +7,7 @@ in the dtype of their file and are computed with in float32. Rows without a prod
 
 import dataclasses
 import functools
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import TypeAlias
 
 import torch
@@ -115,13 +115,15 @@ def _expanding(blocks: Tensor, rows: int, rank: int) -> Tensor:
     return torch.cat([first.view(-1, rank, BLOCK).transpose(0, 1).reshape(rank, whole), rest.view(rank, -1)], 1)
 
 
-def together(sides: Iterable[Side | None]) -> list[Side | None]:
-    """Returns sides whose matrices are copied into one memory, in the order in which they are read."""
+def together(sides: Iterable[Side | None], rest: Callable[[], None] = memory.no_rest) -> list[Side | None]:
+    """Returns sides whose matrices are copied into one memory, in the order in which they are read. `rest` is called
+    between copies."""
     before = list(sides)
     halves = [
         half for side in before if side for half in (*(one.a for one in side.parts), *(one.b for one in side.parts))
     ]
-    copies = iter(memory.side_by_side([one.reshape(-1) for one in halves], align=memory.LINE))
+    flat = [one.reshape(-1) for one in halves]
+    copies = iter(memory.side_by_side(flat, memory.LINE, memory.in_small_pages, rest))
     return [_moved(side, copies) if side else None for side in before]
 
 

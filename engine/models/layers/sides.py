@@ -14,6 +14,7 @@ from sluice_server.engine.models.layers.layer import Layer
 from sluice_server.engine.models.layers.mlp import DenseMlp, UnnormedMlp
 from sluice_server.engine.parallel.sums_linear import SummedLinear
 from sluice_server.kernels.cpu import low_rank
+from sluice_server.kernels.cpu.memory import no_rest
 from sluice_server.kernels.formats.linear import PackedLinear
 from sluice_server.kernels.formats.side_products import Rows, Side, SidedLinear, bytes_of, together
 
@@ -61,15 +62,18 @@ class AdapterProducts:
         num_bytes: that all of it takes.
     """
 
-    def __init__(self, layers: Iterable[LayerProducts]) -> None:
-        """Copies the matrices of `layers`."""
-        each = together(side for products in layers for side in products)
+    def __init__(self, layers: Iterable[LayerProducts], rest: Callable[[], None] = no_rest) -> None:
+        """Copies the matrices of `layers`; `rest` is called between copies, and between descriptions."""
+        each = together((side for products in layers for side in products), rest)
         num = len(LayerProducts._fields)
         self.layers: Sequence[LayerProducts] = [
             LayerProducts(*each[first : first + num]) for first in range(0, len(each), num)
         ]
-        numbers = torch.stack([Side(()).numbers if one is None else one.numbers for one in each])
-        self.numbers = numbers.view(len(self.layers), num, -1)
+        numbers = []
+        for one in each:
+            numbers.append((Side(()) if one is None else one).numbers)
+            rest()
+        self.numbers = torch.stack(numbers).view(len(self.layers), num, -1)
         self.num_bytes = 2 * self.numbers.nbytes + bytes_of(each)  # each side has its own numbers, too
 
 

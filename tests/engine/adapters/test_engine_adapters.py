@@ -207,6 +207,27 @@ def test_a_source_that_is_gone_fails_its_requests_and_no_others(llama: Path, tmp
     assert again.digest != first.digest and run(tight, asking("e" * 32, PROMPT, again))
 
 
+def test_loads_take_their_share_of_a_core_beside_steps_and_all_of_it_without(llama: Path) -> None:
+    engine = make_engine(llama, with_adapters(ROOMY, llama.parent / "adapters"))
+    assert engine.adapters is not None
+    loader, found = engine.adapters.loader, set()
+    assert loader.pace.share == 1.0
+    engine.add(EngineRequest("r", (1, 2, 3), GREEDY))
+    engine.step()
+    engine.step()  # which learns that a sequence runs
+    while engine.has_work:
+        engine.step()
+        found.add(loader.pace.share)
+    assert found == {loader.least} and loader.least < 1.0
+    engine.idle()
+    assert loader.pace.share == 1.0
+    engine.add(EngineRequest("s", (1, 2, 3), GREEDY, adapter=load(engine, "one")))
+    while engine.has_work:
+        engine.step()
+    engine.idle()
+    assert loader.pace.share == 1.0
+
+
 def test_an_adapter_is_dropped_when_its_last_request_has_ended(llama: Path) -> None:
     engine = make_engine(llama, with_adapters(ROOMY, llama.parent / "adapters"))
     assert engine.adapters is not None
