@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 from sluice_server.engine.errors import ServiceError
 from sluice_server.engine.worker.host.aside import ASIDE
 from sluice_server.services.process.exit_reason import EXIT_REFUSED
-from sluice_server.services.process.supervised import SUPERVISOR_PID, TEMPLATE
+from sluice_server.services.process.supervised import SUPERVISOR_PID, TEMPLATE, leave
 from sluice_server.services.supervisor.early import begin
 
 if TYPE_CHECKING:
@@ -33,7 +33,7 @@ def main() -> None:
                 import_aside(os.environ.get("SLUICE_ROLE", ""))
             from sluice_server.services.process.inherited import run_inherited
 
-            sys.exit(run_inherited(os.environ))
+            leave(run_inherited(os.environ))
         _run_command()
     except ServiceError as error:
         print(f"error: {error.message}", file=sys.stderr)
