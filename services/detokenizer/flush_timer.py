@@ -13,8 +13,8 @@ from typing import Generic, NamedTuple, TypeVar
 
 DELTAS_PER_S = 800  # of one gateway; about a tenth of a core: a delta costs as much as six tokens
 MAX_INTERVAL_S = 0.04  # one frame of a film: too short for a reader to notice; the default of `--text-interval-ms`
-TEXTS_OF_DELTA = 6  # so many joined texts, of a token each, cost as much as the delta that they are joined in
-PART = 32  # least deltas' worth of a part: with half as many a token of 32 streams costs all processes a tenth more
+PART_DELTAS = 64  # least deltas of a part: with half as many a token of 32 streams costs a tenth more
+PART_TEXTS = 160  # or least joined texts: where steps are short, a cancel waits for these
 MAX_PARTS = 8
 
 _T = TypeVar("_T")
@@ -53,8 +53,10 @@ class FlushTimer(Generic[_T]):
     @property
     def num_parts(self) -> int:
         """The number of parts into which the due outputs are divided; with an interval of 0 there is one."""
-        deltas = self.num_open * (1 + self._texts_each / TEXTS_OF_DELTA)
-        return max(1, min(int(deltas) // PART, MAX_PARTS)) if self._max_interval_s else 1
+        if not self._max_interval_s:
+            return 1
+        parts = self.num_open / PART_DELTAS + self.num_open * self._texts_each / PART_TEXTS
+        return max(1, min(int(parts), MAX_PARTS))
 
     def text_came(self, output: _T) -> None:
         """Marks an output as having text to send."""

@@ -10,8 +10,8 @@ from sluice_server.services.detokenizer.flush_timer import (
     DELTAS_PER_S,
     MAX_INTERVAL_S,
     MAX_PARTS,
-    PART,
-    TEXTS_OF_DELTA,
+    PART_DELTAS,
+    PART_TEXTS,
     Alarm,
     FlushTimer,
 )
@@ -52,7 +52,7 @@ def test_rare_text_leaves_in_the_same_turn() -> None:
 
 
 def test_much_text_is_gathered_for_an_interval() -> None:
-    num_open = PART
+    num_open = PART_DELTAS // 2
     pace, timers, sent = paced(num_open)
     outputs = list(range(num_open))
     for output in outputs:
@@ -73,8 +73,8 @@ def test_much_text_is_gathered_for_an_interval() -> None:
     assert sent == outputs * 2 and not timers.set, "nothing is due"
 
 
-@pytest.mark.parametrize(("num_open", "num_parts"), [(2 * PART, 2), (300, MAX_PARTS)])
-def test_many_outputs_leave_in_parts_each_once_an_interval(num_open: int, num_parts: int) -> None:
+def test_many_outputs_leave_in_parts_each_once_an_interval() -> None:
+    num_open, num_parts = 8 * PART_DELTAS, MAX_PARTS
     pace, timers, sent = paced(num_open)
     left_s: dict[int, list[float]] = {output: [] for output in range(num_open)}
     for _ in range(3 * num_parts):
@@ -91,17 +91,25 @@ def test_many_outputs_leave_in_parts_each_once_an_interval(num_open: int, num_pa
     assert min(gaps) == pytest.approx(MAX_INTERVAL_S) == max(gaps)
 
 
+@pytest.mark.parametrize(("num_open", "num_parts"), [(PART_DELTAS // 2, 1), (2 * PART_DELTAS, 2), (1000, MAX_PARTS)])
+def test_a_part_is_no_smaller_than_a_wake_up_is_worth(num_open: int, num_parts: int) -> None:
+    assert paced(num_open)[0].num_parts == num_parts
+    assert paced(num_open, 0.0)[0].num_parts == 1
+
+
 def test_much_text_leaves_in_more_parts() -> None:
-    pace, timers, _ = paced(PART)
+    num_open = PART_DELTAS // 2
+    pace, timers, _ = paced(num_open)
     counts = []
-    for num_texts in (1, 2 * TEXTS_OF_DELTA, 1):
-        for output in list(range(PART)) * num_texts:
+    most = PART_TEXTS // num_open  # texts each, of one part
+    for num_texts in (1, most, 2 * most, 1):
+        for output in list(range(num_open)) * num_texts:
             pace.text_came(output)
         pace.turn()
         if timers.set:
             timers.fire()
         counts.append(pace.num_parts)
-    assert counts == [1, 3, 1]
+    assert counts == [1, 1, 2, 1]
 
 
 def test_few_of_many_are_told_no_oftener_for_it() -> None:
@@ -134,10 +142,10 @@ def test_an_operator_chooses_the_longest_interval() -> None:
 
 
 def test_without_an_interval_all_text_leaves_in_its_turn() -> None:
-    pace, timers, sent = paced(4 * PART, 0.0)
+    pace, timers, sent = paced(2 * PART_DELTAS, 0.0)
     for _ in range(2):
-        for output in range(4 * PART):
+        for output in range(2 * PART_DELTAS):
             pace.text_came(output)
         pace.turn()
-        assert sent == list(range(4 * PART)) and not timers.set
+        assert sent == list(range(2 * PART_DELTAS)) and not timers.set
         sent.clear()
