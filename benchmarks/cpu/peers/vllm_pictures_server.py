@@ -7,9 +7,12 @@ a torch for CPUs. The module that does without has them, too. In comes the comma
 import sys
 
 from transformers.models.pixtral import image_processing_pil_pixtral
+from vllm.model_executor.models import registry
 
 # At the top: the processes that the server spawns need it, too.
 sys.modules["transformers.models.pixtral.image_processing_pixtral"] = image_processing_pil_pixtral
+# A model is looked at in a process that does not run this file, unless it was before.
+registry._run_in_subprocess = lambda look: look()
 
 if __name__ == "__main__":
     from vllm.entrypoints.launchers.api_server.entry import main
