@@ -14,6 +14,7 @@ from typing import Any, Protocol, TypeVar
 from sluice_server.services.transfer.network_frames import MAX_AGENT_BYTES
 
 MEMORY = "DRAM"
+PROGRESS_US = 100  # between two turns of NIXL's thread; it spins without, and takes a core also where nothing is read
 R = TypeVar("R")
 
 
@@ -55,8 +56,8 @@ class NixlAgent:
         api = importlib.import_module("nixl_cu12._api")  # which needs no CUDA; the package `nixl` would bring another
         logging.getLogger("nixl").setLevel(logging.WARNING)  # it writes to standard output
         try:
-            settings = api.nixl_agent_config(enable_prog_thread=True, backends=["UCX"])
-            self._agent: Any = api.nixl_agent(f"{name}-{secrets.token_hex(8)}", settings)
+            self._agent: Any = _pausing_agent(api, f"{name}-{secrets.token_hex(8)}")
+            self._agent.create_backend("UCX")
             for address, size in regions:
                 self._agent.register_memory(self._agent.get_reg_descs([(address, size, 0, "")], MEMORY))
             self.metadata: bytes = self._agent.get_agent_metadata()
@@ -93,6 +94,15 @@ class NixlAgent:
     def release(self, transfer: object) -> None:
         """Implements `Agent.release`."""
         _tried(self._agent.release_xfer_handle, transfer)
+
+
+def _pausing_agent(api: Any, name: str) -> Any:  # noqa: ANN401 # a package that may be missing
+    """Returns an agent whose thread pauses between its turns, which no setting of the package's own agent does."""
+    agent = api.nixl_agent(name, api.nixl_agent_config(enable_prog_thread=False, backends=[]))
+    config = api.nixlBind.nixlAgentConfig()
+    config.useProgThread, config.pthrDelay = True, PROGRESS_US
+    agent.agent = api.nixlBind.nixlAgent(name, config)
+    return agent
 
 
 def _tried(call: Callable[..., R], *about: object) -> R:
