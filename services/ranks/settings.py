@@ -9,6 +9,7 @@ from pathlib import Path
 from sluice_server.engine.config import DEFAULTS, EngineConfig
 from sluice_server.engine.parallel.options import check_parallel
 from sluice_server.engine.worker.host.cores import find_cores
+from sluice_server.engine.worker.host.gpus import may_have_gpu, no_gpu
 from sluice_server.services.config import WORKER, ServiceConfig, bad_setting, parse_peers
 from sluice_server.services.messages.processes import Role
 from sluice_server.services.process.supervised import GROUP_EPOCH
@@ -139,7 +140,10 @@ def own_epoch(environment: Mapping[str, str], table: RankTable | None = None) ->
 
 
 def check_ranks(engine: EngineConfig, service: ServiceConfig) -> None:
-    """Raises ServiceError for ranks that a supervisor cannot start: addresses that do not fit, or more than cores."""
+    """Raises ServiceError for ranks that a supervisor cannot start: addresses that do not fit, more than cores, or
+    those of a GPU where there is none. The first rank would say so only once all have imported torch."""
+    if engine.device == "cuda" and not may_have_gpu():
+        raise no_gpu()
     if service.rank_peers:
         if service.engines > 1:
             raise bad_setting("rank_peers", f"is of one engine, and --engines is {service.engines}")

@@ -5,17 +5,15 @@ as one has ended and the next is not ready, processes are spawned, which takes l
 """
 
 import contextlib
-import importlib.util
 import os
-import runpy
 import socket
 from collections import Counter
 from collections.abc import Sequence
-from pathlib import Path
 from subprocess import Popen
 
 from sluice_server.engine.config import EngineConfig
 from sluice_server.engine.worker.host.aside import ASIDE
+from sluice_server.engine.worker.host.gpus import is_torch_for_cpu
 from sluice_server.services.config import ENV_PREFIX
 from sluice_server.services.messages.processes import Role
 from sluice_server.services.process.supervised import READY_FD, SUPERVISOR_PID, TEMPLATE, TEMPLATE_KIND
@@ -147,13 +145,4 @@ def kinds_for(engine: EngineConfig) -> tuple[str, ...]:
 
 def may_fork_engines(device: str) -> bool:
     """Whether an engine for this device may be forked: none that computes on a GPU, whose libraries do not allow it."""
-    return device == "cpu" or _is_torch_for_cpu()
-
-
-def _is_torch_for_cpu() -> bool:
-    """Whether the torch that is installed knows no GPU. It is not imported for that."""
-    found = importlib.util.find_spec("torch")
-    if found is None or found.origin is None:
-        return False
-    about = runpy.run_path(str(Path(found.origin).with_name("version.py")))
-    return not any(about.get(name) for name in ("cuda", "hip", "xpu"))
+    return device == "cpu" or is_torch_for_cpu()

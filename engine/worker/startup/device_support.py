@@ -10,6 +10,7 @@ import torch
 from sluice_server.engine.config import EngineConfig
 from sluice_server.engine.errors import Code, ServiceError
 from sluice_server.engine.models.config import ModelConfig
+from sluice_server.engine.worker.host.gpus import no_gpu
 from sluice_server.engine.worker.startup import compiler
 from sluice_server.engine.worker.startup.formats import Formats, unusable
 from sluice_server.kernels.contract import is_batch_invariant
@@ -83,9 +84,7 @@ def choose_device(name: str) -> torch.device:
     if name == "cpu" or (name == "auto" and not torch.cuda.is_available()):
         return torch.device("cpu")
     if not torch.cuda.is_available():
-        raise _unusable(
-            "--device cuda: no CUDA device is usable here; use --device cpu, or check driver and torch build"
-        )
+        raise no_gpu()
     return torch.device("cuda")
 
 

@@ -8,6 +8,7 @@ from sluice_server.engine.config import EngineConfig
 from sluice_server.engine.errors import ServiceError
 from sluice_server.engine.worker.host.cores import find_cores
 from sluice_server.services.config import ServiceConfig
+from sluice_server.services.ranks import settings
 from sluice_server.services.ranks.settings import (
     RankTable,
     check_cores,
@@ -95,6 +96,18 @@ def test_a_supervisor_refuses_what_is_for_several_hosts_before_it_starts_ranks()
         ServiceError, match="--sum-dtype: int8 is for sums that travel between hosts, and all ranks are"
     ):
         check_ranks(dataclasses.replace(TWO, sum_dtype="int8"), ServiceConfig())
+
+
+@pytest.mark.parametrize("ranks", [1, 2])
+def test_a_supervisor_refuses_a_gpu_that_is_not_there(ranks: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    wanted = EngineConfig(device="cuda", tensor_parallel_size=ranks)
+    service = ServiceConfig(allow_shared_cores=True)
+    monkeypatch.setattr(settings, "may_have_gpu", lambda: False)
+    with pytest.raises(ServiceError, match="--device cuda: no CUDA device is usable here; use --device cpu"):
+        check_ranks(wanted, service)
+    check_ranks(dataclasses.replace(wanted, device="auto"), service)
+    monkeypatch.setattr(settings, "may_have_gpu", lambda: True)
+    check_ranks(wanted, service)
 
 
 def test_a_supervisor_counts_the_ranks_of_its_host() -> None:

@@ -263,7 +263,7 @@ def test_a_real_template_has_one_thread_and_no_library_that_fork_breaks(kind: st
 
 
 def test_engines_of_a_gpu_or_of_several_ranks_are_spawned(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(module, "_is_torch_for_cpu", lambda: False)
+    monkeypatch.setattr(module, "is_torch_for_cpu", lambda: False)
     assert may_fork_engines("cpu") and not may_fork_engines("auto") and not may_fork_engines("cuda")
     assert kinds_for(EngineConfig()) == (STAGES,)
     assert kinds_for(EngineConfig(device="cpu")) == (STAGES, ENGINES)
