@@ -110,8 +110,7 @@ struct Activate {
 };
 
 inline void run(const Activate& job) {
-  each_row(job.rows, job.width,
-           [&](int64_t row) { activate(job.activation, job.x + row * job.width, job.width); });
+  each_row(job.rows, job.width, [&](int64_t row) { activate(job.activation, job.x + row * job.width, job.width); });
 }
 
 // to [rows, width] = the norms of x [rows, width]

@@ -86,9 +86,8 @@ PyObject* norm_rows(PyObject*, PyObject* const* values, Py_ssize_t num) {
 }
 
 PyMethodDef methods[] = {
-    method<heads_size>("encoder_heads_size"), method<project>("encoder_project"),
-    method<advance>("encoder_advance"),       method<activate_rows>("activate_rows"),
-    method<norm_rows>("norm_rows"),           {nullptr, nullptr, 0, nullptr},
+    method<heads_size>("encoder_heads_size"), method<project>("encoder_project"), method<advance>("encoder_advance"),
+    method<activate_rows>("activate_rows"),   method<norm_rows>("norm_rows"),     {nullptr, nullptr, 0, nullptr},
 };
 
 }  // namespace

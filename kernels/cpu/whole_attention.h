@@ -100,8 +100,7 @@ inline void attend_tile(const WholeHeads& all, int64_t head, int64_t first, int 
     multiply_by<TILE, KEY_VECS>(rows, queries[first] + head * dim, queries.stride, all.keys(head, panel), KEY_PANEL,
                                 dim, scores + (panel - from) * KEY_PANEL, stride);
   float totals[TILE];
-  for (int r = 0; r < rows; ++r)
-    totals[r] = weigh_row(scores + r * stride, skipped, high - from * KEY_PANEL, padded);
+  for (int r = 0; r < rows; ++r) totals[r] = weigh_row(scores + r * stride, skipped, high - from * KEY_PANEL, padded);
   const float* values = all.values(head) + low * wide;
   int64_t d = 0;
   for (; d + VECS * LANES <= wide; d += VECS * LANES)
