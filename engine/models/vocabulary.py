@@ -57,7 +57,7 @@ class SharedVocabulary:
         """Has `ids` of a vocabulary of `size`."""
         self.num_rows = len(ids)
         self.num_logits = len(ids) if sums.rank else size
-        self._first = ids.start
+        self._first, self._size = ids.start, size
         self._sums = sums
 
     def embedding(self, ids: Tensor, table: Tensor) -> Tensor:
@@ -72,7 +72,7 @@ class SharedVocabulary:
 
     def gathered(self, logits: Tensor) -> Tensor:
         """Implements `Vocabulary.gathered`."""
-        whole = self._sums.gather(logits)
+        whole = self._sums.gather(logits, self._size)
         return logits if whole is None else whole
 
 

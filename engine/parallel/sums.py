@@ -85,10 +85,10 @@ class RankSums(Protocol):
         `is_exact`: none may be rounded on its way to other ranks.
         """
 
-    def gather(self, part: Tensor) -> Tensor | None:
-        """Returns the columns of all ranks side by side, in their order, on rank 0; None on others.
+    def gather(self, part: Tensor, total: int) -> Tensor | None:
+        """Returns the columns of all ranks side by side, in their order, float32 [R, total] on rank 0; None on others.
 
-        `part` is float32 [R, C]; C may differ from rank to rank.
+        `part` is float32 [R, C]. C may differ from rank to rank, and is a rank's own for one `total`.
         """
 
     def agree(self, ok: bool) -> bool:
@@ -160,7 +160,7 @@ class LocalSums:
         """Implements `RankSums.add`."""
         add_in_order(into, partials)
 
-    def gather(self, part: Tensor) -> Tensor:
+    def gather(self, part: Tensor, total: int) -> Tensor:
         """Implements `RankSums.gather`."""
         return part
 
@@ -225,7 +225,7 @@ class ThreadSums:
         add_in_order(into, [one for given in each for one in given])
         self._group.done(self.rank)
 
-    def gather(self, part: Tensor) -> Tensor | None:
+    def gather(self, part: Tensor, total: int) -> Tensor | None:
         """Implements `RankSums.gather`."""
         each = self._group.exchange(self.rank, part)
         self._check([one.shape[:1] for one in each])

@@ -111,7 +111,7 @@ class GlooSums:
         each = [dtype.unpack(packed, len(own)) for packed in self._exchange(dtype.pack(own))]
         add_in_order(into, [part.view(into.shape) for given in each for part in given.chunk(len(partials))])
 
-    def gather(self, part: Tensor) -> Tensor | None:
+    def gather(self, part: Tensor, total: int) -> Tensor | None:
         """Implements `RankSums.gather`."""
         rows, width = part.shape
         sizes = torch.stack(self._exchange(torch.tensor([rows, width]))).tolist()

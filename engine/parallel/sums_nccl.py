@@ -78,7 +78,7 @@ class NcclSums:
         self.seconds = 0.0
         self.calls = 0
         self._group = group
-        self._widths: dict[int, list[int]] = {}  # of all ranks, by this rank's
+        self._widths: dict[int, list[int]] = {}  # of all ranks, by their sum
         self._base = torch.empty(0, device=device)
         self._room: Sequence[Tensor] = ()
 
@@ -93,12 +93,12 @@ class NcclSums:
         own = self._base if partials is self._room else torch.stack(list(partials))
         add_in_order(into, self._gathered(own).flatten(0, 1).unbind())
 
-    def gather(self, part: Tensor) -> Tensor | None:
-        """Implements `RankSums.gather`. The ranks' numbers of columns are asked for once: they stay the same."""
+    def gather(self, part: Tensor, total: int) -> Tensor | None:
+        """Implements `RankSums.gather`. The ranks' numbers of columns are asked for once for each sum of them."""
         width = part.shape[1]
-        widths = self._widths.get(width)
+        widths = self._widths.get(total)
         if widths is None:
-            widths = self._widths[width] = self._numbers(width)
+            widths = self._widths[total] = self._numbers(width)
         padded = torch.nn.functional.pad(part, (0, max(widths) - width)).contiguous()
         found = self._gathered(padded)
         if self.rank:

@@ -56,6 +56,7 @@ class SharedMemorySums:
         self._where = where
         self._shards_here = self.shards // self.size
         self._room: sums.Room | None = None  # that was given last
+        self._widths: dict[int, list[int]] = {}  # of all ranks' columns, by their sum
         try:
             fcntl.lockf(file, fcntl.LOCK_EX | fcntl.LOCK_NB, 1, rank)
         except OSError:
@@ -114,12 +115,15 @@ class SharedMemorySums:
             into.copy_(target)
         self._end(outcome, start)
 
-    def gather(self, part: Tensor) -> Tensor | None:
-        """Implements `RankSums.gather`."""
+    def gather(self, part: Tensor, total: int) -> Tensor | None:
+        """Implements `RankSums.gather`. The ranks' numbers of columns are asked for once for each sum of them."""
         _check(part)
         start = time.perf_counter()
-        widths, outcome = self._segment.exchange(part.shape[1])
-        self._end(outcome, start)
+        widths = self._widths.get(total)
+        if widths is None:
+            widths, outcome = self._segment.exchange(part.shape[1])
+            self._end(outcome, start)
+            self._widths[total] = widths
         start = time.perf_counter()
         found = torch.empty(len(part), sum(widths)) if self.rank == 0 else None
         self._end(self._segment.gather(part.contiguous(), widths, found), start)

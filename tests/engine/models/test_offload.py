@@ -167,7 +167,8 @@ def test_two_layers_are_in_memory_at_a_time(tmp_path: Path, monkeypatch: pytest.
 
     monkeypatch.setattr(FileStore, "__init__", keep)
     monkeypatch.setattr(MappedWeights, "fetch", measure)
-    built = build(directory, weights_offload_bytes=sum(planned(directory)[:5]), dtype="float32")
+    sizes = planned(directory, dtype="float32")
+    built = build(directory, weights_offload_bytes=sum(sizes[:5]), dtype="float32")
     run(built.engine, tuple(PROMPTS))
     built.close()
     sizes = [len(one.bytes) for one in stores[0]._parts]

@@ -60,9 +60,9 @@ def test_room_is_there_for_each_shard_of_a_rank() -> None:
 
 def test_columns_are_gathered_at_rank_0() -> None:
     parts = [torch.arange(2.0 * width).view(2, width) + 100 * width for width in (3, 1, 4)]
-    first, *others = run_ranks(thread_sums(3), lambda sums: sums.gather(parts[sums.rank]))
+    first, *others = run_ranks(thread_sums(3), lambda sums: sums.gather(parts[sums.rank], 8))
     assert first is not None and torch.equal(first, torch.cat(parts, 1)) and others == [None, None]
-    assert torch.equal(LocalSums().gather(parts[0]), parts[0])
+    assert torch.equal(LocalSums().gather(parts[0], 3), parts[0])
 
 
 @pytest.mark.parametrize("unwell", [None, 0, 2])
@@ -95,7 +95,7 @@ def test_a_rank_that_does_not_come_is_given_up() -> None:
 SIZES: dict[str, Callable[[ThreadSums], object]] = {
     "rows": lambda sums: sums.add(torch.zeros(2 + sums.rank, 3), [torch.zeros(2 + sums.rank, 3)]),
     "number": lambda sums: sums.add(torch.zeros(2, 3), [torch.zeros(2, 3)] * (1 + sums.rank)),
-    "gathered rows": lambda sums: sums.gather(torch.zeros(1 + sums.rank, 3)),
+    "gathered rows": lambda sums: sums.gather(torch.zeros(1 + sums.rank, 3), 6),
 }
 
 

@@ -81,14 +81,14 @@ def test_what_is_no_number_stays_none(dtype: str, bad: float) -> None:
 def test_columns_are_gathered_at_rank_0_and_ranks_agree(tmp_path: Path) -> None:
     parts = [torch.randn(6, width) for width in (13, 1, 20)]
     each = group(tmp_path, 3)
-    found, *others = of_each(each, lambda sums: sums.gather(parts[sums.rank]))
+    found, *others = of_each(each, lambda sums: sums.gather(parts[sums.rank], 34))
     assert found is not None and torch.equal(found, torch.cat(parts, 1)) and others == [None, None]
     assert of_each(each, lambda sums: sums.agree(True)) == [True] * 3
     assert of_each(each, lambda sums: sums.agree(sums.rank != 1)) == [False] * 3
 
     def uneven_rows(sums: GlooSums) -> None:
         with pytest.raises(SumsBroken, match="rank 2 gives 1 rows, rank 0 gives 0"):
-            sums.gather(torch.zeros(sums.rank // 2, 3))
+            sums.gather(torch.zeros(sums.rank // 2, 3), 9)
 
     of_each(each, uneven_rows)
 

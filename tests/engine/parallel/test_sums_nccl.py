@@ -70,10 +70,27 @@ def test_columns_are_gathered_at_rank_0_and_ranks_agree(tmp_path: Path) -> None:
     for rows in (6, 1):
         parts = [torch.randn(rows, width) for width in (13, 1, 20)]
         with ThreadPoolExecutor(3) as pool:
-            found, *others = pool.map(NcclSums.gather, each, parts)
+            found, *others = pool.map(NcclSums.gather, each, parts, [34] * 3)
         assert found is not None and torch.equal(found, torch.cat(parts, 1)) and others == [None, None]
     assert of_each(each, lambda sums: sums.agree(True)) == [True] * 3
     assert of_each(each, lambda sums: sums.agree(sums.rank != 1)) == [False] * 3
+
+
+def test_a_rank_may_have_as_many_columns_of_two_vocabularies_while_another_has_not(tmp_path: Path) -> None:
+    """As of a model's and a smaller one's that drafts for it. They are asked for once: a recorded step cannot ask."""
+    wholes = [torch.randn(2, size) for size in (10, 9, 10)]
+
+    def work(sums: NcclSums) -> tuple[list[torch.Tensor | None], list[int]]:
+        found, calls = list[torch.Tensor | None](), list[int]()
+        for whole in wholes:
+            before = sums.calls
+            found.append(sums.gather(whole[:, :5] if sums.rank == 0 else whole[:, 5:], whole.shape[1]))
+            calls.append(sums.calls - before)
+        return found, calls
+
+    (found, calls), (_, others) = of_each(group(tmp_path, 2), work)
+    assert all(one is not None and torch.equal(one, whole) for one, whole in zip(found, wholes, strict=True))
+    assert calls == others == [2, 2, 1]
 
 
 def test_what_rank_0_has_sampled_reaches_all_on_the_device(tmp_path: Path) -> None:

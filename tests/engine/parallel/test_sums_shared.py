@@ -88,7 +88,7 @@ def test_a_sum_may_go_into_rows_that_are_apart() -> None:
 def test_columns_are_gathered_at_rank_0(slot_floats: int) -> None:
     parts = [torch.randn(6, width) for width in (13, 1, 20)]
     for _ in range(2):
-        found, *others = of_each(group(3, 3, slot_floats), lambda sums: sums.gather(parts[sums.rank]))
+        found, *others = of_each(group(3, 3, slot_floats), lambda sums: sums.gather(parts[sums.rank], 34))
         assert found is not None and torch.equal(found, torch.cat(parts, 1)) and others == [None, None]
 
 
@@ -97,7 +97,7 @@ def test_a_rank_may_have_as_many_columns_of_two_vocabularies_while_another_has_n
     wholes = [torch.randn(2, size) for size in (10, 9, 10)]
 
     def work(sums: SharedMemorySums) -> list[torch.Tensor | None]:
-        return [sums.gather(whole[:, :5] if sums.rank == 0 else whole[:, 5:]) for whole in wholes]
+        return [sums.gather(whole[:, :5] if sums.rank == 0 else whole[:, 5:], whole.shape[1]) for whole in wholes]
 
     found, _ = of_each(group(2), work)
     assert all(one is not None and torch.equal(one, whole) for one, whole in zip(found, wholes, strict=True))
@@ -111,7 +111,7 @@ def test_ranks_agree_whether_all_are_well(unwell: int | None) -> None:
 SIZES: dict[str, Callable[[SharedMemorySums], object]] = {
     "rows": lambda sums: sums.add(torch.zeros(2 + sums.rank, 3), [torch.zeros(2 + sums.rank, 3)]),
     "number": lambda sums: sums.add(torch.zeros(2, 3), [torch.zeros(2, 3)] * (1 + sums.rank)),
-    "gathered rows": lambda sums: sums.gather(torch.zeros(1 + sums.rank, 3)),
+    "gathered rows": lambda sums: sums.gather(torch.zeros(1 + sums.rank, 3), 6),
 }
 
 

@@ -132,7 +132,10 @@ def bug(module: Any, place: str) -> None:  # noqa: ANN401
 
 
 def pretended_gpus(module: Any, num: int) -> None:  # noqa: ANN401
-    """A process that computes has one of so many pretended GPUs."""
+    """A process that computes has one of so many pretended GPUs, and no other misses them."""
+    if hasattr(module, "may_have_gpu"):
+        module.may_have_gpu = lambda: True
+        return
     if hasattr(module, "run_worker"):
         run_worker = module.run_worker
 
@@ -184,7 +187,10 @@ KNOWN: dict[str, tuple[tuple[str, ...], Callable[[Any, Any], None]]] = {
     ),
     "schema": (("sluice_server.services.messages.messages",), schema),
     "pretended_gpus": (
-        ("sluice_server.services.engine.process", "sluice_server.services.ranks.process"),
+        (
+            *("sluice_server.services.engine.process", "sluice_server.services.ranks.process"),
+            "sluice_server.engine.worker.host.gpus",
+        ),
         pretended_gpus,
     ),
     "version": (("sluice_server.version",), version),
