@@ -10,6 +10,7 @@ import gc
 import os
 import socket
 import sys
+import time
 from collections.abc import Iterator
 
 import msgspec
@@ -25,6 +26,7 @@ MADE_BY = {Role.GATEWAY: STAGES, Role.TOKENIZER: STAGES, Role.DETOKENIZER: STAGE
 MAX_REQUEST_BYTES = 1 << 20
 MAX_FILES = 6
 GO = b"g"
+ENDING_S = 0.1  # the longest that a thread that was joined is still there
 NAME = "SLUICE_PROCESS_ID"  # of a process, as its supervisor lists it
 BLAS_THREADS = "OPENBLAS_NUM_THREADS"  # read when numpy is loaded, which starts them at once; engines use none of them
 
@@ -106,11 +108,20 @@ def _serve(channel: socket.socket) -> None:
         channel.send(msgspec.msgpack.encode(answer))
 
 
+def _wait_for_threads() -> None:
+    """Waits until threads that have ended are gone: joined, they are there for a moment more. Raises OSError for
+    others."""
+    end_s = time.monotonic() + ENDING_S
+    while len(os.listdir("/proc/self/task")) > 1:
+        if time.monotonic() >= end_s:
+            raise OSError(0, "the template has threads")
+        time.sleep(ENDING_S / 100)
+
+
 def _fork() -> int:
     """Forks twice: the process between exits, so that the supervisor becomes the parent of the second one. Returns 0
     there, and its number in the template. Raises OSError."""
-    if len(os.listdir("/proc/self/task")) > 1:
-        raise OSError(0, "the template has threads")
+    _wait_for_threads()
     read, write = os.pipe()
     between = os.fork()
     if not between:

@@ -61,7 +61,7 @@ def _large(path: Path) -> None:
 
 
 LOADS = {
-    "short": Load(_large, (100, 200), warm_up=160, each=24, rounds=8, most=16 << 10, kept=64 << 10),
+    "short": Load(_large, (100, 200), warm_up=400, each=24, rounds=8, most=16 << 10, kept=64 << 10),
     "ten thousand": Load(_sized, (16, 80), warm_up=4000, each=500, rounds=20, most=1 << 10, kept=8 << 10),
 }
 LONG = (pytest.mark.long, pytest.mark.timeout(3600))

@@ -248,6 +248,19 @@ def test_a_template_with_threads_forks_nothing(bench: Bench) -> None:
     assert end_of(child).startswith("tokenizer-0 ended with exit status") and not named("template-stages")
 
 
+def test_a_template_waits_for_a_thread_that_has_ended_and_is_still_there(bench: Bench) -> None:
+    """As of imports at a low priority: a thread that was joined is listed for a moment more."""
+    bench.templates.close()
+    lists = "real, seen = os.listdir, iter([['1', '2']] * 3)\nos.listdir = lambda at: next(seen, None) or real(at)\n"
+    bench.templates = Templates(
+        (STAGES,), (sys.executable, "-c", PROGRAM.replace("while", f"{lists}while")), bench.write
+    )
+    bench.ready(STAGES)
+    child = bench.child("raise SystemExit(0)")
+    child.start()
+    assert end_of(child) == "tokenizer-0 ended with exit status 0" and len(named("template-stages")) == 1
+
+
 @pytest.mark.parametrize("kind", [STAGES, ENGINES])
 def test_a_real_template_has_one_thread_and_no_library_that_fork_breaks(kind: str) -> None:
     program = (
