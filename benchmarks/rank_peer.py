@@ -13,7 +13,6 @@ from pathlib import Path
 from benchmarks.cpu.decode import PEERS, VENVS, Contestant
 
 FORMS = ("float32", "bfloat16")  # which it has on a CPU
-START = "vLLM on a CPU"
 
 
 class RankPeer:
@@ -72,7 +71,8 @@ def opened(directory: Path, form: str, ranks: int, log: Path, sizes: tuple[int, 
     """
     python = VENVS / "vllm" / "bin" / "python"
     if not python.exists() or form not in FORMS:
-        print(f"{START}: not installed in {VENVS}, or no {form}", flush=True)
+        why = f"has no {form}" if python.exists() else f"is not installed in {VENVS}"
+        print(f"vLLM {why}: it is left out", flush=True)
         yield None
         return
     environment = {**os.environ, "BENCH_THREADS": "2", "BENCH_RANKS": str(ranks)}

@@ -9,12 +9,13 @@ from sluice_server.engine.parallel.sums import RankSums
 
 
 def joined(values: Tensor, sums: RankSums) -> Tensor:
-    """Returns the sum of all ranks' values [T, H] (float32); exact where all but one of a place are zero."""
+    """Returns the sum of all ranks' values [T, H] (float32), on the device of `sums`; exact where all but one of a
+    place are zero."""
     partials = sums.room(*values.shape)
     for part in partials:
         part.zero_()
     partials[0].copy_(values)
-    total = torch.zeros_like(values)
+    total = partials[0].new_zeros(values.shape)
     sums.add(total, partials, is_exact=True)
     return total
 

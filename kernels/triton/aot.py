@@ -21,9 +21,7 @@ from sluice_server.kernels.triton.support import DEPENDENT_SINCE
 # Shared memory of one block, by compute capability: A100, L40S, H100 and H200, B200, RTX 50.
 SHARED_BYTES = {80: 166_912, 89: 101_376, 90: 232_448, 100: 232_448, 120: 101_376}
 WARP = 32
-# Allowed for each thread: some assembler versions spill a few bytes, too large tiles hundreds; and no tile of 4 bits by
-# groups of 32 was faster on an H200 than the one that spills 48.
-SPILLED_BYTES = 48
+SPILLED_BYTES = 32  # allowed for each thread: some assembler versions spill a few bytes, too large tiles hundreds
 DUMPER = Path(triton.__file__).parent / "backends/nvidia/bin/cuobjdump"
 PATTERNS = {
     "vector_loads": r"ld\.global[^;\n]*\.v[248]",
@@ -55,6 +53,7 @@ class AotCase:
         since, until: least and greatest compute capability.
         is_quick: compiled in each test run, not only in the long one.
         is_pipelined: while tensor cores multiply one tile, copies of the next ones must be in flight.
+        spilled: bytes of a thread's stack that are let pass.
     """
 
     name: str
@@ -70,6 +69,7 @@ class AotCase:
     is_quick: bool = False
     until: int = 120
     is_pipelined: bool = False
+    spilled: int = SPILLED_BYTES
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -139,8 +139,8 @@ def compile_case(case: AotCase, capability: int) -> KernelResources:
 def faults(case: AotCase, capability: int, found: KernelResources) -> list[str]:
     """Returns what is wrong with a compiled kernel; these conditions must hold with any version of the compiler."""
     wrong = []
-    if found.stack > SPILLED_BYTES:
-        wrong.append(f"spills: {found.stack} bytes of stack; at most {SPILLED_BYTES} are let pass")
+    if found.stack > case.spilled:
+        wrong.append(f"spills: {found.stack} bytes of stack; at most {case.spilled} are let pass")
     if found.shared > SHARED_BYTES[capability]:
         wrong.append(f"{found.shared} bytes of shared memory; a block has {SHARED_BYTES[capability]}")
     if "loads" in case.vectors and not found.vector_loads:

@@ -10,6 +10,9 @@ import torch
 import triton
 import triton.language as tl
 
+from sluice_server.kernels.formats import planes
+
+ZERO, ZERO_STEP = tl.constexpr(planes.ZERO), tl.constexpr(1 / planes.ZERO_STEPS)
 CONVERTS = tl.constexpr(triton.knobs.runtime.interpret or torch.version.hip is not None)
 
 # $0, $1: two pairs of numbers; $2: four int8. Adding 128 makes them unsigned, which the difference undoes.
@@ -161,4 +164,4 @@ def plane4(words, zero, dtype: tl.constexpr, PLANE: tl.constexpr):
 @triton.jit
 def scale_and_zero(pairs):
     """Returns the scales and zero points, in float32, of `kernels.formats.planes.Int4Planes.pairs`."""
-    return (pairs & ~255).to(tl.float32, bitcast=True), (pairs & 255).to(tl.float32) * 0.125
+    return (pairs & ~ZERO).to(tl.float32, bitcast=True), (pairs & ZERO).to(tl.float32) * ZERO_STEP

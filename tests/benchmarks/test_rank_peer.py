@@ -52,4 +52,4 @@ def test_a_peer_that_cannot_start_is_said_and_left_out(peers: Path, capsys: pyte
     assert f"vLLM over 2 ended with status 3; see {peers / 'log'}" in capsys.readouterr().out
     with rank_peer.opened(peers, "int8", 2, peers / "log", SIZES) as peer:
         assert peer is None
-    assert "no int8" in capsys.readouterr().out
+    assert "vLLM has no int8: it is left out" in capsys.readouterr().out
