@@ -60,6 +60,27 @@ Read = TypeVar("Read")
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
+class ModelSource:
+    """What a model is loaded from, and for.
+
+    Attributes:
+        draft: checkpoint directory of the drafter; None: none is loaded.
+        plugin: has the model's class and traits if they are not this package's own.
+        ranks: among which it is divided; None: the whole model is loaded.
+    """
+
+    config: EngineConfig
+    model_config: ModelConfig
+    directory: Path
+    limits: Limits
+    formats: Formats
+    device: torch.device
+    draft: Path | None = None
+    plugin: ModelPlugin | None = None
+    ranks: Ranks | None = None
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
 class LoadedModel:
     """A model and what computes it.
 
@@ -96,7 +117,8 @@ def load_all(  # all that is loaded
     plugins = load_plugins(config.plugins, model_config)
     check_attention(config, device, has_plugin=plugins.has_attention)
     ranks = ranks_of(config, workers, device)
-    model, drafter = loaded(config, model_config, directory, limits, draft, formats, device, plugins.model, ranks)
+    source = ModelSource(config, model_config, directory, limits, formats, device, draft, plugins.model, ranks)
+    model, drafter = loaded(source)
     attention, said = choose_attention(config, model, formats, limits)
     if attention is not None:
         model.attend_by(attention, records_prompts=attention.records_prompts)
@@ -126,23 +148,11 @@ def chosen(
     return device, formats, check_invariance(config, model_config.head_dim, device)
 
 
-def loaded(  # noqa: PLR0913 # all that is loaded
-    config: EngineConfig,
-    model_config: ModelConfig,
-    directory: Path,
-    limits: Limits,
-    draft: Path | None,
-    formats: Formats,
-    device: torch.device,
-    plugin: ModelPlugin | None = None,
-    ranks: Ranks | None = None,
-) -> tuple[Model, Drafter | None]:
-    """Loads the model, or a rank's part of it, and the drafter if there is one; `plugin` has the model's class and
-    traits if they are not this package's own."""
-    if device.type == "cpu":
-        set_threads(config)  # before the weights are read: these threads last
-    own = config, model_config, directory, limits, draft, formats, device, plugin, ranks
-    return _read_aside(device, lambda: _read(*own))
+def loaded(source: ModelSource) -> tuple[Model, Drafter | None]:
+    """Loads the model, or a rank's part of it, and the drafter if there is one."""
+    if source.device.type == "cpu":
+        set_threads(source.config)  # before the weights are read: these threads last
+    return _read_aside(source.device, lambda: _read(source))
 
 
 def _read_aside(device: torch.device, read: Callable[[], Read]) -> Read:
@@ -150,30 +160,21 @@ def _read_aside(device: torch.device, read: Callable[[], Read]) -> Read:
     return call_aside(read) if device.type == "cpu" else read()
 
 
-def _read(  # noqa: PLR0913 # all that is loaded
-    config: EngineConfig,
-    model_config: ModelConfig,
-    directory: Path,
-    limits: Limits,
-    draft: Path | None,
-    formats: Formats,
-    device: torch.device,
-    plugin: ModelPlugin | None,
-    ranks: Ranks | None,
-) -> tuple[Model, Drafter | None]:
-    model_config = with_calibration(model_config, config.calibration, formats.weights)
+def _read(source: ModelSource) -> tuple[Model, Drafter | None]:
+    config, formats, limits, draft = source.config, source.formats, source.limits, source.draft
+    model_config = with_calibration(source.model_config, config.calibration, formats.weights)
     pack = LinearPacker(formats.weights)
     advice = "try --quantization int4, or --weights-offload-bytes"
     with at_start("--model", f"its weights in {formats.weights or name_of(formats.dtype)}; {advice}"):
-        with loading(plugin, model_config.architecture):
-            sizes = formats.dtype, device, limits.context_length
-            with closing(store_for(config, model_config, directory, formats, device, plugin)) as store:
-                model = load_model(directory, model_config, *sizes, pack, plugin, ranks, store)
+        with loading(source.plugin, model_config.architecture):
+            sizes = formats.dtype, source.device, limits.context_length
+            with closing(_store_for(source, model_config)) as store:
+                model = load_model(source.directory, model_config, *sizes, pack, source.plugin, source.ranks, store)
         if limits.embeds_width:
             check_embeds_scale(model_config, model.embedding_scale)
         drafter = None
         if draft is not None:
-            table = partial(embeddings_of, directory, model_config, model)
+            table = partial(embeddings_of, source.directory, model_config, model)
             drafter = load_drafter(config.speculation, draft, model, limits, pack, table)
     give_back()
     if config.batch_invariant:
@@ -181,22 +182,17 @@ def _read(  # noqa: PLR0913 # all that is loaded
     return model, drafter
 
 
-def store_for(  # all that it depends on
-    config: EngineConfig,
-    model_config: ModelConfig,
-    directory: Path,
-    formats: Formats,
-    device: torch.device,
-    plugin: ModelPlugin | None,
-) -> LayerStore:
+def _store_for(source: ModelSource, model_config: ModelConfig) -> LayerStore:
     """Returns what takes the layers of the model as they are loaded. Raises ServiceError for weights that cannot be
     offloaded as asked."""
+    config = source.config
     if not config.weights_offload_bytes:
         return IN_MEMORY
-    if plugin is not None:
+    if source.plugin is not None:
         raise not_offloaded(f"{model_config.architecture} is a plugin's, which keeps its own weights: leave it out")
-    layers = offloaded_layers(config, directory, model_config, formats).layers
-    return HostStore(device, layers) if device.type == "cuda" else FileStore(offload_folder(os.environ), layers)
+    layers = offloaded_layers(config, source.directory, model_config, source.formats).layers
+    is_on_gpu = source.device.type == "cuda"
+    return HostStore(source.device, layers) if is_on_gpu else FileStore(offload_folder(os.environ), layers)
 
 
 def loaded_images(

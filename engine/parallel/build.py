@@ -5,7 +5,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from sluice_server.engine.adapters.build import make_loader
-from sluice_server.engine.build_model import chosen, loaded
+from sluice_server.engine.build_model import ModelSource, chosen, loaded
 from sluice_server.engine.config import EngineConfig
 from sluice_server.engine.kv_cache.block_files import BlockFiles
 from sluice_server.engine.kv_cache.block_store import BlockStore
@@ -59,7 +59,8 @@ def build_rank(part: RankPart, ready: Callable[[str], None], sizes: Callable[[],
     device, formats, _ = chosen(config, part.model_config, limits)
     plugins = load_plugins(config.plugins, part.model_config)
     ranks = Ranks(part.shape, part.sums, part.stages)
-    model, _ = loaded(config, part.model_config, part.directory, limits, None, formats, device, plugins.model, ranks)
+    own = part.model_config, part.directory, limits, formats, device
+    model, _ = loaded(ModelSource(config, *own, plugin=plugins.model, ranks=ranks))
     groups = groups_for(config, model, has_drafter=bool(config.draft_model)).of_layers(model.layers)
     ready(rank_layout(config, formats, model))
     sums = sums_of_devices(part.sums)

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from sluice_server.engine.build_model import chosen, loaded
+from sluice_server.engine.build_model import ModelSource, chosen, loaded
 from sluice_server.engine.config import EngineConfig
 from sluice_server.engine.engine import Engine
 from sluice_server.engine.errors import RankLost
@@ -105,7 +105,7 @@ def copied(engine: Engine, directory: Path, config: EngineConfig, num: int = 1) 
         model_config = read_config(directory)
         limits = limits_of(config, model_config, 1 << 20)
         device, formats, _ = chosen(config, model_config, limits)
-        model, _ = loaded(config, model_config, directory, limits, None, formats, device)
+        model, _ = loaded(ModelSource(config, model_config, directory, limits, formats, device))
         groups = groups_for(config, model, has_drafter=False)
         cache = model.new_cache(len(own.cache[0]) - 1, config.block_size, formats.cache, groups.size)
         for mine, its in zip(own.cache, cache, strict=True):  # block 0 was computed at start
