@@ -205,8 +205,9 @@ bench-adapters: $(VENV)/.run ## what adapters add to a step, to an idle server a
 	$(BIN)/python -m benchmarks.cpu.adapters
 
 .PHONY: bench-models
-bench-models: $(VENV)/.run ## several models in one service: loads beside streams, wakes, eight lanes, two with memory for one
+bench-models: $(VENV)/.run ## several models in one service: loads beside streams, wakes, eight lanes, two with memory for one, also beside llama.cpp
 	$(BIN)/python -m benchmarks.models
+	$(BIN)/python -m benchmarks.cpu.turns
 
 .PHONY: bench-ranks
 bench-ranks: $(VENV)/.run ## ranks of one host: their sums beside gloo's, plans, two beside two threads, and what a pipeline gains

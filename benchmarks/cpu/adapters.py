@@ -68,17 +68,13 @@ def vllm(options: argparse.Namespace, folder: Path, log: Path) -> Iterator[Conte
 
 def llama(options: argparse.Namespace, folder: Path, log: Path) -> Iterator[Contestant]:
     """llama.cpp's server, where it was built beside its Python package."""
-    python, config = VENVS / "llama" / "bin" / "python", checkpoint(options.shape) / "config.json"
-    if not python.exists():
-        print(f"llama.cpp: not installed in {VENVS}", flush=True)
+    if not write_llama_files(options.shape, folder, options.adapters):
         return
-    line = [str(python), str(FILES), str(config), str(folder), str(options.adapters), str(RANK)]
-    environment = {key: value for key, value in os.environ.items() if key != "PYTHONPATH"}
-    subprocess.run(line, check=True, env=environment, stderr=subprocess.DEVNULL)
     num = options.adapters * options.streams
     adapters = [part for index in range(options.adapters) for part in ("--lora", str(folder / f"{index}.gguf"))]
     shape = ("--parallel", str(num), "--ctx-size", str(num * CONTEXT), "--lora-init-without-apply", *adapters)
-    server = start_llama(folder / "base.gguf", SHAPES[options.shape].vocab_size, log, shape)
+    base = ("--model", str(folder / "base.gguf"))
+    server = start_llama((*base, *shape), SHAPES[options.shape].vocab_size, log)
     if server is None:
         return
 
@@ -87,6 +83,18 @@ def llama(options: argparse.Namespace, folder: Path, log: Path) -> Iterator[Cont
         return connections(server.port, "bench", {"lora": scales}, keeps=False)
 
     yield Contestant("llama.cpp float32, HTTP", server, connect)
+
+
+def write_llama_files(shape: str, folder: Path, num_adapters: int) -> bool:
+    """Writes base.gguf and the adapters, 0.gguf and so on; False if llama.cpp's package is not installed."""
+    python, config = VENVS / "llama" / "bin" / "python", checkpoint(shape) / "config.json"
+    if not python.exists():
+        print(f"llama.cpp: not installed in {VENVS}", flush=True)
+        return False
+    line = [str(python), str(FILES), str(config), str(folder), str(num_adapters), str(RANK)]
+    environment = {key: value for key, value in os.environ.items() if key != "PYTHONPATH"}
+    subprocess.run(line, check=True, env=environment, stderr=subprocess.DEVNULL)
+    return True
 
 
 def by_http(port: int, adapter: str) -> AbstractAsyncContextManager[Send]:

@@ -108,15 +108,20 @@ def start_own(shape: str, form: str, log: Path, more: Sequence[str] = ()) -> Ser
     """`sluice serve` with a number format: a dtype, or int8 or int4. `more`: further options; with --http it can be
     asked by HTTP, too."""
     flag = "--quantization" if form.startswith("int") else "--dtype"
+    model = ("--model", str(served(shape)), "--served-model-name", "bench", flag, form)
+    options = (*model, "--max-num-seqs", str(MAX_STREAMS), "--log-level", "warning", *more)
+    return run_own(" ".join((f"sluice {form}", *_named(more))), options, log)
+
+
+def run_own(name: str, options: Sequence[str], log: Path) -> Server:
+    """`sluice serve` with these options on free ports."""
     line = [sys.executable, "-m", "sluice_server"]
-    serve = [*line, "serve", "--model", str(served(shape)), "--served-model-name", "bench", "--listen", "127.0.0.1:0"]
-    serve += [flag, form, "--max-num-seqs", str(MAX_STREAMS), "--log-level", "warning", *more]
-    process = _start(serve, dict(os.environ), log, subprocess.PIPE)
+    process = _start([*line, "serve", "--listen", "127.0.0.1:0", *options], dict(os.environ), log, subprocess.PIPE)
     assert process.stdout is not None
     places = process.stdout.readline().partition(" on ")[2]
     address, port = places.split(",")[0], int(places.partition(" on http://127.0.0.1:")[2].split(",")[0] or 0)
     if not address:
-        raise ChildProcessError(f"sluice {form} did not start; see {log}")
+        raise ChildProcessError(f"{name} did not start; see {log}")
     ways = {"gRPC": partial(calls, address)}
     if port:
         ways["HTTP"] = partial(connections, port, "bench")
@@ -128,7 +133,7 @@ def start_own(shape: str, form: str, log: Path, more: Sequence[str] = ()) -> Ser
         subprocess.run([*bench, "--json", str(result)], check=True, stdout=subprocess.DEVNULL)
         return _figures(json.loads(result.read_text()))
 
-    return Server(" ".join((f"sluice {form}", *_named(more))), process, load, ways, address=address, port=port)
+    return Server(name, process, load, ways, address=address, port=port)
 
 
 def start_vllm(shape: str, form: str, threads: int, log: Path, more: Sequence[str] = ()) -> Server | None:
@@ -159,14 +164,14 @@ def start_vllm(shape: str, form: str, threads: int, log: Path, more: Sequence[st
     return at_rest(server, log)
 
 
-def start_llama(model: Path, vocab: int, log: Path, more: Sequence[str] = ()) -> Server | None:
-    """llama.cpp's server on a GGUF file, with two compute threads and further options; None if it was not built."""
+def start_llama(options: Sequence[str], vocab: int, log: Path) -> Server | None:
+    """llama.cpp's server with two compute threads and these options; None if it was not built."""
     program, name = VENVS / "llama" / "bin" / "llama-server", "llama.cpp"
     if not program.exists():
         print(f"llama.cpp's server: not in {program.parent}", flush=True)
         return None
     port = free_port()
-    line = [str(program), "--model", str(model), "--host", "127.0.0.1", "--port", str(port), "--threads", "2", *more]
+    line = [str(program), "--host", "127.0.0.1", "--port", str(port), "--threads", "2", *options]
     process = _start(line, dict(os.environ), log, subprocess.DEVNULL)
     ask = Ask(port, "bench", vocab, LENGTH)
 
