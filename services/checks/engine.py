@@ -58,14 +58,23 @@ def _check_speculation(engine: EngineConfig) -> None:
         raise bad_setting("max_draft_width", f"{engine.max_draft_width} is not in [1, {MAX_DRAFT_WIDTH}]")
     if engine.max_draft_width > 1 and engine.speculation not in ("draft", "eagle"):
         raise bad_setting("max_draft_width", "above 1 needs --speculation draft or eagle: nothing else branches")
-    if bool(engine.draft_model) != (engine.speculation in ("draft", "eagle")):
-        raise bad_setting("draft_model", "and --speculation draft or eagle need each other")
+    wants_draft = engine.speculation in ("draft", "eagle")
+    if wants_draft and not engine.draft_model:
+        raise bad_setting("draft_model", f"names no checkpoint, and --speculation {engine.speculation} drafts with one")
+    if engine.draft_model and not wants_draft:
+        raise bad_setting("draft_model", "is used with --speculation draft or eagle only: give that, too")
 
 
 def _check_adapters(engine: EngineConfig) -> None:
     has_source = bool(engine.adapter_dir or engine.adapter_hub)
-    if has_source != bool(engine.max_adapters):
-        raise bad_setting("max_adapters", "and --adapter-dir or --adapter-hub need each other")
+    if has_source and not engine.max_adapters:
+        raise bad_setting(
+            "max_adapters", "is 0, which takes none: say how many may run at once, such as --max-adapters 8"
+        )
+    if engine.max_adapters and not has_source:
+        raise bad_setting(
+            "max_adapters", f"is {engine.max_adapters}: say where they are, by --adapter-dir or --adapter-hub"
+        )
     try:
         allowed_of(engine.adapter_hub)
     except ValueError as error:
