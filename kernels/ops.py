@@ -26,6 +26,7 @@ from sluice_server.kernels.reference import (
     encoders,
     inputs,
     moe,
+    peer_sums,
     sampling,
     scores,
     speculation,
@@ -36,6 +37,7 @@ from sluice_server.kernels.reference.choice import ChosenTokens, ScoredRows
 from sluice_server.kernels.reference.elementwise import HeadNorms
 from sluice_server.kernels.reference.inputs import StepInputs
 from sluice_server.kernels.reference.moe import ExpertStack
+from sluice_server.kernels.reference.peer_sums import PeerBuffers
 from sluice_server.kernels.reference.sampling import Rows
 from sluice_server.kernels.reference.scores import ScoreRequest, Scores
 
@@ -263,6 +265,12 @@ def build_inputs(
     chosen = gpu.family("inputs") if gpu.takes(tokens) else inputs
     found: StepInputs = chosen.build_inputs(tokens, tables, slots, starts, ends, block_size, num_tokens)
     return found
+
+
+def add_parts_(into: Tensor, buffers: PeerBuffers, parts: int) -> None:
+    """Adds up partial sums in the memory of several ranks' devices; see `kernels.reference.peer_sums.add_parts_`."""
+    chosen = gpu.family("peer_sums") if gpu.takes(into) else peer_sums
+    chosen.add_parts_(into, buffers, parts)
 
 
 def route(logits: Tensor, per_token: int, *, renormalises: bool) -> tuple[Tensor, Tensor]:

@@ -121,7 +121,7 @@ class NcclSums:
         """Returns rank 0's ids, int64 [S], for which others give room: what it sampled, before the host knows it."""
         options = dist.BroadcastOptions()
         options.rootRank, options.timeout = 0, timedelta(seconds=self.timeout_s)
-        self._end(lambda: self._group.broadcast([ids], options))
+        self._put(lambda: self._group.broadcast([ids], options).wait())
         return ids
 
     def _numbers(self, own: int) -> list[int]:
@@ -134,14 +134,14 @@ class NcclSums:
         found = own.new_empty(self.size * own.shape[0], *own.shape[1:])
         options = dist.AllgatherOptions()
         options.timeout = timedelta(seconds=self.timeout_s)
-        self._end(lambda: self._group._allgather_base(found, own, options))
+        self._put(lambda: self._group._allgather_base(found, own, options).wait())
         return found.view(self.size, *own.shape)
 
-    def _end(self, begin: Callable[[], Any]) -> None:
-        """Begins a collective, and has what follows in the device's queue wait for it; gloo's waits here."""
+    def _put(self, collective: Callable[[], object]) -> None:
+        """Puts a collective into the device's queue, before all that follows; gloo's waits here."""
         self.calls += 1
         try:
-            begin().wait()
+            collective()
         except RuntimeError as error:
             text = f"a rank of {self.size} has ended, or did not come to a sum: start the group anew"
             raise SumsBroken(UNKNOWN, f"{text} ({str(error).splitlines()[0]})") from error

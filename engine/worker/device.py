@@ -15,7 +15,9 @@ from torch import Tensor
 from sluice_server.engine.uploads import uploaded
 from sluice_server.engine.worker.faults import device_faults
 
-WARM_RUNS = 2  # before a capture: kernels compile and workspaces are allocated
+# Before a capture: kernels compile and workspaces are allocated. Sums of ranks take what is recorded behind a run that
+# is not for the beginning of another recorded step.
+WARM_RUNS = 2
 
 
 class HostCopy(Protocol):

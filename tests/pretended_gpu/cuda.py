@@ -283,6 +283,7 @@ def _interface() -> dict[str, Any]:
         "empty_cache": lambda: None,
         "synchronize": lambda device=None: current_gpu().memory.wait("synchronize"),
         "set_sync_debug_mode": set_debug,
+        "is_current_stream_capturing": lambda: current_gpu().memory.recording is not None,
         "graph_pool_handle": lambda: (0, 0),
         "CUDAGraph": lambda: Graph(current_gpu()),
         "graph": lambda graph, **named: current_gpu().capture(graph),

@@ -7,7 +7,7 @@ import contextlib
 import dataclasses
 import functools
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -20,11 +20,13 @@ from sluice_server.engine.config import EngineConfig
 from sluice_server.engine.engine import Engine
 from sluice_server.engine.parallel.options import shape_of
 from sluice_server.engine.parallel.sums_nccl import NcclSums
+from sluice_server.engine.parallel.sums_symmetric import SymmetricSums
 from sluice_server.engine.request import Limits
+from tests.engine.parallel.peers_memory import ThreadMemory, thread_memories
 from tests.engine.parallel.test_sums_nccl import PATIENT_S, standing_in
 from tests.engine.parallel.thread_ranks import ThreadPlace, threaded
 from tests.pretended_gpu.cuda import PretendedGpu, current_gpu
-from tests.pretended_gpu.memory import is_on_device
+from tests.pretended_gpu.memory import is_on_device, mark
 
 
 class Begun:
@@ -53,16 +55,33 @@ class PretendedNccl:
 
     def _begin(self, name: str, given: tuple[Tensor, ...], begin: Callable[[], Any]) -> Begun:
         assert all(is_on_device(one) and one.is_contiguous() for one in given)
-        memory = current_gpu().memory
-        if memory.recording is not None:
-            memory.record((functools.partial(self._carry_out, name, begin), (), {}, None))
-        else:
-            self._carry_out(name, begin)
+        queue(functools.partial(self._carry_out, name, begin))
         return Begun()
 
     def _carry_out(self, name: str, begin: Callable[[], Any]) -> None:
         self.begun[name] += 1
         begin().wait()
+
+
+class PretendedMemory(ThreadMemory):
+    """That of a rank with a pretended device: a barrier is put into its queue."""
+
+    def get_buffer(self, rank: int, sizes: Sequence[int], dtype: torch.dtype, storage_offset: int = 0) -> Tensor:
+        found = super().get_buffer(rank, sizes, dtype, storage_offset)
+        mark(found)
+        return found
+
+    def barrier(self, channel: int = 0, timeout_ms: int = 0) -> None:
+        queue(functools.partial(super().barrier, channel, timeout_ms))
+
+
+def queue(work: Callable[[], None]) -> None:
+    """Puts work into the queue of this thread's device: in a capture it is recorded."""
+    memory = current_gpu().memory
+    if memory.recording is None:
+        work()
+    else:
+        memory.record((work, (), {}, None))
 
 
 @dataclasses.dataclass
@@ -72,12 +91,15 @@ class DeviceRanks:
     Attributes:
         gpus: their devices, once they run.
         collectives: their groups.
+        memories: what they read of one another, where they do.
+        memories: what they read of one another, where they do.
     """
 
     engine: Engine
     gpus: list[PretendedGpu]
     collectives: list[PretendedNccl]
     sums: list[NcclSums]
+    memories: list[PretendedMemory]
 
 
 @contextlib.contextmanager
@@ -87,17 +109,24 @@ def over_gpus(
     config: EngineConfig,
     draft: Path | None = None,
     limits: Limits | None = None,
+    *,
+    reach_one_another: bool = False,
 ) -> Iterator[DeviceRanks]:
-    """An engine whose rank 0 has `gpu`, and the other ranks devices of their own. `limits`: see `threaded`."""
+    """An engine whose rank 0 has `gpu`, and the other ranks devices of their own. `limits`: see `threaded`.
+    `reach_one_another`: whether devices read one another's memory."""
     shape, store = shape_of(config), dist.HashStore()
     each = [shape.of_member(member) for member in range(shape.members)]
     with ThreadPoolExecutor(len(each)) as pool:
         groups = list(pool.map(lambda one: PretendedNccl(standing_in(store, one.rank, one.tensor_size)), each))
     cuda = torch.device("cuda")
-    sums = [
-        NcclSums(group, one.rank, one.tensor_size, cuda, shards=one.sum_shards, timeout_s=PATIENT_S)
-        for group, one in zip(groups, each, strict=True)
-    ]
+    memories = [PretendedMemory(one._each, one._barrier) for one in thread_memories(shape.tensor_size)]
+
+    def sums_of(rank: int) -> NcclSums:
+        given = groups[rank], rank, shape.tensor_size, cuda
+        named: dict[str, Any] = {"shards": shape.sum_shards, "timeout_s": PATIENT_S}
+        return SymmetricSums(*given, memories[rank], **named) if reach_one_another else NcclSums(*given, **named)
+
+    sums = list(map(sums_of, range(shape.tensor_size)))
     places = [ThreadPlace(*given, None) for given in zip(each, sums, strict=True)]
     gpus = [gpu] * len(each)
 
@@ -108,4 +137,4 @@ def over_gpus(
             yield
 
     with threaded(directory, config, draft, limits, places, within) as engine:
-        yield DeviceRanks(engine, gpus, groups, sums)
+        yield DeviceRanks(engine, gpus, groups, sums, memories)

@@ -47,6 +47,8 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
     "experts, W8A16": ("experts", W8A16),
     "llama, batch-invariant": ("llama", INVARIANT),
     "llama, 4 shards": ("llama", {"sum_shards": 4}),
+    "llama, memory of one another": ("llama", {}),
+    "experts, W8A16, 4 shards, memory of one another": ("experts", {**W8A16, "sum_shards": 4}),
 }
 
 
@@ -57,7 +59,8 @@ def test_tokens_are_those_of_transformers(name: str, tmp_path: Path) -> None:
     shape, changes = CASES[name]
     directory = checkpoint(tmp_path, SHAPES[shape])
     num = WITH_DRAFTS if "look-up" in name else NUM
-    with pretend() as gpu, over_gpus(gpu, directory, dataclasses.replace(TWO, **changes)) as ranks:
+    config, reach = dataclasses.replace(TWO, **changes), "memory" in name
+    with pretend() as gpu, over_gpus(gpu, directory, config, reach_one_another=reach) as ranks:
         assert isinstance(ranks.engine.runner, DeviceGroupRunner)
         found = run(ranks.engine, max_tokens=num)
         assert "look-up" not in name or ranks.engine.scheduler.draft_stats.num_accepted > 0
@@ -97,5 +100,24 @@ def test_steps_are_graphs_with_their_sums_and_ids_and_no_host_waits(
             assert set(one.launches - launches) <= {"write_runs_kernel"}, "what the host knows better is written"
         for group, earlier in zip(ranks.collectives, sums, strict=True):
             assert group.begun - earlier == {"allgather": (2 + 2 * HEADS.layers) * steps, "broadcast": steps}
+    assert [id for ids in found for id in ids] == greedy(reference(directory), list(prompt), 6)
+    assert len({one.calls for one in ranks.sums}) == 1 and steps > 3
+
+
+def test_sums_of_recorded_steps_are_read_from_other_devices_behind_one_barrier_each(tmp_path: Path) -> None:
+    """And one at the beginning of a step. NCCL gathers the logits and shares the ids."""
+    directory = checkpoint(tmp_path, HEADS)
+    with pretend() as gpu, over_gpus(gpu, directory, SMALL, reach_one_another=True) as ranks:
+        engine, prompt = ranks.engine, PROMPTS["short"]
+        engine.add(EngineRequest("a", prompt, SamplingParams(max_tokens=6, temperature=0.0, ignore_eos=True)))
+        found = [event.token_ids for _ in range(2) for event in engine.step().sampled]
+        both = list(zip(ranks.collectives, ranks.memories, strict=True))
+        before = [(group.begun.copy(), memory.barriers) for group, memory in both]
+        while engine.has_work:
+            found += [event.token_ids for event in engine.step().sampled]
+        steps = sum(isinstance(order, BeginStep) for order in engine.runner._workers.orders) - 2  # type: ignore[attr-defined]
+        for (group, memory), (begun, barriers) in zip(both, before, strict=True):
+            assert group.begun - begun == {"allgather": steps, "broadcast": steps}
+            assert memory.barriers - barriers == (1 + 1 + 2 * HEADS.layers) * steps
     assert [id for ids in found for id in ids] == greedy(reference(directory), list(prompt), 6)
     assert len({one.calls for one in ranks.sums}) == 1 and steps > 3

@@ -12,10 +12,10 @@ from tests.engine.parallel.rank_threads import run_ranks
 SHAPE = (5, 33)
 
 
-def uneven(num: int, seed: int = 0) -> list[Tensor]:
+def uneven(num: int, seed: int = 0, shape: tuple[int, int] = SHAPE) -> list[Tensor]:
     """Tensors whose sum depends on its order."""
     made = torch.Generator().manual_seed(seed)
-    return [torch.randn(*SHAPE, generator=made) * 10.0 ** (3 * i % 7) for i in range(num)]
+    return [torch.randn(*shape, generator=made) * 10.0 ** (3 * i % 7) for i in range(num)]
 
 
 def added(sums: RankSums, given: list[Tensor], start: Tensor) -> Tensor:
