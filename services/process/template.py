@@ -19,6 +19,7 @@ import setproctitle
 from sluice_server.engine.worker.host.aside import ASIDE
 from sluice_server.services.messages.processes import Role
 from sluice_server.services.process.aside import import_aside, import_needs
+from sluice_server.services.process.library_pages import give_back_library_pages
 from sluice_server.services.process.supervised import TEMPLATE, TEMPLATE_KIND, die_with_supervisor, say_template
 
 STAGES, ENGINES = "stages", "engines"  # the kinds
@@ -57,9 +58,9 @@ def become_forked() -> None:
     setproctitle.setproctitle(f"sluice: template-{kind}")
     die_with_supervisor()
     with socket.socket(fileno=int(number)) as channel:
-        _import(kind)
-        gc.collect()
-        gc.freeze()  # collections in forked processes leave the shared memory alone
+        with _without_collections():
+            _import(kind)
+        give_back_library_pages()
         say_template(kind)
         _serve(channel)
 
@@ -73,6 +74,18 @@ def _import(kind: str) -> None:
         else:
             for role in roles:
                 import_needs(role)
+
+
+@contextlib.contextmanager
+def _without_collections() -> Iterator[None]:
+    """Has garbage collection pass over what is made meanwhile, for ever: here, where it would take a fifth of the time
+    and find half a megabyte, and in forked processes, which leave the shared memory alone then."""
+    gc.disable()
+    try:
+        yield
+    finally:
+        gc.freeze()
+        gc.enable()
 
 
 @contextlib.contextmanager

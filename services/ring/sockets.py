@@ -35,6 +35,9 @@ HIGH_WATER_MARK = 1000
 FRAME_BYTES = BLOB_BYTES  # limit of one frame; a message larger than that is sent as a blob
 FRAMES_A_TURN = 64  # bounds a turn, so that a flooded inbox cannot starve the loop
 LAG_S = (0.0001, 0.00025, 0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5)
+RECONNECT_MS = 20  # until a peer that is not there is tried again, at first; twice as long each time, up to
+LOCAL_MS = 50  # on this host, where trying costs next to nothing and a service that starts waits for it
+REMOTE_MS = 500  # on another one
 AHEAD_NS = 24 * 3600 * 10**9  # how far the clock of another host may be ahead
 _OF_BLOBS = frozenset({Blob, BlobChunk})
 _PASSED_ON = Result.__name__  # forwarded unread by the stages in `_BETWEEN`
@@ -209,8 +212,8 @@ class Outbox:
         self._socket.setsockopt(zmq.SNDHWM, HIGH_WATER_MARK)
         self._socket.setsockopt(zmq.LINGER, 200)
         self._socket.setsockopt(zmq.IMMEDIATE, 1)  # ZeroMQ queues nothing for a peer that is not connected
-        self._socket.setsockopt(zmq.RECONNECT_IVL, 20)
-        self._socket.setsockopt(zmq.RECONNECT_IVL_MAX, 500)
+        self._socket.setsockopt(zmq.RECONNECT_IVL, RECONNECT_MS)
+        self._socket.setsockopt(zmq.RECONNECT_IVL_MAX, LOCAL_MS if peer.address.startswith("ipc:") else REMOTE_MS)
         if keys is not None:
             keys.secure_outbox(self._socket, peer.id)
         self._socket.connect(peer.address)

@@ -9,12 +9,13 @@ from pathlib import Path
 
 import msgspec
 import pytest
+import zmq
 
 from sluice_server.services.messages.messages import (
     Cancel,
     Tokens,
 )
-from sluice_server.services.ring.sockets import AHEAD_NS, FRAME_BYTES
+from sluice_server.services.ring.sockets import AHEAD_NS, FRAME_BYTES, LOCAL_MS, REMOTE_MS, Outbox, Peer
 from tests.services.ring.net import ENVELOPE, LIMIT, Net, drained, frame, result, sent
 
 
@@ -67,6 +68,26 @@ async def test_outbox_keeps_what_cannot_leave_and_merges_it(net: Net, tmp_path: 
             outbox.flush()
             await asyncio.sleep(0.01)
     assert await drained(inbox, 1) == [Tokens(ENVELOPE, 0, (1,))] * 5
+
+
+class Recording(zmq.Context[zmq.Socket[bytes]]):
+    """Keeps the sockets that it makes."""
+
+    made: list[zmq.Socket[bytes]]
+
+    def socket(self, *arguments: object, **options: object) -> zmq.Socket[bytes]:
+        self.made = [super().socket(*arguments, **options)]  # type: ignore[arg-type] # as they come
+        return self.made[0]
+
+
+@pytest.mark.parametrize(("address", "longest_ms"), [("ipc://{}/in", LOCAL_MS), ("tcp://127.0.0.1:9", REMOTE_MS)])
+def test_a_service_that_starts_waits_for_peers_of_this_host_no_longer_than_it_must(
+    tmp_path: Path, address: str, longest_ms: int
+) -> None:
+    with Recording() as context:
+        outbox = Outbox(context, Peer("x", address.format(tmp_path)), "y", 1, LIMIT)
+        assert context.made[0].getsockopt(zmq.RECONNECT_IVL_MAX) == longest_ms
+        outbox.close()
 
 
 async def test_wake_ups_bring_every_frame(net: Net, tmp_path: Path) -> None:

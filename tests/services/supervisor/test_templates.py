@@ -238,6 +238,16 @@ def test_random_numbers_are_each_process_own(bench: Bench, capfd: pytest.Capture
     assert len(set(numbers)) == len(numbers) == 6
 
 
+def test_what_is_forked_collects_its_own_garbage_and_not_that_of_the_template(
+    bench: Bench, capfd: pytest.CaptureFixture[str]
+) -> None:
+    bench.ready(STAGES)
+    child = bench.child("import gc; print(gc.isenabled(), gc.get_freeze_count() > len(gc.get_objects()), flush=True)")
+    child.start()
+    end_of(child)
+    assert capfd.readouterr().out == "True True\n"
+
+
 def test_a_template_with_threads_forks_nothing(bench: Bench) -> None:
     bench.templates.close()
     busy = PROGRAM.replace("while", "import threading\nthreading.Thread(target=threading.Event().wait).start()\nwhile")
