@@ -8,9 +8,11 @@ come again. `--nixl`: the reader reads the owner's memory by NIXL (the extra `ni
 """
 
 import argparse
+import contextlib
 import json
 import os
 import secrets
+import signal
 import statistics
 import subprocess
 import sys
@@ -45,7 +47,7 @@ def carrier(  # what a connection is made of
     others = {other: place for other, place in places.items() if other != name}
     made = NetworkCarrier(places[name], others, slots, LAYOUT, size, own)
     if nixl:
-        read_by_nixl(made, name, size)
+        read_by_nixl(made, name, places[name], size)
     return slots, made
 
 
@@ -100,28 +102,45 @@ def take(keys: str, places: dict[str, str], size: int, num: int, rounds: int, *,
     made.close()
 
 
+class End:
+    """A program in one of the namespaces, which is told things and says others, until the block ends."""
+
+    def __init__(self, command: list[str], closing: contextlib.ExitStack) -> None:
+        pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "text": True}
+        self._process: subprocess.Popen[str] = subprocess.Popen(command, **pipes)  # type: ignore[call-overload] # mixed
+        closing.callback(self._process.wait)
+        closing.callback(self._process.kill)
+
+    def said(self) -> str:
+        """Returns what it says next. Raises SystemExit if it has ended: it has written why."""
+        assert self._process.stdout is not None
+        line: str = self._process.stdout.readline()
+        if not line:
+            raise SystemExit("an end of the connection has ended")
+        return line.strip()
+
+    def go_on(self) -> None:
+        """Tells it to go on."""
+        assert self._process.stdin is not None
+        self._process.stdin.write("\n")
+        self._process.stdin.flush()
+
+
 def play(spaces: Namespaces, own: tuple[str, ...]) -> None:
     """Runs both ends, and prints what the reader says; cuts the link and mends it in between."""
-    pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "text": True}
-    with (
-        subprocess.Popen([*spaces.within(0), *own, "--end", "give"], **pipes) as giver,  # type: ignore[call-overload] # mixed
-        subprocess.Popen([*spaces.within(1), *own, "--end", "take"], **pipes) as taker,  # type: ignore[call-overload] # mixed
-    ):
-
-        def go_on() -> None:
-            taker.stdin.write("\n")
-            taker.stdin.flush()
-
-        giver.stdout.readline()
-        print(taker.stdout.readline().strip())
-        go_on()
+    with contextlib.ExitStack() as closing:
+        giver, taker = (
+            End([*spaces.within(at), *own, "--end", end], closing) for at, end in enumerate(("give", "take"))
+        )
+        giver.said()
+        print(taker.said(), flush=True)
+        taker.go_on()
         time.sleep(DEADLINE_S / 3)
         spaces.set_link("down")
-        print(taker.stdout.readline().strip())
+        print(taker.said(), flush=True)
         spaces.set_link("up")
-        go_on()
-        print(taker.stdout.readline().strip())
-        giver.stdin.close()
+        taker.go_on()
+        print(taker.said(), flush=True)
 
 
 def main() -> None:
@@ -144,6 +163,7 @@ def main() -> None:
     if options.end == "take":
         take(options.keys, places, *sizes, options.rounds, nixl=options.nixl)
         return
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit("ended by SIGTERM"))  # behind what removes the namespaces
     os.environ.setdefault("UCX_TLS", "tcp,self")  # both ends are on one host here, and it would notice
     with tempfile.TemporaryDirectory() as keys:
         make_keys(Path(keys), (OWNER, READER))

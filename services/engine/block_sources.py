@@ -84,15 +84,15 @@ def _network(built: BuiltEngine, process: Process, closing: contextlib.ExitStack
         raise bad_setting("kv_port_offset", str(error)) from error
     closing.callback(carrier.close)
     if config.kv_nixl:
-        _read_directly(carrier, own, built.store.block_bytes)
+        _read_directly(carrier, own, listening[own], built.store.block_bytes)
     process.on_engines.append(lambda table: carrier.change(others(table)))
     return carrier
 
 
-def _read_directly(carrier: NetworkCarrier, own: str, block_bytes: int) -> None:
+def _read_directly(carrier: NetworkCarrier, own: str, place: str, block_bytes: int) -> None:
     """Has NIXL read blocks of other hosts. Raises ServiceError without it."""
     try:
-        read_by_nixl(carrier, own, block_bytes)
+        read_by_nixl(carrier, own, place, block_bytes)
     except (ImportError, OSError) as error:
         raise bad_setting("kv_nixl", f"{error}; see the extra `nixl`") from error
     logger.warning("NIXL authenticates nobody: who reaches its port can read this process's memory and write to it")

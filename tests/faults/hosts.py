@@ -17,9 +17,10 @@ import psutil
 
 from sluice_server.services.process import heartbeat
 from sluice_server.services.ring.keys import make_keys
-from tests.system.service import Service, serve
+from tests.system.service import Service, serve, wait_until
 
 OPTIONS = ("--dtype", "float32", "--max-restarts", "1000", "--max-num-batched-tokens", "64", "--allow-shared-cores")
+RUNS_WITHIN_S = 10.0
 AGAIN = 'trap "exit 0" TERM; while :; do "$@" & wait $!; done'
 
 
@@ -128,7 +129,8 @@ class Namespaces:
         ip("-n", self.names[0], "link", "set", self.links[0], state)
 
     def make(self) -> None:
-        """Makes both. Raises subprocess.CalledProcessError where that is not allowed."""
+        """Makes both, and waits until the link runs: the kernel notices its carrier up to a second later, and programs
+        may leave out what does not run. Raises subprocess.CalledProcessError where that is not allowed."""
         for name in self.names:
             ip("netns", "add", name)
         ip(
@@ -148,6 +150,12 @@ class Namespaces:
             ip("-n", name, "address", "add", f"{address}/24", "dev", link)
             ip("-n", name, "link", "set", link, "up")
             ip("-n", name, "link", "set", "lo", "up")
+        wait_until(self._runs, RUNS_WITHIN_S, "the link between the namespaces does not run")
+
+    def _runs(self) -> bool:
+        """Whether both ends of the link run."""
+        shown = (ip("-n", name, "link", "show", link) for name, link in zip(self.names, self.links, strict=True))
+        return all("state UP" in one for one in shown)
 
     def remove(self) -> None:
         """Removes both, as far as they were made."""
@@ -156,6 +164,6 @@ class Namespaces:
                 ip("netns", "del", name)
 
 
-def ip(*words: str) -> None:
-    """Runs `ip`."""
-    subprocess.run(["ip", *words], check=True, capture_output=True)
+def ip(*words: str) -> str:
+    """Runs `ip`, and returns what it says."""
+    return subprocess.run(["ip", *words], check=True, capture_output=True, text=True).stdout
