@@ -167,6 +167,7 @@ class ServiceConfig:
     log_format: str = option("console", "console or json")
     log_requests: bool = option(False, "one log line, at info, for each request that ends")
     log_prompts: bool = option(False, "with its prompt, which may be private; needs --log-requests")
+    audit_log: str = option("", "file that gets a line of JSON for each call of an operator; empty is off")
 
 
 DEFAULTS = ServiceConfig()  # the single source of defaults; other modules take theirs from here

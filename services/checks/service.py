@@ -1,5 +1,8 @@
 """Checks of the settings of a service: limits, keys, where images come from, and telemetry."""
 
+import os
+from pathlib import Path
+
 from sluice_server.services.checks.values import at_least, one_of, seconds
 from sluice_server.services.config import MAX_HEDGING_DELAY_MS, MAX_TEXT_INTERVAL_MS, WORKER, ServiceConfig, bad_setting
 from sluice_server.services.media.urls import hosts_of
@@ -54,6 +57,10 @@ def _check_media_from(text: str) -> None:
 
 def _check_telemetry(service: ServiceConfig) -> None:
     one_of("log_level", service.log_level, ("debug", "info", "warning", "error"))
+    if service.audit_log and service.role in ("", Role.GATEWAY):
+        where = Path(service.audit_log)
+        if where.is_dir() or not os.access(where if where.exists() else where.parent, os.W_OK):
+            raise bad_setting("audit_log", f"cannot write to {where}")
     if service.log_prompts and not service.log_requests:
         raise bad_setting("log_prompts", "needs --log-requests: prompts are part of its lines")
     seconds("trace_slow_s", service.trace_slow_s)

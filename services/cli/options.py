@@ -76,7 +76,7 @@ GROUPS = {
     ),
     "Telemetry": (
         *("metrics_port", "metrics_host", "otlp_endpoint", "trace_sample_ratio", "trace_slow_s"),
-        *("log_level", "log_format", "log_requests", "log_prompts"),
+        *("log_level", "log_format", "log_requests", "log_prompts", "audit_log"),
     ),
     "Processes": (
         "engines",

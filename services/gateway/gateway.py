@@ -17,6 +17,7 @@ from sluice_server.services.gateway.access.identity import AccessPolicy, access_
 from sluice_server.services.gateway.access.quota import Quotas, TenantLimits
 from sluice_server.services.gateway.access.rate import Rate
 from sluice_server.services.gateway.calls import server
+from sluice_server.services.gateway.calls.audit import audited
 from sluice_server.services.gateway.calls.cache import CacheCalls
 from sluice_server.services.gateway.calls.control import Control
 from sluice_server.services.gateway.calls.converse import Converse
@@ -64,7 +65,7 @@ class Gateway:
         self._clock = clock
         self._access = access = _access(settings)
         self.observer = observer = observer or Unobserved()
-        self._guard = Guard(access, clock, observer, settings.peer_secret)
+        self._guard = audited(Guard(access, clock, observer, settings.peer_secret), settings, clock)
         quotas = _quotas(access, settings.num_gateways)
         self.books = Books(settings, quotas, clock)
         self.lanes: dict[str, Lane] = {}

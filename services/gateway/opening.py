@@ -95,6 +95,7 @@ def settings_of(engine: EngineConfig, config: ServiceConfig, gateway_id: str) ->
         probe_timeout_s=config.probe_timeout_s,
         grace_s=config.grace_s,
         max_connection_age_s=config.max_connection_age_s,
+        audit_log=config.audit_log,
         reuse_port=config.gateways > 1,
     )
 

@@ -141,6 +141,7 @@ class GatewaySettings:
     max_stream_frames_per_s: int = 2000
     grace_s: float = DEFAULTS.grace_s
     max_connection_age_s: float = DEFAULTS.max_connection_age_s
+    audit_log: str = DEFAULTS.audit_log
     reuse_port: bool = False
     reflection: bool = DEFAULTS.reflection
     max_receive_bytes: int = 16 << 20

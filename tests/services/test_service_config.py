@@ -103,6 +103,8 @@ BAD: list[tuple[dict[str, object], dict[str, object], str]] = [
     ({}, {"text_interval_ms": -1.0}, r"--text-interval-ms: -1 is not in \[0, 1000\]"),
     ({}, {"text_interval_ms": float("nan")}, r"--text-interval-ms: nan is not in"),
     ({}, {"metrics_port": 70000}, "--metrics-port: 70000 is not in"),
+    ({}, {"audit_log": "/nowhere/audit.jsonl"}, "--audit-log: cannot write to /nowhere/audit.jsonl"),
+    ({}, {"audit_log": "/proc"}, "--audit-log: cannot write to /proc"),
     ({}, {"log_format": "xml"}, "--log-format: 'xml' is not one of console, json"),
 ]
 

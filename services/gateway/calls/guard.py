@@ -81,7 +81,7 @@ SCOPES: Mapping[str, frozenset[Scope]] = {  # any one of them is enough; an empt
 
 Handler: TypeAlias = "grpc.RpcMethodHandler[Any, Any] | None"  # in quotes: the class is not generic at run time
 Behaviour: TypeAlias = Callable[[Any, Context], Any]
-_KINDS = {
+KINDS = {
     (False, False): grpc.unary_unary_rpc_method_handler,
     (False, True): grpc.unary_stream_rpc_method_handler,
     (True, False): grpc.stream_unary_rpc_method_handler,
@@ -171,7 +171,7 @@ class Guard(grpc.aio.ServerInterceptor):
                 aborted.__traceback__ = aborted.__context__ = None
                 return None
 
-        make = _KINDS[(bool(handler.request_streaming), bool(handler.response_streaming))]
+        make = KINDS[(bool(handler.request_streaming), bool(handler.response_streaming))]
         return make(checked, handler.request_deserializer, handler.response_serializer)
 
 

@@ -22,7 +22,6 @@ from sluice_server.services.gateway.access.tls import server_credentials
 from sluice_server.services.gateway.calls.cache import CacheCalls
 from sluice_server.services.gateway.calls.control import Control
 from sluice_server.services.gateway.calls.converse import Converse
-from sluice_server.services.gateway.calls.guard import Guard
 from sluice_server.services.gateway.calls.inference import Inference
 from sluice_server.services.gateway.calls.large import LargeRequestQueue
 from sluice_server.services.gateway.calls.models import ModelCalls
@@ -118,7 +117,7 @@ def options(settings: GatewaySettings) -> tuple[tuple[str, int], ...]:
 
 def build(
     settings: GatewaySettings,
-    guard: Guard,
+    guard: grpc.aio.ServerInterceptor,
     services: Services,
     checks: health.aio.HealthServicer,
     on_given_up: Callable[[], None] = lambda: None,

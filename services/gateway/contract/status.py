@@ -13,7 +13,7 @@ from sluice_server.engine.errors import Code, ServiceError
 
 DOMAIN = "sluice"
 DETAILS_KEY = "grpc-status-details-bin"
-_CODES: Mapping[int, grpc.StatusCode] = {code.value[0]: code for code in grpc.StatusCode}
+CODES: Mapping[int, grpc.StatusCode] = {code.value[0]: code for code in grpc.StatusCode}
 
 Metadata = tuple[tuple[str, str | bytes], ...]
 
@@ -58,7 +58,7 @@ def to_status(
 ) -> tuple[grpc.StatusCode, str, Metadata]:
     """Returns code, message and trailing metadata, as `context.abort` takes them."""
     status = rpc_status.to_status(to_rpc(error, extra, used))
-    return _CODES[int(error.code)], error.message, tuple(status.trailing_metadata)
+    return CODES[int(error.code)], error.message, tuple(status.trailing_metadata)
 
 
 def _packed(detail: Message) -> any_pb2.Any:

@@ -8,6 +8,7 @@ from grpc_health.v1 import health
 
 from sluice_server.services.gateway.access.identity import AccessPolicy, Identity, Scope
 from sluice_server.services.gateway.calls import server
+from sluice_server.services.gateway.calls.audit import audited
 from sluice_server.services.gateway.calls.guard import Guard
 from sluice_server.services.gateway.connections.listener import PortListener
 from sluice_server.services.gateway.settings import GatewaySettings
@@ -30,7 +31,7 @@ def listener(
     hosts reach without certificates."""
     of_this = listener_settings(settings)
     tenant = Identity(settings.vllm_tenant, frozenset(Scope))
-    guard = Guard(access if of_this.tls is not None else None, clock, observer, keyless=tenant)
+    guard = audited(Guard(access if of_this.tls else None, clock, observer, keyless=tenant), settings, clock)
     services = server.Services([(SERVICE, engine.table())], observer)
     return PortListener(of_this, functools.partial(server.build, of_this, guard, services, health))
 
