@@ -1,7 +1,8 @@
 """Memory of each rank's GPU that those of the other ranks read directly: torch's symmetric memory.
 
 It is used where CUDA says that all devices of a group read one another's memory, and all ranks are in the same
-namespaces of processes and files, over which torch passes descriptors of memory.
+namespaces of processes and files, over which torch passes descriptors of memory. A process has it once in its life:
+torch counts what a process has told others, and ranks of which one has mapped memory before would wait for each other.
 """
 
 import os
@@ -57,27 +58,30 @@ class MappedMemory:
 
 def reach_one_another(store: dist.Store, rank: int, size: int) -> bool:
     """Returns whether all ranks can map the memory of all others. Every rank calls this, with the same store."""
-    store.set(f"reaches/{rank}", _reach(rank, size))
+    store.set(f"reaches/{rank}", _reach(store, rank, size))
     found = {bytes(store.get(f"reaches/{one}")) for one in range(size)}
     return len(found) == 1 and b"" not in found
 
 
 def map_memory(store: dist.Store, rank: int, size: int, floats: int) -> PeerMemory:
-    """Returns so many float32 of each rank. Every rank calls this once. Raises RuntimeError where that fails."""
+    """Returns so many float32 of each rank, which reach one another. Every rank calls this. Raises RuntimeError."""
     group = dist.ProcessGroup(store, rank, size)
     group._set_group_name(GROUP)
     dist._register_process_group(GROUP, group)
-    dist._SymmetricMemory.set_group_info(GROUP, rank, size, store)
     device = torch.device("cuda", torch.cuda.current_device())
     return MappedMemory(group, dist._SymmetricMemory.empty_strided_p2p((floats,), (1,), torch.float32, device, GROUP))
 
 
-def _reach(rank: int, size: int) -> str:
+def _reach(store: dist.Store, rank: int, size: int) -> str:
     """Returns the namespaces of this rank if its device reads the memory of all others, else nothing."""
     if os.environ.get(BARRED, "0") not in ("", "0"):
         return ""
     if dist._SymmetricMemory.get_backend(torch.device("cuda")) != BACKEND:
         return ""
     if not all(torch.cuda.can_device_access_peer(rank, other) for other in range(size) if other != rank):
+        return ""
+    try:
+        dist._SymmetricMemory.set_group_info(GROUP, rank, size, store)
+    except RuntimeError:  # this process has had a group
         return ""
     return "/".join(str(os.stat(f"/proc/self/ns/{kind}").st_ino) for kind in ("pid", "mnt"))

@@ -1,5 +1,6 @@
 """Which ranks map one another's memory. Torch's part needs GPUs: here only its groups are made."""
 
+import os
 from collections.abc import Callable
 from typing import Any
 
@@ -18,6 +19,7 @@ def gpus(monkeypatch: pytest.MonkeyPatch) -> set[tuple[int, int]]:
     apart: set[tuple[int, int]] = set()
     monkeypatch.setattr(torch.cuda, "can_device_access_peer", lambda one, other: (one, other) not in apart)
     monkeypatch.setattr(dist._SymmetricMemory, "get_backend", lambda device: "CUDA")
+    monkeypatch.setattr(dist._SymmetricMemory, "set_group_info", lambda *given: None)  # ranks are of one process here
     monkeypatch.delenv(BARRED, raising=False)
     return apart
 
@@ -40,7 +42,7 @@ def test_ranks_of_one_place_reach_one_another(gpus: set[tuple[int, int]], monkey
         lambda patch, apart: patch.setenv(BARRED, "1"),
         lambda patch, apart: patch.setattr(dist._SymmetricMemory, "get_backend", lambda device: None),
         lambda patch, apart: patch.setattr(dist._SymmetricMemory, "get_backend", lambda device: "NVSHMEM"),
-        lambda patch, apart: patch.setattr(peer_memory, "_reach", lambda rank, size: f"container {rank}"),
+        lambda patch, apart: patch.setattr(peer_memory, "_reach", lambda store, rank, size: f"container {rank}"),
     ],
 )
 def test_all_ranks_know_if_one_does_not_reach_another(
@@ -48,6 +50,17 @@ def test_all_ranks_know_if_one_does_not_reach_another(
 ) -> None:
     bar(monkeypatch, gpus)
     assert found() == [False] * 3
+
+
+def test_a_process_that_has_had_a_group_maps_no_memory_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.cuda, "can_device_access_peer", lambda one, other: True)
+    monkeypatch.setattr(dist._SymmetricMemory, "get_backend", lambda device: "CUDA")
+    monkeypatch.delenv(BARRED, raising=False)
+    for is_first in (True, False):
+        store, own = dist.HashStore(), [os.stat(f"/proc/self/ns/{kind}").st_ino for kind in ("pid", "mnt")]
+        store.set("reaches/1", "/".join(map(str, own)))  # of another process beside this one
+        monkeypatch.setattr(peer_memory, "GROUP", "of a test")
+        assert reach_one_another(store, 0, 2) is is_first
 
 
 def test_torch_is_asked_for_memory_of_the_group(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -165,7 +165,7 @@ def test_gpus_that_read_one_anothers_memory_add_so_on_all_ranks_or_on_none(  # n
     said: str,
 ) -> None:
     memory = thread_memories(2)
-    monkeypatch.setattr(peer_memory, "_reach", lambda rank, size: "here")
+    monkeypatch.setattr(peer_memory, "_reach", lambda store, rank, size: "here")
     monkeypatch.setattr(devices, "map_memory", lambda store, rank, size, floats: mapped(rank, memory))
     sums = connected(tmp_path)
     assert [type(one) for one in sums] == [kind] * 2
