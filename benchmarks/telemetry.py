@@ -11,7 +11,8 @@ histogram has buckets of one percent here (fine_steps); beside the medians, the 
 Processor time is that of the four processes: it says the same on a machine that others use too.
 
 With `--all` the services are: one without any telemetry, one that logs a line in JSON for each request, one with
-traces, and one with both and with metrics that are fetched as a Prometheus does.
+traces, and one with both, metrics that are fetched as a Prometheus does, and an audit log, which gets a line at
+each fetch.
 """
 
 import argparse
@@ -36,6 +37,7 @@ from pathlib import Path
 
 import grpc
 import psutil
+from sluice.v1 import control_pb2, control_pb2_grpc
 
 from benchmarks.machine import end_as_asked, median, write
 
@@ -144,10 +146,14 @@ class Service:
         return sum(sum(one.cpu_times()[:2]) for one in self.processes)
 
     def fetch(self, stop: threading.Event) -> None:
-        """Fetches the metrics of all four processes every so often."""
-        while not stop.wait(FETCH_S):
-            for place in range(4):
-                self._metrics(place)
+        """Fetches the metrics of all four processes every so often, and makes an operator's call, which is refused."""
+        with grpc.insecure_channel(self.address) as channel:
+            control = control_pb2_grpc.ControlServiceStub(channel)
+            while not stop.wait(FETCH_S):
+                for place in range(4):
+                    self._metrics(place)
+                with contextlib.suppress(grpc.RpcError):
+                    control.ClearCache(control_pb2.ClearCacheRequest())
 
     def _metrics(self, place: int) -> str:
         url = f"http://127.0.0.1:{self.metrics_port + place}/metrics"
@@ -190,7 +196,8 @@ def main() -> None:
         if options.all:
             traces = ("--otlp-endpoint", endpoint)
             ways = {"off": (0, QUIET), "lines": (0, LINES), "traces": (0, (*QUIET, *traces))}
-            ways["all"] = (PORT, (*LINES, *traces))
+            directory = stack.enter_context(tempfile.TemporaryDirectory())
+            ways["all"] = (PORT, (*LINES, *traces, "--audit-log", str(Path(directory, "audit.jsonl"))))
         services = {way: stack.enter_context(serving(port, *more)) for way, (port, more) in ways.items()}
         if options.all:
             stop = threading.Event()

@@ -115,7 +115,7 @@ def watch(ring: "type[RingLoop]") -> None:
     setattr(ring, "start", started)  # noqa: B010 # a method is replaced
 
 
-if "SLUICE_ROLE" in os.environ:
+if {"SLUICE_ROLE", "SLUICE_TEMPLATE"} & os.environ.keys():  # a process that is spawned, and one that forks others
     from sluice_server.services.ring.loop import RingLoop
 
     watch(RingLoop)
