@@ -66,6 +66,7 @@ STAGES: dict[str, tuple[Step, ...]] = {
             tests(*(f"tests/gpu/test_gpu_{name}.py" for name in ("forms", "stored", "experts", "adapters", "offload"))),
         ),
     ),
+    "sums": (Step("sums", tests("tests/gpu/test_gpu_sums.py")),),
     "ranks": (Step("ranks", tests("tests/gpu/test_gpu_ranks.py")),),
     "grid": (
         Step("kernels", tests("tests/gpu/test_gpu_kernels.py")),
