@@ -9,9 +9,22 @@ import re
 import struct
 from collections.abc import AsyncIterator
 
-PREFACE = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n"
-DATA, HEADERS, RST_STREAM, SETTINGS, PING, GOAWAY, WINDOW_UPDATE, CONTINUATION = 0, 1, 3, 4, 6, 7, 8, 9
-END_STREAM, ACK, END_HEADERS = 0x1, 0x1, 0x4
+from tests.services.gateway.raw_http2 import (
+    ACK,
+    CONTINUATION,
+    DATA,
+    END_STREAM,
+    GOAWAY,
+    HEADERS,
+    PING,
+    PREFACE,
+    RST_STREAM,
+    SETTINGS,
+    WINDOW_UPDATE,
+    frame,
+    headers,
+)
+
 TABLE_SIZE, WINDOW_SIZE = 0x1, 0x4  # settings
 MOST = (1 << 31) - 1
 USUAL_WINDOW, FRAME_BYTES = (1 << 16) - 1, 1 << 14
@@ -29,7 +42,7 @@ class Http2Calls:
         self._has_to_go = False
         settings = struct.pack(">HIHI", TABLE_SIZE, 0, WINDOW_SIZE, MOST)
         window = (MOST - USUAL_WINDOW).to_bytes(4, "big")
-        writer.write(PREFACE + _frame(SETTINGS, 0, _NO_STREAM, settings) + _frame(WINDOW_UPDATE, 0, _NO_STREAM, window))
+        writer.write(PREFACE + frame(SETTINGS, 0, _NO_STREAM, settings) + frame(WINDOW_UPDATE, 0, _NO_STREAM, window))
 
     @property
     def is_over(self) -> bool:
@@ -40,9 +53,7 @@ class Http2Calls:
         """Makes a call, and yields what comes of its answer, as it comes: messages behind their prefixes of five bytes,
         whole or in part. Raises ConnectionError for a call that fails."""
         self._stream += 2
-        fields = {":method": "POST", ":scheme": "http", ":path": method, ":authority": "localhost"}
-        block = _block({**fields, "content-type": "application/grpc", "te": "trailers"})
-        self._writer.write(_frame(HEADERS, END_HEADERS, self._stream, block) + _request(self._stream, request))
+        self._writer.write(headers(self._stream, method) + _request(self._stream, request))
         trailers = b""
         while True:
             kind, flags, stream, payload = await self._read()
@@ -76,12 +87,8 @@ class Http2Calls:
     def _control(self, kind: int, flags: int, payload: bytes) -> None:
         """Answers a frame of the connection."""
         if kind in (SETTINGS, PING) and not flags & ACK:
-            self._writer.write(_frame(kind, ACK, _NO_STREAM, payload if kind == PING else b""))
+            self._writer.write(frame(kind, ACK, _NO_STREAM, payload if kind == PING else b""))
         self._has_to_go = self._has_to_go or kind == GOAWAY
-
-
-def _frame(kind: int, flags: int, stream: int, payload: bytes) -> bytes:
-    return b"".join((len(payload).to_bytes(3, "big"), bytes((kind, flags)), stream.to_bytes(4, "big"), payload))
 
 
 def _request(stream: int, message: bytes) -> bytes:
@@ -89,12 +96,4 @@ def _request(stream: int, message: bytes) -> bytes:
     data = b"\0" + len(message).to_bytes(4, "big") + message
     parts = [data[at : at + FRAME_BYTES] for at in range(0, len(data), FRAME_BYTES)]
     last = len(parts) - 1
-    return b"".join(_frame(DATA, END_STREAM if at == last else 0, stream, part) for at, part in enumerate(parts))
-
-
-def _block(fields: dict[str, str]) -> bytes:
-    """Returns headers as literals that are kept in no table; each has at most 126 bytes."""
-    parts = [
-        bytes((0, len(name))) + name.encode() + bytes((len(text),)) + text.encode() for name, text in fields.items()
-    ]
-    return b"".join(parts)
+    return b"".join(frame(DATA, END_STREAM if at == last else 0, stream, part) for at, part in enumerate(parts))

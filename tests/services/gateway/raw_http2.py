@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 PREFACE = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n"
 DATA, HEADERS, RST_STREAM, SETTINGS, PING, GOAWAY, WINDOW_UPDATE, CONTINUATION = 0, 1, 3, 4, 6, 7, 8, 9
-END_STREAM, END_HEADERS = 1, 4
+END_STREAM, ACK, END_HEADERS = 1, 1, 4
 
 
 def frame(kind: int, flags: int, stream: int, payload: bytes = b"") -> bytes:
@@ -16,11 +16,12 @@ def frame(kind: int, flags: int, stream: int, payload: bytes = b"") -> bytes:
 
 
 def headers(stream: int, method: str, extra: Sequence[tuple[str, str]] = ()) -> bytes:
-    """The HEADERS frame of a gRPC call: literals, neither indexed nor Huffman-coded."""
+    """The HEADERS frame of a gRPC call: literals, neither indexed nor Huffman-coded. `method`: of InferenceService, or
+    a whole path."""
     fields = [
         (":method", "POST"),
         (":scheme", "http"),
-        (":path", f"/sluice.v1.InferenceService/{method}"),
+        (":path", method if method.startswith("/") else f"/sluice.v1.InferenceService/{method}"),
         (":authority", "localhost"),
         ("content-type", "application/grpc"),
         ("te", "trailers"),
