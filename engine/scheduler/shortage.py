@@ -27,13 +27,13 @@ class BlockShortage:
         self._losses = victims.Losses(state, lengths)
         self._max_preemptions = max_preemptions
         self._step = 0
-        self._loss = self._losses.of  # each found once a step
+        self._loss = functools.cache(self._losses.of)  # each is found once a step
         self._surplus: float | None = None  # blocks that a step frees, more than it takes; None: not predicted yet
 
     def begin(self, step: int) -> None:
         """Begins a step, in which nothing is predicted yet."""
         self._step, self._surplus = step, None
-        self._loss = functools.cache(self._losses.of)
+        self._loss.cache_clear()
 
     def grow(self, sequence: Sequence, num_tokens: int) -> bool:
         """Gives a running sequence blocks for `num_tokens`; may preempt others. Returns False if it has to wait."""

@@ -5,9 +5,10 @@ import pytest
 from sluice_server.engine.kv_cache.cache import KVCache
 from sluice_server.engine.plan import StepResult
 from sluice_server.engine.request import EngineRequest, Limits, SamplingParams
-from sluice_server.engine.scheduler import shortage
+from sluice_server.engine.scheduler import shortage, victims
 from sluice_server.engine.scheduler.costs import PreemptionCosts
 from sluice_server.engine.scheduler.scheduler import Scheduler
+from sluice_server.engine.scheduler.sequence import Sequence
 from sluice_server.engine.scheduler.settings import SchedulerSettings
 
 EOS, WORD, SIZE, PROMPT = 7, 9, 4, 8
@@ -108,3 +109,20 @@ def test_a_victim_that_is_cheaply_moved_is_hardly_waited_for() -> None:
     rig.learn(*SOON)
     assert rig.until_short() == [0, 1]
     assert rig.scheduler.num_preemptions == 1
+
+
+def test_what_a_victim_loses_is_found_anew_in_each_step(monkeypatch: pytest.MonkeyPatch) -> None:
+    of, found = victims.Losses.of, list[tuple[int, int]]()
+
+    def counted(self: victims.Losses, sequence: Sequence) -> victims.Loss:
+        found.append((rig.scheduler._planner.step, sequence.group.order))
+        return of(self, sequence)
+
+    monkeypatch.setattr(victims.Losses, "of", counted)
+    rig = Rig(NUM_BLOCKS, (0, 0, 0))
+    rig.learn(*SOON)
+    rig.until_short()
+    for _ in range(2):
+        rig.step()
+    steps = [{step for step, one in found if one == order} for order in range(3)]
+    assert max(map(len, steps)) > 1, "a loss of an earlier step is taken"
