@@ -22,11 +22,12 @@ from sluice_server.services.gateway.models.lane import Lane, Ring
 from sluice_server.services.gateway.models.waiting import Rest
 from sluice_server.services.gateway.opening import lane_settings_of, model_of, read_model, settings_of
 from sluice_server.services.messages.messages import Envelope, KeepTrace, Message
+from sluice_server.services.process.asking import ask
 from sluice_server.services.process.joining import Common, join, read_files
 from sluice_server.services.process.lane_ring import address_of, lane_of, lane_settings
 from sluice_server.services.process.left_files import remove_inbox
 from sluice_server.services.process.listening import bound
-from sluice_server.services.process.model_commands import Command, LoadLane, ask
+from sluice_server.services.process.model_commands import Command, LoadLane
 from sluice_server.services.process.model_table import (
     FILE,
     FIRST,

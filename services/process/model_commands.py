@@ -1,18 +1,15 @@
 """What gateways ask of the supervisor about models, over a Unix socket in the run directory: one line of JSON each
 way."""
 
-import asyncio
-from pathlib import Path
 from typing import TypeAlias
 
 import msgspec
 
-from sluice_server.engine.errors import Code, ServiceError, stage_lost
+from sluice_server.engine.errors import ServiceError
 from sluice_server.services.process.model_table import UNPLANNED, LaneEntry, PlannedBytes
 
 SOCKET = "models"
 MAX_LINE_BYTES = 1 << 20
-ANSWER_S = 10.0
 
 
 class LoadLane(msgspec.Struct, frozen=True, tag=True, forbid_unknown_fields=True):
@@ -68,20 +65,3 @@ class Answer(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 def refused(error: ServiceError) -> Answer:
     """Returns an error as an answer."""
     return Answer(code=int(error.code), reason=error.reason, message=error.message, field=error.field)
-
-
-async def ask(directory: Path, command: Command) -> str:
-    """Has the supervisor carry out a command; returns the lane. Raises ServiceError."""
-    try:
-        async with asyncio.timeout(ANSWER_S):
-            reader, writer = await asyncio.open_unix_connection(directory / SOCKET, limit=MAX_LINE_BYTES)
-            try:
-                writer.write(msgspec.json.encode(command) + b"\n")
-                answer = msgspec.json.decode(await reader.readline(), type=Answer)
-            finally:
-                writer.close()
-    except (OSError, TimeoutError, ValueError) as error:
-        raise stage_lost("supervisor") from error
-    if answer.code:
-        raise ServiceError(Code(answer.code), answer.reason, answer.message, field=answer.field)
-    return answer.lane

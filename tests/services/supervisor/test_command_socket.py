@@ -7,7 +7,8 @@ from pathlib import Path
 import pytest
 
 from sluice_server.engine.errors import Code, ServiceError
-from sluice_server.services.process.model_commands import SOCKET, Answer, Command, NameModels, UnloadLane, ask
+from sluice_server.services.process.asking import ask
+from sluice_server.services.process.model_commands import SOCKET, Answer, Command, NameModels, UnloadLane
 from sluice_server.services.supervisor.command_socket import CommandSocket
 
 
