@@ -1,6 +1,9 @@
 """Measures `sluice serve --model demo` from a cold start to its first token over gRPC, and its processes' memory.
 
 python -m benchmarks.cold_start [--runs 5]
+
+Memory is that of proportional shares: pages of torch's libraries count less while another process of the machine, of
+whatever service, has them too.
 """
 
 import argparse

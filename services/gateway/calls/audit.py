@@ -15,7 +15,6 @@ from datetime import UTC, datetime
 from typing import Any
 
 import grpc
-from google.protobuf.json_format import MessageToDict
 from google.protobuf.message import Message
 from google.rpc import error_details_pb2, status_pb2
 
@@ -163,6 +162,8 @@ def fields_of(request: object) -> object:
     of what could not be parsed."""
     if not isinstance(request, Message):
         return {}
+    from google.protobuf.json_format import MessageToDict  # a gateway without an audit log does without
+
     named = MessageToDict(request, preserving_proto_field_name=True)
     shown = {name: value for name, value in named.items() if name in SHOWN}
     text = json.dumps(shown)
