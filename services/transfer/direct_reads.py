@@ -12,6 +12,7 @@ import mmap
 import queue
 import threading
 import zlib
+from collections import Counter
 from collections.abc import Callable, Sequence
 
 import numpy as np
@@ -22,6 +23,9 @@ from sluice_server.services.transfer.reading import Reading
 
 logger = logging.getLogger(__name__)
 
+# Transfers with an engine that run at a time; more wait until one has ended. NIXL brings all that run at one pace: they
+# end together if they begin together, and nothing would be on its way until the next ones are asked for.
+AT_A_TIME = 2
 LOOK_S = 0.0002  # between two looks at transfers that are waited for
 QUARANTINE_S = 0.1  # the same where all have been given up
 
@@ -85,6 +89,7 @@ class DirectReads:
         self._block_bytes = block_bytes
         self._peers: dict[str, tuple[bytes, str]] = {}  # by engine: its metadata, and its name here
         self._under_way: list[_UnderWay] = []
+        self._waiting: list[DirectJob] = []
         self._jobs: queue.SimpleQueue[DirectJob | None] = queue.SimpleQueue()  # None ends the thread
         self._thread = threading.Thread(target=self._serve, name="kv direct", daemon=True)
 
@@ -118,11 +123,27 @@ class DirectReads:
         return QUARANTINE_S if all(one.is_given_up for one in self._under_way) else LOOK_S
 
     def take(self, job: DirectJob) -> None:
-        """Begins a job. If there is no room, or its engine is not reached, its blocks do not come."""
+        """Begins a job, unless as many with its engine run as may."""
+        self._waiting.append(job)
+        self._begin_waiting()
+
+    def _begin_waiting(self) -> None:
+        """Begins the jobs that may run now, in their order."""
+        running = Counter(one.job.engine for one in self._under_way if not one.is_given_up)
+        waiting, self._waiting = self._waiting, []
+        for job in waiting:
+            if running[job.engine] >= AT_A_TIME:
+                self._waiting.append(job)
+            else:
+                running[job.engine] += self._begin(job)
+
+    def _begin(self, job: DirectJob) -> bool:
+        """Begins a job, and returns whether it runs: if there is no room, or its engine is not reached, its blocks do
+        not come."""
         here = [at for at, (address, _) in enumerate(job.places) if address]
         if not here or len(here) > len(self._buffers.free) or job.reading.is_over:
             self._missed(job)
-            return
+            return False
         buffers = {at: self._buffers.free.pop() for at in here}
         pairs = [(self._buffers.address_of(buffers[at]), job.places[at][0]) for at in here]
         try:
@@ -133,12 +154,14 @@ class DirectReads:
             self._buffers.free.extend(buffers.values())  # nothing has begun
             self._forget(job.engine)
             self._missed(job)
-            return
+            return False
         self._under_way.append(_UnderWay(job, peer, transfer, buffers))
+        return True
 
     def look(self) -> None:
         """Takes what has come, gives up what is late, and frees the buffers of what has ended."""
         under_way, self._under_way = self._under_way, []
+        done: list[_UnderWay] = []
         for one in under_way:
             try:
                 is_done = self._agent.is_done(one.transfer)
@@ -146,11 +169,14 @@ class DirectReads:
                 self._failed(one, error)
                 continue
             if is_done:
-                self._came(one)
+                done.append(one)
                 continue
             self._under_way.append(one)
             if one.job.reading.is_over:
                 self._give_up(one)
+        self._begin_waiting()  # before what has come is copied: nothing else may be on its way
+        for one in done:
+            self._came(one)
 
     def _came(self, one: _UnderWay) -> None:
         job = one.job

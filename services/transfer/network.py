@@ -20,7 +20,7 @@ import zmq
 
 from sluice_server.engine.kv_cache.shared_slots import ReadSlots, SharedSlots
 from sluice_server.services.ring.keys import RingKeys
-from sluice_server.services.transfer.direct_reads import DirectJob, DirectReads
+from sluice_server.services.transfer.direct_reads import AT_A_TIME, DirectJob, DirectReads
 from sluice_server.services.transfer.names import MAX_NAMES, joined
 from sluice_server.services.transfer.network_frames import (
     ANSWERS,
@@ -229,7 +229,7 @@ class NetworkCarrier:
         """Asks for further blocks."""
         peer = self._peers.get(engine)
         is_direct = self._direct is not None and peer is not None and not peer.sends
-        ask, parts = (Where, 2) if is_direct else (Get, 1)  # one part is read while the next is asked for
+        ask, parts = (Where, AT_A_TIME + 1) if is_direct else (Get, 1)  # one part is asked for while others are read
         while (asked := reading.next(parts)) is not None:
             first, names = asked
             self._num_gets += 1

@@ -64,10 +64,10 @@ class Reading:
 
     def next(self, parts: int = 1) -> tuple[int, Sequence[bytes]] | None:
         """Returns the names to ask for now, and the place of the first; None while enough are under way, or when all
-        were asked for, or it is too late. `parts`: at least so many requests are under way at a time."""
+        were asked for, or it is too late. `parts`: so many requests are under way at a time, or two of any size."""
         with self._changed:
             room = self._window - (self._num_asked - self._num_came)
-            if room < self._window // 2 or time.monotonic() >= self._end_s:
+            if room < self._window // max(2, parts) or time.monotonic() >= self._end_s:
                 return None
             first = self._num_asked
             names = self.names[first : first + min(room, max(1, self._window // parts), MAX_NAMES)]

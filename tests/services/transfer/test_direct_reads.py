@@ -3,7 +3,7 @@
 import ctypes
 import time
 import zlib
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import numpy as np
@@ -12,7 +12,7 @@ import pytest
 from sluice_server.services.transfer import reading
 from sluice_server.services.transfer.direct_reads import Buffers, DirectJob, DirectReads
 from sluice_server.services.transfer.names import MAX_NAMES
-from sluice_server.services.transfer.network_frames import MAX_AGENT_BYTES, MAX_HEADER_BYTES, Placed
+from sluice_server.services.transfer.network_frames import MAX_AGENT_BYTES, MAX_HEADER_BYTES, Block, Placed
 from sluice_server.services.transfer.nixl_agent import TransferFailed
 from sluice_server.services.transfer.owner import ENCODE
 from sluice_server.services.transfer.reading import Reading
@@ -36,7 +36,13 @@ class FakeAgent:
         self.left: list[str] = []
         self.released: list[object] = []
         self.is_cut = self.is_broken = False
+        self.slow: set[object] = set()  # transfers that stay under way
+        self.on_begin: Callable[[], object] = lambda: None
         self._pairs: dict[int, list[tuple[int, int]]] = {}
+
+    @property
+    def num_begun(self) -> int:
+        return len(self._pairs)
 
     def join(self, metadata: bytes) -> str:
         self.joined.append(metadata)
@@ -49,6 +55,7 @@ class FakeAgent:
         if self.is_broken:
             raise TransferFailed("not connected")
         assert size == self.size
+        self.on_begin()
         number = len(self._pairs)
         self._pairs[number] = list(pairs)
         return number
@@ -57,10 +64,11 @@ class FakeAgent:
         assert isinstance(transfer, int)
         if self.is_broken:
             raise TransferFailed("the peer has ended")
-        if not self.is_cut:
+        is_done = not self.is_cut and transfer not in self.slow
+        if is_done:
             for own, other in self._pairs[transfer]:
                 ctypes.memmove(own, other, self.size)
-        return not self.is_cut
+        return is_done
 
     def release(self, transfer: object) -> None:
         assert not self.is_cut, "it may still write"
@@ -82,10 +90,16 @@ class Rig:
         blocks = [self.memory[at * BYTES : (at + 1) * BYTES].tobytes() for at in range(NUM)]
         return [(0 if at in gone else base + at * BYTES, zlib.crc32(block)) for at, block in enumerate(blocks)]
 
-    def begin(self, places: Sequence[tuple[int, int]], seconds: float = 60.0, agent: bytes = b"first") -> Reading:
+    def begin(
+        self,
+        places: Sequence[tuple[int, int]],
+        seconds: float = 60.0,
+        agent: bytes = b"first",
+        engine: str = "engine-1",
+    ) -> Reading:
         reading = Reading(NAMES[: len(places)], BYTES, time.monotonic() + seconds)
         reading.next()
-        self.reads.take(DirectJob("engine-1", agent, reading, 0, places, self._ended))
+        self.reads.take(DirectJob(engine, agent, reading, 0, places, self._ended))
         return reading
 
     def _ended(self) -> None:
@@ -128,6 +142,59 @@ def test_a_transfer_that_is_late_keeps_its_buffers_until_it_has_ended() -> None:
     assert few.take(NAMES[0]) == whole(0) and taken(late) == [None] * NUM
     assert sorted(rig.buffers.free) == list(range(NUM + 1)) and len(rig.agent.released) == 2
     assert rig.num_ended == 4
+
+
+def test_one_more_waits_while_two_with_an_engine_run_and_begins_before_what_has_come_is_copied() -> None:
+    """Else nothing would be on its way meanwhile: NIXL brings what runs at one pace, so that all ends together."""
+    rig, seen = Rig(4 * NUM), list[int]()
+    rig.agent.slow = {0, 1}
+    first, _, third, fourth = (rig.begin(rig.places()) for _ in range(4))
+    assert rig.agent.num_begun == 2
+    other = rig.begin(rig.places(1, 2, 3, 4, 5), engine="engine-2")
+    assert rig.agent.num_begun == 3, "another engine's does not wait for them"
+    rig.agent.slow = {1, 3}
+    rig.agent.on_begin = lambda: seen.append(first._num_came)
+    rig.reads.look()
+    assert rig.agent.num_begun == 4 and seen == [0] and first._num_came == NUM
+    assert other.take(NAMES[0]) == whole(0)
+    rig.agent.slow = set()
+    for _ in range(2):
+        rig.reads.look()
+    assert taken(third) == taken(fourth) == [whole(at) for at in range(NUM)]
+    assert len(rig.buffers.free) == 4 * NUM and rig.num_ended == 5
+
+
+@pytest.mark.parametrize(("parts", "size"), [(1, 12), (2, 6), (3, 4)])
+def test_so_many_parts_of_a_window_are_asked_for_at_a_time(parts: int, size: int) -> None:
+    names = [bytes([at]) * 32 for at in range(40)]
+    asked = Reading(names, reading.WINDOW_BYTES // 12, time.monotonic() + 60.0)
+    for part in range(parts):
+        found = asked.next(parts)
+        assert found is not None and (found[0], len(found[1])) == (part * size, size)
+    assert asked.next(parts) is None
+    for at in range(size):
+        asked.arrived(at, Block(0, at, 0, is_gone=True), b"")
+    found = asked.next(parts)
+    assert found is not None and (found[0], len(found[1])) == (parts * size, size)
+
+
+def test_those_that_are_given_up_keep_nobody_waiting() -> None:
+    rig = Rig(3 * NUM)
+    rig.agent.slow = {0, 1}
+    for _ in range(2):
+        rig.begin(rig.places(), seconds=0.05)
+    waiting = rig.begin(rig.places())
+
+    def are_given_up() -> bool:
+        rig.reads.look()
+        return rig.reads.num_given_up == 2
+
+    until(are_given_up)
+    rig.reads.look()
+    assert taken(waiting) == [whole(at) for at in range(NUM)]
+    rig.agent.slow = set()
+    rig.reads.look()
+    assert len(rig.buffers.free) == 3 * NUM
 
 
 def test_a_peer_that_ends_costs_its_blocks_and_is_joined_anew() -> None:
