@@ -14,6 +14,7 @@
 #include <vector>
 
 #include "bundles.h"
+#include "integer_attention.h"
 #include "soften.h"
 #include "tile_attention.h"
 
@@ -37,7 +38,7 @@ inline void add_vectors(const KeyBlock<Element>& block, int64_t dim, int64_t d, 
     Vec value[WIDE];
     for (int v = 0; v < WIDE; ++v) {
       value[v] = load(block.values[j] + d + v * LANES);
-      fetch(block.ahead[j], d + v * LANES);
+      fetch(block.ahead->keys[j], d + v * LANES, dim);
     }
     for (int r = 0; r < COUNT; ++r) {
       const Vec weight = broadcast(weights[r][j]);
@@ -89,24 +90,26 @@ inline void hide(float* scores, int64_t from, int64_t begin, int64_t end) {
     if (from + j < begin || from + j >= end) scores[j] = -std::numeric_limits<float>::infinity();
 }
 
-// Turns the scores of keys [from, from + KEYS) into softmax weights, for up to LANES queries from `first` on. Where the
+// Turns the scores of keys [from, from + KEYS) into softmax weights, for up to NUM queries from `first` on. Where the
 // maximum rises, rescales the query's sums. The sums of a query that sees none of the keys stay unchanged.
+template <int NUM>
 inline void weigh(const QueryTile& tile, int first, int count, int64_t from, float (*scores)[KEYS], Running& running,
                   int64_t dim) {
   const Vec none = broadcast(-std::numeric_limits<float>::infinity());
   const auto sees = [&](int r) {
     return r < count && from + KEYS > tile.begin[first + r] && from < tile.end[first + r];
   };
-  Vec best[LANES], added[LANES];
-  for (int r = 0; r < LANES; ++r) {
+  Vec best[NUM], added[NUM];
+  for (int r = 0; r < NUM; ++r) {
     best[r] = none, added[r] = Vec{};
     if (!sees(r)) continue;
     hide(scores[r], from, tile.begin[first + r], tile.end[first + r]);
     for (int j = 0; j < KEYS; j += LANES) best[r] = greater(best[r], load(scores[r] + j));
   }
-  const Vec highest = greatests(best), before = load(running.peak + first);
+  const Vec highest = first_lanes<NUM>(greatests<NUM>(best), none), before = load(running.peak + first);
   const Vec peak = highest > before ? highest : before;
-  const Vec shrink = highest > before ? exp(before - highest) : broadcast(1.0f);  // 0 the first time
+  Vec shrink = broadcast(1.0f);
+  if (has_any(highest > before)) shrink = highest > before ? exp(before - highest) : shrink;  // 0 the first time
   float peaks[LANES], shrinks[LANES];
   store(peaks, peak), store(shrinks, shrink), store(running.peak + first, peak);
   for (int r = 0; r < count; ++r) {
@@ -118,33 +121,53 @@ inline void weigh(const QueryTile& tile, int first, int count, int64_t from, flo
       added[r] += weight;
     }
   }
-  store(running.total + first, load(running.total + first) * shrink + sums(added));
+  const Vec more = first_lanes<NUM>(sums<NUM>(added), Vec{});
+  store(running.total + first, load(running.total + first) * shrink + more);
 }
 
-// Multiplies the scores of `count` queries by the scales of keys or of values, in formats that have scales. Called
-// after the keys or values have been prefetched, since the scales lie behind them.
+// The scales of a block's keys or values, in formats that have scales. They are collected some time before they are
+// used, as a vector cannot be read while its numbers are still being written; and after the keys or values have been
+// prefetched, since the scales lie behind them.
 template <typename Element>
-inline void scale(const Element* const* from, int64_t dim, int count, float (*scores)[KEYS]) {
-  if constexpr (IS_SCALED<Element>) {
-    float by[KEYS];
+struct Scales {
+  float by[KEYS];
+
+  Scales(const Element* const* from, int64_t dim) {
+#pragma GCC unroll 8
     for (int j = 0; j < KEYS; ++j) by[j] = scale_of(from[j], dim);
+  }
+
+  // Multiplies the scores or weights of `count` queries.
+  void apply(int count, float (*scores)[KEYS]) const {
     for (int r = 0; r < count; ++r)
       for (int j = 0; j < KEYS; j += LANES) store(scores[r] + j, load(scores[r] + j) * load(by + j));
   }
-}
+};
+
+template <typename Element>
+  requires(!IS_SCALED<Element>)
+struct Scales<Element> {
+  Scales(const Element* const*, int64_t) {}
+  void apply(int, float (*)[KEYS]) const {}
+};
 
 // Adds the keys [from, from + KEYS) of a block to the running softmax of queries [first, last) of a tile.
 template <typename Element, typename Products>
 inline void meet(const Attention<Element>& job, const QueryTile& tile, Products&& products, int first, int last,
                  const KeyBlock<Element>& block, int64_t from, Running& running) {
   alignas(64) float scores[QUERIES][KEYS];
+  const Scales<Element> of_keys(block.keys, job.dim);
   products.score(first, last, block, scores);
-  scale(block.keys, job.dim, last - first, scores + first);
+  const Scales<Element> of_values(block.values, job.dim);
+  of_keys.apply(last - first, scores + first);
   if (job.cap > 0.0f)
     for (int r = first; r < last; ++r) soften(scores[r], KEYS, job.cap);
-  for (int r = first; r < last; r += LANES)
-    weigh(tile, r, std::min(LANES, last - r), from, scores + r, running, job.dim);
-  scale(block.values, job.dim, last - first, scores + first);
+  for (int r = first; r < last; r += LANES) {
+    const int count = std::min(LANES, last - r);
+    if (count <= FEW) weigh<FEW>(tile, r, count, from, scores + r, running, job.dim);
+    else weigh<LANES>(tile, r, count, from, scores + r, running, job.dim);
+  }
+  of_values.apply(last - first, scores + first);
   products.add_values(first, last, block, scores, running.acc);
 }
 
@@ -196,7 +219,7 @@ inline void meet_keys(const Attention<Element>& job, Heads& heads, const Product
       } else if (from + KEYS < end) {
         next.find(job, table, heads.first, from + KEYS, begin, end, nullptr, 0);
       }
-      if (head + 1 < heads.num || from + KEYS < end) block.ahead = next.keys;
+      if (head + 1 < heads.num || from + KEYS < end) block.ahead = &next;
       meet(job, heads.tiles[head], products(head), first, last, block, from, heads.running[head]);
     }
 }
@@ -265,6 +288,13 @@ inline void attend(const Attention<Element>& job, const Bundle& bundle, int64_t 
       ByTiles products{job, heads.tiles[0]};
       return attend(job, heads, [&](int) -> ByTiles& { return products; }, bundle.shared);
     }
+#endif
+#if defined(__AVX512VNNI__)
+  if constexpr (std::is_same_v<Element, int8_t>) {
+    ByIntegers products[MOST_HEADS];
+    for (int head = 0; head < heads.num; ++head) products[head].take(job, heads.tiles[head]);
+    return attend(job, heads, [&](int head) -> ByIntegers& { return products[head]; }, bundle.shared);
+  }
 #endif
   attend(job, heads, [&](int head) { return ByVectors<Element>{job, heads.tiles[head]}; }, bundle.shared);
 }

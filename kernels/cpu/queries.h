@@ -15,6 +15,7 @@ constexpr int MAX_DIM = 256;
 constexpr int QUERIES = 16;                  // query rows of a tile: they share a look-up of keys and values
 constexpr int SHARING = 4;                   // query rows that share a load of values
 constexpr int WIDEST = LANES == 16 ? 8 : 4;  // vectors of values in registers for one or two rows; half for more rows
+constexpr int FEW = 4;                       // query rows that are reduced together, where there are no more
 constexpr int PAIR = 2;                      // query rows that share a load of keys
 constexpr int TURNING = 6;                   // the fewest queries for which transposing the keys first is faster
 
@@ -69,7 +70,7 @@ template <typename Element>
 struct KeyBlock {
   const Element* keys[KEYS];
   const Element* values[KEYS];
-  const Element* const* ahead;  // the keys of the next block, to prefetch; these keys if there is no next block
+  const KeyBlock* ahead;  // the next block, to prefetch; this one if there is no next block
   int num;
 
   // Finds positions [from, from + KEYS) of a sequence, of which [begin, end) are readable. The others repeat the
@@ -79,7 +80,9 @@ struct KeyBlock {
             int64_t end, const int32_t* path, int64_t start) {
     const int64_t size = job.cache.block_size;
     num = static_cast<int>(std::min<int64_t>(KEYS, end - from));
-    ahead = keys;
+    ahead = this;
+    if (path == nullptr && from >= begin && from + KEYS <= end && from % size + KEYS <= size)
+      return place(job.cache.key(table[from / size], from % size, kv_head), job.cache);
     int64_t first = 0, past = 0;  // positions [first, past) of the cache block that starts at `of`
     const Element* of = nullptr;
     for (int j = 0; j < KEYS; ++j) {
@@ -94,18 +97,26 @@ struct KeyBlock {
     }
   }
 
+  // Takes KEYS tokens of one cache block, of which the first key is given.
+  void place(const Element* first, const Cache<Element>& cache) {
+    for (int j = 0; j < KEYS; ++j) keys[j] = first + j * cache.token, values[j] = keys[j] + cache.half;
+  }
+
   // Finds the same positions of another head, `by` elements behind that of `other`.
   void find_beside(const KeyBlock& other, int64_t by) {
     num = other.num;
-    ahead = keys;
+    ahead = this;
     for (int j = 0; j < KEYS; ++j) keys[j] = other.keys[j] + by, values[j] = other.values[j] + by;
   }
 };
 
-// Prefetches the cache line at from + at; does nothing unless `at` is the start of a line.
+// Prefetches the cache line at from + at; does nothing unless `at` is the start of a line. With the first line of a key
+// or value comes that of its scale: rows with scales are no whole number of lines, so that no row may begin in it.
+// Inlined before the compiler could find that a call has no effect.
 template <typename Element>
-inline void fetch(const Element* from, int64_t at) {
+[[gnu::always_inline]] inline void fetch(const Element* from, int64_t at, int64_t dim) {
   if (at * sizeof(Element) % LINE == 0) __builtin_prefetch(from + at);
+  if (IS_SCALED<Element> && at == 0) __builtin_prefetch(from + dim);
 }
 
 // Computes the scores of ROWS queries, a power of two, and prefetches the values. Each score is a dot product in LANES
@@ -121,7 +132,7 @@ inline void score_keys(const float* const* q, const KeyBlock<Element>& block, in
       for (int r = 0; r < ROWS; ++r) query[r] = load(q[r] + d);
       for (int j = 0; j < WIDTH; ++j) {
         const Vec key = load(block.keys[from + j] + d);
-        fetch(block.values[from + j], d);
+        fetch(block.values[from + j], d, dim);
         for (int r = 0; r < ROWS; ++r) acc[r * WIDTH + j] += query[r] * key;
       }
     }

@@ -57,7 +57,7 @@ class ByTiles {
     for (int j = 0; j < KEYS; j += 2) lay(block.values[j], block.values[j + 1], values_ + j / 2 * dim_ * 2);
     load_tile<WEIGHT>(narrow, LINE);
     for (int64_t d = 0; d < dim_; d += NUMBERS) {
-      for (int j = 0; j < KEYS; ++j) __builtin_prefetch(block.ahead[j] + d);
+      for (int j = 0; j < KEYS; ++j) __builtin_prefetch(block.ahead->keys[j] + d);
       add<0>(acc, d), add<1>(acc, d + LANES);
     }
   }

@@ -124,12 +124,14 @@ inline Lanes add_halves(Lanes a, Lanes b, std::integer_sequence<int, LANE...>) {
          __builtin_shufflevector(a, b, half_of<WIDTH>(LANE, true)...);
 }
 
-// Sums the lanes of LANES vectors: lane i of the result is the sum of v[i], added in the order of `sum`.
-template <int WIDTH = LANES / 2, typename Lanes>
+// Sums the lanes of NUM vectors, a power of two: lane i of the result is the sum of v[i % NUM], added in the order of
+// `sum`.
+template <int NUM = LANES, int WIDTH = LANES / 2, typename Lanes>
 inline Lanes sums(Lanes* v) {
-  for (int i = 0; i < WIDTH; ++i)
-    v[i] = add_halves<WIDTH>(v[2 * i], v[2 * i + 1], std::make_integer_sequence<int, LANES>());
-  if constexpr (WIDTH > 1) return sums<WIDTH / 2>(v);
+  constexpr int LEFT = NUM > 1 ? NUM / 2 : 1;
+  for (int i = 0; i < LEFT; ++i)
+    v[i] = add_halves<WIDTH>(v[2 * i], v[NUM > 1 ? 2 * i + 1 : 0], std::make_integer_sequence<int, LANES>());
+  if constexpr (WIDTH > 1) return sums<LEFT, WIDTH / 2>(v);
   return v[0];
 }
 
@@ -140,13 +142,25 @@ inline Lanes greater_halves(Lanes a, Lanes b, std::integer_sequence<int, LANE...
   return lower > upper ? lower : upper;
 }
 
-// The maxima of LANES vectors: lane i of the result is the greatest lane of v[i].
-template <int WIDTH = LANES / 2, typename Lanes>
+// The maxima of NUM vectors, a power of two: lane i of the result is the greatest lane of v[i % NUM].
+template <int NUM = LANES, int WIDTH = LANES / 2, typename Lanes>
 inline Lanes greatests(Lanes* v) {
-  for (int i = 0; i < WIDTH; ++i)
-    v[i] = greater_halves<WIDTH>(v[2 * i], v[2 * i + 1], std::make_integer_sequence<int, LANES>());
-  if constexpr (WIDTH > 1) return greatests<WIDTH / 2>(v);
+  constexpr int LEFT = NUM > 1 ? NUM / 2 : 1;
+  for (int i = 0; i < LEFT; ++i)
+    v[i] = greater_halves<WIDTH>(v[2 * i], v[NUM > 1 ? 2 * i + 1 : 0], std::make_integer_sequence<int, LANES>());
+  if constexpr (WIDTH > 1) return greatests<LEFT, WIDTH / 2>(v);
   return v[0];
+}
+
+template <int... LANE>
+inline IntVec numbered(std::integer_sequence<int, LANE...>) {
+  return IntVec{LANE...};
+}
+
+// Returns the first NUM lanes of `v`, and the lanes of `others` behind them.
+template <int NUM>
+inline Vec first_lanes(Vec v, Vec others) {
+  return numbered(std::make_integer_sequence<int, LANES>()) < NUM ? v : others;
 }
 
 // One step of a transposition: swaps the blocks off the diagonal in squares of 2 * WIDTH lanes, of two rows that are
@@ -175,6 +189,15 @@ inline float sum(Vec v) {
   return lanes[0];
 }
 
+// Returns whether any lane is true. Lanes are all ones or all zeros.
+inline bool has_any(IntVec lanes) {
+#if defined(__AVX512F__)
+  return _mm512_test_epi32_mask((__m512i)lanes, (__m512i)lanes) != 0;
+#else
+  return _mm256_movemask_ps((__m256)lanes) != 0;
+#endif
+}
+
 inline Vec absolute(Vec x) { return x > -x ? x : -x; }
 
 inline Vec greater(Vec a, Vec b) { return a > b ? a : b; }
@@ -201,26 +224,42 @@ inline float greatest(Vec v) {
   return v[0];
 }
 
-// e^x to two units in the last place (Cephes' polynomial); 0 below -87, as softmax needs. NaN stays NaN.
-inline Vec exp(Vec x) {
-  const Vec clamped = x < -87.0f ? broadcast(-87.0f) : (x > 88.0f ? broadcast(88.0f) : x);
-  const Vec scaled = clamped * 1.44269504088896341f;
-  const Vec half = scaled < 0.0f ? broadcast(-0.5f) : broadcast(0.5f);
-  const IntVec power = __builtin_convertvector(scaled + half, IntVec);
-  const Vec whole = __builtin_convertvector(power, Vec);
-  const Vec r = clamped - whole * 0.693359375f + whole * 2.12194440e-4f;
+// e^r for |r| <= ln(2) / 2, by Cephes' polynomial.
+inline Vec exp_near_zero(Vec r) {
   Vec p = broadcast(1.9875691500e-4f);
   p = p * r + 1.3981999507e-3f;
   p = p * r + 8.3334519073e-3f;
   p = p * r + 4.1665795894e-2f;
   p = p * r + 1.6666665459e-1f;
   p = p * r + 5.0000001201e-1f;
-  const Vec mantissa = p * r * r + r + 1.0f;
+  return p * r * r + r + 1.0f;
+}
+
+constexpr float LN2_UPPER = 0.693359375f, LN2_LOWER = 2.12194440e-4f;  // ln(2) = LN2_UPPER - LN2_LOWER
+
+// e^x to two units in the last place; 0 below -87, as softmax needs. NaN stays NaN.
+inline Vec exp(Vec x) {
+#if defined(__AVX512F__)
+  // Of two numbers of which one is NaN, these instructions return the second one.
+  const __m512 most = _mm512_maskz_min_ps(ALL, (__m512)broadcast(88.0f), (__m512)x);
+  const Vec clamped = (Vec)_mm512_maskz_max_ps(ALL, (__m512)broadcast(-87.0f), most);
+  const Vec whole = (Vec)_mm512_maskz_roundscale_ps(ALL, (__m512)(clamped * 1.44269504088896341f), 0);  // nearest
+  const Vec mantissa = exp_near_zero(clamped - whole * LN2_UPPER + whole * LN2_LOWER);
+  const __mmask16 is_some = _mm512_cmp_ps_mask((__m512)x, (__m512)broadcast(-87.0f), _CMP_NLT_UQ);
+  return (Vec)_mm512_maskz_scalef_ps(is_some, (__m512)mantissa, (__m512)whole);
+#else
+  const Vec clamped = x < -87.0f ? broadcast(-87.0f) : (x > 88.0f ? broadcast(88.0f) : x);
+  const Vec scaled = clamped * 1.44269504088896341f;
+  const Vec half = scaled < 0.0f ? broadcast(-0.5f) : broadcast(0.5f);
+  const IntVec power = __builtin_convertvector(scaled + half, IntVec);
+  const Vec whole = __builtin_convertvector(power, Vec);
+  const Vec mantissa = exp_near_zero(clamped - whole * LN2_UPPER + whole * LN2_LOWER);
   const IntVec bits = (power + 127) << 23;
   Vec two_to_power;
   std::memcpy(&two_to_power, &bits, sizeof bits);
   const Vec result = x < -87.0f ? Vec{} : mantissa * two_to_power;
   return x == x ? result : x;
+#endif
 }
 
 // tanh(x) to three units in the last place (Cephes' polynomial where x is small). NaN stays NaN.

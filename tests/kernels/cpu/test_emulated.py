@@ -20,6 +20,7 @@ from sluice_server.kernels.formats import weight_formats as kinds
 from sluice_server.kernels.formats.integer_linear import integer_linear
 from sluice_server.kernels.formats.quantised import GROUP, QuantisedWeight
 from sluice_server.kernels.layout.metadata import AttentionMetadata
+from sluice_server.kernels.layout.slots import encode
 from sluice_server.kernels.reference import definitions
 from tests.engine.models.layers.test_native_experts import experts, make, one_by_one
 from tests.engine.models.layers.test_native_experts import rows as residuals
@@ -122,6 +123,20 @@ def test_attention_over_bfloat16_equals_its_reference(emulated: ModuleType, monk
     whole = ops.paged_attention(q, cache, meta, 0.125, None)
     error = 0.01 if "amx" in emulated.__name__ else 2e-5
     assert torch.allclose(whole, definitions.paged_attention(q, cache, meta, 0.125, None), atol=error)
+    for num in (1, 9):
+        last = AttentionMetadata.build([num], [70], tables, 16, torch.device("cpu"))
+        assert torch.equal(ops.paged_attention(q[-num:], cache, last, 0.125, None), whole[-num:])
+
+
+def test_attention_over_int8_equals_its_reference(emulated: ModuleType, monkeypatch: pytest.MonkeyPatch) -> None:
+    """All tokens at once, and the last ones alone."""
+    torch.manual_seed(5)
+    monkeypatch.setattr(builds, "MODULE", emulated)
+    cache, q = encode(torch.randn(12, 16, 2, 2, 80), torch.int8), torch.randn(70, 4, 80)
+    tables = np.array([[1, 3, 5, 7, 9]], dtype=np.int32)
+    meta = AttentionMetadata.build([70], [70], tables, 16, torch.device("cpu"))
+    whole = ops.paged_attention(q, cache, meta, 0.125, None)
+    assert torch.allclose(whole, definitions.paged_attention(q, cache, meta, 0.125, None), atol=3e-4)
     for num in (1, 9):
         last = AttentionMetadata.build([num], [70], tables, 16, torch.device("cpu"))
         assert torch.equal(ops.paged_attention(q[-num:], cache, last, 0.125, None), whole[-num:])
