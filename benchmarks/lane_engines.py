@@ -3,7 +3,8 @@
     FAKE_STEP_S=0.05 python -m benchmarks.lane_engines serve --models models.toml …
 
 The supervisor starts this module again for each of its processes, which is an engine or what it would be anyway. What
-stands before `serve` is ignored: so `tests.system.service.serve` can run it.
+stands before `serve` is ignored: so `tests.system.service.serve` can run it. No process is forked from a template,
+which knows engines that compute only.
 """
 
 import os
@@ -27,4 +28,6 @@ if __name__ == "__main__":
         from sluice_server.services.supervisor import serve
 
         serve.COMMAND = (sys.executable, "-m", "benchmarks.lane_engines")
+        if not role:
+            sys.argv.append("--no-process-templates")
         main()

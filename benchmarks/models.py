@@ -4,8 +4,9 @@
 
 gaps: p99 of the time between two messages of model A's streams while model B loads, over that before. wakes: from a
 request for a model that sleeps, at each level, to its answer, over the first token of a service from a cold start.
-lanes: the gateway's CPU a token with 8 models over one, the engines computing nothing. turns: two models with memory
-for one and four clients that alternate. On a busy machine only ratios within a run mean something.
+lanes: the gateway's CPU a token with 8 models over one, the engines computing nothing, and its CPU a second without
+requests. turns: two models with memory for one and four clients that alternate. On a busy machine only ratios within a
+run mean something. Each run prints a line; all parts take about seven minutes.
 """
 
 import argparse
@@ -37,6 +38,7 @@ LENGTH, STREAMS = 64, 4
 QUIET_S = 5.0
 NUM_LANES = 8
 LANE_STREAMS, LANE_TOKENS, STEP_S = 256, 100, 0.05  # as `benchmarks.gateway` paces its streams
+IDLE_S = 5.0
 
 
 @contextlib.contextmanager
@@ -105,6 +107,7 @@ def gaps(options: argparse.Namespace) -> Figures:
             before.append(streams.p99_ms(start_s - QUIET_S + 1, start_s))
             meanwhile.append(streams.p99_ms(start_s, end_s))
             loads.append(end_s - start_s)
+            _say("gaps", before_ms=before[-1], meanwhile_ms=meanwhile[-1], load_s=loads[-1])
     return {
         "streams": STREAMS,
         "gap_p99_ms": round(median(before), 2),
@@ -123,6 +126,7 @@ def wakes(options: argparse.Namespace) -> Figures:
             for level, took in found.items():
                 took.append(_woken_s(service, client, level))
             colds.append(cold_start.measure()[1])
+            _say("wakes", **{f"level_{level}_s": took[-1] for level, took in found.items()}, cold_s=colds[-1])
     cold_s = median(colds)
     figures: Figures = {"cold_start_s": round(cold_s, 2)}
     for level, took in found.items():
@@ -145,8 +149,8 @@ def _woken_s(service: Service, client: sluice.Client, level: int) -> float:
 
 
 def lanes(options: argparse.Namespace) -> Figures:
-    """The gateway's CPU a token: one model alone, one of eight that are there, all eight, and one of
-    eight engines, which answer at eight times as eight models do.
+    """The gateway's CPU a token: one model alone, one of eight that are there, all eight, and one of eight engines,
+    which answer at eight times as eight models do; and its CPU while nothing is asked.
 
     A gateway that is late gets several tokens of a stream as one message, which cost it hardly more than one: so a
     token is what its time is divided by.
@@ -154,7 +158,8 @@ def lanes(options: argparse.Namespace) -> Figures:
     names = [f"m{at}" for at in range(NUM_LANES)]
     os.environ["FAKE_STEP_S"] = str(STEP_S)
     sizes = ("--kv-cache-tokens", "65536", "--max-num-seqs", str(LANE_STREAMS), "--max-open-requests", "512")
-    ways: dict[str, tuple[Service, list[str]]] = {}
+    costs: dict[str, list[Cost]] = {}
+    idle: dict[str, list[float]] = {"one": [], "8": []}
     with contextlib.ExitStack() as running:
         alone = running.enter_context(_computing_nothing(names[:1], *sizes))
         wide = running.enter_context(_computing_nothing(names[:1], *sizes, "--engines", str(NUM_LANES)))
@@ -167,17 +172,27 @@ def lanes(options: argparse.Namespace) -> Figures:
         }
         for service, models in ways.values():
             asyncio.run(_streamed(service, models))  # warm
-        costs: dict[str, list[Cost]] = {way: [] for way in ways}
         for _ in range(options.runs):
             for way, (service, models) in ways.items():
-                costs[way].append(asyncio.run(_streamed(service, models)))
+                costs.setdefault(way, []).append(asyncio.run(_streamed(service, models)))
+            idle["one"].append(_idle_ms_per_s(alone))
+            idle["8"].append(_idle_ms_per_s(many))
+            _say("lanes", **{f"{way}_us": runs[-1].us_per_token for way, runs in costs.items()})
     figures: Figures = {"lane_streams": LANE_STREAMS, "tokens_per_s_each": round(1 / STEP_S)}
     for way, runs in costs.items():
         figures[f"gateway_us_per_token_{way}"] = round(median([run.us_per_token for run in runs]), 1)
         figures[f"tokens_per_message_{way}"] = round(median([run.tokens_per_message for run in runs]), 2)
         ratios = [mine.us_per_token / base.us_per_token for mine, base in zip(runs, costs["one"], strict=True)]
         figures[f"gateway_cpu_ratio_{way}"] = round(median(ratios), 3)
-    return figures
+    return figures | {f"gateway_idle_ms_per_s_{way}": round(median(found), 1) for way, found in idle.items()}
+
+
+def _idle_ms_per_s(service: Service) -> float:
+    """Milliseconds of CPU that a gateway takes a second while nothing is asked of it."""
+    gateway = service.children()["gateway-0"]
+    before = sum(gateway.cpu_times()[:2])
+    time.sleep(IDLE_S)
+    return float(sum(gateway.cpu_times()[:2]) - before) * 1e3 / IDLE_S
 
 
 @contextlib.contextmanager
@@ -205,9 +220,11 @@ async def _streamed(service: Service, models: list[str]) -> Cost:
             call = stubs[at % len(stubs)].StreamGenerate(inference_pb2.StreamGenerateRequest(spec=wanted))
             return [event.delta.consumed async for event in call if event.delta.consumed]
 
-        before = sum(gateway.cpu_times()[:2])
+        before, start_s = sum(gateway.cpu_times()[:2]), time.monotonic()
         streams = await asyncio.gather(*[read(at) for at in range(LANE_STREAMS)])
         took_us = float(sum(gateway.cpu_times()[:2]) - before) * 1e6
+    # Engines that compute could be faster, and would take the processors from the gateway that is measured.
+    assert time.monotonic() - start_s >= (LANE_TOKENS - 1) * STEP_S, "the engines do not wait out their steps"
     tokens = sum(map(sum, streams))
     return Cost(took_us / tokens, tokens / sum(map(len, streams)))
 
@@ -235,6 +252,11 @@ def turns(options: argparse.Namespace) -> Figures:
         "longest_wait_s": round(max(clients.waits), 1),
         "longest_wait_of_load": round(max(clients.waits) / median(wakes_s), 2),
     }
+
+
+def _say(part: str, **found: float) -> None:
+    """Prints what a run of a part has found."""
+    print(part, *[f"{name}={value:.3g}" for name, value in found.items()], flush=True)
 
 
 PARTS: dict[str, Callable[[argparse.Namespace], Figures]] = {
