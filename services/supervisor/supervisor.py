@@ -48,7 +48,7 @@ class Supervisor:
     ) -> None:
         """`directory` is the run's own; `say` prints lines for operators. `moving`: what joins and leaves."""
         self._ready_read, self._ready_write = os.pipe() if moving.early is None else moving.early.ready
-        self._templates = Templates(moving.templates, command, self._ready_write, moving.early)
+        self._templates = Templates(moving.templates, command, self._ready_write, say, moving.early)
         how = command, directory.path, self._ready_write, restarts.leave_s, self._templates
         self._processes = Processes(children, *how)
         self._scale, self._lanes = moving.engines, moving.lanes
@@ -191,6 +191,8 @@ class Supervisor:
             if not child.was_killed:
                 self._say(f"sluice: {how}, too")
             return True
+        if child.leave_by_s is not None and child.was_killed:
+            self._say(f"sluice: {how} in {self._restarts.leave_s:g} s, and was killed")
         if child.leave_by_s is not None or (self._scale is not None and self._scale.ended(child.engine, how)):
             self._processes.forget(child)
             self._processes.dismiss(child.engine)  # the other ranks of its group

@@ -50,7 +50,7 @@ def test_the_supervisor_takes_it_over(before: set[psutil.Process]) -> None:
     assert found is not None and EARLY not in os.environ and SUPERVISOR_PID not in os.environ
     (process,) = set(psutil.Process().children()) - before
     assert process.pid == found.pid and os.getpgid(found.pid) == found.pid
-    templates = Templates((STAGES,), ("false",), found.ready[1], found)
+    templates = Templates((STAGES,), ("false",), found.ready[1], print, found)
     with contextlib.closing(templates):
         templates.turn()
         assert templates._starts == {STAGES: 1}
@@ -69,7 +69,7 @@ def test_one_that_the_settings_do_not_want_ends(before: set[psutil.Process]) -> 
     begin(["serve"], os.environ)
     found = take(os.environ)
     assert found is not None
-    Templates((), ("false",), found.ready[1], found)
+    Templates((), ("false",), found.ready[1], print, found)
     assert set(psutil.Process().children()) <= before
     for file in found.ready:
         os.close(file)

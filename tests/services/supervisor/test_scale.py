@@ -167,6 +167,8 @@ me, runs = os.environ["SLUICE_PROCESS_ID"], pathlib.Path(os.environ["RUNS"])
 fd = int(os.environ.get("SLUICE_READY_FD", 0))
 signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGUSR1, signal.SIGUSR2])
 if me != "gateway-0":
+    if me == os.environ.get("DEAF"):
+        signal.signal(signal.SIGTERM, signal.SIG_IGN)
     (runs / f"{me}.ran").touch()
     signal.pause()
 libc, created_written_or_moved_here = ctypes.CDLL(None), 0x100 | 0x8 | 0x80
@@ -187,7 +189,8 @@ while True:
 """
 
 
-def test_signals_add_and_end_engines(tmp_path: Path) -> None:
+@pytest.mark.parametrize("deaf", ["", "engine-1"])
+def test_signals_add_and_end_engines(tmp_path: Path, deaf: str, monkeypatch: pytest.MonkeyPatch) -> None:
     tmp_path.chmod(0o700)
     said: list[str] = []
     steps = {
@@ -207,19 +210,20 @@ def test_signals_add_and_end_engines(tmp_path: Path) -> None:
         for name, role in (("engine-0", Role.ENGINE), ("gateway-0", Role.GATEWAY))
     ]
     scale = EngineScale(EngineFile(ENGINE, ServiceConfig(), tmp_path, 2), say, GRACE_S)
-    os.environ["RUNS"] = str(tmp_path)  # of the engine that the plan makes
-    try:
-        command = (sys.executable, "-c", SCALED)
-        supervisor = Supervisor(children, command, RunDirectory(tmp_path), Restarts(8), say, Moving(scale))
-        deadline = threading.Timer(60.0, os.kill, (os.getpid(), signal.SIGTERM))
-        deadline.start()
-        assert supervisor.run(lambda line: signal.raise_signal(signal.SIGTTIN), grace_s=1.0) == 0
-        deadline.cancel()
-    finally:
-        del os.environ["RUNS"]
+    monkeypatch.setenv("RUNS", str(tmp_path))  # of the engine that the plan makes
+    monkeypatch.setenv("DEAF", deaf)
+    restarts = Restarts(8, leave_s=0.3 if deaf else 60.0)
+    supervisor = Supervisor(
+        children, (sys.executable, "-c", SCALED), RunDirectory(tmp_path), restarts, say, Moving(scale)
+    )
+    deadline = threading.Timer(60.0, os.kill, (os.getpid(), signal.SIGTERM))
+    deadline.start()
+    assert supervisor.run(lambda line: signal.raise_signal(signal.SIGTTIN), grace_s=1.0) == 0
+    deadline.cancel()
     assert [line.partition(" after")[0] for line in said] == [
         "sluice: engine-1 joins",
         "sluice: engine-1 serves",
         "sluice: engine-1 leaves once its requests have ended, or in 30 s",
+        *(["sluice: engine-1 did not leave in 0.3 s, and was killed"] if deaf else []),
         "sluice: engine-1 has left; still there: engine-0",
     ]

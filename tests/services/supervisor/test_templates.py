@@ -54,17 +54,32 @@ class Bench:
         self._directory = directory
         self._read, self.write = os.pipe()
         self.command = (sys.executable, "-c", PROGRAM)
-        self.templates = Templates(kinds, self.command, self.write)
+        self.said: list[str] = []
+        self.have(kinds, self.command)
+
+    def have(self, kinds: tuple[str, ...], command: tuple[str, ...]) -> None:
+        """Has these templates from now on."""
+        self.templates = Templates(kinds, command, self.write, self.said.append)
 
     def ready(self, *kinds: str) -> None:
         """Waits until these can fork."""
         for kind in kinds:
             self.templates.turn()
+            self._hear_of(self.templates._now[kind])
+
+    def spare_ready(self, kind: str) -> None:
+        """Waits until the spare of one can fork."""
+        self.templates.turn()
+        self._hear_of(self.templates._spare[kind])
+
+    def _hear_of(self, template: TemplateProcess) -> None:
+        while not template.is_ready:
             with selectors.DefaultSelector() as selector:
                 selector.register(self._read, selectors.EVENT_READ)
-                assert selector.select(60), f"{kind} is not ready"
-            assert os.read(self._read, 4096) == f"template {kind} ready\n".encode()
-            self.templates.heard(kind)
+                assert selector.select(60), "a template is not ready"
+            for line in os.read(self._read, 4096).decode().splitlines():
+                assert line.split()[::2] == ["template", "ready"]
+                self.templates.heard(line.split()[1])
 
     def child(self, program: str, role: Role = Role.TOKENIZER, templates: bool = True) -> Running:
         """A process that is not started yet."""
@@ -87,6 +102,12 @@ def bench(tmp_path: Path) -> Iterator[Bench]:
 def end_of(child: Running) -> str:
     child.wait(30)
     return child.ended()
+
+
+def kill(process: psutil.Process) -> None:
+    """Kills a child, of whose end only its templates take notice."""
+    process.kill()
+    os.waitid(os.P_PID, process.pid, os.WEXITED | os.WNOWAIT)
 
 
 def named(title: str) -> list[psutil.Process]:
@@ -119,8 +140,7 @@ def test_it_is_a_child_of_the_supervisor_and_outlives_the_template(bench: Bench)
     child.start()
     assert len(named("tokenizer-0")) == 1
     (template,) = named("template-stages")
-    template.kill()
-    template.wait()
+    kill(template)
     assert child.is_running and child.ended() == ""
     child.signal(signal.SIGTERM)
     assert end_of(child) == "tokenizer-0 was killed by SIGTERM"
@@ -129,15 +149,55 @@ def test_it_is_a_child_of_the_supervisor_and_outlives_the_template(bench: Bench)
 def test_a_killed_template_is_made_anew_and_until_then_processes_are_spawned(bench: Bench) -> None:
     bench.ready(STAGES)
     (template,) = named("template-stages")
-    template.kill()
-    template.wait()
+    kill(template)
     child = bench.child("raise SystemExit(5)")
     assert not child.is_awaited
     child.start()
     assert end_of(child) == "tokenizer-0 ended with exit status 5"
+    assert bench.said == ["sluice: tokenizer-0 is spawned, which takes longer: no template-stages can fork"]
     bench.ready(STAGES)
     child.start()
     assert end_of(child) == "tokenizer-0 ended with exit status 5" and len(named("template-stages")) == 1
+
+
+@pytest.mark.parametrize("how", ["killed", "stopped"])
+@pytest.mark.parametrize("kind", [STAGES, ENGINES])
+def test_the_spare_of_a_template_that_is_lost_takes_its_place_at_once(
+    tmp_path: Path, kind: str, how: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Else a model that wakes would be spawned, beside a template that imports the same: seconds on a busy machine."""
+    monkeypatch.setattr("sluice_server.services.supervisor.template_process.ANSWER_S", 1.0)
+    role = {STAGES: Role.TOKENIZER, ENGINES: Role.ENGINE}[kind]
+    with contextlib.closing(Bench(tmp_path, (STAGES, ENGINES))) as bench:
+        bench.ready(STAGES, ENGINES)
+        before = {bench.templates._now[kind]._process.pid}
+        bench.spare_ready(kind)
+        assert len(named(f"template-{kind}")) == 2
+        (first,) = [one for one in named(f"template-{kind}") if one.pid in before]
+        if how == "killed":
+            kill(first)
+        else:
+            first.suspend()
+        child = bench.child("raise SystemExit(5)", role)
+        assert not child.is_awaited
+        child.start()
+        assert end_of(child) == f"{role}-0 ended with exit status 5" and not bench.said
+        assert not {one.pid for one in named(f"template-{kind}")} & before
+        bench.templates.turn()
+        assert len(named(f"template-{kind}")) == 2  # it has a spare of its own
+
+
+def test_spares_that_end_again_and_again_are_given_up(bench: Bench) -> None:
+    bench.ready(STAGES)
+    before = {bench.templates._now[STAGES]._process.pid}
+    for _ in range(MAX_STARTS + 2):
+        bench.templates.turn()
+        for spare in [one for one in named("template-stages") if one.pid not in before]:
+            kill(spare)
+    assert bench.templates._spares[STAGES] == MAX_STARTS
+    child = bench.child("raise SystemExit(5)")
+    child.start()
+    assert end_of(child) == "tokenizer-0 ended with exit status 5" and not bench.said
 
 
 def test_a_stopped_template_costs_time_only(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -159,8 +219,7 @@ def test_the_first_start_waits_for_it_and_later_ones_do_not(bench: Bench) -> Non
     bench.ready(STAGES)
     assert not child.is_awaited
     for template in named("template-stages"):
-        template.kill()
-        template.wait()
+        kill(template)
     bench.templates.turn()
     assert not child.is_awaited
 
@@ -174,15 +233,14 @@ def test_the_template_of_engines_is_forked_from_the_other(tmp_path: Path) -> Non
         engine.start()
         assert end_of(engine) == "engine-0 ended with exit status 0"
         for template in named("template-stages"):
-            template.kill()
-            template.wait()
+            kill(template)
         assert len(named("template-engines")) == 1
         engine.start()
         assert end_of(engine) == "engine-0 ended with exit status 0"
 
 
 def test_one_that_ends_again_and_again_is_given_up(bench: Bench) -> None:
-    bench.templates = Templates((STAGES,), (sys.executable, "-c", "raise SystemExit"), bench.write)
+    bench.have((STAGES,), (sys.executable, "-c", "raise SystemExit"))
     before = set(psutil.Process().children())
     for _ in range(MAX_STARTS + 2):
         bench.templates.turn()
@@ -227,7 +285,7 @@ def test_random_numbers_are_each_process_own(bench: Bench, capfd: pytest.Capture
     bench.templates.close()
     alone = "os.environ['OPENBLAS_NUM_THREADS'] = '1'"  # else numpy has threads
     loads = PROGRAM.replace("while", f"{alone}\nimport random, numpy.random\ndel {alone.partition(' = ')[0]}\nwhile")
-    bench.templates = Templates((STAGES,), (sys.executable, "-c", loads), bench.write)
+    bench.have((STAGES,), (sys.executable, "-c", loads))
     bench.ready(STAGES)
     for _ in range(3):
         child = bench.child("import random, numpy.random; print(random.random(), numpy.random.random(), flush=True)")
@@ -251,7 +309,7 @@ def test_what_is_forked_collects_its_own_garbage_and_not_that_of_the_template(
 def test_a_template_with_threads_forks_nothing(bench: Bench) -> None:
     bench.templates.close()
     busy = PROGRAM.replace("while", "import threading\nthreading.Thread(target=threading.Event().wait).start()\nwhile")
-    bench.templates = Templates((STAGES,), (sys.executable, "-c", busy), bench.write)
+    bench.have((STAGES,), (sys.executable, "-c", busy))
     bench.ready(STAGES)
     child = bench.child("raise SystemExit(5 if 'threading' not in sys.modules else 0)")
     child.start()
@@ -262,9 +320,7 @@ def test_a_template_waits_for_a_thread_that_has_ended_and_is_still_there(bench: 
     """As of imports at a low priority: a thread that was joined is listed for a moment more."""
     bench.templates.close()
     lists = "real, seen = os.listdir, iter([['1', '2']] * 3)\nos.listdir = lambda at: next(seen, None) or real(at)\n"
-    bench.templates = Templates(
-        (STAGES,), (sys.executable, "-c", PROGRAM.replace("while", f"{lists}while")), bench.write
-    )
+    bench.have((STAGES,), (sys.executable, "-c", PROGRAM.replace("while", f"{lists}while")))
     bench.ready(STAGES)
     child = bench.child("raise SystemExit(0)")
     child.start()
@@ -290,7 +346,7 @@ def test_engines_of_a_gpu_or_of_several_ranks_are_spawned(monkeypatch: pytest.Mo
     assert may_fork_engines("cpu") and not may_fork_engines("auto") and not may_fork_engines("cuda")
     assert kinds_for(EngineConfig()) == (STAGES,)
     assert kinds_for(EngineConfig(device="cpu")) == (STAGES, ENGINES)
-    templates = module.Templates((STAGES, ENGINES), (), -1)
+    templates = module.Templates((STAGES, ENGINES), (), -1, print)
     told = [templates._kind(Role.ENGINE, {"SLUICE_DEVICE": device}) for device in ("cpu", "cuda")]
     assert told == [ENGINES, ""] and templates._kind(Role.ENGINE, {}) == "" and templates._kind(None, {}) == ""
     assert kinds_for(EngineConfig(device="cpu", tensor_parallel_size=2)) == (STAGES,)
@@ -344,7 +400,7 @@ def test_where_the_system_refuses_the_calls_there_is_none(bench: Bench, monkeypa
         raise PermissionError
 
     monkeypatch.setattr(os, "pidfd_open", refused)
-    bench.templates = Templates((STAGES,), bench.command, bench.write)
+    bench.have((STAGES,), bench.command)
     bench.templates.turn()
     assert not named("template-stages") and not bench.child(PAUSE).is_awaited
 
