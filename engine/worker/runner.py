@@ -152,8 +152,11 @@ class Runner:
 
     def wanted(self, plan: StepPlan) -> WantedStates:
         """Returns which hidden states of a plan are needed besides those that are sampled from."""
-        prompts = self._rows.prompts
-        return WantedStates(prompts.is_asked or bool(plan.pools), prompts.spans(plan))
+        return WantedStates(self._is_whole(plan), self._rows.prompts.spans(plan))
+
+    def _is_whole(self, plan: StepPlan) -> bool:
+        """Returns whether all hidden states of a plan may be needed."""
+        return self._rows.prompts.is_asked or bool(plan.pools)
 
     def launch_over(self, plan: StepPlan, logits_of: Callable[[], Tensor]) -> CompletedStep:
         """Samples behind a forward pass that is computed elsewhere. Grammar masks are filled meanwhile.
@@ -195,8 +198,8 @@ class Runner:
         def forward() -> HiddenStates:
             of_images, turned = images or self.images(plan)
             given = self._rows.embeds.given(plan, self._model) + of_images
-            is_whole, sides = self.wanted(plan).is_whole, self._rows.adapters.sides(plan)
-            return self._forward.compute(plan, positions, is_whole=is_whole, given=given, turned=turned, sides=sides)
+            whole, sides = self._is_whole(plan), self._rows.adapters.sides(plan)
+            return self._forward.compute(plan, positions, is_whole=whole, given=given, turned=turned, sides=sides)
 
         states, filled = self._beside_masks(plan, positions, forward)
         hidden = states.computed
