@@ -3,8 +3,9 @@
     python -m benchmarks.victims --traces folder [--requests 1500 --seeds 5]
 
 The real scheduler replays published traces in simulated time, scaled down, in a cache of 40 % of what 64 requests need,
-as fast as it ends them, or `load` times as fast. Each part of a trace runs twice: as it is, and with the choice that
-was made before: the fewest computed tokens, at once. `watermark`: as --admission-watermark; -3 admits by free blocks
+as fast as it ends them, or `load` times as fast. Each part of a trace runs three times: as it is, with the choice that
+was made before (the fewest computed tokens, at once), and with that choice where computing again takes no time: what a
+choice of victims can gain at most, if nobody waits. `watermark`: as --admission-watermark; -3 admits by free blocks
 alone.
 """
 
@@ -19,6 +20,7 @@ from unittest import mock
 from benchmarks.fleet.loads import Load, azure, mooncake
 from benchmarks.machine import median, write
 from benchmarks.scheduled import BLOCK, Cost, Job, Simulated
+from sluice_server.engine.plan import StepPlan
 from sluice_server.engine.scheduler import shortage, victims
 from sluice_server.engine.scheduler.sequence import Sequence
 from sluice_server.engine.scheduler.settings import SchedulerSettings
@@ -26,6 +28,7 @@ from sluice_server.engine.scheduler.settings import SchedulerSettings
 NUM_SEQS = 64
 POOL_SHARE = 0.4  # of the blocks that so many requests need at their ends
 MOST_OUT = 512
+COST = Cost()
 PRESSURES = ((-3.0, 1.0), (-3.0, 1.15), (-0.2, 1.0), (-0.2, 1.15), (0.01, 1.0))  # watermark, load
 # Of prompts and outputs. Outputs are scaled less, as in full size they are too short to grow beside such prompts.
 TRACES: dict[str, tuple[Callable[[Path], Load], float, float]] = {
@@ -67,10 +70,37 @@ def least_computed() -> Iterator[None]:
         yield
 
 
-def played(jobs: list[Job], num_blocks: int, watermark: float) -> dict[str, float]:
+class AgainIsFree:
+    """The cost of steps in which only those tokens take time that their request has not computed before.
+
+    Attributes:
+        num_new: such tokens so far.
+    """
+
+    def __init__(self, cost: Cost) -> None:
+        self.num_new = 0
+        self._cost = cost
+        self._jobs: dict[int, int] = {}  # by slot
+        self._most: dict[int, int] = {}  # tokens that each job has computed at once
+
+    def __call__(self, plan: StepPlan) -> float:
+        """The seconds of this plan."""
+        for placement in plan.placements:
+            self._jobs[placement.slot] = placement.params.seed
+        before = self.num_new
+        for slot, start, num in zip(plan.slots, plan.starts, plan.query_lens, strict=True):
+            job, end = self._jobs[slot], start + num
+            self.num_new += max(0, end - max(start, self._most.get(job, 0)))
+            self._most[job] = max(end, self._most.get(job, 0))
+        return self._cost.a + self._cost.b * (self.num_new - before)
+
+
+def played(
+    jobs: list[Job], num_blocks: int, watermark: float, cost: Callable[[StepPlan], float] = COST
+) -> dict[str, float]:
     """The figures of one run."""
     settings = SchedulerSettings(watermark=watermark, max_queued_requests=len(jobs), max_queued_tokens=1 << 40)
-    simulated = Simulated(jobs, num_blocks, settings, Cost(), NUM_SEQS)
+    simulated = Simulated(jobs, num_blocks, settings, cost, NUM_SEQS)
     run = simulated.run()
     ends: dict[int, float] = {}
     gaps: dict[int, float] = {}
@@ -94,34 +124,39 @@ def _spread(name: str, seconds: list[float]) -> dict[str, float]:
     return {f"{name}_p{part}_s": ordered[int(len(ordered) * part / 100)] for part in (50, 99)}
 
 
-def compared(jobs: list[Job], watermark: float, load: float) -> tuple[dict[str, float], dict[str, float]]:
-    """The figures of the choice before, and of today's, for requests that come `load` times as fast as the former
-    ends them."""
+def compared(jobs: list[Job], watermark: float, load: float) -> dict[str, dict[str, float]]:
+    """The figures of the choice before, of today's, and of the former where computing again takes no time, for requests
+    that come `load` times as fast as the former ends them."""
     num_blocks = num_blocks_for(jobs)
     with least_computed():
         at_once = [dataclasses.replace(job, at_s=0.0) for job in jobs]
         settings = SchedulerSettings(watermark=watermark, max_queued_requests=len(jobs), max_queued_tokens=1 << 40)
-        seconds = Simulated(at_once, num_blocks, settings, Cost(), NUM_SEQS).run().end_s
+        seconds = Simulated(at_once, num_blocks, settings, COST, NUM_SEQS).run().end_s
         jobs = [dataclasses.replace(job, at_s=job.at_s * seconds / jobs[-1].at_s / load) for job in jobs]
         before = played(jobs, num_blocks, watermark)
-    return before, played(jobs, num_blocks, watermark)
+        free = played(jobs, num_blocks, watermark, AgainIsFree(COST))
+    return {"before": before, "after": played(jobs, num_blocks, watermark), "free": free}
 
 
 def measured(
     trace: Load, shares: tuple[float, float], pressure: tuple[float, float], num: int, seeds: range
 ) -> dict[str, object]:
-    """The medians of both choices over parts of a trace, and each part's ratios of today's to the one before."""
-    pairs = [compared(jobs_of(trace, num, seed, *shares), *pressure) for seed in seeds]
-    names = pairs[0][0]
+    """The medians over parts of a trace, and each part's ratios to the choice before: of today's, and of the p99 where
+    computing again takes no time."""
+    parts = [compared(jobs_of(trace, num, seed, *shares), *pressure) for seed in seeds]
     sides = {
-        side: {name: round(median([pair[at][name] for pair in pairs]), 3) for name in names}
-        for at, side in enumerate(("before", "after"))
+        side: {name: round(median([part[side][name] for part in parts]), 3) for name in parts[0][side]}
+        for side in ("before", "after")
     }
-    ratios = {
-        name: [round(after[name] / before[name], 3) if before[name] else None for before, after in pairs]
-        for name in ("recomputed_tokens", "end_to_end_p99_s", "longest_gap_p99_s")
-    }
+    names = ("recomputed_tokens", "end_to_end_p99_s", "longest_gap_p99_s")
+    ratios = {name: [_ratio(part, "after", name) for part in parts] for name in names}
+    ratios["free_end_to_end_p99_s"] = [_ratio(part, "free", "end_to_end_p99_s") for part in parts]
     return {**sides, "ratios": ratios}
+
+
+def _ratio(part: dict[str, dict[str, float]], side: str, name: str) -> float | None:
+    before = part["before"][name]
+    return round(part[side][name] / before, 3) if before else None
 
 
 def main() -> None:
