@@ -14,8 +14,8 @@ from sluice_server.engine.scheduler.sequence import Sequence
 from sluice_server.engine.scheduler.state import SchedulerState
 
 MOST_WAITS = 32  # steps in a row without a block, after which a sequence preempts
-# Steps of waiting that a lost token is worth. Computed again it takes a hundredth of a step, and delays others by as much;
-# what waits keeps its blocks from them. With 0.1 the p99 to the last token was longer (`benchmarks.victims`).
+# Steps of waiting that a lost token is worth. Computed again it takes a hundredth of a step, and delays others by as
+# much; what waits keeps its blocks from them. With 0.1 the p99 to the last token was longer (`benchmarks.victims`).
 STEPS_PER_TOKEN = 0.03
 
 
