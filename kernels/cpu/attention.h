@@ -1,5 +1,6 @@
 // Attention of ragged queries over a paged cache, in float32, for each number format of the cache. On processors with
-// AMX, bfloat16 keys are multiplied by queries rounded to bfloat16 (tile_attention.h).
+// AMX, bfloat16 keys are multiplied by queries rounded to bfloat16 (tile_attention.h); on those with VNNI, int8 keys by
+// queries rounded to 16 bits (integer_attention.h).
 //
 // A query attends to its keys in blocks of KEYS that start at multiples of KEYS, with a running maximum (Milakov &
 // Gimelshein 2018; FlashAttention). A query's result is the same in decode, in any chunk and in any batch, to the bit:
