@@ -7,7 +7,7 @@ import time
 from concurrent.futures import Future
 from pathlib import Path
 
-from benchmarks.adapter_rig import CLOCKS, RANK, Clock, asking, make_engine, write_adapters
+from benchmarks.adapter_rig import CLOCKS, RANK, Clock, asking, make_engine, tell, write_adapters
 from benchmarks.cpu.shapes import checkpoint
 from benchmarks.machine import median
 from sluice_server.engine.adapters.loader import LoadedAdapter
@@ -99,6 +99,7 @@ def loading(shape: str, rounds: int, threads: int, clock: Clock) -> dict[str, ob
                 at = min(len(without) - 1, int(len(without) * share))
                 if number:
                     ratios[name].append(beside[at] / without[at])
+            tell(f"round {number} of {rounds}: p99 gap {without[-1 - len(without) // 100] * 1e3:.1f} ms without loads")
         return {
             "gap while adapters are loaded over without": {
                 name: {"median": round(median(one), 3), "rounds": [round(ratio, 2) for ratio in one]}

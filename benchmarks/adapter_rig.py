@@ -2,6 +2,7 @@
 
 import dataclasses
 import json
+import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -26,6 +27,14 @@ SLOTS = 8
 ROWS = (8, 32)
 Clock = Callable[[], float]
 CLOCKS: dict[str, Clock] = {"wall": time.perf_counter, "cpu": time.thread_time}
+
+
+START_S = time.perf_counter()
+
+
+def tell(text: str) -> None:
+    """Prints how far a measurement is, with the seconds since the start, beside its results."""
+    print(f"{time.perf_counter() - START_S:6.0f} s  {text}", file=sys.stderr, flush=True)
 
 
 def modules_of_shape(shape: str) -> list[Module]:

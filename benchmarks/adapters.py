@@ -27,6 +27,7 @@ from benchmarks.adapter_rig import (
     load,
     make_engine,
     modules_of_shape,
+    tell,
     write_adapters,
 )
 from benchmarks.cpu.shapes import SHAPES
@@ -56,6 +57,10 @@ def in_turns(cases: Mapping[str, Callable[[], float]], rounds: int) -> dict[str,
             value = case()
             if number:
                 found[name].append(value)
+        tell(
+            f"round {number} of {rounds}: "
+            + ", ".join(f"{name} {value[-1] * 1e3:.2f} ms" for name, value in found.items() if value)
+        )
     return {name: median(values) for name, values in found.items()}
 
 
@@ -138,6 +143,7 @@ def zipf(shape: str, rounds: int, threads: int, clock: Clock, num: int = 100) ->
                 found = load_run(engine, refs, order, 32, clock if clock is CLOCKS["wall"] else time.process_time)
                 if number:
                     rates[name].append(found)
+                tell(f"round {number} of {rounds}, {name}: {found[0]:.0f} tok/s, p99 TTFT {found[1]:.2f} s")
         rate, first = ({key: median([one[at] for one in value]) for key, value in rates.items()} for at in (0, 1))
         return {
             "goodput over all resident": round(rate["few"] / rate["all"], 3),
@@ -162,11 +168,15 @@ def main() -> None:
     parser.add_argument("--clock", default="wall", choices=list(CLOCKS))
     parser.add_argument("--only", default=",".join(PARTS))
     asked = parser.parse_args()
-    found: dict[str, object] = {}
+    found: dict[str, dict[str, object]] = {}
     for name in asked.only.split(","):
+        tell(f"{name}: begins")
+        start = time.perf_counter()
         found[name] = PARTS[name](asked.shape, asked.rounds, asked.threads, CLOCKS[asked.clock])
+        found[name]["seconds"] = round(time.perf_counter() - start)
+        tell(f"{name}: {found[name]}")
     command = f"python -m benchmarks.adapters --shape {asked.shape} --rounds {asked.rounds} --threads {asked.threads}"
-    write(f"adapters_{asked.shape}", f"{command} --clock {asked.clock} --only {asked.only}", found)
+    write(f"adapters_{asked.shape}", f"{command} --clock {asked.clock} --only {asked.only}", {**found})
 
 
 if __name__ == "__main__":
