@@ -52,9 +52,8 @@ struct Join {
 inline void add(const Join& join, Rows x, Rows between, Rows h, int64_t tokens, const Beside& beside) {
   constexpr float no_norm = -1.0f;
   const auto& [layer, linear, norm, eps] = join;
-  const Rows to = norm == nullptr ? h : between;
-  apply(layer, x, tokens, no_norm, norm == nullptr ? Finish::ADD : Finish::STORE, to);
-  add_beside(beside, linear, {x, layer.inputs, layer.outputs, no_norm, nullptr, to, false});
+  const float* const* added = products_beside(beside, linear, layer, x, tokens, no_norm);
+  apply(layer, x, tokens, no_norm, norm == nullptr ? Finish::ADD : Finish::STORE, norm == nullptr ? h : between, added);
   if (norm == nullptr) return;
   each_row(tokens, layer.outputs, [&](int64_t t) { add_normed(between[t], norm, layer.outputs, eps, h[t]); });
 }
@@ -76,8 +75,8 @@ inline int64_t keep_wanted(const Layer<Element>& job, Rows seen, Rows h) {
 template <typename Element>
 inline void attend(Layer<Element>& job, Rows h, Rows heads, Rows seen) {
   const Beside all{job.adapters, job.index, nullptr, 0};
-  apply(job.qkv, h, job.write.tokens, job.eps, Finish::STORE, heads);
-  add_beside(all, Linears::QKV, {h, job.qkv.inputs, job.qkv.outputs, job.eps, job.qkv.norm, heads, false});
+  const float* const* added = products_beside(all, Linears::QKV, job.qkv, h, job.write.tokens, job.eps);
+  apply(job.qkv, h, job.write.tokens, job.eps, Finish::STORE, heads, added);
   job.write.heads = heads.first, job.write.stride = heads.stride;
   run(job.write);
   job.attention.q = heads.first, job.attention.q_stride = heads.stride;
@@ -130,8 +129,8 @@ inline void run(Layer<Element>& job) {
   if (job.router != nullptr)
     return run(
         Experts{job.gate_up, job.down, job.gate, job.eps, job.router, job.h, job.h, wanted, 0, job.router->experts});
-  if (left.has(Linears::GATE_UP)) apply_gated(job.gate_up, h, wanted, job.eps, job.gate, gated, left);
-  else apply(job.gate_up, h, wanted, job.eps, job.gate, gated);
+  const float* const* added = products_beside(left, Linears::GATE_UP, job.gate_up, h, wanted, job.eps);
+  apply(job.gate_up, h, wanted, job.eps, job.gate, gated, added);
   add({job.down, Linears::DOWN, job.down_norm, job.eps}, gated, between, h, wanted, left);
 }
 

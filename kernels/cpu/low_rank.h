@@ -1,349 +1,170 @@
 // Low-rank products beside packed linears: y += scale · B · (A · x), for the rows of a step that have an adapter.
 //
-// A and B are read in the format of their file, and computed with in float32. Each number of A · x is the sum of LANES
-// sums over ascending inputs, each number of the product one chain over ascending ranks: a row's bits depend on nothing
-// but the row and its adapter. Layout: A [rank][inputs]; B [OUTPUTS outputs' block][rank][output], the last block as
-// narrow as what is left.
+// They are computed before the linear's own products, which they are added to where those are finished. A row's bits
+// depend on nothing but the row, its adapter and the format of the linear.
 #pragma once
 
 #include <vector>
 
-#include "packed.h"
+#include "low_rank_expand.h"
+#include "low_rank_shrink.h"
 
 namespace sluice {
 
-constexpr int64_t OUTPUTS = 64;  // of a block of B; as in kernels/formats/side_products.py
-constexpr int OUTPUT_VECS = OUTPUTS / LANES;
-constexpr int64_t ROWS_A_SLICE = 32;    // of a product that one thread computes at a time
-constexpr int64_t BLOCKS_A_SLICE = 16;  // of B
+constexpr int64_t RANKS_A_SLICE = 64;  // of A · x
+constexpr int64_t ROWS_A_SLICE = 32;   // of B · (A · x)
 
-struct Float16 {
-  uint16_t bits;
-};
-
-inline Vec load(const Float16* from) { return load_half(reinterpret_cast<const uint8_t*>(from)); }
-
-// Has what comes next brought into the cache: the matrices of a side lie one behind the other, in the order of use.
-template <typename Element>
-inline void fetch(const Element* from) {
-  __builtin_prefetch(from);
-}
-
-// Of A and B; as in kernels/cpu/low_rank.py.
-enum class Stored : int64_t { FLOAT32, BFLOAT16, FLOAT16 };
-
-// The product of one projection, which is part of a linear. These structs are int64 and float64 numbers side by side,
-// as kernels/cpu/low_rank.py writes them.
-struct LowRank {
-  const void *a, *b;
-  Stored a_format, b_format;
-  int64_t rank, first, outputs;  // first: output of the linear, in the order of its rows
-  double scale;
-};
-
-// What an adapter adds to one linear.
-struct Side {
-  const float* norm;  // [inputs] or null: weights of a norm that are folded into the linear's
-  int64_t num;        // 0: it adds nothing
-  LowRank parts[3];
-};
-
-// The linears of a layer.
-enum class Linears { QKV, OUTPUT, GATE_UP, DOWN };
-
-struct AdapterRows {
-  const int64_t* rows;  // [num], ascending
-  int64_t num;
-  const Side (*layers)[4];  // by layer and linear
-};
-
-// The adapters of a step's rows; no row has two.
-struct StepAdapters {
-  int64_t num;
-  AdapterRows each[1];
-};
-
-// The adapters beside one layer, and which tokens are left in it.
-struct Beside {
-  const StepAdapters* step;  // null: none
-  int64_t layer;
-  const int64_t* kept;  // [num_kept], ascending: the step's tokens whose rows are left; null: all
-  int64_t num_kept;
-
-  const Side& side(const AdapterRows& group, Linears linear) const {
-    return group.layers[layer][static_cast<int>(linear)];
-  }
-
-  bool has(Linears linear) const {
-    for (int64_t i = 0; step != nullptr && i < step->num; ++i)
-      if (side(step->each[i], linear).num > 0) return true;
-    return false;
-  }
-
-  // Where the row of a token lies, or -1 if it is not left.
-  int64_t place(int64_t token) const {
-    if (kept == nullptr) return token;
-    const int64_t* found = std::lower_bound(kept, kept + num_kept, token);
-    return found < kept + num_kept && *found == token ? found - kept : -1;
-  }
-};
-
-// A linear's input and where its products are added; `gated`: y lies in panels, as a gated weight of `outputs` rows.
-struct Beneath {
-  Rows x;
-  int64_t inputs, outputs;
-  float eps;          // negative: none; else rows of x are divided by their root mean square
-  const float* norm;  // [inputs] or null: and multiplied by this
-  Rows y;
-  bool gated;
-
-  // The column of y that belongs to an output.
-  int64_t column(int64_t output) const {
-    if (!gated) return output;
-    const bool is_gate = output < outputs / 2;
-    const auto gate = static_cast<uint64_t>(is_gate ? output : output - outputs / 2);
-    return static_cast<int64_t>(gate / GATES * PANEL + gate % GATES) + (is_gate ? 0 : GATES);
-  }
-};
-
-// A part's product for `rows` of those gathered.
-struct LowRankJob {
-  const LowRank* part;
-  int64_t first, rows, column;  // column: of the part's numbers A · x
-};
-
-// So much of a job as one thread computes: ranks or blocks [begin, end), for rows [first, last) of those gathered.
-struct Slice {
-  const LowRankJob* job;
+// So many panels of B · (A · x) as one thread computes for rows [first, last) of a group.
+struct PanelSlice {
+  const SideRows* group;
   int64_t first, last, begin, end;
 };
 
-// The rows of a step that an adapter's product is added to.
-struct Gathered {
-  std::vector<int64_t> places;      // in y
-  std::vector<const float*> norms;  // of their sides
-  std::vector<LowRankJob> jobs;
-  std::vector<Slice> slices;
-  Workspace<float> x_room, low_room;
-  int64_t width, stride;
-  float *x, *low;  // [rows, width], and A · x, scaled [rows, stride]
+// Products of one linear for the rows that have an adapter.
+class Products {
+ public:
+  bool gather(const Beside& beside, Linears linear);
+  void shrink(const Beneath& at);
+  const float* const* expand(int64_t rows, int64_t outputs, bool gated);
 
-  int64_t rows() const { return static_cast<int64_t>(places.size()); }
+ private:
+  template <typename Work>
+  void each_run(const Side& side, int64_t begin, int64_t end, const Work& work) const;
+  void expand_slice(const PanelSlice& slice);
+
+  std::vector<int64_t> places_;  // in y, of each adapter's rows
+  std::vector<SideRows> groups_;
+  std::vector<Slice> slices_;
+  std::vector<PanelSlice> panels_;
+  std::vector<const float*> addends_;  // by row of y; see panels.h
+  Workspace<float> low_room_, room_;
+  float* low_ = nullptr;   // A · x, scaled: [rows, stride], two of bfloat16 in the place of two float32
+  float* into_ = nullptr;  // [rows, width]
+  int64_t stride_ = 0, width_ = 0, outputs_ = 0;
+  bool rounds_ = false, gated_ = false;
 };
 
-inline int64_t whole(int64_t num, int64_t of) { return (num + of - 1) / of * of; }
-
-inline void gather(const Beside& beside, Linears linear, const Beneath& at, Gathered& to) {
-  to.places.clear(), to.norms.clear(), to.jobs.clear();
-  to.stride = LANES, to.width = whole(at.inputs, LANES);
+// Returns whether any row has a product.
+inline bool Products::gather(const Beside& beside, Linears linear) {
+  places_.clear(), groups_.clear();
+  stride_ = LANES;
   for (int64_t i = 0; i < beside.step->num; ++i) {
     const AdapterRows& group = beside.step->each[i];
     const Side& side = beside.side(group, linear);
-    const int64_t first = to.rows();
+    const auto first = static_cast<int64_t>(places_.size());
     for (int64_t row = 0; side.num > 0 && row < group.num; ++row)
-      if (const int64_t place = beside.place(group.rows[row]); place >= 0)
-        to.places.push_back(place), to.norms.push_back(side.norm);
-    const int64_t rows = to.rows() - first;
-    int64_t column = 0;
-    for (int64_t part = 0; rows > 0 && part < side.num; ++part) {
-      to.jobs.push_back({&side.parts[part], first, rows, column});
-      column += whole(side.parts[part].rank, LANES);
-    }
-    to.stride = std::max(to.stride, column);
+      if (const int64_t place = beside.place(group.rows[row]); place >= 0) places_.push_back(place);
+    const auto last = static_cast<int64_t>(places_.size());
+    if (first < last) groups_.push_back({&side, first, last});
+    stride_ = std::max(stride_, each_part(side, [](const LowRank&, int64_t) {}));
   }
-  to.x = to.x_room.fit(to.rows() * to.width), to.low = to.low_room.fit(to.rows() * to.stride);
+  return !groups_.empty();
 }
 
-// A row of x, normed as its linear and its side say, and zeros up to whole vectors.
-inline void gather_row(const Beneath& at, const Gathered& to, int64_t row) {
-  const float* x = at.x[to.places[row]];
-  float* copy = to.x + row * to.width;
-  const float scale = at.eps < 0.0f ? 1.0f : norm_scale(x, at.inputs, at.eps);
-  for (int64_t i = 0; i < at.inputs; ++i) copy[i] = x[i] * scale;
-  for (const float* norm : {at.norm, to.norms[row]})
-    for (int64_t i = 0; norm != nullptr && i < at.inputs; ++i) copy[i] *= norm[i];
-  std::fill(copy + at.inputs, copy + to.width, 0.0f);
-}
-
-// Calls work(slice) for slices of all jobs, on several threads if that pays. `size` returns what a part is cut along,
-// into pieces of `each`.
-template <typename Size, typename Work>
-inline void each_slice(Gathered& to, int64_t each, const Size& size, const Work& work) {
+inline void Products::shrink(const Beneath& at) {
   int64_t all = 0;
-  to.slices.clear();
-  for (const LowRankJob& job : to.jobs) {
-    all += job.rows * job.part->rank * std::max(job.part->outputs, to.width);
-    for (int64_t first = job.first; first < job.first + job.rows; first += ROWS_A_SLICE)
-      for (int64_t begin = 0; begin < size(*job.part); begin += each)
-        to.slices.push_back({&job, first, std::min(first + ROWS_A_SLICE, job.first + job.rows), begin,
-                             std::min(begin + each, size(*job.part))});
+  slices_.clear(), rounds_ = at.rounds;
+  low_ = low_room_.fit(static_cast<int64_t>(places_.size()) * stride_);
+  for (const SideRows& group : groups_) {
+    const int64_t ranks = each_part(*group.side, [](const LowRank&, int64_t) {});
+    all += (group.last - group.first) * ranks * at.inputs;
+    for (int64_t first = group.first; first < group.last; first += SHRINK_ROWS)
+      for (int64_t begin = 0; begin < ranks; begin += RANKS_A_SLICE)
+        slices_.push_back({&group, first, std::min(first + SHRINK_ROWS, group.last), begin, begin + RANKS_A_SLICE});
   }
-  const auto num = static_cast<int>(to.slices.size());
-  if (all > SMALL) return Pool::instance().run(num, [&](int64_t i) { work(to.slices[i]); });
-  for (const Slice& slice : to.slices) work(slice);
+  const auto work = [&](int64_t i) { shrink_slice(at, slices_[i], places_.data(), low_, stride_); };
+  const auto num = static_cast<int>(slices_.size());
+  if (all > SMALL) return Pool::instance().run(num, work);
+  for (int i = 0; i < num; ++i) work(i);
 }
 
-// The last numbers of a row, and zeros.
-template <typename Element>
-inline Vec load_part(const Element* from, int64_t num) {
-  Element part[LANES]{};
-  std::memcpy(part, from, num * sizeof(Element));
-  return load(part);
-}
-
-// A · x of ROWS rows by LANES / ROWS ranks, scaled. Behind the last row or rank the last one is computed once more.
-template <int ROWS, typename Element>
-inline void shrink_tile(const Slice& slice, const Gathered& to, int64_t inputs, int64_t row, int64_t rank) {
-  constexpr int RANKS = LANES / ROWS;
-  const LowRank& part = *slice.job->part;
-  const Element* a[RANKS];
-  const float* x[ROWS];
-  for (int i = 0; i < RANKS; ++i)
-    a[i] = static_cast<const Element*>(part.a) + std::min(rank + i, part.rank - 1) * inputs;
-  for (int r = 0; r < ROWS; ++r) x[r] = to.x + std::min(row + r, slice.last - 1) * to.width;
-  Vec acc[LANES]{};
-  const auto add = [&](int64_t k, const auto& load_a) {
-    Vec own[ROWS];
-    for (int r = 0; r < ROWS; ++r) own[r] = load(x[r] + k);
-    for (int i = 0; i < RANKS; ++i) {
-      const Vec weight = load_a(a[i] + k);
-      fetch(a[i] + k + RANKS * inputs);
-      for (int r = 0; r < ROWS; ++r) acc[r * RANKS + i] += own[r] * weight;
-    }
-  };
-  int64_t k = 0;
-  for (; k + LANES <= inputs; k += LANES) add(k, [](const Element* from) { return load(from); });
-  if (k < inputs) add(k, [&](const Element* from) { return load_part(from, inputs - k); });
-  float each[LANES];
-  store(each, sums(acc) * static_cast<float>(part.scale));
-  for (int64_t r = 0; r < std::min<int64_t>(ROWS, slice.last - row); ++r)
-    for (int64_t i = 0; i < std::min<int64_t>(RANKS, part.rank - rank); ++i)
-      to.low[(row + r) * to.stride + slice.job->column + rank + i] = each[r * RANKS + i];
-}
-
-template <typename Element>
-inline void shrink(const Slice& slice, const Gathered& to, int64_t inputs) {
-  constexpr int ROWS = 4;
-  if (slice.last - slice.first == 1) return shrink_tile<1, Element>(slice, to, inputs, slice.first, slice.begin);
-  for (int64_t rank = slice.begin; rank < slice.end; rank += LANES / ROWS)
-    for (int64_t row = slice.first; row < slice.last; row += ROWS)
-      shrink_tile<ROWS, Element>(slice, to, inputs, row, rank);
-}
-
-// Adds sums of `num` outputs, LANES at most, to a row of y.
-inline void add_sums(const Beneath& at, float* y, int64_t first, int64_t num, Vec sums) {
-  const int64_t column = at.column(first);
-  if (num == LANES && (!at.gated || at.column(first + LANES - 1) == column + LANES - 1))
-    return store(y + column, load(y + column) + sums);
-  float each[LANES];
-  store(each, sums);
-  for (int64_t i = 0; i < num; ++i) y[at.column(first + i)] += each[i];
-}
-
-// Adds ROWS rows' products of one block that is whole.
-template <int ROWS, typename Element>
-inline void expand_block(const Beneath& at, const Slice& slice, const Gathered& to, int64_t row, int64_t block) {
-  const LowRank& part = *slice.job->part;
-  const Element* b = static_cast<const Element*>(part.b) + block * OUTPUTS * part.rank;
-  const float* low = to.low + row * to.stride + slice.job->column;
-  Vec acc[ROWS][OUTPUT_VECS]{};
-  for (int64_t rank = 0; rank < part.rank; ++rank) {
-    Vec weights[OUTPUT_VECS];
-    for (int v = 0; v < OUTPUT_VECS; ++v) weights[v] = load(b + rank * OUTPUTS + v * LANES);
-    for (int64_t at = 0; at < OUTPUTS; at += LINE / sizeof(Element)) fetch(b + (part.rank + rank) * OUTPUTS + at);
-    for (int r = 0; r < ROWS; ++r)
-      for (int v = 0; v < OUTPUT_VECS; ++v) acc[r][v] += broadcast(low[r * to.stride + rank]) * weights[v];
-  }
-  for (int r = 0; r < ROWS; ++r)
-    for (int v = 0; v < OUTPUT_VECS; ++v)
-      add_sums(at, at.y[to.places[row + r]], part.first + block * OUTPUTS + v * LANES, LANES, acc[r][v]);
-}
-
-// Adds a row's product of the last block, which is narrower.
-template <typename Element>
-inline void expand_rest(const Beneath& at, const Slice& slice, const Gathered& to, int64_t row, int64_t block) {
-  const LowRank& part = *slice.job->part;
-  const int64_t first = block * OUTPUTS, outputs = part.outputs - first;
-  const Element* b = static_cast<const Element*>(part.b) + first * part.rank;
-  const float* low = to.low + row * to.stride + slice.job->column;
-  for (int64_t i = 0; i < outputs; i += LANES) {
-    const int64_t num = std::min<int64_t>(LANES, outputs - i);
-    Vec acc{};
-    for (int64_t rank = 0; rank < part.rank; ++rank)
-      acc += broadcast(low[rank]) * load_part(b + rank * outputs + i, num);
-    add_sums(at, at.y[to.places[row]], part.first + first + i, num, acc);
-  }
-}
-
-template <typename Element>
-inline void expand(const Beneath& at, const Slice& slice, const Gathered& to) {
-  constexpr int ROWS = LANES == 16 ? 4 : 1;  // that have room in the registers
-  for (int64_t block = slice.begin; block < slice.end; ++block) {
-    const bool is_whole = (block + 1) * OUTPUTS <= slice.job->part->outputs;
-    int64_t row = slice.first;
-    for (; is_whole && row + ROWS <= slice.last; row += ROWS) expand_block<ROWS, Element>(at, slice, to, row, block);
-    for (; row < slice.last; ++row)
-      if (is_whole) expand_block<1, Element>(at, slice, to, row, block);
-      else expand_rest<Element>(at, slice, to, row, block);
-  }
-}
-
-// Calls work with a value of the type that numbers are stored in.
+// Calls work(part, column in a row of A · x, outputs [first, end) of the part, packed column) for what one side adds to
+// panels [begin, end), in the order of B.
 template <typename Work>
-inline void with_stored(Stored format, const Work& work) {
-  switch (format) {
-    case Stored::FLOAT32: return work(float{});
-    case Stored::BFLOAT16: return work(uint16_t{});
-    case Stored::FLOAT16: return work(Float16{});
-  }
-}
-
-// Adds the products of a layer's adapters to what one of its linears has computed.
-inline void add_beside(const Beside& beside, Linears linear, const Beneath& at) {
-  static thread_local Gathered gathered;
-  Gathered& to = gathered;  // not another thread's
-  if (!beside.has(linear)) return;
-  gather(beside, linear, at, to);
-  each_row(to.rows(), at.inputs, [&](int64_t row) { gather_row(at, to, row); });
-  const auto ranks = [](const LowRank& part) { return part.rank; };
-  each_slice(to, LANES, ranks, [&](const Slice& slice) {
-    with_stored(slice.job->part->a_format, [&](auto one) { shrink<decltype(one)>(slice, to, at.inputs); });
-  });
-  const auto blocks = [](const LowRank& part) { return whole(part.outputs, OUTPUTS) / OUTPUTS; };
-  each_slice(to, BLOCKS_A_SLICE, blocks, [&](const Slice& slice) {
-    with_stored(slice.job->part->b_format, [&](auto one) { expand<decltype(one)>(at, slice, to); });
+inline void Products::each_run(const Side& side, int64_t begin, int64_t end, const Work& work) const {
+  const int64_t half = outputs_ / 2, width = gated_ ? GATES : PANEL, limit = gated_ ? half : outputs_;
+  each_part(side, [&](const LowRank& part, int64_t low) {
+    for (int64_t run = 0; run < (gated_ ? 2 : 1); ++run)
+      for (int64_t panel = begin; panel < end; ++panel) {
+        const int64_t from = run * half + panel * width - part.first, num = std::min(width, limit - panel * width);
+        const int64_t first = std::max<int64_t>(0, from), last = std::min(part.outputs, from + num);
+        if (first < last) work(part, low, first, last, panel * PANEL + run * GATES + first - from);
+      }
   });
 }
 
-// y [m, ..] = gate(linear(x)), as `apply` computes it, with the products of adapters added before the gate.
-inline void apply_gated(const Packed& layer, Rows x, int64_t m, float eps, Finish gate, Rows y, const Beside& beside) {
-  static thread_local Workspace<float> workspace;
-  const int64_t n = layer.outputs / 2, width = num_panels(n, true) * PANEL;
-  Packed plain = layer;
-  plain.bias = nullptr, plain.outputs = width;  // the bias is in the order of rows, and halves are in that of panels
-  const Rows halves{workspace.fit(m * row_stride(width)), row_stride(width)};
-  apply(plain, x, m, eps, Finish::STORE, halves);
-  add_beside(beside, Linears::GATE_UP, {x, layer.inputs, layer.outputs, eps, layer.norm, halves, true});
-  const Output to{layer.bias, y.first, y.stride, m, n, gate};
-  each_row(m, width, [&](int64_t row) {
-    for (int64_t panel = 0; panel < width / PANEL; ++panel)
-      finish_gates(to, row, panel, load_sums(halves[row] + panel * PANEL), 1.0f);
-  });
+inline void Products::expand_slice(const PanelSlice& slice) {
+  const float* low = low_ + slice.first * stride_;
+  float* to = into_ + slice.first * width_;
+  const int64_t rows = slice.last - slice.first;
+  int64_t covered = 0;
+  each_part(*slice.group->side, [&](const LowRank& part, int64_t) { covered += part.outputs; });
+  for (int64_t row = 0; covered < outputs_ && row < rows; ++row)  // adding -0 changes nothing
+    std::fill(to + row * width_ + slice.begin * PANEL, to + row * width_ + slice.end * PANEL, -0.0f);
+  each_run(*slice.group->side, slice.begin, slice.end,
+           [&](const LowRank& part, int64_t at, int64_t first, int64_t last, int64_t column) {
+             with_kind(part.b_format, rounds_, [&](auto kind) {
+               expand_outputs<decltype(kind)>(part, first, last, {rows, low + at, stride_, to + column, width_});
+             });
+           });
 }
 
-// Products of one side for all rows of x, added to y.
+// Returns what is added to so many rows of y, of a linear of so many outputs; see panels.h.
+inline const float* const* Products::expand(int64_t rows, int64_t outputs, bool gated) {
+  outputs_ = outputs, gated_ = gated;
+  const int64_t panels = panels_of(outputs, gated), num = static_cast<int64_t>(places_.size());
+  width_ = row_stride(panels * PANEL);
+  into_ = room_.fit(num * width_);
+  addends_.assign(rows, nullptr);
+  for (int64_t row = 0; row < num; ++row) addends_[places_[row]] = into_ + row * width_;
+  int64_t blocks = 0;
+  for (const SideRows& group : groups_) blocks += whole(group.last - group.first, ROWS_A_SLICE) / ROWS_A_SLICE;
+  const int64_t wanted = RUNS_A_THREAD * Pool::instance().threads();
+  const int64_t each = std::clamp<int64_t>(blocks * panels / wanted, 1, panels);
+  panels_.clear();
+  for (const SideRows& group : groups_)
+    for (int64_t first = group.first; first < group.last; first += ROWS_A_SLICE)
+      for (int64_t begin = 0; begin < panels; begin += each)
+        panels_.push_back(
+            {&group, first, std::min(first + ROWS_A_SLICE, group.last), begin, std::min(begin + each, panels)});
+  const auto work = [&](int64_t i) { expand_slice(panels_[i]); };
+  const auto slices = static_cast<int>(panels_.size());
+  if (num * stride_ * outputs > SMALL) Pool::instance().run(slices, work);
+  else
+    for (int i = 0; i < slices; ++i) work(i);
+  return addends_.data();
+}
+
+// Returns the products of a layer's adapters beside one of its linears, for so many rows of x, as panels.h has them;
+// null if there are none. They last until the next call of this thread.
+inline const float* const* products_beside(const Beside& beside, Linears linear, const Packed& layer, Rows x,
+                                           int64_t rows, float eps) {
+  static thread_local Products products;
+  if (!beside.has(linear) || !products.gather(beside, linear)) return nullptr;
+  products.shrink({x, layer.inputs, eps, layer.norm, rounds(layer)});
+  return products.expand(rows, layer.outputs, linear == Linears::GATE_UP);
+}
+
+// Products of one side for all rows of x [tokens, inputs], added to y [tokens, outputs] as beside a weight of a format.
 struct SideJob {
   const Side* side;
-  int64_t tokens;
-  Beneath at;
+  int64_t tokens, inputs, outputs;
+  float *x, *y;
+  Format format;
 };
 
 inline void run(SideJob& job) {
+  constexpr float no_norm = -1.0f;
   std::vector<int64_t> rows(job.tokens);
   for (int64_t row = 0; row < job.tokens; ++row) rows[row] = row;
   Side layer[1][4]{*job.side};
   const StepAdapters step{1, {{rows.data(), job.tokens, layer}}};
-  add_beside({&step, 0, nullptr, 0}, Linears::QKV, job.at);
+  const Packed none{job.format, nullptr, nullptr, job.inputs, job.outputs, nullptr};
+  const float* const* added =
+      products_beside({&step, 0, nullptr, 0}, Linears::QKV, none, {job.x, job.inputs}, job.tokens, no_norm);
+  each_row(added == nullptr ? 0 : job.tokens, job.outputs, [&](int64_t row) {
+    for (int64_t i = 0; i < job.outputs; ++i) job.y[row * job.outputs + i] += added[row][i];
+  });
 }
 
 }  // namespace sluice

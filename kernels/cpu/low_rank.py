@@ -10,9 +10,9 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from sluice_server.kernels.cpu import builds
+from sluice_server.kernels.cpu import builds, native
 
-FORMATS = {torch.float32: 0, torch.bfloat16: 1, torch.float16: 2}  # of matrices; as in kernels/cpu/low_rank.h
+FORMATS = {torch.float32: 0, torch.bfloat16: 1, torch.float16: 2}  # of matrices; as in kernels/cpu/adapters.h
 MAX_PARTS = 3  # of a linear
 PART = struct.Struct("=7qd")
 SIDE = 2 + MAX_PARTS * PART.size // 8
@@ -37,10 +37,14 @@ def takes(y: Tensor, x: Tensor) -> bool:
     return builds.MODULE is not None and all(one.is_cpu and one.dtype is torch.float32 for one in (x, y))
 
 
-def add_to(y: Tensor, x: Tensor, numbers: Tensor) -> None:
-    """Adds the products of x [M, K] that `numbers` describe to y [M, N], both float32 and contiguous."""
+def add_to(y: Tensor, x: Tensor, numbers: Tensor, form: int = native.FLOAT32) -> None:
+    """Adds the products of x [M, K] that `numbers` describe to y [M, N], both float32 and contiguous.
+
+    `form`: format of the weight beside, see `kernels.cpu.native`. Kernels that multiply bfloat16 weights by x rounded
+    to bfloat16 do the same with matrices of that format.
+    """
     assert builds.MODULE is not None and x.is_contiguous() and y.is_contiguous() and len(x) == len(y)
-    builds.MODULE.low_rank(numbers.data_ptr(), x.data_ptr(), x.shape[1], y.data_ptr(), y.shape[1], len(x))
+    builds.MODULE.low_rank(numbers.data_ptr(), x.data_ptr(), x.shape[1], y.data_ptr(), y.shape[1], len(x), form)
 
 
 def step_of(groups: Sequence[tuple[Tensor, Tensor]]) -> Tensor:

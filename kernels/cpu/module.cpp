@@ -170,12 +170,12 @@ PyObject* low_rank(PyObject*, PyObject* const* values, Py_ssize_t num) {
   Arguments arguments(values, num);
   SideJob job;
   job.side = arguments.address<const Side>();
-  job.at.x.first = arguments.address<float>();
-  job.at.x.stride = job.at.inputs = arguments.integer();
-  job.at.y.first = arguments.address<float>();
-  job.at.y.stride = job.at.outputs = arguments.integer();
+  job.x = arguments.address<float>();
+  job.inputs = arguments.integer();
+  job.y = arguments.address<float>();
+  job.outputs = arguments.integer();
   job.tokens = arguments.integer();
-  job.at.eps = -1.0f, job.at.norm = nullptr, job.at.gated = false;
+  job.format = static_cast<sluice::Format>(arguments.integer());
   return arguments.ok() ? compute(job) : nullptr;
 }
 

@@ -47,6 +47,9 @@ struct Output {
   int64_t y_stride;
   int64_t m, n;  // with a gate, n counts outputs: the packed weight has 2 n columns
   Finish finish;
+  // [M] or null: of each row null, or what is added to it in the order of packed columns, once products are scaled;
+  // with a gate before that and the bias, else behind all.
+  const float* const* addends = nullptr;
 };
 
 inline int64_t num_panels(int64_t outputs, bool gated) {
@@ -94,13 +97,20 @@ inline Sums load_sums(const float* from) {
   return sums;
 }
 
+// What is added to one row's sums of one panel, or null.
+inline const float* addend(const Output& to, int64_t row, int64_t panel) {
+  return to.addends == nullptr || to.addends[row] == nullptr ? nullptr : to.addends[row] + panel * PANEL;
+}
+
 inline void finish_gates(const Output& to, int64_t row, int64_t panel, const Sums& sums, float scale) {
   const int64_t first = panel * GATES, count = std::min<int64_t>(GATES, to.n - first);
   float* y = to.y + row * to.y_stride + first;
   float part[GATES];
   float* out = count == GATES ? y : part;
+  const float* added = addend(to, row, panel);
   for (int v = 0; v < VECS / 2; ++v) {
     Vec gate = sums.at[v] * scale, up = sums.at[VECS / 2 + v] * scale;
+    if (added != nullptr) gate += load(added + v * LANES), up += load(added + GATES + v * LANES);
     for (int j = 0; to.bias != nullptr && j < LANES && first + v * LANES + j < to.n; ++j) {
       gate[j] += to.bias[first + v * LANES + j];
       up[j] += to.bias[to.n + first + v * LANES + j];
@@ -114,20 +124,23 @@ inline void finish_gates(const Output& to, int64_t row, int64_t panel, const Sum
 // Writes one row's sums of one panel to where they belong.
 inline void finish_row(const Output& to, int64_t row, int64_t panel, const Sums& sums, float scale) {
   if (is_gate(to.finish)) return finish_gates(to, row, panel, sums, scale);
+  const float* added = addend(to, row, panel);
   const int64_t first = panel * PANEL, count = std::min<int64_t>(PANEL, to.n - first);
   float* y = to.y + row * to.y_stride + first;
   if (count == PANEL && to.bias == nullptr) {
     for (int v = 0; v < VECS; ++v) {
-      const Vec value = sums.at[v] * scale;
-      store(y + v * LANES, to.finish == Finish::ADD ? load(y + v * LANES) + value : value);
+      Vec value = sums.at[v] * scale;
+      if (to.finish == Finish::ADD) value = load(y + v * LANES) + value;
+      store(y + v * LANES, added == nullptr ? value : value + load(added + v * LANES));
     }
     return;
   }
   float each[PANEL];
   for (int v = 0; v < VECS; ++v) store(each + v * LANES, sums.at[v]);
   for (int64_t i = 0; i < count; ++i) {
-    const float value = each[i] * scale + (to.bias == nullptr ? 0.0f : to.bias[first + i]);
-    y[i] = to.finish == Finish::ADD ? y[i] + value : value;
+    float value = each[i] * scale + (to.bias == nullptr ? 0.0f : to.bias[first + i]);
+    if (to.finish == Finish::ADD) value = y[i] + value;
+    y[i] = added == nullptr ? value : value + added[i];
   }
 }
 

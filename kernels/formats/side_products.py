@@ -1,8 +1,9 @@
 """Low-rank products beside packed linears: y += scale · (x · aᵀ) · bᵀ, for some rows of a step each.
 
 `Side` is what is added to one linear, and `SidedLinear` a linear with such products of several adapters. Matrices stay
-in the dtype of their file and are computed with in float32. Rows without a product are multiplied as they are without
-`SidedLinear`, bit for bit; no row depends on another if the linear's do not.
+in the dtype of their file and are computed with in float32; beside a linear that rounds its rows of x to bfloat16,
+those of bfloat16 meet rounded numbers as well. Rows without a product are multiplied as they are without `SidedLinear`,
+bit for bit; no row depends on another if the linear's do not.
 """
 
 import dataclasses
@@ -13,13 +14,13 @@ from typing import TypeAlias
 import torch
 from torch import Tensor
 
-from sluice_server.kernels.cpu import low_rank, memory
-from sluice_server.kernels.formats.linear import PackedLinear
+from sluice_server.kernels.cpu import low_rank, memory, native
+from sluice_server.kernels.formats.linear import NativeLinear, PackedLinear
 from sluice_server.kernels.formats.row_blocks import RowBlocks
 from sluice_server.kernels.reference.elementwise import GATES, rms_norm
 
 Rows: TypeAlias = Tensor  # int64, ascending: indices of rows of a step
-BLOCK = 64  # rows of b side by side; as in kernels/cpu/low_rank.h
+BLOCK = 64  # rows of b side by side; as in kernels/cpu/low_rank_expand.h
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -84,10 +85,10 @@ class Side:
         parts = [(one.a, one.b, one.first, one.rows, one.scale) for one in self.parts]
         return low_rank.numbers_of(self.norm, parts)
 
-    def add_to(self, y: Tensor, x: Tensor) -> Tensor:
-        """Adds the products for x [M, K] to y [M, N] in place and returns it."""
+    def add_to(self, y: Tensor, x: Tensor, form: int = native.FLOAT32) -> Tensor:
+        """Adds the products for x [M, K] to y [M, N] in place and returns it. `form`: see `low_rank.add_to`."""
         if low_rank.takes(y, x):
-            low_rank.add_to(y, x.contiguous(), self.numbers)
+            low_rank.add_to(y, x.contiguous(), self.numbers, form)
             return y
         x = x.float() if self.norm is None else x.float() * self.norm
         for one in self.parts:
@@ -149,28 +150,29 @@ class SidedLinear(PackedLinear):
         self.weight, self.bias, self.kernel = linear.weight, linear.bias, linear.kernel
         self.features, self.dtype = linear.features, linear.dtype
         self.batch_invariant = linear.batch_invariant
+        self._form = linear.arguments[0] if isinstance(linear, NativeLinear) else native.FLOAT32
 
     def apply(self, x: Tensor) -> Tensor:
         y = self._linear.apply(x)
         for rows, side in self._sides:
-            y[rows] = side.add_to(y[rows], x[rows])
+            y[rows] = side.add_to(y[rows], x[rows], self._form)
         return y
 
     def store_in(self, y: Tensor, x: Tensor) -> None:
         self._linear.store_in(y, x)
         for rows, side in self._sides:
-            y[rows] = side.add_to(y[rows], x[rows])
+            y[rows] = side.add_to(y[rows], x[rows], self._form)
 
     def add_to(self, residual: Tensor, x: Tensor) -> Tensor:
         self._linear.add_to(residual, x)
         for rows, side in self._sides:
-            residual[rows] = side.add_to(residual[rows], x[rows])
+            residual[rows] = side.add_to(residual[rows], x[rows], self._form)
         return residual
 
     def apply_normed(self, x: Tensor, norm: Tensor | None, eps: float) -> Tensor:
         y = self._linear.apply_normed(x, norm, eps)
         for rows, side in self._sides:
-            y[rows] = side.add_to(y[rows], rms_norm(x[rows], norm, eps))
+            y[rows] = side.add_to(y[rows], rms_norm(x[rows], norm, eps), self._form)
         return y
 
     def apply_gated(self, x: Tensor, norm: Tensor | None, eps: float, activation: str = "silu") -> Tensor:
@@ -179,7 +181,7 @@ class SidedLinear(PackedLinear):
         for rows, side in self._sides:
             plain[rows] = False
             own = x[rows]
-            halves = side.add_to(self._linear.halves(own, norm, eps), rms_norm(own, norm, eps))
+            halves = side.add_to(self._linear.halves(own, norm, eps), rms_norm(own, norm, eps), self._form)
             y[rows] = GATES[activation](halves).to(y.dtype)
         if plain.any():
             y[plain] = self._linear.apply_gated(x[plain], norm, eps, activation).to(y.dtype)

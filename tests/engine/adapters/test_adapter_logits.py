@@ -98,3 +98,20 @@ def test_rows_equal_merged_weights_and_do_not_depend_on_company(
             with torch.inference_mode():
                 plain = reference(base)(torch.tensor([ids[row]])).logits[0]
             assert float((plain - want).abs().max()) > 0.1, "the adapter changes nothing"
+
+
+def test_rows_of_a_model_in_bfloat16_do_not_depend_on_company(tmp_path: Path) -> None:
+    """As above where x is rounded; logits are as near to those of merged weights as the format allows."""
+    shape, rng = SHAPES["llama"], random.Random(7)
+    base = make_checkpoint(tmp_path / "base", shape)
+    config = read_config(base)
+    adapters = [None, *some_adapters(tmp_path, config)]
+    ids = [[rng.randrange(shape.vocab) for _ in range(LENGTH)] for _ in adapters]
+    batch = Batch(load_model(base, config, torch.bfloat16, CPU), ids, adapters)
+    together = batch.logits(range(len(adapters)), cut=13)
+    for row, adapter in enumerate(adapters):
+        assert torch.equal(batch.logits([row], cut=13)[0], together[row])
+        oracle = reference(base) if adapter is None else merged(base, adapter)
+        with torch.inference_mode():
+            want = oracle(torch.tensor([ids[row]])).logits[0]
+        assert float((together[row] - want).abs().max()) < 0.05 * float(want.abs().max())

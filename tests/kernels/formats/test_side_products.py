@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from sluice_server.kernels.cpu import builds
+from sluice_server.kernels.cpu import builds, native
 from sluice_server.kernels.formats.side_products import Side, SidePart, bytes_of, in_blocks, together
 
 DTYPES = (torch.float32, torch.bfloat16, torch.float16)
@@ -66,15 +66,47 @@ def test_products_equal_those_of_torch_and_of_float64(
         assert torch.equal(found[:, untouched], start[:, untouched])
 
 
+@pytest.mark.parametrize("build", BUILDS)
+def test_beside_a_weight_of_bfloat16_numbers_are_rounded_as_its_own(
+    build: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """x is a little over 1, which bfloat16 has not; nor has it 257, the number of inputs."""
+    monkeypatch.setattr(builds, "MODULE", builds.load(build))
+    x, ones = torch.full((5, 257), 1 + 2**-10), torch.ones(3, 257)
+    rounds = "avx512_bf16" in builds.BY_EXTENSION.get(build, ())
+    for dtype, form in itertools.product(DTYPES, (native.FLOAT32, native.BFLOAT16, native.INT8)):
+        b = torch.tensor([[1.0, 0.0, 0.0], [0.0, 0.0, 4.0]])
+        side = Side((SidePart(ones.to(dtype), in_blocks(b.to(dtype)), 1.0, 1, 2),))
+        found = side.add_to(torch.ones(5, 3), x, form)
+        is_rounded = rounds and dtype is torch.bfloat16 and form == native.BFLOAT16
+        low = 256.0 if is_rounded else 257 * (1 + 2**-10)
+        assert torch.equal(found, torch.tensor([1, 1 + low, 1 + 4 * low]).expand(5, 3)), (dtype, form)
+
+
+@pytest.mark.parametrize("build", BUILDS)
+@pytest.mark.parametrize(("a", "b"), [(DTYPES[1], DTYPES[1]), (DTYPES[1], DTYPES[0]), (DTYPES[2], DTYPES[1])])
+def test_rounded_products_are_near_those_of_float64(
+    build: str, a: torch.dtype, b: torch.dtype, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(builds, "MODULE", builds.load(build))
+    for inputs, parts in ((48, [(1, 64), (3, 40), (17, 130)]), (67, [(65, 33)]), (16, [(16, 64), (8, 200)])):
+        side = random_side(inputs, parts, a, b)
+        outputs = side.parts[-1].first + side.parts[-1].rows
+        x = torch.randn(37, inputs)
+        found, wanted = (side.add_to(torch.zeros(37, outputs), x, form) for form in (native.BFLOAT16, native.FLOAT32))
+        assert float((found - wanted).abs().max()) < 0.01 * float(wanted.abs().max())
+
+
 @pytest.mark.parametrize("ours", [True, False])
-def test_a_row_does_not_depend_on_the_others(ours: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("form", [native.FLOAT32, native.BFLOAT16])
+def test_a_row_does_not_depend_on_the_others(ours: bool, form: int, monkeypatch: pytest.MonkeyPatch) -> None:
     if not ours:
         monkeypatch.setattr(builds, "MODULE", None)
     side = random_side(80, [(5, 72), (20, 64)], torch.bfloat16, torch.bfloat16)
     x, y = torch.randn(70, 80), torch.randn(70, 160)
-    together_ = side.add_to(y.clone(), x)
+    together_ = side.add_to(y.clone(), x, form)
     for first, last in itertools.pairwise((0, 1, 3, 8, 41, 70)):
-        assert torch.equal(side.add_to(y[first:last].clone(), x[first:last]), together_[first:last])
+        assert torch.equal(side.add_to(y[first:last].clone(), x[first:last], form), together_[first:last])
 
 
 def test_matrices_take_the_bytes_of_their_file_in_one_memory() -> None:
