@@ -24,6 +24,7 @@ if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
 # Tests that start whole services and kill processes. They run in one worker, one after the other: their time limits
 # are those of a machine with one service, and they wait as much as they compute, beside the worker that computes.
 SERVICES = (
+    "tests/benchmarks/test_lane_engines.py",
     "tests/conformance/",
     "tests/deploy/test_prometheus.py",
     "tests/ecosystem/",
