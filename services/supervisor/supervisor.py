@@ -68,6 +68,7 @@ class Supervisor:
         self._looked_s = self._started_s
         self._awake_since_s = NEVER_S
         self._rolling = RollingRestart(restarts.leave_s, say)
+        self._has_ended = False  # a process, in this turn: lanes that wait for its memory have not heard of it
 
     def run(self, on_ready: Callable[[str], None], grace_s: float, signals: list[int] | None = None) -> int:
         """Start all processes and wait for the end. Returns the exit status. `on_ready` gets the line of the last
@@ -107,8 +108,8 @@ class Supervisor:
         return self._give_up()
 
     def _look(self, selector: selectors.BaseSelector, on_ready: Callable[[str], None]) -> None:
-        """Wait for an event, or for `POLL_S`, and read what gateways report."""
-        for key, _ in selector.select(POLL_S):
+        """Wait for an event, or for `POLL_S`, unless a process has ended, and read what gateways report."""
+        for key, _ in selector.select(0.0 if self._has_ended else POLL_S):
             if self._commands is not None and key.fd == self._commands.fileno:
                 self._commands.take(self._carry_out)
                 continue
@@ -165,11 +166,13 @@ class Supervisor:
         on."""
         self._kill_what_does_not_serve()
         self._templates.turn()
+        self._has_ended = False
         now_s = time.monotonic()
         for child in tuple(children):
             if child.leave_by_s is not None and now_s > child.leave_by_s:
                 child.kill_for("did not leave")
             how = child.ended(self._awake_since_s)
+            self._has_ended |= bool(how)
             if how and not self._lost(child, how, now_s):
                 return False
             if self._processes.may_start(child, now_s) and not self._start(child, now_s):

@@ -1,6 +1,7 @@
 """The supervisor with children of a few lines: what it starts, how it ends, and what it leaves behind."""
 
 import dataclasses
+import selectors
 import sys
 from pathlib import Path
 
@@ -107,6 +108,24 @@ def test_a_child_that_somebody_else_asked_to_exit_is_told_as_planned(tmp_path: P
     assert status == 0
     assert (tmp_path / "told").read_text() == "planned "
     assert said[0] == "sluice: engine-0 ended with exit status 0; starting it again"
+
+
+def test_what_waits_for_the_end_of_a_process_hears_of_it_at_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    waits: list[float | None] = []
+
+    class Waiting(selectors.DefaultSelector):
+        def select(self, timeout: float | None = None) -> list[tuple[selectors.SelectorKey, int]]:
+            waits.append(timeout)
+            return super().select(timeout)
+
+    monkeypatch.setattr(selectors, "DefaultSelector", Waiting)
+    for script, is_told in ((GATEWAY, False), (LOSING, True)):
+        directory = tmp_path / str(is_told)
+        directory.mkdir()
+        supervise(script, directory, ENGINE="leaves", TURNS="1")
+        assert (0.0 in waits) == is_told
 
 
 def test_an_exit_that_somebody_else_asked_for_counts(tmp_path: Path) -> None:
