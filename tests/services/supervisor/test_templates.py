@@ -183,17 +183,16 @@ def test_the_spare_of_a_template_that_is_lost_takes_its_place_at_once(
         child.start()
         assert end_of(child) == f"{role}-0 ended with exit status 5" and not bench.said
         assert not {one.pid for one in named(f"template-{kind}")} & before
-        bench.templates.turn()
+        bench.spare_ready(kind)
         assert len(named(f"template-{kind}")) == 2  # it has a spare of its own
 
 
 def test_spares_that_end_again_and_again_are_given_up(bench: Bench) -> None:
     bench.ready(STAGES)
-    before = {bench.templates._now[STAGES]._process.pid}
     for _ in range(MAX_STARTS + 2):
         bench.templates.turn()
-        for spare in [one for one in named("template-stages") if one.pid not in before]:
-            kill(spare)
+        if STAGES in bench.templates._spare:
+            bench.templates._spare[STAGES].end()
     assert bench.templates._spares[STAGES] == MAX_STARTS
     child = bench.child("raise SystemExit(5)")
     child.start()
