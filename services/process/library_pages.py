@@ -1,7 +1,7 @@
 """Gives back pages of libraries that a process touched while it imported them, and does not need while it waits.
 
 A template of engines has 70 MB of them, mostly of torch, whose start reads a little of everything. They are the file's
-own pages, in the system's page cache: whoever touches one again finds it there. Pages that were written, such as a
+own pages, in the system's page cache, where a later access finds them. Pages that were written, such as a
 library's relocated data, are memory of the process, and stay.
 """
 

@@ -49,6 +49,7 @@ def test_a_device_that_runs_is_taken(flags: dict[str, int]) -> None:
 )
 def test_a_place_without_a_device_of_this_host_is_let_pass(flags: dict[str, int], place: str) -> None:
     flags["link"] = UP
+    assert left_out(place) == ""
     wait_for_device(place)
 
 
