@@ -137,9 +137,11 @@ def main() -> None:
     found: dict[str, list[dict[str, float]]] = {}
     with tempfile.TemporaryDirectory() as name, ExitStack() as stack:
         folder = Path(name)
-        contestants = [*own(options, folder), *llama(options, folder)]
-        for one in contestants:
-            stack.callback(one.server.stop)
+        contestants: list[Contestant] = []
+        for start in (own, llama):
+            for one in start(options, folder):  # one that does not start leaves none of the others behind
+                contestants.append(one)
+                stack.callback(one.server.stop)
         for run in range(options.runs):
             for one in contestants:
                 figures = measured(one, options, 1000 * run)
