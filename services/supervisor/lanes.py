@@ -86,10 +86,10 @@ class Lanes:
     def start(self, now_s: float, processes: LaneProcesses) -> None:
         """Starts the lanes of the table that do not sleep."""
         for name, entry in self._to_start.items():
-            lane = self._lanes[name] = Lane(entry, is_kept=True, since_s=now_s)
-            if entry.state is LaneState.SLEEPING:
-                lane.sleeps = True
-            else:
+            self._lanes[name] = Lane(entry, is_kept=True, since_s=now_s)
+            self._lanes[name].sleeps = entry.state is LaneState.SLEEPING
+        for name in self._to_start:  # each start writes the table, of all
+            if not self._lanes[name].sleeps:
                 self._start(name, now_s, processes)
         self._to_start = {}
 

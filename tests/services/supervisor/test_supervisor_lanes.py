@@ -105,6 +105,11 @@ class Bench:
         return {name: entry.state for name, entry in self.table.lanes.items()}
 
 
+def test_models_that_sleep_at_the_start_are_in_the_table_from_then_on(tmp_path: Path) -> None:
+    entries = {"m0": LaneEntry("a", "/a"), "m1": LaneEntry("b", "/b", state=LaneState.SLEEPING)}
+    assert Bench(tmp_path, ModelTable(entries, "a")).states == {"m0": LaneState.LOADING, "m1": LaneState.SLEEPING}
+
+
 @pytest.fixture
 def bench(tmp_path: Path) -> Bench:
     return Bench(tmp_path)
