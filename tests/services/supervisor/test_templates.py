@@ -134,10 +134,13 @@ def test_what_is_forked_has_what_one_that_is_spawned_has(
     assert said[0] == said[1] and f" {os.getpid()} " in said[0]
 
 
-def test_it_is_a_child_of_the_supervisor_and_outlives_the_template(bench: Bench) -> None:
+def test_it_is_a_child_of_the_supervisor_and_outlives_the_template(bench: Bench, tmp_path: Path) -> None:
     bench.ready(STAGES)
-    child = bench.child(PAUSE)
+    begun = tmp_path / "begun"
+    os.mkfifo(begun)
+    child = bench.child(f"open({str(begun)!r}, 'w').close(); {PAUSE}")
     child.start()
+    begun.open().close()  # waits until the process runs its program: it has its title by then
     assert len(named("tokenizer-0")) == 1
     (template,) = named("template-stages")
     kill(template)
