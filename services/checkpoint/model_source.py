@@ -154,6 +154,11 @@ def resolve_model(model: str, revision: str) -> ModelSource:
     return _from_hub(model, match["repository"], match["tag"] or "", revision)
 
 
+def is_on_hub(model: str) -> bool:
+    """Whether `resolve_model` would ask the hub or its cache for a model."""
+    return model not in (DEMO, SMOLLM2) and not Path(model).expanduser().exists()
+
+
 def resolve_draft(model: str, kind: str) -> ModelSource:
     """Finds the draft model or head for speculation of a `kind`. Raises ServiceError as `resolve_model` does."""
     if model == DEMO:

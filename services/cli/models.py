@@ -162,7 +162,7 @@ def wake(  # noqa: PLR0913 # a command line lists its options
 def alias(  # noqa: PLR0913 # a command line lists its options
     name: Annotated[str, typer.Argument(help="the alias")],
     targets: Annotated[
-        list[str] | None, typer.Argument(metavar="[MODEL[=WEIGHT]]...", help="what it stands for; nothing: forget it")
+        list[str] | None, typer.Argument(metavar="MODEL[=WEIGHT]", help="what it stands for; nothing: forget it")
     ] = None,
     *,
     address: AddressOption = ADDRESS,

@@ -38,6 +38,10 @@ _FIELDS: Mapping[str, type] = {
     "load": bool,
     "settings": dict,
 }
+_KINDS: Mapping[type, str] = {
+    **{int: "a whole number", float: "a number", bool: "true or false", str: "a text"},
+    **{dict: "a table"},
+}
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -112,39 +116,33 @@ def check_id(name: str, setting: str = "model") -> None:
 def checked_option(name: str, value: object) -> tuple[str, Any]:
     """Returns a setting of a model by its name in the code. Raises ServiceError for an unknown name, and for a value
     of another type."""
-    types = {field.name: field.type for field in dataclasses.fields(EngineConfig)}
-    of_service = {field.name: field.type for field in dataclasses.fields(ServiceConfig) if field.name in OF_SERVICE}
-    types |= of_service
-    key = name.replace("-", "_")
-    if key not in types:
-        near = difflib.get_close_matches(key, types, n=1)
-        hint = f"; did you mean {near[0].replace('_', '-')!r}?" if near else ""
-        raise _bad(f"{name[:64]!r} is no setting that a model has of its own{hint}")
-    wanted: Any = types[key]
+    key, wanted = _setting(name)
     if wanted is float and type(value) is int:
         value = float(value)
     if type(value) is not wanted:
-        raise _bad(f"{name}: {value!r} is not of type {wanted.__name__}")
+        raise bad_setting(key, f"{value!r} is not {_KINDS[wanted]}")
     return key, value
 
 
 def parsed_option(name: str, text: str) -> tuple[str, Any]:
     """Returns a setting that is given as text. Raises ServiceError."""
-    for value in (text, _number(text), {"true": True, "false": False}.get(text)):
-        try:
-            return checked_option(name, value)
-        except ServiceError as error:
-            refused = error
-    raise bad_setting(name[:64], f"{text[:64]!r} is not what it takes: {refused.message.partition(': ')[2]}")
+    key, wanted = _setting(name)
+    try:
+        return key, {"true": True, "false": False}[text] if wanted is bool else wanted(text)
+    except (ValueError, KeyError):
+        raise bad_setting(key, f"{text[:64]!r} is not {_KINDS[wanted]}") from None
 
 
-def _number(text: str) -> object:
-    for kind in (int, float):
-        try:
-            return kind(text)
-        except ValueError:
-            continue
-    return None
+def _setting(name: str) -> tuple[str, Any]:
+    """Returns a setting's name in the code, and its type. Raises ServiceError."""
+    types = {field.name: field.type for field in dataclasses.fields(EngineConfig)}
+    types |= {field.name: field.type for field in dataclasses.fields(ServiceConfig) if field.name in OF_SERVICE}
+    key = name.replace("-", "_")
+    if key not in types:
+        near = difflib.get_close_matches(key, types, n=1)
+        hint = f"; did you mean {near[0].replace('_', '-')!r}?" if near else ""
+        raise bad_setting(key[:64], f"is no setting that a model has of its own{hint}")
+    return key, types[key]
 
 
 def _model(name: str, fields: object) -> NamedModel:
@@ -155,11 +153,11 @@ def _model(name: str, fields: object) -> NamedModel:
         if field not in _FIELDS:
             raise _bad(f"{name} has {field}; it takes {', '.join(_FIELDS)}")
         if not isinstance(value, _FIELDS[field]):
-            raise _bad(f"{name}: {field} is {value!r}, and not of type {_FIELDS[field].__name__}")
+            raise _bad(f"{name}: {field} is {value!r}, and not {_KINDS[_FIELDS[field]]}")
     try:
         options: Options = dict(checked_option(key, value) for key, value in fields.get("settings", {}).items())
     except ServiceError as error:
-        raise _bad(f"{name}: {error.message.partition(': ')[2]}") from None
+        raise _bad(f"{name}: {error.message}") from None
     own = {key: value for key, value in fields.items() if key != "settings"}
     if own.get("alias"):
         check_id(own["alias"], "models")

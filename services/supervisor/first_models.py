@@ -8,6 +8,7 @@ import msgspec
 
 from sluice_server.engine.config import EngineConfig
 from sluice_server.engine.errors import ServiceError
+from sluice_server.services.checkpoint.model_source import is_on_hub
 from sluice_server.services.checks.models import checked_entry
 from sluice_server.services.checks.planned import budget_of, front_bytes, with_plans
 from sluice_server.services.config import DEFAULTS, ServiceConfig, bad_setting
@@ -49,8 +50,9 @@ def _entries(
 ) -> Iterable[LaneEntry]:
     """Yields the lanes of the file: what is loaded, and of the others those whose files are here."""
     for one in file.models.values():
-        if not (one.load or Path(one.source).expanduser().exists()):
-            continue  # on the hub: LoadModel gets it from there
+        if not one.load and is_on_hub(one.source):
+            say(f"sluice: the model {one.id} is not known before LoadModel has fetched {one.source} from the hub")
+            continue
         try:
             yield checked_entry(engine, service, one)
         except ServiceError as error:

@@ -76,7 +76,9 @@ def _below(request: control_pb2.LoadModelRequest, models_dir: str) -> str:
     root = Path(models_dir).resolve()
     path = (root / given).resolve()
     if not path.is_relative_to(root) or path == root or not path.exists():
-        text = f"{field}: there is no {given[:64]!r} below the server's --models-dir"
+        text = (
+            f"{field}: there is no {given[:64]!r} below the server's --models-dir, or it is a link that leads elsewhere"
+        )
         raise ServiceError(Code.NOT_FOUND, "MODEL_NOT_FOUND", text, field=field)
     return str(path)
 

@@ -44,7 +44,7 @@ def test_a_file_names_models_their_settings_and_the_default() -> None:
         ("[models.a]\n[models.a]", "is no TOML"),
         ("models.a = 1", "a is no table"),
         ("[models.a]\nsauce = 'x'", "a has sauce; it takes source"),
-        ("[models.a]\npinned = 1", "pinned is 1, and not of type bool"),
+        ("[models.a]\npinned = 1", "pinned is 1, and not true or false"),
         ("[models.'a:b']", "is no name of a model"),
         ("[models.'']", "is no name of a model"),
         ("[models.a]\nload = false", "none would be served"),
@@ -52,9 +52,9 @@ def test_a_file_names_models_their_settings_and_the_default() -> None:
         ("default = 'b'\n[models.a]\n[models.b]\nload = false", "default 'b' is neither"),
         ("[models.a]\nalias = 'b'\n[models.b]", "alias 'b' is the id of a model"),
         ("[models.a]\nalias = 'c'\n[models.b]\nalias = 'c'", "a and b have one alias"),
-        ("[models.a.settings]\nlisten = 'x'", "'listen' is no setting that a model has of its own"),
+        ("[models.a.settings]\nlisten = 'x'", "a: --listen: is no setting that a model has of its own"),
         ("[models.a.settings]\nkv-cache-token = 1", "did you mean 'kv-cache-tokens'"),
-        ("[models.a.settings]\nkv-cache-tokens = 'x'", "'x' is not of type int"),
+        ("[models.a.settings]\nkv-cache-tokens = 'x'", "--kv-cache-tokens: 'x' is not a whole number"),
         ("\n".join(f"[models.m{at}]" for at in range(65)), "lists 65 models; at most 64"),
     ],
 )
@@ -93,8 +93,14 @@ def test_settings_are_read_from_text() -> None:
         **{"max_num_seqs": 8, "priority_ageing_s": 2.0, "prefix_caching": False},
         **{"dtype": "bfloat16"},
     }
-    for name, text in (("max-num-seqs", "x"), ("prefix-caching", "yes"), ("listen", "x")):
-        with pytest.raises(ServiceError):
+    for name, text, why in (
+        ("max-num-seqs", "x", "^--max-num-seqs: 'x' is not a whole number"),
+        ("max-num-seqs", "2.5", "'2.5' is not a whole number"),
+        ("priority-ageing-s", "soon", "^--priority-ageing-s: 'soon' is not a number"),
+        ("prefix-caching", "yes", "^--prefix-caching: 'yes' is not true or false"),
+        ("listen", "x", "^--listen: is no setting that a model has of its own$"),
+    ):
+        with pytest.raises(ServiceError, match=why):
             parsed_option(name, text)
 
 

@@ -147,7 +147,7 @@ async def test_a_declared_model_has_its_settings_from_the_file(tmp_path: Path) -
         ({"source": "."}, "there is no '.' below"),
         ({"source": "x" * 1025}, "has 1025 bytes"),
         ({"settings": {"listen": "x"}}, "no setting that a model has of its own"),
-        ({"settings": {"max-num-seqs": "x"}}, "is not what it takes"),
+        ({"settings": {"max-num-seqs": "x"}}, "'x' is not a whole number"),
         ({"settings": {"x" * 1025: ""}}, "has 1025 bytes"),
         ({"settings": {f"x{at}": "" for at in range(65)}}, "has 65 entries"),
         ({"revision": "x" * 129}, "has 129 bytes"),
