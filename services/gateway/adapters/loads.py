@@ -62,17 +62,19 @@ class Adapters:
         """Returns the adapter of that name; None if it is to be loaded first. Raises ServiceError NOT_FOUND for a name
         that no folder can have, and for one that the tenant may not use."""
         if not self.allows(tenant, name) or not _may_be_path(name):
-            raise unknown(name)
+            raise unknown(name, self._manager.settings.model.id)
         state = self.registry.get(name)
         return None if state is None else ref_of(state)
 
     def when_loaded(self, name: str, tell: Callable[[AdapterRef | ServiceError], None]) -> None:
         """Calls `tell` when the folder of that name has been loaded, or with the error of the load."""
 
+        model = self._manager.settings.model.id
+
         def told(answer: Answer) -> None:
             assert not isinstance(answer, AdapterDropped)
             if isinstance(answer, ServiceError):
-                tell(unknown(name) if answer.code is Code.NOT_FOUND else answer)
+                tell(unknown(name, model) if answer.code is Code.NOT_FOUND else answer)
             else:
                 tell(ref_of(answer))
 
@@ -206,9 +208,11 @@ def check_name(name: str, model: str) -> None:
         raise invalid("adapter", f"{name[:64]!r} is the name of the model: use another name")
 
 
-def unknown(name: str, kind: str = "adapter") -> ServiceError:
-    """Returns the error for an adapter that does not exist, or that a tenant may not use: both look the same."""
-    return not_found(kind, name, "it is neither loaded nor a folder of the server's adapters; see ListAdapters")
+def unknown(name: str, model: str) -> ServiceError:
+    """Returns the error for an adapter that does not exist, or that a tenant may not use: both look the same. It names
+    the model that would take it: whoever gave the name as a model's may have meant that."""
+    text = f"it is neither loaded nor a folder of the adapters for the model {model!r}, which this server serves"
+    return not_found("adapter", name, f"{text}; see ListAdapters")
 
 
 def _may_be_path(name: str) -> bool:

@@ -74,7 +74,7 @@ class AdapterHandlers:
             self._check_serving()
             grace_s = to_seconds("grace", request.grace, MAX_GRACE_S, 0.0) if request.HasField("grace") else None
             if not self._adapters.is_known(request.adapter):
-                raise unknown(request.adapter)
+                raise unknown(request.adapter, self._manager.settings.model.id)
             answer: asyncio.Future[Answer] = asyncio.get_running_loop().create_future()
             state = self._adapters.drop(request.adapter, lambda found: _resolve(answer, found))
             if state is not None and grace_s is not None:

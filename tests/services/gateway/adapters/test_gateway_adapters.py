@@ -120,7 +120,7 @@ async def test_what_cannot_be_loaded_ends_its_requests_by_name() -> None:
         engines.refuses["c"] = ServiceError(Code.NOT_FOUND, "ADAPTER_NOT_FOUND", "there is no folder")
         for name in ("c", "..", "/etc", "x/../y", "x" * 257):
             status, text = await code_of(rig.stub.Generate(unary_request(adapter=name)))
-            assert status is grpc.StatusCode.NOT_FOUND and "see ListAdapters" in text
+            assert status is grpc.StatusCode.NOT_FOUND and "which this server serves; see ListAdapters" in text
         assert engines.generations() == []
         assert (await rig.control.ListAdapters(control_pb2.ListAdaptersRequest())).adapters == []
 
