@@ -11,6 +11,7 @@ as one process sends what four would.
 """
 
 import argparse
+import asyncio
 import contextlib
 import multiprocessing
 import os
@@ -29,6 +30,7 @@ from sluice_server.services.engine.trace import EngineTrace, RequestEnd
 from sluice_server.services.messages.messages import Envelope
 from sluice_server.services.messages.work import Generate, TextPrompt
 from sluice_server.services.telemetry import names
+from sluice_server.services.telemetry.gathering import Gathering
 from sluice_server.services.telemetry.logs import configure
 from sluice_server.services.telemetry.metrics import Metrics
 from sluice_server.services.telemetry.observed import RequestUsage, StartedRequest
@@ -50,7 +52,9 @@ class Ring:
     def __init__(self, endpoint: str, *, has_lines: bool) -> None:
         self.tracer = Tracer.create(RESOURCE, endpoint)
         log = RequestLog(is_on=has_lines, shows_prompts=False)
-        self._observer = GatewayObserver(self.tracer, Metrics("gateway", "all-0"), lambda envelope: None, log)
+        self.ends = Gathering(asyncio.get_running_loop().call_later)
+        metrics = Metrics("gateway", "all-0")
+        self._observer = GatewayObserver(self.tracer, metrics, lambda envelope: None, log, self.ends.add)
         self._engine = EngineTrace(self._record)
 
     def request(self) -> None:
@@ -77,16 +81,17 @@ class Ring:
         self.tracer.record(envelope.request_id, Parent(envelope.traceparent, envelope.tracestate), phase)
 
 
-def measured(endpoint: str, rate: float, seconds: float, *, has_lines: bool) -> tuple[float, float]:
+async def measured(endpoint: str, rate: float, seconds: float, *, has_lines: bool) -> tuple[float, float]:
     """Milliseconds per request of the process and of this thread."""
     ring = Ring(endpoint, has_lines=has_lines)
     ring.request()
-    time.sleep(1.5)  # for the first call to the collector
+    await asyncio.sleep(1.5)  # for the first call to the collector
     start, process_s, thread_s, num = time.monotonic(), time.process_time(), time.thread_time(), 0
     while time.monotonic() < start + seconds:
         ring.request()
         num += 1
-        time.sleep(max(0.0, start + num / rate - time.monotonic()))
+        await asyncio.sleep(max(0.0, start + num / rate - time.monotonic()))
+    ring.ends.flush()
     thread_s = time.thread_time() - thread_s
     ring.tracer.shutdown()
     return 1e3 * (time.process_time() - process_s) / num, 1e3 * thread_s / num
@@ -137,7 +142,7 @@ def main() -> None:
                 "lines": ("", True),
                 "all": (endpoint, True),
             }.items():
-                one = measured(where, options.rate, options.seconds, has_lines=lines)
+                one = asyncio.run(measured(where, options.rate, options.seconds, has_lines=lines))
                 found.setdefault(way, []).append(one)
     figures = {
         way: {

@@ -165,7 +165,7 @@ class ServiceConfig:
     trace_slow_s: float = option(10.0, "seconds after which a request counts as slow and its spans are always kept")
     log_level: str = option("info", "debug, info, warning or error")
     log_format: str = option("console", "console or json")
-    log_requests: bool = option(False, "one log line, at info, for each request that ends")
+    log_requests: bool = option(False, "one log line, at info, for each request that ends, within 0.2 s")
     log_prompts: bool = option(False, "with its prompt, which may be private; needs --log-requests")
     audit_log: str = option("", "file that gets a line of JSON for each call of an operator; empty is off")
 

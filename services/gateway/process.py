@@ -22,6 +22,7 @@ from sluice_server.services.process import absences
 from sluice_server.services.process.joining import Common
 from sluice_server.services.ring.figures import figures as ring_figures
 from sluice_server.services.telemetry import catalogue
+from sluice_server.services.telemetry.gathering import Gathering
 from sluice_server.services.telemetry.metrics import MetricSample
 from sluice_server.services.telemetry.observer import GatewayObserver
 from sluice_server.services.telemetry.request_log import RequestLog
@@ -39,7 +40,10 @@ async def run(
     metrics. Raises ServiceError, LISTEN_FAILED for one."""
     share_one_heap()  # before grpc starts its threads
     log = RequestLog(is_on=config.log_requests, shows_prompts=config.log_prompts)
-    observer = GatewayObserver(common.tracer, common.metrics, lambda envelope: lanes.keep_trace(envelope), log)
+    ends = Gathering(asyncio.get_running_loop().call_later)
+    observer = GatewayObserver(
+        common.tracer, common.metrics, lambda envelope: lanes.keep_trace(envelope), log, ends.add
+    )
     gateway = Gateway(settings_of(engine, config, common.process_id), observer)
     lanes = GatewayLanes(gateway, engine, config, common)
     common.metrics.collect_from(lambda: ring_figures(lanes.rings))
@@ -54,6 +58,7 @@ async def run(
             async with telling():
                 return await _serve(config, common, gateway, lanes)
         finally:
+            ends.flush()
             await lanes.leave()
 
 

@@ -1,5 +1,6 @@
 """Turns what the gateway observes into spans, metrics and log lines. Implements the protocols of `observed`."""
 
+import functools
 import time
 from collections.abc import Callable, Mapping
 
@@ -7,11 +8,12 @@ import grpc
 
 from sluice_server.services.messages.messages import Envelope
 from sluice_server.services.telemetry import catalogue, names
+from sluice_server.services.telemetry.gathering import Defer, at_once
 from sluice_server.services.telemetry.metrics import Metrics
 from sluice_server.services.telemetry.observed import RefusedRequest, RequestTrace, RequestUsage, StartedRequest
 from sluice_server.services.telemetry.phases import Attribute, Phase, PhaseEvent
 from sluice_server.services.telemetry.queue import QUEUE_SIZE
-from sluice_server.services.telemetry.request_log import RequestLog
+from sluice_server.services.telemetry.request_log import Ended, RequestLog
 from sluice_server.services.telemetry.spans import Parent, SpanPlacement, inside, is_sampled, under
 from sluice_server.services.telemetry.tracing import Tracer
 
@@ -30,19 +32,26 @@ _EVENTS = {
 
 
 class GatewayObserver:
-    """Observes a gateway. `keep` tells the ring to send the spans of a request that was not sampled."""
+    """Observes a gateway. `keep` tells the ring to send the spans of a request that was not sampled; `defer` makes the
+    spans and the line of an ended request, later if it likes."""
 
     def __init__(
-        self, tracer: Tracer, metrics: Metrics, keep: Callable[[Envelope], None], log: RequestLog = SILENT
+        self,
+        tracer: Tracer,
+        metrics: Metrics,
+        keep: Callable[[Envelope], None],
+        log: RequestLog = SILENT,
+        defer: Defer = at_once,
     ) -> None:
         self._log = log
         self._tracer = tracer
         self._metrics = metrics
         self._keep = keep
+        self._defer = defer
 
     def request_started(self, started: StartedRequest) -> RequestTrace:
         """Place the RPC's span and, inside it, the generation's span, which is the parent of later stages' spans."""
-        return _Trace(self._tracer, self._metrics, started, self._keep, self._log)
+        return _Trace(self._tracer, self._metrics, started, self._keep, self._log, self._defer)
 
     def refused(self, refused: RefusedRequest) -> str:
         """Count and log a refused request, and make a span of it, as for every failure."""
@@ -80,11 +89,13 @@ class _Trace:
         started: StartedRequest,
         keep: Callable[[Envelope], None],
         log: RequestLog,
+        defer: Defer,
     ) -> None:
         self._tracer = tracer
         self._metrics = metrics
         self._keep = keep
         self._log = log
+        self._defer = defer
         self._started = started
         self._start = time.monotonic()
         self._ttft_s = 0.0
@@ -108,12 +119,17 @@ class _Trace:
         self._span_events.append(PhaseEvent(_EVENTS[name], time.monotonic(), prefixed))
 
     def ended(self, status_code: int, reason: str, used: RequestUsage) -> None:
-        """Make both spans, log and count."""
+        """Count, and have both spans and the line made."""
         took = time.monotonic() - self._start
         code = _CODE_NAMES.get(status_code, "UNKNOWN")
-        self._record(code, reason, used, took)
-        self._log.ended(self._started, self.traceparent, (code, reason), used, took)
         self._count(code, reason or used.finish_reason, used, took)
+        if self._work is not None or self._log.is_on:
+            self._defer(functools.partial(self._tell, (code, reason), used, took, time.time()))
+
+    def _tell(self, end: tuple[str, str], used: RequestUsage, took_s: float, at_s: float) -> None:
+        """Make both spans, and log; `end` is the name of the status and its reason, `at_s` is of the wall clock."""
+        self._record(*end, used, took_s)
+        self._log.ended(self._started, self.traceparent, end, used, Ended(took_s, at_s))
 
     def _count(self, code: str, reason: str, used: RequestUsage, took: float) -> None:
         metrics = self._metrics

@@ -1,6 +1,7 @@
 """Writes one log line for each request that ends, if enabled; with its prompt if that is enabled too."""
 
 import logging
+from typing import NamedTuple
 
 from sluice_server.services.messages.work import (
     ChatPrompt,
@@ -20,18 +21,26 @@ from sluice_server.services.telemetry.observed import RefusedRequest, RequestUsa
 logger = logging.getLogger(__name__)
 
 
+class Ended(NamedTuple):
+    """How many seconds a request took, and when it ended, by the wall clock."""
+
+    took_s: float
+    at_s: float
+
+
 class RequestLog:
     """Writes the lines; with `is_on` false, nothing."""
 
     def __init__(self, *, is_on: bool, shows_prompts: bool) -> None:
-        self._is_on = is_on
+        self.is_on = is_on
         self._shows_prompts = shows_prompts
 
     def ended(
-        self, started: StartedRequest, traceparent: str, end: tuple[str, str], used: RequestUsage, took_s: float
+        self, started: StartedRequest, traceparent: str, end: tuple[str, str], used: RequestUsage, when: Ended
     ) -> None:
-        """Log the end of a request; `end` is the name of its status and its reason."""
-        if not self._is_on:
+        """Log the end of a request; `end` is the name of its status and its reason. The line's time is that of the
+        end, as it may be written later."""
+        if not self.is_on or not logger.isEnabledFor(logging.INFO):
             return
         code, reason = end
         envelope = started.envelope
@@ -46,16 +55,18 @@ class RequestLog:
             "engine": used.engine,
             "routing": str(used.routed.reason) if used.routed is not None else "",
             "ttft_s": round(used.ttft_s, 4),
-            "duration_s": round(took_s, 4),
+            "duration_s": round(when.took_s, 4),
         }
         if self._shows_prompts:
             fields["prompt"] = prompt_of(started.work)
         about = logs.about_trace(traceparent, request_id=envelope.request_id, **fields)
-        logger.info("%s ended", started.method, extra=about)
+        record = logger.makeRecord(logger.name, logging.INFO, "", 0, "%s ended", (started.method,), None, None, about)
+        record.created, record.msecs = when.at_s, when.at_s % 1 * 1e3
+        logger.handle(record)
 
     def refused(self, refused: RefusedRequest, traceparent: str) -> None:
         """Log a request that was refused at admission."""
-        if self._is_on:
+        if self.is_on:
             about = logs.about_trace(
                 traceparent, tenant=refused.tenant, code=refused.error.code.name, reason=refused.error.reason
             )

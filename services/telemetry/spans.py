@@ -43,22 +43,18 @@ class EndedSpan(NamedTuple):
     where: SpanPlacement | Parent
     is_server: bool = False
 
-    def place(self) -> SpanPlacement:
-        """Returns the span's place. With only a parent, each call draws a new span id."""
-        return self.where if isinstance(self.where, SpanPlacement) else under(self.where)
-
 
 def under(parent: Parent) -> SpanPlacement:
     """Returns a place under a remote parent. An empty or malformed header starts a new trace."""
     found = read(parent.traceparent)
     if found is None:
-        return SpanPlacement(f"{random.getrandbits(128) or 1:032x}", _span_id())
-    return SpanPlacement(found[0], _span_id(), found[1], parent.tracestate, is_parent_remote=True)
+        return SpanPlacement(f"{random.getrandbits(128) or 1:032x}", f"{span_id():016x}")
+    return SpanPlacement(found[0], f"{span_id():016x}", found[1], parent.tracestate, is_parent_remote=True)
 
 
 def inside(place: SpanPlacement) -> SpanPlacement:
     """Returns a place under a span of the same process."""
-    return SpanPlacement(place.trace_id, _span_id(), place.span_id, place.tracestate)
+    return SpanPlacement(place.trace_id, f"{span_id():016x}", place.span_id, place.tracestate)
 
 
 def read(traceparent: str) -> tuple[str, str] | None:
@@ -72,5 +68,6 @@ def is_sampled(traceparent: str) -> bool:
     return not traceparent or traceparent[-1] in "13579bdf"
 
 
-def _span_id() -> str:
-    return f"{random.getrandbits(64) or 1:016x}"
+def span_id() -> int:
+    """Returns a new id, of 64 bits and not 0."""
+    return random.getrandbits(64) or 1

@@ -3,7 +3,8 @@
 import json
 import logging
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from unittest import mock
 
 import pytest
 
@@ -47,6 +48,31 @@ def test_a_requests_line_has_its_trace_and_no_prompt(capsys: pytest.CaptureFixtu
     shown = line(capsys, form, Generate(TextPrompt(SECRET), SamplingParams()), shows_prompts=False)
     assert TRACE in shown and "r1" in shown and "QUEUE_FULL" in shown and "acme" in shown
     assert "private" not in shown and "prompt_tokens" in shown
+
+
+def test_a_line_that_is_written_later_has_the_time_of_the_end(capsys: pytest.CaptureFixture[str]) -> None:
+    logs.configure("info", "json", "gateway-0")
+    log = RequestLog(is_on=True, shows_prompts=False)
+    deferred: list[Callable[[], object]] = []
+    observer = GatewayObserver(Tracer(None), Metrics("gateway", "g"), lambda envelope: None, log, deferred.append)
+    started = StartedRequest(ENVELOPE, "Generate", Generate(TextPrompt("x"), SamplingParams()))
+    with mock.patch("time.time", return_value=1000.5):
+        observer.request_started(started).ended(0, "", RequestUsage())
+    assert not capsys.readouterr().err
+    (tell,) = deferred
+    tell()
+    found = json.loads(capsys.readouterr().err)
+    assert found["time"] == time.strftime("%Y-%m-%dT%H:%M:%S%z", time.localtime(1000.5))
+    assert (found["message"], found["level"], found["request_id"]) == ("Generate ended", "info", "r1")
+
+
+def test_nothing_waits_where_nothing_is_told() -> None:
+    deferred: list[Callable[[], object]] = []
+    silent = RequestLog(is_on=False, shows_prompts=False)
+    observer = GatewayObserver(Tracer(None), Metrics("gateway", "g"), lambda envelope: None, silent, deferred.append)
+    started = StartedRequest(ENVELOPE, "Generate", Generate(TextPrompt("x"), SamplingParams()))
+    observer.request_started(started).ended(0, "", RequestUsage())
+    assert not deferred
 
 
 @pytest.mark.parametrize(
