@@ -43,6 +43,7 @@ from sluice_server.services.process.process import Process
 from sluice_server.services.process.supervised import SUPERVISOR_PID, say_engines, say_lanes, say_ready
 from sluice_server.services.process.watched import WatchedFile
 from sluice_server.services.ring.loop import RingLoop
+from sluice_server.services.ring.transport import Transport
 
 logger = logging.getLogger(__name__)
 
@@ -64,6 +65,8 @@ class GatewayLanes:
         self._directory = Path(service.heartbeat_dir)
         self._table = _table_of(service)
         self._processes: dict[str, Process] = {}
+        self._transport = Transport()
+        self._transport.open()  # until `leave`
         self._told: tuple[object, ...] | None = None
         self._opened: dict[str, int] = {}  # attempts that each lane has had when that was told
         self._has_said_so = False
@@ -143,6 +146,7 @@ class GatewayLanes:
         """Leaves all rings."""
         for process in self._processes.values():
             await process.leave()
+        self._transport.close()
 
     async def _look(self) -> None:
         """Does what the table says, if it has changed."""
@@ -188,7 +192,7 @@ class GatewayLanes:
             service = dataclasses.replace(service, inbox=inbox)
         files = await asyncio.to_thread(read_files, engine, service, with_weights=False)
         model = await asyncio.to_thread(model_of, service.served_model_name, files)
-        process = join(engine, service, files, self._common)
+        process = join(engine, service, files, self._common, self._transport)
         settings = lane_settings_of(self._front, process, model)
         ring = Ring(
             lambda message: self._emit(name, message),

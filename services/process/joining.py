@@ -31,6 +31,7 @@ from sluice_server.services.process.process import Process
 from sluice_server.services.ring.keys import load_keys
 from sluice_server.services.ring.loop import RingLoop
 from sluice_server.services.ring.peers import NEXT
+from sluice_server.services.ring.transport import Transport
 from sluice_server.services.telemetry.metrics import Metrics
 from sluice_server.services.telemetry.tracing import Tracer
 
@@ -79,10 +80,13 @@ def _read_files(engine: EngineConfig, config: ServiceConfig, *, with_weights: bo
     return ModelFiles(source, contents, model, limits, plugins)
 
 
-def join(engine: EngineConfig, config: ServiceConfig, files: ModelFiles, common: Common) -> Process:
-    """Returns the process in the ring that the settings name. Raises ServiceError naming the setting at fault."""
+def join(
+    engine: EngineConfig, config: ServiceConfig, files: ModelFiles, common: Common, shared: Transport | None = None
+) -> Process:
+    """Returns the process in the ring that the settings name; rings without keys use `shared`. Raises ServiceError
+    naming the setting at fault."""
     engines = engines_of(config)
-    ring = join_ring(config, common.role, common.process_id, engines.value, files.limits.images)
+    ring = join_ring(config, common.role, common.process_id, engines.value, files.limits.images, shared)
     ring.revision = files.contents.configuration
     ring.on_mixed = lambda: leave_if_changed(files.contents)
     ring.on_keep = common.tracer.keep
@@ -120,7 +124,12 @@ def connect(ring: RingLoop, engines: EngineTable) -> None:
 
 
 def join_ring(
-    config: ServiceConfig, role: Role, process_id: str, engines: EngineTable, images: ImageForm | None = None
+    config: ServiceConfig,
+    role: Role,
+    process_id: str,
+    engines: EngineTable,
+    images: ImageForm | None = None,
+    shared: Transport | None = None,
 ) -> RingLoop:
     """Bind the inbox and connect to the peers of the next role. Raises ServiceError naming the setting at fault."""
     if not config.inbox:
@@ -146,7 +155,8 @@ def join_ring(
     if images is not None:  # as files, and as pixels
         max_message_bytes += images.max_images * max(FILE_LIMITS.max_bytes, images.most_bytes)
     try:
-        return RingLoop(role, process_id, config.inbox, peers, max_message_bytes, keys)
+        transport = Transport(keys) if keys is not None else shared
+        return RingLoop(role, process_id, config.inbox, peers, max_message_bytes, transport)
     except (zmq.ZMQError, OSError) as error:
         raise bad_setting("inbox", f"cannot listen on {config.inbox}: {error.strerror}") from error
 

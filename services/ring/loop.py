@@ -12,7 +12,6 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 import msgspec
-import zmq
 
 from sluice_server.engine.errors import other_revision, schema_mismatch
 from sluice_server.services.checkpoint.revisions import fits
@@ -31,13 +30,13 @@ from sluice_server.services.messages.messages import (
     failed,
 )
 from sluice_server.services.messages.processes import Mismatch, Probe, Role, Visit
-from sluice_server.services.ring.keys import RingKeys
 from sluice_server.services.ring.leases import Leases
 from sluice_server.services.ring.peers import NextHop
 from sluice_server.services.ring.request_ends import RequestEnds
 from sluice_server.services.ring.schema_mismatches import SchemaMismatches
 from sluice_server.services.ring.sockets import Inbox, Outbox, Peer
 from sluice_server.services.ring.stage import Stage
+from sluice_server.services.ring.transport import Transport
 
 logger = logging.getLogger(__name__)
 
@@ -67,10 +66,10 @@ class RingLoop:
         inbox: str,
         peers: Mapping[str, str],
         max_message_bytes: int,
-        keys: RingKeys | None = None,
+        transport: Transport | None = None,
     ) -> None:
-        """`peers` is the table {id: address} of the next role; `keys` are needed for tcp only. Binds `inbox`; raises
-        zmq.ZMQError or OSError if it cannot."""
+        """`peers` is the table {id: address} of the next role; `transport` has the keys that tcp needs, or is one that
+        several rings share. Binds `inbox`; raises zmq.ZMQError or OSError if it cannot."""
         self.process_id = process_id
         self.epoch = time.time_ns()
         self.counts: Counter[str] = Counter()
@@ -82,11 +81,10 @@ class RingLoop:
         self.identity = ""  # of an engine's cache; told by probes, as the revision is
         self._role = role
         self._hop = NextHop(role, tuple(sorted(peers)))
-        self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
-        self._keys = keys
+        self._transport = transport or Transport()
         self._max_message_bytes = max_message_bytes
-        self._guard = keys.guard(self._context) if keys is not None else None
-        self.inbox = Inbox(self._context, inbox, max_message_bytes, keys, role)
+        self.inbox = Inbox(self._transport.context, inbox, max_message_bytes, self._transport.keys, role)
+        self._transport.open()
         self.outboxes = {peer: self._outbox(Peer(peer, address), self.epoch) for peer, address in peers.items()}
         self._loop: asyncio.AbstractEventLoop | None = None
         self._stage: Stage | None = None
@@ -130,7 +128,8 @@ class RingLoop:
             self._hop = NextHop(self._role, tuple(sorted(self.outboxes)))
 
     def _outbox(self, peer: Peer, epoch: int) -> Outbox:
-        return Outbox(self._context, peer, self.process_id, epoch, self._max_message_bytes, self._keys)
+        context, keys = self._transport.context, self._transport.keys
+        return Outbox(context, peer, self.process_id, epoch, self._max_message_bytes, keys)
 
     def start(self, stage: Stage) -> None:
         """Start to run `stage` on the running asyncio loop."""
@@ -148,9 +147,7 @@ class RingLoop:
         self.inbox.close()
         for outbox in self.outboxes.values():
             outbox.close()
-        if self._guard is not None:
-            self._guard.stop()
-        self._context.term()
+        self._transport.close()
 
     def schedule(self) -> None:
         """Schedule a turn; cheap if one is scheduled already."""

@@ -8,6 +8,7 @@ messages are sent as blobs.
 
 import dataclasses
 import logging
+import os
 import secrets
 import time
 from collections import Counter
@@ -71,6 +72,7 @@ class Inbox:
         """`role` is the role of this process. Raises OSError if another process listens at `address`."""
         self._blobs = Blobs(address, max_message_bytes)  # first: bind() takes the path from its present owner
         self._address = address
+        self._path = address.removeprefix("ipc://") if address.startswith("ipc://") else ""
         self._role = role
         self._socket = context.socket(zmq.PULL)
         self._socket.setsockopt(zmq.RCVHWM, HIGH_WATER_MARK)
@@ -124,7 +126,7 @@ class Inbox:
 
     def mend(self) -> bool:
         """Bind again if the socket's file was removed. Returns whether that was done. Open connections are kept."""
-        if not self._address.startswith("ipc://") or Path(self._address.removeprefix("ipc://")).exists():
+        if not self._path or os.path.exists(self._path):
             return False
         try:
             self._blobs.mend()

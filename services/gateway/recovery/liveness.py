@@ -15,6 +15,8 @@ from sluice_server.services.messages.processes import Probe, Role, Visit
 STEPS_OF_PATIENCE = 10
 MAX_UNDER_WAY = 1024  # probes of one route that are remembered: a lost engine may be away for days
 ENGINE = 1  # index of the engine in a route
+IDLE_AFTER_S = 2.0  # without a request; until then, what processes have to say of the last ones comes at once
+IDLE_S = 1.0  # between two probes of an idle ring
 
 
 class LivenessChanges(NamedTuple):
@@ -40,6 +42,7 @@ class Liveness:
         self._timeout_s = timeout_s
         self._now_s = 0.0
         self._nonce = 0
+        self._sent_s = self._used_s = 0.0
         self._under_way: list[collections.deque[tuple[int, float]]] = [collections.deque() for _ in routes]
         self._answered = [False for _ in routes]
         self._forgotten = [0 for _ in routes]  # probes up to these were sent before the last loss
@@ -83,9 +86,16 @@ class Liveness:
         for name in set(before) - set(engines):
             self._known.pop(name, None)
 
-    def send(self, elapsed_s: float, *, is_mixed: bool = False) -> list[Probe]:
-        """Advances the time by `elapsed_s` and returns the probes to send now, one per route."""
+    def send(self, elapsed_s: float, *, is_mixed: bool = False, is_used: bool = True) -> list[Probe]:
+        """Advances the time by `elapsed_s` and returns the probes to send now, one per route. A ring that is not used
+        and has answered gets some every `IDLE_S` only: of many models most are idle at a time."""
         self._now_s += elapsed_s
+        if is_used or is_mixed:
+            self._used_s = self._now_s
+        is_idle = self._now_s - self._used_s > IDLE_AFTER_S and not any(self._under_way)
+        if is_idle and self._now_s - self._sent_s < IDLE_S:
+            return []
+        self._sent_s = self._now_s
         self._nonce += 1
         for sent in self._under_way:
             if len(sent) < MAX_UNDER_WAY:

@@ -90,7 +90,8 @@ class RingWatch:
 
     def beat(self, elapsed_s: float) -> None:
         """Sends probes and evaluates earlier ones; `elapsed_s`: seconds that this process ran since the last call."""
-        for probe in self._liveness.send(elapsed_s, is_mixed=self._agreement.is_mixed):
+        is_used = len(self._manager.requests) > 0 or not self._engines.is_whole
+        for probe in self._liveness.send(elapsed_s, is_mixed=self._agreement.is_mixed, is_used=is_used):
             self._emit(probe)
         if self._engines.is_any_serving:
             self._look_for_losses(self._inputs.step_s())

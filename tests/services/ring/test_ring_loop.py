@@ -13,6 +13,7 @@ from sluice_server.services.messages.processes import Probe, Role
 from sluice_server.services.messages.work import Generate, TextPrompt
 from sluice_server.services.ring.loop import RingLoop
 from sluice_server.services.ring.sockets import Inbox, Outbox
+from sluice_server.services.ring.transport import Transport
 from tests.services.ring.net import ENVELOPE, LIMIT, Net, drained
 
 
@@ -174,3 +175,20 @@ async def test_peers_join_leave_and_come_back(tmp_path: Path, net: Net) -> None:
         ring.change_peers({**addresses, "e1": moved})
         await reaches("e1", 1)
     ring.stop()
+
+
+async def test_rings_that_share_a_context_leave_one_after_the_other(net: Net, tmp_path: Path) -> None:
+    shared = Transport()
+    rings = [
+        RingLoop(Role.GATEWAY, "g", f"ipc://{tmp_path}/g{at}", {"t": f"ipc://{tmp_path}/t"}, LIMIT, shared)
+        for at in (0, 1)
+    ]
+    inbox = net.inbox(f"ipc://{tmp_path}/t")
+    for ring in rings:
+        ring.start(Echo(ring))
+    rings[0].stop()
+    assert not shared.context.closed
+    rings[1].emit(Cancel(ENVELOPE))
+    assert await drained(inbox, 1) == [Cancel(ENVELOPE)]
+    rings[1].stop()
+    assert shared.context.closed

@@ -2,7 +2,7 @@
 
 import msgspec
 
-from sluice_server.services.gateway.recovery.liveness import Liveness, routes_of
+from sluice_server.services.gateway.recovery.liveness import IDLE_AFTER_S, IDLE_S, Liveness, routes_of
 from sluice_server.services.messages.processes import Probe, Role, Visit
 
 STAGES = (("t0", "t1"), ("e0", "e1"), ("d0",))
@@ -66,3 +66,28 @@ def test_the_revision_of_a_lost_engine_does_not_count() -> None:
             liveness.returned(back(probe))
     liveness.forget({"e1"})
     assert liveness.revision == "r"
+
+
+def test_an_idle_ring_that_answers_gets_few_probes() -> None:
+    beat_s = IDLE_S / 4
+
+    def sent(num: int, *, answers: bool = True, **how: bool) -> int:
+        found = 0
+        for _ in range(num):
+            probes = liveness.send(beat_s, **how)
+            found += bool(probes)
+            for probe in probes if answers else ():
+                liveness.returned(back(probe))
+        return found
+
+    liveness = Liveness("g", 1, STAGES, 5.0)
+    assert sent(40) == 40
+    num_until_idle = int(IDLE_AFTER_S / beat_s)
+    assert sent(num_until_idle, is_used=False) == num_until_idle
+    assert sent(40, is_used=False) == 10
+    assert sent(8, is_used=False, is_mixed=True) == 8  # revisions differ: each probe may be the one that agrees
+    sent(num_until_idle, is_used=False)
+    assert sent(8) == 8  # a request has come
+    sent(num_until_idle, is_used=False)
+    assert sent(40, is_used=False, answers=False) >= 37  # the silence may be a loss
+    assert liveness.is_lost(0.0, {"e0"})
