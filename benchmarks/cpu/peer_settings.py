@@ -11,7 +11,7 @@ that was stopped goes on where it was, --fresh begins again.
 import argparse
 import dataclasses
 import json
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from pathlib import Path
 
@@ -42,14 +42,14 @@ CHANGES: tuple[dict[str, str | int], ...] = (
 )
 
 
-def start(shape: str, settings: PeerSettings, log: Path) -> Server | None:
-    """A server with these settings; None if vLLM is not installed."""
-    return start_vllm(shape, settings.form, settings.threads, log, settings.options())
+def start(shape: str, settings: PeerSettings, log: Path, more: Sequence[str] = ()) -> Server | None:
+    """A server with these settings and further options; None if vLLM is not installed."""
+    return start_vllm(shape, settings.form, settings.threads, log, (*settings.options(), *more))
 
 
-def start_best(shape: str, log: Path) -> Server | None:
-    """The one that was found, or the first candidate where none was looked for."""
-    return start(shape, best_of(settings_path(shape)), log)
+def start_best(shape: str, log: Path, more: Sequence[str] = ()) -> Server | None:
+    """The one that was found, or the first candidate where none was looked for, with further options."""
+    return start(shape, best_of(settings_path(shape)), log, more)
 
 
 def settings_path(shape: str) -> Path:
