@@ -84,3 +84,17 @@ def test_columns_hold_what_they_are_of() -> None:
     assert kept["temperature"] == kept["top_p"] == np.finfo(np.float32).tiny
     assert (kept["top_k"], kept["min_p"], kept["typical_p"], kept["seed"]) == (5, 0.25, 0.5, -1)
     assert {one.name: one.of(SamplingParams()) for one in COLUMNS} == {one.name: one.neutral for one in COLUMNS}
+
+
+@pytest.mark.parametrize("row", PARAMETERS, ids=lambda row: row.name)
+def test_what_is_not_set_is_in_range_under_the_tightest_limits(row: Parameter) -> None:
+    """So it need not be checked."""
+    least = {
+        "max_logprobs": 0,
+        "max_outputs": 1,
+        "max_beam_width": 2,
+        "max_logit_biases": 0,
+        "max_allowed_token_ids": 0,
+    }
+    most = {"max_temperature": 1.0, "max_penalty": 0.0, "max_repetition_penalty": 1.0, "max_length_penalty": 1.0}
+    row.check(SamplingParams(), Limits(1, 1, **least, **most, min_repetition_penalty=1.0))  # type: ignore[arg-type] # numbers

@@ -67,7 +67,10 @@ class Inference:
         """StreamGenerate: writes accepted, deltas, output_finished, finished."""
 
         async def begin(call: CallMetadata) -> GenerationStream:
-            return self._service.generate(call, request.spec)
+            stream = self._service.generate(call, request.spec)
+            if (told := stream.request.asked.told) is not None:
+                asyncio.get_running_loop().call_soon(told.params)  # behind the turn that sends the prompt to the ring
+            return stream
 
         async def body(stream: GenerationStream) -> None:
             kind = inference_pb2.StreamGenerateResponse

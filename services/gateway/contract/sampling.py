@@ -6,6 +6,7 @@ checks ranges.
 
 import dataclasses
 import secrets
+from collections.abc import Callable
 
 from google.protobuf.duration_pb2 import Duration
 from sluice.v1 import types_pb2
@@ -177,6 +178,21 @@ def idempotency_key(spec: types_pb2.GenerationSpec) -> str:
 
 def _nanos(time_s: float) -> int:
     return round(time_s % 1.0 * 1e9)
+
+
+class Told:
+    """The parameters of a generation as its client is told them: a quarter of the time of translating a request, and
+    wanted only when the engine has begun with it."""
+
+    def __init__(self, make: Callable[[], types_pb2.EffectiveParams]) -> None:
+        self._make: Callable[[], types_pb2.EffectiveParams] | None = make
+        self._params = types_pb2.EffectiveParams()
+
+    def params(self) -> types_pb2.EffectiveParams:
+        """Returns the same message each time, made at the first; then what it is made of is let go."""
+        if self._make is not None:
+            self._params, self._make = self._make(), None
+        return self._params
 
 
 def effective(

@@ -4,6 +4,7 @@ Takes sluice.v1 requests; returns the work and the effective parameters. Depends
 """
 
 import dataclasses
+from functools import partial
 
 from sluice.v1 import inference_pb2, types_pb2
 
@@ -49,7 +50,7 @@ class TranslatedRequest:
         work: what the ring computes.
         reserve: tokens that admission sets aside.
         num_outputs: outputs that the client gets.
-        effective: parameters to echo; `max_tokens` is set when the engine has settled it. None without a generation.
+        told: parameters to echo; see `effective`. None without a generation.
         token_records: whether the client asked for a record per token.
         tells_prompt: whether it asked for the prompt's tokens.
         idempotency_key: name of the generation while it is open, or "".
@@ -64,7 +65,7 @@ class TranslatedRequest:
     work: Work
     reserve: int = 0
     num_outputs: int = 1
-    effective: types_pb2.EffectiveParams | None = None
+    told: sampling.Told | None = None
     token_records: bool = True
     tells_prompt: bool = False
     idempotency_key: str = ""
@@ -74,6 +75,12 @@ class TranslatedRequest:
     adapter: str = ""
     model: str = ""
     adapter_digest: str = ""
+
+    @property
+    def effective(self) -> types_pb2.EffectiveParams | None:
+        """The parameters to echo, which are made when they are first asked for; `max_tokens` is set when the engine has
+        settled it. None without a generation."""
+        return None if self.told is None else self.told.params()
 
     @property
     def numbered_after(self) -> int:
@@ -203,7 +210,7 @@ def _generation(
         ),
         reserve=size + output * params.num_sequences,
         num_outputs=params.n,
-        effective=sampling.effective(params, stops, text, scheduling, spec, detach_ttl_s),
+        told=sampling.Told(partial(sampling.effective, params, stops, text, scheduling, spec, detach_ttl_s)),
         token_records=spec.output.token_records if spec.output.HasField("token_records") else True,
         tells_prompt=spec.output.echo or params.prompt_logprobs >= 0,
         idempotency_key=sampling.idempotency_key(spec),

@@ -1,4 +1,5 @@
 import dataclasses
+import weakref
 
 import pytest
 from sluice.v1 import control_pb2, inference_pb2, types_pb2
@@ -9,6 +10,7 @@ from sluice_server.engine.parameters import CHOICE, FROM_MODEL, PARAMETERS
 from sluice_server.engine.request import ProcessorCall, SamplingParams
 from sluice_server.services.gateway.contract import translate
 from sluice_server.services.gateway.contract.parameters import taken, told_output, told_sampling, told_stop
+from sluice_server.services.gateway.contract.sampling import Told
 from sluice_server.services.messages.work import Generate
 from tests.services.gateway.fake_ring import MODEL, SETTINGS, running, settings, spec
 
@@ -147,3 +149,19 @@ def test_logits_processors_see_a_whole_prompt() -> None:
         ServiceError, match="logits_processors and a strategy see a whole prompt: leave one of the two out"
     ):
         translate.opening(frame, 0, settings(limits=limits))
+
+
+def test_what_a_client_is_told_is_made_once_and_lets_go_of_the_request() -> None:
+    made: list[types_pb2.EffectiveParams] = []
+
+    def make() -> types_pb2.EffectiveParams:
+        made.append(types_pb2.EffectiveParams())
+        return made[-1]
+
+    held = weakref.ref(make)
+    told = Told(make)
+    assert not made
+    first = told.params()
+    first.sampling.max_tokens = 3
+    del make
+    assert told.params() is first is made[0] and len(made) == 1 and held() is None
