@@ -47,9 +47,17 @@ struct Beside {
   int64_t layer;
   const int64_t* kept;  // [num_kept], ascending: the step's tokens whose rows are left; null: all
   int64_t num_kept;
+  const int64_t* inputs;  // [4], of the layer's linears
+  bool goes_on;           // to the next layer, which is like this one
 
   const Side& side(const AdapterRows& group, Linears linear) const {
     return group.layers[layer][static_cast<int>(linear)];
+  }
+
+  // What an adapter adds to the linear that is computed behind one, or null.
+  const Side* behind(const AdapterRows& group, Linears linear) const {
+    if (linear != Linears::DOWN) return &group.layers[layer][static_cast<int>(linear) + 1];
+    return goes_on ? &group.layers[layer + 1][static_cast<int>(Linears::QKV)] : nullptr;
   }
 
   bool has(Linears linear) const {

@@ -32,11 +32,19 @@ struct Layer {
   int64_t num_kept;               // ALL_TOKENS: nothing moves
   const StepAdapters* adapters;   // of the step's tokens, or null
   int64_t index;                  // of this layer in them
+  bool goes_on = false;           // whether the next one follows in the same call
   // Where ranks share out the inputs of output and down, this rank's shards of them; both are then those of the first
   // shard, there are no experts and no adapters, and nothing moves. Else null.
   const LayerShards* shards = nullptr;
   LayerSums* sums = nullptr;
 };
+
+using Inputs = std::array<int64_t, 4>;  // by linear
+
+template <typename Element>
+inline Inputs inputs_of(const Layer<Element>& job) {
+  return {job.qkv.inputs, job.output.inputs, job.gate_up.inputs, job.down.inputs};
+}
 
 constexpr int64_t ALL_TOKENS = -1;  // as in kernels/cpu/native_layers.py
 
@@ -52,7 +60,7 @@ struct Join {
 inline void add(const Join& join, Rows x, Rows between, Rows h, int64_t tokens, const Beside& beside) {
   constexpr float no_norm = -1.0f;
   const auto& [layer, linear, norm, eps] = join;
-  const float* const* added = products_beside(beside, linear, layer, x, tokens, no_norm);
+  const Added added = products_beside(beside, linear, layer, x, tokens, no_norm);
   apply(layer, x, tokens, no_norm, norm == nullptr ? Finish::ADD : Finish::STORE, norm == nullptr ? h : between, added);
   if (norm == nullptr) return;
   each_row(tokens, layer.outputs, [&](int64_t t) { add_normed(between[t], norm, layer.outputs, eps, h[t]); });
@@ -74,8 +82,9 @@ inline int64_t keep_wanted(const Layer<Element>& job, Rows seen, Rows h) {
 // seen = attention of h; `heads` are used for queries, keys and values.
 template <typename Element>
 inline void attend(Layer<Element>& job, Rows h, Rows heads, Rows seen) {
-  const Beside all{job.adapters, job.index, nullptr, 0};
-  const float* const* added = products_beside(all, Linears::QKV, job.qkv, h, job.write.tokens, job.eps);
+  const Inputs inputs = inputs_of(job);
+  const Beside all{job.adapters, job.index, nullptr, 0, inputs.data(), job.goes_on};
+  const Added added = products_beside(all, Linears::QKV, job.qkv, h, job.write.tokens, job.eps);
   apply(job.qkv, h, job.write.tokens, job.eps, Finish::STORE, heads, added);
   job.write.heads = heads.first, job.write.stride = heads.stride;
   run(job.write);
@@ -124,12 +133,14 @@ inline void run(Layer<Element>& job) {
   const Rows h{job.h, hidden};
   attend(job, h, heads, seen);
   const int64_t wanted = keep_wanted(job, seen, h);
-  const Beside left{job.adapters, job.index, job.num_kept == ALL_TOKENS ? nullptr : job.kept, job.num_kept};
+  const int64_t* kept = job.num_kept == ALL_TOKENS ? nullptr : job.kept;
+  const Inputs inputs = inputs_of(job);
+  const Beside left{job.adapters, job.index, kept, job.num_kept, inputs.data(), job.goes_on};
   add({job.output, Linears::OUTPUT, job.output_norm, job.eps}, seen, between, h, wanted, left);
   if (job.router != nullptr)
     return run(
         Experts{job.gate_up, job.down, job.gate, job.eps, job.router, job.h, job.h, wanted, 0, job.router->experts});
-  const float* const* added = products_beside(left, Linears::GATE_UP, job.gate_up, h, wanted, job.eps);
+  const Added added = products_beside(left, Linears::GATE_UP, job.gate_up, h, wanted, job.eps);
   apply(job.gate_up, h, wanted, job.eps, job.gate, gated, added);
   add({job.down, Linears::DOWN, job.down_norm, job.eps}, gated, between, h, wanted, left);
 }

@@ -123,7 +123,7 @@ void run(const Layers<Element>& all) {
     const bool is_last = at + 1 == all.num;
     job.h = all.h;
     job.kept = all.kept, job.num_kept = is_last ? all.num_kept : ALL_TOKENS;
-    job.adapters = all.adapters, job.index = all.first + at;
+    job.adapters = all.adapters, job.index = all.first + at, job.goes_on = !is_last;
     if (all.sums != nullptr) job.shards = numbers.address<const LayerShards>(), job.sums = all.sums;
     run(job);
     if (all.sums != nullptr && !all.sums->are_well()) return;

@@ -25,7 +25,8 @@ class Products {
  public:
   bool gather(const Beside& beside, Linears linear);
   void shrink(const Beneath& at);
-  const float* const* expand(int64_t rows, int64_t outputs, bool gated);
+  Added expand(int64_t rows, int64_t outputs, bool gated);
+  void note_later(const Beside& beside, Linears linear, Added& to);
 
  private:
   template <typename Work>
@@ -37,6 +38,7 @@ class Products {
   std::vector<Slice> slices_;
   std::vector<PanelSlice> panels_;
   std::vector<const float*> addends_;  // by row of y; see panels.h
+  std::vector<Lines> later_;           // matrices beside the next linear
   Workspace<float> low_room_, room_;
   float* low_ = nullptr;   // A · x, scaled: [rows, stride], two of bfloat16 in the place of two float32
   float* into_ = nullptr;  // [rows, width]
@@ -110,7 +112,7 @@ inline void Products::expand_slice(const PanelSlice& slice) {
 }
 
 // Returns what is added to so many rows of y, of a linear of so many outputs; see panels.h.
-inline const float* const* Products::expand(int64_t rows, int64_t outputs, bool gated) {
+inline Added Products::expand(int64_t rows, int64_t outputs, bool gated) {
   outputs_ = outputs, gated_ = gated;
   const int64_t panels = panels_of(outputs, gated), num = static_cast<int64_t>(places_.size());
   width_ = row_stride(panels * PANEL);
@@ -132,17 +134,39 @@ inline const float* const* Products::expand(int64_t rows, int64_t outputs, bool 
   if (num * stride_ * outputs > SMALL) Pool::instance().run(slices, work);
   else
     for (int i = 0; i < slices; ++i) work(i);
-  return addends_.data();
+  return {addends_.data()};
 }
 
-// Returns the products of a layer's adapters beside one of its linears, for so many rows of x, as panels.h has them;
-// null if there are none. They last until the next call of this thread.
-inline const float* const* products_beside(const Beside& beside, Linears linear, const Packed& layer, Rows x,
-                                           int64_t rows, float eps) {
+// Notes the matrices that adapters have beside the linear that is computed next.
+inline void Products::note_later(const Beside& beside, Linears linear, Added& to) {
+  const int64_t inputs = beside.inputs[(static_cast<int>(linear) + 1) % 4];
+  const auto note = [&](const void* first, int64_t numbers, Stored format) {
+    later_.push_back({static_cast<const uint8_t*>(first), whole(numbers * size_of(format), LINE) / LINE});
+    to.all_later += later_.back().num;
+  };
+  later_.clear();
+  for (int64_t i = 0; i < beside.step->num; ++i) {
+    const Side* side = beside.behind(beside.step->each[i], linear);
+    if (side == nullptr) continue;
+    each_part(*side, [&](const LowRank& part, int64_t) { note(part.a, part.rank * inputs, part.a_format); });
+    each_part(*side, [&](const LowRank& part, int64_t) { note(part.b, part.rank * part.outputs, part.b_format); });
+  }
+  to.later = later_.data();
+}
+
+// Returns what a layer's adapters have beside one of its linears, for so many rows of x. It lasts until the next call
+// of this thread.
+inline Added products_beside(const Beside& beside, Linears linear, const Packed& layer, Rows x, int64_t rows,
+                             float eps) {
   static thread_local Products products;
-  if (!beside.has(linear) || !products.gather(beside, linear)) return nullptr;
-  products.shrink({x, layer.inputs, eps, layer.norm, rounds(layer)});
-  return products.expand(rows, layer.outputs, linear == Linears::GATE_UP);
+  if (beside.step == nullptr) return {};
+  Added added;
+  if (beside.has(linear) && products.gather(beside, linear)) {
+    products.shrink({x, layer.inputs, eps, layer.norm, rounds(layer)});
+    added = products.expand(rows, layer.outputs, linear == Linears::GATE_UP);
+  }
+  products.note_later(beside, linear, added);
+  return added;
 }
 
 // Products of one side for all rows of x [tokens, inputs], added to y [tokens, outputs] as beside a weight of a format.
@@ -160,10 +184,11 @@ inline void run(SideJob& job) {
   Side layer[1][4]{*job.side};
   const StepAdapters step{1, {{rows.data(), job.tokens, layer}}};
   const Packed none{job.format, nullptr, nullptr, job.inputs, job.outputs, nullptr};
-  const float* const* added =
-      products_beside({&step, 0, nullptr, 0}, Linears::QKV, none, {job.x, job.inputs}, job.tokens, no_norm);
-  each_row(added == nullptr ? 0 : job.tokens, job.outputs, [&](int64_t row) {
-    for (int64_t i = 0; i < job.outputs; ++i) job.y[row * job.outputs + i] += added[row][i];
+  const int64_t inputs[4]{};
+  const Beside beside{&step, 0, nullptr, 0, inputs, false};
+  const Added added = products_beside(beside, Linears::QKV, none, {job.x, job.inputs}, job.tokens, no_norm);
+  each_row(added.rows == nullptr ? 0 : job.tokens, job.outputs, [&](int64_t row) {
+    for (int64_t i = 0; i < job.outputs; ++i) job.y[row * job.outputs + i] += added.rows[row][i];
   });
 }
 

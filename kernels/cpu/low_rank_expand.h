@@ -38,7 +38,8 @@ inline typename Kind::Weights across_part(const typename Kind::Element* const (&
 }
 
 // Writes ROWS rows' products of V vectors of outputs within a block of B, or of `num` outputs if they are fewer than
-// one vector has. Meanwhile what lies a block behind is brought into the cache.
+// one vector has. Meanwhile what lies AHEAD is brought into the cache: a block of rank 16 is less than can be on its
+// way from memory at once.
 template <typename Kind, int ROWS, int V>
 inline void expand_tile(const typename Kind::Element* b, int64_t width, int64_t rank, int64_t num,
                         const LowRows& rows) {
@@ -52,7 +53,7 @@ inline void expand_tile(const typename Kind::Element* b, int64_t width, int64_t 
       const Element* from[Kind::RANKS];
       for (int i = 0; i < Kind::RANKS; ++i) {
         from[i] = (at + i < rank ? b + (at + i) * width : ZEROS) + v * LANES;
-        if (v * LANES * sizeof(Element) % LINE == 0) __builtin_prefetch(b + (rank + at + i) * width + v * LANES);
+        if (v * LANES * sizeof(Element) % LINE == 0) fetch_ahead(b + (at + i) * width + v * LANES);
       }
       weights[v] = V == 1 && num < LANES ? across_part<Kind>(from, num) : Kind::across(from);
     }

@@ -15,6 +15,8 @@ struct Float16 {
 
 inline Vec load(const Float16* from) { return load_half(reinterpret_cast<const uint8_t*>(from)); }
 
+inline int64_t size_of(Stored format) { return format == Stored::FLOAT32 ? 4 : 2; }  // bytes of a number
+
 template <typename Stored>
 struct Widened {
   using Element = Stored;  // of A and B

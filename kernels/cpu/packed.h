@@ -39,10 +39,9 @@ inline void apply_integers(const Packed& layer, Rows x, float eps, const Output&
 }
 
 // y [m, ..] = or += what `finish` makes of x [m, inputs]; x is normed before if eps is not negative.
-inline void apply(const Packed& layer, Rows x, int64_t m, float eps, Finish finish, Rows y,
-                  const float* const* addends = nullptr) {
+inline void apply(const Packed& layer, Rows x, int64_t m, float eps, Finish finish, Rows y, const Added& added = {}) {
   const int64_t n = is_gate(finish) ? layer.outputs / 2 : layer.outputs;
-  const Output to{layer.bias, y.first, y.stride, m, n, finish, addends};
+  const Output to{layer.bias, y.first, y.stride, m, n, finish, added};
   switch (layer.format) {
     case Format::FLOAT32: return apply_floats<float>(layer, x, eps, to);
     case Format::BFLOAT16: return apply_floats<uint16_t>(layer, x, eps, to);
