@@ -18,70 +18,15 @@
 #include "integer_attention.h"
 #include "soften.h"
 #include "tile_attention.h"
+#include "vector_attention.h"
 
 namespace sluice {
 
-// The running softmax of a tile's queries. `peak` and `total` are padded by a vector.
+// The running softmax of a tile's queries. `peak` is padded by a vector.
 struct Running {
   alignas(64) float acc[QUERIES * MAX_DIM];  // [QUERIES, dim]
-  float peak[QUERIES + LANES], total[QUERIES + LANES];
-};
-
-// acc [COUNT, dim] += weights · values, for the WIDE vectors from `d` on. The order of keys does not depend on COUNT.
-// Prefetches the keys of the next block.
-template <int COUNT, int WIDE, typename Element>
-inline void add_vectors(const KeyBlock<Element>& block, int64_t dim, int64_t d, const float (*weights)[KEYS],
-                        float* acc) {
-  Vec sums[COUNT][WIDE];
-  for (int r = 0; r < COUNT; ++r)
-    for (int v = 0; v < WIDE; ++v) sums[r][v] = load(acc + r * dim + d + v * LANES);
-  for (int j = 0; j < block.num; ++j) {
-    Vec value[WIDE];
-    for (int v = 0; v < WIDE; ++v) {
-      value[v] = load(block.values[j] + d + v * LANES);
-      fetch(block.ahead->keys[j], d + v * LANES, dim);
-    }
-    for (int r = 0; r < COUNT; ++r) {
-      const Vec weight = broadcast(weights[r][j]);
-      for (int v = 0; v < WIDE; ++v) sums[r][v] += weight * value[v];
-    }
-  }
-  for (int r = 0; r < COUNT; ++r)
-    for (int v = 0; v < WIDE; ++v) store(acc + r * dim + d + v * LANES, sums[r][v]);
-}
-
-// acc [COUNT, dim] += weights · values, from `d` to the end.
-template <int COUNT, int WIDE, typename Element>
-inline void add_values(const KeyBlock<Element>& block, int64_t dim, int64_t d, const float (*weights)[KEYS],
-                       float* acc) {
-  for (; d + WIDE * LANES <= dim; d += WIDE * LANES) add_vectors<COUNT, WIDE>(block, dim, d, weights, acc);
-  if constexpr (WIDE > 1) add_values<COUNT, WIDE / 2>(block, dim, d, weights, acc);
-}
-
-template <typename Element>
-inline void add_values(int count, const KeyBlock<Element>& block, int64_t dim, const float (*weights)[KEYS],
-                       float* acc) {
-  for (int r = 0; r < count; r += SHARING) switch (count - r) {
-      case 1: add_values<1, WIDEST>(block, dim, 0, weights + r, acc + r * dim); break;
-      case 2: add_values<2, WIDEST>(block, dim, 0, weights + r, acc + r * dim); break;
-      case 3: add_values<3, WIDEST / 2>(block, dim, 0, weights + r, acc + r * dim); break;
-      default: add_values<SHARING, WIDEST / 2>(block, dim, 0, weights + r, acc + r * dim);
-    }
-}
-
-// The matrix products of attention in float32 vectors.
-template <typename Element>
-struct ByVectors {
-  const Attention<Element>& job;
-  const QueryTile& tile;
-
-  void score(int first, int last, const KeyBlock<Element>& block, float (*scores)[KEYS]) const {
-    sluice::score(job, tile, first, last, block, scores);
-  }
-
-  void add_values(int first, int last, const KeyBlock<Element>& block, const float (*weights)[KEYS], float* acc) const {
-    sluice::add_values(last - first, block, job.dim, weights + first, acc + first * job.dim);
-  }
+  float peak[QUERIES + LANES];
+  float totals[QUERIES][LANES];  // of weights, by the key's lane
 };
 
 // Sets the scores of keys [from, from + KEYS) outside [begin, end) to minus infinity.
@@ -92,17 +37,18 @@ inline void hide(float* scores, int64_t from, int64_t begin, int64_t end) {
 }
 
 // Turns the scores of keys [from, from + KEYS) into softmax weights, for up to NUM queries from `first` on. Where the
-// maximum rises, rescales the query's sums. The sums of a query that sees none of the keys stay unchanged.
+// maximum rises, rescales the query's sums. The sums of a query that sees none of the keys stay unchanged. Not inlined,
+// as it is long and called from several places.
 template <int NUM>
-inline void weigh(const QueryTile& tile, int first, int count, int64_t from, float (*scores)[KEYS], Running& running,
-                  int64_t dim) {
+[[gnu::noinline]] void weigh(const QueryTile& tile, int first, int count, int64_t from, float (*scores)[KEYS],
+                             Running& running, int64_t dim) {
   const Vec none = broadcast(-std::numeric_limits<float>::infinity());
   const auto sees = [&](int r) {
     return r < count && from + KEYS > tile.begin[first + r] && from < tile.end[first + r];
   };
-  Vec best[NUM], added[NUM];
+  Vec best[NUM];
   for (int r = 0; r < NUM; ++r) {
-    best[r] = none, added[r] = Vec{};
+    best[r] = none;
     if (!sees(r)) continue;
     hide(scores[r], from, tile.begin[first + r], tile.end[first + r]);
     for (int j = 0; j < KEYS; j += LANES) best[r] = greater(best[r], load(scores[r] + j));
@@ -116,14 +62,14 @@ inline void weigh(const QueryTile& tile, int first, int count, int64_t from, flo
   for (int r = 0; r < count; ++r) {
     float* acc = running.acc + (first + r) * dim;
     for (int64_t d = 0; shrinks[r] != 1.0f && d < dim; d += LANES) store(acc + d, load(acc + d) * shrinks[r]);
+    Vec total = load(running.totals[first + r]) * shrinks[r];
     for (int j = 0; j < KEYS; j += LANES) {
-      const Vec weight = sees(r) ? exp(load(scores[r] + j) - peaks[r]) : Vec{};
+      const Vec weight = sees(r) ? exp_of_negative(load(scores[r] + j) - peaks[r]) : Vec{};
       store(scores[r] + j, weight);
-      added[r] += weight;
+      total += weight;
     }
+    store(running.totals[first + r], total);
   }
-  const Vec more = first_lanes<NUM>(sums<NUM>(added), Vec{});
-  store(running.total + first, load(running.total + first) * shrink + more);
 }
 
 // The scales of a block's keys or values, in formats that have scales. They are collected some time before they are
@@ -152,15 +98,31 @@ struct Scales<Element> {
   void apply(int, float (*)[KEYS]) const {}
 };
 
-// Adds the keys [from, from + KEYS) of a block to the running softmax of queries [first, last) of a tile.
+// A block of keys, ready to meet queries.
 template <typename Element, typename Products>
-inline void meet(const Attention<Element>& job, const QueryTile& tile, Products&& products, int first, int last,
-                 const KeyBlock<Element>& block, int64_t from, Running& running) {
+struct Ready {
+  const KeyBlock<Element>& block;
+  Products& products;
+  Scales<Element> of_keys, of_values;
+
+  // `rows`: how many queries meet the block.
+  Ready(const KeyBlock<Element>& block, Products& products, int64_t dim, int rows)
+      : block(block), products(begun(block, products, rows)), of_keys(block.keys, dim), of_values(block.values, dim) {}
+
+ private:
+  static Products& begun(const KeyBlock<Element>& block, Products& products, int rows) {
+    products.begin(block, rows);
+    return products;
+  }
+};
+
+// Adds the keys [from, from + KEYS) of a block to the running softmax of queries [first, last) of tile `at`.
+template <typename Element, typename Products>
+inline void meet(const Attention<Element>& job, const Ready<Element, Products>& ready, const QueryTile& tile, int at,
+                 int first, int last, int64_t from, Running& running) {
   alignas(64) float scores[QUERIES][KEYS];
-  const Scales<Element> of_keys(block.keys, job.dim);
-  products.score(first, last, block, scores);
-  const Scales<Element> of_values(block.values, job.dim);
-  of_keys.apply(last - first, scores + first);
+  ready.products.score(tile, at, first, last, ready.block, scores);
+  ready.of_keys.apply(last - first, scores + first);
   if (job.cap > 0.0f)
     for (int r = first; r < last; ++r) soften(scores[r], KEYS, job.cap);
   for (int r = first; r < last; r += LANES) {
@@ -168,83 +130,109 @@ inline void meet(const Attention<Element>& job, const QueryTile& tile, Products&
     if (count <= FEW) weigh<FEW>(tile, r, count, from, scores + r, running, job.dim);
     else weigh<LANES>(tile, r, count, from, scores + r, running, job.dim);
   }
-  of_values.apply(last - first, scores + first);
-  products.add_values(first, last, block, scores, running.acc);
+  ready.of_values.apply(last - first, scores + first);
+  ready.products.add_values(first, last, ready.block, scores, running.acc);
 }
 
 // Does the same in a draft tree, token by token: each token's queries attend to the keys on its own path.
 template <typename Element, typename Products>
-inline void meet_paths(const Attention<Element>& job, const QueryTile& tile, Products&& products, const int32_t* table,
+inline void meet_paths(const Attention<Element>& job, const QueryTile& tile, Products& products, const int32_t* table,
                        int64_t kv_head, KeyBlock<Element>& block, int64_t from, Running& running) {
   for (int first = 0, last; first < tile.count; first = last) {
     for (last = first + 1; last < tile.count && tile.path[last] == tile.path[first];) ++last;
     if (from >= tile.end[first]) continue;
     block.find(job, table, kv_head, from, tile.begin[first], tile.end[first], tile.path[first], tile.start);
-    meet(job, tile, products, first, last, block, from, running);
+    meet(job, Ready(block, products, job.dim, last - first), tile, 0, first, last, from, running);
   }
 }
 
-// The query heads that a piece of work has: a tile for each of its key heads, all of the same tokens.
-struct Heads {
+// The queries of a piece of work: for each of its key heads a tile, all of the same tokens; or for its only key head
+// several tiles of one sequence, which share the preparing of a block.
+struct Queries {
   int64_t first;  // the first key head
-  int num;
-  QueryTile tiles[MOST_HEADS];
-  Running running[MOST_HEADS];
+  int heads;
+  int num;  // tiles
+  QueryTile tiles[MOST_TILES];
+  Running running[MOST_TILES];
 };
+
+// The keys that some queries see, [begin, end).
+struct Visible {
+  int64_t begin = std::numeric_limits<int64_t>::max(), end = 0;
+
+  void add(int64_t from, int64_t to) { begin = std::min(begin, from), end = std::max(end, to); }
+};
+
+inline Visible visible(const QueryTile& tile, int first, int last) {
+  Visible seen;
+  for (int r = first; r < last; ++r) seen.add(tile.begin[r], tile.end[r]);
+  return seen;
+}
 
 // Adds the keys [low, high) of one row, or of rows that have the same ones, to the running softmax of their queries
 // [first, last). Goes through all heads of a block before the next one: in memory they lie behind each other, and the
 // processor fetches ahead what is read in order.
 template <typename Element, typename Products>
-inline void meet_keys(const Attention<Element>& job, Heads& heads, const Products& products, int first, int last,
+inline void meet_keys(const Attention<Element>& job, Queries& queries, Products& products, int first, int last,
                       int64_t low, int64_t high) {
-  const QueryTile& tile = heads.tiles[0];
-  int64_t begin = tile.begin[first], end = tile.end[first];
-  for (int r = first; r < last; ++r) begin = std::min(begin, tile.begin[r]), end = std::max(end, tile.end[r]);
-  begin = std::max(begin, low), end = std::min(end, high);
-  const int32_t* table = tile.table[first];
-  const bool has_tree = tile.path[first] != nullptr;
+  const QueryTile* tiles = queries.tiles;
+  const int tiles_a_head = queries.num / queries.heads;
+  int rows = 0;  // of a head
+  Visible seen, of_tiles[MOST_TILES];
+  for (int at = 0; at < tiles_a_head; ++at) {
+    const int past = std::min(last, tiles[at].count);
+    of_tiles[at] = visible(tiles[at], first, past), rows += past - first;
+    seen.add(of_tiles[at].begin, of_tiles[at].end);
+  }
+  const int64_t begin = std::max(seen.begin, low), end = std::min(seen.end, high);
+  const int32_t* table = tiles[0].table[first];
+  const bool has_tree = tiles[0].path[first] != nullptr;
   KeyBlock<Element> blocks[2];  // one is computed while the other is prefetched
-  int at = 0;
+  int turn = 0;
   const int64_t lowest = begin / KEYS * KEYS;
-  blocks[at].find(job, table, heads.first, lowest, begin, end, nullptr, 0);
+  blocks[turn].find(job, table, queries.first, lowest, begin, end, nullptr, 0);
   for (int64_t from = lowest; from < end; from += KEYS)
-    for (int head = 0; head < heads.num; ++head, at ^= 1) {
-      KeyBlock<Element>&block = blocks[at], &next = blocks[at ^ 1];
-      if (has_tree && from + KEYS > tile.start) {  // a piece of one head
-        meet_paths(job, tile, products(0), table, heads.first, block, from, heads.running[0]);
+    for (int head = 0; head < queries.heads; ++head, turn ^= 1) {
+      KeyBlock<Element>&block = blocks[turn], &next = blocks[turn ^ 1];
+      if (has_tree && from + KEYS > tiles[0].start) {  // a piece of one tile
+        meet_paths(job, tiles[0], products, table, queries.first, block, from, queries.running[0]);
         continue;
       }
-      if (head + 1 < heads.num) {
+      if (head + 1 < queries.heads) {
         next.find_beside(block, job.cache.head);
       } else if (from + KEYS < end) {
-        next.find(job, table, heads.first, from + KEYS, begin, end, nullptr, 0);
+        next.find(job, table, queries.first, from + KEYS, begin, end, nullptr, 0);
       }
-      if (head + 1 < heads.num || from + KEYS < end) block.ahead = &next;
-      meet(job, heads.tiles[head], products(head), first, last, block, from, heads.running[head]);
+      if (head + 1 < queries.heads || from + KEYS < end) block.ahead = &next;
+      const Ready ready(block, products, job.dim, rows);
+      for (int of = 0; of < tiles_a_head; ++of) {
+        if (from + KEYS <= of_tiles[of].begin || from >= of_tiles[of].end) continue;
+        const int at = head * tiles_a_head + of, past = std::min(last, tiles[at].count);
+        meet(job, ready, tiles[at], at, first, past, from, queries.running[at]);
+      }
     }
 }
 
 // The first `shared` keys are read once for all rows of the tile, the others row by row.
 template <typename Element, typename Products>
-inline void attend(const Attention<Element>& job, Heads& heads, const Products& products, int64_t shared) {
-  const QueryTile& tile = heads.tiles[0];
-  for (int head = 0; head < heads.num; ++head) {
-    Running& running = heads.running[head];
-    std::fill_n(running.acc, tile.count * job.dim, 0.0f);
+inline void attend(const Attention<Element>& job, Queries& queries, Products& products, int64_t shared) {
+  const QueryTile& tile = queries.tiles[0];
+  for (int at = 0; at < queries.num; ++at) {
+    Running& running = queries.running[at];
+    std::fill_n(running.acc, queries.tiles[at].count * job.dim, 0.0f);
     std::fill_n(running.peak, QUERIES + LANES, -std::numeric_limits<float>::infinity());
-    std::fill_n(running.total, QUERIES + LANES, 0.0f);
+    std::fill_n(running.totals[0], QUERIES * LANES, 0.0f);
   }
-  if (shared > 0) meet_keys(job, heads, products, 0, tile.count, 0, shared);
+  if (shared > 0) meet_keys(job, queries, products, 0, tile.count, 0, shared);
   for (int first = 0, last; first < tile.count; first = last) {
     for (last = first + 1; last < tile.count && tile.table[last] == tile.table[first];) ++last;
-    meet_keys(job, heads, products, first, last, shared, std::numeric_limits<int64_t>::max());
+    meet_keys(job, queries, products, first, last, shared, std::numeric_limits<int64_t>::max());
   }
-  for (int head = 0; head < heads.num; ++head) {
-    const QueryTile& own = heads.tiles[head];
-    const Running& running = heads.running[head];
+  for (int at = 0; at < queries.num; ++at) {
+    const QueryTile& own = queries.tiles[at];
+    const Running& running = queries.running[at];
     for (int r = 0; r < own.count; ++r) {
-      const float total = running.total[r] + std::exp(own.sink[r] - running.peak[r]);
+      const float total = sum(load(running.totals[r])) + std::exp(own.sink[r] - running.peak[r]);
       for (int64_t d = 0; d < job.dim; d += LANES) store(own.out[r] + d, load(running.acc + r * job.dim + d) / total);
     }
   }
@@ -273,31 +261,33 @@ inline void make_tile(const Attention<Element>& job, const Bundle& bundle, int64
   }
 }
 
-// Computes piece `at` of a bundle: a tile of queries, for some consecutive key heads.
+// Computes piece `at` of a bundle: some tiles of queries of a key head, or one for some consecutive key heads.
 template <typename Element>
 inline void attend(const Attention<Element>& job, const Bundle& bundle, int64_t at) {
   const int64_t parts = parts_of(job.kv_heads, bundle.span);
   const int64_t part = parts - 1 - at % parts;  // pieces descend: memory is read upwards
-  Heads heads;
-  heads.first = part * bundle.span;
-  heads.num = static_cast<int>(std::min(bundle.span, job.kv_heads - heads.first));
-  for (int head = 0; head < heads.num; ++head)
-    make_tile(job, bundle, at / parts * QUERIES, heads.first + head, heads.tiles[head]);
+  Queries queries;
+  queries.first = part * bundle.span;
+  queries.heads = static_cast<int>(std::min(bundle.span, job.kv_heads - queries.first));
+  const int64_t first = at / parts * bundle.depth, depth = std::min(bundle.depth, bundle.tiles - first);
+  queries.num = queries.heads * static_cast<int>(depth);
+  for (int64_t tile = 0; tile < queries.num; ++tile)
+    make_tile(job, bundle, (first + tile % depth) * QUERIES, queries.first + tile / depth, queries.tiles[tile]);
 #if defined(__AMX_BF16__)
   if constexpr (std::is_same_v<Element, uint16_t>)
     if (ByTiles::takes(job.dim)) {
-      ByTiles products{job, heads.tiles[0]};
-      return attend(job, heads, [&](int) -> ByTiles& { return products; }, bundle.shared);
+      ByTiles products(job, queries.tiles[0]);
+      return attend(job, queries, products, bundle.shared);
     }
 #endif
 #if defined(__AVX512VNNI__)
   if constexpr (std::is_same_v<Element, int8_t>) {
-    ByIntegers products[MOST_HEADS];
-    for (int head = 0; head < heads.num; ++head) products[head].take(job, heads.tiles[head]);
-    return attend(job, heads, [&](int head) -> ByIntegers& { return products[head]; }, bundle.shared);
+    ByIntegers products(job, queries.tiles, queries.num);
+    return attend(job, queries, products, bundle.shared);
   }
 #endif
-  attend(job, heads, [&](int head) { return ByVectors<Element>{job, heads.tiles[head]}; }, bundle.shared);
+  ByVectors<Element> products(job);
+  attend(job, queries, products, bundle.shared);
 }
 
 template <typename Element>

@@ -13,7 +13,7 @@
 
 namespace sluice {
 
-constexpr int MOST_HEADS = 8;    // key heads of a piece
+constexpr int64_t DEEP = 4;      // most tiles of one key head that a piece has
 constexpr int64_t HELD = 4096;   // most numbers of a piece's running sums: the L1 cache holds them
 constexpr int64_t TO_SHARE = 2;  // pieces a thread, at least, where a piece has several key heads
 
@@ -22,13 +22,15 @@ struct Bundle {
   int64_t num;
   int64_t shared;  // how many keys all of the rows have in common, a multiple of KEYS; 0 for one row
   int64_t span;    // key heads of a piece
+  int64_t tiles;   // of a key head
+  int64_t depth;   // most tiles of a key head that a piece has; 1 if it has several key heads
 };
 
-// Returns how many pieces of `span` key heads there are.
-inline int64_t parts_of(int64_t kv_heads, int64_t span) { return (kv_heads + span - 1) / span; }
+// Returns how many parts of up to `span` of them there are.
+inline int64_t parts_of(int64_t num, int64_t span) { return (num + span - 1) / span; }
 
-// The bundles of a step and their pieces, one for each tile of queries and some key heads. Late pieces are the longest:
-// those of shared prefixes, and of late rows, which have the most queries.
+// The bundles of a step and their pieces, each of some tiles of queries or of one tile for some key heads. Late pieces
+// are the longest: those of shared prefixes, and of late rows, which have the most queries.
 class Bundles {
  public:
   template <typename Element>
@@ -44,7 +46,9 @@ class Bundles {
     for (int64_t row = 0; row < job.rows; ++row) {
       if (is_grouped[row]) continue;
       rows_[next] = row;
-      add({&rows_[next++], 1, 0, job.counts[row] == 1 ? span : 1}, (job.counts[row] * group + QUERIES - 1) / QUERIES);
+      const int64_t tiles = (job.counts[row] * group + QUERIES - 1) / QUERIES;
+      const bool is_one = job.counts[row] == 1;
+      add({&rows_[next++], 1, 0, is_one ? span : 1, tiles, is_one ? 1 : depth_of(job, row, tiles)});
     }
     for (int64_t i = 0; i < prefixes.num; ++i) {
       const int64_t begin = i == 0 ? 0 : prefixes.ends[i - 1], size = prefixes.ends[i] - begin;
@@ -71,15 +75,28 @@ class Bundles {
     if (std::is_same_v<Element, uint16_t>) return 1;  // tiles hold the queries of one head
 #endif
     const int64_t busy = job.rows * job.kv_heads / (TO_SHARE * Pool::instance().threads());
-    const int64_t most = std::min<int64_t>({MOST_HEADS, job.kv_heads, HELD / (group * job.dim), busy});
+    const int64_t most = std::min<int64_t>({MOST_TILES, job.kv_heads, HELD / (group * job.dim), busy});
     const int64_t span = std::max<int64_t>(1, most);
     return parts_of(job.kv_heads, parts_of(job.kv_heads, span));  // parts of even size
   }
 
-  void add(Bundle bundle, int64_t tiles) {
+  // Tiles of a piece for rows of several tokens: some, which share the preparing of keys, while every thread has
+  // pieces.
+  template <typename Element>
+  static int64_t depth_of(const Attention<Element>& job, int64_t row, int64_t tiles) {
+#if defined(__AMX_BF16__)
+    if (std::is_same_v<Element, uint16_t>) return 1;  // tiles of the processor hold the queries of one
+#endif
+    if (job.paths != nullptr && job.path_begins[row] >= 0) return 1;
+    const int64_t busy = tiles * job.kv_heads / (TO_SHARE * Pool::instance().threads());
+    const int64_t most = std::clamp<int64_t>(busy, 1, DEEP);
+    return parts_of(tiles, parts_of(tiles, most));  // parts of even size
+  }
+
+  void add(Bundle bundle) {
     const int64_t before = pieces();
     bundles_.push_back(bundle);
-    ends_.push_back(before + tiles * parts_of(kv_heads_, bundle.span));
+    ends_.push_back(before + parts_of(bundle.tiles, bundle.depth) * parts_of(kv_heads_, bundle.span));
   }
 
   // Bundles of even size: as large as a tile allows while every thread has pieces.
@@ -88,7 +105,7 @@ class Bundles {
     const int64_t most = std::clamp<int64_t>(busy, 1, fitting), num = (size + most - 1) / most;
     for (int64_t i = 0; i < num; ++i) {
       const int64_t begin = size * i / num, own = size * (i + 1) / num - begin;
-      add({rows + begin, own, own > 1 ? shared : 0, 1}, 1);
+      add({rows + begin, own, own > 1 ? shared : 0, 1, 1, 1});
     }
   }
 

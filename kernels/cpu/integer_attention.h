@@ -58,42 +58,33 @@ inline float greatest_magnitude(const float* x, int64_t num) {
 
 class ByIntegers {
  public:
-  // Rounds the queries of a tile. A query with a number that is not finite has a scale that is NaN.
-  void take(const Attention<int8_t>& job, const QueryTile& tile) {
-    dim_ = job.dim;
-    for (int r = 0; r < tile.count; ++r) {
-      const float peak = greatest_magnitude(tile.q[r], dim_), by = peak > 1e-30f ? MOST_QUERY / peak : 0.0f;
-      IntVec total{};
-      for (int64_t d = 0; d < dim_; d += LANES) {
-        const IntVec levels = nearest(load(tile.q[r] + d) * by), upper = (levels + 128) >> 8;
-        total += levels;
-        store(reinterpret_cast<int8_t*>(queries_[r][0] + d), upper);
-        store(reinterpret_cast<int8_t*>(queries_[r][1] + d), levels);
-      }
-      scales_[r] = (peak + peak * 0.0f) / MOST_QUERY * job.scale;  // NaN if the peak is infinite
-      starts_[r] = -OFFSET * sums<1>(&total)[0];
-    }
+  // Rounds the queries of tiles. A query with a number that is not finite has a scale that is NaN.
+  ByIntegers(const Attention<int8_t>& job, const QueryTile* tiles, int num) : dim_(job.dim) {
+    for (int at = 0; at < num; ++at)
+      for (int r = 0; r < tiles[at].count; ++r) rounded_[at].take(r, tiles[at].q[r], dim_, job.scale);
   }
 
-  // Computes the scores of queries [first, last) without the scales of keys, and prefetches the keys of the
-  // next block.
-  void score(int first, int last, const KeyBlock<int8_t>& block, float (*scores)[KEYS]) const {
-    alignas(64) uint8_t turned[MOST_QUADS][KEYS * 4];  // by four numbers, those of each key
+  // Prepares a block: its keys here, its values when they are first used. Prefetches the keys of the next block.
+  void begin(const KeyBlock<int8_t>& block, int) {
     for (int from = 0; from < KEYS; from += LANES)
-      for (int64_t d = 0; d < dim_; d += CHUNK) turn(block, from, d, turned[d / 4] + from * 4);
+      for (int64_t d = 0; d < dim_; d += CHUNK) turn(block, from, d, turned_[d / 4] + from * 4);
+    is_laid_ = false;
+  }
+
+  // Computes the scores of queries [first, last) of tile `at`, without the scales of keys.
+  void score(const QueryTile&, int at, int first, int last, const KeyBlock<int8_t>&, float (*scores)[KEYS]) const {
+    const Rounded& own = rounded_[at];
     for (int r = first; r < last; r += 4) switch (last - r) {
-        case 1: score_rows<1>(r, turned, scores + r); break;
-        case 2: score_rows<2>(r, turned, scores + r); break;
-        case 3: score_rows<3>(r, turned, scores + r); break;
-        default: score_rows<4>(r, turned, scores + r);
+        case 1: score_rows<1>(own, r, scores + r); break;
+        case 2: score_rows<2>(own, r, scores + r); break;
+        case 3: score_rows<3>(own, r, scores + r); break;
+        default: score_rows<4>(own, r, scores + r);
       }
   }
 
-  // acc [QUERIES, dim] += weights of queries [first, last) · values. Prefetches the values of the next block.
-  void add_values(int first, int last, const KeyBlock<int8_t>& block, const float (*weights)[KEYS], float* acc) const {
-    alignas(64) uint8_t laid[MAX_DIM / CHUNK][KEY_QUADS][4][LINE];
-    for (int64_t d = 0; d < dim_; d += CHUNK)
-      for (int quad = 0; quad < KEY_QUADS; ++quad) lay(block, quad * 4, d, laid[d / CHUNK][quad]);
+  // acc [QUERIES, dim] += weights of queries [first, last) · values.
+  void add_values(int first, int last, const KeyBlock<int8_t>& block, const float (*weights)[KEYS], float* acc) {
+    if (!is_laid_) lay(block);
     const int count = last - first;
     Weights rounded;
     if (count <= FEW) rounded.take<FEW>(count, weights + first);
@@ -101,13 +92,33 @@ class ByIntegers {
     acc += first * dim_;
     for (int64_t d = 0; d < dim_; d += CHUNK)
       for (int r = 0; r < count; r += AT_ONCE) switch (count - r) {
-          case 1: add_rows<1>(r, rounded, laid[d / CHUNK], d, acc); break;
-          case 2: add_rows<2>(r, rounded, laid[d / CHUNK], d, acc); break;
-          default: add_rows<AT_ONCE>(r, rounded, laid[d / CHUNK], d, acc);
+          case 1: add_rows<1>(r, rounded, laid_[d / CHUNK], d, acc); break;
+          case 2: add_rows<2>(r, rounded, laid_[d / CHUNK], d, acc); break;
+          default: add_rows<AT_ONCE>(r, rounded, laid_[d / CHUNK], d, acc);
         }
   }
 
  private:
+  // The queries of a tile, rounded to 16 bits.
+  struct Rounded {
+    float scales[QUERIES];
+    int32_t starts[QUERIES];                           // what the offset of keys adds, negative
+    alignas(64) uint8_t numbers[QUERIES][2][MAX_DIM];  // upper bytes, lower bytes
+
+    void take(int r, const float* q, int64_t dim, float scale) {
+      const float peak = greatest_magnitude(q, dim), by = peak > 1e-30f ? MOST_QUERY / peak : 0.0f;
+      IntVec total{};
+      for (int64_t d = 0; d < dim; d += LANES) {
+        const IntVec levels = nearest(load(q + d) * by), upper = (levels + 128) >> 8;
+        total += levels;
+        store(reinterpret_cast<int8_t*>(numbers[r][0] + d), upper);
+        store(reinterpret_cast<int8_t*>(numbers[r][1] + d), levels);
+      }
+      scales[r] = (peak + peak * 0.0f) / MOST_QUERY * scale;  // NaN if the peak is infinite
+      starts[r] = -OFFSET * sums<1>(&total)[0];
+    }
+  };
+
   // The softmax weights of queries in a block of keys, rounded to 16 bits.
   struct Weights {
     uint8_t upper[QUERIES][KEYS], lower[QUERIES][KEYS];
@@ -137,6 +148,13 @@ class ByIntegers {
     }
   };
 
+  // Lays all values of a block, and prefetches those of the next one.
+  void lay(const KeyBlock<int8_t>& block) {
+    for (int64_t d = 0; d < dim_; d += CHUNK)
+      for (int quad = 0; quad < KEY_QUADS; ++quad) lay(block, quad * 4, d, laid_[d / CHUNK][quad]);
+    is_laid_ = true;
+  }
+
   // Returns which of the numbers of a key or value lie in the chunk at `d`.
   __mmask64 chunk(int64_t d) const { return d + CHUNK <= dim_ ? ~0ull : (1ull << (dim_ - d)) - 1; }
 
@@ -159,16 +177,16 @@ class ByIntegers {
 
   // Not inlined, so that no vectors are held in registers from one call to the next.
   template <int ROWS>
-  [[gnu::noinline]] void score_rows(int first, const uint8_t (*turned)[KEYS * 4], float (*scores)[KEYS]) const {
+  [[gnu::noinline]] void score_rows(const Rounded& own, int first, float (*scores)[KEYS]) const {
     IntVec upper[ROWS][KEY_VECTORS] = {}, lower[ROWS][KEY_VECTORS];
     for (int r = 0; r < ROWS; ++r)
-      for (int v = 0; v < KEY_VECTORS; ++v) lower[r][v] = (IntVec)_mm512_set1_epi32(starts_[first + r]);
+      for (int v = 0; v < KEY_VECTORS; ++v) lower[r][v] = (IntVec)_mm512_set1_epi32(own.starts[first + r]);
     for (int64_t d = 0; d < dim_; d += 4) {
       __m512i keys[KEY_VECTORS];
-      for (int v = 0; v < KEY_VECTORS; ++v) keys[v] = _mm512_load_si512(turned[d / 4] + v * LINE);
+      for (int v = 0; v < KEY_VECTORS; ++v) keys[v] = _mm512_load_si512(turned_[d / 4] + v * LINE);
       for (int r = 0; r < ROWS; ++r) {
-        const __m512i high = broadcast_quad(queries_[first + r][0] + d),
-                      low = broadcast_quad(queries_[first + r][1] + d);
+        const __m512i high = broadcast_quad(own.numbers[first + r][0] + d),
+                      low = broadcast_quad(own.numbers[first + r][1] + d);
         for (int v = 0; v < KEY_VECTORS; ++v) {
           add_products(upper[r][v], keys[v], high);
           add_products(lower[r][v], keys[v], low);
@@ -177,7 +195,7 @@ class ByIntegers {
     }
     for (int r = 0; r < ROWS; ++r)
       for (int v = 0; v < KEY_VECTORS; ++v)
-        store(scores[r] + v * LANES, to_floats(joined(upper[r][v], lower[r][v])) * scales_[first + r]);
+        store(scores[r] + v * LANES, to_floats(joined(upper[r][v], lower[r][v])) * own.scales[first + r]);
   }
 
   // Lays a chunk of four values side by side: lane 4 · i + j of vector v has their numbers 16 · i + 4 · v + j.
@@ -244,9 +262,10 @@ class ByIntegers {
   }
 
   int64_t dim_;
-  float scales_[QUERIES];
-  int32_t starts_[QUERIES];                           // what the offset of keys adds, negative
-  alignas(64) uint8_t queries_[QUERIES][2][MAX_DIM];  // upper bytes, lower bytes
+  bool is_laid_ = false;
+  alignas(64) uint8_t turned_[MOST_QUADS][KEYS * 4];               // keys: by four numbers, those of each
+  alignas(64) uint8_t laid_[MAX_DIM / CHUNK][KEY_QUADS][4][LINE];  // values: see `lay`
+  Rounded rounded_[MOST_TILES];
 };
 
 #endif

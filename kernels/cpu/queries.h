@@ -1,7 +1,4 @@
-// Tiles of queries of one sequence, the addresses of their keys and values in the paged cache, and the scores of keys.
-//
-// Each score is one sum in one fixed order. Few queries read the keys from the cache; for many queries the keys are
-// transposed first. Both ways give the same bits.
+// Tiles of queries of one sequence, and the addresses of their keys and values in the paged cache.
 #pragma once
 
 #include <algorithm>
@@ -12,12 +9,9 @@ namespace sluice {
 
 constexpr int KEYS = 32;
 constexpr int MAX_DIM = 256;
-constexpr int QUERIES = 16;                  // query rows of a tile: they share a look-up of keys and values
-constexpr int SHARING = 4;                   // query rows that share a load of values
-constexpr int WIDEST = LANES == 16 ? 8 : 4;  // vectors of values in registers for one or two rows; half for more rows
-constexpr int FEW = 4;                       // query rows that are reduced together, where there are no more
-constexpr int PAIR = 2;                      // query rows that share a load of keys
-constexpr int TURNING = 6;                   // the fewest queries for which transposing the keys first is faster
+constexpr int QUERIES = 16;    // query rows of a tile: they share a look-up of keys and values
+constexpr int MOST_TILES = 8;  // of a piece of work
+constexpr int FEW = 4;         // query rows that are reduced together, where there are no more
 
 // Rows of one token in groups whose contexts begin with the same keys.
 struct SharedPrefixes {
@@ -117,91 +111,6 @@ template <typename Element>
 [[gnu::always_inline]] inline void fetch(const Element* from, int64_t at, int64_t dim) {
   if (at * sizeof(Element) % LINE == 0) __builtin_prefetch(from + at);
   if (IS_SCALED<Element> && at == 0) __builtin_prefetch(from + dim);
-}
-
-// Computes the scores of ROWS queries, a power of two, and prefetches the values. Each score is a dot product in LANES
-// chains, which `sums` adds; one call of `sums` takes LANES keys of one query, or LANES / ROWS keys of each.
-template <int ROWS, typename Element>
-inline void score_keys(const float* const* q, const KeyBlock<Element>& block, int64_t dim, float scale,
-                       float (*scores)[KEYS]) {
-  constexpr int WIDTH = LANES / ROWS;
-  for (int from = 0; from < KEYS; from += WIDTH) {
-    Vec acc[LANES] = {};
-    for (int64_t d = 0; d < dim; d += LANES) {
-      Vec query[ROWS];
-      for (int r = 0; r < ROWS; ++r) query[r] = load(q[r] + d);
-      for (int j = 0; j < WIDTH; ++j) {
-        const Vec key = load(block.keys[from + j] + d);
-        fetch(block.values[from + j], d, dim);
-        for (int r = 0; r < ROWS; ++r) acc[r * WIDTH + j] += query[r] * key;
-      }
-    }
-    const Vec scaled = sums(acc) * scale;
-    float each[LANES];
-    store(each, scaled);
-    for (int r = 0; r < ROWS; ++r) std::copy(each + r * WIDTH, each + (r + 1) * WIDTH, scores[r] + from);
-  }
-}
-
-// Transposes the keys of a block: turned [dim, KEYS].
-template <typename Element>
-inline void turn(const KeyBlock<Element>& block, int64_t dim, float* turned) {
-  for (int from = 0; from < KEYS; from += LANES)
-    for (int64_t d = 0; d < dim; d += LANES) {
-      Vec v[LANES];
-      for (int j = 0; j < LANES; ++j) v[j] = load(block.keys[from + j] + d);
-      transpose(v);
-      for (int i = 0; i < LANES; ++i) store(turned + (d + i) * KEYS + from, v[i]);
-    }
-}
-
-// Multiplies ROWS queries by two vectors of transposed keys: LANES chains, which are added in the order of `sums`, so
-// that the result equals that of `score_keys` to the bit. Computes the sum of chains lane, lane + STEP, …
-template <int ROWS, int STEP = 1>
-[[gnu::always_inline]] inline void multiply_turned(const float* const* q, const float* turned, int64_t dim, int lane,
-                                                   Vec (*to)[2]) {
-  if constexpr (STEP == LANES) {
-    for (int r = 0; r < ROWS; ++r) to[r][0] = to[r][1] = Vec{};
-    for (int64_t d = lane; d < dim; d += LANES) {
-      const Vec one = load(turned + d * KEYS), other = load(turned + d * KEYS + LANES);
-      for (int r = 0; r < ROWS; ++r) {
-        const Vec query = broadcast(q[r][d]);
-        to[r][0] += query * one;
-        to[r][1] += query * other;
-      }
-    }
-  } else {
-    Vec others[ROWS][2];
-    multiply_turned<ROWS, 2 * STEP>(q, turned, dim, lane, to);
-    multiply_turned<ROWS, 2 * STEP>(q, turned, dim, lane + STEP, others);
-    for (int r = 0; r < ROWS; ++r) to[r][0] += others[r][0], to[r][1] += others[r][1];
-  }
-}
-
-template <int ROWS>
-inline void score_turned(const float* const* q, const float* turned, int64_t dim, float scale, float (*scores)[KEYS]) {
-  for (int from = 0; from < KEYS; from += 2 * LANES) {
-    Vec found[ROWS][2];
-    multiply_turned<ROWS>(q, turned + from, dim, 0, found);
-    for (int r = 0; r < ROWS; ++r)
-      for (int v = 0; v < 2; ++v) store(scores[r] + from + v * LANES, found[r][v] * scale);
-  }
-}
-
-// Computes the scores of queries [first, last) of a tile.
-template <typename Element>
-inline void score(const Attention<Element>& job, const QueryTile& tile, int first, int last,
-                  const KeyBlock<Element>& block, float (*scores)[KEYS]) {
-  int r = first;
-  if (last - first >= TURNING) {
-    alignas(64) float turned[MAX_DIM * KEYS];
-    turn(block, job.dim, turned);
-    for (; r + PAIR <= last; r += PAIR) score_turned<PAIR>(tile.q + r, turned, job.dim, job.scale, scores + r);
-    for (; r < last; ++r) score_turned<1>(tile.q + r, turned, job.dim, job.scale, scores + r);
-    return;
-  }
-  for (; r + PAIR <= last; r += PAIR) score_keys<PAIR>(tile.q + r, block, job.dim, job.scale, scores + r);
-  for (; r < last; ++r) score_keys<1>(tile.q + r, block, job.dim, job.scale, scores + r);
 }
 
 }  // namespace sluice

@@ -30,8 +30,10 @@ class ByTiles {
     }
   }
 
-  // Computes the scores of queries [first, last) and prefetches the values.
-  void score(int first, int last, const KeyBlock<uint16_t>& block, float (*scores)[KEYS]) {
+  void begin(const KeyBlock<uint16_t>&, int) {}
+
+  // Computes the scores of queries [first, last) of the only tile and prefetches the values.
+  void score(const QueryTile&, int, int first, int last, const KeyBlock<uint16_t>& block, float (*scores)[KEYS]) {
     const KeyRows lower = rows(block.keys), upper = rows(block.keys + TILE_ROWS);
     clear_tile<SCORES>(), clear_tile<SCORES + 1>();
     for (int64_t d = 0; d < dim_; d += NUMBERS) {

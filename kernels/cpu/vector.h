@@ -262,6 +262,18 @@ inline Vec exp(Vec x) {
 #endif
 }
 
+// The same for x <= 0, or NaN, by fewer instructions; below -87 a number under 2e-38, or 0.
+inline Vec exp_of_negative(Vec x) {
+#if defined(__AVX512F__)
+  const Vec clamped = (Vec)_mm512_maskz_max_ps(ALL, (__m512)broadcast(-120.0f), (__m512)x);  // NaN stays, as above
+  const Vec whole = (Vec)_mm512_maskz_roundscale_ps(ALL, (__m512)(clamped * 1.44269504088896341f), 0);
+  const Vec mantissa = exp_near_zero(clamped - whole * LN2_UPPER + whole * LN2_LOWER);
+  return (Vec)_mm512_maskz_scalef_ps(ALL, (__m512)mantissa, (__m512)whole);
+#else
+  return exp(x);
+#endif
+}
+
 // tanh(x) to three units in the last place (Cephes' polynomial where x is small). NaN stays NaN.
 inline Vec tanh(Vec x) {
   const Vec size = absolute(x), z = x * x;
