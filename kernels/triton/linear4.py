@@ -32,7 +32,9 @@ from sluice_server.kernels.triton.widen import plane4, scale_and_zero
 
 MANY = 192  # rows from which a weight is written out for a library's product, which on an H200 takes as long as 3 tiles
 PLANES = tl.constexpr(planes.PLANES4)
-MEASURED_SPILL = 48  # bytes of the tile of many rows by groups of 32: none that spills less was as fast on an H200
+# Bytes of the tile of many rows by groups of 32 with Triton 3.9.0 (56 with 3.6.0, 48 with 3.7.1, with which none that
+# spills less was as fast on an H200).
+MEASURED_SPILL = 112
 
 
 def linear_w4a16(x: Tensor, packed: Int4Planes, bias: Tensor | None = None, *, is_fixed: bool = False) -> Tensor:

@@ -140,7 +140,8 @@ async def test_the_ring_gets_a_request_when_its_images_are_fetched() -> None:
         (submit,) = rig.ring.submits
         assert isinstance(submit, Submit) and isinstance(submit.work, Generate)
         assert [(one.data, one.url) for one in submit.work.images] == [(URL.encode(), "")]
-        assert submit.envelope.time_left_s is not None and 0 < submit.envelope.time_left_s < 10
+        left_s = submit.envelope.time_left_s
+        assert left_s is not None and 0 < left_s < 11  # gRPC rounds a timeout up
         rig.lane.manager.resubmit(opened)
         assert rig.lane.manager.books.admission.num_image_bytes == 0
 
