@@ -41,7 +41,9 @@ RUN mkdir /dist && /opt/build/bin/pip wheel -q --no-deps --no-build-isolation -w
  && for one in text engine; do \
       /opt/build/bin/pip --python /opt/$one/bin/python install -q --no-deps --no-index /dist/*.whl; done \
  && rm -rf /opt/text/lib/python3*/site-packages/sluice_server/kernels/cpu \
-      /opt/text/lib/python3*/site-packages/sluice_server/demo/draft
+      /opt/text/lib/python3*/site-packages/sluice_server/demo/draft \
+      /opt/text/lib/python3*/site-packages/sluice_server/demo/head \
+      /opt/text/lib/python3*/site-packages/sluice_server/demo/target/*.safetensors
 # The text roles fetch no weights in bulk (hf_xet is for that, and optional) and need no symbols of others' C code.
 RUN /opt/build/bin/pip --python /opt/text/bin/python uninstall -q -y hf_xet \
  && if command -v strip >/dev/null; then find /opt/text -name '*.so' -exec strip --strip-debug {} +; fi \

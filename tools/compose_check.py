@@ -38,7 +38,7 @@ METRICS_OF = "import urllib.request; print(urllib.request.urlopen('http://127.0.
 
 
 PACKAGES = "import importlib.metadata as m; print(*(f'{d.name}=={d.version}' for d in m.distributions()))"
-OURS = ("sluice", "sluice-client")
+OURS = ("sluice-server", "sluice-client")
 TORCH = ("torch", "triton", "numpy", "safetensors")  # torch and its companions: only in the engine's image
 
 
