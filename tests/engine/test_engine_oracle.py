@@ -10,6 +10,7 @@ import pytest
 import torch
 
 from sluice_server.engine import build
+from sluice_server.engine.built import BuiltEngine
 from sluice_server.engine.config import EngineConfig
 from sluice_server.engine.engine import Engine
 from sluice_server.engine.kv_cache.block_store import BlockStore
@@ -85,13 +86,17 @@ def tight(shape: Shape) -> EngineConfig:
 
 
 def make_engine(directory: Path, config: EngineConfig, draft: Path | None = None) -> Engine:
+    return make_parts(directory, config, draft).engine
+
+
+def make_parts(directory: Path, config: EngineConfig, draft: Path | None = None) -> BuiltEngine:
     model_config = read_config(directory)
     limits = limits_of(config, model_config, 1 << 20)
     grammars = grammars_of(directory, model_config.vocab_size, model_config.eos_ids)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(build, "measure_costs", fast_copies)
         given = config, model_config, directory, limits, draft
-        return build.build_engine(*given, digests=named, grammars=grammars).engine
+        return build.build_engine(*given, digests=named, grammars=grammars)
 
 
 def fast_copies(model: Model, store: BlockStore, block_size: int) -> PreemptionCosts:
@@ -190,11 +195,13 @@ def test_greedy_equals_transformers_through_all_tiers(checkpoint: tuple[Path, Sh
     tiers = {"host_cache_bytes": 6 * block_bytes, "disk_cache_bytes": 60 * block_bytes, "disk_cache_dir": str(tmp_path)}
     config = dataclasses.replace(tight(shape), **tiers)  # type: ignore[arg-type] # mixed values
     for damage in (False, True):
-        engine = make_engine(directory, config)
-        stats = engine.scheduler.cache.tiers
-        assert stats is not None
+        parts = make_parts(directory, config)
+        engine, stats = parts.engine, parts.engine.scheduler.cache.tiers
+        assert stats is not None and parts.store is not None
         for _ in range(3):
             assert run(engine, prompts) == want
+        parts.store.close()  # waits for what is still to be written, read or removed
+        engine.end_moves()
         assert stats.stats.num_saved and stats.stats.num_restored
         assert engine.scheduler.num_preemptions > 0
         assert stats.stats.num_written
