@@ -10,7 +10,7 @@ from pathlib import Path
 
 from torch import Tensor
 
-from sluice_server.engine.build_model import LoadedModel, load_all
+from sluice_server.engine.build_model import LoadedModel, load_all, made_aside
 from sluice_server.engine.built import BuiltEngine
 from sluice_server.engine.cache_memory import CacheMemory
 from sluice_server.engine.config import EngineConfig
@@ -135,7 +135,8 @@ def _cache(own: LoadedModel, limits: Limits, digests: Callable[[], Digests], wor
     """Allocates the cache, here and on the other ranks."""
     config, model = own.config, own.model
     sums = sums_of_devices(None if workers is None else workers.sums)
-    allocated = allocate(config, model, own.drafter, own.formats, limits, own.tables, sums)
+    given = config, model, own.drafter, own.formats, limits, own.tables, sums
+    allocated = made_aside(own.device, lambda: allocate(*given))  # its pages take milliseconds in one piece
     identity = identity_of(config, own.formats, model, digests(), own.plugins.identity)
     store, tiers = make_store(config, allocated.cache, allocated.beside, identity)
     if workers is not None:

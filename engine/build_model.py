@@ -56,7 +56,7 @@ from sluice_server.engine.worker.startup.memory import at_start
 from sluice_server.engine.worker.startup.planned import offloaded_layers
 from sluice_server.kernels.formats.packer import LinearPacker
 
-Read = TypeVar("Read")
+Made = TypeVar("Made")
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -152,12 +152,12 @@ def loaded(source: ModelSource) -> tuple[Model, Drafter | None]:
     """Loads the model, or a rank's part of it, and the drafter if there is one."""
     if source.device.type == "cpu":
         set_threads(source.config)  # before the weights are read: these threads last
-    return _read_aside(source.device, lambda: _read(source))
+    return made_aside(source.device, lambda: _read(source))
 
 
-def _read_aside(device: torch.device, read: Callable[[], Read]) -> Read:
-    """Returns what was read, see `call_aside`; for a GPU by this thread, as each has a current GPU of its own."""
-    return call_aside(read) if device.type == "cpu" else read()
+def made_aside(device: torch.device, make: Callable[[], Made]) -> Made:
+    """Returns what was made, see `call_aside`; for a GPU by this thread, as each has a current GPU of its own."""
+    return call_aside(make) if device.type == "cpu" else make()
 
 
 def _read(source: ModelSource) -> tuple[Model, Drafter | None]:
@@ -203,7 +203,7 @@ def loaded_images(
         return None
     vision = read_vision(directory)
     sizes = model.config.hidden_size, formats.dtype, model.device
-    tower = _read_aside(model.device, lambda: load_vision(directory, vision, *sizes))
+    tower = made_aside(model.device, lambda: load_vision(directory, vision, *sizes))
     return EncoderCache(tower)
 
 

@@ -4,13 +4,14 @@ import contextlib
 import os
 import sys
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
+from types import ModuleType
 
 import pytest
 
 import sluice_server.demo
-from sluice_server.engine import build_model
+from sluice_server.engine import build, build_model
 from sluice_server.engine.build import build_engine
 from sluice_server.engine.config import EngineConfig
 from sluice_server.engine.models import loading
@@ -19,6 +20,7 @@ from sluice_server.engine.models.registry import read_served
 from sluice_server.engine.worker.host import slices
 from sluice_server.engine.worker.host.aside import ASIDE, NICE, call_aside
 from sluice_server.engine.worker.host.slices import LONGEST_S, turns_s
+from sluice_server.engine.worker.startup import allocation
 from tests.system.service import wait_until
 
 DEMO = Path(sluice_server.demo.__file__).parent / "target"
@@ -68,19 +70,23 @@ def test_work_is_done_where_the_system_refuses_priorities_and_slices(monkeypatch
 
 
 @has_priorities
-def test_weights_are_read_aside_and_no_thread_of_a_low_priority_is_left(monkeypatch: pytest.MonkeyPatch) -> None:
-    found, load = list[int](), loading.load_model
+def test_weights_and_cache_are_made_aside_and_no_slow_thread_is_left(monkeypatch: pytest.MonkeyPatch) -> None:
+    found = list[int]()
 
-    def load_model(*arguments: object, **named: object) -> object:
-        found.append(priority())
-        return load(*arguments, **named)  # type: ignore[arg-type] # as they come
+    def watch(module: ModuleType, name: str, call: Callable[..., object]) -> None:
+        def watched(*arguments: object, **named: object) -> object:
+            found.append(priority())
+            return call(*arguments, **named)
+
+        monkeypatch.setattr(module, name, watched)
 
     monkeypatch.setenv(ASIDE, "1")
-    monkeypatch.setattr(build_model, "load_model", load_model)
+    watch(build_model, "load_model", loading.load_model)
+    watch(build, "allocate", allocation.allocate)
     config, model = EngineConfig(kv_cache_tokens=2048, max_num_seqs=4, threads=7), read_served(DEMO)
     own, before = priority(), os.listdir("/proc/self/task")
     built = build_engine(config, model, DEMO, limits_of(config, model, 1 << 20))
-    assert found == [max(own, NICE)]
+    assert found == [max(own, NICE)] * 2
     # A thread that has ended stays for a moment.
     wait_until(lambda: set(priorities(before)) == {own}, 20, "all threads have the priority of this one")
     built.close()
