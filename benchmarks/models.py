@@ -37,6 +37,7 @@ CACHE = ("--kv-cache-tokens", "8192", "--max-num-seqs", "16")
 LENGTH, STREAMS = 64, 4
 QUIET_S = 5.0
 NUM_LANES = 8
+NUM_ENGINES = (4, 8)
 LANE_STREAMS, LANE_TOKENS, STEP_S = 256, 100, 0.05  # as `benchmarks.gateway` paces its streams
 IDLE_S = 5.0
 
@@ -149,8 +150,8 @@ def _woken_s(service: Service, client: sluice.Client, level: int) -> float:
 
 
 def lanes(options: argparse.Namespace) -> Figures:
-    """The gateway's CPU a token: one model alone, one of eight that are there, all eight, and one of eight engines,
-    which answer at eight times as eight models do; and its CPU while nothing is asked.
+    """The gateway's CPU a token: one model alone, one of eight that are there, all eight, and one of four or of
+    eight engines, which answer at as many times; and its CPU while nothing is asked.
 
     A gateway that is late gets several tokens of a stream as one message, which cost it hardly more than one: so a
     token is what its time is divided by.
@@ -162,14 +163,15 @@ def lanes(options: argparse.Namespace) -> Figures:
     idle: dict[str, list[float]] = {"one": [], "8": []}
     with contextlib.ExitStack() as running:
         alone = running.enter_context(_computing_nothing(names[:1], *sizes))
-        wide = running.enter_context(_computing_nothing(names[:1], *sizes, "--engines", str(NUM_LANES)))
         many = running.enter_context(_computing_nothing(names, *sizes))
         ways = {
             "one": (alone, names[:1]),
             "one_of_8": (many, names[:1]),
             "all_8": (many, names),
-            "8_engines": (wide, names[:1]),
         }
+        for num in NUM_ENGINES:
+            wide = running.enter_context(_computing_nothing(names[:1], *sizes, "--engines", str(num)))
+            ways[f"{num}_engines"] = wide, names[:1]
         for service, models in ways.values():
             asyncio.run(_streamed(service, models))  # warm
         for _ in range(options.runs):
