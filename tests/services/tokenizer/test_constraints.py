@@ -37,7 +37,7 @@ def path(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def constraints(path: Path) -> Iterator[Constraints]:
-    constraints = Constraints(path, VOCAB, (EOS,), 2, CpuTimeLimit(job_s=0.5))
+    constraints = Constraints(path, VOCAB, (EOS,), 2, CpuTimeLimit(job_s=0.1))
     yield constraints
     constraints.close()
 
@@ -130,10 +130,10 @@ def test_what_is_wrong_is_refused_where_it_is_and_the_next_is_served(
 
 def test_time_is_bounded(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(constraints_module, "MEMORY_BYTES", 4 << 30)  # a fast machine fills the usual ones sooner
-    constraints = Constraints(path, VOCAB, (EOS,), 1, CpuTimeLimit(job_s=0.5))
+    constraints = Constraints(path, VOCAB, (EOS,), 1, CpuTimeLimit(job_s=0.1))
     try:
         error = refusal(constraints, job(GRAMMAR, ENDLESS))
-        assert error.code is Code.INVALID_ARGUMENT and "did not compile within 0.5 s" in error.message
+        assert error.code is Code.INVALID_ARGUMENT and "did not compile within 0.1 s" in error.message
         assert constraints.compile(job(REGEX, "a"))
     finally:
         constraints.close()
