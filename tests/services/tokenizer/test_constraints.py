@@ -37,7 +37,7 @@ def path(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def constraints(path: Path) -> Iterator[Constraints]:
-    constraints = Constraints(path, VOCAB, (EOS,), 2, CpuTimeLimit(job_s=0.1))
+    constraints = Constraints(path, VOCAB, (EOS,), 2, CpuTimeLimit(job_s=0.5))
     yield constraints
     constraints.close()
 
