@@ -100,6 +100,9 @@ def prefill_tiles(shape: AttentionShape, gpu: str = "") -> AttentionTiles:
         return tuned
     widens = shape.bytes == 1  # widening needs registers, which tiles must leave free
     has_little_memory = shape.capability in LITTLE_MEMORY
+    if widens and shape.has_large_products and shape.capability >= 100:
+        # Larger ones spill 64 to 240 bytes with Triton 3.7.1 for sm_100, which those of sm_90 do not.
+        return AttentionTiles(128 if shape.width <= 128 else 64, 32, 8, 3)
     if shape.width > 128:
         if shape.has_large_products:
             return AttentionTiles(128, 16 if widens else 32, 8, 3)

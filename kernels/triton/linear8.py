@@ -10,7 +10,7 @@ import triton.language as tl
 from torch import Tensor
 
 from sluice_server.kernels.formats.packed_weights import LARGEST, Int8Weight
-from sluice_server.kernels.triton.aot import AotCase
+from sluice_server.kernels.triton.aot import WARP_GROUPS, AotCase
 from sluice_server.kernels.triton.gemm import PLAIN, GemmTiles, schedule_of, sum_parts, tiles_of
 from sluice_server.kernels.triton.numbers import next_power_of_two, pointer
 from sluice_server.kernels.triton.support import MAX_INPUTS
@@ -173,6 +173,8 @@ def _case(name: str, form: torch.dtype, tiles: GemmTiles, splits: int, since: in
         vectors=frozenset(),
         since=since,
         is_quick=tiles.m == 16 and splits == 1 and name == "int8",
+        # Triton has tcgen05 for floats alone: integers are multiplied by mma on sm_100.
+        warp_groups=(90,) if form is torch.int8 else WARP_GROUPS,
     )
 
 
