@@ -21,7 +21,7 @@ from sluice_server.kernels.triton.support import DEPENDENT_SINCE
 # Shared memory of one block, by compute capability: A100, L40S, H100 and H200, B200, RTX 50.
 SHARED_BYTES = {80: 166_912, 89: 101_376, 90: 232_448, 100: 232_448, 120: 101_376}
 WARP = 32
-SPILLED_BYTES = 48  # allowed for each thread: some assembler versions spill a few bytes, too large tiles hundreds
+SPILLED_BYTES = 32  # allowed for each thread: some assembler versions spill a few bytes, too large tiles hundreds
 DUMPER = Path(triton.__file__).parent / "backends/nvidia/bin/cuobjdump"
 PATTERNS = {
     "vector_loads": r"ld\.global[^;\n]*\.v[248]",
