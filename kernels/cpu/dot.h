@@ -37,6 +37,7 @@ inline void store_quads(ByteQuad* to, IntVec levels) { store(to->at, levels); }
 
 constexpr int DOT_VECS = 4;  // vectors of weights at once, and rows of x: what the registers hold
 constexpr int DOT_ROWS = 6;
+constexpr int KEPT_ROWS = 3;  // of which the registers hold what is summed of groups, too
 
 // How products of BITS are summed: a form of the activations, one of the weights, and a sum of up to 8 quads that
 // begins with a number, which both of its ends are told.
@@ -58,6 +59,7 @@ struct Dot {
 #else
 
 constexpr int DOT_VECS = 2;
+constexpr int KEPT_ROWS = 0;
 constexpr int DOT_ROWS = LANES == 16 ? 8 : 3;  // of 8 rows a second tile took 7 % more; 16 registers hold 3
 
 typedef int16_t Narrow __attribute__((vector_size(LANES * 2)));

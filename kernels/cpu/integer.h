@@ -17,7 +17,9 @@ namespace sluice {
 
 constexpr int PART = DOT_VECS * LANES;  // columns at once
 // Groups that all rows of a piece meet before the next ones: so much of a weight stays in the first-level cache.
-constexpr int64_t GROUPS_A_PASS = 4;
+constexpr int64_t GROUPS_A_PASS = 12;
+// Rows that wait for weights rather than for products: tiles of them are high, since each reads the weights.
+constexpr int64_t FEW_ROWS = 11;
 
 // Bytes of one group of a part, and of its levels, which come first.
 template <int BITS>
@@ -95,12 +97,19 @@ inline void fetch_lines(const uint8_t* from) {
 }
 
 // sums [ROWS, PANEL] += ROWS rows by one part, over so many groups. With each quad, FETCH lines are fetched ahead.
+// Loops over registers are unrolled: registers have no index.
 template <int BITS, bool MINIMA, bool NIBBLES, int FETCH, int ROWS>
 inline void multiply_part(const Activations<BITS>& x, Source weight, int64_t groups, float* sums) {
   constexpr int STEP = NIBBLES ? 2 : 1;
+  constexpr bool IS_KEPT = ROWS <= KEPT_ROWS;
   const int64_t stride = x.groups;
   const float *scales = x.scales, *totals = x.totals;
   const int32_t* starts = x.starts;
+  Vec kept[ROWS][DOT_VECS];
+#pragma GCC unroll 8
+  for (int r = 0; r < ROWS; ++r)
+#pragma GCC unroll 4
+    for (int v = 0; IS_KEPT && v < DOT_VECS; ++v) kept[r][v] = load(sums + r * PANEL + v * LANES);
   for (int64_t group = 0; group < groups; ++group) {
     const auto start = [&](int r) { return MINIMA ? 0 : starts[r * stride]; };
     typename Dot<BITS>::Sum acc[ROWS][DOT_VECS];
@@ -112,22 +121,28 @@ inline void multiply_part(const Activations<BITS>& x, Source weight, int64_t gro
                                     acc);
     }
 #pragma GCC unroll 4
-    for (int v = 0; v < DOT_VECS; ++v) {  // unrolled: registers have no index
+    for (int v = 0; v < DOT_VECS; ++v) {
       const Vec scale = load_half(weight.scales + v * LANES * 2);
       Vec minimum;
       if (MINIMA) minimum = load_half(weight.scales + (PART + v * LANES) * 2);
 #pragma GCC unroll 8
       for (int r = 0; r < ROWS; ++r) {
         float* sum = sums + r * PANEL + v * LANES;
-        Vec value = load(sum) + __builtin_convertvector(acc[r][v].all(start(r)), Vec) * (scale * scales[r * stride]);
+        Vec value = IS_KEPT ? kept[r][v] : load(sum);
+        value += __builtin_convertvector(acc[r][v].all(start(r)), Vec) * (scale * scales[r * stride]);
         if (MINIMA) value += minimum * totals[r * stride];
-        store(sum, value);
+        if (IS_KEPT) kept[r][v] = value;
+        else store(sum, value);
       }
     }
     asm volatile("" : : : "memory");  // GCC 12 would carry the sums to the next group through the stack as well
     ++scales, ++totals, ++starts;
     weight.levels += weight.levels_size, weight.scales += weight.size, weight.ahead += weight.size;
   }
+#pragma GCC unroll 8
+  for (int r = 0; r < ROWS; ++r)
+#pragma GCC unroll 4
+    for (int v = 0; IS_KEPT && v < DOT_VECS; ++v) store(sums + r * PANEL + v * LANES, kept[r][v]);
 }
 
 template <int BITS, bool MINIMA, bool NIBBLES, int FETCH, int ROWS = DOT_ROWS>
@@ -171,7 +186,8 @@ template <int BITS, bool MINIMA>
 inline void multiply_pass(const Activations<BITS>& x, int64_t rows, const uint8_t* weight, int64_t groups,
                           float* sums) {
   constexpr int64_t SIZE = GROUP_SIZE<BITS, MINIMA>;
-  const int64_t tiles = (rows + DOT_ROWS - 1) / DOT_ROWS, lines = tiles < 4 ? HALF_A_QUAD<BITS, MINIMA> : 1;
+  const int64_t most = KEPT_ROWS > 0 && rows > FEW_ROWS ? KEPT_ROWS : DOT_ROWS;
+  const int64_t tiles = (rows + most - 1) / most, lines = tiles < 4 ? HALF_A_QUAD<BITS, MINIMA> : 1;
   const uint8_t* behind = weight + (tiles == 1 ? AHEAD : groups * SIZE);
   Source source{weight, weight + LEVELS_SIZE<BITS>, behind, SIZE, SIZE};
   alignas(64) uint8_t bytes[BITS == 4 ? GROUPS_A_PASS * LEVELS_SIZE<8> : 1];
