@@ -343,6 +343,10 @@ bench-open: $(VENV)/.run ## requests a second that keep goals for latency, burst
 bench-peers: bench-open ## all of that, steps, prefill, long contexts and service beside vLLM and llama.cpp: docs/peers.md
 	$(BIN)/python -m benchmarks.cpu.decode 61M --runs $(PEER_RUNS) --result cpu_decode_61M_float32 \
 		--only "float32,llama.cpp f32,vLLM float32"
+	$(BIN)/python -m benchmarks.cpu.decode 474M --runs $(PEER_RUNS) --steps 4 --batches 1 --result cpu_prefill_474M \
+		--only "bfloat16,int8,vLLM bfloat16"
+	$(BIN)/python -m benchmarks.cpu.decode 135M --runs $(PEER_RUNS) --steps 4 --batches 1 --result cpu_prefill_135M \
+		--only "float32,bfloat16,int8,int4,llama.cpp f32,llama.cpp bf16,llama.cpp q8_0,llama.cpp q4_0"
 	$(BIN)/python -m benchmarks.cpu.service 61M --runs $(PEER_RUNS) --result cpu_service_61M_float32 \
 		--streams 1,8,32 --rounds 2 --only "sluice float32,vLLM"
 	$(BIN)/python -m benchmarks.cpu.long_context --runs $(PEER_RUNS) --parts decode,shared

@@ -148,6 +148,7 @@ def main() -> None:
             one.process.kill()
     line = f"python -m benchmarks.cpu.decode {options.shape} --runs {options.runs} --steps {options.steps}"
     line += f" --threads {options.threads} --clock {options.clock}"
+    line += "" if options.batches == parser.get_default("batches") else f" --batches {options.batches}"
     line += f" --only '{options.only}'" if options.only else ""
     line += f" --result {options.result}" if options.result else ""
     about = {"runs": options.runs, "threads": int(options.threads), "clock": options.clock}

@@ -9,6 +9,7 @@ what else the machine did, for example.
 
 import argparse
 import dataclasses
+import functools
 import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
@@ -118,6 +119,31 @@ def decode(found: Found) -> Iterator[Line]:
     yield Line("tokens a second of a prompt of 512", own, peer, f"{ratio:.2f} ×", "")
 
 
+# What of a prompt is compared with, and the goal: times the peer's tokens a second.
+PROMPTS_474M = {"bfloat16": ("vLLM bfloat16", 1.4), "int8": ("vLLM bfloat16", 2.2)}
+PROMPTS_135M = {
+    "float32": ("llama.cpp f32", 2.0),
+    "bfloat16": ("llama.cpp bf16", 2.0),
+    "int8": ("llama.cpp q8_0", 2.0),
+    "int4": ("llama.cpp q4_0", 2.0),
+}
+
+
+def prompts(model: str, pairs: Mapping[str, tuple[str, float]], found: Found) -> Iterator[Line]:
+    """Prefill, each form beside one peer."""
+    rows = found["contestants"]
+    for own, (peer, goal) in pairs.items():
+        if own in rows and peer in rows:
+            ratio = rows[own]["prefill_tokens_per_s"] / rows[peer]["prefill_tokens_per_s"]
+            yield Line(
+                f"tokens a second of a prompt of 512, {model}, {own}",
+                spread(rows[own]["prefill_runs"], 0),
+                f"{peer} {spread(rows[peer]['prefill_runs'], 0)}",
+                f"{ratio:.2f} ×",
+                verdict(ratio, goal, at_least=True),
+            )
+
+
 def service(found: Found) -> Iterator[Line]:
     """The whole service in a closed loop."""
     rows = found["servers"]
@@ -173,6 +199,8 @@ KINDS: tuple[tuple[str, Callable[[Found], Iterator[Line]]], ...] = (
     ("cpu_batching_61M", batching),
     ("cpu_service_61M_float32", service),
     ("cpu_decode_61M_float32", decode),
+    ("cpu_prefill_474M", functools.partial(prompts, "474M of Qwen3's shape", PROMPTS_474M)),
+    ("cpu_prefill_135M", functools.partial(prompts, "SmolLM2-135M's shape", PROMPTS_135M)),
     ("cpu_long_context_61M", long_context),
 )
 

@@ -58,6 +58,22 @@ def test_long_contexts_and_steps(tmp_path: Path) -> None:
     assert "| 0.50 × |  | 1 |" in text and "2. `measure cpu_long_context_61M`" in text and "| 2.00 × |" in text
 
 
+def test_prompts_are_compared_form_by_form(tmp_path: Path) -> None:
+    def row(*runs: float) -> dict[str, object]:
+        return {"prefill_tokens_per_s": sorted(runs)[len(runs) // 2], "prefill_runs": runs}
+
+    rows = {"int8": row(380.0, 400.0, 500.0), "bfloat16": row(300.0), "vLLM bfloat16": row(200.0)}
+    keep(tmp_path, "cpu_prefill_474M", contestants=rows)
+    keep(
+        tmp_path, "cpu_prefill_135M", contestants={"float32": row(200.0), "llama.cpp f32": row(100.0), "int4": row(1.0)}
+    )
+    text = page(tmp_path)
+    assert "int8 | 400 (380 to 500) | vLLM bfloat16 200 (200 to 200) | 2.00 × | ≥ 2.2 ×: **missed** | 1 |" in text
+    assert "bfloat16 | 300 (300 to 300) | vLLM bfloat16 200 (200 to 200) | 1.50 × | ≥ 1.4 × | 1 |" in text
+    assert "float32 | 200 (200 to 200) | llama.cpp f32 100 (100 to 100) | 2.00 × | ≥ 2 × | 2 |" in text
+    assert "int4" not in text  # which the peer was not measured in
+
+
 def test_plots_of_what_was_measured(tmp_path: Path) -> None:
     assert list(plots(tmp_path)) == []
     row = {"ms": 2.0, "least": 1.0, "most": 3.0}
