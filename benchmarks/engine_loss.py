@@ -2,13 +2,15 @@
 
     python -m benchmarks.engine_loss [--engines 3] [--streams 4] [--rounds 3] [--stop]
 
-Streams are bound to their engines by sessions. An engine is killed, or stopped with `--stop`, when all of them decode;
+Streams are bound to their engines by sessions, and no two have the same text, which other engines might keep in their
+caches. An engine is killed, or stopped with `--stop`, when all of them decode;
 gaps between tokens are those of the other engines' streams, before, and from the loss until the engine serves again.
 The longest gap of the lost engine's own streams is told apart. Starting an engine again takes seconds of a core: with
 fewer cores than engines and one more, others wait for that.
 """
 
 import argparse
+import itertools
 import json
 import os
 import signal
@@ -17,13 +19,15 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 import grpc
 import psutil
 from sluice.v1 import control_pb2, control_pb2_grpc, inference_pb2, inference_pb2_grpc, types_pb2
 
+from sluice_server.services.gateway.access.call import CallMetadata
 from sluice_server.services.gateway.requests.engines import engine_of
+from sluice_server.services.gateway.requests.envelope import session_of
 
 NUM_TOKENS = 1_900
 SETTLED_S = 3.0  # of decoding before the loss
@@ -67,7 +71,7 @@ def sessions_of(engines: Sequence[str], num: int) -> dict[str, list[str]]:
     found: dict[str, list[str]] = {name: [] for name in engines}
     at = 0
     while any(len(one) < num for one in found.values()):
-        own = found[engine_of(f"s{at}", engines)]
+        own = found[engine_of(session_of(CallMetadata("", session=f"s{at}")), engines)]
         if len(own) < num:
             own.append(f"s{at}")
         at += 1
@@ -79,6 +83,11 @@ def p99(gaps: Sequence[float]) -> float:
     return sorted(gaps)[int(0.99 * len(gaps))]
 
 
+def serve(address: str, num: int) -> bool:
+    """Whether as many engines serve: what comes earlier goes to those that do, whatever its session."""
+    return [*states(address).values()] == [control_pb2.ENGINE_STATE_SERVING] * num
+
+
 def states(address: str) -> dict[str, int]:
     """Returns the state of each engine as the gateway sees it."""
     with grpc.insecure_channel(address) as channel:
@@ -87,14 +96,13 @@ def states(address: str) -> dict[str, int]:
 
 
 def one_round(
-    address: str, supervisor: psutil.Process, engines: Sequence[str], num: int, *, stops: bool
+    address: str, supervisor: psutil.Process, engines: Sequence[str], num: int, seeds: Iterator[int], *, stops: bool
 ) -> dict[str, float]:
     """Loses the first engine once; returns the figures."""
     victim = engines[0]
     pid = next(one for one in supervisor.children() if victim in " ".join(one.cmdline()))
-    well = states(address)
     by_engine = {
-        name: [TimedStream(address, session, at) for at, session in enumerate(own)]
+        name: [TimedStream(address, session, next(seeds)) for session in own]
         for name, own in sessions_of(engines, num).items()
     }
     streams = [one for own in by_engine.values() for one in own]
@@ -107,12 +115,12 @@ def one_round(
     lost_s = time.monotonic()
     pid.send_signal(signal.SIGSTOP if stops else signal.SIGKILL)
     time.sleep(0.5)
-    while states(address) != well and any(one.is_alive() for one in streams):
+    while not serve(address, len(engines)) and any(one.is_alive() for one in streams):
         time.sleep(0.05)
     back_s = time.monotonic()
     for one in streams:
         one.join()
-    while states(address) != well:
+    while not serve(address, len(engines)):
         time.sleep(0.05)
     assert not [one.error for one in streams if one.error], [one.error for one in streams if one.error]
     others = [one for name, own in by_engine.items() if name != victim for one in own]
@@ -137,8 +145,8 @@ def main() -> None:
     parser.add_argument("--stop", action="store_true", help="stop it instead of killing it")
     options = parser.parse_args()
     engines = [f"engine-{at}" for at in range(options.engines)]
-    serve = (sys.executable, "-m", "sluice_server", "serve", "--listen", "127.0.0.1:0", "--log-level", "error")
-    command = [*serve, *OPTIONS, "--engines", str(options.engines)]
+    service = (sys.executable, "-m", "sluice_server", "serve", "--listen", "127.0.0.1:0", "--log-level", "error")
+    command = [*service, *OPTIONS, "--engines", str(options.engines)]
     environment = {**os.environ, "OMP_WAIT_POLICY": "passive"}
     with subprocess.Popen(
         command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True, env=environment
@@ -147,11 +155,11 @@ def main() -> None:
             assert process.stdout is not None
             address = process.stdout.readline().split(" on ")[1].split(",")[0]
             supervisor = psutil.Process(process.pid)
-            while len(states(address)) < options.engines:
+            while not serve(address, options.engines):
                 time.sleep(0.05)
-            rounds = []
+            rounds, seeds = [], itertools.count()
             for _ in range(options.rounds):
-                rounds.append(one_round(address, supervisor, engines, options.streams, stops=options.stop))
+                rounds.append(one_round(address, supervisor, engines, options.streams, seeds, stops=options.stop))
                 print(json.dumps({name: round(value, 2) for name, value in rounds[-1].items()}))
             medians = {name: round(statistics.median(one[name] for one in rounds), 2) for name in rounds[0]}
             print(f"medians {json.dumps(medians)}")
