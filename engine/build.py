@@ -95,7 +95,9 @@ def build_engine(  # noqa: PLR0913 # all that an engine is made of
         workers.ready(rank_layout(config, own.formats, model))
     cache = _cache(own, limits, digests, workers)
     allocated, store = cache.allocated, cache.store
-    check_trials(config, model_config, (directory, model), (draft, own.drafter), allocated)
+    made_aside(
+        own.device, lambda: check_trials(config, model_config, (directory, model), (draft, own.drafter), allocated)
+    )
     pages = PagesAhead((*allocated.cache, *allocated.beside) if own.device.type == "cpu" else ())
     tuner = tuner_of(config, model, own.formats)
     scheduler = _scheduler(own, model_config, limits, cache, workers)

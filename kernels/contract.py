@@ -4,6 +4,7 @@ Two implementations that may differ in one bit of a result have different names.
 outlive a process or leave its machine.
 """
 
+import functools
 import hashlib
 import importlib
 from pathlib import Path
@@ -20,7 +21,7 @@ def computes_as(device: torch.device) -> str:
     kind."""
     common = f"contract {CONTRACT}, torch {torch.__version__}"
     if device.type == "cpu":
-        return f"{common}, {torch.backends.cpu.get_cpu_capability()} {builds.best_known()}, {_build()}"
+        return f"{common}, {torch.backends.cpu.get_cpu_capability()} {builds.best_known()}, {build()}"
     triton = importlib.import_module("triton").__version__
     return f"{common}, {torch.cuda.get_device_name(device)}, CUDA {torch.version.cuda}, Triton {triton}"
 
@@ -50,8 +51,10 @@ def is_batch_invariant(device: torch.device, head_dim: int, *, is_fixed: bool = 
     }
 
 
-def _build() -> str:
-    """Returns the C++ kernels' instruction set and a hash of their binary, as another compiler rounds differently."""
+@functools.cache
+def build() -> str:
+    """Returns the C++ kernels' instruction set and a hash of their binary, as another compiler rounds differently. The
+    first call reads the binary."""
     path = builds.MODULE.__file__ if builds.MODULE is not None else None
     if path is None:
         return builds.instruction_set()

@@ -22,7 +22,7 @@ def import_aside(*roles: str) -> None:
 
 
 def import_needs(role: str) -> None:
-    """Imports what a process of this role needs."""
+    """Imports what a process of this role needs, and what its kernels are named by."""
     importlib.import_module("sluice_server.services.process.inherited")
     if role == Role.ENGINE:
         from sluice_server.engine.worker.host.torch_import import import_torch
@@ -30,6 +30,10 @@ def import_needs(role: str) -> None:
         import_torch()
     if role in MODULES:
         importlib.import_module(MODULES[Role(role)])
+    if role == Role.ENGINE:
+        from sluice_server.kernels.contract import build
+
+        build()  # reads the kernels, in a template once for all that it forks
 
 
 def _import(*roles: str) -> None:

@@ -17,13 +17,16 @@ from sluice_server.engine.config import EngineConfig
 from sluice_server.engine.models.limits import limits_of
 from sluice_server.engine.models.registry import read_served
 from sluice_server.engine.worker.host.aside import ASIDE, NICE
+from sluice_server.kernels.contract import build
+from sluice_server.kernels.cpu import builds
 from sluice_server.services.checkpoint.digests import Remembered
 from sluice_server.services.checkpoint.model_source import CheckpointFiles, ModelSource
 from sluice_server.services.config import ServiceConfig
 from sluice_server.services.detokenizer import process as detokenizer
 from sluice_server.services.engine import loading
+from sluice_server.services.messages.processes import Role
 from sluice_server.services.process import joining
-from sluice_server.services.process.aside import MODULES, import_aside
+from sluice_server.services.process.aside import MODULES, import_aside, import_needs
 from sluice_server.services.process.process import Process
 from sluice_server.services.tokenizer import process as tokenizer
 from sluice_server.services.tokenizer.encoding import TextEncoder
@@ -51,6 +54,16 @@ def test_a_thread_of_low_priority_imports_what_the_role_needs(role: str) -> None
     ran = subprocess.run(command, env=own, capture_output=True, text=True, timeout=120, check=True)
     priority, raised, *rest = ran.stdout.split()
     assert int(priority) >= NICE and raised == "0" and rest == ["True", "1"]
+
+
+def test_kernels_are_named_once_for_all_that_a_template_forks(monkeypatch: pytest.MonkeyPatch) -> None:
+    build.cache_clear()
+    import_needs(Role.ENGINE)
+    monkeypatch.setattr(builds, "MODULE", None)  # another name, for whoever looks again
+    name = build()
+    build.cache_clear()
+    assert builds.MODULE is None and name != build()
+    build.cache_clear()
 
 
 @pytest.mark.parametrize("role", ["", "none"])

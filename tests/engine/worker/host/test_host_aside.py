@@ -20,7 +20,7 @@ from sluice_server.engine.models.registry import read_served
 from sluice_server.engine.worker.host import slices
 from sluice_server.engine.worker.host.aside import ASIDE, NICE, call_aside
 from sluice_server.engine.worker.host.slices import LONGEST_S, turns_s
-from sluice_server.engine.worker.startup import allocation
+from sluice_server.engine.worker.startup import allocation, trial
 from tests.system.service import wait_until
 
 DEMO = Path(sluice_server.demo.__file__).parent / "target"
@@ -70,7 +70,7 @@ def test_work_is_done_where_the_system_refuses_priorities_and_slices(monkeypatch
 
 
 @has_priorities
-def test_weights_and_cache_are_made_aside_and_no_slow_thread_is_left(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_takes_long_is_made_aside_and_no_slow_thread_is_left(monkeypatch: pytest.MonkeyPatch) -> None:
     found = list[int]()
 
     def watch(module: ModuleType, name: str, call: Callable[..., object]) -> None:
@@ -83,10 +83,11 @@ def test_weights_and_cache_are_made_aside_and_no_slow_thread_is_left(monkeypatch
     monkeypatch.setenv(ASIDE, "1")
     watch(build_model, "load_model", loading.load_model)
     watch(build, "allocate", allocation.allocate)
+    watch(build, "check_trial", trial.check_trial)
     config, model = EngineConfig(kv_cache_tokens=2048, max_num_seqs=4, threads=7), read_served(DEMO)
     own, before = priority(), os.listdir("/proc/self/task")
     built = build_engine(config, model, DEMO, limits_of(config, model, 1 << 20))
-    assert found == [max(own, NICE)] * 2
+    assert found == [max(own, NICE)] * 3
     # A thread that has ended stays for a moment.
     wait_until(lambda: set(priorities(before)) == {own}, 20, "all threads have the priority of this one")
     built.close()
