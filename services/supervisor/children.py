@@ -16,6 +16,8 @@ from sluice_server.services.process.supervised import GROUP_EPOCH, READY_FD, SUP
 from sluice_server.services.supervisor.forked import ProcessHandle
 from sluice_server.services.supervisor.templates import Templates
 
+ASIDE_TAKES = 10  # times as long as other starts, where one at a low priority has a tenth of a processor
+
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Child:
@@ -57,6 +59,7 @@ class Running:
         they can."""
         self.child = child
         self.start_at_s: float | None = None  # set after an end: when to start it again
+        self.is_beside = False  # set after an end: whether others serve for it meanwhile
         self.started_s = 0.0  # when the current process was started
         self._command = (*command, child.command)
         self._directory = directory
@@ -93,6 +96,11 @@ class Running:
         return self.is_gateway or self.is_edge or (bool(self.child.lane) and self.child.role is Role.ENGINE)
 
     @property
+    def patience(self) -> int:
+        """How many times as long as that of others its start may take."""
+        return ASIDE_TAKES if self.is_beside else 1
+
+    @property
     def is_running(self) -> bool:
         """Whether the process exists and has not ended."""
         return self._process is not None and self._process.poll() is None
@@ -118,8 +126,10 @@ class Running:
         if self.child.group:
             own[GROUP_EPOCH] = str(epoch)
         settings = dict(self.child.environment)
-        if self.started_s:  # requests may wait for it
-            settings.pop(ASIDE, None)
+        if self.started_s:
+            settings.pop(ASIDE, None)  # requests may wait for it
+        if self.is_beside:
+            settings[ASIDE] = "1"
         self.started_s = time.monotonic()
         self._process = self._fork({**settings, **own}) or self._spawn({**settings, **own})
 

@@ -6,9 +6,13 @@ import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
+from sluice_server.services.messages.processes import Role
 from sluice_server.services.process import absences
 from sluice_server.services.supervisor.children import Child, Running
 from sluice_server.services.supervisor.templates import Templates
+
+TAKE_OVER_S = 0.2  # in which other engines compute what an engine that ended had: then they have the time for its start
+KIND = "SLUICE_ENGINE_ROLE"  # of an engine; its mates have it, too
 
 
 class Processes:
@@ -74,6 +78,18 @@ class Processes:
             return False
         return not child.is_awaited and not any(one.name in self.falling for one in (child, *self.mates(child)))
 
+    def let_others_serve(self, child: Running, whole_until_s: float) -> None:
+        """Has an engine that ended start a moment later, and at a low priority, where others serve for it: engines of
+        its kind that have run since the service was whole."""
+        child.is_beside = (child.child.role is Role.ENGINE or bool(child.child.group)) and any(
+            one.is_running and one.name not in self.falling and one.started_s < whole_until_s
+            for one in self.all
+            if one.child.role is Role.ENGINE and one.child.lane == child.child.lane and one.engine != child.engine
+            if one.child.environment.get(KIND) == child.child.environment.get(KIND)
+        )
+        if child.is_beside and child.start_at_s is not None:
+            child.start_at_s += TAKE_OVER_S
+
     def end_group(self, child: Running, start_at_s: float) -> None:
         """Kills the other processes of the group of a child that ended: they can only start together."""
         mates = self.mates(child)
@@ -83,7 +99,7 @@ class Processes:
             if mate.has_process:
                 mate.kill_for("ended with its group")
                 self.falling.add(mate.name)
-            mate.start_at_s = start_at_s
+            mate.start_at_s, mate.is_beside = start_at_s, child.is_beside
 
     def join(self, children: list[Child]) -> None:
         """Starts the processes of another engine."""

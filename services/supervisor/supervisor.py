@@ -211,9 +211,10 @@ class Supervisor:
             child.start_at_s = now_s
         elif not self._start_again(child, how, now_s):
             return False
+        self._lost_at_s = now_s if self._lost_at_s is None else self._lost_at_s
+        self._processes.let_others_serve(child, self._lost_at_s)
         assert child.start_at_s is not None
         self._processes.end_group(child, child.start_at_s)
-        self._lost_at_s = now_s if self._lost_at_s is None else self._lost_at_s
         if child in self._processes.inner:
             self._heard.serving -= {gateway.name for gateway in self._processes.gateways}
             self._processes.tell_loss(self._directory.path, is_planned=is_planned or child.was_asked)
@@ -243,8 +244,9 @@ class Supervisor:
         newest = self._processes.newest(self._heard.serving)
         if newest.started_s < self._lost_at_s:
             return  # no process was started since the loss
-        if time.monotonic() - max(newest.started_s, self._awake_since_s) > self._restarts.return_s:
-            newest.kill_for(f"did not bring the service back within {self._restarts.return_s:.1f} s of its start")
+        within_s = self._restarts.return_s * newest.patience
+        if time.monotonic() - max(newest.started_s, self._awake_since_s) > within_s:
+            newest.kill_for(f"did not bring the service back within {within_s:.1f} s of its start")
 
     def _roll(self) -> None:
         """Go on with a rolling restart."""

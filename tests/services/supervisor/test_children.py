@@ -11,7 +11,7 @@ import pytest
 from sluice_server.engine.worker.host.aside import ASIDE
 from sluice_server.services.messages.processes import Role
 from sluice_server.services.process import exit_reason, heartbeat
-from sluice_server.services.supervisor.children import Child, Running
+from sluice_server.services.supervisor.children import ASIDE_TAKES, Child, Running
 
 
 def running(directory: Path, script: str) -> Running:
@@ -47,6 +47,16 @@ def test_a_process_that_ended_starts_again_with_all_of_the_processors(tmp_path: 
     for status in (1, 0):
         child.start()
         assert end_of(child) == f"m1-engine-0 ended with exit status {status}"
+
+
+def test_a_process_for_which_others_serve_starts_again_at_a_low_priority(tmp_path: Path) -> None:
+    script = f"import os; raise SystemExit({ASIDE!r} in os.environ)"
+    child = Running(Child("engine-0", Role.ENGINE, {}), (sys.executable, "-c", script), tmp_path, -1)
+    for is_beside in (False, True, False):
+        child.is_beside = is_beside
+        child.start()
+        assert end_of(child) == f"engine-0 ended with exit status {int(is_beside)}"
+        assert child.patience == (ASIDE_TAKES if is_beside else 1)
 
 
 def test_exit_reason_are_of_this_life(tmp_path: Path) -> None:

@@ -64,6 +64,28 @@ elif os.environ.get("ENGINE") == "sticks" and os.path.getsize(runs) == 1:
 signal.pause()
 """
 
+# One engine dies once. Both write whether they start at a low priority; then the gateway stops the service.
+BESIDE = """
+import os, pathlib, signal
+me, runs = os.environ["ME"], pathlib.Path(os.environ["RUNS"])
+signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGUSR1, signal.SIGTERM])
+if me == "gateway-0":
+    os.write(int(os.environ["SLUICE_READY_FD"]), b"ready gateway-0 127.0.0.1:7\\n")
+    (runs / "up").touch()
+    signal.sigwait([signal.SIGUSR1])
+    while len((runs / "engine-0").read_text()) < 2:
+        pass
+    os.kill(os.getppid(), signal.SIGTERM)
+else:
+    with open(runs / me, "a") as file:
+        file.write(str(int("SLUICE_ASIDE" in os.environ)))
+    if me == "engine-0" and len((runs / me).read_text()) == 1:
+        while not (runs / "up").exists() or not (runs / "engine-1").exists():
+            pass
+        os.kill(os.getpid(), signal.SIGKILL)
+signal.sigwait([signal.SIGTERM])
+"""
+
 
 def supervise(
     script: str, directory: Path, max_restarts: int | Restarts = 8, **environment: str
@@ -101,6 +123,17 @@ def test_a_child_that_dies_is_started_again_and_gateways_are_told(tmp_path: Path
     assert (tmp_path / "engine").read_text().startswith("xx")
     assert said[0] == "sluice: engine-0 was killed by SIGKILL; starting it again"
     assert any(line.startswith("sluice: serving again after") for line in said)
+
+
+def test_an_engine_beside_another_is_started_again_at_a_low_priority(tmp_path: Path) -> None:
+    tmp_path.chmod(0o700)
+    roles = {"engine-0": Role.ENGINE, "engine-1": Role.ENGINE, "gateway-0": Role.GATEWAY}
+    children = [Child(name, role, {"ME": name, "RUNS": str(tmp_path)}) for name, role in roles.items()]
+    said: list[str] = []
+    supervisor = Supervisor(children, (sys.executable, "-c", BESIDE), RunDirectory(tmp_path), Restarts(8), said.append)
+    assert supervisor.run(lambda line: None, grace_s=1.0) == 0
+    assert said[0] == "sluice: engine-0 was killed by SIGKILL; starting it again"
+    assert [(tmp_path / name).read_text() for name in ("engine-0", "engine-1")] == ["01", "0"]
 
 
 def test_a_child_that_somebody_else_asked_to_exit_is_told_as_planned(tmp_path: Path) -> None:
