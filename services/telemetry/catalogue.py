@@ -24,7 +24,7 @@ class MetricKind(enum.Enum):
     HISTOGRAM = enum.auto()
 
 
-@dataclasses.dataclass(frozen=True, slots=True)
+@dataclasses.dataclass(frozen=True, slots=True, eq=False)  # there is one of each, and fields take long to hash
 class Metric:
     """One metric. `unit` is one of `UNITS`, "" for plain counts; `labels` are the label names of its samples. `buckets`
     is empty for a histogram whose bounds come with its samples."""

@@ -30,6 +30,7 @@ from sluice_server.engine.scheduler.histogram import HistogramSnapshot
 from sluice_server.services.telemetry import catalogue, names
 from sluice_server.services.telemetry.catalogue import MetricKind
 from sluice_server.services.telemetry.metrics import Metrics, MetricSample
+from sluice_server.services.telemetry.otlp_channel import CHANNEL_OPTIONS
 
 INTERVAL_S = 10.0  # a push costs a process 7 ms of processor time
 TIMEOUT_S = 2.0
@@ -44,7 +45,9 @@ class MetricPush:
         self._metrics = metrics
         self._resource = Resource.create(resource)
         is_plain = not endpoint.startswith("https")
-        self._exporter = OTLPMetricExporter(endpoint=endpoint, insecure=is_plain, timeout=TIMEOUT_S)
+        self._exporter = OTLPMetricExporter(
+            endpoint=endpoint, insecure=is_plain, timeout=TIMEOUT_S, channel_options=CHANNEL_OPTIONS
+        )
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="otlp-metrics")
         self._start_ns = time.time_ns()
 

@@ -16,9 +16,9 @@ from sluice_server.services.telemetry.spans import EndedSpan
 
 logger = logging.getLogger(__name__)
 
-QUEUE_SIZE = 4096
-DELAY_S = 5.0  # the SDK's default; one export call takes 2 ms of processor time, as much as 150 spans
-MAX_BATCH = 512
+QUEUE_SIZE = 8192
+DELAY_S = 5.0  # the SDK's default; one export call takes 2 ms of processor time, as much as 300 spans
+MAX_BATCH = 2048
 LAST_S = 2.0  # to send queued spans at shutdown
 
 

@@ -4,6 +4,7 @@ import time
 
 import pytest
 from opentelemetry.exporter.otlp.proto.common.trace_encoder import encode_spans
+from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest
 from opentelemetry.proto.trace.v1 import trace_pb2
 from opentelemetry.sdk.resources import Resource
 from opentelemetry.sdk.trace import SpanLimits, TracerProvider
@@ -29,7 +30,8 @@ RESOURCE = Resource({"service.name": "sluice", "service.instance.id": "p-0"}, "h
 
 
 def encoded(*spans: EndedSpan, limits: SpanLimits | None = None) -> trace_pb2.ResourceSpans:
-    (found,) = SpanEncoder(RESOURCE, limits or SpanLimits()).request(spans).resource_spans
+    (request,) = SpanEncoder(RESOURCE, limits or SpanLimits()).requests(spans)
+    (found,) = ExportTraceServiceRequest.FromString(request).resource_spans
     return found
 
 
@@ -140,6 +142,22 @@ def test_a_well_formed_header_is() -> None:
 def test_what_cannot_be_an_attribute_is_refused() -> None:
     with pytest.raises(TypeError, match="cannot be None"):
         encoded(EndedSpan(Phase("x", 1.0, 2.0, {"a": None}), Parent("")))  # type: ignore[dict-item] # the point
+
+
+@pytest.mark.parametrize("value", [1 << 63, -(1 << 63) - 1, "half of a pair: \ud800"])
+def test_a_value_that_protobuf_cannot_hold_is_refused(value: Attribute) -> None:
+    with pytest.raises(ValueError, match=r"cannot be|can't encode"):
+        encoded(EndedSpan(Phase("x", 1.0, 2.0, {"a": value}), Parent("")))
+
+
+@pytest.mark.parametrize("value", [(1 << 63) - 1, -(1 << 63), 0, -1, 300, 0.0, -1e300, False, "", "ü" * 200, ("",)])
+def test_every_value_is_written_as_the_sdk_writes_it(value: Attribute) -> None:
+    phase = Phase(
+        "x", 1.0, 2.5, {"a": value}, (PhaseEvent("e", 2.0, {} if isinstance(value, tuple) else {"b": value}),)
+    )
+    (ours,) = spans_of(encoded(EndedSpan(phase, Parent(HEADER))))
+    (theirs,) = spans_of(by_the_sdk(Parent(HEADER), phase, ours.start_time_unix_nano - 1_000_000_000))
+    assert (ours.attributes, ours.events) == (theirs.attributes, theirs.events)
 
 
 def test_values_that_are_equal_keep_their_kind_and_others_their_value() -> None:

@@ -61,8 +61,8 @@ def test_batches_grow_while_they_are_taken_and_all_is_sent_at_the_end() -> None:
     queue = SpanQueue(collector, delay_s=NEVER)
     put(queue, MAX_BATCH - 1)  # not yet enough to wake it
     queue.shutdown()
-    assert collector.sent == [1, 2, 4, 8, 16, 32, 64, 128, 256]
-    assert queue.counts == {"queued": 511, "dropped": 0, "exported": 511, "failed": 0}
+    assert collector.sent == [1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1024]
+    assert queue.counts == {"queued": 2047, "dropped": 0, "exported": 2047, "failed": 0}
 
 
 def test_a_full_batch_is_sent_before_its_time() -> None:
