@@ -50,7 +50,7 @@ class AdmissionControl:
         state.looked(has_more=False)
         self._begin(step)
         long = sum(one.num_missing > budget for one in prefills)
-        remaining = budget - sum(one.num_missing for one in prefills if one.num_missing <= budget)
+        remaining = budget - sum(_counted(one, budget) for one in prefills)
         pooled = sum(one.num_missing for one in prefills if one.is_pooled) if most_pooled else -1
         passed: list[SequenceGroup] = []
         for sequence in state.waiting.in_order():
@@ -65,7 +65,7 @@ class AdmissionControl:
                 continue
             if self._try(sequence, now, step):
                 long += sequence.num_missing > budget
-                remaining -= sequence.num_missing if sequence.num_missing <= budget else 0
+                remaining -= _counted(sequence, budget)
                 pooled += sequence.num_missing if most_pooled and sequence.is_pooled else 0
                 if sequence.num_missing > 0:
                     prefills.append(sequence)
@@ -227,3 +227,9 @@ def _known(sequence: Sequence) -> list[int]:
     group = sequence.group
     tokens = group.prompt if group.unforked else sequence.tokens
     return tokens if group.num_findable >= len(tokens) else tokens[: group.num_findable]
+
+
+def _counted(sequence: Sequence, budget: int) -> int:
+    """Returns the tokens that a prompt takes of a step's budget: none for one that takes several steps, of which others
+    have a share."""
+    return 0 if sequence.num_missing > budget or sequence.is_resumed else sequence.num_missing

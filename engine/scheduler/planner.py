@@ -162,8 +162,8 @@ class Planner:
         here.sort(key=_key)
         budget = prompt_share(here, self._state.running, budget, self._settings.num_stages)
         decodes = len(self.rows)
-        if most_pooled := self._most_pooled(self.rows):
-            shares = self._prefill_shares.share_beside(here, budget, most_pooled)
+        if decodes:
+            shares = self._prefill_shares.share_beside(here, budget, decodes, self._most_pooled(self.rows))
         else:
             shares = self._prefill_shares.share(here, budget)
         room = budget

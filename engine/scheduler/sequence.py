@@ -108,6 +108,11 @@ class Sequence:
         return self.group.request.pooling is not None
 
     @property
+    def is_resumed(self) -> bool:
+        """Whether tokens of its request had reached the client before, from an engine that was lost or left."""
+        return bool(self.group.request.resume_ids)
+
+    @property
     def is_idle(self) -> bool:
         """Whether it has no token to compute until its client grants credit or sends input; for running sequences."""
         return self.group.is_held and self.num_missing <= 0 and not self.num_flying

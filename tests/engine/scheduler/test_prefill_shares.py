@@ -14,6 +14,7 @@ class Fake:
     num_missing: int
     last_step: int = 0
     is_pooled: bool = False
+    is_resumed: bool = False
 
 
 def share(prefill_shares: PrefillRoundRobin, prompts: list[Fake], budget: int) -> list[int]:
@@ -50,7 +51,7 @@ def test_short_ones_never_starve_a_long_one() -> None:
 
 def test_pooled_prompts_have_a_share_of_their_own_beside_decodes() -> None:
     def given(*prompts: Fake, budget: int = 100, most_pooled: int = 8) -> list[int]:
-        found = PrefillRoundRobin().share_beside(cast(list[Sequence], list(prompts)), budget, most_pooled)
+        found = PrefillRoundRobin().share_beside(cast(list[Sequence], list(prompts)), budget, 4, most_pooled)
         return [num for _, num in found]
 
     flood = [Fake(6, is_pooled=True) for _ in range(9)]
@@ -59,3 +60,20 @@ def test_pooled_prompts_have_a_share_of_their_own_beside_decodes() -> None:
     assert given(Fake(40), *flood, budget=3) == [2, 1]
     assert given(*flood, budget=3) == [3]
     assert given(Fake(1), *flood, budget=1) == [1] and given(*flood, Fake(50), most_pooled=80, budget=20) == [6, 4, 10]
+
+
+def test_resumed_requests_have_a_share_beside_decodes() -> None:
+    def given(*prompts: Fake, num_decodes: int, budget: int = 120, most_pooled: int = 0) -> list[int]:
+        sequences = cast(list[Sequence], list(prompts))
+        found = PrefillRoundRobin().share_beside(sequences, budget, num_decodes, most_pooled)
+        return [num for _, num in found]
+
+    resumed, long = [Fake(50, is_resumed=True) for _ in range(4)], Fake(900, is_resumed=True)
+    assert given(*resumed, num_decodes=4) == [50, 10]  # half of the budget for half of the sequences
+    assert given(*resumed, num_decodes=8) == [40]
+    assert given(*resumed, num_decodes=99) == [30]  # a quarter at least
+    assert given(long, num_decodes=1, budget=2) == given(long, num_decodes=9, budget=2) == [1]
+    assert given(*resumed, num_decodes=0) == [50, 50, 20]
+    assert given(Fake(40), *resumed, Fake(90), num_decodes=8) == [40, 40]  # others have what is left; those that end
+    assert given(Fake(900), *resumed, num_decodes=1) == [50, 10, 60]  # half of it for others
+    assert given(Fake(8, is_pooled=True), *resumed, num_decodes=8, most_pooled=5) == [5, 40]

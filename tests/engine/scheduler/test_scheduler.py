@@ -139,3 +139,20 @@ def test_texts_for_vectors_have_a_bounded_part_of_a_step_that_decodes() -> None:
     scheduler.cancel(f"{0:032x}")
     alone = scheduler.plan(0.0)
     assert alone is not None and sum(alone.query_lens) > 4  # without a stream the whole budget is theirs
+
+
+def test_what_another_engine_had_is_computed_in_parts_and_keeps_nobody_waiting() -> None:
+    scheduler = make()
+    scheduler.add(request(1, num_prompt=2))
+    plan = scheduler.plan(0.0)
+    assert plan is not None
+    scheduler.apply(plan, StepResult([9]), 0.0)
+    for number in (2, 3, 4):  # 12 tokens each
+        received = ((1, 2, 3, 4),)
+        scheduler.add(dataclasses.replace(request(number, num_prompt=8), resume_ids=received))
+    plan = scheduler.plan(0.0)
+    assert plan is not None and plan.query_lens == [1, 11]  # three quarters for three of four
+    scheduler.apply(plan, StepResult([9] * 2), 0.0)
+    scheduler.add(request(5))
+    plan = scheduler.plan(0.0)
+    assert plan is not None and plan.query_lens == [1, 1, 7, 5]  # half of what decodes leave
