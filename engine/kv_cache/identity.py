@@ -5,7 +5,10 @@ A frozen value, made once when an engine is built. Pure data: no file, no tensor
 """
 
 import dataclasses
+import functools
 from collections.abc import Iterable
+
+NUM_KEPT = 16  # identities whose bytes are kept: an engine has one
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -33,8 +36,14 @@ class CacheIdentity:
 
     def encoded(self) -> bytes:
         """Returns bytes that are equal only for equal identities."""
-        values = [getattr(self, field.name) for field in dataclasses.fields(self)]  # `astuple` would copy each one
-        return framed(one.encode() if isinstance(one, str) else one for one in values)
+        return _encoded(self)
+
+
+@functools.lru_cache(NUM_KEPT)
+def _encoded(identity: CacheIdentity) -> bytes:
+    """Returns the bytes, which each request of an engine asks for."""
+    values = [getattr(identity, field.name) for field in dataclasses.fields(identity)]  # `astuple` would copy each one
+    return framed(one.encode() if isinstance(one, str) else one for one in values)
 
 
 UNNAMED = CacheIdentity()  # for blocks that stay within one process

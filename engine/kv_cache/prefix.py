@@ -7,6 +7,7 @@ vLLM's hash chain. See CVE-2025-46570 for why the salt is derived from the authe
 client. The owner is in every name so that all that is a tenant's can be found, on disk too, whatever computed it.
 """
 
+import functools
 import hashlib
 from array import array
 from collections.abc import Iterable, Sequence
@@ -16,6 +17,7 @@ from sluice_server.engine.kv_cache.identity import CacheIdentity, framed
 from sluice_server.engine.kv_cache.log import CacheLog, NamedBlock
 
 NAME_BYTES = 32  # of a block of the first group; those of others have one more
+NUM_KEPT = 256  # roots that are kept, as each request asks for its tenant's; clients name tenants
 _OWNED = 24  # bytes of a name before those of its owner
 _OWNER_BYTES = NAME_BYTES - _OWNED
 _NOBODY = bytes(_OWNER_BYTES)  # owns the blocks behind a root that names nobody
@@ -41,6 +43,7 @@ def is_of(name: bytes, owner: bytes) -> bool:
     return name[_OWNED:NAME_BYTES] == owner or not owner
 
 
+@functools.lru_cache(NUM_KEPT)
 def tenant_root(identity: bytes, tenant: str) -> bytes:
     """Returns the start of the chain for requests of a tenant, for an encoded identity."""
     return root_of(identity, b"", tenant.encode())[:_OWNED] + owner_of(tenant)

@@ -173,7 +173,10 @@ class RequestValidator:
                 raise invalid("prompt", f"has {num_prompt} tokens, of which {request.num_first} are of its first text")
         else:
             check_generates(self.limits.generates)
-            check_prompt(num_prompt, dataclasses.replace(request.params, max_tokens=max_tokens), self.limits)
+            params = request.params  # copied only where it must be: there are many fields
+            if max_tokens != params.max_tokens:
+                params = dataclasses.replace(params, max_tokens=max_tokens)
+            check_prompt(num_prompt, params, self.limits)
 
     def _check_resume(self, request: EngineRequest) -> None:
         received, params = request.resume_ids, request.params

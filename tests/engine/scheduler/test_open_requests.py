@@ -138,6 +138,16 @@ def test_an_update_ends_what_is_longer_and_orders_anew() -> None:
     assert [event.request_id for event in one.run() if event.is_last] == [OTHER, "3" * 32, ID]
 
 
+def test_an_update_that_exceeds_the_context_changes_nothing() -> None:
+    """The limit that was asked for at first fits, the new one does not; there is room in the cache for both."""
+    rig = Rig(num_blocks=400)
+    rig.add(max_tokens=5)
+    with pytest.raises(ServiceError) as caught:
+        rig.scheduler.update(ID, 60, None, None)
+    assert caught.value.reason == "CONTEXT_LENGTH_EXCEEDED"
+    assert sum(len(event.token_ids) for event in rig.run()) == 5
+
+
 def test_an_updated_deadline_counts() -> None:
     rig = Rig()
     rig.add(max_tokens=40)
