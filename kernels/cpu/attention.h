@@ -2,10 +2,10 @@
 // AMX, bfloat16 keys are multiplied by queries rounded to bfloat16 (tile_attention.h); on those with VNNI, int8 keys by
 // queries rounded to 16 bits (integer_attention.h).
 //
-// A query attends to its keys in blocks of KEYS that start at multiples of KEYS, with a running maximum (Milakov &
-// Gimelshein 2018; FlashAttention). A query's result is the same in decode, in any chunk and in any batch, to the bit:
-// a block that only other queries of the tile see changes nothing for it. In a draft tree, the tokens of a query's path
-// take the positions that they would have in a chain, so that the result equals that of the chain.
+// A query attends to its keys in blocks of KEYS_OF<Element> that start at multiples of it, with a running maximum
+// (Milakov & Gimelshein 2018; FlashAttention). A query's result is the same in decode, in any chunk and in any batch,
+// to the bit: a block that only other queries of the tile see changes nothing for it. In a draft tree, the tokens of a
+// query's path take the positions that they would have in a chain, so that the result equals that of the chain.
 #pragma once
 
 #include <algorithm>
@@ -16,122 +16,28 @@
 
 #include "bundles.h"
 #include "integer_attention.h"
+#include "running.h"
 #include "soften.h"
 #include "tile_attention.h"
 #include "vector_attention.h"
 
 namespace sluice {
 
-// The running softmax of a tile's queries. `peak` is padded by a vector.
-struct Running {
-  alignas(64) float acc[QUERIES * MAX_DIM];  // [QUERIES, dim]
-  float peak[QUERIES + LANES];
-  float totals[QUERIES][LANES];  // of weights, by the key's lane
-};
-
-// Sets the scores of keys [from, from + KEYS) outside [begin, end) to minus infinity.
-inline void hide(float* scores, int64_t from, int64_t begin, int64_t end) {
-  if (from >= begin && from + KEYS <= end) return;
-  for (int64_t j = 0; j < KEYS; ++j)
-    if (from + j < begin || from + j >= end) scores[j] = -std::numeric_limits<float>::infinity();
-}
-
-// Turns the scores of keys [from, from + KEYS) into softmax weights, for up to NUM queries from `first` on. Where the
-// maximum rises, rescales the query's sums. The sums of a query that sees none of the keys stay unchanged. Not inlined,
-// as it is long and called from several places.
-template <int NUM>
-[[gnu::noinline]] void weigh(const QueryTile& tile, int first, int count, int64_t from, float (*scores)[KEYS],
-                             Running& running, int64_t dim) {
-  const Vec none = broadcast(-std::numeric_limits<float>::infinity());
-  const auto sees = [&](int r) {
-    return r < count && from + KEYS > tile.begin[first + r] && from < tile.end[first + r];
-  };
-  Vec best[NUM];
-  for (int r = 0; r < NUM; ++r) {
-    best[r] = none;
-    if (!sees(r)) continue;
-    hide(scores[r], from, tile.begin[first + r], tile.end[first + r]);
-    for (int j = 0; j < KEYS; j += LANES) best[r] = greater(best[r], load(scores[r] + j));
-  }
-  const Vec highest = first_lanes<NUM>(greatests<NUM>(best), none), before = load(running.peak + first);
-  const Vec peak = highest > before ? highest : before;
-  Vec shrink = broadcast(1.0f);
-  if (has_any(highest > before)) shrink = highest > before ? exp(before - highest) : shrink;  // 0 the first time
-  float peaks[LANES], shrinks[LANES];
-  store(peaks, peak), store(shrinks, shrink), store(running.peak + first, peak);
-  for (int r = 0; r < count; ++r) {
-    float* acc = running.acc + (first + r) * dim;
-    for (int64_t d = 0; shrinks[r] != 1.0f && d < dim; d += LANES) store(acc + d, load(acc + d) * shrinks[r]);
-    Vec total = load(running.totals[first + r]) * shrinks[r];
-    for (int j = 0; j < KEYS; j += LANES) {
-      const Vec weight = sees(r) ? exp_of_negative(load(scores[r] + j) - peaks[r]) : Vec{};
-      store(scores[r] + j, weight);
-      total += weight;
-    }
-    store(running.totals[first + r], total);
-  }
-}
-
-// The scales of a block's keys or values, in formats that have scales. They are collected some time before they are
-// used, as a vector cannot be read while its numbers are still being written; and after the keys or values have been
-// prefetched, since the scales lie behind them.
-template <typename Element>
-struct Scales {
-  float by[KEYS];
-
-  Scales(const Element* const* from, int64_t dim) {
-#pragma GCC unroll 8
-    for (int j = 0; j < KEYS; ++j) by[j] = scale_of(from[j], dim);
-  }
-
-  // Multiplies the scores or weights of `count` queries.
-  void apply(int count, float (*scores)[KEYS]) const {
-    for (int r = 0; r < count; ++r)
-      for (int j = 0; j < KEYS; j += LANES) store(scores[r] + j, load(scores[r] + j) * load(by + j));
-  }
-};
-
-template <typename Element>
-  requires(!IS_SCALED<Element>)
-struct Scales<Element> {
-  Scales(const Element* const*, int64_t) {}
-  void apply(int, float (*)[KEYS]) const {}
-};
-
-// A block of keys, ready to meet queries.
+// Adds the keys [from, from + KEYS_OF<Element>) of a block to the running softmax of queries [first, last) of tile
+// `at`.
 template <typename Element, typename Products>
-struct Ready {
-  const KeyBlock<Element>& block;
-  Products& products;
-  Scales<Element> of_keys, of_values;
-
-  // `rows`: how many queries meet the block.
-  Ready(const KeyBlock<Element>& block, Products& products, int64_t dim, int rows)
-      : block(block), products(begun(block, products, rows)), of_keys(block.keys, dim), of_values(block.values, dim) {}
-
- private:
-  static Products& begun(const KeyBlock<Element>& block, Products& products, int rows) {
-    products.begin(block, rows);
-    return products;
-  }
-};
-
-// Adds the keys [from, from + KEYS) of a block to the running softmax of queries [first, last) of tile `at`.
-template <typename Element, typename Products>
-inline void meet(const Attention<Element>& job, const Ready<Element, Products>& ready, const QueryTile& tile, int at,
-                 int first, int last, int64_t from, Running& running) {
-  alignas(64) float scores[QUERIES][KEYS];
-  ready.products.score(tile, at, first, last, ready.block, scores);
-  ready.of_keys.apply(last - first, scores + first);
+inline void meet(const Attention<Element>& job, Products& products, const KeyBlock<Element>& block,
+                 const QueryTile& tile, int at, int first, int last, int64_t from, Running& running) {
+  alignas(64) float scores[QUERIES][KEYS_OF<Element>];
+  products.score(tile, at, first, last, block, scores);
   if (job.cap > 0.0f)
-    for (int r = first; r < last; ++r) soften(scores[r], KEYS, job.cap);
+    for (int r = first; r < last; ++r) soften(scores[r], KEYS_OF<Element>, job.cap);
   for (int r = first; r < last; r += LANES) {
     const int count = std::min(LANES, last - r);
     if (count <= FEW) weigh<FEW>(tile, r, count, from, scores + r, running, job.dim);
     else weigh<LANES>(tile, r, count, from, scores + r, running, job.dim);
   }
-  ready.of_values.apply(last - first, scores + first);
-  ready.products.add_values(first, last, ready.block, scores, running.acc);
+  products.add_values(first, last, block, scores, running.acc);
 }
 
 // Does the same in a draft tree, token by token: each token's queries attend to the keys on its own path.
@@ -142,7 +48,8 @@ inline void meet_paths(const Attention<Element>& job, const QueryTile& tile, Pro
     for (last = first + 1; last < tile.count && tile.path[last] == tile.path[first];) ++last;
     if (from >= tile.end[first]) continue;
     block.find(job, table, kv_head, from, tile.begin[first], tile.end[first], tile.path[first], tile.start);
-    meet(job, Ready(block, products, job.dim, last - first), tile, 0, first, last, from, running);
+    products.begin(block, last - first);
+    meet(job, products, block, tile, 0, first, last, from, running);
   }
 }
 
@@ -175,6 +82,7 @@ inline Visible visible(const QueryTile& tile, int first, int last) {
 template <typename Element, typename Products>
 inline void meet_keys(const Attention<Element>& job, Queries& queries, Products& products, int first, int last,
                       int64_t low, int64_t high) {
+  constexpr int NUM = KEYS_OF<Element>;
   const QueryTile* tiles = queries.tiles;
   const int tiles_a_head = queries.num / queries.heads;
   int rows = 0;  // of a head
@@ -189,26 +97,26 @@ inline void meet_keys(const Attention<Element>& job, Queries& queries, Products&
   const bool has_tree = tiles[0].path[first] != nullptr;
   KeyBlock<Element> blocks[2];  // one is computed while the other is prefetched
   int turn = 0;
-  const int64_t lowest = begin / KEYS * KEYS;
+  const int64_t lowest = begin / NUM * NUM;
   blocks[turn].find(job, table, queries.first, lowest, begin, end, nullptr, 0);
-  for (int64_t from = lowest; from < end; from += KEYS)
+  for (int64_t from = lowest; from < end; from += NUM)
     for (int head = 0; head < queries.heads; ++head, turn ^= 1) {
       KeyBlock<Element>&block = blocks[turn], &next = blocks[turn ^ 1];
-      if (has_tree && from + KEYS > tiles[0].start) {  // a piece of one tile
+      if (has_tree && from + NUM > tiles[0].start) {  // a piece of one tile
         meet_paths(job, tiles[0], products, table, queries.first, block, from, queries.running[0]);
         continue;
       }
       if (head + 1 < queries.heads) {
         next.find_beside(block, job.cache.head);
-      } else if (from + KEYS < end) {
-        next.find(job, table, queries.first, from + KEYS, begin, end, nullptr, 0);
+      } else if (from + NUM < end) {
+        next.find(job, table, queries.first, from + NUM, begin, end, nullptr, 0);
       }
-      if (head + 1 < queries.heads || from + KEYS < end) block.ahead = &next;
-      const Ready ready(block, products, job.dim, rows);
+      if (head + 1 < queries.heads || from + NUM < end) block.ahead = &next;
+      products.begin(block, rows);
       for (int of = 0; of < tiles_a_head; ++of) {
-        if (from + KEYS <= of_tiles[of].begin || from >= of_tiles[of].end) continue;
+        if (from + NUM <= of_tiles[of].begin || from >= of_tiles[of].end) continue;
         const int at = head * tiles_a_head + of, past = std::min(last, tiles[at].count);
-        meet(job, ready, tiles[at], at, first, past, from, queries.running[at]);
+        meet(job, products, block, tiles[at], at, first, past, from, queries.running[at]);
       }
     }
 }
@@ -284,10 +192,12 @@ inline void attend(const Attention<Element>& job, const Bundle& bundle, int64_t 
   if constexpr (std::is_same_v<Element, int8_t>) {
     ByIntegers products(job, queries.tiles, queries.num);
     return attend(job, queries, products, bundle.shared);
-  }
+  } else
 #endif
-  ByVectors<Element> products(job);
-  attend(job, queries, products, bundle.shared);
+  {
+    ByVectors<Element> products(job);
+    attend(job, queries, products, bundle.shared);
+  }
 }
 
 template <typename Element>

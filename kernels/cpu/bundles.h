@@ -20,7 +20,7 @@ constexpr int64_t TO_SHARE = 2;  // pieces a thread, at least, where a piece has
 struct Bundle {
   const int64_t* rows;
   int64_t num;
-  int64_t shared;  // how many keys all of the rows have in common, a multiple of KEYS; 0 for one row
+  int64_t shared;  // how many keys all of the rows have in common, a multiple of KEYS_OF<Element>; 0 for one row
   int64_t span;    // key heads of a piece
   int64_t tiles;   // of a key head
   int64_t depth;   // most tiles of a key head that a piece has; 1 if it has several key heads
@@ -52,7 +52,7 @@ class Bundles {
     }
     for (int64_t i = 0; i < prefixes.num; ++i) {
       const int64_t begin = i == 0 ? 0 : prefixes.ends[i - 1], size = prefixes.ends[i] - begin;
-      add_group(prefixes.rows + begin, size, prefixes.lengths[i] / KEYS * KEYS, fitting);
+      add_group(prefixes.rows + begin, size, prefixes.lengths[i] / KEYS_OF<Element> * KEYS_OF<Element>, fitting);
     }
   }
 

@@ -8,6 +8,17 @@
 namespace sluice {
 
 constexpr int KEYS = 32;
+
+// How many keys of a cache a query meets at a time. A block of int8 whose bytes are multiplied takes little time beside
+// the maxima and sums over its keys, so it is larger.
+#if defined(__AVX512VNNI__)
+template <typename Element>
+constexpr int KEYS_OF = sizeof(Element) == 1 ? 2 * KEYS : KEYS;
+#else
+template <typename Element>
+constexpr int KEYS_OF = KEYS;
+#endif
+
 constexpr int MAX_DIM = 256;
 constexpr int QUERIES = 16;    // query rows of a tile: they share a look-up of keys and values
 constexpr int MOST_TILES = 8;  // of a piece of work
@@ -59,27 +70,34 @@ struct QueryTile {
   int64_t start;                         // the row's first position in this step: paths differ from here on only
 };
 
-// The addresses of KEYS consecutive keys and values of one head.
+// The addresses of KEYS_OF<Element> consecutive keys and values of one head.
 template <typename Element>
 struct KeyBlock {
-  const Element* keys[KEYS];
-  const Element* values[KEYS];
+  static constexpr int NUM = KEYS_OF<Element>;
+
+  const Element* keys[NUM];
+  const Element* values[NUM];
   const KeyBlock* ahead;  // the next block, to prefetch; this one if there is no next block
   int num;
 
-  // Finds positions [from, from + KEYS) of a sequence, of which [begin, end) are readable. The others repeat the
+  // Finds positions [from, from + NUM) of a sequence, of which [begin, end) are readable. The others repeat the
   // nearest readable position, since keys before a window may lie in blocks that were freed. With a path, the path
   // gives the positions from `start` on; they ascend too.
   void find(const Attention<Element>& job, const int32_t* table, int64_t kv_head, int64_t from, int64_t begin,
             int64_t end, const int32_t* path, int64_t start) {
     const int64_t size = job.cache.block_size;
-    num = static_cast<int>(std::min<int64_t>(KEYS, end - from));
+    num = static_cast<int>(std::min<int64_t>(NUM, end - from));
     ahead = this;
-    if (path == nullptr && from >= begin && from + KEYS <= end && from % size + KEYS <= size)
-      return place(job.cache.key(table[from / size], from % size, kv_head), job.cache);
+    if (path == nullptr && from >= begin && from + NUM <= end) {
+      for (int64_t at = from, past; at < from + NUM; at = past) {
+        past = std::min(from + NUM, at / size * size + size);
+        place(at - from, past - from, job.cache.key(table[at / size], at % size, kv_head), job.cache);
+      }
+      return;
+    }
     int64_t first = 0, past = 0;  // positions [first, past) of the cache block that starts at `of`
     const Element* of = nullptr;
-    for (int j = 0; j < KEYS; ++j) {
+    for (int j = 0; j < NUM; ++j) {
       int64_t position = std::min(std::max(from + j, begin), end - 1);
       if (path != nullptr && position >= start) position = start + path[position - start];
       if (position < first || position >= past) {
@@ -91,16 +109,16 @@ struct KeyBlock {
     }
   }
 
-  // Takes KEYS tokens of one cache block, of which the first key is given.
-  void place(const Element* first, const Cache<Element>& cache) {
-    for (int j = 0; j < KEYS; ++j) keys[j] = first + j * cache.token, values[j] = keys[j] + cache.half;
+  // Takes tokens [from, past) of this block from one of the cache, where the first one's key is given.
+  void place(int64_t from, int64_t past, const Element* first, const Cache<Element>& cache) {
+    for (int64_t j = from; j < past; ++j, first += cache.token) keys[j] = first, values[j] = first + cache.half;
   }
 
   // Finds the same positions of another head, `by` elements behind that of `other`.
   void find_beside(const KeyBlock& other, int64_t by) {
     num = other.num;
     ahead = this;
-    for (int j = 0; j < KEYS; ++j) keys[j] = other.keys[j] + by, values[j] = other.values[j] + by;
+    for (int j = 0; j < NUM; ++j) keys[j] = other.keys[j] + by, values[j] = other.values[j] + by;
   }
 };
 

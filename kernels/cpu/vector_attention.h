@@ -132,13 +132,42 @@ inline void add_values(int count, const Element* const* values, int num, int64_t
     }
 }
 
+// The scales of a block's keys or values, in formats that have scales. They are collected some time before they are
+// used, as a vector cannot be read while its numbers are still being written; and after the keys or values have been
+// prefetched, since the scales lie behind them.
+template <typename Element>
+struct Scales {
+  float by[KEYS];
+
+  void collect(const Element* const* from, int64_t dim) {
+#pragma GCC unroll 8
+    for (int j = 0; j < KEYS; ++j) by[j] = scale_of(from[j], dim);
+  }
+
+  // Multiplies the scores or weights of `count` queries.
+  void apply(int count, float (*scores)[KEYS]) const {
+    for (int r = 0; r < count; ++r)
+      for (int j = 0; j < KEYS; j += LANES) store(scores[r] + j, load(scores[r] + j) * load(by + j));
+  }
+};
+
+template <typename Element>
+  requires(!IS_SCALED<Element>)
+struct Scales<Element> {
+  void collect(const Element* const*, int64_t) {}
+  void apply(int, float (*)[KEYS]) const {}
+};
+
 template <typename Element>
 class ByVectors {
  public:
+  static_assert(KEYS_OF<Element> == KEYS);
+
   explicit ByVectors(const Attention<Element>& job) : dim_(job.dim), scale_(job.scale) {}
 
   // Prepares a block that so many queries meet, of whatever tile.
   void begin(const KeyBlock<Element>& block, int rows) {
+    of_keys_.collect(block.keys, dim_), of_values_.collect(block.values, dim_);
     is_turned_ = rows >= TURNING;
     if (!is_turned_) return;
     turn(block, dim_, turned_);
@@ -149,21 +178,24 @@ class ByVectors {
       }
   }
 
-  // Computes the scores of queries [first, last) of a tile, without the scales of keys.
+  // Computes the scores of queries [first, last) of a tile.
   void score(const QueryTile& tile, int, int first, int last, const KeyBlock<Element>& block,
              float (*scores)[KEYS]) const {
     int r = first;
     if (is_turned_) {
       for (; r + ABREAST <= last; r += ABREAST) score_turned<ABREAST>(tile.q + r, turned_, dim_, scale_, scores + r);
       for (; r < last; ++r) score_turned<1>(tile.q + r, turned_, dim_, scale_, scores + r);
-      return;
+    } else {
+      for (; r + PAIR <= last; r += PAIR) score_keys<PAIR>(tile.q + r, block, dim_, scale_, scores + r);
+      for (; r < last; ++r) score_keys<1>(tile.q + r, block, dim_, scale_, scores + r);
     }
-    for (; r + PAIR <= last; r += PAIR) score_keys<PAIR>(tile.q + r, block, dim_, scale_, scores + r);
-    for (; r < last; ++r) score_keys<1>(tile.q + r, block, dim_, scale_, scores + r);
+    of_keys_.apply(last - first, scores + first);
   }
 
-  // acc [QUERIES, dim] += weights of queries [first, last) · values. Prefetches the keys of the next block.
-  void add_values(int first, int last, const KeyBlock<Element>& block, const float (*weights)[KEYS], float* acc) const {
+  // acc [QUERIES, dim] += weights of queries [first, last) · values; multiplies the weights by the scales of values.
+  // Prefetches the keys of the next block.
+  void add_values(int first, int last, const KeyBlock<Element>& block, float (*weights)[KEYS], float* acc) const {
+    of_values_.apply(last - first, weights + first);
     const auto fetch_next = [&](int j, int64_t at) { fetch(block.ahead->keys[j], at, dim_); };
     const auto add = [&](const auto* const* values) {
       sluice::add_values(last - first, values, block.num, dim_, weights + first, acc + first * dim_, fetch_next);
@@ -177,6 +209,7 @@ class ByVectors {
   int64_t dim_;
   float scale_;
   bool is_turned_ = false;
+  Scales<Element> of_keys_, of_values_;
   alignas(64) float turned_[MAX_DIM * KEYS];  // [dim, KEYS] keys
   const float* wide_[KEYS];                   // values, widened if they have fewer bits
   alignas(64) float values_[std::is_same_v<Element, float> ? LANES : KEYS * MAX_DIM];

@@ -81,10 +81,14 @@ def test_many_small_weights_are_not_lost() -> None:
 
 
 @pytest.mark.parametrize("by_token", [False, True])
+@pytest.mark.parametrize("dim", [64, 80, 128, 192])
 @pytest.mark.parametrize(("heads", "kv_heads"), [(3, 1), (4, 2), (16, 2)])
-def test_bits_depend_neither_on_chunks_nor_on_the_order_of_bytes(heads: int, kv_heads: int, by_token: bool) -> None:
+def test_bits_depend_neither_on_chunks_nor_on_the_order_of_bytes(
+    heads: int, kv_heads: int, dim: int, by_token: bool
+) -> None:
+    """Rows of 64 or 128 numbers that lie side by side are read by lines, others one by one."""
     torch.manual_seed(2)
-    keys_values, q = torch.randn(CONTEXT, 2 * kv_heads, 64), torch.randn(CONTEXT, heads, 64)
+    keys_values, q = torch.randn(CONTEXT, 2 * kv_heads, dim), torch.randn(CONTEXT, heads, dim)
     whole = ops.paged_attention(q, written(keys_values), rows_of(CONTEXT), 0.125, None)
     cache = written(keys_values, by_token=by_token)
     for size in (1, 2, 7, 33):
