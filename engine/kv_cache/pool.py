@@ -21,7 +21,7 @@ OFFLINE = -1  # references of a block without memory
 class EvictionClass(enum.IntEnum):
     """How much a free block is worth keeping: `allocate` takes the lowest class first, and the oldest block of it."""
 
-    NOT = 0  # has no name, so it cannot be shared again
+    NOT = 0  # has no name, so it cannot be shared again; here the newest first: the system has backed its memory
     NORMAL = 1
     LONG = 2  # left by a request of high priority
 
@@ -70,7 +70,7 @@ class BlockPool:
             if self._refs[block] == OFFLINE:
                 self._refs[block] = 0
                 self.num_offline -= 1
-                self._append(block, self.size + EvictionClass.NOT)
+                self._insert(block, self.size + EvictionClass.NOT)
         self.reached = min(self.reached, num_blocks)
         return left
 
@@ -109,20 +109,20 @@ class BlockPool:
         self._refs[block] += 1
 
     def release(self, block: int, keep: EvictionClass = EvictionClass.NORMAL) -> None:
-        """Removes a holder; without holders the block goes to the tail of the free list for `keep`."""
+        """Removes a holder; a block without holders joins its class of free ones: NOT at the head, else at the tail."""
         refs = self._refs[block] - 1
         assert refs >= 0, f"block {block} released twice"
         self._refs[block] = refs
         if refs == 0 and self.num_blocks <= block < self.size:
             self._take_offline(block)
         elif refs == 0:
-            self._append(block, self.size + keep)
+            self._free(block, keep)
 
     def demote(self, block: int) -> None:
         """Makes a free block one that is allocated before others, as it has no name any more."""
         assert self._refs[block] == 0, f"block {block} is not free"
         self._unlink(block)
-        self._append(block, self.size + EvictionClass.NOT)
+        self._free(block, EvictionClass.NOT)
 
     def is_offline(self, block: int) -> bool:
         """Whether the block has no memory."""
@@ -166,10 +166,15 @@ class BlockPool:
         self._prev[after] = before
         self.num_free -= 1
 
-    def _append(self, block: int, sentinel: int) -> None:
-        tail = self._prev[sentinel]
-        self._next[tail] = block
-        self._prev[block] = tail
-        self._next[block] = sentinel
-        self._prev[sentinel] = block
+    def _free(self, block: int, keep: EvictionClass) -> None:
+        sentinel = self.size + keep
+        self._insert(block, self._next[sentinel] if keep is EvictionClass.NOT else sentinel)
+
+    def _insert(self, block: int, after: int) -> None:
+        """Links a block in front of another one, or of a sentinel: at its list's tail."""
+        before = self._prev[after]
+        self._next[before] = block
+        self._prev[block] = before
+        self._next[block] = after
+        self._prev[after] = block
         self.num_free += 1

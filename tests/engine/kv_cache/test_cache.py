@@ -20,11 +20,22 @@ SIZE = 4
 
 def test_unused_blocks_are_taken_in_order_and_counted() -> None:
     pool = BlockPool(3)
-    first = pool.allocate()
-    pool.release(first, EvictionClass.NOT)
-    assert (pool.allocate(), pool.reached) == (1, 2)
-    assert (pool.allocate(), pool.reached) == (2, 3)
-    assert (pool.allocate(), pool.reached) == (first, 3)
+    assert [(pool.allocate(), pool.reached) for _ in range(3)] == [(0, 1), (1, 2), (2, 3)]
+
+
+def test_nameless_blocks_are_taken_again_before_unused_ones() -> None:
+    pool = BlockPool(5)
+    blocks = [pool.allocate() for _ in range(3)]
+    for block in reversed(blocks):
+        pool.release(block, EvictionClass.NOT)
+    pool.check()
+    assert [pool.allocate() for _ in range(3)] == blocks and pool.reached == 3
+    assert pool.allocate() == 3
+    for keep in (EvictionClass.NORMAL, EvictionClass.NOT):
+        pool.release(blocks[0], keep)
+        pool.demote(blocks[0])
+        pool.check()
+        assert pool.allocate() == blocks[0]
 
 
 def test_blocks_behind_a_shared_prefix_are_found_by_bisection() -> None:
@@ -59,7 +70,7 @@ def test_blocks_worth_keeping_go_last() -> None:
     ):
         pool.release(block, keep)
         pool.check()
-    assert [pool.allocate() for _ in range(5)] == [blocks[2], blocks[4], blocks[1], blocks[3], blocks[0]]
+    assert [pool.allocate() for _ in range(5)] == [blocks[4], blocks[2], blocks[1], blocks[3], blocks[0]]
 
 
 def test_double_release_is_our_own_fault() -> None:

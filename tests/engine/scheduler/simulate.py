@@ -194,7 +194,7 @@ class Simulation:
         held = num_outside(self.cache)
         if not held:
             return
-        if self.rng.random() < 0.1:  # another size before this one is reached
+        if self.rng.random() < 0.5:  # another size before this one is reached
             self.resize()
             return
         running = list(self.scheduler._state.running)

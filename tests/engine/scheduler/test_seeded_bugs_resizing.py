@@ -48,7 +48,7 @@ def forget_no_name(cache: KVCache, num_blocks: int) -> None:
 def release_to_the_free(self: BlockPool, block: int, keep: EvictionClass = EvictionClass.NORMAL) -> None:
     self._refs[block] -= 1
     if self._refs[block] == 0:
-        self._append(block, self.size + keep)
+        self._insert(block, self.size + keep)
 
 
 def grow_what_is_held(self: BlockPool, num_blocks: int) -> list[int]:
@@ -60,7 +60,7 @@ def grow_what_is_held(self: BlockPool, num_blocks: int) -> list[int]:
     for block in range(before, num_blocks):
         self.num_offline -= self._refs[block] == OFFLINE
         self._refs[block] = 0
-        self._append(block, self.size + EvictionClass.NOT)
+        self._insert(block, self.size + EvictionClass.NOT)
     return left
 
 
