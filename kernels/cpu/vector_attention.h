@@ -17,11 +17,11 @@ constexpr int PAIR = 2;                       // query rows that share a load of
 constexpr int ABREAST = LANES == 16 ? 4 : 2;  // query rows that share a load of transposed keys
 constexpr int TURNING = 6;                    // the fewest queries for which transposing the keys first is faster
 
-// Computes the scores of ROWS queries, a power of two, and prefetches the values. Each score is a dot product in LANES
-// chains, which `sums` adds; one call of `sums` takes LANES keys of one query, or LANES / ROWS keys of each.
+// Computes the scores of ROWS queries, a power of two, and prefetches the rows `ahead`. Each score is a dot product in
+// LANES chains, which `sums` adds; one call of `sums` takes LANES keys of one query, or LANES / ROWS keys of each.
 template <int ROWS, typename Element>
-inline void score_keys(const float* const* q, const KeyBlock<Element>& block, int64_t dim, float scale,
-                       float (*scores)[KEYS]) {
+inline void score_keys(const float* const* q, const KeyBlock<Element>& block, const Element* const* ahead, int64_t dim,
+                       float scale, float (*scores)[KEYS]) {
   constexpr int WIDTH = LANES / ROWS;
   for (int from = 0; from < KEYS; from += WIDTH) {
     Vec acc[LANES] = {};
@@ -30,7 +30,7 @@ inline void score_keys(const float* const* q, const KeyBlock<Element>& block, in
       for (int r = 0; r < ROWS; ++r) query[r] = load(q[r] + d);
       for (int j = 0; j < WIDTH; ++j) {
         const Vec key = load(block.keys[from + j] + d);
-        fetch(block.values[from + j], d, dim);
+        fetch(ahead[from + j], d, dim);
         for (int r = 0; r < ROWS; ++r) acc[r * WIDTH + j] += query[r] * key;
       }
     }
@@ -186,17 +186,19 @@ class ByVectors {
       for (; r + ABREAST <= last; r += ABREAST) score_turned<ABREAST>(tile.q + r, turned_, dim_, scale_, scores + r);
       for (; r < last; ++r) score_turned<1>(tile.q + r, turned_, dim_, scale_, scores + r);
     } else {
-      for (; r + PAIR <= last; r += PAIR) score_keys<PAIR>(tile.q + r, block, dim_, scale_, scores + r);
-      for (; r < last; ++r) score_keys<1>(tile.q + r, block, dim_, scale_, scores + r);
+      const Element* const* ahead = is_near() ? block.values : block.ahead->keys;
+      for (; r + PAIR <= last; r += PAIR) score_keys<PAIR>(tile.q + r, block, ahead, dim_, scale_, scores + r);
+      for (; r < last; ++r) score_keys<1>(tile.q + r, block, ahead, dim_, scale_, scores + r);
     }
     of_keys_.apply(last - first, scores + first);
   }
 
   // acc [QUERIES, dim] += weights of queries [first, last) · values; multiplies the weights by the scales of values.
-  // Prefetches the keys of the next block.
+  // Prefetches the keys or values of the next block.
   void add_values(int first, int last, const KeyBlock<Element>& block, float (*weights)[KEYS], float* acc) const {
     of_values_.apply(last - first, weights + first);
-    const auto fetch_next = [&](int j, int64_t at) { fetch(block.ahead->keys[j], at, dim_); };
+    const Element* const* ahead = is_near() ? block.ahead->keys : block.ahead->values;
+    const auto fetch_next = [&](int j, int64_t at) { fetch(ahead[j], at, dim_); };
     const auto add = [&](const auto* const* values) {
       sluice::add_values(last - first, values, block.num, dim_, weights + first, acc + first * dim_, fetch_next);
     };
@@ -206,6 +208,11 @@ class ByVectors {
   }
 
  private:
+  // Whether values are prefetched during the scores of their own block, and keys during the values of the block before.
+  // Short rows come too late by that, and both are prefetched during those of the block before. The L1 cache would not
+  // hold two blocks of longer rows.
+  bool is_near() const { return is_turned_ || dim_ * sizeof(Element) > 2 * LINE; }
+
   int64_t dim_;
   float scale_;
   bool is_turned_ = false;
