@@ -90,6 +90,7 @@ class RingLoop:
         self._stage: Stage | None = None
         self._scheduled = False
         self._is_turning = False
+        self._is_leaving = False  # a flush is scheduled for what was emitted outside a turn
         self._num_dropped = 0  # messages of requests for engines that have left, and may be back before others notice
         self._later: list[Message] = []  # messages that came while the stage was computing
         self._ends = RequestEnds(role, process_id, self.emit, self.counts)
@@ -156,7 +157,8 @@ class RingLoop:
             self._loop.call_soon(self._turn)
 
     def emit(self, message: Message) -> None:
-        """Send a message to its peers at the end of this turn; a Cancel at once. Never blocks."""
+        """Send a message to its peers at the end of this turn, or, outside a turn, behind what runs now; a Cancel at
+        once. Never blocks."""
         targets = self._hop.targets(message)
         if not targets and not isinstance(message, Cancel | KeepTrace):
             self.counts["unroutable"] += 1
@@ -167,7 +169,9 @@ class RingLoop:
                 self._ends.not_sent(message, refusal, self.outboxes[peer].backlog_bytes)
         if isinstance(message, Cancel) and not self._is_turning:
             self._flush()  # frees what its request holds at once, before other queued work of this process
-        self.schedule()
+        if not (self._scheduled or self._is_leaving) and self._loop is not None:  # else it leaves with a turn
+            self._is_leaving = True
+            self._loop.call_soon(self._leave)
 
     def mend(self) -> None:
         """Bind the inbox again if its socket file was removed; called periodically."""
@@ -213,6 +217,15 @@ class RingLoop:
             self._loop.call_later(RETRY_S, self.schedule)
         if again or self._later or self.inbox.has_more:
             self.schedule()
+
+    def _leave(self) -> None:
+        """Send what was emitted outside a turn: without one, which would look for messages that have not come."""
+        self._is_leaving = False
+        if self._loop is None or self._stage is None:
+            return
+        self._ends.end_unsent(self._stage)
+        if self._flush():
+            self._loop.call_later(RETRY_S, self.schedule)
 
     def _work(self, stage: Stage) -> bool:
         try:

@@ -14,7 +14,7 @@ from sluice_server.services.messages.work import Generate, TextPrompt
 from sluice_server.services.ring.loop import RingLoop
 from sluice_server.services.ring.sockets import Inbox, Outbox
 from sluice_server.services.ring.transport import Transport
-from tests.services.ring.net import ENVELOPE, LIMIT, Net, drained
+from tests.services.ring.net import ENVELOPE, LIMIT, Net, drained, sent
 
 
 class Echo:
@@ -22,6 +22,7 @@ class Echo:
 
     def __init__(self, ring: RingLoop) -> None:
         self.progress = 3
+        self.num_turns = 0
         self.seen: list[Message] = []
         self._ring = ring
 
@@ -33,6 +34,7 @@ class Echo:
             self._ring.emit(message)
 
     def turn(self) -> bool:
+        self.num_turns += 1
         return False
 
     def reap(self) -> None:
@@ -142,6 +144,24 @@ async def test_a_cancel_leaves_at_once(net: Net, tmp_path: Path) -> None:
     assert await drained(answers, 1) == [Cancel(ENVELOPE)]
     ring.emit(Cancel(ENVELOPE))
     assert ring.outboxes["d"].backlog == 0
+    ring.stop()
+
+
+async def test_what_is_emitted_outside_a_turn_leaves_without_one(net: Net, tmp_path: Path) -> None:
+    """A turn would look for messages that have not come. What is too large fails its request there, too."""
+    ring = RingLoop(Role.ENGINE, "e", f"ipc://{tmp_path}/e", {"d": f"ipc://{tmp_path}/d"}, LIMIT)
+    answers, stage = net.inbox(f"ipc://{tmp_path}/d"), Echo(ring)
+    await sent(ring.outboxes["d"], [Cancel(ENVELOPE)])  # connects: no later message waits for a turn
+    ring.inbox.drain()  # else its descriptor is readable
+    ring.start(stage)
+    await drained(answers, 1)
+    num_turns, answer = stage.num_turns, Result(ENVELOPE, Tokenized(b"", {}))
+    ring.emit(answer)
+    assert await drained(answers, 2) == [answer]
+    ring.emit(Result(ENVELOPE, Tokenized(bytes(LIMIT), {})))
+    [cancelled, failed] = await drained(answers, 4)
+    assert isinstance(failed, Failed) and stage.seen == [cancelled] == [Cancel(ENVELOPE)]
+    assert stage.num_turns == num_turns
     ring.stop()
 
 
