@@ -33,7 +33,7 @@ def is_brief(message: Submit | Append) -> bool:
     return (
         isinstance(work, Generate)
         and _is_short(work.prompt)
-        and not (work.more or work.bad_words or work.echo or work.embeds)
+        and not (work.more or work.bad_words or work.echo or work.embeds or work.images)
     )
 
 

@@ -1,7 +1,7 @@
 """Keeps each request's messages in order while a part of it is being encoded: later messages wait for the encoding.
 
 Encodings run elsewhere and end in any order; the messages of one request leave in the order of arrival. `start` begins
-an encoding and returns its future.
+an encoding and returns its future, or the answer itself if that is there at once.
 """
 
 import dataclasses
@@ -18,7 +18,7 @@ from sluice_server.services.messages.work import TextPrompt
 from sluice_server.services.tokenizer.answers import EncodedMessage
 
 Behind = Change | Cancel  # only a Cancel of one output
-Start = Callable[[Submit | Append], Future[EncodedMessage]]
+Start = Callable[[Submit | Append], Message | Future[EncodedMessage]]
 Watch = Callable[[Submit | Append, Future[EncodedMessage]], None]
 
 
@@ -78,14 +78,16 @@ class RequestSequencer:
 
     def finish(self, envelope: Envelope, answer: Message) -> None:
         """Emits the result of a request's current encoding, then the messages that waited for it."""
-        request = self._open.pop(envelope.request_id)
+        self._pass_on(answer, self._open.pop(envelope.request_id).waiting)
+
+    def _pass_on(self, answer: Message, waiting: deque[tuple[Behind, float]]) -> None:
         self._emit(answer)
         if isinstance(answer, Failed):
             return  # the request has ended
-        while request.waiting:
-            message, came = request.waiting.popleft()
+        while waiting:
+            message, came = waiting.popleft()
             if _is_text(message):
-                self._encode(message, request.waiting)
+                self._encode(message, waiting)
                 return
             self._emit(_restamped(message, came))
 
@@ -94,9 +96,12 @@ class RequestSequencer:
         return -1 if request is None else request.envelope.attempt
 
     def _encode(self, message: Submit | Append, behind: deque[tuple[Behind, float]]) -> None:
-        future = self._start(message)
-        self._open[message.envelope.request_id] = _SequencedRequest(message.envelope, future, behind)
-        self._watch(message, future)
+        started = self._start(message)
+        if not isinstance(started, Future):
+            self._pass_on(started, behind)
+            return
+        self._open[message.envelope.request_id] = _SequencedRequest(message.envelope, started, behind)
+        self._watch(message, started)
 
     def _drop(self, envelope: Envelope) -> None:
         request = self._open.pop(envelope.request_id, None)

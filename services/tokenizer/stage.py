@@ -36,7 +36,7 @@ from sluice_server.services.tokenizer.answers import Answers, EncodedMessage
 from sluice_server.services.tokenizer.awaiting import chained, with_grammar
 from sluice_server.services.tokenizer.constraints import Constraints
 from sluice_server.services.tokenizer.encoding import TextEncoder
-from sluice_server.services.tokenizer.inline_executor import InlineExecutor, is_brief
+from sluice_server.services.tokenizer.inline_executor import is_brief
 from sluice_server.services.tokenizer.prompt_images import PromptImages
 from sluice_server.services.tokenizer.prompt_router import PromptRouter
 from sluice_server.services.tokenizer.routes import EncodingPool, EncodingRoutes
@@ -84,7 +84,6 @@ class TokenizerStage:
         self._limits = limits
         self._answers = Answers(encoder, limits)
         self._routes = EncodingRoutes(self._answers, threads.executor, threads.chats, threads.apart)
-        self._at_once = InlineExecutor()
         self._emit = emit = emit if router is None else _following(router, emit)
         self._on_loop = threads.on_loop
         self._record = record
@@ -125,15 +124,27 @@ class TokenizerStage:
             case _:
                 self._emit(message)
 
-    def _start(self, message: Submit | Append) -> Future[EncodedMessage]:
-        """Starts to encode a message, inline or by its size, then to compile its constraint and prepare its images."""
+    def _start(self, message: Submit | Append) -> Message | Future[EncodedMessage]:
+        """Starts to encode a message by its size, then to compile its constraint and prepare its images. Returns the
+        answer itself where nothing is to be waited for."""
         start = time.monotonic()
         if is_brief(message):
-            encoding = self._at_once.submit(self._answers.answer, message, start)
+            made = self._at_once(message, start)
+            if (whole := self._with_known(made)) is not None:
+                return self._told(message, start, whole)
+            encoding: Future[EncodedMessage] = Future()
+            encoding.set_result(made)
         else:
             encoding = self._routes.begin(message, start)
-        whole = chained(encoding, self._constraints.executor, self._with_known, self._constrain)
-        return whole if self._images is None else self._images.follow(message, whole)
+        chain = chained(encoding, self._constraints.executor, self._with_known, self._constrain)
+        return chain if self._images is None else self._images.follow(message, chain)
+
+    def _at_once(self, message: Submit | Append, start: float) -> EncodedMessage:
+        """Encodes a message inline: futures and threads take longer than brief work does."""
+        try:
+            return self._answers.answer(message, start)
+        except Exception as error:
+            return EncodedMessage(_broken(message, error))
 
     def _watch(self, message: Submit | Append, future: Future[EncodedMessage]) -> None:
         """Calls `_finish` on the loop when the encoding is done."""
@@ -148,6 +159,10 @@ class TokenizerStage:
         if not self._open.is_current(message.envelope, future):
             return
         made = EncodedMessage(_broken(message, error)) if (error := future.exception()) is not None else future.result()
+        self._open.finish(message.envelope, self._told(message, start, made))
+
+    def _told(self, message: Submit | Append, start: float, made: EncodedMessage) -> Message:
+        """Returns the answer to a message, routed; records its phases and emits what is sent ahead of it."""
         answer, choice = made.answer, None
         if isinstance(message, Submit):
             if self._router is not None and isinstance(answer, Prompt):
@@ -158,7 +173,7 @@ class TokenizerStage:
                 self._record(message.envelope, Phase(names.SPAN_IMAGES, *made.images_s, attributes))
         if made.prompt_report is not None:
             self._emit(made.prompt_report)
-        self._open.finish(message.envelope, answer)
+        return answer
 
     def _with_known(self, made: EncodedMessage) -> EncodedMessage | None:
         """Returns the message with its grammar if that is cached, unchanged if it needs none; else None."""
