@@ -18,6 +18,7 @@ from sluice_server.services.messages.messages import Envelope
 from sluice_server.services.messages.processes import Role
 from sluice_server.services.process.engine_table import EngineTable, no_engines
 from sluice_server.services.process.heartbeat import BEAT_S, Heartbeat
+from sluice_server.services.process.library_pages import give_back_library_pages
 from sluice_server.services.process.operations import Operations
 from sluice_server.services.process.watched import WatchedFile
 from sluice_server.services.profiles.recording import Make, Profiler, StepCount
@@ -81,10 +82,11 @@ class Process:
         read.
 
         Freezes the objects that exist now and makes garbage collection rare: requests leave few cycles behind, and
-        collecting took a tenth of a gateway's time.
+        collecting took a tenth of a gateway's time. Gives back the pages of libraries that only its start read.
         """
         self.contents.check()
         if gc.get_threshold()[0] != GC_THRESHOLD:  # a gateway starts one stage for each model
+            give_back_library_pages()
             gc.freeze()
         gc.set_threshold(GC_THRESHOLD, 50, 100)
         self.ring.on_operation = self.operations.handle

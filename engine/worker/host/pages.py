@@ -14,6 +14,7 @@ from torch import Tensor
 
 from sluice_server.kernels.cpu.memory import HUGE
 
+AHEAD = 3 * HUGE // 4  # bytes in each tensor; a step of a prompt uses a quarter of a page
 MADV_POPULATE_WRITE = 23  # of Linux 5.14; older systems refuse it. It leaves the contents as they are
 
 Populate = Callable[[int, int], bool]
@@ -28,7 +29,8 @@ def populate(address: int, size: int) -> bool:
 
 
 class PagesAhead:
-    """Keeps the memory of the cache backed one large page beyond the blocks that were used so far, in each tensor.
+    """Keeps the memory of the cache backed beyond the blocks that were used so far, in each tensor: the rest of a large
+    page, and the next one when less than `AHEAD` of it is left.
 
     Blocks are used in ascending order for the first time (`BlockPool`). Memory that is never used stays unbacked, and
     so does what lies behind the blocks that may be used (`resize`).
@@ -88,10 +90,10 @@ class PagesAhead:
                 return
 
     def _advance(self, num_blocks: int) -> bool:
-        """Backs the memory of that many blocks, and a large page more. Returns False if the system refuses."""
+        """Backs the memory of that many blocks, and what comes next. Returns False if the system refuses."""
         for at, tensor in enumerate(self._tensors):
             end = tensor.data_ptr() + min(self._most, len(tensor)) * _stride(tensor)
-            wanted = min(tensor.data_ptr() + num_blocks * _stride(tensor) + HUGE, end)
+            wanted = min(tensor.data_ptr() + num_blocks * _stride(tensor) + AHEAD, end)
             while self._done[at] < wanted and not self._is_over:
                 first = self._done[at] // mmap.PAGESIZE * mmap.PAGESIZE
                 last = min((self._done[at] // HUGE + 1) * HUGE, end)

@@ -1,13 +1,18 @@
 """Pages of libraries that are given back: unwritten ones, and the contents stay."""
 
 import ctypes
+import gc
 import mmap
 import sys
 from pathlib import Path
+from types import SimpleNamespace
+from typing import cast
 
 import pytest
 
 from sluice_server.services.process.library_pages import MAPPING, SMAPS, give_back_library_pages
+from sluice_server.services.process.process import Process
+from sluice_server.services.ring.stage import Stage
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="reads Linux's /proc")
 
@@ -59,3 +64,21 @@ def test_where_the_table_is_hidden_pages_stay(tmp_path: Path) -> None:
     give_back_library_pages(tmp_path / "smaps")
     assert resident_kb(address) == SIZE >> 10
     assert memory[:] == b"a" * SIZE
+
+
+def test_a_process_gives_back_what_its_start_read(tmp_path: Path) -> None:
+    memory, address = mapped(tmp_path / "library.so", is_written=False)
+    process = SimpleNamespace(
+        contents=SimpleNamespace(check=lambda: None),
+        ring=SimpleNamespace(start=lambda stage: None),
+        operations=SimpleNamespace(handle=None),
+        memory=None,
+        _beat=lambda stage, now_s: None,
+    )
+    threshold = gc.get_threshold()
+    try:
+        Process.start(cast(Process, process), cast(Stage, None))
+    finally:
+        gc.set_threshold(*threshold)
+        gc.unfreeze()
+    assert resident_kb(address) == 0 and memory[:] == b"a" * SIZE
