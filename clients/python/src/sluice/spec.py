@@ -48,6 +48,7 @@ class GenerateOptions(TypedDict, total=False):
     detach: bool
 
 
+_KNOWN = frozenset(GenerateOptions.__annotations__)
 _TOP = frozenset({"model", "revision", "adapter", "idempotency_key"})
 _SAMPLING = frozenset(types_pb2.SamplingParams.DESCRIPTOR.fields_by_name)
 _OUTPUT = frozenset({"logprobs", "token_records", "echo"})
@@ -59,13 +60,13 @@ _ROLES: Mapping[str, "types_pb2.Role.ValueType"] = {
 
 def build(prompt: Prompt, options: GenerateOptions) -> types_pb2.GenerationSpec:
     """Returns the spec. Raises TypeError for an unknown option, ValueError for a value that its field cannot hold."""
-    unknown = sorted(set(options) - set(GenerateOptions.__annotations__))
-    if unknown:
+    if not options.keys() <= _KNOWN:
+        unknown = min(options.keys() - _KNOWN)
         raise TypeError(
-            f"{unknown[0]!r} is no option of a generation; there are {', '.join(GenerateOptions.__annotations__)}"
+            f"{unknown!r} is no option of a generation; there are {', '.join(GenerateOptions.__annotations__)}"
         )
     spec = _prompted(prompt)
-    sampling = types_pb2.SamplingParams()
+    sampling = spec.sampling
     for name, value in options.items():
         if name in _TOP:
             _set(spec, name, value)
@@ -75,7 +76,6 @@ def build(prompt: Prompt, options: GenerateOptions) -> types_pb2.GenerationSpec:
             _set(spec.output, name, value)
         elif name in _FORMS:
             _set(spec.constraint, name, value)
-    spec.sampling.MergeFrom(sampling)
     _rest(spec, options)
     return spec
 
@@ -137,7 +137,7 @@ def _set(
     name: str,
     value: object,
 ) -> None:
-    if isinstance(value, Iterable) and not isinstance(value, str):
-        getattr(message, name).extend(value)
-    else:
+    if isinstance(value, str | int | float) or not isinstance(value, Iterable):
         setattr(message, name, value)
+    else:
+        getattr(message, name).extend(value)
