@@ -9,6 +9,7 @@ from sluice_server.engine.request import Limits, SamplingParams
 from sluice_server.services.checkpoint.pooling_files import PoolingFiles
 from sluice_server.services.config import DEFAULTS
 from sluice_server.services.gateway.access.tls_files import TlsFiles
+from sluice_server.services.gateway.contract.options import OptionMemo
 from sluice_server.services.gateway.tokenizer_files import NO_FILES, TokenizerFiles
 
 
@@ -150,3 +151,7 @@ class GatewaySettings:
     max_concurrent_streams: int = 2048  # per connection
     max_connections: int = 1 << 20
     max_connections_per_address: int = 1 << 20
+    options: OptionMemo = dataclasses.field(init=False, repr=False, compare=False)  # of these limits and this model
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "options", OptionMemo(self.limits, self.model.defaults, self.model.eos_ids))

@@ -1,6 +1,7 @@
 """Translates requests of the contract into work for the ring: defaults, limits, refusal of what is not built.
 
-Takes sluice.v1 requests; returns the work and the effective parameters. Depends on no call, no state and no socket.
+Takes sluice.v1 requests; returns the work and the effective parameters. Depends on no call and no socket; the one state
+is that of `OptionMemo`.
 """
 
 import dataclasses
@@ -12,7 +13,6 @@ from sluice_server.engine.checks import (
     SEES_PROMPT,
     check_credit,
     check_generates,
-    check_params,
     check_prompt,
 )
 from sluice_server.engine.errors import invalid, other_revision, unsupported
@@ -180,13 +180,8 @@ def _generation(
     adapter = adapter_of(spec, settings)
     check_generates(settings.model.generates)
     refuse_unbuilt(spec)
-    limits = settings.limits
-    params = sampling.sampling_params(spec, settings.model.defaults, limits)
-    check_params(params, limits)
-    words = sampling.bad_words(spec.sampling, limits)
-    stops = sampling.stops(spec.stop, limits, settings.model.eos_ids)
-    text = sampling.text(spec)
-    scheduling = sampling.scheduling(spec, priority, limits, is_open=is_open)
+    limits, options = settings.limits, settings.options.of(spec, priority, is_open=is_open)
+    params, stops, text, scheduling = options.params, options.stops, options.text, options.scheduling
     keep_last = _keep_last(spec, limits)
     embeds = prompt_embeds(spec, params, limits, is_open=is_open)
     images = chat_images(spec.chat, settings)
@@ -204,7 +199,7 @@ def _generation(
         work=Generate(
             *(prompt, params, stops, text, echo, keep_last, scheduling),
             constraint=limit,
-            bad_words=words,
+            bad_words=options.words,
             embeds=embeds,
             images=images,
         ),
