@@ -10,6 +10,7 @@ import time
 from pathlib import Path
 
 from sluice_server.engine.config import EngineConfig
+from sluice_server.engine.worker.host.allocator import give_back
 from sluice_server.services.checkpoint.model_source import DEMO, directory_of, resolve_model
 from sluice_server.services.checkpoint.packaged import SMOLLM2
 from sluice_server.services.checks.models import check_files
@@ -19,6 +20,7 @@ from sluice_server.services.config import ServiceConfig, bad_setting
 from sluice_server.services.gateway.access.identity import access_of, as_digest, read_access
 from sluice_server.services.gateway.access.tls_files import files_of
 from sluice_server.services.process.edge_settings import check_http, url
+from sluice_server.services.process.library_pages import give_back_library_pages
 from sluice_server.services.process.listening import UNIX, check_plaintext, check_vllm, split
 from sluice_server.services.process.model_table import ModelTable
 from sluice_server.services.ranks.settings import check_ranks
@@ -97,6 +99,8 @@ def _run(
         line = f"sluice: serving {_named(table, revision)} on {address}{http}"
         line += f", ready in {took:.1f} s"
         print(line + hint, flush=True)  # at once: who waits may read one line and leave
+        give_back_library_pages()
+        give_back()
 
     signals: list[int] = []
     with wakeups(signals), run_directory() as directory:

@@ -66,7 +66,9 @@ def test_where_the_table_is_hidden_pages_stay(tmp_path: Path) -> None:
     assert memory[:] == b"a" * SIZE
 
 
-def test_a_process_gives_back_what_its_start_read(tmp_path: Path) -> None:
+def test_a_process_gives_back_what_its_start_used(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    trimmed = []
+    monkeypatch.setattr("sluice_server.services.process.process.give_back", lambda: trimmed.append(True))
     memory, address = mapped(tmp_path / "library.so", is_written=False)
     process = SimpleNamespace(
         contents=SimpleNamespace(check=lambda: None),
@@ -81,4 +83,4 @@ def test_a_process_gives_back_what_its_start_read(tmp_path: Path) -> None:
     finally:
         gc.set_threshold(*threshold)
         gc.unfreeze()
-    assert resident_kb(address) == 0 and memory[:] == b"a" * SIZE
+    assert resident_kb(address) == 0 and memory[:] == b"a" * SIZE and trimmed
