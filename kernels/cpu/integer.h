@@ -210,12 +210,14 @@ inline void compute_by_dots(const Integer<BITS, MINIMA>& job, const Activations<
   std::fill_n(sums, (end - begin) * PANEL, 0.0f);
   const int64_t groups = num_groups(job.k), a_pass = end - begin > DOT_ROWS ? GROUPS_A_PASS : groups;
   const uint8_t* weight = job.weight + panel * (PANEL / PART) * groups * GROUP_SIZE<BITS, MINIMA>;
-  for (int64_t part = 0; part < PANEL / PART; ++part)
+  for (int64_t part = 0; part < PANEL / PART; ++part) {
+    if (part == PANEL / PART - 1 && end - begin > FEW_ROWS) fetch_results(job.to, begin, end, panel);
     for (int64_t group = 0; group < groups; group += a_pass) {
       const int64_t num = std::min(a_pass, groups - group);
       multiply_pass<BITS, MINIMA>(x.from(begin, group), end - begin, weight, num, sums + part * PART);
       weight += num * GROUP_SIZE<BITS, MINIMA>;
     }
+  }
   for (int64_t row = begin; row < end; ++row)
     finish_row(job.to, row, panel, load_sums(sums + (row - begin) * PANEL), x.norms[row]);
 }

@@ -42,6 +42,7 @@ inline void round_row(const Linear<uint16_t>& job, int64_t row, uint16_t* to) {
   for (int64_t i = 0; i < pairs_stride(job.k) * 2; i += LANES) {
     const auto mask = static_cast<__mmask16>(job.k - i >= LANES ? 0xffff : (1 << std::max<int64_t>(0, job.k - i)) - 1);
     Vec value = (Vec)_mm512_maskz_loadu_ps(mask, x + i);
+    __builtin_prefetch(x + job.x_stride + i);  // of the next row, that may lie in another core's cache
     if (job.norm != nullptr) value *= (Vec)_mm512_maskz_loadu_ps(mask, job.norm + i);
     const __m256bh rounded = _mm512_cvtneps_pbh((__m512)value);
     std::memcpy(to + i, &rounded, sizeof rounded);
@@ -127,9 +128,11 @@ inline void compute_piece(const Linear<uint16_t>& job, const uint32_t* x, int64_
     Fetching later(job.to, panel, begin);
     const bool is_few = rows <= (TILES_FETCHING - 1) * TILE;
     const int64_t a_pass = rows <= TILE ? pairs : is_few ? PAIRS_A_TURN : PAIRS_A_PASS;
-    for (int64_t pair = 0; pair < pairs; pair += a_pass)
+    for (int64_t pair = 0; pair < pairs; pair += a_pass) {
+      if (!is_few && pair + a_pass >= pairs) fetch_results(job.to, begin, end, panel);
       multiply_pass(x + begin * stride + pair, stride, rows, weight + pair * PITCH, std::min(a_pass, pairs - pair),
                     later, sums);
+    }
     for (int64_t row = begin; row < end; ++row) finish(row, sums + (row - begin) * PANEL);
   }
 }

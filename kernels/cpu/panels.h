@@ -190,6 +190,10 @@ inline void fetch_results(const Output& to, int64_t row, int64_t panel) {
   for (int64_t i = 0; i < width; i += LANES) __builtin_prefetch(y + i, 1);
 }
 
+inline void fetch_results(const Output& to, int64_t begin, int64_t end, int64_t panel) {
+  for (int64_t row = begin; row < end; ++row) fetch_results(to, row, panel);
+}
+
 // Calls work(row) for each of `m` rows of `k` numbers, on several threads if that pays.
 template <typename Work>
 inline void each_row(int64_t m, int64_t k, const Work& work) {
