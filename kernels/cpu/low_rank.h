@@ -81,17 +81,22 @@ inline void Products::shrink(const Beneath& at) {
 }
 
 // Calls work(part, column in a row of A · x, outputs [first, end) of the part, packed column) for what one side adds to
-// panels [begin, end), in the order of B.
+// panels [begin, end), in the order of B. Gated, a call has outputs of several panels only where each GATES of the part
+// are of one panel.
 template <typename Work>
 inline void Products::each_run(const Side& side, int64_t begin, int64_t end, const Work& work) const {
   const int64_t half = outputs_ / 2, width = gated_ ? GATES : PANEL, limit = gated_ ? half : outputs_;
   each_part(side, [&](const LowRank& part, int64_t low) {
-    for (int64_t run = 0; run < (gated_ ? 2 : 1); ++run)
-      for (int64_t panel = begin; panel < end; ++panel) {
-        const int64_t from = run * half + panel * width - part.first, num = std::min(width, limit - panel * width);
-        const int64_t first = std::max<int64_t>(0, from), last = std::min(part.outputs, from + num);
-        if (first < last) work(part, low, first, last, panel * PANEL + run * GATES + first - from);
+    for (int64_t run = 0; run < (gated_ ? 2 : 1); ++run) {
+      const int64_t shift = run * half - part.first;  // from an output's place in the run to that in the part
+      const int64_t panels = gated_ && shift % GATES != 0 ? 1 : end - begin;
+      for (int64_t panel = begin; panel < end; panel += panels) {
+        const int64_t first = std::max<int64_t>(0, shift + panel * width), from = first - shift;
+        const int64_t last = std::min(part.outputs, shift + std::min(limit, (panel + panels) * width));
+        const int64_t column = gated_ ? from / GATES * PANEL + run * GATES + from % GATES : from;
+        if (first < last) work(part, low, first, last, column);
       }
+    }
   });
 }
 
@@ -99,6 +104,7 @@ inline void Products::expand_slice(const PanelSlice& slice) {
   const float* low = low_ + slice.first * stride_;
   float* to = into_ + slice.first * width_;
   const int64_t rows = slice.last - slice.first;
+  const int64_t gap = gated_ ? PANEL - GATES : 0;
   int64_t covered = 0;
   each_part(*slice.group->side, [&](const LowRank& part, int64_t) { covered += part.outputs; });
   for (int64_t row = 0; covered < outputs_ && row < rows; ++row)  // adding -0 changes nothing
@@ -106,7 +112,7 @@ inline void Products::expand_slice(const PanelSlice& slice) {
   each_run(*slice.group->side, slice.begin, slice.end,
            [&](const LowRank& part, int64_t at, int64_t first, int64_t last, int64_t column) {
              with_kind(part.b_format, rounds_, [&](auto kind) {
-               expand_outputs<decltype(kind)>(part, first, last, {rows, low + at, stride_, to + column, width_});
+               expand_outputs<decltype(kind)>(part, first, last, {rows, low + at, stride_, to + column, width_, gap});
              });
            });
 }

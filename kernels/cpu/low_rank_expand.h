@@ -15,13 +15,14 @@ constexpr int EXPAND_ROWS = 4;  // that meet a panel of B at once
 constexpr int EXPAND_ROWS = 2;
 #endif
 
-// Numbers A · x of so many rows, and where their products go; strides are of floats.
+// Numbers A · x of so many rows, and where their products go; strides are of floats. Behind each GATES products `gap`
+// floats are left as they are, for those of the other half.
 struct LowRows {
   int64_t num;
   const float* low;
   int64_t stride;
   float* to;
-  int64_t width;
+  int64_t width, gap;
 };
 
 // The first `num` numbers of rows of B.
@@ -46,7 +47,8 @@ inline void expand_tile(const typename Kind::Element* b, int64_t width, int64_t 
   using Element = typename Kind::Element;
   using Number = typename Kind::Number;
   static constexpr Element ZEROS[V * LANES]{};
-  Vec acc[ROWS][V]{};
+  Vec acc[ROWS][V];
+  clear(acc);
   for (int64_t at = 0; at < rank; at += Kind::RANKS) {
     typename Kind::Weights weights[V];
     for (int v = 0; v < V; ++v) {
@@ -62,9 +64,12 @@ inline void expand_tile(const typename Kind::Element* b, int64_t width, int64_t 
       for (int v = 0; v < V; ++v) acc[r][v] = Kind::add(acc[r][v], low, weights[v]);
     }
   }
-  for (int r = 0; r < ROWS; ++r)
-    if (V == 1 && num < LANES) std::memcpy(rows.to + r * rows.width, acc[r], num * sizeof(float));
-    else std::memcpy(rows.to + r * rows.width, acc[r], sizeof acc[r]);
+  for (int r = 0; r < ROWS; ++r) {
+    float* to = rows.to + r * rows.width;
+    if (V == 1 && num < LANES) std::memcpy(to, acc[r], num * sizeof(float));
+    else
+      for (int v = 0; v < V; ++v) store(to + v * LANES + v * LANES / GATES * rows.gap, acc[r][v]);
+  }
 }
 
 template <typename Kind, int V, int ROWS = EXPAND_ROWS>
@@ -86,19 +91,19 @@ inline void each_block(const LowRank& part, int64_t first, int64_t end, const Wo
   }
 }
 
-// Writes products of outputs [first, end) of a part, side by side.
+// Writes products of outputs [first, end) of a part, in their order. With a gap, they begin where GATES of them do.
 template <typename Kind>
 inline void expand_outputs(const LowRank& part, int64_t first, int64_t end, const LowRows& rows) {
   each_block(part, first, end, [&](int64_t at, int64_t width, int64_t output, int64_t num) {
     const auto* b = static_cast<const typename Kind::Element*>(part.b) + at;
     LowRows own = rows;
-    own.to += output - first;
+    own.to += output - first + (output - first) / GATES * rows.gap;
     while (num > 0) {
       const int64_t done = num >= PANEL ? PANEL : num >= GATES ? GATES : std::min<int64_t>(LANES, num);
       if (done == PANEL) expand_rows<Kind, VECS>(b, width, part.rank, done, own);
       else if (done == GATES) expand_rows<Kind, VECS / 2>(b, width, part.rank, done, own);
       else expand_rows<Kind, 1>(b, width, part.rank, done, own);
-      b += done, own.to += done, num -= done;
+      b += done, own.to += done + done / GATES * rows.gap, num -= done;
     }
   });
 }

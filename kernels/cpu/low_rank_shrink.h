@@ -43,7 +43,7 @@ inline int64_t each_part(const Side& side, const Work& work) {
   return column;
 }
 
-// Rows of x as products take them: SHRINK_ROWS of them, with zeros up to whole vectors.
+// Rows of x as products take them: SHRINK_ROWS of them, with zeros up to whole vectors; in float32, rounded or both.
 struct Gathered {
   int64_t width;
   float* floats;
@@ -56,23 +56,14 @@ struct Gathered {
   }
 };
 
-inline Gathered gathered(int64_t inputs) {
+// Room for rows beside a side: null for what none of its matrices meets, float32 or rounded.
+inline Gathered gathered(const Beneath& at, const Side& side) {
   static thread_local Workspace<float> floats;
   static thread_local Workspace<uint16_t> rounded;
-  const int64_t width = whole(inputs, 2 * LANES);
-  return {width, floats.fit(SHRINK_ROWS * width), rounded.fit(SHRINK_ROWS * width)};
-}
-
-// A row of x, normed as its linear and its side say.
-inline void gather_row(const Beneath& at, const float* x, const float* side_norm, const Gathered& to, int64_t row) {
-  float* copy = to.floats + row * to.width;
-  const float scale = at.eps < 0.0f ? 1.0f : norm_scale(x, at.inputs, at.eps);
-  for (int64_t i = 0; i < at.inputs; ++i) copy[i] = x[i] * scale;
-  for (const float* norm : {at.norm, side_norm})
-    for (int64_t i = 0; norm != nullptr && i < at.inputs; ++i) copy[i] *= norm[i];
-  std::fill(copy + at.inputs, copy + to.width, 0.0f);
-  uint16_t* rounded = to.rounded + row * to.width;
-  for (int64_t i = 0; at.rounds && i < to.width; i += LANES) round_to(rounded + i, load(copy + i));
+  const int64_t width = whole(at.inputs, 2 * LANES), size = SHRINK_ROWS * width;
+  bool widens = !at.rounds;
+  each_part(side, [&](const LowRank& part, int64_t) { widens |= part.a_format != Stored::BFLOAT16; });
+  return {width, widens ? floats.fit(size) : nullptr, at.rounds ? rounded.fit(size) : nullptr};
 }
 
 // The last numbers of a row, and zeros.
@@ -82,20 +73,55 @@ struct Part {
   Part(const Element* from, int64_t num) { std::memcpy(at, from, num * sizeof(Element)); }
 };
 
+// Calls put(i, numbers) for each vector of a row of x, by `scale` and the weights of so many norms.
+template <int NORMS, typename Put>
+inline void each_normed(const float* x, int64_t inputs, float scale, const float* const (&norms)[2], const Put& put) {
+  const auto each = [&](int64_t i, const auto& numbers) {
+    Vec v = numbers(x + i) * scale;
+    for (int norm = 0; norm < NORMS; ++norm) v *= numbers(norms[norm] + i);
+    put(i, v);
+  };
+  int64_t i = 0;
+  for (; i + LANES <= inputs; i += LANES) each(i, [](const float* from) { return load(from); });
+  if (i < inputs) each(i, [&](const float* from) { return load(Part<LANES, float>(from, inputs - i).at); });
+}
+
+// A row of x, normed as its linear and its side say.
+inline void gather_row(const Beneath& at, const float* x, const float* side_norm, const Gathered& to, int64_t row) {
+  const float scale = at.eps < 0.0f ? 1.0f : norm_scale(x, at.inputs, at.eps);
+  const float* const norms[2]{at.norm == nullptr ? side_norm : at.norm, side_norm};
+  const int num = (at.norm != nullptr) + (side_norm != nullptr);
+  const auto each = [&](const auto& put) {
+    if (num == 0) each_normed<0>(x, at.inputs, scale, norms, put);
+    else if (num == 1) each_normed<1>(x, at.inputs, scale, norms, put);
+    else each_normed<2>(x, at.inputs, scale, norms, put);
+  };
+  const int64_t first = row * to.width, last = first + to.width - 2 * LANES;  // of which vectors may be zeros
+  if (to.floats != nullptr) {
+    std::fill_n(to.floats + last, 2 * LANES, 0.0f);
+    each([&](int64_t i, Vec v) { store(to.floats + first + i, v); });
+  }
+  if (to.rounded != nullptr) {
+    std::fill_n(to.rounded + last, 2 * LANES, uint16_t{0});
+    each([&](int64_t i, Vec v) { round_to(to.rounded + first + i, v); });
+  }
+}
+
 // A · x of ROWS rows by LANES / ROWS ranks from `rank` on, scaled. Behind the last row or rank the last one is computed
 // once more. SHRINK_ROWS ranks at a time meet all inputs, while as many behind them are brought into the cache.
 template <typename Kind, int ROWS>
 inline Vec shrink_tile(const LowRank& part, const Gathered& x, int64_t rows, int64_t inputs, int64_t rank) {
   constexpr int RANKS = LANES / ROWS, ONCE = std::min(RANKS, SHRINK_ROWS);
   using Element = typename Kind::Element;
-  Vec acc[LANES]{};
+  Vec acc[LANES];
   const typename Kind::Number* own[ROWS];
   for (int r = 0; r < ROWS; ++r) own[r] = x.row<typename Kind::Number>(std::min<int64_t>(r, rows - 1));
   for (int from = 0; from < RANKS; from += ONCE) {
     const Element* a[ONCE];
     for (int i = 0; i < ONCE; ++i)
       a[i] = static_cast<const Element*>(part.a) + std::min(rank + from + i, part.rank - 1) * inputs;
-    Vec products[ROWS][ONCE]{};
+    Vec products[ROWS][ONCE];
+    clear(products);
     const auto add = [&](int64_t k, const auto& weights) {
       for (int i = 0; i < ONCE; ++i) {
         const typename Kind::Weights weight = weights(a[i] + k);
@@ -131,7 +157,7 @@ inline void shrink_part(const LowRank& part, const Gathered& x, int64_t rows, in
 }
 
 inline void shrink_slice(const Beneath& at, const Slice& slice, const int64_t* places, float* low, int64_t stride) {
-  const Gathered x = gathered(at.inputs);
+  const Gathered x = gathered(at, *slice.group->side);
   const int64_t rows = slice.last - slice.first;
   for (int64_t row = 0; row < rows; ++row)
     gather_row(at, at.x[places[slice.first + row]], slice.group->side->norm, x, row);

@@ -126,6 +126,7 @@ inline void compute_piece(const Linear<uint16_t>& job, const uint32_t* x, int64_
     alignas(64) float sums[ROWS_A_PIECE * PANEL];  // of which few rows use little
     std::fill_n(sums, rows * PANEL, 0.0f);
     Fetching later(job.to, panel, begin);
+    for (int64_t row = begin; row < end; ++row) fetch_added(job.to, row, panel);
     const bool is_few = rows <= (TILES_FETCHING - 1) * TILE;
     const int64_t a_pass = rows <= TILE ? pairs : is_few ? PAIRS_A_TURN : PAIRS_A_PASS;
     for (int64_t pair = 0; pair < pairs; pair += a_pass) {

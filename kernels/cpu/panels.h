@@ -194,6 +194,13 @@ inline void fetch_results(const Output& to, int64_t begin, int64_t end, int64_t 
   for (int64_t row = begin; row < end; ++row) fetch_results(to, row, panel);
 }
 
+// Has what is added to one row's sums of one panel brought into the second-level cache: it was written before the
+// linear's products, which read all of its weights since.
+inline void fetch_added(const Output& to, int64_t row, int64_t panel) {
+  if (const float* added = addend(to, row, panel))
+    for (int v = 0; v < VECS; ++v) __builtin_prefetch(added + v * LANES, 0, 2);
+}
+
 // Calls work(row) for each of `m` rows of `k` numbers, on several threads if that pays.
 template <typename Work>
 inline void each_row(int64_t m, int64_t k, const Work& work) {

@@ -1,5 +1,6 @@
 """Logits of adapters beside packed weights against `transformers` on merged weights; rows do not depend on others."""
 
+import dataclasses
 import random
 from collections.abc import Sequence
 from pathlib import Path
@@ -19,7 +20,7 @@ from sluice_server.kernels.cpu import builds
 from sluice_server.kernels.layout.metadata import AttentionMetadata
 from tests.engine.test_engine_oracle import SHAPES
 from tests.oracle.adapters import merged, modules, write_adapter
-from tests.oracle.checkpoints import make_checkpoint, reference
+from tests.oracle.checkpoints import Shape, make_checkpoint, reference
 
 CPU = torch.device("cpu")
 LENGTH = 21
@@ -72,17 +73,12 @@ class Batch:
         return [torch.cat(parts) for parts in found]
 
 
-@pytest.mark.parametrize(("name", "ours"), CASES)
-def test_rows_equal_merged_weights_and_do_not_depend_on_company(
-    name: str, ours: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """A base row and one of each of three adapters, in one batch and alone; with our kernels, and torch's alone."""
-    if not ours:
-        monkeypatch.setattr(builds, "MODULE", None)
-    shape, rng = SHAPES[name], random.Random(name)
-    base = make_checkpoint(tmp_path / "base", shape)
+def compare(shape: Shape, folder: Path, seed: str, *, ours: bool) -> None:
+    """Compares a base row and one of each of three adapters, in one batch, with these alone and with merged weights."""
+    rng = random.Random(seed)
+    base = make_checkpoint(folder / "base", shape)
     config = read_config(base)
-    adapters = [None, *some_adapters(tmp_path, config)]
+    adapters = [None, *some_adapters(folder, config)]
     ids = [[rng.randrange(shape.vocab) for _ in range(LENGTH)] for _ in adapters]
     batch = Batch(load_model(base, config, torch.float32, CPU), ids, adapters)
     together = batch.logits(range(len(adapters)), cut=13)
@@ -98,6 +94,23 @@ def test_rows_equal_merged_weights_and_do_not_depend_on_company(
             with torch.inference_mode():
                 plain = reference(base)(torch.tensor([ids[row]])).logits[0]
             assert float((plain - want).abs().max()) > 0.1, "the adapter changes nothing"
+
+
+@pytest.mark.parametrize(("name", "ours"), CASES)
+def test_rows_equal_merged_weights_and_do_not_depend_on_company(
+    name: str, ours: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """With our kernels, and torch's alone."""
+    if not ours:
+        monkeypatch.setattr(builds, "MODULE", None)
+    compare(SHAPES[name], tmp_path, name, ours=ours)
+
+
+@pytest.mark.skipif(builds.MODULE is None, reason="not built")
+@pytest.mark.parametrize("name", ["llama", "phi3"])
+def test_rows_of_a_model_of_many_panels_are_as_those_of_few(name: str, tmp_path: Path) -> None:
+    """Threads compute several panels at once. No panel divides the gates: those of fused projections begin within."""
+    compare(dataclasses.replace(SHAPES[name], intermediate=1080), tmp_path, name, ours=True)
 
 
 def test_rows_of_a_model_in_bfloat16_do_not_depend_on_company(tmp_path: Path) -> None:
