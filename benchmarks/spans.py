@@ -55,7 +55,7 @@ class Ring:
         self.ends = Gathering(asyncio.get_running_loop().call_later)
         metrics = Metrics("gateway", "all-0")
         self._observer = GatewayObserver(self.tracer, metrics, lambda envelope: None, log, self.ends.add)
-        self._engine = EngineTrace(self._record)
+        self._engine = EngineTrace(self._record, defer=self.ends.add)
 
     def request(self) -> None:
         """Records one request from its start to its end."""

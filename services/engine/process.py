@@ -34,6 +34,7 @@ from sluice_server.services.ranks.leader import RankGroup, open_group
 from sluice_server.services.ranks.settings import config_of_rank
 from sluice_server.services.ring.loop import EXIT_BROKEN
 from sluice_server.services.telemetry import catalogue
+from sluice_server.services.telemetry.gathering import Gathering
 from sluice_server.services.telemetry.metrics import Labelled, MetricSample
 
 logger = logging.getLogger(__name__)
@@ -75,7 +76,7 @@ async def _serve(
     _log_start(built, process.source.name, took)
     ring = process.ring
     place = RingMembership(ring.process_id, ring.epoch, ring.leases, role=EngineRole(process.config.engine_role))
-    stage = EngineStage(built.engine, place, ring.emit, process.record, how)
+    stage = EngineStage(built.engine, place, ring.emit, process.record, how, _ends_of(process, closing).add)
     tenants = Labelled()
 
     def queued(tenant: str, seconds: float) -> None:
@@ -112,6 +113,14 @@ async def _serve(
         status = await process.run(gate)
     built.close()
     return status
+
+
+def _ends_of(process: Process, closing: contextlib.ExitStack) -> Gathering:
+    """Returns what makes the spans of requests that have ended, some at a time; all are there before one is kept."""
+    ends = Gathering(asyncio.get_running_loop().call_later)
+    process.ring.on_keep = ends.behind(process.ring.on_keep)
+    closing.callback(ends.flush)
+    return ends
 
 
 def _watch(built: BuiltEngine, attend: Callable[[], None], wake: Callable[[], None]) -> None:

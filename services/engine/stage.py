@@ -46,6 +46,7 @@ from sluice_server.services.messages.messages import (
 from sluice_server.services.messages.processes import CacheQuery, EngineRole, Report
 from sluice_server.services.ring.leases import Leases
 from sluice_server.services.telemetry import names
+from sluice_server.services.telemetry.gathering import Defer, at_once
 from sluice_server.services.telemetry.phases import Record, Value
 
 REPORT_INTERVAL_S = 0.25
@@ -77,8 +78,15 @@ class EngineStage:
     """Drives one engine from the ring's messages."""
 
     def __init__(
-        self, engine: Engine, place: RingMembership, emit: Emit, record: Record, computing: Computing = UNKNOWN
+        self,
+        engine: Engine,
+        place: RingMembership,
+        emit: Emit,
+        record: Record,
+        computing: Computing = UNKNOWN,
+        defer: Defer = at_once,
     ) -> None:
+        """`defer`: see `EngineTrace`."""
         self.engine = engine
         self.ended: dict[str, int] = {}  # requests by kind of end; "stale": an attempt that came too late
         self.errors: Counter[str] = Counter()  # failed requests by reason
@@ -93,7 +101,7 @@ class EngineStage:
         self.memory_level: Callable[[], int] = lambda: 0  # how short memory is; sent in reports
         self._place = place
         self._emit = emit
-        self._trace = EngineTrace(record, lambda: last_times(engine.runner))
+        self._trace = EngineTrace(record, lambda: last_times(engine.runner), defer)
         self._open: dict[str, _Open] = {}
         self._vectors = VectorRequests(engine, place.leases, place.clock, emit, self._count)
         self._served_token = False

@@ -5,6 +5,7 @@ sampled and becomes a span that is linked to its requests. Times are arguments; 
 """
 
 import dataclasses
+import functools
 from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
@@ -13,6 +14,7 @@ from sluice_server.engine.scheduler.events import RequestTimes
 from sluice_server.engine.timeline import EventKind, RequestTimeline, TimelineEvent
 from sluice_server.services.messages.messages import Envelope
 from sluice_server.services.telemetry import names
+from sluice_server.services.telemetry.gathering import Defer, at_once
 from sluice_server.services.telemetry.phases import Phase, PhaseEvent, Record, Value
 
 STEP_INTERVAL_S = 1.0  # between two sampled steps
@@ -49,10 +51,14 @@ class TracedRequest:
 class EngineTrace:
     """Records the phases of requests, and some steps, through `record`."""
 
-    def __init__(self, record: Record, ranks: Callable[[], Sequence[RankTimes]] = tuple) -> None:
-        """`ranks` returns the times of each rank in the latest step; nothing where there is one."""
+    def __init__(
+        self, record: Record, ranks: Callable[[], Sequence[RankTimes]] = tuple, defer: Defer = at_once
+    ) -> None:
+        """`ranks` returns the times of each rank in the latest step; nothing where there is one. `defer` makes the
+        phases of a request that has ended, later if it likes."""
         self._record = record
         self._ranks = ranks
+        self._defer = defer
         self._looked_at_s = 0.0
 
     def begin(self, envelope: Envelope, now: float) -> TracedRequest | None:
@@ -60,9 +66,11 @@ class EngineTrace:
         return TracedRequest(envelope, now, RequestTimeline()) if envelope.traceparent else None
 
     def end(self, traced: TracedRequest | None, end: RequestEnd) -> None:
-        """Records the phases of a request that has ended."""
-        if traced is None:
-            return
+        """Has the phases of a request that has ended recorded."""
+        if traced is not None:
+            self._defer(functools.partial(self._tell, traced, end))
+
+    def _tell(self, traced: TracedRequest, end: RequestEnd) -> None:
         attempt = traced.envelope.attempt
         for phase in phases_of(traced.arrival_s, traced.timeline, traced.steps, end):
             numbered = phase._replace(attributes={**phase.attributes, names.ATTEMPT: attempt}) if attempt else phase

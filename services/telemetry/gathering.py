@@ -50,6 +50,15 @@ class Gathering:
             if self._calls:
                 self._timer = self._call_later(DELAY_S, self.flush)
 
+    def behind(self, call: Callable[[str], object]) -> Callable[[str], None]:
+        """Returns a function that makes the calls that wait, and then this one."""
+
+        def made_behind(name: str) -> None:
+            self.flush()
+            call(name)
+
+        return made_behind
+
 
 def at_once(call: Call) -> None:
     """Makes the call: where nothing is gathered."""

@@ -13,6 +13,7 @@ from sluice_server.services.engine.trace import STEP_INTERVAL_S, EngineTrace, Re
 from sluice_server.services.messages.messages import Cancel, Envelope, Message, Preempted, Prompt
 from sluice_server.services.messages.work import Scheduling, Stops, pack_ids
 from sluice_server.services.telemetry import names
+from sluice_server.services.telemetry.gathering import Call
 from sluice_server.services.telemetry.phases import Phase, PhaseEvent
 from tests.services.test_stage_attempts import Nines
 
@@ -135,6 +136,21 @@ def test_steps_are_looked_at_now_and_then_and_linked() -> None:
     assert rig.of("b") == {}, "it is not traced"
     told = [one for phase in rig.of("a").values() for one in phase.span_events if one.name == names.EVENT_STEP]
     assert len(told) == len(steps)
+
+
+def test_phases_of_ended_requests_are_made_later_and_in_order() -> None:
+    found, waiting = list[tuple[str, str]](), list[Call]()
+    trace = EngineTrace(lambda envelope, phase: found.append((envelope.request_id, phase.name)), defer=waiting.append)
+    for name in "ab":
+        traced = trace.begin(Envelope(name, "g", traceparent=PARENT), 0.0)
+        assert traced is not None
+        traced.timeline.note(TimelineEvent(EventKind.ADMITTED, 1.0))
+        trace.end(traced, RequestEnd(2.0))
+    trace.end(None, RequestEnd(2.0))
+    assert not found and len(waiting) == 2, "none for a request that is not traced"
+    for call in waiting:
+        call()
+    assert found == [(name, phase) for name in "ab" for phase in (names.SPAN_QUEUE, names.SPAN_PREFILL)]
 
 
 def test_a_step_of_several_ranks_says_what_each_did() -> None:

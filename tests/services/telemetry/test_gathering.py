@@ -60,3 +60,14 @@ def test_one_that_fails_costs_no_other() -> None:
     assert made == ["before"]
     timers.run()
     assert made == ["before", "behind"] and not timers.set
+
+
+def test_what_needs_them_comes_behind_those_that_wait() -> None:
+    """Spans of a request that is kept after all must be held by then."""
+    timers, made = Timers(), list[str]()
+    gathering = Gathering(timers.call_later)
+    keep = gathering.behind(made.append)
+    keep("first")
+    gathering.add(lambda: made.append("spans"))
+    keep("second")
+    assert made == ["first", "spans", "second"] and not timers.set
