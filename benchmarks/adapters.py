@@ -3,9 +3,9 @@
     python -m benchmarks.adapters [--shape 474M] [--rounds 5] [--threads 2] [--clock wall] [--only steps,idle,zipf,load]
 
 One engine each, in bfloat16, random weights and adapters of rank 16 on all projections. What is compared takes turns,
-and figures are ratios of medians: absolute times of a shared machine mean little. `--threads 1 --clock cpu` is for
-machines that others use too: it takes CPU time, of the thread that computes for `steps` and `idle`, of all threads
-for `zipf` and `load`, as if the one that reads had the same core.
+and figures are medians of the ratios of each round: absolute times of a shared machine mean little, and drift.
+`--threads 1 --clock cpu` is for machines that others use too: it takes CPU time, of the thread that computes for
+`steps` and `idle`, of all threads for `zipf` and `load`, as if the one that reads had the same core.
 """
 
 import argparse
@@ -49,8 +49,8 @@ def step_s(engine: Engine, clock: Clock, adapters: Sequence[AdapterRef | None]) 
     return median(took[2:])
 
 
-def in_turns(cases: Mapping[str, Callable[[], float]], rounds: int) -> dict[str, float]:
-    """The medians of cases that take turns; the first round is not counted."""
+def in_turns(cases: Mapping[str, Callable[[], float]], rounds: int) -> dict[str, list[float]]:
+    """The values of cases that take turns, by round; the first round is not counted."""
     found: dict[str, list[float]] = {name: [] for name in cases}
     for number in range(rounds + 1):
         for name, case in cases.items():
@@ -61,7 +61,12 @@ def in_turns(cases: Mapping[str, Callable[[], float]], rounds: int) -> dict[str,
             f"round {number} of {rounds}: "
             + ", ".join(f"{name} {value[-1] * 1e3:.2f} ms" for name, value in found.items() if value)
         )
-    return {name: median(values) for name, values in found.items()}
+    return found
+
+
+def ratio(values: Sequence[float], others: Sequence[float]) -> float:
+    """The median of what values are over others of the same rounds."""
+    return round(median([one / other for one, other in zip(values, others, strict=True)]), 3)
 
 
 def steps(shape: str, rounds: int, threads: int, clock: Clock) -> dict[str, object]:
@@ -79,8 +84,8 @@ def steps(shape: str, rounds: int, threads: int, clock: Clock) -> dict[str, obje
             }
             found = in_turns(cases, rounds)
             figures[f"{rows} rows"] = {
-                "base_ms": round(found["base"] * 1e3, 2),
-                **{f"{name} over base": round(value / found["base"], 3) for name, value in found.items()},
+                "base_ms": round(median(found["base"]) * 1e3, 2),
+                **{f"{name} over base": ratio(values, found["base"]) for name, values in found.items()},
             }
         tensors = sum(2 * RANK * (one.inputs + one.outputs) for one in modules_of_shape(shape))
         figures["bytes over its tensors"] = round(refs[0].num_bytes / tensors, 3)
@@ -98,7 +103,7 @@ def idle(shape: str, rounds: int, threads: int, clock: Clock) -> dict[str, objec
             "enabled": lambda: step_s(enabled, clock, [None] * 8),
         }
         found = in_turns(cases, rounds)
-        return {"rate enabled over disabled": round(found["disabled"] / found["enabled"], 3)}
+        return {"rate enabled over disabled": ratio(found["disabled"], found["enabled"])}
 
 
 def load_run(
