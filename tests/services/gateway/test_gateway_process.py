@@ -1,12 +1,19 @@
-"""A gateway process: the number of connections it may hold, and its end with the service."""
+"""A gateway process: the number of connections it may hold, what its start leaves, and its end with the service."""
 
 import asyncio
+from types import SimpleNamespace
+from typing import cast
 
 import grpc
 import pytest
 
+from sluice_server.services.config import ServiceConfig
+from sluice_server.services.gateway import process as module
+from sluice_server.services.gateway.gateway import Gateway
+from sluice_server.services.gateway.lanes import GatewayLanes
 from sluice_server.services.gateway.opening import OTHER_FILES, most_connections
 from sluice_server.services.gateway.process import end_at_once
+from sluice_server.services.process.joining import Common
 from tests.services.gateway.fake_ring import running, stream_request, text_of
 
 
@@ -30,3 +37,21 @@ async def test_a_service_that_gives_up_ends_streams_in_words() -> None:
             await anext(events)
         assert ended.value.code() is grpc.StatusCode.UNAVAILABLE and stopping.is_set()
         assert not rig.gateway.is_serving
+
+
+async def test_it_gives_back_pages_of_libraries_when_its_server_has_started(monkeypatch: pytest.MonkeyPatch) -> None:
+    done: list[str] = []
+    stopping = asyncio.Event()
+    stopping.set()
+
+    async def start() -> None:
+        done.append("started")
+
+    async def nothing(grace_s: float = 0.0) -> None:
+        pass
+
+    monkeypatch.setattr(module, "give_back_library_pages", lambda: done.append("given back"))
+    gateway, lanes = SimpleNamespace(start=start, stop=nothing), SimpleNamespace(lost=None, follow=nothing)
+    common = cast(Common, SimpleNamespace(stopping=stopping))
+    status = await module._serve(ServiceConfig(), common, cast(Gateway, gateway), cast(GatewayLanes, lanes))
+    assert status == 0 and done == ["started", "given back"]
