@@ -9,7 +9,7 @@ from collections.abc import Callable
 from typing import Protocol
 
 DELAY_S = 0.2
-MAX_GATHERED = 16  # made together: a millisecond, in which no message is written
+MAX_GATHERED = 32  # made together: less than a millisecond, in which no message is written
 
 Call = Callable[[], object]
 Defer = Callable[[Call], object]
