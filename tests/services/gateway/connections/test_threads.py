@@ -1,30 +1,14 @@
 """The scheduling policy of threads that start within a block, and of existing ones; turns at the interpreter."""
 
 import os
-import subprocess
 import sys
 import threading
 
 import pytest
 
-from sluice_server.services.gateway.connections.threads import NICENESS, TURN_S, USUAL_S, short_turns, yielding_threads
+from sluice_server.services.gateway.connections.threads import TURN_S, USUAL_S, short_turns, yielding_threads
 
 linux = pytest.mark.skipif(sys.platform != "linux", reason="other systems have no such policy")
-
-POLLER = """
-import asyncio, os, threading
-import grpc
-from sluice_server.services.gateway.connections.threads import yielding_threads
-
-async def main():
-    with yielding_threads():
-        server = grpc.aio.server()
-    for thread in set(threading.enumerate()) - {threading.main_thread()}:
-        print(os.getpriority(os.PRIO_PROCESS, thread.native_id))
-    await server.stop(None)
-
-asyncio.run(main())
-"""
 
 
 def policy_of_new_thread() -> int:
@@ -41,28 +25,6 @@ def test_threads_of_the_block_yield_and_no_others() -> None:
     with yielding_threads():
         assert policy_of_new_thread() == os.SCHED_BATCH
     assert os.sched_getscheduler(0) == policy_of_new_thread() == before
-
-
-@linux
-def test_threads_of_the_block_have_a_low_priority_and_no_others() -> None:
-    ended = threading.Event()
-    threads = [threading.Thread(target=ended.wait) for _ in range(3)]
-    own = os.getpriority(os.PRIO_PROCESS, 0)
-    try:
-        threads[0].start()
-        with yielding_threads():
-            threads[1].start()
-        threads[2].start()
-        niceness = [os.getpriority(os.PRIO_PROCESS, thread.native_id or 0) for thread in threads]
-        assert niceness == [own, NICENESS, own] and os.getpriority(os.PRIO_PROCESS, 0) == own
-    finally:
-        ended.set()
-
-
-@linux
-def test_the_poller_of_grpc_is_one_of_them() -> None:
-    ran = subprocess.run([sys.executable, "-c", POLLER], capture_output=True, text=True, timeout=60, check=True)
-    assert ran.stdout == f"{NICENESS}\n"
 
 
 @linux
