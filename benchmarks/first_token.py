@@ -141,6 +141,7 @@ def figures(values: Sequence[float]) -> dict[str, int]:
     ordered = sorted(values)
     return {
         "p50": round(median(ordered) * 1e6),
+        "p99": round(ordered[len(ordered) * 99 // 100] * 1e6),
         "p25": round(ordered[len(ordered) // 4] * 1e6),
         "min": round(ordered[0] * 1e6),
     }

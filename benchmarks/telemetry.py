@@ -1,9 +1,9 @@
 """Measures the cost of telemetry: throughput with every request traced, and steps with a collector that accepts
 connections and does not answer.
 
-    python -m benchmarks.telemetry [--rounds 20] [--streams 64] [--requests 128] [--all]
+    python -m benchmarks.telemetry [--model demo] [--rounds 20] [--streams 64] [--requests 128] [--all]
 
-Demo model, 64 tokens in and 64 out, closed loop. Services stand side by side: with metrics to be fetched (plain), with
+64 tokens in and 64 out, closed loop. Services stand side by side: with metrics to be fetched (plain), with
 traces and metrics to a collector too, with the same to a black hole. Each round loads one after the other, in an order
 that changes, for as long as `requests` take. The collector answers without reading, lest its own work be charged.
 Ratios are medians of those within a round, as the machine changes from one to the next. Steps are the engine's own: its
@@ -161,12 +161,12 @@ class Service:
 
 
 @contextlib.contextmanager
-def serving(metrics_port: int, *options: str) -> Iterator[Service]:
+def serving(model: str, metrics_port: int, *options: str) -> Iterator[Service]:
     """A service whose engine keeps step times to one percent."""
     fine = str(Path(__file__).parent / "fine_steps")
     fine = fine if metrics_port and "--log-requests" not in options else ""
     path = os.pathsep.join(filter(None, [fine, str(Path(__file__).parents[1]), os.environ.get("PYTHONPATH", "")]))
-    command = [*SERVE, "--metrics-port", str(metrics_port), *options]
+    command = [*SERVE, "--model", model, "--metrics-port", str(metrics_port), *options]
     made = {**os.environ, "PYTHONPATH": path}
     with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True, env=made) as child:
         assert child.stdout is not None
@@ -181,6 +181,7 @@ def main() -> None:
     """Measure in turn and write the result."""
     end_as_asked()
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--model", default="demo", help="what is served; the demo model's requests are the cheapest")
     parser.add_argument("--rounds", type=int, default=20)
     parser.add_argument("--streams", type=int, default=64)
     parser.add_argument("--requests", type=int, default=128)
@@ -198,7 +199,7 @@ def main() -> None:
             ways = {"off": (0, QUIET), "lines": (0, LINES), "traces": (0, (*QUIET, *traces))}
             directory = stack.enter_context(tempfile.TemporaryDirectory())
             ways["all"] = (PORT, (*LINES, *traces, "--audit-log", str(Path(directory, "audit.jsonl"))))
-        services = {way: stack.enter_context(serving(port, *more)) for way, (port, more) in ways.items()}
+        services = {way: stack.enter_context(serving(options.model, port, *more)) for way, (port, more) in ways.items()}
         if options.all:
             stop = threading.Event()
             stack.callback(stop.set)

@@ -2,7 +2,8 @@
 of those before. By HTTP, and ours by gRPC too.
 
     python -m benchmarks.cpu.open_load [--shape 61M] [--form float32] [--trace FILE] [--rounds 5] [--seconds 12]
-                                       [--only goodput,burst] [--servers sluice,vLLM] [--slots 128] [--fresh]
+                                       [--only goodput,burst] [--servers sluice,vLLM] [--slots 128] [--guess 6]
+                                       [--fresh]
 
 Goals: p95 of the time to the first token below 200 ms, and of the time per token behind it below 50 ms. A round finds
 the highest rate that keeps both by bisection, of every server in turn, with the same requests for all; goodput is the
@@ -36,7 +37,6 @@ from benchmarks.machine import end_as_asked, median, write
 from sluice_server.services.cli.load import arrival_times
 
 GOALS = Goals()
-GUESS = 6.0  # requests a second at which the first search begins
 LEAST = 20  # requests of a trial: one of them may be late
 REST_S = 1.0  # between two trials: what was cut off is forgotten
 BASE, BURST, BURST_S = 0.2, 10.0, 1.0  # of the highest rate; over the base; seconds of it
@@ -95,7 +95,7 @@ class Bench:
             return trials[-1].passes
 
         rate = highest(passes, start)
-        best = next((trial for trial in trials if trial.rate == rate), None)
+        best = next((trial for trial in trials if trial.rate == rate and trial.passes), None)
         if best is None:
             return {"rate": 0.0, "goodput": 0.0}
         figures = {"ttft_p50_ms": best.ttft_p50, "ttft_p95_ms": best.ttft_p95, "tpot_p95_ms": best.tpot_p95}
@@ -144,7 +144,7 @@ def measure(bench: Bench, all_of: Sequence[Contestant], options: argparse.Namesp
 
     for number in range(options.rounds):
         for one in all_of:
-            start = limit_of(found, one.name) or GUESS
+            start = limit_of(found, one.name) or options.guess
             if "goodput" in options.only:
                 keep("goodput", number, one, partial(bench.limit, one, start, 100 * number + 7))
             if "burst" in options.only and (limit := limit_of(found, one.name)):
@@ -230,6 +230,7 @@ def main() -> None:
     parser.add_argument("--only", default="goodput,burst")
     parser.add_argument("--servers", default=f"{OWN},{PEER}")
     parser.add_argument("--slots", type=int, default=128)
+    parser.add_argument("--guess", type=float, default=6.0, help="requests a second at which the first search begins")
     parser.add_argument("--fresh", action="store_true")
     options = parser.parse_args()
     name = f"cpu_open_load_{options.shape}" + (f"_{options.trace.stem}" if options.trace else "")

@@ -11,6 +11,7 @@ from sluice_server.engine.models.config import ModelConfig
 from sluice_server.engine.plugins.entry_points import NO_PLUGINS, Plugins
 from sluice_server.engine.request import Limits
 from sluice_server.engine.worker.host.allocator import give_back
+from sluice_server.engine.worker.host.aside import call_aside
 from sluice_server.services.checkpoint.model_source import CheckpointFiles, ModelSource
 from sluice_server.services.config import ServiceConfig
 from sluice_server.services.memory.watch import MemoryWatch
@@ -88,8 +89,7 @@ class Process:
         """
         self.contents.check()
         if gc.get_threshold()[0] != GC_THRESHOLD:  # a gateway starts one stage for each model
-            give_back_library_pages()
-            give_back()
+            call_aside(_give_back)
             gc.freeze()
         gc.set_threshold(GC_THRESHOLD, 50, 100)
         self.ring.on_operation = self.operations.handle
@@ -127,3 +127,8 @@ class Process:
         self.start(stage)
         await self.stopping.wait()
         return 0
+
+
+def _give_back() -> None:
+    give_back_library_pages()
+    give_back()

@@ -1,10 +1,16 @@
 """The open load benchmark: its table over rounds, what is kept, and the settings a peer is found at its best with."""
 
+import asyncio
 import json
 from pathlib import Path
+from typing import ClassVar, cast
 
-from benchmarks.cpu.open_load import Found, limit_of, read, table
+from benchmarks.cpu.goodput import Trial
+from benchmarks.cpu.load_lengths import sharegpt
+from benchmarks.cpu.open_load import Bench, Contestant, Found, limit_of, read, table
+from benchmarks.cpu.open_loop import Connect
 from benchmarks.cpu.peer_settings import PeerSettings, best_of, search
+from benchmarks.cpu.servers import Server
 
 RATES = {"sluice float32, HTTP": (9.0, 10.0, 6.0), "vLLM float32, HTTP": (3.0, 5.0, 4.0)}
 
@@ -33,6 +39,28 @@ def test_ours_is_compared_with_the_peer_of_the_same_round() -> None:
 def test_a_search_begins_at_the_median_of_those_before() -> None:
     assert limit_of(rows(), "sluice float32, HTTP") == 9.0
     assert limit_of(rows(), "another") == 0.0
+
+
+class Disturbed(Bench):
+    """Keeps the goals up to ten requests a second, but in the first trial of each rate."""
+
+    tried: ClassVar[set[float]] = set()
+
+    def warm(self, one: Contestant) -> None:
+        pass
+
+    def trial(self, one: Contestant, rate: float, seed: int) -> Trial:
+        passes = rate in self.tried and rate < 10.0
+        self.tried.add(rate)
+        return Trial(rate, 20, 0.05, 0.1 if passes else 0.3, 0.01, rate if passes else 1.0, 0, passes)
+
+
+def test_figures_are_of_the_trial_that_kept_the_goals() -> None:
+    nobody = Contestant("nobody", cast(Server, None), cast(Connect, None))
+    with asyncio.Runner() as runner:
+        found = Disturbed("61M", sharegpt(), 8.0, runner).limit(nobody, 8.0, 0)
+    assert 8.0 <= found["rate"] < 10.0
+    assert found["goodput"] == found["rate"] and found["ttft_p95_ms"] == 100.0
 
 
 def test_what_was_measured_is_read_again(tmp_path: Path) -> None:
