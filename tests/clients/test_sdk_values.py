@@ -36,9 +36,7 @@ def test_options_go_where_the_contract_has_them() -> None:
 
 
 def test_what_is_not_given_stays_absent() -> None:
-    assert build([1, 2], {}) == types_pb2.GenerationSpec(
-        token_ids=types_pb2.TokenIds(ids=[1, 2]), sampling=types_pb2.SamplingParams()
-    )
+    assert build([1, 2], {}) == types_pb2.GenerationSpec(token_ids=types_pb2.TokenIds(ids=[1, 2]))
 
 
 def test_every_option_does_something() -> None:
