@@ -121,11 +121,13 @@ class Adapters:
                 one.end(error)
 
     def reported(self, report: Report) -> None:
-        """Takes an engine's report. What an engine lacks that has joined, or was started anew, is loaded there."""
+        """Takes an engine's report. What an engine lacks that has joined, or was started anew, is loaded there. A name
+        that is being dropped is not learned again from a report that the engine sent before it heard of that."""
         if report.adapters is None:
             return
-        changes = report.num_adapter_changes
-        for state in self.registry.reported(report.engine_id, report.epoch, report.adapters, changes):
+        dropping = {one.work.name for one in self._loads if isinstance(one.work, DropAdapter)}
+        states = [one for one in report.adapters if one.name not in dropping]
+        for state in self.registry.reported(report.engine_id, report.epoch, states, report.num_adapter_changes):
             work = LoadAdapter(state.name, state.path, state.digest, state.is_pinned)
             self._begin(work, _nothing, (report.engine_id,))
 

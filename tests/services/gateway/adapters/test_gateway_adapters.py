@@ -180,6 +180,20 @@ async def test_a_name_that_is_dropped_while_it_is_loaded_stays_dropped() -> None
         assert (await rig.control.ListAdapters(control_pb2.ListAdaptersRequest())).adapters == []
 
 
+async def test_a_name_that_is_being_dropped_is_not_learned_again_from_an_earlier_report() -> None:
+    async with serving() as (rig, engines):
+        await rig.control.LoadAdapter(control_pb2.LoadAdapterRequest(adapter="a"))
+
+        def report_first(submit: Submit) -> None:
+            rig.lane.handle(Report("e0", 1, Load(), served_token=True, adapters=(of_name("a"), of_name("b"))))
+            engines.answer(submit)
+
+        rig.ring.script = report_first
+        await rig.control.UnloadAdapter(control_pb2.UnloadAdapterRequest(adapter="a"))
+        listed = await rig.control.ListAdapters(control_pb2.ListAdaptersRequest())
+        assert [one.name for one in listed.adapters] == ["b"]
+
+
 async def test_adapters_are_listed_in_pages_and_those_of_a_new_engine_are_loaded_again() -> None:
     async with serving() as (rig, engines):
         for name in "abc":
