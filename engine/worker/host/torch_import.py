@@ -61,7 +61,14 @@ class _Empty(Loader):
 
 
 class _Deferring(MetaPathFinder):
-    """Finds the deferred modules as empty ones, and no others."""
+    """Finds the deferred modules as empty ones, and no others.
+
+    Attributes:
+        found: those that torch has asked for; other versions have other parts.
+    """
+
+    def __init__(self) -> None:
+        self.found: set[str] = set()
 
     def find_spec(
         self, fullname: str, path: Sequence[str] | None, target: ModuleType | None = None
@@ -69,13 +76,17 @@ class _Deferring(MetaPathFinder):
         found = PathFinder.find_spec(fullname, path, target) if fullname in DEFERRED else None
         if found is None:
             return None
+        self.found.add(fullname)
         spec = ModuleSpec(fullname, _Empty(), origin=found.origin)
         spec.submodule_search_locations = found.submodule_search_locations
         return spec
 
 
 class _Completing(MetaPathFinder, Loader):
-    """Imports what was deferred before the first further module of torch, and then that module."""
+    """Imports what was deferred, `names`, before the first further module of torch, and then that module."""
+
+    def __init__(self, names: Sequence[str]) -> None:
+        self._names = names
 
     def find_spec(
         self, fullname: str, path: Sequence[str] | None, target: ModuleType | None = None
@@ -85,7 +96,7 @@ class _Completing(MetaPathFinder, Loader):
     def exec_module(self, module: ModuleType) -> None:
         sys.meta_path.remove(self)
         del sys.modules[module.__name__]  # an empty one, in whose place the import system finds the other
-        for name in (*DEFERRED, module.__name__):
+        for name in (*self._names, module.__name__):
             importlib.import_module(name)
 
 
@@ -112,7 +123,7 @@ def import_torch() -> None:
     for name in DEFERRED:  # whoever imports one from now on gets it whole
         if isinstance(sys.modules.get(name), Deferred):
             del sys.modules[name]
-    sys.meta_path.insert(0, _Completing())
+    sys.meta_path.insert(0, _Completing([name for name in DEFERRED if name in finder.found]))
 
 
 def _imported(module: ModuleType) -> ModuleType:

@@ -13,9 +13,9 @@ import torch
 """
 
 
-def run(program: str) -> str:
+def run(program: str, begin: str = BEGIN) -> str:
     """Returns what a new process prints, which imports torch so."""
-    command = [sys.executable, "-W", "error", "-c", BEGIN + program]
+    command = [sys.executable, "-W", "error", "-c", begin + program]
     ran = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
     assert ran.returncode == 0, ran.stderr
     return ran.stdout
@@ -63,3 +63,17 @@ def test_what_is_not_there_is_told_as_ever() -> None:
         "try:\n    importlib.import_module('torch.nothing')\nexcept ModuleNotFoundError as error:\n    print(error)"
     )
     assert said == "False False\nNo module named 'torch.nothing'\n"
+
+
+def test_a_part_that_this_version_of_torch_lacks_is_left_out() -> None:
+    """Other versions have other parts: torch 2.11 has no `torch._native`, and its profiler imports more of torch."""
+    program = (
+        "import importlib, sys\n"
+        "from sluice_server.engine.worker.host import torch_import\n"
+        "torch_import.DEFERRED += ('torch._of_another_version',)\n"
+        "torch_import.import_torch()\n"
+        "import torch\n"
+        "importlib.import_module('torch.utils.flop_counter')\n"
+        "print(*(name for name in torch_import.DEFERRED if name not in sys.modules))\n"
+    )
+    assert run(program, begin="") == "torch._of_another_version\n"
