@@ -68,7 +68,9 @@ def test_every_stage_runs_what_there_is() -> None:
     assert files == {str(path.relative_to(ROOT)) for path in (ROOT / "tests/gpu").glob("test_*.py")}
     benchmarks = modules - {"pytest"}
     assert all((ROOT / f"{name.replace('.', '/')}.py").exists() for name in benchmarks)
-    assert benchmarks == {f"benchmarks.gpu_{name}" for name in ("attention", "kernels", "engine", "tune")}
+    assert benchmarks == {
+        f"benchmarks.gpu_{name}" for name in ("attention", "block_table", "kernels", "engine", "offload", "tune")
+    }
     assert gpu_day.environment(sanitized("memcheck"), is_dry=False)["PYTORCH_NO_CUDA_MEMORY_CACHING"] == "1"
 
 
