@@ -1,7 +1,7 @@
 """A template: a process with one thread that has imported what others of a service need, and forks them when asked.
 
 What it forks starts within milliseconds and shares its memory. It has no event loop, socket of the ring, gRPC or CUDA,
-and no thread: none of them survives a fork. Its supervisor asks it over a socket, and becomes the parent of each forked
+and no thread: none of them survives a fork. Its supervisor asks it over a socket, and is the parent of each forked
 process, so that the end of a template ends no other process.
 """
 
@@ -20,6 +20,7 @@ from sluice_server.engine.worker.host.aside import ASIDE
 from sluice_server.services.messages.processes import Role
 from sluice_server.services.process.aside import import_aside, import_needs
 from sluice_server.services.process.library_pages import give_back_library_pages
+from sluice_server.services.process.sibling import fork_sibling
 from sluice_server.services.process.supervised import TEMPLATE, TEMPLATE_KIND, die_with_supervisor, say_template
 
 STAGES, ENGINES = "stages", "engines"  # the kinds
@@ -107,7 +108,8 @@ def _serve(channel: socket.socket) -> None:
         if not data:
             raise SystemExit
         try:
-            pid = _fork()
+            _wait_for_threads()
+            pid = fork_sibling()
         except OSError as error:
             answer = Forked(error=str(error))
         else:
@@ -129,34 +131,6 @@ def _wait_for_threads() -> None:
         if time.monotonic() >= end_s:
             raise OSError(0, "the template has threads")
         time.sleep(ENDING_S / 100)
-
-
-def _fork() -> int:
-    """Forks twice: the process between exits, so that the supervisor becomes the parent of the second one. Returns 0
-    there, and its number in the template. Raises OSError."""
-    _wait_for_threads()
-    read, write = os.pipe()
-    between = os.fork()
-    if not between:
-        try:
-            pid = os.fork()
-        except OSError:
-            os._exit(1)
-        if pid:
-            with contextlib.suppress(OSError):  # it does so too: whoever hears of it may signal its group at once
-                os.setpgid(pid, pid)
-            os.write(write, str(pid).encode())
-            os._exit(0)
-        os.close(read)
-        os.close(write)
-        return 0
-    os.close(write)
-    with os.fdopen(read, "rb") as told:
-        number = told.read()
-    os.waitpid(between, 0)
-    if not number:
-        raise OSError(0, "the system makes no second process")
-    return int(number)
 
 
 def _begin(asked: Fork, files: list[int]) -> None:

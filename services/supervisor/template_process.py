@@ -1,20 +1,19 @@
 """A template process as its supervisor has it: what it is started with, and how it is asked to fork."""
 
-import ctypes
+import contextlib
 import os
 import socket
-import sys
 from collections.abc import Sequence
 from pathlib import Path
 
 import msgspec
 
+from sluice_server.services.process.sibling import can_fork_siblings
 from sluice_server.services.process.template import GO, Fork, Forked
 from sluice_server.services.supervisor.forked import ForkedProcess, ProcessHandle
 
 ANSWER_S = 2.0  # forking takes a few milliseconds
 MAX_ANSWER_BYTES = 4096
-PR_SET_CHILD_SUBREAPER = 36
 STATUS = ("Uid", "Gid", "Groups", "Umask", "NoNewPrivs", "Seccomp", "CapEff", "CapBnd", "Cpus_allowed", "Mems_allowed")
 
 
@@ -51,7 +50,6 @@ class TemplateProcess:
         read, write = os.pipe()
         request = msgspec.msgpack.encode(Fork(environment, tuple(inherits)))
         try:
-            _adopt(True)
             socket.send_fds(self._socket, [request], [0, 1, 2, read, *files])
             pid = self._answer()
             if not pid:
@@ -59,11 +57,12 @@ class TemplateProcess:
                 pid = self._answer()  # what it said before it ended
             if not pid:
                 return None
+            with contextlib.suppress(OSError):  # it does so too: its group may be signalled at once
+                os.setpgid(pid, pid)
             os.write(write, GO)
         except OSError:
             return None
         finally:
-            _adopt(False)
             os.close(read)
             os.close(write)
         return ForkedProcess(pid)
@@ -88,20 +87,15 @@ class TemplateProcess:
 
 
 def can_fork() -> bool:
-    """Whether the system lets a process become the parent of what another one forks, and wait for its end: a sandbox
-    may refuse the calls."""
-    if sys.platform != "linux":
+    """Whether the system lets a process be the parent of what another one forks, and wait for its end: a sandbox may
+    refuse the calls."""
+    if not can_fork_siblings():
         return False
     try:
         os.close(os.pidfd_open(os.getpid()))
     except OSError:
         return False
     return True
-
-
-def _adopt(is_wanted: bool) -> None:
-    """Has this process become the parent of descendants whose own parents end, or no longer."""
-    ctypes.CDLL(None, use_errno=True).prctl(PR_SET_CHILD_SUBREAPER, int(is_wanted), 0, 0, 0)
 
 
 def _inherited(pid: int) -> list[object]:
