@@ -82,9 +82,13 @@ class AttentionMetadata:
         """
         counts, ends = np.asarray(query_lens, dtype=np.int64), np.asarray(contexts, dtype=np.int64)
         num_tokens = sum(query_lens)
+        rows: Longs | int
         if num_tokens == len(counts):
             rows = last = np.arange(num_tokens)
             positions = ends - 1
+        elif len(counts) == 1:  # a prompt alone: its first token waits for each of these calls
+            rows, last = 0, counts - 1
+            positions = np.arange(contexts[0] - num_tokens, contexts[0])
         else:
             last = np.cumsum(counts) - 1
             rows = np.repeat(np.arange(len(counts)), counts)
@@ -120,7 +124,7 @@ class AttentionMetadata:
         """Index of each row's first token: int64 [rows]."""
         if self.num_tokens == len(self.counts):
             return np.arange(self.num_tokens)
-        return np.cumsum(self.counts) - self.counts
+        return np.zeros(1, dtype=np.int64) if len(self.counts) == 1 else np.cumsum(self.counts) - self.counts
 
     @functools.cached_property
     def ragged(self) -> Ragged:
