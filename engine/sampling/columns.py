@@ -64,7 +64,7 @@ def sampling_rows(
 ) -> SamplingParamRows:
     """Returns rows of the tables `FLOATS` and `INTS` as separate columns, with further parameters."""
     both = ((FLOATS, floats), (INTS, ints))
-    by_name: dict[str, Any] = {  # each contiguous, by one copy of a table
-        column.name: own for columns, values in both for column, own in zip(columns, values.T.copy(), strict=True)
+    by_name: dict[str, Any] = {
+        column.name: values[:, i].copy() for columns, values in both for i, column in enumerate(columns)
     }
     return SamplingParamRows(**by_name, biases=biases, allowed=allowed, logprobs=logprobs)
