@@ -48,15 +48,16 @@ class ByteRows {
     return diagonal(behind);
   }
 
-  // Inlined before the compiler could find that a call has no effect.
-  [[gnu::always_inline]] void prefetch() const {
+  // Prefetches the lines of the chunk at `d`; the calls for all chunks prefetch the whole rows. A core waits where more
+  // lines are asked for at once than it can have on their way.
+  [[gnu::always_inline]] void prefetch(int64_t d) const {
     if (is_even_) {
+      const int64_t past = d + CHUNK < DIM ? (d + CHUNK) * LANES : DIM * LANES + LINE;
 #pragma GCC unroll 65
-      for (int64_t at = 0; at <= LANES * DIM; at += LINE) __builtin_prefetch(first_ + at);
+      for (int64_t at = d * LANES; at < past; at += LINE) __builtin_prefetch(first_ + at);
       return;
     }
-    for (int j = 0; j < LANES; ++j)
-      for (int64_t d = 0; d < dim(); d += CHUNK) fetch(rows_[j], d, dim());
+    for (int j = 0; j < LANES; ++j) fetch(rows_[j], d, dim());
   }
 
  private:

@@ -77,12 +77,13 @@ class ByIntegers {
     const int64_t dim = DIM > 0 ? DIM : dim_;
     for (int from = 0; from < NUM; from += LANES) {
       const ByteRows<DIM> keys(block.keys + from, dim);
-      ByteRows<DIM>(block.ahead->keys + from, dim).prefetch();
+      const ByteRows<DIM> next(block.ahead->keys + from, dim);
       alignas(64) int32_t sums[QUERIES][LANES];  // over earlier chunks
 #pragma GCC unroll 2
       for (int64_t d = 0; d < dim; d += CHUNK) {
         __m512i rows[LANES];
         Vec scales{};
+        next.prefetch(d);
         keys.read(d, rows, scales);
         lay_keys(rows);
         for (int r = first; r < last; ++r) {
@@ -151,7 +152,7 @@ class ByIntegers {
     for (int64_t d = 0; d < dim; d += CHUNK) {
       alignas(64) int32_t sums[QUERIES][4][LANES];
       for (int from = 0; from < NUM; from += LANES) {
-        if (d == 0) ByteRows<DIM>(block.ahead->values + from, dim).prefetch();
+        ByteRows<DIM>(block.ahead->values + from, dim).prefetch(d);
         __m512i rows[LANES];
         ByteRows<DIM>(block.values + from, dim).read(d, rows);
         lay_values(rows);
