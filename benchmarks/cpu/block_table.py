@@ -17,6 +17,7 @@ from torch import Tensor
 
 from benchmarks.cpu.shared_prefix import BLOCK, CLOCKS, CPU, FORMATS, filled_cache
 from benchmarks.machine import median, write
+from sluice_server.engine.models.model import zeros
 from sluice_server.kernels import ops
 from sluice_server.kernels.cpu import builds
 from sluice_server.kernels.layout.metadata import AttentionMetadata
@@ -36,8 +37,7 @@ def scattered(way: Way, options: argparse.Namespace, context: int) -> Way:
     """The same in blocks in a random order."""
     cache, _ = way
     order = np.random.default_rng(0).permutation(len(cache)).astype(np.int32)
-    moved = torch.empty_like(cache)
-    moved[torch.from_numpy(order).long()] = cache
+    moved = _placed(cache[torch.from_numpy(np.argsort(order))])  # block i lies at order[i]
     return moved, _metadata(options, context, order.reshape(options.rows, -1), BLOCK)
 
 
@@ -45,8 +45,14 @@ def in_one_piece(way: Way, options: argparse.Namespace, context: int) -> Way:
     """The same in one block for each sequence."""
     cache, _ = way
     by_row = cache.unflatten(0, (options.rows, context // BLOCK)).flatten(1, 2)  # [rows, context, 2, heads, dim]
-    whole = by_row.permute(0, 2, 3, 1, 4).contiguous().permute(0, 3, 1, 2, 4)
+    whole = _placed(by_row.permute(0, 2, 3, 1, 4).contiguous().permute(0, 3, 1, 2, 4))
     return whole, _metadata(options, context, np.arange(options.rows, dtype=np.int32)[:, None], context)
+
+
+def _placed(cache: Tensor) -> Tensor:
+    """A copy of a cache in memory as an engine's is: in large pages where the system has them."""
+    in_order = cache.permute(0, 2, 3, 1, 4)
+    return zeros(tuple(in_order.shape), cache.dtype, CPU).copy_(in_order).permute(0, 3, 1, 2, 4)
 
 
 def _metadata(

@@ -17,6 +17,7 @@ import torch
 from torch import Tensor
 
 from benchmarks.machine import median, write
+from sluice_server.engine.models.model import zeros
 from sluice_server.kernels import ops
 from sluice_server.kernels.cpu import builds
 from sluice_server.kernels.layout.layout import new_layers
@@ -40,10 +41,10 @@ def tables_of(rows: int, prefix: int, own: int) -> "np.ndarray[tuple[int, int], 
 
 
 def filled_cache(options: argparse.Namespace, dtype: torch.dtype, blocks: int) -> Tensor:
-    """A cache layer whose slots hold random keys and values."""
+    """A cache layer whose slots hold random keys and values, in memory as an engine's is."""
     width = slot_width(options.dim, dtype)
     cache = new_layers(
-        blocks, 1, BLOCK, options.kv_heads, width, lambda shape: torch.zeros(shape, dtype=dtype), is_whole=False
+        blocks, 1, BLOCK, options.kv_heads, width, lambda shape: zeros(shape, dtype, CPU), is_whole=False
     )[0]
     all_blocks = np.arange(blocks, dtype=np.int32)[:, None]
     for block in all_blocks:
