@@ -1,10 +1,10 @@
-"""Imports torch without the parts that an engine does not use: two fifths of what importing torch takes, and 30 MB.
+"""Imports torch without the parts that an engine does not use: two fifths of what importing torch takes, and 37 MB.
 
 Torch imports all of its Python parts at once: reference implementations of every operator for its compiler, optimisers,
 distributions, export, data loaders, quantisation for training. Here each of those named below is an empty module at
 first, which is imported when somebody asks it for something, and all are imported before any further module of torch
-is, such as its compiler. So nothing is missing, whatever a plugin or another version of torch does; it only comes
-later.
+is, such as its compiler. What torch itself takes of them is a stand-in until then. So nothing is missing, whatever a
+plugin or another version of torch does; it only comes later.
 """
 
 import importlib
@@ -37,7 +37,21 @@ DEFERRED = (  # in torch's own order, as some of them import each other in circl
     "torch.masked",
     "torch._meta_registrations",  # with the decompositions and reference implementations that it imports
     "torch._native",
+    "torch._higher_order_ops",  # with the tensors without memory by which compilers trace
+    "torch._higher_order_ops.invoke_subgraph",
+    "torch.func",
+    "torch.hub",
 )
+# What torch's own start takes of them, and does not use until somebody else does.
+TAKEN = {
+    "torch._higher_order_ops": ("cond", "while_loop"),
+    "torch._higher_order_ops.invoke_subgraph": ("NestedCompileRegionOptions",),
+    "torch.func": ("vmap",),
+    "torch.hub": ("tqdm",),
+}
+
+
+STANDS_IN = "_stands_in"  # an attribute of a stand-in
 
 
 class Deferred(ModuleType):
@@ -47,6 +61,8 @@ class Deferred(ModuleType):
         """Returns the module's own attribute. What only describes a module is not worth an import."""
         if name.startswith("__") and name != "__all__":
             raise AttributeError(f"module {self.__name__!r} has no attribute {name!r}")
+        if name in TAKEN.get(self.__name__, ()) and sys.modules.get(self.__name__) is self:
+            return _stand_in(self.__name__, name)
         return getattr(_imported(self), name)
 
 
@@ -98,6 +114,7 @@ class _Completing(MetaPathFinder, Loader):
         del sys.modules[module.__name__]  # an empty one, in whose place the import system finds the other
         for name in (*self._names, module.__name__):
             importlib.import_module(name)
+        _replace_stand_ins()
 
 
 def import_torch() -> None:
@@ -124,6 +141,25 @@ def import_torch() -> None:
         if isinstance(sys.modules.get(name), Deferred):
             del sys.modules[name]
     sys.meta_path.insert(0, _Completing([name for name in DEFERRED if name in finder.found]))
+
+
+def _stand_in(module: str, name: str) -> type:
+    """Returns what calls a function of a deferred module, or makes an object of its class. It is a class itself, since
+    torch names one as a parameter's type."""
+
+    def call(_: type, *values: object, **named: object) -> object:
+        return getattr(importlib.import_module(module), name)(*values, **named)
+
+    return type(name, (), {"__new__": call, "__module__": module, STANDS_IN: True})
+
+
+def _replace_stand_ins() -> None:
+    """Has modules of torch hold what they took, once that is imported, in place of what stood for it."""
+    for holder in [held for name, held in sys.modules.items() if name.partition(".")[0] == "torch"]:
+        for module, names in TAKEN.items():
+            for name in names:
+                if hasattr(vars(holder).get(name), STANDS_IN):
+                    setattr(holder, name, getattr(sys.modules[module], name))
 
 
 def _imported(module: ModuleType) -> ModuleType:

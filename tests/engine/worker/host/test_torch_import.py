@@ -57,6 +57,31 @@ def test_whatever_is_asked_for_is_there(asks: str) -> None:
     assert said == "True\n"
 
 
+def test_what_torch_takes_of_them_calls_the_real_one_and_gives_way_to_it() -> None:
+    said = run(
+        "taken = torch.vmap\n"
+        "assert set(DEFERRED).isdisjoint(sys.modules)\n"
+        "print(taken(lambda x: x * 2)(torch.ones(2)))\n"
+        "print(torch.vmap is importlib.import_module('torch.func').vmap, torch.vmap is taken)\n"
+        "higher = importlib.import_module('torch._higher_order_ops')\n"
+        "print(torch.cond is higher.cond, torch.while_loop is higher.while_loop, torch.hub.tqdm.__module__)\n"
+    )
+    assert said == "tensor([2., 2.])\nTrue False\nTrue True tqdm.std\n"
+
+
+def test_no_stand_in_is_left_once_all_of_torch_is_imported() -> None:
+    said = run(
+        "from sluice_server.engine.worker.host.torch_import import STANDS_IN\n"
+        "def stand_ins():\n"
+        "    held = [m for name, m in list(sys.modules.items()) if name.split('.')[0] == 'torch']\n"
+        "    return sum(type(value) is type and STANDS_IN in vars(value) for m in held for value in vars(m).values())\n"
+        "before = stand_ins()\n"
+        "importlib.import_module('torch.utils.flop_counter')\n"
+        "print(before > 0, stand_ins())\n"
+    )
+    assert said == "True 0\n"
+
+
 def test_what_is_not_there_is_told_as_ever() -> None:
     said = run(
         "print(hasattr(torch.optim, '__wrapped__'), hasattr(torch.optim, 'nothing'))\n"
