@@ -24,6 +24,7 @@ from sluice_server.services.media.processor import FILE_LIMITS
 from sluice_server.services.media.serving import limits_for
 from sluice_server.services.memory.watch import MemoryWatch
 from sluice_server.services.messages.processes import Role
+from sluice_server.services.process.beats import Beats
 from sluice_server.services.process.engine_table import EngineTable, engines_of
 from sluice_server.services.process.heartbeat import Heartbeat
 from sluice_server.services.process.operations import Operations
@@ -51,6 +52,7 @@ class Common:
     metrics: Metrics
     heart: Heartbeat
     stopping: asyncio.Event
+    beats: Beats
     memory: MemoryWatch | None
 
 
@@ -103,6 +105,7 @@ def join(
         metrics=common.metrics,
         heart=common.heart,
         stopping=common.stopping,
+        beats=common.beats,
         operations=Operations(common.process_id, ring.leases, ring.emit),
         memory=common.memory,
         plugins=files.plugins,

@@ -2,8 +2,8 @@
 
 import asyncio
 import dataclasses
+import functools
 import gc
-import time
 from collections.abc import Callable, Mapping
 
 from sluice_server.engine.config import EngineConfig
@@ -18,8 +18,9 @@ from sluice_server.services.memory.watch import MemoryWatch
 from sluice_server.services.messages.control import Profile, ProfileKind
 from sluice_server.services.messages.messages import Envelope
 from sluice_server.services.messages.processes import Role
+from sluice_server.services.process.beats import Beats
 from sluice_server.services.process.engine_table import EngineTable, no_engines
-from sluice_server.services.process.heartbeat import BEAT_S, Heartbeat
+from sluice_server.services.process.heartbeat import Heartbeat
 from sluice_server.services.process.library_pages import give_back_library_pages
 from sluice_server.services.process.operations import Operations
 from sluice_server.services.process.watched import WatchedFile
@@ -42,13 +43,14 @@ class Process:
         contents: the model files that this process reads, with their state before the first read.
         heart: writes a heartbeat while the loop turns.
         stopping: set by SIGTERM or SIGINT.
+        beats: calls what this process does every `BEAT_S`.
         operations: those that gateways ask of this process.
         memory: watches how much memory is left; None where that is off.
         plugins: what the settings allow; only an engine loads them.
         engines: of the ring, as the settings say; read again when their file changes.
         on_engines: called then, with the new table.
         on_beat: called at each heartbeat.
-        beating: the next heartbeat, once it has started.
+        ending: ends what `beats` calls for this ring, once that has begun.
     """
 
     engine_config: EngineConfig
@@ -63,13 +65,14 @@ class Process:
     metrics: Metrics
     heart: Heartbeat
     stopping: asyncio.Event
+    beats: Beats
     operations: Operations
     memory: MemoryWatch | None = None
     plugins: Plugins = NO_PLUGINS
     engines: WatchedFile[EngineTable] = dataclasses.field(default_factory=no_engines)
     on_engines: list[Callable[[EngineTable], None]] = dataclasses.field(default_factory=list)
     on_beat: list[Callable[[], None]] = dataclasses.field(default_factory=list)
-    beating: list[asyncio.TimerHandle] = dataclasses.field(default_factory=list)
+    ending: list[Callable[[], None]] = dataclasses.field(default_factory=list)
 
     def record(self, envelope: Envelope, phase: Phase) -> None:
         """Record a span for a phase of a request."""
@@ -96,15 +99,14 @@ class Process:
         self.ring.start(stage)
         if self.memory is not None and self.memory.begin():
             self.metrics.collect_from(self.memory.figures)
-        self._beat(stage, time.monotonic())
+        self.ending.append(self.beats.add(functools.partial(self._beat, stage)))
 
-    def _beat(self, stage: Stage, last_s: float) -> None:
-        """Every `BEAT_S`, write a heartbeat, repair the inbox, and drop what gateways that are gone have left."""
-        now_s = time.monotonic()
+    def _beat(self, stage: Stage, elapsed_s: float) -> None:
+        """Write a heartbeat, repair the inbox, and drop what gateways that are gone have left."""
         self.heart.beat()
         self.ring.mend()
         self.heart.note(self.ring.mismatch)
-        self.ring.leases.pass_time(min(now_s - last_s, 2 * BEAT_S))  # a pause of this process must not end leases
+        self.ring.leases.pass_time(elapsed_s)
         stage.reap()
         self.ring.reap()
         self.operations.reap()
@@ -113,12 +115,11 @@ class Process:
                 told(self.engines.value)
         for call in self.on_beat:
             call()
-        self.beating[:] = [asyncio.get_running_loop().call_later(BEAT_S, self._beat, stage, now_s)]
 
     async def leave(self) -> None:
         """Leaves the ring; the process may stay in others."""
-        if self.beating:
-            self.beating.pop().cancel()
+        if self.ending:
+            self.ending.pop()()
         await self.operations.close()
         self.ring.stop()
 

@@ -18,6 +18,7 @@ from sluice_server.engine.worker.host.torch_import import import_torch
 from sluice_server.services.config import WORKER, ServiceConfig, bad_setting
 from sluice_server.services.memory.watch import MemoryWatch
 from sluice_server.services.messages.processes import Role
+from sluice_server.services.process.beats import Beats
 from sluice_server.services.process.heartbeat import Heartbeat
 from sluice_server.services.process.joining import Common, join, read_files
 from sluice_server.services.process.process import Process
@@ -65,6 +66,7 @@ async def _run(engine_config: EngineConfig, config: ServiceConfig, role: Role, p
         metrics=Metrics(role, process_id),
         heart=open_heart(config, process_id),
         stopping=stopping,
+        beats=Beats(loop.call_later),
         memory=MemoryWatch(config.memory_warn_share) if config.memory_watch else None,
     )
     try:
