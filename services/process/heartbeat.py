@@ -45,6 +45,7 @@ class Heartbeat:
         self._file = -1
         self._path = path_of(directory, process_id)
         self._note = ""
+        self._notes: dict[str, str] = {}  # of the rings that have one
         if directory:
             Path(directory).mkdir(parents=True, exist_ok=True, mode=0o700)
             self._open()
@@ -59,8 +60,12 @@ class Heartbeat:
                 self._open()
             os.pwrite(self._file, _RECORD.pack(time.monotonic(), patience_s), 0)
 
-    def note(self, text: str) -> None:
-        """Write what keeps the process from its work; "" if nothing does."""
+    def note(self, text: str, ring: str = "") -> None:
+        """Write what keeps the process from its work in a ring; "" if nothing does. A gateway is in several."""
+        self._notes.pop(ring, None)
+        if text:
+            self._notes[ring] = text
+        text = "; ".join(dict.fromkeys(self._notes.values()))
         if self._file >= 0 and text != self._note:
             with contextlib.suppress(OSError):  # as in `beat`
                 os.ftruncate(self._file, _RECORD.size)

@@ -105,7 +105,7 @@ class Process:
         """Write a heartbeat, repair the inbox, and drop what gateways that are gone have left."""
         self.heart.beat()
         self.ring.mend()
-        self.heart.note(self.ring.mismatch)
+        self.heart.note(self.ring.mismatch, self.config.inbox)
         self.ring.leases.pass_time(elapsed_s)
         stage.reap()
         self.ring.reap()
@@ -120,6 +120,7 @@ class Process:
         """Leaves the ring; the process may stay in others."""
         if self.ending:
             self.ending.pop()()
+        self.heart.note("", self.config.inbox)
         await self.operations.close()
         self.ring.stop()
 

@@ -47,3 +47,22 @@ def test_a_directory_that_cannot_be_used(tmp_path: Path) -> None:
     (tmp_path / "file").touch()
     with pytest.raises(OSError, match="file"):
         Heartbeat(str(tmp_path / "file"), "a")
+
+
+def test_rings_of_a_process_do_not_overwrite_what_another_one_notes(tmp_path: Path) -> None:
+    def said() -> str:
+        record = read(tmp_path, "gateway-0")
+        return "" if record is None else record.note
+
+    heart = Heartbeat(str(tmp_path), "gateway-0")
+    heart.beat()
+    heart.note("older processes", "ring-a")
+    heart.note("", "ring-b")
+    assert said() == "older processes"
+    heart.note("no engine", "ring-b")
+    assert said() == "older processes; no engine"
+    heart.note("", "ring-a")
+    assert said() == "no engine"
+    heart.note("", "ring-b")
+    assert said() == ""
+    heart.close()
