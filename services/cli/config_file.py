@@ -4,7 +4,6 @@ YAML is read with PyYAML's safe loader, which makes plain values only.
 """
 
 import difflib
-import tomllib
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -44,6 +43,8 @@ def _parsed(path: Path) -> dict[str, object]:
         raise _bad(path, f"has more than {MAX_BYTES} bytes")
     try:
         if path.suffix == ".toml":
+            import tomllib  # as YAML's parser, for those who have such a file
+
             parsed: object = tomllib.loads(raw.decode())
         elif path.suffix in (".yaml", ".yml"):
             parsed = _yaml(raw.decode())

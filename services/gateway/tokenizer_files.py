@@ -6,7 +6,6 @@ An uncompressed zip with fixed times: the same files give the same bytes.
 import dataclasses
 import hashlib
 import io
-import zipfile
 from pathlib import Path
 
 from sluice_server.engine.errors import Code, ServiceError
@@ -54,6 +53,8 @@ class TokenizerFiles:
 
     def archive(self) -> TokenizerArchive:
         """Reads the files. Raises `ServiceError` MODEL_CHANGED if they are not those that were noted."""
+        import zipfile  # which few gateways need
+
         made = io.BytesIO()
         with zipfile.ZipFile(made, "w", zipfile.ZIP_STORED) as archive:
             for name, _ in self.files:

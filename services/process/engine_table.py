@@ -13,7 +13,6 @@ import dataclasses
 import json
 import os
 import re
-import tomllib
 from collections.abc import Mapping
 from pathlib import Path
 from typing import TypeAlias
@@ -44,6 +43,8 @@ EngineTable: TypeAlias = Mapping[str, EngineEntry]
 def parse_table(text: str, *, has_keys: bool = True) -> EngineTable:
     """Returns the table of a file's text. Raises ServiceError naming what is wrong in it; `has_keys`: whether this
     process has CURVE keys, which TCP needs."""
+    import tomllib  # which a process without such a file does without
+
     try:
         found = tomllib.loads(text)
     except tomllib.TOMLDecodeError as error:  # an id that stands twice, too

@@ -16,8 +16,6 @@ Pure, except for `read_models`.
 """
 
 import dataclasses
-import difflib
-import tomllib
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -84,6 +82,8 @@ def read_models(path: Path) -> ModelsFile:
 
 def parse_models(text: str) -> ModelsFile:
     """Returns the models of a file's text. Raises ServiceError."""
+    import tomllib  # which a service of one model does without
+
     try:
         found = tomllib.loads(text)
     except tomllib.TOMLDecodeError as error:  # an id that stands twice, too
@@ -139,6 +139,8 @@ def _setting(name: str) -> tuple[str, Any]:
     types |= {field.name: field.type for field in dataclasses.fields(ServiceConfig) if field.name in OF_SERVICE}
     key = name.replace("-", "_")
     if key not in types:
+        import difflib  # for mistakes only
+
         near = difflib.get_close_matches(key, types, n=1)
         hint = f"; did you mean {near[0].replace('_', '-')!r}?" if near else ""
         raise bad_setting(key[:64], f"is no setting that a model has of its own{hint}")

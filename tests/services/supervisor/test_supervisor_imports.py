@@ -8,7 +8,7 @@ import sys
 from sluice_server.services.cli.app import alone
 alone("serve")
 import sluice_server.services.supervisor.serve
-print(*sorted({"asyncio", "ssl", "grpc", "zmq", "numpy", "torch", "uvloop", "jinja2"} & set(sys.modules)))
+print(*sorted({"asyncio", "ssl", "grpc", "zmq", "numpy", "torch", "uvloop", "jinja2", "tomllib"} & set(sys.modules)))
 """
 
 
