@@ -16,7 +16,7 @@ import sluice_server.demo
 from sluice_server.engine.config import EngineConfig
 from sluice_server.engine.models.limits import limits_of
 from sluice_server.engine.models.registry import read_served
-from sluice_server.engine.worker.host.aside import ASIDE, LOWEST, NICE
+from sluice_server.engine.worker.host.aside import ASIDE, NICE
 from sluice_server.kernels.contract import build
 from sluice_server.kernels.cpu import builds
 from sluice_server.services.checkpoint.digests import Remembered
@@ -38,7 +38,7 @@ import os, sys, threading
 from sluice_server.engine.worker.host import aside
 from sluice_server.services.process.aside import import_aside
 found, lower = [], aside.lower
-aside.lower = lambda thread, nice: (lower(thread, nice), found.append(os.getpriority(os.PRIO_PROCESS, thread)))
+aside.lower = lambda thread: (lower(thread), found.append(os.getpriority(os.PRIO_PROCESS, thread)))
 before = os.getpriority(os.PRIO_PROCESS, 0)
 import_aside("{role}")
 after = os.getpriority(os.PRIO_PROCESS, threading.get_native_id())
@@ -144,4 +144,4 @@ def test_files_are_read_at_a_low_priority_beside_models_that_serve(
     with pytest.raises(Reached):
         asyncio.run(run(process_of_demo()))
     own = os.getpriority(os.PRIO_PROCESS, threading.get_native_id())
-    assert reading.priority in ((max(own, NICE), LOWEST) if is_aside else (own,))
+    assert reading.priority == (max(own, NICE) if is_aside else own)
