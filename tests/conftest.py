@@ -29,6 +29,7 @@ SERVICES = (
     "tests/deploy/test_prometheus.py",
     "tests/ecosystem/",
     "tests/faults/",
+    "tests/gpu/test_gpu_models.py",
     "tests/pretended_gpu/test_pretended_services.py",
     "tests/ray/",
     "tests/services/offline/test_offline_equality.py",

@@ -75,7 +75,9 @@ def test_a_process_gives_back_what_its_start_used(tmp_path: Path, monkeypatch: p
         ring=SimpleNamespace(start=lambda stage: None),
         operations=SimpleNamespace(handle=None),
         memory=None,
-        _beat=lambda stage, now_s: None,
+        beats=SimpleNamespace(add=lambda beat: None),
+        ending=[],
+        _beat=lambda stage, elapsed_s: None,
     )
     threshold = gc.get_threshold()
     try:

@@ -60,6 +60,7 @@ OF_NO_REQUEST = {
     ("engine/cache_operations.py", "cleared %d blocks of %s from the cache"),
     ("edge/protocol.py", "the edge failed at a request's head"),
     ("memory/watch.py", "looking after the memory failed"),
+    ("process/beats.py", "a beat failed, and is the last of its ring"),
     (
         "engine/gpus.py",
         "memory of the GPU is short: %d MiB are free, %d MiB were at the start; steps compute fewer tokens",
