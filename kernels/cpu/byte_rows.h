@@ -49,7 +49,8 @@ class ByteRows {
   }
 
   // Prefetches the lines of the chunk at `d`; the calls for all chunks prefetch the whole rows. A core waits where more
-  // lines are asked for at once than it can have on their way.
+  // lines are asked for at once than it can have on their way. Inlined before the compiler could find that a call has
+  // no effect.
   [[gnu::always_inline]] void prefetch(int64_t d) const {
     if (is_even_) {
       const int64_t past = d + CHUNK < DIM ? (d + CHUNK) * LANES : DIM * LANES + LINE;
