@@ -82,6 +82,7 @@ def serving(tree: Path, options: argparse.Namespace) -> Iterator[TreeServer]:
     line += ["--listen", "127.0.0.1:0", flag, options.form, "--max-num-seqs", "64", "--log-level", "warning"]
     marks = Path(tempfile.mkdtemp(prefix="hops-"))
     path = [str(Path(__file__).parent / "hops"), str(tree), str(tree / "clients" / "python" / "src")]
+    path += filter(None, [os.environ.get("PYTHONPATH", "")])
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(path), "HOPS_DIR": str(marks)}
     with subprocess.Popen(line, stdout=subprocess.PIPE, text=True, env=environment, cwd=tree) as process:
         try:

@@ -1,8 +1,9 @@
 """Several models in one service, with real processes: what loading, sleeping, and having many costs those that serve.
 
-    python -m benchmarks.models [--only gaps wakes lanes turns] [--runs 5] [--turn-s 60]
+    python -m benchmarks.models [--only gaps wakes lanes turns] [--runs 5] [--turn-s 60] [--loaded SHAPE]
 
-gaps: p99 of the time between two messages of model A's streams while model B loads, over that before. wakes: from a
+gaps: p99 of the time between two messages of model A's streams while model B loads, over that before; of a load of a
+third of a second that is the longest or the second, so `--loaded` has B be one of `cpu.shapes`. wakes: from a
 request for a model that sleeps, at each level, to its answer, over the first token of a service from a cold start.
 lanes: the gateway's CPU a token with 8 models over one, the engines computing nothing, and its CPU a second without
 requests. turns: two models with memory for one and four clients that alternate. On a busy machine only ratios within a
@@ -19,7 +20,7 @@ import sys
 import tempfile
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import NamedTuple
 
@@ -27,6 +28,8 @@ import sluice
 from sluice.v1 import inference_pb2
 
 from benchmarks import cold_start, gateway_client
+from benchmarks.cpu.servers import served
+from benchmarks.cpu.shapes import SHAPES
 from benchmarks.machine import end_as_asked, median, write
 from tests.system.service import Service, generate, serve, spec, wait_until
 from tests.system.test_model_turns import Alternating, crowded
@@ -43,12 +46,15 @@ IDLE_S = 5.0
 
 
 @contextlib.contextmanager
-def several(names: list[str], *options: str, within: tuple[str, ...] = ()) -> Iterator[Service]:
-    """A service of copies of the demo model."""
+def several(
+    names: list[str], *options: str, within: tuple[str, ...] = (), others: Mapping[str, Path] | None = None
+) -> Iterator[Service]:
+    """A service of copies of the demo model, and of other checkpoints."""
     with tempfile.TemporaryDirectory() as folder:
         checkpoints(Path(folder), *names)
+        sources = {name: Path(folder) / name for name in names} | dict(others or {})
         file = Path(folder) / "models.toml"
-        file.write_text("\n".join(f'[models.{name}]\nsource = "{folder}/{name}"' for name in names))
+        file.write_text("\n".join(f'[models.{name}]\nsource = "{source}"' for name, source in sources.items()))
         own = ("--models", str(file), "--models-dir", folder, *options)
         with open(os.devnull, "w") as log, serve(*own, log=log, within=within) as service:
             with sluice.Client(service.address) as client:
@@ -96,7 +102,8 @@ class Streams:
 def gaps(options: argparse.Namespace) -> Figures:
     """Gaps of a model's streams while another one loads."""
     before, meanwhile, loads = [], [], []
-    with several(["home", "other"], *CACHE) as service, sluice.Client(service.address) as client:
+    names, others = (["home"], {"other": served(options.loaded)}) if options.loaded else (["home", "other"], {})
+    with several(names, *CACHE, others=others) as service, sluice.Client(service.address) as client:
         for _ in range(options.runs):
             client.sleep_model("other")
             streams = Streams(service, "home", STREAMS)
@@ -276,6 +283,7 @@ def main() -> None:
     parser.add_argument("--only", nargs="+", choices=PARTS, default=[*PARTS])
     parser.add_argument("--runs", type=int, default=5)
     parser.add_argument("--turn-s", type=float, default=60.0, help="of the alternating clients; 300 is the goal's")
+    parser.add_argument("--loaded", choices=SHAPES, help="what loads in gaps, with random weights; the demo model else")
     options = parser.parse_args()
     figures: Figures = {}
     for name in options.only:
