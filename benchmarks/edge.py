@@ -26,7 +26,7 @@ from benchmarks import gateway_client as client
 from benchmarks.gateway import p99_gap
 from benchmarks.gateway_rig import GatewayRig, service
 from benchmarks.machine import end_as_asked, median, write
-from sluice_server.services.supervisor.plan import free_address
+from sluice_server.services.process.free_address import free_address
 
 EDGE = "edge-0"
 RUNS = 3

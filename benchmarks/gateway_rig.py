@@ -23,8 +23,9 @@ from sluice_server.services.checkpoint.model_source import resolve_model
 from sluice_server.services.config import ServiceConfig
 from sluice_server.services.messages.processes import Role
 from sluice_server.services.process.engine_table import EngineEntry, write_table
+from sluice_server.services.process.free_address import free_address
 from sluice_server.services.process.lane_ring import ENGINES_FILE, address_of
-from sluice_server.services.supervisor.plan import free_address, plan_children
+from sluice_server.services.supervisor.plan import plan_children
 
 START_TIMEOUT_S = 60.0
 ANSWER_TIMEOUT_S = 30.0

@@ -1,6 +1,7 @@
 """Runs the command line. Where a ServiceError becomes a line on stderr and an exit status.
 
-A process that a supervisor starts takes its settings from its environment, and needs no command line.
+A process that a supervisor starts takes its settings from its environment, and needs no command line. A supervisor
+leaves the command line to a process apart, and imports its own code meanwhile.
 """
 
 import os
@@ -9,6 +10,7 @@ from typing import TYPE_CHECKING
 
 from sluice_server.engine.errors import ServiceError
 from sluice_server.engine.worker.host.aside import ASIDE
+from sluice_server.services.process.apart import told_apart
 from sluice_server.services.process.exit_reason import EXIT_REFUSED
 from sluice_server.services.process.supervised import SUPERVISOR_PID, TEMPLATE, leave
 from sluice_server.services.supervisor.early import begin
@@ -34,6 +36,8 @@ def main() -> None:
             from sluice_server.services.process.inherited import run_inherited
 
             leave(run_inherited(os.environ))
+        if sys.argv[1:2] == ["serve"]:
+            _serve()
         _run_command()
     except ServiceError as error:
         print(f"error: {error.message}", file=sys.stderr)
@@ -42,8 +46,25 @@ def main() -> None:
         sys.exit(EXIT_INTERRUPTED)
 
 
+def _serve() -> None:
+    """Runs a service, or a process of one, and exits; returns in the process that is to read the command line."""
+    early = begin(sys.argv[1:], os.environ)
+    told = told_apart(os.environ, _import_supervisor)
+    if told is None:
+        return
+    import msgspec
+
+    from sluice_server.services.supervisor import serve
+    from sluice_server.services.supervisor.prepared import Prepared
+
+    sys.exit(serve.run(msgspec.msgpack.decode(told, type=Prepared), early))
+
+
+def _import_supervisor() -> None:
+    from sluice_server.services.supervisor import serve  # noqa: F401 # the time of it is what this is for
+
+
 def _run_command() -> None:
-    begin(sys.argv[1:], os.environ)
     from sluice_server.services.cli.app import alone
     from sluice_server.services.cli.environment import complaints
 

@@ -62,8 +62,14 @@ def die_with_supervisor() -> None:
     """Let the kernel kill this process when its supervisor dies; exit now if it is dead already."""
     if SUPERVISOR_PID not in os.environ:
         return
-    ctypes.CDLL(None, use_errno=True).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
-    if os.getppid() != int(os.environ[SUPERVISOR_PID]):
+    die_with(int(os.environ[SUPERVISOR_PID]))
+
+
+def die_with(parent: int) -> None:
+    """Let the kernel kill this process when its parent dies; exit now if it is dead already."""
+    if sys.platform == "linux":
+        ctypes.CDLL(None, use_errno=True).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
+    if os.getppid() != parent:
         raise SystemExit(1)
 
 

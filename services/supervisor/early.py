@@ -1,18 +1,17 @@
 """The first template of a service, which is started before its supervisor has imported anything.
 
-A supervisor imports the command line for a third of a second. Meanwhile the template imports what it forks later.
+A supervisor waits a third of a second for its settings. Meanwhile the template imports what it forks later.
 """
 
 import os
 import signal
 import socket
 import sys
-from collections.abc import MutableMapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
 from sluice_server.services.process.supervised import READY_FD, SUPERVISOR_PID, TEMPLATE, TEMPLATE_KIND
 
-EARLY = "EARLY_SLUICE_TEMPLATE"  # of this process alone: its process, its socket, and the ends of its pipe
 KIND = "stages"
 SETTING = "SLUICE_PROCESS_TEMPLATES"
 OTHERS = ("-h", "--help", "--no-process-templates", "--role")  # with these there is none
@@ -36,13 +35,13 @@ class EarlyTemplate(NamedTuple):
     ready: tuple[int, int]
 
 
-def begin(arguments: Sequence[str], environment: MutableMapping[str, str]) -> None:
-    """Starts it, if these are the arguments of a service that has templates; `environment` keeps what `take` returns.
-    It ends with this process."""
+def begin(arguments: Sequence[str], environment: Mapping[str, str]) -> EarlyTemplate | None:
+    """Starts it and returns it, if these are the arguments of a service that has templates. It ends with this
+    process."""
     off = environment.get(SETTING, "1").lower() in ("0", "false", "no", "off", "f", "n")
     has_others = any(word.partition("=")[0] in OTHERS for word in arguments) or "SLUICE_ROLE" in environment
     if sys.platform != "linux" or arguments[:1] != ["serve"] or off or has_others:
-        return
+        return None
     asked, inner = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     read, write = os.pipe()
     own = {
@@ -57,13 +56,4 @@ def begin(arguments: Sequence[str], environment: MutableMapping[str, str]) -> No
         os.set_inheritable(write, True)
         pid = os.posix_spawn(command[0], command, {**environment, **own}, setpgroup=0, setsigdef=HANDLED)
     os.set_inheritable(write, False)
-    environment[EARLY] = f"{pid} {asked.detach()} {read} {write}"
-
-
-def take(environment: MutableMapping[str, str]) -> EarlyTemplate | None:
-    """Returns the template that was started early, once; None if there is none."""
-    told = environment.pop(EARLY, "")
-    if not told:
-        return None
-    pid, asked, read, write = map(int, told.split())
-    return EarlyTemplate(pid, asked, (read, write))
+    return EarlyTemplate(pid, asked.detach(), (read, write))

@@ -1,20 +1,17 @@
-"""Plans a service: its processes and the addresses they listen on. Pure, except for the search of a free port."""
+"""Plans a service: its processes and the addresses they listen on. Pure."""
 
 import dataclasses
-import socket
 from pathlib import Path
 
 from sluice_server.engine.config import EngineConfig
-from sluice_server.engine.errors import Code, ServiceError
 from sluice_server.engine.worker.host.cores import find_cores
 from sluice_server.services.config import KV_COST, WORKER, ServiceConfig, parse_peers, to_environment
 from sluice_server.services.messages.processes import EngineRole, Role
 from sluice_server.services.process.edge_settings import EDGE, edge_of
 from sluice_server.services.process.edge_settings import to_environment as edge_environment
 from sluice_server.services.process.lane_ring import address_of, lane_settings, ring_of
-from sluice_server.services.process.listening import SOCKET_SUFFIX, UNIX, bound, socket_path, split
+from sluice_server.services.process.listening import SOCKET_SUFFIX, UNIX
 from sluice_server.services.process.model_table import FIRST, LaneEntry, names_of
-from sluice_server.services.process.socket_file import SocketFile
 from sluice_server.services.ranks.settings import ranks_here
 from sluice_server.services.supervisor.children import Child
 
@@ -142,28 +139,3 @@ def plan_edges(service: ServiceConfig, directory: Path, num_before: int) -> list
         settings = edge_of(own, address, name, metrics_port=metrics_port)
         made.append(Child(name, None, edge_environment(settings), EDGE))
     return made
-
-
-def free_address(listen: str, setting: str = "listen") -> str:
-    """Returns the address to listen on, with port 0 replaced by a free port. Raises ServiceError LISTEN_FAILED naming
-    `setting` if it is taken."""
-    path = socket_path(listen)
-    if path is not None:
-        file = SocketFile(path)
-        file.claim()  # the gateway claims it too; this reports a conflict before anything starts
-        file.release()
-        return listen
-    host, port = split(setting, listen)
-    family = socket.AF_INET6 if ":" in host else socket.AF_INET
-    with socket.socket(family) as probe:
-        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        try:
-            probe.bind((host, port))
-        except OSError as error:
-            raise ServiceError(
-                Code.FAILED_PRECONDITION,
-                "LISTEN_FAILED",
-                f"--{setting}: cannot listen on {listen} ({error.strerror}); stop what uses it or choose another port",
-                field=setting,
-            ) from error
-        return bound(listen, probe.getsockname()[1])

@@ -12,7 +12,6 @@ from typing import Protocol
 
 from sluice_server.engine.config import EngineConfig
 from sluice_server.engine.errors import ServiceError
-from sluice_server.services.checks.settings import check
 from sluice_server.services.config import ServiceConfig
 from sluice_server.services.messages.processes import Role
 from sluice_server.services.process.engine_table import EngineEntry, write_table
@@ -63,6 +62,9 @@ class EngineFile:
     def plan(self) -> tuple[str, list[Child]]:
         """Returns the name of another engine, and its processes. Raises ServiceError if the machine or the settings
         allow none."""
+        # Imported here: most services never do this, and would have the code of it all the time.
+        from sluice_server.services.checks.settings import check
+
         service = dataclasses.replace(self._service, engines=len(self.entries) + 1)
         check(self._engine, service)
         check_cores(self._engine, service)

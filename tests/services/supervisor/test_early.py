@@ -9,7 +9,7 @@ import pytest
 
 from sluice_server.services.process.supervised import SUPERVISOR_PID
 from sluice_server.services.process.template import STAGES
-from sluice_server.services.supervisor.early import EARLY, SETTING, begin, take
+from sluice_server.services.supervisor.early import SETTING, begin
 from sluice_server.services.supervisor.templates import Templates
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="templates need Linux")
@@ -38,16 +38,13 @@ def before() -> set[psutil.Process]:
 def test_there_is_none_without_a_use_for_it(
     arguments: list[str], variables: dict[str, str], before: set[psutil.Process]
 ) -> None:
-    environment = dict(variables)
-    begin(arguments, environment)
-    assert environment == variables and take(environment) is None
+    assert begin(arguments, variables) is None
     assert set(psutil.Process().children()) <= before
 
 
 def test_the_supervisor_takes_it_over(before: set[psutil.Process]) -> None:
-    begin(["serve", "--listen", "x"], os.environ)
-    found = take(os.environ)
-    assert found is not None and EARLY not in os.environ and SUPERVISOR_PID not in os.environ
+    found = begin(["serve", "--listen", "x"], os.environ)
+    assert found is not None and SUPERVISOR_PID not in os.environ
     (process,) = set(psutil.Process().children()) - before
     assert process.pid == found.pid and os.getpgid(found.pid) == found.pid
     templates = Templates((STAGES,), ("false",), found.ready[1], print, found)
@@ -66,8 +63,7 @@ def test_the_supervisor_takes_it_over(before: set[psutil.Process]) -> None:
 
 
 def test_one_that_the_settings_do_not_want_ends(before: set[psutil.Process]) -> None:
-    begin(["serve"], os.environ)
-    found = take(os.environ)
+    found = begin(["serve"], os.environ)
     assert found is not None
     Templates((), ("false",), found.ready[1], print, found)
     assert set(psutil.Process().children()) <= before

@@ -13,10 +13,11 @@ from sluice_server.engine.worker.host.cores import find_cores
 from sluice_server.services.config import ServiceConfig
 from sluice_server.services.messages.processes import Role
 from sluice_server.services.process import absences
-from sluice_server.services.supervisor import serve
+from sluice_server.services.process.free_address import free_address
 from sluice_server.services.supervisor.children import Child
 from sluice_server.services.supervisor.directory import RunDirectory
-from sluice_server.services.supervisor.plan import free_address, plan_children
+from sluice_server.services.supervisor.plan import plan_children
+from sluice_server.services.supervisor.preparing import prepare
 from sluice_server.services.supervisor.restarts import Restarts
 from sluice_server.services.supervisor.supervisor import Supervisor
 
@@ -243,4 +244,4 @@ def test_addresses() -> None:
 
 def test_gateways_cannot_share_a_unix_socket() -> None:
     with pytest.raises(ServiceError, match="--gateways: 2 processes cannot share unix:/run/x"):
-        serve.supervise(EngineConfig(), ServiceConfig(listen="unix:/run/x", gateways=2))
+        prepare(EngineConfig(), ServiceConfig(listen="unix:/run/x", gateways=2))
