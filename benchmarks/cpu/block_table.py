@@ -5,11 +5,15 @@
 
 One layer's attention behind 1k, 8k and 32k tokens, for each number format of the cache. "one piece": each sequence is a
 single block as long as its context; "in order" and "scattered": blocks of 32, in the order of memory and in a random
-one. A figure is the median over runs in milliseconds, of ways in turn; all give the same bits, which is checked.
+one. A run goes through as many layers as make up 256 MB, so that keys and values come from memory, as they do in a
+model: of shorter caches, of which not all ways' fit, the processor's last cache would keep those of one way rather than
+another's. A figure is the median over runs in milliseconds a layer, of ways in turn, each run in another order; all
+give the same bits, which is checked.
 --clock cpu, with --threads 1, takes the processor's time instead of the wall's, for a machine that others work on too.
 """
 
 import argparse
+import itertools
 
 import numpy as np
 import torch
@@ -23,6 +27,7 @@ from sluice_server.kernels.cpu import builds
 from sluice_server.kernels.layout.metadata import AttentionMetadata
 
 CONTEXTS = (1024, 8192, 32768)
+UNCACHED = 256 << 20  # bytes of which a processor's caches keep little until they are read again
 Way = tuple[Tensor, AttentionMetadata]
 
 
@@ -61,21 +66,30 @@ def _metadata(
     return AttentionMetadata.build([1] * options.rows, [context] * options.rows, tables, block, CPU)
 
 
+def layers_of(way: Way) -> list[Way]:
+    """A cache and copies of it: so many that they exceed the processor's caches."""
+    cache, meta = way
+    size = cache.numel() * cache.element_size()
+    return [way, *((_placed(cache), meta) for _ in range(-(-UNCACHED // size) - 1))]
+
+
 def compare(options: argparse.Namespace, form: str, context: int) -> dict[str, float]:
-    """Milliseconds of each way."""
+    """Milliseconds a layer of each way."""
     first = in_order(options, FORMATS[form], context)
     ways = {"in order": first, "scattered": scattered(first, options, context)}
     ways["one piece"] = in_one_piece(first, options, context)
     q, scale = torch.randn(options.rows, options.heads, options.dim), float(options.dim**-0.5)
     found = [ops.paged_attention(q, cache, meta, scale, None) for cache, meta in ways.values()]
     assert all(torch.equal(found[0], other) for other in found), "the bits depend on the way"
+    layers = {name: layers_of(way) for name, way in ways.items()}
     took: dict[str, list[float]] = {name: [] for name in ways}
-    clock = CLOCKS[options.clock]
-    for _ in range(options.runs):
-        for name, (cache, meta) in ways.items():
+    clock, orders = CLOCKS[options.clock], itertools.cycle(itertools.permutations(ways))
+    for order in itertools.islice(orders, options.runs):
+        for name in order:
             start = clock()
-            ops.paged_attention(q, cache, meta, scale, None)
-            took[name].append((clock() - start) * 1e3)
+            for cache, meta in layers[name]:
+                ops.paged_attention(q, cache, meta, scale, None)
+            took[name].append((clock() - start) * 1e3 / len(layers[name]))
     return {name: round(median(each), 3) for name, each in took.items()}
 
 
