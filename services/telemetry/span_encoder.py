@@ -10,7 +10,7 @@ import functools
 import struct
 import time
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence, Sized
-from typing import NamedTuple, TypeVar
+from typing import TypeVar
 
 from opentelemetry.proto.common.v1.common_pb2 import AnyValue, InstrumentationScope, KeyValue
 from opentelemetry.proto.resource.v1.resource_pb2 import Resource as ResourceMessage
@@ -26,6 +26,7 @@ from sluice_server.services.telemetry.spans import EndedSpan, Parent, SpanPlacem
 T = TypeVar("T")
 Encode = Callable[[str, Attribute], bytes]
 
+SERVER, INTERNAL = int(Span.SPAN_KIND_SERVER), int(Span.SPAN_KIND_INTERNAL)
 LOCAL = SpanFlags.SPAN_FLAGS_CONTEXT_HAS_IS_REMOTE_MASK
 REMOTE = LOCAL | SpanFlags.SPAN_FLAGS_CONTEXT_IS_REMOTE_MASK
 MAX_BYTES = 2 << 20  # of a request: half of what a gRPC server takes unless it is told otherwise
@@ -37,6 +38,7 @@ NUM_NAMES = 256  # the same of names, which have that of the model inside
 _ALWAYS = struct.Struct("<2s16s2s8ssBsQsQ2sI")
 _AT = struct.Struct("<sQ")  # the time of an event
 _DOUBLE = struct.Struct("<sd")
+_SHORT = [bytes((num,)) for num in range(1 << 7)]
 
 
 class SpanEncoder:
@@ -75,21 +77,21 @@ class SpanEncoder:
 
     def _span(self, ended: EndedSpan) -> bytes:
         """Returns a span's fields, one behind the other, as protobuf allows in any order."""
-        phase, place = ended.phase, _place(ended.where)
-        times = b"\x39", self._wall_ns(phase.start_s), b"\x41", self._wall_ns(phase.end_s)
-        ids = b"\x0a\x10", place.trace_id, b"\x12\x08", place.span_id
-        kind = Span.SPAN_KIND_SERVER if ended.is_server else Span.SPAN_KIND_INTERNAL
-        parts = [_ALWAYS.pack(*ids, b"\x30", kind, *times, b"\x85\x01", place.flags), _named(phase.name)]
-        if place.parent_id:
-            parts += b"\x22\x08", place.parent_id
+        phase, offset_ns = ended.phase, self._offset_ns
+        trace_id, span_id, parent_id, tracestate, flags = _place(ended.where)
+        ids = b"\x0a\x10", trace_id, b"\x12\x08", span_id, b"\x30", SERVER if ended.is_server else INTERNAL
+        start_ns, end_ns = int(phase.start_s * 1e9) + offset_ns, int(phase.end_s * 1e9) + offset_ns
+        parts = [_ALWAYS.pack(*ids, b"\x39", start_ns, b"\x41", end_ns, b"\x85\x01", flags), _named(phase.name)]
+        if parent_id:
+            parts += b"\x22\x08", parent_id
         attributes = phase.attributes
         if phase.error:
             attributes = {**attributes, names.ERROR_TYPE: phase.error}
         parts += self._attributes(attributes)
         if phase.span_events:
             parts += self._events(phase.span_events)
-        if phase.error or phase.links or place.tracestate:
-            parts.append(self._rare(phase, place.tracestate))
+        if phase.error or phase.links or tracestate:
+            parts.append(self._rare(phase, tracestate))
         return b"".join(parts)
 
     def _attributes(self, attributes: Mapping[str, Attribute]) -> Iterable[bytes]:
@@ -100,24 +102,25 @@ class SpanEncoder:
         dropped = Span(dropped_attributes_count=len(attributes) - most).SerializeToString()
         return [dropped, *map(self._known, kept, kept.values())]
 
-    def _events(self, span_events: Sequence[PhaseEvent]) -> Iterator[bytes]:
+    def _events(self, span_events: Sequence[PhaseEvent]) -> list[bytes]:
         limits = self._limits
+        parts: list[bytes] = []
         if dropped := _excess(span_events, limits.max_events):
-            yield Span(dropped_events_count=dropped).SerializeToString()
+            parts.append(Span(dropped_events_count=dropped).SerializeToString())
         for one in _last(span_events, limits.max_events):
-            encoded = b"".join(self._event(one))
-            yield b"\x5a"  # field 11
-            yield _varint(len(encoded))
-            yield encoded
+            encoded = self._event(one)
+            parts += b"\x5a", _varint(len(encoded)), encoded  # field 11
+        return parts
 
-    def _event(self, event: PhaseEvent) -> list[bytes]:
+    def _event(self, event: PhaseEvent) -> bytes:
         """Returns an event's fields."""
         kept, most = event.attributes, self._limits.max_event_attributes
-        fields = [_AT.pack(b"\x09", self._wall_ns(event.at_s)), _named_event(event.name)]
+        fields = [_AT.pack(b"\x09", int(event.at_s * 1e9) + self._offset_ns), _named_event(event.name)]
         if dropped := _excess(kept, most):
             fields.append(Span.Event(dropped_attributes_count=dropped).SerializeToString())
             kept = dict(_last(kept.items(), most))
-        return [*fields, *map(self._in_event, kept, kept.values())]
+        fields += map(self._in_event, kept, kept.values())
+        return b"".join(fields)
 
     def _rare(self, phase: Phase, tracestate: str) -> bytes:
         """Returns what most spans lack: the state of their trace, the status of a failure, links."""
@@ -130,29 +133,17 @@ class SpanEncoder:
             span.links.add(trace_id=bytes.fromhex(trace), span_id=bytes.fromhex(span_of_it), flags=REMOTE)
         return span.SerializeToString()
 
-    def _wall_ns(self, at_s: float) -> int:
-        return int(at_s * 1e9) + self._offset_ns
 
-
-class _Place(NamedTuple):
-    """A span's place as it is written; a root has no `parent_id`."""
-
-    trace_id: bytes
-    span_id: bytes
-    parent_id: bytes
-    tracestate: str
-    flags: int
-
-
-def _place(where: SpanPlacement | Parent) -> _Place:
-    """Returns the place; with only a parent, each call draws a new span id."""
+def _place(where: SpanPlacement | Parent) -> tuple[bytes, bytes, bytes, str, int]:
+    """Returns the ids of a span's trace, of itself and of its parent (b"" for a root), the state of its trace and its
+    flags; with only a parent, each call draws a new span id."""
     if isinstance(where, SpanPlacement):
         ids = bytes.fromhex(where.trace_id), bytes.fromhex(where.span_id), bytes.fromhex(where.parent_id)
-        return _Place(*ids, where.tracestate, REMOTE if where.is_parent_remote else LOCAL)
+        return *ids, where.tracestate, REMOTE if where.is_parent_remote else LOCAL
     found = _context(where.traceparent)
     if found is None:
         return _place(under(where))
-    return _Place(found[0], span_id().to_bytes(8, "big"), found[1], where.tracestate, REMOTE)
+    return found[0], span_id(), found[1], where.tracestate, REMOTE
 
 
 @functools.lru_cache(NUM_PARENTS)
@@ -174,13 +165,12 @@ def _named_event(name: str) -> bytes:
 
 
 def _varint(num: int) -> bytes:
-    """Returns a length as protobuf writes it: 7 bits a byte, the lowest first, a high bit where more follow."""
-    found = bytearray()
-    while num > 127:
-        found.append(num & 127 | 128)
-        num >>= 7
-    found.append(num)
-    return bytes(found)
+    """Returns a number as protobuf writes it: 7 bits a byte, the lowest first, a high bit where more follow."""
+    if num < 1 << 7:
+        return _SHORT[num]
+    if num < 1 << 14:
+        return bytes((num & 127 | 128, num >> 7))
+    return bytes((num & 127 | 128,)) + _varint(num >> 7)
 
 
 def _inside(tag: bytes, *parts: bytes) -> bytes:
@@ -190,17 +180,20 @@ def _inside(tag: bytes, *parts: bytes) -> bytes:
 
 def _of_span(length: int | None, key: str, value: Attribute) -> bytes:
     """Returns an encoded span that has this attribute only."""
-    return _inside(b"\x4a", _key(key), _inside(b"\x12", _value(value, length)))  # fields 9, 2
+    encoded = _value(value, length)
+    return _before(b"\x4a", key, len(encoded)) + encoded  # field 9
 
 
 def _of_event(length: int | None, key: str, value: Attribute) -> bytes:
-    return _inside(b"\x1a", _key(key), _inside(b"\x12", _value(value, length)))  # fields 3, 2
+    encoded = _value(value, length)
+    return _before(b"\x1a", key, len(encoded)) + encoded  # field 3
 
 
-@functools.lru_cache(NUM_NAMES)
-def _key(key: str) -> bytes:
-    """Returns an encoded KeyValue that has this key only."""
-    return KeyValue(key=key).SerializeToString()
+@functools.lru_cache(NUM_KNOWN)
+def _before(tag: bytes, key: str, length: int) -> bytes:
+    """Returns what stands before the AnyValue, of so many bytes, in a field that holds a KeyValue."""
+    inside = KeyValue(key=key).SerializeToString() + b"\x12" + _varint(length)  # field 2
+    return tag + _varint(len(inside) + length) + inside
 
 
 def _pair(key: str, value: object, length: int | None) -> KeyValue:
@@ -211,7 +204,8 @@ def _value(value: object, length: int | None) -> bytes:
     """Returns an encoded AnyValue."""
     match value:
         case str():
-            return _inside(b"\x0a", value[:length].encode())
+            text = value[:length].encode()
+            return b"\x0a" + _varint(len(text)) + text
         case bool():  # before int: bool is a subclass
             return b"\x10\x01" if value else b"\x10\x00"
         case int():

@@ -5,7 +5,8 @@ Uses no telemetry library. Ids are random and drawn here.
 
 import random
 import re
-from typing import NamedTuple
+
+import msgspec
 
 from sluice_server.services.telemetry.phases import Phase
 
@@ -15,14 +16,14 @@ SAMPLED, NOT_SAMPLED = "01", "00"
 _HEADER = re.compile(r"(?!ff)[0-9a-f]{2}-(?!0{32})([0-9a-f]{32})-(?!0{16})([0-9a-f]{16})-[0-9a-f]{2}")
 
 
-class Parent(NamedTuple):
+class Parent(msgspec.Struct, frozen=True, gc=False):
     """The remote parent span of phases, as W3C headers."""
 
     traceparent: str
     tracestate: str = ""
 
 
-class SpanPlacement(NamedTuple):
+class SpanPlacement(msgspec.Struct, frozen=True, gc=False):
     """The place of a span in a trace. Ids are lower-case hex; a root has no `parent_id`."""
 
     trace_id: str
@@ -36,7 +37,7 @@ class SpanPlacement(NamedTuple):
         return f"00-{self.trace_id}-{self.span_id}-{SAMPLED if is_sampled else NOT_SAMPLED}"
 
 
-class EndedSpan(NamedTuple):
+class EndedSpan(msgspec.Struct, frozen=True, gc=False):
     """A span that has ended: its phase, and its place or the parent under which it gets one when it is sent."""
 
     phase: Phase
@@ -48,18 +49,18 @@ def under(parent: Parent) -> SpanPlacement:
     """Returns a place under a remote parent. An empty or malformed header starts a new trace."""
     found = read(parent.traceparent)
     if found is None:
-        return SpanPlacement(f"{random.getrandbits(128) or 1:032x}", f"{span_id():016x}")
-    return SpanPlacement(found[0], f"{span_id():016x}", found[1], parent.tracestate, is_parent_remote=True)
+        return SpanPlacement(random.randbytes(16).hex(), span_id().hex())
+    return SpanPlacement(found[0], span_id().hex(), found[1], parent.tracestate, is_parent_remote=True)
 
 
 def inside(place: SpanPlacement) -> SpanPlacement:
     """Returns a place under a span of the same process."""
-    return SpanPlacement(place.trace_id, f"{span_id():016x}", place.span_id, place.tracestate)
+    return SpanPlacement(place.trace_id, span_id().hex(), place.span_id, place.tracestate)
 
 
 def read(traceparent: str) -> tuple[str, str] | None:
     """Returns trace and span id of a W3C header; None if it is malformed."""
-    found = _HEADER.fullmatch(traceparent)
+    found = _HEADER.fullmatch(traceparent) if traceparent else None
     return None if found is None else (found[1], found[2])
 
 
@@ -68,6 +69,6 @@ def is_sampled(traceparent: str) -> bool:
     return not traceparent or traceparent[-1] in "13579bdf"
 
 
-def span_id() -> int:
-    """Returns a new id, of 64 bits and not 0."""
-    return random.getrandbits(64) or 1
+def span_id() -> bytes:
+    """Returns a new id: 8 bytes, of which not all are 0."""
+    return (random.getrandbits(64) or 1).to_bytes(8)

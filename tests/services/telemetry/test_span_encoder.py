@@ -150,7 +150,9 @@ def test_a_value_that_protobuf_cannot_hold_is_refused(value: Attribute) -> None:
         encoded(EndedSpan(Phase("x", 1.0, 2.0, {"a": value}), Parent("")))
 
 
-@pytest.mark.parametrize("value", [(1 << 63) - 1, -(1 << 63), 0, -1, 300, 0.0, -1e300, False, "", "ü" * 200, ("",)])
+@pytest.mark.parametrize(
+    "value", [(1 << 63) - 1, -(1 << 63), 0, -1, 300, 0.0, -1e300, False, "", "ü" * 200, "x" * 17000, ("",)]
+)
 def test_every_value_is_written_as_the_sdk_writes_it(value: Attribute) -> None:
     phase = Phase(
         "x", 1.0, 2.5, {"a": value}, (PhaseEvent("e", 2.0, {} if isinstance(value, tuple) else {"b": value}),)
