@@ -21,6 +21,8 @@ from sluice_server.kernels.layout.ragged import Longs, Ragged, Tables
 from sluice_server.kernels.layout.trees import NO_TREES, Paths, Trees, masks_of, paths_of
 from sluice_server.kernels.layout.wholes import Wholes, ends_of
 
+FEW = 256  # tokens of a row alone, up to which one call of numpy is faster than many: their code has left the caches
+
 
 @dataclasses.dataclass(frozen=True)
 class AttentionMetadata:
@@ -80,20 +82,23 @@ class AttentionMetadata:
             prefixes: rows of one token, of the first ones, that share prefixes.
             wholes: ranges of tokens that all see one another, each within a row without a tree.
         """
-        counts, ends = np.asarray(query_lens, dtype=np.int64), np.asarray(contexts, dtype=np.int64)
         num_tokens = sum(query_lens)
-        rows: Longs | int
-        if num_tokens == len(counts):
-            rows = last = np.arange(num_tokens)
-            positions = ends - 1
-        elif len(counts) == 1:  # a prompt alone: its first token waits for each of these calls
-            rows, last = 0, counts - 1
-            positions = np.arange(contexts[0] - num_tokens, contexts[0])
+        if len(query_lens) == 1 < num_tokens <= FEW:
+            counts, ends, last, positions, slots = _of_one(num_tokens, contexts[0], block_tables[0], block_size)
         else:
-            last = np.cumsum(counts) - 1
-            rows = np.repeat(np.arange(len(counts)), counts)
-            positions = np.arange(num_tokens) + (ends - 1 - last)[rows]
-        slots = block_tables[rows, positions // block_size] * np.int64(block_size) + positions % block_size
+            counts, ends = np.asarray(query_lens, dtype=np.int64), np.asarray(contexts, dtype=np.int64)
+            rows: Longs | int
+            if num_tokens == len(counts):
+                rows = last = np.arange(num_tokens)
+                positions = ends - 1
+            elif len(counts) == 1:
+                rows, last = 0, counts - 1
+                positions = np.arange(contexts[0] - num_tokens, contexts[0])
+            else:
+                last = np.cumsum(counts) - 1
+                rows = np.repeat(np.arange(len(counts)), counts)
+                positions = np.arange(num_tokens) + (ends - 1 - last)[rows]
+            slots = block_tables[rows, positions // block_size] * np.int64(block_size) + positions % block_size
         for row, tree in trees.items():
             first = last[row] + 1 - counts[row]
             positions[first : last[row] + 1] = positions[first] + tree.depths
@@ -212,6 +217,17 @@ class AttentionMetadata:
                 hidden |= key < end - window
             self._masks[index, window] = additive(hidden, dtype).view(group.num, 1, 1, group.length)
         return self._masks[index, window]
+
+
+def _of_one(num: int, end: int, table: Longs, size: int) -> tuple[Longs, Longs, Longs, Longs, Longs]:
+    """Returns counts, contexts, last_tokens, positions and write_slots of one row, as parts of one array: its last
+    `num` tokens of `end`, in the blocks `table` of `size` slots."""
+    first = end - num
+    begin = first // size
+    blocks = table[begin : -(-end // size)].tolist()
+    slots = [block * size + at for block in blocks for at in range(size)][first - begin * size : end - begin * size]
+    numbers = np.array([num, end, num - 1, *range(first, end), *slots], dtype=np.int64)
+    return numbers[:1], numbers[1:2], numbers[2:3], numbers[3 : num + 3], numbers[num + 3 :]
 
 
 def _address(array: "np.ndarray[Any, Any]") -> int:
