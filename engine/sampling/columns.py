@@ -42,6 +42,7 @@ COLUMNS = (
 )
 FLOATS = tuple(column for column in COLUMNS if column.dtype is np.float32)
 INTS = tuple(column for column in COLUMNS if column.dtype is np.int64)
+_UNSEEDED = tuple(column for column in COLUMNS if column.name != "seed")
 
 
 def neutral(columns: tuple[SlotColumn, ...], num: int) -> Table:
@@ -53,6 +54,14 @@ def pack(columns: tuple[SlotColumn, ...], owners: Iterable[tuple[SamplingParams,
     """Returns the rows of outputs, [owners, columns]; columns of one dtype."""
     rows = [[column.value(params, output_index) for column in columns] for params, output_index in owners]
     return np.array(rows, dtype=columns[0].dtype)
+
+
+def key_of(params: SamplingParams, output_index: int) -> tuple[object, ...]:
+    """Returns all that `SamplingParamRows` have of an output. Those of equal keys are equal, apart from seeds by which
+    nothing is drawn, as a greedy output has: its seed may be another one for each request."""
+    draws = params.temperature > 0 or params.strategy is not None
+    numbers = [column.value(params, output_index) for column in (COLUMNS if draws else _UNSEEDED)]
+    return (*numbers, params.logprobs, params.logprob_token_ids, params.logit_bias, params.allowed_token_ids)
 
 
 def sampling_rows(

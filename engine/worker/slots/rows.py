@@ -12,7 +12,8 @@ import numpy as np
 from sluice_server.engine.kv_cache.table import BlockRun
 from sluice_server.engine.plan import Placement
 from sluice_server.engine.plugins.sampling import NO_SAMPLING, SamplingPlugins
-from sluice_server.engine.sampling.columns import FLOATS, INTS, neutral, pack, sampling_rows
+from sluice_server.engine.request import SamplingParams
+from sluice_server.engine.sampling.columns import FLOATS, INTS, key_of, neutral, pack, sampling_rows
 from sluice_server.engine.sampling.matchers import SlotMatchers
 from sluice_server.engine.sampling.rows import GrammarMasks, LogprobRows, SamplingParamRows, SamplingRows
 from sluice_server.engine.worker.slots.adapters import NO_SLOTS, AdapterSlots, SlotAdapters
@@ -73,21 +74,15 @@ class SlotRows:
         self._banned_tokens = SlotBannedTokens()
         self._listeners: tuple[TokenListener, ...] = (self._adjustments, self._banned_tokens, matchers, self.plugins)
         self.listening: dict[int, list[TokenListener]] = {}  # by slot: listeners that follow its tokens
-        # By slots that sampled; cleared by `reset`.
+        self._keys: dict[int, tuple[object, ...]] = {}  # by slot: what `_fixed` depends on
+        # By slots that sampled; cleared by `reset`, unless the slot's next sequence has the same parameters.
         self._fixed: dict[tuple[int, ...], SamplingParamRows] = {}
 
     def reset(self, placement: Placement) -> None:
         """Replaces the state of the slot's former sequence."""
-        slot, params = placement.slot, placement.params
-        self._fixed.clear()
+        slot = placement.slot
         self.block_tables[:, slot] = 0
-        owner = [(params, placement.output_index)]
-        self._floats[slot] = pack(FLOATS, owner)
-        self._ints[slot] = pack(INTS, owner)
-        self._num_logprobs[slot] = params.logprobs
-        self._logprob_ids.pop(slot, None)
-        if params.logprob_token_ids:
-            self._logprob_ids[slot] = params.logprob_token_ids
+        self._take(slot, placement.params, placement.output_index)
         self._adjustments.reset(placement)
         self._banned_tokens.reset(placement)
         self.prompts.reset(placement)
@@ -101,6 +96,22 @@ class SlotRows:
         listeners = [one for one in self._listeners if one.listens(slot)]
         if listeners:
             self.listening[slot] = listeners
+
+    def _take(self, slot: int, params: SamplingParams, output_index: int) -> None:
+        """Keeps the numbers of a slot's sequence, unless it has them already: requests of one caller often agree, and
+        the rows made of them serve again."""
+        key = key_of(params, output_index)
+        if self._keys.get(slot) == key:
+            return
+        self._keys[slot] = key
+        self._fixed.clear()
+        owner = [(params, output_index)]
+        self._floats[slot] = pack(FLOATS, owner)
+        self._ints[slot] = pack(INTS, owner)
+        self._num_logprobs[slot] = params.logprobs
+        self._logprob_ids.pop(slot, None)
+        if params.logprob_token_ids:
+            self._logprob_ids[slot] = params.logprob_token_ids
 
     def extend(self, run: BlockRun) -> None:
         """Writes a part of a slot's block table."""
