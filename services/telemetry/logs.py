@@ -31,14 +31,20 @@ def about(envelope: Envelope, **more: object) -> dict[str, Mapping[str, object]]
 
 def about_trace(traceparent: str, **more: object) -> dict[str, Mapping[str, object]]:
     """Returns `extra` for a log line that has no request (yet); `traceparent` is a W3C header, or ""."""
-    return {FIELDS: {**_trace(traceparent), **more}}
+    return {FIELDS: {**trace_of(traceparent), **more}}
 
 
 def about_stream(traceparent: str, envelopes: Iterable[Envelope]) -> dict[str, Mapping[str, object]]:
     """Returns `extra` for a log line about a stream of many requests, each with its own trace. Names the first
     `MAX_NAMED`."""
-    requests = [{"request_id": one.request_id, **_trace(one.traceparent)} for one in islice(envelopes, MAX_NAMED)]
+    requests = [{"request_id": one.request_id, **trace_of(one.traceparent)} for one in islice(envelopes, MAX_NAMED)]
     return about_trace(traceparent, requests=requests)
+
+
+def trace_of(traceparent: str) -> dict[str, object]:
+    """Returns the field of a line that names its trace; none without one."""
+    parts = traceparent.split("-")
+    return {"trace_id": parts[1]} if len(parts) == 4 else {}
 
 
 class JsonFormatter(logging.Formatter):
@@ -101,7 +107,8 @@ class BoundedHandler(logging.StreamHandler[TextIO]):
 
     def emit(self, record: logging.LogRecord) -> None:
         """Write or count a record."""
-        self._tell_counted(record)
+        if self._minutes:
+            self._tell_counted(record)
         if record.levelno < logging.ERROR:
             super().emit(record)
             return
@@ -170,11 +177,6 @@ def _encoded(fields: Mapping[str, object]) -> str:
         return _encode(fields).decode()
     except UnicodeEncodeError:  # half of a surrogate pair, as in a file's name that is no UTF-8
         return json.dumps(fields, ensure_ascii=False, default=str)
-
-
-def _trace(traceparent: str) -> dict[str, str]:
-    parts = traceparent.split("-")
-    return {"trace_id": parts[1]} if len(parts) == 4 else {}
 
 
 def _fields(record: logging.LogRecord) -> Mapping[str, object]:

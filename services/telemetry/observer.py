@@ -48,6 +48,8 @@ class GatewayObserver:
         self._metrics = metrics
         self._keep = keep
         self._defer = defer
+        for kind, num in _tokens(RequestUsage()):  # so that a kind that no request has is there, too
+            metrics.count(catalogue.TOKENS, kind, num=num)
 
     def request_started(self, started: StartedRequest) -> RequestTrace:
         """Place the RPC's span and, inside it, the generation's span, which is the parent of later stages' spans."""
@@ -135,16 +137,9 @@ class _Trace:
         metrics = self._metrics
         metrics.count(catalogue.REQUESTS, self._operation, code, reason)
         metrics.observe(catalogue.DURATION, took, self._operation, code)
-        for kind, num in (
-            ("prompt", used.num_prompt),
-            ("cached", used.num_cached),
-            ("image", used.num_image),
-            ("completion", used.num_completion),
-            ("reasoning", used.num_reasoning),
-            ("drafted", used.num_drafted),
-            ("accepted", used.num_accepted),
-        ):
-            metrics.count(catalogue.TOKENS, kind, num=num)
+        for kind, num in _tokens(used):
+            if num:
+                metrics.count(catalogue.TOKENS, kind, num=num)
         if self._ttft_s:
             metrics.observe(catalogue.TTFT, self._ttft_s)
         if self._ttft_s and used.num_completion > 1:
@@ -174,6 +169,19 @@ class _Trace:
         self._tracer.record_placed(
             self._rpc, _rpc_phase(started.method, (self._start, end), code, error), is_server=True
         )
+
+
+def _tokens(used: RequestUsage) -> tuple[tuple[str, int], ...]:
+    """Returns the number of tokens of each kind."""
+    return (
+        ("prompt", used.num_prompt),
+        ("cached", used.num_cached),
+        ("image", used.num_image),
+        ("completion", used.num_completion),
+        ("reasoning", used.num_reasoning),
+        ("drafted", used.num_drafted),
+        ("accepted", used.num_accepted),
+    )
 
 
 def _rpc_phase(method: str, times: tuple[float, float], code: str, error: str) -> Phase:

@@ -45,6 +45,8 @@ class RequestLog:
         code, reason = end
         envelope = started.envelope
         fields: dict[str, object] = {
+            **logs.trace_of(traceparent),
+            "request_id": envelope.request_id,
             "tenant": envelope.tenant,
             "model": envelope.model,
             "code": code,
@@ -59,7 +61,7 @@ class RequestLog:
         }
         if self._shows_prompts:
             fields["prompt"] = prompt_of(started.work)
-        about = logs.about_trace(traceparent, request_id=envelope.request_id, **fields)
+        about = {logs.FIELDS: fields}
         record = logger.makeRecord(logger.name, logging.INFO, "", 0, "%s ended", (started.method,), None, None, about)
         record.created, record.msecs = when.at_s, when.at_s % 1 * 1e3
         logger.handle(record)

@@ -10,12 +10,18 @@ from prometheus_client import generate_latest
 from prometheus_client.parser import text_string_to_metric_families
 
 from sluice_server.engine.errors import ServiceError
+from sluice_server.engine.request import SamplingParams
 from sluice_server.engine.scheduler.histogram import Histogram
+from sluice_server.services.messages.messages import Envelope
+from sluice_server.services.messages.work import Generate, TextPrompt
 from sluice_server.services.telemetry import catalogue, prometheus
 from sluice_server.services.telemetry.catalogue import MetricKind
 from sluice_server.services.telemetry.collector import Collector
 from sluice_server.services.telemetry.metrics import OTHER, Labelled, Metrics, MetricSample
+from sluice_server.services.telemetry.observed import RequestUsage, StartedRequest
+from sluice_server.services.telemetry.observer import GatewayObserver
 from sluice_server.services.telemetry.push import pushing
+from sluice_server.services.telemetry.tracing import Tracer
 
 
 def filled() -> Metrics:
@@ -99,3 +105,18 @@ def test_names_are_in_the_catalogue_and_nowhere_else() -> None:
     spelt = re.compile(r'"(?:sluice_[a-z_]+_(?:total|seconds)|(?:gen_ai|http)_server_\w+)"')
     for path in services.rglob("*.py"):
         assert not spelt.search(path.read_text()), path
+
+
+def test_a_gateway_shows_every_kind_of_tokens_from_its_start_and_counts_each() -> None:
+    metrics = Metrics("gateway", "gateway-0")
+    observer = GatewayObserver(Tracer(None), metrics, lambda envelope: None)
+
+    def shown() -> dict[str, object]:
+        return {one.labels[0]: one.value for one in metrics.samples() if one.metric is catalogue.TOKENS}
+
+    assert len(shown()) == 7 and set(shown().values()) == {0}
+    started = StartedRequest(Envelope("r", "gateway-0"), "Generate", Generate(TextPrompt("x"), SamplingParams()))
+    used = RequestUsage(num_prompt=1, num_cached=2, num_image=3, num_completion=4, num_reasoning=5, num_drafted=6)
+    observer.request_started(started).ended(0, "", used)
+    told = {"prompt": 1, "cached": 2, "image": 3, "completion": 4, "reasoning": 5, "drafted": 6, "accepted": 0}
+    assert shown() == told
