@@ -13,10 +13,13 @@ from sluice_server.engine.config import EngineConfig
 from sluice_server.engine.errors import RankLost
 from sluice_server.engine.parallel.sums import SumsBroken
 from sluice_server.engine.transfer import BlockFetcher
+from sluice_server.engine.worker.host.cores import find_cores
 from sluice_server.engine.worker.host.slices import LONG_S, take_turns_of
+from sluice_server.engine.worker.host.threads import ThreadTuner
 from sluice_server.services.engine.block_sources import fetcher_of
 from sluice_server.services.engine.cache_operations import CacheClearing, CacheOperations
 from sluice_server.services.engine.figures import figures, image_figures, offload_figures, shared_figures
+from sluice_server.services.engine.first_token_pause import pause_of
 from sluice_server.services.engine.gpus import gpu_figures, opened, pressure_of
 from sluice_server.services.engine.grammar_gate import GrammarGate
 from sluice_server.services.engine.loading import load_engine
@@ -82,18 +85,13 @@ async def _serve(
     def queued(tenant: str, seconds: float) -> None:
         process.metrics.observe(catalogue.QUEUE_TIME, seconds, config.scheduling_policy, tenants(tenant))
 
-    def retuned(threads: int, why: str) -> None:
-        stage.computing = dataclasses.replace(stage.computing, threads=threads, threads_because=why)
-        logger.info("computing on %d threads from now on (%s)", threads, why)
-
     stage.on_scheduled = queued
+    follow_threads(stage, built.tuner)
     fetcher = fetcher_of(built, process, closing)
     if fetcher is not None:
         stage.on_add, stage.fetch_s = fetcher.fetch, lambda: fetcher.token_s
         process.metrics.collect_from(lambda: shared_figures(built.engine, fetcher))
     process.metrics.collect_from(lambda: image_figures(built.images))
-    if built.tuner is not None:
-        built.tuner.on_change = retuned
     _serve_operators(process, built, stage, fetcher)
     measure(process, built, stage, closing)
     loop = asyncio.get_running_loop()
@@ -113,6 +111,20 @@ async def _serve(
         status = await process.run(gate)
     built.close()
     return status
+
+
+def follow_threads(stage: EngineStage, tuner: ThreadTuner | None) -> None:
+    """Has the stage know how many threads compute, and pause if they leave no core to others."""
+    num_cores = find_cores().usable
+
+    def retuned(threads: int, why: str) -> None:
+        stage.computing = dataclasses.replace(stage.computing, threads=threads, threads_because=why)
+        stage.pause = pause_of(stage.computing, num_cores)
+        logger.info("computing on %d threads from now on (%s)", threads, why)
+
+    stage.pause = pause_of(stage.computing, num_cores)
+    if tuner is not None:
+        tuner.on_change = retuned
 
 
 def _ends_of(process: Process, closing: contextlib.ExitStack) -> Gathering:

@@ -20,6 +20,7 @@ from sluice_server.services.engine.answers import last_times, load_of, logprobs_
 from sluice_server.services.engine.cache_reports import CacheReports
 from sluice_server.services.engine.changes import carry_out
 from sluice_server.services.engine.failures import told_to_client
+from sluice_server.services.engine.first_token_pause import FirstTokenPause
 from sluice_server.services.engine.requests import request_of
 from sluice_server.services.engine.trace import EngineTrace, RequestEnd, TracedRequest, by_position
 from sluice_server.services.engine.vectors import VectorRequests
@@ -99,6 +100,7 @@ class EngineStage:
         self.fetch_s: Callable[[], float] = lambda: 0.0  # see `Report`
         self.on_step: Callable[[], None] | None = None  # called after each step
         self.memory_level: Callable[[], int] = lambda: 0  # how short memory is; sent in reports
+        self.pause = FirstTokenPause(0.0)  # none
         self._place = place
         self._emit = emit
         self._trace = EngineTrace(record, lambda: last_times(engine.runner), defer)
@@ -174,6 +176,7 @@ class EngineStage:
         return again
 
     def _step(self) -> bool:
+        self.pause.before_step(self._open)
         start = self._place.clock()
         events = self.engine.step()
         if self.on_step is not None:
@@ -260,6 +263,7 @@ class EngineStage:
         admitted = None
         if sampled.admission is not None:
             self._served_token = True
+            self.pause.note(sampled.request_id)
             found = sampled.admission
             resumed = (prompt.resume[sampled.output_index] if prompt.resume else None) or b""
             num_image = sum(image.num_tokens for image in prompt.images)
