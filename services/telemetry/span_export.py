@@ -18,7 +18,9 @@ from sluice_server.services.telemetry.span_encoder import SpanEncoder
 from sluice_server.services.telemetry.spans import EndedSpan
 
 EXPORT_TIMEOUT_S = 2
-SLICE = 32  # spans encoded without a pause: a tenth of a millisecond
+# Spans encoded without a pause: half a millisecond. After a pause, caches lack the encoder's code and data: beside a
+# thread that clears them, a span takes 7.6 µs with 32, 4.0 with 128, 3.0 without pauses.
+SLICE = 128
 PAUSE_S = 0.0005  # between two slices
 METHOD = "/opentelemetry.proto.collector.trace.v1.TraceService/Export"
 
