@@ -1,7 +1,7 @@
 """Measures the cost of telemetry: throughput with every request traced, and steps with a collector that accepts
 connections and does not answer.
 
-    python -m benchmarks.telemetry [--model demo] [--rounds 20] [--streams 64] [--requests 128] [--all]
+    python -m benchmarks.telemetry [--model demo] [--rounds 20] [--streams 64] [--requests N] [--all]
 
 64 tokens in and 64 out, closed loop. Services stand side by side: with metrics to be fetched (plain), with
 traces and metrics to a collector too, with the same to a black hole. Each round loads one after the other, in an order
@@ -12,7 +12,7 @@ Processor time is that of the four processes: it says the same on a machine that
 
 With `--all` the services are: one without any telemetry, one that logs a line in JSON for each request, one with
 traces, and one with both, metrics that are fetched as a Prometheus does, and an audit log, which gets a line at
-each fetch.
+each fetch. Microseconds of a request by process are printed, too.
 """
 
 import argparse
@@ -115,7 +115,12 @@ class LoadResult:
 
     tokens_per_s: float
     steps: Steps
-    cpu_s: float  # of the four processes
+    cpu_s_of: dict[str, float]  # of each process
+
+    @property
+    def cpu_s(self) -> float:
+        """Processor time of all processes."""
+        return sum(self.cpu_s_of.values())
 
 
 @dataclasses.dataclass(frozen=True)
@@ -133,7 +138,8 @@ class Service:
             more = ["--concurrency", str(streams), "--requests", str(requests), "--warmup", "0", "--json", file.name]
             subprocess.run([*BENCH, "--address", self.address, *more], check=True, stdout=subprocess.DEVNULL)
             speed = float(json.loads(Path(file.name).read_text())["output_tokens_per_s"])
-        return LoadResult(speed, self.steps().since(before), self.cpu_s() - cpu_before_s)
+        cpu_s = {name: seconds - cpu_before_s[name] for name, seconds in self.cpu_s().items() if name[-1].isdigit()}
+        return LoadResult(speed, self.steps().since(before), cpu_s)
 
     def steps(self) -> Steps:
         """The engine's steps so far; none without metrics."""
@@ -141,9 +147,13 @@ class Service:
             return Steps(Counter())
         return Steps(Counter({float(bound): int(float(num)) for bound, num in BUCKET.findall(self._metrics(0))}))
 
-    def cpu_s(self) -> float:
-        """Processor time of its processes so far."""
-        return sum(sum(one.cpu_times()[:2]) for one in self.processes)
+    def cpu_s(self) -> dict[str, float]:
+        """Processor time of its processes so far, by their name."""
+        found: dict[str, float] = {}
+        for one in self.processes:
+            name = one.cmdline()[0].strip().removeprefix("sluice: ")
+            found[name] = found.get(name, 0.0) + sum(one.cpu_times()[:2])
+        return found
 
     def fetch(self, stop: threading.Event) -> None:
         """Fetches the metrics of all four processes every so often, and makes an operator's call, which is refused."""
@@ -184,9 +194,12 @@ def main() -> None:
     parser.add_argument("--model", default="demo", help="what is served; the demo model's requests are the cheapest")
     parser.add_argument("--rounds", type=int, default=20)
     parser.add_argument("--streams", type=int, default=64)
-    parser.add_argument("--requests", type=int, default=128)
+    parser.add_argument(
+        "--requests", type=int, help="of one load; 128, or 512 with --all, so that little of it is idle"
+    )
     parser.add_argument("--all", action="store_true")
     options = parser.parse_args()
+    options.requests = options.requests or (512 if options.all else 128)
     loads: dict[str, list[LoadResult]] = {}
     with collector() as (endpoint, sink), black_hole() as hole, contextlib.ExitStack() as stack:
         ways: dict[str, tuple[int, Sequence[str]]] = {
@@ -213,7 +226,7 @@ def main() -> None:
             last = {way: found[-1] for way, found in loads.items()}
             print({way: (round(one.tokens_per_s), round(one.cpu_s, 2)) for way, one in last.items()}, flush=True)
     if options.all:
-        print(whole_cost(loads))
+        print(whole_cost(loads), of_a_request(loads, options.requests), sep="\n")
         return
     command = "python -m benchmarks.telemetry" + "".join(f" --{name} {num}" for name, num in vars(options).items())
     write("telemetry", command, {**result(loads), "exports_received": sink.num})
@@ -229,6 +242,16 @@ def whole_cost(loads: dict[str, list[LoadResult]]) -> dict[str, object]:
         found[f"{way}_cpu_ratio_quartiles"] = [round(cpu[len(cpu) * at // 4], 4) for at in (1, 3)]
         speeds = [one.tokens_per_s / base.tokens_per_s for one, base in pairs]
         found[f"{way}_throughput_ratio"] = round(median(speeds), 4)
+    return found
+
+
+def of_a_request(loads: dict[str, list[LoadResult]], num: int) -> dict[str, dict[str, int]]:
+    """Microseconds of each process for one of `num` requests. An engine's vary more than by what telemetry costs, as
+    its threads wait for one another: the other processes, and their sum, tell more on a busy machine."""
+    found: dict[str, dict[str, int]] = {}
+    for way, ones in loads.items():
+        of = {name: [1e6 * one.cpu_s_of[name] / num for one in ones] for name in ones[0].cpu_s_of}
+        found[way] = {name: round(median(values)) for name, values in of.items()}
     return found
 
 
