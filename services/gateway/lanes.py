@@ -1,10 +1,12 @@
 """The lanes of a gateway's process: opened, closed and named as the table of models says.
 
-Under a supervisor the table is a file in the run directory, which is looked at again and again. A gateway that runs
+Under a supervisor the table is a file in the run directory, which is looked at when the supervisor says so, and again
+and again. A gateway that runs
 alone has one lane, that of its settings.
 """
 
 import asyncio
+import contextlib
 import dataclasses
 import logging
 import os
@@ -47,7 +49,7 @@ from sluice_server.services.ring.transport import Transport
 
 logger = logging.getLogger(__name__)
 
-LOOK_S = 0.1  # between two looks at the table
+LOOK_S = 0.1  # between two looks at the table, without a word of the supervisor
 LAST_WORDS_S = 2.0  # that the readers of what an unloaded model had open get to tell their clients
 NONE = "none"  # in place of the revision of a default model that does not serve
 
@@ -71,6 +73,7 @@ class GatewayLanes:
         self._opened: dict[str, int] = {}  # attempts that each lane has had when that was told
         self._has_said_so = False
         self._looking = asyncio.Lock()
+        self._is_told_to_look = asyncio.Event()
         self.news = News()
         gateway.on_published, gateway.known = self._tell, self
 
@@ -139,8 +142,15 @@ class GatewayLanes:
     async def follow(self) -> None:
         """Follows the table until it is cancelled."""
         while True:
-            await asyncio.sleep(LOOK_S)
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(LOOK_S):
+                    await self._is_told_to_look.wait()
+            self._is_told_to_look.clear()
             await self._look()
+
+    def look_now(self) -> None:
+        """Has the table looked at without waiting for the next time."""
+        self._is_told_to_look.set()
 
     async def leave(self) -> None:
         """Leaves all rings."""

@@ -21,6 +21,7 @@ from sluice_server.services.media.urls import hosts_of
 from sluice_server.services.process import absences
 from sluice_server.services.process.joining import Common
 from sluice_server.services.process.library_pages import give_back_library_pages
+from sluice_server.services.process.supervised import TABLE_CHANGED
 from sluice_server.services.ring.figures import figures as ring_figures
 from sluice_server.services.telemetry import catalogue
 from sluice_server.services.telemetry.gathering import Gathering
@@ -67,6 +68,7 @@ async def _serve(config: ServiceConfig, common: Common, gateway: Gateway, lanes:
     loop = asyncio.get_running_loop()
     loop.add_signal_handler(signal.SIGUSR1, lambda: lanes.lost(absent_of(config)))
     loop.add_signal_handler(signal.SIGUSR2, lambda: lanes.lost(absent_of(config), planned=True))
+    loop.add_signal_handler(TABLE_CHANGED, lanes.look_now)
     loop.add_signal_handler(signal.SIGQUIT, lambda: end_at_once(gateway, common.stopping))
     await gateway.start()
     give_back_library_pages()  # of gRPC, which reads 6 MB of its own as it starts

@@ -18,6 +18,7 @@ ENGINES = "engines"  # how a gateway's line about engines begins
 LANES = "lanes"  # and its line about models
 CACHE = "cache"  # and an engine's about its cache
 TEMPLATES = "template"  # and a template's when it can fork
+TABLE_CHANGED = signal.SIGURG  # sent to gateways: the table of models is a new one; ignored where it is not handled
 PR_SET_PDEATHSIG = 1
 
 

@@ -5,6 +5,7 @@ larger one waits for.
 """
 
 import dataclasses
+import math
 from collections.abc import Mapping
 from typing import TypeAlias
 
@@ -81,6 +82,14 @@ class LaneQueue:
         missing = lane.needed - self._free - self._leaving
         chosen = enough(self._room.turned(self._others(lane), now_s), missing)
         return MakeRoom(chosen, lane) if chosen else None
+
+    def due_s(self, now_s: float) -> float:
+        """Returns when the next turn ends while a lane waits for room: `next` may say something else then; infinity if
+        no time will change that."""
+        if all(one.wanted_s is None for one in self._lanes.values()):
+            return math.inf
+        ends_s = map(self._room.turn_end_s, self._lanes.values())
+        return min((end_s for end_s in ends_s if end_s > now_s), default=math.inf)
 
     @property
     def _fixed_bytes(self) -> int:

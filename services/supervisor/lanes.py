@@ -68,7 +68,7 @@ class Lanes:
         self._number = len(first.lanes)
         self._names = LaneNames(first)
         self._ends = LaneEnds(self._lanes, self._names, say, self.write)
-        self._is_unwritten = False
+        self._is_unwritten = self._is_told = False
         room = Room(budget, lambda lane: lane.entry.model in self._defaults)
         self._queue = LaneQueue(room, self._lanes, self._ends.ending, self._fixed)
         write_table(directory, first)
@@ -168,7 +168,16 @@ class Lanes:
                 self._say(f"sluice: the table of models cannot be written ({error.strerror}); gateways follow later")
             self._is_unwritten = True
         else:
-            self._is_unwritten = False
+            self._is_unwritten = self._is_told = False
+
+    def due_s(self, now_s: float) -> float:
+        """Returns when to call `turn` if nothing happens before; infinity for no time."""
+        return self._queue.due_s(now_s)
+
+    def take_news(self) -> bool:
+        """Returns whether the table was written since the last call."""
+        is_told, self._is_told = self._is_told, True
+        return not is_told
 
     @property
     def _entries(self) -> dict[str, LaneEntry]:

@@ -8,6 +8,7 @@ from pathlib import Path
 
 from sluice_server.services.messages.processes import Role
 from sluice_server.services.process import absences
+from sluice_server.services.process.supervised import TABLE_CHANGED
 from sluice_server.services.supervisor.children import Child, Running
 from sluice_server.services.supervisor.templates import Templates
 
@@ -142,6 +143,11 @@ class Processes:
             absences.write(directory, self.absent)
         for gateway in self.gateways:
             gateway.signal(signal.SIGUSR2 if is_planned else signal.SIGUSR1)
+
+    def tell_models(self) -> None:
+        """Tells gateways that the table of models is a new one: they look at it at once."""
+        for gateway in self.gateways:
+            gateway.signal(TABLE_CHANGED)
 
     def _of(self, engine: str) -> list[Running]:
         return [child for child in self.all if child.engine == engine]

@@ -6,6 +6,7 @@ models that share the room of one take turns, and each turn serves what has gath
 """
 
 import dataclasses
+import math
 from collections.abc import Callable, Iterable
 
 from sluice_server.engine.errors import Code, ServiceError
@@ -54,6 +55,14 @@ class Room:
     def idle(self, lanes: Iterable[Lane]) -> list[Lane]:
         """Returns the lanes that may make room now, the one first that was used longest ago."""
         return sorted((one for one in lanes if self.is_idle(one)), key=lambda one: one.used_s)
+
+    def turn_end_s(self, lane: Lane) -> float:
+        """Returns when a lane's turn will be over, or was, as it is used now; infinity for one that serves nobody or
+        stays."""
+        if lane.entry.state is not LaneState.READY or lane.until_s is not None or not self.can_leave(lane):
+            return math.inf
+        stayed_s = lane.served_s + STAY_SHARE * lane.load_s
+        return stayed_s if lane.busy else min(stayed_s, lane.used_s + IDLE_SHARE * lane.load_s)
 
     def turned(self, lanes: Iterable[Lane], now_s: float) -> list[Lane]:
         """Returns the lanes whose turn is over because requests wait for another: idle ones first, and then those that

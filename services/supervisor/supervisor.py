@@ -9,6 +9,7 @@ is told. It handles processes and signals only.
 """
 
 import contextlib
+import math
 import os
 import selectors
 import signal
@@ -108,8 +109,11 @@ class Supervisor:
         return self._give_up()
 
     def _look(self, selector: selectors.BaseSelector, on_ready: Callable[[str], None]) -> None:
-        """Wait for an event, or for `POLL_S`, unless a process has ended, and read what gateways report."""
-        for key, _ in selector.select(0.0 if self._has_ended else POLL_S):
+        """Wait for an event, or for `_wait_s`, unless a process has ended, and read what gateways report. Before, tell
+        them what has changed."""
+        if self._lanes is not None and self._lanes.take_news():
+            self._processes.tell_models()
+        for key, _ in selector.select(0.0 if self._has_ended else self._wait_s()):
             if self._commands is not None and key.fd == self._commands.fileno:
                 self._commands.take(self._carry_out)
                 continue
@@ -126,6 +130,12 @@ class Supervisor:
         if mended:
             self._say(f"sluice: {mended}")
             self._rewrite(selector)
+
+    def _wait_s(self) -> float:
+        """Returns how long to wait for an event: no longer than until a lane that is waited for has had its turn."""
+        now_s = time.monotonic()
+        due_s = math.inf if self._lanes is None else self._lanes.due_s(now_s)
+        return min(POLL_S, due_s - now_s)
 
     def _rewrite(self, selector: selectors.BaseSelector) -> None:
         """Make anew what was in the run directory."""

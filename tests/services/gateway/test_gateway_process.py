@@ -1,6 +1,7 @@
 """A gateway process: the number of connections it may hold, what its start leaves, and its end with the service."""
 
 import asyncio
+import os
 from types import SimpleNamespace
 from typing import cast
 
@@ -8,12 +9,14 @@ import grpc
 import pytest
 
 from sluice_server.services.config import ServiceConfig
+from sluice_server.services.gateway import lanes as lanes_module
 from sluice_server.services.gateway import process as module
 from sluice_server.services.gateway.gateway import Gateway
 from sluice_server.services.gateway.lanes import GatewayLanes
 from sluice_server.services.gateway.opening import OTHER_FILES, most_connections
 from sluice_server.services.gateway.process import end_at_once
 from sluice_server.services.process.joining import Common
+from sluice_server.services.process.supervised import TABLE_CHANGED
 from tests.services.gateway.fake_ring import running, stream_request, text_of
 
 
@@ -51,7 +54,31 @@ async def test_it_gives_back_pages_of_libraries_when_its_server_has_started(monk
         pass
 
     monkeypatch.setattr(module, "give_back_library_pages", lambda: done.append("given back"))
-    gateway, lanes = SimpleNamespace(start=start, stop=nothing), SimpleNamespace(lost=None, follow=nothing)
+    gateway, lanes = (
+        SimpleNamespace(start=start, stop=nothing),
+        SimpleNamespace(lost=None, follow=nothing, look_now=None),
+    )
     common = cast(Common, SimpleNamespace(stopping=stopping))
     status = await module._serve(ServiceConfig(), common, cast(Gateway, gateway), cast(GatewayLanes, lanes))
     assert status == 0 and done == ["started", "given back"]
+
+
+async def test_it_looks_at_the_table_of_models_when_its_supervisor_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(lanes_module, "LOOK_S", 1e6)
+    common = cast(Common, SimpleNamespace(stopping=asyncio.Event()))
+    looks: list[str] = []
+
+    async def start() -> None:
+        asyncio.get_running_loop().call_soon(os.kill, os.getpid(), TABLE_CHANGED)
+
+    async def look() -> None:
+        looks.append("looked")
+        common.stopping.set()
+
+    async def stop(grace_s: float) -> None:
+        looks.append("stopped")
+
+    lanes = object.__new__(GatewayLanes)
+    lanes._is_told_to_look, lanes._look = asyncio.Event(), look  # type: ignore[method-assign] # what `follow` uses
+    gateway = cast(Gateway, SimpleNamespace(start=start, stop=stop))
+    assert await module._serve(ServiceConfig(), common, gateway, lanes) == 0 and looks == ["looked", "stopped"]

@@ -2,6 +2,7 @@
 
 import dataclasses
 import itertools
+import math
 from collections import Counter
 from pathlib import Path
 
@@ -125,6 +126,17 @@ def test_a_small_model_does_not_take_the_room_that_a_larger_one_waits_for(tmp_pa
     bench.turn(12.0)
     bench.turn(13.0)
     assert [name for name in bench.children if name.endswith("engine-0")] == ["m2-engine-0", "m3-engine-0"]
+
+
+@pytest.mark.parametrize(("busy", "due_s"), [("m1 m2", 51.0), ("m2", 13.0)])
+def test_it_is_known_when_a_turn_ends_for_which_somebody_waits(tmp_path: Path, busy: str, due_s: float) -> None:
+    bench = bench_of(tmp_path, entry("a", 4), entry("b", 6), entry("c", 6, state=LaneState.SLEEPING))
+    bench.lanes._lanes["m1"].load_s = 100.0  # it has served since 1 s, and was used at 3 s
+    assert bench.turn(9.0)["m1"] is LaneState.READY and bench.lanes.due_s(9.0) == math.inf
+    bench.serving("m0", "m1", busy=busy)
+    assert bench.turn(10.0)["m1"] is LaneState.READY and bench.lanes.due_s(10.0) == due_s
+    assert bench.turn(due_s - 0.01)["m1"] is LaneState.READY
+    assert bench.turn(due_s)["m1"] is LaneState.DOZING and bench.lanes.due_s(due_s) == math.inf
 
 
 LOAD_S, EXIT_S, WORK_S, TICK_S = 2.0, 0.25, 0.3, 0.05

@@ -123,6 +123,15 @@ def test_a_model_is_ready_once_every_gateway_says_so(bench: Bench) -> None:
     assert bench.said == [f"sluice: the model {name} serves after 2.0 s" for name in "ab"]
 
 
+def test_each_change_of_the_table_is_news_once(bench: Bench) -> None:
+    assert bench.lanes.take_news() and not bench.lanes.take_news()
+    bench.turn(1.0)
+    assert not bench.lanes.take_news()
+    bench.serving("m0", "m1")
+    bench.turn(2.0)
+    assert bench.lanes.take_news() and not bench.lanes.take_news()
+
+
 def test_a_broken_model_is_started_more_and_more_seldom_and_comes_back(bench: Bench) -> None:
     bench.serving("m0", "m1")
     bench.turn(1.0)
