@@ -1,10 +1,11 @@
 """Decides when an output's text is sent to its gateway: at once at low load, joined at intervals at high load.
 
 A gRPC message and a ring message cost far more than a token, so sending each token alone limits the throughput of a
-busy service. An output is sent at most once per `interval_s`: open requests of the gateway ÷ `DELTAS_PER_S`, at most
-`max_interval_s`. When there is much to send, it is sent in parts, spread over the interval, so that the gateway's other
-work, such as a cancel, waits for one part only; not in more, since all that a process does first after a pause costs
-several times what it costs behind that. Takes a clock and a timer; generic in the outputs.
+busy service. An output is sent at most once per `interval_s`: requests that generate ÷ `DELTAS_PER_S`, at most
+`max_interval_s`. These are all of the gateway: it has a ring for each of its models, with a detokenizer of its own, and
+tells each how many there are in all. When there is much to send, it is sent in parts, spread over the interval, so that
+the gateway's other work, such as a cancel, waits for one part only; not in more, since all that a process does first
+after a pause costs several times what it costs behind that. Takes a clock and a timer; generic in the outputs.
 """
 
 import time
@@ -34,7 +35,8 @@ class FlushTimer(Generic[_T]):
     """Schedules the sending of the outputs of one gateway's requests."""
 
     def __init__(self, send: Callable[[_T], None], timer: Alarm, max_interval_s: float = MAX_INTERVAL_S) -> None:
-        self.num_open = 0  # open requests of the gateway
+        self.num_open = 0  # requests of the gateway that this detokenizer has
+        self.num_generating = 0  # and those that all have, of each of its models, as the gateway said last
         self._send = send
         self._timer = timer
         self._max_interval_s = max_interval_s if timer.call_later is not None else 0.0
@@ -48,7 +50,7 @@ class FlushTimer(Generic[_T]):
     @property
     def interval_s(self) -> float:
         """The least time between two deltas of an output."""
-        return min(self.num_open / DELTAS_PER_S, self._max_interval_s)
+        return min(max(self.num_open, self.num_generating) / DELTAS_PER_S, self._max_interval_s)
 
     @property
     def num_parts(self) -> int:

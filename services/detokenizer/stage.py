@@ -28,7 +28,7 @@ from sluice_server.services.messages.messages import (
     Tokens,
     failed,
 )
-from sluice_server.services.messages.processes import Role
+from sluice_server.services.messages.processes import Probe, Role
 from sluice_server.services.messages.work import unpack_ids
 from sluice_server.services.ring.leases import Leases
 from sluice_server.services.telemetry import names
@@ -107,6 +107,10 @@ class DetokenizerStage:
         for pace in self._paces.values():
             pace.turn()
         return False
+
+    def probed(self, probe: Probe) -> None:
+        """Learns from a probe how many requests of its gateway generate: this process may know a part of them only."""
+        self._pace_of(probe.origin).num_generating = probe.num_generating
 
     def reap(self) -> None:
         """Drops requests whose gateway is gone."""
@@ -233,11 +237,15 @@ class DetokenizerStage:
         """Creates the state of an attempt; replaces an earlier one."""
         if envelope.request_id in self._requests:
             self._close(self._requests[envelope.request_id])
-        if envelope.origin not in self._paces:
-            self._paces[envelope.origin] = FlushTimer(self._send, self._timer, self._max_interval_s)
-        self._paces[envelope.origin].num_open += 1
+        self._pace_of(envelope.origin).num_open += 1
         request = self._requests[envelope.request_id] = _Request(envelope)
         return request
+
+    def _pace_of(self, origin: str) -> "FlushTimer[_Output]":
+        """Returns the flush timer of a gateway."""
+        if origin not in self._paces:
+            self._paces[origin] = FlushTimer(self._send, self._timer, self._max_interval_s)
+        return self._paces[origin]
 
     def _close(self, request: _Request) -> None:
         """Drops the state of a request, with the text that waits."""

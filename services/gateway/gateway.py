@@ -190,6 +190,7 @@ class Gateway:
             now_s = self._clock()
             elapsed_s = min(now_s - last_s, 2 * interval_s)  # a pause of this process must not count as a stalled peer
             last_s = now_s
+            self.books.num_generating = sum(lane.manager.num_generating for lane in self.models)
             for lane in self.models:
                 lane.beat(elapsed_s)
             await self._publish()

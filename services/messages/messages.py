@@ -49,7 +49,7 @@ from sluice_server.services.messages.work import (
     Work,
 )
 
-SCHEMA_VERSION = 15  # version 1 had frames without a header
+SCHEMA_VERSION = 16  # version 1 had frames without a header
 
 
 class Envelope(msgspec.Struct, frozen=True, gc=False, array_like=True, forbid_unknown_fields=True):

@@ -51,6 +51,7 @@ class Probe(msgspec.Struct, frozen=True, gc=False, tag=True, forbid_unknown_fiel
     visits: tuple[Visit, ...] = ()
     epoch: int = 0  # boot epoch of the origin
     is_mixed: bool = False  # revisions differ: a process whose files have changed must restart
+    num_generating: int = 0  # the origin's requests, of all its models, that have had a token and not their end
 
 
 class Report(msgspec.Struct, frozen=True, gc=False, tag=True, forbid_unknown_fields=True):

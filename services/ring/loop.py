@@ -52,6 +52,10 @@ def _unserved(operation: Operation) -> None:
     """The default of `on_operation`: this process serves none."""
 
 
+def _unasked(probe: Probe) -> None:
+    """The default of `on_probe`: this process needs nothing that probes say."""
+
+
 def _nothing() -> None:
     """The default of `on_mixed`: this process's files cannot have changed."""
 
@@ -75,6 +79,7 @@ class RingLoop:
         self.counts: Counter[str] = Counter()
         self.leases = Leases()
         self.on_keep: Callable[[str], None] = _ignore  # called when the trace of a request is to be kept
+        self.on_probe: Callable[[Probe], None] = _unasked  # called with each probe that visits this process
         self.on_mixed: Callable[[], None] = _nothing  # called when the ring's processes serve different revisions
         self.on_operation: Callable[[Operation], None] = _unserved  # called with those that name this process
         self.revision = ""  # the revision that this process serves; work for another one fails
@@ -249,6 +254,7 @@ class RingLoop:
 
     def _pass_probe(self, stage: Stage, probe: Probe) -> bool:
         self.leases.seen(probe.origin, probe.epoch)
+        self.on_probe(probe)
         if probe.is_mixed:
             self.on_mixed()
         lost = self.inbox.counts["lost"] + self._num_dropped  # of both kinds, requests may have to be sent again

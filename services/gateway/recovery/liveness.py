@@ -86,9 +86,12 @@ class Liveness:
         for name in set(before) - set(engines):
             self._known.pop(name, None)
 
-    def send(self, elapsed_s: float, *, is_mixed: bool = False, is_used: bool = True) -> list[Probe]:
+    def send(
+        self, elapsed_s: float, *, is_mixed: bool = False, is_used: bool = True, num_generating: int = 0
+    ) -> list[Probe]:
         """Advances the time by `elapsed_s` and returns the probes to send now, one per route. A ring that is not used
-        and has answered gets some every `IDLE_S` only: of many models most are idle at a time."""
+        and has answered gets some every `IDLE_S` only: of many models most are idle at a time. `num_generating`:
+        see `Books`."""
         self._now_s += elapsed_s
         if is_used or is_mixed:
             self._used_s = self._now_s
@@ -100,7 +103,8 @@ class Liveness:
         for sent in self._under_way:
             if len(sent) < MAX_UNDER_WAY:
                 sent.append((self._nonce, self._now_s))
-        return [Probe(self._origin, self._nonce, route, epoch=self._epoch, is_mixed=is_mixed) for route in self._routes]
+        origin, nonce, epoch = self._origin, self._nonce, self._epoch
+        return [Probe(origin, nonce, route, (), epoch, is_mixed, num_generating) for route in self._routes]
 
     def lost_engines(self, step_s: float) -> frozenset[str]:
         """Returns the engines that no probe comes back from, while probes of another one do."""

@@ -91,7 +91,8 @@ class RingWatch:
     def beat(self, elapsed_s: float) -> None:
         """Sends probes and evaluates earlier ones; `elapsed_s`: seconds that this process ran since the last call."""
         is_used = len(self._manager.requests) > 0 or not self._engines.is_whole
-        for probe in self._liveness.send(elapsed_s, is_mixed=self._agreement.is_mixed, is_used=is_used):
+        is_mixed, num_generating = self._agreement.is_mixed, self._manager.books.num_generating
+        for probe in self._liveness.send(elapsed_s, is_mixed=is_mixed, is_used=is_used, num_generating=num_generating):
             self._emit(probe)
         if self._engines.is_any_serving:
             self._look_for_losses(self._inputs.step_s())

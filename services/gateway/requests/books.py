@@ -45,6 +45,7 @@ class Books:
         fetches: where images are fetched by their URLs; None: nowhere.
         streams: those that are open; each carries many requests.
         gaps: seconds between two messages with tokens of one output.
+        num_generating: requests that have had a token and not their end, as of the latest beat.
     """
 
     def __init__(self, settings: GatewaySettings, quotas: Quotas, clock: Callable[[], float]) -> None:
@@ -55,6 +56,7 @@ class Books:
         self.streams: set[RequestStream] = set()
         self.leaving = ""
         self.gaps = Histogram(GAP_S)
+        self.num_generating = 0
         self._trusts_all = settings.trust_chat_content
         self._quotas = quotas
         self._keys = IdempotencyKeys()

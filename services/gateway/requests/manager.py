@@ -83,6 +83,11 @@ class RequestManager:
         return sum(not request.is_own for request in self.requests)
 
     @property
+    def num_generating(self) -> int:
+        """Requests that have had a token and not their end."""
+        return sum([one.accounting.first_token_s is not None and one.outcome is None for one in self.requests])
+
+    @property
     def num_sent(self) -> int:
         """How many attempts of requests of clients there were so far."""
         return self._serials.last - self._num_own

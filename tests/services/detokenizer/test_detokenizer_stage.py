@@ -12,6 +12,7 @@ from sluice_server.services.detokenizer.output import Output, OutputProgress
 from sluice_server.services.detokenizer.stage import DetokenizerStage
 from sluice_server.services.messages.details import Admitted
 from sluice_server.services.messages.messages import Cancel, Envelope, Failed, Grant, Message, Text, Tokens, failed
+from sluice_server.services.messages.processes import Probe
 from sluice_server.services.messages.work import Stops, TextOptions
 from sluice_server.services.tokenizer.encoding import TextEncoder
 from tests.oracle.tokenizers import byte_level_bpe
@@ -146,6 +147,21 @@ def test_text_does_not_wait_for_ever_for_the_tokens_of_its_interval(encoder: Tex
     say_each(rig, 1)
     rig.late.pop(0)()  # of text that was sent meanwhile
     assert rig.sizes() == [1, 2, 4]
+
+
+@pytest.mark.parametrize(("origin", "sizes"), [("g", [1, 1]), ("another", [1, 1, 1])])
+def test_text_waits_where_its_gateway_has_many_requests_at_other_models(
+    encoder: TextEncoder, origin: str, sizes: list[int]
+) -> None:
+    rig = Rig(encoder, Stops(), TextOptions())
+    rig.stage.probed(Probe(origin, 1, (), num_generating=1000))
+    for _ in range(3):
+        rig.say(0, "x")
+        rig.now_s += 0.02
+    assert rig.sizes() == sizes
+    while rig.late:
+        rig.pass_time()
+    assert rig.texts(0) == "xxx"
 
 
 def test_waiting_text_of_a_cancelled_request_is_not_sent_late(encoder: TextEncoder) -> None:

@@ -112,6 +112,21 @@ def test_much_text_leaves_in_more_parts() -> None:
     assert counts == [1, 1, 2, 1]
 
 
+def test_text_of_few_beside_many_of_other_models_is_gathered_as_theirs_is() -> None:
+    pace, timers, sent = paced(1)
+    pace.num_generating = 1000
+    for _ in range(3):
+        pace.text_came(0)
+        pace.turn()
+        timers.now_s += MAX_INTERVAL_S / 4
+    assert pace.interval_s == MAX_INTERVAL_S and pace.num_parts == 1  # of one, there is one part
+    assert sent == [0] and len(timers.set) == 1
+    timers.fire()
+    assert sent == [0, 0]
+    pace.num_generating = 0  # not told of the newest ones here yet
+    assert pace.interval_s == 1 / DELTAS_PER_S
+
+
 def test_few_of_many_are_told_no_oftener_for_it() -> None:
     pace, timers, sent = paced(300)
     start_s = timers.now_s

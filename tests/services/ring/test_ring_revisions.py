@@ -104,6 +104,15 @@ def test_a_probe_tells_the_revision_and_that_the_ring_is_mixed(place: Place) -> 
     assert [one.visits[-1].revision for one in place.sent if isinstance(one, Probe)] == [place.ring.revision] * 2
 
 
+def test_a_probe_is_told_to_the_process_that_it_visits(place: Place) -> None:
+    told: list[Probe] = []
+    place.ring.on_probe = told.append
+    probe = Probe("g", 1, (str(place.ring.process_id),), num_generating=7)
+    place.take(probe)
+    assert told == [probe]
+    assert [one.num_generating for one in place.sent if isinstance(one, Probe)] == [7]  # the next ones hear it, too
+
+
 def test_one_whose_files_have_changed_ends(place: Place) -> None:
     def leave() -> None:
         raise SystemExit(75)

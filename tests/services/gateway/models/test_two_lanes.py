@@ -13,6 +13,7 @@ from sluice_server.services.gateway.lanes import unloaded
 from sluice_server.services.gateway.models.lane import Lane
 from sluice_server.services.gateway.settings import GatewaySettings
 from sluice_server.services.messages.messages import Submit
+from sluice_server.services.messages.processes import Probe
 from tests.services.gateway.calls.test_guard import bearer, entry
 from tests.services.gateway.fake_ring import (
     MODEL,
@@ -96,6 +97,27 @@ async def test_one_stream_carries_generations_of_both() -> None:
         await talk.done_writing()
         found = {one.tag: one.accepted.model async for one in talk if one.HasField("accepted")}
         assert found == {1: "toy", 2: "other"}
+
+
+async def test_each_ring_is_told_how_many_requests_of_both_generate() -> None:
+    def told() -> int:
+        return [one.num_generating for one in both.ring.emitted if isinstance(one, Probe)][-1]
+
+    async with two() as both:
+        calls = [
+            both.rig.stub.StreamGenerate(inference_pb2.StreamGenerateRequest(spec=spec(model=name)))
+            for name in ("toy", "other", "other")
+        ]
+        await both.ring.until(lambda: len(both.ring.submits) == 2)
+        submit, *_ = both.ring.submits  # the other one stays without a token
+        both.ring.play(text_of(submit, 0, "a", first=True))
+        first = await both.rig.ring.next_submit()
+        both.rig.ring.play(text_of(first, 0, "a", first=True))
+        await both.ring.until(lambda: told() == 2)
+        both.rig.ring.play(text_of(first, 1, "b", last=True))
+        await both.ring.until(lambda: told() == 1)
+        for call in calls:
+            call.cancel()
 
 
 async def test_a_generation_is_cancelled_and_resumed_where_it_runs() -> None:
