@@ -15,8 +15,6 @@ from pathlib import Path
 
 from sluice_server.engine.config import EngineConfig
 from sluice_server.engine.errors import Code, ServiceError, unsupported
-from sluice_server.services.checks.models import checked_entry
-from sluice_server.services.checks.planned import with_plans
 from sluice_server.services.config import ServiceConfig
 from sluice_server.services.gateway.gateway import Gateway
 from sluice_server.services.gateway.models.known import News
@@ -101,6 +99,10 @@ class GatewayLanes:
         return await asyncio.to_thread(self._loading_of, named)
 
     def _loading_of(self, named: NamedModel) -> LoadLane:
+        # Imported here, on a thread: most gateways never load another model.
+        from sluice_server.services.checks.models import checked_entry
+        from sluice_server.services.checks.planned import with_plans
+
         entry = checked_entry(self._engine, self._service, named)
         first = self.table.lanes.get(FIRST) if not self._service.models else None
         planned, *beside = with_plans(self._engine, self._service, [entry] if first is None else [entry, first])

@@ -6,7 +6,6 @@ the same ones. A changed file gets another directory.
 
 import contextlib
 import functools
-import json
 import os
 import re
 import shutil
@@ -19,14 +18,10 @@ from blake3 import blake3
 from sluice_server.engine import models
 from sluice_server.engine.errors import Code, ServiceError
 from sluice_server.engine.models.fields import Json, invalid_model
-from sluice_server.engine.models.gguf.reader import GgufHeader, read_header
-from sluice_server.engine.models.registry import read_served
 from sluice_server.services.checkpoint.digests import FileKey, changed, remembered
-from sluice_server.services.checkpoint.gguf.config import is_quantised, make_config, make_generation_config
-from sluice_server.services.checkpoint.gguf.tokenizer import make_tokenizer, make_tokenizer_config
+from sluice_server.services.checkpoint.gguf.dumping import dump
 
 SHARD = re.compile(r"(.*)-(\d{5})-of-(\d{5})\.gguf")
-QUANTISED: Json = {"quant_method": "gguf"}
 MAX_KEPT = 64  # directories; one of Gemma's takes 40 MiB
 
 
@@ -43,6 +38,10 @@ def open_folder(path: Path) -> Path:
         with contextlib.suppress(OSError):
             os.utime(folder)
         return folder
+    # Imported here: the other processes of a service find the directory, and most services serve no GGUF file.
+    from sluice_server.engine.models.gguf.reader import read_header
+    from sluice_server.services.checkpoint.gguf.configuration import make_configuration
+
     configuration = make_configuration(read_header(files[0]))
     if [FileKey.of(file.stat()) for file in files] != keys:
         raise changed(path)
@@ -57,27 +56,6 @@ def open_folder(path: Path) -> Path:
         text = f"{base} cannot be written to ({error.strerror}): set XDG_CACHE_HOME, or use sluice import-gguf"
         raise _unusable(path, text) from error
     return folder
-
-
-def make_configuration(header: GgufHeader, *, is_widened: bool = False) -> dict[str, dict[str, Json]]:
-    """Returns the configuration files by name. `is_widened`: whether the weights will not be quantised any more."""
-    config = make_config(header)
-    if is_quantised(header) and not is_widened:
-        config["quantization_config"] = QUANTISED
-    found = {
-        "config.json": config,
-        "generation_config.json": make_generation_config(header),
-        "tokenizer.json": make_tokenizer(header),
-        "tokenizer_config.json": make_tokenizer_config(header),
-    }
-    with tempfile.TemporaryDirectory() as scratch:
-        try:
-            dump(Path(scratch), {name: found[name] for name in ("config.json", "generation_config.json")})
-            read_served(Path(scratch))
-        except ServiceError as error:
-            message = error.message.replace(f"{scratch}/", "")
-            raise ServiceError(error.code, error.reason, f"{header.path}: {message}") from None
-    return found
 
 
 def shards_of(path: Path) -> Sequence[Path]:
@@ -111,13 +89,6 @@ def _write(folder: Path, configuration: dict[str, dict[str, Json]], links: dict[
                 raise
     finally:
         shutil.rmtree(part, ignore_errors=True)
-
-
-def dump(folder: Path, configuration: dict[str, dict[str, Json]]) -> None:
-    """Writes configuration files into a directory."""
-    for name, content in configuration.items():
-        indent = None if name == "tokenizer.json" else 2
-        (folder / name).write_text(json.dumps(content, ensure_ascii=False, indent=indent) + "\n", encoding="utf-8")
 
 
 def _trim(base: Path) -> None:

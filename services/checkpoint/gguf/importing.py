@@ -15,7 +15,9 @@ from sluice_server.engine.models.gguf.reader import read_header
 from sluice_server.engine.models.loading import plan_model
 from sluice_server.engine.models.registry import read_served
 from sluice_server.engine.models.weights import INDEX
-from sluice_server.services.checkpoint.gguf.folder import dump, make_configuration, shards_of
+from sluice_server.services.checkpoint.gguf.configuration import make_configuration
+from sluice_server.services.checkpoint.gguf.dumping import dump
+from sluice_server.services.checkpoint.gguf.folder import shards_of
 
 MAX_SHARD_BYTES = 4 << 30
 CPU = torch.device("cpu")

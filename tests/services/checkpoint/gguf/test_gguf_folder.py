@@ -15,7 +15,8 @@ from sluice_server.engine.errors import ServiceError
 from sluice_server.engine.models.gguf.reader import read_header
 from sluice_server.engine.models.registry import read_served
 from sluice_server.services.checkpoint import digests
-from sluice_server.services.checkpoint.gguf.folder import make_configuration, open_folder
+from sluice_server.services.checkpoint.gguf.configuration import make_configuration
+from sluice_server.services.checkpoint.gguf.folder import open_folder
 from sluice_server.services.checkpoint.model_source import CheckpointFiles, resolve_draft, resolve_model
 from tests.oracle import gguf_files
 from tests.oracle.gguf_files import Vocabulary, plain, write_gguf
