@@ -63,14 +63,19 @@ class EngineTrace:
         self._ranks = ranks
         self._defer = defer
         self._looked_at_s = 0.0
+        self._num_open = 0  # traced requests that have begun and not ended
 
     def begin(self, envelope: Envelope, now: float) -> TracedRequest | None:
         """Starts the trace of a request; returns None if it has no trace context."""
-        return TracedRequest(envelope, now, RequestTimeline()) if envelope.traceparent else None
+        if not envelope.traceparent:
+            return None
+        self._num_open += 1
+        return TracedRequest(envelope, now, RequestTimeline())
 
     def end(self, traced: TracedRequest | None, end: RequestEnd) -> None:
         """Has the phases of a request that has ended recorded."""
         if traced is not None:
+            self._num_open -= 1
             self._defer(functools.partial(self._tell, traced, end))
 
     def _tell(self, traced: TracedRequest, end: RequestEnd) -> None:
@@ -81,8 +86,8 @@ class EngineTrace:
             self._record(traced.envelope, phase)
 
     def wants_step(self, start_s: float) -> bool:
-        """Returns True if the step that began at `start_s` is to be sampled."""
-        return start_s - self._looked_at_s >= STEP_INTERVAL_S
+        """Returns True if the step that began at `start_s` is to be sampled: never while no open request is traced."""
+        return self._num_open > 0 and start_s - self._looked_at_s >= STEP_INTERVAL_S
 
     def step(self, start_s: float, end_s: float, inside: Sequence[TracedRequest | None], num_tokens: int) -> None:
         """Records a sampled step that produced `num_tokens` for the requests `inside`, and adds it to their phases."""

@@ -177,3 +177,14 @@ def test_cancelled_and_refused_requests_have_spans() -> None:
 def test_drafts_are_told_by_their_place() -> None:
     times = RequestTimes(0.0, 0.0, 0.0, 0.0, 0, num_drafted=5, num_accepted=3, drafted_at=(3, 2), accepted_at=(2, 1))
     assert by_position(times) == "2/3 1/2"
+
+
+def test_no_step_is_looked_at_while_no_request_is_traced() -> None:
+    told: list[Phase] = []
+    trace = EngineTrace(lambda envelope, phase: told.append(phase))
+    late_s = 100 * STEP_INTERVAL_S
+    assert trace.begin(Envelope("a", "g"), 0.0) is None and not trace.wants_step(late_s)
+    traced = trace.begin(Envelope("b", "g", traceparent=PARENT), 0.0)
+    assert trace.wants_step(late_s)
+    trace.end(traced, RequestEnd(1.0))
+    assert not trace.wants_step(late_s) and [one.name for one in told] == ["queue"]
