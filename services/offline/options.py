@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 from sluice_server.engine.config import EngineConfig
 from sluice_server.services.checks.settings import check
 from sluice_server.services.config import ServiceConfig
-from sluice_server.services.ranks.settings import check_cores
+from sluice_server.services.ranks.here import check_cores
 
 OF_SERVICE = frozenset(
     {

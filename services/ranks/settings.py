@@ -13,9 +13,9 @@ from sluice_server.engine.worker.host.gpus import may_have_gpu, no_gpu
 from sluice_server.services.config import WORKER, ServiceConfig, bad_setting, parse_peers
 from sluice_server.services.messages.processes import Role
 from sluice_server.services.process.supervised import GROUP_EPOCH
+from sluice_server.services.ranks.here import TCP, check_cores, host_of
 
 START_S = 600.0  # until all ranks must have joined, and again until each must have loaded its part of the model
-TCP = "tcp://"
 MAX_PORT = 65535
 _FRESH = 1 << 62
 
@@ -89,11 +89,6 @@ def has_sums_between_hosts(table: RankTable, tensor_size: int) -> bool:
     return any(len(set(hosts[at : at + tensor_size])) > 1 for at in range(0, len(hosts), tensor_size))
 
 
-def host_of(address: str) -> str:
-    """Returns the host of tcp://host:port; "" for a path."""
-    return address.removeprefix(TCP).rpartition(":")[0].strip("[]") if address.startswith(TCP) else ""
-
-
 def _check_addresses(addresses: Mapping[str, str]) -> None:
     """Raises ServiceError for addresses that are not all of one kind, or by which others cannot reach a rank."""
     networked = [name for name, address in addresses.items() if address.startswith(TCP)]
@@ -159,21 +154,6 @@ def check_ranks(engine: EngineConfig, service: ServiceConfig) -> None:
         text = f"{engine.sum_dtype} is for sums that travel between hosts, and all ranks are on this one"
         raise bad_setting("sum_dtype", f"{text}: leave it out, or give --rank-peers")
     check_cores(engine, service)
-
-
-def check_cores(engine: EngineConfig, service: ServiceConfig) -> None:
-    """Raises ServiceError for more ranks than cores, as each computes on a core of its own."""
-    cores, num = find_cores(), service.engines * ranks_here(engine, service)
-    if engine.num_ranks > 1 and num > cores.usable and not service.allow_shared_cores:
-        text = f"{num} ranks need as many cores, and {cores.usable} can be used here ({cores})"
-        name = "tensor_parallel_size" if engine.tensor_parallel_size > 1 else "pipeline_parallel_size"
-        raise bad_setting(name, f"{text}; --allow-shared-cores lets them take turns, slowly")
-
-
-def ranks_here(engine: EngineConfig, service: ServiceConfig) -> int:
-    """Returns the number of ranks of one engine that a supervisor starts: those on the host of rank 0."""
-    hosts = [host_of(address) for address in parse_peers("rank", service.rank_peers).values()]
-    return hosts.count(hosts[0]) if hosts else engine.num_ranks
 
 
 def config_of_rank(engine: EngineConfig, num_here: int = 0, rank: int = 0) -> EngineConfig:

@@ -23,7 +23,7 @@ from zmq.utils.monitor import recv_monitor_message
 from sluice_server.engine.errors import RankLost
 from sluice_server.services.config import bad_setting
 from sluice_server.services.process import private
-from sluice_server.services.ranks.settings import TCP, host_of
+from sluice_server.services.ranks.here import TCP, host_of
 from sluice_server.services.ring.keys import RingKeys, load_keys
 
 EPOCH_BYTES = 8

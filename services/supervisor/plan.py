@@ -12,7 +12,7 @@ from sluice_server.services.process.edge_settings import to_environment as edge_
 from sluice_server.services.process.lane_ring import address_of, lane_settings, ring_of
 from sluice_server.services.process.listening import SOCKET_SUFFIX, UNIX
 from sluice_server.services.process.model_table import FIRST, LaneEntry, names_of
-from sluice_server.services.ranks.settings import ranks_here
+from sluice_server.services.ranks.here import ranks_here
 from sluice_server.services.supervisor.children import Child
 
 PORTS_OF_LANE = 100  # metrics ports from those of one lane to those of the next

@@ -16,7 +16,7 @@ from sluice_server.services.config import ServiceConfig
 from sluice_server.services.messages.processes import Role
 from sluice_server.services.process.engine_table import EngineEntry, write_table
 from sluice_server.services.process.lane_ring import ENGINES_FILE, address_of, ring_of
-from sluice_server.services.ranks.settings import check_cores
+from sluice_server.services.ranks.here import check_cores
 from sluice_server.services.supervisor.children import Child
 from sluice_server.services.supervisor.plan import plan_engine
 

@@ -9,9 +9,9 @@ from sluice_server.engine.errors import ServiceError
 from sluice_server.engine.worker.host.cores import find_cores
 from sluice_server.services.config import ServiceConfig
 from sluice_server.services.ranks import settings
+from sluice_server.services.ranks.here import check_cores
 from sluice_server.services.ranks.settings import (
     RankTable,
-    check_cores,
     check_ranks,
     config_of_rank,
     epoch_of,

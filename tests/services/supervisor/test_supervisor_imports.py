@@ -9,8 +9,8 @@ import sys
 import sluice_server.services.cli.start
 import sluice_server.services.supervisor.serve
 libraries = {"asyncio", "ssl", "grpc", "zmq", "numpy", "torch", "uvloop", "jinja2", "tomllib", "typer", "blake3"}
-own = {"checkpoint.model_source", "checks.models", "checks.settings", "cli.options"}
-print(*sorted((libraries | {f"sluice_server.services.{name}" for name in own}) & set(sys.modules)))
+own = {"services.checkpoint.model_source", "services.checks.settings", "services.cli.options", "engine.models.config"}
+print(*sorted((libraries | {f"sluice_server.{name}" for name in own}) & set(sys.modules)))
 """
 
 
