@@ -95,23 +95,14 @@ inline void meet_keys(const Attention<Element>& job, Queries& queries, Products&
   const int64_t begin = std::max(seen.begin, low), end = std::min(seen.end, high);
   const int32_t* table = tiles[0].table[first];
   const bool has_tree = tiles[0].path[first] != nullptr;
-  KeyBlock<Element> blocks[2];  // one is computed while the other is prefetched
-  int turn = 0;
-  const int64_t lowest = begin / NUM * NUM;
-  blocks[turn].find(job, table, queries.first, lowest, begin, end, nullptr, 0);
-  for (int64_t from = lowest; from < end; from += NUM)
-    for (int head = 0; head < queries.heads; ++head, turn ^= 1) {
-      KeyBlock<Element>&block = blocks[turn], &next = blocks[turn ^ 1];
+  BlocksAhead<Element> blocks(job, table, queries.first, queries.heads, begin, end);
+  for (int64_t from = begin / NUM * NUM; from < end; from += NUM)
+    for (int head = 0; head < queries.heads; ++head) {
+      KeyBlock<Element>& block = blocks.take();
       if (has_tree && from + NUM > tiles[0].start) {  // a piece of one tile
         meet_paths(job, tiles[0], products, table, queries.first, block, from, queries.running[0]);
         continue;
       }
-      if (head + 1 < queries.heads) {
-        next.find_beside(block, job.cache.head);
-      } else if (from + NUM < end) {
-        next.find(job, table, queries.first, from + NUM, begin, end, nullptr, 0);
-      }
-      if (head + 1 < queries.heads || from + NUM < end) block.ahead = &next;
       products.begin(block, rows);
       for (int of = 0; of < tiles_a_head; ++of) {
         if (from + NUM <= of_tiles[of].begin || from >= of_tiles[of].end) continue;

@@ -2,6 +2,7 @@
 #pragma once
 
 #include <algorithm>
+#include <utility>
 
 #include "slots.h"
 
@@ -120,6 +121,55 @@ struct KeyBlock {
     ahead = this;
     for (int j = 0; j < NUM; ++j) keys[j] = other.keys[j] + by, values[j] = other.values[j] + by;
   }
+};
+
+// The blocks of keys [begin, end) of a sequence, all heads of a block before the next block. Two are known ahead of the
+// one that is computed, to be prefetched.
+template <typename Element>
+class BlocksAhead {
+ public:
+  static constexpr int NUM = KEYS_OF<Element>;
+
+  BlocksAhead(const Attention<Element>& job, const int32_t* table, int64_t first, int heads, int64_t begin, int64_t end)
+      : job_(job), table_(table), first_(first), heads_(heads), begin_(begin), end_(end), from_(begin / NUM * NUM) {
+    if (begin >= end) return;
+    ring_[0].find(job, table, first, from_, begin, end, nullptr, 0);
+    find_next();
+  }
+
+  BlocksAhead(const BlocksAhead&) = delete;  // blocks point to each other
+  BlocksAhead& operator=(const BlocksAhead&) = delete;
+
+  // Returns the next block. It stays until the one behind it is taken.
+  KeyBlock<Element>& take() {
+    find_next();
+    return ring_[std::exchange(taken_, behind(taken_))];
+  }
+
+ private:
+  static int behind(int at) { return (at + 1) % 3; }
+
+  void find_next() {
+    KeyBlock<Element>&last = ring_[found_], &next = ring_[behind(found_)];
+    if (head_ + 1 < heads_) {
+      next.find_beside(last, job_.cache.head), ++head_;
+    } else if (from_ + NUM < end_) {
+      from_ += NUM, head_ = 0;
+      next.find(job_, table_, first_, from_, begin_, end_, nullptr, 0);
+    } else {
+      return;
+    }
+    last.ahead = &next, found_ = behind(found_);
+  }
+
+  const Attention<Element>& job_;
+  const int32_t* table_;
+  int64_t first_;  // key head
+  int heads_;
+  int64_t begin_, end_, from_;  // keys; `from_`: the first of the last block found
+  int head_ = 0;                // of the last block found
+  int found_ = 0, taken_ = 0;   // places in the ring of the last block found, and of the next one to take
+  KeyBlock<Element> ring_[3];
 };
 
 // Prefetches the cache line at from + at; does nothing unless `at` is the start of a line. With the first line of a key

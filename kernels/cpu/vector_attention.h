@@ -15,12 +15,38 @@ constexpr int SHARING = 4;                    // query rows that share a load of
 constexpr int WIDEST = LANES == 16 ? 8 : 4;   // vectors of values in registers for one or two rows; half for more rows
 constexpr int PAIR = 2;                       // query rows that share a load of keys
 constexpr int ABREAST = LANES == 16 ? 4 : 2;  // query rows that share a load of transposed keys
+constexpr int RESIDENT = 16;                  // vectors of queries in registers while keys are read one by one
 constexpr int TURNING = 6;                    // the fewest queries for which transposing the keys first is faster
+
+// The head size of which queries stay in registers while keys are read one after the other; 0: none. Keys of four cache
+// lines are read faster some of them abreast.
+template <typename Element>
+constexpr int HELD_DIM = 0;
+#if defined(__AVX512F__)
+template <>
+constexpr int HELD_DIM<float> = 128;
+template <>
+constexpr int HELD_DIM<uint16_t> = 64;
+#endif
+
+// The keys or values to prefetch: `next` to the first-level cache; `later`, unless it is null, to the second-level one,
+// which can ask memory for more lines at once.
+template <typename Element>
+struct Ahead {
+  const Element* const* next;
+  const Element* const* later;
+
+  // Prefetches the cache line at number `at` of row j; does nothing unless `at` is the start of a line.
+  [[gnu::always_inline]] void fetch(int j, int64_t at, int64_t dim) const {
+    sluice::fetch(next[j], at, dim);
+    if (later != nullptr && at * sizeof(Element) % LINE == 0) __builtin_prefetch(later[j] + at, 0, 2);
+  }
+};
 
 // Computes the scores of ROWS queries, a power of two, and prefetches the rows `ahead`. Each score is a dot product in
 // LANES chains, which `sums` adds; one call of `sums` takes LANES keys of one query, or LANES / ROWS keys of each.
 template <int ROWS, typename Element>
-inline void score_keys(const float* const* q, const KeyBlock<Element>& block, const Element* const* ahead, int64_t dim,
+inline void score_keys(const float* const* q, const KeyBlock<Element>& block, const Ahead<Element>& ahead, int64_t dim,
                        float scale, float (*scores)[KEYS]) {
   constexpr int WIDTH = LANES / ROWS;
   for (int from = 0; from < KEYS; from += WIDTH) {
@@ -30,7 +56,7 @@ inline void score_keys(const float* const* q, const KeyBlock<Element>& block, co
       for (int r = 0; r < ROWS; ++r) query[r] = load(q[r] + d);
       for (int j = 0; j < WIDTH; ++j) {
         const Vec key = load(block.keys[from + j] + d);
-        fetch(ahead[from + j], d, dim);
+        ahead.fetch(from + j, d, dim);
         for (int r = 0; r < ROWS; ++r) acc[r * WIDTH + j] += query[r] * key;
       }
     }
@@ -39,6 +65,50 @@ inline void score_keys(const float* const* q, const KeyBlock<Element>& block, co
     store(each, scaled);
     for (int r = 0; r < ROWS; ++r) std::copy(each + r * WIDTH, each + (r + 1) * WIDTH, scores[r] + from);
   }
+}
+
+// Computes the same of ROWS queries of DIM numbers, which stay in registers; any number of queries.
+template <int ROWS, int DIM, typename Element>
+[[gnu::noinline]] void score_held(const float* const* q, const KeyBlock<Element>& block, const Ahead<Element>& ahead,
+                                  float scale, float (*scores)[KEYS]) {
+  constexpr int NUM = DIM / LANES;
+  Vec query[ROWS][NUM];
+#pragma GCC unroll 4
+  for (int r = 0; r < ROWS; ++r)
+#pragma GCC unroll 8
+    for (int i = 0; i < NUM; ++i) query[r][i] = load(q[r] + i * LANES);
+  for (int from = 0; from < KEYS; from += LANES) {
+    alignas(64) float chains[ROWS][LANES][LANES];
+    for (int j = 0; j < LANES; ++j) {
+      Vec acc[ROWS] = {};
+      const Element* key = block.keys[from + j];
+#pragma GCC unroll 8
+      for (int i = 0; i < NUM; ++i) {
+        ahead.fetch(from + j, i * LANES, DIM);
+        const Vec part = load(key + i * LANES);
+#pragma GCC unroll 4
+        for (int r = 0; r < ROWS; ++r) acc[r] += query[r][i] * part;
+      }
+#pragma GCC unroll 4
+      for (int r = 0; r < ROWS; ++r) store(chains[r][j], acc[r]);
+    }
+#pragma GCC unroll 4
+    for (int r = 0; r < ROWS; ++r) {
+      Vec v[LANES];
+#pragma GCC unroll 16
+      for (int j = 0; j < LANES; ++j) v[j] = load(chains[r][j]);
+      store(scores[r] + from, sums(v) * scale);
+    }
+  }
+}
+
+// Computes the scores of queries [first, last), at most ROWS of them at a time.
+template <int ROWS, int DIM, typename Element>
+inline void score_held(const float* const* q, int first, int last, const KeyBlock<Element>& block,
+                       const Ahead<Element>& ahead, float scale, float (*scores)[KEYS]) {
+  for (; first + ROWS <= last; first += ROWS) score_held<ROWS, DIM>(q + first, block, ahead, scale, scores + first);
+  if constexpr (ROWS > 1)
+    if (first < last) score_held<ROWS - 1, DIM>(q, first, last, block, ahead, scale, scores);
 }
 
 // Transposes the keys of a block: turned [dim, KEYS].
@@ -87,10 +157,10 @@ inline void score_turned(const float* const* q, const float* turned, int64_t dim
 }
 
 // acc [COUNT, dim] += weights · values, for the WIDE vectors from `d` on. The order of keys does not depend on COUNT.
-// Calls fetch_next(j, at) for the numbers that it reads of each value.
-template <int COUNT, int WIDE, typename Element, typename FetchNext>
+// Prefetches as many rows of `ahead` as there are values.
+template <int COUNT, int WIDE, typename Element, typename Cached>
 inline void add_vectors(const Element* const* values, int num, int64_t dim, int64_t d, const float (*weights)[KEYS],
-                        float* acc, const FetchNext& fetch_next) {
+                        float* acc, const Ahead<Cached>& ahead) {
   Vec sums[COUNT][WIDE];
   for (int r = 0; r < COUNT; ++r)
     for (int v = 0; v < WIDE; ++v) sums[r][v] = load(acc + r * dim + d + v * LANES);
@@ -98,7 +168,7 @@ inline void add_vectors(const Element* const* values, int num, int64_t dim, int6
     Vec value[WIDE];
     for (int v = 0; v < WIDE; ++v) {
       value[v] = load(values[j] + d + v * LANES);
-      fetch_next(j, d + v * LANES);
+      ahead.fetch(j, d + v * LANES, dim);
     }
     for (int r = 0; r < COUNT; ++r) {
       const Vec weight = broadcast(weights[r][j]);
@@ -110,19 +180,18 @@ inline void add_vectors(const Element* const* values, int num, int64_t dim, int6
 }
 
 // acc [COUNT, dim] += weights · values, from `d` to the end.
-template <int COUNT, int WIDE, typename Element, typename FetchNext>
+template <int COUNT, int WIDE, typename Element, typename Cached>
 inline void add_values(const Element* const* values, int num, int64_t dim, int64_t d, const float (*weights)[KEYS],
-                       float* acc, const FetchNext& fetch_next) {
-  for (; d + WIDE * LANES <= dim; d += WIDE * LANES)
-    add_vectors<COUNT, WIDE>(values, num, dim, d, weights, acc, fetch_next);
-  if constexpr (WIDE > 1) add_values<COUNT, WIDE / 2>(values, num, dim, d, weights, acc, fetch_next);
+                       float* acc, const Ahead<Cached>& ahead) {
+  for (; d + WIDE * LANES <= dim; d += WIDE * LANES) add_vectors<COUNT, WIDE>(values, num, dim, d, weights, acc, ahead);
+  if constexpr (WIDE > 1) add_values<COUNT, WIDE / 2>(values, num, dim, d, weights, acc, ahead);
 }
 
-template <typename Element, typename FetchNext>
+template <typename Element, typename Cached>
 inline void add_values(int count, const Element* const* values, int num, int64_t dim, const float (*weights)[KEYS],
-                       float* acc, const FetchNext& fetch_next) {
+                       float* acc, const Ahead<Cached>& ahead) {
   const auto add = [&]<int COUNT, int WIDE>(int r) {
-    add_values<COUNT, WIDE>(values, num, dim, 0, weights + r, acc + r * dim, fetch_next);
+    add_values<COUNT, WIDE>(values, num, dim, 0, weights + r, acc + r * dim, ahead);
   };
   for (int r = 0; r < count; r += SHARING) switch (count - r) {
       case 1: add.template operator()<1, WIDEST>(r); break;
@@ -186,7 +255,13 @@ class ByVectors {
       for (; r + ABREAST <= last; r += ABREAST) score_turned<ABREAST>(tile.q + r, turned_, dim_, scale_, scores + r);
       for (; r < last; ++r) score_turned<1>(tile.q + r, turned_, dim_, scale_, scores + r);
     } else {
-      const Element* const* ahead = is_near() ? block.values : block.ahead->keys;
+      const Ahead<Element> ahead = before_values(block);
+      if constexpr (HELD_DIM<Element> > 0)
+        if (is_held()) {
+          constexpr int ROWS = RESIDENT / (HELD_DIM<Element> / LANES);
+          score_held<ROWS, HELD_DIM<Element>>(tile.q, first, last, block, ahead, scale_, scores);
+          r = last;
+        }
       for (; r + PAIR <= last; r += PAIR) score_keys<PAIR>(tile.q + r, block, ahead, dim_, scale_, scores + r);
       for (; r < last; ++r) score_keys<1>(tile.q + r, block, ahead, dim_, scale_, scores + r);
     }
@@ -197,10 +272,9 @@ class ByVectors {
   // Prefetches the keys or values of the next block.
   void add_values(int first, int last, const KeyBlock<Element>& block, float (*weights)[KEYS], float* acc) const {
     of_values_.apply(last - first, weights + first);
-    const Element* const* ahead = is_near() ? block.ahead->keys : block.ahead->values;
-    const auto fetch_next = [&](int j, int64_t at) { fetch(ahead[j], at, dim_); };
+    const Ahead<Element> ahead = after_values(block);
     const auto add = [&](const auto* const* values) {
-      sluice::add_values(last - first, values, block.num, dim_, weights + first, acc + first * dim_, fetch_next);
+      sluice::add_values(last - first, values, block.num, dim_, weights + first, acc + first * dim_, ahead);
     };
     if constexpr (!std::is_same_v<Element, float>)
       if (is_turned_) return add(wide_);
@@ -208,10 +282,25 @@ class ByVectors {
   }
 
  private:
-  // Whether values are prefetched during the scores of their own block, and keys during the values of the block before.
-  // Short rows come too late by that, and both are prefetched during those of the block before. The L1 cache would not
-  // hold two blocks of longer rows.
+  // Whether values come to the first-level cache during the scores of their own block, and keys during the values of
+  // the block before. Short rows come too late by that, and both come during those of the block before. The cache would
+  // not hold two blocks of longer rows: they come to the second-level cache that early.
   bool is_near() const { return is_turned_ || dim_ * sizeof(Element) > 2 * LINE; }
+
+  bool is_held() const { return dim_ == HELD_DIM<Element>; }
+
+  // Whether rows come to the second-level cache first. Many queries compute for longer than memory takes.
+  bool is_early() const { return !IS_SCALED<Element> && !is_turned_ && (is_near() || is_held()); }
+
+  Ahead<Element> before_values(const KeyBlock<Element>& block) const {
+    const KeyBlock<Element>& later = is_near() ? *block.ahead : *block.ahead->ahead;
+    return {is_near() ? block.values : block.ahead->keys, is_early() ? later.keys : nullptr};
+  }
+
+  Ahead<Element> after_values(const KeyBlock<Element>& block) const {
+    const KeyBlock<Element>& later = is_near() ? *block.ahead : *block.ahead->ahead;
+    return {is_near() ? block.ahead->keys : block.ahead->values, is_early() ? later.values : nullptr};
+  }
 
   int64_t dim_;
   float scale_;
