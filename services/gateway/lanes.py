@@ -1,8 +1,7 @@
 """The lanes of a gateway's process: opened, closed and named as the table of models says.
 
 Under a supervisor the table is a file in the run directory, which is looked at when the supervisor says so, and again
-and again. A gateway that runs
-alone has one lane, that of its settings.
+and again. A gateway that runs alone has one lane, that of its settings.
 """
 
 import asyncio

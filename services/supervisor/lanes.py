@@ -258,7 +258,7 @@ class Lanes:
         self.write()
 
     def _serves(self, lane: Lane, now_s: float) -> None:
-        self._say(f"sluice: the model {lane.entry.model} serves after {now_s - lane.since_s:.1f} s")
+        self._say(f"sluice: the model {lane.entry.model} serves after {now_s - lane.since_s:.2f} s")
         lane.serve(now_s)
         self._restarts.served(now_s)
         self.write()

@@ -48,7 +48,7 @@ def test_a_lane_naps_with_its_processes_and_a_request_wakes_it(bench: Bench) -> 
     bench.serving("m0", busy="m1")
     assert bench.turn(4.0)["m1"] is LaneState.LOADING and not bench.table.lanes["m1"].is_empty
     bench.serving("m0", "m1")
-    assert bench.turn(5.0)["m1"] is LaneState.READY and bench.said[-1] == "sluice: the model b serves after 1.0 s"
+    assert bench.turn(5.0)["m1"] is LaneState.READY and bench.said[-1] == "sluice: the model b serves after 1.00 s"
     assert bench.table.lanes["m1"].starts == starts and len(bench.children) == num
 
 
@@ -172,14 +172,14 @@ def test_how_long_a_start_takes_is_not_how_long_ago_it_was(bench: Bench) -> None
     bench.ask(WakeLane("b"), 100.0)
     bench.serving("m0", "m1")
     bench.turn(103.0)
-    assert bench.said[-1] == "sluice: the model b serves after 3.0 s" and lane.load_s == 1.0
+    assert bench.said[-1] == "sluice: the model b serves after 3.00 s" and lane.load_s == 1.0
     bench.ends("m1-engine-0", 200.0)
     bench.serving("m0", "m1")
     bench.turn(204.0)
-    assert bench.said[-1] == "sluice: the model b serves after 4.0 s" and lane.load_s == 4.0
+    assert bench.said[-1] == "sluice: the model b serves after 4.00 s" and lane.load_s == 4.0
     nap(bench)
     bench.ask(WakeLane("b"), 300.0)
     bench.turn(300.0)
     bench.serving("m0", "m1")
     bench.turn(302.0)
-    assert bench.said[-1] == "sluice: the model b serves after 2.0 s" and lane.load_s == 4.0
+    assert bench.said[-1] == "sluice: the model b serves after 2.00 s" and lane.load_s == 4.0

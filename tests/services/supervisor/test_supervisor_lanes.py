@@ -120,7 +120,7 @@ def test_a_model_is_ready_once_every_gateway_says_so(bench: Bench) -> None:
     assert set(bench.turn(1.0).values()) == {LaneState.LOADING} and not bench.lanes.is_settled
     bench.serving("m0", "m1")
     assert set(bench.turn(2.0).values()) == {LaneState.READY} and bench.lanes.is_settled
-    assert bench.said == [f"sluice: the model {name} serves after 2.0 s" for name in "ab"]
+    assert bench.said == [f"sluice: the model {name} serves after 2.00 s" for name in "ab"]
 
 
 def test_each_change_of_the_table_is_news_once(bench: Bench) -> None:
@@ -288,7 +288,7 @@ def test_a_model_sleeps_and_wakes_once_its_processes_have_ended(bench: Bench) ->
     bench.ending = set()
     assert bench.turn(4.0)["m1"] is LaneState.LOADING and "m1-engine-0" in bench.children
     bench.serving("m0", "m1")
-    assert bench.turn(5.0)["m1"] is LaneState.READY and bench.said[-1] == "sluice: the model b serves after 1.0 s"
+    assert bench.turn(5.0)["m1"] is LaneState.READY and bench.said[-1] == "sluice: the model b serves after 1.00 s"
 
 
 def test_a_model_that_is_wanted_before_it_sleeps_stays(bench: Bench) -> None:
