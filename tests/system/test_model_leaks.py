@@ -19,13 +19,14 @@ MOST_FILES = 8  # likewise: gRPC takes a pair more now and then, and a leak woul
 
 @pytest.mark.long
 @pytest.mark.timeout(3600)
-def test_loads_and_unloads_leave_neither_memory_nor_descriptors_nor_files(tmp_path: Path) -> None:
-    folder = tmp_path / "run"
+def test_loads_and_unloads_leave_neither_memory_nor_descriptors_nor_files(
+    tmp_path: Path, tmp_path_factory: pytest.TempPathFactory
+) -> None:
+    folder = tmp_path_factory.mktemp("run")  # a short path, as sockets need
     checkpoints(tmp_path, "v0", "v1")
     file = tmp_path / "models.toml"
     file.write_text(f'default = "chat"\n[models.v0]\nsource = "{tmp_path}/v0"\nalias = "chat"\n')
     options = "--models", str(file), "--models-dir", str(tmp_path), "--gateways", "2", *CACHE
-    folder.mkdir()
     own = {"TMPDIR": str(folder), "XDG_RUNTIME_DIR": ""}
     with serve(*options, environment=own) as service, service.control() as control:
         wait_until(lambda: set(states(control).values()) == {"READY"}, 90, "the first model serves")

@@ -28,7 +28,7 @@ EMBEDDINGS = "model.embed_tokens.weight"
 HEAD = "lm_head.weight"
 MOST_DIGITS = 10  # of a layer's number
 WIDE = 4  # bytes of an activation
-PROCESS_BYTES = 224 << 20  # an engine's code, torch and its threads: 200 forked from a template, 250 without one
+PROCESS_BYTES = 168 << 20  # an engine's code, torch and its threads: 160 once it has started, 250 for a moment before
 GPU_PROCESS_BYTES = 2 << 30  # with the device's context, and what weights are read through
 # Bytes of a number that is rounded, with its share of a scale (float16 scale and minimum of 32 numbers in 4 bits, one
 # float32 for a row in 8); the head is more precise.
