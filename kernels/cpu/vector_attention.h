@@ -287,6 +287,7 @@ class ByVectors {
   // not hold two blocks of longer rows: they come to the second-level cache that early.
   bool is_near() const { return is_turned_ || dim_ * sizeof(Element) > 2 * LINE; }
 
+  // Whether queries stay in registers, see HELD_DIM.
   bool is_held() const { return dim_ == HELD_DIM<Element>; }
 
   // Whether rows come to the second-level cache first. Many queries compute for longer than memory takes.

@@ -7,7 +7,6 @@ from sluice_server.services.process.supervised import die_with, leave
 
 TOLD = "TOLD_APART"  # of a process that `told_apart` has forked alone: the number of the file by which it tells
 SIGNALLED = 128  # as shells say it: and the signal's number
-PIECE = 1 << 16
 
 
 def told_apart(environment: MutableMapping[str, str], meanwhile: Callable[[], object]) -> bytes | None:

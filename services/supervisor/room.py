@@ -57,7 +57,7 @@ class Room:
         return sorted((one for one in lanes if self.is_idle(one)), key=lambda one: one.used_s)
 
     def turn_end_s(self, lane: Lane) -> float:
-        """Returns when a lane's turn will be over, or was, as it is used now; infinity for one that serves nobody or
+        """Returns when a lane's turn will be over, or was, as it is used now; infinity for one that does not serve, or
         stays."""
         if lane.entry.state is not LaneState.READY or lane.until_s is not None or not self.can_leave(lane):
             return math.inf

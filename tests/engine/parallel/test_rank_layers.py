@@ -19,6 +19,7 @@ from sluice_server.kernels.layout.metadata import AttentionMetadata
 from tests.engine.parallel.rank_threads import MemorySums, memory_sums, run_ranks
 from tests.engine.parallel.test_rank_formats import load
 from tests.engine.parallel.test_rank_models import BLOCK, CPU, CUTS, FORMATS, SHAPES, served
+from tests.kernels.cpu.native import kernels_of
 from tests.oracle.checkpoints import make_checkpoint
 
 # Every sum is part of a call, and Python computes what is between to the same bits: it norms heads and what joins the
@@ -51,9 +52,7 @@ def test_bits_are_those_of_a_call_for_each_sum(name: str, form: str, size: int, 
 
 @pytest.mark.parametrize("name", builds.KNOWN)
 def test_every_instruction_set(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    module = builds.load(name) if name in builds.runnable() else None
-    if module is None:
-        pytest.skip(f"no {name}: not an instruction set of this machine, or installed without a C++ compiler")
+    module = kernels_of(name)
     monkeypatch.setattr(builds, "MODULE", module)
     own = served(tmp_path, ("llama-biases", False), *FORMATS["int8"])
     assert torch.equal(own.over(2, 2), own.by_calls(2, 2))

@@ -12,6 +12,7 @@ from sluice_server.kernels.layout.layout import new_layers
 from sluice_server.kernels.layout.metadata import AttentionMetadata
 from sluice_server.kernels.layout.slots import slot_width
 from sluice_server.kernels.reference import definitions
+from tests.kernels.cpu.native import kernels_of
 
 CPU = torch.device("cpu")
 BLOCK, CONTEXT = 32, 150  # tokens
@@ -21,10 +22,7 @@ FACTORS = [name for name, needed in builds.BY_EXTENSION.items() if "avx512_vnni"
 @pytest.fixture(params=FACTORS, autouse=True)
 def kernels(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
     """Runs every test with each build that multiplies bytes."""
-    module = builds.load(request.param) if request.param in builds.runnable() else None
-    if module is None:
-        pytest.skip(f"no {request.param}: not an instruction set of this machine, or installed without a C++ compiler")
-    monkeypatch.setattr(builds, "MODULE", module)
+    monkeypatch.setattr(builds, "MODULE", kernels_of(request.param))
 
 
 def written(keys_values: Tensor, dtype: torch.dtype = torch.int8, *, by_token: bool = False) -> Tensor:

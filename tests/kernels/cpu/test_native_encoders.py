@@ -14,14 +14,13 @@ from sluice_server.kernels.cpu.native_encoders import EncoderCall, EncoderPass, 
 from sluice_server.kernels.formats import weight_formats
 from sluice_server.kernels.formats.linear import NativeLinear
 from sluice_server.kernels.reference import elementwise, encoders
+from tests.kernels.cpu.native import kernels_of
 
 
 @pytest.fixture(params=builds.KNOWN, autouse=True)
 def kernels(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """Runs every test with our kernels of each instruction set of this machine."""
-    module = builds.load(request.param) if request.param in builds.runnable() else None
-    if module is None:
-        pytest.skip(f"no {request.param}: not an instruction set of this machine, or installed without a C++ compiler")
+    module = kernels_of(request.param)
     monkeypatch.setattr(builds, "MODULE", module)
     yield
     module.set_threads(1)

@@ -8,6 +8,7 @@ from sluice_server.kernels import ops
 from sluice_server.kernels.cpu import builds
 from sluice_server.kernels.layout.layout import new_layers
 from sluice_server.kernels.layout.metadata import AttentionMetadata
+from tests.kernels.cpu.native import kernels_of
 
 CPU = torch.device("cpu")
 BLOCK, CONTEXT = 16, 150  # tokens
@@ -16,10 +17,7 @@ BLOCK, CONTEXT = 16, 150  # tokens
 @pytest.fixture(params=builds.KNOWN, autouse=True)
 def kernels(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
     """Runs every test with each build."""
-    module = builds.load(request.param) if request.param in builds.runnable() else None
-    if module is None:
-        pytest.skip(f"no {request.param}: not an instruction set of this machine, or installed without a C++ compiler")
-    monkeypatch.setattr(builds, "MODULE", module)
+    monkeypatch.setattr(builds, "MODULE", kernels_of(request.param))
 
 
 def last_of(num: int, context: int) -> AttentionMetadata:

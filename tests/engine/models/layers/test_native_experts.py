@@ -13,6 +13,7 @@ from sluice_server.kernels.formats.integer_linear import integer_linear
 from sluice_server.kernels.formats.linear import PackedLinear
 from sluice_server.kernels.formats.quantised import QuantisedWeight, round_weight
 from sluice_server.kernels.reference.elementwise import GATES
+from tests.kernels.cpu.native import kernels_of
 from tests.kernels.test_ops import threads_of
 
 HIDDEN, INNER, EPS = 80, 112, 1e-5
@@ -22,10 +23,7 @@ FORMATS = ["float32", "bfloat16", "int8", "int8 affine", "int4", "int4 symmetric
 @pytest.fixture(params=builds.KNOWN, autouse=True)
 def kernels(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
     """Every test with the kernels of each instruction set that this machine has."""
-    module = builds.load(request.param) if request.param in builds.runnable() else None
-    if module is None:
-        pytest.skip(f"no {request.param}: not an instruction set of this machine, or installed without a C++ compiler")
-    monkeypatch.setattr(builds, "MODULE", module)
+    monkeypatch.setattr(builds, "MODULE", kernels_of(request.param))
     monkeypatch.setattr("sluice_server.kernels.formats.weight_formats.computes_bfloat16", lambda: False)
 
 

@@ -17,6 +17,7 @@ from sluice_server.kernels.cpu import builds, native_layers
 from sluice_server.kernels.formats.packer import LinearPacker
 from sluice_server.kernels.layout.metadata import AttentionMetadata
 from tests.engine.models.test_model_oracle import SHAPES
+from tests.kernels.cpu.native import kernels_of
 from tests.oracle.checkpoints import Shape, make_checkpoint
 
 CPU = torch.device("cpu")
@@ -107,9 +108,7 @@ def test_every_format(form: str, cache: torch.dtype, tmp_path: Path, monkeypatch
 
 @pytest.mark.parametrize("name", builds.KNOWN)
 def test_every_instruction_set(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    module = builds.load(name) if name in builds.runnable() else None
-    if module is None:
-        pytest.skip(f"no {name}: not an instruction set of this machine, or installed without a C++ compiler")
+    module = kernels_of(name)
     model = load(tmp_path, FEW)
     both(model, monkeypatch)  # the table of these kernels is made anew for others
     monkeypatch.setattr(builds, "MODULE", module)
