@@ -1,6 +1,8 @@
 """Does what only a start needs in a process apart, which ends with it: one that lives long keeps what it imports."""
 
 import os
+import signal
+import sys
 from collections.abc import Callable, MutableMapping
 
 from sluice_server.services.process.supervised import die_with, leave
@@ -25,6 +27,9 @@ def told_apart(environment: MutableMapping[str, str], meanwhile: Callable[[], ob
     with os.fdopen(read, "rb") as file:
         told = file.read()
     status = os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
+    if status < 0:
+        name = signal.Signals(-status).name
+        print(f"error: the process that reads the settings was killed by {name}; start again", file=sys.stderr)
     if status or not told:
         raise SystemExit(SIGNALLED - status if status < 0 else status)
     return told

@@ -46,6 +46,10 @@ def test_it_ends_as_one_that_told_nothing(words: str, status: int) -> None:
     assert (ran.returncode, ran.stdout) == (status, "meanwhile\n")
 
 
+def test_it_says_that_the_other_was_killed() -> None:
+    assert "killed by SIGKILL" in run("os.kill(os.getpid(), signal.SIGKILL)").stderr
+
+
 def test_nothing_is_told_where_nobody_waits() -> None:
     tell({}, lambda: pytest.fail("this is for whoever waits"))
 
