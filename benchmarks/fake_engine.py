@@ -25,7 +25,8 @@ from sluice_server.engine.scheduler.settings import settings_of
 from sluice_server.services.cli.options import takes_settings
 from sluice_server.services.config import ServiceConfig
 from sluice_server.services.engine import process as engine_process
-from sluice_server.services.engine.stage import EngineStage, RingMembership
+from sluice_server.services.engine.membership import RingMembership
+from sluice_server.services.engine.stage import EngineStage
 from sluice_server.services.messages.messages import Cancel, Message, Tokens
 from sluice_server.services.process.process import Process
 from sluice_server.services.process.roles import run_role

@@ -1,4 +1,4 @@
-"""Converts the engine's results to ring records: load, log probabilities, prompt scores. Pure."""
+"""Converts the engine's results to ring records: load, admission, times, log probabilities, prompt scores. Pure."""
 
 from collections.abc import Sequence
 
@@ -8,8 +8,8 @@ from sluice_server.engine.parallel.device_group import DeviceGroupRunner
 from sluice_server.engine.parallel.group import GroupRunner
 from sluice_server.engine.parallel.launches import RankTimes
 from sluice_server.engine.plan import TokenLogprob
-from sluice_server.engine.scheduler.events import Sampled
-from sluice_server.services.messages.details import Load, PromptScores, RankLoad, TokenLogprobs
+from sluice_server.engine.scheduler.events import AdmissionReport, RequestTimes, Sampled
+from sluice_server.services.messages.details import Admitted, Load, PromptScores, RankLoad, Timings, TokenLogprobs
 from sluice_server.services.messages.messages import Prompt
 
 
@@ -41,6 +41,20 @@ def rank_times(runner: StepRunner) -> Sequence[RankTimes]:
 def last_times(runner: StepRunner) -> Sequence[RankTimes]:
     """Returns `rank_times` of the latest step alone."""
     return runner.launches.last if isinstance(runner, GroupRunner | DeviceGroupRunner) else ()
+
+
+def admitted_of(prompt: Prompt, found: AdmissionReport, output_index: int) -> Admitted:
+    """Returns what the engine found when it accepted a request, for the first message of an output."""
+    resumed = (prompt.resume[output_index] if prompt.resume else None) or b""
+    num_image = sum(image.num_tokens for image in prompt.images)
+    limits = found.num_prompt, found.num_cached, found.max_tokens
+    return Admitted(*limits, prompt.stops, prompt.text, resumed, num_image, prompt.routed)
+
+
+def timings_of(prompt: Prompt, times: RequestTimes) -> Timings:
+    """Returns the times of an output that finished, for its last message."""
+    measured = times.queue_s, times.prefill_s, times.decode_s
+    return Timings(prompt.tokenize_s, *measured, num_preemptions=times.num_preemptions)
 
 
 def logprobs_of(found: TokenLogprob) -> TokenLogprobs:

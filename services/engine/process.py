@@ -23,9 +23,10 @@ from sluice_server.services.engine.first_token_pause import pause_of
 from sluice_server.services.engine.gpus import gpu_figures, opened, pressure_of
 from sluice_server.services.engine.grammar_gate import GrammarGate
 from sluice_server.services.engine.loading import load_engine
+from sluice_server.services.engine.membership import RingMembership
 from sluice_server.services.engine.napping import Napping, table_of
 from sluice_server.services.engine.pressure import EnginePressure
-from sluice_server.services.engine.stage import EngineStage, RingMembership
+from sluice_server.services.engine.stage import EngineStage
 from sluice_server.services.engine.torch_profiles import MAKERS, StageSteps
 from sluice_server.services.engine.traffic import measure
 from sluice_server.services.messages.control import ClearCache, ResizeCache
@@ -89,7 +90,7 @@ async def _serve(
     follow_threads(stage, built.tuner)
     fetcher = fetcher_of(built, process, closing)
     if fetcher is not None:
-        stage.on_add, stage.fetch_s = fetcher.fetch, lambda: fetcher.token_s
+        stage.on_add, stage.reports.fetch_s = fetcher.fetch, lambda: fetcher.token_s
         process.metrics.collect_from(lambda: shared_figures(built.engine, fetcher))
     process.metrics.collect_from(lambda: image_figures(built.images))
     _serve_operators(process, built, stage, fetcher)
@@ -118,11 +119,11 @@ def follow_threads(stage: EngineStage, tuner: ThreadTuner | None) -> None:
     num_cores = find_cores().usable
 
     def retuned(threads: int, why: str) -> None:
-        stage.computing = dataclasses.replace(stage.computing, threads=threads, threads_because=why)
-        stage.pause = pause_of(stage.computing, num_cores)
+        stage.reports.computing = dataclasses.replace(stage.reports.computing, threads=threads, threads_because=why)
+        stage.pause = pause_of(stage.reports.computing, num_cores)
         logger.info("computing on %d threads from now on (%s)", threads, why)
 
-    stage.pause = pause_of(stage.computing, num_cores)
+    stage.pause = pause_of(stage.reports.computing, num_cores)
     if tuner is not None:
         tuner.on_change = retuned
 
@@ -165,7 +166,7 @@ def _serve_operators(process: Process, built: BuiltEngine, stage: EngineStage, f
         gpu = pressure_of(process.config.memory_warn_share) if has_gpu else None
         pressure = EnginePressure(built, caches, process.engine_config, gpu=gpu)
         watch.act, watch.holds = pressure.act, pressure.holds
-        stage.memory_level = lambda: int(watch.level)
+        stage.reports.memory_level = lambda: int(watch.level)
         process.metrics.collect_from(pressure.figures)
 
 

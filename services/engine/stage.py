@@ -1,10 +1,9 @@
 """The engine stage of the ring: takes Prompt, Inputs, AdapterCall, gives Tokens, Result or Failed; one step per turn.
 
-Reports its load. This is the place where ring messages become engine requests and engine results become messages.
+This is the place where ring messages become engine requests and engine results become messages.
 """
 
 import dataclasses
-import time
 from collections import Counter
 from collections.abc import Callable
 
@@ -16,15 +15,16 @@ from sluice_server.engine.request import EngineRequest
 from sluice_server.engine.scheduler.events import RequestTimes, Sampled
 from sluice_server.engine.scheduler.validation import salt_of
 from sluice_server.services.engine.adapter_calls import AdapterCalls
-from sluice_server.services.engine.answers import last_times, load_of, logprobs_of, scores_of
+from sluice_server.services.engine.answers import admitted_of, last_times, logprobs_of, scores_of, timings_of
 from sluice_server.services.engine.cache_reports import CacheReports
 from sluice_server.services.engine.changes import carry_out
 from sluice_server.services.engine.failures import told_to_client
 from sluice_server.services.engine.first_token_pause import FirstTokenPause
+from sluice_server.services.engine.load_reports import LoadReports
+from sluice_server.services.engine.membership import RingMembership
 from sluice_server.services.engine.requests import request_of
-from sluice_server.services.engine.trace import EngineTrace, RequestEnd, TracedRequest, by_position
+from sluice_server.services.engine.trace import EngineTrace, RequestEnd, TracedRequest, attributes_of
 from sluice_server.services.engine.vectors import VectorRequests
-from sluice_server.services.messages.details import Admitted, Timings
 from sluice_server.services.messages.messages import (
     AdapterCall,
     Append,
@@ -44,13 +44,9 @@ from sluice_server.services.messages.messages import (
     Update,
     failed,
 )
-from sluice_server.services.messages.processes import CacheQuery, EngineRole, Report
-from sluice_server.services.ring.leases import Leases
-from sluice_server.services.telemetry import names
+from sluice_server.services.messages.processes import CacheQuery
 from sluice_server.services.telemetry.gathering import Defer, at_once
-from sluice_server.services.telemetry.phases import Record, Value
-
-REPORT_INTERVAL_S = 0.25
+from sluice_server.services.telemetry.phases import Record
 
 Emit = Callable[[Message], None]
 
@@ -62,17 +58,6 @@ class _Open:
     prompt: Prompt
     traced: TracedRequest | None  # None: the request is not traced
     num_changes: int = 0  # changes received
-
-
-@dataclasses.dataclass(frozen=True, slots=True)
-class RingMembership:
-    """The identity of this engine in the ring: its id and boot epoch, the gateways' leases, a clock, and its role."""
-
-    id: str
-    epoch: int
-    leases: Leases = dataclasses.field(default_factory=Leases)
-    clock: Callable[[], float] = time.monotonic
-    role: EngineRole = EngineRole.BOTH
 
 
 class EngineStage:
@@ -87,7 +72,7 @@ class EngineStage:
         computing: Computing = UNKNOWN,
         defer: Defer = at_once,
     ) -> None:
-        """`defer`: see `EngineTrace`."""
+        """`computing`: how the engine computes, for its reports. `defer`: see `EngineTrace`."""
         self.engine = engine
         self.ended: dict[str, int] = {}  # requests by kind of end; "stale": an attempt that came too late
         self.errors: Counter[str] = Counter()  # failed requests by reason
@@ -96,20 +81,16 @@ class EngineStage:
         self.on_add: Callable[[EngineRequest], None] = lambda request: None
         self.on_sampled: Callable[[Sampled], None] | None = None  # called with what the engine sampled
         self.on_request: Callable[[], None] = lambda: None  # called when the ring brings a request
-        self.computing = computing  # sent in reports, as is the next
-        self.fetch_s: Callable[[], float] = lambda: 0.0  # see `Report`
         self.on_step: Callable[[], None] | None = None  # called after each step
-        self.memory_level: Callable[[], int] = lambda: 0  # how short memory is; sent in reports
         self.pause = FirstTokenPause(0.0)  # none
         self._place = place
         self._emit = emit
         self._trace = EngineTrace(record, lambda: last_times(engine.runner), defer)
         self._open: dict[str, _Open] = {}
         self._vectors = VectorRequests(engine, place.leases, place.clock, emit, self._count)
-        self._served_token = False
-        self._reported_at = 0.0
         self._cache = CacheReports(engine, place.id, place.epoch, emit)
         self._adapters = AdapterCalls(engine, emit)
+        self.reports = LoadReports(engine, place, emit, computing, self._adapters, self._cache.identity)
 
     @property
     def progress(self) -> int:
@@ -172,7 +153,7 @@ class EngineStage:
         self.answer_loads()
         again = self._step() if self._open or self.engine.has_work else self.engine.idle()
         self._cache.report()
-        self._report()
+        self.reports.report()
         return again
 
     def _step(self) -> bool:
@@ -262,22 +243,14 @@ class EngineStage:
         prompt = opened.prompt
         admitted = None
         if sampled.admission is not None:
-            self._served_token = True
+            self.reports.has_served = True
             self.pause.note(sampled.request_id)
-            found = sampled.admission
-            resumed = (prompt.resume[sampled.output_index] if prompt.resume else None) or b""
-            num_image = sum(image.num_tokens for image in prompt.images)
-            admitted = Admitted(
-                *(found.num_prompt, found.num_cached, found.max_tokens, prompt.stops, prompt.text, resumed),
-                *(num_image, prompt.routed),
-            )
+            admitted = admitted_of(prompt, sampled.admission, sampled.output_index)
         timings = None
         if sampled.times is not None:
-            num_tokens = sampled.first_index + len(sampled.token_ids)
-            timings = self._end(opened, sampled.times, num_tokens, has_spans=sampled.is_last)
-        if sampled.is_last:
-            del self._open[sampled.request_id]
-            self._count("finished")
+            timings = timings_of(prompt, sampled.times)
+            if sampled.is_last:
+                self._finish(opened, sampled.times, sampled.first_index + len(sampled.token_ids))
         return Tokens(
             envelope=prompt.envelope,
             first_index=sampled.first_index,
@@ -292,19 +265,13 @@ class EngineStage:
             prompt=scores_of(prompt, sampled),
         )
 
-    def _end(self, opened: _Open, times: RequestTimes, num_tokens: int, *, has_spans: bool) -> Timings:
-        """Returns the timings of an output that finished; with `has_spans` (the last output) also ends the trace."""
-        prompt = opened.prompt
-        if has_spans:
-            attributes: dict[str, Value] = {names.NUM_TOKENS: num_tokens, names.NUM_PREEMPTIONS: times.num_preemptions}
-            attributes |= {names.NUM_DRAFTED: times.num_drafted, names.NUM_ACCEPTED: times.num_accepted}
-            if times.drafted_at:
-                attributes[names.ACCEPTED_AT] = by_position(times)
-            self.on_scheduled(prompt.envelope.tenant, times.queue_s)
-            self._trace.end(opened.traced, RequestEnd(times.end_s, attributes=attributes))
-        return Timings(
-            prompt.tokenize_s, times.queue_s, times.prefill_s, times.decode_s, num_preemptions=times.num_preemptions
-        )
+    def _finish(self, opened: _Open, times: RequestTimes, num_tokens: int) -> None:
+        """Ends a request with its last output."""
+        envelope = opened.prompt.envelope
+        self.on_scheduled(envelope.tenant, times.queue_s)
+        self._trace.end(opened.traced, RequestEnd(times.end_s, attributes=attributes_of(times, num_tokens)))
+        del self._open[envelope.request_id]
+        self._count("finished")
 
     def _fail(self, request_id: str, error: ServiceError) -> None:
         opened = self._open.pop(request_id)
@@ -317,14 +284,3 @@ class EngineStage:
         self.ended[end] = self.ended.get(end, 0) + 1
         if error:
             self.errors[error] += 1
-
-    def _report(self) -> None:
-        """Sends a report of the load every `REPORT_INTERVAL_S`."""
-        now = self._place.clock()
-        if now - self._reported_at < REPORT_INTERVAL_S:
-            return
-        self._reported_at = now
-        load, place, adapters = load_of(self.engine), self._place, self._adapters.changed()
-        about = self.computing, self._cache.identity, self.memory_level(), adapters, self._adapters.num_changes
-        told = *about, place.role, self.fetch_s()
-        self._emit(Report(place.id, place.epoch, load, self._served_token, *told))

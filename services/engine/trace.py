@@ -161,6 +161,15 @@ def _span_event(mark: TimelineEvent) -> PhaseEvent:
     return PhaseEvent(_EVENTS[mark.kind], mark.at_s, attributes)
 
 
+def attributes_of(times: RequestTimes, num_tokens: int) -> dict[str, Value]:
+    """Returns the attributes of the last phase of a request that finished with an output of `num_tokens`."""
+    attributes: dict[str, Value] = {names.NUM_TOKENS: num_tokens, names.NUM_PREEMPTIONS: times.num_preemptions}
+    attributes |= {names.NUM_DRAFTED: times.num_drafted, names.NUM_ACCEPTED: times.num_accepted}
+    if times.drafted_at:
+        attributes[names.ACCEPTED_AT] = by_position(times)
+    return attributes
+
+
 def by_position(times: RequestTimes) -> str:
     """Returns accepted/drafted for each position of the drafts, as text."""
     return " ".join(f"{kept}/{num}" for kept, num in zip(times.accepted_at, times.drafted_at, strict=True))

@@ -12,7 +12,8 @@ from collections.abc import Callable, Iterator
 from sluice_server.engine.errors import Code, DeviceLost, ServiceError
 from sluice_server.services.detokenizer.stage import DetokenizerStage
 from sluice_server.services.engine.grammar_gate import GrammarGate
-from sluice_server.services.engine.stage import EngineStage, RingMembership
+from sluice_server.services.engine.membership import RingMembership
+from sluice_server.services.engine.stage import EngineStage
 from sluice_server.services.faults import fault
 from sluice_server.services.gateway.access.call import CallMetadata
 from sluice_server.services.gateway.access.quota import Quotas, TenantLimits

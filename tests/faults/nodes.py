@@ -21,7 +21,8 @@ from sluice_server.engine.scheduler.scheduler import Scheduler
 from sluice_server.services.config import KV_COST
 from sluice_server.services.detokenizer.flush_timer import Alarm
 from sluice_server.services.detokenizer.stage import DetokenizerStage
-from sluice_server.services.engine.stage import EngineStage, RingMembership
+from sluice_server.services.engine.membership import RingMembership
+from sluice_server.services.engine.stage import EngineStage
 from sluice_server.services.gateway.access.quota import Quotas, TenantLimits
 from sluice_server.services.gateway.recovery.watch import RingWatch, WatchInputs
 from sluice_server.services.gateway.requests.books import Books

@@ -16,7 +16,8 @@ from sluice_server.engine.plan import StepResult
 from sluice_server.engine.request import ENDED_BY_TEXT, FinishReason, Limits, SamplingParams
 from sluice_server.engine.scheduler.scheduler import Scheduler
 from sluice_server.services.detokenizer.stage import DetokenizerStage
-from sluice_server.services.engine.stage import EngineStage, RingMembership
+from sluice_server.services.engine.membership import RingMembership
+from sluice_server.services.engine.stage import EngineStage
 from sluice_server.services.messages.messages import Envelope, Grant, Message, Submit, Text
 from sluice_server.services.messages.processes import Report
 from sluice_server.services.messages.work import ChatMessage, ChatPrompt, Generate, Stops, TextOptions, Tool

@@ -21,7 +21,8 @@ from sluice_server.services.detokenizer import stage as detokenizer_stage
 from sluice_server.services.detokenizer.output import Output
 from sluice_server.services.detokenizer.stage import DetokenizerStage
 from sluice_server.services.engine.grammar_gate import GrammarGate
-from sluice_server.services.engine.stage import EngineStage, RingMembership
+from sluice_server.services.engine.membership import RingMembership
+from sluice_server.services.engine.stage import EngineStage
 from sluice_server.services.messages.details import Admitted
 from sluice_server.services.messages.messages import Append, Envelope, Failed, Grant, Message, Prompt, Submit, Tokens
 from sluice_server.services.messages.processes import Role

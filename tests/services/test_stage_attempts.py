@@ -12,7 +12,8 @@ from sluice_server.engine.plan import StepPlan, StepResult
 from sluice_server.engine.request import FinishReason, Limits, SamplingParams
 from sluice_server.engine.scheduler.scheduler import Scheduler
 from sluice_server.services.detokenizer.stage import DetokenizerStage
-from sluice_server.services.engine.stage import EngineStage, RingMembership
+from sluice_server.services.engine.membership import RingMembership
+from sluice_server.services.engine.stage import EngineStage
 from sluice_server.services.messages.details import Admitted
 from sluice_server.services.messages.messages import (
     Cancel,

@@ -6,7 +6,8 @@ from sluice_server.engine.engine import Engine
 from sluice_server.engine.kv_cache.cache import KVCache
 from sluice_server.engine.request import FinishReason, Limits, SamplingParams
 from sluice_server.engine.scheduler.scheduler import Scheduler
-from sluice_server.services.engine.stage import EngineStage, RingMembership
+from sluice_server.services.engine.membership import RingMembership
+from sluice_server.services.engine.stage import EngineStage
 from sluice_server.services.messages.messages import (
     Append,
     Cancel,

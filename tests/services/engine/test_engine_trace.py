@@ -8,7 +8,8 @@ from sluice_server.engine.scheduler.events import RequestTimes
 from sluice_server.engine.scheduler.scheduler import Scheduler
 from sluice_server.engine.scheduler.settings import SchedulerSettings
 from sluice_server.engine.timeline import MAX_EVENTS, EventKind, RequestTimeline, TimelineEvent
-from sluice_server.services.engine.stage import EngineStage, RingMembership
+from sluice_server.services.engine.membership import RingMembership
+from sluice_server.services.engine.stage import EngineStage
 from sluice_server.services.engine.trace import STEP_INTERVAL_S, EngineTrace, RequestEnd, by_position, phases_of
 from sluice_server.services.messages.messages import Cancel, Envelope, Message, Preempted, Prompt
 from sluice_server.services.messages.work import Scheduling, Stops, pack_ids

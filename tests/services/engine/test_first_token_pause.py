@@ -65,9 +65,9 @@ def test_an_engine_process_pauses_as_long_as_its_threads_fill_the_cores(monkeypa
     """Their number may change while it is idle."""
     monkeypatch.setattr(process, "find_cores", lambda: Cores(2, None))
     stage = make()[0]
-    stage.computing = Computing(threads=2)
+    stage.reports.computing = Computing(threads=2)
     tuner = ThreadTuner(int, int, (2, 1), "", float)
     process.follow_threads(stage, tuner)
     assert stage.pause._seconds == PAUSE_S
     tuner.on_change(1, "measured")
-    assert stage.pause._seconds == 0.0 and stage.computing.threads == 1
+    assert stage.pause._seconds == 0.0 and stage.reports.computing.threads == 1

@@ -16,7 +16,8 @@ from sluice_server.engine.request import Limits, Pooling, SamplingParams
 from sluice_server.engine.scheduler.scheduler import Scheduler
 from sluice_server.engine.scheduler.settings import SchedulerSettings
 from sluice_server.services.engine import vectors
-from sluice_server.services.engine.stage import EngineStage, RingMembership
+from sluice_server.services.engine.membership import RingMembership
+from sluice_server.services.engine.stage import EngineStage
 from sluice_server.services.engine.vectors import encoded
 from sluice_server.services.messages.details import Embedded
 from sluice_server.services.messages.messages import (
