@@ -18,7 +18,7 @@ async def run(process: Process) -> int:
     timer = Alarm(time.monotonic, asyncio.get_running_loop().call_later)
     max_interval_s = process.config.text_interval_ms / 1e3
     stage = DetokenizerStage(encoder, process.ring.emit, process.record, process.ring.leases, timer, max_interval_s)
-    process.ring.on_probe = stage.probed
+    process.ring.handlers.on_probe = stage.probed
     process.metrics.collect_from(
         lambda: [MetricSample(catalogue.OPEN, stage.num_open), MetricSample(catalogue.LATE_TOKENS, stage.num_late)]
     )

@@ -71,14 +71,14 @@ async def _serve(
     process: Process, config: EngineConfig, group: RankGroup | None, start: float, closing: contextlib.ExitStack
 ) -> int:
     """Loads the engine and runs its stage."""
-    built, process.ring.revision = load_engine(config, process.contents, process.model, process.limits, group)
-    process.ring.identity = hashlib.sha256(built.engine.identity.encoded()).hexdigest()[:IDENTITY_CHARS]
+    ring, handlers = process.ring, process.ring.handlers
+    built, handlers.revision = load_engine(config, process.contents, process.model, process.limits, group)
+    handlers.identity = hashlib.sha256(built.engine.identity.encoded()).hexdigest()[:IDENTITY_CHARS]
     if group is not None:
         group.step_s = lambda: built.engine.stats.mean_step_s
     took = time.monotonic() - start
     how = built.computing
     _log_start(built, process.source.name, took)
-    ring = process.ring
     place = RingMembership(ring.process_id, ring.epoch, ring.leases, role=EngineRole(process.config.engine_role))
     stage = EngineStage(built.engine, place, ring.emit, process.record, how, _ends_of(process, closing).add)
     tenants = Labelled()
@@ -131,7 +131,8 @@ def follow_threads(stage: EngineStage, tuner: ThreadTuner | None) -> None:
 def _ends_of(process: Process, closing: contextlib.ExitStack) -> Gathering:
     """Returns what makes the spans of requests that have ended, some at a time; all are there before one is kept."""
     ends = Gathering(asyncio.get_running_loop().call_later)
-    process.ring.on_keep = ends.behind(process.ring.on_keep)
+    handlers = process.ring.handlers
+    handlers.on_keep = ends.behind(handlers.on_keep)
     closing.callback(ends.flush)
     return ends
 

@@ -89,9 +89,10 @@ def join(
     naming the setting at fault."""
     engines = engines_of(config)
     ring = join_ring(config, common.role, common.process_id, engines.value, files.limits.images, shared)
-    ring.revision = files.contents.configuration
-    ring.on_mixed = lambda: leave_if_changed(files.contents)
-    ring.on_keep = common.tracer.keep
+    handlers = ring.handlers
+    handlers.revision = files.contents.configuration
+    handlers.on_mixed = lambda: leave_if_changed(files.contents)
+    handlers.on_keep = common.tracer.keep
     process = Process(
         engine_config=engine,
         config=config,

@@ -95,7 +95,7 @@ class Process:
             call_aside(_give_back)
             gc.freeze()
         gc.set_threshold(GC_THRESHOLD, 50, 100)
-        self.ring.on_operation = self.operations.handle
+        self.ring.handlers.on_operation = self.operations.handle
         self.ring.start(stage)
         if self.memory is not None and self.memory.begin():
             self.metrics.collect_from(self.memory.figures)

@@ -1,38 +1,29 @@
 """The event loop of every stage: drain the inbox, let the stage work, flush the outboxes.
 
-It runs as callbacks on an asyncio loop. Routing, probes, frames and counters are handled here; messages are handled by
-the stage, and errors that a stage raises by `request_ends`. Stages are a `Stage` (`stage`) to it.
+It runs as callbacks on an asyncio loop. Routing, frames and counters are handled here; what concerns the ring itself by
+`ring_handlers`, other messages by the stage, and errors that a stage raises by `request_ends`. Stages are a `Stage`
+(`stage`) to it.
 """
 
 import asyncio
 import logging
 import time
 from collections import Counter
-from collections.abc import Callable, Mapping
-from typing import Any
+from collections.abc import Mapping
 
-import msgspec
-
-from sluice_server.engine.errors import other_revision, schema_mismatch
-from sluice_server.services.checkpoint.revisions import fits
-from sluice_server.services.messages.control import Operation, OperationAnswer
+from sluice_server.engine.errors import schema_mismatch
 from sluice_server.services.messages.messages import (
     SCHEMA_VERSION,
-    Append,
     Blob,
     Cancel,
-    Inputs,
     KeepTrace,
     Message,
-    Prompt,
-    Submit,
-    Tokens,
-    failed,
 )
-from sluice_server.services.messages.processes import Mismatch, Probe, Role, Visit
+from sluice_server.services.messages.processes import Probe, Role
 from sluice_server.services.ring.leases import Leases
 from sluice_server.services.ring.peers import NextHop
 from sluice_server.services.ring.request_ends import RequestEnds
+from sluice_server.services.ring.ring_handlers import HandlersByType, RingHandlers
 from sluice_server.services.ring.schema_mismatches import SchemaMismatches
 from sluice_server.services.ring.sockets import Inbox, Outbox, Peer
 from sluice_server.services.ring.stage import Stage
@@ -44,24 +35,12 @@ EXIT_BROKEN = 70  # EX_SOFTWARE
 RETRY_S = 0.02  # delay before a flush that met EAGAIN is tried again
 
 
-def _ignore(request_id: str) -> None:
-    """The default of `on_keep`: no trace is held."""
-
-
-def _unserved(operation: Operation) -> None:
-    """The default of `on_operation`: this process serves none."""
-
-
-def _unasked(probe: Probe) -> None:
-    """The default of `on_probe`: this process needs nothing that probes say."""
-
-
-def _nothing() -> None:
-    """The default of `on_mixed`: this process's files cannot have changed."""
-
-
 class RingLoop:
-    """Connects one process to the ring."""
+    """Connects one process to the ring.
+
+    Attributes:
+        handlers: of messages that no stage needs; told which model this process serves.
+    """
 
     def __init__(
         self,
@@ -78,12 +57,6 @@ class RingLoop:
         self.epoch = time.time_ns()
         self.counts: Counter[str] = Counter()
         self.leases = Leases()
-        self.on_keep: Callable[[str], None] = _ignore  # called when the trace of a request is to be kept
-        self.on_probe: Callable[[Probe], None] = _unasked  # called with each probe that visits this process
-        self.on_mixed: Callable[[], None] = _nothing  # called when the ring's processes serve different revisions
-        self.on_operation: Callable[[Operation], None] = _unserved  # called with those that name this process
-        self.revision = ""  # the revision that this process serves; work for another one fails
-        self.identity = ""  # of an engine's cache; told by probes, as the revision is
         self._role = role
         self._hop = NextHop(role, tuple(sorted(peers)))
         self._transport = transport or Transport()
@@ -100,18 +73,8 @@ class RingLoop:
         self._later: list[Message] = []  # messages that came while the stage was computing
         self._ends = RequestEnds(role, process_id, self.emit, self.counts)
         self._schema_mismatches = SchemaMismatches(process_id, SCHEMA_VERSION)
-        self._apart: dict[type, Callable[[Stage, Any], bool]] = {  # handlers that run before the stage's; True: handled
-            KeepTrace: self._pass_keep,
-            Submit: self._refuse_revision,
-            Prompt: self._refuse_revision,
-            Inputs: self._refuse_revision,
-            Append: self._refuse_revision,
-            Tokens: self._refuse_first_tokens,
-            Blob: self._hand_on,
-            Operation: self._take_operation,
-        }
-        if role is not Role.GATEWAY:
-            self._apart |= {Probe: self._pass_probe, Mismatch: self._pass_on, OperationAnswer: self._pass_on}
+        self.handlers = RingHandlers(role, (process_id, self.epoch), self.leases, self.emit, self._num_lost)
+        self._before_stage: HandlersByType = {**self.handlers.by_type, Blob: self._hand_on}
 
     @property
     def mismatch(self) -> str:
@@ -243,8 +206,8 @@ class RingLoop:
             raise SystemExit(EXIT_BROKEN) from error
 
     def _take(self, stage: Stage, message: Message) -> None:
-        apart = self._apart.get(type(message))
-        if apart is not None and apart(stage, message):
+        handler = self._before_stage.get(type(message))
+        if handler is not None and handler(stage, message):
             return
         try:
             stage.handle(message)
@@ -252,48 +215,13 @@ class RingLoop:
             # A bug met by one message must fail that request only, and must always end it.
             self._ends.not_handled(stage, message, error)
 
-    def _pass_probe(self, stage: Stage, probe: Probe) -> bool:
-        self.leases.seen(probe.origin, probe.epoch)
-        self.on_probe(probe)
-        if probe.is_mixed:
-            self.on_mixed()
-        lost = self.inbox.counts["lost"] + self._num_dropped  # of both kinds, requests may have to be sent again
-        visit = Visit(self._role, self.process_id, self.epoch, stage.progress, lost, self.revision, self.identity)
-        self.emit(msgspec.structs.replace(probe, visits=(*probe.visits, visit)))
-        return True
-
-    def _pass_keep(self, stage: Stage, keep: KeepTrace) -> bool:
-        self.on_keep(keep.envelope.request_id)
-        self.emit(keep)
-        return True
-
-    def _refuse_first_tokens(self, stage: Stage, tokens: Tokens) -> bool:
-        """Check the revision of an output's first Tokens only: it creates the state that the later ones need."""
-        return tokens.admitted is not None and self._refuse_revision(stage, tokens)
-
-    def _refuse_revision(self, stage: Stage, message: Submit | Prompt | Inputs | Append | Tokens) -> bool:
-        """Fail a message for another revision. Returns whether it was one."""
-        wanted = message.envelope.revision
-        if not wanted or fits(wanted, self.revision):
-            return False
-        self.emit(failed(message.envelope, other_revision(wanted, self.revision)))
-        return True
+    def _num_lost(self) -> int:
+        return self.inbox.counts["lost"] + self._num_dropped  # of both, requests may have to be sent again
 
     def _hand_on(self, stage: Stage, blob: Blob) -> bool:
         """Forward a large message that this stage does not need to read."""
         targets = self._hop.targets(blob)
         self.emit(self.inbox.hand_on(blob, self.outboxes[targets[0]] if targets else None))
-        return True
-
-    def _take_operation(self, stage: Stage, operation: Operation) -> bool:
-        if operation.target == self.process_id:
-            self.on_operation(operation)
-        else:
-            self.emit(operation)
-        return True
-
-    def _pass_on(self, stage: Stage, message: Message) -> bool:
-        self.emit(message)
         return True
 
     def _report_other_versions(self, stage: Stage) -> None:

@@ -72,7 +72,7 @@ def test_a_process_gives_back_what_its_start_used(tmp_path: Path, monkeypatch: p
     memory, address = mapped(tmp_path / "library.so", is_written=False)
     process = SimpleNamespace(
         contents=SimpleNamespace(check=lambda: None),
-        ring=SimpleNamespace(start=lambda stage: None),
+        ring=SimpleNamespace(start=lambda stage: None, handlers=SimpleNamespace()),
         operations=SimpleNamespace(handle=None),
         memory=None,
         beats=SimpleNamespace(add=lambda beat: None),

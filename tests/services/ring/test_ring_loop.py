@@ -5,6 +5,7 @@ import time
 from pathlib import Path
 
 import msgspec
+import pytest
 
 from sluice_server.engine.request import SamplingParams
 from sluice_server.services.messages.details import Tokenized
@@ -39,6 +40,14 @@ class Echo:
 
     def reap(self) -> None:
         """Does nothing."""
+
+
+class Faulty(Echo):
+    """A stage that raises in each turn."""
+
+    def turn(self) -> bool:
+        self.num_turns += 1
+        raise ValueError(f"fault {self.num_turns}")
 
 
 async def test_a_ring_of_four_loops(tmp_path: Path) -> None:
@@ -118,7 +127,7 @@ async def test_probes_are_answered_while_a_stage_computes(net: Net, tmp_path: Pa
 async def test_work_for_another_model_revision_fails(net: Net, tmp_path: Path) -> None:
     address = f"ipc://{tmp_path}/e"
     ring = RingLoop(Role.ENGINE, "e", address, {"d": f"ipc://{tmp_path}/d"}, LIMIT)
-    ring.revision = "new"
+    ring.handlers.revision = "new"
     sender, answers, stage = net.outbox(address), net.inbox(f"ipc://{tmp_path}/d"), Echo(ring)
     work = Generate(TextPrompt("a"), SamplingParams())
     for revision in ("old", "new"):
@@ -212,3 +221,16 @@ async def test_rings_that_share_a_context_leave_one_after_the_other(net: Net, tm
     assert await drained(inbox, 1) == [Cancel(ENVELOPE)]
     rings[1].stop()
     assert shared.context.closed
+
+
+async def test_a_fault_of_a_turn_is_the_last_thing(tmp_path: Path) -> None:
+    """Turns that are scheduled already come while the loop ends; they would end it for another reason."""
+    ring = RingLoop(Role.ENGINE, "e", f"ipc://{tmp_path}/e", {"d": f"ipc://{tmp_path}/d"}, LIMIT)
+    stage = Faulty(ring)
+    ring.start(stage)
+    with pytest.raises(SystemExit) as ended:
+        ring._turn()
+    ring._turn()
+    ring.stop()
+    assert ended.value.code == 70 and str(ended.value.__cause__) == "fault 1"
+    assert stage.num_turns == 1
