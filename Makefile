@@ -348,7 +348,8 @@ bench-peers: bench-open ## all of that, steps, prefill, long contexts and servic
 	$(BIN)/python -m benchmarks.cpu.decode 135M --runs $(PEER_RUNS) --steps 4 --batches 1 --result cpu_prefill_135M \
 		--only "float32,bfloat16,int8,int4,llama.cpp f32,llama.cpp bf16,llama.cpp q8_0,llama.cpp q4_0"
 	$(BIN)/python -m benchmarks.cpu.service 61M --runs $(PEER_RUNS) --result cpu_service_61M_float32 \
-		--streams 1,8,32 --rounds 2 --only "sluice float32,vLLM"
+		--streams 1,8,32 --rounds 2 --each-step --only "sluice float32,vLLM"
+	$(BIN)/python -m benchmarks.cpu.service 6.5M --runs $(PEER_RUNS) --each-step --only "float32,bfloat16"
 	$(BIN)/python -m benchmarks.cpu.long_context --runs $(PEER_RUNS) --parts decode,shared
 	$(BIN)/python -m benchmarks.cpu.long_context --runs $(PEER_RUNS) --parts prefill
 	$(BIN)/python -m benchmarks.cpu.plots

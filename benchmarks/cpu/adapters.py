@@ -22,9 +22,10 @@ from functools import partial
 from pathlib import Path
 
 from benchmarks.adapter_rig import RANK, write_adapters
+from benchmarks.cpu.closed_loop import sample_of
 from benchmarks.cpu.goodput import Flight
 from benchmarks.cpu.grpc_load import calls
-from benchmarks.cpu.http_load import connections, sample_of
+from benchmarks.cpu.http_load import connections
 from benchmarks.cpu.open_loop import Completion, Send
 from benchmarks.cpu.peer_settings import best_of, settings_path
 from benchmarks.cpu.servers import LENGTH, VENVS, Server, start_llama, start_own, start_vllm

@@ -1,65 +1,19 @@
-"""Streamed completions on a server with OpenAI's HTTP interface, as light as they can be: connections that are kept,
-and server-sent events counted without being parsed. A closed loop, and a way to send for an open one.
-
-In come an address and what to send, out come samples as those of `sluice bench`, or flights. Knows nothing of who
-serves.
+"""A way to send completions to a server with OpenAI's HTTP interface, as light as it can be: connections that are kept,
+and server-sent events of which none is parsed. Knows nothing of who serves.
 """
 
 import asyncio
 import contextlib
-import dataclasses
 import json
-import random
 import time
 from collections.abc import AsyncIterator, Mapping
 
 from benchmarks.cpu.goodput import Flight
 from benchmarks.cpu.open_loop import Completion, Send
-from sluice_server.services.cli.load import RequestSample, random_prompt
 
 END = b"[DONE]"
 
 Connection = tuple[asyncio.StreamReader, asyncio.StreamWriter]
-
-
-@dataclasses.dataclass(frozen=True, slots=True)
-class Ask:
-    """What every request of a closed loop is: `length` random ids below `vocab` in, as many out."""
-
-    port: int
-    model: str
-    vocab: int
-    length: int
-
-    def request(self, rng: random.Random) -> Completion:
-        """One of them."""
-        return Completion(random_prompt(rng, self.vocab, self.length), self.length)
-
-
-async def closed_loop(ask: Ask, streams: int, requests: int, seed: int) -> list[RequestSample]:
-    """`requests` of them, `streams` at a time. Raises ConnectionError for an answer that is none."""
-    rng = random.Random(seed)
-    waiting = [ask.request(rng) for _ in range(requests)]
-    samples: list[RequestSample] = []
-
-    async def stream() -> None:
-        connection = await asyncio.open_connection("127.0.0.1", ask.port)
-        try:
-            while waiting:
-                one = waiting.pop()
-                flight = Flight(time.perf_counter(), one.num_tokens)
-                await send(connection, ask.model, one, flight)
-                samples.append(sample_of(flight))
-        finally:
-            connection[1].close()
-
-    await asyncio.gather(*(stream() for _ in range(streams)))
-    return samples
-
-
-def sample_of(flight: Flight) -> RequestSample:
-    """All tokens are put at the end but the first, whose event is the first: their number is known."""
-    return RequestSample(flight.due, ((flight.first, 1), (flight.end, flight.num_tokens - 1)), flight.end)
 
 
 @contextlib.asynccontextmanager

@@ -144,23 +144,51 @@ def prompts(model: str, pairs: Mapping[str, tuple[str, float]], found: Found) ->
             )
 
 
-def service(found: Found) -> Iterator[Line]:
-    """The whole service in a closed loop."""
+# What of a closed loop is compared with the best peer: the goals by whether text is sent at each step, and by streams.
+EACH_STEP = "--text-interval-ms 0"
+RATES: Mapping[tuple[bool, str], float] = {(True, "32"): 1.5}
+FIRSTS: Mapping[tuple[bool, str], float] = {(False, "1"): 0.5}
+
+
+def service(model: str, found: Found) -> Iterator[Line]:
+    """The whole service in a closed loop, each of ours beside the peer in the same number format that has the most
+    tokens a second."""
     rows = found["servers"]
-    own = next(row for name, row in rows.items() if name.startswith("sluice"))
-    peer = next((row for name, row in rows.items() if name.startswith("vLLM")), None)
-    if peer is None:
-        return
-    for key, what, digits in (("tokens_per_s", "tokens a second", 0), ("ttft_ms", "ms to the first token, p50", 1)):
-        for level in own:
-            ratio = own[level][key] / peer[level][key]
+    peers = {name: row for name, row in rows.items() if name.startswith("vLLM")}
+    for name in [name for name in rows if name not in peers]:
+        each = name.endswith(EACH_STEP)
+        form = _form(name)
+        what = f"{model} in {form}" + (", text at each step" if each else "")
+        for level, own in rows[name].items():
+            alike = (row[level] for peer, row in peers.items() if level in row and _form(peer) == form)
+            best = max(alike, key=_rate, default=None)
+            if best is None:
+                continue
+            rate, first = (own[key] / best[key] for key in ("tokens_per_s", "ttft_ms"))
+            goal = RATES.get((each, level))
             yield Line(
-                f"{what}, {level} streams, 64 tokens in and out",
-                _of_level(own[level], key, digits),
-                _of_level(peer[level], key, digits),
-                f"{ratio:.2f} ×",
-                "",
+                f"tokens a second, {level} streams, 64 tokens in and out, {what}",
+                _of_level(own, "tokens_per_s", 0),
+                _of_level(best, "tokens_per_s", 0),
+                f"{rate:.2f} ×",
+                verdict(rate, goal, at_least=True) if goal else "",
             )
+            goal = FIRSTS.get((each, level))
+            yield Line(
+                f"ms to the first token, p50, {level} streams, {what}",
+                _of_level(own, "ttft_ms", 1),
+                _of_level(best, "ttft_ms", 1),
+                f"{first:.2f} ×",
+                verdict(first, goal, at_least=False) if goal else "",
+            )
+
+
+def _form(name: str) -> str:
+    return name.split()[1].rstrip(",")
+
+
+def _rate(level: Found) -> float:
+    return float(level["tokens_per_s"])
 
 
 def _of_level(row: Found, key: str, digits: int) -> str:
@@ -197,7 +225,8 @@ def _with_ends(middle: float, least: float, most: float, digits: int) -> str:
 KINDS: tuple[tuple[str, Callable[[Found], Iterator[Line]]], ...] = (
     ("cpu_open_load_61M*", open_load),
     ("cpu_batching_61M", batching),
-    ("cpu_service_61M_float32", service),
+    ("cpu_service_6.5M", functools.partial(service, "6.5M")),
+    ("cpu_service_61M_float32", functools.partial(service, "61M")),
     ("cpu_decode_61M_float32", decode),
     ("cpu_prefill_474M", functools.partial(prompts, "474M of Qwen3's shape", PROMPTS_474M)),
     ("cpu_prefill_135M", functools.partial(prompts, "SmolLM2-135M's shape", PROMPTS_135M)),

@@ -7,7 +7,6 @@ best; which of them do is for the figures to say, so that it may be here more th
 import asyncio
 import contextlib
 import dataclasses
-import json
 import os
 import shutil
 import signal
@@ -22,8 +21,9 @@ from functools import partial
 from importlib import resources
 from pathlib import Path
 
+from benchmarks.cpu.closed_loop import Ask, closed_loop
 from benchmarks.cpu.grpc_load import calls
-from benchmarks.cpu.http_load import Ask, closed_loop, connections
+from benchmarks.cpu.http_load import connections
 from benchmarks.cpu.open_loop import Connect
 from benchmarks.cpu.shapes import CACHE, SHAPES, checkpoint
 from sluice_server.services.cli.load import report
@@ -35,7 +35,7 @@ START_S = 1200.0  # the first start compiles; later ones find it in a cache
 TOKENIZER = ("tokenizer.json", "tokenizer_config.json")
 LIBRARIES = (Path("/usr/lib"), Path("/usr/local/lib"), VENVS / "vllm" / "lib")
 
-Figures = dict[str, float]  # tokens_per_s, ttft_ms: the median
+Figures = dict[str, float]  # tokens_per_s, ttft_ms: the median, ttft_p99_ms
 Load = Callable[[int, int, int], Figures]  # streams, requests, seed
 
 
@@ -110,11 +110,11 @@ def start_own(shape: str, form: str, log: Path, more: Sequence[str] = ()) -> Ser
     flag = "--quantization" if form.startswith("int") else "--dtype"
     model = ("--model", str(served(shape)), "--served-model-name", "bench", flag, form)
     options = (*model, "--max-num-seqs", str(MAX_STREAMS), "--log-level", "warning", *more)
-    return run_own(" ".join((f"sluice {form}", *_named(more))), options, log)
+    return run_own(" ".join((f"sluice {form}", *_named(more))), options, log, SHAPES[shape].vocab_size)
 
 
-def run_own(name: str, options: Sequence[str], log: Path) -> Server:
-    """`sluice serve` with these options on free ports."""
+def run_own(name: str, options: Sequence[str], log: Path, vocab: int) -> Server:
+    """`sluice serve` with these options on free ports, asked by gRPC."""
     line = [sys.executable, "-m", "sluice_server"]
     process = _start([*line, "serve", "--listen", "127.0.0.1:0", *options], dict(os.environ), log, subprocess.PIPE)
     assert process.stdout is not None
@@ -126,13 +126,7 @@ def run_own(name: str, options: Sequence[str], log: Path) -> Server:
     if port:
         ways["HTTP"] = partial(connections, port, "bench")
 
-    def load(streams: int, requests: int, seed: int) -> Figures:
-        result = CACHE / "service.json"
-        bench = [*line, "bench", "--address", address, "--concurrency", str(streams), "--requests", str(requests)]
-        bench += ["--input-len", str(LENGTH), "--output-len", str(LENGTH), "--warmup", "0", "--seed", str(seed)]
-        subprocess.run([*bench, "--json", str(result)], check=True, stdout=subprocess.DEVNULL)
-        return _figures(json.loads(result.read_text()))
-
+    load = _load(ways["gRPC"], vocab)
     return Server(name, process, load, ways, address=address, port=port)
 
 
@@ -155,12 +149,9 @@ def start_vllm(shape: str, form: str, threads: int, log: Path, more: Sequence[st
         environment["LD_PRELOAD"], name = str(library), f"{name}, tcmalloc"
     name = " ".join((name, *_named(more)))
     process = _start(line, environment, log, subprocess.DEVNULL)
-    ask = Ask(port, "bench", SHAPES[shape].vocab_size, LENGTH)
-
-    def load(streams: int, requests: int, seed: int) -> Figures:
-        return _figures(report(asyncio.run(closed_loop(ask, streams, requests, seed))))
-
-    server = Server(name, process, load, {"HTTP": partial(connections, port, "bench")}, rests=True, port=port)
+    way = partial(connections, port, "bench")
+    load = _load(way, SHAPES[shape].vocab_size)
+    server = Server(name, process, load, {"HTTP": way}, rests=True, port=port)
     return at_rest(server, log)
 
 
@@ -173,13 +164,8 @@ def start_llama(options: Sequence[str], vocab: int, log: Path) -> Server | None:
     port = free_port()
     line = [str(program), "--host", "127.0.0.1", "--port", str(port), "--threads", "2", *options]
     process = _start(line, dict(os.environ), log, subprocess.DEVNULL)
-    ask = Ask(port, "bench", vocab, LENGTH)
-
-    def load(streams: int, requests: int, seed: int) -> Figures:
-        return _figures(report(asyncio.run(closed_loop(ask, streams, requests, seed))))
-
-    ways = {"HTTP": partial(connections, port, "bench")}
-    return at_rest(Server(name, process, load, ways, rests=True, port=port), log)
+    way = partial(connections, port, "bench")
+    return at_rest(Server(name, process, _load(way, vocab), {"HTTP": way}, rests=True, port=port), log)
 
 
 def at_rest(server: Server, log: Path) -> Server:
@@ -202,10 +188,19 @@ def tcmalloc() -> Path | None:
     return next(found, None)
 
 
+def _load(connect: Connect, vocab: int) -> Load:
+    """A closed loop of random prompts below `vocab`."""
+
+    def load(streams: int, requests: int, seed: int) -> Figures:
+        return _figures(report(asyncio.run(closed_loop(connect, Ask(vocab, LENGTH), streams, requests, seed))))
+
+    return load
+
+
 def _figures(found: dict[str, object]) -> Figures:
     rate, ttft = found["output_tokens_per_s"], found["ttft_ms"]
     assert isinstance(rate, float) and isinstance(ttft, dict) and not found["errors"], found
-    return {"tokens_per_s": rate, "ttft_ms": ttft["p50"]}
+    return {"tokens_per_s": rate, "ttft_ms": ttft["p50"], "ttft_p99_ms": ttft["p99"]}
 
 
 def _start(line: list[str], environment: dict[str, str], log: Path, stdout: int) -> "subprocess.Popen[str]":

@@ -1,21 +1,24 @@
 """The whole service beside vLLM's: closed loop, 64 random tokens in and 64 out, greedy, at several numbers of streams.
 
-    python -m benchmarks.cpu.service SHAPE [--runs 5] [--streams 1,8,32,64] [--rounds 4] [--only TEXT,…] [--fresh]
+    python -m benchmarks.cpu.service SHAPE [--runs 5] [--streams 1,8,32,64] [--rounds 4] [--only TEXT,…] [--each-step]
+        [--fresh]
 
-All servers stay up and are asked in turn, so that the machine's moods hit all of them; the load generator shares the
-machine with them. A measurement is `rounds` requests of every stream, eight at least; a figure is the median over runs,
-a ratio that of ours to the best peer. vLLM runs with the settings that `peer_settings` has found for the shape; where
-none were looked for, with one and two threads in both formats. What has been measured is kept beside the checkpoints: a
-benchmark that was stopped goes on where it was, --fresh begins again.
+All servers stay up and are asked in turn, so that the machine's moods hit all of them; the load generators, alike by
+gRPC and by HTTP, share the machine with them. --each-step adds those that send a message for each token. A measurement
+is `rounds` requests of every stream, eight at least; a figure is the median over runs, a ratio that of ours to the best
+peer. vLLM runs with the settings that `peer_settings` has found for the shape; where none were looked for, with one and
+two threads in both formats. What has been measured is kept beside the checkpoints: a benchmark that was stopped goes on
+where it was, --fresh begins again.
 """
 
 import argparse
+import dataclasses
 import itertools
 import json
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
-from benchmarks.cpu.peer_settings import settings_path, start_best
+from benchmarks.cpu.peer_settings import best_of, settings_path, start
 from benchmarks.cpu.servers import Server, start_own, start_vllm
 from benchmarks.cpu.shapes import CACHE
 from benchmarks.machine import end_as_asked, median, write
@@ -24,19 +27,23 @@ FORMS = {"6.5M": ("float32", "bfloat16", "int8"), "61M": ("float32", "bfloat16",
 PEER_FORMS = ("float32", "bfloat16")  # which of them is the faster depends on the machine
 LEAST_REQUESTS = 8
 OWN = "sluice"
+EACH_STEP = ("--text-interval-ms", "0")
 
 Key = tuple[int, str, int]  # run, server, streams
 Found = dict[Key, dict[str, float]]
 
 
-def start_all(shape: str, only: Sequence[str], log: Path) -> Iterator[Server]:
+def start_all(shape: str, only: Sequence[str], log: Path, *, each_step: bool) -> Iterator[Server]:
     """Those whose names hold one of `only`; all without any."""
     for form in FORMS[shape]:
         if _wanted(f"{OWN} {form}", only):
-            yield start_own(shape, form, log)
+            for more in ((), *((EACH_STEP,) * each_step)):
+                yield start_own(shape, form, log, more)
     if settings_path(shape).exists():
-        if _wanted("vLLM", only) and (server := start_best(shape, log)):
-            yield server
+        best = best_of(settings_path(shape))
+        for settings in dict.fromkeys((best, *((dataclasses.replace(best, stream_interval=1),) * each_step))):
+            if _wanted("vLLM", only) and (server := start(shape, settings, log)):
+                yield server
         return
     for form, threads in itertools.product(PEER_FORMS, (1, 2)):
         if _wanted(f"vLLM {form}, {threads} thread", only) and (server := start_vllm(shape, form, threads, log)):
@@ -114,6 +121,7 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=4)
     parser.add_argument("--only", default="")
     parser.add_argument("--result", help="name of the file in benchmarks/results; cpu_service_SHAPE")
+    parser.add_argument("--each-step", action="store_true")
     parser.add_argument("--fresh", action="store_true")
     options = parser.parse_args()
     CACHE.mkdir(parents=True, exist_ok=True)
@@ -123,7 +131,8 @@ def main() -> None:
         kept.unlink(missing_ok=True)
     found, servers = read(kept), []
     try:
-        for server in start_all(options.shape, [one for one in options.only.split(",") if one], CACHE / "service.log"):
+        only = [one for one in options.only.split(",") if one]
+        for server in start_all(options.shape, only, CACHE / "service.log", each_step=options.each_step):
             servers.append(server)
             print(f"{server.name}: ready", flush=True)
         measure(servers, options, kept, found)
@@ -131,9 +140,11 @@ def main() -> None:
         for server in servers:
             server.stop()
     command = f"python -m benchmarks.cpu.service {options.shape} --runs {options.runs} --streams {options.streams}"
+    command += f" --rounds {options.rounds}" + (f" --only '{options.only}'" if options.only else "")
+    command += " --each-step" if options.each_step else ""
     settings = {"runs": options.runs, "rounds": options.rounds}
     figures = table(found, _numbers(options.streams))
-    write(result, f"{command} --rounds {options.rounds}", {**settings, **figures})
+    write(result, command, {**settings, **figures})
 
 
 if __name__ == "__main__":

@@ -63,7 +63,7 @@ def own(options: argparse.Namespace, folder: Path) -> Iterator[Contestant]:
     file, log = folder / "models.toml", CACHE / "turns.log"
     file.write_text("\n".join(tables))
     line = ("--models", str(file), "--http", "127.0.0.1:0", "--memory-budget", str(budget))
-    yield Contestant("sluice", run_own("sluice", line, log), log, " wakes")
+    yield Contestant("sluice", run_own("sluice", line, log, SHAPES[options.shape].vocab_size), log, " wakes")
 
 
 def llama(options: argparse.Namespace, folder: Path) -> Iterator[Contestant]:

@@ -58,6 +58,33 @@ def test_long_contexts_and_steps(tmp_path: Path) -> None:
     assert "| 0.50 × |  | 1 |" in text and "2. `measure cpu_long_context_61M`" in text and "| 2.00 × |" in text
 
 
+def test_a_closed_loop_has_goals_at_each_step_and_for_the_first_token_of_one_stream(tmp_path: Path) -> None:
+    def row(rate: float, ttft: float) -> dict[str, float]:
+        ends = {
+            f"{key}_{end}": one for key, one in (("tokens_per_s", rate), ("ttft_ms", ttft)) for end in ("min", "max")
+        }
+        return {"tokens_per_s": rate, "ttft_ms": ttft, **ends}
+
+    servers = {
+        "sluice float32": {"1": row(200.0, 6.0), "32": row(1800.0, 100.0)},
+        "sluice float32 --text-interval-ms 0": {"1": row(100.0, 9.0), "32": row(1400.0, 100.0)},
+        "vLLM bfloat16, 1 thread": {"1": row(900.0, 2.0)},
+        "vLLM float32, 2 threads": {"1": row(50.0, 2.0), "32": row(700.0, 100.0)},
+        "vLLM float32, 1 thread": {"1": row(100.0, 10.0), "32": row(1000.0, 200.0)},
+    }
+    keep(tmp_path, "cpu_service_6.5M", servers=servers)
+    lines = page(tmp_path).splitlines()
+    prefix = "| tokens a second, 32 streams, 64 tokens in and out, 6.5M in float32"
+    assert f"{prefix} | 1800 (1800 to 1800) | 1000 (1000 to 1000) | 1.80 × |  | 1 |" in lines
+    assert (
+        f"{prefix}, text at each step | 1400 (1400 to 1400) | 1000 (1000 to 1000) | 1.40 × | ≥ 1.5 ×: **missed** | 1 |"
+        in lines
+    )
+    first = "| ms to the first token, p50, 1 streams, 6.5M in float32"
+    assert f"{first} | 6.0 (6.0 to 6.0) | 10.0 (10.0 to 10.0) | 0.60 × | ≤ 0.5 ×: **missed** | 1 |" in lines
+    assert f"{first}, text at each step | 9.0 (9.0 to 9.0) | 10.0 (10.0 to 10.0) | 0.90 × |  | 1 |" in lines
+
+
 def test_prompts_are_compared_form_by_form(tmp_path: Path) -> None:
     def row(*runs: float) -> dict[str, object]:
         return {"prefill_tokens_per_s": sorted(runs)[len(runs) // 2], "prefill_runs": runs}
