@@ -35,6 +35,7 @@ class Processes:
     ) -> None:
         """`leave_s`: seconds that a process gets to exit when it is asked to. See `Running` for the others."""
         self._how = command, directory, ready_fd, templates
+        self._directory = directory
         self._leave_s = leave_s
         self.all = [Running(child, *self._how) for child in children]
         self.falling: set[str] = set()
@@ -136,11 +137,11 @@ class Processes:
         """Takes out a process that has ended for good."""
         self.all.remove(child)
 
-    def tell_loss(self, directory: Path, *, is_planned: bool) -> None:
+    def tell_loss(self, *, is_planned: bool) -> None:
         """Tells gateways that a process of a ring is gone. `is_planned`: the loss was asked for, and no request is to
         blame."""
         with contextlib.suppress(OSError):  # without names, gateways take the whole ring for lost
-            absences.write(directory, self.absent)
+            absences.write(self._directory, self.absent)
         for gateway in self.gateways:
             gateway.signal(signal.SIGUSR2 if is_planned else signal.SIGUSR1)
 

@@ -1,11 +1,8 @@
 """Watches the service's processes: starts them, reports when they serve, restarts those that ended, and stops them all.
 
-A child that dies or hangs breaks the ring: gateways get SIGUSR1, read who is absent (`services.process.absences`), and
-replay its requests at other engines, or stop admitting requests until the child, which is started again, is back.
-SIGHUP restarts tokenizers, engines and detokenizers one after another; gateways get SIGUSR2, which marks a planned
-restart, and also when a process was sent SIGTERM from outside. Only the exit that SIGHUP requested does not count
-as a restart; every other end counts. HTTP edges are outside of the ring: one that dies is started again, and no other
-is told. It handles processes and signals only.
+SIGHUP restarts tokenizers, engines and detokenizers one after another. What the end of a process means, `losses` says.
+HTTP edges are outside of the ring: one that dies is started again, and no other is told. It handles processes and
+signals only.
 """
 
 import contextlib
@@ -20,12 +17,12 @@ from sluice_server.services.process.model_commands import Answer, Command
 from sluice_server.services.supervisor.children import Child, Running
 from sluice_server.services.supervisor.command_socket import CommandSocket
 from sluice_server.services.supervisor.directory import RunDirectory
-from sluice_server.services.supervisor.exit_lines import exit_line
 from sluice_server.services.supervisor.heard import Heard, name_in
+from sluice_server.services.supervisor.losses import Losses
 from sluice_server.services.supervisor.moving import NOTHING, Moving
 from sluice_server.services.supervisor.processes import Processes, end
 from sluice_server.services.supervisor.restarts import Restarts
-from sluice_server.services.supervisor.rolling import NEVER_S, RollingRestart
+from sluice_server.services.supervisor.rolling import RollingRestart
 from sluice_server.services.supervisor.templates import Templates
 from sluice_server.services.supervisor.wakeups import FEWER, MORE, RESTART, STOP, wakeups
 
@@ -63,13 +60,10 @@ class Supervisor:
         self._restarts = restarts
         self._say = say
         self._signals: list[int] = []
-        self._lost_at_s: float | None = None
-        self._was_ready = False
         self._started_s = time.monotonic()
         self._looked_s = self._started_s
-        self._awake_since_s = NEVER_S
         self._rolling = RollingRestart(restarts.leave_s, say)
-        self._has_ended = False  # a process, in this turn: lanes that wait for its memory have not heard of it
+        self._losses = Losses(self._processes, restarts, self._rolling, self._heard, moving, say)
 
     def run(self, on_ready: Callable[[str], None], grace_s: float, signals: list[int] | None = None) -> int:
         """Start all processes and wait for the end. Returns the exit status. `on_ready` gets the line of the last
@@ -113,7 +107,7 @@ class Supervisor:
         them what has changed."""
         if self._lanes is not None and self._lanes.take_news():
             self._processes.tell_models()
-        for key, _ in selector.select(0.0 if self._has_ended else self._wait_s()):
+        for key, _ in selector.select(0.0 if self._losses.has_ended else self._wait_s()):
             if self._commands is not None and key.fd == self._commands.fileno:
                 self._commands.take(self._carry_out)
                 continue
@@ -124,7 +118,7 @@ class Supervisor:
         if self._lanes is not None:
             self._lanes.turn(now_s, {one.name for one in self._processes.gateways}, self._processes)
         if now_s - self._looked_s > PAUSED_S:
-            self._awake_since_s = now_s
+            self._losses.wake(now_s)
         self._looked_s = now_s
         mended = self._directory.mend()
         if mended:
@@ -161,106 +155,18 @@ class Supervisor:
                 continue
             if len(self._heard.serving) < len(self._processes.gateways) + len(self._processes.edges):
                 continue
-            if not self._was_ready:
-                self._was_ready = True
-                self._restarts.began(now_s - self._started_s)
+            if self._losses.serve(now_s):
                 on_ready(self._heard.address)
-            elif self._lost_at_s is not None:
-                self._say(f"sluice: serving again after {now_s - self._lost_at_s:.1f} s")
-            self._restarts.served(now_s)
-            self._lost_at_s = None
-            self._rolling.returning = None
 
     def _mend(self, children: list[Running]) -> bool:
         """Find the children that ended, and start those that may start again. Returns False if the service cannot go
         on."""
-        self._kill_what_does_not_serve()
         self._templates.turn()
-        self._has_ended = False
-        now_s = time.monotonic()
-        for child in tuple(children):
-            if child.leave_by_s is not None and now_s > child.leave_by_s:
-                child.kill_for("did not leave")
-            how = child.ended(self._awake_since_s)
-            self._has_ended |= bool(how)
-            if how and not self._lost(child, how, now_s):
-                return False
-            if self._processes.may_start(child, now_s) and not self._start(child, now_s):
-                return False
-        return True
-
-    def _start(self, child: Running, now_s: float) -> bool:
-        """Start a child; a failed start counts as an end. Returns False if the service cannot go on."""
-        try:
-            child.start(self._processes.epoch_of(child))
-        except OSError as error:
-            return self._lost(child, f"{child.name} could not be started ({error.strerror})", now_s)
-        return True
-
-    def _lost(self, child: Running, how: str, now_s: float) -> bool:
-        """Handle the end of a child: schedule its next start. Returns False if it may not start again."""
-        if child.name in self._processes.falling:  # its next start is scheduled
-            self._processes.falling.discard(child.name)
-            if not child.was_killed:
-                self._say(f"sluice: {how}, too")
-            return True
-        if child.leave_by_s is not None and child.was_killed:
-            self._say(f"sluice: {how} in {self._restarts.leave_s:g} s, and was killed")
-        if child.leave_by_s is not None or (self._scale is not None and self._scale.ended(child.engine, how)):
-            self._processes.forget(child)
-            self._processes.dismiss(child.engine)  # the other ranks of its group
-            return True
-        is_planned = child is self._rolling.leaving
-        if self._lanes is not None and self._lanes.owns(child):
-            self._rolling.leaving = None if is_planned else self._rolling.leaving
-            self._lanes.ended(child, how, now_s, self._processes, is_planned=is_planned)
-            self._processes.tell_loss(self._directory.path, is_planned=is_planned or child.was_asked)
-            return True
-        if is_planned:
-            self._rolling.leaving, self._rolling.returning = None, child
-            child.start_at_s = now_s
-        elif not self._start_again(child, how, now_s):
-            return False
-        self._lost_at_s = now_s if self._lost_at_s is None else self._lost_at_s
-        self._processes.let_others_serve(child, self._lost_at_s)
-        assert child.start_at_s is not None
-        self._processes.end_group(child, child.start_at_s)
-        if child in self._processes.inner:
-            self._heard.serving -= {gateway.name for gateway in self._processes.gateways}
-            self._processes.tell_loss(self._directory.path, is_planned=is_planned or child.was_asked)
-        else:
-            self._heard.ended(child.name)
-            if self._lanes is not None:
-                self._lanes.reports.gateway_ended(child.name)
-        return True
-
-    def _start_again(self, child: Running, how: str, now_s: float) -> bool:
-        """Schedule the next start of a process that the service cannot be without. Returns False if there is none."""
-        if not self._was_ready:
-            self._say(f"sluice: {how}, before the service was ready; the service ends")
-            return False
-        wait_s = self._restarts.wait_s(child.name, now_s)
-        back = (*self._restarts.way_back, self._restarts.left(child.name)) if child is self._rolling.returning else None
-        self._say(exit_line(child, how, wait_s, back))
-        if wait_s is not None:
-            child.start_at_s = now_s + wait_s
-        return wait_s is not None
-
-    def _kill_what_does_not_serve(self) -> None:
-        """Kill the newest process if the service does not serve within `return_s` of its start. That counts as its
-        end."""
-        if self._lost_at_s is None or not self._was_ready:
-            return
-        newest = self._processes.newest(self._heard.serving)
-        if newest.started_s < self._lost_at_s:
-            return  # no process was started since the loss
-        within_s = self._restarts.return_s * newest.patience
-        if time.monotonic() - max(newest.started_s, self._awake_since_s) > within_s:
-            newest.kill_for(f"did not bring the service back within {within_s:.1f} s of its start")
+        return self._losses.mend(children)
 
     def _roll(self) -> None:
         """Go on with a rolling restart."""
-        is_whole = self._was_ready and self._lost_at_s is None and not (self._scale is not None and self._scale.is_busy)
+        is_whole = self._losses.is_whole and not (self._scale is not None and self._scale.is_busy)
         is_settled = self._lanes is None or self._lanes.is_settled
         self._rolling.go_on(self._processes.inner, time.monotonic(), is_whole=is_whole and is_settled)
 
@@ -272,8 +178,7 @@ class Supervisor:
             while number in self._signals:
                 self._signals.remove(number)
                 self._scale.ask(more)
-        is_whole = self._was_ready and self._lost_at_s is None
-        if self._scale.is_busy or (is_whole and self._rolling.is_over(self._processes.inner)):
+        if self._scale.is_busy or (self._losses.is_whole and self._rolling.is_over(self._processes.inner)):
             states = self._heard.states([one.name for one in self._processes.gateways])
             self._scale.turn(time.monotonic(), self._processes, states, self._restarts.return_s)
 
@@ -297,7 +202,7 @@ class Supervisor:
             self._look(selector, lambda address: None)
             if self._num_stops() > num_signals:
                 return 0
-            if self._was_ready:
+            if self._losses.was_ready:
                 if not self._mend(self._processes.inner):
                     return self._give_up()
                 self._roll()

@@ -179,3 +179,17 @@ def test_one_that_dies_before_its_turn_has_had_it(tmp_path: Path) -> None:
 def test_a_stop_in_the_middle_of_a_restart_lets_it_come_back(tmp_path: Path) -> None:
     status, _ = supervise(tmp_path, Restarts(0), on_loss="TERM", engine="serves", gateway="HUP,")
     assert status == 0 and num_starts(tmp_path) == 2  # what runs can end within its grace
+
+
+def test_restarts_wait_longer_each_time_and_are_forgiven_in_time() -> None:
+    restarts = Restarts(max_restarts=4)
+    restarts.served(5.0)
+    assert [restarts.wait_s("a", at) for at in (0.0, 1.0, 2.0, 3.0, 4.0)] == [0.0, 0.5, 1.0, 2.0, None]
+    assert restarts.wait_s("b", 4.0) == 0.0
+    assert restarts.wait_s("a", 61.5) == 0.0  # it had lived for a while
+    assert restarts.wait_s("a", 61.6) == 0.5
+
+
+def test_what_ended_before_the_service_served_again_is_not_forgiven() -> None:
+    restarts = Restarts(max_restarts=2)
+    assert [restarts.wait_s("a", at) for at in (0.0, 70.0, 140.0)] == [0.0, 0.0, None]
