@@ -7,7 +7,8 @@ and vLLM's, each with caches of several number formats.
 
 Weights are in float32, so that the steps differ by their attention. Contexts are filled, not computed (see the
 workers). Every contestant is asked in turn; a figure is the median over runs of the run's median step. `attention` is a
-step less the same rows' step behind 64 tokens. --clock cpu, with --threads 1, measures processor time instead of wall
+step less the same rows' step behind 64 tokens; `memory` is what reading takes of what a step has to read, whoever
+computes: no step is faster. --clock cpu, with --threads 1, measures processor time instead of wall
 time, for a machine with other users. What has been measured is kept beside the checkpoints: a benchmark that was
 stopped goes on where it was, --fresh begins again.
 """
@@ -32,7 +33,8 @@ PEERS_OF = {
     "bfloat16": ("llama.cpp f16",),
     "int8": ("llama.cpp q8_0",),
 }
-CONTESTANTS = (*PEERS_OF, "llama.cpp f16", "llama.cpp q8_0", "vLLM float32")
+MEMORY = "memory"
+CONTESTANTS = (*PEERS_OF, "llama.cpp f16", "llama.cpp q8_0", "vLLM float32", *(f"{MEMORY} {own}" for own in PEERS_OF))
 PARTS = ("decode", "shared", "prefill")
 
 Key = tuple[str, int, int, int, str]  # part, context, rows, run, contestant
@@ -50,6 +52,8 @@ def command(name: str, shape: str, longest: int) -> list[str]:
     if kind == "vLLM":
         script = PEERS / "vllm_context_worker.py"
         return [str(VENVS / "vllm" / "bin" / "python"), str(script), directory, form, str(longest)]
+    if kind == MEMORY:
+        return [sys.executable, "-m", "benchmarks.cpu.memory_worker", shape, form]
     return [sys.executable, "-m", "benchmarks.cpu.own_context_worker", directory, form, str(longest)]
 
 
@@ -70,7 +74,7 @@ def measure(contestants: Sequence[Contestant], options: argparse.Namespace, kept
         for run in range(options.runs):
             for one in contestants:
                 key = part, context, rows, run, one.name
-                if key in found:
+                if key in found or (part == "prefill" and one.name.startswith(MEMORY)):
                     continue
                 found[key] = round(median(one.ask(part, context=context, rows=rows, steps=options.steps)) * 1e3, 3)
                 with kept.open("a") as file:
@@ -99,17 +103,25 @@ def table(found: Found) -> dict[str, object]:
             name: {"ms": medians[part, context, rows][name], "least": min(each), "most": max(each), "runs": len(each)}
             for name, each in runs.items()
         }
-    return {"ms": figures, "over_best_peer": over_peers(medians), "int8_attention_over_bfloat16": attention(medians)}
+    return {
+        "ms": figures,
+        "over_best_peer": over_peers(medians),
+        "memory_over_best_peer": over_peers(medians, f"{MEMORY} "),
+        "int8_attention_over_bfloat16": attention(medians),
+    }
 
 
-def over_peers(medians: Mapping[tuple[str, int, int], Mapping[str, float]]) -> dict[str, dict[str, float]]:
-    """Ours over the faster of the peers with a cache of that size."""
+def over_peers(
+    medians: Mapping[tuple[str, int, int], Mapping[str, float]], prefix: str = ""
+) -> dict[str, dict[str, float]]:
+    """Ours, or what goes by its name behind a prefix, over the faster of the peers with a cache of that size."""
     ratios: dict[str, dict[str, float]] = {}
     for (part, context, rows), row in medians.items():
         for own, peers in PEERS_OF.items():
             best = min((row[peer] for peer in peers if peer in row), default=0.0)
-            if own in row and best and (part, context) != ("decode", SHORT):
-                ratios.setdefault(f"{part}, {context} tokens, {rows} rows", {})[own] = round(row[own] / best, 2)
+            took = row.get(prefix + own)
+            if took and best and (part, context) != ("decode", SHORT):
+                ratios.setdefault(f"{part}, {context} tokens, {rows} rows", {})[own] = round(took / best, 2)
     return ratios
 
 

@@ -2,12 +2,15 @@
 computed."""
 
 import argparse
+import dataclasses
 from pathlib import Path
 
 import pytest
 
 from benchmarks.cpu.long_context import Found, cases, table
+from benchmarks.cpu.memory_worker import bytes_of
 from benchmarks.cpu.own_context_worker import OwnContexts
+from benchmarks.cpu.shapes import Shape as SmallShape
 from tests.oracle.checkpoints import Shape, make_checkpoint
 
 
@@ -30,7 +33,8 @@ def found() -> Found:
 
 
 def test_ours_is_compared_with_peers_whose_cache_is_as_small() -> None:
-    figures = table(found())
+    figures = table(found() | {("decode", 1024, 8, 0, "memory int8"): 18.0})
+    assert figures["memory_over_best_peer"] == {"decode, 1024 tokens, 8 rows": {"int8": 0.22}}
     assert figures["over_best_peer"] == {
         "decode, 1024 tokens, 8 rows": {"float32": 0.84, "bfloat16": 0.51, "int8": 0.26}
     }
@@ -39,6 +43,16 @@ def test_ours_is_compared_with_peers_whose_cache_is_as_small() -> None:
     assert isinstance(ms, dict)
     row = ms["decode, 64 tokens, 8 rows"]["int8"]
     assert row == {"ms": 11.0, "least": 10.0, "most": 12.0, "runs": 3}
+
+
+def test_what_a_step_has_to_read() -> None:
+    """A layer of one head of 16 numbers: 4 * 16 * 8 weights of attention, 3 * 8 * 8 of the MLP, three norms, a head."""
+    shape = SmallShape("LlamaForCausalLM", "llama", 8, 8, 1, 1, 1, 16, 10, tie_word_embeddings=False)
+    weights = 4 * (4 * 16 * 8 + 3 * 8 * 8 + 3 * 8 + 10 * 8)
+    assert bytes_of(shape, "float32", 0) == weights
+    assert bytes_of(dataclasses.replace(shape, tie_word_embeddings=True), "float32", 0) == weights
+    assert bytes_of(shape, "bfloat16", 5) == weights + 5 * 2 * 16 * 2
+    assert bytes_of(shape, "int8", 5) == weights + 5 * 2 * (16 + 4)
 
 
 @pytest.mark.parametrize("cache_dtype", ["float32", "int8"])

@@ -44,8 +44,12 @@ def test_long_contexts_and_steps(tmp_path: Path) -> None:
     keep(
         tmp_path,
         "cpu_long_context_61M",
-        ms={case: {"int8": {"ms": 2.0, **row}, "llama.cpp q8_0": {"ms": 4.0, **row}}},
-        over_best_peer={case: {"int8": 0.5}},
+        ms={
+            one: {"int8": {"ms": 2.0, **row}, "llama.cpp q8_0": {"ms": 4.0, **row}}
+            for one in (case, "shared, 9 tokens, 8 rows")
+        },
+        over_best_peer={case: {"int8": 0.5}, "shared, 9 tokens, 8 rows": {"int8": 0.9}},
+        memory_over_best_peer={case: {"int8": 0.4}, "shared, 9 tokens, 8 rows": {"int8": 0.8}},
         int8_attention_over_bfloat16={"1024 tokens, 8 rows": 0.7},
     )
     steps = {"1": [2.0, 3.0, 4.0]}
@@ -54,6 +58,7 @@ def test_long_contexts_and_steps(tmp_path: Path) -> None:
     keep(tmp_path, "cpu_decode_61M_float32", contestants={"float32": fast, "vLLM float32": slow, "llama.cpp f32": slow})
     text = page(tmp_path)
     assert "2.0 (1.0 to 9.0) | llama.cpp q8_0 4.0 (1.0 to 9.0) | 0.50 × | ≤ 0.7 × |" in text
+    assert "| 0.90 × | ≤ 0.7 ×: **missed** (to read what a step has to takes 0.80 ×) |" in text
     assert "int8 over bfloat16 |  |  | 0.70 × | ≤ 0.6 ×: **missed** |" in text
     assert "| 0.50 × |  | 1 |" in text and "2. `measure cpu_long_context_61M`" in text and "| 2.00 × |" in text
 
