@@ -1,13 +1,13 @@
 """How lanes leave: they are unloaded or given up, or fall asleep once gateways have nothing open there. Pure."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import msgspec
 
 from sluice_server.services.process.model_table import LaneState
 from sluice_server.services.supervisor import lane_sleep
 from sluice_server.services.supervisor.lane import Lane, LaneProcesses
-from sluice_server.services.supervisor.lane_names import LaneNames
+from sluice_server.services.supervisor.lane_table import LaneTable
 
 
 class LaneEnds:
@@ -17,15 +17,12 @@ class LaneEnds:
         ending: unloaded ones whose processes may not have ended yet.
     """
 
-    def __init__(
-        self, lanes: dict[str, Lane], names: LaneNames, say: Callable[[str], None], write: Callable[[], None]
-    ) -> None:
-        """`lanes` are those of the service, which leave it here. `write` writes the table of models."""
+    def __init__(self, table: LaneTable, say: Callable[[str], None]) -> None:
+        """`table`: the lanes of the service, which leave it here."""
         self.ending: dict[str, Lane] = {}
-        self._lanes = lanes
-        self._names = names
+        self._table = table
+        self._lanes = table.lanes
         self._say = say
-        self._write = write
 
     def take_ended(self, processes: LaneProcesses) -> list[Lane]:
         """Returns those of which no process is left, once."""
@@ -38,20 +35,28 @@ class LaneEnds:
         if lane_sleep.is_called_back(lane):
             self._say(f"sluice: the model {lane.entry.model} does not sleep: requests wait for it")
             lane_sleep.stay(lane, now_s)
-            self._write()
+            self._table.write()
         elif not gateways <= lane.drained and now_s <= lane.until_s:
             return
         elif not lane.sleeps:
             self._end(name, processes)
         elif lane.is_light and lane.has_processes:
             lane_sleep.nap(lane)
-            self._write()
+            self._table.write()
             self._say(f"sluice: the model {lane.entry.model} sleeps, and keeps its weights")
         else:
             lane_sleep.fall_asleep(lane)
-            self._write()
+            self._table.write()
             processes.dismiss_lane(name)
             self._say(f"sluice: the model {lane.entry.model} sleeps")
+
+    def make_room(self, lanes: Sequence[Lane], other: Lane, now_s: float) -> None:
+        """Has lanes fall asleep for another one, once what they have open has ended."""
+        for lane in lanes:
+            self._say(f"sluice: the model {lane.entry.model} makes room for {other.entry.model}")
+            lane_sleep.make_room(lane, now_s)
+        if lanes:
+            self._table.write()
 
     def unload(self, name: str, grace_s: float, now_s: float, processes: LaneProcesses) -> None:
         """Has a lane leave once its requests have ended, or after `grace_s`; at once if it sleeps."""
@@ -67,12 +72,12 @@ class LaneEnds:
 
     def give_up(self, name: str, why: str, processes: LaneProcesses) -> None:
         """Ends a lane that has not served; the table says why."""
-        self._names.give_up(name, self._lanes[name].entry.model, why)
+        self._table.names.give_up(name, self._lanes[name].entry.model, why)
         self._end(name, processes)
 
     def _end(self, name: str, processes: LaneProcesses) -> None:
         lane = self.ending[name] = self._lanes.pop(name)
-        self._write()
+        self._table.write()
         processes.dismiss_lane(name)
         if lane.until_s is not None:
             self._say(f"sluice: the model {lane.entry.model} was unloaded")

@@ -105,7 +105,7 @@ class Supervisor:
     def _look(self, selector: selectors.BaseSelector, on_ready: Callable[[str], None]) -> None:
         """Wait for an event, or for `_wait_s`, unless a process has ended, and read what gateways report. Before, tell
         them what has changed."""
-        if self._lanes is not None and self._lanes.take_news():
+        if self._lanes is not None and self._lanes.table.take_news():
             self._processes.tell_models()
         for key, _ in selector.select(0.0 if self._losses.has_ended else self._wait_s()):
             if self._commands is not None and key.fd == self._commands.fileno:
@@ -136,7 +136,7 @@ class Supervisor:
         if self._scale is not None:
             self._scale.rewrite()
         if self._lanes is not None and self._commands is not None:
-            self._lanes.write()
+            self._lanes.table.write()
             selector.unregister(self._commands.fileno)
             self._commands.reopen()
             selector.register(self._commands.fileno, selectors.EVENT_READ)

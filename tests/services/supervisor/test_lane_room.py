@@ -11,7 +11,7 @@ import pytest
 from sluice_server.services.process.model_commands import LoadLane, NameModels, SleepLane, WakeLane
 from sluice_server.services.process.model_table import LaneEntry, LaneState, ModelTable, PlannedBytes
 from sluice_server.services.supervisor.room import Budget
-from tests.services.supervisor.test_supervisor_lanes import Bench
+from tests.services.supervisor.lane_bench import Bench
 
 GIB = 1 << 30
 ROOM = Budget(11 * GIB, fronts=GIB)
@@ -72,13 +72,13 @@ def test_what_is_used_pinned_the_default_or_being_loaded_never_makes_room(tmp_pa
     if spared == "busy":
         bench.serving("m0", "m1", busy="m1", gateways={"gateway-1"})
     elif spared == "loading":
-        bench.ends("m1-engine-0", 10.0) if bench.children else bench.lanes._lanes["m1"].become(LaneState.LOADING)
+        bench.ends("m1-engine-0", 10.0) if bench.children else bench.lanes.table.lanes["m1"].become(LaneState.LOADING)
     assert bench.ask(LoadLane(entry("c", 3)), 10.0).reason == "MEMORY_BUDGET" and not dozing(bench)
 
 
 def test_the_models_of_an_alias_that_is_the_default_stay(tmp_path: Path) -> None:
     bench = bench_of(tmp_path, entry("a", 4), entry("b", 4))
-    bench.lanes._names.default = "chat"
+    bench.lanes.table.names.default = "chat"
     bench.ask(NameModels("chat", {"b": 1}))
     assert bench.ask(LoadLane(entry("c", 4)), 10.0).lane == "m2" and dozing(bench) == {"m0"}
 
@@ -131,7 +131,7 @@ def test_a_small_model_does_not_take_the_room_that_a_larger_one_waits_for(tmp_pa
 @pytest.mark.parametrize(("busy", "due_s"), [("m1 m2", 51.0), ("m2", 13.0)])
 def test_it_is_known_when_a_turn_ends_for_which_somebody_waits(tmp_path: Path, busy: str, due_s: float) -> None:
     bench = bench_of(tmp_path, entry("a", 4), entry("b", 6), entry("c", 6, state=LaneState.SLEEPING))
-    bench.lanes._lanes["m1"].load_s = 100.0  # it has served since 1 s, and was used at 3 s
+    bench.lanes.table.lanes["m1"].load_s = 100.0  # it has served since 1 s, and was used at 3 s
     assert bench.turn(9.0)["m1"] is LaneState.READY and bench.lanes.due_s(9.0) == math.inf
     bench.serving("m0", "m1", busy=busy)
     assert bench.turn(10.0)["m1"] is LaneState.READY and bench.lanes.due_s(10.0) == due_s

@@ -7,8 +7,8 @@ import pytest
 
 from sluice_server.services.process.model_commands import LoadLane, SleepLane, UnloadLane, WakeLane
 from sluice_server.services.process.model_table import LaneEntry, LaneState, ModelTable, PlannedBytes
+from tests.services.supervisor.lane_bench import Bench
 from tests.services.supervisor.test_lane_room import GIB, ROOM
-from tests.services.supervisor.test_supervisor_lanes import Bench
 
 
 @pytest.fixture
@@ -166,7 +166,7 @@ def test_a_lane_that_waits_for_room_and_is_called_back_waits_on(tmp_path: Path) 
 
 
 def test_how_long_a_start_takes_is_not_how_long_ago_it_was(bench: Bench) -> None:
-    lane = bench.lanes._lanes["m1"]
+    lane = bench.lanes.table.lanes["m1"]
     assert lane.load_s == 1.0
     bench.ask(SleepLane("b", 1e9), 100.0)
     bench.ask(WakeLane("b"), 100.0)
