@@ -16,16 +16,14 @@ from sluice_server.engine.config import EngineConfig
 from sluice_server.engine.errors import Code, ServiceError, unsupported
 from sluice_server.services.config import ServiceConfig
 from sluice_server.services.gateway.gateway import Gateway
-from sluice_server.services.gateway.models.known import News
+from sluice_server.services.gateway.lane_reports import LaneReports
 from sluice_server.services.gateway.models.lane import Lane, Ring
-from sluice_server.services.gateway.models.waiting import Rest
 from sluice_server.services.gateway.opening import lane_settings_of, model_of, read_model, settings_of
 from sluice_server.services.messages.messages import Envelope, KeepTrace, Message
 from sluice_server.services.process.asking import ask
 from sluice_server.services.process.joining import Common, join, read_files
 from sluice_server.services.process.lane_ring import address_of, lane_of, lane_settings
 from sluice_server.services.process.left_files import remove_inbox
-from sluice_server.services.process.listening import bound
 from sluice_server.services.process.model_commands import Command, LoadLane
 from sluice_server.services.process.model_table import (
     FILE,
@@ -39,7 +37,7 @@ from sluice_server.services.process.model_table import (
 )
 from sluice_server.services.process.models_file import NamedModel, read_models
 from sluice_server.services.process.process import Process
-from sluice_server.services.process.supervised import SUPERVISOR_PID, say_engines, say_lanes, say_ready
+from sluice_server.services.process.supervised import SUPERVISOR_PID, say_engines
 from sluice_server.services.process.watched import WatchedFile
 from sluice_server.services.ring.loop import RingLoop
 from sluice_server.services.ring.transport import Transport
@@ -48,7 +46,6 @@ logger = logging.getLogger(__name__)
 
 LOOK_S = 0.1  # between two looks at the table, without a word of the supervisor
 LAST_WORDS_S = 2.0  # that the readers of what an unloaded model had open get to tell their clients
-NONE = "none"  # in place of the revision of a default model that does not serve
 
 
 class GatewayLanes:
@@ -66,13 +63,11 @@ class GatewayLanes:
         self._processes: dict[str, Process] = {}
         self._transport = Transport()
         self._transport.open()  # until `leave`
-        self._told: tuple[object, ...] | None = None
-        self._opened: dict[str, int] = {}  # attempts that each lane has had when that was told
-        self._has_said_so = False
         self._looking = asyncio.Lock()
         self._is_told_to_look = asyncio.Event()
-        self.news = News()
-        gateway.on_published, gateway.known = self._tell, self
+        self._reports = LaneReports(gateway, service, common.process_id, self._table)
+        self.news = self._reports.news
+        gateway.on_published, gateway.known = self._reports.tell, self
 
     @property
     def table(self) -> ModelTable:
@@ -230,7 +225,7 @@ class GatewayLanes:
         """Tells the supervisor of the model of `--model`, without which the service does not serve, and follows its
         engines, which join and leave."""
         name = process.ring.process_id
-        lane.on_serving = self._say_serving
+        lane.on_serving = self._reports.say_serving
         lane.on_engines = lambda serving, drained: say_engines(name, serving, drained)
         lane.change_engines(process.engines.value)  # some may be draining
         process.on_engines.append(lane.change_engines)
@@ -245,47 +240,6 @@ class GatewayLanes:
         self._gateway.close(name)
         await process.leave()
         remove_inbox(process.config.inbox)
-
-    def _tell(self) -> None:
-        """Tells the supervisor what serves, what leaves and has nothing open, and for what requests wait."""
-        lanes = list(self._gateway.models)
-        serving = frozenset(one.name for one in lanes if one.is_up)
-        drained = frozenset(f"{one.name}@{one.leaves}" for one in lanes if self._is_drained(one))
-        waiting = frozenset(one.name for one in lanes if one.waiting.is_waited_for)
-        opened = {one.name: one.manager.num_sent for one in lanes}
-        busy = frozenset(
-            one.name for one in lanes if one.manager.num_open or opened[one.name] != self._opened.get(one.name, 0)
-        )
-        self._opened = opened
-        starts = tuple(entry.starts for entry in self.table.lanes.values())  # after each, all is said again
-        told = serving, drained, busy, waiting, starts, self._gateway.books.leaving
-        if told != self._told:
-            self._told = told
-            self.news.tell()
-            say_lanes(self._common.process_id, serving, drained, busy, waiting)
-        if self._service.models and not self._has_said_so and self._gateway.is_listening and self._is_settled():
-            self._has_said_so = True
-            self._say_serving()
-
-    def _is_drained(self, lane: Lane) -> bool:
-        """Whether a lane that is about to leave, or to sleep, has nothing in its ring."""
-        if lane.is_leaving:
-            return not lane.manager.num_open
-        return lane.waiting.rest in (Rest.DOZING, Rest.ASLEEP) and not lane.waiting.num_running
-
-    def _is_settled(self) -> bool:
-        """Whether the default model serves, or is known not to: then the others are served without it."""
-        table = self.table
-        meant = [one for one in table.lanes.values() if one.model in table.aliases.get(table.default, (table.default,))]
-        return self._gateway.is_serving or any(one.state is LaneState.FAILED for one in meant)
-
-    def _say_serving(self) -> None:
-        """Reports to the log, and to the supervisor if there is one, that requests are admitted."""
-        gateway = self._gateway
-        revision = gateway.models.first.manager.settings.model.revision if gateway.is_serving else NONE
-        address = bound(self._service.listen, gateway.port)
-        logger.info("serving revision %s on %s", revision, address)
-        say_ready(self._common.process_id, f"{address} {revision}")
 
 
 def unloaded(model: str) -> ServiceError:

@@ -70,7 +70,7 @@ OF_NO_REQUEST = {
     ("engine/traffic.py", "what the block size is chosen by is not kept: %s"),
     ("faults.py", "%s failed in a %s"),
     ("profiles/recording.py", "recording a profile (%s) for %g s at most"),
-    ("gateway/lanes.py", "serving revision %s on %s"),
+    ("gateway/lane_reports.py", "serving revision %s on %s"),
     ("gateway/lanes.py", "the model %s cannot be served: %s"),
     ("gateway/opening.py", "%s"),
     ("gateway/recovery/agreement.py", "requests are of revision %s from now on%s"),
