@@ -83,3 +83,8 @@ def __getattr__(name: str) -> object:
     if name not in _HOMES:
         raise AttributeError(f"module 'sluice' has no attribute {name!r}")
     return getattr(importlib.import_module(_HOMES[name]), name)
+
+
+def __dir__() -> list[str]:
+    """Returns the public names, as completion in a terminal and an editor shows them."""
+    return [*globals(), *__all__]

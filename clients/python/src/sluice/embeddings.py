@@ -1,8 +1,11 @@
 """Vectors of inputs: the request from plain values, and the answer."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Literal, Protocol, TypeAlias, TypedDict
 
+from google.protobuf.message import Message
+
+from sluice.options import check_names, choose, unfit
 from sluice.v1 import inference_pb2, types_pb2
 
 Input: TypeAlias = str | Sequence[int]
@@ -12,11 +15,12 @@ _POOLINGS = {
     "last": inference_pb2.POOLING_LAST,
     "mean": inference_pb2.POOLING_MEAN,
 }
-TRUNCATIONS = {
+_TRUNCATIONS = {
     "none": inference_pb2.TRUNCATION_NONE,
     "left": inference_pb2.TRUNCATION_LEFT,
     "right": inference_pb2.TRUNCATION_RIGHT,
 }
+_CHOICES: Mapping[str, Mapping[str, int]] = {"pooling": _POOLINGS, "truncate": _TRUNCATIONS}
 
 
 class InputField(Protocol):
@@ -62,33 +66,47 @@ class Embeddings:
 
 
 def embed_request(inputs: Input | Sequence[Input], options: EmbedOptions) -> inference_pb2.EmbedRequest:
-    """Returns the request for one input or several."""
-    request = inference_pb2.EmbedRequest(
-        model=options.get("model"),
-        revision=options.get("revision"),
-        normalize=options.get("normalize"),
-        dimensions=options.get("dimensions"),
-        instruction=options.get("instruction"),
-    )
-    if "pooling" in options:
-        request.pooling = _POOLINGS[options["pooling"]]
-    if "truncate" in options:
-        request.truncate = TRUNCATIONS[options["truncate"]]
+    """Returns the request for one input or several. Raises TypeError and ValueError, which name the option."""
+    check_names(options, EmbedOptions.__annotations__, "vectors")
+    request = inference_pb2.EmbedRequest()
+    set_options(request, options)
     add_inputs(request.inputs, inputs)
     return request
 
 
+def set_options(request: Message, options: Mapping[str, object]) -> None:
+    """Sets the options of a request of vectors, classes, rankings or scores, whose fields have their names.
+
+    Raises TypeError and ValueError, which name the option.
+    """
+    for name, value in options.items():
+        if name in _CHOICES:
+            value = choose(name, value, _CHOICES[name])
+        try:
+            setattr(request, name, value)
+        except (TypeError, ValueError) as error:
+            raise unfit(name, value, error) from None
+
+
 def add_inputs(to: InputField, inputs: Input | Sequence[Input]) -> None:
-    """Adds one input or several to the field of a request. Raises TypeError for a mix of ids and texts."""
+    """Adds one input or several to the field of a request.
+
+    Raises TypeError for a mix of ids and texts and for bytes, ValueError for ids that are none.
+    """
     for one in _listed(inputs):
-        if isinstance(one, str):
-            to.add(text=one)
-        else:
-            to.add().token_ids.ids.extend(one)
+        try:
+            if isinstance(one, str):
+                to.add(text=one)
+            elif isinstance(one, bytes | bytearray):  # sequences of integers, which would be taken for token ids
+                raise TypeError("a text or a list of token ids is wanted")
+            else:
+                to.add().token_ids.ids.extend(one)
+        except (TypeError, ValueError) as error:
+            raise unfit("inputs", one, error) from None
 
 
 def _listed(inputs: Input | Sequence[Input]) -> list[Input]:
-    if isinstance(inputs, str):
+    if isinstance(inputs, str | bytes | bytearray):
         return [inputs]
     ids = [one for one in inputs if isinstance(one, int)]
     others = [one for one in inputs if not isinstance(one, int)]

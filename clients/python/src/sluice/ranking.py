@@ -3,7 +3,8 @@
 from collections.abc import Iterator, Sequence
 from typing import Literal, TypeAlias, TypedDict
 
-from sluice.embeddings import TRUNCATIONS, Input, add_inputs
+from sluice.embeddings import Input, add_inputs, set_options
+from sluice.options import check_names
 from sluice.v1 import inference_pb2, types_pb2
 
 Pair: TypeAlias = tuple[str, str]
@@ -122,37 +123,29 @@ class Scores:
 
 
 def classify_request(inputs: Input | Sequence[Input], options: ClassifyOptions) -> inference_pb2.ClassifyRequest:
-    """Returns the request for one input or several."""
-    request = inference_pb2.ClassifyRequest(model=options.get("model"), revision=options.get("revision"))
-    if "truncate" in options:
-        request.truncate = TRUNCATIONS[options["truncate"]]
+    """Returns the request for one input or several. Raises TypeError and ValueError, which name the option."""
+    check_names(options, ClassifyOptions.__annotations__, "classes")
+    request = inference_pb2.ClassifyRequest()
+    set_options(request, options)
     add_inputs(request.inputs, inputs)
     return request
 
 
 def rerank_request(query: str, documents: Sequence[str], options: RerankOptions) -> inference_pb2.RerankRequest:
-    """Returns the request for a query and its documents."""
+    """Returns the request for a query and its documents. Raises TypeError and ValueError, which name the option."""
     if isinstance(documents, str):
         raise TypeError("documents is one text: give a list of texts")
-    return inference_pb2.RerankRequest(
-        model=options.get("model"),
-        revision=options.get("revision"),
-        query=query,
-        documents=documents,
-        top_n=options.get("top_n"),
-        instruction=options.get("instruction"),
-        truncate=TRUNCATIONS[options["truncate"]] if "truncate" in options else None,
-    )
+    check_names(options, RerankOptions.__annotations__, "a ranking")
+    request = inference_pb2.RerankRequest(query=query, documents=documents)
+    set_options(request, options)
+    return request
 
 
 def score_request(pairs: Sequence[Pair], options: ScoreOptions) -> inference_pb2.ScoreRequest:
-    """Returns the request for pairs of texts."""
-    request = inference_pb2.ScoreRequest(
-        model=options.get("model"),
-        revision=options.get("revision"),
-        instruction=options.get("instruction"),
-        truncate=TRUNCATIONS[options["truncate"]] if "truncate" in options else None,
-    )
+    """Returns the request for pairs of texts. Raises TypeError and ValueError, which name the option."""
+    check_names(options, ScoreOptions.__annotations__, "scores")
+    request = inference_pb2.ScoreRequest()
+    set_options(request, options)
     for first, second in pairs:
         request.pairs.add(first=first, second=second)
     return request

@@ -4,9 +4,13 @@ Options that are not given stay absent and take the model's default. To set a fi
 GenerationSpec as the prompt.
 """
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from operator import attrgetter
 from typing import TypeAlias, TypedDict
 
+from google.protobuf.message import Message
+
+from sluice.options import check_names, unfit
 from sluice.v1 import types_pb2
 
 Said: TypeAlias = str | Sequence[str | bytes | types_pb2.Image]
@@ -48,35 +52,45 @@ class GenerateOptions(TypedDict, total=False):
     detach: bool
 
 
-_KNOWN = frozenset(GenerateOptions.__annotations__)
-_TOP = frozenset({"model", "revision", "adapter", "idempotency_key"})
-_SAMPLING = frozenset(types_pb2.SamplingParams.DESCRIPTOR.fields_by_name)
-_OUTPUT = frozenset({"logprobs", "token_records", "echo"})
-_FORMS = frozenset({"json_schema", "regex", "grammar"})
+_Part: TypeAlias = Callable[[types_pb2.GenerationSpec], Message]
+
+
+def _fields(part: _Part, names: Iterable[str]) -> dict[str, tuple[_Part, str]]:
+    return {name: (part, name) for name in names}
+
+
+# The message and its field that each option sets, but for detach.
+_PLACES: Mapping[str, tuple[_Part, str]] = {
+    **_fields(lambda spec: spec, ("model", "revision", "adapter", "idempotency_key")),
+    **_fields(attrgetter("sampling"), types_pb2.SamplingParams.DESCRIPTOR.fields_by_name),
+    **_fields(attrgetter("output"), ("logprobs", "token_records", "echo")),
+    **_fields(attrgetter("constraint"), ("json_schema", "regex", "grammar")),
+    **_fields(attrgetter("scheduling"), ("priority",)),
+    "stop": (attrgetter("stop"), "strings"),
+    "stop_token_ids": (attrgetter("stop"), "token_ids"),
+    "ignore_eos": (attrgetter("stop"), "ignore_eos"),
+    "choices": (attrgetter("constraint.choice"), "texts"),
+}
 _ROLES: Mapping[str, "types_pb2.Role.ValueType"] = {
     name.removeprefix("ROLE_").lower(): number for name, number in types_pb2.Role.items() if number
 }
 
 
 def build(prompt: Prompt, options: GenerateOptions) -> types_pb2.GenerationSpec:
-    """Returns the spec. Raises TypeError for an unknown option, ValueError for a value that its field cannot hold."""
-    if not options.keys() <= _KNOWN:
-        unknown = min(options.keys() - _KNOWN)
-        raise TypeError(
-            f"{unknown!r} is no option of a generation; there are {', '.join(GenerateOptions.__annotations__)}"
-        )
+    """Returns the spec. Raises TypeError for an unknown option or a value of another type, ValueError for a value that
+    its field cannot hold; both name the option."""
+    check_names(options, GenerateOptions.__annotations__, "a generation")
     spec = _prompted(prompt)
-    sampling = spec.sampling
     for name, value in options.items():
-        if name in _TOP:
-            _set(spec, name, value)
-        elif name in _SAMPLING:
-            _set(sampling, name, value)
-        elif name in _OUTPUT:
-            _set(spec.output, name, value)
-        elif name in _FORMS:
-            _set(spec.constraint, name, value)
-    _rest(spec, options)
+        if name == "detach":
+            if value:
+                spec.scheduling.on_disconnect = types_pb2.DISCONNECT_ACTION_DETACH
+            continue
+        part, field = _PLACES[name]
+        try:
+            _set(part(spec), field, [value] if name == "stop" and isinstance(value, str) else value)
+        except (AttributeError, TypeError, ValueError) as error:
+            raise unfit(name, value, error) from None
     return spec
 
 
@@ -103,41 +117,25 @@ def _part(said: str | bytes | types_pb2.Image) -> types_pb2.ContentPart:
 
 def _prompted(prompt: Prompt) -> types_pb2.GenerationSpec:
     spec = types_pb2.GenerationSpec()
-    match prompt:
-        case types_pb2.GenerationSpec():
-            spec.CopyFrom(prompt)
-        case types_pb2.Chat():
-            spec.chat.CopyFrom(prompt)
-        case str():
-            spec.text = prompt
-        case _:
-            spec.token_ids.ids.extend(prompt)
+    try:
+        match prompt:
+            case types_pb2.GenerationSpec():
+                spec.CopyFrom(prompt)
+            case types_pb2.Chat():
+                spec.chat.CopyFrom(prompt)
+            case str():
+                spec.text = prompt
+            case bytes() | bytearray():  # sequences of integers, which would be taken for token ids
+                raise TypeError("a text or a list of token ids is wanted")
+            case _:
+                spec.token_ids.ids.extend(prompt)
+    except (TypeError, ValueError) as error:
+        raise unfit("prompt", prompt, error) from None
     return spec
 
 
-def _rest(spec: types_pb2.GenerationSpec, options: GenerateOptions) -> None:
-    """Sets the options that do not correspond to one field of one message."""
-    if "stop" in options:
-        stop = options["stop"]
-        spec.stop.strings.extend([stop] if isinstance(stop, str) else stop)
-    if "stop_token_ids" in options:
-        spec.stop.token_ids.extend(options["stop_token_ids"])
-    if "ignore_eos" in options:
-        spec.stop.ignore_eos = options["ignore_eos"]
-    if "choices" in options:
-        spec.constraint.choice.texts.extend(options["choices"])
-    if "priority" in options:
-        spec.scheduling.priority = options["priority"]
-    if options.get("detach"):
-        spec.scheduling.on_disconnect = types_pb2.DISCONNECT_ACTION_DETACH
-
-
-def _set(
-    message: types_pb2.GenerationSpec | types_pb2.SamplingParams | types_pb2.OutputOptions | types_pb2.Constraint,
-    name: str,
-    value: object,
-) -> None:
+def _set(message: Message, field: str, value: object) -> None:
     if isinstance(value, str | int | float) or not isinstance(value, Iterable):
-        setattr(message, name, value)
+        setattr(message, field, value)
     else:
-        getattr(message, name).extend(value)
+        getattr(message, field).extend(value)
