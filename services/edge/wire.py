@@ -83,8 +83,9 @@ def decode(body: bytes, kind: type[_T]) -> _T:
     except msgspec.ValidationError as error:
         text, _, path = str(error).partition(" - at `$")
         raise bad_request(path.strip("`.") or _unknown(text), _advised(text, path.strip("`."), kind)) from None
-    except (msgspec.DecodeError, UnicodeDecodeError):
-        raise bad_request("", "the body is not valid JSON in UTF-8") from None
+    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+        found = str(error).removeprefix("JSON is malformed: ") if body else "it is empty"
+        raise bad_request("", f"the body is not valid JSON in UTF-8: {found}") from None
     except RecursionError:
         raise bad_request("", "the body's JSON is nested too deeply") from None
 

@@ -45,6 +45,22 @@ def test_a_wrong_name_or_value_is_told_with_those_that_are_taken(fields: dict[st
     assert said in caught.value.message
 
 
+@pytest.mark.parametrize(
+    ("body", "said"),
+    [
+        (b"", "it is empty"),
+        (b'{"prompt":', "Input data was truncated"),
+        (b'{"prompt": "x",}', "trailing comma in object (byte 15)"),
+        (b'{"top_p": NaN}', "invalid character (byte 10)"),
+        (b'{"prompt": "\xff"}', "'utf-8' codec can't decode byte 0xff in position 0"),
+    ],
+)
+def test_a_body_that_is_no_json_is_told_with_the_place(body: bytes, said: str) -> None:
+    with pytest.raises(EdgeError) as caught:
+        decode(body, CompletionRequest)
+    assert caught.value.message.startswith(f"the body is not valid JSON in UTF-8: {said}")
+
+
 def spec(route: str, **fields: Any) -> types_pb2.GenerationSpec:  # noqa: ANN401 # any field of a request
     body = msgspec.json.encode({**BODIES[route], **fields})
     if route == CHAT:
