@@ -17,6 +17,7 @@ def free_address(listen: str, setting: str = "listen") -> str:
         file.release()
         return listen
     host, port = split(setting, listen)
+    flag = "--" + setting.replace("_", "-")
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     with socket.socket(family) as probe:
         probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
@@ -26,7 +27,7 @@ def free_address(listen: str, setting: str = "listen") -> str:
             raise ServiceError(
                 Code.FAILED_PRECONDITION,
                 "LISTEN_FAILED",
-                f"--{setting}: cannot listen on {listen} ({error.strerror}); stop what uses it or choose another port",
+                f"{flag}: cannot listen on {listen} ({error.strerror}); stop what uses it or choose another port",
                 field=setting,
             ) from error
         return bound(listen, probe.getsockname()[1])

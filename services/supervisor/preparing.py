@@ -43,11 +43,12 @@ def prepare(engine: EngineConfig, service: ServiceConfig) -> Prepared:
     check_vllm(service)
     if service.engines_file:
         raise bad_setting("engines_file", "is for --role; here SIGTTIN and SIGTTOU to this process add and end engines")
+    check_apart(service)
     service = dataclasses.replace(
         service,
         listen=free_address(service.listen),
         http=free_address(service.http, "http") if service.http else "",
-        vllm_listen=free_address(service.vllm_listen) if service.vllm_listen else "",
+        vllm_listen=free_address(service.vllm_listen, "vllm_listen") if service.vllm_listen else "",
         api_key=tuple(map(as_digest, service.api_key)),  # the processes need no key itself
         peer_secret=service.peer_secret or (secrets.token_hex(32) if service.gateways > 1 else ""),
     )
@@ -64,6 +65,17 @@ def prepare(engine: EngineConfig, service: ServiceConfig) -> Prepared:
     engine, service = with_block_size(wanted, service, source.directory, complain)
     files = str(directory_of(Path(service.model)))
     return Prepared(engine, service, of_one(service), files, EMBEDDED if is_embedded else "")
+
+
+def check_apart(service: ServiceConfig) -> None:
+    """Checks that no two servers are to listen at one address. Raises ServiceError."""
+    taken: dict[str, str] = {}
+    for setting in ("listen", "http", "vllm_listen"):
+        address = getattr(service, setting)
+        if address in taken:
+            raise bad_setting(setting, f"{address} is that of --{taken[address]} as well; give each a port of its own")
+        if address and not address.endswith(":0"):
+            taken[address] = setting
 
 
 def check_access(service: ServiceConfig) -> None:

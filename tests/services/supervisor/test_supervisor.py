@@ -1,5 +1,6 @@
 """The supervisor with children of a few lines: what it starts, how it ends, and what it leaves behind."""
 
+import socket
 import sys
 from pathlib import Path
 
@@ -55,6 +56,18 @@ def test_addresses() -> None:
     with pytest.raises(ServiceError, match="--listen: the port 99999 is above 65535"):
         free_address("127.0.0.1:99999")
     assert free_address("unix:/run/x") == "unix:/run/x"
+
+
+def test_no_two_servers_share_an_address() -> None:
+    with pytest.raises(
+        ServiceError, match=r"^--http: 127.0.0.1:9 is that of --listen as well; give each a port of its own"
+    ):
+        prepare(EngineConfig(), ServiceConfig(listen="127.0.0.1:9", http="127.0.0.1:9"))
+    prepare(EngineConfig(), ServiceConfig(listen="127.0.0.1:0", http="127.0.0.1:0"))
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        address = f"127.0.0.1:{taken.getsockname()[1]}"
+        with pytest.raises(ServiceError, match=r"^--vllm-listen: cannot listen on .*; stop what uses it"):
+            prepare(EngineConfig(), ServiceConfig(listen="127.0.0.1:0", vllm_listen=address))
 
 
 def test_gateways_cannot_share_a_unix_socket() -> None:
