@@ -135,6 +135,8 @@ def resolve_model(model: str, revision: str) -> ModelSource:
     """
     if model == DEMO:
         return ModelSource(Path(str(resources.files("sluice_server.demo"))) / "target", DEMO, _label(revision))
+    if not model:  # as a path it would be the directory that the process runs in
+        raise _unknown(model)
     path = Path(model).expanduser()
     if path.is_dir():
         is_gguf = not any(path.glob("*.safetensors")) and any(path.glob("*.gguf"))
@@ -148,9 +150,7 @@ def resolve_model(model: str, revision: str) -> ModelSource:
         return _packaged(revision)
     match = HUB_ID.fullmatch(model)
     if match is None:
-        raise _not_found(
-            f"--model {model}: no such directory; give a directory, a GGUF file, a hub id (org/name), smollm2, or demo"
-        )
+        raise _unknown(model)
     return _from_hub(model, match["repository"], match["tag"] or "", revision)
 
 
@@ -226,15 +226,22 @@ def _download(model: str, repository: str, revision: str, patterns: list[str]) -
     # Imported here because most starts need no hub, and the import takes time.
     import httpx2
     from huggingface_hub import snapshot_download
-    from huggingface_hub.errors import HfHubHTTPError, LocalEntryNotFoundError
+    from huggingface_hub.errors import HfHubHTTPError, HFValidationError, LocalEntryNotFoundError
 
     try:
         return Path(snapshot_download(repository, revision=revision or None, allow_patterns=patterns))
+    except HFValidationError:
+        raise _unknown(model) from None
     except (HfHubHTTPError, LocalEntryNotFoundError, httpx2.HTTPError, OSError) as error:
         raise _not_found(
             f"--model {model}: no such directory here, and the hub gave {type(error).__name__}; check the id and the "
             "network, or download the checkpoint elsewhere and give its directory"
         ) from error
+
+
+def _unknown(model: str) -> ServiceError:
+    found = f"{model}: no such directory" if model else "is empty"
+    return _not_found(f"--model {found}; give a directory, a GGUF file, a hub id (org/name), {SMOLLM2}, or {DEMO}")
 
 
 def _not_found(message: str) -> ServiceError:

@@ -78,8 +78,10 @@ def mapped(path: Path) -> mmap.mmap:
     try:
         with path.open("rb") as file:
             return mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_COPY)  # torch takes no read-only memory
-    except (OSError, ValueError) as error:  # ValueError: the file is empty
-        raise invalid_model(path, f"cannot be read ({type(error).__name__}): {MENDING}") from error
+    except ValueError:
+        raise invalid_model(path, f"is empty: {MENDING}") from None
+    except OSError as error:
+        raise invalid_model(path, f"cannot be read: {error.strerror}") from error
 
 
 def read_header(path: Path) -> GgufHeader:

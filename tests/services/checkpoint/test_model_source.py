@@ -122,3 +122,12 @@ def test_the_time_of_a_checkpoint_is_that_of_its_newest_file(model: Path) -> Non
         os.utime(path, (1_000 + at, 1_000 + at))
     os.utime(model / "config.json", (5_000, 5_000))
     assert contents(model).written_s == 5_000
+
+
+@pytest.mark.parametrize(
+    "name", ["", "none", "./none.gguf", "../none", "org/-name", "org/name--x", "a/b/c", "org/" + "x" * 99]
+)
+def test_a_name_that_is_neither_here_nor_a_hub_id_is_refused_without_asking_the_hub(name: str) -> None:
+    with pytest.raises(ServiceError, match=r"^--model .*; give a directory, a GGUF file, a hub id") as error:
+        resolve_model(name, "")
+    assert (error.value.reason, error.value.field) == ("MODEL_NOT_FOUND", "model")
