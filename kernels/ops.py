@@ -31,7 +31,7 @@ from sluice_server.kernels.reference import (
     scores,
     speculation,
 )
-from sluice_server.kernels.reference.adjust import NO_CHANGES, LogitAdjustments
+from sluice_server.kernels.reference.adjust import NO_CHANGES, LogitAdjustments, TokenMask
 from sluice_server.kernels.reference.automaton import SuffixAutomaton
 from sluice_server.kernels.reference.choice import ChosenTokens, ScoredRows
 from sluice_server.kernels.reference.elementwise import HeadNorms
@@ -53,10 +53,16 @@ def linear_normed(x: Tensor, norm: Tensor | None, eps: float, weight: PackedLine
 
 
 def linear_normed_wide(
-    x: Tensor, norm: Tensor | None, eps: float, weight: PackedLinear, out: Tensor | None = None
+    x: Tensor,
+    norm: Tensor | None,
+    eps: float,
+    weight: PackedLinear,
+    out: Tensor | None = None,
+    wanted: TokenMask | None = None,
 ) -> Tensor:
-    """Computes `linear_normed` in float32: [M, N], in `out` if it is given."""
-    return weight.wide_normed(x, norm, eps, out)
+    """Computes `linear_normed` in float32: [M, N], in `out` if it is given. `wanted`: of the rows that it lists, only
+    these columns; others may hold anything."""
+    return weight.wide_normed(x, norm, eps, out, wanted)
 
 
 def linear_gated(x: Tensor, norm: Tensor | None, eps: float, weight: PackedLinear, activation: str = "silu") -> Tensor:
@@ -296,9 +302,10 @@ def experts_mlp(
 
 
 def choose(logits: Tensor, rows: Rows, changes: LogitAdjustments, wanted: ScoredRows | None) -> ChosenTokens:
-    """Adjusts logits [R, V] in place, draws a token for each row, and scores the rows in `wanted`.
+    """Draws a token for each row of logits [R, V] as they are when adjusted, and scores the rows in `wanted`.
 
-    Scores are under the logits before the adjustment.
+    Scores are under the logits before the adjustment. It changes logits in place, but of a row with a token mask those
+    that the mask forbids may stay, unless no token can be drawn: then they are all -inf.
     """
     if native_sampling.takes(logits):
         return native_sampling.choose(logits, rows, changes, wanted)

@@ -11,6 +11,7 @@ from sluice_server.engine.models.traits import ArchitectureTraits
 from sluice_server.engine.models.vocabulary import Vocabulary
 from sluice_server.engine.models.weights import WeightSource
 from sluice_server.kernels import ops
+from sluice_server.kernels.reference.adjust import TokenMask
 
 
 class ModelHead:
@@ -57,9 +58,10 @@ class ModelHead:
         assert self._classes is not None, "the gateway asks models with such a head only"
         return normed @ self._classes.T
 
-    def logits(self, hidden: Tensor, out: Tensor | None = None) -> Tensor:
-        """Implements `Model.logits`."""
+    def logits(self, hidden: Tensor, out: Tensor | None = None, wanted: TokenMask | None = None) -> Tensor:
+        """Implements `Model.logits` and `Model.wanted_logits`."""
         is_own = self._vocabulary.num_logits == self._vocabulary.num_rows
-        logits = ops.linear_normed_wide(hidden, self._norm, self._eps, self._head, out if is_own else None)
+        own = (out, wanted) if is_own else (None, None)
+        logits = ops.linear_normed_wide(hidden, self._norm, self._eps, self._head, *own)
         found = self._vocabulary.gathered(ops.soft_cap_(logits, self._logit_cap) if self._logit_cap else logits)
         return found if out is None or found is out else out.copy_(found)

@@ -37,6 +37,7 @@ from sluice_server.kernels.formats.packer import PLAIN
 from sluice_server.kernels.layout.layout import new_layers
 from sluice_server.kernels.layout.metadata import AttentionMetadata
 from sluice_server.kernels.layout.slots import GPU_ALIGN, SCALE_BYTES, slot_width
+from sluice_server.kernels.reference.adjust import TokenMask
 
 OBSERVED_BLOCK = 16  # tokens in a cache block while weights are observed
 LONG_FACTORS = (
@@ -317,6 +318,14 @@ class Model:
     def logits(self, hidden: Tensor) -> Tensor:
         """Returns logits float32 [R, vocab] of hidden [R, hidden]; on other ranks than 0 those of its own ids."""
         return self._top.logits(hidden)
+
+    @torch.inference_mode()
+    def wanted_logits(self, hidden: Tensor, wanted: TokenMask | None) -> Tensor:
+        """Returns `logits`; of the rows that `wanted` lists, those of its ids, and others may be anything. A plugin's
+        model with logits of its own computes all of them."""
+        if wanted is None or type(self).logits is not Model.logits:
+            return self.logits(hidden)
+        return self._top.logits(hidden, wanted=wanted)
 
     @torch.inference_mode()
     def write_logits(self, hidden: Tensor, out: Tensor) -> None:

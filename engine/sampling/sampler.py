@@ -16,6 +16,7 @@ from sluice_server.engine.sampling.fixed import FixedRows
 from sluice_server.engine.sampling.rows import SamplingParamRows, SamplingRows
 from sluice_server.engine.sampling.strategies import Strategy, choose_
 from sluice_server.kernels import ops
+from sluice_server.kernels.reference.adjust import LogitAdjustments
 from sluice_server.kernels.reference.choice import ChosenTokens
 
 MAX_KEPT = 32  # parameter rows: those of other draft lengths alternate
@@ -65,7 +66,10 @@ class Sampler:
         failed: dict[int, ServiceError] = {}
         wanted = fixed.wanted
         raw = logits[wanted.at] if strategies and wanted is not None else None
-        chosen = ops.choose(logits, fixed.rows(rows.position), fixed.changes(rows), None if strategies else wanted)
+        changes = fixed.changes(rows)
+        if strategies:  # these see what is allowed only, which drawing may leave undone
+            ops.adjust_(logits, LogitAdjustments(changes.masks))
+        chosen = ops.choose(logits, fixed.rows(rows.position), changes, None if strategies else wanted)
         if strategies:
             failed = choose_(chosen.ids, logits, rows, strategies)
             if raw is not None and wanted is not None:

@@ -204,7 +204,8 @@ class Runner:
         states, filled = self._beside_masks(plan, positions, forward)
         hidden = states.computed
         prompts = self._rows.prompts.score(plan, hidden, self._model.logits)
-        logits = self._model.logits(states.sampled) if positions.rows else states.sampled
+        read = self._rows.read_logits(positions.slots, filled)
+        logits = self._model.wanted_logits(states.sampled, read) if positions.rows else states.sampled
         result = self._sample(plan, positions, logits, filled)
         if plan.pools:
             result = with_vectors(result, self._rows.pooling.pool(plan, hidden, self._model))

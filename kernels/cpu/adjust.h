@@ -3,38 +3,15 @@
 // Each list holds the entries of all rows of a step, with rows ascending: the entries of one row are adjacent.
 #pragma once
 
-#include <algorithm>
 #include <cstdint>
 #include <limits>
 #include <utility>
+#include <vector>
 
 #include "lanes.h"
+#include "masks.h"
 
 namespace sluice {
-
-// The row of each entry of a list.
-struct Listed {
-  const int64_t* rows;  // [num], ascending
-  int64_t num;
-
-  // Returns the range [first, last) of the entries of `row`.
-  std::pair<int64_t, int64_t> of(int64_t row) const {
-    const auto [first, last] = std::equal_range(rows, rows + num, row);
-    return {first - rows, last - rows};
-  }
-
-  // Returns the index of the first entry of `row`, -1 if it has none.
-  int64_t find(int64_t row) const {
-    const auto [first, last] = of(row);
-    return first < last ? first : -1;
-  }
-};
-
-struct Masks {
-  Listed at;
-  const uint32_t* bits;  // [num, words]
-  int64_t words;
-};
 
 struct Bans {
   Listed at;
@@ -62,6 +39,7 @@ struct Changes {
   Penalties penalties;
 };
 
+constexpr int64_t MOST_LISTED = 2048;  // ids of a row that are looked at one by one rather than whole rows of logits
 constexpr float BANNED = -std::numeric_limits<float>::infinity();
 
 inline void mask(const uint32_t* words, float* logits, int64_t vocab) {
@@ -91,14 +69,36 @@ inline bool touches(const Changes& changes, int64_t row) {
   return changes.bans.at.find(row) >= 0 || changes.biases.at.find(row) >= 0 || changes.penalties.at.find(row) >= 0;
 }
 
-inline void adjust(const Changes& changes, int64_t row, float* logits, int64_t vocab) {
+// Applies a row's masks.
+inline void mask(const Changes& changes, int64_t row, float* logits, int64_t vocab) {
   for (const Masks& one : changes.masks)
-    if (const int64_t at = one.at.find(row); at >= 0) mask(one.bits + at * one.words, logits, vocab);
+    if (const uint32_t* bits = one.of(row)) mask(bits, logits, vocab);
+}
+
+// Applies what else changes a row's logits.
+inline void adjust(const Changes& changes, int64_t row, float* logits) {
   const auto [ban, last_ban] = changes.bans.at.of(row);
   for (int64_t i = ban; i < last_ban; ++i) logits[changes.bans.ids[i]] = BANNED;
   const auto [bias, last_bias] = changes.biases.at.of(row);
   for (int64_t i = bias; i < last_bias; ++i) logits[changes.biases.ids[i]] += changes.biases.values[i];
   if (const int64_t at = changes.penalties.at.find(row); at >= 0) penalise(changes.penalties, at, logits);
+}
+
+// Leaves in `ids` those that a row's masks allow, ascending. Returns false if it has no mask, or if they are many.
+inline bool list_allowed(const Changes& changes, int64_t row, int64_t vocab, std::vector<int64_t>& ids) {
+  const uint32_t *first = changes.masks[0].of(row), *second = changes.masks[1].of(row);
+  if (first == nullptr) std::swap(first, second);
+  ids.clear();
+  if (first == nullptr) return false;
+  const int64_t words = (vocab + 31) / 32;
+  for (int64_t word = 0; word < words; ++word) {
+    uint32_t left = second == nullptr ? first[word] : first[word] & second[word];
+    if (left == 0) continue;
+    if (static_cast<int64_t>(ids.size()) + __builtin_popcount(left) > MOST_LISTED) return false;
+    for (; left; left &= left - 1)
+      if (const int64_t id = word * 32 + __builtin_ctz(left); id < vocab) ids.push_back(id);
+  }
+  return true;
 }
 
 }  // namespace sluice

@@ -45,10 +45,21 @@ struct ChoiceWorkspace {
   }
 };
 
+// Samples a row of which a mask allows few ids, without looking at the logits of others; returns whether it is one. If
+// none of its ids can be drawn, all others become -inf, as callers expect.
+inline bool choose_of_few(const Choice& job, int64_t row, float* logits, Scratch& scratch) {
+  if (truncates(job.sampling, row) || !list_allowed(job.changes, row, job.vocab, scratch.kept)) return false;
+  adjust(job.changes, row, logits);
+  job.sampling.ids[row] = sample_kept(job.sampling, row, logits, job.vocab, scratch);
+  if (job.sampling.ids[row] < 0) mask(job.changes, row, logits, job.vocab);
+  return true;
+}
+
 inline void choose_row(const Choice& job, int64_t row) {
   ChoiceWorkspace& workspace = ChoiceWorkspace::own();
   float* logits = job.logits + row * job.vocab;
   const int64_t at = job.asked.find(row);
+  if (at < 0 && choose_of_few(job, row, logits, workspace.scratch)) return;
   const float* raw = logits;
   Norm norm = {};
   if (at >= 0) {
@@ -59,7 +70,8 @@ inline void choose_row(const Choice& job, int64_t row) {
       raw = workspace.raw.data();
     }
   }
-  adjust(job.changes, row, logits, job.vocab);
+  mask(job.changes, row, logits, job.vocab);
+  adjust(job.changes, row, logits);
   const int64_t id = sample_row(job.sampling, row, logits, job.vocab, workspace.scratch);
   job.sampling.ids[row] = id;
   if (at >= 0) score_own(job.scoring, at, raw, job.vocab, norm, id);

@@ -5,6 +5,7 @@
 #include "automaton_type.h"
 #include "encoder_methods.h"
 #include "layer_call.h"
+#include "masks_call.h"
 #include "sampling_methods.h"
 #include "slots.h"
 #include "sums_methods.h"
@@ -98,6 +99,7 @@ Output output(Arguments& arguments) {
   to.m = arguments.integer();
   to.n = to.y_stride = arguments.integer();
   to.finish = static_cast<Finish>(arguments.integer());
+  to.wanted = sluice::masks(arguments);
   return to;
 }
 

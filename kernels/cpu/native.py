@@ -11,6 +11,7 @@ from torch import Tensor
 
 from sluice_server.kernels.cpu import builds, memory
 from sluice_server.kernels.layout.metadata import AttentionMetadata
+from sluice_server.kernels.reference.adjust import NO_MASK, TokenMask
 from sluice_server.kernels.reference.automaton import SuffixAutomaton
 
 NO_NORM = -1.0
@@ -104,16 +105,18 @@ def linear(
     eps: float,
     finish: int,
     norm: Tensor | None = None,
+    wanted: TokenMask | None = None,
 ) -> None:
     """Computes y [M, N] = or += x [M, inputs] · packed weight + bias, as `finish` says.
 
     If `eps` is not NO_NORM, x's rows are first divided by their root mean square and multiplied by `norm` [inputs]
-    float32, if it is given. If `finish` is one of GATES, y [M, N / 2] = activation(first half) · second half. Raises
-    ValueError for an x that does not fit.
+    float32, if it is given. If `finish` is one of GATES, y [M, N / 2] = activation(first half) · second half.
+    `wanted`: of the rows that it lists, only these columns are wanted, and others may stay as they are in y. Raises
+    ValueError for an x or a `wanted` that does not fit.
     """
     assert builds.MODULE is not None
     call = builds.MODULE.linear_bfloat16 if weight.dtype is torch.bfloat16 else builds.MODULE.linear_float32
-    _multiply(call, (x, norm, inputs, eps), weight, bias, (y, finish))
+    _multiply(call, (x, norm, inputs, eps), weight, bias, (y, finish, wanted))
 
 
 def integer_linear(
@@ -126,6 +129,7 @@ def integer_linear(
     eps: float,
     finish: int,
     norm: Tensor | None = None,
+    wanted: TokenMask | None = None,
 ) -> None:
     """Computes the same as `linear` with a weight from `pack_integers` of the format `form`."""
     assert builds.MODULE is not None
@@ -136,7 +140,7 @@ def integer_linear(
         INT4: module.linear_int4,
         INT4_AFFINE: module.linear_int4_affine,
     }[form]
-    _multiply(call, (x, norm, inputs, eps), weight, bias, (y, finish))
+    _multiply(call, (x, norm, inputs, eps), weight, bias, (y, finish, wanted))
 
 
 def _multiply(
@@ -144,11 +148,14 @@ def _multiply(
     rows: tuple[Tensor, Tensor | None, int, float],
     weight: Tensor,
     bias: Tensor | None,
-    to: tuple[Tensor, int],
+    to: tuple[Tensor, int, TokenMask | None],
 ) -> None:
-    """Calls a module's `linear_…` on `rows` (x, its norm, the weight's inputs, eps), writing `to` (y, finish)."""
-    (x, norm, inputs, eps), (y, finish) = rows, to
+    """Calls a module's `linear_…` on `rows` (x, its norm, the weight's inputs, eps), writing `to` (y, finish, what is
+    wanted of it)."""
+    (x, norm, inputs, eps), (y, finish, wanted) = rows, to
     _check(x, y, inputs)
+    if wanted is not None:
+        _check_wanted(wanted, y, finish)
     call(
         x.data_ptr(),
         x.stride(0),
@@ -161,12 +168,20 @@ def _multiply(
         len(x),
         y.shape[1],
         finish,
+        *(NO_MASK if wanted is None else wanted.addresses),
     )
 
 
 def _check(x: Tensor, y: Tensor, inputs: int) -> None:
     if x.stride(1) != 1 or x.shape[1] != inputs or x.dtype is not torch.float32 or not y.is_contiguous():
         raise ValueError(f"x {tuple(x.shape)} {x.dtype} does not fit a layer of {inputs} inputs in float32")
+
+
+def _check_wanted(wanted: TokenMask, y: Tensor, finish: int) -> None:
+    rows, bits = wanted
+    fits = finish == STORE and bits.is_contiguous() and len(bits) == len(rows) and 32 * bits.shape[1] >= y.shape[1]
+    if not fits or (len(rows) and not 0 <= int(rows[0]) <= int(rows[-1]) < len(y)):
+        raise ValueError(f"columns {tuple(bits.shape)} of {len(rows)} rows do not fit a result {tuple(y.shape)}")
 
 
 def places(cache: Tensor) -> tuple[int, ...]:

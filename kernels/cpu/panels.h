@@ -6,7 +6,11 @@
 
 #include <algorithm>
 #include <cmath>
+#include <tuple>
+#include <utility>
+#include <vector>
 
+#include "masks.h"
 #include "pool.h"
 #include "vector.h"
 
@@ -64,6 +68,7 @@ struct Output {
   int64_t m, n;  // with a gate, n counts outputs: the packed weight has 2 n columns
   Finish finish;
   Added added = {};
+  Masks wanted = {};  // columns: what is not wanted of a row may be left as it is; without a gate only
 };
 
 inline int64_t num_panels(int64_t outputs, bool gated) {
@@ -211,16 +216,52 @@ inline void each_row(int64_t m, int64_t k, const Work& work) {
   });
 }
 
-// Calls work(panel, begin, end) for every panel of `to` and for rows [begin, end), ROWS_A_PIECE of them at most.
+// Which rows want some of a panel's columns.
+class WantedRows {
+ public:
+  explicit WantedRows(const Output& to) : bits_(to.wanted.at.num > 0 ? to.m : 0), words_(to.wanted.words) {
+    for (int64_t i = 0; i < to.wanted.at.num; ++i) bits_[to.wanted.at.rows[i]] = to.wanted.bits + i * words_;
+  }
+
+  // Returns the first rows side by side, of those in [begin, end), that want some of a panel; an empty range if none
+  // do.
+  std::pair<int64_t, int64_t> first(int64_t panel, int64_t begin, int64_t end) const {
+    if (bits_.empty()) return {begin, end};
+    while (begin < end && !want(bits_[begin], panel)) ++begin;
+    int64_t last = begin;
+    while (last < end && want(bits_[last], panel)) ++last;
+    return {begin, last};
+  }
+
+ private:
+  static constexpr int64_t WORD = 32;  // columns
+
+  bool want(const uint32_t* bits, int64_t panel) const {
+    if (bits == nullptr) return true;
+    const int64_t word = panel * PANEL / WORD;
+    if constexpr (PANEL < WORD) return (bits[word] >> (panel * PANEL % WORD) & ((1u << PANEL) - 1)) != 0;
+    return std::any_of(bits + word, bits + std::min(words_, word + PANEL / WORD),
+                       [](uint32_t one) { return one != 0; });
+  }
+
+  std::vector<const uint32_t*> bits_;  // by row, null for one that wants all; empty if all do
+  int64_t words_;
+};
+
+// Calls work(panel, begin, end) for every panel of `to` and for rows [begin, end), ROWS_A_PIECE of them at most: those
+// that want some of it.
 template <typename Work>
 inline void each_piece(const Output& to, int64_t k, const Work& work) {
   const int64_t panels = num_panels(to.n, is_gate(to.finish));
   const int64_t groups = (to.m + ROWS_A_PIECE - 1) / ROWS_A_PIECE;
   const int64_t runs = groups > 1 ? panels : std::min(panels, RUNS_A_THREAD * Pool::instance().threads());
+  const WantedRows wanted(to);
   const auto piece = [&](int64_t at) {
-    const int64_t group = at % groups, run = at / groups;
-    for (int64_t panel = panels * run / runs; panel < panels * (run + 1) / runs; ++panel)
-      work(panel, group * ROWS_A_PIECE, std::min(to.m, (group + 1) * ROWS_A_PIECE));
+    const int64_t group = at % groups, run = at / groups, end = std::min(to.m, (group + 1) * ROWS_A_PIECE);
+    for (int64_t panel = panels * run / runs; panel < panels * (run + 1) / runs; ++panel) {
+      auto [first, last] = wanted.first(panel, group * ROWS_A_PIECE, end);
+      for (; first < last; std::tie(first, last) = wanted.first(panel, last, end)) work(panel, first, last);
+    }
   };
   if (to.m * k * panels * PANEL <= SMALL) {
     for (int64_t at = 0; at < runs * groups; ++at) piece(at);

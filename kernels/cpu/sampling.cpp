@@ -2,18 +2,14 @@
 #include "sampling_methods.h"
 
 #include "choice.h"
+#include "masks_call.h"
 
 namespace {
 
 using sluice::Arguments;
-using sluice::Listed;
+using sluice::listed;
 using sluice::method;
 using sluice::Scoring;
-
-Listed listed(Arguments& arguments) {
-  const int64_t* rows = arguments.address<const int64_t>();
-  return {rows, arguments.integer()};
-}
 
 sluice::Sampling sampling(Arguments& arguments) {
   sluice::Sampling by;
@@ -31,11 +27,7 @@ sluice::Sampling sampling(Arguments& arguments) {
 
 sluice::Changes changes(Arguments& arguments) {
   sluice::Changes found;
-  for (sluice::Masks& masks : found.masks) {
-    masks.at = listed(arguments);
-    masks.bits = arguments.address<const uint32_t>();
-    masks.words = arguments.integer();
-  }
+  for (sluice::Masks& masks : found.masks) masks = sluice::masks(arguments);
   found.bans.at = listed(arguments);
   found.bans.ids = arguments.address<const int64_t>();
   found.biases.at = listed(arguments);

@@ -140,13 +140,41 @@ inline float floor_of(const Sampling& job, int64_t row, int64_t vocab, Scratch& 
   return job.min_p[row] > 0.0f ? std::max(floor, std::log(job.min_p[row])) : floor;
 }
 
+inline Key key_of(const Sampling& job, int64_t row) {
+  return {static_cast<uint64_t>(job.seeds[row]), static_cast<uint32_t>(job.positions[row]),
+          static_cast<uint32_t>(job.outputs[row])};
+}
+
+// Whether some of a row's ids are left out for being unlikely.
+inline bool truncates(const Sampling& job, int64_t row) {
+  return job.top_k[row] > 0 || job.top_p[row] < 1.0f || job.min_p[row] > 0.0f || job.typical_p[row] < 1.0f;
+}
+
+// Samples one of `kept`, ascending, for a row that truncates nothing: the token that `sample_row` would draw if all
+// other logits were -inf. -1 if none of their logits is usable.
+inline int64_t sample_kept(const Sampling& job, int64_t row, const float* logits, int64_t vocab, Scratch& s) {
+  float peak = -INFINITE;
+  for (const int64_t id : s.kept) {
+    if (!(logits[id] < INFINITE)) return -1;
+    peak = std::max(peak, logits[id]);
+  }
+  if (!(peak > -INFINITE)) return -1;
+  if (s.kept.size() == 1) return s.kept.front();
+  const float temperature = job.temperature[row], by = 1.0f / temperature;
+  if (!(temperature > 0.0f))
+    return *std::find_if(s.kept.begin(), s.kept.end(), [&](int64_t id) { return logits[id] == peak; });
+  s.scaled.resize(padded(vocab, GROUP));
+  for (const int64_t id : s.kept)
+    s.scaled[id] = by < INFINITE ? (logits[id] - peak) * by : (logits[id] - peak) / temperature;
+  return draw_from_kept(key_of(job, row), s);
+}
+
 // Samples a token from logits [vocab] with the parameters of `row`; -1 if no logit is usable.
 inline int64_t sample_row(const Sampling& job, int64_t row, const float* logits, int64_t vocab, Scratch& s) {
   const float peak = peak_of(logits, vocab);
   if (!(peak > -INFINITE)) return -1;
   if (!(job.temperature[row] > 0.0f)) return first_of(logits, vocab, peak);
-  const Key key = {static_cast<uint64_t>(job.seeds[row]), static_cast<uint32_t>(job.positions[row]),
-                   static_cast<uint32_t>(job.outputs[row])};
+  const Key key = key_of(job, row);
   const bool is_typical = job.typical_p[row] < 1.0f;
   scale(logits, vocab, peak, job.temperature[row], is_typical || job.top_p[row] < 1.0f, s);
   const float floor = floor_of(job, row, vocab, s);

@@ -9,6 +9,7 @@ from torch import Tensor
 
 from sluice_server.kernels import gpu
 from sluice_server.kernels.formats.linear import GpuLinear
+from sluice_server.kernels.reference.adjust import TokenMask
 
 
 class PlainOnGpu(GpuLinear):
@@ -32,9 +33,16 @@ class PlainOnGpu(GpuLinear):
         y: Tensor = gpu.family("gemv").linear(x, self.weight, self.bias, norm=(norm, eps))
         return y
 
-    def wide_normed(self, x: Tensor, norm: Tensor | None, eps: float, out: Tensor | None = None) -> Tensor:
+    def wide_normed(
+        self,
+        x: Tensor,
+        norm: Tensor | None,
+        eps: float,
+        out: Tensor | None = None,
+        wanted: TokenMask | None = None,
+    ) -> Tensor:
         if self.batch_invariant:
-            return super().wide_normed(x, norm, eps, out)
+            return super().wide_normed(x, norm, eps, out, wanted)
         y = torch.empty(len(x), self.features, dtype=torch.float32, device=x.device) if out is None else out
         if self._is_row(x):
             gpu.family("gemv").linear(x, self.weight, self.bias, norm=(norm, eps), out=y)

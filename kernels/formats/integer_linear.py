@@ -14,6 +14,7 @@ from torch import Tensor
 from sluice_server.kernels.cpu import builds, native
 from sluice_server.kernels.formats.linear import NativeLinear, PackedLinear
 from sluice_server.kernels.formats.quantised import GROUP, LEVELS, QuantisedWeight
+from sluice_server.kernels.reference.adjust import TokenMask
 
 
 class IntegerLinear(PackedLinear):
@@ -64,9 +65,11 @@ class NativeIntegerLinear(NativeLinear):
     def arguments(self) -> tuple[int, ...]:
         return (self._format, *self._addresses())
 
-    def multiply(self, x: Tensor, y: Tensor, norm: Tensor | None, eps: float, finish: int) -> None:
+    def multiply(
+        self, x: Tensor, y: Tensor, norm: Tensor | None, eps: float, finish: int, wanted: TokenMask | None = None
+    ) -> None:
         norm = None if norm is None else norm.float()
-        native.integer_linear(x, self.weight, self._format, self.bias, y, self._inputs, eps, finish, norm)
+        native.integer_linear(x, self.weight, self._format, self.bias, y, self._inputs, eps, finish, norm, wanted)
 
 
 def integer_linear(weight: QuantisedWeight, bias: Tensor | None, gated: bool) -> PackedLinear:

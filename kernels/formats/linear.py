@@ -16,6 +16,7 @@ from sluice_server.kernels import gpu
 from sluice_server.kernels.cpu import builds, memory, native
 from sluice_server.kernels.formats import private_operators as private
 from sluice_server.kernels.formats.row_blocks import RowBlocks
+from sluice_server.kernels.reference.adjust import TokenMask
 from sluice_server.kernels.reference.elementwise import GATES, rms_norm
 
 Product: TypeAlias = Callable[[Tensor], Tensor]
@@ -78,8 +79,16 @@ class PackedLinear:
         """Computes the layer of RMSNorm(x [M, K]); `norm` [K], or None when it is folded into the weight."""
         return self.apply(rms_norm(x, norm, eps, self.dtype))
 
-    def wide_normed(self, x: Tensor, norm: Tensor | None, eps: float, out: Tensor | None = None) -> Tensor:
-        """Computes `apply_normed` in float32, into `out` [M, N] if it is given."""
+    def wide_normed(
+        self,
+        x: Tensor,
+        norm: Tensor | None,
+        eps: float,
+        out: Tensor | None = None,
+        wanted: TokenMask | None = None,
+    ) -> Tensor:
+        """Computes `apply_normed` in float32, into `out` [M, N] if it is given. `wanted`: of the rows that it lists,
+        only these columns; others may hold anything."""
         y = self.apply_normed(x, norm, eps)
         return y.float() if out is None else out.copy_(y)
 
@@ -196,10 +205,12 @@ class NativeLinear(PackedLinear):
         """
         raise NotImplementedError
 
-    def multiply(self, x: Tensor, y: Tensor, norm: Tensor | None, eps: float, finish: int) -> None:
+    def multiply(
+        self, x: Tensor, y: Tensor, norm: Tensor | None, eps: float, finish: int, wanted: TokenMask | None = None
+    ) -> None:
         """Multiplies x by the weight and stores or adds the result in y, as `finish` says.
 
-        Norms x first unless `eps` is NO_NORM.
+        Norms x first unless `eps` is NO_NORM. `wanted`: see `wide_normed`.
         """
         raise NotImplementedError
 
@@ -216,6 +227,17 @@ class NativeLinear(PackedLinear):
 
     def apply_normed(self, x: Tensor, norm: Tensor | None, eps: float) -> Tensor:
         return self._store(x, norm, eps)
+
+    def wide_normed(
+        self,
+        x: Tensor,
+        norm: Tensor | None,
+        eps: float,
+        out: Tensor | None = None,
+        wanted: TokenMask | None = None,
+    ) -> Tensor:
+        y = self._store(x, norm, eps, wanted)
+        return y if out is None else out.copy_(y)
 
     def apply_gated(self, x: Tensor, norm: Tensor | None, eps: float, activation: str = "silu") -> Tensor:
         y = x.new_empty(len(x), self.features // 2)
@@ -235,10 +257,10 @@ class NativeLinear(PackedLinear):
         bias = 0 if self.bias is None else self.bias.data_ptr()
         return (self.weight.data_ptr(), bias, self._inputs, self.features)
 
-    def _store(self, x: Tensor, norm: Tensor | None, eps: float) -> Tensor:
+    def _store(self, x: Tensor, norm: Tensor | None, eps: float, wanted: TokenMask | None = None) -> Tensor:
         assert not self._gated, "a gated layer's halves are interleaved"
         y = x.new_empty(len(x), self.features)
-        self.multiply(x, y, norm, eps, native.STORE)
+        self.multiply(x, y, norm, eps, native.STORE, wanted)
         return y
 
 
@@ -262,9 +284,11 @@ class NativePanels(NativeLinear):
         form = native.BFLOAT16 if self.weight.dtype is torch.bfloat16 else native.FLOAT32
         return (form, *self._addresses())
 
-    def multiply(self, x: Tensor, y: Tensor, norm: Tensor | None, eps: float, finish: int) -> None:
+    def multiply(
+        self, x: Tensor, y: Tensor, norm: Tensor | None, eps: float, finish: int, wanted: TokenMask | None = None
+    ) -> None:
         norm = None if norm is None else norm.float()
-        native.linear(x, self.weight, self.bias, y, self._inputs, eps, finish, norm)
+        native.linear(x, self.weight, self.bias, y, self._inputs, eps, finish, norm, wanted)
 
 
 def gather(linears: Iterable[PackedLinear]) -> None:

@@ -27,6 +27,11 @@ class TokenMask(NamedTuple):
     rows: Tensor
     bits: Tensor
 
+    @property
+    def addresses(self) -> tuple[int, int, int, int]:
+        """The rows' address, their number, the bits' address and the words of a row, for the CPU kernels."""
+        return (self.rows.data_ptr(), len(self.rows), self.bits.data_ptr(), self.bits.shape[1])
+
 
 class BannedTokens(NamedTuple):
     """Pairs of a row and an id that the row may not sample. rows, ids int64 [N]."""
@@ -83,8 +88,8 @@ class LogitAdjustments:
         """Addresses and sizes for the CPU kernels: for each list its rows, their number, and its other columns."""
         assert len(self.masks) <= MAX_MASKS
         found: list[int] = []
-        for rows, bits in self.masks:
-            found += (rows.data_ptr(), len(rows), bits.data_ptr(), bits.shape[1])
+        for mask in self.masks:
+            found += mask.addresses
         found += NO_MASK * (MAX_MASKS - len(self.masks))
         lists = ((self.banned_tokens, NO_BANNED_TOKENS), (self.biases, NO_BIASES), (self.penalties, NO_PENALTIES))
         for some, nothing in lists:

@@ -7,13 +7,18 @@ from pathlib import Path
 from typing import Any
 
 import jsonschema
+import numpy as np
 import pytest
+import torch
 from tokenizers import Tokenizer
+from torch import Tensor
 
 from sluice_server.engine.engine import Engine
 from sluice_server.engine.models.model import Model as LanguageModel
+from sluice_server.engine.plan import TokenLogprob
 from sluice_server.engine.request import EngineRequest, FinishReason, SamplingParams
 from sluice_server.engine.worker.runner import Runner
+from sluice_server.kernels.reference.adjust import TokenMask
 from sluice_server.services.messages.work import Constraint, ConstraintForm
 from sluice_server.services.tokenizer.grammar_forms import grammar_of
 from sluice_server.services.tokenizer.grammar_frames import GrammarJob
@@ -151,6 +156,73 @@ def test_drafts_change_nothing_but_the_steps(model: Model) -> None:
     drafting = model.engine(dataclasses.replace(CONFIG, speculation="ngram", draft_length="fixed"))
     assert run(plain, asked) == run(drafting, asked)
     assert drafting.stats.num_steps < plain.stats.num_steps
+
+
+def with_broken_logits(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """Have all logits that are not read be no numbers; returns the numbers of rows of which a part is read, by call."""
+    found: list[int] = []
+
+    @torch.inference_mode()
+    def wanted_logits(self: LanguageModel, hidden: Tensor, wanted: TokenMask | None) -> Tensor:
+        logits = self.logits(hidden)
+        if wanted is not None:
+            bits = np.unpackbits(wanted.bits.numpy().view(np.uint8), axis=1, count=logits.shape[1], bitorder="little")
+            logits[wanted.rows] = logits[wanted.rows].masked_fill(torch.from_numpy(bits) == 0, torch.nan)
+        found.append(0 if wanted is None else len(wanted.rows))
+        return logits
+
+    monkeypatch.setattr(LanguageModel, "wanted_logits", wanted_logits)
+    return found
+
+
+def with_all_logits(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(LanguageModel, "wanted_logits", lambda self, hidden, _: self.logits(hidden))
+
+
+MANNERS: dict[str, dict[str, Any]] = {
+    "plain": {},
+    "truncated": {"temperature": 0.9, "top_p": 0.9, "top_k": 20},
+    "greedy": {"temperature": 0.0},
+    "penalised": {"presence_penalty": 2.0, "repetition_penalty": 1.5, "logit_bias": ((40, 9.0),)},
+    "scored": {"logprobs": 3},
+    "with ids scored": {"logprobs": 0, "logprob_token_ids": (3, 17)},
+}
+
+
+@pytest.mark.parametrize("speculation", ["none", "grammar", "ngram"])
+def test_logits_of_ids_that_a_grammar_forbids_are_not_read(
+    model: Model, monkeypatch: pytest.MonkeyPatch, speculation: str
+) -> None:
+    """But by rows that report log probabilities, and by those that follow none."""
+    asked = {
+        f"{name}:{manner}": params(seed=at, grammar=schema_grammar(SCHEMAS[name]), max_tokens=60, **fields)
+        for at, name in enumerate(["person", "order"])
+        for manner, fields in MANNERS.items()
+    }
+    asked["free"] = params(seed=9, max_tokens=60)
+    asked["restricted"] = params(seed=9, max_tokens=60, allowed_token_ids=(30, 40, 50))
+    config = dataclasses.replace(CONFIG, speculation=speculation)
+
+    def outputs() -> dict[tuple[str, int], tuple[list[int], list[TokenLogprob]]]:
+        engine, found = model.engine(config), dict[tuple[str, int], tuple[list[int], list[TokenLogprob]]]()
+        for name, one in asked.items():
+            engine.add(EngineRequest(name, PROMPT, one))
+        while engine.has_work:
+            events = engine.step()
+            assert not events.failed
+            for event in events.sampled:
+                ids, scores = found.setdefault((event.request_id, event.output_index), ([], []))
+                ids += event.token_ids
+                scores += event.logprobs
+        return found
+
+    with monkeypatch.context() as patch:
+        with_all_logits(patch)
+        expected = outputs()
+    assert outputs() == expected
+    nums = with_broken_logits(monkeypatch)
+    assert outputs() == expected
+    assert max(nums) >= 2 * sum("logprobs" not in fields for fields in MANNERS.values())
 
 
 def fails_in(owner: type, name: str, monkeypatch: pytest.MonkeyPatch, rows_of: Callable[..., int]) -> list[int]:

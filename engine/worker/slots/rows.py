@@ -8,6 +8,7 @@ from types import MappingProxyType
 from typing import Protocol
 
 import numpy as np
+import torch
 
 from sluice_server.engine.kv_cache.table import BlockRun
 from sluice_server.engine.plan import Placement
@@ -24,6 +25,7 @@ from sluice_server.engine.worker.slots.images import EncoderCache, SlotImages
 from sluice_server.engine.worker.slots.pooling import SlotPooling
 from sluice_server.engine.worker.slots.prompts import SlotPrompts
 from sluice_server.engine.worker.slots.sampling_plugins import SlotSamplingPlugins
+from sluice_server.kernels.reference.adjust import TokenMask
 
 MAX_KEPT = 16  # combinations of slots: rows with drafts of several lengths alternate
 NOTHING: Mapping[int, Sequence[int]] = MappingProxyType({})
@@ -146,6 +148,17 @@ class SlotRows:
             banned=self._banned_tokens.of(slots, positions, ahead, masks),
             masks=masks,
         )
+
+    def read_logits(self, slots: list[int], masks: GrammarMasks | None) -> TokenMask | None:
+        """Returns of which ids the logits are read, of the rows that sample by a grammar alone: those that it allows.
+        Rows that report log probabilities, or whose logits plugins see, are read whole, as all others are."""
+        if masks is None or not len(masks.rows):
+            return None
+        at = np.array(slots)[masks.rows]
+        is_part = (self._num_logprobs[at] < 0) & [not self.plugins.listens(slot) for slot in at.tolist()]
+        if is_part.all():
+            return TokenMask(torch.from_numpy(masks.rows), torch.from_numpy(masks.bits))
+        return TokenMask(torch.from_numpy(masks.rows[is_part]), torch.from_numpy(masks.bits[is_part]))
 
     def _fixed_rows(self, slots: list[int]) -> SamplingParamRows:
         """Returns the parameters that stay as long as the same slots sample."""

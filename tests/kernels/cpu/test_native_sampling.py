@@ -2,6 +2,7 @@
 
 import math
 
+import numpy as np
 import pytest
 import torch
 from torch import Tensor
@@ -9,6 +10,7 @@ from torch import Tensor
 from sluice_server.kernels import ops
 from sluice_server.kernels.cpu import builds
 from sluice_server.kernels.cpu import sampling as native_sampling
+from sluice_server.kernels.reference.adjust import BannedTokens, LogitAdjustments, LogitBiases, TokenMask
 from sluice_server.kernels.reference.philox import gumbel, uniforms
 from sluice_server.kernels.reference.sampling import Rows, sample
 from tests.kernels.reference.test_sampling import ALL, Params, mixed_rows, random_logits, rows_of
@@ -87,6 +89,32 @@ def test_minus_infinity_is_never_drawn(params: Params) -> None:
     logits = torch.full((200, 111), -math.inf)
     logits[:, [5, 70]] = torch.tensor([0.0, -1.0])
     assert set(ops.sample(logits, rows_of(200, *params))[0].tolist()) <= {5, 70}
+
+
+@pytest.mark.parametrize("params", ALL)
+@pytest.mark.parametrize("num_allowed", [0, 1, 3, 90, 2_500])
+def test_tokens_of_a_mask_do_not_depend_on_what_it_forbids(num_allowed: int, params: Params) -> None:
+    """Whether its ids are few, and looked at one by one, or many; with changes of some logits, and some not numbers."""
+    count, vocab, generator = 24, 4_003, torch.Generator().manual_seed(num_allowed)
+    allowed = torch.zeros(count, 4_032, dtype=torch.bool)
+    for row in allowed:
+        row[torch.randperm(vocab, generator=generator)[:num_allowed]] = True
+    bits = torch.from_numpy(np.packbits(allowed.numpy(), axis=1, bitorder="little").view(np.int32))
+    mask = TokenMask(torch.arange(count), bits)
+    may = allowed[:, :vocab]
+    logits, rows = random_logits(count, vocab), rows_of(count, *params)
+    at = torch.arange(count)
+    biases = LogitBiases(at, torch.where(may.any(1), may.int().argmax(1), 0), torch.full((count,), 3.0))
+    banned = BannedTokens(at[::5].contiguous(), torch.full((len(at[::5]),), 17))
+    barred = logits.masked_fill(~may, -math.inf)
+    broken = logits.masked_fill(~may, math.nan)
+    for one in (barred, broken):
+        one[3, may[3].nonzero()[:1, 0]] = math.inf
+    expected = ops.choose(barred, rows, LogitAdjustments((), banned, biases), None).ids
+    found = ops.choose(broken, rows, LogitAdjustments((mask,), banned, biases), None).ids
+    assert torch.equal(found, expected)
+    assert found[3] == -1 and (num_allowed == 0) == bool((found < 0).all())
+    assert broken[0].isneginf().all() == (num_allowed == 0)
 
 
 def test_other_logits_go_to_the_reference() -> None:

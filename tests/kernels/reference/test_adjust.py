@@ -31,8 +31,11 @@ def implementation(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPat
     monkeypatch.setattr(native_sampling, "MODULE", module)
 
 
-def change(logits: Tensor, changes: LogitAdjustments) -> None:
-    ops.choose(logits, rows_of(len(logits), 0.0, 0, 1.0, 0.0), changes, None)
+def change(logits: Tensor, changes: LogitAdjustments) -> list[int]:
+    """Changes logits in place and returns the greedy tokens. Drawing may leave what masks forbid as it is."""
+    ids = ops.choose(logits, rows_of(len(logits), 0.0, 0, 1.0, 0.0), changes, None).ids
+    adjust_(logits, LogitAdjustments(changes.masks))
+    return ids.tolist()
 
 
 def penalties(
@@ -81,7 +84,7 @@ def test_barred_ids_stay_barred() -> None:
     mask = TokenMask(torch.tensor([0]), torch.tensor([[0b110, 0]], dtype=torch.int32))
     banned_tokens = BannedTokens(torch.tensor([0, 0]), torch.tensor([2, 2]))
     biases = LogitBiases(torch.tensor([0, 0, 1]), torch.tensor([2, 1, 7]), torch.tensor([100.0, 5.0, 1.0]))
-    change(logits, LogitAdjustments((mask,), banned_tokens, biases))
+    assert change(logits, LogitAdjustments((mask,), banned_tokens, biases)) == [1, 7]
     assert logits[0].isneginf().sum() == VOCAB - 1 and logits[0, 1] == 5.0
     assert logits[1, 7] == 1.0 and logits[1].sum() == 1.0
 
@@ -95,7 +98,7 @@ def test_masks_bar_what_has_no_bit(vocab: int, rows: list[int]) -> None:
     want = logits.clone()
     for row, allowed in zip(rows, may, strict=True):
         want[row] = want[row].where(allowed[:vocab], -torch.inf)
-    change(logits, LogitAdjustments((TokenMask(torch.tensor(rows), bits),)))
+    assert change(logits, LogitAdjustments((TokenMask(torch.tensor(rows), bits),))) == want.argmax(1).tolist()
     assert torch.equal(logits, want)
 
 
@@ -124,6 +127,6 @@ def test_all_at_once_is_as_the_reference_has_it(vocab: int) -> None:
     logits: Tensor = torch.randn(20, vocab, generator=torch.Generator().manual_seed(vocab)) * 3
     want, changes = logits.clone(), random_changes(20, vocab)
     adjust_(want, changes)
-    change(logits, changes)
+    assert change(logits, changes) == want.argmax(1).tolist()
     torch.testing.assert_close(logits, want, rtol=1e-6, atol=1e-6)
     assert torch.equal(logits.isneginf(), want.isneginf()) and not torch.equal(logits, logits.relu())
