@@ -23,6 +23,7 @@ EXIT_INTERRUPTED = 130
 
 def main() -> None:
     """Run the command, or the process."""
+    open_standard_files()
     try:
         if sys.argv[1:] == ["serve"] and SUPERVISOR_PID in os.environ:
             while TEMPLATE in os.environ:  # what a template forks may be another one
@@ -44,6 +45,19 @@ def main() -> None:
         sys.exit(EXIT_REFUSED)
     except KeyboardInterrupt:  # before or behind the command, which ends by itself
         sys.exit(EXIT_INTERRUPTED)
+
+
+def open_standard_files() -> None:
+    """Opens the null device as each standard file that is closed: a socket would take its number, and be printed to."""
+    for number, name in enumerate(("stdin", "stdout", "stderr")):
+        if getattr(sys, name) is not None:
+            continue
+        null = os.open(os.devnull, os.O_RDWR)
+        if null != number:
+            os.dup2(null, number)
+            os.close(null)
+        os.set_inheritable(number, True)
+        setattr(sys, name, os.fdopen(number, "r" if number == 0 else "w", encoding="utf-8", closefd=False))
 
 
 def _serve() -> None:

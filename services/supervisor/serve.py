@@ -10,7 +10,7 @@ from sluice_server.services.checks.planned import budget_of, front_bytes
 from sluice_server.services.process.edge_settings import url
 from sluice_server.services.process.library_pages import give_back_library_pages
 from sluice_server.services.process.model_table import ModelTable
-from sluice_server.services.supervisor.complaints import complain
+from sluice_server.services.supervisor.complaints import announce, complain
 from sluice_server.services.supervisor.directory import run_directory
 from sluice_server.services.supervisor.early import EarlyTemplate
 from sluice_server.services.supervisor.lanes import Lanes
@@ -44,7 +44,7 @@ def run(prepared: Prepared, early: EarlyTemplate | None = None) -> int:
         http = f", on {url(service.http, has_tls=bool(service.tls_cert))}" if service.http else ""
         line = f"sluice: serving {_named(table, revision)} on {address}{http}"
         line += f", ready in {took:.1f} s"
-        print(line + prepared.hint, flush=True)  # at once: who waits may read one line and leave
+        announce(line + prepared.hint)
         give_back_library_pages()
         give_back()
 
