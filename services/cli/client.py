@@ -1,6 +1,7 @@
 """Shared by the client commands: the SDK's clients made from command-line options, and errors as one line."""
 
 import contextlib
+import errno
 import sys
 from collections.abc import Iterator
 
@@ -40,6 +41,14 @@ def aio_channel(address: str, access: ConnectionOptions) -> grpc.aio.Channel:
         return grpc.aio.secure_channel(address, tls.credentials(), options=channel_options(0))
 
 
+_FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
+_MISTAKES = {  # parts of messages of gRPC, where a server answers that is another one than was meant
+    "http1.x server": "speaks HTTP/1 and not gRPC; give the address of the server's --listen, not that of --http",
+    "WRONG_VERSION_NUMBER": "does not speak TLS; leave out --tls, and the options of certificates",
+    "CERTIFICATE_VERIFY_FAILED": "has a certificate that is not trusted here; --tls-ca names the authority to trust",
+}
+
+
 def _tls(access: ConnectionOptions) -> sluice.Tls | None:
     return sluice.Tls(access.ca, access.certificate, access.key) if access.has_tls else None
 
@@ -57,11 +66,12 @@ def _readable(access: ConnectionOptions) -> Iterator[None]:
 @contextlib.contextmanager
 def told(address: str) -> Iterator[None]:
     """Ends the command as its call ends: an error is one line, Ctrl-C and a reader of the output that left say nothing.
-    Raises BadParameter for an option whose value the contract's field cannot hold."""
+    Output that cannot be written is one line too. Raises BadParameter for an option whose value the contract's field
+    cannot hold."""
     try:
         yield
     except ValueError as error:
-        raise typer.BadParameter(f"an option has a value that its field cannot hold: {error}") from error
+        raise typer.BadParameter(str(error)) from error
     except sluice.SluiceError as error:
         print(f"error: {describe(error, address)}", file=sys.stderr)
         raise typer.Exit(EXIT_FAILED) from error
@@ -70,10 +80,20 @@ def told(address: str) -> Iterator[None]:
     except BrokenPipeError as error:
         sys.stdout = None  # the interpreter must not flush at exit
         raise typer.Exit(EXIT_FAILED) from error
+    except OSError as error:
+        if error.errno not in _FULL:
+            raise
+        sys.stdout = None
+        print(f"error: standard output cannot be written: {error.strerror}", file=sys.stderr)
+        raise typer.Exit(EXIT_FAILED) from error
 
 
 def describe(error: sluice.SluiceError, address: str) -> str:
     """Returns an error as one line for users: code, reason, message and what to do."""
+    if error.code is grpc.StatusCode.UNAVAILABLE:
+        for part, said in _MISTAKES.items():
+            if part in error.message:
+                return f"{address} {said}"
     if error.code is grpc.StatusCode.UNAVAILABLE and "failed to connect" in error.message.lower():
         return f"no server answers at {address}; start one with `sluice serve`, or give --address"
     if error.code is grpc.StatusCode.UNAVAILABLE and "errors resolving" in error.message:

@@ -59,9 +59,15 @@ def top(  # noqa: PLR0913 # a command line lists its options
                 console.print(view(address, next(loads), None, interval))
                 return
             before: control_pb2.Load | None = None
-            with Live(console=console, screen=console.is_terminal, auto_refresh=False) as live:
+            live = Live(console=console, screen=True, auto_refresh=False) if console.is_terminal else None
+            with live or contextlib.nullcontext():
                 for load in loads:
-                    live.update(view(address, load, before, interval), refresh=True)
+                    shown = view(address, load, before, interval)
+                    if live is None:  # a file or a pipe: one view below the other
+                        console.print(shown)
+                        console.file.flush()
+                    else:
+                        live.update(shown, refresh=True)
                     before = load
         except sluice.SluiceError as error:
             typer.echo(f"error: {describe(error, address)}", err=True)
