@@ -9,7 +9,7 @@ from pathlib import Path
 from setuptools import Extension, setup
 
 FOLDER = Path("sluice_server/kernels/cpu")
-SOURCES = ("module.cpp", "automaton.cpp", "sampling.cpp", "sums.cpp", "encoder.cpp")
+SOURCES = ("module.cpp", "automaton.cpp", "sampling.cpp", "sums.cpp", "encoder.cpp", "backing.cpp")
 LEVELS = {
     "x86_64": {
         "v4_amx": ["-march=x86-64-v4", "-mavx512vnni", "-mavx512bf16", "-mamx-tile", "-mamx-int8", "-mamx-bf16"],

@@ -3,6 +3,7 @@
 #include "call.h"
 
 #include "automaton_type.h"
+#include "backing_methods.h"
 #include "encoder_methods.h"
 #include "layer_call.h"
 #include "masks_call.h"
@@ -285,6 +286,7 @@ PyMODINIT_FUNC INIT(SLUICE_MODULE)() {
                         PyModule_AddFunctions(module, sluice::sampling_methods()) == 0 &&
                         PyModule_AddFunctions(module, sluice::sums_methods()) == 0 &&
                         PyModule_AddFunctions(module, sluice::encoder_methods()) == 0 &&
+                        PyModule_AddFunctions(module, sluice::backing_methods()) == 0 &&
                         PyModule_AddObjectRef(module, "SuffixAutomaton", automaton) == 0;
   Py_XDECREF(automaton);
   if (is_whole) return module;

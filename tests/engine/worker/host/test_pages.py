@@ -42,6 +42,11 @@ class System:
             assert self.changed.wait_for(lambda: self.num_bytes >= num_bytes, 20)
 
 
+def refuse(address: int, size: int) -> bool:
+    """A system that has no processor to spare."""
+    return False
+
+
 def cache(num_blocks: int = 64) -> torch.Tensor:
     return memory.zeros(num_blocks * BLOCK, torch.uint8).view(num_blocks, BLOCK)
 
@@ -49,7 +54,7 @@ def cache(num_blocks: int = 64) -> torch.Tensor:
 def test_the_next_large_page_is_backed_in_each_tensor_once_a_quarter_of_one_is_used() -> None:
     system, small = System(), cache()
     large = memory.zeros(16 * HUGE, torch.uint8).view(16, HUGE)  # comes second: what it needs tells that both are done
-    pages = PagesAhead([small, large], system)
+    pages = PagesAhead([small, large], system, refuse)
     for num_blocks, num_pages in ((0, 1), (2, 1), (3, 2), (10, 2), (11, 3)):
         pages.reach(num_blocks)
         system.wait((num_pages + num_blocks + 1) * HUGE)
@@ -59,9 +64,30 @@ def test_the_next_large_page_is_backed_in_each_tensor_once_a_quarter_of_one_is_u
     assert sorted(set(system.calls) - set(of_small)) == [(large.data_ptr() + page * HUGE, HUGE) for page in range(12)]
 
 
+def test_pages_wait_for_an_idle_processor_until_half_a_page_is_left() -> None:
+    system, idle, tensor = System(), System(), cache()
+    pages = PagesAhead([tensor], system, idle)
+    system.wait(HUGE)
+    for num_blocks, num_idle, num_urgent in ((3, 2, 1), (5, 2, 2), (11, 3, 2), (13, 3, 3)):
+        assert pages._advance(num_blocks)  # what its thread does once it hears of them
+        assert (len(idle.calls), len(system.calls)) == (num_idle, num_urgent)
+    pages.close()
+    for one in (idle, system):
+        assert one.calls == [(tensor.data_ptr() + page * HUGE, HUGE) for page in range(3)]
+
+
+def test_pages_that_cannot_wait_are_backed_at_once() -> None:
+    system, idle, tensor = System(), System(most=HUGE), cache()
+    pages = PagesAhead([tensor], system, idle)
+    pages.reach(3)
+    system.wait(2 * HUGE)
+    pages.close()
+    assert len(idle.calls) == 2
+
+
 def test_no_memory_beyond_the_cache_is_touched() -> None:
     system, tensor = System(), cache(20)
-    pages = PagesAhead([tensor], system)
+    pages = PagesAhead([tensor], system, refuse)
     pages.reach(20)
     system.wait(20 * BLOCK)
     pages.reach(21)
@@ -72,7 +98,7 @@ def test_no_memory_beyond_the_cache_is_touched() -> None:
 
 def test_no_memory_behind_the_blocks_that_may_be_used_is_touched_until_more_may_be() -> None:
     system, tensor = System(), cache()
-    pages = PagesAhead([tensor], system)
+    pages = PagesAhead([tensor], system, refuse)
     system.wait(HUGE)
     pages.resize(12)
     pages.reach(12)
@@ -87,7 +113,7 @@ def test_no_memory_behind_the_blocks_that_may_be_used_is_touched_until_more_may_
 
 def test_what_is_given_back_is_backed_again_before_its_use() -> None:
     system, tensor = System(), cache(16)
-    pages = PagesAhead([tensor], system)
+    pages = PagesAhead([tensor], system, refuse)
     pages.reach(16)
     system.wait(2 * HUGE)
     pages.resize(8)
@@ -100,7 +126,7 @@ def test_what_is_given_back_is_backed_again_before_its_use() -> None:
 
 def test_a_system_that_refuses_is_asked_once() -> None:
     system = System(most=0)
-    pages = PagesAhead([cache(), cache()], system)
+    pages = PagesAhead([cache(), cache()], system, refuse)
     pages.reach(1)
     pages._thread.join(20)
     pages.reach(60)
@@ -110,7 +136,7 @@ def test_a_system_that_refuses_is_asked_once() -> None:
 
 def test_a_small_cache_is_left_alone() -> None:
     system = System()
-    pages = PagesAhead([torch.zeros(4, 16)], system)
+    pages = PagesAhead([torch.zeros(4, 16)], system, refuse)
     pages.reach(4)
     pages.close()
     assert not system.calls
