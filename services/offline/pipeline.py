@@ -159,7 +159,7 @@ class Pipeline:
     def _deliver(self, message: Message) -> None:
         """Delivers a message to the request manager; drops reports of the engine's load."""
         if isinstance(message, Text | Failed | Result | Preempted):
-            self._manager.handle(message)
+            self._manager.answers.handle(message)
         elif isinstance(message, Grant):
             self._manager.changes.take_back(message)
 

@@ -178,7 +178,7 @@ class Front:
                 self.manager.engines.learn(message.engine_id, message.role)
             self.forward(message)
         else:
-            self.manager.handle(message)  # type: ignore[arg-type]  # what a ring brings home
+            self.manager.answers.handle(message)  # type: ignore[arg-type]  # what a ring brings home
             self.watch.send_pending()
 
     def turn(self) -> bool:

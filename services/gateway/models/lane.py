@@ -90,6 +90,7 @@ class Lane:
         self.loads.own_level = shared.memory_level
         self.manager.is_memory_short = lambda: self.loads.memory_level(shared.memory_level()) is Level.CRITICAL
         self._emit = ring.emit
+        self._answered = self.manager.answers.handle
         self._routes_by_caches = settings.routing == KV_COST
         inputs = WatchInputs(lambda: self.loads.step_s, ring.lost_frames, ring.read_model, shared.on_change)
         self.watch = RingWatch(self.manager, settings, ring.emit, shared.clock, inputs)
@@ -135,7 +136,7 @@ class Lane:
         """Handles a message from the ring, without waiting. Raises TypeError for a type that gateways do not take."""
         self.progress += 1
         if isinstance(message, OF_REQUESTS):
-            self.manager.handle(message)
+            self._answered(message)
             self.watch.send_pending()
             return
         handle = self._handlers.get(type(message))

@@ -10,13 +10,15 @@ from sluice_server.services.gateway.requests.open_request import OpenRequest
 from sluice_server.services.messages.details import Routed, RoutingReason
 from sluice_server.services.messages.messages import Cancel, Message, Submit
 from sluice_server.services.messages.work import Generate
+from sluice_server.services.telemetry.observed import Observer
 
 
 class Attempts:
     """The attempts of a gateway's requests, and the engines that have them."""
 
-    def __init__(self, engines: Engines, emit: Callable[[Message], None]) -> None:
+    def __init__(self, engines: Engines, observer: Observer, emit: Callable[[Message], None]) -> None:
         self._engines = engines
+        self._observer = observer
         self._emit = emit
 
     @staticmethod
@@ -62,6 +64,16 @@ class Attempts:
         for cancel in request.cancels():
             self._emit(cancel)
         self._count(request)
+
+    def note(self, request: OpenRequest, event: str) -> None:
+        """Records why a request was sent again."""
+        self._observer.count(event)
+        request.trace.happened(event, attempt=request.envelope.attempt)
+
+    def stop(self, request: OpenRequest, output_index: int) -> None:
+        """Cancels an output that the detokenizer ended at a stop string or a tool call: the engine would compute on."""
+        if request.outcome is None:  # the other outputs go on
+            self._emit(Cancel(envelope=request.envelope, output_index=output_index))
 
     def _count(self, request: OpenRequest) -> None:
         """Counts an attempt of a client's request whose engine is known."""

@@ -1,13 +1,13 @@
 """Opens and closes the requests of a gateway: the one place that admits, submits and cancels them.
 
-Stands between the generation service and the ring. `emit` never blocks; the clock is passed in.
+Stands between the generation service and the ring, whose messages go to `answers`. `emit` never blocks; the clock is
+passed in.
 """
 
 import secrets
 from collections.abc import Callable
 
-from sluice_server.engine.errors import ServiceError, cancelled, memory_pressure, stage_lost
-from sluice_server.engine.request import ENDED_BY_TEXT
+from sluice_server.engine.errors import ServiceError, cancelled, memory_pressure
 from sluice_server.services.gateway.access.call import CallMetadata
 from sluice_server.services.gateway.contract.errors import draining, loading, not_found, slow_consumer
 from sluice_server.services.gateway.contract.translate import TranslatedRequest
@@ -19,6 +19,7 @@ from sluice_server.services.gateway.requests.adapters import (
     is_unbound,
     when_bound,
 )
+from sluice_server.services.gateway.requests.answers import RingAnswers
 from sluice_server.services.gateway.requests.attempts import Attempts
 from sluice_server.services.gateway.requests.books import Books
 from sluice_server.services.gateway.requests.changes import RequestChanges
@@ -33,16 +34,10 @@ from sluice_server.services.gateway.settings import GatewaySettings
 from sluice_server.services.messages.details import Routed, RoutingReason
 from sluice_server.services.messages.messages import (
     Cancel,
-    Failed,
     Message,
     OpenSerials,
-    Preempted,
-    Result,
-    Text,
 )
 from sluice_server.services.telemetry.observed import Observer, StartedRequest
-
-MAX_FUTILE_ATTEMPTS = 10
 
 
 class RequestManager:
@@ -72,9 +67,10 @@ class RequestManager:
         self._num_own = 0  # requests of the gateway itself so far
         self.new_id: Callable[[], str] = _random_id
         self._emit = emit
-        self._attempts = Attempts(self.engines, emit)
+        self._attempts = Attempts(self.engines, observer, emit)
         self._hedges = Hedges(self.requests, self.engines, settings.stages[0], self._serials, emit)
         self.changes = RequestChanges(self.requests, self._hedges, books, emit, clock)
+        self.answers = RingAnswers(self.requests, self._attempts, self._hedges, observer, clock, self.resubmit)
         self._slots = SlotLimits(settings.stall_timeout_s, settings.max_slot_deltas, settings.max_slot_bytes)
 
     @property
@@ -147,17 +143,12 @@ class RequestManager:
             return
         self._hedges.drop(request)
         self._attempts.again(request, self.clock())
-        self._note(request, "replayed")
+        self._attempts.note(request, "replayed")
 
     def hedge(self) -> None:
         """Sends requests whose engine is slow to a second one as well."""
         for _ in self._hedges.look(self.clock(), self.settings.hedging_delay_s, self.new_id):
             self.observer.count("hedged")
-
-    def _note(self, request: OpenRequest, event: str) -> None:
-        """Records why a request was sent again."""
-        self.observer.count(event)
-        request.trace.happened(event, attempt=request.envelope.attempt)
 
     def announce_open(self) -> None:
         """Sends the ring the serials of all open attempts, because Cancels may have been lost."""
@@ -207,53 +198,6 @@ class RequestManager:
         self._hedges.drop(request)
         self._cancel_in_ring(request)
         return found, RequestStatus.CANCELLED
-
-    def handle(self, message: Text | Failed | Result | Preempted) -> None:
-        """Handles a message from the ring. Late, stale, duplicate and unknown messages are dropped and counted."""
-        envelope = message.envelope
-        request = self.requests.get(envelope.request_id)
-        if request is None:
-            self.observer.count("dropped", reason="unknown")
-            return
-        first = request.envelope.request_id
-        if (request.hedge is not None or envelope.request_id != first) and not self._settles(request, message):
-            return
-        if request.able and envelope.attempt == request.envelope.attempt:
-            admitted = message.admitted if isinstance(message, Text) else None
-            routed = admitted.routed if admitted is not None else None
-            self._attempts.answered(request, envelope.engine, routed)
-        dropped = request.handle(message, self.clock())
-        if dropped:
-            self.observer.count("dropped", reason=dropped)
-            if dropped == "gap":
-                self._close_gap(request)
-        elif isinstance(message, Text) and message.finish in ENDED_BY_TEXT:
-            self._cancel_stopped(request, message.output_index)
-        if self._attempts.hands_off(request):
-            self._attempts.again(request, self.clock(), is_hand_off=True)
-            self._note(request, "handed_off")
-
-    def _settles(self, request: OpenRequest, message: Text | Failed | Result | Preempted) -> bool:
-        """Whether a message of a request with two attempts in the ring is of the one that goes on."""
-        first = request.envelope.request_id
-        is_settled = self._hedges.settles(request, message, message.envelope)
-        if not is_settled:
-            self.observer.count("dropped", reason="too_slow")
-        elif request.envelope.request_id != first:
-            self._note(request, "hedge_won")
-        return is_settled
-
-    def _cancel_stopped(self, request: OpenRequest, output_index: int) -> None:
-        """Cancels an output that the detokenizer ended at a stop string or a tool call: the engine would compute on."""
-        if request.outcome is None:  # the other outputs go on
-            self._emit(Cancel(envelope=request.envelope, output_index=output_index))
-
-    def _close_gap(self, request: OpenRequest) -> None:
-        """Sends a request again after a lost message; fails it after `MAX_FUTILE_ATTEMPTS` attempts without a token."""
-        if request.replay.num_futile >= MAX_FUTILE_ATTEMPTS:
-            request.end(stage_lost("detokenizer"))
-        else:
-            self.resubmit(request)
 
     def fail_all(self, error: ServiceError) -> None:
         """Ends every open request with `error`."""

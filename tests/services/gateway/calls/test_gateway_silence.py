@@ -5,7 +5,7 @@ import pytest
 from grpc_health.v1 import health_pb2
 
 from sluice_server.services.gateway.recovery.liveness import UNCHANGED, Liveness
-from sluice_server.services.gateway.requests.manager import MAX_FUTILE_ATTEMPTS
+from sluice_server.services.gateway.requests.answers import MAX_FUTILE_ATTEMPTS
 from sluice_server.services.messages.processes import Probe, Role, Visit
 from sluice_server.services.messages.work import pack_ids
 from tests.services.gateway.calls.test_gateway_server import health

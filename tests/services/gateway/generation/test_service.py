@@ -48,11 +48,11 @@ class ServiceBench:
     def play(self, *words: str) -> None:
         """Delivers a whole generation."""
         for text in generation(self.submit, list(words)):
-            self.manager.handle(text)
+            self.manager.answers.handle(text)
 
     def begin(self) -> None:
         """Delivers the first token of a generation."""
-        self.manager.handle(text_of(self.submit, 0, "a", first=True))
+        self.manager.answers.handle(text_of(self.submit, 0, "a", first=True))
 
 
 @pytest.fixture
@@ -151,7 +151,7 @@ async def test_a_generation_that_outlives_its_reader_is_resumed(bench: ServiceBe
     assert [type(stream.next()).__name__ for _ in range(2)] == ["AcceptedEvent", "DeltaEvent"]
     stream.close(cancelled())
     request_id = bench.submit.envelope.request_id
-    bench.manager.handle(text_of(bench.submit, 1, "b", last=True))
+    bench.manager.answers.handle(text_of(bench.submit, 1, "b", last=True))
     point = types_pb2.GenerationSpec(resume=types_pb2.ResumePoint(generation_id=request_id, after_seq=1))
     again = bench.service.resume(CALL, point, request_id)
     assert texts(await read(again)) == ["b"]
@@ -167,7 +167,7 @@ async def test_whole_answers(bench: ServiceBench) -> None:
     reader.close(None)
     reader = bench.service.tokenize(CallMetadata("Tokenize"), inference_pb2.TokenizeRequest(text="a"))
     value = Tokenized(pack_ids([5]), {5: b"a"})
-    bench.manager.handle(Result(bench.submit.envelope, value))
+    bench.manager.answers.handle(Result(bench.submit.envelope, value))
     assert await reader.outcome() == value
     reader.close(None)
     assert not len(bench.manager.requests)
