@@ -227,6 +227,8 @@ class Runner:
                 self._rows.note(slot, position, drafts)
         if plan.parents:
             self._close_ranks(sample_positions.moves(sampled))
+        if self._rows.listening:
+            self._rows.matchers.expect(sample_positions.ends(sampled))
         return sample_positions.collect(sampled, len(plan.slots))
 
     def _close_ranks(self, moves: AcceptedMoves) -> None:

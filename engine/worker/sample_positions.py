@@ -71,6 +71,16 @@ class SamplePositions:
                 kept.append((self.slots[at], self.positions[at] + len(path), [draft[j] for j in path]))
         return kept
 
+    def ends(self, sampled: SampledRows) -> list[tuple[int, int, int]]:
+        """Returns (slot, position, token) of the last token that each row samples and keeps."""
+        ends = []
+        for i, draft, at in self._each():
+            path = self._standing(i, draft, at, sampled)
+            last = at + 1 + path[-1] if path else at
+            if last not in sampled.bad:
+                ends.append((self.slots[at], self.positions[at] + len(path), sampled.ids[last]))
+        return ends
+
     def moves(self, sampled: SampledRows) -> list[tuple[int, int, int]]:
         """Returns (slot, position, new position) of accepted drafts that lie behind rejected ones."""
         moves = []

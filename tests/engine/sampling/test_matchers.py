@@ -92,6 +92,63 @@ def test_following_is_the_same_token_by_token(matchers: SlotMatchers, known: Tok
     assert allowed(filled(matchers, [0]), 0) == {EOS}
 
 
+def test_masks_behind_tokens_just_sampled_are_there_when_they_are_asked_for(
+    matchers: SlotMatchers, known: Tokenizer
+) -> None:
+    ids = known.encode("he said").ids
+    for slot in (0, 1):
+        matchers.reset(place(slot, choice(*WORDS), (7,), 1))
+    for num, token in enumerate(ids, 1):
+        matchers.expect([(0, num, token), (5, num, token)])  # slot 5 follows nothing
+        for slot in (0, 1):
+            matchers.note(slot, 1 + num, [token])
+        early = matchers.start([0], {})
+        assert early.done()
+        assert allowed(early.result(), 0) == allowed(filled(matchers, [1]), 0)
+        draft = [*ids, EOS][num]
+        both, behind = (filled(matchers, slots, {1: [draft]}) for slots in ([0, 0, 1], [1, 1, 0]))
+        assert [allowed(both, row) for row in range(3)] == [allowed(behind, row) for row in range(3)]
+    matchers.expect([(0, 1 + len(ids), EOS)])
+    assert allowed(filled(matchers, [0]), 0) == {EOS}
+
+
+@pytest.mark.parametrize("num_ahead", [1, 2])
+def test_a_step_that_is_computed_again_samples_by_the_mask_it_had(
+    matchers: SlotMatchers, known: Tokenizer, num_ahead: int
+) -> None:
+    first, *ids = known.encode("he said").ids
+    matchers.reset(place(0, choice(*WORDS), (7, first), 1))
+    before = allowed(filled(matchers, [0]), 0)
+    for num, token in enumerate(ids[:num_ahead]):
+        matchers.expect([(0, 2 + num, token)])
+    matchers.note(0, 2, [first])
+    assert allowed(filled(matchers, [0]), 0) == before
+    matchers.note(0, 3, [first, ids[0]])
+    again = allowed(filled(matchers, [0]), 0)
+    matchers.reset(place(0, choice(*WORDS), (7, first, ids[0]), 1))
+    assert again == allowed(filled(matchers, [0]), 0) != before
+
+
+def test_a_slot_taken_again_has_no_mask_of_its_last_tokens(matchers: SlotMatchers, known: Tokenizer) -> None:
+    token = known.encode("hello").ids[0]
+    matchers.reset(place(0, choice(*WORDS)))
+    matchers.expect([(0, 0, token)])
+    matchers.reset(place(0, choice("aa")))
+    assert allowed(filled(matchers, [0]), 0) == may_follow(known, "", ("aa",))
+    matchers.expect([(0, 3, token)])  # not the position where the slot is
+    assert allowed(filled(matchers, [0]), 0) == may_follow(known, "", ("aa",))
+
+
+def test_what_leaves_its_grammar_early_is_lost_alone(matchers: SlotMatchers, known: Tokenizer) -> None:
+    token = known.encode("hello").ids[0]
+    for slot in (0, 1):
+        matchers.reset(place(slot, choice(*WORDS)))
+    wrong = min(set(range(3, VOCAB)) - allowed(filled(matchers, [0]), 0))
+    matchers.expect([(0, 0, wrong), (1, 0, token)])
+    masks = filled(matchers, [0, 1])
+    assert masks is not None and masks.lost == {0} and masks.rows.tolist() == [1]
+
+
 def test_rows_behind_drafts_are_those_of_the_longer_output(matchers: SlotMatchers, known: Tokenizer) -> None:
     ids = known.encode("he said").ids
     assert len(ids) > 2
