@@ -21,6 +21,11 @@ def invalid_model(path: Path, message: str) -> ServiceError:
     return ServiceError(Code.FAILED_PRECONDITION, "MODEL_INVALID", f"{path}: {message}")
 
 
+def unreadable(path: Path, error: OSError) -> ServiceError:
+    """Returns the error MODEL_INVALID for a file that is there and may not be read, or whose device fails."""
+    return invalid_model(path, f"cannot be read by this process (user id {os.geteuid()}): {error.strerror}")
+
+
 def shown(value: object) -> str:
     """Returns a value of a file for an error message, shortened to a few words."""
     return _brief.repr(value)
@@ -96,10 +101,13 @@ def read_json(path: Path) -> dict[str, Json]:
 
 def read_any_json(path: Path) -> Json:
     """Returns the value in a JSON file. Raises ServiceError MODEL_INVALID if it is missing or cannot be read."""
-    if not os.path.lexists(path):
-        raise invalid_model(
-            path, "is missing; a checkpoint directory holds config.json, tokenizer.json and *.safetensors"
-        )
+    try:
+        os.lstat(path)
+    except PermissionError as error:  # of the directory
+        raise unreadable(path, error) from error
+    except (OSError, ValueError):  # ValueError: a name that no file can have
+        text = "is missing; a checkpoint directory holds config.json, tokenizer.json and *.safetensors"
+        raise invalid_model(path, text) from None
     if not is_file(path):
         raise invalid_model(path, "is no file, or a link to none: download it again")
     size = path.stat().st_size
@@ -109,7 +117,9 @@ def read_any_json(path: Path) -> Json:
         return cast("Json", json.loads(path.read_text(encoding="utf-8")))
     except RecursionError:
         raise invalid_model(path, f"is nested too deeply: {MENDING}") from None
-    except (OSError, ValueError) as error:  # ValueError: not JSON, not UTF-8, or a number with thousands of digits
+    except OSError as error:
+        raise unreadable(path, error) from error
+    except ValueError as error:  # not JSON, not UTF-8, or a number with thousands of digits
         raise invalid_model(path, f"cannot be read as JSON ({type(error).__name__}): {MENDING}") from error
 
 

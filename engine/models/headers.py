@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import NamedTuple, TypeAlias
 
-from sluice_server.engine.models.fields import MENDING, invalid_model
+from sluice_server.engine.models.fields import MENDING, invalid_model, unreadable
 from sluice_server.engine.models.weights import known_name, weight_files
 
 LENGTH = struct.Struct("<Q")
@@ -35,7 +35,9 @@ def read_tensors(directory: Path) -> Mapping[str, StoredTensor]:
                 (size,) = LENGTH.unpack(file.read(LENGTH.size))
                 header = json.loads(file.read(min(size, MAX_HEADER_BYTES)))
             tensors = {known_name(name): _stored(one) for name, one in _tensors(header)}
-        except (OSError, struct.error, ValueError, KeyError, TypeError, AttributeError) as error:
+        except OSError as error:
+            raise unreadable(path, error) from error
+        except (struct.error, ValueError, KeyError, TypeError, AttributeError) as error:
             raise invalid_model(path, f"is corrupt or cut short ({error}): {MENDING}") from error
         found.update(tensors)
     return found

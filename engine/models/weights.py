@@ -17,7 +17,7 @@ from torch import Tensor
 
 from sluice_server.engine.errors import ServiceError
 from sluice_server.engine.models.bare import full_name, is_bare
-from sluice_server.engine.models.fields import MENDING, Fields, invalid_model, is_file, read_json, shown
+from sluice_server.engine.models.fields import MENDING, Fields, invalid_model, is_file, read_json, shown, unreadable
 from sluice_server.engine.models.spans import Dim, OffBorder, Shape, sizes_of, slices_of, span_of, spans_of, whole_of
 from sluice_server.engine.models.stored import READERS, read_experts
 from sluice_server.engine.models.stored_form import StoredForm
@@ -264,7 +264,10 @@ def _open(path: Path) -> safe_open:
     if not is_file(path):
         raise invalid_model(path, "is no file, or a link to none: download it again")
     try:
+        path.open("rb").close()  # whose error says why
         return safe_open(path, framework="pt", device="cpu")
+    except PermissionError as error:
+        raise unreadable(path, error) from error
     except (SafetensorError, OSError) as error:
         raise invalid_model(
             path, f"is corrupt or cut short ({path.stat().st_size} bytes): download it again"

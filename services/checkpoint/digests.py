@@ -20,6 +20,7 @@ from typing import NamedTuple
 from blake3 import blake3
 
 from sluice_server.engine.errors import Code, ServiceError
+from sluice_server.engine.models.fields import unreadable
 from sluice_server.engine.worker.host.cores import find_cores
 
 logger = logging.getLogger(__name__)
@@ -100,15 +101,19 @@ def remembered() -> Remembered:
 
 
 def digest_of(path: Path, key: FileKey, memory: Remembered) -> bytes:
-    """Returns the 32-byte digest of the file with this key. Raises ServiceError MODEL_CHANGED if the file changed."""
+    """Returns the 32-byte digest of the file with this key. Raises ServiceError MODEL_CHANGED if the file changed, and
+    MODEL_INVALID if it may not be read."""
     found = memory.find(key) if key.size > SMALL_BYTES else None
     if found is not None:
         return found
     is_settled = _settle(key)
-    with path.open("rb") as file:
-        _check(path, key, file.fileno())
-        found = _read(file.fileno(), key.size)
-        _check(path, key, file.fileno())
+    try:
+        with path.open("rb") as file:
+            _check(path, key, file.fileno())
+            found = _read(file.fileno(), key.size)
+            _check(path, key, file.fileno())
+    except PermissionError as error:
+        raise unreadable(path, error) from error
     if key.size > SMALL_BYTES and is_settled:
         memory.keep(key, found)
     return found

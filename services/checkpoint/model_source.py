@@ -14,6 +14,7 @@ from typing import NamedTuple
 from blake3 import blake3
 
 from sluice_server.engine.errors import Code, ServiceError
+from sluice_server.engine.models.fields import unreadable
 from sluice_server.services.checkpoint.digests import FileKey, Remembered, changed, digest_of
 from sluice_server.services.checkpoint.gguf.choice import DEFAULT_TAG, choose_file, patterns_of, stem_of
 from sluice_server.services.checkpoint.gguf.folder import open_folder
@@ -138,6 +139,12 @@ def resolve_model(model: str, revision: str) -> ModelSource:
     if not model:  # as a path it would be the directory that the process runs in
         raise _unknown(model)
     path = Path(model).expanduser()
+    try:
+        path.stat()
+    except PermissionError as error:  # of a directory above it
+        raise unreadable(path, error) from error
+    except (OSError, ValueError):  # ValueError: a name that no file can have
+        pass
     if path.is_dir():
         is_gguf = not any(path.glob("*.safetensors")) and any(path.glob("*.gguf"))
         found = choose_file(path, "", f"--model {model}") if is_gguf else path

@@ -12,7 +12,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import TypeAlias
 
-from sluice_server.engine.models.fields import MENDING, invalid_model, is_file, shown
+from sluice_server.engine.models.fields import MENDING, invalid_model, is_file, shown, unreadable
 from sluice_server.engine.models.gguf.tensor_types import SUPPORTED, TYPES, TensorType, named
 
 Scalar: TypeAlias = bool | int | float | str
@@ -81,7 +81,7 @@ def mapped(path: Path) -> mmap.mmap:
     except ValueError:
         raise invalid_model(path, f"is empty: {MENDING}") from None
     except OSError as error:
-        raise invalid_model(path, f"cannot be read: {error.strerror}") from error
+        raise unreadable(path, error) from error
 
 
 def read_header(path: Path) -> GgufHeader:
