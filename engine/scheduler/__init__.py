@@ -4,7 +4,8 @@ scheduler        the interface: add, cancel, grant, append, update, plan and app
 validation       checks requests               waiting          the queue and its bounds
 policies         the order of service          admission        gives slots to waiting sequences
 running_stats    counts for admission          lengths          predicts output lengths
-planner          plans one step                prefill_shares   shares a step among prompts
+planner          plans one step                plan_writing     writes its plan
+prefill_shares   shares a step among prompts
 victims          chooses what is preempted     async_planner    plans a step before the last one is applied
 decode_rows      rows of steps planned so      stage_planner    plans a step of a pipeline beside others
 in_flight        planned steps, not applied    shortage         preempts, or has a sequence wait for a block
@@ -36,8 +37,8 @@ WRITERS: Mapping[str, tuple[str, ...]] = MappingProxyType(
         "sequences": ("validation", "state", "outputs"),  # created, ended, replaced by the live beams
         "unforked": ("validation", "state"),
         "capacity": ("async_planner", "drafts", "state", "planner"),  # each module that lets the cache grow the table
-        "num_blocks_planned": ("async_planner", "state", "planner"),
-        "freed": ("state", "planner"),
+        "num_blocks_planned": ("async_planner", "state", "planner", "plan_writing"),
+        "freed": ("state", "plan_writing"),
         "waited_at": ("shortage",),
         "num_waits": ("shortage",),
         # Progress

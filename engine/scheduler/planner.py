@@ -1,26 +1,26 @@
-"""Makes the plan of one step: which sequences compute which tokens into which blocks.
+"""Chooses what one step computes: which sequences, how many tokens of each, and into which blocks.
 
 Sequences one token behind (decodes) come first, then waiting sequences are admitted, then prompts share the rest of the
-budget. `shortage` gets their blocks, and `victims` explains why every request makes progress. Independent of token
-values and events.
+budget. `shortage` gets their blocks, `victims` explains why every request makes progress, and `plan_writing` writes the
+plan. Independent of token values and events.
 """
 
 from collections.abc import Iterator
 
-from sluice_server.engine.kv_cache.table import BlockRun
 from sluice_server.engine.plan import StepPlan
-from sluice_server.engine.scheduler import victims
+from sluice_server.engine.scheduler import plan_writing, victims
 from sluice_server.engine.scheduler.admission import AdmissionControl
 from sluice_server.engine.scheduler.decode_rows import DecodeRows
 from sluice_server.engine.scheduler.drafts import DraftScheduler
 from sluice_server.engine.scheduler.group import SequenceGroup
+from sluice_server.engine.scheduler.plan_writing import PlannedRows
 from sluice_server.engine.scheduler.prefill_shares import PrefillRoundRobin
 from sluice_server.engine.scheduler.sequence import Sequence, SequenceStatus
 from sluice_server.engine.scheduler.settings import SchedulerSettings
 from sluice_server.engine.scheduler.shortage import BlockShortage
 from sluice_server.engine.scheduler.stage_shares import decode_share, prompt_share
 from sluice_server.engine.scheduler.state import SchedulerState
-from sluice_server.engine.scheduler.whole_images import uncut, wholes_of
+from sluice_server.engine.scheduler.whole_images import uncut
 
 
 class Planner:
@@ -81,7 +81,10 @@ class Planner:
             self._draft()
         if not self.rows and not is_beside:
             self._last_resort()
-        return self._write() if self.rows else None
+        if not self.rows:
+            return None
+        rows = PlannedRows(self.rows, self._lens, self._num_decodes, self._num_drafts)
+        return plan_writing.write(self.step, rows, self._state)
 
     def has_more_to_do(self, now: float) -> bool:
         """Whether the next step does more than decode: admission is due, or a pause has lasted too long."""
@@ -98,7 +101,7 @@ class Planner:
             for one in rows.sequences:
                 self._spend(one.group)
         changed = rows.sequences if rows.are_new or self._state.cache.sizes.have_windows else rows.grown
-        blocks = self._new_blocks(changed)
+        blocks = plan_writing.new_blocks(changed, self._state.cache.pool.null)
         return StepPlan(self.step, rows.slots, rows.ones, rows.starts, rows.ids, rows.samples, [], blocks)
 
     def hold(self, group: SequenceGroup, now: float) -> None:
@@ -267,67 +270,6 @@ class Planner:
             is_over = now - group.held_since_s >= self._settings.pause_hold_s
             if group.is_held and (is_over or self._state.adapters.are_in_the_way(group.request)):
                 yield from (one for one in group.sequences if one.slot >= 0 and one.is_idle)
-
-    def _write(self) -> StepPlan:
-        rows, lens, starts = self.rows, self._lens, [one.num_computed + one.num_flying for one in self.rows]
-        num_decodes = self._num_decodes - len(self._num_drafts)  # that come first, each behind its newest token
-        token_ids = [one.tokens[-1] for one in rows[:num_decodes]]
-        samples = [True] * num_decodes
-        drafts: dict[int, int] = {}
-        parents: dict[int, tuple[int, ...]] = {}
-        for i in range(num_decodes, len(rows)):
-            one, num, start = rows[i], lens[i], starts[i]
-            token_ids.extend(one.tokens[start : start + num])
-            samples.append(start + num >= len(one.tokens))
-            if one in self._num_drafts and one.drafting is not None:
-                token_ids.extend(one.drafting.ids)
-                drafts[i] = self._num_drafts[one]
-                if one.drafting.parents:
-                    parents[i] = tuple(one.drafting.parents)
-        pools = self._pools(samples) if self._state.num_pooling else {}
-        images = self._state.images
-        return StepPlan(
-            step=self.step,
-            slots=[one.slot for one in rows],
-            query_lens=lens,
-            starts=starts,
-            token_ids=token_ids,
-            samples=samples,
-            placements=self._state.take_placements(),
-            new_blocks=self._new_blocks(rows),
-            drafts=drafts,
-            parents=parents,
-            pools=pools,
-            wholes=self._wholes(starts) if images is not None and images.are_whole else [],
-        )
-
-    def _wholes(self, starts: list[int]) -> list[tuple[int, int]]:
-        """Returns the ranges of the step's tokens that are of one image."""
-        rows = zip(self.rows, starts, self._lens, strict=True)
-        return wholes_of((one.group.request.images, start, num) for one, start, num in rows)
-
-    def _pools(self, samples: list[bool]) -> dict[int, bool]:
-        """Returns the rows that are pooled, each with whether its prompt ends, and has none of them sample."""
-        pools = {i: samples[i] for i, one in enumerate(self.rows) if one.is_pooled}
-        for i in pools:
-            samples[i] = False
-        return pools
-
-    def _new_blocks(self, rows: list[Sequence]) -> list[BlockRun]:
-        """Returns the parts of the block tables of `rows` that no plan has carried to the runner yet."""
-        found: list[BlockRun] = []
-        for one in rows:
-            planned, num = one.num_blocks_planned, len(one.table.groups[0])
-            if planned < num:
-                found += [
-                    BlockRun(one.slot, planned, own[planned:], group) for group, own in enumerate(one.table.groups)
-                ]
-                one.num_blocks_planned = num
-            if one.freed:
-                null = self._state.cache.pool.null
-                found += [BlockRun(one.slot, first, [null] * length, group) for group, first, length in one.freed]
-                one.freed.clear()
-        return found
 
 
 def _key(sequence: Sequence) -> tuple[float, int, int]:

@@ -8,6 +8,7 @@ import pytest
 
 from sluice_server.engine.plan import StepPlan, VerifiedDrafts, num_accepted
 from sluice_server.engine.scheduler import drafts as drafts_module
+from sluice_server.engine.scheduler import plan_writing
 from sluice_server.engine.scheduler.async_planner import AsyncPlanner
 from sluice_server.engine.scheduler.decode_rows import DecodeRows
 from sluice_server.engine.scheduler.drafts import DraftScheduler
@@ -15,6 +16,7 @@ from sluice_server.engine.scheduler.events import Sampled
 from sluice_server.engine.scheduler.group import SequenceGroup
 from sluice_server.engine.scheduler.in_flight import InFlightSteps
 from sluice_server.engine.scheduler.outputs import Outputs
+from sluice_server.engine.scheduler.plan_writing import PlannedRows
 from sluice_server.engine.scheduler.planner import Planner
 from sluice_server.engine.scheduler.sequence import Sequence as Row
 from sluice_server.engine.scheduler.sequence import SequenceStatus
@@ -48,12 +50,12 @@ def keep_the_blocks_of_wrong_drafts(self: SchedulerState, sequence: Row, num_tok
     return None
 
 
-def tell_no_parents(self: Planner) -> StepPlan:
-    return dataclasses.replace(write(self), parents={})
+def tell_no_parents(step: int, planned: PlannedRows, state: SchedulerState) -> StepPlan:
+    return dataclasses.replace(write(step, planned, state), parents={})
 
 
-def tell_parents_of_before(self: Planner) -> StepPlan:
-    plan = write(self)
+def tell_parents_of_before(step: int, planned: PlannedRows, state: SchedulerState) -> StepPlan:
+    plan = write(step, planned, state)
     return dataclasses.replace(plan, parents={i: (-1, *ones[:-1]) for i, ones in plan.parents.items()})
 
 
@@ -141,7 +143,7 @@ def draft_beyond_the_budget(self: DraftScheduler, remaining: int, step: int) -> 
     return take(self, remaining + 1, step)
 
 
-write = Planner._write
+write = plan_writing.write
 shrink = SchedulerState.shrink
 begin = InFlightSteps.begin
 decode_ahead = Planner.decode_ahead
@@ -158,8 +160,8 @@ BUGS: list[Bug] = [
     (DraftScheduler, "verify", forget_to_roll_back),
     (SchedulerState, "shrink", name_a_block_that_ends_in_a_wrong_draft),
     (SchedulerState, "shrink", keep_the_blocks_of_wrong_drafts),
-    (Planner, "_write", tell_no_parents),
-    (Planner, "_write", tell_parents_of_before),
+    (plan_writing, "write", tell_no_parents),
+    (plan_writing, "write", tell_parents_of_before),
     (DraftScheduler, "take", cut_a_tree_and_not_its_parents),
     (DraftScheduler, "take", draft_on_credit),
     (SchedulerState, "give_back", keep_the_credit_of_undelivered_tokens),

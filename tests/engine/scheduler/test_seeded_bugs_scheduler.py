@@ -9,11 +9,12 @@ import pytest
 from sluice_server.engine.errors import ServiceError
 from sluice_server.engine.plan import StepPlan
 from sluice_server.engine.request import FinishReason
-from sluice_server.engine.scheduler import victims
+from sluice_server.engine.scheduler import plan_writing, victims
 from sluice_server.engine.scheduler.admission import AdmissionControl
 from sluice_server.engine.scheduler.events import Sampled
 from sluice_server.engine.scheduler.group import SequenceGroup
 from sluice_server.engine.scheduler.outputs import Outputs
+from sluice_server.engine.scheduler.plan_writing import PlannedRows
 from sluice_server.engine.scheduler.planner import Planner
 from sluice_server.engine.scheduler.scheduler import Scheduler
 from sluice_server.engine.scheduler.sequence import Sequence as Row
@@ -89,8 +90,8 @@ def forget_the_tokens_of_the_queue(self: WaitingQueue, sequence: Row) -> None:
     self._sequences.remove(sequence)
 
 
-def tell_no_blocks(self: Planner) -> StepPlan:
-    plan = write(self)
+def tell_no_blocks(step: int, planned: PlannedRows, state: SchedulerState) -> StepPlan:
+    plan = write(step, planned, state)
     plan.new_blocks.clear()
     return plan
 
@@ -145,7 +146,7 @@ def wait_for_anyone(self: BlockShortage, sequence: Row, num_tokens: int, victim:
 
 expire = Scheduler.expire
 leave = SchedulerState._leave
-write = Planner._write
+write = plan_writing.write
 enrol = Planner._enrol
 admit = AdmissionControl.admit
 behind = victims.behind
@@ -169,7 +170,7 @@ BUGS: list[Bug] = [
     (SchedulerState, "evict", evict_without_queueing),
     (WaitingQueue, "add", queue_at_the_front),
     (WaitingQueue, "remove", forget_the_tokens_of_the_queue),
-    (Planner, "_write", tell_no_blocks),
+    (plan_writing, "write", tell_no_blocks),
     (SequenceGroup, "num_ready", sample_too_early),
     (SequenceGroup, "refresh_hold", never_hold),
     (Planner, "_enrol", spend_no_credit),
