@@ -195,15 +195,20 @@ class BlockStore:
         self._files.order(names)
 
     def _serve(self, files: BlockFiles) -> None:
+        """Carries out jobs until there are no more. Of failures between two writes, the first has a line."""
+        is_told = False
         while (job := self._jobs.get()) is not None:
             if isinstance(job, _ListJob):
                 self._list(files)
                 continue
             try:
                 is_good = self._do(job, files)
+                is_told = is_told and not (is_good and job.move.kind in (MoveKind.WRITE, MoveKind.KEEP))
             except OSError as error:
-                logger.warning("cache block %s: %s; its tokens will be computed again", job.move.name.hex()[:12], error)
-                is_good = False
+                if not is_told:
+                    name = job.move.name.hex()[:12]
+                    logger.warning("cache block %s: %s; its tokens will be computed again", name, error)
+                is_good, is_told = False, True
             if job.move.kind is not MoveKind.REMOVE:
                 self._ended.append((job.move, is_good))
 

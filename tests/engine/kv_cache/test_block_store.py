@@ -1,5 +1,6 @@
 """Cache blocks in host memory and in real files, and every failure of the disk."""
 
+import logging
 import os
 import threading
 from collections.abc import Callable
@@ -96,6 +97,24 @@ def test_a_disk_that_cannot_be_written_costs_the_block_only(tmp_path: Path) -> N
     (tmp_path / f"{NAME.hex()}.kv").mkdir()  # in the way of the file
     store.move([Move(MoveKind.WRITE, 0, name=NAME), Move(MoveKind.WRITE, 0, name=OTHER)])
     assert finished(store, 2) == [(MoveKind.WRITE, False), (MoveKind.WRITE, True)]
+
+
+def test_of_failures_in_a_row_the_first_is_told(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    directory = tmp_path / "blocks"
+    directory.mkdir()
+    store = make_store(directory)
+    failing = [Move(MoveKind.WRITE, 0, name=NAME), Move(MoveKind.WRITE, 0, name=OTHER)] * 3
+    with caplog.at_level(logging.WARNING):
+        for _ in range(2):
+            directory.rmdir()
+            store.move(failing)
+            assert finished(store, 6) == [(MoveKind.WRITE, False)] * 6
+            directory.mkdir()
+            store.move([Move(MoveKind.WRITE, 0, name=NAME), Move(MoveKind.REMOVE, name=NAME)])
+            store.move([Move(MoveKind.READ, target=1, name=OTHER)])
+            assert finished(store, 2) == [(MoveKind.WRITE, True), (MoveKind.READ, False)]
+    store.close()
+    assert [record.message.partition(":")[0] for record in caplog.records] == [f"cache block {NAME.hex()[:12]}"] * 2
 
 
 def test_what_an_earlier_process_left(tmp_path: Path) -> None:
