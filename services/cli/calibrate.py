@@ -5,8 +5,8 @@ from typing import Annotated
 
 import typer
 
+from sluice_server.engine.errors import Code, ServiceError
 from sluice_server.engine.models.calibration import MAX_IDS, MIN_IDS, write_calibration
-from sluice_server.services.config import bad_setting
 
 
 def calibrate(
@@ -31,12 +31,16 @@ def calibrate(
     try:
         written = text.read_bytes()[: 64 * tokens].decode(errors="replace")
     except OSError as error:
-        raise bad_setting("text", f"cannot read {text}: {error.strerror}") from error
+        raise _unusable(f"TEXT: cannot read {text}: {error.strerror}") from error
     ids = tokenizer.encode(written).ids[:tokens]
     if len(ids) < MIN_IDS:
-        raise bad_setting("text", f"{text} has {len(ids)} tokens; at least {MIN_IDS} are needed")
+        raise _unusable(f"TEXT: {text} has {len(ids)} tokens; at least {MIN_IDS} are needed")
     try:
         write_calibration(file, vocab_size, ids)
     except OSError as error:
-        raise bad_setting("file", f"cannot write {file}: {error.strerror}") from error
+        raise _unusable(f"FILE: cannot write {file}: {error.strerror}") from error
     typer.echo(f"{file}: {len(ids)} ids; sluice serve --quantization int4 --calibration {file}")
+
+
+def _unusable(message: str) -> ServiceError:
+    return ServiceError(Code.INVALID_ARGUMENT, "INVALID_SETTING", message)

@@ -11,7 +11,7 @@ from sluice_server.services.config import bad_setting
 def keys(
     directory: Annotated[Path, typer.Argument(help="directory for the keys; created if it is missing")],
     process_ids: Annotated[
-        list[str], typer.Argument(metavar="PROCESS_ID...", help="ids of the processes: gateway-0 tokenizer-0 …")
+        list[str], typer.Argument(metavar="PROCESS_ID", help="ids of the processes: gateway-0 tokenizer-0 …")
     ],
 ) -> None:
     """Write a key pair for each process of a ring over TCP; existing ones are kept.

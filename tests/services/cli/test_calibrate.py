@@ -37,9 +37,9 @@ def test_what_is_written_is_what_the_engine_takes(checkpoint: Path, tmp_path: Pa
 @pytest.mark.parametrize(
     ("text", "file", "message"),
     [
-        ("none.txt", "ids.json", "cannot read .*none.txt: No such file"),
-        ("short.txt", "ids.json", "has 1 tokens; at least 16 are needed"),
-        ("text.txt", "none/ids.json", "cannot write .*none/ids.json: No such file"),
+        ("none.txt", "ids.json", "^TEXT: cannot read .*none.txt: No such file"),
+        ("short.txt", "ids.json", "^TEXT: .* has 1 tokens; at least 16 are needed"),
+        ("text.txt", "none/ids.json", "^FILE: cannot write .*none/ids.json: No such file"),
     ],
 )
 def test_what_cannot_be_read_or_written_is_named(
