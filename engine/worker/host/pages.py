@@ -18,8 +18,9 @@ from torch import Tensor
 from sluice_server.kernels.cpu.backing import back_later, drop
 from sluice_server.kernels.cpu.memory import HUGE
 
-AHEAD = 3 * HUGE // 4  # bytes in each tensor; a step of a prompt uses a quarter of a page
-URGENT = HUGE // 2  # of it, that may not wait for an idle processor any more
+AHEAD = 7 * HUGE // 8  # bytes in each tensor that are backed when a processor is idle
+URGENT = 3 * HUGE // 4  # of these, what is backed at once; a step of a prompt uses a quarter of a page
+LOOKS = 8  # how often the thread looks while a page is used up
 MADV_POPULATE_WRITE = 23  # of Linux 5.14; older systems refuse it. It leaves the contents as they are
 
 Populate = Callable[[int, int], bool]
@@ -44,7 +45,7 @@ class PagesAhead:
     def __init__(self, cache: Sequence[Tensor], populate: Populate = populate, later: Populate = back_later) -> None:
         """`cache`: tensors whose first dimension is the block. Those smaller than a large page are left alone.
 
-        `later` has memory backed when a processor is idle; where it returns False, `populate` does it at once.
+        `later` has memory backed when a processor is idle, or refuses to and returns False.
         """
         self._tensors = [one for one in cache if one.numel() * one.element_size() >= HUGE]
         self._populate = populate
@@ -54,7 +55,7 @@ class PagesAhead:
         self._num = 0  # blocks used so far
         self._limit = 0  # blocks whose memory is backed or about to be
         self._most = max((len(one) for one in self._tensors), default=0)  # blocks that may be used
-        self._step = min((HUGE // 4 // _stride(one) for one in self._tensors), default=0) or 1
+        self._step = min((HUGE // LOOKS // _stride(one) for one in self._tensors), default=0) or 1
         self._changed = threading.Condition()
         self._is_over = not self._tensors
         self._thread = threading.Thread(target=self._serve, name="pages", daemon=True)
@@ -102,8 +103,11 @@ class PagesAhead:
 
     def _advance(self, num_blocks: int) -> bool:
         """Backs the memory of that many blocks, and what comes next. Returns False if the system refuses."""
-        ahead = URGENT if self._takes(self._told, self._later, num_blocks, AHEAD) else AHEAD
-        return self._takes(self._done, self._populate, num_blocks, ahead)
+        if not self._takes(self._done, self._populate, num_blocks, URGENT):
+            return False
+        self._told = list(map(max, self._told, self._done))
+        self._takes(self._told, self._later, num_blocks, AHEAD)
+        return True
 
     def _takes(self, taken: list[int], take: Populate, num_blocks: int, ahead: int) -> bool:
         """Takes the memory of that many blocks, and `ahead` bytes behind them, page by page from where each of `taken`

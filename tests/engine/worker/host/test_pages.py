@@ -47,6 +47,13 @@ def refuse(address: int, size: int) -> bool:
     return False
 
 
+class Unthreaded(PagesAhead):
+    """Backs memory when a test calls `_advance`."""
+
+    def _serve(self) -> None:
+        """Leaves it to the test."""
+
+
 def cache(num_blocks: int = 64) -> torch.Tensor:
     return memory.zeros(num_blocks * BLOCK, torch.uint8).view(num_blocks, BLOCK)
 
@@ -64,25 +71,23 @@ def test_the_next_large_page_is_backed_in_each_tensor_once_a_quarter_of_one_is_u
     assert sorted(set(system.calls) - set(of_small)) == [(large.data_ptr() + page * HUGE, HUGE) for page in range(12)]
 
 
-def test_pages_wait_for_an_idle_processor_until_half_a_page_is_left() -> None:
+def test_pages_wait_for_an_idle_processor_until_three_quarters_of_a_page_are_left() -> None:
     system, idle, tensor = System(), System(), cache()
-    pages = PagesAhead([tensor], system, idle)
-    system.wait(HUGE)
-    for num_blocks, num_idle, num_urgent in ((3, 2, 1), (5, 2, 2), (11, 3, 2), (13, 3, 3)):
-        assert pages._advance(num_blocks)  # what its thread does once it hears of them
+    pages = Unthreaded([tensor], system, idle)
+    for num_blocks, num_idle, num_urgent in ((0, 0, 1), (1, 0, 1), (2, 1, 1), (3, 1, 2), (10, 2, 2), (11, 2, 3)):
+        assert pages._advance(num_blocks)
         assert (len(idle.calls), len(system.calls)) == (num_idle, num_urgent)
     pages.close()
-    for one in (idle, system):
-        assert one.calls == [(tensor.data_ptr() + page * HUGE, HUGE) for page in range(3)]
+    of_pages = [(tensor.data_ptr() + page * HUGE, HUGE) for page in range(3)]
+    assert (system.calls, idle.calls) == (of_pages, of_pages[1:])
 
 
-def test_pages_that_cannot_wait_are_backed_at_once() -> None:
-    system, idle, tensor = System(), System(most=HUGE), cache()
-    pages = PagesAhead([tensor], system, idle)
-    pages.reach(3)
-    system.wait(2 * HUGE)
+def test_a_page_that_cannot_wait_is_backed_all_the_same() -> None:
+    system, idle = System(), System(most=0)
+    pages = Unthreaded([cache()], system, idle)
+    assert pages._advance(2) and pages._advance(3)
     pages.close()
-    assert len(idle.calls) == 2
+    assert (len(idle.calls), len(system.calls)) == (1, 2)
 
 
 def test_no_memory_beyond_the_cache_is_touched() -> None:
