@@ -29,7 +29,8 @@ from sluice_server.engine.plan import StepPlan, StepResult
 from sluice_server.engine.worker.device import Device, HostCopy
 from sluice_server.engine.worker.overlapped import OverlappedRunner
 from sluice_server.engine.worker.runner import Runner, StepImages
-from sluice_server.engine.worker.steps import SampledIds, StepNumbers
+from sluice_server.engine.worker.step_numbers import StepNumbers
+from sluice_server.engine.worker.steps import SampledIds
 
 SPINS = 2000  # looks at the device before rank 0 sleeps between them
 SLEEP_S = 1e-4

@@ -11,7 +11,7 @@ from sluice_server.engine.parallel.messages import BeginStep
 from sluice_server.engine.worker.device import Device
 from sluice_server.engine.worker.graphs import GraphKey, RowShape
 from sluice_server.engine.worker.recorded_steps import Recording
-from sluice_server.engine.worker.steps import StepNumbers
+from sluice_server.engine.worker.step_numbers import StepNumbers
 
 
 class DeviceSteps(Protocol):

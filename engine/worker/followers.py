@@ -8,7 +8,8 @@ from typing import Protocol
 
 from sluice_server.engine.plan import StepPlan
 from sluice_server.engine.worker.runner import StepImages
-from sluice_server.engine.worker.steps import SampledIds, StepNumbers
+from sluice_server.engine.worker.step_numbers import StepNumbers
+from sluice_server.engine.worker.steps import SampledIds
 
 
 class Followers(Protocol):

@@ -30,7 +30,8 @@ from sluice_server.engine.worker.recorded_steps import NO_DRAFTS, InFlightDrafts
 from sluice_server.engine.worker.runner import CompletedStep, Runner
 from sluice_server.engine.worker.slots.state import DeviceState, Slots
 from sluice_server.engine.worker.staging import StagedTokens
-from sluice_server.engine.worker.steps import RecordedStep, UniformRows, UniformSteps
+from sluice_server.engine.worker.step_numbers import UniformRows, numbers_of_step
+from sluice_server.engine.worker.steps import RecordedStep, UniformSteps
 
 logger = logging.getLogger(__name__)
 
@@ -108,7 +109,7 @@ class OverlappedRunner:
 
     def _logits(self, rows: UniformRows) -> Tensor:
         """Begins the forward pass of a step; returns the logits of its sample positions."""
-        numbers = self._steps.numbers(self._graphs, rows)
+        numbers = numbers_of_step(self._graphs, rows)
         self._followers.begin(numbers, is_sampled=False)
         logits = self._steps.forward(self._graphs, numbers).logits[: rows.num_sampled]
         if rows.samples is None or all(rows.samples):
@@ -136,7 +137,7 @@ class OverlappedRunner:
     def _launch(self, plan: StepPlan, rows: UniformRows) -> LaunchedStep:
         rows = self._beside_sharers(plan, rows)
         order: Sequence[int] = () if rows.prefixes is None else rows.prefixes.order
-        numbers = self._steps.numbers(self._graphs, rows)
+        numbers = numbers_of_step(self._graphs, rows)
         self._followers.begin(numbers, is_sampled=True)
         self._last = LaunchedStep(plan, self._steps.launch(self._graphs, numbers, rows.num_sampled), order)
         return self._last

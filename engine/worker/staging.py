@@ -9,7 +9,7 @@ import numpy as np
 from sluice_server.engine.plan import IN_FLIGHT, Placement, StepPlan
 from sluice_server.engine.worker.followers import Followers
 from sluice_server.engine.worker.slots.state import DeviceState
-from sluice_server.engine.worker.steps import UniformRows
+from sluice_server.engine.worker.step_numbers import UniformRows
 from sluice_server.kernels.layout.ragged import Longs
 
 UNKNOWN = -1  # the device has written no token of the slot itself

@@ -5,7 +5,7 @@ Rows of few tokens sample behind every one, those of a mixed step behind their l
 so that rows that need more than sampling do not make a step unrecorded. Sampled tokens are written to the slots' rows
 at once, so the next step can be launched before the host reads them. In trees, the keys and values of accepted drafts
 move to the positions that they would have in a chain. Takes slots and numbers, not requests. Ranks that compute the
-same step take the same numbers (`StepNumbers`), and the ids that one of them samples.
+same step take the same numbers (`step_numbers`), and the ids that one of them samples.
 """
 
 import dataclasses
@@ -23,77 +23,17 @@ from sluice_server.engine.worker.device import Device, HostCopy
 from sluice_server.engine.worker.graphs import GraphKey, Graphs, RowShape
 from sluice_server.engine.worker.launched import BAD
 from sluice_server.engine.worker.slots.state import DeviceState
+from sluice_server.engine.worker.step_numbers import NO_LONGS, StepNumbers, UniformRows, form_numbers
 from sluice_server.kernels import ops
 from sluice_server.kernels.layout.metadata import AttentionMetadata
-from sluice_server.kernels.layout.prefixes import MOST_GROUPS, PrefixGroups
-from sluice_server.kernels.layout.ragged import Longs, Ragged, SharedPrefixRows
-from sluice_server.kernels.layout.trees import Trees, numbers_of
+from sluice_server.kernels.layout.prefixes import MOST_GROUPS
+from sluice_server.kernels.layout.ragged import Ragged, SharedPrefixRows
 from sluice_server.kernels.reference.inputs import StepInputs
 
 # Returns the sampled ids, int64 [S], of a step that samples S of them; the function given samples them.
 SampledIds: TypeAlias = Callable[[int, Callable[[], Tensor]], Tensor]
 
-NO_LONGS = np.empty(0, dtype=np.int64)
 NO_TABLES = np.empty((0, 0), dtype=np.int32)
-
-
-@dataclasses.dataclass(frozen=True, slots=True)
-class UniformRows:
-    """The rows of a step.
-
-    Attributes:
-        slots, starts, lens: int64 [R], per row, its slot, the position of its first token, its number of tokens.
-        trees: of the rows whose drafts branch.
-        prefixes: shared prefixes of rows of one token each; the rows are in `prefixes.order` already.
-        samples: of a mixed step, whether each row samples behind its last token; None: every row behind every token.
-        has_adapters: whether some rows have adapters.
-    """
-
-    slots: Longs
-    starts: Longs
-    lens: Longs
-    trees: Trees = dataclasses.field(default_factory=dict)
-    prefixes: PrefixGroups | None = None
-    samples: list[bool] | None = None
-    has_adapters: bool = False
-
-    @property
-    def num_sampled(self) -> int:
-        """The number of tokens that are sampled, or that could be, in a mixed step."""
-        return int(self.lens.sum()) if self.samples is None else len(self.lens)
-
-    @property
-    def shape(self) -> GraphKey:
-        """What `Graphs.find` looks for."""
-        per_row = self.lens.max() if self.samples is None else self.lens.sum()
-        return GraphKey(len(self.slots), int(per_row), self.form, self.has_adapters)
-
-    @property
-    def form(self) -> RowShape:
-        """The kind of recorded step that takes these rows."""
-        if self.samples is not None:
-            return RowShape.MIXED
-        if self.trees:
-            return RowShape.TREES
-        return RowShape.PLAIN if self.prefixes is None else RowShape.SHARED
-
-    def plain(self) -> "UniformRows":
-        """Returns the same rows without shared prefixes."""
-        return dataclasses.replace(self, prefixes=None)
-
-
-@dataclasses.dataclass(frozen=True, slots=True)
-class StepNumbers:
-    """What a step of some shape computes from, besides the state of its slots.
-
-    Attributes:
-        given: int64 [4, R]: slots, positions of the first tokens, tokens up to each row's last, whether it samples.
-        form: int64, further numbers that the rows' form needs: see `_numbers`.
-    """
-
-    key: GraphKey
-    given: "np.ndarray[tuple[int, int], np.dtype[np.int64]]"
-    form: Longs
 
 
 @dataclasses.dataclass(frozen=True)
@@ -149,23 +89,6 @@ class UniformSteps:
         forward = self._device.capture(step.forward)
         return dataclasses.replace(step, forward=forward, sample=self._device.capture(step.sample))
 
-    @staticmethod
-    def numbers(graphs: Graphs[RecordedStep], rows: UniformRows) -> StepNumbers:
-        """Returns the numbers of a step of these rows: of the least recorded one that takes them, if there is one."""
-        shape = rows.shape
-        step = graphs.find(*shape)
-        if step is None and rows.prefixes is not None:  # the step may be recorded for plain rows
-            rows = rows.plain()
-            shape = rows.shape
-            step = graphs.find(*shape)
-        key, num = shape if step is None else step.key, len(rows.slots)
-        given = np.zeros((4, key.num_rows), dtype=np.int64)
-        given[0, :num], given[1, :num] = rows.slots, rows.starts
-        np.cumsum(rows.lens, out=given[2, :num])
-        given[2, num:] = given[2, num - 1]  # padding rows have no token
-        given[3, :num] = True if rows.samples is None else rows.samples
-        return StepNumbers(key, given, _numbers(rows, key))
-
     def launch(self, graphs: Graphs[RecordedStep], numbers: StepNumbers, num_sampled: int) -> HostCopy:
         """Begins a step and returns its pending result.
 
@@ -187,7 +110,7 @@ class UniformSteps:
     def _blank(self, key: GraphKey) -> RecordedStep:
         on = self._model.device
         given = torch.zeros(4, key.num_rows, dtype=torch.int64, device=on)
-        form = torch.from_numpy(_numbers(UniformRows(NO_LONGS, NO_LONGS, NO_LONGS), key)).to(on)
+        form = torch.from_numpy(form_numbers(UniformRows(NO_LONGS, NO_LONGS, NO_LONGS), key)).to(on)
         sampled = torch.full((key.num_sampled,), BAD, dtype=torch.int64, device=on)
         logits, inputs = self._logits[: key.num_sampled], list[StepInputs]()
 
@@ -308,24 +231,3 @@ def _rows_of(ends: Tensor, num: int) -> Tensor:
     """Returns the row of each of `num` tokens: int64 [num]; padding is of the last one."""
     row = torch.searchsorted(ends, torch.arange(num, device=ends.device), right=True)
     return row.clamp_(max=len(ends) - 1)
-
-
-def _numbers(rows: UniformRows, key: GraphKey) -> Longs:
-    """Returns the numbers that the form of a step's rows needs.
-
-    For trees: see `kernels.layout.trees.numbers_of`. For shared prefixes: each group's first row (one more than there
-    are groups), the keys of its prefix, and the keys of each row's prefix.
-    """
-    if key.form is RowShape.TREES:
-        return numbers_of(rows.lens.tolist(), rows.trees, key.num_tokens).reshape(-1)
-    if key.form is not RowShape.SHARED:
-        return NO_LONGS
-    firsts, lengths = np.zeros(MOST_GROUPS + 1, dtype=np.int64), np.zeros(MOST_GROUPS, dtype=np.int64)
-    each = np.zeros(key.num_rows, dtype=np.int64)
-    if rows.prefixes is not None:
-        num, sizes = len(rows.prefixes.sizes), rows.prefixes.sizes
-        firsts[1 : num + 1] = np.cumsum(sizes)
-        firsts[num + 1 :] = firsts[num]  # unused groups have no rows
-        lengths[:num] = rows.prefixes.lengths
-        each[: firsts[num]] = np.repeat(lengths[:num], sizes)
-    return np.concatenate([firsts, lengths, each])

@@ -29,7 +29,7 @@ from sluice_server.engine.worker.recorded_steps import InFlightDrafts
 from sluice_server.engine.worker.runner import CompletedStep, Runner
 from sluice_server.engine.worker.slots.state import Slots
 from sluice_server.engine.worker.staging import StagedTokens
-from sluice_server.engine.worker.steps import UniformRows
+from sluice_server.engine.worker.step_numbers import UniformRows
 from sluice_server.kernels import gpu
 from tests.engine.test_engine_oracle import GEMMA2, some_prompts
 from tests.engine.worker.host_device import HostDevice, reference_family

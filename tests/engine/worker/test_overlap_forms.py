@@ -15,6 +15,7 @@ from sluice_server.engine.kv_cache.block_store import BlockStore
 from sluice_server.engine.models.config import read_config
 from sluice_server.engine.models.limits import limits_of
 from sluice_server.engine.request import EngineRequest, SamplingParams
+from sluice_server.engine.worker import overlapped
 from sluice_server.engine.worker.device import HostCopy
 from sluice_server.engine.worker.graphs import GraphKey, Graphs, RowShape, forms_of
 from sluice_server.engine.worker.launched import result_of
@@ -24,7 +25,8 @@ from sluice_server.engine.worker.recorded_steps import InFlightDrafts
 from sluice_server.engine.worker.runner import Runner
 from sluice_server.engine.worker.slots.state import Slots
 from sluice_server.engine.worker.startup.device_support import check_trees
-from sluice_server.engine.worker.steps import StepNumbers, UniformRows, UniformSteps
+from sluice_server.engine.worker.step_numbers import StepNumbers, UniformRows, numbers_of_step
+from sluice_server.engine.worker.steps import UniformSteps
 from sluice_server.kernels import gpu
 from sluice_server.kernels.reference import speculation
 from tests.engine.speculation.test_verification import Outputs, Prophet, run
@@ -95,11 +97,11 @@ class Log:
         self.forms: list[RowShape] = []
         self.moved = 0
         self._is_within = False
-        launch, numbers_of, move = UniformSteps.launch, UniformSteps.numbers, BlockStore.move_slots
+        launch, move = UniformSteps.launch, BlockStore.move_slots
 
         def begun(graphs: Graphs[Any], rows: UniformRows) -> StepNumbers:
             self.forms.append(rows.form)
-            return numbers_of(graphs, rows)
+            return numbers_of_step(graphs, rows)
 
         def launched(steps: UniformSteps, graphs: Graphs[Any], numbers: StepNumbers, num: int) -> HostCopy:
             self._is_within = True
@@ -113,7 +115,7 @@ class Log:
             move(store, sources, targets)
 
         monkeypatch.setattr(UniformSteps, "launch", launched)
-        monkeypatch.setattr(UniformSteps, "numbers", staticmethod(begun))
+        monkeypatch.setattr(overlapped, "numbers_of_step", begun)
         monkeypatch.setattr(BlockStore, "move_slots", moved)
 
 

@@ -12,7 +12,7 @@ from sluice_server.engine.request import SamplingParams
 from sluice_server.engine.worker.followers import NoFollowers
 from sluice_server.engine.worker.slots.state import DeviceState, Slots
 from sluice_server.engine.worker.staging import StagedTokens
-from sluice_server.engine.worker.steps import UniformRows
+from sluice_server.engine.worker.step_numbers import UniformRows
 from tests.engine.worker.host_device import HostDevice
 
 
