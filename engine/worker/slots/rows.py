@@ -76,6 +76,7 @@ class SlotRows:
         self._banned_tokens = SlotBannedTokens()
         self._listeners: tuple[TokenListener, ...] = (self._adjustments, self._banned_tokens, matchers, self.plugins)
         self.listening: dict[int, list[TokenListener]] = {}  # by slot: listeners that follow its tokens
+        self._whole: set[int] = set()  # slots whose logits are read beyond what a grammar allows
         self._keys: dict[int, tuple[object, ...]] = {}  # by slot: what `_fixed` depends on
         # By slots that sampled; cleared by `reset`, unless the slot's next sequence has the same parameters.
         self._fixed: dict[tuple[int, ...], SamplingParamRows] = {}
@@ -95,6 +96,9 @@ class SlotRows:
         self.matchers.reset(placement)
         self.plugins.reset(placement)
         self.listening.pop(slot, None)
+        self._whole.discard(slot)
+        if placement.params.logprobs >= 0 or self.plugins.listens(slot):
+            self._whole.add(slot)
         listeners = [one for one in self._listeners if one.listens(slot)]
         if listeners:
             self.listening[slot] = listeners
@@ -154,11 +158,11 @@ class SlotRows:
         Rows that report log probabilities, or whose logits plugins see, are read whole, as all others are."""
         if masks is None or not len(masks.rows):
             return None
-        at = np.array(slots)[masks.rows]
-        is_part = (self._num_logprobs[at] < 0) & [not self.plugins.listens(slot) for slot in at.tolist()]
-        if is_part.all():
-            return TokenMask(torch.from_numpy(masks.rows), torch.from_numpy(masks.bits))
-        return TokenMask(torch.from_numpy(masks.rows[is_part]), torch.from_numpy(masks.bits[is_part]))
+        rows, bits = masks.rows, masks.bits
+        if not self._whole.isdisjoint(slots):
+            is_part = np.array([slots[row] not in self._whole for row in rows.tolist()])
+            rows, bits = rows[is_part], bits[is_part]
+        return TokenMask(torch.from_numpy(rows), torch.from_numpy(bits))
 
     def _fixed_rows(self, slots: list[int]) -> SamplingParamRows:
         """Returns the parameters that stay as long as the same slots sample."""
