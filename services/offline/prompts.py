@@ -1,6 +1,6 @@
 """Converts a caller's prompts and chats to GenerationSpecs of the contract. Encodes nothing."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, TypeAlias
 
 import msgspec
@@ -13,6 +13,7 @@ from sluice_server.services.edge.wire import ChatRequest
 from sluice_server.services.offline.errors import PromptError, from_edge
 from sluice_server.services.offline.params import Given, fill, params_of
 
+BYTES = bytes | bytearray  # sequences of integers, which are no token ids
 Prompt: TypeAlias = str | Sequence[int]
 Message: TypeAlias = Mapping[str, Any]  # in OpenAI's form
 Conversation: TypeAlias = Sequence[Message]
@@ -22,7 +23,7 @@ Adapter: TypeAlias = str | Sequence[str | None] | None  # name for all prompts, 
 
 def prompts_of(given: Prompt | Sequence[Prompt]) -> list[Prompt]:
     """Returns a list of prompts, from one or several."""
-    if isinstance(given, str):
+    if isinstance(given, str | BYTES) or not isinstance(given, Iterable):  # what is neither is refused as one prompt
         return [given]
     found: list[Any] = list(given)
     return [found] if found and all(_is_id(one) for one in found) else found
@@ -83,7 +84,7 @@ def _prompted(prompt: object, params: Given) -> types_pb2.GenerationSpec:
     try:
         if isinstance(prompt, str):
             spec.text = prompt
-        elif isinstance(prompt, Sequence) and all(_is_id(one) for one in prompt):
+        elif isinstance(prompt, Sequence) and not isinstance(prompt, BYTES) and all(_is_id(one) for one in prompt):
             ids: Sequence[int] = prompt
             spec.token_ids.ids.extend(ids)
             spec.token_ids.SetInParent()
