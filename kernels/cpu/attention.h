@@ -1,6 +1,6 @@
 // Attention of ragged queries over a paged cache, in float32, for each number format of the cache. On processors with
-// AMX, bfloat16 keys are multiplied by queries rounded to bfloat16 (tile_attention.h); on those with VNNI, int8 keys by
-// queries rounded to 16 bits (integer_attention.h).
+// AMX or AVX-512 BF16, bfloat16 keys are multiplied by queries rounded to bfloat16 (tile_attention.h,
+// pair_attention.h); on those with VNNI, int8 keys by queries rounded to 16 bits (integer_attention.h).
 //
 // A query attends to its keys in blocks of KEYS_OF<Element> that start at multiples of it, with a running maximum
 // (Milakov & Gimelshein 2018; FlashAttention). A query's result is the same in decode, in any chunk and in any batch,
@@ -16,6 +16,7 @@
 
 #include "bundles.h"
 #include "integer_attention.h"
+#include "pair_attention.h"
 #include "running.h"
 #include "soften.h"
 #include "tile_attention.h"
@@ -130,8 +131,14 @@ inline void attend(const Attention<Element>& job, Queries& queries, Products& pr
   for (int at = 0; at < queries.num; ++at) {
     const QueryTile& own = queries.tiles[at];
     const Running& running = queries.running[at];
+    alignas(64) float totals[QUERIES];
+    for (int from = 0; from < own.count; from += LANES) {
+      Vec rows[LANES];
+      for (int i = 0; i < LANES; ++i) rows[i] = load(running.totals[from + i]);
+      store(totals + from, sums(rows));
+    }
     for (int r = 0; r < own.count; ++r) {
-      const float total = sum(load(running.totals[r])) + std::exp(own.sink[r] - running.peak[r]);
+      const float total = totals[r] + (job.sinks == nullptr ? 0.0f : std::exp(own.sink[r] - running.peak[r]));
       for (int64_t d = 0; d < job.dim; d += LANES) store(own.out[r] + d, load(running.acc + r * job.dim + d) / total);
     }
   }
@@ -176,6 +183,12 @@ inline void attend(const Attention<Element>& job, const Bundle& bundle, int64_t 
   if constexpr (std::is_same_v<Element, uint16_t>)
     if (ByTiles::takes(job.dim)) {
       ByTiles products(job, queries.tiles[0]);
+      return attend(job, queries, products, bundle.shared);
+    }
+#elif defined(__AVX512BF16__)
+  if constexpr (std::is_same_v<Element, uint16_t>)
+    if (ByPairs::takes(job.dim)) {
+      ByPairs products(job, queries.tiles, queries.num);
       return attend(job, queries, products, bundle.shared);
     }
 #endif

@@ -13,9 +13,9 @@
 
 namespace sluice {
 
-constexpr int64_t DEEP = 4;      // most tiles of one key head that a piece has
-constexpr int64_t HELD = 4096;   // most numbers of a piece's running sums: the L1 cache holds them
-constexpr int64_t TO_SHARE = 2;  // pieces a thread, at least, where a piece has several key heads
+constexpr int64_t DEEP = MOST_TILES;  // most tiles of one key head that a piece has
+constexpr int64_t HELD = 4096;        // most numbers of a piece's running sums: the L1 cache holds them
+constexpr int64_t TO_SHARE = 2;       // pieces a thread, at least, where a piece has several key heads
 
 struct Bundle {
   const int64_t* rows;

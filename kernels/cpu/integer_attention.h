@@ -10,6 +10,7 @@
 #pragma once
 
 #include "integer_weights.h"
+#include "squares.h"
 
 namespace sluice {
 
@@ -103,16 +104,7 @@ class ByIntegers {
 #pragma GCC unroll 16
     for (int j = 0; j < LANES; ++j) rows[j] = _mm512_xor_si512(rows[j], offset);
 #pragma GCC unroll 4
-    for (__m512i* v = rows; v < rows + LANES; v += 4) {
-      const __m512i low[2] = {_mm512_maskz_unpacklo_epi32(ALL, v[0], v[1]),
-                              _mm512_maskz_unpacklo_epi32(ALL, v[2], v[3])};
-      const __m512i high[2] = {_mm512_maskz_unpackhi_epi32(ALL, v[0], v[1]),
-                               _mm512_maskz_unpackhi_epi32(ALL, v[2], v[3])};
-      v[0] = _mm512_maskz_unpacklo_epi64(ALL_PAIRS, low[0], low[1]);
-      v[1] = _mm512_maskz_unpackhi_epi64(ALL_PAIRS, low[0], low[1]);
-      v[2] = _mm512_maskz_unpacklo_epi64(ALL_PAIRS, high[0], high[1]);
-      v[3] = _mm512_maskz_unpackhi_epi64(ALL_PAIRS, high[0], high[1]);
-    }
+    for (__m512i* v = rows; v < rows + LANES; v += 4) transpose_four(v);
   }
 
   // Returns the products of LANES keys and a chunk of a query.

@@ -15,7 +15,6 @@ constexpr int32_t OFFSET = 128;                // added to keys, since one facto
 // Masks of all numbers: see ALL.
 constexpr __mmask64 ALL_BYTES = ~0ull;
 constexpr __mmask32 ALL_WORDS = ~0u;
-constexpr __mmask8 ALL_PAIRS = 0xff;
 
 // Returns the greatest magnitude of a row; NaN if one of the numbers is.
 inline float greatest_magnitude(const float* x, int64_t num) {

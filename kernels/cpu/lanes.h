@@ -1,4 +1,4 @@
-// Vector operations of the sampler besides vector.h: lane masks as bits, sums in double precision, logarithms.
+// Vector operations of the sampler besides vector.h: sums in double precision, logarithms.
 #pragma once
 
 #if defined(__x86_64__)
@@ -15,19 +15,6 @@ namespace sluice {
 typedef double Doubles __attribute__((vector_size(LANES * 4)));  // LANES / 2 numbers
 typedef uint32_t Words __attribute__((vector_size(LANES * 4)));
 typedef uint64_t Wide __attribute__((vector_size(LANES * 4)));  // LANES / 2 words, each a pair of lanes
-
-// Returns a mask: bit i is set if lane i is true. Lanes are all ones or all zeros.
-inline uint32_t bits_of(IntVec lanes) {
-#if defined(__AVX512DQ__)
-  return _mm512_movepi32_mask(reinterpret_cast<__m512i>(lanes));
-#elif defined(__AVX__)
-  return static_cast<uint32_t>(_mm256_movemask_ps(reinterpret_cast<__m256>(lanes)));
-#else
-  uint32_t found = 0;
-  for (int lane = 0; lane < LANES; ++lane) found |= static_cast<uint32_t>(lanes[lane] & 1) << lane;
-  return found;
-#endif
-}
 
 // Multiplies the low words of each pair of lanes to 64-bit products.
 inline Wide multiply_low(Wide a, Wide b) {

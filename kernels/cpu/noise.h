@@ -5,6 +5,7 @@
 #include <algorithm>
 #include <cstdint>
 
+#include "exponentials.h"
 #include "lanes.h"
 
 namespace sluice {

@@ -10,6 +10,7 @@
 #include <utility>
 #include <vector>
 
+#include "exponentials.h"
 #include "masks.h"
 #include "pool.h"
 #include "vector.h"

@@ -3,6 +3,7 @@
 
 #include <limits>
 
+#include "exponentials.h"
 #include "queries.h"
 
 namespace sluice {
@@ -14,14 +15,15 @@ struct Running {
   float totals[QUERIES][LANES];  // of weights, by the key's lane
 
   // Raises the maxima of `count` queries from `first` on to `highest` where that is more, and rescales their sums.
-  void raise(int first, int count, Vec highest, int64_t dim) {
+  void raise(int first, Vec highest, int64_t dim) {
     const Vec before = load(peak + first);
-    if (!has_any(highest > before)) return;
+    const uint32_t risen = bits_of(highest > before);
+    if (risen == 0) return;
     float shrinks[LANES];
-    store(shrinks, highest > before ? exp(before - highest) : broadcast(1.0f));  // 0 the first time
+    store(shrinks, exp(before - highest));  // of those that rise; 0 the first time
     store(peak + first, highest > before ? highest : before);
-    for (int r = 0; r < count; ++r) {
-      if (shrinks[r] == 1.0f) continue;
+    for (uint32_t left = risen; left != 0; left &= left - 1) {
+      const int r = __builtin_ctz(left);
       float* own = acc + (first + r) * dim;
       for (int64_t d = 0; d < dim; d += LANES) store(own + d, load(own + d) * shrinks[r]);
       store(totals[first + r], load(totals[first + r]) * shrinks[r]);
@@ -56,7 +58,7 @@ template <int MOST, int NUM>
 #pragma GCC unroll 4
     for (int j = 0; j < NUM; j += LANES) best[r] = greater(best[r], load(scores[r] + j));
   }
-  running.raise(first, count, first_lanes<MOST>(greatests<MOST>(best), none), dim);
+  running.raise(first, first_lanes<MOST>(greatests<MOST>(best), none), dim);
 #pragma GCC unroll 4
   for (int r = 0; r < MOST && r < count; ++r) {
     if (!sees[r]) {

@@ -10,6 +10,7 @@
 #include <vector>
 
 #include "adjust.h"
+#include "exponentials.h"
 #include "lanes.h"
 
 namespace sluice {

@@ -5,6 +5,7 @@
 // pairs. A query's result depends on no other query, as rows and columns of tiles are independent.
 #pragma once
 
+#include "bfloat16.h"
 #include "queries.h"
 #include "tiles.h"
 
@@ -12,12 +13,11 @@ namespace sluice {
 
 #if defined(__AMX_BF16__)
 
-constexpr int64_t NUMBERS = LINE / 2;  // bfloat16 numbers of a cache line; head sizes must be multiples of it
-
 static_assert(KEYS == BLOCK && QUERIES == TILE_ROWS && LANES == TILE_ROWS);
 
 class ByTiles {
  public:
+  // Whether heads are whole cache lines.
   static bool takes(int64_t dim) { return dim % NUMBERS == 0; }
 
   ByTiles(const Attention<uint16_t>& job, const QueryTile& tile)
@@ -56,7 +56,7 @@ class ByTiles {
   void add_values(int first, int last, const KeyBlock<uint16_t>& block, const float (*weights)[KEYS], float* acc) {
     alignas(64) float narrow[QUERIES * LANES] = {};
     for (int r = first; r < last; ++r) store(narrow + r * LANES, rounded(weights[r], weights[r] + LANES));
-    for (int j = 0; j < KEYS; j += 2) lay(block.values[j], block.values[j + 1], values_ + j / 2 * dim_ * 2);
+    for (int j = 0; j < KEYS; j += 2) interleave(block.values[j], block.values[j + 1], dim_, values_ + j * dim_);
     load_tile<WEIGHT>(narrow, LINE);
     for (int64_t d = 0; d < dim_; d += NUMBERS) {
       for (int j = 0; j < KEYS; ++j) __builtin_prefetch(block.ahead->keys[j] + d);
@@ -76,11 +76,6 @@ class ByTiles {
     return {count, count, count, TILE_ROWS, TILE_ROWS, TILE_ROWS, TILE_ROWS, TILE_ROWS};
   }
 
-  // Rounds two vectors to the 32 bfloat16 numbers of a cache line.
-  static Vec rounded(const float* lower, const float* upper) {
-    return (Vec)_mm512_cvtne2ps_pbh((__m512)load(upper), (__m512)load(lower));
-  }
-
   // Returns the keys as rows of a tile; copies them side by side unless they lie at a constant stride.
   KeyRows rows(const uint16_t* const* keys) {
     bool is_even = true;
@@ -89,21 +84,6 @@ class ByTiles {
     uint16_t* to = keys_ + (laid_ ^= 1) * TILE_ROWS * dim_;
     for (int j = 0; j < TILE_ROWS; ++j) std::memcpy(to + j * dim_, keys[j], dim_ * sizeof(uint16_t));
     return {to, dim_ * 2};
-  }
-
-  // Interleaves the numbers of two rows.
-  void lay(const uint16_t* one, const uint16_t* other, uint16_t* to) const {
-    alignas(64) static constexpr uint16_t TURNS[2][NUMBERS] = {
-        {0, 32, 1, 33, 2,  34, 3,  35, 4,  36, 5,  37, 6,  38, 7,  39,
-         8, 40, 9, 41, 10, 42, 11, 43, 12, 44, 13, 45, 14, 46, 15, 47},
-        {16, 48, 17, 49, 18, 50, 19, 51, 20, 52, 21, 53, 22, 54, 23, 55,
-         24, 56, 25, 57, 26, 58, 27, 59, 28, 60, 29, 61, 30, 62, 31, 63}};
-    for (int64_t d = 0; d < dim_; d += NUMBERS) {
-      const __m512i a = _mm512_loadu_si512(one + d), b = _mm512_loadu_si512(other + d);
-      for (int half = 0; half < 2; ++half)
-        _mm512_store_si512(to + d * 2 + half * NUMBERS,
-                           _mm512_permutex2var_epi16(a, _mm512_load_si512(TURNS[half]), b));
-    }
   }
 
   // Adds weights · values for the LANES columns from `d` on.

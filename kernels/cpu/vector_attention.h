@@ -7,7 +7,7 @@
 #include <algorithm>
 #include <type_traits>
 
-#include "queries.h"
+#include "ahead.h"
 
 namespace sluice {
 
@@ -28,20 +28,6 @@ constexpr int HELD_DIM<float> = 128;
 template <>
 constexpr int HELD_DIM<uint16_t> = 64;
 #endif
-
-// The keys or values to prefetch: `next` to the first-level cache; `later`, unless it is null, to the second-level one,
-// which can ask memory for more lines at once.
-template <typename Element>
-struct Ahead {
-  const Element* const* next;
-  const Element* const* later;
-
-  // Prefetches the cache line at number `at` of row j; does nothing unless `at` is the start of a line.
-  [[gnu::always_inline]] void fetch(int j, int64_t at, int64_t dim) const {
-    sluice::fetch(next[j], at, dim);
-    if (later != nullptr && at * sizeof(Element) % LINE == 0) __builtin_prefetch(later[j] + at, 0, 2);
-  }
-};
 
 // Computes the scores of ROWS queries, a power of two, and prefetches the rows `ahead`. Each score is a dot product in
 // LANES chains, which `sums` adds; one call of `sums` takes LANES keys of one query, or LANES / ROWS keys of each.
@@ -255,7 +241,7 @@ class ByVectors {
       for (; r + ABREAST <= last; r += ABREAST) score_turned<ABREAST>(tile.q + r, turned_, dim_, scale_, scores + r);
       for (; r < last; ++r) score_turned<1>(tile.q + r, turned_, dim_, scale_, scores + r);
     } else {
-      const Ahead<Element> ahead = before_values(block);
+      const Ahead<Element> ahead = lookahead().before_values(block);
       if constexpr (HELD_DIM<Element> > 0)
         if (is_held()) {
           constexpr int ROWS = RESIDENT / (HELD_DIM<Element> / LANES);
@@ -272,7 +258,7 @@ class ByVectors {
   // Prefetches the keys or values of the next block.
   void add_values(int first, int last, const KeyBlock<Element>& block, float (*weights)[KEYS], float* acc) const {
     of_values_.apply(last - first, weights + first);
-    const Ahead<Element> ahead = after_values(block);
+    const Ahead<Element> ahead = lookahead().after_values(block);
     const auto add = [&](const auto* const* values) {
       sluice::add_values(last - first, values, block.num, dim_, weights + first, acc + first * dim_, ahead);
     };
@@ -282,26 +268,10 @@ class ByVectors {
   }
 
  private:
-  // Whether values come to the first-level cache during the scores of their own block, and keys during the values of
-  // the block before. Short rows come too late by that, and both come during those of the block before. The cache would
-  // not hold two blocks of longer rows: they come to the second-level cache that early.
-  bool is_near() const { return is_turned_ || dim_ * sizeof(Element) > 2 * LINE; }
-
   // Whether queries stay in registers, see HELD_DIM.
   bool is_held() const { return dim_ == HELD_DIM<Element>; }
 
-  // Whether rows come to the second-level cache first. Many queries compute for longer than memory takes.
-  bool is_early() const { return !IS_SCALED<Element> && !is_turned_ && (is_near() || is_held()); }
-
-  Ahead<Element> before_values(const KeyBlock<Element>& block) const {
-    const KeyBlock<Element>& later = is_near() ? *block.ahead : *block.ahead->ahead;
-    return {is_near() ? block.values : block.ahead->keys, is_early() ? later.keys : nullptr};
-  }
-
-  Ahead<Element> after_values(const KeyBlock<Element>& block) const {
-    const KeyBlock<Element>& later = is_near() ? *block.ahead : *block.ahead->ahead;
-    return {is_near() ? block.ahead->keys : block.ahead->values, is_early() ? later.values : nullptr};
-  }
+  Lookahead<Element> lookahead() const { return {dim_, is_turned_, is_held()}; }
 
   int64_t dim_;
   float scale_;

@@ -121,7 +121,7 @@ def test_attention_over_bfloat16_equals_its_reference(emulated: ModuleType, monk
     tables = np.array([[1, 3, 5, 7, 9]], dtype=np.int32)
     meta = AttentionMetadata.build([70], [70], tables, 16, torch.device("cpu"))
     whole = ops.paged_attention(q, cache, meta, 0.125, None)
-    error = 0.01 if "amx" in emulated.__name__ else 2e-5
+    error = 2e-5 if "vnni" in emulated.__name__ else 0.01  # where queries and weights are rounded
     assert torch.allclose(whole, definitions.paged_attention(q, cache, meta, 0.125, None), atol=error)
     for num in (1, 9):
         last = AttentionMetadata.build([num], [70], tables, 16, torch.device("cpu"))

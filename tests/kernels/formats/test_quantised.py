@@ -296,7 +296,7 @@ def test_attention_over_a_rounded_cache_equals_its_reference(dtype: torch.dtype,
     steps = kept.abs().amax(-1, keepdim=True) / LEVELS if dtype is torch.int8 else kept.abs() / 128
     assert ((slots.decode(written, 64, torch.float32) - kept).abs() <= 0.51 * steps + 1e-5).all()
     got = ops.paged_attention(heads[:, :4], cache, meta, 0.125, window)
-    rounds = dtype is torch.bfloat16 and builds.multiplies("amx_bf16")  # queries and softmax's weights, too
+    rounds = dtype is torch.bfloat16 and builds.multiplies("avx512_bf16")  # queries and softmax's weights, too
     as_bytes = dtype is torch.int8  # with VNNI queries and weights have 16 bits
     error = 0.01 if rounds else 1e-4 if as_bytes else 2e-5
     assert torch.allclose(got, definitions.paged_attention(heads[:, :4], cache, meta, 0.125, window), atol=error)

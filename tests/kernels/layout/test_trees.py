@@ -22,7 +22,7 @@ FORKED = Tree((-1, 0, 0, 1, 2, 2, 1))
 FORMATS = [torch.float32, torch.bfloat16, torch.int8]
 
 
-@pytest.fixture(params=["v4", "v3", "torch"])
+@pytest.fixture(params=[*builds.KNOWN, "torch"])
 def kernels(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
     """Our own kernels of each instruction set of this machine, and none."""
     name: str = request.param
