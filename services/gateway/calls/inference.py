@@ -19,6 +19,7 @@ from sluice_server.services.gateway.calls.joined_frames import joined_events
 from sluice_server.services.gateway.calls.large import LargeRequestQueue
 from sluice_server.services.gateway.calls.peers import PeerGateways
 from sluice_server.services.gateway.calls.refusal import refuse, trailers_of, turn_away
+from sluice_server.services.gateway.calls.tokenized import tokenized
 from sluice_server.services.gateway.generation.service import GenerationService, can_go_on, check_id
 from sluice_server.services.gateway.generation.stream import GenerationStream, RequestReader
 from sluice_server.services.gateway.requests.open_request import RequestStatus
@@ -109,7 +110,7 @@ class Inference:
         async def body(reader: RequestReader) -> bytes:
             value = await reader.outcome()
             assert isinstance(value, Tokenized)
-            return await self._joined(responses.tokenized(reader.request.envelope, value))
+            return await self._joined(tokenized(reader.request.envelope, value))
 
         return await self._answer("Tokenize", context, begin, body)
 

@@ -1,6 +1,6 @@
 """Converts events of the generation service to messages of the contract. Pure; on the hot path of every stream."""
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from typing import TypeVar
 
 from sluice.v1 import inference_pb2, types_pb2
@@ -28,12 +28,11 @@ from sluice_server.services.gateway.generation.events import (
     ThrottledEvent,
     ThrottleReason,
 )
-from sluice_server.services.messages.details import Scored, Timings, Tokenized, TokenRecord
-from sluice_server.services.messages.messages import Envelope, Text
+from sluice_server.services.messages.details import Scored, Timings, TokenRecord
+from sluice_server.services.messages.messages import Text
 from sluice_server.services.messages.work import ints
 from sluice_server.services.telemetry.observed import RequestUsage
 
-SLICE_TOKENS = 1000
 _REASONS = {
     FinishReason.LENGTH: types_pb2.FINISH_REASON_LENGTH,
     FinishReason.EOS: types_pb2.FINISH_REASON_EOS,
@@ -259,37 +258,6 @@ def _output(index: int, completed: CompletedOutput, has_records: bool) -> types_
         for one in texts:
             add_tokens(output.tokens.add, one.tokens)
     return output
-
-
-def tokenized(envelope: Envelope, value: Tokenized) -> Iterator[bytes]:
-    """Yields the encoded response of Tokenize in slices, each made in a millisecond at most. Other calls can run
-    between them: a text of 1 MiB may be a million tokens."""
-    response, ids = inference_pb2.TokenizeResponse, ints(value.ids)
-    num = len(ids) or value.num_tokens
-    head = response(model=envelope.model, revision=envelope.revision, num_tokens=num, text=value.text)
-    yield head.SerializeToString()
-    entries = _Entries(value.pieces)
-    for at in range(0, len(ids), SLICE_TOKENS):
-        yield b"".join([entries[token_id] for token_id in ids[at : at + SLICE_TOKENS]])
-    starts, ends = ints(value.starts), ints(value.ends)
-    for at in range(0, len(starts), SLICE_TOKENS):
-        part = slice(at, at + SLICE_TOKENS)
-        yield response(starts=starts[part], ends=ends[part]).SerializeToString()
-
-
-class _Entries(dict[int, bytes]):
-    """Cache of each token's encoded entry in a response of Tokenize, made on first use. Most tokens occur many times,
-    and an entry does not depend on its position."""
-
-    def __init__(self, pieces: Mapping[int, bytes]) -> None:
-        super().__init__()
-        self._pieces = pieces
-
-    def __missing__(self, token_id: int) -> bytes:
-        made = inference_pb2.TokenizeResponse()
-        made.tokens.add(id=token_id, piece=self._pieces[token_id])
-        entry = self[token_id] = made.SerializeToString()
-        return entry
 
 
 def usage(spent: RequestUsage) -> types_pb2.Usage:
