@@ -7,6 +7,8 @@
 // all of the process's memory map.
 #pragma once
 
+#include <unistd.h>
+
 #include <atomic>
 #include <cstdint>
 #include <thread>
@@ -19,7 +21,8 @@ namespace sluice {
 
 class Backing {
  public:
-  // Returns the backing of this process. Its thread begins with the first range and ends with the process.
+  // Returns the backing of this process. Its thread begins with the first range and ends with the process; in a process
+  // that was forked from one that has it, it begins again.
   static Backing& instance() {
     static Backing* backing = new Backing();
     return *backing;
@@ -30,8 +33,10 @@ class Backing {
   bool add(uint8_t* first, int64_t size) {
     const uint64_t added = added_.load(std::memory_order_relaxed);
     if (added - done_.load(std::memory_order_acquire) == ROOM) return false;
-    if (!has_begun_) std::thread([this] { serve(); }).detach();
-    has_begun_ = true;
+    if (const int64_t process = getpid(); process != begun_in_) {
+      begun_in_ = process;
+      std::thread([this] { serve(); }).detach();
+    }
     ranges_[added % ROOM] = {first, size};
     added_.store(added + 1, std::memory_order_release);
     added_.notify_one();
@@ -42,6 +47,7 @@ class Backing {
   void drop() {
     const uint64_t added = added_.load(std::memory_order_acquire);
     dropped_.store(added, std::memory_order_release);
+    if (begun_in_ != getpid()) return;
     for (uint64_t done; (done = done_.load(std::memory_order_acquire)) < added;) done_.wait(done);
   }
 
@@ -59,7 +65,8 @@ class Backing {
     const sched_param none{};
     sched_setscheduler(0, SCHED_IDLE, &none);  // of this thread; where it is refused, the usual priority stays
 #endif
-    for (uint64_t done = 0;; ++done, done_.store(done, std::memory_order_release), done_.notify_all()) {
+    for (uint64_t done = done_.load(std::memory_order_relaxed);;
+         ++done, done_.store(done, std::memory_order_release), done_.notify_all()) {
       added_.wait(done, std::memory_order_acquire);
       const Range range = ranges_[done % ROOM];
       for (int64_t at = 0; at < range.size && dropped_.load(std::memory_order_acquire) <= done; at += PAGE) {
@@ -70,7 +77,7 @@ class Backing {
   }
 
   Range ranges_[ROOM];
-  bool has_begun_ = false;
+  int64_t begun_in_ = 0;                                   // the process whose thread it is
   std::atomic<uint64_t> added_{0}, done_{0}, dropped_{0};  // numbers of ranges since the process began
 };
 

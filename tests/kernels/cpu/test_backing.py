@@ -70,6 +70,23 @@ def test_too_many_ranges_are_refused_and_what_is_dropped_is_touched_no_more() ->
     wait_until_backed(tensor)
 
 
+@needs_thread
+def test_a_forked_process_has_a_thread_of_its_own() -> None:
+    tensor = memory.zeros(HUGE, torch.uint8)
+    assert backing.back_later(tensor.data_ptr(), tensor.numel())
+    child = os.fork()
+    if child == 0:
+        try:
+            backing.drop()
+            own = memory.zeros(HUGE, torch.uint8)
+            backing.back_later(own.data_ptr(), own.numel())
+            wait_until_backed(own)
+            os._exit(0)
+        finally:
+            os._exit(1)
+    assert os.waitpid(child, 0)[1] == 0
+
+
 @pytest.mark.parametrize(
     ("platform", "release", "able"),
     [
