@@ -3,10 +3,13 @@
 They are optional: without a compiler the installation goes on and torch's own operators serve, more slowly.
 """
 
+import copy
+import os
 import platform
 from pathlib import Path
 
 from setuptools import Extension, setup
+from setuptools.command.build_ext import build_ext
 
 FOLDER = Path("sluice_server/kernels/cpu")
 SOURCES = ("module.cpp", "automaton.cpp", "sampling.cpp", "sums.cpp", "encoder.cpp", "backing.cpp")
@@ -38,4 +41,20 @@ def kernels() -> list[Extension]:
     ]
 
 
-setup(ext_modules=kernels())
+class BuildSets(build_ext):
+    """Builds the instruction sets side by side, the objects of each in a folder of its own: all have the same sources,
+    and setuptools would put the objects of all into one place."""
+
+    def finalize_options(self) -> None:
+        """One build a processor, unless -j says otherwise."""
+        super().finalize_options()
+        self.parallel = self.parallel or len(os.sched_getaffinity(0))
+
+    def build_extension(self, ext: Extension) -> None:
+        """Builds one of them."""
+        own = copy.copy(self)
+        own.build_temp = str(Path(self.build_temp, ext.name))
+        build_ext.build_extension(own, ext)
+
+
+setup(ext_modules=kernels(), cmdclass={"build_ext": BuildSets})

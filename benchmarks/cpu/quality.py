@@ -92,9 +92,7 @@ def write_reference(folder: Path, windows: Sequence[Sequence[int]], to: Path, de
     """Log probabilities of transformers in float32, written to a file that peers read."""
     from transformers import AutoModelForCausalLM  # of the tests' environment, and needed only here
 
-    model = AutoModelForCausalLM.from_pretrained(
-        folder, dtype=torch.float32, attn_implementation="eager", device_map={"": device}
-    )
+    model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32, attn_implementation="eager").to(device)
     shape = (len(windows), WINDOW, model.config.vocab_size)
     found: Array = np.lib.format.open_memmap(to, mode="w+", dtype=np.float32, shape=shape)
     with torch.inference_mode():

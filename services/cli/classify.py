@@ -9,6 +9,7 @@ from sluice_server.services.cli.connection_options import (
     ADDRESS,
     AddressOption,
     ConnectionOptions,
+    TimeoutOption,
     TlsCaOption,
     TlsCertOption,
     TlsKeyOption,
@@ -16,7 +17,7 @@ from sluice_server.services.cli.connection_options import (
     TokenOption,
 )
 from sluice_server.services.cli.rows import JsonOption, Row, show
-from sluice_server.services.cli.texts import FileOption, TimeoutOption, TruncateOption, parts, texts_of
+from sluice_server.services.cli.texts import FileOption, TruncateOption, parts, texts_of
 
 if TYPE_CHECKING:
     import sluice

@@ -31,6 +31,9 @@ TlsCertOption: TypeAlias = Annotated[
 TlsKeyOption: TypeAlias = Annotated[
     Path | None, typer.Option(envvar="SLUICE_CLIENT_TLS_KEY", help="PEM key of --tls-cert", rich_help_panel=PANEL)
 ]
+TimeoutOption: TypeAlias = Annotated[
+    float | None, typer.Option(min=0.001, envvar="SLUICE_TIMEOUT", help="deadline of each call in seconds")
+]
 TokenOption: TypeAlias = Annotated[
     str | None,
     typer.Option(

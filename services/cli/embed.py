@@ -10,6 +10,7 @@ from sluice_server.services.cli.connection_options import (
     ADDRESS,
     AddressOption,
     ConnectionOptions,
+    TimeoutOption,
     TlsCaOption,
     TlsCertOption,
     TlsKeyOption,
@@ -20,7 +21,6 @@ from sluice_server.services.cli.rows import JsonOption, Row, show
 from sluice_server.services.cli.texts import (
     FileOption,
     InstructionOption,
-    TimeoutOption,
     TruncateOption,
     parts,
     texts_of,

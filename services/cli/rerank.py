@@ -9,6 +9,7 @@ from sluice_server.services.cli.connection_options import (
     ADDRESS,
     AddressOption,
     ConnectionOptions,
+    TimeoutOption,
     TlsCaOption,
     TlsCertOption,
     TlsKeyOption,
@@ -19,7 +20,6 @@ from sluice_server.services.cli.rows import JsonOption, Row, show
 from sluice_server.services.cli.texts import (
     FileOption,
     InstructionOption,
-    TimeoutOption,
     TruncateOption,
     decoded,
     texts_of,

@@ -23,9 +23,6 @@ TruncateOption: TypeAlias = Annotated[
     Literal["none", "left", "right"],
     typer.Option(envvar="SLUICE_TRUNCATE", help="the side that texts beyond the context lose; none refuses them"),
 ]
-TimeoutOption: TypeAlias = Annotated[
-    float | None, typer.Option(envvar="SLUICE_TIMEOUT", help="deadline of each call in seconds")
-]
 
 
 def texts_of(arguments: Sequence[str] | None, file: Path | None, name: str) -> list[str]:
