@@ -33,6 +33,7 @@ from sluice_server.engine.kv_cache.cache import KVCache
 from sluice_server.engine.models.model import Model
 from sluice_server.engine.request import Limits
 from sluice_server.engine.scheduler.scheduler import Scheduler
+from sluice_server.engine.worker import overlapped
 from sluice_server.engine.worker.launched import LaunchedStep
 from sluice_server.engine.worker.overlapped import OverlappedRunner, overlap
 from sluice_server.engine.worker.runner import Runner
@@ -47,11 +48,11 @@ FILLING = 16  # steps until all prompts are computed and one decode is in flight
 WORD = 7
 CPU = torch.device("cpu")
 MODEL = dataclasses.replace(TINY, context_length=CONTEXT)
-PARTS: tuple[tuple[str, Any, str], ...] = (
+PARTS: tuple[tuple[str, Any, str], ...] = (  # a name, and a function's class or module
     ("plan", Engine, "_plan"),
     ("place", OverlappedRunner, "place"),
     ("stage", StagedTokens, "stage"),
-    ("numbers", UniformSteps, "numbers"),
+    ("numbers", overlapped, "numbers_of_step"),
     ("launch", UniformSteps, "launch"),
     ("collect", LaunchedStep, "collect"),
     ("outputs", Scheduler, "apply"),
