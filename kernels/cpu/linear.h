@@ -11,7 +11,9 @@
 
 namespace sluice {
 
-constexpr int64_t DEPTH_A_PASS = 1024;  // k at a time: a panel's part stays in the second-level cache
+constexpr int64_t DEPTH_A_PASS = 1024;               // k at a time: a panel's part stays in the second-level cache,
+constexpr int64_t DEPTH_A_TURN = (1 << 12) / PANEL;  // or in the first, if rows are so few that it would be waited for
+constexpr int64_t TILES_IN_TURNS = 8;
 
 template <typename Weight>
 struct Linear {
@@ -93,8 +95,9 @@ inline void compute_piece(const Linear<Weight>& job, int64_t panel, int64_t begi
   std::fill_n(sums, (end - begin) * PANEL, 0.0f);
   const Weight* weight = job.weight + panel * PANEL * job.k;
   const int64_t tiles = (end - begin + TILE - 1) / TILE;
-  for (int64_t from = 0; from < job.k; from += DEPTH_A_PASS) {
-    const int64_t depth = std::min(DEPTH_A_PASS, job.k - from);
+  const int64_t a_pass = tiles > 1 && tiles <= TILES_IN_TURNS ? DEPTH_A_TURN : DEPTH_A_PASS;
+  for (int64_t from = 0; from < job.k; from += a_pass) {
+    const int64_t depth = std::min(a_pass, job.k - from);
     const Weight* narrow = weight + from * PANEL;
     const float* wide = tiles > TILES_WIDENED ? widened(narrow, depth) : nullptr;
     for (int64_t t = 0; t < tiles; ++t) {  // tiles of even height: six and six and one would waste the last
