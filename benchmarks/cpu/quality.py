@@ -18,7 +18,7 @@ from pathlib import Path
 
 import numpy as np
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from benchmarks import real_model
 from benchmarks.cpu.divergence import Array, Quality, compare, log_softmax
@@ -92,7 +92,8 @@ def write_reference(folder: Path, windows: Sequence[Sequence[int]], to: Path, de
     """Log probabilities of transformers in float32, written to a file that peers read."""
     from transformers import AutoModelForCausalLM  # of the tests' environment, and needed only here
 
-    model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32, attn_implementation="eager").to(device)
+    model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32, attn_implementation="eager")
+    nn.Module.to(model, device)  # in place; the library's own wrapper has types of its own
     shape = (len(windows), WINDOW, model.config.vocab_size)
     found: Array = np.lib.format.open_memmap(to, mode="w+", dtype=np.float32, shape=shape)
     with torch.inference_mode():
