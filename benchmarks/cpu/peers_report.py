@@ -148,6 +148,10 @@ def prompts(model: str, pairs: Mapping[str, tuple[str, float]], found: Found) ->
 EACH_STEP = "--text-interval-ms 0"
 RATES: Mapping[tuple[bool, str], float] = {(True, "32"): 1.5}
 FIRSTS: Mapping[tuple[bool, str], float] = {(False, "1"): 0.5}
+FIGURES = (
+    ("tokens_per_s", "tokens a second, {} streams, 64 tokens in and out, ", 0, RATES, True),
+    ("ttft_ms", "ms to the first token, p50, {} streams, ", 1, FIRSTS, False),
+)
 
 
 def service(model: str, found: Found) -> Iterator[Line]:
@@ -164,23 +168,15 @@ def service(model: str, found: Found) -> Iterator[Line]:
             best = max(alike, key=_rate, default=None)
             if best is None:
                 continue
-            rate, first = (own[key] / best[key] for key in ("tokens_per_s", "ttft_ms"))
-            goal = RATES.get((each, level))
-            yield Line(
-                f"tokens a second, {level} streams, 64 tokens in and out, {what}",
-                _of_level(own, "tokens_per_s", 0),
-                _of_level(best, "tokens_per_s", 0),
-                f"{rate:.2f} ×",
-                verdict(rate, goal, at_least=True) if goal else "",
-            )
-            goal = FIRSTS.get((each, level))
-            yield Line(
-                f"ms to the first token, p50, {level} streams, {what}",
-                _of_level(own, "ttft_ms", 1),
-                _of_level(best, "ttft_ms", 1),
-                f"{first:.2f} ×",
-                verdict(first, goal, at_least=False) if goal else "",
-            )
+            for key, figure, digits, goals, at_least in FIGURES:
+                ratio, goal = own[key] / best[key], goals.get((each, level))
+                yield Line(
+                    figure.format(level) + what,
+                    _of_level(own, key, digits),
+                    _of_level(best, key, digits),
+                    f"{ratio:.2f} ×",
+                    verdict(ratio, goal, at_least=at_least) if goal else "",
+                )
 
 
 def _form(name: str) -> str:
