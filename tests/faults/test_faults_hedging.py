@@ -10,10 +10,12 @@ import psutil
 import pytest
 from sluice.v1 import control_pb2
 
-from benchmarks.streams import Received, at_phase, stream_all
+from benchmarks.streams import Received, at_phase, stream_all, varied
 from tests.faults.test_faults_engines import callers, is_whole
-from tests.faults.test_faults_kill import BACK_WITHIN_S, OPTIONS, SPECS, check_undisturbed
+from tests.faults.test_faults_kill import BACK_WITHIN_S, NUM_STREAMS, OPTIONS, check_undisturbed
 from tests.system.service import Service, serve, wait_until
+
+SPECS = varied(NUM_STREAMS, 400)  # so long that no engine has computed all of it when its first text comes
 
 
 @pytest.fixture(scope="module")
