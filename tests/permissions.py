@@ -10,7 +10,7 @@ OVERRIDES = 1 << 1 | 1 << 2  # CAP_DAC_OVERRIDE, CAP_DAC_READ_SEARCH
 
 @contextlib.contextmanager
 def modes_count() -> Iterator[None]:
-    """Lets modes of files count for this thread, whoever runs it. On Linux only."""
+    """Lets modes of files count for this thread, also where root runs it. On Linux only."""
     libc = ctypes.CDLL(None, use_errno=True)
     header, rights = (
         (ctypes.c_uint32 * 2)(VERSION, 0),

@@ -7,9 +7,9 @@ and vLLM's, each with caches of several number formats.
 
 Weights are in float32, so that the steps differ by their attention. Contexts are filled, not computed (see the
 workers). Every contestant is asked in turn; a figure is the median over runs of the run's median step. `attention` is a
-step less the same rows' step behind 64 tokens; `memory` is what reading takes of what a step has to read, whoever
-computes: no step is faster. --clock cpu, with --threads 1, measures processor time instead of wall
-time, for a machine with other users. What has been measured is kept beside the checkpoints: a benchmark that was
+step less the same rows' step behind 64 tokens; `memory` is the time in which torch sums as many bytes as a step has to
+read, of which a kernel that fetches ahead needs 0.9. --clock cpu, with --threads 1, measures processor time instead of
+wall time, for a machine with other users. What has been measured is kept beside the checkpoints: a benchmark that was
 stopped goes on where it was, --fresh begins again.
 """
 

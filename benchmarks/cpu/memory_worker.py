@@ -1,9 +1,10 @@
-"""The time that memory takes for what a decode step reads, whoever computes; answers one JSON line for each it reads.
+"""The time that memory takes for what a decode step reads; answers one JSON line for each line of its input.
 
     python -m benchmarks.cpu.memory_worker SHAPE CACHE_DTYPE
 
 A step reads the weights in float32, of an embedding one row for each sequence, and the keys and values of its contexts.
-So many bytes are summed by torch's threads, in pieces that no cache holds.
+So many bytes are summed by torch's threads, in pieces that no cache holds. A kernel that fetches ahead reads a little
+faster: this tells how near to memory's rate a step is, and is no strict bound.
 """
 
 import json

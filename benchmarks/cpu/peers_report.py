@@ -201,7 +201,7 @@ def long_context(found: Found) -> Iterator[Line]:
             goal = "" if case.startswith("prefill") else verdict(ratio, 0.7, at_least=False)
             least = found.get("memory_over_best_peer", {}).get(case, {}).get(own)
             if least and ratio > 0.7:
-                goal += f" (to read what a step has to takes {least:.2f} ×)"
+                goal += f" (torch's sum of as many bytes takes {least:.2f} ×)"
             yield Line(f"ms: {case}, cache in {own}", _least_most(rows[own]), cells, f"{ratio:.2f} ×", goal)
     for case, ratio in found["int8_attention_over_bfloat16"].items():
         yield Line(

@@ -58,7 +58,7 @@ def test_long_contexts_and_steps(tmp_path: Path) -> None:
     keep(tmp_path, "cpu_decode_61M_float32", contestants={"float32": fast, "vLLM float32": slow, "llama.cpp f32": slow})
     text = page(tmp_path)
     assert "2.0 (1.0 to 9.0) | llama.cpp q8_0 4.0 (1.0 to 9.0) | 0.50 × | ≤ 0.7 × |" in text
-    assert "| 0.90 × | ≤ 0.7 ×: **missed** (to read what a step has to takes 0.80 ×) |" in text
+    assert "| 0.90 × | ≤ 0.7 ×: **missed** (torch's sum of as many bytes takes 0.80 ×) |" in text
     assert "int8 over bfloat16 |  |  | 0.70 × | ≤ 0.6 ×: **missed** |" in text
     assert "| 0.50 × |  | 1 |" in text and "2. `measure cpu_long_context_61M`" in text and "| 2.00 × |" in text
 
